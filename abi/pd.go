@@ -1,0 +1,182 @@
+// Package abi is the contract between the proxy and its policies: the names,
+// the facts that a policy is shown, and the shapes of its answers. It imports
+// nothing, holds no state, and compiles natively and for WebAssembly.
+package abi
+
+// Phase is one of the two halves of a request's work on engines.
+type Phase uint8
+
+// The phases. PhaseNone is the zero value and never placed.
+const (
+	PhaseNone Phase = iota
+	Prefill
+	Decode
+)
+
+// String returns the phase as it stands in errors, metrics and explain.
+func (p Phase) String() string {
+	switch p {
+	case Prefill:
+		return "prefill"
+	case Decode:
+		return "decode"
+	}
+	return "none"
+}
+
+// Role is the set of phases that an instance serves.
+type Role uint8
+
+// The roles; RoleBoth also serves aggregated requests.
+const (
+	RolePrefill Role = 1 << iota
+	RoleDecode
+	RoleBoth = RolePrefill | RoleDecode
+)
+
+// String returns the role as it stands in the configuration.
+func (r Role) String() string {
+	switch r {
+	case RolePrefill:
+		return "prefill"
+	case RoleDecode:
+		return "decode"
+	case RoleBoth:
+		return "both"
+	}
+	return "none"
+}
+
+// ParseRole is the inverse of Role.String; ok is false for any other text.
+func ParseRole(s string) (r Role, ok bool) {
+	switch s {
+	case "prefill":
+		return RolePrefill, true
+	case "decode":
+		return RoleDecode, true
+	case "both":
+		return RoleBoth, true
+	}
+	return 0, false
+}
+
+// Flow is the order in which the legs of an exchange are sent.
+type Flow uint8
+
+// The flows. FlowReject is an answer of the plan policy only.
+const (
+	FlowNone         Flow = iota
+	FlowAggregated        // one leg on an engine that serves both phases
+	FlowPrefillFirst      // decode is shaped by prefill's answer
+	FlowConcurrent        // both legs at once
+	FlowDecodeFirst       // decode waits for prefill to find it
+	FlowReject
+)
+
+// String returns the flow as it stands in metrics and explain.
+func (f Flow) String() string {
+	switch f {
+	case FlowAggregated:
+		return "aggregated"
+	case FlowPrefillFirst:
+		return "prefill_first"
+	case FlowConcurrent:
+		return "concurrent"
+	case FlowDecodeFirst:
+		return "decode_first"
+	case FlowReject:
+		return "reject"
+	}
+	return "none"
+}
+
+// PairState is what is known of the connection between one prefill and one
+// decode target.
+type PairState uint8
+
+// The pair states, in the order of the gauge pdproxy_pair_state.
+const (
+	PairUnknown PairState = iota
+	PairWarming
+	PairReady
+	PairBroken
+)
+
+// String returns the state as GET /v1/pairs shows it.
+func (s PairState) String() string {
+	return [...]string{"unknown", "warming", "ready", "broken"}[s&3]
+}
+
+// RequestFacts is what a policy may know of a request. Token counts are
+// estimates (exact only for prompts sent as token ids).
+type RequestFacts struct {
+	PromptTokens int64
+	MaxTokens    int64 // -1: the client set none
+	N            int64 // choices asked for
+	Stream       bool
+	PairBroken   bool // the request's form cannot be carried as two legs
+}
+
+// PlanFacts is what the plan policy decides on: the request, and how many
+// targets could serve each phase of it now.
+type PlanFacts struct {
+	Request        RequestFacts
+	PrefillTargets int32 // targets of role prefill or both that have a decode partner
+	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
+	BothTargets    int32 // targets that can serve an aggregated leg
+}
+
+// PlanDecision is the plan policy's answer. The order of two legs belongs to
+// the connector, so the plan says only how many.
+type PlanDecision uint8
+
+// The plan decisions. PlanPass leaves the decision to the next plan policy.
+const (
+	PlanPass PlanDecision = iota
+	PlanAggregate
+	PlanDisaggregate
+	PlanReject
+)
+
+// Candidate is one target (instance and rank) offered to the place policy.
+type Candidate struct {
+	Roles    Role
+	Group    uint32 // targets of two groups cannot be paired
+	Instance uint32 // stable number of the instance
+	Rank     int32
+	Requests int32 // requests in flight through this proxy
+	Tokens   int64 // tokens in flight: prompts being computed and streams being decoded
+	Trial    bool  // its circuit is half open: one request may try it
+}
+
+// PlaceFacts is the snapshot that the place policy decides on. Candidates are
+// healthy, of the right model and not excluded by an earlier attempt.
+type PlaceFacts struct {
+	Request    RequestFacts
+	Flow       Flow
+	Fixed      int32 // index of a prefill candidate that stays, or -1
+	Candidates []Candidate
+}
+
+// PlaceDecision names rows of PlaceFacts.Candidates; -1 is none. An aggregated
+// leg is placed by Decode alone.
+type PlaceDecision struct {
+	Prefill, Decode int32
+}
+
+// MintFacts is the raw material of a disagg id. (UnixMilli, Node, Worker,
+// Counter) is unique for a deployment whose nodes and workers differ.
+type MintFacts struct {
+	UnixMilli int64
+	Node      uint8
+	Worker    uint8
+	Counter   uint16
+}
+
+// The legal range of a disagg id, [MinDisaggID, MaxDisaggID). Source:
+// TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, which keeps the ids below
+// for workers' own use; the other engines accept the range too.
+const (
+	MinDisaggID uint64 = 1 << 40
+	MaxDisaggID uint64 = 1<<63 - 1
+)

@@ -1,0 +1,126 @@
+// Package connector holds the proxy's half of each engine's KV-transfer
+// protocol, one file per engine protocol. A connector is pure: it turns a client
+// request, a placement, a disagg id and the other leg's answer into the bytes
+// of a leg, and does no I/O. Nothing here keeps state; all values may be used by
+// many exchanges at once.
+package connector
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Field is one header line of a leg.
+type Field = upstream.Field
+
+// Attempt is what a connector may know of one attempt at a request. A retry is
+// another Attempt with another ID and LegID.
+type Attempt struct {
+	Request *openai.Request // the client's body, scanned; PD fields are cut out by the connector
+	ID      uint64          // the disagg id, in [abi.MinDisaggID, abi.MaxDisaggID)
+	LegID   string          // 32 lower-case hex digits, unique per attempt, the same on both legs
+	Prefill engine.Target   // zero when aggregated
+	Decode  engine.Target   // also the target of an aggregated leg
+	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
+}
+
+// Leg is one call as bytes. Header holds only what the connector adds; the
+// exchange puts the client's own lines, less PD fields, before them.
+type Leg struct {
+	Path   string
+	Header []Field
+	Body   []byte // appended to the buffer that the caller gave
+	Unary  bool   // the answer is one JSON object, whatever the client asked for
+}
+
+// Handoff is what prefill's answer means for decode. Its byte slices alias the
+// answer.
+type Handoff struct {
+	// Done: prefill's answer is the whole answer (its first token ended the
+	// text) and no decode leg is sent; Answer is what the client gets, an SSE
+	// stream for a client that asked for one.
+	Done   bool
+	Answer []byte
+	// Fallback is a reason to count when decode will work without the
+	// transferred KV ("no_kv_params"); "" is the normal case.
+	Fallback string
+	// Pinned says that prefill holds KV blocks for a decode that has not come.
+	Pinned bool
+	// Params is the raw JSON object that decode needs; its meaning is the
+	// connector's own.
+	Params []byte
+	// Answer of prefill as it came, for connectors that need more than Params.
+	Raw []byte
+}
+
+// Orphan says how far an attempt had come when it ended without decode taking
+// over, so that the connector can say what the engines still hold.
+type Orphan struct {
+	PrefillSent bool
+	DecodeSent  bool
+	Handoff     *Handoff // nil when prefill has not answered
+}
+
+// Until says when a clean-up call has done its work.
+type Until uint8
+
+// The ends of a clean-up call.
+const (
+	UntilAnswer Until = iota // the answer is read whole
+	UntilHead                // the connection is closed as soon as the answer's head is there: the engine aborts
+)
+
+// Cleanup is one call that makes an engine free what a dead exchange left. With
+// an empty Leg.Path nothing can be sent and How is only counted.
+type Cleanup struct {
+	Phase     abi.Phase // whose engine is called
+	AnyTarget bool      // any ready engine of that phase and group will do
+	Leg       Leg
+	Until     Until
+	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout
+}
+
+// Connector is one engine protocol. All methods are pure and safe for
+// concurrent use. dst is an empty slice with capacity to append the body to; a
+// leg's body may also alias the client's.
+type Connector interface {
+	engine.Protocol
+
+	// Name is the connector's name in the configuration.
+	Name() string
+	// Flow is the order of the two legs.
+	Flow() abi.Flow
+	// Pairable reports, as an *openai.Error that names the field, why the
+	// request's form cannot be carried as two legs.
+	Pairable(r *openai.Request) error
+	// AggregatesOn is the set of roles whose engines answer a plain request
+	// rightly; used for requests that are not Pairable.
+	AggregatesOn() abi.Role
+	// Serves reports whether the protocol carries this API at all; false is
+	// answered with 501.
+	Serves(api openai.API) bool
+
+	// Aggregated shapes the one leg of an aggregated request.
+	Aggregated(a *Attempt, dst []byte) (Leg, error)
+	// Prefill shapes the prefill leg.
+	Prefill(a *Attempt, dst []byte) (Leg, error)
+	// ReadPrefill judges prefill's answer with a 2xx status. An error means that
+	// the engine broke the protocol: the leg failed.
+	ReadPrefill(a *Attempt, body []byte) (Handoff, error)
+	// Decode shapes the decode leg; h is nil for concurrent legs.
+	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)
+	// Cleanup lists the calls that free what o left on the engines.
+	Cleanup(a *Attempt, o Orphan) []Cleanup
+}
+
+// ByName returns the connector of that name in the configuration.
+func ByName(name string) (Connector, bool) {
+	for _, c := range All() {
+		if c.Name() == name {
+			return c, true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,21 @@
+package engine
+
+import "github.com/pdproxy/pdproxy/abi"
+
+// Protocol is what the registry must know of a connector to probe its engines.
+// Declared here because it is called here; package connector implements it. Its
+// methods are pure: the registry does the I/O.
+type Protocol interface {
+	// HealthPath is a GET that costs the engine nothing and answers 2xx when it
+	// is well. bootstrap says that it goes to the instance's bootstrap port
+	// instead of its URL (sglang prefill).
+	HealthPath(role abi.Role) (path string, bootstrap bool)
+	// FactPaths are GETs asked each time an instance turns ready.
+	FactPaths(role abi.Role) []string
+	// ReadFacts adds what the answer to one of FactPaths says. An error means
+	// the instance cannot be used with this connector; a path that an old engine
+	// does not serve (404) is not an error.
+	ReadFacts(f *Facts, path string, status int, body []byte) error
+	// Compatible reports why prefill p and decode d cannot be paired, or nil.
+	Compatible(p, d *Facts) error
+}
