@@ -55,12 +55,14 @@ type Handoff struct {
 	Raw []byte
 }
 
-// Orphan says how far an attempt had come when it ended without decode taking
-// over, so that the connector can say what the engines still hold.
+// Orphan says how far an attempt had come when it ended badly, so that the
+// connector can say what the engines may still hold.
 type Orphan struct {
-	PrefillSent bool
-	DecodeSent  bool
-	Handoff     *Handoff // nil when prefill has not answered
+	PrefillSent bool     // the prefill leg may have reached its engine
+	PrefillDone bool     // prefill answered whole
+	DecodeSent  bool     // the decode leg may have reached its engine
+	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
+	Handoff     *Handoff // prefill's answer as judged; nil when there is none
 }
 
 // Until says when a clean-up call has done its work.
