@@ -1,0 +1,125 @@
+package enginesim
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Connectors that an engine can speak.
+const (
+	ConnectorVLLMNixl = "vllm-nixl"
+	ConnectorSGLang   = "sglang"
+	ConnectorTRTLLM   = "trtllm"
+	ConnectorNone     = "none"
+)
+
+// Roles of an engine.
+const (
+	RolePrefill = "prefill"
+	RoleDecode  = "decode"
+	RoleBoth    = "both"
+)
+
+// Config is everything that shapes one simulated engine. The zero value of a
+// field means its default.
+type Config struct {
+	// Connector is one of the Connector constants; default "none".
+	Connector string
+	// Role is one of the Role constants; default "both".
+	Role string
+	// Listen is the HTTP address; default "127.0.0.1:0" (an ephemeral port).
+	Listen string
+	// Name is used in logs only; default the connector and role.
+	Name string
+	// Model is the served model's name and the seed of its weights: engines
+	// that exchange KV must agree on it. Default "sim".
+	Model string
+	// KVBlocks is the number of KV blocks of each rank; default 4096.
+	KVBlocks int
+	// BlockSize is the number of tokens in a block; default 16.
+	BlockSize int
+	// Ranks is the number of data-parallel ranks, each with its own cache,
+	// slots and side channel; default 1.
+	Ranks int
+	// SideChannelPort is rank 0's side channel port, rank r listens on
+	// SideChannelPort+r; 0 picks ephemeral ports.
+	SideChannelPort int
+	// BootstrapPort is the port of sglang's bootstrap registry on a prefill
+	// engine; 0 picks an ephemeral port.
+	BootstrapPort int
+	// Lease is how long finished prefill's blocks wait for a transfer that has
+	// not begun; default 30 s.
+	Lease time.Duration
+	// PrefillUsPerToken is the time, in microseconds, of one uncached prompt
+	// token; 0 is instant.
+	PrefillUsPerToken int
+	// DecodeUsPerToken is the time, in microseconds, of one decoded token; 0 is
+	// instant.
+	DecodeUsPerToken int
+	// MaxRunning is the number of sequences that a rank computes at once;
+	// default 256.
+	MaxRunning int
+	// Fail is "RATE:KIND": the share of requests (0..1) that meet the fault
+	// KIND; see faults.go. Empty: none.
+	Fail string
+	// DieAfter kills the engine abruptly when request number DieAfter+1
+	// arrives; 0: never.
+	DieAfter int
+	// Hang is the phase in which requests hang; see faults.go. Empty: none.
+	Hang string
+	// Seed drives every random choice of the engine except its engine id;
+	// default 1.
+	Seed uint64
+	// Log receives what the real engine would log; default discards.
+	Log *slog.Logger
+}
+
+// withDefaults returns the config with every zero field set, or an error that
+// names the field which cannot be used.
+func (c Config) withDefaults() (Config, error) {
+	text := func(field *string, def string) {
+		if *field == "" {
+			*field = def
+		}
+	}
+	text(&c.Connector, ConnectorNone)
+	text(&c.Role, RoleBoth)
+	text(&c.Listen, "127.0.0.1:0")
+	text(&c.Name, c.Connector+"-"+c.Role)
+	text(&c.Model, "sim")
+	number := func(field *int, def int) {
+		if *field == 0 {
+			*field = def
+		}
+	}
+	number(&c.KVBlocks, 4096)
+	number(&c.BlockSize, 16)
+	number(&c.Ranks, 1)
+	number(&c.MaxRunning, 256)
+	if c.Lease == 0 {
+		c.Lease = 30 * time.Second
+	}
+	if c.Seed == 0 {
+		c.Seed = 1
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	switch c.Role {
+	case RolePrefill, RoleDecode, RoleBoth:
+	default:
+		return c, fmt.Errorf("config role: %q is not prefill, decode or both", c.Role)
+	}
+	for name, v := range map[string]int{
+		"kv blocks": c.KVBlocks, "block size": c.BlockSize, "ranks": c.Ranks, "max running": c.MaxRunning,
+		"side channel port": c.SideChannelPort, "bootstrap port": c.BootstrapPort, "die after": c.DieAfter,
+		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
+		"lease": int(c.Lease),
+	} {
+		if v < 0 {
+			return c, fmt.Errorf("config %s: %d is negative", name, v)
+		}
+	}
+	return c, nil
+}

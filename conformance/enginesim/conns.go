@@ -1,0 +1,67 @@
+package enginesim
+
+import (
+	"net"
+	"net/http"
+	"sync"
+)
+
+// connSet is the open HTTP connections of an engine. Safe for concurrent use.
+type connSet struct {
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+}
+
+func newConnSet() *connSet { return &connSet{conns: make(map[net.Conn]struct{})} }
+
+// state is the server's ConnState hook.
+func (c *connSet) state(conn net.Conn, s http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		c.conns[conn] = struct{}{}
+	case http.StateClosed, http.StateHijacked:
+		delete(c.conns, conn)
+	}
+}
+
+func (c *connSet) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.conns)
+}
+
+// close closes every connection; abrupt resets them.
+func (c *connSet) close(abrupt bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.conns {
+		closeConn(conn, abrupt)
+	}
+}
+
+// closeConn closes a connection, with RST instead of FIN when abrupt.
+func closeConn(conn net.Conn, abrupt bool) {
+	if tcp, ok := conn.(*net.TCPConn); ok && abrupt {
+		tcp.SetLinger(0)
+	}
+	conn.Close()
+}
+
+// faultyListener accepts connections that hang before they are read when the
+// engine's fault says so.
+type faultyListener struct {
+	net.Listener
+	e *Engine
+}
+
+func (l *faultyListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil || !l.e.faults.hanging(hangConnect) {
+			return conn, err
+		}
+		l.e.conns.state(conn, http.StateNew)
+	}
+}

@@ -1,0 +1,15 @@
+// Package enginesim is the simulated LLM engines: each speaks the real protocol
+// of its connector on its HTTP port, keeps a block-accounted KV cache, and
+// produces text that depends on the KV bytes that it holds.
+//
+// It imports nothing of the proxy, so that one misreading of a protocol cannot
+// hide on both sides. An [Engine] runs inside a test process beside many
+// others, or alone as `pdproxy sim`.
+//
+// The core is shared by all protocols: [Config], [Engine] (config.go,
+// engine.go), the KV cache (kvcache.go), tokens, KV content and text (model.go),
+// slots and queues (scheduler.go), the engines' own TCP side channel
+// (transfer.go), OpenAI requests (openai.go), the HTTP face (server.go, sse.go),
+// faults (faults.go) and counters (state.go). A protocol is one value that
+// implements the interface in protocol.go.
+package enginesim

@@ -1,0 +1,261 @@
+package enginesim
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// errEnded is the cause of contexts that end with the engine.
+var errEnded = errors.New("engine ended")
+
+// Engine is one simulated engine. New, then Start (or Run), then Close or Kill;
+// an ended engine is not started again: a restart is a New one, which has
+// another engine id. Safe for concurrent use.
+type Engine struct {
+	cfg     Config
+	id      string // as the real engine's engine_id: a fresh uuid
+	weights weights
+	proto   protocol
+	faults  *faults
+	stats   counters
+	ranks   []*rank
+	conns   *connSet
+	server  *http.Server
+
+	ctx    context.Context // ends with the engine
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // everything spawned
+
+	mu       sync.Mutex
+	listener net.Listener
+	started  bool
+	ended    bool
+	next     int            // rank of the next request that names none
+	inFlight map[string]int // request ids in flight
+	died     chan struct{}  // closed by Kill
+}
+
+// New checks the config and builds an engine; it opens nothing.
+func New(cfg Config) (*Engine, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		cfg: cfg, id: newUUID(), weights: newWeights(cfg.Model), conns: newConnSet(),
+		inFlight: make(map[string]int), died: make(chan struct{}),
+	}
+	if e.faults, err = newFaults(cfg); err != nil {
+		return nil, err
+	}
+	for i := range cfg.Ranks {
+		e.ranks = append(e.ranks, &rank{e: e, index: i, cache: newKVCache(cfg.KVBlocks, cfg.BlockSize, mix(cfg.Seed)+uint64(i))})
+	}
+	if e.proto, err = newProtocol(e); err != nil {
+		return nil, err
+	}
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.server = &http.Server{
+		Handler:           e.handler(),
+		BaseContext:       func(net.Listener) context.Context { return e.ctx },
+		ConnState:         e.conns.state,
+		ReadHeaderTimeout: time.Minute,
+	}
+	return e, nil
+}
+
+// Start opens the listeners and serves until Close or Kill.
+func (e *Engine) Start() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.started {
+		return errors.New("start engine: already started")
+	}
+	host, _, err := net.SplitHostPort(e.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("start engine: %w", err)
+	}
+	if e.listener, err = net.Listen("tcp", e.cfg.Listen); err != nil {
+		return fmt.Errorf("start engine: %w", err)
+	}
+	e.started = true
+	for _, r := range e.ranks {
+		if r.side, err = openSideChannel(r, host, e.cfg.SideChannelPort); err != nil {
+			e.endLocked(true)
+			return fmt.Errorf("start engine: %w", err)
+		}
+	}
+	for _, r := range e.ranks {
+		e.spawn(r.side.accept)
+	}
+	if err := e.proto.start(); err != nil {
+		e.endLocked(true)
+		return fmt.Errorf("start engine: %w", err)
+	}
+	l := &faultyListener{Listener: e.listener, e: e}
+	e.spawn(func(context.Context) { e.server.Serve(l) })
+	return nil
+}
+
+// Run starts the engine and serves until ctx ends, then closes it. It returns
+// nil after a close and an error when the engine could not start or died.
+func (e *Engine) Run(ctx context.Context) error {
+	if err := e.Start(); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		e.Close()
+		return nil
+	case <-e.died:
+		e.wg.Wait()
+		return errors.New("run engine: died")
+	}
+}
+
+// Addr is the HTTP address, host:port; empty before Start.
+func (e *Engine) Addr() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.listener == nil {
+		return ""
+	}
+	return e.listener.Addr().String()
+}
+
+// URL is the base URL of the HTTP address.
+func (e *Engine) URL() string { return "http://" + e.Addr() }
+
+// ID is the engine id that it publishes to peers; it differs after a restart.
+func (e *Engine) ID() string { return e.id }
+
+// Died is closed when the engine has been killed, by Kill or by a fault.
+func (e *Engine) Died() <-chan struct{} { return e.died }
+
+// closeGrace is how long Close lets running requests finish.
+const closeGrace = 5 * time.Second
+
+// Close stops accepting, lets running requests finish for a few seconds, ends
+// the rest and waits for every goroutine. It may be called again, and after
+// Kill.
+func (e *Engine) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	e.server.Shutdown(ctx)
+	e.end(false)
+	e.wg.Wait()
+}
+
+// Kill ends the engine as kill -9 would: every connection is reset, all memory
+// is gone. It returns when that is done, without waiting for goroutines; Close
+// does.
+func (e *Engine) Kill() {
+	e.end(true)
+}
+
+func (e *Engine) end(abrupt bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.endLocked(abrupt)
+}
+
+func (e *Engine) endLocked(abrupt bool) {
+	if e.ended {
+		return
+	}
+	e.ended = true
+	if e.listener != nil {
+		e.listener.Close()
+	}
+	e.conns.close(abrupt)
+	for _, r := range e.ranks {
+		if r.side != nil {
+			r.side.close(abrupt)
+		}
+	}
+	e.cancel(errEnded)
+	e.server.Close()
+	for _, r := range e.ranks {
+		r.unpinAll()
+	}
+	if abrupt {
+		close(e.died)
+	}
+}
+
+// spawn runs fn in a goroutine that Close waits for. fn's context ends with the
+// engine.
+func (e *Engine) spawn(fn func(ctx context.Context)) {
+	e.wg.Go(func() { fn(e.ctx) })
+}
+
+// begin counts a handler among what Close waits for; false after the end. The
+// caller ends it with e.wg.Done, and may spawn until then.
+func (e *Engine) begin() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ended {
+		return false
+	}
+	e.wg.Add(1)
+	return true
+}
+
+// pickRank is the rank of a request: the wanted one, or the one with the least
+// running and waiting.
+func (e *Engine) pickRank(want int) *rank {
+	if want >= 0 && want < len(e.ranks) {
+		return e.ranks[want]
+	}
+	e.mu.Lock()
+	e.next++
+	first := e.next
+	e.mu.Unlock()
+	var best *rank
+	bestLoad := 0
+	for i := range e.ranks {
+		r := e.ranks[(first+i)%len(e.ranks)]
+		r.mu.Lock()
+		load := r.running + len(r.queue) + len(r.resume) + r.loading
+		r.mu.Unlock()
+		if best == nil || load < bestLoad {
+			best, bestLoad = r, load
+		}
+	}
+	return best
+}
+
+// enter records a request id as in flight and reports whether it was so
+// already; leave ends it.
+func (e *Engine) enter(id string) (duplicate bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight[id]++
+	if e.inFlight[id] > 1 {
+		e.stats.duplicateIDs.Add(1)
+		return true
+	}
+	return false
+}
+
+func (e *Engine) leave(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.inFlight[id]--; e.inFlight[id] <= 0 {
+		delete(e.inFlight, id)
+	}
+}
+
+// newUUID is a random version 4 uuid.
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

@@ -1,0 +1,116 @@
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Kinds of fault that Config.Fail names.
+const (
+	fail500      = "500"       // status 500 before the body is looked at
+	fail503      = "503"       // status 503
+	fail429      = "429"       // status 429
+	fail400      = "400"       // status 400
+	failReset    = "reset"     // RST before any answer
+	failClose    = "close"     // FIN before any answer
+	failCut      = "cut"       // the answer is cut in its middle, then RST
+	failGarbage  = "garbage"   // 200 with a malformed answer
+	failSlow     = "slow"      // half a second before the request is admitted
+	failLoad     = "load"      // the KV transfer fails on the receiving engine
+	failSSEError = "sse-error" // an error event in the middle of a stream; unary 500
+	failNoParams = "no-params" // a prefill answers 200 without transfer parameters
+)
+
+var failKinds = []string{fail500, fail503, fail429, fail400, failReset, failClose, failCut, failGarbage, failSlow, failLoad, failSSEError, failNoParams}
+
+// Phases in which Config.Hang makes requests hang until the client leaves.
+const (
+	hangPrefill = "prefill" // before computing the prompt
+	hangDecode  = "decode"  // before the next output token
+	hangHead    = "head"    // accepted, never answered
+	hangStream  = "stream"  // after a few stream events
+	hangConnect = "connect" // connections are accepted and never read
+)
+
+var hangPhases = []string{hangPrefill, hangDecode, hangHead, hangStream, hangConnect}
+
+// streamEventsBeforeFault is how many events of a stream pass before cut,
+// sse-error and a stream hang.
+const streamEventsBeforeFault = 3
+
+// faults decides which requests meet a fault. Safe for concurrent use.
+type faults struct {
+	mu       sync.Mutex
+	rate     float64
+	kind     string
+	dieAfter int
+	seen     int
+	hangs    string
+	rng      *rand.Rand
+}
+
+// newFaults checks the fault fields of a config.
+func newFaults(cfg Config) (*faults, error) {
+	f := &faults{rng: rand.New(rand.NewPCG(cfg.Seed, 1))}
+	return f, f.set(cfg.Fail, cfg.DieAfter, cfg.Hang)
+}
+
+// set replaces all faults; on an error nothing changes.
+func (f *faults) set(fail string, dieAfter int, hang string) error {
+	rate, kind := 0.0, ""
+	if fail != "" {
+		text, k, ok := strings.Cut(fail, ":")
+		v, err := strconv.ParseFloat(text, 64)
+		if !ok || err != nil || !(v >= 0 && v <= 1) || !slices.Contains(failKinds, k) {
+			return fmt.Errorf("fault fail: %q is not RATE:KIND with KIND in %s", fail, strings.Join(failKinds, ", "))
+		}
+		rate, kind = v, k
+	}
+	if hang != "" && !slices.Contains(hangPhases, hang) {
+		return fmt.Errorf("fault hang: %q is not one of %s", hang, strings.Join(hangPhases, ", "))
+	}
+	if dieAfter < 0 {
+		return errors.New("fault die_after: negative")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rate, f.kind, f.hangs, f.dieAfter, f.seen = rate, kind, hang, dieAfter, 0
+	return nil
+}
+
+// draw counts a request and returns the fault that it meets ("" for none) and
+// whether the engine dies of it.
+func (f *faults) draw() (kind string, die bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seen++
+	if f.dieAfter > 0 && f.seen > f.dieAfter {
+		return "", true
+	}
+	if f.kind != "" && f.rng.Float64() < f.rate {
+		return f.kind, false
+	}
+	return "", false
+}
+
+// hanging reports whether the phase hangs now.
+func (f *faults) hanging(phase string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hangs == phase
+}
+
+// hang blocks until ctx ends when the phase hangs.
+func (f *faults) hang(ctx context.Context, phase string) error {
+	if !f.hanging(phase) {
+		return nil
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}

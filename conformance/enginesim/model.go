@@ -1,0 +1,213 @@
+package enginesim
+
+import (
+	"hash/fnv"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// token is an id of the simulator's vocabulary:
+//
+//	0..255                single bytes
+//	256                   end of sequence, no text
+//	1000..1000+1023       words, each with its leading space
+//	1<<16 | b0<<8 | b1    two bytes
+//	1<<24 | b0<<16 | …    three bytes
+//
+// Every text has one encoding and every encoding gives back its text.
+type token int32
+
+const (
+	tokenEOS  token = 256
+	tokenWord token = 1000
+	twoBytes  token = 1 << 16
+	threeByte token = 1 << 24
+	vocabSize       = 1 << 25
+)
+
+// The 32x32 words that decode picks from, several with multibyte letters.
+var (
+	wordStarts = strings.Fields("ba ké do fu ga hi jo ku la mé no pi ra sü to va wi xe yo za 光 бo ça dñ é gλ 水 ix 山 ☕ 🙂 Δa")
+	wordEnds   = strings.Fields("ban cor dil fem gus hax jal kir lom mur nev pax qui rus sol tam ulo vek wan xil yar zon été õl 語 ня ür mß nø 🚀 ŝi tą")
+)
+
+// wordTokens maps a word with its leading space to its token.
+var wordTokens = func() map[string]token {
+	m := make(map[string]token, len(wordStarts)*len(wordEnds))
+	for i := range len(wordStarts) * len(wordEnds) {
+		m[wordText(i)] = tokenWord + token(i)
+	}
+	return m
+}()
+
+// wordText is the text of word i, with its leading space.
+func wordText(i int) string {
+	return " " + wordStarts[i/len(wordEnds)] + wordEnds[i%len(wordEnds)]
+}
+
+// valid reports whether t is in the vocabulary.
+func (t token) valid() bool {
+	switch {
+	case t < 0:
+		return false
+	case t <= tokenEOS, t >= tokenWord && int(t-tokenWord) < len(wordTokens):
+		return true
+	case t >= twoBytes && t < 2*twoBytes:
+		return true
+	}
+	return t >= threeByte && t < 2*threeByte
+}
+
+// text is the token's text; empty for the end of sequence.
+func (t token) text() string {
+	switch {
+	case t < 256:
+		return string([]byte{byte(t)})
+	case t == tokenEOS:
+		return ""
+	case t >= threeByte:
+		return string([]byte{byte(t >> 16), byte(t >> 8), byte(t)})
+	case t >= twoBytes:
+		return string([]byte{byte(t >> 8), byte(t)})
+	}
+	return wordText(int(t - tokenWord))
+}
+
+// tokenize encodes text: known words become one token, all other runs tokens
+// of up to three bytes. Runs end before each space, tab or newline, so the
+// encoding of a text that ends before one does not change when text is added.
+func tokenize(text string) []token {
+	tokens := make([]token, 0, len(text)/3+1)
+	for len(text) > 0 {
+		n := 1 + strings.IndexAny(text[1:], " \t\n")
+		if n == 0 {
+			n = len(text)
+		}
+		run := text[:n]
+		text = text[n:]
+		if t, ok := wordTokens[run]; ok {
+			tokens = append(tokens, t)
+			continue
+		}
+		for len(run) > 3 {
+			tokens = append(tokens, chunkToken(run[:3]))
+			run = run[3:]
+		}
+		tokens = append(tokens, chunkToken(run))
+	}
+	return tokens
+}
+
+// chunkToken is the token of one to three bytes.
+func chunkToken(s string) token {
+	switch len(s) {
+	case 1:
+		return token(s[0])
+	case 2:
+		return twoBytes | token(s[0])<<8 | token(s[1])
+	}
+	return threeByte | token(s[0])<<16 | token(s[1])<<8 | token(s[2])
+}
+
+// detokenize is the text of tokens.
+func detokenize(tokens []token) string {
+	var b strings.Builder
+	for _, t := range tokens {
+		b.WriteString(t.text())
+	}
+	return b.String()
+}
+
+// weights are what the model's parameters are to a real engine: engines of one
+// model name compute the same KV and the same text.
+type weights uint64
+
+func newWeights(model string) weights {
+	h := fnv.New64a()
+	h.Write([]byte(model))
+	return weights(mix(h.Sum64()))
+}
+
+// mix is a bijection of 64-bit words whose output bits depend on all input bits.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// kv is the KV content of one token.
+type kv uint64
+
+// bytesPerKV is the size of one token's KV on the wire.
+const bytesPerKV = 8
+
+// next is the KV of token t after a token whose KV is prev (root for the first):
+// it depends on every token so far.
+func (w weights) next(prev kv, t token) kv {
+	return kv(mix(uint64(prev) ^ mix(uint64(t)+uint64(w))))
+}
+
+// root is the KV before the first token.
+func (w weights) root() kv { return kv(w) }
+
+// attention summarises all KV that a sequence holds, in order; one wrong entry
+// changes everything that follows.
+type attention uint64
+
+func (a attention) add(v kv) attention {
+	return attention(mix(uint64(a)*0x9e3779b97f4a7c15 + uint64(v)))
+}
+
+// sample picks the next token from the KV in sight. choice separates the n
+// samples of one prompt, seed is the request's.
+func (a attention) sample(seed uint64, choice int) token {
+	h := mix(uint64(a) ^ mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
+	return tokenWord + token(h%uint64(len(wordTokens)))
+}
+
+// eosMark returns N when the prompt has a mark "<eosN>" (the last one counts),
+// else 0: output token N is then the end of sequence, so that a test can ask
+// for a first token that ends the answer.
+func eosMark(prompt string) int {
+	i := strings.LastIndex(prompt, "<eos")
+	if i < 0 {
+		return 0
+	}
+	digits, _, ok := strings.Cut(prompt[i+len("<eos"):], ">")
+	n, err := strconv.Atoi(digits)
+	if !ok || err != nil || n < 1 {
+		return 0
+	}
+	return n
+}
+
+// naturalLength is how many tokens an answer without a token limit has: 48 to
+// 111, by the prompt alone.
+func naturalLength(prompt []token) int {
+	var h uint64
+	for _, t := range prompt {
+		h = mix(h ^ uint64(t))
+	}
+	return 48 + int(h%64)
+}
+
+// wholeRunes is the length of the longest prefix of s that does not end within
+// a UTF-8 sequence.
+func wholeRunes(s string) int {
+	for i := 1; i <= 3 && i <= len(s); i++ {
+		b := s[len(s)-i]
+		if b < utf8.RuneSelf {
+			return len(s)
+		}
+		if utf8.RuneStart(b) {
+			if utf8.FullRuneInString(s[len(s)-i:]) {
+				return len(s)
+			}
+			return len(s) - i
+		}
+	}
+	return len(s)
+}

@@ -1,0 +1,207 @@
+package enginesim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// request is one client request after the engine's checks, in the terms that
+// all engines share.
+type request struct {
+	// Route is the path it came by.
+	Route string
+	// Chat says that the answer has chat's shape.
+	Chat bool
+	// ID is the request id as the client knows it; protocols set it.
+	ID    string
+	Model string
+	// Created is the answer's Unix time.
+	Created int64
+	Prompts [][]token
+	// N is the number of samples of each prompt.
+	N int
+	// Rank is the wanted rank, -1 for the engine's choice.
+	Rank int
+
+	Stream bool
+	// IncludeUsage and ContinuousUsage are of stream_options.
+	IncludeUsage, ContinuousUsage bool
+
+	// MaxTokens is the token limit; 0 when the body has none: the answer then
+	// has the prompt's natural length.
+	MaxTokens    int
+	MinTokens    int
+	Stop         []string
+	StopTokenIDs []token
+	IgnoreEOS    bool
+	Seed         uint64
+	Echo         bool
+	CacheSalt    string
+
+	// Fields are the body's top-level fields, Header the request's.
+	Fields fields
+	Header http.Header
+	// Ext is the protocol's own state of the request.
+	Ext any
+
+	fault string // the fault kind that the request meets; empty for none
+}
+
+// apiError is an answer other than 200, before the dialect gives it its form.
+type apiError struct {
+	Status  int
+	Type    string
+	Message string
+	// Param names the field at fault; empty for none.
+	Param string
+}
+
+func (e *apiError) Error() string { return e.Message }
+
+// badRequest is a 400 of the OpenAI type that every engine uses for values out
+// of range.
+func badRequest(param, format string, args ...any) *apiError {
+	return &apiError{Status: http.StatusBadRequest, Type: "BadRequestError", Message: fmt.Sprintf(format, args...), Param: param}
+}
+
+// errTooLarge refuses a sequence that the rank's cache can never hold.
+var errTooLarge = &apiError{Status: http.StatusBadRequest, Type: "BadRequestError",
+	Message: "This model's maximum context length is smaller than the requested number of tokens."}
+
+// fields are the top-level fields of a JSON object. A repeated key has its last
+// value, as in Python.
+type fields map[string]json.RawMessage
+
+// fieldError is an ill-typed field, as pydantic reports it.
+type fieldError struct {
+	Field, Kind, Message string
+}
+
+func (e *fieldError) Error() string { return e.Field + ": " + e.Message }
+
+// decodeFields splits a body; the error is pydantic's for a body that is not a
+// JSON object.
+func decodeFields(body []byte) (fields, *fieldError) {
+	var f fields
+	if err := json.Unmarshal(body, &f); err != nil || f == nil {
+		if json.Valid(body) {
+			return nil, &fieldError{"body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"}
+		}
+		return nil, &fieldError{"body", "json_invalid", "JSON decode error"}
+	}
+	return f, nil
+}
+
+// has reports whether a field is there and not null.
+func (f fields) has(name string) bool {
+	raw, ok := f[name]
+	return ok && !bytes.Equal(raw, []byte("null"))
+}
+
+// integer reads a field as pydantic's lax int does: whole floats, digit strings
+// and booleans count. def is returned for absent and null.
+func (f fields) integer(name string, def int64) (int64, *fieldError) {
+	if !f.has(name) {
+		return def, nil
+	}
+	return parseInteger(name, f[name])
+}
+
+func parseInteger(name string, raw json.RawMessage) (int64, *fieldError) {
+	text := string(raw)
+	switch {
+	case text == "true":
+		return 1, nil
+	case text == "false":
+		return 0, nil
+	case strings.HasPrefix(text, `"`):
+		var s string
+		if json.Unmarshal(raw, &s) == nil {
+			if v, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64); err == nil {
+				return v, nil
+			}
+		}
+		return 0, &fieldError{name, "int_parsing", "Input should be a valid integer, unable to parse string as an integer"}
+	}
+	if v, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return v, nil
+	}
+	if v, err := strconv.ParseFloat(text, 64); err == nil {
+		if v == math.Trunc(v) && math.Abs(v) < 1<<63 {
+			return int64(v), nil
+		}
+		return 0, &fieldError{name, "int_from_float", "Input should be a valid integer, got a number with a fractional part"}
+	}
+	return 0, &fieldError{name, "int_type", "Input should be a valid integer"}
+}
+
+// number reads a field as a lax float.
+func (f fields) number(name string, def float64) (float64, *fieldError) {
+	if !f.has(name) {
+		return def, nil
+	}
+	text := strings.Trim(string(f[name]), `"`)
+	if v, err := strconv.ParseFloat(text, 64); err == nil {
+		return v, nil
+	}
+	return 0, &fieldError{name, "float_type", "Input should be a valid number"}
+}
+
+// boolean reads a field as pydantic's lax bool does.
+func (f fields) boolean(name string, def bool) (bool, *fieldError) {
+	if !f.has(name) {
+		return def, nil
+	}
+	switch strings.ToLower(strings.Trim(string(f[name]), `"`)) {
+	case "true", "1", "yes", "on", "t", "y":
+		return true, nil
+	case "false", "0", "no", "off", "f", "n":
+		return false, nil
+	}
+	return false, &fieldError{name, "bool_parsing", "Input should be a valid boolean, unable to interpret input"}
+}
+
+// str reads a string field.
+func (f fields) str(name, def string) (string, *fieldError) {
+	if !f.has(name) {
+		return def, nil
+	}
+	var s string
+	if json.Unmarshal(f[name], &s) != nil {
+		return "", &fieldError{name, "string_type", "Input should be a valid string"}
+	}
+	return s, nil
+}
+
+// object reads a field that is an object; nil when absent or null.
+func (f fields) object(name string) (fields, *fieldError) {
+	if !f.has(name) {
+		return nil, nil
+	}
+	var o fields
+	if json.Unmarshal(f[name], &o) != nil {
+		return nil, &fieldError{name, "dict_type", "Input should be a valid dictionary"}
+	}
+	return o, nil
+}
+
+// unknown returns a field that is in f and not in allowed, in sorted order;
+// empty when there is none.
+func (f fields) unknown(allowed []string) string {
+	var extra []string
+	for name := range f {
+		if !slices.Contains(allowed, name) {
+			extra = append(extra, name)
+		}
+	}
+	if len(extra) == 0 {
+		return ""
+	}
+	return slices.Min(extra)
+}

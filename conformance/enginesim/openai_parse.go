@@ -1,0 +1,217 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// parseOpenAI reads the fields of /v1/completions and /v1/chat/completions that
+// all engines share, with pydantic's types. A fieldError is an ill-typed or
+// missing field; the protocol gives it its form and checks ranges itself.
+func parseOpenAI(route string, h http.Header, f fields) (*request, *fieldError) {
+	req := &request{
+		Route: route, Chat: route == routeChat, Created: time.Now().Unix(),
+		Fields: f, Header: h, Rank: -1,
+	}
+	p := fieldReader{f: f}
+	req.Model = p.str("model", "")
+	req.Stream = p.boolean("stream")
+	req.N = int(p.integer("n", 1))
+	req.MaxTokens = int(p.integer("max_tokens", 0))
+	if req.Chat {
+		req.MaxTokens = int(p.integer("max_completion_tokens", int64(req.MaxTokens)))
+	} else if !f.has("max_tokens") {
+		req.MaxTokens = 16
+	}
+	req.MinTokens = int(p.integer("min_tokens", 0))
+	req.IgnoreEOS = p.boolean("ignore_eos")
+	req.Seed = uint64(p.integer("seed", 0))
+	req.Echo = p.boolean("echo")
+	req.CacheSalt = p.str("cache_salt", "")
+	for _, name := range []string{"temperature", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"} {
+		p.number(name)
+	}
+	p.integer("top_k", 0)
+	options := fieldReader{f: p.object("stream_options")}
+	req.IncludeUsage = options.boolean("include_usage")
+	req.ContinuousUsage = options.boolean("continuous_usage_stats")
+	if p.err == nil {
+		p.err = options.err
+	}
+	if p.err == nil {
+		req.Stop, p.err = parseStop(f)
+	}
+	if p.err == nil {
+		req.StopTokenIDs, p.err = parseTokenIDs(f, "stop_token_ids")
+	}
+	if p.err == nil && req.Chat {
+		var text string
+		text, p.err = chatText(f)
+		req.Prompts = [][]token{tokenize(text)}
+	} else if p.err == nil {
+		req.Prompts, p.err = parsePrompt(f)
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	return req, nil
+}
+
+// fieldReader reads fields and keeps the first error.
+type fieldReader struct {
+	f   fields
+	err *fieldError
+}
+
+func (p *fieldReader) keep(err *fieldError) {
+	if p.err == nil {
+		p.err = err
+	}
+}
+
+func (p *fieldReader) integer(name string, def int64) int64 {
+	v, err := p.f.integer(name, def)
+	p.keep(err)
+	return v
+}
+
+func (p *fieldReader) boolean(name string) bool {
+	v, err := p.f.boolean(name, false)
+	p.keep(err)
+	return v
+}
+
+func (p *fieldReader) number(name string) {
+	_, err := p.f.number(name, 0)
+	p.keep(err)
+}
+
+func (p *fieldReader) str(name, def string) string {
+	v, err := p.f.str(name, def)
+	p.keep(err)
+	return v
+}
+
+func (p *fieldReader) object(name string) fields {
+	v, err := p.f.object(name)
+	p.keep(err)
+	return v
+}
+
+// parseStop reads a string or a list of strings.
+func parseStop(f fields) ([]string, *fieldError) {
+	if !f.has("stop") {
+		return nil, nil
+	}
+	var one string
+	if json.Unmarshal(f["stop"], &one) == nil {
+		return []string{one}, nil
+	}
+	var list []string
+	if json.Unmarshal(f["stop"], &list) != nil {
+		return nil, &fieldError{"stop", "string_type", "Input should be a valid string"}
+	}
+	return list, nil
+}
+
+// parseTokenIDs reads a list of token ids.
+func parseTokenIDs(f fields, name string) ([]token, *fieldError) {
+	if !f.has(name) {
+		return nil, nil
+	}
+	var ids []token
+	if json.Unmarshal(f[name], &ids) != nil {
+		return nil, &fieldError{name, "int_type", "Input should be a valid integer"}
+	}
+	return ids, nil
+}
+
+// parsePrompt reads the prompt of a completion: a string, token ids, or a list
+// of either.
+func parsePrompt(f fields) ([][]token, *fieldError) {
+	raw := f["prompt"]
+	if !f.has("prompt") {
+		return nil, &fieldError{"prompt", "missing", "Field required"}
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return [][]token{tokenize(text)}, nil
+	}
+	var texts []string
+	var ids []token
+	var lists [][]token
+	switch {
+	case json.Unmarshal(raw, &texts) == nil:
+		for _, text := range texts {
+			lists = append(lists, tokenize(text))
+		}
+	case json.Unmarshal(raw, &ids) == nil:
+		lists = [][]token{ids}
+	case json.Unmarshal(raw, &lists) == nil:
+	default:
+		return nil, &fieldError{"prompt", "string_type", "Input should be a valid string"}
+	}
+	return lists, nil
+}
+
+// chatMessage is what a chat template reads of one message.
+type chatMessage struct {
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+}
+
+// chatText renders messages as a prompt: a turn's rendering does not depend on
+// the turns after it, so that histories share prefixes.
+func chatText(f fields) (string, *fieldError) {
+	if !f.has("messages") {
+		return "", &fieldError{"messages", "missing", "Field required"}
+	}
+	var messages []chatMessage
+	if json.Unmarshal(f["messages"], &messages) != nil {
+		return "", &fieldError{"messages", "list_type", "Input should be a valid list"}
+	}
+	var b strings.Builder
+	for _, m := range messages {
+		text, ok := contentText(m.Content)
+		if m.Role == "" || !ok {
+			return "", &fieldError{"messages", "missing", "Field required"}
+		}
+		b.WriteString("<|" + m.Role + "|>" + text + "\n")
+	}
+	b.WriteString("<|assistant|>")
+	return b.String(), nil
+}
+
+// contentText is the text of a message's content: a string, null, or parts, of
+// which those that are not text count with their raw bytes.
+func contentText(raw json.RawMessage) (string, bool) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return "", true
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return text, true
+	}
+	var parts []json.RawMessage
+	if json.Unmarshal(raw, &parts) != nil {
+		return "", false
+	}
+	var b strings.Builder
+	for _, raw := range parts {
+		var part struct {
+			Type string  `json:"type"`
+			Text *string `json:"text"`
+		}
+		if json.Unmarshal(raw, &part) != nil || part.Type == "" {
+			return "", false
+		}
+		if part.Text != nil {
+			b.WriteString(*part.Text)
+		} else {
+			b.Write(raw)
+		}
+	}
+	return b.String(), true
+}

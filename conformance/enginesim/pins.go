@@ -1,0 +1,143 @@
+package enginesim
+
+import "time"
+
+// pin moves a sequence's blocks to a pinned set under key: they stay until
+// unpin, or until lease passes without a renewal (0: for ever). The sequence
+// keeps its slot until release. A set under the same key is given back first.
+func (r *rank) pin(s *sequence, key string, lease time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dropPin(key)
+	p := &pin{key: key, blocks: s.blocks}
+	s.blocks = nil
+	for _, id := range p.blocks {
+		r.cache.blocks[id].pins++
+	}
+	r.cache.pins[key] = p
+	if lease > 0 {
+		p.ends = time.Now().Add(lease)
+		p.timer = time.AfterFunc(lease, func() { r.expire(p) })
+	}
+}
+
+// expire gives back a pinned set whose lease has ended.
+func (r *rank) expire(p *pin) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cache.pins[p.key] != p {
+		return
+	}
+	if rest := time.Until(p.ends); rest > 0 {
+		p.timer.Reset(rest)
+		return
+	}
+	r.dropPin(p.key)
+	r.e.stats.leasesExpired.Add(1)
+	r.pump()
+}
+
+// renew extends a pinned set's lease to at least d from now, as a heartbeat
+// does, and reports whether there was such a set.
+func (r *rank) renew(key string, d time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.cache.pins[key]
+	if p == nil {
+		return false
+	}
+	if ends := time.Now().Add(d); p.timer != nil && ends.After(p.ends) {
+		p.ends = ends
+	}
+	return true
+}
+
+// unpin gives back a pinned set and reports whether there was one.
+func (r *rank) unpin(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ok := r.dropPin(key)
+	r.pump()
+	return ok
+}
+
+// pinned returns the blocks of a pinned set, nil if there is none.
+func (r *rank) pinned(key string) []blockID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.cache.pins[key]; p != nil {
+		return p.blocks
+	}
+	return nil
+}
+
+// dropPin removes a pinned set; mu is held.
+func (r *rank) dropPin(key string) bool {
+	p := r.cache.pins[key]
+	if p == nil {
+		return false
+	}
+	delete(r.cache.pins, key)
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	for _, id := range p.blocks {
+		r.cache.blocks[id].pins--
+	}
+	r.cache.drop(p.blocks)
+	return true
+}
+
+// unpinAll gives back every pinned set, at the engine's end.
+func (r *rank) unpinAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key := range r.cache.pins {
+		r.dropPin(key)
+	}
+}
+
+// readPinned is the content of blocks as a peer reads it over the side channel.
+// Reading is never refused, as RDMA does not refuse it: without a pinned set
+// under key the memory counts as reused and the bytes are noise.
+func (r *rank) readPinned(key string, ids []blockID) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	live := r.cache.pins[key] != nil
+	if !live {
+		r.e.stats.staleReads.Add(1)
+		r.e.cfg.Log.Warn("potentially invalid KV blocks: read without a lease", "request", key)
+	}
+	r.e.stats.transfers.Add(1)
+	return r.cache.read(ids, live)
+}
+
+// content is the bytes of blocks that the caller holds (a sequence's own), for
+// a protocol that writes them to a peer.
+func (r *rank) content(ids []blockID) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.e.stats.transfers.Add(1)
+	return r.cache.read(ids, true)
+}
+
+// store writes transferred bytes into blocks that the caller holds.
+func (r *rank) store(ids []blockID, data []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cache.write(ids, data)
+}
+
+// writeReserved stores bytes that a peer pushes; false when a block does not
+// exist or is not referenced by anyone.
+func (r *rank) writeReserved(ids []blockID, data []byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range ids {
+		if id < 0 || int(id) >= len(r.cache.blocks) || r.cache.blocks[id].refs == 0 {
+			return false
+		}
+	}
+	r.cache.write(ids, data)
+	return true
+}

@@ -1,0 +1,92 @@
+package enginesim
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+)
+
+// protocol is what one engine kind adds to the core. One value belongs to one
+// Engine; its methods are called by many goroutines.
+type protocol interface {
+	// routes adds the protocol's own HTTP routes. The core has already added
+	// /v1/completions, /v1/chat/completions, /v1/models, /health, /version,
+	// /metrics and /sim/*. A further generating route is added as
+	// mux.HandleFunc("POST /generate", e.generating("/generate")): it comes back
+	// through parse, generate and the dialect with request.Route set.
+	routes(mux *http.ServeMux)
+
+	// start opens what the protocol listens on besides the HTTP port and the
+	// side channels. Work that outlives the call is started with e.spawn, whose
+	// context ends at Close and Kill; listeners are closed when it ends.
+	start() error
+
+	// parse checks a body as strictly as the engine does and returns the request,
+	// or the engine's error. Use parseOpenAI and the fields helpers of openai.go.
+	parse(route string, h http.Header, body []byte) (*request, *apiError)
+
+	// generate runs one admitted sequence from the queue to its last token with
+	// the primitives of rank (scheduler.go), and has given its blocks back, or
+	// pinned them, when it returns. It calls emit once for each token, in order,
+	// from its own goroutine. ctx ends when the client's connection does. An
+	// error that is an *apiError is answered in the dialect; context errors are
+	// counted as aborts; any other error is an internal server error.
+	generate(ctx context.Context, s *sequence, emit func(token)) error
+
+	// message answers a side channel message from another engine for rank r.
+	// "read" and "write" are the core's own and never arrive here.
+	message(ctx context.Context, r *rank, m sideMessage) (sideMessage, error)
+
+	dialect
+}
+
+// dialect renders answers in the engine's own form. The values returned are
+// marshalled by encodeJSON: an object, or any struct.
+type dialect interface {
+	// errorBody is the body of an unary error answer.
+	errorBody(err *apiError) any
+	// errorEvents are the stream events after a failure under status 200,
+	// before "[DONE]" (which is sent when endsWithDone says so).
+	errorEvents(req *request, err *apiError) []any
+	// unary is the whole body of a non-streaming answer; the sequences are
+	// finished and in choice order.
+	unary(req *request, seqs []*sequence) any
+	// opening are the events before a sequence's first token (chat's role
+	// chunk in vLLM); nil for none.
+	opening(req *request, s *sequence) []any
+	// event is the event of new text; p.Finish is set on the last one.
+	event(req *request, s *sequence, p piece) any
+	// closing are the events after the last sequence ended (usage); nil for none.
+	closing(req *request, seqs []*sequence) []any
+	// streamOptions says how the engine frames its streams.
+	streamOptions() streamOptions
+}
+
+// streamOptions are the differences between the engines' streams that are not
+// visible in a single event.
+type streamOptions struct {
+	// HoldHead delays the 200 head until the first token or error, so that an
+	// error before the first token has its own status.
+	HoldHead bool
+	// ErrorDone sends "[DONE]" after an error event.
+	ErrorDone bool
+}
+
+// piece is new text of one sequence in a stream.
+type piece struct {
+	// Text may be empty: the engine holds back what could become a stop string.
+	Text string
+	// Tokens are the tokens that were decoded since the piece before.
+	Tokens []token
+	// Finish is the finish reason ("length", "stop"…) on the last piece.
+	Finish string
+}
+
+// newProtocol returns the protocol that the engine's config names.
+func newProtocol(e *Engine) (protocol, error) {
+	switch e.cfg.Connector {
+	case ConnectorVLLMNixl, ConnectorNone:
+		return newVLLM(e), nil
+	}
+	return nil, fmt.Errorf("config connector: %q is unknown", e.cfg.Connector)
+}

@@ -1,0 +1,293 @@
+package enginesim
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// sequence is one prompt being answered: a request has len(prompts) * n of
+// them. Its fields belong to the goroutine that runs generate, except where a
+// comment says otherwise.
+type sequence struct {
+	req *request
+	// choice is the index of the answer's choice; prompt p, sample j has
+	// choice p*n+j. sample is j.
+	choice, sample int
+	prompt         []token
+	// id is the engine's internal request id; protocols set it.
+	id string
+	// rank runs the sequence.
+	rank *rank
+
+	// blocks hold the KV; set by reserve, guarded by rank.mu.
+	blocks []blockID
+	// computed is the number of leading tokens whose KV is in blocks. A protocol
+	// that brought KV by a transfer raises it (see rank.loaded).
+	computed int
+	// cachedLocal is the prefix hit in tokens; cached what usage reports as
+	// cached_tokens. reserve sets both; a protocol may change cached.
+	cachedLocal, cached int
+	// limit is the number of output tokens after which decode stops with
+	// "length"; from the request, lowered by a protocol for a prefill leg.
+	limit int
+	// replay are output tokens that decode emits first instead of sampling them
+	// (first tokens that came from prefill).
+	replay []token
+	output []token
+	// finish is the finish reason once generate has returned nil: "stop" or
+	// "length". stopReason is the matched stop string or token id, or nil.
+	finish     string
+	stopReason any
+	// ext is the protocol's own state of the sequence.
+	ext any
+
+	eosAt     int       // output token number that is the end of sequence; 0: none
+	published int       // blocks offered to the prefix cache
+	parent    blockHash // hash of the last of them
+	slot      bool      // holds a running slot; guarded by rank.mu
+	text      textBuffer
+}
+
+// tokens is the prompt followed by what was decoded.
+func (s *sequence) tokens() []token { return slices.Concat(s.prompt, s.output) }
+
+// waiter is a sequence in a rank's queue.
+type waiter struct {
+	s       *sequence
+	tokens  int  // room needed; 0 when only a slot is wanted
+	slot    bool // also wants a slot
+	granted chan struct{}
+}
+
+// rank is one data-parallel rank: a KV cache, running slots, a queue and a
+// side channel. Safe for concurrent use.
+type rank struct {
+	e     *Engine
+	index int
+	side  *sideChannel
+
+	mu      sync.Mutex
+	cache   *kvCache
+	queue   []*waiter // in order of arrival
+	resume  []*waiter // hold their blocks already and want a slot; served first
+	running int
+	loading int // sequences that wait for a transfer
+}
+
+// pump grants what can be granted, in order. mu is held.
+func (r *rank) pump() {
+	for len(r.resume) > 0 && r.running < r.e.cfg.MaxRunning {
+		w := r.resume[0]
+		r.resume = r.resume[1:]
+		r.running++
+		w.s.slot = true
+		close(w.granted)
+	}
+	for len(r.queue) > 0 {
+		w := r.queue[0]
+		if w.slot && r.running >= r.e.cfg.MaxRunning {
+			return
+		}
+		want := r.cache.blocksFor(w.tokens)
+		hit := r.cache.match(w.s.req.CacheSalt, w.s.prompt)
+		if len(hit) > want {
+			hit = hit[:want]
+		}
+		if !r.cache.fits(hit, want) {
+			return
+		}
+		r.queue = r.queue[1:]
+		s := w.s
+		s.blocks = r.cache.take(hit, want)
+		s.computed = len(hit) * r.cache.size
+		s.cachedLocal, s.cached = s.computed, s.computed
+		s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:s.computed], 0, r.cache.rootHash(s.req.CacheSalt))
+		if w.slot {
+			r.running++
+			s.slot = true
+		}
+		close(w.granted)
+	}
+}
+
+// wait queues w and blocks until it is granted or ctx ends. When ctx ends the
+// sequence is out of the queue; what it was granted meanwhile is given back by
+// release.
+func (r *rank) wait(ctx context.Context, list *[]*waiter, w *waiter) error {
+	r.mu.Lock()
+	*list = append(*list, w)
+	r.pump()
+	r.mu.Unlock()
+	select {
+	case <-w.granted:
+		return ctx.Err()
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := slices.Index(*list, w); i >= 0 {
+		*list = slices.Delete(*list, i, i+1)
+		r.pump()
+	}
+	return context.Cause(ctx)
+}
+
+// reserve is preceded by `defer r.release(s)`: a grant may cross the client's
+// leaving. It waits until blocks for tokens (prompt and answer) fit, gives them to
+// the sequence, and with slot also a running slot. Leading blocks may be prefix
+// hits: s.computed says how far. A sequence that can never fit is refused with
+// errTooLarge. Blocks for the whole answer are taken at once, so that a running
+// sequence never has to be preempted.
+func (r *rank) reserve(ctx context.Context, s *sequence, tokens int, slot bool) error {
+	if r.cache.blocksFor(tokens) > len(r.cache.blocks) {
+		return errTooLarge
+	}
+	s.rank = r
+	return r.wait(ctx, &r.queue, &waiter{s: s, tokens: tokens, slot: slot, granted: make(chan struct{})})
+}
+
+// acquireSlot waits for a running slot for a sequence that holds its blocks.
+func (r *rank) acquireSlot(ctx context.Context, s *sequence) error {
+	return r.wait(ctx, &r.resume, &waiter{s: s, slot: true, granted: make(chan struct{})})
+}
+
+// releaseSlot gives the running slot back and keeps the blocks. It does nothing
+// when there is none.
+func (r *rank) releaseSlot(s *sequence) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.slot {
+		s.slot = false
+		r.running--
+		r.pump()
+	}
+}
+
+// release gives back the slot and the blocks of a sequence; what it computed
+// stays in the prefix cache. It may be called again.
+func (r *rank) release(s *sequence) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.slot {
+		s.slot = false
+		r.running--
+	}
+	r.cache.drop(s.blocks)
+	s.blocks = nil
+	r.pump()
+}
+
+// waitLoading runs fn, which waits for a transfer, and counts the sequence as
+// waiting meanwhile.
+func (r *rank) waitLoading(fn func() error) error {
+	r.mu.Lock()
+	r.loading++
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		r.loading--
+		r.mu.Unlock()
+	}()
+	return fn()
+}
+
+// loaded records that a transfer has filled the KV of the first computed tokens
+// of the prompt.
+func (r *rank) loaded(s *sequence, computed int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.computed = computed
+	s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:computed], s.published, s.parent)
+}
+
+// prefill computes the KV of the prompt from s.computed on, taking
+// PrefillUsPerToken for each token. Ranks prefill any number of sequences side
+// by side.
+func (r *rank) prefill(ctx context.Context, s *sequence) error {
+	if err := r.e.faults.hang(ctx, hangPrefill); err != nil {
+		return err
+	}
+	if err := sleep(ctx, time.Duration((len(s.prompt)-s.computed)*r.e.cfg.PrefillUsPerToken)*time.Microsecond); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.e.weights.root()
+	if s.computed > 0 {
+		last = *r.cache.at(s.blocks, s.computed-1)
+	}
+	for ; s.computed < len(s.prompt); s.computed++ {
+		last = r.e.weights.next(last, s.prompt[s.computed])
+		*r.cache.at(s.blocks, s.computed) = last
+	}
+	s.published, s.parent = r.cache.publish(s.blocks, s.prompt, s.published, s.parent)
+	return nil
+}
+
+// decode produces tokens until the sequence finishes: emit is called for each.
+// The KV of the whole prompt is in the blocks (s.computed == len(s.prompt)).
+func (r *rank) decode(ctx context.Context, s *sequence, emit func(token)) error {
+	r.mu.Lock()
+	var sight attention
+	for i := range s.prompt {
+		sight = sight.add(*r.cache.at(s.blocks, i))
+	}
+	last := *r.cache.at(s.blocks, len(s.prompt)-1)
+	r.mu.Unlock()
+	start := time.Now()
+	step := time.Duration(r.e.cfg.DecodeUsPerToken) * time.Microsecond
+	for n := 1; ; n++ {
+		if err := r.e.faults.hang(ctx, hangDecode); err != nil {
+			return err
+		}
+		if err := sleep(ctx, time.Until(start.Add(time.Duration(n)*step))); err != nil {
+			return err
+		}
+		var t token
+		switch {
+		case n <= len(s.replay):
+			t = s.replay[n-1]
+		case n == s.eosAt && !s.req.IgnoreEOS && n > s.req.MinTokens:
+			t = tokenEOS
+		default:
+			t = sight.sample(s.req.Seed, s.sample)
+		}
+		s.output = append(s.output, t)
+		s.finished(t)
+		emit(t)
+		if s.finish != "" {
+			return nil
+		}
+		last = r.e.weights.next(last, t)
+		sight = sight.add(last)
+		r.extend(s, last)
+	}
+}
+
+// extend stores the KV of the newest output token.
+func (r *rank) extend(s *sequence, v kv) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*r.cache.at(s.blocks, s.computed) = v
+	s.computed++
+	if s.computed%r.cache.size == 0 {
+		s.published, s.parent = r.cache.publish(s.blocks, s.tokens(), s.published, s.parent)
+	}
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return context.Cause(ctx)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

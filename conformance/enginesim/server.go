@@ -1,0 +1,341 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Routes that every engine serves.
+const (
+	routeCompletions = "/v1/completions"
+	routeChat        = "/v1/chat/completions"
+)
+
+// maxBody bounds a request body.
+const maxBody = 64 << 20
+
+// slowAdmission is what the fault "slow" adds before a request is admitted.
+const slowAdmission = 500 * time.Millisecond
+
+// handler builds the HTTP face: the core's routes, then the protocol's.
+func (e *Engine) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+routeCompletions, e.generating(routeCompletions))
+	mux.HandleFunc("POST "+routeChat, e.generating(routeChat))
+	mux.HandleFunc("GET /v1/models", e.models)
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, obj("version", "0.0.0+sim"))
+	})
+	mux.HandleFunc("GET /metrics", e.metrics)
+	mux.HandleFunc("GET /sim/state", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, e.State())
+	})
+	mux.HandleFunc("POST /sim/fault", e.setFault)
+	e.proto.routes(mux)
+	return mux
+}
+
+// writeJSON answers with a JSON body.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := encodeJSON(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(body)
+}
+
+// models answers GET /v1/models.
+func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
+		"id", e.cfg.Model, "object", "model", "created", 1700000000, "owned_by", "sim",
+		"max_model_len", e.maxModelLen(),
+	)}))
+}
+
+// maxModelLen is the longest sequence in tokens: what one rank's cache holds.
+func (e *Engine) maxModelLen() int { return e.cfg.KVBlocks * e.cfg.BlockSize }
+
+// setFault answers POST /sim/fault {"fail","die_after","hang"}: it replaces all
+// faults; an absent field means none.
+func (e *Engine) setFault(w http.ResponseWriter, r *http.Request) {
+	var f struct {
+		Fail     string `json:"fail"`
+		DieAfter int    `json:"die_after"`
+		Hang     string `json:"hang"`
+	}
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&f)
+	if err == nil {
+		err = e.SetFault(f.Fail, f.DieAfter, f.Hang)
+	}
+	if err != nil {
+		writeJSON(w, http.StatusBadRequest, obj("error", err.Error()))
+		return
+	}
+	writeJSON(w, http.StatusOK, obj("fail", f.Fail, "die_after", f.DieAfter, "hang", f.Hang))
+}
+
+// SetFault replaces all faults, in the terms of Config's Fail, DieAfter
+// (counted from now) and Hang.
+func (e *Engine) SetFault(fail string, dieAfter int, hang string) error {
+	return e.faults.set(fail, dieAfter, hang)
+}
+
+// generating is the handler of a route that produces tokens.
+func (e *Engine) generating(route string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !e.begin() {
+			panic(http.ErrAbortHandler)
+		}
+		defer e.wg.Done()
+		kind, die := e.faults.draw()
+		if die {
+			e.Kill()
+			panic(http.ErrAbortHandler)
+		}
+		if e.failEarly(w, r, kind) {
+			return
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			return // the client left, or its body is beyond any engine's limit
+		}
+		if e.faults.hang(r.Context(), hangHead) != nil {
+			return
+		}
+		req, refusal := e.proto.parse(route, r.Header, body)
+		if refusal == nil {
+			refusal = e.checkTokens(req)
+		}
+		if refusal != nil {
+			e.stats.rejected.Add(1)
+			writeJSON(w, refusal.Status, e.proto.errorBody(refusal))
+			return
+		}
+		if kind == failSlow && sleep(r.Context(), slowAdmission) != nil {
+			return
+		}
+		if r.Context().Err() != nil {
+			return // the client left before the engine core heard of the request
+		}
+		req.fault = kind
+		e.answer(w, r, req)
+	}
+}
+
+// failEarly acts out the faults that need no request body and reports whether
+// the request is answered.
+func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
+	refuse := func(status int, kind, message string) bool {
+		io.Copy(io.Discard, r.Body)
+		writeJSON(w, status, e.proto.errorBody(&apiError{Status: status, Type: kind, Message: message}))
+		return true
+	}
+	switch kind {
+	case fail500:
+		return refuse(http.StatusInternalServerError, "InternalServerError", "Internal server error")
+	case fail503:
+		return refuse(http.StatusServiceUnavailable, "ServiceUnavailableError", "Service unavailable")
+	case fail429:
+		w.Header().Set("Retry-After", "1")
+		return refuse(http.StatusTooManyRequests, "RateLimitError", "Too many requests")
+	case fail400:
+		return refuse(http.StatusBadRequest, "BadRequestError", "simulated bad request")
+	case failReset, failClose:
+		io.Copy(io.Discard, r.Body)
+		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			closeConn(conn, kind == failReset)
+		}
+		return true
+	case failGarbage:
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"id":"garbage","choices":[{"index":0,`)
+		return true
+	}
+	return false
+}
+
+// checkTokens refuses prompts that no engine takes.
+func (e *Engine) checkTokens(req *request) *apiError {
+	if len(req.Prompts) == 0 {
+		return badRequest("prompt", "The prompt cannot be empty.")
+	}
+	for _, prompt := range req.Prompts {
+		if len(prompt) == 0 {
+			return badRequest("prompt", "The decoder prompt cannot be empty")
+		}
+		for _, t := range prompt {
+			if !t.valid() {
+				return badRequest("prompt", "Token id %d is out of vocabulary", t)
+			}
+		}
+	}
+	return nil
+}
+
+// answer runs an accepted request's sequences and writes the answer.
+func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
+	seqs := newSequences(req)
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	var st *eventStream
+	if req.Stream {
+		st = &eventStream{w: w, rc: http.NewResponseController(w)}
+		st.before = func(events int) error { return e.streamFault(ctx, req, events) }
+		if !e.proto.streamOptions().HoldHead {
+			st.start()
+		}
+	}
+	var wg sync.WaitGroup
+	for _, s := range seqs[1:] {
+		wg.Go(func() { e.runSequence(ctx, cancel, s, st) })
+	}
+	e.runSequence(ctx, cancel, seqs[0], st)
+	wg.Wait()
+	err := context.Cause(ctx)
+	switch {
+	case err == nil && st != nil:
+		st.send(e.proto.closing(req, seqs)...)
+		st.send(doneEvent)
+	case err == nil:
+		e.writeUnary(w, req, seqs)
+	case r.Context().Err() != nil || errors.Is(err, errCut):
+		if errors.Is(err, errCut) {
+			abortConn(w)
+		}
+	default:
+		e.writeFailure(w, st, req, err)
+	}
+}
+
+// newSequences makes the sequences of a request, in choice order.
+func newSequences(req *request) []*sequence {
+	var seqs []*sequence
+	for p, prompt := range req.Prompts {
+		eosAt := eosMark(detokenize(prompt))
+		limit := req.MaxTokens
+		if limit == 0 {
+			limit = naturalLength(prompt)
+			if eosAt == 0 {
+				eosAt = limit
+			}
+		}
+		for j := range req.N {
+			seqs = append(seqs, &sequence{
+				req: req, choice: p*req.N + j, sample: j, prompt: prompt, limit: limit, eosAt: eosAt,
+			})
+		}
+	}
+	return seqs
+}
+
+// runSequence runs one sequence; a failure ends its siblings through cancel.
+func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc, s *sequence, st *eventStream) {
+	e.stats.requests.Add(1)
+	opened := false
+	emit := func(token) {
+		if st == nil {
+			return
+		}
+		var events []any
+		if !opened {
+			opened = true
+			events = e.proto.opening(s.req, s)
+		}
+		if ev := e.proto.event(s.req, s, s.take()); ev != nil {
+			events = append(events, ev)
+		}
+		if err := st.send(events...); err != nil {
+			cancel(err)
+		}
+	}
+	err := e.proto.generate(ctx, s, emit)
+	e.stats.promptTokens.Add(int64(len(s.prompt)))
+	e.stats.cachedTokens.Add(int64(s.cached))
+	e.stats.outputTokens.Add(int64(len(s.output)))
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		e.stats.aborted.Add(1)
+	default:
+		e.stats.errors.Add(1)
+		cancel(err)
+	}
+}
+
+// writeUnary writes a whole answer, through the faults that spoil one.
+func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequence) {
+	switch req.fault {
+	case failSSEError:
+		e.stats.errors.Add(1)
+		e.writeFailure(w, nil, req, errSimulated)
+		return
+	case failCut:
+		body, _ := encodeJSON(e.proto.unary(req, seqs))
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(body[:len(body)/2])
+		http.NewResponseController(w).Flush()
+		abortConn(w)
+		return
+	}
+	writeJSON(w, http.StatusOK, e.proto.unary(req, seqs))
+}
+
+// writeFailure answers with an engine's error: a status when no head is out,
+// else events of the stream.
+func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *request, err error) {
+	var failure *apiError
+	if !errors.As(err, &failure) {
+		failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
+	}
+	if st == nil || !st.head {
+		writeJSON(w, failure.Status, e.proto.errorBody(failure))
+		return
+	}
+	st.before, st.err = nil, nil
+	st.send(e.proto.errorEvents(req, failure)...)
+	if e.proto.streamOptions().ErrorDone {
+		st.send(doneEvent)
+	}
+}
+
+// errSimulated is the failure of the fault "sse-error"; errCut that of "cut".
+var (
+	errSimulated = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "simulated failure"}
+	errCut       = errors.New("stream cut")
+)
+
+// streamFault acts out the faults of a stream before its next event.
+func (e *Engine) streamFault(ctx context.Context, req *request, events int) error {
+	if events < streamEventsBeforeFault {
+		return nil
+	}
+	switch req.fault {
+	case failCut:
+		return errCut
+	case failSSEError:
+		e.stats.errors.Add(1)
+		return errSimulated
+	}
+	return e.faults.hang(ctx, hangStream)
+}
+
+// abortConn resets the connection in the middle of an answer.
+func abortConn(w http.ResponseWriter) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		closeConn(conn, true)
+		return
+	}
+	panic(http.ErrAbortHandler)
+}

@@ -1,0 +1,199 @@
+package enginesim
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// object is a JSON object with its members in order.
+type object []member
+
+type member struct {
+	name  string
+	value any
+}
+
+// obj makes an object of name, value, name, value…
+func obj(pairs ...any) object {
+	o := make(object, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		o = append(o, member{pairs[i].(string), pairs[i+1]})
+	}
+	return o
+}
+
+// with returns the object with one more member.
+func (o object) with(name string, value any) object { return append(o, member{name, value}) }
+
+// MarshalJSON writes the members in order.
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, m := range o {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		for j, v := range []any{m.name, m.value} {
+			if j == 1 {
+				b.WriteByte(':')
+			}
+			raw, err := encodeJSON(v)
+			if err != nil {
+				return nil, err
+			}
+			b.Write(raw)
+		}
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// encodeJSON marshals as the engines do: UTF-8 and HTML characters as they are.
+func encodeJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// textBuffer is the detokenizer of one sequence: it finds stop strings and
+// holds back what may become one.
+type textBuffer struct {
+	text string // all output text, cut at a stop string
+	sent int    // bytes already given to the stream
+	// tokens decoded since the last piece.
+	tokens []token
+}
+
+// finished takes the newest output token into the text and sets s.finish when
+// it ends the sequence.
+func (s *sequence) finished(t token) {
+	s.text.tokens = append(s.text.tokens, t)
+	n := len(s.output)
+	stops := n > s.req.MinTokens
+	if stops && t == tokenEOS && !s.req.IgnoreEOS {
+		s.finish = "stop"
+		return
+	}
+	if stops && slices.Contains(s.req.StopTokenIDs, t) {
+		s.finish, s.stopReason = "stop", int(t)
+		return
+	}
+	from := len(s.text.text)
+	s.text.text += t.text()
+	if stops {
+		for _, stop := range s.req.Stop {
+			begin := max(0, from-len(stop)+1)
+			if i := strings.Index(s.text.text[begin:], stop); i >= 0 && stop != "" {
+				s.text.text = s.text.text[:begin+i]
+				s.finish, s.stopReason = "stop", stop
+				return
+			}
+		}
+	}
+	if n >= s.limit {
+		s.finish = "length"
+	}
+}
+
+// take is the new text that may leave for the client.
+func (s *sequence) take() piece {
+	ready := len(s.text.text)
+	if s.finish == "" {
+		hold := 0
+		for _, stop := range s.req.Stop {
+			hold = max(hold, len(stop)-1)
+		}
+		ready = max(s.text.sent, ready-hold)
+		ready = max(s.text.sent, wholeRunes(s.text.text[:ready]))
+	}
+	ready = max(ready, s.text.sent)
+	p := piece{Tokens: s.text.tokens, Finish: s.finish}
+	if ready <= len(s.text.text) {
+		p.Text = strings.ToValidUTF8(s.text.text[s.text.sent:ready], "\uFFFD")
+	}
+	s.text.sent, s.text.tokens = ready, nil
+	return p
+}
+
+// answerText is the whole text of a finished sequence.
+func (s *sequence) answerText() string { return strings.ToValidUTF8(s.text.text, "\uFFFD") }
+
+// eventStream writes one answer as server-sent events; sequences of one request
+// share it.
+type eventStream struct {
+	mu     sync.Mutex
+	w      http.ResponseWriter
+	rc     *http.ResponseController
+	head   bool // the 200 head is out
+	events int
+	// before is called with the number of events already written, before each
+	// event; an error ends the stream (faults).
+	before func(events int) error
+	err    error
+}
+
+// start sends the head, once.
+func (st *eventStream) start() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.startLocked()
+}
+
+func (st *eventStream) startLocked() {
+	if st.head {
+		return
+	}
+	st.head = true
+	st.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	st.w.WriteHeader(http.StatusOK)
+	st.rc.Flush()
+}
+
+// send writes values as events and flushes once.
+func (st *eventStream) send(values ...any) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.startLocked()
+	for _, v := range values {
+		if st.err == nil {
+			st.err = st.write(v)
+		}
+	}
+	if len(values) > 0 && st.err == nil {
+		st.err = st.rc.Flush()
+	}
+	return st.err
+}
+
+func (st *eventStream) write(v any) error {
+	if st.before != nil {
+		if err := st.before(st.events); err != nil {
+			return err
+		}
+	}
+	st.events++
+	raw, ok := v.(rawEvent)
+	if !ok {
+		body, err := encodeJSON(v)
+		if err != nil {
+			return err
+		}
+		raw = rawEvent("data: " + string(body) + "\n\n")
+	}
+	_, err := st.w.Write([]byte(raw))
+	return err
+}
+
+// rawEvent is an event that is written as it stands.
+type rawEvent string
+
+// doneEvent ends a stream.
+const doneEvent rawEvent = "data: [DONE]\n\n"

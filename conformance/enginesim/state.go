@@ -1,0 +1,108 @@
+package enginesim
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+)
+
+// State is what an engine holds and has counted: the JSON of GET /sim/state.
+type State struct {
+	// BlocksTotal counts the KV blocks of all ranks.
+	BlocksTotal int `json:"blocks_total"`
+	// BlocksUsed are blocks that a sequence or a pinned set references; idle
+	// prefix-cached blocks are not.
+	BlocksUsed int `json:"blocks_used"`
+	// BlocksPinned are blocks held for a transfer that has not come.
+	BlocksPinned int `json:"blocks_pinned"`
+	// RequestsRunning hold a slot.
+	RequestsRunning int `json:"requests_running"`
+	// RequestsWaiting wait for blocks, a slot or a transfer.
+	RequestsWaiting int `json:"requests_waiting"`
+	// Requests counts sequences that reached the engine.
+	Requests int64 `json:"requests"`
+	// Transfers counts KV reads served to, or pushed to, peers, and those done
+	// by this engine: each transfer counts on both sides.
+	Transfers int64 `json:"transfers"`
+	// Aborted counts sequences whose client left.
+	Aborted int64 `json:"aborted"`
+	// Errors counts sequences that failed inside the engine.
+	Errors int64 `json:"errors"`
+	// Rejected counts requests answered 4xx before admission.
+	Rejected int64 `json:"rejected"`
+	// PromptTokens, CachedTokens and OutputTokens are sums over sequences;
+	// cached are the prompt tokens that were not computed here.
+	PromptTokens int64 `json:"prompt_tokens"`
+	CachedTokens int64 `json:"cached_tokens"`
+	OutputTokens int64 `json:"output_tokens"`
+	// LeasesExpired counts pinned sets whose lease ended.
+	LeasesExpired int64 `json:"leases_expired"`
+	// StaleReads counts reads of memory that was no longer held.
+	StaleReads int64 `json:"stale_reads"`
+	// DuplicateIDs counts requests whose id was in flight already.
+	DuplicateIDs int64 `json:"duplicate_ids"`
+	// ConnectionsOpen are HTTP connections.
+	ConnectionsOpen int `json:"connections_open"`
+}
+
+// counters are the monotonous part of State.
+type counters struct {
+	requests, transfers, aborted, errors, rejected atomic.Int64
+	promptTokens, cachedTokens, outputTokens       atomic.Int64
+	leasesExpired, staleReads, duplicateIDs        atomic.Int64
+	externalTokens                                 atomic.Int64 // received by transfer
+}
+
+// State is a snapshot. A killed engine holds nothing.
+func (e *Engine) State() State {
+	s := State{
+		Requests: e.stats.requests.Load(), Transfers: e.stats.transfers.Load(), Aborted: e.stats.aborted.Load(),
+		Errors: e.stats.errors.Load(), Rejected: e.stats.rejected.Load(),
+		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
+		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(),
+		ConnectionsOpen: e.conns.count(),
+	}
+	for _, r := range e.ranks {
+		r.mu.Lock()
+		used, pinned := r.cache.usage()
+		s.BlocksTotal += len(r.cache.blocks)
+		s.BlocksUsed += used
+		s.BlocksPinned += pinned
+		s.RequestsRunning += r.running
+		s.RequestsWaiting += len(r.queue) + len(r.resume) + r.loading
+		r.mu.Unlock()
+	}
+	return s
+}
+
+// metrics answers GET /metrics with the gauges and counters that routers read,
+// in vLLM's names.
+func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
+	var b strings.Builder
+	gauge := func(name, kind string, value func(r *rank) float64) {
+		fmt.Fprintf(&b, "# TYPE vllm:%s %s\n", name, kind)
+		for _, r := range e.ranks {
+			r.mu.Lock()
+			v := value(r)
+			r.mu.Unlock()
+			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q} %v\n", name, r.index, e.cfg.Model, v)
+		}
+	}
+	gauge("num_requests_running", "gauge", func(r *rank) float64 { return float64(r.running) })
+	gauge("num_requests_waiting", "gauge", func(r *rank) float64 { return float64(len(r.queue) + len(r.resume) + r.loading) })
+	gauge("kv_cache_usage_perc", "gauge", func(r *rank) float64 {
+		return float64(len(r.cache.blocks)-r.cache.free) / float64(len(r.cache.blocks))
+	})
+	total := func(name string, v int64) {
+		fmt.Fprintf(&b, "# TYPE vllm:%s counter\nvllm:%s{engine=\"0\",model_name=%q} %d\n", name, name, e.cfg.Model, v)
+	}
+	total("prompt_tokens_total", e.stats.promptTokens.Load())
+	total("generation_tokens_total", e.stats.outputTokens.Load())
+	total("prefix_cache_queries_total", e.stats.promptTokens.Load())
+	total("prefix_cache_hits_total", e.stats.cachedTokens.Load()-e.stats.externalTokens.Load())
+	total("external_prefix_cache_hits_total", e.stats.externalTokens.Load())
+	total("nixl_num_kv_expired_reqs_total", e.stats.leasesExpired.Load())
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	w.Write([]byte(b.String()))
+}

@@ -1,0 +1,265 @@
+package enginesim
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+)
+
+// sideMessage is one message of the simulator's side channel: it stands for the
+// RDMA transfers and notifications of the real engines. A frame is a 4-byte
+// big-endian length of the JSON head, the head, a 4-byte length of the payload
+// and the payload.
+type sideMessage struct {
+	// Op is "read" or "write" (the core's own), or a protocol's word.
+	Op string `json:"op"`
+	// Engine is the engine id that the sender believes to talk to; a channel of
+	// another engine refuses (the peer has restarted). Empty: do not check.
+	Engine string `json:"engine,omitempty"`
+	// Key names the pinned set or the transfer.
+	Key string `json:"key,omitempty"`
+	// Blocks are block ids in the receiver's cache.
+	Blocks []blockID `json:"blocks,omitempty"`
+	// Fields are the protocol's own.
+	Fields map[string]string `json:"fields,omitempty"`
+	// Error is set in an answer that refuses.
+	Error string `json:"error,omitempty"`
+	// Payload is KV content.
+	Payload []byte `json:"-"`
+}
+
+// maxSideFrame bounds either part of a frame.
+const maxSideFrame = 1 << 28
+
+// errPeer is a refusal by the peer engine.
+var errPeer = errors.New("peer refused")
+
+// sideChannel is the side channel of one rank: it answers peers and calls them.
+type sideChannel struct {
+	r        *rank
+	listener net.Listener
+
+	mu    sync.Mutex
+	idle  map[string][]*sideConn // connections to peers, by address
+	conns map[net.Conn]struct{}  // all open ones, both directions
+	ended bool
+}
+
+// sideConn is a connection that carries one call at a time.
+type sideConn struct {
+	net.Conn
+	br *bufio.Reader
+}
+
+// openSideChannel listens on the rank's side channel port.
+func openSideChannel(r *rank, host string, port int) (*sideChannel, error) {
+	if port != 0 {
+		port += r.index
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("listen side channel: %w", err)
+	}
+	return &sideChannel{r: r, listener: l, idle: make(map[string][]*sideConn), conns: make(map[net.Conn]struct{})}, nil
+}
+
+// hostPort is the address that peers dial.
+func (c *sideChannel) hostPort() (string, int) {
+	a := c.listener.Addr().(*net.TCPAddr)
+	return a.IP.String(), a.Port
+}
+
+// track remembers a connection until forget; false when the channel has ended.
+func (c *sideChannel) track(conn net.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		conn.Close()
+		return false
+	}
+	c.conns[conn] = struct{}{}
+	return true
+}
+
+func (c *sideChannel) forget(conn net.Conn) {
+	c.mu.Lock()
+	delete(c.conns, conn)
+	c.mu.Unlock()
+	conn.Close()
+}
+
+// accept serves peers until the listener closes. Each connection's goroutine is
+// counted by the engine and ends with the connection.
+func (c *sideChannel) accept(ctx context.Context) {
+	for {
+		conn, err := c.listener.Accept()
+		if err != nil {
+			return
+		}
+		if !c.track(conn) {
+			return
+		}
+		c.r.e.spawn(func(context.Context) {
+			defer c.forget(conn)
+			c.serve(ctx, conn)
+		})
+	}
+}
+
+// serve answers the messages of one connection in order.
+func (c *sideChannel) serve(ctx context.Context, conn net.Conn) {
+	br := bufio.NewReader(conn)
+	for {
+		m, err := readSide(br)
+		if err != nil {
+			return
+		}
+		answer, err := c.answer(ctx, m)
+		if err != nil {
+			answer = sideMessage{Op: m.Op, Error: err.Error()}
+		}
+		if writeSide(conn, answer) != nil {
+			return
+		}
+	}
+}
+
+// answer handles one message: "read" and "write" here, others by the protocol.
+func (c *sideChannel) answer(ctx context.Context, m sideMessage) (sideMessage, error) {
+	if m.Engine != "" && m.Engine != c.r.e.id {
+		return sideMessage{}, errors.New("engine id mismatch")
+	}
+	switch m.Op {
+	case "read":
+		return sideMessage{Op: m.Op, Payload: c.r.readPinned(m.Key, m.Blocks)}, nil
+	case "write":
+		if !c.r.writeReserved(m.Blocks, m.Payload) {
+			return sideMessage{}, errors.New("blocks not reserved")
+		}
+		return sideMessage{Op: m.Op}, nil
+	}
+	return c.r.e.proto.message(ctx, c.r, m)
+}
+
+// call sends m to the peer at addr and waits for its answer. The error wraps
+// errPeer when the peer refused, else it is the network's or ctx's. A pooled
+// connection that turns out dead is replaced once.
+func (c *sideChannel) call(ctx context.Context, addr string, m sideMessage) (sideMessage, error) {
+	for {
+		conn, reused, err := c.dial(ctx, addr)
+		if err != nil {
+			return sideMessage{}, err
+		}
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		err = writeSide(conn, m)
+		var answer sideMessage
+		if err == nil {
+			answer, err = readSide(conn.br)
+		}
+		if !stop() {
+			c.forget(conn)
+			return sideMessage{}, context.Cause(ctx)
+		}
+		if err != nil {
+			c.forget(conn)
+			if reused {
+				continue
+			}
+			return sideMessage{}, fmt.Errorf("call peer: %w", err)
+		}
+		c.putIdle(addr, conn)
+		if answer.Error != "" {
+			return sideMessage{}, fmt.Errorf("%s: %w: %s", m.Op, errPeer, answer.Error)
+		}
+		return answer, nil
+	}
+}
+
+func (c *sideChannel) dial(ctx context.Context, addr string) (conn *sideConn, reused bool, err error) {
+	c.mu.Lock()
+	if list := c.idle[addr]; len(list) > 0 {
+		conn = list[len(list)-1]
+		c.idle[addr] = list[:len(list)-1]
+	}
+	c.mu.Unlock()
+	if conn != nil {
+		return conn, true, nil
+	}
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, false, fmt.Errorf("dial peer: %w", err)
+	}
+	conn = &sideConn{Conn: raw, br: bufio.NewReader(raw)}
+	if !c.track(conn) {
+		return nil, false, net.ErrClosed
+	}
+	return conn, false, nil
+}
+
+func (c *sideChannel) putIdle(addr string, conn *sideConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended {
+		c.idle[addr] = append(c.idle[addr], conn)
+	}
+}
+
+// close ends the channel and every connection of it; abrupt resets them.
+func (c *sideChannel) close(abrupt bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	c.listener.Close()
+	for conn := range c.conns {
+		closeConn(conn, abrupt)
+	}
+}
+
+func readSide(br *bufio.Reader) (sideMessage, error) {
+	var m sideMessage
+	head, err := readPart(br)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(head, &m); err != nil {
+		return m, fmt.Errorf("decode side message: %w", err)
+	}
+	m.Payload, err = readPart(br)
+	return m, err
+}
+
+func readPart(br *bufio.Reader) ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(br, size[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n > maxSideFrame {
+		return nil, fmt.Errorf("side message part of %d bytes", n)
+	}
+	part := make([]byte, n)
+	_, err := io.ReadFull(br, part)
+	return part, err
+}
+
+func writeSide(w io.Writer, m sideMessage) error {
+	head, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode side message: %w", err)
+	}
+	out := make([]byte, 0, 8+len(head)+len(m.Payload))
+	out = binary.BigEndian.AppendUint32(out, uint32(len(head)))
+	out = append(out, head...)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(m.Payload)))
+	out = append(out, m.Payload...)
+	_, err = w.Write(out)
+	return err
+}
