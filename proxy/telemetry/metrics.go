@@ -1,0 +1,154 @@
+// Package telemetry owns the names under which the proxy can be watched: the
+// Prometheus instruments and the OpenTelemetry spans. Nothing here is called
+// per event of a stream but Intervals.Observe.
+package telemetry
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// Metrics holds the instruments. All methods are safe for concurrent use.
+type Metrics struct {
+	exchanges     *prometheus.CounterVec
+	exchangeTime  prometheus.Histogram
+	firstToken    prometheus.Histogram
+	interEvent    *intervalHistogram
+	legTime       *prometheus.HistogramVec
+	legErrors     *prometheus.CounterVec
+	retries       *prometheus.CounterVec
+	fallbacks     *prometheus.CounterVec
+	cleanups      *prometheus.CounterVec
+	cleanupTime   *prometheus.HistogramVec
+	cancelled     *prometheus.CounterVec
+	brokenStreams *prometheus.CounterVec
+	shed          *prometheus.CounterVec
+	clients       *prometheus.CounterVec
+	tokens        *prometheus.CounterVec
+	restarts      *prometheus.CounterVec
+	disaggIDs     prometheus.Counter
+	policyTime    *prometheus.HistogramVec
+	policyFails   *prometheus.CounterVec
+}
+
+// waits are the bucket borders in seconds for things that engines do.
+var waits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300}
+
+// New registers the instruments with reg.
+func New(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		reg.MustRegister(h)
+		return h
+	}
+	plain := func(name, help string) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: waits})
+		reg.MustRegister(h)
+		return h
+	}
+	m := &Metrics{
+		exchanges:     counter("pdproxy_exchanges_total", "Exchanges that ended, by flow and outcome.", "flow", "outcome"),
+		exchangeTime:  plain("pdproxy_exchange_duration_seconds", "Time from a request's head to the end of its answer."),
+		firstToken:    plain("pdproxy_time_to_first_token_seconds", "Time from a request's head to the first byte of its answer."),
+		interEvent:    newIntervalHistogram("pdproxy_inter_event_seconds", "Time between two reads of a stream's events."),
+		legTime:       histogram("pdproxy_leg_duration_seconds", "Time of legs that succeeded.", waits, "phase", "connector"),
+		legErrors:     counter("pdproxy_leg_errors_total", "Legs that failed, by reason.", "phase", "engine", "reason"),
+		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
+		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from what was configured.", "what", "reason"),
+		cleanups:      counter("pdproxy_kv_cleanups_total", "Engine memory behind dead exchanges, by the way it was freed.", "connector", "how"),
+		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was freed.", waits, "connector", "how"),
+		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
+		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
+		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
+		clients:       counter("pdproxy_client_exchanges_total", "Exchanges by the name of the client's API key; empty without keys.", "client", "outcome"),
+		tokens:        counter("pdproxy_tokens_total", "Tokens as the engines reported them.", "kind"),
+		restarts:      counter("pdproxy_engine_restarts_total", "Engine restarts seen.", "engine"),
+		policyTime:    histogram("pdproxy_policy_duration_seconds", "Time of policy calls.", []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3}, "policy", "hook"),
+		policyFails:   counter("pdproxy_policy_failures_total", "Policy calls whose answer could not be used.", "policy", "hook", "reason"),
+		disaggIDs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_disagg_ids_total", Help: "Disagg ids minted."}),
+	}
+	reg.MustRegister(m.interEvent, m.disaggIDs)
+	return m
+}
+
+// Exchange counts one ended exchange.
+func (m *Metrics) Exchange(flow abi.Flow, o Outcome, d time.Duration) {
+	m.exchanges.WithLabelValues(flow.String(), o.String()).Inc()
+	m.exchangeTime.Observe(d.Seconds())
+}
+
+// Client counts one ended exchange for the holder of an API key.
+func (m *Metrics) Client(name string, o Outcome) {
+	m.clients.WithLabelValues(name, o.String()).Inc()
+}
+
+// FirstToken observes the time until the client's first byte.
+func (m *Metrics) FirstToken(d time.Duration) { m.firstToken.Observe(d.Seconds()) }
+
+// MergeIntervals adds the waits of one ended stream.
+func (m *Metrics) MergeIntervals(i *Intervals) { m.interEvent.merge(i) }
+
+// Leg observes a leg that succeeded.
+func (m *Metrics) Leg(phase abi.Phase, connector string, d time.Duration) {
+	m.legTime.WithLabelValues(phase.String(), connector).Observe(d.Seconds())
+}
+
+// LegError counts a leg that failed.
+func (m *Metrics) LegError(phase abi.Phase, engine, reason string) {
+	m.legErrors.WithLabelValues(phase.String(), engine, reason).Inc()
+}
+
+// Retry counts a leg that is tried again.
+func (m *Metrics) Retry(phase abi.Phase, reason string) {
+	m.retries.WithLabelValues(phase.String(), reason).Inc()
+}
+
+// Fallback counts one deviation from what was configured.
+func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(what, reason).Inc() }
+
+// Cleanup counts engine memory that was freed, or left to the engine's own
+// time-out, and how long after the exchange's death; 0 is not observed.
+func (m *Metrics) Cleanup(connector, how string, d time.Duration) {
+	m.cleanups.WithLabelValues(connector, how).Inc()
+	if d > 0 {
+		m.cleanupTime.WithLabelValues(connector, how).Observe(d.Seconds())
+	}
+}
+
+// Cancelled counts a leg that was cancelled in that phase.
+func (m *Metrics) Cancelled(phase abi.Phase) { m.cancelled.WithLabelValues(phase.String()).Inc() }
+
+// BrokenStream counts a stream that ended in an error event.
+func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(reason).Inc() }
+
+// Shed counts a request refused by a limit.
+func (m *Metrics) Shed(reason string) { m.shed.WithLabelValues(reason).Inc() }
+
+// Tokens adds what an engine reported of one exchange.
+func (m *Metrics) Tokens(prompt, completion, cached int64) {
+	m.tokens.WithLabelValues("prompt").Add(float64(prompt))
+	m.tokens.WithLabelValues("completion").Add(float64(completion))
+	m.tokens.WithLabelValues("cached").Add(float64(cached))
+}
+
+// Restart counts an engine restart.
+func (m *Metrics) Restart(engine string) { m.restarts.WithLabelValues(engine).Inc() }
+
+// Minted counts one disagg id.
+func (m *Metrics) Minted() { m.disaggIDs.Inc() }
+
+// Policy observes one policy call; reason is "" for a usable answer.
+func (m *Metrics) Policy(policy, hook string, d time.Duration, reason string) {
+	m.policyTime.WithLabelValues(policy, hook).Observe(d.Seconds())
+	if reason != "" {
+		m.policyFails.WithLabelValues(policy, hook, reason).Inc()
+	}
+}
