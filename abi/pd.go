@@ -150,10 +150,13 @@ type Candidate struct {
 }
 
 // PlaceFacts is the snapshot that the place policy decides on. Candidates are
-// healthy, of the right model and not excluded by an earlier attempt.
+// healthy, of the right model and not excluded by an earlier attempt, unless
+// nothing else is left. With one leg every candidate can take it. With two,
+// every candidate of a phase has a partner for the other phase in its group on
+// another instance, so that prefill may be chosen first and decode after it.
 type PlaceFacts struct {
 	Request    RequestFacts
-	Flow       Flow
+	Flow       Flow  // of two legs that of the first candidate; only aggregated or not matters
 	Fixed      int32 // index of a prefill candidate that stays, or -1
 	Candidates []Candidate
 }
@@ -167,11 +170,15 @@ type PlaceDecision struct {
 // MintFacts is the raw material of a disagg id. (UnixMilli, Node, Worker,
 // Counter) is unique for a deployment whose nodes and workers differ.
 type MintFacts struct {
-	UnixMilli int64
-	Node      uint8
-	Worker    uint8
-	Counter   uint16
+	UnixMilli int64  // never goes back, whatever the host's clock does
+	Node      uint8  // 0 to 255
+	Worker    uint8  // 0 to 63
+	Counter   uint16 // 0 to 1023
 }
+
+// DisaggEpochMilli is the Unix time in milliseconds from which disagg ids count
+// time: 2025-01-01T00:00:00Z. Their 39 bits of it last until 2042.
+const DisaggEpochMilli int64 = 1735689600000
 
 // The legal range of a disagg id, [MinDisaggID, MaxDisaggID). Source:
 // TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, which keeps the ids below

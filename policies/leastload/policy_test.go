@@ -1,0 +1,72 @@
+package leastload
+
+import (
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+func TestPlace(t *testing.T) {
+	row := func(role abi.Role, group, instance uint32, requests int32, tokens int64) abi.Candidate {
+		return abi.Candidate{Roles: role, Group: group, Instance: instance, Requests: requests, Tokens: tokens}
+	}
+	for _, tt := range []struct {
+		name  string
+		flow  abi.Flow
+		fixed int32
+		rows  []abi.Candidate
+		want  abi.PlaceDecision
+	}{
+		{"fewest tokens", abi.FlowConcurrent, -1, []abi.Candidate{
+			row(abi.RolePrefill, 1, 1, 1, 500), row(abi.RolePrefill, 1, 2, 5, 400),
+			row(abi.RoleDecode, 1, 3, 1, 20), row(abi.RoleDecode, 1, 4, 0, 30),
+		}, abi.PlaceDecision{Prefill: 1, Decode: 2}},
+		{"requests break a tie", abi.FlowPrefillFirst, -1, []abi.Candidate{
+			row(abi.RolePrefill, 1, 1, 2, 0), row(abi.RolePrefill, 1, 2, 1, 0),
+			row(abi.RoleDecode, 1, 3, 9, 7), row(abi.RoleDecode, 1, 4, 8, 7),
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"group binds decode", abi.FlowPrefillFirst, -1, []abi.Candidate{
+			row(abi.RolePrefill, 1, 1, 0, 10), row(abi.RolePrefill, 2, 2, 0, 5),
+			row(abi.RoleDecode, 1, 3, 0, 0), row(abi.RoleDecode, 2, 4, 0, 900),
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"fixed stays", abi.FlowPrefillFirst, 0, []abi.Candidate{
+			row(abi.RolePrefill, 1, 1, 9, 900), row(abi.RolePrefill, 1, 2, 0, 0),
+			row(abi.RoleDecode, 1, 3, 0, 5), row(abi.RoleDecode, 1, 4, 0, 4),
+		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"other instance before lighter rank", abi.FlowPrefillFirst, -1, []abi.Candidate{
+			row(abi.RoleBoth, 1, 1, 0, 0), row(abi.RoleBoth, 1, 1, 0, 1), row(abi.RoleBoth, 1, 2, 0, 99),
+		}, abi.PlaceDecision{Prefill: 0, Decode: 2}},
+		{"aggregated", abi.FlowAggregated, -1, []abi.Candidate{
+			row(abi.RoleBoth, 1, 1, 0, 6), row(abi.RoleDecode, 2, 2, 0, 5),
+		}, abi.PlaceDecision{Prefill: -1, Decode: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var p Policy
+			for range len(tt.rows) + 1 { // whatever the turn
+				got := p.Place(&abi.PlaceFacts{Flow: tt.flow, Fixed: tt.fixed, Candidates: tt.rows})
+				if got != tt.want {
+					t.Fatalf("got %+v, want %+v", got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// TestEquals: idle candidates get the same share, a busy one nothing.
+func TestEquals(t *testing.T) {
+	rows := make([]abi.Candidate, 5)
+	for i := range rows {
+		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i)}
+	}
+	rows[1].Requests, rows[1].Tokens = 1, 1
+	var p Policy
+	var hits [5]int
+	for range 2000 {
+		hits[p.Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}).Decode]++
+	}
+	for i, n := range hits {
+		if i == 1 && n != 0 || i != 1 && (n < 400 || n > 600) {
+			t.Errorf("row %d: %d of 2000", i, n)
+		}
+	}
+}

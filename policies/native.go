@@ -1,0 +1,52 @@
+package policies
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// Native decides with built-in policies that are compiled in. It satisfies
+// coordinator.Decider, never lacks an answer and is safe for concurrent use.
+type Native struct {
+	plan  Planner
+	place Placer
+	mint  Minter
+	names Names
+}
+
+// Names are the policies of a Native, as in [policy] of the configuration.
+type Names struct{ Plan, Place, Mint string }
+
+// NewNative returns the built-ins of the given names with fresh state; seed is
+// for policies that draw at random. The error names the policy that is unknown.
+func NewNative(names Names, seed uint64) (*Native, error) {
+	n := &Native{names: names}
+	var ok bool
+	if n.plan, ok = Plan(names.Plan); !ok {
+		return nil, fmt.Errorf("find policy: no built-in plan policy %q", names.Plan)
+	}
+	if n.place, ok = Place(names.Place, seed); !ok {
+		return nil, fmt.Errorf("find policy: no built-in place policy %q", names.Place)
+	}
+	if n.mint, ok = Mint(names.Mint); !ok {
+		return nil, fmt.Errorf("find policy: no built-in mint policy %q", names.Mint)
+	}
+	return n, nil
+}
+
+// Plan decides with the plan policy.
+func (n *Native) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+	return n.plan(f), n.names.Plan, true
+}
+
+// Place decides with the place policy.
+func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+	return n.place.Place(f), n.names.Place, true
+}
+
+// Mint issues an id with the mint policy.
+func (n *Native) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
+	return n.mint(f), n.names.Mint, true
+}

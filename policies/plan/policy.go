@@ -1,0 +1,30 @@
+// Package plan holds the built-in plan policies: how many legs a request gets.
+// Each is a pure function of the facts.
+package plan
+
+import "github.com/pdproxy/pdproxy/abi"
+
+// Auto asks for two legs whenever a prefill and a decode target exist, else for
+// one leg where a target can serve it, and rejects what nothing can serve. A
+// request whose form cannot be carried as two legs gets one.
+func Auto(f *abi.PlanFacts) abi.PlanDecision {
+	switch {
+	case f.PrefillTargets > 0 && f.DecodeTargets > 0 && !f.Request.PairBroken:
+		return abi.PlanDisaggregate
+	case f.BothTargets > 0:
+		return abi.PlanAggregate
+	}
+	return abi.PlanReject
+}
+
+// Always asks for two legs, whether or not there are targets for them, and
+// rejects a request whose form cannot be carried so.
+func Always(f *abi.PlanFacts) abi.PlanDecision {
+	if f.Request.PairBroken {
+		return abi.PlanReject
+	}
+	return abi.PlanDisaggregate
+}
+
+// Never asks for one leg, whether or not there is a target for it.
+func Never(*abi.PlanFacts) abi.PlanDecision { return abi.PlanAggregate }

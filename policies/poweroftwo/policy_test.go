@@ -1,0 +1,92 @@
+package poweroftwo
+
+import (
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// TestNeverTheHeaviest: of two different draws the heaviest of all candidates
+// never wins, and every other one does at times.
+func TestNeverTheHeaviest(t *testing.T) {
+	rows := make([]abi.Candidate, 6)
+	for i := range rows {
+		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i), Tokens: int64(i)}
+	}
+	p := New(7)
+	var hits [6]int
+	for range 3000 {
+		hits[p.Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}).Decode]++
+	}
+	// The chance of rank i of 6 to be the lighter of a random pair is
+	// (5-i)/15.
+	for i, n := range hits {
+		want := 3000 * (5 - i) / 15
+		if n < want*8/10 || n > want*12/10 {
+			t.Errorf("row %d: %d of 3000, want about %d", i, n, want)
+		}
+	}
+}
+
+// TestPair draws each phase among its own rows and decode inside the group.
+func TestPair(t *testing.T) {
+	rows := []abi.Candidate{
+		{Roles: abi.RolePrefill, Group: 1, Instance: 1}, {Roles: abi.RolePrefill, Group: 2, Instance: 2},
+		{Roles: abi.RoleDecode, Group: 1, Instance: 3}, {Roles: abi.RoleDecode, Group: 2, Instance: 4},
+	}
+	p := New(1)
+	var hits [2]int
+	for range 400 {
+		d := p.Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: rows})
+		if d.Decode != d.Prefill+2 {
+			t.Fatalf("got %+v", d)
+		}
+		hits[d.Prefill]++
+	}
+	if hits[0] < 150 || hits[1] < 150 {
+		t.Errorf("prefill rows were drawn %v times", hits)
+	}
+	if d := p.Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: rows[2:]}); d.Prefill != -1 {
+		t.Errorf("got %+v without a prefill row", d)
+	}
+}
+
+func TestTwo(t *testing.T) {
+	p := New(0)
+	for n := uint64(1); n < 20; n++ {
+		for range 200 {
+			a, b := p.two(n)
+			if a >= n || b >= n || a == b && n > 1 {
+				t.Fatalf("two(%d) = %d, %d", n, a, b)
+			}
+		}
+	}
+}
+
+// TestMix holds the first outputs of SplitMix64 for the seed 1234567 (Rosetta
+// Code, "Pseudo-random numbers/Splitmix64").
+func TestMix(t *testing.T) {
+	const step = 0x9e3779b97f4a7c15
+	for i, want := range []uint64{6457827717110365317, 3203168211198807973, 9817491932198370423} {
+		if got := mix(1234567 + uint64(i+1)*step); got != want {
+			t.Errorf("output %d = %d, want %d", i, got, want)
+		}
+	}
+}
+
+func TestSeedsDiffer(t *testing.T) {
+	rows := make([]abi.Candidate, 64)
+	for i := range rows {
+		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i)}
+	}
+	a, b, same := New(1), New(2), 0
+	for range 100 {
+		f := &abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}
+		if a.Place(f) == b.Place(f) {
+			same++
+		}
+	}
+	if same > 20 {
+		t.Errorf("%d of 100 draws equal for two seeds", same)
+	}
+}
