@@ -1,0 +1,34 @@
+// Package disaggid issues the raw material of disagg ids and knows which ids
+// are in flight. One Source per node and worker number is the only issuer of
+// its numbers in a deployment. It does no I/O and is safe for concurrent use.
+package disaggid
+
+import "github.com/pdproxy/pdproxy/abi"
+
+// The layout of an id before it is brought into range, from the highest bit: 39
+// bits of milliseconds since abi.DisaggEpochMilli, 8 of node, 6 of worker, 10
+// of counter. Source: TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, whose
+// time is the host's uptime instead, so that its ids repeat after a reboot.
+const (
+	milliBits   = 39
+	nodeBits    = 8
+	workerBits  = 6
+	counterBits = 10
+
+	workerShift = counterBits
+	nodeShift   = workerShift + workerBits
+	milliShift  = nodeShift + nodeBits
+)
+
+// Pack is the rule that mints when no policy does: the layout above, brought
+// into [abi.MinDisaggID, abi.MaxDisaggID).
+func Pack(f abi.MintFacts) uint64 {
+	raw := uint64(f.UnixMilli-abi.DisaggEpochMilli)&(1<<milliBits-1)<<milliShift |
+		uint64(f.Node)<<nodeShift |
+		uint64(f.Worker)&(1<<workerBits-1)<<workerShift |
+		uint64(f.Counter)&(1<<counterBits-1)
+	return raw%(abi.MaxDisaggID-abi.MinDisaggID) + abi.MinDisaggID
+}
+
+// InRange reports whether id may go to an engine.
+func InRange(id uint64) bool { return id >= abi.MinDisaggID && id < abi.MaxDisaggID }
