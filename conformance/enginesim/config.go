@@ -71,6 +71,9 @@ type Config struct {
 	// Seed drives every random choice of the engine except its engine id;
 	// default 1.
 	Seed uint64
+	// SGLang and TRTLLM are what only those connectors have.
+	SGLang SGLangConfig
+	TRTLLM TRTLLMConfig
 	// Log receives what the real engine would log; default discards.
 	Log *slog.Logger
 }
@@ -106,6 +109,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	c.SGLang = c.SGLang.withDefaults(c.Role)
+	c.TRTLLM = c.TRTLLM.withDefaults()
 	switch c.Role {
 	case RolePrefill, RoleDecode, RoleBoth:
 	default:

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -66,6 +67,7 @@ func New(cfg Config) (*Engine, error) {
 		BaseContext:       func(net.Listener) context.Context { return e.ctx },
 		ConnState:         e.conns.state,
 		ReadHeaderTimeout: time.Minute,
+		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
 	}
 	return e, nil
 }

@@ -41,8 +41,10 @@ type request struct {
 	StopTokenIDs []token
 	IgnoreEOS    bool
 	Seed         uint64
-	Echo         bool
-	CacheSalt    string
+	// Temperature and TopP are checked by the protocols and change nothing.
+	Temperature, TopP float64
+	Echo              bool
+	CacheSalt         string
 
 	// Fields are the body's top-level fields, Header the request's.
 	Fields fields

@@ -30,8 +30,9 @@ func parseOpenAI(route string, h http.Header, f fields) (*request, *fieldError) 
 	req.Seed = uint64(p.integer("seed", 0))
 	req.Echo = p.boolean("echo")
 	req.CacheSalt = p.str("cache_salt", "")
-	for _, name := range []string{"temperature", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"} {
-		p.number(name)
+	req.Temperature, req.TopP = p.number("temperature", 1), p.number("top_p", 1)
+	for _, name := range []string{"presence_penalty", "frequency_penalty", "repetition_penalty", "min_p"} {
+		p.number(name, 0)
 	}
 	p.integer("top_k", 0)
 	options := fieldReader{f: p.object("stream_options")}
@@ -83,9 +84,10 @@ func (p *fieldReader) boolean(name string) bool {
 	return v
 }
 
-func (p *fieldReader) number(name string) {
-	_, err := p.f.number(name, 0)
+func (p *fieldReader) number(name string, def float64) float64 {
+	v, err := p.f.number(name, def)
 	p.keep(err)
+	return v
 }
 
 func (p *fieldReader) str(name, def string) string {

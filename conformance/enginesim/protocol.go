@@ -9,9 +9,10 @@ import (
 // protocol is what one engine kind adds to the core. One value belongs to one
 // Engine; its methods are called by many goroutines.
 type protocol interface {
-	// routes adds the protocol's own HTTP routes. The core has already added
+	// routes adds the protocol's own HTTP routes. The core serves
 	// /v1/completions, /v1/chat/completions, /v1/models, /health, /version,
-	// /metrics and /sim/*. A further generating route is added as
+	// /metrics and /sim/*; a protocol's route of the same path takes the place of
+	// the core's. A further generating route is added as
 	// mux.HandleFunc("POST /generate", e.generating("/generate")): it comes back
 	// through parse, generate and the dialect with request.Route set.
 	routes(mux *http.ServeMux)
@@ -59,7 +60,7 @@ type dialect interface {
 	// closing are the events after the last sequence ended (usage); nil for none.
 	closing(req *request, seqs []*sequence) []any
 	// streamOptions says how the engine frames its streams.
-	streamOptions() streamOptions
+	streamOptions(req *request) streamOptions
 }
 
 // streamOptions are the differences between the engines' streams that are not
@@ -68,6 +69,9 @@ type streamOptions struct {
 	// HoldHead delays the 200 head until the first token or error, so that an
 	// error before the first token has its own status.
 	HoldHead bool
+	// HeldErrors makes an error before the first token an event of a 200 stream
+	// all the same.
+	HeldErrors bool
 	// ErrorDone sends "[DONE]" after an error event.
 	ErrorDone bool
 }
@@ -87,6 +91,10 @@ func newProtocol(e *Engine) (protocol, error) {
 	switch e.cfg.Connector {
 	case ConnectorVLLMNixl, ConnectorNone:
 		return newVLLM(e), nil
+	case ConnectorSGLang:
+		return newSGLang(e), nil
+	case ConnectorTRTLLM:
+		return newTRTLLM(e), nil
 	}
 	return nil, fmt.Errorf("config connector: %q is unknown", e.cfg.Connector)
 }

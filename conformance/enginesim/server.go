@@ -22,7 +22,8 @@ const maxBody = 64 << 20
 // slowAdmission is what the fault "slow" adds before a request is admitted.
 const slowAdmission = 500 * time.Millisecond
 
-// handler builds the HTTP face: the core's routes, then the protocol's.
+// handler builds the HTTP face: the protocol's routes, and the core's where the
+// protocol has none of its own.
 func (e *Engine) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+routeCompletions, e.generating(routeCompletions))
@@ -37,8 +38,15 @@ func (e *Engine) handler() http.Handler {
 		writeJSON(w, http.StatusOK, e.State())
 	})
 	mux.HandleFunc("POST /sim/fault", e.setFault)
-	e.proto.routes(mux)
-	return mux
+	own := http.NewServeMux()
+	e.proto.routes(own)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := own.Handler(r); pattern != "" {
+			own.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // writeJSON answers with a JSON body.
@@ -106,7 +114,7 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 		if e.failEarly(w, r, kind) {
 			return
 		}
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		body, err := readBody(w, r)
 		if err != nil {
 			return // the client left, or its body is beyond any engine's limit
 		}
@@ -131,6 +139,11 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 		req.fault = kind
 		e.answer(w, r, req)
 	}
+}
+
+// readBody reads a request's whole body.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 }
 
 // failEarly acts out the faults that need no request body and reports whether
@@ -193,7 +206,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	if req.Stream {
 		st = &eventStream{w: w, rc: http.NewResponseController(w)}
 		st.before = func(events int) error { return e.streamFault(ctx, req, events) }
-		if !e.proto.streamOptions().HoldHead {
+		if !e.proto.streamOptions(req).HoldHead {
 			st.start()
 		}
 	}
@@ -210,10 +223,9 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		st.send(doneEvent)
 	case err == nil:
 		e.writeUnary(w, req, seqs)
-	case r.Context().Err() != nil || errors.Is(err, errCut):
-		if errors.Is(err, errCut) {
-			abortConn(w)
-		}
+	case errors.Is(err, errCut):
+		abortConn(w)
+	case errors.Is(err, context.Canceled), errors.Is(err, errEnded): // nobody listens
 	default:
 		e.writeFailure(w, st, req, err)
 	}
@@ -256,7 +268,9 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 		if ev := e.proto.event(s.req, s, s.take()); ev != nil {
 			events = append(events, ev)
 		}
-		if err := st.send(events...); err != nil {
+		if err := st.send(events...); err != nil && !isFault(err) {
+			cancel(context.Canceled) // the client left
+		} else if err != nil {
 			cancel(err)
 		}
 	}
@@ -266,8 +280,9 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 	e.stats.outputTokens.Add(int64(len(s.output)))
 	switch {
 	case err == nil:
-	case ctx.Err() != nil:
+	case errors.Is(context.Cause(ctx), context.Canceled), errors.Is(context.Cause(ctx), errEnded):
 		e.stats.aborted.Add(1)
+	case ctx.Err() != nil: // another sample failed, or a fault ended the stream
 	default:
 		e.stats.errors.Add(1)
 		cancel(err)
@@ -299,13 +314,13 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 	if !errors.As(err, &failure) {
 		failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
 	}
-	if st == nil || !st.head {
+	if st == nil || !st.head && !e.proto.streamOptions(req).HeldErrors {
 		writeJSON(w, failure.Status, e.proto.errorBody(failure))
 		return
 	}
 	st.before, st.err = nil, nil
 	st.send(e.proto.errorEvents(req, failure)...)
-	if e.proto.streamOptions().ErrorDone {
+	if e.proto.streamOptions(req).ErrorDone {
 		st.send(doneEvent)
 	}
 }
@@ -315,6 +330,9 @@ var (
 	errSimulated = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "simulated failure"}
 	errCut       = errors.New("stream cut")
 )
+
+// isFault reports whether a stream's error is one that streamFault made.
+func isFault(err error) bool { return errors.Is(err, errCut) || errors.Is(err, errSimulated) }
 
 // streamFault acts out the faults of a stream before its next event.
 func (e *Engine) streamFault(ctx context.Context, req *request, events int) error {

@@ -103,7 +103,8 @@ func (s *sequence) finished(t token) {
 	}
 }
 
-// take is the new text that may leave for the client.
+// take is the new text that may leave for the client: until the sequence ends,
+// the tail that could begin a stop string stays back.
 func (s *sequence) take() piece {
 	ready := len(s.text.text)
 	if s.finish == "" {
@@ -111,20 +112,19 @@ func (s *sequence) take() piece {
 		for _, stop := range s.req.Stop {
 			hold = max(hold, len(stop)-1)
 		}
-		ready = max(s.text.sent, ready-hold)
-		ready = max(s.text.sent, wholeRunes(s.text.text[:ready]))
+		ready = wholeRunes(s.text.text[:max(0, ready-hold)])
 	}
 	ready = max(ready, s.text.sent)
-	p := piece{Tokens: s.text.tokens, Finish: s.finish}
-	if ready <= len(s.text.text) {
-		p.Text = strings.ToValidUTF8(s.text.text[s.text.sent:ready], "\uFFFD")
-	}
+	p := piece{Text: validText(s.text.text[s.text.sent:ready]), Tokens: s.text.tokens, Finish: s.finish}
 	s.text.sent, s.text.tokens = ready, nil
 	return p
 }
 
 // answerText is the whole text of a finished sequence.
-func (s *sequence) answerText() string { return strings.ToValidUTF8(s.text.text, "\uFFFD") }
+func (s *sequence) answerText() string { return validText(s.text.text) }
+
+// validText replaces broken UTF-8 as a detokenizer does.
+func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // eventStream writes one answer as server-sent events; sequences of one request
 // share it.

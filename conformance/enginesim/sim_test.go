@@ -1,0 +1,263 @@
+package enginesim
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// startEngine starts an engine that ends with the test, which fails if blocks
+// are still referenced when no request and no lease is left.
+func startEngine(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	e, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.Close()
+		for _, r := range e.ranks {
+			checkAccounting(t, r)
+		}
+		if s := e.State(); s.BlocksUsed != 0 || s.BlocksPinned != 0 || s.RequestsRunning != 0 || s.RequestsWaiting != 0 {
+			t.Errorf("engine %s ended with %+v", e.cfg.Name, s)
+		}
+	})
+	return e
+}
+
+// checkAccounting verifies that every block is either referenced or idle, and
+// that the idle list and the hash index agree with the blocks.
+func checkAccounting(t *testing.T, r *rank) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.cache
+	idle := 0
+	for id, last := c.head, blockID(-1); id >= 0; last, id = id, c.blocks[id].next {
+		b := &c.blocks[id]
+		if !b.idle || b.refs != 0 || b.pins != 0 || b.prev != last {
+			t.Fatalf("idle list: block %d is %+v after %d", id, *b, last)
+		}
+		if idle++; idle > len(c.blocks) {
+			t.Fatal("idle list: a cycle")
+		}
+	}
+	used := 0
+	for i := range c.blocks {
+		if c.blocks[i].refs > 0 {
+			used++
+		}
+		if h := c.blocks[i].hash; h != 0 && c.byHash[h] != blockID(i) {
+			t.Errorf("block %d has a hash that the index does not know", i)
+		}
+	}
+	if idle != c.free || idle+used != len(c.blocks) {
+		t.Errorf("blocks: %d idle (counted %d) + %d used of %d", idle, c.free, used, len(c.blocks))
+	}
+	for h, id := range c.byHash {
+		if c.blocks[id].hash != h {
+			t.Errorf("index has block %d under a hash that it does not bear", id)
+		}
+	}
+}
+
+// answer is an answer of an engine, whole.
+type answer struct {
+	status int
+	body   []byte
+	header http.Header
+}
+
+// field walks into the answer's JSON: "choices", 0, "text".
+func (a answer) field(t *testing.T, path ...any) any {
+	t.Helper()
+	var v any
+	dec := json.NewDecoder(bytes.NewReader(a.body))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		t.Fatalf("answer %d %q: %v", a.status, a.body, err)
+	}
+	for _, step := range path {
+		switch step := step.(type) {
+		case string:
+			m, ok := v.(map[string]any)
+			if !ok {
+				t.Fatalf("%v of %s: not an object", path, a.body)
+			}
+			v = m[step]
+		case int:
+			l, ok := v.([]any)
+			if !ok || step >= len(l) {
+				t.Fatalf("%v of %s: no such element", path, a.body)
+			}
+			v = l[step]
+		}
+	}
+	return v
+}
+
+// text is the first choice's text, of either route.
+func (a answer) text(t *testing.T) string {
+	t.Helper()
+	if a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	choice := a.field(t, "choices", 0).(map[string]any)
+	if m, ok := choice["message"].(map[string]any); ok {
+		return m["content"].(string)
+	}
+	return choice["text"].(string)
+}
+
+// params are the raw kv_transfer_params, byte for byte.
+func (a answer) params(t *testing.T) string {
+	t.Helper()
+	var v struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	if err := json.Unmarshal(a.body, &v); err != nil {
+		t.Fatal(err)
+	}
+	return string(v.Params)
+}
+
+// try posts a body; header pairs are name, value.
+func try(ctx context.Context, url, body string, header ...string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return answer{}, err
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, raw, resp.Header}, err
+}
+
+// post is try for requests whose connection must hold.
+func post(t *testing.T, url, body string, header ...string) answer {
+	t.Helper()
+	a, err := try(t.Context(), url, body, header...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// stream posts a body and returns the data of each event.
+func stream(t *testing.T, url, body string) []string {
+	t.Helper()
+	a := post(t, url, body)
+	if a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	var events []string
+	for _, event := range strings.SplitAfter(string(a.body), "\n\n") {
+		if event == "" {
+			continue
+		}
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok || !strings.HasSuffix(data, "\n\n") || strings.Count(data, "\n") != 2 {
+			t.Fatalf("event %q", event)
+		}
+		events = append(events, strings.TrimSuffix(data, "\n\n"))
+	}
+	return events
+}
+
+// openStream posts a streaming request and returns after its first event; the
+// reader has the rest and close leaves.
+func openStream(t *testing.T, url, body string) (rest *bufio.Reader, leave func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); resp.Body.Close() })
+	br := bufio.NewReader(resp.Body)
+	if _, err := br.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return br, cancel
+}
+
+// eventually waits for a state that other goroutines bring about.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never came: %s", what)
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
+// completion is the body of a completion request for a prompt of some words,
+// with further fields.
+func completion(prompt string, extra string) string {
+	raw, _ := json.Marshal(prompt)
+	if extra != "" {
+		extra = "," + extra
+	}
+	return fmt.Sprintf(`{"model":"sim","prompt":%s%s}`, raw, extra)
+}
+
+// words is a prompt of n tokens, different for each seed.
+func words(seed, n int) string {
+	var b strings.Builder
+	for i := range n {
+		b.WriteString(wordText(int(mix(uint64(seed*100000+i)) % uint64(len(wordTokens)))))
+	}
+	return b.String()
+}
+
+// prefillParams is what a proxy puts into a prefill leg.
+const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+
+// openStreamHead posts a streaming request and returns when the head is there;
+// events reads the rest.
+func openStreamHead(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); resp.Body.Close() })
+	return func() ([]string, error) {
+		raw, err := io.ReadAll(resp.Body)
+		var list []string
+		for event := range strings.SplitSeq(string(raw), "\n\n") {
+			if data, ok := strings.CutPrefix(event, "data: "); ok {
+				list = append(list, data)
+			}
+		}
+		return list, err
+	}, cancel
+}

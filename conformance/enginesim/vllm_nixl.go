@@ -1,0 +1,313 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Side channel words of the NixlConnector's pull mode. The real engine uses a
+// ZMQ handshake, NIXL reads and NIXL notifications for the same.
+const (
+	nixlHandshake = "nixl-handshake"
+	nixlRead      = "nixl-read"
+	nixlDone      = "nixl-done"
+	nixlHeartbeat = "nixl-heartbeat"
+)
+
+// Time limits of calls to the prefill engine.
+const (
+	nixlHandshakeTimeout = 5 * time.Second
+	nixlReadTimeout      = 30 * time.Second
+)
+
+// nixlLeg is a request's kv_transfer_params as the connector reads them: keys
+// that it does not know are ignored, except the two that stand for fields of
+// future releases and must come back as the prefill engine sent them.
+type nixlLeg struct {
+	remoteDecode, remotePrefill bool
+	engine, request, host       string
+	port                        int
+	blocks                      []blockID
+	// missing says that one of the remote_* keys is absent or null.
+	missing bool
+	epoch   json.Number // remote_agent_epoch
+	tag     string      // remote_agent_tag
+	// reading serialises the n samples of a request, which all read the same
+	// remote blocks: those after the first read memory that is freed already.
+	reading sync.Mutex
+}
+
+// parseNixl reads kv_transfer_params without judging them: the real server
+// takes any object.
+func parseNixl(params fields) *nixlLeg {
+	leg := &nixlLeg{}
+	truthy := func(name string) bool {
+		v, err := params.boolean(name, false)
+		return err == nil && v
+	}
+	leg.remoteDecode, leg.remotePrefill = truthy("do_remote_decode"), truthy("do_remote_prefill")
+	text := func(name string) string {
+		s, err := params.str(name, "")
+		if err != nil || s == "" {
+			leg.missing = true
+		}
+		return s
+	}
+	leg.engine, leg.request, leg.host = text("remote_engine_id"), text("remote_request_id"), text("remote_host")
+	port, err := params.integer("remote_port", 0)
+	leg.port = int(port)
+	leg.missing = leg.missing || err != nil || port == 0
+	leg.blocks = parseBlockIDs(params["remote_block_ids"])
+	json.Unmarshal(params["remote_agent_epoch"], &leg.epoch)
+	json.Unmarshal(params["remote_agent_tag"], &leg.tag)
+	return leg
+}
+
+// parseBlockIDs reads remote_block_ids: a list of lists, one for each KV cache
+// group, of which the simulator has one; older releases sent a flat list.
+func parseBlockIDs(raw json.RawMessage) []blockID {
+	var groups [][]blockID
+	if json.Unmarshal(raw, &groups) == nil {
+		if len(groups) == 0 {
+			return nil
+		}
+		return groups[0]
+	}
+	var flat []blockID
+	if json.Unmarshal(raw, &flat) == nil {
+		return flat
+	}
+	return nil
+}
+
+// address is the prefill's side channel.
+func (leg *nixlLeg) address() string { return net.JoinHostPort(leg.host, strconv.Itoa(leg.port)) }
+
+// fields are what the prefill engine checks of a leg.
+func (leg *nixlLeg) fields() map[string]string {
+	return map[string]string{"epoch": leg.epoch.String(), "tag": leg.tag}
+}
+
+// epochOf and tagOf are the values of the two keys without a meaning that every
+// answer of a prefill carries: a 64-bit integer that no float64 holds, and a
+// string full of characters that JSON encoders like to rewrite.
+func (e *Engine) epochOf(request string) json.Number {
+	h := fnv.New64a()
+	h.Write([]byte(e.id + request))
+	return json.Number(strconv.FormatUint(mix(h.Sum64())>>1|1<<62|1, 10))
+}
+
+func tagOf(request string) string { return request + ` é/<&>"\ 🙂` }
+
+// hold pins a finished prefill's blocks and returns the kv_transfer_params of
+// its answer.
+func (v *vllm) hold(s *sequence) any {
+	if s.req.fault == failNoParams {
+		return nil
+	}
+	ids := s.blocks[:s.rank.cache.blocksFor(s.computed)]
+	host, port := s.rank.side.hostPort()
+	s.rank.pin(s, s.id, v.e.cfg.Lease)
+	return obj(
+		"do_remote_prefill", true, "do_remote_decode", false,
+		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", v.e.id, "remote_request_id", s.id,
+		"remote_host", host, "remote_port", port, "tp_size", 1,
+		"remote_num_tokens", s.computed, "remote_blocks_expiry_time", nil, "transfer_mode", "pull",
+		"dcp_size", 1, "pp_size", 1,
+		"remote_agent_epoch", v.e.epochOf(s.id), "remote_agent_tag", tagOf(s.id),
+		"remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil},
+	)
+}
+
+// errLoad is the load failure under the default policy "fail".
+var errLoad = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
+
+// loadRemote brings the prompt's KV from the prefill engine, all but the last
+// token's, which decode computes again to sample from it. It returns with the
+// sequence's blocks reserved and no slot held. When the client leaves before
+// the blocks are there, the prefill engine is told that they will not be read;
+// a read that has begun is always finished.
+func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error {
+	if len(leg.blocks) == 0 {
+		v.e.cfg.Log.Error("assertion failed: num_external_tokens == 0", "request", s.id)
+		return errLoad
+	}
+	if leg.missing {
+		v.e.cfg.Log.Warn("invalid KVTransferParams: computing locally", "request", s.id)
+		return s.rank.reserve(ctx, s, room(s), false)
+	}
+	v.beat(leg, 1)
+	defer v.beat(leg, -1)
+	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+		v.notifyDone(leg)
+		return err
+	}
+	if s.req.fault == failLoad {
+		return errLoad
+	}
+	err := s.rank.waitLoading(func() error {
+		leg.reading.Lock()
+		defer leg.reading.Unlock()
+		if err := v.shakeHands(s.rank, leg); err != nil {
+			return err
+		}
+		return v.pull(s, leg)
+	})
+	if err != nil {
+		v.e.cfg.Log.Error("KV load failed", "request", s.id, "error", err)
+		return errLoad
+	}
+	return ctx.Err()
+}
+
+// shakeHands makes the handshake with a remote engine that is not known yet.
+func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
+	v.mu.Lock()
+	known := v.known[leg.engine]
+	v.mu.Unlock()
+	if known {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(v.e.ctx, nixlHandshakeTimeout)
+	defer cancel()
+	answer, err := r.side.call(ctx, leg.address(), sideMessage{Op: nixlHandshake, Engine: leg.engine})
+	if err != nil {
+		return err
+	}
+	if answer.Fields["compatibility_hash"] != v.compatibility() {
+		return errors.New("handshake: compatibility hash mismatch")
+	}
+	v.mu.Lock()
+	v.known[leg.engine] = true
+	v.mu.Unlock()
+	return nil
+}
+
+// compatibility is what both engines of a pair must agree on.
+func (v *vllm) compatibility() string { return fmt.Sprintf("%x-%d", v.e.weights, v.e.cfg.BlockSize) }
+
+// pull reads the blocks that are not in the local prefix cache and frees them on
+// the prefill engine. With a local hit only the tail of the remote blocks is
+// read; remote blocks that are missing leave the local ones as they are.
+func (v *vllm) pull(s *sequence, leg *nixlLeg) error {
+	hit := s.computed / s.rank.cache.size
+	local := s.blocks[hit:s.rank.cache.blocksFor(len(s.prompt))]
+	remote := leg.blocks
+	if len(remote) > len(local) {
+		remote = remote[len(remote)-len(local):]
+	}
+	ctx, cancel := context.WithTimeout(v.e.ctx, nixlReadTimeout)
+	defer cancel()
+	answer, err := s.rank.side.call(ctx, leg.address(), sideMessage{
+		Op: nixlRead, Engine: leg.engine, Key: leg.request, Blocks: remote, Fields: leg.fields(),
+	})
+	if err != nil {
+		return err
+	}
+	v.notifyDone(leg)
+	s.rank.store(local, answer.Payload)
+	v.e.stats.transfers.Add(1)
+	v.e.stats.externalTokens.Add(int64(len(s.prompt) - s.computed))
+	s.cached = len(s.prompt) - 1
+	s.rank.loaded(s, s.cached)
+	return nil
+}
+
+// notifyDone tells the prefill engine that it may free the blocks: after a read,
+// or as an empty read when there will be none.
+func (v *vllm) notifyDone(leg *nixlLeg) {
+	ctx, cancel := context.WithTimeout(v.e.ctx, nixlHandshakeTimeout)
+	defer cancel()
+	_, err := v.e.ranks[0].side.call(ctx, leg.address(), sideMessage{Op: nixlDone, Engine: leg.engine, Key: leg.request})
+	if err != nil {
+		v.e.cfg.Log.Warn("read notification failed", "error", err)
+	}
+}
+
+// rejected is called for a leg that the serving layer refused: a request that is
+// aborted before it runs frees the prefill's blocks.
+func (v *vllm) rejected(leg *nixlLeg) {
+	if leg != nil && leg.remotePrefill && !leg.missing && len(leg.blocks) > 0 {
+		v.e.spawn(func(context.Context) { v.notifyDone(leg) })
+	}
+}
+
+// beat adds (1) or removes (-1) a remote request whose lease is kept alive.
+func (v *vllm) beat(leg *nixlLeg, delta int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	addr := leg.address()
+	if v.beats[addr] == nil {
+		v.beats[addr] = make(map[string]int)
+	}
+	v.beats[addr][leg.request] += delta
+	if v.beats[addr][leg.request] == 0 {
+		delete(v.beats[addr], leg.request)
+	}
+	if len(v.beats[addr]) == 0 {
+		delete(v.beats, addr)
+	}
+}
+
+// heartbeat sends one message to each prefill engine every sixth of a lease.
+func (v *vllm) heartbeat(ctx context.Context) {
+	tick := time.NewTicker(max(v.e.cfg.Lease/6, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		v.mu.Lock()
+		due := make(map[string]string, len(v.beats))
+		for addr, requests := range v.beats {
+			ids := make([]string, 0, len(requests))
+			for id := range requests {
+				ids = append(ids, id)
+			}
+			due[addr] = strings.Join(ids, ",")
+		}
+		v.mu.Unlock()
+		for addr, ids := range due {
+			limit, cancel := context.WithTimeout(ctx, nixlHandshakeTimeout)
+			v.e.ranks[0].side.call(limit, addr, sideMessage{Op: nixlHeartbeat, Fields: map[string]string{"ids": ids}})
+			cancel()
+		}
+	}
+}
+
+// message answers a decode engine.
+func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, error) {
+	if !v.nixl {
+		return sideMessage{}, errors.New("no KV connector")
+	}
+	answer := sideMessage{Op: m.Op}
+	switch m.Op {
+	case nixlHandshake:
+		answer.Fields = map[string]string{"compatibility_hash": v.compatibility()}
+	case nixlRead:
+		if m.Fields["epoch"] != v.e.epochOf(m.Key).String() || m.Fields["tag"] != tagOf(m.Key) {
+			return answer, errors.New("agent metadata mismatch")
+		}
+		answer.Payload = r.readPinned(m.Key, m.Blocks)
+	case nixlDone:
+		r.unpin(m.Key)
+	case nixlHeartbeat:
+		for id := range strings.SplitSeq(m.Fields["ids"], ",") {
+			r.renew(id, v.e.cfg.Lease*2/3)
+		}
+	default:
+		return answer, errors.New("unknown message")
+	}
+	return answer, nil
+}

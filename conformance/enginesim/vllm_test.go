@@ -1,0 +1,512 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pair is a prefill and a decode engine and a third that does both.
+type pair struct{ p, d, both *Engine }
+
+func startPair(t *testing.T, change ...func(*Config)) pair {
+	t.Helper()
+	start := func(role string) *Engine {
+		cfg := Config{Connector: ConnectorVLLMNixl, Role: role, KVBlocks: 256}
+		for _, c := range change {
+			c(&cfg)
+		}
+		return startEngine(t, cfg)
+	}
+	return pair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
+}
+
+// prefill sends a prefill leg and returns the raw kv_transfer_params.
+func (pd pair) prefill(t *testing.T, prompt string) string {
+	t.Helper()
+	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"stream":false,`+prefillParams))
+	if a.status != http.StatusOK {
+		t.Fatalf("prefill: %d %s", a.status, a.body)
+	}
+	return a.params(t)
+}
+
+// decode sends a decode leg with raw kv_transfer_params.
+func (pd pair) decode(t *testing.T, prompt, params string) answer {
+	t.Helper()
+	return post(t, pd.d.URL()+routeCompletions, completion(prompt, `"max_tokens":12,"kv_transfer_params":`+params))
+}
+
+// direct is the answer of one engine that does both phases.
+func (pd pair) direct(t *testing.T, prompt string) answer {
+	t.Helper()
+	return post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":12`))
+}
+
+func TestPullEqualsDirect(t *testing.T) {
+	pd := startPair(t)
+	for _, n := range []int{1, 2, 15, 16, 17, 31, 32, 33, 200} {
+		t.Run(fmt.Sprint(n, " tokens"), func(t *testing.T) {
+			prompt := words(n, n)
+			params := pd.prefill(t, prompt)
+			if s := pd.p.State(); s.BlocksPinned != (n+15)/16 {
+				t.Errorf("pinned %d blocks", s.BlocksPinned)
+			}
+			got := pd.decode(t, prompt, params)
+			if want := pd.direct(t, prompt).text(t); got.text(t) != want {
+				t.Errorf("text %q, direct %q", got.text(t), want)
+			}
+			if cached := got.field(t, "usage", "prompt_tokens_details", "cached_tokens"); fmt.Sprint(cached) != fmt.Sprint(n-1) {
+				t.Errorf("cached_tokens %v", cached)
+			}
+			if s := pd.p.State(); s.BlocksUsed != 0 {
+				t.Errorf("after the read: %+v", s)
+			}
+		})
+	}
+	if p, d := pd.p.State(), pd.d.State(); p.Transfers != 9 || d.Transfers != 9 || p.StaleReads != 0 || d.Errors != 0 {
+		t.Errorf("prefill %+v, decode %+v", p, d)
+	}
+}
+
+func TestPullEqualsDirectChatStream(t *testing.T) {
+	pd := startPair(t)
+	body := `{"model":"sim","messages":[{"role":"system","content":"be kind"},{"role":"user","content":[{"type":"text","text":"grüße 世界"},{"type":"image_url","image_url":{"url":"data:x"}}]}],"max_completion_tokens":9,"seed":7%s}`
+	a := post(t, pd.p.URL()+routeChat, fmt.Sprintf(strings.Replace(body, ":9", ":1", 1), ","+prefillParams))
+	got := stream(t, pd.d.URL()+routeChat, fmt.Sprintf(body, `,"stream":true,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+routeChat, fmt.Sprintf(body, ""))
+	if text := chatStreamText(t, got); text != want.text(t) {
+		t.Errorf("text %q, direct %q", text, want.text(t))
+	}
+	if s := pd.d.State(); s.Transfers != 1 {
+		t.Errorf("decode %+v", s)
+	}
+}
+
+func chatStreamText(t *testing.T, events []string) string {
+	t.Helper()
+	var text strings.Builder
+	for _, event := range events {
+		var v struct {
+			Choices []struct {
+				Delta struct{ Content string }
+				Text  string
+			}
+			Error any
+		}
+		if event == "[DONE]" {
+			return text.String()
+		}
+		if err := json.Unmarshal([]byte(event), &v); err != nil || v.Error != nil {
+			t.Fatalf("event %s: %v", event, err)
+		}
+		for _, c := range v.Choices {
+			text.WriteString(c.Delta.Content + c.Text)
+		}
+	}
+	t.Error("no [DONE]")
+	return ""
+}
+
+// TestPrefillAnswer compares a prefill answer with vLLM's form, key by key.
+func TestPrefillAnswer(t *testing.T) {
+	pd := startPair(t)
+	a := post(t, pd.p.URL()+routeChat, `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1,`+prefillParams+`}`, "X-Request-Id", "abc-1")
+	shape := regexp.MustCompile(`^\{"id":"chatcmpl-abc-1","object":"chat\.completion","created":\d+,"model":"sim","choices":\[\{"index":0,` +
+		`"message":\{"role":"assistant","content":" \S+","refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":\[\],"reasoning":null\},` +
+		`"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null\}\],"service_tier":null,"system_fingerprint":null,` +
+		`"usage":\{"prompt_tokens":\d+,"total_tokens":\d+,"completion_tokens":1,"prompt_tokens_details":\{"cached_tokens":0\}\},"prompt_logprobs":null,"prompt_token_ids":null,` +
+		`"kv_transfer_params":\{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":\[\[\d+\]\],"remote_engine_id":"[0-9a-f-]{36}",` +
+		`"remote_request_id":"chatcmpl-abc-1-[0-9a-f]{8}","remote_host":"127\.0\.0\.1","remote_port":\d+,"tp_size":1,"remote_num_tokens":\d+,` +
+		`"remote_blocks_expiry_time":null,"transfer_mode":"pull","dcp_size":1,"pp_size":1,"remote_agent_epoch":[4-9]\d{18},.*\}\}$`)
+	if !shape.Match(a.body) {
+		t.Errorf("answer %s", a.body)
+	}
+}
+
+// TestWrongBlocks: the answer is always 200, and right only with the right KV.
+func TestWrongBlocks(t *testing.T) {
+	edit := func(old, new string) func(string) string {
+		re := regexp.MustCompile(old)
+		return func(params string) string { return re.ReplaceAllString(params, new) }
+	}
+	tests := []struct {
+		name  string
+		edit  func(string) string
+		right bool
+	}{
+		{"verbatim", func(s string) string { return s }, true},
+		{"keys reordered", func(s string) string {
+			var m map[string]json.RawMessage
+			json.Unmarshal([]byte(s), &m)
+			out, _ := json.Marshal(m)
+			return string(out)
+		}, true},
+		{"flat list of blocks", edit(`\[\[([^]]*)\]\]`, `[$1]`), true},
+		{"last block missing", edit(`,\d+\]\]`, `]]`), false},
+		{"first block missing", edit(`\[\[\d+,`, `[[`), false},
+		{"two blocks swapped", edit(`\[\[(\d+),(\d+),`, `[[$2,$1,`), false},
+		{"a block of nobody", edit(`\[\[\d+,`, `[[200,`), false},
+		{"a block outside the cache", edit(`\[\[\d+,`, `[[99999,`), false},
+		{"another request's id", edit(`("remote_request_id":"[^"]*)-[0-9a-f]{8}"`, `$1-00000000"`), false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+			prompt := words(3, 50)
+			params := tt.edit(pd.prefill(t, prompt))
+			if strings.Contains(tt.name, "another request") {
+				// The future keys belong to the id: they go with it.
+				id := regexp.MustCompile(`"remote_request_id":"([^"]*)"`).FindStringSubmatch(params)[1]
+				tag, _ := json.Marshal(tagOf(id))
+				params = edit(`"remote_agent_epoch":\d+,"remote_agent_tag":"(\\.|[^"\\])*"`,
+					fmt.Sprintf(`"remote_agent_epoch":%s,"remote_agent_tag":%s`, pd.p.epochOf(id), strings.ReplaceAll(string(tag), "$", "$$")))(params)
+			}
+			got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t)
+			if (got == want) != tt.right {
+				t.Errorf("text %q, direct %q", got, want)
+			}
+		})
+	}
+}
+
+// TestParamsMustComeBack: values that a proxy has changed on the way make the
+// load fail.
+func TestParamsMustComeBack(t *testing.T) {
+	tests := []struct{ name, old, new string }{
+		{"a 64-bit integer through float64", `"remote_agent_epoch":(\d{18})\d+`, `"remote_agent_epoch":${1}00`},
+		{"a future key dropped", `"remote_agent_epoch":\d+,`, ``},
+		{"a string rewritten", `é`, `e`},
+		{"another engine id", `"remote_engine_id":"[^"]*"`, `"remote_engine_id":"5f1e6d00-0000-4000-8000-000000000000"`},
+		{"a port where nobody listens", `"remote_port":\d+`, `"remote_port":1`},
+		{"no blocks", `"remote_block_ids":\[\[[^]]*\]\]`, `"remote_block_ids":[]`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			pd := startPair(t)
+			prompt := words(4, 40)
+			params := pd.prefill(t, prompt)
+			changed := regexp.MustCompile(tt.old).ReplaceAllString(params, tt.new)
+			if changed == params {
+				t.Fatal("nothing changed in ", params)
+			}
+			unary := pd.decode(t, prompt, changed)
+			const body = `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`
+			if unary.status != 500 || string(unary.body) != body {
+				t.Errorf("unary: %d %s", unary.status, unary.body)
+			}
+			events := stream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+changed))
+			if len(events) != 2 || events[0] != body || events[1] != "[DONE]" {
+				t.Errorf("stream: %q", events)
+			}
+			if s := pd.d.State(); s.Errors != 2 || s.BlocksUsed != 0 {
+				t.Errorf("decode %+v", s)
+			}
+		})
+	}
+}
+
+func TestRemoteKeyMissingComputesLocally(t *testing.T) {
+	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_host", "remote_port"} {
+		t.Run(key, func(t *testing.T) {
+			pd := startPair(t)
+			prompt := words(5, 40)
+			params := regexp.MustCompile(`"`+key+`":("[^"]*"|\d+)`).ReplaceAllString(pd.prefill(t, prompt), `"`+key+`":null`)
+			if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got != want {
+				t.Errorf("text %q, direct %q", got, want)
+			}
+			if s := pd.d.State(); s.Transfers != 0 || s.CachedTokens != 0 {
+				t.Errorf("decode %+v", s)
+			}
+			if s := pd.p.State(); s.BlocksPinned != 3 {
+				t.Errorf("prefill %+v", s)
+			}
+		})
+	}
+}
+
+func TestParamsOnlyOnUnaryPrefill(t *testing.T) {
+	pd := startPair(t)
+	tests := []struct {
+		name, extra string
+		params      bool
+	}{
+		{"length", `"max_tokens":1,` + prefillParams, true},
+		{"first token ends the answer", `"max_tokens":1,"prompt":"<eos1>",` + prefillParams, true},
+		{"no transfer asked", `"max_tokens":1`, false},
+		{"null parameters", `"max_tokens":1,"kv_transfer_params":null`, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := post(t, pd.p.URL()+routeCompletions, completion(words(6, 20), tt.extra))
+			if got := a.params(t) != "null"; got != tt.params {
+				t.Errorf("kv_transfer_params %s", a.params(t))
+			}
+		})
+	}
+	for _, event := range stream(t, pd.p.URL()+routeCompletions, completion(words(6, 20), `"max_tokens":1,"stream":true,`+prefillParams)) {
+		if strings.Contains(event, "kv_transfer_params") {
+			t.Errorf("stream carries parameters: %s", event)
+		}
+	}
+}
+
+func TestEOSFirst(t *testing.T) {
+	pd := startPair(t)
+	prompt := words(7, 20) + " <eos1>"
+	params := pd.prefill(t, prompt)
+	a := pd.decode(t, prompt, params)
+	if a.text(t) != "" || a.field(t, "choices", 0, "finish_reason") != "stop" || fmt.Sprint(a.field(t, "usage", "completion_tokens")) != "1" {
+		t.Errorf("answer %s", a.body)
+	}
+	a = post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":5,"ignore_eos":true`))
+	if a.field(t, "choices", 0, "finish_reason") != "length" || a.text(t) == "" {
+		t.Errorf("ignore_eos: %s", a.body)
+	}
+	a = post(t, pd.both.URL()+routeCompletions, completion(prompt, `"max_tokens":5,"min_tokens":3`))
+	if a.field(t, "choices", 0, "finish_reason") != "length" {
+		t.Errorf("min_tokens: %s", a.body)
+	}
+}
+
+// TestLocalHit: with a prefix hit on decode only the tail is read, and the
+// prefill's blocks are freed all the same.
+func TestLocalHit(t *testing.T) {
+	pd := startPair(t)
+	prompt := words(8, 64)
+	for range 2 {
+		if got, want := pd.decode(t, prompt, pd.prefill(t, prompt)).text(t), pd.direct(t, prompt).text(t); got != want {
+			t.Errorf("text %q, direct %q", got, want)
+		}
+	}
+	longer := prompt + words(9, 30)
+	if got, want := pd.decode(t, longer, pd.prefill(t, longer)).text(t), pd.direct(t, longer).text(t); got != want {
+		t.Errorf("longer prompt: text %q, direct %q", got, want)
+	}
+	if s := pd.p.State(); s.BlocksUsed != 0 || s.CachedTokens != 48+64 {
+		t.Errorf("prefill %+v", s)
+	}
+	if got := pd.d.stats.externalTokens.Load(); got != 64+16+30 {
+		t.Errorf("received %d tokens", got)
+	}
+}
+
+// TestPromptMismatch: other tokens on the two legs give a wrong answer, not an
+// error.
+func TestPromptMismatch(t *testing.T) {
+	pd := startPair(t)
+	prompt := words(10, 40)
+	params := pd.prefill(t, words(11, 40))
+	if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got == want {
+		t.Errorf("text %q is right by the wrong KV", got)
+	}
+}
+
+func TestLeaseExpiry(t *testing.T) {
+	pd := startPair(t, func(c *Config) { c.Lease = 20 * time.Millisecond })
+	prompt := words(12, 40)
+	params := pd.prefill(t, prompt)
+	eventually(t, "the lease's end", func() bool { return pd.p.State().LeasesExpired == 1 })
+	if s := pd.p.State(); s.BlocksUsed != 0 {
+		t.Errorf("prefill %+v", s)
+	}
+	if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got == want {
+		t.Errorf("text %q is right by freed KV", got)
+	}
+	if s := pd.p.State(); s.StaleReads != 1 {
+		t.Errorf("prefill %+v", s)
+	}
+}
+
+// TestSingleUse: the blocks are gone after the first read.
+func TestSingleUse(t *testing.T) {
+	pd := startPair(t)
+	prompt := words(13, 40)
+	params := pd.prefill(t, prompt)
+	pd.decode(t, prompt, params)
+	other := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RoleDecode})
+	again := pair{d: other}.decode(t, prompt, params)
+	if got, want := again.text(t), pd.direct(t, prompt).text(t); got == want {
+		t.Errorf("text %q is right by freed KV", got)
+	}
+}
+
+// TestSamplesOfOnePrefill: n > 1 on the prefill leaks all sets but one, n > 1 on
+// decode reads freed memory after the first sample.
+func TestSamplesOfOnePrefill(t *testing.T) {
+	pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+	prompt := words(14, 40)
+	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,"n":3,`+prefillParams))
+	pd.decode(t, prompt, a.params(t))
+	if got := len(pd.p.ranks[0].cache.pins); got != 2 {
+		t.Errorf("%d sets are left", got)
+	}
+	params := pd.prefill(t, words(15, 40))
+	post(t, pd.d.URL()+routeCompletions, completion(words(15, 40), `"max_tokens":4,"n":2,"kv_transfer_params":`+params))
+	if s := pd.p.State(); s.StaleReads != 1 {
+		t.Errorf("prefill %+v", s)
+	}
+}
+
+func TestPrefillRestarted(t *testing.T) {
+	pd := startPair(t)
+	port := 0
+	_, port = pd.p.ranks[0].side.hostPort()
+	prompt := words(16, 40)
+	params := pd.prefill(t, prompt)
+	addr := pd.p.Addr()
+	pd.p.Kill()
+	pd.p.Close()
+	reborn := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RolePrefill, Listen: addr, SideChannelPort: port})
+	if a := pd.decode(t, prompt, params); a.status != 500 {
+		t.Errorf("answer %d %s", a.status, a.body)
+	}
+	pd.p = reborn
+	if got, want := pd.decode(t, prompt, pd.prefill(t, prompt)).text(t), pd.direct(t, prompt).text(t); got != want {
+		t.Errorf("after the restart: text %q, direct %q", got, want)
+	}
+}
+
+// TestRejectedDecodeLeg: what the serving layer refuses frees the prefill's
+// blocks, what the body models refuse does not.
+func TestRejectedDecodeLeg(t *testing.T) {
+	tests := []struct {
+		name, extra string
+		status      int
+		frees       bool
+	}{
+		{"max_tokens 0", `"max_tokens":0`, 400, true},
+		{"min over max", `"max_tokens":2,"min_tokens":3`, 400, true},
+		{"unknown model", `"model":"other"`, 404, true},
+		{"too long", `"max_tokens":1000000`, 400, true},
+		{"rank out of range", `"n":0`, 400, true},
+		{"ill-typed field", `"max_tokens":"many"`, 400, false},
+		{"stream_options without stream", `"stream_options":{"include_usage":true}`, 400, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+			prompt := words(17, 20)
+			params := pd.prefill(t, prompt)
+			a := post(t, pd.d.URL()+routeCompletions, completion(prompt, tt.extra+`,"kv_transfer_params":`+params))
+			if a.status != tt.status {
+				t.Errorf("status %d %s", a.status, a.body)
+			}
+			if tt.frees {
+				eventually(t, "free blocks", func() bool { return pd.p.State().BlocksPinned == 0 })
+			} else if s := pd.p.State(); s.BlocksPinned != 2 {
+				t.Errorf("prefill %+v", s)
+			}
+		})
+	}
+}
+
+// TestAbortDecodeLeg: a decode leg that is left while it waits frees the
+// prefill's blocks with an empty read; one left before admission does not.
+func TestAbortDecodeLeg(t *testing.T) {
+	t.Run("waiting for blocks", func(t *testing.T) {
+		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+		if err := pd.d.SetFault("", 0, hangDecode); err != nil {
+			t.Fatal(err)
+		}
+		_, leaveFirst := openStreamHead(t, pd.d.URL()+routeCompletions, completion(words(18, 250*16), `"max_tokens":1,"stream":true`))
+		eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
+		prompt := words(19, 160)
+		params := pd.prefill(t, prompt)
+		_, leave := openStreamHead(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
+		eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
+		if s := pd.p.State(); s.BlocksPinned != 10 {
+			t.Errorf("prefill %+v", s)
+		}
+		leave()
+		eventually(t, "free blocks", func() bool { return pd.p.State().BlocksPinned == 0 })
+		eventually(t, "an abort", func() bool { return pd.d.State().Aborted == 1 })
+		leaveFirst()
+		eventually(t, "an idle decode", func() bool { return pd.d.State().BlocksUsed == 0 })
+		if s := pd.p.State(); s.Transfers != 0 || s.LeasesExpired != 0 {
+			t.Errorf("prefill %+v", s)
+		}
+	})
+	t.Run("before admission", func(t *testing.T) {
+		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+		prompt := words(20, 160)
+		params := pd.prefill(t, prompt)
+		if err := pd.d.SetFault("1:slow", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := try(ctx, pd.d.URL()+routeCompletions, completion(prompt, `"kv_transfer_params":`+params)); err == nil {
+			t.Fatal("answered")
+		}
+		pd.d.Close() // waits for the handler
+		if s := pd.p.State(); s.BlocksPinned != 10 {
+			t.Errorf("prefill %+v", s)
+		}
+		if s := pd.d.State(); s.Requests != 0 {
+			t.Errorf("decode %+v", s)
+		}
+	})
+}
+
+// TestHeartbeat: the lease of a request that waits on decode does not end.
+func TestHeartbeat(t *testing.T) {
+	pd := startPair(t, func(c *Config) { c.Lease = 150 * time.Millisecond })
+	pd.d.SetFault("", 0, hangDecode)
+	_, leaveFirst := openStreamHead(t, pd.d.URL()+routeCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
+	eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
+	kept, left := words(22, 160), words(23, 160)
+	params := pd.prefill(t, kept)
+	events, _ := openStreamHead(t, pd.d.URL()+routeCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
+	eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
+	for n := range int64(2) {
+		pd.prefill(t, left) // nobody comes for these: their leases measure time
+		eventually(t, "an ended lease", func() bool { return pd.p.State().LeasesExpired == n+1 })
+	}
+	if s := pd.p.State(); s.BlocksPinned != 10 {
+		t.Errorf("prefill %+v", s)
+	}
+	pd.d.SetFault("", 0, "")
+	leaveFirst()
+	rest, err := events()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := chatStreamText(t, rest), post(t, pd.both.URL()+routeCompletions, completion(kept, `"max_tokens":5`)).text(t); got != want {
+		t.Errorf("text %q, direct %q", got, want)
+	}
+}
+
+func TestBidirectionalWithoutFlagWaits(t *testing.T) {
+	pd := startPair(t)
+	_, leave := openStreamHead(t, pd.p.URL()+routeCompletions, completion("hello", `"stream":true,"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]]}`))
+	eventually(t, "a waiting request", func() bool { return pd.p.State().RequestsWaiting == 1 })
+	leave()
+	eventually(t, "an abort", func() bool { return pd.p.State().Aborted == 1 })
+}
+
+func TestRanks(t *testing.T) {
+	pd := startPair(t, func(c *Config) { c.Ranks = 2 })
+	prompt := words(24, 40)
+	a := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1,`+prefillParams), "X-data-parallel-rank", "1")
+	_, port := pd.p.ranks[1].side.hostPort()
+	if got := fmt.Sprint(a.field(t, "kv_transfer_params", "remote_port")); got != fmt.Sprint(port) {
+		t.Errorf("remote_port %s, rank 1 has %d", got, port)
+	}
+	if got, want := pd.decode(t, prompt, a.params(t)).text(t), pd.direct(t, prompt).text(t); got != want {
+		t.Errorf("text %q, direct %q", got, want)
+	}
+	for header, status := range map[string]int{"2": 400, "-1": 400, "one": 200, "0": 200} {
+		if a := post(t, pd.p.URL()+routeCompletions, completion(prompt, ""), "X-Data-Parallel-Rank", header); a.status != status {
+			t.Errorf("rank %s: %d %s", header, a.status, a.body)
+		}
+	}
+	if s := pd.p.State(); s.BlocksTotal != 512 {
+		t.Errorf("state %+v", s)
+	}
+}
