@@ -1,0 +1,154 @@
+package config
+
+// Roles: the phases that an instance serves.
+const (
+	RolePrefill = "prefill"
+	RoleDecode  = "decode"
+	RoleBoth    = "both"
+)
+
+// Connectors: the proxy's half of each engine's KV-transfer protocol. Two
+// instances pair only when both have the same one.
+const (
+	ConnectorVLLMNixl     = "vllm-nixl"
+	ConnectorVLLMNixlPush = "vllm-nixl-push"
+	ConnectorVLLMMoRIIO   = "vllm-moriio"
+	ConnectorVLLMMooncake = "vllm-mooncake"
+	ConnectorVLLMP2PNCCL  = "vllm-p2p-nccl"
+	ConnectorSGLang       = "sglang"
+	ConnectorTRTLLM       = "trtllm"
+	// ConnectorNone transfers nothing: the instance serves whole requests.
+	ConnectorNone = "none"
+)
+
+// roles and connectors list what the keys of these names accept.
+func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth} }
+
+func connectors() []string {
+	return []string{
+		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMMoRIIO, ConnectorVLLMMooncake,
+		ConnectorVLLMP2PNCCL, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
+	}
+}
+
+// Engine is one instance that is known from the start.
+type Engine struct {
+	// Name is the instance's name in logs, metrics and headers: letters,
+	// digits and - _ . : @, unique. Required.
+	Name string `toml:"name"`
+	// URL is its http or https address; a path is put before every route.
+	// Required.
+	URL string `toml:"url"`
+	// Role is the phases it serves: "prefill", "decode" or "both". Required.
+	Role string `toml:"role"`
+	// Connector is its KV-transfer protocol, one of the Connector constants.
+	// Default "none", which needs role "both".
+	Connector string `toml:"connector"`
+	// Ranks is the number of its data-parallel ranks. Default 1; at least 1.
+	Ranks int `toml:"ranks"`
+	// APIKeyFile is a file with the key that is sent to this instance instead
+	// of the client's Authorization. Default "": the client's is sent.
+	APIKeyFile string `toml:"api_key_file"`
+	// Model is the model it serves. Default "": asked from the instance.
+	Model string `toml:"model"`
+	// KVEvents is where its KV events come from: "tcp://host:port" (port +
+	// rank where there are more), or "poll" for trtllm. Default "": none;
+	// sglang is asked.
+	KVEvents string `toml:"kv_events"`
+	// KVReplay is where missed KV events are asked for, "tcp://host:port".
+	// Default "": nowhere.
+	KVReplay string `toml:"kv_replay"`
+	// BootstrapHost is the bootstrap server's host as the decode side reaches
+	// it; sglang prefill only. Default "": the host of URL.
+	BootstrapHost string `toml:"bootstrap_host"`
+	// BootstrapPort is the bootstrap server's port; sglang prefill only.
+	// Default 0: asked from GET /server_info, else 8998.
+	BootstrapPort int `toml:"bootstrap_port"`
+	// HealthPath is the path of the health probe. Default "": the connector's
+	// cheap one. Probes never generate.
+	HealthPath string `toml:"health_path"`
+	// MaxConns is how many connections may be open to it. Default 0: no cap.
+	MaxConns int `toml:"max_conns"`
+	// CA is a file of CA certificates (PEM) that may sign its certificate.
+	// Default "": the system's.
+	CA string `toml:"ca"`
+	// InsecureSkipVerify takes any certificate. Default false.
+	InsecureSkipVerify bool `toml:"insecure_skip_verify"`
+	// Wire is the generation of the trtllm wire format: "g1", "g2" or "g3".
+	// Default "": found out from the instance.
+	Wire string `toml:"wire"`
+}
+
+// Health is how instances are probed.
+type Health struct {
+	// Interval is the time between two probes of one instance. Default 2s;
+	// never 0.
+	Interval Duration `toml:"interval"`
+	// Timeout is how long a probe may take. Default 1s; never 0.
+	Timeout Duration `toml:"timeout"`
+	// UnhealthyAfter is how many failed probes in a row make an instance
+	// unhealthy. Default 3; at least 1.
+	UnhealthyAfter int `toml:"unhealthy_after"`
+	// HealthyAfter is how many good probes in a row make it healthy again.
+	// Default 2; at least 1.
+	HealthyAfter int `toml:"healthy_after"`
+}
+
+// Retry is how often a leg is tried again, always before the client's first
+// byte.
+type Retry struct {
+	// Attempts is how many tries a phase has, the first one counted. Default
+	// 3; at least 1.
+	Attempts int `toml:"attempts"`
+	// Budget is the most that retries may be of the recent exchanges, as a
+	// share from 0 to 1. Default 0.2; 0 leaves MinBudget alone.
+	Budget float64 `toml:"budget"`
+	// MinBudget is how many retries the budget's window allows whatever the
+	// share. Default 10; 0: none.
+	MinBudget int `toml:"min_budget"`
+	// ScheduleStyle is the leg order of trtllm pairs: "context_first" or
+	// "generation_first"; "" is what the engine says. Default
+	// "context_first".
+	ScheduleStyle string `toml:"schedule_style"`
+}
+
+// Circuit is when a failing instance or pair is left alone.
+type Circuit struct {
+	// Failures is how many failures in a row eject an instance or a pair.
+	// Default 5; at least 1.
+	Failures int `toml:"failures"`
+	// OpenFor is the time until an ejected one gets a trial. Default 10s;
+	// never 0.
+	OpenFor Duration `toml:"open_for"`
+}
+
+// Transport is how engines are called.
+type Transport struct {
+	// Client is the HTTP client: "own" (HTTP/1.1, the fast one) or "nethttp"
+	// (net/http's, also h2 over TLS). Default "own".
+	Client string `toml:"client"`
+	// MaxIdle is how many idle connections are kept to one instance. Default
+	// 256; 0 keeps none.
+	MaxIdle int `toml:"max_idle"`
+	// IdleTimeout is how long an idle connection is kept. Default 4s, below
+	// the 5 s after which uvicorn, the HTTP server of most engines, closes it;
+	// never 0.
+	IdleTimeout Duration `toml:"idle_timeout"`
+}
+
+// DefaultEngine returns an [[engine]] whose keys are all at their defaults.
+func DefaultEngine() Engine { return Engine{Connector: ConnectorNone, Ranks: 1} }
+
+func defaultHealth() Health {
+	return Health{Interval: seconds(2), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2}
+}
+
+func defaultRetry() Retry {
+	return Retry{Attempts: 3, Budget: 0.2, MinBudget: 10, ScheduleStyle: "context_first"}
+}
+
+func defaultCircuit() Circuit { return Circuit{Failures: 5, OpenFor: seconds(10)} }
+
+func defaultTransport() Transport {
+	return Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}
+}

@@ -1,0 +1,104 @@
+package config
+
+// Discovery is where instances beyond the [[engine]] entries are found.
+type Discovery struct {
+	// MoRIIO is the registration of vLLM MoRI-IO and P2P-NCCL engines.
+	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
+	// TRTLLM is the two layouts in which TensorRT-LLM workers register.
+	TRTLLM DiscoveryTRTLLM `toml:"trtllm"`
+	// Etcd is pdproxy's own records.
+	Etcd DiscoveryEtcd `toml:"etcd"`
+	// File is a list of engines that is watched.
+	File DiscoveryFile `toml:"file"`
+	// DNS is names whose addresses are engines.
+	DNS DiscoveryDNS `toml:"dns"`
+	// Kubernetes is EndpointSlices.
+	Kubernetes DiscoveryKubernetes `toml:"kubernetes"`
+}
+
+// DiscoveryMoRIIO is the registration of vLLM MoRI-IO and P2P-NCCL engines.
+type DiscoveryMoRIIO struct {
+	// Listen is the address, tcp://host:port, of the ZMQ ROUTER where engines
+	// register; engines found need no [[engine]]. Default "": off.
+	Listen string `toml:"listen"`
+}
+
+// DiscoveryTRTLLM is the two layouts in which TensorRT-LLM workers register.
+type DiscoveryTRTLLM struct {
+	// ClusterURI is the store of the disagg_cluster layout: one or more
+	// etcd:// addresses, separated by commas, or http://host:port, where the
+	// storage routes are served by the proxy. Default "": off.
+	ClusterURI string `toml:"cluster_uri"`
+	// ClusterName is the cluster's name in that layout. Default "".
+	ClusterName string `toml:"cluster_name"`
+	// MetadataURI is the etcd:// address of the older metadata-server layout.
+	// Default "": off.
+	MetadataURI string `toml:"metadata_uri"`
+	// RefreshInterval is the time between two scans of MetadataURI. Default
+	// 10s; never 0.
+	RefreshInterval Duration `toml:"refresh_interval"`
+}
+
+// DiscoveryEtcd is pdproxy's own records in etcd: JSON of an [[engine]], under
+// a lease.
+type DiscoveryEtcd struct {
+	// Endpoints are the etcd servers, http(s)://host:port. Default empty: off.
+	Endpoints []string `toml:"endpoints"`
+	// Prefix is where the records are. Default "/pdproxy/engines/"; never
+	// empty.
+	Prefix string `toml:"prefix"`
+}
+
+// DiscoveryFile is a list of engines that is watched.
+type DiscoveryFile struct {
+	// Path is the file, TOML or JSON. Default "": off.
+	Path string `toml:"path"`
+}
+
+// DiscoveryDNS has no keys: only its empty table is accepted.
+type DiscoveryDNS struct{}
+
+// DiscoveryKubernetes has no keys: only its empty table is accepted.
+type DiscoveryKubernetes struct{}
+
+// Fleet is one coordinator with many workers.
+type Fleet struct {
+	// Workers is how many worker processes share the public port. Default 0:
+	// one process does everything.
+	Workers int `toml:"workers"`
+	// Listen is the coordinator's address for workers: host:port or
+	// unix:path. Default "": a private Unix socket.
+	Listen string `toml:"listen"`
+	// Coordinator is the coordinator to dial, host:port or unix:path; set, this
+	// process is workers of it. Default "": none.
+	Coordinator string `toml:"coordinator"`
+	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts that
+	// front the same engines need different ones. Default 0.
+	NodeID int `toml:"node_id"`
+}
+
+// Sidecar is pdproxy beside one engine.
+type Sidecar struct {
+	// Local is the http or https URL of the engine beside the proxy; set, this
+	// is a sidecar. Default "": it is not.
+	Local string `toml:"local"`
+	// Role is the phases that the local engine serves. Default "decode".
+	Role string `toml:"role"`
+	// Connector is the local engine's KV-transfer protocol. Default
+	// "vllm-nixl".
+	Connector string `toml:"connector"`
+	// Header is the request header that names the remote engine; only known
+	// engines are called. Default "x-prefiller-host-port"; never empty.
+	Header string `toml:"header"`
+}
+
+func defaultDiscovery() Discovery {
+	return Discovery{
+		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
+		Etcd:   DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
+	}
+}
+
+func defaultSidecar() Sidecar {
+	return Sidecar{Role: RoleDecode, Connector: ConnectorVLLMNixl, Header: "x-prefiller-host-port"}
+}

@@ -1,0 +1,66 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Problem is one thing that is wrong with, or odd about, a configuration.
+type Problem struct {
+	// Key is the key's full name, such as engine[1].role; entries of an array
+	// count from 0. Empty when the text could not be read that far.
+	Key string
+	// Line is the line of the key, from 1; that of the nearest table around
+	// it when the key itself is absent; 0 when nothing of it is in the text.
+	Line int
+	// Message says what is wrong. It never holds a secret: no URL, no
+	// plugin configuration.
+	Message string
+}
+
+// String formats p as "config: line 12: engine[1].role: message", without the
+// parts that are not known.
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString("config: ")
+	if p.Line > 0 {
+		fmt.Fprintf(&b, "line %d: ", p.Line)
+	}
+	if p.Key != "" {
+		b.WriteString(p.Key + ": ")
+	}
+	b.WriteString(p.Message)
+	return b.String()
+}
+
+// Problems is everything that is wrong with a configuration, in the order of
+// its lines. It is the error of Parse.
+type Problems []Problem
+
+// Error lists every problem, one a line.
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// keys returns the set of the keys that have a problem.
+func (ps Problems) keys() map[string]bool {
+	set := make(map[string]bool, len(ps))
+	for _, p := range ps {
+		set[p.Key] = true
+	}
+	return set
+}
+
+// sortProblems orders by line, then by key, so that a report reads along the
+// file and does not depend on map order.
+func sortProblems(ps []Problem) {
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Key, b.Key))
+	})
+}

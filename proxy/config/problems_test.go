@@ -1,0 +1,353 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// twoEngines is a valid pair; tests append to it, so its lines are counted:
+// it has 10.
+const twoEngines = `[[engine]]
+name = "p0"
+url = "http://127.0.0.1:8100"
+role = "prefill"
+connector = "vllm-nixl"
+[[engine]]
+name = "d0"
+url = "http://127.0.0.1:8200"
+role = "decode"
+connector = "vllm-nixl"
+`
+
+type want struct {
+	key      string
+	line     int
+	fragment string
+}
+
+// problemCases are bad configurations, each with every problem that it must
+// yield, in order.
+var problemCases = []struct {
+	name string
+	text string
+	want []want
+}{
+	// Text that is no TOML.
+	{"syntax", "[server]\nlisten = \n", []want{{"server.listen", 2, "invalid TOML: expected value"}}},
+	{"syntax in line 1", "[server\n", []want{{"", 1, "invalid TOML"}}},
+	{"duplicate key", "[server]\nlisten = 'a:1'\nlisten = 'a:2'\n", []want{{"server.listen", 3, "already"}}},
+	{"no UTF-8", "[server]\nlisten = \"\xff\"\n", []want{{"server.listen", 2, "UTF-8"}}},
+
+	// Keys and types.
+	{"unknown key", "[server]\nfoo = 1\n", []want{{"server.foo", 2, "unknown key"}}},
+	{"unknown table", "\n[srv]\nlisten = ':1'\n", []want{{"srv", 2, "unknown key"}}},
+	{"unknown root key", "listen = ':1'\n", []want{{"listen", 1, "unknown key"}}},
+	{"unknown key is case sensitive", "[server]\nListen = ':1'\n", []want{{"server.Listen", 2, "unknown key"}}},
+	{"unknown quoted key", "[server]\n\"a.b\" = 1\n", []want{{`server."a.b"`, 2, "unknown key"}}},
+	{"unknown key of an entry", twoEngines + "rank = 2\n", []want{{"engine[1].rank", 11, "unknown key"}}},
+	{"unknown key of a table without keys", "[discovery.dns]\nname = 'x'\n", []want{{"discovery.dns.name", 2, "unknown key"}}},
+	{"several unknown keys in order", "[server]\nz = 1\na = 1\n", []want{{"server.z", 2, "unknown"}, {"server.a", 3, "unknown"}}},
+	{"string wanted", "[server]\nlisten = 8080\n", []want{{"server.listen", 2, "want string, found integer"}}},
+	{"duration as number", "[timeouts]\nprefill = 120\n", []want{{"timeouts.prefill", 2, "want string, found integer"}}},
+	{"duration as float", "[timeouts]\nprefill = 1.5\n", []want{{"timeouts.prefill", 2, "want string, found float"}}},
+	{"duration without unit", "[timeouts]\nprefill = '120'\n", []want{{"timeouts.prefill", 2, `invalid duration "120"`}}},
+	{"size as boolean", "[server]\nmax_body = true\n", []want{{"server.max_body", 2, "want string, found boolean"}}},
+	{"size in another unit", "[server]\nmax_body = '16MB'\n", []want{{"server.max_body", 2, `invalid size "16MB"`}}},
+	{"integer wanted", "[limits]\nqueue = '10'\n", []want{{"limits.queue", 2, "want integer, found string"}}},
+	{"integer as float", "[limits]\nqueue = 10.0\n", []want{{"limits.queue", 2, "want integer, found float"}}},
+	{"float wanted", "[retry]\nbudget = '20%'\n", []want{{"retry.budget", 2, "want float, found string"}}},
+	{"boolean wanted", "[server]\nexpose_placement = 'yes'\n", []want{{"server.expose_placement", 2, "want boolean, found string"}}},
+	{"datetime", "[policy]\nplan = 1979-05-27\n", []want{{"policy.plan", 2, "want string, found datetime"}}},
+	{"table wanted", "server = 1\n", []want{{"server", 1, "want table, found integer"}}},
+	{"table for a key", "[server.listen]\na = 1\n", []want{{"server.listen", 1, "want string, found table"}}},
+	{"array wanted", "[policy]\norder = 'auto'\n", []want{{"policy.order", 2, "want array, found string"}}},
+	{"array for a key", "[policy]\nplan = ['auto']\n", []want{{"policy.plan", 2, "want string, found array"}}},
+	{"array of tables wanted", "[engine]\nname = 'x'\n", []want{{"engine", 1, "want array of tables, found table"}}},
+	{"array of tables for a table", "[[server]]\n", []want{{"server", 1, "want table, found array of tables"}}},
+	{"entry of another type", "engine = [\n 1 ]\n", []want{{"engine[0]", 2, "want table, found integer"}, {"engine[0].name", 2, "required"},
+		{"engine[0].role", 2, "required"}, {"engine[0].url", 2, "required"}}},
+	{"string entry of another type", "[policy]\norder = [\n  1,\n]\n",
+		[]want{{"policy.order", 2, "not supported"}, {"policy.order[0]", 3, "want string, found integer"}}},
+
+	// [server], [admin], [limits], [timeouts], [trace].
+	{"http3 without TLS", "[server]\nhttp3 = ':8443'\n", []want{{"server.http3", 2, "needs TLS"}}},
+	{"cert without key", "[server.tls]\ncert = 'c'\n", []want{{"server.tls.cert", 2, "needs server.tls.key"}}},
+	{"key without cert", "[server.tls]\nkey = 'k'\n", []want{{"server.tls.key", 2, "needs server.tls.cert"}}},
+	{"self_signed with cert", "[server.tls]\ncert = 'c'\nkey = 'k'\nself_signed = true\n", []want{{"server.tls.self_signed", 4, "cannot be together"}}},
+	{"client_ca without TLS", "[server.tls]\nclient_ca = 'c'\n", []want{{"server.tls.client_ca", 2, "needs TLS"}}},
+	{"sizes of 0", "[server]\nmax_body = '0'\nmax_header = '0B'\n", []want{{"server.max_body", 2, "more than 0"}, {"server.max_header", 3, "more than 0"}}},
+	{"server durations of 0", "[server]\nread_header_timeout = '0s'\nidle_timeout = ''\n",
+		[]want{{"server.read_header_timeout", 2, "more than 0"}, {"server.idle_timeout", 3, "more than 0"}}},
+	{"negative duration where 0 may be", "[server]\ndrain_timeout = '-1s'\n", []want{{"server.drain_timeout", 2, "must not be negative, found -1s"}}},
+	{"negative duration where 0 may not be", "[timeouts]\ndial = '-1s'\n", []want{{"timeouts.dial", 2, "more than 0"}}},
+	{"timeouts of 0", "[timeouts]\nprefill='0s'\nfirst_byte='0s'\nstream_idle='0s'\nhandshake='0s'\npolicy='0s'\ndial='0s'\ncleanup='0s'\n",
+		[]want{{"timeouts.prefill", 2, "more than 0"}, {"timeouts.first_byte", 3, "more than 0"}, {"timeouts.stream_idle", 4, "more than 0"},
+			{"timeouts.handshake", 5, "more than 0"}, {"timeouts.policy", 6, "more than 0"}, {"timeouts.dial", 7, "more than 0"}, {"timeouts.cleanup", 8, "more than 0"}}},
+	{"limits", "[limits]\nmax_exchanges = 0\nqueue = -1\nper_client = -1\n",
+		[]want{{"limits.max_exchanges", 2, "at least 1, found 0"}, {"limits.queue", 3, "at least 0"}, {"limits.per_client", 4, "at least 0"}}},
+	{"queue without time", "[limits]\nqueue_timeout = '0s'\n", []want{{"limits.queue_timeout", 2, "more than 0"}}},
+	{"admin without token", "[admin]\nlisten = '0.0.0.0:9090'\n", []want{{"admin.listen", 2, "needs admin.token_file"}}},
+	{"admin on every address without token", "[admin]\nlisten = ':9090'\n", []want{{"admin.listen", 2, "needs admin.token_file"}}},
+	{"admin on a name without token", "[admin]\nlisten = 'box:9090'\n", []want{{"admin.listen", 2, "needs admin.token_file"}}},
+	{"admin without address", "[admin]\nlisten = ''\n", []want{{"admin.listen", 2, "want host:port"}}},
+	{"address without port", "[server]\nlisten = '127.0.0.1'\n", []want{{"server.listen", 2, "want host:port"}}},
+	{"address with a port too large", "[server]\nlisten = '127.0.0.1:65536'\n", []want{{"server.listen", 2, "from 0 to 65535"}}},
+	{"address with a named port", "[server]\nlisten = '127.0.0.1:http'\n", []want{{"server.listen", 2, "from 0 to 65535"}}},
+	{"address with a scheme", "[server]\nlisten = '//x:80'\n", []want{{"server.listen", 2, "neither an IP address nor a name"}}},
+	{"address with a bad IPv6", "[server]\nlisten = '[::zz]:80'\n", []want{{"server.listen", 2, "neither an IP address nor a name"}}},
+	{"bad http3 address", "[server]\nhttp3 = 'x'\ntls.self_signed = true\n", []want{{"server.http3", 2, "want host:port"}}},
+	{"one address twice", "[server]\nlisten = '127.0.0.1:9090'\n", []want{{"admin.listen", 0, "taken by server.listen"}}},
+	{"every address and one of them", "[server]\nlisten = ':9090'\n[admin]\nlisten = 'localhost:9090'\n", []want{{"admin.listen", 4, "taken by server.listen"}}},
+	{"trace", "[trace]\nendpoint = 'collector:4318'\nsample = 1.5\n",
+		[]want{{"trace.endpoint", 2, "scheme must be http or https"}, {"trace.sample", 3, "from 0 to 1, found 1.5"}}},
+
+	// [policy].
+	{"policy names", "[policy]\nplan = 'x'\nplace = ''\nmint = 'auto'\nruntime = 'v8'\n",
+		[]want{{"policy.plan", 2, `named "x"`}, {"policy.place", 3, `named ""`}, {"policy.mint", 4, `named "auto"`}, {"policy.runtime", 5, `one of "wasm", "native"`}}},
+	{"order", "[policy]\norder = ['always',\n 'no',\n 'always']\n", []want{{"policy.order", 2, "not supported by this build"},
+		{"policy.order[1]", 3, `named "no"`}, {"policy.order[2]", 4, "twice"}}},
+
+	// [[engine]].
+	{"empty engine", "\n[[engine]]\n", []want{{"engine[0].name", 2, "is required"}, {"engine[0].role", 2, "is required"}, {"engine[0].url", 2, "is required"}}},
+	{"one name twice", strings.Replace(twoEngines, "d0", "p0", 1), []want{{"engine[1].name", 7, `"p0" is already the name of engine[0]`}}},
+	{"bad name", strings.Replace(twoEngines, "p0", "a/b", 1), []want{{"engine[0].name", 2, "invalid name"}}},
+	{"bad first character", strings.Replace(twoEngines, "p0", ".p", 1), []want{{"engine[0].name", 2, "invalid name"}}},
+	{"url scheme", strings.Replace(twoEngines, "http://127.0.0.1:8100", "127.0.0.1:8100", 1), []want{{"engine[0].url", 3, "invalid URL"}}},
+	{"url other scheme", strings.Replace(twoEngines, "http://127.0.0.1:8100", "grpc://h:1", 1), []want{{"engine[0].url", 3, "scheme must be"}}},
+	{"url host", strings.Replace(twoEngines, "http://127.0.0.1:8100", "http://:8100", 1), []want{{"engine[0].url", 3, "no host"}}},
+	{"url port", strings.Replace(twoEngines, "8100", "81000", 1), []want{{"engine[0].url", 3, "port"}}},
+	{"url empty port", strings.Replace(twoEngines, ":8100", ":", 1), []want{{"engine[0].url", 3, "port"}}},
+	{"url query", strings.Replace(twoEngines, ":8100", ":8100/?a=b", 1), []want{{"engine[0].url", 3, "no query"}}},
+	{"url empty query", strings.Replace(twoEngines, ":8100", ":8100/?", 1), []want{{"engine[0].url", 3, "no query"}}},
+	{"url fragment", strings.Replace(twoEngines, ":8100", ":8100/#a", 1), []want{{"engine[0].url", 3, "no query or fragment"}}},
+	{"url empty fragment", strings.Replace(twoEngines, ":8100", ":8100/#", 1), []want{{"engine[0].url", 3, "no query or fragment"}}},
+	{"url password", strings.Replace(twoEngines, "127.0.0.1:8100", "u:hunter2@h:8100", 1), []want{{"engine[0].url", 3, "no user or password"}}},
+	{"role", strings.Replace(twoEngines, `"prefill"`, `"context"`, 1), []want{{"engine[0].role", 4, `found "context"`}}},
+	{"connector", strings.Replace(twoEngines, `"vllm-nixl"`, `"nixl"`, 1),
+		[]want{{"engine[0].connector", 5, `found "nixl"`}, {"engine[1].connector", 10, `"vllm-nixl" cannot pair with p0 ("nixl")`}}},
+	{"connectors that cannot pair", strings.Replace(twoEngines, `"vllm-nixl"`, `"sglang"`, 1),
+		[]want{{"engine[0].connector", 5, `"sglang" cannot pair with d0 ("vllm-nixl")`}, {"engine[1].connector", 10, `cannot pair with p0`}}},
+	{"third engine that cannot pair", twoEngines + "[[engine]]\nname='d1'\nurl='http://d1'\nrole='decode'\nconnector='trtllm'\n",
+		[]want{{"engine[2].connector", 15, `"trtllm" cannot pair with p0`}}},
+	{"connector none with a phase", strings.Replace(twoEngines, `"vllm-nixl"`, `"none"`, 1),
+		[]want{{"engine[0].connector", 5, `needs role "both"`}, {"engine[1].connector", 10, "cannot pair"}}},
+	{"connector left out with a phase", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\n", []want{{"engine[0].connector", 1, `needs role "both"`}}},
+	{"numbers", twoEngines + "ranks = 0\nmax_conns = -1\nbootstrap_port = 70000\n",
+		[]want{{"engine[1].ranks", 11, "at least 1"}, {"engine[1].max_conns", 12, "at least 0"}, {"engine[1].bootstrap_port", 13, "from 0 to 65535"}}},
+	{"other engine keys", twoEngines + "bootstrap_host = 'h:1'\nhealth_path = 'health'\nwire = 'g4'\n",
+		[]want{{"engine[1].bootstrap_host", 11, "host name"}, {"engine[1].health_path", 12, "begin with /"}, {"engine[1].wire", 13, `found "g4"`}}},
+	{"kv events", twoEngines + "kv_events = 'poll'\nkv_replay = 'tcp://h'\n",
+		[]want{{"engine[1].kv_events", 11, `"poll" is for connector "trtllm" only`}, {"engine[1].kv_events", 11, "not supported"},
+			{"engine[1].kv_replay", 12, "want tcp://host:port"}, {"engine[1].kv_replay", 12, "not supported"}}},
+	{"inline engines", "engine = [\n {name='a', url='http://a', role='both'},\n {name='a', url='http://b', role='both'},\n]\n",
+		[]want{{"engine[1].name", 3, "already the name of engine[0]"}}},
+
+	// [health], [retry], [circuit], [transport].
+	{"health", "[health]\ninterval='0s'\ntimeout='0s'\nunhealthy_after=0\nhealthy_after=0\n",
+		[]want{{"health.interval", 2, "more than 0"}, {"health.timeout", 3, "more than 0"}, {"health.unhealthy_after", 4, "at least 1"}, {"health.healthy_after", 5, "at least 1"}}},
+	{"retry", "[retry]\nattempts=0\nbudget=-0.1\nmin_budget=-1\nschedule_style='x'\n",
+		[]want{{"retry.attempts", 2, "at least 1"}, {"retry.budget", 3, "from 0 to 1"}, {"retry.min_budget", 4, "at least 0"}, {"retry.schedule_style", 5, `found "x"`}}},
+	{"budget that is no number", "[retry]\nbudget=nan\n", []want{{"retry.budget", 2, "from 0 to 1, found NaN"}}},
+	{"circuit", "[circuit]\nfailures=0\nopen_for='0s'\n", []want{{"circuit.failures", 2, "at least 1"}, {"circuit.open_for", 3, "more than 0"}}},
+	{"transport", "[transport]\nclient='curl'\nmax_idle=-1\nidle_timeout='0s'\n",
+		[]want{{"transport.client", 2, `found "curl"`}, {"transport.max_idle", 3, "at least 0"}, {"transport.idle_timeout", 4, "more than 0"}}},
+
+	// [[plugin]] and [[upstream]].
+	{"empty plugin", "[[plugin]]\n", []want{{"plugin[0]", 1, "not supported"}, {"plugin[0].name", 1, "required"}, {"plugin[0].path", 1, "required"}}},
+	{"plugin keys", `[[plugin]]
+name = "p"
+path = "p.wasm"
+sha256 = "abc"
+phase = "both"
+fail = "shut"
+header_stop = "body"
+memory = "1KiB"
+crash_budget = -1
+crash_window = "0s"
+timeout = "-1s"
+upstreams = ["auth"]
+host_functions = [""]
+`, []want{
+		{"plugin[0]", 1, "not supported"}, {"plugin[0].sha256", 4, "64 hex"}, {"plugin[0].phase", 5, "one of"}, {"plugin[0].fail", 6, `found "shut"`},
+		{"plugin[0].header_stop", 7, "one of"}, {"plugin[0].memory", 8, "64KiB to 4GiB, found 1KiB"}, {"plugin[0].crash_budget", 9, "at least 0"},
+		{"plugin[0].crash_window", 10, "more than 0"}, {"plugin[0].timeout", 11, "negative"}, {"plugin[0].upstreams[0]", 12, "no [[upstream]]"},
+		{"plugin[0].host_functions[0]", 13, "required"}}},
+	{"sha256 that is no hex", "[[plugin]]\nname='p'\npath='p'\nsha256='" + strings.Repeat("zz", 32) + "'\n",
+		[]want{{"plugin[0]", 1, "not supported"}, {"plugin[0].sha256", 4, "64 hex"}}},
+	{"fail on a policy", "[[plugin]]\nname='p'\npath='p'\nfail='open'\n", []want{{"plugin[0]", 1, "not supported"}, {"plugin[0].fail", 4, "filters only"}}},
+	{"two plugins of one name", "[[plugin]]\nname='p'\npath='p'\n[[plugin]]\nname='p'\npath='q'\n",
+		[]want{{"plugin[0]", 1, "not supported"}, {"plugin[1]", 4, "not supported"}, {"plugin[1].name", 5, "already the name of plugin[0]"}}},
+	{"filter named as a policy", "[policy]\nplace='f'\n[[plugin]]\nname='f'\npath='f'\nphase='filter'\nfail='open'\n",
+		[]want{{"policy.place", 2, "is a filter"}, {"plugin[0]", 3, "not supported"}}},
+	{"policy plugin", "[policy]\nplace='f'\n[[plugin]]\nname='f'\npath='f'\n", []want{{"plugin[0]", 3, "not supported"}}},
+	{"upstreams", "[[upstream]]\nname='a'\nurl='http://a'\n[[upstream]]\nname='a'\nurl='a'\n[[upstream]]\nname='b c'\nurl='http://a'\n[[upstream]]\n",
+		[]want{{"upstream[1].name", 5, "already"}, {"upstream[1].url", 6, "scheme"}, {"upstream[2].name", 8, "invalid name"},
+			{"upstream[3].name", 10, "required"}, {"upstream[3].url", 10, "required"}}},
+
+	// [discovery], [fleet], [sidecar].
+	{"discovery", `[discovery.moriio]
+listen = "127.0.0.1:36367"
+[discovery.trtllm]
+cluster_uri = "127.0.0.1:2379"
+metadata_uri = "http://127.0.0.1:2379"
+refresh_interval = "0s"
+[discovery.etcd]
+endpoints = ["http://e0:2379", "e1:2379"]
+prefix = ""
+`, []want{
+		{"discovery.moriio.listen", 2, "want tcp://host:port"}, {"discovery.moriio.listen", 2, "not supported"},
+		{"discovery.trtllm.cluster_uri", 4, "want etcd://host:port or http://host:port"}, {"discovery.trtllm.cluster_uri", 4, "not supported"},
+		{"discovery.trtllm.metadata_uri", 5, "want etcd://host:port"}, {"discovery.trtllm.metadata_uri", 5, "not supported"},
+		{"discovery.trtllm.refresh_interval", 6, "more than 0"},
+		{"discovery.etcd.endpoints", 8, "not supported"}, {"discovery.etcd.endpoints[1]", 8, "invalid URL"},
+		{"discovery.etcd.prefix", 9, "required"}}},
+	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
+		[]want{{"fleet.workers", 2, "at least 0"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
+			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from 0 to 255"}}},
+	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}, {"fleet.listen", 2, "not supported"}}},
+	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
+		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.local", 2, "not supported"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
+	{"sidecar without protocol", "[sidecar]\nconnector='none'\nheader=''\n", []want{{"sidecar.connector", 2, "needs role"}, {"sidecar.header", 3, "name of a header"}}},
+}
+
+func TestProblems(t *testing.T) {
+	for _, tt := range problemCases {
+		t.Run(tt.name, func(t *testing.T) { checkProblems(t, tt.text, tt.want) })
+	}
+}
+
+// checkProblems parses text and compares the problems with want, one by one.
+func checkProblems(t *testing.T, text string, want []want) {
+	t.Helper()
+	_, err := Parse([]byte(text))
+	problems, ok := err.(Problems)
+	if !ok {
+		t.Fatalf("got error %v, want Problems", err)
+	}
+	for i, p := range problems {
+		if i >= len(want) {
+			t.Errorf("unexpected: %v", p)
+			continue
+		}
+		if w := want[i]; p.Key != w.key || p.Line != w.line || !strings.Contains(p.Message, w.fragment) {
+			t.Errorf("problem %d: got %q, want key %q, line %d, %q", i, p, w.key, w.line, w.fragment)
+		}
+	}
+	for _, w := range want[min(len(problems), len(want)):] {
+		t.Errorf("missing: %+v", w)
+	}
+	if strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("a password is repeated: %v", err)
+	}
+}
+
+// TestUnsupported turns every row of the table on, in a configuration that is
+// fine but for that.
+func TestUnsupported(t *testing.T) {
+	texts := map[missingFeature]string{
+		{"plugin", ""}:                        "[[plugin]]\nname='p'\npath='p'\n",
+		{"policy.order", ""}:                  "policy.order = ['always']\n",
+		{"engine.kv_events", ""}:              "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nkv_events='tcp://a:5557'\n",
+		{"engine.kv_replay", ""}:              "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nkv_replay='tcp://a:5558'\n",
+		{"discovery.moriio.listen", ""}:       "discovery.moriio.listen = 'tcp://*:36367'\n",
+		{"discovery.trtllm.cluster_uri", ""}:  "discovery.trtllm.cluster_uri = 'etcd://a:1, etcd://b:1'\n",
+		{"discovery.trtllm.metadata_uri", ""}: "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",
+		{"discovery.etcd.endpoints", ""}:      "discovery.etcd.endpoints = ['http://a:2379']\n",
+		{"discovery.file.path", ""}:           "discovery.file.path = 'engines.toml'\n",
+		{"fleet.workers", ""}:                 "fleet.workers = 2\n",
+		{"fleet.listen", ""}:                  "fleet.listen = 'unix:/run/pdproxy.sock'\n",
+		{"fleet.coordinator", ""}:             "fleet.coordinator = '10.0.0.1:7000'\n",
+		{"sidecar.local", ""}:                 "sidecar.local = 'http://127.0.0.1:8000'\n",
+	}
+	for _, m := range missingFeatures() {
+		t.Run(m.key+"="+m.value, func(t *testing.T) {
+			text, known := texts[m]
+			switch {
+			case known:
+			case m.key == "engine.connector":
+				text = "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nconnector='" + m.value + "'\n"
+			default:
+				text = m.key + " = '" + m.value + "'\n"
+			}
+			_, err := Parse([]byte(text))
+			problems, _ := err.(Problems)
+			if len(problems) != 1 || !strings.HasSuffix(problems[0].Message, "not supported by this build") || problems[0].Line == 0 {
+				t.Fatalf("got %v", err)
+			}
+			if m.value != "" && !strings.Contains(problems[0].Message, m.value) {
+				t.Errorf("%q does not name %q", problems[0].Message, m.value)
+			}
+		})
+	}
+}
+
+// TestAccepted lists configurations at the edge of what is valid.
+func TestAccepted(t *testing.T) {
+	for name, text := range map[string]string{
+		"trial TLS and HTTP/3 on one port": "[server]\nlisten=':443'\nhttp3=':443'\ntls.self_signed=true\n",
+		"certificate and client CA":        "server.tls = {cert='c', key='k', client_ca='a'}\n",
+		"admin with token":                 "admin = {listen='0.0.0.0:9090', token_file='t'}\n",
+		"admin on IPv6 loopback":           "admin.listen = '[::1]:9090'\n",
+		"free ports":                       "server.listen='127.0.0.1:0'\nadmin.listen='127.0.0.1:0'\n",
+		"one port on two addresses":        "server.listen='10.0.0.1:9090'\n",
+		"all of IPv4 and one of IPv6":      "server.listen='0.0.0.0:9090'\nadmin.listen='[::1]:9090'\n",
+		"nothing waits":                    "limits = {queue=0, queue_timeout=''}\n",
+		"zeros that mean something":        "server={drain_timeout='0s', read_timeout='0s'}\nretry={budget=0, min_budget=0}\ntransport.max_idle=0\ntrace.sample=0\n",
+		"what the engine says":             "retry.schedule_style = ''\n",
+		"decode alone":                     "[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='sglang'\n",
+		"prefill pairs with both":          "engine = [{name='p', url='http://p', role='prefill', connector='sglang'}, {name='b', url='http://b', role='both', connector='sglang'}]\n",
+		"connectors apart by model": "engine = [{name='p', url='http://p', role='prefill', connector='sglang', model='a'}, " +
+			"{name='d', url='http://d', role='decode', connector='trtllm', model='b'}]\n",
+		"two connectors, each with both roles": twoEngines +
+			"[[engine]]\nname='p1'\nurl='http://p1'\nrole='prefill'\nconnector='trtllm'\nwire='g3'\n[[engine]]\nname='d1'\nurl='http://d1'\nrole='decode'\nconnector='trtllm'\n",
+		"tables without keys": "[discovery.dns]\n[discovery.kubernetes]\n",
+		"byte order mark":     "\xef\xbb\xbfserver.listen = ':1'\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Parse([]byte(text)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		text string
+		want []want
+	}{
+		{"a whole pair", twoEngines, nil},
+		{"no engine", "", []want{{"engine", 0, "no engine"}}},
+		{"decode and no prefill", "\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='sglang'\n",
+			[]want{{"engine[0].role", 5, `no prefill engine to pair with d ("sglang")`}}},
+		{"prefill and no decode, five times", strings.Repeat("[[engine]]\nname='pN'\nurl='http://pN'\nrole='prefill'\nconnector='sglang'\n", 5),
+			[]want{{"engine[0].role", 4, `no decode engine to pair with p1 ("sglang"), p2 ("sglang"), p3 ("sglang"), 2 more`}}},
+		{"no partner for the model", twoEngines + "model = 'b'\n[[engine]]\nname='d1'\nurl='http://d1'\nrole='decode'\nconnector='vllm-nixl'\nmodel='a'\n", nil},
+		{"one address twice", strings.Replace(twoEngines, "8200", "8100", 1), []want{{"engine[1].url", 8, `also the address of "p0"`}}},
+		{"keys without effect", twoEngines + "bootstrap_host='h'\nbootstrap_port=1\nwire='g1'\nca='c'\n",
+			[]want{{"engine[1].bootstrap_host", 11, "no effect"}, {"engine[1].bootstrap_port", 12, "no effect"}, {"engine[1].wire", 13, "no effect"}, {"engine[1].ca", 14, "not https"}}},
+		{"no verification", "[[engine]]\nname='a'\nurl='https://a'\nrole='both'\ninsecure_skip_verify=true\nca='c'\n",
+			[]want{{"engine[0].insecure_skip_verify", 5, "any certificate"}, {"engine[0].ca", 6, "insecure_skip_verify"}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := tt.text
+			for _, n := range []string{"1", "2", "3", "4", "5"} {
+				text = strings.Replace(text, "pN", "p"+n, 2)
+			}
+			cfg, err := Parse([]byte(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := cfg.Warnings()
+			if len(got) != len(tt.want) {
+				t.Fatalf("got %v, want %v", got, tt.want)
+			}
+			for i, w := range tt.want {
+				if p := got[i]; p.Key != w.key || p.Line != w.line || !strings.Contains(p.Message, w.fragment) {
+					t.Errorf("got %q, want %+v", p, w)
+				}
+			}
+		})
+	}
+}

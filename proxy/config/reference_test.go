@@ -1,0 +1,129 @@
+package config
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// referencePath is the config.toml at the root of the repository.
+const referencePath = "../../config.toml"
+
+func readReference(t testing.TB) string {
+	t.Helper()
+	data, err := os.ReadFile(referencePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// optional matches the start of a line of an optional section.
+var optional = regexp.MustCompile(`(?m)^#([\[a-z])`)
+
+func TestReferenceRunsAsItIs(t *testing.T) {
+	cfg, err := Parse([]byte(readReference(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if warnings := cfg.Warnings(); len(warnings) > 0 {
+		t.Errorf("warnings: %v", warnings)
+	}
+	engines := cfg.Engines
+	cfg.Engines, cfg.lines = nil, nil
+	cfg.Policy.Order, cfg.Discovery.Etcd.Endpoints = nil, nil // empty arrays in the file
+	if want := Default(); !reflect.DeepEqual(cfg, want) {
+		t.Errorf("beside its engines the file is not the default: got %+v\nwant %+v", cfg, want)
+	}
+	p0, d0 := DefaultEngine(), DefaultEngine()
+	p0.Name, p0.URL, p0.Role, p0.Connector = "p0", "http://127.0.0.1:8100", RolePrefill, ConnectorVLLMNixl
+	d0.Name, d0.URL, d0.Role, d0.Connector = "d0", "http://127.0.0.1:8200", RoleDecode, ConnectorVLLMNixl
+	if want := []Engine{p0, d0}; !reflect.DeepEqual(engines, want) {
+		t.Errorf("engines: got %+v\nwant %+v", engines, want)
+	}
+}
+
+// TestReferenceHasEveryKey takes the optional sections in and checks that each
+// key of the structs stands in the file, in the order of the structs within
+// its table, with its default and a comment.
+func TestReferenceHasEveryKey(t *testing.T) {
+	text := optional.ReplaceAllString(readReference(t), "$1")
+	if problems, ok := parseError(text).(Problems); ok {
+		for _, p := range problems {
+			if !strings.Contains(p.Message, "not supported by this build") {
+				t.Error(p)
+			}
+		}
+	}
+	index := scanLines(text)
+	cfg := Default()
+	cfg.Engines, cfg.Plugins, cfg.Upstreams = []Engine{DefaultEngine()}, []Plugin{DefaultPlugin()}, make([]Upstream, 1)
+	example := map[string]bool{ // keys without a default worth showing
+		"engine.name": true, "engine.url": true, "engine.role": true, "engine.connector": true,
+		"plugin.name": true, "plugin.path": true, "upstream.name": true, "upstream.url": true,
+	}
+	lines := strings.Split(text, "\n")
+	previous := map[string]int{}
+	walk("", "", reflect.ValueOf(&cfg).Elem(), func(key, plain string, v reflect.Value) {
+		line, found := index[key]
+		if !found {
+			t.Errorf("%s is not in the file", key)
+			return
+		}
+		if v.Kind() == reflect.Struct {
+			return
+		}
+		table := key[:strings.LastIndexByte(key, '.')]
+		if line <= previous[table] {
+			t.Errorf("%s stands on line %d, out of order", key, line)
+		}
+		previous[table] = line
+		source := lines[line-1]
+		name := key[len(table)+1:]
+		if !regexp.MustCompile(`^` + name + ` = .*\S +# \S`).MatchString(source) {
+			t.Errorf("line %d: %q is not `%s = value # comment`", line, source, name)
+		}
+		if !example[plain] {
+			checkDefault(t, key, plain, source, v)
+		}
+	})
+}
+
+// parseError is the error of parsing text.
+func parseError(text string) error {
+	_, err := Parse([]byte(text))
+	return err
+}
+
+// checkDefault decodes one line of the file, alone, onto a field that holds
+// something else, and compares the result with the default in v.
+func checkDefault(t *testing.T, key, plain, source string, v reflect.Value) {
+	t.Helper()
+	table := plain[:strings.LastIndexByte(plain, '.')]
+	header := "[" + table + "]\n"
+	if table == "engine" || table == "plugin" || table == "upstream" {
+		header = "[[" + table + "]]\n"
+	}
+	var got Config
+	if problems := decodeTree(mustTree(t, header+source), &got); len(problems) > 0 {
+		t.Errorf("%s: %v", key, problems)
+	}
+	found := false
+	walk("", "", reflect.ValueOf(&got).Elem(), func(k, _ string, field reflect.Value) {
+		if k != key {
+			return
+		}
+		found = true
+		if v.Kind() == reflect.Slice && v.Len() == 0 && field.Len() == 0 {
+			return
+		}
+		if !reflect.DeepEqual(field.Interface(), v.Interface()) {
+			t.Errorf("%s: the file says %v, the default is %v", key, field, v)
+		}
+	})
+	if !found {
+		t.Errorf("%s: line %q sets nothing", key, source)
+	}
+}

@@ -1,0 +1,120 @@
+package config
+
+// Policy names the policies that decide. A name is that of a [[plugin]] or
+// of a built-in; the plugin wins where both have it.
+type Policy struct {
+	// Plan chooses the flow of an exchange: auto, always, never or pd_auto.
+	// Default "auto".
+	Plan string `toml:"plan"`
+	// Place chooses the targets: round_robin, least_load, power_of_two,
+	// conversation, kv_aware, pair_aware, trtllm_kv_cache_aware,
+	// trtllm_conversation, sglang_cache_aware or dynamo_cost. Default
+	// "least_load".
+	Place string `toml:"place"`
+	// Mint issues the disagg ids: snowflake. Default "snowflake".
+	Mint string `toml:"mint"`
+	// Order is several plan policies in priority order; the first that does
+	// not pass decides. Default empty: Plan alone.
+	Order []string `toml:"order"`
+	// Runtime is where the built-in policies run: "wasm" or "native", the same
+	// policies compiled in. Filters stay in Wasm. Default "wasm".
+	Runtime string `toml:"runtime"`
+}
+
+// What a plugin is for.
+const (
+	PhasePolicy = "policy"
+	PhaseFilter = "filter"
+)
+
+// Plugin is one Wasm module and how it is run.
+type Plugin struct {
+	// Name is the plugin's name in [policy], metrics and logs: letters,
+	// digits and - _ . : @, unique. Required.
+	Name string `toml:"name"`
+	// Path is the file of the module. Required.
+	Path string `toml:"path"`
+	// SHA256 is the digest, 64 hex digits, that the file must have. Default
+	// "": any.
+	SHA256 string `toml:"sha256"`
+	// Trusted runs the module in the fast runtime, which cannot interrupt a
+	// loop. Default false.
+	Trusted bool `toml:"trusted"`
+	// Phase is what the plugin is: "policy" or "filter". Default "policy".
+	Phase string `toml:"phase"`
+	// Config is the text handed to the plugin as its configuration. Default
+	// "". It may hold secrets.
+	Config string `toml:"config"`
+	// Fail is what a filter that failed does to a stream: "closed" ends it
+	// with an error, "open" goes on without the filter. Default "": closed. It
+	// may not be set for a policy: those fall back.
+	Fail string `toml:"fail"`
+	// VMID keys shared data and queues. Default "".
+	VMID string `toml:"vm_id"`
+	// RootID is the property plugin_root_id. Default "".
+	RootID string `toml:"root_id"`
+	// VMConfig is the text handed to the plugin when its VM starts. Default
+	// "". It may hold secrets.
+	VMConfig string `toml:"vm_config"`
+	// HeaderStop is what stopping in the header phase holds back: "all"
+	// (Envoy's default) or "headers" (the body is delivered). Default "all".
+	HeaderStop string `toml:"header_stop"`
+	// Upstreams are the [[upstream]] names that the plugin may call, "*" for
+	// all. Default ["*"]; empty: none.
+	Upstreams []string `toml:"upstreams"`
+	// HostFunctions are the host functions that the plugin may call, "*" for
+	// all. Default ["*"]; empty: none.
+	HostFunctions []string `toml:"host_functions"`
+	// Timeout is the time budget of one callback. Default "" (0):
+	// timeouts.policy for a policy, 1s for a filter.
+	Timeout Duration `toml:"timeout"`
+	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
+	// page) to 4GiB. Default 64MiB.
+	Memory ByteSize `toml:"memory"`
+	// CrashBudget is how many failures within CrashWindow are borne; one more
+	// parks the plugin until it is reloaded. Default 20; 0 parks it at the
+	// first.
+	CrashBudget int `toml:"crash_budget"`
+	// CrashWindow is the time over which failures are counted. Default 10s;
+	// never 0.
+	CrashWindow Duration `toml:"crash_window"`
+}
+
+// Upstream is an address that plugins may call by name.
+type Upstream struct {
+	// Name is what the plugin calls it, unique; any printable text without
+	// spaces, so that the cluster names of other hosts fit. Required.
+	Name string `toml:"name"`
+	// URL is its http or https address. Required.
+	URL string `toml:"url"`
+}
+
+func defaultPolicy() Policy {
+	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Runtime: "wasm"}
+}
+
+// DefaultPlugin returns a [[plugin]] whose keys are all at their defaults.
+func DefaultPlugin() Plugin {
+	return Plugin{
+		Phase:         PhasePolicy,
+		HeaderStop:    "all",
+		Upstreams:     []string{"*"},
+		HostFunctions: []string{"*"},
+		Memory:        64 << 20,
+		CrashBudget:   20,
+		CrashWindow:   seconds(10),
+	}
+}
+
+// builtinPlans, builtinPlaces and builtinMints are the names that [policy]
+// knows without a [[plugin]].
+func builtinPlans() []string { return []string{"auto", "always", "never", "pd_auto"} }
+
+func builtinPlaces() []string {
+	return []string{
+		"round_robin", "least_load", "power_of_two", "conversation", "kv_aware", "pair_aware",
+		"trtllm_kv_cache_aware", "trtllm_conversation", "sglang_cache_aware", "dynamo_cost",
+	}
+}
+
+func builtinMints() []string { return []string{"snowflake"} }

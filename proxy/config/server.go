@@ -1,0 +1,164 @@
+package config
+
+import "time"
+
+// Server is the public side of the proxy.
+type Server struct {
+	// Listen is the TCP address, host:port, of the public API: HTTP/1.1 and
+	// h2c, or with TLS HTTP/1.1 and h2 over TLS only. Default
+	// "127.0.0.1:8080"; port 0 lets the system choose; never empty.
+	Listen string `toml:"listen"`
+	// HTTP3 is the UDP address, host:port, of HTTP/3, which needs TLS and adds
+	// Alt-Svc to the answers of Listen. Default "": no HTTP/3.
+	HTTP3 string `toml:"http3"`
+	// DrainTimeout is how long open exchanges may still run after the first
+	// signal. Default 30s; 0 cuts them at once.
+	DrainTimeout Duration `toml:"drain_timeout"`
+	// MaxBody is the largest request body in bytes. Default 16MiB; never 0.
+	MaxBody ByteSize `toml:"max_body"`
+	// MaxHeader is the largest request head in bytes. Default 64KiB; never 0.
+	MaxHeader ByteSize `toml:"max_header"`
+	// ReadHeaderTimeout is how long a client may take to send a request head.
+	// Default 10s; never 0.
+	ReadHeaderTimeout Duration `toml:"read_header_timeout"`
+	// ReadTimeout is how long a client may take to send a whole request, body
+	// included. Default 60s; 0 sets no limit.
+	ReadTimeout Duration `toml:"read_timeout"`
+	// IdleTimeout is how long a client's connection may stay open between
+	// requests. Default 120s; never 0.
+	IdleTimeout Duration `toml:"idle_timeout"`
+	// ExposePlacement adds x-pdproxy-prefill, -decode and -flow to answers.
+	// Default false.
+	ExposePlacement bool `toml:"expose_placement"`
+	// TrustPDFields passes the client's own PD fields (kv_transfer_params,
+	// disaggregated_params, bootstrap_*, rank and rid) on to the engines.
+	// Default false: they are removed.
+	TrustPDFields bool `toml:"trust_pd_fields"`
+	// TLS is the certificate of Listen and HTTP3.
+	TLS TLS `toml:"tls"`
+	// Auth is who may call.
+	Auth Auth `toml:"auth"`
+}
+
+// TLS is the certificate of the public side. TLS is on when Cert and Key are
+// set or SelfSigned is true.
+type TLS struct {
+	// Cert is the file of the certificate chain (PEM), read again when it
+	// changes. Default "": none; set together with Key.
+	Cert string `toml:"cert"`
+	// Key is the file of the private key (PEM), read again when it changes.
+	// Default "": none; set together with Cert.
+	Key string `toml:"key"`
+	// SelfSigned makes a certificate at start, for trials; not together with
+	// Cert. Default false.
+	SelfSigned bool `toml:"self_signed"`
+	// ClientCA is a file of CA certificates (PEM): clients must show a
+	// certificate of one of them. Default "": none is asked for.
+	ClientCA string `toml:"client_ca"`
+}
+
+// Enabled reports whether the public side speaks TLS.
+func (t TLS) Enabled() bool { return t.SelfSigned || t.Cert != "" }
+
+// Auth is who may call the public side.
+type Auth struct {
+	// KeysFile is a file of lines "name sha256hex", one an API key. Default
+	// "": no key is needed.
+	KeysFile string `toml:"keys_file"`
+}
+
+// Admin is the operators' side of the proxy.
+type Admin struct {
+	// Listen is the TCP address, host:port. Default "127.0.0.1:9090"; never
+	// empty.
+	Listen string `toml:"listen"`
+	// TokenFile is a file with the bearer token that callers must send; needed
+	// when Listen is not loopback. Default "": no token.
+	TokenFile string `toml:"token_file"`
+}
+
+// Timeouts bounds each wait of an exchange. None may be 0.
+type Timeouts struct {
+	// Prefill is how long the prefill leg of one attempt may take until its
+	// whole answer. Default 120s.
+	Prefill Duration `toml:"prefill"`
+	// FirstByte is how long the leg that answers the client may take, per
+	// attempt, until its first byte. Default 300s.
+	FirstByte Duration `toml:"first_byte"`
+	// StreamIdle is how long a stream may be silent between two events.
+	// Default 60s.
+	StreamIdle Duration `toml:"stream_idle"`
+	// Handshake is how long a pair may take to learn its side-channel
+	// addresses. Default 30s.
+	Handshake Duration `toml:"handshake"`
+	// Policy is the time budget of one policy callback. Default 5ms.
+	Policy Duration `toml:"policy"`
+	// Dial is how long connecting to an engine may take, TLS included.
+	// Default 5s.
+	Dial Duration `toml:"dial"`
+	// Cleanup is how long one clean-up call may take that frees KV blocks of a
+	// dead exchange. Default 5s.
+	Cleanup Duration `toml:"cleanup"`
+}
+
+// Limits bounds how many exchanges run and wait.
+type Limits struct {
+	// MaxExchanges is how many exchanges may run at a time. Default 10000; at
+	// least 1.
+	MaxExchanges int `toml:"max_exchanges"`
+	// Queue is how many more may wait for a place; beyond it clients get 429.
+	// Default 1000; 0 lets none wait.
+	Queue int `toml:"queue"`
+	// QueueTimeout is how long one may wait. Default 10s; 0 only together with
+	// Queue = 0.
+	QueueTimeout Duration `toml:"queue_timeout"`
+	// PerClient is how many exchanges one API key (or, without keys, one
+	// client address) may have at a time. Default 0: no cap.
+	PerClient int `toml:"per_client"`
+}
+
+// Trace is where OpenTelemetry spans are sent.
+type Trace struct {
+	// Endpoint is the URL of an OTLP/HTTP collector, such as
+	// http://127.0.0.1:4318. Default "": no spans.
+	Endpoint string `toml:"endpoint"`
+	// Sample is the share of exchanges that are traced, 0 to 1, where the
+	// client's traceparent does not decide. Default 1; 0 traces only what
+	// clients ask for.
+	Sample float64 `toml:"sample"`
+}
+
+func defaultServer() Server {
+	return Server{
+		Listen:            "127.0.0.1:8080",
+		DrainTimeout:      seconds(30),
+		MaxBody:           16 << 20,
+		MaxHeader:         64 << 10,
+		ReadHeaderTimeout: seconds(10),
+		ReadTimeout:       seconds(60),
+		IdleTimeout:       seconds(120),
+	}
+}
+
+func defaultAdmin() Admin { return Admin{Listen: "127.0.0.1:9090"} }
+
+func defaultTimeouts() Timeouts {
+	return Timeouts{
+		Prefill:    seconds(120),
+		FirstByte:  seconds(300),
+		StreamIdle: seconds(60),
+		Handshake:  seconds(30),
+		Policy:     Duration(5 * time.Millisecond),
+		Dial:       seconds(5),
+		Cleanup:    seconds(5),
+	}
+}
+
+func defaultLimits() Limits {
+	return Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10)}
+}
+
+func defaultTrace() Trace { return Trace{Sample: 1} }
+
+// seconds returns n seconds.
+func seconds(n int) Duration { return Duration(time.Duration(n) * time.Second) }

@@ -1,0 +1,141 @@
+package config
+
+import (
+	"slices"
+	"strings"
+)
+
+// Validate checks c as a whole and returns every problem, in no particular
+// order, or none. Parse has called it already; a Config that was put together
+// in code is checked by calling it.
+func (c *Config) Validate() []Problem {
+	k := &checker{config: c}
+	k.server()
+	k.timeouts()
+	k.policy()
+	k.plugins()
+	k.upstreams()
+	k.engines()
+	k.pairs()
+	k.engineCare()
+	k.discovery()
+	k.fleet()
+	k.sidecar()
+	k.trace()
+	k.listeners()
+	k.durations()
+	k.unsupported()
+	return k.problems
+}
+
+// server checks [server], [admin] and [limits].
+func (k *checker) server() {
+	s := k.config.Server
+	k.positive("server.max_body", int64(s.MaxBody))
+	k.positive("server.max_header", int64(s.MaxHeader))
+	k.positive("server.read_header_timeout", int64(s.ReadHeaderTimeout))
+	k.positive("server.idle_timeout", int64(s.IdleTimeout))
+	if s.HTTP3 != "" && !s.TLS.Enabled() {
+		k.add("server.http3", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
+	}
+	switch {
+	case s.TLS.Cert != "" && s.TLS.Key == "":
+		k.add("server.tls.cert", "needs server.tls.key")
+	case s.TLS.Cert == "" && s.TLS.Key != "":
+		k.add("server.tls.key", "needs server.tls.cert")
+	}
+	if s.TLS.SelfSigned && (s.TLS.Cert != "" || s.TLS.Key != "") {
+		k.add("server.tls.self_signed", "cannot be together with server.tls.cert and server.tls.key")
+	}
+	if s.TLS.ClientCA != "" && !s.TLS.Enabled() {
+		k.add("server.tls.client_ca", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
+	}
+
+	l := k.config.Limits
+	k.atLeast("limits.max_exchanges", l.MaxExchanges, 1)
+	k.atLeast("limits.queue", l.Queue, 0)
+	if l.Queue > 0 {
+		k.positive("limits.queue_timeout", int64(l.QueueTimeout))
+	}
+	k.atLeast("limits.per_client", l.PerClient, 0)
+}
+
+// timeouts checks [timeouts], where zero would end every exchange.
+func (k *checker) timeouts() {
+	t := k.config.Timeouts
+	k.positive("timeouts.prefill", int64(t.Prefill))
+	k.positive("timeouts.first_byte", int64(t.FirstByte))
+	k.positive("timeouts.stream_idle", int64(t.StreamIdle))
+	k.positive("timeouts.handshake", int64(t.Handshake))
+	k.positive("timeouts.policy", int64(t.Policy))
+	k.positive("timeouts.dial", int64(t.Dial))
+	k.positive("timeouts.cleanup", int64(t.Cleanup))
+}
+
+// trace checks [trace].
+func (k *checker) trace() {
+	if k.config.Trace.Endpoint != "" {
+		k.httpURL("trace.endpoint", k.config.Trace.Endpoint)
+	}
+	k.share("trace.sample", k.config.Trace.Sample)
+}
+
+// listeners checks the addresses that are listened on, and that no two TCP
+// ones are the same. HTTP/3 is UDP: it may have the port of server.listen.
+func (k *checker) listeners() {
+	c := k.config
+	if c.Server.HTTP3 != "" {
+		k.listen("server.http3", c.Server.HTTP3)
+	}
+	type listener struct{ key, address string }
+	var tcp []listener
+	if k.listen("server.listen", c.Server.Listen) {
+		tcp = append(tcp, listener{"server.listen", c.Server.Listen})
+	}
+	if k.listen("admin.listen", c.Admin.Listen) {
+		tcp = append(tcp, listener{"admin.listen", c.Admin.Listen})
+		if !isLoopback(c.Admin.Listen) && c.Admin.TokenFile == "" {
+			k.add("admin.listen", "%q is not loopback: needs admin.token_file", c.Admin.Listen)
+		}
+	}
+	tcp = append(tcp, listener{"discovery.moriio.listen", strings.TrimPrefix(c.Discovery.MoRIIO.Listen, "tcp://")},
+		listener{"fleet.listen", c.Fleet.Listen})
+	for i, l := range tcp {
+		for _, earlier := range tcp[:i] {
+			if overlap(earlier.address, l.address) {
+				k.add(l.key, "%q is taken by %s", l.address, earlier.key)
+				break
+			}
+		}
+	}
+}
+
+// policy checks [policy]: every name must be a built-in's or a policy
+// plugin's.
+func (k *checker) policy() {
+	p := k.config.Policy
+	k.policyName("policy.plan", p.Plan, builtinPlans())
+	k.policyName("policy.place", p.Place, builtinPlaces())
+	k.policyName("policy.mint", p.Mint, builtinMints())
+	for i, name := range p.Order {
+		k.policyName(indexKey("policy.order", i), name, builtinPlans())
+		if slices.Contains(p.Order[:i], name) {
+			k.add(indexKey("policy.order", i), "%q is in the list twice", name)
+		}
+	}
+	k.oneOf("policy.runtime", p.Runtime, "wasm", "native")
+}
+
+func (k *checker) policyName(key, name string, builtins []string) {
+	for _, plugin := range k.config.Plugins {
+		if plugin.Name == name && name != "" {
+			if plugin.Phase == PhaseFilter {
+				k.add(key, "[[plugin]] %q is a filter, not a policy", name)
+			}
+			return
+		}
+	}
+	if !slices.Contains(builtins, name) {
+		k.add(key, "no built-in policy or [[plugin]] is named %q; the built-in ones are %s", name, quoteAll(builtins))
+	}
+}

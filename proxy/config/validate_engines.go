@@ -1,0 +1,118 @@
+package config
+
+import (
+	"slices"
+	"strings"
+)
+
+// engines checks every [[engine]] by itself.
+func (k *checker) engines() {
+	names := map[string]string{}
+	for i, e := range k.config.Engines {
+		key := func(name string) string { return engineKey(i, name) }
+		k.name(key("name"), e.Name)
+		k.unique(key("name"), e.Name, names)
+		k.httpURL(key("url"), e.URL)
+		if e.Role == "" {
+			k.required(key("role"), e.Role)
+		} else {
+			k.oneOf(key("role"), e.Role, roles()...)
+		}
+		k.oneOf(key("connector"), e.Connector, connectors()...)
+		if e.Connector == ConnectorNone && (e.Role == RolePrefill || e.Role == RoleDecode) {
+			k.add(key("connector"), "%q transfers nothing: it needs role %q, or role %q another connector",
+				ConnectorNone, RoleBoth, e.Role)
+		}
+		k.atLeast(key("ranks"), e.Ranks, 1)
+		k.kvEvents(i, e)
+		k.host(key("bootstrap_host"), e.BootstrapHost)
+		k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
+		if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
+			k.add(key("health_path"), "must begin with /")
+		}
+		k.atLeast(key("max_conns"), e.MaxConns, 0)
+		k.oneOf(key("wire"), e.Wire, "", "g1", "g2", "g3")
+	}
+}
+
+// kvEvents checks where the KV events of e, engine i, come from.
+func (k *checker) kvEvents(i int, e Engine) {
+	switch {
+	case e.KVEvents == "poll" && e.Connector != ConnectorTRTLLM:
+		k.add(engineKey(i, "kv_events"), "%q is for connector %q only", "poll", ConnectorTRTLLM)
+	case e.KVEvents != "" && e.KVEvents != "poll":
+		k.zmq(engineKey(i, "kv_events"), e.KVEvents)
+	}
+	if e.KVReplay != "" {
+		k.zmq(engineKey(i, "kv_replay"), e.KVReplay)
+	}
+}
+
+// host wants an IP address or a name, without a port; empty is fine.
+func (k *checker) host(key, value string) {
+	if !validHost(strings.TrimSuffix(strings.TrimPrefix(value, "["), "]")) {
+		k.add(key, "must be a host name or an IP address, found %q", value)
+	}
+}
+
+// pairs wants every prefill and every decode engine to have a partner among
+// those of the other role that serve its model: one with its connector. Where
+// there is no engine of the other role at all, discovery may bring one; that
+// is a warning.
+func (k *checker) pairs() {
+	for i, e := range k.config.Engines {
+		if !slices.Contains(connectors(), e.Connector) || e.Connector == ConnectorNone {
+			continue
+		}
+		if others, paired := k.config.partners(e); len(others) > 0 && !paired {
+			k.add(engineKey(i, "connector"), "%q cannot pair with %s", e.Connector, k.engineNames(others))
+		}
+	}
+}
+
+// partners returns the engines of the role opposite to e's that serve its
+// model, and whether one of them, or one of role both, can pair with e. An
+// engine of role both needs no partner. A model that is asked from the engine
+// may be any.
+func (c *Config) partners(e Engine) (others []int, paired bool) {
+	opposite := map[string]string{RolePrefill: RoleDecode, RoleDecode: RolePrefill}[e.Role]
+	if opposite == "" {
+		return nil, true
+	}
+	for i, o := range c.Engines {
+		if o.Model != e.Model && o.Model != "" && e.Model != "" {
+			continue
+		}
+		if o.Role == opposite {
+			others = append(others, i)
+		}
+		paired = paired || (o.Role == opposite || o.Role == RoleBoth) && o.Connector == e.Connector
+	}
+	return others, paired
+}
+
+// engineCare checks how engines are probed, called, retried and left alone.
+func (k *checker) engineCare() {
+	h := k.config.Health
+	k.positive("health.interval", int64(h.Interval))
+	k.positive("health.timeout", int64(h.Timeout))
+	k.atLeast("health.unhealthy_after", h.UnhealthyAfter, 1)
+	k.atLeast("health.healthy_after", h.HealthyAfter, 1)
+
+	r := k.config.Retry
+	k.atLeast("retry.attempts", r.Attempts, 1)
+	k.share("retry.budget", r.Budget)
+	k.atLeast("retry.min_budget", r.MinBudget, 0)
+	k.oneOf("retry.schedule_style", r.ScheduleStyle, "", "context_first", "generation_first")
+
+	k.atLeast("circuit.failures", k.config.Circuit.Failures, 1)
+	k.positive("circuit.open_for", int64(k.config.Circuit.OpenFor))
+
+	t := k.config.Transport
+	k.oneOf("transport.client", t.Client, "own", "nethttp")
+	k.atLeast("transport.max_idle", t.MaxIdle, 0)
+	k.positive("transport.idle_timeout", int64(t.IdleTimeout))
+}
+
+// engineKey is the key name of engine i.
+func engineKey(i int, name string) string { return joinKey(indexKey("engine", i), name) }

@@ -1,0 +1,68 @@
+package config
+
+import (
+	"encoding/hex"
+	"strings"
+	"unicode"
+)
+
+// plugins checks every [[plugin]].
+func (k *checker) plugins() {
+	names := map[string]string{}
+	for i, p := range k.config.Plugins {
+		key := func(name string) string { return joinKey(indexKey("plugin", i), name) }
+		k.name(key("name"), p.Name)
+		k.unique(key("name"), p.Name, names)
+		k.required(key("path"), p.Path)
+		if digest, err := hex.DecodeString(p.SHA256); p.SHA256 != "" && (err != nil || len(digest) != 32) {
+			k.add(key("sha256"), "must be 64 hex digits, or empty")
+		}
+		k.oneOf(key("phase"), p.Phase, PhasePolicy, PhaseFilter)
+		k.oneOf(key("fail"), p.Fail, "", "closed", "open")
+		if p.Phase == PhasePolicy && p.Fail != "" {
+			k.add(key("fail"), "is for filters only: a policy that fails falls back to the built-in rule")
+		}
+		k.oneOf(key("header_stop"), p.HeaderStop, "all", "headers")
+		k.allowed(i, p)
+		k.memory(key("memory"), p.Memory)
+		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
+		k.positive(key("crash_window"), int64(p.CrashWindow))
+	}
+}
+
+// memory wants what a 32-bit Wasm memory can have: one page to 4GiB.
+func (k *checker) memory(key string, size ByteSize) {
+	if size < 64<<10 || size > 4<<30 {
+		k.add(key, "must be from 64KiB to 4GiB, found %v", size)
+	}
+}
+
+// allowed checks the allow-lists of p, plugin i.
+func (k *checker) allowed(i int, p Plugin) {
+	known := map[string]bool{"*": true}
+	for _, u := range k.config.Upstreams {
+		known[u.Name] = true
+	}
+	for n, name := range p.Upstreams {
+		if !known[name] {
+			k.add(indexKey(joinKey(indexKey("plugin", i), "upstreams"), n), "no [[upstream]] is named %q", name)
+		}
+	}
+	for n, name := range p.HostFunctions {
+		k.required(indexKey(joinKey(indexKey("plugin", i), "host_functions"), n), name)
+	}
+}
+
+// upstreams checks every [[upstream]].
+func (k *checker) upstreams() {
+	names := map[string]string{}
+	for i, u := range k.config.Upstreams {
+		key := joinKey(indexKey("upstream", i), "name")
+		k.required(key, u.Name)
+		if strings.ContainsFunc(u.Name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) || u.Name == "*" {
+			k.add(key, "invalid name %q: want printable text without spaces, and not *", u.Name)
+		}
+		k.unique(key, u.Name, names)
+		k.httpURL(joinKey(indexKey("upstream", i), "url"), u.URL)
+	}
+}

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Warnings returns what is valid but probably not meant, in the order of the
+// lines. It is for a Config that has no problems.
+func (c *Config) Warnings() []Problem {
+	k := &checker{config: c}
+	k.warnPartners()
+	k.warnURLs()
+	for i, e := range c.Engines {
+		k.warnUnused(i, e)
+		if e.InsecureSkipVerify {
+			k.add(engineKey(i, "insecure_skip_verify"), "any certificate is taken: whoever is between sees prompts and keys")
+		}
+	}
+	sortProblems(k.problems)
+	return k.problems
+}
+
+// warnPartners warns of a role that has no engine to pair with, once a role,
+// and of no engine at all.
+func (k *checker) warnPartners() {
+	if len(k.config.Engines) == 0 {
+		k.add("engine", "no engine: requests get 503 until one is added")
+		return
+	}
+	alone := map[string][]int{}
+	for i, e := range k.config.Engines {
+		if _, paired := k.config.partners(e); !paired {
+			alone[e.Role] = append(alone[e.Role], i)
+		}
+	}
+	for role, opposite := range map[string]string{RolePrefill: RoleDecode, RoleDecode: RolePrefill} {
+		if engines := alone[role]; len(engines) > 0 {
+			k.add(engineKey(engines[0], "role"), "no %s engine to pair with %s: until one is added, requests get 503 or an engine of role both",
+				opposite, k.engineNames(engines))
+		}
+	}
+}
+
+// engineNames lists engines by name and connector, the first few.
+func (k *checker) engineNames(engines []int) string {
+	const most = 3
+	var names []string
+	for n, i := range engines {
+		if n == most {
+			names = append(names, fmt.Sprintf("%d more", len(engines)-most))
+			break
+		}
+		e := k.config.Engines[i]
+		names = append(names, fmt.Sprintf("%s (%q)", e.Name, e.Connector))
+	}
+	return strings.Join(names, ", ")
+}
+
+// warnURLs warns of two engines with one address.
+func (k *checker) warnURLs() {
+	seen := map[string]string{}
+	for i, e := range k.config.Engines {
+		if first, again := seen[e.URL]; again {
+			k.add(engineKey(i, "url"), "is also the address of %q", first)
+			continue
+		}
+		seen[e.URL] = e.Name
+	}
+}
+
+// warnUnused warns of keys of e, engine i, that do nothing there.
+func (k *checker) warnUnused(i int, e Engine) {
+	if e.Connector != ConnectorSGLang || e.Role == RoleDecode {
+		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
+			if set {
+				k.add(engineKey(i, key), "has no effect: only sglang engines that prefill have a bootstrap server")
+			}
+		}
+	}
+	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
+		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
+	}
+	if e.CA != "" && !strings.HasPrefix(e.URL, "https:") {
+		k.add(engineKey(i, "ca"), "has no effect: the url is not https")
+	} else if e.CA != "" && e.InsecureSkipVerify {
+		k.add(engineKey(i, "ca"), "has no effect with insecure_skip_verify")
+	}
+}
