@@ -63,8 +63,8 @@ type DiscoveryKubernetes struct{}
 
 // Fleet is one coordinator with many workers.
 type Fleet struct {
-	// Workers is how many worker processes share the public port. Default 0:
-	// one process does everything.
+	// Workers is how many worker processes, at most 64, share the public port.
+	// Default 0: one process does everything.
 	Workers int `toml:"workers"`
 	// Listen is the coordinator's address for workers: host:port or
 	// unix:path. Default "": a private Unix socket.

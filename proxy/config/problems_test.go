@@ -202,7 +202,7 @@ prefix = ""
 		{"discovery.etcd.endpoints", 8, "not supported"}, {"discovery.etcd.endpoints[1]", 8, "invalid URL"},
 		{"discovery.etcd.prefix", 9, "required"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
-		[]want{{"fleet.workers", 2, "at least 0"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
+		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
 			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from 0 to 255"}}},
 	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}, {"fleet.listen", 2, "not supported"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",

@@ -41,7 +41,9 @@ func (k *checker) cluster(key, value string, schemes ...string) {
 // fleet checks [fleet].
 func (k *checker) fleet() {
 	f := k.config.Fleet
-	k.atLeast("fleet.workers", f.Workers, 0)
+	// A disagg id has 6 bits for the worker and 8 for the node.
+	k.within("fleet.workers", f.Workers, 0, 64)
+	k.within("fleet.node_id", f.NodeID, 0, 255)
 	if f.Listen != "" {
 		k.dialOrListen("fleet.listen", f.Listen)
 	}
@@ -51,8 +53,6 @@ func (k *checker) fleet() {
 			k.add("fleet.coordinator", "cannot be together with fleet.listen: a process is the coordinator or dials one")
 		}
 	}
-	// A disagg id has 8 bits for the node.
-	k.within("fleet.node_id", f.NodeID, 0, 255)
 }
 
 // sidecar checks [sidecar].
