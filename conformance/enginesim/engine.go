@@ -89,7 +89,7 @@ func (e *Engine) Start() error {
 	e.started = true
 	for _, r := range e.ranks {
 		if r.side, err = openSideChannel(r, host, e.cfg.SideChannelPort); err != nil {
-			e.endLocked(true)
+			e.endLocked(false)
 			return fmt.Errorf("start engine: %w", err)
 		}
 	}
@@ -97,7 +97,7 @@ func (e *Engine) Start() error {
 		e.spawn(r.side.accept)
 	}
 	if err := e.proto.start(); err != nil {
-		e.endLocked(true)
+		e.endLocked(false)
 		return fmt.Errorf("start engine: %w", err)
 	}
 	l := &faultyListener{Listener: e.listener, e: e}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Kinds of fault that Config.Fail names.
@@ -46,12 +47,13 @@ const streamEventsBeforeFault = 3
 
 // faults decides which requests meet a fault. Safe for concurrent use.
 type faults struct {
+	hangs atomic.Value // string, the phase that hangs
+
 	mu       sync.Mutex
 	rate     float64
 	kind     string
 	dieAfter int
 	seen     int
-	hangs    string
 	rng      *rand.Rand
 }
 
@@ -80,7 +82,8 @@ func (f *faults) set(fail string, dieAfter int, hang string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rate, f.kind, f.hangs, f.dieAfter, f.seen = rate, kind, hang, dieAfter, 0
+	f.rate, f.kind, f.dieAfter, f.seen = rate, kind, dieAfter, 0
+	f.hangs.Store(hang)
 	return nil
 }
 
@@ -100,11 +103,7 @@ func (f *faults) draw() (kind string, die bool) {
 }
 
 // hanging reports whether the phase hangs now.
-func (f *faults) hanging(phase string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.hangs == phase
-}
+func (f *faults) hanging(phase string) bool { return f.hangs.Load() == phase }
 
 // hang blocks until ctx ends when the phase hangs.
 func (f *faults) hang(ctx context.Context, phase string) error {

@@ -196,14 +196,14 @@ func naturalLength(prompt []token) int {
 
 // wholeRunes is the length of the longest prefix of s that does not end within
 // a UTF-8 sequence.
-func wholeRunes(s string) int {
+func wholeRunes(s []byte) int {
 	for i := 1; i <= 3 && i <= len(s); i++ {
 		b := s[len(s)-i]
 		if b < utf8.RuneSelf {
 			return len(s)
 		}
 		if utf8.RuneStart(b) {
-			if utf8.FullRuneInString(s[len(s)-i:]) {
+			if utf8.FullRune(s[len(s)-i:]) {
 				return len(s)
 			}
 			return len(s) - i

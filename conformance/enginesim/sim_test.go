@@ -1,7 +1,6 @@
 package enginesim
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -181,27 +180,6 @@ func stream(t *testing.T, url, body string) []string {
 	return events
 }
 
-// openStream posts a streaming request and returns after its first event; the
-// reader has the rest and close leaves.
-func openStream(t *testing.T, url, body string) (rest *bufio.Reader, leave func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cancel(); resp.Body.Close() })
-	br := bufio.NewReader(resp.Body)
-	if _, err := br.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	return br, cancel
-}
-
 // eventually waits for a state that other goroutines bring about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
@@ -236,9 +214,9 @@ func words(seed, n int) string {
 // prefillParams is what a proxy puts into a prefill leg.
 const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
-// openStreamHead posts a streaming request and returns when the head is there;
+// openStream posts a streaming request and returns when the head is there;
 // events reads the rest.
-func openStreamHead(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
+func openStream(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))

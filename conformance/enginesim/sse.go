@@ -2,71 +2,16 @@ package enginesim
 
 import (
 	"bytes"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 )
 
-// object is a JSON object with its members in order.
-type object []member
-
-type member struct {
-	name  string
-	value any
-}
-
-// obj makes an object of name, value, name, value…
-func obj(pairs ...any) object {
-	o := make(object, 0, len(pairs)/2)
-	for i := 0; i < len(pairs); i += 2 {
-		o = append(o, member{pairs[i].(string), pairs[i+1]})
-	}
-	return o
-}
-
-// with returns the object with one more member.
-func (o object) with(name string, value any) object { return append(o, member{name, value}) }
-
-// MarshalJSON writes the members in order.
-func (o object) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, m := range o {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		for j, v := range []any{m.name, m.value} {
-			if j == 1 {
-				b.WriteByte(':')
-			}
-			raw, err := encodeJSON(v)
-			if err != nil {
-				return nil, err
-			}
-			b.Write(raw)
-		}
-	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
-}
-
-// encodeJSON marshals as the engines do: UTF-8 and HTML characters as they are.
-func encodeJSON(v any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
-}
-
 // textBuffer is the detokenizer of one sequence: it finds stop strings and
 // holds back what may become one.
 type textBuffer struct {
-	text string // all output text, cut at a stop string
+	text []byte // all output text, cut at a stop string
 	sent int    // bytes already given to the stream
 	// tokens decoded since the last piece.
 	tokens []token
@@ -87,11 +32,11 @@ func (s *sequence) finished(t token) {
 		return
 	}
 	from := len(s.text.text)
-	s.text.text += t.text()
+	s.text.text = append(s.text.text, t.text()...)
 	if stops {
 		for _, stop := range s.req.Stop {
 			begin := max(0, from-len(stop)+1)
-			if i := strings.Index(s.text.text[begin:], stop); i >= 0 && stop != "" {
+			if i := bytes.Index(s.text.text[begin:], []byte(stop)); i >= 0 && stop != "" {
 				s.text.text = s.text.text[:begin+i]
 				s.finish, s.stopReason = "stop", stop
 				return
@@ -115,13 +60,13 @@ func (s *sequence) take() piece {
 		ready = wholeRunes(s.text.text[:max(0, ready-hold)])
 	}
 	ready = max(ready, s.text.sent)
-	p := piece{Text: validText(s.text.text[s.text.sent:ready]), Tokens: s.text.tokens, Finish: s.finish}
+	p := piece{Text: validText(string(s.text.text[s.text.sent:ready])), Tokens: s.text.tokens, Finish: s.finish}
 	s.text.sent, s.text.tokens = ready, nil
 	return p
 }
 
 // answerText is the whole text of a finished sequence.
-func (s *sequence) answerText() string { return validText(s.text.text) }
+func (s *sequence) answerText() string { return validText(string(s.text.text)) }
 
 // validText replaces broken UTF-8 as a detokenizer does.
 func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
@@ -186,14 +131,14 @@ func (st *eventStream) write(v any) error {
 		if err != nil {
 			return err
 		}
-		raw = rawEvent("data: " + string(body) + "\n\n")
+		raw = append(append([]byte("data: "), body...), "\n\n"...)
 	}
-	_, err := st.w.Write([]byte(raw))
+	_, err := st.w.Write(raw)
 	return err
 }
 
 // rawEvent is an event that is written as it stands.
-type rawEvent string
+type rawEvent []byte
 
 // doneEvent ends a stream.
-const doneEvent rawEvent = "data: [DONE]\n\n"
+var doneEvent = rawEvent("data: [DONE]\n\n")

@@ -73,6 +73,9 @@ func openSideChannel(r *rank, host string, port int) (*sideChannel, error) {
 // hostPort is the address that peers dial.
 func (c *sideChannel) hostPort() (string, int) {
 	a := c.listener.Addr().(*net.TCPAddr)
+	if a.IP.IsUnspecified() {
+		return "127.0.0.1", a.Port
+	}
 	return a.IP.String(), a.Port
 }
 

@@ -414,11 +414,11 @@ func TestAbortDecodeLeg(t *testing.T) {
 		if err := pd.d.SetFault("", 0, hangDecode); err != nil {
 			t.Fatal(err)
 		}
-		_, leaveFirst := openStreamHead(t, pd.d.URL()+routeCompletions, completion(words(18, 250*16), `"max_tokens":1,"stream":true`))
+		_, leaveFirst := openStream(t, pd.d.URL()+routeCompletions, completion(words(18, 250*16), `"max_tokens":1,"stream":true`))
 		eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
 		prompt := words(19, 160)
 		params := pd.prefill(t, prompt)
-		_, leave := openStreamHead(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
+		_, leave := openStream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+params))
 		eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
 		if s := pd.p.State(); s.BlocksPinned != 10 {
 			t.Errorf("prefill %+v", s)
@@ -458,11 +458,11 @@ func TestAbortDecodeLeg(t *testing.T) {
 func TestHeartbeat(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Lease = 150 * time.Millisecond })
 	pd.d.SetFault("", 0, hangDecode)
-	_, leaveFirst := openStreamHead(t, pd.d.URL()+routeCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
+	_, leaveFirst := openStream(t, pd.d.URL()+routeCompletions, completion(words(21, 250*16), `"max_tokens":1,"stream":true`))
 	eventually(t, "a running request", func() bool { return pd.d.State().RequestsRunning == 1 })
 	kept, left := words(22, 160), words(23, 160)
 	params := pd.prefill(t, kept)
-	events, _ := openStreamHead(t, pd.d.URL()+routeCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
+	events, _ := openStream(t, pd.d.URL()+routeCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
 	eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
 	for n := range int64(2) {
 		pd.prefill(t, left) // nobody comes for these: their leases measure time
@@ -484,7 +484,7 @@ func TestHeartbeat(t *testing.T) {
 
 func TestBidirectionalWithoutFlagWaits(t *testing.T) {
 	pd := startPair(t)
-	_, leave := openStreamHead(t, pd.p.URL()+routeCompletions, completion("hello", `"stream":true,"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]]}`))
+	_, leave := openStream(t, pd.p.URL()+routeCompletions, completion("hello", `"stream":true,"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]]}`))
 	eventually(t, "a waiting request", func() bool { return pd.p.State().RequestsWaiting == 1 })
 	leave()
 	eventually(t, "an abort", func() bool { return pd.p.State().Aborted == 1 })
