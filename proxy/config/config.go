@@ -52,8 +52,6 @@ type Config struct {
 	Sidecar Sidecar `toml:"sidecar"`
 	// Transport is how engines are called.
 	Transport Transport `toml:"transport"`
-	// Trace is where spans are sent.
-	Trace Trace `toml:"trace"`
 
 	// lines knows on which line of the parsed text each key stands; nil in a
 	// Config that was not parsed.
@@ -75,7 +73,6 @@ func Default() Config {
 		Discovery: defaultDiscovery(),
 		Sidecar:   defaultSidecar(),
 		Transport: defaultTransport(),
-		Trace:     defaultTrace(),
 	}
 }
 

@@ -61,7 +61,6 @@ func TestDefaults(t *testing.T) {
 		{"fleet", c.Fleet, Fleet{}},
 		{"sidecar", c.Sidecar, Sidecar{Role: "decode", Connector: "vllm-nixl", Header: "x-prefiller-host-port"}},
 		{"transport", c.Transport, Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}},
-		{"trace", c.Trace, Trace{Sample: 1}},
 		{"plugin.memory", DefaultPlugin().Memory.String(), "64MiB"},
 		{"plugin.crash_budget", DefaultPlugin().CrashBudget, 20},
 		{"engine.ranks", DefaultEngine().Ranks, 1},

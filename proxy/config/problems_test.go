@@ -69,7 +69,7 @@ var problemCases = []struct {
 	{"string entry of another type", "[policy]\norder = [\n  1,\n]\n",
 		[]want{{"policy.order", 2, "not supported"}, {"policy.order[0]", 3, "want string, found integer"}}},
 
-	// [server], [admin], [limits], [timeouts], [trace].
+	// [server], [admin], [limits], [timeouts].
 	{"http3 without TLS", "[server]\nhttp3 = ':8443'\n", []want{{"server.http3", 2, "needs TLS"}}},
 	{"cert without key", "[server.tls]\ncert = 'c'\n", []want{{"server.tls.cert", 2, "needs server.tls.key"}}},
 	{"key without cert", "[server.tls]\nkey = 'k'\n", []want{{"server.tls.key", 2, "needs server.tls.cert"}}},
@@ -98,8 +98,6 @@ var problemCases = []struct {
 	{"bad http3 address", "[server]\nhttp3 = 'x'\ntls.self_signed = true\n", []want{{"server.http3", 2, "want host:port"}}},
 	{"one address twice", "[server]\nlisten = '127.0.0.1:9090'\n", []want{{"admin.listen", 0, "taken by server.listen"}}},
 	{"every address and one of them", "[server]\nlisten = ':9090'\n[admin]\nlisten = 'localhost:9090'\n", []want{{"admin.listen", 4, "taken by server.listen"}}},
-	{"trace", "[trace]\nendpoint = 'collector:4318'\nsample = 1.5\n",
-		[]want{{"trace.endpoint", 2, "scheme must be http or https"}, {"trace.sample", 3, "from 0 to 1, found 1.5"}}},
 
 	// [policy].
 	{"policy names", "[policy]\nplan = 'x'\nplace = ''\nmint = 'auto'\nruntime = 'v8'\n",
@@ -292,7 +290,7 @@ func TestAccepted(t *testing.T) {
 		"one port on two addresses":        "server.listen='10.0.0.1:9090'\n",
 		"all of IPv4 and one of IPv6":      "server.listen='0.0.0.0:9090'\nadmin.listen='[::1]:9090'\n",
 		"nothing waits":                    "limits = {queue=0, queue_timeout=''}\n",
-		"zeros that mean something":        "server={drain_timeout='0s', read_timeout='0s'}\nretry={budget=0, min_budget=0}\ntransport.max_idle=0\ntrace.sample=0\n",
+		"zeros that mean something":        "server={drain_timeout='0s', read_timeout='0s'}\nretry={budget=0, min_budget=0}\ntransport.max_idle=0\n",
 		"what the engine says":             "retry.schedule_style = ''\n",
 		"decode alone":                     "[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='sglang'\n",
 		"prefill pairs with both":          "engine = [{name='p', url='http://p', role='prefill', connector='sglang'}, {name='b', url='http://b', role='both', connector='sglang'}]\n",

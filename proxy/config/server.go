@@ -117,17 +117,6 @@ type Limits struct {
 	PerClient int `toml:"per_client"`
 }
 
-// Trace is where OpenTelemetry spans are sent.
-type Trace struct {
-	// Endpoint is the URL of an OTLP/HTTP collector, such as
-	// http://127.0.0.1:4318. Default "": no spans.
-	Endpoint string `toml:"endpoint"`
-	// Sample is the share of exchanges that are traced, 0 to 1, where the
-	// client's traceparent does not decide. Default 1; 0 traces only what
-	// clients ask for.
-	Sample float64 `toml:"sample"`
-}
-
 func defaultServer() Server {
 	return Server{
 		Listen:            "127.0.0.1:8080",
@@ -157,8 +146,6 @@ func defaultTimeouts() Timeouts {
 func defaultLimits() Limits {
 	return Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10)}
 }
-
-func defaultTrace() Trace { return Trace{Sample: 1} }
 
 // seconds returns n seconds.
 func seconds(n int) Duration { return Duration(time.Duration(n) * time.Second) }

@@ -74,10 +74,6 @@ func (k *checker) timeouts() {
 
 // trace checks [trace].
 func (k *checker) trace() {
-	if k.config.Trace.Endpoint != "" {
-		k.httpURL("trace.endpoint", k.config.Trace.Endpoint)
-	}
-	k.share("trace.sample", k.config.Trace.Sample)
 }
 
 // listeners checks the addresses that are listened on, and that no two TCP
