@@ -3,9 +3,16 @@
 // request, a placement, a disagg id and the other leg's answer into the bytes
 // of a leg, and does no I/O. Nothing here keeps state; all values may be used by
 // many exchanges at once.
+//
+// Bodies are spliced, never decoded: what a leg is sent is the client's bytes
+// with a few members cut out or put in, and what one engine says for the other
+// (block ids, 64-bit ids, opaque state) is carried over byte for byte.
 package connector
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -31,7 +38,8 @@ type Attempt struct {
 type Leg struct {
 	Path   string
 	Header []Field
-	Body   []byte // appended to the buffer that the caller gave
+	Body   []byte // appended to the buffer that the caller gave, unless Alias
+	Alias  bool   // Body is the client's own body, not to be written to, kept or reused as a buffer
 	Unary  bool   // the answer is one JSON object, whatever the client asked for
 }
 
@@ -44,15 +52,20 @@ type Handoff struct {
 	Done   bool
 	Answer []byte
 	// Fallback is a reason to count when decode will work without the
-	// transferred KV ("no_kv_params"); "" is the normal case.
+	// transferred KV; "" is the normal case. no_kv_params: prefill gave nothing
+	// to transfer by; no_kv_blocks: it gave an empty list of blocks.
 	Fallback string
 	// Pinned says that prefill holds KV blocks for a decode that has not come.
 	Pinned bool
 	// Params is the raw JSON object that decode needs; its meaning is the
 	// connector's own.
 	Params []byte
-	// Answer of prefill as it came, for connectors that need more than Params.
-	Raw []byte
+	// Prompt is the raw prompt as prefill read it (token ids, or base64 of
+	// them) where decode is to have that instead of the text; else empty.
+	Prompt []byte
+	// Usage is prefill's raw usage object where decode is to report it; else
+	// empty.
+	Usage []byte
 }
 
 // Orphan says how far an attempt had come when it ended badly, so that the
@@ -106,7 +119,7 @@ type Connector interface {
 
 	// Aggregated shapes the one leg of an aggregated request.
 	Aggregated(a *Attempt, dst []byte) (Leg, error)
-	// Prefill shapes the prefill leg.
+	// Prefill shapes the prefill leg of a request that is Pairable.
 	Prefill(a *Attempt, dst []byte) (Leg, error)
 	// ReadPrefill judges prefill's answer with a 2xx status. An error means that
 	// the engine broke the protocol: the leg failed.
@@ -115,6 +128,22 @@ type Connector interface {
 	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)
 	// Cleanup lists the calls that free what o left on the engines.
 	Cleanup(a *Attempt, o Orphan) []Cleanup
+}
+
+// ErrBadReply is what ReadPrefill's errors wrap: an engine that answered with
+// success, but not what its protocol promises. Their text holds nothing of the
+// answer.
+var ErrBadReply = errors.New("bad prefill answer")
+
+func badReply(problem string) error { return fmt.Errorf("%w: %s", ErrBadReply, problem) }
+
+// errNoTwoLegs says that a connector without a transfer was asked for a leg of
+// a pair.
+var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two legs")
+
+// All lists the connectors in the order in which documentation names them.
+func All() []Connector {
+	return []Connector{nixl{}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

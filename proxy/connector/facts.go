@@ -1,0 +1,86 @@
+package connector
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// The paths that several engines answer alike.
+const (
+	modelsPath     = "/v1/models"
+	versionPath    = "/version"
+	serverInfoPath = "/server_info"
+	healthPath     = "/health"
+)
+
+// served reports whether a path that was asked for facts has them. An engine
+// that does not know the path says nothing, which is no error.
+func served(path string, status int) (bool, error) {
+	switch {
+	case status/100 == 2:
+		return true, nil
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
+		return false, nil
+	}
+	return false, fmt.Errorf("read facts: %s answered with status %d", path, status)
+}
+
+// readModels takes over the ids of an OpenAI list of models.
+func readModels(f *engine.Facts, body []byte) error {
+	data, ok, err := openai.Lookup(body, "data")
+	if err != nil {
+		return fmt.Errorf("read facts: %s: %w", modelsPath, err)
+	}
+	list, err := openai.Elements(data)
+	if !ok || err != nil {
+		return errors.New("read facts: " + modelsPath + ": data is no list")
+	}
+	f.Models = nil
+	for model := range list {
+		if id := text(model, "id"); id != "" {
+			f.Models = append(f.Models, id)
+		}
+	}
+	return nil
+}
+
+// readVersion takes over the answer to GET /version.
+func readVersion(f *engine.Facts, body []byte) error {
+	version, _, err := openai.Lookup(body, "version")
+	if err != nil {
+		return fmt.Errorf("read facts: %s: %w", versionPath, err)
+	}
+	f.Version, _ = openai.String(version)
+	return nil
+}
+
+// text gives a member that is a string, "" for any other.
+func text(raw []byte, key string) string {
+	v, _, err := openai.Lookup(raw, key)
+	if err != nil {
+		return ""
+	}
+	s, _ := openai.String(v)
+	return s
+}
+
+// text of o, as the function text.
+func textOf(o *openai.Object, key string) string {
+	v, _ := o.Get(key)
+	s, _ := openai.String(v)
+	return s
+}
+
+// count gives a member of o that is a number of things, 0 for any other.
+func count(o *openai.Object, key string) int {
+	v, _ := o.Get(key)
+	n, ok := openai.Int64(v)
+	if !ok || n < 0 || n > 1<<31-1 {
+		return 0
+	}
+	return int(n)
+}

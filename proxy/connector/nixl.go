@@ -1,0 +1,212 @@
+package connector
+
+import (
+	"bytes"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// nixl is vLLM's NixlConnector in its pull mode (also called
+// NixlPullConnector): prefill answers one token and the address of its KV
+// blocks, decode gets that address with the client's request, reads the blocks
+// and tells prefill to free them.
+//
+// Sources, in vLLM: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py
+// (the fields of the prefill leg), distributed/kv_transfer/kv_connector/v1/
+// nixl/pull_scheduler.py (what the engines do with kv_transfer_params, and when
+// blocks are freed), v1/core/sched/utils.py check_stop.
+type nixl struct{}
+
+// nixlPrefill is what makes prefill keep its blocks: do_remote_decode is read,
+// the nulls are customary. Blocks set here would make prefill wait for KV that
+// nobody sends.
+const nixlPrefill = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
+	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+
+func (nixl) Name() string   { return "vllm-nixl" }
+func (nixl) Flow() abi.Flow { return abi.FlowPrefillFirst }
+
+// AggregatesOn includes decode engines: without kv_transfer_params one of them
+// computes the prompt itself.
+func (nixl) AggregatesOn() abi.Role { return abi.RoleBoth }
+
+func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != openai.Generate }
+
+func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
+
+func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath} }
+
+func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	ok, err := served(path, status)
+	switch {
+	case !ok:
+		return err
+	case path == modelsPath:
+		return readModels(f, body)
+	}
+	return readVersion(f, body)
+}
+
+// Compatible leaves the judgement to the engines' own handshake, which compares
+// a hash over version, model, dtype and layout that no HTTP route shows, and
+// which an operator can switch off.
+func (nixl) Compatible(_, _ *engine.Facts) error { return nil }
+
+func (nixl) Pairable(r *openai.Request) error {
+	if err := oneSequence(r); err != nil {
+		return err
+	}
+	if field := vllmUnsplit(r); field != "" {
+		return notPairable(field, "'"+field+"' cannot be split into prefill and decode, and no engine here serves it whole.")
+	}
+	return nil
+}
+
+func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	leg := plain(a, dst)
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, nil
+}
+
+// Prefill asks for one token, which nobody sees: decode samples the first one
+// again. It must end by the limit of tokens: before vLLM pull request 32553 a
+// first token that stopped the text gave no params, so that the end of text and
+// the client's own stops are taken away from this leg. All that makes the
+// prompt (template, truncation, salt, adapter) stays as the client sent it.
+func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	edits := appendPDCuts(room[:0], a)
+	edits = append(edits,
+		openai.Edit{Key: "kv_transfer_params", Value: literal(nixlPrefill)},
+		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
+		cut("stream_options"), // refused where stream is not true
+	)
+	edits, err := appendFirstToken(edits, a)
+	if err != nil {
+		return Leg{}, err
+	}
+	leg := spliced(a, dst, edits)
+	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
+	return leg, nil
+}
+
+// appendFirstToken appends the edits that make the leg end after its first
+// token, by the limit alone.
+func appendFirstToken(edits []openai.Edit, a *Attempt) ([]openai.Edit, error) {
+	one, yes, no := literal("1"), literal("true"), literal("false")
+	switch a.Request.API {
+	case openai.VLLMGenerate:
+		params, err := vllmSamplingParams(a, literal(nixlPrefill),
+			openai.Edit{Key: "max_tokens", Value: one},
+			openai.Edit{Key: "ignore_eos", Value: yes},
+			cut("min_tokens"), cut("stop"), cut("stop_token_ids"))
+		return append(edits, openai.Edit{Key: "sampling_params", Value: params}), err
+	case openai.Responses:
+		return append(edits,
+			openai.Edit{Key: "max_output_tokens", Value: one},
+			openai.Edit{Key: "ignore_eos", Value: yes},
+			openai.Edit{Key: "store", Value: no}, // decode's answer is the one to be found again
+			cut("stop")), nil
+	case openai.Messages:
+		return append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences")), nil
+	}
+	edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
+	if isSet(a.Request, "max_completion_tokens") { // wins over max_tokens
+		edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
+	}
+	return append(edits,
+		cut("stop"), cut("stop_token_ids"),
+		cut("min_tokens"), cut("min_completion_tokens")), nil // above the limit: refused
+}
+
+// ReadPrefill takes kv_transfer_params over as they are, whatever is in them.
+// An answer without them is legal: decode then computes the prompt itself, as
+// it does when there is no block to read. It must not be told of a transfer
+// then: an order to read an empty list of blocks ends a vLLM engine.
+func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+	if !isObject(body) {
+		return Handoff{}, badReply("no JSON object")
+	}
+	params, _, err := openai.Lookup(body, "kv_transfer_params")
+	switch {
+	case err != nil:
+		return Handoff{}, badReply(err.Error())
+	case openai.IsNull(params):
+		return Handoff{Fallback: "no_kv_params"}, nil
+	case !isObject(params):
+		return Handoff{}, badReply("kv_transfer_params is no object")
+	}
+	var p openai.Object
+	if p.Parse(params) != nil {
+		return Handoff{}, badReply("kv_transfer_params is no object")
+	}
+	if textOf(&p, "transfer_mode") == "push" {
+		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
+	}
+	blocks, _ := p.Get("remote_block_ids")
+	order, _ := p.Get("do_remote_prefill")
+	switch {
+	case p.Len() == 0:
+		return Handoff{Fallback: "no_kv_params"}, nil
+	case bytes.ContainsAny(blocks, "0123456789"): // flat, or one list for each cache group
+		return Handoff{Params: params, Pinned: true}, nil
+	case string(order) == "true":
+		return Handoff{Fallback: "no_kv_blocks"}, nil
+	}
+	return Handoff{Params: params}, nil // of another connector beside this one
+}
+
+// Decode is the client's request with prefill's params, or without when there
+// is nothing to transfer. Its limit of tokens is the client's: decode produces
+// the first token again.
+func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	edits := appendPDCuts(room[:0], a)
+	if h != nil && len(h.Params) > 0 {
+		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: h.Params})
+		if a.Request.API == openai.VLLMGenerate {
+			params, err := vllmSamplingParams(a, h.Params)
+			if err != nil {
+				return Leg{}, err
+			}
+			edits = append(edits, openai.Edit{Key: "sampling_params", Value: params})
+		}
+	}
+	leg := spliced(a, dst, edits)
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, nil
+}
+
+// Cleanup frees the blocks that prefill keeps for a decode that did not come. A
+// decode engine tells prefill to free them as soon as a request that names them
+// ends: aborted before it was scheduled it reads nothing, else no more blocks
+// than its own prompt has, which is one. So the request is a token long and has
+// nothing of the client's but the model, and is dropped when its head arrives.
+// The salt keeps what it may have read out of the engine's prefix cache, where
+// it would stand for a prompt that it is not of.
+func (nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
+		return nil
+	}
+	body := make([]byte, 0, len(o.Handoff.Params)+256)
+	body = append(body, '{')
+	if model, _ := a.Request.Get("model"); !openai.IsNull(model) {
+		body = append(append(append(body, `"model":`...), model...), ',')
+	}
+	body = append(body, `"prompt":[0],"max_tokens":1,"stream":true,"cache_salt":`...)
+	body = openai.AppendQuoted(body, a.LegID)
+	body = append(append(body, `,"kv_transfer_params":`...), o.Handoff.Params...)
+	return []Cleanup{{
+		Phase:     abi.Decode,
+		AnyTarget: true,
+		Leg: Leg{
+			Path:   openai.Completions.Path(),
+			Header: []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID + "-cleanup"}},
+			Body:   append(body, '}'),
+		},
+		Until: UntilHead,
+		How:   "abort_decode",
+	}}
+}

@@ -1,0 +1,50 @@
+package connector
+
+import (
+	"errors"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// none is for engines that serve whole requests and transfer nothing. It adds
+// the rank line (the header that vLLM, and SGLang on its OpenAI routes, read)
+// when the instance has several ranks, and a request id of its own per attempt,
+// because an engine that takes the id over would mix up two attempts with the
+// same one.
+type none struct{}
+
+func (none) Name() string                   { return "none" }
+func (none) Flow() abi.Flow                 { return abi.FlowAggregated }
+func (none) AggregatesOn() abi.Role         { return abi.RoleBoth }
+func (none) Serves(api openai.API) bool     { return api.Path() != "" }
+func (none) Pairable(*openai.Request) error { return nil }
+
+// HealthPath is the list of models: engines of unknown kind have it, and on
+// some of them /health generates a token.
+func (none) HealthPath(abi.Role) (path string, bootstrap bool) { return modelsPath, false }
+
+func (none) FactPaths(abi.Role) []string { return []string{modelsPath} }
+
+func (none) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	if ok, err := served(path, status); !ok {
+		return err
+	}
+	return readModels(f, body)
+}
+
+func (none) Compatible(_, _ *engine.Facts) error {
+	return errors.New("connector none transfers no KV")
+}
+
+func (none) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	leg := plain(a, dst)
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, nil
+}
+
+func (none) Prefill(*Attempt, []byte) (Leg, error)          { return Leg{}, errNoTwoLegs }
+func (none) ReadPrefill(*Attempt, []byte) (Handoff, error)  { return Handoff{}, errNoTwoLegs }
+func (none) Decode(*Attempt, *Handoff, []byte) (Leg, error) { return Leg{}, errNoTwoLegs }
+func (none) Cleanup(*Attempt, Orphan) []Cleanup             { return nil }

@@ -1,0 +1,275 @@
+package connector
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// sglang is SGLang's disaggregation, whatever the transfer backend: prefill and
+// decode get the same request at once, with the address of prefill's bootstrap
+// registry and a room in which they meet. Nothing that prefill answers shapes
+// decode; its answer says that the KV has arrived.
+//
+// Sources, in SGLang: srt/managers/io_struct.py GenerateReqInput (the fields),
+// srt/disaggregation/common/conn.py (rooms, ranks, what must be equal on both
+// sides), srt/disaggregation/prefill.py and decode.py.
+type sglang struct{}
+
+// sglangBootstrapPort is the default of --disaggregation-bootstrap-port.
+const sglangBootstrapPort = 8998
+
+func (sglang) Name() string   { return "sglang" }
+func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
+
+// AggregatesOn leaves out decode engines: SGLang's refuse a request without a
+// room, as prefill engines do.
+func (sglang) AggregatesOn() abi.Role { return abi.RoleBoth }
+
+// Serves is the three routes whose schemas have the fields of the transfer, and
+// those that one engine answers.
+func (sglang) Serves(api openai.API) bool {
+	switch api {
+	case openai.Completions, openai.Chat, openai.Generate,
+		openai.Embeddings, openai.Tokenize, openai.Detokenize:
+		return true
+	}
+	return false
+}
+
+// HealthPath never is the API's /health, which generates a token and takes a
+// second. Prefill's registry runs in the engine's own process; the others list
+// their models.
+func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
+	if role == abi.RolePrefill {
+		return healthPath, true
+	}
+	return modelsPath, false
+}
+
+func (sglang) FactPaths(abi.Role) []string { return []string{serverInfoPath, modelsPath} }
+
+func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	ok, err := served(path, status)
+	switch {
+	case !ok:
+		return err
+	case path == modelsPath:
+		return readModels(f, body)
+	}
+	var info openai.Object
+	if err := info.Parse(body); err != nil {
+		return fmt.Errorf("read facts: %s: no JSON object", path)
+	}
+	f.Version = textOf(&info, "version")
+	f.DPSize = count(&info, "dp_size")
+	f.PageSize = count(&info, "page_size")
+	f.BootstrapPort = count(&info, "disaggregation_bootstrap_port")
+	if f.KVCacheType = textOf(&info, "kv_cache_dtype"); f.KVCacheType == "auto" {
+		f.KVCacheType = "" // whatever the model's is
+	}
+	// An engine writes what "auto" came to; older ones leave the word.
+	balance := textOf(&info, "load_balance_method")
+	f.FollowsRoom = balance == "follow_bootstrap_room" ||
+		balance == "auto" && textOf(&info, "disaggregation_mode") == "prefill"
+	return nil
+}
+
+// Compatible refuses what decode would refuse at the first request.
+func (sglang) Compatible(p, d *engine.Facts) error {
+	if p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize {
+		return fmt.Errorf("page sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
+	}
+	if p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType {
+		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
+	}
+	return nil
+}
+
+// Pairable refuses, besides several sequences (a batch takes a range of rooms,
+// and its samples share them), what only prefill could answer: log
+// probabilities of the prompt.
+func (sglang) Pairable(r *openai.Request) error {
+	if err := oneSequence(r); err != nil {
+		return err
+	}
+	if field := promptLogprobs(r); field != "" {
+		return notPairable(field, "'"+field+"' asks for log probabilities of the prompt, which decode does not have, and no engine here serves the request whole.")
+	}
+	return nil
+}
+
+// promptLogprobs names the member that asks for log probabilities of the
+// prompt, "" for none. /generate may have lists, one value for each prompt.
+func promptLogprobs(r *openai.Request) string {
+	switch r.API {
+	case openai.Completions:
+		if echo, _ := r.Get("echo"); string(echo) == "true" && isSet(r, "logprobs") {
+			return "logprobs"
+		}
+	case openai.Generate:
+		wanted, _ := r.Get("return_logprob")
+		start, _ := r.Get("logprob_start_len")
+		if strings.Contains(string(wanted), "true") && !openai.IsNull(start) && start[0] != '-' {
+			return "logprob_start_len"
+		}
+	}
+	return ""
+}
+
+// Aggregated is for engines of role both, which run without disaggregation.
+func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	var number [20]byte
+	edits := appendPDCuts(room[:0], a)
+	if a.Decode.Spec.Ranks > 1 {
+		rank := strconv.AppendInt(number[:0], int64(a.Decode.Rank), 10)
+		edits = append(edits, openai.Edit{Key: "routed_dp_rank", Value: rank})
+	}
+	return spliced(a, dst, edits), nil
+}
+
+// Prefill is not streamed, so that a failure has its own status and the answer
+// comes when the transfer has ended.
+func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	leg := meet(a, dst, abi.Prefill)
+	leg.Unary = true
+	return leg, nil
+}
+
+// ReadPrefill looks whether the engine gave up: an abort without a status of
+// its own comes as a success.
+func (sglang) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+	for _, path := range [...][]string{
+		{"choices", "0", "finish_reason"},
+		{"meta_info", "finish_reason", "type"},
+		{"0", "meta_info", "finish_reason", "type"},
+	} {
+		reason, ok, err := openai.Lookup(body, path...)
+		switch {
+		case err != nil:
+			return Handoff{}, badReply(err.Error())
+		case ok && string(reason) == `"abort"`:
+			return Handoff{}, badReply("the engine aborted the request")
+		case ok:
+			return Handoff{}, nil
+		}
+	}
+	return Handoff{}, badReply("no finish reason")
+}
+
+func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
+	return meet(a, dst, abi.Decode), nil
+}
+
+// Cleanup aborts by id what each engine that got a leg still has of the
+// attempt. Prefill that has answered has nothing.
+func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	if a.Prefill.IsZero() { // aggregated: the closed connection is the abort
+		return nil
+	}
+	var calls []Cleanup
+	if o.PrefillSent && !o.PrefillDone {
+		calls = append(calls, abortRID(a.LegID, abi.Prefill))
+	}
+	if o.DecodeSent {
+		calls = append(calls, abortRID(a.LegID, abi.Decode))
+	}
+	return calls
+}
+
+// abortRID is matched as a prefix by the engine, which the fixed width of leg
+// ids makes harmless.
+func abortRID(legID string, phase abi.Phase) Cleanup {
+	return Cleanup{
+		Phase: phase,
+		Leg: Leg{
+			Path:   "/abort_request",
+			Header: []Field{{Name: "Content-Type", Value: "application/json"}},
+			Body:   append(openai.AppendQuoted([]byte(`{"rid":`), legID), `,"abort_all":false}`...),
+			Unary:  true,
+		},
+		Until: UntilAnswer,
+		How:   "abort_rid",
+	}
+}
+
+// meet shapes the leg of one phase: the client's request and where the two
+// engines meet.
+func meet(a *Attempt, dst []byte, phase abi.Phase) Leg {
+	var room [editRoom]openai.Edit
+	var scratch [512]byte
+	s := scratch[:0]
+	edits := appendPDCuts(room[:0], a)
+	value := func(key string, written []byte) {
+		edits = append(edits, openai.Edit{Key: key, Value: written[len(s):]})
+		s = written
+	}
+	spec, facts := &a.Prefill.Spec, a.Prefill.Facts()
+	value("bootstrap_host", openai.AppendQuoted(s, bootstrapHost(a.Prefill)))
+	value("bootstrap_port", strconv.AppendInt(s, int64(bootstrapPort(a.Prefill)), 10))
+	value("bootstrap_room", strconv.AppendUint(s, bootstrapRoom(a), 10))
+	value("rid", openai.AppendQuoted(s, a.LegID))
+	told := spec.Ranks > 1 && !facts.FollowsRoom // prefill's rank does not follow from the room
+	rank := int64(a.Prefill.Rank)
+	switch {
+	case phase == abi.Prefill && told:
+		value("routed_dp_rank", strconv.AppendInt(s, rank, 10))
+	case phase == abi.Decode && a.Decode.Spec.Ranks > 1:
+		value("routed_dp_rank", strconv.AppendInt(s, int64(a.Decode.Rank), 10))
+	}
+	if told {
+		value("disagg_prefill_dp_rank", strconv.AppendInt(s, rank, 10))
+	}
+	if phase == abi.Prefill {
+		edits = append(edits, openai.Edit{Key: "stream", Value: literal("false")}, cut("stream_options"))
+	}
+	if prompt, ok := lone(a.Request); ok && a.Request.API == openai.Completions {
+		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+	}
+	return spliced(a, dst, edits)
+}
+
+// bootstrapHost is prefill's registry as decode reaches it. The engines put it
+// before a colon and a port, so that an IPv6 address has brackets.
+func bootstrapHost(prefill engine.Target) string {
+	host := prefill.Spec.BootstrapHost
+	if host == "" {
+		host = prefill.Host
+	}
+	if strings.Contains(host, ":") && host[0] != '[' {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+// bootstrapPort is the configured port, else what the engine says.
+func bootstrapPort(prefill engine.Target) int {
+	if port := prefill.Spec.BootstrapPort; port != 0 {
+		return port
+	}
+	if port := prefill.Facts().BootstrapPort; port != 0 {
+		return port
+	}
+	return sglangBootstrapPort
+}
+
+// bootstrapRoom maps the disagg id to a room below 2^63 that carries prefill's
+// rank: both engines take room mod dp size for it. Two ids share a room only
+// when they are 2^63/dp apart. Where the ranks are not placed here, the id
+// itself spreads them.
+func bootstrapRoom(a *Attempt) uint64 {
+	const rooms = 1 << 63
+	dp := uint64(a.Prefill.Spec.Ranks)
+	if dp <= 1 {
+		return a.ID % rooms
+	}
+	if n := a.Prefill.Facts().DPSize; n > 0 {
+		dp = uint64(n)
+	}
+	return a.ID%(rooms/dp)*dp + uint64(a.Prefill.Rank)%dp
+}

@@ -1,0 +1,112 @@
+package connector
+
+import (
+	"net/http"
+	"strconv"
+	"unsafe"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// editRoom is how many edits a leg's list holds without an allocation: a
+// connector's own and all PD fields.
+const editRoom = 32
+
+// literal gives the bytes of a constant, for the value of an edit. They are
+// not to be written to.
+func literal(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
+
+// cut is the edit that takes a member out.
+func cut(key string) openai.Edit { return openai.Edit{Key: key, Remove: true} }
+
+// spliced gives the leg of a's body with the edits applied; without edits it is
+// the client's body itself.
+func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
+	leg := Leg{Path: a.Request.API.Path()}
+	if len(edits) == 0 {
+		leg.Body, leg.Alias = a.Request.Raw(), true
+		return leg
+	}
+	leg.Body = a.Request.Append(dst, edits...)
+	return leg
+}
+
+// plain gives the leg that an engine answers by itself: the client's body less
+// its PD fields.
+func plain(a *Attempt, dst []byte) Leg {
+	var room [editRoom]openai.Edit
+	return spliced(a, dst, appendPDCuts(room[:0], a))
+}
+
+// isObject reports whether raw holds a JSON object, by its first byte.
+func isObject(raw []byte) bool {
+	for _, c := range raw {
+		switch c {
+		case ' ', '\n', '\t', '\r':
+			continue
+		}
+		return c == '{'
+	}
+	return false
+}
+
+// lone gives the only element of a prompt list of length one. Engines read
+// ["x"] as the batch of one that "x" is, but not all of them where the batch
+// has to carry the fields of a transfer.
+func lone(r *openai.Request) (prompt []byte, ok bool) {
+	if r.PromptCount != 1 || r.Prompt != openai.PromptTexts && r.Prompt != openai.PromptTokenLists {
+		return nil, false
+	}
+	prompt, ok, err := openai.Lookup(r.PromptRaw(), "0")
+	return prompt, ok && err == nil
+}
+
+// oneSequence refuses the forms of which no protocol can carry more than one
+// sequence over: prefill answers one handoff for a request, so the others'
+// blocks would have no taker. The error is nil, or an *openai.Error.
+func oneSequence(r *openai.Request) error {
+	switch {
+	case r.API == openai.Embeddings || r.API == openai.Tokenize || r.API == openai.Detokenize:
+		return notPairable("", "This route is served by one engine.")
+	case r.N > 1 && (r.API == openai.Generate || r.API == openai.VLLMGenerate):
+		return severalSequences("sampling_params.n")
+	case r.N > 1:
+		return severalSequences("n")
+	case r.BeamSearch:
+		return severalSequences("use_beam_search")
+	case r.BestOf > 1:
+		return severalSequences("best_of")
+	case r.PromptCount > 1:
+		return severalSequences(promptField(r))
+	}
+	return nil
+}
+
+// promptField is the member that a list of prompts came in.
+func promptField(r *openai.Request) string {
+	switch {
+	case r.API == openai.Generate && r.Prompt == openai.PromptTexts:
+		return "text"
+	case r.API == openai.Generate:
+		return "input_ids"
+	}
+	return "prompt"
+}
+
+func severalSequences(field string) *openai.Error {
+	return notPairable(field, "'"+field+"' asks for more than one sequence, which cannot be split into prefill and decode, and no engine here serves it whole.")
+}
+
+// notPairable is the client's error for a form that can only be aggregated.
+func notPairable(field, message string) *openai.Error {
+	return &openai.Error{Status: http.StatusBadRequest, Code: "not_pairable", Param: field, Message: message}
+}
+
+// rankHeader adds the line by which vLLM, and SGLang on its OpenAI routes, are
+// told the data-parallel rank of an instance with several.
+func rankHeader(fields []Field, ranks, rank int) []Field {
+	if ranks <= 1 {
+		return fields
+	}
+	return append(fields, Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(rank)})
+}

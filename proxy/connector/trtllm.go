@@ -1,0 +1,207 @@
+package connector
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// trtllm is TensorRT-LLM's disaggregated serving, context first: prefill (the
+// context worker) answers the first token and the disaggregated_params by which
+// decode (the generation worker) finds the KV, unless that token ended the text.
+//
+// Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (what
+// the orchestrator sends and when a generation is needed),
+// tensorrt_llm/serve/openai_protocol.py (the fields, which differ between
+// releases and of which a worker refuses those that it does not know).
+type trtllm struct{}
+
+func (trtllm) Name() string   { return "trtllm" }
+func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
+
+// AggregatesOn includes decode engines: upstream's own orchestrator sends them
+// requests without disaggregated_params when prefill does not pay.
+func (trtllm) AggregatesOn() abi.Role { return abi.RoleBoth }
+
+func (trtllm) Serves(api openai.API) bool {
+	return api == openai.Completions || api == openai.Chat || api == openai.Embeddings
+}
+
+func (trtllm) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
+
+func (trtllm) FactPaths(abi.Role) []string {
+	return []string{versionPath, serverInfoPath, modelsPath}
+}
+
+func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	ok, err := served(path, status)
+	switch {
+	case !ok:
+		return err
+	case path == modelsPath:
+		return readModels(f, body)
+	case path == versionPath:
+		if err := readVersion(f, body); err != nil {
+			return err
+		}
+		f.Wire = wireOf(f.Version)
+		return nil
+	}
+	var info openai.Object
+	if err := info.Parse(body); err != nil {
+		return fmt.Errorf("read facts: %s: no JSON object", path)
+	}
+	f.PageSize = count(&info, "tokens_per_block")
+	if _, ok := info.Get("kv_cache_hash_algo"); ok && f.Wire == "" {
+		f.Wire = wireG2 // the first generation says nothing of its cache
+	}
+	return nil
+}
+
+// Compatible refuses the pair of which decode would refuse prefill's params:
+// those of the first generation and of any later one know different members.
+func (trtllm) Compatible(p, d *engine.Facts) error {
+	if p.Wire != "" && d.Wire != "" && (p.Wire == wireG1) != (d.Wire == wireG1) {
+		return fmt.Errorf("wire generations differ: prefill %s, decode %s", p.Wire, d.Wire)
+	}
+	return nil
+}
+
+func (trtllm) Pairable(r *openai.Request) error { return oneSequence(r) }
+
+func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) { return plain(a, dst), nil }
+
+// Prefill is the client's request, with its own limits of tokens: the params
+// alone make it end after the first one.
+func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	var scratch [128]byte
+	params := append(scratch[:0], `{"request_type":"context_only"`...)
+	if wire(a.Prefill) != wireG1 {
+		params = append(params, `,"disagg_request_id":`...)
+		params = strconv.AppendUint(params, a.ID, 10)
+		params = append(params, `,"schedule_style":`+contextFirst...)
+	}
+	params = append(params, '}')
+	edits := append(appendPDCuts(room[:0], a),
+		openai.Edit{Key: "disaggregated_params", Value: params},
+		openai.Edit{Key: "stream", Value: literal("false")},
+		cut("stream_options"), // refused where stream is not true
+	)
+	if prompt, ok := lone(a.Request); ok {
+		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+	}
+	leg := spliced(a, dst, edits)
+	leg.Unary = true
+	return leg, nil
+}
+
+// contextFirst is the value of schedule_style, an IntEnum.
+const contextFirst = "0"
+
+// ReadPrefill looks at the first choice's finish reason: decode is needed when
+// the text goes on, else prefill's answer is the whole answer. The ids by which
+// decode finds the KV are those of the answer, never those that were sent: a
+// worker may have been given others in between.
+func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	var answer openai.Object
+	if answer.Parse(body) != nil {
+		return Handoff{}, badReply("no JSON object")
+	}
+	choices, _ := answer.Get("choices")
+	choice, _, err := openai.Lookup(choices, "0")
+	if err != nil || !isObject(choice) {
+		return Handoff{}, badReply("no choices")
+	}
+	var c openai.Object
+	if c.Parse(choice) != nil {
+		return Handoff{}, badReply("no choices")
+	}
+	switch textOf(&c, "finish_reason") {
+	case "length", "not_finished":
+		return t.handoff(a, &answer, &c)
+	case "":
+		return Handoff{}, badReply("no finish reason")
+	}
+	return t.done(a, &answer)
+}
+
+// handoff is the case that decode goes on.
+func (trtllm) handoff(a *Attempt, answer, choice *openai.Object) (Handoff, error) {
+	params, _ := choice.Get("disaggregated_params")
+	if !isObject(params) {
+		return Handoff{}, badReply("no disaggregated_params")
+	}
+	ids := []string{"ctx_request_id", "disagg_request_id"}
+	if wire(a.Prefill) == wireG1 {
+		ids = ids[:1]
+	}
+	for _, id := range ids {
+		if v, _, err := openai.Lookup(params, id); err != nil || openai.IsNull(v) {
+			return Handoff{}, badReply(id + " is null")
+		}
+	}
+	h := Handoff{Pinned: true, Params: params}
+	if usage, _ := answer.Get("usage"); isObject(usage) {
+		h.Usage = usage
+	}
+	ids64, _ := answer.Get("prompt_token_ids_b64")
+	tokens, _ := answer.Get("prompt_token_ids")
+	switch {
+	case a.Request.API == openai.Chat && !openai.IsNull(ids64):
+		h.Prompt = ids64
+	case !openai.IsNull(tokens):
+		h.Prompt = tokens
+	case a.Request.API == openai.Completions:
+		return Handoff{}, badReply("no prompt_token_ids")
+	}
+	return h, nil
+}
+
+// Decode is the client's request with prefill's params, of which only the
+// members change that say whose turn it is, and with the prompt as prefill read
+// it, so that it is not tokenised again. Prefill's usage goes along: decode
+// reports it as the prompt's. The first token is in the params, and decode
+// emits it.
+func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
+	if h == nil {
+		return Leg{}, errors.New("shape decode leg: prefill has not answered")
+	}
+	var params openai.Object
+	if params.Parse(h.Params) != nil {
+		return Leg{}, badReply("disaggregated_params is no object")
+	}
+	change := []openai.Edit{{Key: "request_type", Value: literal(`"generation_only"`)}}
+	if wire(a.Decode) != wireG1 {
+		change = append(change,
+			openai.Edit{Key: "schedule_style", Value: literal(contextFirst)},
+			openai.Edit{Key: "ctx_usage", Value: h.Usage}) // idle when there is none
+	}
+	changed := params.Append(make([]byte, 0, len(h.Params)+len(h.Usage)+128), change...)
+
+	var room [editRoom]openai.Edit
+	edits := append(appendPDCuts(room[:0], a), openai.Edit{Key: "disaggregated_params", Value: changed})
+	switch {
+	case len(h.Prompt) == 0:
+	case a.Request.API == openai.Completions:
+		edits = append(edits, openai.Edit{Key: "prompt", Value: h.Prompt})
+	case h.Prompt[0] == '"':
+		edits = append(edits, openai.Edit{Key: "prompt_token_ids_b64", Value: h.Prompt}, cut("prompt_token_ids"))
+	default:
+		edits = append(edits, openai.Edit{Key: "prompt_token_ids", Value: h.Prompt})
+	}
+	return spliced(a, dst, edits), nil
+}
+
+// Cleanup can send nothing: no route of a worker frees a context whose
+// generation did not come. Its kv_transfer_timeout_ms does.
+func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
+	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
+		return nil
+	}
+	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
+}

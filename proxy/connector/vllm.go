@@ -1,0 +1,120 @@
+package connector
+
+import (
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// vllmHeader gives the lines of a leg to a vLLM engine: the request id, the
+// same on both legs of an attempt, and the placed rank.
+func vllmHeader(legID string, t engine.Target) []Field {
+	fields := make([]Field, 1, 2)
+	fields[0] = Field{Name: "X-Request-Id", Value: legID}
+	return rankHeader(fields, t.Spec.Ranks, t.Rank)
+}
+
+// vllmUnsplit names the member of a request that vLLM answers wrongly from two
+// legs, "" for none.
+//
+//   - prompt_logprobs (and echo with logprobs, which asks for them): decode has
+//     no hidden states of the tokens whose KV it was given, and answers with
+//     memory that nobody wrote (v1/worker/gpu_model_runner.py
+//     _get_prompt_logprobs_dict).
+//   - truncate_prompt_tokens -1 and truncation: the prompt is cut to what
+//     max_tokens leaves of the context, and the legs differ in max_tokens
+//     (renderers/params.py TokenizeParams).
+//   - prompt_embeds: there are no token ids by which blocks are counted.
+//   - responses that refer to state on an engine, or whose tools the engine
+//     calls itself: every turn after the first would read the blocks again,
+//     which are free by then (openai/responses/serving.py
+//     _generate_with_builtin_tools).
+func vllmUnsplit(r *openai.Request) string {
+	switch r.API {
+	case openai.Responses:
+		return unsplitResponse(r)
+	case openai.VLLMGenerate:
+		return unsplitGenerate(r)
+	}
+	if isSet(r, "prompt_logprobs") {
+		return "prompt_logprobs"
+	}
+	if isSet(r, "prompt_embeds") {
+		return "prompt_embeds"
+	}
+	if v, _ := r.Get("truncate_prompt_tokens"); len(v) > 0 && v[0] == '-' {
+		return "truncate_prompt_tokens"
+	}
+	if echo, _ := r.Get("echo"); r.API == openai.Completions && string(echo) == "true" && isSet(r, "logprobs") {
+		return "logprobs"
+	}
+	return ""
+}
+
+func unsplitResponse(r *openai.Request) string {
+	if isSet(r, "previous_response_id") {
+		return "previous_response_id"
+	}
+	if v, _ := r.Get("background"); string(v) == "true" {
+		return "background"
+	}
+	if v, _ := r.Get("truncation"); !openai.IsNull(v) && string(v) != `"disabled"` {
+		return "truncation"
+	}
+	tools, _ := r.Get("tools")
+	if openai.IsNull(tools) {
+		return ""
+	}
+	list, err := openai.Elements(tools)
+	if err != nil {
+		return "" // the engine refuses it
+	}
+	for tool := range list {
+		if text(tool, "type") != "function" {
+			return "tools"
+		}
+	}
+	return ""
+}
+
+// unsplitGenerate refuses, besides, sampling parameters that are no object:
+// that is where the fields of the transfer go.
+func unsplitGenerate(r *openai.Request) string {
+	params, _ := r.Get("sampling_params")
+	if !isObject(params) {
+		return "sampling_params"
+	}
+	if v, _, _ := openai.Lookup(params, "prompt_logprobs"); !openai.IsNull(v) {
+		return "sampling_params.prompt_logprobs"
+	}
+	if v, _, _ := openai.Lookup(params, "extra_args"); !openai.IsNull(v) && !isObject(v) {
+		return "sampling_params.extra_args"
+	}
+	return ""
+}
+
+func isSet(r *openai.Request, key string) bool {
+	v, _ := r.Get(key)
+	return !openai.IsNull(v)
+}
+
+// vllmSamplingParams gives the sampling_params of a tokens-in, tokens-out leg
+// with the transfer's params among its extra_args, which is where the Python
+// server takes them from (it drops those beside it), and with the edits applied.
+func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]byte, error) {
+	raw, _ := a.Request.Get("sampling_params")
+	var params, args openai.Object
+	if err := params.Parse(raw); err != nil {
+		return nil, err
+	}
+	if rawArgs, _ := params.Get("extra_args"); !openai.IsNull(rawArgs) {
+		if err := args.Parse(rawArgs); err != nil {
+			return nil, err
+		}
+	}
+	extra := []openai.Edit{{Key: "kv_transfer_params", Value: transfer}}
+	if !a.Trust {
+		extra = append(extra, cut("ec_transfer_params"))
+	}
+	edits = append(edits, openai.Edit{Key: "extra_args", Value: args.Append(nil, extra...)})
+	return params.Append(nil, edits...), nil
+}
