@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Starts and stops real vLLM engines on the CPU.
+#
+#   engines.sh start [prefill] [decode] [alone]    default: all three
+#   engines.sh stop  [prefill] [decode] [alone]
+#   engines.sh status
+#
+# prefill and decode are a NIXL pair; alone is one plain engine of the same
+# model, the reference for texts. Engines start one after the other (20 s each
+# on two cores), and start returns when the last one is healthy.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+mkdir -p "$REAL_DIR/run" "$REAL_DIR/log"
+
+port_of() {
+	case $1 in
+	prefill) echo "$REAL_PREFILL_PORT" ;;
+	decode) echo "$REAL_DECODE_PORT" ;;
+	alone) echo "$REAL_ALONE_PORT" ;;
+	*) echo "engines.sh: unknown engine $1" >&2; exit 2 ;;
+	esac
+}
+
+# pair_flags prints, one a line, what makes an engine one half of a NIXL pair.
+pair_flags() {
+	local role id events
+	case $1 in
+	prefill) role=kv_producer id=p0 events=$REAL_EVENTS ;;
+	decode) role=kv_consumer id=d0 events=$((REAL_EVENTS + 10)) ;;
+	*) return ;;
+	esac
+	printf '%s\n' --kv-transfer-config "{\"kv_connector\":\"$REAL_CONNECTOR\",\"kv_role\":\"$role\",\"kv_buffer_device\":\"cpu\",\"engine_id\":\"$id\",\"kv_load_failure_policy\":\"fail\",\"kv_connector_extra_config\":{\"kv_lease_duration\":$REAL_LEASE}}"
+	printf '%s\n' --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://127.0.0.1:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1))\",\"topic\":\"kv\"}"
+}
+
+launch() {
+	local name=$1 side=$REAL_SIDE_CHANNEL flags
+	[ "$name" = decode ] && side=$((side + 1))
+	mapfile -t flags < <(pair_flags "$name")
+	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
+		PYTHONHASHSEED=0 PYTHONPATH=$REAL_HERE/engine_env \
+		HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
+		VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$side UCX_TLS=tcp,sm \
+		setsid nice -n "$REAL_NICE" "$REAL_PYTHON" -m vllm.entrypoints.openai.api_server \
+		--model "$REAL_MODEL" --served-model-name tiny --host 127.0.0.1 --port "$(port_of "$name")" \
+		--dtype float32 --enforce-eager --seed 1 --max-model-len 4096 --max-num-seqs 8 \
+		--max-num-batched-tokens 512 --block-size "$REAL_BLOCK_SIZE" --num-gpu-blocks-override "$REAL_BLOCKS" \
+		--enable-request-id-headers --enable-prompt-tokens-details "${flags[@]}" \
+		>"$REAL_DIR/log/$name.log" 2>&1 </dev/null &
+	echo $! >"$REAL_DIR/run/$name.pid"
+}
+
+healthy() { curl -sf -o /dev/null --max-time 2 "http://127.0.0.1:$(port_of "$1")/health"; }
+
+running() {
+	local pid
+	pid=$(cat "$REAL_DIR/run/$1.pid" 2>/dev/null) && kill -0 "$pid" 2>/dev/null
+}
+
+start() {
+	if running "$1"; then
+		echo "$1: already running"
+	else
+		if healthy "$1"; then
+			echo "$1: port $(port_of "$1") is taken by something else" >&2
+			return 1
+		fi
+		launch "$1"
+	fi
+	local began=$SECONDS
+	until healthy "$1"; do
+		if ! running "$1" || [ $((SECONDS - began)) -gt 240 ]; then
+			echo "$1: did not start; the end of $REAL_DIR/log/$1.log:" >&2
+			grep -aE 'Error|Traceback' "$REAL_DIR/log/$1.log" | tail -5 >&2
+			tail -20 "$REAL_DIR/log/$1.log" >&2
+			return 1
+		fi
+		sleep 0.5
+	done
+	echo "$1: healthy on port $(port_of "$1") after $((SECONDS - began)) s"
+}
+
+# stop ends the engine's own process group, which start made, and nothing else.
+stop() {
+	local pid
+	running "$1" || { rm -f "$REAL_DIR/run/$1.pid"; return 0; }
+	pid=$(cat "$REAL_DIR/run/$1.pid")
+	kill -TERM -- "-$pid" 2>/dev/null || true
+	for _ in $(seq 1 40); do
+		kill -0 -- "-$pid" 2>/dev/null || break
+		sleep 0.25
+	done
+	kill -KILL -- "-$pid" 2>/dev/null || true
+	rm -f "$REAL_DIR/run/$1.pid"
+	echo "$1: stopped"
+}
+
+what=${1:-status}
+shift || true
+engines=("$@")
+[ ${#engines[@]} -gt 0 ] || engines=(prefill decode alone)
+case $what in
+start) for e in "${engines[@]}"; do start "$e"; done ;;
+stop) for e in "${engines[@]}"; do stop "$e"; done ;;
+status) for e in "${engines[@]}"; do running "$e" && healthy "$e" && echo "$e: healthy" || echo "$e: down"; done ;;
+*) echo "usage: engines.sh start|stop|status [prefill] [decode] [alone]" >&2; exit 2 ;;
+esac

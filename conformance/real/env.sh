@@ -1,0 +1,24 @@
+# Settings of the real-engine rig, sourced by the other scripts; each can be
+# overridden from the environment.
+REAL_HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+REAL_DIR=${PDPROXY_REAL_DIR:-$(cd "$REAL_HERE/../.." && pwd)/build/real}
+REAL_VENV=$REAL_DIR/venv
+REAL_PYTHON=$REAL_VENV/bin/python
+REAL_MODEL=$REAL_DIR/model
+REAL_NICE=${REAL_NICE:-10}
+
+# NixlConnector (pull) or NixlPushConnector.
+REAL_CONNECTOR=${REAL_CONNECTOR:-NixlConnector}
+REAL_BLOCK_SIZE=${REAL_BLOCK_SIZE:-32} # CPU attention with NIXL takes multiples of 32 only
+REAL_BLOCKS=${REAL_BLOCKS:-512}
+REAL_LEASE=${REAL_LEASE:-30} # seconds that prefill keeps blocks nobody read
+
+REAL_PREFILL_PORT=${REAL_PREFILL_PORT:-8100}
+REAL_DECODE_PORT=${REAL_DECODE_PORT:-8200}
+REAL_ALONE_PORT=${REAL_ALONE_PORT:-8300}
+REAL_SIDE_CHANNEL=${REAL_SIDE_CHANNEL:-5600} # prefill; decode takes the next one
+REAL_EVENTS=${REAL_EVENTS:-5557}             # prefill events, replay +1; decode +10
+REAL_PROXY_PORT=${REAL_PROXY_PORT:-8080}
+REAL_ADMIN_PORT=${REAL_ADMIN_PORT:-9090}
+export REAL_PREFILL_PORT REAL_DECODE_PORT REAL_ALONE_PORT REAL_PROXY_PORT REAL_ADMIN_PORT
+export REAL_BLOCK_SIZE REAL_BLOCKS REAL_LEASE REAL_EVENTS REAL_CONNECTOR
