@@ -1,0 +1,83 @@
+# Every command that a developer or CI needs. Tool versions are pinned here.
+
+GO           ?= go
+STATICCHECK  := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+VERSION      ?= 0.1.0-dev
+COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
+PACKAGES     := ./...
+FUZZTIME     ?= 30s
+SOAK         ?= 10m
+COVERAGE_MIN := 85
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+.PHONY: build
+build: ## bin/pdproxy
+	$(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/pdproxy ./cmd/pdproxy
+
+.PHONY: demo
+demo: ## simulated engines and the proxy in one process
+	$(GO) run ./cmd/pdproxy demo
+
+.PHONY: test
+test: vet race clients ## all that CI runs: vet, tests under the race detector, real clients
+
+.PHONY: vet
+vet:
+	$(GO) vet $(PACKAGES)
+
+.PHONY: race
+race: ## every package under the race detector, shuffled, with a short soak
+	$(GO) test -race -shuffle=on -timeout 20m $(PACKAGES)
+
+.PHONY: clients
+clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
+	cd conformance/clients && ./run.sh
+
+.PHONY: cover
+cover: ## coverage of proxy/..., fails below $(COVERAGE_MIN) %
+	$(GO) test -coverpkg=./proxy/... -coverprofile=build/cover.out ./proxy/... ./conformance/... ./cmd/...
+	@$(GO) tool cover -func=build/cover.out | awk '/^total:/ { sub("%","",$$3); print "coverage of proxy/...: " $$3 " %"; exit !($$3 >= $(COVERAGE_MIN)) }'
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME
+	@for pkg in $$($(GO) list $(PACKAGES)); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	  done; done
+
+.PHONY: soak
+soak: ## mixed load with engines killed, hung and restarted, for SOAK
+	PDPROXY_SOAK=$(SOAK) $(GO) test -race -run '^TestSoak$$' -v -timeout 2h ./conformance
+
+.PHONY: bench
+bench: build ## CPU per request and per event against peers, as ratios
+	$(GO) run ./conformance/bench run -pdproxy bin/pdproxy
+
+.PHONY: test-real
+test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
+	conformance/real/run.sh
+
+.PHONY: policies
+policies: ## the built-in policies, tested natively
+	$(GO) test ./policies/...
+
+.PHONY: lint
+lint: ## staticcheck and golangci-lint
+	$(GO) run $(STATICCHECK) $(PACKAGES)
+	$(GO) run $(GOLANGCI) run
+
+.PHONY: check
+check: vet lint ## all that must hold before a commit lands
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w ."; exit 1; }
+	$(GO) mod tidy -diff
+	cd conformance/clients && $(GO) mod tidy -diff
+	$(GO) build $(PACKAGES)
+	GOARCH=arm64 $(GO) build $(PACKAGES)
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }
