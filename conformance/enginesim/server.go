@@ -199,7 +199,7 @@ func (e *Engine) checkTokens(req *request) *apiError {
 
 // answer runs an accepted request's sequences and writes the answer.
 func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
-	seqs := newSequences(req)
+	seqs := e.newSequences(req)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	var st *eventStream
@@ -232,13 +232,13 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 }
 
 // newSequences makes the sequences of a request, in choice order.
-func newSequences(req *request) []*sequence {
+func (e *Engine) newSequences(req *request) []*sequence {
 	var seqs []*sequence
 	for p, prompt := range req.Prompts {
 		eosAt := eosMark(detokenize(prompt))
 		limit := req.MaxTokens
 		if limit == 0 {
-			limit = naturalLength(prompt)
+			limit = max(1, min(naturalLength(prompt), e.maxModelLen()-len(prompt)))
 			if eosAt == 0 {
 				eosAt = limit
 			}

@@ -117,6 +117,9 @@ func requestID(h http.Header, f fields) (string, *fieldError) {
 	return id, nil
 }
 
+// maxSamples is the default of VLLM_MAX_N_SEQUENCES.
+const maxSamples = 16384
+
 // check is the serving layer's and the sampling parameters' part of validation.
 func (v *vllm) check(req *request) *apiError {
 	if req.Model != "" && req.Model != v.e.cfg.Model {
@@ -129,6 +132,8 @@ func (v *vllm) check(req *request) *apiError {
 	switch {
 	case req.N < 1:
 		return badRequest("n", "n must be at least 1, got %d.", req.N)
+	case req.N > maxSamples:
+		return badRequest("n", "n must be at most %d, got %d.", maxSamples, req.N)
 	case limited && req.MaxTokens < 1:
 		return badRequest("max_tokens", "max_tokens must be at least 1, got %d.", req.MaxTokens)
 	case req.MinTokens < 0:
@@ -144,7 +149,7 @@ func (v *vllm) check(req *request) *apiError {
 		return refusal
 	}
 	for _, prompt := range req.Prompts {
-		if longest := v.e.maxModelLen(); len(prompt)+max(1, req.MaxTokens) > longest {
+		if longest := v.e.maxModelLen(); max(1, req.MaxTokens) > longest-len(prompt) {
 			return badRequest("input_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens.",
 				longest, req.MaxTokens, len(prompt))
 		}

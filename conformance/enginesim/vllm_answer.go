@@ -49,7 +49,7 @@ func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", nil)
 	}
 	// Of several sequences only the first one's parameters come back.
-	return answer.with("kv_transfer_params", seqs[0].ext)
+	return answer.with("kv_transfer_params", seqs[0].ext).with("ec_transfer_params", nil).with("metrics", nil)
 }
 
 // modelName is the served model's name, whether or not the request named it.

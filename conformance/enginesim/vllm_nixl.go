@@ -120,9 +120,9 @@ func (v *vllm) hold(s *sequence) any {
 	return obj(
 		"do_remote_prefill", true, "do_remote_decode", false,
 		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", v.e.id, "remote_request_id", s.id,
-		"remote_host", host, "remote_port", port, "tp_size", 1,
+		"remote_host", host, "remote_port", port, "tp_size", 1, "dcp_size", 1, "pp_size", 1,
 		"remote_num_tokens", s.computed, "remote_blocks_expiry_time", nil, "transfer_mode", "pull",
-		"dcp_size", 1, "pp_size", 1,
+		"remote_prefill_cached_tokens", s.cachedLocal,
 		"remote_agent_epoch", v.e.epochOf(s.id), "remote_agent_tag", tagOf(s.id),
 		"remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil},
 	)

@@ -122,8 +122,8 @@ func TestPrefillAnswer(t *testing.T) {
 		`"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null\}\],"service_tier":null,"system_fingerprint":null,` +
 		`"usage":\{"prompt_tokens":\d+,"total_tokens":\d+,"completion_tokens":1,"prompt_tokens_details":\{"cached_tokens":0\}\},"prompt_logprobs":null,"prompt_token_ids":null,` +
 		`"kv_transfer_params":\{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":\[\[\d+\]\],"remote_engine_id":"[0-9a-f-]{36}",` +
-		`"remote_request_id":"chatcmpl-abc-1-[0-9a-f]{8}","remote_host":"127\.0\.0\.1","remote_port":\d+,"tp_size":1,"remote_num_tokens":\d+,` +
-		`"remote_blocks_expiry_time":null,"transfer_mode":"pull","dcp_size":1,"pp_size":1,"remote_agent_epoch":[4-9]\d{18},.*\}\}$`)
+		`"remote_request_id":"chatcmpl-abc-1-[0-9a-f]{8}","remote_host":"127\.0\.0\.1","remote_port":\d+,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":\d+,` +
+		`"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0,"remote_agent_epoch":[4-9]\d{18},.*\},"ec_transfer_params":null,"metrics":null\}$`)
 	if !shape.Match(a.body) {
 		t.Errorf("answer %s", a.body)
 	}

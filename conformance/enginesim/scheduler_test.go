@@ -1,0 +1,266 @@
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// newBare builds an engine that is not started: its ranks and its protocol work
+// without a socket, so that time can be simulated.
+func newBare(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	e, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// newSequence is a sequence for a completion request of a bare engine.
+func newSequence(t *testing.T, e *Engine, prompt, extra string) *sequence {
+	t.Helper()
+	req, refusal := e.proto.parse(routeCompletions, nil, []byte(completion(prompt, extra)))
+	if refusal != nil {
+		t.Fatal(refusal)
+	}
+	return e.newSequences(req)[0]
+}
+
+func run(ctx context.Context, e *Engine, s *sequence) error {
+	return e.proto.generate(ctx, s, func(token) {})
+}
+
+func TestTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newBare(t, Config{PrefillUsPerToken: 100, DecodeUsPerToken: 5000})
+		prompt := words(1, 330)
+		for _, want := range []struct {
+			prefill time.Duration
+			cached  int
+		}{{33 * time.Millisecond, 0}, {time.Millisecond, 320}} {
+			start := time.Now()
+			var first time.Duration
+			s := newSequence(t, e, prompt, `"max_tokens":10`)
+			err := e.proto.generate(t.Context(), s, func(token) {
+				if first == 0 {
+					first = time.Since(start)
+				}
+			})
+			if err != nil || s.finish != "length" || len(s.output) != 10 || s.cached != want.cached {
+				t.Errorf("%v %s %d tokens, %d cached", err, s.finish, len(s.output), s.cached)
+			}
+			if first != want.prefill+5*time.Millisecond || time.Since(start) != want.prefill+50*time.Millisecond {
+				t.Errorf("first token after %v, all after %v", first, time.Since(start))
+			}
+		}
+	})
+}
+
+// TestQueue: slots and blocks are given in order of arrival; leaving frees at
+// once, at every stage.
+func TestQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newBare(t, Config{KVBlocks: 10, MaxRunning: 2, PrefillUsPerToken: 1000, DecodeUsPerToken: 1000})
+		type job struct {
+			s     *sequence
+			leave context.CancelFunc
+			err   error
+			done  bool
+		}
+		start := func(seed, tokens, output int) *job {
+			ctx, cancel := context.WithCancel(t.Context())
+			j := &job{s: newSequence(t, e, words(seed, tokens), fmt.Sprintf(`"max_tokens":%d`, output)), leave: cancel}
+			go func() { j.err = run(ctx, e, j.s); j.done = true }()
+			synctest.Wait()
+			return j
+		}
+		expect := func(what string, used, running, waiting int) {
+			t.Helper()
+			synctest.Wait()
+			if s := e.State(); s.BlocksUsed != used || s.RequestsRunning != running || s.RequestsWaiting != waiting {
+				t.Errorf("%s: %d blocks, %d running, %d waiting; want %d, %d, %d", what, s.BlocksUsed, s.RequestsRunning, s.RequestsWaiting, used, running, waiting)
+			}
+			checkAccounting(t, e.ranks[0])
+		}
+		a := start(1, 64, 17) // 80 tokens of KV: 5 blocks
+		expect("first", 5, 1, 0)
+		b := start(2, 100, 1) // 7 blocks: do not fit beside
+		expect("second", 5, 1, 1)
+		c := start(3, 10, 1) // would fit, but not before its turn
+		expect("third", 5, 1, 2)
+		b.leave()
+		expect("second left the queue", 6, 2, 0)
+		d := start(4, 10, 1) // no slot
+		expect("fourth", 6, 2, 1)
+		if !b.done || !errors.Is(b.err, context.Canceled) {
+			t.Errorf("second: %v %v", b.done, b.err)
+		}
+		time.Sleep(11 * time.Millisecond) // third is through
+		expect("third ended", 6, 2, 0)
+		a.leave() // while it prefills
+		expect("first left in prefill", 1, 1, 0)
+		time.Sleep(12 * time.Millisecond)
+		expect("all ended", 0, 0, 0)
+		if !c.done || c.err != nil || !d.done || d.err != nil {
+			t.Errorf("third %v, fourth %v", c.err, d.err)
+		}
+		f := start(5, 64, 60)
+		time.Sleep(80 * time.Millisecond)
+		synctest.Wait()
+		if n := len(f.s.output); n != 16 {
+			t.Errorf("%d tokens after 80 ms", n)
+		}
+		f.leave() // while it decodes
+		expect("left in decode", 0, 0, 0)
+		if f.err == nil {
+			t.Error("no error after leaving")
+		}
+	})
+}
+
+func TestTooLarge(t *testing.T) {
+	e := newBare(t, Config{KVBlocks: 4})
+	body := completion(words(1, 60), `"max_tokens":5`)
+	if _, refusal := e.proto.parse(routeCompletions, nil, []byte(body)); refusal == nil || refusal.Status != 400 {
+		t.Errorf("refusal %v", refusal)
+	}
+	s := newSequence(t, e, words(1, 60), `"max_tokens":4`)
+	if err := run(t.Context(), e, s); err != nil {
+		t.Error(err)
+	}
+	s = newSequence(t, e, words(1, 60), `"max_tokens":4`)
+	if err := e.ranks[0].reserve(t.Context(), s, 65, true); err != errTooLarge {
+		t.Errorf("reserve: %v", err)
+	}
+}
+
+func TestLeaseTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newBare(t, Config{Lease: 30 * time.Second})
+		r := e.ranks[0]
+		hold := func(key string, lease time.Duration) {
+			s := newSequence(t, e, words(1, 40), "")
+			if err := r.reserve(t.Context(), s, 40, false); err != nil {
+				t.Fatal(err)
+			}
+			r.pin(s, key, lease)
+			r.release(s)
+		}
+		pinned := func(want int, expired int64) {
+			t.Helper()
+			synctest.Wait()
+			if s := e.State(); s.BlocksPinned != want || s.BlocksUsed != want || s.LeasesExpired != expired {
+				t.Errorf("pinned %d, used %d, expired %d; want %d, %d", s.BlocksPinned, s.BlocksUsed, s.LeasesExpired, want, expired)
+			}
+		}
+		hold("a", 30*time.Second)
+		time.Sleep(29 * time.Second)
+		pinned(3, 0)
+		if !r.renew("a", 20*time.Second) || r.renew("b", time.Second) {
+			t.Error("renew")
+		}
+		time.Sleep(19 * time.Second)
+		pinned(3, 0)
+		if !r.renew("a", time.Second/2) { // never shortens
+			t.Error("renew")
+		}
+		time.Sleep(time.Second - time.Millisecond)
+		pinned(3, 0)
+		time.Sleep(time.Millisecond)
+		pinned(0, 1)
+		hold("c", 30*time.Second)
+		if !r.unpin("c") || r.unpin("c") {
+			t.Error("unpin")
+		}
+		pinned(0, 1)
+		hold("d", 0)
+		time.Sleep(time.Hour)
+		pinned(3, 1)
+		hold("d", time.Second) // the same key again
+		pinned(3, 1)
+		time.Sleep(time.Second)
+		pinned(0, 2)
+		checkAccounting(t, r)
+	})
+}
+
+// TestHammer runs and leaves requests at random points of simulated time and
+// finds every block again.
+func TestHammer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newBare(t, Config{
+			Connector: ConnectorVLLMNixl, KVBlocks: 60, MaxRunning: 5, PrefillUsPerToken: 50, DecodeUsPerToken: 700, Lease: 20 * time.Millisecond,
+		})
+		for _, r := range e.ranks {
+			var err error
+			if r.side, err = openSideChannel(r, "127.0.0.1", 0); err != nil {
+				t.Fatal(err)
+			}
+			defer r.side.close(false)
+		}
+		rng := rand.New(rand.NewPCG(3, 4))
+		var wg sync.WaitGroup
+		for range 400 {
+			extra := fmt.Sprintf(`"max_tokens":%d`, 1+rng.IntN(40))
+			if rng.IntN(2) == 0 {
+				extra = `"max_tokens":1,` + prefillParams
+			}
+			s := newSequence(t, e, words(rng.IntN(6), 1+rng.IntN(300)), extra)
+			delay, stay := time.Duration(rng.IntN(300))*time.Millisecond, time.Duration(rng.IntN(60))*time.Millisecond
+			leaves := rng.IntN(2) == 0
+			wg.Go(func() {
+				time.Sleep(delay)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if leaves {
+					ctx, cancel = context.WithTimeout(ctx, stay)
+					defer cancel()
+				}
+				if err := run(ctx, e, s); err == nil && s.finish == "" || err != nil && !leaves {
+					t.Errorf("ended with %v, finish %q", err, s.finish)
+				}
+			})
+		}
+		for range 40 {
+			time.Sleep(10 * time.Millisecond)
+			checkAccounting(t, e.ranks[0])
+		}
+		wg.Wait()
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		if s := e.State(); s.BlocksUsed != 0 || s.BlocksPinned != 0 || s.RequestsRunning != 0 || s.RequestsWaiting != 0 || s.LeasesExpired == 0 {
+			t.Errorf("state %+v", s)
+		}
+		checkAccounting(t, e.ranks[0])
+	})
+}
+
+// TestContinuation: an answer's tokens appended to the prompt are continued as
+// the same answer would have been.
+func TestContinuation(t *testing.T) {
+	e := newBare(t, Config{})
+	prompt := words(9, 30)
+	whole := newSequence(t, e, prompt, `"max_tokens":20`)
+	begun := newSequence(t, e, prompt, `"max_tokens":8`)
+	for _, s := range []*sequence{whole, begun} {
+		if err := run(t.Context(), e, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest := newSequence(t, e, prompt+begun.answerText(), `"max_tokens":12`)
+	if err := run(t.Context(), e, rest); err != nil {
+		t.Fatal(err)
+	}
+	if got := begun.answerText() + rest.answerText(); got != whole.answerText() {
+		t.Errorf("continued %q, whole %q", got, whole.answerText())
+	}
+	if rest.cached != 32 {
+		t.Errorf("cached %d of the history", rest.cached)
+	}
+}

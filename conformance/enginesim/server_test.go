@@ -1,0 +1,401 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// TestStreamForm compares whole streams with vLLM's form.
+func TestStreamForm(t *testing.T) {
+	e := startEngine(t, Config{})
+	tests := []struct {
+		name, route, body string
+		events            []string
+	}{
+		{
+			"completion", routeCompletions, `{"model":"sim","prompt":"hi","max_tokens":2,"stream":true}`,
+			[]string{
+				`{"id":"cmpl-ID","object":"text_completion","created":0,"model":"sim","choices":[{"index":0,"text":"T","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}`,
+				`{"id":"cmpl-ID","object":"text_completion","created":0,"model":"sim","choices":[{"index":0,"text":"T","logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":null}`,
+				`[DONE]`,
+			},
+		},
+		{
+			"chat with usage", routeChat, `{"messages":[{"role":"user","content":"hi"}],"max_tokens":2,"stream":true,"stream_options":{"include_usage":true}}`,
+			[]string{
+				`{"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"sim","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`,
+				`{"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"sim","choices":[{"index":0,"delta":{"content":"T"},"logprobs":null,"finish_reason":null}]}`,
+				`{"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"sim","choices":[{"index":0,"delta":{"content":"T"},"logprobs":null,"finish_reason":"length","stop_reason":null}]}`,
+				`{"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"sim","choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}`,
+				`[DONE]`,
+			},
+		},
+		{
+			"usage in every event", routeCompletions, `{"prompt":[1000,1001],"max_tokens":1,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`,
+			[]string{
+				`{"id":"cmpl-ID","object":"text_completion","created":0,"model":"sim","choices":[{"index":0,"text":"T","logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}`,
+				`{"id":"cmpl-ID","object":"text_completion","created":0,"model":"sim","choices":[],"usage":{"prompt_tokens":2,"total_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}`,
+				`[DONE]`,
+			},
+		},
+	}
+	variable := []struct{ re, with string }{
+		{`cmpl-[0-9a-f]{32}`, `cmpl-ID`}, {`"created":\d{10}`, `"created":0`}, {`"(content|text)":" [^" ]+"`, `"$1":"T"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			events := stream(t, e.URL()+tt.route, tt.body)
+			for i, event := range events {
+				for _, v := range variable {
+					event = regexp.MustCompile(v.re).ReplaceAllString(event, v.with)
+				}
+				events[i] = event
+			}
+			if !slices.Equal(events, tt.events) {
+				t.Errorf("events\n%s\nwant\n%s", strings.Join(events, "\n"), strings.Join(tt.events, "\n"))
+			}
+		})
+	}
+}
+
+// TestStreamEqualsUnary for stop strings, several prompts and samples.
+func TestStreamEqualsUnary(t *testing.T) {
+	e := startEngine(t, Config{})
+	plain := post(t, e.URL()+routeCompletions, completion("once upon", `"max_tokens":30`)).text(t)
+	split := strings.Fields(plain)
+	third := split[2]
+	_, last := utf8.DecodeLastRuneInString(split[5])
+	_, first := utf8.DecodeRuneInString(split[6])
+	border := split[5][len(split[5])-last:] + " " + split[6][:first]
+	tests := []struct {
+		name, extra, finish string
+	}{
+		{"plain", `"max_tokens":30`, "length"},
+		{"stop string", `"max_tokens":30,"stop":"` + third + `"`, "stop"},
+		{"stop across tokens", `"max_tokens":30,"stop":["zzzzz","` + border + `"]`, "stop"},
+		{"stop that never comes", `"max_tokens":30,"stop":["never and never"]`, "length"},
+		{"min_tokens over a stop", `"max_tokens":30,"min_tokens":30,"stop":"` + third + `"`, "length"},
+		{"end of sequence", `"max_tokens":30,"prompt":"x <eos4>"`, "stop"},
+		{"stop token id", `"max_tokens":30,"stop_token_ids":[` + fmt.Sprint(wordTokens[" "+third]) + `]`, "stop"},
+		{"three samples of two prompts", `"max_tokens":5,"n":3,"prompt":["a","b"]`, "length"},
+		{"echo", `"max_tokens":3,"echo":true`, "length"},
+		{"seed", `"max_tokens":3,"seed":12`, "length"},
+		{"no limit in chat's way", `"max_tokens":null`, "length"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			whole := post(t, e.URL()+routeCompletions, completion("once upon", tt.extra))
+			type choice struct {
+				Index  int
+				Text   string
+				Finish *string `json:"finish_reason"`
+			}
+			var want struct {
+				Choices []choice
+				Usage   struct {
+					Output int `json:"completion_tokens"`
+				}
+			}
+			if err := json.Unmarshal(whole.body, &want); err != nil || whole.status != 200 {
+				t.Fatalf("%d %s", whole.status, whole.body)
+			}
+			texts, finishes := make([]string, len(want.Choices)), make([]string, len(want.Choices))
+			for _, event := range stream(t, e.URL()+routeCompletions, completion("once upon", tt.extra+`,"stream":true`)) {
+				var v struct{ Choices []choice }
+				if event == "[DONE]" {
+					break
+				}
+				if err := json.Unmarshal([]byte(event), &v); err != nil || len(v.Choices) != 1 {
+					t.Fatalf("event %s: %v", event, err)
+				}
+				c := v.Choices[0]
+				if finishes[c.Index] != "" {
+					t.Errorf("choice %d goes on after its end", c.Index)
+				}
+				texts[c.Index] += c.Text
+				if c.Finish != nil {
+					finishes[c.Index] = *c.Finish
+				}
+			}
+			for i, c := range want.Choices {
+				if c.Index != i || c.Text != texts[i] || c.Finish == nil || *c.Finish != tt.finish || finishes[i] != tt.finish {
+					t.Errorf("choice %d: %q %v, streamed %q %s", c.Index, c.Text, *c.Finish, texts[i], finishes[i])
+				}
+			}
+			if slices.Sort(texts); len(texts) == 6 && len(slices.Compact(texts)) != 6 {
+				t.Errorf("samples coincide: %q", texts)
+			}
+		})
+	}
+}
+
+func TestChatWithoutLimit(t *testing.T) {
+	e := startEngine(t, Config{})
+	for _, content := range []string{"a", "b", "c"} {
+		a := post(t, e.URL()+routeChat, `{"messages":[{"role":"user","content":"`+content+`"}]}`)
+		n, _ := a.field(t, "usage", "completion_tokens").(json.Number).Int64()
+		if a.field(t, "choices", 0, "finish_reason") != "stop" || n < 48 || n > 111 {
+			t.Errorf("answer %s", a.body)
+		}
+	}
+}
+
+// TestRefusals are vLLM's answers to bad bodies.
+func TestRefusals(t *testing.T) {
+	e := startEngine(t, Config{})
+	tests := []struct {
+		name, route, body string
+		status            int
+		kind, param       any
+	}{
+		{"no JSON", routeChat, `{"model":`, 400, "Bad Request", "body"},
+		{"a list", routeChat, `[]`, 400, "Bad Request", "body"},
+		{"null", routeChat, `null`, 400, "Bad Request", "body"},
+		{"no messages", routeChat, `{}`, 400, "Bad Request", "messages"},
+		{"messages a string", routeChat, `{"messages":"hi"}`, 400, "Bad Request", "messages"},
+		{"content a number", routeChat, `{"messages":[{"role":"user","content":1}]}`, 400, "Bad Request", "messages"},
+		{"no prompt", routeCompletions, `{}`, 400, "Bad Request", "prompt"},
+		{"prompt an object", routeCompletions, `{"prompt":{}}`, 400, "Bad Request", "prompt"},
+		{"empty prompt", routeCompletions, `{"prompt":""}`, 400, "BadRequestError", "prompt"},
+		{"empty list", routeCompletions, `{"prompt":[]}`, 400, "BadRequestError", "prompt"},
+		{"unknown token", routeCompletions, `{"prompt":[500]}`, 400, "BadRequestError", "prompt"},
+		{"stream a word", routeCompletions, `{"prompt":"x","stream":"maybe"}`, 400, "Bad Request", "stream"},
+		{"fraction", routeCompletions, `{"prompt":"x","max_tokens":1.5}`, 400, "Bad Request", "max_tokens"},
+		{"temperature a word", routeCompletions, `{"prompt":"x","temperature":"hot"}`, 400, "Bad Request", "temperature"},
+		{"samples", routeCompletions, `{"prompt":"x","n":100000}`, 400, "BadRequestError", "n"},
+		{"temperature below 0", routeCompletions, `{"prompt":"x","temperature":-1}`, 400, "BadRequestError", "temperature"},
+		{"top_p over 1", routeCompletions, `{"prompt":"x","top_p":1.5}`, 400, "BadRequestError", "top_p"},
+		{"no tokens", routeCompletions, `{"prompt":"x","max_tokens":0}`, 400, "BadRequestError", "max_tokens"},
+		{"chat's own limit wins", routeChat, `{"messages":[],"max_tokens":5,"max_completion_tokens":0}`, 400, "BadRequestError", "max_tokens"},
+		{"stream options alone", routeChat, `{"messages":[],"stream_options":{}}`, 400, "Bad Request", "stream_options"},
+		{"params a string", routeChat, `{"messages":[],"kv_transfer_params":"x"}`, 400, "Bad Request", "kv_transfer_params"},
+		{"other model", routeChat, `{"model":"gpt","messages":[]}`, 404, "NotFoundError", "model"},
+		{"far too long", routeCompletions, `{"prompt":"x","max_tokens":9223372036854775807}`, 400, "BadRequestError", "input_tokens"},
+		{"too long", routeCompletions, `{"prompt":"x","max_tokens":65536}`, 400, "BadRequestError", "input_tokens"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := post(t, e.URL()+tt.route, tt.body)
+			if a.status != tt.status || a.field(t, "error", "type") != tt.kind || a.field(t, "error", "param") != tt.param ||
+				fmt.Sprint(a.field(t, "error", "code")) != fmt.Sprint(tt.status) || a.field(t, "error", "message") == "" {
+				t.Errorf("%d %s", a.status, a.body)
+			}
+		})
+	}
+	if s := e.State(); s.Rejected != int64(len(tests)) || s.Requests != 0 {
+		t.Errorf("state %+v", s)
+	}
+	for _, body := range []string{
+		`{"prompt":"x","max_tokens":"2","stream":0,"n":1.0,"unknown":{"a":1},"top_k":-1,"logprobs":3,"user":"u"}`,
+		`{"prompt":["x"],"max_tokens":1,"max_tokens":2}`,
+		`{"prompt":[[1000,1001]],"max_tokens":2,"stop":null,"stream_options":null,"model":null}`,
+	} {
+		a := post(t, e.URL()+routeCompletions, body)
+		if a.status != 200 || fmt.Sprint(a.field(t, "usage", "completion_tokens")) != "2" {
+			t.Errorf("%s: %d %s", body, a.status, a.body)
+		}
+	}
+}
+
+func TestPromptForms(t *testing.T) {
+	e := startEngine(t, Config{})
+	text := "hello" + words(1, 20)
+	ids, _ := json.Marshal(tokenize(text))
+	want := post(t, e.URL()+routeCompletions, completion(text, "")).text(t)
+	for name, prompt := range map[string]string{
+		"token ids": string(ids), "list of token ids": "[" + string(ids) + "]", "list of strings": `["` + text + `"]`,
+	} {
+		if got := post(t, e.URL()+routeCompletions, `{"prompt":`+prompt+`}`).text(t); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	a := post(t, e.URL()+"/tokenize", `{"prompt":"`+text+`"}`)
+	raw, _ := json.Marshal(a.field(t, "tokens"))
+	if string(raw) != string(ids) {
+		t.Errorf("tokenize: %s, want %s", a.body, ids)
+	}
+	if a := post(t, e.URL()+"/detokenize", `{"tokens":`+string(ids)+`}`); a.field(t, "prompt") != text {
+		t.Errorf("detokenize: %s", a.body)
+	}
+	if a := post(t, e.URL()+"/tokenize", `{}`); a.status != 400 {
+		t.Errorf("tokenize nothing: %d", a.status)
+	}
+}
+
+// TestPrefixCache: the second turn of a conversation computes only its new
+// tokens, another salt computes all, and the answers do not differ.
+func TestPrefixCache(t *testing.T) {
+	e := startEngine(t, Config{})
+	turn := func(salt string, messages ...string) answer {
+		var list []string
+		for i, m := range messages {
+			raw, _ := json.Marshal(m)
+			list = append(list, fmt.Sprintf(`{"role":%q,"content":%s}`, []string{"user", "assistant"}[i%2], raw))
+		}
+		return post(t, e.URL()+routeChat, fmt.Sprintf(`{"messages":[%s],"max_tokens":40,"cache_salt":%q}`, strings.Join(list, ","), salt))
+	}
+	question := words(1, 60)
+	first := turn("", question)
+	tokens := len(tokenize("<|user|>"+question+"\n<|assistant|>")) + 39 // the last token's KV is not computed
+	second := turn("", question, first.text(t), "and then?")
+	if got, want := fmt.Sprint(second.field(t, "usage", "prompt_tokens_details", "cached_tokens")), fmt.Sprint(tokens/16*16); got != want {
+		t.Errorf("second turn: %s tokens cached, want %s", got, want)
+	}
+	salted := turn("pepper", question, first.text(t), "and then?")
+	if got := fmt.Sprint(salted.field(t, "usage", "prompt_tokens_details", "cached_tokens")); got != "0" {
+		t.Errorf("another salt: %s tokens cached", got)
+	}
+	if salted.text(t) != second.text(t) {
+		t.Error("the cache changed the answer")
+	}
+}
+
+// TestLeaving: a client that leaves is noticed at every stage over HTTP.
+func TestLeaving(t *testing.T) {
+	tests := []struct {
+		name   string
+		cfg    Config
+		unary  bool
+		reason func(State) bool
+	}{
+		{"waiting", Config{MaxRunning: 1, Hang: hangDecode}, false, func(s State) bool { return s.RequestsWaiting == 1 }},
+		{"waiting, unary", Config{MaxRunning: 1, Hang: hangDecode}, true, func(s State) bool { return s.RequestsWaiting == 1 }},
+		{"prefill, unary", Config{PrefillUsPerToken: 1e7}, true, func(s State) bool { return s.RequestsRunning == 2 }},
+		{"decode", Config{DecodeUsPerToken: 1000}, false, func(s State) bool { return s.RequestsRunning == 2 }},
+		{"decode, unary", Config{DecodeUsPerToken: 1000}, true, func(s State) bool { return s.RequestsRunning == 2 }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := startEngine(t, tt.cfg)
+			ctx, leave := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for i := range 2 {
+				body := completion(words(i, 40), fmt.Sprintf(`"max_tokens":60000,"stream":%v`, !tt.unary))
+				if i == 1 {
+					body = completion(words(i, 40), fmt.Sprintf(`"max_tokens":1000,"stream":%v`, !tt.unary))
+				}
+				wg.Go(func() { try(ctx, e.URL()+routeCompletions, body) })
+			}
+			eventually(t, "the stage", func() bool { return tt.reason(e.State()) })
+			leave()
+			wg.Wait()
+			eventually(t, "an idle engine", func() bool {
+				s := e.State()
+				return s.Aborted == 2 && s.BlocksUsed == 0 && s.RequestsRunning == 0 && s.RequestsWaiting == 0
+			})
+			if s := e.State(); s.Errors != 0 {
+				t.Errorf("state %+v", s)
+			}
+		})
+	}
+}
+
+func TestInformation(t *testing.T) {
+	e := startEngine(t, Config{Model: "tiny", KVBlocks: 10})
+	get := func(path string) answer {
+		resp, err := http.Get(e.URL() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer{resp.StatusCode, raw, resp.Header}
+	}
+	if a := get("/v1/models"); a.field(t, "data", 0, "id") != "tiny" || fmt.Sprint(a.field(t, "data", 0, "max_model_len")) != "160" {
+		t.Errorf("models %s", a.body)
+	}
+	if a := get("/health"); a.status != 200 {
+		t.Errorf("health %d", a.status)
+	}
+	if a := get("/version"); a.field(t, "version") == "" {
+		t.Errorf("version %s", a.body)
+	}
+	post(t, e.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
+	post(t, e.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":3,"model":"tiny"`))
+	metrics := string(get("/metrics").body)
+	for _, line := range []string{
+		`vllm:num_requests_running{engine="0",model_name="tiny"} 0`, `vllm:num_requests_waiting{engine="0",model_name="tiny"} 0`,
+		`vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0`, `vllm:generation_tokens_total{engine="0",model_name="tiny"} 6`,
+		`vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 32`,
+	} {
+		if !strings.Contains(metrics, "\n"+line+"\n") {
+			t.Errorf("no %s in\n%s", line, metrics)
+		}
+	}
+	var state map[string]any
+	if err := json.Unmarshal(get("/sim/state").body, &state); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{
+		"blocks_total": 10, "blocks_used": 0, "blocks_pinned": 0, "requests_running": 0, "requests_waiting": 0, "transfers": 0,
+		"aborted": 0, "errors": 0, "prompt_tokens": 80, "cached_tokens": 32,
+	} {
+		if state[name] != want {
+			t.Errorf("%s is %v, want %v", name, state[name], want)
+		}
+	}
+}
+
+// TestManyStreams: hundreds of streams at once, over few slots, all whole.
+func TestManyStreams(t *testing.T) {
+	e := startEngine(t, Config{MaxRunning: 100, DecodeUsPerToken: 200, KVBlocks: 600})
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 300}}
+	defer client.CloseIdleConnections()
+	var wg sync.WaitGroup
+	for i := range 300 {
+		wg.Go(func() {
+			resp, err := client.Post(e.URL()+routeCompletions, "application/json", strings.NewReader(completion(words(i%20, 50), `"max_tokens":20,"stream":true`)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			raw, err := io.ReadAll(resp.Body)
+			if n := strings.Count(string(raw), "data: "); err != nil || n != 21 || !strings.HasSuffix(string(raw), "data: [DONE]\n\n") {
+				t.Errorf("%d events, %v", n, err)
+			}
+		})
+	}
+	wg.Wait()
+	if s := e.State(); s.OutputTokens != 6000 || s.BlocksUsed != 0 || s.Aborted != 0 {
+		t.Errorf("state %+v", s)
+	}
+}
+
+func TestCloseLetsRequestsFinish(t *testing.T) {
+	e := startEngine(t, Config{DecodeUsPerToken: 2000})
+	events, _ := openStream(t, e.URL()+routeCompletions, completion("x", `"max_tokens":50,"stream":true`))
+	go e.Close()
+	list, err := events()
+	if err != nil || len(list) != 51 || list[50] != "[DONE]" {
+		t.Errorf("%d events, %v", len(list), err)
+	}
+}
+
+func TestKillResetsStreams(t *testing.T) {
+	e := startEngine(t, Config{DecodeUsPerToken: 2000})
+	events, _ := openStream(t, e.URL()+routeCompletions, completion("x", `"max_tokens":5000,"stream":true`))
+	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
+	e.Kill()
+	if list, err := events(); err == nil {
+		t.Errorf("a whole stream of %d events", len(list))
+	}
+	start := time.Now()
+	e.Close()
+	if time.Since(start) > closeGrace {
+		t.Error("close waited for a dead engine")
+	}
+}
