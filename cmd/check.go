@@ -1,0 +1,65 @@
+package cmd
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+func (a *app) checkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check config.toml",
+		Short: "Validate a configuration; probes nothing",
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
+	}
+}
+
+type checkResult struct {
+	OK       bool             `json:"ok"`
+	Problems []config.Problem `json:"problems"`
+	Warnings []config.Problem `json:"warnings"`
+}
+
+func (a *app) check(path string) error {
+	cfg, err := loadConfig(path)
+	if err == nil {
+		_, err = loadFiles(cfg)
+	}
+	if a.json {
+		res := checkResult{OK: err == nil, Problems: []config.Problem{}, Warnings: []config.Problem{}}
+		if err == nil {
+			res.Warnings = append(res.Warnings, cfg.Warnings()...)
+		} else {
+			res.Problems = append(res.Problems, asProblems(err)...)
+		}
+		if perr := a.printJSON(res); perr != nil {
+			return failed(perr)
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	for _, w := range cfg.Warnings() {
+		fmt.Fprintln(a.err, "warning:", w)
+	}
+	fmt.Fprintln(a.out, "ok")
+	return nil
+}
+
+// loadConfig reads and checks a configuration file.
+func loadConfig(path string) (*config.Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := config.Parse(data)
+	if err != nil {
+		return nil, err
+	}
+	return &cfg, nil
+}

@@ -1,0 +1,96 @@
+package cmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/proxy"
+)
+
+func (a *app) explainCommand() *cobra.Command {
+	var admin, tokenFile string
+	c := &cobra.Command{
+		Use:   "explain REQUEST_ID",
+		Short: "Why a request went where it went",
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin, tokenFile) },
+	}
+	c.Flags().StringVar(&admin, "admin", "127.0.0.1:9090", "admin address of the proxy")
+	c.Flags().StringVar(&tokenFile, "token-file", "", "file with the admin token")
+	return c
+}
+
+func (a *app) explain(id, admin, tokenFile string) error {
+	token, err := readSecret(tokenFile)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(admin, "://") {
+		admin = "http://" + admin
+	}
+	req, err := http.NewRequest(http.MethodGet, admin+"/v1/explain/"+url.PathEscape(id), nil)
+	if err != nil {
+		return err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	client := http.Client{Timeout: 10 * time.Second}
+	resp, err := client.Do(req)
+	if err != nil {
+		return failed(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
+	if err != nil {
+		return failed(err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return failed(fmt.Errorf("explain %s: %s", id, resp.Status))
+	}
+	if a.json {
+		_, err := a.out.Write(body)
+		return failed(err)
+	}
+	var e proxy.Explanation
+	if err := json.Unmarshal(body, &e); err != nil {
+		return failed(err)
+	}
+	a.printExplanation(&e)
+	return nil
+}
+
+func (a *app) printExplanation(e *proxy.Explanation) {
+	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
+		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
+	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "LEG\tENGINE\tRANK\tATTEMPT\tSTART\tFIRST BYTE\tEND\tSTATUS\tERROR")
+	for _, l := range e.Legs {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%.1f\t%s\t%s\t%d\t%s\n",
+			l.Phase, l.Engine, l.Rank, l.Attempt, l.StartMS, orDash(l.FirstByteMS), orDash(l.EndMS), l.Status, l.Error)
+	}
+	fmt.Fprintln(w, "\nCANDIDATE\tRANK\tSCORE\tFACTS")
+	for _, c := range e.Candidates {
+		facts, _ := json.Marshal(c.Facts)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", c.Engine, c.Rank, orDash(c.Score), facts)
+	}
+	w.Flush()
+	for _, f := range e.Fallbacks {
+		fmt.Fprintf(a.out, "fallback: %s (%s)\n", f.What, f.Reason)
+	}
+}
+
+func orDash(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f", *v)
+}

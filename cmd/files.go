@@ -1,0 +1,85 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// files is what a configuration's file keys name, read.
+type files struct {
+	keys  *proxy.Keys  // nil: no key is asked for
+	certs *proxy.Certs // nil: no TLS
+	token string       // of the admin endpoints; "" none
+}
+
+// loadFiles reads the files that cfg names. Errors name the key and never a
+// file's content.
+func loadFiles(cfg *config.Config) (*files, error) {
+	var f files
+	var problems config.Problems
+	note := func(key string, err error) {
+		if err != nil {
+			problems = append(problems, config.Problem{Key: key, Message: err.Error()})
+		}
+	}
+	var err error
+	f.keys, err = loadKeys(cfg)
+	note("server.auth.keys_file", err)
+	f.token, err = readSecret(cfg.Admin.TokenFile)
+	note("admin.token_file", err)
+	if cfg.Server.TLS.Enabled() {
+		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
+		note("server.tls", err)
+	}
+	for i, e := range cfg.Engines {
+		_, err := readSecret(e.APIKeyFile)
+		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return &f, nil
+}
+
+// loadKeys reads the API keys; nil when none are asked for.
+func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
+	if cfg.Server.Auth.KeysFile == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(cfg.Server.Auth.KeysFile)
+	if err != nil {
+		return nil, err
+	}
+	return proxy.ParseKeys(text)
+}
+
+// readSecret reads a one-line secret; "" for no file.
+func readSecret(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimSpace(string(text))
+	if secret == "" || strings.ContainsAny(secret, "\r\n") {
+		return "", errors.New("the file must hold one line")
+	}
+	return secret, nil
+}
+
+// asProblems lists an error as problems, one at least.
+func asProblems(err error) config.Problems {
+	var p config.Problems
+	if errors.As(err, &p) {
+		return p
+	}
+	return config.Problems{{Message: err.Error()}}
+}

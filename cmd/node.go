@@ -1,0 +1,195 @@
+package cmd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Node is one proxy process: everything that run and demo wire together, for
+// tests and embedders too.
+type Node struct {
+	cfg         atomic.Pointer[config.Config]
+	log         *slog.Logger
+	registry    *engine.Registry
+	coordinator *coordinator.Local
+	policies    *nativePolicies
+	server      *proxy.Server
+	front       *proxy.Front
+	certs       *proxy.Certs // nil without TLS
+	tracer      *telemetry.Tracer
+	ready       func() // called once when a request could first be served; may be nil
+}
+
+// NewNode builds a node and opens its sockets; it starts nothing.
+func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
+	f, err := loadFiles(cfg)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{log: log, certs: f.certs}
+	n.cfg.Store(cfg)
+	prom := prometheus.NewRegistry()
+	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics := telemetry.New(prom)
+	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
+		return nil, failed(fmt.Errorf("start tracing: %w", err))
+	}
+	n.registry = engine.New(engine.Options{
+		Health: cfg.Health, Circuit: cfg.Circuit,
+		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
+		NewClient: func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
+		NewProbe:  newProbe,
+		APIKey:    func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
+		Log:       log,
+		OnRestart: func(i *engine.Instance) { metrics.Restart(i.Spec.Name) },
+	})
+	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
+		return nil, err
+	}
+	if n.policies, err = newNativePolicies(cfg.Policy); err != nil {
+		return nil, err
+	}
+	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"}, rand.Uint64())
+	if err != nil {
+		return nil, failed(err)
+	}
+	n.coordinator = coordinator.NewLocal(n.registry, n.policies, fallback, disaggid.New(uint8(cfg.Fleet.NodeID), 0), metrics)
+	watch(prom, n.registry, n.coordinator)
+	n.server = proxy.New(cfg, f.keys, proxy.Deps{
+		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
+		Policies: n.policies, Tracer: n.tracer, Log: log, Version: readVersion().Version,
+	})
+	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
+		return nil, failed(err)
+	}
+	return n, nil
+}
+
+// AdminURL is where operators reach the node.
+func (n *Node) AdminURL() string { return "http://" + n.front.AdminAddr().String() }
+
+// HTTP3Addr is the UDP address of HTTP/3, nil without it.
+func (n *Node) HTTP3Addr() net.Addr { return n.front.HTTP3Addr() }
+
+// URL is where clients reach the node.
+func (n *Node) URL() string {
+	scheme := "http"
+	if n.certs != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + n.front.Addr().String()
+}
+
+// Reload makes new exchanges use next: engines, policies, limits, keys and
+// certificates. Nothing changes when any part of it cannot be used. What needs
+// new sockets stays as it is, and that is said.
+func (n *Node) Reload(next *config.Config) error {
+	f, err := loadFiles(next)
+	if err != nil {
+		return err
+	}
+	decider, err := newNativePolicies(next.Policy)
+	if err != nil {
+		return err
+	}
+	old := n.cfg.Load()
+	for _, moved := range []struct {
+		key     string
+		changed bool
+	}{
+		{"server.listen", old.Server.Listen != next.Server.Listen},
+		{"server.http3", old.Server.HTTP3 != next.Server.HTTP3},
+		{"server.tls", old.Server.TLS != next.Server.TLS},
+		{"admin", old.Admin != next.Admin},
+		{"fleet", old.Fleet != next.Fleet},
+	} {
+		if moved.changed {
+			n.log.Warn("this key is read at start only; it stays until a restart", "key", moved.key)
+		}
+	}
+	n.cfg.Store(next) // the clients of new engines are built by it
+	if err := n.registry.Apply(engine.SourceStatic, next.Engines, time.Duration(next.Server.DrainTimeout)); err != nil {
+		n.cfg.Store(old)
+		return err
+	}
+	n.registry.Configure(next.Health, next.Circuit)
+	n.policies.swap(decider)
+	n.server.Reload(next, f.keys)
+	if n.certs != nil {
+		return n.certs.Reload()
+	}
+	return nil
+}
+
+// newClient makes the pooled client of one engine.
+func newClient(cfg *config.Config, spec config.Engine) (upstream.Client, error) {
+	u, err := url.Parse(spec.URL)
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := engineTLS(spec)
+	if err != nil {
+		return nil, err
+	}
+	opts := upstream.Options{
+		URL: u, TLS: tlsConfig, MaxConns: spec.MaxConns, MaxIdle: cfg.Transport.MaxIdle,
+		IdleTimeout: time.Duration(cfg.Transport.IdleTimeout), DialTimeout: time.Duration(cfg.Timeouts.Dial),
+	}
+	if cfg.Transport.Client == "nethttp" {
+		return upstream.NewStd(opts), nil
+	}
+	return upstream.New(opts), nil
+}
+
+// newProbe makes the transport of one engine's probes.
+func newProbe(spec config.Engine) (http.RoundTripper, error) {
+	tlsConfig, err := engineTLS(spec)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Transport{TLSClientConfig: tlsConfig, MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true}, nil
+}
+
+// engineTLS is how one engine's certificate is checked; nil for the default.
+func engineTLS(spec config.Engine) (*tls.Config, error) {
+	if spec.CA == "" && !spec.InsecureSkipVerify {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: spec.InsecureSkipVerify}
+	if spec.CA == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(spec.CA)
+	if err != nil {
+		return nil, err
+	}
+	c.RootCAs = x509.NewCertPool()
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, errors.New("ca: no certificate in the file")
+	}
+	return c, nil
+}

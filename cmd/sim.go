@@ -1,0 +1,71 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+)
+
+func (a *app) simCommand() *cobra.Command {
+	var cfg enginesim.Config
+	c := &cobra.Command{
+		Use:   "sim",
+		Short: "Run one simulated engine as its own process",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			return a.sim(cfg, log)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, sglang, trtllm or none")
+	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both")
+	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
+	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
+	f.StringVar(&cfg.Model, "model", "sim", "name of the served model; engines that exchange KV must agree")
+	f.IntVar(&cfg.KVBlocks, "kv-blocks", 4096, "KV blocks of each rank")
+	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block")
+	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
+	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
+	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
+	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "how long blocks wait for a transfer")
+	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds of one uncached prompt token")
+	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds of one decoded token")
+	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences computed at once on a rank")
+	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, the share of requests that meet a fault")
+	f.IntVar(&cfg.DieAfter, "die-after", 0, "die abruptly after that many requests; 0: never")
+	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang")
+	return c
+}
+
+// sim runs the engine until a signal, or until it dies by its own fault.
+func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
+	cfg.Log = log
+	e, err := enginesim.New(cfg)
+	if err != nil {
+		return err
+	}
+	if err := e.Start(); err != nil {
+		return failed(err)
+	}
+	defer e.Close()
+	fmt.Fprintf(a.out, "%s %s engine on %s\n", cfg.Connector, cfg.Role, e.URL())
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-e.Died():
+		return failed(fmt.Errorf("the simulated engine died"))
+	}
+}

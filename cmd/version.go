@@ -1,0 +1,57 @@
+package cmd
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// Set by the linker (-X) for releases.
+var (
+	Version = "0.1.0-dev" // the release
+	commit  string        // the commit it was built from
+)
+
+// abiVersions are the proxy-wasm versions whose plugins load. None yet: this
+// build has native policies only.
+var abiVersions = []string{}
+
+type versionInfo struct {
+	Version string   `json:"version"`
+	ABI     []string `json:"abi"`
+	Go      string   `json:"go"`
+	Commit  string   `json:"commit"`
+}
+
+func readVersion() versionInfo {
+	v := versionInfo{Version: Version, ABI: abiVersions, Go: runtime.Version(), Commit: commit}
+	if info, ok := debug.ReadBuildInfo(); ok && v.Commit == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
+	if v.Commit == "" {
+		v.Commit = "unknown"
+	}
+	return v
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print version, ABI versions, Go and commit",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			v := readVersion()
+			if a.json {
+				return a.printJSON(v)
+			}
+			fmt.Fprintf(a.out, "pdproxy %s (abi %v, %s, commit %s)\n", v.Version, v.ABI, v.Go, v.Commit)
+			return nil
+		},
+	}
+}
