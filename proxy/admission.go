@@ -1,0 +1,128 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// admission lets at most limits.max_exchanges run, lets limits.queue wait in
+// order of arrival, and caps what one client may have open. Safe for
+// concurrent use; the limits may differ from call to call (reload).
+type admission struct {
+	mu      sync.Mutex
+	running int            // guarded by mu
+	waiting []*ticket      // guarded by mu; in order of arrival
+	clients map[string]int // guarded by mu; only while a cap is set
+	limit   int            // guarded by mu; the limit last seen
+}
+
+// ticket is one place in the queue. admitted is closed when its turn comes.
+type ticket struct{ admitted chan struct{} }
+
+// Refusals. Their codes are the reasons of pdproxy_shed_total.
+var (
+	errQueueFull    = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "queue_full", Message: "too many requests are running and waiting"}
+	errQueueTimeout = &openai.Error{Status: 503, Type: "overloaded_error", Code: "queue_timeout", Message: "no place became free in time"}
+	errClientCap    = &openai.Error{Status: 429, Type: "rate_limit_error", Code: "client_limit", Message: "this client has too many requests open"}
+)
+
+// enter waits for a place. On success the caller must call leave exactly once.
+func (a *admission) enter(ctx context.Context, client string, l config.Limits) (leave func(), err error) {
+	a.mu.Lock()
+	a.limit = l.MaxExchanges
+	capped := l.PerClient > 0
+	if capped {
+		if a.clients == nil {
+			a.clients = make(map[string]int)
+		}
+		if a.clients[client] >= l.PerClient {
+			a.mu.Unlock()
+			return nil, errClientCap
+		}
+	}
+	if a.running >= l.MaxExchanges || len(a.waiting) > 0 {
+		if err := a.wait(ctx, l); err != nil { // unlocks
+			return nil, err
+		}
+		a.mu.Lock()
+	} else {
+		a.running++
+	}
+	if capped {
+		a.clients[client]++
+	}
+	a.mu.Unlock()
+	return func() { a.leave(client, capped) }, nil
+}
+
+// wait queues the caller, who holds mu; mu is released when it returns. A nil
+// error means that the place is already counted as running.
+func (a *admission) wait(ctx context.Context, l config.Limits) error {
+	if len(a.waiting) >= l.Queue {
+		a.mu.Unlock()
+		return errQueueFull
+	}
+	t := &ticket{admitted: make(chan struct{})}
+	a.waiting = append(a.waiting, t)
+	a.mu.Unlock()
+
+	timer := time.NewTimer(time.Duration(l.QueueTimeout))
+	defer timer.Stop()
+	var err error
+	select {
+	case <-t.admitted:
+		return nil
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-timer.C:
+		err = errQueueTimeout
+	}
+	if a.abandon(t) {
+		return err
+	}
+	return nil // its turn came at the same moment: take it
+}
+
+// abandon takes t out of the queue; false means that it was admitted already.
+func (a *admission) abandon(t *ticket) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, w := range a.waiting {
+		if w == t {
+			a.waiting = append(a.waiting[:i], a.waiting[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+func (a *admission) leave(client string, capped bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if capped {
+		if a.clients[client]--; a.clients[client] == 0 {
+			delete(a.clients, client)
+		}
+	}
+	a.running--
+	for a.running < a.limit && len(a.waiting) > 0 {
+		t := a.waiting[0]
+		a.waiting = a.waiting[1:]
+		a.running++
+		close(t.admitted)
+	}
+}
+
+// shedReason is the label of a refusal; "left" when the client did not wait.
+func shedReason(err error) string {
+	var oe *openai.Error
+	if errors.As(err, &oe) {
+		return oe.Code
+	}
+	return "left"
+}

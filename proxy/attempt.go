@@ -1,0 +1,223 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// attempt is one placement of an exchange and what its legs have done. Once
+// prefill has registered the disagg id, no step of the attempt changes it: a
+// retry is another attempt with another id. The exchange's goroutine owns it.
+type attempt struct {
+	x       *exchange
+	p       *coordinator.Placement
+	conn    connector.Connector
+	c       connector.Attempt
+	orphan  connector.Orphan
+	handoff connector.Handoff
+	answer  *buffer       // prefill's answer; handoff aliases it
+	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
+	legBody *buffer       // body of the leg that answers the client
+}
+
+// The verdicts of concurrent legs. Once decode has taken over it has the KV,
+// and a failure of prefill's late answer no longer ends it.
+const (
+	decodeTook    = 1
+	prefillFailed = 2
+)
+
+// run sends the legs in the order of the flow; nil means that the client has
+// the whole answer.
+func (a *attempt) run() error {
+	switch a.p.Flow {
+	case abi.FlowPrefillFirst:
+		return a.prefillFirst()
+	case abi.FlowConcurrent:
+		return a.concurrent()
+	default:
+		return a.aggregated()
+	}
+}
+
+// end frees what a failed attempt left on the engines, releases the lease and
+// gives the buffers back. Clean-up that must come before a retry (the engines
+// would meet the old attempt again) has been awaited when it returns.
+func (a *attempt) end(err error) {
+	if err != nil {
+		a.cleanup(err)
+	}
+	a.p.Lease.Release()
+	a.answer.free()
+	a.legBody.free()
+	a.handoff = connector.Handoff{}
+}
+
+// aggregated sends one leg to an engine that serves both phases.
+func (a *attempt) aggregated() error {
+	leg, err := a.conn.Aggregated(&a.c, a.bodyBuffer(&a.legBody))
+	if err != nil {
+		return err
+	}
+	return a.answerLeg(a.x.ctx, leg)
+}
+
+// prefillFirst waits for prefill's answer and lets it shape the decode leg. As
+// long as no decode engine can have read the blocks, another decode gets them.
+func (a *attempt) prefillFirst() error {
+	if err := a.prefill(a.x.ctx); err != nil {
+		return err
+	}
+	a.p.Lease.PrefillDone()
+	if a.handoff.Done {
+		return a.replyHandoff()
+	}
+	for {
+		leg, err := a.conn.Decode(&a.c, &a.handoff, a.bodyBuffer(&a.legBody))
+		if err != nil {
+			return err
+		}
+		err = a.answerLeg(a.x.ctx, leg)
+		if err == nil || maybeSent(err) || !a.x.mayRetry(err) || !a.moveDecode() {
+			return err
+		}
+	}
+}
+
+// moveDecode places the decode leg anew, with the prefill target and the
+// disagg id as they are.
+func (a *attempt) moveDecode() bool {
+	x := a.x
+	x.ask.Prefill, x.ask.ID = a.p.Prefill, a.p.ID
+	p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+	x.ask.Prefill, x.ask.ID = engine.Target{}, 0
+	if err != nil {
+		return false
+	}
+	p.Lease.PrefillDone()
+	a.p.Lease.Release()
+	a.p, a.c.Decode = p, p.Decode
+	x.placed(p)
+	return true
+}
+
+// concurrent sends both legs at once. The first that fails ends the other; the
+// cause of that is what the client is told.
+func (a *attempt) concurrent() error {
+	ctx, cancel := context.WithCancelCause(a.x.ctx)
+	defer cancel(nil)
+	pctx, stop := context.WithCancelCause(a.x.ctx)
+	done := make(chan error, 1)
+	go func() {
+		err := a.prefill(pctx)
+		if err != nil && a.verdict.CompareAndSwap(0, prefillFailed) {
+			cancel(err)
+		}
+		done <- err
+	}()
+	leg, err := a.conn.Decode(&a.c, nil, a.bodyBuffer(&a.legBody))
+	if err == nil {
+		err = a.answerLeg(ctx, leg)
+	}
+	if err != nil {
+		stop(errPeerLeg)
+		return peerError(ctx, err, <-done)
+	}
+	a.settlePrefill(done, stop)
+	return nil
+}
+
+// peerError tells which of two failed legs was the cause: prefill, when it was
+// its failure that cancelled decode.
+func peerError(ctx context.Context, decode, prefill error) error {
+	if prefill != nil && context.Cause(ctx) == prefill && !errors.Is(prefill, errPeerLeg) {
+		return prefill
+	}
+	return decode
+}
+
+// settlePrefill ends the prefill leg of an exchange whose decode is done: it
+// has answered or is about to, since the KV has arrived. The client does not
+// wait for it; past the clean-up limit it is cut off and aborted.
+func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc) {
+	select {
+	case <-done:
+		stop(nil)
+		return
+	default:
+	}
+	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true})
+	job := a.cleanupJob(calls)
+	// The leg still uses the attempt's record and buffers: wait here, after
+	// the answer has been flushed, so that close finds nothing running.
+	a.x.flush()
+	t := time.NewTimer(time.Duration(a.x.cfg.Timeouts.Cleanup))
+	defer t.Stop()
+	select {
+	case <-done:
+		stop(nil)
+	case <-t.C:
+		stop(errPeerLeg)
+		<-done
+		a.x.s.janitor.start(job)
+	}
+}
+
+// prefill sends the prefill leg and reads its whole answer into the handoff.
+func (a *attempt) prefill(ctx context.Context) error {
+	body := getBuffer(len(a.x.body.b) + legSlack)
+	defer body.free()
+	leg, err := a.conn.Prefill(&a.c, body.b)
+	if err != nil {
+		return err
+	}
+	body.b = leg.Body
+	a.orphan.PrefillSent = true
+	answer, err := a.prefillLeg(ctx, leg)
+	if err != nil {
+		a.orphan.PrefillSent = maybeSent(err)
+		return err
+	}
+	a.answer = answer
+	a.orphan.PrefillDone = true
+	h, err := a.conn.ReadPrefill(&a.c, answer.b)
+	if err != nil {
+		le := &legError{phase: abi.Prefill, target: a.p.Prefill, reason: "bad_answer", code: 502, sent: true, err: err}
+		a.x.legFailed(le)
+		return le
+	}
+	a.handoff = h
+	a.orphan.Handoff = &a.handoff
+	if h.Fallback != "" {
+		a.x.s.deps.Metrics.Fallback("kv_transfer", h.Fallback)
+		a.x.rec.fallback("kv_transfer", h.Fallback)
+	}
+	if ctx.Err() != nil { // the answer came while the client was leaving
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// maybeSent reports whether a failed leg may have reached its engine.
+func maybeSent(err error) bool {
+	var le *legError
+	return !errors.As(err, &le) || le.sent
+}
+
+// bodyBuffer returns an empty slice to append a leg's body to, owned by *slot.
+func (a *attempt) bodyBuffer(slot **buffer) []byte {
+	if *slot == nil {
+		*slot = getBuffer(len(a.x.body.b) + legSlack)
+	}
+	return (*slot).b[:0]
+}
+
+// legSlack is the room that a connector's own fields usually need.
+const legSlack = 2 << 10

@@ -1,0 +1,145 @@
+package proxy
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// janitor runs the calls that make engines free what dead exchanges left. Its
+// jobs outlive their exchange but not the server: wait returns when none runs.
+type janitor struct {
+	s  *Server
+	wg sync.WaitGroup
+}
+
+// cleanupJob is the clean-up of one attempt. It holds no memory of the exchange.
+type cleanupJob struct {
+	requestID string
+	connector string
+	calls     []cleanupCall
+	since     time.Time // when the attempt died: time to free counts from here
+	limit     time.Duration
+}
+
+type cleanupCall struct {
+	connector.Cleanup
+	target engine.Target
+	header []upstream.Field
+}
+
+// cleanup frees what a failed attempt left on the engines. Concurrent legs are
+// aborted before it returns, because a retry must not meet the old attempt;
+// all else goes to the janitor.
+func (a *attempt) cleanup(err error) {
+	if !maybeSent(err) && a.orphan.Handoff == nil && a.p.Flow != abi.FlowConcurrent {
+		return
+	}
+	calls := a.conn.Cleanup(&a.c, a.orphan)
+	if len(calls) == 0 {
+		return
+	}
+	job := a.cleanupJob(calls)
+	if a.p.Flow == abi.FlowConcurrent && !a.x.committed && a.x.ctx.Err() == nil {
+		a.x.s.janitor.run(job)
+		return
+	}
+	a.x.s.janitor.start(job)
+}
+
+func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
+	j := &cleanupJob{
+		requestID: a.x.rec.RequestID,
+		connector: a.conn.Name(),
+		since:     time.Now(),
+		limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
+	}
+	auth := a.x.r.Header.Get("Authorization")
+	for _, c := range calls {
+		t := a.p.Decode
+		if c.Phase == abi.Prefill {
+			t = a.p.Prefill
+		}
+		cc := cleanupCall{Cleanup: c, target: t}
+		switch {
+		case t.IsZero():
+		case t.APIKey != "":
+			cc.header = append(cc.header, upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
+		case auth != "" && a.x.cfg.Server.Auth.KeysFile == "":
+			cc.header = append(cc.header, upstream.Field{Name: "Authorization", Value: auth})
+		}
+		cc.header = append(cc.header, c.Leg.Header...)
+		j.calls = append(j.calls, cc)
+	}
+	return j
+}
+
+// start runs the job in the background.
+func (j *janitor) start(job *cleanupJob) {
+	j.wg.Go(func() { j.run(job) })
+}
+
+// wait returns when no job runs any more.
+func (j *janitor) wait() { j.wg.Wait() }
+
+// run makes all calls of the job at once and returns when each has ended.
+func (j *janitor) run(job *cleanupJob) {
+	ctx, cancel := context.WithTimeout(context.Background(), job.limit)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range job.calls {
+		wg.Go(func() { j.call(ctx, job, &job.calls[i]) })
+	}
+	wg.Wait()
+}
+
+// call makes one call, on another engine of the group when the first cannot be
+// reached and any will do. What no call freed is left to the engine's own
+// time-out, and counted as that.
+func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall) {
+	m := j.s.deps.Metrics
+	if c.Leg.Path == "" {
+		m.Cleanup(job.connector, c.How, 0)
+		return
+	}
+	tried := []engine.Target{}
+	for t := c.target; !t.IsZero(); {
+		if j.try(ctx, t, c) {
+			m.Cleanup(job.connector, c.How, time.Since(job.since))
+			return
+		}
+		tried = append(tried, t)
+		t = engine.Target{}
+		if c.AnyTarget && ctx.Err() == nil {
+			t = j.s.deps.Registry.Snapshot().Peer(c.target, c.Phase, tried)
+		}
+	}
+	m.Cleanup(job.connector, "engine_timeout", 0)
+	j.s.log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
+		"request_id", job.requestID, "engine", c.target.Name(), "how", c.How)
+}
+
+// try reports whether the call did its work on target t.
+func (j *janitor) try(ctx context.Context, t engine.Target, c *cleanupCall) bool {
+	resp, err := t.Client.Do(ctx, &upstream.Request{
+		Method: "POST", Path: c.Leg.Path, Header: c.header, Body: [][]byte{c.Leg.Body},
+	})
+	if err != nil {
+		return false
+	}
+	defer resp.Close()
+	if resp.Status/100 != 2 {
+		return false
+	}
+	if c.Until == connector.UntilHead {
+		return true // closing unread is the abort
+	}
+	answer, err := readAnswer(resp, maxErrorAnswer)
+	answer.free()
+	return err == nil
+}

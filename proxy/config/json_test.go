@@ -1,0 +1,31 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestEngineFromJSON(t *testing.T) {
+	e, err := EngineFromJSON([]byte(`{"name":"p9","url":"http://127.0.0.1:8109","role":"prefill","connector":"sglang","ranks":4}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Name != "p9" || e.Role != RolePrefill || e.Connector != ConnectorSGLang || e.Ranks != 4 {
+		t.Fatalf("got %+v", e)
+	}
+	for name, tt := range map[string]struct{ body, want string }{
+		"not JSON":      {`{`, "decode engine"},
+		"not an object": {`[]`, "decode engine"},
+		"unknown key":   {`{"name":"a","url":"http://h:1","role":"both","colour":"red"}`, "colour"},
+		"wrong type":    {`{"name":"a","url":"http://h:1","role":"both","ranks":"four"}`, "ranks"},
+		"fraction":      {`{"name":"a","url":"http://h:1","role":"both","ranks":1.5}`, "ranks"},
+		"bad role":      {`{"name":"a","url":"http://h:1","role":"chef"}`, "role"},
+		"nothing":       {`{}`, "name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := EngineFromJSON([]byte(tt.body)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v does not name %q", err, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Causes with which an exchange's context ends.
+var (
+	errDraining   = errors.New("the proxy is shutting down")
+	errPeerLeg    = errors.New("the other leg failed")
+	errClientSlow = errors.New("the client stopped reading")
+)
+
+func errBodyTooLarge(limit int64) error {
+	return &openai.Error{Status: 413, Code: "body_too_large", Message: fmt.Sprintf("the request body is larger than %d bytes", limit)}
+}
+
+func errNotCarried(connector string, api openai.API) error {
+	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
+		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
+}
+
+// bodyReadError is a request body that did not come whole: the client left, was
+// too slow, or broke the framing.
+func bodyReadError(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &openai.Error{Status: 408, Code: "body_timeout", Message: "the request body did not come in time"}
+	}
+	return &openai.Error{Status: 400, Code: "body_incomplete", Message: "the request body could not be read"}
+}
+
+// legError is a failed leg. Its text names the phase and the engine and holds
+// nothing of the bodies.
+type legError struct {
+	phase  abi.Phase
+	target engine.Target
+	reason string // label of pdproxy_leg_errors_total
+	status int    // the engine's HTTP status, 0 when it gave none
+	code   int    // what the client gets when nobody else can answer
+	body   []byte // the engine's own error answer, relayed for a 4xx
+	ctype  string
+	sent   bool // the request may have reached the engine
+	final  bool // the request is at fault, not the engine: no retry, relay body
+	err    error
+}
+
+// Error implements error.
+func (e *legError) Error() string {
+	if e.err != nil {
+		return fmt.Sprintf("%s leg on engine %s failed: %s: %v", e.phase, e.target.Name(), e.reason, e.err)
+	}
+	return fmt.Sprintf("%s leg on engine %s failed: %s", e.phase, e.target.Name(), e.reason)
+}
+
+// Unwrap returns the cause.
+func (e *legError) Unwrap() error { return e.err }
+
+// newLegError classifies what the upstream client returned.
+func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
+	e := &legError{phase: phase, target: t, reason: "reset", code: 502, sent: true, err: err}
+	var ue *upstream.Error
+	if errors.As(err, &ue) {
+		e.sent = ue.Sent
+		e.reason = ue.Op
+		if ue.Timeout {
+			e.reason, e.code = "timeout", 504
+		}
+	}
+	return e
+}
+
+// public is what the client is told.
+func (e *legError) public() *openai.Error {
+	kind, code := "failed", "leg_failed"
+	if e.code == 504 {
+		kind, code = "timed out", "leg_timeout"
+	}
+	return &openai.Error{
+		Status:  e.code,
+		Type:    "upstream_error",
+		Code:    code,
+		Message: fmt.Sprintf("the %s leg on engine %q %s (%s)", e.phase, e.target.Name(), kind, e.reason),
+	}
+}
+
+// publicError maps any error of an exchange to what the client is told.
+func publicError(err error) *openai.Error {
+	var (
+		oe *openai.Error
+		le *legError
+		nt *coordinator.NoTargetError
+	)
+	switch {
+	case errors.As(err, &oe):
+		return oe
+	case errors.As(err, &le):
+		return le.public()
+	case errors.As(err, &nt):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: nt.Error()}
+	case errors.Is(err, coordinator.ErrUnknownModel):
+		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
+	case errors.Is(err, coordinator.ErrModelNeeded):
+		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
+	case errors.Is(err, coordinator.ErrRejected):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
+	case errors.Is(err, errDraining), errors.Is(err, context.Canceled):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
+	}
+	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
+}

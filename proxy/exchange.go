@@ -1,0 +1,318 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// exchange is one client request with all its legs. Its owner is the handler's
+// goroutine, from open to close; close is its only exit and runs once whatever
+// happens. Every other goroutine that an attempt starts is waited for or handed
+// to the janitor before close.
+type exchange struct {
+	s   *Server
+	cfg *config.Config // as it stood when the exchange opened
+	w   http.ResponseWriter
+	rc  *http.ResponseController
+	r   *http.Request
+	ctx context.Context
+
+	req  openai.Request
+	body *buffer
+	base []upstream.Field // the client's lines that every leg carries
+	ask  coordinator.Ask
+
+	view      *liveView
+	key       string // name of the client's API key; "" without keys
+	committed bool   // the client has seen a status line
+	cut       bool   // the connection must be cut: an event is half out
+	tries     [3]int // legs sent, by phase
+	outcome   telemetry.Outcome
+	usage     openai.Usage
+	intervals telemetry.Intervals
+	span      *telemetry.Span
+	rec       record
+}
+
+// serveExchange runs one generating request.
+func (s *Server) serveExchange(w http.ResponseWriter, r *http.Request, api openai.API) {
+	x := s.open(w, r)
+	defer x.close()
+	x.fail(x.serve(api))
+	if x.cut {
+		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
+	}
+}
+
+// open begins the exchange: request id, span, start of the clock.
+func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
+	x := s.exchanges.Get().(*exchange)
+	x.s, x.cfg, x.w, x.r, x.ctx = s, s.cfg.Load(), w, r, r.Context()
+	x.rc = http.NewResponseController(w)
+	x.rec.open(requestID(r), time.Now())
+	w.Header().Set("X-Request-Id", x.rec.RequestID)
+	x.span = s.deps.Tracer.Start(r.Header, x.rec.Start)
+	x.view = &liveView{requestID: x.rec.RequestID, start: x.rec.Start}
+	s.live.add(x.view)
+	s.budget.exchange(x.rec.Start)
+	return x
+}
+
+// serve admits the exchange, reads its body and runs it; an error means that
+// nothing has been answered yet, unless x.committed.
+func (x *exchange) serve(api openai.API) error {
+	r, err := x.s.authenticate(x.r)
+	if err != nil {
+		return err
+	}
+	x.key = keyName(r)
+	leave, err := x.s.admission.enter(x.ctx, clientOf(r), x.cfg.Limits)
+	if err != nil {
+		x.s.deps.Metrics.Shed(shedReason(err))
+		return err
+	}
+	defer leave()
+	if err := x.readBody(); err != nil {
+		return err
+	}
+	if err := openai.ParseRequest(api, x.body.b, &x.req); err != nil {
+		return err
+	}
+	x.prepare()
+	return x.run()
+}
+
+// prepare turns the scanned request into what is asked of the coordinator.
+func (x *exchange) prepare() {
+	keepAuth := x.cfg.Server.Auth.KeysFile == ""
+	x.base = clientFields(x.base[:0], x.r.Header, keepAuth, x.cfg.Server.TrustPDFields)
+	x.span.Inject(func(name, value string) {
+		x.base = append(without(x.base, name), upstream.Field{Name: name, Value: value})
+	})
+	x.ask.Model = x.req.Model
+	x.ask.Request = abi.RequestFacts{
+		PromptTokens: x.req.PromptTokens,
+		MaxTokens:    x.req.MaxTokens,
+		N:            x.req.N,
+		Stream:       x.req.Stream,
+	}
+	if !x.req.API.Generates() {
+		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
+	}
+	x.rec.Model = x.req.Model
+	x.rec.Stream = x.req.Stream
+}
+
+// run places the request and runs attempts until one ends it. Retries happen
+// only while the client has seen nothing.
+func (x *exchange) run() error {
+	var last error
+	for {
+		p, err := x.place()
+		if err != nil {
+			return firstError(x.ctx, last, err)
+		}
+		a := x.newAttempt(p)
+		err = a.run()
+		a.end(err)
+		if err == nil {
+			return nil
+		}
+		if !x.mayRetry(err) {
+			return err
+		}
+		last = err
+	}
+}
+
+// place asks for a placement that the request's form allows. What its connector
+// cannot pair goes to one engine that answers it alone, if there is one; that
+// is counted.
+func (x *exchange) place() (*coordinator.Placement, error) {
+	x.rec.placing(time.Now())
+	p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+	if err != nil {
+		return nil, err
+	}
+	conn := x.s.connector(p.Decode.Spec.Connector)
+	if !conn.Serves(x.req.API) {
+		p.Lease.Release()
+		return nil, errNotCarried(conn.Name(), x.req.API)
+	}
+	if p.Flow == abi.FlowAggregated {
+		return p, nil
+	}
+	unpairable := conn.Pairable(&x.req)
+	if unpairable == nil {
+		return p, nil
+	}
+	p.Lease.Release()
+	x.ask.Aggregate = conn.AggregatesOn()
+	if p, err = x.s.deps.Coordinator.Place(x.ctx, &x.ask); err != nil {
+		return nil, unpairable
+	}
+	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
+	x.rec.fallback("aggregated", "not_pairable")
+	return p, nil
+}
+
+// firstError prefers the failure of a leg over «no other target is left».
+func firstError(ctx context.Context, leg, place error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if leg != nil {
+		return leg
+	}
+	return place
+}
+
+// mayRetry reports whether a failed leg may be tried again elsewhere, takes it
+// from the budget and counts it.
+func (x *exchange) mayRetry(err error) bool {
+	var le *legError
+	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.final {
+		return false
+	}
+	if x.tries[le.phase] >= x.cfg.Retry.Attempts {
+		return false
+	}
+	if !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
+		x.s.deps.Metrics.Fallback("retry", "budget")
+		x.rec.fallback("retry", "budget")
+		return false
+	}
+	x.ask.Excluded = append(x.ask.Excluded, le.target)
+	x.s.deps.Metrics.Retry(le.phase, le.reason)
+	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
+	return true
+}
+
+// fail answers the client with err, if it has seen nothing yet, and settles the
+// outcome. A nil err is success.
+func (x *exchange) fail(err error) {
+	if err == nil {
+		if x.outcome == telemetry.OutcomeNone {
+			x.outcome = telemetry.OutcomeOK
+		}
+		return
+	}
+	if x.clientGone() {
+		x.outcome = telemetry.OutcomeCancelled
+		x.rec.Status = 499
+		return
+	}
+	x.outcome = outcomeOf(err)
+	if x.committed {
+		return
+	}
+	x.reply(err)
+}
+
+// clientGone reports that the client left by itself (a drain is not that).
+func (x *exchange) clientGone() bool {
+	return x.ctx.Err() != nil && !errors.Is(context.Cause(x.ctx), errDraining)
+}
+
+// close is the one exit of an exchange. Every attempt has ended its legs and
+// released its lease before; what is left is to settle the books.
+func (x *exchange) close() {
+	now := time.Now()
+	x.rec.close(now, x.outcome, x.usage)
+	m := x.s.deps.Metrics
+	m.Exchange(x.rec.Flow, x.outcome, now.Sub(x.rec.Start))
+	m.MergeIntervals(&x.intervals)
+	m.Tokens(x.usage.Prompt, x.usage.Completion, x.usage.Cached)
+	if x.key != "" {
+		m.Client(x.key, x.outcome)
+	}
+	x.trace(now)
+	if x.s.log.Enabled(context.Background(), slog.LevelDebug) {
+		x.s.log.Debug("exchange", x.logAttrs("flow", x.rec.Flow.String(), "outcome", x.outcome.String(),
+			"status", x.rec.Status, "ms", now.Sub(x.rec.Start).Milliseconds())...)
+	}
+	x.s.live.remove(x.view)
+	x.s.explain.put(&x.rec)
+	x.releaseBody()
+	x.reset()
+	x.s.exchanges.Put(x)
+}
+
+// releaseBody gives the request's bytes back; nothing may be retried after it.
+func (x *exchange) releaseBody() {
+	x.body.free()
+	x.body = nil
+}
+
+// reset drops every reference to the request and keeps the memory.
+func (x *exchange) reset() {
+	clear(x.base)
+	clear(x.ask.Excluded)
+	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
+	x.s, x.cfg, x.w, x.rc, x.r, x.ctx, x.span, x.view = nil, nil, nil, nil, nil, nil, nil, nil
+	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
+	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
+	x.req.Reset()
+	x.rec.reset()
+}
+
+func (x *exchange) logAttrs(more ...any) []any {
+	return append([]any{"request_id", x.rec.RequestID}, more...)
+}
+
+// newAttempt readies one attempt at the placement p.
+func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
+	x.placed(p)
+	return &attempt{
+		x: x, p: p,
+		conn: x.s.connector(p.Decode.Spec.Connector),
+		c: connector.Attempt{
+			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
+			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields,
+		},
+	}
+}
+
+// placed books a placement.
+func (x *exchange) placed(p *coordinator.Placement) {
+	x.rec.place(p)
+	x.view.placed.Store(&livePlacement{p.Flow.String(), p.Prefill.Name(), p.Decode.Name()})
+	for _, f := range p.Fallbacks {
+		x.s.deps.Metrics.Fallback(f.What, f.Reason)
+	}
+}
+
+// outcomeOf says how an exchange ended that was answered with err.
+func outcomeOf(err error) telemetry.Outcome {
+	var le *legError
+	if errors.As(err, &le) && !le.final {
+		if le.code == 504 {
+			return telemetry.OutcomeTimeout
+		}
+		return telemetry.OutcomeEngineError
+	}
+	if le != nil {
+		return telemetry.OutcomeClientError
+	}
+	oe := publicError(err)
+	switch {
+	case oe.Code == "no_target" || oe.Code == "rejected_by_policy":
+		return telemetry.OutcomeNoTarget
+	case oe.Status == 429 || oe.Code == "queue_timeout":
+		return telemetry.OutcomeShed
+	case oe.Status/100 == 4 || oe.Status == 501:
+		return telemetry.OutcomeClientError
+	}
+	return telemetry.OutcomeInternal
+}

@@ -1,0 +1,113 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// quicBuffer is the socket buffer that quic-go asks for (sys_conn_buffers.go).
+const quicBuffer = 7 << 20
+
+// quicFront is the HTTP/3 listener. A nil *quicFront does nothing.
+type quicFront struct {
+	conn   *net.UDPConn
+	server *http3.Server
+}
+
+// listenQUIC opens the UDP socket. 0-RTT stays off: a replayed POST would
+// generate twice.
+func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, log *slog.Logger) (*quicFront, error) {
+	addr, err := net.ResolveUDPAddr("udp", cfg.Server.HTTP3)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.ListenUDP("udp", addr)
+	if err != nil {
+		return nil, err
+	}
+	checkBuffers(conn, log)
+	return &quicFront{conn: conn, server: &http3.Server{
+		Handler:        h,
+		Port:           conn.LocalAddr().(*net.UDPAddr).Port,
+		TLSConfig:      http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)),
+		MaxHeaderBytes: int(cfg.Server.MaxHeader),
+		IdleTimeout:    time.Duration(cfg.Server.IdleTimeout),
+		QUICConfig:     &quic.Config{Allow0RTT: false, MaxIncomingStreams: 10000, KeepAlivePeriod: 15 * time.Second},
+		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
+		Logger:         slog.New(slog.DiscardHandler),
+	}}, nil
+}
+
+// withBase returns conn's context that also ends when base does, with its cause.
+func withBase(conn, base context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(conn)
+	stop := context.AfterFunc(base, func() { cancel(context.Cause(base)) })
+	context.AfterFunc(conn, func() {
+		stop()
+		cancel(context.Cause(conn))
+	})
+	return ctx
+}
+
+// checkBuffers says in the proxy's own log what quic-go would print on
+// standard error when the kernel grants less than it asks for.
+func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
+	os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
+	conn.SetReadBuffer(quicBuffer)
+	conn.SetWriteBuffer(quicBuffer)
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) {
+		rcv, err1 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF)
+		snd, err2 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
+		if err1 != nil || err2 != nil || rcv >= quicBuffer && snd >= quicBuffer {
+			return // the kernel reports twice what was set
+		}
+		log.Warn("UDP buffers are small for HTTP/3; set: sysctl -w net.core.rmem_max=7500000; sysctl -w net.core.wmem_max=7500000",
+			"receive_bytes", rcv, "send_bytes", snd, "wanted_bytes", quicBuffer)
+	})
+}
+
+// advertise adds Alt-Svc to the answers of the TCP listener.
+func (q *quicFront) advertise(h http.Handler) http.Handler {
+	value := fmt.Sprintf(`h3=":%d"; ma=86400`, q.server.Port)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["Alt-Svc"] = []string{value}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func (q *quicFront) serve() error {
+	if err := q.server.Serve(q.conn); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, quic.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (q *quicFront) shutdown(ctx context.Context) error {
+	if q == nil {
+		return nil
+	}
+	return q.server.Shutdown(ctx)
+}
+
+func (q *quicFront) close() {
+	if q != nil {
+		q.server.Close()
+		q.conn.Close()
+	}
+}

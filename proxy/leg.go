@@ -1,0 +1,183 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+const (
+	// maxAnswer bounds an answer that is held whole, in bytes: token ids of a
+	// very long prompt and an opaque state fit.
+	maxAnswer = 64 << 20
+	// maxErrorAnswer bounds an engine's error body.
+	maxErrorAnswer = 64 << 10
+	// prefillLinger is how long a cancelled prefill leg listens for an answer
+	// that was already on its way, because its blocks then need a clean-up.
+	prefillLinger = 2 * time.Second
+)
+
+var errAnswerTooLarge = errors.New("the answer is too large")
+
+// prefillLeg sends the prefill leg and reads its whole answer. The error is a
+// *legError, or the context's cause.
+func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) (*buffer, error) {
+	x, t := a.x, a.p.Prefill
+	x.tries[abi.Prefill]++
+	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill])
+	limit := time.Duration(x.cfg.Timeouts.Prefill)
+	linger := prefillLinger
+	if a.p.Flow == abi.FlowConcurrent {
+		linger = 0 // the abort by id frees it whatever it had answered
+	}
+	resp, err := a.send(ctx, row, l, limit, linger)
+	if err != nil {
+		return nil, x.legEnded(ctx, row, err)
+	}
+	defer resp.Close()
+	answer, err := readAnswer(resp, maxAnswer)
+	if err != nil {
+		answer.free()
+		return nil, x.legEnded(ctx, row, newLegError(abi.Prefill, t, err))
+	}
+	if resp.Status/100 != 2 {
+		err := statusError(abi.Prefill, t, resp, answer)
+		answer.free()
+		return nil, x.legEnded(ctx, row, err)
+	}
+	x.legSucceeded(row)
+	return answer, nil
+}
+
+// answerLeg sends the leg whose answer the client gets, and relays it.
+func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
+	x, t := a.x, a.p.Decode
+	a.legBody.b = l.Body[:0:cap(l.Body)] // keep a grown body's memory
+	a.orphan.DecodeSent = true
+	x.tries[abi.Decode]++
+	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode])
+	resp, err := a.send(ctx, row, l, time.Duration(x.cfg.Timeouts.FirstByte), 0)
+	if err != nil {
+		return x.legEnded(ctx, row, err)
+	}
+	defer resp.Close()
+	if resp.Status/100 != 2 {
+		answer, err := readAnswer(resp, maxErrorAnswer)
+		if err == nil {
+			err = statusError(abi.Decode, t, resp, answer)
+		} else {
+			err = newLegError(abi.Decode, t, err)
+		}
+		answer.free()
+		return x.legEnded(ctx, row, err)
+	}
+	if err := a.relay(ctx, row, resp); err != nil {
+		return x.legEnded(ctx, row, err)
+	}
+	x.legSucceeded(row)
+	return nil
+}
+
+// send writes one leg and waits for the head of its answer.
+func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit, linger time.Duration) (*upstream.Response, error) {
+	x, t := a.x, row.target
+	fields := make([]upstream.Field, 0, len(x.base)+len(l.Header)+2)
+	fields = append(fields, x.base...)
+	if t.APIKey != "" {
+		fields = append(without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
+	}
+	fields = append(fields, l.Header...)
+	resp, err := t.Client.Do(ctx, &upstream.Request{
+		Method: "POST", Path: l.Path, Header: fields, Body: [][]byte{l.Body},
+		HeadTimeout: limit, IdleTimeout: limit, Linger: linger,
+	})
+	if err != nil {
+		return nil, newLegError(row.Phase, t, err)
+	}
+	row.head(time.Now(), resp.Status)
+	return resp, nil
+}
+
+// legEnded books a leg that did not succeed. A leg that its own context ended
+// is nobody's failure: the cause comes back instead.
+func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
+	var le *legError
+	if ctx.Err() != nil && !(errors.As(err, &le) && le.final) {
+		row.end(time.Now(), "cancelled")
+		x.s.deps.Metrics.Cancelled(row.Phase)
+		return context.Cause(ctx)
+	}
+	if le == nil { // the client's side failed, not the engine
+		row.end(time.Now(), "client")
+		return err
+	}
+	row.end(time.Now(), le.reason)
+	x.legFailed(le)
+	return le
+}
+
+// legFailed counts a failed leg against its engine, unless the request itself
+// was at fault.
+func (x *exchange) legFailed(le *legError) {
+	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
+	if le.final {
+		le.target.Breaker.Success()
+		return
+	}
+	le.target.Breaker.Failure()
+}
+
+func (x *exchange) legSucceeded(row *legRow) {
+	now := time.Now()
+	row.end(now, "")
+	row.target.Breaker.Success()
+	x.s.deps.Metrics.Leg(row.Phase, row.target.Spec.Connector, now.Sub(row.Start))
+}
+
+// statusError classifies an answer that is no success. A 4xx is the request's
+// fault and goes to the client as the engine wrote it; all else may go better
+// on another engine.
+func statusError(phase abi.Phase, t engine.Target, resp *upstream.Response, answer *buffer) *legError {
+	e := &legError{phase: phase, target: t, reason: fmt.Sprintf("status_%d", resp.Status), status: resp.Status, code: 502, sent: true}
+	if resp.Status/100 == 4 {
+		e.final = resp.Status != 408 && resp.Status != 429
+		e.body = append([]byte(nil), answer.b...)
+		e.ctype = resp.Get("Content-Type")
+	}
+	return e
+}
+
+// readAnswer reads an answer whole into a pooled buffer.
+func readAnswer(resp *upstream.Response, limit int) (*buffer, error) {
+	n := 4 << 10
+	if resp.ContentLength > int64(limit) {
+		return nil, errAnswerTooLarge
+	}
+	if resp.ContentLength > 0 {
+		n = int(resp.ContentLength) + 1 // room for the read that finds the end
+	}
+	buf := getBuffer(n)
+	for {
+		if len(buf.b) == cap(buf.b) {
+			buf = buf.grown()
+		}
+		m, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
+		buf.b = buf.b[:len(buf.b)+m]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err == nil && len(buf.b) > limit {
+			err = errAnswerTooLarge
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}

@@ -1,0 +1,285 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// Front is the open sockets of a server: public TCP, public QUIC, admin.
+type Front struct {
+	s       *Server
+	log     *slog.Logger
+	public  net.Listener
+	admin   net.Listener
+	certs   *Certs
+	quic    *quicFront // nil without HTTP/3
+	servers []*http.Server
+	demux   *demux // nil without TLS
+
+	base   context.Context // parent of every public request
+	cancel context.CancelCauseFunc
+}
+
+// Listen opens the sockets that the configuration names. certs is nil without
+// TLS; token is what the admin endpoints ask for, "" for nothing.
+func (s *Server) Listen(cfg *config.Config, certs *Certs, token string) (*Front, error) {
+	f := &Front{s: s, log: s.log, certs: certs}
+	f.base, f.cancel = context.WithCancelCause(context.Background())
+	var err error
+	if f.public, err = net.Listen("tcp", cfg.Server.Listen); err != nil {
+		return nil, fmt.Errorf("server.listen: %w", err)
+	}
+	if f.admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
+		f.public.Close()
+		return nil, fmt.Errorf("admin.listen: %w", err)
+	}
+	var handler http.Handler = s
+	if cfg.Server.HTTP3 != "" {
+		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.log); err != nil {
+			f.public.Close()
+			f.admin.Close()
+			return nil, fmt.Errorf("server.http3: %w", err)
+		}
+		handler = f.quic.advertise(handler)
+	}
+	f.prepare(cfg, handler, token)
+	return f, nil
+}
+
+// prepare makes the HTTP servers of the TCP listeners.
+func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) {
+	if f.certs == nil {
+		var protocols http.Protocols
+		protocols.SetHTTP1(true)
+		protocols.SetUnencryptedHTTP2(true)
+		f.serve(f.httpServer(cfg, handler, &protocols))
+	} else {
+		f.demux = newDemux(f.public, f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
+		var h1, h2 http.Protocols
+		h1.SetHTTP1(true)
+		h2.SetHTTP2(true)
+		f.serve(f.httpServer(cfg, handler, &h1))
+		f.serve(f.httpServer(cfg, handler, &h2))
+	}
+	admin := f.httpServer(cfg, f.s.adminHandler(token), nil)
+	admin.BaseContext = nil
+	f.serve(admin)
+}
+
+func (f *Front) serve(srv *http.Server) { f.servers = append(f.servers, srv) }
+
+func (f *Front) httpServer(cfg *config.Config, h http.Handler, p *http.Protocols) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		Protocols:         p,
+		ReadHeaderTimeout: time.Duration(cfg.Server.ReadHeaderTimeout),
+		IdleTimeout:       time.Duration(cfg.Server.IdleTimeout),
+		MaxHeaderBytes:    int(cfg.Server.MaxHeader),
+		BaseContext:       func(net.Listener) context.Context { return f.base },
+		ErrorLog:          slog.NewLogLogger(f.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// Addr is the public TCP address.
+func (f *Front) Addr() net.Addr { return f.public.Addr() }
+
+// AdminAddr is the admin address.
+func (f *Front) AdminAddr() net.Addr { return f.admin.Addr() }
+
+// HTTP3Addr is the public UDP address, nil without HTTP/3.
+func (f *Front) HTTP3Addr() net.Addr {
+	if f.quic == nil {
+		return nil
+	}
+	return f.quic.conn.LocalAddr()
+}
+
+// Serve answers on all sockets until ctx ends; then it drains: no new
+// connection, running exchanges may end within drain, those that do not are
+// told and cut. It returns when nothing of it runs any more; the error is nil
+// after a clean drain.
+func (f *Front) Serve(ctx context.Context, drain func() time.Duration) error {
+	listeners := []net.Listener{framingListener{f.public}, f.admin}
+	if f.demux != nil {
+		listeners = []net.Listener{framingListener{f.demux.h1}, f.demux.h2, f.admin}
+	}
+	var wg sync.WaitGroup
+	failed := make(chan error, len(f.servers)+1)
+	for i, srv := range f.servers {
+		wg.Go(func() {
+			if err := srv.Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		})
+	}
+	if f.demux != nil {
+		wg.Go(f.demux.run)
+	}
+	if f.quic != nil {
+		wg.Go(func() {
+			if err := f.quic.serve(); err != nil {
+				failed <- err
+			}
+		})
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	err = errors.Join(err, f.shutdown(drain()))
+	wg.Wait()
+	f.s.Wait()
+	return err
+}
+
+// cutGrace is how long exchanges have to tell their clients that they are cut.
+const cutGrace = 2 * time.Second
+
+func (f *Front) shutdown(limit time.Duration) error {
+	f.s.Drain()
+	ctx, cancel := context.WithTimeout(context.Background(), limit+cutGrace)
+	defer cancel()
+	cut := 0
+	timer := time.AfterFunc(limit, func() {
+		cut = f.s.live.len()
+		f.cancel(errDraining)
+	})
+	err := f.shutdownAll(ctx)
+	if err != nil {
+		for _, srv := range f.servers {
+			srv.Close()
+		}
+	}
+	f.quic.close()
+	if timer.Stop() {
+		return nil
+	}
+	return fmt.Errorf("drain: %d exchanges were cut after %s", cut, limit)
+}
+
+// shutdownAll waits until every server has gone quiet. The admin server, last
+// in the list, stays up while the others drain.
+func (f *Front) shutdownAll(ctx context.Context) error {
+	var wg sync.WaitGroup
+	last := len(f.servers) - 1
+	errs := make([]error, last+2)
+	for i, srv := range f.servers[:last] {
+		wg.Go(func() { errs[i] = srv.Shutdown(ctx) })
+	}
+	wg.Go(func() { errs[last] = f.quic.shutdown(ctx) })
+	if f.demux != nil {
+		f.demux.close()
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return f.servers[last].Shutdown(ctx)
+}
+
+// demux does the TLS handshakes of one listener and hands each connection to
+// the server of the protocol that was agreed: net/http wants the *tls.Conn for
+// HTTP/2, while HTTP/1.1 goes through framingConn.
+type demux struct {
+	inner   net.Listener
+	config  *tls.Config
+	timeout time.Duration
+	h1, h2  *handoffListener
+}
+
+func newDemux(inner net.Listener, config *tls.Config, timeout time.Duration) *demux {
+	return &demux{
+		inner: inner, config: config, timeout: timeout,
+		h1: newHandoffListener(inner.Addr()), h2: newHandoffListener(inner.Addr()),
+	}
+}
+
+// run accepts until the listener closes, and returns when no handshake runs.
+func (d *demux) run() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		c, err := d.inner.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(5 * time.Millisecond) // out of descriptors: let some close
+			continue
+		}
+		wg.Go(func() { d.handshake(c) })
+	}
+}
+
+func (d *demux) handshake(c net.Conn) {
+	tc := tls.Server(c, d.config)
+	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
+	defer cancel()
+	if err := tc.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return
+	}
+	l := d.h1
+	if tc.ConnectionState().NegotiatedProtocol == "h2" {
+		l = d.h2
+	}
+	if !l.put(tc) {
+		tc.Close()
+	}
+}
+
+func (d *demux) close() {
+	d.inner.Close()
+	d.h1.Close()
+	d.h2.Close()
+}
+
+// handoffListener is a net.Listener whose connections are put in.
+type handoffListener struct {
+	addr  net.Addr
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newHandoffListener(addr net.Addr) *handoffListener {
+	return &handoffListener{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (l *handoffListener) put(c net.Conn) bool {
+	select {
+	case l.conns <- c:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+// Accept implements net.Listener.
+func (l *handoffListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l *handoffListener) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (l *handoffListener) Addr() net.Addr { return l.addr }

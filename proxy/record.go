@@ -1,0 +1,135 @@
+package proxy
+
+import (
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// record is what one exchange did: the source of its explain entry, its spans
+// and its row of /perf_metrics. The exchange owns it and reuses its memory; only
+// leg and fallback may be called by two legs at once.
+type record struct {
+	RequestID string
+	DisaggID  uint64
+	Model     string
+	Stream    bool
+	Flow      abi.Flow
+	Policy    string
+	Start     time.Time
+	Placing   time.Time // when the last placement was asked for
+	Placed    time.Time // when the first placement was there
+	FirstByte time.Time // when the client got the first event or the whole answer
+	End       time.Time
+	Status    int
+	Outcome   telemetry.Outcome
+	Usage     openai.Usage
+
+	prefill, decode string // engine names of the last placement
+	candidates      []candidate
+	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
+	rows            []*legRow  // reused memory
+	legs            int        // how many of rows are this exchange's
+	fallbacks       []coordinator.Fallback
+}
+
+// candidate is one target that the last placement could choose.
+type candidate struct {
+	engine string
+	rank   int
+	facts  abi.Candidate
+}
+
+// legRow is one leg. The goroutine that runs the leg owns it until the leg
+// has ended.
+type legRow struct {
+	Phase     abi.Phase
+	Engine    string
+	Rank      int
+	Attempt   int
+	Start     time.Time
+	Head      time.Time
+	FirstByte time.Time
+	End       time.Time
+	Status    int
+	Error     string
+
+	target engine.Target
+}
+
+func (r *record) open(id string, now time.Time) {
+	r.RequestID, r.Start = id, now
+}
+
+func (r *record) placing(now time.Time) { r.Placing = now }
+
+// place notes a placement and the table it was chosen from.
+func (r *record) place(p *coordinator.Placement) {
+	if r.Placed.IsZero() {
+		r.Placed = time.Now()
+	}
+	r.DisaggID, r.Flow, r.Policy = p.ID, p.Flow, p.Policy
+	r.prefill, r.decode = p.Prefill.Name(), p.Decode.Name()
+	r.candidates = r.candidates[:0]
+	for i, c := range p.Facts.Candidates {
+		t := p.Targets[i]
+		r.candidates = append(r.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
+	}
+	r.fallbacks = append(r.fallbacks, p.Fallbacks...)
+}
+
+// leg begins a row for one leg.
+func (r *record) leg(phase abi.Phase, t engine.Target, attempt int) *legRow {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.legs == len(r.rows) {
+		r.rows = append(r.rows, new(legRow))
+	}
+	row := r.rows[r.legs]
+	r.legs++
+	*row = legRow{Phase: phase, Engine: t.Name(), Rank: t.Rank, Attempt: attempt, Start: time.Now(), target: t}
+	return row
+}
+
+func (r *record) fallback(what, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fallbacks = append(r.fallbacks, coordinator.Fallback{What: what, Reason: reason})
+}
+
+// firstByte notes that the client's first event goes out now.
+func (r *record) firstByte(row *legRow, now time.Time) {
+	r.FirstByte, row.FirstByte = now, now
+}
+
+func (r *record) close(now time.Time, o telemetry.Outcome, u openai.Usage) {
+	r.End, r.Outcome, r.Usage = now, o, u
+}
+
+// expose adds the placement to the client's answer.
+func (r *record) expose(h http.Header) {
+	if r.prefill != "" {
+		h.Set("X-Pdproxy-Prefill", r.prefill)
+	}
+	h.Set("X-Pdproxy-Decode", r.decode)
+	h.Set("X-Pdproxy-Flow", r.Flow.String())
+}
+
+// reset empties the record and keeps its memory.
+func (r *record) reset() {
+	clear(r.candidates)
+	for _, row := range r.rows[:r.legs] {
+		*row = legRow{}
+	}
+	*r = record{rows: r.rows, candidates: r.candidates[:0], fallbacks: r.fallbacks[:0]}
+}
+
+func (l *legRow) head(now time.Time, status int) { l.Head, l.Status = now, status }
+
+func (l *legRow) end(now time.Time, reason string) { l.End, l.Error = now, reason }

@@ -1,0 +1,126 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// reply answers the client with err. Nothing has been sent before.
+func (x *exchange) reply(err error) {
+	var le *legError
+	if errors.As(err, &le) && le.body != nil {
+		x.replyEngineError(le)
+		return
+	}
+	oe := publicError(err)
+	x.rec.Status = oe.Status
+	x.committed = true
+	writeError(x.w, oe)
+}
+
+// replyEngineError relays an engine's own 4xx as it wrote it.
+func (x *exchange) replyEngineError(le *legError) {
+	if le.ctype != "" {
+		x.w.Header().Set("Content-Type", le.ctype)
+	}
+	x.writeWhole(le.status, le.body)
+}
+
+// writeError answers with an OpenAI-shaped error.
+func writeError(w http.ResponseWriter, e *openai.Error) {
+	h := w.Header()
+	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
+		h.Set("Retry-After", "1")
+	}
+	body := e.AppendJSON(nil)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(e.Status)
+	w.Write(body)
+}
+
+// commit sends the head of the answer. From here on nothing is retried.
+func (x *exchange) commit(status int) {
+	x.committed = true
+	x.rec.Status = status
+	if x.cfg.Server.ExposePlacement {
+		x.rec.expose(x.w.Header())
+	}
+	x.w.WriteHeader(status)
+}
+
+// writeWhole answers with a body that is there in full.
+func (x *exchange) writeWhole(status int, body []byte) error {
+	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	x.commit(status)
+	if _, err := x.w.Write(body); err != nil {
+		return errClientWrite
+	}
+	return nil
+}
+
+func (x *exchange) flush() { x.rc.Flush() }
+
+// copyHeader copies an engine's header lines to the client's answer, less those
+// of the connection and those that the proxy sets itself.
+func copyHeader(dst http.Header, resp *upstream.Response) {
+	for _, f := range resp.Header {
+		k := http.CanonicalHeaderKey(f.Name)
+		if hopByHop[k] || k == "X-Request-Id" || k == "Date" || k == "Alt-Svc" {
+			continue
+		}
+		dst.Add(k, f.Value)
+	}
+}
+
+// readBody reads the client's body whole, within the limit.
+func (x *exchange) readBody() error {
+	limit := int64(x.cfg.Server.MaxBody)
+	n := x.r.ContentLength
+	if n > limit {
+		return errBodyTooLarge(limit)
+	}
+	if t := time.Duration(x.cfg.Server.ReadTimeout); t > 0 {
+		x.rc.SetReadDeadline(time.Now().Add(t))
+		defer x.rc.SetReadDeadline(time.Time{}) // what follows only listens for the hang-up
+	}
+	x.body = getBuffer(int(max(n, 0)) + 1)
+	for {
+		if len(x.body.b) == cap(x.body.b) {
+			x.body = x.body.grown()
+		}
+		m, err := x.r.Body.Read(x.body.b[len(x.body.b):cap(x.body.b)])
+		x.body.b = x.body.b[:len(x.body.b)+m]
+		if int64(len(x.body.b)) > limit {
+			return errBodyTooLarge(limit)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return bodyReadError(x.ctx, err)
+		}
+	}
+}
+
+// replyHandoff answers with prefill's answer, which was the whole text.
+func (a *attempt) replyHandoff() error {
+	x := a.x
+	now := time.Now()
+	x.rec.FirstByte = now
+	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	if u, ok := openai.ParseUsage(a.answer.b); ok {
+		x.usage = u
+	}
+	x.w.Header().Set("Content-Type", "application/json")
+	if x.req.Stream {
+		x.w.Header().Set("Content-Type", "text/event-stream")
+	}
+	return x.writeWhole(http.StatusOK, a.handoff.Answer)
+}

@@ -1,0 +1,224 @@
+// Package proxy is the data path: it takes clients' requests on its listeners,
+// runs each as one exchange with its legs on engines, and shows operators what
+// it does. Who decides where a leg runs is behind coordinator.Coordinator, how
+// it is shaped behind connector.Connector.
+package proxy
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// Deps is what a Server stands on. All fields but Tracer are needed.
+type Deps struct {
+	Registry    *engine.Registry
+	Coordinator coordinator.Coordinator
+	Metrics     *telemetry.Metrics
+	Gatherer    prometheus.Gatherer // what GET /metrics shows
+	Policies    Policies
+	Tracer      *telemetry.Tracer // nil: no spans
+	Log         *slog.Logger
+	Version     string
+}
+
+// Policies is what operators see and do of the policies.
+type Policies interface {
+	List() []PolicyRow
+	// Reload loads the policy of that name again; on an error the old version
+	// stays.
+	Reload(name string) error
+}
+
+// PolicyRow is one row of GET /v1/policies.
+type PolicyRow struct {
+	Name          string  `json:"name"`
+	Phase         string  `json:"phase"`
+	VersionSHA256 string  `json:"version_sha256"`
+	Runtime       string  `json:"runtime"`
+	State         string  `json:"state"`
+	Calls         uint64  `json:"calls"`
+	Failures      uint64  `json:"failures"`
+	MeanUS        float64 `json:"mean_us"`
+	P99US         float64 `json:"p99_us"`
+}
+
+// Server serves the public and the admin endpoints. Its methods are safe for
+// concurrent use.
+type Server struct {
+	deps       Deps
+	log        *slog.Logger
+	cfg        atomic.Pointer[config.Config] // replaced as a whole by Reload
+	keys       atomic.Pointer[Keys]          // nil: everybody may call
+	connectors map[string]connector.Connector
+	admission  admission
+	budget     retryBudget
+	janitor    janitor
+	explain    *explainStore
+	live       liveSet
+	exchanges  sync.Pool
+	process    string // 16 hex digits, random: the first half of leg ids
+	legs       atomic.Uint64
+	draining   atomic.Bool
+}
+
+// New returns a server with that configuration; keys is nil when none are asked
+// for. It starts nothing.
+func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
+	s := &Server{
+		deps:       deps,
+		log:        deps.Log,
+		connectors: make(map[string]connector.Connector),
+		explain:    newExplainStore(),
+		process:    randomHex(8),
+	}
+	s.janitor.s = s
+	s.exchanges.New = func() any { return new(exchange) }
+	for _, c := range connector.All() {
+		s.connectors[c.Name()] = c
+	}
+	s.Reload(cfg, keys)
+	return s
+}
+
+// Reload makes new exchanges use cfg and keys; those that run keep theirs. The
+// listeners' addresses do not change.
+func (s *Server) Reload(cfg *config.Config, keys *Keys) {
+	s.keys.Store(keys)
+	s.cfg.Store(cfg)
+}
+
+// Drain makes /readyz and /health answer 503, so that balancers turn away.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Wait returns when no clean-up of a dead exchange runs any more. Call it after
+// the listeners have ended.
+func (s *Server) Wait() { s.janitor.wait() }
+
+// connector returns the connector of that name; the configuration has checked
+// that it exists.
+func (s *Server) connector(name string) connector.Connector { return s.connectors[name] }
+
+// legID returns a fresh id for one attempt: 32 lower-case hex digits, fixed in
+// width because SGLang aborts by prefix, unique over processes and restarts.
+func (s *Server) legID() string {
+	var b [32]byte
+	copy(b[:], s.process)
+	n := s.legs.Add(1)
+	for i := 31; i >= 16; i-- {
+		b[i] = "0123456789abcdef"[n&15]
+		n >>= 4
+	}
+	return string(b[:])
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
+}
+
+// ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !openaiPath(s, w, r) {
+		w.Header().Set("X-Request-Id", requestID(r))
+		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
+	}
+}
+
+// openaiPath serves r if its path is one of the public endpoints.
+func openaiPath(s *Server, w http.ResponseWriter, r *http.Request) bool {
+	if api, ok := openai.APIFor(r.URL.Path); ok {
+		if r.Method != http.MethodPost {
+			methodNotAllowed(w, r, "POST")
+			return true
+		}
+		s.serveExchange(w, r, api)
+		return true
+	}
+	var serve func(http.ResponseWriter, *http.Request)
+	switch r.URL.Path {
+	case "/v1/models":
+		serve = s.serveModels
+	case "/health":
+		serve = s.serveHealth
+	case "/version":
+		serve = s.serveVersion
+	default:
+		return false
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		methodNotAllowed(w, r, "GET")
+		return true
+	}
+	w.Header().Set("X-Request-Id", requestID(r))
+	serve(w, r)
+	return true
+}
+
+func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
+	w.Header().Set("Allow", allow)
+	w.Header().Set("X-Request-Id", requestID(r))
+	writeError(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
+}
+
+// serveModels lists the models of all engines that are ready.
+func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
+	if _, err := s.authenticate(r); err != nil {
+		writeError(w, publicError(err))
+		return
+	}
+	type model struct {
+		ID      string `json:"id"`
+		Object  string `json:"object"`
+		OwnedBy string `json:"owned_by"`
+	}
+	list := struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{Object: "list", Data: []model{}}
+	for _, id := range s.deps.Registry.Snapshot().Models() {
+		list.Data = append(list.Data, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
+	}
+	writeJSON(w, 200, list)
+}
+
+// serveHealth answers 200 when one request could be served now.
+func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	if s.draining.Load() || !s.deps.Coordinator.Ready() {
+		writeError(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
+		return
+	}
+	writeJSON(w, 200, map[string]string{"status": "ok"})
+}
+
+func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, 200, map[string]string{"version": s.deps.Version})
+}
+
+// requestID returns the client's x-request-id, or a fresh one when it sent none
+// that is fit for a log line.
+func requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	if id == "" || len(id) > 128 {
+		return randomHex(16)
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return randomHex(16)
+		}
+	}
+	return id
+}

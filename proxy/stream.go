@@ -1,0 +1,231 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+const (
+	// streamBuffer is a stream's read buffer: many events, few resident pages.
+	streamBuffer = 4 << 10
+	// writeCheck is how often a stream renews the deadline of its writes.
+	writeCheck = time.Second
+)
+
+var (
+	errClientWrite = errors.New("write to client")
+	errNoEnd       = errors.New("the stream ended without its closing event")
+)
+
+// relay gives the client a 2xx answer: streams as they come, all else when it
+// is whole, so that an engine that dies inside it can be replaced.
+func (a *attempt) relay(ctx context.Context, row *legRow, resp *upstream.Response) error {
+	if a.x.req.Stream && strings.HasPrefix(strings.ToLower(resp.Get("Content-Type")), "text/event-stream") {
+		return a.relayStream(ctx, row, resp)
+	}
+	return a.relayWhole(ctx, row, resp)
+}
+
+// relayWhole reads the answer to its end, then writes it.
+func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Response) error {
+	x := a.x
+	answer, err := readAnswer(resp, maxAnswer)
+	defer func() { answer.free() }()
+	if err != nil {
+		return newLegError(row.Phase, row.target, err)
+	}
+	if !a.take() {
+		return context.Cause(ctx)
+	}
+	x.firstByte(row)
+	if u, ok := openai.ParseUsage(answer.b); ok {
+		x.usage = u
+	}
+	copyHeader(x.w.Header(), resp)
+	return x.writeWhole(resp.Status, answer.b)
+}
+
+// take settles that decode has the KV. False: prefill had failed first, and its
+// failure has cancelled this leg.
+func (a *attempt) take() bool {
+	if !a.verdict.CompareAndSwap(0, decodeTook) {
+		return false
+	}
+	a.orphan.DecodeTook = true
+	return true
+}
+
+// relayStream writes whole events as they come, one flush per read. Until the
+// first event that carries data the client has seen nothing: an error event
+// there is a failed leg, which may be retried.
+func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.Response) error {
+	x := a.x
+	buf := getBuffer(streamBuffer)
+	defer func() { buf.free() }()
+	var err error
+	if buf, err = readFirstEvent(row, resp, buf); err != nil {
+		return err
+	}
+	if !a.take() {
+		return context.Cause(ctx)
+	}
+	x.releaseBody() // an open stream holds no request
+	x.firstByte(row)
+	copyHeader(x.w.Header(), resp)
+	x.commit(resp.Status)
+	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
+
+	var events openai.EventScanner
+	err = x.pump(resp, buf, &events)
+	if u, ok := events.Usage(); ok {
+		x.usage = u
+	}
+	if err == nil {
+		err = x.endStream(&events)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errClientWrite):
+		return err
+	}
+	x.breakStream(ctx, &events)
+	if errors.Is(err, errNoEnd) {
+		return &legError{phase: abi.Decode, target: row.target, reason: "no_end", code: 502, sent: true, err: err}
+	}
+	return newLegError(row.Phase, row.target, err)
+}
+
+// readFirstEvent reads until an event with data is there. An error event is a
+// failed leg with the engine's own status.
+func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer) (*buffer, error) {
+	for {
+		if len(buf.b) == cap(buf.b) {
+			if len(buf.b) >= maxErrorAnswer {
+				return buf, nil // an event as large as that is no error
+			}
+			buf = buf.grown()
+		}
+		n, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
+		buf.b = buf.b[:len(buf.b)+n]
+		switch f := openai.ReadFirstEvent(buf.b); f.Verdict {
+		case openai.DataEvent:
+			return buf, nil
+		case openai.ErrorEvent:
+			return buf, eventError(row, f)
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return buf, newLegError(row.Phase, row.target, err)
+		}
+	}
+}
+
+// eventError is a leg that failed inside a 200 stream before its first token:
+// vLLM and SGLang report it as an event with the status in it.
+func eventError(row *legRow, f openai.FirstEvent) *legError {
+	e := &legError{phase: row.Phase, target: row.target, reason: "error_event", status: f.Status, code: 502, sent: true}
+	if f.Status/100 == 4 {
+		e.final = f.Status != http.StatusTooManyRequests
+		e.body = append([]byte(nil), f.Data...)
+		e.ctype = "application/json"
+	}
+	return e
+}
+
+// pump moves the stream: what is there is read, whole events are written, one
+// flush per read. first holds what has been read already, and is the buffer
+// for all that follows.
+func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
+	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
+	last := x.rec.FirstByte
+	renewed := last
+	x.rc.SetWriteDeadline(last.Add(idle))
+	chunk := first.b
+	for {
+		if whole := events.Feed(chunk); len(whole) > 0 {
+			if _, err := x.w.Write(whole); err != nil {
+				return errClientWrite
+			}
+			if err := x.rc.Flush(); err != nil {
+				return errClientWrite
+			}
+		}
+		n, err := resp.Read(first.b[:cap(first.b)])
+		chunk = first.b[:n]
+		now := time.Now()
+		if n > 0 {
+			x.intervals.Observe(now.Sub(last))
+			last = now
+		}
+		if now.Sub(renewed) > writeCheck {
+			x.rc.SetWriteDeadline(now.Add(idle))
+			renewed = now
+		}
+		if err == io.EOF && n == 0 {
+			return nil
+		}
+		if err != nil && err != io.EOF {
+			events.Feed(chunk) // what came last is not whole
+			return err
+		}
+	}
+}
+
+// endStream closes a stream whose framing ended in order. One that lacks its
+// closing event was cut off all the same.
+func (x *exchange) endStream(events *openai.EventScanner) error {
+	if rest := events.Finish(); len(rest) > 0 {
+		if _, err := x.w.Write(rest); err != nil {
+			return errClientWrite
+		}
+	}
+	if events.Failed || events.Aborted {
+		x.outcome = telemetry.OutcomeBroken
+		x.s.deps.Metrics.BrokenStream("error_event")
+		return nil
+	}
+	if x.req.API.EndsWithDone() && !events.Done {
+		return errNoEnd
+	}
+	return nil
+}
+
+// breakStream tells the client that the stream is broken: an error event on an
+// event border, or, inside an event that is half out, a cut connection.
+func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner) {
+	x.outcome = telemetry.OutcomeBroken
+	if x.clientGone() {
+		return
+	}
+	x.s.deps.Metrics.BrokenStream("leg")
+	if events.MidEvent() {
+		x.cut = true
+		return
+	}
+	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
+	if errors.Is(context.Cause(ctx), errDraining) {
+		e = publicError(errDraining)
+	}
+	x.rc.SetWriteDeadline(time.Now().Add(writeCheck))
+	x.w.Write(x.req.API.AppendErrorEvent(nil, e))
+	x.rc.Flush()
+}
+
+// firstByte notes that the client's answer begins now.
+func (x *exchange) firstByte(row *legRow) {
+	now := time.Now()
+	x.rec.firstByte(row, now)
+	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+}

@@ -1,0 +1,166 @@
+package proxy
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// certCheck is how often certificate files are looked at.
+const certCheck = 2 * time.Second
+
+// Certs holds the TLS configuration of the public side and replaces it when the
+// files change. Handshakes use what is there when they begin.
+type Certs struct {
+	cfg     config.TLS
+	current atomic.Pointer[tls.Config]
+	sum     [sha256.Size]byte // of the files last loaded; Run and LoadCerts only
+	log     *slog.Logger
+}
+
+// LoadCerts reads the files that cfg names, or makes a self-signed certificate.
+func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
+	c := &Certs{cfg: cfg, log: log}
+	if err := c.Reload(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Reload reads the files again. On an error the old certificate stays.
+func (c *Certs) Reload() error {
+	if c.cfg.SelfSigned && c.current.Load() != nil {
+		return nil
+	}
+	conf, sum, err := c.load()
+	if err != nil {
+		return err
+	}
+	c.current.Store(conf)
+	c.sum = sum
+	return nil
+}
+
+// Run looks at the files until ctx ends and reloads them when their content
+// changed. It starts no goroutine.
+func (c *Certs) Run(ctx context.Context) {
+	tick := time.NewTicker(certCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		conf, sum, err := c.load()
+		if err != nil || sum == c.sum || c.cfg.SelfSigned {
+			continue // a half-written pair is read again at the next tick
+		}
+		c.current.Store(conf)
+		c.sum = sum
+		c.log.Info("certificate files changed, loaded again")
+	}
+}
+
+// config is what one listener uses; it asks for the current state per handshake.
+func (c *Certs) config(protos ...string) *tls.Config {
+	type derived struct{ from, conf *tls.Config }
+	var last atomic.Pointer[derived] // one config per certificate keeps session tickets valid
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: protos,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			from := c.current.Load()
+			if d := last.Load(); d != nil && d.from == from {
+				return d.conf, nil
+			}
+			conf := from.Clone()
+			conf.NextProtos = protos
+			last.Store(&derived{from, conf})
+			return conf, nil
+		},
+	}
+}
+
+func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	var files []byte
+	if c.cfg.SelfSigned {
+		cert, err := selfSigned()
+		if err != nil {
+			return nil, [sha256.Size]byte{}, err
+		}
+		conf.Certificates = []tls.Certificate{cert}
+	} else {
+		certPEM, err := os.ReadFile(c.cfg.Cert)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.cert: %w", err)
+		}
+		keyPEM, err := os.ReadFile(c.cfg.Key)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.key: %w", err)
+		}
+		cert, err := tls.X509KeyPair(certPEM, keyPEM)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls: %w", err)
+		}
+		conf.Certificates = []tls.Certificate{cert}
+		files = append(certPEM, keyPEM...)
+	}
+	if c.cfg.ClientCA != "" {
+		pem, err := os.ReadFile(c.cfg.ClientCA)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.client_ca: %w", err)
+		}
+		conf.ClientCAs = x509.NewCertPool()
+		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
+			return nil, [sha256.Size]byte{}, errors.New("server.tls.client_ca: no certificate in the file")
+		}
+		conf.ClientAuth = tls.RequireAndVerifyClientCert
+		files = append(files, pem...)
+	}
+	return conf, sha256.Sum256(files), nil
+}
+
+// selfSigned makes a certificate for localhost that is good for a year.
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	host, _ := os.Hostname()
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "pdproxy self-signed"},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().AddDate(1, 0, 0),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:     []string{"localhost", host},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
