@@ -1,0 +1,117 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// textBody composes a chat request of about n bytes: messages with some
+// escapes, and the usual fields behind them.
+func textBody(n int, sentence string) []byte {
+	var b strings.Builder
+	b.WriteString(`{"model":"llama","messages":[{"role":"system","content":"Answer in one sentence."}`)
+	for b.Len() < n-200 {
+		b.WriteString(`,{"role":"user","content":"`)
+		for range 20 {
+			if b.Len() >= n-200 {
+				break
+			}
+			b.WriteString(sentence)
+		}
+		b.WriteString(`"}`)
+	}
+	b.WriteString(`],"max_tokens":128,"temperature":0.7,"top_p":0.9,"stream":true,"stream_options":{"include_usage":true},"n":1,"stop":["</s>"],"user":"u-1"}`)
+	return []byte(b.String())
+}
+
+const (
+	english = `\"Where to?\" asked the driver.\nThe old man only pointed at the hills, and the car went on as before. `
+	chinese = `雨停了以后，孩子们又跑到河边去了，`
+)
+
+// tokenBody is a completion request of about n bytes with token ids for a
+// prompt, set apart as sep says.
+func tokenBody(n int, sep string) []byte {
+	var b strings.Builder
+	b.WriteString(`{"model":"llama","prompt":[1`)
+	for i := 0; b.Len() < n-60; i++ {
+		fmt.Fprintf(&b, "%s%d", sep, (i*7919)%128000)
+	}
+	b.WriteString(`],"max_tokens":128,"stream":true}`)
+	return []byte(b.String())
+}
+
+var benchBodies = []struct {
+	name string
+	api  API
+	body []byte
+}{
+	{"text-4K", Chat, textBody(4<<10, english)},
+	{"text-32K", Chat, textBody(32<<10, english)},
+	{"text-256K", Chat, textBody(256<<10, english)},
+	{"chinese-32K", Chat, textBody(32<<10, chinese)},
+	{"tokens-256K", Completions, tokenBody(256<<10, ",")},
+	{"tokens-spaced-256K", Completions, tokenBody(256<<10, ", ")},
+}
+
+var benchEdits = []Edit{
+	{Key: "max_tokens", Value: []byte("1")},
+	{Key: "stream", Value: []byte("false")},
+	{Key: "stream_options", Remove: true},
+	{Key: "kv_transfer_params", Value: []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)},
+}
+
+// BenchmarkSplice is the whole work on the body of one prefill leg: scan,
+// routing fields, edits. BenchmarkMap does the same edits with encoding/json.
+func BenchmarkSplice(b *testing.B) {
+	for _, bb := range benchBodies {
+		b.Run(bb.name, func(b *testing.B) {
+			var r Request
+			var dst []byte
+			b.SetBytes(int64(len(bb.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := ParseRequest(bb.api, bb.body, &r); err != nil {
+					b.Fatal(err)
+				}
+				dst = r.Append(dst[:0], benchEdits...)
+			}
+		})
+	}
+}
+
+func BenchmarkMap(b *testing.B) {
+	for _, bb := range benchBodies {
+		b.Run(bb.name, func(b *testing.B) {
+			b.SetBytes(int64(len(bb.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				var m map[string]any
+				if err := json.Unmarshal(bb.body, &m); err != nil {
+					b.Fatal(err)
+				}
+				m["max_tokens"], m["stream"] = 1, false
+				delete(m, "stream_options")
+				m["kv_transfer_params"] = json.RawMessage(benchEdits[3].Value)
+				if _, err := json.Marshal(m); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkValid(b *testing.B) {
+	for _, bb := range benchBodies {
+		b.Run(bb.name, func(b *testing.B) {
+			b.SetBytes(int64(len(bb.body)))
+			for b.Loop() {
+				if !json.Valid(bb.body) {
+					b.Fatal("invalid")
+				}
+			}
+		})
+	}
+}

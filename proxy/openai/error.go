@@ -1,0 +1,122 @@
+package openai
+
+import (
+	"net/http"
+	"strconv"
+)
+
+// Error is a refusal or a failure as an OpenAI client expects it. Message may
+// be shown to the client and is not for logs, since whoever fills it may quote
+// an engine; [Error.Error] leaves it out.
+type Error struct {
+	Status  int    // HTTP status
+	Type    string // error class; empty: the usual one for Status
+	Code    string // machine-readable reason; empty: null
+	Param   string // the body field at fault; empty: null
+	Message string // one sentence for the client
+}
+
+// Error names the status and the reason. It holds no text of a body: neither
+// the message nor the field's name, both of which a client may have chosen.
+func (e *Error) Error() string {
+	reason := e.Code
+	if reason == "" {
+		reason = e.class()
+	}
+	return "status " + strconv.Itoa(e.Status) + ": " + reason
+}
+
+// class is Type, or the class that OpenAI uses for the status.
+func (e *Error) class() string {
+	switch {
+	case e.Type != "":
+		return e.Type
+	case e.Status == http.StatusUnauthorized:
+		return "authentication_error"
+	case e.Status == http.StatusForbidden:
+		return "permission_error"
+	case e.Status == http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case e.Status >= 400 && e.Status < 500:
+		return "invalid_request_error"
+	}
+	return "server_error"
+}
+
+// AppendJSON appends the error as one JSON object, without a line end:
+// {"error":{"message":…,"type":…,"param":…,"code":…}}.
+func (e *Error) AppendJSON(dst []byte) []byte {
+	dst = append(dst, `{"error":{"message":`...)
+	dst = AppendQuoted(dst, e.Message)
+	dst = append(dst, `,"type":`...)
+	dst = AppendQuoted(dst, e.class())
+	dst = append(dst, `,"param":`...)
+	dst = appendQuotedOrNull(dst, e.Param)
+	dst = append(dst, `,"code":`...)
+	dst = appendQuotedOrNull(dst, e.Code)
+	return append(dst, "}}"...)
+}
+
+func appendQuotedOrNull(dst []byte, s string) []byte {
+	if s == "" {
+		return append(dst, "null"...)
+	}
+	return AppendQuoted(dst, s)
+}
+
+// AppendErrorEvent appends the error as one event of a stream that has begun:
+// data: {"error":{…}} and a blank line, the form of vLLM and SGLang. It must
+// start on an event border; see [EventScanner.MidEvent].
+func AppendErrorEvent(dst []byte, e *Error) []byte {
+	dst = append(dst, "data: "...)
+	dst = e.AppendJSON(dst)
+	return append(dst, "\n\n"...)
+}
+
+// AppendErrorEvent appends the error in the form that a client of this API
+// understands inside a stream. Clients of the two APIs with typed events skip
+// events without a type, so theirs are typed.
+func (a API) AppendErrorEvent(dst []byte, e *Error) []byte {
+	switch a {
+	case Messages:
+		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...)
+		dst = AppendQuoted(dst, e.class())
+		dst = append(dst, `,"message":`...)
+		dst = AppendQuoted(dst, e.Message)
+		return append(dst, "}}\n\n"...)
+	case Responses:
+		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...)
+		dst = appendQuotedOrNull(dst, e.Code)
+		dst = append(dst, `,"message":`...)
+		dst = AppendQuoted(dst, e.Message)
+		dst = append(dst, `,"param":`...)
+		dst = appendQuotedOrNull(dst, e.Param)
+		return append(dst, "}\n\n"...)
+	}
+	return AppendErrorEvent(dst, e)
+}
+
+// AppendDone appends the event that ends a stream: data: [DONE].
+func AppendDone(dst []byte) []byte {
+	return append(dst, "data: [DONE]\n\n"...)
+}
+
+func fieldError(field, code, message string) *Error {
+	return &Error{Status: http.StatusBadRequest, Code: code, Param: field, Message: message}
+}
+
+func mistyped(field, want string) *Error {
+	return fieldError(field, "invalid_type", "'"+field+"' must be "+want+".")
+}
+
+func missing(field string) *Error {
+	return fieldError(field, "missing_required_parameter", "'"+field+"' is missing.")
+}
+
+func below(field string, least int64) *Error {
+	return fieldError(field, "integer_below_min_value", "'"+field+"' must be at least "+strconv.FormatInt(least, 10)+".")
+}
+
+func above(field string) *Error {
+	return fieldError(field, "integer_above_max_value", "'"+field+"' is too large.")
+}

@@ -1,0 +1,80 @@
+package openai
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestErrorJSON(t *testing.T) {
+	for _, tt := range []struct {
+		e    Error
+		want string
+	}{
+		{Error{Status: 400, Code: "invalid_type", Param: "n", Message: `'n' must be "an integer".`},
+			`{"error":{"message":"'n' must be \"an integer\".","type":"invalid_request_error","param":"n","code":"invalid_type"}}`},
+		{Error{Status: 503, Message: "no engine\n\u00e9\x01\xff"},
+			`{"error":{"message":"no engine\né\u0001` + "\ufffd" + `","type":"server_error","param":null,"code":null}}`},
+		{Error{Status: 404, Type: "not_found", Code: "model_not_found"}, `{"error":{"message":"","type":"not_found","param":null,"code":"model_not_found"}}`},
+		{Error{Status: 401}, `{"error":{"message":"","type":"authentication_error","param":null,"code":null}}`},
+		{Error{Status: 403}, `{"error":{"message":"","type":"permission_error","param":null,"code":null}}`},
+		{Error{Status: 429}, `{"error":{"message":"","type":"rate_limit_error","param":null,"code":null}}`},
+	} {
+		got := string(tt.e.AppendJSON(nil))
+		if got != tt.want {
+			t.Errorf("got  %s\nwant %s", got, tt.want)
+		}
+		if !json.Valid([]byte(got)) {
+			t.Errorf("no JSON: %s", got)
+		}
+	}
+}
+
+// What goes to a log must not quote a client.
+func TestErrorHidesBodies(t *testing.T) {
+	e := &Error{Status: 502, Code: "bad_leg", Param: "secret key", Message: "secret prompt"}
+	if got := e.Error(); got != "status 502: bad_leg" {
+		t.Error(got)
+	}
+	if got := (&Error{Status: 429, Message: "secret"}).Error(); got != "status 429: rate_limit_error" {
+		t.Error(got)
+	}
+	var o Object
+	err := o.Parse([]byte(`{"secret key":"secret` + "\x01" + `"}`))
+	if strings.Contains(err.Error(), "secret") || strings.Contains(err.(*Error).Message, "secret") {
+		t.Error(err)
+	}
+}
+
+func TestAppendErrorEvent(t *testing.T) {
+	e := &Error{Status: 502, Code: "leg_failed", Message: "decode d0 broke off"}
+	plain := `data: {"error":{"message":"decode d0 broke off","type":"server_error","param":null,"code":"leg_failed"}}` + "\n\n"
+	for api, want := range map[API]string{
+		Chat:         plain,
+		Completions:  plain,
+		Generate:     plain,
+		VLLMGenerate: plain,
+		Messages:     "event: error\n" + `data: {"type":"error","error":{"type":"server_error","message":"decode d0 broke off"}}` + "\n\n",
+		Responses:    "event: error\n" + `data: {"type":"error","code":"leg_failed","message":"decode d0 broke off","param":null}` + "\n\n",
+	} {
+		got := string(api.AppendErrorEvent([]byte("> "), e))
+		if got != "> "+want {
+			t.Errorf("%v: got %s", api, got)
+		}
+		// Our own scanner must see it for what it is.
+		var s EventScanner
+		s.Feed([]byte(got[2:]))
+		if !s.Failed || s.Done || s.Events != 1 {
+			t.Errorf("%v: scanned as %+v", api, s)
+		}
+		if f := ReadFirstEvent([]byte(got[2:])); f.Verdict != ErrorEvent || f.End != len(want) {
+			t.Errorf("%v: judged as %+v", api, f)
+		}
+	}
+	if got := string(AppendErrorEvent(nil, e)); got != plain {
+		t.Error(got)
+	}
+	if got := string(AppendDone([]byte("> "))); got != "> data: [DONE]\n\n" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,262 @@
+package openai
+
+import (
+	"bytes"
+	"math"
+)
+
+// Request is what routing needs to know of one request body. Like the Object
+// it embeds it refers to the body's bytes; it is made to be pooled.
+type Request struct {
+	Object
+	API      API
+	Model    string // decoded
+	HasModel bool   // false: absent, null or empty
+
+	Stream       bool
+	IncludeUsage bool // stream_options.include_usage
+
+	// MaxTokens is the limit of tokens to produce for each sequence; -1 if
+	// the client set none. It is 0 only where an engine knows a request that
+	// produces nothing: on SGLang's native route, and for completions with
+	// echo.
+	MaxTokens int64
+	// N is the number of answers wanted for each prompt, 1 if not said.
+	N int64
+	// BestOf is the number of sequences that the engine computes for each
+	// prompt, never less than N. A beam search counts as at least 2, because
+	// the engine forks its sequences whatever the width.
+	BestOf int64
+	// BeamSearch is use_beam_search.
+	BeamSearch bool
+
+	Prompt     PromptKind
+	PromptSpan Span // where the prompt's raw value lies in the body
+	// PromptCount is the number of prompts: the length of a list of texts or
+	// of token lists, 0 without a prompt, else 1.
+	PromptCount int
+	// PromptTokens is the length of all prompts together: exact for token
+	// ids, else a quarter of the bytes.
+	PromptTokens int64
+	// MessageCount is the number of messages or input items.
+	MessageCount int
+
+	fixedLimit bool // MaxTokens is that of max_completion_tokens
+}
+
+// ParseRequest scans a body, as strictly as [Object.Parse], and fills r with
+// it. It reads the routing fields of the API and refuses those of a wrong
+// type, because an engine may read a lenient value ("true", 1.0) in another
+// way than the proxy; a routing field that is null counts as absent. What is
+// not routing is the engine's to judge. The error is an *Error that names the
+// field, and r then holds nothing of use.
+//
+// It allocates only for a model name other than that of the request that r
+// held before, and for objects with more than 32 members.
+func ParseRequest(api API, body []byte, r *Request) error {
+	*r = Request{Object: r.Object, API: api, Model: r.Model, MaxTokens: -1, N: 1, BestOf: 1}
+	if err := r.Parse(body); err != nil {
+		return err
+	}
+	for i := range r.members {
+		if m := &r.members[i]; m.kind != kindNull {
+			if err := r.read(m); err != nil {
+				return err
+			}
+		}
+	}
+	if !r.HasModel {
+		r.Model = ""
+	}
+	if r.BeamSearch {
+		r.BestOf = max(r.BestOf, 2)
+	}
+	r.BestOf = max(r.BestOf, r.N)
+	return r.checkPrompt()
+}
+
+// Reset forgets the body, so that a pooled Request does not keep it alive. The
+// model's name stays, as a string that the next ParseRequest may need again.
+func (r *Request) Reset() {
+	r.Object.Reset()
+	*r = Request{Object: r.Object, Model: r.Model}
+}
+
+// checkPrompt refuses a body without the prompt that its API cannot do
+// without. On the other routes an engine knows substitutes.
+func (r *Request) checkPrompt() error {
+	if r.Prompt != PromptNone {
+		return nil
+	}
+	switch r.API {
+	case Completions:
+		if v, _ := r.Get("prompt_embeds"); IsNull(v) { // vLLM's other form
+			return missing("prompt")
+		}
+	case Chat, Messages:
+		return missing("messages")
+	}
+	return nil
+}
+
+// read takes over one member that is not null.
+func (r *Request) read(m *member) (err error) {
+	key, v := r.keyString(m), r.value(m)
+	switch key {
+	case "model":
+		err = r.readModel(v)
+	case "stream":
+		r.Stream, err = readBool("stream", v)
+	case "stream_options":
+		err = r.readStreamOptions(m, v)
+	case "prompt", "messages", "input", "text", "input_ids", "token_ids", "tokens":
+		if allowed := promptForms(r.API, key); allowed != 0 {
+			err = r.readPrompt(key, m, allowed)
+		}
+	case "sampling_params":
+		err = r.readSamplingParams(m, v)
+	case "n", "best_of", "use_beam_search":
+		if r.API == Completions || r.API == Chat {
+			err = r.readSequences(key, v)
+		}
+	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		err = r.readLimit(key, v)
+	}
+	return err
+}
+
+func (r *Request) readModel(v []byte) error {
+	if v[0] != '"' {
+		return mistyped("model", "a string")
+	}
+	name := v[1 : len(v)-1]
+	if bytes.IndexByte(name, '\\') >= 0 {
+		name = appendUnescaped(nil, name)
+	}
+	if string(name) != r.Model {
+		r.Model = string(name)
+	}
+	r.HasModel = len(name) > 0
+	return nil
+}
+
+func (r *Request) readStreamOptions(m *member, v []byte) (err error) {
+	if m.kind != kindObject {
+		return mistyped("stream_options", "an object")
+	}
+	eachMember(v, func(key, value []byte) bool {
+		if keyEqual(key, "include_usage") && !IsNull(value) {
+			r.IncludeUsage, err = readBool("stream_options.include_usage", value)
+		}
+		return true
+	})
+	return err
+}
+
+func (r *Request) readSequences(key string, v []byte) (err error) {
+	switch key {
+	case "n":
+		r.N, err = readCount(key, v, 1)
+	case "best_of":
+		r.BestOf, err = readCount(key, v, 1)
+	case "use_beam_search":
+		r.BeamSearch, err = readBool(key, v)
+	}
+	return err
+}
+
+// readLimit reads the top-level limit of tokens. An API has one such field,
+// chat two, of which max_completion_tokens wins in every engine.
+func (r *Request) readLimit(key string, v []byte) error {
+	least, wins := int64(1), false
+	switch {
+	case key == "max_tokens" && r.API == Completions:
+		if echo, _ := r.Get("echo"); string(echo) == "true" {
+			least = 0
+		}
+	case key == "max_tokens" && (r.API == Chat || r.API == Messages):
+	case key == "max_completion_tokens" && r.API == Chat:
+		wins = true
+	case key == "max_output_tokens" && r.API == Responses:
+	default:
+		return nil
+	}
+	n, err := readCount(key, v, least)
+	if err == nil && (wins || !r.fixedLimit) {
+		r.MaxTokens, r.fixedLimit = n, wins
+	}
+	return err
+}
+
+// readSamplingParams reads the object in which the two native routes keep
+// these fields. SGLang also takes a list of them, one for each prompt; the
+// largest values count then.
+func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
+	limit, least := "max_tokens", int64(1)
+	switch r.API {
+	case Generate:
+		limit, least = "max_new_tokens", 0
+	case VLLMGenerate:
+	default:
+		return nil
+	}
+	read := func(key, value []byte) bool {
+		var n int64
+		switch {
+		case IsNull(value):
+		case keyEqual(key, limit):
+			n, err = readCount("sampling_params."+limit, value, least)
+			r.MaxTokens = max(r.MaxTokens, n)
+		case keyEqual(key, "n"):
+			n, err = readCount("sampling_params.n", value, 1)
+			r.N = max(r.N, n)
+		}
+		return err == nil
+	}
+	switch {
+	case m.kind == kindObject:
+		eachMember(v, read)
+	case r.API == Generate && m.kind == kindArray && m.shape.kinds&^kindObject == 0:
+		eachElement(v, func(params []byte) bool {
+			eachMember(params, read)
+			return err == nil
+		})
+	default:
+		return mistyped("sampling_params", "an object")
+	}
+	return err
+}
+
+func readBool(field string, v []byte) (bool, error) {
+	truth, ok := Bool(v)
+	if !ok {
+		return false, mistyped(field, "a boolean")
+	}
+	return truth, nil
+}
+
+// most bounds counts and token limits: every engine keeps them in 32 bits
+// somewhere, and no context is near it.
+const most = math.MaxInt32
+
+func readCount(field string, v []byte, least int64) (int64, error) {
+	if !wholeNumber(v) {
+		return 0, mistyped(field, "an integer")
+	}
+	n, ok := Int64(v)
+	if v[0] == '-' && !ok || ok && n < least {
+		return 0, below(field, least)
+	}
+	if !ok || n > most {
+		return 0, above(field)
+	}
+	return n, nil
+}
+
+// wholeNumber reports whether a scanned value is a number without fraction and
+// exponent, of any size.
+func wholeNumber(v []byte) bool {
+	s := scanner{b: v}
+	_, k := s.value(0, maxDepth)
+	return k == kindInt
+}

@@ -1,0 +1,308 @@
+package openai
+
+import (
+	"bytes"
+	"net/http"
+)
+
+// maxEvent is the default of EventScanner.Limit. The longest honest events (a
+// whole response with its log probabilities) are below it.
+const maxEvent = 1 << 20
+
+// EventScanner cuts the reads of one event stream into whole events and notes
+// what they say in passing, without parsing them. The zero value is ready. It
+// belongs to one goroutine.
+//
+// Lines end in LF or CRLF, as those of every engine do; a stream with bare CR
+// would be held back until it ends.
+type EventScanner struct {
+	// Events is the number of events that carry data, [DONE] not counted.
+	Events int64
+	// Done is set once the stream has said that it is whole: by [DONE], or by
+	// the closing event of an API with typed events. A stream that ends
+	// without it has been cut off.
+	Done bool
+	// Failed is set by an error event. vLLM and SGLang send it inside a 200
+	// stream, vLLM followed by [DONE]: Done alone does not mean success.
+	Failed bool
+	// Aborted is set by a finish reason of abort: the engine gave up on the
+	// request, for SGLang with a status of its own.
+	Aborted bool
+	// Status is the HTTP status that goes with Failed or Aborted.
+	Status int
+	// Limit is the number of bytes that may be held back of an event that has
+	// not ended; 0: 1 MiB. Set it before the first Feed.
+	Limit int
+
+	held, spare []byte    // the start of the event that has not ended; room
+	mid         bool      // the start of that event has been handed out already
+	last        [2]byte   // bytes handed out, if mid
+	usage       [2][]byte // the first and the last usage object
+	usageKey    []byte
+}
+
+// Feed takes the bytes of one read and returns those to be written now, which
+// end on an event border; the rest is held back for the next call. What it
+// returns is good until then: it is p itself, or the front of it, as long as
+// nothing was held back. It returns nothing if no event has ended. An event
+// longer than Limit is let through in pieces, and facts in it may be missed;
+// see [EventScanner.MidEvent].
+func (s *EventScanner) Feed(p []byte) []byte {
+	if len(p) == 0 {
+		return nil
+	}
+	if s.mid {
+		return s.feedLong(p)
+	}
+	border := lastBorder(s.held, p)
+	if len(s.held) == 0 {
+		if border == len(p) {
+			s.note(p)
+			return p
+		}
+		s.held = append(s.held, p[border:]...)
+		return s.emit(p[:border:border])
+	}
+	if border == 0 {
+		s.held = append(s.held, p...)
+		return s.emit(nil)
+	}
+	whole := append(s.held, p[:border]...)
+	s.held, s.spare = append(s.spare[:0], p[border:]...), whole[:0]
+	return s.emit(whole)
+}
+
+// emit notes whole events, and gives the held rest up with them if it has
+// become too long.
+func (s *EventScanner) emit(whole []byte) []byte {
+	s.note(whole)
+	limit := s.Limit
+	if limit == 0 {
+		limit = maxEvent
+	}
+	if len(s.held) <= limit {
+		return whole
+	}
+	s.note(s.held)
+	s.mid = true
+	s.remember(s.held)
+	whole = append(whole, s.held...)
+	s.held = nil
+	return whole
+}
+
+// feedLong passes on what belongs to an event whose start is gone.
+func (s *EventScanner) feedLong(p []byte) []byte {
+	end := firstBorder(s.last[:], p)
+	if end == 0 {
+		s.remember(p)
+		return p
+	}
+	s.mid = false
+	border := end + lastBorder(nil, p[end:])
+	s.held = append(s.held[:0], p[border:]...)
+	s.note(p[end:border])
+	return p[:border]
+}
+
+// remember keeps the last two bytes that were passed on.
+func (s *EventScanner) remember(p []byte) {
+	if len(p) == 1 {
+		s.last[0], s.last[1] = s.last[1], p[0]
+		return
+	}
+	copy(s.last[:], p[len(p)-2:])
+}
+
+// Finish takes note of the stream's orderly end and gives what was still held
+// back, to be written as it is; whole streams leave nothing but the likes of a
+// last line without its blank line. After a broken stream do not call it: the
+// start of an event is of no use to the client.
+func (s *EventScanner) Finish() []byte {
+	if s.mid {
+		return nil
+	}
+	rest := s.held
+	s.note(rest)
+	s.held = nil
+	return rest
+}
+
+// MidEvent reports whether the bytes handed out end inside an event. An event
+// of the proxy's own must then be preceded by a blank line.
+func (s *EventScanner) MidEvent() bool { return s.mid }
+
+// Usage gives what the stream's last usage object said, and for numbers that
+// it lacked, the first one (the two ends of a messages stream). ok is false if
+// there was none.
+func (s *EventScanner) Usage() (u Usage, ok bool) {
+	u = usageOf(s.usage[1]).or(usageOf(s.usage[0]))
+	return u, u != noUsage
+}
+
+// lastBorder gives the index in p after the last blank line of held and p
+// together, which p must complete; 0 if it completes none.
+func lastBorder(held, p []byte) int {
+	for end := len(p); end > 0; {
+		i := bytes.LastIndexByte(p[:end], '\n')
+		if i < 0 {
+			return 0
+		}
+		if blankBefore(held, p, i) {
+			return i + 1
+		}
+		end = i
+	}
+	return 0
+}
+
+// firstBorder is lastBorder for the first blank line.
+func firstBorder(held, p []byte) int {
+	for i := 0; i < len(p); i++ {
+		n := bytes.IndexByte(p[i:], '\n')
+		if n < 0 {
+			return 0
+		}
+		if i += n; blankBefore(held, p, i) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// blankBefore reports whether the line that ends at p[i] is blank and not the
+// first of all: LF or CRLF right behind another LF.
+func blankBefore(held, p []byte, i int) bool {
+	before := func(n int) byte {
+		if i >= n {
+			return p[i-n]
+		}
+		if n -= i; n <= len(held) {
+			return held[len(held)-n]
+		}
+		return 0
+	}
+	return before(1) == '\n' || before(1) == '\r' && before(2) == '\n'
+}
+
+// The names looked for in data. They cannot be found in generated text, where
+// each quote has a backslash in front.
+var (
+	finishReason = []byte(`"finish_reason"`)
+	usageName    = []byte(`"usage"`)
+	metaInfo     = []byte(`"meta_info"`)
+)
+
+// note reads the facts off whole events.
+func (s *EventScanner) note(p []byte) {
+	counted := false
+	for len(p) > 0 {
+		var line []byte
+		if line, p = nextLine(p); len(line) == 0 {
+			counted = false
+			continue
+		}
+		switch field, value := splitLine(line); string(field) {
+		case "data":
+			if s.noteData(value) && !counted {
+				counted = true
+				s.Events++
+			}
+		case "event":
+			s.noteType(value)
+		}
+	}
+}
+
+// nextLine parts the first line, without its end, from what follows it.
+func nextLine(p []byte) (line, rest []byte) {
+	line, rest, _ = bytes.Cut(p, []byte{'\n'})
+	return bytes.TrimSuffix(line, []byte{'\r'}), rest
+}
+
+// splitLine parts a line into field and value; the field of a comment is empty
+// (HTML standard, section 9.2.6).
+func splitLine(line []byte) (field, value []byte) {
+	field, value, _ = bytes.Cut(line, []byte{':'})
+	return field, bytes.TrimPrefix(value, []byte{' '})
+}
+
+// noteType takes an event's type: responses end in response.completed or
+// response.incomplete, messages in message_stop; both fail with error.
+func (s *EventScanner) noteType(name []byte) {
+	switch string(name) {
+	case "message_stop", "response.completed", "response.incomplete":
+		s.Done = true
+	case "response.failed":
+		s.Done, s.Failed = true, true
+		s.setStatus(http.StatusInternalServerError)
+	case "error":
+		s.Failed = true
+		s.setStatus(http.StatusInternalServerError)
+	}
+}
+
+// setStatus keeps the first status that is more than a guess.
+func (s *EventScanner) setStatus(status int) {
+	if s.Status == 0 || s.Status == http.StatusInternalServerError {
+		s.Status = status
+	}
+}
+
+// noteData takes a line of data; it reports whether it is more than [DONE].
+func (s *EventScanner) noteData(data []byte) bool {
+	if string(bytes.TrimSpace(data)) == "[DONE]" {
+		s.Done = true
+		return false
+	}
+	if raw, ok := errorObject(data); ok {
+		s.Failed = true
+		s.setStatus(errorStatus(raw))
+		return true
+	}
+	if status, ok := abortStatus(data); ok {
+		s.Aborted = true
+		s.setStatus(status)
+	}
+	s.noteUsage(data)
+	return true
+}
+
+// noteUsage keeps the first and the last usage object. SGLang's native stream
+// has none but a meta_info in each event; which of the two to look for is
+// settled by the first event that has either.
+func (s *EventScanner) noteUsage(data []byte) {
+	if s.usageKey == nil {
+		switch {
+		case bytes.Contains(data, usageName):
+			s.usageKey = usageName
+		case bytes.Contains(data, metaInfo):
+			s.usageKey = metaInfo
+		default:
+			return
+		}
+	}
+	v, _ := after(data, s.usageKey)
+	if len(v) == 0 || v[0] != '{' {
+		return
+	}
+	v = v[:skipValue(v, 0)]
+	if s.usage[0] == nil {
+		s.usage[0] = bytes.Clone(v)
+	}
+	s.usage[1] = append(s.usage[1][:0], v...)
+}
+
+// after gives what follows the first member with a key, given with its quotes.
+func after(data, key []byte) (value []byte, ok bool) {
+	for {
+		i := bytes.Index(data, key)
+		if i < 0 {
+			return nil, false
+		}
+		data = data[i+len(key):]
+		if j := skipSpace(data, 0); j < len(data) && data[j] == ':' {
+			return data[skipSpace(data, j+1):], true
+		}
+	}
+}

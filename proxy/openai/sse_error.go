@@ -1,0 +1,176 @@
+package openai
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+)
+
+// Verdict is what the start of a stream has shown so far.
+type Verdict uint8
+
+// The verdicts of ReadFirstEvent.
+const (
+	NeedMore    Verdict = iota // no event has ended yet
+	CommentOnly                // only comments, which keep a connection alive
+	DataEvent                  // the answer has begun
+	ErrorEvent                 // the engine has failed before its first token
+)
+
+// FirstEvent is the verdict over the start of a stream. As long as it is not
+// DataEvent, nothing of the answer has come and the leg can be sent again.
+type FirstEvent struct {
+	Verdict Verdict
+	// End is the number of bytes that the verdict is over: through the end of
+	// the event, or of the comments.
+	End int
+	// Data is the data of the event, a part of the bytes given.
+	Data []byte
+	// Status is the HTTP status that goes with an ErrorEvent.
+	Status int
+}
+
+// ReadFirstEvent judges the first bytes of a stream, b being all that have come
+// so far. An error event is one of type error, one whose data is an error
+// object (nested, or flat as SGLang's), or one whose finish reason is abort.
+func ReadFirstEvent(b []byte) FirstEvent {
+	f := FirstEvent{}
+	for {
+		end := firstBorder(nil, b[f.End:])
+		if end == 0 {
+			return f
+		}
+		event := b[f.End : f.End+end]
+		f.End += end
+		if f.judge(event) {
+			return f
+		}
+		f.Verdict = CommentOnly
+	}
+}
+
+// judge sets the verdict by one event; false: it carries nothing.
+func (f *FirstEvent) judge(event []byte) bool {
+	for len(event) > 0 {
+		var line []byte
+		line, event = nextLine(event)
+		switch field, value := splitLine(line); string(field) {
+		case "event":
+			if name := string(value); name == "error" || name == "response.failed" {
+				f.fail(http.StatusInternalServerError)
+			}
+		case "data":
+			if f.judgeData(value); f.Data == nil {
+				f.Data = value
+			}
+		}
+	}
+	return f.Verdict >= DataEvent
+}
+
+func (f *FirstEvent) judgeData(data []byte) {
+	if raw, ok := errorObject(data); ok {
+		f.Data = data
+		f.fail(errorStatus(raw))
+	} else if status, ok := abortStatus(data); ok {
+		f.Data = data
+		f.fail(status)
+	} else if f.Verdict != ErrorEvent {
+		f.Verdict = DataEvent
+	}
+}
+
+// fail keeps the first status that is more than a guess.
+func (f *FirstEvent) fail(status int) {
+	f.Verdict = ErrorEvent
+	if f.Status == 0 || f.Status == http.StatusInternalServerError {
+		f.Status = status
+	}
+}
+
+// errorObject tells whether data is an error, and gives the object with its
+// code: the value of a first member "error" (vLLM, SGLang's chat and
+// completions), or the whole if the first member is "object":"error" (SGLang's
+// flat form) or "type":"error" (messages).
+func errorObject(data []byte) (raw []byte, ok bool) {
+	i := skipSpace(data, 0)
+	if i >= len(data) || data[i] != '{' {
+		return nil, false
+	}
+	whole := data[i:]
+	rest := whole[skipSpace(whole, 1):]
+	for _, name := range [...]string{`"error"`, `"object"`, `"type"`} {
+		if !bytes.HasPrefix(rest, []byte(name)) {
+			continue
+		}
+		v := rest[skipSpace(rest, len(name)):]
+		if len(v) == 0 || v[0] != ':' {
+			return nil, false
+		}
+		v = v[skipSpace(v, 1):]
+		v = v[:skipValue(v, 0)]
+		if name != `"error"` {
+			return whole, string(v) == `"error"`
+		}
+		return v, !IsNull(v)
+	}
+	return nil, false
+}
+
+// errorStatus gives the HTTP status of an error object: its code if that is
+// one, else what its type stands for, else 500.
+func errorStatus(raw []byte) int {
+	if nested, ok := find(raw, "error"); ok {
+		raw = nested
+	}
+	for _, name := range [...]string{"code", "status_code"} {
+		v, _ := find(raw, name)
+		if n, ok := Int64(bytes.Trim(v, `"`)); ok && n >= 400 && n <= 599 {
+			return int(n)
+		}
+	}
+	v, _ := find(raw, "type")
+	return statusOfType(string(v))
+}
+
+// statusOfType knows the class names of OpenAI and those of the engines'
+// exceptions.
+func statusOfType(name string) int {
+	name = strings.ToLower(strings.ReplaceAll(strings.Trim(name, `"`), "_", ""))
+	switch strings.TrimSuffix(name, "error") {
+	case "invalidrequest", "badrequest", "value":
+		return http.StatusBadRequest
+	case "authentication", "unauthorized":
+		return http.StatusUnauthorized
+	case "permission", "forbidden":
+		return http.StatusForbidden
+	case "notfound":
+		return http.StatusNotFound
+	case "ratelimit":
+		return http.StatusTooManyRequests
+	case "serviceunavailable", "overloaded":
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// abortStatus looks for a finish reason of abort: a string in the OpenAI
+// forms, for SGLang also an object {"type":"abort","status_code":…}.
+func abortStatus(data []byte) (status int, ok bool) {
+	for {
+		v, found := after(data, finishReason)
+		if !found {
+			return 0, false
+		}
+		if bytes.HasPrefix(v, []byte(`"abort"`)) {
+			return http.StatusInternalServerError, true
+		}
+		if len(v) > 0 && v[0] == '{' {
+			reason := v[:skipValue(v, 0)]
+			if kind, _ := find(reason, "type"); string(kind) == `"abort"` {
+				return errorStatus(reason), true
+			}
+		}
+		data = v
+	}
+}

@@ -1,0 +1,100 @@
+package openai
+
+// Usage is what an answer says of its tokens; a number that it does not say is
+// -1.
+type Usage struct {
+	Prompt     int64 // tokens of the prompt
+	Completion int64 // tokens produced
+	Cached     int64 // tokens of the prompt that were found in a cache
+}
+
+// noUsage is the usage of an answer that says nothing.
+var noUsage = Usage{-1, -1, -1}
+
+// ParseUsage reads the usage of a unary answer of any API; it does not check
+// the rest of the body, and ok is false if there is none. SGLang's native
+// answers carry it in meta_info, and a batch is an array of such answers,
+// whose numbers are added up.
+func ParseUsage(body []byte) (u Usage, ok bool) {
+	u = noUsage
+	if raw, found := find(body, "usage"); found {
+		u = usageOf(raw)
+		return u, u != noUsage
+	}
+	if raw, found := find(body, "meta_info"); found {
+		u = usageOf(raw)
+		return u, u != noUsage
+	}
+	if i := skipSpace(body, 0); i < len(body) && body[i] == '[' {
+		eachElement(body, func(answer []byte) bool {
+			if raw, found := find(answer, "meta_info"); found {
+				u = u.plus(usageOf(raw))
+			}
+			return true
+		})
+	}
+	return u, u != noUsage
+}
+
+// usageOf reads a usage or meta_info object. The names: OpenAI completions and
+// chat (vLLM, SGLang, TensorRT-LLM) say prompt_tokens, completion_tokens and
+// prompt_tokens_details.cached_tokens; responses say input_tokens,
+// output_tokens and input_tokens_details.cached_tokens; messages say
+// input_tokens, output_tokens and cache_read_input_tokens; SGLang's meta_info
+// has cached_tokens beside the others.
+func usageOf(raw []byte) Usage {
+	u := noUsage
+	if len(raw) == 0 || raw[0] != '{' {
+		return u
+	}
+	eachMember(raw, func(key, value []byte) bool {
+		switch string(key) {
+		case "prompt_tokens", "input_tokens":
+			u.Prompt = tokens(value)
+		case "completion_tokens", "output_tokens":
+			u.Completion = tokens(value)
+		case "cached_tokens", "cache_read_input_tokens":
+			u.Cached = tokens(value)
+		case "prompt_tokens_details", "input_tokens_details":
+			if cached, ok := find(value, "cached_tokens"); ok {
+				u.Cached = tokens(cached)
+			}
+		}
+		return true
+	})
+	return u
+}
+
+// tokens gives a count; -1 if value is none.
+func tokens(value []byte) int64 {
+	if n, ok := Int64(value); ok && n >= 0 {
+		return n
+	}
+	return -1
+}
+
+// plus adds what both say; what one does not say is the other's.
+func (u Usage) plus(v Usage) Usage {
+	return Usage{add(u.Prompt, v.Prompt), add(u.Completion, v.Completion), add(u.Cached, v.Cached)}
+}
+
+func add(a, b int64) int64 {
+	if a < 0 || b < 0 {
+		return max(a, b)
+	}
+	return a + b
+}
+
+// or fills what u does not say from v.
+func (u Usage) or(v Usage) Usage {
+	if u.Prompt < 0 {
+		u.Prompt = v.Prompt
+	}
+	if u.Completion < 0 {
+		u.Completion = v.Completion
+	}
+	if u.Cached < 0 {
+		u.Cached = v.Cached
+	}
+	return u
+}

@@ -1,0 +1,158 @@
+package openai
+
+import (
+	"bytes"
+	"unicode/utf8"
+)
+
+// String gives the text of a raw JSON string; ok is false for any other value
+// and for a string that the scan would refuse.
+func String(raw []byte) (text string, ok bool) {
+	if !isString(raw) {
+		return "", false
+	}
+	body := raw[1 : len(raw)-1]
+	if bytes.IndexByte(body, '\\') < 0 {
+		return string(body), true
+	}
+	return string(appendUnescaped(make([]byte, 0, len(body)), body)), true
+}
+
+// AppendString appends the text of a raw JSON string; ok is false, and dst
+// unchanged, for any other value.
+func AppendString(dst, raw []byte) (text []byte, ok bool) {
+	if !isString(raw) {
+		return dst, false
+	}
+	return appendUnescaped(dst, raw[1:len(raw)-1]), true
+}
+
+// isString checks that raw is one whole string and nothing else.
+func isString(raw []byte) bool {
+	if len(raw) < 2 || raw[0] != '"' {
+		return false
+	}
+	s := scanner{b: raw}
+	end, _ := s.str(0)
+	return end == len(raw)
+}
+
+// Int64 gives the number in a raw JSON value; ok is false unless it is a whole
+// number, written without fraction and exponent, that fits.
+func Int64(raw []byte) (n int64, ok bool) {
+	digits, negative := raw, len(raw) > 0 && raw[0] == '-'
+	if negative {
+		digits = raw[1:]
+	}
+	if len(digits) == 0 || len(digits) > 1 && digits[0] == '0' {
+		return 0, false
+	}
+	for _, c := range digits {
+		d := int64(c) - '0'
+		// Counted down: the negative numbers reach one further.
+		if d < 0 || d > 9 || n < (-1<<63+d)/10 {
+			return 0, false
+		}
+		n = n*10 - d
+	}
+	if !negative {
+		if n == -1<<63 {
+			return 0, false
+		}
+		n = -n
+	}
+	return n, true
+}
+
+// Bool gives the truth of a raw JSON value; ok is false unless it is true or
+// false.
+func Bool(raw []byte) (truth, ok bool) {
+	switch string(raw) {
+	case "true":
+		return true, true
+	case "false":
+		return false, true
+	}
+	return false, false
+}
+
+// IsNull reports whether a raw value is null, or missing (no bytes). Engines
+// write the two for the same thing.
+func IsNull(raw []byte) bool {
+	return len(raw) == 0 || string(raw) == "null"
+}
+
+// appendUnescaped appends the text between the quotes of a string that the
+// scan has accepted.
+func appendUnescaped(dst, body []byte) []byte {
+	for i := 0; i < len(body); {
+		c := body[i]
+		if c != '\\' {
+			dst = append(dst, c)
+			i++
+			continue
+		}
+		if body[i+1] != 'u' {
+			dst = append(dst, unescaped(body[i+1]))
+			i += 2
+			continue
+		}
+		r, _ := hexEscape(body[i:])
+		i += 6
+		if r >= 0xD800 && r <= 0xDFFF {
+			low, _ := hexEscape(body[i:])
+			i += 6
+			r = 0x10000 + (r-0xD800)<<10 + (low - 0xDC00)
+		}
+		dst = utf8.AppendRune(dst, r)
+	}
+	return dst
+}
+
+// unescaped gives what a backslash and c stand for.
+func unescaped(c byte) byte {
+	switch c {
+	case 'b':
+		return '\b'
+	case 'f':
+		return '\f'
+	case 'n':
+		return '\n'
+	case 'r':
+		return '\r'
+	case 't':
+		return '\t'
+	}
+	return c
+}
+
+// AppendQuoted appends s as a JSON string. Bytes that are not UTF-8 become
+// U+FFFD; nothing is escaped that need not be.
+func AppendQuoted(dst []byte, s string) []byte {
+	const hex = "0123456789abcdef"
+	dst = append(dst, '"')
+	for i := 0; i < len(s); {
+		if c := s[i]; c < utf8.RuneSelf {
+			i++
+			switch {
+			case c == '"' || c == '\\':
+				dst = append(dst, '\\', c)
+			case c == '\n':
+				dst = append(dst, `\n`...)
+			case c == '\r':
+				dst = append(dst, `\r`...)
+			case c == '\t':
+				dst = append(dst, `\t`...)
+			case c < 0x20:
+				dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+			default:
+				dst = append(dst, c)
+			}
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(s[i:])
+		dst = utf8.AppendRune(dst, r)
+		i += n
+	}
+	return append(dst, '"')
+}

@@ -1,0 +1,102 @@
+package openai
+
+import (
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestString(t *testing.T) {
+	for _, tt := range []struct {
+		raw, want string
+		ok        bool
+	}{
+		{`""`, "", true},
+		{`"abc"`, "abc", true},
+		{`"中文"`, "中文", true},
+		{`"\"\\\/\b\f\n\r\t\u0041\ud83d\ude00!"`, "\"\\/\b\f\n\r\tA😀!", true},
+		{`"abc`, "", false},
+		{`"a"b"`, "", false},
+		{`"\ud83d"`, "", false},
+		{`1`, "", false},
+		{`null`, "", false},
+		{``, "", false},
+		{`"`, "", false},
+	} {
+		got, ok := String([]byte(tt.raw))
+		if got != tt.want || ok != tt.ok {
+			t.Errorf("String(%s) = %q, %v", tt.raw, got, ok)
+		}
+		text, ok := AppendString([]byte("> "), []byte(tt.raw))
+		if string(text) != "> "+tt.want || ok != tt.ok {
+			t.Errorf("AppendString(%s) = %q, %v", tt.raw, text, ok)
+		}
+	}
+}
+
+func TestInt64(t *testing.T) {
+	for _, n := range []int64{0, 1, -1, 42, 1<<53 + 1, math.MaxInt64, math.MinInt64, math.MaxInt64 - 7} {
+		if got, ok := Int64(strconv.AppendInt(nil, n, 10)); !ok || got != n {
+			t.Errorf("Int64(%d) = %d, %v", n, got, ok)
+		}
+	}
+	if n, ok := Int64([]byte("-0")); n != 0 || !ok {
+		t.Error("-0 is no number")
+	}
+	for _, raw := range []string{
+		"", "-", "01", "-01", "1.0", "1e3", "1 ", " 1", "0x1", `"1"`, "null", "true", "+1", "--1",
+		"9223372036854775808", "-9223372036854775809", "18446744073709551616", "99999999999999999999999",
+	} {
+		if n, ok := Int64([]byte(raw)); ok {
+			t.Errorf("Int64(%s) = %d", raw, n)
+		}
+	}
+}
+
+func TestBoolAndNull(t *testing.T) {
+	for raw, want := range map[string][2]bool{
+		"true": {true, true}, "false": {false, true}, "1": {}, `"true"`: {}, "null": {}, "": {}, "True": {},
+	} {
+		if truth, ok := Bool([]byte(raw)); truth != want[0] || ok != want[1] {
+			t.Errorf("Bool(%s) = %v, %v", raw, truth, ok)
+		}
+	}
+	for raw, want := range map[string]bool{"null": true, "": true, "0": false, `""`: false, "nul": false} {
+		if IsNull([]byte(raw)) != want {
+			t.Errorf("IsNull(%s) = %v", raw, !want)
+		}
+	}
+}
+
+func FuzzQuoted(f *testing.F) {
+	for _, s := range []string{"", "a", "\"\\/\x00\x1f\n\r\t\x7f", "é中😀\u2028", "\xff\xed\xa0\x80"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		raw := AppendQuoted(nil, s)
+		var want string
+		if err := json.Unmarshal(raw, &want); err != nil {
+			t.Fatalf("%q became %s: %v", s, raw, err)
+		}
+		got, ok := String(raw)
+		if !ok || got != want || utf8.ValidString(s) && got != s {
+			t.Fatalf("%q became %s, read as %q", s, raw, got)
+		}
+	})
+}
+
+func FuzzInt64(f *testing.F) {
+	for _, s := range []string{"0", "-9223372036854775808", "9223372036854775808", "-0", "00", "1e1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		var want int64
+		wanted := strings.TrimSpace(s) == s && json.Valid([]byte(s)) && json.Unmarshal([]byte(s), &want) == nil && (s[0] == '-' || s[0] >= '0' && s[0] <= '9')
+		if got, ok := Int64([]byte(s)); ok != wanted || ok && got != want {
+			t.Fatalf("Int64(%q) = %d, %v; want %d, %v", s, got, ok, want, wanted)
+		}
+	})
+}
