@@ -1,0 +1,222 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// bootstrapRegistry is the bootstrap server of a prefill engine: plain HTTP,
+// without authentication, in memory (CommonKVBootstrapServer in
+// disaggregation/common/conn.py). Safe for concurrent use.
+type bootstrapRegistry struct {
+	g        *sglang
+	server   *http.Server
+	listener net.Listener
+
+	mu    sync.Mutex
+	ranks map[int]rankAddress
+	rooms map[int64]roomRank
+}
+
+// rankAddress is where a prefill rank takes decode's messages.
+type rankAddress struct {
+	IP   string `json:"rank_ip"`
+	Port int    `json:"rank_port"`
+}
+
+// roomRank is the prefill rank of a room, when the room does not say it.
+type roomRank struct {
+	rank  int
+	since time.Time
+}
+
+// prefillTopology is the registry's answer to the sentinel query; the null
+// fields are filled in by decode on its own side.
+type prefillTopology struct {
+	AttnTPSize           int    `json:"attn_tp_size"`
+	AttnCPSize           int    `json:"attn_cp_size"`
+	DPSize               int    `json:"dp_size"`
+	PPSize               int    `json:"pp_size"`
+	PageSize             int    `json:"page_size"`
+	KVCacheDtype         string `json:"kv_cache_dtype"`
+	FollowBootstrapRoom  bool   `json:"follow_bootstrap_room"`
+	DSACacheLayerSplit   bool   `json:"enable_dsa_cache_layer_split"`
+	PrefillHTTPPort      int    `json:"prefill_http_port"`
+	TargetTPRank         *int   `json:"target_tp_rank"`
+	TargetTPRanks        *[]int `json:"target_tp_ranks"`
+	TargetCPRanks        *[]int `json:"target_cp_ranks"`
+	TargetPPRanks        *[]int `json:"target_pp_ranks"`
+	RequiredDstInfo      *int   `json:"required_dst_info_num"`
+	RequiredPrefillReply *int   `json:"required_prefill_response_num"`
+}
+
+func newBootstrapRegistry(g *sglang) *bootstrapRegistry {
+	b := &bootstrapRegistry{g: g, ranks: make(map[int]rankAddress), rooms: make(map[int64]roomRank)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, "OK") })
+	mux.HandleFunc("GET /route", b.route)
+	mux.HandleFunc("PUT /route", b.putRoute)
+	mux.HandleFunc("POST /register_dp_rank", b.registerRank)
+	mux.HandleFunc("POST /query_dp_ranks", b.queryRanks)
+	b.server = &http.Server{
+		Handler: mux, ConnState: g.e.conns.state, ReadHeaderTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return g.e.ctx },
+	}
+	return b
+}
+
+// start listens on the bootstrap port and registers the engine's own ranks, as
+// each rank does by PUT /route.
+func (b *bootstrapRegistry) start() error {
+	host, _, err := net.SplitHostPort(b.g.e.cfg.Listen)
+	if err != nil {
+		return err
+	}
+	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.g.e.cfg.BootstrapPort)))
+	if err != nil {
+		return fmt.Errorf("listen bootstrap: %w", err)
+	}
+	for _, r := range b.g.e.ranks {
+		ip, port := r.side.hostPort()
+		b.ranks[r.index] = rankAddress{ip, port}
+	}
+	context.AfterFunc(b.g.e.ctx, func() { b.listener.Close() })
+	b.g.e.spawn(func(context.Context) { b.server.Serve(b.listener) })
+	return nil
+}
+
+// port is the port it listens on; the configured one before start.
+func (b *bootstrapRegistry) port() int {
+	if b.listener == nil {
+		return b.g.e.cfg.BootstrapPort
+	}
+	return b.listener.Addr().(*net.TCPAddr).Port
+}
+
+func plainText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	w.Write([]byte(text))
+}
+
+// route answers GET /route: with four times -1 the topology, else one rank's
+// address.
+func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
+	var ranks [4]int
+	sentinel := true
+	for i, name := range []string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"} {
+		text := r.URL.Query().Get(name)
+		if text == "" {
+			plainText(w, http.StatusBadRequest, "Missing inputs for bootstrap server.")
+			return
+		}
+		v, err := strconv.Atoi(text)
+		if err != nil {
+			plainText(w, http.StatusInternalServerError, "500 Internal Server Error")
+			return
+		}
+		ranks[i] = v
+		sentinel = sentinel && v == -1
+	}
+	b.mu.Lock()
+	registered := len(b.ranks)
+	rank, known := b.ranks[ranks[0]]
+	b.mu.Unlock()
+	cfg := b.g.e.cfg
+	switch {
+	case registered < cfg.Ranks:
+		plainText(w, http.StatusServiceUnavailable, fmt.Sprintf("Prefill server not fully registered yet (%d workers registered).", registered))
+	case sentinel:
+		writeJSON(w, http.StatusOK, prefillTopology{
+			AttnTPSize: 1, AttnCPSize: 1, DPSize: cfg.Ranks, PPSize: 1, PageSize: cfg.BlockSize,
+			KVCacheDtype: cfg.SGLang.KVCacheDtype, FollowBootstrapRoom: cfg.SGLang.LoadBalance == balanceFollowRoom,
+			PrefillHTTPPort: b.g.httpPort(),
+		})
+	case !known || ranks[1] != 0 || ranks[2] != 0 || ranks[3] != 0:
+		plainText(w, http.StatusNotFound, fmt.Sprintf("Bootstrap info not found for dp_rank=%d cp_rank=%d tp_rank=%d pp_rank=%d",
+			ranks[0], ranks[1], ranks[2], ranks[3]))
+	default:
+		writeJSON(w, http.StatusOK, rank)
+	}
+}
+
+// putRoute answers PUT /route: whoever reaches it replaces a rank's address.
+func (b *bootstrapRegistry) putRoute(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		SystemDPSize int    `json:"system_dp_size"`
+		SystemDPRank int    `json:"system_dp_rank"`
+		AttnDPRank   int    `json:"attn_dp_rank"`
+		RankIP       string `json:"rank_ip"`
+		RankPort     int    `json:"rank_port"`
+	}
+	if !b.decode(w, r, &m) {
+		return
+	}
+	rank := m.SystemDPRank
+	if m.SystemDPSize == 1 {
+		rank = m.AttnDPRank
+	}
+	b.mu.Lock()
+	b.ranks[rank] = rankAddress{m.RankIP, m.RankPort}
+	b.mu.Unlock()
+	plainText(w, http.StatusOK, "OK")
+}
+
+func (b *bootstrapRegistry) registerRank(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		Room int64 `json:"bootstrap_room"`
+		Rank int   `json:"dp_rank"`
+	}
+	if b.decode(w, r, &m) {
+		b.register(m.Room, m.Rank)
+		plainText(w, http.StatusOK, "OK")
+	}
+}
+
+// register remembers a room's rank and forgets those that have expired.
+func (b *bootstrapRegistry) register(room int64, rank int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	for old, entry := range b.rooms {
+		if now.Sub(entry.since) > b.g.cfg.RoomExpiry {
+			delete(b.rooms, old)
+		}
+	}
+	b.rooms[room] = roomRank{rank, now}
+}
+
+// queryRanks answers POST /query_dp_ranks; unknown rooms are absent.
+func (b *bootstrapRegistry) queryRanks(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		Rooms []int64 `json:"bootstrap_rooms"`
+	}
+	if !b.decode(w, r, &m) {
+		return
+	}
+	found := make(map[string]int)
+	b.mu.Lock()
+	for _, room := range m.Rooms {
+		if entry, ok := b.rooms[room]; ok && time.Since(entry.since) <= b.g.cfg.RoomExpiry {
+			found[strconv.FormatInt(room, 10)] = entry.rank
+		}
+	}
+	b.mu.Unlock()
+	writeJSON(w, http.StatusOK, found)
+}
+
+// decode reads a JSON body; on a bad one it answers as aiohttp does for an
+// uncaught exception.
+func (b *bootstrapRegistry) decode(w http.ResponseWriter, r *http.Request, v any) bool {
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(v); err != nil {
+		plainText(w, http.StatusInternalServerError, "500 Internal Server Error")
+		return false
+	}
+	return true
+}

@@ -1,0 +1,74 @@
+package enginesim
+
+import "time"
+
+// SGLangConfig is what only a simulated SGLang engine has. The zero value of a
+// field means its default, which is the real engine's.
+type SGLangConfig struct {
+	// LoadBalance is --load-balance-method; default "follow_bootstrap_room" on a
+	// prefill engine, else "round_robin" (what "auto" resolves to).
+	LoadBalance string
+	// ForceQueryRank is SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK: a rank
+	// that contradicts the room is registered instead of refused, and decode asks
+	// the bootstrap registry for every rank.
+	ForceQueryRank bool
+	// HeaderOverrides is SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES: x-override-*
+	// headers replace body fields on /generate and chat.
+	HeaderOverrides bool
+	// KVCacheDtype is --kv-cache-dtype; default "auto". A pair must agree on it.
+	KVCacheDtype string
+	// BootstrapTimeout is how long prefill waits for decode's indices, and
+	// WaitingTimeout how long decode waits for the KV; default 300 s each.
+	BootstrapTimeout, WaitingTimeout time.Duration
+	// HandshakeInterval and HandshakeAttempts say how decode asks a bootstrap
+	// registry for the topology; default 15 times, 1 s apart.
+	HandshakeInterval time.Duration
+	HandshakeAttempts int
+	// HeartbeatInterval and HeartbeatFailures say how decode watches a bootstrap
+	// registry; default every 5 s, lost after 2 misses in a row.
+	HeartbeatInterval time.Duration
+	HeartbeatFailures int
+	// HealthPoll is the grain of the health generation's wait, and so the least
+	// time of a GET /health; default 1 s. HealthTimeout is its limit, default 20 s.
+	HealthPoll, HealthTimeout time.Duration
+	// RoomExpiry is how long the registry keeps a room's rank; default 120 s.
+	RoomExpiry time.Duration
+}
+
+// Load balance methods with a meaning of their own here.
+const (
+	balanceFollowRoom = "follow_bootstrap_room"
+	balanceRoundRobin = "round_robin"
+)
+
+// defaultBootstrapPort is what decode uses when a request names no port.
+const defaultBootstrapPort = 8998
+
+// withDefaults returns the config with every zero field set.
+func (c SGLangConfig) withDefaults(role string) SGLangConfig {
+	if c.LoadBalance == "" || c.LoadBalance == "auto" {
+		c.LoadBalance = balanceRoundRobin
+		if role == RolePrefill {
+			c.LoadBalance = balanceFollowRoom
+		}
+	}
+	if c.KVCacheDtype == "" {
+		c.KVCacheDtype = "auto"
+	}
+	for field, def := range map[*time.Duration]time.Duration{
+		&c.BootstrapTimeout: 300 * time.Second, &c.WaitingTimeout: 300 * time.Second,
+		&c.HandshakeInterval: time.Second, &c.HeartbeatInterval: 5 * time.Second,
+		&c.HealthPoll: time.Second, &c.HealthTimeout: 20 * time.Second, &c.RoomExpiry: 120 * time.Second,
+	} {
+		if *field == 0 {
+			*field = def
+		}
+	}
+	if c.HandshakeAttempts == 0 {
+		c.HandshakeAttempts = 15
+	}
+	if c.HeartbeatFailures == 0 {
+		c.HeartbeatFailures = 2
+	}
+	return c
+}

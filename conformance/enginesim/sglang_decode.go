@@ -1,0 +1,348 @@
+package enginesim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// sglangReceiver is a decode leg whose blocks are reserved and whose indices
+// have been sent.
+type sglangReceiver struct {
+	leg    *sglangLeg
+	rank   *rank
+	addr   string // the prefill's bootstrap registry
+	blocks []blockID
+	refuse bool // the fault "load"
+	// done is closed when the KV and the metadata are there.
+	done chan struct{}
+	meta transferMetadata
+}
+
+// transferMetadata is the buffer that comes with the KV.
+type transferMetadata struct {
+	room   int64
+	first  token
+	cached int
+}
+
+// sglangPrefill is what decode knows of a prefill engine.
+type sglangPrefill struct {
+	topology prefillTopology
+	ranks    map[int]string // side channel addresses, by rank
+	misses   int            // heartbeats in a row
+}
+
+// rankPoll is the pause between two /query_dp_ranks calls.
+const rankPoll = 20 * time.Millisecond
+
+// decode runs the decode leg: learn the prefill, reserve, send the indices, wait
+// for the KV, then decode on from the first token.
+func (g *sglang) decode(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
+	r := g.e.pickRank(s.req.Rank)
+	s.rank = r
+	defer r.release(s)
+	if leg.host == fakeBootstrapHost {
+		if err := r.reserve(ctx, s, room(s), true); err != nil {
+			return g.ended(s, err, emit)
+		}
+		s.computed = len(s.prompt) // whatever the blocks hold
+		return g.ended(s, r.decode(ctx, s, emit), emit)
+	}
+	if err := g.transfer(ctx, r, s, leg); err != nil {
+		return err
+	}
+	err := r.acquireSlot(ctx, s)
+	if err == nil {
+		err = r.decode(ctx, s, emit)
+	}
+	return g.ended(s, err, emit)
+}
+
+// transfer brings the prompt's KV and the first token to the sequence.
+func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglangLeg) error {
+	q := &g.queues[r.index]
+	q.prealloc.Add(1)
+	addr, peer, err := g.handshake(ctx, leg)
+	if err == nil {
+		err = r.reserve(ctx, s, room(s), false)
+	}
+	q.prealloc.Add(-1)
+	if err != nil {
+		if ctx.Err() != nil {
+			return g.interrupted(ctx, phaseDecodeHandshake, leg)
+		}
+		return err
+	}
+	q.transfer.Add(1)
+	defer q.transfer.Add(-1)
+	recv := &sglangReceiver{
+		leg: leg, rank: r, addr: addr, done: make(chan struct{}), refuse: s.req.fault == failLoad,
+		blocks: s.blocks[:r.cache.blocksFor(len(s.prompt))],
+	}
+	r.awaitKV(s)
+	g.expect(recv)
+	err = r.waitLoading(func() error { return g.awaitKV(ctx, recv, peer) })
+	g.unexpect(recv)
+	r.receivedKV(s)
+	if err != nil {
+		g.notify(g.e.ctx, r, peer, sideMessage{Op: opAbort, Key: roomKey(leg.room)})
+		return err
+	}
+	if recv.meta.room != leg.room {
+		return &apiError{Status: http.StatusInternalServerError, Type: "500", Message: "Metadata corruption detected - bootstrap_room mismatch"}
+	}
+	s.replay = []token{recv.meta.first}
+	r.loaded(s, len(s.prompt))
+	s.cached = recv.meta.cached
+	g.e.stats.externalTokens.Add(int64(len(s.prompt)))
+	return nil
+}
+
+// expect makes a receiver known to the peer's messages; of two with one room the
+// newer gets the KV.
+func (g *sglang) expect(recv *sglangReceiver) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.receivers[recv.leg.room] != nil {
+		g.e.stats.duplicateIDs.Add(1)
+	}
+	g.receivers[recv.leg.room] = recv
+}
+
+func (g *sglang) unexpect(recv *sglangReceiver) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.receivers[recv.leg.room] == recv {
+		delete(g.receivers, recv.leg.room)
+	}
+}
+
+// awaitKV sends the indices to the prefill rank at peer, which never refuses
+// them, and waits for the KV.
+func (g *sglang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string) error {
+	host, port := recv.rank.side.hostPort()
+	g.notify(ctx, recv.rank, peer, sideMessage{
+		Op: opIndices, Key: roomKey(recv.leg.room), Blocks: slices.Clone(recv.blocks),
+		Fields: map[string]string{"session": g.e.id, "host": host, "port": strconv.Itoa(port)},
+	})
+	limit := time.NewTimer(g.cfg.WaitingTimeout)
+	defer limit.Stop()
+	select {
+	case <-recv.done:
+		return nil
+	case <-limit.C:
+		return kvError(phaseDecodeTransfer, recv.leg, fmt.Sprintf("Request %d timed out after %.1fs in KVPoll.WaitingForInput",
+			recv.leg.room, g.cfg.WaitingTimeout.Seconds()))
+	case <-ctx.Done():
+		return g.interrupted(ctx, phaseDecodeTransfer, recv.leg)
+	}
+}
+
+// receive stores what a prefill pushes for a room.
+func (g *sglang) receive(room int64, m sideMessage) error {
+	first, err1 := strconv.Atoi(m.Fields["first_token"])
+	cached, err2 := strconv.Atoi(m.Fields["cached_tokens"])
+	meta, err3 := strconv.ParseInt(m.Fields["bootstrap_room"], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil || !token(first).valid() {
+		return errors.New("kv: malformed metadata")
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	recv := g.receivers[room]
+	if recv == nil {
+		return errors.New("kv: no such room")
+	}
+	if recv.refuse {
+		recv.leg.cancel(&transferFailure{errPrefillDead})
+		return errors.New("kv: transfer failed")
+	}
+	if len(m.Blocks) > len(recv.blocks) || !slices.Equal(m.Blocks, recv.blocks[:len(m.Blocks)]) ||
+		len(m.Payload) != len(m.Blocks)*recv.rank.cache.size*bytesPerKV {
+		return errors.New("kv: blocks not reserved")
+	}
+	delete(g.receivers, room)
+	recv.rank.store(m.Blocks, m.Payload)
+	recv.meta = transferMetadata{room: meta, first: token(first), cached: cached}
+	g.e.stats.transfers.Add(1)
+	close(recv.done)
+	return nil
+}
+
+// handshake finds the side channel address of the prefill rank that has the
+// room: the topology once for each registry, then the rank, then its address.
+func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer string, err error) {
+	port := leg.port
+	if port == 0 {
+		if port = g.e.cfg.BootstrapPort; port == 0 {
+			port = defaultBootstrapPort
+		}
+	}
+	addr = net.JoinHostPort(leg.host, strconv.Itoa(port))
+	topology, err := g.topology(ctx, addr, leg)
+	if err != nil {
+		return addr, "", err
+	}
+	rank := leg.prefillRank
+	switch {
+	case rank >= 0:
+	case topology.DPSize == 1:
+		rank = 0
+	case topology.FollowBootstrapRoom && !g.cfg.ForceQueryRank:
+		rank = int(uint64(leg.room) % uint64(topology.DPSize))
+	default:
+		if rank, err = g.queryRank(ctx, addr, leg.room); err != nil {
+			return addr, "", err
+		}
+	}
+	peer, err = g.rankAddress(ctx, addr, rank)
+	if err != nil {
+		return addr, "", kvError(phaseDecodeHandshake, leg, fmt.Sprintf(
+			"Could not fetch bootstrap info for: prefill_dp_rank: %d prefill_cp_rank: 0 target_tp_rank: 0 and target_pp_rank 0", rank))
+	}
+	return addr, peer, nil
+}
+
+// topology is the registry's sentinel answer, cached. A pair that does not fit
+// kills the engine, as the exception in its scheduler does.
+func (g *sglang) topology(ctx context.Context, addr string, leg *sglangLeg) (prefillTopology, error) {
+	for attempt := 1; ; attempt++ {
+		g.mu.Lock()
+		known := g.prefills[addr]
+		g.mu.Unlock()
+		if known != nil {
+			return known.topology, nil
+		}
+		var t prefillTopology
+		err := g.ask(ctx, http.MethodGet, "http://"+addr+"/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1", nil, &t)
+		if err == nil {
+			if t.PageSize != g.e.cfg.BlockSize || t.KVCacheDtype != g.cfg.KVCacheDtype {
+				g.e.cfg.Log.Error("prefill does not fit", "registry", addr, "page_size", t.PageSize, "kv_cache_dtype", t.KVCacheDtype)
+				g.e.Kill()
+				return t, errEnded
+			}
+			g.mu.Lock()
+			g.prefills[addr] = &sglangPrefill{topology: t, ranks: make(map[int]string)}
+			g.mu.Unlock()
+			return t, nil
+		}
+		if attempt >= g.cfg.HandshakeAttempts {
+			g.e.cfg.Log.Error("could not fetch prefill parallel info", "registry", addr, "attempts", attempt)
+			return t, kvError(phaseDecodeHandshake, leg, errAbortReq.Error())
+		}
+		if err := sleep(ctx, g.cfg.HandshakeInterval); err != nil {
+			return t, err
+		}
+	}
+}
+
+// queryRank asks the registry for a room's rank until it is known.
+func (g *sglang) queryRank(ctx context.Context, addr string, room int64) (int, error) {
+	body, _ := json.Marshal(map[string][]int64{"bootstrap_rooms": {room}})
+	for {
+		var found map[string]int
+		if g.ask(ctx, http.MethodPost, "http://"+addr+"/query_dp_ranks", body, &found) == nil {
+			if rank, ok := found[roomKey(room)]; ok {
+				return rank, nil
+			}
+		}
+		if err := sleep(ctx, rankPoll); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// rankAddress is the side channel of a prefill rank, cached for as long as the
+// registry answers heartbeats.
+func (g *sglang) rankAddress(ctx context.Context, addr string, rank int) (string, error) {
+	g.mu.Lock()
+	if p := g.prefills[addr]; p != nil && p.ranks[rank] != "" {
+		defer g.mu.Unlock()
+		return p.ranks[rank], nil
+	}
+	g.mu.Unlock()
+	var a rankAddress
+	url := fmt.Sprintf("http://%s/route?prefill_dp_rank=%d&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0", addr, rank)
+	if err := g.ask(ctx, http.MethodGet, url, nil, &a); err != nil {
+		return "", err
+	}
+	peer := net.JoinHostPort(a.IP, strconv.Itoa(a.Port))
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p := g.prefills[addr]; p != nil {
+		p.ranks[rank] = peer
+	}
+	return peer, nil
+}
+
+// askTimeout bounds a call to a registry.
+const askTimeout = 5 * time.Second
+
+// ask calls a bootstrap registry and decodes a 200 answer into v.
+func (g *sglang) ask(ctx context.Context, method, url string, body []byte, v any) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("ask registry: %w", err)
+	}
+	resp, err := g.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask registry: %w", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("ask registry: status %d", resp.StatusCode)
+	}
+	if v == nil {
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	return json.NewDecoder(resp.Body).Decode(v)
+}
+
+// heartbeat watches every registry that decode knows. One that misses too often
+// is forgotten, so that a restarted prefill is learned anew, and the legs that
+// wait for it fail.
+func (g *sglang) heartbeat(ctx context.Context) {
+	for sleep(ctx, g.cfg.HeartbeatInterval) == nil {
+		g.mu.Lock()
+		addrs := make([]string, 0, len(g.prefills))
+		for addr := range g.prefills {
+			addrs = append(addrs, addr)
+		}
+		g.mu.Unlock()
+		for _, addr := range addrs {
+			g.heard(addr, g.ask(ctx, http.MethodGet, "http://"+addr+"/health", nil, nil) == nil)
+		}
+	}
+}
+
+// heard takes the result of one heartbeat.
+func (g *sglang) heard(addr string, alive bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p := g.prefills[addr]
+	switch {
+	case p == nil:
+	case alive:
+		p.misses = 0
+	case p.misses+1 < g.cfg.HeartbeatFailures:
+		p.misses++
+	default:
+		delete(g.prefills, addr)
+		for _, recv := range g.receivers {
+			if recv.addr == addr {
+				recv.leg.cancel(&transferFailure{fmt.Sprintf("Lost connection with prefill instance (bootstrap_addr: %s)", addr)})
+			}
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package enginesim
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// sglangVersion is the version that the simulated engine reports.
+const sglangVersion = "0.5.9.sim"
+
+func (g *sglang) routes(mux *http.ServeMux) {
+	mux.HandleFunc("POST "+routeGenerate, g.e.generating(routeGenerate))
+	mux.HandleFunc("PUT "+routeGenerate, g.e.generating(routeGenerate))
+	mux.HandleFunc("POST /abort_request", g.abort)
+	for _, path := range []string{"/health", "/health_generate"} {
+		mux.HandleFunc("GET "+path, g.serveHealth)
+	}
+	for _, path := range []string{"/server_info", "/get_server_info"} {
+		mux.HandleFunc("GET "+path, g.serverInfo)
+	}
+	for _, path := range []string{"/model_info", "/get_model_info"} {
+		mux.HandleFunc("GET "+path, g.modelInfo)
+	}
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
+			"id", g.e.cfg.Model, "object", "model", "created", 1700000000, "owned_by", "sglang",
+			"root", g.e.cfg.Model, "parent", nil, "max_model_len", g.e.maxModelLen(),
+		)}))
+	})
+	mux.HandleFunc("GET /v1/loads", g.loads)
+	mux.HandleFunc("GET /get_load", g.legacyLoad)
+	mux.HandleFunc("GET /metrics", g.metrics)
+}
+
+// serverInfo answers GET /server_info: the server arguments that a router reads,
+// flat, with the scheduler's limits.
+func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
+	cfg := g.e.cfg
+	port := any(defaultBootstrapPort)
+	switch {
+	case g.boot != nil:
+		port = g.boot.port()
+	case cfg.BootstrapPort != 0:
+		port = cfg.BootstrapPort
+	}
+	host, _, _ := net.SplitHostPort(g.e.Addr())
+	states := make([]any, 0, len(g.e.ranks))
+	for range g.e.ranks {
+		states = append(states, obj("max_total_num_tokens", g.e.maxModelLen(), "load", 0))
+	}
+	writeJSON(w, http.StatusOK, obj(
+		"model_path", cfg.Model, "served_model_name", cfg.Model, "host", host, "port", g.httpPort(),
+		"tp_size", 1, "dp_size", cfg.Ranks, "page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype,
+		"load_balance_method", g.cfg.LoadBalance,
+		"disaggregation_mode", g.mode, "disaggregation_bootstrap_port", port,
+		"disaggregation_transfer_backend", "mooncake",
+		"max_total_num_tokens", g.e.maxModelLen(), "max_req_input_len", g.e.maxModelLen()-6,
+		"internal_states", states, "version", sglangVersion, "kv_events", nil,
+	))
+}
+
+// modelInfo answers GET /model_info.
+func (g *sglang) modelInfo(w http.ResponseWriter, _ *http.Request) {
+	model := g.e.cfg.Model
+	writeJSON(w, http.StatusOK, obj(
+		"model_path", model, "served_model_name", model, "tokenizer_path", model, "is_generation", true,
+		"preferred_sampling_params", nil, "weight_version", "default", "load_format", "auto",
+		"reasoning_parser", nil, "tool_call_parser", nil, "has_image_understanding", false,
+		"has_audio_understanding", false, "model_type", "sim", "architectures", []string{"SimForCausalLM"},
+	))
+}
+
+// rankLoad is what one rank is doing.
+type rankLoad struct {
+	running, waiting, loading, usedTokens, totalTokens int
+}
+
+func (r *rank) load() rankLoad {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	used := len(r.cache.blocks) - r.cache.free
+	return rankLoad{
+		running: r.running, waiting: len(r.queue) + len(r.resume), loading: r.loading,
+		usedTokens: used * r.cache.size, totalTokens: len(r.cache.blocks) * r.cache.size,
+	}
+}
+
+// loads answers GET /v1/loads?include=core,disagg,…&dp_rank=N.
+func (g *sglang) loads(w http.ResponseWriter, r *http.Request) {
+	include := strings.Split(r.URL.Query().Get("include"), ",")
+	has := func(section string) bool {
+		for _, s := range include {
+			if s == section || s == "all" || s == "" {
+				return true
+			}
+		}
+		return false
+	}
+	only := -1
+	if text := r.URL.Query().Get("dp_rank"); text != "" {
+		v, err := strconv.Atoi(text)
+		if err != nil || v < 0 || v >= len(g.e.ranks) {
+			refusal := badRequest("dp_rank", "dp_rank is out of range [0, %d)", len(g.e.ranks))
+			writeJSON(w, refusal.Status, g.errorBody(refusal))
+			return
+		}
+		only = v
+	}
+	now := time.Now()
+	list := []any{}
+	for _, rk := range g.e.ranks {
+		if only < 0 || only == rk.index {
+			list = append(list, g.rankLoads(rk, now, has))
+		}
+	}
+	writeJSON(w, http.StatusOK, obj(
+		"timestamp", now.UTC().Format("2006-01-02T15:04:05.000000-07:00"), "version", sglangVersion,
+		"accelerator", "sim", "num_accelerators", len(g.e.ranks), "loads", list,
+	))
+}
+
+func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) object {
+	l, q := rk.load(), &g.queues[rk.index]
+	usage := float64(l.usedTokens) / float64(l.totalTokens)
+	o := obj(
+		"timestamp", float64(now.UnixMilli())/1000, "dp_rank", rk.index,
+		"num_running_reqs", l.running, "num_waiting_reqs", l.waiting, "num_waiting_uncached_tokens", 0,
+		"num_used_tokens", l.usedTokens, "num_total_tokens", l.usedTokens, "num_active_tokens", l.usedTokens,
+		"max_total_num_tokens", l.totalTokens, "max_running_requests", g.e.cfg.MaxRunning,
+		"token_usage", usage, "gen_throughput", 0.0, "cache_hit_rate", 0.0, "utilization", usage,
+		"total_prefill_uncached_tokens", 0, "total_prefill_busy_us", 0, "decode_moments", nil,
+	)
+	if has("disagg") {
+		o = o.with("disaggregation", obj("mode", g.mode,
+			"prefill_bootstrap_queue_reqs", q.bootstrap.Load(), "prefill_inflight_queue_reqs", q.inflight.Load(),
+			"decode_prealloc_queue_reqs", q.prealloc.Load(), "decode_transfer_queue_reqs", q.transfer.Load(),
+			"decode_retracted_queue_reqs", 0, "kv_transfer_speed_gb_s", 0.0, "kv_transfer_latency_ms", 0.0))
+	}
+	if has("queues") {
+		o = o.with("queues", obj("waiting", l.waiting, "grammar", 0, "paused", 0, "retracted", 0, "prealloc_ready", 0))
+	}
+	return o
+}
+
+// legacyLoad answers GET /get_load.
+func (g *sglang) legacyLoad(w http.ResponseWriter, _ *http.Request) {
+	list := []any{}
+	for _, rk := range g.e.ranks {
+		l := rk.load()
+		list = append(list, obj("dp_rank", rk.index, "num_reqs", l.running+l.waiting+l.loading, "num_waiting_reqs", l.waiting,
+			"num_tokens", l.usedTokens, "num_pending_tokens", 0, "ts_tic", float64(time.Now().UnixMilli())/1000))
+	}
+	writeJSON(w, http.StatusOK, list)
+}
+
+// metrics answers GET /metrics as with --enable-metrics.
+func (g *sglang) metrics(w http.ResponseWriter, _ *http.Request) {
+	var b strings.Builder
+	gauge := func(name string, value func(rk *rank, l rankLoad) any) {
+		fmt.Fprintf(&b, "# TYPE sglang:%s gauge\n", name)
+		for _, rk := range g.e.ranks {
+			fmt.Fprintf(&b, "sglang:%s{dp_rank=\"%d\",model_name=%q} %v\n", name, rk.index, g.e.cfg.Model, value(rk, rk.load()))
+		}
+	}
+	gauge("num_running_reqs", func(_ *rank, l rankLoad) any { return l.running })
+	gauge("num_queue_reqs", func(_ *rank, l rankLoad) any { return l.waiting })
+	gauge("token_usage", func(_ *rank, l rankLoad) any { return float64(l.usedTokens) / float64(l.totalTokens) })
+	gauge("num_prefill_bootstrap_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].bootstrap.Load() })
+	gauge("num_prefill_inflight_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].inflight.Load() })
+	gauge("num_decode_prealloc_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].prealloc.Load() })
+	gauge("num_decode_transfer_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].transfer.Load() })
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	w.Write([]byte(b.String()))
+}
+
+// httpPort is the port of the engine's API.
+func (g *sglang) httpPort() int {
+	_, port, _ := net.SplitHostPort(g.e.Addr())
+	n, _ := strconv.Atoi(port)
+	return n
+}
+
+// serveHealth answers GET /health and /health_generate: one token is generated,
+// on a PD engine with a fake transfer, and its output awaited by polling, so
+// that even a healthy answer takes HealthPoll.
+func (g *sglang) serveHealth(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), g.cfg.HealthTimeout)
+	defer cancel()
+	rid := "HEALTH_CHECK_" + newUUID()
+	req := &request{Route: routeGenerate, N: 1, MaxTokens: 1, Rank: -1, Prompts: [][]token{{0}}, CacheSalt: rid}
+	req.Ext = &sglangRequest{items: []sglangItem{{rid: rid, host: fakeBootstrapHost, hasRoom: true, prefillRank: -1}}}
+	s := g.e.newSequences(req)[0]
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.e.stats.requests.Add(1)
+		err = g.generate(ctx, s, func(token) {})
+	}()
+	defer func() { cancel(); <-done }()
+	for {
+		if sleep(ctx, g.cfg.HealthPoll) != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		select {
+		case <-done:
+			if err != nil {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			return
+		default:
+		}
+	}
+}

@@ -1,0 +1,312 @@
+package enginesim
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// sglangRequest is what SGLang keeps of a request.
+type sglangRequest struct {
+	// batch says that a native answer is a list.
+	batch bool
+	// items are the sequences' own fields, in choice order.
+	items []sglangItem
+}
+
+// sglangItem is the part of a request that each of its sequences has for itself
+// (GenerateReqInput in managers/io_struct.py).
+type sglangItem struct {
+	rid string
+	// host and port are the prefill's bootstrap registry as decode sees it; port
+	// 0 is decode's own default.
+	host string
+	port int
+	// room is the transfer's id, if hasRoom.
+	room    int64
+	hasRoom bool
+	// prefillRank is disagg_prefill_dp_rank, -1 for none.
+	prefillRank int
+}
+
+// nativeError marks errors of /generate, which have a form of their own.
+const nativeError = "native"
+
+// sglangFieldError is SGLang's answer to a body that its request models refuse.
+func sglangFieldError(route string, err *fieldError) *apiError {
+	kind := "Bad Request"
+	if route == routeGenerate {
+		kind = nativeError
+	}
+	return &apiError{Status: http.StatusBadRequest, Type: kind, Message: "1 validation errors:\n  body." + err.Field + ": " + err.Message, Param: err.Field}
+}
+
+func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *apiError) {
+	f, ferr := decodeFields(body)
+	var req *request
+	batch := false
+	switch {
+	case ferr != nil:
+	case route == routeGenerate:
+		req, batch, ferr = parseGenerate(h, f)
+	default:
+		req, ferr = parseOpenAI(route, h, f)
+		batch = ferr == nil && (req.N > 1 || !req.Chat && batchPrompt(f["prompt"]))
+	}
+	if ferr != nil {
+		return nil, sglangFieldError(route, ferr)
+	}
+	items, ferr := parseItems(f, len(req.Prompts), req.N, batch)
+	if ferr == nil && g.cfg.HeaderOverrides && route != routeCompletions {
+		ferr = overrideItems(h, req, items)
+	}
+	if ferr == nil {
+		ferr = g.parseRank(route, req)
+	}
+	if ferr != nil {
+		return nil, sglangFieldError(route, ferr)
+	}
+	req.Ext = &sglangRequest{batch: batch, items: items}
+	req.ID = items[0].rid
+	if g.mode == modeDecode {
+		// Decode has a chunk cache: nothing of it is reused by other requests.
+		req.CacheSalt = "chunk cache " + newUUID()
+	}
+	if refusal := g.check(req); refusal != nil {
+		if route == routeGenerate {
+			refusal.Type = nativeError
+		}
+		return nil, refusal
+	}
+	return req, nil
+}
+
+// check is what the tokenizer manager refuses.
+func (g *sglang) check(req *request) *apiError {
+	if req.N < 1 {
+		return badRequest("n", "n must be at least 1, got %d.", req.N)
+	}
+	if req.MaxTokens < 0 {
+		return badRequest("max_tokens", "max_new_tokens must be at least 0, got %d.", req.MaxTokens)
+	}
+	if req.Rank >= g.e.cfg.Ranks || req.Rank < -1 {
+		return badRequest("routed_dp_rank", "routed_dp_rank=%d is out of range [0, %d).", req.Rank, g.e.cfg.Ranks)
+	}
+	for _, item := range req.Ext.(*sglangRequest).items {
+		if g.inFlight(item.rid) {
+			g.e.stats.duplicateIDs.Add(1)
+			return g.duplicateID(item.rid)
+		}
+	}
+	for _, prompt := range req.Prompts {
+		if longest := g.e.maxModelLen(); len(prompt) >= longest {
+			return badRequest("", "The input (%d tokens) is longer than the model's context length (%d tokens).", len(prompt), longest)
+		}
+	}
+	return nil
+}
+
+// parseGenerate reads the fields of POST /generate.
+func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
+	req := &request{Route: routeGenerate, Created: time.Now().Unix(), Fields: f, Header: h, Rank: -1}
+	p := fieldReader{f: f}
+	req.Stream = p.boolean("stream")
+	req.CacheSalt = p.str("cache_salt", "")
+	sampling := p.object("sampling_params")
+	sp := fieldReader{f: sampling}
+	req.N = int(sp.integer("n", 1))
+	req.MaxTokens = int(sp.integer("max_new_tokens", 128))
+	req.MinTokens = int(sp.integer("min_new_tokens", 0))
+	req.IgnoreEOS = sp.boolean("ignore_eos")
+	req.Seed = uint64(sp.integer("sampling_seed", 0))
+	if p.keep(sp.err); p.err == nil {
+		req.Stop, p.err = parseStop(sampling)
+	}
+	if p.err == nil {
+		req.StopTokenIDs, p.err = parseTokenIDs(sampling, "stop_token_ids")
+	}
+	prompt, name := f["text"], "text"
+	if !f.has("text") {
+		prompt, name = f["input_ids"], "input_ids"
+	}
+	if p.err == nil && !f.has(name) {
+		p.err = &fieldError{name, "value_error", "Either text, input_ids or input_embeds should be provided."}
+	}
+	if p.err == nil {
+		req.Prompts, p.err = parsePrompt(fields{"prompt": prompt})
+	}
+	if p.err != nil {
+		return nil, false, p.err
+	}
+	return req, req.N > 1 || batchPrompt(prompt), nil
+}
+
+// batchPrompt reports whether a prompt is a list of prompts.
+func batchPrompt(raw json.RawMessage) bool {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) < 2 || raw[0] != '[' {
+		return false
+	}
+	first := bytes.TrimSpace(raw[1:])
+	return first[0] == '"' || first[0] == '['
+}
+
+// listOrOne reads a field that is one value or, for a batch, a list with one
+// value for each prompt; nil for null. one reports the former.
+func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fieldError) {
+	if !f.has(name) {
+		return nil, false, nil
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(f[name]), []byte("[")) {
+		if json.Unmarshal(f[name], &list) != nil {
+			return nil, false, &fieldError{name, "list_type", "Input should be a valid list"}
+		}
+		return list, false, nil
+	}
+	return []json.RawMessage{f[name]}, true, nil
+}
+
+// parseItems spreads rid and the bootstrap fields over the sequences of a
+// request. As _normalize_batch_and_arguments does: one host or port is repeated,
+// one room counts up, a list is repeated for each further sample, one rid gets
+// the suffixes _0, _1…, and samples of n > 1 have random rids.
+func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError) {
+	if n < 1 || prompts < 1 {
+		return []sglangItem{{}}, nil // check refuses it
+	}
+	items := make([]sglangItem, prompts*n)
+	p := fieldReader{f: f}
+	prefillRank := int(p.integer("disagg_prefill_dp_rank", -1))
+	if p.err != nil {
+		return nil, p.err
+	}
+	for _, name := range []string{"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
+		list, one, err := listOrOne(f, name)
+		if err == nil && !one && list != nil && (!batch || len(list) < prompts) {
+			err = &fieldError{name, "value_error", "The list's length does not match the batch size"}
+		}
+		if err != nil {
+			return nil, err
+		}
+		for sample := range n {
+			for prompt := range prompts {
+				// at is the place in the expanded batch: all prompts, then all
+				// prompts again for the next sample.
+				at := sample*prompts + prompt
+				item := &items[prompt*n+sample]
+				raw := json.RawMessage(nil)
+				switch {
+				case one:
+					raw = list[0]
+				case list != nil:
+					raw = list[at%len(list)]
+				}
+				if err := item.set(name, raw, at, one && batch, n > 1); err != nil {
+					return nil, err
+				}
+				item.prefillRank = prefillRank
+			}
+		}
+	}
+	return items, nil
+}
+
+// set reads one field of an item; counted says that a single value stands for
+// the batch and at is the item's place in it.
+func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, samples bool) *fieldError {
+	null := raw == nil || string(raw) == "null"
+	f := fields{name: raw}
+	var err *fieldError
+	switch name {
+	case "rid":
+		switch {
+		case null || samples:
+			item.rid = strings.ReplaceAll(newUUID(), "-", "")
+		default:
+			if item.rid, err = f.str(name, ""); err == nil && counted {
+				item.rid += "_" + strconv.Itoa(at)
+			}
+		}
+	case "bootstrap_host":
+		if !null {
+			item.host, err = f.str(name, "")
+		}
+	case "bootstrap_port":
+		if !null {
+			var port int64
+			port, err = f.integer(name, 0)
+			item.port = int(port)
+		}
+	case "bootstrap_room":
+		if item.hasRoom = !null; item.hasRoom {
+			item.room, err = f.integer(name, 0)
+			if counted {
+				item.room += int64(at)
+			}
+		}
+	}
+	return err
+}
+
+// parseRank reads the wanted rank of this engine: routed_dp_rank, its old name
+// data_parallel_rank, or on the OpenAI routes the header, which wins.
+func (g *sglang) parseRank(route string, req *request) *fieldError {
+	p := fieldReader{f: req.Fields}
+	rank := p.integer("data_parallel_rank", int64(req.Rank))
+	req.Rank = int(p.integer("routed_dp_rank", rank))
+	if p.err != nil {
+		return p.err
+	}
+	name := "X-Data-Parallel-Rank"
+	text := ""
+	if route != routeGenerate {
+		text = req.Header.Get(name)
+	}
+	if g.cfg.HeaderOverrides && route != routeCompletions && req.Header.Get("X-Override-Routed-Dp-Rank") != "" {
+		name = "X-Override-Routed-Dp-Rank"
+		text = req.Header.Get(name)
+	}
+	if text == "" {
+		return nil
+	}
+	v, err := strconv.Atoi(text)
+	if err != nil {
+		return &fieldError{name, "int_parsing", "Invalid header value: must be an integer"}
+	}
+	req.Rank = v
+	return nil
+}
+
+// overrideItems applies the x-override-* headers (entrypoints/request_headers.py).
+// They carry single values, so a batch is refused.
+func overrideItems(h http.Header, req *request, items []sglangItem) *fieldError {
+	for header, name := range map[string]string{
+		"X-Override-Rid": "rid", "X-Override-Bootstrap-Host": "bootstrap_host",
+		"X-Override-Bootstrap-Port": "bootstrap_port", "X-Override-Bootstrap-Room": "bootstrap_room",
+		"X-Override-Disagg-Prefill-Dp-Rank": "disagg_prefill_dp_rank",
+	} {
+		text := h.Get(header)
+		if text == "" {
+			continue
+		}
+		if len(items) > 1 {
+			return &fieldError{header, "value_error", "Header overrides are not supported for batch requests"}
+		}
+		raw, _ := json.Marshal(text)
+		if name == "disagg_prefill_dp_rank" {
+			v, err := fields{header: raw}.integer(header, -1)
+			if err != nil {
+				return err
+			}
+			items[0].prefillRank = int(v)
+			continue
+		}
+		if err := items[0].set(name, raw, 0, false, false); err != nil {
+			return &fieldError{header, err.Kind, err.Message}
+		}
+	}
+	return nil
+}

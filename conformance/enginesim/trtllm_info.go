@@ -1,0 +1,74 @@
+package enginesim
+
+import (
+	"context"
+	"net/http"
+	"time"
+)
+
+// trtVersions are the versions that the worker reports, by wire generation.
+var trtVersions = map[int]string{TRTLLMWireG1: "1.1.0", TRTLLMWireG2: "1.3.0rc24", TRTLLMWireG3: "1.4.0"}
+
+func (t *trtllm) routes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, obj("version", trtVersions[t.cfg.Wire]))
+	})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
+			"id", t.e.cfg.Model, "object", "model", "created", 1700000000, "owned_by", "tensorrt_llm",
+		)}))
+	})
+	mux.HandleFunc("GET /server_info", t.serverInfo)
+	mux.HandleFunc("GET /metrics", t.iterationStats)
+	mux.HandleFunc("GET /health_generate", t.healthGenerate)
+	for _, path := range []string{"GET /perf_metrics", "POST /kv_cache_events"} {
+		// Without return_perf_metrics and event_buffer_max_size both are empty.
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, []any{}) })
+	}
+	mux.HandleFunc("GET /steady_clock_offset", func(w http.ResponseWriter, _ *http.Request) {
+		now := float64(time.Now().UnixNano()) / 1e9
+		writeJSON(w, http.StatusOK, obj("receive_ts", now, "transmit_ts", now))
+	})
+	mux.HandleFunc("POST /steady_clock_offset", func(http.ResponseWriter, *http.Request) {})
+}
+
+// serverInfo answers GET /server_info. The params are what a generation_first
+// orchestrator overlays on its generation leg; the endpoint is a list here and a
+// string there.
+func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
+	if t.cfg.Wire == TRTLLMWireG1 {
+		writeJSON(w, http.StatusOK, obj("disaggregated_params", nil))
+		return
+	}
+	r := t.e.ranks[0]
+	writeJSON(w, http.StatusOK, obj(
+		"disaggregated_params", obj(
+			"ctx_info_endpoint", []string{"tcp://" + r.side.listener.Addr().String()},
+			"encoded_opaque_state", t.state(r, 0),
+		),
+		"kv_cache_hash_algo", "v1_block_key", "tokens_per_block", t.e.cfg.BlockSize, "max_batch_size", t.e.cfg.MaxRunning,
+	))
+}
+
+// iterationStats answers GET /metrics: a list of iterations, here the present
+// one.
+func (t *trtllm) iterationStats(w http.ResponseWriter, _ *http.Request) {
+	st := t.e.State()
+	writeJSON(w, http.StatusOK, []any{obj(
+		"iter", t.e.stats.outputTokens.Load(), "iterLatencyMS", 0.0, "maxNumActiveRequests", t.e.cfg.MaxRunning*len(t.e.ranks),
+		"numActiveRequests", st.RequestsRunning, "numQueuedRequests", st.RequestsWaiting,
+		"kvCacheStats", obj("maxNumBlocks", st.BlocksTotal, "freeNumBlocks", st.BlocksTotal-st.BlocksUsed,
+			"usedNumBlocks", st.BlocksUsed, "tokensPerBlock", t.e.cfg.BlockSize),
+	)})
+}
+
+// healthGenerate answers GET /health_generate with a generation of one token.
+func (t *trtllm) healthGenerate(w http.ResponseWriter, r *http.Request) {
+	req := &request{Route: routeChat, Chat: true, N: 1, MaxTokens: 1, Rank: -1, Prompts: [][]token{tokenize("<|user|>hi\n<|assistant|>")}, Ext: &trtRequest{}}
+	t.e.stats.requests.Add(1)
+	if err := t.generate(context.WithoutCancel(r.Context()), t.e.newSequences(req)[0], func(token) {}); err != nil {
+		plainText(w, http.StatusInternalServerError, "Generation health check failed")
+		return
+	}
+	plainText(w, http.StatusOK, "Generation health check OK")
+}

@@ -1,0 +1,282 @@
+package enginesim
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// trtRequest is what TensorRT-LLM keeps of a request.
+type trtRequest struct {
+	params *trtParams // nil: a plain request
+	wire   int        // the worker's wire generation
+	// tokenIDs says that the prompt came as token ids.
+	tokenIDs bool
+}
+
+// is reports whether the request is a leg of the named type.
+func (q *trtRequest) is(kind string) bool { return q.params != nil && q.params.kind == kind }
+
+// validationError marks errors of the request models, which have a form of
+// their own.
+const validationError = "validation"
+
+func trtFieldError(err *fieldError) *apiError {
+	return &apiError{Status: http.StatusBadRequest, Type: validationError, Param: err.Field,
+		Message: fmt.Sprintf("[{'type': '%s', 'loc': ('body', '%s'), 'msg': '%s'}]", err.Kind, strings.ReplaceAll(err.Field, ".", "', '"), err.Message)}
+}
+
+// trtBadRequest is the worker's answer to a request that its models accept and
+// that it cannot run (create_error_response in serve/openai_server.py).
+func trtBadRequest(format string, args ...any) *apiError {
+	return badRequest("", format, args...)
+}
+
+// Top-level fields of the request models in serve/openai_protocol.py.
+var (
+	trtSharedFields = strings.Fields(`model frequency_penalty logit_bias logprobs max_tokens n presence_penalty
+		response_format seed stop stream stream_options temperature top_p user lora_request prompt_ignore_length
+		best_of use_beam_search top_k top_p_min min_p repetition_penalty length_penalty early_stopping stop_token_ids
+		include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
+		truncate_prompt_tokens thinking_token_budget echo add_special_tokens disaggregated_params priority`)
+	trtCompletionFields = strings.Fields(`prompt suffix return_context_logits detokenize`)
+	trtChatFields       = strings.Fields(`messages prompt_token_ids top_logprobs max_completion_tokens tools tool_choice
+		parallel_tool_calls reasoning_effort thinking add_generation_prompt documents chat_template chat_template_kwargs
+		injected_chat_template_kwargs media_io_kwargs cache_salt agent_hierarchy mm_processor_kwargs`)
+)
+
+// trtFields are the fields that a route's request model has.
+func trtFields(wire int, chat bool) []string {
+	list := append([]string{}, trtSharedFields...)
+	if chat {
+		list = append(list, trtChatFields...)
+	} else {
+		list = append(list, trtCompletionFields...)
+	}
+	if wire >= TRTLLMWireG2 {
+		list = append(list, "conversation_params")
+		if chat {
+			list = append(list, "prompt_token_ids_b64")
+		}
+	}
+	return list
+}
+
+func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
+	f, ferr := decodeFields(body)
+	if ferr != nil {
+		return nil, trtFieldError(ferr)
+	}
+	if name := f.unknown(trtFields(t.cfg.Wire, route == routeChat)); name != "" {
+		return nil, trtFieldError(forbidden(name))
+	}
+	if ferr = t.checkFields(f); ferr != nil {
+		return nil, trtFieldError(ferr)
+	}
+	req, ferr := parseOpenAI(route, h, f)
+	if ferr != nil {
+		return nil, trtFieldError(ferr)
+	}
+	params, ferr, refusal := parseTRTParams(t.cfg.Wire, f)
+	q := &trtRequest{params: params, wire: t.cfg.Wire}
+	req.Ext = q
+	if ferr == nil && refusal == nil {
+		ferr = t.completeRequest(req, q)
+	}
+	if ferr != nil {
+		return nil, trtFieldError(ferr)
+	}
+	if refusal == nil {
+		refusal = t.check(req, q)
+	}
+	if refusal != nil {
+		return nil, refusal
+	}
+	return req, nil
+}
+
+// checkFields does the models' checks that parseOpenAI does not know.
+func (t *trtllm) checkFields(f fields) *fieldError {
+	if !f.has("model") {
+		return &fieldError{"model", "missing", "Field required"}
+	}
+	if f.has("suffix") && string(f["suffix"]) != `""` {
+		return &fieldError{"suffix", "value_error", "Value error, suffix is not supported"}
+	}
+	r := fieldReader{f: f}
+	options := r.object("stream_options")
+	if r.err == nil && len(options) > 0 && !r.boolean("stream") {
+		return &fieldError{"stream_options", "value_error", "Value error, Stream options can only be defined when stream is true."}
+	}
+	if name := options.unknown([]string{"include_usage", "continuous_usage_stats"}); name != "" {
+		return forbidden("stream_options." + name)
+	}
+	conversation := r.object("conversation_params")
+	if r.err != nil || conversation == nil {
+		return r.err
+	}
+	if name := conversation.unknown([]string{"conversation_id", "subagent_affinity_id"}); name != "" {
+		return forbidden("conversation_params." + name)
+	}
+	if id, err := conversation.str("conversation_id", ""); err != nil || strings.TrimSpace(id) == "" {
+		return &fieldError{"conversation_params.conversation_id", "value_error", "Value error, conversation_id must be non-empty"}
+	}
+	return nil
+}
+
+// completeRequest puts in what differs from the other engines' defaults: no
+// token limit unless one was sent, usage in streams with stream_options unless
+// switched off, and chat prompts as token ids.
+func (t *trtllm) completeRequest(req *request, q *trtRequest) *fieldError {
+	f := req.Fields
+	req.ID = strings.ReplaceAll(newUUID(), "-", "")
+	if !f.has("max_tokens") && !f.has("max_completion_tokens") {
+		req.MaxTokens = 0
+	}
+	if options, _ := f.object("stream_options"); options != nil {
+		if _, ok := options["include_usage"]; !ok {
+			req.IncludeUsage = true
+		}
+	}
+	if !req.Chat {
+		q.tokenIDs = !batchPrompt(f["prompt"]) && strings.HasPrefix(strings.TrimSpace(string(f["prompt"])), "[")
+		return nil
+	}
+	ids, err := parseTokenIDs(f, "prompt_token_ids")
+	if err == nil && f.has("prompt_token_ids_b64") {
+		ids, err = parsePackedIDs(f, "prompt_token_ids_b64")
+	}
+	if ids != nil {
+		q.tokenIDs, req.Prompts = true, [][]token{ids}
+	}
+	return err
+}
+
+// parsePackedIDs reads token ids from a base64 buffer of 32-bit integers.
+func parsePackedIDs(f fields, name string) ([]token, *fieldError) {
+	text, ferr := f.str(name, "")
+	if ferr != nil {
+		return nil, ferr
+	}
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(raw)%4 != 0 {
+		return nil, &fieldError{name, "value_error", "Value error, not a base64 buffer of int32"}
+	}
+	ids := make([]token, 0, len(raw)/4)
+	for ; len(raw) > 0; raw = raw[4:] {
+		ids = append(ids, token(int32(binary.LittleEndian.Uint32(raw))))
+	}
+	return ids, nil
+}
+
+// packIDs is the inverse of parsePackedIDs.
+func packIDs(ids []token) string {
+	var raw []byte
+	for _, id := range ids {
+		raw = binary.LittleEndian.AppendUint32(raw, uint32(id))
+	}
+	return base64.StdEncoding.EncodeToString(raw)
+}
+
+// check is what the worker refuses before it starts an answer.
+func (t *trtllm) check(req *request, q *trtRequest) *apiError {
+	switch {
+	case req.N < 1:
+		return trtBadRequest("n must be at least 1, got %d", req.N)
+	case req.MaxTokens < 0 || req.Fields.has("max_tokens") && req.MaxTokens == 0:
+		return trtBadRequest("max_tokens must be greater than 0, got %d", req.MaxTokens)
+	}
+	for _, prompt := range req.Prompts {
+		if longest := t.e.maxModelLen(); len(prompt)+max(1, req.MaxTokens)-1 > longest {
+			return trtBadRequest("The sum of prompt length (%d) and max_tokens (%d) should not exceed max_num_tokens (%d)",
+				len(prompt), req.MaxTokens, longest)
+		}
+	}
+	if q.params == nil || q.params.kind == typeBoth {
+		return nil
+	}
+	if refusal := t.checkAuth(req, q.params); refusal != nil {
+		return refusal
+	}
+	if len(req.Prompts) != 1 || req.N != 1 {
+		return trtBadRequest("Disaggregated requests take one prompt and n = 1")
+	}
+	if id := q.params.disaggID; id != nil && (*id < firstGlobalID || *id >= endGlobalIDs) {
+		return trtBadRequest("disagg_request_id %d is not in [%d, %d)", *id, firstGlobalID, endGlobalIDs)
+	}
+	if q.is(typeContext) {
+		if req.Stream {
+			return trtBadRequest("context_only requests cannot be streamed")
+		}
+		return nil
+	}
+	return t.checkGeneration(q)
+}
+
+// checkGeneration refuses a generation that cannot find its context.
+func (t *trtllm) checkGeneration(q *trtRequest) *apiError {
+	p := q.params
+	switch {
+	case p.key() == nil:
+		return trtBadRequest("generation_only request needs disagg_request_id or ctx_request_id")
+	case p.style == generationFirst && p.state == nil:
+		return trtBadRequest("generation_first request needs the context worker's encoded_opaque_state")
+	case p.style == generationFirst:
+		return nil
+	case p.state == nil:
+		return trtBadRequest("generation_only request needs encoded_opaque_state")
+	case len(p.first) == 0:
+		return trtBadRequest("generation_only request needs first_gen_tokens")
+	case !q.tokenIDs:
+		return trtBadRequest("generation_only request needs the context's prompt token ids")
+	}
+	return checkFuture(p.raw, p.state.Request)
+}
+
+// headerDisaggAuth carries the signature of the protected fields.
+const headerDisaggAuth = "X-Trtllm-Disagg-Auth"
+
+// checkAuth verifies the signature of a request that says where KV is fetched
+// (serve/disagg_auth.py). A worker without a key takes such requests unsigned.
+func (t *trtllm) checkAuth(req *request, p *trtParams) *apiError {
+	hasState, hasEndpoint := p.raw.has("encoded_opaque_state"), p.raw.has("ctx_info_endpoint")
+	if t.cfg.AuthKey == "" || !hasState && !hasEndpoint {
+		return nil
+	}
+	value := func(name string) any {
+		if !p.raw.has(name) {
+			return nil
+		}
+		text, _ := p.raw.str(name, "")
+		return text
+	}
+	payload, _ := encodeJSON(obj("ctx_info_endpoint", value("ctx_info_endpoint"), "encoded_opaque_state", value("encoded_opaque_state")))
+	mac := hmac.New(sha256.New, []byte(t.cfg.AuthKey))
+	mac.Write(asciiJSON(payload))
+	if !hmac.Equal([]byte("sha256="+hex.EncodeToString(mac.Sum(nil))), []byte(req.Header.Get(headerDisaggAuth))) {
+		return trtBadRequest("Invalid internal disaggregated request authentication")
+	}
+	return nil
+}
+
+// asciiJSON escapes all non-ASCII characters, as Python's json does.
+func asciiJSON(raw []byte) []byte {
+	var out []byte
+	for _, r := range string(raw) {
+		switch {
+		case r < 0x80:
+			out = append(out, byte(r))
+		case r < 0x10000:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		default:
+			r -= 0x10000
+			out = fmt.Appendf(out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+		}
+	}
+	return out
+}
