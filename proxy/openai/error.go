@@ -3,6 +3,7 @@ package openai
 import (
 	"net/http"
 	"strconv"
+	"strings"
 )
 
 // Error is a refusal or a failure as an OpenAI client expects it. Message may
@@ -101,8 +102,10 @@ func AppendDone(dst []byte) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
+// fieldError copies the field's name, which may lie in the body: errors outlive
+// it.
 func fieldError(field, code, message string) *Error {
-	return &Error{Status: http.StatusBadRequest, Code: code, Param: field, Message: message}
+	return &Error{Status: http.StatusBadRequest, Code: code, Param: strings.Clone(field), Message: message}
 }
 
 func mistyped(field, want string) *Error {

@@ -78,3 +78,21 @@ func TestAppendErrorEvent(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A body's buffer goes back to a pool before its error is answered and logged.
+func TestErrorOutlivesBody(t *testing.T) {
+	for _, text := range []string{`{"messages":[{}],"n":0}`, `{"prompt":[]}`, `{"n":1,"n":1}`, `{"n":tru}`, `{"max_tokens":1.5}`} {
+		body := []byte(text)
+		var r Request
+		api := Chat
+		if strings.Contains(text, "prompt") {
+			api = Completions
+		}
+		err := ParseRequest(api, body, &r)
+		before := string(err.(*Error).AppendJSON(nil))
+		clear(body)
+		if after := string(err.(*Error).AppendJSON(nil)); after != before {
+			t.Errorf("%s became %s", before, after)
+		}
+	}
+}

@@ -55,7 +55,7 @@ func (o *Object) Reset() {
 func (o *Object) Parse(raw []byte) error {
 	o.Reset()
 	if len(raw) > maxBody {
-		return tooLarge(maxBody)
+		return &Error{Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Message: "The body is 2 GiB or more."}
 	}
 	s := scanner{b: raw, keys: o.keys, text: o.text}
 	i := s.space(0)

@@ -18,15 +18,6 @@ func String(raw []byte) (text string, ok bool) {
 	return string(appendUnescaped(make([]byte, 0, len(body)), body)), true
 }
 
-// AppendString appends the text of a raw JSON string; ok is false, and dst
-// unchanged, for any other value.
-func AppendString(dst, raw []byte) (text []byte, ok bool) {
-	if !isString(raw) {
-		return dst, false
-	}
-	return appendUnescaped(dst, raw[1:len(raw)-1]), true
-}
-
 // isString checks that raw is one whole string and nothing else.
 func isString(raw []byte) bool {
 	if len(raw) < 2 || raw[0] != '"' {

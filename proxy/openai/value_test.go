@@ -30,10 +30,6 @@ func TestString(t *testing.T) {
 		if got != tt.want || ok != tt.ok {
 			t.Errorf("String(%s) = %q, %v", tt.raw, got, ok)
 		}
-		text, ok := AppendString([]byte("> "), []byte(tt.raw))
-		if string(text) != "> "+tt.want || ok != tt.ok {
-			t.Errorf("AppendString(%s) = %q, %v", tt.raw, text, ok)
-		}
 	}
 }
 
