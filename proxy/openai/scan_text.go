@@ -15,9 +15,10 @@ const (
 // stops marks, by its top bit, the first byte of w at which plain text ends: a
 // quote, a backslash, a control character or anything outside ASCII. Marks
 // above the lowest one may be wrong. Flipping bit 1 puts the quote next to the
-// control characters, so that one subtraction finds both.
+// control characters, so that one subtraction finds both; of the bytes outside
+// ASCII each keeps its top bit in at least one of the two terms.
 func stops(w uint64) uint64 {
-	return (w | ((w ^ ones*('"'^' ')) - ones*(' '+1)) | ((w ^ ones*'\\') - ones)) & tops
+	return (((w ^ ones*('"'^' ')) - ones*(' '+1)) | ((w ^ ones*'\\') - ones)) & tops
 }
 
 // str reads the string whose opening quote is at i.
