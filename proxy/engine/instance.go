@@ -5,6 +5,8 @@
 package engine
 
 import (
+	"context"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -47,22 +49,30 @@ type Facts struct {
 
 // Instance is one engine process group with a role and an address. Its
 // identity lives as long as its configuration is unchanged; all fields set at
-// construction are immutable, the rest is atomic.
+// construction are immutable, the rest is atomic. Which instances can be paired
+// is a matter of a model's Pool, not of an instance.
 type Instance struct {
-	Spec   config.Engine   // as configured or discovered
-	ID     uint32          // unique in this process, never reused
-	Role   abi.Role        // parsed Spec.Role
-	Group  uint32          // instances of two groups cannot be paired
-	Source string          // static, zmq, etcd ... as GET /v1/engines shows it
-	APIKey string          // content of Spec.APIKeyFile; sent instead of the client's Authorization
-	Host   string          // host of Spec.URL without port: where peers reach it
-	Client upstream.Client // pooled connections to it
-	Load   []load.Counter  // one a rank
+	Spec    config.Engine   // as configured or discovered
+	ID      uint32          // unique in this process, never reused
+	Role    abi.Role        // parsed Spec.Role
+	Flow    abi.Flow        // order of its connector's legs; aggregated: it pairs with nothing
+	Source  string          // static, zmq, etcd ... as GET /v1/engines shows it
+	APIKey  string          // content of Spec.APIKeyFile; sent instead of the client's Authorization
+	Host    string          // host of Spec.URL without port: where peers reach it
+	Client  upstream.Client // pooled connections to it
+	Load    []load.Counter  // one a rank
+	Breaker Breaker         // passive health: consecutive failures of legs
 
-	state   atomic.Uint32
-	since   atomic.Int64 // unix ms of the last state change
-	facts   atomic.Pointer[Facts]
-	Breaker Breaker // passive health: consecutive failures of legs
+	protocol Protocol
+	state    atomic.Uint32
+	since    atomic.Int64 // unix ms of the last state change
+	facts    atomic.Pointer[Facts]
+	probes   http.RoundTripper
+	stay     context.Context // ends when the instance is to drain and go
+	part     context.CancelFunc
+	drainFor atomic.Int64 // how long it may then take, in ns
+	gone     atomic.Bool  // it has left the registry
+	tended   bool         // Run looks after it; guarded by Registry.mu
 }
 
 // State returns the instance's state.
@@ -78,6 +88,56 @@ func (i *Instance) Facts() *Facts {
 
 // Since returns when the state last changed.
 func (i *Instance) Since() time.Time { return time.UnixMilli(i.since.Load()) }
+
+// Models returns the ids of the models that the instance serves: the configured
+// one, else what it said itself. Nil when that is not known.
+func (i *Instance) Models() []string {
+	if i.Spec.Model != "" {
+		return []string{i.Spec.Model}
+	}
+	return i.Facts().Models
+}
+
+// defaultBootstrapPort is where SGLang's bootstrap server listens unless told
+// otherwise. Source: sglang server_args.py, --disaggregation-bootstrap-port.
+const defaultBootstrapPort = 8998
+
+// Bootstrap returns the address of the bootstrap server of an sglang prefill
+// instance, as configured, else as the instance said, else the default.
+func (i *Instance) Bootstrap() (host string, port int) { return i.bootstrap(i.Facts()) }
+
+func (i *Instance) bootstrap(f *Facts) (host string, port int) {
+	host, port = i.Spec.BootstrapHost, i.Spec.BootstrapPort
+	if host == "" {
+		host = i.Host
+	}
+	if port == 0 {
+		port = f.BootstrapPort
+	}
+	if port == 0 {
+		port = defaultBootstrapPort
+	}
+	return host, port
+}
+
+// idle reports that nothing is in flight on any rank.
+func (i *Instance) idle() bool {
+	for r := range i.Load {
+		if i.Load[r].Requests() != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// ranks is how many ranks get requests: those configured, but no more than the
+// engine says it has, because a rank out of its range is refused.
+func (i *Instance) ranks() int {
+	if dp := i.Facts().DPSize; dp > 0 && dp < len(i.Load) {
+		return dp
+	}
+	return len(i.Load)
+}
 
 // Target is what gets placed: an instance and a rank inside it. The zero
 // Target is no target.

@@ -6,6 +6,9 @@ import "github.com/pdproxy/pdproxy/abi"
 // Declared here because it is called here; package connector implements it. Its
 // methods are pure: the registry does the I/O.
 type Protocol interface {
+	// Flow is the order of the two legs; aggregated says that the protocol has
+	// only one.
+	Flow() abi.Flow
 	// HealthPath is a GET that costs the engine nothing and answers 2xx when it
 	// is well. bootstrap says that it goes to the instance's bootstrap port
 	// instead of its URL (sglang prefill).

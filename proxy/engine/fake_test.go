@@ -1,0 +1,250 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// fakeProtocol is a connector for tests. Facts come from GET /facts as lines
+// "model a", "epoch 7", "page 16", "boot 9000", "dp 2".
+type fakeProtocol struct {
+	flow      abi.Flow
+	health    string
+	bootstrap bool
+}
+
+func (f fakeProtocol) Flow() abi.Flow { return f.flow }
+
+func (f fakeProtocol) HealthPath(role abi.Role) (string, bool) {
+	return f.health, f.bootstrap && role == abi.RolePrefill
+}
+
+func (fakeProtocol) FactPaths(abi.Role) []string { return []string{"/facts"} }
+
+func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error {
+	if status == 404 {
+		return nil
+	}
+	if status != 200 {
+		return fmt.Errorf("read facts: status %d", status)
+	}
+	for line := range strings.Lines(string(body)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, _ := strconv.Atoi(value)
+		switch key {
+		case "model":
+			f.Models = append(f.Models, value)
+		case "epoch":
+			f.Epoch = value
+		case "page":
+			f.PageSize = n
+		case "boot":
+			f.BootstrapPort = n
+		case "dp":
+			f.DPSize = n
+		case "bad":
+			return errors.New("read facts: bad")
+		}
+	}
+	return nil
+}
+
+func (fakeProtocol) Compatible(p, d *Facts) error {
+	if p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize {
+		return errors.New("page sizes differ")
+	}
+	return nil
+}
+
+// fakeEngines is a RoundTripper that answers for every engine by host:port.
+type fakeEngines struct {
+	mu    sync.Mutex
+	down  map[string]bool
+	facts map[string]string
+	code  map[string]int // status of /health and /live
+	calls map[string]int // by host:port + path
+	auth  string         // the last Authorization
+	delay time.Duration
+}
+
+func newFakeEngines() *fakeEngines {
+	return &fakeEngines{down: map[string]bool{}, facts: map[string]string{}, code: map[string]int{}, calls: map[string]int{}}
+}
+
+func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
+	f.mu.Lock()
+	host := r.URL.Host
+	f.calls[host+r.URL.Path]++
+	f.auth = r.Header.Get("Authorization")
+	down, facts, code, delay := f.down[host], f.facts[host], f.code[host], f.delay
+	f.mu.Unlock()
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	if down {
+		return nil, errors.New("connection refused")
+	}
+	if code == 0 {
+		code = 200
+	}
+	body := ""
+	if strings.HasSuffix(r.URL.Path, "/facts") {
+		body, code = facts, 200
+	}
+	return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(body)), Header: http.Header{}, Request: r}, nil
+}
+
+func (f *fakeEngines) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeEngines) count(key string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[key]
+}
+
+// fakeClient is an upstream.Client that only counts how often it was closed.
+type fakeClient struct {
+	mu     sync.Mutex
+	closed int
+}
+
+func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
+	return nil, errors.New("not in this test")
+}
+
+func (c *fakeClient) CloseIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed++
+}
+
+func (*fakeClient) Stats() upstream.Stats { return upstream.Stats{} }
+
+func (c *fakeClient) closes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// fleet is a registry over fake engines, with what its hooks have heard.
+type fleet struct {
+	*Registry
+	engines *fakeEngines
+	mu      sync.Mutex
+	heard   []string
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	f := &fleet{engines: newFakeEngines()}
+	hear := func(i *Instance, what string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.heard = append(f.heard, i.Spec.Name+" "+what)
+	}
+	f.Registry = New(Options{
+		Health:  config.Health{Interval: config.Duration(2 * time.Second), Timeout: config.Duration(time.Second), UnhealthyAfter: 3, HealthyAfter: 2},
+		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)},
+		Protocols: func(name string) (Protocol, bool) {
+			switch name {
+			case "fake":
+				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/live"}, true
+			case "epoch": // its health answer is its facts
+				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/facts"}, true
+			case "boot":
+				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true}, true
+			case "none":
+				return fakeProtocol{flow: abi.FlowAggregated, health: "/live"}, true
+			}
+			return nil, false
+		},
+		NewClient: func(spec config.Engine) (upstream.Client, error) {
+			if strings.Contains(spec.URL, "noclient") {
+				return nil, errors.New("no client")
+			}
+			return new(fakeClient), nil
+		},
+		NewProbe: func(spec config.Engine) (http.RoundTripper, error) {
+			if strings.Contains(spec.URL, "noprobe") {
+				return nil, errors.New("no probe")
+			}
+			return f.engines, nil
+		},
+		APIKey: func(spec config.Engine) (string, error) {
+			if spec.APIKeyFile == "missing" {
+				return "", errors.New("read key: no such file")
+			}
+			return spec.APIKeyFile, nil
+		},
+		OnState:   func(i *Instance, s State) { hear(i, s.String()) },
+		OnRestart: func(i *Instance) { hear(i, "restarted") },
+		OnGone:    func(i *Instance) { hear(i, "gone") },
+	})
+	return f
+}
+
+// said returns what the hooks have heard since the last call.
+func (f *fleet) said() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := strings.Join(f.heard, ", ")
+	f.heard = nil
+	return s
+}
+
+// start runs the registry until the test ends. In a synctest bubble only.
+func (f *fleet) start(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	synctest.Wait()
+}
+
+// spec returns an engine that answers at name:80 and serves model m.
+func (f *fleet) spec(name, role, connector string) config.Engine {
+	f.engines.set(func() {
+		if f.engines.facts[name+":80"] == "" {
+			f.engines.facts[name+":80"] = "model m\n"
+		}
+	})
+	return config.Engine{Name: name, URL: "http://" + name + ":80", Role: role, Connector: connector, Ranks: 1}
+}
+
+func (f *fleet) must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fleet) get(t *testing.T, name string) *Instance {
+	t.Helper()
+	i := f.Snapshot().Instance(name)
+	if i == nil {
+		t.Fatalf("no instance %q", name)
+	}
+	return i
+}

@@ -1,0 +1,277 @@
+package engine
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// maxPairs bounds the pair table. Past it a new pair takes the place of one
+// that is not broken.
+const maxPairs = 1 << 16
+
+// Pair is what is known of the connection between a prefill and a decode
+// target: what the handshake brought, and whether transfers work. It has a
+// circuit of its own, because a failure that only the pair explains (decode
+// could not load the KV) says nothing about either engine. Safe for concurrent
+// use.
+type Pair struct {
+	Prefill, Decode Target
+
+	table    *pairTable
+	circuit  Breaker
+	mu       sync.Mutex
+	state    abi.PairState // unknown, warming or ready; broken is the circuit's to say; guarded by mu
+	failures int           // since the pair is known; guarded by mu
+	last     string        // kind of the last failure; guarded by mu
+	since    time.Time     // of the last change of state; guarded by mu
+}
+
+// State returns what the pair is now.
+func (p *Pair) State() abi.PairState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stateAt(time.Now())
+}
+
+// stateAt is State; p.mu is held. A pair whose circuit is half open is unknown
+// again until its trial tells.
+func (p *Pair) stateAt(now time.Time) abi.PairState {
+	switch p.circuit.Circuit(now) {
+	case CircuitOpen:
+		return abi.PairBroken
+	case CircuitHalfOpen:
+		return abi.PairUnknown
+	}
+	return p.state
+}
+
+// Warming notes that a handshake of a pair not yet used is under way.
+func (p *Pair) Warming() { p.set(abi.PairWarming, "") }
+
+// Success notes that KV came over, and closes the pair's circuit.
+func (p *Pair) Success() { p.set(abi.PairReady, "") }
+
+// Failure notes that a transfer failed by no fault of one engine alone. kind is
+// a label, never text of an answer.
+func (p *Pair) Failure(kind string) { p.set(abi.PairUnknown, kind) }
+
+// set applies one piece of news: a failure of the given kind, or, with kind "",
+// the state.
+func (p *Pair) set(state abi.PairState, kind string) {
+	now := time.Now()
+	p.mu.Lock()
+	before := p.stateAt(now)
+	switch {
+	case kind != "":
+		p.failures++
+		p.last = kind
+		p.circuit.Failure()
+	case state == abi.PairReady:
+		p.state = state
+		p.circuit.Success()
+	case p.state == abi.PairUnknown:
+		p.state = state
+	}
+	if p.stateAt(now) != before {
+		p.since = now
+	}
+	p.mu.Unlock()
+	p.table.note(p)
+}
+
+// allow reports whether a request may use the pair and takes the trial of a
+// half-open circuit.
+func (p *Pair) allow() bool { return p.circuit.Allow() }
+
+// PairRow is one pair as GET /v1/pairs shows it.
+type PairRow struct {
+	Prefill     string    `json:"prefill"`
+	PrefillRank int       `json:"prefill_rank"`
+	Decode      string    `json:"decode"`
+	DecodeRank  int       `json:"decode_rank"`
+	State       string    `json:"state"`
+	Failures    int       `json:"failures"`
+	LastError   string    `json:"last_error"`
+	Since       time.Time `json:"since"`
+}
+
+func (p *Pair) row(now time.Time) PairRow {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return PairRow{
+		Prefill: p.Prefill.Name(), PrefillRank: p.Prefill.Rank,
+		Decode: p.Decode.Name(), DecodeRank: p.Decode.Rank,
+		State: p.stateAt(now).String(), Failures: p.failures, LastError: p.last, Since: p.since,
+	}
+}
+
+type pairKey struct {
+	prefill, decode         uint32 // instance ids
+	prefillRank, decodeRank int
+}
+
+func keyOf(p, d Target) pairKey { return pairKey{p.ID, d.ID, p.Rank, d.Rank} }
+
+// pairTable holds the pairs that have been used. Placement asks it only which
+// pairs are in trouble: those few are published apart, read without a lock.
+type pairTable struct {
+	circuit *atomic.Pointer[config.Circuit]
+
+	mu      sync.RWMutex
+	pairs   map[pairKey]*Pair // guarded by mu
+	trouble atomic.Pointer[map[pairKey]*Pair]
+}
+
+func (t *pairTable) init(circuit *atomic.Pointer[config.Circuit]) {
+	t.circuit, t.pairs = circuit, make(map[pairKey]*Pair)
+}
+
+// get returns the pair of p and d, new if it was not known. That of an instance
+// which has left is not kept.
+func (t *pairTable) get(p, d Target) *Pair {
+	key := keyOf(p, d)
+	t.mu.RLock()
+	pair := t.pairs[key]
+	t.mu.RUnlock()
+	if pair != nil {
+		return pair
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if pair := t.pairs[key]; pair != nil {
+		return pair
+	}
+	pair = &Pair{Prefill: p, Decode: d, table: t, since: time.Now()}
+	pair.circuit.arm(t.circuit)
+	if p.gone.Load() || d.gone.Load() {
+		return pair
+	}
+	if len(t.pairs) >= maxPairs {
+		t.evict()
+	}
+	t.pairs[key] = pair
+	return pair
+}
+
+// evict makes room for one pair; t.mu is held.
+func (t *pairTable) evict() {
+	now := time.Now()
+	for key, pair := range t.pairs {
+		if pair.circuit.Circuit(now) == CircuitClosed {
+			delete(t.pairs, key)
+			return
+		}
+	}
+	for key := range t.pairs {
+		delete(t.pairs, key)
+		t.publish(key, nil)
+		return
+	}
+}
+
+// note publishes whether pair is in trouble, after a change of its circuit.
+func (t *pairTable) note(pair *Pair) {
+	key := keyOf(pair.Prefill, pair.Decode)
+	bad := pair.circuit.until.Load() != 0
+	if bad == (t.troubled(key) == pair) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pairs[key] != pair { // dropped since
+		return
+	}
+	if pair.circuit.until.Load() != 0 {
+		t.publish(key, pair)
+	} else {
+		t.publish(key, nil)
+	}
+}
+
+// publish replaces the map of pairs in trouble with one where key is pair, or
+// absent for nil; t.mu is held.
+func (t *pairTable) publish(key pairKey, pair *Pair) {
+	next := make(map[pairKey]*Pair)
+	if m := t.trouble.Load(); m != nil {
+		maps.Copy(next, *m)
+	}
+	delete(next, key)
+	if pair != nil {
+		next[key] = pair
+	}
+	if len(next) == 0 {
+		t.trouble.Store(nil)
+		return
+	}
+	t.trouble.Store(&next)
+}
+
+// troubled returns the pair of key if its circuit is not closed, else nil.
+func (t *pairTable) troubled(key pairKey) *Pair {
+	if m := t.trouble.Load(); m != nil {
+		return (*m)[key]
+	}
+	return nil
+}
+
+// drop forgets every pair with instance id: what was agreed with it is void.
+func (t *pairTable) drop(id uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for key := range t.pairs {
+		if key.prefill == id || key.decode == id {
+			delete(t.pairs, key)
+			if t.troubled(key) != nil {
+				t.publish(key, nil)
+			}
+		}
+	}
+}
+
+// rows lists the pairs by name and rank.
+func (t *pairTable) rows() []PairRow {
+	t.mu.RLock()
+	pairs := slices.Collect(maps.Values(t.pairs))
+	t.mu.RUnlock()
+	now := time.Now()
+	rows := make([]PairRow, 0, len(pairs))
+	for _, p := range pairs {
+		rows = append(rows, p.row(now))
+	}
+	slices.SortFunc(rows, func(a, b PairRow) int {
+		return cmp.Or(cmp.Compare(a.Prefill, b.Prefill), a.PrefillRank-b.PrefillRank,
+			cmp.Compare(a.Decode, b.Decode), a.DecodeRank-b.DecodeRank)
+	})
+	return rows
+}
+
+// Pair returns what is known of the pair of prefill target p and decode target
+// d, for the outcome of a transfer to be noted.
+func (r *Registry) Pair(p, d Target) *Pair { return r.pairs.get(p, d) }
+
+// PairBlocked reports whether the circuit of the pair is open at now. It is
+// free of locks.
+func (r *Registry) PairBlocked(p, d Target, now time.Time) bool {
+	pair := r.pairs.troubled(keyOf(p, d))
+	return pair != nil && pair.circuit.Circuit(now) == CircuitOpen
+}
+
+// AllowPair reports whether a request may use the pair now, and takes the trial
+// of a half-open circuit. It is free of locks.
+func (r *Registry) AllowPair(p, d Target) bool {
+	pair := r.pairs.troubled(keyOf(p, d))
+	return pair == nil || pair.allow()
+}
+
+// PairsInTrouble reports whether any pair's circuit is not closed.
+func (r *Registry) PairsInTrouble() bool { return r.pairs.trouble.Load() != nil }
+
+// Pairs lists the pairs that have been used, by name and rank.
+func (r *Registry) Pairs() []PairRow { return r.pairs.rows() }

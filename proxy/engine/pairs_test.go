@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// pairOf returns a registry and two targets that it need not know.
+func pairOf(t *testing.T) (f *fleet, p, d Target) {
+	t.Helper()
+	f = newFleet(t)
+	p = Target{Instance: &Instance{ID: 1, Spec: config.Engine{Name: "p"}}}
+	d = Target{Instance: &Instance{ID: 2, Spec: config.Engine{Name: "d"}}, Rank: 1}
+	return f, p, d
+}
+
+func TestPairStates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p, d := pairOf(t)
+		pair := f.Pair(p, d)
+		check := func(want abi.PairState, blocked, allowed bool) {
+			t.Helper()
+			if got := pair.State(); got != want {
+				t.Errorf("state %v, want %v", got, want)
+			}
+			if got := f.PairBlocked(p, d, time.Now()); got != blocked {
+				t.Errorf("blocked %v", got)
+			}
+			if got := f.AllowPair(p, d); got != allowed {
+				t.Errorf("allowed %v", got)
+			}
+		}
+		check(abi.PairUnknown, false, true)
+		pair.Warming()
+		check(abi.PairWarming, false, true)
+		pair.Success()
+		check(abi.PairReady, false, true)
+		pair.Warming()
+		check(abi.PairReady, false, true)
+		pair.Failure("kv_load")
+		pair.Failure("kv_load")
+		check(abi.PairReady, false, true)
+		if f.PairsInTrouble() {
+			t.Error("no circuit has opened")
+		}
+		pair.Failure("timeout")
+		check(abi.PairBroken, true, false)
+		if !f.PairsInTrouble() {
+			t.Error("the circuit is open")
+		}
+		time.Sleep(10 * time.Second)
+		if got := pair.State(); got != abi.PairUnknown {
+			t.Errorf("half open: state %v", got)
+		}
+		if f.PairBlocked(p, d, time.Now()) || !f.AllowPair(p, d) || f.AllowPair(p, d) {
+			t.Error("half open: one trial may pass")
+		}
+		opened := time.Now()
+		time.Sleep(time.Second)
+		pair.Success()
+		check(abi.PairReady, false, true)
+		if f.PairsInTrouble() {
+			t.Error("the circuit has closed")
+		}
+		rows := f.Pairs()
+		if len(rows) != 1 {
+			t.Fatalf("%d rows", len(rows))
+		}
+		want := PairRow{Prefill: "p", Decode: "d", DecodeRank: 1, State: "ready", Failures: 3, LastError: "timeout", Since: opened.Add(time.Second)}
+		if rows[0] != want {
+			t.Errorf("row %+v, want %+v", rows[0], want)
+		}
+	})
+}
+
+// TestPairIsNotTheEngine: a pair's circuit leaves the engines' and other pairs'
+// alone.
+func TestPairIsNotTheEngine(t *testing.T) {
+	f, p, d := pairOf(t)
+	other := Target{Instance: d.Instance, Rank: 0}
+	for range 3 {
+		f.Pair(p, d).Failure("kv_load")
+	}
+	now := time.Now()
+	if !f.PairBlocked(p, d, now) || f.PairBlocked(p, other, now) || f.PairBlocked(d, p, now) {
+		t.Error("only the pair itself is blocked")
+	}
+	if p.Breaker.Circuit(now) != CircuitClosed || d.Breaker.Circuit(now) != CircuitClosed {
+		t.Error("an engine's circuit opened")
+	}
+}
+
+func TestPairDrop(t *testing.T) {
+	f, p, d := pairOf(t)
+	old := f.Pair(p, d)
+	for range 3 {
+		old.Failure("kv_load")
+	}
+	f.Pair(d, p)
+	f.pairs.drop(p.ID)
+	if len(f.Pairs()) != 0 || f.PairsInTrouble() {
+		t.Error("pairs are left of a dropped instance")
+	}
+	old.Success()
+	old.Failure("late") // of a leg begun before
+	old.Failure("late")
+	old.Failure("late")
+	if f.PairsInTrouble() || f.Pair(p, d) == old {
+		t.Error("a dropped pair came back")
+	}
+	p.gone.Store(true)
+	f.pairs.drop(p.ID)
+	f.Pair(p, d).Success()
+	if len(f.Pairs()) != 0 {
+		t.Error("a pair of an instance that has left is kept")
+	}
+}
+
+func TestPairTableIsBounded(t *testing.T) {
+	f, p, d := pairOf(t)
+	for range 3 {
+		f.Pair(p, d).Failure("kv_load")
+	}
+	for n := range maxPairs + 10 {
+		f.Pair(Target{Instance: p.Instance, Rank: n + 1}, d)
+	}
+	if n := len(f.pairs.pairs); n != maxPairs {
+		t.Errorf("%d pairs, want %d", n, maxPairs)
+	}
+	if !f.PairBlocked(p, d, time.Now()) {
+		t.Error("a broken pair was evicted before a good one")
+	}
+}
+
+func TestPairTableEvictsBroken(t *testing.T) {
+	f, p, d := pairOf(t)
+	for range 3 {
+		f.Pair(p, d).Failure("kv_load")
+	}
+	f.pairs.mu.Lock()
+	f.pairs.evict()
+	f.pairs.mu.Unlock()
+	if len(f.Pairs()) != 0 || f.PairsInTrouble() {
+		t.Error("the only pair was not evicted")
+	}
+}
+
+func TestPairRowsAreSorted(t *testing.T) {
+	f, p, d := pairOf(t)
+	for _, rank := range []int{2, 0, 1} {
+		f.Pair(Target{Instance: p.Instance, Rank: rank}, d)
+		f.Pair(d, Target{Instance: p.Instance, Rank: rank})
+	}
+	got := ""
+	for _, r := range f.Pairs() {
+		got += fmt.Sprintf("%s%d%s%d ", r.Prefill, r.PrefillRank, r.Decode, r.DecodeRank)
+	}
+	if want := "d1p0 d1p1 d1p2 p0d1 p1d1 p2d1 "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestPairHammer(t *testing.T) {
+	f, p, d := pairOf(t)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for n := range 500 {
+				a, b := Target{Instance: p.Instance, Rank: n % 3}, Target{Instance: d.Instance, Rank: g % 2}
+				pair := f.Pair(a, b)
+				if n%4 == 0 {
+					pair.Failure("kv_load")
+				} else {
+					pair.Success()
+				}
+				f.PairBlocked(a, b, time.Now())
+				f.AllowPair(a, b)
+				if n%100 == 0 {
+					f.pairs.drop(p.ID)
+					f.Pairs()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, r := range f.Pairs() {
+		if r.State != "ready" && r.State != "broken" && r.State != "unknown" {
+			t.Errorf("row %+v", r)
+		}
+	}
+	f.pairs.drop(p.ID)
+	if f.PairsInTrouble() {
+		t.Error("trouble without pairs")
+	}
+}

@@ -1,0 +1,295 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const (
+	// maxProbeAnswer bounds what is read of an answer to a probe, in bytes.
+	maxProbeAnswer = 4 << 20
+	// relearnEvery is after how many good probes a ready instance is asked for
+	// its facts anew: adapters come and go, and an engine may have been replaced
+	// between two probes.
+	relearnEvery = 15
+	// drainPoll is how often a draining instance's load is looked at.
+	drainPoll = 50 * time.Millisecond
+)
+
+// prober tends one instance: it probes it, moves it between its states, and
+// lets it go when it has drained. One goroutine owns it.
+type prober struct {
+	r      *Registry
+	i      *Instance
+	client *http.Client
+	good   int    // probes in a row
+	bad    int    // probes in a row
+	fresh  int    // good probes since the facts were learned
+	said   string // the last problem that was logged
+}
+
+// tend looks after i until it has left or ctx ends. No probe is in flight when
+// it returns.
+func (r *Registry) tend(ctx context.Context, i *Instance) {
+	p := &prober{r: r, i: i, client: &http.Client{
+		Transport:     i.probes,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+	defer p.client.CloseIdleConnections()
+	p.probeWhile(ctx)
+	if ctx.Err() == nil {
+		p.drain(ctx)
+	}
+}
+
+// probeWhile probes at once and then every interval, until the instance is to
+// leave or ctx ends.
+func (p *prober) probeWhile(ctx context.Context) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(p.i.stay, stop)()
+	interval := time.Duration(p.r.health.Load().Interval)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		h := p.r.health.Load()
+		if d := time.Duration(h.Interval); d != interval {
+			interval = d
+			tick.Reset(d)
+		}
+		p.probe(ctx, h)
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// drain waits until nothing is in flight, or the instance's time is up, and
+// takes it out.
+func (p *prober) drain(ctx context.Context) {
+	p.r.announce(p.i, Draining)
+	limit := time.NewTimer(time.Duration(p.i.drainFor.Load()))
+	defer limit.Stop()
+	poll := time.NewTicker(drainPoll)
+	defer poll.Stop()
+	for over := false; !over && !p.i.idle(); {
+		select {
+		case <-ctx.Done():
+			return
+		case <-limit.C:
+			p.r.log.Warn("engine removed with requests in flight", "engine", p.i.Spec.Name)
+			over = true
+		case <-poll.C:
+		}
+	}
+	p.r.forget(p.i)
+}
+
+// probe asks once how the instance is and draws the consequence.
+func (p *prober) probe(ctx context.Context, h *config.Health) {
+	epoch, err := p.health(ctx, h)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		p.failed(h, err)
+		return
+	}
+	failedBefore := p.bad > 0
+	p.good++
+	p.fresh++
+	switch p.i.State() {
+	case Unhealthy:
+		if p.good < h.HealthyAfter {
+			p.bad = 0
+			return
+		}
+	case Ready:
+		restarted := epoch != "" && epoch != p.i.Facts().Epoch
+		if !failedBefore && !restarted && p.fresh < relearnEvery {
+			return
+		}
+	}
+	if err := p.learn(ctx, h); err != nil {
+		if ctx.Err() == nil {
+			p.failed(h, err)
+		}
+		return
+	}
+	p.bad, p.fresh, p.said = 0, 0, ""
+}
+
+// failed counts a failed probe.
+func (p *prober) failed(h *config.Health, err error) {
+	p.good = 0
+	p.bad++
+	if text := err.Error(); text != p.said {
+		p.said = text
+		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
+	}
+	if p.i.State() == Ready && p.bad >= h.UnhealthyAfter {
+		p.r.become(p.i, Unhealthy)
+	}
+}
+
+// health makes the health probe. epoch is what the answer says of the engine's
+// process, "" when it says nothing.
+func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, err error) {
+	path, bootstrap := p.i.protocol.HealthPath(p.i.Role)
+	if p.i.Spec.HealthPath != "" {
+		path, bootstrap = p.i.Spec.HealthPath, false
+	}
+	base := p.i.Spec.URL
+	if bootstrap {
+		f := p.i.Facts()
+		if p.i.Spec.BootstrapPort == 0 && p.i.State() != Ready { // the facts name it, anew after a restart
+			if f, err = p.ask(ctx, h); err != nil {
+				return "", err
+			}
+		}
+		host, port := p.i.bootstrap(f)
+		base = "http://" + net.JoinHostPort(host, strconv.Itoa(port))
+	}
+	status, body, err := p.get(ctx, h, base, path)
+	if err != nil {
+		return "", err
+	}
+	if status/100 != 2 {
+		return "", fmt.Errorf("probe engine: %s answered with status %d", path, status)
+	}
+	if !bootstrap && slices.Contains(p.i.protocol.FactPaths(p.i.Role), path) {
+		var f Facts
+		if err := p.i.protocol.ReadFacts(&f, path, status, body); err != nil {
+			return "", err
+		}
+		return f.Epoch, nil
+	}
+	return "", nil
+}
+
+// learn asks for the facts, publishes them and makes the instance ready. A new
+// process behind the same address voids all that was known of the old one.
+func (p *prober) learn(ctx context.Context, h *config.Health) error {
+	f, err := p.ask(ctx, h)
+	if err != nil {
+		return err
+	}
+	old, state := p.i.facts.Load(), p.i.State()
+	p.i.facts.Store(f)
+	if old != nil && state != Down && restarted(old, f, state) {
+		p.r.restarted(p.i)
+	}
+	if state != Ready {
+		p.warn(f)
+	}
+	if state != Ready || old.key() != f.key() || !slices.Equal(old.Models, f.Models) {
+		p.r.become(p.i, Ready)
+	}
+	return nil
+}
+
+// restarted reports whether the facts f come from another process than old.
+// Where the engine names no epoch, one that had been away counts as new.
+func restarted(old, f *Facts, state State) bool {
+	if old.Epoch != "" && f.Epoch != "" {
+		return old.Epoch != f.Epoch
+	}
+	return state == Unhealthy || old.key() != f.key()
+}
+
+// restarted drops what was known of the instance's former process.
+func (r *Registry) restarted(i *Instance) {
+	r.log.Info("engine has restarted", "engine", i.Spec.Name)
+	r.pairs.drop(i.ID)
+	i.Breaker.Success()
+	i.Client.CloseIdle()
+	if r.o.OnRestart != nil {
+		r.o.OnRestart(i)
+	}
+}
+
+// ask gets the facts. The configuration wins where it says something.
+func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
+	f := new(Facts)
+	for _, path := range p.i.protocol.FactPaths(p.i.Role) {
+		status, body, err := p.get(ctx, h, p.i.Spec.URL, path)
+		if err != nil {
+			return nil, err
+		}
+		if err := p.i.protocol.ReadFacts(f, path, status, body); err != nil {
+			return nil, err
+		}
+	}
+	if p.i.Spec.Wire != "" {
+		f.Wire = p.i.Spec.Wire
+	}
+	if p.i.Spec.Model == "" && len(f.Models) == 0 {
+		return nil, errors.New("learn facts: the engine names no model; set engine.model")
+	}
+	return f, nil
+}
+
+// warn logs what the facts say against the configuration and against other
+// engines; traffic is kept away from it by itself.
+func (p *prober) warn(f *Facts) {
+	if f.DPSize > 0 && f.DPSize != len(p.i.Load) {
+		p.r.log.Warn("engine has another number of ranks than configured",
+			"engine", p.i.Spec.Name, "ranks", len(p.i.Load), "reported", f.DPSize)
+	}
+	for _, o := range p.r.Snapshot().Instances {
+		if o == p.i || o.State() != Ready || !p.i.pairs() || o.Spec.Connector != p.i.Spec.Connector {
+			continue
+		}
+		if !slices.ContainsFunc(o.Models(), func(m string) bool { return slices.Contains(p.i.Models(), m) }) {
+			continue
+		}
+		if err := unpairable(p.i, o); err != nil {
+			p.r.log.Warn("two engines cannot be paired", "engine", p.i.Spec.Name, "other", o.Spec.Name, "error", err)
+			return
+		}
+	}
+}
+
+// get makes one GET within the time of a probe and reads the answer.
+func (p *prober) get(ctx context.Context, h *config.Health, base, path string) (status int, body []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("probe engine: %w", bare(err))
+	}
+	if p.i.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+p.i.APIKey)
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		return 0, nil, fmt.Errorf("probe engine: %s: %w", path, bare(err))
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxProbeAnswer))
+	if err != nil {
+		return 0, nil, fmt.Errorf("probe engine: %s: %w", path, bare(err))
+	}
+	return resp.StatusCode, body, nil
+}
+
+// bare takes the URL off an error, which may hold credentials.
+func bare(err error) error {
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		return ue.Err
+	}
+	return err
+}

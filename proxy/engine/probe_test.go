@@ -1,0 +1,323 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestProbeStates walks an instance through its life. Probes come every 2 s;
+// each step changes what the engine does and then lets time pass.
+func TestProbeStates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		spec := f.spec("a", "both", "fake")
+		f.engines.down["a:80"] = true
+		f.must(t, f.Apply(SourceStatic, []config.Engine{spec}, 0))
+		f.start(t)
+		a := f.get(t, "a")
+		time.Sleep(time.Second) // changes come between two probes
+		for n, s := range []struct {
+			do   func()
+			wait time.Duration
+			want State
+			said string
+		}{
+			{func() {}, 10 * time.Second, Down, ""},
+			{func() { f.engines.down["a:80"] = false }, 2 * time.Second, Ready, "a ready"},
+			// Two failures are not three.
+			{func() { f.engines.down["a:80"] = true }, 4 * time.Second, Ready, ""},
+			{func() { f.engines.down["a:80"] = false }, 2 * time.Second, Ready, ""},
+			{func() { f.engines.code["a:80"] = 503 }, 4 * time.Second, Ready, ""},
+			{func() {}, 2 * time.Second, Unhealthy, "a unhealthy"},
+			{func() { f.engines.code["a:80"] = 200 }, 2 * time.Second, Unhealthy, ""},
+			{func() { f.engines.code["a:80"] = 500 }, 2 * time.Second, Unhealthy, ""},
+			{func() { f.engines.code["a:80"] = 204 }, 2 * time.Second, Unhealthy, ""},
+			{func() {}, 2 * time.Second, Ready, "a restarted, a ready"},
+			// A probe that hangs fails after its own second.
+			{func() { f.engines.delay = time.Minute }, 9 * time.Second, Unhealthy, "a unhealthy"},
+		} {
+			f.engines.set(s.do)
+			time.Sleep(s.wait)
+			synctest.Wait()
+			if got := a.State(); got != s.want {
+				t.Fatalf("step %d: state %v, want %v", n, got, s.want)
+			}
+			if got := f.said(); got != s.said {
+				t.Fatalf("step %d: hooks heard %q, want %q", n, got, s.said)
+			}
+		}
+		if time.Since(a.Since()) > 3*time.Second {
+			t.Errorf("since %v", a.Since())
+		}
+	})
+}
+
+// TestProbeReadyAtOnce: one good probe makes a new instance ready.
+func TestProbeReadyAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		if f.Snapshot().Ready() {
+			t.Error("ready before the first probe")
+		}
+		f.start(t)
+		if !f.Snapshot().Ready() || f.get(t, "a").State() != Ready {
+			t.Error("not ready after the first probe")
+		}
+		if n := f.engines.count("a:80/live"); n != 1 {
+			t.Errorf("%d probes", n)
+		}
+	})
+}
+
+func TestProbeRestart(t *testing.T) {
+	const base = "model m\npage 16\n"
+	for _, tt := range []struct {
+		name          string
+		before, after string
+		away          time.Duration
+		want          string
+	}{
+		{"same epoch, only slow", base + "epoch 1", base + "epoch 1", 6 * time.Second, "a unhealthy, a ready"},
+		{"other epoch", base + "epoch 1", base + "epoch 2", 6 * time.Second, "a unhealthy, a restarted, a ready"},
+		{"no epoch, was away", base, base, 6 * time.Second, "a unhealthy, a restarted, a ready"},
+		{"no epoch, one failed probe", base, base, 2 * time.Second, ""},
+		{"other epoch, one failed probe", base + "epoch 1", base + "epoch 2", 2 * time.Second, "a restarted"},
+		{"other facts, one failed probe", base, "model m\npage 32", 2 * time.Second, "a restarted, a ready"},
+		{"an adapter came, one failed probe", base, base + "model lora", 2 * time.Second, "a ready"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.engines.facts["a:80"] = tt.before
+				f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
+				f.start(t)
+				a, b := f.get(t, "a"), f.get(t, "b")
+				f.Pair(Target{Instance: a}, Target{Instance: b}).Success()
+				for range 3 {
+					a.Breaker.Failure()
+				}
+				f.said()
+				time.Sleep(time.Second) // changes come between two probes
+				f.engines.set(func() { f.engines.down["a:80"] = true })
+				time.Sleep(tt.away)
+				f.engines.set(func() { f.engines.down["a:80"], f.engines.facts["a:80"] = false, tt.after })
+				time.Sleep(6 * time.Second)
+				synctest.Wait()
+				if got := f.said(); got != tt.want {
+					t.Errorf("hooks heard %q, want %q", got, tt.want)
+				}
+				restarted := strings.Contains(tt.want, "restarted")
+				if got := len(f.Pairs()) == 0; got != restarted {
+					t.Errorf("pairs dropped: %v", got)
+				}
+				if got := a.Breaker.Failures() == 0; got != restarted {
+					t.Errorf("breaker reset: %v", got)
+				}
+			})
+		})
+	}
+}
+
+// TestProbeEpochInHealth: an engine whose health answer holds its epoch is found
+// out even if no probe has failed.
+func TestProbeEpochInHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.engines.facts["a:80"] = "model m\nepoch 1"
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "epoch")}, 0))
+		f.start(t)
+		f.said()
+		f.engines.set(func() { f.engines.facts["a:80"] = "model m\nepoch 2" })
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got := f.said(); got != "a restarted" {
+			t.Errorf("hooks heard %q", got)
+		}
+		if got := f.get(t, "a").Facts().Epoch; got != "2" {
+			t.Errorf("epoch %q", got)
+		}
+		f.engines.set(func() { f.engines.facts["a:80"] = "bad" })
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if got := f.said(); got != "a unhealthy" {
+			t.Errorf("hooks heard %q", got)
+		}
+	})
+}
+
+// TestProbeLearnsAnew: without any failed probe, facts are asked for now and
+// then.
+func TestProbeLearnsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		time.Sleep(20 * time.Second)
+		if n := f.engines.count("a:80/facts"); n != 1 {
+			t.Errorf("facts asked for %d times in 10 probes", n)
+		}
+		f.engines.set(func() { f.engines.facts["a:80"] = "model m\nmodel lora" })
+		time.Sleep(relearnEvery * 2 * time.Second)
+		synctest.Wait()
+		if got := strings.Join(f.Snapshot().Models(), " "); got != "lora m" {
+			t.Errorf("models %q", got)
+		}
+	})
+}
+
+// TestProbeNeedsFacts: an instance whose facts cannot be had, or that names no
+// model, is not ready.
+func TestProbeNeedsFacts(t *testing.T) {
+	for _, tt := range []struct {
+		name, facts, model string
+		want               State
+	}{
+		{"bad facts", "bad", "", Down},
+		{"no model", "page 16", "", Down},
+		{"no model, but configured", "page 16", "mine", Ready},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.engines.facts["a:80"] = tt.facts
+				spec := f.spec("a", "both", "fake")
+				spec.Model = tt.model
+				f.must(t, f.Apply(SourceStatic, []config.Engine{spec}, 0))
+				f.start(t)
+				if got := f.get(t, "a").State(); got != tt.want {
+					t.Errorf("state %v, want %v", got, tt.want)
+				}
+				if unlearned := f.Snapshot().Unlearned; unlearned != (tt.want == Down) {
+					t.Errorf("unlearned %v", unlearned)
+				}
+			})
+		})
+	}
+}
+
+// TestProbeBootstrap: a prefill instance is probed at its bootstrap port, which
+// it is asked for, anew after it was away.
+func TestProbeBootstrap(t *testing.T) {
+	for _, tt := range []struct {
+		name, facts string
+		host        string
+		port        int
+		want        string
+	}{
+		{"asked", "model m\nboot 9000", "", 0, "p:9000"},
+		{"default", "model m", "", 0, "p:8998"},
+		{"configured", "model m\nboot 9000", "10.0.0.9", 7000, "10.0.0.9:7000"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.engines.facts["p:80"] = tt.facts
+				p := f.spec("p", "prefill", "boot")
+				p.BootstrapHost, p.BootstrapPort = tt.host, tt.port
+				f.must(t, f.Apply(SourceStatic, []config.Engine{p, f.spec("d", "decode", "boot")}, 0))
+				f.start(t)
+				if n := f.engines.count(tt.want + "/health"); n != 1 {
+					t.Errorf("%d probes at %s", n, tt.want)
+				}
+				if n := f.engines.count("d:80/health"); n != 1 {
+					t.Errorf("%d probes of decode", n)
+				}
+				if !f.Snapshot().Ready() {
+					t.Error("not ready")
+				}
+				if host, port := f.get(t, "p").Bootstrap(); net.JoinHostPort(host, strconv.Itoa(port)) != tt.want {
+					t.Errorf("bootstrap at %s:%d", host, port)
+				}
+				if tt.port != 0 {
+					return
+				}
+				time.Sleep(time.Second)
+				f.engines.set(func() { f.engines.down["p:80"], f.engines.down[tt.want] = true, true })
+				time.Sleep(6 * time.Second)
+				f.engines.set(func() { f.engines.down["p:80"], f.engines.facts["p:80"] = false, "model m\nboot 9001" })
+				time.Sleep(4 * time.Second)
+				synctest.Wait()
+				if got := f.get(t, "p").State(); got != Ready {
+					t.Errorf("state %v after the bootstrap port moved", got)
+				}
+			})
+		})
+	}
+}
+
+// TestProbeRequest: path under the URL's, key, and no redirect followed.
+func TestProbeRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		spec := f.spec("a", "both", "fake")
+		spec.URL = "http://a:80/base/"
+		spec.APIKeyFile = "key"
+		spec.HealthPath = "/mine"
+		f.engines.code["a:80"] = 302
+		f.must(t, f.Apply(SourceStatic, []config.Engine{spec}, 0))
+		f.start(t)
+		if n := f.engines.count("a:80/base/mine"); n != 1 {
+			t.Errorf("%d probes at the configured path", n)
+		}
+		if f.engines.auth != "Bearer key" {
+			t.Errorf("Authorization %q", f.engines.auth)
+		}
+		if got := f.get(t, "a").State(); got != Down {
+			t.Errorf("a redirect made the engine %v", got)
+		}
+	})
+}
+
+func TestProbeIntervalFollowsConfigure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		h := *f.health.Load()
+		h.Interval = config.Duration(10 * time.Second)
+		f.Configure(h, *f.circuit.Load())
+		time.Sleep(2*time.Second + 30*time.Second)
+		synctest.Wait()
+		if n := f.engines.count("a:80/live"); n != 5 {
+			t.Errorf("%d probes, want one at 0 s, one at 2 s and three 10 s apart", n)
+		}
+	})
+}
+
+func TestProbeTakesConfiguredWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		spec := f.spec("a", "both", "fake")
+		spec.Wire = "g3"
+		f.must(t, f.Apply(SourceStatic, []config.Engine{spec}, 0))
+		f.start(t)
+		if got := f.get(t, "a").Facts().Wire; got != "g3" {
+			t.Errorf("wire %q", got)
+		}
+	})
+}
+
+// TestProbeErrorsHideTheURL: what is logged names no address that may hold a
+// password.
+func TestProbeErrorsHideTheURL(t *testing.T) {
+	err := bare(&url.Error{Op: "Get", URL: "http://user:secret@a/", Err: context.DeadlineExceeded})
+	if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v", err)
+	}
+	p := &prober{i: &Instance{}, client: http.DefaultClient}
+	_, _, err = p.get(t.Context(), &config.Health{Timeout: config.Duration(time.Second)}, "http://user:secret@a\x7f", "/x")
+	if err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v", err)
+	}
+}

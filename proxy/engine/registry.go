@@ -1,0 +1,341 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// The sources of instances that the registry itself names; discoveries bring
+// their own.
+const (
+	SourceStatic = "static" // the configuration
+	SourceAdmin  = "admin"  // POST /v1/engines
+)
+
+// ErrUnknown says that no instance has the name.
+var ErrUnknown = errors.New("no such engine")
+
+// Options is what a Registry stands on. NewProbe, APIKey, Log and the hooks may
+// be nil.
+type Options struct {
+	Health  config.Health
+	Circuit config.Circuit
+	// Protocols returns the connector of that name in the configuration.
+	Protocols func(name string) (Protocol, bool)
+	// NewClient returns the pooled client of an instance.
+	NewClient func(spec config.Engine) (upstream.Client, error)
+	// NewProbe returns the transport of an instance's probes; it shares nothing
+	// with the data path. Nil: a small one without special TLS.
+	NewProbe func(spec config.Engine) (http.RoundTripper, error)
+	// APIKey returns the key that is sent to an instance, "" for none.
+	APIKey func(spec config.Engine) (string, error)
+	Log    *slog.Logger
+	// OnState is called after each change of an instance's state, and when a
+	// ready one has new facts; OnRestart when an instance is found to be a new
+	// process, so that what was known of its KV is void; OnGone when one has left
+	// the registry. Run calls them, for one instance in order, for several at
+	// once; they must not block.
+	OnState   func(*Instance, State)
+	OnRestart func(*Instance)
+	OnGone    func(*Instance)
+}
+
+// Registry knows the instances. Its methods are safe for concurrent use; what
+// the request path asks of it takes no lock.
+type Registry struct {
+	o       Options
+	log     *slog.Logger
+	health  atomic.Pointer[config.Health]
+	circuit atomic.Pointer[config.Circuit]
+	snap    atomic.Pointer[Snapshot]
+	pairs   pairTable
+	wake    chan struct{} // tells Run that instances have come
+
+	mu        sync.Mutex
+	instances []*Instance // by age, draining ones included; guarded by mu
+	lastID    uint32      // guarded by mu
+}
+
+// New returns an empty registry. It starts nothing.
+func New(o Options) *Registry {
+	r := &Registry{o: o, log: o.Log, wake: make(chan struct{}, 1)}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	r.Configure(o.Health, o.Circuit)
+	r.pairs.init(&r.circuit)
+	r.snap.Store(newSnapshot(nil))
+	return r
+}
+
+// Configure replaces the rules of probes and circuits, from the next probe or
+// failure on.
+func (r *Registry) Configure(h config.Health, c config.Circuit) {
+	r.health.Store(&h)
+	r.circuit.Store(&c)
+}
+
+// Snapshot returns what is known now; never nil.
+func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
+
+// Apply makes the instances of a source those of specs. One whose spec and key
+// are unchanged stays as it is, with its load, its connections and its health;
+// one that is missing drains for at most drainFor and leaves; a changed one is
+// a new instance, and the old one drains. On any error nothing is changed.
+func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var (
+		come []*Instance
+		errs []error
+		keep = make(map[*Instance]bool)
+	)
+	for n, spec := range specs {
+		i, err := r.newInstance(source, spec)
+		old := r.named(spec.Name)
+		switch {
+		case err != nil:
+		case slices.ContainsFunc(specs[:n], func(o config.Engine) bool { return o.Name == spec.Name }):
+			err = errors.New("the name is there twice")
+		case old == nil:
+			come = append(come, i)
+		case old.Source != source:
+			err = fmt.Errorf("the name is taken by an engine of source %s", old.Source)
+		case old.Spec == i.Spec && old.APIKey == i.APIKey:
+			keep[old] = true
+		default:
+			come = append(come, i)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("add engine %q: %w", spec.Name, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := r.connect(come); err != nil {
+		return err
+	}
+	for _, i := range r.instances {
+		if i.Source == source && !keep[i] {
+			part(i, drainFor)
+		}
+	}
+	r.admit(come)
+	return nil
+}
+
+// Add adds one instance on an operator's word.
+func (r *Registry) Add(spec config.Engine) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.named(spec.Name) != nil {
+		return fmt.Errorf("add engine %q: the name is taken", spec.Name)
+	}
+	i, err := r.newInstance(SourceAdmin, spec)
+	if err != nil {
+		return fmt.Errorf("add engine %q: %w", spec.Name, err)
+	}
+	come := []*Instance{i}
+	if err := r.connect(come); err != nil {
+		return err
+	}
+	r.admit(come)
+	return nil
+}
+
+// Remove makes the instance of that name drain: it gets no new requests, and
+// leaves when nothing is in flight on it any more or drainFor has passed. Remove
+// returns at once, with ErrUnknown if there is no such instance or it drains
+// already; Run does the waiting.
+func (r *Registry) Remove(name string, drainFor time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := r.named(name)
+	if i == nil {
+		return fmt.Errorf("remove engine %q: %w", name, ErrUnknown)
+	}
+	part(i, drainFor)
+	r.publish()
+	return nil
+}
+
+// Run probes the instances until ctx ends. When it returns, no probe is in
+// flight.
+func (r *Registry) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		for _, i := range r.untended() {
+			wg.Go(func() { r.tend(ctx, i) })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		}
+	}
+}
+
+// Close closes the idle connections to all instances.
+func (r *Registry) Close() {
+	for _, i := range r.Snapshot().Instances {
+		i.Client.CloseIdle()
+	}
+}
+
+// newInstance builds an instance from its spec; r.mu is held.
+func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
+	i := &Instance{Spec: spec, Source: source}
+	i.stay, i.part = context.WithCancel(context.Background())
+	u, err := url.Parse(spec.URL)
+	if err != nil || u.Hostname() == "" {
+		return nil, errors.New("url is not an http address")
+	}
+	i.Host = u.Hostname()
+	var ok bool
+	if i.Role, ok = abi.ParseRole(spec.Role); !ok {
+		return nil, fmt.Errorf("unknown role %q", spec.Role)
+	}
+	if i.protocol, ok = r.o.Protocols(spec.Connector); !ok {
+		return nil, fmt.Errorf("unknown connector %q", spec.Connector)
+	}
+	i.Flow = i.protocol.Flow()
+	if spec.Name == "" || spec.Ranks < 1 {
+		return nil, errors.New("name and at least one rank are needed")
+	}
+	i.Load = make([]load.Counter, spec.Ranks)
+	if r.o.APIKey != nil {
+		if i.APIKey, err = r.o.APIKey(spec); err != nil {
+			return nil, err
+		}
+	}
+	i.since.Store(time.Now().UnixMilli())
+	i.Breaker.arm(&r.circuit)
+	return i, nil
+}
+
+// connect gives new instances their clients and the transports of their probes.
+func (r *Registry) connect(come []*Instance) error {
+	for _, i := range come {
+		var err error
+		if i.Client, err = r.o.NewClient(i.Spec); err != nil {
+			return fmt.Errorf("create client of engine %q: %w", i.Spec.Name, err)
+		}
+		if r.o.NewProbe == nil {
+			i.probes = &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
+		} else if i.probes, err = r.o.NewProbe(i.Spec); err != nil {
+			return fmt.Errorf("create probe of engine %q: %w", i.Spec.Name, err)
+		}
+	}
+	return nil
+}
+
+// admit publishes new instances and has Run look after them; r.mu is held.
+func (r *Registry) admit(come []*Instance) {
+	for _, i := range come {
+		r.lastID++
+		i.ID = r.lastID
+		r.instances = append(r.instances, i)
+	}
+	r.publish()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// untended returns the instances that Run has yet to look after, once.
+func (r *Registry) untended() []*Instance {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []*Instance
+	for _, i := range r.instances {
+		if !i.tended {
+			i.tended = true
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// named returns the instance of that name that does not drain, or nil; r.mu is
+// held.
+func (r *Registry) named(name string) *Instance {
+	for _, i := range r.instances {
+		if i.Spec.Name == name && i.State() != Draining {
+			return i
+		}
+	}
+	return nil
+}
+
+// part makes i drain, if it does not already; the registry's mu is held.
+func part(i *Instance, drainFor time.Duration) {
+	if i.State() == Draining {
+		return
+	}
+	i.setState(Draining)
+	i.drainFor.Store(int64(drainFor))
+	i.part()
+}
+
+// publish makes a snapshot of the present; r.mu is held.
+func (r *Registry) publish() { r.snap.Store(newSnapshot(slices.Clone(r.instances))) }
+
+// become moves i to a state and publishes it, unless it drains.
+func (r *Registry) become(i *Instance, s State) {
+	r.mu.Lock()
+	if i.State() == Draining {
+		r.mu.Unlock()
+		return
+	}
+	i.setState(s)
+	r.publish()
+	r.mu.Unlock()
+	r.announce(i, s)
+}
+
+// announce tells that i has come to a state. Only the goroutine that tends i
+// calls it, so that the hooks hear of states in order, and without r.mu, so that
+// they may call the registry.
+func (r *Registry) announce(i *Instance, s State) {
+	r.log.Info("engine is "+s.String(), "engine", i.Spec.Name, "url", i.Spec.URL)
+	if r.o.OnState != nil {
+		r.o.OnState(i, s)
+	}
+}
+
+// forget takes a drained instance out.
+func (r *Registry) forget(i *Instance) {
+	r.mu.Lock()
+	i.gone.Store(true)
+	r.instances = slices.DeleteFunc(r.instances, func(o *Instance) bool { return o == i })
+	r.publish()
+	r.mu.Unlock()
+	r.pairs.drop(i.ID)
+	i.Client.CloseIdle()
+	if r.o.OnGone != nil {
+		r.o.OnGone(i)
+	}
+}
+
+// setState notes a state and since when it is.
+func (i *Instance) setState(s State) {
+	if State(i.state.Swap(uint32(s))) != s {
+		i.since.Store(time.Now().UnixMilli())
+	}
+}

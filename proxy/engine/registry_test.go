@@ -1,0 +1,307 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+func (f *fleet) names() string {
+	var s []string
+	for _, i := range f.Snapshot().Instances {
+		s = append(s, fmt.Sprintf("%s:%s", i.Spec.Name, i.State()))
+	}
+	return strings.Join(s, " ")
+}
+
+// TestApplyReload: what did not change keeps identity, load and health; what
+// changed or went drains.
+func TestApplyReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		a, b, c := f.spec("a", "prefill", "fake"), f.spec("b", "decode", "fake"), f.spec("c", "decode", "fake")
+		f.must(t, f.Apply(SourceStatic, []config.Engine{a, b, c}, time.Minute))
+		f.start(t)
+		oldA, oldB, oldC := f.get(t, "a"), f.get(t, "b"), f.get(t, "c")
+		holdA, holdB := oldA.Load[0].Hold(10), oldB.Load[0].Hold(10)
+		f.said()
+
+		b.Ranks = 2
+		f.must(t, f.Apply(SourceStatic, []config.Engine{a, b, f.spec("d", "decode", "fake")}, time.Minute))
+		if f.get(t, "a") != oldA || oldA.State() != Ready || oldA.Load[0].Requests() != 1 {
+			t.Error("the unchanged instance was touched")
+		}
+		newB := f.get(t, "b")
+		if newB == oldB || newB.ID <= oldC.ID || len(newB.Load) != 2 {
+			t.Error("the changed instance must be a new one")
+		}
+		synctest.Wait()
+		if got, want := f.names(), "a:ready b:draining b:ready d:ready"; got != want {
+			t.Errorf("instances %q, want %q", got, want)
+		}
+		if oldC.Client.(*fakeClient).closes() != 1 || !oldC.gone.Load() {
+			t.Error("an idle instance that was taken out leaves at once and its client closes")
+		}
+		if oldB.Client.(*fakeClient).closes() != 0 {
+			t.Error("a client was closed under a request")
+		}
+		time.Sleep(30 * time.Second)
+		holdB.Drop()
+		time.Sleep(drainPoll)
+		synctest.Wait()
+		if got, want := f.names(), "a:ready b:ready d:ready"; got != want {
+			t.Errorf("instances %q, want %q", got, want)
+		}
+		if oldB.Client.(*fakeClient).closes() != 1 {
+			t.Error("the client of a drained instance is closed")
+		}
+		for _, want := range []string{"b draining", "b gone", "c draining", "c gone", "d ready"} {
+			f.mu.Lock()
+			if !strings.Contains(strings.Join(f.heard, ", "), want) {
+				t.Errorf("hooks did not hear %q: %q", want, f.heard)
+			}
+			f.mu.Unlock()
+		}
+		holdA.Drop()
+	})
+}
+
+// TestApplyKeepsOthersSources: each source speaks for its own instances.
+func TestApplyKeepsOthersSources(t *testing.T) {
+	f := newFleet(t)
+	f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+	f.must(t, f.Apply("etcd", []config.Engine{f.spec("b", "both", "fake")}, 0))
+	f.must(t, f.Add(f.spec("c", "both", "fake")))
+	if err := f.Apply("etcd", []config.Engine{f.spec("a", "both", "fake")}, 0); err == nil {
+		t.Error("a name of another source was taken over")
+	}
+	f.must(t, f.Apply(SourceStatic, nil, 0))
+	if got, want := f.names(), "a:draining b:down c:down"; got != want {
+		t.Errorf("instances %q, want %q", got, want)
+	}
+	// The name of a draining instance is free.
+	f.must(t, f.Apply("etcd", []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
+	if got := f.get(t, "a").Source; got != "etcd" {
+		t.Errorf("source %q", got)
+	}
+	if got := f.get(t, "c").Source; got != SourceAdmin {
+		t.Errorf("source %q", got)
+	}
+}
+
+// TestApplyRefuses: whatever is wrong, nothing is changed.
+func TestApplyRefuses(t *testing.T) {
+	edit := func(change func(*config.Engine)) func(*config.Engine) { return change }
+	for _, tt := range []struct {
+		name string
+		edit func(*config.Engine)
+		want string
+	}{
+		{"url", edit(func(e *config.Engine) { e.URL = "::" }), "url"},
+		{"url without host", edit(func(e *config.Engine) { e.URL = "/x" }), "url"},
+		{"role", edit(func(e *config.Engine) { e.Role = "boss" }), `unknown role "boss"`},
+		{"connector", edit(func(e *config.Engine) { e.Connector = "x" }), `unknown connector "x"`},
+		{"ranks", edit(func(e *config.Engine) { e.Ranks = 0 }), "rank"},
+		{"no name", edit(func(e *config.Engine) { e.Name = "" }), "name"},
+		{"key", edit(func(e *config.Engine) { e.APIKeyFile = "missing" }), "no such file"},
+		{"client", edit(func(e *config.Engine) { e.URL = "http://noclient" }), "no client"},
+		{"probe", edit(func(e *config.Engine) { e.URL = "http://noprobe" }), "no probe"},
+		{"twice", edit(func(e *config.Engine) { e.Name = "new" }), "twice"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFleet(t)
+			f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+			before := f.Snapshot()
+			bad := f.spec("bad", "both", "fake")
+			tt.edit(&bad)
+			err := f.Apply(SourceStatic, []config.Engine{f.spec("new", "both", "fake"), bad}, 0)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q in it", err, tt.want)
+			}
+			if f.Snapshot() != before {
+				t.Error("something was changed")
+			}
+			if tt.name == "twice" {
+				return
+			}
+			if err := f.Add(bad); err == nil {
+				t.Error("Add took it")
+			}
+		})
+	}
+	f := newFleet(t)
+	f.must(t, f.Add(f.spec("a", "both", "fake")))
+	if err := f.Add(f.spec("a", "both", "fake")); err == nil {
+		t.Error("Add took a name twice")
+	}
+}
+
+func TestRemove(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		drain time.Duration
+		hold  time.Duration // how long a request runs
+		gone  time.Duration // when the instance has left
+	}{
+		{"idle", time.Minute, 0, 0},
+		{"waits for the last request", time.Minute, 10*time.Second + time.Millisecond, 10*time.Second + drainPoll},
+		{"not longer than it may", 5 * time.Second, 10 * time.Second, 5 * time.Second},
+		{"no time at all", 0, 10 * time.Second, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.must(t, f.Add(f.spec("a", "both", "fake")))
+				f.start(t)
+				a := f.get(t, "a")
+				if tt.hold > 0 {
+					h := a.Load[0].Hold(1)
+					time.AfterFunc(tt.hold, h.Drop)
+				}
+				f.must(t, f.Remove("a", tt.drain))
+				if a.State() != Draining || f.Snapshot().Ready() {
+					t.Error("a draining instance still gets requests")
+				}
+				if err := f.Remove("a", 0); !errors.Is(err, ErrUnknown) {
+					t.Errorf("second Remove: %v", err)
+				}
+				if tt.gone > 0 {
+					time.Sleep(tt.gone - time.Millisecond)
+					synctest.Wait()
+					if a.gone.Load() {
+						t.Error("left too early")
+					}
+					time.Sleep(time.Millisecond)
+				}
+				synctest.Wait()
+				if !a.gone.Load() || len(f.Snapshot().Instances) != 0 {
+					t.Error("has not left")
+				}
+				if got := f.said(); got != "a ready, a draining, a gone" {
+					t.Errorf("hooks heard %q", got)
+				}
+				time.Sleep(15 * time.Second)
+			})
+		})
+	}
+	if err := newFleet(t).Remove("x", 0); !errors.Is(err, ErrUnknown) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestDrainingStays: no probe brings a draining instance back.
+func TestDrainingStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "both", "fake")))
+		f.engines.delay = 500 * time.Millisecond
+		f.start(t)
+		a := f.get(t, "a")
+		h := a.Load[0].Hold(1)
+		time.Sleep(700 * time.Millisecond) // between health answer and facts
+		f.must(t, f.Remove("a", time.Minute))
+		time.Sleep(20 * time.Second)
+		if a.State() != Draining {
+			t.Errorf("state %v", a.State())
+		}
+		f.become(a, Ready)
+		if a.State() != Draining {
+			t.Errorf("state %v", a.State())
+		}
+		h.Drop()
+	})
+}
+
+// TestRunWaits: Run returns when its probers have, also while an instance
+// drains, and may run again.
+func TestRunWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); f.Run(ctx) }()
+		synctest.Wait()
+		h := f.get(t, "a").Load[0].Hold(1)
+		defer h.Drop()
+		f.must(t, f.Remove("a", time.Hour))
+		time.Sleep(time.Second)
+		cancel()
+		<-done
+		n := f.engines.count("b:80/live")
+		time.Sleep(time.Minute)
+		if f.engines.count("b:80/live") != n {
+			t.Error("a prober outlived Run")
+		}
+		f.Close()
+		if f.get(t, "b").Client.(*fakeClient).closes() != 1 {
+			t.Error("Close left a client open")
+		}
+	})
+}
+
+// TestRegistryHammer: many reloads at once, with load coming and going.
+func TestRegistryHammer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.start(t)
+		var wg sync.WaitGroup
+		for g := range 4 {
+			wg.Go(func() {
+				source := fmt.Sprint("s", g)
+				for n := range 40 {
+					var specs []config.Engine
+					for k := range n % 4 {
+						spec := f.spec(fmt.Sprintf("e%d-%d", g, k), []string{"prefill", "decode", "both"}[k%3], "fake")
+						spec.Ranks = 1 + n%2
+						specs = append(specs, spec)
+					}
+					if err := f.Apply(source, specs, 0); err != nil {
+						t.Error(err)
+					}
+					for _, i := range f.Snapshot().Instances {
+						h := i.Load[0].Hold(1)
+						f.Pair(Target{Instance: i}, Target{Instance: i}).Failure("x")
+						h.Drop()
+					}
+				}
+				if err := f.Apply(source, nil, 0); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(drainPoll)
+		synctest.Wait()
+		if got := f.names(); got != "" {
+			t.Errorf("instances are left: %s", got)
+		}
+		if n := len(f.Pairs()); n != 0 {
+			t.Errorf("%d pairs of instances that have left", n)
+		}
+	})
+}
+
+func TestSmallTexts(t *testing.T) {
+	for s, want := range map[State]string{Down: "down", Ready: "ready", Unhealthy: "unhealthy", Draining: "draining"} {
+		if s.String() != want {
+			t.Errorf("%d is %q", s, s)
+		}
+	}
+	var none Target
+	if !none.IsZero() || none.Name() != "" {
+		t.Error("the zero Target is a target")
+	}
+	some := Target{Instance: &Instance{Spec: config.Engine{Name: "a"}, Role: abi.RoleBoth}}
+	if some.IsZero() || some.Name() != "a" || some.Facts() == nil {
+		t.Error("a target is none")
+	}
+}
