@@ -77,7 +77,11 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, failed(err)
 	}
-	n.coordinator = coordinator.NewLocal(n.registry, n.policies, fallback, disaggid.New(uint8(cfg.Fleet.NodeID), 0), metrics)
+	ids, err := disaggid.New(cfg.Fleet.NodeID, 0)
+	if err != nil {
+		return nil, err
+	}
+	n.coordinator = coordinator.NewLocal(n.registry, n.policies, fallback, ids, metrics)
 	watch(prom, n.registry, n.coordinator)
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,

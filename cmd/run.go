@@ -37,7 +37,7 @@ func (a *app) run(path string, log *slog.Logger) error {
 		return err
 	}
 	for _, w := range cfg.Warnings() {
-		log.Warn(w.Error())
+		log.Warn(w.String())
 	}
 	node, err := NewNode(cfg, log)
 	if err != nil {
@@ -85,7 +85,7 @@ func (n *Node) serveUntilSignal(reload func() error) error {
 func (n *Node) logReload(err error) {
 	if err != nil {
 		for _, p := range asProblems(err) {
-			n.log.Error("reload refused; the old configuration stays", "problem", p.Error())
+			n.log.Error("reload refused; the old configuration stays", "problem", p.String())
 		}
 		return
 	}

@@ -51,8 +51,9 @@ type legError struct {
 	code   int    // what the client gets when nobody else can answer
 	body   []byte // the engine's own error answer, relayed for a 4xx
 	ctype  string
-	sent   bool // the request may have reached the engine
-	final  bool // the request is at fault, not the engine: no retry, relay body
+	sent   bool         // the request may have reached the engine
+	final  bool         // the request is at fault, not the engine: no retry, relay body
+	pair   *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
 	err    error
 }
 

@@ -158,7 +158,7 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 		return p, nil
 	}
 	p.Lease.Release()
-	x.ask.Aggregate = conn.AggregatesOn()
+	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
 	if p, err = x.s.deps.Coordinator.Place(x.ctx, &x.ask); err != nil {
 		return nil, unpairable
 	}
@@ -287,6 +287,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 // placed books a placement.
 func (x *exchange) placed(p *coordinator.Placement) {
 	x.rec.place(p)
+	p.Recycle()
 	x.view.placed.Store(&livePlacement{p.Flow.String(), p.Prefill.Name(), p.Decode.Name()})
 	for _, f := range p.Fallbacks {
 		x.s.deps.Metrics.Fallback(f.What, f.Reason)

@@ -70,19 +70,28 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	defer resp.Close()
 	if resp.Status/100 != 2 {
 		answer, err := readAnswer(resp, maxErrorAnswer)
+		le := newLegError(abi.Decode, t, err)
 		if err == nil {
-			err = statusError(abi.Decode, t, resp, answer)
-		} else {
-			err = newLegError(abi.Decode, t, err)
+			le = statusError(abi.Decode, t, resp, answer)
 		}
 		answer.free()
-		return x.legEnded(ctx, row, err)
+		return x.legEnded(ctx, row, a.blame(le))
 	}
 	if err := a.relay(ctx, row, resp); err != nil {
-		return x.legEnded(ctx, row, err)
+		return x.legEnded(ctx, row, a.blame(err))
 	}
 	x.legSucceeded(row)
 	return nil
+}
+
+// blame gives a failed decode leg to the pair instead of the engine where decode
+// did answer, but not with the KV of this prefill.
+func (a *attempt) blame(err error) error {
+	var le *legError
+	if errors.As(err, &le) && !a.p.Prefill.IsZero() && !a.orphan.DecodeTook && le.status/100 == 5 {
+		le.pair = a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode)
+	}
+	return err
 }
 
 // send writes one leg and waits for the head of its answer.
@@ -127,11 +136,14 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 // was at fault.
 func (x *exchange) legFailed(le *legError) {
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
-	if le.final {
+	switch {
+	case le.final:
 		le.target.Breaker.Success()
-		return
+	case le.pair != nil:
+		le.pair.Failure(le.reason)
+	default:
+		le.target.Breaker.Failure()
 	}
-	le.target.Breaker.Failure()
 }
 
 func (x *exchange) legSucceeded(row *legRow) {

@@ -61,6 +61,9 @@ func (a *attempt) take() bool {
 		return false
 	}
 	a.orphan.DecodeTook = true
+	if !a.p.Prefill.IsZero() {
+		a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode).Success()
+	}
 	return true
 }
 
@@ -153,6 +156,7 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 	renewed := last
 	x.rc.SetWriteDeadline(last.Add(idle))
 	chunk := first.b
+	var err error
 	for {
 		if whole := events.Feed(chunk); len(whole) > 0 {
 			if _, err := x.w.Write(whole); err != nil {
@@ -162,7 +166,14 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 				return errClientWrite
 			}
 		}
-		n, err := resp.Read(first.b[:cap(first.b)])
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var n int
+		n, err = resp.Read(first.b[:cap(first.b)])
 		chunk = first.b[:n]
 		now := time.Now()
 		if n > 0 {
@@ -172,13 +183,6 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 		if now.Sub(renewed) > writeCheck {
 			x.rc.SetWriteDeadline(now.Add(idle))
 			renewed = now
-		}
-		if err == io.EOF && n == 0 {
-			return nil
-		}
-		if err != nil && err != io.EOF {
-			events.Feed(chunk) // what came last is not whole
-			return err
 		}
 	}
 }
@@ -196,7 +200,7 @@ func (x *exchange) endStream(events *openai.EventScanner) error {
 		x.s.deps.Metrics.BrokenStream("error_event")
 		return nil
 	}
-	if x.req.API.EndsWithDone() && !events.Done {
+	if !events.Done {
 		return errNoEnd
 	}
 	return nil

@@ -110,8 +110,9 @@ type Connector interface {
 	// Pairable reports, as an *openai.Error that names the field, why the
 	// request's form cannot be carried as two legs.
 	Pairable(r *openai.Request) error
-	// AggregatesOn is the set of roles whose engines answer a plain request
-	// rightly; used for requests that are not Pairable.
+	// AggregatesOn is the set of phases whose engines, besides those of role
+	// both, answer a plain request rightly; used for requests that are not
+	// Pairable.
 	AggregatesOn() abi.Role
 	// Serves reports whether the protocol carries this API at all; false is
 	// answered with 501.

@@ -30,7 +30,7 @@ func (nixl) Flow() abi.Flow { return abi.FlowPrefillFirst }
 
 // AggregatesOn includes decode engines: without kv_transfer_params one of them
 // computes the prompt itself.
-func (nixl) AggregatesOn() abi.Role { return abi.RoleBoth }
+func (nixl) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != openai.Generate }
 
@@ -77,8 +77,7 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // prompt (template, truncation, salt, adapter) stays as the client sent it.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
-	edits := appendPDCuts(room[:0], a)
-	edits = append(edits,
+	edits := append(room[:0],
 		openai.Edit{Key: "kv_transfer_params", Value: literal(nixlPrefill)},
 		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
 		cut("stream_options"), // refused where stream is not true
@@ -87,7 +86,7 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := spliced(a, dst, edits)
+	leg := spliced(a, dst, cutPD(edits, a))
 	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
 	return leg, nil
 }
@@ -129,7 +128,7 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 	if !isObject(body) {
 		return Handoff{}, badReply("no JSON object")
 	}
-	params, _, err := openai.Lookup(body, "kv_transfer_params")
+	params, _, err := openai.Lookup(body, "kv_transfer_params") // checks all of the body
 	switch {
 	case err != nil:
 		return Handoff{}, badReply(err.Error())
@@ -138,22 +137,18 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 	case !isObject(params):
 		return Handoff{}, badReply("kv_transfer_params is no object")
 	}
-	var p openai.Object
-	if p.Parse(params) != nil {
-		return Handoff{}, badReply("kv_transfer_params is no object")
-	}
-	if textOf(&p, "transfer_mode") == "push" {
+	if text(params, "transfer_mode") == "push" {
 		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
 	}
-	blocks, _ := p.Get("remote_block_ids")
-	order, _ := p.Get("do_remote_prefill")
-	switch {
-	case p.Len() == 0:
-		return Handoff{Fallback: "no_kv_params"}, nil
-	case bytes.ContainsAny(blocks, "0123456789"): // flat, or one list for each cache group
+	blocks, _, _ := openai.Lookup(params, "remote_block_ids")
+	if bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
 		return Handoff{Params: params, Pinned: true}, nil
-	case string(order) == "true":
+	}
+	if order, _, _ := openai.Lookup(params, "do_remote_prefill"); string(order) == "true" {
 		return Handoff{Fallback: "no_kv_blocks"}, nil
+	}
+	if len(bytes.Trim(params, "{} \n\t\r")) == 0 {
+		return Handoff{Fallback: "no_kv_params"}, nil
 	}
 	return Handoff{Params: params}, nil // of another connector beside this one
 }
@@ -163,7 +158,7 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 // the first token again.
 func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
-	edits := appendPDCuts(room[:0], a)
+	edits := room[:0]
 	if h != nil && len(h.Params) > 0 {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: h.Params})
 		if a.Request.API == openai.VLLMGenerate {
@@ -174,7 +169,7 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 			edits = append(edits, openai.Edit{Key: "sampling_params", Value: params})
 		}
 	}
-	leg := spliced(a, dst, edits)
+	leg := spliced(a, dst, cutPD(edits, a))
 	leg.Header = vllmHeader(a.LegID, a.Decode)
 	return leg, nil
 }

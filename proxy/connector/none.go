@@ -17,7 +17,7 @@ type none struct{}
 
 func (none) Name() string                   { return "none" }
 func (none) Flow() abi.Flow                 { return abi.FlowAggregated }
-func (none) AggregatesOn() abi.Role         { return abi.RoleBoth }
+func (none) AggregatesOn() abi.Role         { return 0 }
 func (none) Serves(api openai.API) bool     { return api.Path() != "" }
 func (none) Pairable(*openai.Request) error { return nil }
 

@@ -76,29 +76,48 @@ func pdField(key string) bool {
 	return false
 }
 
-// appendPDCuts appends the edits that cut the client's PD fields out of a's
-// body; none for a trusted client.
-func appendPDCuts(edits []openai.Edit, a *Attempt) []openai.Edit {
+// cutPD adds to a leg's edits those that cut the client's PD fields out of a's
+// body, unless the edit before sets the field; none for a trusted client. The
+// edits must have room for them: it is not grown, so that they, and the values
+// that they point to, stay on the caller's stack.
+func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
 	if a.Trust {
 		return edits
 	}
+	n := len(edits)
+	edits = edits[:cap(edits)]
 	for key, value := range a.Request.Members {
 		switch {
 		case pdField(key):
-			edits = append(edits, openai.Edit{Key: key, Remove: true})
+			if !sets(edits[:n], key) {
+				edits[n] = openai.Edit{Key: key, Remove: true}
+				n++
+			}
 		case key == "vllm_xargs":
 			// vLLM merges these into the same arguments that its transfer
 			// parameters travel in.
 			if rest, cut := cutTransferParams(value); cut {
-				edits = append(edits, openai.Edit{Key: key, Value: rest})
+				edits[n] = openai.Edit{Key: key, Value: rest}
+				n++
 			}
-		case key == "sampling_params" && a.Request.API == openai.VLLMGenerate:
+		case key == "sampling_params" && a.Request.API == openai.VLLMGenerate && !sets(edits[:n], key):
 			if rest, cut := cutExtraArgs(value); cut {
-				edits = append(edits, openai.Edit{Key: key, Value: rest})
+				edits[n] = openai.Edit{Key: key, Value: rest}
+				n++
 			}
 		}
 	}
-	return edits
+	return edits[:n]
+}
+
+// sets reports whether one of the edits gives the member a value.
+func sets(edits []openai.Edit, key string) bool {
+	for i := range edits {
+		if e := &edits[i]; e.Key == key && len(e.Value) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // cutExtraArgs cuts the transfer parameters out of the extra_args of vLLM's

@@ -26,9 +26,9 @@ const sglangBootstrapPort = 8998
 func (sglang) Name() string   { return "sglang" }
 func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
 
-// AggregatesOn leaves out decode engines: SGLang's refuse a request without a
+// AggregatesOn adds no engine to those of role both: SGLang's refuse a request without a
 // room, as prefill engines do.
-func (sglang) AggregatesOn() abi.Role { return abi.RoleBoth }
+func (sglang) AggregatesOn() abi.Role { return 0 }
 
 // Serves is the three routes whose schemas have the fields of the transfer, and
 // those that one engine answers.
@@ -71,6 +71,9 @@ func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	f.BootstrapPort = count(&info, "disaggregation_bootstrap_port")
 	if f.KVCacheType = textOf(&info, "kv_cache_dtype"); f.KVCacheType == "auto" {
 		f.KVCacheType = "" // whatever the model's is
+	}
+	if times, _ := info.Get("startup_time"); isObject(times) { // how long this process took to start, to the nanosecond
+		f.Epoch = string(times)
 	}
 	// An engine writes what "auto" came to; older ones leave the word.
 	balance := textOf(&info, "load_balance_method")
@@ -123,20 +126,20 @@ func promptLogprobs(r *openai.Request) string {
 
 // Aggregated is for engines of role both, which run without disaggregation.
 func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	var room [editRoom]openai.Edit
-	var number [20]byte
-	edits := appendPDCuts(room[:0], a)
-	if a.Decode.Spec.Ranks > 1 {
-		rank := strconv.AppendInt(number[:0], int64(a.Decode.Rank), 10)
-		edits = append(edits, openai.Edit{Key: "routed_dp_rank", Value: rank})
+	if a.Decode.Spec.Ranks <= 1 {
+		return plain(a, dst), nil
 	}
-	return spliced(a, dst, edits), nil
+	var rank [20]byte
+	room := [editRoom]openai.Edit{
+		{Key: "routed_dp_rank", Value: strconv.AppendInt(rank[:0], int64(a.Decode.Rank), 10)},
+	}
+	return spliced(a, dst, cutPD(room[:1], a)), nil
 }
 
 // Prefill is not streamed, so that a failure has its own status and the answer
 // comes when the transfer has ended.
 func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg := meet(a, dst, abi.Prefill)
+	leg := meet(a, dst, true)
 	leg.Unary = true
 	return leg, nil
 }
@@ -163,7 +166,7 @@ func (sglang) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 }
 
 func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
-	return meet(a, dst, abi.Decode), nil
+	return meet(a, dst, false), nil
 }
 
 // Cleanup aborts by id what each engine that got a leg still has of the
@@ -199,39 +202,41 @@ func abortRID(legID string, phase abi.Phase) Cleanup {
 }
 
 // meet shapes the leg of one phase: the client's request and where the two
-// engines meet.
-func meet(a *Attempt, dst []byte, phase abi.Phase) Leg {
-	var room [editRoom]openai.Edit
-	var scratch [512]byte
-	s := scratch[:0]
-	edits := appendPDCuts(room[:0], a)
-	value := func(key string, written []byte) {
-		edits = append(edits, openai.Edit{Key: key, Value: written[len(s):]})
-		s = written
-	}
-	spec, facts := &a.Prefill.Spec, a.Prefill.Facts()
-	value("bootstrap_host", openai.AppendQuoted(s, bootstrapHost(a.Prefill)))
-	value("bootstrap_port", strconv.AppendInt(s, int64(bootstrapPort(a.Prefill)), 10))
-	value("bootstrap_room", strconv.AppendUint(s, bootstrapRoom(a), 10))
-	value("rid", openai.AppendQuoted(s, a.LegID))
-	told := spec.Ranks > 1 && !facts.FollowsRoom // prefill's rank does not follow from the room
-	rank := int64(a.Prefill.Rank)
-	switch {
-	case phase == abi.Prefill && told:
-		value("routed_dp_rank", strconv.AppendInt(s, rank, 10))
-	case phase == abi.Decode && a.Decode.Spec.Ranks > 1:
-		value("routed_dp_rank", strconv.AppendInt(s, int64(a.Decode.Rank), 10))
-	}
+// engines meet. Edits without a value change nothing.
+func meet(a *Attempt, dst []byte, prefill bool) Leg {
+	var (
+		host                           [80]byte
+		port, room, ownRank, otherRank [20]byte
+		rid                            [40]byte
+		own, other, stream, prompt     []byte
+	)
+	p, d := a.Prefill, a.Decode
+	// Where prefill's rank does not follow from the room, both sides are told.
+	told := p.Spec.Ranks > 1 && !p.Facts().FollowsRoom
 	if told {
-		value("disagg_prefill_dp_rank", strconv.AppendInt(s, rank, 10))
+		other = strconv.AppendInt(otherRank[:0], int64(p.Rank), 10)
 	}
-	if phase == abi.Prefill {
-		edits = append(edits, openai.Edit{Key: "stream", Value: literal("false")}, cut("stream_options"))
+	switch {
+	case prefill:
+		own, stream = other, literal("false")
+	case d.Spec.Ranks > 1:
+		own = strconv.AppendInt(ownRank[:0], int64(d.Rank), 10)
 	}
-	if prompt, ok := lone(a.Request); ok && a.Request.API == openai.Completions {
-		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+	if a.Request.API == openai.Completions {
+		prompt, _ = lone(a.Request)
 	}
-	return spliced(a, dst, edits)
+	edits := [editRoom]openai.Edit{
+		{Key: "bootstrap_host", Value: openai.AppendQuoted(host[:0], bootstrapHost(p))},
+		{Key: "bootstrap_port", Value: strconv.AppendInt(port[:0], int64(bootstrapPort(p)), 10)},
+		{Key: "bootstrap_room", Value: strconv.AppendUint(room[:0], bootstrapRoom(a), 10)},
+		{Key: "rid", Value: openai.AppendQuoted(rid[:0], a.LegID)},
+		{Key: "routed_dp_rank", Value: own},
+		{Key: "disagg_prefill_dp_rank", Value: other},
+		{Key: "stream", Value: stream},
+		{Key: "stream_options", Remove: prefill},
+		{Key: "prompt", Value: prompt},
+	}
+	return spliced(a, dst, cutPD(edits[:9], a))
 }
 
 // bootstrapHost is prefill's registry as decode reaches it. The engines put it

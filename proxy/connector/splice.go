@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// editRoom is how many edits a leg's list holds without an allocation: a
-// connector's own and all PD fields.
+// editRoom is how many edits a leg has room for: a connector's own, and one for
+// each PD field and each member that hides some.
 const editRoom = 32
 
 // literal gives the bytes of a constant, for the value of an edit. They are
@@ -35,7 +35,7 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 // its PD fields.
 func plain(a *Attempt, dst []byte) Leg {
 	var room [editRoom]openai.Edit
-	return spliced(a, dst, appendPDCuts(room[:0], a))
+	return spliced(a, dst, cutPD(room[:0], a))
 }
 
 // isObject reports whether raw holds a JSON object, by its first byte.

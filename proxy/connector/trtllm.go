@@ -25,7 +25,7 @@ func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
 
 // AggregatesOn includes decode engines: upstream's own orchestrator sends them
 // requests without disaggregated_params when prefill does not pay.
-func (trtllm) AggregatesOn() abi.Role { return abi.RoleBoth }
+func (trtllm) AggregatesOn() abi.Role { return abi.RoleDecode }
 
 func (trtllm) Serves(api openai.API) bool {
 	return api == openai.Completions || api == openai.Chat || api == openai.Embeddings
@@ -78,7 +78,6 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) { return plain(a, 
 // Prefill is the client's request, with its own limits of tokens: the params
 // alone make it end after the first one.
 func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	var room [editRoom]openai.Edit
 	var scratch [128]byte
 	params := append(scratch[:0], `{"request_type":"context_only"`...)
 	if wire(a.Prefill) != wireG1 {
@@ -87,15 +86,14 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		params = append(params, `,"schedule_style":`+contextFirst...)
 	}
 	params = append(params, '}')
-	edits := append(appendPDCuts(room[:0], a),
-		openai.Edit{Key: "disaggregated_params", Value: params},
-		openai.Edit{Key: "stream", Value: literal("false")},
+	prompt, _ := lone(a.Request)
+	edits := [editRoom]openai.Edit{
+		{Key: "disaggregated_params", Value: params},
+		{Key: "stream", Value: literal("false")},
 		cut("stream_options"), // refused where stream is not true
-	)
-	if prompt, ok := lone(a.Request); ok {
-		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+		{Key: "prompt", Value: prompt},
 	}
-	leg := spliced(a, dst, edits)
+	leg := spliced(a, dst, cutPD(edits[:4], a))
 	leg.Unary = true
 	return leg, nil
 }
@@ -113,37 +111,30 @@ func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		return Handoff{}, badReply("no JSON object")
 	}
 	choices, _ := answer.Get("choices")
-	choice, _, err := openai.Lookup(choices, "0")
-	if err != nil || !isObject(choice) {
-		return Handoff{}, badReply("no choices")
+	reason, ok, err := openai.Lookup(choices, "0", "finish_reason")
+	if err != nil || !ok {
+		return Handoff{}, badReply("no choice with a finish reason")
 	}
-	var c openai.Object
-	if c.Parse(choice) != nil {
-		return Handoff{}, badReply("no choices")
-	}
-	switch textOf(&c, "finish_reason") {
-	case "length", "not_finished":
-		return t.handoff(a, &answer, &c)
-	case "":
-		return Handoff{}, badReply("no finish reason")
+	switch string(reason) {
+	case `"length"`, `"not_finished"`:
+		return t.handoff(a, &answer, choices)
+	case "null":
+		return Handoff{}, badReply("the finish reason is null")
 	}
 	return t.done(a, &answer)
 }
 
 // handoff is the case that decode goes on.
-func (trtllm) handoff(a *Attempt, answer, choice *openai.Object) (Handoff, error) {
-	params, _ := choice.Get("disaggregated_params")
+func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handoff, error) {
+	params, _, _ := openai.Lookup(choices, "0", "disaggregated_params")
 	if !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
-	ids := []string{"ctx_request_id", "disagg_request_id"}
-	if wire(a.Prefill) == wireG1 {
-		ids = ids[:1]
+	if id, _, _ := openai.Lookup(params, "ctx_request_id"); openai.IsNull(id) {
+		return Handoff{}, badReply("ctx_request_id is null")
 	}
-	for _, id := range ids {
-		if v, _, err := openai.Lookup(params, id); err != nil || openai.IsNull(v) {
-			return Handoff{}, badReply(id + " is null")
-		}
+	if id, _, _ := openai.Lookup(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
+		return Handoff{}, badReply("disagg_request_id is null")
 	}
 	h := Handoff{Pinned: true, Params: params}
 	if usage, _ := answer.Get("usage"); isObject(usage) {
@@ -175,26 +166,25 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	if params.Parse(h.Params) != nil {
 		return Leg{}, badReply("disaggregated_params is no object")
 	}
-	change := []openai.Edit{{Key: "request_type", Value: literal(`"generation_only"`)}}
+	change := [3]openai.Edit{{Key: "request_type", Value: literal(`"generation_only"`)}}
 	if wire(a.Decode) != wireG1 {
-		change = append(change,
-			openai.Edit{Key: "schedule_style", Value: literal(contextFirst)},
-			openai.Edit{Key: "ctx_usage", Value: h.Usage}) // idle when there is none
+		change[1] = openai.Edit{Key: "schedule_style", Value: literal(contextFirst)}
+		change[2] = openai.Edit{Key: "ctx_usage", Value: h.Usage} // idle when there is none
 	}
-	changed := params.Append(make([]byte, 0, len(h.Params)+len(h.Usage)+128), change...)
+	changed := params.Append(make([]byte, 0, len(h.Params)+len(h.Usage)+128), change[:]...)
 
-	var room [editRoom]openai.Edit
-	edits := append(appendPDCuts(room[:0], a), openai.Edit{Key: "disaggregated_params", Value: changed})
+	edits := [editRoom]openai.Edit{{Key: "disaggregated_params", Value: changed}}
 	switch {
 	case len(h.Prompt) == 0:
 	case a.Request.API == openai.Completions:
-		edits = append(edits, openai.Edit{Key: "prompt", Value: h.Prompt})
+		edits[1] = openai.Edit{Key: "prompt", Value: h.Prompt}
 	case h.Prompt[0] == '"':
-		edits = append(edits, openai.Edit{Key: "prompt_token_ids_b64", Value: h.Prompt}, cut("prompt_token_ids"))
+		edits[1] = openai.Edit{Key: "prompt_token_ids_b64", Value: h.Prompt}
+		edits[2] = cut("prompt_token_ids")
 	default:
-		edits = append(edits, openai.Edit{Key: "prompt_token_ids", Value: h.Prompt})
+		edits[1] = openai.Edit{Key: "prompt_token_ids", Value: h.Prompt}
 	}
-	return spliced(a, dst, edits), nil
+	return spliced(a, dst, cutPD(edits[:3], a)), nil
 }
 
 // Cleanup can send nothing: no route of a worker frees a context whose

@@ -1,0 +1,477 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const chatPath = "/v1/chat/completions"
+
+// long is a prompt of many KV blocks.
+var long = strings.Repeat("the tide comes in and the tide goes out again ", 20)
+
+// eachConnector runs one row of the failure table for every protocol.
+func eachConnector(t *testing.T, run func(t *testing.T, connector string)) {
+	for _, c := range connectors {
+		t.Run(c, func(t *testing.T) { run(t, c) })
+	}
+}
+
+func slow(phase string, us int) func(string, int, *enginesim.Config) {
+	return func(role string, _ int, c *enginesim.Config) {
+		if role == enginesim.RoleBoth {
+			return
+		}
+		if phase == enginesim.RolePrefill {
+			c.PrefillUsPerToken = us
+		} else {
+			c.DecodeUsPerToken = us
+		}
+	}
+}
+
+// cleanupCounted asserts that freeing the engines' memory was counted.
+func (f *fleet) cleanupCounted() {
+	f.t.Helper()
+	f.eventually("the clean-up is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total") > 0 })
+}
+
+func TestAnswersEqualOneEngine(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		bodies := map[string][2]string{
+			"chat unary":         {chatPath, chat("hello there", 20, false)},
+			"chat stream":        {chatPath, chat(long, 20, true)},
+			"completion text":    {"/v1/completions", `{"model":"sim","prompt":"once upon a time","max_tokens":12}`},
+			"completion stream":  {"/v1/completions", `{"model":"sim","prompt":"once upon a time","max_tokens":12,"stream":true,"stream_options":{"include_usage":true}}`},
+			"completion ids":     {"/v1/completions", `{"model":"sim","prompt":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21],"max_tokens":9}`},
+			"one token":          {chatPath, chat("just one", 1, false)},
+			"one token stream":   {chatPath, chat("just one", 1, true)},
+			"no limit":           {chatPath, `{"model":"sim","messages":[{"role":"user","content":"<eos1> at once"}]}`},
+			"first token is end": {chatPath, `{"model":"sim","messages":[{"role":"user","content":"<eos1> stream"}],"stream":true}`},
+			"no model":           {chatPath, `{"messages":[{"role":"user","content":"who"}],"max_tokens":5}`},
+			"parts":              {chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":"in parts"}]}],"max_tokens":5}`},
+		}
+		for name, b := range bodies {
+			t.Run(name, func(t *testing.T) {
+				g := *f
+				g.t = t
+				a := g.try(b[0], b[1])
+				if strings.Contains(b[1], "<eos1>") {
+					if a.status != 200 || a.errors > 0 || a.err != nil {
+						t.Fatalf("status %d: %s", a.status, a.body)
+					}
+					want := g.post(context.Background(), g.alone.URL(), b[0], b[1])
+					if a.text != want.text {
+						t.Fatalf("text %q, alone %q", a.text, want.text)
+					}
+					return
+				}
+				g.right(a, b[0], b[1])
+				if a.header.Get("X-Pdproxy-Prefill") == "" || a.header.Get("X-Request-Id") == "" {
+					t.Errorf("placement or request id is missing: %v", a.header)
+				}
+			})
+		}
+	})
+}
+
+func TestClientLeavesBeforePrefillAnswered(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RolePrefill, 2000)})
+		ctx, leave := context.WithCancel(context.Background())
+		gone := make(chan answer, 1)
+		go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
+		f.eventually("prefill works", func() bool { return f.busy(f.prefill) })
+		leave()
+		if a := <-gone; !errors.Is(a.err, context.Canceled) {
+			t.Fatalf("the client got %+v", a)
+		}
+		f.settled()
+		f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
+	})
+}
+
+func TestClientLeavesWhileDecodeStreams(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
+		ctx, leave := context.WithCancel(context.Background())
+		resp := f.open(ctx, chat(long, 2000, true))
+		if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		resp.Body.Close()
+		f.settled()
+		f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
+	})
+}
+
+// Decode accepts the request and never looks at it: prefill has answered, and
+// nobody reads its blocks. The client's leaving must free them all the same.
+func TestClientLeavesBetweenTheLegs(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for _, d := range f.decode {
+			d.SetFault("", 0, "head")
+		}
+		ctx, leave := context.WithCancel(context.Background())
+		gone := make(chan answer, 1)
+		go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
+		f.eventually("prefill holds blocks for decode", func() bool {
+			for _, p := range f.prefill {
+				if s := p.State(); s.BlocksPinned > 0 || s.RequestsWaiting > 0 {
+					return true
+				}
+			}
+			return false
+		})
+		leave()
+		<-gone
+		f.decode[0].SetFault("", 0, "")
+		f.decode[1].SetFault("", 0, "")
+		f.settled()
+		f.cleanupCounted()
+	})
+}
+
+func TestPrefillRefuses(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for _, p := range f.prefill {
+			p.SetFault("1:400", 0, "")
+		}
+		a := f.try(chatPath, chat("no", 5, true))
+		if a.status != 400 || !strings.Contains(a.body, "message") {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		f.settled()
+		if n := f.metric("pdproxy_retries_total"); n != 0 {
+			t.Errorf("a 4xx was retried %v times", n)
+		}
+	})
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for _, d := range f.decode {
+			d.SetFault("1:400", 0, "")
+		}
+		a := f.try(chatPath, chat(long, 5, false))
+		if a.status != 400 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		for _, d := range f.decode {
+			d.SetFault("", 0, "")
+		}
+		f.settled()
+	})
+}
+
+// faultsBeforeFirstByte are the ways in which an engine fails a request before
+// its first byte.
+var faultsBeforeFirstByte = []string{"500", "503", "reset", "close", "garbage"}
+
+func TestLegFailsBeforeFirstByteAndIsRetried(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for _, phase := range []string{"prefill", "decode"} {
+			for _, kind := range faultsBeforeFirstByte {
+				t.Run(phase+" "+kind, func(t *testing.T) {
+					g := *f
+					g.t = t
+					bad := g.prefill[0]
+					if phase == "decode" {
+						bad = g.decode[0]
+					}
+					if kind == "garbage" && phase == "decode" {
+						t.Run("unary garbage is not the proxy's to judge", func(t *testing.T) {})
+						return
+					}
+					bad.SetFault("1:"+kind, 0, "")
+					for range 3 {
+						body := chat("try "+kind+phase, 8, true)
+						g.right(g.try(chatPath, body), chatPath, body)
+					}
+					bad.SetFault("", 0, "")
+					g.settled()
+				})
+			}
+		}
+		if f.metric("pdproxy_retries_total") == 0 {
+			t.Error("no retry was counted")
+		}
+	})
+}
+
+func TestEveryEngineOfAPhaseFails(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		for _, phase := range []string{"prefill", "decode"} {
+			t.Run(phase, func(t *testing.T) {
+				f := startFleet(t, connector, fleetOptions{})
+				bad := f.prefill
+				if phase == "decode" {
+					bad = f.decode
+				}
+				for _, e := range bad {
+					e.SetFault("1:500", 0, "")
+				}
+				a := f.try(chatPath, chat("all fail", 5, true))
+				if a.status != 502 || !strings.Contains(a.body, phase) {
+					t.Fatalf("status %d, want 502 naming %s: %s", a.status, phase, a.body)
+				}
+				for _, e := range bad {
+					e.SetFault("", 0, "")
+				}
+				f.settled()
+			})
+		}
+	})
+}
+
+func TestPrefillTimesOut(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+			c.Timeouts.Prefill = config.Duration(300 * time.Millisecond)
+			c.Timeouts.FirstByte = config.Duration(10 * time.Second)
+		}})
+		f.prefill[0].SetFault("", 0, "prefill")
+		body := chat("one hangs", 8, true)
+		for range 2 {
+			f.right(f.try(chatPath, body), chatPath, body)
+		}
+		f.prefill[1].SetFault("", 0, "prefill")
+		a := f.try(chatPath, body+" ")
+		if a.status != 504 || !strings.Contains(a.body, "prefill") {
+			t.Fatalf("status %d, want 504 naming prefill: %s", a.status, a.body)
+		}
+		f.prefill[0].SetFault("", 0, "")
+		f.prefill[1].SetFault("", 0, "")
+		f.settled()
+	})
+}
+
+func TestDecodeTimesOutBeforeFirstByte(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+			c.Timeouts.FirstByte = config.Duration(400 * time.Millisecond)
+		}})
+		f.decode[0].SetFault("", 0, "head")
+		body := chat(long, 8, true)
+		for range 2 {
+			f.right(f.try(chatPath, body), chatPath, body)
+		}
+		f.decode[1].SetFault("", 0, "head")
+		if a := f.try(chatPath, body); a.status != 504 || !strings.Contains(a.body, "decode") {
+			t.Fatalf("status %d, want 504 naming decode: %s", a.status, a.body)
+		}
+		f.decode[0].SetFault("", 0, "")
+		f.decode[1].SetFault("", 0, "")
+		f.settled()
+	})
+}
+
+func TestDecodeDiesMidStream(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		for _, kind := range []string{"cut", "kill"} {
+			t.Run(kind, func(t *testing.T) {
+				f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, engine: slow(enginesim.RoleDecode, 5000)})
+				if kind == "cut" {
+					f.decode[0].SetFault("1:cut", 0, "")
+				}
+				resp := f.open(context.Background(), chat(long, 400, true))
+				if kind == "kill" {
+					if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+						t.Fatal(err)
+					}
+					f.decode[0].Kill()
+				}
+				a := readRest(resp)
+				if a.err != nil || a.errors != 1 || a.done {
+					t.Fatalf("%d error events, done %v, err %v: %s", a.errors, a.done, a.err, a.body)
+				}
+				f.eventually("the broken stream is counted", func() bool { return f.metric("pdproxy_broken_streams_total") == 1 })
+				f.settled()
+			})
+		}
+	})
+}
+
+func TestDecodeDiesInsideAUnaryAnswer(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 5000)})
+		body := chat(long, 60, false)
+		got := make(chan answer, 1)
+		go func() { got <- f.try(chatPath, body) }()
+		var busy *enginesim.Engine
+		f.eventually("decode works", func() bool {
+			for _, d := range f.decode {
+				if d.State().OutputTokens > 0 || d.State().RequestsRunning > 0 {
+					busy = d
+				}
+			}
+			return busy != nil
+		})
+		busy.Kill()
+		f.right(<-got, chatPath, body)
+		f.settled()
+	})
+}
+
+func TestStreamIsIdleTooLong(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+			c.Timeouts.StreamIdle = config.Duration(300 * time.Millisecond)
+		}})
+		for _, d := range f.decode {
+			d.SetFault("", 0, "stream")
+		}
+		a := f.try(chatPath, chat(long, 50, true))
+		if a.status != 200 || a.errors != 1 || a.done {
+			t.Fatalf("status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
+		}
+		f.settled()
+		if f.metric("pdproxy_leg_errors_total", `phase="decode"`, `reason="timeout"`) != 1 {
+			t.Error("the idle time-out is not counted")
+		}
+	})
+}
+
+func TestNoTargetForAPhase(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for _, p := range f.prefill {
+			p.Kill()
+		}
+		f.eventually("health answers 503", func() bool {
+			resp, err := f.client.Get(f.url + "/health")
+			if err != nil {
+				return false
+			}
+			resp.Body.Close()
+			return resp.StatusCode == http.StatusServiceUnavailable
+		})
+		a := f.try(chatPath, chat("nobody", 5, true))
+		if a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "prefill") {
+			t.Fatalf("status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
+		}
+	})
+}
+
+func TestEngineRestarts(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		for _, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+			t.Run(role, func(t *testing.T) {
+				f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1})
+				body := chat("before and after", 8, true)
+				f.right(f.try(chatPath, body), chatPath, body)
+				set, name := &f.prefill[0], "p0"
+				if role == enginesim.RoleDecode {
+					set, name = &f.decode[0], "d0"
+				}
+				addr := (*set).Addr()
+				(*set).Kill()
+				(*set).Close()
+				f.eventually("the engine is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
+				c := enginesim.Config{Connector: connector, Role: role, Listen: addr}
+				c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
+				*set = startEngine(t, c)
+				f.eventually("the engine is ready again", func() bool { return f.engineState(name) == "ready" })
+				f.right(f.try(chatPath, body), chatPath, body)
+				if f.metric("pdproxy_engine_restarts_total", `engine="`+name+`"`) == 0 {
+					t.Error("the restart is not counted")
+				}
+			})
+		}
+	})
+}
+
+func TestOverload(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+		engine: slow(enginesim.RoleDecode, 10000),
+		config: func(c *config.Config) {
+			c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(200*time.Millisecond)
+		},
+	})
+	first := f.open(context.Background(), chat("first", 200, true))
+	second := make(chan answer, 1)
+	go func() { second <- f.try(chatPath, chat("second", 5, true)) }()
+	f.eventually("the queue is full or has timed out", func() bool {
+		a := f.try(chatPath, chat("third", 5, true))
+		return a.status == 429 && a.header.Get("Retry-After") != ""
+	})
+	if a := <-second; a.status != 503 {
+		t.Fatalf("the queued request got %d: %s", a.status, a.body)
+	}
+	first.Body.Close()
+	if f.metric("pdproxy_shed_total") < 2 {
+		t.Error("shed requests are not counted")
+	}
+}
+
+func TestRetryBudgetIsGlobal(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) {
+		c.Retry.Budget, c.Retry.MinBudget = 0, 2
+		c.Circuit.Failures = 1000
+	}})
+	for _, p := range f.prefill {
+		p.SetFault("1:500", 0, "")
+	}
+	for range 5 {
+		if a := f.try(chatPath, chat("x", 5, true)); a.status != 502 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	if n := f.metric("pdproxy_retries_total"); n != 2 {
+		t.Errorf("%v retries, want the floor of 2", n)
+	}
+	if f.metric("pdproxy_fallbacks_total", `what="retry"`, `reason="budget"`) == 0 {
+		t.Error("the used-up budget is not counted")
+	}
+}
+
+// busy reports whether one of the engines computes.
+func (f *fleet) busy(engines []*enginesim.Engine) bool {
+	for _, e := range engines {
+		if s := e.State(); s.RequestsRunning > 0 || s.BlocksUsed > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *fleet) engineState(name string) string {
+	var rows []struct{ Name, State string }
+	f.admin("/v1/engines", &rows)
+	for _, r := range rows {
+		if r.Name == name {
+			return r.State
+		}
+	}
+	return ""
+}
+
+// open posts a chat request and returns when the head of the answer is there.
+func (f *fleet) open(ctx context.Context, body string) *http.Response {
+	f.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+chatPath, strings.NewReader(body))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if resp.StatusCode != 200 {
+		f.t.Fatalf("status %d", resp.StatusCode)
+	}
+	return resp
+}

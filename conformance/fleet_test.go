@@ -1,0 +1,346 @@
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// connectors are the protocols whose legs run on two engines.
+var connectors = []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM}
+
+// patience bounds every wait for a condition; it is not a claim about speed.
+const patience = 20 * time.Second
+
+// fleet is one proxy with simulated engines around it, and the engine alone
+// that says what the right text is.
+type fleet struct {
+	t         *testing.T
+	connector string
+	prefill   []*enginesim.Engine
+	decode    []*enginesim.Engine
+	alone     *enginesim.Engine
+	node      *cmd.Node
+	url       string
+	client    *http.Client
+	stop      context.CancelFunc
+	done      chan error
+	base      usage
+}
+
+// fleetOptions shapes a fleet; the zero value is two engines of each role.
+type fleetOptions struct {
+	prefill, decode int
+	engine          func(role string, n int, c *enginesim.Config)
+	config          func(c *config.Config)
+	log             io.Writer
+}
+
+// startFleet starts engines and proxy; the test's end stops both and asserts
+// that nothing is left of them.
+func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
+	t.Helper()
+	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	if o.prefill+o.decode == 0 {
+		o.prefill, o.decode = 2, 2
+	}
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
+	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
+	cfg.Server.ExposePlacement = true
+	start := func(role string, n int) *enginesim.Engine {
+		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute}
+		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
+		c.TRTLLM.KVTransferTimeout = 2 * time.Second
+		if o.engine != nil {
+			o.engine(role, n, &c)
+		}
+		e := startEngine(t, c)
+		if role != enginesim.RoleBoth {
+			cfg.Engines = append(cfg.Engines, engineSpec(fmt.Sprintf("%s%d", role[:1], n), role, connector, e))
+		}
+		return e
+	}
+	for n := range o.prefill {
+		f.prefill = append(f.prefill, start(enginesim.RolePrefill, n))
+	}
+	for n := range o.decode {
+		f.decode = append(f.decode, start(enginesim.RoleDecode, n))
+	}
+	f.alone = start(enginesim.RoleBoth, 0)
+	if o.config != nil {
+		o.config(&cfg)
+	}
+	f.startNode(&cfg, o.log)
+	f.waitReady()
+	return f
+}
+
+func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine {
+	spec := config.DefaultEngine()
+	spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, connector
+	return spec
+}
+
+func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
+	f.t.Helper()
+	if log == nil {
+		log = io.Discard
+	}
+	node, err := cmd.NewNode(cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	f.node, f.url, f.stop = node, node.URL(), cancel
+	f.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+	go func() { f.done <- node.Serve(ctx) }()
+	f.t.Cleanup(f.close)
+}
+
+// waitReady waits until every engine is ready, so that no test depends on which
+// one answered its probe first.
+func (f *fleet) waitReady() {
+	f.t.Helper()
+	f.eventually("all engines are ready", func() bool {
+		var rows []struct{ State string }
+		f.admin("/v1/engines", &rows)
+		for _, r := range rows {
+			if r.State != "ready" {
+				return false
+			}
+		}
+		return len(rows) > 0
+	})
+}
+
+// close ends the fleet and asserts that nothing is left.
+func (f *fleet) close() {
+	f.settled()
+	f.client.CloseIdleConnections()
+	f.stop()
+	if err := <-f.done; err != nil {
+		f.t.Errorf("the drain was not clean: %v", err)
+	}
+	for _, e := range f.engines() {
+		e.Close()
+	}
+	f.eventually("goroutines and descriptors are back at the baseline", func() bool {
+		now := measure()
+		return now.goroutines <= f.base.goroutines && now.descriptors <= f.base.descriptors
+	})
+	if f.t.Failed() {
+		now := measure()
+		f.t.Logf("goroutines %d -> %d, descriptors %d -> %d", f.base.goroutines, now.goroutines, f.base.descriptors, now.descriptors)
+	}
+}
+
+// settled asserts that no request is anywhere: no lease, no running or waiting
+// request, no used or pinned block.
+func (f *fleet) settled() {
+	f.t.Helper()
+	f.eventually("no lease is open", func() bool { return f.metric("pdproxy_leases_open") == 0 })
+	for _, e := range f.engines() {
+		f.eventually("engine "+e.Addr()+" is idle and empty", func() bool {
+			s := e.State()
+			return s.BlocksUsed == 0 && s.BlocksPinned == 0 && s.RequestsRunning == 0 && s.RequestsWaiting == 0
+		})
+		if s := e.State(); s.DuplicateIDs > 0 {
+			f.t.Errorf("engine %s saw %d ids twice", e.Addr(), s.DuplicateIDs)
+		}
+	}
+}
+
+func (f *fleet) engines() []*enginesim.Engine {
+	return append(append(append([]*enginesim.Engine{}, f.prefill...), f.decode...), f.alone)
+}
+
+// eventually waits for a condition.
+func (f *fleet) eventually(what string, ok func() bool) {
+	f.t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if ok() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if !ok() {
+		f.t.Errorf("never: %s", what)
+		for _, e := range f.engines() {
+			f.t.Logf("%s: %+v", e.Addr(), e.State())
+		}
+	}
+}
+
+// usage is what the process holds.
+type usage struct{ goroutines, descriptors int }
+
+func measure() usage {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	return usage{runtime.NumGoroutine(), len(fds)}
+}
+
+// admin reads one admin endpoint.
+func (f *fleet) admin(path string, into any) {
+	f.t.Helper()
+	resp, err := f.client.Get(f.node.AdminURL() + path)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		f.t.Fatalf("GET %s: %v", path, err)
+	}
+}
+
+// metric sums the series of one metric whose labels contain all of the given
+// texts.
+func (f *fleet) metric(name string, labels ...string) float64 {
+	f.t.Helper()
+	resp, err := f.client.Get(f.node.AdminURL() + "/metrics")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var sum float64
+	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
+		line := sc.Text()
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		for _, l := range labels {
+			ok = ok && strings.Contains(rest, l)
+		}
+		if v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64); ok && err == nil {
+			sum += v
+		}
+	}
+	return sum
+}
+
+// chat is a chat request whose answer is as long as maxTokens.
+func chat(prompt string, maxTokens int, stream bool) string {
+	text, _ := json.Marshal(prompt)
+	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%s}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`, text, maxTokens, stream)
+}
+
+// answer is what a client got.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+	text   string // the generated text
+	errors int    // error events
+	done   bool   // [DONE] came
+	err    error  // the connection broke
+}
+
+// post sends a body and reads the whole answer.
+func (f *fleet) post(ctx context.Context, base, path, body string, header ...string) answer {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, strings.NewReader(body))
+	if err != nil {
+		return answer{err: err}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		return answer{err: err}
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return readAnswer(resp, data, err)
+}
+
+func readAnswer(resp *http.Response, data []byte, err error) answer {
+	a := answer{status: resp.StatusCode, header: resp.Header, body: string(data), err: err}
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		a.text = textOf(data)
+		return a
+	}
+	for event := range bytes.SplitSeq(data, []byte("\n\n")) {
+		payload, ok := bytes.CutPrefix(event, []byte("data: "))
+		switch {
+		case !ok:
+		case string(payload) == "[DONE]":
+			a.done = true
+		case bytes.HasPrefix(payload, []byte(`{"error"`)):
+			a.errors++
+		default:
+			a.text += textOf(payload)
+		}
+	}
+	return a
+}
+
+// textOf is the generated text of one answer or event of either API.
+func textOf(data []byte) string {
+	var a struct {
+		Choices []struct {
+			Text    string
+			Message struct{ Content string }
+			Delta   struct{ Content string }
+		}
+	}
+	json.Unmarshal(data, &a)
+	var text string
+	for _, c := range a.Choices {
+		text += c.Text + c.Message.Content + c.Delta.Content
+	}
+	return text
+}
+
+// right asserts that an answer is whole and is what one engine alone says.
+func (f *fleet) right(a answer, path, body string) {
+	f.t.Helper()
+	if a.err != nil || a.status != 200 || a.errors > 0 {
+		f.t.Fatalf("status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
+	}
+	want := f.post(context.Background(), f.alone.URL(), path, body)
+	if want.text == "" || a.text != want.text {
+		f.t.Fatalf("text differs from one engine alone:\n got %q\nwant %q", a.text, want.text)
+	}
+}
+
+// try posts a request through the proxy.
+func (f *fleet) try(path, body string) answer {
+	return f.post(context.Background(), f.url, path, body)
+}
+
+// readRest reads what is left of an opened answer.
+func readRest(resp *http.Response) answer {
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return readAnswer(resp, data, err)
+}
