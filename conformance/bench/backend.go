@@ -1,0 +1,245 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	benchModel = "bench"
+	countsPath = "/bench/counts"
+	eventSize  = 200 // bytes of one SSE event
+	// answerText fills a unary answer up to about 1 KB.
+	answerText = 700
+)
+
+// counts is what a backend has answered so far. The suite compares it with what
+// the load asked for: a proxy that skips a leg would look cheap.
+type counts struct {
+	Whole   int64 `json:"whole"`   // unary answers without a transfer
+	Prefill int64 `json:"prefill"` // asked to keep the KV for a decode
+	Decode  int64 `json:"decode"`  // streams that named a prefill's blocks
+	Stream  int64 `json:"stream"`  // streams that named none
+}
+
+func (c counts) minus(o counts) counts {
+	return counts{c.Whole - o.Whole, c.Prefill - o.Prefill, c.Decode - o.Decode, c.Stream - o.Stream}
+}
+
+// backend answers as a vLLM engine does, from fixed bytes and at a given pace.
+type backend struct {
+	whole, prefill, models, version []byte // answers, head included
+
+	wholes, prefills, decodes, streams atomic.Int64
+}
+
+func newBackend() *backend {
+	answer := func(params string) []byte {
+		return jsonAnswer(`{"id":"cmpl-1","object":"text_completion","created":1,"model":"` + benchModel +
+			`","choices":[{"index":0,"text":"` + string(bytes.Repeat([]byte("x"), answerText)) +
+			`","logprobs":null,"finish_reason":"length","stop_reason":null}],` +
+			`"usage":{"prompt_tokens":500,"completion_tokens":1,"total_tokens":501},"kv_transfer_params":` + params + `}`)
+	}
+	return &backend{
+		whole: answer("null"),
+		prefill: answer(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1",` +
+			`"remote_block_ids":[1,2,3,4],"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}`),
+		models:  jsonAnswer(`{"object":"list","data":[{"id":"` + benchModel + `","object":"model","max_model_len":1048576}]}`),
+		version: jsonAnswer(`{"version":"0.11.0"}`),
+	}
+}
+
+func jsonAnswer(body string) []byte {
+	return fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+func backendCommand(args []string) error {
+	fs := flag.NewFlagSet("backend", flag.ContinueOnError)
+	listen := fs.String("listen", "127.0.0.1:9000", "`address`")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return err
+	}
+	b := newBackend()
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go b.serve(c)
+	}
+}
+
+// serve answers the requests of one connection, one after the other.
+func (b *backend) serve(c net.Conn) {
+	defer c.Close()
+	br := bufio.NewReaderSize(c, 4096)
+	var m message
+	var body bytes.Buffer
+	for readMessage(br, &m) == nil {
+		body.Reset()
+		if m.chunked || m.length > 0 {
+			r, err := m.body(br)
+			if err != nil {
+				return
+			}
+			body.Grow(int(max(m.length, 0)) + bytes.MinRead) // or it would be copied as it grows
+			if _, err := body.ReadFrom(r); err != nil {
+				return
+			}
+		}
+		if b.answer(c, &m, body.Bytes()) != nil || m.close {
+			return
+		}
+	}
+}
+
+func (b *backend) answer(w io.Writer, m *message, body []byte) error {
+	method, target := m.target()
+	if string(method) == "GET" {
+		return b.get(w, string(target))
+	}
+	switch {
+	case hasTrue(body, `"do_remote_decode"`):
+		b.prefills.Add(1)
+		_, err := w.Write(b.prefill)
+		return err
+	case !hasTrue(body, `"stream"`):
+		b.wholes.Add(1)
+		_, err := w.Write(b.whole)
+		return err
+	}
+	if hasTrue(body, `"do_remote_prefill"`) {
+		b.decodes.Add(1)
+	} else {
+		b.streams.Add(1)
+	}
+	events := number(body, `"max_tokens"`)
+	period := time.Duration(number(body, `"`+periodField+`"`)) * time.Microsecond
+	return writeStream(w, events, period)
+}
+
+func (b *backend) get(w io.Writer, target string) (err error) {
+	switch target {
+	case "/v1/models":
+		_, err = w.Write(b.models)
+	case "/version":
+		_, err = w.Write(b.version)
+	case countsPath:
+		var text []byte
+		text, err = json.Marshal(counts{b.wholes.Load(), b.prefills.Load(), b.decodes.Load(), b.streams.Load()})
+		if err == nil {
+			_, err = w.Write(jsonAnswer(string(text)))
+		}
+	default: // /health
+		_, err = io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+	}
+	return err
+}
+
+// afterKey gives what follows a key and its colon in the body. The prompts of
+// this program hold no quotes, so that a key is never part of one; decoding
+// 256 KB would make the backend dearer than the proxy.
+func afterKey(body []byte, key string) []byte {
+	i := bytes.Index(body, []byte(key))
+	if i < 0 {
+		return nil
+	}
+	return bytes.TrimLeft(body[i+len(key):], ": ")
+}
+
+func hasTrue(body []byte, key string) bool {
+	return bytes.HasPrefix(afterKey(body, key), []byte("true"))
+}
+
+func number(body []byte, key string) int {
+	v := afterKey(body, key)
+	end := 0
+	for end < len(v) && '0' <= v[end] && v[end] <= '9' {
+		end++
+	}
+	n, _ := strconv.Atoi(string(v[:end])) // absent: 0
+	return n
+}
+
+// writeStream writes a chunked SSE answer, one write an event. The first event
+// follows the head at once, so that the time to it is the proxy's; the others
+// come at the period from a random phase, so that streams opened together do
+// not beat in step. Period 0: as fast as the connection takes them.
+func writeStream(w io.Writer, events int, period time.Duration) error {
+	if _, err := io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"+
+		"Transfer-Encoding: chunked\r\n\r\n"); err != nil {
+		return err
+	}
+	chunk, stamp := newEventChunk()
+	next := time.Now()
+	if period > 0 {
+		next = next.Add(rand.N(period))
+	}
+	for i := range events {
+		if i > 0 && period > 0 {
+			time.Sleep(time.Until(next))
+			next = next.Add(period)
+		}
+		putStamp(stamp, time.Now())
+		if _, err := w.Write(chunk); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(w, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+	return err
+}
+
+const (
+	stampKey    = `"t":`
+	stampDigits = 19 // Unix time in nanoseconds
+)
+
+// newEventChunk gives one SSE event as a chunk of the transfer coding, and the
+// part of it that holds the time of sending.
+func newEventChunk() (chunk, stamp []byte) {
+	head := `data: {"id":"cmpl-1","object":"text_completion",` + stampKey
+	tail := `,"choices":[{"index":0,"text":"%s","finish_reason":null}]}` + "\n\n"
+	pad := eventSize - len(head) - stampDigits - len(tail) + len("%s")
+	chunk = fmt.Appendf(nil, "%x\r\n%s", eventSize, head)
+	at := len(chunk)
+	chunk = append(chunk, make([]byte, stampDigits)...)
+	chunk = fmt.Appendf(chunk, tail, bytes.Repeat([]byte("x"), pad))
+	chunk = append(chunk, "\r\n"...)
+	return chunk, chunk[at : at+stampDigits]
+}
+
+func putStamp(dst []byte, t time.Time) {
+	n := t.UnixNano()
+	for i := len(dst) - 1; i >= 0; i-- {
+		dst[i] = byte('0' + n%10)
+		n /= 10
+	}
+}
+
+// readStamp gives the age of an event, from the time that it carries. ok is
+// false for lines that carry none.
+func readStamp(line []byte, now time.Time) (age time.Duration, ok bool) {
+	i := bytes.Index(line, []byte(stampKey))
+	if i < 0 || len(line) < i+len(stampKey)+stampDigits {
+		return 0, false
+	}
+	digits := line[i+len(stampKey):][:stampDigits]
+	n, err := strconv.ParseInt(string(digits), 10, 64)
+	if err != nil {
+		return 0, false
+	}
+	return time.Duration(now.UnixNano() - n), true
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tick is the unit of CPU time in /proc/PID/stat: USER_HZ is 100 on Linux.
+const tick = 10 * time.Millisecond
+
+// usage is what processes have used so far.
+type usage struct {
+	User, System time.Duration
+	RSS          int64 // bytes
+}
+
+func (u usage) minus(o usage) usage {
+	return usage{u.User - o.User, u.System - o.System, u.RSS - o.RSS}
+}
+
+// usageOf adds up the processes. One that is gone is an error: its CPU time
+// would be missing.
+func usageOf(pids []int) (usage, error) {
+	var sum usage
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return usage{}, fmt.Errorf("read CPU time: %w", err)
+		}
+		p, err := parseStat(stat)
+		if err != nil {
+			return usage{}, err
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return usage{}, fmt.Errorf("read RSS: %w", err)
+		}
+		sum.User += p.user
+		sum.System += p.system
+		sum.RSS += parseRSS(status)
+	}
+	return sum, nil
+}
+
+type procStat struct {
+	parent       int
+	user, system time.Duration
+}
+
+// parseStat reads proc_pid_stat(5). The command's name may hold blanks and
+// parentheses, so that the fields are counted from its last parenthesis.
+func parseStat(stat []byte) (procStat, error) {
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return procStat{}, fmt.Errorf("read stat: %d fields after the name", len(fields))
+	}
+	var n [3]int64
+	for i, at := range [3]int{1, 11, 12} { // ppid, utime, stime
+		var err error
+		if n[i], err = strconv.ParseInt(fields[at], 10, 64); err != nil {
+			return procStat{}, fmt.Errorf("read stat: %w", err)
+		}
+	}
+	return procStat{int(n[0]), time.Duration(n[1]) * tick, time.Duration(n[2]) * tick}, nil
+}
+
+// parseRSS gives the resident bytes of a proc_pid_status(5), 0 without a line.
+func parseRSS(status []byte) int64 {
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+			return kb << 10
+		}
+	}
+	return 0
+}
+
+// family gives a process and all its descendants: nginx works in a child.
+func family(pid int) ([]int, error) {
+	paths, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	children := make(map[int][]int)
+	for _, path := range paths {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		p, err := parseStat(stat)
+		if err != nil {
+			return nil, err
+		}
+		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		children[p.parent] = append(children[p.parent], id)
+	}
+	all := []int{pid}
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i]]...)
+	}
+	slices.Sort(all)
+	return all, nil
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	holdDials = 64               // streams that are being opened at a time
+	holdLimit = 90 * time.Second // to open all
+)
+
+// holding is a load of slow streams that stay open until it ends.
+type holding struct {
+	*load
+	body  []byte
+	limit time.Time // for the first event of each
+	ended atomic.Bool
+	open  atomic.Int64
+
+	mu    sync.Mutex
+	conns []*rawClient // guarded by mu
+	tally tally        // guarded by mu
+}
+
+// hold opens Conns streams and gives the growth of the proxy's RSS, which the
+// kernel's socket buffers are not part of.
+func (l *load) hold() (*result, error) {
+	before, err := usageOf(l.PIDs)
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	h := &holding{load: l, body: requestBody(l.Body, l.Events, l.Period), limit: start.Add(holdLimit)}
+	streams := h.openAll()
+	seconds := time.Since(start).Seconds()
+	time.Sleep(l.For)
+	after, err := usageOf(l.PIDs)
+	open := int(h.open.Load())
+	h.end()
+	streams.Wait()
+	if err != nil {
+		return nil, err
+	}
+	r := h.tally.result()
+	r.Seconds, r.Open = seconds, open
+	r.RSS = float64(after.RSS) / (1 << 20)
+	r.StreamRSS = per(float64(after.RSS-before.RSS)/(1<<10), open)
+	return r, nil
+}
+
+// openAll returns when every stream has had its first event or failed. The
+// streams go on; the group is theirs.
+func (h *holding) openAll() *sync.WaitGroup {
+	var streams, opening sync.WaitGroup
+	slots := make(chan struct{}, holdDials)
+	for range h.Conns {
+		slots <- struct{}{}
+		opening.Add(1)
+		streams.Go(func() {
+			opened := sync.OnceFunc(func() { <-slots; opening.Done() })
+			defer opened()
+			if err := h.stream(opened); err != nil && !h.ended.Load() {
+				h.fail(err)
+			}
+		})
+	}
+	opening.Wait()
+	return &streams
+}
+
+// stream reads one stream and calls opened at its first event.
+func (h *holding) stream(opened func()) error {
+	c, err := dialRaw(h.Addr, h.body, 1<<10)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.conns = append(h.conns, c)
+	h.mu.Unlock()
+	if err := c.conn.SetDeadline(h.limit); err != nil {
+		return err
+	}
+	body, err := c.call()
+	if err != nil {
+		return err
+	}
+	lines := bufio.NewReaderSize(body, 512)
+	first := true
+	for {
+		line, err := lines.ReadSlice('\n')
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF // none ends by itself
+		}
+		if err != nil {
+			return err
+		}
+		if _, ok := readStamp(line, time.Now()); ok && first {
+			first = false
+			if err := c.conn.SetDeadline(time.Time{}); err != nil {
+				return err
+			}
+			h.open.Add(1)
+			defer h.open.Add(-1)
+			opened()
+		}
+	}
+}
+
+func (h *holding) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tally.fail(err)
+}
+
+func (h *holding) end() {
+	h.ended.Store(true)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.conns {
+		c.close()
+	}
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httputil"
+	"strconv"
+)
+
+// message is the head of an HTTP/1.1 request or answer, as far as the load and
+// the backend need it. Both are written by hand so that the core they share is
+// never what limits the proxy under test.
+type message struct {
+	first   []byte // request or status line; valid until the next read
+	length  int64  // Content-Length, -1 without one
+	chunked bool
+	close   bool // Connection: close
+}
+
+var errBadHead = errors.New("read head: malformed")
+
+// readMessage reads a head up to and with its empty line into m.
+func readMessage(br *bufio.Reader, m *message) error {
+	line, err := br.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	m.first = append(m.first[:0], bytes.TrimRight(line, "\r\n")...)
+	m.length, m.chunked, m.close = -1, false, false
+	for {
+		line, err = br.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		line = bytes.TrimRight(line, "\r\n")
+		if len(line) == 0 {
+			return nil
+		}
+		if err := m.field(line); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *message) field(line []byte) error {
+	name, value, ok := bytes.Cut(line, []byte(":"))
+	if !ok {
+		return errBadHead
+	}
+	value = bytes.TrimSpace(value)
+	switch {
+	case bytes.EqualFold(name, []byte("content-length")):
+		n, err := strconv.ParseInt(string(value), 10, 64)
+		if err != nil || n < 0 {
+			return errBadHead
+		}
+		m.length = n
+	case bytes.EqualFold(name, []byte("transfer-encoding")):
+		m.chunked = bytes.EqualFold(value, []byte("chunked"))
+	case bytes.EqualFold(name, []byte("connection")):
+		m.close = bytes.EqualFold(value, []byte("close"))
+	}
+	return nil
+}
+
+// status gives the status code of an answer's head.
+func (m *message) status() (int, error) {
+	_, rest, _ := bytes.Cut(m.first, []byte(" "))
+	code, _, _ := bytes.Cut(rest, []byte(" "))
+	n, err := strconv.Atoi(string(code))
+	if err != nil {
+		return 0, errBadHead
+	}
+	return n, nil
+}
+
+// target gives the method and the target of a request's head.
+func (m *message) target() (method, target []byte) {
+	method, rest, _ := bytes.Cut(m.first, []byte(" "))
+	target, _, _ = bytes.Cut(rest, []byte(" "))
+	return method, target
+}
+
+// body gives the message's body, whose end is not the connection's.
+func (m *message) body(br *bufio.Reader) (io.Reader, error) {
+	switch {
+	case m.chunked:
+		return &chunkedBody{httputil.NewChunkedReader(br), br}, nil
+	case m.length >= 0:
+		return io.LimitReader(br, m.length), nil
+	}
+	return nil, fmt.Errorf("%w: a body without length", errBadHead)
+}
+
+// chunkedBody reads chunks and, at their end, the empty trailer that
+// httputil's reader leaves.
+type chunkedBody struct {
+	chunks io.Reader
+	br     *bufio.Reader
+}
+
+func (b *chunkedBody) Read(p []byte) (int, error) {
+	n, err := b.chunks.Read(p)
+	if err != io.EOF {
+		return n, err
+	}
+	line, lerr := b.br.ReadSlice('\n')
+	if lerr != nil || len(bytes.TrimRight(line, "\r\n")) > 0 {
+		return n, errors.New("read chunks: no empty line at the end")
+	}
+	return n, io.EOF
+}

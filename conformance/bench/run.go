@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// suite is one run of all cases over all kinds.
+type suite struct {
+	programs programs
+	cases    []benchCase
+	rounds   int
+	only     *regexp.Regexp
+	core     int // of the load and the backend
+	log      io.Writer
+
+	backend  *process
+	versions map[string]string // by program
+	missing  map[string]string // by kind: why it cannot run
+	runs     []run
+}
+
+// run is one result, or why there is none.
+type run struct {
+	Round  int     `json:"round"`
+	Kind   string  `json:"kind"`
+	Case   string  `json:"case"`
+	Failed string  `json:"failed,omitempty"`
+	Result *result `json:"result,omitempty"`
+}
+
+func runCommand(args []string) error {
+	fs := flag.NewFlagSet("run", flag.ContinueOnError)
+	binary := fs.String("pdproxy", "bin/pdproxy", "`program` under test")
+	python := fs.String("python", "/usr/bin/python3", "`program` for the Python peers")
+	rounds := fs.Int("rounds", 3, "rounds; figures are medians over them")
+	quick := fs.Bool("quick", false, "one short round, two minutes: for a look, not for a claim")
+	only := fs.String("only", "", "`pattern` of KIND/CASE; empty: all")
+	out := fs.String("json", "", "`file` for all results")
+	core := fs.Int("core", 0, "CPU core of the proxy under test")
+	loadCore := fs.Int("load-core", 1, "CPU core of the load and the backend")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	pattern, err := regexp.Compile(*only)
+	if err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	p, n := fullPace, *rounds
+	if *quick {
+		p, n = quickPace, 1
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	s := &suite{rounds: n, only: pattern, core: *loadCore, log: os.Stderr}
+	s.programs = programs{pdproxy: *binary, python: *python, core: *core, descriptors: descriptorLimit()}
+	s.cases = newCases(p, s.programs.descriptors)
+	if err := s.run(ctx); err != nil {
+		return err
+	}
+	r := s.report()
+	r.print(os.Stdout)
+	if *out == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(*out, append(text, '\n'), 0o644)
+}
+
+func (s *suite) run(ctx context.Context) error {
+	if runtime.NumCPU() < 2 {
+		return fmt.Errorf("two CPU cores are needed, there is %d", runtime.NumCPU())
+	}
+	_, err := exec.LookPath("taskset")
+	if err != nil {
+		return err
+	}
+	if s.programs.self, err = os.Executable(); err != nil {
+		return err
+	}
+	if s.programs.dir, err = os.MkdirTemp("", "bench"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(s.programs.dir)
+	s.probeAll()
+	addr, err := freeAddr()
+	if err != nil {
+		return err
+	}
+	if s.backend, err = launch(ctx, s.programs.dir, "backend", s.core, s.programs.self, "backend", "-listen", addr); err != nil {
+		return err
+	}
+	defer s.backend.stop()
+	s.backend.addr = addr
+	if err := s.backend.await(func() error { return accepts(addr) }); err != nil {
+		return fmt.Errorf("backend: %w", err)
+	}
+	for round := 1; round <= s.rounds; round++ {
+		for _, kind := range kinds {
+			if err := s.runKind(ctx, round, kind); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// probeAll finds out what can run, before hours are spent on it.
+func (s *suite) probeAll() {
+	s.versions = map[string]string{"go": runtime.Version()}
+	s.missing = map[string]string{}
+	for _, kind := range kinds {
+		program, version, err := s.programs.probe(kind)
+		switch {
+		case err != nil:
+			s.missing[kind] = err.Error()
+			fmt.Fprintf(s.log, "missing: %s: %v\n", kind, err)
+		case program != "":
+			s.versions[program] = version
+		}
+	}
+}
+
+// runKind gives one kind its cases: all that share a process first. What a kind
+// cannot do is recorded; an error is the suite's own.
+func (s *suite) runKind(ctx context.Context, round int, kind string) error {
+	if _, missing := s.missing[kind]; missing {
+		return nil
+	}
+	var shared, fresh []benchCase
+	for _, c := range s.cases {
+		switch {
+		case !slices.Contains(c.kinds, kind) || !s.only.MatchString(kind+"/"+c.name):
+		case c.fresh:
+			fresh = append(fresh, c)
+		default:
+			shared = append(shared, c)
+		}
+	}
+	if len(shared) > 0 {
+		if err := s.runOn(ctx, round, kind, true, shared...); err != nil {
+			return err
+		}
+	}
+	for _, c := range fresh {
+		if err := s.runOn(ctx, round, kind, false, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runOn starts a kind, gives it cases, and stops it.
+func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, cases ...benchCase) error {
+	addr := s.backend.addr
+	var pids []int
+	if kind != direct {
+		proc, err := s.programs.start(ctx, kind, addr)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			for _, c := range cases {
+				s.record(run{Round: round, Kind: kind, Case: c.name, Failed: err.Error()})
+			}
+			return nil
+		}
+		defer proc.stop()
+		addr = proc.addr
+		if pids, err = family(proc.cmd.Process.Pid); err != nil {
+			return err
+		}
+	}
+	if warm {
+		l := cases[0].load
+		l.Mode, l.Conns, l.For, l.Addr = modeClosed, 4, 300*time.Millisecond, addr
+		l.Events = min(l.Events, 1)
+		if _, err := s.runLoad(ctx, &l); err != nil && ctx.Err() == nil {
+			fmt.Fprintf(s.log, "%s: warm up: %v\n", kind, err)
+		}
+	}
+	for _, c := range cases {
+		l := c.load
+		l.Addr, l.PIDs = addr, pids
+		one := run{Round: round, Kind: kind, Case: c.name}
+		result, err := s.measure(ctx, kind, &l)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			one.Failed = err.Error()
+		}
+		one.Result = result
+		s.record(one)
+	}
+	return nil
+}
+
+func (s *suite) record(r run) {
+	s.runs = append(s.runs, r)
+	fmt.Fprintf(s.log, "round %d  %-18s %-11s %s\n", r.Round, r.Kind, r.Case, r.summary())
+}
+
+// measure runs a load and checks that the backend was asked for what the load
+// got answers to.
+func (s *suite) measure(ctx context.Context, kind string, l *load) (*result, error) {
+	before, err := s.counts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.runLoad(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	after, err := s.counts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r.Errors > 0 {
+		return r, fmt.Errorf("%d errors, the first: %s", r.Errors, r.FirstError)
+	}
+	return r, checkCounts(after.minus(before), kind, l, r)
+}
+
+// checkCounts allows more than was asked for: a proxy may repeat a leg.
+func checkCounts(got counts, kind string, l *load, r *result) error {
+	n := int64(max(r.Requests, r.Open))
+	least := counts{}
+	switch {
+	case isPD(kind):
+		least.Prefill, least.Decode = n, n
+	case l.Events > 0:
+		least.Stream = n
+	default:
+		least.Whole = n
+	}
+	if got.Whole < least.Whole || got.Prefill < least.Prefill || got.Decode < least.Decode || got.Stream < least.Stream {
+		return fmt.Errorf("the engine was asked for %+v, expected at least %+v", got, least)
+	}
+	return nil
+}
+
+func (s *suite) counts(ctx context.Context) (counts, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.backend.addr+countsPath, nil)
+	if err != nil {
+		return counts{}, err
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return counts{}, err
+	}
+	defer answer.Body.Close()
+	var c counts
+	return c, json.NewDecoder(answer.Body).Decode(&c)
+}
+
+// runLoad runs a load in a process of its own, beside the backend.
+func (s *suite) runLoad(ctx context.Context, l *load) (*result, error) {
+	limit := 2*time.Minute + l.For
+	if l.Mode == modeSSE {
+		limit += time.Duration(l.Events) * l.Period
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var stderr strings.Builder
+	cmd := pinned(ctx, s.core, append([]string{s.programs.self}, l.args()...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("load: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	r := &result{}
+	return r, json.Unmarshal(out, r)
+}
+
+// descriptorLimit gives the hard limit of open files, which the programs raise
+// themselves to.
+func descriptorLimit() int {
+	const fallback = 4096
+	text, err := os.ReadFile("/proc/self/limits")
+	if err != nil {
+		return fallback
+	}
+	return parseDescriptorLimit(string(text), fallback)
+}
+
+func parseDescriptorLimit(limits string, fallback int) int {
+	for line := range strings.Lines(limits) {
+		var soft, hard int
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
+			if n, err := fmt.Sscan(rest, &soft, &hard); n == 2 && err == nil {
+				return hard
+			}
+		}
+	}
+	return fallback
+}
