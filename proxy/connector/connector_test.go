@@ -1,0 +1,168 @@
+package connector
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+func TestAll(t *testing.T) {
+	tests := []struct {
+		name       string
+		flow       abi.Flow
+		aggregates abi.Role // besides role both
+	}{
+		{config.ConnectorVLLMNixl, abi.FlowPrefillFirst, abi.RoleDecode},
+		{config.ConnectorSGLang, abi.FlowConcurrent, 0},
+		{config.ConnectorTRTLLM, abi.FlowPrefillFirst, abi.RoleDecode},
+		{config.ConnectorNone, abi.FlowAggregated, 0},
+	}
+	if n := len(All()); n != len(tests) {
+		t.Fatalf("%d connectors, want %d", n, len(tests))
+	}
+	for i, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, ok := ByName(tt.name)
+			if !ok || c.Name() != tt.name || All()[i] != c {
+				t.Fatalf("ByName = %v, %v", c, ok)
+			}
+			if c.Flow() != tt.flow || c.AggregatesOn() != tt.aggregates {
+				t.Errorf("flow %v aggregates on %v, want %v %v", c.Flow(), c.AggregatesOn(), tt.flow, tt.aggregates)
+			}
+		})
+	}
+	if _, ok := ByName("nixl"); ok {
+		t.Error("a name that is none was found")
+	}
+}
+
+func TestServes(t *testing.T) {
+	all := []openai.API{
+		openai.Completions, openai.Chat, openai.Responses, openai.Messages, openai.Generate,
+		openai.VLLMGenerate, openai.Embeddings, openai.Tokenize, openai.Detokenize,
+	}
+	refused := map[string][]openai.API{
+		"vllm-nixl": {openai.Generate},
+		"sglang":    {openai.Responses, openai.Messages, openai.VLLMGenerate},
+		"trtllm": {openai.Responses, openai.Messages, openai.Generate, openai.VLLMGenerate,
+			openai.Tokenize, openai.Detokenize},
+		"none": nil,
+	}
+	for _, c := range All() {
+		not := map[openai.API]bool{0: true}
+		for _, api := range refused[c.Name()] {
+			not[api] = true
+		}
+		for _, api := range append(all, 0) {
+			if got := c.Serves(api); got == not[api] {
+				t.Errorf("%s serves %v: %v", c.Name(), api, got)
+			}
+		}
+	}
+}
+
+func TestHealthPath(t *testing.T) {
+	tests := []struct {
+		connector string
+		role      abi.Role
+		path      string
+		bootstrap bool
+	}{
+		{"vllm-nixl", abi.RolePrefill, "/health", false},
+		{"vllm-nixl", abi.RoleDecode, "/health", false},
+		{"sglang", abi.RolePrefill, "/health", true},
+		{"sglang", abi.RoleDecode, "/v1/models", false},
+		{"sglang", abi.RoleBoth, "/v1/models", false},
+		{"trtllm", abi.RolePrefill, "/health", false},
+		{"none", abi.RoleBoth, "/v1/models", false},
+	}
+	for _, tt := range tests {
+		c, _ := ByName(tt.connector)
+		if path, bootstrap := c.HealthPath(tt.role); path != tt.path || bootstrap != tt.bootstrap {
+			t.Errorf("%s %v: %s %v, want %s %v", tt.connector, tt.role, path, bootstrap, tt.path, tt.bootstrap)
+		}
+	}
+}
+
+// TestNoneHasNoPair shows that connector none refuses all that only a pair has.
+func TestNoneHasNoPair(t *testing.T) {
+	c, _ := ByName("none")
+	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
+	if err := c.Compatible(&engine.Facts{}, &engine.Facts{}); err == nil {
+		t.Error("two engines of none may be paired")
+	}
+	if _, err := c.Prefill(a, nil); err == nil {
+		t.Error("none has a prefill leg")
+	}
+	if _, err := c.ReadPrefill(a, []byte("{}")); err == nil {
+		t.Error("none reads a prefill answer")
+	}
+	if _, err := c.Decode(a, nil, nil); err == nil {
+		t.Error("none has a decode leg")
+	}
+}
+
+// TestDecodeNeedsHandoff shows that the order of the legs is kept: TensorRT-LLM
+// has no decode leg without prefill's params, and NIXL's without them computes
+// the prompt itself.
+func TestDecodeNeedsHandoff(t *testing.T) {
+	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
+	if _, err := (trtllm{}).Decode(a, nil, nil); err == nil {
+		t.Error("trtllm shaped a decode leg from nothing")
+	}
+	if _, err := (trtllm{}).Decode(a, &Handoff{Params: []byte(`[]`)}, nil); err == nil {
+		t.Error("trtllm shaped a decode leg from params that are no object")
+	}
+	leg, err := nixl{}.Decode(a, nil, nil)
+	if err != nil || string(leg.Body) != `{"prompt":"x"}` || !leg.Alias {
+		t.Errorf("nixl without a handoff: %s, alias %v, %v", leg.Body, leg.Alias, err)
+	}
+}
+
+// TestDstIsReused shows that a leg is appended to the buffer it is given, and
+// that one attempt's bodies can share a buffer one after the other.
+func TestDstIsReused(t *testing.T) {
+	dst := make([]byte, 0, 4096)
+	for _, c := range All()[:3] {
+		a := pair(t, "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}]}`)
+		leg, err := c.Prefill(a, dst)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if &leg.Body[0] != &dst[:1][0] {
+			t.Errorf("%s: the body is not in the buffer", c.Name())
+		}
+		prefix := append(dst, "kept"...)
+		if leg, _ = c.Prefill(a, prefix); !strings.HasPrefix(string(leg.Body), "kept{") {
+			t.Errorf("%s: the body does not follow what the buffer held", c.Name())
+		}
+	}
+}
+
+// TestRetryHasItsOwnIDs shows that two attempts share no id by which engines
+// could mix them up.
+func TestRetryHasItsOwnIDs(t *testing.T) {
+	for _, c := range All()[:3] {
+		first := pair(t, "/v1/completions", `{"prompt":"x"}`)
+		second := pair(t, "/v1/completions", `{"prompt":"x"}`)
+		second.ID, second.LegID = first.ID+1, "fedcba9876543210fedcba9876543210"
+		one, _ := c.Prefill(first, nil)
+		two, _ := c.Prefill(second, nil)
+		if legText(one) == legText(two) {
+			t.Errorf("%s: both attempts send the same", c.Name())
+		}
+	}
+}
+
+func legText(l Leg) string {
+	var b strings.Builder
+	for _, f := range l.Header {
+		b.WriteString(f.Name + ": " + f.Value + "\n")
+	}
+	b.Write(l.Body)
+	return b.String()
+}

@@ -1,0 +1,142 @@
+package connector
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+func TestReadFacts(t *testing.T) {
+	const models = `{"object":"list","data":[{"id":"m","object":"model"},{"id":"m-lora"},{"object":"model"}]}`
+	tests := []struct {
+		name, connector, path string
+		status                int
+		body                  string
+		before, want          engine.Facts
+		wantErr               string
+	}{
+		{name: "models", connector: "vllm-nixl", path: "/v1/models", status: 200, body: models,
+			want: engine.Facts{Models: []string{"m", "m-lora"}}},
+		{name: "models again", connector: "none", path: "/v1/models", status: 200, body: `{"data":[{"id":"n"}]}`,
+			before: engine.Facts{Models: []string{"m"}}, want: engine.Facts{Models: []string{"n"}}},
+		{name: "models of sglang", connector: "sglang", path: "/v1/models", status: 200, body: models,
+			want: engine.Facts{Models: []string{"m", "m-lora"}}},
+		{name: "models of trtllm", connector: "trtllm", path: "/v1/models", status: 200, body: models,
+			want: engine.Facts{Models: []string{"m", "m-lora"}}},
+		{name: "vllm version", connector: "vllm-nixl", path: "/version", status: 200, body: `{"version":"0.26.0"}`,
+			want: engine.Facts{Version: "0.26.0"}},
+		{name: "old engine", connector: "vllm-nixl", path: "/version", status: 404, body: `{"detail":"Not Found"}`},
+		{name: "wrong key", connector: "vllm-nixl", path: "/v1/models", status: 401, body: `SECRET`, wantErr: "status 401"},
+		{name: "starting", connector: "none", path: "/v1/models", status: 503, wantErr: "status 503"},
+		{name: "no list", connector: "none", path: "/v1/models", status: 200, body: `{"data":{}}`, wantErr: "no list"},
+		{name: "no models", connector: "none", path: "/v1/models", status: 200, body: `{}`, wantErr: "no list"},
+		{name: "garbage models", connector: "none", path: "/v1/models", status: 200, body: `SECRET`, wantErr: "invalid JSON"},
+		{name: "garbage version", connector: "trtllm", path: "/version", status: 200, body: `1.2.0`, wantErr: "invalid JSON"},
+		{name: "sglang prefill", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"version":"0.5.6","dp_size":8,"page_size":64,"kv_cache_dtype":"fp8_e4m3","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"load_balance_method":"follow_bootstrap_room","startup_time":{"tokenizer_e2e":12.345678901},"internal_states":[{"x":1e400}]}`,
+			want: engine.Facts{Version: "0.5.6", DPSize: 8, PageSize: 64, KVCacheType: "fp8_e4m3", BootstrapPort: 8998, FollowsRoom: true, Epoch: `{"tokenizer_e2e":12.345678901}`}},
+		{name: "sglang prefill, unresolved", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"page_size":null,"kv_cache_dtype":"auto","disaggregation_mode":"prefill","load_balance_method":"auto","dp_size":-1,"startup_time":null}`,
+			want: engine.Facts{FollowsRoom: true}},
+		{name: "sglang decode", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"disaggregation_mode":"decode","load_balance_method":"auto","dp_size":4294967296}`},
+		{name: "sglang prefill, other balance", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"disaggregation_mode":"prefill","load_balance_method":"round_robin","dp_size":2}`, want: engine.Facts{DPSize: 2}},
+		{name: "sglang garbage", connector: "sglang", path: "/server_info", status: 200, body: `[]`, wantErr: "no JSON object"},
+		{name: "trtllm version", connector: "trtllm", path: "/version", status: 200, body: `{"version":"1.2.0"}`,
+			want: engine.Facts{Version: "1.2.0", Wire: "g1"}},
+		{name: "trtllm info", connector: "trtllm", path: "/server_info", status: 200,
+			body:   `{"disaggregated_params":null,"kv_cache_hash_algo":"v1_block_key","tokens_per_block":32,"max_batch_size":64}`,
+			before: engine.Facts{Wire: "g3"}, want: engine.Facts{Wire: "g3", PageSize: 32}},
+		{name: "trtllm info without a version", connector: "trtllm", path: "/server_info", status: 200,
+			body: `{"kv_cache_hash_algo":"v1_block_key"}`, want: engine.Facts{Wire: "g2"}},
+		{name: "trtllm info of an old worker", connector: "trtllm", path: "/server_info", status: 200,
+			body: `{"disaggregated_params":null}`},
+		{name: "trtllm garbage", connector: "trtllm", path: "/server_info", status: 200, body: `x`, wantErr: "no JSON object"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, _ := ByName(tt.connector)
+			got := tt.before
+			err := c.ReadFacts(&got, tt.path, tt.status, []byte(tt.body))
+			if tt.wantErr != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.wantErr) || strings.Contains(err.Error(), "SECRET") {
+					t.Fatalf("ReadFacts = %v, want %q", err, tt.wantErr)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("facts %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestFactPaths shows that every path asked for is one that ReadFacts knows.
+func TestFactPaths(t *testing.T) {
+	answers := map[string]string{
+		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`,
+	}
+	for _, c := range All() {
+		for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
+			paths := c.FactPaths(role)
+			if len(paths) == 0 {
+				t.Errorf("%s asks for nothing", c.Name())
+			}
+			for _, path := range paths {
+				if err := c.ReadFacts(&engine.Facts{}, path, 200, []byte(answers[path])); err != nil {
+					t.Errorf("%s %s: %v", c.Name(), path, err)
+				}
+			}
+		}
+	}
+}
+
+func TestCompatible(t *testing.T) {
+	tests := []struct {
+		name, connector string
+		p, d            engine.Facts
+		want            bool
+	}{
+		{"nothing known", "sglang", engine.Facts{}, engine.Facts{}, true},
+		{"page sizes equal", "sglang", engine.Facts{PageSize: 64}, engine.Facts{PageSize: 64}, true},
+		{"page sizes differ", "sglang", engine.Facts{PageSize: 64}, engine.Facts{PageSize: 1}, false},
+		{"one page size unknown", "sglang", engine.Facts{PageSize: 64}, engine.Facts{}, true},
+		{"cache types differ", "sglang", engine.Facts{KVCacheType: "fp8_e4m3"}, engine.Facts{KVCacheType: "fp8_e5m2"}, false},
+		{"cache types equal", "sglang", engine.Facts{KVCacheType: "fp8_e4m3"}, engine.Facts{KVCacheType: "fp8_e4m3"}, true},
+		{"one cache type unknown", "sglang", engine.Facts{}, engine.Facts{KVCacheType: "fp8_e5m2"}, true},
+		{"generations one and two", "trtllm", engine.Facts{Wire: "g1"}, engine.Facts{Wire: "g2"}, false},
+		{"generations three and one", "trtllm", engine.Facts{Wire: "g3"}, engine.Facts{Wire: "g1"}, false},
+		{"generations two and three", "trtllm", engine.Facts{Wire: "g2"}, engine.Facts{Wire: "g3"}, true},
+		{"one generation unknown", "trtllm", engine.Facts{Wire: "g1"}, engine.Facts{}, true},
+		{"versions are the handshake's affair", "vllm-nixl", engine.Facts{Version: "0.25"}, engine.Facts{Version: "0.26"}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, _ := ByName(tt.connector)
+			if err := c.Compatible(&tt.p, &tt.d); (err == nil) != tt.want {
+				t.Errorf("Compatible = %v", err)
+			}
+		})
+	}
+}
+
+func TestWireOf(t *testing.T) {
+	tests := map[string]string{
+		"0.21.0": "g1", "1.0.0": "g1", "1.1.0rc5": "g1", "1.2.0": "g1", "1.2.0rc8": "g1",
+		"1.3.0rc0": "g2", "1.3.0rc14": "g2", "1.3.0rc24": "g2", "1.3.0rc14.post1": "g2", "1.3.0.dev2026060100": "g2", "1.3.0rcX": "g2",
+		"1.3.0rc25": "g3", "1.3.0": "g3", "1.3.1": "g3", "1.4.0rc1": "g3", "2.0.0": "g3",
+		"": "", "main": "", "1": "", "x.y": "",
+	}
+	for version, want := range tests {
+		if got := wireOf(version); got != want {
+			t.Errorf("wireOf(%q) = %q, want %q", version, got, want)
+		}
+	}
+}

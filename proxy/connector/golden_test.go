@@ -1,0 +1,298 @@
+package connector
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// golden is one file of testdata: a client's request, where it was placed, and
+// the bytes of every message that the protocol's documents prescribe for it.
+// Parts that a case is not about are left out and not tested. Bodies are texts,
+// so that white space and escapes in them are exact.
+type golden struct {
+	About   string       // what the case shows
+	API     string       // the client's path
+	Request string       // the client's body
+	Trust   bool         // server.trust_pd_fields
+	ID      uint64       // the disagg id
+	LegID   string       `json:"leg_id"`
+	Prefill *goldenPlace // null: aggregated only
+	Decode  goldenPlace
+
+	NotPairable   *string       `json:"not_pairable"` // the field that the refusal names
+	Aggregated    *goldenLeg    // the one leg of an aggregated request
+	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
+	PrefillAnswer *string       `json:"prefill_answer"` // canned
+	Handoff       *goldenHand   // what the answer means
+	DecodeLeg     *goldenLeg    `json:"decode_leg"`
+	Cleanups      []goldenClean // what is owed, by how far the attempt had come
+}
+
+type goldenPlace struct {
+	Host          string
+	Rank          int
+	Ranks         int
+	BootstrapHost string `json:"bootstrap_host"`
+	BootstrapPort int    `json:"bootstrap_port"`
+	Wire          string
+	Facts         engine.Facts
+}
+
+func (p *goldenPlace) target() engine.Target {
+	if p == nil {
+		return engine.Target{}
+	}
+	return place(config.Engine{
+		Ranks: max(p.Ranks, 1), BootstrapHost: p.BootstrapHost, BootstrapPort: p.BootstrapPort, Wire: p.Wire,
+	}, p.Host, p.Rank, p.Facts)
+}
+
+type goldenLeg struct {
+	Path   string
+	Header [][2]string
+	Body   string
+	Alias  bool
+	Unary  bool
+}
+
+type goldenHand struct {
+	Done     bool
+	Answer   string
+	Fallback string
+	Pinned   bool
+	Bad      bool // the engine broke the protocol
+}
+
+type goldenClean struct {
+	When  string // a word for the case
+	After goldenOrphan
+	Calls []goldenCall
+}
+
+type goldenOrphan struct {
+	PrefillSent bool `json:"prefill_sent"`
+	PrefillDone bool `json:"prefill_done"`
+	DecodeSent  bool `json:"decode_sent"`
+	DecodeTook  bool `json:"decode_took"`
+}
+
+type goldenCall struct {
+	Phase     string
+	AnyTarget bool `json:"any_target"`
+	Leg       goldenLeg
+	Until     string
+	How       string
+}
+
+// TestGolden runs every case of testdata/<connector>.
+func TestGolden(t *testing.T) {
+	for _, c := range All() {
+		files, err := filepath.Glob(filepath.Join("testdata", c.Name(), "*.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		least := 12
+		if c.Name() == "none" {
+			least = 4
+		}
+		if len(files) < least {
+			t.Errorf("%s has %d cases, want %d or more", c.Name(), len(files), least)
+		}
+		for _, file := range files {
+			name := c.Name() + "/" + filepath.Base(file[:len(file)-len(".json")])
+			t.Run(name, func(t *testing.T) { readGolden(t, file).run(t, c) })
+		}
+	}
+}
+
+func readGolden(t *testing.T, file string) *golden {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := new(golden)
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(g); err != nil {
+		t.Fatal(err)
+	}
+	if g.About == "" {
+		t.Error("the case does not say what it is about")
+	}
+	return g
+}
+
+func (g *golden) attempt(t *testing.T) *Attempt {
+	t.Helper()
+	return &Attempt{
+		Request: request(t, g.API, g.Request),
+		ID:      g.ID, LegID: g.LegID, Trust: g.Trust,
+		Prefill: g.Prefill.target(), Decode: g.Decode.target(),
+	}
+}
+
+func (g *golden) run(t *testing.T, c Connector) {
+	a := g.attempt(t)
+	if !c.Serves(a.Request.API) {
+		t.Errorf("Serves(%s) = false", a.Request.API)
+	}
+	g.checkPairable(t, c.Pairable(a.Request))
+	if g.Aggregated != nil {
+		leg, err := c.Aggregated(a, nil)
+		g.checkLeg(t, "aggregated leg", leg, err, g.Aggregated)
+	}
+	if g.PrefillLeg != nil {
+		leg, err := c.Prefill(a, nil)
+		g.checkLeg(t, "prefill leg", leg, err, g.PrefillLeg)
+	}
+	var h *Handoff
+	if g.PrefillAnswer != nil {
+		got, err := c.ReadPrefill(a, []byte(*g.PrefillAnswer))
+		if h = &got; !g.checkHandoff(t, got, err) {
+			return
+		}
+	}
+	if g.DecodeLeg != nil {
+		leg, err := c.Decode(a, h, nil)
+		g.checkLeg(t, "decode leg", leg, err, g.DecodeLeg)
+	}
+	for _, want := range g.Cleanups {
+		o := Orphan{
+			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
+			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook,
+		}
+		if o.PrefillDone {
+			o.Handoff = h
+		}
+		g.checkCalls(t, want.When, c.Cleanup(a, o), want.Calls)
+	}
+}
+
+func (g *golden) checkPairable(t *testing.T, err error) {
+	t.Helper()
+	if g.NotPairable == nil {
+		if err != nil {
+			t.Errorf("Pairable = %v", err)
+		}
+		return
+	}
+	var refusal *openai.Error
+	if !errors.As(err, &refusal) {
+		t.Fatalf("Pairable = %v, want an *openai.Error", err)
+	}
+	if refusal.Status != 400 || refusal.Param != *g.NotPairable || refusal.Message == "" {
+		t.Errorf("Pairable = %+v, want status 400 and param %q", refusal, *g.NotPairable)
+	}
+}
+
+func (g *golden) checkLeg(t *testing.T, what string, leg Leg, err error, want *goldenLeg) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	if leg.Path != want.Path {
+		t.Errorf("%s goes to %s, want %s", what, leg.Path, want.Path)
+	}
+	if string(leg.Body) != want.Body {
+		t.Errorf("%s body\n got %s\nwant %s", what, leg.Body, want.Body)
+	}
+	if leg.Alias != want.Alias || leg.Unary != want.Unary {
+		t.Errorf("%s: alias %v unary %v, want %v %v", what, leg.Alias, leg.Unary, want.Alias, want.Unary)
+	}
+	var header [][2]string
+	for _, f := range leg.Header {
+		header = append(header, [2]string{f.Name, f.Value})
+	}
+	if len(header) != len(want.Header) {
+		t.Errorf("%s header %v, want %v", what, header, want.Header)
+		return
+	}
+	for i := range header {
+		if header[i] != want.Header[i] {
+			t.Errorf("%s header %v, want %v", what, header, want.Header)
+		}
+	}
+}
+
+// checkHandoff reports whether the attempt goes on.
+func (g *golden) checkHandoff(t *testing.T, got Handoff, err error) bool {
+	t.Helper()
+	want := g.Handoff
+	if want == nil {
+		want = &goldenHand{}
+	}
+	if want.Bad {
+		if !errors.Is(err, ErrBadReply) {
+			t.Errorf("ReadPrefill = %v, want ErrBadReply", err)
+		}
+		var refusal *openai.Error
+		if errors.As(err, &refusal) {
+			t.Error("the engine's fault comes as a refusal of the client's request")
+		}
+		return false
+	}
+	if err != nil {
+		t.Errorf("ReadPrefill: %v", err)
+		return false
+	}
+	if got.Done != want.Done || got.Fallback != want.Fallback || got.Pinned != want.Pinned {
+		t.Errorf("handoff done %v fallback %q pinned %v, want %v %q %v",
+			got.Done, got.Fallback, got.Pinned, want.Done, want.Fallback, want.Pinned)
+	}
+	if string(got.Answer) != want.Answer {
+		t.Errorf("answer\n got %s\nwant %s", got.Answer, want.Answer)
+	}
+	return !got.Done
+}
+
+func (g *golden) checkCalls(t *testing.T, when string, got []Cleanup, want []goldenCall) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("%s: %d clean-up calls, want %d", when, len(got), len(want))
+		return
+	}
+	for i, w := range want {
+		c := got[i]
+		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head"}[c.Until]
+		if c.Phase.String() != w.Phase || c.AnyTarget != w.AnyTarget || until != w.Until || c.How != w.How {
+			t.Errorf("%s: call %d is %s any %v until %s how %s, want %+v", when, i, c.Phase, c.AnyTarget, until, c.How, w)
+		}
+		g.checkLeg(t, when+": clean-up", c.Leg, nil, &w.Leg)
+	}
+}
+
+// request scans a body as the exchange does.
+func request(t testing.TB, path, body string) *openai.Request {
+	t.Helper()
+	api, ok := openai.APIFor(path)
+	if !ok {
+		t.Fatalf("no API at %s", path)
+	}
+	r := new(openai.Request)
+	if err := openai.ParseRequest(api, []byte(body), r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// pair is an attempt placed on an instance for each phase.
+func pair(t testing.TB, path, body string) *Attempt {
+	t.Helper()
+	return &Attempt{
+		Request: request(t, path, body),
+		ID:      abi.MinDisaggID, LegID: "0123456789abcdef0123456789abcdef",
+		Prefill: place(config.Engine{Ranks: 1}, "10.0.0.5", 0, engine.Facts{}),
+		Decode:  place(config.Engine{Ranks: 1}, "10.0.1.7", 0, engine.Facts{}),
+	}
+}
