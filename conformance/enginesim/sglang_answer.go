@@ -50,10 +50,19 @@ func sglangObject(req *request) string {
 	return "text_completion"
 }
 
-// sglangUsage is OpenAI's usage; cached tokens are reported by prefill and by
-// the decode that heard them from it.
+// sglangUsage is OpenAI's usage as with --enable-cache-report: decode reports the
+// cached tokens that it heard of from prefill.
 func sglangUsage(seqs []*sequence) object {
-	return usage(seqs).with("reasoning_tokens", 0)
+	prompt, output, cached := 0, 0, 0
+	for _, s := range seqs {
+		output += len(s.output)
+		if s.sample == 0 {
+			prompt += len(s.prompt)
+			cached += s.cached
+		}
+	}
+	return obj("prompt_tokens", prompt, "total_tokens", prompt+output, "completion_tokens", output,
+		"prompt_tokens_details", obj("cached_tokens", cached), "reasoning_tokens", 0)
 }
 
 func (d sglangDialect) unary(req *request, seqs []*sequence) any {

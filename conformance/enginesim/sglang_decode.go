@@ -103,7 +103,6 @@ func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglang
 	s.replay = []token{recv.meta.first}
 	r.loaded(s, len(s.prompt))
 	s.cached = recv.meta.cached
-	g.e.stats.externalTokens.Add(int64(len(s.prompt)))
 	return nil
 }
 

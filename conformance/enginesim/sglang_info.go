@@ -192,7 +192,7 @@ func (g *sglang) serveHealth(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.cfg.HealthTimeout)
 	defer cancel()
 	rid := "HEALTH_CHECK_" + newUUID()
-	req := &request{Route: routeGenerate, N: 1, MaxTokens: 1, Rank: -1, Prompts: [][]token{{0}}, CacheSalt: rid}
+	req := &request{Route: routeGenerate, N: 1, Limited: true, MaxTokens: 1, Rank: -1, Prompts: [][]token{{0}}, CacheSalt: rid}
 	req.Ext = &sglangRequest{items: []sglangItem{{rid: rid, host: fakeBootstrapHost, hasRoom: true, prefillRank: -1}}}
 	s := g.e.newSequences(req)[0]
 	var err error

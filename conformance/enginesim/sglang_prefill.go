@@ -168,7 +168,11 @@ func (g *sglang) clearRoom(rm *sglangRoom, leg *sglangLeg) *decodeInfo {
 func roomKey(room int64) string { return strconv.FormatInt(room, 10) }
 
 // notify sends a message whose answer says nothing, for notifyTimeout at most.
+// An engine that is ending sends none.
 func (g *sglang) notify(ctx context.Context, r *rank, addr string, m sideMessage) {
+	if g.e.hasEnded() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	if _, err := r.side.call(ctx, addr, m); err != nil {

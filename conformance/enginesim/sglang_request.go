@@ -92,6 +92,9 @@ func (g *sglang) check(req *request) *apiError {
 	if req.MaxTokens < 0 {
 		return badRequest("max_tokens", "max_new_tokens must be at least 0, got %d.", req.MaxTokens)
 	}
+	if req.Limited && req.MaxTokens == 0 {
+		req.MaxTokens = 1 // the simulator's shortest answer
+	}
 	if req.Rank >= g.e.cfg.Ranks || req.Rank < -1 {
 		return badRequest("routed_dp_rank", "routed_dp_rank=%d is out of range [0, %d).", req.Rank, g.e.cfg.Ranks)
 	}
@@ -118,7 +121,7 @@ func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
 	sampling := p.object("sampling_params")
 	sp := fieldReader{f: sampling}
 	req.N = int(sp.integer("n", 1))
-	req.MaxTokens = int(sp.integer("max_new_tokens", 128))
+	req.Limited, req.MaxTokens = true, int(sp.integer("max_new_tokens", 128))
 	req.MinTokens = int(sp.integer("min_new_tokens", 0))
 	req.IgnoreEOS = sp.boolean("ignore_eos")
 	req.Seed = uint64(sp.integer("sampling_seed", 0))
@@ -128,12 +131,12 @@ func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
 	if p.err == nil {
 		req.StopTokenIDs, p.err = parseTokenIDs(sampling, "stop_token_ids")
 	}
-	prompt, name := f["text"], "text"
+	prompt := f["text"]
 	if !f.has("text") {
-		prompt, name = f["input_ids"], "input_ids"
+		prompt = f["input_ids"]
 	}
-	if p.err == nil && !f.has(name) {
-		p.err = &fieldError{name, "value_error", "Either text, input_ids or input_embeds should be provided."}
+	if p.err == nil && !f.has("text") && !f.has("input_ids") {
+		p.err = &fieldError{"text", "value_error", "Either text, input_ids or input_embeds should be provided."}
 	}
 	if p.err == nil {
 		req.Prompts, p.err = parsePrompt(fields{"prompt": prompt})
