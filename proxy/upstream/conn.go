@@ -1,0 +1,194 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"syscall"
+	"time"
+)
+
+// conn is one connection to an engine. One call at a time uses it; abort alone
+// may come from elsewhere.
+type conn struct {
+	net.Conn                 // what is read and written: the socket, or TLS on it
+	socket   net.Conn        // closed without ceremony by abort
+	raw      syscall.RawConn // of the socket; nil when it has no descriptor
+	peek     func(fd uintptr) bool
+	isQuiet  bool // what peek found
+
+	served    bool      // has carried a call before this one
+	readTimed bool      // a read deadline is set
+	idleSince time.Time // guarded by the pool's mu
+
+	// What has been read and not yet used is buf[r:w]. The buffer belongs to
+	// the client's pool: an idle stream holds none.
+	buf  []byte
+	r, w int
+
+	vec   net.Buffers // the write under way
+	store [][]byte    // its memory
+}
+
+func newConn(socket net.Conn) *conn {
+	c := &conn{Conn: socket, socket: socket}
+	if s, ok := socket.(syscall.Conn); ok {
+		c.raw, _ = s.SyscallConn()
+	}
+	c.peek = func(fd uintptr) bool {
+		c.isQuiet = quiet(fd)
+		return true
+	}
+	return c
+}
+
+// dial opens a connection and speaks TLS on it when cfg is given.
+func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.DialTimeout)
+	defer cancel()
+	socket, err := o.Dial(ctx, "tcp", o.address())
+	if err != nil {
+		return nil, err
+	}
+	c := newConn(socket)
+	if cfg == nil {
+		return c, nil
+	}
+	t := tls.Client(socket, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		socket.Close()
+		return nil, err
+	}
+	c.Conn = t
+	return c, nil
+}
+
+func (c *conn) secure() bool { return c.Conn != c.socket }
+
+// abort closes the connection at once, also under a blocked Read or Write: TLS
+// would first send an alert, and wait if the engine does not read.
+func (c *conn) abort() { c.socket.Close() }
+
+// alive reports whether an idle connection can carry a request: the engine has
+// neither closed it nor sent what nobody asked for. No read deadline may have
+// passed before; one has afterwards if the connection is TLS.
+func (c *conn) alive() bool {
+	if c.raw != nil {
+		c.isQuiet = false
+		if err := c.raw.Read(c.peek); err != nil || !c.isQuiet {
+			return false
+		}
+	}
+	if !c.secure() {
+		return true
+	}
+	// Records that TLS has read ahead are not seen on the socket. It hands
+	// them out whatever the deadline, and reads no further.
+	c.readDeadline(time.Unix(1, 0))
+	n, err := c.Read(make([]byte, 1))
+	return n == 0 && isTimeout(err)
+}
+
+// deadlines sets when reading and writing fail; a zero read means never.
+func (c *conn) deadlines(read, write time.Time) {
+	if !read.IsZero() && read.Equal(write) {
+		c.readTimed = true
+		c.SetDeadline(read)
+		return
+	}
+	c.readDeadline(read)
+	c.SetWriteDeadline(write)
+}
+
+func (c *conn) readDeadline(t time.Time) {
+	if timed := !t.IsZero(); timed || c.readTimed {
+		c.readTimed = timed
+		c.SetReadDeadline(t)
+	}
+}
+
+// halfClose ends the sending side only.
+func (c *conn) halfClose() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return syscall.ENOTSUP
+}
+
+// send writes head and body as one. Bytes of a TLS connection count as sent
+// even when TLS did not say so.
+func (c *conn) send(m *message) (sent bool, err error) {
+	if len(m.rest) == 0 {
+		n, err := c.Write(m.head)
+		return n > 0 || c.secure(), err
+	}
+	c.store = append(append(c.store[:0], m.head), m.rest...)
+	c.vec = c.store
+	n, err := c.vec.WriteTo(c.Conn)
+	clear(c.store)
+	c.vec = nil
+	return n > 0 || c.secure(), err
+}
+
+// fill reads once behind what is buffered.
+func (c *conn) fill() error {
+	for {
+		n, err := c.Read(c.buf[c.w:])
+		c.w += n
+		if n > 0 {
+			return nil // an error comes again
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// take moves buffered bytes to p.
+func (c *conn) take(p []byte) int {
+	n := copy(p, c.buf[c.r:c.w])
+	c.r += n
+	return n
+}
+
+func (c *conn) buffered() int { return c.w - c.r }
+
+// readHead reads until the buffer holds a whole head and returns it; answered
+// says whether anything came at all. Bytes behind the head stay buffered.
+func (c *conn) readHead(limit int) (raw string, answered bool, err error) {
+	searched := c.r
+	for {
+		if n := headEnd(c.buf[c.r:c.w], searched-c.r); n > limit {
+			return "", true, errBigHead
+		} else if n > 0 {
+			raw = string(c.buf[c.r : c.r+n])
+			c.r += n
+			return raw, true, nil
+		}
+		searched = c.w
+		if c.buffered() >= limit {
+			return "", true, errBigHead
+		}
+		if c.w == len(c.buf) {
+			searched -= c.r
+			c.grow(limit)
+		}
+		if err := c.fill(); err != nil {
+			if answered = c.buffered() > 0; answered && err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return "", answered, err
+		}
+	}
+}
+
+// grow makes room behind the buffered bytes.
+func (c *conn) grow(limit int) {
+	b := c.buf
+	if c.r == 0 {
+		b = make([]byte, min(2*len(c.buf), max(limit, len(c.buf)+1)))
+	}
+	c.w = copy(b, c.buf[c.r:c.w])
+	c.r, c.buf = 0, b
+}

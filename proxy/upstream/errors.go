@@ -1,0 +1,105 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+)
+
+// The places where a call can fail: Error.Op.
+const (
+	OpCap   = "cap"   // waiting for a connection at MaxConns
+	OpDial  = "dial"  // connecting, TLS handshake included
+	OpWrite = "write" // checking and sending the request
+	OpHead  = "head"  // waiting for and reading the head of the answer
+	OpBody  = "body"  // reading the body
+)
+
+// Error is how a call failed. Its text holds nothing of request or answer.
+type Error struct {
+	Op      string // one of the Op constants
+	Sent    bool   // some of the request may have reached the engine, on any try
+	Timeout bool   // a deadline passed: an option's, the request's or the context's
+	// Err is the cause. When the context ended, both its Err and its Cause are
+	// found by errors.Is. A connection that was lost before the end of a body
+	// is io.ErrUnexpectedEOF.
+	Err error
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	switch e.Op {
+	case OpCap:
+		return "await connection: " + e.Err.Error()
+	case OpDial:
+		return "dial engine: " + e.Err.Error()
+	case OpWrite:
+		return "send request: " + e.Err.Error()
+	case OpHead:
+		return "read answer head: " + e.Err.Error()
+	}
+	return "read answer body: " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ErrClosed is the cause of a Read after or during Close.
+var ErrClosed = errors.New("answer is closed")
+
+var (
+	errBadURL    = errors.New("engine url is not http or https with a host")
+	errBadMethod = errors.New("method is not a token")
+	errBadPath   = errors.New("path does not begin with a slash or has a control character or space")
+	errBadField  = errors.New("header field has a name that is no token or a control character in its value")
+	errBadCoding = errors.New("header field Transfer-Encoding is not the caller's to set")
+
+	errTimeout = fmt.Errorf("%w", os.ErrDeadlineExceeded)
+
+	errStatusLine   = errors.New("malformed status line")
+	errFieldLine    = errors.New("malformed header line")
+	errFolded       = errors.New("folded header line")
+	errBigHead      = errors.New("head is too large")
+	errLength       = errors.New("malformed Content-Length")
+	errLengths      = errors.New("differing Content-Length")
+	errCoding       = errors.New("unsupported Transfer-Encoding")
+	errTwoFramings  = errors.New("both Content-Length and Transfer-Encoding")
+	errInformations = errors.New("too many informational answers")
+	errSwitched     = errors.New("status 101 without an upgrade")
+
+	errChunkSize    = errors.New("malformed chunk size")
+	errChunkLine    = errors.New("chunk line is too long")
+	errChunkEnd     = errors.New("chunk without line end")
+	errTrailer      = errors.New("malformed trailer")
+	errTrailerBytes = errors.New("trailer is too large")
+)
+
+// contextError is why ctx ended: its Err, and its Cause where that says more.
+func contextError(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// isTimeout reports whether err is a deadline that passed.
+func isTimeout(err error) bool {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// lost makes err, by which a connection ended inside an answer, an
+// io.ErrUnexpectedEOF, and keeps what else it says.
+func lost(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)
+}

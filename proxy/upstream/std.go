@@ -1,0 +1,228 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// stdClient is http.Transport as a Client.
+type stdClient struct {
+	opt       Options
+	bad       error
+	transport *http.Transport
+
+	open, busy             atomic.Int64 // connections; calls that hold one
+	dials, reuses, retries atomic.Uint64
+}
+
+// NewStd returns a Client on net/http's Transport: HTTP/1.1, and HTTP/2 where
+// an https engine offers it. It differs from New in these points.
+//
+//   - Header names are sent in canonical form and sorted order.
+//   - Its parser is laxer: Transfer-Encoding wins over Content-Length, folded
+//     lines are joined, unknown transfer codings of HTTP/1.0 are ignored. The
+//     framing lines are missing from Response.Header, whose order is by name.
+//   - Linger works over HTTP/1.1 until the first byte of an answer, be it an
+//     informational one. A stream of HTTP/2 is reset at once.
+//   - A retry may meet another dead idle connection and is then repeated; each
+//     costs one of them. A request without body is retried however late its
+//     connection was lost.
+//   - An answer that comes before the request is sent in full makes Do copy the
+//     rest of the body, because the transport goes on sending it.
+//   - A dial that a call gave up goes on in the background until DialTimeout,
+//     and its connection stays in the pool. Stats.Idle and Waiting are
+//     estimates, and over HTTP/2 meaningless.
+//   - Bytes behind an answer end the connection too, but later, and the
+//     transport writes the first of them to the standard logger.
+//   - Two goroutines per connection, and the memory that goes with them.
+func NewStd(o Options) Client {
+	o = o.withDefaults()
+	c := &stdClient{opt: o, bad: o.checkURL()}
+	c.transport = &http.Transport{
+		DialContext:            c.dial,
+		TLSHandshakeTimeout:    o.DialTimeout,
+		MaxConnsPerHost:        o.MaxConns,
+		MaxIdleConnsPerHost:    o.MaxIdle,
+		IdleConnTimeout:        o.IdleTimeout,
+		MaxResponseHeaderBytes: int64(o.MaxHeadBytes),
+		DisableCompression:     true,
+		WriteBufferSize:        64 << 10, // a request in one write
+		Protocols:              new(http.Protocols),
+	}
+	c.transport.Protocols.SetHTTP1(true)
+	if o.secure() {
+		c.transport.TLSClientConfig = o.tlsConfig()
+		c.transport.Protocols.SetHTTP2(true)
+	}
+	return c
+}
+
+// CloseIdle implements Client.
+func (cl *stdClient) CloseIdle() { cl.transport.CloseIdleConnections() }
+
+// Stats implements Client.
+func (cl *stdClient) Stats() Stats {
+	open := int(cl.open.Load())
+	return Stats{
+		Open:    open,
+		Idle:    max(0, open-int(cl.busy.Load())),
+		Dials:   cl.dials.Load(),
+		Reuses:  cl.reuses.Load(),
+		Retries: cl.retries.Load(),
+	}
+}
+
+// dialKey finds, in the context of a dial, the call that asked for it.
+type dialKey struct{}
+
+func (cl *stdClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	cl.dials.Add(1)
+	if call, ok := ctx.Value(dialKey{}).(*stdCall); ok {
+		call.dialBegins()
+	}
+	ctx, cancel := context.WithTimeout(ctx, cl.opt.DialTimeout)
+	defer cancel()
+	nc, err := cl.opt.Dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	cl.open.Add(1)
+	return &stdConn{Conn: nc, client: cl}, nil
+}
+
+// stdConn counts open connections and bounds each write.
+type stdConn struct {
+	net.Conn
+	client *stdClient
+	closed atomic.Bool
+}
+
+func (c *stdConn) Write(p []byte) (int, error) {
+	c.SetWriteDeadline(time.Now().Add(c.client.opt.WriteTimeout))
+	return c.Conn.Write(p)
+}
+
+func (c *stdConn) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+func (c *stdConn) Close() error {
+	if !c.closed.Swap(true) {
+		c.client.open.Add(-1)
+	}
+	return c.Conn.Close()
+}
+
+// Do implements Client.
+func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
+	if err := req.check(); err != nil {
+		return nil, &Error{Op: OpWrite, Err: err}
+	}
+	if cl.bad != nil {
+		return nil, &Error{Op: OpDial, Err: cl.bad}
+	}
+	if ctx.Err() != nil {
+		err := contextError(ctx)
+		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
+	}
+	c := newStdCall(cl, ctx, req)
+	r, body := c.request(req)
+	defer body.release()
+	answer, err := cl.transport.RoundTrip(r)
+	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols {
+		answer.Body.Close()
+		err = errSwitched
+	}
+	if err == nil && !c.begin(answer.Body) {
+		answer.Body.Close()
+		err = context.Canceled // fail says why
+	}
+	if err != nil {
+		return nil, c.fail(&Error{Op: c.failedOp(), Err: err})
+	}
+	body.keepRest()
+	if answer.Body == http.NoBody {
+		c.end()
+		c.err = io.EOF
+	}
+	return c.response(answer), nil
+}
+
+// request translates req for the transport. The body is released by Do.
+func (c *stdCall) request(req *Request) (*http.Request, *stdBody) {
+	size := req.bodySize()
+	header := make(http.Header, len(req.Header)+2)
+	for i := range req.Header {
+		if f := &req.Header[i]; !ownField(f.Name) {
+			header.Add(f.Name, f.Value)
+		}
+	}
+	if header["User-Agent"] == nil {
+		header["User-Agent"] = []string{} // else the transport names itself
+	}
+	if header["Idempotency-Key"] == nil {
+		header["Idempotency-Key"] = []string{} // not sent; permits the retry of any method
+	}
+	r := &http.Request{
+		Method: req.method(), URL: c.client.target(req.Path), Host: c.client.opt.URL.Host,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: header, ContentLength: int64(size),
+	}
+	body := &stdBody{pieces: req.Body}
+	if size > 0 {
+		r.Body = body.reader()
+		r.GetBody = func() (io.ReadCloser, error) {
+			if !c.mayRetry() {
+				return nil, errLostReused
+			}
+			return body.reader(), nil
+		}
+	}
+	ctx := context.WithValue(c.inner, dialKey{}, c)
+	return r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn:              c.gotConn,
+		WroteRequest:         c.wroteRequest,
+		GotFirstResponseByte: c.answerBegins,
+	})), body
+}
+
+// target is the URL of path such that the transport writes path as it is.
+func (cl *stdClient) target(path string) *url.URL {
+	u := &url.URL{Scheme: cl.opt.URL.Scheme, Host: cl.opt.URL.Host}
+	if strings.HasPrefix(path, "//") { // Opaque would be read as host and path
+		u.Path, u.RawQuery, u.ForceQuery = splitQuery(path)
+		return u
+	}
+	u.Opaque = path
+	return u
+}
+
+func splitQuery(path string) (before, query string, empty bool) {
+	before, query, found := strings.Cut(path, "?")
+	return before, query, found && query == ""
+}
+
+// response is the transport's answer in our form.
+func (c *stdCall) response(answer *http.Response) *Response {
+	r := &Response{Status: answer.StatusCode, ContentLength: answer.ContentLength, body: c}
+	r.Header = make([]Field, 0, len(answer.Header))
+	for _, name := range slices.Sorted(maps.Keys(answer.Header)) {
+		for _, value := range answer.Header[name] {
+			r.Header = append(r.Header, Field{Name: name, Value: value})
+		}
+	}
+	return r
+}

@@ -1,0 +1,258 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"time"
+)
+
+var (
+	errLostReused = errors.New("reused connection was lost")
+	errNotHTTP    = errors.New("malformed answer")
+)
+
+// stdCall is one call through the transport, whose own context never ends by
+// itself: stdCall decides when a hang-up cuts it.
+type stdCall struct {
+	client *stdClient
+	ctx    context.Context // the caller's
+	inner  context.Context // the transport's
+	cut    context.CancelFunc
+	stop   func() bool // undoes hangUp
+	timer  *time.Timer // of the head, then of each Read: expire
+	head   time.Duration
+	idle   time.Duration
+	linger time.Duration
+	err    error // of every further Read; the reader's
+
+	mu      sync.Mutex
+	conn    net.Conn      // guarded by mu; of the last try
+	h2      bool          // guarded by mu; conn is shared with other calls
+	dialing bool          // guarded by mu
+	tries   int           // guarded by mu; connections got
+	since   time.Time     // guarded by mu; when the last was got
+	phase   phase         // guarded by mu; reading from the answer's first byte on
+	body    io.ReadCloser // guarded by mu; nil before the head
+	ended   error         // guarded by mu; why ctx ended
+	late    bool          // guarded by mu; timer fired
+	patient *time.Timer   // guarded by mu; ends the linger, nil without one
+	over    bool          // guarded by mu
+}
+
+func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
+	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger}
+	c.inner, c.cut = context.WithCancel(context.Background())
+	c.timer = time.AfterFunc(1<<62, c.expire)
+	c.limit(c.head)
+	c.stop = context.AfterFunc(ctx, c.hangUp)
+	return c
+}
+
+// limit starts the timer over; 0 stops it.
+func (c *stdCall) limit(d time.Duration) {
+	if d > 0 {
+		c.timer.Reset(d)
+	} else {
+		c.timer.Stop()
+	}
+}
+
+func (c *stdCall) expire() {
+	c.mu.Lock()
+	c.late = true
+	c.mu.Unlock()
+	c.cut()
+}
+
+// dialBegins hands the call's time over to DialTimeout, unless another
+// connection came free first.
+func (c *stdCall) dialBegins() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dialing = true; c.tries == 0 {
+		c.timer.Stop()
+	}
+}
+
+// gotConn begins a try: from here on bytes may reach the engine.
+func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tries++; c.tries == 1 {
+		c.client.busy.Add(1)
+		c.limit(c.head)
+	} else {
+		c.client.retries.Add(1)
+	}
+	if info.Reused {
+		c.client.reuses.Add(1)
+	}
+	c.conn, c.since, c.phase = info.Conn, time.Now(), sending
+	if t, ok := info.Conn.(*tls.Conn); ok {
+		c.h2 = t.ConnectionState().NegotiatedProtocol == "h2"
+	}
+}
+
+func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if info.Err == nil && c.phase == sending {
+		c.phase = waiting
+	}
+}
+
+// answerBegins runs before the transport can give conn to another call, which
+// hangUp must then leave alone.
+func (c *stdCall) answerBegins() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.phase = reading
+}
+
+// mayRetry judges the loss of a reused connection as call.stale does.
+func (c *stdCall) mayRetry() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended == nil && !c.late && time.Since(c.since) < staleWithin
+}
+
+// hangUp runs when the context has ended, in a goroutine of its own.
+func (c *stdCall) hangUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = contextError(c.ctx)
+	half, ok := c.conn.(interface{ CloseWrite() error })
+	if ok && c.phase == waiting && c.linger > 0 && !c.h2 && !c.over {
+		c.patient = time.AfterFunc(c.linger, c.cut)
+		if half.CloseWrite() == nil {
+			return
+		}
+	}
+	c.cut()
+}
+
+// failedOp is what the call was doing, before the head.
+func (c *stdCall) failedOp() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.tries == 0 && !c.dialing && c.client.opt.MaxConns > 0:
+		return OpCap
+	case c.tries == 0:
+		return OpDial
+	case c.phase == sending:
+		return OpWrite
+	}
+	return OpHead
+}
+
+// begin takes the body over from the transport, unless the call has ended.
+func (c *stdCall) begin(body io.ReadCloser) bool {
+	c.timer.Stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.body = body
+	return !c.late && (c.ended == nil || c.patient != nil)
+}
+
+// Read implements io.Reader as Response.Read says.
+func (c *stdCall) Read(p []byte) (int, error) {
+	if c.err != nil {
+		return 0, c.err
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if c.idle > 0 {
+		c.timer.Reset(c.idle)
+	}
+	n, err := 0, error(nil)
+	for n == 0 && err == nil {
+		n, err = c.body.Read(p)
+	}
+	c.timer.Stop()
+	switch {
+	case err == io.EOF:
+		c.end()
+		c.err = io.EOF
+	case err != nil:
+		c.err = c.fail(&Error{Op: OpBody, Err: err})
+	}
+	if n > 0 {
+		return n, nil
+	}
+	return 0, c.err
+}
+
+// Close implements io.Closer as Response.Close says.
+func (c *stdCall) Close() error {
+	if c.end() {
+		c.body.Close()
+	}
+	return nil
+}
+
+// end frees what the call holds, and reports whether it is the first to do so.
+func (c *stdCall) end() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return false
+	}
+	c.over = true
+	c.stop()
+	c.timer.Stop()
+	if c.tries > 0 {
+		c.client.busy.Add(-1)
+	}
+	if c.patient != nil {
+		c.patient.Stop()
+		c.conn.Close() // its sending side is closed: of no use to others
+	}
+	c.cut()
+	return true
+}
+
+// fail ends the call with e, completed by what only the call knows.
+func (c *stdCall) fail(e *Error) *Error {
+	first := c.end()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.ended != nil:
+		e.Err = c.ended
+	case c.late:
+		e.Err = errTimeout
+	case !first:
+		e.Err = ErrClosed
+	default:
+		e.Err = c.plain(e.Op, e.Err)
+	}
+	e.Sent, e.Timeout = c.tries > 0, isTimeout(e.Err)
+	return e
+}
+
+// plain tells the end of a connection or stream from an answer that is not
+// HTTP. The transport quotes the latter, so its words are dropped: they may be
+// part of somebody's answer.
+func (c *stdCall) plain(op string, err error) error {
+	var ne net.Error
+	switch {
+	case op != OpHead && op != OpBody, err == errSwitched, err == errLostReused:
+		return err
+	case errors.As(err, &ne), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), c.h2,
+		strings.HasSuffix(err.Error(), "unexpected EOF reading trailer"), // has no type
+		strings.HasSuffix(err.Error(), "server closed idle connection"):  // nor has this
+		if op == OpBody && !isTimeout(err) {
+			return lost(err)
+		}
+		return err
+	}
+	return errNotHTTP
+}

@@ -1,0 +1,150 @@
+// Package upstream owns the proxy's HTTP calls to engines: a client of its own
+// for HTTP/1.1, and net/http's Transport behind the same interface. It sends
+// header lines and bodies as they are given, reads answers in the caller's
+// goroutine, and turns the end of a context into a hang-up that engines notice.
+// A Client belongs to one engine. It knows nothing of phases or protocols.
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/url"
+	"time"
+)
+
+// Field is one header line in wire form: the name as it is sent, the value
+// without surrounding white space.
+type Field struct{ Name, Value string }
+
+// Request is one call to an engine. Do reads it only until it returns: Body may
+// be reused then, also after an error.
+type Request struct {
+	Method string // GET when empty
+	Path   string // the request target: begins with a slash, includes the query
+	// Header is sent in order, less Host and Content-Length, which the client
+	// writes itself. Transfer-Encoding is refused. The other hop-by-hop lines
+	// are the caller's to remove.
+	Header []Field
+	// Body is sent after the head in one write, as if the pieces were joined.
+	Body [][]byte
+	// HeadTimeout bounds the time from the first byte written to the head of
+	// the answer, and before that the wait for a connection at the cap. 0: none.
+	HeadTimeout time.Duration
+	// IdleTimeout bounds the wait of any one Read of the body. 0: none.
+	IdleTimeout time.Duration
+	// Linger changes what happens when the context ends while the answer is
+	// awaited. 0: the connection is closed at once. Else only its sending side
+	// is, which asyncio and Go servers take as a hang-up, and Do goes on
+	// reading for at most Linger: an answer whose head comes after all is
+	// returned, its body readable within the same bound, so that the caller
+	// learns that the engine had finished. A transport that cannot close one
+	// side is closed at once.
+	Linger time.Duration
+}
+
+// Client calls one engine. All methods may be called by many goroutines.
+type Client interface {
+	// Do sends req and waits for the head of the answer, whatever its status.
+	// Any error is an *Error. The end of ctx, also after Do has returned,
+	// closes the connection and is the error of the call under way; after the
+	// body's end it means nothing. The caller must Close the Response.
+	Do(ctx context.Context, req *Request) (*Response, error)
+	// CloseIdle closes the connections that no call is using.
+	CloseIdle()
+	// Stats returns the present counts.
+	Stats() Stats
+}
+
+// Stats counts one Client's connections.
+type Stats struct {
+	Open    int // connections, in use or idle, and those being dialed
+	Idle    int // of these, waiting for a call
+	Waiting int // calls held up by MaxConns
+	Dials   uint64
+	Reuses  uint64 // calls begun on a connection that had served another
+	Retries uint64 // calls repeated because such a connection was dead
+}
+
+// Options configures a Client. The zero value of each field but URL is usable.
+type Options struct {
+	URL      *url.URL    // scheme http or https, and host; the rest is ignored
+	TLS      *tls.Config // for https; the server name is the URL's host when empty
+	MaxConns int         // cap of open connections, 0: none
+	MaxIdle  int         // cap of idle connections, 0: 1024
+
+	// IdleTimeout closes a connection that no call has used for so long.
+	// 0: 4 s, which is below the 5 s after which uvicorn hangs up.
+	IdleTimeout time.Duration
+	// DialTimeout bounds name lookup, connect and TLS handshake. 0: 5 s.
+	DialTimeout time.Duration
+	// WriteTimeout bounds the sending of a request to an engine that does not
+	// read. 0: 30 s. A shorter HeadTimeout bounds it too.
+	WriteTimeout time.Duration
+	// MaxHeadBytes bounds the head of an answer. 0: 64 KiB.
+	MaxHeadBytes int
+	// Dial replaces the network dialer: tests, Unix sockets.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// withDefaults returns o with every zero that means a default replaced.
+func (o Options) withDefaults() Options {
+	setDefault(&o.MaxIdle, 1024)
+	setDefault(&o.IdleTimeout, 4*time.Second)
+	setDefault(&o.DialTimeout, 5*time.Second)
+	setDefault(&o.WriteTimeout, 30*time.Second)
+	setDefault(&o.MaxHeadBytes, 64<<10)
+	if o.Dial == nil {
+		o.Dial = new(net.Dialer).DialContext
+	}
+	if o.URL == nil {
+		o.URL = new(url.URL)
+	}
+	return o
+}
+
+func setDefault[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// address is where to dial: the URL's host with the scheme's port if it names none.
+func (o Options) address() string {
+	port := o.URL.Port()
+	if port == "" {
+		port = "80"
+		if o.secure() {
+			port = "443"
+		}
+	}
+	return net.JoinHostPort(o.URL.Hostname(), port)
+}
+
+func (o Options) secure() bool { return o.URL.Scheme == "https" }
+
+// checkURL refuses what no call could reach.
+func (o Options) checkURL() error {
+	if (o.URL.Scheme != "http" && o.URL.Scheme != "https") || o.URL.Hostname() == "" {
+		return errBadURL
+	}
+	return nil
+}
+
+// tlsConfig is the configuration of one client's connections: a copy with
+// server name, protocols and a session cache, so that a burst of connections
+// to one engine pays for one full handshake.
+func (o Options) tlsConfig(protocols ...string) *tls.Config {
+	cfg := o.TLS.Clone()
+	if cfg == nil {
+		cfg = new(tls.Config)
+	}
+	if cfg.ServerName == "" {
+		cfg.ServerName = o.URL.Hostname()
+	}
+	if cfg.ClientSessionCache == nil {
+		cfg.ClientSessionCache = tls.NewLRUClientSessionCache(8)
+	}
+	cfg.NextProtos = protocols
+	return cfg
+}
