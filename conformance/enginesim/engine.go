@@ -209,6 +209,14 @@ func (e *Engine) begin() bool {
 	return true
 }
 
+// hasEnded reports whether the engine was closed or killed; while that is being
+// done it waits.
+func (e *Engine) hasEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ended
+}
+
 // pickRank is the rank of a request: the wanted one, or the one with the least
 // running and waiting.
 func (e *Engine) pickRank(want int) *rank {

@@ -3,6 +3,7 @@ package enginesim
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -33,8 +34,9 @@ type request struct {
 	// IncludeUsage and ContinuousUsage are of stream_options.
 	IncludeUsage, ContinuousUsage bool
 
-	// MaxTokens is the token limit; 0 when the body has none: the answer then
-	// has the prompt's natural length.
+	// Limited says that there is a token limit, MaxTokens; without one the
+	// answer has the prompt's natural length.
+	Limited      bool
 	MaxTokens    int
 	MinTokens    int
 	Stop         []string
@@ -62,6 +64,8 @@ type apiError struct {
 	Message string
 	// Param names the field at fault; empty for none.
 	Param string
+	// Body replaces the dialect's form when set.
+	Body any
 }
 
 func (e *apiError) Error() string { return e.Message }
@@ -88,14 +92,20 @@ type fieldError struct {
 func (e *fieldError) Error() string { return e.Field + ": " + e.Message }
 
 // decodeFields splits a body; the error is pydantic's for a body that is not a
-// JSON object.
+// JSON object: of broken JSON its field is the place.
 func decodeFields(body []byte) (fields, *fieldError) {
 	var f fields
-	if err := json.Unmarshal(body, &f); err != nil || f == nil {
-		if json.Valid(body) {
-			return nil, &fieldError{"body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"}
+	err := json.Unmarshal(body, &f)
+	var broken *json.SyntaxError
+	switch {
+	case errors.As(err, &broken):
+		at := broken.Offset
+		if at < int64(len(body)) {
+			at-- // the offset is behind the byte at fault
 		}
-		return nil, &fieldError{"body", "json_invalid", "JSON decode error"}
+		return nil, &fieldError{strconv.FormatInt(at, 10), "json_invalid", "JSON decode error"}
+	case err != nil || f == nil:
+		return nil, &fieldError{"body", "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"}
 	}
 	return f, nil
 }
@@ -103,7 +113,7 @@ func decodeFields(body []byte) (fields, *fieldError) {
 // has reports whether a field is there and not null.
 func (f fields) has(name string) bool {
 	raw, ok := f[name]
-	return ok && !bytes.Equal(raw, []byte("null"))
+	return ok && len(raw) > 0 && !bytes.Equal(raw, []byte("null"))
 }
 
 // integer reads a field as pydantic's lax int does: whole floats, digit strings
@@ -152,6 +162,9 @@ func (f fields) number(name string, def float64) (float64, *fieldError) {
 	if v, err := strconv.ParseFloat(text, 64); err == nil {
 		return v, nil
 	}
+	if f[name][0] == '"' {
+		return 0, &fieldError{name, "float_parsing", "Input should be a valid number, unable to parse string as a number"}
+	}
 	return 0, &fieldError{name, "float_type", "Input should be a valid number"}
 }
 
@@ -165,6 +178,9 @@ func (f fields) boolean(name string, def bool) (bool, *fieldError) {
 		return true, nil
 	case "false", "0", "no", "off", "f", "n":
 		return false, nil
+	}
+	if strings.ContainsAny(string(f[name][:1]), "[{") {
+		return false, &fieldError{name, "bool_type", "Input should be a valid boolean"}
 	}
 	return false, &fieldError{name, "bool_parsing", "Input should be a valid boolean, unable to interpret input"}
 }

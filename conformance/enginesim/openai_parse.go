@@ -25,6 +25,7 @@ func parseOpenAI(route string, h http.Header, f fields) (*request, *fieldError) 
 	} else if !f.has("max_tokens") {
 		req.MaxTokens = 16
 	}
+	req.Limited = !req.Chat || f.has("max_tokens") || f.has("max_completion_tokens")
 	req.MinTokens = int(p.integer("min_tokens", 0))
 	req.IgnoreEOS = p.boolean("ignore_eos")
 	req.Seed = uint64(p.integer("seed", 0))

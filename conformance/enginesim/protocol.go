@@ -41,6 +41,12 @@ type protocol interface {
 	dialect
 }
 
+// headerProtocol is a protocol whose every answer bears headers of its own.
+type headerProtocol interface {
+	// answerHeader sets headers of an answer to a request with header in.
+	answerHeader(in, out http.Header)
+}
+
 // dialect renders answers in the engine's own form. The values returned are
 // marshalled by encodeJSON: an object, or any struct.
 type dialect interface {
@@ -72,6 +78,8 @@ type streamOptions struct {
 	// HeldErrors makes an error before the first token an event of a 200 stream
 	// all the same.
 	HeldErrors bool
+	// NoDone leaves out the "[DONE]" at the end of a stream.
+	NoDone bool
 	// ErrorDone sends "[DONE]" after an error event.
 	ErrorDone bool
 }

@@ -26,9 +26,10 @@ type sequence struct {
 	// computed is the number of leading tokens whose KV is in blocks. A protocol
 	// that brought KV by a transfer raises it (see rank.loaded).
 	computed int
-	// cachedLocal is the prefix hit in tokens; cached what usage reports as
-	// cached_tokens. reserve sets both; a protocol may change cached.
-	cachedLocal, cached int
+	// cachedLocal is the prefix hit in tokens, external what transfers brought
+	// (set by loaded), cached what usage reports as cached_tokens: reserve sets
+	// it to the hit, a protocol may change it.
+	cachedLocal, external, cached int
 	// limit is the number of output tokens after which decode stops with
 	// "length"; from the request, lowered by a protocol for a prefill leg.
 	limit int
@@ -193,11 +194,12 @@ func (r *rank) waitLoading(fn func() error) error {
 	return fn()
 }
 
-// loaded records that a transfer has filled the KV of the first computed tokens
-// of the prompt.
+// loaded records that a transfer has filled the KV of the prompt from s.computed
+// to computed tokens.
 func (r *rank) loaded(s *sequence, computed int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	s.external += computed - s.computed
 	s.computed = computed
 	s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:computed], s.published, s.parent)
 }

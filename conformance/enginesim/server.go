@@ -40,14 +40,31 @@ func (e *Engine) handler() http.Handler {
 	mux.HandleFunc("POST /sim/fault", e.setFault)
 	own := http.NewServeMux()
 	e.proto.routes(own)
+	headers, _ := e.proto.(headerProtocol)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if headers != nil {
+			headers.answerHeader(r.Header, w.Header())
+		}
 		if _, pattern := own.Handler(r); pattern != "" {
 			own.ServeHTTP(w, r)
 			return
 		}
+		if _, pattern := mux.Handler(r); pattern == "" {
+			w = &fastAPIError{w}
+		}
 		mux.ServeHTTP(w, r)
 	})
 }
+
+// fastAPIError gives the mux's own 404 and 405 the body that FastAPI has.
+type fastAPIError struct{ http.ResponseWriter }
+
+func (w *fastAPIError) WriteHeader(status int) {
+	w.Header().Del("X-Content-Type-Options")
+	writeJSON(w.ResponseWriter, status, obj("detail", http.StatusText(status)))
+}
+
+func (w *fastAPIError) Write(b []byte) (int, error) { return len(b), nil }
 
 // writeJSON answers with a JSON body.
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -63,9 +80,14 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 
 // models answers GET /v1/models.
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
+	now := time.Now().Unix()
 	writeJSON(w, http.StatusOK, obj("object", "list", "data", []any{obj(
-		"id", e.cfg.Model, "object", "model", "created", 1700000000, "owned_by", "sim",
-		"max_model_len", e.maxModelLen(),
+		"id", e.cfg.Model, "object", "model", "created", now, "owned_by", "vllm", "root", e.cfg.Model, "parent", nil,
+		"max_model_len", e.maxModelLen(), "permission", []any{obj(
+			"id", "modelperm-"+randomID(), "object", "model_permission", "created", now, "allow_create_engine", false,
+			"allow_sampling", true, "allow_logprobs", true, "allow_search_indices", false, "allow_view", true,
+			"allow_fine_tuning", false, "organization", "*", "group", nil, "is_blocking", false,
+		)},
 	)}))
 }
 
@@ -127,7 +149,7 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 		}
 		if refusal != nil {
 			e.stats.rejected.Add(1)
-			writeJSON(w, refusal.Status, e.proto.errorBody(refusal))
+			e.refuse(w, refusal)
 			return
 		}
 		if kind == failSlow && sleep(r.Context(), slowAdmission) != nil {
@@ -141,6 +163,15 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 	}
 }
 
+// refuse answers with an error.
+func (e *Engine) refuse(w http.ResponseWriter, err *apiError) {
+	body := err.Body
+	if body == nil {
+		body = e.proto.errorBody(err)
+	}
+	writeJSON(w, err.Status, body)
+}
+
 // readBody reads a request's whole body.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -151,7 +182,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
 	refuse := func(status int, kind, message string) bool {
 		io.Copy(io.Discard, r.Body)
-		writeJSON(w, status, e.proto.errorBody(&apiError{Status: status, Type: kind, Message: message}))
+		e.refuse(w, &apiError{Status: status, Type: kind, Message: message})
 		return true
 	}
 	switch kind {
@@ -220,7 +251,9 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	switch {
 	case err == nil && st != nil:
 		st.send(e.proto.closing(req, seqs)...)
-		st.send(doneEvent)
+		if !e.proto.streamOptions(req).NoDone {
+			st.send(doneEvent)
+		}
 	case err == nil:
 		e.writeUnary(w, req, seqs)
 	case errors.Is(err, errCut):
@@ -237,7 +270,7 @@ func (e *Engine) newSequences(req *request) []*sequence {
 	for p, prompt := range req.Prompts {
 		eosAt := eosMark(detokenize(prompt))
 		limit := req.MaxTokens
-		if limit == 0 {
+		if !req.Limited {
 			limit = max(1, min(naturalLength(prompt), e.maxModelLen()-len(prompt)))
 			if eosAt == 0 {
 				eosAt = limit
@@ -276,7 +309,8 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 	}
 	err := e.proto.generate(ctx, s, emit)
 	e.stats.promptTokens.Add(int64(len(s.prompt)))
-	e.stats.cachedTokens.Add(int64(s.cached))
+	e.stats.cachedTokens.Add(int64(s.cachedLocal + s.external))
+	e.stats.externalTokens.Add(int64(s.external))
 	e.stats.outputTokens.Add(int64(len(s.output)))
 	switch {
 	case err == nil:
@@ -315,7 +349,7 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 		failure = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
 	}
 	if st == nil || !st.head && !e.proto.streamOptions(req).HeldErrors {
-		writeJSON(w, failure.Status, e.proto.errorBody(failure))
+		e.refuse(w, failure)
 		return
 	}
 	st.before, st.err = nil, nil

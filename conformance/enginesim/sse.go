@@ -127,11 +127,15 @@ func (st *eventStream) write(v any) error {
 	st.events++
 	raw, ok := v.(rawEvent)
 	if !ok {
-		body, err := encodeJSON(v)
-		if err != nil {
+		if named, ok := v.(namedEvent); ok {
+			raw = append(append(append(raw, "event: "...), named.name...), '\n')
+			v = named.data
+		}
+		var err error
+		if raw, err = appendJSON(append(raw, "data: "...), v); err != nil {
 			return err
 		}
-		raw = append(append([]byte("data: "), body...), "\n\n"...)
+		raw = append(raw, "\n\n"...)
 	}
 	_, err := st.w.Write(raw)
 	return err
@@ -139,6 +143,12 @@ func (st *eventStream) write(v any) error {
 
 // rawEvent is an event that is written as it stands.
 type rawEvent []byte
+
+// namedEvent is an event with an event line.
+type namedEvent struct {
+	name string
+	data any
+}
 
 // doneEvent ends a stream.
 var doneEvent = rawEvent("data: [DONE]\n\n")

@@ -4,10 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 )
 
@@ -42,6 +43,9 @@ func (v *vllm) start() error {
 }
 
 func (v *vllm) routes(mux *http.ServeMux) {
+	for _, route := range []string{routeResponses, routeMessages, routeTokens} {
+		mux.HandleFunc("POST "+route, v.e.generating(route))
+	}
 	mux.HandleFunc("/ping", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /load", func(w http.ResponseWriter, _ *http.Request) {
 		// Without --enable-server-load-tracking the answer is constant.
@@ -51,47 +55,105 @@ func (v *vllm) routes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /detokenize", v.detokenize)
 }
 
-// pydanticError is vLLM's answer to a body that its request models refuse. The
-// engine core never hears of such a request.
-func pydanticError(err *fieldError) *apiError {
-	return &apiError{
-		Status: http.StatusBadRequest, Type: "Bad Request", Param: err.Field,
-		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': ('body', '%s'), 'msg': '%s'}", err.Kind, err.Field, err.Message),
+// answerHeader: the request's id comes back, as with --enable-request-id-headers.
+func (v *vllm) answerHeader(in, out http.Header) {
+	id := in.Get("X-Request-Id")
+	if id == "" {
+		id = randomID() + randomID()
 	}
+	out.Set("X-Request-Id", id)
+	out.Set("Server", "uvicorn")
+	out.Set("Vary", "Origin")
+}
+
+// pydanticError is vLLM's answer to a body f that its request models refuse.
+// The engine core never hears of such a request.
+func pydanticError(err *fieldError, f fields) *apiError {
+	input, more := pythonRepr(f[err.Field]), ""
+	switch err.Kind {
+	case "missing":
+		input = fmt.Sprintf("'<dict of %d items>'", len(f))
+	case "json_invalid":
+		input, more = "'<dict of 0 items>'", ", 'ctx': {'error': 'Expecting value'}"
+	}
+	loc := err.Field
+	if loc != "body" {
+		loc = "body." + loc
+	}
+	return &apiError{
+		Status: http.StatusBadRequest, Type: "Bad Request", Param: loc,
+		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': '%s', 'input': %s%s}", err.Kind, loc, err.Message, input, more),
+	}
+}
+
+// pythonRepr is a JSON value as Python prints it, near enough.
+func pythonRepr(raw json.RawMessage) string {
+	var s string
+	if json.Unmarshal(raw, &s) == nil && len(raw) > 0 && raw[0] == '"' {
+		return "'" + s + "'"
+	}
+	return string(raw)
+}
+
+// badValue is a 400 for a value out of range.
+func badValue(param string, value any, format string, args ...any) *apiError {
+	err := badRequest(param, format, args...)
+	err.Message += fmt.Sprintf(" (parameter=%s, value=%v)", param, value)
+	return err
 }
 
 // parse refuses in two stages, as vLLM does: what the request models refuse
 // leaves no trace; what the serving layer refuses tells the prefill engine that
 // its blocks will not be read.
 func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
+	req, refusal := v.parseRoute(route, h, body)
+	if refusal != nil && route == routeMessages {
+		refusal.Body = messagesError(refusal)
+	}
+	return req, refusal
+}
+
+func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *apiError) {
 	f, ferr := decodeFields(body)
 	if ferr != nil {
-		return nil, pydanticError(ferr)
+		return nil, pydanticError(ferr, nil)
 	}
-	req, ferr := parseOpenAI(route, h, f)
+	var req *request
+	switch route {
+	case routeResponses:
+		req, ferr = parseResponses(h, f)
+	case routeMessages:
+		req, ferr = parseMessages(h, f)
+	case routeTokens:
+		req, ferr = parseTokens(h, f)
+	default:
+		req, ferr = parseOpenAI(route, h, f)
+	}
 	if ferr != nil {
-		return nil, pydanticError(ferr)
+		return nil, pydanticError(ferr, f)
 	}
 	if f.has("stream_options") && !req.Stream {
-		return nil, &apiError{
-			Status: http.StatusBadRequest, Type: "Bad Request", Param: "stream_options",
-			Message: "Stream options can only be defined when `stream=True`.",
-		}
+		return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`. (parameter=stream_options)")
 	}
-	params, ferr := f.object("kv_transfer_params")
+	params, ferr := transferParams(route, f)
 	if ferr != nil {
-		return nil, pydanticError(ferr)
+		return nil, pydanticError(ferr, f)
+	}
+	ext := &vllmRequest{}
+	if v.nixl && params != nil {
+		ext.leg = parseNixl(params)
 	}
 	if req.ID, ferr = requestID(h, f); ferr != nil {
-		return nil, pydanticError(ferr)
+		return nil, pydanticError(ferr, f)
 	}
-	var leg *nixlLeg
-	if v.nixl && params != nil {
-		leg = parseNixl(params)
+	if route == routeResponses {
+		req.ID, ext.item = randomID(), randomID() // neither header nor body name a response
 	}
-	req.Ext = &vllmRequest{leg: leg}
+	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {
-		v.rejected(leg)
+		if route != routeTokens { // this route has no clean-up
+			v.rejected(ext.leg)
+		}
 		return nil, refusal
 	}
 	return req, nil
@@ -100,6 +162,10 @@ func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiEr
 // vllmRequest is what vLLM keeps of a request.
 type vllmRequest struct {
 	leg *nixlLeg // nil: no kv_transfer_params
+	// item and events are the id of a /v1/responses message and the number of
+	// its stream events so far.
+	item   string
+	events int
 }
 
 // requestID is the external id: header, body field or random.
@@ -112,47 +178,60 @@ func requestID(h http.Header, f fields) (string, *fieldError) {
 		id = head
 	}
 	if id == "" {
-		id = strings.ReplaceAll(newUUID(), "-", "")
+		id = randomID()
 	}
 	return id, nil
+}
+
+// randomID is 16 hex digits.
+func randomID() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
 }
 
 // maxSamples is the default of VLLM_MAX_N_SEQUENCES.
 const maxSamples = 16384
 
 // check is the serving layer's and the sampling parameters' part of validation.
+// It cuts the token limit to what the model's length leaves.
 func (v *vllm) check(req *request) *apiError {
 	if req.Model != "" && req.Model != v.e.cfg.Model {
 		return &apiError{
 			Status: http.StatusNotFound, Type: "NotFoundError", Param: "model",
-			Message: fmt.Sprintf("The model `%s` does not exist.", req.Model),
+			Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", req.Model, v.e.cfg.Model),
 		}
 	}
-	limited := req.MaxTokens != 0 || req.Fields.has("max_tokens") || req.Chat && req.Fields.has("max_completion_tokens")
+	if refusal := v.e.checkTokens(req); refusal != nil {
+		return refusal
+	}
+	longest := v.e.maxModelLen()
+	for _, prompt := range req.Prompts {
+		if len(prompt) > longest {
+			return badValue("input_tokens", len(prompt), "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, "+
+				"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.", longest, len(prompt))
+		}
+		if req.Limited {
+			req.MaxTokens = min(req.MaxTokens, longest-len(prompt))
+		} else if len(prompt) == longest {
+			req.Limited = true
+		}
+	}
 	switch {
 	case req.N < 1:
 		return badRequest("n", "n must be at least 1, got %d.", req.N)
 	case req.N > maxSamples:
 		return badRequest("n", "n must be at most %d, got %d.", maxSamples, req.N)
-	case limited && req.MaxTokens < 1:
-		return badRequest("max_tokens", "max_tokens must be at least 1, got %d.", req.MaxTokens)
+	case req.Limited && req.MaxTokens < 1:
+		return badValue("max_tokens", req.MaxTokens, "max_tokens must be at least 1, got %d.", req.MaxTokens)
 	case req.MinTokens < 0:
-		return badRequest("min_tokens", "min_tokens must be greater than or equal to 0, got %d.", req.MinTokens)
-	case limited && req.MinTokens > req.MaxTokens:
-		return badRequest("min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", req.MaxTokens, req.MinTokens)
+		return badRequest("", "min_tokens must be greater than or equal to 0, got %d.", req.MinTokens)
+	case req.Limited && req.MinTokens > req.MaxTokens:
+		return badRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", req.MaxTokens, req.MinTokens)
 	case req.Temperature < 0:
-		return badRequest("temperature", "temperature must be non-negative, got %v.", req.Temperature)
+		return badValue("temperature", req.Temperature, "temperature must be non-negative, got %v.", req.Temperature)
 	case req.TopP <= 0 || req.TopP > 1:
-		return badRequest("top_p", "top_p must be in (0, 1], got %v.", req.TopP)
-	}
-	if refusal := v.e.checkTokens(req); refusal != nil {
-		return refusal
-	}
-	for _, prompt := range req.Prompts {
-		if longest := v.e.maxModelLen(); max(1, req.MaxTokens) > longest-len(prompt) {
-			return badRequest("input_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens.",
-				longest, req.MaxTokens, len(prompt))
-		}
+		return badValue("top_p", req.TopP, "top_p must be in (0, 1], got %v.", req.TopP)
 	}
 	if rank, err := strconv.Atoi(req.Header.Get("X-Data-Parallel-Rank")); err == nil {
 		if rank < 0 || rank >= v.e.cfg.Ranks {
@@ -165,29 +244,47 @@ func (v *vllm) check(req *request) *apiError {
 
 // baseID is the request id as the answer shows it.
 func baseID(req *request) string {
-	if req.Chat {
+	switch {
+	case req.Route == routeResponses:
+		return "resp_" + req.ID
+	case req.Route == routeTokens:
+		return "generate-tokens-" + req.ID
+	case req.Chat:
 		return "chatcmpl-" + req.ID
 	}
 	return "cmpl-" + req.ID
 }
 
 // internalID is the engine core's id of a sequence: the external one, for
-// completions with the prompt's index, for n > 1 with the sample's, and always
-// with 8 random hex digits.
+// completions with the prompt's index, for responses with the turn's, for n > 1
+// with the sample's, and always with 8 random hex digits.
 func internalID(s *sequence) string {
 	id := baseID(s.req)
-	if !s.req.Chat {
+	switch s.req.Route {
+	case routeCompletions:
 		id += "-" + strconv.Itoa(s.choice/s.req.N)
+	case routeResponses:
+		id += "_0"
 	}
 	if s.req.N > 1 {
 		id = strconv.Itoa(s.sample) + "_" + id
 	}
-	var suffix [4]byte
-	rand.Read(suffix[:])
-	return id + "-" + hex.EncodeToString(suffix[:])
+	return id + "-" + randomID()[:8]
 }
 
 func (v *vllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
+	err := v.run(ctx, s, emit)
+	var failure *apiError
+	if s.req.Route == routeMessages && errors.As(err, &failure) {
+		copied := *failure
+		copied.Body = messagesError(failure)
+		return &copied
+	}
+	return err
+}
+
+// run is the life of a sequence in the engine core.
+func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	s.id = internalID(s)
 	v.e.enter(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	defer v.e.leave(baseID(s.req) + "/" + strconv.Itoa(s.choice))
@@ -243,7 +340,7 @@ func (v *vllm) tokenize(w http.ResponseWriter, r *http.Request) {
 			writeJSON(w, http.StatusOK, obj("count", len(tokens), "max_model_len", v.e.maxModelLen(), "tokens", tokens, "token_strs", nil))
 			return
 		}
-		refusal = pydanticError(ferr)
+		refusal = pydanticError(ferr, f)
 	}
 	writeJSON(w, refusal.Status, v.errorBody(refusal))
 }
@@ -257,7 +354,7 @@ func (v *vllm) detokenize(w http.ResponseWriter, r *http.Request) {
 			writeJSON(w, http.StatusOK, obj("prompt", validText(detokenize(ids))))
 			return
 		}
-		refusal = pydanticError(ferr)
+		refusal = pydanticError(ferr, f)
 	}
 	writeJSON(w, refusal.Status, v.errorBody(refusal))
 }
@@ -269,7 +366,7 @@ func (v *vllm) smallBody(w http.ResponseWriter, r *http.Request) (fields, *apiEr
 	}
 	f, ferr := decodeFields(body)
 	if ferr != nil {
-		return nil, pydanticError(ferr)
+		return nil, pydanticError(ferr, nil)
 	}
 	return f, nil
 }

@@ -1,7 +1,11 @@
 package enginesim
 
-// vllmDialect renders answers as vLLM's OpenAI server does.
+// vllmDialect renders /v1/completions and /v1/chat/completions as vLLM 0.32
+// does, member by member.
 type vllmDialect struct{}
+
+// vllmFingerprint is the system_fingerprint of the answers.
+const vllmFingerprint = "vllm-0.32.0-sim"
 
 func (vllmDialect) errorBody(err *apiError) any {
 	return obj("error", obj("message", err.Message, "type", err.Type, "param", orNull(err.Param), "code", err.Status))
@@ -28,28 +32,36 @@ func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 			choices = append(choices, obj(
 				"index", s.choice,
 				"message", obj("role", "assistant", "content", s.answerText(), "refusal", nil, "annotations", nil,
-					"audio", nil, "function_call", nil, "tool_calls", []any{}, "reasoning", nil),
-				"logprobs", nil, "finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", nil,
+					"audio", nil, "function_call", nil, "reasoning", nil),
+				"logprobs", nil, "finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", nil, "routed_experts", nil,
 			))
 			continue
 		}
 		choices = append(choices, obj(
 			"index", s.choice, "text", echoed(s)+s.answerText(), "logprobs", nil,
 			"finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", nil,
-			"prompt_logprobs", nil, "prompt_token_ids", nil,
+			"prompt_logprobs", nil, "prompt_token_ids", nil, "routed_experts", nil,
 		))
 	}
-	object := "text_completion"
+	u := sumUsage(seqs)
+	answer := obj("id", baseID(req), "object", objectName(req, ""), "created", req.Created, "model", modelName(req, seqs),
+		"choices", choices, "service_tier", nil, "system_fingerprint", vllmFingerprint,
+		"usage", u.object(obj("cached_tokens", u.cached, "created_cache_tokens", u.createdFor(req), "multimodal_tokens", nil)).
+			with("completion_tokens_details", nil))
 	if req.Chat {
-		object = "chat.completion"
+		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", nil).with("prompt_text", nil)
 	}
-	answer := obj("id", baseID(req), "object", object, "created", req.Created, "model", modelName(req, seqs),
-		"choices", choices, "service_tier", nil, "system_fingerprint", nil, "usage", usage(seqs))
+	// Of several sequences one's parameters come back: the last sample's of the
+	// first prompt.
+	return answer.with("kv_transfer_params", seqs[req.N-1].ext).with("ec_transfer_params", nil).with("metrics", nil)
+}
+
+// objectName is the answer's "object"; suffix is chat's for stream events.
+func objectName(req *request, suffix string) string {
 	if req.Chat {
-		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", nil)
+		return "chat.completion" + suffix
 	}
-	// Of several sequences only the first one's parameters come back.
-	return answer.with("kv_transfer_params", seqs[0].ext).with("ec_transfer_params", nil).with("metrics", nil)
+	return "text_completion"
 }
 
 // modelName is the served model's name, whether or not the request named it.
@@ -68,30 +80,62 @@ func echoed(s *sequence) string {
 	return validText(detokenize(s.prompt))
 }
 
-// usage sums prompts once and outputs over all samples.
-func usage(seqs []*sequence) object {
-	prompt, output, cached := 0, 0, 0
+// tokenUsage sums a request's sequences: prompts once, outputs over all samples.
+type tokenUsage struct {
+	prompt, output int
+	// cached is what was not computed for this request, created what it put into
+	// the prefix cache.
+	cached, created int
+}
+
+func sumUsage(seqs []*sequence) (u tokenUsage) {
 	for _, s := range seqs {
-		output += len(s.output)
+		u.output += len(s.output)
 		if s.sample == 0 {
-			prompt += len(s.prompt)
-			cached += s.cached
+			u.prompt += len(s.prompt)
+			u.cached += s.cached
+			if s.external == 0 {
+				size := s.rank.e.cfg.BlockSize
+				u.created += len(s.prompt)/size*size - s.cachedLocal
+			}
 		}
 	}
-	return obj("prompt_tokens", prompt, "total_tokens", prompt+output, "completion_tokens", output,
-		"prompt_tokens_details", obj("cached_tokens", cached))
+	return u
+}
+
+func (u tokenUsage) object(details object) object {
+	return obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
+}
+
+// createdFor is created_cache_tokens, which only chat answers have.
+func (u tokenUsage) createdFor(req *request) any {
+	if req.Chat {
+		return u.created
+	}
+	return nil
+}
+
+// usage is the usage of an answer in its plainest form.
+func usage(seqs []*sequence) object {
+	u := sumUsage(seqs)
+	return u.object(obj("cached_tokens", u.cached))
+}
+
+// streamUsage is usage as stream events have it.
+func streamUsage(req *request, seqs []*sequence) object {
+	if !req.Chat {
+		return usage(seqs)
+	}
+	u := sumUsage(seqs)
+	return u.object(obj("cached_tokens", u.cached, "created_cache_tokens", u.created))
 }
 
 // chunk is a stream event around choices.
 func (vllmDialect) chunk(req *request, seqs []*sequence, choices ...any) object {
-	object := "text_completion"
-	if req.Chat {
-		object = "chat.completion.chunk"
-	}
 	if choices == nil {
 		choices = []any{}
 	}
-	return obj("id", baseID(req), "object", object, "created", req.Created, "model", modelName(req, seqs), "choices", choices)
+	return obj("id", baseID(req), "object", objectName(req, ".chunk"), "created", req.Created, "model", modelName(req, seqs), "choices", choices)
 }
 
 func (d vllmDialect) opening(req *request, s *sequence) []any {
@@ -99,7 +143,7 @@ func (d vllmDialect) opening(req *request, s *sequence) []any {
 		return nil
 	}
 	choice := obj("index", s.choice, "delta", obj("role", "assistant", "content", ""), "logprobs", nil, "finish_reason", nil)
-	return []any{d.chunk(req, []*sequence{s}, choice)}
+	return []any{d.chunk(req, []*sequence{s}, choice).with("prompt_token_ids", nil).with("prompt_text", nil)}
 }
 
 func (d vllmDialect) event(req *request, s *sequence, p piece) any {
@@ -114,14 +158,15 @@ func (d vllmDialect) event(req *request, s *sequence, p piece) any {
 		if len(s.output) == len(p.Tokens) {
 			text = echoed(s) + text
 		}
-		choice = obj("index", s.choice, "text", text, "logprobs", nil, "finish_reason", orNull(p.Finish), "stop_reason", s.stopReason)
+		choice = obj("index", s.choice, "text", text, "logprobs", nil, "finish_reason", orNull(p.Finish), "stop_reason", s.stopReason,
+			"prompt_token_ids", nil)
 	}
-	event := d.chunk(req, []*sequence{s}, choice)
-	switch {
-	case req.ContinuousUsage && req.IncludeUsage:
-		event = event.with("usage", usage([]*sequence{s}))
-	case !req.Chat:
-		event = event.with("usage", nil)
+	event := d.chunk(req, []*sequence{s}, choice.with("token_ids", nil))
+	if req.ContinuousUsage && req.IncludeUsage {
+		event = event.with("usage", streamUsage(req, []*sequence{s}))
+	}
+	if p.Finish != "" && !req.IncludeUsage {
+		event = event.with("system_fingerprint", vllmFingerprint)
 	}
 	return event
 }
@@ -130,5 +175,5 @@ func (d vllmDialect) closing(req *request, seqs []*sequence) []any {
 	if !req.IncludeUsage {
 		return nil
 	}
-	return []any{d.chunk(req, seqs).with("usage", usage(seqs))}
+	return []any{d.chunk(req, seqs).with("usage", streamUsage(req, seqs)).with("system_fingerprint", vllmFingerprint)}
 }

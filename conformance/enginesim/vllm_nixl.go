@@ -41,6 +41,9 @@ type nixlLeg struct {
 	missing bool
 	epoch   json.Number // remote_agent_epoch
 	tag     string      // remote_agent_tag
+	// cached is remote_prefill_cached_tokens: the prefix hit that usage reports;
+	// -1 when the prefill engine did not say.
+	cached int
 	// reading serialises the n samples of a request, which all read the same
 	// remote blocks: those after the first read memory that is freed already.
 	reading sync.Mutex
@@ -67,9 +70,31 @@ func parseNixl(params fields) *nixlLeg {
 	leg.port = int(port)
 	leg.missing = leg.missing || err != nil || port == 0
 	leg.blocks = parseBlockIDs(params["remote_block_ids"])
+	cached, err := params.integer("remote_prefill_cached_tokens", -1)
+	if leg.cached = int(cached); err != nil {
+		leg.cached = -1
+	}
 	json.Unmarshal(params["remote_agent_epoch"], &leg.epoch)
 	json.Unmarshal(params["remote_agent_tag"], &leg.tag)
 	return leg
+}
+
+// transferParams finds kv_transfer_params: nil when absent or null. The token
+// route takes them among the sampling parameters too.
+func transferParams(route string, f fields) (fields, *fieldError) {
+	params, err := f.object("kv_transfer_params")
+	if err != nil || params != nil || route != routeTokens {
+		return params, err
+	}
+	sampling, err := f.object("sampling_params")
+	if err != nil {
+		return nil, err
+	}
+	extra, err := sampling.object("extra_args")
+	if err != nil {
+		return nil, err
+	}
+	return extra.object("kv_transfer_params")
 }
 
 // parseBlockIDs reads remote_block_ids: a list of lists, one for each KV cache
@@ -216,9 +241,10 @@ func (v *vllm) pull(s *sequence, leg *nixlLeg) error {
 	v.notifyDone(leg)
 	s.rank.store(local, answer.Payload)
 	v.e.stats.transfers.Add(1)
-	v.e.stats.externalTokens.Add(int64(len(s.prompt) - s.computed))
-	s.cached = len(s.prompt) - 1
-	s.rank.loaded(s, s.cached)
+	s.rank.loaded(s, len(s.prompt)-1)
+	if s.cached = leg.cached; leg.cached < 0 {
+		s.cached = len(s.prompt) - 1
+	}
 	return nil
 }
 

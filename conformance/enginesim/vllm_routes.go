@@ -1,0 +1,188 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+)
+
+// Routes of vLLM beyond the two that every engine has.
+const (
+	routeResponses = "/v1/responses"
+	routeMessages  = "/v1/messages"
+	routeTokens    = "/inference/v1/generate"
+)
+
+// parseRewritten parses f as a chat request after change has translated a
+// dialect's fields into chat's; the request keeps f.
+func parseRewritten(route string, h http.Header, f fields, change func(chat fields) *fieldError) (*request, *fieldError) {
+	chat := maps.Clone(f)
+	delete(chat, "n")
+	if err := change(chat); err != nil {
+		return nil, err
+	}
+	req, err := parseOpenAI(routeChat, h, chat)
+	if err != nil {
+		return nil, err
+	}
+	req.Route, req.Fields = route, f
+	return req, nil
+}
+
+// parseResponses reads a /v1/responses body: input is a text or a list of
+// messages.
+func parseResponses(h http.Header, f fields) (*request, *fieldError) {
+	return parseRewritten(routeResponses, h, f, func(chat fields) *fieldError {
+		if !f.has("input") {
+			return &fieldError{"input", "missing", "Field required"}
+		}
+		messages := []json.RawMessage{}
+		var text string
+		if json.Unmarshal(f["input"], &text) == nil {
+			messages = append(messages, encodeMessage("user", f["input"]))
+		} else if json.Unmarshal(f["input"], &messages) != nil {
+			return &fieldError{"input", "string_type", "Input should be a valid string"}
+		}
+		if f.has("instructions") {
+			messages = append([]json.RawMessage{encodeMessage("system", f["instructions"])}, messages...)
+		}
+		chat["messages"], _ = json.Marshal(messages)
+		delete(chat, "max_tokens")
+		chat["max_completion_tokens"] = f["max_output_tokens"]
+		return nil
+	})
+}
+
+// parseMessages reads an Anthropic /v1/messages body.
+func parseMessages(h http.Header, f fields) (*request, *fieldError) {
+	return parseRewritten(routeMessages, h, f, func(chat fields) *fieldError {
+		if !f.has("max_tokens") {
+			return &fieldError{"max_tokens", "missing", "Field required"}
+		}
+		if f.has("system") {
+			var messages []json.RawMessage
+			if json.Unmarshal(f["messages"], &messages) != nil {
+				return &fieldError{"messages", "list_type", "Input should be a valid list"}
+			}
+			messages = append([]json.RawMessage{encodeMessage("system", f["system"])}, messages...)
+			chat["messages"], _ = json.Marshal(messages)
+		}
+		chat["stop"] = f["stop_sequences"]
+		delete(chat, "max_completion_tokens")
+		return nil
+	})
+}
+
+// encodeMessage is a chat message; content is JSON already.
+func encodeMessage(role string, content json.RawMessage) json.RawMessage {
+	raw, _ := json.Marshal(chatMessage{Role: role, Content: content})
+	return raw
+}
+
+// parseTokens reads an /inference/v1/generate body: token ids and
+// sampling_params.
+func parseTokens(h http.Header, f fields) (*request, *fieldError) {
+	sampling, err := f.object("sampling_params")
+	if err != nil {
+		return nil, err
+	}
+	if !f.has("token_ids") {
+		return nil, &fieldError{"token_ids", "missing", "Field required"}
+	}
+	ids, err := parseTokenIDs(f, "token_ids")
+	if err != nil {
+		return nil, err
+	}
+	merged := maps.Clone(f)
+	maps.Copy(merged, sampling)
+	merged["prompt"], _ = json.Marshal(ids)
+	req, err := parseOpenAI(routeTokens, h, merged)
+	if err != nil {
+		return nil, err
+	}
+	req.Fields = f
+	req.Limited = sampling.has("max_tokens")
+	return req, nil
+}
+
+// The routes beyond the two common ones have answers of their own.
+
+func (v *vllm) unary(req *request, seqs []*sequence) any {
+	switch req.Route {
+	case routeResponses:
+		return responseObject(req, seqs[0], true).with("kv_transfer_params", seqs[0].ext).with("ec_transfer_params", nil).
+			with("input_messages", nil).with("output_messages", nil)
+	case routeMessages:
+		return messagesAnswer(req, seqs[0])
+	case routeTokens:
+		choices := make([]any, 0, len(seqs))
+		for _, s := range seqs {
+			choices = append(choices, obj("index", s.choice, "token_ids", s.output, "finish_reason", s.finish, "logprobs", nil))
+		}
+		return obj("request_id", baseID(req), "created", req.Created, "model", modelName(req, seqs), "choices", choices,
+			"usage", usage(seqs), "prompt_logprobs", nil, "kv_transfer_params", seqs[req.N-1].ext, "ec_transfer_params", nil)
+	}
+	return v.vllmDialect.unary(req, seqs)
+}
+
+func (v *vllm) opening(req *request, s *sequence) []any {
+	switch req.Route {
+	case routeResponses:
+		return responseOpening(req, s)
+	case routeMessages:
+		return messagesOpening(req, s)
+	case routeTokens:
+		return nil
+	}
+	return v.vllmDialect.opening(req, s)
+}
+
+func (v *vllm) event(req *request, s *sequence, p piece) any {
+	switch req.Route {
+	case routeResponses:
+		if p.Text == "" {
+			return nil
+		}
+		return responseEvent(req, "response.output_text.delta", obj("content_index", 0, "delta", p.Text, "item_id", "msg_"+responseItem(req),
+			"logprobs", []any{}, "output_index", 0))
+	case routeMessages:
+		if p.Text == "" {
+			return nil
+		}
+		return messagesEvent("content_block_delta", obj("delta", obj("type", "text_delta", "text", p.Text), "index", 0))
+	case routeTokens:
+		return obj("request_id", baseID(req), "choices", []any{
+			obj("index", s.choice, "token_ids", p.Tokens, "finish_reason", orNull(p.Finish), "logprobs", nil),
+		}, "usage", nil)
+	}
+	return v.vllmDialect.event(req, s, p)
+}
+
+func (v *vllm) closing(req *request, seqs []*sequence) []any {
+	switch req.Route {
+	case routeResponses:
+		return responseClosing(req, seqs[0])
+	case routeMessages:
+		return messagesClosing(seqs[0])
+	case routeTokens:
+		if !req.IncludeUsage {
+			return nil
+		}
+		return []any{obj("request_id", baseID(req), "choices", []any{}, "usage", usage(seqs))}
+	}
+	return v.vllmDialect.closing(req, seqs)
+}
+
+func (v *vllm) streamOptions(req *request) streamOptions {
+	if req.Route == routeResponses || req.Route == routeMessages {
+		return streamOptions{NoDone: true}
+	}
+	return v.vllmDialect.streamOptions(req)
+}
+
+func (v *vllm) errorEvents(req *request, err *apiError) []any {
+	if req.Route == routeMessages {
+		return []any{namedEvent{"error", messagesError(err)}}
+	}
+	return v.vllmDialect.errorEvents(req, err)
+}
