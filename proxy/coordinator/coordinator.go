@@ -10,22 +10,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// Decider is the seam where policies plug in. A false ok means that the policy
-// has no usable answer (absent, late, trapped, nonsense): the native rule
-// decides and the fallback is counted. Implementations must not block longer
-// than their own budget, must not keep f, and are called by many goroutines.
+// Decider is the seam where policies plug in. policy names who decided. A false
+// ok means that the policy has no usable answer; policy is then the reason, one
+// of the Reason constants, and the native rule decides. Every such fallback but
+// ReasonAbsent is counted. Implementations must not block longer than their own
+// budget, must not keep f, and are called by many goroutines.
 type Decider interface {
 	Plan(ctx context.Context, f *abi.PlanFacts) (d abi.PlanDecision, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)
 	Mint(ctx context.Context, f *abi.MintFacts) (id uint64, policy string, ok bool)
 }
 
+// The reasons why a native rule decided instead of a policy.
+const (
+	ReasonAbsent    = "absent"      // no policy has the hook; not counted
+	ReasonLate      = "late"        // the time budget was used up
+	ReasonTrap      = "trap"        // the guest trapped
+	ReasonParked    = "parked"      // the policy failed too often and is not asked
+	ReasonNonsense  = "nonsense"    // the answer breaks the contract
+	ReasonDuplicate = "duplicate"   // the minted id is in flight
+	ReasonPair      = "pair_broken" // the circuit of the chosen pair is open
+	ReasonTrial     = "trial_taken" // another request became the trial of a half-open circuit
+	ReasonFailed    = "failed"      // any other
+)
+
 // Ask is one request for a placement.
 type Ask struct {
 	Model   string           // "" when the client named none
 	Request abi.RequestFacts // for the policies
-	// Aggregate forces one leg, on an engine of one of the roles; 0 lets the
-	// plan decide. Used for requests whose form cannot be paired.
+	// Aggregate forces one leg, on an engine of role both or, for each phase in
+	// the set, on one of that phase alone. 0 lets the plan decide, unless
+	// Request.PairBroken forces one leg on an engine of role both.
 	Aggregate abi.Role
 	// Prefill keeps the prefill target of an earlier placement, whose blocks
 	// another decode will read; ID then keeps its disagg id.
@@ -36,18 +51,31 @@ type Ask struct {
 	Excluded []engine.Target
 }
 
-// Placement is what was decided and committed. Release the Lease exactly once.
+// Placement is what was decided and committed. Release the Lease exactly once;
+// that leaves the rest as it is.
 type Placement struct {
 	Flow    abi.Flow
 	Prefill engine.Target // zero when aggregated
 	Decode  engine.Target
-	ID      uint64
+	ID      uint64 // the disagg id; 0 when aggregated
 	Policy  string // the place policy that decided, "native" for the fallback
 	// Fallbacks that happened on the way, as labels what/reason.
 	Fallbacks []Fallback
 	Facts     abi.PlaceFacts  // the table that was decided on, for explain
 	Targets   []engine.Target // row i of Facts.Candidates
 	Lease     *Lease
+
+	table *table
+}
+
+// Recycle gives the memory of Facts.Candidates and Targets back, which are nil
+// afterwards. To be called at most once, by the one who has read them; without
+// it the garbage collector does the work.
+func (p *Placement) Recycle() {
+	if p.table != nil {
+		p.table.recycle()
+	}
+	p.table, p.Facts.Candidates, p.Targets = nil, nil, nil
 }
 
 // Fallback is one counted deviation from what was configured.
@@ -55,7 +83,10 @@ type Fallback struct{ What, Reason string }
 
 // Coordinator places and releases; it is called by every exchange.
 type Coordinator interface {
-	// Place returns a committed placement, or ErrNoTarget, ErrUnknownModel,
-	// ErrModelNeeded, ErrRejected or the context's error.
+	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
+	// ErrModelNeeded, ErrRejected or the cause of the context's end. It keeps
+	// nothing of a.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
+	// Ready reports whether one request could be placed now.
+	Ready() bool
 }

@@ -1,0 +1,149 @@
+package coordinator
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// choose returns the rows that take the legs: the policy's answer if it keeps
+// the contract, else that of the native rule, in either case moved off pairs
+// and trials that are taken.
+func (l *Local) choose(ctx context.Context, d Decider, t *table, g *grant, now time.Time) abi.PlaceDecision {
+	chosen, policy, ok := d.Place(ctx, &t.place)
+	g.Policy = policy
+	switch {
+	case !ok:
+		g.fallback("place", policy)
+	case !t.valid(chosen):
+		g.fallback("place", ReasonNonsense)
+		ok = false
+	}
+	if !ok {
+		g.Policy = native
+		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.valid(chosen) {
+			chosen = t.leastLoad()
+		}
+	}
+	return l.settle(t, g, chosen, now)
+}
+
+// valid reports whether a decision keeps the contract: the legs that the flow
+// has, each on a row that may take it, the pair within a group and on two
+// targets, the fixed prefill where it was.
+func (t *table) valid(d abi.PlaceDecision) bool {
+	rows := t.place.Candidates
+	if d.Decode < 0 || int(d.Decode) >= len(rows) {
+		return false
+	}
+	if t.place.Flow == abi.FlowAggregated {
+		return d.Prefill == -1
+	}
+	if d.Prefill < 0 || int(d.Prefill) >= len(rows) || d.Prefill == d.Decode {
+		return false
+	}
+	p, q := &rows[d.Prefill], &rows[d.Decode]
+	return p.Roles&abi.RolePrefill != 0 && q.Roles&abi.RoleDecode != 0 && p.Group == q.Group &&
+		(t.place.Fixed < 0 || d.Prefill == t.place.Fixed)
+}
+
+// leastLoad is the rule that cannot fail on a table with rows: the fewest
+// tokens, prefill first.
+func (t *table) leastLoad() abi.PlaceDecision {
+	every := func(int32) bool { return true }
+	if t.place.Flow == abi.FlowAggregated {
+		return abi.PlaceDecision{Prefill: -1, Decode: t.least(abi.RoleBoth, -1, every)}
+	}
+	prefill := t.place.Fixed
+	if prefill < 0 {
+		prefill = t.least(abi.RolePrefill, -1, every)
+	}
+	return abi.PlaceDecision{Prefill: prefill, Decode: t.least(abi.RoleDecode, prefill, every)}
+}
+
+// least returns the row with the fewest tokens of those that can take the phase
+// beside row other (-1 for none) and are ok, on another instance than other's
+// if there is one; -1 when there is none.
+func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
+	rows, best := t.place.Candidates, int32(-1)
+	for i := range rows {
+		c := &rows[i]
+		if c.Roles&phase == 0 || int32(i) == other || other >= 0 && c.Group != rows[other].Group || !ok(int32(i)) {
+			continue
+		}
+		if best >= 0 {
+			b := &rows[best]
+			if other >= 0 && (c.Instance == rows[other].Instance) != (b.Instance == rows[other].Instance) {
+				if c.Instance == rows[other].Instance {
+					continue
+				}
+			} else if c.Tokens > b.Tokens || c.Tokens == b.Tokens && c.Requests >= b.Requests {
+				continue
+			}
+		}
+		best = int32(i)
+	}
+	return best
+}
+
+// settle claims what the decision needs: the trial of each half-open circuit
+// among its targets and its pair. What cannot be had is replaced by the least
+// loaded row that needs no claim; where there is none the decision stands, for
+// a request that may fail is better than one that surely does.
+func (l *Local) settle(t *table, g *grant, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
+	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
+	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && !t.claim(d.Prefill) {
+		d.Prefill = t.replace(g, ReasonTrial, abi.RolePrefill, d.Prefill, d.Decode, calm)
+	}
+	if !t.claim(d.Decode) {
+		phase := abi.RoleDecode
+		if d.Prefill < 0 {
+			phase = abi.RoleBoth
+		}
+		d.Decode = t.replace(g, ReasonTrial, phase, d.Decode, d.Prefill, calm)
+	}
+	if d.Prefill < 0 || l.claimPair(t, d) {
+		return d
+	}
+	decode := t.replace(g, ReasonPair, abi.RoleDecode, d.Decode, d.Prefill, func(i int32) bool {
+		return calm(i) && !l.blocked(t.targets[d.Prefill], t.targets[i], now)
+	})
+	if decode != d.Decode || t.place.Fixed >= 0 {
+		d.Decode = decode
+		return d
+	}
+	d.Prefill = t.replace(nil, ReasonPair, abi.RolePrefill, d.Prefill, d.Decode, func(i int32) bool {
+		return calm(i) && !l.blocked(t.targets[i], t.targets[d.Decode], now)
+	})
+	return d
+}
+
+// claim takes the trial of row i if its circuit is half open; false means that
+// another request has it.
+func (t *table) claim(i int32) bool {
+	return !t.place.Candidates[i].Trial || t.targets[i].Breaker.Allow()
+}
+
+// claimPair is claim for the pair of d. A pair whose circuit is open is taken
+// by no one.
+func (l *Local) claimPair(t *table, d abi.PlaceDecision) bool {
+	return !l.registry.PairsInTrouble() || l.registry.AllowPair(t.targets[d.Prefill], t.targets[d.Decode])
+}
+
+func (l *Local) blocked(p, d engine.Target, now time.Time) bool {
+	return l.registry.PairBlocked(p, d, now)
+}
+
+// replace returns the least loaded row that is ok for the phase in row's place,
+// and notes the fallback in g; row itself when there is none.
+func (t *table) replace(g *grant, reason string, phase abi.Role, row, other int32, ok func(int32) bool) int32 {
+	if g != nil {
+		g.fallback("place", reason)
+	}
+	if i := t.least(phase, other, ok); i >= 0 {
+		return i
+	}
+	return row
+}

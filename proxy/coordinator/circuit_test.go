@@ -1,0 +1,346 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// offered lists the candidates of a placement as name and role.
+func offered(p *Placement) string {
+	s := ""
+	for i, c := range p.Facts.Candidates {
+		s += p.Targets[i].Name() + ":" + c.Roles.String() + " "
+	}
+	return s
+}
+
+// TestOffered: what is unfit is not offered while its phase has something
+// fitter, each phase for itself.
+func TestOffered(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		specs    []string
+		broken   []string
+		excluded []string
+		want     string
+	}{
+		{"all well", []string{"p prefill", "q prefill", "d decode"}, nil, nil, "p:prefill q:prefill d:decode "},
+		{"broken is left out", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p"}, nil, "q:prefill d:decode e:decode "},
+		{"excluded is left out", []string{"p prefill", "d decode", "e decode"}, nil, []string{"e"}, "p:prefill d:decode "},
+		{"excluded if nothing else", []string{"p prefill", "d decode"}, nil, []string{"p"}, "p:prefill d:decode "},
+		{"excluded before broken", []string{"p prefill", "q prefill", "d decode"}, []string{"q"}, []string{"p"}, "p:prefill d:decode "},
+		{"all prefill broken, one decode broken", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p", "q", "e"}, nil, "p:prefill q:prefill d:decode "},
+		{"everything broken", []string{"p prefill", "d decode", "e decode"}, []string{"p", "d", "e"}, nil, "p:prefill d:decode e:decode "},
+		{"the fitter group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, nil, "p2:prefill d2:decode "},
+		{"the fitter group, in the other order", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p2"}, nil, "p1:prefill d1:decode "},
+		{"the less unfit group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, []string{"p2"}, "p2:prefill d2:decode "},
+		{"two of role both: decode on the fit one", []string{"b both", "c both"}, []string{"c"}, nil, "b:decode c:prefill "},
+		{"the only fit decode cannot prefill too", []string{"a both", "b both", "p prefill"}, []string{"b"}, nil, "a:decode p:prefill "},
+		{"the only fit prefill cannot decode too", []string{"a both", "b both", "d decode"}, []string{"b"}, nil, "a:prefill d:decode "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.breakCircuit(t, tt.broken...)
+			w.SetDecider(builtin(t, "always", "least_load"))
+			a := ask()
+			for _, name := range tt.excluded {
+				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+			}
+			p := w.must(t, a)
+			if got := offered(p); got != tt.want {
+				t.Errorf("offered %q, want %q", got, tt.want)
+			}
+			if p.Prefill.Instance == p.Decode.Instance {
+				t.Error("both legs on one instance")
+			}
+			p.Lease.Release()
+		})
+	}
+}
+
+func TestOfferedAggregated(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		broken, excluded []string
+		want             string
+	}{
+		{"all well", nil, nil, "a:both b:both c:both "},
+		{"one broken, one excluded", []string{"a"}, []string{"b"}, "c:both "},
+		{"excluded before broken", []string{"a", "c"}, []string{"b"}, "b:both "},
+		{"everything broken", []string{"a", "b", "c"}, []string{"b"}, "a:both b:both c:both "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "a both one", "b both one", "c both one")
+			w.breakCircuit(t, tt.broken...)
+			a := ask()
+			for _, name := range tt.excluded {
+				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+			}
+			if got := offered(w.must(t, a)); got != tt.want {
+				t.Errorf("offered %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// halfOpen runs f in a bubble where the circuits of the named instances have
+// just become half open.
+func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, specs...)
+		w.breakCircuit(t, names...)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		f(t, w)
+	})
+}
+
+// TestTrial: a half-open instance gets one request, its success brings it back.
+func TestTrial(t *testing.T) {
+	halfOpen(t, []string{"p prefill", "d decode", "e decode"}, []string{"e"}, func(t *testing.T, w *world) {
+		// The policy insists on e.
+		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			return abi.PlaceDecision{Prefill: 0, Decode: int32(len(f.Candidates)) - 1}, "mine", true
+		}})
+		first := w.must(t, ask())
+		if first.Decode.Name() != "e" || !first.Facts.Candidates[2].Trial {
+			t.Fatalf("the trial went to %q", first.Decode.Name())
+		}
+		second := w.must(t, ask())
+		if second.Decode.Name() != "d" || len(second.Facts.Candidates) != 2 {
+			t.Errorf("while the trial runs a request went to %q of %q", second.Decode.Name(), offered(second))
+		}
+		first.Decode.Breaker.Success()
+		if third := w.must(t, ask()); third.Decode.Name() != "e" {
+			t.Errorf("after the trial a request went to %q", third.Decode.Name())
+		}
+	})
+}
+
+// TestTrialTaken: a decision made on a table in which the trial was free, while
+// another request took it.
+func TestTrialTaken(t *testing.T) {
+	for _, tt := range []struct {
+		name, taken, prefill, decode string
+		specs                        []string
+	}{
+		{"decode", "e", "p", "d", []string{"p prefill", "e decode", "d decode"}},
+		{"prefill", "q", "p", "d", []string{"q prefill", "p prefill", "d decode"}},
+		{"nothing else", "d", "p", "d", []string{"p prefill", "d decode"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			halfOpen(t, tt.specs, []string{tt.taken}, func(t *testing.T, w *world) {
+				w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+					if !w.target(t, tt.taken, 0).Breaker.Allow() {
+						t.Error("the trial was not free")
+					}
+					d := abi.PlaceDecision{Prefill: 0, Decode: 1}
+					if f.Candidates[1].Roles&abi.RoleDecode == 0 {
+						d.Decode = 2
+					}
+					return d, "mine", true
+				}})
+				p := w.must(t, ask())
+				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || show(p.Fallbacks) != "place/trial_taken" {
+					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+				}
+			})
+		})
+	}
+}
+
+func TestTrialTakenAggregated(t *testing.T) {
+	halfOpen(t, []string{"a both one", "b both one"}, []string{"a"}, func(t *testing.T, w *world) {
+		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.target(t, "a", 0).Breaker.Allow()
+			return abi.PlaceDecision{Prefill: -1, Decode: 0}, "mine", true
+		}})
+		if p := w.must(t, ask()); p.Decode.Name() != "b" {
+			t.Errorf("placed on %q", p.Decode.Name())
+		}
+	})
+}
+
+// TestPairCircuit: a pair whose transfers fail is avoided, its engines are not.
+func TestPairCircuit(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		broken          []string // pairs such as "pd"
+		prefill, decode string
+		fallbacks       string
+	}{
+		{"another decode", []string{"pd"}, "p", "e", "place/pair_broken"},
+		{"another prefill", []string{"pd", "pe"}, "q", "d", "place/pair_broken"},
+		{"none: tried all the same", []string{"pd", "pe", "qd", "qe"}, "p", "d", "place/pair_broken"},
+		{"not this pair", []string{"qe"}, "p", "d", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
+			for _, b := range tt.broken {
+				for range 3 {
+					w.reg.Pair(w.target(t, b[:1], 0), w.target(t, b[1:], 0)).Failure("kv_load")
+				}
+			}
+			w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				return abi.PlaceDecision{Prefill: 0, Decode: 2}, "mine", true
+			}})
+			p := w.must(t, ask())
+			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+			}
+			if len(p.Facts.Candidates) != 4 {
+				t.Error("a broken pair is no reason to leave out its engines")
+			}
+		})
+	}
+}
+
+// TestPairTrial: a half-open pair gets one request.
+func TestPairTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "p prefill", "d decode", "e decode")
+		pair := w.reg.Pair(w.target(t, "p", 0), w.target(t, "d", 0))
+		for range 3 {
+			pair.Failure("kv_load")
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
+		}})
+		for n, want := range []string{"d", "e", "e"} {
+			if p := w.must(t, ask()); p.Decode.Name() != want {
+				t.Errorf("request %d went to %q, want %q", n, p.Decode.Name(), want)
+			}
+		}
+		pair.Success()
+		if p := w.must(t, ask()); p.Decode.Name() != "d" {
+			t.Errorf("after the trial a request went to %q", p.Decode.Name())
+		}
+	})
+}
+
+// TestFixed: the prefill target of an earlier placement stays, with its id.
+func TestFixed(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
+	first := w.must(t, ask())
+	a := ask()
+	a.Prefill, a.ID, a.Excluded = first.Prefill, first.ID, []engine.Target{first.Decode}
+	second := w.must(t, a)
+	if second.Prefill != first.Prefill || second.ID != first.ID || second.Decode == first.Decode || second.Flow != first.Flow {
+		t.Errorf("moved to %q/%d and %q, id %d", second.Prefill.Name(), second.Prefill.Rank, second.Decode.Name(), second.ID)
+	}
+	if second.Facts.Fixed != 0 || second.Targets[0] != first.Prefill || offered(second) != first.Prefill.Name()+":prefill "+second.Decode.Name()+":decode " {
+		t.Errorf("offered %q", offered(second))
+	}
+	if n := first.Prefill.Load[first.Prefill.Rank].Requests(); n != 1 {
+		t.Errorf("prefill carries %d requests: its work is done once", n)
+	}
+	first.Lease.Release()
+	if w.LiveIDs() != 1 {
+		t.Error("the id is still in flight")
+	}
+	second.Lease.PrefillDone()
+	second.Lease.Release()
+	w.idle(t)
+}
+
+func TestFixedVerifies(t *testing.T) {
+	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
+	for _, tt := range []struct {
+		prefill, decode int32
+		ok              bool
+	}{{0, 1, true}, {0, 2, true}, {1, 2, false}, {-1, 1, false}, {0, 0, false}} {
+		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			if f.Fixed != 0 || len(f.Candidates) != 3 {
+				t.Errorf("facts %+v", f)
+			}
+			return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
+		}})
+		a := ask()
+		a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
+		p := w.must(t, a)
+		if (p.Policy == "mine") != tt.ok || p.Prefill.Name() != "p" || p.ID != abi.MinDisaggID {
+			t.Errorf("%+v: %q placed on %q and %q", tt, p.Policy, p.Prefill.Name(), p.Decode.Name())
+		}
+		p.Lease.Release()
+	}
+	w.idle(t)
+}
+
+// TestFixedWhere: what may happen to the prefill target and its decodes
+// meanwhile.
+func TestFixedWhere(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		do    func(t *testing.T, w *world)
+		want  string // decode, or the phase that lacks a target
+		count string
+	}{
+		{"prefill drains", func(t *testing.T, w *world) { w.remove(t, "p") }, "d", ""},
+		{"prefill's circuit is open", func(t *testing.T, w *world) { w.breakCircuit(t, "p") }, "d", ""},
+		{"a decode's circuit is open", func(t *testing.T, w *world) { w.breakCircuit(t, "d") }, "e", ""},
+		{"a pair's circuit is open", func(t *testing.T, w *world) { w.breakPair(t, "p", "d") }, "e", ""},
+		{"all are open", func(t *testing.T, w *world) { w.breakCircuit(t, "d"); w.breakPair(t, "p", "e") }, "d", ""},
+		{"all pairs are open", func(t *testing.T, w *world) { w.breakPair(t, "p", "d"); w.breakPair(t, "p", "e") }, "d", "place/pair_broken"},
+		{"no decode is left", func(t *testing.T, w *world) { w.remove(t, "d"); w.remove(t, "e") }, "decode", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
+			a := ask()
+			a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
+			// The policy takes the first decode.
+			w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
+			}})
+			hold := a.Prefill.Load[0].Hold(1) // keeps p from leaving
+			defer hold.Drop()
+			tt.do(t, w)
+			p, err := w.Place(t.Context(), a)
+			var nt *NoTargetError
+			switch {
+			case errors.As(err, &nt):
+				if nt.Phase.String() != tt.want {
+					t.Errorf("no target for %v, want %s", nt.Phase, tt.want)
+				}
+			case err != nil:
+				t.Error(err)
+			case p.Decode.Name() != tt.want || p.Prefill != a.Prefill || show(p.Fallbacks) != tt.count:
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+			}
+		})
+	}
+}
+
+// TestFixedGone: a prefill target that has left cannot be kept.
+func TestFixedGone(t *testing.T) {
+	w := newWorld(t, "p prefill", "q prefill", "d decode")
+	a := ask()
+	a.Prefill, a.ID = engine.Target{Instance: &engine.Instance{}}, abi.MinDisaggID
+	_, err := w.Place(context.Background(), a)
+	var nt *NoTargetError
+	if !errors.As(err, &nt) || nt.Phase != abi.Prefill {
+		t.Errorf("got %v", err)
+	}
+	w.idle(t)
+}
+
+func (w *world) remove(t *testing.T, name string) {
+	t.Helper()
+	if err := w.reg.Remove(name, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) breakPair(t *testing.T, p, d string) {
+	t.Helper()
+	for range 3 {
+		w.reg.Pair(w.target(t, p, 0), w.target(t, d, 0)).Failure("kv_load")
+	}
+}

@@ -1,0 +1,42 @@
+package coordinator
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// Errors of Place.
+var (
+	// ErrUnknownModel says that no instance is known to serve the model.
+	ErrUnknownModel = errors.New("place request: unknown model")
+	// ErrModelNeeded says that the client named no model and there are several.
+	ErrModelNeeded = errors.New("place request: model needed: the engines serve several")
+	// ErrRejected says that the plan policy refused the request though it could
+	// be served.
+	ErrRejected = errors.New("place request: rejected by the plan policy")
+	// ErrNoTarget is what every *NoTargetError is, for errors.Is.
+	ErrNoTarget = errors.New("place request: no target")
+)
+
+// NoTargetError says that no engine could be given a phase of the request now.
+type NoTargetError struct {
+	Phase abi.Phase // PhaseNone: no engine takes an aggregated request
+	Model string
+}
+
+// Error implements error.
+func (e *NoTargetError) Error() string {
+	what := "no engine is ready to serve"
+	if e.Phase != abi.PhaseNone {
+		what = "no engine is ready for the " + e.Phase.String() + " of"
+	}
+	if e.Model == "" {
+		return what + " the request"
+	}
+	return fmt.Sprintf("%s model %q", what, e.Model)
+}
+
+// Is makes every NoTargetError an ErrNoTarget.
+func (e *NoTargetError) Is(target error) bool { return target == ErrNoTarget }

@@ -1,0 +1,271 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// TestHammer places, fails, moves and releases from many goroutines while
+// instances are reloaded; afterwards nothing is held.
+func TestHammer(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode", "b both", "n both one")
+	w.SetDecider(builtin(t, "auto", "power_of_two"))
+	var instances sync.Map // every instance that was ever placed on
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(g)))
+			for n := range 400 {
+				a := ask()
+				a.Request.PairBroken = rnd.IntN(8) == 0
+				p, err := w.Place(context.Background(), a)
+				if err != nil {
+					if !errors.Is(err, ErrNoTarget) {
+						t.Error(err)
+					}
+					continue
+				}
+				instances.Store(p.Decode.Instance, true)
+				if p.Flow == abi.FlowAggregated {
+					p.Lease.Release()
+					continue
+				}
+				instances.Store(p.Prefill.Instance, true)
+				runtime.Gosched()
+				pair := w.reg.Pair(p.Prefill, p.Decode)
+				switch rnd.IntN(6) {
+				case 0:
+					p.Decode.Breaker.Failure()
+					pair.Failure("kv_load")
+				default:
+					p.Decode.Breaker.Success()
+					pair.Success()
+				}
+				if rnd.IntN(4) == 0 { // decode moves
+					a.Prefill, a.ID, a.Excluded = p.Prefill, p.ID, []engine.Target{p.Decode}
+					if q, err := w.Place(context.Background(), a); err == nil {
+						q.Lease.PrefillDone()
+						p.Lease.Release()
+						p = q
+					}
+				}
+				if rnd.IntN(2) == 0 {
+					p.Recycle()
+				}
+				var both sync.WaitGroup
+				both.Go(p.Lease.PrefillDone)
+				both.Go(p.Lease.Release)
+				p.Lease.Release()
+				both.Wait()
+				if n%100 == 0 {
+					w.SetDecider(builtin(t, "auto", []string{"round_robin", "least_load"}[n/100%2]))
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for n := range 50 {
+			spec := config.Engine{Name: "x", URL: "http://x", Role: "both", Connector: "two", Ranks: 1 + n%3}
+			if err := w.reg.Apply("other", []config.Engine{spec}, time.Hour); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	wg.Wait()
+	w.idle(t)
+	instances.Range(func(key, _ any) bool {
+		for r := range key.(*engine.Instance).Load {
+			if l := &key.(*engine.Instance).Load[r]; l.Requests() != 0 || l.Tokens() != 0 {
+				t.Errorf("%s rank %d still carries load", key.(*engine.Instance).Spec.Name, r)
+			}
+		}
+		return true
+	})
+}
+
+// TestTablesKeepThePromise checks tables of random fleets, some of whose members
+// are unfit, against the promise of abi.PlaceFacts, and that a pair is placed
+// exactly where one exists.
+func TestTablesKeepThePromise(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for range 60 {
+		var specs []string
+		for n := range 1 + rnd.IntN(7) {
+			specs = append(specs, fmt.Sprintf("%c%d %s two %d", 'a'+n, 1+rnd.IntN(2),
+				[]string{"prefill", "decode", "both"}[rnd.IntN(3)], 1+rnd.IntN(2)))
+		}
+		w := newWorld(t, specs...)
+		w.SetDecider(builtin(t, "always", "round_robin"))
+		instances := w.reg.Snapshot().Instances
+		exists := false
+		for _, p := range instances {
+			for _, d := range instances {
+				exists = exists || p != d && p.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0 && p.Facts().Version == d.Facts().Version
+			}
+		}
+		for range 8 {
+			a := ask()
+			for _, i := range instances {
+				switch rnd.IntN(4) {
+				case 0:
+					w.breakCircuit(t, i.Spec.Name)
+				case 1:
+					a.Excluded = append(a.Excluded, engine.Target{Instance: i, Rank: rnd.IntN(len(i.Load))})
+				default:
+					i.Breaker.Success()
+				}
+			}
+			p, err := w.Place(t.Context(), a)
+			if (err == nil) != exists {
+				t.Fatalf("fleet %q: placed %v, a pair exists: %v", specs, err == nil, exists)
+			}
+			if err != nil {
+				continue
+			}
+			if p.Policy != "round_robin" || len(p.Fallbacks) != 0 || p.Prefill.Instance == p.Decode.Instance {
+				t.Errorf("fleet %q: %q placed on %q and %q", specs, p.Policy, p.Prefill.Name(), p.Decode.Name())
+			}
+			for i, c := range p.Facts.Candidates {
+				var prefill, decode bool
+				for _, o := range p.Facts.Candidates {
+					if o.Group == c.Group && o.Instance != c.Instance {
+						prefill = prefill || o.Roles&abi.RolePrefill != 0
+						decode = decode || o.Roles&abi.RoleDecode != 0
+					}
+				}
+				if c.Roles == 0 || c.Roles&abi.RolePrefill != 0 && !decode || c.Roles&abi.RoleDecode != 0 && !prefill {
+					t.Errorf("fleet %q: row %d, %s as %s, has no partner", specs, i, p.Targets[i].Name(), c.Roles)
+				}
+			}
+			p.Lease.Release()
+			p.Recycle()
+		}
+		w.idle(t)
+	}
+}
+
+// TestSpread: over a fleet at rest every slot of each phase gets its share.
+func TestSpread(t *testing.T) {
+	const rounds = 1600
+	for _, policy := range []string{"round_robin", "least_load", "power_of_two"} {
+		t.Run(policy, func(t *testing.T) {
+			w := newWorld(t, "p prefill two 4", "q prefill two 4", "d decode two 2", "e decode two 2")
+			w.SetDecider(builtin(t, "auto", policy))
+			hits := map[engine.Target]int{}
+			for range rounds {
+				p := w.must(t, ask())
+				hits[p.Prefill]++
+				hits[p.Decode]++
+				p.Lease.Release()
+				p.Recycle()
+			}
+			for target, n := range hits {
+				want, tolerance := rounds/8, rounds/32
+				if target.Role == abi.RoleDecode {
+					want, tolerance = rounds/4, rounds/16
+				}
+				if policy == "round_robin" {
+					tolerance = 0
+				}
+				if n < want-tolerance || n > want+tolerance {
+					t.Errorf("%s rank %d: %d requests, want about %d", target.Name(), target.Rank, n, want)
+				}
+			}
+			if len(hits) != 12 {
+				t.Errorf("%d of 12 slots used", len(hits))
+			}
+		})
+	}
+}
+
+func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		specs []string
+	}{
+		{"pair", []string{"p prefill two 4", "d decode two 4"}},
+		{"aggregated", []string{"b both one 4"}},
+		{"with an open circuit", []string{"p prefill", "q prefill", "d decode"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.SetDecider(builtin(t, "auto", "least_load"))
+			if len(tt.specs) == 3 {
+				w.breakCircuit(t, "q")
+			}
+			ctx, a := t.Context(), ask()
+			place := func() {
+				p, err := w.Place(ctx, a)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.Lease.PrefillDone()
+				p.Lease.Release()
+				p.Recycle()
+			}
+			for range 100 {
+				place()
+			}
+			// Under the race detector sync.Pool drops what it is given at random.
+			if n := testing.AllocsPerRun(200, place); n > 1 && !raceEnabled {
+				t.Errorf("%v allocations a placement, want 1", n)
+			}
+		})
+	}
+}
+
+// BenchmarkPlaceAggregated leaves out the minting, which is held to 1024 ids a
+// millisecond and so bounds BenchmarkPlace from below by 1 µs.
+func BenchmarkPlaceAggregated(b *testing.B) {
+	for _, n := range []int{8, 64, 512} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			w := newWorld(b, fmt.Sprintf("b both one %d", n))
+			w.SetDecider(builtin(b, "auto", "least_load"))
+			ctx, a := context.Background(), ask()
+			b.ReportAllocs()
+			for b.Loop() {
+				p, err := w.Place(ctx, a)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.Lease.Release()
+				p.Recycle()
+			}
+		})
+	}
+}
+
+func BenchmarkPlace(b *testing.B) {
+	for _, policy := range []string{"least_load", "round_robin"} {
+		for _, n := range []int{8, 64, 512} {
+			b.Run(fmt.Sprintf("%s/%d", policy, n), func(b *testing.B) {
+				var specs []string
+				for k := range n / 2 {
+					specs = append(specs, fmt.Sprintf("p%dp prefill", k), fmt.Sprintf("d%dd decode", k))
+				}
+				w := newWorld(b, specs...)
+				w.SetDecider(builtin(b, "auto", policy))
+				ctx, a := context.Background(), ask()
+				b.ReportAllocs()
+				for b.Loop() {
+					p, err := w.Place(ctx, a)
+					if err != nil {
+						b.Fatal(err)
+					}
+					p.Lease.Release()
+					p.Recycle()
+				}
+			})
+		}
+	}
+}

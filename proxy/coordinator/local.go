@@ -1,0 +1,280 @@
+package coordinator
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// Observer hears what a Placement cannot tell: the fallbacks of a Place that
+// failed, and each id that was issued. It is called by many goroutines.
+type Observer interface {
+	Fallback(what, reason string)
+	Minted(policy string)
+}
+
+// Local is the Coordinator that owns the state it decides on. It is the one
+// issuer of disagg ids of its node and worker number. Safe for concurrent use.
+type Local struct {
+	registry *engine.Registry
+	decider  atomic.Pointer[Decider]
+	fallback Decider
+	mint     *disaggid.Source
+	observer Observer
+	live     disaggid.Live
+	open     atomic.Int64
+	tables   sync.Pool
+}
+
+var _ Coordinator = (*Local)(nil)
+
+// NewLocal returns a coordinator that asks d, and fallback where d has no usable
+// answer; fallback answers always, natively.
+func NewLocal(registry *engine.Registry, d, fallback Decider, mint *disaggid.Source, observer Observer) *Local {
+	l := &Local{registry: registry, fallback: fallback, mint: mint, observer: observer}
+	l.tables.New = func() any { return &table{home: &l.tables} }
+	l.SetDecider(d)
+	return l
+}
+
+// SetDecider makes placements from now on ask d.
+func (l *Local) SetDecider(d Decider) { l.decider.Store(&d) }
+
+// Open is the number of leases that have not been released.
+func (l *Local) Open() int { return int(l.open.Load()) }
+
+// LiveIDs is the number of disagg ids in flight.
+func (l *Local) LiveIDs() int { return l.live.Len() }
+
+// Ready reports whether one request could be placed now.
+func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
+
+// grant is a placement with its lease, in one piece of memory.
+type grant struct {
+	Placement
+	lease Lease
+}
+
+// Place decides and commits a placement. In steady state it allocates the
+// placement and nothing else, provided that placements are recycled.
+//
+// Targets whose circuit is open are not offered, and neither are excluded ones,
+// as long as the phase has others. When it has none they are: an engine that
+// failed before may serve, an error surely does not.
+func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	pool, err := resolve(l.registry.Snapshot(), a.Model)
+	if err != nil {
+		return nil, err
+	}
+	t := l.tables.Get().(*table)
+	t.reset(a)
+	g := &grant{lease: Lease{local: l}}
+	g.table = t
+	if err := l.decide(ctx, pool, a, t, g); err != nil {
+		for _, f := range g.Fallbacks {
+			l.observer.Fallback(f.What, f.Reason)
+		}
+		t.recycle()
+		return nil, err
+	}
+	g.Facts, g.Targets, g.Lease = t.place, t.targets, &g.lease
+	return &g.Placement, nil
+}
+
+// resolve finds the pool of the model that the client named, or of the only one
+// there is.
+func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
+	if model == "" {
+		switch p, count := s.Only(); {
+		case p != nil:
+			return p, nil
+		case count > 1:
+			return nil, ErrModelNeeded
+		}
+		return nil, &NoTargetError{}
+	}
+	if p, ok := s.Pool(model); ok {
+		return p, nil
+	}
+	if s.Unlearned || len(s.Instances) == 0 { // it may yet turn out to be served
+		return nil, &NoTargetError{Model: model}
+	}
+	return nil, ErrUnknownModel
+}
+
+// decide goes through the steps of a placement: plan, place, mint, commit.
+func (l *Local) decide(ctx context.Context, pool *engine.Pool, a *Ask, t *table, g *grant) error {
+	d := *l.decider.Load()
+	now := time.Now()
+	two := !a.Prefill.IsZero()
+	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
+		var err error
+		if two, err = l.plan(ctx, d, pool, a, t, g); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !two:
+		if t.fillAggregated(pool, a, now); len(t.targets) == 0 {
+			return &NoTargetError{Model: a.Model}
+		}
+	case !a.Prefill.IsZero():
+		if !t.fillFixed(l.registry, pool, a, now) {
+			return &NoTargetError{Phase: fixedLacks(pool, a), Model: a.Model}
+		}
+	default:
+		if !t.fillPairs(pool, a, now) {
+			return &NoTargetError{Phase: lacks(pool), Model: a.Model}
+		}
+	}
+	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now))
+	return nil
+}
+
+// plan asks how many legs the request gets.
+func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant) (two bool, err error) {
+	t.plan = abi.PlanFacts{
+		Request:        a.Request,
+		PrefillTargets: pool.Plan.Prefill,
+		DecodeTargets:  pool.Plan.Decode,
+		BothTargets:    pool.Plan.Both,
+	}
+	decision, policy, ok := d.Plan(ctx, &t.plan)
+	switch {
+	case !ok:
+		g.fallback("plan", policy)
+	case decision > abi.PlanReject:
+		g.fallback("plan", ReasonNonsense)
+		ok = false
+	case decision == abi.PlanPass: // they leave it to the native rule
+		ok = false
+	}
+	if !ok {
+		decision, _, _ = l.fallback.Plan(ctx, &t.plan)
+	}
+	switch decision {
+	case abi.PlanDisaggregate:
+		return true, nil
+	case abi.PlanAggregate:
+		if pool.Plan.Prefill == 0 && pool.Configured.Prefill > 0 && pool.Configured.Decode > 0 {
+			g.fallback("plan", "no_"+lacks(pool).String())
+		}
+		return false, nil
+	}
+	if pool.Plan.Prefill == 0 && pool.Plan.Both == 0 {
+		return false, &NoTargetError{Phase: lacks(pool), Model: a.Model}
+	}
+	return false, ErrRejected
+}
+
+// lacks is the phase for which the pool has no ready target with a connector
+// that pairs; prefill when it has both but they do not go together.
+func lacks(pool *engine.Pool) abi.Phase {
+	var roles abi.Role
+	for i := range pool.Ready {
+		if f := &pool.Ready[i].Facts; f.Group != 0 {
+			roles |= f.Roles
+		}
+	}
+	if roles == abi.RolePrefill {
+		return abi.Decode
+	}
+	return abi.Prefill
+}
+
+// fixedLacks is the phase for which a kept prefill target finds no place.
+func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
+	if _, ok := pool.Group(a.Prefill); !ok {
+		return abi.Prefill
+	}
+	return abi.Decode
+}
+
+// commit makes the decision hold: it mints the id, unless it is kept, and takes
+// the loads.
+func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision) {
+	g.Decode = t.targets[chosen.Decode]
+	g.Flow = abi.FlowAggregated
+	lease := &g.lease
+	if chosen.Prefill >= 0 {
+		g.Prefill = t.targets[chosen.Prefill]
+		g.Flow = g.Prefill.Flow
+		if g.ID = a.ID; g.ID != 0 {
+			l.live.Hold(g.ID)
+		} else {
+			g.ID = l.mintID(ctx, d, t, g)
+		}
+		lease.id = g.ID
+	}
+	t.place.Flow = g.Flow
+	if chosen.Prefill >= 0 && a.Prefill.IsZero() {
+		lease.prefill = g.Prefill.Load[g.Prefill.Rank].Hold(a.Request.PromptTokens)
+	}
+	lease.decode = g.Decode.Load[g.Decode.Rank].Hold(a.Request.PromptTokens + expected(&a.Request))
+	l.open.Add(1)
+}
+
+// mintID returns an id that is in range and not in flight, and takes it into
+// the set of those that are.
+func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *grant) uint64 {
+	t.mint = l.mint.Next()
+	id, policy, ok := d.Mint(ctx, &t.mint)
+	switch {
+	case !ok:
+		g.fallback("mint", policy)
+	case !disaggid.InRange(id):
+		g.fallback("mint", ReasonNonsense)
+	case !l.live.Add(id):
+		g.fallback("mint", ReasonDuplicate)
+	default:
+		l.observer.Minted(policy)
+		return id
+	}
+	for {
+		// The facts may have become an id of the policy's: take new ones.
+		if id = disaggid.Pack(l.mint.Next()); l.live.Add(id) {
+			l.observer.Minted(native)
+			return id
+		}
+	}
+}
+
+// native is the name of the built-in rules where a policy's would stand.
+const native = "native"
+
+// Bounds of the tokens that a stream is expected to produce. A client that sets
+// no limit counts as a chat answer of usual length; one that sets an absurd one
+// must not make its target look full.
+const (
+	usualAnswer  = 512
+	longAnswer   = 128 << 10
+	mostSequence = 128
+)
+
+// expected is how many tokens decode is expected to produce for a request.
+func expected(r *abi.RequestFacts) int64 {
+	tokens := r.MaxTokens
+	if tokens < 0 {
+		tokens = usualAnswer
+	}
+	return min(tokens, longAnswer) * max(1, min(r.N, mostSequence))
+}
+
+// fallback notes that the native rule of what decided, for a reason.
+func (g *grant) fallback(what, reason string) {
+	switch reason {
+	case ReasonAbsent:
+		return
+	case "":
+		reason = ReasonFailed
+	}
+	g.Fallbacks = append(g.Fallbacks, Fallback{What: what, Reason: reason})
+}

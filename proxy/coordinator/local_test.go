@@ -1,0 +1,443 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/snowflake"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+func TestPlacePair(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	p := w.must(t, ask())
+	if p.Flow != abi.FlowConcurrent || p.Prefill != w.target(t, "p", 0) || p.Decode != w.target(t, "d", 0) {
+		t.Errorf("placed %v on %q and %q", p.Flow, p.Prefill.Name(), p.Decode.Name())
+	}
+	if !disaggid.InRange(p.ID) || w.LiveIDs() != 1 || w.Open() != 1 {
+		t.Errorf("id %d, %d in flight, %d leases", p.ID, w.LiveIDs(), w.Open())
+	}
+	if p.Policy != "native" || len(p.Fallbacks) != 0 {
+		t.Errorf("policy %q, fallbacks %q", p.Policy, show(p.Fallbacks))
+	}
+	if len(p.Targets) != 2 || len(p.Facts.Candidates) != 2 || p.Facts.Candidates[1].Instance != p.Targets[1].ID || p.Facts.Flow != p.Flow {
+		t.Errorf("table %+v", p.Facts)
+	}
+	prefill, decode := &p.Prefill.Load[0], &p.Decode.Load[0]
+	if prefill.Requests() != 1 || prefill.Tokens() != 100 || decode.Requests() != 1 || decode.Tokens() != 110 {
+		t.Errorf("loads %d/%d and %d/%d", prefill.Requests(), prefill.Tokens(), decode.Requests(), decode.Tokens())
+	}
+	p.Lease.PrefillDone()
+	p.Lease.PrefillDone()
+	if prefill.Requests() != 0 || decode.Requests() != 1 {
+		t.Error("PrefillDone drops prefill's load alone")
+	}
+	p.Lease.Release()
+	p.Lease.Release()
+	p.Lease.PrefillDone()
+	w.idle(t)
+	p.Recycle()
+	p.Recycle()
+	if p.Targets != nil || p.Facts.Candidates != nil {
+		t.Error("a recycled table is still there")
+	}
+}
+
+func TestPlaceAggregated(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		specs  []string
+		plan   string
+		change func(*Ask)
+		want   string // engine, or the error
+	}{
+		{"both only", []string{"b both one"}, "auto", nil, "b"},
+		{"a both engine alone is no pair", []string{"b both"}, "auto", nil, "b"},
+		{"never", []string{"p prefill", "d decode", "b both"}, "never", nil, "b"},
+		{"never without both", []string{"p prefill", "d decode"}, "never", nil, `no engine is ready to serve model "m"`},
+		{"unpairable", []string{"p prefill", "d decode", "b both"}, "always", func(a *Ask) { a.Request.PairBroken = true }, "b"},
+		{"unpairable, no both", []string{"p prefill", "d decode"}, "auto", func(a *Ask) { a.Request.PairBroken = true }, `no engine is ready to serve model "m"`},
+		{"on decode too", []string{"p prefill", "d decode"}, "auto", func(a *Ask) { a.Aggregate = abi.RoleDecode }, "d"},
+		{"on prefill too", []string{"p prefill", "d decode"}, "always", func(a *Ask) { a.Aggregate = abi.RolePrefill }, "p"},
+		{"both whatever the set", []string{"p prefill", "b both"}, "always", func(a *Ask) { a.Aggregate = abi.RoleDecode }, "b"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.SetDecider(builtin(t, tt.plan, "least_load"))
+			a := ask()
+			if tt.change != nil {
+				tt.change(a)
+			}
+			p, err := w.Place(t.Context(), a)
+			if err != nil {
+				var nt *NoTargetError
+				if err.Error() != tt.want || !errors.Is(err, ErrNoTarget) || !errors.As(err, &nt) || nt.Phase != abi.PhaseNone {
+					t.Errorf("error %v", err)
+				}
+				return
+			}
+			if p.Decode.Name() != tt.want || !p.Prefill.IsZero() || p.Flow != abi.FlowAggregated || p.ID != 0 {
+				t.Errorf("placed %v on %q and %q, id %d", p.Flow, p.Prefill.Name(), p.Decode.Name(), p.ID)
+			}
+			if l := &p.Decode.Load[0]; l.Requests() != 1 || l.Tokens() != 110 {
+				t.Errorf("load %d/%d", l.Requests(), l.Tokens())
+			}
+			if w.LiveIDs() != 0 {
+				t.Error("an aggregated request has no id")
+			}
+			p.Lease.Release()
+			w.idle(t)
+		})
+	}
+}
+
+func TestPlaceErrors(t *testing.T) {
+	gone, cancel := context.WithCancelCause(t.Context())
+	left := errors.New("client left")
+	cancel(left)
+	for _, tt := range []struct {
+		name  string
+		specs []string
+		model string
+		plan  string
+		ctx   context.Context
+		is    error
+		phase abi.Phase
+	}{
+		{"nothing at all", nil, "m", "auto", nil, ErrNoTarget, abi.PhaseNone},
+		{"nothing at all, no model", nil, "", "auto", nil, ErrNoTarget, abi.PhaseNone},
+		{"unknown model", []string{"b both"}, "x", "auto", nil, ErrUnknownModel, 0},
+		{"perhaps of an engine that is down", []string{"b both", "down both"}, "x", "auto", nil, ErrNoTarget, abi.PhaseNone},
+		{"model needed", []string{"a=one both", "b=two both"}, "", "auto", nil, ErrModelNeeded, 0},
+		{"known but down", []string{"down=m both"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
+		{"no prefill", []string{"d decode"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
+		{"no decode", []string{"p prefill"}, "m", "auto", nil, ErrNoTarget, abi.Decode},
+		{"no decode for always", []string{"p prefill"}, "m", "always", nil, ErrNoTarget, abi.Decode},
+		{"they do not go together", []string{"p1 prefill", "d2 decode"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
+		{"client gone", []string{"b both"}, "m", "auto", gone, left, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.SetDecider(builtin(t, tt.plan, "least_load"))
+			ctx := tt.ctx
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			a := ask()
+			a.Model = tt.model
+			p, err := w.Place(ctx, a)
+			if p != nil || !errors.Is(err, tt.is) {
+				t.Fatalf("got %v, %v", p, err)
+			}
+			var nt *NoTargetError
+			if errors.As(err, &nt) && nt.Phase != tt.phase {
+				t.Errorf("phase %v, want %v", nt.Phase, tt.phase)
+			}
+			w.idle(t)
+		})
+	}
+}
+
+func TestPlaceOnlyModel(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "downer both")
+	a := ask()
+	a.Model = ""
+	w.must(t, a).Lease.Release()
+	if !w.Ready() || newWorld(t, "p prefill").Ready() {
+		t.Error("Ready is wrong")
+	}
+}
+
+func TestNoTargetErrorText(t *testing.T) {
+	for _, tt := range []struct {
+		err  NoTargetError
+		want string
+	}{
+		{NoTargetError{}, "no engine is ready to serve the request"},
+		{NoTargetError{Phase: abi.Decode}, "no engine is ready for the decode of the request"},
+		{NoTargetError{Phase: abi.Prefill, Model: "m"}, `no engine is ready for the prefill of model "m"`},
+	} {
+		if got := tt.err.Error(); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}
+
+func TestPlan(t *testing.T) {
+	plan := func(d abi.PlanDecision, policy string, ok bool) stub {
+		return stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return d, policy, ok }}
+	}
+	pair := []string{"p prefill", "d decode", "b both"}
+	for _, tt := range []struct {
+		name      string
+		specs     []string
+		d         Decider
+		flow      abi.Flow
+		err       error
+		fallbacks string
+	}{
+		{"disaggregate", pair, plan(abi.PlanDisaggregate, "x", true), abi.FlowConcurrent, nil, ""},
+		{"aggregate", pair, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, ""},
+		{"reject", pair, plan(abi.PlanReject, "x", true), 0, ErrRejected, ""},
+		{"reject, as nothing could serve", []string{"p prefill"}, plan(abi.PlanReject, "x", true), 0, ErrNoTarget, ""},
+		{"pass", pair, plan(abi.PlanPass, "x", true), abi.FlowConcurrent, nil, ""},
+		{"absent", pair, plan(0, ReasonAbsent, false), abi.FlowConcurrent, nil, ""},
+		{"late", pair, plan(0, ReasonLate, false), abi.FlowConcurrent, nil, "plan/late"},
+		{"failed for no known reason", pair, plan(0, "", false), abi.FlowConcurrent, nil, "plan/failed"},
+		{"nonsense", pair, plan(77, "x", true), abi.FlowConcurrent, nil, "plan/nonsense"},
+		{"no pair to disaggregate on", []string{"b both"}, plan(abi.PlanDisaggregate, "x", true), 0, ErrNoTarget, ""},
+		{"degraded: prefill is down", []string{"downp=m prefill", "d decode", "b both one"}, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, "plan/no_prefill"},
+		{"degraded: decode is down", []string{"p prefill", "downd=m decode", "b both one"}, plan(abi.PlanAggregate, "x", true), abi.FlowAggregated, nil, "plan/no_decode"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.SetDecider(tt.d)
+			p, err := w.Place(t.Context(), ask())
+			if !errors.Is(err, tt.err) {
+				t.Fatalf("error %v, want %v", err, tt.err)
+			}
+			if err != nil {
+				w.idle(t)
+				return
+			}
+			if p.Flow != tt.flow || show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, fallbacks %q", p.Flow, show(p.Fallbacks))
+			}
+			p.Lease.Release()
+			w.idle(t)
+		})
+	}
+}
+
+func TestPlanFacts(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "d decode two 3", "b both one 4", "e both two 1")
+	var seen abi.PlanFacts
+	w.SetDecider(stub{plan: func(f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+		seen = *f
+		return abi.PlanAggregate, "x", true
+	}})
+	a := ask()
+	w.must(t, a).Lease.Release()
+	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); seen != want {
+		t.Errorf("facts %+v, want %+v", seen, want)
+	}
+}
+
+// TestPlaceVerifies: an answer that breaks the contract is replaced by the
+// native rule's, and counted.
+func TestPlaceVerifies(t *testing.T) {
+	// Rows: p1 0, d1 1, b1 2 in one group, p2 3, d2 4 in another.
+	specs := []string{"p1 prefill", "d1 decode", "b1 both", "p2 prefill", "d2 decode"}
+	for _, tt := range []struct {
+		name            string
+		prefill, decode int32
+		ok              bool
+	}{
+		{"good", 0, 1, true},
+		{"good, other group", 3, 4, true},
+		{"both decodes", 0, 2, true},
+		{"prefill out of range", 5, 1, false},
+		{"decode out of range", 0, 5, false},
+		{"no prefill", -1, 1, false},
+		{"no decode", 0, -1, false},
+		{"far below", -1 << 31, 1, false},
+		{"roles swapped", 1, 0, false},
+		{"two groups", 0, 4, false},
+		{"one row for both legs", 2, 2, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, specs...)
+			w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				if len(f.Candidates) != 5 || f.Fixed != -1 {
+					t.Errorf("facts %+v", f)
+				}
+				return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
+			}})
+			p := w.must(t, ask())
+			if tt.ok {
+				if p.Policy != "mine" || p.Prefill != p.Targets[tt.prefill] || p.Decode != p.Targets[tt.decode] || len(p.Fallbacks) != 0 {
+					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))
+				}
+			} else if p.Policy != "native" || show(p.Fallbacks) != "place/nonsense" {
+				t.Errorf("policy %q, fallbacks %q", p.Policy, show(p.Fallbacks))
+			}
+			p.Lease.Release()
+			w.idle(t)
+		})
+	}
+}
+
+func TestPlaceVerifiesAggregated(t *testing.T) {
+	w := newWorld(t, "a both one", "b both one")
+	for _, tt := range []struct {
+		d  abi.PlaceDecision
+		ok bool
+	}{
+		{abi.PlaceDecision{Prefill: -1, Decode: 1}, true},
+		{abi.PlaceDecision{Prefill: 0, Decode: 1}, false},
+		{abi.PlaceDecision{Prefill: -1, Decode: 2}, false},
+		{abi.PlaceDecision{Prefill: -1, Decode: -1}, false},
+	} {
+		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
+		p := w.must(t, ask())
+		if ok := p.Policy == "mine"; ok != tt.ok {
+			t.Errorf("%+v: policy %q", tt.d, p.Policy)
+		}
+		p.Lease.Release()
+	}
+	w.idle(t)
+}
+
+// TestPlaceWithoutAnyAnswer: the last rule needs no Decider.
+func TestPlaceWithoutAnyAnswer(t *testing.T) {
+	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode", "b both one")
+	w.fallback = stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return abi.PlanDisaggregate, "", true }}
+	w.target(t, "p", 0).Load[0].Hold(10)
+	w.target(t, "e", 0).Load[0].Hold(10)
+	p := w.must(t, ask())
+	if p.Prefill.Name() != "q" || p.Decode.Name() != "d" || p.Policy != "native" {
+		t.Errorf("%q placed on %q and %q", p.Policy, p.Prefill.Name(), p.Decode.Name())
+	}
+	p.Lease.Release()
+	a := ask()
+	a.Request.PairBroken = true
+	p = w.must(t, a)
+	if p.Decode.Name() != "b" {
+		t.Errorf("placed on %q", p.Decode.Name())
+	}
+	p.Lease.Release()
+}
+
+func TestMint(t *testing.T) {
+	mint := func(id uint64, policy string, ok bool) stub {
+		return stub{mint: func(*abi.MintFacts) (uint64, string, bool) { return id, policy, ok }}
+	}
+	for _, tt := range []struct {
+		name      string
+		d         Decider
+		times     int
+		own       bool // the policy's id is used
+		fallbacks string
+	}{
+		{"own id", mint(abi.MinDisaggID, "mine", true), 1, true, ""},
+		{"highest id", mint(abi.MaxDisaggID-1, "mine", true), 1, true, ""},
+		{"absent", mint(0, ReasonAbsent, false), 1, false, ""},
+		{"trap", mint(0, ReasonTrap, false), 1, false, "mint/trap"},
+		{"too low", mint(abi.MinDisaggID-1, "mine", true), 1, false, "mint/nonsense"},
+		{"too high", mint(abi.MaxDisaggID, "mine", true), 1, false, "mint/nonsense"},
+		{"in flight", mint(1<<50, "mine", true), 2, false, "mint/duplicate"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "d decode")
+			w.SetDecider(tt.d)
+			var p *Placement
+			for range tt.times {
+				p = w.must(t, ask())
+				defer p.Lease.Release()
+			}
+			if !disaggid.InRange(p.ID) || w.LiveIDs() != tt.times {
+				t.Errorf("id %d, %d in flight", p.ID, w.LiveIDs())
+			}
+			if got := w.counts.minted["mine"] == tt.times; got != tt.own || show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("minted %v, fallbacks %q", w.counts.minted, show(p.Fallbacks))
+			}
+		})
+	}
+}
+
+// TestNativeMintSkipsForeignIDs: a policy may have issued what the native rule
+// would issue next.
+func TestNativeMintSkipsForeignIDs(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	w.SetDecider(stub{mint: func(f *abi.MintFacts) (uint64, string, bool) {
+		next := *f
+		for range 3 { // takes what would come next
+			next.Counter++
+			w.live.Add(disaggid.Pack(next))
+		}
+		return 0, "mine", true
+	}})
+	seen := map[uint64]bool{}
+	for range 50 {
+		p := w.must(t, ask())
+		if seen[p.ID] {
+			t.Fatalf("id %d twice", p.ID)
+		}
+		seen[p.ID] = true
+	}
+}
+
+// TestPackIsSnowflake: the native rule and the built-in policy issue the same
+// ids.
+func TestPackIsSnowflake(t *testing.T) {
+	s, err := disaggid.New(200, 50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		f := s.Next()
+		if a, b := disaggid.Pack(f), snowflake.Mint(&f); a != b {
+			t.Fatalf("%+v: %d and %d", f, a, b)
+		}
+	}
+}
+
+// TestFallbacksOfAFailedPlace are told to the observer, as no Placement can
+// carry them.
+func TestFallbacksOfAFailedPlace(t *testing.T) {
+	w := newWorld(t, "p prefill")
+	w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return 0, ReasonTrap, false }})
+	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoTarget) {
+		t.Fatal(err)
+	}
+	if w.counts.fallbacks[Fallback{"plan", "trap"}] != 1 {
+		t.Errorf("counted %v", w.counts.fallbacks)
+	}
+}
+
+func TestExpected(t *testing.T) {
+	for _, tt := range []struct{ max, n, want int64 }{
+		{10, 1, 10}, {0, 1, 0}, {-1, 1, usualAnswer}, {-1, 3, 3 * usualAnswer}, {10, 0, 10},
+		{1 << 62, 1, longAnswer}, {1 << 62, 1 << 62, longAnswer * mostSequence},
+	} {
+		if got := expected(&abi.RequestFacts{MaxTokens: tt.max, N: tt.n}); got != tt.want {
+			t.Errorf("max %d, n %d: %d, want %d", tt.max, tt.n, got, tt.want)
+		}
+	}
+}
+
+// TestSetDecider: placements see the new decider at once, those made stay.
+func TestSetDecider(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "b both one")
+	w.SetDecider(builtin(t, "always", "round_robin"))
+	a := w.must(t, ask())
+	w.SetDecider(builtin(t, "never", "power_of_two"))
+	b := w.must(t, ask())
+	if a.Policy != "round_robin" || a.Flow != abi.FlowConcurrent || b.Policy != "power_of_two" || b.Flow != abi.FlowAggregated {
+		t.Errorf("%s %v, then %s %v", a.Policy, a.Flow, b.Policy, b.Flow)
+	}
+	a.Lease.Release()
+	b.Lease.Release()
+	w.idle(t)
+}
+
+func TestRemovedInstanceFreesItsLoad(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	p := w.must(t, ask())
+	if err := w.reg.Remove("d", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoTarget) {
+		t.Errorf("placed on a draining instance: %v", err)
+	}
+	p.Lease.Release()
+	for _, target := range []engine.Target{p.Prefill, p.Decode} {
+		if target.Load[0].Requests() != 0 {
+			t.Errorf("%s still carries load", target.Name())
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package coordinator
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// How fit a row is. A phase is given the fittest rows it has: better an engine
+// that failed before than none.
+const (
+	fit      uint8 = iota
+	excluded       // failed in an earlier attempt of this exchange
+	broken         // its circuit, or that of its pair with the fixed prefill, is open
+	worst    = broken
+)
+
+// table is the memory of one placement: the rows shown to the policy, and the
+// facts, which are here because the calls of a Decider let them escape.
+type table struct {
+	plan    abi.PlanFacts
+	place   abi.PlaceFacts
+	mint    abi.MintFacts
+	targets []engine.Target // of row i of place.Candidates
+	fitness []uint8         // of row i
+	home    *sync.Pool
+}
+
+func (t *table) recycle() {
+	clear(t.targets) // keeps no instance alive
+	t.home.Put(t)
+}
+
+// reset empties the table for a placement of a.
+func (t *table) reset(a *Ask) {
+	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0]}
+	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
+}
+
+// add appends the target of r with its load and the given roles.
+func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
+	c, f := r.Facts, fit
+	c.Roles = roles
+	l := &r.Load[r.Rank]
+	c.Requests, c.Tokens = l.Requests(), l.Tokens()
+	switch r.Breaker.Circuit(now) {
+	case engine.CircuitOpen:
+		f = broken
+	case engine.CircuitHalfOpen:
+		c.Trial = true
+	}
+	if f == fit && len(a.Excluded) > 0 && slices.Contains(a.Excluded, r.Target) {
+		f = excluded
+	}
+	t.place.Candidates = append(t.place.Candidates, c)
+	t.targets = append(t.targets, r.Target)
+	t.fitness = append(t.fitness, f)
+}
+
+// move copies row from to row to, which is not behind it.
+func (t *table) move(to, from int) {
+	t.place.Candidates[to] = t.place.Candidates[from]
+	t.targets[to] = t.targets[from]
+	t.fitness[to] = t.fitness[from]
+}
+
+func (t *table) truncate(n int) {
+	t.place.Candidates, t.targets, t.fitness = t.place.Candidates[:n], t.targets[:n], t.fitness[:n]
+}
+
+// fillAggregated lists the targets that take the whole request: those of role
+// both, and those of a phase in a.Aggregate.
+func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
+	t.place.Flow = abi.FlowAggregated
+	rows := p.Both
+	if a.Aggregate != 0 {
+		rows = p.Ready
+	}
+	best := worst
+	for i := range rows {
+		r := &rows[i]
+		if r.Facts.Roles == abi.RoleBoth || r.Facts.Roles&a.Aggregate != 0 {
+			t.add(r, r.Facts.Roles, a, now)
+			best = min(best, t.fitness[len(t.fitness)-1])
+		}
+	}
+	n := 0
+	for i := range t.fitness {
+		if t.fitness[i] <= best {
+			t.move(n, i)
+			n++
+		}
+	}
+	t.truncate(n)
+}
+
+// fillFixed lists the prefill target that stays, as row 0, and the decode
+// targets of its group. It is false when that target is gone or no decode is
+// left for it.
+func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time.Time) bool {
+	group, ok := p.Group(a.Prefill)
+	if !ok {
+		return false
+	}
+	t.place.Flow, t.place.Fixed = a.Prefill.Flow, 0
+	fixed := engine.Row{Target: a.Prefill, Facts: abi.Candidate{Group: group, Instance: a.Prefill.ID, Rank: int32(a.Prefill.Rank)}}
+	t.add(&fixed, abi.RolePrefill, a, now)
+	trouble := reg.PairsInTrouble()
+	best := worst
+	for i := range p.Ready {
+		r := &p.Ready[i]
+		if r.Facts.Group != group || r.Facts.Roles&abi.RoleDecode == 0 || r.Target == a.Prefill {
+			continue
+		}
+		t.add(r, abi.RoleDecode, a, now)
+		last := len(t.fitness) - 1
+		if trouble && reg.PairBlocked(a.Prefill, r.Target, now) {
+			t.fitness[last] = broken
+		}
+		best = min(best, t.fitness[last])
+	}
+	n := 1
+	for i := 1; i < len(t.fitness); i++ {
+		if t.fitness[i] <= best {
+			t.move(n, i)
+			n++
+		}
+	}
+	t.truncate(n)
+	return n > 1
+}
+
+// fillPairs lists the targets that can be paired: of each group the fittest of
+// each phase, and of the groups those whose least fit phase is fittest. What it
+// leaves keeps the promise of abi.PlaceFacts. It is false when nothing is left.
+func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) bool {
+	best, n, start := worst+1, 0, 0
+	for _, end := range p.Groups {
+		from := len(t.fitness)
+		all := fit
+		for i := start; i < end; i++ {
+			r := &p.Paired[i]
+			t.add(r, r.Facts.Roles, a, now)
+			all = max(all, t.fitness[len(t.fitness)-1])
+		}
+		start = end
+		level := fit
+		if all != fit {
+			level = t.sift(from)
+		}
+		switch {
+		case level > best:
+			t.truncate(from)
+		case level < best: // the groups before are less fit
+			best = level
+			for n = 0; from+n < len(t.fitness); n++ {
+				t.move(n, from+n)
+			}
+			t.truncate(n)
+		}
+	}
+	if len(t.targets) == 0 {
+		return false
+	}
+	t.place.Flow = t.targets[0].Flow
+	return true
+}
+
+// sift keeps, of the rows of one group from row from on, the fittest of each
+// phase between which a pair is possible, and returns how fit the less fit of
+// the two phases is; worst+1, and no row, when there is no pair at all.
+func (t *table) sift(from int) uint8 {
+	var prefill, decode [worst + 1]holders // of rows so fit or fitter
+	for i := from; i < len(t.fitness); i++ {
+		c := &t.place.Candidates[i]
+		for f := t.fitness[i]; f <= worst; f++ {
+			prefill[f].add(c, abi.RolePrefill)
+			decode[f].add(c, abi.RoleDecode)
+		}
+	}
+	for level := fit; level <= worst; level++ {
+		for other := fit; other <= level; other++ {
+			if pairable(prefill[level], decode[other]) {
+				t.keep(from, level, other, prefill[level], decode[other])
+				return level
+			}
+			if pairable(prefill[other], decode[level]) {
+				t.keep(from, other, level, prefill[other], decode[level])
+				return level
+			}
+		}
+	}
+	t.truncate(from)
+	return worst + 1
+}
+
+// keep drops what is less fit than asked of its phase, and each role of a row
+// for which the other phase is left on the same instance only.
+func (t *table) keep(from int, prefillFit, decodeFit uint8, prefill, decode holders) {
+	n := from
+	for i := from; i < len(t.fitness); i++ {
+		c := &t.place.Candidates[i]
+		if t.fitness[i] > prefillFit || !decode.besides(c) {
+			c.Roles &^= abi.RolePrefill
+		}
+		if t.fitness[i] > decodeFit || !prefill.besides(c) {
+			c.Roles &^= abi.RoleDecode
+		}
+		if c.Roles != 0 {
+			t.move(n, i)
+			n++
+		}
+	}
+	t.truncate(n)
+}
+
+// holders is the instances that serve a phase: none, one, or several.
+type holders struct {
+	first        uint32
+	any, several bool
+}
+
+func (h *holders) add(c *abi.Candidate, phase abi.Role) {
+	switch {
+	case c.Roles&phase == 0:
+	case !h.any:
+		h.first, h.any = c.Instance, true
+	case h.first != c.Instance:
+		h.several = true
+	}
+}
+
+// besides reports whether there is one on another instance than c's.
+func (h *holders) besides(c *abi.Candidate) bool {
+	return h.several || h.any && h.first != c.Instance
+}
+
+// pairable reports whether prefill and decode can be on two instances.
+func pairable(prefill, decode holders) bool {
+	return prefill.any && decode.any && (prefill.several || decode.several || prefill.first != decode.first)
+}
