@@ -314,7 +314,6 @@ func (t *trtllm) load(s *sequence, p *trtParams, m sideMessage) ([]token, *apiEr
 	r.store(blocks[held:], m.Payload[held*bytesPerBlock:])
 	r.loaded(s, len(s.prompt))
 	t.e.stats.transfers.Add(1)
-	t.e.stats.externalTokens.Add(int64(len(s.prompt) - s.cachedLocal))
 	if p.style == contextFirst {
 		if p.usage != nil {
 			s.cached = p.usage.cached

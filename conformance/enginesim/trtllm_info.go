@@ -64,7 +64,7 @@ func (t *trtllm) iterationStats(w http.ResponseWriter, _ *http.Request) {
 
 // healthGenerate answers GET /health_generate with a generation of one token.
 func (t *trtllm) healthGenerate(w http.ResponseWriter, r *http.Request) {
-	req := &request{Route: routeChat, Chat: true, N: 1, MaxTokens: 1, Rank: -1, Prompts: [][]token{tokenize("<|user|>hi\n<|assistant|>")}, Ext: &trtRequest{}}
+	req := &request{Route: routeChat, Chat: true, N: 1, Limited: true, MaxTokens: 1, Rank: -1, Prompts: [][]token{tokenize("<|user|>hi\n<|assistant|>")}, Ext: &trtRequest{}}
 	t.e.stats.requests.Add(1)
 	if err := t.generate(context.WithoutCancel(r.Context()), t.e.newSequences(req)[0], func(token) {}); err != nil {
 		plainText(w, http.StatusInternalServerError, "Generation health check failed")

@@ -136,7 +136,7 @@ func (t *trtllm) completeRequest(req *request, q *trtRequest) *fieldError {
 	f := req.Fields
 	req.ID = strings.ReplaceAll(newUUID(), "-", "")
 	if !f.has("max_tokens") && !f.has("max_completion_tokens") {
-		req.MaxTokens = 0
+		req.Limited, req.MaxTokens = false, 0
 	}
 	if options, _ := f.object("stream_options"); options != nil {
 		if _, ok := options["include_usage"]; !ok {
@@ -188,7 +188,7 @@ func (t *trtllm) check(req *request, q *trtRequest) *apiError {
 	switch {
 	case req.N < 1:
 		return trtBadRequest("n must be at least 1, got %d", req.N)
-	case req.MaxTokens < 0 || req.Fields.has("max_tokens") && req.MaxTokens == 0:
+	case req.Limited && req.MaxTokens < 1:
 		return trtBadRequest("max_tokens must be greater than 0, got %d", req.MaxTokens)
 	}
 	for _, prompt := range req.Prompts {
