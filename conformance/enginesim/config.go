@@ -60,6 +60,9 @@ type Config struct {
 	// MaxRunning is the number of sequences that a rank computes at once;
 	// default 256.
 	MaxRunning int
+	// SSEKeepAlive is vLLM's --sse-keep-alive-interval: a stream that is silent
+	// for so long gets a comment. 0, the default: never.
+	SSEKeepAlive time.Duration
 	// Fail is "RATE:KIND": the share of requests (0..1) that meet the fault
 	// KIND; see faults.go. Empty: none.
 	Fail string
@@ -120,7 +123,7 @@ func (c Config) withDefaults() (Config, error) {
 		"kv blocks": c.KVBlocks, "block size": c.BlockSize, "ranks": c.Ranks, "max running": c.MaxRunning,
 		"side channel port": c.SideChannelPort, "bootstrap port": c.BootstrapPort, "die after": c.DieAfter,
 		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
-		"lease": int(c.Lease),
+		"lease": int(c.Lease), "sse keep alive": int(c.SSEKeepAlive),
 	} {
 		if v < 0 {
 			return c, fmt.Errorf("config %s: %d is negative", name, v)

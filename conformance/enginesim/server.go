@@ -240,6 +240,8 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		if !e.proto.streamOptions(req).HoldHead {
 			st.start()
 		}
+		st.keep(e.cfg.SSEKeepAlive)
+		defer st.finish()
 	}
 	var wg sync.WaitGroup
 	for _, s := range seqs[1:] {

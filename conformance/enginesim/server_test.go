@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -319,6 +320,26 @@ func TestManyStreams(t *testing.T) {
 	wg.Wait()
 	if s := e.State(); s.OutputTokens != 6000 || s.BlocksUsed != 0 || s.Aborted != 0 {
 		t.Errorf("state %+v", s)
+	}
+}
+
+// TestKeepAlive: comments come before the first event and between events.
+func TestKeepAlive(t *testing.T) {
+	e := startEngine(t, Config{SSEKeepAlive: time.Millisecond, PrefillUsPerToken: 10000, DecodeUsPerToken: 10000})
+	a := post(t, e.URL()+routeCompletions, completion("abcd", `"max_tokens":3,"stream":true`))
+	kinds := ""
+	for event := range strings.SplitSeq(strings.TrimSuffix(string(a.body), "\n\n"), "\n\n") {
+		switch {
+		case event == ": keep-alive":
+			kinds += "k"
+		case strings.HasPrefix(event, "data: "):
+			kinds += "d"
+		default:
+			t.Errorf("event %q", event)
+		}
+	}
+	if kinds = regexp.MustCompile("k+").ReplaceAllString(kinds, "k"); !strings.HasPrefix(kinds, "kd") || strings.Count(kinds, "d") != 4 || strings.Count(kinds, "k") < 2 {
+		t.Errorf("events %s", kinds)
 	}
 }
 

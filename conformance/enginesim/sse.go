@@ -2,10 +2,12 @@ package enginesim
 
 import (
 	"bytes"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // textBuffer is the detokenizer of one sequence: it finds stop strings and
@@ -83,6 +85,45 @@ type eventStream struct {
 	// event; an error ends the stream (faults).
 	before func(events int) error
 	err    error
+	// idle sends a comment when the stream has been silent for keepAlive; nil
+	// without keep-alives.
+	idle      *time.Timer
+	keepAlive time.Duration
+}
+
+// keepAliveComment is what vLLM sends into silent streams.
+const keepAliveComment = ": keep-alive\n\n"
+
+// keep starts the keep-alives; finish ends them.
+func (st *eventStream) keep(every time.Duration) {
+	if every <= 0 {
+		return
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.keepAlive = every
+	st.idle = time.AfterFunc(every, func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if st.idle == nil || st.err != nil {
+			return
+		}
+		st.startLocked()
+		if _, st.err = io.WriteString(st.w, keepAliveComment); st.err == nil {
+			st.err = st.rc.Flush()
+		}
+		st.idle.Reset(st.keepAlive)
+	})
+}
+
+// finish returns when no keep-alive can be sent any more.
+func (st *eventStream) finish() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.idle != nil {
+		st.idle.Stop()
+		st.idle = nil
+	}
 }
 
 // start sends the head, once.
@@ -114,6 +155,9 @@ func (st *eventStream) send(values ...any) error {
 	}
 	if len(values) > 0 && st.err == nil {
 		st.err = st.rc.Flush()
+	}
+	if st.idle != nil {
+		st.idle.Reset(st.keepAlive)
 	}
 	return st.err
 }
