@@ -77,7 +77,7 @@ func TestLegAllocations(t *testing.T) {
 				t.Errorf("%s %s leg: %v allocations, want %v at most", c.Name(), name, got, most)
 			}
 		}
-		check("aggregated", limit[0], func() { c.Aggregated(a, dst) })
+		check("aggregated", limit[0], func() { _, _ = c.Aggregated(a, dst) })
 		if c.Name() == "none" {
 			continue
 		}
@@ -85,7 +85,7 @@ func TestLegAllocations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		check("prefill", limit[1], func() { c.Prefill(a, dst) })
-		check("decode", limit[2], func() { c.Decode(a, &h, dst) })
+		check("prefill", limit[1], func() { _, _ = c.Prefill(a, dst) })
+		check("decode", limit[2], func() { _, _ = c.Decode(a, &h, dst) })
 	}
 }

@@ -68,7 +68,7 @@ func text(raw []byte, key string) string {
 	return s
 }
 
-// text of o, as the function text.
+// textOf gives a member of o that is a string, "" for any other.
 func textOf(o *openai.Object, key string) string {
 	v, _ := o.Get(key)
 	s, _ := openai.String(v)

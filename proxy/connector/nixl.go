@@ -110,14 +110,15 @@ func appendFirstToken(edits []openai.Edit, a *Attempt) ([]openai.Edit, error) {
 			cut("stop")), nil
 	case openai.Messages:
 		return append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences")), nil
+	default: // completions and chat
+		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
+		if _, ok := a.Request.Get("max_completion_tokens"); ok { // wins over max_tokens
+			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
+		}
+		return append(edits,
+			cut("stop"), cut("stop_token_ids"),
+			cut("min_tokens"), cut("min_completion_tokens")), nil // above the limit: refused
 	}
-	edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
-	if isSet(a.Request, "max_completion_tokens") { // wins over max_tokens
-		edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
-	}
-	return append(edits,
-		cut("stop"), cut("stop_token_ids"),
-		cut("min_tokens"), cut("min_completion_tokens")), nil // above the limit: refused
 }
 
 // ReadPrefill takes kv_transfer_params over as they are, whatever is in them.

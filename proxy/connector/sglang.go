@@ -26,8 +26,8 @@ const sglangBootstrapPort = 8998
 func (sglang) Name() string   { return "sglang" }
 func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
 
-// AggregatesOn adds no engine to those of role both: SGLang's refuse a request without a
-// room, as prefill engines do.
+// AggregatesOn adds none to the engines of role both: prefill and decode engines
+// refuse a request without a room.
 func (sglang) AggregatesOn() abi.Role { return 0 }
 
 // Serves is the three routes whose schemas have the fields of the transfer, and
@@ -37,8 +37,9 @@ func (sglang) Serves(api openai.API) bool {
 	case openai.Completions, openai.Chat, openai.Generate,
 		openai.Embeddings, openai.Tokenize, openai.Detokenize:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // HealthPath never is the API's /health, which generates a token and takes a
@@ -120,6 +121,7 @@ func promptLogprobs(r *openai.Request) string {
 		if strings.Contains(string(wanted), "true") && !openai.IsNull(start) && start[0] != '-' {
 			return "logprob_start_len"
 		}
+	default: // chat has log probabilities of its answer only
 	}
 	return ""
 }

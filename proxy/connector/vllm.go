@@ -34,7 +34,12 @@ func vllmUnsplit(r *openai.Request) string {
 		return unsplitResponse(r)
 	case openai.VLLMGenerate:
 		return unsplitGenerate(r)
+	default:
+		return unsplitText(r)
 	}
+}
+
+func unsplitText(r *openai.Request) string {
 	if isSet(r, "prompt_logprobs") {
 		return "prompt_logprobs"
 	}
