@@ -128,19 +128,21 @@ func (a *attempt) concurrent() error {
 	}
 	if err != nil {
 		stop(errPeerLeg)
-		return peerError(ctx, err, <-done)
+		return peerError(err, <-done)
 	}
 	a.settlePrefill(done, stop)
 	return nil
 }
 
-// peerError tells which of two failed legs was the cause: prefill, when it was
-// its failure that cancelled decode.
-func peerError(ctx context.Context, decode, prefill error) error {
-	if prefill != nil && context.Cause(ctx) == prefill && !errors.Is(prefill, errPeerLeg) {
-		return prefill
+// peerError tells which of two failed legs was the cause. Prefill's failure
+// reaches decode through the engines, often before we cancel it; so decode is
+// to blame only when its connection failed, or prefill did not.
+func peerError(decode, prefill error) error {
+	var p, d *legError
+	if !errors.As(prefill, &p) || errors.As(decode, &d) && d.status == 0 {
+		return decode
 	}
-	return decode
+	return prefill
 }
 
 // settlePrefill ends the prefill leg of an exchange whose decode is done: it

@@ -12,11 +12,21 @@ import (
 )
 
 // janitor runs the calls that make engines free what dead exchanges left. Its
-// jobs outlive their exchange but not the server: wait returns when none runs.
+// jobs outlive their exchange but not the server.
 type janitor struct {
-	s  *Server
-	wg sync.WaitGroup
+	s      *Server
+	wg     sync.WaitGroup
+	ctx    context.Context // ends when the server has waited long enough
+	cancel context.CancelFunc
 }
+
+const (
+	// cleanupPatience is how long a clean-up is tried: vLLM's default lease
+	// (kv_lease_duration), after which the engine has freed the blocks itself.
+	cleanupPatience = 30 * time.Second
+	// cleanupPause is the first pause between two rounds; it doubles.
+	cleanupPause = 50 * time.Millisecond
+)
 
 // cleanupJob is the clean-up of one attempt. It holds no memory of the exchange.
 type cleanupJob struct {
@@ -29,7 +39,8 @@ type cleanupJob struct {
 
 type cleanupCall struct {
 	connector.Cleanup
-	target engine.Target
+	target engine.Target // who is called
+	holder engine.Target // whose memory is to be freed
 	header []upstream.Field
 }
 
@@ -65,7 +76,10 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		if c.Phase == abi.Prefill {
 			t = a.p.Prefill
 		}
-		cc := cleanupCall{Cleanup: c, target: t}
+		cc := cleanupCall{Cleanup: c, target: t, holder: t}
+		if c.AnyTarget { // any decode engine tells prefill to free its blocks
+			cc.holder = a.p.Prefill
+		}
 		switch {
 		case t.IsZero():
 		case t.APIKey != "":
@@ -84,12 +98,17 @@ func (j *janitor) start(job *cleanupJob) {
 	j.wg.Go(func() { j.run(job) })
 }
 
-// wait returns when no job runs any more.
-func (j *janitor) wait() { j.wg.Wait() }
+// wait returns when no job runs any more, which takes at most limit: what an
+// engine has not freed by then it frees by its own time-out.
+func (j *janitor) wait(limit time.Duration) {
+	t := time.AfterFunc(limit, j.cancel)
+	defer t.Stop()
+	j.wg.Wait()
+}
 
 // run makes all calls of the job at once and returns when each has ended.
 func (j *janitor) run(job *cleanupJob) {
-	ctx, cancel := context.WithTimeout(context.Background(), job.limit)
+	ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range job.calls {
@@ -98,34 +117,62 @@ func (j *janitor) run(job *cleanupJob) {
 	wg.Wait()
 }
 
-// call makes one call, on another engine of the group when the first cannot be
-// reached and any will do. What no call freed is left to the engine's own
-// time-out, and counted as that.
+// call makes one call until it has done its work: on its target, else on
+// another engine of the group when any will do, and again after a pause. What
+// nothing freed is left to the engine's own time-out, and counted as that.
 func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall) {
 	m := j.s.deps.Metrics
 	if c.Leg.Path == "" {
 		m.Cleanup(job.connector, c.How, 0)
 		return
 	}
-	tried := []engine.Target{}
-	for t := c.target; !t.IsZero(); {
-		if j.try(ctx, t, c) {
+	for pause := cleanupPause; ; pause *= 2 {
+		if j.round(ctx, job, c) {
 			m.Cleanup(job.connector, c.How, time.Since(job.since))
 			return
 		}
+		select {
+		case <-ctx.Done():
+			m.Cleanup(job.connector, "engine_timeout", 0)
+			j.s.log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
+				"request_id", job.requestID, "engine", c.target.Name(), "how", c.How)
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// round tries the call's target, then its peers, each once. An engine that is
+// gone has nothing left to free.
+func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bool {
+	if c.gone() {
+		return true
+	}
+	var tried []engine.Target
+	for t := c.target; !t.IsZero() && ctx.Err() == nil; {
+		if j.try(ctx, t, job.limit, c) {
+			return true
+		}
 		tried = append(tried, t)
 		t = engine.Target{}
-		if c.AnyTarget && ctx.Err() == nil {
+		if c.AnyTarget {
 			t = j.s.deps.Registry.Snapshot().Peer(c.target, c.Phase, tried)
 		}
 	}
-	m.Cleanup(job.connector, "engine_timeout", 0)
-	j.s.log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
-		"request_id", job.requestID, "engine", c.target.Name(), "how", c.How)
+	return false
+}
+
+// gone reports that the engine whose memory is to be freed has restarted or
+// died: its memory went with it.
+func (c *cleanupCall) gone() bool {
+	s := c.holder.State()
+	return s != engine.Ready && s != engine.Draining
 }
 
 // try reports whether the call did its work on target t.
-func (j *janitor) try(ctx context.Context, t engine.Target, c *cleanupCall) bool {
+func (j *janitor) try(ctx context.Context, t engine.Target, limit time.Duration, c *cleanupCall) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	resp, err := t.Client.Do(ctx, &upstream.Request{
 		Method: "POST", Path: c.Leg.Path, Header: c.header, Body: [][]byte{c.Leg.Body},
 	})

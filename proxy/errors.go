@@ -15,9 +15,9 @@ import (
 
 // Causes with which an exchange's context ends.
 var (
-	errDraining   = errors.New("the proxy is shutting down")
-	errPeerLeg    = errors.New("the other leg failed")
-	errClientSlow = errors.New("the client stopped reading")
+	errDraining = errors.New("the proxy is shutting down")
+	errPeerLeg  = errors.New("the other leg failed")
+	errPanicked = errors.New("the proxy failed")
 )
 
 func errBodyTooLarge(limit int64) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -49,10 +50,25 @@ type exchange struct {
 func (s *Server) serveExchange(w http.ResponseWriter, r *http.Request, api openai.API) {
 	x := s.open(w, r)
 	defer x.close()
+	defer x.recovered()
 	x.fail(x.serve(api))
 	if x.cut {
 		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
 	}
+}
+
+// recovered makes a fault of the proxy's own visible, and ends the client's
+// connection; the exchange is closed like any other.
+func (x *exchange) recovered() {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if v != http.ErrAbortHandler {
+		x.outcome = telemetry.OutcomeInternal
+		x.s.log.Error("panic in an exchange", x.logAttrs("panic", v, "stack", string(debug.Stack()))...)
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // open begins the exchange: request id, span, start of the clock.
@@ -123,9 +139,7 @@ func (x *exchange) run() error {
 		if err != nil {
 			return firstError(x.ctx, last, err)
 		}
-		a := x.newAttempt(p)
-		err = a.run()
-		a.end(err)
+		err = x.try(p)
 		if err == nil {
 			return nil
 		}
@@ -134,6 +148,15 @@ func (x *exchange) run() error {
 		}
 		last = err
 	}
+}
+
+// try runs one attempt at the placement p. Whatever happens in it, it ends.
+func (x *exchange) try(p *coordinator.Placement) (err error) {
+	a := x.newAttempt(p)
+	err = errPanicked
+	defer func() { a.end(err) }()
+	err = a.run()
+	return err
 }
 
 // place asks for a placement that the request's form allows. What its connector
@@ -213,10 +236,10 @@ func (x *exchange) fail(err error) {
 		x.rec.Status = 499
 		return
 	}
-	x.outcome = outcomeOf(err)
-	if x.committed {
+	if x.committed { // a stream that broke off has said so
 		return
 	}
+	x.outcome = outcomeOf(err)
 	x.reply(err)
 }
 
@@ -245,8 +268,9 @@ func (x *exchange) close() {
 	x.s.live.remove(x.view)
 	x.s.explain.put(&x.rec)
 	x.releaseBody()
+	s := x.s
 	x.reset()
-	x.s.exchanges.Put(x)
+	s.exchanges.Put(x)
 }
 
 // releaseBody gives the request's bytes back; nothing may be retried after it.

@@ -118,12 +118,13 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit,
 // is nobody's failure: the cause comes back instead.
 func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	var le *legError
-	if ctx.Err() != nil && !(errors.As(err, &le) && le.final) {
+	failed := errors.As(err, &le)
+	if ctx.Err() != nil && !(failed && le.final) {
 		row.end(time.Now(), "cancelled")
 		x.s.deps.Metrics.Cancelled(row.Phase)
 		return context.Cause(ctx)
 	}
-	if le == nil { // the client's side failed, not the engine
+	if !failed { // the client's side failed, not the engine
 		row.end(time.Now(), "client")
 		return err
 	}

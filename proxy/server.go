@@ -5,12 +5,14 @@
 package proxy
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -85,6 +87,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		process:    randomHex(8),
 	}
 	s.janitor.s = s
+	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
 	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
@@ -103,9 +106,9 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 // Drain makes /readyz and /health answer 503, so that balancers turn away.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Wait returns when no clean-up of a dead exchange runs any more. Call it after
-// the listeners have ended.
-func (s *Server) Wait() { s.janitor.wait() }
+// Wait returns when no clean-up of a dead exchange runs any more, after a few
+// seconds at most. Call it after the listeners have ended.
+func (s *Server) Wait() { s.janitor.wait(time.Duration(s.cfg.Load().Timeouts.Cleanup)) }
 
 // connector returns the connector of that name; the configuration has checked
 // that it exists.

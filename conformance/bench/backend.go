@@ -19,7 +19,7 @@ const (
 	countsPath = "/bench/counts"
 	eventSize  = 200 // bytes of one SSE event
 	// answerText fills a unary answer up to about 1 KB.
-	answerText = 700
+	answerText = 760
 )
 
 // counts is what a backend has answered so far. The suite compares it with what

@@ -170,8 +170,10 @@ func (s *suite) runKind(ctx context.Context, round int, kind string) error {
 func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, cases ...benchCase) error {
 	addr := s.backend.addr
 	var pids []int
+	var proc *process
 	if kind != direct {
-		proc, err := s.programs.start(ctx, kind, addr)
+		var err error
+		proc, err = s.programs.start(ctx, kind, addr)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -205,6 +207,9 @@ func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, ca
 		}
 		if err != nil {
 			one.Failed = err.Error()
+			if proc != nil {
+				fmt.Fprintf(s.log, "%s: the last of its log: %s\n", kind, proc.tail())
+			}
 		}
 		one.Result = result
 		s.record(one)

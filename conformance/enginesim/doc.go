@@ -6,10 +6,11 @@
 // hide on both sides. An [Engine] runs inside a test process beside many
 // others, or alone as `pdproxy sim`.
 //
-// The core is shared by all protocols: [Config], [Engine] (config.go,
-// engine.go), the KV cache (kvcache.go), tokens, KV content and text (model.go),
-// slots and queues (scheduler.go), the engines' own TCP side channel
-// (transfer.go), OpenAI requests (openai.go), the HTTP face (server.go, sse.go),
-// faults (faults.go) and counters (state.go). A protocol is one value that
-// implements the interface in protocol.go.
+// The core is shared by all protocols: [Config] and [Engine] (config.go,
+// engine.go, conns.go), the KV cache and its pinned sets (kvcache.go, pins.go),
+// tokens, KV content and text (model.go), slots and queues (scheduler.go), the
+// engines' own TCP side channel (transfer.go), OpenAI requests (openai.go,
+// openai_parse.go), the HTTP face (server.go, sse.go, json.go), faults
+// (faults.go) and counters (state.go). A protocol is one value that implements
+// the interface in protocol.go: vllm*.go, sglang*.go, trtllm*.go.
 package enginesim

@@ -62,6 +62,7 @@ func TestFaultAnswers(t *testing.T) {
 	e := startEngine(t, Config{})
 	url := e.URL() + routeCompletions
 	unary, streaming := completion("hello", `"max_tokens":8`), completion("hello", `"max_tokens":8,"stream":true`)
+	short := completion("hello", `"max_tokens":1,"stream":true`)
 	set := func(t *testing.T, fail string) {
 		t.Helper()
 		if a := post(t, e.URL()+"/sim/fault", `{"fail":"`+fail+`"}`); a.status != 200 {
@@ -101,7 +102,7 @@ func TestFaultAnswers(t *testing.T) {
 	}
 	t.Run(failCut, func(t *testing.T) {
 		set(t, "1:cut")
-		for _, body := range []string{unary, streaming} {
+		for _, body := range []string{unary, streaming, short} {
 			a, err := try(t.Context(), url, body)
 			if a.status != 200 || err == nil || len(a.body) == 0 || strings.Contains(string(a.body), "[DONE]") || json.Valid(a.body) {
 				t.Errorf("%d %q %v", a.status, a.body, err)
@@ -118,6 +119,9 @@ func TestFaultAnswers(t *testing.T) {
 		set(t, "1:sse-error")
 		events := stream(t, url, streaming)
 		if n := len(events); n != streamEventsBeforeFault+2 || !strings.HasPrefix(events[n-2], `{"error":{"message":`) || events[n-1] != "[DONE]" {
+			t.Errorf("events %q", events)
+		}
+		if events := stream(t, url, short); len(events) != 3 || !strings.HasPrefix(events[1], `{"error":`) {
 			t.Errorf("events %q", events)
 		}
 		if a := post(t, url, unary); a.status != 500 {

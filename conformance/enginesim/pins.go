@@ -127,17 +127,3 @@ func (r *rank) store(ids []blockID, data []byte) {
 	defer r.mu.Unlock()
 	r.cache.write(ids, data)
 }
-
-// writeReserved stores bytes that a peer pushes; false when a block does not
-// exist or is not referenced by anyone.
-func (r *rank) writeReserved(ids []blockID, data []byte) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, id := range ids {
-		if id < 0 || int(id) >= len(r.cache.blocks) || r.cache.blocks[id].refs == 0 {
-			return false
-		}
-	}
-	r.cache.write(ids, data)
-	return true
-}

@@ -35,7 +35,7 @@ type protocol interface {
 	generate(ctx context.Context, s *sequence, emit func(token)) error
 
 	// message answers a side channel message from another engine for rank r.
-	// "read" and "write" are the core's own and never arrive here.
+	// It may block: a connection carries one message at a time.
 	message(ctx context.Context, r *rank, m sideMessage) (sideMessage, error)
 
 	dialect

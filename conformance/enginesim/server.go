@@ -250,12 +250,11 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	e.runSequence(ctx, cancel, seqs[0], st)
 	wg.Wait()
 	err := context.Cause(ctx)
+	if err == nil && st != nil {
+		err = e.closeStream(ctx, st, req, seqs)
+	}
 	switch {
 	case err == nil && st != nil:
-		st.send(e.proto.closing(req, seqs)...)
-		if !e.proto.streamOptions(req).NoDone {
-			st.send(doneEvent)
-		}
 	case err == nil:
 		e.writeUnary(w, req, seqs)
 	case errors.Is(err, errCut):
@@ -264,6 +263,22 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	default:
 		e.writeFailure(w, st, req, err)
 	}
+}
+
+// closeStream ends a stream that went well; a fault of a stream that was too
+// short for it comes here.
+func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *request, seqs []*sequence) error {
+	if err := e.streamFault(ctx, req, streamEventsBeforeFault); err != nil {
+		return err
+	}
+	last := e.proto.closing(req, seqs)
+	if !e.proto.streamOptions(req).NoDone {
+		last = append(last, doneEvent)
+	}
+	if err := st.send(last...); err != nil {
+		return context.Canceled // the client left
+	}
+	return nil
 }
 
 // newSequences makes the sequences of a request, in choice order.

@@ -18,7 +18,7 @@ import (
 // big-endian length of the JSON head, the head, a 4-byte length of the payload
 // and the payload.
 type sideMessage struct {
-	// Op is "read" or "write" (the core's own), or a protocol's word.
+	// Op is the protocol's word for the message.
 	Op string `json:"op"`
 	// Engine is the engine id that the sender believes to talk to; a channel of
 	// another engine refuses (the peer has restarted). Empty: do not check.
@@ -134,19 +134,10 @@ func (c *sideChannel) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// answer handles one message: "read" and "write" here, others by the protocol.
+// answer has the protocol handle a message that is meant for this engine.
 func (c *sideChannel) answer(ctx context.Context, m sideMessage) (sideMessage, error) {
 	if m.Engine != "" && m.Engine != c.r.e.id {
 		return sideMessage{}, errors.New("engine id mismatch")
-	}
-	switch m.Op {
-	case "read":
-		return sideMessage{Op: m.Op, Payload: c.r.readPinned(m.Key, m.Blocks)}, nil
-	case "write":
-		if !c.r.writeReserved(m.Blocks, m.Payload) {
-			return sideMessage{}, errors.New("blocks not reserved")
-		}
-		return sideMessage{Op: m.Op}, nil
 	}
 	return c.r.e.proto.message(ctx, c.r, m)
 }

@@ -22,6 +22,7 @@ port_of() {
 }
 
 # pair_flags prints, one a line, what makes an engine one half of a NIXL pair.
+# The publisher binds only an endpoint with a star in it; any other it dials.
 pair_flags() {
 	local role id events
 	case $1 in
@@ -30,22 +31,23 @@ pair_flags() {
 	*) return ;;
 	esac
 	printf '%s\n' --kv-transfer-config "{\"kv_connector\":\"$REAL_CONNECTOR\",\"kv_role\":\"$role\",\"kv_buffer_device\":\"cpu\",\"engine_id\":\"$id\",\"kv_load_failure_policy\":\"fail\",\"kv_connector_extra_config\":{\"kv_lease_duration\":$REAL_LEASE}}"
-	printf '%s\n' --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://127.0.0.1:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1))\",\"topic\":\"kv\"}"
+	printf '%s\n' --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$((events + 1))\",\"topic\":\"kv\"}"
 }
 
 launch() {
 	local name=$1 side=$REAL_SIDE_CHANNEL flags
 	[ "$name" = decode ] && side=$((side + 1))
 	mapfile -t flags < <(pair_flags "$name")
+	cd "$REAL_DIR" # so that no path of this machine shows in an answer
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		PYTHONHASHSEED=0 PYTHONPATH=$REAL_HERE/engine_env \
 		HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 		VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$side UCX_TLS=tcp,sm \
 		setsid nice -n "$REAL_NICE" "$REAL_PYTHON" -m vllm.entrypoints.openai.api_server \
-		--model "$REAL_MODEL" --served-model-name tiny --host 127.0.0.1 --port "$(port_of "$name")" \
+		--model ./model --served-model-name tiny --host 127.0.0.1 --port "$(port_of "$name")" \
 		--dtype float32 --enforce-eager --seed 1 --max-model-len 4096 --max-num-seqs 8 \
 		--max-num-batched-tokens 512 --block-size "$REAL_BLOCK_SIZE" --num-gpu-blocks-override "$REAL_BLOCKS" \
-		--enable-request-id-headers --enable-prompt-tokens-details "${flags[@]}" \
+		--enable-request-id-headers --enable-prompt-tokens-details --enable-scale-out "${flags[@]}" \
 		>"$REAL_DIR/log/$name.log" 2>&1 </dev/null &
 	echo $! >"$REAL_DIR/run/$name.pid"
 }

@@ -4,7 +4,6 @@ REAL_HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 REAL_DIR=${PDPROXY_REAL_DIR:-$(cd "$REAL_HERE/../.." && pwd)/build/real}
 REAL_VENV=$REAL_DIR/venv
 REAL_PYTHON=$REAL_VENV/bin/python
-REAL_MODEL=$REAL_DIR/model
 REAL_NICE=${REAL_NICE:-10}
 
 # NixlConnector (pull) or NixlPushConnector.

@@ -7,14 +7,19 @@ what the connector's rules rest on.
     probe.py free     ways to free prefill's blocks that nobody will read
     probe.py leave    a client that leaves, at each point
     probe.py twice    blocks used again, or gone
+    probe.py events   real KV events over ZMQ, to golden/kv_events.json
+    probe.py poison   params that no prefill made; some kill the decode engine,
+                      which is then started again
 
 Results go to standard output as one JSON object a line.
 """
 
 import json
+import os
 import pathlib
 import random
 import statistics
+import subprocess
 import sys
 import time
 
@@ -459,13 +464,10 @@ def twice():
     for name, change in {
         "remote_port closed": {"remote_port": 1, "remote_engine_id": "p-gone"},
         "unknown remote_engine_id": {"remote_engine_id": "p-other"},
-        "remote_request_id missing": {"remote_request_id": ...},
-        "remote_host missing": {"remote_host": ...},
-        "tp_size missing": {"tp_size": ...},
     }.items():
         body = dict(body, prompt=words(320, fresh()))
         kv = prefill(body)
-        used = {k: v for k, v in dict(kv, **change).items() if v is not ...}
+        used = dict(kv, **change)
         for stream in (False, True):
             ask = dict(body, kv_transfer_params=used, **({"stream": True} if stream else {}))
             call = Call(DECODE, "/v1/completions", ask, timeout=40)
@@ -479,8 +481,136 @@ def twice():
     settle()
 
 
+# events
+
+
+def kv_events():
+    """Real KV events and a replay, frame by frame in hex, with what they decode to."""
+    import msgspec
+    import zmq
+
+    port = int(os.environ.get("REAL_EVENTS", 5557))
+    context = zmq.Context()
+    sub = context.socket(zmq.SUB)
+    sub.setsockopt(zmq.RCVTIMEO, 1500)
+    sub.setsockopt(zmq.SUBSCRIBE, b"")
+    sub.connect(f"tcp://127.0.0.1:{port}")
+    time.sleep(0.5)
+
+    def shown(value):
+        if isinstance(value, bytes):
+            return {"hex": value.hex()}
+        if isinstance(value, (list, tuple)):
+            return [shown(v) for v in value]
+        if isinstance(value, dict):
+            return {str(k): shown(v) for k, v in value.items()}
+        return value
+
+    def message(frames):
+        out = {"frames": [f.hex() for f in frames]}
+        try:
+            out["payload"] = shown(msgspec.msgpack.decode(frames[-1]))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        return out
+
+    def drain(sock):
+        got = []
+        try:
+            while True:
+                got.append(message(sock.recv_multipart()))
+        except zmq.Again:
+            return got
+
+    steps = []
+    prompt = words(100, 42)
+    for name, body in (
+        ("100 tokens: three full blocks", {"prompt": prompt}),
+        ("the same prompt and 40 tokens more", {"prompt": prompt + words(40, 43)}),
+        ("the same with a cache salt", {"prompt": prompt, "cache_salt": "tenant-a"}),
+    ):
+        post(PREFILL, "/v1/completions", dict({"model": MODEL, "max_tokens": 1, "temperature": 0}, **body))
+        steps.append({"step": name, "prompt": body["prompt"], "events": drain(sub)})
+    # 20 prompts of 1000 tokens do not fit beside each other: the oldest blocks go.
+    for _ in range(20):
+        post(PREFILL, "/v1/completions", {"model": MODEL, "prompt": words(1000, fresh()), "max_tokens": 1})
+    removed = [e for e in drain(sub) if "BlockRemoved" in json.dumps(e["payload"])]
+    steps.append({"step": "blocks pushed out", "events": removed[:2]})
+    replay = context.socket(zmq.DEALER)
+    replay.setsockopt(zmq.RCVTIMEO, 1500)
+    replay.connect(f"tcp://127.0.0.1:{port + 1}")
+    ask = [b"", (0).to_bytes(8, "big")]
+    replay.send_multipart(ask)
+    answers = drain(replay)
+    steps.append({"step": "replay from 0", "asked": [f.hex() for f in ask], "count": len(answers),
+                  "first": answers[:2], "last": answers[-1:]})
+    GOLDEN.mkdir(exist_ok=True)
+    lines = ",\n".join(json.dumps(step) for step in steps)
+    head = json.dumps({"vllm": VERSION, "block_size": int(os.environ.get("REAL_BLOCK_SIZE", 32))})
+    (GOLDEN / "kv_events.json").write_text(f'{head[:-1]}, "steps": [\n{lines}\n]}}\n')
+    for step in steps:
+        say(events=step["step"], count=len(step.get("events", step.get("first", []))))
+
+
+# poison
+
+
+def poison():
+    """Params that no prefill made. Restarts decode where they killed it."""
+    comp = "/v1/completions"
+
+    def without(key):
+        return lambda kv: {k: v for k, v in kv.items() if k != key}
+
+    forged = {"do_remote_prefill": True, "do_remote_decode": False}
+    cases = {
+        "nothing wrong": lambda kv: kv,
+        "empty object": lambda kv: {},
+        "remote_block_ids null": lambda kv: dict(kv, remote_block_ids=None),
+        "remote_block_ids [[]]": lambda kv: dict(kv, remote_block_ids=[[]]),
+        "tp_size missing": without("tp_size"),
+        "remote_num_tokens missing": without("remote_num_tokens"),
+        "remote_port a string": lambda kv: dict(kv, remote_port=str(kv["remote_port"])),
+        "blocks out of range": lambda kv: dict(kv, remote_block_ids=[[100000 + n for n in range(10)]]),
+        "remote_host missing": without("remote_host"),
+        "remote_request_id missing": without("remote_request_id"),
+        "only do_remote_prefill": lambda kv: forged,
+        "only do_remote_prefill, unknown model": lambda kv: forged,
+    }
+    only = sys.argv[2:]
+    for name, change in cases.items():
+        if only and name not in only:
+            continue
+        body = {"model": MODEL, "prompt": words(320, fresh()), "max_tokens": 4, "temperature": 0}
+        kv = prefill(body)
+        ask = dict(body, kv_transfer_params=change(kv))
+        if "unknown model" in name:
+            ask["model"] = "nobody"
+        call = Call(DECODE, comp, ask, timeout=8)
+        row = {"poison": name}
+        try:
+            row.update(status=call.status, body=call.body().decode()[-200:])
+            row["status"] = call.status
+        except OSError as err:
+            row["answer"] = str(err)
+        row["took_ms"] = round((time.perf_counter() - call.began) * 1000)
+        call.close()
+        time.sleep(2)
+        try:
+            row["decode"] = post(DECODE, comp, dict(body, prompt="Are you there?"), timeout=8)[0]
+            row["decode_idle"] = wire.idle(DECODE)
+        except OSError as err:
+            row["decode"] = f"dead: {err}"
+        say(**row)
+        if row["decode"] != 200 or not row["decode_idle"]:
+            script = str(pathlib.Path(__file__).parent / "engines.sh")
+            subprocess.run([script, "stop", "decode"], check=True, stdout=sys.stderr)
+            subprocess.run([script, "start", "decode"], check=True, stdout=sys.stderr)
+        wait_until(lambda: used_blocks(PREFILL) == 0, 60, 0.1)
+
+
 if __name__ == "__main__":
     VERSION = json.loads(wire.get(PREFILL, "/version"))["version"]
     what = sys.argv[1] if len(sys.argv) > 1 else "texts"
-    run = {"texts": texts, "golden": golden, "refuse": refuse, "free": free, "leave": leave, "twice": twice}[what]
+    run = {"texts": texts, "golden": golden, "refuse": refuse, "free": free, "leave": leave, "twice": twice, "poison": poison, "events": kv_events}[what]
     sys.exit(1 if run() else 0)

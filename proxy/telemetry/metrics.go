@@ -142,8 +142,8 @@ func (m *Metrics) Tokens(prompt, completion, cached int64) {
 // Restart counts an engine restart.
 func (m *Metrics) Restart(engine string) { m.restarts.WithLabelValues(engine).Inc() }
 
-// Minted counts one disagg id.
-func (m *Metrics) Minted() { m.disaggIDs.Inc() }
+// Minted counts one disagg id, whichever policy made it.
+func (m *Metrics) Minted(string) { m.disaggIDs.Inc() }
 
 // Policy observes one policy call; reason is "" for a usable answer.
 func (m *Metrics) Policy(policy, hook string, d time.Duration, reason string) {

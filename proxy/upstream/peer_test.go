@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -184,4 +185,32 @@ func fault(t *testing.T, err error, op string) *Error {
 		t.Errorf("Op = %q, want %q (%v)", e.Op, op, err)
 	}
 	return e
+}
+
+// bubbles runs f for each implementation where time is fake.
+func bubbles(t *testing.T, f func(t *testing.T, newClient func(Options) Client)) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { f(t, k.new) })
+		})
+	}
+}
+
+// client returns a Client of e whose idle connections end with the test.
+func (e *engine) client(t *testing.T, newClient func(Options) Client, edit func(*Options)) Client {
+	o := e.options()
+	if edit != nil {
+		edit(&o)
+	}
+	cl := newClient(o)
+	t.Cleanup(cl.CloseIdle)
+	return cl
+}
+
+func mustURL(s string) *url.URL {
+	u, err := url.Parse(s)
+	if err != nil {
+		panic(err)
+	}
+	return u
 }

@@ -38,7 +38,8 @@ type stdClient struct {
 //     costs one of them. A request without body is retried however late its
 //     connection was lost.
 //   - An answer that comes before the request is sent in full makes Do copy the
-//     rest of the body, because the transport goes on sending it.
+//     rest of the body, because the transport goes on sending it. If sending
+//     fails then, the answer may be lost.
 //   - A dial that a call gave up goes on in the background until DialTimeout,
 //     and its connection stays in the pool. Stats.Idle and Waiting are
 //     estimates, and over HTTP/2 meaningless.
@@ -105,11 +106,15 @@ type stdConn struct {
 	net.Conn
 	client *stdClient
 	closed atomic.Bool
+	unsent atomic.Bool // a write is under way or has failed
 }
 
 func (c *stdConn) Write(p []byte) (int, error) {
 	c.SetWriteDeadline(time.Now().Add(c.client.opt.WriteTimeout))
-	return c.Conn.Write(p)
+	c.unsent.Store(true)
+	n, err := c.Conn.Write(p)
+	c.unsent.Store(err != nil)
+	return n, err
 }
 
 func (c *stdConn) CloseWrite() error {
@@ -138,8 +143,12 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
+	target, err := cl.target(req.Path)
+	if err != nil {
+		return nil, &Error{Op: OpWrite, Err: err}
+	}
 	c := newStdCall(cl, ctx, req)
-	r, body := c.request(req)
+	r, body := c.request(req, target)
 	defer body.release()
 	answer, err := cl.transport.RoundTrip(r)
 	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols {
@@ -162,7 +171,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 }
 
 // request translates req for the transport. The body is released by Do.
-func (c *stdCall) request(req *Request) (*http.Request, *stdBody) {
+func (c *stdCall) request(req *Request, target *url.URL) (*http.Request, *stdBody) {
 	size := req.bodySize()
 	header := make(http.Header, len(req.Header)+2)
 	for i := range req.Header {
@@ -177,7 +186,7 @@ func (c *stdCall) request(req *Request) (*http.Request, *stdBody) {
 		header["Idempotency-Key"] = []string{} // not sent; permits the retry of any method
 	}
 	r := &http.Request{
-		Method: req.method(), URL: c.client.target(req.Path), Host: c.client.opt.URL.Host,
+		Method: req.method(), URL: target, Host: c.client.opt.URL.Host,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: header, ContentLength: int64(size),
 	}
@@ -200,19 +209,16 @@ func (c *stdCall) request(req *Request) (*http.Request, *stdBody) {
 }
 
 // target is the URL of path such that the transport writes path as it is.
-func (cl *stdClient) target(path string) *url.URL {
-	u := &url.URL{Scheme: cl.opt.URL.Scheme, Host: cl.opt.URL.Host}
-	if strings.HasPrefix(path, "//") { // Opaque would be read as host and path
-		u.Path, u.RawQuery, u.ForceQuery = splitQuery(path)
-		return u
+func (cl *stdClient) target(path string) (*url.URL, error) {
+	if !strings.HasPrefix(path, "//") { // which Opaque takes for a host
+		return &url.URL{Scheme: cl.opt.URL.Scheme, Host: cl.opt.URL.Host, Opaque: path}, nil
 	}
-	u.Opaque = path
-	return u
-}
-
-func splitQuery(path string) (before, query string, empty bool) {
-	before, query, found := strings.Cut(path, "?")
-	return before, query, found && query == ""
+	u, err := url.ParseRequestURI(path)
+	if err != nil {
+		return nil, errBadPath
+	}
+	u.Scheme, u.Host = cl.opt.URL.Scheme, cl.opt.URL.Host
+	return u, nil
 }
 
 // response is the transport's answer in our form.

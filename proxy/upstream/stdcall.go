@@ -33,6 +33,7 @@ type stdCall struct {
 
 	mu      sync.Mutex
 	conn    net.Conn      // guarded by mu; of the last try
+	socket  *stdConn      // guarded by mu; below conn
 	h2      bool          // guarded by mu; conn is shared with other calls
 	dialing bool          // guarded by mu
 	tries   int           // guarded by mu; connections got
@@ -94,9 +95,12 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 		c.client.reuses.Add(1)
 	}
 	c.conn, c.since, c.phase = info.Conn, time.Now(), sending
-	if t, ok := info.Conn.(*tls.Conn); ok {
+	socket := info.Conn
+	if t, ok := socket.(*tls.Conn); ok {
 		c.h2 = t.ConnectionState().NegotiatedProtocol == "h2"
+		socket = t.NetConn()
 	}
+	c.socket, _ = socket.(*stdConn)
 }
 
 func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
@@ -128,7 +132,7 @@ func (c *stdCall) hangUp() {
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
 	half, ok := c.conn.(interface{ CloseWrite() error })
-	if ok && c.phase == waiting && c.linger > 0 && !c.h2 && !c.over {
+	if ok && c.phase == waiting && c.linger > 0 && !c.h2 && !c.over && !c.unsent() {
 		c.patient = time.AfterFunc(c.linger, c.cut)
 		if half.CloseWrite() == nil {
 			return
@@ -146,11 +150,15 @@ func (c *stdCall) failedOp() string {
 		return OpCap
 	case c.tries == 0:
 		return OpDial
-	case c.phase == sending:
+	case c.phase == sending || c.phase == waiting && c.unsent():
 		return OpWrite
 	}
 	return OpHead
 }
+
+// unsent reports whether part of the request is still in the transport's
+// buffer: it calls a request written before it has flushed it. mu is held.
+func (c *stdCall) unsent() bool { return !c.h2 && c.socket.unsent.Load() }
 
 // begin takes the body over from the transport, unless the call has ended.
 func (c *stdCall) begin(body io.ReadCloser) bool {
