@@ -1,0 +1,193 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const lingerFor = 2 * time.Second
+
+// lingers cancels a call one second after it began and describes what the
+// engine does then.
+var lingers = []struct {
+	name    string
+	serve   func(c *duplex)
+	answers bool          // Do returns the answer
+	body    string        // that is read
+	bodyErr bool          // the body does not end
+	took    time.Duration // until the end of the body or the error
+}{
+	{
+		name: "engine hangs up", took: time.Second,
+		serve: func(c *duplex) { c.next(); c.next() },
+	},
+	{
+		name: "engine hangs up later", took: 1500 * time.Millisecond,
+		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(500 * time.Millisecond) },
+	},
+	{
+		name: "engine does nothing", took: time.Second + lingerFor,
+		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(time.Hour) },
+	},
+	{
+		name: "answer was under way", answers: true, body: "ok", took: 1500 * time.Millisecond,
+		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(500 * time.Millisecond); c.say(okAnswer) },
+	},
+	{
+		name: "answer without body", answers: true, took: 1500 * time.Millisecond,
+		serve: func(c *duplex) {
+			c.next()
+			c.next()
+			time.Sleep(500 * time.Millisecond)
+			c.say("HTTP/1.1 204 No Content\r\n\r\n")
+		},
+	},
+	{
+		name: "answer in pieces", answers: true, body: "hello", took: 2500 * time.Millisecond,
+		serve: func(c *duplex) {
+			c.next()
+			c.next()
+			for _, s := range []string{"HTTP/1.1 200 ", "OK\r\nContent-Length: 5\r\n\r\n", "hello"} {
+				time.Sleep(500 * time.Millisecond)
+				c.say(s)
+			}
+		},
+	},
+	{
+		name: "body comes too late", answers: true, body: "he", bodyErr: true, took: time.Second + lingerFor,
+		serve: func(c *duplex) {
+			c.next()
+			c.next()
+			c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
+			time.Sleep(time.Hour)
+			c.say("llo")
+		},
+	},
+	{
+		name: "head comes too late", took: time.Second + lingerFor,
+		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(lingerFor + time.Second); c.say(okAnswer) },
+	},
+	{
+		name: "half a head", took: 1500 * time.Millisecond,
+		serve: func(c *duplex) { c.next(); c.next(); c.say("HTTP/1.1 200 OK\r\n"); time.Sleep(500 * time.Millisecond) },
+	},
+}
+
+func TestLinger(t *testing.T) {
+	for _, tt := range lingers {
+		t.Run(tt.name, func(t *testing.T) {
+			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+				e := newEngine(t, func(c *duplex, _ int) { tt.serve(c) })
+				cl := e.client(t, newClient, nil)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				start := time.Now()
+				time.AfterFunc(time.Second, func() { cancel(errClientGone) })
+				resp, err := cl.Do(ctx, &Request{
+					Path: "/", HeadTimeout: time.Minute, IdleTimeout: time.Minute, Linger: lingerFor,
+				})
+				if (err == nil) != tt.answers {
+					t.Fatalf("Do: %v", err)
+				}
+				op := OpHead
+				if err == nil {
+					var body []byte
+					if body, err = io.ReadAll(resp); string(body) != tt.body || (err != nil) != tt.bodyErr {
+						t.Errorf("body %q, %v", body, err)
+					}
+					resp.Close()
+					op = OpBody
+				}
+				if took := time.Since(start); took != tt.took {
+					t.Errorf("took %v, want %v", took, tt.took)
+				}
+				if err != nil {
+					fault(t, err, op)
+					if !errors.Is(err, context.Canceled) || !errors.Is(err, errClientGone) {
+						t.Errorf("error %v lacks Canceled or its cause", err)
+					}
+				}
+				synctest.Wait()
+				if s := cl.Stats(); s.Open != 0 {
+					t.Errorf("%+v: a half-closed connection was kept", s)
+				}
+			})
+		})
+	}
+}
+
+// The engine must see the hang-up when it happens, not when the linger is over.
+func TestLingerHangsUpAtOnce(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		start := time.Now()
+		var seen time.Duration
+		e := newEngine(t, func(c *duplex, _ int) {
+			c.next()
+			if c.next() == nil {
+				seen = time.Since(start)
+			}
+			time.Sleep(time.Second)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := e.client(t, newClient, nil).Do(ctx, &Request{Path: "/", Linger: lingerFor})
+		if f := fault(t, err, OpHead); !f.Timeout || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v is no time-out", err)
+		}
+		if seen != 3*time.Second {
+			t.Errorf("hang-up seen after %v", seen)
+		}
+	})
+}
+
+// Once the head is there nothing lingers: the stream is cut at once.
+func TestNoLingerInBody(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		e := newEngine(t, func(c *duplex, _ int) {
+			c.next()
+			c.say("HTTP/1.1 200 OK\r\n\r\nx")
+			c.next()
+			time.Sleep(time.Hour)
+		})
+		cl := e.client(t, newClient, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		resp, err := cl.Do(ctx, &Request{Path: "/", Linger: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Close()
+		start := time.Now()
+		time.AfterFunc(time.Second, cancel)
+		_, err = io.Copy(io.Discard, resp)
+		if fault(t, err, OpBody); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
+
+// oneWay hides CloseWrite.
+type oneWay struct{ net.Conn }
+
+func TestLingerWithoutHalfClose(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.next() })
+		cl := e.client(t, newClient, func(o *Options) {
+			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := e.dial(ctx, network, addr)
+				return oneWay{c}, err
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		start := time.Now()
+		_, err := cl.Do(ctx, &Request{Path: "/", Linger: time.Minute})
+		if fault(t, err, OpHead); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
