@@ -10,40 +10,44 @@ import (
 // FuzzParse: whatever the body, the parser gives a request that the core can
 // run or an answer in the engine's form.
 func FuzzParse(f *testing.F) {
+	routes := []string{routeCompletions, routeChat, routeResponses, routeMessages, routeTokens}
 	for _, body := range []string{
 		``, `{}`, `[]`, `null`, `"x"`, `{"prompt":"hi","max_tokens":3}`, `{"prompt":[1,2,300]}`, `{"prompt":[[1],[2]],"n":3,"best_of":2}`,
 		`{"messages":[{"role":"user","content":"hi"}],"stream":true,"stream_options":{"include_usage":true}}`,
-		`{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"x"}]}],"stop":["a","b"],"seed":-1}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"x"}]}],"stop":["a","b"],"seed":-1,"max_tokens":1,"system":"s"}`,
 		`{"prompt":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,2],[3]],"remote_port":"5600"}}`,
+		`{"prompt":"x","n":0,"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1}}`,
 		`{"prompt":"x","max_tokens":1e400,"n":-9223372036854775808}`, `{"prompt":"<eos99999999999999999999>","max_tokens":9223372036854775807}`,
-		`{"prompt":"x","n":1000000000000}`,
+		`{"prompt":"x","n":1000000000000}`, `{"input":"x","instructions":"y","max_output_tokens":3}`, `{"input":[{"role":"user","content":"x"}]}`,
+		`{"token_ids":[1,2],"sampling_params":{"max_tokens":2,"extra_args":{"kv_transfer_params":{}}}}`, `{"token_ids":[1],"sampling_params":null}`,
 	} {
-		f.Add(body, true)
-		f.Add(body, false)
+		for i := range routes {
+			f.Add(body, uint8(i))
+		}
 	}
 	e, err := New(Config{Connector: ConnectorVLLMNixl, KVBlocks: 64})
 	if err != nil {
 		f.Fatal(err)
 	}
-	e.end(false) // nothing may be sent
-	f.Fuzz(func(t *testing.T, body string, chat bool) {
-		route := routeCompletions
-		if chat {
-			route = routeChat
-		}
-		req, refusal := e.proto.parse(route, http.Header{}, []byte(body))
+	if err := e.Start(); err != nil {
+		f.Fatal(err)
+	}
+	e.Close() // clean-ups go nowhere
+	f.Fuzz(func(t *testing.T, body string, route uint8) {
+		req, refusal := e.proto.parse(routes[int(route)%len(routes)], http.Header{}, []byte(body))
 		if refusal != nil {
-			raw, err := encodeJSON(e.proto.errorBody(refusal))
+			form := refusal.Body
+			if form == nil {
+				form = e.proto.errorBody(refusal)
+			}
+			raw, err := encodeJSON(form)
 			if err != nil || !json.Valid(raw) || !utf8.Valid(raw) || refusal.Status < 400 || refusal.Status > 499 {
 				t.Fatalf("refusal %d %q %v", refusal.Status, raw, err)
 			}
 			return
 		}
-		if refusal := e.checkTokens(req); refusal != nil {
-			return
-		}
 		for _, s := range e.newSequences(req) {
-			if s.limit < 1 || room(s) < len(s.prompt) || room(s) > e.maxModelLen() {
+			if len(s.prompt) == 0 || s.limit < 1 || room(s) < len(s.prompt) || room(s) > e.maxModelLen() {
 				t.Fatalf("room for %d tokens of %d", room(s), len(s.prompt))
 			}
 		}

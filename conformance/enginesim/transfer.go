@@ -239,8 +239,10 @@ func readPart(br *bufio.Reader) ([]byte, error) {
 	if n > maxSideFrame {
 		return nil, fmt.Errorf("side message part of %d bytes", n)
 	}
-	part := make([]byte, n)
-	_, err := io.ReadFull(br, part)
+	part, err := io.ReadAll(io.LimitReader(br, int64(n))) // memory grows with what really comes
+	if err == nil && len(part) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
 	return part, err
 }
 

@@ -1,0 +1,93 @@
+package enginesim
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"reflect"
+	"testing"
+)
+
+// FuzzReadSide: broken frames are errors, whole ones come back.
+func FuzzReadSide(f *testing.F) {
+	var whole bytes.Buffer
+	writeSide(&whole, sideMessage{Op: nixlRead, Engine: "e", Key: "k", Blocks: []blockID{1, 2}, Fields: map[string]string{"a": "b"}, Payload: []byte{1, 2, 3}})
+	f.Add(whole.Bytes())
+	f.Add(whole.Bytes()[:9])
+	f.Add([]byte{255, 255, 255, 255})
+	f.Add([]byte{0, 0, 0, 2, '{', '}', 1, 0, 0, 0, 9})
+	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := readSide(bufio.NewReader(bytes.NewReader(raw)))
+		if err != nil {
+			return
+		}
+		var again bytes.Buffer
+		if err := writeSide(&again, m); err != nil {
+			t.Fatal(err)
+		}
+		back, err := readSide(bufio.NewReader(&again))
+		if err != nil || !reflect.DeepEqual(back, m) {
+			t.Fatalf("%+v came back as %+v, %v", m, back, err)
+		}
+	})
+}
+
+// TestSideChannelCalls: connections are reused, refusals keep them, a peer's end
+// is an error, and a caller can leave a call that hangs.
+func TestSideChannelCalls(t *testing.T) {
+	pd := startPair(t)
+	from := pd.d.ranks[0].side
+	addr := pd.p.ranks[0].side.listener.Addr().String()
+	open := func() int {
+		from.mu.Lock()
+		defer from.mu.Unlock()
+		return len(from.conns)
+	}
+	handshake := sideMessage{Op: nixlHandshake, Engine: pd.p.ID()}
+	for range 3 {
+		if _, err := from.call(t.Context(), addr, handshake); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range []sideMessage{
+		{Op: nixlHandshake, Engine: "another engine"}, {Op: "what", Engine: pd.p.ID()}, {Op: nixlRead, Key: "k", Fields: map[string]string{"epoch": "1"}},
+	} {
+		if _, err := from.call(t.Context(), addr, m); !errors.Is(err, errPeer) {
+			t.Errorf("%s: %v", m.Op, err)
+		}
+	}
+	if n := open(); n != 1 {
+		t.Errorf("%d connections for calls in a row", n)
+	}
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		if conn, err := silent.Accept(); err == nil {
+			defer conn.Close()
+			conn.Read(make([]byte, 1))
+			leave()
+			<-ctx.Done()
+		}
+	}()
+	if _, err := from.call(ctx, silent.Addr().String(), handshake); !errors.Is(err, context.Canceled) {
+		t.Errorf("left call: %v", err)
+	}
+	pd.p.Kill()
+	if _, err := from.call(t.Context(), addr, handshake); err == nil || errors.Is(err, errPeer) {
+		t.Errorf("dead peer: %v", err)
+	}
+	if n := open(); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+	pd.d.Close()
+	if _, err := from.call(t.Context(), addr, handshake); err == nil {
+		t.Error("call of a closed engine")
+	}
+}
