@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -27,8 +28,15 @@ func (q *trtRequest) is(kind string) bool { return q.params != nil && q.params.k
 const validationError = "validation"
 
 func trtFieldError(err *fieldError) *apiError {
+	at := "'body'"
+	for part := range strings.SplitSeq(err.Field, ".") {
+		if _, number := strconv.Atoi(part); number != nil {
+			part = "'" + part + "'"
+		}
+		at += ", " + part
+	}
 	return &apiError{Status: http.StatusBadRequest, Type: validationError, Param: err.Field,
-		Message: fmt.Sprintf("[{'type': '%s', 'loc': ('body', '%s'), 'msg': '%s'}]", err.Kind, strings.ReplaceAll(err.Field, ".", "', '"), err.Message)}
+		Message: fmt.Sprintf("[{'type': '%s', 'loc': (%s), 'msg': '%s'}]", err.Kind, at, err.Message)}
 }
 
 // trtBadRequest is the worker's answer to a request that its models accept and

@@ -1,0 +1,291 @@
+package enginesim
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestTRTLLMFields: which fields each wire generation's models have.
+func TestTRTLLMFields(t *testing.T) {
+	const legs = `"disaggregated_params":{"request_type":"context_only"`
+	tests := []struct {
+		name, route, fields string
+		wires               string // the generations that take it
+	}{
+		{"plain", routeCompletions, `"ignore_eos":true,"top_k":1,"detokenize":true,"priority":0.5`, "123"},
+		{"unknown", routeCompletions, `"rid":"x"`, ""},
+		{"vllm's params", routeCompletions, `"kv_transfer_params":null`, ""},
+		{"cache_salt of completions", routeCompletions, `"cache_salt":"x"`, ""},
+		{"cache_salt of chat", routeChat, `"cache_salt":"x"`, "123"},
+		{"conversation_params", routeChat, `"conversation_params":{"conversation_id":"c"}`, "23"},
+		{"conversation_params, blank", routeChat, `"conversation_params":{"conversation_id":" "}`, ""},
+		{"conversation_params, unknown", routeChat, `"conversation_params":{"conversation_id":"c","turn":1}`, ""},
+		{"packed ids", routeChat, `"prompt_token_ids_b64":"6AMAAA=="`, "23"},
+		{"no params", routeCompletions, `"disaggregated_params":null`, "123"},
+		{"bare params", routeCompletions, legs + `}`, "123"},
+		{"conversation_id in the params", routeCompletions, legs + `,"conversation_id":"c"}`, "12"},
+		{"disagg id", routeCompletions, legs + `,"disagg_request_id":2305843009213705953}`, "23"},
+		{"schedule style", routeCompletions, legs + `,"schedule_style":0}`, "23"},
+		{"resolved thinking", routeCompletions, legs + `,"resolved_thinking":true}`, "3"},
+		{"unknown in the params", routeCompletions, legs + `,"bootstrap_room":1}`, ""},
+		{"ill-typed id", routeCompletions, legs + `,"ctx_request_id":"a"}`, ""},
+		{"ill-typed style", routeCompletions, legs + `,"schedule_style":2}`, ""},
+		{"ill-typed tokens", routeCompletions, legs + `,"first_gen_tokens":["a"]}`, ""},
+		{"params of another type", routeCompletions, `"disaggregated_params":"context_only"`, ""},
+		{"aggregated by name", routeCompletions, `"disaggregated_params":{"request_type":"context_and_generation"}`, "123"},
+		{"stream options alone", routeCompletions, `"stream_options":{"include_usage":true}`, ""},
+		{"unknown stream option", routeCompletions, `"stream":true,"stream_options":{"usage":true}`, ""},
+		{"suffix", routeCompletions, `"suffix":"x"`, ""},
+	}
+	bodies := map[string]string{
+		routeCompletions: `{"model":"sim","prompt":"x","max_tokens":2}`,
+		routeChat:        `{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":2}`,
+	}
+	for wire := TRTLLMWireG1; wire <= TRTLLMWireG3; wire++ {
+		e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: wire}})
+		for _, tt := range tests {
+			t.Run(fmt.Sprintf("G%d %s", wire, tt.name), func(t *testing.T) {
+				a := post(t, e.URL()+tt.route, withFields(bodies[tt.route], tt.fields))
+				want := http.StatusBadRequest
+				if strings.Contains(tt.wires, fmt.Sprint(wire)) {
+					want = http.StatusOK
+				}
+				if a.status != want {
+					t.Errorf("answered %d %s, want %d", a.status, a.body, want)
+				}
+				if a.status == http.StatusBadRequest && !strings.HasPrefix(string(a.body), `{"error":"`) {
+					t.Errorf("form %s", a.body)
+				}
+			})
+		}
+		releaseContexts(t, e)
+	}
+}
+
+func TestTRTLLMErrors(t *testing.T) {
+	e := startEngine(t, Config{Connector: ConnectorTRTLLM, KVBlocks: 4})
+	tests := []struct{ name, route, body, want string }{
+		{"no JSON", routeCompletions, `{`, `{"error":"[{'type': 'json_invalid', 'loc': ('body', 1), 'msg': 'JSON decode error'}]"}`},
+		{"no model", routeCompletions, `{"prompt":"x"}`, `{"error":"[{'type': 'missing', 'loc': ('body', 'model'), 'msg': 'Field required'}]"}`},
+		{"unknown params field", routeCompletions, `{"model":"m","prompt":"x","disaggregated_params":{"request_type":"context_only","a":1}}`,
+			`{"error":"[{'type': 'extra_forbidden', 'loc': ('body', 'disaggregated_params', 'a'), 'msg': 'Extra inputs are not permitted'}]"}`},
+		{"unknown type", routeCompletions, `{"model":"m","prompt":"x","disaggregated_params":{"request_type":"prefill"}}`,
+			`{"object":"error","message":"Unknown request type: prefill. Must be context_only, generation_only or context_and_generation","type":"BadRequestError","param":null,"code":400}`},
+		{"context stream", routeCompletions, `{"model":"m","prompt":"x","stream":true,"disaggregated_params":{"request_type":"context_only"}}`,
+			`{"object":"error","message":"context_only requests cannot be streamed","type":"BadRequestError","param":null,"code":400}`},
+		{"several samples", routeCompletions, `{"model":"m","prompt":"x","n":2,"disaggregated_params":{"request_type":"context_only"}}`,
+			`{"object":"error","message":"Disaggregated requests take one prompt and n = 1","type":"BadRequestError","param":null,"code":400}`},
+		{"too long", routeCompletions, `{"model":"m","prompt":"` + strings.TrimSpace(words(1, 70)) + `","stream":true}`,
+			`{"object":"error","message":"The sum of prompt length (72) and max_tokens (0) should not exceed max_num_tokens (64)","type":"BadRequestError","param":null,"code":400}`},
+		{"no tokens", routeChat, `{"model":"m","messages":[],"max_tokens":0}`,
+			`{"object":"error","message":"max_tokens must be greater than 0, got 0","type":"BadRequestError","param":null,"code":400}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := post(t, e.URL()+tt.route, tt.body)
+			if a.status != http.StatusBadRequest || string(a.body) != tt.want {
+				t.Errorf("answered %d\n%s\nwant\n%s", a.status, a.body, tt.want)
+			}
+		})
+	}
+	if s := e.State(); s.Rejected != int64(len(tests)) || s.Requests != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestTRTLLMStreamForm: chat chunks leave out what is null, completion chunks do
+// not; the role chunk has a blank before its line end.
+func TestTRTLLMStreamForm(t *testing.T) {
+	e := startEngine(t, Config{Connector: ConnectorTRTLLM})
+	tests := []struct{ name, route, body, want string }{
+		{"chat", routeChat, `{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"stream":true,"stream_options":{}}`,
+			`data: {"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"role":"assistant"}}]} ` + "\n\n" +
+				`data: {"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"T","reasoning_content":""}}]}` + "\n\n" +
+				`data: {"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"T","reasoning_content":""},"finish_reason":"length"}]}` + "\n\n" +
+				`data: {"id":"chatcmpl-ID","object":"chat.completion.chunk","created":0,"model":"m","choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}` + "\n\n" +
+				"data: [DONE]\n\n"},
+		{"completion", routeCompletions, `{"model":"m","prompt":[1000],"max_tokens":1,"stream":true,"stream_options":{"include_usage":false}}`,
+			`data: {"id":"cmpl-ID","object":"text_completion","created":0,"model":"m","choices":[{"index":0,"text":"T","token_ids":null,"logprobs":null,"finish_reason":"length","stop_reason":null,"avg_decoded_tokens_per_iter":null}],"usage":null}` + "\n\n" +
+				"data: [DONE]\n\n"},
+		{"usage in every event", routeCompletions, `{"model":"m","prompt":[1000],"max_tokens":1,"stream":true,"stream_options":{"continuous_usage_stats":true}}`,
+			`data: {"id":"cmpl-ID","object":"text_completion","created":0,"model":"m","choices":[{"index":0,"text":"T","token_ids":null,"logprobs":null,"finish_reason":"length","stop_reason":null,"avg_decoded_tokens_per_iter":null}],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}` + "\n\n" +
+				`data: {"id":"cmpl-ID","object":"text_completion","created":0,"model":"m","choices":[],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}` + "\n\n" +
+				"data: [DONE]\n\n"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := hide(string(post(t, e.URL()+tt.route, tt.body).body)); got != tt.want {
+				t.Errorf("answered\n%s\nwant\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestTRTLLMInfo(t *testing.T) {
+	for wire, version := range map[int]string{TRTLLMWireG1: "1.1.0", TRTLLMWireG2: "1.3.0rc24", TRTLLMWireG3: "1.4.0"} {
+		e := startEngine(t, Config{Connector: ConnectorTRTLLM, MaxRunning: 7, BlockSize: 32, TRTLLM: TRTLLMConfig{Wire: wire}})
+		if a := get(t, e.URL()+"/version"); string(a.body) != `{"version":"`+version+`"}` {
+			t.Errorf("version %s", a.body)
+		}
+		want := `{"disaggregated_params":null}`
+		if wire > TRTLLMWireG1 {
+			r := e.ranks[0]
+			want = fmt.Sprintf(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://%s"],"encoded_opaque_state":"%s"},"kv_cache_hash_algo":"v1_block_key","tokens_per_block":32,"max_batch_size":7}`,
+				r.side.listener.Addr(), e.proto.(*trtllm).state(r, 0))
+		}
+		if a := get(t, e.URL()+"/server_info"); string(a.body) != want {
+			t.Errorf("server_info %s, want %s", a.body, want)
+		}
+	}
+	e := startEngine(t, Config{Connector: ConnectorTRTLLM, Hang: hangDecode, TRTLLM: TRTLLMConfig{DisconnectPoll: time.Millisecond}})
+	if a := get(t, e.URL()+"/health"); a.status != http.StatusOK || len(a.body) != 0 {
+		t.Errorf("health %d %q", a.status, a.body)
+	}
+	answered, leave := postAside(t, e.URL()+routeCompletions, `{"model":"m","prompt":"x","max_tokens":1}`)
+	eventually(t, "running", func() bool { return e.State().RequestsRunning == 1 })
+	a := get(t, e.URL()+"/metrics")
+	if a.field(t, 0, "numActiveRequests") != json.Number("1") || a.field(t, 0, "kvCacheStats", "usedNumBlocks") != json.Number("1") || a.field(t, 0, "kvCacheStats", "maxNumBlocks") != json.Number("4096") {
+		t.Errorf("metrics %s", a.body)
+	}
+	leave()
+	<-answered
+	eventually(t, "the abort", func() bool { return e.State().BlocksUsed == 0 })
+	e.SetFault("", 0, "")
+	if a := get(t, e.URL()+"/health_generate"); a.status != http.StatusOK || string(a.body) != "Generation health check OK" {
+		t.Errorf("health_generate %d %q", a.status, a.body)
+	}
+	for _, path := range []string{"/perf_metrics", "/steady_clock_offset", "/v1/models"} {
+		if a := get(t, e.URL()+path); a.status != http.StatusOK {
+			t.Errorf("%s: %d", path, a.status)
+		}
+	}
+	if a := post(t, e.URL()+"/kv_cache_events", ""); string(a.body) != "[]" {
+		t.Errorf("kv_cache_events %s", a.body)
+	}
+}
+
+// TestTRTLLMAuth: the signature's vector and what a worker with a key takes.
+func TestTRTLLMAuth(t *testing.T) {
+	const key = "unit-test-key"
+	ctx, gen := trtPair(t, TRTLLMConfig{AuthKey: key})
+	vector := &trtParams{raw: fields{"encoded_opaque_state": json.RawMessage(`"b3BhcXVl"`)}}
+	signed := func(signature string) *request {
+		return &request{Header: http.Header{headerDisaggAuth: {signature}}}
+	}
+	worker := gen.proto.(*trtllm)
+	if err := worker.checkAuth(signed("sha256=5bb964e820fe330f8c1966e5d34147af5cfe779851c5575643c8fa08651b86f9"), vector); err != nil {
+		t.Errorf("the vector is refused: %v", err)
+	}
+	if err := worker.checkAuth(signed("sha256=5bb964e820fe330f8c1966e5d34147af5cfe779851c5575643c8fa08651b86f8"), vector); err == nil {
+		t.Error("a wrong signature is taken")
+	}
+	body := completion(words(1, 20), `"max_tokens":3`)
+	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
+	state := ca.field(t, "choices", 0, "disaggregated_params", "encoded_opaque_state").(string)
+	sign := func(payload string) string {
+		mac := hmac.New(sha256.New, []byte(key))
+		mac.Write([]byte(payload))
+		return "sha256=" + hex.EncodeToString(mac.Sum(nil))
+	}
+	good := sign(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + state + `"}`)
+	g := generationBody(t, body, ca, nil)
+	for name, header := range map[string]string{"missing": "", "tampered": good[:len(good)-1], "other endpoint": sign(`{"ctx_info_endpoint":"e","encoded_opaque_state":"` + state + `"}`)} {
+		a := post(t, gen.URL()+routeCompletions, g, headerDisaggAuth, header)
+		if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "Invalid internal disaggregated request authentication") {
+			t.Errorf("%s: %d %s", name, a.status, a.body)
+		}
+	}
+	if a := post(t, gen.URL()+routeCompletions, g, "x-trtllm-disagg-auth", good); a.status != http.StatusOK {
+		t.Errorf("signed: %d %s", a.status, a.body)
+	}
+	if got := string(asciiJSON([]byte(`"é😀a"`))); got != `"\u00e9\ud83d\ude00a"` {
+		t.Errorf("ascii %s", got)
+	}
+}
+
+// FuzzTRTLLMParse: any body is refused with 400 or becomes a request.
+func FuzzTRTLLMParse(f *testing.F) {
+	epoch, layout := futureFields(trtID)
+	state := trtState{Engine: "e", Addr: "a", Request: trtID}.encode()
+	for _, body := range []string{
+		`{"model":"m","prompt":[1000],"disaggregated_params":` + fmt.Sprintf(`{"request_type":"generation_only","disagg_request_id":%d,"first_gen_tokens":[1000],"encoded_opaque_state":%q,"kv_epoch":%d,"kv_layout":%s,"ctx_usage":{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}}`, trtID, state, epoch, layout),
+		`{"model":"m","messages":[{"role":"user","content":"x"}],"prompt_token_ids_b64":"6AMAAA==","disaggregated_params":{"request_type":"context_only","return_prompt_token_ids_b64":true}}`,
+		`{"model":"m","prompt":"x","disaggregated_params":{"request_type":7,"ctx_usage":[]}}`,
+		`{"model":"m","prompt":[[1],[2]],"n":2,"conversation_params":{"conversation_id":null}}`,
+		`{"model":null,"stream_options":5}`, `null`, `{"model":"m","prompt":"","disaggregated_params":{}}`,
+	} {
+		for wire := TRTLLMWireG1; wire <= TRTLLMWireG3; wire++ {
+			f.Add(body, true, wire)
+			f.Add(body, false, wire)
+		}
+	}
+	engines := map[int]*Engine{}
+	for wire := TRTLLMWireG1; wire <= TRTLLMWireG3; wire++ {
+		e, err := New(Config{Connector: ConnectorTRTLLM, KVBlocks: 64, TRTLLM: TRTLLMConfig{Wire: wire, AuthKey: map[int]string{TRTLLMWireG3: "k"}[wire]}})
+		if err != nil {
+			f.Fatal(err)
+		}
+		engines[wire] = e
+	}
+	f.Fuzz(func(t *testing.T, body string, chat bool, wire int) {
+		e, route := engines[wire], routeCompletions
+		if e == nil {
+			e = engines[TRTLLMWireG2]
+		}
+		if chat {
+			route = routeChat
+		}
+		req, refusal := e.proto.parse(route, http.Header{}, []byte(body))
+		if refusal != nil {
+			if refusal.Status != http.StatusBadRequest {
+				t.Fatalf("refused with %d", refusal.Status)
+			}
+			if _, err := encodeJSON(e.proto.errorBody(refusal)); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+		q := req.Ext.(*trtRequest)
+		if q.is(typeGeneration) && (q.params.key() == nil || q.params.state == nil) {
+			t.Fatal("a generation that cannot find its context was taken")
+		}
+	})
+}
+
+// FuzzTRTLLMState: an opaque state is read back as it was, or refused.
+func FuzzTRTLLMState(f *testing.F) {
+	f.Add(trtState{Engine: "e", Addr: "127.0.0.1:1", Rank: 3, Request: trtID}.encode())
+	f.Add("AAECAw==")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		st, err := decodeTRTState(text)
+		if err != nil {
+			return
+		}
+		again, err := decodeTRTState(st.encode())
+		if err != nil || *again != *st {
+			t.Fatalf("%+v became %+v, %v", st, again, err)
+		}
+	})
+}
+
+// TestProtocolConfigDefaults: the protocols' own settings.
+func TestProtocolConfigDefaults(t *testing.T) {
+	s := SGLangConfig{LoadBalance: "auto"}.withDefaults(RolePrefill)
+	if s.LoadBalance != balanceFollowRoom || s.BootstrapTimeout != 300*time.Second || s.WaitingTimeout != 300*time.Second || s.HealthPoll != time.Second || s.HandshakeAttempts != 15 || s.HeartbeatFailures != 2 {
+		t.Errorf("%+v", s)
+	}
+	if s := (SGLangConfig{}).withDefaults(RoleDecode); s.LoadBalance != balanceRoundRobin {
+		t.Errorf("decode balances by %q", s.LoadBalance)
+	}
+	if c := (TRTLLMConfig{}).withDefaults(); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
+		t.Errorf("%+v", c)
+	}
+}
