@@ -1,0 +1,166 @@
+package clients
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait for something that is sure to come. It is no
+// measurement: a machine that is only slow must not fail.
+const patience = 20 * time.Second
+
+// buildDir holds what run.sh installed.
+const buildDir = "../../build/clients"
+
+// tool returns the absolute path of a file under buildDir.
+func tool(t *testing.T, path string) string {
+	t.Helper()
+	abs, err := filepath.Abs(filepath.Join(buildDir, path))
+	if err == nil {
+		_, err = os.Stat(abs)
+	}
+	if err != nil {
+		t.Fatalf("run.sh installs it: %v", err)
+	}
+	return abs
+}
+
+// process is a pdproxy of some kind that a test started.
+type process struct {
+	cmd  *exec.Cmd
+	out  *bufio.Reader // standard output
+	log  logBuffer     // standard error
+	name string
+}
+
+// start runs the built binary until the test ends; then it must leave by
+// itself, with exit code 0 and without having panicked.
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	binary, err := filepath.Abs("../../bin/pdproxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{name: args[0], cmd: exec.Command(binary, append(args, "--log-level", "debug")...)}
+	p.cmd.Stderr = &p.log
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(stdout)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatalf("make build makes it: %v", err)
+	}
+	t.Cleanup(func() { p.stop(t) })
+	return p
+}
+
+// stop ends the process the way an operator does.
+func (p *process) stop(t *testing.T) {
+	killed := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	err := p.cmd.Wait()
+	if !killed.Stop() {
+		err = fmt.Errorf("still there %s after SIGTERM", patience)
+	}
+	if err != nil {
+		t.Errorf("pdproxy %s: %v", p.name, err)
+	}
+	text := p.log.String()
+	if strings.Contains(text, "panic") {
+		t.Errorf("pdproxy %s panicked", p.name)
+	}
+	if t.Failed() {
+		t.Logf("last log lines of pdproxy %s:\n%s", p.name, lastLines(text, 25))
+	}
+}
+
+// firstLine is the first line of standard output.
+func (p *process) firstLine(t *testing.T) string {
+	t.Helper()
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatalf("pdproxy %s: %v\n%s", p.name, err, &p.log)
+	}
+	return strings.TrimSpace(line)
+}
+
+// logBuffer collects a process's log. Safe for concurrent use.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+// Write implements io.Writer.
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// String returns all that was written.
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// front is a proxy with its engines, however it was started.
+type front struct {
+	*process
+	URL   string `json:"url"`
+	Admin string `json:"admin"`
+	Alone string `json:"engine_alone"` // one engine with the same model
+	token string // what Admin asks for
+}
+
+var connectors = []string{"vllm-nixl", "sglang", "trtllm"}
+
+// startDemo runs pdproxy demo and returns when it serves.
+func startDemo(t *testing.T, connector string) *front {
+	t.Helper()
+	p := start(t, "demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--connector", connector, "--json")
+	f := &front{process: p}
+	if err := json.NewDecoder(p.out).Decode(f); err != nil {
+		t.Fatalf("pdproxy demo: %v\n%s", err, &p.log)
+	}
+	return f
+}
+
+// eventually polls until ok says nil, and fails with its last word after
+// patience.
+func eventually(t *testing.T, what string, ok func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ok()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: %v", what, errors.Join(err, context.Cause(ctx)))
+		case <-tick.C:
+		}
+	}
+}
