@@ -94,7 +94,7 @@ func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglang
 	g.unexpect(recv)
 	r.receivedKV(s)
 	if err != nil {
-		g.notify(g.e.ctx, r, peer, sideMessage{Op: opAbort, Key: roomKey(leg.room)})
+		g.notify(r, peer, sideMessage{Op: opAbort, Key: roomKey(leg.room)})
 		return err
 	}
 	if recv.meta.room != leg.room {
@@ -126,10 +126,11 @@ func (g *sglang) unexpect(recv *sglangReceiver) {
 }
 
 // awaitKV sends the indices to the prefill rank at peer, which never refuses
-// them, and waits for the KV.
+// them, and waits for the KV. An abort that comes meanwhile follows the indices,
+// as on the engine's one socket to that rank.
 func (g *sglang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string) error {
 	host, port := recv.rank.side.hostPort()
-	g.notify(ctx, recv.rank, peer, sideMessage{
+	g.notify(recv.rank, peer, sideMessage{
 		Op: opIndices, Key: roomKey(recv.leg.room), Blocks: slices.Clone(recv.blocks),
 		Fields: map[string]string{"session": g.e.id, "host": host, "port": strconv.Itoa(port)},
 	})

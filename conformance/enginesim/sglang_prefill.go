@@ -143,7 +143,7 @@ func (g *sglang) joinRoom(leg *sglangLeg) *sglangRoom {
 // has been sent, tells a decode that is already waiting.
 func (g *sglang) leaveRoom(rm *sglangRoom, leg *sglangLeg) {
 	if info := g.clearRoom(rm, leg); info != nil {
-		g.notify(g.e.ctx, g.e.ranks[0], info.addr, sideMessage{Op: opFailed, Engine: info.session, Key: roomKey(rm.id)})
+		g.notify(g.e.ranks[0], info.addr, sideMessage{Op: opFailed, Engine: info.session, Key: roomKey(rm.id)})
 	}
 }
 
@@ -169,11 +169,11 @@ func roomKey(room int64) string { return strconv.FormatInt(room, 10) }
 
 // notify sends a message whose answer says nothing, for notifyTimeout at most.
 // An engine that is ending sends none.
-func (g *sglang) notify(ctx context.Context, r *rank, addr string, m sideMessage) {
+func (g *sglang) notify(r *rank, addr string, m sideMessage) {
 	if g.e.hasEnded() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
+	ctx, cancel := context.WithTimeout(g.e.ctx, notifyTimeout)
 	defer cancel()
 	if _, err := r.side.call(ctx, addr, m); err != nil {
 		g.e.cfg.Log.Debug("notify peer", "op", m.Op, "room", m.Key, "error", err)
