@@ -180,7 +180,9 @@ func (a *attempt) prefill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	body.b = leg.Body
+	if !leg.Alias {
+		body.b = leg.Body
+	}
 	a.orphan.PrefillSent = true
 	answer, err := a.prefillLeg(ctx, leg)
 	if err != nil {

@@ -174,7 +174,7 @@ func (j *janitor) try(ctx context.Context, t engine.Target, limit time.Duration,
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	resp, err := t.Client.Do(ctx, &upstream.Request{
-		Method: "POST", Path: c.Leg.Path, Header: c.header, Body: [][]byte{c.Leg.Body},
+		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: c.header, Body: [][]byte{c.Leg.Body},
 	})
 	if err != nil {
 		return false

@@ -19,13 +19,15 @@ var hopByHop = map[string]bool{
 // notForwarded are request lines that end at the proxy: the body reaches
 // engines plain and whole, and the answer must come back uncompressed.
 var notForwarded = map[string]bool{
-	"Host": true, "Expect": true, "Accept-Encoding": true, "X-Request-Id": true, "Alt-Used": true,
+	"Host": true, "Expect": true, "Accept-Encoding": true, "X-Request-Id": true, "Alt-Used": true, "Content-Type": true,
 }
 
 // clientFields appends the client's header lines that every leg carries.
 // Authorization passes only where the proxy does not check keys itself; PD
 // lines (rank, x-override-*) only when the client is trusted.
 func clientFields(dst []upstream.Field, h http.Header, keepAuth, trust bool) []upstream.Field {
+	// The body has been read as JSON; vLLM refuses any other name for it.
+	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
 	named := connectionNamed(h)
 	for k, vs := range h {
 		if hopByHop[k] || notForwarded[k] || named[k] ||

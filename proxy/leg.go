@@ -59,7 +59,9 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) (*buffer, err
 // answerLeg sends the leg whose answer the client gets, and relays it.
 func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Decode
-	a.legBody.b = l.Body[:0:cap(l.Body)] // keep a grown body's memory
+	if !l.Alias {
+		a.legBody.b = l.Body[:0] // keep a grown body's memory
+	}
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
 	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode])
@@ -104,7 +106,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit,
 	}
 	fields = append(fields, l.Header...)
 	resp, err := t.Client.Do(ctx, &upstream.Request{
-		Method: "POST", Path: l.Path, Header: fields, Body: [][]byte{l.Body},
+		Method: "POST", Path: t.Prefix + l.Path, Header: fields, Body: [][]byte{l.Body},
 		HeadTimeout: limit, IdleTimeout: limit, Linger: linger,
 	})
 	if err != nil {

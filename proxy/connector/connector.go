@@ -53,7 +53,8 @@ type Handoff struct {
 	Answer []byte
 	// Fallback is a reason to count when decode will work without the
 	// transferred KV; "" is the normal case. no_kv_params: prefill gave nothing
-	// to transfer by; no_kv_blocks: it gave an empty list of blocks.
+	// to transfer by; no_kv_blocks: it gave an empty list of blocks;
+	// incomplete_kv_params: it did not say where the blocks are.
 	Fallback string
 	// Pinned says that prefill holds KV blocks for a decode that has not come.
 	Pinned bool

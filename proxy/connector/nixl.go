@@ -143,6 +143,9 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 	}
 	blocks, _, _ := openai.Lookup(params, "remote_block_ids")
 	if bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
+		if !addressed(params) {
+			return Handoff{Fallback: "incomplete_kv_params"}, nil
+		}
 		return Handoff{Params: params, Pinned: true}, nil
 	}
 	if order, _, _ := openai.Lookup(params, "do_remote_prefill"); string(order) == "true" {
@@ -152,6 +155,19 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 		return Handoff{Fallback: "no_kv_params"}, nil
 	}
 	return Handoff{Params: params}, nil // of another connector beside this one
+}
+
+// addressed reports whether params say where the blocks are. A vLLM 0.32 engine
+// that is sent to read blocks from nowhere waits for ever, and ends when the
+// request is aborted (KeyError in its core). remote_request_id is not asked for:
+// releases before NIXL connector version 2 have none, on either side.
+func addressed(params []byte) bool {
+	for _, key := range [...]string{"remote_engine_id", "remote_host", "remote_port"} {
+		if v, _, _ := openai.Lookup(params, key); openai.IsNull(v) {
+			return false
+		}
+	}
+	return true
 }
 
 // Decode is the client's request with prefill's params, or without when there

@@ -73,7 +73,25 @@ func (trtllm) Compatible(p, d *engine.Facts) error {
 
 func (trtllm) Pairable(r *openai.Request) error { return oneSequence(r) }
 
-func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) { return plain(a, dst), nil }
+// Aggregated is the client's request, with the model that it may leave out and
+// the worker may not.
+func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
+	if a.Request.HasModel {
+		return plain(a, dst), nil
+	}
+	edits := [editRoom]openai.Edit{modelNamed(a)}
+	return spliced(a, dst, cutPD(edits[:1], a)), nil
+}
+
+// modelNamed is the edit that names the model where the client did not: workers
+// refuse a body without it (openai_protocol.py, model: str).
+func modelNamed(a *Attempt) openai.Edit {
+	models := a.Decode.Models()
+	if a.Request.HasModel || len(models) == 0 {
+		return openai.Edit{}
+	}
+	return openai.Edit{Key: "model", Value: openai.AppendQuoted(nil, models[0])}
+}
 
 // Prefill is the client's request, with its own limits of tokens: the params
 // alone make it end after the first one.
@@ -92,8 +110,9 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		{Key: "stream", Value: literal("false")},
 		cut("stream_options"), // refused where stream is not true
 		{Key: "prompt", Value: prompt},
+		modelNamed(a),
 	}
-	leg := spliced(a, dst, cutPD(edits[:4], a))
+	leg := spliced(a, dst, cutPD(edits[:5], a))
 	leg.Unary = true
 	return leg, nil
 }
@@ -184,7 +203,8 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	default:
 		edits[1] = openai.Edit{Key: "prompt_token_ids", Value: h.Prompt}
 	}
-	return spliced(a, dst, cutPD(edits[:3], a)), nil
+	edits[3] = modelNamed(a)
+	return spliced(a, dst, cutPD(edits[:4], a)), nil
 }
 
 // Cleanup can send nothing: no route of a worker frees a context whose

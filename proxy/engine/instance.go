@@ -59,6 +59,7 @@ type Instance struct {
 	Source  string          // static, zmq, etcd ... as GET /v1/engines shows it
 	APIKey  string          // content of Spec.APIKeyFile; sent instead of the client's Authorization
 	Host    string          // host of Spec.URL without port: where peers reach it
+	Prefix  string          // path of Spec.URL, put before every route; "" for most
 	Client  upstream.Client // pooled connections to it
 	Load    []load.Counter  // one a rank
 	Breaker Breaker         // passive health: consecutive failures of legs

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -205,7 +206,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	if err != nil || u.Hostname() == "" {
 		return nil, errors.New("url is not an http address")
 	}
-	i.Host = u.Hostname()
+	i.Host, i.Prefix = u.Hostname(), strings.TrimRight(u.Path, "/")
 	var ok bool
 	if i.Role, ok = abi.ParseRole(spec.Role); !ok {
 		return nil, fmt.Errorf("unknown role %q", spec.Role)

@@ -1,0 +1,124 @@
+package conformance
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// A reload that removes the engines of a running stream lets it end; the new
+// engines take what comes.
+func TestReloadDropsNoStream(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		var cfg config.Config
+		f := startFleet(t, connector, fleetOptions{
+			prefill: 1, decode: 1,
+			engine: slow(enginesim.RoleDecode, 5000),
+			config: func(c *config.Config) { cfg = *c },
+		})
+		body := chat(long, 100, true)
+		resp := f.open(context.Background(), body)
+
+		next := cfg
+		next.Policy.Place = "round_robin"
+		next.Limits.MaxExchanges = 7
+		next.Engines = nil
+		for n, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+			e := startEngine(t, enginesim.Config{Connector: connector, Role: role})
+			next.Engines = append(next.Engines, engineSpec("new"+role, role, connector, e))
+			if n == 0 {
+				f.prefill = append(f.prefill, e)
+			} else {
+				f.decode = append(f.decode, e)
+			}
+		}
+		if err := f.node.Reload(&next); err != nil {
+			t.Fatal(err)
+		}
+		f.eventually("the new engines are ready", func() bool { return f.engineState("newdecode") == "ready" && f.engineState("newprefill") == "ready" })
+		if s := f.engineState("d0"); s != "draining" {
+			t.Errorf("the stream's engine is %q", s)
+		}
+		other := chat("after the reload", 8, true)
+		a := f.try(chatPath, other)
+		f.right(a, chatPath, other)
+		if a.header.Get("X-Pdproxy-Decode") != "newdecode" {
+			t.Errorf("served by %q", a.header.Get("X-Pdproxy-Decode"))
+		}
+		f.right(readRest(resp), chatPath, body)
+		f.eventually("the drained engines have left", func() bool { return f.engineState("d0") == "" && f.engineState("p0") == "" })
+		var policies []struct{ Name string }
+		f.admin("/v1/policies", &policies)
+		if len(policies) != 3 || policies[1].Name != "round_robin" {
+			t.Errorf("policies are %v", policies)
+		}
+	})
+}
+
+// A configuration that cannot be used changes nothing.
+func TestReloadRefusedChangesNothing(t *testing.T) {
+	var cfg config.Config
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) { cfg = *c }})
+	next := cfg
+	next.Engines = append([]config.Engine{}, cfg.Engines...)
+	next.Engines[0].APIKeyFile = "/nonexistent/key"
+	next.Limits.MaxExchanges = 1
+	if err := f.node.Reload(&next); err == nil {
+		t.Fatal("a missing key file was accepted")
+	}
+	body := chat("still here", 5, false)
+	f.right(f.try(chatPath, body), chatPath, body)
+	for _, name := range []string{"p0", "p1", "d0", "d1"} {
+		if s := f.engineState(name); s != "ready" {
+			t.Errorf("%s is %q", name, s)
+		}
+	}
+}
+
+// Operators add and drain engines without a configuration.
+func TestEnginesByAdmin(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1, engine: slow(enginesim.RoleDecode, 5000)})
+	e := startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode})
+	f.decode = append(f.decode, e)
+	a := f.post(context.Background(), f.node.AdminURL(), "/v1/engines",
+		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`)
+	if a.status != 201 {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	f.eventually("the added engine is ready", func() bool { return f.engineState("extra") == "ready" })
+	resp := f.open(context.Background(), chat(long, 100, true))
+	busy := resp.Header.Get("X-Pdproxy-Decode")
+	if status := f.delete("/v1/engines/" + busy + "?drain=30s"); status != 202 {
+		t.Fatalf("DELETE answered %d", status)
+	}
+	for range 3 {
+		body := chat("elsewhere", 4, true)
+		b := f.try(chatPath, body)
+		f.right(b, chatPath, body)
+		if b.header.Get("X-Pdproxy-Decode") == busy {
+			t.Errorf("a draining engine got a request")
+		}
+	}
+	f.right(readRest(resp), chatPath, chat(long, 100, true))
+	f.eventually("the drained engine has left", func() bool { return f.engineState(busy) == "" })
+	if status := f.delete("/v1/engines/" + busy); status != 404 {
+		t.Errorf("DELETE of an unknown engine answered %d", status)
+	}
+}
+
+func (f *fleet) delete(path string) int {
+	f.t.Helper()
+	req, err := http.NewRequest(http.MethodDelete, f.node.AdminURL()+path, nil)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
