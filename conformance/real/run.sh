@@ -5,6 +5,7 @@
 #   run.sh            about 4 minutes once install.sh has run (2 minutes, 6 GB)
 #
 # PDPROXY_BIN=path  use that binary instead of building one
+# REAL_KV_EVENTS=1  the proxy follows prefill's KV events
 # REAL_KEEP=1       leave the engines running for the next run
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
@@ -32,6 +33,7 @@ fi
 config=$REAL_DIR/run/config.toml
 sed -e "s/@PROXY@/$REAL_PROXY_PORT/; s/@ADMIN@/$REAL_ADMIN_PORT/; s/@PREFILL@/$REAL_PREFILL_PORT/; s/@DECODE@/$REAL_DECODE_PORT/; s/@EVENTS@/$REAL_EVENTS/; s/@REPLAY@/$((REAL_EVENTS + 1))/" \
 	"$REAL_HERE/config.toml.in" >"$config"
+[ "${REAL_KV_EVENTS:-}" = 1 ] || sed -i '/^kv_/d' "$config"
 "$bin" check "$config"
 "$bin" run "$config" >"$REAL_DIR/log/pdproxy.log" 2>&1 &
 proxy_pid=$!

@@ -84,7 +84,10 @@ class Call:
                 if not self._more():
                     raise ConnectionError("chunk cut short")
             size, self.buf = self.buf.split(b"\r\n", 1)
-            size = int(size.split(b";")[0], 16)
+            try:
+                size = int(size.split(b";")[0], 16)
+            except ValueError:
+                raise ConnectionError("no chunk size") from None
             while len(self.buf) < size + 2:
                 if not self._more():
                     raise ConnectionError("chunk cut short")
