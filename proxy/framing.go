@@ -34,6 +34,15 @@ func (c *framingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// CloseWrite lets net/http send its FIN before it closes a connection with
+// unread input, so that the client can read the refusal.
+func (c *framingConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return nil
+}
+
 // framing follows the requests of one HTTP/1.1 connection: heads line by line,
 // bodies by their length. The zero value stands before the first request.
 type framing struct {
