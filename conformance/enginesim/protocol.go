@@ -52,8 +52,8 @@ type headerProtocol interface {
 type dialect interface {
 	// errorBody is the body of an unary error answer.
 	errorBody(err *apiError) any
-	// errorEvents are the stream events after a failure under status 200,
-	// before "[DONE]" (which is sent when endsWithDone says so).
+	// errorEvents are the stream events after a failure under status 200, before
+	// "[DONE]" (which is sent when ErrorDone says so); nil cuts the connection.
 	errorEvents(req *request, err *apiError) []any
 	// unary is the whole body of a non-streaming answer; the sequences are
 	// finished and in choice order.

@@ -99,6 +99,15 @@ func (b *bootstrapRegistry) port() int {
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
 
+// BootstrapPort is the port of a started sglang prefill engine's registry, 0 for
+// every other engine.
+func (e *Engine) BootstrapPort() int {
+	if g, ok := e.proto.(*sglang); ok && g.boot != nil {
+		return g.boot.port()
+	}
+	return 0
+}
+
 func plainText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)

@@ -42,7 +42,7 @@ func hide(body string) string {
 func TestSGLangRegistry(t *testing.T) {
 	p, _ := sglangPair(t, Config{Ranks: 2}, Config{})
 	_, apiPort, _ := strings.Cut(p.Addr(), ":")
-	url := fmt.Sprintf("http://127.0.0.1:%d", sglangOf(p).boot.port())
+	url := fmt.Sprintf("http://127.0.0.1:%d", p.BootstrapPort())
 	_, side := p.ranks[1].side.hostPort()
 	route := "/route?prefill_dp_rank=%d&prefill_cp_rank=%d&target_tp_rank=%d&target_pp_rank=%d"
 	tests := []struct {
@@ -107,7 +107,7 @@ func TestSGLangInfo(t *testing.T) {
 	p, d := sglangPair(t, Config{Ranks: 2}, Config{BootstrapPort: 4321})
 	one := startEngine(t, Config{Connector: ConnectorSGLang})
 	for e, want := range map[*Engine]map[string]string{
-		p: {"disaggregation_mode": `"prefill"`, "disaggregation_bootstrap_port": fmt.Sprint(sglangOf(p).boot.port()), "dp_size": "2", "load_balance_method": `"follow_bootstrap_room"`},
+		p: {"disaggregation_mode": `"prefill"`, "disaggregation_bootstrap_port": fmt.Sprint(p.BootstrapPort()), "dp_size": "2", "load_balance_method": `"follow_bootstrap_room"`},
 		d: {"disaggregation_mode": `"decode"`, "disaggregation_bootstrap_port": "4321", "dp_size": "1", "load_balance_method": `"round_robin"`},
 		one: {"disaggregation_mode": `"null"`, "disaggregation_bootstrap_port": "8998", "page_size": "16", "kv_events": "null",
 			"max_total_num_tokens": "65536", "kv_cache_dtype": `"auto"`, "version": `"0.5.9.sim"`},
@@ -239,7 +239,7 @@ func TestSGLangHeaderOverrides(t *testing.T) {
 	on := SGLangConfig{HeaderOverrides: true, WaitingTimeout: time.Second}
 	p, d := sglangPair(t, Config{SGLang: on}, Config{SGLang: on})
 	headers := []string{
-		"x-override-rid", "from-header", "x-override-bootstrap-host", "127.0.0.1", "x-override-bootstrap-port", fmt.Sprint(sglangOf(p).boot.port()),
+		"x-override-rid", "from-header", "x-override-bootstrap-host", "127.0.0.1", "x-override-bootstrap-port", fmt.Sprint(p.BootstrapPort()),
 		"x-override-bootstrap-room", "9223372036854775807", "x-override-disagg-prefill-dp-rank", "0", "x-override-routed-dp-rank", "0",
 	}
 	const body = `{"messages":[{"role":"user","content":"untouched"}],"max_tokens":3}`

@@ -34,7 +34,7 @@ func sglangOf(e *Engine) *sglang { return e.proto.(*sglang) }
 
 // bootstrap is the fields that a proxy adds to both legs.
 func bootstrap(p *Engine, room int64, rid string) string {
-	return fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":%d,"rid":%q`, sglangOf(p).boot.port(), room, rid)
+	return fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":%d,"rid":%q`, p.BootstrapPort(), room, rid)
 }
 
 // both posts a body to two engines at once.
@@ -143,7 +143,7 @@ func TestSGLangTextEqualsBoth(t *testing.T) {
 func TestSGLangBatch(t *testing.T) {
 	p, d := sglangPair(t, Config{}, Config{})
 	one := startEngine(t, Config{Connector: ConnectorSGLang})
-	port := sglangOf(p).boot.port()
+	port := p.BootstrapPort()
 	tests := []struct{ name, body, fields string }{
 		{"one room counts up", `{"prompt":["a b","c d","e"],"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":100`, port)},
 		{"lists", `{"prompt":["a b","c d"],"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":["127.0.0.1","127.0.0.1"],"bootstrap_port":[%d,%d],"bootstrap_room":[7,3]`, port, port)},
@@ -337,7 +337,7 @@ func TestSGLangRestart(t *testing.T) {
 	if pa.status != http.StatusOK || da.status != http.StatusOK {
 		t.Fatalf("%d %s, %d %s", pa.status, pa.body, da.status, da.body)
 	}
-	port := sglangOf(p).boot.port()
+	port := p.BootstrapPort()
 	p.Kill()
 	eventually(t, "the prefill forgotten", func() bool {
 		g := sglangOf(d)

@@ -51,31 +51,24 @@ func (t *trtllm) start() error { return nil }
 // opContext fetches a context's KV.
 const opContext = "context"
 
-// generate runs a sequence. A failure after the head of a stream has no event:
-// the connection just ends.
 func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
 	q := s.req.Ext.(*trtRequest)
 	ctx, stop := t.noticing(ctx)
 	defer stop()
 	s.rank = t.e.pickRank(s.req.Rank)
 	defer s.rank.release(s)
-	var err error
 	switch {
 	case q.is(typeContext):
-		err = t.context(ctx, s, q.params, emit)
+		return t.context(ctx, s, q.params, emit)
 	case q.is(typeGeneration):
-		err = t.generation(ctx, s, q.params, emit)
-	default:
-		if err = s.rank.reserve(ctx, s, room(s), true); err == nil {
-			err = s.rank.prefill(ctx, s)
-		}
-		if err == nil {
-			err = s.rank.decode(ctx, s, emit)
-		}
+		return t.generation(ctx, s, q.params, emit)
 	}
-	if err != nil && s.req.Stream && ctx.Err() == nil {
-		t.e.cfg.Log.Error("stream failed", "error", err)
-		return errCut
+	err := s.rank.reserve(ctx, s, room(s), true)
+	if err == nil {
+		err = s.rank.prefill(ctx, s)
+	}
+	if err == nil {
+		err = s.rank.decode(ctx, s, emit)
 	}
 	return err
 }

@@ -13,8 +13,7 @@ func (trtDialect) errorBody(err *apiError) any {
 	return obj("object", "error", "message", err.Message, "type", err.Type, "param", nil, "code", err.Status)
 }
 
-// errorEvents: a stream that fails just ends, so generate never lets an error
-// come here.
+// errorEvents: the connection of a stream that fails just ends.
 func (trtDialect) errorEvents(*request, *apiError) []any { return nil }
 
 func (trtDialect) streamOptions(*request) streamOptions { return streamOptions{} }

@@ -505,6 +505,11 @@ func TestTRTLLMFaults(t *testing.T) {
 	if v := a.field(t, "choices", 0, "disaggregated_params"); v != nil || ctx.State().BlocksUsed != 0 {
 		t.Errorf("no-params: %v, %+v", v, ctx.State())
 	}
+	ctx.SetFault("1:sse-error", 0, "")
+	a, err := try(t.Context(), ctx.URL()+routeCompletions, withFields(body, `"stream":true`))
+	if a.status != http.StatusOK || err == nil || !strings.Contains(string(a.body), `"text"`) || strings.Contains(string(a.body), "DONE") {
+		t.Errorf("sse-error: %d %s, %v; want a stream that is cut", a.status, a.body, err)
+	}
 	ctx.SetFault("", 0, "")
 	gen.SetFault("1:load", 0, "")
 	ca := contextLeg(t, ctx, routeCompletions, body, trtID)
