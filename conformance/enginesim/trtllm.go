@@ -74,8 +74,11 @@ func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) er
 }
 
 // noticing is ctx as the worker sees it: that the client has left shows at the
-// next poll. The engine's own end shows at once.
+// next poll, the first of which is now. The engine's own end shows at once.
 func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
+	if ctx.Err() != nil {
+		return ctx, func() {}
+	}
 	begin := time.Now()
 	seen, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(ctx, func() {

@@ -19,7 +19,7 @@ type TRTLLMConfig struct {
 	Wire int
 	// KVTransferTimeout is cache_transceiver_config.kv_transfer_timeout_ms: how
 	// long a context's blocks wait to be fetched, and how long a generation waits
-	// for them; default 60 s.
+	// for them; default Config.Lease if that is set, else 60 s.
 	KVTransferTimeout time.Duration
 	// DisconnectPoll is the grain in which the worker notices that its client has
 	// left; default 1 s.
@@ -29,10 +29,14 @@ type TRTLLMConfig struct {
 	AuthKey string
 }
 
-// withDefaults returns the config with every zero field set.
-func (c TRTLLMConfig) withDefaults() TRTLLMConfig {
+// withDefaults returns the config with every zero field set; lease is the
+// engine's as configured.
+func (c TRTLLMConfig) withDefaults(lease time.Duration) TRTLLMConfig {
 	if c.Wire == 0 {
 		c.Wire = TRTLLMWireG2
+	}
+	if c.KVTransferTimeout == 0 {
+		c.KVTransferTimeout = lease
 	}
 	if c.KVTransferTimeout == 0 {
 		c.KVTransferTimeout = time.Minute

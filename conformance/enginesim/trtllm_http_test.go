@@ -285,7 +285,13 @@ func TestProtocolConfigDefaults(t *testing.T) {
 	if s := (SGLangConfig{}).withDefaults(RoleDecode); s.LoadBalance != balanceRoundRobin {
 		t.Errorf("decode balances by %q", s.LoadBalance)
 	}
-	if c := (TRTLLMConfig{}).withDefaults(); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
+	if c := (TRTLLMConfig{}).withDefaults(time.Second); c.KVTransferTimeout != time.Second {
+		t.Errorf("with a lease: %+v", c)
+	}
+	if _, err := New(Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: 4}}); err == nil {
+		t.Error("wire generation 4 was taken")
+	}
+	if c := (TRTLLMConfig{}).withDefaults(0); c.Wire != TRTLLMWireG2 || c.KVTransferTimeout != time.Minute || c.DisconnectPoll != time.Second {
 		t.Errorf("%+v", c)
 	}
 }
