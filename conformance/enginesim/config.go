@@ -49,8 +49,11 @@ type Config struct {
 	// engine; 0 picks an ephemeral port.
 	BootstrapPort int
 	// Lease is how long finished prefill's blocks wait for a transfer that has
-	// not begun; default 30 s.
+	// not begun; default 30 s, and 60 s for trtllm.
 	Lease time.Duration
+	// HandshakeTimeout is how long vLLM's decode waits for a prefill engine's side
+	// channel that does not answer or does not exist; default 5 s, as there.
+	HandshakeTimeout time.Duration
 	// PrefillUsPerToken is the time, in microseconds, of one uncached prompt
 	// token; 0 is instant.
 	PrefillUsPerToken int
@@ -103,8 +106,12 @@ func (c Config) withDefaults() (Config, error) {
 	number(&c.BlockSize, 16)
 	number(&c.Ranks, 1)
 	number(&c.MaxRunning, 256)
+	c.TRTLLM = c.TRTLLM.withDefaults(c.Lease)
 	if c.Lease == 0 {
 		c.Lease = 30 * time.Second
+	}
+	if c.HandshakeTimeout == 0 {
+		c.HandshakeTimeout = 5 * time.Second
 	}
 	if c.Seed == 0 {
 		c.Seed = 1
@@ -113,7 +120,9 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	c.SGLang = c.SGLang.withDefaults(c.Role)
-	c.TRTLLM = c.TRTLLM.withDefaults()
+	if c.TRTLLM.Wire < TRTLLMWireG1 || c.TRTLLM.Wire > TRTLLMWireG3 {
+		return c, fmt.Errorf("config trtllm wire: %d is not 1, 2 or 3", c.TRTLLM.Wire)
+	}
 	switch c.Role {
 	case RolePrefill, RoleDecode, RoleBoth:
 	default:
@@ -123,7 +132,7 @@ func (c Config) withDefaults() (Config, error) {
 		"kv blocks": c.KVBlocks, "block size": c.BlockSize, "ranks": c.Ranks, "max running": c.MaxRunning,
 		"side channel port": c.SideChannelPort, "bootstrap port": c.BootstrapPort, "die after": c.DieAfter,
 		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
-		"lease": int(c.Lease), "sse keep alive": int(c.SSEKeepAlive),
+		"lease": int(c.Lease), "handshake timeout": int(c.HandshakeTimeout), "sse keep alive": int(c.SSEKeepAlive),
 	} {
 		if v < 0 {
 			return c, fmt.Errorf("config %s: %d is negative", name, v)

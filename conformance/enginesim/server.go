@@ -138,10 +138,10 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 		}
 		body, err := readBody(w, r)
 		if err != nil {
-			return // the client left, or its body is beyond any engine's limit
+			panic(http.ErrAbortHandler) // the client left, or its body is beyond any engine's limit
 		}
 		if e.faults.hang(r.Context(), hangHead) != nil {
-			return
+			panic(http.ErrAbortHandler)
 		}
 		req, refusal := e.proto.parse(route, r.Header, body)
 		if refusal == nil {
@@ -153,10 +153,7 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 			return
 		}
 		if kind == failSlow && sleep(r.Context(), slowAdmission) != nil {
-			return
-		}
-		if r.Context().Err() != nil {
-			return // the client left before the engine core heard of the request
+			panic(http.ErrAbortHandler) // the engine core never hears of the request
 		}
 		req.fault = kind
 		e.answer(w, r, req)
@@ -259,7 +256,10 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		e.writeUnary(w, req, seqs)
 	case errors.Is(err, errCut):
 		abortConn(w)
-	case errors.Is(err, context.Canceled), errors.Is(err, errEnded): // nobody listens
+	case errors.Is(err, context.Canceled), errors.Is(err, errEnded):
+		// A client that closed only its writing side gets nothing either, as from
+		// uvicorn.
+		panic(http.ErrAbortHandler)
 	default:
 		e.writeFailure(w, st, req, err)
 	}
@@ -369,8 +369,13 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 		e.refuse(w, failure)
 		return
 	}
+	events := e.proto.errorEvents(req, failure)
+	if events == nil {
+		abortConn(w)
+		return
+	}
 	st.before, st.err = nil, nil
-	st.send(e.proto.errorEvents(req, failure)...)
+	st.send(events...)
 	if e.proto.streamOptions(req).ErrorDone {
 		st.send(doneEvent)
 	}
