@@ -72,7 +72,13 @@ func (a *attempt) aggregated() error {
 // prefillFirst waits for prefill's answer and lets it shape the decode leg. As
 // long as no decode engine can have read the blocks, another decode gets them.
 func (a *attempt) prefillFirst() error {
-	if err := a.prefill(a.x.ctx); err != nil {
+	leg, body, err := a.shapePrefill()
+	if err != nil {
+		return err
+	}
+	err = a.prefill(a.x.ctx, leg)
+	body.free()
+	if err != nil {
 		return err
 	}
 	a.p.Lease.PrefillDone()
@@ -85,23 +91,27 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || maybeSent(err) || !a.x.mayRetry(err) || !a.moveDecode() {
+		if err == nil || maybeSent(err) || !a.moveDecode(err) {
 			return err
 		}
 	}
 }
 
-// moveDecode places the decode leg anew, with the prefill target and the
-// disagg id as they are.
-func (a *attempt) moveDecode() bool {
+// moveDecode places the decode leg, which failed with err, anew, with the
+// prefill target and the disagg id as they are. False: it stays failed.
+func (a *attempt) moveDecode(err error) bool {
 	x := a.x
+	x.exclude(err)
 	x.ask.Prefill, x.ask.ID = a.p.Prefill, a.p.ID
-	p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+	p, placeErr := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
 	x.ask.Prefill, x.ask.ID = engine.Target{}, 0
-	if err != nil {
+	if placeErr != nil {
 		return false
 	}
-	p.Lease.PrefillDone()
+	if !x.mayRetry(err) {
+		p.Lease.Release()
+		return false
+	}
 	a.p.Lease.Release()
 	a.p, a.c.Decode = p, p.Decode
 	x.placed(p)
@@ -114,10 +124,19 @@ func (a *attempt) concurrent() error {
 	ctx, cancel := context.WithCancelCause(a.x.ctx)
 	defer cancel(nil)
 	pctx, stop := context.WithCancelCause(a.x.ctx)
+	pleg, pbody, err := a.shapePrefill() // here: an open stream gives the client's body back
+	if err != nil {
+		stop(nil)
+		return err
+	}
 	done := make(chan error, 1)
 	go func() {
-		err := a.prefill(pctx)
-		if err != nil && a.verdict.CompareAndSwap(0, prefillFailed) {
+		err := a.prefill(pctx, pleg)
+		pbody.free()
+		switch {
+		case err == nil:
+			a.p.Lease.PrefillDone()
+		case a.verdict.CompareAndSwap(0, prefillFailed):
 			cancel(err)
 		}
 		done <- err
@@ -172,17 +191,22 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	}
 }
 
-// prefill sends the prefill leg and reads its whole answer into the handoff.
-func (a *attempt) prefill(ctx context.Context) error {
+// shapePrefill returns the prefill leg and the buffer that holds its body.
+func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 	body := getBuffer(len(a.x.body.b) + legSlack)
-	defer body.free()
 	leg, err := a.conn.Prefill(&a.c, body.b)
 	if err != nil {
-		return err
+		body.free()
+		return leg, nil, err
 	}
 	if !leg.Alias {
 		body.b = leg.Body
 	}
+	return leg, body, nil
+}
+
+// prefill sends the prefill leg and reads its whole answer into the handoff.
+func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	a.orphan.PrefillSent = true
 	answer, err := a.prefillLeg(ctx, leg)
 	if err != nil {

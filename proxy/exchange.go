@@ -146,6 +146,7 @@ func (x *exchange) run() error {
 		if !x.mayRetry(err) {
 			return err
 		}
+		x.exclude(err)
 		last = err
 	}
 }
@@ -216,10 +217,18 @@ func (x *exchange) mayRetry(err error) bool {
 		x.rec.fallback("retry", "budget")
 		return false
 	}
-	x.ask.Excluded = append(x.ask.Excluded, le.target)
 	x.s.deps.Metrics.Retry(le.phase, le.reason)
 	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
 	return true
+}
+
+// exclude keeps the target of a failed leg from the next placement of this
+// exchange, as long as there are others.
+func (x *exchange) exclude(err error) {
+	var le *legError
+	if errors.As(err, &le) {
+		x.ask.Excluded = append(x.ask.Excluded, le.target)
+	}
 }
 
 // fail answers the client with err, if it has seen nothing yet, and settles the

@@ -128,7 +128,8 @@ type Connector interface {
 	ReadPrefill(a *Attempt, body []byte) (Handoff, error)
 	// Decode shapes the decode leg; h is nil for concurrent legs.
 	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)
-	// Cleanup lists the calls that free what o left on the engines.
+	// Cleanup lists the calls that free what o left on the engines. Once decode
+	// took over, the client's body is gone: only ids and targets may be read.
 	Cleanup(a *Attempt, o Orphan) []Cleanup
 }
 
