@@ -73,14 +73,9 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 // exchange sends m on cn and reads the head of the final answer. stale says
 // that the engine had closed cn before it could see the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
+	start := time.Now()
 	if !c.enter(cn, sending) {
 		return h, false, &Error{Op: OpWrite}
-	}
-	start := time.Now()
-	if c.headBy.IsZero() {
-		cn.deadlines(c.headBy, start.Add(c.client.opt.WriteTimeout))
-	} else {
-		cn.deadlines(c.headBy, earlier(c.headBy, start.Add(c.client.opt.WriteTimeout)))
 	}
 	sent, err := cn.send(m)
 	c.sent = c.sent || sent
@@ -113,7 +108,7 @@ func (c *call) stale(cn *conn, start time.Time, err error) bool {
 // early looks for the answer of an engine that refused the request before it
 // had read it, and then closed the connection: err is how sending failed.
 func (c *call) early(cn *conn, err error) (head, bool) {
-	if isTimeout(err) {
+	if isTimeout(err) || !c.enter(cn, reading) { // not waiting: nothing to linger for
 		return head{}, false
 	}
 	by := time.Now().Add(earlyWithin)
@@ -172,37 +167,63 @@ func (c *call) answer(cn *conn, h *head) {
 	}
 }
 
-// enter begins a phase on cn, unless the context has ended; a call that lingers
-// goes on to its body.
+// enter begins a phase on cn. false: the context has ended, and with it the
+// call, unless it lingers.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conn, c.phase = cn, ph
-	return c.ended == nil || ph == reading && !c.lingerBy.IsZero()
+	switch {
+	case c.ended == nil:
+		if ph == sending {
+			c.limitSending()
+		}
+		return true
+	case ph == waiting && c.linger > 0:
+		c.startLinger()
+		return true
+	}
+	return ph == reading && !c.lingerBy.IsZero()
+}
+
+// limitSending sets the deadlines of the write and of the head. mu is held, so
+// that hangUp's come behind them.
+func (c *call) limitSending() {
+	by := time.Now().Add(c.client.opt.WriteTimeout)
+	if !c.headBy.IsZero() {
+		by = earlier(by, c.headBy)
+	}
+	c.conn.deadlines(c.headBy, by)
 }
 
 // hangUp runs when the context has ended, in a goroutine of its own.
 func (c *call) hangUp() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
-	cn := c.conn
-	if cn == nil {
-		c.mu.Unlock()
-		return
+	switch {
+	case c.conn == nil:
+	case c.phase == sending && c.linger > 0:
+		// A write that is stuck fails. One that had put the request out
+		// succeeds, and the call goes on to linger.
+		c.conn.SetWriteDeadline(time.Unix(1, 0))
+	case c.phase == waiting && c.linger > 0:
+		c.startLinger()
+	default:
+		c.conn.abort()
 	}
-	if c.phase != waiting || c.linger <= 0 {
-		cn.abort()
-		c.mu.Unlock()
-		return
-	}
+}
+
+// startLinger closes the sending side and bounds what is still read. mu is held.
+func (c *call) startLinger() {
 	c.lingerBy = time.Now().Add(c.linger)
 	if !c.headBy.IsZero() {
 		c.lingerBy = earlier(c.lingerBy, c.headBy)
 	}
-	cn.readDeadline(c.lingerBy)
-	c.mu.Unlock()
-	if cn.halfClose() != nil { // TLS may wait for the engine here: not under mu
-		cn.abort()
+	c.conn.SetDeadline(c.lingerBy)
+	c.conn.readTimed = true
+	if c.conn.halfClose() != nil {
+		c.conn.abort()
 	}
 }
 

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -36,10 +37,10 @@ type stdClient struct {
 //     informational one. A stream of HTTP/2 is reset at once.
 //   - A retry may meet another dead idle connection and is then repeated; each
 //     costs one of them. A request without body is retried however late its
-//     connection was lost.
-//   - An answer that comes before the request is sent in full makes Do copy the
-//     rest of the body, because the transport goes on sending it. If sending
-//     fails then, the answer may be lost.
+//     connection was lost; one of more than 64 KiB is not when the first part
+//     of it was written.
+//   - The body is copied before it is sent. If sending fails after an engine
+//     has refused the request early, its answer may be lost.
 //   - A dial that a call gave up goes on in the background until DialTimeout,
 //     and its connection stays in the pool. Stats.Idle and Waiting are
 //     estimates, and over HTTP/2 meaningless.
@@ -148,9 +149,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 		return nil, &Error{Op: OpWrite, Err: err}
 	}
 	c := newStdCall(cl, ctx, req)
-	r, body := c.request(req, target)
-	defer body.release()
-	answer, err := cl.transport.RoundTrip(r)
+	answer, err := cl.transport.RoundTrip(c.request(req, target))
 	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols {
 		answer.Body.Close()
 		err = errSwitched
@@ -162,7 +161,6 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, c.fail(&Error{Op: c.failedOp(), Err: err})
 	}
-	body.keepRest()
 	if answer.Body == http.NoBody {
 		c.end()
 		c.err = io.EOF
@@ -170,9 +168,11 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	return c.response(answer), nil
 }
 
-// request translates req for the transport. The body is released by Do.
-func (c *stdCall) request(req *Request, target *url.URL) (*http.Request, *stdBody) {
-	size := req.bodySize()
+// request translates req for the transport. The body is copied, because the
+// transport may read it after RoundTrip has returned, and handed over as a type
+// that it knows: of others it sends the head alone first.
+func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
+	body := bytes.Join(req.Body, nil)
 	header := make(http.Header, len(req.Header)+2)
 	for i := range req.Header {
 		if f := &req.Header[i]; !ownField(f.Name) {
@@ -188,24 +188,24 @@ func (c *stdCall) request(req *Request, target *url.URL) (*http.Request, *stdBod
 	r := &http.Request{
 		Method: req.method(), URL: target, Host: c.client.opt.URL.Host,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: header, ContentLength: int64(size),
+		Header: header, ContentLength: int64(len(body)),
 	}
-	body := &stdBody{pieces: req.Body}
-	if size > 0 {
-		r.Body = body.reader()
+	if len(body) > 0 {
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		r.GetBody = func() (io.ReadCloser, error) {
 			if !c.mayRetry() {
 				return nil, errLostReused
 			}
-			return body.reader(), nil
+			return io.NopCloser(bytes.NewReader(body)), nil
 		}
 	}
 	ctx := context.WithValue(c.inner, dialKey{}, c)
 	return r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn:              c.getConn,
 		GotConn:              c.gotConn,
 		WroteRequest:         c.wroteRequest,
 		GotFirstResponseByte: c.answerBegins,
-	})), body
+	}))
 }
 
 // target is the URL of path such that the transport writes path as it is.

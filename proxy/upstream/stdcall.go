@@ -35,7 +35,8 @@ type stdCall struct {
 	conn    net.Conn      // guarded by mu; of the last try
 	socket  *stdConn      // guarded by mu; below conn
 	h2      bool          // guarded by mu; conn is shared with other calls
-	dialing bool          // guarded by mu
+	getting bool          // guarded by mu; the transport looks for a connection
+	dialing bool          // guarded by mu; and opens one
 	tries   int           // guarded by mu; connections got
 	since   time.Time     // guarded by mu; when the last was got
 	phase   phase         // guarded by mu; reading from the answer's first byte on
@@ -71,12 +72,18 @@ func (c *stdCall) expire() {
 	c.cut()
 }
 
+func (c *stdCall) getConn(string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.getting = true
+}
+
 // dialBegins hands the call's time over to DialTimeout, unless another
 // connection came free first.
 func (c *stdCall) dialBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.dialing = true; c.tries == 0 {
+	if c.dialing = c.getting; c.dialing && c.tries == 0 {
 		c.timer.Stop()
 	}
 }
@@ -85,6 +92,7 @@ func (c *stdCall) dialBegins() {
 func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.getting, c.dialing = false, false
 	if c.tries++; c.tries == 1 {
 		c.client.busy.Add(1)
 		c.limit(c.head)
@@ -146,9 +154,9 @@ func (c *stdCall) failedOp() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.tries == 0 && !c.dialing && c.client.opt.MaxConns > 0:
+	case c.getting && !c.dialing && c.client.opt.MaxConns > 0:
 		return OpCap
-	case c.tries == 0:
+	case c.getting:
 		return OpDial
 	case c.phase == sending || c.phase == waiting && c.unsent():
 		return OpWrite
