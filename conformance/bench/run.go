@@ -46,8 +46,8 @@ func runCommand(args []string) error {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	binary := fs.String("pdproxy", "bin/pdproxy", "`program` under test")
 	python := fs.String("python", "/usr/bin/python3", "`program` for the Python peers")
-	rounds := fs.Int("rounds", 3, "rounds; figures are medians over them")
-	quick := fs.Bool("quick", false, "one short round, two minutes: for a look, not for a claim")
+	rounds := fs.Int("rounds", 0, "rounds; figures are medians over them; 0: three, one with -quick")
+	quick := fs.Bool("quick", false, "short rounds of about two minutes: for a look, not for a claim")
 	only := fs.String("only", "", "`pattern` of KIND/CASE; empty: all")
 	out := fs.String("json", "", "`file` for all results")
 	core := fs.Int("core", 0, "CPU core of the proxy under test")
@@ -59,9 +59,12 @@ func runCommand(args []string) error {
 	if err != nil {
 		return fmt.Errorf("-only: %w", err)
 	}
-	p, n := fullPace, *rounds
+	p, n := fullPace, 3
 	if *quick {
 		p, n = quickPace, 1
+	}
+	if *rounds > 0 {
+		n = *rounds
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
