@@ -43,6 +43,7 @@ type process struct {
 	out  *bufio.Reader // standard output
 	log  logBuffer     // standard error
 	name string
+	once sync.Once // of terminate
 }
 
 // start runs the built binary until the test ends; then it must leave by
@@ -67,10 +68,15 @@ func start(t *testing.T, args ...string) *process {
 	return p
 }
 
+// terminate asks the process to end, once: a second signal would cut the drain.
+func (p *process) terminate() {
+	p.once.Do(func() { p.cmd.Process.Signal(syscall.SIGTERM) })
+}
+
 // stop ends the process the way an operator does.
 func (p *process) stop(t *testing.T) {
 	killed := time.AfterFunc(patience, func() { p.cmd.Process.Kill() })
-	p.cmd.Process.Signal(syscall.SIGTERM)
+	p.terminate()
 	err := p.cmd.Wait()
 	if !killed.Stop() {
 		err = fmt.Errorf("still there %s after SIGTERM", patience)
