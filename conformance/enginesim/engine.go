@@ -161,6 +161,20 @@ func (e *Engine) Kill() {
 	e.end(true)
 }
 
+// crashDelay is what passes between an engine core's failure and the process's
+// exit: the request that caused it still gets its 500.
+const crashDelay = 100 * time.Millisecond
+
+// crash is the death of the engine core by an assertion: the process exits soon.
+func (e *Engine) crash(reason string) {
+	e.cfg.Log.Error("engine core died", "reason", reason)
+	e.spawn(func(ctx context.Context) {
+		if sleep(ctx, crashDelay) == nil {
+			e.Kill()
+		}
+	})
+}
+
 func (e *Engine) end(abrupt bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

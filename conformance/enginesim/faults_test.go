@@ -118,7 +118,7 @@ func TestFaultAnswers(t *testing.T) {
 	t.Run(failSSEError, func(t *testing.T) {
 		set(t, "1:sse-error")
 		events := stream(t, url, streaming)
-		if n := len(events); n != streamEventsBeforeFault+2 || !strings.HasPrefix(events[n-2], `{"error":{"message":`) || events[n-1] != "[DONE]" {
+		if n := len(events); n != streamEventsBeforeFault+2 || !strings.HasPrefix(events[n-2], `{"error": {"message": `) || events[n-1] != "[DONE]" {
 			t.Errorf("events %q", events)
 		}
 		if events := stream(t, url, short); len(events) != 3 || !strings.HasPrefix(events[1], `{"error":`) {

@@ -227,12 +227,12 @@ func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent blockH
 // at is the KV of token i of a sequence that holds ids.
 func (c *kvCache) at(ids []blockID, i int) *kv { return &c.blocks[ids[i/c.size]].data[i%c.size] }
 
-// read is the content of ids as bytes, for a transfer. Ids outside the cache
-// and, unless live, blocks that nobody references read as noise.
+// read is the content of ids as bytes, for a transfer. Blocks that nobody
+// references and, unless live, all blocks read as noise.
 func (c *kvCache) read(ids []blockID, live bool) []byte {
 	out := make([]byte, 0, len(ids)*c.size*bytesPerKV)
 	for _, id := range ids {
-		ok := live && id >= 0 && int(id) < len(c.blocks) && c.blocks[id].refs > 0
+		ok := live && c.blocks[id].refs > 0
 		for i := range c.size {
 			var v kv
 			if ok {

@@ -104,9 +104,6 @@ func TestKVCacheContent(t *testing.T) {
 			}
 		}
 	}
-	if got := c.read([]blockID{-1, 4, 1 << 40}, true); len(got) != 3*2*bytesPerKV {
-		t.Errorf("foreign ids give %d bytes", len(got))
-	}
 	c.write([]blockID{3, 2}, right)
 	if !bytes.Equal(c.read([]blockID{3, 2}, true), right) {
 		t.Error("write is not what read gives")

@@ -1,12 +1,13 @@
 package enginesim
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -111,7 +112,7 @@ func TestRefusals(t *testing.T) {
 		{"no messages", routeChat, `{}`, 400, "Bad Request", "body.messages"},
 		{"messages a string", routeChat, `{"messages":"hi"}`, 400, "Bad Request", "body.messages"},
 		{"content a number", routeChat, `{"messages":[{"role":"user","content":1}]}`, 400, "Bad Request", "body.messages"},
-		{"no prompt", routeCompletions, `{}`, 400, "Bad Request", "body.prompt"},
+		{"no prompt", routeCompletions, `{}`, 400, "BadRequestError", "prompt"},
 		{"prompt an object", routeCompletions, `{"prompt":{}}`, 400, "Bad Request", "body.prompt"},
 		{"empty prompt", routeCompletions, `{"prompt":""}`, 400, "BadRequestError", "prompt"},
 		{"empty list", routeCompletions, `{"prompt":[]}`, 400, "BadRequestError", "prompt"},
@@ -325,21 +326,54 @@ func TestManyStreams(t *testing.T) {
 
 // TestKeepAlive: comments come before the first event and between events.
 func TestKeepAlive(t *testing.T) {
-	e := startEngine(t, Config{SSEKeepAlive: time.Millisecond, PrefillUsPerToken: 10000, DecodeUsPerToken: 10000})
-	a := post(t, e.URL()+routeCompletions, completion("abcd", `"max_tokens":3,"stream":true`))
-	kinds := ""
-	for event := range strings.SplitSeq(strings.TrimSuffix(string(a.body), "\n\n"), "\n\n") {
-		switch {
-		case event == ": keep-alive":
-			kinds += "k"
-		case strings.HasPrefix(event, "data: "):
-			kinds += "d"
-		default:
-			t.Errorf("event %q", event)
+	e := startEngine(t, Config{SSEKeepAlive: time.Millisecond, DecodeUsPerToken: 1000, Hang: hangPrefill})
+	until := func(br *bufio.Reader, want string) {
+		t.Helper()
+		for {
+			line, err := br.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, want) {
+				return
+			} else if line != "" && line != ": keep-alive" && !strings.HasPrefix(line, "data: {") {
+				t.Fatalf("line %q", line)
+			}
 		}
 	}
-	if kinds = regexp.MustCompile("k+").ReplaceAllString(kinds, "k"); !strings.HasPrefix(kinds, "kd") || strings.Count(kinds, "d") != 4 || strings.Count(kinds, "k") < 2 {
-		t.Errorf("events %s", kinds)
+	read := func() *bufio.Reader {
+		resp, err := http.Post(e.URL()+routeCompletions, "application/json", strings.NewReader(completion("x", `"max_tokens":20000,"stream":true`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return bufio.NewReader(resp.Body)
+	}
+	until(read(), ": keep-alive")
+	e.SetFault("", 0, "")
+	br := read()
+	until(br, "data: ")
+	e.SetFault("", 0, hangDecode)
+	until(br, ": keep-alive")
+}
+
+// TestHalfClose: a client that closes its writing side has left.
+func TestHalfClose(t *testing.T) {
+	e := startEngine(t, Config{Hang: hangDecode})
+	conn, err := net.Dial("tcp", e.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	req, _ := http.NewRequest(http.MethodPost, e.URL()+routeCompletions, strings.NewReader(completion("x", "")))
+	req.Write(conn)
+	eventually(t, "a running request", func() bool { return e.State().RequestsRunning == 1 })
+	conn.(*net.TCPConn).CloseWrite()
+	if raw, err := io.ReadAll(conn); err != nil || len(raw) > 0 {
+		t.Errorf("%q, %v", raw, err)
+	}
+	if s := e.State(); s.Aborted != 1 {
+		t.Errorf("state %+v", s)
 	}
 }
 

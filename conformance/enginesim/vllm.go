@@ -127,6 +127,9 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	case routeTokens:
 		req, ferr = parseTokens(h, f)
 	default:
+		if text, err := f.str("prompt", ""); route == routeCompletions && err == nil && text == "" {
+			return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)")
+		}
 		req, ferr = parseOpenAI(route, h, f)
 	}
 	if ferr != nil {

@@ -18,6 +18,7 @@ func TestRejectedDecodeLeg(t *testing.T) {
 		{"min over max", `"max_tokens":2,"min_tokens":3`, 400, true},
 		{"unknown model", `"model":"other"`, 404, true},
 		{"samples", `"n":0`, 400, true},
+		{"empty prompt", `"prompt":""`, 400, false},
 		{"temperature", `"temperature":-1`, 400, true},
 		{"ill-typed field", `"max_tokens":"many"`, 400, false},
 		{"stream_options without stream", `"stream_options":{"include_usage":true}`, 400, false},

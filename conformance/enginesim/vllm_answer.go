@@ -1,5 +1,7 @@
 package enginesim
 
+import "fmt"
+
 // vllmDialect renders /v1/completions and /v1/chat/completions as vLLM 0.32
 // does, member by member.
 type vllmDialect struct{}
@@ -19,7 +21,12 @@ func orNull(s string) any {
 	return s
 }
 
-func (d vllmDialect) errorEvents(_ *request, err *apiError) []any { return []any{d.errorBody(err)} }
+// errorEvents: unlike all other events, errors are printed with spaces.
+func (d vllmDialect) errorEvents(_ *request, err *apiError) []any {
+	event := append(rawEvent(`data: {"error": {"message": `), appendString(nil, err.Message)...)
+	event = append(append(event, `, "type": `...), appendString(nil, err.Type)...)
+	return []any{rawEvent(fmt.Appendf(event, ", \"param\": null, \"code\": %d}}\n\n", err.Status))}
+}
 
 // streamOptions: vLLM sends the 200 head before the first token, and "[DONE]"
 // even after an error.

@@ -23,11 +23,8 @@ const (
 	nixlHeartbeat = "nixl-heartbeat"
 )
 
-// Time limits of calls to the prefill engine.
-const (
-	nixlHandshakeTimeout = 5 * time.Second
-	nixlReadTimeout      = 30 * time.Second
-)
+// nixlReadTimeout bounds a read of blocks.
+const nixlReadTimeout = 30 * time.Second
 
 // nixlLeg is a request's kv_transfer_params as the connector reads them: keys
 // that it does not know are ignored, except the two that stand for fields of
@@ -156,19 +153,31 @@ func (v *vllm) hold(s *sequence) any {
 // errLoad is the load failure under the default policy "fail".
 var errLoad = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
 
+// errEngineCore is the answer to the request that an engine core dies of.
+var errEngineCore = &apiError{
+	Status: http.StatusInternalServerError, Type: "InternalServerError",
+	Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+}
+
 // loadRemote brings the prompt's KV from the prefill engine, all but the last
 // token's, which decode computes again to sample from it. It returns with the
 // sequence's blocks reserved and no slot held. When the client leaves before
 // the blocks are there, the prefill engine is told that they will not be read;
-// a read that has begun is always finished.
+// a read that has begun is always finished. Parameters that no prefill engine
+// sends end the engine, as they do with vLLM 0.32: without blocks at once,
+// without one of the remote_* keys when the request, which hangs, is aborted.
 func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if len(leg.blocks) == 0 {
-		v.e.cfg.Log.Error("assertion failed: num_external_tokens == 0", "request", s.id)
-		return errLoad
+		v.e.crash("assertion num_external_tokens == 0")
+		return errEngineCore
 	}
 	if leg.missing {
-		v.e.cfg.Log.Warn("invalid KVTransferParams: computing locally", "request", s.id)
-		return s.rank.reserve(ctx, s, room(s), false)
+		v.e.cfg.Log.Warn("invalid KVTransferParams", "request", s.id)
+		return s.rank.waitLoading(func() error {
+			<-ctx.Done() // nobody starts the load
+			v.e.crash("KeyError in the clean-up of an aborted request")
+			return context.Cause(ctx)
+		})
 	}
 	v.beat(leg, 1)
 	defer v.beat(leg, -1)
@@ -202,9 +211,12 @@ func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
 	if known {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(v.e.ctx, nixlHandshakeTimeout)
+	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()
 	answer, err := r.side.call(ctx, leg.address(), sideMessage{Op: nixlHandshake, Engine: leg.engine})
+	if err != nil && !errors.Is(err, errPeer) {
+		<-ctx.Done() // a ZMQ socket keeps trying to connect
+	}
 	if err != nil {
 		return err
 	}
@@ -251,7 +263,7 @@ func (v *vllm) pull(s *sequence, leg *nixlLeg) error {
 // notifyDone tells the prefill engine that it may free the blocks: after a read,
 // or as an empty read when there will be none.
 func (v *vllm) notifyDone(leg *nixlLeg) {
-	ctx, cancel := context.WithTimeout(v.e.ctx, nixlHandshakeTimeout)
+	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()
 	_, err := v.e.ranks[0].side.call(ctx, leg.address(), sideMessage{Op: nixlDone, Engine: leg.engine, Key: leg.request})
 	if err != nil {
@@ -262,7 +274,11 @@ func (v *vllm) notifyDone(leg *nixlLeg) {
 // rejected is called for a leg that the serving layer refused: a request that is
 // aborted before it runs frees the prefill's blocks.
 func (v *vllm) rejected(leg *nixlLeg) {
-	if leg != nil && leg.remotePrefill && !leg.missing && len(leg.blocks) > 0 {
+	switch {
+	case leg == nil || !leg.remotePrefill:
+	case leg.missing:
+		v.e.crash("KeyError in the clean-up of a rejected request")
+	default:
 		v.e.spawn(func(context.Context) { v.notifyDone(leg) })
 	}
 }
@@ -305,7 +321,7 @@ func (v *vllm) heartbeat(ctx context.Context) {
 		}
 		v.mu.Unlock()
 		for addr, ids := range due {
-			limit, cancel := context.WithTimeout(ctx, nixlHandshakeTimeout)
+			limit, cancel := context.WithTimeout(ctx, v.e.cfg.HandshakeTimeout)
 			v.e.ranks[0].side.call(limit, addr, sideMessage{Op: nixlHeartbeat, Fields: map[string]string{"ids": ids}})
 			cancel()
 		}
@@ -324,6 +340,11 @@ func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, 
 	case nixlRead:
 		if m.Fields["epoch"] != v.e.epochOf(m.Key).String() || m.Fields["tag"] != tagOf(m.Key) {
 			return answer, errors.New("agent metadata mismatch")
+		}
+		for _, id := range m.Blocks {
+			if id < 0 || int(id) >= v.e.cfg.KVBlocks {
+				return answer, errors.New("block id out of range")
+			}
 		}
 		answer.Payload = r.readPinned(m.Key, m.Blocks)
 	case nixlDone:

@@ -127,7 +127,8 @@ func TestRouteRefusals(t *testing.T) {
 		}
 	}
 	// A load failure has the route's own form.
-	params := `"kv_transfer_params":{"do_remote_prefill":true}`
+	pd.d.SetFault("1:load", 0, "")
+	params := `"kv_transfer_params":` + pd.prefill(t, "x")
 	if a := post(t, pd.d.URL()+routeMessages, `{"messages":[],"max_tokens":1,`+params+`}`); a.status != 500 || !strings.HasPrefix(string(a.body), `{"type":"error","error":{"type":"api_error"`) {
 		t.Errorf("messages: %d %s", a.status, a.body)
 	}

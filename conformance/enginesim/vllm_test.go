@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -149,7 +150,6 @@ func TestWrongBlocks(t *testing.T) {
 		{"first block missing", edit(`\[\[\d+,`, `[[`), false},
 		{"two blocks swapped", edit(`\[\[(\d+),(\d+),`, `[[$2,$1,`), false},
 		{"a block of nobody", edit(`\[\[\d+,`, `[[200,`), false},
-		{"a block outside the cache", edit(`\[\[\d+,`, `[[99999,`), false},
 		{"another request's id", edit(`("remote_request_id":"[^"]*)-[0-9a-f]{8}"`, `$1-00000000"`), false},
 	}
 	for _, tt := range tests {
@@ -181,11 +181,11 @@ func TestParamsMustComeBack(t *testing.T) {
 		{"a string rewritten", `é`, `e`},
 		{"another engine id", `"remote_engine_id":"[^"]*"`, `"remote_engine_id":"5f1e6d00-0000-4000-8000-000000000000"`},
 		{"a port where nobody listens", `"remote_port":\d+`, `"remote_port":1`},
-		{"no blocks", `"remote_block_ids":\[\[[^]]*\]\]`, `"remote_block_ids":[]`},
+		{"a block outside the cache", `\[\[\d+,`, `[[99999,`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			pd := startPair(t)
+			pd := startPair(t, func(c *Config) { c.HandshakeTimeout = 50 * time.Millisecond })
 			prompt := words(4, 40)
 			params := pd.prefill(t, prompt)
 			changed := regexp.MustCompile(tt.old).ReplaceAllString(params, tt.new)
@@ -193,12 +193,11 @@ func TestParamsMustComeBack(t *testing.T) {
 				t.Fatal("nothing changed in ", params)
 			}
 			unary := pd.decode(t, prompt, changed)
-			const body = `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`
-			if unary.status != 500 || string(unary.body) != body {
+			if unary.status != 500 || string(unary.body) != `{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}` {
 				t.Errorf("unary: %d %s", unary.status, unary.body)
 			}
 			events := stream(t, pd.d.URL()+routeCompletions, completion(prompt, `"stream":true,"kv_transfer_params":`+changed))
-			if len(events) != 2 || events[0] != body || events[1] != "[DONE]" {
+			if len(events) != 2 || events[0] != `{"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}` || events[1] != "[DONE]" {
 				t.Errorf("stream: %q", events)
 			}
 			if s := pd.d.State(); s.Errors != 2 || s.BlocksUsed != 0 {
@@ -208,21 +207,55 @@ func TestParamsMustComeBack(t *testing.T) {
 	}
 }
 
-func TestRemoteKeyMissingComputesLocally(t *testing.T) {
-	for _, key := range []string{"remote_engine_id", "remote_request_id", "remote_host", "remote_port"} {
-		t.Run(key, func(t *testing.T) {
-			pd := startPair(t)
-			prompt := words(5, 40)
-			params := regexp.MustCompile(`"`+key+`":("[^"]*"|\d+)`).ReplaceAllString(pd.prefill(t, prompt), `"`+key+`":null`)
-			if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got != want {
-				t.Errorf("text %q, direct %q", got, want)
+// TestHarmlessParams: what a real decode engine does not need.
+func TestHarmlessParams(t *testing.T) {
+	pd := startPair(t)
+	prompt := words(5, 40)
+	for name, params := range map[string]string{
+		"empty":                "{}",
+		"port as a string":     regexp.MustCompile(`"remote_port":(\d+)`).ReplaceAllString(pd.prefill(t, prompt), `"remote_port":"$1"`),
+		"no tp_size, no count": regexp.MustCompile(`"(tp_size|remote_num_tokens)":\d+,`).ReplaceAllString(pd.prefill(t, prompt), ``),
+	} {
+		if got, want := pd.decode(t, prompt, params).text(t), pd.direct(t, prompt).text(t); got != want {
+			t.Errorf("%s: text %q, direct %q", name, got, want)
+		}
+	}
+}
+
+// TestForgedParamsKill: parameters that no prefill engine sends end a real
+// decode engine.
+func TestForgedParamsKill(t *testing.T) {
+	without := func(key string) string {
+		all := `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`
+		return regexp.MustCompile(`"`+key+`":("[^"]*"|\d+|\[\[1\]\]),?`).ReplaceAllString(all, `"x":1,`)
+	}
+	tests := []struct {
+		name, body string
+		status     int // 0: hangs, and the client's leaving kills
+	}{
+		{"no blocks", `"kv_transfer_params":` + without("remote_block_ids"), 500},
+		{"empty group", `"kv_transfer_params":` + strings.Replace(without("x"), "[[1]]", "[[]]", 1), 500},
+		{"no engine id", `"kv_transfer_params":` + without("remote_engine_id"), 0},
+		{"no request id", `"kv_transfer_params":` + without("remote_request_id"), 0},
+		{"no host", `"kv_transfer_params":` + without("remote_host"), 0},
+		{"rejected without keys", `"model":"nobody","kv_transfer_params":{"do_remote_prefill":true}`, 404},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RoleDecode})
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			if tt.status == 0 {
+				go func() {
+					eventually(t, "a hanging request", func() bool { return e.State().RequestsWaiting == 1 })
+					leave()
+				}()
 			}
-			if s := pd.d.State(); s.Transfers != 0 || s.CachedTokens != 0 {
-				t.Errorf("decode %+v", s)
+			a, err := try(ctx, e.URL()+routeCompletions, completion("x", tt.body))
+			if a.status != tt.status || (err != nil) != (tt.status == 0) {
+				t.Errorf("%d %s %v", a.status, a.body, err)
 			}
-			if s := pd.p.State(); s.BlocksPinned != 3 {
-				t.Errorf("prefill %+v", s)
-			}
+			<-e.Died()
 		})
 	}
 }
