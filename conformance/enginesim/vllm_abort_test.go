@@ -2,6 +2,9 @@ package enginesim
 
 import (
 	"context"
+	"net"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 )
@@ -65,6 +68,21 @@ func TestAbortDecodeLeg(t *testing.T) {
 		eventually(t, "an idle decode", func() bool { return pd.d.State().BlocksUsed == 0 })
 		if s := pd.p.State(); s.Transfers != 0 || s.LeasesExpired != 0 {
 			t.Errorf("prefill %+v", s)
+		}
+	})
+	t.Run("closed right after writing", func(t *testing.T) {
+		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
+		for i := range 10 {
+			prompt := words(40+i, 100)
+			req, _ := http.NewRequest(http.MethodPost, pd.d.URL()+routeCompletions,
+				strings.NewReader(completion(prompt, `"kv_transfer_params":`+pd.prefill(t, prompt))))
+			conn, err := net.Dial("tcp", pd.d.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Write(conn)
+			conn.Close()
+			eventually(t, "free blocks", func() bool { return pd.p.State().BlocksPinned == 0 })
 		}
 	})
 	t.Run("before admission", func(t *testing.T) {
