@@ -58,6 +58,7 @@ func (x *exchange) commit(status int) {
 // writeWhole answers with a body that is there in full.
 func (x *exchange) writeWhole(status int, body []byte) error {
 	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	x.rc.SetWriteDeadline(time.Now().Add(time.Duration(x.cfg.Timeouts.StreamIdle)))
 	x.commit(status)
 	if _, err := x.w.Write(body); err != nil {
 		return errClientWrite
@@ -86,10 +87,6 @@ func (x *exchange) readBody() error {
 	if n > limit {
 		return errBodyTooLarge(limit)
 	}
-	if t := time.Duration(x.cfg.Server.ReadTimeout); t > 0 {
-		x.rc.SetReadDeadline(time.Now().Add(t))
-		defer x.rc.SetReadDeadline(time.Time{}) // what follows only listens for the hang-up
-	}
 	x.body = getBuffer(int(max(n, 0)) + 1)
 	for {
 		if len(x.body.b) == cap(x.body.b) {
@@ -101,6 +98,7 @@ func (x *exchange) readBody() error {
 			return errBodyTooLarge(limit)
 		}
 		if err == io.EOF {
+			x.rc.SetReadDeadline(time.Time{}) // what follows only listens for the hang-up
 			return nil
 		}
 		if err != nil {

@@ -135,6 +135,11 @@ func randomHex(n int) string {
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if t := time.Duration(s.cfg.Load().Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
+		// Also for requests that are refused unread: net/http drains a little of
+		// their bodies before it answers. readBody lifts it at the body's end.
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(t))
+	}
 	if !openaiPath(s, w, r) {
 		w.Header().Set("X-Request-Id", requestID(r))
 		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})

@@ -151,10 +151,12 @@ func eventError(row *legRow, f openai.FirstEvent) *legError {
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
 func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
-	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
+	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
+	// written; so it outlives the idle time-out, which tells the client.
+	limit := time.Duration(x.cfg.Timeouts.StreamIdle) + 2*writeCheck
 	last := x.rec.FirstByte
 	renewed := last
-	x.rc.SetWriteDeadline(last.Add(idle))
+	x.rc.SetWriteDeadline(last.Add(limit))
 	chunk := first.b
 	var err error
 	for {
@@ -181,7 +183,7 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
-			x.rc.SetWriteDeadline(now.Add(idle))
+			x.rc.SetWriteDeadline(now.Add(limit))
 			renewed = now
 		}
 	}

@@ -37,5 +37,5 @@ func (x *exchange) trace(now time.Time) {
 	x.span.End(now, x.outcome,
 		attribute.String("pdproxy.request_id", r.RequestID), attribute.String("pdproxy.flow", r.Flow.String()),
 		attribute.String("gen_ai.request.model", r.Model), attribute.Int("http.response.status_code", r.Status),
-		attribute.Int64("gen_ai.usage.input_tokens", r.Usage.Prompt), attribute.Int64("gen_ai.usage.output_tokens", r.Usage.Completion))
+		attribute.Int64("gen_ai.usage.input_tokens", max(0, r.Usage.Prompt)), attribute.Int64("gen_ai.usage.output_tokens", max(0, r.Usage.Completion)))
 }
