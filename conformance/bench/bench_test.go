@@ -40,6 +40,20 @@ func TestParseRSS(t *testing.T) {
 	}
 }
 
+func TestParseBusy(t *testing.T) {
+	const stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 5000 700 4 5 6 0 0\ncpu1 1 1 1 1 1 1 1 1 1 1\nintr 12 0\nctxt 7\n"
+	got, err := parseBusy(stat, []int{0})
+	if want := 1650 * time.Millisecond; err != nil || got != want {
+		t.Errorf("got %s, %v, want %s", got, err, want)
+	}
+	if got, err = parseBusy(stat, []int{1, 0}); err != nil || got != 1710*time.Millisecond {
+		t.Errorf("got %s, %v of both", got, err)
+	}
+	if _, err := parseBusy(stat, []int{0, 2}); err == nil {
+		t.Error("a core that is not there was counted")
+	}
+}
+
 func TestParseDescriptorLimit(t *testing.T) {
 	limits := "Limit   Soft Limit   Hard Limit   Units\nMax open files            1024                 20000                files\n"
 	if got := parseDescriptorLimit(limits, 7); got != 20000 {

@@ -107,3 +107,37 @@ func family(pid int) ([]int, error) {
 	slices.Sort(all)
 	return all, nil
 }
+
+// busyTime gives the time for which the cores have not been idle since the
+// machine's start, the hypervisor's share included.
+func busyTime(cores ...int) (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time: %w", err)
+	}
+	return parseBusy(string(text), cores)
+}
+
+func parseBusy(stat string, cores []int) (time.Duration, error) {
+	var sum time.Duration
+	found := 0
+	for line := range strings.Lines(stat) {
+		fields := strings.Fields(line)
+		core, err := strconv.Atoi(strings.TrimPrefix(fields[0], "cpu"))
+		if err != nil || len(fields) < 9 || !slices.Contains(cores, core) {
+			continue
+		}
+		found++
+		for _, at := range []int{1, 2, 3, 6, 7, 8} { // user, nice, system, irq, softirq, steal
+			n, err := strconv.ParseInt(fields[at], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read CPU time: %w", err)
+			}
+			sum += time.Duration(n) * tick
+		}
+	}
+	if found != len(cores) {
+		return 0, fmt.Errorf("read CPU time: cores %v are not all there", cores)
+	}
+	return sum, nil
+}

@@ -15,7 +15,7 @@ import (
 // report is what a run of the suite found out.
 type report struct {
 	Machine  string            `json:"machine"`
-	Load     string            `json:"load_average"` // of the machine, when the run ended
+	Others   float64           `json:"others"` // share of the two cores that other programs used: median of the runs
 	Rounds   int               `json:"rounds"`
 	Versions map[string]string `json:"versions"`
 	Missing  map[string]string `json:"missing"`
@@ -39,6 +39,10 @@ type row struct {
 	Verdict  string  `json:"verdict"`
 }
 
+// disturbed is the share of the two cores in the hands of other programs above
+// which ratios mislead.
+const disturbed = 0.05
+
 // Verdicts of a row; one without a ratio says why.
 const (
 	reachedAim  = "aim"
@@ -49,9 +53,14 @@ const (
 
 func (s *suite) report() *report {
 	r := &report{
-		Machine: machine(), Load: firstLine("/proc/loadavg"), Rounds: s.rounds,
+		Machine: machine(), Rounds: s.rounds,
 		Versions: s.versions, Missing: s.missing, Runs: s.runs,
 	}
+	var others []float64
+	for _, one := range s.runs {
+		others = append(others, one.Others)
+	}
+	r.Others = median(others)
 	for _, g := range goals() {
 		if s.only.MatchString(g.mine.kind + "/" + g.mine.name) {
 			r.Rows = append(r.Rows, s.row(g))
@@ -164,7 +173,11 @@ func median(v []float64) float64 {
 }
 
 func (r *report) print(w io.Writer) {
-	fmt.Fprintf(w, "%s, load average %s, rounds: %d\n", r.Machine, r.Load, r.Rounds)
+	fmt.Fprintf(w, "%s, rounds: %d\n", r.Machine, r.Rounds)
+	fmt.Fprintf(w, "other programs took %.0f %% of the two cores\n", r.Others*100)
+	if r.Others > disturbed {
+		fmt.Fprintln(w, "DISTURBED: a proxy that has to wait finds several events in one read and looks cheap; repeat the run on a quiet machine")
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
 		fmt.Fprintf(w, "  %s: %s\n", name, r.Versions[name])
 	}
@@ -245,13 +258,16 @@ func (r run) summary() string {
 		return "FAILED: " + r.Failed
 	}
 	x := r.Result
+	text := ""
 	switch {
 	case x.Open > 0:
-		return fmt.Sprintf("%d streams open, %.1f KB each", x.Open, x.StreamRSS)
+		text = fmt.Sprintf("%d streams open, %.1f KB each", x.Open, x.StreamRSS)
 	case x.Events > x.Requests:
-		return fmt.Sprintf("%.1f µs/event, %.0f µs/request, event p50 %.0f µs, first p50 %.1f ms", x.CPUEvent, x.CPURequest, x.EventP50, x.FirstP50/1000)
+		text = fmt.Sprintf("%.1f µs/event, %.0f µs/request, event p50 %.0f µs, first p50 %.1f ms", x.CPUEvent, x.CPURequest, x.EventP50, x.FirstP50/1000)
+	default:
+		text = fmt.Sprintf("%.1f µs/request, %.0f/s, p50 %.0f p99 %.0f µs", x.CPURequest, float64(x.Requests)/x.Seconds, x.RequestP50, x.RequestP99)
 	}
-	return fmt.Sprintf("%.1f µs/request, %.0f/s, p50 %.0f p99 %.0f µs", x.CPURequest, float64(x.Requests)/x.Seconds, x.RequestP50, x.RequestP99)
+	return fmt.Sprintf("%s, others %.0f %%", text, r.Others*100)
 }
 
 // ratio prints small ratios as what they are one part of.

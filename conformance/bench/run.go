@@ -39,6 +39,7 @@ type run struct {
 	Kind   string  `json:"kind"`
 	Case   string  `json:"case"`
 	Failed string  `json:"failed,omitempty"`
+	Others float64 `json:"others"` // share of the two cores that other programs used meanwhile
 	Result *result `json:"result,omitempty"`
 }
 
@@ -196,7 +197,7 @@ func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, ca
 		l := cases[0].load
 		l.Mode, l.Conns, l.For, l.Addr = modeClosed, 4, 300*time.Millisecond, addr
 		l.Events = min(l.Events, 1)
-		if _, err := s.runLoad(ctx, &l); err != nil && ctx.Err() == nil {
+		if _, _, err := s.runLoad(ctx, &l); err != nil && ctx.Err() == nil {
 			fmt.Fprintf(s.log, "%s: warm up: %v\n", kind, err)
 		}
 	}
@@ -204,7 +205,8 @@ func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, ca
 		l := c.load
 		l.Addr, l.PIDs = addr, pids
 		one := run{Round: round, Kind: kind, Case: c.name}
-		result, err := s.measure(ctx, kind, &l)
+		var err error
+		one.Result, one.Others, err = s.measure(ctx, kind, &l)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -214,7 +216,6 @@ func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, ca
 				fmt.Fprintf(s.log, "%s: the last of its log: %s\n", kind, proc.tail())
 			}
 		}
-		one.Result = result
 		s.record(one)
 	}
 	return nil
@@ -225,25 +226,58 @@ func (s *suite) record(r run) {
 	fmt.Fprintf(s.log, "round %d  %-18s %-11s %s\n", r.Round, r.Kind, r.Case, r.summary())
 }
 
-// measure runs a load and checks that the backend was asked for what the load
-// got answers to.
-func (s *suite) measure(ctx context.Context, kind string, l *load) (*result, error) {
+// measure runs a load, checks that the backend was asked for what the load got
+// answers to, and says how much of the cores other programs took.
+func (s *suite) measure(ctx context.Context, kind string, l *load) (r *result, others float64, err error) {
 	before, err := s.counts(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	r, err := s.runLoad(ctx, l)
+	watch, err := s.watch(l.PIDs)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
+	}
+	r, used, err := s.runLoad(ctx, l)
+	if err != nil {
+		return nil, 0, err
+	}
+	if others, err = watch(used); err != nil {
+		return nil, 0, err
 	}
 	after, err := s.counts(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if r.Errors > 0 {
-		return r, fmt.Errorf("%d errors, the first: %s", r.Errors, r.FirstError)
+		return r, others, fmt.Errorf("%d errors, the first: %s", r.Errors, r.FirstError)
 	}
-	return r, checkCounts(after.minus(before), kind, l, r)
+	return r, others, checkCounts(after.minus(before), kind, l, r)
+}
+
+// watch begins to watch the two cores. What it returns ends that: it gives the
+// share of them that was used by others than the proxy, the backend and the
+// load, whose time is its argument.
+func (s *suite) watch(proxy []int) (func(load time.Duration) (float64, error), error) {
+	pids := append([]int{s.backend.cmd.Process.Pid}, proxy...)
+	cores := []int{s.core, s.programs.core}
+	start := time.Now()
+	read := func() (time.Duration, error) {
+		busy, err := busyTime(cores...)
+		if err != nil {
+			return 0, err
+		}
+		own, err := usageOf(pids)
+		return busy - own.User - own.System, err
+	}
+	before, err := read()
+	if err != nil {
+		return nil, err
+	}
+	return func(load time.Duration) (float64, error) {
+		after, err := read()
+		room := time.Since(start) * time.Duration(len(cores))
+		return max(0, (after-before-load).Seconds()/room.Seconds()), err
+	}, nil
 }
 
 // checkCounts allows more than was asked for: a proxy may repeat a leg.
@@ -278,8 +312,9 @@ func (s *suite) counts(ctx context.Context) (counts, error) {
 	return c, json.NewDecoder(answer.Body).Decode(&c)
 }
 
-// runLoad runs a load in a process of its own, beside the backend.
-func (s *suite) runLoad(ctx context.Context, l *load) (*result, error) {
+// runLoad runs a load in a process of its own, beside the backend, and gives
+// the CPU time that it took.
+func (s *suite) runLoad(ctx context.Context, l *load) (*result, time.Duration, error) {
 	limit := 2*time.Minute + l.For
 	if l.Mode == modeSSE {
 		limit += time.Duration(l.Events) * l.Period
@@ -291,10 +326,10 @@ func (s *suite) runLoad(ctx context.Context, l *load) (*result, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("load: %w: %s", err, strings.TrimSpace(stderr.String()))
+		return nil, 0, fmt.Errorf("load: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
 	r := &result{}
-	return r, json.Unmarshal(out, r)
+	return r, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), json.Unmarshal(out, r)
 }
 
 // descriptorLimit gives the hard limit of open files, which the programs raise
