@@ -10,6 +10,8 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,14 +142,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// their bodies before it answers. readBody lifts it at the body's end.
 		http.NewResponseController(w).SetReadDeadline(time.Now().Add(t))
 	}
-	if !openaiPath(s, w, r) {
+	if !s.servePath(w, r) {
 		w.Header().Set("X-Request-Id", requestID(r))
 		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
 	}
 }
 
-// openaiPath serves r if its path is one of the public endpoints.
-func openaiPath(s *Server, w http.ResponseWriter, r *http.Request) bool {
+// servePath serves r if its path is one of the public endpoints.
+func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 	if api, ok := openai.APIFor(r.URL.Path); ok {
 		if r.Method != http.MethodPost {
 			methodNotAllowed(w, r, "POST")
@@ -157,12 +159,12 @@ func openaiPath(s *Server, w http.ResponseWriter, r *http.Request) bool {
 		return true
 	}
 	var serve func(http.ResponseWriter, *http.Request)
-	switch r.URL.Path {
-	case "/v1/models":
+	switch path := r.URL.Path; {
+	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
 		serve = s.serveModels
-	case "/health":
+	case path == "/health":
 		serve = s.serveHealth
-	case "/version":
+	case path == "/version":
 		serve = s.serveVersion
 	default:
 		return false
@@ -182,25 +184,40 @@ func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 	writeError(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
 }
 
-// serveModels lists the models of all engines that are ready.
+const modelsPath = "/v1/models"
+
+// model is one row of the list of models, in OpenAI's form.
+type model struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	OwnedBy string `json:"owned_by"`
+}
+
+// serveModels lists the models of all engines that are ready, or shows the one
+// that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.authenticate(r); err != nil {
 		writeError(w, publicError(err))
 		return
 	}
-	type model struct {
-		ID      string `json:"id"`
-		Object  string `json:"object"`
-		OwnedBy string `json:"owned_by"`
-	}
-	list := struct {
-		Object string  `json:"object"`
-		Data   []model `json:"data"`
-	}{Object: "list", Data: []model{}}
+	rows := []model{}
 	for _, id := range s.deps.Registry.Snapshot().Models() {
-		list.Data = append(list.Data, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
+		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
 	}
-	writeJSON(w, 200, list)
+	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
+	if !one {
+		writeJSON(w, 200, struct {
+			Object string  `json:"object"`
+			Data   []model `json:"data"`
+		}{"list", rows})
+		return
+	}
+	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
+	if i < 0 {
+		writeError(w, publicError(coordinator.ErrUnknownModel))
+		return
+	}
+	writeJSON(w, 200, rows[i])
 }
 
 // serveHealth answers 200 when one request could be served now.
