@@ -89,6 +89,7 @@ var answers = []struct {
 	{name: "CR in a value", wire: "HTTP/1.1 200 OK\r\nX-A: b\rc\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errFieldLine, laxStd: true},
 	{name: "not HTTP", wire: "SSH-2.0-OpenSSH_9.2\r\n\r\n", op: OpHead},
 	{name: "version 2", wire: "HTTP/2.0 200 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine, laxStd: true},
+	{name: "status not a number", wire: "HTTP/1.1 2O0 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "status of two digits", wire: "HTTP/1.1 20 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "status of four digits", wire: "HTTP/1.1 2000 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead},
 	{name: "status below 100", wire: "HTTP/1.1 099 OK\r\nContent-Length: 1\r\n\r\nx", op: OpHead, err: errStatusLine, laxStd: true},
@@ -103,7 +104,12 @@ var answers = []struct {
 	{name: "chunk line ends with LF", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "LF in an extension", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
 	{name: "chunk longer than said", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello world\r\n0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody, laxStd: true},
-	{name: "extension too long", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", maxChunkLine) + "\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
+	{name: "chunk line ends with CR", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\rhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
+	{name: "chunk size of two words", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5 5\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody},
+	{name: "chunk ends with CR", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r0\r\n\r\n", status: 200, body: "hello", length: -1, op: OpBody, err: errChunkEnd, laxStd: true},
+	{name: "trailer line ends with LF", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: b\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailer, laxStd: true},
+	{name: "trailer too large", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: " + strings.Repeat("x", maxTrailer) + "\r\n\r\n", status: 200, length: -1, op: OpBody, err: errTrailerBytes, laxStd: true},
+	{name: "extension too long", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", maxChunkLine) + "\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkLine, laxStd: true},
 }
 
 // TestAnswers feeds every answer cut in two at every position.

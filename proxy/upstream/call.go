@@ -171,19 +171,19 @@ func (c *call) answer(cn *conn, h *head) {
 // call, unless it lingers.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.conn, c.phase = cn, ph
-	switch {
-	case c.ended == nil:
-		if ph == sending {
-			c.limitSending()
-		}
-		return true
-	case ph == waiting && c.linger > 0:
-		c.startLinger()
-		return true
+	live := c.ended == nil || ph == reading && !c.lingerBy.IsZero()
+	linger := !live && ph == waiting && c.linger > 0
+	if live && ph == sending {
+		c.limitSending()
+	} else if linger {
+		c.limitLinger()
 	}
-	return ph == reading && !c.lingerBy.IsZero()
+	c.mu.Unlock()
+	if linger {
+		cn.endSending()
+	}
+	return live || linger
 }
 
 // limitSending sets the deadlines of the write and of the head. mu is held, so
@@ -196,34 +196,37 @@ func (c *call) limitSending() {
 	c.conn.deadlines(c.headBy, by)
 }
 
-// hangUp runs when the context has ended, in a goroutine of its own.
-func (c *call) hangUp() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = contextError(c.ctx)
-	switch {
-	case c.conn == nil:
-	case c.phase == sending && c.linger > 0:
-		// A write that is stuck fails. One that had put the request out
-		// succeeds, and the call goes on to linger.
-		c.conn.SetWriteDeadline(time.Unix(1, 0))
-	case c.phase == waiting && c.linger > 0:
-		c.startLinger()
-	default:
-		c.conn.abort()
-	}
-}
-
-// startLinger closes the sending side and bounds what is still read. mu is held.
-func (c *call) startLinger() {
+// limitLinger begins the linger: cn will not be used again, and reading ends in
+// time. The caller ends sending, not under mu, because TLS may have to wait for
+// the engine there. mu is held.
+func (c *call) limitLinger() {
 	c.lingerBy = time.Now().Add(c.linger)
 	if !c.headBy.IsZero() {
 		c.lingerBy = earlier(c.lingerBy, c.headBy)
 	}
-	c.conn.SetDeadline(c.lingerBy)
-	c.conn.readTimed = true
-	if c.conn.halfClose() != nil {
-		c.conn.abort()
+	c.conn.readDeadline(c.lingerBy)
+}
+
+// hangUp runs when the context has ended, in a goroutine of its own.
+func (c *call) hangUp() {
+	c.mu.Lock()
+	c.ended = contextError(c.ctx)
+	cn := c.conn
+	linger := cn != nil && c.phase == waiting && c.linger > 0
+	switch {
+	case cn == nil:
+	case linger:
+		c.limitLinger()
+	case c.phase == sending && c.linger > 0:
+		// A write that is stuck fails. One that had put the request out
+		// succeeds, and the call goes on to linger.
+		cn.SetWriteDeadline(time.Unix(1, 0))
+	default:
+		cn.abort()
+	}
+	c.mu.Unlock()
+	if linger {
+		cn.endSending()
 	}
 }
 

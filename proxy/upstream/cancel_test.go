@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -196,4 +197,48 @@ func TestCloseUnread(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// What has arrived but was not read when the context ended is not handed out.
+func TestCancelBeforeRead(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
+		cl := e.client(t, newClient, nil)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		resp, err := cl.Do(ctx, get())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Close()
+		cancel(errClientGone)
+		synctest.Wait()
+		n, err := resp.Read(make([]byte, 10))
+		if fault(t, err, OpBody); n != 0 || !errors.Is(err, errClientGone) {
+			t.Errorf("Read = %d, %v", n, err)
+		}
+		if _, again := resp.Read(make([]byte, 10)); again != err {
+			t.Errorf("second Read: %v", again)
+		}
+	})
+}
+
+func TestErrorText(t *testing.T) {
+	for op, want := range map[string]string{
+		OpCap: "await connection: x", OpDial: "dial engine: x", OpWrite: "send request: x",
+		OpHead: "read answer head: x", OpBody: "read answer body: x",
+	} {
+		if got := (&Error{Op: op, Err: errors.New("x")}).Error(); got != want {
+			t.Errorf("%s: %q, want %q", op, got, want)
+		}
+	}
+}
+
+// A cause that is the context's own error in another guise needs no second text.
+func TestContextError(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := fmt.Errorf("drain: %w", context.Canceled)
+	cancel(cause)
+	if got := contextError(ctx); got != cause {
+		t.Errorf("%v, want %v", got, cause)
+	}
 }

@@ -3,7 +3,7 @@ package upstream
 import "math"
 
 const (
-	maxChunkLine = 4 << 10  // bytes of extensions of one chunk
+	maxChunkLine = 2 << 10  // bytes of the size and extensions of one chunk
 	maxTrailer   = 16 << 10 // bytes of all trailer lines
 )
 

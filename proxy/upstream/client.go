@@ -15,7 +15,7 @@ const (
 	// less than a vectored write; TLS, which cannot write vectors, joins more.
 	joinSize    = 8 << 10
 	joinSizeTLS = 64 << 10
-	keepWrite   = 80 << 10 // largest write buffer that is kept
+	keepWrite   = 128 << 10 // largest write buffer that is kept
 
 	// staleWithin is how soon after its request a reused connection must be
 	// lost to count as one that the engine had closed before it saw the

@@ -108,12 +108,12 @@ func (c *conn) readDeadline(t time.Time) {
 	}
 }
 
-// halfClose ends the sending side only.
-func (c *conn) halfClose() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
+// endSending closes the sending side, or all where that alone cannot be.
+func (c *conn) endSending() {
+	h, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || h.CloseWrite() != nil {
+		c.abort()
 	}
-	return syscall.ENOTSUP
 }
 
 // send writes head and body as one. Bytes of a TLS connection count as sent

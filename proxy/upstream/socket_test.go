@@ -169,26 +169,40 @@ func TestFINWithData(t *testing.T) {
 	})
 }
 
-func TestDeadIdleConnectionIsNoticed(t *testing.T) {
-	closed := make(chan bool)
+// An engine that restarts leaves nothing but dead connections: all are noticed
+// before one is used.
+func TestDeadIdleConnectionsAreNoticed(t *testing.T) {
+	const calls = 3
+	restart := make(chan bool)
+	var together, closed sync.WaitGroup
+	together.Add(calls)
+	closed.Add(calls)
 	o := listen(t, func(c *net.TCPConn, br *bufio.Reader, nth int) {
 		readRequest(br)
-		io.WriteString(c, okAnswer)
-		if nth == 1 {
-			<-closed
+		if nth <= calls {
+			together.Done()
+			together.Wait()
+			io.WriteString(c, okAnswer)
+			<-restart
 			c.Close()
-			closed <- true
+			closed.Done()
+			return
 		}
+		io.WriteString(c, okAnswer)
 		readRequest(br)
 	})
 	cl := New(o)
 	defer cl.CloseIdle()
+	var wg sync.WaitGroup
+	for range calls {
+		wg.Go(func() { ask(t, cl, get()) })
+	}
+	wg.Wait()
+	close(restart)
+	closed.Wait()
 	ask(t, cl, get())
-	closed <- true
-	<-closed
-	ask(t, cl, get())
-	if s := cl.Stats(); s.Dials != 2 || s.Retries != 0 || s.Reuses != 0 {
-		t.Errorf("%+v, want the dead connection found before use", s)
+	if s := cl.Stats(); s != (Stats{Open: 1, Idle: 1, Dials: calls + 1}) {
+		t.Errorf("%+v", s)
 	}
 }
 

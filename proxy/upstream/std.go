@@ -37,7 +37,7 @@ type stdClient struct {
 //     informational one. A stream of HTTP/2 is reset at once.
 //   - A retry may meet another dead idle connection and is then repeated; each
 //     costs one of them. A request without body is retried however late its
-//     connection was lost; one of more than 64 KiB is not when the first part
+//     connection was lost; one of more than 16 KiB is not when the first part
 //     of it was written.
 //   - The body is copied before it is sent. If sending fails after an engine
 //     has refused the request early, its answer may be lost.
@@ -58,7 +58,7 @@ func NewStd(o Options) Client {
 		IdleConnTimeout:        o.IdleTimeout,
 		MaxResponseHeaderBytes: int64(o.MaxHeadBytes),
 		DisableCompression:     true,
-		WriteBufferSize:        64 << 10, // a request in one write
+		WriteBufferSize:        16 << 10, // most requests in one write
 		Protocols:              new(http.Protocols),
 	}
 	c.transport.Protocols.SetHTTP1(true)

@@ -174,7 +174,12 @@ func (c *stdCall) begin(body io.ReadCloser) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.body = body
-	return !c.late && (c.ended == nil || c.patient != nil)
+	return c.live()
+}
+
+// live reports whether nothing has cut the call. mu is held.
+func (c *stdCall) live() bool {
+	return !c.over && !c.late && (c.ended == nil || c.patient != nil)
 }
 
 // Read implements io.Reader as Response.Read says.
@@ -185,9 +190,14 @@ func (c *stdCall) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if c.idle > 0 {
-		c.timer.Reset(c.idle)
+	c.mu.Lock()
+	live := c.live()
+	c.mu.Unlock()
+	if !live {
+		c.err = c.fail(&Error{Op: OpBody, Err: context.Canceled}) // fail says why
+		return 0, c.err
 	}
+	c.limit(c.idle)
 	n, err := 0, error(nil)
 	for n == 0 && err == nil {
 		n, err = c.body.Read(p)

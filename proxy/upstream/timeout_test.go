@@ -169,3 +169,30 @@ func TestLimitsEndWithTheirCall(t *testing.T) {
 		}
 	})
 }
+
+func TestSetIdleTimeout(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		e := newEngine(t, func(c *duplex, _ int) {
+			c.next()
+			c.say("HTTP/1.1 200 OK\r\n\r\n")
+			time.Sleep(50 * time.Second)
+			c.say("x")
+			hold(c)
+		})
+		resp, err := e.client(t, newClient, nil).Do(t.Context(), &Request{Path: "/", IdleTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Close()
+		p := make([]byte, 10)
+		if n, err := resp.Read(p); n != 1 || err != nil {
+			t.Fatalf("Read = %d, %v", n, err)
+		}
+		resp.SetIdleTimeout(time.Second)
+		start := time.Now()
+		_, err = resp.Read(p)
+		if f := fault(t, err, OpBody); !f.Timeout || time.Since(start) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
