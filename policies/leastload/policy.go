@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
 // Policy is the policy's state: the number of decisions made, from which equal
@@ -18,7 +19,7 @@ type Policy struct {
 // and the same number of decisions before give the same decision. An index of
 // -1 where a leg was to be placed means that no candidate fits.
 func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	bits := mix(p.turn.Add(1) * 0x9e3779b97f4a7c15)
+	bits := candidates.Bits(0, p.turn.Add(1))
 	if f.Flow == abi.FlowAggregated {
 		return abi.PlaceDecision{Prefill: -1, Decode: least(f.Candidates, abi.RoleBoth, -1, bits>>32)}
 	}
@@ -39,12 +40,12 @@ func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 func least(rows []abi.Candidate, role abi.Role, prefill int32, bits uint64) int32 {
 	best, bestGrade, equals := int32(-1), 0, uint64(0)
 	for i := range rows {
-		g := grade(rows, int32(i), role, prefill)
+		g := candidates.Grade(rows, int32(i), role, prefill)
 		switch {
 		case g == 0 || g < bestGrade:
-		case g > bestGrade || lighter(&rows[i], &rows[best]):
+		case g > bestGrade || candidates.Lighter(&rows[i], &rows[best]):
 			best, bestGrade, equals = int32(i), g, 1
-		case !lighter(&rows[best], &rows[i]):
+		case !candidates.Lighter(&rows[best], &rows[i]):
 			equals++
 		}
 	}
@@ -54,7 +55,7 @@ func least(rows []abi.Candidate, role abi.Role, prefill int32, bits uint64) int3
 	skip := bits * equals >> 32
 	for i := best; skip > 0; {
 		i++
-		if grade(rows, i, role, prefill) == bestGrade && same(&rows[i], &rows[best]) {
+		if candidates.Grade(rows, i, role, prefill) == bestGrade && same(&rows[i], &rows[best]) {
 			best = i
 			skip--
 		}
@@ -62,45 +63,5 @@ func least(rows []abi.Candidate, role abi.Role, prefill int32, bits uint64) int3
 	return best
 }
 
-// mix is the output function of the generator SplitMix64 (Steele, Lea, Flood:
-// Fast splittable pseudorandom number generators, 2014): equidistributed over
-// a counter.
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // same reports whether a and b carry the same.
 func same(a, b *abi.Candidate) bool { return a.Tokens == b.Tokens && a.Requests == b.Requests }
-
-// lighter reports whether a carries less than b.
-func lighter(a, b *abi.Candidate) bool {
-	if a.Tokens != b.Tokens {
-		return a.Tokens < b.Tokens
-	}
-	return a.Requests < b.Requests
-}
-
-// grade says how well row i suits the leg: 0 not at all, then better with
-// another instance than prefill's (a transfer inside one instance is the last
-// resort), then better unless its circuit is half open and its trial request is
-// under way. prefill is the row that a decode leg pairs with, or -1.
-func grade(rows []abi.Candidate, i int32, role abi.Role, prefill int32) int {
-	c := &rows[i]
-	if c.Roles&role == 0 || i == prefill {
-		return 0
-	}
-	g := 1
-	if prefill < 0 {
-		g += 2
-	} else if p := &rows[prefill]; c.Group != p.Group {
-		return 0
-	} else if c.Instance != p.Instance {
-		g += 2
-	}
-	if !c.Trial || c.Requests == 0 {
-		g++
-	}
-	return g
-}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
 // Policy is the policy's state: a seed and the number of draws made. The zero
@@ -42,7 +43,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 func (p *Policy) draw(rows []abi.Candidate, role abi.Role, prefill int32) int32 {
 	best, n := 0, uint64(0)
 	for i := range rows {
-		switch g := grade(rows, int32(i), role, prefill); {
+		switch g := candidates.Grade(rows, int32(i), role, prefill); {
 		case g > best:
 			best, n = g, 1
 		case g == best:
@@ -55,7 +56,7 @@ func (p *Policy) draw(rows []abi.Candidate, role abi.Role, prefill int32) int32 
 	a, b := p.two(n)
 	drawn, other, k := int32(-1), int32(-1), uint64(0)
 	for i := range rows {
-		if grade(rows, int32(i), role, prefill) != best {
+		if candidates.Grade(rows, int32(i), role, prefill) != best {
 			continue
 		}
 		if k == a {
@@ -66,7 +67,7 @@ func (p *Policy) draw(rows []abi.Candidate, role abi.Role, prefill int32) int32 
 		}
 		k++
 	}
-	if lighter(&rows[other], &rows[drawn]) {
+	if candidates.Lighter(&rows[other], &rows[drawn]) {
 		return other
 	}
 	return drawn
@@ -78,51 +79,11 @@ func (p *Policy) two(n uint64) (a, b uint64) {
 	if n == 1 {
 		return 0, 0
 	}
-	x := mix(p.seed + p.draws.Add(1)*0x9e3779b97f4a7c15)
+	x := candidates.Bits(p.seed, p.draws.Add(1))
 	a = x >> 32 * n >> 32
 	b = x & 0xffffffff * (n - 1) >> 32
 	if b >= a {
 		b++
 	}
 	return a, b
-}
-
-// mix is the output function of the generator SplitMix64 (Steele, Lea, Flood:
-// Fast splittable pseudorandom number generators, 2014): equidistributed over
-// a counter.
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-// lighter reports whether a carries less than b.
-func lighter(a, b *abi.Candidate) bool {
-	if a.Tokens != b.Tokens {
-		return a.Tokens < b.Tokens
-	}
-	return a.Requests < b.Requests
-}
-
-// grade says how well row i suits the leg: 0 not at all, then better with
-// another instance than prefill's (a transfer inside one instance is the last
-// resort), then better unless its circuit is half open and its trial request is
-// under way. prefill is the row that a decode leg pairs with, or -1.
-func grade(rows []abi.Candidate, i int32, role abi.Role, prefill int32) int {
-	c := &rows[i]
-	if c.Roles&role == 0 || i == prefill {
-		return 0
-	}
-	g := 1
-	if prefill < 0 {
-		g += 2
-	} else if p := &rows[prefill]; c.Group != p.Group {
-		return 0
-	} else if c.Instance != p.Instance {
-		g += 2
-	}
-	if !c.Trial || c.Requests == 0 {
-		g++
-	}
-	return g
 }

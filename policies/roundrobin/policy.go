@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
 // groups is how many groups keep decode turns of their own. Two groups whose
@@ -45,7 +46,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 func next(rows []abi.Candidate, role abi.Role, prefill int32, turn *atomic.Uint32) int32 {
 	best, n := 0, uint32(0)
 	for i := range rows {
-		switch g := grade(rows, int32(i), role, prefill); {
+		switch g := candidates.Grade(rows, int32(i), role, prefill); {
 		case g > best:
 			best, n = g, 1
 		case g == best:
@@ -57,7 +58,7 @@ func next(rows []abi.Candidate, role abi.Role, prefill int32, turn *atomic.Uint3
 	}
 	left := (turn.Add(1) - 1) % n
 	for i := range rows {
-		if grade(rows, int32(i), role, prefill) != best {
+		if candidates.Grade(rows, int32(i), role, prefill) != best {
 			continue
 		}
 		if left == 0 {
@@ -66,27 +67,4 @@ func next(rows []abi.Candidate, role abi.Role, prefill int32, turn *atomic.Uint3
 		left--
 	}
 	return -1
-}
-
-// grade says how well row i suits the leg: 0 not at all, then better with
-// another instance than prefill's (a transfer inside one instance is the last
-// resort), then better unless its circuit is half open and its trial request is
-// under way. prefill is the row that a decode leg pairs with, or -1.
-func grade(rows []abi.Candidate, i int32, role abi.Role, prefill int32) int {
-	c := &rows[i]
-	if c.Roles&role == 0 || i == prefill {
-		return 0
-	}
-	g := 1
-	if prefill < 0 {
-		g += 2
-	} else if p := &rows[prefill]; c.Group != p.Group {
-		return 0
-	} else if c.Instance != p.Instance {
-		g += 2
-	}
-	if !c.Trial || c.Requests == 0 {
-		g++
-	}
-	return g
 }
