@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -254,11 +255,20 @@ func (c curlCase) expect(t *testing.T) {
 	c.wantText(t, c.run(t, "", chatPath, "-H", "Expect: 100-continue", "-d", chatBody(4, false)), 4)
 }
 
+// bodyLimit: over HTTP/2 the proxy answers and resets the stream that still
+// carries the body, as RFC 9113 section 8.1 allows; some versions of
+// curl then lose the answer now and then and exit with 92.
 func (c curlCase) bodyLimit(t *testing.T) {
 	before := c.engines(t).Requests
 	large := strings.Replace(chatBody(4, false), "Tell me", strings.Repeat("Tell me ", 2000), 1)
-	c.run(t, large, chatPath, "--data-binary", "@-").want(t, 413, "body_too_large")
-	c.run(t, large, chatPath, "-H", "Transfer-Encoding: chunked", "--data-binary", "@-").want(t, 413, "body_too_large")
+	for _, args := range [][]string{{"--data-binary", "@-"}, {"-H", "Transfer-Encoding: chunked", "--data-binary", "@-"}} {
+		a := c.run(t, large, chatPath, args...)
+		var exit *exec.ExitError
+		if c.version == "2" && errors.As(a.err, &exit) && exit.ExitCode() == 92 {
+			continue
+		}
+		a.want(t, 413, "body_too_large")
+	}
 	if n := c.engines(t).Requests - before; n != 0 {
 		t.Errorf("%d requests reached an engine", n)
 	}

@@ -35,6 +35,7 @@ func TestWire(t *testing.T) {
 			t.Run("slow body", w.slowBody)
 			t.Run("body that nobody reads", w.unreadBody)
 			t.Run("idle connection", w.idleConnection)
+			t.Run("half-closed connection", w.halfClose)
 			t.Run("reset in a stream", w.reset)
 		})
 	}
@@ -275,6 +276,23 @@ func (w wire) idleConnection(t *testing.T) {
 	if _, err := r.ReadByte(); !errors.Is(err, io.EOF) {
 		t.Errorf("an idle connection ends with %v, want EOF", err)
 	}
+}
+
+// halfClose sends a request and its FIN. The proxy may serve that or, like the
+// engines, take it for a client that left; but it never invents an answer.
+func (w wire) halfClose(t *testing.T) {
+	c := w.open(t)
+	io.WriteString(c, post(strings.Replace(small, ":2", ":20", 1), fmt.Sprintf("Content-Length: %d", len(small)+1)))
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err == nil {
+		body, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode == 200 && !strings.Contains(string(body), `"choices"`) {
+			t.Errorf("status 200 with body %q", body)
+		}
+	}
+	w.waitIdle(t)
 }
 
 // reset ends the connection in the middle of a stream without a FIN.
