@@ -63,17 +63,6 @@ func TestTwo(t *testing.T) {
 	}
 }
 
-// TestMix holds the first outputs of SplitMix64 for the seed 1234567 (Rosetta
-// Code, "Pseudo-random numbers/Splitmix64").
-func TestMix(t *testing.T) {
-	const step = 0x9e3779b97f4a7c15
-	for i, want := range []uint64{6457827717110365317, 3203168211198807973, 9817491932198370423} {
-		if got := mix(1234567 + uint64(i+1)*step); got != want {
-			t.Errorf("output %d = %d, want %d", i, got, want)
-		}
-	}
-}
-
 func TestSeedsDiffer(t *testing.T) {
 	rows := make([]abi.Candidate, 64)
 	for i := range rows {
