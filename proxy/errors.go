@@ -29,14 +29,16 @@ func errNotCarried(connector string, api openai.API) error {
 		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
 }
 
+var errBodyTimeout = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body did not come in time"}
+
 // bodyReadError is a request body that did not come whole: the client left, was
 // too slow, or broke the framing.
 func bodyReadError(ctx context.Context, err error) error {
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the context as well
+		return errBodyTimeout
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &openai.Error{Status: 408, Code: "body_timeout", Message: "the request body did not come in time"}
 	}
 	return &openai.Error{Status: 400, Code: "body_incomplete", Message: "the request body could not be read"}
 }

@@ -37,7 +37,7 @@ type exchange struct {
 	view      *liveView
 	key       string // name of the client's API key; "" without keys
 	committed bool   // the client has seen a status line
-	cut       bool   // the connection must be cut: an event is half out
+	cut       bool   // the connection must be cut: no end of the answer would be true
 	tries     [3]int // legs sent, by phase
 	outcome   telemetry.Outcome
 	usage     openai.Usage
@@ -240,9 +240,10 @@ func (x *exchange) fail(err error) {
 		}
 		return
 	}
-	if x.clientGone() {
+	if x.clientGone() && !errors.Is(err, errBodyTimeout) {
 		x.outcome = telemetry.OutcomeCancelled
 		x.rec.Status = 499
+		x.cut = !x.committed // returning in silence would make it an empty 200
 		return
 	}
 	if x.committed { // a stream that broke off has said so

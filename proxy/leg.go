@@ -108,6 +108,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit,
 	resp, err := t.Client.Do(ctx, &upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: fields, Body: [][]byte{l.Body},
 		HeadTimeout: limit, IdleTimeout: limit, Linger: linger,
+		Once: !a.p.Prefill.IsZero(),
 	})
 	if err != nil {
 		return nil, newLegError(row.Phase, t, err)

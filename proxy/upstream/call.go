@@ -29,6 +29,7 @@ type call struct {
 	stop   func() bool     // undoes that; nil when ctx cannot end
 	idle   time.Duration
 	linger time.Duration
+	once   bool // the request must not reach the engine twice
 	noBody bool // the request was HEAD
 	sent   bool
 	headBy time.Time // zero: no limit
@@ -102,7 +103,7 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 func (c *call) stale(cn *conn, start time.Time, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cn.served && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
+	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
 }
 
 // early looks for the answer of an engine that refused the request before it

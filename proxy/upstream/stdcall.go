@@ -29,6 +29,7 @@ type stdCall struct {
 	head   time.Duration
 	idle   time.Duration
 	linger time.Duration
+	once   bool  // the request must not reach the engine twice
 	err    error // of every further Read; the reader's
 
 	mu      sync.Mutex
@@ -48,7 +49,7 @@ type stdCall struct {
 }
 
 func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
-	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger}
+	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger, once: req.Once}
 	c.inner, c.cut = context.WithCancel(context.Background())
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(c.head)
@@ -131,7 +132,7 @@ func (c *stdCall) answerBegins() {
 func (c *stdCall) mayRetry() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ended == nil && !c.late && time.Since(c.since) < staleWithin
+	return c.ended == nil && !c.late && !(c.once && c.phase == waiting) && time.Since(c.since) < staleWithin
 }
 
 // hangUp runs when the context has ended, in a goroutine of its own.

@@ -33,6 +33,11 @@ type Request struct {
 	HeadTimeout time.Duration
 	// IdleTimeout bounds the wait of any one Read of the body. 0: none.
 	IdleTimeout time.Duration
+	// Once says that the engine must not see the request twice: a leg whose id
+	// has met its peer may have read KV blocks that are free by the second time.
+	// It is then not repeated on another connection, unless none of it can have
+	// left. Else a reused connection that turns out to be dead is replaced.
+	Once bool
 	// Linger changes what happens when the context ends while the answer is
 	// awaited. 0: the connection is closed at once. Else only its sending side
 	// is, which asyncio and Go servers take as a hang-up, and Do goes on
