@@ -46,6 +46,7 @@ type stdClient struct {
 //     estimates, and over HTTP/2 meaningless.
 //   - Bytes behind an answer end the connection too, but later, and the
 //     transport writes the first of them to the standard logger.
+//   - DialTimeout bounds connect and TLS handshake each.
 //   - Two goroutines per connection, and the memory that goes with them.
 func NewStd(o Options) Client {
 	o = o.withDefaults()
@@ -182,7 +183,7 @@ func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
 	if header["User-Agent"] == nil {
 		header["User-Agent"] = []string{} // else the transport names itself
 	}
-	if header["Idempotency-Key"] == nil {
+	if header["Idempotency-Key"] == nil && !req.Once {
 		header["Idempotency-Key"] = []string{} // not sent; permits the retry of any method
 	}
 	r := &http.Request{
