@@ -73,6 +73,57 @@ func TestStaleConnection(t *testing.T) {
 	}
 }
 
+// A request that must not reach the engine twice is not repeated once it may
+// have left, also where another would be.
+func TestOnceIsNotRepeated(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		idem     bool // the client sent an Idempotency-Key of its own
+		serve    func(c *duplex)
+		repeated bool
+	}{
+		{name: "closed before the request", serve: func(c *duplex) {}, repeated: true},
+		{name: "closed behind the request", serve: func(c *duplex) { c.next() }},
+		{name: "closed behind the request, with a key", idem: true, serve: func(c *duplex) { c.next() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+				e := newEngine(t, func(c *duplex, nth int) {
+					if nth > 1 {
+						answering(c, nth)
+						return
+					}
+					c.next()
+					c.say(okAnswer)
+					if tt.repeated {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+					tt.serve(c)
+				})
+				cl := e.client(t, newClient, nil)
+				ask(t, cl, post("1"))
+				synctest.Wait()
+				req := &Request{Method: "POST", Path: "/", Body: [][]byte{[]byte("2")}, Once: true}
+				if tt.idem {
+					req.Header = []Field{{Name: "Idempotency-Key", Value: "k"}}
+				}
+				resp, err := cl.Do(t.Context(), req)
+				if tt.repeated {
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp.Close()
+					return
+				}
+				if f := fault(t, err, OpHead); !f.Sent || e.dials() != 1 {
+					t.Errorf("%v, %d connections", err, e.dials())
+				}
+			})
+		})
+	}
+}
+
 // A fresh connection that fails is the engine's failure: nothing is repeated.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
