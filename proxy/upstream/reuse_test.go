@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -122,6 +123,28 @@ func TestOnceIsNotRepeated(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The repeated request is the whole one.
+func TestRetrySendsAllAgain(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		var got []byte
+		e := newEngine(t, func(c *duplex, nth int) {
+			r := c.next()
+			if nth > 1 {
+				got, _ = io.ReadAll(r.Body)
+			}
+			c.say(okAnswer)
+			c.next()
+		})
+		cl := e.client(t, newClient, nil)
+		ask(t, cl, get())
+		body := [][]byte{bytes.Repeat([]byte("a"), 50<<10), []byte("b"), bytes.Repeat([]byte("c"), 50<<10)}
+		ask(t, cl, &Request{Method: "POST", Path: "/", Body: body})
+		if want := bytes.Join(body, nil); !bytes.Equal(got, want) {
+			t.Errorf("%d bytes, want %d", len(got), len(want))
+		}
+	})
 }
 
 // A fresh connection that fails is the engine's failure: nothing is repeated.
