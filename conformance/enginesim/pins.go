@@ -4,10 +4,14 @@ import "time"
 
 // pin moves a sequence's blocks to a pinned set under key: they stay until
 // unpin, or until lease passes without a renewal (0: for ever). The sequence
-// keeps its slot until release. A set under the same key is given back first.
+// keeps its slot until release. A set under the same key is given back first. An
+// engine that has ended pins nothing: release gives the blocks back.
 func (r *rank) pin(s *sequence, key string, lease time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.e.ctx.Err() != nil {
+		return
+	}
 	r.dropPin(key)
 	p := &pin{key: key, blocks: s.blocks}
 	s.blocks = nil
@@ -34,6 +38,7 @@ func (r *rank) expire(p *pin) {
 	}
 	r.dropPin(p.key)
 	r.e.stats.leasesExpired.Add(1)
+	r.e.cfg.Log.Warn("releasing expired KV blocks", "request", p.key)
 	r.pump()
 }
 

@@ -1,0 +1,318 @@
+package conformance
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// soak is a fleet under load, what is asked of it and what became of that.
+type soak struct {
+	*fleet
+	seed    uint64
+	corpus  []*soakCase
+	clients []*http.Client // HTTP/1.1 and h2c
+	log     *logTail
+	slots   []*slot
+	past    pastEngines
+	tally   tally
+	serial  atomic.Int64 // numbers the requests
+	found   atomic.Int64 // problems
+}
+
+// slot is the place of one engine: its address and configuration outlive it.
+type slot struct {
+	name   string
+	role   string
+	engine **enginesim.Engine
+	cfg    enginesim.Config
+	ends   time.Time // of its trouble; zero when it is well
+	dies   bool      // the trouble may kill it
+}
+
+// pastEngines sums the states of engines that have been replaced.
+type pastEngines struct {
+	engines, stale, expired, duplicates, transfers, aborted int64
+}
+
+func (p *pastEngines) add(s enginesim.State) {
+	p.engines++
+	p.stale += s.StaleReads
+	p.expired += s.LeasesExpired
+	p.duplicates += s.DuplicateIDs
+	p.transfers += s.Transfers
+	p.aborted += s.Aborted
+}
+
+// startSoak starts a fleet with scarce KV blocks and short time-outs.
+func startSoak(t *testing.T, connector string, seed uint64, change func(*config.Config)) *soak {
+	s := &soak{seed: seed, log: &logTail{}}
+	configs := make(map[string]enginesim.Config)
+	s.fleet = startFleet(t, connector, fleetOptions{
+		log: s.log,
+		engine: func(role string, n int, c *enginesim.Config) {
+			if role == enginesim.RoleBoth {
+				return
+			}
+			c.Listen = quietAddr(t)
+			c.Log = slog.New(slog.NewTextHandler(s.log, nil)).With("engine", role[:1]+strconv.Itoa(n))
+			c.KVBlocks = 160
+			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
+			c.HandshakeTimeout = time.Second
+			c.Lease = 6 * time.Second // an answer that was cut took the address of its blocks with it
+			c.SGLang.HandshakeInterval, c.SGLang.HeartbeatInterval = 50*time.Millisecond, 250*time.Millisecond
+			configs[role+strconv.Itoa(n)] = *c
+		},
+		config: func(c *config.Config) {
+			c.Timeouts.Prefill = config.Duration(time.Second)
+			c.Timeouts.FirstByte = config.Duration(2 * time.Second)
+			c.Timeouts.StreamIdle = config.Duration(time.Second)
+			c.Timeouts.Dial = config.Duration(time.Second)
+			c.Timeouts.Cleanup = config.Duration(time.Second)
+			c.Health.Timeout = config.Duration(500 * time.Millisecond)
+			c.Circuit.OpenFor = config.Duration(500 * time.Millisecond)
+			c.Retry.Budget = 1
+			if change != nil {
+				change(c)
+			}
+		},
+	})
+	for role, engines := range map[string][]*enginesim.Engine{enginesim.RolePrefill: s.prefill, enginesim.RoleDecode: s.decode} {
+		for n := range engines {
+			s.slots = append(s.slots, &slot{
+				name: role[:1] + strconv.Itoa(n), role: role, engine: &engines[n], cfg: configs[role+strconv.Itoa(n)],
+			})
+		}
+	}
+	slices.SortFunc(s.slots, func(a, b *slot) int { return strings.Compare(a.name, b.name) })
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	s.clients = []*http.Client{
+		{Transport: &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}},
+		{Transport: &http.Transport{Protocols: h2, DisableCompression: true}},
+	}
+	t.Cleanup(func() { // before the fleet looks for what is left
+		for _, c := range s.clients {
+			c.CloseIdleConnections()
+		}
+	})
+	s.corpus = makeCorpus(s.rand(0, 1<<21))
+	return s
+}
+
+// rand is an independent source for one part of the soak.
+func (s *soak) rand(half, part uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(s.seed, half<<32|part))
+}
+
+// quietAddr is a loopback address that an engine can leave and take again: its
+// port is below those that the system gives to outgoing connections.
+func quietAddr(t *testing.T) string {
+	t.Helper()
+	for range 1000 {
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(12000+rand.IntN(20000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+// hopeless reports that enough has been found.
+func (s *soak) hopeless() bool { return s.found.Load() >= 5 }
+
+// problem reports a request that did not end as it must, with all that is known
+// of it.
+func (s *soak) problem(q asked, r reply, what string) {
+	s.t.Helper()
+	if s.found.Add(1) > 5 {
+		return
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d, request %s (%s): %s\n", s.seed, q.id, s.connector, what)
+	fmt.Fprintf(&b, "  POST %s h2c=%t leave=%s %s\n", q.path, q.h2c, q.leave, shortened(q.body))
+	fmt.Fprintf(&b, "  status %d after %v, %d events, finish %q, err %v\n  body %s\n", r.status, r.took, r.events, r.finish, r.err, shortened(string(r.raw)))
+	if q.c != nil {
+		fmt.Fprintf(&b, "  got  %q\n  want %q\n", r.text, q.c.want.text)
+	}
+	if resp, err := s.client.Get(s.node.AdminURL() + "/v1/explain/" + q.id); err == nil {
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		fmt.Fprintf(&b, "  explain %s\n", text)
+	}
+	for _, line := range s.log.with(q.id, "trouble") {
+		fmt.Fprintf(&b, "  %s\n", line)
+	}
+	s.t.Error(b.String())
+}
+
+// shortened is text for a report.
+func shortened(text string) string {
+	if len(text) <= 700 {
+		return text
+	}
+	return text[:300] + " … " + text[len(text)-300:]
+}
+
+// logTail keeps the last lines of a log. Safe for concurrent use.
+type logTail struct {
+	mu    sync.Mutex
+	lines [8192]string // guarded by mu
+	next  int          // guarded by mu
+}
+
+// Write takes whole lines, as slog's handlers write them.
+func (l *logTail) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range bytes.Lines(p) {
+		l.lines[l.next%len(l.lines)] = string(bytes.TrimSpace(line))
+		l.next++
+	}
+	return len(p), nil
+}
+
+// with is the kept lines that contain one of the texts, oldest first.
+func (l *logTail) with(texts ...string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var found []string
+	for i := range l.lines {
+		line := l.lines[(l.next+i)%len(l.lines)]
+		if slices.ContainsFunc(texts, func(t string) bool { return strings.Contains(line, t) }) {
+			found = append(found, line)
+		}
+	}
+	return found[max(0, len(found)-40):]
+}
+
+// tally counts by kind. Safe for concurrent use.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int // guarded by mu
+	asked  int            // guarded by mu
+	slow   time.Duration  // the longest request; guarded by mu
+}
+
+func (c *tally) add(kinds ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil {
+		c.counts = make(map[string]int)
+	}
+	for _, k := range kinds {
+		c.counts[k]++
+	}
+}
+
+// took counts a request that has ended.
+func (c *tally) took(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked++
+	c.slow = max(c.slow, d)
+}
+
+func (c *tally) of(kind string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts[kind]
+}
+
+// sum is how many requests have ended.
+func (c *tally) sum() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked
+}
+
+// report prints what has happened.
+func (s *soak) report() {
+	s.t.Helper()
+	past := s.past
+	for _, sl := range s.slots {
+		past.add((*sl.engine).State())
+	}
+	c := &s.tally
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.t.Logf("%d requests, the longest took %v", c.asked, c.slow.Round(time.Millisecond))
+	for _, k := range slices.Sorted(maps.Keys(c.counts)) {
+		s.t.Logf("  %6d %s", c.counts[k], k)
+	}
+	for _, name := range []string{"pdproxy_retries_total", "pdproxy_fallbacks_total", "pdproxy_kv_cleanups_total", "pdproxy_legs_cancelled_total", "pdproxy_broken_streams_total"} {
+		series := s.series(name)
+		for _, labels := range slices.Sorted(maps.Keys(series)) {
+			s.t.Logf("  %6.0f %s%s", series[labels], name, labels)
+		}
+	}
+	s.t.Logf("time to free: %s", s.timeToFree())
+	errs := s.series("pdproxy_leg_errors_total")
+	for _, labels := range slices.Sorted(maps.Keys(errs)) {
+		s.t.Logf("  %6.0f leg_errors%s", errs[labels], labels)
+	}
+	s.t.Logf("engines: %+v", past)
+}
+
+// series is the values of one metric by its labels.
+func (f *fleet) series(name string) map[string]float64 {
+	f.t.Helper()
+	values := make(map[string]float64)
+	resp, err := f.client.Get(f.node.AdminURL() + "/metrics")
+	if err != nil {
+		f.t.Error(err)
+		return values
+	}
+	defer resp.Body.Close()
+	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
+		rest, ok := strings.CutPrefix(sc.Text(), name)
+		i := strings.LastIndexByte(rest, ' ')
+		if !ok || i < 0 || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		if v, err := strconv.ParseFloat(rest[i+1:], 64); err == nil {
+			values[rest[:i]] = v
+		}
+	}
+	return values
+}
+
+// timeToFree says, by the way of freeing, below what every time was that engine
+// memory behind a dead exchange took to be free, as far as the proxy sees it.
+func (s *soak) timeToFree() string {
+	buckets := s.series("pdproxy_kv_cleanup_seconds_bucket")
+	var out []string
+	for labels, count := range s.series("pdproxy_kv_cleanup_seconds_count") {
+		least := ""
+		for _, le := range []string{"0.001", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1", "2.5", "5", "10", "25", "60", "120", "300", "+Inf"} {
+			if buckets[strings.TrimSuffix(labels, "}")+`,le="`+le+`"}`] >= count {
+				least = le
+				break
+			}
+		}
+		out = append(out, fmt.Sprintf("%s: %.0f times, all within %s s", labels, count, least))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "; ")
+}
+
+// upTo is a random duration below d.
+func upTo(rng *rand.Rand, d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }

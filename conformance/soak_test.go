@@ -1,0 +1,151 @@
+package conformance
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const (
+	// soakTime is how long the load of TestSoak lasts, all connectors together,
+	// without PDPROXY_SOAK.
+	soakTime = 15 * time.Second
+	// soakSeed draws the requests and the troubles; PDPROXY_SOAK_SEED replaces
+	// it. What meets what is a matter of time all the same.
+	soakSeed = 1
+	// soakClients is how many clients ask at once.
+	soakClients = 24
+	// soakBound is the longest that a request may take: three attempts at each
+	// leg, with the time-outs of startSoak, and the clean-ups between them.
+	soakBound = 30 * time.Second
+	// errorPause is what a client waits before its next request when it has no
+	// right answer: an error is there at once, and would be asked for all the time.
+	errorPause = 50 * time.Millisecond
+	// soakWarm is how many requests fill the proxy's rings; the heap says nothing
+	// before.
+	soakWarm = 10000
+)
+
+// TestSoak keeps a fleet of each protocol under mixed load while its engines are
+// killed, restarted, hung and made to fail. Every request ends in the text of
+// one engine alone, in a clear error, or in an error event behind a beginning of
+// that text; afterwards nothing is left anywhere. PDPROXY_SOAK is the duration.
+func TestSoak(t *testing.T) {
+	total := soakTime
+	if v := os.Getenv("PDPROXY_SOAK"); v != "" {
+		d, err := time.ParseDuration(v)
+		if err != nil || d <= 0 {
+			t.Fatalf("PDPROXY_SOAK=%q is no duration", v)
+		}
+		total = d
+	}
+	for _, c := range connectors {
+		t.Run(c, func(t *testing.T) { runSoak(t, c, total/time.Duration(len(connectors)), nil) })
+	}
+}
+
+// runSoak loads one fleet in two halves. After each all engines are healed,
+// nothing may be left, and every pair of engines serves again.
+func runSoak(t *testing.T, connector string, d time.Duration, change func(*config.Config)) {
+	seed := uint64(soakSeed)
+	if v := os.Getenv("PDPROXY_SOAK_SEED"); v != "" {
+		var err error
+		if seed, err = strconv.ParseUint(v, 10, 64); err != nil {
+			t.Fatalf("PDPROXY_SOAK_SEED=%q is no number", v)
+		}
+	}
+	s := startSoak(t, connector, seed, change)
+	defer s.report()
+	var heap [2]uint64
+	var asked [2]int
+	for half := range heap {
+		s.load(d/2, uint64(half))
+		s.healAll()
+		s.settled()
+		s.cleanRound()
+		heap[half], asked[half] = heapInUse(), s.tally.sum()
+	}
+	if n := s.metric("pdproxy_exchanges_total", `outcome="internal"`); n > 0 {
+		t.Errorf("%v exchanges ended by the proxy's own fault", n)
+	}
+	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/2 {
+		t.Errorf("%d of %d answers that were waited for are right", right, wanted)
+	}
+	t.Logf("heap %.1f MB after the first half, %.1f MB at the end", mb(heap[0]), mb(heap[1]))
+	if limit := heap[0] + heap[0]/5 + 4<<20; asked[0] >= soakWarm && heap[1] > limit {
+		t.Errorf("the heap grew from %.1f MB to %.1f MB in the second half", mb(heap[0]), mb(heap[1]))
+	}
+}
+
+func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
+
+// heapInUse is what is reachable on the heap.
+func heapInUse() uint64 {
+	runtime.GC() // what a pool still holds goes in the second
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// load asks from many clients at once while the engines are troubled, for d.
+// When it returns every request has ended.
+func (s *soak) load(d time.Duration, half uint64) {
+	ctx, stop := context.WithTimeout(context.Background(), d)
+	defer stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { s.trouble(ctx, s.rand(half, 0)) })
+	for n := range uint64(soakClients) {
+		wg.Go(func() {
+			rng := s.rand(half, n+1)
+			for ctx.Err() == nil && !s.hopeless() {
+				if _, kind := s.ask(s.draw(rng)); kind != "right" {
+					time.Sleep(errorPause)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// cleanRound asks until every pair of engines has given a right answer. With all
+// engines healed none may be anything else.
+func (s *soak) cleanRound() {
+	s.t.Helper()
+	s.waitReady()
+	missing := make(map[string]bool)
+	for p := range s.prefill {
+		for d := range s.decode {
+			missing["p"+strconv.Itoa(p)+" d"+strconv.Itoa(d)] = true
+		}
+	}
+	rng := s.rand(0, 1<<20)
+	for end := time.Now().Add(patience); len(missing) > 0 && !s.hopeless(); {
+		if time.Now().After(end) {
+			s.t.Errorf("no answer in the clean round from %v", missing)
+			return
+		}
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for range 4 {
+			q := s.draw(rng)
+			q.leave, q.bad = leaveNever, nil
+			wg.Go(func() {
+				r, kind := s.ask(q)
+				if kind != "right" {
+					s.problem(q, r, "not right in the clean round: "+kind)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				delete(missing, r.header.Get("X-Pdproxy-Prefill")+" "+r.header.Get("X-Pdproxy-Decode"))
+			})
+		}
+		wg.Wait()
+	}
+}

@@ -1,0 +1,151 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+)
+
+// troubles are what happens to an engine: a word alone is done to the process,
+// "hang PHASE" and "fail KIND" are the simulator's faults.
+var troubles = []string{
+	"kill", "kill", "restart", "restart", "die",
+	"hang head", "hang prefill", "hang decode", "hang stream", "hang connect",
+	"fail 500", "fail 503", "fail 429", "fail reset", "fail close", "fail cut", "fail slow",
+}
+
+// troublesOf adds what only one phase can do in a way that somebody can notice.
+func troublesOf(role string) []string {
+	if role == enginesim.RolePrefill {
+		return append(slices.Clone(troubles), "fail garbage", "fail no-params")
+	}
+	return append(slices.Clone(troubles), "fail load", "fail sse-error")
+}
+
+// trouble makes engines fail and heals them until ctx ends. Both engines of a
+// phase are in trouble for moments only.
+func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
+	next := time.Now()
+	for tick := time.NewTicker(20 * time.Millisecond); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		for _, sl := range s.slots {
+			if !sl.ends.IsZero() && now.After(sl.ends) {
+				s.heal(sl)
+			}
+			s.checkAlive(sl)
+		}
+		if now.Before(next) {
+			continue
+		}
+		next = now.Add(50*time.Millisecond + upTo(rng, 400*time.Millisecond))
+		sl := s.slots[rng.IntN(len(s.slots))]
+		length := 100*time.Millisecond + upTo(rng, 2900*time.Millisecond)
+		if slices.ContainsFunc(s.slots, func(o *slot) bool { return o != sl && o.role == sl.role && !o.ends.IsZero() }) {
+			length = min(length, 400*time.Millisecond)
+		}
+		if sl.ends.IsZero() {
+			sl.ends = now.Add(length)
+			s.begin(sl, troublesOf(sl.role)[rng.IntN(len(troublesOf(sl.role)))], rng)
+		}
+	}
+}
+
+// begin does one trouble to a well engine.
+func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
+	e := *sl.engine
+	rate := []string{"0.2", "0.5", "1"}[rng.IntN(3)]
+	s.note(sl, what+" rate "+rate)
+	s.tally.add("trouble: " + what)
+	var word, of string
+	fmt.Sscan(what, &word, &of)
+	var err error
+	switch word {
+	case "kill":
+		sl.dies = true
+		e.Kill()
+	case "restart":
+		e.Kill()
+		s.restart(sl)
+		sl.ends = time.Time{}
+	case "die":
+		sl.dies = true
+		err = e.SetFault("", 1+rng.IntN(10), "")
+	case "hang":
+		err = e.SetFault("", 0, of)
+	case "fail":
+		err = e.SetFault(rate+":"+of, 0, "")
+	}
+	if err != nil {
+		s.t.Error(err)
+	}
+}
+
+// heal ends the trouble of an engine: one that is dead is started anew on its
+// address.
+func (s *soak) heal(sl *slot) {
+	s.note(sl, "healed")
+	sl.ends = time.Time{}
+	if dead(*sl.engine) {
+		s.restart(sl)
+	} else if err := (*sl.engine).SetFault("", 0, ""); err != nil {
+		s.t.Error(err)
+	}
+	sl.dies = false
+}
+
+func (s *soak) healAll() {
+	for _, sl := range s.slots {
+		s.heal(sl)
+	}
+}
+
+// restart puts a new engine in the place of a dead one.
+func (s *soak) restart(sl *slot) {
+	old := *sl.engine
+	old.Close()
+	s.past.add(old.State())
+	e, err := enginesim.New(sl.cfg)
+	if err == nil {
+		err = e.Start()
+	}
+	if err != nil {
+		s.t.Errorf("restart %s: %v", sl.name, err)
+		s.found.Add(1000)
+		return
+	}
+	*sl.engine = e
+}
+
+func dead(e *enginesim.Engine) bool {
+	select {
+	case <-e.Died():
+		return true
+	default:
+		return false
+	}
+}
+
+// checkAlive finds an engine that nobody has killed: what the proxy sent it has.
+func (s *soak) checkAlive(sl *slot) {
+	if dead(*sl.engine) && !sl.dies {
+		s.t.Errorf("engine %s died by itself", sl.name)
+		s.found.Add(1)
+		s.restart(sl)
+	}
+}
+
+// note writes the trouble into the proxy's log, so that one can be read beside
+// the other.
+func (s *soak) note(sl *slot, what string) {
+	fmt.Fprintf(s.log, "time=%s trouble engine=%s %s\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), sl.name, what)
+}
