@@ -208,24 +208,14 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 // prefill sends the prefill leg and reads its whole answer into the handoff.
 func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	a.orphan.PrefillSent = true
-	answer, err := a.prefillLeg(ctx, leg)
-	if err != nil {
+	if err := a.prefillLeg(ctx, leg); err != nil {
 		a.orphan.PrefillSent = maybeSent(err)
 		return err
 	}
-	a.answer = answer
-	a.orphan.PrefillDone = true
-	h, err := a.conn.ReadPrefill(&a.c, answer.b)
-	if err != nil {
-		le := &legError{phase: abi.Prefill, target: a.p.Prefill, reason: "bad_answer", code: 502, sent: true, err: err}
-		a.x.legFailed(le)
-		return le
-	}
-	a.handoff = h
 	a.orphan.Handoff = &a.handoff
-	if h.Fallback != "" {
-		a.x.s.deps.Metrics.Fallback("kv_transfer", h.Fallback)
-		a.x.rec.fallback("kv_transfer", h.Fallback)
+	if reason := a.handoff.Fallback; reason != "" {
+		a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
+		a.x.rec.fallback("kv_transfer", reason)
 	}
 	if ctx.Err() != nil { // the answer came while the client was leaving
 		return context.Cause(ctx)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type cleanupJob struct {
 type cleanupCall struct {
 	connector.Cleanup
 	target engine.Target // who is called
+	avoid  engine.Target // who is called last: it failed the leg, and may fail this
 	holder engine.Target // whose memory is to be freed
 	header []upstream.Field
 }
@@ -56,6 +58,10 @@ func (a *attempt) cleanup(err error) {
 		return
 	}
 	job := a.cleanupJob(calls)
+	var le *legError
+	if errors.As(err, &le) {
+		job.avoid(le.target)
+	}
 	if a.p.Flow == abi.FlowConcurrent && !a.x.committed && a.x.ctx.Err() == nil {
 		a.x.s.janitor.run(job)
 		return
@@ -91,6 +97,16 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		j.calls = append(j.calls, cc)
 	}
 	return j
+}
+
+// avoid puts t last where any target will do. A decode engine that could not load
+// the blocks cannot tell prefill to free them either.
+func (j *cleanupJob) avoid(t engine.Target) {
+	for i := range j.calls {
+		if c := &j.calls[i]; c.AnyTarget && c.target == t {
+			c.avoid = t
+		}
+	}
 }
 
 // start runs the job in the background.
@@ -148,18 +164,24 @@ func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bo
 	if c.gone() {
 		return true
 	}
-	var tried []engine.Target
-	for t := c.target; !t.IsZero() && ctx.Err() == nil; {
+	if !c.AnyTarget {
+		return j.try(ctx, c.target, job.limit, c)
+	}
+	tried := []engine.Target{c.target}
+	if c.avoid.IsZero() && j.try(ctx, c.target, job.limit, c) {
+		return true
+	}
+	for ctx.Err() == nil {
+		t := j.s.deps.Registry.Snapshot().Peer(c.target, c.Phase, tried)
+		if t.IsZero() {
+			break
+		}
 		if j.try(ctx, t, job.limit, c) {
 			return true
 		}
 		tried = append(tried, t)
-		t = engine.Target{}
-		if c.AnyTarget {
-			t = j.s.deps.Registry.Snapshot().Peer(c.target, c.Phase, tried)
-		}
 	}
-	return false
+	return !c.avoid.IsZero() && j.try(ctx, c.avoid, job.limit, c)
 }
 
 // gone reports that the engine whose memory is to be freed has restarted or

@@ -250,6 +250,9 @@ func (x *exchange) fail(err error) {
 		return
 	}
 	x.outcome = outcomeOf(err)
+	if x.outcome == telemetry.OutcomeEngineError || x.outcome == telemetry.OutcomeTimeout {
+		x.s.log.Warn("request failed", x.logAttrs("error", err)...) // names phase and engine, never bodies
+	}
 	x.reply(err)
 }
 

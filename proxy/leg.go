@@ -26,34 +26,44 @@ const (
 
 var errAnswerTooLarge = errors.New("the answer is too large")
 
-// prefillLeg sends the prefill leg and reads its whole answer. The error is a
-// *legError, or the context's cause.
-func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) (*buffer, error) {
+// prefillLeg sends the prefill leg, reads its whole answer and judges it. The
+// error is a *legError, or the context's cause.
+func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Prefill
 	x.tries[abi.Prefill]++
 	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill])
 	limit := time.Duration(x.cfg.Timeouts.Prefill)
-	linger := prefillLinger
-	if a.p.Flow == abi.FlowConcurrent {
-		linger = 0 // the abort by id frees it whatever it had answered
+	w := waits{head: limit, idle: limit}
+	sctx := ctx
+	if a.p.Flow != abi.FlowConcurrent { // there the abort by id frees whatever it had answered
+		// As a deadline of the context the limit ends like a hang-up, with an ear
+		// for an answer that crosses it and holds blocks.
+		w = waits{idle: limit, linger: prefillLinger}
+		var cancel context.CancelFunc
+		sctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
 	}
-	resp, err := a.send(ctx, row, l, limit, linger)
+	resp, err := a.send(sctx, row, l, w)
 	if err != nil {
-		return nil, x.legEnded(ctx, row, err)
+		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
 	answer, err := readAnswer(resp, maxAnswer)
-	if err != nil {
-		answer.free()
-		return nil, x.legEnded(ctx, row, newLegError(abi.Prefill, t, err))
+	switch {
+	case err != nil:
+		err = newLegError(abi.Prefill, t, err)
+	case resp.Status/100 != 2:
+		err = statusError(abi.Prefill, t, resp, answer)
+	default:
+		a.answer, a.orphan.PrefillDone = answer, true
+		if a.handoff, err = a.conn.ReadPrefill(&a.c, answer.b); err == nil {
+			x.legSucceeded(row)
+			return nil
+		}
+		return x.legEnded(ctx, row, &legError{phase: abi.Prefill, target: t, reason: "bad_answer", code: 502, sent: true, err: err})
 	}
-	if resp.Status/100 != 2 {
-		err := statusError(abi.Prefill, t, resp, answer)
-		answer.free()
-		return nil, x.legEnded(ctx, row, err)
-	}
-	x.legSucceeded(row)
-	return answer, nil
+	answer.free()
+	return x.legEnded(ctx, row, err)
 }
 
 // answerLeg sends the leg whose answer the client gets, and relays it.
@@ -65,7 +75,8 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
 	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode])
-	resp, err := a.send(ctx, row, l, time.Duration(x.cfg.Timeouts.FirstByte), 0)
+	limit := time.Duration(x.cfg.Timeouts.FirstByte)
+	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
 	if err != nil {
 		return x.legEnded(ctx, row, err)
 	}
@@ -96,8 +107,12 @@ func (a *attempt) blame(err error) error {
 	return err
 }
 
+// waits bounds a leg: until its head, for each read of its body, and how long a
+// cancelled one listens (upstream.Request).
+type waits struct{ head, idle, linger time.Duration }
+
 // send writes one leg and waits for the head of its answer.
-func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit, linger time.Duration) (*upstream.Response, error) {
+func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w waits) (*upstream.Response, error) {
 	x, t := a.x, row.target
 	fields := make([]upstream.Field, 0, len(x.base)+len(l.Header)+2)
 	fields = append(fields, x.base...)
@@ -107,7 +122,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, limit,
 	fields = append(fields, l.Header...)
 	resp, err := t.Client.Do(ctx, &upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: fields, Body: [][]byte{l.Body},
-		HeadTimeout: limit, IdleTimeout: limit, Linger: linger,
+		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
 		Once: !a.p.Prefill.IsZero(),
 	})
 	if err != nil {

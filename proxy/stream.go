@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -92,8 +91,8 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if u, ok := events.Usage(); ok {
 		x.usage = u
 	}
-	if err == nil {
-		err = x.endStream(&events)
+	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, errClientWrite) {
+		err = x.endStream(&events) // all was said before the connection broke
 	}
 	switch {
 	case err == nil:
@@ -101,11 +100,12 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	case errors.Is(err, errClientWrite):
 		return err
 	}
-	x.breakStream(ctx, &events)
+	le := newLegError(row.Phase, row.target, err)
 	if errors.Is(err, errNoEnd) {
-		return &legError{phase: abi.Decode, target: row.target, reason: "no_end", code: 502, sent: true, err: err}
+		le.reason = "no_end"
 	}
-	return newLegError(row.Phase, row.target, err)
+	x.breakStream(ctx, &events, le)
+	return le
 }
 
 // readFirstEvent reads until an event with data is there. An error event is a
@@ -210,12 +210,13 @@ func (x *exchange) endStream(events *openai.EventScanner) error {
 
 // breakStream tells the client that the stream is broken: an error event on an
 // event border, or, inside an event that is half out, a cut connection.
-func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner) {
+func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner, le *legError) {
 	x.outcome = telemetry.OutcomeBroken
 	if x.clientGone() {
 		return
 	}
 	x.s.deps.Metrics.BrokenStream("leg")
+	x.s.log.Warn("stream broke off", x.logAttrs("error", le)...)
 	if events.MidEvent() {
 		x.cut = true
 		return
