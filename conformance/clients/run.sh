@@ -19,7 +19,7 @@ suites=(openai-go:TestOpenAIGo curl:TestCurl wire:TestWire auth:TestAuth http3:T
 
 # step NAME COMMAND... is silent unless the command fails.
 step() {
-  local name=$1 log=$build/log/setup.log
+  local name=$1 log=$build/log/setup-$2.log
   shift
   "$@" >"$log" 2>&1 </dev/null && return
   tail -n 40 "$log"
@@ -34,27 +34,33 @@ missing() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3 python3-venv
 }
 
+# The steps chain with &&: what step calls does not stop at an error by itself.
 install_packages() {
   if ! command -v apt-get || [ "$(id -u)" != 0 ]; then
-    echo "not root on a Debian system: install by hand: $*"
+    echo "not root on a Debian system; install these by hand: $*"
     return 1
   fi
-  apt-get update -q
-  DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+  apt-get update -q &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" &&
+    if missing | grep .; then return 1; fi
 }
 
 install_python() {
-  rm -rf "$build/venv"
-  python3 -m venv "$build/venv"
-  "$build/venv/bin/pip" install --disable-pip-version-check -r python/requirements.txt
-  cp python/requirements.txt "$build/venv/installed"
+  rm -rf "$build/venv" &&
+    python3 -m venv "$build/venv" &&
+    "$build/venv/bin/pip" install --disable-pip-version-check -r python/requirements.txt &&
+    cp python/requirements.txt "$build/venv/installed"
 }
 
 install_node() {
-  mkdir -p "$build/node"
-  cp node/package.json node/package-lock.json "$build/node/"
-  (cd "$build/node" && PATH=$build/venv/bin:$PATH npm ci --ignore-scripts --no-audit --no-fund)
-  cp node/package-lock.json "$build/node/installed"
+  mkdir -p "$build/node" &&
+    cp node/package.json node/package-lock.json "$build/node/" &&
+    (cd "$build/node" && PATH=$build/venv/bin:$PATH npm ci --ignore-scripts --no-audit --no-fund) &&
+    cp node/package-lock.json "$build/node/installed"
+}
+
+build_tests() {
+  go vet . && go test -c -o "$build/clients.test" .
 }
 
 # count prints how many of a log's tests without subtests passed and failed; one
@@ -89,14 +95,17 @@ if [ ! -x ../../bin/pdproxy ]; then
   echo "clients: bin/pdproxy is missing; make build makes it"
   exit 1
 fi
+rm -rf "$build"/profile-*
+step "building the tests" build_tests & # beside the downloads
+builder=$!
+trap 'wait' EXIT
 read -r -a packages < <(missing | tr '\n' ' ') || true
 if [ ${#packages[@]} -gt 0 ]; then
   step "installing ${packages[*]}" install_packages "${packages[@]}"
 fi
 cmp -s python/requirements.txt "$build/venv/installed" || step "installing Python packages" install_python
 cmp -s node/package-lock.json "$build/node/installed" || step "installing Node packages" install_node
-step "building the tests" sh -c "go vet . && go test -c -o '$build/clients.test' ."
-rm -rf "$build"/profile-*
+wait $builder
 
 result=0
 for suite in "${suites[@]}"; do
