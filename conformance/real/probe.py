@@ -8,6 +8,7 @@ what the connector's rules rest on.
     probe.py leave    a client that leaves, at each point
     probe.py twice    blocks used again, or gone
     probe.py events   real KV events over ZMQ, to golden/kv_events.json
+    probe.py push     the push connector: both orders, what failures leave behind
     probe.py poison   params that no prefill made; some kill the decode engine,
                       which is then started again
 
@@ -481,6 +482,124 @@ def twice():
     settle()
 
 
+# push
+
+
+def push_params(rid):
+    return {"do_remote_decode": False, "do_remote_prefill": True, "remote_engine_id": "p0", "remote_host": wire.HOST,
+            "remote_port": int(os.environ.get("REAL_SIDE_CHANNEL", 5600)), "tp_size": 1, "pp_size": 1, "remote_request_id": rid}
+
+
+def push():
+    """The push connector (start the pair with REAL_CONNECTOR=NixlPushConnector):
+    both legs at once, in both orders, and what each failure leaves behind."""
+
+    def start(first, body, path="/v1/completions", lag=0.0, decode_id=None, prefill_leg=True, decode_leg=True):
+        rid = f"push-{fresh()}"
+        legs = {}
+
+        def send(name):
+            if name == "prefill" and prefill_leg:
+                legs[name] = Call(PREFILL, path, prefill_body(body), {"X-Request-Id": rid})
+            if name == "decode" and decode_leg:
+                own = decode_id or rid
+                legs[name] = Call(DECODE, path, dict(body, kv_transfer_params=push_params(own)), {"X-Request-Id": own}, timeout=20)
+
+        order = ("prefill", "decode") if first == "prefill" else ("decode", "prefill")
+        send(order[0])
+        time.sleep(lag)
+        send(order[1])
+        return legs
+
+    for first in ("prefill", "decode"):
+        for lag in (0.0, 1.0):
+            body = {"model": MODEL, "prompt": words(200, fresh()), "max_tokens": 12, "temperature": 0}
+            legs = start(first, body, lag=lag)
+            params = legs["prefill"].json()["kv_transfer_params"]
+            got = legs["decode"].json()
+            _, want = post(ALONE, "/v1/completions", body)
+            say(push=f"{first} first, {lag} s apart", same=text_of(got) == text_of(want), params=params)
+    chat = chat_of(100)
+    rid = f"push-{fresh()}"
+    GOLDEN.mkdir(exist_ok=True)
+    ask = {"X-Request-Id": rid}
+    keep("push_chat_prefill", PREFILL, "/v1/chat/completions", prefill_body(chat), ask)
+    keep("push_chat_decode", DECODE, "/v1/chat/completions", dict(chat, max_tokens=4, kv_transfer_params=push_params(rid)), ask)
+
+    lost = {PREFILL: 0, DECODE: 0}  # blocks that earlier steps left behind
+
+    def left_over(name, limit=40):
+        """How long each side holds blocks from now on; null: longer than limit."""
+        began, row = time.perf_counter(), {}
+        for side, port in (("prefill", PREFILL), ("decode", DECODE)):
+            row[side] = {"blocks": used_blocks(port) - lost[port], "free_ms": None}
+
+        def both_free():
+            for side, port in (("prefill", PREFILL), ("decode", DECODE)):
+                if row[side]["free_ms"] is None and used_blocks(port) <= lost[port]:
+                    row[side]["free_ms"] = round((time.perf_counter() - began) * 1000)
+            return all(row[side]["free_ms"] is not None for side in row)
+
+        wait_until(both_free, limit)
+        for port in lost:
+            lost[port] = max(lost[port], used_blocks(port))
+        say(push=name, **row, decode_idle=wire.idle(DECODE))
+
+    body = {"model": MODEL, "prompt": words(200, fresh()), "max_tokens": 12, "temperature": 0}
+    start("decode", body, prefill_leg=False)["decode"].close()
+    time.sleep(0.3)
+    left_over("decode leg alone, closed at once")
+    body["prompt"] = words(200, fresh())
+    call = start("decode", body, prefill_leg=False)["decode"]
+    time.sleep(1)
+    call.close()
+    time.sleep(0.3)
+    left_over("decode leg alone, closed after 1 s")
+    body["prompt"] = words(200, fresh())
+    start("prefill", body, decode_leg=False)["prefill"].body()
+    time.sleep(0.3)
+    left_over("prefill leg alone")
+    for name, leg in (
+        ("b", lambda kv: at_head(DECODE, "/v1/completions", minimal(kv))),
+        ("b at end", lambda kv: to_end(DECODE, "/v1/completions", minimal(kv))),
+        ("f", lambda kv: to_end(DECODE, "/v1/completions", minimal(kv, model="no-such-model", stream=False))),
+    ):
+        body["prompt"] = words(200, fresh())
+        kv = start("prefill", body, decode_leg=False)["prefill"].json()["kv_transfer_params"]
+        try:
+            say(push=f"clean-up {name}", **leg(kv))
+        except OSError as err:
+            say(push=f"clean-up {name}", error=str(err))
+        time.sleep(0.3)
+        left_over(f"prefill leg alone, then clean-up {name}")
+    body["prompt"] = words(200, fresh())
+    legs = start("decode", body, lag=0.5)
+    legs["decode"].close()
+    legs["prefill"].body()
+    time.sleep(0.3)
+    left_over("decode closed while prefill runs")
+    body["prompt"] = words(3900, fresh())
+    legs = start("decode", body, lag=0.2)
+    time.sleep(0.2)
+    legs["prefill"].close()
+    time.sleep(1)
+    say(push="prefill closed while it runs", decode_waits=not wire.idle(DECODE))
+    legs["decode"].close()
+    time.sleep(0.3)
+    left_over("prefill closed while it runs, decode closed 1 s later")
+    body["prompt"] = words(200, fresh())
+    legs = start("prefill", body, decode_id=f"push-{fresh()}")
+    legs["prefill"].body()
+    try:
+        raw = legs["decode"].body()
+        say(push="legs with different ids", status=legs["decode"].status, said=raw.decode()[-200:])
+    except OSError as err:
+        say(push="legs with different ids", decode=str(err))
+    legs["decode"].close()
+    time.sleep(0.3)
+    left_over("legs with different ids, decode closed")
+
+
 # events
 
 
@@ -612,5 +731,5 @@ def poison():
 if __name__ == "__main__":
     VERSION = json.loads(wire.get(PREFILL, "/version"))["version"]
     what = sys.argv[1] if len(sys.argv) > 1 else "texts"
-    run = {"texts": texts, "golden": golden, "refuse": refuse, "free": free, "leave": leave, "twice": twice, "poison": poison, "events": kv_events}[what]
+    run = {"texts": texts, "golden": golden, "refuse": refuse, "free": free, "leave": leave, "twice": twice, "poison": poison, "events": kv_events, "push": push}[what]
     sys.exit(1 if run() else 0)
