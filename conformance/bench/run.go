@@ -24,7 +24,8 @@ type suite struct {
 	cases    []benchCase
 	rounds   int
 	only     *regexp.Regexp
-	core     int // of the load and the backend
+	core     int           // of the load and the backend
+	patience time.Duration // for other programs to leave the cores, before each case
 	log      io.Writer
 
 	backend  *process
@@ -53,6 +54,7 @@ func runCommand(args []string) error {
 	out := fs.String("json", "", "`file` for all results")
 	core := fs.Int("core", 0, "CPU core of the proxy under test")
 	loadCore := fs.Int("load-core", 1, "CPU core of the load and the backend")
+	patience := fs.Duration("patience", 0, "how long to wait, before each case, for other programs to leave the cores")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -69,7 +71,7 @@ func runCommand(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := &suite{rounds: n, only: pattern, core: *loadCore, log: os.Stderr}
+	s := &suite{rounds: n, only: pattern, core: *loadCore, patience: *patience, log: os.Stderr}
 	s.programs = programs{pdproxy: *binary, python: *python, core: *core, descriptors: descriptorLimit()}
 	s.cases = newCases(p, s.programs.descriptors)
 	if err := s.run(ctx); err != nil {
@@ -205,6 +207,9 @@ func (s *suite) runOn(ctx context.Context, round int, kind string, warm bool, ca
 		l := c.load
 		l.Addr, l.PIDs = addr, pids
 		one := run{Round: round, Kind: kind, Case: c.name}
+		if err := s.awaitQuiet(ctx, pids); err != nil {
+			return err
+		}
 		var err error
 		one.Result, one.Others, err = s.measure(ctx, kind, &l)
 		if ctx.Err() != nil {
@@ -252,6 +257,26 @@ func (s *suite) measure(ctx context.Context, kind string, l *load) (r *result, o
 		return r, others, fmt.Errorf("%d errors, the first: %s", r.Errors, r.FirstError)
 	}
 	return r, others, checkCounts(after.minus(before), kind, l, r)
+}
+
+// awaitQuiet waits, as long as its patience allows, for a second in which other
+// programs leave the cores alone.
+func (s *suite) awaitQuiet(ctx context.Context, proxy []int) error {
+	for limit := time.Now().Add(s.patience); time.Now().Before(limit); {
+		watch, err := s.watch(proxy)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+		if others, err := watch(0); err != nil || others < disturbed {
+			return err
+		}
+	}
+	return nil
 }
 
 // watch begins to watch the two cores. What it returns ends that: it gives the
