@@ -44,6 +44,7 @@ type slot struct {
 	cfg    enginesim.Config
 	ends   time.Time // of its trouble; zero when it is well
 	dies   bool      // the trouble may kill it
+	closed bool      // it was shut down in order
 }
 
 // pastEngines sums the states of engines that have been replaced.
@@ -117,8 +118,8 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 }
 
 // rand is an independent source for one part of the soak.
-func (s *soak) rand(half, part uint64) *rand.Rand {
-	return rand.New(rand.NewPCG(s.seed, half<<32|part))
+func (s *soak) rand(round, part uint64) *rand.Rand {
+	return rand.New(rand.NewPCG(s.seed, round<<32|part))
 }
 
 // quietAddr is a loopback address that an engine can leave and take again: its
@@ -244,13 +245,18 @@ func (c *tally) sum() int {
 	return c.asked
 }
 
+// engineTotals sums over all engines that there have been.
+func (s *soak) engineTotals() pastEngines {
+	sum := s.past
+	for _, sl := range s.slots {
+		sum.add((*sl.engine).State())
+	}
+	return sum
+}
+
 // report prints what has happened.
 func (s *soak) report() {
 	s.t.Helper()
-	past := s.past
-	for _, sl := range s.slots {
-		past.add((*sl.engine).State())
-	}
 	c := &s.tally
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,7 +275,7 @@ func (s *soak) report() {
 	for _, labels := range slices.Sorted(maps.Keys(errs)) {
 		s.t.Logf("  %6.0f leg_errors%s", errs[labels], labels)
 	}
-	s.t.Logf("engines: %+v", past)
+	s.t.Logf("engines: %+v", s.engineTotals())
 }
 
 // series is the values of one metric by its labels.

@@ -13,7 +13,7 @@ import (
 // troubles are what happens to an engine: a word alone is done to the process,
 // "hang PHASE" and "fail KIND" are the simulator's faults.
 var troubles = []string{
-	"kill", "kill", "restart", "restart", "die",
+	"kill", "kill", "restart", "restart", "die", "shutdown",
 	"hang head", "hang prefill", "hang decode", "hang stream", "hang connect",
 	"fail 500", "fail 503", "fail 429", "fail reset", "fail close", "fail cut", "fail slow",
 }
@@ -80,6 +80,9 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	case "die":
 		sl.dies = true
 		err = e.SetFault("", 1+rng.IntN(10), "")
+	case "shutdown":
+		sl.closed = true
+		go e.Close() // restart waits for it
 	case "hang":
 		err = e.SetFault("", 0, of)
 	case "fail":
@@ -95,12 +98,12 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 func (s *soak) heal(sl *slot) {
 	s.note(sl, "healed")
 	sl.ends = time.Time{}
-	if dead(*sl.engine) {
+	if sl.closed || dead(*sl.engine) {
 		s.restart(sl)
 	} else if err := (*sl.engine).SetFault("", 0, ""); err != nil {
 		s.t.Error(err)
 	}
-	sl.dies = false
+	sl.dies, sl.closed = false, false
 }
 
 func (s *soak) healAll() {
