@@ -34,12 +34,12 @@ func TestOffered(t *testing.T) {
 		{"broken is left out", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p"}, nil, "q:prefill d:decode e:decode "},
 		{"excluded is left out", []string{"p prefill", "d decode", "e decode"}, nil, []string{"e"}, "p:prefill d:decode "},
 		{"excluded if nothing else", []string{"p prefill", "d decode"}, nil, []string{"p"}, "p:prefill d:decode "},
-		{"excluded before broken", []string{"p prefill", "q prefill", "d decode"}, []string{"q"}, []string{"p"}, "p:prefill d:decode "},
+		{"broken before excluded", []string{"p prefill", "q prefill", "d decode"}, []string{"q"}, []string{"p"}, "q:prefill d:decode "},
 		{"all prefill broken, one decode broken", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p", "q", "e"}, nil, "p:prefill q:prefill d:decode "},
 		{"everything broken", []string{"p prefill", "d decode", "e decode"}, []string{"p", "d", "e"}, nil, "p:prefill d:decode e:decode "},
 		{"the fitter group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, nil, "p2:prefill d2:decode "},
 		{"the fitter group, in the other order", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p2"}, nil, "p1:prefill d1:decode "},
-		{"the less unfit group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, []string{"p2"}, "p2:prefill d2:decode "},
+		{"the less unfit group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, []string{"p2"}, "p1:prefill d1:decode "},
 		{"two of role both: decode on the fit one", []string{"b both", "c both"}, []string{"c"}, nil, "b:decode c:prefill "},
 		{"the only fit decode cannot prefill too", []string{"a both", "b both", "p prefill"}, []string{"b"}, nil, "a:decode p:prefill "},
 		{"the only fit prefill cannot decode too", []string{"a both", "b both", "d decode"}, []string{"b"}, nil, "a:prefill d:decode "},
@@ -72,8 +72,8 @@ func TestOfferedAggregated(t *testing.T) {
 	}{
 		{"all well", nil, nil, "a:both b:both c:both "},
 		{"one broken, one excluded", []string{"a"}, []string{"b"}, "c:both "},
-		{"excluded before broken", []string{"a", "c"}, []string{"b"}, "b:both "},
-		{"everything broken", []string{"a", "b", "c"}, []string{"b"}, "a:both b:both c:both "},
+		{"broken before excluded", []string{"a", "c"}, []string{"b"}, "a:both c:both "},
+		{"everything broken", []string{"a", "b", "c"}, []string{"b"}, "a:both c:both "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "a both one", "b both one", "c both one")

@@ -46,8 +46,9 @@ type Ask struct {
 	// another decode will read; ID then keeps its disagg id.
 	Prefill engine.Target
 	ID      uint64
-	// Excluded targets failed in an earlier attempt of this exchange; they are
-	// used again only when nothing else is left.
+	// Excluded targets failed in an earlier attempt of this exchange; their
+	// instances are used again only when nothing else is left, not even one with
+	// an open circuit.
 	Excluded []engine.Target
 }
 

@@ -1,7 +1,6 @@
 package coordinator
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -13,9 +12,9 @@ import (
 // that failed before than none.
 const (
 	fit      uint8 = iota
-	excluded       // failed in an earlier attempt of this exchange
 	broken         // its circuit, or that of its pair with the fixed prefill, is open
-	worst    = broken
+	excluded       // its instance failed in an earlier attempt of this exchange
+	worst    = excluded
 )
 
 // table is the memory of one placement: the rows shown to the policy, and the
@@ -52,12 +51,23 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	case engine.CircuitHalfOpen:
 		c.Trial = true
 	}
-	if f == fit && len(a.Excluded) > 0 && slices.Contains(a.Excluded, r.Target) {
+	if a.excludes(r.Instance) {
 		f = excluded
 	}
 	t.place.Candidates = append(t.place.Candidates, c)
 	t.targets = append(t.targets, r.Target)
 	t.fitness = append(t.fitness, f)
+}
+
+// excludes reports whether an earlier attempt failed on the instance. All its
+// ranks count: they are one process, and mostly fail as one.
+func (a *Ask) excludes(i *engine.Instance) bool {
+	for _, t := range a.Excluded {
+		if t.Instance == i {
+			return true
+		}
+	}
+	return false
 }
 
 // move copies row from to row to, which is not behind it.
@@ -118,7 +128,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 		t.add(r, abi.RoleDecode, a, now)
 		last := len(t.fitness) - 1
 		if trouble && reg.PairBlocked(a.Prefill, r.Target, now) {
-			t.fitness[last] = broken
+			t.fitness[last] = max(t.fitness[last], broken)
 		}
 		best = min(best, t.fitness[last])
 	}
