@@ -195,20 +195,21 @@ var (
 
 // note reads the facts off whole events.
 func (s *EventScanner) note(p []byte) {
-	counted := false
+	counted, typed := false, false
 	for len(p) > 0 {
 		var line []byte
 		if line, p = nextLine(p); len(line) == 0 {
-			counted = false
+			counted, typed = false, false
 			continue
 		}
 		switch field, value := splitLine(line); string(field) {
 		case "data":
-			if s.noteData(value) && !counted {
+			if s.noteData(value, typed) && !counted {
 				counted = true
 				s.Events++
 			}
 		case "event":
+			typed = true
 			s.noteType(value)
 		}
 	}
@@ -249,8 +250,9 @@ func (s *EventScanner) setStatus(status int) {
 	}
 }
 
-// noteData takes a line of data; it reports whether it is more than [DONE].
-func (s *EventScanner) noteData(data []byte) bool {
+// noteData takes a line of data, of an event with a type or without; it reports
+// whether it is more than [DONE].
+func (s *EventScanner) noteData(data []byte, typed bool) bool {
 	if string(bytes.TrimSpace(data)) == "[DONE]" {
 		s.Done = true
 		return false
@@ -260,7 +262,7 @@ func (s *EventScanner) noteData(data []byte) bool {
 		s.setStatus(errorStatus(raw))
 		return true
 	}
-	if status, ok := abortStatus(data); ok {
+	if status, ok := abortOf(data, typed); ok {
 		s.Aborted = true
 		s.setStatus(status)
 	}

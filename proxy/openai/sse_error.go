@@ -51,16 +51,18 @@ func ReadFirstEvent(b []byte) FirstEvent {
 
 // judge sets the verdict by one event; false: it carries nothing.
 func (f *FirstEvent) judge(event []byte) bool {
+	typed := false
 	for len(event) > 0 {
 		var line []byte
 		line, event = nextLine(event)
 		switch field, value := splitLine(line); string(field) {
 		case "event":
+			typed = true
 			if name := string(value); name == "error" || name == "response.failed" {
 				f.fail(http.StatusInternalServerError)
 			}
 		case "data":
-			if f.judgeData(value); f.Data == nil {
+			if f.judgeData(value, typed); f.Data == nil {
 				f.Data = value
 			}
 		}
@@ -68,11 +70,11 @@ func (f *FirstEvent) judge(event []byte) bool {
 	return f.Verdict >= DataEvent
 }
 
-func (f *FirstEvent) judgeData(data []byte) {
+func (f *FirstEvent) judgeData(data []byte, typed bool) {
 	if raw, ok := errorObject(data); ok {
 		f.Data = data
 		f.fail(errorStatus(raw))
-	} else if status, ok := abortStatus(data); ok {
+	} else if status, ok := abortOf(data, typed); ok {
 		f.Data = data
 		f.fail(status)
 	} else if f.Verdict != ErrorEvent {
@@ -152,6 +154,26 @@ func statusOfType(name string) int {
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError
+}
+
+// AbortStatus looks for a finish reason of abort in a unary answer of an API,
+// and gives the HTTP status that goes with it. Only the APIs are looked at that
+// have finish reasons, and in whose answers no object of the client's comes back.
+func AbortStatus(api API, body []byte) (status int, ok bool) {
+	switch api {
+	case Completions, Chat, Generate:
+		return abortStatus(body)
+	}
+	return 0, false
+}
+
+// abortOf is abortStatus of one event. Those with a type have no finish reason of
+// their own, but may repeat the client's metadata.
+func abortOf(data []byte, typed bool) (status int, ok bool) {
+	if typed {
+		return 0, false
+	}
+	return abortStatus(data)
 }
 
 // abortStatus looks for a finish reason of abort: a string in the OpenAI
