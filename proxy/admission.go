@@ -44,20 +44,27 @@ func (a *admission) enter(ctx context.Context, client string, l config.Limits) (
 			a.mu.Unlock()
 			return nil, errClientCap
 		}
+		a.clients[client]++ // what waits counts
 	}
-	if a.running >= l.MaxExchanges || len(a.waiting) > 0 {
-		if err := a.wait(ctx, l); err != nil { // unlocks
-			return nil, err
-		}
-		a.mu.Lock()
-	} else {
+	if a.running < l.MaxExchanges && len(a.waiting) == 0 {
 		a.running++
+		a.mu.Unlock()
+	} else if err := a.wait(ctx, l); err != nil { // unlocks
+		if capped {
+			a.forget(client)
+		}
+		return nil, err
 	}
-	if capped {
-		a.clients[client]++
-	}
-	a.mu.Unlock()
 	return func() { a.leave(client, capped) }, nil
+}
+
+// forget takes away one exchange of a client whose exchanges are counted.
+func (a *admission) forget(client string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.clients[client]--; a.clients[client] == 0 {
+		delete(a.clients, client)
+	}
 }
 
 // wait queues the caller, who holds mu; mu is released when it returns. A nil
@@ -102,13 +109,11 @@ func (a *admission) abandon(t *ticket) bool {
 }
 
 func (a *admission) leave(client string, capped bool) {
+	if capped {
+		a.forget(client)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if capped {
-		if a.clients[client]--; a.clients[client] == 0 {
-			delete(a.clients, client)
-		}
-	}
 	a.running--
 	for a.running < a.limit && len(a.waiting) > 0 {
 		t := a.waiting[0]
@@ -121,8 +126,11 @@ func (a *admission) leave(client string, capped bool) {
 // shedReason is the label of a refusal; "left" when the client did not wait.
 func shedReason(err error) string {
 	var oe *openai.Error
-	if errors.As(err, &oe) {
+	switch {
+	case errors.As(err, &oe):
 		return oe.Code
+	case errors.Is(err, errDraining):
+		return "draining"
 	}
 	return "left"
 }

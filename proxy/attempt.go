@@ -124,22 +124,20 @@ func (a *attempt) concurrent() error {
 	ctx, cancel := context.WithCancelCause(a.x.ctx)
 	defer cancel(nil)
 	pctx, stop := context.WithCancelCause(a.x.ctx)
+	defer stop(nil)
 	pleg, pbody, err := a.shapePrefill() // here: an open stream gives the client's body back
 	if err != nil {
-		stop(nil)
 		return err
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := a.prefill(pctx, pleg)
-		pbody.free()
-		switch {
-		case err == nil:
-			a.p.Lease.PrefillDone()
-		case a.verdict.CompareAndSwap(0, prefillFailed):
-			cancel(err)
+		defer close(done)
+		done <- a.prefillBeside(pctx, pleg, pbody, cancel)
+	}()
+	defer func() { // also after a panic nothing of the leg outlives the attempt
+		stop(errPeerLeg)
+		for range done {
 		}
-		done <- err
 	}()
 	leg, err := a.conn.Decode(&a.c, nil, a.bodyBuffer(&a.legBody))
 	if err == nil {
@@ -151,6 +149,25 @@ func (a *attempt) concurrent() error {
 	}
 	a.settlePrefill(done, stop)
 	return nil
+}
+
+// prefillBeside runs the prefill leg beside the decode leg. Its failure ends
+// decode with that cause, unless decode has taken over.
+func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *buffer, cancel context.CancelCauseFunc) (err error) {
+	defer body.free()
+	defer func() {
+		if v := recover(); v != nil {
+			a.x.logPanic(v)
+			err = errPanicked
+		}
+		switch {
+		case err == nil:
+			a.p.Lease.PrefillDone()
+		case a.verdict.CompareAndSwap(0, prefillFailed):
+			cancel(err)
+		}
+	}()
+	return a.prefill(ctx, leg)
 }
 
 // peerError tells which of two failed legs was the cause. Prefill's failure
@@ -170,7 +187,6 @@ func peerError(decode, prefill error) error {
 func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc) {
 	select {
 	case <-done:
-		stop(nil)
 		return
 	default:
 	}
@@ -183,7 +199,6 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	defer t.Stop()
 	select {
 	case <-done:
-		stop(nil)
 	case <-t.C:
 		stop(errPeerLeg)
 		<-done

@@ -34,6 +34,7 @@ type cleanupJob struct {
 	requestID string
 	connector string
 	calls     []cleanupCall
+	auth      string    // the client's Authorization, "" where it is not sent on
 	since     time.Time // when the attempt died: time to free counts from here
 	limit     time.Duration
 }
@@ -43,12 +44,11 @@ type cleanupCall struct {
 	target engine.Target // who is called
 	avoid  engine.Target // who is called last: it failed the leg, and may fail this
 	holder engine.Target // whose memory is to be freed
-	header []upstream.Field
 }
 
-// cleanup frees what a failed attempt left on the engines. Concurrent legs are
-// aborted before it returns, because a retry must not meet the old attempt;
-// all else goes to the janitor.
+// cleanup has the janitor free what a failed attempt left on the engines.
+// Concurrent legs are aborted, where that is possible, before it returns,
+// because a retry must not meet the old attempt.
 func (a *attempt) cleanup(err error) {
 	if !maybeSent(err) && a.orphan.Handoff == nil && a.p.Flow != abi.FlowConcurrent {
 		return
@@ -62,11 +62,14 @@ func (a *attempt) cleanup(err error) {
 	if errors.As(err, &le) {
 		job.avoid(le.target)
 	}
-	if a.p.Flow == abi.FlowConcurrent && !a.x.committed && a.x.ctx.Err() == nil {
-		a.x.s.janitor.run(job)
+	tried := a.x.s.janitor.start(job)
+	if a.p.Flow != abi.FlowConcurrent || a.x.committed {
 		return
 	}
-	a.x.s.janitor.start(job)
+	select {
+	case <-tried:
+	case <-a.x.ctx.Done():
+	}
 }
 
 func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
@@ -76,7 +79,9 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		since:     time.Now(),
 		limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
 	}
-	auth := a.x.r.Header.Get("Authorization")
+	if a.x.key == "" {
+		j.auth = a.x.r.Header.Get("Authorization")
+	}
 	for _, c := range calls {
 		t := a.p.Decode
 		if c.Phase == abi.Prefill {
@@ -86,14 +91,6 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		if c.AnyTarget { // any decode engine tells prefill to free its blocks
 			cc.holder = a.p.Prefill
 		}
-		switch {
-		case t.IsZero():
-		case t.APIKey != "":
-			cc.header = append(cc.header, upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
-		case auth != "" && a.x.cfg.Server.Auth.KeysFile == "":
-			cc.header = append(cc.header, upstream.Field{Name: "Authorization", Value: auth})
-		}
-		cc.header = append(cc.header, c.Leg.Header...)
 		j.calls = append(j.calls, cc)
 	}
 	return j
@@ -109,9 +106,24 @@ func (j *cleanupJob) avoid(t engine.Target) {
 	}
 }
 
-// start runs the job in the background.
-func (j *janitor) start(job *cleanupJob) {
-	j.wg.Go(func() { j.run(job) })
+// start runs the calls of the job in the background, all at once. The channel is
+// closed when each has been tried, in vain or not: an engine that cannot be
+// reached keeps nobody waiting for the tries that follow.
+func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
+	each := make(chan struct{})
+	j.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
+		defer cancel()
+		var first, all sync.WaitGroup
+		first.Add(len(job.calls))
+		for i := range job.calls {
+			all.Go(func() { j.call(ctx, job, &job.calls[i], first.Done) })
+		}
+		first.Wait()
+		close(each)
+		all.Wait()
+	})
+	return each
 }
 
 // wait returns when no job runs any more, which takes at most limit: what an
@@ -122,29 +134,22 @@ func (j *janitor) wait(limit time.Duration) {
 	j.wg.Wait()
 }
 
-// run makes all calls of the job at once and returns when each has ended.
-func (j *janitor) run(job *cleanupJob) {
-	ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
-	defer cancel()
-	var wg sync.WaitGroup
-	for i := range job.calls {
-		wg.Go(func() { j.call(ctx, job, &job.calls[i]) })
-	}
-	wg.Wait()
-}
-
 // call makes one call until it has done its work: on its target, else on
-// another engine of the group when any will do, and again after a pause. What
-// nothing freed is left to the engine's own time-out, and counted as that.
-func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall) {
+// another engine of the group when any will do, and again after a pause. It
+// calls tried after the first round. What nothing freed is left to the engine's
+// own time-out, and counted as that.
+func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tried func()) {
 	m := j.s.deps.Metrics
 	if c.Leg.Path == "" {
+		tried()
 		m.Cleanup(job.connector, c.How, 0)
 		return
 	}
-	for pause := cleanupPause; ; pause *= 2 {
-		if j.round(ctx, job, c) {
-			m.Cleanup(job.connector, c.How, time.Since(job.since))
+	done := j.round(ctx, job, c)
+	tried()
+	for pause := cleanupPause; !done; pause *= 2 {
+		if c.gone() {
+			m.Cleanup(job.connector, "engine_gone", 0)
 			return
 		}
 		select {
@@ -155,20 +160,18 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall) {
 			return
 		case <-time.After(pause):
 		}
+		done = j.round(ctx, job, c)
 	}
+	m.Cleanup(job.connector, c.How, time.Since(job.since))
 }
 
-// round tries the call's target, then its peers, each once. An engine that is
-// gone has nothing left to free.
+// round tries the call's target, then its peers, each once.
 func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bool {
-	if c.gone() {
-		return true
-	}
 	if !c.AnyTarget {
-		return j.try(ctx, c.target, job.limit, c)
+		return j.try(ctx, c.target, job, c)
 	}
 	tried := []engine.Target{c.target}
-	if c.avoid.IsZero() && j.try(ctx, c.target, job.limit, c) {
+	if c.avoid.IsZero() && j.try(ctx, c.target, job, c) {
 		return true
 	}
 	for ctx.Err() == nil {
@@ -176,27 +179,40 @@ func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bo
 		if t.IsZero() {
 			break
 		}
-		if j.try(ctx, t, job.limit, c) {
+		if j.try(ctx, t, job, c) {
 			return true
 		}
 		tried = append(tried, t)
 	}
-	return !c.avoid.IsZero() && j.try(ctx, c.avoid, job.limit, c)
+	return !c.avoid.IsZero() && j.try(ctx, c.avoid, job, c)
 }
 
 // gone reports that the engine whose memory is to be freed has restarted or
-// died: its memory went with it.
+// died: its memory went with it. One that fails its probes may yet be alive, so
+// this is asked only after a try.
 func (c *cleanupCall) gone() bool {
 	s := c.holder.State()
 	return s != engine.Ready && s != engine.Draining
 }
 
+// header is the lines of a call to t, with t's own key where it has one.
+func (j *cleanupJob) header(t engine.Target, leg []upstream.Field) []upstream.Field {
+	auth := j.auth
+	if t.APIKey != "" {
+		auth = "Bearer " + t.APIKey
+	}
+	if auth == "" {
+		return leg
+	}
+	return append([]upstream.Field{{Name: "Authorization", Value: auth}}, leg...)
+}
+
 // try reports whether the call did its work on target t.
-func (j *janitor) try(ctx context.Context, t engine.Target, limit time.Duration, c *cleanupCall) bool {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *cleanupCall) bool {
+	ctx, cancel := context.WithTimeout(ctx, job.limit)
 	defer cancel()
 	resp, err := t.Client.Do(ctx, &upstream.Request{
-		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: c.header, Body: [][]byte{c.Leg.Body},
+		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: job.header(t, c.Leg.Header), Body: [][]byte{c.Leg.Body},
 	})
 	if err != nil {
 		return false

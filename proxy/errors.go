@@ -51,12 +51,16 @@ type legError struct {
 	reason string // label of pdproxy_leg_errors_total
 	status int    // the engine's HTTP status, 0 when it gave none
 	code   int    // what the client gets when nobody else can answer
-	body   []byte // the engine's own error answer, relayed for a 4xx
+	relay  bool   // the client gets the engine's own answer, a 4xx: status, body and the two lines
+	body   []byte
 	ctype  string
-	sent   bool         // the request may have reached the engine
-	final  bool         // the request is at fault, not the engine: no retry, relay body
-	pair   *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
-	err    error
+	// retryAfter is the engine's Retry-After, "" without one.
+	retryAfter string
+	sent       bool         // the request may have reached the engine
+	final      bool         // the request is at fault, not the engine: no retry
+	refused    bool         // the retry budget was asked, and is used up
+	pair       *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
+	err        error
 }
 
 // Error implements error.

@@ -66,9 +66,13 @@ func (x *exchange) recovered() {
 	}
 	if v != http.ErrAbortHandler {
 		x.outcome = telemetry.OutcomeInternal
-		x.s.log.Error("panic in an exchange", x.logAttrs("panic", v, "stack", string(debug.Stack()))...)
+		x.logPanic(v)
 	}
 	panic(http.ErrAbortHandler)
+}
+
+func (x *exchange) logPanic(v any) {
+	x.s.log.Error("panic in an exchange", x.logAttrs("panic", v, "stack", string(debug.Stack()))...)
 }
 
 // open begins the exchange: request id, span, start of the clock.
@@ -111,8 +115,7 @@ func (x *exchange) serve(api openai.API) error {
 
 // prepare turns the scanned request into what is asked of the coordinator.
 func (x *exchange) prepare() {
-	keepAuth := x.cfg.Server.Auth.KeysFile == ""
-	x.base = clientFields(x.base[:0], x.r.Header, keepAuth, x.cfg.Server.TrustPDFields)
+	x.base = clientFields(x.base[:0], x.r.Header, x.key == "", x.cfg.Server.TrustPDFields)
 	x.span.Inject(func(name, value string) {
 		x.base = append(without(x.base, name), upstream.Field{Name: name, Value: value})
 	})
@@ -209,12 +212,13 @@ func (x *exchange) mayRetry(err error) bool {
 	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.final {
 		return false
 	}
-	if x.tries[le.phase] >= x.cfg.Retry.Attempts {
+	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
 		return false
 	}
 	if !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
 		x.s.deps.Metrics.Fallback("retry", "budget")
 		x.rec.fallback("retry", "budget")
+		le.refused = true
 		return false
 	}
 	x.s.deps.Metrics.Retry(le.phase, le.reason)
@@ -240,10 +244,10 @@ func (x *exchange) fail(err error) {
 		}
 		return
 	}
-	if x.clientGone() && !errors.Is(err, errBodyTimeout) {
+	if x.clientGone() && !errors.Is(err, errBodyTimeout) || errors.Is(err, errClientWrite) {
 		x.outcome = telemetry.OutcomeCancelled
 		x.rec.Status = 499
-		x.cut = !x.committed // returning in silence would make it an empty 200
+		x.cut = true // to return in silence would make it an empty 200, or a stream that looks whole
 		return
 	}
 	if x.committed { // a stream that broke off has said so

@@ -22,16 +22,16 @@ var notForwarded = map[string]bool{
 	"Host": true, "Expect": true, "Accept-Encoding": true, "X-Request-Id": true, "Alt-Used": true, "Content-Type": true,
 }
 
-// clientFields appends the client's header lines that every leg carries.
-// Authorization passes only where the proxy does not check keys itself; PD
-// lines (rank, x-override-*) only when the client is trusted.
-func clientFields(dst []upstream.Field, h http.Header, keepAuth, trust bool) []upstream.Field {
+// clientFields appends the client's header lines that every leg carries. The two
+// lines that may hold an API key pass only where the proxy asks for none itself;
+// PD lines (rank, x-override-*) only when the client is trusted.
+func clientFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []upstream.Field {
 	// The body has been read as JSON; vLLM refuses any other name for it.
 	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
 	named := connectionNamed(h)
 	for k, vs := range h {
 		if hopByHop[k] || notForwarded[k] || named[k] ||
-			k == "Authorization" && !keepAuth || !trust && connector.PDHeader(k) {
+			!keepKey && (k == "Authorization" || k == "X-Api-Key") || !trust && connector.PDHeader(k) {
 			continue
 		}
 		for _, v := range vs {

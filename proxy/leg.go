@@ -17,7 +17,8 @@ const (
 	// maxAnswer bounds an answer that is held whole, in bytes: token ids of a
 	// very long prompt and an opaque state fit.
 	maxAnswer = 64 << 20
-	// maxErrorAnswer bounds an engine's error body.
+	// maxErrorAnswer bounds the first event of a stream that may be an error, and
+	// the answer to a clean-up.
 	maxErrorAnswer = 64 << 10
 	// prefillLinger is how long a cancelled prefill leg listens for an answer
 	// that was already on its way, because its blocks then need a clean-up.
@@ -53,7 +54,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	case err != nil:
 		err = newLegError(abi.Prefill, t, err)
 	case resp.Status/100 != 2:
-		err = statusError(abi.Prefill, t, resp, answer)
+		err = x.statusError(abi.Prefill, t, resp, answer)
 	default:
 		a.answer, a.orphan.PrefillDone = answer, true
 		if a.handoff, err = a.conn.ReadPrefill(&a.c, answer.b); err == nil {
@@ -78,14 +79,15 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	limit := time.Duration(x.cfg.Timeouts.FirstByte)
 	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
 	if err != nil {
+		a.orphan.DecodeSent = maybeSent(err)
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
-		answer, err := readAnswer(resp, maxErrorAnswer)
+		answer, err := readAnswer(resp, maxAnswer) // refusals may quote the prompt
 		le := newLegError(abi.Decode, t, err)
 		if err == nil {
-			le = statusError(abi.Decode, t, resp, answer)
+			le = x.statusError(abi.Decode, t, resp, answer)
 		}
 		answer.free()
 		return x.legEnded(ctx, row, a.blame(le))
@@ -174,13 +176,15 @@ func (x *exchange) legSucceeded(row *legRow) {
 
 // statusError classifies an answer that is no success. A 4xx is the request's
 // fault and goes to the client as the engine wrote it; all else may go better
-// on another engine.
-func statusError(phase abi.Phase, t engine.Target, resp *upstream.Response, answer *buffer) *legError {
+// on another engine. So may a 401 where the client's own key was not sent.
+func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.Response, answer *buffer) *legError {
 	e := &legError{phase: phase, target: t, reason: fmt.Sprintf("status_%d", resp.Status), status: resp.Status, code: 502, sent: true}
-	if resp.Status/100 == 4 {
+	ownKey := t.APIKey != "" || x.key != ""
+	if resp.Status/100 == 4 && !(resp.Status == 401 && ownKey) {
 		e.final = resp.Status != 408 && resp.Status != 429
+		e.relay = true
 		e.body = append([]byte(nil), answer.b...)
-		e.ctype = resp.Get("Content-Type")
+		e.ctype, e.retryAfter = resp.Get("Content-Type"), resp.Get("Retry-After")
 	}
 	return e
 }

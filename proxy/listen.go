@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -142,16 +143,17 @@ func (f *Front) Serve(ctx context.Context, drain func() time.Duration) error {
 	return err
 }
 
-// cutGrace is how long exchanges have to tell their clients that they are cut.
-const cutGrace = 2 * time.Second
+// cutGrace is how long exchanges have to tell their clients that they are cut: a
+// prefill leg may listen for its answer first.
+const cutGrace = prefillLinger + time.Second
 
 func (f *Front) shutdown(limit time.Duration) error {
 	f.s.Drain()
 	ctx, cancel := context.WithTimeout(context.Background(), limit+cutGrace)
 	defer cancel()
-	cut := 0
+	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
-		cut = f.s.live.len()
+		cut.Store(int64(f.s.live.len()))
 		f.cancel(errDraining)
 	})
 	err := f.shutdownAll(ctx)
@@ -164,7 +166,7 @@ func (f *Front) shutdown(limit time.Duration) error {
 	if timer.Stop() {
 		return nil
 	}
-	return fmt.Errorf("drain: %d exchanges were cut after %s", cut, limit)
+	return fmt.Errorf("drain: %d exchanges were cut after %s", cut.Load(), limit)
 }
 
 // shutdownAll waits until every server has gone quiet. The admin server, last

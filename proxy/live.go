@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 type liveSet struct {
 	mu  sync.Mutex
 	set map[*liveView]struct{} // guarded by mu
+	end chan struct{}          // guarded by mu; closed when the last one has gone, if somebody waits
 }
 
 // liveView is what others may see of a running exchange: it never changes but
@@ -45,6 +47,26 @@ func (l *liveSet) remove(v *liveView) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.set, v)
+	if len(l.set) == 0 && l.end != nil {
+		close(l.end)
+		l.end = nil
+	}
+}
+
+// wait returns when no exchange runs, or ctx has ended. One at a time may wait.
+func (l *liveSet) wait(ctx context.Context) {
+	l.mu.Lock()
+	if len(l.set) == 0 {
+		l.mu.Unlock()
+		return
+	}
+	end := make(chan struct{})
+	l.end = end
+	l.mu.Unlock()
+	select {
+	case <-end:
+	case <-ctx.Done():
+	}
 }
 
 // list returns the running exchanges, oldest first.

@@ -14,7 +14,7 @@ import (
 // reply answers the client with err. Nothing has been sent before.
 func (x *exchange) reply(err error) {
 	var le *legError
-	if errors.As(err, &le) && le.body != nil {
+	if errors.As(err, &le) && le.relay {
 		x.replyEngineError(le)
 		return
 	}
@@ -28,6 +28,9 @@ func (x *exchange) reply(err error) {
 func (x *exchange) replyEngineError(le *legError) {
 	if le.ctype != "" {
 		x.w.Header().Set("Content-Type", le.ctype)
+	}
+	if le.retryAfter != "" {
+		x.w.Header().Set("Retry-After", le.retryAfter)
 	}
 	x.writeWhole(le.status, le.body)
 }
@@ -86,6 +89,9 @@ func (x *exchange) readBody() error {
 	n := x.r.ContentLength
 	if n > limit {
 		return errBodyTooLarge(limit)
+	}
+	if time.Since(x.rec.Start) > time.Millisecond { // the wait in the queue was not the client's
+		limitBody(x.rc, x.r, x.cfg)
 	}
 	x.body = getBuffer(int(max(n, 0)) + 1)
 	for {

@@ -108,9 +108,16 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 // Drain makes /readyz and /health answer 503, so that balancers turn away.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Wait returns when no clean-up of a dead exchange runs any more, after a few
-// seconds at most. Call it after the listeners have ended.
-func (s *Server) Wait() { s.janitor.wait(time.Duration(s.cfg.Load().Timeouts.Cleanup)) }
+// Wait returns when no exchange runs any more, nor a clean-up of a dead one, each
+// after timeouts.cleanup at most. Call it after the listeners have ended: those
+// cut what runs, but do not wait for it.
+func (s *Server) Wait() {
+	limit := time.Duration(s.cfg.Load().Timeouts.Cleanup)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	s.live.wait(ctx)
+	s.janitor.wait(limit)
+}
 
 // connector returns the connector of that name; the configuration has checked
 // that it exists.
@@ -137,14 +144,19 @@ func randomHex(n int) string {
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if t := time.Duration(s.cfg.Load().Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
-		// Also for requests that are refused unread: net/http drains a little of
-		// their bodies before it answers. readBody lifts it at the body's end.
-		http.NewResponseController(w).SetReadDeadline(time.Now().Add(t))
-	}
+	// Also for requests that are refused unread: net/http drains a little of
+	// their bodies before it answers. readBody lifts it at the body's end.
+	limitBody(http.NewResponseController(w), r, s.cfg.Load())
 	if !s.servePath(w, r) {
 		w.Header().Set("X-Request-Id", requestID(r))
 		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
+	}
+}
+
+// limitBody gives the client server.read_timeout from now for its body.
+func limitBody(rc *http.ResponseController, r *http.Request, cfg *config.Config) {
+	if t := time.Duration(cfg.Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
+		rc.SetReadDeadline(time.Now().Add(t))
 	}
 }
 

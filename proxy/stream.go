@@ -42,8 +42,14 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	if err != nil {
 		return newLegError(row.Phase, row.target, err)
 	}
-	if !a.take() {
-		return context.Cause(ctx)
+	if len(answer.b) == 0 {
+		return &legError{phase: row.Phase, target: row.target, reason: "empty_answer", code: 502, sent: true}
+	}
+	if status, ok := openai.AbortStatus(x.req.API, answer.b); ok {
+		return engineError(row, "aborted", status, answer.b)
+	}
+	if err := a.take(ctx); err != nil {
+		return err
 	}
 	x.firstByte(row)
 	if u, ok := openai.ParseUsage(answer.b); ok {
@@ -53,17 +59,18 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	return x.writeWhole(resp.Status, answer.b)
 }
 
-// take settles that decode has the KV. False: prefill had failed first, and its
-// failure has cancelled this leg.
-func (a *attempt) take() bool {
+// take settles that decode has the KV. The error is prefill's: it had failed
+// first.
+func (a *attempt) take(ctx context.Context) error {
 	if !a.verdict.CompareAndSwap(0, decodeTook) {
-		return false
+		<-ctx.Done() // who failed it cancels this leg next
+		return context.Cause(ctx)
 	}
 	a.orphan.DecodeTook = true
 	if !a.p.Prefill.IsZero() {
 		a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode).Success()
 	}
-	return true
+	return nil
 }
 
 // relayStream writes whole events as they come, one flush per read. Until the
@@ -74,13 +81,15 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	buf := getBuffer(streamBuffer)
 	defer func() { buf.free() }()
 	var err error
-	if buf, err = readFirstEvent(row, resp, buf); err != nil {
+	if buf, err = readFirstEvent(row, resp, buf, time.Duration(x.cfg.Timeouts.FirstByte)); err != nil {
 		return err
 	}
-	if !a.take() {
-		return context.Cause(ctx)
+	if err := a.take(ctx); err != nil {
+		return err
 	}
 	x.releaseBody() // an open stream holds no request
+	a.legBody.free()
+	a.legBody = nil
 	x.firstByte(row)
 	copyHeader(x.w.Header(), resp)
 	x.commit(resp.Status)
@@ -108,10 +117,16 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	return le
 }
 
-// readFirstEvent reads until an event with data is there. An error event is a
+// readFirstEvent reads until an event with data is there, which must come within
+// limit of the leg's start whatever comments come before. An error event is a
 // failed leg with the engine's own status.
-func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer) (*buffer, error) {
+func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer, limit time.Duration) (*buffer, error) {
 	for {
+		left := limit - time.Since(row.Start)
+		if left <= 0 {
+			return buf, &legError{phase: row.Phase, target: row.target, reason: "timeout", code: 504, sent: true}
+		}
+		resp.SetIdleTimeout(left)
 		if len(buf.b) == cap(buf.b) {
 			if len(buf.b) >= maxErrorAnswer {
 				return buf, nil // an event as large as that is no error
@@ -124,7 +139,7 @@ func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer) (*buffer,
 		case openai.DataEvent:
 			return buf, nil
 		case openai.ErrorEvent:
-			return buf, eventError(row, f)
+			return buf, engineError(row, "error_event", f.Status, f.Data)
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
@@ -135,13 +150,15 @@ func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer) (*buffer,
 	}
 }
 
-// eventError is a leg that failed inside a 200 stream before its first token:
-// vLLM and SGLang report it as an event with the status in it.
-func eventError(row *legRow, f openai.FirstEvent) *legError {
-	e := &legError{phase: row.Phase, target: row.target, reason: "error_event", status: f.Status, code: 502, sent: true}
-	if f.Status/100 == 4 {
-		e.final = f.Status != http.StatusTooManyRequests
-		e.body = append([]byte(nil), f.Data...)
+// engineError is a leg that failed inside a 200: vLLM and SGLang report what
+// happens before a stream's first token as an event with the status in it, and
+// SGLang some aborts as a finish reason.
+func engineError(row *legRow, reason string, status int, data []byte) *legError {
+	e := &legError{phase: row.Phase, target: row.target, reason: reason, status: status, code: 502, sent: true}
+	if status/100 == 4 {
+		e.final = status != http.StatusTooManyRequests
+		e.relay = true
+		e.body = append([]byte(nil), data...)
 		e.ctype = "application/json"
 	}
 	return e
@@ -190,20 +207,22 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its
-// closing event was cut off all the same.
+// closing event was cut off all the same, and half an event behind the whole
+// ones is of no use to the client.
 func (x *exchange) endStream(events *openai.EventScanner) error {
-	if rest := events.Finish(); len(rest) > 0 {
+	rest := events.Finish()
+	failed := events.Failed || events.Aborted
+	if !events.Done && !failed {
+		return errNoEnd
+	}
+	if len(rest) > 0 {
 		if _, err := x.w.Write(rest); err != nil {
 			return errClientWrite
 		}
 	}
-	if events.Failed || events.Aborted {
+	if failed {
 		x.outcome = telemetry.OutcomeBroken
 		x.s.deps.Metrics.BrokenStream("error_event")
-		return nil
-	}
-	if !events.Done {
-		return errNoEnd
 	}
 	return nil
 }

@@ -1,0 +1,636 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// scripted is an engine whose answers a test writes: what a simulated engine,
+// which keeps to its protocol, would never say.
+type scripted struct {
+	name, role string
+	spec       func(*config.Engine) // changes its entry in the configuration; may be nil
+	serve      func(w http.ResponseWriter, leg scriptedLeg)
+	sick       atomic.Bool // its health probe fails
+
+	mu   sync.Mutex
+	legs []scriptedLeg // guarded by mu
+}
+
+// scriptedLeg is one request as a scripted engine got it.
+type scriptedLeg struct {
+	*http.Request
+	body string
+}
+
+// cleanup reports whether the leg is a clean-up of the vllm-nixl connector.
+func (l scriptedLeg) cleanup() bool {
+	return strings.HasSuffix(l.Header.Get("X-Request-Id"), "-cleanup")
+}
+
+// ServeHTTP implements http.Handler.
+func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Path == "/health" && s.sick.Load():
+		w.WriteHeader(http.StatusInternalServerError)
+	case r.URL.Path == "/health":
+	case r.URL.Path == "/v1/models":
+		io.WriteString(w, `{"data":[{"id":"sim"}]}`)
+	case r.Method == http.MethodGet:
+		http.NotFound(w, r)
+	default:
+		body, _ := io.ReadAll(r.Body)
+		leg := scriptedLeg{r, string(body)}
+		s.mu.Lock()
+		s.legs = append(s.legs, leg)
+		s.mu.Unlock()
+		s.serve(w, leg)
+	}
+}
+
+// seen returns the legs so far that ok takes; nil takes all.
+func (s *scripted) seen(ok func(scriptedLeg) bool) []scriptedLeg {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var legs []scriptedLeg
+	for _, l := range s.legs {
+		if ok == nil || ok(l) {
+			legs = append(legs, l)
+		}
+	}
+	return legs
+}
+
+// drain stops the proxy before the test's end, and returns what it said.
+func (f *fleet) drain() error {
+	f.client.CloseIdleConnections()
+	f.stop()
+	err := <-f.done
+	f.drained = true
+	f.done <- nil // for close
+	return err
+}
+
+// startScripted starts a proxy before scripted engines.
+func startScripted(t *testing.T, connector string, change func(*config.Config), engines ...*scripted) *fleet {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
+	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
+	cfg.Server.ExposePlacement = true
+	for _, e := range engines {
+		srv := httptest.NewServer(e)
+		t.Cleanup(srv.Close)
+		spec := config.DefaultEngine()
+		spec.Name, spec.URL, spec.Role, spec.Connector, spec.HealthPath = e.name, srv.URL, e.role, connector, "/health"
+		if e.spec != nil {
+			e.spec(&spec)
+		}
+		cfg.Engines = append(cfg.Engines, spec)
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	f.alone = startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: enginesim.RoleBoth})
+	f.startNode(&cfg, nil)
+	f.waitReady()
+	return f
+}
+
+const completionPath = "/v1/completions"
+
+// plainCompletion is a request of the plainest kind.
+func plainCompletion(stream bool) string {
+	return fmt.Sprintf(`{"model":"sim","prompt":"hi","max_tokens":5,"stream":%t}`, stream)
+}
+
+// pinnedAnswer is a vllm-nixl prefill answer that pins a block.
+const pinnedAnswer = `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],` +
+	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],` +
+	`"remote_engine_id":"p","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}`
+
+// event is one event of a completion's stream.
+func event(text string) string {
+	return fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":%q,\"finish_reason\":null}]}\n\n", text)
+}
+
+// says answers every leg with a status and a body.
+func says(status int, body string, header ...string) func(http.ResponseWriter, scriptedLeg) {
+	return func(w http.ResponseWriter, _ scriptedLeg) {
+		w.Header().Set("Content-Type", "application/json")
+		for i := 0; i < len(header); i += 2 {
+			w.Header().Set(header[i], header[i+1])
+		}
+		w.WriteHeader(status)
+		io.WriteString(w, body)
+	}
+}
+
+// streams answers every leg with the pieces of an event stream, each flushed.
+func streams(pieces ...string) func(http.ResponseWriter, scriptedLeg) {
+	return func(w http.ResponseWriter, _ scriptedLeg) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, p := range pieces {
+			io.WriteString(w, p)
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+// hangs answers no leg before the proxy hangs up.
+func hangs(_ http.ResponseWriter, leg scriptedLeg) { <-leg.Context().Done() }
+
+// writeFile writes a file of the test's own and returns its path.
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// both is an engine that serves whole requests.
+func both(name string, serve func(http.ResponseWriter, scriptedLeg)) *scripted {
+	return &scripted{name: name, role: "both", serve: serve}
+}
+
+// The proxy's own API keys stay with the proxy, whichever line they come in.
+func TestProxyKeysReachNoEngine(t *testing.T) {
+	e := both("e", says(200, `{"choices":[{"text":"x"}]}`))
+	// The SHA-256 of "secret".
+	keys := writeFile(t, "keys", "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n")
+	f := startScripted(t, "none", func(c *config.Config) { c.Server.Auth.KeysFile = keys }, e)
+	for name, value := range map[string]string{"X-Api-Key": "secret", "Authorization": "Bearer secret"} {
+		if a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), name, value); a.status != 200 {
+			t.Fatalf("%s: status %d: %s", name, a.status, a.body)
+		}
+	}
+	for _, leg := range e.seen(nil) {
+		for name, values := range leg.Header {
+			if strings.Contains(strings.Join(values, " "), "secret") {
+				t.Errorf("the engine was sent the key in %s", name)
+			}
+		}
+	}
+}
+
+// A clean-up that goes to another engine of the group carries that engine's key.
+func TestCleanupCarriesTheKeyOfWhoIsCalled(t *testing.T) {
+	var served atomic.Bool // clean-ups from now on
+	decode := func(name string) *scripted {
+		path := writeFile(t, name, "key-of-"+name)
+		return &scripted{name: name, role: "decode", spec: func(c *config.Engine) { c.APIKeyFile = path }, serve: func(w http.ResponseWriter, leg scriptedLeg) {
+			if served.Load() {
+				says(200, `{}`)(w, leg)
+				return
+			}
+			says(500, `{}`)(w, leg)
+		}}
+	}
+	d0, d1 := decode("d0"), decode("d1")
+	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
+	f := startScripted(t, "vllm-nixl", func(c *config.Config) {
+		c.Retry.Attempts = 1
+		c.Timeouts.Cleanup = config.Duration(200 * time.Millisecond)
+	}, p, d0, d1)
+	f.try(completionPath, plainCompletion(false))
+	for _, d := range []*scripted{d0, d1} {
+		f.eventually(d.name+" is asked to clean up", func() bool { return len(d.seen(scriptedLeg.cleanup)) > 0 })
+		for _, leg := range d.seen(nil) {
+			if got := leg.Header.Get("Authorization"); got != "Bearer key-of-"+d.name {
+				t.Errorf("%s got the key %q", d.name, got)
+			}
+		}
+	}
+	served.Store(true)
+}
+
+// An engine that refuses the key that the proxy holds for it has an operator's
+// problem, not the client's: another engine answers.
+func TestRefusedKeyIsNotTheClientsFault(t *testing.T) {
+	path := writeFile(t, "key", "stale")
+	refuse := both("e0", says(401, `{"error":"Unauthorized"}`))
+	refuse.spec = func(c *config.Engine) { c.APIKeyFile = path }
+	good := both("e1", says(200, `{"choices":[{"text":"x"}]}`))
+	f := startScripted(t, "none", nil, refuse, good)
+	for range 4 {
+		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	if len(refuse.seen(nil)) == 0 {
+		t.Error("the refusing engine was never asked")
+	}
+}
+
+// An engine's 401 to the client's own key is the client's.
+func TestRefusedClientKeyIsRelayed(t *testing.T) {
+	e := both("e", says(401, `{"error":"Unauthorized"}`))
+	f := startScripted(t, "none", nil, e)
+	a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "Authorization", "Bearer wrong")
+	if a.status != 401 || a.body != `{"error":"Unauthorized"}` || len(e.seen(nil)) != 1 {
+		t.Fatalf("status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+	}
+}
+
+// A refusal is relayed as it is: without a body, with a large one, with its
+// Retry-After.
+func TestRefusalsAreRelayed(t *testing.T) {
+	large := `{"detail":"` + strings.Repeat("x", 200<<10) + `"}`
+	for _, tt := range []struct {
+		name   string
+		serve  func(http.ResponseWriter, scriptedLeg)
+		status int
+		body   string
+		after  string
+		legs   int
+	}{
+		{"no body", says(404, ""), 404, "", "", 1},
+		{"large body", says(400, large), 400, large, "", 1},
+		{"retry after", says(429, `{"busy":true}`, "Retry-After", "7"), 429, `{"busy":true}`, "7", 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := both("e", tt.serve)
+			f := startScripted(t, "none", nil, e)
+			a := f.try(completionPath, plainCompletion(false))
+			if a.status != tt.status || a.body != tt.body || a.header.Get("Retry-After") != tt.after {
+				t.Errorf("status %d, Retry-After %q, %d bytes of body", a.status, a.header.Get("Retry-After"), len(a.body))
+			}
+			if n := len(e.seen(nil)); n != tt.legs {
+				t.Errorf("%d legs, want %d", n, tt.legs)
+			}
+		})
+	}
+}
+
+// What is no answer at all is a failed leg, whatever its status says.
+func TestEmptyAnswersAreTriedAgain(t *testing.T) {
+	for name, serve := range map[string]func(http.ResponseWriter, scriptedLeg){
+		"200 without a body": says(200, ""),
+		"204":                says(204, ""),
+		"302":                says(302, "", "Location", "/elsewhere"),
+		"aborted":            says(200, `{"choices":[{"text":"","finish_reason":"abort"}]}`),
+		"only comments":      streams(": hello\n\n"),
+	} {
+		for _, stream := range []bool{false, true} {
+			if name == "only comments" && !stream {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, stream %t", name, stream), func(t *testing.T) {
+				bad := both("e0", serve)
+				good := both("e1", streams(event("x"), "data: [DONE]\n\n"))
+				if !stream {
+					good.serve = says(200, `{"choices":[{"text":"x"}]}`)
+				}
+				f := startScripted(t, "none", nil, bad, good)
+				for range 3 {
+					if a := f.try(completionPath, plainCompletion(stream)); a.status != 200 || a.text != "x" {
+						t.Fatalf("status %d: %q", a.status, a.body)
+					}
+				}
+				if len(bad.seen(nil)) == 0 || f.metric("pdproxy_retries_total") == 0 {
+					t.Error("the bad engine was never asked")
+				}
+			})
+		}
+	}
+}
+
+// timeouts.first_byte holds for the first event: comments that keep the
+// connection alive do not.
+func TestCommentsAreNoFirstByte(t *testing.T) {
+	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for leg.Context().Err() == nil {
+			io.WriteString(w, ": keep-alive\n\n")
+			w.(http.Flusher).Flush()
+			select {
+			case <-leg.Context().Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	f := startScripted(t, "none", func(c *config.Config) {
+		c.Retry.Attempts = 1
+		c.Timeouts.FirstByte = config.Duration(300 * time.Millisecond)
+	}, e)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if a := f.post(ctx, f.url, completionPath, plainCompletion(true)); a.status != 504 {
+		t.Fatalf("status %d, err %v: %s", a.status, a.err, a.body)
+	}
+}
+
+// A stream that ends in order inside an event is broken: the client gets an
+// error event that it can read, not one glued to half an event.
+func TestStreamEndsInsideAnEvent(t *testing.T) {
+	e := both("e", streams(event("whole"), `data: {"choices":[{"te`))
+	f := startScripted(t, "none", nil, e)
+	a := f.try(completionPath, plainCompletion(true))
+	if a.errors != 1 || a.done || a.text != "whole" || strings.Contains(a.body, `[{"te`) {
+		t.Fatalf("%d error events, done %v: %q", a.errors, a.done, a.body)
+	}
+}
+
+// The closing event may lack its blank line: the answer is whole.
+func TestStreamEndsWithoutABlankLine(t *testing.T) {
+	e := both("e", streams(event("whole"), "data: [DONE]"))
+	f := startScripted(t, "none", nil, e)
+	a := f.try(completionPath, plainCompletion(true))
+	if a.err != nil || a.errors != 0 || !strings.HasSuffix(strings.TrimSpace(a.body), "data: [DONE]") {
+		t.Fatalf("%d error events, err %v: %q", a.errors, a.err, a.body)
+	}
+}
+
+// speak opens a connection to the proxy and writes one request by hand.
+func (f *fleet) speak(body string) *net.TCPConn {
+	f.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", completionPath, len(body), body)
+	return c.(*net.TCPConn)
+}
+
+// A client that closes its sending side inside a stream is taken for one that
+// left; what it still reads must not look like a whole answer.
+func TestHalfClosedClientGetsNoWholeStream(t *testing.T) {
+	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+		streams(event("one"))(w, leg)
+		<-leg.Context().Done()
+	})
+	f := startScripted(t, "none", nil, e)
+	c := f.speak(plainCompletion(true))
+	defer c.Close()
+	r := bufio.NewReader(c)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	c.CloseWrite()
+	if rest, err := io.ReadAll(resp.Body); err == nil {
+		t.Fatalf("the stream ended as if whole: %q", rest)
+	}
+	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
+}
+
+// A client that no longer reads has left, also where its connection stands.
+func TestClientThatDoesNotReadIsCancelled(t *testing.T) {
+	text := event(strings.Repeat("x", 32<<10))
+	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for leg.Context().Err() == nil {
+			if _, err := io.WriteString(w, text); err != nil {
+				return
+			}
+		}
+	})
+	f := startScripted(t, "none", func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(200 * time.Millisecond) }, e)
+	c := f.speak(plainCompletion(true))
+	defer c.Close()
+	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total") == 1 })
+	if f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) != 1 {
+		t.Error("the outcome is not cancelled")
+	}
+}
+
+// A leg that the budget refuses to try again is counted once.
+func TestRefusedRetryIsCountedOnce(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) {
+		c.Retry.Budget, c.Retry.MinBudget = 0, 0
+		c.Health.UnhealthyAfter = 1 << 20
+		c.Circuit.Failures = 1 << 20
+	}})
+	f.decode[0].Kill()
+	failed := 0
+	for range 6 {
+		if a := f.try(chatPath, chat("budget", 5, false)); a.status == 502 {
+			failed++
+		}
+	}
+	if n := f.metric("pdproxy_fallbacks_total", `what="retry"`, `reason="budget"`); failed == 0 || n != float64(failed) {
+		t.Errorf("%v refusals are counted for %d failed requests", n, failed)
+	}
+}
+
+// A retry waits for the abort of the old attempt on the engines that can be
+// reached, not for one that cannot.
+func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
+	for _, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+		t.Run(role, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{
+				engine: slow(enginesim.RoleDecode, 20000),
+				config: func(c *config.Config) { c.Health.UnhealthyAfter = 1 << 20 },
+			})
+			body := chat(long, 40, false)
+			got := make(chan answer, 1)
+			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second) // half of the janitor's patience
+			defer cancel()
+			engines := f.decode
+			if role == enginesim.RolePrefill {
+				engines = f.prefill
+				for _, p := range f.prefill {
+					p.SetFault("", 0, "prefill")
+				}
+			}
+			go func() { got <- f.post(ctx, f.url, chatPath, body) }()
+			var busy *enginesim.Engine
+			f.eventually("an engine works", func() bool {
+				for _, e := range engines {
+					if e.State().RequestsRunning > 0 {
+						busy = e
+					}
+				}
+				return busy != nil
+			})
+			for _, p := range f.prefill {
+				p.SetFault("", 0, "")
+			}
+			busy.Kill()
+			f.right(<-got, chatPath, body)
+		})
+	}
+}
+
+// An engine that fails its probes may be alive, with blocks that a dead exchange
+// left on it: they are freed all the same.
+func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
+	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
+	d := &scripted{name: "d0", role: "decode"}
+	d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
+		if leg.cleanup() {
+			streams(event("x"))(w, leg)
+			return
+		}
+		hangs(w, leg)
+	}
+	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Health.UnhealthyAfter = 1 }, p, d)
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan answer, 1)
+	go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
+	f.eventually("decode has the leg", func() bool { return len(d.seen(nil)) == 1 })
+	p.sick.Store(true)
+	f.eventually("prefill is unhealthy", func() bool { return f.engineState("p0") == "unhealthy" })
+	leave()
+	<-gone
+	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+}
+
+// Clients whose exchanges a drain cuts are told, in every phase, and what they
+// leave on engines is freed before the proxy ends.
+func TestDrainTellsClientsInEveryPhase(t *testing.T) {
+	for _, phase := range []string{"queue", "prefill", "decode"} {
+		t.Run(phase, func(t *testing.T) {
+			p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
+			d := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, leg scriptedLeg) {
+				if leg.cleanup() {
+					streams(event("x"))(w, leg)
+					return
+				}
+				hangs(w, leg)
+			}}
+			busy, running := d, 1
+			if phase == "prefill" {
+				p.serve, busy = hangs, p
+			}
+			f := startScripted(t, "vllm-nixl", func(c *config.Config) {
+				c.Server.DrainTimeout = 0
+				c.Limits.MaxExchanges = 1
+			}, p, d)
+			got := make(chan answer, 2)
+			post := func() { got <- f.try(completionPath, plainCompletion(true)) }
+			go post()
+			f.eventually("the leg is there", func() bool { return len(busy.seen(nil)) > 0 })
+			if phase == "queue" {
+				go post()
+				running = 2
+				f.eventually("the second waits", func() bool {
+					var rows []struct{ Flow string }
+					f.admin("/v1/exchanges", &rows)
+					return len(rows) == 2
+				})
+			}
+			if err := f.drain(); err == nil {
+				t.Error("the drain says that it was clean")
+			}
+			for range running {
+				if a := <-got; a.status != 503 || !strings.Contains(a.body, "draining") {
+					t.Errorf("status %d, err %v: %s", a.status, a.err, a.body)
+				}
+			}
+			if phase == "decode" && len(d.seen(scriptedLeg.cleanup)) == 0 {
+				t.Error("the proxy ended before its clean-up")
+			}
+		})
+	}
+}
+
+// What one client may have open counts what waits.
+func TestClientCapCountsTheQueue(t *testing.T) {
+	e := both("e", hangs)
+	f := startScripted(t, "none", func(c *config.Config) {
+		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
+	}, e)
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	got := make(chan answer, 5)
+	for range 5 {
+		go func() { got <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
+	}
+	counts := map[int]int{}
+	for range 4 {
+		counts[(<-got).status]++
+	}
+	if counts[429] != 3 || counts[503] != 1 {
+		t.Errorf("got %v, want three refused at once and one that waited in vain", counts)
+	}
+	leave()
+	<-got
+}
+
+// The time in the queue is not the client's: its body has the whole of
+// server.read_timeout.
+func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
+	release := make(chan struct{})
+	e := both("e", func(w http.ResponseWriter, leg scriptedLeg) {
+		<-release
+		says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
+	})
+	f := startScripted(t, "none", func(c *config.Config) {
+		c.Limits.MaxExchanges = 1
+		c.Server.ReadTimeout = config.Duration(300 * time.Millisecond)
+	}, e)
+	got := make(chan answer, 2)
+	body := strings.Replace(plainCompletion(false), `"hi"`, `"`+strings.Repeat("hi ", 100<<10)+`"`, 1) // more than is read ahead
+	for range 2 {
+		go func() { got <- f.try(completionPath, body) }()
+	}
+	f.eventually("one runs and one waits", func() bool {
+		var rows []struct {
+			AgeMS float64 `json:"age_ms"`
+		}
+		f.admin("/v1/exchanges", &rows)
+		return len(rows) == 2 && rows[1].AgeMS > 400
+	})
+	close(release)
+	for range 2 {
+		if a := <-got; a.status != 200 {
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+	}
+}
+
+// An engine that breaks its protocol with a 200 is ejected like one that fails.
+func TestBadPrefillAnswersOpenTheCircuit(t *testing.T) {
+	bad := &scripted{name: "p0", role: "prefill", serve: says(200, `{"error":{"message":"no"}}`)}
+	f := startScripted(t, "trtllm", func(c *config.Config) {
+		c.Circuit.Failures, c.Circuit.OpenFor = 2, config.Duration(time.Hour)
+		c.Retry.Attempts, c.Retry.Budget = 2, 1
+		c.Policy.Place = "round_robin"
+	}, bad,
+		&scripted{name: "p1", role: "prefill", serve: says(200, `{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}`)},
+		&scripted{name: "d0", role: "decode", serve: says(200, `{}`)})
+	for range 8 {
+		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	if n := len(bad.seen(nil)); n != 2 {
+		t.Errorf("%d legs reached the engine, want 2", n)
+	}
+}
+
+// A client's own object that looks like an engine's abort is not one.
+func TestMetadataIsNoAbort(t *testing.T) {
+	created := "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"metadata\":{\"finish_reason\":\"abort\"}}}\n\n"
+	done := "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"metadata\":{\"finish_reason\":\"abort\"}}}\n\n"
+	e := both("e", streams(created, done))
+	f := startScripted(t, "none", nil, e)
+	a := f.try("/v1/responses", `{"model":"sim","input":"hi","stream":true,"metadata":{"finish_reason":"abort"}}`)
+	if a.status != 200 || a.body != created+done || len(e.seen(nil)) != 1 {
+		t.Fatalf("status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
+	}
+	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="ok"`) == 1 })
+}
