@@ -99,6 +99,35 @@ func TestClientLeavesBeforePrefillAnswered(t *testing.T) {
 	})
 }
 
+// A short prefill that its client left is heard out, because only its answer
+// says which blocks it holds; a long one is stopped.
+func TestPrefillOfALeftClient(t *testing.T) {
+	for name, tt := range map[string]struct {
+		us      int
+		aborted int64
+		cleaned float64
+	}{
+		"short": {500, 0, 1},
+		"long":  {20000, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1, engine: slow(enginesim.RolePrefill, tt.us)})
+			ctx, leave := context.WithCancel(context.Background())
+			gone := make(chan answer, 1)
+			go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
+			f.eventually("prefill works", func() bool { return f.busy(f.prefill) })
+			leave()
+			<-gone
+			f.settled()
+			s := f.prefill[0].State()
+			if s.Aborted != tt.aborted || s.LeasesExpired != 0 {
+				t.Errorf("prefill: %d aborted, %d leases expired", s.Aborted, s.LeasesExpired)
+			}
+			f.eventually("the clean-ups are counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="abort_decode"`) == tt.cleaned })
+		})
+	}
+}
+
 func TestClientLeavesWhileDecodeStreams(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})

@@ -128,6 +128,9 @@ type Connector interface {
 	ReadPrefill(a *Attempt, body []byte) (Handoff, error)
 	// Decode shapes the decode leg; h is nil for concurrent legs.
 	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)
+	// Reclaims reports that prefill's answer lets Cleanup free what prefill holds,
+	// so that it is worth waiting for even when the client has left.
+	Reclaims() bool
 	// Cleanup lists the calls that free what o left on the engines. Once decode
 	// took over, the client's body is gone: only ids and targets may be read.
 	Cleanup(a *Attempt, o Orphan) []Cleanup

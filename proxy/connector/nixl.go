@@ -191,6 +191,9 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
+// Reclaims: only the answer says which blocks prefill holds.
+func (nixl) Reclaims() bool { return true }
+
 // Cleanup frees the blocks that prefill keeps for a decode that did not come. A
 // decode engine tells prefill to free them as soon as a request that names them
 // ends: aborted before it was scheduled it reads nothing, else no more blocks

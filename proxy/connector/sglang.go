@@ -171,6 +171,9 @@ func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return meet(a, dst, false), nil
 }
 
+// Reclaims: the abort by rid frees what either engine holds, answered or not.
+func (sglang) Reclaims() bool { return false }
+
 // Cleanup aborts by id what each engine that got a leg still has of the
 // attempt. Prefill that has answered has nothing.
 func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {

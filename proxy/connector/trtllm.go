@@ -207,6 +207,10 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return spliced(a, dst, cutPD(edits[:4], a)), nil
 }
 
+// Reclaims: what prefill has computed is freed by its time-out alone, so a
+// prefill that nobody waits for is best stopped at once.
+func (trtllm) Reclaims() bool { return false }
+
 // Cleanup can send nothing: no route of a worker frees a context whose
 // generation did not come. Its kv_transfer_timeout_ms does.
 func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
