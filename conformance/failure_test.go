@@ -374,6 +374,22 @@ func TestStreamIsIdleTooLong(t *testing.T) {
 	})
 }
 
+// Comments keep a connection alive, not a stream.
+func TestStreamOfComments(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+		engine: func(role string, _ int, c *enginesim.Config) { c.SSEKeepAlive = 50 * time.Millisecond },
+		config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(300 * time.Millisecond) },
+	})
+	for _, d := range f.decode {
+		d.SetFault("", 0, "stream")
+	}
+	a := f.try(chatPath, chat(long, 50, true))
+	if a.status != 200 || a.errors != 1 || a.done {
+		t.Fatalf("status %d, %d error events, done %v: %s", a.status, a.errors, a.done, a.body)
+	}
+	f.settled()
+}
+
 func TestNoTargetForAPhase(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{})

@@ -23,6 +23,7 @@ const (
 var (
 	errClientWrite = errors.New("write to client")
 	errNoEnd       = errors.New("the stream ended without its closing event")
+	errNoEvent     = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
 )
 
 // relay gives the client a 2xx answer: streams as they come, all else when it
@@ -170,9 +171,10 @@ func engineError(row *legRow, reason string, status int, data []byte) *legError 
 func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
-	limit := time.Duration(x.cfg.Timeouts.StreamIdle) + 2*writeCheck
+	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
+	limit := idle + 2*writeCheck
 	last := x.rec.FirstByte
-	renewed := last
+	renewed, lastEvent, seen := last, last, int64(0)
 	x.rc.SetWriteDeadline(last.Add(limit))
 	chunk := first.b
 	var err error
@@ -190,6 +192,11 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 		}
 		if err != nil {
 			return err
+		}
+		if events.Events != seen {
+			seen, lastEvent = events.Events, last
+		} else if last.Sub(lastEvent) > idle {
+			return errNoEvent // an engine that hangs may still send comments
 		}
 		var n int
 		n, err = resp.Read(first.b[:cap(first.b)])
