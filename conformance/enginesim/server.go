@@ -250,6 +250,9 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	if err == nil && st != nil {
 		err = e.closeStream(ctx, st, req, seqs)
 	}
+	if st != nil {
+		st.finish() // what follows is the last that is written
+	}
 	switch {
 	case err == nil && st != nil:
 	case err == nil:

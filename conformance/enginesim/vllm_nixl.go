@@ -194,7 +194,7 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 		if err := v.shakeHands(s.rank, leg); err != nil {
 			return err
 		}
-		return v.pull(s, leg)
+		return v.pull(ctx, s, leg)
 	})
 	if err != nil {
 		v.e.cfg.Log.Error("KV load failed", "request", s.id, "error", err)
@@ -235,16 +235,21 @@ func (v *vllm) compatibility() string { return fmt.Sprintf("%x-%d", v.e.weights,
 // pull reads the blocks that are not in the local prefix cache and frees them on
 // the prefill engine. With a local hit only the tail of the remote blocks is
 // read; remote blocks that are missing leave the local ones as they are.
-func (v *vllm) pull(s *sequence, leg *nixlLeg) error {
+//
+// A request that was aborted while its blocks were on their way (ctx has ended)
+// frees them when they are there, and they never come into the prefix cache
+// (scheduler.py, _update_from_kv_xfer_finished): they may have been read from
+// memory that the prefill engine had given to somebody else.
+func (v *vllm) pull(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	hit := s.computed / s.rank.cache.size
 	local := s.blocks[hit:s.rank.cache.blocksFor(len(s.prompt))]
 	remote := leg.blocks
 	if len(remote) > len(local) {
 		remote = remote[len(remote)-len(local):]
 	}
-	ctx, cancel := context.WithTimeout(v.e.ctx, nixlReadTimeout)
+	limit, cancel := context.WithTimeout(v.e.ctx, nixlReadTimeout)
 	defer cancel()
-	answer, err := s.rank.side.call(ctx, leg.address(), sideMessage{
+	answer, err := s.rank.side.call(limit, leg.address(), sideMessage{
 		Op: nixlRead, Engine: leg.engine, Key: leg.request, Blocks: remote, Fields: leg.fields(),
 	})
 	if err != nil {
@@ -253,6 +258,9 @@ func (v *vllm) pull(s *sequence, leg *nixlLeg) error {
 	v.notifyDone(leg)
 	s.rank.store(local, answer.Payload)
 	v.e.stats.transfers.Add(1)
+	if ctx.Err() != nil {
+		return nil
+	}
 	s.rank.loaded(s, len(s.prompt)-1)
 	if s.cached = leg.cached; leg.cached < 0 {
 		s.cached = len(s.prompt) - 1
