@@ -116,7 +116,7 @@ const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"rol
 // is the same, which proves that the right KV blocks arrived.
 func (a *app) printDemo(n *Node, d demoFlags, alone string) {
 	if a.json {
-		a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
+		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
 		return
 	}
 	fmt.Fprintf(a.out, `pdproxy serves %s with %d prefill and %d decode engines (%s, simulated).

@@ -64,11 +64,10 @@ func (a *app) explain(id, admin, tokenFile string) error {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return failed(err)
 	}
-	a.printExplanation(&e)
-	return nil
+	return failed(a.printExplanation(&e))
 }
 
-func (a *app) printExplanation(e *proxy.Explanation) {
+func (a *app) printExplanation(e *proxy.Explanation) error {
 	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
 		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
 	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
@@ -82,10 +81,13 @@ func (a *app) printExplanation(e *proxy.Explanation) {
 		facts, _ := json.Marshal(c.Facts)
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", c.Engine, c.Rank, orDash(c.Score), facts)
 	}
-	w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
 	for _, f := range e.Fallbacks {
 		fmt.Fprintf(a.out, "fallback: %s (%s)\n", f.What, f.Reason)
 	}
+	return nil
 }
 
 func orDash(v *float64) string {

@@ -64,14 +64,14 @@ func withBase(conn, base context.Context) context.Context {
 // checkBuffers says in the proxy's own log what quic-go would print on
 // standard error when the kernel grants less than it asks for.
 func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
-	os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
-	conn.SetReadBuffer(quicBuffer)
-	conn.SetWriteBuffer(quicBuffer)
+	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
+	_ = conn.SetReadBuffer(quicBuffer) // what was granted is read below
+	_ = conn.SetWriteBuffer(quicBuffer)
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return
 	}
-	raw.Control(func(fd uintptr) {
+	_ = raw.Control(func(fd uintptr) {
 		rcv, err1 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF)
 		snd, err2 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
 		if err1 != nil || err2 != nil || rcv >= quicBuffer && snd >= quicBuffer {

@@ -32,7 +32,7 @@ func (x *exchange) replyEngineError(le *legError) {
 	if le.retryAfter != "" {
 		x.w.Header().Set("Retry-After", le.retryAfter)
 	}
-	x.writeWhole(le.status, le.body)
+	_ = x.writeWhole(le.status, le.body) // the client may be gone
 }
 
 // writeError answers with an OpenAI-shaped error.
