@@ -498,6 +498,55 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 	f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
 }
 
+// A prefill step that runs cannot be stopped: vLLM pins the blocks all the same,
+// and throws the answer that names them away if the connection has closed, be it
+// on one side only. So the proxy listens on for a while.
+func TestClientLeavesAShortPrefill(t *testing.T) {
+	for _, client := range []string{"own", "nethttp"} {
+		for _, begun := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, answer begun %t", client, begun), func(t *testing.T) {
+				left := make(chan struct{})
+				hungUp := make(chan bool, 1)
+				p := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, leg scriptedLeg) {
+					if begun {
+						io.WriteString(w, pinnedAnswer[:20])
+						w.(http.Flusher).Flush()
+					}
+					<-left
+					select {
+					case <-leg.Context().Done():
+					case <-time.After(100 * time.Millisecond): // a hang-up would be here
+					}
+					hungUp <- leg.Context().Err() != nil
+					if begun {
+						io.WriteString(w, pinnedAnswer[20:])
+					} else {
+						io.WriteString(w, pinnedAnswer)
+					}
+				}}
+				d := &scripted{name: "d0", role: "decode", serve: streams(event("x"), "data: [DONE]\n\n")}
+				f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Transport.Client = client }, p, d)
+				ctx, leave := context.WithCancel(context.Background())
+				gone := make(chan answer, 1)
+				go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
+				f.eventually("prefill has the leg", func() bool { return len(p.seen(nil)) == 1 })
+				time.Sleep(20 * time.Millisecond) // so that the proxy knows that it is out
+				leave()
+				<-gone
+				time.Sleep(20 * time.Millisecond)
+				close(left)
+				if <-hungUp {
+					t.Error("the proxy hung up before the answer")
+				}
+				f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+				if n := len(d.seen(nil)); n != 1 {
+					t.Errorf("decode got %d legs", n)
+				}
+			})
+		}
+	}
+}
+
 // Clients whose exchanges a drain cuts are told, in every phase, and what they
 // leave on engines is freed before the proxy ends.
 func TestDrainTellsClientsInEveryPhase(t *testing.T) {

@@ -145,7 +145,11 @@ func (a *attempt) concurrent() error {
 	}
 	if err != nil {
 		stop(errPeerLeg)
-		return peerError(err, <-done)
+		perr := <-done
+		if timedOut(err) && !a.orphan.PrefillDone { // either may hang: decode waits for prefill
+			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill)
+		}
+		return peerError(err, perr)
 	}
 	a.settlePrefill(done, stop)
 	return nil
@@ -175,10 +179,16 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 // to blame only when its connection failed, or prefill did not.
 func peerError(decode, prefill error) error {
 	var p, d *legError
-	if !errors.As(prefill, &p) || errors.As(decode, &d) && d.status == 0 {
+	if !errors.As(prefill, &p) || errors.As(decode, &d) && d.status == 0 && !timedOut(d) {
 		return decode
 	}
 	return prefill
+}
+
+// timedOut reports whether a leg failed by waiting in vain.
+func timedOut(err error) bool {
+	var le *legError
+	return errors.As(err, &le) && le.code == 504
 }
 
 // settlePrefill ends the prefill leg of an exchange whose decode is done: it

@@ -20,13 +20,10 @@ const (
 	// maxErrorAnswer bounds the first event of a stream that may be an error, and
 	// the answer to a clean-up.
 	maxErrorAnswer = 64 << 10
-	// prefillPatience is how long a prefill leg goes on after its client has left,
+	// prefillLinger is how long a prefill leg goes on after its client has left,
 	// where the answer is what lets its blocks be freed: a prefill of one step
 	// cannot be stopped, and a vLLM that finishes it unheard holds the blocks for
 	// its whole lease (8 to 23 % of short prompts, conformance/real/README.md).
-	prefillPatience = time.Second
-	// prefillLinger is how long such a leg then still listens, its sending side
-	// closed, for an answer that was already on its way.
 	prefillLinger = 2 * time.Second
 )
 
@@ -46,7 +43,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		// for an answer that crosses it and holds blocks.
 		w = waits{idle: limit, linger: prefillLinger}
 		var cancel context.CancelFunc
-		sctx, cancel = outliving(ctx, limit, prefillPatience)
+		sctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
 	resp, err := a.send(sctx, row, l, w)
@@ -70,19 +67,6 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	}
 	answer.free()
 	return x.legEnded(ctx, row, err)
-}
-
-// outliving returns a context that ends after limit, or patience after ctx.
-func outliving(ctx context.Context, limit, patience time.Duration) (context.Context, context.CancelFunc) {
-	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	stop := context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(patience, cancel)
-		context.AfterFunc(out, func() { t.Stop() })
-	})
-	return out, func() {
-		stop()
-		cancel()
-	}
 }
 
 // answerLeg sends the leg whose answer the client gets, and relays it.
@@ -121,7 +105,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 // did answer, but not with the KV of this prefill.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if errors.As(err, &le) && !a.p.Prefill.IsZero() && !a.orphan.DecodeTook && le.status/100 == 5 {
+	if errors.As(err, &le) && le.phase == abi.Decode && !a.p.Prefill.IsZero() && !a.orphan.DecodeTook && le.status/100 == 5 {
 		le.pair = a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode)
 	}
 	return err
@@ -153,11 +137,13 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 }
 
 // legEnded books a leg that did not succeed. A leg that its own context ended
-// is nobody's failure: the cause comes back instead.
+// is nobody's failure: the cause comes back instead. One that failed by itself
+// has, also when its context ended since: with concurrent legs the failure of
+// one reaches the other through the engines as well.
 func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	var le *legError
 	failed := errors.As(err, &le)
-	if ctx.Err() != nil && !(failed && le.final) {
+	if ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		row.end(time.Now(), "cancelled")
 		x.s.deps.Metrics.Cancelled(row.Phase)
 		return context.Cause(ctx)

@@ -14,7 +14,7 @@ type phase uint8
 const (
 	sending phase = iota // the connection is closed
 	waiting              // or lingers, if the request asks for that
-	reading
+	reading              // likewise
 )
 
 // maxInformational is how many 1xx answers may precede the final one.
@@ -42,7 +42,7 @@ type call struct {
 	conn     *conn     // guarded by mu; nil between connections and after the end
 	phase    phase     // guarded by mu
 	ended    error     // guarded by mu; why ctx ended
-	lingerBy time.Time // guarded by mu; set when the sending side was closed
+	lingerBy time.Time // guarded by mu; set when the context ended and the call goes on
 }
 
 // run sends m on cn and returns the answer. A reused connection that turns out
@@ -172,19 +172,20 @@ func (c *call) answer(cn *conn, h *head) {
 // call, unless it lingers.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.conn, c.phase = cn, ph
-	live := c.ended == nil || ph == reading && !c.lingerBy.IsZero()
-	linger := !live && ph == waiting && c.linger > 0
-	if live && ph == sending {
-		c.limitSending()
-	} else if linger {
+	switch {
+	case c.ended == nil:
+		if ph == sending {
+			c.limitSending()
+		}
+		return true
+	case ph == sending || c.linger == 0:
+		return false
+	case c.lingerBy.IsZero():
 		c.limitLinger()
 	}
-	c.mu.Unlock()
-	if linger {
-		cn.endSending()
-	}
-	return live || linger
+	return true
 }
 
 // limitSending sets the deadlines of the write and of the head. mu is held, so
@@ -198,11 +199,10 @@ func (c *call) limitSending() {
 }
 
 // limitLinger begins the linger: cn will not be used again, and reading ends in
-// time. The caller ends sending, not under mu, because TLS may have to wait for
-// the engine there. mu is held.
+// time. mu is held.
 func (c *call) limitLinger() {
 	c.lingerBy = time.Now().Add(c.linger)
-	if !c.headBy.IsZero() {
+	if c.phase == waiting && !c.headBy.IsZero() {
 		c.lingerBy = earlier(c.lingerBy, c.headBy)
 	}
 	c.conn.readDeadline(c.lingerBy)
@@ -211,23 +211,18 @@ func (c *call) limitLinger() {
 // hangUp runs when the context has ended, in a goroutine of its own.
 func (c *call) hangUp() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
-	cn := c.conn
-	linger := cn != nil && c.phase == waiting && c.linger > 0
 	switch {
-	case cn == nil:
-	case linger:
-		c.limitLinger()
-	case c.phase == sending && c.linger > 0:
+	case c.conn == nil:
+	case c.linger == 0:
+		c.conn.abort()
+	case c.phase == sending:
 		// A write that is stuck fails. One that had put the request out
 		// succeeds, and the call goes on to linger.
-		cn.SetWriteDeadline(time.Unix(1, 0))
+		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
-		cn.abort()
-	}
-	c.mu.Unlock()
-	if linger {
-		cn.endSending()
+		c.limitLinger()
 	}
 }
 

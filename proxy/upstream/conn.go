@@ -108,14 +108,6 @@ func (c *conn) readDeadline(t time.Time) {
 	}
 }
 
-// endSending closes the sending side, or all where that alone cannot be.
-func (c *conn) endSending() {
-	h, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok || h.CloseWrite() != nil {
-		c.abort()
-	}
-}
-
 // send writes head and body as one. Bytes of a TLS connection count as sent
 // even when TLS did not say so.
 func (c *conn) send(m *message) (sent bool, err error) {

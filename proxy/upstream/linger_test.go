@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,27 +23,31 @@ var lingers = []struct {
 	took    time.Duration // until the end of the body or the error
 }{
 	{
-		name: "engine hangs up", took: time.Second,
-		serve: func(c *duplex) { c.next(); c.next() },
-	},
-	{
-		name: "engine hangs up later", took: 1500 * time.Millisecond,
-		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(500 * time.Millisecond) },
+		name: "engine hangs up", took: 1500 * time.Millisecond,
+		serve: func(c *duplex) { c.next(); time.Sleep(1500 * time.Millisecond) },
 	},
 	{
 		name: "engine does nothing", took: time.Second + lingerFor,
-		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(time.Hour) },
+		serve: func(c *duplex) { c.next(); time.Sleep(time.Hour) },
 	},
 	{
 		name: "answer was under way", answers: true, body: "ok", took: 1500 * time.Millisecond,
-		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(500 * time.Millisecond); c.say(okAnswer) },
+		serve: func(c *duplex) { c.next(); time.Sleep(1500 * time.Millisecond); c.say(okAnswer) },
+	},
+	{
+		name: "answer had begun", answers: true, body: "hello", took: 1500 * time.Millisecond,
+		serve: func(c *duplex) {
+			c.next()
+			c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
+			time.Sleep(1500 * time.Millisecond)
+			c.say("llo")
+		},
 	},
 	{
 		name: "answer without body", answers: true, took: 1500 * time.Millisecond,
 		serve: func(c *duplex) {
 			c.next()
-			c.next()
-			time.Sleep(500 * time.Millisecond)
+			time.Sleep(1500 * time.Millisecond)
 			c.say("HTTP/1.1 204 No Content\r\n\r\n")
 		},
 	},
@@ -51,7 +55,7 @@ var lingers = []struct {
 		name: "answer in pieces", answers: true, body: "hello", took: 2500 * time.Millisecond,
 		serve: func(c *duplex) {
 			c.next()
-			c.next()
+			time.Sleep(time.Second)
 			for _, s := range []string{"HTTP/1.1 200 ", "OK\r\nContent-Length: 5\r\n\r\n", "hello"} {
 				time.Sleep(500 * time.Millisecond)
 				c.say(s)
@@ -62,7 +66,7 @@ var lingers = []struct {
 		name: "body comes too late", answers: true, body: "he", bodyErr: true, took: time.Second + lingerFor,
 		serve: func(c *duplex) {
 			c.next()
-			c.next()
+			time.Sleep(1500 * time.Millisecond)
 			c.say("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
 			time.Sleep(time.Hour)
 			c.say("llo")
@@ -70,11 +74,11 @@ var lingers = []struct {
 	},
 	{
 		name: "head comes too late", took: time.Second + lingerFor,
-		serve: func(c *duplex) { c.next(); c.next(); time.Sleep(lingerFor + time.Second); c.say(okAnswer) },
+		serve: func(c *duplex) { c.next(); time.Sleep(time.Second + lingerFor + time.Second); c.say(okAnswer) },
 	},
 	{
 		name: "half a head", took: 1500 * time.Millisecond,
-		serve: func(c *duplex) { c.next(); c.next(); c.say("HTTP/1.1 200 OK\r\n"); time.Sleep(500 * time.Millisecond) },
+		serve: func(c *duplex) { c.next(); c.say("HTTP/1.1 200 OK\r\n"); time.Sleep(1500 * time.Millisecond) },
 	},
 }
 
@@ -113,16 +117,17 @@ func TestLinger(t *testing.T) {
 					}
 				}
 				synctest.Wait()
-				if s := cl.Stats(); s.Open != 0 {
-					t.Errorf("%+v: a half-closed connection was kept", s)
+				if s := cl.Stats(); s.Open != s.Idle {
+					t.Errorf("%+v: the call holds its connection", s)
 				}
 			})
 		})
 	}
 }
 
-// The engine must see the hang-up when it happens, not when the linger is over.
-func TestLingerHangsUpAtOnce(t *testing.T) {
+// The engine's connection stays whole until the linger is over: a server that
+// reads the end of it throws away the answer that is under way.
+func TestLingerLeavesTheConnectionWhole(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		start := time.Now()
 		var seen time.Duration
@@ -131,7 +136,6 @@ func TestLingerHangsUpAtOnce(t *testing.T) {
 			if c.next() == nil {
 				seen = time.Since(start)
 			}
-			time.Sleep(time.Second)
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
@@ -139,54 +143,24 @@ func TestLingerHangsUpAtOnce(t *testing.T) {
 		if f := fault(t, err, OpHead); !f.Timeout || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v is no time-out", err)
 		}
-		if seen != 3*time.Second {
+		synctest.Wait()
+		if seen != 3*time.Second+lingerFor {
 			t.Errorf("hang-up seen after %v", seen)
 		}
 	})
 }
 
-// Once the head is there nothing lingers: the stream is cut at once.
-func TestNoLingerInBody(t *testing.T) {
+// Nothing lingers before the request is out: the engine need not see it at all.
+func TestNoLingerBeforeTheRequest(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
-		e := newEngine(t, func(c *duplex, _ int) {
-			c.next()
-			c.say("HTTP/1.1 200 OK\r\n\r\nx")
-			c.next()
-			time.Sleep(time.Hour)
-		})
-		cl := e.client(t, newClient, nil)
+		e := newEngine(t, func(c *duplex, _ int) { io.ReadFull(c, make([]byte, 10)); time.Sleep(time.Hour) })
 		ctx, cancel := context.WithCancel(t.Context())
-		resp, err := cl.Do(ctx, &Request{Path: "/", Linger: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Close()
 		start := time.Now()
 		time.AfterFunc(time.Second, cancel)
-		_, err = io.Copy(io.Discard, resp)
-		if fault(t, err, OpBody); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
-			t.Errorf("%v after %v", err, time.Since(start))
-		}
-	})
-}
-
-// oneWay hides CloseWrite.
-type oneWay struct{ net.Conn }
-
-func TestLingerWithoutHalfClose(t *testing.T) {
-	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
-		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.next() })
-		cl := e.client(t, newClient, func(o *Options) {
-			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := e.dial(ctx, network, addr)
-				return oneWay{c}, err
-			}
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Second, cancel)
-		start := time.Now()
-		_, err := cl.Do(ctx, &Request{Path: "/", Linger: time.Minute})
-		if fault(t, err, OpHead); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
+		req := post(strings.Repeat("x", 1<<20))
+		req.Linger = time.Minute
+		_, err := e.client(t, newClient, nil).Do(ctx, req)
+		if fault(t, err, OpWrite); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})

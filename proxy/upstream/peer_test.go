@@ -101,7 +101,6 @@ func (d *duplex) Read(p []byte) (int, error) {
 }
 
 func (d *duplex) Write(p []byte) (int, error)        { return d.out.Write(p) }
-func (d *duplex) CloseWrite() error                  { return d.out.Close() }
 func (d *duplex) CloseRead() error                   { return d.in.Close() }
 func (d *duplex) Close() error                       { return errors.Join(d.in.Close(), d.out.Close()) }
 func (d *duplex) LocalAddr() net.Addr                { return d.in.LocalAddr() }

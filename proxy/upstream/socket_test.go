@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // listen serves each connection to a real socket in a goroutine of its own. The
@@ -347,60 +348,66 @@ func TestRefusedDial(t *testing.T) {
 	})
 }
 
-// Both kinds of hang-up must end the context of a Go server's handler, and the
-// lingering one must do it while the connection can still bring an answer.
+// A hang-up must end the context of a Go server's handler; a lingering call must
+// not, as long as it may bring an answer.
 func TestServerNoticesHangUp(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, answer := range []bool{false, true} {
 			t.Run(fmt.Sprintf("tls %v answer %v", secure, answer), func(t *testing.T) {
-				both(t, func(t *testing.T, newClient func(Options) Client) {
-					begun, left := make(chan bool, 1), make(chan bool, 1)
-					srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						io.Copy(io.Discard, r.Body)
-						begun <- true
-						<-r.Context().Done()
-						left <- true
-						if answer {
-							io.WriteString(w, "late")
-							return
-						}
-						panic(http.ErrAbortHandler)
-					}))
-					if secure {
-						srv.StartTLS()
-					} else {
-						srv.Start()
-					}
-					defer srv.Close()
-					cl := newClient(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
-					defer cl.CloseIdle()
-					ctx, cancel := context.WithCancel(t.Context())
-					go func() {
-						<-begun
-						cancel()
-					}()
-					req := post("{}")
-					req.Linger = lingerFor * 10
-					resp, err := cl.Do(ctx, req)
-					<-left
-					if !answer {
-						if fault(t, err, OpHead); !errors.Is(err, context.Canceled) {
-							t.Errorf("%v", err)
-						}
-						return
-					}
-					if _, std := cl.(*stdClient); std && errors.Is(err, context.Canceled) {
-						return // the transport had not said yet that it had sent the request
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer resp.Close()
-					if body, err := io.ReadAll(resp); string(body) != "late" || err != nil {
-						t.Errorf("%q, %v", body, err)
-					}
-				})
+				both(t, func(t *testing.T, newClient func(Options) Client) { hangUp(t, newClient, secure, answer) })
 			})
 		}
+	}
+}
+
+func hangUp(t *testing.T, newClient func(Options) Client, secure, answer bool) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	left := make(chan bool, 1)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		time.AfterFunc(50*time.Millisecond, cancel) // by then both transports know that the request is out
+		if answer {
+			<-ctx.Done()
+			select {
+			case <-r.Context().Done():
+			case <-time.After(50 * time.Millisecond): // a hang-up would be here
+			}
+			left <- r.Context().Err() != nil
+			io.WriteString(w, "late")
+			return
+		}
+		<-r.Context().Done()
+		left <- true
+		panic(http.ErrAbortHandler)
+	}))
+	if secure {
+		srv.StartTLS()
+	} else {
+		srv.Start()
+	}
+	defer srv.Close()
+	cl := newClient(Options{URL: mustURL(srv.URL), TLS: clientTLS(srv)})
+	defer cl.CloseIdle()
+	req := post("{}")
+	if answer {
+		req.Linger = lingerFor * 10
+	}
+	resp, err := cl.Do(ctx, req)
+	if gone := <-left; gone == answer {
+		t.Errorf("the handler's context has ended: %v", gone)
+	}
+	if !answer {
+		if fault(t, err, OpHead); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Close()
+	if body, err := io.ReadAll(resp); string(body) != "late" || err != nil {
+		t.Errorf("%q, %v", body, err)
 	}
 }

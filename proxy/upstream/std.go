@@ -3,7 +3,6 @@ package upstream
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"net"
@@ -33,8 +32,6 @@ type stdClient struct {
 //   - Its parser is laxer: Transfer-Encoding wins over Content-Length, folded
 //     lines are joined, unknown transfer codings of HTTP/1.0 are ignored. The
 //     framing lines are missing from Response.Header, whose order is by name.
-//   - Linger works over HTTP/1.1 until the first byte of an answer, be it an
-//     informational one. A stream of HTTP/2 is reset at once.
 //   - A retry may meet another dead idle connection and is then repeated; each
 //     costs one of them. A request without body is retried however late its
 //     connection was lost; one of more than 16 KiB is not when the first part
@@ -117,13 +114,6 @@ func (c *stdConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	c.unsent.Store(err != nil)
 	return n, err
-}
-
-func (c *stdConn) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return errors.ErrUnsupported
 }
 
 func (c *stdConn) Close() error {

@@ -33,9 +33,8 @@ type stdCall struct {
 	err    error // of every further Read; the reader's
 
 	mu      sync.Mutex
-	conn    net.Conn      // guarded by mu; of the last try
-	socket  *stdConn      // guarded by mu; below conn
-	h2      bool          // guarded by mu; conn is shared with other calls
+	socket  *stdConn      // guarded by mu; of the last try
+	h2      bool          // guarded by mu; it is shared with other calls
 	getting bool          // guarded by mu; the transport looks for a connection
 	dialing bool          // guarded by mu; and opens one
 	tries   int           // guarded by mu; connections got
@@ -103,7 +102,7 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 	if info.Reused {
 		c.client.reuses.Add(1)
 	}
-	c.conn, c.since, c.phase = info.Conn, time.Now(), sending
+	c.since, c.phase = time.Now(), sending
 	socket := info.Conn
 	if t, ok := socket.(*tls.Conn); ok {
 		c.h2 = t.ConnectionState().NegotiatedProtocol == "h2"
@@ -120,8 +119,6 @@ func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	}
 }
 
-// answerBegins runs before the transport can give conn to another call, which
-// hangUp must then leave alone.
 func (c *stdCall) answerBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,12 +137,10 @@ func (c *stdCall) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
-	half, ok := c.conn.(interface{ CloseWrite() error })
-	if ok && c.phase == waiting && c.linger > 0 && !c.h2 && !c.over && !c.unsent() {
+	sent := c.phase == reading || c.phase == waiting && !c.unsent()
+	if sent && c.linger > 0 && !c.over {
 		c.patient = time.AfterFunc(c.linger, c.cut)
-		if half.CloseWrite() == nil {
-			return
-		}
+		return
 	}
 	c.cut()
 }
@@ -240,7 +235,6 @@ func (c *stdCall) end() bool {
 	}
 	if c.patient != nil {
 		c.patient.Stop()
-		c.conn.Close() // its sending side is closed: of no use to others
 	}
 	c.cut()
 	return true

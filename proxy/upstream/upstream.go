@@ -38,13 +38,13 @@ type Request struct {
 	// It is then not repeated on another connection, unless none of it can have
 	// left. Else a reused connection that turns out to be dead is replaced.
 	Once bool
-	// Linger changes what happens when the context ends while the answer is
-	// awaited. 0: the connection is closed at once. Else only its sending side
-	// is, which asyncio and Go servers take as a hang-up, and Do goes on
-	// reading for at most Linger: an answer whose head comes after all is
-	// returned, its body readable within the same bound, so that the caller
-	// learns that the engine had finished. A transport that cannot close one
-	// side is closed at once.
+	// Linger changes what happens when the context ends after the request has
+	// been sent. 0: the connection is closed at once. Else it is left whole, and
+	// the call goes on for at most Linger before it is closed: an answer that
+	// comes after all is returned and can be read, so that the caller learns
+	// that the engine had finished. To close the sending side alone would not
+	// do: servers on asyncio take that as a hang-up, and throw away the answer
+	// of an engine that no longer can stop.
 	Linger time.Duration
 }
 
@@ -52,8 +52,9 @@ type Request struct {
 type Client interface {
 	// Do sends req and waits for the head of the answer, whatever its status.
 	// Any error is an *Error. The end of ctx, also after Do has returned,
-	// closes the connection and is the error of the call under way; after the
-	// body's end it means nothing. The caller must Close the Response.
+	// closes the connection, unless it lingers, and is the error of the call
+	// under way; after the body's end it means nothing. The caller must Close
+	// the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
 	// CloseIdle closes the connections that no call is using.
 	CloseIdle()
