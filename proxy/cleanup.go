@@ -27,6 +27,10 @@ const (
 	cleanupPatience = 30 * time.Second
 	// cleanupPause is the first pause between two rounds; it doubles.
 	cleanupPause = 50 * time.Millisecond
+	// cleanupYield is how long a clean-up leaves it to a decode engine that has
+	// been hung up on. Its own abort frees prefill's blocks; a second engine that
+	// freed them while it still reads would hand it another request's memory.
+	cleanupYield = time.Second
 )
 
 // cleanupJob is the clean-up of one attempt. It holds no memory of the exchange.
@@ -34,8 +38,9 @@ type cleanupJob struct {
 	requestID string
 	connector string
 	calls     []cleanupCall
-	auth      string    // the client's Authorization, "" where it is not sent on
-	since     time.Time // when the attempt died: time to free counts from here
+	auth      string        // the client's Authorization, "" where it is not sent on
+	yield     time.Duration // before the first call
+	since     time.Time     // when the attempt died: time to free counts from here
 	limit     time.Duration
 }
 
@@ -61,6 +66,9 @@ func (a *attempt) cleanup(err error) {
 	var le *legError
 	if errors.As(err, &le) {
 		job.avoid(le.target)
+	}
+	if a.orphan.DecodeSent && (le == nil || le.status == 0) && a.p.Flow == abi.FlowPrefillFirst {
+		job.yield = cleanupYield
 	}
 	tried := a.x.s.janitor.start(job)
 	if a.p.Flow != abi.FlowConcurrent || a.x.committed {
@@ -114,6 +122,12 @@ func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	j.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
 		defer cancel()
+		if job.yield > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(job.yield):
+			}
+		}
 		var first, all sync.WaitGroup
 		first.Add(len(job.calls))
 		for i := range job.calls {
