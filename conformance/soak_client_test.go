@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -408,6 +409,9 @@ func judgeBad(r reply) (kind, problem string) {
 	return "bad request: " + kind, problem
 }
 
+// legMessage finds phase and reason in what the proxy says of a failed leg.
+var legMessage = regexp.MustCompile(`^the (\w+) leg on engine .*\((\w+)\)$`)
+
 // judgeError checks an error answer: its status, and that a client can read it.
 func judgeError(r reply, statuses ...int) (kind, problem string) {
 	var e struct {
@@ -426,5 +430,10 @@ func judgeError(r reply, statuses ...int) (kind, problem string) {
 	case err != nil, e.Error.Message == nil, e.Error.Type == nil, e.Error.Code == nil:
 		return "", "an error that is not OpenAI's"
 	}
-	return fmt.Sprintf("status %d %v", r.status, e.Error.Code), ""
+	kind = fmt.Sprintf("status %d %v", r.status, e.Error.Code)
+	message, _ := e.Error.Message.(string)
+	if leg := legMessage.FindStringSubmatch(message); leg != nil {
+		kind += ": " + leg[1] + " " + leg[2]
+	}
+	return kind, ""
 }

@@ -74,6 +74,8 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.Listen = quietAddr(t)
 			c.Log = slog.New(slog.NewTextHandler(s.log, nil)).With("engine", role[:1]+strconv.Itoa(n))
 			c.KVBlocks = 160
+			c.Ranks = 1 + n
+			c.SSEKeepAlive = 200 * time.Millisecond
 			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
 			c.HandshakeTimeout = time.Second
 			c.Lease = 6 * time.Second // an answer that was cut took the address of its blocks with it
@@ -81,6 +83,9 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			configs[role+strconv.Itoa(n)] = *c
 		},
 		config: func(c *config.Config) {
+			for i := range c.Engines {
+				c.Engines[i].Ranks = configs[c.Engines[i].Role+c.Engines[i].Name[1:]].Ranks
+			}
 			c.Timeouts.Prefill = config.Duration(time.Second)
 			c.Timeouts.FirstByte = config.Duration(2 * time.Second)
 			c.Timeouts.StreamIdle = config.Duration(time.Second)
