@@ -26,8 +26,8 @@ type soakCase struct {
 }
 
 // makeCorpus draws the requests. Prompts share beginnings, so that engines find
-// part of them in their caches.
-func makeCorpus(rng *rand.Rand) []*soakCase {
+// part of them in their caches. With several, some ask for two choices.
+func makeCorpus(rng *rand.Rand, several bool) []*soakCase {
 	var texts []string
 	for _, n := range []int{0, 0, 15, 60, 120, 250} {
 		texts = append(texts, prose(rng, n))
@@ -55,6 +55,9 @@ func makeCorpus(rng *rand.Rand) []*soakCase {
 		}
 		if rng.IntN(8) == 0 {
 			members = append(members, `"stop":["xar","é b"]`)
+		}
+		if several && rng.IntN(15) == 0 {
+			members = append(members, `"n":2`)
 		}
 		path := "/v1/completions"
 		switch rng.IntN(4) {
@@ -147,8 +150,7 @@ type reply struct {
 	status     int
 	header     http.Header
 	raw        []byte // the body's beginning
-	text       string
-	finish     string
+	choices    []choice
 	prompt     int // usage, when there is one
 	completion int
 	events     int
@@ -159,6 +161,9 @@ type reply struct {
 	err        error  // the connection broke
 	took       time.Duration
 }
+
+// choice is one of the texts of an answer.
+type choice struct{ text, finish string }
 
 // ask sends a request, reads the answer and judges it.
 func (s *soak) ask(q asked) (reply, string) {
@@ -278,6 +283,7 @@ type object struct {
 	Object  string
 	Message string
 	Choices []struct {
+		Index        int
 		Text         string
 		Message      struct{ Content string }
 		Delta        struct{ Content string }
@@ -301,9 +307,13 @@ func (r *reply) readObject(data []byte) {
 		return
 	}
 	for _, c := range o.Choices {
-		r.text += c.Text + c.Message.Content + c.Delta.Content
+		for c.Index >= len(r.choices) {
+			r.choices = append(r.choices, choice{})
+		}
+		to := &r.choices[c.Index]
+		to.text += c.Text + c.Message.Content + c.Delta.Content
 		if c.FinishReason != "" {
-			r.finish = c.FinishReason
+			to.finish = c.FinishReason
 		}
 	}
 	if o.Usage.Prompt > 0 {
@@ -365,7 +375,7 @@ func judge(q asked, r reply) (kind, problem string) {
 	if r.malformed != "" {
 		return "", "malformed answer: " + r.malformed
 	}
-	if r.status == 200 && (q.stream || r.failed) && !strings.HasPrefix(want.text, r.text) {
+	if r.status == 200 && q.stream && !r.begins(want) {
 		return "", "the text is not a beginning of the right one"
 	}
 	switch {
@@ -383,14 +393,22 @@ func judge(q asked, r reply) (kind, problem string) {
 		return "", "the stream is silently short"
 	case r.failed:
 		return "", "an error with status 200"
-	case r.text != want.text:
-		return "", "wrong text"
-	case r.finish != want.finish:
-		return "", fmt.Sprintf("finish reason %q, alone %q", r.finish, want.finish)
+	case !slices.Equal(r.choices, want.choices):
+		return "", "wrong answer"
 	case r.prompt > 0 && (r.prompt != want.prompt || r.completion != want.completion):
 		return "", fmt.Sprintf("usage %d+%d, alone %d+%d", r.prompt, r.completion, want.prompt, want.completion)
 	}
 	return "right", ""
+}
+
+// begins reports whether each text so far is a beginning of the right one.
+func (r *reply) begins(want *reply) bool {
+	for i, c := range r.choices {
+		if i >= len(want.choices) || !strings.HasPrefix(want.choices[i].text, c.text) {
+			return false
+		}
+	}
+	return true
 }
 
 // judgeBad says how a request ended that has no answer.

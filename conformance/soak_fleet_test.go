@@ -30,6 +30,7 @@ type soak struct {
 	clients []*http.Client // HTTP/1.1 and h2c
 	log     *logTail
 	slots   []*slot
+	config  config.Config
 	past    pastEngines
 	tally   tally
 	serial  atomic.Int64 // numbers the requests
@@ -45,6 +46,7 @@ type slot struct {
 	ends   time.Time // of its trouble; zero when it is well
 	dies   bool      // the trouble may kill it
 	closed bool      // it was shut down in order
+	away   bool      // the configuration does not name it
 }
 
 // pastEngines sums the states of engines that have been replaced.
@@ -97,6 +99,7 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			if change != nil {
 				change(c)
 			}
+			s.config = *c
 		},
 	})
 	for role, engines := range map[string][]*enginesim.Engine{enginesim.RolePrefill: s.prefill, enginesim.RoleDecode: s.decode} {
@@ -118,7 +121,7 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.CloseIdleConnections()
 		}
 	})
-	s.corpus = makeCorpus(s.rand(0, 1<<21))
+	s.corpus = makeCorpus(s.rand(0, 1<<21), connector == enginesim.ConnectorVLLMNixl) // the others cannot pair them
 	return s
 }
 
@@ -155,9 +158,9 @@ func (s *soak) problem(q asked, r reply, what string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, request %s (%s): %s\n", s.seed, q.id, s.connector, what)
 	fmt.Fprintf(&b, "  POST %s h2c=%t leave=%s %s\n", q.path, q.h2c, q.leave, shortened(q.body))
-	fmt.Fprintf(&b, "  status %d after %v, %d events, finish %q, err %v\n  body %s\n", r.status, r.took, r.events, r.finish, r.err, shortened(string(r.raw)))
+	fmt.Fprintf(&b, "  status %d after %v, %d events, err %v\n  body %s\n", r.status, r.took, r.events, r.err, shortened(string(r.raw)))
 	if q.c != nil {
-		fmt.Fprintf(&b, "  got  %q\n  want %q\n", r.text, q.c.want.text)
+		fmt.Fprintf(&b, "  got  %q\n  want %q\n", r.choices, q.c.want.choices)
 	}
 	if resp, err := s.client.Get(s.node.AdminURL() + "/v1/explain/" + q.id); err == nil {
 		text, _ := io.ReadAll(resp.Body)

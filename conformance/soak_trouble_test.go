@@ -13,7 +13,7 @@ import (
 // troubles are what happens to an engine: a word alone is done to the process,
 // "hang PHASE" and "fail KIND" are the simulator's faults.
 var troubles = []string{
-	"kill", "kill", "restart", "restart", "die", "shutdown",
+	"kill", "kill", "restart", "restart", "die", "shutdown", "leave", "leave",
 	"hang head", "hang prefill", "hang decode", "hang stream", "hang connect",
 	"fail 500", "fail 503", "fail 429", "fail reset", "fail close", "fail cut", "fail slow",
 }
@@ -83,6 +83,9 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	case "shutdown":
 		sl.closed = true
 		go e.Close() // restart waits for it
+	case "leave":
+		sl.away = true
+		s.reload()
 	case "hang":
 		err = e.SetFault("", 0, of)
 	case "fail":
@@ -104,6 +107,24 @@ func (s *soak) heal(sl *slot) {
 		s.t.Error(err)
 	}
 	sl.dies, sl.closed = false, false
+	if sl.away {
+		sl.away = false
+		s.reload()
+	}
+}
+
+// reload gives the proxy a configuration with the engines that are not away.
+func (s *soak) reload() {
+	next := s.config
+	next.Engines = nil
+	for i, spec := range s.config.Engines {
+		if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.away && sl.name == spec.Name }) {
+			next.Engines = append(next.Engines, s.config.Engines[i])
+		}
+	}
+	if err := s.node.Reload(&next); err != nil {
+		s.t.Errorf("reload: %v", err)
+	}
 }
 
 func (s *soak) healAll() {
