@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -682,4 +683,126 @@ func TestMetadataIsNoAbort(t *testing.T) {
 		t.Fatalf("status %d after %d legs: %s", a.status, len(e.seen(nil)), a.body)
 	}
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="ok"`) == 1 })
+}
+
+// A model may have engines of two connectors: a route that only one of them
+// carries finds its engines.
+func TestRouteOfOneConnectorOfTwo(t *testing.T) {
+	e0 := both("e0", says(200, "{}"))
+	e0.spec = func(c *config.Engine) { c.Connector = "sglang" }
+	e1 := both("e1", says(200, `{"output":[]}`))
+	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Policy.Place = "round_robin" }, e0, e1)
+	for range 4 {
+		if a := f.try("/v1/responses", `{"model":"sim","input":"hi"}`); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	if n := len(e0.seen(nil)); n != 0 {
+		t.Errorf("%d legs reached the engine that does not know the route", n)
+	}
+	if a := f.try("/inference/v1/generate", `{"model":"sim","token_ids":[1],"sampling_params":{}}`); a.status != 200 {
+		t.Errorf("status %d: %s", a.status, a.body)
+	}
+}
+
+// What cannot be split goes whole to an engine that can take it so, never to
+// another connector's decode engine, which cannot.
+func TestUnsplitRequestMeetsItsOwnConnector(t *testing.T) {
+	engines := []*scripted{
+		{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)},
+		{name: "s0", role: "decode", serve: says(500, `{}`)},
+		{name: "d0", role: "decode", serve: says(200, `{"choices":[{"text":"x"}]}`)},
+		{name: "s1", role: "prefill", serve: says(500, `{}`)},
+	}
+	for _, s := range []*scripted{engines[1], engines[3]} {
+		s.spec = func(c *config.Engine) { c.Connector = "sglang" }
+	}
+	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Policy.Place = "round_robin" }, engines...)
+	served := 0
+	for range 6 {
+		a := f.try(completionPath, `{"model":"sim","prompt":"hi","n":2}`)
+		switch a.status {
+		case 200:
+			served++
+		case 400: // sglang was chosen for the pair, and has no engine that serves it whole
+		default:
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+	}
+	if n := len(engines[1].seen(nil)) + len(engines[3].seen(nil)); n != 0 || served == 0 {
+		t.Errorf("%d legs reached the other connector, %d requests were served", n, served)
+	}
+}
+
+// An engine whose streams end in error events is ejected like one that fails
+// before its first event.
+func TestErrorEventsOpenTheCircuit(t *testing.T) {
+	bad := both("e0", streams(event("x"), "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n", "data: [DONE]\n\n"))
+	good := both("e1", streams(event("x"), "data: [DONE]\n\n"))
+	f := startScripted(t, "none", func(c *config.Config) {
+		c.Circuit.Failures, c.Circuit.OpenFor = 2, config.Duration(time.Hour)
+		c.Policy.Place = "round_robin"
+	}, bad, good)
+	broken := 0
+	for range 8 {
+		broken += f.try(completionPath, plainCompletion(true)).errors
+	}
+	if len(bad.seen(nil)) != 2 || broken != 2 {
+		t.Errorf("%d legs reached the engine and %d streams broke, want 2", len(bad.seen(nil)), broken)
+	}
+	if f.metric("pdproxy_leg_errors_total", `engine="e0"`) != 2 || f.metric("pdproxy_broken_streams_total") != 2 {
+		t.Error("the failures are not counted")
+	}
+}
+
+// An open stream holds no memory of its request.
+func TestOpenStreamsHoldNoRequest(t *testing.T) {
+	release := make(chan struct{})
+	p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer)}
+	d := &scripted{name: "d0", role: "decode"}
+	d.serve = func(w http.ResponseWriter, _ scriptedLeg) {
+		streams(event("x"))(w, scriptedLeg{})
+		<-release
+		streams("data: [DONE]\n\n")(w, scriptedLeg{})
+	}
+	f := startScripted(t, "vllm-nixl", nil, p, d)
+	const count, size = 24, 1 << 20
+	body := strings.Replace(plainCompletion(true), `"hi"`, `"`+strings.Repeat("x", size)+`"`, 1)
+	before := heap()
+	var open []*http.Response
+	for range count {
+		req, err := http.NewRequest(http.MethodPost, f.url+completionPath, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := f.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, resp)
+		for _, e := range []*scripted{p, d} { // they keep what they are sent
+			e.mu.Lock()
+			clear(e.legs)
+			e.mu.Unlock()
+		}
+	}
+	if grown := heap() - before; grown > count*size/4 {
+		t.Errorf("%d open streams hold %d bytes", count, grown)
+	}
+	close(release)
+	for _, resp := range open {
+		readRest(resp)
+	}
+}
+
+// heap is the memory in use, without what pools keep for later.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -6,12 +6,14 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -168,30 +170,69 @@ func (x *exchange) try(p *coordinator.Placement) (err error) {
 // is counted.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.rec.placing(time.Now())
-	p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
-	if err != nil {
-		return nil, err
+	p, err := x.placeWhere(func(_ *coordinator.Placement, c connector.Connector) error {
+		if !c.Serves(x.req.API) {
+			return errNotCarried(c.Name(), x.req.API)
+		}
+		return nil
+	})
+	if err != nil || p.Flow == abi.FlowAggregated {
+		return p, err
 	}
 	conn := x.s.connector(p.Decode.Spec.Connector)
-	if !conn.Serves(x.req.API) {
-		p.Lease.Release()
-		return nil, errNotCarried(conn.Name(), x.req.API)
-	}
-	if p.Flow == abi.FlowAggregated {
-		return p, nil
-	}
 	unpairable := conn.Pairable(&x.req)
 	if unpairable == nil {
 		return p, nil
 	}
 	p.Lease.Release()
 	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
-	if p, err = x.s.deps.Coordinator.Place(x.ctx, &x.ask); err != nil {
+	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
+		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
+			return unpairable
+		}
+		return nil
+	})
+	if err != nil {
 		return nil, unpairable
 	}
 	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
 	x.rec.fallback("aggregated", "not_pairable")
 	return p, nil
+}
+
+// placeWhere asks for a placement whose connector suits the request; check says
+// why one does not. A model may have engines of several connectors: those of one
+// that does not suit are then the last to be chosen.
+func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
+	for {
+		p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+		if err != nil {
+			return nil, err
+		}
+		conn := x.s.connector(p.Decode.Spec.Connector)
+		if err = check(p, conn); err == nil {
+			return p, nil
+		}
+		p.Lease.Release()
+		if !x.excludeConnector(conn.Name()) {
+			return nil, err
+		}
+	}
+}
+
+// excludeConnector keeps the targets of a connector from the next placements, as
+// long as there are others; false: it had been done.
+func (x *exchange) excludeConnector(name string) bool {
+	before := len(x.ask.Excluded)
+	for _, i := range x.s.deps.Registry.Snapshot().Instances {
+		for rank := range i.Load {
+			t := engine.Target{Instance: i, Rank: rank}
+			if i.Spec.Connector == name && !slices.Contains(x.ask.Excluded, t) {
+				x.ask.Excluded = append(x.ask.Excluded, t)
+			}
+		}
+	}
+	return len(x.ask.Excluded) > before
 }
 
 // firstError prefers the failure of a leg over «no other target is left».
@@ -292,6 +333,7 @@ func (x *exchange) close() {
 
 // releaseBody gives the request's bytes back; nothing may be retried after it.
 func (x *exchange) releaseBody() {
+	x.req.Object.Reset() // it refers to the bytes
 	x.body.free()
 	x.body = nil
 }

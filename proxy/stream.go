@@ -105,9 +105,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		err = x.endStream(&events) // all was said before the connection broke
 	}
 	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, errClientWrite):
+	case err == nil && (events.Failed || events.Aborted): // the client has been told
+		return engineError(row, "error_event", events.Status, nil)
+	case err == nil || errors.Is(err, errClientWrite):
 		return err
 	}
 	le := newLegError(row.Phase, row.target, err)
