@@ -1,0 +1,108 @@
+package cmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// run runs one command line.
+func run(args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = Main(args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pdproxy.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExitCodes(t *testing.T) {
+	good := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
+	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
+	noKeys := write(t, "[server.auth]\nkeys_file = '/nonexistent/keys'\n")
+	for name, tt := range map[string]struct {
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		"version":             {[]string{"version"}, exitOK, "pdproxy ", ""},
+		"version as JSON":     {[]string{"version", "--json"}, exitOK, `"version"`, ""},
+		"help":                {[]string{"--help"}, exitOK, "run", ""},
+		"unknown command":     {[]string{"fly"}, exitUsage, "", "unknown command"},
+		"unknown flag":        {[]string{"check", "--fast", good}, exitUsage, "", "--fast"},
+		"check without file":  {[]string{"check"}, exitUsage, "", "arg"},
+		"check good":          {[]string{"check", good}, exitOK, "ok\n", ""},
+		"check bad":           {[]string{"check", bad}, exitUsage, "", "line 3: server.colour"},
+		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exitUsage, "", "nonexistent"},
+		"check missing keys":  {[]string{"check", noKeys}, exitUsage, "", "server.auth.keys_file"},
+		"run bad":             {[]string{"run", bad}, exitUsage, "", "server.listen"},
+		"run missing keys":    {[]string{"run", noKeys}, exitUsage, "", "server.auth.keys_file"},
+		"run bad log level":   {[]string{"run", "--log-level", "loud", good}, exitUsage, "", "--log-level"},
+		"sim bad role":        {[]string{"sim", "--role", "chef"}, exitUsage, "", "role"},
+		"sim bad fault":       {[]string{"sim", "--fail", "often"}, exitUsage, "", "RATE:KIND"},
+		"demo without engine": {[]string{"demo", "--prefill", "0"}, exitUsage, "", "--prefill"},
+		"explain nobody":      {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exitFailed, "", "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := run(tt.args...)
+			if code != tt.code {
+				t.Errorf("exit %d, want %d: %s", code, tt.code, stderr)
+			}
+			if !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) {
+				t.Errorf("stdout %q, stderr %q", stdout, stderr)
+			}
+		})
+	}
+}
+
+func TestCheckAsJSON(t *testing.T) {
+	code, stdout, _ := run("check", "--json", write(t, "[server]\ncolour = 'red'\n"))
+	var res checkResult
+	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitUsage || res.OK || len(res.Problems) != 1 || res.Problems[0].Key != "server.colour" || res.Problems[0].Line != 2 {
+		t.Errorf("exit %d, %+v", code, res)
+	}
+	code, stdout, _ = run("check", "--json", write(t, "[[engine]]\nname='d'\nurl='http://h:1'\nrole='decode'\nconnector='sglang'\n"))
+	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitOK || !res.OK || len(res.Warnings) == 0 {
+		t.Errorf("decode without prefill: exit %d, %+v", code, res)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" || r.URL.Path != "/v1/explain/a b" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Write([]byte(`{"request_id":"a b","flow":"prefill_first","policy":"least_load","outcome":"ok","status":200,` +
+			`"candidates":[{"engine":"p0","rank":0,"score":null,"facts":{"role":"prefill"}}],` +
+			`"legs":[{"phase":"prefill","engine":"p0","attempt":1,"start_ms":0.1,"end_ms":5}],"fallbacks":[{"what":"plan","reason":"late"}]}`))
+	}))
+	defer admin.Close()
+	token := write(t, "secret\n")
+	code, stdout, stderr := run("explain", "a b", "--admin", admin.URL, "--token-file", token)
+	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)"} {
+		if code != exitOK || !strings.Contains(stdout, want) {
+			t.Fatalf("exit %d, %q is missing: %s%s", code, want, stdout, stderr)
+		}
+	}
+	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exitFailed || !strings.Contains(stderr, "404") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
