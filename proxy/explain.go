@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
 )
 
 // explainSize is how many ended exchanges can be explained and are seen in
@@ -199,10 +201,10 @@ func (r *record) perfRow() PerfRow {
 	p := PerfRow{
 		RequestID: r.RequestID, CtxRequestID: strconv.FormatUint(r.DisaggID, 10), CtxServer: r.prefill, GenServer: r.decode,
 		Arrival: unix(r.Start), FirstToken: unix(r.FirstByte), End: unix(r.End), Outcome: r.Outcome.String(),
-		PromptTokens: r.Usage.Prompt, OutputTokens: r.Usage.Completion, CachedTokens: r.Usage.Cached,
+		PromptTokens: max(r.Usage.Prompt, 0), OutputTokens: max(r.Usage.Completion, 0), CachedTokens: max(r.Usage.Cached, 0),
 	}
 	for _, l := range r.rows[:r.legs] { // the last leg of each phase counts
-		if l.Engine == r.prefill && l.Phase.String() == "prefill" {
+		if l.Phase == abi.Prefill {
 			p.CtxDispatch, p.CtxDone = unix(l.Start), unix(l.End)
 		} else {
 			p.GenDispatch = unix(l.Start)

@@ -2,15 +2,18 @@ package proxy
 
 import (
 	"bytes"
+	"io"
 	"net"
 	"strconv"
 )
 
-// framingListener refuses requests with both Content-Length and
-// Transfer-Encoding, the classic way to smuggle one request inside another.
-// net/http lets them pass and hides the length from the handler, so the check
-// sits below it: it follows the bytes of a connection and spoils the head of
-// such a request, which net/http then answers in its turn with 400 and closes.
+// framingListener refuses requests whose framing can be read in two ways, the
+// classic way to smuggle one request inside another: Content-Length together
+// with Transfer-Encoding above all. net/http lets those pass and hides the
+// length from the handler, so the check sits below it: it follows the bytes of a
+// connection and, instead of the rest of such a head, hands net/http a malformed
+// line, which it answers in its turn with 400 and closes. What cannot be
+// followed ends there too: no byte reaches net/http unchecked.
 type framingListener struct{ net.Listener }
 
 // Accept implements net.Listener.
@@ -29,9 +32,15 @@ type framingConn struct {
 
 // Read implements net.Conn.
 func (c *framingConn) Read(p []byte) (int, error) {
+	if c.f.state == framingEnd {
+		return c.f.refuse(p)
+	}
 	n, err := c.Conn.Read(p)
-	c.f.follow(p[:n])
-	return n, err
+	pass := c.f.follow(p[:n])
+	if pass < n {
+		err = nil // the next Read begins the refusal
+	}
+	return pass, err
 }
 
 // CloseWrite lets net/http send its FIN before it closes a connection with
@@ -44,15 +53,22 @@ func (c *framingConn) CloseWrite() error {
 }
 
 // framing follows the requests of one HTTP/1.1 connection: heads line by line,
-// bodies by their length. The zero value stands before the first request.
+// bodies by their length. Where net/http is lenient it sees what net/http sees,
+// or refuses. The zero value stands before the first request.
 type framing struct {
-	state   framingState
-	line    [64]byte // the begin of the current line
-	n       int      // its length so far, also past len(line)
-	skip    int64    // bytes of the body or chunk still to come
-	length  int64    // Content-Length of this head, -1 none
-	chunked bool     // this head has a Transfer-Encoding
-	inHead  bool     // the request line has been read
+	state    framingState
+	inHead   bool     // the request line has been read
+	http11   bool     // it ended in HTTP/1.1
+	chunked  bool     // this head has a Transfer-Encoding
+	sized    bool     // this head has a Content-Length
+	framed   bool     // the last header line was one of the two
+	preface  int      // bytes of the connection that are http2Preface, -1: it is none
+	length   int64    // Content-Length of this head
+	skip     int64    // bytes of the body or chunk still to come
+	line     [64]byte // the begin of the current line
+	tail     [9]byte  // its last bytes
+	n        int      // its length so far, also past len(line)
+	refusing []byte   // what is handed out before the end
 }
 
 type framingState uint8
@@ -63,49 +79,78 @@ const (
 	framingChunk                       // a chunk-size line
 	framingData                        // skip bytes of a chunk, then a size line
 	framingTrailer                     // lines until an empty one
-	framingOff                         // HTTP/2, or spoiled: nothing to follow
+	framingOff                         // HTTP/2: nothing to follow
+	framingEnd                         // nothing passes any more
 )
 
 var (
 	contentLength    = []byte("content-length:")
 	transferEncoding = []byte("transfer-encoding:")
-	http2Preface     = []byte("PRI * HTTP/2.0")
+	http11           = []byte("HTTP/1.1")
 )
 
-// follow reads p and spoils in it what must not pass.
-func (f *framing) follow(p []byte) {
+const (
+	// http2Preface begins an HTTP/2 connection (RFC 9113 3.4). net/http looks
+	// for it at the begin of a connection only.
+	http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	// malformedLine is a header line that net/http answers with 400.
+	malformedLine = "\x00\n"
+)
+
+// follow reads p and returns how many of its bytes may pass; after fewer than
+// len(p) the state is framingEnd.
+func (f *framing) follow(p []byte) int {
+	f.matchPreface(p)
 	for i := 0; i < len(p); {
 		switch f.state {
 		case framingOff:
-			return
+			return len(p)
+		case framingEnd:
+			return i
 		case framingBody, framingData:
 			step := min(f.skip, int64(len(p)-i))
 			f.skip -= step
 			i += int(step)
 			if f.skip == 0 {
-				if f.state == framingBody {
-					f.begin()
-				} else {
-					f.state = framingChunk
-				}
+				f.bodyDone()
 			}
 		default:
 			i = f.readLine(p, i)
 		}
 	}
+	return len(p)
+}
+
+// matchPreface compares the first bytes of the connection with the preface. It
+// is followed as HTTP/1.1 until it is whole.
+func (f *framing) matchPreface(p []byte) {
+	if f.preface < 0 || f.preface == len(http2Preface) {
+		return
+	}
+	n := min(len(p), len(http2Preface)-f.preface)
+	if string(p[:n]) != http2Preface[f.preface:f.preface+n] {
+		f.preface = -1
+		return
+	}
+	if f.preface += n; f.preface == len(http2Preface) {
+		f.state = framingOff
+	}
 }
 
 // begin stands before the next request.
-func (f *framing) begin() {
-	*f = framing{length: -1}
+func (f *framing) begin() { *f = framing{preface: f.preface} }
+
+func (f *framing) bodyDone() {
+	if f.state == framingBody {
+		f.begin()
+	} else {
+		f.state = framingChunk
+	}
 }
 
-// readLine takes the rest of a line that is in p and acts on its end.
+// readLine takes the rest of a line that is in p, acts on its end, and returns
+// where the next one begins.
 func (f *framing) readLine(p []byte, i int) int {
-	start := i
-	if f.n > 0 {
-		start = -1 // it began in an earlier read
-	}
 	end := bytes.IndexByte(p[i:], '\n')
 	part := p[i:]
 	if end >= 0 {
@@ -114,23 +159,33 @@ func (f *framing) readLine(p []byte, i int) int {
 	if f.n < len(f.line) {
 		copy(f.line[f.n:], part)
 	}
+	f.keepTail(part)
 	f.n += len(part)
 	if end < 0 {
 		return len(p)
 	}
+	whole := f.n <= len(f.line)
 	line := bytes.TrimSuffix(f.line[:min(f.n, len(f.line))], []byte("\r"))
 	f.n = 0
-	if f.endLine(line) {
-		f.spoil(p, start, i+end)
-	}
+	f.endLine(line, whole)
 	return i + end + 1
 }
 
-// endLine acts on one line; true means that the request must not pass.
-func (f *framing) endLine(line []byte) bool {
+// keepTail notes the last bytes of a line that may come in pieces.
+func (f *framing) keepTail(part []byte) {
+	if n := len(f.tail) - len(part); n > 0 {
+		copy(f.tail[:n], f.tail[len(part):])
+		copy(f.tail[n:], part)
+		return
+	}
+	copy(f.tail[:], part[len(part)-len(f.tail):])
+}
+
+// endLine acts on one line, of which only the begin is there unless whole.
+func (f *framing) endLine(line []byte, whole bool) {
 	switch f.state {
 	case framingChunk:
-		f.chunk(line)
+		f.chunk(line, whole)
 	case framingTrailer:
 		if len(line) == 0 {
 			f.begin()
@@ -138,38 +193,45 @@ func (f *framing) endLine(line []byte) bool {
 	case framingHead:
 		switch {
 		case !f.inHead:
-			if len(line) == 0 {
-				return false // empty lines before a request are skipped
-			}
-			f.inHead, f.length = true, -1
-			if bytes.Equal(line, http2Preface) {
-				f.state = framingOff
-			}
+			f.requestLine(line)
 		case len(line) == 0:
 			f.endHead()
-		default:
-			return f.field(line)
+		case !f.field(line, whole):
+			f.state, f.refusing = framingEnd, []byte(malformedLine)
 		}
 	}
-	return false
 }
 
-// field looks at one header line.
-func (f *framing) field(line []byte) bool {
+// requestLine looks at the first line of a head. net/http skips line ends before
+// it, if it lets them pass at all.
+func (f *framing) requestLine(line []byte) {
+	if len(bytes.TrimRight(line, "\r")) == 0 {
+		return
+	}
+	f.inHead = true
+	f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
+}
+
+// field looks at one header line; false means that the request must not pass.
+func (f *framing) field(line []byte, whole bool) bool {
+	framed := f.framed
+	f.framed = false
 	switch {
+	case line[0] == ' ' || line[0] == '\t':
+		return !framed // net/http would append it to the line before
 	case hasPrefixFold(line, contentLength):
-		n, err := strconv.ParseInt(string(bytes.TrimSpace(line[len(contentLength):])), 10, 64)
-		if err != nil || n < 0 {
-			f.state = framingOff // net/http refuses it
+		n, ok := parseLength(line[len(contentLength):])
+		if !ok || !whole || f.sized && n != f.length {
 			return false
 		}
-		f.length = n
+		f.sized, f.framed, f.length = true, true, n
 	case hasPrefixFold(line, transferEncoding):
-		f.chunked = true
-	default:
-		return false
+		f.chunked, f.framed = true, true
+		if !f.http11 {
+			return false // net/http would ignore the line (RFC 9112 6.1: faulty framing)
+		}
 	}
-	return f.chunked && f.length >= 0
+	return !f.chunked || !f.sized
 }
 
 func (f *framing) endHead() {
@@ -183,34 +245,38 @@ func (f *framing) endHead() {
 	}
 }
 
-// chunk acts on a chunk-size line: hex digits, then perhaps an extension.
-func (f *framing) chunk(line []byte) {
-	if i := bytes.IndexByte(line, ';'); i >= 0 {
-		line = line[:i]
+// chunk acts on a chunk-size line: hex digits, then perhaps an extension. After
+// a line that net/http must refuse nothing passes.
+func (f *framing) chunk(line []byte, whole bool) {
+	size, _, cut := bytes.Cut(line, []byte(";"))
+	if !cut {
+		size = bytes.TrimRight(size, " \t")
 	}
-	n, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 62)
+	n, err := strconv.ParseUint(string(size), 16, 62)
 	switch {
-	case err != nil || n < 0:
-		f.state = framingOff // net/http refuses it
+	case err != nil || !cut && !whole:
+		f.state = framingEnd
 	case n == 0:
 		f.state = framingTrailer
 	default:
-		f.state, f.skip = framingData, n+2 // with its line end
+		f.state, f.skip = framingData, int64(n)+2 // with its line end
 	}
 }
 
-// spoil makes the head malformed: in the line's name where that is still in
-// hand (start >= 0), else at its end.
-func (f *framing) spoil(p []byte, start, end int) {
-	f.state = framingOff
-	switch {
-	case start >= 0:
-		p[start] = 0
-	case end > 0:
-		p[end-1] = 0
-	default:
-		p[end] = 0
+// refuse hands out what makes net/http refuse the request, then the end.
+func (f *framing) refuse(p []byte) (int, error) {
+	if len(f.refusing) == 0 {
+		return 0, io.EOF
 	}
+	n := copy(p, f.refusing)
+	f.refusing = f.refusing[n:]
+	return n, nil
+}
+
+// parseLength reads the value of a Content-Length line: digits alone.
+func parseLength(v []byte) (int64, bool) {
+	n, err := strconv.ParseUint(string(bytes.Trim(v, " \t")), 10, 63)
+	return int64(n), err == nil
 }
 
 func hasPrefixFold(b, prefix []byte) bool {

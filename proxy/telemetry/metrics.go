@@ -132,11 +132,12 @@ func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(
 // Shed counts a request refused by a limit.
 func (m *Metrics) Shed(reason string) { m.shed.WithLabelValues(reason).Inc() }
 
-// Tokens adds what an engine reported of one exchange.
+// Tokens adds what an engine reported of one exchange; a negative number is one
+// that it did not report.
 func (m *Metrics) Tokens(prompt, completion, cached int64) {
-	m.tokens.WithLabelValues("prompt").Add(float64(prompt))
-	m.tokens.WithLabelValues("completion").Add(float64(completion))
-	m.tokens.WithLabelValues("cached").Add(float64(cached))
+	m.tokens.WithLabelValues("prompt").Add(float64(max(prompt, 0)))
+	m.tokens.WithLabelValues("completion").Add(float64(max(completion, 0)))
+	m.tokens.WithLabelValues("cached").Add(float64(max(cached, 0)))
 }
 
 // Restart counts an engine restart.
