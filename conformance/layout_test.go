@@ -1,0 +1,82 @@
+package conformance
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/pdproxy/pdproxy/"
+
+// mayImport is the house: what each package may import of this module. A name
+// that ends in /... stands for all below it.
+var mayImport = map[string][]string{
+	"abi":                   {},
+	"plugins":               {"abi"},
+	"policies":              {"abi", "policies/..."},
+	"policies/...":          {"abi", "policies/candidates"},
+	"proxy/config":          {},
+	"proxy/openai":          {},
+	"proxy/upstream":        {},
+	"proxy/state/...":       {"abi"},
+	"proxy/telemetry":       {"abi"},
+	"proxy/engine":          {"abi", "proxy/config", "proxy/state/load", "proxy/upstream"},
+	"proxy/connector":       {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
+	"proxy/coordinator":     {"abi", "proxy/engine", "proxy/state/..."},
+	"proxy":                 {"abi", "proxy/..."},
+	"cmd":                   {"abi", "conformance/enginesim", "policies", "proxy", "proxy/..."},
+	"cmd/pdproxy":           {"cmd"},
+	"conformance":           {},
+	"conformance/enginesim": {}, // so that one misreading of a protocol cannot hide in both sides
+	"conformance/bench":     {},
+}
+
+func TestImportsPointDownwards(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}|{{.Doc}}|{{join .Imports " "}}`, module+"...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		path, rest, _ := strings.Cut(strings.TrimSpace(line), "|")
+		doc, imports, _ := strings.Cut(rest, "|")
+		pkg := strings.TrimPrefix(path, module)
+		if strings.HasPrefix(pkg, "build/") {
+			continue
+		}
+		allowed, known := rule(pkg)
+		if !known {
+			t.Errorf("package %s has no place in the house", pkg)
+		}
+		if doc == "" {
+			t.Errorf("package %s has no package comment", pkg)
+		}
+		for _, i := range strings.Fields(imports) {
+			if i, ours := strings.CutPrefix(i, module); ours && !matches(allowed, i) {
+				t.Errorf("%s imports %s", pkg, i)
+			}
+		}
+	}
+}
+
+// rule returns what pkg may import: its own line, or that of the folder above.
+func rule(pkg string) ([]string, bool) {
+	if allowed, ok := mayImport[pkg]; ok {
+		return allowed, true
+	}
+	for name, allowed := range mayImport {
+		if matches([]string{name}, pkg) {
+			return allowed, true
+		}
+	}
+	return nil, false
+}
+
+func matches(names []string, pkg string) bool {
+	for _, name := range names {
+		above, all := strings.CutSuffix(name, "/...")
+		if name == pkg || all && strings.HasPrefix(pkg, above+"/") {
+			return true
+		}
+	}
+	return false
+}
