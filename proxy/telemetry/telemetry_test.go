@@ -1,0 +1,146 @@
+package telemetry
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.opentelemetry.io/otel/attribute"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	m := New(reg)
+	m.Exchange(abi.FlowPrefillFirst, OutcomeOK, time.Second)
+	m.Client("team", OutcomeOK)
+	m.FirstToken(time.Second)
+	m.Leg(abi.Prefill, "sglang", time.Second)
+	m.LegError(abi.Decode, "d0", "reset")
+	m.Retry(abi.Decode, "reset")
+	m.Fallback("plan", "late")
+	m.Cleanup("vllm-nixl", "abort_decode", time.Second)
+	m.Cleanup("trtllm", "engine_timeout", 0)
+	m.Cancelled(abi.Prefill)
+	m.BrokenStream("leg")
+	m.Shed("queue_full")
+	m.Tokens(5, -1, 3) // the engine said nothing of the second
+	m.Restart("p0")
+	m.Minted("snowflake")
+	m.Policy("least_load", "place", time.Microsecond, "late")
+	want := `
+# HELP pdproxy_exchanges_total Exchanges that ended, by flow and outcome.
+# TYPE pdproxy_exchanges_total counter
+pdproxy_exchanges_total{flow="prefill_first",outcome="ok"} 1
+# HELP pdproxy_kv_cleanups_total Engine memory behind dead exchanges, by the way it was freed.
+# TYPE pdproxy_kv_cleanups_total counter
+pdproxy_kv_cleanups_total{connector="trtllm",how="engine_timeout"} 1
+pdproxy_kv_cleanups_total{connector="vllm-nixl",how="abort_decode"} 1
+# HELP pdproxy_tokens_total Tokens as the engines reported them.
+# TYPE pdproxy_tokens_total counter
+pdproxy_tokens_total{kind="cached"} 3
+pdproxy_tokens_total{kind="completion"} 0
+pdproxy_tokens_total{kind="prompt"} 5
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want),
+		"pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_tokens_total"); err != nil {
+		t.Error(err)
+	}
+	if n := testutil.CollectAndCount(m.cleanupTime); n != 1 {
+		t.Errorf("%d series of clean-up times: a clean-up that took no call has no time", n)
+	}
+}
+
+func TestIntervals(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	m := New(reg)
+	var i Intervals
+	for _, d := range []time.Duration{-time.Second, 0, 500 * time.Microsecond, 1500 * time.Microsecond, 20 * time.Millisecond, time.Hour} {
+		i.Observe(d)
+	}
+	m.MergeIntervals(&i)
+	m.MergeIntervals(&Intervals{})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "pdproxy_inter_event_seconds" {
+			continue
+		}
+		h := f.GetMetric()[0].GetHistogram()
+		if h.GetSampleCount() != 6 {
+			t.Errorf("%d samples", h.GetSampleCount())
+		}
+		for _, b := range h.GetBucket() {
+			var want uint64 = 5 // all but the hour
+			switch {
+			case b.GetUpperBound() < 0.002:
+				want = 3
+			case b.GetUpperBound() < 0.02:
+				want = 4
+			}
+			if b.GetCumulativeCount() != want {
+				t.Errorf("bucket %v holds %d, want %d", b.GetUpperBound(), b.GetCumulativeCount(), want)
+			}
+		}
+		return
+	}
+	t.Error("the histogram is missing")
+}
+
+func TestSpans(t *testing.T) {
+	rec := tracetest.NewSpanRecorder()
+	tr := NewTracerTo(sdk.WithSpanProcessor(rec))
+	start := time.Unix(1000, 0)
+	h := http.Header{"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
+	s := tr.Start(h, start)
+	var parent string
+	s.Inject(func(name, value string) {
+		if name == "traceparent" {
+			parent = value
+		}
+	})
+	if !strings.HasPrefix(parent, "00-0af7651916cd43dd8448eb211c80319c-") || strings.Contains(parent, "b7ad6b7169203331") {
+		t.Errorf("engines are told %q: want the client's trace and our span", parent)
+	}
+	s.Child("prefill", start, start.Add(time.Second), attribute.String("k", "v"))
+	s.Child("decode", time.Time{}, start) // never began
+	s.End(start.Add(2*time.Second), OutcomeBroken)
+	ended := rec.Ended()
+	if len(ended) != 2 || ended[0].Name() != "prefill" || ended[1].Name() != "pdproxy.exchange" {
+		t.Fatalf("spans %v", ended)
+	}
+	if d := ended[1].EndTime().Sub(ended[1].StartTime()); d != 2*time.Second {
+		t.Errorf("the exchange's span lasts %v", d)
+	}
+	if ended[0].Parent().SpanID() != ended[1].SpanContext().SpanID() {
+		t.Error("prefill is no child of the exchange")
+	}
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Without a tracer nothing happens, and nothing is asked of the caller.
+func TestNoTracer(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+	tr, err := NewTracer(t.Context())
+	if tr != nil || err != nil {
+		t.Fatalf("%v, %v", tr, err)
+	}
+	s := tr.Start(http.Header{}, time.Now())
+	s.Inject(func(string, string) { t.Error("a line was set") })
+	s.Child("x", time.Now(), time.Now())
+	s.End(time.Now(), OutcomeOK)
+	if err := tr.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
