@@ -806,3 +806,28 @@ func heap() int64 {
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
+
+// Where decode cannot load the KV, either side may be at fault: the retry leaves
+// both.
+func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
+	p0 := &scripted{name: "p0", role: "prefill", serve: says(200, strings.Replace(pinnedAnswer, `"remote_engine_id":"p"`, `"remote_engine_id":"broken"`, 1))}
+	p1 := &scripted{name: "p1", role: "prefill", serve: says(200, pinnedAnswer)}
+	decode := func(name string) *scripted {
+		return &scripted{name: name, role: "decode", serve: func(w http.ResponseWriter, leg scriptedLeg) {
+			if strings.Contains(leg.body, `"broken"`) {
+				says(500, `{}`)(w, leg)
+				return
+			}
+			says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
+		}}
+	}
+	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Retry.Attempts = 2 }, p0, p1, decode("d0"), decode("d1"))
+	for range 3 {
+		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	if len(p0.seen(nil)) == 0 {
+		t.Error("the broken engine was never asked")
+	}
+}

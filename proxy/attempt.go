@@ -60,6 +60,18 @@ func (a *attempt) end(err error) {
 	a.handoff = connector.Handoff{}
 }
 
+// releaseRequest gives back what an open stream no longer needs: the request as
+// it came and as it was sent, and prefill's answer.
+func (a *attempt) releaseRequest() {
+	a.x.releaseBody()
+	a.legBody.free()
+	a.legBody = nil
+	if a.p.Flow != abi.FlowConcurrent { // there it may only now be coming
+		a.answer.free()
+		a.answer, a.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
+	}
+}
+
 // aggregated sends one leg to an engine that serves both phases.
 func (a *attempt) aggregated() error {
 	leg, err := a.conn.Aggregated(&a.c, a.bodyBuffer(&a.legBody))

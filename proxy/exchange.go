@@ -268,11 +268,16 @@ func (x *exchange) mayRetry(err error) bool {
 }
 
 // exclude keeps the target of a failed leg from the next placement of this
-// exchange, as long as there are others.
+// exchange, as long as there are others. Where the pair failed, either side may
+// be at fault.
 func (x *exchange) exclude(err error) {
 	var le *legError
-	if errors.As(err, &le) {
-		x.ask.Excluded = append(x.ask.Excluded, le.target)
+	if !errors.As(err, &le) {
+		return
+	}
+	x.ask.Excluded = append(x.ask.Excluded, le.target)
+	if le.pair != nil {
+		x.ask.Excluded = append(x.ask.Excluded, le.pair.Prefill)
 	}
 }
 

@@ -88,9 +88,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if err := a.take(ctx); err != nil {
 		return err
 	}
-	x.releaseBody() // an open stream holds no request
-	a.legBody.free()
-	a.legBody = nil
+	a.releaseRequest()
 	x.firstByte(row)
 	copyHeader(x.w.Header(), resp)
 	x.commit(resp.Status)
