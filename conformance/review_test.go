@@ -28,6 +28,8 @@ type scripted struct {
 	spec       func(*config.Engine) // changes its entry in the configuration; may be nil
 	serve      func(w http.ResponseWriter, leg scriptedLeg)
 	sick       atomic.Bool // its health probe fails
+	tls        bool
+	prefix     string // of every path, which it takes off
 
 	mu   sync.Mutex
 	legs []scriptedLeg // guarded by mu
@@ -46,7 +48,11 @@ func (l scriptedLeg) cleanup() bool {
 
 // ServeHTTP implements http.Handler.
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path, ok := strings.CutPrefix(r.URL.Path, s.prefix)
+	r.URL.Path = path
 	switch {
+	case !ok:
+		http.NotFound(w, r)
 	case r.URL.Path == "/health" && s.sick.Load():
 		w.WriteHeader(http.StatusInternalServerError)
 	case r.URL.Path == "/health":
@@ -96,10 +102,17 @@ func startScripted(t *testing.T, connector string, change func(*config.Config), 
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
 	for _, e := range engines {
-		srv := httptest.NewServer(e)
+		srv := httptest.NewUnstartedServer(e)
+		if e.tls {
+			srv.EnableHTTP2 = true
+			srv.StartTLS()
+		} else {
+			srv.Start()
+		}
 		t.Cleanup(srv.Close)
 		spec := config.DefaultEngine()
-		spec.Name, spec.URL, spec.Role, spec.Connector, spec.HealthPath = e.name, srv.URL, e.role, connector, "/health"
+		spec.Name, spec.URL, spec.Role, spec.Connector, spec.HealthPath = e.name, srv.URL+e.prefix, e.role, connector, "/health"
+		spec.InsecureSkipVerify = e.tls
 		if e.spec != nil {
 			e.spec(&spec)
 		}
@@ -829,5 +842,43 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 	}
 	if len(p0.seen(nil)) == 0 {
 		t.Error("the broken engine was never asked")
+	}
+}
+
+// Engines behind TLS and a path get their legs and their clean-ups there.
+func TestEnginesBehindTLSAndAPath(t *testing.T) {
+	for _, client := range []string{"own", "nethttp"} {
+		t.Run(client, func(t *testing.T) {
+			p := &scripted{name: "p0", role: "prefill", serve: says(200, pinnedAnswer), tls: true, prefix: "/pre/fill"}
+			d := &scripted{name: "d0", role: "decode", tls: true, prefix: "/d"}
+			d.serve = func(w http.ResponseWriter, leg scriptedLeg) {
+				if strings.Contains(leg.body, "refuse") {
+					says(400, `{"no":true}`)(w, leg)
+					return
+				}
+				streams(event("x"), "data: [DONE]\n\n")(w, leg)
+			}
+			f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Transport.Client = client }, p, d)
+			if a := f.try(completionPath, plainCompletion(true)); a.text != "x" || !a.done {
+				t.Errorf("status %d: %s", a.status, a.body)
+			}
+			if a := f.try(completionPath, strings.Replace(plainCompletion(true), `"hi"`, `"refuse"`, 1)); a.status != 400 {
+				t.Errorf("status %d: %s", a.status, a.body)
+			}
+			f.eventually("the clean-up is sent", func() bool { return len(d.seen(scriptedLeg.cleanup)) == 1 })
+		})
+	}
+}
+
+// A connection on which nothing was asked does not make a drain unclean.
+func TestDrainWithoutExchangesIsClean(t *testing.T) {
+	f := startScripted(t, "none", func(c *config.Config) { c.Server.DrainTimeout = 0 }, both("e", says(200, "{}")))
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := f.drain(); err != nil {
+		t.Error(err)
 	}
 }
