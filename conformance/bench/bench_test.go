@@ -346,6 +346,18 @@ func TestRow(t *testing.T) {
 	if got := s.row(g); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
+	for i := range s.runs { // only the first round of pdproxy and the second of nginx are quiet
+		s.runs[i].Others = 0.9
+	}
+	s.runs[0].Others, s.runs[4].Others = 0, disturbed
+	quiet := row{What: "x", Unit: cpuRequest.unit, Peer: nginx, Mine: 30, Theirs: 10, Ratio: 3, Must: 2, Aim: 1.4, Verdict: missedMust}
+	if got := s.row(g); got != quiet {
+		t.Errorf("got %+v, want %+v", got, quiet)
+	}
+	s.runs[4].Result.CPURequest = 0
+	if got := s.row(g); !got.Disturbed || got.Theirs != 25 || got.Ratio != 1.2 {
+		t.Errorf("without a quiet figure of the peer: %+v", got)
+	}
 	for kind, verdict := range map[string]string{aiohttp: "missing: aiohttp", fastapi: "fastapi: failed", reverse: "reverseproxy: not run"} {
 		g.peer.kind = kind
 		if got := s.row(g); got.Verdict != verdict || got.Ratio != 0 {

@@ -24,7 +24,7 @@ type report struct {
 }
 
 // row is one goal with what was measured. Values are medians over the rounds,
-// Ratio is theirs; RatioMin and RatioMax are of the single rounds.
+// Ratio is theirs; RatioMin and RatioMax are of the single rounds that have both.
 type row struct {
 	What     string  `json:"what"`
 	Unit     string  `json:"unit"`
@@ -37,6 +37,8 @@ type row struct {
 	Must     float64 `json:"must"`
 	Aim      float64 `json:"aim"`
 	Verdict  string  `json:"verdict"`
+	// Disturbed: no quiet run of one side, so that the ratio may mislead.
+	Disturbed bool `json:"disturbed"`
 }
 
 // disturbed is the share of the two cores in the hands of other programs above
@@ -79,7 +81,9 @@ func (s *suite) row(g goal) row {
 	if g.peer.kind == g.mine.kind || g.peer.kind == pdproxy {
 		r.Peer = g.peer.kind + "/" + g.peer.name
 	}
-	mine, theirs := s.values(g.mine, g.metric), s.values(g.peer, g.metric)
+	mine, quietMine := s.values(g.mine, g.metric)
+	theirs, quietTheirs := s.values(g.peer, g.metric)
+	r.Disturbed = !quietMine || !quietTheirs
 	r.Mine, r.Theirs = median(values(mine)), median(values(theirs))
 	switch {
 	case len(mine) == 0:
@@ -87,9 +91,6 @@ func (s *suite) row(g goal) row {
 		return r
 	case len(theirs) == 0:
 		r.Verdict = s.why(g.peer)
-		return r
-	case r.Mine == 0 || r.Theirs == 0:
-		r.Verdict = "too little to measure"
 		return r
 	}
 	r.Ratio = r.Mine / r.Theirs
@@ -109,8 +110,9 @@ func (s *suite) row(g goal) row {
 // openRow judges the most streams: all that were asked for, in each round.
 func (s *suite) openRow(asked int) row {
 	at := place{pdproxy, caseHoldMax}
-	got := values(s.values(at, open))
 	r := row{What: "open streams", Unit: open.unit, Peer: "asked for", Theirs: float64(asked), Must: 1, Aim: 1}
+	byRound, _ := s.values(at, open) // a count, whoever disturbs
+	got := values(byRound)
 	if len(got) == 0 {
 		r.Verdict = s.why(at)
 		return r
@@ -137,15 +139,26 @@ func verdict(ratio, must, aim float64) string {
 	return missedMust
 }
 
-// values gives a figure by round, of the runs that had no fault.
-func (s *suite) values(at place, m metric) map[int]float64 {
-	all := map[int]float64{}
+// values gives a figure by round, of the runs that had no fault. Quiet rounds
+// count alone if there are any: whether one was is not read from its figure.
+// quiet is false when none was. A figure of 0 is less than could be measured.
+func (s *suite) values(at place, m metric) (byRound map[int]float64, quiet bool) {
+	byRound = map[int]float64{}
 	for _, r := range s.runs {
-		if r.Kind == at.kind && r.Case == at.name && r.Failed == "" {
-			all[r.Round] = m.of(r.Result)
+		if r.Kind != at.kind || r.Case != at.name || r.Failed != "" {
+			continue
 		}
+		v := m.of(r.Result)
+		if v == 0 || quiet && r.Others > disturbed {
+			continue
+		}
+		if !quiet && r.Others <= disturbed {
+			quiet = true
+			clear(byRound)
+		}
+		byRound[r.Round] = v
 	}
-	return all
+	return byRound, quiet
 }
 
 func values(byRound map[int]float64) []float64 { return slices.Collect(maps.Values(byRound)) }
@@ -176,7 +189,7 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprintf(w, "%s, rounds: %d\n", r.Machine, r.Rounds)
 	fmt.Fprintf(w, "other programs took %.0f %% of the two cores\n", r.Others*100)
 	if r.Others > disturbed {
-		fmt.Fprintln(w, "DISTURBED: a proxy that has to wait finds several events in one read and looks cheap; repeat the run on a quiet machine")
+		fmt.Fprintln(w, "a proxy that has to wait finds several events in one read and looks cheap: rows without a quiet run are marked as disturbed")
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
 		fmt.Fprintf(w, "  %s: %s\n", name, r.Versions[name])
@@ -193,8 +206,12 @@ func (r *report) print(w io.Writer) {
 		if x.RatioMin > 0 {
 			spread = ratio(x.RatioMin) + ".." + ratio(x.RatioMax)
 		}
+		verdict := x.Verdict
+		if x.Disturbed && x.Ratio > 0 {
+			verdict += " (disturbed)"
+		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.What, x.Peer,
-			figure(x.Mine), figure(x.Theirs), x.Unit, ratio(x.Ratio), spread, ratio(x.Must), ratio(x.Aim), x.Verdict)
+			figure(x.Mine), figure(x.Theirs), x.Unit, ratio(x.Ratio), spread, ratio(x.Must), ratio(x.Aim), verdict)
 	}
 	t.Flush()
 	for _, x := range r.Runs {
