@@ -35,6 +35,7 @@ var (
 func (a *admission) enter(ctx context.Context, client string, l config.Limits) (leave func(), err error) {
 	a.mu.Lock()
 	a.limit = l.MaxExchanges
+	a.admit() // the limit may have grown
 	capped := l.PerClient > 0
 	if capped {
 		if a.clients == nil {
@@ -46,7 +47,7 @@ func (a *admission) enter(ctx context.Context, client string, l config.Limits) (
 		}
 		a.clients[client]++ // what waits counts
 	}
-	if a.running < l.MaxExchanges && len(a.waiting) == 0 {
+	if a.running < l.MaxExchanges { // nobody waits then
 		a.running++
 		a.mu.Unlock()
 	} else if err := a.wait(ctx, l); err != nil { // unlocks
@@ -115,6 +116,11 @@ func (a *admission) leave(client string, capped bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running--
+	a.admit()
+}
+
+// admit gives free places to those who wait; mu is held.
+func (a *admission) admit() {
 	for a.running < a.limit && len(a.waiting) > 0 {
 		t := a.waiting[0]
 		a.waiting = a.waiting[1:]

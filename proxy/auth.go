@@ -1,12 +1,11 @@
 package proxy
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -26,25 +25,25 @@ type Keys struct {
 // with # are skipped. Errors name the line, never its content.
 func ParseKeys(text []byte) (*Keys, error) {
 	k := &Keys{}
-	sc := bufio.NewScanner(bytes.NewReader(text))
-	for n := 1; sc.Scan(); n++ {
-		line := strings.TrimSpace(sc.Text())
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		name, sum, ok := strings.Cut(line, " ")
-		var h [sha256.Size]byte
-		m, err := hex.Decode(h[:], []byte(strings.TrimSpace(sum)[:min(len(strings.TrimSpace(sum)), 2*len(h))]))
-		if !ok || err != nil || m != len(h) || len(strings.TrimSpace(sum)) != 2*len(h) {
+		name, digits, _ := strings.Cut(line, " ")
+		sum, err := hex.DecodeString(strings.TrimSpace(digits))
+		if err != nil || len(sum) != sha256.Size {
 			return nil, fmt.Errorf("line %d is not «name sha256hex»", n)
 		}
 		k.names = append(k.names, name)
-		k.hashes = append(k.hashes, h)
+		k.hashes = append(k.hashes, [sha256.Size]byte(sum))
 	}
 	if len(k.names) == 0 {
-		return nil, fmt.Errorf("no key in the file")
+		return nil, errors.New("no key in the file")
 	}
-	return k, sc.Err()
+	return k, nil
 }
 
 // name returns whose key it is. Every entry is compared, each in constant time,
@@ -73,8 +72,8 @@ func (s *Server) authenticate(r *http.Request) (*http.Request, error) {
 	if keys == nil {
 		return r, nil
 	}
-	key, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !ok {
+	scheme, key, ok := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !ok || !strings.EqualFold(scheme, "Bearer") {
 		key = r.Header.Get("X-Api-Key") // what Anthropic clients send
 	}
 	name, ok := keys.name(key)

@@ -197,11 +197,14 @@ type demux struct {
 	config  *tls.Config
 	timeout time.Duration
 	h1, h2  *handoffListener
+	ctx     context.Context // ends when no new connection is taken any more
+	cancel  context.CancelFunc
 }
 
 func newDemux(inner net.Listener, config *tls.Config, timeout time.Duration) *demux {
+	ctx, cancel := context.WithCancel(context.Background())
 	return &demux{
-		inner: inner, config: config, timeout: timeout,
+		inner: inner, config: config, timeout: timeout, ctx: ctx, cancel: cancel,
 		h1: newHandoffListener(inner.Addr()), h2: newHandoffListener(inner.Addr()),
 	}
 }
@@ -225,7 +228,7 @@ func (d *demux) run() {
 
 func (d *demux) handshake(c net.Conn) {
 	tc := tls.Server(c, d.config)
-	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
+	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
 		c.Close()
@@ -241,6 +244,7 @@ func (d *demux) handshake(c net.Conn) {
 }
 
 func (d *demux) close() {
+	d.cancel()
 	d.inner.Close()
 	d.h1.Close()
 	d.h2.Close()

@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,35 +26,50 @@ import (
 const certCheck = 2 * time.Second
 
 // Certs holds the TLS configuration of the public side and replaces it when the
-// files change. Handshakes use what is there when they begin.
+// files change. Handshakes use what is there when they begin. Safe for
+// concurrent use.
 type Certs struct {
 	cfg     config.TLS
-	current atomic.Pointer[tls.Config]
-	sum     [sha256.Size]byte // of the files last loaded; Run and LoadCerts only
+	own     []tls.Certificate // the self-signed one, made once; else empty
 	log     *slog.Logger
+	current atomic.Pointer[tls.Config]
+	mu      sync.Mutex
+	sum     [sha256.Size]byte // of the files last loaded; guarded by mu
 }
 
 // LoadCerts reads the files that cfg names, or makes a self-signed certificate.
 func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	c := &Certs{cfg: cfg, log: log}
+	if cfg.SelfSigned {
+		cert, err := selfSigned()
+		if err != nil {
+			return nil, err
+		}
+		c.own = []tls.Certificate{cert}
+	}
 	if err := c.Reload(); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// Reload reads the files again. On an error the old certificate stays.
+// Reload reads the files again. On an error the old ones stay in use.
 func (c *Certs) Reload() error {
-	if c.cfg.SelfSigned && c.current.Load() != nil {
-		return nil
-	}
+	_, err := c.refresh()
+	return err
+}
+
+// refresh loads the files and reports whether their content had changed.
+func (c *Certs) refresh() (changed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	conf, sum, err := c.load()
-	if err != nil {
-		return err
+	if err != nil || c.current.Load() != nil && sum == c.sum {
+		return false, err
 	}
 	c.current.Store(conf)
 	c.sum = sum
-	return nil
+	return true, nil
 }
 
 // Run looks at the files until ctx ends and reloads them when their content
@@ -61,19 +77,22 @@ func (c *Certs) Reload() error {
 func (c *Certs) Run(ctx context.Context) {
 	tick := time.NewTicker(certCheck)
 	defer tick.Stop()
+	failures := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		conf, sum, err := c.load()
-		if err != nil || sum == c.sum || c.cfg.SelfSigned {
-			continue // a half-written pair is read again at the next tick
+		changed, err := c.refresh()
+		if err == nil {
+			failures = 0
+		} else if failures++; failures == 2 { // the first time they may be half written
+			c.log.Warn("certificate files cannot be used, the old ones stay", "error", err)
 		}
-		c.current.Store(conf)
-		c.sum = sum
-		c.log.Info("certificate files changed, loaded again")
+		if changed {
+			c.log.Info("certificate files changed, loaded again")
+		}
 	}
 }
 
@@ -98,15 +117,9 @@ func (c *Certs) config(protos ...string) *tls.Config {
 }
 
 func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
-	conf := &tls.Config{MinVersion: tls.VersionTLS12}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: c.own}
 	var files []byte
-	if c.cfg.SelfSigned {
-		cert, err := selfSigned()
-		if err != nil {
-			return nil, [sha256.Size]byte{}, err
-		}
-		conf.Certificates = []tls.Certificate{cert}
-	} else {
+	if !c.cfg.SelfSigned {
 		certPEM, err := os.ReadFile(c.cfg.Cert)
 		if err != nil {
 			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.cert: %w", err)

@@ -1,0 +1,165 @@
+package proxy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// keyLine is the line of a keys file for a key.
+func keyLine(name, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return name + " " + hex.EncodeToString(sum[:]) + "\n"
+}
+
+func TestParseKeys(t *testing.T) {
+	good := keyLine("team-a", "secret-a")
+	secret := strings.Repeat("5e", 31)
+	tests := []struct{ name, text, err string }{
+		{"one", good, ""},
+		{"comments, empty lines, spaces", "# teams\n\n  " + good + "\t\r\n" + keyLine("b", "x"), ""},
+		{"upper case", strings.ToUpper(good), ""},
+		{"several spaces", strings.Replace(good, " ", "   ", 1), ""},
+		{"no last line end", strings.TrimSpace(good), ""},
+		{"nothing", "", "no key in the file"},
+		{"comments only", "# a\n\n", "no key in the file"},
+		{"short digest", good + "team-b " + secret + "\n", "line 2"},
+		{"long digest", "\n\nteam-b " + secret + "5e5e\n", "line 3"},
+		{"no hex", "team-b " + strings.Repeat("zz", 32), "line 1"},
+		{"no digest", good + "\n" + secret, "line 3"},
+		{"a third word", strings.TrimSpace(good) + " x", "line 1"},
+		{"endless line", good + strings.Repeat("a", 100_000), "line 2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			k, err := ParseKeys([]byte(tt.text))
+			switch {
+			case tt.err == "" && err == nil:
+				if name, ok := k.name("secret-a"); tt.name != "upper case" && (!ok || name != "team-a") {
+					t.Errorf("the key is that of %q, %v", name, ok)
+				}
+			case tt.err == "":
+				t.Fatal(err)
+			case err == nil || !strings.Contains(err.Error(), tt.err):
+				t.Errorf("error %v, want one with %q", err, tt.err)
+			case strings.Contains(err.Error(), "5e5e") || strings.Contains(err.Error(), "team"):
+				t.Errorf("the error holds content of the file: %v", err)
+			}
+		})
+	}
+}
+
+// All keys are found, wherever they stand, and nothing that is near to one.
+func TestKeysName(t *testing.T) {
+	var text string
+	for i := range 50 {
+		text += keyLine(fmt.Sprintf("n%d", i), fmt.Sprintf("key-%d", i))
+	}
+	k, err := ParseKeys([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if name, ok := k.name(fmt.Sprintf("key-%d", i)); !ok || name != fmt.Sprintf("n%d", i) {
+			t.Errorf("key %d is that of %q, %v", i, name, ok)
+		}
+	}
+	for _, wrong := range []string{"", "key-", "key-50", "key-1 ", "KEY-1"} {
+		if name, ok := k.name(wrong); ok || name != "" {
+			t.Errorf("%q is taken for the key of %q", wrong, name)
+		}
+	}
+}
+
+func TestAuthenticate(t *testing.T) {
+	tests := []struct {
+		name   string
+		header []string
+		client string // "": refused
+	}{
+		{"bearer", []string{"Authorization", "Bearer good"}, "team"},
+		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
+		{"Anthropic's line", []string{"X-Api-Key", "good"}, "team"},
+		{"both, bearer counts", []string{"Authorization", "Bearer good", "X-Api-Key", "bad"}, "team"},
+		{"both, bearer is bad", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
+		{"other scheme", []string{"Authorization", "Basic good"}, ""},
+		{"none", nil, ""},
+		{"empty", []string{"Authorization", "Bearer "}, ""},
+	}
+	keys, err := ParseKeys([]byte(keyLine("team", "good")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{}
+	s.keys.Store(keys)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest("POST", completionsPath, nil)
+			for i := 0; i < len(tt.header); i += 2 {
+				r.Header.Set(tt.header[i], tt.header[i+1])
+			}
+			got, err := s.authenticate(r)
+			if tt.client == "" {
+				if err != errNoKey {
+					t.Errorf("let in: %v", err)
+				}
+				return
+			}
+			if err != nil || keyName(got) != tt.client || clientOf(got) != tt.client {
+				t.Errorf("client %q, error %v", keyName(got), err)
+			}
+		})
+	}
+}
+
+func TestClientOfWithoutKeys(t *testing.T) {
+	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe"} {
+		r := &http.Request{RemoteAddr: addr}
+		if got := clientOf(r); got != want || keyName(r) != "" {
+			t.Errorf("%s: client %q, want %q", addr, got, want)
+		}
+	}
+}
+
+// Keys that a reload brings or takes count from the next request on.
+func TestKeysReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: keyLine("old", "old-key")})
+		try := func(key string) int {
+			return w.post(completionsPath, completions(false), "Authorization", "Bearer "+key).status
+		}
+		if a, b := try("old-key"), try("new-key"); a != 200 || b != 401 {
+			t.Fatalf("before: %d and %d", a, b)
+		}
+		keys, err := ParseKeys([]byte(keyLine("new", "new-key")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Reload(w.cfg.Load(), keys)
+		if a, b := try("old-key"), try("new-key"); a != 401 || b != 200 {
+			t.Fatalf("after: %d and %d", a, b)
+		}
+		open := *w.cfg.Load()
+		open.Server.Auth = config.Auth{}
+		w.Reload(&open, nil)
+		if a := try(""); a != 200 {
+			t.Fatalf("without keys: %d", a)
+		}
+		for _, client := range []string{"old", "new"} {
+			if n := w.metric("pdproxy_client_exchanges_total", client, "ok"); n != 1 {
+				t.Errorf("client %s has %v exchanges, want 1", client, n)
+			}
+		}
+		if strings.Contains(w.logged.String(), "new-key") {
+			t.Error("a key is in the log")
+		}
+	})
+}
