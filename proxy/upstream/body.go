@@ -69,6 +69,24 @@ func (c *call) Read(p []byte) (int, error) {
 	return 0, c.err
 }
 
+// tooEarly reports that err ended a read before its time, by the deadline of an
+// earlier one, and sets the right one. Moving a deadline at each event of a
+// stream would cost more than reading it.
+func (c *call) tooEarly(err error) bool {
+	if err == nil || !isTimeout(err) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	by := c.readAt.Add(c.idle)
+	if c.conn == nil || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
+		return false
+	}
+	c.idleBy = by
+	c.conn.readDeadline(by)
+	return true
+}
+
 // Close implements io.Closer as Response.Close says.
 func (c *call) Close() error {
 	if cn, _ := c.end(); cn != nil {
@@ -94,10 +112,15 @@ func (c *call) begin() (*conn, error) {
 	}
 	by := c.lingerBy
 	if c.idle > 0 {
-		if idleBy := time.Now().Add(c.idle); by.IsZero() || idleBy.Before(by) {
+		c.readAt = time.Now()
+		if by.IsZero() && c.idleBy.Sub(c.readAt) >= c.idle-c.idle/16 {
+			return cn, nil // the deadline of an earlier read: tooEarly puts it right
+		}
+		if idleBy := c.readAt.Add(c.idle); by.IsZero() || idleBy.Before(by) {
 			by = idleBy
 		}
 	}
+	c.idleBy = by
 	cn.readDeadline(by)
 	return cn, nil
 }
@@ -115,7 +138,9 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 			return n, nil
 		} else {
 			c.client.freeBuffer(cn)
-			k, lostBy = cn.Read(p)
+			if k, lostBy = cn.Read(p); k == 0 && c.tooEarly(lostBy) {
+				k, lostBy = cn.Read(p)
+			}
 		}
 		m, used, err := c.body.decode(p[n : n+k])
 		n += m

@@ -28,6 +28,8 @@ type call struct {
 	ctx    context.Context // ended: hangUp
 	stop   func() bool     // undoes that; nil when ctx cannot end
 	idle   time.Duration
+	readAt time.Time // when the read under way began; the reader's
+	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
 	once   bool // the request must not reach the engine twice
 	noBody bool // the request was HEAD

@@ -30,7 +30,7 @@ type body interface {
 // next. 0: none. The reader calls it.
 func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 
-func (c *call) setIdle(d time.Duration) { c.idle = d }
+func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
 
 func (c *stdCall) setIdle(d time.Duration) { c.idle = d }
 
