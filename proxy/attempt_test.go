@@ -10,6 +10,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // Between the moment in which prefill's failure settles the attempt and the one
@@ -48,6 +50,72 @@ func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	}
 	if len(logged.text) == 0 {
 		t.Error("the panic is not logged")
+	}
+}
+
+// faulty is a connector that panics where it is told to.
+type faulty struct {
+	connector.Connector
+	in string
+}
+
+func (f faulty) panicIn(place string) {
+	if f.in == place {
+		panic("faulty")
+	}
+}
+
+func (f faulty) Pairable(r *openai.Request) error {
+	f.panicIn("Pairable")
+	return f.Connector.Pairable(r)
+}
+
+func (f faulty) Prefill(a *connector.Attempt, dst []byte) (connector.Leg, error) {
+	f.panicIn("Prefill")
+	return f.Connector.Prefill(a, dst)
+}
+
+func (f faulty) ReadPrefill(a *connector.Attempt, body []byte) (connector.Handoff, error) {
+	f.panicIn("ReadPrefill")
+	return f.Connector.ReadPrefill(a, body)
+}
+
+func (f faulty) Decode(a *connector.Attempt, h *connector.Handoff, dst []byte) (connector.Leg, error) {
+	f.panicIn("Decode")
+	return f.Connector.Decode(a, h, dst)
+}
+
+// Wherever an exchange panics, its client learns that it failed, and no lease,
+// leg or place is left; newWorld asserts that.
+func TestPanicLeavesNothingBehind(t *testing.T) {
+	answers := map[string]string{
+		"vllm-nixl": `{"choices":[]}`,
+		"sglang":    `{"choices":[{"text":"x","finish_reason":"length"}]}`,
+	}
+	for name, answer := range answers {
+		for _, in := range []string{"Pairable", "Prefill", "ReadPrefill", "Decode"} {
+			t.Run(name+" "+in, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					serve := func(c *engineConn, _ int) { c.json(200, answer) }
+					w := newWorld(t, setup{engines: []*fakeEngine{
+						{name: "p0", role: "prefill", connector: name, serve: serve},
+						{name: "d0", role: "decode", connector: name, serve: func(c *engineConn, nth int) {
+							if in == "ReadPrefill" {
+								c.hold() // until prefill's failure cancels it
+								return
+							}
+							serve(c, nth)
+						}},
+					}})
+					w.connectors[name] = faulty{w.connectors[name], in}
+					a := w.post(completionsPath, completions(false))
+					if a.err == nil && a.status != 500 {
+						t.Errorf("status %d: %s", a.status, a.body)
+					}
+					w.outcome(telemetry.OutcomeInternal)
+				})
+			})
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ type exchange struct {
 	body *buffer
 	base []upstream.Field // the client's lines that every leg carries
 	ask  coordinator.Ask
+	held *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      *liveView
 	key       string // name of the client's API key; "" without keys
@@ -209,6 +210,7 @@ func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Conne
 		if err != nil {
 			return nil, err
 		}
+		x.held = p.Lease
 		conn := x.s.connector(p.Decode.Spec.Connector)
 		if err = check(p, conn); err == nil {
 			return p, nil
@@ -314,6 +316,9 @@ func (x *exchange) clientGone() bool {
 // close is the one exit of an exchange. Every attempt has ended its legs and
 // released its lease before; what is left is to settle the books.
 func (x *exchange) close() {
+	if x.held != nil {
+		x.held.Release()
+	}
 	now := time.Now()
 	x.rec.close(now, x.outcome, x.usage)
 	m := x.s.deps.Metrics
@@ -348,7 +353,7 @@ func (x *exchange) reset() {
 	clear(x.base)
 	clear(x.ask.Excluded)
 	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.s, x.cfg, x.w, x.rc, x.r, x.ctx, x.span, x.view = nil, nil, nil, nil, nil, nil, nil, nil
+	x.s, x.cfg, x.w, x.rc, x.r, x.ctx, x.span, x.view, x.held = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.req.Reset()
