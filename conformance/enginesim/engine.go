@@ -263,6 +263,7 @@ func (e *Engine) enter(id string) (duplicate bool) {
 	e.inFlight[id]++
 	if e.inFlight[id] > 1 {
 		e.stats.duplicateIDs.Add(1)
+		e.cfg.Log.Warn("request id is in flight already", "request", id)
 		return true
 	}
 	return false
