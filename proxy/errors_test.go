@@ -1,0 +1,128 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+func targetNamed(name string) engine.Target {
+	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
+}
+
+// Every kind of error: what the client is told, and how the exchange is counted.
+func TestPublicError(t *testing.T) {
+	leg := func(e *legError) error {
+		e.phase, e.target = abi.Decode, targetNamed("d0")
+		return fmt.Errorf("wrapped: %w", e)
+	}
+	tests := []struct {
+		name              string
+		err               error
+		status            int
+		class, code, text string
+		param             string
+		outcome           telemetry.Outcome
+		retryAfter        bool
+	}{
+		{"request is at fault", &openai.Error{Status: 400, Code: "invalid_type", Param: "model", Message: "m"}, 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
+		{"no key", errNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
+		{"body too large", errBodyTooLarge(9), 413, "invalid_request_error", "body_too_large", "9 bytes", "", telemetry.OutcomeClientError, false},
+		{"body too slow", bodyReadError(t.Context(), os.ErrDeadlineExceeded), 408, "invalid_request_error", "body_timeout", "in time", "", telemetry.OutcomeClientError, false},
+		{"body broken", bodyReadError(t.Context(), io.ErrUnexpectedEOF), 400, "invalid_request_error", "body_incomplete", "body", "", telemetry.OutcomeClientError, false},
+		{"not carried", errNotCarried("sglang", openai.VLLMGenerate), 501, "invalid_request_error", "not_implemented", "sglang", "", telemetry.OutcomeClientError, false},
+		{"queue full", errQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
+		{"queue time", errQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
+		{"client's share", errClientCap, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
+		{"no target", &coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, 503, "overloaded_error", "no_target", "prefill", "", telemetry.OutcomeNoTarget, true},
+		{"rejected", coordinator.ErrRejected, 503, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
+		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},
+		{"model needed", coordinator.ErrModelNeeded, 400, "invalid_request_error", "missing_field", "model", "model", telemetry.OutcomeClientError, false},
+		{"draining", errDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
+		{"cancelled", context.Canceled, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
+		{"leg failed", leg(&legError{reason: "reset", code: 502}), 502, "upstream_error", "leg_failed", `the decode leg on engine "d0" failed (reset)`, "", telemetry.OutcomeEngineError, false},
+		{"leg timed out", leg(&legError{reason: "timeout", code: 504}), 504, "upstream_error", "leg_timeout", `the decode leg on engine "d0" timed out (timeout)`, "", telemetry.OutcomeTimeout, false},
+		{"panicked", errPanicked, 500, "internal_error", "internal", "internal error", "", telemetry.OutcomeInternal, false},
+		{"any other", errors.New("secret detail"), 500, "internal_error", "internal", "internal error", "", telemetry.OutcomeInternal, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			writeError(w, publicError(tt.err))
+			var got struct {
+				Error struct{ Message, Type, Code, Param *string }
+			}
+			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+				t.Fatal(err)
+			}
+			e := got.Error
+			if w.Code != tt.status || text(e.Type) != tt.class || text(e.Code) != tt.code || text(e.Param) != tt.param || !strings.Contains(text(e.Message), tt.text) {
+				t.Errorf("status %d: %s", w.Code, w.Body)
+			}
+			if (e.Param == nil) != (tt.param == "") {
+				t.Errorf("param is %v", e.Param)
+			}
+			h := w.Header()
+			if (h.Get("Retry-After") != "") != tt.retryAfter || h.Get("Content-Type") != "application/json" || h.Get("Content-Length") != fmt.Sprint(w.Body.Len()) {
+				t.Errorf("header %v", h)
+			}
+			if o := outcomeOf(tt.err); o != tt.outcome {
+				t.Errorf("outcome %v, want %v", o, tt.outcome)
+			}
+			if strings.Contains(w.Body.String(), "secret") {
+				t.Error("the client is told of the proxy's own trouble")
+			}
+		})
+	}
+}
+
+func text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+func TestNewLegError(t *testing.T) {
+	tests := []struct {
+		name   string
+		err    error
+		reason string
+		code   int
+		sent   bool
+	}{
+		{"never sent", &upstream.Error{Op: upstream.OpDial, Err: io.EOF}, "dial", 502, false},
+		{"sent", &upstream.Error{Op: upstream.OpHead, Sent: true, Err: io.EOF}, "head", 502, true},
+		{"timed out", &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, true},
+		{"dial timed out", &upstream.Error{Op: upstream.OpDial, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, false},
+		{"of another kind", errAnswerTooLarge, "reset", 502, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newLegError(abi.Prefill, targetNamed("p0"), tt.err)
+			if e.reason != tt.reason || e.code != tt.code || e.sent != tt.sent || maybeSent(e) != tt.sent {
+				t.Errorf("reason %s, code %d, sent %v", e.reason, e.code, e.sent)
+			}
+			if !errors.Is(e, tt.err) || !strings.HasPrefix(e.Error(), "prefill leg on engine p0 failed: "+tt.reason+": ") {
+				t.Errorf("error text %q", e)
+			}
+		})
+	}
+	if e := (&legError{phase: abi.Decode, target: targetNamed("d0"), reason: "status_500"}); e.Error() != "decode leg on engine d0 failed: status_500" {
+		t.Errorf("error text %q", e)
+	}
+}

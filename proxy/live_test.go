@@ -1,0 +1,56 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestLiveSet(t *testing.T) {
+	var l liveSet
+	if got, _ := json.Marshal(l.list(origin)); string(got) != "[]" {
+		t.Errorf("nothing runs: %s", got)
+	}
+	young, old := &liveView{requestID: "young", start: at(20)}, &liveView{requestID: "old", start: at(0)}
+	l.add(young)
+	l.add(old)
+	old.placed.Store(&livePlacement{"prefill_first", "p0", "d0"})
+	got, _ := json.Marshal(l.list(at(25)))
+	const want = `[{"request_id":"old","age_ms":25,"flow":"prefill_first","prefill":"p0","decode":"d0"},` +
+		`{"request_id":"young","age_ms":5,"flow":"","prefill":"","decode":""}]`
+	if string(got) != want || l.len() != 2 {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	l.remove(old)
+	l.remove(old)
+	l.remove(young)
+	if l.len() != 0 {
+		t.Errorf("%d are left", l.len())
+	}
+}
+
+func TestLiveSetWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l liveSet
+		l.wait(t.Context()) // nothing runs
+		a, b := &liveView{}, &liveView{}
+		l.add(a)
+		l.add(b)
+		time.AfterFunc(time.Second, func() { l.remove(a) })
+		time.AfterFunc(2*time.Second, func() { l.remove(b) })
+		begin := time.Now()
+		l.wait(t.Context())
+		if d := time.Since(begin); d != 2*time.Second {
+			t.Errorf("waited %v for the last one", d)
+		}
+		l.add(a)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		l.wait(ctx)
+		if d := time.Since(begin); d != 62*time.Second {
+			t.Errorf("waited %v, want until the context's end", d)
+		}
+	})
+}
