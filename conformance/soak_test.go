@@ -29,7 +29,7 @@ const (
 	errorPause = 50 * time.Millisecond
 	// soakWarm is how many requests fill the proxy's rings; the heap says nothing
 	// before.
-	soakWarm = 10000
+	soakWarm = 6000
 )
 
 // TestSoak keeps a fleet of each protocol under mixed load while its engines are
