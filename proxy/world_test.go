@@ -117,7 +117,7 @@ func newWorld(t *testing.T, o setup) *world {
 		Policies: w.policies, Tracer: o.tracer, Log: log, Version: "1.2.3",
 	})
 	w.open(&cfg, o)
-	w.start(&cfg)
+	w.start(&cfg, o.engines)
 	return w
 }
 
@@ -163,7 +163,7 @@ func (w *world) dialAdmin(ctx context.Context, _, _ string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", w.front.AdminAddr().String())
 }
 
-func (w *world) start(cfg *config.Config) {
+func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	ctx, cancel := context.WithCancel(context.Background())
 	probing, stopProbes := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -179,6 +179,9 @@ func (w *world) start(cfg *config.Config) {
 		stopProbes()
 		wg.Wait()
 		w.registry.Close()
+		for _, e := range engines {
+			e.wg.Wait()
+		}
 		w.settled()
 	})
 	for _, i := range w.registry.Snapshot().Instances {
@@ -376,6 +379,8 @@ type fakeEngine struct {
 	connector string // "" for none
 	key       string // what the proxy is to send as Authorization
 	models    string // of GET /v1/models; "" for m
+	ranks     int    // 0 for 1
+	refuse    bool   // no connection is taken
 	serve     func(c *engineConn, nth int)
 
 	t    *testing.T
@@ -396,7 +401,7 @@ func (e *fakeEngine) host() string { return or(e.name, "e") + ".test:80" }
 func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
-	s.URL = "http://" + e.host()
+	s.URL, s.Ranks = "http://"+e.host(), max(e.ranks, 1)
 	return s
 }
 
@@ -408,6 +413,9 @@ func or(s, instead string) string {
 }
 
 func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
+	if e.refuse {
+		return nil, errors.New("connection refused")
+	}
 	client, server := net.Pipe()
 	e.wg.Go(func() {
 		defer server.Close()
