@@ -1,0 +1,105 @@
+package abi
+
+import (
+	"context"
+	"sync"
+)
+
+// StreamFacts is what the proxy knows of one exchange, as filters see it in the
+// properties pdproxy.*, upstream.* and request.id. Empty and zero fields are
+// not known (yet).
+type StreamFacts struct {
+	RequestID string // x-request-id of the exchange
+	Model     string // as the client asked for it
+	Stream    bool   // the client asked for events
+	Flow      Flow
+	Prefill   StreamTarget // FlowAggregated has none
+	Decode    StreamTarget
+	DisaggID  uint64
+	Attempts  int32 // placements so far
+
+	PromptTokens int64 // estimate, exact only for prompts sent as token ids
+	// Usage as the engine reported it, at the end of the answer.
+	InputTokens, OutputTokens, CachedTokens int64
+}
+
+// StreamTarget is one target of an exchange.
+type StreamTarget struct {
+	Engine  string // name in the configuration
+	Address string // host:port of the engine's HTTP face
+	Rank    int32
+}
+
+// The bounds of what filters may add to an exchange's explanation.
+const (
+	MaxNotes    = 16
+	MaxNoteSize = 512 // bytes; the rest is cut off
+)
+
+// StreamInfo is the board between the proxy, which fills in the facts of an
+// exchange as they come, and the filters, which read them and leave notes. It
+// travels in the request's context. Its methods are safe for concurrent use; on
+// a nil StreamInfo they do nothing.
+type StreamInfo struct {
+	mu    sync.Mutex
+	facts StreamFacts
+	notes []string
+}
+
+// Update lets set change the facts. set must not block nor keep the pointer.
+func (s *StreamInfo) Update(set func(*StreamFacts)) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set(&s.facts)
+}
+
+// Facts returns the facts as they stand.
+func (s *StreamInfo) Facts() StreamFacts {
+	if s == nil {
+		return StreamFacts{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.facts
+}
+
+// AddNote keeps a line for the exchange's explanation, and reports whether
+// there was room for it.
+func (s *StreamInfo) AddNote(note string) bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.notes) == MaxNotes {
+		return false
+	}
+	s.notes = append(s.notes, note[:min(len(note), MaxNoteSize)])
+	return true
+}
+
+// Notes returns the notes in the order they came.
+func (s *StreamInfo) Notes() []string {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.notes...)
+}
+
+type streamInfoKey struct{}
+
+// WithStreamInfo returns ctx with s in it.
+func WithStreamInfo(ctx context.Context, s *StreamInfo) context.Context {
+	return context.WithValue(ctx, streamInfoKey{}, s)
+}
+
+// StreamInfoFrom returns the StreamInfo of ctx, nil if there is none.
+func StreamInfoFrom(ctx context.Context) *StreamInfo {
+	s, _ := ctx.Value(streamInfoKey{}).(*StreamInfo)
+	return s
+}
