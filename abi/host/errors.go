@@ -1,0 +1,132 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/tetratelabs/wazero/sys"
+)
+
+// ErrPoisoned is the answer of every call into a VM that has failed before:
+// its memory may be half-written, so it is only good for Close.
+var ErrPoisoned = errors.New("vm has failed before")
+
+// ErrBusy is the answer to a call into a VM from inside one of its own calls.
+var ErrBusy = errors.New("vm is in a call")
+
+// ErrUnknownContext is the answer to a callback for a context id that
+// ContextCreate has not made or Delete has ended. The guest is not called.
+var ErrUnknownContext = errors.New("unknown context id")
+
+// Failure says why a call into a guest ended early.
+type Failure uint8
+
+// The failures. Each of them poisons the VM.
+const (
+	// Trap: an instruction that cannot be executed, a stack overflow, or a host
+	// function that panicked.
+	Trap Failure = iota + 1
+	// Timeout: the context of the call ended (guarded modules only).
+	Timeout
+	// Exit: the guest called proc_exit.
+	Exit
+	// OutOfMemory: the guest gave up after memory was refused to it.
+	OutOfMemory
+	// Forbidden: a host function was called at a time when it may not be, during
+	// start or allocation.
+	Forbidden
+)
+
+// String names the failure as metrics do: trap, timeout, exit, out_of_memory,
+// forbidden.
+func (f Failure) String() string {
+	switch f {
+	case Trap:
+		return "trap"
+	case Timeout:
+		return "timeout"
+	case Exit:
+		return "exit"
+	case OutOfMemory:
+		return "out_of_memory"
+	case Forbidden:
+		return "forbidden"
+	}
+	return "unknown"
+}
+
+// Error is a failed call into a guest. Its text names the export and the
+// reason and holds nothing from the guest's memory.
+type Error struct {
+	// Export is the name of the guest's function that was called.
+	Export string
+	// Failure is the kind.
+	Failure Failure
+	// Reason is one line: the trap's name, the exit code, the forbidden function.
+	Reason string
+	// Stack is the guest's call stack, innermost first, one function with its
+	// types a line; empty when there is none. It is meant for the guest's author.
+	Stack string
+
+	err error
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	return fmt.Sprintf("call %s: %s: %s", e.Export, e.Failure, e.Reason)
+}
+
+// Unwrap returns the cause: context.DeadlineExceeded or context.Canceled for a
+// Timeout, nil for others.
+func (e *Error) Unwrap() error { return e.err }
+
+// forbiddenCall is the panic of a host function called at the wrong time.
+type forbiddenCall struct{ name string }
+
+// Error implements error, so that the engine hands it through unchanged.
+func (f *forbiddenCall) Error() string { return f.name + " is not allowed now" }
+
+// callError types what a call into the guest ended with. ended is the error of
+// the call's context, grown whether memory was refused during the call.
+func callError(export string, err, ended error, refused bool) *Error {
+	e := &Error{Export: export, Failure: Trap}
+	text, stack, _ := strings.Cut(err.Error(), "\nwasm stack trace:\n")
+	e.Stack = trimStack(stack)
+	var (
+		exit      *sys.ExitError
+		forbidden *forbiddenCall
+	)
+	switch {
+	case errors.As(err, &forbidden):
+		e.Failure, e.Reason = Forbidden, forbidden.Error()
+	case errors.As(err, &exit):
+		switch code := exit.ExitCode(); {
+		case ended != nil && (code == sys.ExitCodeDeadlineExceeded || code == sys.ExitCodeContextCanceled):
+			e.Failure, e.Reason, e.err = Timeout, ended.Error(), ended
+		default:
+			e.Failure, e.Reason = Exit, fmt.Sprintf("exit code %d", code)
+		}
+	case strings.HasPrefix(text, "wasm error: "):
+		e.Reason = strings.TrimPrefix(text, "wasm error: ")
+	case strings.Contains(text, "stack overflow"):
+		e.Reason = "stack overflow"
+	default:
+		e.Reason = "host function panicked"
+	}
+	if refused && (e.Failure == Trap || e.Failure == Exit) {
+		e.Failure, e.Reason = OutOfMemory, "memory limit reached, then "+e.Reason
+	}
+	return e
+}
+
+// trimStack keeps the guest's frames of a stack trace and drops what follows
+// them, the host's own stack.
+func trimStack(s string) string {
+	s, _, _ = strings.Cut(s, "\n\n")
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,151 @@
+package host
+
+import (
+	"encoding/binary"
+
+	"github.com/tetratelabs/wazero/experimental"
+)
+
+// linearMemory is a guest's memory, limited. It implements the engine's
+// MemoryAllocator and LinearMemory for one VM. The limit is kept here and not
+// by the engine, because here a refusal is seen.
+type linearMemory struct {
+	limit   uint64
+	buffer  []byte
+	refused bool // the guest was once told that there is no more
+}
+
+// Allocate implements experimental.MemoryAllocator.
+func (l *linearMemory) Allocate(_, max uint64) experimental.LinearMemory {
+	l.limit = min(l.limit, max)
+	return l
+}
+
+// Reallocate implements experimental.LinearMemory. It leaves a quarter of room,
+// so that a guest that grows page by page is not copied each time.
+func (l *linearMemory) Reallocate(size uint64) []byte {
+	switch {
+	case size > l.limit:
+		l.refused = true
+		return nil
+	case size > uint64(cap(l.buffer)):
+		room := size
+		if len(l.buffer) > 0 {
+			room = min(size+size/4, l.limit)
+		}
+		grown := make([]byte, size, room)
+		copy(grown, l.buffer)
+		l.buffer = grown
+	default:
+		l.buffer = l.buffer[:size]
+	}
+	return l.buffer
+}
+
+// Free implements experimental.LinearMemory. Views that are still around stay
+// readable.
+func (l *linearMemory) Free() { l.buffer = nil }
+
+// read returns a view of the guest's memory; ok is false when it is not wholly
+// inside, also for an empty one.
+func (vm *VM) read(ptr, size uint64) (view []byte, ok bool) {
+	return vm.memory.Read(uint32(ptr), uint32(size))
+}
+
+// inside reports whether four bytes can be written at each address.
+func (vm *VM) inside(ptrs ...uint64) bool {
+	for _, ptr := range ptrs {
+		if _, ok := vm.memory.Read(uint32(ptr), 4); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// writeU32 stores a number at an address.
+func (vm *VM) writeU32(ptr uint64, value uint32) Status {
+	if !vm.memory.WriteUint32Le(uint32(ptr), value) {
+		return InvalidMemoryAccess
+	}
+	return OK
+}
+
+// writeU64 stores a number at an address.
+func (vm *VM) writeU64(ptr uint64, value uint64) Status {
+	if !vm.memory.WriteUint64Le(uint32(ptr), value) {
+		return InvalidMemoryAccess
+	}
+	return OK
+}
+
+// writeBytes gives the guest a copy of value in memory from its own allocator,
+// and stores address and size at valuePtr and sizePtr. An empty value is 0 and
+// 0, without the allocator: those of the Go SDKs trap on size 0. It runs guest
+// code, so every view taken before is stale afterwards.
+func (vm *VM) writeBytes(valuePtr, sizePtr uint64, value []byte) Status {
+	view, status := vm.reserve(valuePtr, sizePtr, uint64(len(value)))
+	copy(view, value)
+	return status
+}
+
+// writeString is writeBytes of a string.
+func (vm *VM) writeString(valuePtr, sizePtr uint64, value string) Status {
+	view, status := vm.reserve(valuePtr, sizePtr, uint64(len(value)))
+	copy(view, value)
+	return status
+}
+
+// reserve allocates size bytes of guest memory, stores where they are, and
+// returns the view to be filled.
+func (vm *VM) reserve(valuePtr, sizePtr, size uint64) ([]byte, Status) {
+	if !vm.inside(valuePtr, sizePtr) {
+		return nil, InvalidMemoryAccess
+	}
+	var ptr uint32
+	if size > 0 {
+		if ptr = vm.allocate(size); ptr == 0 {
+			return nil, InvalidMemoryAccess
+		}
+	}
+	view, ok := vm.read(uint64(ptr), size)
+	if !ok {
+		return nil, InvalidMemoryAccess
+	}
+	vm.memory.WriteUint32Le(uint32(valuePtr), ptr)
+	vm.memory.WriteUint32Le(uint32(sizePtr), uint32(size))
+	return view, OK
+}
+
+// allocate asks the guest for memory; 0 when it has none. A failure inside the
+// guest ends the outer call too.
+func (vm *VM) allocate(size uint64) uint32 {
+	if vm.allocator == nil || size >= 1<<32 {
+		return 0
+	}
+	outer := vm.phase
+	vm.phase = allocating
+	vm.allocArg[0] = size
+	err := vm.allocator.CallWithStack(vm.running, vm.allocArg[:])
+	vm.phase = outer
+	if err != nil {
+		panic(err)
+	}
+	return uint32(vm.allocArg[0])
+}
+
+// readPairs decodes a map in guest memory. What cannot be decoded is empty, as
+// everywhere else that plugins run.
+func (vm *VM) readPairs(ptr, size uint64) (Pairs, Status) {
+	data, ok := vm.read(ptr, size)
+	if !ok {
+		return nil, InvalidMemoryAccess
+	}
+	pairs, err := DecodePairs(data)
+	if err != nil {
+		return nil, OK
+	}
+	return pairs, OK
+}
+
+// u32 reads a number of a view that is large enough.
+func u32(view []byte, offset int) uint32 { return binary.LittleEndian.Uint32(view[offset:]) }

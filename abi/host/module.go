@@ -1,0 +1,221 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
+)
+
+// PageSize is the unit of a guest's memory, in bytes.
+const PageSize = 64 << 10
+
+// maxPages is all that 32 bits can address.
+const maxPages = 1 << 16
+
+// Cache keeps compiled code for all modules of a process and, with a directory,
+// from one process to the next. It is safe for concurrent use.
+type Cache struct{ cache wazero.CompilationCache }
+
+// NewCache returns a cache in dir, which is made if need be; dir "" keeps
+// compiled code in memory only, as long as a module uses it. Whoever can write
+// to dir can run code in this process.
+func NewCache(dir string) (*Cache, error) {
+	if dir == "" {
+		return &Cache{cache: wazero.NewCompilationCache()}, nil
+	}
+	c, err := wazero.NewCompilationCacheWithDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open compile cache: %w", err)
+	}
+	return &Cache{cache: c}, nil
+}
+
+// Close frees the cache. Every module loaded with it must be closed before.
+func (c *Cache) Close(ctx context.Context) error { return c.cache.Close(ctx) }
+
+// LoadOptions is how Load compiles a module.
+type LoadOptions struct {
+	// Guarded compiles checks into the guest's loops, so that the end of a call's
+	// context interrupts it. Without it nothing does.
+	Guarded bool
+	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
+	MemoryPages uint32
+	// Cache is where compiled code is looked up and kept; nil: nowhere.
+	Cache *Cache
+	// HostFunctions are the names of the host functions that the guest may use;
+	// "*" and nil mean all of them. The others answer INTERNAL_FAILURE, those of
+	// WASI NOTCAPABLE (76).
+	HostFunctions []string
+	// CompileWorkers is how many goroutines compile; 0: 1.
+	CompileWorkers int
+}
+
+// Info is what a module says about itself.
+type Info struct {
+	// ABIVersion is the version of proxy-wasm, 0.1.0, 0.2.0 or 0.2.1; empty for a
+	// module that only has hooks.
+	ABIVersion string
+	// Hooks are the exports named pdproxy_v1_on_*, sorted.
+	Hooks []string
+	// Callbacks are the exported callbacks of proxy-wasm, sorted.
+	Callbacks []string
+	// Imports are the imported functions as "module.name", sorted.
+	Imports []string
+	// SizeBytes is the size of the binary.
+	SizeBytes int
+	// CompileTime is how long compiling or the look-up in the cache took.
+	CompileTime time.Duration
+}
+
+// Module is one compiled guest with an engine of its own, so that its limits
+// and its memory are nobody else's. It is safe for concurrent use; its VMs are
+// not.
+type Module struct {
+	runtime  wazero.Runtime
+	compiled wazero.CompiledModule
+	info     Info
+	guarded  bool
+	pages    uint32
+	v010     bool
+	exports  map[string]api.FunctionDefinition
+}
+
+// Load compiles a module and checks that it can be run: a known marker or at
+// least one hook, an allocator, only imports that exist, callbacks and hooks
+// with the signatures of the specification. ctx bounds nothing but is passed to
+// the compiler.
+func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
+	config := wazero.NewRuntimeConfig().WithCloseOnContextDone(opts.Guarded)
+	if opts.Cache != nil {
+		config = config.WithCompilationCache(opts.Cache.cache)
+	}
+	m := &Module{
+		runtime: wazero.NewRuntimeWithConfig(ctx, config),
+		guarded: opts.Guarded,
+		pages:   opts.MemoryPages,
+	}
+	if m.pages == 0 || m.pages > maxPages {
+		m.pages = maxPages
+	}
+	if err := m.load(ctx, wasm, opts); err != nil {
+		_ = m.Close(ctx)
+		return nil, err
+	}
+	return m, nil
+}
+
+// load fills a module whose runtime is there.
+func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
+	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
+	began := time.Now()
+	compiled, err := m.runtime.CompileModule(ctx, wasm)
+	if err != nil {
+		return fmt.Errorf("compile module: %w", err)
+	}
+	m.compiled = compiled
+	m.exports = compiled.ExportedFunctions()
+	m.info = Info{SizeBytes: len(wasm), CompileTime: time.Since(began)}
+	if err := m.readExports(); err != nil {
+		return err
+	}
+	if err := m.checkMemory(); err != nil {
+		return err
+	}
+	return m.link(ctx, opts.HostFunctions)
+}
+
+// marker is how a module says which proxy-wasm it was built for.
+const marker = "proxy_abi_version_"
+
+// hookPrefix is what every hook's name begins with.
+const hookPrefix = "pdproxy_v1_on_"
+
+// readExports finds marker, callbacks and hooks and checks their types.
+func (m *Module) readExports() error {
+	var unknown string
+	for _, name := range slices.Sorted(maps.Keys(m.exports)) {
+		def := m.exports[name]
+		switch {
+		case strings.HasPrefix(name, marker):
+			switch version := strings.ReplaceAll(name[len(marker):], "_", "."); version {
+			case "0.1.0", "0.2.0", "0.2.1":
+				m.info.ABIVersion = version
+			default:
+				unknown = version
+			}
+		case strings.HasPrefix(name, "pdproxy_"):
+			if err := checkHook(name, def); err != nil {
+				return err
+			}
+			if strings.HasPrefix(name, hookPrefix) {
+				m.info.Hooks = append(m.info.Hooks, name)
+			}
+		default:
+			if err := checkCallback(name, def); err != nil {
+				return err
+			}
+			if _, ok := callbackNamed(name); ok {
+				m.info.Callbacks = append(m.info.Callbacks, name)
+			}
+		}
+	}
+	m.v010 = m.info.ABIVersion == "0.1.0"
+	switch {
+	case m.info.ABIVersion == "" && unknown != "":
+		return fmt.Errorf("load module: unknown ABI version %s, known are 0.1.0, 0.2.0 and 0.2.1", unknown)
+	case m.info.ABIVersion == "" && len(m.info.Hooks) == 0:
+		return errors.New("load module: neither a proxy-wasm marker (proxy_abi_version_0_2_1) nor a hook (pdproxy_v1_on_...) is exported")
+	case m.info.ABIVersion != "" && m.allocatorName() == "":
+		return errors.New("load module: no allocator: export proxy_on_memory_allocate or malloc")
+	case len(m.info.Hooks) > 0 && m.exports[scratchExport] == nil:
+		return fmt.Errorf("load module: hooks need the export %s", scratchExport)
+	}
+	return nil
+}
+
+// checkMemory refuses a module whose memory is not its own or larger than the
+// limit.
+func (m *Module) checkMemory() error {
+	if len(m.compiled.ImportedMemories()) > 0 {
+		return errors.New("load module: memory must be exported, not imported")
+	}
+	memory, ok := m.compiled.ExportedMemories()["memory"]
+	if !ok {
+		return errors.New(`load module: no memory is exported as "memory"`)
+	}
+	if memory.Min() > m.pages {
+		return fmt.Errorf("load module: needs %d pages of memory at least, the limit is %d", memory.Min(), m.pages)
+	}
+	return nil
+}
+
+// allocatorName is the export that gives the host guest memory: the
+// specification's first, malloc in its absence.
+func (m *Module) allocatorName() string {
+	for _, name := range []string{"proxy_on_memory_allocate", "malloc"} {
+		if m.exports[name] != nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// Info returns what the module says about itself. Its slices are shared.
+func (m *Module) Info() Info { return m.info }
+
+// Close frees the module and every VM of it. No call may be running.
+func (m *Module) Close(ctx context.Context) error {
+	err := m.runtime.Close(ctx)
+	if m.compiled != nil {
+		err = errors.Join(err, m.compiled.Close(ctx))
+	}
+	return err
+}

@@ -1,0 +1,5 @@
+package host
+
+var wasiFunctions = map[string]hostFunction{}
+
+var unstableFunctions = map[string]hostFunction{}
