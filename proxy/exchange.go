@@ -27,7 +27,7 @@ type exchange struct {
 	s   *Server
 	cfg *config.Config // as it stood when the exchange opened
 	w   http.ResponseWriter
-	rc  *http.ResponseController
+	rc  http.ResponseController
 	r   *http.Request
 	ctx context.Context
 
@@ -37,7 +37,7 @@ type exchange struct {
 	ask  coordinator.Ask
 	held *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
-	view      *liveView
+	view      liveView
 	key       string // name of the client's API key; "" without keys
 	committed bool   // the client has seen a status line
 	cut       bool   // the connection must be cut: no end of the answer would be true
@@ -82,12 +82,12 @@ func (x *exchange) logPanic(v any) {
 func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := s.exchanges.Get().(*exchange)
 	x.s, x.cfg, x.w, x.r, x.ctx = s, s.cfg.Load(), w, r, r.Context()
-	x.rc = http.NewResponseController(w)
+	x.rc = *http.NewResponseController(w)
 	x.rec.open(requestID(r), time.Now())
 	w.Header().Set("X-Request-Id", x.rec.RequestID)
 	x.span = s.deps.Tracer.Start(r.Header, x.rec.Start)
-	x.view = &liveView{requestID: x.rec.RequestID, start: x.rec.Start}
-	s.live.add(x.view)
+	x.view.requestID, x.view.start = x.rec.RequestID, x.rec.Start
+	s.live.add(&x.view)
 	s.budget.exchange(x.rec.Start)
 	return x
 }
@@ -333,7 +333,7 @@ func (x *exchange) close() {
 		x.s.log.Debug("exchange", x.logAttrs("flow", x.rec.Flow.String(), "outcome", x.outcome.String(),
 			"status", x.rec.Status, "ms", now.Sub(x.rec.Start).Milliseconds())...)
 	}
-	x.s.live.remove(x.view)
+	x.s.live.remove(&x.view)
 	x.s.explain.put(&x.rec)
 	x.releaseBody()
 	s := x.s
@@ -353,7 +353,9 @@ func (x *exchange) reset() {
 	clear(x.base)
 	clear(x.ask.Excluded)
 	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.s, x.cfg, x.w, x.rc, x.r, x.ctx, x.span, x.view, x.held = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	x.s, x.cfg, x.w, x.r, x.ctx, x.span, x.held = nil, nil, nil, nil, nil, nil, nil
+	x.rc = http.ResponseController{}
+	x.view.placed.Store(nil)
 	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.req.Reset()
@@ -381,7 +383,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 func (x *exchange) placed(p *coordinator.Placement) {
 	x.rec.place(p)
 	p.Recycle()
-	x.view.placed.Store(&livePlacement{p.Flow.String(), p.Prefill.Name(), p.Decode.Name()})
+	x.view.placed.Store(p)
 	for _, f := range p.Fallbacks {
 		x.s.deps.Metrics.Fallback(f.What, f.Reason)
 	}

@@ -8,18 +8,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// hopByHop are the header lines of one connection (RFC 9110 7.6.1), and those
-// that each side's client writes itself.
-var hopByHop = map[string]bool{
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Proxy-Authenticate": true,
-	"Proxy-Authorization": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
-	"Upgrade": true, "Content-Length": true,
+// hopByHop reports whether a header line is of one connection (RFC 9110 7.6.1),
+// or one that each side's client writes itself.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length":
+		return true
+	}
+	return false
 }
 
-// notForwarded are request lines that end at the proxy: the body reaches
+// endsHere reports whether a request line ends at the proxy: the body reaches
 // engines plain and whole, and the answer must come back uncompressed.
-var notForwarded = map[string]bool{
-	"Host": true, "Expect": true, "Accept-Encoding": true, "X-Request-Id": true, "Alt-Used": true, "Content-Type": true,
+func endsHere(name string) bool {
+	switch name {
+	case "Host", "Expect", "Accept-Encoding", "X-Request-Id", "Alt-Used", "Content-Type":
+		return true
+	}
+	return false
 }
 
 // clientFields appends the client's header lines that every leg carries. The two
@@ -30,7 +37,7 @@ func clientFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []up
 	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
 	named := connectionNamed(h)
 	for k, vs := range h {
-		if hopByHop[k] || notForwarded[k] || named[k] ||
+		if hopByHop(k) || endsHere(k) || named[k] ||
 			!keepKey && (k == "Authorization" || k == "X-Api-Key") || !trust && connector.PDHeader(k) {
 			continue
 		}

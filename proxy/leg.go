@@ -118,17 +118,19 @@ type waits struct{ head, idle, linger time.Duration }
 // send writes one leg and waits for the head of its answer.
 func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w waits) (*upstream.Response, error) {
 	x, t := a.x, row.target
-	fields := make([]upstream.Field, 0, len(x.base)+len(l.Header)+2)
-	fields = append(fields, x.base...)
+	fields := append(row.fields[:0], x.base...)
 	if t.APIKey != "" {
 		fields = append(without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}
-	fields = append(fields, l.Header...)
-	resp, err := t.Client.Do(ctx, &upstream.Request{
-		Method: "POST", Path: t.Prefix + l.Path, Header: fields, Body: [][]byte{l.Body},
+	row.fields = append(fields, l.Header...)
+	row.body[0] = l.Body
+	row.request = upstream.Request{
+		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
 		Once: !a.p.Prefill.IsZero(),
-	})
+	}
+	resp, err := t.Client.Do(ctx, &row.request)
+	row.free()
 	if err != nil {
 		return nil, newLegError(row.Phase, t, err)
 	}

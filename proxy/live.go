@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 )
 
 // liveSet is the exchanges that run now. Safe for concurrent use.
@@ -15,15 +17,13 @@ type liveSet struct {
 	end chan struct{}          // guarded by mu; closed when the last one has gone, if somebody waits
 }
 
-// liveView is what others may see of a running exchange: it never changes but
-// for the placement, which is replaced as a whole.
+// liveView is what others may see of a running exchange: while it is in the set
+// it never changes but for the placement, which is replaced as a whole.
 type liveView struct {
 	requestID string
 	start     time.Time
-	placed    atomic.Pointer[livePlacement]
+	placed    atomic.Pointer[coordinator.Placement]
 }
-
-type livePlacement struct{ flow, prefill, decode string }
 
 // LiveExchange is one row of GET /v1/exchanges.
 type LiveExchange struct {
@@ -76,7 +76,7 @@ func (l *liveSet) list(now time.Time) []LiveExchange {
 	for v := range l.set {
 		row := LiveExchange{RequestID: v.requestID, AgeMS: millis(now.Sub(v.start))}
 		if p := v.placed.Load(); p != nil {
-			row.Flow, row.Prefill, row.Decode = p.flow, p.prefill, p.decode
+			row.Flow, row.Prefill, row.Decode = p.Flow.String(), p.Prefill.Name(), p.Decode.Name()
 		}
 		rows = append(rows, row)
 	}

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 )
 
 func TestLiveSet(t *testing.T) {
@@ -16,7 +19,7 @@ func TestLiveSet(t *testing.T) {
 	young, old := &liveView{requestID: "young", start: at(20)}, &liveView{requestID: "old", start: at(0)}
 	l.add(young)
 	l.add(old)
-	old.placed.Store(&livePlacement{"prefill_first", "p0", "d0"})
+	old.placed.Store(&coordinator.Placement{Flow: abi.FlowPrefillFirst, Prefill: targetNamed("p0"), Decode: targetNamed("d0")})
 	got, _ := json.Marshal(l.list(at(25)))
 	const want = `[{"request_id":"old","age_ms":25,"flow":"prefill_first","prefill":"p0","decode":"d0"},` +
 		`{"request_id":"young","age_ms":5,"flow":"","prefill":"","decode":""}]`

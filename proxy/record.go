@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // record is what one exchange did: the source of its explain entry, its spans
@@ -61,6 +62,17 @@ type legRow struct {
 	Error     string
 
 	target engine.Target
+
+	// The request under way; its memory is reused.
+	request upstream.Request
+	fields  []upstream.Field
+	body    [1][]byte
+}
+
+// free drops what the request that has been sent refers to.
+func (l *legRow) free() {
+	clear(l.fields)
+	l.fields, l.body, l.request = l.fields[:0], [1][]byte{}, upstream.Request{}
 }
 
 func (r *record) open(id string, now time.Time) {
@@ -93,7 +105,7 @@ func (r *record) leg(phase abi.Phase, t engine.Target, attempt int) *legRow {
 	}
 	row := r.rows[r.legs]
 	r.legs++
-	*row = legRow{Phase: phase, Engine: t.Name(), Rank: t.Rank, Attempt: attempt, Start: time.Now(), target: t}
+	*row = legRow{Phase: phase, Engine: t.Name(), Rank: t.Rank, Attempt: attempt, Start: time.Now(), target: t, fields: row.fields}
 	return row
 }
 
@@ -125,7 +137,7 @@ func (r *record) expose(h http.Header) {
 func (r *record) reset() {
 	clear(r.candidates)
 	for _, row := range r.rows[:r.legs] {
-		*row = legRow{}
+		*row = legRow{fields: row.fields}
 	}
 	*r = record{rows: r.rows, candidates: r.candidates[:0], fallbacks: r.fallbacks[:0]}
 }

@@ -76,10 +76,10 @@ func (x *exchange) flush() { x.rc.Flush() }
 func copyHeader(dst http.Header, resp *upstream.Response) {
 	for _, f := range resp.Header {
 		k := http.CanonicalHeaderKey(f.Name)
-		if hopByHop[k] || k == "X-Request-Id" || k == "Date" || k == "Alt-Svc" {
+		if hopByHop(k) || k == "X-Request-Id" || k == "Date" || k == "Alt-Svc" {
 			continue
 		}
-		dst.Add(k, f.Value)
+		dst[k] = append(dst[k], f.Value)
 	}
 }
 
@@ -91,7 +91,7 @@ func (x *exchange) readBody() error {
 		return errBodyTooLarge(limit)
 	}
 	if time.Since(x.rec.Start) > time.Millisecond { // the wait in the queue was not the client's
-		limitBody(x.rc, x.r, x.cfg)
+		limitBody(&x.rc, x.r, x.cfg)
 	}
 	x.body = getBuffer(int(max(n, 0)) + 1)
 	for {

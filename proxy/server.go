@@ -136,10 +136,12 @@ func (s *Server) legID() string {
 	return string(b[:])
 }
 
+// randomHex returns n random bytes, 16 at most, in hexadecimal.
 func randomHex(n int) string {
-	b := make([]byte, n)
-	rand.Read(b) // never fails (crypto/rand)
-	return hex.EncodeToString(b)
+	var raw [16]byte
+	var text [2 * len(raw)]byte
+	rand.Read(raw[:n]) // never fails (crypto/rand)
+	return string(text[:hex.Encode(text[:], raw[:n])])
 }
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.

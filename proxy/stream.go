@@ -178,11 +178,8 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 	var err error
 	for {
 		if whole := events.Feed(chunk); len(whole) > 0 {
-			if _, err := x.w.Write(whole); err != nil {
-				return errClientWrite
-			}
-			if err := x.rc.Flush(); err != nil {
-				return errClientWrite
+			if werr := x.pass(whole, resp.Ended()); werr != nil {
+				return werr
 			}
 		}
 		if err == io.EOF {
@@ -209,6 +206,19 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 			renewed = now
 		}
 	}
+}
+
+// pass writes whole events and flushes them; the last ones go out together with
+// the end of the client's answer.
+func (x *exchange) pass(whole []byte, last bool) error {
+	_, err := x.w.Write(whole)
+	if err == nil && !last {
+		err = x.rc.Flush()
+	}
+	if err != nil {
+		return errClientWrite
+	}
+	return nil
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its

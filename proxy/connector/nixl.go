@@ -141,14 +141,14 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 	if text(params, "transfer_mode") == "push" {
 		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
 	}
-	blocks, _, _ := openai.Lookup(params, "remote_block_ids")
+	blocks, _ := openai.Find(params, "remote_block_ids")
 	if bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
 		if !addressed(params) {
 			return Handoff{Fallback: "incomplete_kv_params"}, nil
 		}
 		return Handoff{Params: params, Pinned: true}, nil
 	}
-	if order, _, _ := openai.Lookup(params, "do_remote_prefill"); string(order) == "true" {
+	if order, _ := openai.Find(params, "do_remote_prefill"); string(order) == "true" {
 		return Handoff{Fallback: "no_kv_blocks"}, nil
 	}
 	if len(bytes.Trim(params, "{} \n\t\r")) == 0 {
@@ -163,7 +163,7 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 // releases before NIXL connector version 2 have none, on either side.
 func addressed(params []byte) bool {
 	for _, key := range [...]string{"remote_engine_id", "remote_host", "remote_port"} {
-		if v, _, _ := openai.Lookup(params, key); openai.IsNull(v) {
+		if v, _ := openai.Find(params, key); openai.IsNull(v) {
 			return false
 		}
 	}

@@ -145,14 +145,14 @@ func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 
 // handoff is the case that decode goes on.
 func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handoff, error) {
-	params, _, _ := openai.Lookup(choices, "0", "disaggregated_params")
+	params, _ := openai.Find(choices, "0", "disaggregated_params")
 	if !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
-	if id, _, _ := openai.Lookup(params, "ctx_request_id"); openai.IsNull(id) {
+	if id, _ := openai.Find(params, "ctx_request_id"); openai.IsNull(id) {
 		return Handoff{}, badReply("ctx_request_id is null")
 	}
-	if id, _, _ := openai.Lookup(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
+	if id, _ := openai.Find(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
 		return Handoff{}, badReply("disagg_request_id is null")
 	}
 	h := Handoff{Pinned: true, Params: params}

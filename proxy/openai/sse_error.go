@@ -122,16 +122,16 @@ func errorObject(data []byte) (raw []byte, ok bool) {
 // errorStatus gives the HTTP status of an error object: its code if that is
 // one, else what its type stands for, else 500.
 func errorStatus(raw []byte) int {
-	if nested, ok := find(raw, "error"); ok {
+	if nested, ok := Find(raw, "error"); ok {
 		raw = nested
 	}
 	for _, name := range [...]string{"code", "status_code"} {
-		v, _ := find(raw, name)
+		v, _ := Find(raw, name)
 		if n, ok := Int64(bytes.Trim(v, `"`)); ok && n >= 400 && n <= 599 {
 			return int(n)
 		}
 	}
-	v, _ := find(raw, "type")
+	v, _ := Find(raw, "type")
 	return statusOfType(string(v))
 }
 
@@ -189,7 +189,7 @@ func abortStatus(data []byte) (status int, ok bool) {
 		}
 		if len(v) > 0 && v[0] == '{' {
 			reason := v[:skipValue(v, 0)]
-			if kind, _ := find(reason, "type"); string(kind) == `"abort"` {
+			if kind, _ := Find(reason, "type"); string(kind) == `"abort"` {
 				return errorStatus(reason), true
 			}
 		}

@@ -17,17 +17,17 @@ var noUsage = Usage{-1, -1, -1}
 // whose numbers are added up.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	u = noUsage
-	if raw, found := find(body, "usage"); found {
+	if raw, found := Find(body, "usage"); found {
 		u = usageOf(raw)
 		return u, u != noUsage
 	}
-	if raw, found := find(body, "meta_info"); found {
+	if raw, found := Find(body, "meta_info"); found {
 		u = usageOf(raw)
 		return u, u != noUsage
 	}
 	if i := skipSpace(body, 0); i < len(body) && body[i] == '[' {
 		eachElement(body, func(answer []byte) bool {
-			if raw, found := find(answer, "meta_info"); found {
+			if raw, found := Find(answer, "meta_info"); found {
 				u = u.plus(usageOf(raw))
 			}
 			return true
@@ -56,7 +56,7 @@ func usageOf(raw []byte) Usage {
 		case "cached_tokens", "cache_read_input_tokens":
 			u.Cached = tokens(value)
 		case "prompt_tokens_details", "input_tokens_details":
-			if cached, ok := find(value, "cached_tokens"); ok {
+			if cached, ok := Find(value, "cached_tokens"); ok {
 				u.Cached = tokens(cached)
 			}
 		}

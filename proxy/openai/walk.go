@@ -36,7 +36,7 @@ func Lookup(raw []byte, path ...string) (value []byte, ok bool, err error) {
 	if err := valid(raw); err != nil {
 		return nil, false, err
 	}
-	value, ok = find(raw, path...)
+	value, ok = Find(raw, path...)
 	return value, ok, nil
 }
 
@@ -57,8 +57,8 @@ func Elements(raw []byte) (iter.Seq[[]byte], error) {
 // before, or they are of an engine and only a number is wanted of them. On
 // bytes that are not JSON it finds nothing or something odd, and ends.
 
-// find follows a path as Lookup does.
-func find(raw []byte, path ...string) (value []byte, ok bool) {
+// Find is Lookup in JSON that has been checked, as what Lookup gave has.
+func Find(raw []byte, path ...string) (value []byte, ok bool) {
 	if i := skipSpace(raw, 0); i < len(raw) {
 		value = raw[i:skipValue(raw, i)]
 	}

@@ -102,18 +102,18 @@ func FuzzWalk(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		find(b)
-		find(b, "a")
-		find(b, "a", "0", "a")
-		find(b, "0")
+		Find(b)
+		Find(b, "a")
+		Find(b, "a", "0", "a")
+		Find(b, "0")
 		ParseUsage(b)
 		var o Object
 		if o.Parse(b) != nil {
 			return
 		}
 		for key, want := range o.Members {
-			if got, ok := find(b, key); !ok || string(got) != string(want) {
-				t.Fatalf("find(%q) = %s, %v; want %s", key, got, ok, want)
+			if got, ok := Find(b, key); !ok || string(got) != string(want) {
+				t.Fatalf("Find(%q) = %s, %v; want %s", key, got, ok, want)
 			}
 		}
 	})

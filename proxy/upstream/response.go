@@ -23,6 +23,7 @@ type Response struct {
 type body interface {
 	io.ReadCloser
 	setIdle(d time.Duration)
+	atEnd() bool
 }
 
 // SetIdleTimeout bounds the wait of each further Read, in place of the
@@ -33,6 +34,15 @@ func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
 
 func (c *stdCall) setIdle(d time.Duration) { c.idle = d }
+
+// Ended reports whether the next Read ends without waiting, at the end of the
+// body or with an error. False also where that is not known. The reader calls
+// it.
+func (r *Response) Ended() bool { return r.body.atEnd() }
+
+func (c *call) atEnd() bool { return c.err != nil }
+
+func (c *stdCall) atEnd() bool { return false }
 
 // Get returns the value of the first header line of that name, in any case, or "".
 func (r *Response) Get(name string) string {
