@@ -1,6 +1,7 @@
 // Package abi is the contract between the proxy and its policies: the names,
-// the facts that a policy is shown, and the shapes of its answers. It imports
-// nothing, holds no state, and compiles natively and for WebAssembly.
+// the facts that a policy is shown, and the shapes of its answers, as Go values
+// and as the bytes that cross the border of a guest. It imports nothing of this
+// module, holds no state, and compiles natively and for WebAssembly.
 package abi
 
 // Phase is one of the two halves of a request's work on engines.
@@ -108,13 +109,17 @@ func (s PairState) String() string {
 }
 
 // RequestFacts is what a policy may know of a request. Token counts are
-// estimates (exact only for prompts sent as token ids).
+// estimates (exact only for prompts sent as token ids). In a guest the texts lie
+// in the frame: they are good during the call of the hook only.
 type RequestFacts struct {
 	PromptTokens int64
 	MaxTokens    int64 // -1: the client set none
 	N            int64 // choices asked for
 	Stream       bool
-	PairBroken   bool // the request's form cannot be carried as two legs
+	PairBroken   bool   // the request's form cannot be carried as two legs
+	Model        string // as the engines name it; "" when not known
+	Conversation string // key of the conversation; "" without NeedConversation or when there is none
+	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
 }
 
 // PlanFacts is what the plan policy decides on: the request, and how many
@@ -138,15 +143,41 @@ const (
 	PlanReject
 )
 
-// Candidate is one target (instance and rank) offered to the place policy.
+// PlanAnswer is the plan decision with what may go along with it.
+type PlanAnswer struct {
+	Decision    PlanDecision
+	Status      uint16 // HTTP status of a reject; 0: 503
+	LimitMillis uint32 // limit of each attempt's time to first byte; 0: as configured
+}
+
+// Candidate is one target (instance and rank) offered to the place policy. Its
+// layout in memory is that of a row of the place frame: see rows.go before
+// moving a field.
 type Candidate struct {
-	Roles    Role
-	Group    uint32 // targets of two groups cannot be paired
-	Instance uint32 // stable number of the instance
+	Instance uint32 // stable number of the instance, never 0
 	Rank     int32
-	Requests int32 // requests in flight through this proxy
-	Tokens   int64 // tokens in flight: prompts being computed and streams being decoded
-	Trial    bool  // its circuit is half open: one request may try it
+	Group    uint32 // targets of two groups cannot be paired
+	Roles    Role
+	Trial    bool      // its circuit is half open: one request may try it
+	Pair     PairState // with the fixed prefill target; PairUnknown without one
+	Home     bool      // the conversation was served here before; needs NeedConversation
+	Requests int32     // requests in flight through this proxy
+	Score    float32   // out: the policy's, for explain; counts when PlaceFacts.Scored is set
+	Tokens   int64     // tokens in flight: prompts being computed and streams being decoded
+	Queued   int64     // of these, prompt tokens whose prefill has not been computed
+
+	// The request's leading KV blocks that the target holds, by tier; needs
+	// NeedBlocks. 0 for what no index knows.
+	BlocksGPU, BlocksCPU, BlocksDisk uint32
+
+	reserved [12]byte
+}
+
+// Pair is one row of the pair table: what is known of the connection between
+// two candidates.
+type Pair struct {
+	Prefill, Decode int32 // rows of PlaceFacts.Candidates
+	State           PairState
 }
 
 // PlaceFacts is the snapshot that the place policy decides on. Candidates are
@@ -159,6 +190,15 @@ type PlaceFacts struct {
 	Flow       Flow  // of two legs that of the first candidate; only aggregated or not matters
 	Fixed      int32 // index of a prefill candidate that stays, or -1
 	Candidates []Candidate
+	Pairs      []Pair // needs NeedPairs; a pair that is not listed is PairUnknown
+
+	// Sequence counts the placements before this one whose candidates are drawn
+	// from the same targets: those of one model and one shape of legs. Random is
+	// drawn for this placement. With them a policy takes turns and draws without
+	// a state of its own.
+	Sequence, Random uint64
+
+	Scored bool // out: the policy wrote Candidate.Score into every row it weighed
 }
 
 // PlaceDecision names rows of PlaceFacts.Candidates; -1 is none. An aggregated

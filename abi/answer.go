@@ -1,0 +1,68 @@
+package abi
+
+import "math"
+
+// Pack returns the answer as pdproxy_v1_on_plan returns it.
+func (a PlanAnswer) Pack() uint64 {
+	return uint64(a.Decision) | uint64(a.Status)<<16 | uint64(a.LimitMillis)<<32
+}
+
+// UnpackPlan is the inverse of PlanAnswer.Pack. ok is false for what the
+// contract does not know: another decision, a bit that is not defined, a status
+// that is no error's or goes with no reject.
+func UnpackPlan(v uint64) (a PlanAnswer, ok bool) {
+	a = PlanAnswer{Decision: PlanDecision(v), Status: uint16(v >> 16), LimitMillis: uint32(v >> 32)}
+	switch {
+	case a.Decision > PlanReject, a.Pack() != v:
+	case a.Status == 0, a.Decision == PlanReject && a.Status >= 400 && a.Status <= 599:
+		return a, true
+	}
+	return PlanAnswer{}, false
+}
+
+// Pack returns the decision as pdproxy_v1_on_place returns it.
+func (d PlaceDecision) Pack() uint64 { return uint64(uint32(d.Decode)) | uint64(uint32(d.Prefill))<<32 }
+
+// UnpackPlace is the inverse of PlaceDecision.Pack. Whether the rows exist and
+// suit the legs is the caller's to check.
+func UnpackPlace(v uint64) PlaceDecision {
+	return PlaceDecision{Prefill: int32(v >> 32), Decode: int32(v)}
+}
+
+// UnpackLeg reads what pdproxy_v1_on_leg returns for the event; ok is false for
+// what the contract does not know.
+func UnpackLeg(v uint64, e LegEvent) (d LegDecision, ok bool) {
+	last := LegGiveUp
+	if e == LegSend {
+		last = LegEdited
+	}
+	if v > uint64(last) {
+		return LegPass, false
+	}
+	return LegDecision(v), true
+}
+
+// StoreScores writes the scores of f's candidates into the rows of its frame and
+// tells the host so. It is the guest's.
+func StoreScores(frame []byte, f *PlaceFacts) {
+	facts := frame[get32(frame, offHeader):]
+	at, stride := int(get32(facts, placeRows))+rowScore, int(get32(facts, placeRows+8))
+	for i := range f.Candidates {
+		put32(frame, at+i*stride, math.Float32bits(f.Candidates[i].Score))
+	}
+	put32(frame, offOut, get32(frame, offOut)|OutScored)
+}
+
+// ReadScores copies the scores that the guest wrote into the frame of f into its
+// candidates and sets f.Scored, if the guest says that it wrote any. frame is
+// what AppendPlace appended for f.
+func ReadScores(frame []byte, f *PlaceFacts) {
+	if get32(frame, offOut)&OutScored == 0 {
+		return
+	}
+	f.Scored = true
+	at := int(get32(frame[HeaderSize:], placeRows)) + rowScore
+	for i := range f.Candidates {
+		f.Candidates[i].Score = math.Float32frombits(get32(frame, at+i*RowSize))
+	}
+}

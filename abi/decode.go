@@ -1,0 +1,203 @@
+package abi
+
+import "math"
+
+// DecodeHeader reads the header of a frame into h and returns its hook; ok is
+// false when b does not begin with a whole frame of this version.
+func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
+	if len(b) < HeaderSize || get32(b, offMagic) != Magic || get16(b, offVersion) != Version {
+		return HookNone, false
+	}
+	if size := get32(b, offHeader); size < HeaderSize || uint64(size)+uint64(get32(b, offFacts)) > uint64(len(b)) ||
+		uint64(get32(b, offTotal)) > uint64(len(b)) {
+		return HookNone, false
+	}
+	h.Policy = get32(b, offPolicy)
+	h.Sequence = get64(b, offSequence)
+	h.Random = get64(b, offRandom)
+	h.UnixMilli = int64(get64(b, offUnixMilli))
+	h.Seed = get32(b, offSeed)
+	return Hook(get16(b, offHook)), true
+}
+
+// DecodePlan reads a plan frame, whose header DecodeHeader has accepted, into f.
+// ok is false when b breaks the contract; f is then useless. This and the other
+// Decode functions allocate nothing, and what they give is part of b.
+func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
+	facts, ok := factsOf(b, planSize)
+	if !ok || !decodeRequest(b, facts, &f.Request) {
+		return false
+	}
+	f.PrefillTargets = int32(get32(facts, planPrefill))
+	f.DecodeTargets = int32(get32(facts, planDecode))
+	f.BothTargets = int32(get32(facts, planBoth))
+	return true
+}
+
+// DecodePlace reads a place frame into f. The candidates are the frame's own
+// rows where their layout is that of version 1; else they are copied to spare,
+// which grows if it must and serves the next call again, as f.Pairs does.
+func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
+	facts, ok := factsOf(b, placeSize)
+	if !ok || !decodeRequest(b, facts, &f.Request) {
+		return false
+	}
+	f.Flow = Flow(get32(facts, placeFlow))
+	f.Fixed = int32(get32(facts, placeFixed))
+	f.Sequence = get64(b, offSequence)
+	f.Random = get64(b, offRandom)
+	f.Scored = false
+	section, n, stride, ok := sectionOf(b, facts, placeRows, RowSize)
+	if !ok {
+		return false
+	}
+	f.Candidates = viewRows(section, n, stride, spare)
+	if section, n, stride, ok = sectionOf(b, facts, placePairs, pairSize); !ok {
+		return false
+	}
+	f.Pairs = f.Pairs[:0]
+	for i := range n {
+		row := section[i*stride:]
+		f.Pairs = append(f.Pairs, Pair{
+			Prefill: int32(get32(row, pairPrefill)),
+			Decode:  int32(get32(row, pairDecode)),
+			State:   PairState(get32(row, pairState)),
+		})
+	}
+	return f.Fixed >= -1 && int(f.Fixed) < len(f.Candidates)
+}
+
+// DecodeMint reads a mint frame into f.
+func DecodeMint(b []byte, f *MintFacts) (ok bool) {
+	facts, ok := factsOf(b, mintSize)
+	if !ok {
+		return false
+	}
+	f.UnixMilli = int64(get64(facts, mintUnixMilli))
+	f.Counter = uint16(get32(facts, mintCounter))
+	f.Node = facts[mintNode]
+	f.Worker = facts[mintWorker]
+	return true
+}
+
+// DecodeLeg reads a leg frame into f.
+func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
+	facts, ok := factsOf(b, legSize)
+	if !ok || !decodeRequest(b, facts, &f.Request) {
+		return false
+	}
+	f.Event = LegEvent(facts[legEvent])
+	f.Phase = Phase(facts[legPhase])
+	f.Flow = Flow(facts[legFlow])
+	f.Attempt = get32(facts, legAttempt)
+	f.Left = get32(facts, legLeft)
+	f.Status = get32(facts, legStatus)
+	f.Instance = get32(facts, legInstance)
+	f.Rank = int32(get32(facts, legRank))
+	f.Partner = get32(facts, legPartner)
+	f.PartRank = int32(get32(facts, legPartRank))
+	f.ID = get64(facts, legID)
+	f.Elapsed = int64(get64(facts, legElapsed))
+	if f.Engine, ok = textOf(b, facts, legEngine); !ok {
+		return false
+	}
+	f.Reason, ok = textOf(b, facts, legReason)
+	return ok
+}
+
+// DecodeFinish reads a finish frame into f.
+func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
+	facts, ok := factsOf(b, finSize)
+	if !ok || !decodeRequest(b, facts, &f.Request) {
+		return false
+	}
+	f.Outcome = Outcome(facts[finOutcome])
+	f.Flow = Flow(facts[finFlow])
+	f.Failed = Phase(facts[finFailed])
+	f.Status = get32(facts, finStatus)
+	f.Prefill = get32(facts, finPrefill)
+	f.PrefillRank = int32(get32(facts, finPrefillRank))
+	f.Decode = get32(facts, finDecode)
+	f.DecodeRank = int32(get32(facts, finDecodeRank))
+	f.ID = get64(facts, finID)
+	f.Placed = int64(get64(facts, finPlaced))
+	f.FirstByte = int64(get64(facts, finFirstByte))
+	f.Total = int64(get64(facts, finTotal))
+	f.PromptTokens = int64(get64(facts, finPromptTokens))
+	f.CachedTokens = int64(get64(facts, finCachedTokens))
+	f.OutputTokens = int64(get64(facts, finOutputTokens))
+	f.Attempts = get32(facts, finAttempts)
+	f.Reason, ok = textOf(b, facts, finReason)
+	return ok
+}
+
+// factsOf returns the facts of a frame, which are at least so long.
+func factsOf(b []byte, atLeast int) (facts []byte, ok bool) {
+	header, size := int(get32(b, offHeader)), int(get32(b, offFacts))
+	if size < atLeast {
+		return nil, false
+	}
+	return b[header : header+size], true
+}
+
+func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
+	r.PromptTokens = int64(get64(facts, reqPromptTokens))
+	r.MaxTokens = int64(get64(facts, reqMaxTokens))
+	r.N = int64(get64(facts, reqN))
+	flags := get32(facts, reqFlags)
+	r.Stream = flags&flagStream != 0
+	r.PairBroken = flags&flagPairBroken != 0
+	if r.Model, ok = textOf(b, facts, reqModel); !ok {
+		return false
+	}
+	if r.Conversation, ok = textOf(b, facts, reqConversation); !ok {
+		return false
+	}
+	r.Prompt, ok = textOf(b, facts, reqPrompt)
+	return ok
+}
+
+// textOf returns the text that the facts name at the offset. It shares the
+// frame's memory.
+func textOf(b, facts []byte, at int) (s string, ok bool) {
+	from, size := uint64(get32(facts, at)), uint64(get32(facts, at+4))
+	if size == 0 {
+		return "", true
+	}
+	if from+size > uint64(len(b)) {
+		return "", false
+	}
+	return textView(b[from : from+size]), true
+}
+
+// sectionOf returns the rows that the facts name at the offset.
+func sectionOf(b, facts []byte, at, atLeast int) (section []byte, n, stride int, ok bool) {
+	from, count, size := uint64(get32(facts, at)), uint64(get32(facts, at+4)), uint64(get32(facts, at+8))
+	if count == 0 {
+		return nil, 0, 0, true
+	}
+	// No product of two 32 bit numbers and a third overflows 64 bits.
+	if size < uint64(atLeast) || from+count*size > uint64(len(b)) {
+		return nil, 0, 0, false
+	}
+	return b[from : from+count*size], int(count), int(size), true
+}
+
+func decodeRow(row []byte) Candidate {
+	return Candidate{
+		Instance:   get32(row, rowInstance),
+		Rank:       int32(get32(row, rowRank)),
+		Group:      get32(row, rowGroup),
+		Roles:      Role(row[rowRoles]),
+		Trial:      row[rowTrial] != 0,
+		Pair:       PairState(row[rowPair]),
+		Home:       row[rowHome] != 0,
+		Requests:   int32(get32(row, rowRequests)),
+		Score:      math.Float32frombits(get32(row, rowScore)),
+		Tokens:     int64(get64(row, rowTokens)),
+		Queued:     int64(get64(row, rowQueued)),
+		BlocksGPU:  get32(row, rowBlocksGPU),
+		BlocksCPU:  get32(row, rowBlocksCPU),
+		BlocksDisk: get32(row, rowBlocksDisk),
+	}
+}

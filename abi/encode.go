@@ -1,0 +1,194 @@
+package abi
+
+import "math"
+
+// AppendPlan appends a frame of the plan hook to dst and returns the extended
+// slice. This and the other Append functions allocate only when the capacity of
+// dst does not suffice; dst may be the guest's memory itself. A frame is to
+// begin at an address that is a multiple of 8.
+func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
+	w := begin(dst, HookPlan, h, planSize, f.FrameSize())
+	w.request(&f.Request)
+	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
+	put32(w.facts, planDecode, uint32(f.DecodeTargets))
+	put32(w.facts, planBoth, uint32(f.BothTargets))
+	return w.dst
+}
+
+// AppendPlace appends a frame of the place hook. Its sequence and random number
+// are those of the facts, not of the header.
+func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
+	w := begin(dst, HookPlace, h, placeSize, f.FrameSize())
+	put64(w.frame, offSequence, f.Sequence)
+	put64(w.frame, offRandom, f.Random)
+	put32(w.facts, placeFlow, uint32(f.Flow))
+	put32(w.facts, placeFixed, uint32(f.Fixed))
+	w.section(placeRows, len(f.Candidates), RowSize)
+	w.dst = appendRows(w.dst, f.Candidates)
+	w.section(placePairs, len(f.Pairs), pairSize)
+	for i := range f.Pairs {
+		w.pair(&f.Pairs[i])
+	}
+	w.request(&f.Request)
+	return w.dst
+}
+
+// AppendMint appends a frame of the mint hook.
+func AppendMint(dst []byte, h *Header, f *MintFacts) []byte {
+	w := begin(dst, HookMint, h, mintSize, f.FrameSize())
+	put64(w.facts, mintUnixMilli, uint64(f.UnixMilli))
+	put32(w.facts, mintCounter, uint32(f.Counter))
+	w.facts[mintNode] = f.Node
+	w.facts[mintWorker] = f.Worker
+	return w.dst
+}
+
+// AppendLeg appends a frame of the leg hook.
+func AppendLeg(dst []byte, h *Header, f *LegFacts) []byte {
+	w := begin(dst, HookLeg, h, legSize, f.FrameSize())
+	w.facts[legEvent] = byte(f.Event)
+	w.facts[legPhase] = byte(f.Phase)
+	w.facts[legFlow] = byte(f.Flow)
+	put32(w.facts, legAttempt, f.Attempt)
+	put32(w.facts, legLeft, f.Left)
+	put32(w.facts, legStatus, f.Status)
+	put32(w.facts, legInstance, f.Instance)
+	put32(w.facts, legRank, uint32(f.Rank))
+	put32(w.facts, legPartner, f.Partner)
+	put32(w.facts, legPartRank, uint32(f.PartRank))
+	put64(w.facts, legID, f.ID)
+	put64(w.facts, legElapsed, uint64(f.Elapsed))
+	w.text(legEngine, f.Engine)
+	w.text(legReason, f.Reason)
+	w.request(&f.Request)
+	return w.dst
+}
+
+// AppendFinish appends a frame of the finish hook.
+func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
+	w := begin(dst, HookFinish, h, finSize, f.FrameSize())
+	w.facts[finOutcome] = byte(f.Outcome)
+	w.facts[finFlow] = byte(f.Flow)
+	w.facts[finFailed] = byte(f.Failed)
+	put32(w.facts, finStatus, f.Status)
+	put32(w.facts, finPrefill, f.Prefill)
+	put32(w.facts, finPrefillRank, uint32(f.PrefillRank))
+	put32(w.facts, finDecode, f.Decode)
+	put32(w.facts, finDecodeRank, uint32(f.DecodeRank))
+	put64(w.facts, finID, f.ID)
+	put64(w.facts, finPlaced, uint64(f.Placed))
+	put64(w.facts, finFirstByte, uint64(f.FirstByte))
+	put64(w.facts, finTotal, uint64(f.Total))
+	put64(w.facts, finPromptTokens, uint64(f.PromptTokens))
+	put64(w.facts, finCachedTokens, uint64(f.CachedTokens))
+	put64(w.facts, finOutputTokens, uint64(f.OutputTokens))
+	put32(w.facts, finAttempts, f.Attempts)
+	w.text(finReason, f.Reason)
+	w.request(&f.Request)
+	return w.dst
+}
+
+// writer writes one frame. dst has room for all of it, so frame and facts, which
+// are its parts, stay where they are.
+type writer struct {
+	dst, frame, facts []byte
+	base              int // where the frame begins in dst
+}
+
+// begin makes room for total bytes and writes the header.
+func begin(dst []byte, hook Hook, h *Header, facts, total int) writer {
+	base := len(dst)
+	if cap(dst)-base < total {
+		grown := make([]byte, base, base+total)
+		copy(grown, dst)
+		dst = grown
+	}
+	dst = dst[:base+HeaderSize+facts]
+	frame := dst[base:]
+	clear(frame)
+	put32(frame, offMagic, Magic)
+	put16(frame, offVersion, Version)
+	put16(frame, offHook, uint16(hook))
+	put32(frame, offHeader, HeaderSize)
+	put32(frame, offTotal, uint32(total))
+	put32(frame, offPolicy, h.Policy)
+	put64(frame, offSequence, h.Sequence)
+	put64(frame, offRandom, h.Random)
+	put64(frame, offUnixMilli, uint64(h.UnixMilli))
+	put32(frame, offSeed, h.Seed)
+	put32(frame, offFacts, uint32(facts))
+	return writer{dst: dst, frame: frame, facts: frame[HeaderSize:], base: base}
+}
+
+// request writes the request's facts and appends its texts.
+func (w *writer) request(r *RequestFacts) {
+	put64(w.facts, reqPromptTokens, uint64(r.PromptTokens))
+	put64(w.facts, reqMaxTokens, uint64(r.MaxTokens))
+	put64(w.facts, reqN, uint64(r.N))
+	var flags uint32
+	if r.Stream {
+		flags |= flagStream
+	}
+	if r.PairBroken {
+		flags |= flagPairBroken
+	}
+	put32(w.facts, reqFlags, flags)
+	w.text(reqModel, r.Model)
+	w.text(reqConversation, r.Conversation)
+	w.text(reqPrompt, r.Prompt)
+}
+
+// text appends s and says at the given offset of the facts where it is.
+func (w *writer) text(at int, s string) {
+	put32(w.facts, at, uint32(len(w.dst)-w.base))
+	put32(w.facts, at+4, uint32(len(s)))
+	w.dst = append(w.dst, s...)
+}
+
+// section says at the given offset of the facts that so many rows follow.
+func (w *writer) section(at, count, stride int) {
+	put32(w.facts, at, uint32(len(w.dst)-w.base))
+	put32(w.facts, at+4, uint32(count))
+	put32(w.facts, at+8, uint32(stride))
+}
+
+func (w *writer) pair(p *Pair) {
+	at := len(w.dst)
+	w.dst = w.dst[:at+pairSize]
+	row := w.dst[at:]
+	put32(row, pairPrefill, uint32(p.Prefill))
+	put32(row, pairDecode, uint32(p.Decode))
+	put32(row, pairState, uint32(p.State))
+}
+
+// appendFields appends the rows field by field.
+func appendFields(dst []byte, rows []Candidate) []byte {
+	for i := range rows {
+		c := &rows[i]
+		at := len(dst)
+		dst = append(dst, make([]byte, RowSize)...)
+		row := dst[at:]
+		put32(row, rowInstance, c.Instance)
+		put32(row, rowRank, uint32(c.Rank))
+		put32(row, rowGroup, c.Group)
+		row[rowRoles] = byte(c.Roles)
+		row[rowTrial] = bit(c.Trial)
+		row[rowPair] = byte(c.Pair)
+		row[rowHome] = bit(c.Home)
+		put32(row, rowRequests, uint32(c.Requests))
+		put32(row, rowScore, math.Float32bits(c.Score))
+		put64(row, rowTokens, uint64(c.Tokens))
+		put64(row, rowQueued, uint64(c.Queued))
+		put32(row, rowBlocksGPU, c.BlocksGPU)
+		put32(row, rowBlocksCPU, c.BlocksCPU)
+		put32(row, rowBlocksDisk, c.BlocksDisk)
+	}
+	return dst
+}
+
+func bit(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}

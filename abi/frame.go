@@ -1,0 +1,147 @@
+package abi
+
+// Offsets of the header, the first bytes of every frame. README.md has the same
+// tables for readers; a test compares the two.
+const (
+	offMagic     = 0
+	offVersion   = 4
+	offHook      = 6
+	offHeader    = 8 // size of the header
+	offTotal     = 12
+	offPolicy    = 16
+	offOut       = 20
+	offSequence  = 24
+	offRandom    = 32
+	offUnixMilli = 40
+	offSeed      = 48
+	offFacts     = 52 // size of the facts, which follow the header
+	offEdits     = 56
+	offEditsLen  = 60
+
+	// HeaderSize is the size of the header in version 1 of the contract.
+	HeaderSize = 64
+
+	// Magic is the first word of a frame, "PDF1".
+	Magic = 'P' | 'D'<<8 | 'F'<<16 | '1'<<24
+
+	// OutScored is the bit of the header's out flags by which a guest says that
+	// it wrote a score into the rows.
+	OutScored = 1 << 0
+)
+
+// Offsets within the facts. Those of plan, place, leg and finish begin with the
+// request's.
+const (
+	reqPromptTokens = 0
+	reqMaxTokens    = 8
+	reqN            = 16
+	reqFlags        = 24
+	reqModel        = 32
+	reqConversation = 40
+	reqPrompt       = 48
+	reqSize         = 64
+
+	flagStream     = 1 << 0
+	flagPairBroken = 1 << 1
+
+	planPrefill = reqSize
+	planDecode  = reqSize + 4
+	planBoth    = reqSize + 8
+	planSize    = reqSize + 16
+
+	placeFlow       = reqSize
+	placeFixed      = reqSize + 4
+	placeRows       = reqSize + 8 // offset, count, stride
+	placePairs      = reqSize + 20
+	placeSize       = reqSize + 32
+	pairSize        = 12
+	pairPrefill     = 0
+	pairDecode      = 4
+	pairState       = 8
+	rowInstance     = 0
+	rowRank         = 4
+	rowGroup        = 8
+	rowRoles        = 12
+	rowTrial        = 13
+	rowPair         = 14
+	rowHome         = 15
+	rowRequests     = 16
+	rowScore        = 20
+	rowTokens       = 24
+	rowQueued       = 32
+	rowBlocksGPU    = 40
+	rowBlocksCPU    = 44
+	rowBlocksDisk   = 48
+	rowReserved     = 52
+	mintUnixMilli   = 0
+	mintCounter     = 8
+	mintNode        = 12
+	mintWorker      = 13
+	mintSize        = 16
+	legEvent        = reqSize
+	legPhase        = reqSize + 1
+	legFlow         = reqSize + 2
+	legAttempt      = reqSize + 4
+	legLeft         = reqSize + 8
+	legStatus       = reqSize + 12
+	legInstance     = reqSize + 16
+	legRank         = reqSize + 20
+	legPartner      = reqSize + 24
+	legPartRank     = reqSize + 28
+	legID           = reqSize + 32
+	legElapsed      = reqSize + 40
+	legEngine       = reqSize + 48
+	legReason       = reqSize + 56
+	legSize         = reqSize + 64
+	finOutcome      = reqSize
+	finFlow         = reqSize + 1
+	finFailed       = reqSize + 2
+	finStatus       = reqSize + 4
+	finPrefill      = reqSize + 8
+	finPrefillRank  = reqSize + 12
+	finDecode       = reqSize + 16
+	finDecodeRank   = reqSize + 20
+	finID           = reqSize + 24
+	finPlaced       = reqSize + 32
+	finFirstByte    = reqSize + 40
+	finTotal        = reqSize + 48
+	finPromptTokens = reqSize + 56
+	finCachedTokens = reqSize + 64
+	finOutputTokens = reqSize + 72
+	finAttempts     = reqSize + 80
+	finReason       = reqSize + 88
+	finSize         = reqSize + 96
+)
+
+// Header is what a frame says beside its facts.
+type Header struct {
+	Policy    uint32 // index of the policy among those of its hook
+	Sequence  uint64 // see README.md; of a place frame PlaceFacts.Sequence
+	Random    uint64 // drawn for this frame; of a place frame PlaceFacts.Random
+	UnixMilli int64  // the host's clock
+	Seed      uint32 // the same in all frames of one process, drawn at its start
+}
+
+// FrameSize returns the size of the facts' frame, for a caller that has to fit
+// it into a guest's scratch.
+func (f *PlanFacts) FrameSize() int { return HeaderSize + planSize + f.Request.textSize() }
+
+// FrameSize returns the size of the facts' frame.
+func (f *PlaceFacts) FrameSize() int {
+	return HeaderSize + placeSize + len(f.Candidates)*RowSize + len(f.Pairs)*pairSize + f.Request.textSize()
+}
+
+// FrameSize returns the size of the facts' frame.
+func (f *MintFacts) FrameSize() int { return HeaderSize + mintSize }
+
+// FrameSize returns the size of the facts' frame.
+func (f *LegFacts) FrameSize() int {
+	return HeaderSize + legSize + len(f.Engine) + len(f.Reason) + f.Request.textSize()
+}
+
+// FrameSize returns the size of the facts' frame.
+func (f *FinishFacts) FrameSize() int {
+	return HeaderSize + finSize + len(f.Reason) + f.Request.textSize()
+}
+
+func (f *RequestFacts) textSize() int { return len(f.Model) + len(f.Conversation) + len(f.Prompt) }

@@ -1,0 +1,314 @@
+package abi
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func request() RequestFacts {
+	return RequestFacts{
+		PromptTokens: 1234, MaxTokens: -1, N: 2, Stream: true, PairBroken: true,
+		Model: "llama", Conversation: "c-7", Prompt: `[{"role":"user","content":"hi"}]`,
+	}
+}
+
+func placeFacts(rows int) *PlaceFacts {
+	f := &PlaceFacts{Request: request(), Flow: FlowConcurrent, Fixed: -1, Sequence: 99, Random: 1 << 63}
+	for i := range rows {
+		f.Candidates = append(f.Candidates, Candidate{
+			Instance: uint32(i + 1), Rank: int32(i % 4), Group: 3, Roles: RoleBoth, Trial: i%2 == 1, Pair: PairReady, Home: i%3 == 0,
+			Requests: int32(i) * 2, Score: float32(i) / 2, Tokens: int64(i) << 33, Queued: int64(i) * 5,
+			BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9,
+		})
+	}
+	return f
+}
+
+func legFacts() *LegFacts {
+	return &LegFacts{
+		Request: request(), Event: LegFailed, Phase: Decode, Flow: FlowPrefillFirst, Attempt: 2, Left: 1, Instance: 5, Rank: 3,
+		Partner: 4, PartRank: 1, ID: 1 << 41, Engine: "d0", Status: 503, Elapsed: 12345, Reason: "refused",
+	}
+}
+
+func finishFacts() *FinishFacts {
+	return &FinishFacts{
+		Request: request(), Outcome: OutcomeEngineError, Flow: FlowDecodeFirst, Failed: Prefill, Status: 502, Prefill: 1, PrefillRank: 2,
+		Decode: 3, DecodeRank: 4, ID: 1 << 42, Attempts: 4, Placed: 10, FirstByte: -1, Total: 3000, PromptTokens: 77, CachedTokens: 64,
+		OutputTokens: -1, Reason: "timeout",
+	}
+}
+
+var header = Header{Policy: 3, Sequence: 41, Random: 42, UnixMilli: 1735689600123, Seed: 7}
+
+// TestFramesKeepTheFacts takes the facts of each hook through a frame, one that
+// begins the slice and one that does not.
+func TestFramesKeepTheFacts(t *testing.T) {
+	place := placeFacts(5)
+	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady}, {Prefill: 2, Decode: 1, State: PairBroken}}
+	plan := &PlanFacts{Request: request(), PrefillTargets: 4, DecodeTargets: 5, BothTargets: 6}
+	mint := &MintFacts{UnixMilli: 1735689600123, Node: 255, Worker: 63, Counter: 1023}
+	var planned PlanFacts
+	var placed PlaceFacts
+	var spare []Candidate
+	var minted MintFacts
+	var leg LegFacts
+	var finish FinishFacts
+	for _, tt := range []struct {
+		hook   Hook
+		facts  interface{ FrameSize() int }
+		append func([]byte) []byte
+		decode func([]byte) bool
+		got    any
+	}{
+		{HookPlan, plan, func(b []byte) []byte { return AppendPlan(b, &header, plan) }, func(b []byte) bool { return DecodePlan(b, &planned) }, &planned},
+		{HookPlace, place, func(b []byte) []byte { return AppendPlace(b, &header, place) }, func(b []byte) bool { return DecodePlace(b, &placed, &spare) }, &placed},
+		{HookMint, mint, func(b []byte) []byte { return AppendMint(b, &header, mint) }, func(b []byte) bool { return DecodeMint(b, &minted) }, &minted},
+		{HookLeg, legFacts(), func(b []byte) []byte { return AppendLeg(b, &header, legFacts()) }, func(b []byte) bool { return DecodeLeg(b, &leg) }, &leg},
+		{HookFinish, finishFacts(), func(b []byte) []byte { return AppendFinish(b, &header, finishFacts()) }, func(b []byte) bool { return DecodeFinish(b, &finish) }, &finish},
+	} {
+		t.Run(tt.hook.String(), func(t *testing.T) {
+			frame := tt.append(nil)
+			if len(frame) != tt.facts.FrameSize() {
+				t.Errorf("%d bytes, FrameSize says %d", len(frame), tt.facts.FrameSize())
+			}
+			dirty := bytes.Repeat([]byte{0xff}, 4096)
+			if behind := tt.append(dirty[:8]); !bytes.Equal(behind[8:], frame) || &behind[0] != &dirty[0] {
+				t.Error("a frame depends on where it is written")
+			}
+			var h Header
+			hook, ok := DecodeHeader(frame, &h)
+			want := header
+			if tt.hook == HookPlace {
+				want.Sequence, want.Random = place.Sequence, place.Random
+			}
+			if !ok || hook != tt.hook || h != want {
+				t.Errorf("header %+v of %v, %v", h, hook, ok)
+			}
+			if !tt.decode(frame) {
+				t.Fatal("the frame is refused")
+			}
+			if !reflect.DeepEqual(tt.got, any(tt.facts)) {
+				t.Errorf("got  %+v\nwant %+v", tt.got, tt.facts)
+			}
+			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish build their facts anew
+				t.Errorf("%v allocations", n)
+			}
+		})
+	}
+}
+
+// TestRowsAreRows: the move of a whole table and the writing of each field give
+// the same bytes; a view and a copy the same rows.
+func TestRowsAreRows(t *testing.T) {
+	f := placeFacts(9)
+	if !bytes.Equal(appendFields(nil, f.Candidates), appendRows(nil, f.Candidates)) {
+		t.Error("fields and rows differ")
+	}
+	wide := AppendPlace(nil, &header, &PlaceFacts{Fixed: -1})
+	put32(wide[HeaderSize:], placeRows, uint32(len(wide)))
+	put32(wide[HeaderSize:], placeRows+4, 9)
+	put32(wide[HeaderSize:], placeRows+8, RowSize+24)
+	for i := range f.Candidates {
+		wide = append(appendFields(wide, f.Candidates[i:i+1]), strings.Repeat("\xee", 24)...)
+	}
+	var got PlaceFacts
+	var spare []Candidate
+	if !DecodePlace(wide, &got, &spare) || !reflect.DeepEqual(got.Candidates, f.Candidates) {
+		t.Errorf("rows of a later version: %+v", got.Candidates)
+	}
+	got.Candidates[4].Score = 99
+	StoreScores(wide, &got)
+	if at := get32(wide[HeaderSize:], placeRows); decodeRow(wide[int(at)+4*(RowSize+24):]).Score != 99 {
+		t.Error("a score of a copied row does not reach the frame")
+	}
+	if n := testing.AllocsPerRun(10, func() { DecodePlace(wide, &got, &spare) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestScores(t *testing.T) {
+	f, got := placeFacts(3), PlaceFacts{}
+	frame := AppendPlace(nil, &header, f)
+	var spare []Candidate
+	if !DecodePlace(frame, &got, &spare) {
+		t.Fatal("the frame is refused")
+	}
+	got.Candidates[2].Score = -8
+	if ReadScores(frame, f); f.Scored || f.Candidates[2].Score != 1 {
+		t.Error("scores were read though the guest did not say that it wrote them")
+	}
+	StoreScores(frame, &got)
+	if ReadScores(frame, f); !f.Scored || f.Candidates[2].Score != -8 || f.Candidates[1].Score != 0.5 {
+		t.Errorf("scores %+v", f.Candidates)
+	}
+}
+
+func TestPlanAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		v    uint64
+		want PlanAnswer
+		ok   bool
+	}{
+		{0, PlanAnswer{}, true},
+		{2, PlanAnswer{Decision: PlanDisaggregate}, true},
+		{3, PlanAnswer{Decision: PlanReject}, true},
+		{429<<16 | 3, PlanAnswer{Decision: PlanReject, Status: 429}, true},
+		{1500<<32 | 1, PlanAnswer{Decision: PlanAggregate, LimitMillis: 1500}, true},
+		{4, PlanAnswer{}, false},
+		{1 << 8, PlanAnswer{}, false},
+		{200<<16 | 3, PlanAnswer{}, false},
+		{429<<16 | 1, PlanAnswer{}, false},
+		{600<<16 | 3, PlanAnswer{}, false},
+	} {
+		a, ok := UnpackPlan(tt.v)
+		if a != tt.want || ok != tt.ok {
+			t.Errorf("UnpackPlan(%#x) = %+v, %v", tt.v, a, ok)
+		}
+		if ok && a.Pack() != tt.v {
+			t.Errorf("%+v packs to %#x, want %#x", a, a.Pack(), tt.v)
+		}
+	}
+}
+
+func TestPlaceAnswer(t *testing.T) {
+	for v, want := range map[uint64]PlaceDecision{
+		0:                   {},
+		0xffffffff_00000003: {Prefill: -1, Decode: 3},
+		0x00000002_ffffffff: {Prefill: 2, Decode: -1},
+	} {
+		if d := UnpackPlace(v); d != want || d.Pack() != v {
+			t.Errorf("%#x: %+v, packed again %#x", v, d, d.Pack())
+		}
+	}
+}
+
+func TestLegAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		v    uint64
+		e    LegEvent
+		want LegDecision
+		ok   bool
+	}{
+		{0, LegSend, LegPass, true}, {1, LegSend, LegEdited, true}, {2, LegSend, 0, false},
+		{1, LegFailed, LegRetry, true}, {3, LegFailed, LegGiveUp, true}, {4, LegFailed, 0, false}, {256, LegFailed, 0, false},
+	} {
+		if d, ok := UnpackLeg(tt.v, tt.e); d != tt.want || ok != tt.ok {
+			t.Errorf("UnpackLeg(%d, %d) = %d, %v", tt.v, tt.e, d, ok)
+		}
+	}
+}
+
+func TestEdits(t *testing.T) {
+	e := NewEdits(make([]byte, 256))
+	e.SetHeader("x-a", "1")
+	e.AddHeader("x-b", "")
+	e.RemoveHeader("x-c")
+	e.SetField("priority", `{"a":[1]}`)
+	e.RemoveField("user")
+	var got []Edit
+	for list := e.Bytes(); len(list) > 0; {
+		edit, rest, ok := NextEdit(list)
+		if !ok {
+			t.Fatal("the list is refused")
+		}
+		got, list = append(got, edit), rest
+	}
+	want := []Edit{
+		{EditSetHeader, "x-a", "1"}, {EditAddHeader, "x-b", ""}, {EditRemoveHeader, "x-c", ""},
+		{EditSetField, "priority", `{"a":[1]}`}, {EditRemoveField, "user", ""},
+	}
+	if !reflect.DeepEqual(got, want) || e.Full() {
+		t.Errorf("got %+v, full %v", got, e.Full())
+	}
+	frame := AppendLeg(nil, &header, legFacts())
+	MarkEdits(frame, len(frame), len(e.Bytes()))
+	if at, n := EditsOf(frame); at != len(frame) || n != len(e.Bytes()) {
+		t.Errorf("edits at %d, %d bytes", at, n)
+	}
+	small := NewEdits(make([]byte, 20))
+	small.SetHeader("x-a", "1")
+	small.SetHeader("x-a", "2")
+	if !small.Full() || len(small.Bytes()) != 16 {
+		t.Errorf("full %v, %d bytes", small.Full(), len(small.Bytes()))
+	}
+}
+
+func TestHookNames(t *testing.T) {
+	for h := HookPlan; h <= HookFinish; h++ {
+		if got, ok := ParseHook(h.String()); got != h || !ok || h.Export() != "pdproxy_v1_on_"+h.String() {
+			t.Errorf("%d: %v %v %s", h, got, ok, h.Export())
+		}
+	}
+	for _, s := range []string{"", "none", "Plan"} {
+		if _, ok := ParseHook(s); ok {
+			t.Errorf("%q is a hook", s)
+		}
+	}
+	if got := Hook(77).String(); got != "none" {
+		t.Errorf("hook 77 is %q", got)
+	}
+	if got := strings.Join((NeedPrompt | NeedPairs | 1<<40).Names(), " "); got != "prompt pairs" {
+		t.Errorf("needs %q", got)
+	}
+}
+
+// FuzzDecode: whatever the bytes, decoding ends without a panic, and facts that
+// it accepts make a frame that decodes to the same.
+func FuzzDecode(f *testing.F) {
+	place := placeFacts(3)
+	place.Pairs = []Pair{{Prefill: 1}}
+	f.Add(AppendPlan(nil, &header, &PlanFacts{Request: request()}))
+	f.Add(AppendPlace(nil, &header, place))
+	f.Add(AppendMint(nil, &header, &MintFacts{UnixMilli: 5}))
+	f.Add(AppendLeg(nil, &header, legFacts()))
+	f.Add(AppendFinish(nil, &header, finishFacts()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h Header
+		if _, ok := DecodeHeader(b, &h); !ok {
+			return
+		}
+		var plan PlanFacts
+		DecodePlan(b, &plan)
+		var mint MintFacts
+		DecodeMint(b, &mint)
+		var finish FinishFacts
+		DecodeFinish(b, &finish)
+		var leg, again LegFacts
+		if DecodeLeg(b, &leg) {
+			if !DecodeLeg(AppendLeg(nil, &h, &leg), &again) || !reflect.DeepEqual(leg, again) {
+				t.Errorf("%+v became %+v", leg, again)
+			}
+		}
+		var p PlaceFacts
+		var spare []Candidate
+		if DecodePlace(b, &p, &spare) {
+			frame := AppendPlace(nil, &h, &p)
+			for i := range p.Candidates {
+				p.Candidates[i].Score++
+			}
+			StoreScores(b, &p)
+			ReadScores(frame, &p)
+		}
+	})
+}
+
+func FuzzNextEdit(f *testing.F) {
+	e := NewEdits(make([]byte, 64))
+	e.SetField("a", "1")
+	f.Add(e.Bytes())
+	f.Fuzz(func(t *testing.T, list []byte) {
+		for len(list) > 0 {
+			_, rest, ok := NextEdit(list)
+			if !ok {
+				return
+			}
+			if len(rest) >= len(list) {
+				t.Fatal("no progress")
+			}
+			list = rest
+		}
+	})
+}

@@ -1,0 +1,90 @@
+package abi
+
+// Hook is one of the decisions that a policy module may take.
+type Hook uint16
+
+// The hooks, in the order of an exchange.
+const (
+	HookNone Hook = iota
+	HookPlan
+	HookPlace
+	HookMint
+	HookLeg
+	HookFinish
+)
+
+// hookNames are the names of the hooks; their exports are prefix + "on_" + name.
+var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish"}
+
+// String returns the hook as it stands in the list of policies, in metrics and
+// in explain.
+func (h Hook) String() string {
+	if int(h) >= len(hookNames) {
+		h = HookNone
+	}
+	return hookNames[h]
+}
+
+// ParseHook is the inverse of Hook.String; ok is false for any other text.
+func ParseHook(s string) (h Hook, ok bool) {
+	for i, name := range hookNames {
+		if i > 0 && name == s {
+			return Hook(i), true
+		}
+	}
+	return HookNone, false
+}
+
+// Version is the version of the contract that this package describes. Frames
+// carry it, and the names of exports and foreign functions contain it.
+const Version = 1
+
+const prefix = "pdproxy_v1_"
+
+// Export returns the name of the hook's export, as pdproxy_v1_on_place.
+func (h Hook) Export() string { return prefix + "on_" + h.String() }
+
+// The other exports of a policy module.
+const (
+	ExportScratch  = prefix + "scratch"  // (size i32) -> ptr i32
+	ExportPolicies = prefix + "policies" // () -> i64, optional
+	ExportNeeds    = prefix + "needs"    // () -> i64, optional
+)
+
+// Needs is the set of facts that a module asks for beyond those that are always
+// there. What nobody asks for is not computed.
+type Needs uint64
+
+// The needs.
+const (
+	NeedPrompt       Needs = 1 << iota // RequestFacts.Prompt
+	NeedBlocks                         // Candidate.BlocksGPU, BlocksCPU, BlocksDisk, Queued
+	NeedConversation                   // RequestFacts.Conversation, Candidate.Home
+	NeedRanks                          // a row for each rank; this proxy always gives them
+	NeedPairs                          // PlaceFacts.Pairs
+)
+
+var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs"}
+
+// Names returns the needs as `pdproxy plugin inspect` shows them. Bits that this
+// version does not know are left out.
+func (n Needs) Names() []string {
+	var names []string
+	for i, name := range needNames {
+		if n&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// The foreign functions (proxy_call_foreign_function) of policies and filters.
+// README.md has their arguments and results. One that a host lacks answers
+// NOT_FOUND.
+const (
+	ForeignNote            = "pdproxy.v1.note"
+	ForeignCounter         = "pdproxy.v1.counter"
+	ForeignConversationGet = "pdproxy.v1.conversation_get"
+	ForeignConversationPut = "pdproxy.v1.conversation_put"
+	ForeignPrefixMatch     = "pdproxy.v1.prefix_match"
+)

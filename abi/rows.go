@@ -1,0 +1,72 @@
+package abi
+
+import "unsafe"
+
+// This file is the one place where frames and memory are the same thing. A row
+// of the place frame has the layout that Go gives to Candidate on every 64-bit
+// little-endian machine and on wasm: the host copies a table in one move, and a
+// Go guest reads the rows where the host wrote them. Hosts of the other byte
+// order, and guests that meet rows of another stride, go field by field.
+
+// RowSize is the size of a candidate row in version 1 of the contract.
+const RowSize = 64
+
+// The layout is checked by the compiler: an index out of range does not build.
+var (
+	_ = [1]struct{}{}[unsafe.Sizeof(Candidate{})-RowSize]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Instance)-rowInstance]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Rank)-rowRank]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Group)-rowGroup]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Roles)-rowRoles]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Trial)-rowTrial]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Pair)-rowPair]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Home)-rowHome]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Requests)-rowRequests]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Score)-rowScore]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Tokens)-rowTokens]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Queued)-rowQueued]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksGPU)-rowBlocksGPU]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksCPU)-rowBlocksCPU]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksDisk)-rowBlocksDisk]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.reserved)-rowReserved]
+)
+
+// littleEndian is the byte order of this machine.
+var littleEndian = func() bool {
+	one := uint16(1)
+	return *(*byte)(unsafe.Pointer(&one)) == 1
+}()
+
+// appendRows appends the rows in the frame's layout.
+func appendRows(dst []byte, rows []Candidate) []byte {
+	if !littleEndian {
+		return appendFields(dst, rows)
+	}
+	if len(rows) == 0 {
+		return dst
+	}
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
+}
+
+// viewRows returns the n rows of that stride that b begins with, which is long
+// enough. Where the layouts agree it is b itself, seen as rows, so that a score
+// written into a row is written into the frame; else the rows are decoded into
+// spare, which grows if it must. Trial and Home must be 0 or 1, as the host
+// writes them: in a view their bytes are Go's bools.
+func viewRows(b []byte, n, stride int, spare *[]Candidate) []Candidate {
+	if n == 0 {
+		return nil
+	}
+	if p := unsafe.Pointer(&b[0]); littleEndian && stride == RowSize && uintptr(p)%8 == 0 {
+		return unsafe.Slice((*Candidate)(p), n)
+	}
+	rows := (*spare)[:0]
+	for i := range n {
+		rows = append(rows, decodeRow(b[i*stride:]))
+	}
+	*spare = rows
+	return rows
+}
+
+// textView returns b as a string that shares its memory.
+func textView(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
