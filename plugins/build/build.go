@@ -1,0 +1,175 @@
+// Package build compiles plugins written in Go to WebAssembly modules, and
+// writes the first files of new ones. It leaves a plugin's folder as it is: what
+// the compiler has to see differently (the host calls of an SDK written for
+// TinyGo) comes to it by an overlay.
+package build
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Options say what Build compiles.
+type Options struct {
+	Dir    string    // folder of the plugin's package main
+	Output string    // path of the module; "" = Dir/<folder name>.wasm
+	TinyGo bool      // compile with TinyGo instead of Go
+	Log    io.Writer // takes what the compilers print
+}
+
+// Result is what Build made.
+type Result struct {
+	Output    string `json:"output"`
+	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for none that is known
+	Version   string `json:"version"`   // the SDK's version, "" for a folder
+	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo"
+	SizeBytes int64  `json:"size_bytes"`
+}
+
+// ErrNoGo says that no Go toolchain was found.
+var ErrNoGo = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
+
+// ErrNoTinyGo says that TinyGo was asked for and not found.
+var ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
+
+// ErrLoad says that the folder is no Go package whose imports can all be found;
+// the reasons are in Options.Log.
+var ErrLoad = errors.New("the plugin cannot be loaded: a plugin is a folder with a go.mod (here or above) and a package main")
+
+// ErrCompile says that a compiler refused the plugin; the reasons are in Options.Log.
+var ErrCompile = errors.New("the plugin does not compile")
+
+// Build compiles the plugin in o.Dir. The module appears under its name only
+// when it is whole, so a proxy that watches the file never reads half of it.
+func Build(ctx context.Context, o Options) (Result, error) {
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return Result{}, err
+	}
+	output := o.Output
+	if output == "" {
+		output = filepath.Join(dir, filepath.Base(dir)+".wasm")
+	}
+	if output, err = filepath.Abs(output); err != nil {
+		return Result{}, err
+	}
+	tool, err := findToolchain(ctx, dir, o.Log)
+	if err != nil {
+		return Result{}, err
+	}
+	plugin, err := tool.load(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	work, err := os.MkdirTemp("", "pdproxy-build-")
+	if err != nil {
+		return Result{}, err
+	}
+	defer os.RemoveAll(work)
+
+	// Beside the output, so that the rename stays within one file system.
+	half, err := os.CreateTemp(filepath.Dir(output), "."+filepath.Base(output)+".*")
+	if err != nil {
+		return Result{}, fmt.Errorf("create module: %w", err)
+	}
+	half.Close()
+	defer os.Remove(half.Name())
+
+	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.Version, Toolchain: tool.version}
+	if o.TinyGo {
+		r.Toolchain = "tinygo"
+		err = tool.compileTinyGo(ctx, plugin, half.Name())
+	} else {
+		err = tool.compile(ctx, plugin, work, half.Name())
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	if r.SizeBytes, err = checkModule(half.Name()); err != nil {
+		return Result{}, err
+	}
+	if err := os.Chmod(half.Name(), 0o644); err != nil {
+		return Result{}, err
+	}
+	return r, os.Rename(half.Name(), output)
+}
+
+// checkModule refuses what no host would load, and returns the file's size.
+func checkModule(path string) (int64, error) {
+	module, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	names, err := exports(module)
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, "proxy_abi_version_") {
+			return int64(len(module)), nil
+		}
+	}
+	return 0, errors.New("the module exports no proxy_abi_version_* marker, so no host would load it: the plugin imports no SDK that exports one, and exports none itself")
+}
+
+// compile runs go build. With an SDK for TinyGo it sees that SDK's host calls
+// and callbacks in the form that Go's compiler understands.
+func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string) error {
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-o", output}
+	var env []string
+	if p.tiny != nil {
+		o, err := t.overlayFor(ctx, p, work)
+		if err != nil {
+			return err
+		}
+		file := filepath.Join(work, "overlay.json")
+		text, err := json.Marshal(map[string]any{"Replace": o.replace})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			return err
+		}
+		args = append(args, "-overlay", file)
+		args = append(args, o.flags...)
+	}
+	return t.run(t.command(ctx, env, append(args, ".")...))
+}
+
+// compileTinyGo runs tinygo build. A main that does something is where plugins
+// written before reactors register themselves: they are built as commands,
+// whose _start runs it.
+func (t *toolchain) compileTinyGo(ctx context.Context, p *plugin, output string) error {
+	path, err := exec.LookPath("tinygo")
+	if err != nil {
+		return ErrNoTinyGo
+	}
+	args := []string{"build", "-target=wasip1", "-o", output}
+	works, err := p.mainDoesWork()
+	if err != nil {
+		return err
+	}
+	if works {
+		args = append(args, "-scheduler=none")
+	} else {
+		args = append(args, "-buildmode=c-shared")
+	}
+	cmd := exec.CommandContext(ctx, path, append(args, ".")...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, t.log, t.log
+	return t.run(cmd)
+}
+
+func (t *toolchain) run(cmd *exec.Cmd) error {
+	err := cmd.Run()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return fmt.Errorf("%w (%s %s: %w)", ErrCompile, filepath.Base(cmd.Path), cmd.Args[1], err)
+	}
+	return err
+}

@@ -1,0 +1,316 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The SDK of these tests has the form of the SDKs for TinyGo: host calls without
+// body, stubs for other compilers, callbacks under //export. conformance/plugins
+// builds over the real ones.
+var tinyFiles = map[string]string{
+	"sdk/go.mod": "module example.com/sdk\n\ngo 1.19\n",
+	"sdk/proxywasm/sdk.go": `package proxywasm
+
+import "example.com/sdk/proxywasm/internal"
+
+func SetHandler(f func() bool) { internal.Handler = f }
+
+func Log(s string) { b := []byte(s); internal.ProxyLog(2, &b[0], len(b)) }
+
+func Property() []byte {
+	var raw *byte
+	var size int
+	internal.ProxyGetProperty(nil, 0, &raw, &size)
+	return internal.Bytes(raw, size)
+}
+`,
+	"sdk/proxywasm/internal/calls.go": `//go:build tinygo
+
+package internal
+
+//export proxy_log
+func ProxyLog(level LogLevel, data *byte, size int) Status
+
+//export proxy_get_property
+func ProxyGetProperty(path *byte, pathSize int, value **byte, size *int) Status
+
+//export proxy_record_metric
+func ProxyRecordMetric(id uint32, value uint64) Status
+`,
+	"sdk/proxywasm/internal/stubs.go": `//go:build !tinygo
+
+package internal
+
+type Host interface{ ProxyLog(level LogLevel, data *byte, size int) Status }
+
+var current Host
+
+func Register(h Host) { current = h }
+
+func ProxyLog(level LogLevel, data *byte, size int) Status { return current.ProxyLog(level, data, size) }
+
+func ProxyGetProperty(path *byte, pathSize int, value **byte, size *int) Status { return 1 }
+
+func ProxyRecordMetric(id uint32, value uint64) Status {
+	return 0
+}
+`,
+	"sdk/proxywasm/internal/callbacks.go": `package internal
+
+import (
+	"unsafe"
+
+	"example.com/sdk/proxywasm/types"
+)
+
+type (
+	LogLevel uint32
+	Status   uint32
+)
+
+var Handler func() bool
+
+func Bytes(p *byte, n int) []byte { return unsafe.Slice(p, n) }
+
+//export proxy_abi_version_0_2_0
+func abiVersion() {}
+
+//export proxy_on_memory_allocate
+func allocate(size uint) *byte { return &make([]byte, size)[0] }
+
+//export proxy_on_request_headers
+func onRequestHeaders(id uint32, count int, end bool) types.Action {
+	if Handler() {
+		return types.Pause
+	}
+	return 0
+}
+
+//export proxy_on_done
+func onDone(id uint32) types.Status { return true }
+`,
+	"sdk/proxywasm/types/types.go": "package types\n\ntype Action uint32\n\nconst Pause Action = 1\n\ntype Status = bool\n",
+	"plugin/go.mod": "module example.com/plugin\n\ngo 1.24\n\nrequire example.com/sdk v0.0.0\n\n" +
+		"replace example.com/sdk => ../sdk\n",
+	"plugin/main.go": `package main
+
+import "example.com/sdk/proxywasm"
+
+func main() { proxywasm.SetHandler(func() bool { proxywasm.Log("seen"); return len(proxywasm.Property()) > 0 }) }
+`,
+}
+
+// writeFiles makes a folder with those files, some replaced.
+func writeFiles(t *testing.T, files map[string]string, changes ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		for i := 0; i+1 < len(changes); i += 2 {
+			if changes[i] == name {
+				text = changes[i+1]
+			}
+		}
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// digest is a fingerprint of all files below a folder.
+func digest(t *testing.T, dir string) [32]byte {
+	t.Helper()
+	var all bytes.Buffer
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		all.WriteString(path)
+		all.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sha256.Sum256(all.Bytes())
+}
+
+func TestTinyGoSDK(t *testing.T) {
+	dir := writeFiles(t, tinyFiles)
+	before := digest(t, dir)
+	output := filepath.Join(t.TempDir(), "out.wasm")
+	var log bytes.Buffer
+	r, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "plugin"), Output: output, Log: &log})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log.String())
+	}
+	if r.SDK != "example.com/sdk" || r.Output != output || !strings.HasPrefix(r.Toolchain, "go1.") {
+		t.Errorf("result %+v", r)
+	}
+	module, err := os.ReadFile(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int64(len(module)) != r.SizeBytes {
+		t.Errorf("size %d, file has %d bytes", r.SizeBytes, len(module))
+	}
+	names, err := exports(module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"_initialize", "memory", "proxy_abi_version_0_2_0", "proxy_on_memory_allocate",
+		"proxy_on_request_headers", "proxy_on_done"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("%s is not exported, only %v", want, names)
+		}
+	}
+	for _, want := range []string{"proxy_log", "proxy_get_property"} {
+		if !bytes.Contains(module, []byte("\x03env"+string(rune(len(want)))+want)) {
+			t.Errorf("%s is not imported", want)
+		}
+	}
+	if digest(t, dir) != before {
+		t.Error("the folders of plugin or SDK changed")
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	type change = []string
+	tests := []struct {
+		name   string
+		dir    string
+		change change
+		is     error
+		says   string // in the error or the log
+	}{
+		{"compile error", "plugin", change{"plugin/main.go", "package main\n\nfunc main() { undefined() }\n"}, ErrCompile, "main.go:3:15: undefined: undefined"},
+		{"syntax error", "plugin", change{"plugin/main.go", "package main\n\nfunc main( {}\n"}, ErrCompile, "main.go:3"},
+		{"no marker", "plugin", change{"plugin/main.go", "package main\n\nfunc main() {}\n"}, nil, "proxy_abi_version_"},
+		{"no main", "sdk/proxywasm", nil, nil, "package proxywasm: a plugin is a package main"},
+		{"no Go file", "sdk", nil, ErrLoad, "no Go files"},
+		{"no folder", "absent", nil, fs.ErrNotExist, ""},
+		{"a file", "plugin/main.go", nil, nil, "is no folder"},
+		{"unknown import", "plugin", change{"plugin/main.go", "package main\n\nimport _ \"example.com/other\"\n\nfunc main() {}\n"}, ErrLoad, "example.com/other"},
+		{"odd host call", "plugin", change{"sdk/proxywasm/internal/calls.go",
+			"//go:build tinygo\n\npackage internal\n\n//export proxy_log\nfunc ProxyLog(m map[string]int)\n"}, nil, "map[string]int"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := writeFiles(t, tinyFiles, tt.change...)
+			var log bytes.Buffer
+			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, tt.dir), Output: filepath.Join(dir, "out.wasm"), Log: &log})
+			if err == nil {
+				t.Fatal("it was built")
+			}
+			if tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("error %v, want %v", err, tt.is)
+			}
+			if !strings.Contains(err.Error()+log.String(), tt.says) {
+				t.Errorf("neither the error (%v) nor the log says %q:\n%s", err, tt.says, log.String())
+			}
+			left, err := filepath.Glob(filepath.Join(dir, "*.wasm*"))
+			if hidden, _ := filepath.Glob(filepath.Join(dir, ".*.wasm*")); err != nil || len(left)+len(hidden) > 0 {
+				t.Errorf("left behind: %v %v %v", left, hidden, err)
+			}
+		})
+	}
+}
+
+func TestNoToolchain(t *testing.T) {
+	dir := writeFiles(t, tinyFiles)
+	o := Options{Dir: filepath.Join(dir, "plugin"), Log: &bytes.Buffer{}}
+	t.Run("go", func(t *testing.T) {
+		t.Setenv("PATH", t.TempDir())
+		if _, err := Build(t.Context(), o); !errors.Is(err, ErrNoGo) {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("old go", func(t *testing.T) {
+		bin := t.TempDir()
+		script := "#!/bin/sh\necho '{\"GOVERSION\":\"go1.23.4\"}'\n"
+		if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", bin)
+		if _, err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), "go1.23.4 is too old") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("tinygo", func(t *testing.T) {
+		tinyless(t)
+		o.TinyGo = true
+		if _, err := Build(t.Context(), o); !errors.Is(err, ErrNoTinyGo) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// tinyless is a PATH with go and without tinygo.
+func tinyless(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	if err := os.Symlink(path, filepath.Join(bin, "go")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	return bin
+}
+
+// TestTinyGoCommand runs a stand-in that keeps its arguments: a main that does
+// something needs _start, an empty one a reactor.
+func TestTinyGoCommand(t *testing.T) {
+	for _, tt := range []struct{ name, main, want string }{
+		{"main registers", tinyFiles["plugin/main.go"], "-scheduler=none ."},
+		{"main is empty", "package main\n\nimport \"example.com/sdk/proxywasm\"\n\nfunc init() { proxywasm.SetHandler(nil) }\n\nfunc main() {}\n", "-buildmode=c-shared ."},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := writeFiles(t, tinyFiles, "plugin/main.go", tt.main)
+			bin := tinyless(t)
+			args := filepath.Join(dir, "args")
+			script := "#!/bin/sh\necho \"$@\" > " + args + "\n"
+			if err := os.WriteFile(filepath.Join(bin, "tinygo"), []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Build(t.Context(), Options{Dir: filepath.Join(dir, "plugin"), TinyGo: true, Log: &bytes.Buffer{}})
+			if !errors.Is(err, errNotWasm) {
+				t.Errorf("an empty file was taken: %v", err)
+			}
+			got, err := os.ReadFile(args)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(string(got), "build -target=wasip1 -o ") || !strings.HasSuffix(strings.TrimSpace(string(got)), tt.want) {
+				t.Errorf("tinygo %s", got)
+			}
+		})
+	}
+}
+
+// TestInterrupted stops the compiler with the context.
+func TestInterrupted(t *testing.T) {
+	dir := writeFiles(t, tinyFiles)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Build(ctx, Options{Dir: filepath.Join(dir, "plugin"), Log: &bytes.Buffer{}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
