@@ -77,11 +77,11 @@ type fakeEngines struct {
 	code  map[string]int // status of /health and /live
 	calls map[string]int // by host:port + path
 	auth  string         // the last Authorization
-	delay time.Duration
+	delay map[string]time.Duration
 }
 
 func newFakeEngines() *fakeEngines {
-	return &fakeEngines{down: map[string]bool{}, facts: map[string]string{}, code: map[string]int{}, calls: map[string]int{}}
+	return &fakeEngines{down: map[string]bool{}, facts: map[string]string{}, code: map[string]int{}, delay: map[string]time.Duration{}, calls: map[string]int{}}
 }
 
 func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -89,7 +89,7 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 	host := r.URL.Host
 	f.calls[host+r.URL.Path]++
 	f.auth = r.Header.Get("Authorization")
-	down, facts, code, delay := f.down[host], f.facts[host], f.code[host], f.delay
+	down, facts, code, delay := f.down[host], f.facts[host], f.code[host], f.delay[host]
 	f.mu.Unlock()
 	if delay > 0 {
 		select {

@@ -36,6 +36,7 @@ type prober struct {
 	good   int    // probes in a row
 	bad    int    // probes in a row
 	fresh  int    // good probes since the facts were learned
+	lost   bool   // since the last good probe one failed otherwise than by waiting
 	said   string // the last problem that was logged
 }
 
@@ -128,13 +129,14 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 		return
 	}
-	p.bad, p.fresh, p.said = 0, 0, ""
+	p.bad, p.fresh, p.lost, p.said = 0, 0, false, ""
 }
 
 // failed counts a failed probe.
 func (p *prober) failed(h *config.Health, err error) {
 	p.good = 0
 	p.bad++
+	p.lost = p.lost || !timedOut(err)
 	if text := err.Error(); text != p.said {
 		p.said = text
 		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
@@ -188,7 +190,7 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	}
 	old, state := p.i.facts.Load(), p.i.State()
 	p.i.facts.Store(f)
-	if old != nil && state != Down && restarted(old, f, state) {
+	if old != nil && state != Down && restarted(old, f, state == Unhealthy && p.lost) {
 		p.r.restarted(p.i)
 	}
 	if state != Ready {
@@ -201,12 +203,21 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 }
 
 // restarted reports whether the facts f come from another process than old.
-// Where the engine names no epoch, one that had been away counts as new.
-func restarted(old, f *Facts, state State) bool {
+// Where the engine names no epoch, one that had been away counts as new. One
+// whose probes have only timed out had not: a starved machine answers late, while
+// a process that ends refuses connections until the next one listens, which takes
+// engines longer than a probe's interval.
+func restarted(old, f *Facts, away bool) bool {
 	if old.Epoch != "" && f.Epoch != "" {
 		return old.Epoch != f.Epoch
 	}
-	return state == Unhealthy || old.key() != f.key()
+	return away || old.key() != f.key()
+}
+
+// timedOut reports whether a probe failed by waiting in vain.
+func timedOut(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
 }
 
 // restarted drops what was known of the instance's former process.

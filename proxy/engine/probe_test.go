@@ -44,7 +44,7 @@ func TestProbeStates(t *testing.T) {
 			{func() { f.engines.code["a:80"] = 204 }, 2 * time.Second, Unhealthy, ""},
 			{func() {}, 2 * time.Second, Ready, "a restarted, a ready"},
 			// A probe that hangs fails after its own second.
-			{func() { f.engines.delay = time.Minute }, 9 * time.Second, Unhealthy, "a unhealthy"},
+			{func() { f.engines.delay["a:80"] = time.Minute }, 9 * time.Second, Unhealthy, "a unhealthy"},
 		} {
 			f.engines.set(s.do)
 			time.Sleep(s.wait)
@@ -82,19 +82,31 @@ func TestProbeReadyAtOnce(t *testing.T) {
 
 func TestProbeRestart(t *testing.T) {
 	const base = "model m\npage 16\n"
+	refuse := func(e *fakeEngines) { e.down["a:80"] = true }
+	late := func(e *fakeEngines) { e.delay["a:80"] = time.Minute }
 	for _, tt := range []struct {
 		name          string
 		before, after string
 		away          time.Duration
 		want          string
+		fails         func(*fakeEngines)
 	}{
-		{"same epoch, only slow", base + "epoch 1", base + "epoch 1", 6 * time.Second, "a unhealthy, a ready"},
-		{"other epoch", base + "epoch 1", base + "epoch 2", 6 * time.Second, "a unhealthy, a restarted, a ready"},
-		{"no epoch, was away", base, base, 6 * time.Second, "a unhealthy, a restarted, a ready"},
-		{"no epoch, one failed probe", base, base, 2 * time.Second, ""},
-		{"other epoch, one failed probe", base + "epoch 1", base + "epoch 2", 2 * time.Second, "a restarted"},
-		{"other facts, one failed probe", base, "model m\npage 32", 2 * time.Second, "a restarted, a ready"},
-		{"an adapter came, one failed probe", base, base + "model lora", 2 * time.Second, "a ready"},
+		{"same epoch, was away", base + "epoch 1", base + "epoch 1", 6 * time.Second, "a unhealthy, a ready", refuse},
+		{"other epoch", base + "epoch 1", base + "epoch 2", 6 * time.Second, "a unhealthy, a restarted, a ready", refuse},
+		{"no epoch, was away", base, base, 6 * time.Second, "a unhealthy, a restarted, a ready", refuse},
+		{"no epoch, one failed probe", base, base, 2 * time.Second, "", refuse},
+		{"other epoch, one failed probe", base + "epoch 1", base + "epoch 2", 2 * time.Second, "a restarted", refuse},
+		{"other facts, one failed probe", base, "model m\npage 32", 2 * time.Second, "a restarted, a ready", refuse},
+		{"an adapter came, one failed probe", base, base + "model lora", 2 * time.Second, "a ready", refuse},
+		{"same epoch, was late", base + "epoch 1", base + "epoch 1", 9 * time.Second, "a unhealthy, a ready", late},
+		{"other epoch, was late", base + "epoch 1", base + "epoch 2", 9 * time.Second, "a unhealthy, a restarted, a ready", late},
+		{"no epoch, was late", base, base, 9 * time.Second, "a unhealthy, a ready", late},
+		{"no epoch, was late and other facts", base, "model m\npage 32", 9 * time.Second, "a unhealthy, a restarted, a ready", late},
+		{"no epoch, refused once while late", base, base, 12 * time.Second, "a unhealthy, a restarted, a ready", func(e *fakeEngines) {
+			late(e)
+			time.AfterFunc(8*time.Second, func() { e.set(func() { e.delay["a:80"] = 0; refuse(e) }) })
+			time.AfterFunc(10*time.Second, func() { e.set(func() { e.down["a:80"] = false; late(e) }) })
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -109,9 +121,11 @@ func TestProbeRestart(t *testing.T) {
 				}
 				f.said()
 				time.Sleep(time.Second) // changes come between two probes
-				f.engines.set(func() { f.engines.down["a:80"] = true })
+				f.engines.set(func() { tt.fails(f.engines) })
 				time.Sleep(tt.away)
-				f.engines.set(func() { f.engines.down["a:80"], f.engines.facts["a:80"] = false, tt.after })
+				f.engines.set(func() {
+					f.engines.down["a:80"], f.engines.delay["a:80"], f.engines.facts["a:80"] = false, 0, tt.after
+				})
 				time.Sleep(6 * time.Second)
 				synctest.Wait()
 				if got := f.said(); got != tt.want {

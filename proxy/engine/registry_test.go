@@ -202,7 +202,7 @@ func TestDrainingStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
 		f.must(t, f.Add(f.spec("a", "both", "fake")))
-		f.engines.delay = 500 * time.Millisecond
+		f.engines.delay["a:80"] = 500 * time.Millisecond
 		f.start(t)
 		a := f.get(t, "a")
 		h := a.Load[0].Hold(1)
