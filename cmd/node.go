@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -73,7 +72,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if n.policies, err = newNativePolicies(cfg.Policy); err != nil {
 		return nil, err
 	}
-	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"}, rand.Uint64())
+	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
 	if err != nil {
 		return nil, failed(err)
 	}

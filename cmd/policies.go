@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -38,7 +37,7 @@ type calls struct {
 
 func newNativePolicies(c config.Policy) (*nativePolicies, error) {
 	names := policies.Names{Plan: c.Plan, Place: c.Place, Mint: c.Mint}
-	native, err := policies.NewNative(names, rand.Uint64())
+	native, err := policies.NewNative(names)
 	if err != nil {
 		return nil, err
 	}

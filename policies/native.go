@@ -19,15 +19,15 @@ type Native struct {
 // Names are the policies of a Native, as in [policy] of the configuration.
 type Names struct{ Plan, Place, Mint string }
 
-// NewNative returns the built-ins of the given names with fresh state; seed is
-// for policies that draw at random. The error names the policy that is unknown.
-func NewNative(names Names, seed uint64) (*Native, error) {
+// NewNative returns the built-ins of the given names. The error names the policy
+// that is unknown.
+func NewNative(names Names) (*Native, error) {
 	n := &Native{names: names}
 	var ok bool
 	if n.plan, ok = Plan(names.Plan); !ok {
 		return nil, fmt.Errorf("find policy: no built-in plan policy %q", names.Plan)
 	}
-	if n.place, ok = Place(names.Place, seed); !ok {
+	if n.place, ok = Place(names.Place); !ok {
 		return nil, fmt.Errorf("find policy: no built-in place policy %q", names.Place)
 	}
 	if n.mint, ok = Mint(names.Mint); !ok {
@@ -43,7 +43,7 @@ func (n *Native) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanDecision, st
 
 // Place decides with the place policy.
 func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-	return n.place.Place(f), n.names.Place, true
+	return n.place(f), n.names.Place, true
 }
 
 // Mint issues an id with the mint policy.

@@ -1,7 +1,7 @@
 // Package policies is the table of the built-in policies: decisions written in
 // plain Go, one folder each, that run as WebAssembly or, through Native,
-// compiled in. They import nothing of the proxy but the contract, keep no state
-// that the proxy needs to be correct, and do not allocate while they decide.
+// compiled in. They import nothing of the proxy but the contract, are pure
+// functions of their facts, and do not allocate while they decide.
 package policies
 
 import (
@@ -16,13 +16,22 @@ import (
 // Planner is a plan policy.
 type Planner func(*abi.PlanFacts) abi.PlanDecision
 
-// Placer is a place policy with its own state; many goroutines call it at once.
-type Placer interface {
-	Place(*abi.PlaceFacts) abi.PlaceDecision
-}
+// Placer is a place policy.
+type Placer func(*abi.PlaceFacts) abi.PlaceDecision
 
 // Minter is a mint policy.
 type Minter func(*abi.MintFacts) uint64
+
+// PlanNames, PlaceNames and MintNames list the policies of a hook by their names
+// in the configuration, in the order in which the module of builtin.wasm has
+// them.
+func PlanNames() []string { return []string{"auto", "always", "never"} }
+
+// PlaceNames lists the place policies.
+func PlaceNames() []string { return []string{"round_robin", "least_load", "power_of_two"} }
+
+// MintNames lists the mint policies.
+func MintNames() []string { return []string{"snowflake"} }
 
 // Plan returns the plan policy of that name in the configuration.
 func Plan(name string) (Planner, bool) {
@@ -37,16 +46,15 @@ func Plan(name string) (Planner, bool) {
 	return nil, false
 }
 
-// Place returns a new place policy of that name in the configuration, with
-// state of its own. seed matters to policies that draw at random.
-func Place(name string, seed uint64) (Placer, bool) {
+// Place returns the place policy of that name in the configuration.
+func Place(name string) (Placer, bool) {
 	switch name {
 	case "round_robin":
-		return &roundrobin.Policy{}, true
+		return roundrobin.Place, true
 	case "least_load":
-		return &leastload.Policy{}, true
+		return leastload.Place, true
 	case "power_of_two":
-		return poweroftwo.New(seed), true
+		return poweroftwo.Place, true
 	}
 	return nil, false
 }

@@ -9,15 +9,27 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-func placeNames() []string { return []string{"round_robin", "least_load", "power_of_two"} }
+// turner is a place policy that is given the sequence and random numbers that
+// the coordinator gives for one model and shape of legs.
+type turner struct {
+	policy Placer
+	turn   uint64
+	random *rand.Rand
+}
 
-func placer(t testing.TB, name string) Placer {
+func placer(t testing.TB, name string) *turner {
 	t.Helper()
-	p, ok := Place(name, 1)
+	p, ok := Place(name)
 	if !ok {
 		t.Fatalf("Place(%q) is unknown", name)
 	}
-	return p
+	return &turner{policy: p, random: rand.New(rand.NewPCG(3, 4))}
+}
+
+func (p *turner) Place(f *abi.PlaceFacts) abi.PlaceDecision {
+	f.Sequence, f.Random = p.turn, p.random.Uint64()
+	p.turn++
+	return p.policy(f)
 }
 
 // pd returns p prefill and d decode instances of so many ranks, one group.
@@ -48,7 +60,7 @@ func both(n, ranks int, group uint32) []abi.Candidate {
 // TestPlaceHoldsTheContract draws random tables that keep the promise of
 // abi.PlaceFacts and checks every decision against it.
 func TestPlaceHoldsTheContract(t *testing.T) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
 			p := placer(t, name)
 			rnd := rand.New(rand.NewPCG(1, 2))
@@ -123,7 +135,7 @@ func checkPair(t *testing.T, f *abi.PlaceFacts, d abi.PlaceDecision) {
 }
 
 func TestPlaceFindsNothing(t *testing.T) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		for _, tt := range []struct {
 			name string
 			f    abi.PlaceFacts
@@ -147,7 +159,7 @@ func TestPlaceFindsNothing(t *testing.T) {
 // TestPlaceInsideOneInstance: two ranks of one instance pair only when there is
 // no other instance.
 func TestPlaceInsideOneInstance(t *testing.T) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
 			f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1, Candidates: both(1, 2, 1)}
 			d := placer(t, name).Place(f)
@@ -161,7 +173,7 @@ func TestPlaceInsideOneInstance(t *testing.T) {
 // TestTrialGetsOneRequest: an idle half-open candidate is chosen like any other;
 // once its trial request runs it is left alone.
 func TestTrialGetsOneRequest(t *testing.T) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
 			p := placer(t, name)
 			rows := pd(1, 2, 1)
@@ -203,7 +215,7 @@ func TestPlaceSpreads(t *testing.T) {
 	for i := range tables[1].rows {
 		tables[1].rows[i].Instance = uint32(i / 4)
 	}
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		for _, tt := range tables {
 			t.Run(name+"/"+tt.name, func(t *testing.T) {
 				p := placer(t, name)
@@ -239,22 +251,40 @@ func TestPlaceSpreads(t *testing.T) {
 	}
 }
 
-func TestPlaceIsDeterministic(t *testing.T) {
-	for _, name := range placeNames() {
+// TestPlaceIsPure: the facts alone decide.
+func TestPlaceIsPure(t *testing.T) {
+	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
-			a, b := placer(t, name), placer(t, name)
+			p := placer(t, name)
 			for i := range 200 {
 				f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1, Candidates: pd(1+i%3, 1+i%5, 1+i%2)}
-				if x, y := a.Place(f), b.Place(f); x != y {
-					t.Fatalf("decision %d: %+v and %+v", i, x, y)
+				first := p.Place(f)
+				p.policy(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Sequence: 5, Random: 6, Candidates: pd(3, 3, 3)})
+				if again := p.policy(f); first != again {
+					t.Fatalf("decision %d: %+v and %+v", i, first, again)
 				}
 			}
 		})
 	}
 }
 
+// TestRoundRobinStrandsNone: a decode slot is reached even where the numbers of
+// slots share a divisor and each prefill slot has its own partners.
+func TestRoundRobinStrandsNone(t *testing.T) {
+	rows := append(both(2, 1, 1), abi.Candidate{Roles: abi.RoleDecode, Group: 1, Instance: 9})
+	p, hits := placer(t, "round_robin"), map[abi.PlaceDecision]int{}
+	for range 400 {
+		hits[p.Place(&abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1, Candidates: rows})]++
+	}
+	for _, d := range []abi.PlaceDecision{{Prefill: 0, Decode: 1}, {Prefill: 0, Decode: 2}, {Prefill: 1, Decode: 0}, {Prefill: 1, Decode: 2}} {
+		if hits[d] != 100 {
+			t.Errorf("%+v: %d of 400", d, hits[d])
+		}
+	}
+}
+
 func TestPlaceDoesNotAllocate(t *testing.T) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
 			p := placer(t, name)
 			pair := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1, Candidates: pd(8, 8, 4)}
@@ -266,8 +296,21 @@ func TestPlaceDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// TestNamesAreThere: each name in the lists is a policy.
+func TestNamesAreThere(t *testing.T) {
+	for _, plan := range PlanNames() {
+		for _, place := range PlaceNames() {
+			for _, mint := range MintNames() {
+				if _, err := NewNative(Names{Plan: plan, Place: place, Mint: mint}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
 func TestNative(t *testing.T) {
-	n, err := NewNative(Names{Plan: "auto", Place: "least_load", Mint: "snowflake"}, 1)
+	n, err := NewNative(Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,14 +337,14 @@ func TestNativeUnknown(t *testing.T) {
 		{Plan: "always", Place: "x", Mint: "snowflake"},
 		{Plan: "never", Place: "power_of_two", Mint: "x"},
 	} {
-		if _, err := NewNative(names, 0); err == nil {
+		if _, err := NewNative(names); err == nil {
 			t.Errorf("%+v: no error", names)
 		}
 	}
 }
 
 func BenchmarkPlace(b *testing.B) {
-	for _, name := range placeNames() {
+	for _, name := range PlaceNames() {
 		for _, rows := range []int{8, 64, 512} {
 			b.Run(fmt.Sprintf("%s/%d", name, rows), func(b *testing.B) {
 				p := placer(b, name)

@@ -33,13 +33,37 @@ func TestGrade(t *testing.T) {
 		"decode on prefill's own": {abi.Candidate{Roles: abi.RoleBoth, Group: 1, Instance: 1, Rank: 1}, abi.RoleDecode, 0, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Grade([]abi.Candidate{prefill, tt.row}, 1, tt.role, tt.prefill); got != tt.want {
+			rows := []abi.Candidate{prefill, tt.row}
+			leg := Prefill()
+			if tt.role == abi.RoleDecode {
+				leg = Decode(rows, tt.prefill)
+			}
+			if got := leg.Grade(&rows[1], 1); got != tt.want {
 				t.Errorf("grade %d, want %d", got, tt.want)
 			}
 		})
 	}
-	if Grade([]abi.Candidate{prefill}, 0, abi.RoleDecode, 0) != 0 {
+	rows := []abi.Candidate{prefill}
+	if leg := Decode(rows, 0); leg.Grade(&rows[0], 0) != 0 {
 		t.Error("prefill's own row takes decode")
+	}
+	for roles := abi.RolePrefill; roles <= abi.RoleBoth; roles++ {
+		if leg := Aggregated(); leg.Grade(&abi.Candidate{Roles: roles, Group: 7, Instance: 8}, 0) != 4 {
+			t.Errorf("an aggregated leg does not take a row of %v", roles)
+		}
+	}
+}
+
+func TestBest(t *testing.T) {
+	rows := []abi.Candidate{
+		{Roles: abi.RolePrefill, Instance: 1, Trial: true, Requests: 1}, {Roles: abi.RolePrefill, Instance: 2},
+		{Roles: abi.RoleDecode, Instance: 3}, {Roles: abi.RoleBoth, Instance: 4},
+	}
+	for n, want := range [][2]int{{0, 0}, {3, 1}, {4, 1}, {4, 1}, {4, 2}} {
+		leg := Prefill()
+		if grade, equals := leg.Best(rows[:n]); grade != want[0] || int(equals) != want[1] {
+			t.Errorf("of %d rows: grade %d, %d equals; want %v", n, grade, equals, want)
+		}
 	}
 }
 

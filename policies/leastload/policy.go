@@ -3,65 +3,73 @@
 package leastload
 
 import (
-	"sync/atomic"
-
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Policy is the policy's state: the number of decisions made, from which equal
-// loads are drawn. The zero value is ready for use, by many goroutines at once.
-type Policy struct {
-	turn atomic.Uint64
-}
-
-// Place chooses the targets of a request. It does not allocate; the same frame
-// and the same number of decisions before give the same decision. An index of
-// -1 where a leg was to be placed means that no candidate fits.
-func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	bits := candidates.Bits(0, p.turn.Add(1))
+// Place chooses the targets of a request, a pure function of the facts that does
+// not allocate. Equal loads are drawn with f.Random. An index of -1 where a leg
+// was to be placed means that no candidate fits.
+func Place(f *abi.PlaceFacts) abi.PlaceDecision {
+	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: least(f.Candidates, abi.RoleBoth, -1, bits>>32)}
+		leg := candidates.Aggregated()
+		return abi.PlaceDecision{Prefill: -1, Decode: least(rows, &leg, f.Random, 0)}
 	}
 	prefill := f.Fixed
 	if prefill < 0 {
-		prefill = least(f.Candidates, abi.RolePrefill, -1, bits>>32)
+		leg := candidates.Prefill()
+		prefill = least(rows, &leg, f.Random, 1)
 	}
 	if prefill < 0 {
 		return abi.PlaceDecision{Prefill: -1, Decode: -1}
 	}
-	return abi.PlaceDecision{Prefill: prefill, Decode: least(f.Candidates, abi.RoleDecode, prefill, bits&0xffffffff)}
+	leg := candidates.Decode(rows, prefill)
+	return abi.PlaceDecision{Prefill: prefill, Decode: least(rows, &leg, f.Random, 2)}
 }
 
 // least returns the row that takes the leg best: the highest grade, then the
-// fewest tokens, then the fewest requests. Among equals the 32 bits draw: a
-// rule that took the first would send everything at rest to one target, and a
-// counter would move in step with the groups.
-func least(rows []abi.Candidate, role abi.Role, prefill int32, bits uint64) int32 {
-	best, bestGrade, equals := int32(-1), 0, uint64(0)
+// fewest tokens, then the fewest requests. Among equals the random number and
+// the number of the draw decide: a rule that took the first would send
+// everything at rest to one target, and turns would move in step with the
+// groups.
+func least(rows []abi.Candidate, leg *candidates.Leg, random, draw uint64) int32 {
+	best, bestGrade, equals := -1, 0, uint64(0)
+	tokens, requests := int64(0), int32(0)
+	l := *leg // the compiler keeps it in registers
 	for i := range rows {
-		g := candidates.Grade(rows, int32(i), role, prefill)
-		switch {
-		case g == 0 || g < bestGrade:
-		case g > bestGrade || candidates.Lighter(&rows[i], &rows[best]):
-			best, bestGrade, equals = int32(i), g, 1
-		case !candidates.Lighter(&rows[best], &rows[i]):
-			equals++
+		c := &rows[i]
+		g := l.Grade(c, i)
+		if g == 0 || g < bestGrade {
+			continue
 		}
+		if g == bestGrade {
+			if c.Tokens > tokens || c.Tokens == tokens && c.Requests > requests {
+				continue
+			}
+			if c.Tokens == tokens && c.Requests == requests {
+				equals++
+				continue
+			}
+		}
+		best, bestGrade, equals = i, g, 1
+		tokens, requests = c.Tokens, c.Requests
 	}
 	if equals <= 1 {
-		return best
+		return int32(best)
 	}
-	skip := bits * equals >> 32
-	for i := best; skip > 0; {
-		i++
-		if candidates.Grade(rows, i, role, prefill) == bestGrade && same(&rows[i], &rows[best]) {
-			best = i
-			skip--
+	// The bias of scaling 32 random bits to the number of equals is below
+	// equals/2^32.
+	skip := candidates.Bits(random, draw) >> 32 * equals >> 32
+	for i := best; i < len(rows); i++ {
+		c := &rows[i]
+		if c.Tokens != tokens || c.Requests != requests || l.Grade(c, i) != bestGrade {
+			continue
 		}
+		if skip == 0 {
+			return int32(i)
+		}
+		skip--
 	}
-	return best
+	return int32(best)
 }
-
-// same reports whether a and b carry the same.
-func same(a, b *abi.Candidate) bool { return a.Tokens == b.Tokens && a.Requests == b.Requests }

@@ -41,9 +41,8 @@ func TestPlace(t *testing.T) {
 		}, abi.PlaceDecision{Prefill: -1, Decode: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var p Policy
-			for range len(tt.rows) + 1 { // whatever the turn
-				got := p.Place(&abi.PlaceFacts{Flow: tt.flow, Fixed: tt.fixed, Candidates: tt.rows})
+			for random := range uint64(9) {
+				got := Place(&abi.PlaceFacts{Flow: tt.flow, Fixed: tt.fixed, Random: random, Candidates: tt.rows})
 				if got != tt.want {
 					t.Fatalf("got %+v, want %+v", got, tt.want)
 				}
@@ -59,10 +58,9 @@ func TestEquals(t *testing.T) {
 		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i)}
 	}
 	rows[1].Requests, rows[1].Tokens = 1, 1
-	var p Policy
 	var hits [5]int
-	for range 2000 {
-		hits[p.Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}).Decode]++
+	for random := range uint64(2000) {
+		hits[Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Random: random, Candidates: rows}).Decode]++
 	}
 	for i, n := range hits {
 		if i == 1 && n != 0 || i != 1 && (n < 400 || n > 600) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
 // TestNeverTheHeaviest: of two different draws the heaviest of all candidates
@@ -13,10 +14,9 @@ func TestNeverTheHeaviest(t *testing.T) {
 	for i := range rows {
 		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i), Tokens: int64(i)}
 	}
-	p := New(7)
 	var hits [6]int
-	for range 3000 {
-		hits[p.Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}).Decode]++
+	for random := range uint64(3000) {
+		hits[Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Random: random, Candidates: rows}).Decode]++
 	}
 	// The chance of rank i of 6 to be the lighter of a random pair is
 	// (5-i)/15.
@@ -34,10 +34,9 @@ func TestPair(t *testing.T) {
 		{Roles: abi.RolePrefill, Group: 1, Instance: 1}, {Roles: abi.RolePrefill, Group: 2, Instance: 2},
 		{Roles: abi.RoleDecode, Group: 1, Instance: 3}, {Roles: abi.RoleDecode, Group: 2, Instance: 4},
 	}
-	p := New(1)
 	var hits [2]int
-	for range 400 {
-		d := p.Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: rows})
+	for random := range uint64(400) {
+		d := Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Random: random, Candidates: rows})
 		if d.Decode != d.Prefill+2 {
 			t.Fatalf("got %+v", d)
 		}
@@ -46,36 +45,18 @@ func TestPair(t *testing.T) {
 	if hits[0] < 150 || hits[1] < 150 {
 		t.Errorf("prefill rows were drawn %v times", hits)
 	}
-	if d := p.Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: rows[2:]}); d.Prefill != -1 {
+	if d := Place(&abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: rows[2:]}); d.Prefill != -1 {
 		t.Errorf("got %+v without a prefill row", d)
 	}
 }
 
 func TestTwo(t *testing.T) {
-	p := New(0)
 	for n := uint64(1); n < 20; n++ {
-		for range 200 {
-			a, b := p.two(n)
+		for i := range uint64(200) {
+			a, b := two(candidates.Bits(0, i), n)
 			if a >= n || b >= n || a == b && n > 1 {
-				t.Fatalf("two(%d) = %d, %d", n, a, b)
+				t.Fatalf("of %d: %d and %d", n, a, b)
 			}
 		}
-	}
-}
-
-func TestSeedsDiffer(t *testing.T) {
-	rows := make([]abi.Candidate, 64)
-	for i := range rows {
-		rows[i] = abi.Candidate{Roles: abi.RoleBoth, Instance: uint32(i)}
-	}
-	a, b, same := New(1), New(2), 0
-	for range 100 {
-		f := &abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Candidates: rows}
-		if a.Place(f) == b.Place(f) {
-			same++
-		}
-	}
-	if same > 20 {
-		t.Errorf("%d of 100 draws equal for two seeds", same)
 	}
 }

@@ -3,62 +3,57 @@
 package roundrobin
 
 import (
-	"sync/atomic"
-
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// groups is how many groups keep decode turns of their own. Two groups whose
-// numbers are equal modulo it share one.
-const groups = 16
-
-// Policy is the policy's state: whose turn it is. A turn counts candidates,
-// that is slots of instance x rank, never instances and ranks apart: two
-// counters would move in step and strand ranks. Prefill and decode have turns
-// of their own, decode one a group, because decode's choice is confined to
-// prefill's group. The zero value is ready for use, by many goroutines at once.
-type Policy struct {
-	prefill    atomic.Uint32
-	decode     [groups]atomic.Uint32
-	aggregated atomic.Uint32
-}
-
-// Place chooses the targets of a request. It does not allocate; the same frame
-// and the same turns give the same decision. An index of -1 where a leg was to
-// be placed means that no candidate fits.
-func (p *Policy) Place(f *abi.PlaceFacts) abi.PlaceDecision {
+// Place chooses the targets of a request, a pure function of the facts that does
+// not allocate; whose turn it is follows from f.Sequence. An index of -1 where a
+// leg was to be placed means that no candidate fits.
+//
+// A turn counts candidates, that is slots of instance x rank, never instances
+// and ranks apart: two counters would move in step and strand ranks. Decode's
+// choice is confined to prefill's group, so its turn is the number of prefill
+// legs that the group has had before.
+func Place(f *abi.PlaceFacts) abi.PlaceDecision {
+	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: next(f.Candidates, abi.RoleBoth, -1, &p.aggregated)}
+		leg := candidates.Aggregated()
+		grade, n := leg.Best(rows)
+		return abi.PlaceDecision{Prefill: -1, Decode: nth(rows, leg, grade, n, f.Sequence)}
 	}
-	prefill := f.Fixed
+	prefill, turn, lap := f.Fixed, f.Sequence, uint64(1)
 	if prefill < 0 {
-		prefill = next(f.Candidates, abi.RolePrefill, -1, &p.prefill)
+		leg := candidates.Prefill()
+		grade, n := leg.Best(rows)
+		if prefill = nth(rows, leg, grade, n, f.Sequence); prefill < 0 {
+			return abi.PlaceDecision{Prefill: -1, Decode: -1}
+		}
+		turn, lap = within(rows, leg, grade, prefill, f.Sequence/n)
 	}
-	if prefill < 0 {
-		return abi.PlaceDecision{Prefill: -1, Decode: -1}
+	leg := candidates.Decode(rows, prefill)
+	grade, n := leg.Best(rows)
+	if grade == 0 {
+		return abi.PlaceDecision{Prefill: prefill, Decode: -1}
 	}
-	turn := &p.decode[f.Candidates[prefill].Group%groups]
-	return abi.PlaceDecision{Prefill: prefill, Decode: next(f.Candidates, abi.RoleDecode, prefill, turn)}
+	// Slots whose numbers share a divisor would meet the same slots of the other
+	// phase for ever, some perhaps none: so each time that both are at their
+	// beginnings together decode moves on by one.
+	if d := divisor(lap, n); d > 1 {
+		turn += turn / (lap / d * n)
+	}
+	return abi.PlaceDecision{Prefill: prefill, Decode: nth(rows, leg, grade, n, turn)}
 }
 
-// next returns the row whose turn it is among those of the highest grade.
-func next(rows []abi.Candidate, role abi.Role, prefill int32, turn *atomic.Uint32) int32 {
-	best, n := 0, uint32(0)
-	for i := range rows {
-		switch g := candidates.Grade(rows, int32(i), role, prefill); {
-		case g > best:
-			best, n = g, 1
-		case g == best:
-			n++
-		}
-	}
-	if best == 0 {
+// nth returns the row whose turn it is among the n rows of that grade; -1 when
+// the grade is 0.
+func nth(rows []abi.Candidate, leg candidates.Leg, grade int, n, turn uint64) int32 {
+	if grade == 0 {
 		return -1
 	}
-	left := (turn.Add(1) - 1) % n
+	left := turn % n
 	for i := range rows {
-		if candidates.Grade(rows, int32(i), role, prefill) != best {
+		if leg.Grade(&rows[i], i) != grade {
 			continue
 		}
 		if left == 0 {
@@ -67,4 +62,30 @@ func next(rows []abi.Candidate, role abi.Role, prefill int32, turn *atomic.Uint3
 		left--
 	}
 	return -1
+}
+
+// within returns how many turns the group of the chosen row has had before this
+// one, in so many laps through all rows of that grade and the lap under way, and
+// how many it has in a lap.
+func within(rows []abi.Candidate, leg candidates.Leg, grade int, chosen int32, laps uint64) (turn, lap uint64) {
+	group := rows[chosen].Group
+	before := uint64(0)
+	for i := range rows {
+		if rows[i].Group != group || leg.Grade(&rows[i], i) != grade {
+			continue
+		}
+		if i < int(chosen) {
+			before++
+		}
+		lap++
+	}
+	return laps*lap + before, lap
+}
+
+// divisor returns the greatest common divisor of two positive numbers.
+func divisor(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ type Local struct {
 	observer Observer
 	live     disaggid.Live
 	open     atomic.Int64
+	turns    turnTable
 	tables   sync.Pool
 }
 
@@ -70,15 +72,16 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	pool, err := resolve(l.registry.Snapshot(), a.Model)
+	snapshot := l.registry.Snapshot()
+	pool, err := resolve(snapshot, a.Model)
 	if err != nil {
 		return nil, err
 	}
 	t := l.tables.Get().(*table)
-	t.reset(a)
+	t.reset(pool, a)
 	g := &grant{lease: Lease{local: l}}
 	g.table = t
-	if err := l.decide(ctx, pool, a, t, g); err != nil {
+	if err := l.decide(ctx, snapshot, pool, a, t, g); err != nil {
 		for _, f := range g.Fallbacks {
 			l.observer.Fallback(f.What, f.Reason)
 		}
@@ -111,7 +114,7 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 }
 
 // decide goes through the steps of a placement: plan, place, mint, commit.
-func (l *Local) decide(ctx context.Context, pool *engine.Pool, a *Ask, t *table, g *grant) error {
+func (l *Local) decide(ctx context.Context, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *grant) error {
 	d := *l.decider.Load()
 	now := time.Now()
 	two := !a.Prefill.IsZero()
@@ -135,6 +138,8 @@ func (l *Local) decide(ctx context.Context, pool *engine.Pool, a *Ask, t *table,
 			return &NoTargetError{Phase: lacks(pool), Model: a.Model}
 		}
 	}
+	t.place.Sequence = l.turns.of(pool, s).next(a, two)
+	t.place.Random = rand.Uint64()
 	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now))
 	return nil
 }
@@ -142,7 +147,7 @@ func (l *Local) decide(ctx context.Context, pool *engine.Pool, a *Ask, t *table,
 // plan asks how many legs the request gets.
 func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant) (two bool, err error) {
 	t.plan = abi.PlanFacts{
-		Request:        a.Request,
+		Request:        t.place.Request,
 		PrefillTargets: pool.Plan.Prefill,
 		DecodeTargets:  pool.Plan.Decode,
 		BothTargets:    pool.Plan.Both,

@@ -222,6 +222,7 @@ func TestPlanFacts(t *testing.T) {
 	}})
 	a := ask()
 	w.must(t, a).Lease.Release()
+	a.Request.Model = "m"
 	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); seen != want {
 		t.Errorf("facts %+v, want %+v", seen, want)
 	}

@@ -33,9 +33,10 @@ func (t *table) recycle() {
 	t.home.Put(t)
 }
 
-// reset empties the table for a placement of a.
-func (t *table) reset(a *Ask) {
+// reset empties the table for a placement of a in p.
+func (t *table) reset(p *engine.Pool, a *Ask) {
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0]}
+	t.place.Request.Model = p.Model
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
 }
 

@@ -119,7 +119,7 @@ func (s stub) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
 
 func builtin(t testing.TB, plan, place string) *policies.Native {
 	t.Helper()
-	n, err := policies.NewNative(policies.Names{Plan: plan, Place: place, Mint: "snowflake"}, 1)
+	n, err := policies.NewNative(policies.Names{Plan: plan, Place: place, Mint: "snowflake"})
 	if err != nil {
 		t.Fatal(err)
 	}
