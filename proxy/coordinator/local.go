@@ -169,7 +169,7 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 	case abi.PlanDisaggregate:
 		return true, nil
 	case abi.PlanAggregate:
-		if pool.Plan.Prefill == 0 && pool.Configured.Prefill > 0 && pool.Configured.Decode > 0 {
+		if pool.Pairs && pool.Plan.Prefill == 0 && pool.Configured.Prefill > 0 && pool.Configured.Decode > 0 {
 			g.fallback("plan", "no_"+lacks(pool).String())
 		}
 		return false, nil
@@ -181,8 +181,12 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 }
 
 // lacks is the phase for which the pool has no ready target with a connector
-// that pairs; prefill when it has both but they do not go together.
+// that pairs; prefill when it has both but they do not go together; none where
+// no connector pairs.
 func lacks(pool *engine.Pool) abi.Phase {
+	if !pool.Pairs {
+		return abi.PhaseNone
+	}
 	var roles abi.Role
 	for i := range pool.Ready {
 		if f := &pool.Ready[i].Facts; f.Group != 0 {

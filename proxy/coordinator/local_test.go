@@ -114,6 +114,7 @@ func TestPlaceErrors(t *testing.T) {
 		{"perhaps of an engine that is down", []string{"b both", "down both"}, "x", "auto", nil, ErrNoTarget, abi.PhaseNone},
 		{"model needed", []string{"a=one both", "b=two both"}, "", "auto", nil, ErrModelNeeded, 0},
 		{"known but down", []string{"down=m both"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
+		{"known but down, and nothing pairs", []string{"down=m both one"}, "m", "auto", nil, ErrNoTarget, abi.PhaseNone},
 		{"no prefill", []string{"d decode"}, "m", "auto", nil, ErrNoTarget, abi.Prefill},
 		{"no decode", []string{"p prefill"}, "m", "auto", nil, ErrNoTarget, abi.Decode},
 		{"no decode for always", []string{"p prefill"}, "m", "always", nil, ErrNoTarget, abi.Decode},

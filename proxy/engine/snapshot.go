@@ -114,6 +114,8 @@ type Pool struct {
 	// Configured counts the instances of each role that serve or did serve the
 	// model, whatever their state.
 	Configured Counts
+	// Pairs says that the connector of some of them has two legs.
+	Pairs bool
 
 	away []Row // not ready, but they may hold blocks that a transfer is to read
 }
@@ -165,6 +167,7 @@ func newPool(model string, of []*Instance) *Pool {
 	var g grouping
 	for _, i := range of {
 		p.Configured.count(i.Role, 1)
+		p.Pairs = p.Pairs || i.pairs()
 		if i.State() == Ready {
 			p.Ready = appendRanks(p.Ready, i, g.group(i))
 		}
