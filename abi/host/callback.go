@@ -96,7 +96,7 @@ func checkCallback(name string, def api.FunctionDefinition) error {
 		allowed = []string{"1i"}
 	case name == "_initialize" || name == "_start":
 		allowed = []string{"0"}
-	case name == "main":
+	case name == "main" || name == "__main_void":
 		allowed = []string{"2i", "0i", "0"}
 	default:
 		return nil
@@ -122,7 +122,7 @@ func shortType(def api.FunctionDefinition) string {
 // Has reports whether the guest exports a callback. The method of an absent one
 // costs nothing and gives its default: Continue, true.
 func (vm *VM) Has(c Callback) bool {
-	return vm.module.exports[c.String()] != nil
+	return c < callbackCount && vm.module.has[c]
 }
 
 // callback calls a callback for a context with up to five parameters and
@@ -136,7 +136,7 @@ func (vm *VM) callback(ctx context.Context, c Callback, id uint32, params ...uin
 	}
 	fn := vm.callbacks[c]
 	if fn == nil {
-		if !vm.Has(c) {
+		if !vm.module.has[c] {
 			return 0, false, nil
 		}
 		fn = vm.instance.ExportedFunction(c.String())
@@ -201,7 +201,10 @@ func (vm *VM) ContextCreate(ctx context.Context, id, parent uint32) error {
 // VMStart calls proxy_on_vm_start for a root context with the size of
 // Env.VMConfig. False: do not use the VM.
 func (vm *VM) VMStart(ctx context.Context, root uint32) (bool, error) {
-	return vm.truth(ctx, OnVMStart, root, uint64(uint32(len(vm.env.VMConfig()))))
+	vm.vmStarting = true
+	ok, err := vm.truth(ctx, OnVMStart, root, uint64(uint32(len(vm.env.VMConfig()))))
+	vm.vmStarting = false
+	return ok, err
 }
 
 // Configure calls proxy_on_configure for a root context with the size of
@@ -275,9 +278,9 @@ func (vm *VM) QueueReady(ctx context.Context, root, queue uint32) error {
 // ForeignFunction calls proxy_on_foreign_function with an id that the embedder
 // chose; args is the buffer FOREIGN_FUNCTION_ARGUMENTS meanwhile.
 func (vm *VM) ForeignFunction(ctx context.Context, root, function uint32, args []byte) error {
-	vm.foreign, vm.foreignSet = args, true
+	vm.foreign = &args
 	err := vm.nothing(ctx, OnForeignFunction, root, uint64(function), uint64(uint32(len(args))))
-	vm.foreign, vm.foreignSet = nil, false
+	vm.foreign = nil
 	return err
 }
 

@@ -69,7 +69,8 @@ type Error struct {
 	// types a line; empty when there is none. It is meant for the guest's author.
 	Stack string
 
-	err error
+	code uint32 // of an Exit
+	err  error
 }
 
 // Error implements error.
@@ -88,7 +89,8 @@ type forbiddenCall struct{ name string }
 func (f *forbiddenCall) Error() string { return f.name + " is not allowed now" }
 
 // callError types what a call into the guest ended with. ended is the error of
-// the call's context, grown whether memory was refused during the call.
+// the call's context, refused whether the guest asked meanwhile for more memory
+// than it may have.
 func callError(export string, err, ended error, refused bool) *Error {
 	e := &Error{Export: export, Failure: Trap}
 	text, stack, _ := strings.Cut(err.Error(), "\nwasm stack trace:\n")
@@ -105,7 +107,7 @@ func callError(export string, err, ended error, refused bool) *Error {
 		case ended != nil && (code == sys.ExitCodeDeadlineExceeded || code == sys.ExitCodeContextCanceled):
 			e.Failure, e.Reason, e.err = Timeout, ended.Error(), ended
 		default:
-			e.Failure, e.Reason = Exit, fmt.Sprintf("exit code %d", code)
+			e.Failure, e.code, e.Reason = Exit, code, fmt.Sprintf("exit code %d", code)
 		}
 	case strings.HasPrefix(text, "wasm error: "):
 		e.Reason = strings.TrimPrefix(text, "wasm error: ")

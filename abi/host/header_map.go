@@ -1,4 +1,164 @@
 package host
 
+import "strings"
+
+// headerMap returns a map. NotFound: it is not there now. BadArgument: there is
+// no such map.
+func (vm *VM) headerMap(kind MapKind) (HeaderMap, Status) {
+	switch kind {
+	case HTTPRequestHeaders, HTTPRequestTrailers, HTTPResponseHeaders, HTTPResponseTrailers:
+		if stream := vm.stream(); stream != nil {
+			if m := stream.Header(kind); m != nil {
+				return m, OK
+			}
+		}
+	case HTTPCallResponseHeaders:
+		if vm.answer != nil {
+			return vm.answer.headers, OK
+		}
+	case HTTPCallResponseTrailers:
+		if vm.answer != nil {
+			return vm.answer.trailers, OK
+		}
+	case GRPCCallInitialMetadata, GRPCCallTrailingMetadata:
+		// No gRPC calls here, so they are never there.
+	default:
+		return nil, BadArgument
+	}
+	return nil, NotFound
+}
+
+// changeable returns a map to be changed. BadArgument: there is no such map, or
+// it is not there now.
+func (vm *VM) changeable(kind uint64) (HeaderMap, Status) {
+	m, status := vm.headerMap(MapKind(uint32(kind)))
+	if status != OK {
+		return nil, BadArgument
+	}
+	return m, OK
+}
+
+// getHeaderMapSize implements proxy_get_header_map_size: the bytes of the map
+// serialized, as Envoy answers it.
+func getHeaderMapSize(vm *VM, args []uint64) Status {
+	m, status := vm.headerMap(MapKind(uint32(args[0])))
+	if status != OK {
+		return status
+	}
+	return vm.writeU32(args[1], uint32(m.Pairs().EncodedSize()))
+}
+
+// getHeaderMapPairs implements proxy_get_header_map_pairs. An empty map is 0
+// and 0.
+func getHeaderMapPairs(vm *VM, args []uint64) Status {
+	m, status := vm.headerMap(MapKind(uint32(args[0])))
+	if status != OK {
+		return status
+	}
+	pairs := m.Pairs()
+	view, status := vm.reserve(args[1], args[2], uint64(pairs.EncodedSize()))
+	if status == OK {
+		pairs.Append(view[:0])
+	}
+	return status
+}
+
+// setHeaderMapPairs implements proxy_set_header_map_pairs.
+func setHeaderMapPairs(vm *VM, args []uint64) Status {
+	m, status := vm.changeable(args[0])
+	if status != OK {
+		return status
+	}
+	pairs, status := vm.readPairs(args[1], args[2])
+	if status != OK {
+		return status
+	}
+	return m.SetPairs(pairs)
+}
+
+// getHeaderMapValue implements proxy_get_header_map_value. NotFound: no such
+// key; a 0.1.0 guest gets OK and an empty value instead.
+func getHeaderMapValue(vm *VM, args []uint64) Status {
+	m, status := vm.headerMap(MapKind(uint32(args[0])))
+	if status != OK {
+		return status
+	}
+	key, ok := vm.read(args[1], args[2])
+	if !ok || !vm.inside(args[3], args[4]) {
+		return InvalidMemoryAccess
+	}
+	value, ok := m.Value(string(key))
+	if !ok && !vm.module.v010 {
+		return NotFound
+	}
+	return vm.writeString(args[3], args[4], value)
+}
+
+// addHeaderMapValue implements proxy_add_header_map_value.
+func addHeaderMapValue(vm *VM, args []uint64) Status {
+	return changeValue(vm, args, HeaderMap.Add)
+}
+
+// replaceHeaderMapValue implements proxy_replace_header_map_value.
+func replaceHeaderMapValue(vm *VM, args []uint64) Status {
+	return changeValue(vm, args, HeaderMap.Replace)
+}
+
+// changeValue reads a map, a key and a value, and does the change.
+func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value string) Status) Status {
+	m, status := vm.changeable(args[0])
+	if status != OK {
+		return status
+	}
+	key, ok := vm.read(args[1], args[2])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	value, ok := vm.read(args[3], args[4])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	return change(m, string(key), string(value))
+}
+
+// removeHeaderMapValue implements proxy_remove_header_map_value. A key that is
+// not there is OK.
+func removeHeaderMapValue(vm *VM, args []uint64) Status {
+	m, status := vm.changeable(args[0])
+	if status != OK {
+		return status
+	}
+	key, ok := vm.read(args[1], args[2])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	return m.Remove(string(key))
+}
+
 // readOnlyMap is the map of a received answer.
 type readOnlyMap struct{ pairs Pairs }
+
+// Pairs implements HeaderMap.
+func (m readOnlyMap) Pairs() Pairs { return m.pairs }
+
+// Value implements HeaderMap.
+func (m readOnlyMap) Value(key string) (value string, ok bool) {
+	for _, pair := range m.pairs {
+		if strings.EqualFold(pair.Key, key) {
+			return pair.Value, true
+		}
+	}
+	return "", false
+}
+
+// SetPairs implements HeaderMap: it cannot be changed.
+func (readOnlyMap) SetPairs(Pairs) Status { return BadArgument }
+
+// Add implements HeaderMap: it cannot be changed.
+func (readOnlyMap) Add(string, string) Status { return BadArgument }
+
+// Replace implements HeaderMap: it cannot be changed.
+func (readOnlyMap) Replace(string, string) Status { return BadArgument }
+
+// Remove implements HeaderMap: it cannot be changed.
+func (readOnlyMap) Remove(string) Status { return BadArgument }

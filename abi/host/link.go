@@ -13,10 +13,10 @@ import (
 
 // hostFunction is one function that a guest can import.
 type hostFunction struct {
-	params string // i: i32, I: i64
-	void   bool   // without a result; else it is an i32
-	until  phase  // the last phase in which it may be called
-	call   func(vm *VM, args []uint64) uint32
+	params string                             // i: i32, I: i64
+	void   bool                               // without a result; else it is an i32
+	until  phase                              // the last phase in which it may be called
+	call   func(vm *VM, args []uint64) Status // of WASI functions, an errno
 }
 
 // The modules that guests import from. Old emscripten guests know WASI by its
@@ -26,9 +26,6 @@ const (
 	moduleWASI         = "wasi_snapshot_preview1"
 	moduleWASIUnstable = "wasi_unstable"
 )
-
-// notCapable is WASI's errno for a function that is not allowed.
-const notCapable = 76
 
 // hostFunctionNamed finds what a guest imports.
 func hostFunctionNamed(module, name string) (f hostFunction, ok bool) {
@@ -68,7 +65,7 @@ func (m *Module) link(ctx context.Context, allowed []string) error {
 			problems = append(problems, fmt.Errorf("import %s has the wrong type %s", full, typeText(def.ParamTypes(), def.ResultTypes())))
 			continue
 		}
-		if allowed != nil && !slices.Contains(allowed, "*") && !slices.Contains(allowed, name) {
+		if !permitted(allowed, module, name) {
 			f.call = refusal(module)
 		}
 		if builders[module] == nil {
@@ -88,6 +85,13 @@ func (m *Module) link(ctx context.Context, allowed []string) error {
 		}
 	}
 	return nil
+}
+
+// permitted reports whether a host function is in the allow-list. The functions
+// of a C library in env are no capability.
+func permitted(allowed []string, module, name string) bool {
+	return allowed == nil || slices.Contains(allowed, "*") || slices.Contains(allowed, name) ||
+		module == moduleEnv && !strings.HasPrefix(name, "proxy_")
 }
 
 // fits reports whether a guest's import has the function's type. The result may
@@ -124,12 +128,12 @@ func vmOf(ctx context.Context, mod api.Module) *VM {
 }
 
 // refusal is what a function that is not allowed does.
-func refusal(module string) func(*VM, []uint64) uint32 {
-	answer := uint32(InternalFailure)
+func refusal(module string) func(*VM, []uint64) Status {
+	answer := InternalFailure
 	if module != moduleEnv {
-		answer = notCapable
+		answer = errnoNotCapable
 	}
-	return func(*VM, []uint64) uint32 { return answer }
+	return func(*VM, []uint64) Status { return answer }
 }
 
 // valueTypes spells out the parameters of a hostFunction.

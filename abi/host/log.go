@@ -1,9 +1,42 @@
 package host
 
-import "bytes"
+import (
+	"bytes"
+	"time"
+)
 
-// maxLine is the length at which a line that does not end is logged as it is.
-const maxLine = 8 << 10
+// maxLine is the length at which a printed line that does not end is logged as
+// it is, and maxMessage where a message of proxy_log is cut.
+const (
+	maxLine    = 8 << 10
+	maxMessage = 64 << 10
+)
+
+// log implements proxy_log. BadArgument: no such level.
+func log(vm *VM, args []uint64) Status {
+	level := LogLevel(uint32(args[0]))
+	if level > LogCritical {
+		return BadArgument
+	}
+	message, ok := vm.read(args[1], args[2])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	if level >= vm.env.LogLevel() {
+		vm.env.Log(level, string(message[:min(len(message), maxMessage)]))
+	}
+	return OK
+}
+
+// getLogLevel implements proxy_get_log_level.
+func getLogLevel(vm *VM, args []uint64) Status {
+	return vm.writeU32(args[0], uint32(vm.env.LogLevel()))
+}
+
+// getCurrentTime implements proxy_get_current_time_nanoseconds, Unix time.
+func getCurrentTime(vm *VM, args []uint64) Status {
+	return vm.writeU64(args[0], uint64(time.Now().UnixNano()))
+}
 
 // lineBuffer cuts what a guest prints into lines for its log.
 type lineBuffer struct {
@@ -15,8 +48,11 @@ type lineBuffer struct {
 func (b *lineBuffer) write(env Env, p []byte) {
 	for len(p) > 0 {
 		line, rest, ended := bytes.Cut(p, []byte{'\n'})
+		if room := maxLine - len(b.line); len(line) > room {
+			line, rest, ended = p[:room], p[room:], true
+		}
 		b.line = append(b.line, line...)
-		if ended || len(b.line) >= maxLine {
+		if ended {
 			b.flush(env)
 		}
 		p = rest

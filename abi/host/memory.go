@@ -12,7 +12,7 @@ import (
 type linearMemory struct {
 	limit   uint64
 	buffer  []byte
-	refused bool // the guest was once told that there is no more
+	refused bool // the running call was told that there is no more
 }
 
 // Allocate implements experimental.MemoryAllocator.

@@ -86,6 +86,7 @@ type Module struct {
 	pages    uint32
 	v010     bool
 	exports  map[string]api.FunctionDefinition
+	has      [callbackCount]bool
 }
 
 // Load compiles a module and checks that it can be run: a known marker or at
@@ -162,7 +163,8 @@ func (m *Module) readExports() error {
 			if err := checkCallback(name, def); err != nil {
 				return err
 			}
-			if _, ok := callbackNamed(name); ok {
+			if c, ok := callbackNamed(name); ok {
+				m.has[c] = true
 				m.info.Callbacks = append(m.info.Callbacks, name)
 			}
 		}

@@ -44,8 +44,8 @@ type VM struct {
 	failed    *Error
 
 	answer     *callAnswer // of the HTTP call whose callback runs
-	foreign    []byte      // arguments of the foreign function whose callback runs
-	foreignSet bool
+	foreign    *[]byte     // arguments of the foreign function whose callback runs
+	vmStarting bool        // proxy_on_vm_start runs
 
 	out, err lineBuffer
 
@@ -102,6 +102,9 @@ func (vm *VM) start(ctx context.Context) error {
 	names := []string{"_start"}
 	if vm.instance.ExportedFunction("_initialize") != nil {
 		names = []string{"_initialize", "main"}
+		if vm.instance.ExportedFunction("main") == nil {
+			names[1] = "__main_void"
+		}
 	}
 	for _, name := range names {
 		fn := vm.instance.ExportedFunction(name)
@@ -109,7 +112,12 @@ func (vm *VM) start(ctx context.Context) error {
 			continue
 		}
 		vm.stack[0], vm.stack[1] = 0, 0
-		if err := vm.call(ctx, fn, name, 0, vm.stack[:2]); err != nil {
+		err := vm.call(ctx, fn, name, 0, vm.stack[:2])
+		if e := vm.failed; e != nil && name == "_start" && e.Failure == Exit && e.code == 0 {
+			// The C libraries of commands end _start so; the instance is whole.
+			vm.failed, err = nil, nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -131,6 +139,7 @@ func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint3
 		scope = &callScope{vm: vm}
 	}
 	scope.Context = ctx
+	vm.linear.refused = false
 	vm.busy, vm.running, vm.current, vm.effective = true, scope, id, id
 	err := fn.CallWithStack(scope, stack)
 	vm.busy, vm.running, vm.current, vm.effective = false, nil, 0, 0

@@ -1,0 +1,90 @@
+package host
+
+// buffer returns the bytes of a buffer. NotFound: it is not there now.
+// BadArgument: there is no such buffer.
+func (vm *VM) buffer(kind BufferKind) ([]byte, Status) {
+	switch kind {
+	case HTTPRequestBody, HTTPResponseBody:
+		if stream := vm.stream(); stream != nil {
+			return stream.Body(kind)
+		}
+	case HTTPCallResponseBody:
+		if vm.answer != nil {
+			return vm.answer.body, OK
+		}
+	case VMConfiguration:
+		return vm.env.VMConfig(), OK
+	case PluginConfiguration:
+		return vm.env.PluginConfig(), OK
+	case ForeignFunctionArguments:
+		if vm.foreign != nil {
+			return *vm.foreign, OK
+		}
+	case DownstreamData, UpstreamData, GRPCCallMessage:
+		// No TCP filters and no gRPC calls here, so they are never there.
+	default:
+		return nil, BadArgument
+	}
+	return nil, NotFound
+}
+
+// getBufferBytes implements proxy_get_buffer_bytes: up to max bytes from start
+// on. A start beyond the end is an empty answer, as in Envoy; the specification
+// would have BadArgument.
+func getBufferBytes(vm *VM, args []uint64) Status {
+	body, status := vm.buffer(BufferKind(uint32(args[0])))
+	if status != OK {
+		return status
+	}
+	size := uint64(len(body))
+	start := min(uint64(uint32(args[1])), size)
+	end := min(start+uint64(uint32(args[2])), size)
+	return vm.writeBytes(args[3], args[4], body[start:end])
+}
+
+// setBufferBytes implements proxy_set_buffer_bytes: it replaces size bytes from
+// start on; 0 and 0 prepend, a start at or beyond the end appends. BadArgument:
+// a buffer that can only be read.
+func setBufferBytes(vm *VM, args []uint64) Status {
+	kind := BufferKind(uint32(args[0]))
+	switch kind {
+	case HTTPRequestBody, HTTPResponseBody, DownstreamData, UpstreamData:
+	default:
+		return BadArgument
+	}
+	body, status := vm.buffer(kind)
+	if status != OK {
+		return status
+	}
+	value, ok := vm.read(args[3], args[4])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	size := uint64(len(body))
+	start := min(uint64(uint32(args[1])), size)
+	length := min(uint64(uint32(args[2])), size-start)
+	return vm.stream().SetBody(kind, int(start), int(length), value)
+}
+
+// getBufferStatus implements proxy_get_buffer_status: the size, and flags that
+// are always 0.
+func getBufferStatus(vm *VM, args []uint64) Status {
+	body, status := vm.buffer(BufferKind(uint32(args[0])))
+	if status != OK {
+		return status
+	}
+	if !vm.inside(args[1], args[2]) {
+		return InvalidMemoryAccess
+	}
+	vm.writeU32(args[1], uint32(len(body)))
+	return vm.writeU32(args[2], 0)
+}
+
+// getConfiguration implements proxy_get_configuration of 0.1.0: the VM's
+// configuration in proxy_on_vm_start, else the plugin's.
+func getConfiguration(vm *VM, args []uint64) Status {
+	if vm.vmStarting {
+		return vm.writeBytes(args[0], args[1], vm.env.VMConfig())
+	}
+	return vm.writeBytes(args[0], args[1], vm.env.PluginConfig())
+}

@@ -1,0 +1,83 @@
+package host
+
+// getSharedData implements proxy_get_shared_data. NotFound: no such key.
+func getSharedData(vm *VM, args []uint64) Status {
+	key, ok := vm.read(args[0], args[1])
+	if !ok || !vm.inside(args[2], args[3], args[4]) {
+		return InvalidMemoryAccess
+	}
+	value, cas, status := vm.env.SharedData(string(key))
+	if status != OK {
+		return status
+	}
+	if status := vm.writeBytes(args[2], args[3], value); status != OK {
+		return status
+	}
+	return vm.writeU32(args[4], cas)
+}
+
+// setSharedData implements proxy_set_shared_data. CASMismatch: cas is not 0 and
+// not the value's.
+func setSharedData(vm *VM, args []uint64) Status {
+	key, ok := vm.read(args[0], args[1])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	value, ok := vm.read(args[2], args[3])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	return vm.env.SetSharedData(string(key), value, uint32(args[4]))
+}
+
+// registerSharedQueue implements proxy_register_shared_queue for the root of
+// the context. BadArgument: there is no context.
+func registerSharedQueue(vm *VM, args []uint64) Status {
+	name, ok := vm.read(args[0], args[1])
+	if !ok || !vm.inside(args[2]) {
+		return InvalidMemoryAccess
+	}
+	root := vm.rootID()
+	if root == 0 {
+		return BadArgument
+	}
+	return vm.writeU32(args[2], vm.env.RegisterQueue(root, string(name)))
+}
+
+// resolveSharedQueue implements proxy_resolve_shared_queue. NotFound: no such
+// queue.
+func resolveSharedQueue(vm *VM, args []uint64) Status {
+	vmID, ok1 := vm.read(args[0], args[1])
+	name, ok2 := vm.read(args[2], args[3])
+	if !ok1 || !ok2 || !vm.inside(args[4]) {
+		return InvalidMemoryAccess
+	}
+	queue, status := vm.env.ResolveQueue(string(vmID), string(name))
+	if status != OK {
+		return status
+	}
+	return vm.writeU32(args[4], queue)
+}
+
+// enqueueSharedQueue implements proxy_enqueue_shared_queue. NotFound: no such
+// queue.
+func enqueueSharedQueue(vm *VM, args []uint64) Status {
+	value, ok := vm.read(args[1], args[2])
+	if !ok {
+		return InvalidMemoryAccess
+	}
+	return vm.env.Enqueue(uint32(args[0]), value)
+}
+
+// dequeueSharedQueue implements proxy_dequeue_shared_queue. NotFound: no such
+// queue. Empty: nothing in it.
+func dequeueSharedQueue(vm *VM, args []uint64) Status {
+	if !vm.inside(args[1], args[2]) {
+		return InvalidMemoryAccess
+	}
+	value, status := vm.env.Dequeue(uint32(args[0]))
+	if status != OK {
+		return status
+	}
+	return vm.writeBytes(args[1], args[2], value)
+}
