@@ -1,0 +1,216 @@
+package shared
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+func TestCompareAndSwap(t *testing.T) {
+	var s Store
+	sp := s.Open("vm")
+	defer sp.Release()
+	if _, _, status := sp.Get("k"); status != host.NotFound {
+		t.Fatalf("absent key: %d", status)
+	}
+	if status := sp.Set("k", []byte("a"), 77); status != host.OK {
+		t.Fatalf("a new key is made whatever the cas: %d", status)
+	}
+	value, first, status := sp.Get("k")
+	if string(value) != "a" || first == 0 || status != host.OK {
+		t.Fatalf("got %q %d %d", value, first, status)
+	}
+	if status := sp.Set("k", []byte("b"), first+1); status != host.CASMismatch {
+		t.Fatalf("wrong cas: %d", status)
+	}
+	if status := sp.Set("k", []byte("b"), first); status != host.OK {
+		t.Fatalf("right cas: %d", status)
+	}
+	if status := sp.Set("k", []byte("c"), first); status != host.CASMismatch {
+		t.Fatalf("old cas: %d", status)
+	}
+	if status := sp.Set("k", []byte("d"), 0); status != host.OK {
+		t.Fatalf("cas 0: %d", status)
+	}
+	if value, cas, _ := sp.Get("k"); string(value) != "d" || cas == first || cas == 0 {
+		t.Fatalf("got %q %d", value, cas)
+	}
+}
+
+func TestCASComesRoundWithoutZero(t *testing.T) {
+	var s Store
+	s.cas.Store(^uint32(0))
+	if cas := s.nextCAS(); cas != 1 {
+		t.Fatalf("got %d", cas)
+	}
+}
+
+func TestConcurrentIncrementsAreExact(t *testing.T) {
+	var s Store
+	var wg sync.WaitGroup
+	const users, rounds = 8, 200
+	keep := s.Open("vm")
+	defer keep.Release()
+	for range users {
+		wg.Go(func() {
+			sp := s.Open("vm")
+			defer sp.Release()
+			for range rounds {
+				for {
+					value, cas, _ := sp.Get("n")
+					var n uint64
+					if len(value) == 8 {
+						n = binary.LittleEndian.Uint64(value)
+					}
+					if sp.Set("n", binary.LittleEndian.AppendUint64(nil, n+1), cas) == host.OK {
+						break
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	value, _, _ := keep.Get("n")
+	// The first writes may have met an absent key, which any cas makes.
+	if n := binary.LittleEndian.Uint64(value); n > users*rounds || n < users*rounds-users+1 {
+		t.Fatalf("got %d", n)
+	}
+}
+
+func TestDataDiesWithTheLastUser(t *testing.T) {
+	var s Store
+	a, b := s.Open("vm"), s.Open("vm")
+	other := s.Open("other")
+	defer other.Release()
+	a.Set("k", []byte("v"), 0)
+	q := a.Register("q", a, func(uint32) {})
+	if _, _, status := other.Get("k"); status != host.NotFound {
+		t.Fatal("data crossed vm_ids")
+	}
+	a.Release()
+	if _, _, status := b.Get("k"); status != host.OK {
+		t.Fatal("data died with the first user")
+	}
+	b.Release()
+	c := s.Open("vm")
+	defer c.Release()
+	if _, _, status := c.Get("k"); status != host.NotFound {
+		t.Fatal("data outlived the last user")
+	}
+	if status := s.Enqueue(q, nil); status != host.NotFound {
+		t.Fatalf("queue outlived the last user: %d", status)
+	}
+	if _, status := s.Resolve("vm", "q"); status != host.NotFound {
+		t.Fatalf("queue's name outlived the last user: %d", status)
+	}
+}
+
+func TestSpaceIsBounded(t *testing.T) {
+	var s Store
+	sp := s.Open("")
+	defer sp.Release()
+	big := make([]byte, MaxData-1000)
+	if status := sp.Set("big", big, 0); status != host.OK {
+		t.Fatal(status)
+	}
+	if status := sp.Set("more", make([]byte, 1000), 0); status != host.InternalFailure {
+		t.Fatalf("beyond the bound: %d", status)
+	}
+	if status := sp.Set("big", nil, 0); status != host.OK {
+		t.Fatal(status)
+	}
+	if status := sp.Set("more", make([]byte, 1000), 0); status != host.OK {
+		t.Fatalf("room was not given back: %d", status)
+	}
+	q := sp.Register("q", 1, func(uint32) {})
+	for s.Enqueue(q, big[:1<<20]) == host.OK {
+	}
+	if status := s.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
+		t.Fatalf("full queue: %d", status)
+	}
+	s.Dequeue(q)
+	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
+		t.Fatalf("room was not given back: %d", status)
+	}
+}
+
+func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
+	var s Store
+	sp := s.Open("vm")
+	defer sp.Release()
+	var told []string
+	tell := func(who string) func(uint32) {
+		return func(q uint32) { told = append(told, fmt.Sprint(who, q)) }
+	}
+	q := sp.Register("jobs", "a", tell("a"))
+	if got, status := s.Resolve("vm", "jobs"); got != q || status != host.OK {
+		t.Fatalf("resolve: %d %d", got, status)
+	}
+	if _, status := s.Resolve("vm", "nope"); status != host.NotFound {
+		t.Fatal(status)
+	}
+	if _, status := s.Dequeue(q); status != host.Empty {
+		t.Fatal(status)
+	}
+	item := []byte("one")
+	s.Enqueue(q, item)
+	item[0] = 'X' // the guest's memory changes; the queue's must not
+	if again := sp.Register("jobs", "b", tell("b")); again != q {
+		t.Fatalf("registering again gave %d, not %d", again, q)
+	}
+	s.Enqueue(q, []byte("two"))
+	sp.Forget("b")
+	s.Enqueue(q, []byte("three"))
+	sp.Forget("a")
+	s.Enqueue(q, []byte("four"))
+	want := []string{fmt.Sprint("a", q), fmt.Sprint("b", q), fmt.Sprint("a", q)}
+	if !slices.Equal(told, want) {
+		t.Fatalf("told %v, want %v", told, want)
+	}
+	for _, want := range []string{"one", "two", "three", "four"} {
+		if value, status := s.Dequeue(q); string(value) != want || status != host.OK {
+			t.Fatalf("got %q %d, want %q", value, status, want)
+		}
+	}
+	if status := s.Enqueue(q+1, nil); status != host.NotFound {
+		t.Fatal(status)
+	}
+	if _, status := s.Dequeue(q + 1); status != host.NotFound {
+		t.Fatal(status)
+	}
+}
+
+func TestQueueUnderManyHands(t *testing.T) {
+	var s Store
+	sp := s.Open("vm")
+	defer sp.Release()
+	var mu sync.Mutex
+	ready := 0
+	q := sp.Register("q", "x", func(uint32) { mu.Lock(); ready++; mu.Unlock() })
+	var wg sync.WaitGroup
+	const hands, items = 4, 500
+	for h := range hands {
+		wg.Go(func() {
+			for i := range items {
+				s.Enqueue(q, []byte{byte(h), byte(i >> 8), byte(i)})
+			}
+		})
+	}
+	wg.Wait()
+	if ready != hands*items {
+		t.Fatalf("told %d times", ready)
+	}
+	var last [hands][]byte
+	for range hands * items {
+		value, status := s.Dequeue(q)
+		if status != host.OK || bytes.Compare(value[1:], last[value[0]]) <= 0 && last[value[0]] != nil {
+			t.Fatalf("got %v after %v (%d)", value, last[value[0]], status)
+		}
+		last[value[0]] = value[1:]
+	}
+}
