@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,7 +44,7 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string) (*Front,
 		f.public.Close()
 		return nil, fmt.Errorf("admin.listen: %w", err)
 	}
-	var handler http.Handler = s
+	handler := s.handler()
 	if cfg.Server.HTTP3 != "" {
 		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.log); err != nil {
 			f.public.Close()
@@ -54,6 +55,34 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string) (*Front,
 	}
 	f.prepare(cfg, handler, token)
 	return f, nil
+}
+
+// handler is the public surface as every protocol serves it.
+func (s *Server) handler() http.Handler {
+	var h http.Handler = s
+	if s.deps.Wrap != nil {
+		h = s.deps.Wrap(h)
+	}
+	return s.guard(h)
+}
+
+// guard makes a handler's fault visible, which the servers of the protocols tell
+// each in its own way or not at all; it still ends the client's connection or
+// stream.
+func (s *Server) guard(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			v := recover()
+			if v == nil {
+				return
+			}
+			if v != http.ErrAbortHandler {
+				s.log.Error("panic in a handler", "method", r.Method, "panic", v, "stack", string(debug.Stack()))
+			}
+			panic(http.ErrAbortHandler)
+		}()
+		h.ServeHTTP(w, r)
+	})
 }
 
 // prepare makes the HTTP servers of the TCP listeners.
@@ -71,7 +100,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		f.serve(f.httpServer(cfg, handler, &h1))
 		f.serve(f.httpServer(cfg, handler, &h2))
 	}
-	admin := f.httpServer(cfg, f.s.adminHandler(token), nil)
+	admin := f.httpServer(cfg, f.s.guard(f.s.adminHandler(token)), nil)
 	admin.BaseContext = nil
 	f.serve(admin)
 }

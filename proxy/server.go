@@ -26,7 +26,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Deps is what a Server stands on. All fields but Tracer are needed.
+// Deps is what a Server stands on. All fields but those that may be nil are
+// needed.
 type Deps struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
@@ -34,8 +35,12 @@ type Deps struct {
 	Gatherer    prometheus.Gatherer // what GET /metrics shows
 	Policies    Policies
 	Tracer      *telemetry.Tracer // nil: no spans
-	Log         *slog.Logger
-	Version     string
+	// Wrap puts filters around the handler of the public endpoints, before
+	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
+	// client's connection or stream by panicking with http.ErrAbortHandler.
+	Wrap    func(http.Handler) http.Handler
+	Log     *slog.Logger
+	Version string
 }
 
 // Policies is what operators see and do of the policies.

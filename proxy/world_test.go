@@ -38,6 +38,7 @@ type setup struct {
 	token   string            // of the admin endpoints
 	certs   *Certs            // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
+	deps    func(*Deps)       // nil: as they are
 	sockets bool              // real ones on the loopback instead of pipes
 }
 
@@ -112,10 +113,14 @@ func newWorld(t *testing.T, o setup) *world {
 			t.Fatal(err)
 		}
 	}
-	w.Server = New(&cfg, keys, Deps{
+	deps := Deps{
 		Registry: w.registry, Coordinator: w.local, Metrics: metrics, Gatherer: w.prom,
 		Policies: w.policies, Tracer: o.tracer, Log: log, Version: "1.2.3",
-	})
+	}
+	if o.deps != nil {
+		o.deps(&deps)
+	}
+	w.Server = New(&cfg, keys, deps)
 	w.open(&cfg, o)
 	w.start(&cfg, o.engines)
 	return w
@@ -133,7 +138,7 @@ func (w *world) open(cfg *config.Config, o setup) {
 		w.public, w.admin = newPipeListener(), newPipeListener()
 		f := &Front{s: w.Server, log: w.log, public: w.public, admin: w.admin, certs: o.certs}
 		f.base, f.cancel = context.WithCancelCause(context.Background())
-		f.prepare(cfg, w.Server, o.token)
+		f.prepare(cfg, w.handler(), o.token)
 		w.front = f
 	}
 	w.client = &http.Client{Transport: w.transport(new(http.Protocols), nil)}
