@@ -40,7 +40,7 @@ var (
 	script  = map[string][]command{} // "section|callback"
 	streams = map[uint32]*streamState{}
 	callers = map[uint32]uint32{} // call token -> context
-	parked  []uint32
+	parked  []waiting
 	counts  = map[string]int{}
 	last    uint64 // what the last call answered through an out pointer
 	live    int
@@ -52,6 +52,13 @@ var (
 type streamState struct {
 	section string
 	calls   map[string]int
+}
+
+// waiting is a stream that asked to be woken.
+type waiting struct {
+	ctx     uint32
+	section string
+	words   []string
 }
 
 // parse reads the script.
@@ -141,14 +148,22 @@ func (c *call) do(w []string) {
 		c.host(w[1], w[2:], false)
 	case "sweep":
 		c.sweep(w[1], w[2:])
-	case "each": // for every parked context, with that context in effect
-		for _, ctx := range parked {
-			proxySetEffectiveContext(ctx)
-			c.host(w[1], w[2:], true)
+	case "park": // remember this stream and a call to make for it at the next wake
+		parked = append(parked, waiting{c.ctx, c.script, w[1:]})
+	case "wake":
+		all := parked
+		parked = nil
+		for _, p := range all {
+			if streams[p.ctx] == nil {
+				continue // gone meanwhile
+			}
+			proxySetEffectiveContext(p.ctx)
+			woken := *c
+			woken.script = p.section
+			woken.host(p.words[0], p.words[1:], true)
 		}
-		parked = parked[:0]
-	case "park":
-		parked = append(parked, c.ctx)
+	case "incr": // add one to a number in shared data, whatever others do
+		c.increment(w[1])
 	case "return":
 		c.result = uint32(c.number(w[1]))
 	case "say":
@@ -209,6 +224,28 @@ func recurse(n uint64) uint64 {
 	var pad [64]uint64
 	pad[n%64] = n
 	return recurse(n+1) + pad[(n+7)%64]
+}
+
+// increment adds one to a number in shared data by compare and swap.
+func (c *call) increment(key string) {
+	k := uint32(uintptr(unsafe.Pointer(unsafe.StringData(key))))
+	for {
+		var ptr, size, cas uint32
+		n := 0
+		if st := proxyGetSharedData(k, uint32(len(key)), uint32(uintptr(unsafe.Pointer(&ptr))), uint32(uintptr(unsafe.Pointer(&size))), uint32(uintptr(unsafe.Pointer(&cas)))); st == 0 {
+			n, _ = strconv.Atoi(text(ptr, size))
+		}
+		b := value(strconv.Quote(strconv.Itoa(n + 1)))
+		switch st := proxySetSharedData(k, uint32(len(key)), uint32(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), uint32(len(b)), cas); st {
+		case 0:
+			c.say("incr " + strconv.Itoa(n+1))
+			return
+		case 8:
+		default:
+			c.say("incr failed " + strconv.Itoa(int(st)))
+			return
+		}
+	}
 }
 
 func (c *call) say(text string) {
