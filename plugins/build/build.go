@@ -112,11 +112,11 @@ func checkModule(path string) (int64, error) {
 		return 0, err
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, "proxy_abi_version_") {
+		if strings.HasPrefix(name, "proxy_abi_version_") || strings.HasPrefix(name, "pdproxy_v1_on_") {
 			return int64(len(module)), nil
 		}
 	}
-	return 0, errors.New("the module exports no proxy_abi_version_* marker, so no host would load it: the plugin imports no SDK that exports one, and exports none itself")
+	return 0, errors.New("the module exports neither a marker (proxy_abi_version_...) nor a hook (pdproxy_v1_on_...), so no host would load it: it imports no SDK that exports them, and exports none itself")
 }
 
 // compile runs go build. With an SDK for TinyGo it sees that SDK's host calls

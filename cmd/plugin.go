@@ -1,0 +1,120 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/plugins/build"
+)
+
+// pluginCommand holds the tools of plugin authors. None of them needs a proxy.
+func (a *app) pluginCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "plugin",
+		Short: "Write, build, look into and try plugins",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
+	}
+	c.AddCommand(a.pluginNewCommand(), a.pluginBuildCommand(), a.pluginInspectCommand(), a.pluginTestCommand())
+	return c
+}
+
+var errNoSubcommand = errors.New("plugin: one of new, build, inspect and test")
+
+func (a *app) pluginBuildCommand() *cobra.Command {
+	var o build.Options
+	c := &cobra.Command{
+		Use:   "build DIR",
+		Short: "Compile a plugin written in Go to WebAssembly",
+		Long: `Compile the package main in DIR to a WebAssembly module, with the go command.
+
+Plugins over github.com/tetratelabs/proxy-wasm-go-sdk, over
+github.com/proxy-wasm/proxy-wasm-go-sdk, over pdproxy's abi/guest and over no
+SDK at all are built as they are; their folders are not changed.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			o.Dir, o.Log = args[0], a.err
+			return a.pluginBuild(o)
+		},
+	}
+	c.Flags().StringVarP(&o.Output, "output", "o", "", "path of the module (default DIR/<folder name>.wasm)")
+	c.Flags().BoolVar(&o.TinyGo, "tinygo", false, "compile with TinyGo instead of Go")
+	return c
+}
+
+func (a *app) pluginBuild(o build.Options) error {
+	if err := isFolder(o.Dir); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := build.Build(ctx, o)
+	if err != nil {
+		return failed(fmt.Errorf("build %s: %w", o.Dir, err))
+	}
+	if a.json {
+		return failed(a.printJSON(r))
+	}
+	sdk := "no SDK that is known"
+	if r.SDK != "" {
+		sdk = r.SDK
+		if r.Version != "" {
+			sdk += " " + r.Version
+		}
+	}
+	fmt.Fprintf(a.out, "%s: %.1f MB, %s, %s\n", r.Output, float64(r.SizeBytes)/1e6, r.Toolchain, sdk)
+	return nil
+}
+
+// isFolder makes a wrong DIR an error of usage.
+func isFolder(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no folder", dir)
+	}
+	return nil
+}
+
+func (a *app) pluginNewCommand() *cobra.Command {
+	var kind, sdk string
+	c := &cobra.Command{
+		Use:   "new NAME",
+		Short: "Start a plugin: a folder with source, frames to test it on, and a README",
+		Long: `Make the folder NAME with a plugin that builds and runs as it is.
+
+It needs Go and nothing else. With --sdk-dir a policy is written over the package
+abi/guest in pdproxy's sources, which is shorter and tests natively.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return a.pluginNew(args[0], build.Kind(kind), sdk) },
+	}
+	c.Flags().StringVar(&kind, "kind", string(build.Policy), "policy or filter")
+	c.Flags().StringVar(&sdk, "sdk-dir", "", "folder with pdproxy's sources, for a policy over abi/guest")
+	return c
+}
+
+func (a *app) pluginNew(dir string, kind build.Kind, sdk string) error {
+	files, err := build.New(dir, kind, sdk)
+	if err != nil {
+		return fmt.Errorf("new plugin: %w", err)
+	}
+	if a.json {
+		return failed(a.printJSON(struct {
+			Dir   string   `json:"dir"`
+			Files []string `json:"files"`
+		}{dir, files}))
+	}
+	name := filepath.Base(dir)
+	fmt.Fprintf(a.out, "%s: %s\n\npdproxy plugin build %s\npdproxy plugin test %s %s\n", dir, strings.Join(files, ", "), dir,
+		filepath.Join(dir, name+".wasm"), filepath.Join(dir, "frames.json"))
+	return nil
+}
