@@ -264,7 +264,7 @@ func TestAllowList(t *testing.T) {
 			t.Errorf("%s had an effect", tt.name)
 		}
 	}
-	// A function that exits cannot be refused by pretending it came back.
+	// Refused, proc_exit comes back.
 	vm := start(t, wasi, newWorld())
 	if _, err := invoke(vm, "call proc_exit", 1, 3); err != nil {
 		t.Errorf("refused proc_exit: %v", err)
