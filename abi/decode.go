@@ -20,11 +20,14 @@ func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 	return Hook(get16(b, offHook)), true
 }
 
-// DecodePlan reads a plan frame, whose header DecodeHeader has accepted, into f.
-// ok is false when b breaks the contract; f is then useless. This and the other
-// Decode functions allocate nothing, and what they give is part of b.
+// PolicyOf returns the index of the policy that a decoded frame is for.
+func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
+
+// DecodePlan reads a plan frame into f; ok is false when b is none, or breaks
+// the contract, and f is then useless. This and the other Decode functions
+// allocate nothing, and the texts that they give are part of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
-	facts, ok := factsOf(b, planSize)
+	facts, ok := factsOf(b, HookPlan, planSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
 		return false
 	}
@@ -38,38 +41,52 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 // rows where their layout is that of version 1; else they are copied to spare,
 // which grows if it must and serves the next call again, as f.Pairs does.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
-	facts, ok := factsOf(b, placeSize)
+	facts, ok := factsOf(b, HookPlace, placeSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
 		return false
 	}
-	f.Flow = Flow(get32(facts, placeFlow))
+	f.Flow = Flow(facts[placeFlow])
 	f.Fixed = int32(get32(facts, placeFixed))
 	f.Sequence = get64(b, offSequence)
 	f.Random = get64(b, offRandom)
 	f.Scored = false
-	section, n, stride, ok := sectionOf(b, facts, placeRows, RowSize)
-	if !ok {
+	from, n, stride := int(get32(facts, placeRows)), int(get32(facts, placeRows+4)), int(get32(facts, placeRows+8))
+	switch {
+	case n == 0:
+		f.Candidates = nil
+	case stride < RowSize || n > (len(b)-from)/stride:
+		return false
+	case stride == RowSize && littleEndian && aligned(b, from):
+		f.Candidates = rowsView(b, from, n)
+	default:
+		*spare = decodeRows(b[from:], n, stride, (*spare)[:0])
+		f.Candidates = *spare
+	}
+	if f.Pairs = f.Pairs[:0]; get32(facts, placePairs+4) != 0 && !decodePairs(b, facts, f) {
 		return false
 	}
-	f.Candidates = viewRows(section, n, stride, spare)
-	if section, n, stride, ok = sectionOf(b, facts, placePairs, pairSize); !ok {
+	return f.Fixed >= -1 && int(f.Fixed) < n
+}
+
+func decodePairs(b, facts []byte, f *PlaceFacts) (ok bool) {
+	from, n, stride := int(get32(facts, placePairs)), int(get32(facts, placePairs+4)), int(get32(facts, placePairs+8))
+	if stride < pairSize || n > (len(b)-from)/stride {
 		return false
 	}
-	f.Pairs = f.Pairs[:0]
 	for i := range n {
-		row := section[i*stride:]
+		row := b[from+i*stride:]
 		f.Pairs = append(f.Pairs, Pair{
 			Prefill: int32(get32(row, pairPrefill)),
 			Decode:  int32(get32(row, pairDecode)),
-			State:   PairState(get32(row, pairState)),
+			State:   PairState(row[pairState]),
 		})
 	}
-	return f.Fixed >= -1 && int(f.Fixed) < len(f.Candidates)
+	return true
 }
 
 // DecodeMint reads a mint frame into f.
 func DecodeMint(b []byte, f *MintFacts) (ok bool) {
-	facts, ok := factsOf(b, mintSize)
+	facts, ok := factsOf(b, HookMint, mintSize)
 	if !ok {
 		return false
 	}
@@ -82,7 +99,7 @@ func DecodeMint(b []byte, f *MintFacts) (ok bool) {
 
 // DecodeLeg reads a leg frame into f.
 func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
-	facts, ok := factsOf(b, legSize)
+	facts, ok := factsOf(b, HookLeg, legSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
 		return false
 	}
@@ -107,7 +124,7 @@ func DecodeLeg(b []byte, f *LegFacts) (ok bool) {
 
 // DecodeFinish reads a finish frame into f.
 func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
-	facts, ok := factsOf(b, finSize)
+	facts, ok := factsOf(b, HookFinish, finSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
 		return false
 	}
@@ -131,10 +148,14 @@ func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	return ok
 }
 
-// factsOf returns the facts of a frame, which are at least so long.
-func factsOf(b []byte, atLeast int) (facts []byte, ok bool) {
+// factsOf returns the facts of a frame of this hook and version, which are at
+// least so long.
+func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
+	if len(b) < HeaderSize || get64(b, offMagic) != Magic|Version<<32|uint64(hook)<<48 {
+		return nil, false
+	}
 	header, size := int(get32(b, offHeader)), int(get32(b, offFacts))
-	if size < atLeast {
+	if header < HeaderSize || size < atLeast || header+size > len(b) {
 		return nil, false
 	}
 	return b[header : header+size], true
@@ -150,6 +171,10 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 	if r.Model, ok = textOf(b, facts, reqModel); !ok {
 		return false
 	}
+	r.Conversation, r.Prompt = "", ""
+	if get32(facts, reqConversation+4)|get32(facts, reqPrompt+4) == 0 { // as most policies ask for
+		return true
+	}
 	if r.Conversation, ok = textOf(b, facts, reqConversation); !ok {
 		return false
 	}
@@ -160,27 +185,22 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 // textOf returns the text that the facts name at the offset. It shares the
 // frame's memory.
 func textOf(b, facts []byte, at int) (s string, ok bool) {
-	from, size := uint64(get32(facts, at)), uint64(get32(facts, at+4))
+	from, size := int(get32(facts, at)), int(get32(facts, at+4))
 	if size == 0 {
 		return "", true
 	}
-	if from+size > uint64(len(b)) {
+	if from+size > len(b) {
 		return "", false
 	}
 	return textView(b[from : from+size]), true
 }
 
-// sectionOf returns the rows that the facts name at the offset.
-func sectionOf(b, facts []byte, at, atLeast int) (section []byte, n, stride int, ok bool) {
-	from, count, size := uint64(get32(facts, at)), uint64(get32(facts, at+4)), uint64(get32(facts, at+8))
-	if count == 0 {
-		return nil, 0, 0, true
+// decodeRows appends n rows of that stride, field by field.
+func decodeRows(b []byte, n, stride int, rows []Candidate) []Candidate {
+	for i := range n {
+		rows = append(rows, decodeRow(b[i*stride:]))
 	}
-	// No product of two 32 bit numbers and a third overflows 64 bits.
-	if size < uint64(atLeast) || from+count*size > uint64(len(b)) {
-		return nil, 0, 0, false
-	}
-	return b[from : from+count*size], int(count), int(size), true
+	return rows
 }
 
 func decodeRow(row []byte) Candidate {

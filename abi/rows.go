@@ -48,24 +48,15 @@ func appendRows(dst []byte, rows []Candidate) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
 }
 
-// viewRows returns the n rows of that stride that b begins with, which is long
-// enough. Where the layouts agree it is b itself, seen as rows, so that a score
-// written into a row is written into the frame; else the rows are decoded into
-// spare, which grows if it must. Trial and Home must be 0 or 1, as the host
-// writes them: in a view their bytes are Go's bools.
-func viewRows(b []byte, n, stride int, spare *[]Candidate) []Candidate {
-	if n == 0 {
-		return nil
-	}
-	if p := unsafe.Pointer(&b[0]); littleEndian && stride == RowSize && uintptr(p)%8 == 0 {
-		return unsafe.Slice((*Candidate)(p), n)
-	}
-	rows := (*spare)[:0]
-	for i := range n {
-		rows = append(rows, decodeRow(b[i*stride:]))
-	}
-	*spare = rows
-	return rows
+// aligned reports whether the byte at an offset of b can begin a row in memory.
+func aligned(b []byte, from int) bool { return uintptr(unsafe.Pointer(&b[from]))%8 == 0 }
+
+// rowsView is the n rows of b that begin at an aligned offset, seen as rows: a
+// score written into one of them is written into the frame. Trial and Home must
+// be 0 or 1, as the host writes them, for their bytes are now Go's bools.
+func rowsView(b []byte, from, n int) []Candidate {
+	b = b[from : from+n*RowSize]
+	return unsafe.Slice((*Candidate)(unsafe.Pointer(&b[0])), n)
 }
 
 // textView returns b as a string that shares its memory.

@@ -1,14 +1,14 @@
 // Package candidates is what the place policies share: which rows of the table
-// suit a leg, which of two carries less, and random bits from a number.
+// suit a leg, which of two carries less, and random bits for each row.
 package candidates
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Leg is one leg that is to be placed, as the rows are judged for it.
+// Leg is one leg that is to be placed, as the rows are judged for it. It has few
+// enough fields for the compiler to keep it in registers.
 type Leg struct {
 	roles    abi.Role
-	group    uint32 // the prefill target's,
-	bound    uint32 // of which these bits count: all or, without one, none
+	group    uint64 // the prefill target's in the low half, which of its bits count in the high
 	instance uint64 // the prefill target's; without one, a number that none has
 	prefill  int    // the row that a decode leg pairs with, or -1
 }
@@ -22,40 +22,69 @@ func Prefill() Leg { return Leg{roles: abi.RolePrefill, instance: 1 << 32, prefi
 // Decode is the decode leg that pairs with a row.
 func Decode(rows []abi.Candidate, prefill int32) Leg {
 	p := &rows[prefill]
-	return Leg{roles: abi.RoleDecode, group: p.Group, bound: 1<<32 - 1, instance: uint64(p.Instance), prefill: int(prefill)}
+	const all = 1<<32 - 1
+	return Leg{roles: abi.RoleDecode, group: uint64(p.Group) | all<<32, instance: uint64(p.Instance), prefill: int(prefill)}
 }
 
-// Grade says how well row i, which is c, suits the leg: 0 not at all, then
-// better with another instance than prefill's (a transfer inside one instance is
-// the last resort), then better unless its circuit is half open and its trial
-// request is under way. The compiler inlines it: a call costs a guest more than
-// the grade does.
-func (l *Leg) Grade(c *abi.Candidate, i int) (g int) {
-	if c.Roles&l.roles == 0 || (c.Group^l.group)&l.bound != 0 || i == l.prefill {
-		return 0
+// Suits reports whether row i, which is c, can take the leg. This and Grade are
+// small enough to be inlined, for a call costs a guest built by Go more than
+// they do; and what is common goes straight on, for so does each jump.
+func (l Leg) Suits(c *abi.Candidate, i int) bool {
+	return c.Roles&l.roles != 0 && (c.Group^uint32(l.group))&uint32(l.group>>32) == 0 && i != l.prefill
+}
+
+// The grades of rows that suit a leg; 0 is below all of them.
+const bestGrade = 4
+
+// Grade says how well a row suits the leg that it can take: better with another
+// instance than prefill's (a transfer inside one instance is the last resort),
+// then better unless its circuit is half open and its trial request is under
+// way. It is 1 to 4.
+func (l Leg) Grade(c *abi.Candidate) int {
+	g := bestGrade
+	if uint64(c.Instance) == l.instance {
+		g = bestGrade - 2
 	}
-	g = 2
 	if c.Trial && c.Requests != 0 {
-		g = 1
-	}
-	if uint64(c.Instance) != l.instance {
-		g += 2
+		g--
 	}
 	return g
 }
 
-// Best returns the highest grade among the rows, 0 when none suits the leg, and
-// how many rows have it.
-func (l *Leg) Best(rows []abi.Candidate) (grade int, n uint64) {
+// Best returns the highest grade among the rows that suit the leg, 0 without
+// any, and how many rows have it.
+func (l Leg) Best(rows []abi.Candidate) (grade int, n uint64) {
 	for i := range rows {
-		switch g := l.Grade(&rows[i], i); {
-		case g > grade:
-			grade, n = g, 1
-		case g == grade:
-			n++
+		c := &rows[i]
+		if !l.Suits(c, i) {
+			continue
 		}
+		g := l.Grade(c)
+		if g < grade {
+			continue
+		}
+		if g > grade {
+			grade, n = g, 0
+		}
+		n++
 	}
 	return grade, n
+}
+
+// Nth returns row n, counted from 0, of those that suit the leg with that grade;
+// -1 when there are not so many.
+func (l Leg) Nth(rows []abi.Candidate, grade int, n uint64) int32 {
+	for i := range rows {
+		c := &rows[i]
+		if !l.Suits(c, i) || l.Grade(c) != grade {
+			continue
+		}
+		if n == 0 {
+			return int32(i)
+		}
+		n--
+	}
+	return -1
 }
 
 // Lighter reports whether a carries less than b: fewer tokens, then fewer
@@ -67,12 +96,10 @@ func Lighter(a, b *abi.Candidate) bool {
 	return a.Requests < b.Requests
 }
 
-// Bits gives 64 random bits for the n-th draw: the generator SplitMix64 (Steele,
-// Lea, Flood: Fast splittable pseudorandom number generators, 2014),
-// equidistributed over n.
-func Bits(seed, n uint64) uint64 {
-	x := seed + n*0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+// Draw gives 32 random bits to each row of one decision, whose random number
+// all of them share. It is the first half of the generator SplitMix64 (Steele,
+// Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+func Draw(random uint64, row int) uint64 {
+	x := random + uint64(row)*0x9e3779b97f4a7c15
+	return (x ^ x>>30) * 0xbf58476d1ce4e5b9 >> 32
 }

@@ -1,18 +1,32 @@
 package candidates
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestBits holds the first outputs of SplitMix64 for the seed 1234567 (Rosetta
-// Code, "Pseudo-random numbers/Splitmix64").
-func TestBits(t *testing.T) {
-	for i, want := range []uint64{6457827717110365317, 3203168211198807973, 9817491932198370423} {
-		if got := Bits(1234567, uint64(i+1)); got != want {
-			t.Errorf("output %d = %d, want %d", i, got, want)
+// TestDraw: over many decisions each of a few rows draws the lowest number alike.
+func TestDraw(t *testing.T) {
+	var hits [7]int
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 7000 {
+		number, lowest := random.Uint64(), 0
+		for i := range hits {
+			if Draw(number, i) < Draw(number, lowest) {
+				lowest = i
+			}
 		}
+		hits[lowest]++
+	}
+	for i, n := range hits {
+		if n < 900 || n > 1100 {
+			t.Errorf("row %d: %d of 7000", i, n)
+		}
+	}
+	if Draw(1<<64-1, 1<<20)>>32 != 0 {
+		t.Error("a draw has more than 32 bits")
 	}
 }
 
@@ -38,17 +52,17 @@ func TestGrade(t *testing.T) {
 			if tt.role == abi.RoleDecode {
 				leg = Decode(rows, tt.prefill)
 			}
-			if got := leg.Grade(&rows[1], 1); got != tt.want {
+			if got := grade(leg, rows, 1); got != tt.want {
 				t.Errorf("grade %d, want %d", got, tt.want)
 			}
 		})
 	}
 	rows := []abi.Candidate{prefill}
-	if leg := Decode(rows, 0); leg.Grade(&rows[0], 0) != 0 {
+	if grade(Decode(rows, 0), rows, 0) != 0 {
 		t.Error("prefill's own row takes decode")
 	}
 	for roles := abi.RolePrefill; roles <= abi.RoleBoth; roles++ {
-		if leg := Aggregated(); leg.Grade(&abi.Candidate{Roles: roles, Group: 7, Instance: 8}, 0) != 4 {
+		if grade(Aggregated(), []abi.Candidate{{Roles: roles, Group: 7, Instance: 8}}, 0) != 4 {
 			t.Errorf("an aggregated leg does not take a row of %v", roles)
 		}
 	}
@@ -65,6 +79,20 @@ func TestBest(t *testing.T) {
 			t.Errorf("of %d rows: grade %d, %d equals; want %v", n, grade, equals, want)
 		}
 	}
+	leg := Prefill()
+	for n, want := range []int32{1, 3, -1} {
+		if got := leg.Nth(rows, 4, uint64(n)); got != want {
+			t.Errorf("row %d of the best is %d, want %d", n, got, want)
+		}
+	}
+}
+
+// grade is 0 for a row that does not suit the leg.
+func grade(leg Leg, rows []abi.Candidate, i int) int {
+	if !leg.Suits(&rows[i], i) {
+		return 0
+	}
+	return leg.Grade(&rows[i])
 }
 
 func TestLighter(t *testing.T) {

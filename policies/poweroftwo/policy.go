@@ -4,6 +4,8 @@
 package poweroftwo
 
 import (
+	"math"
+
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
@@ -12,64 +14,46 @@ import (
 // not allocate; it draws with f.Random. An index of -1 where a leg was to be
 // placed means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
-	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
-		leg := candidates.Aggregated()
-		return abi.PlaceDecision{Prefill: -1, Decode: draw(rows, &leg, candidates.Bits(f.Random, 0))}
+		return abi.PlaceDecision{Prefill: -1, Decode: draw(f.Candidates, candidates.Aggregated(), f.Random)}
 	}
 	prefill := f.Fixed
 	if prefill < 0 {
-		leg := candidates.Prefill()
-		prefill = draw(rows, &leg, candidates.Bits(f.Random, 1))
+		prefill = draw(f.Candidates, candidates.Prefill(), f.Random)
 	}
 	if prefill < 0 {
 		return abi.PlaceDecision{Prefill: -1, Decode: -1}
 	}
-	leg := candidates.Decode(rows, prefill)
-	return abi.PlaceDecision{Prefill: prefill, Decode: draw(rows, &leg, candidates.Bits(f.Random, 2))}
+	return abi.PlaceDecision{Prefill: prefill, Decode: draw(f.Candidates, candidates.Decode(f.Candidates, prefill), ^f.Random)}
 }
 
-// draw returns the lighter of two different rows drawn from those of the
-// highest grade, the one drawn first when they carry the same.
-func draw(rows []abi.Candidate, leg *candidates.Leg, bits uint64) int32 {
-	l := *leg // the compiler keeps it in registers
-	best, n := l.Best(rows)
-	if best == 0 {
-		return -1
-	}
-	a, b := two(bits, n)
-	drawn, other, k, last := -1, -1, uint64(0), max(a, b)
+// gradeShift puts the grade above the 32 bits of a draw.
+const gradeShift = 32
+
+// draw returns the lighter of two rows of the highest grade: each row draws a
+// number, and the two lowest are chosen. A row of a lower grade is chosen only
+// when there is no other.
+func draw(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
+	const none = math.MaxInt64
+	drawn, other, first, second := -1, -1, int64(none), int64(none)
 	for i := range rows {
-		if l.Grade(&rows[i], i) != best {
+		c := &rows[i]
+		if !leg.Suits(c, i) {
 			continue
 		}
-		if k == a {
-			drawn = i
+		d := int64(candidates.Draw(random, i)) - int64(leg.Grade(c))<<gradeShift
+		switch {
+		case d >= second:
+		case d >= first:
+			other, second = i, d
+		default:
+			other, second = drawn, first
+			drawn, first = i, d
 		}
-		if k == b {
-			other = i
-		}
-		if k == last {
-			break
-		}
-		k++
 	}
-	if candidates.Lighter(&rows[other], &rows[drawn]) {
-		return int32(other)
+	// Draws of one grade share the bits above it.
+	if other < 0 || second>>gradeShift != first>>gradeShift || !candidates.Lighter(&rows[other], &rows[drawn]) {
+		return int32(drawn)
 	}
-	return int32(drawn)
-}
-
-// two makes of 64 random bits two different numbers below n, equal ones only
-// when n is 1. The bias of scaling 32 random bits to n is below n/2^32.
-func two(bits, n uint64) (a, b uint64) {
-	if n == 1 {
-		return 0, 0
-	}
-	a = bits >> 32 * n >> 32
-	b = bits & 0xffffffff * (n - 1) >> 32
-	if b >= a {
-		b++
-	}
-	return a, b
+	return int32(other)
 }

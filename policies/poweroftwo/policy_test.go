@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
 // TestNeverTheHeaviest: of two different draws the heaviest of all candidates
@@ -50,13 +49,14 @@ func TestPair(t *testing.T) {
 	}
 }
 
-func TestTwo(t *testing.T) {
-	for n := uint64(1); n < 20; n++ {
-		for i := range uint64(200) {
-			a, b := two(candidates.Bits(0, i), n)
-			if a >= n || b >= n || a == b && n > 1 {
-				t.Fatalf("of %d: %d and %d", n, a, b)
-			}
+// TestGrades: a row of a lower grade is not chosen, however light it is.
+func TestGrades(t *testing.T) {
+	rows := []abi.Candidate{
+		{Roles: abi.RoleBoth, Instance: 1, Tokens: 500}, {Roles: abi.RoleBoth, Instance: 2, Trial: true, Requests: 1},
+	}
+	for random := range uint64(100) {
+		if d := Place(&abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Random: random, Candidates: rows}); d.Decode != 0 {
+			t.Fatalf("got %+v", d)
 		}
 	}
 }

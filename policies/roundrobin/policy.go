@@ -18,18 +18,19 @@ import (
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
-		leg := candidates.Aggregated()
-		grade, n := leg.Best(rows)
-		return abi.PlaceDecision{Prefill: -1, Decode: nth(rows, leg, grade, n, f.Sequence)}
+		return abi.PlaceDecision{Prefill: -1, Decode: next(rows, candidates.Aggregated(), f.Sequence)}
 	}
 	prefill, turn, lap := f.Fixed, f.Sequence, uint64(1)
 	if prefill < 0 {
 		leg := candidates.Prefill()
 		grade, n := leg.Best(rows)
-		if prefill = nth(rows, leg, grade, n, f.Sequence); prefill < 0 {
+		if grade == 0 {
 			return abi.PlaceDecision{Prefill: -1, Decode: -1}
 		}
-		turn, lap = within(rows, leg, grade, prefill, f.Sequence/n)
+		prefill, lap = leg.Nth(rows, grade, f.Sequence%n), n
+		if several(rows) {
+			turn, lap = within(rows, leg, grade, prefill, f.Sequence/n)
+		}
 	}
 	leg := candidates.Decode(rows, prefill)
 	grade, n := leg.Best(rows)
@@ -42,40 +43,41 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if d := divisor(lap, n); d > 1 {
 		turn += turn / (lap / d * n)
 	}
-	return abi.PlaceDecision{Prefill: prefill, Decode: nth(rows, leg, grade, n, turn)}
+	return abi.PlaceDecision{Prefill: prefill, Decode: leg.Nth(rows, grade, turn%n)}
 }
 
-// nth returns the row whose turn it is among the n rows of that grade; -1 when
-// the grade is 0.
-func nth(rows []abi.Candidate, leg candidates.Leg, grade int, n, turn uint64) int32 {
+// next returns the row whose turn it is among those of the highest grade.
+func next(rows []abi.Candidate, leg candidates.Leg, turn uint64) int32 {
+	grade, n := leg.Best(rows)
 	if grade == 0 {
 		return -1
 	}
-	left := turn % n
+	return leg.Nth(rows, grade, turn%n)
+}
+
+// several reports whether there are rows of more than one group. Most tables have
+// one, in which every turn is the group's.
+func several(rows []abi.Candidate) bool {
 	for i := range rows {
-		if leg.Grade(&rows[i], i) != grade {
-			continue
+		if rows[i].Group != rows[0].Group {
+			return true
 		}
-		if left == 0 {
-			return int32(i)
-		}
-		left--
 	}
-	return -1
+	return false
 }
 
 // within returns how many turns the group of the chosen row has had before this
 // one, in so many laps through all rows of that grade and the lap under way, and
 // how many it has in a lap.
 func within(rows []abi.Candidate, leg candidates.Leg, grade int, chosen int32, laps uint64) (turn, lap uint64) {
-	group := rows[chosen].Group
-	before := uint64(0)
+	group, before := rows[chosen].Group, uint64(0)
 	for i := range rows {
-		if rows[i].Group != group || leg.Grade(&rows[i], i) != grade {
+		c := &rows[i]
+		if c.Group != group || !leg.Suits(c, i) || leg.Grade(c) != grade {
 			continue
 		}
-		if i < int(chosen) {
-			before++
+		if i == int(chosen) {
+			before = lap
 		}
 		lap++
 	}

@@ -1,0 +1,70 @@
+package guest
+
+import "unsafe"
+
+// scratch is where the host writes frames; made of words, so that it is aligned.
+var scratch []uint64
+
+// listed is the list of policies, kept because the host reads it after the call.
+var listed string
+
+//go:wasmexport pdproxy_v1_scratch
+func exportScratch(size uint32) uint32 {
+	if words := (int(size) + 7) / 8; words > len(scratch) {
+		scratch = make([]uint64, words)
+	}
+	if len(scratch) == 0 {
+		return 0
+	}
+	return address(unsafe.Pointer(&scratch[0]))
+}
+
+//go:wasmexport pdproxy_v1_policies
+func exportPolicies() uint64 {
+	listed = list()
+	return uint64(address(unsafe.Pointer(unsafe.StringData(listed))))<<32 | uint64(len(listed))
+}
+
+//go:wasmexport pdproxy_v1_needs
+func exportNeeds() uint64 { return uint64(needs) }
+
+//go:wasmexport pdproxy_v1_on_plan
+func exportPlan(ptr, size uint32) uint64 {
+	frame, _ := frameAt(ptr, size)
+	return onPlan(frame)
+}
+
+//go:wasmexport pdproxy_v1_on_place
+func exportPlace(ptr, size uint32) uint64 {
+	frame, _ := frameAt(ptr, size)
+	return onPlace(frame)
+}
+
+//go:wasmexport pdproxy_v1_on_mint
+func exportMint(ptr, size uint32) uint64 {
+	frame, _ := frameAt(ptr, size)
+	return onMint(frame)
+}
+
+//go:wasmexport pdproxy_v1_on_leg
+func exportLeg(ptr, size uint32) uint64 { return onLeg(frameAt(ptr, size)) }
+
+//go:wasmexport pdproxy_v1_on_finish
+func exportFinish(ptr, size uint32) {
+	frame, _ := frameAt(ptr, size)
+	onFinish(frame)
+}
+
+// frameAt returns the frame and the room behind it in the scratch buffer; nil
+// for a frame that does not begin there.
+func frameAt(ptr, size uint32) (frame, room []byte) {
+	if len(scratch) == 0 || ptr != address(unsafe.Pointer(&scratch[0])) || int(size) > len(scratch)*8 {
+		return nil, nil
+	}
+	memory := unsafe.Slice((*byte)(unsafe.Pointer(&scratch[0])), len(scratch)*8)
+	return memory[:size:size], memory[size:]
+}
+
+// address is a pointer as the host knows it: 32 bits, for that is the width of
+// an address in WebAssembly, whatever the width of Go's pointers.
+func address(p unsafe.Pointer) uint32 { return uint32(uintptr(p)) }

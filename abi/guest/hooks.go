@@ -1,0 +1,77 @@
+package guest
+
+import "github.com/pdproxy/pdproxy/abi"
+
+// The facts of the call under way. A hook is never called from within a hook.
+var (
+	planFacts   abi.PlanFacts
+	placeFacts  abi.PlaceFacts
+	placeSpare  []abi.Candidate
+	mintFacts   abi.MintFacts
+	legFacts    abi.LegFacts
+	legEdits    abi.Edits
+	finishFacts abi.FinishFacts
+)
+
+// none is what place answers to a frame that it cannot read: no row.
+var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
+
+// refuse says that a frame cannot be served.
+func refuse(hook abi.Hook) {
+	Log(LogError, "a frame of the "+hook.String()+" hook is not of version 1, or for a policy that is not there")
+}
+
+func onPlan(frame []byte) uint64 {
+	if !abi.DecodePlan(frame, &planFacts) || int(abi.PolicyOf(frame)) >= len(plans.funcs) {
+		refuse(abi.HookPlan)
+		return 0
+	}
+	return plans.funcs[abi.PolicyOf(frame)](&planFacts).Pack()
+}
+
+func onPlace(frame []byte) uint64 {
+	if !abi.DecodePlace(frame, &placeFacts, &placeSpare) || int(abi.PolicyOf(frame)) >= len(places.funcs) {
+		refuse(abi.HookPlace)
+		return none
+	}
+	d := places.funcs[abi.PolicyOf(frame)](&placeFacts)
+	if placeFacts.Scored {
+		abi.StoreScores(frame, &placeFacts)
+	}
+	return d.Pack()
+}
+
+func onMint(frame []byte) uint64 {
+	if !abi.DecodeMint(frame, &mintFacts) || int(abi.PolicyOf(frame)) >= len(mints.funcs) {
+		refuse(abi.HookMint)
+		return 0
+	}
+	return mints.funcs[abi.PolicyOf(frame)](&mintFacts)
+}
+
+// onLeg has the room behind the frame for edits.
+func onLeg(frame, room []byte) uint64 {
+	if !abi.DecodeLeg(frame, &legFacts) || int(abi.PolicyOf(frame)) >= len(legs.funcs) {
+		refuse(abi.HookLeg)
+		return uint64(abi.LegPass)
+	}
+	legEdits = abi.NewEdits(room)
+	d := legs.funcs[abi.PolicyOf(frame)](&legFacts, &legEdits)
+	if legFacts.Event != abi.LegSend || d != abi.LegEdited {
+		return uint64(d)
+	}
+	if legEdits.Full() {
+		Log(LogError, "the edits of a leg need more room than there is: it is sent as it is")
+		return uint64(abi.LegPass)
+	}
+	abi.MarkEdits(frame, len(frame), len(legEdits.Bytes()))
+	return uint64(d)
+}
+
+func onFinish(frame []byte) {
+	if !abi.DecodeFinish(frame, &finishFacts) || int(abi.PolicyOf(frame)) >= len(finishes.funcs) {
+		refuse(abi.HookFinish)
+		return
+	}
+	finishes.funcs[abi.PolicyOf(frame)](&finishFacts)
+}
