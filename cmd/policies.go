@@ -54,7 +54,7 @@ func (p *nativePolicies) swap(next *nativePolicies) {
 }
 
 // Plan implements coordinator.Decider.
-func (p *nativePolicies) Plan(ctx context.Context, f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+func (p *nativePolicies) Plan(ctx context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 	s := p.current.Load()
 	defer s.plan.count(time.Now())
 	return s.native.Plan(ctx, f)

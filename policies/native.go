@@ -37,8 +37,8 @@ func NewNative(names Names) (*Native, error) {
 }
 
 // Plan decides with the plan policy.
-func (n *Native) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
-	return n.plan(f), n.names.Plan, true
+func (n *Native) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	return abi.PlanAnswer{Decision: n.plan(f)}, n.names.Plan, true
 }
 
 // Place decides with the place policy.

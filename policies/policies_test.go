@@ -315,8 +315,8 @@ func TestNative(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	if d, by, ok := n.Plan(ctx, &abi.PlanFacts{BothTargets: 1}); d != abi.PlanAggregate || by != "auto" || !ok {
-		t.Errorf("plan: %v %q %v", d, by, ok)
+	if a, by, ok := n.Plan(ctx, &abi.PlanFacts{BothTargets: 1}); a != (abi.PlanAnswer{Decision: abi.PlanAggregate}) || by != "auto" || !ok {
+		t.Errorf("plan: %v %q %v", a, by, ok)
 	}
 	d, by, ok := n.Place(ctx, &abi.PlaceFacts{Flow: abi.FlowConcurrent, Fixed: -1, Candidates: pd(1, 1, 1)})
 	if want := (abi.PlaceDecision{Prefill: 0, Decode: 1}); d != want || by != "least_load" || !ok {

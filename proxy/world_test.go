@@ -325,14 +325,14 @@ func (w *world) outcome(want telemetry.Outcome) {
 // nativeDecider pairs whenever it can, and leaves the place to the native rule.
 type nativeDecider struct{ ids atomic.Uint64 }
 
-func (*nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+func (*nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 	switch {
 	case f.PrefillTargets > 0:
-		return abi.PlanDisaggregate, "pairs", true
+		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "pairs", true
 	case f.BothTargets > 0:
-		return abi.PlanAggregate, "pairs", true
+		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "pairs", true
 	}
-	return abi.PlanReject, "pairs", true
+	return abi.PlanAnswer{Decision: abi.PlanReject}, "pairs", true
 }
 
 func (*nativeDecider) Place(context.Context, *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {

@@ -22,7 +22,7 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *grant, now t
 		ok = false
 	}
 	if !ok {
-		g.Policy = native
+		g.Policy, t.place.Scored = native, false
 		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.valid(chosen) {
 			chosen = t.leastLoad()
 		}

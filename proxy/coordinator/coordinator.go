@@ -5,6 +5,7 @@ package coordinator
 
 import (
 	"context"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -14,9 +15,10 @@ import (
 // ok means that the policy has no usable answer; policy is then the reason, one
 // of the Reason constants, and the native rule decides. Every such fallback but
 // ReasonAbsent is counted. Implementations must not block longer than their own
-// budget, must not keep f, and are called by many goroutines.
+// budget, must not keep f, and are called by many goroutines. Place may write
+// scores into the candidates, and Scored, for explain.
 type Decider interface {
-	Plan(ctx context.Context, f *abi.PlanFacts) (d abi.PlanDecision, policy string, ok bool)
+	Plan(ctx context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)
 	Mint(ctx context.Context, f *abi.MintFacts) (id uint64, policy string, ok bool)
 }
@@ -50,7 +52,13 @@ type Ask struct {
 	// instances are used again only when nothing else is left, not even one with
 	// an open circuit.
 	Excluded []engine.Target
+	// Same, if Decode is set, are the targets to be used again, as long as they
+	// would be offered; Prefill is zero for one leg.
+	Same Pair
 }
+
+// Pair is the targets of the two legs of an attempt.
+type Pair struct{ Prefill, Decode engine.Target }
 
 // Placement is what was decided and committed. Release the Lease exactly once;
 // that leaves the rest as it is.
@@ -60,6 +68,9 @@ type Placement struct {
 	Decode  engine.Target
 	ID      uint64 // the disagg id; 0 when aggregated
 	Policy  string // the place policy that decided, "native" for the fallback
+	// FirstByte limits the attempt's time until the client's first byte; 0: as
+	// configured. The plan policy set it.
+	FirstByte time.Duration
 	// Fallbacks that happened on the way, as labels what/reason.
 	Fallbacks []Fallback
 	Facts     abi.PlaceFacts  // the table that was decided on, for explain
@@ -85,7 +96,7 @@ type Fallback struct{ What, Reason string }
 // Coordinator places and releases; it is called by every exchange.
 type Coordinator interface {
 	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
-	// ErrModelNeeded, ErrRejected or the cause of the context's end. It keeps
+	// ErrModelNeeded, a *RejectedError or the cause of the context's end. It keeps
 	// nothing of a.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
 	// Ready reports whether one request could be placed now.

@@ -13,12 +13,23 @@ var (
 	ErrUnknownModel = errors.New("place request: unknown model")
 	// ErrModelNeeded says that the client named no model and there are several.
 	ErrModelNeeded = errors.New("place request: model needed: the engines serve several")
-	// ErrRejected says that the plan policy refused the request though it could
-	// be served.
+	// ErrRejected is what every *RejectedError is, for errors.Is.
 	ErrRejected = errors.New("place request: rejected by the plan policy")
 	// ErrNoTarget is what every *NoTargetError is, for errors.Is.
 	ErrNoTarget = errors.New("place request: no target")
 )
+
+// RejectedError says that the plan policy refused the request though it could be
+// served.
+type RejectedError struct {
+	Status int // HTTP status that the policy chose, 400 to 599; 0: it leaves it open
+}
+
+// Error implements error.
+func (e *RejectedError) Error() string { return ErrRejected.Error() }
+
+// Is makes every RejectedError an ErrRejected.
+func (e *RejectedError) Is(target error) bool { return target == ErrRejected }
 
 // NoTargetError says that no engine could be given a phase of the request now.
 type NoTargetError struct {

@@ -138,6 +138,7 @@ func (l *Local) decide(ctx context.Context, s *engine.Snapshot, pool *engine.Poo
 			return &NoTargetError{Phase: lacks(pool), Model: a.Model}
 		}
 	}
+	t.keepSame(a)
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
 	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now))
@@ -152,20 +153,21 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 		DecodeTargets:  pool.Plan.Decode,
 		BothTargets:    pool.Plan.Both,
 	}
-	decision, policy, ok := d.Plan(ctx, &t.plan)
+	answer, policy, ok := d.Plan(ctx, &t.plan)
 	switch {
 	case !ok:
 		g.fallback("plan", policy)
-	case decision > abi.PlanReject:
+	case !sound(answer):
 		g.fallback("plan", ReasonNonsense)
 		ok = false
-	case decision == abi.PlanPass: // they leave it to the native rule
-		ok = false
+	default:
+		g.FirstByte = time.Duration(answer.LimitMillis) * time.Millisecond
+		ok = answer.Decision != abi.PlanPass // it is left to the native rule
 	}
 	if !ok {
-		decision, _, _ = l.fallback.Plan(ctx, &t.plan)
+		answer, _, _ = l.fallback.Plan(ctx, &t.plan)
 	}
-	switch decision {
+	switch answer.Decision {
 	case abi.PlanDisaggregate:
 		return true, nil
 	case abi.PlanAggregate:
@@ -177,7 +179,13 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 	if pool.Plan.Prefill == 0 && pool.Plan.Both == 0 {
 		return false, &NoTargetError{Phase: lacks(pool), Model: a.Model}
 	}
-	return false, ErrRejected
+	return false, &RejectedError{Status: int(answer.Status)}
+}
+
+// sound reports whether a plan answer keeps the contract.
+func sound(a abi.PlanAnswer) bool {
+	return a.Decision <= abi.PlanReject &&
+		(a.Status == 0 || a.Decision == abi.PlanReject && a.Status >= 400 && a.Status <= 599)
 }
 
 // lacks is the phase for which the pool has no ready target with a connector

@@ -168,9 +168,121 @@ func TestNoTargetErrorText(t *testing.T) {
 	}
 }
 
+// What a plan answer brings along.
+func TestPlanAnswer(t *testing.T) {
+	limited := func(d abi.PlanDecision, status uint16) abi.PlanAnswer {
+		return abi.PlanAnswer{Decision: d, Status: status, LimitMillis: 1500}
+	}
+	for _, tt := range []struct {
+		name      string
+		answer    abi.PlanAnswer
+		flow      abi.Flow
+		limit     time.Duration
+		status    int
+		fallbacks string
+	}{
+		{"limit", limited(abi.PlanAggregate, 0), abi.FlowAggregated, 1500 * time.Millisecond, 0, ""},
+		{"limit alone", limited(abi.PlanPass, 0), abi.FlowConcurrent, 1500 * time.Millisecond, 0, ""},
+		{"reject", limited(abi.PlanReject, 0), 0, 0, 0, ""},
+		{"reject with a status", limited(abi.PlanReject, 429), 0, 0, 429, ""},
+		{"status that is no error's", limited(abi.PlanReject, 200), abi.FlowConcurrent, 0, 0, "plan/nonsense"},
+		{"status without a reject", limited(abi.PlanAggregate, 429), abi.FlowConcurrent, 0, 0, "plan/nonsense"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "d decode", "b both")
+			w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
+			p, err := w.Place(t.Context(), ask())
+			if err != nil {
+				var re *RejectedError
+				if tt.flow != 0 || !errors.As(err, &re) || !errors.Is(err, ErrRejected) || re.Status != tt.status {
+					t.Errorf("error %#v", err)
+				}
+				return
+			}
+			if p.Flow != tt.flow || p.FirstByte != tt.limit || show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, show(p.Fallbacks))
+			}
+			p.Lease.Release()
+		})
+	}
+}
+
+// The targets of an earlier placement are used again as long as they are offered.
+func TestPlaceSame(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		specs           []string
+		prefill, decode string // of Same
+		change          func(*world, *Ask)
+		same            bool
+	}{
+		{"pair", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", nil, true},
+		{"pair of role both", []string{"a both", "b both", "c both"}, "c", "b", nil, true},
+		{"one", []string{"a both one", "b both one"}, "", "b", nil, true},
+		{"circuit open", []string{"p prefill", "q prefill", "d decode", "e decode"}, "q", "e", func(w *world, _ *Ask) {
+			for range 3 {
+				w.reg.Snapshot().Instance("q").Breaker.Failure()
+			}
+		}, false},
+		{"excluded", []string{"a both one", "b both one"}, "", "b", func(_ *world, a *Ask) {
+			a.Excluded = append(a.Excluded, a.Same.Decode)
+		}, false},
+		{"another number of legs", []string{"p prefill", "d decode", "b both"}, "", "b", nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			a := ask()
+			a.Same.Decode = engine.Target{Instance: w.reg.Snapshot().Instance(tt.decode)}
+			if tt.prefill != "" {
+				a.Same.Prefill = engine.Target{Instance: w.reg.Snapshot().Instance(tt.prefill)}
+			}
+			if tt.change != nil {
+				tt.change(w, a)
+			}
+			seen := make(map[uint64]bool)
+			for range 5 {
+				p, err := w.Place(t.Context(), a)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := p.Prefill == a.Same.Prefill && p.Decode == a.Same.Decode; got != tt.same {
+					t.Errorf("placed on %q and %q", p.Prefill.Name(), p.Decode.Name())
+				}
+				if p.ID != 0 && seen[p.ID] {
+					t.Errorf("id %d again", p.ID)
+				}
+				seen[p.ID] = true
+				p.Lease.Release()
+			}
+			w.idle(t)
+		})
+	}
+}
+
+// Scores are those of the policy that decided.
+func TestPlaceScores(t *testing.T) {
+	for _, row := range []int32{0, 9} {
+		w := newWorld(t, "a both one", "b both one")
+		w.SetDecider(stub{place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			f.Scored, f.Candidates[0].Score = true, 0.5
+			return abi.PlaceDecision{Prefill: -1, Decode: row}, "x", true
+		}})
+		p, err := w.Place(t.Context(), ask())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Facts.Scored != (row == 0) || p.Facts.Scored && p.Facts.Candidates[0].Score != 0.5 {
+			t.Errorf("row %d: scored %v, %v", row, p.Facts.Scored, p.Facts.Candidates)
+		}
+		p.Lease.Release()
+	}
+}
+
 func TestPlan(t *testing.T) {
 	plan := func(d abi.PlanDecision, policy string, ok bool) stub {
-		return stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return d, policy, ok }}
+		return stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+			return abi.PlanAnswer{Decision: d}, policy, ok
+		}}
 	}
 	pair := []string{"p prefill", "d decode", "b both"}
 	for _, tt := range []struct {
@@ -217,9 +329,9 @@ func TestPlan(t *testing.T) {
 func TestPlanFacts(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "d decode two 3", "b both one 4", "e both two 1")
 	var seen abi.PlanFacts
-	w.SetDecider(stub{plan: func(f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+	w.SetDecider(stub{plan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		seen = *f
-		return abi.PlanAggregate, "x", true
+		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "x", true
 	}})
 	a := ask()
 	w.must(t, a).Lease.Release()
@@ -297,7 +409,9 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 // TestPlaceWithoutAnyAnswer: the last rule needs no Decider.
 func TestPlaceWithoutAnyAnswer(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode", "b both one")
-	w.fallback = stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return abi.PlanDisaggregate, "", true }}
+	w.fallback = stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "", true
+	}}
 	w.target(t, "p", 0).Load[0].Hold(10)
 	w.target(t, "e", 0).Load[0].Hold(10)
 	p := w.must(t, ask())
@@ -392,7 +506,7 @@ func TestPackIsSnowflake(t *testing.T) {
 // carry them.
 func TestFallbacksOfAFailedPlace(t *testing.T) {
 	w := newWorld(t, "p prefill")
-	w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanDecision, string, bool) { return 0, ReasonTrap, false }})
+	w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return abi.PlanAnswer{}, ReasonTrap, false }})
 	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoTarget) {
 		t.Fatal(err)
 	}

@@ -108,6 +108,48 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 	t.truncate(n)
 }
 
+// keepSame drops all rows but those of a.Same, if its legs are as many as the
+// table's and its targets among the rows.
+func (t *table) keepSame(a *Ask) {
+	one := t.place.Flow == abi.FlowAggregated
+	if a.Same.Decode.IsZero() || t.place.Fixed >= 0 || one != a.Same.Prefill.IsZero() {
+		return
+	}
+	decode, prefill := t.row(a.Same.Decode, abi.RoleDecode), int32(-1)
+	if one {
+		decode = t.row(a.Same.Decode, abi.RoleBoth)
+	} else if prefill = t.row(a.Same.Prefill, abi.RolePrefill); prefill < 0 {
+		return
+	}
+	if decode < 0 {
+		return
+	}
+	rows := t.place.Candidates
+	if one {
+		t.move(0, int(decode))
+		t.truncate(1)
+		return
+	}
+	if rows[prefill].Group != rows[decode].Group {
+		return
+	}
+	rows[prefill].Roles, rows[decode].Roles = abi.RolePrefill, abi.RoleDecode
+	first, second := min(prefill, decode), max(prefill, decode)
+	t.move(0, int(first))
+	t.move(1, int(second))
+	t.truncate(2)
+}
+
+// row is the row of target that can take one of the phases; -1: there is none.
+func (t *table) row(target engine.Target, phases abi.Role) int32 {
+	for i := range t.targets {
+		if t.targets[i] == target && t.place.Candidates[i].Roles&phases != 0 {
+			return int32(i)
+		}
+	}
+	return -1
+}
+
 // fillFixed lists the prefill target that stays, as row 0, and the decode
 // targets of its group. It is false when that target is gone or no decode is
 // left for it.

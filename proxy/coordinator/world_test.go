@@ -91,14 +91,14 @@ type world struct {
 
 // stub is a Decider whose nil hooks are absent.
 type stub struct {
-	plan  func(*abi.PlanFacts) (abi.PlanDecision, string, bool)
+	plan  func(*abi.PlanFacts) (abi.PlanAnswer, string, bool)
 	place func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool)
 	mint  func(*abi.MintFacts) (uint64, string, bool)
 }
 
-func (s stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanDecision, string, bool) {
+func (s stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 	if s.plan == nil {
-		return 0, ReasonAbsent, false
+		return abi.PlanAnswer{}, ReasonAbsent, false
 	}
 	return s.plan(f)
 }
