@@ -216,8 +216,11 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	job := a.cleanupJob(calls)
 	// The leg still uses the attempt's record and buffers: wait here, after
 	// the answer has been flushed, so that close finds nothing running.
+	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
 	a.x.flush()
-	t := time.NewTimer(time.Duration(a.x.cfg.Timeouts.Cleanup))
+	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
+	a.x.rc.SetWriteDeadline(time.Now().Add(limit + time.Duration(a.x.cfg.Timeouts.StreamIdle)))
+	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
 	case <-done:

@@ -115,6 +115,7 @@ func (f *Front) httpServer(cfg *config.Config, h http.Handler, p *http.Protocols
 		IdleTimeout:       time.Duration(cfg.Server.IdleTimeout),
 		MaxHeaderBytes:    int(cfg.Server.MaxHeader),
 		BaseContext:       func(net.Listener) context.Context { return f.base },
+		ConnContext:       withConn,
 		ErrorLog:          slog.NewLogLogger(f.log.Handler(), slog.LevelDebug),
 	}
 }

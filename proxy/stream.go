@@ -174,12 +174,13 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 	last := x.rec.FirstByte
 	renewed, lastEvent, seen := last, last, int64(0)
 	x.rc.SetWriteDeadline(last.Add(limit))
+	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
 	chunk := first.b
 	var err error
 	for {
 		if whole := events.Feed(chunk); len(whole) > 0 {
-			if werr := x.pass(whole, resp.Ended()); werr != nil {
-				return werr
+			if err := out.write(whole, resp.Ended()); err != nil {
+				return errClientWrite
 			}
 		}
 		if err == io.EOF {
@@ -194,8 +195,8 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 			return errNoEvent // an engine that hangs may still send comments
 		}
 		var n int
-		n, err = resp.Read(first.b[:cap(first.b)])
-		chunk = first.b[:n]
+		n, err = resp.Read(out.space())
+		chunk = out.space()[:n]
 		now := time.Now()
 		if n > 0 {
 			x.intervals.Observe(now.Sub(last))
@@ -206,19 +207,6 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 			renewed = now
 		}
 	}
-}
-
-// pass writes whole events and flushes them; the last ones go out together with
-// the end of the client's answer.
-func (x *exchange) pass(whole []byte, last bool) error {
-	_, err := x.w.Write(whole)
-	if err == nil && !last {
-		err = x.rc.Flush()
-	}
-	if err != nil {
-		return errClientWrite
-	}
-	return nil
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its

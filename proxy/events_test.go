@@ -1,0 +1,145 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+func TestEventFrame(t *testing.T) {
+	for _, n := range []int{1, 15, 16, 255, 256, 4086} {
+		e := eventWriter{buf: make([]byte, chunkHead+n+chunkTail)}
+		copy(e.space(), strings.Repeat("x", n))
+		if got, want := string(e.frame(n)), fmt.Sprintf("%x\r\n%s\r\n", n, strings.Repeat("x", n)); got != want {
+			t.Errorf("%d bytes: %.20q, want %.20q", n, got, want)
+		}
+	}
+}
+
+// streamBytes has one client ask for a stream and then for another on the same
+// connection, and returns the bytes of both answers.
+func streamBytes(t *testing.T, w *world, proto string) string {
+	t.Helper()
+	c, err := w.dialPublic(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	br := bufio.NewReader(c)
+	var all strings.Builder
+	for range 2 {
+		body := completions(true)
+		fmt.Fprintf(c, "POST %s %s\r\nHost: proxy\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s", completionsPath, proto, len(body), body)
+		resp, err := http.ReadResponse(br, &http.Request{Method: "POST"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&all, "%v %s|", resp.TransferEncoding, text)
+		if resp.Close {
+			break
+		}
+	}
+	return all.String()
+}
+
+// Chunks that go past net/http and those of net/http make one body, also where
+// events are cut anywhere, and the connection serves the next request.
+func TestEventsPastNetHTTP(t *testing.T) {
+	const whole = eventA + eventB + eventA + done
+	wrap := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(wrappedWriter{w}, r) })
+	}
+	tests := []struct {
+		name, proto, want string
+		wrap              func(http.Handler) http.Handler
+	}{
+		{"HTTP/1.1", "HTTP/1.1", "[chunked] " + whole + "|[chunked] " + whole + "|", nil},
+		{"a filter's writer", "HTTP/1.1", "[chunked] " + whole + "|[chunked] " + whole + "|", wrap},
+		{"HTTP/1.0", "HTTP/1.0", "[] " + whole + "|", nil},
+	}
+	for _, tt := range tests {
+		for cut := 1; cut < len(whole); cut += 7 {
+			t.Run(fmt.Sprint(tt.name, " ", cut), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					e := &fakeEngine{serve: func(c *engineConn, _ int) {
+						c.say(streamHead)
+						c.chunks(eventA) // the head goes out with it
+						rest := whole[len(eventA):]
+						for n := min(cut, len(rest)); n > 0; n = min(cut, len(rest)) {
+							c.chunks(rest[:n])
+							rest = rest[n:]
+						}
+						c.say("0\r\n\r\n")
+					}}
+					w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: func(d *Deps) { d.Wrap = tt.wrap }})
+					if got := streamBytes(t, w, tt.proto); got != tt.want {
+						t.Errorf("got  %q\nwant %q", got, tt.want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// wrappedWriter is a filter's: what is written must pass through it.
+type wrappedWriter struct{ http.ResponseWriter }
+
+func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// The writer of an answer is net/http's own, or one that can be unwrapped.
+func TestEventsOnlyPastNetHTTP(t *testing.T) {
+	r := httptest.NewRequest("POST", completionsPath, nil)
+	r = r.WithContext(withConn(r.Context(), &framingConn{Conn: &pieces{}}))
+	for _, tt := range []struct {
+		name   string
+		w      http.ResponseWriter
+		status int
+		major  int
+		want   bool
+	}{
+		{"plain", httptest.NewRecorder(), 200, 1, true},
+		{"wrapped", wrappedWriter{httptest.NewRecorder()}, 200, 1, false},
+		{"HTTP/2", httptest.NewRecorder(), 200, 2, false},
+		{"no body", httptest.NewRecorder(), 204, 1, false},
+	} {
+		r.ProtoMajor = tt.major
+		e := newEventWriter(&exchange{w: tt.w, r: r, ctx: r.Context()}, tt.status, make([]byte, 64))
+		if got := e.conn != nil; got != tt.want {
+			t.Errorf("%s: writes past net/http: %v", tt.name, got)
+		}
+	}
+}
+
+// An answer that is out stays whole while prefill's is waited for, however long
+// the client's stream may be idle: over HTTP/2 a passed deadline would reset it.
+func TestAnswerOutlivesLatePrefill(t *testing.T) {
+	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
+		const text = `{"choices":[{"text":"x","finish_reason":"length"}]}`
+		_, c := start(setup{
+			config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(time.Second) },
+			engines: []*fakeEngine{
+				{name: "p0", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) {
+					time.Sleep(4 * time.Second) // below timeouts.cleanup
+					c.json(200, text)
+				}},
+				{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, text) }},
+			},
+		})
+		resp := open(t, t.Context(), c, completions(false))
+		if body, err := io.ReadAll(resp.Body); err != nil || string(body) != text {
+			t.Errorf("%q, %v", body, err)
+		}
+	})
+}
