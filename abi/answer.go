@@ -55,14 +55,19 @@ func StoreScores(frame []byte, f *PlaceFacts) {
 
 // ReadScores copies the scores that the guest wrote into the frame of f into its
 // candidates and sets f.Scored, if the guest says that it wrote any. frame is
-// what AppendPlace appended for f.
+// what AppendPlace appended for f; of what stands in it now only the flag and
+// the scores are believed. A score that is no number counts as 0.
 func ReadScores(frame []byte, f *PlaceFacts) {
 	if get32(frame, offOut)&OutScored == 0 {
 		return
 	}
 	f.Scored = true
-	at := int(get32(frame[HeaderSize:], placeRows)) + rowScore
+	const at = HeaderSize + placeSize + rowScore // the rows follow the facts
 	for i := range f.Candidates {
-		f.Candidates[i].Score = math.Float32frombits(get32(frame, at+i*RowSize))
+		score := math.Float32frombits(get32(frame, at+i*RowSize))
+		if score-score != 0 { // infinite, or not a number
+			score = 0
+		}
+		f.Candidates[i].Score = score
 	}
 }
