@@ -1,0 +1,285 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// The reasons why a call gives no decision. They are those of the coordinator,
+// but for Closed.
+const (
+	Absent   = "absent"   // the policy abstains
+	Late     = "late"     // the time budget was used up
+	Trap     = "trap"     // the guest failed: trap, exit, no memory left
+	Parked   = "parked"   // the policy failed too often and is not asked
+	Nonsense = "nonsense" // the answer breaks the contract
+	Closed   = "closed"   // the version was replaced: ask the one that replaced it
+)
+
+// Policy is one policy of a version: one hook, one name. Its methods decide;
+// they are safe for concurrent use, take the version's budget at most and, in an
+// unguarded module, do not allocate. A reason other than "" says why there is no
+// decision.
+type Policy struct {
+	Hook  abi.Hook
+	Name  string // within the module; "" when the module names none
+	Label string // in metrics and for operators: the name in the configuration
+
+	version  *Version
+	index    uint32
+	sequence atomic.Uint64
+	calls    Calls
+	meter    Meter
+}
+
+// Version is the version whose policy this is.
+func (p *Policy) Version() *Version { return p.version }
+
+// Summary is what the policy's calls have been like.
+func (p *Policy) Summary() Summary { return p.calls.Summary() }
+
+// Plan asks the plan hook.
+func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
+	var c call
+	if c.begin(p, f.FrameSize()) {
+		h := p.version.header(p, c.began)
+		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &h, f)); ok {
+			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
+				c.reason = Nonsense
+			}
+		}
+	}
+	return a, c.end()
+}
+
+// Place asks the place hook. Scores that the policy gives are written into the
+// candidates.
+func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
+	var c call
+	if c.begin(p, f.FrameSize()) {
+		h := p.version.header(p, c.began)
+		frame := abi.AppendPlace(c.scratch[:0], &h, f)
+		if answer, ok := c.run(frame); ok {
+			if d = abi.UnpackPlace(uint64(answer)); !valid(f, d) {
+				c.reason = Nonsense
+			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
+				abi.ReadScores(frame, f)
+			}
+		}
+	}
+	return d, c.end()
+}
+
+// Mint asks the mint hook.
+func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
+	var c call
+	if c.begin(p, f.FrameSize()) {
+		h := p.version.header(p, c.began)
+		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &h, f)); ok {
+			switch id = uint64(answer); {
+			case id == 0:
+				c.reason = Absent
+			case id < abi.MinDisaggID || id >= abi.MaxDisaggID:
+				c.reason = Nonsense
+			}
+		}
+	}
+	return id, c.end()
+}
+
+// Leg asks the leg hook. The edits of LegEdited are appended to edits, in the
+// encoding that abi.NextEdit reads; they have been checked.
+func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
+	var c call
+	list = edits
+	if c.begin(p, f.FrameSize()) {
+		h := p.version.header(p, c.began)
+		frame := abi.AppendLeg(c.scratch[:0], &h, f)
+		if answer, ok := c.run(frame); ok {
+			d, ok = abi.UnpackLeg(uint64(answer), f.Event)
+			if ok && d == abi.LegEdited && f.Event == abi.LegSend {
+				list, ok = c.edits(len(frame), edits)
+			}
+			if !ok {
+				d, list, c.reason = abi.LegPass, edits, Nonsense
+			}
+		}
+	}
+	return d, list, c.end()
+}
+
+// Finish tells the finish hook.
+func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
+	var c call
+	if c.begin(p, f.FrameSize()) {
+		h := p.version.header(p, c.began)
+		c.run(abi.AppendFinish(c.scratch[:0], &h, f))
+	}
+	return c.end()
+}
+
+// call is one call of a hook, from taking a VM to giving it back.
+type call struct {
+	p       *Policy
+	vm      *vm
+	began   time.Time
+	ctx     context.Context
+	cancel  context.CancelFunc // nil in an unguarded module
+	scratch []byte
+	at      uint32 // address of scratch in the guest
+	reason  string
+}
+
+// begin takes a VM with room for a frame; false when there is no decision to
+// come, for the reason in c.
+func (c *call) begin(p *Policy, frame int) bool {
+	v := p.version
+	c.p, c.began = p, time.Now()
+	if v.Parked() {
+		c.reason = Parked
+		return false
+	}
+	if c.vm = v.pool.take(v.opts.Budget); c.vm == nil {
+		if c.reason = Late; v.pool.isClosed() {
+			c.reason = Closed
+		}
+		return false
+	}
+	c.ctx = v.ctx
+	if v.opts.Load.Guarded {
+		c.ctx, c.cancel = context.WithDeadline(context.Background(), c.began.Add(v.opts.Budget))
+	} else {
+		c.ctx = context.Background()
+	}
+	var err error
+	if c.scratch, c.at, err = c.vm.Scratch(c.ctx, roomFor(frame)); err != nil {
+		c.reason = reasonOf(err)
+		return false
+	}
+	return true
+}
+
+// roomFor is the size of the scratch for a frame: powers of two, so that a guest
+// is seldom asked for more.
+func roomFor(frame int) uint32 {
+	size := scratchSize
+	for size < frame {
+		size *= 2
+	}
+	return uint32(size)
+}
+
+// run calls the hook with the frame that stands in the scratch.
+func (c *call) run(frame []byte) (answer int64, ok bool) {
+	answer, err := c.vm.hooks[c.p.Hook].Call(c.ctx, c.at, uint32(len(frame)))
+	if err != nil {
+		c.reason = reasonOf(err)
+		return 0, false
+	}
+	return answer, true
+}
+
+// end gives the VM back, or up, and counts.
+func (c *call) end() string {
+	p, v := c.p, c.p.version
+	if c.reason == Closed {
+		return Closed // asked again, and counted there
+	}
+	took := time.Since(c.began)
+	if c.cancel != nil {
+		c.cancel()
+	}
+	if c.reason != Parked {
+		p.calls.Observe(took)
+		p.meter.Observe(took)
+	}
+	switch c.reason {
+	case "", Absent:
+		v.pool.put(c.vm)
+		return c.reason
+	case Parked:
+		p.meter.Fail(Parked)
+		p.calls.Fail()
+		return Parked
+	}
+	p.calls.Fail()
+	p.meter.Fail(c.reason)
+	if c.vm != nil { // else it is the load that was too high, not the guest
+		c.blame()
+	}
+	return c.reason
+}
+
+// blame charges the failure to the guest, says so, and replaces its VM if that
+// is poisoned.
+func (c *call) blame() {
+	v, why := c.p.version, c.vm.Err()
+	attrs := []any{"policy", c.p.Label, "hook", c.p.Hook.String(), "reason", c.reason}
+	if why != nil {
+		attrs = append(attrs, "error", why)
+	}
+	v.opts.Log.Warn("policy failed; the built-in rule decides", attrs...)
+	var failure *host.Error
+	if errors.As(why, &failure) && failure.Stack != "" {
+		v.opts.Log.Debug("where the guest was", "policy", c.p.Label, "stack", failure.Stack)
+	}
+	v.failed()
+	if why != nil {
+		v.replace(c.vm)
+		return
+	}
+	v.pool.put(c.vm)
+}
+
+// edits appends the list of edits that the guest left behind its frame, if it
+// keeps the contract.
+func (c *call) edits(frame int, to []byte) ([]byte, bool) {
+	view, ok := c.vm.View(c.at, uint32(len(c.scratch)))
+	if !ok {
+		return to, false
+	}
+	offset, size := abi.EditsOf(view)
+	if offset < frame || size < 0 || size > len(view) || offset > len(view)-size {
+		return to, false
+	}
+	list := view[offset : offset+size]
+	for rest := list; len(rest) > 0; {
+		if _, rest, ok = abi.NextEdit(rest); !ok {
+			return to, false
+		}
+	}
+	return append(to, list...), true
+}
+
+// reasonOf names what a call failed with.
+func reasonOf(err error) string {
+	var failure *host.Error
+	if errors.As(err, &failure) && failure.Failure == host.Timeout {
+		return Late
+	}
+	return Trap
+}
+
+// valid reports whether a place decision keeps the contract: the legs that the
+// flow has, each on a row that may take it, the pair within a group and on two
+// targets, the fixed prefill where it was.
+func valid(f *abi.PlaceFacts, d abi.PlaceDecision) bool {
+	rows := f.Candidates
+	if d.Decode < 0 || int(d.Decode) >= len(rows) {
+		return false
+	}
+	if f.Flow == abi.FlowAggregated {
+		return d.Prefill == -1
+	}
+	if d.Prefill < 0 || int(d.Prefill) >= len(rows) || d.Prefill == d.Decode {
+		return false
+	}
+	p, q := &rows[d.Prefill], &rows[d.Decode]
+	return p.Roles&abi.RolePrefill != 0 && q.Roles&abi.RoleDecode != 0 && p.Group == q.Group &&
+		(f.Fixed < 0 || d.Prefill == f.Fixed)
+}

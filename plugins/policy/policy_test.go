@@ -1,0 +1,317 @@
+package policy
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+)
+
+func TestHooks(t *testing.T) {
+	for _, guarded := range []bool{false, true} {
+		name := "trusted"
+		if guarded {
+			name = "guarded"
+		}
+		t.Run(name, func(t *testing.T) {
+			l := newLoading()
+			l.Load.Guarded = guarded
+			l.config = "leg=edit"
+			v := l.load(t)
+			if n := len(v.Policies()); n != 5 || v.Policies()[0].Label != "p" || v.Needs() != 0 {
+				t.Errorf("%d policies, label %q, needs %d", n, v.Policies()[0].Label, v.Needs())
+			}
+			plan := hook(t, v, abi.HookPlan)
+			for do, want := range map[string]abi.PlanAnswer{
+				"":       {Decision: abi.PlanAggregate},
+				"pass":   {},
+				"reject": {Decision: abi.PlanReject, Status: 429},
+				"limit":  {Decision: abi.PlanDisaggregate, LimitMillis: 1500},
+			} {
+				if a, reason := plan.Plan(&abi.PlanFacts{Request: abi.RequestFacts{Model: "do:" + do}}); a != want || reason != "" {
+					t.Errorf("plan %q: %+v, %q", do, a, reason)
+				}
+			}
+			place := hook(t, v, abi.HookPlace)
+			if d, reason := place.Place(pair("")); d != (abi.PlaceDecision{Prefill: 1, Decode: 3}) || reason != "" {
+				t.Errorf("place: %+v, %q", d, reason)
+			}
+			f := pair("score")
+			if _, reason := place.Place(f); reason != "" || !f.Scored || f.Candidates[2].Score != 2.5 {
+				t.Errorf("place with scores: %q, %+v", reason, f)
+			}
+			if d, reason := place.Place(pair("scribble")); reason != "" || d.Decode != 3 {
+				t.Errorf("place that scribbles: %+v, %q", d, reason)
+			}
+			if id, reason := hook(t, v, abi.HookMint).Mint(&abi.MintFacts{Counter: 9}); id != abi.MinDisaggID+9 || reason != "" {
+				t.Errorf("mint: %d, %q", id, reason)
+			}
+			leg := hook(t, v, abi.HookLeg)
+			d, list, reason := leg.Leg(&abi.LegFacts{Engine: "p0"}, []byte("before"))
+			if d != abi.LegEdited || reason != "" || !strings.HasPrefix(string(list), "before") {
+				t.Fatalf("leg: %v, %q", d, reason)
+			}
+			first, rest, ok := abi.NextEdit(list[len("before"):])
+			second, rest, ok2 := abi.NextEdit(rest)
+			if !ok || !ok2 || len(rest) > 0 || first != (abi.Edit{Op: abi.EditSetHeader, Name: "x-by", Value: "p0"}) ||
+				second != (abi.Edit{Op: abi.EditSetField, Name: "seed", Value: "7"}) {
+				t.Errorf("edits: %+v %+v", first, second)
+			}
+			again := &abi.LegFacts{Event: abi.LegFailed, Request: abi.RequestFacts{Model: "do:again"}}
+			if d, _, reason := leg.Leg(again, nil); d != abi.LegPlaceAgain || reason != "" {
+				t.Errorf("failed leg: %v, %q", d, reason)
+			}
+			if reason := hook(t, v, abi.HookFinish).Finish(&abi.FinishFacts{}); reason != "" {
+				t.Errorf("finish: %q", reason)
+			}
+			if s := place.Summary(); s.Calls != 3 || s.MeanUS <= 0 || s.P99US < s.MeanUS {
+				t.Errorf("summary %+v", s)
+			}
+		})
+	}
+}
+
+func TestNames(t *testing.T) {
+	l := newLoading()
+	l.named = true
+	v := l.load(t)
+	var labels []string
+	for _, p := range v.Policies() {
+		labels = append(labels, p.Hook.String()+" "+p.Label)
+	}
+	if got := strings.Join(labels, ", "); got != "plan p/gate, place p/last, place p/first" {
+		t.Errorf("policies: %s", got)
+	}
+	if v.Needs() != abi.NeedPrompt|abi.NeedConversation {
+		t.Errorf("needs %d", v.Needs())
+	}
+	if _, ok := v.Find(abi.HookMint, ""); ok {
+		t.Error("an unnamed mint policy beside named ones")
+	}
+	p, _ := v.Find(abi.HookPlace, "first")
+	if d, reason := p.Place(pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
+		t.Errorf("the second place policy: %+v, %q", d, reason)
+	}
+}
+
+// TestFailures: whatever a guest does, the call ends with the reason, and the
+// next one is answered by a healthy VM.
+func TestFailures(t *testing.T) {
+	l := newLoading()
+	l.Load.Guarded = true
+	l.Load.MemoryPages = 256 // 16 MiB
+	l.VMs = 1
+	l.config = "mint=nonsense"
+	v := l.load(t)
+	place := hook(t, v, abi.HookPlace)
+	for i, tt := range []struct{ do, want string }{{"trap", Trap}, {"grow", Trap}, {"nonsense", Nonsense}} {
+		if _, reason := place.Place(pair(tt.do)); reason != tt.want {
+			t.Errorf("%s: %q, want %q", tt.do, reason, tt.want)
+		}
+		if d, reason := place.Place(pair("")); reason != "" || d.Decode != 3 {
+			t.Errorf("after %s: %+v, %q", tt.do, d, reason)
+		}
+		if n := place.Summary().Failures; n != uint64(i+1) {
+			t.Errorf("%d failures after %d", n, i+1)
+		}
+	}
+	if l.meter.failed(Trap) != 2 || l.meter.failed(Nonsense) != 1 {
+		t.Errorf("metrics: %v", l.meter.fails)
+	}
+	if _, reason := hook(t, v, abi.HookPlan).Plan(&abi.PlanFacts{Request: abi.RequestFacts{Model: "do:nonsense"}}); reason != Nonsense {
+		t.Errorf("plan: %q", reason)
+	}
+	if _, reason := hook(t, v, abi.HookMint).Mint(&abi.MintFacts{}); reason != Nonsense {
+		t.Errorf("mint: %q", reason)
+	}
+	for _, do := range []string{"nonsense", "wrong"} {
+		f := &abi.LegFacts{Request: abi.RequestFacts{Model: "do:" + do}}
+		if d, list, reason := hook(t, v, abi.HookLeg).Leg(f, []byte("x")); d != abi.LegPass || string(list) != "x" || reason != Nonsense {
+			t.Errorf("leg %s: %v, %d bytes, %q", do, d, len(list), reason)
+		}
+	}
+}
+
+func TestLate(t *testing.T) {
+	l := newLoading()
+	l.Load.Guarded = true
+	l.Budget = 50 * time.Millisecond
+	l.VMs = 1
+	v := l.load(t)
+	place := hook(t, v, abi.HookPlace)
+	if _, reason := place.Place(pair("loop")); reason != Late {
+		t.Fatalf("a loop: %q", reason)
+	}
+	// Its VM is being replaced: who waits longer than the budget is late too,
+	// without blame.
+	for {
+		d, reason := place.Place(pair(""))
+		if reason == "" {
+			if d.Decode != 3 {
+				t.Errorf("decision %+v", d)
+			}
+			break
+		}
+		if reason != Late {
+			t.Fatalf("after a loop: %q", reason)
+		}
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	l := newLoading()
+	l.config = "mint=absent"
+	p := hook(t, l.load(t), abi.HookMint)
+	if _, reason := p.Mint(&abi.MintFacts{}); reason != Absent || p.Summary().Failures != 0 {
+		t.Errorf("%q, %+v", reason, p.Summary())
+	}
+}
+
+func TestParked(t *testing.T) {
+	l := newLoading()
+	l.Failures = budget.New(3, time.Hour)
+	v := l.load(t)
+	place, plan := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan)
+	for range 4 {
+		if _, reason := place.Place(pair("nonsense")); reason != Nonsense {
+			t.Fatal(reason)
+		}
+	}
+	if !v.Parked() {
+		t.Fatal("not parked after 4 failures of 3 borne")
+	}
+	if _, reason := place.Place(pair("")); reason != Parked {
+		t.Errorf("place: %q", reason)
+	}
+	if _, reason := plan.Plan(&abi.PlanFacts{}); reason != Parked {
+		t.Errorf("plan of the same module: %q", reason)
+	}
+	if s := place.Summary(); s.Calls != 4 || s.Failures != 5 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestLargeFrames(t *testing.T) {
+	l := newLoading()
+	v := l.load(t)
+	f := pair("")
+	for range 4000 {
+		f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Roles: abi.RoleDecode, Group: 1})
+	}
+	if d, reason := hook(t, v, abi.HookPlace).Place(f); reason != "" || d.Decode != 4003 {
+		t.Errorf("%+v, %q", d, reason)
+	}
+	l = newLoading()
+	l.config = "scratch=refuse"
+	p := hook(t, l.load(t), abi.HookPlace)
+	if _, reason := p.Place(f); reason != Trap {
+		t.Errorf("refused scratch: %q", reason)
+	}
+	if _, reason := p.Place(pair("")); reason != "" {
+		t.Errorf("a small frame after it: %q", reason)
+	}
+}
+
+func TestLoadFails(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for config, want := range map[string]string{
+		"configure=false": "proxy_on_configure answered false",
+		"configure=trap":  "configure plugin",
+	} {
+		l := newLoading()
+		l.config = config
+		if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+	l := newLoading()
+	l.Load.MemoryPages = 10
+	if _, err := l.try(t); err == nil || !strings.Contains(err.Error(), "memory") {
+		t.Errorf("too little memory: %v", err)
+	}
+	l = newLoading()
+	opts := l.Options
+	opts.Wasm = []byte("\x00asm\x01\x00\x00\x00")
+	if _, err := Load(t.Context(), opts); err == nil {
+		t.Error("an empty module loads")
+	}
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+}
+
+// TestHammerClose: calls that meet the end of a version are answered or sent on.
+func TestHammerClose(t *testing.T) {
+	l := newLoading()
+	l.VMs = 3
+	v := l.load(t)
+	place := hook(t, v, abi.HookPlace)
+	var wg sync.WaitGroup
+	started := make(chan struct{}, 8)
+	for i := range 8 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				if n == 20 {
+					started <- struct{}{}
+				}
+				do := ""
+				if i == 0 && n%10 == 9 {
+					do = "trap"
+				}
+				switch d, reason := place.Place(pair(do)); {
+				case reason == Closed:
+					return
+				case reason == Trap && do == "trap":
+				case reason != "" || d.Decode != 3:
+					t.Errorf("%+v, %q", d, reason)
+					return
+				}
+			}
+		})
+	}
+	for range 8 {
+		<-started
+	}
+	if err := v.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if err := v.Close(context.Background()); err != nil {
+		t.Errorf("closed again: %v", err)
+	}
+}
+
+func TestDecisionsDoNotAllocate(t *testing.T) {
+	l := newLoading()
+	v := l.load(t)
+	plan, place, mint := hook(t, v, abi.HookPlan), hook(t, v, abi.HookPlace), hook(t, v, abi.HookMint)
+	a, b, c := &abi.PlanFacts{}, pair(""), &abi.MintFacts{}
+	all := func() { plan.Plan(a); place.Place(b); mint.Mint(c) }
+	all()
+	if n := testing.AllocsPerRun(200, all); n != 0 {
+		t.Errorf("%v allocations in three decisions", n)
+	}
+}
+
+func BenchmarkPlace(b *testing.B) {
+	for _, guarded := range []bool{false, true} {
+		name := "trusted"
+		if guarded {
+			name = "guarded"
+		}
+		b.Run(name, func(b *testing.B) {
+			l := newLoading()
+			l.Load.Guarded = guarded
+			p, f := hook(b, l.load(b), abi.HookPlace), pair("")
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Place(f)
+			}
+		})
+	}
+}

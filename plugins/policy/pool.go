@@ -1,0 +1,116 @@
+package policy
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// vm is one guest instance with its hooks looked up.
+type vm struct {
+	*host.VM
+	hooks [abi.HookFinish + 1]*host.Hook // nil: not exported
+}
+
+// slot is one place of the pool, on a cache line of its own.
+type slot struct {
+	vm atomic.Pointer[vm]
+	_  [56]byte
+}
+
+// pool holds the VMs that nobody uses. Taking one and putting it back are one
+// atomic exchange each; only who finds none waits. The VM that was put back
+// last is likely the first to be taken: its memory is in the cache.
+type pool struct {
+	slots   []slot
+	waiting atomic.Int32
+	wake    chan struct{} // a token for a waiter to look again
+	closed  chan struct{} // closed when no VM is handed out any more
+	timers  sync.Pool     // of *time.Timer, stopped
+}
+
+func newPool(size int) *pool {
+	return &pool{slots: make([]slot, size), wake: make(chan struct{}, size), closed: make(chan struct{})}
+}
+
+// grab takes a VM; nil when none is there.
+func (p *pool) grab() *vm {
+	for i := range p.slots {
+		s := &p.slots[i].vm
+		if s.Load() == nil {
+			continue
+		}
+		if v := s.Swap(nil); v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// put gives a VM back. There is always a free slot: the pool never has more
+// VMs than slots.
+func (p *pool) put(v *vm) {
+	for i := 0; ; i = (i + 1) % len(p.slots) {
+		if p.slots[i].vm.CompareAndSwap(nil, v) {
+			break
+		}
+	}
+	p.nudge()
+}
+
+// nudge lets a waiter look again.
+func (p *pool) nudge() {
+	// A waiter counts itself before it looks, and a VM is in its slot before
+	// this looks: one of the two sees the other.
+	if p.waiting.Load() > 0 {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take takes a VM and waits for one at most so long; nil when none came, or
+// when the pool closed.
+func (p *pool) take(limit time.Duration) *vm {
+	if v := p.grab(); v != nil {
+		return v
+	}
+	timer, _ := p.timers.Get().(*time.Timer)
+	if timer == nil {
+		timer = time.NewTimer(limit)
+	} else {
+		timer.Reset(limit)
+	}
+	defer func() {
+		timer.Stop()
+		p.timers.Put(timer)
+	}()
+	p.waiting.Add(1)
+	defer p.waiting.Add(-1)
+	for {
+		if v := p.grab(); v != nil {
+			return v
+		}
+		select {
+		case <-p.wake:
+		case <-p.closed:
+			return nil
+		case <-timer.C:
+			return nil
+		}
+	}
+}
+
+// isClosed reports whether the pool hands out nothing any more to who waits.
+func (p *pool) isClosed() bool {
+	select {
+	case <-p.closed:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,225 @@
+// Command guest is a policy module that does what it is told, for tests: its
+// configuration says what each hook does, as "place=loop leg=edit", and the
+// model "do:loop" makes any hook do that for one request.
+package main
+
+import (
+	"strings"
+	"unsafe"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+func main() {}
+
+//go:wasmexport proxy_abi_version_0_2_1
+func marker() {}
+
+var buffer []byte
+
+//go:wasmexport proxy_on_memory_allocate
+func allocate(size uint32) *byte {
+	buffer = make([]byte, max(size, 1))
+	return &buffer[0]
+}
+
+//go:wasmimport env proxy_get_buffer_bytes
+func bufferBytes(kind, start, most uint32, data *uint32, size *uint32) uint32
+
+//go:wasmimport env proxy_log
+func log(level uint32, text *byte, size uint32) uint32
+
+const pluginConfiguration = 7
+
+var config string
+
+//go:wasmexport proxy_on_vm_start
+func vmStart(_, _ uint32) uint32 { return 1 }
+
+//go:wasmexport proxy_on_configure
+func configure(_, size uint32) uint32 {
+	if size > 0 {
+		var data, n uint32 // data is the address of what allocate gave
+		if bufferBytes(pluginConfiguration, 0, size, &data, &n) != 0 {
+			return 0
+		}
+		config = string(buffer[:n])
+	}
+	text := []byte("configured with " + config)
+	log(2, &text[0], uint32(len(text)))
+	switch told("configure", "") {
+	case "false":
+		return 0
+	case "trap":
+		panic("told to")
+	}
+	return 1
+}
+
+var scratch []uint64
+
+//go:wasmexport pdproxy_v1_scratch
+func room(size uint32) *uint64 {
+	if told("scratch", "") == "refuse" && size > 64<<10 {
+		return nil
+	}
+	scratch = make([]uint64, (size+7)/8)
+	return &scratch[0]
+}
+
+// told is what a hook is to do: by the request's model, or the configuration.
+func told(hook, model string) string {
+	if do, ok := strings.CutPrefix(model, "do:"); ok {
+		return do
+	}
+	for _, word := range strings.Fields(config) {
+		if key, value, _ := strings.Cut(word, "="); key == hook {
+			return value
+		}
+	}
+	return ""
+}
+
+var (
+	hoard [][]byte
+	turns int
+)
+
+// misbehave does what no policy should.
+func misbehave(do string) {
+	turns++
+	switch do {
+	case "loop":
+		for {
+			turns++
+		}
+	case "trap":
+		panic("told to")
+	case "grow":
+		for {
+			hoard = append(hoard, make([]byte, 1<<20))
+		}
+	}
+}
+
+func frame(ptr *byte, size uint32) []byte { return unsafe.Slice(ptr, size) }
+
+var (
+	planFacts  abi.PlanFacts
+	placeFacts abi.PlaceFacts
+	rows       []abi.Candidate
+	mintFacts  abi.MintFacts
+	legFacts   abi.LegFacts
+	finish     abi.FinishFacts
+	header     abi.Header
+)
+
+//go:wasmexport pdproxy_v1_on_plan
+func onPlan(ptr *byte, size uint32) uint64 {
+	if !abi.DecodePlan(frame(ptr, size), &planFacts) {
+		return 255
+	}
+	do := told("plan", planFacts.Request.Model)
+	misbehave(do)
+	switch do {
+	case "nonsense":
+		return 77
+	case "pass":
+		return abi.PlanAnswer{}.Pack()
+	case "reject":
+		return abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}.Pack()
+	case "limit":
+		return abi.PlanAnswer{Decision: abi.PlanDisaggregate, LimitMillis: 1500}.Pack()
+	}
+	return abi.PlanAnswer{Decision: abi.PlanAggregate}.Pack()
+}
+
+//go:wasmexport pdproxy_v1_on_place
+func onPlace(ptr *byte, size uint32) uint64 {
+	b := frame(ptr, size)
+	if _, ok := abi.DecodeHeader(b, &header); !ok {
+		return 0
+	}
+	if !abi.DecodePlace(b, &placeFacts, &rows) {
+		return 0
+	}
+	f := &placeFacts
+	do := told("place", f.Request.Model)
+	misbehave(do)
+	if do == "nonsense" {
+		return abi.PlaceDecision{Prefill: 7000, Decode: -5}.Pack()
+	}
+	if do == "score" {
+		for i := range f.Candidates {
+			f.Candidates[i].Score = float32(i) + 0.5
+		}
+		abi.StoreScores(b, f)
+	}
+	// The last row of each phase; of the policy at index 1 the first.
+	d := abi.PlaceDecision{Prefill: -1, Decode: -1}
+	for i, c := range f.Candidates {
+		if f.Flow != abi.FlowAggregated && c.Roles == abi.RolePrefill && (header.Policy == 0 || d.Prefill < 0) {
+			d.Prefill = int32(i)
+		}
+		if (f.Flow == abi.FlowAggregated || c.Roles == abi.RoleDecode) && (header.Policy == 0 || d.Decode < 0) {
+			d.Decode = int32(i)
+		}
+	}
+	if do == "scribble" { // over the whole frame, the flag of scores too
+		for i := range b {
+			b[i] = 0xff
+		}
+	}
+	return d.Pack()
+}
+
+//go:wasmexport pdproxy_v1_on_mint
+func onMint(ptr *byte, size uint32) uint64 {
+	if !abi.DecodeMint(frame(ptr, size), &mintFacts) {
+		return 1
+	}
+	do := told("mint", "")
+	misbehave(do)
+	switch do {
+	case "nonsense":
+		return 5
+	case "absent":
+		return 0
+	}
+	return abi.MinDisaggID + uint64(mintFacts.Counter)
+}
+
+//go:wasmexport pdproxy_v1_on_leg
+func onLeg(ptr *byte, size uint32) uint64 {
+	if !abi.DecodeLeg(frame(ptr, size), &legFacts) {
+		return 255
+	}
+	do := told("leg", legFacts.Request.Model)
+	misbehave(do)
+	switch do {
+	case "edit", "wrong":
+		whole := unsafe.Slice((*byte)(unsafe.Pointer(&scratch[0])), len(scratch)*8)
+		at := int(size+7) &^ 7
+		edits := abi.NewEdits(whole[at:])
+		edits.SetHeader("x-by", legFacts.Engine)
+		edits.SetField("seed", "7")
+		if do == "wrong" {
+			at = len(whole) - 3
+		}
+		abi.MarkEdits(whole, at, len(edits.Bytes()))
+		return uint64(abi.LegEdited)
+	case "again":
+		return uint64(abi.LegPlaceAgain)
+	case "nonsense":
+		return 9
+	}
+	return uint64(abi.LegPass)
+}
+
+//go:wasmexport pdproxy_v1_on_finish
+func onFinish(ptr *byte, size uint32) {
+	if !abi.DecodeFinish(frame(ptr, size), &finish) {
+		panic("finish frame")
+	}
+	misbehave(told("finish", finish.Request.Model))
+}

@@ -1,0 +1,344 @@
+// Package policy runs one version of a policy module: a pool of VMs, and the
+// calls of their hooks, each of which ends in a decision or in the reason why
+// there is none. A version never fails a request: a guest that traps, loops,
+// grows without end or answers nonsense costs its own VM, which is replaced, and
+// a failure of its crash budget.
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+)
+
+// startTimeout bounds the start and the configuration of one VM of a guarded
+// module.
+const startTimeout = 10 * time.Second
+
+// scratchSize is what a guest is asked for when its VM starts, in bytes; larger
+// frames make it grow.
+const scratchSize = 64 << 10
+
+// root is the id of the one context that a policy's VM has.
+const root = 1
+
+// Options is how a version is loaded.
+type Options struct {
+	Name     string // of the plugin; policies without a name of their own have it
+	Wasm     []byte
+	Load     host.LoadOptions
+	Budget   time.Duration // of one call, waiting for a VM included
+	VMs      int           // 0: one for each processor, in guarded modules all but one
+	Failures *budget.Budget
+	Seed     uint32 // in every frame
+	// NewEnv makes the world of one VM; calls of different VMs come at the same
+	// time.
+	NewEnv func() host.Env
+	// Meter gives what watches one policy.
+	Meter func(policy string, hook abi.Hook) Meter
+	Log   *slog.Logger
+}
+
+// Meter watches the calls of one policy. It is safe for concurrent use and does
+// not allocate.
+type Meter interface {
+	Observe(d time.Duration)
+	Fail(reason string)
+}
+
+// Version is one loaded version. Its methods are safe for concurrent use.
+type Version struct {
+	opts     Options
+	module   *host.Module
+	needs    abi.Needs
+	policies []*Policy
+	pool     *pool
+
+	ctx    context.Context // ends when the version closes
+	cancel context.CancelFunc
+	starts sync.WaitGroup // of VMs that replace others
+
+	mu     sync.Mutex
+	live   int  // VMs that are in the pool, in use or being replaced; guarded by mu
+	closed bool // guarded by mu
+}
+
+// Load compiles a module, starts and configures its VMs and reads which policies
+// it holds. What it has begun when it fails, it ends.
+func Load(ctx context.Context, opts Options) (*Version, error) {
+	if opts.VMs <= 0 {
+		opts.VMs = runtime.GOMAXPROCS(0)
+		if opts.Load.Guarded {
+			// Guests that loop must leave a processor to the timers that end them.
+			opts.VMs = max(1, opts.VMs-1)
+		}
+	}
+	module, err := host.Load(ctx, opts.Wasm, opts.Load)
+	if err != nil {
+		return nil, err
+	}
+	opts.Wasm = nil
+	v := &Version{opts: opts, module: module, pool: newPool(opts.VMs)}
+	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := v.start(ctx); err != nil {
+		return nil, errors.Join(err, v.Close(context.WithoutCancel(ctx)))
+	}
+	return v, nil
+}
+
+// start fills the pool. The first VM says which policies there are.
+func (v *Version) start(ctx context.Context) error {
+	for i := range v.opts.VMs {
+		m, err := v.newVM(ctx)
+		if err != nil {
+			return err
+		}
+		v.live++
+		v.pool.put(m)
+		if i == 0 {
+			if err := v.describe(ctx, m); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// newVM starts and configures a VM.
+func (v *Version) newVM(ctx context.Context) (*vm, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	guest, err := v.module.NewVM(ctx, v.opts.NewEnv())
+	if err != nil {
+		return nil, err
+	}
+	m := &vm{VM: guest}
+	if err := v.configure(ctx, m); err != nil {
+		return nil, errors.Join(err, guest.Close(ctx))
+	}
+	return m, nil
+}
+
+// configure goes through the life cycle of proxy-wasm, if the module has one,
+// and takes the scratch buffer and the hooks.
+func (v *Version) configure(ctx context.Context, m *vm) error {
+	if v.module.Info().ABIVersion != "" {
+		if err := m.ContextCreate(ctx, root, 0); err != nil {
+			return fmt.Errorf("start plugin: %w", err)
+		}
+		switch ok, err := m.VMStart(ctx, root); {
+		case err != nil:
+			return fmt.Errorf("start plugin: %w", err)
+		case !ok:
+			return errors.New("start plugin: proxy_on_vm_start answered false")
+		}
+		switch ok, err := m.Configure(ctx, root); {
+		case err != nil:
+			return fmt.Errorf("configure plugin: %w", err)
+		case !ok:
+			return errors.New("configure plugin: proxy_on_configure answered false")
+		}
+	}
+	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+		if hook, ok := m.Hook(h.Export()); ok {
+			m.hooks[h] = hook
+		}
+	}
+	if m.hooks == [len(m.hooks)]*host.Hook{} {
+		return errors.New("load policy: the module exports no hook (pdproxy_v1_on_...)")
+	}
+	_, _, err := m.Scratch(ctx, scratchSize)
+	return err
+}
+
+// describe reads the policies and the needs of the module.
+func (v *Version) describe(ctx context.Context, m *vm) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	needs, _, err := m.Value(ctx, abi.ExportNeeds)
+	if err != nil {
+		return err
+	}
+	v.needs = abi.Needs(needs)
+	list, named, err := m.Text(ctx, abi.ExportPolicies)
+	if err != nil {
+		return err
+	}
+	if !named {
+		for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+			if m.hooks[h] != nil {
+				v.add(h, "", 0)
+			}
+		}
+		return nil
+	}
+	var count [abi.HookFinish + 1]uint32
+	for line := range strings.Lines(list) {
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		word, name, _ := strings.Cut(line, " ")
+		h, ok := abi.ParseHook(word)
+		switch {
+		case !ok || name == "" || strings.ContainsAny(name, " \t"):
+			return fmt.Errorf("read policies: %q is not a hook and a name", line)
+		case m.hooks[h] == nil:
+			return fmt.Errorf("read policies: %q without the export %s", line, h.Export())
+		case v.find(h, name) != nil:
+			return fmt.Errorf("read policies: %q stands there twice", line)
+		}
+		v.add(h, name, count[h])
+		count[h]++
+	}
+	return nil
+}
+
+// add enters a policy; name is "" for that of an unnamed hook.
+func (v *Version) add(h abi.Hook, name string, index uint32) {
+	p := &Policy{version: v, Hook: h, Name: name, Label: v.opts.Name, index: index}
+	switch {
+	case v.opts.Name == "":
+		p.Label = name
+	case name != "":
+		p.Label = v.opts.Name + "/" + name
+	}
+	p.meter = v.opts.Meter(p.Label, h)
+	v.policies = append(v.policies, p)
+}
+
+func (v *Version) find(h abi.Hook, name string) *Policy {
+	for _, p := range v.policies {
+		if p.Hook == h && p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// Policies are the module's policies, in the module's order.
+func (v *Version) Policies() []*Policy { return v.policies }
+
+// Find returns the policy of that hook and name. A module without names has one
+// policy for each hook that it exports, under the name "".
+func (v *Version) Find(h abi.Hook, name string) (*Policy, bool) {
+	p := v.find(h, name)
+	return p, p != nil
+}
+
+// Needs is what the module asks to be shown.
+func (v *Version) Needs() abi.Needs { return v.needs }
+
+// Info is what the module says of itself.
+func (v *Version) Info() host.Info { return v.module.Info() }
+
+// Parked reports whether the version failed too often and is not asked.
+func (v *Version) Parked() bool { return v.opts.Failures.Parked() }
+
+// Restart patience: how long after a VM that could not be started the next one
+// is tried.
+const restartPause = 100 * time.Millisecond
+
+// replace ends a VM that failed and starts another in its place, in the
+// background, unless the version is parked or closed.
+func (v *Version) replace(m *vm) {
+	_ = m.Close(v.ctx)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed || v.Parked() {
+		v.lose()
+		return
+	}
+	v.starts.Go(func() {
+		for {
+			m, err := v.newVM(v.ctx)
+			if err == nil {
+				v.pool.put(m)
+				return
+			}
+			if v.ctx.Err() == nil {
+				v.opts.Log.Error("policy could not be started again", "plugin", v.opts.Name, "error", err)
+			}
+			if v.ctx.Err() != nil || v.failed() {
+				break
+			}
+			select {
+			case <-v.ctx.Done():
+			case <-time.After(restartPause):
+			}
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.lose()
+	})
+}
+
+// lose notes that there is one VM less. v.mu is held.
+func (v *Version) lose() {
+	v.live--
+	v.pool.nudge()
+}
+
+// failed counts a failure and reports whether the version is parked now.
+func (v *Version) failed() bool {
+	if v.opts.Failures.Fail(time.Now()) {
+		v.opts.Log.Error("policy failed too often and is parked until it is loaded again", "plugin", v.opts.Name)
+	}
+	return v.Parked()
+}
+
+// Close lets the calls that run end and frees everything. Calls that come later
+// have the reason Closed. ctx bounds the wait; what is not free by then is left
+// to the garbage collector.
+func (v *Version) Close(ctx context.Context) error {
+	v.mu.Lock()
+	if v.closed {
+		v.mu.Unlock()
+		return nil
+	}
+	v.closed = true
+	v.mu.Unlock()
+	v.cancel()
+	v.starts.Wait()
+	close(v.pool.closed)
+	v.pool.waiting.Add(1)
+	defer v.pool.waiting.Add(-1)
+	for {
+		v.mu.Lock()
+		live := v.live
+		v.mu.Unlock()
+		if live == 0 {
+			return v.module.Close(ctx)
+		}
+		if m := v.pool.grab(); m != nil {
+			_ = m.Close(ctx)
+			v.mu.Lock()
+			v.live--
+			v.mu.Unlock()
+			continue
+		}
+		select {
+		case <-v.pool.wake:
+		case <-ctx.Done():
+			return fmt.Errorf("close policy %s: %w", v.opts.Name, ctx.Err())
+		}
+	}
+}
+
+// header is the beginning of a frame of the n-th decision.
+func (v *Version) header(p *Policy, now time.Time) abi.Header {
+	return abi.Header{
+		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
+		UnixMilli: now.UnixMilli(), Seed: v.opts.Seed,
+	}
+}

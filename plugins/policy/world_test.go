@@ -1,0 +1,175 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+)
+
+// guests are the builds of testdata/guest, made once for all tests.
+var guests struct {
+	once           sync.Once
+	unnamed, named []byte
+	cache          *host.Cache
+	err            error
+}
+
+func buildGuests() {
+	dir, err := os.MkdirTemp("", "guests")
+	if err != nil {
+		guests.err = err
+		return
+	}
+	defer os.RemoveAll(dir)
+	build := func(tags string) []byte {
+		out := filepath.Join(dir, "guest"+tags+".wasm")
+		c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-tags", tags, "-o", out, "./testdata/guest")
+		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+		if text, err := c.CombinedOutput(); err != nil {
+			guests.err = fmt.Errorf("build guest: %v: %s", err, text)
+			return nil
+		}
+		wasm, err := os.ReadFile(out)
+		if err != nil {
+			guests.err = err
+		}
+		return wasm
+	}
+	guests.unnamed, guests.named = build(""), build("names")
+	if guests.cache, err = host.NewCache(""); err != nil {
+		guests.err = err
+	}
+}
+
+// guest returns the test guest, with or without names for its policies.
+func guest(t testing.TB, named bool) []byte {
+	t.Helper()
+	guests.once.Do(buildGuests)
+	if guests.err != nil {
+		t.Fatal(guests.err)
+	}
+	if named {
+		return guests.named
+	}
+	return guests.unnamed
+}
+
+// world is the Env of test VMs; what it does not have is nil.
+type world struct {
+	host.Env
+	config string
+}
+
+func (w *world) Log(host.LogLevel, string) {}
+func (w *world) LogLevel() host.LogLevel   { return host.LogInfo }
+func (w *world) VMConfig() []byte          { return nil }
+func (w *world) PluginConfig() []byte      { return []byte(w.config) }
+
+// meter counts what it is told.
+type meter struct {
+	mu    sync.Mutex
+	calls int
+	fails map[string]int
+}
+
+func (m *meter) Observe(time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.calls++
+}
+
+func (m *meter) Fail(reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fails[reason]++
+}
+
+func (m *meter) failed(reason string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fails[reason]
+}
+
+// loading is how tests load the guest; change it before load.
+type loading struct {
+	Options
+	config string
+	named  bool
+	meter  *meter
+}
+
+func newLoading() *loading {
+	m := &meter{fails: make(map[string]int)}
+	l := &loading{meter: m, Options: Options{
+		Name:     "p",
+		Budget:   time.Minute, // tests judge no times, apart from those that wait for lateness
+		VMs:      2,
+		Failures: budget.New(1000, time.Hour),
+		Meter:    func(string, abi.Hook) Meter { return m },
+		Log:      slog.New(slog.DiscardHandler),
+	}}
+	l.NewEnv = func() host.Env { return &world{config: l.config} }
+	return l
+}
+
+func (l *loading) try(t testing.TB) (*Version, error) {
+	t.Helper()
+	l.Wasm = guest(t, l.named)
+	l.Load.Cache = guests.cache
+	v, err := Load(t.Context(), l.Options)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() {
+		if err := v.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return v, nil
+}
+
+func (l *loading) load(t testing.TB) *Version {
+	t.Helper()
+	v, err := l.try(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// hook returns the policy of a hook of an unnamed guest.
+func hook(t testing.TB, v *Version, h abi.Hook) *Policy {
+	t.Helper()
+	p, ok := v.Find(h, "")
+	if !ok {
+		t.Fatalf("no %s policy", h)
+	}
+	return p
+}
+
+// pair is a frame with two prefill and two decode rows; the request tells the
+// guest what to do.
+func pair(do string) *abi.PlaceFacts {
+	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
+	if do != "" {
+		f.Request.Model = "do:" + do
+	}
+	for i := range uint32(4) {
+		role := abi.RolePrefill
+		if i >= 2 {
+			role = abi.RoleDecode
+		}
+		f.Candidates = append(f.Candidates, abi.Candidate{Instance: i + 1, Group: 1, Roles: role})
+	}
+	return f
+}
