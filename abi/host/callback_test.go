@@ -66,7 +66,7 @@ func steps(ctx context.Context) []step {
 // Every callback gets its parameters and hands on its answer; an absent one
 // answers its default.
 func TestCallbacks(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	variants := []struct {
 		name   string
 		answer int32
@@ -119,7 +119,7 @@ func TestCallbacks(t *testing.T) {
 
 // What belongs to one call's answer is there in its callback and nowhere else.
 func TestCallAnswer(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	a := newAssembler()
 	value := a.importFunc("env", "proxy_get_header_map_value", "iiiii", "i")
 	body := a.importFunc("env", "proxy_get_buffer_bytes", "iiiii", "i")

@@ -6,8 +6,10 @@ import "time"
 // The embedder implements it; the host functions call it from inside a guest
 // call, so no method may call back into the VM or block. Bytes handed in belong
 // to the guest's memory and must be copied to be kept; bytes handed out are
-// copied into the guest before the next call. Effects on streams (continue,
-// close, local responses) take place after the guest call has returned.
+// copied into the guest before the next call. An *HTTPCall and a *LocalResponse
+// are the embedder's, with all that they hold. Effects on streams (continue,
+// close, local responses) take place after the guest call has returned. An Env
+// that lets root contexts end late implements RootEnv too.
 type Env interface {
 	// Log takes one line of the guest's.
 	Log(level LogLevel, message string)

@@ -248,7 +248,7 @@ func (m *fakeMap) Remove(key string) Status {
 // load loads a binary that must be good, until the test ends.
 func load(t testing.TB, wasm []byte, opts LoadOptions) *Module {
 	t.Helper()
-	m, err := Load(context.Background(), wasm, opts)
+	m, err := Load(t.Context(), wasm, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func start(t testing.TB, m *Module, w *world) *VM {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := vm.ContextCreate(context.Background(), 1, 0); err != nil {
+	if err := vm.ContextCreate(t.Context(), 1, 0); err != nil {
 		t.Fatal(err)
 	}
 	return vm

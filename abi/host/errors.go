@@ -94,6 +94,7 @@ func (f *forbiddenCall) Error() string { return f.name + " is not allowed now" }
 func callError(export string, err, ended error, refused bool) *Error {
 	e := &Error{Export: export, Failure: Trap}
 	text, stack, _ := strings.Cut(err.Error(), "\nwasm stack trace:\n")
+	_, trap, trapped := strings.Cut(text, "wasm error: ")
 	e.Stack = trimStack(stack)
 	var (
 		exit      *sys.ExitError
@@ -109,12 +110,13 @@ func callError(export string, err, ended error, refused bool) *Error {
 		default:
 			e.Failure, e.code, e.Reason = Exit, code, fmt.Sprintf("exit code %d", code)
 		}
-	case strings.HasPrefix(text, "wasm error: "):
-		e.Reason = strings.TrimPrefix(text, "wasm error: ")
-	case strings.Contains(text, "stack overflow"):
-		e.Reason = "stack overflow"
-	default:
+	case trapped:
+		e.Reason = trap
+	case strings.Contains(text, "(recovered by wazero)"):
+		// What it panicked with may be the guest's data.
 		e.Reason = "host function panicked"
+	default: // the engine's own words, such as stack overflow
+		e.Reason = text
 	}
 	if refused && (e.Failure == Trap || e.Failure == Exit) {
 		e.Failure, e.Reason = OutOfMemory, "memory limit reached, then "+e.Reason

@@ -45,10 +45,10 @@ func TestFailuresPoison(t *testing.T) {
 			m := load(t, failing("0_2_1", tt.body), LoadOptions{Guarded: true, MemoryPages: 16})
 			w := newWorld()
 			vm := start(t, m, w)
-			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			if tt.failure != Timeout {
 				cancel()
-				ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
+				ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 			}
 			defer cancel()
 			err := vm.Tick(ctx, 1)
@@ -66,20 +66,20 @@ func TestFailuresPoison(t *testing.T) {
 				t.Errorf("Err is %v", vm.Err())
 			}
 			// No call reaches it any more.
-			if err := vm.Delete(context.Background(), 1); !errors.Is(err, ErrPoisoned) {
+			if err := vm.Delete(t.Context(), 1); !errors.Is(err, ErrPoisoned) {
 				t.Errorf("delete: %v", err)
 			}
-			if err := vm.ContextCreate(context.Background(), 2, 0); !errors.Is(err, ErrPoisoned) {
+			if err := vm.ContextCreate(t.Context(), 2, 0); !errors.Is(err, ErrPoisoned) {
 				t.Errorf("create: %v", err)
 			}
-			if _, _, err := vm.Scratch(context.Background(), 8); !errors.Is(err, ErrPoisoned) {
+			if _, _, err := vm.Scratch(t.Context(), 8); !errors.Is(err, ErrPoisoned) {
 				t.Errorf("scratch: %v", err)
 			}
 			if view, ok := vm.View(512, 1); ok && view[0] != 0 {
 				t.Error("the guest was called again")
 			}
 			// Another VM of the module is unhurt.
-			if err := start(t, m, newWorld()).Delete(context.Background(), 1); err != nil {
+			if err := start(t, m, newWorld()).Delete(t.Context(), 1); err != nil {
 				t.Error(err)
 			}
 			for range 2 {
@@ -96,7 +96,7 @@ func TestUnguardedIsNotInterrupted(t *testing.T) {
 	a := newAssembler().marker("0_2_1")
 	a.fn("proxy_on_tick", "i", "")
 	wasm := a.bytes()
-	ended, cancel := context.WithCancel(context.Background())
+	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := start(t, load(t, wasm, LoadOptions{}), newWorld()).Tick(ended, 1); err != nil {
 		t.Errorf("unguarded: %v", err)
@@ -112,7 +112,7 @@ func TestTrapNamesFunctions(t *testing.T) {
 	a.marker("0_2_1")
 	inner := a.fn("inner", "", "", unreachable)
 	a.fn("proxy_on_tick", "i", "", call(inner))
-	err := start(t, load(t, a.bytes(), LoadOptions{}), newWorld()).Tick(context.Background(), 1)
+	err := start(t, load(t, a.bytes(), LoadOptions{}), newWorld()).Tick(t.Context(), 1)
 	failure := (*Error)(nil)
 	if !errors.As(err, &failure) {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestPanickingEnv(t *testing.T) {
 	for _, what := range []any{"secret", errors.New("secret")} {
 		w := newWorld()
 		w.foreign = func(uint32, string, []byte) ([]byte, Status) { panic(what) }
-		err := start(t, load(t, a.bytes(), LoadOptions{}), w).Tick(context.Background(), 1)
+		err := start(t, load(t, a.bytes(), LoadOptions{}), w).Tick(t.Context(), 1)
 		failure := (*Error)(nil)
 		if !errors.As(err, &failure) || failure.Reason != "host function panicked" || strings.Contains(failure.Stack, "secret") {
 			t.Errorf("got %v, stack %q", err, failure.Stack)
@@ -149,15 +149,15 @@ func TestAllocatorTraps(t *testing.T) {
 	a.fn("proxy_on_tick", "i", "", i32(7), i32(0), i32(100), i32(64), i32(68), call(get), drop)
 	w := newWorld()
 	vm := start(t, load(t, a.bytes(), LoadOptions{}), w)
-	if err := vm.Tick(context.Background(), 1); err != nil {
+	if err := vm.Tick(t.Context(), 1); err != nil {
 		t.Fatalf("an empty value must not allocate: %v", err)
 	}
 	w.config = "abc"
-	err := vm.Tick(context.Background(), 1)
+	err := vm.Tick(t.Context(), 1)
 	if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Trap || failure.Reason != "unreachable" {
 		t.Errorf("got %v", err)
 	}
-	if err := vm.Tick(context.Background(), 1); !errors.Is(err, ErrPoisoned) {
+	if err := vm.Tick(t.Context(), 1); !errors.Is(err, ErrPoisoned) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -172,10 +172,10 @@ func TestBusy(t *testing.T) {
 	vm := start(t, load(t, a.bytes(), LoadOptions{}), w)
 	var inner error
 	w.foreign = func(uint32, string, []byte) ([]byte, Status) {
-		inner = vm.Tick(context.Background(), 1)
+		inner = vm.Tick(t.Context(), 1)
 		return nil, OK
 	}
-	if err := vm.Tick(context.Background(), 1); err != nil || !errors.Is(inner, ErrBusy) {
+	if err := vm.Tick(t.Context(), 1); err != nil || !errors.Is(inner, ErrBusy) {
 		t.Errorf("outer %v, inner %v", err, inner)
 	}
 }

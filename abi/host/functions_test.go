@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -23,7 +22,7 @@ func newDesk(t *testing.T, version string) *desk {
 	w := newWorld()
 	d := &desk{t: t, w: w, vm: start(t, load(t, forwarder(version, "env", envFunctions), LoadOptions{}), w)}
 	for _, c := range [][2]uint32{{3, 0}, {2, 1}} {
-		if err := d.vm.ContextCreate(context.Background(), c[0], c[1]); err != nil {
+		if err := d.vm.ContextCreate(t.Context(), c[0], c[1]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -86,7 +85,7 @@ func (d *desk) text() string {
 
 func TestContexts(t *testing.T) {
 	d := newDesk(t, "0_2_1")
-	ctx := context.Background()
+	ctx := t.Context()
 	if err := d.vm.ContextCreate(ctx, 2, 1); err == nil {
 		t.Error("a live id was given twice")
 	}
@@ -135,11 +134,11 @@ func TestEffectiveContext(t *testing.T) {
 	a.fn("proxy_on_queue_ready", "ii", "", i32(520), i32(0), call(resume), store32)
 	w := newWorld()
 	vm := start(t, load(t, a.bytes(), LoadOptions{}), w)
-	if err := vm.ContextCreate(context.Background(), 2, 1); err != nil {
+	if err := vm.ContextCreate(t.Context(), 2, 1); err != nil {
 		t.Fatal(err)
 	}
 	s := w.newStream(2)
-	if err := errors.Join(vm.Tick(context.Background(), 1), vm.QueueReady(context.Background(), 1, 1)); err != nil {
+	if err := errors.Join(vm.Tick(t.Context(), 1), vm.QueueReady(t.Context(), 1, 1)); err != nil {
 		t.Fatal(err)
 	}
 	view, _ := vm.View(512, 12)
@@ -494,14 +493,14 @@ func TestABI010(t *testing.T) {
 	w.vmConfig, w.config = "vm", "plugin"
 	vm := start(t, load(t, a.bytes(), LoadOptions{}), w)
 	d = &desk{t: t, w: w, vm: vm}
-	if ok, err := vm.VMStart(context.Background(), 1); !ok || err != nil || d.text() != "vm" {
+	if ok, err := vm.VMStart(t.Context(), 1); !ok || err != nil || d.text() != "vm" {
 		t.Errorf("vm start: %v, %v, %q", ok, err, d.text())
 	}
-	if err := vm.ContextCreate(context.Background(), 2, 1); err != nil {
+	if err := vm.ContextCreate(t.Context(), 2, 1); err != nil {
 		t.Fatal(err)
 	}
 	s := w.newStream(2)
-	action, err := vm.RequestHeaders(context.Background(), 2, 7, true)
+	action, err := vm.RequestHeaders(t.Context(), 2, 7, true)
 	if action != Pause || err != nil || d.number(512) != 7 || !slices.Equal(s.told, []string{"continue 0"}) {
 		t.Errorf("got %v, %v, %d lines, %v", action, err, d.number(512), s.told)
 	}

@@ -66,17 +66,17 @@ func configured(t *testing.T, w *world, config string) *VM {
 	t.Helper()
 	w.vmConfig, w.config = "settings", config
 	vm := start(t, goModule(t), w)
-	if ok, err := vm.VMStart(context.Background(), 1); !ok || err != nil {
+	if ok, err := vm.VMStart(t.Context(), 1); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	if ok, err := vm.Configure(context.Background(), 1); ok != (config != "refuse") || err != nil {
+	if ok, err := vm.Configure(t.Context(), 1); ok != (config != "refuse") || err != nil {
 		t.Fatal(ok, err)
 	}
 	return vm
 }
 
 func TestGoGuest(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	w := newWorld()
 	vm := configured(t, w, "")
 	if err := vm.ContextCreate(ctx, 2, 1); err != nil {
@@ -120,7 +120,7 @@ func TestGoGuestWorks(t *testing.T) {
 		t.Run(config, func(t *testing.T) {
 			w := newWorld()
 			vm := configured(t, w, config)
-			if err := vm.Tick(context.Background(), 1); err != nil {
+			if err := vm.Tick(t.Context(), 1); err != nil {
 				t.Fatal(err)
 			}
 			if last := w.lines[len(w.lines)-1]; last != want {
@@ -149,7 +149,7 @@ func TestGoGuestFails(t *testing.T) {
 			if tt.failure == Timeout {
 				limit = 50 * time.Millisecond
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			err := vm.Tick(ctx, 1)
 			failure := (*Error)(nil)
@@ -162,7 +162,7 @@ func TestGoGuestFails(t *testing.T) {
 			if tt.logged != "" && !slices.ContainsFunc(w.lines, func(l string) bool { return strings.HasPrefix(l, tt.logged) }) {
 				t.Errorf("logged %q, want %q", w.lines, tt.logged)
 			}
-			if err := vm.Tick(context.Background(), 1); !errors.Is(err, ErrPoisoned) {
+			if err := vm.Tick(t.Context(), 1); !errors.Is(err, ErrPoisoned) {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -1,14 +1,13 @@
 package host
 
 import (
-	"context"
 	"encoding/binary"
 	"strings"
 	"testing"
 )
 
 func TestHook(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	a := newAssembler()
 	// The next buffer begins where the last one ended; 0 for more than a page.
 	a.fn("pdproxy_v1_scratch", "i", "i", i32(64), i32(64), load32, i32(1), add, store32, i32(4096))
@@ -77,11 +76,11 @@ func TestScratchRefused(t *testing.T) {
 		a := newAssembler()
 		a.fn("pdproxy_v1_scratch", "i", "i", i32(ptr))
 		a.fn("pdproxy_v1_on_mint", "ii", "I", i64(1))
-		vm, err := load(t, a.bytes(), LoadOptions{}).NewVM(context.Background(), newWorld())
+		vm, err := load(t, a.bytes(), LoadOptions{}).NewVM(t.Context(), newWorld())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := vm.Scratch(context.Background(), 64); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := vm.Scratch(t.Context(), 64); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("address %d: %v", ptr, err)
 		}
 	}
@@ -89,7 +88,7 @@ func TestScratchRefused(t *testing.T) {
 
 // A view is taken again after the guest's memory has grown and moved.
 func TestScratchAfterGrowth(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	a := policyModule()
 	a.fn("pdproxy_v1_on_place", "ii", "I",
 		i32(8), growMemory, drop, local(0), i32(7), store32, i64(1))
@@ -119,7 +118,7 @@ func TestScratchAfterGrowth(t *testing.T) {
 // decide fills a frame of rows and calls the hook, as a policy's owner does.
 func decide(tb testing.TB, vm *VM, place *Hook, rows int) func() int64 {
 	size := uint32(64 + 64*rows)
-	ctx := context.Background()
+	ctx := tb.Context()
 	return func() int64 {
 		view, ptr, err := vm.Scratch(ctx, size)
 		if err != nil {

@@ -91,8 +91,7 @@ type Module struct {
 
 // Load compiles a module and checks that it can be run: a known marker or at
 // least one hook, an allocator, only imports that exist, callbacks and hooks
-// with the signatures of the specification. ctx bounds nothing but is passed to
-// the compiler.
+// with the signatures of the specification. The end of ctx does not stop it.
 func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	config := wazero.NewRuntimeConfig().WithCloseOnContextDone(opts.Guarded)
 	if opts.Cache != nil {

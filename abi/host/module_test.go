@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"os"
 	"slices"
 	"strings"
@@ -77,7 +76,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := Load(context.Background(), tt.wasm(), tt.opts)
+			_, err := Load(t.Context(), tt.wasm(), tt.opts)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("got %v, want %q", err, tt.want)
 			}
@@ -120,7 +119,7 @@ func TestInfo(t *testing.T) {
 
 // Every module closes alone: neither its code nor another's VM is touched.
 func TestCacheIsShared(t *testing.T) {
-	ctx := context.Background()
+	ctx := t.Context()
 	for _, dir := range []string{"", t.TempDir()} {
 		cache, err := NewCache(dir)
 		if err != nil {

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -156,7 +155,7 @@ func TestBadPointers(t *testing.T) {
 				w.data[string(make([]byte, 8))] = "value"
 				w.properties["2 ......."] = "value"
 				vm := start(t, module, w)
-				if err := vm.ContextCreate(context.Background(), 2, 1); err != nil {
+				if err := vm.ContextCreate(t.Context(), 2, 1); err != nil {
 					t.Fatal(err)
 				}
 				s := w.newStream(2)
@@ -201,13 +200,13 @@ func TestUpperHalvesAreIgnored(t *testing.T) {
 			w.queues[1] = []string{"item"}
 			w.DefineMetric(Gauge, "metric")
 			vm := start(t, module, w)
-			if err := vm.ContextCreate(context.Background(), 2, 1); err != nil {
+			if err := vm.ContextCreate(t.Context(), 2, 1); err != nil {
 				t.Fatal(err)
 			}
 			s := w.newStream(2)
 			s.bodies[0] = []byte("body")
 			vm.effective, vm.current = 2, 2
-			vm.running = &callScope{Context: context.Background(), vm: vm}
+			vm.running = &callScope{Context: t.Context(), vm: vm}
 			args := append(goodArguments(parameters[name]), 0)
 			for i, c := range f.params {
 				if c == 'i' {
@@ -252,7 +251,7 @@ func TestAllowList(t *testing.T) {
 	for _, tt := range tests {
 		w := newWorld()
 		vm := start(t, tt.module, w)
-		if err := vm.ContextCreate(context.Background(), 2, 1); err != nil {
+		if err := vm.ContextCreate(t.Context(), 2, 1); err != nil {
 			t.Fatal(err)
 		}
 		w.newStream(2)

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -77,9 +76,16 @@ func TestStartSection(t *testing.T) {
 	a = newAssembler()
 	a.startFunc = a.fn("", "", "", unreachable)
 	a.marker("0_2_1")
-	_, err := load(t, a.bytes(), LoadOptions{}).NewVM(context.Background(), newWorld())
-	if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Trap {
+	_, err := load(t, a.bytes(), LoadOptions{}).NewVM(t.Context(), newWorld())
+	if failure := (*Error)(nil); !errors.As(err, &failure) || failure.Failure != Trap || failure.Reason != "unreachable" {
 		t.Errorf("got %v, want a trap", err)
+	}
+
+	a = newAssembler().marker("0_2_1")
+	a.data = make([]byte, PageSize+1)
+	_, err = load(t, a.bytes(), LoadOptions{}).NewVM(t.Context(), newWorld())
+	if err == nil || !strings.Contains(err.Error(), "out of bounds") {
+		t.Errorf("data beyond memory: %v", err)
 	}
 }
 
@@ -105,7 +111,7 @@ func TestStartIsRestricted(t *testing.T) {
 			index := a.importFunc(tt.module, tt.name, tt.params, "i")
 			a.fn("_initialize", "", "", tt.args, call(index), drop)
 			m := load(t, a.marker("0_2_1").bytes(), LoadOptions{})
-			_, err := m.NewVM(context.Background(), newWorld())
+			_, err := m.NewVM(t.Context(), newWorld())
 			failure := (*Error)(nil)
 			if got := errors.As(err, &failure) && failure.Failure == Forbidden; got != tt.forbidden {
 				t.Fatalf("got %v, forbidden: %v", err, tt.forbidden)
@@ -143,7 +149,7 @@ func TestAllocationIsRestricted(t *testing.T) {
 			w := newWorld()
 			w.config = "abc"
 			vm := start(t, load(t, a.bytes(), LoadOptions{}), w)
-			err := vm.Tick(context.Background(), 1)
+			err := vm.Tick(t.Context(), 1)
 			failure := (*Error)(nil)
 			if got := errors.As(err, &failure) && failure.Failure == Forbidden; got != tt.forbidden {
 				t.Fatalf("got %v, forbidden: %v", err, tt.forbidden)
@@ -169,15 +175,15 @@ func TestStartExits(t *testing.T) {
 		a.fn("_start", "", "", i32(code), call(exit))
 		a.fn("proxy_on_tick", "i", "")
 		m := load(t, a.marker("0_1_0").bytes(), LoadOptions{})
-		vm, err := m.NewVM(context.Background(), newWorld())
+		vm, err := m.NewVM(t.Context(), newWorld())
 		if (err == nil) != good {
 			t.Fatalf("exit code %d: %v", code, err)
 		}
 		if good {
-			if err := vm.ContextCreate(context.Background(), 1, 0); err != nil {
+			if err := vm.ContextCreate(t.Context(), 1, 0); err != nil {
 				t.Fatal(err)
 			}
-			if err := vm.Tick(context.Background(), 1); err != nil {
+			if err := vm.Tick(t.Context(), 1); err != nil {
 				t.Error(err)
 			}
 		}

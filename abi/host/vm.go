@@ -82,7 +82,7 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 		wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
 		vm.flush()
-		return nil, fmt.Errorf("instantiate module: %w", callError("start function", err, ctx.Err(), vm.linear.refused))
+		return nil, fmt.Errorf("make vm: %w", callError("instantiate", err, ctx.Err(), vm.linear.refused))
 	}
 	vm.instance = instance
 	vm.memory = instance.Memory()

@@ -227,7 +227,7 @@ func TestSleepEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := wasiDesk(t, moduleWASI)
 		d.vm.memory.WriteUint64Le(1024+24, uint64(time.Hour))
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
 		fn := d.vm.instance.ExportedFunction("call poll_oneoff")
