@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -108,7 +109,8 @@ func scripted(t *testing.T, name, script string) config.Plugin {
 type node struct {
 	t      *testing.T
 	node   *cmd.Node
-	engine *engine
+	engine *engine             // nil in a fleet
+	sims   []*enginesim.Engine // of a fleet
 	url    string
 	book   *logBook
 	client *http.Client
@@ -158,7 +160,7 @@ func (n *node) run() {
 	cfg := n.cfg
 	made, err := cmd.NewNode(&cfg, slog.New(n.book))
 	if err != nil {
-		n.engine.Close()
+		n.endEngines()
 		n.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -181,11 +183,33 @@ func (n *node) close() {
 	if err := <-n.done; err != nil {
 		n.t.Errorf("the drain was not clean: %v", err)
 	}
-	n.engine.Close()
+	n.endEngines()
 	n.eventually("goroutines are back where they were", func() bool { return runtime.NumGoroutine() <= n.before })
 	if n.t.Failed() && runtime.NumGoroutine() > n.before {
 		stacks := make([]byte, 1<<20)
 		n.t.Logf("%s", stacks[:runtime.Stack(stacks, true)])
+	}
+}
+
+func (n *node) endEngines() {
+	if n.engine != nil {
+		n.engine.Close()
+	}
+	for _, e := range n.sims {
+		e.Close()
+	}
+}
+
+// admin reads one admin endpoint.
+func (n *node) admin(path string, into any) {
+	n.t.Helper()
+	resp, err := n.client.Get(n.node.AdminURL() + path)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		n.t.Fatalf("GET %s: %v", path, err)
 	}
 }
 
@@ -256,14 +280,7 @@ func (n *node) metric(name string, labels ...string) (sum float64) {
 // policyRows is GET /v1/policies as it comes.
 func (n *node) policyRows() (rows []map[string]any) {
 	n.t.Helper()
-	resp, err := n.client.Get(n.node.AdminURL() + "/v1/policies")
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&rows); err != nil {
-		n.t.Fatal(err)
-	}
+	n.admin("/v1/policies", &rows)
 	return rows
 }
 
