@@ -8,6 +8,7 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
+BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 COVERAGE_MIN := 85
 
@@ -65,8 +66,13 @@ test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI
 	conformance/real/run.sh
 
 .PHONY: policies
-policies: ## the built-in policies, tested natively
-	$(GO) test ./policies/...
+policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
+	$(GO) test -count=1 -run '^TestModuleIsItsSource$$' ./conformance/policies -update
+	$(GO) test ./policies/... ./conformance/policies
+
+.PHONY: bench-wasm
+bench-wasm: ## what a decision costs: native, built-in Wasm, guests in Go, C and Rust
+	$(GO) test -run '^$$' -bench '^BenchmarkDecision$$' -benchtime $(BENCHTIME) ./conformance/policies
 
 .PHONY: lint
 lint: ## staticcheck and golangci-lint

@@ -1,0 +1,118 @@
+package policies
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies"
+)
+
+// samples is how many decisions the percentiles are taken from.
+const samples = 20_000
+
+// BenchmarkDecision tells what one decision costs: the frame written into the
+// guest's memory, the call, the answer read. ns/op is the mean without a clock
+// in the loop; the percentiles contain two readings of the clock.
+func BenchmarkDecision(b *testing.B) {
+	builtin := run(b, policies.Wasm(), "")
+	for i, name := range policies.PlaceNames() {
+		native, _ := policies.Place(name)
+		for _, rows := range []int{8, 64, 512} {
+			f := busy(rows)
+			b.Run(fmt.Sprintf("place/%s/%d/native", name, rows), func(b *testing.B) {
+				measure(b, func(n uint64) { f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15; native(f) })
+			})
+			b.Run(fmt.Sprintf("place/%s/%d/wasm", name, rows), func(b *testing.B) { builtin.measurePlace(b, uint32(i), rows) })
+		}
+	}
+	for _, e := range examples() {
+		g := run(b, e.prebuilt(b), "")
+		for _, rows := range []int{8, 64, 512} {
+			b.Run(fmt.Sprintf("place/example/%d/%s", rows, e.language), func(b *testing.B) { g.measurePlace(b, 0, rows) })
+		}
+	}
+	plan, mint := &abi.PlanFacts{Request: busy(0).Request, PrefillTargets: 4, DecodeTargets: 4}, &abi.MintFacts{UnixMilli: abi.DisaggEpochMilli}
+	auto, _ := policies.Plan("auto")
+	snowflake, _ := policies.Mint("snowflake")
+	b.Run("plan/auto/native", func(b *testing.B) { measure(b, func(uint64) { auto(plan) }) })
+	b.Run("plan/auto/wasm", func(b *testing.B) { measure(b, func(uint64) { builtin.plan(&abi.Header{}, plan) }) })
+	b.Run("mint/snowflake/native", func(b *testing.B) { measure(b, func(uint64) { snowflake(mint) }) })
+	b.Run("mint/snowflake/wasm", func(b *testing.B) { measure(b, func(uint64) { builtin.mint(&abi.Header{}, mint) }) })
+}
+
+func (g *guest) measurePlace(b *testing.B, policy uint32, rows int) {
+	f, h := busy(rows), &abi.Header{Policy: policy}
+	measure(b, func(n uint64) {
+		f.Sequence, f.Random = n, n*0x9e3779b97f4a7c15
+		if d := g.place(h, f); d.Decode < 0 {
+			b.Fatalf("decision %+v", d)
+		}
+	})
+}
+
+// measure reports mean, percentiles and allocations of one call of decide.
+func measure(b *testing.B, decide func(n uint64)) {
+	times := make([]time.Duration, samples)
+	for i := range times {
+		began := time.Now()
+		decide(uint64(i))
+		times[i] = time.Since(began)
+	}
+	slices.Sort(times)
+	b.ReportAllocs()
+	n := uint64(0)
+	for b.Loop() {
+		decide(n)
+		n++
+	}
+	b.ReportMetric(float64(times[samples*99/100]), "p99-ns")
+	b.ReportMetric(float64(times[samples*999/1000]), "p99.9-ns")
+}
+
+// busy is a table of half prefill and half decode targets, four ranks an
+// instance, under load.
+func busy(rows int) *abi.PlaceFacts {
+	f := &abi.PlaceFacts{
+		Request: abi.RequestFacts{PromptTokens: 1000, MaxTokens: 200, N: 1, Stream: true, Model: "meta-llama/Llama-3.1-8B-Instruct"},
+		Flow:    abi.FlowPrefillFirst, Fixed: -1,
+	}
+	for i := range rows {
+		role := abi.RolePrefill
+		if i >= rows/2 {
+			role = abi.RoleDecode
+		}
+		f.Candidates = append(f.Candidates, abi.Candidate{
+			Instance: uint32(1 + i/4), Rank: int32(i % 4), Group: 1, Roles: role,
+			Requests: int32(i * 7 % 13), Tokens: int64(i*7%13) * 900,
+		})
+	}
+	return f
+}
+
+// TestDecisionsDoNotAllocate: neither side does, in steady state.
+func TestDecisionsDoNotAllocate(t *testing.T) {
+	g := run(t, policies.Wasm(), "")
+	f, plan, mint := busy(64), &abi.PlanFacts{}, &abi.MintFacts{}
+	decide := func() {
+		for i := range policies.PlaceNames() {
+			g.place(&abi.Header{Policy: uint32(i)}, f)
+		}
+		g.plan(&abi.Header{}, plan)
+		g.mint(&abi.Header{}, mint)
+	}
+	decide()
+	size := g.vm.MemorySize()
+	if n := testing.AllocsPerRun(5000, decide); n != 0 && !raceEnabled { // its instrumentation allocates
+		t.Errorf("%v allocations in the host", n)
+	}
+	if grown := g.vm.MemorySize(); grown != size {
+		t.Errorf("guest memory went from %d to %d bytes", size, grown)
+	}
+	if err := g.vm.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
