@@ -172,3 +172,34 @@ func BenchmarkDecision(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkStream is the least that a filter costs a request: a context, one
+// callback that reads a header and adds one, and the context's end.
+func BenchmarkStream(b *testing.B) {
+	for _, guarded := range []bool{false, true} {
+		name := "trusted"
+		if guarded {
+			name = "guarded"
+		}
+		b.Run(name, func(b *testing.B) {
+			w := newWorld()
+			w.level = LogError
+			vm := start(b, load(b, goGuest(b), LoadOptions{Guarded: guarded}), w)
+			s := w.newStream(2)
+			ctx := b.Context()
+			b.ReportAllocs()
+			for b.Loop() {
+				s.maps[0].pairs = append(s.maps[0].pairs[:0], Pair{":path", "/v1/models"})
+				if err := vm.ContextCreate(ctx, 2, 1); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := vm.RequestHeaders(ctx, 2, 1, true); err != nil {
+					b.Fatal(err)
+				}
+				if err := vm.Delete(ctx, 2); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
