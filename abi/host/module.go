@@ -60,8 +60,8 @@ type LoadOptions struct {
 
 // Info is what a module says about itself.
 type Info struct {
-	// ABIVersion is the version of proxy-wasm, 0.1.0, 0.2.0 or 0.2.1; empty for a
-	// module that only has hooks.
+	// ABIVersion is the version of proxy-wasm, 0.1.0, 0.2.0 or 0.2.1, or that of
+	// Higress' SDK, 0.2.100; empty for a module that only has hooks.
 	ABIVersion string
 	// Hooks are the exports named pdproxy_v1_on_*, sorted.
 	Hooks []string
@@ -135,6 +135,11 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 // marker is how a module says which proxy-wasm it was built for.
 const marker = "proxy_abi_version_"
 
+// higressVersion is the marker of higress-group/proxy-wasm-go-sdk: 0.2.0 and
+// host functions of Higress' own, which are unknown imports here. Most plugins
+// made with it import none of those.
+const higressVersion = "0.2.100"
+
 // hookPrefix is what every hook's name begins with.
 const hookPrefix = "pdproxy_v1_on_"
 
@@ -146,7 +151,7 @@ func (m *Module) readExports() error {
 		switch {
 		case strings.HasPrefix(name, marker):
 			switch version := strings.ReplaceAll(name[len(marker):], "_", "."); version {
-			case "0.1.0", "0.2.0", "0.2.1":
+			case "0.1.0", "0.2.0", "0.2.1", higressVersion:
 				m.info.ABIVersion = version
 			default:
 				unknown = version

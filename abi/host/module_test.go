@@ -26,9 +26,9 @@ func TestLoadRefuses(t *testing.T) {
 		{"no marker", func() []byte { return newAssembler().bytes() }, LoadOptions{}, "neither a proxy-wasm marker"},
 		{"unknown marker", func() []byte {
 			a := newAssembler()
-			a.fn("proxy_abi_version_0_2_100", "", "")
+			a.fn("proxy_abi_version_0_2_101", "", "")
 			return a.bytes()
-		}, LoadOptions{}, "unknown ABI version 0.2.100"},
+		}, LoadOptions{}, "unknown ABI version 0.2.101"},
 		{"no allocator", func() []byte {
 			a := newAssembler()
 			a.fn("proxy_abi_version_0_2_0", "", "")
