@@ -3,6 +3,7 @@ package abi
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // StreamFacts is what the proxy knows of one exchange, as filters see it in the
@@ -17,6 +18,12 @@ type StreamFacts struct {
 	Decode    StreamTarget
 	DisaggID  uint64
 	Attempts  int32 // placements so far
+
+	// Times since the request came; 0: not yet, or never.
+	Placed      time.Duration // the first placement was there
+	PrefillDone time.Duration // prefill had answered
+	FirstByte   time.Duration // the answer began
+	End         time.Duration
 
 	PromptTokens int64 // estimate, exact only for prompts sent as token ids
 	// Usage as the engine reported it, at the end of the answer.

@@ -25,6 +25,10 @@ type attempt struct {
 	answer  *buffer       // prefill's answer; handoff aliases it
 	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
 	legBody *buffer       // body of the leg that answers the client
+
+	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
+	limit    time.Duration // of the wait for decode's first event
+	edits    [3][]abi.Edit // of header lines, by phase
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -94,6 +98,9 @@ func (a *attempt) prefillFirst() error {
 		return err
 	}
 	a.p.Lease.PrefillDone()
+	if a.x.info != nil {
+		a.x.informPrefill()
+	}
 	if a.handoff.Done {
 		return a.replyHandoff()
 	}
@@ -103,10 +110,20 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || maybeSent(err) || !a.moveDecode(err) {
+		if err == nil || maybeSent(err) {
+			return err
+		}
+		if a.judge(err); afresh(err) || !a.moveDecode(err) {
 			return err
 		}
 	}
+}
+
+// afresh reports whether the leg hook wants another attempt, or none, instead of
+// another decode for the same blocks.
+func afresh(err error) bool {
+	var le *legError
+	return errors.As(err, &le) && (le.verdict == abi.LegRetry || le.verdict == abi.LegGiveUp)
 }
 
 // moveDecode places the decode leg, which failed with err, anew, with the
@@ -179,6 +196,9 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 		switch {
 		case err == nil:
 			a.p.Lease.PrefillDone()
+			if a.x.info != nil {
+				a.x.informPrefill()
+			}
 		case a.verdict.CompareAndSwap(0, prefillFailed):
 			cancel(err)
 		}
@@ -241,6 +261,9 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 	}
 	if !leg.Alias {
 		body.b = leg.Body
+	}
+	if a.x.legPolicy != nil {
+		leg = a.edited(abi.Prefill, leg, &body)
 	}
 	return leg, body, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -60,6 +61,11 @@ type legError struct {
 	final      bool         // the request is at fault, not the engine: no retry
 	refused    bool         // the retry budget was asked, and is used up
 	pair       *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
+	elapsed    time.Duration
+	spared     bool // it timed out by the plan policy's limit: the engine is not at fault
+	judged     bool // the leg hook has been asked for the verdict
+	verdict    abi.LegDecision
+	same       coordinator.Pair // of a retry on the same targets
 	err        error
 }
 
@@ -102,12 +108,27 @@ func (e *legError) public() *openai.Error {
 	}
 }
 
+// rejectedError is the plan policy's refusal with the status that it chose.
+func rejectedError(status int) *openai.Error {
+	e := &openai.Error{Status: status, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
+	switch {
+	case status == 0:
+		e.Status = 503
+	case status == 429:
+		e.Type = "rate_limit_error"
+	case status < 500:
+		e.Type = "invalid_request_error"
+	}
+	return e
+}
+
 // publicError maps any error of an exchange to what the client is told.
 func publicError(err error) *openai.Error {
 	var (
 		oe *openai.Error
 		le *legError
 		nt *coordinator.NoTargetError
+		re *coordinator.RejectedError
 	)
 	switch {
 	case errors.As(err, &oe):
@@ -120,8 +141,8 @@ func publicError(err error) *openai.Error {
 		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
 	case errors.Is(err, coordinator.ErrModelNeeded):
 		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
-	case errors.Is(err, coordinator.ErrRejected):
-		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
+	case errors.As(err, &re):
+		return rejectedError(re.Status)
 	case errors.Is(err, errDraining), errors.Is(err, context.Canceled):
 		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
 	}

@@ -35,6 +35,7 @@ type exchange struct {
 	body *buffer
 	base []upstream.Field // the client's lines that every leg carries
 	ask  coordinator.Ask
+	last coordinator.Pair   // of the last placement
 	held *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      liveView
@@ -47,6 +48,8 @@ type exchange struct {
 	intervals telemetry.Intervals
 	span      *telemetry.Span
 	rec       record
+	legPolicy LegPolicy       // nil: none
+	info      *abi.StreamInfo // nil: no filter asks
 }
 
 // serveExchange runs one generating request.
@@ -89,6 +92,10 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x.view.requestID, x.view.start = x.rec.RequestID, x.rec.Start
 	s.live.add(&x.view)
 	s.budget.exchange(x.rec.Start)
+	x.legPolicy = s.legPolicyNow()
+	if x.info = abi.StreamInfoFrom(x.ctx); x.info != nil {
+		x.informOpen()
+	}
 	return x
 }
 
@@ -134,6 +141,9 @@ func (x *exchange) prepare() {
 	}
 	x.rec.Model = x.req.Model
 	x.rec.Stream = x.req.Stream
+	if x.info != nil {
+		x.informRequest()
+	}
 }
 
 // run places the request and runs attempts until one ends it. Retries happen
@@ -162,7 +172,9 @@ func (x *exchange) try(p *coordinator.Placement) (err error) {
 	a := x.newAttempt(p)
 	err = errPanicked
 	defer func() { a.end(err) }()
-	err = a.run()
+	if err = a.run(); err != nil {
+		a.judge(err)
+	}
 	return err
 }
 
@@ -186,6 +198,7 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 		return p, nil
 	}
 	p.Lease.Release()
+	limit := p.FirstByte // the plan policy is not asked again
 	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
 	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
@@ -198,6 +211,7 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 	}
 	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
 	x.rec.fallback("aggregated", "not_pairable")
+	p.FirstByte = limit
 	return p, nil
 }
 
@@ -252,7 +266,10 @@ func firstError(ctx context.Context, leg, place error) error {
 // from the budget and counts it.
 func (x *exchange) mayRetry(err error) bool {
 	var le *legError
-	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.final {
+	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) {
+		return false
+	}
+	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
 		return false
 	}
 	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
@@ -270,11 +287,17 @@ func (x *exchange) mayRetry(err error) bool {
 }
 
 // exclude keeps the target of a failed leg from the next placement of this
-// exchange, as long as there are others. Where the pair failed, either side may
-// be at fault.
+// exchange, as long as there are others, unless the leg hook wants the same
+// again. Where the pair failed, either side may be at fault.
 func (x *exchange) exclude(err error) {
 	var le *legError
 	if !errors.As(err, &le) {
+		return
+	}
+	if x.ask.Same = le.same; le.verdict == abi.LegRetry {
+		x.ask.Excluded = slices.DeleteFunc(x.ask.Excluded, func(t engine.Target) bool {
+			return t == le.same.Prefill || t == le.same.Decode
+		})
 		return
 	}
 	x.ask.Excluded = append(x.ask.Excluded, le.target)
@@ -333,6 +356,12 @@ func (x *exchange) close() {
 		x.s.log.Debug("exchange", x.logAttrs("flow", x.rec.Flow.String(), "outcome", x.outcome.String(),
 			"status", x.rec.Status, "ms", now.Sub(x.rec.Start).Milliseconds())...)
 	}
+	if x.info != nil {
+		x.informEnd()
+	}
+	if x.legPolicy != nil {
+		x.finish()
+	}
 	x.s.live.remove(&x.view)
 	x.s.explain.put(&x.rec)
 	x.releaseBody()
@@ -356,6 +385,7 @@ func (x *exchange) reset() {
 	x.s, x.cfg, x.w, x.r, x.ctx, x.span, x.held = nil, nil, nil, nil, nil, nil, nil
 	x.rc = http.ResponseController{}
 	x.view.placed.Store(nil)
+	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
 	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.req.Reset()
@@ -369,7 +399,7 @@ func (x *exchange) logAttrs(more ...any) []any {
 // newAttempt readies one attempt at the placement p.
 func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 	x.placed(p)
-	return &attempt{
+	a := &attempt{
 		x: x, p: p,
 		conn: x.s.connector(p.Decode.Spec.Connector),
 		c: connector.Attempt{
@@ -377,12 +407,20 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields,
 		},
 	}
+	if p.FirstByte > 0 {
+		a.deadline = time.Now().Add(p.FirstByte)
+	}
+	return a
 }
 
 // placed books a placement.
 func (x *exchange) placed(p *coordinator.Placement) {
 	x.rec.place(p)
 	p.Recycle()
+	x.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
+	if x.info != nil {
+		x.informPlaced(p)
+	}
 	x.view.placed.Store(p)
 	for _, f := range p.Fallbacks {
 		x.s.deps.Metrics.Fallback(f.What, f.Reason)

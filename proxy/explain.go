@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -48,7 +49,7 @@ func (r *record) copyFrom(o *record) {
 		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
 		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, prefill: o.prefill, decode: o.decode,
 		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,
-		fallbacks: append(fallbacks, o.fallbacks...),
+		fallbacks: append(fallbacks, o.fallbacks...), scored: o.scored, notes: o.notes,
 	}
 	for len(r.rows) < o.legs {
 		r.rows = append(r.rows, new(legRow))
@@ -73,6 +74,7 @@ type Explanation struct {
 	Candidates []ExplainedCandidate `json:"candidates"`
 	Legs       []ExplainedLeg       `json:"legs"`
 	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
+	Notes      []string             `json:"notes,omitempty"` // what filters left
 }
 
 // ExplainedCandidate is one target that the policy could choose. Score is null
@@ -87,6 +89,7 @@ type ExplainedCandidate struct {
 // ExplainedLeg is one leg, in the order of their starts. A time that never came
 // is null.
 type ExplainedLeg struct {
+	ID          string   `json:"id"`
 	Phase       string   `json:"phase"`
 	Engine      string   `json:"engine"`
 	Rank        int      `json:"rank"`
@@ -122,9 +125,10 @@ func (r *record) explain() Explanation {
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, r.legs),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
+		Notes:      r.notes,
 	}
 	for _, c := range r.candidates {
-		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Facts: map[string]any{
+		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
 			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
 		}})
 	}
@@ -134,7 +138,7 @@ func (r *record) explain() Explanation {
 			first = l.Head // a leg whose answer is held whole has no events
 		}
 		e.Legs = append(e.Legs, ExplainedLeg{
-			Phase: l.Phase.String(), Engine: l.Engine, Rank: l.Rank, Attempt: l.Attempt,
+			ID: l.ID, Phase: l.Phase.String(), Engine: l.Engine, Rank: l.Rank, Attempt: l.Attempt,
 			StartMS: millis(l.Start.Sub(r.Start)), FirstByteMS: since(r.Start, first), EndMS: since(r.Start, l.End),
 			Status: l.Status, Error: l.Error,
 		})
@@ -152,6 +156,15 @@ func (r *record) explain() Explanation {
 		e.Fallbacks = append(e.Fallbacks, ExplainedFallback{What: f.What, Reason: f.Reason})
 	}
 	return e
+}
+
+// score is what the policy gave c; nil: nothing, or no number that JSON has.
+func (r *record) score(c candidate) *float64 {
+	score := float64(c.facts.Score)
+	if !r.scored || math.IsNaN(score) || math.IsInf(score, 0) {
+		return nil
+	}
+	return &score
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

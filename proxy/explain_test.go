@@ -3,6 +3,7 @@ package proxy
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -31,16 +32,17 @@ func fullRecord(id string) *record {
 	d0.Rank = 2
 	r.place(&coordinator.Placement{
 		Flow: abi.FlowPrefillFirst, Prefill: p1, Decode: d0, ID: 1<<53 + 1, Policy: "least_load",
-		Facts: abi.PlaceFacts{Candidates: []abi.Candidate{
-			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20}, {Roles: abi.RolePrefill}, {Roles: abi.RoleDecode, Rank: 2, Trial: true},
+		Facts: abi.PlaceFacts{Scored: true, Candidates: []abi.Candidate{
+			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
+			{Roles: abi.RoleDecode, Rank: 2, Trial: true},
 		}},
 		Targets:   []engine.Target{p0, p1, d0},
 		Fallbacks: []coordinator.Fallback{{What: "mint", Reason: "late"}},
 	})
 	r.Placed = at(2)
-	decode := r.leg(abi.Decode, d0, 1) // begun by another goroutine before prefill's row
-	failed := r.leg(abi.Prefill, p0, 1)
-	good := r.leg(abi.Prefill, p1, 2)
+	decode := r.leg(abi.Decode, d0, 1, "leg-b") // begun by another goroutine before prefill's row
+	failed := r.leg(abi.Prefill, p0, 1, "leg-a")
+	good := r.leg(abi.Prefill, p1, 2, "leg-b")
 	failed.Start, good.Start, decode.Start = at(3), at(5), at(10)
 	failed.head(at(4), 500)
 	failed.end(at(4), "status_500")
@@ -80,7 +82,7 @@ func TestExplainJSON(t *testing.T) {
   {
    "engine": "p0",
    "rank": 0,
-   "score": null,
+   "score": -0.5,
    "facts": {
     "requests": 1,
     "role": "prefill",
@@ -102,7 +104,7 @@ func TestExplainJSON(t *testing.T) {
   {
    "engine": "d0",
    "rank": 2,
-   "score": null,
+   "score": 0,
    "facts": {
     "requests": 0,
     "role": "decode",
@@ -113,6 +115,7 @@ func TestExplainJSON(t *testing.T) {
  ],
  "legs": [
   {
+   "id": "leg-a",
    "phase": "prefill",
    "engine": "p0",
    "rank": 0,
@@ -124,6 +127,7 @@ func TestExplainJSON(t *testing.T) {
    "error": "status_500"
   },
   {
+   "id": "leg-b",
    "phase": "prefill",
    "engine": "p1",
    "rank": 0,
@@ -135,6 +139,7 @@ func TestExplainJSON(t *testing.T) {
    "error": ""
   },
   {
+   "id": "leg-b",
    "phase": "decode",
    "engine": "d0",
    "rank": 2,
@@ -167,13 +172,13 @@ func TestExplainEmpty(t *testing.T) {
 	s := newExplainStore()
 	r := &record{}
 	r.open("r", origin)
-	r.leg(abi.Decode, targetNamed("d"), 1).Start = at(1)
+	r.leg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
 	r.close(at(5), telemetry.OutcomeCancelled, openai.Usage{})
 	s.put(r)
 	e, _ := s.get("r")
 	got, _ := json.Marshal(e)
 	const want = `{"request_id":"r","disagg_id":0,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
-		`"candidates":[],"legs":[{"phase":"decode","engine":"d","rank":0,"attempt":1,"start_ms":1,"first_byte_ms":null,"end_ms":null,"status":0,"error":""}],"fallbacks":[]}`
+		`"candidates":[],"legs":[{"id":"","phase":"decode","engine":"d","rank":0,"attempt":1,"start_ms":1,"first_byte_ms":null,"end_ms":null,"status":0,"error":""}],"fallbacks":[]}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -255,7 +260,7 @@ func TestExplainCopies(t *testing.T) {
 	}
 	r.open("r2", at(1000))
 	for range 3 {
-		row := r.leg(abi.Decode, targetNamed("other"), 9)
+		row := r.leg(abi.Decode, targetNamed("other"), 9, "other")
 		row.end(at(2000), "other")
 	}
 	r.fallback("other", "other")

@@ -34,8 +34,9 @@ var errAnswerTooLarge = errors.New("the answer is too large")
 func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Prefill
 	x.tries[abi.Prefill]++
-	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill])
-	limit := time.Duration(x.cfg.Timeouts.Prefill)
+	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill], a.c.LegID)
+	var limit time.Duration
+	limit, row.short = a.within(time.Duration(x.cfg.Timeouts.Prefill))
 	w := waits{head: limit, idle: limit}
 	sctx := ctx
 	if a.conn.Reclaims() {
@@ -75,11 +76,14 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	if !l.Alias {
 		a.legBody.b = l.Body[:0] // keep a grown body's memory
 	}
+	if x.legPolicy != nil {
+		l = a.edited(abi.Decode, l, &a.legBody)
+	}
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
-	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode])
-	limit := time.Duration(x.cfg.Timeouts.FirstByte)
-	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
+	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode], a.c.LegID)
+	a.limit, row.short = a.within(time.Duration(x.cfg.Timeouts.FirstByte))
+	resp, err := a.send(ctx, row, l, waits{head: a.limit, idle: a.limit})
 	if err != nil {
 		a.orphan.DecodeSent = maybeSent(err)
 		return x.legEnded(ctx, row, err)
@@ -123,6 +127,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		fields = append(without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}
 	row.fields = append(fields, l.Header...)
+	if e := a.edits[row.Phase]; len(e) > 0 {
+		row.fields = editFields(row.fields, e)
+	}
 	row.body[0] = l.Body
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
@@ -154,16 +161,19 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 		row.end(time.Now(), "client")
 		return err
 	}
-	row.end(time.Now(), le.reason)
+	now := time.Now()
+	row.end(now, le.reason)
+	le.elapsed, le.spared = now.Sub(row.Start), row.short && le.code == 504
 	x.legFailed(le)
 	return le
 }
 
-// legFailed counts a failed leg against its engine, unless the request itself
-// was at fault.
+// legFailed counts a failed leg against its engine, unless the request itself or
+// the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
 	switch {
+	case le.spared:
 	case le.final:
 		le.target.Breaker.Success()
 	case le.pair != nil:

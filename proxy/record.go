@@ -34,6 +34,8 @@ type record struct {
 
 	prefill, decode string // engine names of the last placement
 	candidates      []candidate
+	scored          bool       // the policy gave the candidates scores
+	notes           []string   // of filters
 	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
 	rows            []*legRow  // reused memory
 	legs            int        // how many of rows are this exchange's
@@ -51,6 +53,7 @@ type candidate struct {
 // has ended.
 type legRow struct {
 	Phase     abi.Phase
+	ID        string // as the engine was told it, where its protocol has one
 	Engine    string
 	Rank      int
 	Attempt   int
@@ -62,6 +65,7 @@ type legRow struct {
 	Error     string
 
 	target engine.Target
+	short  bool // the plan policy's limit bounds its first byte
 
 	// The request under way; its memory is reused.
 	request upstream.Request
@@ -88,7 +92,7 @@ func (r *record) place(p *coordinator.Placement) {
 	}
 	r.DisaggID, r.Flow, r.Policy = p.ID, p.Flow, p.Policy
 	r.prefill, r.decode = p.Prefill.Name(), p.Decode.Name()
-	r.candidates = r.candidates[:0]
+	r.candidates, r.scored = r.candidates[:0], p.Facts.Scored
 	for i, c := range p.Facts.Candidates {
 		t := p.Targets[i]
 		r.candidates = append(r.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
@@ -97,7 +101,7 @@ func (r *record) place(p *coordinator.Placement) {
 }
 
 // leg begins a row for one leg.
-func (r *record) leg(phase abi.Phase, t engine.Target, attempt int) *legRow {
+func (r *record) leg(phase abi.Phase, t engine.Target, attempt int, id string) *legRow {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.legs == len(r.rows) {
@@ -105,7 +109,7 @@ func (r *record) leg(phase abi.Phase, t engine.Target, attempt int) *legRow {
 	}
 	row := r.rows[r.legs]
 	r.legs++
-	*row = legRow{Phase: phase, Engine: t.Name(), Rank: t.Rank, Attempt: attempt, Start: time.Now(), target: t, fields: row.fields}
+	*row = legRow{Phase: phase, ID: id, Engine: t.Name(), Rank: t.Rank, Attempt: attempt, Start: time.Now(), target: t, fields: row.fields}
 	return row
 }
 
@@ -117,7 +121,7 @@ func (r *record) fallback(what, reason string) {
 
 // firstByte notes that the client's first event goes out now.
 func (r *record) firstByte(row *legRow, now time.Time) {
-	r.FirstByte, row.FirstByte = now, now
+	r.FirstByte, row.FirstByte, row.short = now, now, false
 }
 
 func (r *record) close(now time.Time, o telemetry.Outcome, u openai.Usage) {

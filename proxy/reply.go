@@ -119,6 +119,9 @@ func (a *attempt) replyHandoff() error {
 	now := time.Now()
 	x.rec.FirstByte = now
 	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	if x.info != nil {
+		x.informFirstByte(now)
+	}
 	if u, ok := openai.ParseUsage(a.answer.b); ok {
 		x.usage = u
 	}

@@ -39,6 +39,7 @@ type Deps struct {
 	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap    func(http.Handler) http.Handler
+	Legs    LegPolicy // nil: no leg or finish hook; SetLegs replaces it
 	Log     *slog.Logger
 	Version string
 }
@@ -81,6 +82,7 @@ type Server struct {
 	process    string // 16 hex digits, random: the first half of leg ids
 	legs       atomic.Uint64
 	draining   atomic.Bool
+	legPolicy  atomic.Pointer[LegPolicy] // nil: none
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -99,6 +101,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
 	}
+	s.SetLegs(deps.Legs)
 	s.Reload(cfg, keys)
 	return s
 }

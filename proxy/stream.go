@@ -82,7 +82,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	buf := getBuffer(streamBuffer)
 	defer func() { buf.free() }()
 	var err error
-	if buf, err = readFirstEvent(row, resp, buf, time.Duration(x.cfg.Timeouts.FirstByte)); err != nil {
+	if buf, err = readFirstEvent(row, resp, buf, a.limit); err != nil {
 		return err
 	}
 	if err := a.take(ctx); err != nil {
@@ -257,4 +257,7 @@ func (x *exchange) firstByte(row *legRow) {
 	now := time.Now()
 	x.rec.firstByte(row, now)
 	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	if x.info != nil {
+		x.informFirstByte(now)
+	}
 }

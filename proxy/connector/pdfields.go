@@ -76,6 +76,20 @@ func pdField(key string) bool {
 	return false
 }
 
+// PDMember reports whether a top-level member of a leg's body with that value
+// carries, or could carry, the transfer: a PD field, or one that vLLM takes its
+// transfer parameters out of. The value may be empty.
+func PDMember(key string, value []byte) bool {
+	switch {
+	case key == "vllm_xargs":
+		return true
+	case key == "sampling_params" && len(value) > 0:
+		_, args, err := openai.Lookup(value, "extra_args")
+		return args || err != nil
+	}
+	return pdField(key)
+}
+
 // cutPD adds to a leg's edits those that cut the client's PD fields out of a's
 // body, unless the edit before sets the field; none for a trusted client. The
 // edits must have room for them: it is not grown, so that they, and the values

@@ -16,7 +16,7 @@ func (r *Request) check() error {
 	}
 	for i := range r.Header {
 		f := &r.Header[i]
-		if !isToken(f.Name) || !isFieldValue(f.Value) {
+		if !ValidField(*f) {
 			return errBadField
 		}
 		if sameName(f.Name, "Transfer-Encoding") {
@@ -25,6 +25,10 @@ func (r *Request) check() error {
 	}
 	return nil
 }
+
+// ValidField reports whether a header field can be written as it is: its name is a
+// token and its value has no control character but tab.
+func ValidField(f Field) bool { return isToken(f.Name) && isFieldValue(f.Value) }
 
 func (r *Request) method() string {
 	if r.Method == "" {

@@ -1,0 +1,250 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// LegPolicy is the seam of the leg and finish hooks. Implementations must not
+// block longer than their own budget, must not keep the facts, and are called by
+// many goroutines.
+type LegPolicy interface {
+	// Leg is asked before a leg is sent and after one has failed before the
+	// client's first byte. The edits of abi.LegEdited are appended to edits, in
+	// the encoding that abi.NextEdit reads. A reason that is not empty says that
+	// there is no usable answer, as one of coordinator's Reason constants; all
+	// but ReasonAbsent are counted.
+	Leg(ctx context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string)
+	// Finish is told of every exchange that has ended. The client's answer ends
+	// after it has returned.
+	Finish(f *abi.FinishFacts)
+}
+
+// SetLegs makes exchanges that open from now on ask l; nil: none.
+func (s *Server) SetLegs(l LegPolicy) {
+	if l == nil {
+		s.legPolicy.Store(nil)
+		return
+	}
+	s.legPolicy.Store(&l)
+}
+
+// legPolicyNow is the leg policy for an exchange that opens now, or nil.
+func (s *Server) legPolicyNow() LegPolicy {
+	if p := s.legPolicy.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// legFacts is what the leg hook learns of a leg on t, the given try of its phase.
+func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target, try int) abi.LegFacts {
+	x := a.x
+	f := abi.LegFacts{
+		Request: x.ask.Request, Event: event, Phase: phase, Flow: a.p.Flow,
+		Attempt: uint32(try), Left: uint32(max(0, x.cfg.Retry.Attempts-try)),
+		Instance: t.ID, Rank: int32(t.Rank), ID: a.p.ID, Engine: t.Name(),
+	}
+	f.Request.Model = x.req.Model
+	partner := a.p.Prefill
+	switch {
+	case partner.IsZero():
+		f.Phase = abi.PhaseNone
+		return f
+	case phase == abi.Prefill:
+		partner = a.p.Decode
+	}
+	f.Partner, f.PartRank = partner.ID, int32(partner.Rank)
+	return f
+}
+
+// askLeg asks the leg hook; without a usable answer it is the built-in rule.
+func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
+	d, list, reason := x.legPolicy.Leg(x.ctx, f, nil)
+	switch {
+	case reason == coordinator.ReasonAbsent:
+	case reason != "":
+		x.legFallback(reason)
+	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
+		x.legFallback(coordinator.ReasonNonsense)
+	default:
+		return d, list
+	}
+	return abi.LegPass, nil
+}
+
+func (x *exchange) legFallback(reason string) {
+	x.s.deps.Metrics.Fallback("leg", reason)
+	x.rec.fallback("leg", reason)
+}
+
+// edited lets the leg hook edit a leg that has been shaped. slot is the buffer of
+// its body. An answer with an edit that is not allowed changes nothing. To be
+// called by the exchange's goroutine, which alone may read the request.
+func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer) connector.Leg {
+	t := a.p.Decode
+	if phase == abi.Prefill {
+		t = a.p.Prefill
+	}
+	a.edits[phase] = nil
+	f := a.legFacts(abi.LegSend, phase, t, a.x.tries[phase]+1)
+	d, list := a.x.askLeg(&f)
+	if d != abi.LegEdited {
+		return l
+	}
+	var body openai.Object
+	if body.Parse(l.Body) != nil { // only what is JSON has members
+		body.Reset()
+	}
+	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
+	if !ok || len(members) > 0 && body.Raw() == nil {
+		a.x.legFallback(coordinator.ReasonNonsense)
+		return l
+	}
+	a.edits[phase] = headers
+	if len(members) > 0 {
+		b := getBuffer(len(l.Body) + len(list) + legSlack)
+		b.b = body.Append(b.b, members...)
+		(*slot).free()
+		*slot = b
+		l.Body, l.Alias = b.b, false
+	}
+	return l
+}
+
+// readEdits reads a list of edits and checks that each is allowed. client is the
+// client's body, leg the leg's.
+func readEdits(list []byte, client, leg *openai.Object) (headers []abi.Edit, members []openai.Edit, ok bool) {
+	for len(list) > 0 {
+		var e abi.Edit
+		if e, list, ok = abi.NextEdit(list); !ok {
+			return nil, nil, false
+		}
+		switch e.Op {
+		case abi.EditSetField, abi.EditRemoveField:
+			m := openai.Edit{Key: e.Name, Remove: e.Op == abi.EditRemoveField}
+			if !m.Remove {
+				m.Value = []byte(e.Value)
+			}
+			if !memberEditable(&m, client, leg) {
+				return nil, nil, false
+			}
+			members = append(members, m)
+		default:
+			if !headerEditable(&e) {
+				return nil, nil, false
+			}
+			headers = append(headers, e)
+		}
+	}
+	return headers, members, true
+}
+
+// memberEditable reports whether a member of a leg's body may be edited: not what
+// carries the transfer, nor what the connector has changed for it, nor the form of
+// the answer, which the client expects.
+func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
+	if e.Key == "stream" || !utf8.ValidString(e.Key) || connector.PDMember(e.Key, e.Value) {
+		return false
+	}
+	if !e.Remove && !(utf8.Valid(e.Value) && json.Valid(e.Value)) {
+		return false
+	}
+	theirs, had := client.Get(e.Key)
+	ours, has := leg.Get(e.Key)
+	return had == has && bytes.Equal(theirs, ours)
+}
+
+// headerEditable reports whether a header line of a leg may be edited: not those
+// of the connection, nor those that the protocol with the engine uses.
+func headerEditable(e *abi.Edit) bool {
+	k := http.CanonicalHeaderKey(e.Name)
+	return !hopByHop(k) && !endsHere(k) && k != "Content-Encoding" && !connector.PDHeader(e.Name) &&
+		upstream.ValidField(upstream.Field{Name: e.Name, Value: e.Value})
+}
+
+// editFields applies the edits of header lines.
+func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
+	for _, e := range edits {
+		if e.Op != abi.EditAddHeader {
+			fields = without(fields, e.Name)
+		}
+		if e.Op != abi.EditRemoveHeader {
+			fields = append(fields, upstream.Field{Name: e.Name, Value: e.Value})
+		}
+	}
+	return fields
+}
+
+// judge asks the leg hook, once, what is to follow a leg that failed before the
+// client's first byte, and notes it in the error.
+func (a *attempt) judge(err error) {
+	x := a.x
+	var le *legError
+	if x.legPolicy == nil || x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged {
+		return
+	}
+	le.judged = true
+	f := a.legFacts(abi.LegFailed, le.phase, le.target, x.tries[le.phase])
+	f.Status, f.Elapsed, f.Reason = uint32(le.status), le.elapsed.Microseconds(), le.reason
+	le.verdict, _ = x.askLeg(&f)
+	if le.verdict == abi.LegRetry {
+		le.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	}
+}
+
+// finish tells the finish hook what the record holds.
+func (x *exchange) finish() {
+	r := &x.rec
+	f := abi.FinishFacts{
+		Request: x.ask.Request, Outcome: abi.Outcome(x.outcome), Flow: r.Flow, Status: uint32(r.Status),
+		ID: r.DisaggID, FirstByte: -1, Total: r.End.Sub(r.Start).Microseconds(), Attempts: uint32(r.legs),
+		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
+	}
+	f.Request.Model = r.Model
+	if d := x.last.Decode; !d.IsZero() {
+		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
+		f.Placed = r.Placed.Sub(r.Start).Microseconds()
+	}
+	if p := x.last.Prefill; !p.IsZero() {
+		f.Prefill, f.PrefillRank = p.ID, int32(p.Rank)
+	}
+	if !r.FirstByte.IsZero() {
+		f.FirstByte = r.FirstByte.Sub(r.Start).Microseconds()
+	}
+	if x.usage != (openai.Usage{}) { // all zero: there was none
+		f.PromptTokens, f.CachedTokens, f.OutputTokens = x.usage.Prompt, x.usage.Cached, x.usage.Completion
+	}
+	if n := r.legs; n > 0 && f.Outcome != abi.OutcomeOK {
+		for _, l := range r.rows[:n] {
+			if l.Error != "" && l.Error != "cancelled" {
+				f.Failed, f.Reason = l.Phase, l.Error
+			}
+		}
+	}
+	x.legPolicy.Finish(&f)
+}
+
+// within is what is left of a limit in this attempt, and whether the plan
+// policy's limit is the shorter one.
+func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
+	if a.deadline.IsZero() {
+		return limit, false
+	}
+	if left := max(time.Until(a.deadline), time.Millisecond); left < limit {
+		return left, true
+	}
+	return limit, false
+}
