@@ -16,8 +16,9 @@ type Budget struct {
 	parked atomic.Bool
 
 	mu       sync.Mutex
-	failures []time.Time // a ring of the last most ones at most; guarded by mu
-	next     int         // where the oldest one stands once the ring is full; guarded by mu
+	first    time.Time       // of the first failure; guarded by mu
+	failures []time.Duration // since then, a ring of the last most ones at most; guarded by mu
+	next     int             // where the oldest one stands once the ring is full; guarded by mu
 }
 
 // New returns a budget that bears most failures within any window of that
@@ -37,16 +38,20 @@ func (b *Budget) Fail(now time.Time) (parked bool) {
 	if b.parked.Load() {
 		return false
 	}
+	if b.first.IsZero() {
+		b.first = now
+	}
+	at := now.Sub(b.first)
 	if len(b.failures) < b.most {
-		b.failures = append(b.failures, now)
+		b.failures = append(b.failures, at)
 		return false
 	}
-	if b.most == 0 || now.Sub(b.failures[b.next]) < b.window {
+	if b.most == 0 || at-b.failures[b.next] < b.window {
 		b.failures = nil
 		b.parked.Store(true)
 		return true
 	}
-	b.failures[b.next] = now
+	b.failures[b.next] = at
 	b.next = (b.next + 1) % b.most
 	return false
 }

@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -47,7 +48,7 @@ func (p *Policy) Summary() Summary { return p.calls.Summary() }
 func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
-		h := p.version.header(p, c.began)
+		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendPlan(c.scratch[:0], &h, f)); ok {
 			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
 				c.reason = Nonsense
@@ -62,7 +63,7 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
-		h := p.version.header(p, c.began)
+		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
 		if answer, ok := c.run(frame); ok {
 			if d = abi.UnpackPlace(uint64(answer)); !valid(f, d) {
@@ -79,7 +80,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
-		h := p.version.header(p, c.began)
+		h := p.header(c.began)
 		if answer, ok := c.run(abi.AppendMint(c.scratch[:0], &h, f)); ok {
 			switch id = uint64(answer); {
 			case id == 0:
@@ -98,7 +99,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 	var c call
 	list = edits
 	if c.begin(p, f.FrameSize()) {
-		h := p.version.header(p, c.began)
+		h := p.header(c.began)
 		frame := abi.AppendLeg(c.scratch[:0], &h, f)
 		if answer, ok := c.run(frame); ok {
 			d, ok = abi.UnpackLeg(uint64(answer), f.Event)
@@ -117,10 +118,18 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
-		h := p.version.header(p, c.began)
+		h := p.header(c.began)
 		c.run(abi.AppendFinish(c.scratch[:0], &h, f))
 	}
 	return c.end()
+}
+
+// header is the beginning of the frame of the policy's next decision.
+func (p *Policy) header(now time.Time) abi.Header {
+	return abi.Header{
+		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
+		UnixMilli: now.UnixMilli(), Seed: p.version.opts.Seed,
+	}
 }
 
 // call is one call of a hook, from taking a VM to giving it back.
@@ -150,11 +159,9 @@ func (c *call) begin(p *Policy, frame int) bool {
 		}
 		return false
 	}
-	c.ctx = v.ctx
+	c.ctx = context.Background()
 	if v.opts.Load.Guarded {
-		c.ctx, c.cancel = context.WithDeadline(context.Background(), c.began.Add(v.opts.Budget))
-	} else {
-		c.ctx = context.Background()
+		c.ctx, c.cancel = context.WithDeadline(c.ctx, c.began.Add(v.opts.Budget))
 	}
 	var err error
 	if c.scratch, c.at, err = c.vm.Scratch(c.ctx, roomFor(frame)); err != nil {

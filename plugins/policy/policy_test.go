@@ -78,7 +78,7 @@ func TestHooks(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	l := newLoading()
-	l.named = true
+	l.config = "names=yes"
 	v := l.load(t)
 	var labels []string
 	for _, p := range v.Policies() {
@@ -242,6 +242,35 @@ func TestLoadFails(t *testing.T) {
 	}
 	if after := runtime.NumGoroutine(); after > before {
 		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+}
+
+// TestTrial: a version that misbehaves on made-up requests says so, and serves.
+func TestTrial(t *testing.T) {
+	for config, want := range map[string]string{
+		"":               "",
+		"plan=loop":      "hook plan: late",
+		"place=trap":     "hook place: trap",
+		"mint=nonsense":  "hook mint: nonsense",
+		"leg=nonsense":   "hook leg: nonsense",
+		"finish=trap":    "hook finish: trap",
+		"place=nonsense": "hook place: nonsense",
+	} {
+		t.Run(config, func(t *testing.T) {
+			l := newLoading()
+			l.Load.Guarded = true
+			l.Budget = 50 * time.Millisecond
+			l.config = config
+			v := l.load(t)
+			if err := v.Trial(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("trial: %v", err)
+			}
+			for _, p := range v.Policies() {
+				if p.Summary() != (Summary{}) {
+					t.Errorf("the trial was counted: %+v", p.Summary())
+				}
+			}
+		})
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -63,6 +62,7 @@ type Version struct {
 	needs    abi.Needs
 	policies []*Policy
 	pool     *pool
+	trial    error
 
 	ctx    context.Context // ends when the version closes
 	cancel context.CancelFunc
@@ -96,29 +96,27 @@ func Load(ctx context.Context, opts Options) (*Version, error) {
 	return v, nil
 }
 
-// start fills the pool. The first VM says which policies there are.
+// start tries the module out and fills the pool.
 func (v *Version) start(ctx context.Context) error {
-	for i := range v.opts.VMs {
-		m, err := v.newVM(ctx)
+	if err := v.tryOut(ctx); err != nil {
+		return err
+	}
+	for range v.opts.VMs {
+		m, err := v.newVM(ctx, v.opts.NewEnv())
 		if err != nil {
 			return err
 		}
 		v.live++
 		v.pool.put(m)
-		if i == 0 {
-			if err := v.describe(ctx, m); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
 
 // newVM starts and configures a VM.
-func (v *Version) newVM(ctx context.Context) (*vm, error) {
+func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	guest, err := v.module.NewVM(ctx, v.opts.NewEnv())
+	guest, err := v.module.NewVM(ctx, env)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +153,7 @@ func (v *Version) configure(ctx context.Context, m *vm) error {
 		}
 	}
 	if m.hooks == [len(m.hooks)]*host.Hook{} {
-		return errors.New("load policy: the module exports no hook (pdproxy_v1_on_...)")
+		return errNoHook
 	}
 	_, _, err := m.Scratch(ctx, scratchSize)
 	return err
@@ -174,7 +172,7 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 	if err != nil {
 		return err
 	}
-	if !named {
+	if !named || strings.TrimSpace(list) == "" {
 		for h := abi.HookPlan; h <= abi.HookFinish; h++ {
 			if m.hooks[h] != nil {
 				v.add(h, "", 0)
@@ -261,7 +259,7 @@ func (v *Version) replace(m *vm) {
 	}
 	v.starts.Go(func() {
 		for {
-			m, err := v.newVM(v.ctx)
+			m, err := v.newVM(v.ctx, v.opts.NewEnv())
 			if err == nil {
 				v.pool.put(m)
 				return
@@ -332,13 +330,5 @@ func (v *Version) Close(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("close policy %s: %w", v.opts.Name, ctx.Err())
 		}
-	}
-}
-
-// header is the beginning of a frame of the n-th decision.
-func (v *Version) header(p *Policy, now time.Time) abi.Header {
-	return abi.Header{
-		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
-		UnixMilli: now.UnixMilli(), Seed: v.opts.Seed,
 	}
 }

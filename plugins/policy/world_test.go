@@ -16,12 +16,12 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// guests are the builds of testdata/guest, made once for all tests.
+// guests is the build of testdata/guest, made once for all tests.
 var guests struct {
-	once           sync.Once
-	unnamed, named []byte
-	cache          *host.Cache
-	err            error
+	once  sync.Once
+	wasm  []byte
+	cache *host.Cache
+	err   error
 }
 
 func buildGuests() {
@@ -31,37 +31,29 @@ func buildGuests() {
 		return
 	}
 	defer os.RemoveAll(dir)
-	build := func(tags string) []byte {
-		out := filepath.Join(dir, "guest"+tags+".wasm")
-		c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-tags", tags, "-o", out, "./testdata/guest")
-		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
-		if text, err := c.CombinedOutput(); err != nil {
-			guests.err = fmt.Errorf("build guest: %v: %s", err, text)
-			return nil
-		}
-		wasm, err := os.ReadFile(out)
-		if err != nil {
-			guests.err = err
-		}
-		return wasm
+	out := filepath.Join(dir, "guest.wasm")
+	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", out, "./testdata/guest")
+	c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	if text, err := c.CombinedOutput(); err != nil {
+		guests.err = fmt.Errorf("build guest: %v: %s", err, text)
+		return
 	}
-	guests.unnamed, guests.named = build(""), build("names")
+	if guests.wasm, guests.err = os.ReadFile(out); guests.err != nil {
+		return
+	}
 	if guests.cache, err = host.NewCache(""); err != nil {
 		guests.err = err
 	}
 }
 
-// guest returns the test guest, with or without names for its policies.
-func guest(t testing.TB, named bool) []byte {
+// guest returns the test guest.
+func guest(t testing.TB) []byte {
 	t.Helper()
 	guests.once.Do(buildGuests)
 	if guests.err != nil {
 		t.Fatal(guests.err)
 	}
-	if named {
-		return guests.named
-	}
-	return guests.unnamed
+	return guests.wasm
 }
 
 // world is the Env of test VMs; what it does not have is nil.
@@ -104,7 +96,6 @@ func (m *meter) failed(reason string) int {
 type loading struct {
 	Options
 	config string
-	named  bool
 	meter  *meter
 }
 
@@ -124,8 +115,8 @@ func newLoading() *loading {
 
 func (l *loading) try(t testing.TB) (*Version, error) {
 	t.Helper()
-	l.Wasm = guest(t, l.named)
-	l.Load.Cache = guests.cache
+	l.Wasm = guest(t)
+	l.Load.Cache, l.Load.CompileWorkers = guests.cache, 2
 	v, err := Load(t.Context(), l.Options)
 	if err != nil {
 		return nil, err
