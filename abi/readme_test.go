@@ -1,0 +1,212 @@
+package abi
+
+import (
+	"bytes"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the examples of README.md anew")
+
+// layouts are the tables of README.md, by their heading and number below it, as
+// the code has them.
+var layouts = map[string]map[string]int{
+	"Header 1": {
+		"magic": offMagic, "version": offVersion, "hook": offHook, "header_size": offHeader, "total_size": offTotal, "policy": offPolicy,
+		"out_flags": offOut, "sequence": offSequence, "random": offRandom, "unix_ms": offUnixMilli, "seed": offSeed, "facts_size": offFacts,
+		"edits_offset": offEdits, "edits_size": offEditsLen, "end": HeaderSize,
+	},
+	"Request 1": {
+		"prompt_tokens": reqPromptTokens, "max_tokens": reqMaxTokens, "n": reqN, "flags": reqFlags, "model": reqModel,
+		"conversation": reqConversation, "prompt": reqPrompt, "end": reqSize,
+	},
+	"Plan 1":  {"request": 0, "prefill_targets": planPrefill, "decode_targets": planDecode, "both_targets": planBoth, "end": planSize},
+	"Place 1": {"request": 0, "flow": placeFlow, "fixed": placeFixed, "rows": placeRows, "pairs": placePairs, "end": placeSize},
+	"Place 2": {
+		"instance": rowInstance, "rank": rowRank, "group": rowGroup, "roles": rowRoles, "trial": rowTrial, "pair": rowPair, "home": rowHome,
+		"requests": rowRequests, "score": rowScore, "tokens": rowTokens, "queued": rowQueued, "blocks_gpu": rowBlocksGPU,
+		"blocks_cpu": rowBlocksCPU, "blocks_disk": rowBlocksDisk, "end": RowSize,
+	},
+	"Place 3": {"prefill": pairPrefill, "decode": pairDecode, "state": pairState, "end": pairSize},
+	"Mint 1":  {"unix_ms": mintUnixMilli, "counter": mintCounter, "node": mintNode, "worker": mintWorker, "end": mintSize},
+	"Leg 1": {
+		"request": 0, "event": legEvent, "phase": legPhase, "flow": legFlow, "attempt": legAttempt, "left": legLeft, "status": legStatus,
+		"instance": legInstance, "rank": legRank, "partner": legPartner, "partner_rank": legPartRank, "disagg_id": legID,
+		"elapsed_us": legElapsed, "engine": legEngine, "reason": legReason, "end": legSize,
+	},
+	"Leg 2": {"op": editOp, "name_size": editName, "value_size": editValue, "end": editHeader},
+	"Finish 1": {
+		"request": 0, "outcome": finOutcome, "flow": finFlow, "failed": finFailed, "status": finStatus, "prefill": finPrefill,
+		"prefill_rank": finPrefillRank, "decode": finDecode, "decode_rank": finDecodeRank, "disagg_id": finID, "placed_us": finPlaced,
+		"first_byte_us": finFirstByte, "total_us": finTotal, "prompt_tokens": finPromptTokens, "cached_tokens": finCachedTokens,
+		"output_tokens": finOutputTokens, "attempts": finAttempts, "reason": finReason, "end": finSize,
+	},
+}
+
+// sizes are those of the types in README.md; what has no type is in bytes.
+var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12}
+
+// TestREADMELayouts: README.md and the code have the same fields at the same
+// offsets, without a gap between them.
+func TestREADMELayouts(t *testing.T) {
+	found := readTables(t)
+	for name, want := range layouts {
+		got := found[name]
+		for field, at := range want {
+			if got[field] != at {
+				t.Errorf("%s: %s is at %d in README.md, at %d in the code", name, field, got[field], at)
+			}
+		}
+		for field := range got {
+			if _, ok := want[field]; !ok {
+				t.Errorf("%s: %s is in README.md only", name, field)
+			}
+		}
+	}
+}
+
+// readTables returns the fields of each table with offsets, and its end.
+func readTables(t *testing.T) map[string]map[string]int {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	heading := regexp.MustCompile(`^#+ (.*)$`)
+	row := regexp.MustCompile(`^\| (\d+) \| ?(\w*) \| ?(\w*) \|(.*)$`)
+	extent := regexp.MustCompile(` (\d+) bytes`)
+	found := map[string]map[string]int{}
+	section, number, end := "", 0, 0
+	var fields map[string]int
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
+		if m := heading.FindStringSubmatch(line); m != nil {
+			section, number = m[1], 0
+		}
+		if strings.HasPrefix(line, "| offset |") {
+			number++
+			fields, end = map[string]int{}, 0
+			found[fmt.Sprintf("%s %d", section, number)] = fields
+		}
+		m := row.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		at, _ := strconv.Atoi(m[1])
+		if at != end {
+			t.Errorf("%s: %s is at %d, the field before it ends at %d", section, m[3], at, end)
+		}
+		size := sizes[m[2]]
+		switch n := extent.FindStringSubmatch(m[4]); {
+		case m[3] == "request":
+			size = reqSize
+		case m[2] == "" && n != nil:
+			size, _ = strconv.Atoi(n[1])
+		}
+		end = at + size
+		if m[3] != "reserved" && m[3] != "" {
+			fields[m[3]] = at
+		}
+		fields["end"] = end
+	}
+	return found
+}
+
+// exampleFrames are the frames of the worked examples.
+func exampleFrames() map[string][]byte {
+	h := &Header{Sequence: 5, Random: 0x1122334455667788, UnixMilli: 1735689600123, Seed: 7}
+	r := RequestFacts{PromptTokens: 100, MaxTokens: 16, N: 1, Stream: true, Model: "m"}
+	return map[string][]byte{
+		"plan": AppendPlan(nil, h, &PlanFacts{Request: r, PrefillTargets: 2, DecodeTargets: 3, BothTargets: 1}),
+		"place": AppendPlace(nil, h, &PlaceFacts{
+			Request: r, Flow: FlowConcurrent, Fixed: -1, Sequence: h.Sequence, Random: h.Random,
+			Candidates: []Candidate{
+				{Instance: 1, Group: 1, Roles: RolePrefill, Requests: 1, Tokens: 40},
+				{Instance: 2, Group: 1, Roles: RoleDecode},
+				{Instance: 3, Rank: 1, Group: 1, Roles: RoleDecode},
+			},
+		}),
+		"mint": AppendMint(nil, h, &MintFacts{UnixMilli: h.UnixMilli, Node: 1, Worker: 2, Counter: 3}),
+		"leg": AppendLeg(nil, h, &LegFacts{
+			Request: r, Phase: Decode, Flow: FlowPrefillFirst, Attempt: 1, Left: 2, Instance: 2, Partner: 1, ID: 0x1007b010803, Engine: "d0",
+		}),
+		"finish": AppendFinish(nil, h, &FinishFacts{
+			Request: r, Outcome: OutcomeOK, Flow: FlowPrefillFirst, Status: 200, Prefill: 1, Decode: 2, ID: 0x1007b010803, Attempts: 2,
+			Placed: 150, FirstByte: 250_000, Total: 900_000, PromptTokens: 100, CachedTokens: 64, OutputTokens: 16,
+		}),
+	}
+}
+
+// TestREADMEExamples: the worked examples are what the encoder writes.
+func TestREADMEExamples(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?s)```hex (\\w+)\n(.*?)```")
+	frames := exampleFrames()
+	if *update {
+		text = block.ReplaceAllFunc(text, func(old []byte) []byte {
+			name := string(block.FindSubmatch(old)[1])
+			return []byte("```hex " + name + "\n" + dump(frames[name]) + "```")
+		})
+		if err := os.WriteFile("README.md", text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := 0
+	for _, m := range block.FindAllSubmatch(text, -1) {
+		var got []byte
+		for line := range strings.Lines(string(m[2])) {
+			at, digits, _ := strings.Cut(strings.TrimSpace(line), " ")
+			bytes, err := hex.DecodeString(strings.ReplaceAll(digits, " ", ""))
+			if err != nil || at != fmt.Sprintf("%04x", len(got)) {
+				t.Fatalf("%s: line %q: %v", m[1], line, err)
+			}
+			got = append(got, bytes...)
+		}
+		if want := frames[string(m[1])]; !bytes.Equal(got, want) {
+			t.Errorf("%s: README.md has\n% x\nthe encoder writes\n% x", m[1], got, want)
+		}
+		seen++
+	}
+	if seen != len(frames) {
+		t.Errorf("%d examples, want %d", seen, len(frames))
+	}
+}
+
+// dump is hex in lines of 16 bytes, each after its offset.
+func dump(frame []byte) string {
+	var b strings.Builder
+	for at := 0; at < len(frame); at += 16 {
+		fmt.Fprintf(&b, "%04x  % x\n", at, frame[at:min(at+16, len(frame))])
+	}
+	return b.String()
+}
+
+// TestREADMENames: every export and foreign function of the code is described.
+func TestREADMENames(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
+	for h := HookPlan; h <= HookFinish; h++ {
+		names = append(names, h.Export())
+	}
+	for _, name := range names {
+		if !bytes.Contains(text, []byte("| `"+name+"` |")) {
+			t.Errorf("%s is not in README.md", name)
+		}
+	}
+	for i, name := range needNames {
+		if !bytes.Contains(text, fmt.Appendf(nil, "| %d | %s |", 1<<i, name)) {
+			t.Errorf("need %s is not in README.md", name)
+		}
+	}
+}
