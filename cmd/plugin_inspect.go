@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -25,8 +26,8 @@ func (a *app) pluginInspectCommand() *cobra.Command {
 
 // inspection is what a module says of itself when it is loaded and started once.
 type inspection struct {
-	ABI       string   `json:"abi"` // version of proxy-wasm, "" for a module that only has hooks
-	Hooks     []string `json:"hooks"`
+	ABI       string   `json:"abi"`      // version of proxy-wasm, "" for a module that only has hooks
+	Hooks     []string `json:"hooks"`    // exports that are called
 	Policies  []string `json:"policies"` // "hook name" each; empty when hooks are not named
 	Callbacks []string `json:"callbacks"`
 	Imports   []string `json:"imports"`
@@ -100,11 +101,22 @@ func (a *app) inspect(ctx context.Context, wasm []byte) (*inspection, error) {
 		return nil, err
 	}
 	i.Needs = append([]string{}, abi.Needs(needs).Names()...)
-	names, _, err := vm.Text(ctx, abi.ExportPolicies)
+	names, named, err := vm.Text(ctx, abi.ExportPolicies)
+	if err != nil || !named {
+		return i, err
+	}
 	for line := range strings.Lines(names) {
 		if line = strings.TrimSpace(line); line != "" {
 			i.Policies = append(i.Policies, line)
 		}
 	}
-	return i, err
+	// An SDK exports all hooks: those without a policy are not called.
+	i.Hooks = slices.DeleteFunc(i.Hooks, func(export string) bool {
+		return !slices.ContainsFunc(i.Policies, func(line string) bool {
+			word, _, _ := strings.Cut(line, " ")
+			hook, ok := abi.ParseHook(word)
+			return ok && hook.Export() == export
+		})
+	})
+	return i, nil
 }

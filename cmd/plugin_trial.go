@@ -223,7 +223,7 @@ func (t *trial) index(f *trialFrame) (uint32, error) {
 	}
 	var names []string
 	for _, line := range t.lines {
-		if hook, name, ok := strings.Cut(strings.TrimSpace(line), " "); ok && hook == f.hook.String() {
+		if hook, name, _ := strings.Cut(strings.TrimSpace(line), " "); hook == f.hook.String() {
 			names = append(names, name)
 		}
 	}

@@ -1,0 +1,262 @@
+package cmd
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// must runs a command line that has to end with code.
+func must(t *testing.T, code int, args ...string) (stdout, stderr string) {
+	t.Helper()
+	got, stdout, stderr := run(args...)
+	if got != code {
+		t.Fatalf("pdproxy %s: exit %d, want %d\n%s%s", strings.Join(args, " "), got, code, stdout, stderr)
+	}
+	return stdout, stderr
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func unmarshal(t *testing.T, text string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+}
+
+func repository(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestNewPolicy(t *testing.T) {
+	for _, tt := range []struct {
+		name, abi string
+		args      []string
+		policies  []string
+	}{
+		{"without an SDK", "", nil, nil},
+		{"over abi/guest", "0.2.1", []string{"--sdk-dir", repository(t)}, []string{"place my-policy"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "my-policy")
+			must(t, exitOK, append([]string{"plugin", "new", dir}, tt.args...)...)
+			must(t, exitUsage, append([]string{"plugin", "new", dir}, tt.args...)...) // it is there
+			must(t, exitOK, "plugin", "build", dir)
+			module := filepath.Join(dir, "my-policy.wasm")
+
+			var i inspection
+			stdout, _ := must(t, exitOK, "plugin", "inspect", "--json", module)
+			unmarshal(t, stdout, &i)
+			if i.ABI != tt.abi || !slices.Equal(i.Hooks, []string{"pdproxy_v1_on_place"}) || !slices.Equal(i.Policies, tt.policies) {
+				t.Errorf("inspected as %+v", i)
+			}
+			if i.SizeBytes == 0 || i.CompileMS <= 0 || i.InstantiateUS <= 0 || i.MemoryBytes == 0 || len(i.Imports) == 0 {
+				t.Errorf("figures are missing: %+v", i)
+			}
+			for _, key := range []string{"abi", "hooks", "imports", "needs", "size_bytes", "compile_ms", "instantiate_us"} {
+				if !strings.Contains(stdout, `"`+key+`": `) || strings.Contains(stdout, `"`+key+`": null`) {
+					t.Errorf("%s is missing or null in %s", key, stdout)
+				}
+			}
+
+			var results []trialResult
+			stdout, _ = must(t, exitOK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
+			unmarshal(t, stdout, &results)
+			if len(results) != 3 {
+				t.Fatalf("%d results", len(results))
+			}
+			for _, r := range results {
+				if r.Error != "" || r.US <= 0 || r.Decision == nil || r.Hook != "place" {
+					t.Errorf("result %+v", r)
+				}
+			}
+		})
+	}
+}
+
+// naughty is a policy whose frames say by their sequence number how it fails.
+const naughty = `package main
+
+import (
+	"encoding/binary"
+	"unsafe"
+)
+
+func main() {}
+
+var scratch [8192]uint64
+
+//go:wasmexport pdproxy_v1_scratch
+func exportScratch(size uint32) uint32 { return uint32(uintptr(unsafe.Pointer(&scratch[0]))) }
+
+//go:wasmexport pdproxy_v1_on_place
+func place(at, size uint32) uint64 { return answer() }
+
+//go:wasmexport pdproxy_v1_on_plan
+func plan(at, size uint32) uint64 { return answer() }
+
+//go:wasmexport pdproxy_v1_on_mint
+func mint(at, size uint32) uint64 { return answer() }
+
+//go:wasmexport pdproxy_v1_on_leg
+func leg(at, size uint32) uint64 {
+	frame := unsafe.Slice((*byte)(unsafe.Pointer(&scratch[0])), 65536)
+	if frame[31] == 0xee { // one edit behind the frame
+		binary.LittleEndian.PutUint32(frame[56:], size)
+		binary.LittleEndian.PutUint32(frame[60:], 16)
+		edit := frame[size:]
+		for i, n := range []uint32{1, 1, 3} {
+			binary.LittleEndian.PutUint32(edit[4*i:], n)
+		}
+		copy(edit[12:], "kvvv")
+		return 1
+	}
+	return answer()
+}
+
+//go:wasmexport pdproxy_v1_on_finish
+func finish(at, size uint32) {}
+
+// answer is the sequence number, unless it is one of these.
+func answer() uint64 {
+	frame := (*[64]byte)(unsafe.Pointer(&scratch[0]))
+	switch n := binary.LittleEndian.Uint64(frame[24:]); n {
+	case 901:
+		for { //nolint
+		}
+	case 902:
+		panic("as asked")
+	default:
+		return n
+	}
+}
+`
+
+const twoRows = `"candidates": [{"engine": "p", "facts": {"role": "prefill"}}, {"engine": "d", "facts": {"role": "decode"}}]`
+
+func TestTrial(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "go.mod"), "module naughty\n\ngo 1.24\n")
+	writeFile(t, filepath.Join(dir, "main.go"), naughty)
+	module := filepath.Join(dir, "naughty.wasm")
+	must(t, exitOK, "plugin", "build", "-o", module, dir)
+	tests := []struct {
+		name, frame     string
+		decision, error string // in what is printed of them
+	}{
+		{"plan", `{"hook": "plan", "sequence": 2, "expect": {"plan": "disaggregate"}}`, `{"plan":"disaggregate","status":0,"limit_ms":0}`, ""},
+		{"plan with a limit", `{"hook": "plan", "sequence": 858993459201}`, `"limit_ms":200`, ""},
+		{"reject", `{"hook": "plan", "sequence": 28114947, "expect": {"plan": "reject", "status": 429}}`, `"status":429`, ""},
+		{"no plan", `{"hook": "plan", "sequence": 9}`, "null", "0x9 is no plan"},
+		{"another plan", `{"hook": "plan", "sequence": 1, "expect": {"plan": "pass"}}`, `"aggregate"`, `expected {"plan": "pass"}`},
+		{"place", `{"hook": "place", "sequence": 1, ` + twoRows + `}`, `{"prefill":"p/0","decode":"d/0","prefill_row":0,"decode_row":1}`, ""},
+		{"row out of range", `{"hook": "place", "sequence": 7, ` + twoRows + `}`, `"decode_row":7`, "rows 0 to 1"},
+		{"one row twice", `{"hook": "place", "sequence": 0, ` + twoRows + `}`, `"decode_row":0`, "both legs are on one target"},
+		{"roles swapped", `{"hook": "place", "sequence": 4294967296, ` + twoRows + `}`, `"prefill":"d/0"`, "d/0 does not serve prefill"},
+		{"explanation", `{"request_id": "r1", "flow": "prefill_first", "legs": [], ` + twoRows + `}`, `"prefill_row":0`, "both legs are on one target"},
+		{"mint", `{"hook": "mint", "sequence": 1099511627777, "expect": {"id": 1099511627777}}`, `{"id":1099511627777}`, ""},
+		{"mint out of range", `{"hook": "mint", "sequence": 12}`, `{"id":12}`, "is not within"},
+		{"mint abstains", `{"hook": "mint", "sequence": 0}`, "null", "no id"},
+		{"leg", `{"hook": "leg", "phase": "decode", "sequence": 0}`, `{"leg":"as_is"}`, ""},
+		{"leg failed", `{"hook": "leg", "event": "failed", "sequence": 3, "expect": {"leg": "give_up"}}`, `{"leg":"give_up"}`, ""},
+		{"leg unknown", `{"hook": "leg", "sequence": 2}`, "null", "no decision on a leg"},
+		{"edits", `{"hook": "leg", "sequence": 17149707381026848768}`, `{"leg":"edited","edits":[{"op":"set_header","name":"k","value":"vvv"}]}`, ""},
+		{"finish", `{"hook": "finish", "outcome": "cancelled", "expect": {}}`, "{}", ""},
+		{"endless loop", `{"hook": "plan", "sequence": 901}`, "null", "timeout"},
+		{"panic", `{"hook": "plan", "sequence": 902}`, "null", "call pdproxy_v1_on_plan"},
+		{"after a panic", `{"hook": "plan", "sequence": 1}`, `"aggregate"`, ""},
+		{"policy that is not there", `{"hook": "plan", "policy": "x", "sequence": 1}`, "null", "names none"},
+	}
+	var all []string
+	for _, tt := range tests {
+		all = append(all, tt.frame)
+	}
+	frames := filepath.Join(dir, "frames.json")
+	writeFile(t, frames, "["+strings.Join(all, ",\n")+"]")
+	stdout, _ := must(t, exitFailed, "plugin", "test", "--json", "--timeout", "300ms", module, frames)
+	var results []struct {
+		Decision json.RawMessage `json:"decision"`
+		Error    string          `json:"error"`
+	}
+	unmarshal(t, stdout, &results)
+	if len(results) != len(tests) {
+		t.Fatalf("%d results of %d frames", len(results), len(tests))
+	}
+	for i, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			decision := strings.Join(strings.Fields(string(results[i].Decision)), "")
+			if !strings.Contains(decision, tt.decision) {
+				t.Errorf("decision %s, want %s", decision, tt.decision)
+			}
+			if got := results[i].Error; got == "" && tt.error != "" || got != "" && tt.error == "" || !strings.Contains(got, tt.error) {
+				t.Errorf("error %q, want %q", got, tt.error)
+			}
+		})
+	}
+	t.Run("as text", func(t *testing.T) {
+		writeFile(t, frames, `{"hook": "plan", "name": "first", "sequence": 1} {"hook": "plan", "sequence": 902}`)
+		stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+		for _, want := range []string{"FRAME", `{"plan":"aggregate"`, "call pdproxy_v1_on_plan: trap: unreachable", "at "} {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("no %q in\n%s", want, stdout)
+			}
+		}
+		if !strings.Contains(stderr, "1 of 2 frames failed") || !strings.Contains(stderr, "guest: error: panic: as asked") {
+			t.Errorf("stderr %s", stderr)
+		}
+	})
+}
+
+func TestPluginUsage(t *testing.T) {
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text")
+	writeFile(t, text, "text")
+	empty := filepath.Join(dir, "empty.wasm")
+	writeFile(t, empty, "\x00asm\x01\x00\x00\x00")
+	frames := filepath.Join(dir, "frames.json")
+	writeFile(t, frames, `[{"hook": "plan"}]`)
+	for name, tt := range map[string]struct {
+		code   int
+		stderr string
+		args   []string
+	}{
+		"no subcommand":      {exitUsage, "one of new", nil},
+		"build nothing":      {exitUsage, "arg", []string{"build"}},
+		"build no folder":    {exitUsage, "absent", []string{"build", filepath.Join(dir, "absent")}},
+		"build a file":       {exitUsage, "is no folder", []string{"build", text}},
+		"build empty folder": {exitFailed, "go.mod", []string{"build", dir}},
+		"new bad name":       {exitUsage, "no name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
+		"new bad kind":       {exitUsage, "no kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},
+		"new filter of sdk":  {exitUsage, "stock SDKs", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--sdk-dir", "."}},
+		"new no sources":     {exitUsage, "find pdproxy's sources", []string{"new", filepath.Join(dir, "a"), "--sdk-dir", dir}},
+		"inspect no file":    {exitUsage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
+		"inspect text":       {exitFailed, "inspect ", []string{"inspect", text}},
+		"inspect empty":      {exitFailed, "neither a proxy-wasm marker", []string{"inspect", empty}},
+		"test one argument":  {exitUsage, "arg", []string{"test", empty}},
+		"test no frames":     {exitUsage, "frame 0", []string{"test", empty, text}},
+		"test bad module":    {exitFailed, "neither a proxy-wasm marker", []string{"test", empty, frames}},
+		"test bad repeat":    {exitUsage, "--repeat", []string{"test", "--repeat", "0", empty, frames}},
+		"test bad level":     {exitUsage, "--guest-log", []string{"test", "--guest-log", "loud", empty, frames}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, stderr := must(t, tt.code, append([]string{"plugin"}, tt.args...)...)
+			if !strings.Contains(stderr, tt.stderr) {
+				t.Errorf("stderr %q, want %q in it", stderr, tt.stderr)
+			}
+		})
+	}
+}
