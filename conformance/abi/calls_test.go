@@ -170,8 +170,12 @@ delete: say gone
 	})
 	t.Run("nested", func(t *testing.T) {
 		n := n.with(t)
+		before := len(with(n.book.said("main"), "http_call_response orphan "))
 		n.fine(n.post("nested"))
 		n.deletedSoon("nested")
+		n.eventually("the second call is answered", func() bool {
+			return len(with(n.book.said("main"), "http_call_response orphan ")) == before+1
+		})
 	})
 	t.Run("from a tick", func(t *testing.T) {
 		n := n.with(t)

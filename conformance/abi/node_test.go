@@ -55,7 +55,8 @@ var guests sync.Map // folder and tags -> func() (string, error)
 func builtGuest(folder, tags string) (string, error) {
 	build, _ := guests.LoadOrStore(folder+" "+tags, sync.OnceValues(func() (string, error) {
 		file := filepath.Join(scratch, folder+tags+".wasm")
-		c := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-tags", tags, "-ldflags=-s -w", "-o", file, "./testdata/"+folder)
+		c := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-tags", tags, "-ldflags=-s -w", "-o", file, ".")
+		c.Dir = filepath.Join("testdata", folder) // which may be a module of its own
 		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=", "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
 			return "", &buildError{string(out), err}
