@@ -353,6 +353,10 @@ func (x *exchange) close() {
 	}
 	x.trace(now)
 	if x.s.log.Enabled(context.Background(), slog.LevelDebug) {
+		for _, l := range x.rec.rows[:x.rec.legs] {
+			x.s.log.Debug("leg", x.logAttrs("leg_id", l.ID, "phase", l.Phase.String(), "engine", l.Engine, "rank", l.Rank,
+				"attempt", l.Attempt, "status", l.Status, "error", l.Error, "ms", l.End.Sub(l.Start).Milliseconds())...)
+		}
 		x.s.log.Debug("exchange", x.logAttrs("flow", x.rec.Flow.String(), "outcome", x.outcome.String(),
 			"status", x.rec.Status, "ms", now.Sub(x.rec.Start).Milliseconds())...)
 	}

@@ -1,0 +1,605 @@
+package proxy
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// fakeLegs is a leg policy that answers what a test says, and remembers what it
+// was asked.
+type fakeLegs struct {
+	answer func(*abi.LegFacts) (abi.LegDecision, []byte, string)
+
+	mu       sync.Mutex
+	asked    []abi.LegFacts    // guarded by mu
+	finished []abi.FinishFacts // guarded by mu
+}
+
+func (l *fakeLegs) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (abi.LegDecision, []byte, string) {
+	l.mu.Lock()
+	l.asked = append(l.asked, *f)
+	l.mu.Unlock()
+	if l.answer == nil {
+		return abi.LegPass, nil, coordinator.ReasonAbsent
+	}
+	d, list, reason := l.answer(f)
+	return d, append(edits, list...), reason
+}
+
+func (l *fakeLegs) Finish(f *abi.FinishFacts) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.finished = append(l.finished, *f)
+}
+
+func (l *fakeLegs) install(d *Deps) { d.Legs = l }
+
+// failures are the failed legs that the policy was asked about.
+func (l *fakeLegs) failures() (failed []abi.LegFacts) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.asked {
+		if f.Event == abi.LegFailed {
+			failed = append(failed, f)
+		}
+	}
+	return failed
+}
+
+// edits encodes what change does.
+func edits(change func(*abi.Edits)) []byte {
+	e := abi.NewEdits(make([]byte, 4096))
+	change(&e)
+	return e.Bytes()
+}
+
+// onSend answers one leg event: edits before the leg is sent.
+func onSend(change func(*abi.Edits)) func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
+	return func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
+		if f.Event != abi.LegSend {
+			return abi.LegPass, nil, ""
+		}
+		return abi.LegEdited, edits(change), ""
+	}
+}
+
+// onFailure answers what to do about a failed leg.
+func onFailure(d abi.LegDecision) func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
+	return func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
+		if f.Event != abi.LegFailed {
+			return abi.LegPass, nil, ""
+		}
+		return d, nil, ""
+	}
+}
+
+// Edits reach the engine, on each leg, and the rest of the leg is as it was.
+func TestLegEdits(t *testing.T) {
+	change := func(e *abi.Edits) {
+		e.SetHeader("x-custom", "mine")
+		e.AddHeader("X-More", "1")
+		e.AddHeader("X-More", "2")
+		e.RemoveHeader("x-gone")
+		e.SetField("temperature", "0.5")
+		e.SetField("user", `"u"`)
+		e.RemoveField("seed")
+	}
+	const body = `{"model":"m","prompt":"hi","max_tokens":5,"seed":7, "user":null,"x":{"kept":1.50}}`
+	for _, pair := range []bool{false, true} {
+		t.Run(fmt.Sprintf("pair %v", pair), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engines := []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}
+				if pair {
+					engines = []*fakeEngine{
+						{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers},
+						{name: "d0", role: "decode", connector: "vllm-nixl", serve: engines[0].serve},
+					}
+				}
+				legs := &fakeLegs{answer: onSend(change)}
+				w := newWorld(t, setup{engines: engines, deps: legs.install})
+				if a := w.post(completionsPath, body, "X-Custom", "a", "X-Custom", "b", "X-Gone", "1", "X-Kept", "1"); a.status != 200 || a.body != unary {
+					t.Fatalf("%+v", a)
+				}
+				for _, e := range engines {
+					leg := e.seen()[0]
+					for name, want := range map[string]string{"X-Custom": "mine", "X-More": "1,2", "X-Gone": "", "X-Kept": "1"} {
+						if got := strings.Join(leg.header[name], ","); got != want {
+							t.Errorf("%s: %q, want %q", name, got, want)
+						}
+					}
+					if !strings.Contains(leg.body, `"temperature":0.5`) || !strings.Contains(leg.body, `"user":"u"`) ||
+						strings.Contains(leg.body, "seed") || !strings.Contains(leg.body, `"x":{"kept":1.50}`) {
+						t.Errorf("body %s", leg.body)
+					}
+					if pair && !strings.Contains(leg.body, `"kv_transfer_params"`) {
+						t.Errorf("the transfer is gone: %s", leg.body)
+					}
+				}
+				if len(legs.asked) != len(engines) {
+					t.Fatalf("asked %d times", len(legs.asked))
+				}
+				for i, f := range legs.asked {
+					e := engines[i]
+					want := abi.LegFacts{
+						Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Model: "m"},
+						Phase:   abi.PhaseNone, Flow: abi.FlowAggregated, Attempt: 1, Left: 2,
+						Instance: w.registry.Snapshot().Instance(e.spec().Name).ID, Engine: e.spec().Name,
+					}
+					if pair {
+						want.Phase, want.Flow = []abi.Phase{abi.Prefill, abi.Decode}[i], abi.FlowPrefillFirst
+						want.Partner, want.ID = w.registry.Snapshot().Instance(engines[1-i].name).ID, w.explained().DisaggID
+					}
+					if f != want {
+						t.Errorf("asked %+v, want %+v", f, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// What the connection, the transfer or the client needs is not a policy's to
+// edit: nothing of such an answer counts.
+func TestLegEditsRefused(t *testing.T) {
+	tests := []struct {
+		name string
+		list []byte
+	}{
+		{"Content-Length", edits(func(e *abi.Edits) { e.SetHeader("content-length", "1") })},
+		{"Host", edits(func(e *abi.Edits) { e.SetHeader("Host", "other") })},
+		{"Connection", edits(func(e *abi.Edits) { e.AddHeader("Connection", "close") })},
+		{"Transfer-Encoding", edits(func(e *abi.Edits) { e.RemoveHeader("Transfer-Encoding") })},
+		{"Content-Type", edits(func(e *abi.Edits) { e.SetHeader("Content-Type", "text/plain") })},
+		{"Content-Encoding", edits(func(e *abi.Edits) { e.SetHeader("Content-Encoding", "gzip") })},
+		{"Accept-Encoding", edits(func(e *abi.Edits) { e.SetHeader("Accept-Encoding", "gzip") })},
+		{"leg id", edits(func(e *abi.Edits) { e.SetHeader("X-Request-Id", "mine") })},
+		{"rank", edits(func(e *abi.Edits) { e.RemoveHeader("x-data-parallel-rank") })},
+		{"line break", edits(func(e *abi.Edits) { e.SetHeader("X-A", "1\r\nX-B: 2") })},
+		{"name", edits(func(e *abi.Edits) { e.SetHeader("X A", "1") })},
+		{"kv_transfer_params", edits(func(e *abi.Edits) { e.SetField("kv_transfer_params", "{}") })},
+		{"request_id", edits(func(e *abi.Edits) { e.SetField("request_id", `"a"`) })},
+		{"rid", edits(func(e *abi.Edits) { e.SetField("rid", `"a"`) })},
+		{"bootstrap_room", edits(func(e *abi.Edits) { e.RemoveField("bootstrap_room") })},
+		{"data_parallel_rank", edits(func(e *abi.Edits) { e.SetField("data_parallel_rank", "1") })},
+		{"vllm_xargs", edits(func(e *abi.Edits) { e.SetField("vllm_xargs", "{}") })},
+		{"extra_args", edits(func(e *abi.Edits) { e.SetField("sampling_params", `{"extra_args":{}}`) })},
+		{"stream", edits(func(e *abi.Edits) { e.SetField("stream", "true") })},
+		{"the connector's own", edits(func(e *abi.Edits) { e.SetField("max_tokens", "100") })},
+		{"no JSON", edits(func(e *abi.Edits) { e.SetField("seed", "1,") })},
+		{"no UTF-8", edits(func(e *abi.Edits) { e.SetField("user", "\"\xff\"") })},
+		{"empty", edits(func(e *abi.Edits) { e.SetField("user", "") })},
+		{"cut off", edits(func(e *abi.Edits) { e.SetField("user", "1") })[:10]},
+		{"unknown", binary.LittleEndian.AppendUint32(nil, 9)},
+		{"allowed ones beside it", edits(func(e *abi.Edits) { e.SetField("seed", "1"); e.SetHeader("X-A", "1"); e.SetField("rid", "1") })},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}
+				d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+				legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
+					if f.Phase == abi.Prefill {
+						return abi.LegEdited, tt.list, ""
+					}
+					return abi.LegPass, nil, ""
+				}}
+				w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+				for range 2 {
+					if a := w.post(completionsPath, completions(false)); a.status != 200 {
+						t.Fatalf("%+v", a)
+					}
+					w.SetLegs(nil)
+				}
+				edited, plain := p.seen()[0], p.seen()[1]
+				for _, h := range []http.Header{edited.header, plain.header} {
+					h.Del("X-Request-Id")
+				}
+				if edited.body != plain.body || fmt.Sprint(edited.header) != fmt.Sprint(plain.header) {
+					t.Errorf("sent %v %s\nwant %v %s", edited.header, edited.body, plain.header, plain.body)
+				}
+				if n := w.metric("pdproxy_fallbacks_total", "leg", "nonsense"); n != 1 {
+					t.Errorf("%v fallbacks", n)
+				}
+			})
+		})
+	}
+}
+
+// A hook without a usable answer leaves the leg alone and is counted, except for
+// one that is not there.
+func TestLegHookFails(t *testing.T) {
+	for reason, count := range map[string]float64{coordinator.ReasonLate: 1, coordinator.ReasonTrap: 1, coordinator.ReasonAbsent: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			legs := &fakeLegs{answer: func(*abi.LegFacts) (abi.LegDecision, []byte, string) {
+				return abi.LegEdited, edits(func(e *abi.Edits) { e.SetField("seed", "1") }), reason
+			}}
+			e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: legs.install})
+			if a := w.post(completionsPath, completions(false)); a.status != 200 || e.seen()[0].body != completions(false) {
+				t.Errorf("%+v, sent %s", a, e.seen()[0].body)
+			}
+			if n := w.metric("pdproxy_fallbacks_total", "leg", reason); n != count {
+				t.Errorf("%s: %v fallbacks", reason, n)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		legs := &fakeLegs{answer: func(*abi.LegFacts) (abi.LegDecision, []byte, string) { return 9, nil, "" }}
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: legs.install})
+		if a := w.post(completionsPath, completions(false)); a.status != 200 || w.metric("pdproxy_fallbacks_total", "leg", "nonsense") != 1 {
+			t.Errorf("%+v", a)
+		}
+	})
+}
+
+// After a failed leg the policy may say what follows, within the attempts.
+func TestLegFailed(t *testing.T) {
+	status := func(n int) func(*engineConn, int) {
+		return func(c *engineConn, _ int) { c.json(n, `{"error":{}}`) }
+	}
+	tests := []struct {
+		name     string
+		serve    func(*engineConn, int)
+		decision abi.LegDecision
+		want     int    // status
+		tries    [2]int // on the engine that fails, and on the other
+	}{
+		{"built-in rule", status(500), abi.LegPass, 200, [2]int{1, 1}},
+		{"built-in rule, at fault itself", status(400), abi.LegPass, 400, [2]int{1, 0}},
+		{"again", status(500), abi.LegRetry, 502, [2]int{3, 0}},
+		{"again though it is at fault itself", status(422), abi.LegRetry, 422, [2]int{3, 0}},
+		{"elsewhere", status(500), abi.LegPlaceAgain, 200, [2]int{1, 1}},
+		{"elsewhere though it is at fault itself", status(400), abi.LegPlaceAgain, 200, [2]int{1, 1}},
+		{"give up", status(500), abi.LegGiveUp, 502, [2]int{1, 0}},
+		{"nonsense", status(500), 77, 200, [2]int{1, 1}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e0 := &fakeEngine{name: "e0", serve: tt.serve}
+				e1 := &fakeEngine{name: "e1", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+				legs := &fakeLegs{answer: onFailure(tt.decision)}
+				w := newWorld(t, setup{engines: []*fakeEngine{e0, e1}, deps: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+				if a := w.post(completionsPath, completions(false)); a.status != tt.want {
+					t.Errorf("%+v", a)
+				}
+				if got := [2]int{len(e0.seen()), len(e1.seen())}; got != tt.tries {
+					t.Errorf("tries %v, want %v", got, tt.tries)
+				}
+				ids := make(map[string]bool)
+				for _, leg := range e0.seen() {
+					ids[leg.header.Get("X-Request-Id")] = true
+				}
+				if len(ids) != tt.tries[0] {
+					t.Errorf("%d ids for %d legs", len(ids), tt.tries[0])
+				}
+				f := legs.failures()[0]
+				if len(legs.failures()) != tt.tries[0] || f.Attempt != 1 || f.Left != 2 || f.Engine != "e0" ||
+					f.Reason != fmt.Sprintf("status_%d", f.Status) || f.Elapsed != 0 || f.Phase != abi.PhaseNone {
+					t.Errorf("asked %+v", legs.failures())
+				}
+			})
+		})
+	}
+}
+
+// Retries that the policy wants are taken from the budget like any other.
+func TestLegRetryBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}
+		legs := &fakeLegs{answer: onFailure(abi.LegRetry)}
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, deps: legs.install, config: func(c *config.Config) {
+			c.Retry.Attempts, c.Retry.Budget, c.Retry.MinBudget = 10, 0, 2
+		}})
+		w.post(completionsPath, completions(false))
+		if n := len(e.seen()); n != 3 || w.metric("pdproxy_fallbacks_total", "retry", "budget") != 1 {
+			t.Errorf("%d legs", n)
+		}
+	})
+}
+
+// A decode leg that was not sent: the policy may have the whole attempt again,
+// with another id, instead of another decode for the same blocks.
+func TestLegFailedPair(t *testing.T) {
+	for _, tt := range []struct {
+		decision       abi.LegDecision
+		status         int
+		prefills, d1   int
+		decodeAttempts uint32
+	}{
+		{abi.LegPass, 200, 1, 1, 1},
+		{abi.LegPlaceAgain, 200, 1, 1, 1},
+		{abi.LegRetry, 502, 3, 0, 3},
+		{abi.LegGiveUp, 502, 1, 0, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+				if strings.Contains(c.leg.body, "do_remote_prefill") { // a clean-up
+					c.json(200, unary)
+					return
+				}
+				prefillAnswers(c, nth)
+			}}
+			d0 := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", refuse: true}
+			d1 := &fakeEngine{name: "d1", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			legs := &fakeLegs{answer: onFailure(tt.decision)}
+			w := newWorld(t, setup{engines: []*fakeEngine{p, d0, d1}, deps: legs.install, config: func(c *config.Config) { c.Circuit.Failures = 100 }})
+			if a := w.post(completionsPath, completions(false)); a.status != tt.status {
+				t.Errorf("%d: %+v", tt.decision, a)
+			}
+			e := w.explained()
+			prefills := 0
+			for _, l := range e.Legs {
+				if l.Phase == "prefill" {
+					prefills++
+				}
+			}
+			if prefills != tt.prefills {
+				t.Errorf("%d: %d prefill legs", tt.decision, prefills)
+			}
+			failed := legs.failures()
+			last := failed[len(failed)-1]
+			if last.Attempt != tt.decodeAttempts || last.Phase != abi.Decode || last.Reason != "dial" || last.Partner == 0 {
+				t.Errorf("%d: asked %+v", tt.decision, failed)
+			}
+			ids := make(map[uint64]bool)
+			for _, f := range failed {
+				ids[f.ID] = true
+			}
+			if len(ids) != len(failed) {
+				t.Errorf("%d: %d ids in %d attempts", tt.decision, len(ids), len(failed))
+			}
+		})
+	}
+}
+
+// The finish hook learns how an exchange ended.
+func TestFinish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+			time.Sleep(3 * time.Millisecond)
+			prefillAnswers(c, nth)
+		}}
+		d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+			time.Sleep(4 * time.Millisecond)
+			c.say(streamHead)
+			c.chunks(eventA)
+			time.Sleep(5 * time.Millisecond)
+			c.chunks(`data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`+"\n\n", done)
+			c.say("0\r\n\r\n")
+		}}
+		legs := &fakeLegs{}
+		w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+		w.post(completionsPath, completions(true))
+		synctest.Wait()
+		if len(legs.finished) != 1 {
+			t.Fatalf("told %d times", len(legs.finished))
+		}
+		f := legs.finished[0]
+		s := w.registry.Snapshot()
+		want := abi.FinishFacts{
+			Request: abi.RequestFacts{PromptTokens: f.Request.PromptTokens, MaxTokens: 5, N: 1, Stream: true, Model: "m"},
+			Outcome: abi.OutcomeOK, Flow: abi.FlowPrefillFirst, Status: 200, ID: w.explained().DisaggID,
+			Prefill: s.Instance("p0").ID, Decode: s.Instance("d0").ID, Attempts: 2,
+			FirstByte: 7000, Total: 12000, PromptTokens: 7, CachedTokens: 4, OutputTokens: 2,
+		}
+		if f != want {
+			t.Errorf("told %+v\nwant %+v", f, want)
+		}
+	})
+}
+
+func TestFinishFailures(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		e    *fakeEngine
+		body string
+		want abi.FinishFacts
+	}{
+		{"engine error", &fakeEngine{serve: func(c *engineConn, _ int) { c.json(500, "{}") }}, completions(false),
+			abi.FinishFacts{Outcome: abi.OutcomeEngineError, Flow: abi.FlowAggregated, Status: 502, Failed: abi.Decode, Reason: "status_500", Decode: 1, Attempts: 3}},
+		{"not placed", &fakeEngine{}, `{"model":"other","prompt":"x"}`, abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 404}},
+		{"no request", &fakeEngine{}, "{", abi.FinishFacts{Outcome: abi.OutcomeClientError, Status: 400}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				legs := &fakeLegs{}
+				w := newWorld(t, setup{engines: []*fakeEngine{tt.e}, deps: legs.install})
+				w.post(completionsPath, tt.body)
+				f := legs.finished[0]
+				f.Request, tt.want.FirstByte = abi.RequestFacts{}, -1
+				tt.want.PromptTokens, tt.want.CachedTokens, tt.want.OutputTokens = -1, -1, -1
+				if tt.want.Decode != 0 {
+					tt.want.Decode = w.registry.Snapshot().Instance("e").ID
+				}
+				if f != tt.want {
+					t.Errorf("told %+v\nwant %+v", f, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// The numbers of the outcomes are the same on both sides of the contract.
+func TestOutcomesAgree(t *testing.T) {
+	pairs := map[telemetry.Outcome]abi.Outcome{
+		telemetry.OutcomeNone: abi.OutcomeNone, telemetry.OutcomeOK: abi.OutcomeOK, telemetry.OutcomeClientError: abi.OutcomeClientError,
+		telemetry.OutcomeEngineError: abi.OutcomeEngineError, telemetry.OutcomeTimeout: abi.OutcomeTimeout,
+		telemetry.OutcomeCancelled: abi.OutcomeCancelled, telemetry.OutcomeBroken: abi.OutcomeBroken, telemetry.OutcomeShed: abi.OutcomeShed,
+		telemetry.OutcomeNoTarget: abi.OutcomeNoTarget, telemetry.OutcomeInternal: abi.OutcomeInternal,
+	}
+	for o, a := range pairs {
+		if uint8(o) != uint8(a) {
+			t.Errorf("%s: %d and %d", o, o, a)
+		}
+	}
+}
+
+// planner is a Decider whose plan answer a test gives.
+type planner struct {
+	nativeDecider
+	answer abi.PlanAnswer
+}
+
+func (p *planner) Plan(context.Context, *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	return p.answer, "planner", true
+}
+
+// The plan policy's limit bounds an attempt until the client's first byte, over
+// all its legs, and no engine is blamed for it.
+func TestPlanLimit(t *testing.T) {
+	slow := func(d time.Duration, then func(*engineConn, int)) func(*engineConn, int) {
+		return func(c *engineConn, nth int) { time.Sleep(d); then(c, nth) }
+	}
+	answers := func(c *engineConn, _ int) { c.json(200, unary) }
+	streams := func(c *engineConn, _ int) {
+		c.say(streamHead)
+		c.chunks(": wait\n\n")
+		time.Sleep(2 * time.Second)
+		c.chunks(eventA)
+		time.Sleep(10 * time.Second) // the limit is for the first byte
+		c.chunks(done)
+		c.say("0\r\n\r\n")
+	}
+	tests := []struct {
+		name            string
+		prefill, decode func(*engineConn, int) // no prefill: aggregated
+		stream          bool
+		limit           uint32
+		status          int
+		took            time.Duration
+	}{
+		{"in time", slow(2*time.Second, prefillAnswers), slow(2*time.Second, answers), false, 5000, 200, 4 * time.Second},
+		{"together too slow", slow(3*time.Second, prefillAnswers), slow(3*time.Second, answers), false, 5000, 504, 5 * time.Second},
+		{"prefill too slow", slow(9*time.Second, prefillAnswers), answers, false, 5000, 504, 5*time.Second + prefillLinger},
+		{"aggregated", nil, slow(9*time.Second, answers), false, 5000, 504, 5 * time.Second},
+		{"stream, in time", nil, streams, true, 5000, 200, 12 * time.Second},
+		{"stream, too slow", nil, streams, true, 1500, 504, 1500 * time.Millisecond},
+		{"longer than configured", nil, slow(1000*time.Second, answers), false, 999000, 504, 300 * time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engines := []*fakeEngine{{serve: tt.decode}}
+				decision := abi.PlanAggregate
+				if tt.prefill != nil {
+					decision = abi.PlanDisaggregate
+					engines = []*fakeEngine{
+						{name: "p0", role: "prefill", connector: "vllm-nixl", serve: tt.prefill},
+						{name: "d0", role: "decode", connector: "vllm-nixl", serve: tt.decode},
+					}
+				}
+				w := newWorld(t, setup{engines: engines, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+				w.local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: decision, LimitMillis: tt.limit}})
+				begin := time.Now()
+				a := w.post(completionsPath, completions(tt.stream))
+				if took := time.Since(begin); a.status != tt.status || took != tt.took {
+					t.Errorf("after %v: %+v", took, a)
+				}
+				for _, i := range w.registry.Snapshot().Instances {
+					if n := i.Breaker.Failures(); n != 0 && tt.limit < 300000 {
+						t.Errorf("%s has %d failures", i.Spec.Name, n)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPlanRejects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{engines: []*fakeEngine{{}}})
+		w.local.SetDecider(&planner{answer: abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}})
+		a := w.post(completionsPath, completions(false))
+		if a.status != 429 || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "rejected_by_policy") {
+			t.Errorf("%+v", a)
+		}
+		w.outcome(telemetry.OutcomeNoTarget)
+	})
+}
+
+// The board in the request's context, and the notes that filters leave on it.
+func TestStreamInfo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		info := new(abi.StreamInfo)
+		var first abi.StreamFacts
+		o := setup{engines: []*fakeEngine{
+			{name: "p0", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+				time.Sleep(time.Millisecond)
+				prefillAnswers(c, nth)
+			}},
+			{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+				time.Sleep(2 * time.Millisecond)
+				c.json(200, `{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`)
+			}},
+		}}
+		o.deps = func(d *Deps) {
+			d.Wrap = func(h http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					info.AddNote("seen")
+					h.ServeHTTP(headSpy{w, func() { first = info.Facts() }}, r.WithContext(abi.WithStreamInfo(r.Context(), info)))
+				})
+			}
+		}
+		w := newWorld(t, o)
+		if a := w.post(completionsPath, completions(false), "X-Request-Id", "mine"); a.status != 200 {
+			t.Fatalf("%+v", a)
+		}
+		e := w.explained()
+		f := info.Facts()
+		want := abi.StreamFacts{
+			RequestID: "mine", Model: "m", Flow: abi.FlowPrefillFirst, DisaggID: e.DisaggID, Attempts: 1,
+			Prefill: abi.StreamTarget{Engine: "p0", Address: "p0.test:80"}, Decode: abi.StreamTarget{Engine: "d0", Address: "d0.test:80"},
+			PrefillDone: time.Millisecond, FirstByte: 3 * time.Millisecond, PromptTokens: f.PromptTokens,
+		}
+		if first != want {
+			t.Errorf("with the head: %+v, want %+v", first, want)
+		}
+		want.End, want.InputTokens, want.OutputTokens, want.CachedTokens = 3*time.Millisecond, 7, 2, 4
+		if f != want {
+			t.Errorf("at the end: %+v, want %+v", f, want)
+		}
+		if len(e.Notes) != 1 || e.Notes[0] != "seen" {
+			t.Errorf("notes %q", e.Notes)
+		}
+		legs := w.logged.String()
+		for _, l := range e.Legs {
+			if len(l.ID) != 32 || !strings.Contains(legs, "leg_id="+l.ID+" phase="+l.Phase) {
+				t.Errorf("leg id %q", l.ID)
+			}
+		}
+	})
+}
+
+// headSpy calls before when the head is written.
+type headSpy struct {
+	http.ResponseWriter
+	before func()
+}
+
+func (s headSpy) WriteHeader(status int) { s.before(); s.ResponseWriter.WriteHeader(status) }
+
+// Unwrap serves http.ResponseController.
+func (s headSpy) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+func TestAddress(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://e:8000/base": "e:8000", "https://e": "e:443", "http://[::1]": "[::1]:80", "://": "",
+	} {
+		if got := address(url); got != want {
+			t.Errorf("%s: %q, want %q", url, got, want)
+		}
+	}
+}
