@@ -82,7 +82,7 @@ func (n Needs) Names() []string {
 // README.md has their arguments and results. One that a host lacks answers
 // NOT_FOUND.
 const (
-	ForeignNote            = "pdproxy.v1.note"
+	ForeignNote            = "pdproxy.v1.explain_note"
 	ForeignCounter         = "pdproxy.v1.counter"
 	ForeignConversationGet = "pdproxy.v1.conversation_get"
 	ForeignConversationPut = "pdproxy.v1.conversation_put"

@@ -54,9 +54,9 @@ var (
 	onConfig func(config string) bool
 )
 
-// Plan registers a plan policy. In the configuration of the proxy it is named
-// plugin/name, or by the plugin's name alone when name is "". That holds for the
-// policies of the other hooks too, and one name may serve several hooks.
+// Plan registers a plan policy. The proxy's configuration calls it plugin/name.
+// That holds for the policies of the other hooks too; a name has no white space,
+// and one may serve several hooks.
 func Plan(name string, policy func(*abi.PlanFacts) abi.PlanAnswer) { plans.add(name, policy) }
 
 // Place registers a place policy.

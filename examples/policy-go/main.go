@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi/guest"
 )
 
-func init() { guest.Place("", place) }
+func init() { guest.Place("fewest", place) }
 
 func main() {}
 

@@ -1,0 +1,135 @@
+package guest
+
+import (
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// The module under test is this package itself, compiled natively.
+func init() {
+	Plan("strict", func(f *abi.PlanFacts) abi.PlanAnswer {
+		return abi.PlanAnswer{Decision: abi.PlanReject, Status: uint16(400 + f.BothTargets)}
+	})
+	Place("last", func(f *abi.PlaceFacts) abi.PlaceDecision {
+		return abi.PlaceDecision{Prefill: -1, Decode: int32(len(f.Candidates)) - 1}
+	})
+	Place("scored", func(f *abi.PlaceFacts) abi.PlaceDecision {
+		for i := range f.Candidates {
+			f.Candidates[i].Score = float32(i) + 0.5
+		}
+		f.Scored = true
+		return abi.PlaceDecision{Prefill: f.Fixed, Decode: int32(f.Sequence)}
+	})
+	Mint("fixed", func(f *abi.MintFacts) uint64 { return abi.MinDisaggID + uint64(f.Counter) })
+	Leg("edits", func(f *abi.LegFacts, e *abi.Edits) abi.LegDecision {
+		if f.Event == abi.LegFailed {
+			return abi.LegGiveUp
+		}
+		e.SetHeader("x-attempt", "1")
+		return abi.LegEdited
+	})
+	Finish("counts", func(f *abi.FinishFacts) { finished = append(finished, f.OutputTokens) })
+	Need(abi.NeedPrompt)
+	Need(abi.NeedPairs)
+	OnConfigure(func(text string) bool { return text != "bad" })
+}
+
+var finished []int64
+
+func TestList(t *testing.T) {
+	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\n"
+	if got := list(); got != want {
+		t.Errorf("policies %q, want %q", got, want)
+	}
+	if needs != abi.NeedPrompt|abi.NeedPairs {
+		t.Errorf("needs %b", needs)
+	}
+}
+
+func TestConfigured(t *testing.T) {
+	if Configured("bad") || !Configured("good") || Config() != "good" {
+		t.Errorf("configuration %q", Config())
+	}
+}
+
+func TestPlan(t *testing.T) {
+	frame := abi.AppendPlan(nil, &abi.Header{}, &abi.PlanFacts{BothTargets: 29})
+	if a, ok := abi.UnpackPlan(onPlan(frame)); !ok || a != (abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}) {
+		t.Errorf("answer %+v, %v", a, ok)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	f := &abi.PlaceFacts{Fixed: 1, Sequence: 2, Candidates: make([]abi.Candidate, 3)}
+	frame := abi.AppendPlace(nil, &abi.Header{}, f)
+	if d := abi.UnpackPlace(onPlace(frame)); d != (abi.PlaceDecision{Prefill: -1, Decode: 2}) {
+		t.Errorf("policy 0: %+v", d)
+	}
+	if abi.ReadScores(frame, f); f.Scored {
+		t.Error("policy 0 gave scores")
+	}
+	frame = abi.AppendPlace(nil, &abi.Header{Policy: 1}, f)
+	if d := abi.UnpackPlace(onPlace(frame)); d != (abi.PlaceDecision{Prefill: 1, Decode: 2}) {
+		t.Errorf("policy 1: %+v", d)
+	}
+	if abi.ReadScores(frame, f); !f.Scored || f.Candidates[2].Score != 2.5 {
+		t.Errorf("policy 1: scores %v %+v", f.Scored, f.Candidates)
+	}
+}
+
+func TestMintAndFinish(t *testing.T) {
+	if id := onMint(abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{Counter: 9})); id != abi.MinDisaggID+9 {
+		t.Errorf("id %d", id)
+	}
+	onFinish(abi.AppendFinish(nil, &abi.Header{}, &abi.FinishFacts{OutputTokens: 77}))
+	if len(finished) != 1 || finished[0] != 77 {
+		t.Errorf("finished %v", finished)
+	}
+}
+
+func TestLeg(t *testing.T) {
+	scratch := make([]byte, 1024)
+	frame := abi.AppendLeg(scratch[:0], &abi.Header{}, &abi.LegFacts{Event: abi.LegSend})
+	if d := onLeg(frame, scratch[len(frame):]); d != uint64(abi.LegEdited) {
+		t.Fatalf("decision %d", d)
+	}
+	at, size := abi.EditsOf(frame)
+	e, rest, ok := abi.NextEdit(scratch[at : at+size])
+	if want := (abi.Edit{Op: abi.EditSetHeader, Name: "x-attempt", Value: "1"}); e != want || !ok || len(rest) != 0 {
+		t.Errorf("edit %+v, %v, %d bytes left", e, ok, len(rest))
+	}
+	if d := onLeg(frame, nil); d != uint64(abi.LegPass) {
+		t.Errorf("decision %d without room for the edit", d)
+	}
+	failed := abi.AppendLeg(nil, &abi.Header{}, &abi.LegFacts{Event: abi.LegFailed})
+	if d := onLeg(failed, nil); d != uint64(abi.LegGiveUp) {
+		t.Errorf("decision %d after a failure", d)
+	}
+}
+
+// TestForeignFrames: what is no frame of the hook, or for a policy that is not
+// there, gets the answer that decides nothing.
+func TestForeignFrames(t *testing.T) {
+	mint := abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{})
+	absent := abi.AppendPlace(nil, &abi.Header{Policy: 2}, &abi.PlaceFacts{Fixed: -1})
+	for name, got := range map[string]uint64{
+		"plan": onPlan(mint), "place": onPlace(mint) ^ none, "leg": onLeg(mint, nil), "mint": onMint(absent),
+		"absent policy": onPlace(absent) ^ none, "empty": onPlan(nil), "cut off": onMint(mint[:70]),
+	} {
+		if got != 0 {
+			t.Errorf("%s: %#x", name, got)
+		}
+	}
+	onFinish(mint)
+}
+
+func TestHooksDoNotAllocate(t *testing.T) {
+	f := &abi.PlaceFacts{Fixed: -1, Candidates: make([]abi.Candidate, 64), Request: abi.RequestFacts{Model: "m", Prompt: "[]"}}
+	place := abi.AppendPlace(nil, &abi.Header{Policy: 1}, f)
+	scratch := make([]byte, 1024)
+	leg := abi.AppendLeg(scratch[:0], &abi.Header{}, &abi.LegFacts{Engine: "d0"})
+	if n := testing.AllocsPerRun(100, func() { onPlace(place); onLeg(leg, scratch[len(leg):]) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
