@@ -57,7 +57,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 		x.usage = u
 	}
 	copyHeader(x.w.Header(), resp)
-	return x.writeWhole(resp.Status, answer.b)
+	return x.writeWhole(resp.Status, a.conn.Public(&a.c, answer.b))
 }
 
 // take settles that decode has the KV. The error is prefill's: it had failed

@@ -128,6 +128,9 @@ type Connector interface {
 	ReadPrefill(a *Attempt, body []byte) (Handoff, error)
 	// Decode shapes the decode leg; h is nil for concurrent legs.
 	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)
+	// Public is decode's whole answer with a 2xx status less what it says of the
+	// transfer; the answer itself where that is nothing.
+	Public(a *Attempt, answer []byte) []byte
 	// Reclaims reports that prefill's answer lets Cleanup free what prefill holds,
 	// so that it is worth waiting for even when the client has left.
 	Reclaims() bool

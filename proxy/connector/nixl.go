@@ -191,6 +191,8 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
+func (nixl) Public(_ *Attempt, answer []byte) []byte { return answer }
+
 // Reclaims: only the answer says which blocks prefill holds.
 func (nixl) Reclaims() bool { return true }
 

@@ -47,5 +47,6 @@ func (none) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 func (none) Prefill(*Attempt, []byte) (Leg, error)          { return Leg{}, errNoTwoLegs }
 func (none) ReadPrefill(*Attempt, []byte) (Handoff, error)  { return Handoff{}, errNoTwoLegs }
 func (none) Decode(*Attempt, *Handoff, []byte) (Leg, error) { return Leg{}, errNoTwoLegs }
+func (none) Public(_ *Attempt, answer []byte) []byte        { return answer }
 func (none) Reclaims() bool                                 { return false }
 func (none) Cleanup(*Attempt, Orphan) []Cleanup             { return nil }

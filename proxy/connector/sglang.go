@@ -172,6 +172,8 @@ func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 }
 
 // Reclaims: the abort by rid frees what either engine holds, answered or not.
+func (sglang) Public(_ *Attempt, answer []byte) []byte { return answer }
+
 func (sglang) Reclaims() bool { return false }
 
 // Cleanup aborts by id what each engine that got a leg still has of the

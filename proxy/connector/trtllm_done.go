@@ -1,6 +1,8 @@
 package connector
 
 import (
+	"bytes"
+
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -38,6 +40,40 @@ func (trtllm) done(a *Attempt, answer *openai.Object) (Handoff, error) {
 	}
 	h.Answer = openai.AppendDone(h.Answer)
 	return h, nil
+}
+
+// Public empties the params that a generation worker echoes in each choice of an
+// unary answer, so that it is what one engine alone would have said.
+func (trtllm) Public(a *Attempt, answer []byte) []byte {
+	if a.Trust || a.Prefill.IsZero() || !bytes.Contains(answer, []byte(`"disaggregated_params"`)) {
+		return answer
+	}
+	var whole openai.Object
+	if whole.Parse(answer) != nil {
+		return answer
+	}
+	choices, _ := whole.Get("choices")
+	list, err := openai.Elements(choices)
+	if err != nil {
+		return answer
+	}
+	empty := openai.Edit{Key: "disaggregated_params", Value: literal("null")}
+	changed := []byte{'['}
+	for raw := range list {
+		var choice openai.Object
+		if choice.Parse(raw) != nil {
+			return answer
+		}
+		if len(changed) > 1 {
+			changed = append(changed, ',')
+		}
+		if _, has := choice.Get(empty.Key); has {
+			changed = choice.Append(changed, empty)
+		} else {
+			changed = append(changed, raw...)
+		}
+	}
+	return whole.Append(nil, openai.Edit{Key: "choices", Value: append(changed, ']')})
 }
 
 // unaryAnswer is the answer without the params of its choices.
