@@ -90,7 +90,7 @@ var opcodes = map[string][]byte{
 	"else": {0x05}, "end": {0x0b}, "return": {0x0f}, "drop": {0x1a}, "select": {0x1b},
 	"i32.load": {0x28, 2, 0}, "i64.load": {0x29, 3, 0}, "i32.load8_u": {0x2d, 0, 0}, "i32.load16_u": {0x2f, 1, 0},
 	"i32.store": {0x36, 2, 0}, "i64.store": {0x37, 3, 0}, "f32.store": {0x38, 2, 0}, "i32.store8": {0x3a, 0, 0},
-	"memory.size": {0x3f, 0}, "memory.grow": {0x40, 0},
+	"memory.size": {0x3f, 0}, "memory.copy": {0xfc, 10, 0, 0}, "memory.grow": {0x40, 0},
 	"i32.eqz": {0x45}, "i32.eq": {0x46}, "i32.ne": {0x47}, "i32.lt_u": {0x49}, "i32.gt_u": {0x4b}, "i32.ge_u": {0x4f},
 	"i64.eqz": {0x50}, "i32.add": {0x6a}, "i32.sub": {0x6b}, "i32.mul": {0x6c}, "i32.rem_u": {0x70}, "i32.and": {0x71},
 	"i32.or": {0x72}, "i32.shl": {0x74}, "i64.add": {0x7c}, "i64.sub": {0x7d}, "i64.rem_u": {0x82}, "i64.or": {0x84},
