@@ -18,7 +18,7 @@ const samples = 20_000
 // guest's memory, the call, the answer read. ns/op is the mean without a clock
 // in the loop; the percentiles contain two readings of the clock.
 func BenchmarkDecision(b *testing.B) {
-	builtin := run(b, policies.Wasm(), "")
+	builtin := run(b, policies.Wasm())
 	for i, name := range policies.PlaceNames() {
 		native, _ := policies.Place(name)
 		for _, rows := range []int{8, 64, 512} {
@@ -30,7 +30,7 @@ func BenchmarkDecision(b *testing.B) {
 		}
 	}
 	for _, e := range examples() {
-		g := run(b, e.prebuilt(b), "")
+		g := run(b, e.prebuilt(b))
 		for _, rows := range []int{8, 64, 512} {
 			b.Run(fmt.Sprintf("place/example/%d/%s", rows, e.language), func(b *testing.B) { g.measurePlace(b, 0, rows) })
 		}
@@ -95,7 +95,7 @@ func busy(rows int) *abi.PlaceFacts {
 
 // TestDecisionsDoNotAllocate: neither side does, in steady state.
 func TestDecisionsDoNotAllocate(t *testing.T) {
-	g := run(t, policies.Wasm(), "")
+	g := run(t, policies.Wasm())
 	f, plan, mint := busy(64), &abi.PlanFacts{}, &abi.MintFacts{}
 	decide := func() {
 		for i := range policies.PlaceNames() {

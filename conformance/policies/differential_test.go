@@ -33,7 +33,7 @@ func TestModuleIsItsSource(t *testing.T) {
 		return
 	}
 	t.Logf("the embedded module was built by %s, this is %s: behaviour is compared, not bytes", policies.Toolchain(), runtime.Version())
-	differential(t, run(t, built, ""), 10000)
+	differential(t, run(t, built), 10000)
 }
 
 func write(t *testing.T, wasm []byte) {
@@ -62,7 +62,7 @@ func TestNativeAndWasmDecideTheSame(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		frames = 10_000
 	}
-	differential(t, run(t, policies.Wasm(), ""), frames)
+	differential(t, run(t, policies.Wasm()), frames)
 }
 
 func differential(t *testing.T, g *guest, frames int) {

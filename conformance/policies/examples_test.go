@@ -69,12 +69,12 @@ func (e *example) built(t testing.TB) (wasm []byte, ok bool) {
 func TestExamples(t *testing.T) {
 	for _, e := range examples() {
 		t.Run(e.language, func(t *testing.T) {
-			checkExample(t, run(t, e.prebuilt(t), ""))
+			checkExample(t, run(t, e.prebuilt(t)))
 			if e.source == "" {
 				return
 			}
 			if wasm, ok := e.built(t); ok {
-				checkExample(t, run(t, wasm, ""))
+				checkExample(t, run(t, wasm))
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 // scratchSize is what the host asks a guest for.
 const scratchSize = 64 << 10
 
-// world is a host.Env with a log and a configuration, and one foreign function.
+// world is a host.Env with a log and a configuration, and two foreign functions.
 // A guest that asks for anything else panics the test.
 type world struct {
 	host.Env
@@ -30,11 +30,14 @@ func (w *world) VMConfig() []byte                    { return nil }
 func (w *world) PluginConfig() []byte                { return []byte(w.config) }
 
 func (w *world) Foreign(_ uint32, name string, args []byte) ([]byte, host.Status) {
-	if name != abi.ForeignNote {
-		return nil, host.NotFound
+	switch name {
+	case abi.ForeignNote:
+		w.notes = append(w.notes, string(args))
+		return nil, host.OK
+	case "test.echo":
+		return args, host.OK
 	}
-	w.notes = append(w.notes, string(args))
-	return nil, host.OK
+	return nil, host.NotFound
 }
 
 // guest is one VM of a module and its hooks.
@@ -47,8 +50,14 @@ type guest struct {
 	names map[abi.Hook][]string
 }
 
-// run starts a module and configures it.
-func run(t testing.TB, wasm []byte, config string) *guest {
+// run starts a module without a configuration, which is not to log anything.
+func run(t testing.TB, wasm []byte) *guest {
+	t.Helper()
+	return start(t, wasm, &world{log: func(m string) { t.Errorf("the guest says: %s", m) }})
+}
+
+// start starts a module in a world and configures it.
+func start(t testing.TB, wasm []byte, w *world) *guest {
 	t.Helper()
 	ctx := context.Background()
 	cache, err := host.NewCache(cacheRoot)
@@ -60,7 +69,6 @@ func run(t testing.TB, wasm []byte, config string) *guest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { module.Close(ctx); cache.Close(ctx) })
-	w := &world{config: config, log: func(m string) { t.Errorf("the guest says: %s", m) }}
 	vm, err := module.NewVM(ctx, w)
 	if err != nil {
 		t.Fatal(err)
