@@ -82,7 +82,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	half.Close()
 	defer os.Remove(half.Name())
 
-	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.Version, Toolchain: tool.version}
+	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
 	if o.TinyGo {
 		r.Toolchain = "tinygo"
 		err = tool.compileTinyGo(ctx, plugin, half.Name())

@@ -159,7 +159,7 @@ func TestTinyGoSDK(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, log.String())
 	}
-	if r.SDK != "example.com/sdk" || r.Output != output || !strings.HasPrefix(r.Toolchain, "go1.") {
+	if r.SDK != "example.com/sdk" || r.Version != "" || r.Output != output || !strings.HasPrefix(r.Toolchain, "go1.") {
 		t.Errorf("result %+v", r)
 	}
 	module, err := os.ReadFile(output)

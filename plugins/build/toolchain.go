@@ -89,7 +89,15 @@ type goPackage struct {
 
 type goModule struct {
 	Path, Version, Dir, GoMod string
-	Main                      bool
+	Replace                   *goModule
+}
+
+// version is what is compiled, "" for a folder.
+func (m *goModule) version() string {
+	if m.Replace != nil {
+		return m.Replace.Version
+	}
+	return m.Version
 }
 
 // plugin is a loaded package main: where it is, and which SDK it stands on.
