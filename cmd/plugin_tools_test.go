@@ -49,7 +49,7 @@ func TestNewPolicy(t *testing.T) {
 		policies  []string
 	}{
 		{"without an SDK", "", nil, nil},
-		{"over abi/guest", "0.2.1", []string{"--sdk-dir", repository(t)}, []string{"place my-policy"}},
+		{"over abi/guest", "0.2.1", []string{"--sdk-dir", repository(t)}, []string{"place fewest_tokens"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-policy")
