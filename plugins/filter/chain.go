@@ -1,0 +1,140 @@
+package filter
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Limits bounds what a stream may take.
+type Limits struct {
+	// MaxBody is how many bytes of a body a filter may hold, in either direction;
+	// 0: 64 MiB. More is answered with 413 or 500.
+	MaxBody int64
+	// ReadTimeout is how long a client may take for its body while a filter holds
+	// the request; 0: for ever.
+	ReadTimeout time.Duration
+}
+
+func (l Limits) bodyLimit() int64 {
+	if l.MaxBody <= 0 {
+		return 64 << 20
+	}
+	return l.MaxBody
+}
+
+// Chain leads requests and their answers through filters. The zero value has
+// none. It is safe for concurrent use.
+type Chain struct {
+	now atomic.Pointer[links]
+}
+
+// links is what a chain consists of; never changed, only replaced.
+type links struct {
+	plugins []*Plugin
+	limits  Limits
+}
+
+// Set replaces the filters, in the order of the request; streams that run keep
+// theirs. What is not in the list any more may be closed afterwards.
+func (c *Chain) Set(plugins []*Plugin, limits Limits) {
+	c.now.Store(&links{slices.Clone(plugins), limits})
+}
+
+// Plugins returns the filters in the order of the request.
+func (c *Chain) Plugins() []*Plugin {
+	if now := c.now.Load(); now != nil {
+		return slices.Clone(now.plugins)
+	}
+	return nil
+}
+
+// Wrap returns a handler that leads requests through the filters to next, and
+// next's answers back through them in reverse. Without filters next is called as
+// if the chain were not there.
+func (c *Chain) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		now := c.now.Load()
+		if now == nil || len(now.plugins) == 0 {
+			next.ServeHTTP(w, r)
+			return
+		}
+		plugins, limits, ok := c.acquire()
+		switch {
+		case !ok:
+			newFailure(http.StatusServiceUnavailable, "overloaded_error", "draining", "the proxy is shutting down").write(w)
+		case len(plugins) == 0:
+			next.ServeHTTP(w, r)
+		default:
+			serve(plugins, limits, w, r, next)
+		}
+	})
+}
+
+// acquire enters a stream into the plugins that take part in streams. false: one
+// of them is closed and has no successor, so the proxy ends.
+func (c *Chain) acquire() ([]*Plugin, Limits, bool) {
+	for {
+		now := c.now.Load()
+		plugins := make([]*Plugin, 0, len(now.plugins))
+		closed := false
+		for _, p := range now.plugins {
+			if !p.forStreams() {
+				continue
+			}
+			if closed = !p.acquire(); closed {
+				break
+			}
+			plugins = append(plugins, p)
+		}
+		if !closed {
+			return plugins, now.limits, true
+		}
+		for _, p := range plugins {
+			p.release()
+		}
+		if c.now.Load() == now {
+			return nil, Limits{}, false
+		}
+	}
+}
+
+// serve runs one stream.
+func serve(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	s := open(plugins, limits, w, r)
+	defer s.end()
+	header := make(http.Header)
+	if s.passHeaders() {
+		s.serveNext(next, header)
+	} else if !s.src.done {
+		s.limitRead() // net/http drains a little of it
+	}
+	s.finish(header)
+	if s.isCut() {
+		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
+	}
+}
+
+// serveNext calls the next handler. If its work has become useless it may end as
+// it likes.
+func (s *stream) serveNext(next http.Handler, header http.Header) {
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	s.cancelNext, s.serving = cancel, true
+	s.mu.Unlock()
+	r := s.nextRequest(ctx)
+	if r == nil {
+		return
+	}
+	defer func() {
+		if s.isOver() {
+			if v := recover(); v != nil && v != http.ErrAbortHandler {
+				panic(v)
+			}
+		}
+	}()
+	next.ServeHTTP(&answerWriter{s, header}, r)
+}

@@ -1,0 +1,128 @@
+package filter
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// vm implements host.Env. All of these methods are called from inside a guest
+// call, by who holds v.lock.
+var (
+	_ host.Env     = (*vm)(nil)
+	_ host.RootEnv = (*vm)(nil)
+)
+
+// logLevels are slog's levels for those of guests.
+var logLevels = [...]slog.Level{
+	host.LogTrace: slog.LevelDebug - 4, host.LogDebug: slog.LevelDebug, host.LogInfo: slog.LevelInfo,
+	host.LogWarn: slog.LevelWarn, host.LogError: slog.LevelError, host.LogCritical: slog.LevelError + 4,
+}
+
+// noContext is what both Go SDKs panic with when a plugin has neither an HTTP
+// nor a TCP context to give (proxywasm/internal/abi_callback_lifecycle.go).
+const noContext = "invalid context id on proxy_on_context_create"
+
+// Log implements host.Env.
+func (v *vm) Log(level host.LogLevel, message string) {
+	if level == host.LogError && strings.Contains(message, noContext) {
+		v.noContextSaid = true
+	}
+	v.p.deps.Log.Log(context.Background(), logLevels[min(level, host.LogCritical)], message)
+}
+
+// LogLevel implements host.Env.
+func (v *vm) LogLevel() host.LogLevel {
+	for level, at := range logLevels {
+		if v.p.deps.Log.Enabled(context.Background(), at) {
+			return host.LogLevel(level)
+		}
+	}
+	return host.LogCritical
+}
+
+// VMConfig implements host.Env.
+func (v *vm) VMConfig() []byte { return []byte(v.p.spec.VMConfig) }
+
+// PluginConfig implements host.Env.
+func (v *vm) PluginConfig() []byte { return []byte(v.p.spec.Config) }
+
+// Stream implements host.Env.
+func (v *vm) Stream(ctx uint32) host.Stream {
+	if f := v.stream(ctx); f != nil {
+		return f
+	}
+	return nil
+}
+
+func (v *vm) stream(ctx uint32) *filter {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.streams[ctx]
+}
+
+// SetTickPeriod implements host.Env.
+func (v *vm) SetTickPeriod(_ uint32, period time.Duration) {
+	v.mu.Lock()
+	v.period, v.rearm = period, true
+	v.mu.Unlock()
+	v.stir()
+}
+
+// SharedData implements host.Env.
+func (v *vm) SharedData(key string) ([]byte, uint32, host.Status) { return v.p.space.Get(key) }
+
+// SetSharedData implements host.Env.
+func (v *vm) SetSharedData(key string, value []byte, cas uint32) host.Status {
+	return v.p.space.Set(key, value, cas)
+}
+
+// RegisterQueue implements host.Env.
+func (v *vm) RegisterQueue(_ uint32, name string) uint32 {
+	return v.p.space.Register(name, v, v.queueReady)
+}
+
+// ResolveQueue implements host.Env.
+func (v *vm) ResolveQueue(vmID, name string) (uint32, host.Status) {
+	if vmID == "" {
+		vmID = v.p.spec.VMID
+	}
+	return v.p.deps.Shared.Resolve(vmID, name)
+}
+
+// Enqueue implements host.Env.
+func (v *vm) Enqueue(queue uint32, value []byte) host.Status {
+	return v.p.deps.Shared.Enqueue(queue, value)
+}
+
+// Dequeue implements host.Env.
+func (v *vm) Dequeue(queue uint32) ([]byte, host.Status) { return v.p.deps.Shared.Dequeue(queue) }
+
+// DefineMetric implements host.Env.
+func (v *vm) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {
+	return v.p.metrics.define(kind, name)
+}
+
+// RecordMetric implements host.Env.
+func (v *vm) RecordMetric(id uint32, value uint64) host.Status { return v.p.metrics.record(id, value) }
+
+// IncrementMetric implements host.Env.
+func (v *vm) IncrementMetric(id uint32, delta int64) host.Status {
+	return v.p.metrics.increment(id, delta)
+}
+
+// Metric implements host.Env.
+func (v *vm) Metric(id uint32) (uint64, host.Status) { return v.p.metrics.value(id) }
+
+// RootDone implements host.RootEnv.
+func (v *vm) RootDone(uint32) host.Status {
+	if v.rootDone == nil {
+		return host.NotFound
+	}
+	close(v.rootDone)
+	v.rootDone = nil
+	return host.OK
+}

@@ -1,0 +1,402 @@
+package filter
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// direction is one of the two ways through a stream.
+type direction uint8
+
+const (
+	request direction = iota
+	response
+)
+
+// filter is one plugin's part in one stream: a stream context in one of its VMs.
+// It is the host.Stream of that context.
+type filter struct {
+	s  *stream
+	p  *Plugin
+	v  *vm    // nil until the context is made
+	id uint32 // of the context, 0: none
+
+	dead     atomic.Bool // the guest is not called any more for this stream
+	gone     atomic.Bool // the stream is over
+	released atomic.Bool // the plugin was told so
+	resumed  [2]atomic.Bool
+
+	// What follows is guarded by v.lock.
+	sides    [2]side
+	over     bool // done and log run: all maps can be read
+	doneSaid bool // proxy_on_done was called
+	waiting  bool // it answered false, and proxy_done has not come
+}
+
+// side is what the guest may touch of one direction: while one of its callbacks
+// runs and, if that answered Pause, until it goes on.
+type side struct {
+	headers, trailers *headerMap
+	body              *body
+	mayTrail          bool // the last body callback runs: a trailer may be begun
+	calling           bool // a callback runs
+	goOn              bool // Continue was called in it
+	paused            bool
+}
+
+// body is bytes on their way.
+type body struct {
+	b     []byte
+	owned bool // else b belongs to who brought it and is copied before a change
+}
+
+// own makes the bytes the body's own, not those of who brought them.
+func (b *body) own() {
+	if !b.owned {
+		b.b, b.owned = append([]byte(nil), b.b...), true
+	}
+}
+
+// splice replaces length bytes from start on.
+func (b *body) splice(start, length int, value []byte) {
+	out := make([]byte, 0, len(b.b)-length+len(value))
+	out = append(out, b.b[:start]...)
+	out = append(out, value...)
+	b.b, b.owned = append(out, b.b[start+length:]...), true
+}
+
+// live reports whether the guest takes part in the stream.
+func (f *filter) live() bool { return f.id != 0 && !f.dead.Load() }
+
+// has reports whether a callback will be called.
+func (f *filter) has(c host.Callback) bool { return f.live() && f.p.has[c] }
+
+// release lets the plugin go, once.
+func (f *filter) release() {
+	if f.released.CompareAndSwap(false, true) {
+		f.p.release()
+	}
+}
+
+// lose is called when the VM is lost.
+func (f *filter) lose() {
+	f.dead.Store(true)
+	if f.gone.Load() {
+		f.release()
+		return
+	}
+	f.s.lost(f, errGone)
+	f.s.poke()
+}
+
+// end is called when the stream is over: the guest takes leave of it in the
+// background.
+func (f *filter) end() {
+	f.gone.Store(true)
+	if f.id == 0 || f.v.dead.Load() {
+		f.release()
+		return
+	}
+	f.v.end(f)
+}
+
+// start makes the stream's context in a VM, and calls proxy_on_request_headers.
+func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
+	v, err := f.p.pick(f.s.ctx)
+	if err != nil {
+		return host.Continue, err
+	}
+	f.v = v
+	var action host.Action
+	err = v.call(host.OnRequestHeaders, f, func(ctx context.Context) error {
+		id, ok := v.add(f)
+		if !ok {
+			return errGone
+		}
+		f.id = id
+		v.noContextSaid = false
+		if err := v.guest.ContextCreate(ctx, id, rootContext); err != nil {
+			v.noStream = v.noContextSaid
+			return err
+		}
+		var err error
+		action, err = f.callHeaders(ctx, request, headers, end)
+		return err
+	})
+	if err != nil && v.noStream && !f.p.served.Load() {
+		f.p.background.Store(true)
+		f.p.deps.Log.Warn("plugin has nothing for streams: it works in the background only")
+		f.dead.Store(true)
+		return host.Continue, nil
+	}
+	if err == nil {
+		f.p.served.Store(true)
+	}
+	return action, err
+}
+
+// headers calls a header callback.
+func (f *filter) headers(d direction, headers *headerMap, end bool) (action host.Action, err error) {
+	c := host.OnRequestHeaders
+	if d == response {
+		c = host.OnResponseHeaders
+	}
+	if !f.has(c) {
+		return host.Continue, nil
+	}
+	err = f.v.call(c, f, func(ctx context.Context) error {
+		var err error
+		action, err = f.callHeaders(ctx, d, headers, end)
+		return err
+	})
+	return action, err
+}
+
+// callHeaders is headers for one who is in the guest.
+func (f *filter) callHeaders(ctx context.Context, d direction, headers *headerMap, end bool) (host.Action, error) {
+	side := f.enter(d)
+	side.headers = headers
+	var action host.Action
+	var err error
+	if d == request {
+		action, err = f.v.guest.RequestHeaders(ctx, f.id, headers.len(), end)
+	} else {
+		action, err = f.v.guest.ResponseHeaders(ctx, f.id, headers.len(), end)
+	}
+	return f.leave(side, f.headerAction(action)), err
+}
+
+// The statuses of Envoy's header and data callbacks (envoy/http/filter.h).
+const (
+	stopIteration host.Action = 1 // headers: hold them, deliver the body; data: buffer
+	stopAll       host.Action = 4 // headers: hold everything; data has no such number
+	stopDrop      host.Action = 3 // data: stop and do not keep the chunk
+)
+
+// headerAction translates what a header callback answered. Pause holds
+// everything unless the plugin is configured otherwise; Envoy's own statuses
+// are taken as they are, and a number that means nothing is the strongest stop.
+func (f *filter) headerAction(a host.Action) host.Action {
+	switch {
+	case a == host.Continue, a == 2: // 2: go on and end the stream, which nobody asks for here
+		return host.Continue
+	case a == host.Pause && f.p.spec.HoldHeaders:
+		return stopIteration
+	}
+	return stopAll
+}
+
+// data calls a body callback. While it paused before, visible is all that was
+// held. more is the trailer that the guest began in the last callback of a
+// stream that has none.
+func (f *filter) data(d direction, visible *body, end bool) (action host.Action, more *headerMap, err error) {
+	c := host.OnRequestBody
+	if d == response {
+		c = host.OnResponseBody
+	}
+	err = f.v.call(c, f, func(ctx context.Context) error {
+		side := f.enter(d)
+		side.body, side.mayTrail = visible, end
+		var a host.Action
+		var err error
+		if d == request {
+			a, err = f.v.guest.RequestBody(ctx, f.id, len(visible.b), end)
+		} else {
+			a, err = f.v.guest.ResponseBody(ctx, f.id, len(visible.b), end)
+		}
+		if side.mayTrail = false; end && side.trailers != nil && side.trailers.len() > 0 {
+			more = side.trailers
+		}
+		switch {
+		case a == host.Continue, a == stopDrop:
+		default:
+			a = stopIteration
+		}
+		if action = f.leave(side, a); action != host.Continue {
+			visible.own() // from now on the guest may change it at any time
+		}
+		return err
+	})
+	return action, more, err
+}
+
+// trailers calls a trailer callback.
+func (f *filter) trailers(d direction, trailers *headerMap) (action host.Action, err error) {
+	c := host.OnRequestTrailers
+	if d == response {
+		c = host.OnResponseTrailers
+	}
+	if !f.has(c) {
+		return host.Continue, nil
+	}
+	err = f.v.call(c, f, func(ctx context.Context) error {
+		side := f.enter(d)
+		side.trailers = trailers
+		var a host.Action
+		var err error
+		if d == request {
+			a, err = f.v.guest.RequestTrailers(ctx, f.id, trailers.len())
+		} else {
+			a, err = f.v.guest.ResponseTrailers(ctx, f.id, trailers.len())
+		}
+		if a != host.Continue {
+			a = stopIteration
+		}
+		action = f.leave(side, a)
+		return err
+	})
+	return action, err
+}
+
+// enter begins a callback of one direction. v.lock is held.
+func (f *filter) enter(d direction) *side {
+	side := &f.sides[d]
+	side.calling, side.goOn = true, false
+	return side
+}
+
+// leave ends a callback and returns whether the stream stops. v.lock is held.
+func (f *filter) leave(side *side, action host.Action) host.Action {
+	side.calling = false
+	if side.goOn {
+		action = host.Continue
+	}
+	side.paused = action != host.Continue
+	if !side.paused {
+		side.clear()
+	}
+	return action
+}
+
+// clear takes everything away from the guest.
+func (s *side) clear() { s.headers, s.trailers, s.body, s.paused = nil, nil, nil, false }
+
+// hold changes a body that the guest may be looking at from another goroutine:
+// it keeps the guest out meanwhile.
+func (f *filter) hold(change func()) error {
+	if err := f.v.enter(true); err != nil {
+		return err
+	}
+	change()
+	f.v.exit()
+	return nil
+}
+
+// Header implements host.Stream.
+func (f *filter) Header(kind host.MapKind) host.HeaderMap {
+	if f.over {
+		if m := f.s.finalMap(kind); m != nil {
+			return readOnly{m}
+		}
+		return nil
+	}
+	var m *headerMap
+	switch kind {
+	case host.HTTPRequestHeaders:
+		m = f.sides[request].headers
+	case host.HTTPRequestTrailers:
+		m = f.sides[request].trailer()
+	case host.HTTPResponseHeaders:
+		m = f.sides[response].headers
+	case host.HTTPResponseTrailers:
+		m = f.sides[response].trailer()
+	}
+	if m == nil {
+		return nil
+	}
+	return m
+}
+
+// trailer returns the trailer, or begins one where that is possible.
+func (s *side) trailer() *headerMap {
+	if s.trailers == nil && s.mayTrail {
+		s.trailers = &headerMap{plain: true}
+	}
+	return s.trailers
+}
+
+// sideOf returns the direction of a body.
+func (f *filter) sideOf(kind host.BufferKind) *side {
+	if kind == host.HTTPRequestBody {
+		return &f.sides[request]
+	}
+	return &f.sides[response]
+}
+
+// Body implements host.Stream.
+func (f *filter) Body(kind host.BufferKind) ([]byte, host.Status) {
+	if b := f.sideOf(kind).body; b != nil {
+		return b.b, host.OK
+	}
+	return nil, host.NotFound
+}
+
+// SetBody implements host.Stream.
+func (f *filter) SetBody(kind host.BufferKind, start, length int, value []byte) host.Status {
+	b := f.sideOf(kind).body
+	if b == nil {
+		return host.NotFound
+	}
+	b.splice(start, length, value)
+	return host.OK
+}
+
+// Continue implements host.Stream. A direction that is not paused is left as it
+// is.
+func (f *filter) Continue(kind host.StreamKind) host.Status {
+	d := request
+	if kind == host.HTTPResponse {
+		d = response
+	}
+	side := &f.sides[d]
+	switch {
+	case f.over:
+		return host.BadArgument
+	case side.calling:
+		side.goOn = true
+	case side.paused:
+		side.clear()
+		f.resumed[d].Store(true)
+		f.touch()
+	}
+	return host.OK
+}
+
+// Close implements host.Stream: the stream is cut in both directions.
+func (f *filter) Close(host.StreamKind) host.Status {
+	if f.over {
+		return host.BadArgument
+	}
+	f.s.cut()
+	f.touch()
+	return host.OK
+}
+
+// LocalResponse implements host.Stream. BadArgument: the status is none, there
+// was a local response before, or the client has seen a head already.
+func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
+	if f.over || r.Status < 200 || r.Status > 599 || !f.s.answer(newReply(f, r)) {
+		return host.BadArgument
+	}
+	f.touch()
+	return host.OK
+}
+
+// Done implements host.Stream.
+func (f *filter) Done() host.Status {
+	if !f.waiting {
+		return host.NotFound
+	}
+	f.waiting = false
+	f.v.waiting--
+	f.v.mu.Lock()
+	f.v.ended = append(f.v.ended, f)
+	f.v.mu.Unlock()
+	f.v.stir()
+	return host.OK
+}
+
+// touch has the stream told of a change when the call has returned.
+func (f *filter) touch() { f.v.touched = append(f.v.touched, f) }

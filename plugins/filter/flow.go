@@ -1,0 +1,304 @@
+package filter
+
+import (
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// flow is one direction of a stream: headers, data and trailers on their way
+// from a source through hops to a sink. It is a state machine without a
+// goroutine: whoever brings something drives it, under the direction's lock.
+// What a hop stops waits there; resumeAll takes it on.
+type flow struct {
+	s    *stream
+	d    direction
+	hops []hop // in the order of travel
+	sink sink
+
+	headers  *headerMap
+	trailers *headerMap // nil as long as there are none
+	signal   chan struct{}
+	limit    int64
+
+	begun  bool // the headers have set out
+	headed bool // they have reached the sink
+	ended  bool // the sink has everything
+}
+
+// sink is where a flow ends.
+type sink interface {
+	headers(end bool)
+	data(b []byte, end bool)
+	trailers(t *headerMap)
+}
+
+// hop is one filter on the way of a flow, and what it holds back.
+type hop struct {
+	f       *filter
+	stop    host.Action // Continue, stopIteration or stopAll
+	passed  bool        // the headers are past it
+	headEnd bool        // they were the end of the stream
+	held    *body
+	size    int64 // bytes that came while it held
+	dataEnd bool  // the end of the data is held
+	trailed bool  // the trailers are held
+	told    bool  // the guest has seen them
+}
+
+// begin sends the headers on their way; end says that nothing follows.
+func (w *flow) begin(end bool) {
+	w.begun = true
+	w.headersFrom(0, end)
+}
+
+// failed deals with the error of a hop's callback and reports whether the flow
+// ends here.
+func (w *flow) failed(h *hop, err error) bool {
+	if err != nil {
+		w.s.lost(h.f, err)
+	}
+	return w.s.interrupted()
+}
+
+// headersFrom takes the headers from hop i on.
+func (w *flow) headersFrom(i int, end bool) {
+	for ; i < len(w.hops); i++ {
+		h := &w.hops[i]
+		action, err := w.callHeaders(h.f, end)
+		if w.failed(h, err) {
+			return
+		}
+		if action != host.Continue && err == nil {
+			h.stop, h.headEnd = action, end
+			return
+		}
+		h.passed = true
+	}
+	w.headed = true
+	w.ended = end
+	w.sink.headers(end)
+}
+
+func (w *flow) callHeaders(f *filter, end bool) (host.Action, error) {
+	if w.d == request {
+		return f.start(w.headers, end)
+	}
+	return f.headers(response, w.headers, end)
+}
+
+// dataFrom takes a chunk from hop i on. b is only borrowed; end says that it is
+// the last one and that no trailers follow.
+func (w *flow) dataFrom(i int, b []byte, end bool) {
+	chunk := &body{b: b}
+	for ; i < len(w.hops); i++ {
+		h := &w.hops[i]
+		if h.stop == stopAll {
+			h.keep(chunk, end)
+			return
+		}
+		if h.held != nil { // the guest sees all that is held
+			if !w.append(h, chunk) {
+				return
+			}
+			chunk = h.held
+		}
+		action, more, err := w.callData(h, chunk, end)
+		if w.failed(h, err) {
+			return
+		}
+		if action != host.Continue && err == nil {
+			w.stopData(h, action, chunk, end, more)
+			return
+		}
+		h.held, h.size = nil, 0
+		if h.stop != host.Continue {
+			h.stop = host.Continue
+			if !h.passed {
+				h.passed = true
+				if w.headersFrom(i+1, false); w.s.interrupted() {
+					return
+				}
+			}
+		}
+		if more != nil { // the guest began a trailer: the data ends without the end
+			w.trailers = more
+			if w.dataFrom(i+1, chunk.b, false); !w.s.interrupted() {
+				w.trailersFrom(i + 1)
+			}
+			return
+		}
+	}
+	w.ended = end
+	w.sink.data(chunk.b, end)
+}
+
+func (w *flow) callData(h *hop, chunk *body, end bool) (host.Action, *headerMap, error) {
+	c := host.OnRequestBody
+	if w.d == response {
+		c = host.OnResponseBody
+	}
+	if !h.f.has(c) {
+		return host.Continue, nil, nil
+	}
+	return h.f.data(w.d, chunk, end)
+}
+
+// keep holds a chunk that the guest has not seen.
+func (h *hop) keep(chunk *body, end bool) {
+	if h.held == nil {
+		h.held = &body{owned: true}
+	}
+	h.held.b = append(h.held.b, chunk.b...)
+	h.size += int64(len(chunk.b))
+	h.dataEnd = h.dataEnd || end
+}
+
+// append adds a chunk to what the guest has seen already, and may be looking at
+// from elsewhere.
+func (w *flow) append(h *hop, chunk *body) bool {
+	h.size += int64(len(chunk.b))
+	if h.size > w.limit {
+		w.s.tooLarge(w.d)
+		return false
+	}
+	err := h.f.hold(func() {
+		h.held.own()
+		h.held.b = append(h.held.b, chunk.b...)
+	})
+	return !w.failed(h, err)
+}
+
+// stopData holds what the guest has stopped.
+func (w *flow) stopData(h *hop, action host.Action, chunk *body, end bool, more *headerMap) {
+	h.stop = stopIteration
+	if more != nil {
+		w.trailers = more
+		h.trailed, h.told = true, true
+		end = false
+	}
+	h.dataEnd = end
+	if action == stopDrop {
+		h.held, h.size = nil, 0
+		return
+	}
+	if h.held == nil {
+		h.held, h.size = chunk, int64(len(chunk.b))
+	}
+	if h.size > w.limit {
+		w.s.tooLarge(w.d)
+	}
+}
+
+// trailersFrom takes the trailers from hop i on.
+func (w *flow) trailersFrom(i int) {
+	for ; i < len(w.hops); i++ {
+		h := &w.hops[i]
+		if h.stop == stopAll {
+			h.trailed = true
+			return
+		}
+		action, err := h.f.trailers(w.d, w.trailers)
+		if w.failed(h, err) {
+			return
+		}
+		if action != host.Continue && err == nil {
+			h.stop, h.trailed, h.told = stopIteration, true, true
+			return
+		}
+		if h.stop != host.Continue { // it lets go of everything
+			h.trailed, h.told = true, true
+			w.resume(i)
+			return
+		}
+	}
+	w.ended = true
+	w.sink.trailers(w.trailers)
+}
+
+// resume takes on what hop i holds. Data that was stopped together with the
+// headers has still to be seen by that hop itself.
+func (w *flow) resume(i int) {
+	h := &w.hops[i]
+	was := *h
+	h.stop, h.held, h.size, h.dataEnd, h.trailed, h.told = host.Continue, nil, 0, false, false, false
+	if !h.passed {
+		h.passed = true
+		if w.headersFrom(i+1, h.headEnd); w.s.interrupted() {
+			return
+		}
+	}
+	next := i + 1
+	if was.stop == stopAll {
+		next = i
+	}
+	if was.held != nil || was.dataEnd {
+		var b []byte
+		if was.held != nil {
+			b = was.held.b
+		}
+		if w.dataFrom(next, b, was.dataEnd && !was.trailed); w.s.interrupted() {
+			return
+		}
+	}
+	if was.trailed {
+		if was.told {
+			next = i + 1
+		}
+		w.trailersFrom(next)
+	}
+}
+
+// resumeAll takes on what may go on, and reports whether there was anything.
+func (w *flow) resumeAll() (any bool) {
+	for i := len(w.hops) - 1; i >= 0; i-- {
+		h := &w.hops[i]
+		if h.stop == host.Continue || !h.f.resumed[w.d].Swap(false) && !h.f.dead.Load() {
+			continue
+		}
+		any = true
+		if w.resume(i); w.s.interrupted() {
+			return any
+		}
+	}
+	return any
+}
+
+// stopped reports whether a hop holds something back.
+func (w *flow) stopped() bool {
+	for i := range w.hops {
+		if w.hops[i].stop != host.Continue {
+			return true
+		}
+	}
+	return false
+}
+
+// closed reports whether a hop holds everything and cannot take more: at least
+// room bytes are there already.
+func (w *flow) closed(room int64) bool {
+	for i := range w.hops {
+		if w.hops[i].stop == stopAll && w.hops[i].size >= room {
+			return true
+		}
+	}
+	return false
+}
+
+// uses reports whether a hop has a callback.
+func (w *flow) uses(c ...host.Callback) bool {
+	for i := range w.hops {
+		for _, c := range c {
+			if w.hops[i].f.has(c) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// poke wakes who waits for the flow to go on.
+func (w *flow) poke() {
+	select {
+	case w.signal <- struct{}{}:
+	default:
+	}
+}

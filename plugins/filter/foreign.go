@@ -1,0 +1,125 @@
+package filter
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/binary"
+	"errors"
+	"io"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// maxInflated is the largest result of uncompress, in bytes.
+const maxInflated = 32 << 20
+
+var (
+	errBadLine  = errors.New("a header line cannot be sent")
+	errBadProto = errors.New("malformed message")
+)
+
+// Foreign implements host.Env. The functions are those of Envoy
+// (source/extensions/common/wasm/foreign.cc) that make sense here, Higress'
+// get_log_level, and pdproxy's own. NotFound: there is no such function.
+func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
+	switch name {
+	case "compress":
+		return compress(args)
+	case "uncompress":
+		return uncompress(args)
+	case "clear_route_cache":
+		return nil, host.OK // routes are chosen after the filters
+	case "get_log_level":
+		return binary.LittleEndian.AppendUint32(nil, uint32(v.LogLevel())), host.OK
+	case "set_envoy_filter_state":
+		return nil, v.setFilterState(ctx, args)
+	case "pdproxy.v1.explain_note":
+		f := v.stream(ctx)
+		switch {
+		case f == nil:
+			return nil, host.BadArgument
+		case !f.s.info.AddNote(v.p.spec.Name + ": " + string(args)):
+			return nil, host.InternalFailure
+		}
+		return nil, host.OK
+	}
+	return nil, host.NotFound
+}
+
+// compress is zlib's compress(): a zlib stream at the default level.
+func compress(data []byte) ([]byte, host.Status) {
+	var out bytes.Buffer
+	w := zlib.NewWriter(&out)
+	if _, err := w.Write(data); err != nil {
+		return nil, host.SerializationFailure
+	}
+	if err := w.Close(); err != nil {
+		return nil, host.SerializationFailure
+	}
+	return out.Bytes(), host.OK
+}
+
+// uncompress is zlib's uncompress(). SerializationFailure: that is no zlib
+// stream, or a larger one than maxInflated.
+func uncompress(data []byte) ([]byte, host.Status) {
+	r, err := zlib.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, host.SerializationFailure
+	}
+	out, err := io.ReadAll(io.LimitReader(r, maxInflated+1))
+	if err != nil || len(out) > maxInflated {
+		return nil, host.SerializationFailure
+	}
+	return out, host.OK
+}
+
+// setFilterState keeps a value for the stream under its path, where the property
+// filter_state finds it.
+func (v *vm) setFilterState(ctx uint32, args []byte) host.Status {
+	path, value, err := parseFilterState(args)
+	f := v.stream(ctx)
+	switch {
+	case err != nil, path == "":
+		return host.BadArgument
+	case f == nil:
+		return host.NotFound
+	}
+	return f.s.state.set("filter_state\x00"+path, []byte(value))
+}
+
+// parseFilterState reads the message SetEnvoyFilterStateArguments: path = 1,
+// value = 2, both strings, span = 3, an enum (Envoy api/envoy/data and
+// source/extensions/common/wasm/ext/set_envoy_filter_state.proto). Values here
+// always last as long as the stream.
+func parseFilterState(b []byte) (path, value string, err error) {
+	for len(b) > 0 {
+		tag, n := binary.Uvarint(b)
+		if n <= 0 {
+			return "", "", errBadProto
+		}
+		b = b[n:]
+		number, n := binary.Uvarint(b) // the value itself, or its length
+		if n <= 0 {
+			return "", "", errBadProto
+		}
+		b = b[n:]
+		switch tag & 7 {
+		case 0: // a number
+			continue
+		case 2: // bytes
+		default:
+			return "", "", errBadProto
+		}
+		if number > uint64(len(b)) {
+			return "", "", errBadProto
+		}
+		switch tag >> 3 {
+		case 1:
+			path = string(b[:number])
+		case 2:
+			value = string(b[:number])
+		}
+		b = b[number:]
+	}
+	return path, value, nil
+}

@@ -1,0 +1,244 @@
+package filter
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// headerMap is a header or a trailer on its way through the chain. The filter
+// that holds it changes it, while others may look at it for a property: it is
+// safe for concurrent use. net/http keeps no order among names, so guests see
+// them sorted.
+type headerMap struct {
+	mu     sync.Mutex
+	pseudo host.Pairs  // :method, :path, :authority, :scheme or :status; guarded by mu
+	lines  http.Header // canonical names; guarded by mu
+	shared bool        // lines belong to somebody else: copied before a change; guarded by mu
+	plain  bool        // a trailer, which has no pseudo-headers
+}
+
+// lowerNames spares the usual names an allocation.
+var lowerNames = func() map[string]string {
+	m := make(map[string]string)
+	for _, name := range []string{
+		"Accept", "Accept-Encoding", "Authorization", "Cache-Control", "Connection", "Content-Encoding",
+		"Content-Length", "Content-Type", "Cookie", "Date", "Origin", "Referer", "Server", "Trailer",
+		"Traceparent", "Transfer-Encoding", "User-Agent", "Via", "X-Api-Key", "X-Forwarded-For",
+		"X-Forwarded-Proto", "X-Real-Ip", "X-Request-Id",
+	} {
+		m[name] = strings.ToLower(name)
+	}
+	return m
+}()
+
+func lowerName(name string) string {
+	if lower, ok := lowerNames[name]; ok {
+		return lower
+	}
+	return strings.ToLower(name)
+}
+
+// Pairs implements host.HeaderMap.
+func (m *headerMap) Pairs() host.Pairs {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var room [32]string
+	names := room[:0]
+	n := len(m.pseudo)
+	for name, values := range m.lines {
+		names = append(names, name)
+		n += len(values)
+	}
+	slices.Sort(names)
+	pairs := append(make(host.Pairs, 0, n), m.pseudo...)
+	for _, name := range names {
+		lower := lowerName(name)
+		for _, value := range m.lines[name] {
+			pairs = append(pairs, host.Pair{Key: lower, Value: value})
+		}
+	}
+	return pairs
+}
+
+// len is the number of header lines, pseudo-headers included.
+func (m *headerMap) len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := len(m.pseudo)
+	for _, values := range m.lines {
+		n += len(values)
+	}
+	return n
+}
+
+// Value implements host.HeaderMap. Of several lines of one name it returns the
+// first, as Envoy does.
+func (m *headerMap) Value(key string) (string, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.pseudoAt(key); i >= 0 {
+		return m.pseudo[i].Value, true
+	}
+	if values := m.lines[http.CanonicalHeaderKey(key)]; len(values) > 0 {
+		return values[0], true
+	}
+	return "", false
+}
+
+// get is Value for a name in canonical form; "" when there is none.
+func (m *headerMap) get(name string) string {
+	value, _ := m.Value(name)
+	return value
+}
+
+// pseudoAt finds a pseudo-header, by its own name or as "host"; -1: none.
+// m.mu is held.
+func (m *headerMap) pseudoAt(key string) int {
+	key = pseudoName(key)
+	if key == "" {
+		return -1
+	}
+	return slices.IndexFunc(m.pseudo, func(p host.Pair) bool { return p.Key == key })
+}
+
+// pseudoName is the pseudo-header that a key means; "" for a line's key.
+func pseudoName(key string) string {
+	switch {
+	case len(key) > 0 && key[0] == ':':
+		return strings.ToLower(key)
+	case strings.EqualFold(key, "host"):
+		return ":authority"
+	}
+	return ""
+}
+
+// SetPairs implements host.HeaderMap. BadArgument: one of the lines cannot
+// stand in a header; nothing is changed then.
+func (m *headerMap) SetPairs(pairs host.Pairs) host.Status {
+	var pseudo host.Pairs
+	lines := make(http.Header, len(pairs))
+	for _, p := range pairs {
+		name := pseudoName(p.Key)
+		switch {
+		case !validValue(p.Value) || name == "" && !validName(p.Key):
+			return host.BadArgument
+		case name == "" || m.plain:
+			key := http.CanonicalHeaderKey(p.Key)
+			lines[key] = append(lines[key], p.Value)
+		default:
+			pseudo = append(pseudo, host.Pair{Key: name, Value: p.Value})
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pseudo, m.lines, m.shared = pseudo, lines, false
+	return host.OK
+}
+
+// Add implements host.HeaderMap. BadArgument: the line cannot stand in a header.
+func (m *headerMap) Add(key, value string) host.Status { return m.put(key, value, false) }
+
+// Replace implements host.HeaderMap: one line instead of all of that name.
+func (m *headerMap) Replace(key, value string) host.Status { return m.put(key, value, true) }
+
+func (m *headerMap) put(key, value string, replace bool) host.Status {
+	name := pseudoName(key)
+	if m.plain {
+		name = ""
+	}
+	if !validValue(value) || name == "" && !validName(key) {
+		return host.BadArgument
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if name != "" { // there is one of each
+		if i := m.pseudoAt(name); i >= 0 {
+			m.pseudo[i].Value = value
+		} else {
+			m.pseudo = append(m.pseudo, host.Pair{Key: name, Value: value})
+		}
+		return host.OK
+	}
+	m.own()
+	key = http.CanonicalHeaderKey(key)
+	if replace {
+		m.lines[key] = []string{value}
+	} else {
+		m.lines[key] = append(slices.Clip(m.lines[key]), value)
+	}
+	return host.OK
+}
+
+// Remove implements host.HeaderMap. A key that is not there is OK.
+func (m *headerMap) Remove(key string) host.Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.pseudoAt(key); i >= 0 {
+		m.pseudo = slices.Delete(m.pseudo, i, i+1)
+		return host.OK
+	}
+	key = http.CanonicalHeaderKey(key)
+	if _, ok := m.lines[key]; ok {
+		m.own()
+		delete(m.lines, key)
+	}
+	return host.OK
+}
+
+// own makes the lines the map's own. m.mu is held.
+func (m *headerMap) own() {
+	if m.shared || m.lines == nil {
+		m.lines = maps.Clone(m.lines)
+		if m.lines == nil {
+			m.lines = make(http.Header)
+		}
+		m.shared = false
+	}
+}
+
+// take returns the lines for good; the map is not changed any more but may still
+// be read.
+func (m *headerMap) take() http.Header {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.shared = true
+	if m.lines == nil {
+		m.lines = make(http.Header)
+	}
+	return m.lines
+}
+
+// readOnly is a map after its stream has ended.
+type readOnly struct{ *headerMap }
+
+// SetPairs implements host.HeaderMap: it cannot be changed.
+func (readOnly) SetPairs(host.Pairs) host.Status { return host.BadArgument }
+
+// Add implements host.HeaderMap: it cannot be changed.
+func (readOnly) Add(string, string) host.Status { return host.BadArgument }
+
+// Replace implements host.HeaderMap: it cannot be changed.
+func (readOnly) Replace(string, string) host.Status { return host.BadArgument }
+
+// Remove implements host.HeaderMap: it cannot be changed.
+func (readOnly) Remove(string) host.Status { return host.BadArgument }
+
+// validName reports whether name is a token (RFC 9110 5.6.2).
+func validName(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// validValue reports whether value can stand in a header line: no line end and
+// no NUL (RFC 9110 5.5).
+func validValue(value string) bool { return !strings.ContainsAny(value, "\r\n\x00") }

@@ -1,0 +1,113 @@
+package filter
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"net/http"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// reply is an answer that does not come from the next handler: a guest's local
+// response, or the error with which a stream ends.
+type reply struct {
+	status  int
+	headers host.Pairs
+	body    []byte
+	details string
+}
+
+// newReply returns a guest's local response. Its gRPC status is left out: no
+// client here speaks gRPC.
+func newReply(f *filter, r *host.LocalResponse) *reply {
+	p := &reply{status: int(r.Status), headers: r.Headers, body: r.Body, details: r.Details}
+	if p.details == "" {
+		p.details = "via_wasm::" + f.p.spec.Name
+	}
+	return p
+}
+
+// newFailure returns an error in OpenAI's form.
+func newFailure(status int, kind, code, message string) *reply {
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // strings only: it cannot fail
+		"message": message, "type": kind, "param": nil, "code": code,
+	}})
+	r := &reply{status: status, body: body, details: code, headers: host.Pairs{{Key: "content-type", Value: "application/json"}}}
+	if status == http.StatusServiceUnavailable {
+		r.headers = append(r.headers, host.Pair{Key: "retry-after", Value: "1"})
+	}
+	return r
+}
+
+// pluginFailure is the answer where a plugin that may not be left out failed.
+func pluginFailure(name string, err error) *reply {
+	code, message := "plugin_failed", "the plugin "+strconv.Quote(name)+" failed"
+	switch {
+	case errors.Is(err, errParked):
+		code, message = "plugin_parked", "the plugin "+strconv.Quote(name)+" is parked: it failed too often"
+	case errors.Is(err, errBusy):
+		code, message = "plugin_busy", "the plugin "+strconv.Quote(name)+" is busy"
+	}
+	return newFailure(http.StatusServiceUnavailable, "server_error", code, message)
+}
+
+// headerMap returns the reply's headers. Framing is not the guest's to say.
+func (r *reply) headerMap(requestID string) *headerMap {
+	m := &headerMap{pseudo: host.Pairs{{Key: ":status", Value: strconv.Itoa(r.status)}}}
+	for _, line := range r.headers {
+		switch name := lowerName(line.Key); {
+		case pseudoName(line.Key) != "", name == "content-length", name == "transfer-encoding":
+		default:
+			m.Add(line.Key, line.Value) // what cannot stand in a header is left out
+		}
+	}
+	if len(r.body) > 0 {
+		m.Replace("Content-Length", strconv.Itoa(len(r.body)))
+		if _, ok := m.Value("Content-Type"); !ok {
+			m.Replace("Content-Type", "text/plain")
+		}
+	}
+	if _, ok := m.Value("X-Request-Id"); !ok && requestID != "" {
+		m.Replace("X-Request-Id", requestID)
+	}
+	return m
+}
+
+// write sends the reply past all filters.
+func (r *reply) write(w http.ResponseWriter) {
+	maps.Copy(w.Header(), r.headerMap("").take())
+	w.WriteHeader(r.status)
+	_, _ = w.Write(r.body) // the client may be gone
+}
+
+// reply sends an answer instead of the next handler's. It passes the filters
+// that have seen the request, like any other, unless an answer was on its way to
+// the client already: then it goes there directly. s.out is held.
+func (s *stream) reply(r *reply) {
+	w := &s.resp
+	w.hops = w.hops[:0:0]
+	if !w.begun {
+		for i := len(s.filters) - 1; i >= 0; i-- {
+			if f := &s.filters[i]; f.live() {
+				w.hops = append(w.hops, hop{f: f})
+			}
+		}
+	}
+	if !bodyAllowed(r.status) {
+		r.body = nil
+	}
+	s.details.Store(&r.details)
+	w.headers, w.trailers, w.headed, w.ended = r.headerMap(s.requestHeaders.get("X-Request-Id")), nil, false, false
+	s.responseHeaders.Store(w.headers)
+	s.dst.wrote, s.dst.closed = true, true
+	if w.begin(len(r.body) == 0); len(r.body) > 0 && !s.interrupted() {
+		w.dataFrom(0, r.body, true)
+	}
+}
+
+// bodyAllowed reports whether an answer of that status has a body (RFC 9110 6.4.1).
+func bodyAllowed(status int) bool {
+	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
+}

@@ -1,0 +1,395 @@
+package filter
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// chunkSize is how much of a client's body is read at once, in bytes, where the
+// next handler does not bring a buffer of its own.
+const chunkSize = 32 << 10
+
+// source is the client's body, and what of it has come through for the next
+// handler.
+type source struct {
+	body    io.ReadCloser
+	done    bool  // nothing is left to be read
+	err     error // of the last read, but for its end
+	reading atomic.Bool
+	ahead   *readAhead // a read that is under way, or whose result waits
+	buf     []byte
+
+	dst  []byte // where the next handler wants the bytes
+	n    int    // how many are there
+	rest []byte // those that came before it asked
+
+	next *http.Request // as the next handler sees it; nil before it runs
+}
+
+// readAhead is one read of the client's body in a goroutine of its own, while a
+// filter holds the request: what it waits for may come first, and only who reads
+// learns that the client left.
+type readAhead struct {
+	buf  []byte
+	n    int
+	err  error
+	done chan struct{}
+}
+
+// requestMap returns the headers of a request as filters see them.
+func requestMap(r *http.Request) *headerMap {
+	scheme := "http"
+	if r.TLS != nil {
+		scheme = "https"
+	}
+	path := r.RequestURI
+	if path == "" {
+		path = r.URL.RequestURI()
+	}
+	m := &headerMap{
+		pseudo: host.Pairs{{Key: ":authority", Value: r.Host}, {Key: ":method", Value: r.Method}, {Key: ":path", Value: path}, {Key: ":scheme", Value: scheme}},
+		lines:  r.Header,
+		shared: true,
+	}
+	if !validID(r.Header.Get("X-Request-Id")) {
+		m.Replace("X-Request-Id", newID())
+	}
+	return m
+}
+
+// validID reports whether a client's request id is fit for log lines, by the
+// rule of the proxy, which replaces any other.
+func validID(id string) bool {
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return false
+		}
+	}
+	return id != "" && len(id) <= 128
+}
+
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
+}
+
+// passHeaders takes the request's headers through the filters; false: the
+// request goes no further. Meanwhile the body is read as far as it may be held.
+func (s *stream) passHeaders() bool {
+	s.in.Lock()
+	defer s.in.Unlock()
+	empty := s.r.Body == nil || s.r.Body == http.NoBody
+	s.src.done = empty
+	s.req.begin(empty)
+	limited := false
+	for !s.req.headed && !s.interrupted() {
+		if !limited && !s.src.done {
+			s.limitRead()
+			limited = true
+		}
+		if !s.advance(nil) {
+			return false
+		}
+		if s.src.err != nil {
+			s.fail(bodyFailure(s.src.err))
+		}
+	}
+	s.requestDone.Store(int64(time.Since(s.start)))
+	return !s.interrupted()
+}
+
+// limitRead gives the client the configured time for its body.
+func (s *stream) limitRead() {
+	if t := s.limits.ReadTimeout; t > 0 {
+		_ = s.rc.SetReadDeadline(time.Now().Add(t))
+	}
+}
+
+// bodyFailure is the answer to a body that did not come whole while a filter
+// held the request.
+func bodyFailure(err error) *reply {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return newFailure(http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the request body did not come in time")
+	}
+	return newFailure(http.StatusBadRequest, "invalid_request_error", "body_incomplete", "the request body could not be read")
+}
+
+// advance does one step: something that was held goes on, a chunk comes, into p
+// if there is one, or it waits for either. false: the stream is over or the
+// client is gone. s.in is held.
+func (s *stream) advance(p []byte) bool {
+	src := &s.src
+	switch {
+	case s.req.resumeAll():
+		return true
+	case src.done, src.ahead == nil && s.req.closed(s.req.limit):
+		return s.wait(&s.req, &s.in, s.over)
+	case src.ahead != nil || s.req.stopped():
+		return s.advanceAhead()
+	}
+	if len(p) == 0 {
+		if src.buf == nil {
+			src.buf = make([]byte, chunkSize)
+		}
+		p = src.buf
+	}
+	src.reading.Store(true)
+	if s.isOver() {
+		src.reading.Store(false)
+		return false
+	}
+	n, err := src.body.Read(p)
+	src.reading.Store(false)
+	s.arrived(p[:n], err)
+	return true
+}
+
+// advanceAhead waits for a chunk and for what is held at the same time.
+func (s *stream) advanceAhead() bool {
+	src := &s.src
+	if src.ahead == nil {
+		src.reading.Store(true)
+		if s.isOver() {
+			src.reading.Store(false)
+			return false
+		}
+		src.ahead = &readAhead{buf: make([]byte, chunkSize), done: make(chan struct{})}
+		go src.ahead.read(src) // closeSource waits for it
+	}
+	s.in.Unlock()
+	arrived, waiting := false, true
+	select {
+	case <-src.ahead.done:
+		arrived = true
+	case <-s.req.signal:
+	case <-s.over:
+		waiting = false
+	case <-s.ctx.Done():
+		waiting = false
+	}
+	s.in.Lock()
+	if arrived {
+		a := src.ahead
+		src.ahead = nil
+		s.arrived(a.buf[:a.n], a.err)
+	}
+	return waiting
+}
+
+func (a *readAhead) read(src *source) {
+	a.n, a.err = src.body.Read(a.buf)
+	src.reading.Store(false)
+	close(a.done)
+}
+
+// breakRead ends a read of the client's body that is of no use any more.
+func (s *stream) breakRead() {
+	if s.rc.SetReadDeadline(time.Unix(1, 0)) != nil {
+		s.src.body.Close()
+	}
+}
+
+// closeSource waits until nobody reads the client's body any more.
+func (s *stream) closeSource() {
+	s.in.Lock()
+	defer s.in.Unlock()
+	if a := s.src.ahead; a != nil {
+		<-a.done
+	}
+}
+
+// arrived takes a chunk of the client's body through the filters.
+func (s *stream) arrived(b []byte, err error) {
+	s.requestBytes.Add(int64(len(b)))
+	src := &s.src
+	if err != nil && err != io.EOF {
+		src.done, src.err = true, err
+		return
+	}
+	if err == nil {
+		if len(b) > 0 {
+			s.req.dataFrom(0, b, false)
+		}
+		return
+	}
+	src.done = true
+	trailer := trailerOf(s.r.Trailer)
+	if len(b) > 0 || trailer == nil {
+		s.req.dataFrom(0, b, trailer == nil)
+	}
+	if trailer != nil && !s.interrupted() {
+		s.requestTrailers.Store(trailer)
+		s.req.trailers = trailer
+		s.req.trailersFrom(0)
+	}
+}
+
+// trailerOf returns a trailer that came, nil if there is none.
+func trailerOf(h http.Header) *headerMap {
+	lines := make(http.Header)
+	for name, values := range h {
+		if len(values) > 0 {
+			lines[name] = values
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	return &headerMap{lines: lines, plain: true}
+}
+
+// requestSink is the next handler's side of the request.
+type requestSink struct{ s *stream }
+
+// headers implements sink; passHeaders goes on when they have come.
+func (requestSink) headers(bool) {}
+
+// data implements sink. b may be what the handler asked to be filled.
+func (k requestSink) data(b []byte, _ bool) {
+	src := &k.s.src
+	if len(src.rest) == 0 && src.n < len(src.dst) && len(b) > 0 {
+		n := min(len(b), len(src.dst)-src.n)
+		if &b[0] != &src.dst[src.n] {
+			copy(src.dst[src.n:], b[:n])
+		}
+		src.n += n
+		b = b[n:]
+	}
+	src.rest = append(src.rest, b...)
+}
+
+// trailers implements sink.
+func (k requestSink) trailers(t *headerMap) {
+	k.s.requestTrailers.Store(t)
+	if next := k.s.src.next; next != nil {
+		next.Trailer = t.take()
+	}
+}
+
+// nextRequest returns the request as the next handler sees it; nil: the filters
+// have made something of it that is no request.
+func (s *stream) nextRequest(ctx context.Context) *http.Request {
+	s.in.Lock()
+	defer s.in.Unlock()
+	m := s.requestHeaders
+	method, path, authority := m.get(":method"), m.get(":path"), m.get(":authority")
+	next := s.r.WithContext(abi.WithStreamInfo(ctx, s.info))
+	if path != s.r.RequestURI || s.r.URL == nil {
+		u, err := url.ParseRequestURI(path)
+		if err != nil {
+			path = ""
+		}
+		next.URL, next.RequestURI = u, path
+	}
+	if !validName(method) || path == "" {
+		// Envoy's answer to a filter that removed what a request needs.
+		s.fail(newFailure(http.StatusServiceUnavailable, "server_error", "plugin_failed", "a plugin made an invalid request"))
+		return nil
+	}
+	next.Method, next.Host = method, authority
+	s.nextBody(next)
+	next.Header = m.take()
+	s.src.next = next
+	if s.req.trailers != nil && s.req.ended {
+		next.Trailer = s.req.trailers.take()
+	}
+	return next
+}
+
+// nextBody gives the next handler its body: the client's own where no filter
+// looks at it, else what comes through, with its length if that is known.
+func (s *stream) nextBody(next *http.Request) {
+	src := &s.src
+	m := s.requestHeaders
+	switch {
+	case !s.req.uses(host.OnRequestBody, host.OnRequestTrailers) && src.ahead == nil && !src.done && len(src.rest) == 0 && src.err == nil:
+		return
+	case s.req.ended && len(src.rest) == 0 && s.req.trailers == nil:
+		next.Body, next.ContentLength = http.NoBody, 0
+	case s.req.ended && s.req.trailers == nil:
+		next.Body, next.ContentLength = requestBody{s}, int64(len(src.rest))
+	default:
+		next.Body, next.ContentLength = requestBody{s}, -1
+	}
+	if m.get("Content-Length") == "" {
+		return
+	}
+	if next.ContentLength < 0 {
+		m.Remove("Content-Length")
+	} else if length := strconv.FormatInt(next.ContentLength, 10); m.get("Content-Length") != length {
+		m.Replace("Content-Length", length)
+	}
+}
+
+// requestBody is the body that the next handler reads: each read takes a chunk
+// through the filters.
+type requestBody struct{ s *stream }
+
+// Read implements io.Reader.
+func (b requestBody) Read(p []byte) (int, error) {
+	s := b.s
+	s.in.Lock()
+	defer s.in.Unlock()
+	src := &s.src
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for {
+		if len(src.rest) > 0 {
+			n := copy(p, src.rest)
+			if src.rest = src.rest[n:]; len(src.rest) == 0 {
+				src.rest = nil
+			}
+			return n, nil
+		}
+		switch {
+		case s.interrupted():
+			s.respond()
+			return 0, s.bodyError()
+		case src.err != nil:
+			return 0, src.err
+		case s.req.ended:
+			return 0, io.EOF
+		}
+		src.dst, src.n = p, 0
+		going := s.advance(p)
+		n := src.n
+		src.dst, src.n = nil, 0
+		switch {
+		case s.interrupted():
+			s.respond()
+			return 0, s.bodyError()
+		case n > 0:
+			return n, nil
+		case !going:
+			return 0, s.bodyError()
+		}
+	}
+}
+
+// bodyError is why the body ends early.
+func (s *stream) bodyError() error {
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	if s.isCut() {
+		return errCut
+	}
+	return errAnswered
+}
+
+// Close implements io.Closer.
+func (b requestBody) Close() error { return b.s.src.body.Close() }

@@ -1,0 +1,335 @@
+package filter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// rootContext is the id of a VM's root context.
+const rootContext = 1
+
+// maxWaiting is how many contexts of a VM may have ended and wait for
+// proxy_done; more of them are deleted at once.
+const maxWaiting = 1024
+
+var errGone = errors.New("the VM has failed")
+
+// vm is one VM of a plugin with its root context. It is the host.Env of its
+// guest.
+type vm struct {
+	p     *Plugin
+	guest *host.VM
+	lock  chan struct{} // holds a token while somebody is in the guest
+	began atomic.Int64  // when the call that runs began, in nanoseconds; 0: none runs
+	dead  atomic.Bool
+	gone  chan struct{} // closed with dead
+
+	// What follows up to mu is guarded by lock.
+	budget        *budget
+	lastID        uint32
+	waiting       int       // contexts that wait for proxy_done
+	touched       []*filter // those whose stream has to hear what the guest asked for
+	noContextSaid bool      // the guest printed that it has no context for a stream
+	noStream      bool      // and so it was: the plugin works in the background only
+	rootDone      chan struct{}
+	closed        bool // the guest is
+
+	wake chan struct{} // room for one
+
+	mu       sync.Mutex
+	streams  map[uint32]*filter // by context id; nil once the VM is lost; guarded by mu
+	period   time.Duration      // of ticks; guarded by mu
+	rearm    bool               // period was set; guarded by mu
+	ready    []uint32           // queues to be told of; guarded by mu
+	ended    []*filter          // contexts to be ended; guarded by mu
+	lastCall uint32             // token of the last HTTP call; guarded by mu
+}
+
+// startVM makes a VM, starts and configures it, and begins its background work.
+func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
+	v := &vm{
+		p:       p,
+		lock:    make(chan struct{}, 1),
+		gone:    make(chan struct{}),
+		budget:  newBudget(p.spec.Timeout),
+		streams: make(map[uint32]*filter),
+		lastID:  rootContext,
+		wake:    make(chan struct{}, 1),
+	}
+	v.lock <- struct{}{}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	err := v.start(ctx)
+	v.exit()
+	if err != nil {
+		v.kill()
+		return nil, err
+	}
+	p.spawn(v.background)
+	return v, nil
+}
+
+func (v *vm) start(ctx context.Context) (err error) {
+	if v.guest, err = v.p.module.NewVM(ctx, v); err != nil {
+		return fmt.Errorf("start plugin: %w", err)
+	}
+	if err := v.guest.ContextCreate(ctx, rootContext, 0); err != nil {
+		return fmt.Errorf("start plugin: %w", err)
+	}
+	switch ok, err := v.guest.VMStart(ctx, rootContext); {
+	case err != nil:
+		return fmt.Errorf("start plugin: %w", err)
+	case !ok:
+		return errors.New("start plugin: proxy_on_vm_start answered false")
+	}
+	switch ok, err := v.guest.Configure(ctx, rootContext); {
+	case err != nil:
+		return fmt.Errorf("configure plugin: %w", err)
+	case !ok:
+		return errors.New("configure plugin: proxy_on_configure answered false")
+	}
+	return nil
+}
+
+// idle reports whether nobody is in the guest just now.
+func (v *vm) idle() bool { return len(v.lock) == 0 }
+
+// enter waits for the guest to be free, if bounded no longer than one call may
+// take.
+func (v *vm) enter(bounded bool) error {
+	select {
+	case v.lock <- struct{}{}:
+	default:
+		if err := v.enterLater(bounded); err != nil {
+			return err
+		}
+	}
+	if v.dead.Load() {
+		v.exit()
+		return errGone
+	}
+	return nil
+}
+
+func (v *vm) enterLater(bounded bool) error {
+	var late <-chan time.Time
+	if bounded {
+		timer := time.NewTimer(v.p.spec.Timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case v.lock <- struct{}{}:
+		return nil
+	case <-v.gone:
+		return errGone
+	case <-late:
+		// A guest that cannot be interrupted may never come back.
+		if began := v.began.Load(); began != 0 && time.Since(time.Unix(0, began)) >= v.p.spec.Timeout {
+			v.lose(host.OnVMStart, "timeout")
+		}
+		return errBusy
+	}
+}
+
+// exit lets the next one in. A VM that was given up while somebody was in it is
+// freed by who comes out.
+func (v *vm) exit() {
+	if v.dead.Load() && !v.closed {
+		v.close()
+	}
+	<-v.lock
+}
+
+// call enters the guest for one callback, or for several that belong together,
+// within one time budget; the others are let in when do has returned. Then the
+// streams hear what the guest has asked for meanwhile, except that of self,
+// whose caller sees to it.
+func (v *vm) call(c host.Callback, self *filter, do func(ctx context.Context) error) error {
+	if err := v.enter(true); err != nil {
+		if errors.Is(err, errBusy) && v.p.deps.Meter != nil {
+			v.p.deps.Meter.Fail(c, "busy")
+		}
+		return err
+	}
+	return v.run(c, self, do)
+}
+
+// run is call for one who has entered.
+func (v *vm) run(c host.Callback, self *filter, do func(ctx context.Context) error) error {
+	began := time.Now()
+	v.began.Store(began.UnixNano())
+	err := do(v.budget.arm())
+	v.budget = v.budget.disarm()
+	v.began.Store(0)
+	if v.p.deps.Meter != nil {
+		v.p.deps.Meter.Observe(c, time.Since(began))
+	}
+	touched := v.touched
+	v.touched = nil
+	failure := v.guest.Err()
+	if failure != nil {
+		v.lose(c, "")
+	}
+	v.exit()
+	for _, f := range touched {
+		if f != self {
+			f.s.poke()
+		}
+	}
+	if failure != nil {
+		return failure
+	}
+	return err
+}
+
+// lose gives the VM up: it is replaced, and its streams hear of it. reason is
+// set when the failure is not the guest's own.
+func (v *vm) lose(c host.Callback, reason string) {
+	if !v.dead.CompareAndSwap(false, true) {
+		return
+	}
+	close(v.gone)
+	p := v.p
+	var failure *host.Error
+	if reason == "" && errors.As(v.guest.Err(), &failure) {
+		reason = failure.Failure.String()
+		p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)
+		if failure.Stack != "" {
+			p.deps.Log.Debug("plugin's call stack", "stack", failure.Stack)
+		}
+	} else {
+		p.deps.Log.Error("plugin does not come back", "fail_open", p.spec.FailOpen)
+	}
+	p.space.Forget(v)
+	p.lost(v)
+	if !v.noStream {
+		p.failed(c, reason)
+	}
+	p.spawn(v.abandon)
+}
+
+// abandon tells the streams on a lost VM. They are many perhaps, and whoever
+// lost it drives one of them.
+func (v *vm) abandon() {
+	v.mu.Lock()
+	streams := v.streams
+	v.streams, v.ended = nil, nil
+	v.mu.Unlock()
+	for _, f := range streams {
+		f.lose()
+	}
+}
+
+// kill frees a VM that no new stream is led to, and reports whether that could
+// be done: not while somebody is in a guest that cannot be interrupted. Streams
+// that are still on it are lost.
+func (v *vm) kill() bool {
+	if v.dead.CompareAndSwap(false, true) {
+		close(v.gone)
+		v.p.space.Forget(v)
+	}
+	v.abandon()
+	limit := time.NewTimer(2 * v.p.spec.Timeout)
+	defer limit.Stop()
+	select {
+	case v.lock <- struct{}{}:
+		v.exit()
+		return true
+	case <-limit.C:
+		return false
+	}
+}
+
+// close frees the guest. v.lock is held.
+func (v *vm) close() {
+	v.closed = true
+	v.budget.stop()
+	if v.guest != nil {
+		// The context is only looked at for values.
+		_ = v.guest.Close(context.WithoutCancel(v.p.ctx))
+	}
+}
+
+// add gives a stream's context an id. v.lock is held.
+func (v *vm) add(f *filter) (id uint32, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.streams == nil {
+		return 0, false
+	}
+	for {
+		v.lastID++
+		if v.lastID > rootContext && v.streams[v.lastID] == nil {
+			v.streams[v.lastID] = f
+			return v.lastID, true
+		}
+	}
+}
+
+// remove forgets a stream's context.
+func (v *vm) remove(id uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.streams, id)
+}
+
+// budget is the context of a VM's calls: each of them may take the same time. It
+// is used again and again, since a context of its own for each call would cost
+// more than the call.
+type budget struct {
+	limit time.Duration
+	timer *time.Timer
+	done  chan struct{}
+	over  atomic.Bool
+}
+
+func newBudget(limit time.Duration) *budget {
+	b := &budget{limit: limit, done: make(chan struct{})}
+	b.timer = time.AfterFunc(limit, func() {
+		b.over.Store(true)
+		close(b.done)
+	})
+	b.timer.Stop()
+	return b
+}
+
+// arm begins a call.
+func (b *budget) arm() context.Context {
+	b.timer.Reset(b.limit)
+	return b
+}
+
+// disarm ends a call and returns the budget for the next one: another one when
+// the time was over, which a guest that cannot be interrupted survives.
+func (b *budget) disarm() *budget {
+	if b.timer.Stop() {
+		return b
+	}
+	return newBudget(b.limit)
+}
+
+func (b *budget) stop() { b.timer.Stop() }
+
+// Deadline implements context.Context; nobody needs to know it.
+func (b *budget) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done implements context.Context.
+func (b *budget) Done() <-chan struct{} { return b.done }
+
+// Err implements context.Context.
+func (b *budget) Err() error {
+	if b.over.Load() {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Value implements context.Context. It has none.
+func (b *budget) Value(any) any { return nil }
