@@ -33,7 +33,7 @@ func (l Leg) Suits(c *abi.Candidate, i int) bool {
 	return c.Roles&l.roles != 0 && (c.Group^uint32(l.group))&uint32(l.group>>32) == 0 && i != l.prefill
 }
 
-// The grades of rows that suit a leg; 0 is below all of them.
+// bestGrade is the highest grade of a row.
 const bestGrade = 4
 
 // Grade says how well a row suits the leg that it can take: better with another
@@ -49,42 +49,6 @@ func (l Leg) Grade(c *abi.Candidate) int {
 		g--
 	}
 	return g
-}
-
-// Best returns the highest grade among the rows that suit the leg, 0 without
-// any, and how many rows have it.
-func (l Leg) Best(rows []abi.Candidate) (grade int, n uint64) {
-	for i := range rows {
-		c := &rows[i]
-		if !l.Suits(c, i) {
-			continue
-		}
-		g := l.Grade(c)
-		if g < grade {
-			continue
-		}
-		if g > grade {
-			grade, n = g, 0
-		}
-		n++
-	}
-	return grade, n
-}
-
-// Nth returns row n, counted from 0, of those that suit the leg with that grade;
-// -1 when there are not so many.
-func (l Leg) Nth(rows []abi.Candidate, grade int, n uint64) int32 {
-	for i := range rows {
-		c := &rows[i]
-		if !l.Suits(c, i) || l.Grade(c) != grade {
-			continue
-		}
-		if n == 0 {
-			return int32(i)
-		}
-		n--
-	}
-	return -1
 }
 
 // Lighter reports whether a carries less than b: fewer tokens, then fewer

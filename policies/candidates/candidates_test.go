@@ -68,25 +68,6 @@ func TestGrade(t *testing.T) {
 	}
 }
 
-func TestBest(t *testing.T) {
-	rows := []abi.Candidate{
-		{Roles: abi.RolePrefill, Instance: 1, Trial: true, Requests: 1}, {Roles: abi.RolePrefill, Instance: 2},
-		{Roles: abi.RoleDecode, Instance: 3}, {Roles: abi.RoleBoth, Instance: 4},
-	}
-	for n, want := range [][2]int{{0, 0}, {3, 1}, {4, 1}, {4, 1}, {4, 2}} {
-		leg := Prefill()
-		if grade, equals := leg.Best(rows[:n]); grade != want[0] || int(equals) != want[1] {
-			t.Errorf("of %d rows: grade %d, %d equals; want %v", n, grade, equals, want)
-		}
-	}
-	leg := Prefill()
-	for n, want := range []int32{1, 3, -1} {
-		if got := leg.Nth(rows, 4, uint64(n)); got != want {
-			t.Errorf("row %d of the best is %d, want %d", n, got, want)
-		}
-	}
-}
-
 // grade is 0 for a row that does not suit the leg.
 func grade(leg Leg, rows []abi.Candidate, i int) int {
 	if !leg.Suits(&rows[i], i) {

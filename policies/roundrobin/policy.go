@@ -18,52 +18,73 @@ import (
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: next(rows, candidates.Aggregated(), f.Sequence)}
+		leg := candidates.Aggregated()
+		grade, n, _ := best(rows, leg)
+		return abi.PlaceDecision{Prefill: -1, Decode: nth(rows, leg, grade, n, f.Sequence)}
 	}
 	prefill, turn, lap := f.Fixed, f.Sequence, uint64(1)
 	if prefill < 0 {
 		leg := candidates.Prefill()
-		grade, n := leg.Best(rows)
-		if grade == 0 {
+		grade, n, groups := best(rows, leg)
+		if prefill = nth(rows, leg, grade, n, f.Sequence); prefill < 0 {
 			return abi.PlaceDecision{Prefill: -1, Decode: -1}
 		}
-		prefill, lap = leg.Nth(rows, grade, f.Sequence%n), n
-		if several(rows) {
+		if lap = n; groups {
 			turn, lap = within(rows, leg, grade, prefill, f.Sequence/n)
 		}
 	}
 	leg := candidates.Decode(rows, prefill)
-	grade, n := leg.Best(rows)
-	if grade == 0 {
-		return abi.PlaceDecision{Prefill: prefill, Decode: -1}
-	}
+	grade, n, _ := best(rows, leg)
 	// Slots whose numbers share a divisor would meet the same slots of the other
 	// phase for ever, some perhaps none: so each time that both are at their
 	// beginnings together decode moves on by one.
-	if d := divisor(lap, n); d > 1 {
+	if d := divisor(lap, n); d > 1 && n > 0 {
 		turn += turn / (lap / d * n)
 	}
-	return abi.PlaceDecision{Prefill: prefill, Decode: leg.Nth(rows, grade, turn%n)}
+	return abi.PlaceDecision{Prefill: prefill, Decode: nth(rows, leg, grade, n, turn)}
 }
 
-// next returns the row whose turn it is among those of the highest grade.
-func next(rows []abi.Candidate, leg candidates.Leg, turn uint64) int32 {
-	grade, n := leg.Best(rows)
-	if grade == 0 {
+// best returns the highest grade among the rows that suit the leg, how many rows
+// have it, and whether rows of several groups may be among them; 0 and 0 when
+// none suits.
+func best(rows []abi.Candidate, leg candidates.Leg) (grade int, n uint64, groups bool) {
+	differ := uint32(0)
+	for i := range rows {
+		c := &rows[i]
+		if !leg.Suits(c, i) {
+			continue
+		}
+		differ |= c.Group ^ rows[0].Group
+		g := leg.Grade(c)
+		if g < grade {
+			continue
+		}
+		if g > grade {
+			grade, n = g, 0
+		}
+		n++
+	}
+	return grade, n, differ != 0
+}
+
+// nth returns the row whose turn it is among the n rows of that grade; -1 when
+// there is none.
+func nth(rows []abi.Candidate, leg candidates.Leg, grade int, n, turn uint64) int32 {
+	if n == 0 {
 		return -1
 	}
-	return leg.Nth(rows, grade, turn%n)
-}
-
-// several reports whether there are rows of more than one group. Most tables have
-// one, in which every turn is the group's.
-func several(rows []abi.Candidate) bool {
+	left := turn % n
 	for i := range rows {
-		if rows[i].Group != rows[0].Group {
-			return true
+		c := &rows[i]
+		if !leg.Suits(c, i) || leg.Grade(c) != grade {
+			continue
 		}
+		if left == 0 {
+			return int32(i)
+		}
+		left--
 	}
-	return false
+	return -1
 }
 
 // within returns how many turns the group of the chosen row has had before this
