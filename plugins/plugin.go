@@ -1,0 +1,205 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+)
+
+// plugin is one loaded version of one [[plugin]], or of the built-in policies.
+type plugin struct {
+	spec     Spec
+	digest   string
+	failures *budget.Budget
+	failed   atomic.Bool // the version that was to replace this one could not be used
+
+	version *policy.Version // of a policy
+	env     *policyEnv      // of a policy
+	filter  *filter.Plugin  // of a filter
+	calls   *filterCalls    // of a filter
+}
+
+// slowCompile is after what time it is said that a module is being compiled.
+const slowCompile = 200 * time.Millisecond
+
+// load reads a plugin's module and loads it.
+func (s *Set) load(ctx context.Context, c *Config, spec Spec) (*plugin, error) {
+	content, err := spec.Source.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.build(ctx, c, spec, content)
+}
+
+// build compiles, starts and configures a version. It serves nothing yet.
+func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
+	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow)}
+	opts := host.LoadOptions{
+		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, Cache: s.cache,
+		HostFunctions: spec.HostFunctions, CompileWorkers: runtime.GOMAXPROCS(0),
+	}
+	name := spec.Name
+	if name == "" {
+		name = "built-in policies"
+	}
+	began := time.Now()
+	saying := time.AfterFunc(slowCompile, func() {
+		s.deps.Log.Info("compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
+	})
+	defer saying.Stop()
+	var err error
+	if spec.Filter {
+		err = s.buildFilter(ctx, c, p, opts, content.Wasm)
+	} else {
+		err = s.buildPolicy(ctx, c, p, opts, content.Wasm)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.deps.Log.Debug("plugin loaded", "plugin", name, "sha256", p.digest, "took", time.Since(began))
+	return p, nil
+}
+
+func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte) error {
+	log := s.deps.Log
+	if p.spec.Name != "" {
+		log = log.With("plugin", p.spec.Name)
+	}
+	p.env = &policyEnv{
+		spec: &p.spec, log: log, level: max(lowest(log), host.LogInfo), store: &s.shared, space: s.shared.Open(p.spec.VMID),
+		metrics: s.metricsOf(p.spec.Name),
+	}
+	limit := p.spec.Timeout
+	if limit == 0 {
+		limit = c.Budget
+	}
+	var err error
+	p.version, err = policy.Load(ctx, policy.Options{
+		Name: p.spec.Name, Wasm: wasm, Load: load, Budget: limit, Failures: p.failures, Seed: s.seed,
+		NewEnv: func() host.Env { return p.env },
+		Meter:  func(label string, h abi.Hook) policy.Meter { return s.deps.Meter(label, h.String()) },
+		Log:    log,
+	})
+	if err != nil {
+		p.env.close()
+		return err
+	}
+	if err := p.version.Trial(); err != nil {
+		log.Warn("the policy fails on made-up requests", "error", err)
+	}
+	return nil
+}
+
+// metricsOf is the table of a policy's metrics. A later version goes on with the
+// numbers, for the maker gives the same metric for the same name.
+func (s *Set) metricsOf(name string) *metricTable {
+	t := &metricTable{}
+	if s.deps.Metrics != nil {
+		t.maker = s.deps.Metrics(name)
+	}
+	return t
+}
+
+func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte) error {
+	p.calls = &filterCalls{}
+	if s.deps.FilterMeter != nil {
+		p.calls.next = s.deps.FilterMeter(p.spec.Name)
+	}
+	deps := filter.Deps{
+		Shared: &s.shared, Budget: p.failures, Upstreams: c.Upstreams, Transport: s.deps.Transport,
+		Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
+	}
+	if s.deps.Metrics != nil {
+		deps.Metrics = s.deps.Metrics(p.spec.Name)
+	}
+	p.filter = filter.New(filter.Spec{
+		Name: p.spec.Name, Wasm: wasm, Load: load, Config: p.spec.Config, VMConfig: p.spec.VMConfig,
+		VMID: p.spec.VMID, RootID: p.spec.RootID, FailOpen: p.spec.FailOpen, HoldHeaders: p.spec.HoldHeaders,
+		Upstreams: p.spec.Upstreams, Timeout: p.spec.Timeout,
+	}, deps)
+	return p.filter.Start(ctx)
+}
+
+// close ends the version after what it serves has ended, or ctx.
+func (p *plugin) close(ctx context.Context) error {
+	if p.filter != nil {
+		return p.filter.Close(ctx)
+	}
+	err := p.version.Close(ctx)
+	p.env.close()
+	return err
+}
+
+// find returns the policy of a hook by its name within the module; "" means the
+// only one.
+func (p *plugin) find(h abi.Hook, name string) (*policy.Policy, error) {
+	if p.version == nil {
+		return nil, fmt.Errorf("plugin %q is a filter", p.spec.Name)
+	}
+	if found, ok := p.version.Find(h, name); ok {
+		return found, nil
+	}
+	var names []string
+	for _, q := range p.version.Policies() {
+		if q.Hook == h {
+			names = append(names, q.Label)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return nil, fmt.Errorf("plugin %q has no %s policy: it does not export %s", p.spec.Name, h, h.Export())
+	case name == "" && len(names) == 1:
+		_, only, _ := strings.Cut(names[0], "/")
+		return p.find(h, only)
+	case name == "":
+		return nil, fmt.Errorf("plugin %q has several %s policies; name one of %s", p.spec.Name, h, strings.Join(names, ", "))
+	}
+	return nil, fmt.Errorf("plugin %q has no %s policy %q, but %s", p.spec.Name, h, name, strings.Join(names, ", "))
+}
+
+// state is what operators see.
+func (p *plugin) state() string {
+	switch {
+	case p.failures.Parked():
+		return "parked"
+	case p.failed.Load():
+		return "failed"
+	}
+	return "active"
+}
+
+// filterCalls counts the calls into a filter's guests, and hands them on.
+type filterCalls struct {
+	calls policy.Calls
+	next  filter.Meter // may be nil
+}
+
+// Observe implements filter.Meter.
+func (f *filterCalls) Observe(c host.Callback, d time.Duration) {
+	f.calls.Observe(d)
+	if f.next != nil {
+		f.next.Observe(c, d)
+	}
+}
+
+// Fail implements filter.Meter.
+func (f *filterCalls) Fail(c host.Callback, reason string) {
+	f.calls.Fail()
+	if f.next != nil {
+		f.next.Fail(c, reason)
+	}
+}
+
+// errNothing is the answer to a reload of what is not there.
+var errNothing = errors.New("there is no such policy or plugin")

@@ -1,0 +1,314 @@
+// Package plugins is the life of the plugins of a configuration, and what the
+// proxy asks of them: Set loads each module aside, starts, configures and tries
+// it, and swaps it in between two decisions; versions that were replaced end
+// what they have begun and are freed. It has the shape of the coordinator's
+// Decider, of the proxy's LegPolicy and of its filters, and knows neither.
+//
+// The rooms below it: source (where modules come from), budget (how much failure
+// is borne), shared (what guests share), policy (one version of a policy module),
+// filter (one version of a filter, and the chain of them), build (from source to
+// module, for authors).
+package plugins
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/shared"
+	"github.com/pdproxy/pdproxy/plugins/source"
+)
+
+// policyDrain is how long the decisions of a replaced policy may take to end:
+// longer than any time budget.
+const policyDrain = time.Minute
+
+// Set is the plugins and policies that serve. Its methods are safe for
+// concurrent use; decisions never wait for a reload.
+type Set struct {
+	deps   Deps
+	cache  *host.Cache
+	shared shared.Store
+	chain  filter.Chain
+	seed   uint32
+	table  atomic.Pointer[table]
+
+	mu      sync.Mutex // held by one change at a time
+	natives map[nativeKey]*compiledIn
+	watches map[string]*source.Watch // by the plugin's name
+	closed  bool
+
+	draining sync.WaitGroup // replaced versions
+}
+
+// New returns a Set in which nothing is loaded: call Apply before anything else,
+// and Close in the end.
+func New(deps Deps) (*Set, error) {
+	cache, err := host.NewCache(deps.CacheDir)
+	if err != nil {
+		// Compiling again costs a moment at each start, and nothing else.
+		deps.Log.Warn("compiled plugins are not kept", "error", err)
+		if cache, err = host.NewCache(""); err != nil {
+			return nil, err
+		}
+		deps.CacheDir = ""
+	}
+	return &Set{
+		deps: deps, cache: cache, seed: rand.Uint32(),
+		natives: make(map[nativeKey]*compiledIn), watches: make(map[string]*source.Watch),
+	}, nil
+}
+
+// Apply makes c what serves. Versions whose module and settings are the same go
+// on, unless they are parked; the others are built aside first. When one of them
+// cannot be used, or a policy that c names is not there, nothing changes and the
+// *Error says why.
+func (s *Set) Apply(ctx context.Context, c Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errors.New("apply plugins: closed")
+	}
+	old := s.table.Load()
+	if old == nil {
+		old = &table{config: &Config{}}
+	}
+	next := &table{config: &c}
+	var fresh []*plugin
+	err := func() error {
+		for i, spec := range c.Plugins {
+			content, err := spec.Source.Read(ctx)
+			if err != nil {
+				return &Error{pluginKey(i), err}
+			}
+			p := old.same(&c, spec, content.SHA256)
+			if p == nil {
+				if p, err = s.build(ctx, &c, spec, content); err != nil {
+					return &Error{pluginKey(i), err}
+				}
+				fresh = append(fresh, p)
+			}
+			p.failed.Store(false) // what is in the file serves
+			next.plugins = append(next.plugins, p)
+		}
+		if !c.Native && c.needsBuiltin() {
+			if next.builtin = old.builtin; next.builtin == nil || next.builtin.failures.Parked() || old.config.Budget != c.Budget {
+				p, err := s.buildBuiltin(ctx, &c)
+				if err != nil {
+					return &Error{"policy", err}
+				}
+				next.builtin, fresh = p, append(fresh, p)
+			}
+		}
+		return s.resolve(next)
+	}()
+	if err != nil {
+		for _, p := range fresh {
+			err = errors.Join(err, p.close(ctx))
+		}
+		return err
+	}
+	s.swap(next)
+	return nil
+}
+
+// same returns the version of spec that can go on under config c; nil if there
+// is none.
+func (t *table) same(c *Config, spec Spec, digest string) *plugin {
+	p := t.plugin(spec.Name)
+	switch {
+	case p == nil, p.digest != digest, p.failures.Parked(), !reflect.DeepEqual(p.spec, spec):
+		return nil
+	case p.filter != nil && !reflect.DeepEqual(t.config.Upstreams, c.Upstreams):
+		return nil
+	case p.version != nil && spec.Timeout == 0 && t.config.Budget != c.Budget:
+		return nil
+	}
+	return p
+}
+
+// plugin returns the plugin of that name, or nil.
+func (t *table) plugin(name string) *plugin {
+	for _, p := range t.plugins {
+		if p.spec.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// builtinBudget is what is borne of the built-in policies: they are ours, and
+// what fails once in them is likely to fail again.
+const builtinBudget, builtinWindow = 20, 10 * time.Second
+
+// buildBuiltin loads the built-in policies.
+func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
+	content := source.Content{Wasm: s.deps.Builtin()}
+	digest := sha256.Sum256(content.Wasm)
+	content.SHA256 = hex.EncodeToString(digest[:])
+	p, err := s.build(ctx, c, Spec{Trusted: true, HostFunctions: []string{"*"}, CrashBudget: builtinBudget, CrashWindow: builtinWindow}, content)
+	if err != nil {
+		return nil, fmt.Errorf("load built-in policies: %w", err)
+	}
+	return p, nil
+}
+
+// swap lets next serve and ends what only the old table had. s.mu is held.
+func (s *Set) swap(next *table) {
+	old := s.table.Swap(next)
+	var filters []*filter.Plugin
+	keep := map[*plugin]bool{next.builtin: true}
+	watches := make(map[string]*source.Watch)
+	for _, p := range next.plugins {
+		keep[p] = true
+		if p.filter != nil {
+			filters = append(filters, p.filter)
+		}
+		if w := s.watches[p.spec.Name]; w != nil && old != nil && old.plugin(p.spec.Name) == p {
+			watches[p.spec.Name] = w
+		} else {
+			watches[p.spec.Name] = source.NewWatch(p.spec.Source, p.digest)
+		}
+	}
+	s.watches = watches
+	s.chain.Set(filters, next.config.Limits)
+	if old != nil {
+		for _, p := range append(old.plugins[:len(old.plugins):len(old.plugins)], old.builtin) {
+			if p != nil && !keep[p] {
+				s.drain(p, old.config.Drain)
+			}
+		}
+	}
+	if s.deps.Changed != nil {
+		s.deps.Changed()
+	}
+}
+
+// drain ends a version that serves nothing new, in the background.
+func (s *Set) drain(p *plugin, streams time.Duration) {
+	limit := policyDrain
+	if p.filter != nil {
+		limit = streams
+	}
+	s.draining.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		if err := p.close(ctx); err != nil {
+			s.deps.Log.Warn("a replaced plugin version did not end well", "plugin", p.spec.Name, "sha256", p.digest, "error", err)
+		}
+	})
+}
+
+// Reload loads a plugin, by its name or that of one of its policies, or the
+// built-in policies, by the name of one that is used, again, and returns when
+// the new version serves. On an error the old one goes on.
+func (s *Set) Reload(ctx context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.table.Load()
+	if s.closed || t == nil {
+		return errNothing
+	}
+	plugin, _, _ := strings.Cut(name, "/")
+	if p := t.plugin(plugin); p != nil {
+		return s.reload(ctx, t, p)
+	}
+	next := *t
+	switch isNative, used := t.builtinNamed(name); {
+	case !used:
+		return fmt.Errorf("reload %q: %w", name, errNothing)
+	case isNative:
+		return fmt.Errorf("reload %q: it is compiled in and has one version only", name)
+	}
+	var err error
+	if next.builtin, err = s.buildBuiltin(ctx, t.config); err != nil {
+		return err
+	}
+	if err := s.resolve(&next); err != nil {
+		return errors.Join(err, next.builtin.close(ctx))
+	}
+	s.swap(&next)
+	return nil
+}
+
+// reload replaces p, of table t. s.mu is held.
+func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
+	fresh, err := s.load(ctx, t.config, p.spec)
+	if err == nil {
+		next := *t
+		next.plugins = nil
+		for _, q := range t.plugins {
+			if q == p {
+				q = fresh
+			}
+			next.plugins = append(next.plugins, q)
+		}
+		if err = s.prove(p, fresh); err == nil {
+			err = s.resolve(&next)
+		}
+		if err == nil {
+			s.swap(&next)
+			s.deps.Log.Info("plugin reloaded", "plugin", p.spec.Name, "sha256", fresh.digest)
+			return nil
+		}
+		err = errors.Join(err, fresh.close(ctx))
+	}
+	p.failed.Store(true)
+	s.countRefusal(p)
+	s.deps.Log.Error("plugin not reloaded; the old version stays", "plugin", p.spec.Name, "error", err)
+	return fmt.Errorf("reload %s: %w", p.spec.Name, err)
+}
+
+// prove holds a version back that fails on made-up requests, where that is asked
+// for and the one that it would replace works.
+func (s *Set) prove(old, fresh *plugin) error {
+	if !old.spec.Canary || old.failures.Parked() || fresh.version == nil {
+		return nil
+	}
+	return fresh.version.Trial()
+}
+
+// countRefusal counts a version that could not be used.
+func (s *Set) countRefusal(p *plugin) {
+	switch {
+	case p.version != nil:
+		s.deps.Meter(p.spec.Name, "load").Fail("failed")
+	case p.calls.next != nil:
+		p.calls.next.Fail(host.OnConfigure, "start")
+	}
+}
+
+// Wrap puts the filters around h: those that are loaded when a request comes.
+func (s *Set) Wrap(h http.Handler) http.Handler { return s.chain.Wrap(h) }
+
+// Close ends all versions; ctx bounds how long streams may still run. Whoever
+// asks for a decision afterwards gets none.
+func (s *Set) Close(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	var errs []error
+	if t := s.table.Load(); t != nil {
+		for _, p := range append(t.plugins[:len(t.plugins):len(t.plugins)], t.builtin) {
+			if p != nil {
+				errs = append(errs, p.close(ctx))
+			}
+		}
+	}
+	s.draining.Wait()
+	return errors.Join(append(errs, s.cache.Close(ctx))...)
+}

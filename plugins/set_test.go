@@ -1,0 +1,481 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+)
+
+// TestBuiltins: the built-in policies decide the same in both runtimes.
+func TestBuiltins(t *testing.T) {
+	w := newWorld(t)
+	for _, native := range []bool{true, false} {
+		w.config.Native = native
+		for _, name := range []string{"round_robin", "least_load", "power_of_two"} {
+			w.config.Place = name
+			w.apply()
+			runtime := "wasm"
+			if native {
+				runtime = "native"
+			}
+			d, by, ok := w.place("")
+			if !ok || by != name || d.Prefill < 0 || d.Prefill > 1 || d.Decode < 2 || d.Decode > 3 {
+				t.Errorf("%s %s: %+v, %q, %v", runtime, name, d, by, ok)
+			}
+			r := w.row(name, "place")
+			if r.Calls != 1 || r.Runtime != runtime || r.State != "active" || (r.SHA256 == "") != native {
+				t.Errorf("row %+v", r)
+			}
+		}
+		if a, by, ok := w.Plan(t.Context(), &abi.PlanFacts{PrefillTargets: 1, DecodeTargets: 1}); !ok || by != "auto" || a.Decision != abi.PlanDisaggregate {
+			t.Errorf("plan: %+v, %q, %v", a, by, ok)
+		}
+		if id, by, ok := w.Mint(t.Context(), &abi.MintFacts{UnixMilli: abi.DisaggEpochMilli}); !ok || by != "snowflake" || id != abi.MinDisaggID {
+			t.Errorf("mint: %d, %q, %v", id, by, ok)
+		}
+		if w.HasLegs() {
+			t.Error("the built-in policies have a leg hook")
+		}
+	}
+	if n := len(w.Rows()); n != 3 {
+		t.Errorf("%d rows", n)
+	}
+	sha := w.row("auto", "plan").SHA256
+	if err := w.Reload(t.Context(), "auto"); err != nil {
+		t.Error(err)
+	}
+	if r := w.row("auto", "plan"); r.SHA256 != sha || r.Calls != 0 {
+		t.Errorf("after a reload %+v", r)
+	}
+	if _, _, ok := w.place(""); !ok {
+		t.Error("no decision after a reload")
+	}
+}
+
+func TestPluginDecides(t *testing.T) {
+	w := newWorld(t, guest(t, "leg=edit"))
+	w.config.Plan, w.config.Place, w.config.Mint = []string{"p"}, "p", "p"
+	w.apply()
+	if a, by, ok := w.Plan(t.Context(), &abi.PlanFacts{}); a.Decision != abi.PlanAggregate || by != "p" || !ok {
+		t.Errorf("plan: %+v, %q, %v", a, by, ok)
+	}
+	if d, by, ok := w.place(""); d != (abi.PlaceDecision{Prefill: 1, Decode: 3}) || by != "p" || !ok {
+		t.Errorf("place: %+v, %q, %v", d, by, ok)
+	}
+	if id, by, ok := w.Mint(t.Context(), &abi.MintFacts{}); id != abi.MinDisaggID || by != "p" || !ok {
+		t.Errorf("mint: %d, %q, %v", id, by, ok)
+	}
+	if !w.HasLegs() {
+		t.Error("no leg hook")
+	}
+	if d, list, reason := w.Leg(t.Context(), &abi.LegFacts{Engine: "p0"}, nil); d != abi.LegEdited || len(list) == 0 || reason != "" {
+		t.Errorf("leg: %v, %d bytes, %q", d, len(list), reason)
+	}
+	w.Finish(&abi.FinishFacts{})
+	if r := w.row("p", "finish"); r.Calls != 1 || r.Failures != 0 {
+		t.Errorf("finish: %+v", r)
+	}
+}
+
+func TestNamedPolicies(t *testing.T) {
+	w := newWorld(t, guest(t, "names=yes"))
+	w.config.Place = "p/first"
+	w.apply()
+	if d, by, ok := w.place(""); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || by != "p/first" || !ok {
+		t.Errorf("place: %+v, %q, %v", d, by, ok)
+	}
+	w.config.Plan = []string{"p"} // the only one of its hook
+	w.apply()
+	if _, by, ok := w.Plan(t.Context(), &abi.PlanFacts{}); by != "p/gate" || !ok {
+		t.Errorf("plan: %q, %v", by, ok)
+	}
+	if err := w.Reload(t.Context(), "p/first"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPlanOrder: the first that does not pass decides, and what fails ends the
+// search.
+func TestPlanOrder(t *testing.T) {
+	first, second := guest(t, "plan=pass"), guest(t, "plan=reject")
+	first.Name, second.Name = "first", "second"
+	w := newWorld(t, first, second)
+	ask := func(f abi.PlanFacts) (abi.PlanAnswer, string, bool) { return w.Plan(t.Context(), &f) }
+	w.config.Plan = []string{"first", "second"}
+	w.apply()
+	if a, by, ok := ask(abi.PlanFacts{}); a != (abi.PlanAnswer{Decision: abi.PlanReject, Status: 429}) || by != "second" || !ok {
+		t.Errorf("%+v, %q, %v", a, by, ok)
+	}
+	w.config.Plan = []string{"first", "auto"}
+	w.apply()
+	if a, by, ok := ask(abi.PlanFacts{BothTargets: 1}); a.Decision != abi.PlanAggregate || by != "auto" || !ok {
+		t.Errorf("%+v, %q, %v", a, by, ok)
+	}
+	if _, by, ok := ask(abi.PlanFacts{Request: abi.RequestFacts{Model: "do:trap"}}); by != policy.Trap || ok {
+		t.Errorf("a trap: %q, %v", by, ok)
+	}
+	w.config.Plan = []string{"first"}
+	w.apply()
+	if a, by, ok := ask(abi.PlanFacts{}); a.Decision != abi.PlanPass || by != "first" || !ok {
+		t.Errorf("all pass: %+v, %q, %v", a, by, ok)
+	}
+}
+
+// TestApplyRefuses: what cannot be used changes nothing, and the error has the
+// key.
+func TestApplyRefuses(t *testing.T) {
+	good := guest(t, "")
+	w := newWorld(t, good)
+	w.config.Place = "p"
+	w.apply()
+	garbage := filepath.Join(t.TempDir(), "g.wasm")
+	if err := os.WriteFile(garbage, []byte("no module"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	changed := func(change func(*Spec)) Config {
+		c, spec := w.config, good
+		change(&spec)
+		c.Plugins = []Spec{good, spec}
+		c.Plugins[1].Name = "q"
+		return c
+	}
+	named := guest(t, "names=yes")
+	named.Name = "n"
+	for name, tt := range map[string]struct {
+		config    Config
+		key, want string
+	}{
+		"no file":          {changed(func(s *Spec) { s.Source.Location += "x" }), "plugin[1]", "no such file"},
+		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "compile"},
+		"other digest":     {changed(func(s *Spec) { s.Source.SHA256 = strings.Repeat("0", 64) }), "plugin[1]", "sha256"},
+		"configure false":  {changed(func(s *Spec) { s.Config = "configure=false" }), "plugin[1]", "proxy_on_configure"},
+		"configure traps":  {changed(func(s *Spec) { s.Config = "configure=trap" }), "plugin[1]", "configure"},
+		"memory too small": {changed(func(s *Spec) { s.MemoryPages = 3 }), "plugin[1]", "memory"},
+		"unknown place":    {Config{Plan: []string{"auto"}, Place: "x", Mint: "snowflake", Native: true}, "policy.place", `"x" is neither`},
+		"unknown plan":     {Config{Plan: []string{"y", "auto"}, Place: "least_load", Mint: "snowflake", Native: true}, "policy.order[0]", `"y" is neither`},
+		"unknown mint":     {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Native: true}, "policy.mint", `"z" is neither`},
+		"unknown in wasm":  {Config{Plan: []string{"auto"}, Place: "least_load", Mint: "z", Budget: time.Second}, "policy.mint", `"z" is neither`},
+		"several named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n", Mint: "snowflake", Native: true}, "policy.place", "n/last, n/first"},
+		"unknown named":    {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/x", Mint: "snowflake", Native: true}, "policy.place", "n/last, n/first"},
+		"hook is absent":   {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/last", Mint: "n", Native: true}, "policy.mint", "pdproxy_v1_on_mint"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := w.Apply(t.Context(), tt.config)
+			var e *Error
+			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v, want %s with %q", err, tt.key, tt.want)
+			}
+			if _, by, ok := w.place(""); by != "p" || !ok {
+				t.Errorf("afterwards %q, %v", by, ok)
+			}
+		})
+	}
+	if len(w.Rows()) != 7 { // auto, snowflake and the guest's five
+		t.Errorf("rows %+v", w.Rows())
+	}
+}
+
+// TestApplyKeeps: a version whose module and settings are the same goes on.
+func TestApplyKeeps(t *testing.T) {
+	w := newWorld(t, guest(t, ""))
+	w.config.Place = "p"
+	w.apply()
+	w.place("")
+	w.config.Plan = []string{"always"}
+	w.apply()
+	if r := w.row("p", "place"); r.Calls != 1 {
+		t.Errorf("it was loaded again: %+v", r)
+	}
+	w.config.Plugins = append([]Spec(nil), w.config.Plugins...)
+	w.config.Plugins[0].Config = "mint=absent"
+	w.apply()
+	if r := w.row("p", "place"); r.Calls != 0 {
+		t.Errorf("it was not loaded again: %+v", r)
+	}
+	if w.changed != 3 {
+		t.Errorf("%d changes were told", w.changed)
+	}
+}
+
+// TestReloadKeepsTheOld: a version that cannot be used leaves the old one, which
+// says so until something can be used.
+func TestReloadKeepsTheOld(t *testing.T) {
+	spec := guest(t, "")
+	wasm, err := os.ReadFile(spec.Source.Location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, spec)
+	w.config.Place = "p"
+	w.apply()
+	sha := w.row("p", "place").SHA256
+	if err := os.WriteFile(spec.Source.Location, wasm[:1000], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "compile") {
+		t.Errorf("reload: %v", err)
+	}
+	if r := w.row("p", "place"); r.State != "failed" || r.SHA256 != sha || w.failed("p load failed") != 1 {
+		t.Errorf("row %+v, metrics %v", r, w.fails)
+	}
+	if _, by, ok := w.place(""); by != "p" || !ok {
+		t.Errorf("the old version: %q, %v", by, ok)
+	}
+	if err := os.WriteFile(spec.Source.Location, append(wasm, 0, 3, 1, 'x', 0), 0o600); err != nil { // a custom section
+		t.Fatal(err)
+	}
+	if err := w.Reload(t.Context(), "p"); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.row("p", "place"); r.State != "active" || r.SHA256 == sha {
+		t.Errorf("row %+v", r)
+	}
+	for _, name := range []string{"nobody", "auto"} {
+		if err := w.Reload(t.Context(), name); err == nil {
+			t.Errorf("reload of %s: no error", name)
+		}
+	}
+}
+
+// TestCanary: with canary a version that misbehaves does not replace one that
+// works.
+func TestCanary(t *testing.T) {
+	for _, canary := range []bool{false, true} {
+		spec := guest(t, "")
+		spec.Canary = canary
+		w := newWorld(t, spec)
+		w.config.Place = "p"
+		w.apply()
+		w.table.Load().plugins[0].spec.Config = "place=nonsense" // the next version's
+		err := w.Reload(t.Context(), "p")
+		if (err != nil) != canary {
+			t.Errorf("canary %v: %v", canary, err)
+		}
+		if _, _, ok := w.place(""); ok != canary {
+			t.Errorf("canary %v: decided %v", canary, ok)
+		}
+	}
+}
+
+func TestParkedAndBack(t *testing.T) {
+	spec := guest(t, "")
+	spec.CrashBudget = 2
+	w := newWorld(t, spec)
+	w.config.Place = "p"
+	w.apply()
+	for i := range 5 {
+		want := policy.Nonsense
+		if i > 2 {
+			want = policy.Parked
+		}
+		if _, by, ok := w.place("nonsense"); by != want || ok {
+			t.Errorf("failure %d: %q, %v", i, by, ok)
+		}
+	}
+	if r := w.row("p", "place"); r.State != "parked" || r.Failures != 5 {
+		t.Errorf("row %+v", r)
+	}
+	if err := w.Reload(t.Context(), "p"); err != nil {
+		t.Fatal(err)
+	}
+	if _, by, ok := w.place(""); by != "p" || !ok || w.row("p", "place").State != "active" {
+		t.Errorf("after the reload: %q, %v", by, ok)
+	}
+	for range 3 {
+		w.place("nonsense")
+	}
+	w.apply()
+	if _, _, ok := w.place(""); !ok {
+		t.Error("the same configuration again does not bring it back")
+	}
+}
+
+func TestFileChange(t *testing.T) {
+	spec := guest(t, "")
+	w := newWorld(t, spec)
+	w.config.Place = "p"
+	w.apply()
+	sha := w.row("p", "place").SHA256
+	wasm, err := os.ReadFile(spec.Source.Location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.lookAtFiles(t.Context())
+	w.lookAtFiles(t.Context())
+	if w.changed != 1 {
+		t.Fatal("reloaded without a change")
+	}
+	other := spec.Source.Location + ".new"
+	if err := os.WriteFile(other, append(wasm, 0, 3, 1, 'y', 0), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other, spec.Source.Location); err != nil {
+		t.Fatal(err)
+	}
+	w.lookAtFiles(t.Context())
+	w.lookAtFiles(t.Context())
+	if r := w.row("p", "place"); r.SHA256 == sha || w.changed != 2 {
+		t.Errorf("row %+v, %d changes", r, w.changed)
+	}
+	w.lookAtFiles(t.Context())
+	w.lookAtFiles(t.Context())
+	if w.changed != 2 {
+		t.Errorf("%d changes", w.changed)
+	}
+}
+
+func TestModuleOverHTTP(t *testing.T) {
+	spec := guest(t, "")
+	server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(spec.Source.Location))))
+	defer server.Close()
+	spec.Source = source.Source{Location: server.URL + "/guest.wasm"}
+	w := newWorld(t, spec)
+	w.config.Place = "p"
+	w.apply()
+	if _, by, ok := w.place(""); by != "p" || !ok {
+		t.Errorf("%q, %v", by, ok)
+	}
+	if err := w.Reload(t.Context(), "p"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHammerReload: a hundred reloads cost no decision and leave nothing behind.
+func TestHammerReload(t *testing.T) {
+	w := newWorld(t, guest(t, ""))
+	w.config.Place = "p"
+	w.apply()
+	before := runtime.NumGoroutine()
+	var wg sync.WaitGroup
+	var stop atomic.Bool
+	var decided atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for !stop.Load() {
+				if d, by, ok := w.Place(context.Background(), pair("")); !ok || by != "p" || d.Decode != 3 {
+					t.Errorf("%+v, %q, %v", d, by, ok)
+					return
+				}
+				decided.Add(1)
+				w.Finish(&abi.FinishFacts{})
+			}
+		})
+	}
+	for range 100 {
+		if err := w.Reload(t.Context(), "p"); err != nil {
+			t.Error(err)
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	w.draining.Wait()
+	if decided.Load() == 0 {
+		t.Error("nothing was decided")
+	}
+	for range 100 { // those that were told to end need a moment
+		if runtime.NumGoroutine() <= before {
+			return
+		}
+		runtime.Gosched()
+		time.Sleep(time.Millisecond)
+	}
+	t.Errorf("%d goroutines before, %d after", before, runtime.NumGoroutine())
+}
+
+func TestClosed(t *testing.T) {
+	w := newWorld(t, guest(t, ""))
+	w.config.Plan, w.config.Place, w.config.Mint = []string{"p"}, "p", "p"
+	w.apply()
+	if err := w.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, by, ok := w.place(""); ok || by != policy.Closed {
+		t.Errorf("place: %q, %v", by, ok)
+	}
+	if _, _, ok := w.Plan(t.Context(), &abi.PlanFacts{}); ok {
+		t.Error("plan decides")
+	}
+	if _, _, ok := w.Mint(t.Context(), &abi.MintFacts{}); ok {
+		t.Error("mint decides")
+	}
+	if _, _, reason := w.Leg(t.Context(), &abi.LegFacts{}, nil); reason != policy.Closed {
+		t.Errorf("leg: %q", reason)
+	}
+	if err := w.Apply(t.Context(), w.config); err == nil {
+		t.Error("it can be applied")
+	}
+	if err := w.Reload(t.Context(), "p"); err == nil {
+		t.Error("it can be reloaded")
+	}
+}
+
+// TestCompileCache: what was compiled once is found by the next Set.
+func TestCompileCache(t *testing.T) {
+	w := newWorld(t, guest(t, ""))
+	w.apply()
+	entries := 0
+	err := filepath.WalkDir(bench.dir, func(_ string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			entries++
+		}
+		return err
+	})
+	if err != nil || entries == 0 {
+		t.Errorf("%d files of compiled code, %v", entries, err)
+	}
+	w.deps.CacheDir = "/dev/null/no"
+	if set, err := New(w.deps); err != nil {
+		t.Errorf("without a directory: %v", err)
+	} else if err := set.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDecisionsDoNotAllocate(t *testing.T) {
+	w := newWorld(t)
+	w.config.Native = false
+	w.apply()
+	plan, place, mint := &abi.PlanFacts{BothTargets: 1}, pair(""), &abi.MintFacts{}
+	ctx := t.Context()
+	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint) }
+	all()
+	if n := testing.AllocsPerRun(200, all); n != 0 {
+		t.Errorf("%v allocations in three decisions", n)
+	}
+}
+
+func BenchmarkPlace(b *testing.B) {
+	for _, native := range []bool{true, false} {
+		name := "wasm"
+		if native {
+			name = "native"
+		}
+		b.Run(name, func(b *testing.B) {
+			w := newWorld(b)
+			w.config.Native = native
+			w.apply()
+			f := pair("")
+			for range 60 {
+				f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Group: 1, Roles: abi.RoleDecode, Tokens: 5})
+			}
+			ctx := b.Context()
+			b.ReportAllocs()
+			for b.Loop() {
+				w.Place(ctx, f)
+			}
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package plugins
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+)
+
+// Config is what a Set runs: [policy], [[plugin]] and [[upstream]] of the
+// configuration, checked.
+type Config struct {
+	Plugins   []Spec              // filters in their order
+	Upstreams map[string]*url.URL // what guests may call, by name
+
+	// The policies that decide, by name: that of a plugin, plugin/policy for a
+	// policy in a module that names several, or that of a built-in one.
+	Plan  []string // in priority order: the first that does not pass decides
+	Place string
+	Mint  string
+
+	Native bool          // built-in policies run compiled in, not as WebAssembly
+	Budget time.Duration // of one decision, where the plugin has no timeout of its own
+	Drain  time.Duration // how long the streams of a replaced filter may go on
+	Limits filter.Limits // of streams with filters
+}
+
+// Spec is one [[plugin]].
+type Spec struct {
+	Name   string
+	Source source.Source
+	Filter bool // it is a filter, else a policy
+
+	Trusted       bool // runs in the runtime that cannot interrupt loops
+	MemoryPages   uint32
+	Timeout       time.Duration // of one call; 0: Config.Budget, for a filter filter.DefaultTimeout
+	HostFunctions []string      // that it may call; "*": all
+	Upstreams     []string      // that it may call; "*": all
+
+	Config, VMConfig, VMID, RootID string
+
+	FailOpen, HoldHeaders bool // of filters, see filter.Spec
+	CrashBudget           int
+	CrashWindow           time.Duration
+	// Canary makes a new version that replaces a working one prove itself: it is
+	// refused when it fails on made-up requests.
+	Canary bool
+}
+
+// Deps is what a Set stands on. All fields but Transport, Meter, FilterMeter,
+// Metrics and Changed are needed.
+type Deps struct {
+	Builtin func() []byte // the module of the built-in policies
+	Native  Native
+	// Meter gives what watches a policy, by its label and the name of its hook.
+	Meter       func(policy, hook string) policy.Meter
+	FilterMeter func(plugin string) filter.Meter
+	Metrics     func(plugin string) filter.Metrics // makes the metrics that guests define
+	Transport   http.RoundTripper                  // for calls to upstreams
+	Node        filter.Node
+	CacheDir    string // of compiled code; "": in memory only
+	Changed     func() // called after other policies or filters have begun to serve; must not call the Set's Apply or Reload
+	Log         *slog.Logger
+}
+
+// Native finds the built-in policies that are compiled in.
+type Native struct {
+	Plan  func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool)
+	Place func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool)
+	Mint  func(name string) (func(*abi.MintFacts) uint64, bool)
+}
+
+// Error says which part of a Config cannot be used.
+type Error struct {
+	// Key is the key in the configuration, such as plugin[1] or policy.place.
+	Key string
+	Err error
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Key + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// pluginKey is the key of the i-th [[plugin]].
+func pluginKey(i int) string { return fmt.Sprintf("plugin[%d]", i) }

@@ -1,0 +1,181 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+	"github.com/pdproxy/pdproxy/policies"
+)
+
+// bench is what all tests share: the guest and a directory of compiled code.
+var bench struct {
+	dir, guest string
+}
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "plugins")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		bench.dir, bench.guest = filepath.Join(dir, "cache"), filepath.Join(dir, "guest.wasm")
+		c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", bench.guest, "./policy/testdata/guest")
+		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+		if text, err := c.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build guest: %v: %s", err, text)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// meters counts what the metrics would show.
+type meters struct {
+	mu    sync.Mutex
+	calls map[string]int // by policy and hook
+	fails map[string]int // by policy, hook and reason
+}
+
+type meter struct {
+	m   *meters
+	key string
+}
+
+func (m meter) Observe(time.Duration) {
+	m.m.mu.Lock()
+	defer m.m.mu.Unlock()
+	m.m.calls[m.key]++
+}
+
+func (m meter) Fail(reason string) {
+	m.m.mu.Lock()
+	defer m.m.mu.Unlock()
+	m.m.fails[m.key+" "+reason]++
+}
+
+func (m *meters) failed(key string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fails[key]
+}
+
+// world is a Set under test.
+type world struct {
+	*Set
+	*meters
+	t       testing.TB
+	config  Config
+	changed int
+}
+
+// newWorld returns a Set with the built-in policies, compiled in; nothing is
+// applied yet.
+func newWorld(t testing.TB, specs ...Spec) *world {
+	t.Helper()
+	w := &world{t: t, meters: &meters{calls: make(map[string]int), fails: make(map[string]int)}}
+	set, err := New(Deps{
+		Builtin: policies.Wasm,
+		Native: Native{
+			Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
+				f, ok := policies.Plan(name)
+				return f, ok
+			},
+			Place: func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
+				f, ok := policies.Place(name)
+				return f, ok
+			},
+			Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
+				f, ok := policies.Mint(name)
+				return f, ok
+			},
+		},
+		Meter:    func(p, hook string) policy.Meter { return meter{w.meters, p + " " + hook} },
+		CacheDir: bench.dir,
+		Changed:  func() { w.changed++ },
+		Log:      slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Set = set
+	w.config = Config{
+		Plugins: specs, Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake",
+		Native: true, Budget: time.Minute,
+	}
+	t.Cleanup(func() {
+		if err := set.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func (w *world) apply() {
+	w.t.Helper()
+	if err := w.Apply(w.t.Context(), w.config); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// guest is a plugin with a copy of the test guest.
+func guest(t testing.TB, config string) Spec {
+	t.Helper()
+	wasm, err := os.ReadFile(bench.guest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "guest.wasm")
+	if err := os.WriteFile(path, wasm, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Spec{
+		Name: "p", Source: source.Source{Location: path}, MemoryPages: 1024, HostFunctions: []string{"*"},
+		Config: config, CrashBudget: 20, CrashWindow: time.Hour,
+	}
+}
+
+// row is the row of one policy.
+func (w *world) row(name, phase string) Row {
+	w.t.Helper()
+	for _, r := range w.Rows() {
+		if r.Name == name && r.Phase == phase {
+			return r
+		}
+	}
+	w.t.Fatalf("no row %s %s in %+v", name, phase, w.Rows())
+	return Row{}
+}
+
+// pair is a frame with two prefill and two decode rows; the request tells the
+// guest what to do.
+func pair(do string) *abi.PlaceFacts {
+	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
+	if do != "" {
+		f.Request.Model = "do:" + do
+	}
+	for i := range uint32(4) {
+		role := abi.RolePrefill
+		if i >= 2 {
+			role = abi.RoleDecode
+		}
+		f.Candidates = append(f.Candidates, abi.Candidate{Instance: i + 1, Group: 1, Roles: role})
+	}
+	return f
+}
+
+// place asks for a decision, and by and reason are those of the guest.
+func (w *world) place(do string) (d abi.PlaceDecision, by string, ok bool) {
+	return w.Place(w.t.Context(), pair(do))
+}
