@@ -213,7 +213,7 @@ func (x *exchange) finish() {
 		ID: r.DisaggID, FirstByte: -1, Total: r.End.Sub(r.Start).Microseconds(), Attempts: uint32(r.legs),
 		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
 	}
-	f.Request.Model = r.Model
+	f.Request.Model, f.Request.Prompt = r.Model, "" // the body may be gone
 	if d := x.last.Decode; !d.IsZero() {
 		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
 		f.Placed = r.Placed.Sub(r.Start).Microseconds()
