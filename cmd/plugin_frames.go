@@ -23,7 +23,8 @@ type trialFrame struct {
 	mint   *abi.MintFacts
 	leg    *abi.LegFacts
 	finish *abi.FinishFacts
-	names  []string // of the rows of place, "engine/rank"
+	http   *httpJSON // of a filter, hook is none
+	names  []string  // of the rows of place, "engine/rank"
 }
 
 // frameHead is what every frame may say.
@@ -195,9 +196,12 @@ func readFrame(text json.RawMessage) (trialFrame, error) {
 	if head.Hook == "" && head.RequestID != "" {
 		return explainedFrame(text)
 	}
+	if head.Hook == httpHook {
+		return readHTTP(text)
+	}
 	hook, ok := abi.ParseHook(head.Hook)
 	if !ok {
-		return trialFrame{}, fmt.Errorf(`hook: %q is not plan, place, mint, leg or finish`, head.Hook)
+		return trialFrame{}, fmt.Errorf("hook: %q is not plan, place, mint, leg, finish or http", head.Hook)
 	}
 	f, err := map[abi.Hook]func(json.RawMessage) (trialFrame, error){
 		abi.HookPlan: readPlan, abi.HookPlace: readPlace, abi.HookMint: readMint,

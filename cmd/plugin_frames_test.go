@@ -88,6 +88,9 @@ func TestBadFrames(t *testing.T) {
 		"pair state":      {`{"hook": "place", "pairs": [{"state": "x"}]}`, "pairs[0].state"},
 		"unknown event":   {`{"hook": "leg", "event": "x"}`, "event"},
 		"unknown phase":   {`{"hook": "leg", "phase": "x"}`, "phase"},
+		"http path":       {`{"hook": "http", "request": {"path": " "}}`, "invalid character"},
+		"http status":     {`{"hook": "http", "response": {"status": 99}}`, "response.status"},
+		"http key":        {`{"hook": "http", "flow": "x"}`, "flow"},
 		"unknown outcome": {`{"hook": "finish", "outcome": "x"}`, "outcome"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,9 +115,13 @@ func FuzzFrames(f *testing.F) {
 	f.Add(`{"hook": "place", "fixed": 0, ` + twoRows + `}`)
 	f.Add(`{"request_id": "r", "flow": "aggregated", ` + twoRows + `}`)
 	f.Add(`{"hook": "leg", "event": "failed"} {"hook": "finish"} {"hook": "mint"}`)
+	f.Add(`{"hook": "http", "request": {"method": "GET", "path": "/?a=b", "headers": {"a": "b"}, "body": "x"}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		frames, err := readFrames(strings.NewReader(text))
 		for i := range frames {
+			if frames[i].http != nil {
+				continue
+			}
 			h := frames[i].header()
 			var back abi.Header
 			if hook, ok := abi.DecodeHeader(frames[i].encode(&h), &back); !ok || hook != frames[i].hook || err != nil {

@@ -260,3 +260,25 @@ func TestPluginUsage(t *testing.T) {
 		})
 	}
 }
+
+func TestNewFilter(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "My-Filter")
+	must(t, exitOK, "plugin", "new", "--kind", "filter", dir)
+	must(t, exitOK, "plugin", "build", dir)
+	module, frames := filepath.Join(dir, "My-Filter.wasm"), filepath.Join(dir, "frames.json")
+	stdout, _ := must(t, exitOK, "plugin", "test", module, frames)
+	if !strings.Contains(stdout, "request: POST /v1/completions, 15 bytes; answer: 200, 14 bytes") {
+		t.Errorf("printed %s", stdout)
+	}
+	writeFile(t, frames, `{"hook": "http", "expect": {"response": {"status": 403}}}`)
+	stdout, _ = must(t, exitFailed, "plugin", "test", "--json", module, frames)
+	var results []trialResult
+	unmarshal(t, stdout, &results)
+	if len(results) != 1 || !strings.Contains(results[0].Error, "expected") || results[0].US <= 0 {
+		t.Errorf("results %+v", results)
+	}
+	writeFile(t, frames, `{"hook": "plan"}`)
+	if _, stderr := must(t, exitFailed, "plugin", "test", module, frames); !strings.Contains(stderr, "exports no hook") {
+		t.Errorf("stderr %s", stderr)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"reflect"
 	"strings"
@@ -25,19 +26,21 @@ const trialStart = 10 * time.Second
 const trialScratch = 64 << 10
 
 type trialOptions struct {
-	config   string
-	timeout  time.Duration
-	repeat   int
-	trusted  bool
-	logLevel string
+	config    string
+	upstreams map[string]string // name to URL
+	timeout   time.Duration
+	repeat    int
+	trusted   bool
+	logLevel  string
 }
 
 func (a *app) pluginTestCommand() *cobra.Command {
 	var o trialOptions
 	c := &cobra.Command{
 		Use:   "test MODULE FRAMES.json",
-		Short: "Run a policy's hooks on recorded frames; print decisions and cost",
-		Long: `Run a policy's hooks on recorded frames, and print each decision and what it cost.
+		Short: "Run a module on recorded frames; print decisions and cost",
+		Long: `Run a policy's hooks on recorded facts, or a filter on recorded requests, and
+print what was decided and what it cost.
 
 FRAMES.json holds frames (see docs/plugins.md), or what "pdproxy explain --json"
 printed. The exit code is 1 when a frame failed: the guest trapped or was late,
@@ -46,7 +49,8 @@ its answer breaks the contract, or it is not the one that the frame expects.`,
 		RunE: func(_ *cobra.Command, args []string) error { return a.pluginTest(args[0], args[1], o) },
 	}
 	c.Flags().StringVar(&o.config, "config", "", "the plugin's configuration, as in [[plugin]] config")
-	c.Flags().DurationVar(&o.timeout, "timeout", time.Second, "longest time of a call (a proxy's default is 5ms)")
+	c.Flags().StringToStringVar(&o.upstreams, "upstream", nil, "NAME=URL of an upstream that a filter may call, as in [[upstream]]")
+	c.Flags().DurationVar(&o.timeout, "timeout", time.Second, "longest time of a call (in a proxy 5ms for policies and 1s for filters, by default)")
 	c.Flags().IntVar(&o.repeat, "repeat", 1, "calls of each frame; the time shown is their mean")
 	c.Flags().BoolVar(&o.trusted, "trusted", false, "as with trusted = true: faster code that nothing interrupts")
 	c.Flags().StringVar(&o.logLevel, "guest-log", "info", "lowest level of the guest's log: trace, debug, info, warn, error or critical")
@@ -89,8 +93,8 @@ func (a *app) pluginTest(modulePath, framesPath string, o trialOptions) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", framesPath, err)
 	}
-	t := &trial{trialOptions: o, world: newTrialWorld(a.err, host.LogLevel(level), o.config)}
-	results, err := t.run(context.Background(), wasm, frames)
+	t := &trial{trialOptions: o, wasm: wasm, log: a.err, level: host.LogLevel(level)}
+	results, err := t.run(context.Background(), frames)
 	if err != nil {
 		return failed(fmt.Errorf("test %s: %w", modulePath, err))
 	}
@@ -120,6 +124,9 @@ func printResults(out io.Writer, results []trialResult) error {
 			name = fmt.Sprint(r.Frame)
 		}
 		decision, _ := json.Marshal(r.Decision)
+		if d, ok := r.Decision.(*httpDecision); ok {
+			decision = []byte(d.brief())
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f\t%s\n", name, r.Hook, decision, r.US, orNone(r.Error))
 		for _, note := range r.Notes {
 			fmt.Fprintf(w, "\t\tnote: %s\t\t\n", note)
@@ -138,32 +145,40 @@ func orNone(s string) string {
 	return s
 }
 
-// trial runs frames through one module.
+// trial runs frames through one module: those of hooks in a VM of its own, as
+// the proxy calls policies, those of http in the proxy's chain of filters.
 type trial struct {
 	trialOptions
+	wasm  []byte
+	log   io.Writer
+	level host.LogLevel
+
 	world  *trialWorld
-	module *host.Module
-	vm     *host.VM // nil: the next frame starts one
-	lines  []string // of the list of policies, nil: hooks are not named
+	module *host.Module // nil until a frame of a hook comes
+	vm     *host.VM     // nil: the next frame starts one
+	lines  []string     // of the list of policies, nil: hooks are not named
+	stream *streamTrial // nil until a frame of http comes
 }
 
-func (t *trial) run(ctx context.Context, wasm []byte, frames []trialFrame) ([]trialResult, error) {
-	var err error
-	if t.module, err = host.Load(ctx, wasm, host.LoadOptions{Guarded: !t.trusted, CompileWorkers: 2}); err != nil {
-		return nil, err
-	}
-	defer t.module.Close(ctx)
-	if len(t.module.Info().Hooks) == 0 {
-		return nil, errors.New("the module exports no hook (pdproxy_v1_on_...): frames are for policies")
-	}
-	if err := t.start(ctx); err != nil {
-		return nil, err
-	}
-	results := make([]trialResult, len(frames))
+// run runs all frames. The error is that of a module that cannot be used at all.
+func (t *trial) run(ctx context.Context, frames []trialFrame) (results []trialResult, err error) {
+	defer func() { err = errors.Join(err, t.close(ctx)) }()
 	for i := range frames {
-		f, r := &frames[i], &results[i]
-		*r = trialResult{Frame: i, Name: f.Name, Hook: f.hook.String(), Policy: f.Policy}
-		err := t.frame(ctx, f, r)
+		f := &frames[i]
+		r := trialResult{Frame: i, Name: f.Name, Hook: f.Hook, Policy: f.Policy}
+		if f.http == nil {
+			r.Hook = f.hook.String()
+		}
+		if err := t.load(ctx, f); err != nil {
+			return nil, err
+		}
+		var err error
+		if f.http != nil {
+			err = t.stream.frame(ctx, f.http, t.repeat, &r)
+		} else {
+			err = t.frame(ctx, f, &r)
+			r.Notes = t.world.takeNotes()
+		}
 		if err == nil {
 			err = meets(f.Expect, r.Decision)
 		}
@@ -173,9 +188,40 @@ func (t *trial) run(ctx context.Context, wasm []byte, frames []trialFrame) ([]tr
 		if failure := new(host.Error); errors.As(err, &failure) {
 			r.Stack, t.vm = failure.Stack, nil
 		}
-		r.Notes = t.world.takeNotes()
+		results = append(results, r)
 	}
 	return results, nil
+}
+
+// load makes what a frame needs, once.
+func (t *trial) load(ctx context.Context, f *trialFrame) (err error) {
+	switch {
+	case f.http != nil && t.stream == nil:
+		levels := [...]slog.Level{slog.LevelDebug - 4, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError, slog.LevelError + 4}
+		log := slog.New(slog.NewTextHandler(t.log, &slog.HandlerOptions{Level: levels[t.level]}))
+		t.stream, err = newStreamTrial(ctx, t.wasm, t.trialOptions, log)
+	case f.http == nil && t.module == nil:
+		t.world = newTrialWorld(t.log, t.level, t.config)
+		if t.module, err = host.Load(ctx, t.wasm, host.LoadOptions{Guarded: !t.trusted, CompileWorkers: 2}); err != nil {
+			return err
+		}
+		if len(t.module.Info().Hooks) == 0 {
+			return errors.New("the module exports no hook (pdproxy_v1_on_...): frames of hooks are for policies, those of http for filters")
+		}
+		err = t.start(ctx)
+	}
+	return err
+}
+
+func (t *trial) close(ctx context.Context) error {
+	var err error
+	if t.stream != nil {
+		err = t.stream.close()
+	}
+	if t.module != nil {
+		err = errors.Join(err, t.module.Close(ctx))
+	}
+	return err
 }
 
 // start makes and configures the VM, as the proxy does.

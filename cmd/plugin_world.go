@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -21,7 +22,7 @@ type trialWorld struct {
 	data    map[string]trialValue
 	cas     uint32
 	queues  []trialQueue
-	metrics []trialMetric
+	metrics []*trialMetric
 	notes   []string // of pdproxy.v1.note, since they were last taken
 }
 
@@ -35,11 +36,29 @@ type trialQueue struct {
 	items [][]byte
 }
 
+// trialMetric is a metric that nobody reads but its guest. It is safe for
+// concurrent use.
 type trialMetric struct {
 	name  string
 	kind  host.MetricKind
-	value uint64
+	value atomic.Uint64
 }
+
+// Add, Record and Value implement filter.Metric.
+func (m *trialMetric) Add(delta int64) { m.value.Add(uint64(delta)) }
+
+// Record sets a gauge; a counter grows, and a histogram has no one value.
+func (m *trialMetric) Record(value uint64) {
+	switch m.kind {
+	case host.Gauge:
+		m.value.Store(value)
+	case host.Counter:
+		m.value.Add(value)
+	}
+}
+
+// Value is that of a counter or a gauge.
+func (m *trialMetric) Value() uint64 { return m.value.Load() }
 
 func newTrialWorld(log io.Writer, level host.LogLevel, config string) *trialWorld {
 	return &trialWorld{log: log, level: level, config: []byte(config), data: map[string]trialValue{}}
@@ -130,48 +149,46 @@ func (w *trialWorld) Dequeue(queue uint32) ([]byte, host.Status) {
 }
 
 func (w *trialWorld) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {
-	i := slices.IndexFunc(w.metrics, func(m trialMetric) bool { return m.name == name })
+	i := slices.IndexFunc(w.metrics, func(m *trialMetric) bool { return m.name == name })
 	if i < 0 {
 		i = len(w.metrics)
-		w.metrics = append(w.metrics, trialMetric{name: name, kind: kind})
+		w.metrics = append(w.metrics, &trialMetric{name: name, kind: kind})
 	}
 	return uint32(i) + 1, host.OK
 }
 
-// metric returns the metric of that id, nil for none and for a histogram, which
-// has no one value.
+// metric returns the metric of that id, nil for none.
 func (w *trialWorld) metric(id uint32) *trialMetric {
-	if id == 0 || int(id) > len(w.metrics) || w.metrics[id-1].kind == host.Histogram {
+	if id == 0 || int(id) > len(w.metrics) {
 		return nil
 	}
-	return &w.metrics[id-1]
+	return w.metrics[id-1]
 }
 
 func (w *trialWorld) RecordMetric(id uint32, value uint64) host.Status {
-	if id == 0 || int(id) > len(w.metrics) {
+	m := w.metric(id)
+	if m == nil {
 		return host.NotFound
 	}
-	if m := w.metric(id); m != nil {
-		m.value = value
-	}
+	m.Record(value)
 	return host.OK
 }
 
 func (w *trialWorld) IncrementMetric(id uint32, delta int64) host.Status {
 	m := w.metric(id)
-	if m == nil || m.kind == host.Counter && delta < 0 {
+	if m == nil || m.kind == host.Histogram || m.kind == host.Counter && delta < 0 {
 		return host.BadArgument
 	}
-	m.value += uint64(delta)
+	m.Add(delta)
 	return host.OK
 }
 
 func (w *trialWorld) Metric(id uint32) (uint64, host.Status) {
 	m := w.metric(id)
-	if m == nil {
+	if m == nil || m.kind == host.Histogram {
 		return 0, host.BadArgument
 	}
-	return m.value, host.OK
+	return m.Value(), host.OK
 }
 
 func (w *trialWorld) HTTPCall(uint32, *host.HTTPCall) (uint32, host.Status) {

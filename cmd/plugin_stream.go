@@ -1,0 +1,272 @@
+package cmd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/shared"
+)
+
+// httpJSON is a frame for filters: a request of a client, and what the proxy
+// would answer.
+type httpJSON struct {
+	frameHead
+	Request  httpRequest  `json:"request"`
+	Response httpResponse `json:"response"`
+}
+
+type httpRequest struct {
+	Method  string            `json:"method"`
+	Path    string            `json:"path"` // with query
+	Headers map[string]string `json:"headers"`
+	Body    string            `json:"body"`
+}
+
+type httpResponse struct {
+	Status  int               `json:"status"`
+	Headers map[string]string `json:"headers"`
+	Body    string            `json:"body"`
+}
+
+// httpDecision is what a filter made of a frame. Names of headers are in lower
+// case; lines of one name are joined.
+type httpDecision struct {
+	Request  *httpRequest `json:"request"` // as the proxy got it; null if it did not
+	Response httpResponse `json:"response"`
+}
+
+// brief is the decision in a line of text.
+func (d *httpDecision) brief() string {
+	request := "did not reach the proxy"
+	if d.Request != nil {
+		request = fmt.Sprintf("%s %s, %d bytes", d.Request.Method, d.Request.Path, len(d.Request.Body))
+	}
+	return fmt.Sprintf("request: %s; answer: %d, %d bytes", request, d.Response.Status, len(d.Response.Body))
+}
+
+const httpHook = "http"
+
+func readHTTP(text []byte) (trialFrame, error) {
+	j := httpJSON{Request: httpRequest{Method: http.MethodPost, Path: "/v1/completions"}, Response: httpResponse{Status: http.StatusOK}}
+	if err := strictly(text, &j); err != nil {
+		return trialFrame{}, err
+	}
+	if _, err := http.NewRequest(j.Request.Method, "http://proxy"+j.Request.Path, nil); err != nil {
+		return trialFrame{}, err
+	}
+	if j.Response.Status < 200 || j.Response.Status > 599 {
+		return trialFrame{}, fmt.Errorf("response.status: %d", j.Response.Status)
+	}
+	return trialFrame{frameHead: j.frameHead, http: &j}, nil
+}
+
+// streamTrial runs requests through a filter.
+type streamTrial struct {
+	plugin *filter.Plugin
+	chain  filter.Chain
+	meter  trialMeter
+}
+
+func newStreamTrial(ctx context.Context, wasm []byte, o trialOptions, log *slog.Logger) (*streamTrial, error) {
+	t := &streamTrial{}
+	upstreams := map[string]*url.URL{}
+	for name, text := range o.upstreams {
+		u, err := url.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("--upstream %s: %w", name, err)
+		}
+		upstreams[name] = u
+	}
+	t.plugin = filter.New(
+		filter.Spec{
+			Name: "trial", Wasm: wasm, VMs: 1, Config: o.config, Timeout: o.timeout, Upstreams: []string{"*"},
+			Load: host.LoadOptions{Guarded: !o.trusted, CompileWorkers: 2},
+		},
+		filter.Deps{
+			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour), Upstreams: upstreams,
+			Metrics: &trialMetrics{byName: map[string]*trialMetric{}}, Meter: &t.meter, Log: log,
+		})
+	if err := t.plugin.Start(ctx); err != nil {
+		return nil, err
+	}
+	t.chain.Set([]*filter.Plugin{t.plugin}, filter.Limits{})
+	return t, nil
+}
+
+// close waits for what the guest does after the streams.
+func (t *streamTrial) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), trialStart)
+	defer cancel()
+	return t.plugin.Close(ctx)
+}
+
+// frame leads one request through the filter. Its time is what was spent in the
+// guest's callbacks.
+func (t *streamTrial) frame(ctx context.Context, f *httpJSON, repeat int, r *trialResult) error {
+	var spent time.Duration
+	for range repeat {
+		info := new(abi.StreamInfo)
+		req, err := f.Request.make(abi.WithStreamInfo(ctx, info))
+		if err != nil {
+			return err
+		}
+		var d httpDecision
+		answer := &trialAnswer{header: http.Header{}}
+		t.meter.reset()
+		cut := t.serve(answer, req, f, &d)
+		var failure string
+		spent, failure = spent+t.meter.spent(), t.meter.failure()
+		d.Response = httpResponse{Status: answer.status, Headers: joined(answer.header), Body: answer.body.String()}
+		r.Decision, r.Notes = &d, info.Notes()
+		switch {
+		case failure != "":
+			return errors.New(failure)
+		case cut:
+			return errors.New("the stream was cut")
+		}
+	}
+	r.US = float64(spent.Nanoseconds()) / 1000 / float64(repeat)
+	return nil
+}
+
+// serve runs the chain around a handler that answers as the frame says.
+func (t *streamTrial) serve(w http.ResponseWriter, req *http.Request, f *httpJSON, d *httpDecision) (cut bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			if v != http.ErrAbortHandler {
+				panic(v)
+			}
+			cut = true
+		}
+	}()
+	t.chain.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // ends early when a filter answers instead
+		d.Request = &httpRequest{Method: r.Method, Path: r.URL.RequestURI(), Headers: joined(r.Header), Body: string(body)}
+		for name, value := range f.Response.Headers {
+			w.Header().Set(name, value)
+		}
+		w.WriteHeader(f.Response.Status)
+		_, _ = io.WriteString(w, f.Response.Body)
+	})).ServeHTTP(w, req)
+	return false
+}
+
+func (j *httpRequest) make(ctx context.Context) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, j.Method, "http://proxy"+j.Path, strings.NewReader(j.Body))
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range j.Headers {
+		req.Header.Set(name, value)
+	}
+	req.URL.Scheme, req.URL.Host = "", "" // as a server gets it
+	req.RequestURI, req.RemoteAddr = j.Path, "192.0.2.1:1234"
+	return req, nil
+}
+
+func joined(h http.Header) map[string]string {
+	lines := make(map[string]string, len(h))
+	for name, values := range h {
+		lines[strings.ToLower(name)] = strings.Join(values, ", ")
+	}
+	return lines
+}
+
+// trialAnswer is the client's end of a stream.
+type trialAnswer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (a *trialAnswer) Header() http.Header { return a.header }
+
+func (a *trialAnswer) WriteHeader(status int) {
+	if a.status == 0 && status >= 200 {
+		a.status = status
+	}
+}
+
+func (a *trialAnswer) Write(p []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(p)
+}
+
+// Flush has nothing to do: what is written is there.
+func (a *trialAnswer) Flush() {}
+
+// trialMeter sums up the calls of one frame. The guest takes leave of a stream
+// in the background, so calls of one frame may be booked to the next.
+type trialMeter struct {
+	mu     sync.Mutex
+	sum    time.Duration // guarded by mu
+	failed string        // guarded by mu
+}
+
+// Observe implements filter.Meter.
+func (m *trialMeter) Observe(_ host.Callback, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sum += d
+}
+
+// Fail implements filter.Meter.
+func (m *trialMeter) Fail(c host.Callback, reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failed == "" {
+		m.failed = fmt.Sprintf("call %s: %s", c, reason)
+	}
+}
+
+func (m *trialMeter) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sum, m.failed = 0, ""
+}
+
+func (m *trialMeter) spent() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sum
+}
+
+func (m *trialMeter) failure() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failed
+}
+
+// trialMetrics are a filter's metrics, which nobody reads but itself.
+type trialMetrics struct {
+	mu     sync.Mutex
+	byName map[string]*trialMetric // guarded by mu
+}
+
+// Define implements filter.Metrics.
+func (m *trialMetrics) Define(kind host.MetricKind, name string) (filter.Metric, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	metric := m.byName[name]
+	if metric == nil {
+		metric = &trialMetric{name: name, kind: kind}
+		m.byName[name] = metric
+	}
+	if metric.kind != kind {
+		return nil, fmt.Errorf("metric %s is of another kind", name)
+	}
+	return metric, nil
+}
