@@ -48,6 +48,14 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// Problem returns what is wrong with a key, with its line: for what shows only
+// when the configuration is used.
+func (c *Config) Problem(key, message string) Problem {
+	k := &checker{config: c}
+	k.add(key, "%s", message)
+	return k.problems[0]
+}
+
 // keys returns the set of the keys that have a problem.
 func (ps Problems) keys() map[string]bool {
 	set := make(map[string]bool, len(ps))

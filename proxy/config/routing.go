@@ -1,7 +1,10 @@
 package config
 
-// Policy names the policies that decide. A name is that of a [[plugin]] or
-// of a built-in; the plugin wins where both have it.
+import "strings"
+
+// Policy names the policies that decide. A name is that of a [[plugin]], of one
+// policy of a [[plugin]] that holds several (plugin/policy), or of a built-in;
+// the plugin wins where both have it.
 type Policy struct {
 	// Plan chooses the flow of an exchange: auto, always, never or pd_auto.
 	// Default "auto".
@@ -14,7 +17,7 @@ type Policy struct {
 	// Mint issues the disagg ids: snowflake. Default "snowflake".
 	Mint string `toml:"mint"`
 	// Order is several plan policies in priority order; the first that does
-	// not pass decides. Default empty: Plan alone.
+	// not pass decides, and Plan comes last. Default empty: Plan alone.
 	Order []string `toml:"order"`
 	// Runtime is where the built-in policies run: "wasm" or "native", the same
 	// policies compiled in. Filters stay in Wasm. Default "wasm".
@@ -32,7 +35,8 @@ type Plugin struct {
 	// Name is the plugin's name in [policy], metrics and logs: letters,
 	// digits and - _ . : @, unique. Required.
 	Name string `toml:"name"`
-	// Path is the file of the module. Required.
+	// Path is the file of the module, or its http or https URL. Required. A
+	// file that changes is loaded again.
 	Path string `toml:"path"`
 	// SHA256 is the digest, 64 hex digits, that the file must have. Default
 	// "": any.
@@ -71,6 +75,11 @@ type Plugin struct {
 	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
 	// page) to 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
+	// Canary is the share of decisions that a new version takes first, 0 to 1:
+	// for CrashWindow, or until it fails and the old one stays. A version that
+	// fails on made-up requests is refused. For policies only. Default 0: a new
+	// version takes all of them at once.
+	Canary float64 `toml:"canary"`
 	// CrashBudget is how many failures within CrashWindow are borne; one more
 	// parks the plugin until it is reloaded. Default 20; 0 parks it at the
 	// first.
@@ -78,6 +87,11 @@ type Plugin struct {
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
+}
+
+// Remote reports whether the module comes over http(s).
+func (p Plugin) Remote() bool {
+	return strings.HasPrefix(p.Path, "http://") || strings.HasPrefix(p.Path, "https://")
 }
 
 // Upstream is an address that plugins may call by name.

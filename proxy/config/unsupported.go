@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"strings"
 )
 
 // missingFeature is one row of the table below.
@@ -27,8 +28,6 @@ func missingFeatures() []missingFeature {
 		{"policy.place", "trtllm_conversation"},
 		{"policy.place", "sglang_cache_aware"},
 		{"policy.place", "dynamo_cost"},
-		{"policy.order", ""},
-		{"plugin", ""},
 		{"engine.connector", ConnectorVLLMNixlPush},
 		{"engine.connector", ConnectorVLLMMoRIIO},
 		{"engine.connector", ConnectorVLLMMooncake},
@@ -56,6 +55,7 @@ func (k *checker) unsupported() {
 		for _, m := range missing {
 			switch {
 			case m.key != plain:
+			case strings.HasPrefix(plain, "policy.") && k.isPlugin(m.value): // it wins over a built-in of its name
 			case m.value == "" && isSet(v):
 				k.add(key, "not supported by this build")
 			case m.value != "" && fmt.Sprint(v) == m.value:

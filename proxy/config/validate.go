@@ -122,16 +122,29 @@ func (k *checker) policy() {
 	k.oneOf("policy.runtime", p.Runtime, "wasm", "native")
 }
 
+// policyName wants the name of a built-in, of a [[plugin]], or of one policy of a
+// [[plugin]] that holds several: plugin/policy. Which policies a plugin holds
+// shows when it is loaded.
 func (k *checker) policyName(key, name string, builtins []string) {
-	for _, plugin := range k.config.Plugins {
-		if plugin.Name == name && name != "" {
-			if plugin.Phase == PhaseFilter {
-				k.add(key, "[[plugin]] %q is a filter, not a policy", name)
-			}
-			return
+	plugin, policy, within := strings.Cut(name, "/")
+	for _, p := range k.config.Plugins {
+		if p.Name != plugin || name == "" {
+			continue
 		}
+		switch {
+		case p.Phase == PhaseFilter:
+			k.add(key, "[[plugin]] %q is a filter, not a policy", plugin)
+		case within && policy == "":
+			k.add(key, "no policy is named after the slash of %q", name)
+		}
+		return
 	}
 	if !slices.Contains(builtins, name) {
-		k.add(key, "no built-in policy or [[plugin]] is named %q; the built-in ones are %s", name, quoteAll(builtins))
+		k.add(key, "no built-in policy or [[plugin]] is named %q; the built-in ones are %s", plugin, quoteAll(builtins))
 	}
+}
+
+// isPlugin reports whether a [[plugin]] has that name.
+func (k *checker) isPlugin(name string) bool {
+	return slices.ContainsFunc(k.config.Plugins, func(p Plugin) bool { return p.Name == name && name != "" })
 }

@@ -13,7 +13,9 @@ func (k *checker) plugins() {
 		key := func(name string) string { return joinKey(indexKey("plugin", i), name) }
 		k.name(key("name"), p.Name)
 		k.unique(key("name"), p.Name, names)
-		k.required(key("path"), p.Path)
+		if k.required(key("path"), p.Path); p.Remote() {
+			k.httpURL(key("path"), p.Path)
+		}
 		if digest, err := hex.DecodeString(p.SHA256); p.SHA256 != "" && (err != nil || len(digest) != 32) {
 			k.add(key("sha256"), "must be 64 hex digits, or empty")
 		}
@@ -25,6 +27,10 @@ func (k *checker) plugins() {
 		k.oneOf(key("header_stop"), p.HeaderStop, "all", "headers")
 		k.allowed(i, p)
 		k.memory(key("memory"), p.Memory)
+		k.share(key("canary"), p.Canary)
+		if p.Phase == PhaseFilter && p.Canary != 0 {
+			k.add(key("canary"), "is for policies only")
+		}
 		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
 		k.positive(key("crash_window"), int64(p.CrashWindow))
 	}

@@ -11,6 +11,11 @@ func (c *Config) Warnings() []Problem {
 	k := &checker{config: c}
 	k.warnPartners()
 	k.warnURLs()
+	for i, p := range c.Plugins {
+		if p.Remote() && p.SHA256 == "" {
+			k.add(joinKey(indexKey("plugin", i), "sha256"), "is empty: whatever the server of path sends is run")
+		}
+	}
 	for i, e := range c.Engines {
 		k.warnUnused(i, e)
 		if e.InsecureSkipVerify {
