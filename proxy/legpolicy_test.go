@@ -365,6 +365,65 @@ func TestLegFailedPair(t *testing.T) {
 	}
 }
 
+// Legs that run at once are edited each, and one that fails is judged once; the
+// same targets get another room.
+func TestLegPolicyConcurrent(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &fakeEngine{name: "p0", role: "prefill", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+			d := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, nth int) {
+				switch {
+				case nth == 1:
+					time.Sleep(time.Millisecond) // until prefill has its leg
+					c.json(500, "{}")
+				case stream:
+					c.stream(eventA, done)
+				default:
+					c.json(200, unary)
+				}
+			}}
+			legs := &fakeLegs{answer: func(f *abi.LegFacts) (abi.LegDecision, []byte, string) {
+				if f.Event == abi.LegFailed {
+					return abi.LegRetry, nil, ""
+				}
+				return abi.LegEdited, edits(func(e *abi.Edits) {
+					e.SetField("user", fmt.Sprintf("%q", f.Phase))
+					e.SetHeader("X-Phase", f.Phase.String())
+				}), ""
+			}}
+			w := newWorld(t, setup{engines: []*fakeEngine{p, d}, deps: legs.install})
+			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			rooms := make(map[string]bool)
+			for phase, e := range map[string]*fakeEngine{"prefill": p, "decode": d} {
+				n := 0
+				for _, leg := range e.seen() {
+					if leg.path != completionsPath {
+						continue // a clean-up
+					}
+					n++
+					if leg.header.Get("X-Phase") != phase || !strings.Contains(leg.body, fmt.Sprintf(`"user":%q`, phase)) {
+						t.Errorf("%s: %v %s", phase, leg.header, leg.body)
+					}
+					_, room, _ := strings.Cut(leg.body, `"bootstrap_room":`)
+					room, _, _ = strings.Cut(room, ",")
+					rooms[room] = true
+				}
+				if n != 2 {
+					t.Errorf("%d %s legs", n, phase)
+				}
+			}
+			if len(rooms) != 2 {
+				t.Errorf("rooms %v", rooms)
+			}
+			if failed := legs.failures(); len(failed) != 1 || failed[0].Phase != abi.Decode || failed[0].Engine != "d0" {
+				t.Errorf("asked %+v", failed)
+			}
+		})
+	}
+}
+
 // The finish hook learns how an exchange ended.
 func TestFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
