@@ -12,9 +12,19 @@ const module = "github.com/pdproxy/pdproxy/"
 // that ends in /... stands for all below it.
 var mayImport = map[string][]string{
 	"abi":                   {},
-	"plugins":               {"abi"},
+	"abi/guest":             {"abi"},
+	"abi/host":              {"abi"},
+	"plugins/source":        {},
+	"plugins/budget":        {},
+	"plugins/shared":        {"abi/host"},
+	"plugins/build":         {},
+	"plugins/policy":        {"abi", "abi/host", "plugins/budget"},
+	"plugins/filter":        {"abi", "abi/host", "plugins/shared"},
+	"plugins":               {"abi", "abi/host", "plugins/..."},
 	"policies":              {"abi", "policies/..."},
 	"policies/...":          {"abi", "policies/candidates"},
+	"policies/wasm":         {"abi", "abi/guest", "policies/..."},
+	"examples/...":          {"abi", "abi/guest"},
 	"proxy/config":          {},
 	"proxy/openai":          {},
 	"proxy/upstream":        {},
@@ -24,9 +34,11 @@ var mayImport = map[string][]string{
 	"proxy/connector":       {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/coordinator":     {"abi", "proxy/engine", "proxy/state/..."},
 	"proxy":                 {"abi", "proxy/..."},
-	"cmd":                   {"abi", "conformance/enginesim", "policies", "proxy", "proxy/..."},
+	"cmd":                   {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "policies", "proxy", "proxy/..."},
 	"cmd/pdproxy":           {"cmd"},
 	"conformance":           {},
+	"conformance/abi":       {},
+	"conformance/policies":  {},
 	"conformance/enginesim": {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/bench":     {},
 }
