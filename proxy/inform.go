@@ -16,16 +16,25 @@ import (
 // is one.
 
 func (x *exchange) informOpen() {
+	if x.info == nil {
+		return
+	}
 	id := x.rec.RequestID
 	x.info.Update(func(f *abi.StreamFacts) { f.RequestID = id })
 }
 
 func (x *exchange) informRequest() {
+	if x.info == nil {
+		return
+	}
 	r := &x.req
 	x.info.Update(func(f *abi.StreamFacts) { f.Model, f.Stream, f.PromptTokens = r.Model, r.Stream, r.PromptTokens })
 }
 
 func (x *exchange) informPlaced(p *coordinator.Placement) {
+	if x.info == nil {
+		return
+	}
 	since := time.Since(x.rec.Start)
 	x.info.Update(func(f *abi.StreamFacts) {
 		f.Flow, f.DisaggID = p.Flow, p.ID
@@ -38,17 +47,26 @@ func (x *exchange) informPlaced(p *coordinator.Placement) {
 }
 
 func (x *exchange) informPrefill() {
+	if x.info == nil {
+		return
+	}
 	since := time.Since(x.rec.Start)
 	x.info.Update(func(f *abi.StreamFacts) { f.PrefillDone = since })
 }
 
 // informFirstByte is called before anything of the answer is written.
 func (x *exchange) informFirstByte(now time.Time) {
+	if x.info == nil {
+		return
+	}
 	since := now.Sub(x.rec.Start)
 	x.info.Update(func(f *abi.StreamFacts) { f.FirstByte = since })
 }
 
 func (x *exchange) informEnd() {
+	if x.info == nil {
+		return
+	}
 	u := x.usage
 	since := x.rec.End.Sub(x.rec.Start)
 	x.info.Update(func(f *abi.StreamFacts) {
