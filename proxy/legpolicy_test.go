@@ -395,6 +395,7 @@ func TestLegPolicyConcurrent(t *testing.T) {
 			if a := w.post(completionsPath, completions(stream)); a.status != 200 {
 				t.Fatalf("%+v", a)
 			}
+			synctest.Wait() // the answer is out before prefill's is in
 			rooms := make(map[string]bool)
 			for phase, e := range map[string]*fakeEngine{"prefill": p, "decode": d} {
 				n := 0
