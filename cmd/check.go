@@ -1,18 +1,22 @@
 package cmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 func (a *app) checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check config.toml",
-		Short: "Validate a configuration; probes nothing",
+		Short: "Validate a configuration and start its plugins; probes nothing",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
 	}
@@ -28,6 +32,9 @@ func (a *app) check(path string) error {
 	cfg, err := loadConfig(path)
 	if err == nil {
 		_, err = loadFiles(cfg)
+	}
+	if err == nil {
+		err = a.tryPlugins(cfg)
 	}
 	if a.json {
 		res := checkResult{OK: err == nil, Problems: []config.Problem{}, Warnings: []config.Problem{}}
@@ -49,6 +56,20 @@ func (a *app) check(path string) error {
 	}
 	fmt.Fprintln(a.out, "ok")
 	return nil
+}
+
+// tryPlugins starts and configures the plugins and ends them again.
+func (a *app) tryPlugins(cfg *config.Config) error {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	reg := prometheus.NewRegistry()
+	set, err := newPlugins(cfg, reg, telemetry.New(reg), nil, log)
+	if err != nil {
+		return failed(err)
+	}
+	return errors.Join(applyPlugins(set, cfg), set.Close(context.Background()))
 }
 
 // loadConfig reads and checks a configuration file.

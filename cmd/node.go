@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -35,7 +36,7 @@ type Node struct {
 	log         *slog.Logger
 	registry    *engine.Registry
 	coordinator *coordinator.Local
-	policies    *nativePolicies
+	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
 	certs       *proxy.Certs // nil without TLS
@@ -69,27 +70,51 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
 		return nil, err
 	}
-	if n.policies, err = newNativePolicies(cfg.Policy); err != nil {
-		return nil, err
+	if n.plugins, err = newPlugins(cfg, prom, metrics, n.askLegs, log); err != nil {
+		return nil, failed(err)
+	}
+	if err := n.serveWith(cfg, f, prom, metrics); err != nil {
+		return nil, errors.Join(err, n.plugins.Close(context.Background()))
+	}
+	return n, nil
+}
+
+// serveWith loads the plugins, builds what decides and serves, and opens the
+// sockets.
+func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry, metrics *telemetry.Metrics) error {
+	if err := applyPlugins(n.plugins, cfg); err != nil {
+		return err
 	}
 	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
 	if err != nil {
-		return nil, failed(err)
+		return failed(err)
 	}
 	ids, err := disaggid.New(cfg.Fleet.NodeID, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	n.coordinator = coordinator.NewLocal(n.registry, n.policies, fallback, ids, metrics)
+	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, ids, metrics)
 	watch(prom, n.registry, n.coordinator)
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
-		Policies: n.policies, Tracer: n.tracer, Log: log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Log: n.log, Version: readVersion().Version,
 	})
+	n.askLegs()
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
-		return nil, failed(err)
+		return failed(err)
 	}
-	return n, nil
+	return nil
+}
+
+// askLegs makes the server ask the leg and finish hooks, if a plugin has them.
+func (n *Node) askLegs() {
+	switch {
+	case n.server == nil: // not built yet
+	case n.plugins.HasLegs():
+		n.server.SetLegs(n.plugins)
+	default:
+		n.server.SetLegs(nil)
+	}
 }
 
 // AdminURL is where operators reach the node.
@@ -115,10 +140,6 @@ func (n *Node) Reload(next *config.Config) error {
 	if err != nil {
 		return err
 	}
-	decider, err := newNativePolicies(next.Policy)
-	if err != nil {
-		return err
-	}
 	old := n.cfg.Load()
 	for _, moved := range []struct {
 		key     string
@@ -134,13 +155,15 @@ func (n *Node) Reload(next *config.Config) error {
 			n.log.Warn("this key is read at start only; it stays until a restart", "key", moved.key)
 		}
 	}
+	if err := applyPlugins(n.plugins, next); err != nil {
+		return err
+	}
 	n.cfg.Store(next) // the clients of new engines are built by it
 	if err := n.registry.Apply(engine.SourceStatic, next.Engines, time.Duration(next.Server.DrainTimeout)); err != nil {
 		n.cfg.Store(old)
-		return err
+		return errors.Join(err, applyPlugins(n.plugins, old))
 	}
 	n.registry.Configure(next.Health, next.Circuit)
-	n.policies.swap(decider)
 	n.server.Reload(next, f.keys)
 	if n.certs != nil {
 		return n.certs.Reload()

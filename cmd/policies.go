@@ -2,119 +2,146 @@ package cmd
 
 import (
 	"context"
-	"fmt"
-	"math/bits"
-	"sync/atomic"
+	"errors"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// nativePolicies is the decider of this build: the built-in policies, compiled
-// in. Those that run are replaced as a whole on reload.
-type nativePolicies struct {
-	current atomic.Pointer[nativeSet]
-}
+var (
+	_ coordinator.Decider = (*plugins.Set)(nil)
+	_ proxy.LegPolicy     = (*plugins.Set)(nil)
+	_ proxy.Policies      = policySet{}
+)
 
-// nativeSet is the policies of one configuration and what they have done.
-type nativeSet struct {
-	names  policies.Names
-	native *policies.Native
-	plan   calls
-	place  calls
-	mint   calls
-}
-
-// calls counts the calls of one policy by their time: bucket i holds those
-// below 2^i ns.
-type calls struct {
-	sum     atomic.Int64 // ns
-	buckets [32]atomic.Uint64
-}
-
-func newNativePolicies(c config.Policy) (*nativePolicies, error) {
-	names := policies.Names{Plan: c.Plan, Place: c.Place, Mint: c.Mint}
-	native, err := policies.NewNative(names)
-	if err != nil {
+// newPlugins returns the set of plugins and policies, with nothing in it yet.
+func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, changed func(), log *slog.Logger) (*plugins.Set, error) {
+	guests := newGuestMetrics()
+	if err := reg.Register(guests); err != nil {
 		return nil, err
 	}
-	p := &nativePolicies{}
-	p.current.Store(&nativeSet{names: names, native: native})
-	return p, nil
+	name, _ := os.Hostname()
+	return plugins.New(plugins.Deps{
+		Builtin:     policies.Wasm,
+		Native:      plugins.Native{Plan: nativePlan, Place: nativePlace, Mint: nativeMint},
+		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
+		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
+		Metrics:     guests.of,
+		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
+		CacheDir:    compileCache(),
+		Changed:     changed,
+		Log:         log,
+	})
 }
 
-// swap takes over the policies of next.
-func (p *nativePolicies) swap(next *nativePolicies) {
-	if now := p.current.Load(); now.names != next.current.Load().names {
-		p.current.Store(next.current.Load())
+// compileCache is the folder of compiled plugins; "" on a system without one.
+func compileCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
 	}
+	return filepath.Join(dir, "pdproxy")
 }
 
-// Plan implements coordinator.Decider.
-func (p *nativePolicies) Plan(ctx context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
-	s := p.current.Load()
-	defer s.plan.count(time.Now())
-	return s.native.Plan(ctx, f)
+func nativePlan(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
+	f, ok := policies.Plan(name)
+	return f, ok
 }
 
-// Place implements coordinator.Decider.
-func (p *nativePolicies) Place(ctx context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-	s := p.current.Load()
-	defer s.place.count(time.Now())
-	return s.native.Place(ctx, f)
+func nativePlace(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
+	f, ok := policies.Place(name)
+	return f, ok
 }
 
-// Mint implements coordinator.Decider.
-func (p *nativePolicies) Mint(ctx context.Context, f *abi.MintFacts) (uint64, string, bool) {
-	s := p.current.Load()
-	defer s.mint.count(time.Now())
-	return s.native.Mint(ctx, f)
+func nativeMint(name string) (func(*abi.MintFacts) uint64, bool) {
+	f, ok := policies.Mint(name)
+	return f, ok
 }
 
-func (c *calls) count(start time.Time) {
-	ns := int64(time.Since(start))
-	c.sum.Add(ns)
-	c.buckets[min(bits.Len64(uint64(ns)), len(c.buckets)-1)].Add(1)
-}
-
-// row shows the policy to operators; the p99 is the upper border of its bucket.
-func (c *calls) row(name, phase string) proxy.PolicyRow {
-	r := proxy.PolicyRow{Name: name, Phase: phase, Runtime: "native", State: "active"}
-	var counts [32]uint64
-	for i := range c.buckets {
-		counts[i] = c.buckets[i].Load()
-		r.Calls += counts[i]
+// applyPlugins makes the plugins and policies of cfg serve. What cannot be used
+// is an error with the key and its line, and changes nothing.
+func applyPlugins(set *plugins.Set, cfg *config.Config) error {
+	c, err := pluginConfig(cfg)
+	if err != nil {
+		return err
 	}
-	if r.Calls == 0 {
-		return r
+	err = set.Apply(context.Background(), c)
+	var e *plugins.Error
+	if errors.As(err, &e) {
+		return config.Problems{cfg.Problem(e.Key, e.Err.Error())}
 	}
-	r.MeanUS = float64(c.sum.Load()) / float64(r.Calls) / 1000
-	var below uint64
-	for i, n := range counts {
-		if below += n; below*100 >= r.Calls*99 {
-			r.P99US = float64(uint64(1)<<i) / 1000
-			break
+	return err
+}
+
+// pluginConfig is cfg as package plugins takes it.
+func pluginConfig(cfg *config.Config) (plugins.Config, error) {
+	c := plugins.Config{
+		Upstreams: make(map[string]*url.URL),
+		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
+		Native: cfg.Policy.Runtime == "native",
+		Budget: time.Duration(cfg.Timeouts.Policy),
+		Drain:  time.Duration(cfg.Server.DrainTimeout),
+		Limits: filter.Limits{MaxBody: int64(cfg.Server.MaxBody), ReadTimeout: time.Duration(cfg.Server.ReadTimeout)},
+	}
+	if !slices.Contains(c.Plan, cfg.Policy.Plan) {
+		c.Plan = append(c.Plan, cfg.Policy.Plan)
+	}
+	for _, u := range cfg.Upstreams {
+		parsed, err := url.Parse(u.URL)
+		if err != nil {
+			return c, err
 		}
+		c.Upstreams[u.Name] = parsed
 	}
-	return r
+	for _, p := range cfg.Plugins {
+		c.Plugins = append(c.Plugins, pluginSpec(&p))
+	}
+	return c, nil
 }
+
+func pluginSpec(p *config.Plugin) plugins.Spec {
+	return plugins.Spec{
+		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256}, Filter: p.Phase == config.PhaseFilter,
+		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), Timeout: time.Duration(p.Timeout),
+		// Not nil, which would allow everything.
+		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
+		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
+		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
+		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow),
+	}
+}
+
+// policySet is the set as the operators' endpoints see it.
+type policySet struct{ *plugins.Set }
 
 // List implements proxy.Policies.
-func (p *nativePolicies) List() []proxy.PolicyRow {
-	s := p.current.Load()
-	return []proxy.PolicyRow{
-		s.plan.row(s.names.Plan, "plan"), s.place.row(s.names.Place, "place"), s.mint.row(s.names.Mint, "mint"),
+func (p policySet) List() []proxy.PolicyRow {
+	rows := []proxy.PolicyRow{}
+	for _, r := range p.Rows() {
+		rows = append(rows, proxy.PolicyRow{
+			Name: r.Name, Phase: r.Phase, VersionSHA256: r.SHA256, Runtime: r.Runtime, State: r.State,
+			Calls: r.Calls, Failures: r.Failures, MeanUS: r.MeanUS, P99US: r.P99US,
+		})
 	}
+	return rows
 }
 
-// Reload implements proxy.Policies. A compiled-in policy has one version only.
-func (p *nativePolicies) Reload(name string) error {
-	n := p.current.Load().names
-	if name != n.Plan && name != n.Place && name != n.Mint {
-		return fmt.Errorf("no policy %q is loaded", name)
-	}
-	return fmt.Errorf("policy %q is compiled in and has no file to load again", name)
-}
+// Reload implements proxy.Policies.
+func (p policySet) Reload(name string) error { return p.Set.Reload(context.Background(), name) }

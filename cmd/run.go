@@ -98,6 +98,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	background, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { n.registry.Run(background) })
+	wg.Go(func() { n.plugins.Run(background) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })
 	}
@@ -108,6 +109,9 @@ func (n *Node) Serve(ctx context.Context) error {
 	n.registry.Close()
 	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	if cerr := n.plugins.Close(flush); cerr != nil {
+		n.log.Warn("a plugin did not end well", "error", cerr)
+	}
 	if cerr := n.tracer.Close(flush); cerr != nil {
 		n.log.Warn("spans were lost", "error", cerr)
 	}

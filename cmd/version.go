@@ -14,9 +14,8 @@ var (
 	commit  string        // the commit it was built from
 )
 
-// abiVersions are the proxy-wasm versions whose plugins load. None yet: this
-// build has native policies only.
-var abiVersions = []string{}
+// abiVersions are the proxy-wasm versions whose plugins load.
+var abiVersions = []string{"0.1.0", "0.2.0", "0.2.1"}
 
 type versionInfo struct {
 	Version string   `json:"version"`

@@ -273,7 +273,7 @@ func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
 // prove holds a version back that fails on made-up requests, where that is asked
 // for and the one that it would replace works.
 func (s *Set) prove(old, fresh *plugin) error {
-	if !old.spec.Canary || old.failures.Parked() || fresh.version == nil {
+	if old.spec.Canary == 0 || old.failures.Parked() || fresh.version == nil {
 		return nil
 	}
 	return fresh.version.Trial()

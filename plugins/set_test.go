@@ -255,7 +255,9 @@ func TestReloadKeepsTheOld(t *testing.T) {
 func TestCanary(t *testing.T) {
 	for _, canary := range []bool{false, true} {
 		spec := guest(t, "")
-		spec.Canary = canary
+		if canary {
+			spec.Canary = 0.5
+		}
 		w := newWorld(t, spec)
 		w.config.Place = "p"
 		w.apply()

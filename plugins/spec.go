@@ -48,9 +48,11 @@ type Spec struct {
 	FailOpen, HoldHeaders bool // of filters, see filter.Spec
 	CrashBudget           int
 	CrashWindow           time.Duration
-	// Canary makes a new version that replaces a working one prove itself: it is
-	// refused when it fails on made-up requests.
-	Canary bool
+	// Canary is the share of decisions, 0 to 1, that a new version of a policy
+	// takes first, if the old one works: for CrashWindow, or until it fails and
+	// is dropped. It is refused when it fails on made-up requests. 0: it takes
+	// all of them at once.
+	Canary float64
 }
 
 // Deps is what a Set stands on. All fields but Transport, Meter, FilterMeter,

@@ -4,6 +4,7 @@
 package telemetry
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -146,10 +147,31 @@ func (m *Metrics) Restart(engine string) { m.restarts.WithLabelValues(engine).In
 // Minted counts one disagg id, whichever policy made it.
 func (m *Metrics) Minted(string) { m.disaggIDs.Inc() }
 
-// Policy observes one policy call; reason is "" for a usable answer.
-func (m *Metrics) Policy(policy, hook string, d time.Duration, reason string) {
-	m.policyTime.WithLabelValues(policy, hook).Observe(d.Seconds())
-	if reason != "" {
-		m.policyFails.WithLabelValues(policy, hook, reason).Inc()
+// PolicyMeter watches the calls of one hook of one policy, or of one callback of
+// one filter. It is safe for concurrent use, and does not allocate.
+type PolicyMeter struct {
+	metrics      *Metrics
+	policy, hook string
+	duration     atomic.Pointer[prometheus.Observer] // nil until the first call
+}
+
+// PolicyMeter returns a meter; those of the same names count together.
+func (m *Metrics) PolicyMeter(policy, hook string) *PolicyMeter {
+	return &PolicyMeter{metrics: m, policy: policy, hook: hook}
+}
+
+// Observe observes one call.
+func (p *PolicyMeter) Observe(d time.Duration) {
+	o := p.duration.Load()
+	if o == nil {
+		made := p.metrics.policyTime.WithLabelValues(p.policy, p.hook)
+		o = &made
+		p.duration.Store(o)
 	}
+	(*o).Observe(d.Seconds())
+}
+
+// Fail counts a call whose answer could not be used.
+func (p *PolicyMeter) Fail(reason string) {
+	p.metrics.policyFails.WithLabelValues(p.policy, p.hook, reason).Inc()
 }

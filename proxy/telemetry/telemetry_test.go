@@ -33,7 +33,11 @@ func TestMetrics(t *testing.T) {
 	m.Tokens(5, -1, 3) // the engine said nothing of the second
 	m.Restart("p0")
 	m.Minted("snowflake")
-	m.Policy("least_load", "place", time.Microsecond, "late")
+	meter := m.PolicyMeter("least_load", "place")
+	meter.Observe(time.Microsecond)
+	meter.Observe(time.Microsecond)
+	meter.Fail("late")
+	m.PolicyMeter("p", "load").Fail("failed") // never called: no histogram
 	want := `
 # HELP pdproxy_exchanges_total Exchanges that ended, by flow and outcome.
 # TYPE pdproxy_exchanges_total counter
@@ -42,6 +46,10 @@ pdproxy_exchanges_total{flow="prefill_first",outcome="ok"} 1
 # TYPE pdproxy_kv_cleanups_total counter
 pdproxy_kv_cleanups_total{connector="trtllm",how="engine_timeout"} 1
 pdproxy_kv_cleanups_total{connector="vllm-nixl",how="abort_decode"} 1
+# HELP pdproxy_policy_failures_total Policy calls whose answer could not be used.
+# TYPE pdproxy_policy_failures_total counter
+pdproxy_policy_failures_total{hook="load",policy="p",reason="failed"} 1
+pdproxy_policy_failures_total{hook="place",policy="least_load",reason="late"} 1
 # HELP pdproxy_tokens_total Tokens as the engines reported them.
 # TYPE pdproxy_tokens_total counter
 pdproxy_tokens_total{kind="cached"} 3
@@ -49,8 +57,14 @@ pdproxy_tokens_total{kind="completion"} 0
 pdproxy_tokens_total{kind="prompt"} 5
 `
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want),
-		"pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_tokens_total"); err != nil {
+		"pdproxy_exchanges_total", "pdproxy_kv_cleanups_total", "pdproxy_policy_failures_total", "pdproxy_tokens_total"); err != nil {
 		t.Error(err)
+	}
+	if n := testutil.CollectAndCount(m.policyTime); n != 1 {
+		t.Errorf("%d series of policy times", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { meter.Observe(time.Microsecond) }); n != 0 {
+		t.Errorf("%v allocations to observe a call", n)
 	}
 	if n := testutil.CollectAndCount(m.cleanupTime); n != 1 {
 		t.Errorf("%d series of clean-up times: a clean-up that took no call has no time", n)

@@ -1,0 +1,162 @@
+package cmd
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// guestMetrics are the metrics that plugins define, shown as
+// pdproxy_plugin_<name>{plugin="..."}. They outlive the versions of a plugin, as
+// counters must. It is safe for concurrent use.
+type guestMetrics struct {
+	mu      sync.Mutex
+	kinds   map[string]host.MetricKind         // by sanitised name; guarded by mu
+	metrics map[string]map[string]*guestMetric // by sanitised name and plugin; guarded by mu
+}
+
+func newGuestMetrics() *guestMetrics {
+	return &guestMetrics{kinds: make(map[string]host.MetricKind), metrics: make(map[string]map[string]*guestMetric)}
+}
+
+// of returns the metrics of one plugin.
+func (g *guestMetrics) of(plugin string) filter.Metrics { return pluginMetrics{g, plugin} }
+
+type pluginMetrics struct {
+	all    *guestMetrics
+	plugin string
+}
+
+// Define implements filter.Metrics. Names that differ only in what Prometheus
+// does not take are one metric, and a name has one kind over all plugins.
+func (p pluginMetrics) Define(kind host.MetricKind, name string) (filter.Metric, error) {
+	g, clean := p.all, metricName(name)
+	if clean == "" {
+		return nil, fmt.Errorf("define metric: empty name")
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if known, ok := g.kinds[clean]; ok && known != kind {
+		return nil, fmt.Errorf("define metric: %s has another kind", clean)
+	}
+	g.kinds[clean] = kind
+	if g.metrics[clean] == nil {
+		g.metrics[clean] = make(map[string]*guestMetric)
+	}
+	m := g.metrics[clean][p.plugin]
+	if m == nil {
+		m = newGuestMetric(kind, clean, p.plugin)
+		g.metrics[clean][p.plugin] = m
+	}
+	return m, nil
+}
+
+// metricName makes a guest's name one of Prometheus'.
+func metricName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' {
+			return r
+		}
+		return '_'
+	}, name)
+}
+
+// Describe implements prometheus.Collector: what plugins will define is not
+// known.
+func (g *guestMetrics) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (g *guestMetrics) Collect(ch chan<- prometheus.Metric) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, byPlugin := range g.metrics {
+		for _, m := range byPlugin {
+			m.collect(ch)
+		}
+	}
+}
+
+// guestBuckets are Envoy's bucket borders (source/common/stats/histogram_impl.cc),
+// for guests do not say what they measure.
+var guestBuckets = []float64{.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 600000, 1800000, 3600000}
+
+// guestMetric is one metric of one plugin.
+type guestMetric struct {
+	kind      host.MetricKind
+	desc      *prometheus.Desc
+	value     atomic.Int64         // of counters and gauges
+	histogram prometheus.Histogram // nil for others
+}
+
+func newGuestMetric(kind host.MetricKind, name, plugin string) *guestMetric {
+	name, help, labels := "pdproxy_plugin_"+name, "Defined by a plugin.", prometheus.Labels{"plugin": plugin}
+	m := &guestMetric{kind: kind, desc: prometheus.NewDesc(name, help, nil, labels)}
+	if kind == host.Histogram {
+		m.histogram = prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: guestBuckets})
+	}
+	return m
+}
+
+// Add implements filter.Metric.
+func (m *guestMetric) Add(delta int64) { m.value.Add(delta) }
+
+// Record implements filter.Metric.
+func (m *guestMetric) Record(value uint64) {
+	switch m.kind {
+	case host.Histogram:
+		m.histogram.Observe(float64(value))
+	case host.Counter:
+		m.value.Add(int64(value))
+	default:
+		m.value.Store(int64(value))
+	}
+}
+
+// Value implements filter.Metric.
+func (m *guestMetric) Value() uint64 { return uint64(m.value.Load()) }
+
+func (m *guestMetric) collect(ch chan<- prometheus.Metric) {
+	switch m.kind {
+	case host.Histogram:
+		m.histogram.Collect(ch)
+	case host.Counter:
+		ch <- prometheus.MustNewConstMetric(m.desc, prometheus.CounterValue, float64(m.Value()))
+	default:
+		ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, float64(m.value.Load()))
+	}
+}
+
+// filterMeter watches the callbacks of a filter as the hooks of a policy are.
+type filterMeter struct {
+	metrics *telemetry.Metrics
+	name    string
+	hooks   [host.OnDelete + 1]atomic.Pointer[telemetry.PolicyMeter]
+}
+
+func newFilterMeter(metrics *telemetry.Metrics, name string) *filterMeter {
+	return &filterMeter{metrics: metrics, name: name}
+}
+
+func (f *filterMeter) hook(c host.Callback) *telemetry.PolicyMeter {
+	c = min(c, host.OnDelete) // those beyond it are never called
+	m := f.hooks[c].Load()
+	if m == nil {
+		m = f.metrics.PolicyMeter(f.name, strings.TrimPrefix(c.String(), "proxy_on_"))
+		f.hooks[c].Store(m)
+	}
+	return m
+}
+
+// Observe implements filter.Meter.
+func (f *filterMeter) Observe(c host.Callback, d time.Duration) { f.hook(c).Observe(d) }
+
+// Fail implements filter.Meter.
+func (f *filterMeter) Fail(c host.Callback, reason string) { f.hook(c).Fail(reason) }
