@@ -3,6 +3,7 @@ package cmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
@@ -144,4 +145,10 @@ func (p policySet) List() []proxy.PolicyRow {
 }
 
 // Reload implements proxy.Policies.
-func (p policySet) Reload(name string) error { return p.Set.Reload(context.Background(), name) }
+func (p policySet) Reload(name string) error {
+	err := p.Set.Reload(context.Background(), name)
+	if errors.Is(err, plugins.ErrUnknown) {
+		return fmt.Errorf("reload %q: %w", name, proxy.ErrUnknownPolicy)
+	}
+	return err
+}

@@ -201,5 +201,5 @@ func (f *filterCalls) Fail(c host.Callback, reason string) {
 	}
 }
 
-// errNothing is the answer to a reload of what is not there.
-var errNothing = errors.New("there is no such policy or plugin")
+// ErrUnknown is the answer to a reload of what is not there.
+var ErrUnknown = errors.New("there is no such policy or plugin")

@@ -218,7 +218,7 @@ func (s *Set) Reload(ctx context.Context, name string) error {
 	defer s.mu.Unlock()
 	t := s.table.Load()
 	if s.closed || t == nil {
-		return errNothing
+		return ErrUnknown
 	}
 	plugin, _, _ := strings.Cut(name, "/")
 	if p := t.plugin(plugin); p != nil {
@@ -227,7 +227,7 @@ func (s *Set) Reload(ctx context.Context, name string) error {
 	next := *t
 	switch isNative, used := t.builtinNamed(name); {
 	case !used:
-		return fmt.Errorf("reload %q: %w", name, errNothing)
+		return fmt.Errorf("reload %q: %w", name, ErrUnknown)
 	case isNative:
 		return fmt.Errorf("reload %q: it is compiled in and has one version only", name)
 	}

@@ -147,9 +147,16 @@ func (s *Server) adminPolicies(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, 200, s.deps.Policies.List())
 }
 
+// ErrUnknownPolicy is the error of Policies.Reload for a name that nothing has.
+var ErrUnknownPolicy = errors.New("no policy or plugin of that name")
+
 func (s *Server) adminReloadPolicy(w http.ResponseWriter, r *http.Request) {
 	if err := s.deps.Policies.Reload(r.PathValue("name")); err != nil {
-		writeError(w, &openai.Error{Status: 409, Code: "not_reloaded", Param: "name", Message: err.Error()})
+		status := 409
+		if errors.Is(err, ErrUnknownPolicy) {
+			status = 404
+		}
+		writeError(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: err.Error()})
 		return
 	}
 	writeJSON(w, 200, map[string]string{"name": r.PathValue("name"), "state": "active"})
