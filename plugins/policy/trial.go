@@ -10,8 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// quiet is the Env of the VM that is tried: what its guest says of made-up
-// requests is not logged. Used by one goroutine.
+// quiet is the Env of the VM that is tried. Once it is muted the guest reaches
+// nothing that lasts: what it says and counts of made-up requests is lost. Used
+// by one goroutine.
 type quiet struct {
 	host.Env
 	muted bool
@@ -22,6 +23,77 @@ func (q *quiet) Log(level host.LogLevel, message string) {
 	if !q.muted {
 		q.Env.Log(level, message)
 	}
+}
+
+// SetTickPeriod implements host.Env.
+func (q *quiet) SetTickPeriod(root uint32, period time.Duration) {
+	if !q.muted {
+		q.Env.SetTickPeriod(root, period)
+	}
+}
+
+// SetProperty implements host.Env.
+func (q *quiet) SetProperty(ctx uint32, path []string, value []byte) host.Status {
+	if q.muted {
+		return host.OK
+	}
+	return q.Env.SetProperty(ctx, path, value)
+}
+
+// SetSharedData implements host.Env.
+func (q *quiet) SetSharedData(key string, value []byte, cas uint32) host.Status {
+	if q.muted {
+		return host.OK
+	}
+	return q.Env.SetSharedData(key, value, cas)
+}
+
+// Enqueue implements host.Env.
+func (q *quiet) Enqueue(queue uint32, value []byte) host.Status {
+	if q.muted {
+		return host.OK
+	}
+	return q.Env.Enqueue(queue, value)
+}
+
+// Dequeue implements host.Env.
+func (q *quiet) Dequeue(queue uint32) ([]byte, host.Status) {
+	if q.muted {
+		return nil, host.Empty
+	}
+	return q.Env.Dequeue(queue)
+}
+
+// RecordMetric implements host.Env.
+func (q *quiet) RecordMetric(id uint32, value uint64) host.Status {
+	if q.muted {
+		return host.OK
+	}
+	return q.Env.RecordMetric(id, value)
+}
+
+// IncrementMetric implements host.Env.
+func (q *quiet) IncrementMetric(id uint32, delta int64) host.Status {
+	if q.muted {
+		return host.OK
+	}
+	return q.Env.IncrementMetric(id, delta)
+}
+
+// HTTPCall implements host.Env.
+func (q *quiet) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
+	if q.muted {
+		return 0, host.InternalFailure
+	}
+	return q.Env.HTTPCall(root, call)
+}
+
+// Foreign implements host.Env.
+func (q *quiet) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
+	if q.muted {
+		return nil, host.NotFound
+	}
+	return q.Env.Foreign(ctx, name, args)
 }
 
 // tryOut starts a VM that is used for nothing else, reads from it which policies
