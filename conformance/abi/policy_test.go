@@ -233,6 +233,7 @@ func TestBadPolicies(t *testing.T) {
 	n.settled()
 	t.Run("parked", func(t *testing.T) {
 		n := n.with(t)
+		replaceFile(t, file, right) // what a bad one above left there
 		if err := n.reload(func(c *config.Config) {
 			c.Plugins[0].CrashBudget, c.Plugins[0].CrashWindow = 3, config.Duration(time.Hour)
 		}); err != nil {
