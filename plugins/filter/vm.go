@@ -31,7 +31,7 @@ type vm struct {
 	gone  chan struct{} // closed with dead
 
 	// What follows up to mu is guarded by lock.
-	budget        *budget
+	budget        *timeBudget
 	lastID        uint32
 	waiting       int       // contexts that wait for proxy_done
 	touched       []*filter // those whose stream has to hear what the guest asked for
@@ -57,7 +57,7 @@ func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 		p:       p,
 		lock:    make(chan struct{}, 1),
 		gone:    make(chan struct{}),
-		budget:  newBudget(p.spec.Timeout),
+		budget:  newTimeBudget(p.spec.Timeout),
 		streams: make(map[uint32]*filter),
 		lastID:  rootContext,
 		wake:    make(chan struct{}, 1),
@@ -280,18 +280,18 @@ func (v *vm) remove(id uint32) {
 	delete(v.streams, id)
 }
 
-// budget is the context of a VM's calls: each of them may take the same time. It
+// timeBudget is the context of a VM's calls: each of them may take the same time. It
 // is used again and again, since a context of its own for each call would cost
 // more than the call.
-type budget struct {
+type timeBudget struct {
 	limit time.Duration
 	timer *time.Timer
 	done  chan struct{}
 	over  atomic.Bool
 }
 
-func newBudget(limit time.Duration) *budget {
-	b := &budget{limit: limit, done: make(chan struct{})}
+func newTimeBudget(limit time.Duration) *timeBudget {
+	b := &timeBudget{limit: limit, done: make(chan struct{})}
 	b.timer = time.AfterFunc(limit, func() {
 		b.over.Store(true)
 		close(b.done)
@@ -301,30 +301,30 @@ func newBudget(limit time.Duration) *budget {
 }
 
 // arm begins a call.
-func (b *budget) arm() context.Context {
+func (b *timeBudget) arm() context.Context {
 	b.timer.Reset(b.limit)
 	return b
 }
 
 // disarm ends a call and returns the budget for the next one: another one when
 // the time was over, which a guest that cannot be interrupted survives.
-func (b *budget) disarm() *budget {
+func (b *timeBudget) disarm() *timeBudget {
 	if b.timer.Stop() {
 		return b
 	}
-	return newBudget(b.limit)
+	return newTimeBudget(b.limit)
 }
 
-func (b *budget) stop() { b.timer.Stop() }
+func (b *timeBudget) stop() { b.timer.Stop() }
 
 // Deadline implements context.Context; nobody needs to know it.
-func (b *budget) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (b *timeBudget) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done implements context.Context.
-func (b *budget) Done() <-chan struct{} { return b.done }
+func (b *timeBudget) Done() <-chan struct{} { return b.done }
 
 // Err implements context.Context.
-func (b *budget) Err() error {
+func (b *timeBudget) Err() error {
 	if b.over.Load() {
 		return context.DeadlineExceeded
 	}
@@ -332,4 +332,4 @@ func (b *budget) Err() error {
 }
 
 // Value implements context.Context. It has none.
-func (b *budget) Value(any) any { return nil }
+func (b *timeBudget) Value(any) any { return nil }

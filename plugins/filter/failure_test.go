@@ -1,0 +1,392 @@
+package filter
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/plugins/budget"
+)
+
+func TestTrapInEveryCallback(t *testing.T) {
+	for _, callback := range []string{
+		"create", "request_headers", "request_body", "request_trailers",
+		"response_headers", "response_body", "response_trailers", "done", "log", "delete",
+	} {
+		for _, open := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, fail open %v", callback, open), func(t *testing.T) {
+				w := newWorld(t)
+				script := "[s]\n" + callback + ": trap"
+				if callback == "create" {
+					script = "[main]\ncreate: trap"
+				}
+				s := spec("f", script)
+				s.FailOpen = open
+				w.start(s)
+				w.start(spec("other", "[s]\ndelete: say \"left\""))
+				srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+					b, _ := io.ReadAll(r.Body)
+					rw.Header().Set("Trailer", "X-End")
+					rw.Write(b)
+					rw.Header().Set("X-End", "e")
+				})
+				for range 2 { // the next request meets a fresh VM
+					req, _ := http.NewRequest("POST", srv.URL, struct{ io.Reader }{strings.NewReader("hello")})
+					req.Header.Set("X-Script", "s")
+					req.Trailer = http.Header{"X-Sum": {"42"}}
+					resp, err := srv.Client().Do(req)
+					if err != nil {
+						if open || callback != "response_trailers" {
+							t.Fatal(err)
+						}
+						continue
+					}
+					b, err := io.ReadAll(resp.Body)
+					resp.Body.Close()
+					after := callback == "done" || callback == "log" || callback == "delete"
+					switch {
+					case open || after:
+						if resp.StatusCode != 200 || string(b) != "hello" || err != nil {
+							t.Errorf("got %d %q %v", resp.StatusCode, b, err)
+						}
+					case callback == "response_trailers": // the head is out: a visible cut
+						if err == nil {
+							t.Errorf("got a whole answer: %d %q", resp.StatusCode, b)
+						}
+					default:
+						if resp.StatusCode != 503 || !strings.Contains(string(b), `"code":"plugin_failed"`) || resp.Header.Get("Retry-After") != "1" {
+							t.Errorf("got %d %q %v", resp.StatusCode, b, err)
+						}
+					}
+				}
+				w.waitIdle(0)
+				if got := w.meter.all(); len(got) != 2 || got[0] != "trap" {
+					t.Errorf("failures %q", got)
+				}
+			})
+		}
+	}
+}
+
+// TestOtherStreamsOfALostVM: streams in every state meet the end of their VM.
+func TestOtherStreamsOfALostVM(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		t.Run(fmt.Sprintf("fail open %v", open), func(t *testing.T) {
+			w := newWorld(t)
+			s := spec("f", `[trap]
+request_headers: trap
+[paused]
+request_headers: say "paused"
+request_headers: return 1
+[held]
+response_body: say "held"
+response_body: return 1
+[stream]
+response_body: say $size`)
+			s.FailOpen = open
+			w.start(s)
+			lines := make(chan string, 1)
+			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("X-Script") == "stream" {
+					events(lines)(rw, r)
+					return
+				}
+				echo(rw, r)
+			})
+			results := map[string]chan string{}
+			for _, section := range []string{"paused", "held", "stream"} {
+				results[section] = make(chan string, 1)
+				go func() {
+					req, _ := http.NewRequest("POST", srv.URL, strings.NewReader("hello"))
+					req.Header.Set("X-Script", section)
+					resp, err := srv.Client().Do(req)
+					if err != nil {
+						results[section] <- "no answer"
+						return
+					}
+					b, err := io.ReadAll(resp.Body)
+					resp.Body.Close()
+					results[section] <- fmt.Sprintf("%d %.10q %v", resp.StatusCode, b, err)
+				}()
+			}
+			w.log.wait(t, 1, "|paused")
+			w.log.wait(t, 1, "|held")
+			lines <- "data: 0\n"
+			w.log.wait(t, 1, "response_body|4|") // whichever it is, the head is out soon
+			w.log.wait(t, 1, "stream|response_body")
+			do(t, srv, "trap", "")
+			if open {
+				lines <- "data: 1\n"
+				close(lines)
+			}
+			want := map[string]string{"paused": `200 "hello" <nil>`, "held": `200 "hello" <nil>`, "stream": `200 "data: 0\nda" <nil>`}
+			if !open {
+				failed := `503 "{\"error\":" <nil>`
+				want = map[string]string{"paused": failed, "held": failed, "stream": `200 "data: 0\n" unexpected EOF`}
+			}
+			for section, want := range want {
+				if got := <-results[section]; got != want {
+					t.Errorf("%s: got %s, want %s", section, got, want)
+				}
+				if section == "stream" && !open {
+					close(lines)
+				}
+			}
+			w.waitIdle(0)
+		})
+	}
+}
+
+func TestLoopIsEnded(t *testing.T) {
+	w := newWorld(t)
+	s := spec("f", "[s]\nrequest_headers: loop\n[slow]\nrequest_headers: say $nth")
+	s.Timeout = 50 * time.Millisecond
+	s.VMs = 2
+	w.start(s)
+	srv := w.serve(echo)
+	if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 503 || !strings.Contains(body, "plugin_failed") {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	if got := w.meter.all(); !slices.Equal(got, []string{"timeout"}) {
+		t.Errorf("failures %q", got)
+	}
+	if resp, _ := do(t, srv, "slow", "x"); resp.StatusCode != 200 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+}
+
+// TestBusyVM: who waits too long for a VM fails without harm to it.
+func TestBusyVM(t *testing.T) {
+	w := newWorld(t)
+	s := spec("f", "")
+	s.Timeout = 20 * time.Millisecond
+	p := w.start(s)
+	srv := w.serve(echo)
+	v := p.live[0]
+	v.lock <- struct{}{}
+	if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 503 || !strings.Contains(body, "plugin_busy") {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	v.exit()
+	if resp, _ := do(t, srv, "s", "x"); resp.StatusCode != 200 || v.dead.Load() {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if got := w.meter.all(); !slices.Equal(got, []string{"busy"}) {
+		t.Errorf("failures %q", got)
+	}
+}
+
+func TestParked(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		w := newWorld(t)
+		s := spec("f", "[s]\nrequest_headers: trap")
+		s.FailOpen = open
+		d := w.deps()
+		d.Budget = budget.New(2, time.Hour)
+		p := w.startWith(s, d)
+		srv := w.serve(echo)
+		for range 5 {
+			do(t, srv, "s", "x")
+		}
+		if p.State() != Parked || len(w.meter.all()) != 3 {
+			t.Errorf("state %s after failures %q", p.State(), w.meter.all())
+		}
+		resp, body := do(t, srv, "s", "x")
+		if open && resp.StatusCode != 200 || !open && (resp.StatusCode != 503 || !strings.Contains(body, "plugin_parked")) {
+			t.Errorf("open %v: got %d %q", open, resp.StatusCode, body)
+		}
+	}
+}
+
+// TestVMThatDoesNotStartAgain: the guest keeps its state in shared data, so that
+// only its first VM starts.
+func TestVMThatDoesNotStartAgain(t *testing.T) {
+	w := newWorld(t)
+	s := spec("f", "[main]\nconfigure: incr n\n[s]\nrequest_headers: trap")
+	d := w.deps()
+	d.Budget = budget.New(3, time.Hour)
+	p := w.startWith(s, d)
+	p.spec.Config = "[main]\nconfigure: trap"
+	srv := w.serve(echo)
+	for p.State() != Parked {
+		do(t, srv, "s", "x")
+	}
+	got := w.meter.all()
+	if len(got) != 4 || got[0] != "trap" || got[3] != "start" {
+		t.Errorf("failures %q", got)
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	for _, tt := range []struct{ name, config, want string }{
+		{"vm_start false", "vm", "proxy_on_vm_start answered false"},
+		{"configure false", "[main]\nconfigure: return 0", "proxy_on_configure answered false"},
+		{"configure traps", "[main]\nconfigure: trap", "proxy_on_configure: trap"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			s := spec("f", tt.config)
+			if tt.config == "vm" {
+				s.VMConfig = "[main]\nvm_start: return 0"
+			}
+			p := New(s, w.deps())
+			if err := p.Start(t.Context()); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	w := newWorld(t)
+	s := spec("f", "")
+	s.Wasm = []byte("no module")
+	if err := New(s, w.deps()).Start(t.Context()); err == nil {
+		t.Error("no module, no error")
+	}
+}
+
+func TestCloseDrains(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(spec("f", ticking+`[main]
+root_done: say "root done"
+root_done: park proxy_done
+root_delete: say "root deleted"
+[s]
+response_body: say $size`))
+	lines := make(chan string)
+	srv := w.serve(events(lines))
+	req, _ := http.NewRequest("POST", srv.URL, nil)
+	req.Header.Set("X-Script", "s")
+	resp, err := srv.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	next := New(spec("f", ""), w.deps())
+	if err := next.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.chain.Set([]*Plugin{next}, Limits{})
+	w.plugins = append(w.plugins, next)
+	closed := make(chan error)
+	go func() { closed <- p.Close(context.Background()) }()
+	for p.State() != Closed {
+		<-nap()
+	}
+	in := bufio.NewReader(resp.Body)
+	lines <- "data: 0\n"
+	if got, err := in.ReadString('\n'); got != "data: 0\n" || err != nil {
+		t.Fatalf("got %q %v", got, err)
+	}
+	w.log.wait(t, 1, "f: s|response_body|2|8") // still on the old version
+	if got := w.log.find("root"); len(got) > 0 {
+		t.Errorf("left a running stream: %q", got)
+	}
+	close(lines)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	w.log.wait(t, 1, "root deleted")
+}
+
+func TestCloseThatCannotWait(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(spec("f", "[s]\nrequest_headers: say \"paused\"\nrequest_headers: return 1\n[main]\nroot_done: return 0"))
+	srv := w.serve(echo)
+	answer := make(chan int)
+	go func() {
+		resp, _ := do(t, srv, "s", "x")
+		answer <- resp.StatusCode
+	}()
+	w.log.wait(t, 1, "|paused")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Close(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if got := <-answer; got != 503 {
+		t.Errorf("got %d", got)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// A chain of closed plugins lets nobody past them.
+	if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 503 || !strings.Contains(body, "draining") {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+}
+
+// TestManyStreams: a thousand streams on two VMs, some of which trap, pause, or
+// are answered by the guest.
+func TestManyStreams(t *testing.T) {
+	before := runtime.NumGoroutine()
+	w := newWorld(t)
+	s := spec("f", ticking+`[pass]
+request_body: !eos return 1
+response_body: say $size
+[pause]
+request_headers: park proxy_continue_stream 0
+request_headers: return 1
+[local]
+request_headers: `+deny+`
+[trap]
+response_headers: trap`)
+	s.VMs, s.FailOpen = 2, true
+	p := w.start(s)
+	w.start(spec("g", "[trap]\nrequest_headers: say 1"))
+	srv := w.serve(echo)
+	sections := []string{"pass", "pause", "local", "pass", "none"}
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		section := sections[i%len(sections)]
+		if i%250 == 249 {
+			section = "trap"
+		}
+		wg.Go(func() {
+			req, _ := http.NewRequest("POST", srv.URL, strings.NewReader("hello"))
+			req.Header.Set("X-Script", section)
+			resp, err := srv.Client().Do(req)
+			if err != nil {
+				t.Errorf("%s: %v", section, err)
+				return
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if want := map[bool]string{true: "403 denied", false: "200 hello"}[section == "local"]; fmt.Sprintf("%d %s", resp.StatusCode, b) != want || err != nil {
+				t.Errorf("%s: got %d %q %v", section, resp.StatusCode, b, err)
+			}
+		})
+		if i%64 == 63 {
+			wg.Wait()
+		}
+	}
+	wg.Wait()
+	w.waitIdle(0)
+	w.waitIdle(1)
+	p.mu.Lock()
+	live := slices.Clone(p.live)
+	p.mu.Unlock()
+	for _, v := range live {
+		v.mu.Lock()
+		if len(v.streams) > 0 {
+			t.Errorf("%d contexts are left", len(v.streams))
+		}
+		v.mu.Unlock()
+	}
+	for _, p := range w.plugins {
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	srv.Close()
+	for runtime.NumGoroutine() > before+2 {
+		<-nap()
+	}
+}

@@ -1,0 +1,199 @@
+package filter
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const deny = `call proxy_send_local_response 403 "details" "denied" {x-why=rule,content-length=99} -1`
+
+func TestLocalResponse(t *testing.T) {
+	for _, tt := range []struct {
+		name, script string
+		called       bool // the next handler
+	}{
+		{"request headers", "request_headers: " + deny, false},
+		{"request headers, going on", "request_headers: " + deny + "\nrequest_headers: return 0", false},
+		{"request headers, paused", "request_headers: " + deny + "\nrequest_headers: return 1", false},
+		{"request body", "request_body: " + deny, true},
+		{"request body, held", "request_body: !eos return 1\nrequest_body: eos " + deny, true},
+		{"response headers", "response_headers: " + deny, true},
+		{"from a tick, request", "request_headers: park " + deny[5:] + "\nrequest_headers: return 1", false},
+		{"from a tick, response", "response_headers: park " + deny[5:] + "\nresponse_headers: return 1", true},
+		{"call response", "request_headers: " + callAuth + "\nrequest_headers: return 1\nhttp_call_response: call proxy_set_effective_context $caller\nhttp_call_response: " + deny, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.upstream("auth", func(http.ResponseWriter, *http.Request) {})
+			w.start(spec("before", "[s]\nresponse_headers: call proxy_add_header_map_value 2 \"x-before\" \"1\"\nresponse_body: say $size $eos"))
+			w.start(spec("f", ticking+"[s]\n"+tt.script))
+			w.start(spec("after", "[s]\nrequest_headers: say \"seen\""))
+			called := make(chan bool, 1)
+			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+				called <- true
+				echo(rw, r)
+			})
+			resp, body := do(t, srv, "s", "hello")
+			if resp.StatusCode != 403 || body != "denied" || resp.ContentLength > 0 && resp.ContentLength != 6 ||
+				resp.Header.Get("X-Why") != "rule" || resp.Header.Get("Content-Type") != "text/plain" || len(resp.Header.Get("X-Request-Id")) != 32 {
+				t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+			}
+			if len(called) == 1 != tt.called {
+				t.Errorf("next was called: %v", !tt.called)
+			}
+			// A reply in place of an answer that had set out goes to the client
+			// directly; any other passes the filters that have seen the request.
+			direct := strings.Contains(tt.name, "response") && !strings.Contains(tt.name, "call")
+			if got := resp.Header.Get("X-Before"); got == "1" == direct {
+				t.Errorf("the filter before saw the reply: %q", got)
+			}
+			if !tt.called && len(w.log.find("after: s|request_headers")) > 0 {
+				t.Error("the filter after saw the request")
+			}
+			w.waitIdle(0)
+			w.waitIdle(1)
+			w.waitIdle(2)
+		})
+	}
+}
+
+func TestLocalResponsePassesItsOwnFilter(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", `[s]
+request_headers: `+deny+`
+request_headers: `+deny+`
+response_headers: say $eos
+response_headers: call proxy_get_property "response\x00code_details" ret
+response_headers: `+deny+`
+response_body: call proxy_get_buffer_bytes 1 0 100 ret
+response_body: call proxy_set_buffer_bytes 1 0 0 "really "
+log: `+deny))
+	srv := w.serve(echo)
+	resp, body := do(t, srv, "s", "hello")
+	if resp.StatusCode != 403 || body != "really denied" || resp.ContentLength != 13 {
+		t.Errorf("got %d %q %d", resp.StatusCode, body, resp.ContentLength)
+	}
+	w.log.wait(t, 1, "|log|")
+	want := []string{
+		"request_headers proxy_send_local_response=0", "request_headers proxy_send_local_response=2",
+		"response_headers 0", `response_headers proxy_get_property=0 "details"`, "response_headers proxy_send_local_response=2",
+		`response_body proxy_get_buffer_bytes=0 "denied"`, "response_body proxy_set_buffer_bytes=0",
+		"log proxy_send_local_response=2",
+	}
+	if got := w.callbacks("f"); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestLocalResponseIsRefusedWhenLate(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", "[s]\nresponse_body: "+deny+"\n[bad]\nrequest_headers: call proxy_send_local_response 99 null null {} -1\nrequest_headers: call proxy_send_local_response 700 null null {} -1"))
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "one")
+		http.NewResponseController(rw).Flush()
+		io.WriteString(rw, "two")
+	})
+	// The first chunk is seen before the head is out.
+	if resp, body := do(t, srv, "s", ""); resp.StatusCode != 403 || body != "denied" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	late := strings.Replace("[s]\nresponse_body: 2 "+deny, "", "", 1)
+	w2 := newWorld(t)
+	w2.start(spec("f", late))
+	srv2 := w2.serve(func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "one")
+		http.NewResponseController(rw).Flush()
+		io.WriteString(rw, "two")
+	})
+	if resp, body := do(t, srv2, "s", ""); resp.StatusCode != 200 || body != "onetwo" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	w2.log.wait(t, 1, "proxy_send_local_response=2")
+	if resp, body := do(t, srv, "bad", ""); resp.StatusCode != 200 {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	w.log.wait(t, 2, "bad|request_headers|3|proxy_send_local_response=2")
+}
+
+func TestLocalResponsesOfEveryStatus(t *testing.T) {
+	for _, tt := range []struct {
+		status int
+		body   string
+		want   string
+	}{{200, "b", "b"}, {204, "b", ""}, {300, "b", "b"}, {304, "b", ""}, {403, "", ""}, {599, "b", "b"}} {
+		t.Run(fmt.Sprint(tt.status, len(tt.body)), func(t *testing.T) {
+			w := newWorld(t)
+			w.start(spec("f", fmt.Sprintf("[s]\nrequest_headers: call proxy_send_local_response %d null %q {a=b,a=c} 7", tt.status, tt.body)))
+			srv := w.serve(echo)
+			srv.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			resp, body := do(t, srv, "s", "x")
+			if resp.StatusCode != tt.status || body != tt.want || !slices.Equal(resp.Header["A"], []string{"b", "c"}) {
+				t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+			}
+		})
+	}
+}
+
+// TestLocalResponseWhileNextIsSilent: the guest answers from a tick, long after
+// it let the request go.
+func TestLocalResponseWhileNextIsSilent(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done() // the chain wants no answer any more
+		if _, err := io.WriteString(rw, "too late"); err == nil {
+			t.Error("next could write")
+		}
+	})
+	if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 403 || body != "denied" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+}
+
+// TestLocalResponseToABodyThatHangs: next waits for a body that does not come.
+func TestLocalResponseToABodyThatHangs(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+	failed := make(chan error, 1)
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		_, err := io.ReadAll(r.Body)
+		failed <- err
+	})
+	body, answers := slowBody(t, srv, "s")
+	defer body.Close()
+	io.WriteString(body, "begin")
+	resp := <-answers
+	if resp == nil {
+		t.Fatal("no answer")
+	}
+	defer resp.Body.Close()
+	if line, _ := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != 403 || line != "denied" {
+		t.Errorf("got %d %q", resp.StatusCode, line)
+	}
+	if err := <-failed; err == nil {
+		t.Error("next read the body to its end")
+	}
+}
+
+func TestCloseStream(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", `[s]
+request_headers: call proxy_close_stream 0
+[a]
+response_headers: call proxy_close_stream 1`))
+	srv := w.serve(echo)
+	for _, section := range []string{"s", "a"} {
+		req, _ := http.NewRequest("POST", srv.URL, strings.NewReader("x"))
+		req.Header.Set("X-Script", section)
+		if resp, err := srv.Client().Do(req); err == nil {
+			t.Errorf("%s: got %d", section, resp.StatusCode)
+			resp.Body.Close()
+		}
+	}
+	w.waitIdle(0)
+}
