@@ -20,7 +20,7 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 			p, reason := &t.plan[i], ""
 			if p.wasm != nil {
 				by = p.wasm.Label
-				a, reason = p.wasm.Plan(f)
+				a, reason = t.turn(p.wasm).Plan(f)
 			} else {
 				by = p.name
 				began := time.Now()
@@ -54,7 +54,7 @@ func (s *Set) Place(_ context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, 
 			p.observe(began)
 			return d, p.name, true
 		}
-		switch d, reason := p.wasm.Place(f); {
+		switch d, reason := t.turn(p.wasm).Place(f); {
 		case reason == "":
 			return d, p.wasm.Label, true
 		case reason != policy.Closed || s.table.Load() == t:
@@ -74,7 +74,7 @@ func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, o
 			p.observe(began)
 			return id, p.name, true
 		}
-		switch id, reason := p.wasm.Mint(f); {
+		switch id, reason := t.turn(p.wasm).Mint(f); {
 		case reason == "":
 			return id, p.wasm.Label, true
 		case reason != policy.Closed || s.table.Load() == t:
@@ -95,7 +95,7 @@ func (s *Set) HasLegs() bool {
 func (s *Set) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	t := s.table.Load()
 	for i := 0; i < len(t.legs); i++ {
-		d, list, why := t.legs[i].Leg(f, edits)
+		d, list, why := t.turn(t.legs[i]).Leg(f, edits)
 		switch now := s.table.Load(); {
 		case why == policy.Closed && now != t: // replaced meanwhile
 			t, i, reason = now, -1, ""
@@ -113,9 +113,10 @@ func (s *Set) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDe
 
 // Finish tells all policies that have the finish hook.
 func (s *Set) Finish(f *abi.FinishFacts) {
-	for _, p := range s.table.Load().finish {
+	t := s.table.Load()
+	for _, p := range t.finish {
 		// A version that was replaced meanwhile has no say, and its successor no
 		// claim to an exchange that it has not seen.
-		p.Finish(f)
+		t.turn(p).Finish(f)
 	}
 }

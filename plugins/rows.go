@@ -11,7 +11,7 @@ type Row struct {
 	Phase   string // plan, place, mint, leg, finish or filter
 	SHA256  string // of the module; "" for a policy that is compiled in
 	Runtime string // wasm or native
-	State   string // active, parked (failed too often) or failed (its new version cannot be used; this one serves)
+	State   string // active, canary (takes a share), parked (failed too often) or failed (its new version cannot be used; this one serves)
 	policy.Summary
 }
 
@@ -38,6 +38,13 @@ func (s *Set) Rows() []Row {
 		}
 		for _, q := range p.version.Policies() {
 			rows = append(rows, p.row(q))
+		}
+	}
+	for _, c := range t.canaries {
+		for _, q := range c.fresh.version.Policies() {
+			r := c.fresh.row(q)
+			r.State = "canary"
+			rows = append(rows, r)
 		}
 	}
 	return rows

@@ -168,10 +168,12 @@ func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 func (s *Set) swap(next *table) {
 	old := s.table.Swap(next)
 	var filters []*filter.Plugin
-	keep := map[*plugin]bool{next.builtin: true}
+	keep := make(map[*plugin]bool)
+	for _, p := range next.all() {
+		keep[p] = true
+	}
 	watches := make(map[string]*source.Watch)
 	for _, p := range next.plugins {
-		keep[p] = true
 		if p.filter != nil {
 			filters = append(filters, p.filter)
 		}
@@ -184,8 +186,8 @@ func (s *Set) swap(next *table) {
 	s.watches = watches
 	s.chain.Set(filters, next.config.Limits)
 	if old != nil {
-		for _, p := range append(old.plugins[:len(old.plugins):len(old.plugins)], old.builtin) {
-			if p != nil && !keep[p] {
+		for _, p := range old.all() {
+			if !keep[p] {
 				s.drain(p, old.config.Drain)
 			}
 		}
@@ -242,41 +244,12 @@ func (s *Set) Reload(ctx context.Context, name string) error {
 	return nil
 }
 
-// reload replaces p, of table t. s.mu is held.
-func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
-	fresh, err := s.load(ctx, t.config, p.spec)
-	if err == nil {
-		next := *t
-		next.plugins = nil
-		for _, q := range t.plugins {
-			if q == p {
-				q = fresh
-			}
-			next.plugins = append(next.plugins, q)
-		}
-		if err = s.prove(p, fresh); err == nil {
-			err = s.resolve(&next)
-		}
-		if err == nil {
-			s.swap(&next)
-			s.deps.Log.Info("plugin reloaded", "plugin", p.spec.Name, "sha256", fresh.digest)
-			return nil
-		}
-		err = errors.Join(err, fresh.close(ctx))
-	}
+// refuse says that the new version of p cannot be used.
+func (s *Set) refuse(p *plugin, err error) error {
 	p.failed.Store(true)
 	s.countRefusal(p)
 	s.deps.Log.Error("plugin not reloaded; the old version stays", "plugin", p.spec.Name, "error", err)
 	return fmt.Errorf("reload %s: %w", p.spec.Name, err)
-}
-
-// prove holds a version back that fails on made-up requests, where that is asked
-// for and the one that it would replace works.
-func (s *Set) prove(old, fresh *plugin) error {
-	if old.spec.Canary == 0 || old.failures.Parked() || fresh.version == nil {
-		return nil
-	}
-	return fresh.version.Trial()
 }
 
 // countRefusal counts a version that could not be used.
@@ -303,10 +276,8 @@ func (s *Set) Close(ctx context.Context) error {
 	s.closed = true
 	var errs []error
 	if t := s.table.Load(); t != nil {
-		for _, p := range append(t.plugins[:len(t.plugins):len(t.plugins)], t.builtin) {
-			if p != nil {
-				errs = append(errs, p.close(ctx))
-			}
+		for _, p := range t.all() {
+			errs = append(errs, p.close(ctx))
 		}
 	}
 	s.draining.Wait()

@@ -250,26 +250,87 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	}
 }
 
-// TestCanary: with canary a version that misbehaves does not replace one that
-// works.
+// TestCanary: a new version takes its share, and then all or nothing.
 func TestCanary(t *testing.T) {
-	for _, canary := range []bool{false, true} {
+	next := func(t *testing.T, share float64, config string) (*world, error) {
 		spec := guest(t, "")
-		if canary {
-			spec.Canary = 0.5
-		}
+		spec.Canary = share
 		w := newWorld(t, spec)
 		w.config.Place = "p"
 		w.apply()
-		w.table.Load().plugins[0].spec.Config = "place=nonsense" // the next version's
-		err := w.Reload(t.Context(), "p")
-		if (err != nil) != canary {
-			t.Errorf("canary %v: %v", canary, err)
-		}
-		if _, _, ok := w.place(""); ok != canary {
-			t.Errorf("canary %v: decided %v", canary, ok)
-		}
+		w.table.Load().plugins[0].spec.Config = config // the next version's
+		return w, w.Reload(t.Context(), "p")
 	}
+	states := func(w *world) (states string) {
+		for _, r := range w.Rows() {
+			if r.Name == "p" && r.Phase == "place" {
+				states += r.State + " "
+			}
+		}
+		return strings.TrimSpace(states)
+	}
+	t.Run("no canary", func(t *testing.T) {
+		w, err := next(t, 0, "place=nonsense")
+		if _, by, ok := w.place(""); err != nil || ok || by != policy.Nonsense {
+			t.Errorf("%v, %q, %v", err, by, ok)
+		}
+	})
+	t.Run("made-up requests", func(t *testing.T) {
+		w, err := next(t, 0.5, "place=nonsense")
+		if _, _, ok := w.place(""); err == nil || !ok || states(w) != "failed" {
+			t.Errorf("%v, %v, %s", err, ok, states(w))
+		}
+	})
+	t.Run("proves itself", func(t *testing.T) {
+		w, err := next(t, 0.5, "mint=absent")
+		if err != nil || states(w) != "active canary" {
+			t.Fatalf("%v, %s", err, states(w))
+		}
+		for range 200 {
+			if d, by, ok := w.place(""); d.Decode != 3 || by != "p" || !ok {
+				t.Fatalf("%+v, %q, %v", d, by, ok)
+			}
+		}
+		for _, r := range w.Rows() {
+			if r.Phase == "place" && (r.Calls < 50 || r.Calls > 150) {
+				t.Errorf("of 200 decisions %d fell to %s", r.Calls, r.State)
+			}
+		}
+		w.judge(time.Now())
+		if states(w) != "active canary" {
+			t.Errorf("before its time: %s", states(w))
+		}
+		w.judge(time.Now().Add(2 * time.Hour))
+		if _, by, ok := w.Mint(t.Context(), &abi.MintFacts{}); states(w) != "active" || by != "snowflake" || !ok {
+			t.Errorf("after its time: %s", states(w))
+		}
+		if c := w.table.Load().plugins[0].spec.Config; c != "mint=absent" {
+			t.Errorf("the version with %q serves", c)
+		}
+	})
+	t.Run("fails", func(t *testing.T) {
+		w, err := next(t, 1, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, by, ok := w.place("nonsense"); ok || by != policy.Nonsense {
+			t.Errorf("%q, %v", by, ok)
+		}
+		w.judge(time.Now())
+		if _, _, ok := w.place(""); states(w) != "failed" || !ok || w.failed("p load failed") != 1 {
+			t.Errorf("%s, %v", states(w), ok)
+		}
+	})
+	t.Run("reloads meanwhile", func(t *testing.T) {
+		w, _ := next(t, 1, "")
+		if err := w.Reload(t.Context(), "p"); err != nil || states(w) != "active canary" {
+			t.Errorf("%v, %s", err, states(w))
+		}
+		w.apply()
+		if _, by, ok := w.place(""); by != "p" || !ok || states(w) != "active" {
+			t.Errorf("%q, %v, %s", by, ok, states(w))
+		}
+	})
 }
 
 func TestParkedAndBack(t *testing.T) {

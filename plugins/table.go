@@ -17,6 +17,8 @@ type table struct {
 	plugins []*plugin // as in config
 	builtin *plugin   // the built-in policies as WebAssembly; nil when they are not used
 
+	canaries []canary // beside their predecessors in plugins
+
 	plan   []planner
 	place  placer
 	mint   minter

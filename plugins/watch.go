@@ -11,8 +11,8 @@ import (
 // for one of them and is taken up within 2 s.
 const watchEvery = 500 * time.Millisecond
 
-// Run loads plugins again whose files hold something else than before, until
-// ctx ends.
+// Run loads plugins again whose files hold something else than before, and ends
+// the trials of new versions, until ctx ends.
 func (s *Set) Run(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -22,6 +22,7 @@ func (s *Set) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.lookAtFiles(ctx)
+			s.judge(time.Now())
 		}
 	}
 }

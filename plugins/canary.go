@@ -1,0 +1,143 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+)
+
+// canary is a new version of a policy plugin that takes a share of the decisions
+// of the one that it is to replace, until it has proved itself or failed.
+type canary struct {
+	old, fresh *plugin
+	until      time.Time
+}
+
+// turn returns the policy that this decision falls to: p, or its successor on
+// trial.
+func (t *table) turn(p *policy.Policy) *policy.Policy {
+	for i := range t.canaries {
+		c := &t.canaries[i]
+		if p.Version() != c.old.version || rand.Float64() >= c.old.spec.Canary {
+			continue
+		}
+		if q, ok := c.fresh.version.Find(p.Hook, p.Name); ok {
+			return q
+		}
+	}
+	return p
+}
+
+// without returns the canaries but that of p.
+func (t *table) without(p *plugin) []canary {
+	return slices.DeleteFunc(slices.Clone(t.canaries), func(c canary) bool { return c.old == p })
+}
+
+// wantsProof reports whether a successor of p has to prove itself.
+func (p *plugin) wantsProof() bool {
+	return p.version != nil && p.spec.Canary > 0 && !p.failures.Parked()
+}
+
+// release lets fresh take its share beside p, which it has to suit in
+// everything that the configuration names. s.mu is held.
+func (s *Set) release(t *table, p, fresh *plugin) error {
+	if err := fresh.version.Trial(); err != nil {
+		return err
+	}
+	full := t.with(p, fresh)
+	if err := s.resolve(full); err != nil {
+		return err
+	}
+	next := *t
+	next.canaries = append(t.without(p), canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
+	p.failed.Store(false)
+	s.swap(&next)
+	s.watches[p.spec.Name] = source.NewWatch(p.spec.Source, fresh.digest)
+	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)
+	return nil
+}
+
+// judge ends the trials that have failed or lasted long enough.
+func (s *Set) judge(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.table.Load()
+	if s.closed || t == nil {
+		return
+	}
+	for _, c := range t.canaries {
+		failed := c.fresh.failures.Parked()
+		for _, q := range c.fresh.version.Policies() {
+			failed = failed || q.Summary().Failures > 0
+		}
+		switch t := s.table.Load(); {
+		case failed:
+			next := *t
+			next.canaries = t.without(c.old)
+			s.swap(&next)
+			s.refuse(c.old, errors.New("it failed while it took a share of the decisions"))
+		case !now.Before(c.until):
+			next := t.with(c.old, c.fresh)
+			if err := s.resolve(next); err != nil { // it was resolved before: cannot happen
+				s.refuse(c.old, err)
+				continue
+			}
+			s.swap(next)
+			s.deps.Log.Info("the new version takes all decisions", "plugin", c.old.spec.Name, "sha256", c.fresh.digest)
+		}
+	}
+}
+
+// with returns a table in which fresh stands in p's place, to be resolved.
+func (t *table) with(p, fresh *plugin) *table {
+	next := *t
+	next.canaries = t.without(p)
+	next.plugins = slices.Clone(t.plugins)
+	next.plugins[slices.Index(t.plugins, p)] = fresh
+	return &next
+}
+
+// all lists every version of a table.
+func (t *table) all() []*plugin {
+	list := slices.Clone(t.plugins)
+	if t.builtin != nil {
+		list = append(list, t.builtin)
+	}
+	for _, c := range t.canaries {
+		list = append(list, c.fresh)
+	}
+	return list
+}
+
+// replace lets fresh serve instead of p at once. s.mu is held.
+func (s *Set) replace(t *table, p, fresh *plugin) error {
+	next := t.with(p, fresh)
+	if err := s.resolve(next); err != nil {
+		return err
+	}
+	s.swap(next)
+	s.deps.Log.Info("plugin reloaded", "plugin", p.spec.Name, "sha256", fresh.digest)
+	return nil
+}
+
+// reload loads p, of table t, again. s.mu is held.
+func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
+	fresh, err := s.load(ctx, t.config, p.spec)
+	if err == nil {
+		if p.wantsProof() {
+			err = s.release(t, p, fresh)
+		} else {
+			err = s.replace(t, p, fresh)
+		}
+		if err == nil {
+			return nil
+		}
+		err = errors.Join(err, fresh.close(ctx))
+	}
+	return s.refuse(p, err)
+}
