@@ -1,0 +1,16 @@
+// Command official is the same plugin over the SDK of the proxy-wasm project,
+// where an init function registers it.
+package main
+
+import (
+	"math"
+
+	"github.com/proxy-wasm/proxy-wasm-go-sdk/proxywasm"
+)
+
+// everything is the largest size that the SDK hands on whole.
+const everything = math.MaxInt32
+
+func init() { proxywasm.SetVMContext(&vm{}) }
+
+func main() {}

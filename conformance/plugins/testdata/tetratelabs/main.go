@@ -1,0 +1,14 @@
+// Command tetratelabs is a plugin over the SDK that was written for TinyGo, in
+// the form of its time: main registers it.
+package main
+
+import (
+	"math"
+
+	"github.com/tetratelabs/proxy-wasm-go-sdk/proxywasm"
+)
+
+// everything is longer than a host can be asked for: the size is cut to its 32 bits.
+const everything = math.MaxInt
+
+func main() { proxywasm.SetVMContext(&vm{}) }
