@@ -39,6 +39,7 @@ var mayImport = map[string][]string{
 	"conformance":           {},
 	"conformance/abi":       {},
 	"conformance/policies":  {},
+	"conformance/plugins":   {},
 	"conformance/enginesim": {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/bench":     {},
 }
