@@ -31,6 +31,8 @@ func TestExitCodes(t *testing.T) {
 	good := write(t, "[[engine]]\nname = 'e'\nurl = 'http://127.0.0.1:1'\nrole = 'both'\n")
 	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
 	noKeys := write(t, "[server.auth]\nkeys_file = '/nonexistent/keys'\n")
+	noPlugin := write(t, "[policy]\nplace = 'p'\n[[plugin]]\nname = 'p'\npath = '/nonexistent.wasm'\n")
+	garbage := write(t, "[[plugin]]\nname = 'p'\nphase = 'filter'\npath = '"+noPlugin+"'\n")
 	for name, tt := range map[string]struct {
 		args           []string
 		code           int
@@ -46,6 +48,10 @@ func TestExitCodes(t *testing.T) {
 		"check bad":           {[]string{"check", bad}, exitUsage, "", "line 3: server.colour"},
 		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exitUsage, "", "nonexistent"},
 		"check missing keys":  {[]string{"check", noKeys}, exitUsage, "", "server.auth.keys_file"},
+		"check no plugin":     {[]string{"check", noPlugin}, exitUsage, "", "line 5: plugin[0].path"},
+		"check no module":     {[]string{"check", garbage}, exitUsage, "", "line 1: plugin[0]: compile module"},
+		"run no plugin":       {[]string{"run", noPlugin}, exitUsage, "", "line 5: plugin[0].path"},
+		"run no module":       {[]string{"run", garbage}, exitUsage, "", "line 1: plugin[0]: compile module"},
 		"run bad":             {[]string{"run", bad}, exitUsage, "", "server.listen"},
 		"run missing keys":    {[]string{"run", noKeys}, exitUsage, "", "server.auth.keys_file"},
 		"run bad log level":   {[]string{"run", "--log-level", "loud", good}, exitUsage, "", "--log-level"},

@@ -55,6 +55,9 @@ type Set struct {
 // New returns a Set in which nothing is loaded: call Apply before anything else,
 // and Close in the end.
 func New(deps Deps) (*Set, error) {
+	if deps.CacheDir != "" {
+		prune(deps.CacheDir, maxCache)
+	}
 	cache, err := host.NewCache(deps.CacheDir)
 	if err != nil {
 		// Compiling again costs a moment at each start, and nothing else.
@@ -89,8 +92,11 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	err := func() error {
 		for i, spec := range c.Plugins {
 			content, err := spec.Source.Read(ctx)
-			if err != nil {
-				return &Error{pluginKey(i), err}
+			switch {
+			case errors.Is(err, source.ErrDigest):
+				return &Error{pluginKey(i) + ".sha256", err}
+			case err != nil:
+				return &Error{pluginKey(i) + ".path", err}
 			}
 			p := old.same(&c, spec, content.SHA256)
 			if p == nil {

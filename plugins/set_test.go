@@ -158,9 +158,9 @@ func TestApplyRefuses(t *testing.T) {
 		config    Config
 		key, want string
 	}{
-		"no file":          {changed(func(s *Spec) { s.Source.Location += "x" }), "plugin[1]", "no such file"},
+		"no file":          {changed(func(s *Spec) { s.Source.Location += "x" }), "plugin[1].path", "no such file"},
 		"no module":        {changed(func(s *Spec) { s.Source.Location = garbage }), "plugin[1]", "compile"},
-		"other digest":     {changed(func(s *Spec) { s.Source.SHA256 = strings.Repeat("0", 64) }), "plugin[1]", "sha256"},
+		"other digest":     {changed(func(s *Spec) { s.Source.SHA256 = strings.Repeat("0", 64) }), "plugin[1].sha256", "sha256"},
 		"configure false":  {changed(func(s *Spec) { s.Config = "configure=false" }), "plugin[1]", "proxy_on_configure"},
 		"configure traps":  {changed(func(s *Spec) { s.Config = "configure=trap" }), "plugin[1]", "configure"},
 		"memory too small": {changed(func(s *Spec) { s.MemoryPages = 3 }), "plugin[1]", "memory"},
