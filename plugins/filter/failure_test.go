@@ -52,6 +52,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 					}
 					b, err := io.ReadAll(resp.Body)
 					resp.Body.Close()
+					w.waitIdle(0) // done, log and delete run in the background
 					after := callback == "done" || callback == "log" || callback == "delete"
 					switch {
 					case open || after:

@@ -41,7 +41,13 @@ func buildGuests() {
 	if guests.wasm, guests.err = os.ReadFile(out); guests.err != nil {
 		return
 	}
-	if guests.cache, err = host.NewCache(""); err != nil {
+	// The product's own cache, if there can be one: under the race detector
+	// compiling takes a minute.
+	folder, err := os.UserCacheDir()
+	if err == nil {
+		folder = filepath.Join(folder, "pdproxy")
+	}
+	if guests.cache, err = host.NewCache(folder); err != nil {
 		guests.err = err
 	}
 }
