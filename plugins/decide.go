@@ -83,6 +83,9 @@ func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, o
 	}
 }
 
+// Needs is what the loaded policies want to be shown.
+func (s *Set) Needs() abi.Needs { return s.table.Load().needs }
+
 // HasLegs reports whether a policy has the leg or the finish hook.
 func (s *Set) HasLegs() bool {
 	t := s.table.Load()

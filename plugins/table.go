@@ -24,6 +24,8 @@ type table struct {
 	mint   minter
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
+
+	needs abi.Needs // of all policies that are asked
 }
 
 // planner, placer and minter are one policy each, in WebAssembly or compiled in.
@@ -98,10 +100,12 @@ func (s *Set) resolve(t *table) error {
 	if err != nil {
 		return &Error{"policy.mint", err}
 	}
+	t.needs = 0
 	for _, p := range t.plugins {
 		if p.version == nil {
 			continue
 		}
+		t.needs |= p.version.Needs()
 		for _, q := range p.version.Policies() {
 			switch q.Hook {
 			case abi.HookLeg:

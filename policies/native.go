@@ -46,6 +46,9 @@ func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision,
 	return n.place(f), n.names.Place, true
 }
 
+// Needs is nothing: the built-ins do with what is always there.
+func (n *Native) Needs() abi.Needs { return 0 }
+
 // Mint issues an id with the mint policy.
 func (n *Native) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
 	return n.mint(f), n.names.Mint, true

@@ -136,6 +136,9 @@ func (x *exchange) prepare() {
 		N:            x.req.N,
 		Stream:       x.req.Stream,
 	}
+	if x.s.deps.Coordinator.Needs()&abi.NeedPrompt != 0 {
+		x.ask.Request.Prompt = string(x.req.PromptRaw())
+	}
 	if !x.req.API.Generates() {
 		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
 	}

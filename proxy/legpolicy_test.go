@@ -663,3 +663,21 @@ func TestAddress(t *testing.T) {
 		}
 	}
 }
+
+// The prompt is shown to policies that ask for it, as raw JSON, and to no others.
+func TestPromptOnRequest(t *testing.T) {
+	for _, tt := range []struct {
+		needs abi.Needs
+		want  string
+	}{{0, ""}, {abi.NeedPrompt, `"héllo \n"`}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, setup{needs: tt.needs, engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
+			if a := w.post(completionsPath, `{"model":"m","prompt":"héllo \n","max_tokens":3}`); a.status != 200 {
+				t.Fatalf("%+v", a)
+			}
+			if got := w.decider.prompt.Load(); got != tt.want {
+				t.Errorf("needs %d: prompt %q, want %q", tt.needs, got, tt.want)
+			}
+		})
+	}
+}

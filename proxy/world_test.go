@@ -39,6 +39,7 @@ type setup struct {
 	certs   *Certs            // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
 	deps    func(*Deps)       // nil: as they are
+	needs   abi.Needs         // of the policies
 	sockets bool              // real ones on the loopback instead of pipes
 }
 
@@ -49,6 +50,7 @@ type world struct {
 	t        *testing.T
 	registry *engine.Registry
 	local    *coordinator.Local
+	decider  *nativeDecider
 	prom     *prometheus.Registry
 	policies *fakePolicies
 	front    *Front
@@ -104,8 +106,8 @@ func newWorld(t *testing.T, o setup) *world {
 		t.Fatal(err)
 	}
 	metrics := telemetry.New(w.prom)
-	decider := &nativeDecider{}
-	w.local = coordinator.NewLocal(w.registry, decider, decider, ids, metrics)
+	w.decider = &nativeDecider{needs: o.needs}
+	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, ids, metrics)
 	var keys *Keys
 	if o.keys != "" {
 		cfg.Server.Auth.KeysFile = "keys"
@@ -323,9 +325,14 @@ func (w *world) outcome(want telemetry.Outcome) {
 }
 
 // nativeDecider pairs whenever it can, and leaves the place to the native rule.
-type nativeDecider struct{ ids atomic.Uint64 }
+type nativeDecider struct {
+	ids    atomic.Uint64
+	needs  abi.Needs
+	prompt atomic.Value // of the last plan's request
+}
 
-func (*nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+func (d *nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	d.prompt.Store(f.Request.Prompt)
 	switch {
 	case f.PrefillTargets > 0:
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "pairs", true
@@ -338,6 +345,8 @@ func (*nativeDecider) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer,
 func (*nativeDecider) Place(context.Context, *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 	return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 }
+
+func (d *nativeDecider) Needs() abi.Needs { return d.needs }
 
 func (d *nativeDecider) Mint(context.Context, *abi.MintFacts) (uint64, string, bool) {
 	return abi.MinDisaggID + d.ids.Add(1), "counter", true

@@ -21,6 +21,8 @@ type Decider interface {
 	Plan(ctx context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, policy string, ok bool)
 	Place(ctx context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, policy string, ok bool)
 	Mint(ctx context.Context, f *abi.MintFacts) (id uint64, policy string, ok bool)
+	// Needs is what the policies want to be shown beyond what is always there.
+	Needs() abi.Needs
 }
 
 // The reasons why a native rule decided instead of a policy.
@@ -101,4 +103,6 @@ type Coordinator interface {
 	Place(ctx context.Context, a *Ask) (*Placement, error)
 	// Ready reports whether one request could be placed now.
 	Ready() bool
+	// Needs is what an Ask should say of a request beyond what it always says.
+	Needs() abi.Needs
 }

@@ -56,6 +56,9 @@ func (l *Local) LiveIDs() int { return l.live.Len() }
 // Ready reports whether one request could be placed now.
 func (l *Local) Ready() bool { return l.registry.Snapshot().Ready() }
 
+// Needs implements Coordinator.
+func (l *Local) Needs() abi.Needs { return (*l.decider.Load()).Needs() }
+
 // grant is a placement with its lease, in one piece of memory.
 type grant struct {
 	Placement
@@ -139,6 +142,9 @@ func (l *Local) decide(ctx context.Context, s *engine.Snapshot, pool *engine.Poo
 		}
 	}
 	t.keepSame(a)
+	if two && d.Needs()&abi.NeedPairs != 0 {
+		t.fillStates(l.registry)
+	}
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
 	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now))

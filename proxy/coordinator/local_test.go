@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -554,6 +555,51 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	for _, target := range []engine.Target{p.Prefill, p.Decode} {
 		if target.Load[0].Requests() != 0 {
 			t.Errorf("%s still carries load", target.Name())
+		}
+	}
+}
+
+// The pair table and the rows' own pair states are filled only where a policy
+// asks for them.
+func TestPairsOnRequest(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "e decode")
+	target := func(name string) engine.Target { return w.target(t, name, 0) }
+	w.reg.Pair(target("p"), target("e")).Success()
+	var seen abi.PlaceFacts
+	for _, needs := range []abi.Needs{0, abi.NeedPairs} {
+		w.SetDecider(stub{needs: needs, place: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			seen = *f
+			seen.Pairs, seen.Candidates = slices.Clone(f.Pairs), slices.Clone(f.Candidates)
+			return abi.PlaceDecision{}, ReasonAbsent, false
+		}})
+		for _, fixed := range []engine.Target{{}, target("p")} {
+			p, err := w.Place(t.Context(), &Ask{Model: "m", Prefill: fixed})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Lease.Release()
+			ready := 0
+			for _, c := range seen.Candidates {
+				if c.Pair == abi.PairReady {
+					ready++
+				}
+			}
+			want, wantReady := 0, 0
+			if needs != 0 {
+				want = 1
+				if !fixed.IsZero() {
+					wantReady = 1
+				}
+			}
+			if len(seen.Pairs) != want || ready != wantReady {
+				t.Errorf("needs %d, fixed %q: pairs %v, %d rows ready", needs, fixed.Name(), seen.Pairs, ready)
+			}
+			for _, pair := range seen.Pairs {
+				d := seen.Candidates[pair.Decode]
+				if pair.State != abi.PairReady || d.Instance != target("e").ID || seen.Candidates[pair.Prefill].Instance != target("p").ID {
+					t.Errorf("pair %+v of %+v", pair, seen.Candidates)
+				}
+			}
 		}
 	}
 }

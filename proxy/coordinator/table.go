@@ -35,7 +35,7 @@ func (t *table) recycle() {
 
 // reset empties the table for a placement of a in p.
 func (t *table) reset(p *engine.Pool, a *Ask) {
-	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0]}
+	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0]}
 	t.place.Request.Model = p.Model
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
 }
@@ -138,6 +138,27 @@ func (t *table) keepSame(a *Ask) {
 	t.move(0, int(first))
 	t.move(1, int(second))
 	t.truncate(2)
+}
+
+// fillStates lists the pairs of the table's rows that are known, and tells each
+// row how it stands with the prefill target that stays.
+func (t *table) fillStates(reg *engine.Registry) {
+	rows := t.place.Candidates
+	for i := range rows {
+		for j := range rows {
+			if i == j || rows[i].Roles&abi.RolePrefill == 0 || rows[j].Roles&abi.RoleDecode == 0 || rows[i].Group != rows[j].Group {
+				continue
+			}
+			state := reg.PairState(t.targets[i], t.targets[j])
+			if state == abi.PairUnknown {
+				continue
+			}
+			t.place.Pairs = append(t.place.Pairs, abi.Pair{Prefill: int32(i), Decode: int32(j), State: state})
+			if int32(i) == t.place.Fixed {
+				rows[j].Pair = state
+			}
+		}
+	}
 }
 
 // row is the row of target that can take one of the phases; -1: there is none.

@@ -94,6 +94,7 @@ type stub struct {
 	plan  func(*abi.PlanFacts) (abi.PlanAnswer, string, bool)
 	place func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool)
 	mint  func(*abi.MintFacts) (uint64, string, bool)
+	needs abi.Needs
 }
 
 func (s stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
@@ -109,6 +110,8 @@ func (s stub) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, st
 	}
 	return s.place(f)
 }
+
+func (s stub) Needs() abi.Needs { return s.needs }
 
 func (s stub) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
 	if s.mint == nil {

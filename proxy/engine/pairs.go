@@ -256,6 +256,18 @@ func (t *pairTable) rows() []PairRow {
 // d, for the outcome of a transfer to be noted.
 func (r *Registry) Pair(p, d Target) *Pair { return r.pairs.get(p, d) }
 
+// PairState returns what the pair of p and d is now, and makes none that was not
+// known.
+func (r *Registry) PairState(p, d Target) abi.PairState {
+	r.pairs.mu.RLock()
+	pair := r.pairs.pairs[keyOf(p, d)]
+	r.pairs.mu.RUnlock()
+	if pair == nil {
+		return abi.PairUnknown
+	}
+	return pair.State()
+}
+
 // PairBlocked reports whether the circuit of the pair is open at now. It is
 // free of locks.
 func (r *Registry) PairBlocked(p, d Target, now time.Time) bool {
