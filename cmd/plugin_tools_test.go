@@ -1,8 +1,11 @@
 package cmd
 
 import (
+	"bytes"
 	"encoding/json"
+	"go/format"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,6 +45,35 @@ func repository(t *testing.T) string {
 	return dir
 }
 
+// checkSource looks at the form of a new plugin's source.
+func checkSource(t *testing.T, dir string) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if formatted, err := format.Source(source); err != nil || !bytes.Equal(formatted, source) {
+			t.Errorf("%s is not as gofmt writes it: %v", name, err)
+		}
+	}
+}
+
+// goRun runs the go command in a plugin's folder, without the flags of this one.
+func goRun(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	c := exec.Command("go", args...)
+	c.Dir = dir
+	c.Env = append(c.Environ(), "GOFLAGS=")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("go %v: %v\n%s", args, err, out)
+	}
+}
+
 func TestNewPolicy(t *testing.T) {
 	for _, tt := range []struct {
 		name, abi string
@@ -55,6 +87,8 @@ func TestNewPolicy(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-policy")
 			must(t, exitOK, append([]string{"plugin", "new", dir}, tt.args...)...)
 			must(t, exitUsage, append([]string{"plugin", "new", dir}, tt.args...)...) // it is there
+			checkSource(t, dir)
+			goRun(t, dir, "test", ".")
 			must(t, exitOK, "plugin", "build", dir)
 			module := filepath.Join(dir, "my-policy.wasm")
 
@@ -264,6 +298,7 @@ func TestPluginUsage(t *testing.T) {
 func TestNewFilter(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "My-Filter")
 	must(t, exitOK, "plugin", "new", "--kind", "filter", dir)
+	checkSource(t, dir)
 	must(t, exitOK, "plugin", "build", dir)
 	module, frames := filepath.Join(dir, "My-Filter.wasm"), filepath.Join(dir, "frames.json")
 	stdout, _ := must(t, exitOK, "plugin", "test", module, frames)

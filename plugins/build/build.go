@@ -123,7 +123,6 @@ func checkModule(path string) (int64, error) {
 // and callbacks in the form that Go's compiler understands.
 func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string) error {
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-o", output}
-	var env []string
 	if p.tiny != nil {
 		o, err := t.overlayFor(ctx, p, work)
 		if err != nil {
@@ -140,7 +139,7 @@ func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string)
 		args = append(args, "-overlay", file)
 		args = append(args, o.flags...)
 	}
-	return t.run(t.command(ctx, env, append(args, ".")...))
+	return t.run(t.command(ctx, nil, append(args, ".")...))
 }
 
 // compileTinyGo runs tinygo build. A main that does something is where plugins
