@@ -169,7 +169,7 @@ func (n *node) run() {
 	n.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}}
 	go func() { n.done <- made.Serve(ctx) }()
 	n.eventually("the proxy is ready", func() bool {
-		resp, err := n.client.Get(n.url + "/health")
+		resp, err := n.client.Get(made.AdminURL() + "/readyz")
 		if err != nil {
 			return false
 		}

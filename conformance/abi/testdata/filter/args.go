@@ -180,32 +180,44 @@ func (c *call) invoke(name string, args []argument) uint32 {
 // sweep calls a host function once for each way in which one of its pointers
 // or sizes can be wrong, the others being right.
 func (c *call) sweep(name string, words []string) {
-	end := uint64(memoryEnd())
-	for i, a := range c.arguments(words) {
-		var bad [][]uint64
-		out := []uint64{end - 1, end - 3, end, 0xffffffff, 0xfffffffd}
-		switch a.kind {
-		case 'v':
-			ptr := a.numbers[0]
-			bad = [][]uint64{{end - 1, 2}, {end, 1}, {0xffffffff, 1}, {0xffffffff, 0xffffffff}, {ptr, 0xffffffff}, {0, 0xffffffff}, {0xfffffff0, 0x20}, {1, end}}
-		case 'o':
-			for _, p := range out {
-				bad = append(bad, []uint64{p})
-			}
-		case 'O':
-			for _, p := range append(out, end-7) {
-				bad = append(bad, []uint64{p})
-			}
-		case 'r':
-			for _, p := range out {
-				bad = append(bad, []uint64{p, a.numbers[1]}, []uint64{a.numbers[0], p})
-			}
-		}
-		for _, b := range bad {
+	for i := range c.arguments(words) {
+		for n := 0; ; n++ {
 			args := c.arguments(words)
-			args[i].numbers = b
+			bad := wrong(args[i], n)
+			if bad == nil {
+				break
+			}
+			args[i].numbers = bad
 			status := c.invoke(name, args)
-			c.say(name + "=" + strconv.Itoa(int(int32(status))) + " argument " + strconv.Itoa(i))
+			c.say(name + "=" + strconv.Itoa(int(int32(status))) + " argument " + strconv.Itoa(i) + " wrong " + strconv.Itoa(n))
 		}
 	}
+}
+
+// wrong is the n-th way in which an argument can be wrong as memory is now; nil
+// when there are no more.
+func wrong(a argument, n int) []uint64 {
+	end := uint64(memoryEnd())
+	outs := []uint64{end - 1, end - 3, end, 0xffffffff, 0xfffffffd}
+	var all [][]uint64
+	switch a.kind {
+	case 'v':
+		all = [][]uint64{{end - 1, 2}, {end, 1}, {0xffffffff, 1}, {0xffffffff, 0xffffffff}, {a.numbers[0], 0xffffffff}, {0, 0xffffffff}, {0xfffffff0, 0x20}, {1, end}}
+	case 'o':
+		for _, p := range outs {
+			all = append(all, []uint64{p})
+		}
+	case 'O':
+		for _, p := range append(outs, end-7) {
+			all = append(all, []uint64{p})
+		}
+	case 'r':
+		for _, p := range outs {
+			all = append(all, []uint64{p, a.numbers[1]}, []uint64{a.numbers[0], p})
+		}
+	}
+	if n >= len(all) {
+		return nil
+	}
+	return all[n]
 }

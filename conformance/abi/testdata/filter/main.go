@@ -169,9 +169,7 @@ func (c *call) do(w []string) {
 	case "say":
 		text := make([]string, 0, 4)
 		for _, v := range w[1:] {
-			if v[0] == '"' {
-				v, _ = strconv.Unquote(v)
-			} else {
+			if v[0] == '$' {
 				v = strconv.FormatUint(c.number(v), 10)
 			}
 			text = append(text, v)
