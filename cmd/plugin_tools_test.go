@@ -76,12 +76,11 @@ func goRun(t *testing.T, dir string, args ...string) {
 
 func TestNewPolicy(t *testing.T) {
 	for _, tt := range []struct {
-		name, abi string
-		args      []string
-		policies  []string
+		name string
+		args []string
 	}{
-		{"without an SDK", "", nil, nil},
-		{"over abi/guest", "0.2.1", []string{"--sdk-dir", repository(t)}, []string{"place fewest_tokens"}},
+		{"without an SDK", nil},
+		{"over abi/guest", []string{"--sdk-dir", repository(t)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-policy")
@@ -92,23 +91,8 @@ func TestNewPolicy(t *testing.T) {
 			must(t, exitOK, "plugin", "build", dir)
 			module := filepath.Join(dir, "my-policy.wasm")
 
-			var i inspection
-			stdout, _ := must(t, exitOK, "plugin", "inspect", "--json", module)
-			unmarshal(t, stdout, &i)
-			if i.ABI != tt.abi || !slices.Equal(i.Hooks, []string{"pdproxy_v1_on_place"}) || !slices.Equal(i.Policies, tt.policies) {
-				t.Errorf("inspected as %+v", i)
-			}
-			if i.SizeBytes == 0 || i.CompileMS <= 0 || i.InstantiateUS <= 0 || i.MemoryBytes == 0 || len(i.Imports) == 0 {
-				t.Errorf("figures are missing: %+v", i)
-			}
-			for _, key := range []string{"abi", "hooks", "imports", "needs", "size_bytes", "compile_ms", "instantiate_us"} {
-				if !strings.Contains(stdout, `"`+key+`": `) || strings.Contains(stdout, `"`+key+`": null`) {
-					t.Errorf("%s is missing or null in %s", key, stdout)
-				}
-			}
-
 			var results []trialResult
-			stdout, _ = must(t, exitOK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
+			stdout, _ := must(t, exitOK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
 			unmarshal(t, stdout, &results)
 			if len(results) != 3 {
 				t.Fatalf("%d results", len(results))
@@ -119,6 +103,44 @@ func TestNewPolicy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestInspect(t *testing.T) {
+	for _, tt := range []struct {
+		name, module, abi string
+		hooks, policies   []string
+	}{
+		{"one hook, no SDK", "examples/policy-c/policy.wasm", "", []string{"pdproxy_v1_on_place"}, nil},
+		{"SDK with all hooks", "", "0.2.1", []string{"pdproxy_v1_on_place"}, []string{"place fewest"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			module := filepath.Join(repository(t), tt.module)
+			if tt.module == "" {
+				module = filepath.Join(t.TempDir(), "policy.wasm")
+				must(t, exitOK, "plugin", "build", filepath.Join(repository(t), "examples/policy-go"), "-o", module)
+			}
+			var i inspection
+			stdout, _ := must(t, exitOK, "plugin", "inspect", "--json", module)
+			unmarshal(t, stdout, &i)
+			if i.ABI != tt.abi || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
+				t.Errorf("inspected as %+v", i)
+			}
+			if i.SizeBytes == 0 || i.CompileMS <= 0 || i.InstantiateUS <= 0 || i.MemoryBytes == 0 {
+				t.Errorf("figures are missing: %+v", i)
+			}
+			for _, key := range []string{"abi", "hooks", "imports", "needs", "size_bytes", "compile_ms", "instantiate_us"} {
+				if !strings.Contains(stdout, `"`+key+`": `) || strings.Contains(stdout, `"`+key+`": null`) {
+					t.Errorf("%s is missing or null in %s", key, stdout)
+				}
+			}
+		})
+	}
+	stdout, _ := must(t, exitOK, "plugin", "inspect", filepath.Join(repository(t), "examples/policy-c/policy.wasm"))
+	for _, want := range []string{"hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
+		}
 	}
 }
 
@@ -225,6 +247,7 @@ func TestTrial(t *testing.T) {
 	var results []struct {
 		Decision json.RawMessage `json:"decision"`
 		Error    string          `json:"error"`
+		Stack    string          `json:"stack"`
 	}
 	unmarshal(t, stdout, &results)
 	if len(results) != len(tests) {
@@ -241,18 +264,29 @@ func TestTrial(t *testing.T) {
 			}
 		})
 	}
-	t.Run("as text", func(t *testing.T) {
-		writeFile(t, frames, `{"hook": "plan", "name": "first", "sequence": 1} {"hook": "plan", "sequence": 902}`)
-		stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
-		for _, want := range []string{"FRAME", `{"plan":"aggregate"`, "call pdproxy_v1_on_plan: trap: unreachable", "at "} {
-			if !strings.Contains(stdout, want) {
-				t.Errorf("no %q in\n%s", want, stdout)
-			}
+	if last := results[len(results)-3]; !strings.Contains(last.Stack, "main.answer") {
+		t.Errorf("the stack of the panic is %q", last.Stack)
+	}
+}
+
+func TestTrialAsText(t *testing.T) {
+	frames := filepath.Join(t.TempDir(), "frames.json")
+	writeFile(t, frames, `{"hook": "place", "name": "first", `+twoRows+`} {"hook": "place", "expect": {"decode": "x"}, `+twoRows+`} {"hook": "http"}`)
+	module := filepath.Join(repository(t), "examples/policy-c/policy.wasm")
+	_, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	if !strings.Contains(stderr, "a filter needs the marker") {
+		t.Errorf("stderr %s", stderr)
+	}
+	writeFile(t, frames, `{"hook": "place", "name": "first", `+twoRows+`} {"hook": "place", "expect": {"decode": "x"}, `+twoRows+`}`)
+	stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	for _, want := range []string{"FRAME", "first  place", `{"prefill":"p/0","decode":"d/0"`, `expected {"decode": "x"}`} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
 		}
-		if !strings.Contains(stderr, "1 of 2 frames failed") || !strings.Contains(stderr, "guest: error: panic: as asked") {
-			t.Errorf("stderr %s", stderr)
-		}
-	})
+	}
+	if !strings.Contains(stderr, "1 of 2 frames failed") {
+		t.Errorf("stderr %s", stderr)
+	}
 }
 
 func TestPluginUsage(t *testing.T) {
@@ -301,19 +335,18 @@ func TestNewFilter(t *testing.T) {
 	checkSource(t, dir)
 	must(t, exitOK, "plugin", "build", dir)
 	module, frames := filepath.Join(dir, "My-Filter.wasm"), filepath.Join(dir, "frames.json")
-	stdout, _ := must(t, exitOK, "plugin", "test", module, frames)
-	if !strings.Contains(stdout, "request: POST /v1/completions, 15 bytes; answer: 200, 14 bytes") {
-		t.Errorf("printed %s", stdout)
+	text, err := os.ReadFile(frames)
+	if err != nil {
+		t.Fatal(err)
 	}
-	writeFile(t, frames, `{"hook": "http", "expect": {"response": {"status": 403}}}`)
-	stdout, _ = must(t, exitFailed, "plugin", "test", "--json", module, frames)
-	var results []trialResult
-	unmarshal(t, stdout, &results)
-	if len(results) != 1 || !strings.Contains(results[0].Error, "expected") || results[0].US <= 0 {
-		t.Errorf("results %+v", results)
+	writeFile(t, frames, string(text)+`{"hook": "http", "expect": {"response": {"status": 403}}}`)
+	stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	for _, want := range []string{"request: POST /v1/completions, 15 bytes; answer: 200, 14 bytes", `expected {"response": {"status": 403}}`} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
+		}
 	}
-	writeFile(t, frames, `{"hook": "plan"}`)
-	if _, stderr := must(t, exitFailed, "plugin", "test", module, frames); !strings.Contains(stderr, "exports no hook") {
+	if !strings.Contains(stderr, "1 of 2 frames failed") {
 		t.Errorf("stderr %s", stderr)
 	}
 }

@@ -1,6 +1,7 @@
 package plugins
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,19 +15,20 @@ func TestForms(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		dir    string // of the plugin below the copy's parent
+		run    bool   // the rest gives the module that is run elsewhere
 		change func(t *testing.T, parent string)
 	}{
-		{"older SDK", "older", func(*testing.T, string) {}},
-		{"vendored", "tetratelabs", func(t *testing.T, parent string) {
+		{"older SDK", "older", true, func(*testing.T, string) {}},
+		{"vendored", "tetratelabs", false, func(t *testing.T, parent string) {
 			run(t, filepath.Join(parent, "tetratelabs"), "go", "mod", "vendor")
 		}},
-		{"workspace", "tetratelabs", func(t *testing.T, parent string) {
+		{"workspace", "tetratelabs", false, func(t *testing.T, parent string) {
 			write(t, filepath.Join(parent, "sibling/go.mod"), "module example.com/sibling\n\ngo 1.24\n")
 			write(t, filepath.Join(parent, "sibling/sibling.go"), "package sibling\n\nconst Name = `sibling`\n")
 			write(t, filepath.Join(parent, "tetratelabs/sibling.go"), "package main\n\nimport \"example.com/sibling\"\n\nvar name = sibling.Name\n")
 			write(t, filepath.Join(parent, "go.work"), "go 1.24\n\nuse (\n\t./tetratelabs\n\t./sibling\n)\n")
 		}},
-		{"folder below the module", "tetratelabs/cmd/tour", func(t *testing.T, parent string) {
+		{"folder below the module", "tetratelabs/cmd/tour", false, func(t *testing.T, parent string) {
 			module := filepath.Join(parent, "tetratelabs")
 			for _, name := range []string{"main.go", "tour.go"} {
 				text, err := os.ReadFile(filepath.Join(module, name))
@@ -39,7 +41,7 @@ func TestForms(t *testing.T) {
 				}
 			}
 		}},
-		{"SDK in a folder", "tetratelabs", func(t *testing.T, parent string) {
+		{"SDK in a folder", "tetratelabs", false, func(t *testing.T, parent string) {
 			module := filepath.Join(parent, "tetratelabs")
 			sdk := strings.TrimSpace(run(t, module, "go", "list", "-m", "-f", "{{.Dir}}", sdks["tetratelabs"]))
 			if err := os.CopyFS(filepath.Join(parent, "sdk"), os.DirFS(sdk)); err != nil {
@@ -47,7 +49,7 @@ func TestForms(t *testing.T) {
 			}
 			run(t, module, "go", "mod", "edit", "-replace", sdks["tetratelabs"]+"=../sdk")
 		}},
-		{"package for tests of plugins", "tetratelabs", func(t *testing.T, parent string) {
+		{"package for tests of plugins", "tetratelabs", false, func(t *testing.T, parent string) {
 			write(t, filepath.Join(parent, "tetratelabs/emulator.go"),
 				"package main\n\nimport \""+sdks["tetratelabs"]+"/proxywasm/proxytest\"\n\nvar _ = proxytest.NewEmulatorOption\n")
 			run(t, filepath.Join(parent, "tetratelabs"), "go", "mod", "tidy")
@@ -60,10 +62,16 @@ func TestForms(t *testing.T) {
 			}
 			tt.change(t, parent)
 			before := files(t, parent)
-			w := newWorld(t, newCache(t), nil)
-			url := w.serve(echo, w.start(buildPlugin(t, filepath.Join(parent, tt.dir)), nil))
-			if status, headers, _ := w.do("POST", url+"/?q=1", "", "x-do: property"); status != 200 || headers.Get("got-x-path") != "/?q=1" {
-				t.Errorf("status %d, headers %v", status, headers)
+			module := buildPlugin(t, filepath.Join(parent, tt.dir))
+			if !bytes.Contains(module, []byte("\x18proxy_on_request_headers")) {
+				t.Error("the module has no callback")
+			}
+			if tt.run {
+				w := newWorld(t, newCache(t), nil)
+				url := w.serve(echo, w.start(module, nil))
+				if status, headers, _ := w.do("POST", url+"/?q=1", ""); status != 200 || headers.Get("got-x-path") != "/?q=1" {
+					t.Errorf("status %d, headers %v", status, headers)
+				}
 			}
 			if after := files(t, parent); after != before {
 				t.Error("building changed the sources")
