@@ -72,7 +72,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 
 	// Beside the output, so that the rename stays within one file system.
 	half, err := os.CreateTemp(filepath.Dir(output), "."+filepath.Base(output)+".*")
@@ -80,7 +80,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 		return Result{}, fmt.Errorf("create module: %w", err)
 	}
 	half.Close()
-	defer os.Remove(half.Name())
+	defer func() { _ = os.Remove(half.Name()) }() // gone already if all went well
 
 	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
 	if o.TinyGo {
