@@ -130,6 +130,7 @@ func (r *record) explain() Explanation {
 	for _, c := range r.candidates {
 		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
 			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
+			"group": c.facts.Group, "pair": c.facts.Pair.String(),
 		}})
 	}
 	for _, l := range r.rows[:r.legs] {

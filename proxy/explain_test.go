@@ -84,6 +84,8 @@ func TestExplainJSON(t *testing.T) {
    "rank": 0,
    "score": -0.5,
    "facts": {
+    "group": 0,
+    "pair": "unknown",
     "requests": 1,
     "role": "prefill",
     "tokens": 20,
@@ -95,6 +97,8 @@ func TestExplainJSON(t *testing.T) {
    "rank": 0,
    "score": null,
    "facts": {
+    "group": 0,
+    "pair": "unknown",
     "requests": 0,
     "role": "prefill",
     "tokens": 0,
@@ -106,6 +110,8 @@ func TestExplainJSON(t *testing.T) {
    "rank": 2,
    "score": 0,
    "facts": {
+    "group": 0,
+    "pair": "unknown",
     "requests": 0,
     "role": "decode",
     "tokens": 0,

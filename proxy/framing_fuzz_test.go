@@ -74,7 +74,6 @@ func framings(in []byte) (clear int, doubtful bool) {
 			// It is refused; the guard may cut before the reason is read.
 			return clear, bytes.Contains(bytes.ToLower(in[begin:]), []byte("content-length")) || bytes.Contains(bytes.ToLower(in[begin:]), []byte("transfer-encoding"))
 		}
-		begin = end
 		_, err = io.Copy(io.Discard, r.Body)
 		if err != nil {
 			return clear + 1, len(r.TransferEncoding) > 0 // perhaps a chunk of an impossible size

@@ -64,8 +64,8 @@ type sglangLeg struct {
 	cancel context.CancelCauseFunc
 }
 
-// errAbortReq is the cause of legs that /abort_request ended.
-var errAbortReq = errors.New("Aborted by AbortReq.")
+// errAbortReq is the cause of legs that /abort_request ended, in SGLang's words.
+var errAbortReq = errors.New("Aborted by AbortReq.") //lint:ignore ST1005 the engine says so
 
 // transferFailure is the cause of legs whose KV transfer failed elsewhere.
 type transferFailure struct{ reason string }
