@@ -416,7 +416,7 @@ func TestModuleOverHTTP(t *testing.T) {
 	}
 }
 
-// TestHammerReload: a hundred reloads cost no decision and leave nothing behind.
+// TestHammerReload: many reloads cost no decision and leave nothing behind.
 func TestHammerReload(t *testing.T) {
 	w := newWorld(t, guest(t, ""))
 	w.config.Place = "p"
@@ -437,7 +437,7 @@ func TestHammerReload(t *testing.T) {
 			}
 		})
 	}
-	for range 100 {
+	for range reloads {
 		if err := w.Reload(t.Context(), "p"); err != nil {
 			t.Error(err)
 		}

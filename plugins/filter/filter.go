@@ -82,7 +82,6 @@ func (f *filter) release() {
 
 // lose is called when the VM is lost.
 func (f *filter) lose() {
-	f.dead.Store(true)
 	if f.gone.Load() {
 		f.release()
 		return

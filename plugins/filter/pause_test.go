@@ -234,7 +234,16 @@ func events(lines <-chan string) http.HandlerFunc {
 		if err := rc.Flush(); err != nil {
 			return
 		}
-		for line := range lines {
+		for {
+			var line string
+			var more bool
+			select {
+			case line, more = <-lines:
+			case <-r.Context().Done(): // as the proxy does
+			}
+			if !more {
+				return
+			}
 			if _, err := io.WriteString(rw, line); err != nil {
 				return
 			}

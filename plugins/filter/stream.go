@@ -138,6 +138,11 @@ func (s *stream) answer(r *reply) bool {
 func (s *stream) fail(r *reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.failNow(r)
+}
+
+// failNow is fail for who holds s.mu.
+func (s *stream) failNow(r *reply) {
 	switch {
 	case s.ended:
 	case s.headOut:
@@ -154,12 +159,15 @@ func (s *stream) cut() {
 	s.cutting = !s.ended
 }
 
-// lost takes a filter out of the stream, which goes on without it or ends.
+// lost takes a filter out of the stream, which goes on without it or ends. Whoever
+// meets the loss first says so: the filter's own call or its VM's end.
 func (s *stream) lost(f *filter, err error) {
-	f.dead.Store(true)
-	if !f.p.spec.FailOpen {
-		s.fail(pluginFailure(f.p.spec.Name, err))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.dead.Swap(true) || f.p.spec.FailOpen {
+		return
 	}
+	s.failNow(pluginFailure(f.p.spec.Name, err))
 }
 
 // tooLarge ends a stream of which a filter wanted to see more at once than may
