@@ -127,17 +127,23 @@ func (s *Set) replace(t *table, p, fresh *plugin) error {
 
 // reload loads p, of table t, again. s.mu is held.
 func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
-	fresh, err := s.load(ctx, t.config, p.spec)
-	if err == nil {
-		if p.wantsProof() {
-			err = s.release(t, p, fresh)
-		} else {
-			err = s.replace(t, p, fresh)
-		}
-		if err == nil {
-			return nil
-		}
-		err = errors.Join(err, fresh.close(ctx))
+	content, err := p.spec.Source.Read(ctx)
+	if err != nil {
+		return s.refuse(p, err)
 	}
-	return s.refuse(p, err)
+	// Whatever becomes of it, these bytes need not be tried again.
+	s.watches[p.spec.Name] = source.NewWatch(p.spec.Source, content.SHA256)
+	fresh, err := s.build(ctx, t.config, p.spec, content)
+	if err != nil {
+		return s.refuse(p, err)
+	}
+	if p.wantsProof() {
+		err = s.release(t, p, fresh)
+	} else {
+		err = s.replace(t, p, fresh)
+	}
+	if err != nil {
+		return s.refuse(p, errors.Join(err, fresh.close(ctx)))
+	}
+	return nil
 }

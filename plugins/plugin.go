@@ -33,15 +33,6 @@ type plugin struct {
 // slowCompile is after what time it is said that a module is being compiled.
 const slowCompile = 200 * time.Millisecond
 
-// load reads a plugin's module and loads it.
-func (s *Set) load(ctx context.Context, c *Config, spec Spec) (*plugin, error) {
-	content, err := spec.Source.Read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s.build(ctx, c, spec, content)
-}
-
 // build compiles, starts and configures a version. It serves nothing yet.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
 	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow)}

@@ -228,6 +228,8 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	if err := w.Reload(t.Context(), "p"); err == nil || !strings.Contains(err.Error(), "compile") {
 		t.Errorf("reload: %v", err)
 	}
+	w.lookAtFiles(t.Context())
+	w.lookAtFiles(t.Context()) // it is not tried again
 	if r := w.row("p", "place"); r.State != "failed" || r.SHA256 != sha || w.failed("p load failed") != 1 {
 		t.Errorf("row %+v, metrics %v", r, w.fails)
 	}
