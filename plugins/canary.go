@@ -55,9 +55,9 @@ func (s *Set) release(t *table, p, fresh *plugin) error {
 	}
 	next := *t
 	next.canaries = append(t.without(p), canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
+	next.needs |= fresh.version.Needs()
 	p.failed.Store(false)
 	s.swap(&next)
-	s.watches[p.spec.Name] = source.NewWatch(p.spec.Source, fresh.digest)
 	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)
 	return nil
 }

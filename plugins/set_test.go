@@ -102,6 +102,9 @@ func TestNamedPolicies(t *testing.T) {
 	if _, by, ok := w.Plan(t.Context(), &abi.PlanFacts{}); by != "p/gate" || !ok {
 		t.Errorf("plan: %q, %v", by, ok)
 	}
+	if needs := w.Needs(); needs != abi.NeedPrompt|abi.NeedConversation {
+		t.Errorf("needs %v", needs.Names())
+	}
 	if err := w.Reload(t.Context(), "p/first"); err != nil {
 		t.Error(err)
 	}
