@@ -98,7 +98,6 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
 		Native: cfg.Policy.Runtime == "native",
 		Budget: time.Duration(cfg.Timeouts.Policy),
-		Drain:  time.Duration(cfg.Server.DrainTimeout),
 		Limits: filter.Limits{MaxBody: int64(cfg.Server.MaxBody), ReadTimeout: time.Duration(cfg.Server.ReadTimeout)},
 	}
 	if !slices.Contains(c.Plan, cfg.Policy.Plan) {

@@ -30,9 +30,12 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
-// policyDrain is how long the decisions of a replaced policy may take to end:
-// longer than any time budget.
-const policyDrain = time.Minute
+// How long a replaced version may take to end: a policy longer than any time
+// budget, a filter as long as an answer may stream.
+const (
+	policyDrain = time.Minute
+	filterDrain = time.Hour
+)
 
 // Set is the plugins and policies that serve. Its methods are safe for
 // concurrent use; decisions never wait for a reload.
@@ -50,6 +53,8 @@ type Set struct {
 	closed  bool
 
 	draining sync.WaitGroup // replaced versions
+	drains   context.Context
+	hurry    context.CancelFunc // ends the patience with draining
 }
 
 // New returns a Set in which nothing is loaded: call Apply before anything else,
@@ -67,10 +72,12 @@ func New(deps Deps) (*Set, error) {
 		}
 		deps.CacheDir = ""
 	}
-	return &Set{
+	s := &Set{
 		deps: deps, cache: cache, seed: rand.Uint32(),
 		natives: make(map[nativeKey]*compiledIn), watches: make(map[string]*source.Watch),
-	}, nil
+	}
+	s.drains, s.hurry = context.WithCancel(context.Background())
+	return s, nil
 }
 
 // Apply makes c what serves. Versions whose module and settings are the same go
@@ -194,7 +201,7 @@ func (s *Set) swap(next *table) {
 	if old != nil {
 		for _, p := range old.all() {
 			if !keep[p] {
-				s.drain(p, old.config.Drain)
+				s.drain(p)
 			}
 		}
 	}
@@ -204,13 +211,13 @@ func (s *Set) swap(next *table) {
 }
 
 // drain ends a version that serves nothing new, in the background.
-func (s *Set) drain(p *plugin, streams time.Duration) {
+func (s *Set) drain(p *plugin) {
 	limit := policyDrain
 	if p.filter != nil {
-		limit = streams
+		limit = filterDrain
 	}
 	s.draining.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		ctx, cancel := context.WithTimeout(s.drains, limit)
 		defer cancel()
 		if err := p.close(ctx); err != nil {
 			s.deps.Log.Warn("a replaced plugin version did not end well", "plugin", p.spec.Name, "sha256", p.digest, "error", err)
@@ -280,6 +287,8 @@ func (s *Set) Close(ctx context.Context) error {
 		return nil
 	}
 	s.closed = true
+	defer context.AfterFunc(ctx, s.hurry)()
+	defer s.hurry()
 	var errs []error
 	if t := s.table.Load(); t != nil {
 		for _, p := range t.all() {

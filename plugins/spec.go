@@ -27,7 +27,6 @@ type Config struct {
 
 	Native bool          // built-in policies run compiled in, not as WebAssembly
 	Budget time.Duration // of one decision, where the plugin has no timeout of its own
-	Drain  time.Duration // how long the streams of a replaced filter may go on
 	Limits filter.Limits // of streams with filters
 }
 
