@@ -12,16 +12,16 @@ import (
 // every is a script that says which callbacks come.
 const every = `
 [%]
-create: say "create"
+create: say create
 request_headers: say $size $eos
 request_body: say $size $eos
 request_trailers: say $size
 response_headers: say $size $eos
 response_body: say $size $eos
 response_trailers: say $size
-done: say "done"
-log: say "log"
-delete: say "delete"
+done: say done
+log: say log
+delete: say delete
 `
 
 func script(section string, lines ...string) string {

@@ -33,7 +33,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 				s := spec("f", script)
 				s.FailOpen = open
 				w.start(s)
-				w.start(spec("other", "[s]\ndelete: say \"left\""))
+				w.start(spec("other", "[s]\ndelete: say left"))
 				srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
 					b, _ := io.ReadAll(r.Body)
 					rw.Header().Set("Trailer", "X-End")
@@ -87,10 +87,10 @@ func TestOtherStreamsOfALostVM(t *testing.T) {
 			s := spec("f", `[trap]
 request_headers: trap
 [paused]
-request_headers: say "paused"
+request_headers: say paused
 request_headers: return 1
 [held]
-response_body: say "held"
+response_body: say held
 response_body: return 1
 [stream]
 response_body: say $size`)
@@ -259,9 +259,9 @@ func TestStartFails(t *testing.T) {
 func TestCloseDrains(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(spec("f", ticking+`[main]
-root_done: say "root done"
+root_done: say root done
 root_done: park proxy_done
-root_delete: say "root deleted"
+root_delete: say root deleted
 [s]
 response_body: say $size`))
 	lines := make(chan string)
@@ -302,7 +302,7 @@ response_body: say $size`))
 
 func TestCloseThatCannotWait(t *testing.T) {
 	w := newWorld(t)
-	p := w.start(spec("f", "[s]\nrequest_headers: say \"paused\"\nrequest_headers: return 1\n[main]\nroot_done: return 0"))
+	p := w.start(spec("f", "[s]\nrequest_headers: say paused\nrequest_headers: return 1\n[main]\nroot_done: return 0"))
 	srv := w.serve(echo)
 	answer := make(chan int)
 	go func() {

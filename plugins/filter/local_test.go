@@ -32,7 +32,7 @@ func TestLocalResponse(t *testing.T) {
 			w.upstream("auth", func(http.ResponseWriter, *http.Request) {})
 			w.start(spec("before", "[s]\nresponse_headers: call proxy_add_header_map_value 2 \"x-before\" \"1\"\nresponse_body: say $size $eos"))
 			w.start(spec("f", ticking+"[s]\n"+tt.script))
-			w.start(spec("after", "[s]\nrequest_headers: say \"seen\""))
+			w.start(spec("after", "[s]\nrequest_headers: say seen"))
 			called := make(chan bool, 1)
 			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
 				called <- true

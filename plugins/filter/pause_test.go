@@ -205,7 +205,7 @@ func TestClientLeavesAPausedStream(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
-			w.start(spec("f", "[s]\n"+tt.script+"\n"+strings.Split(tt.script, ":")[0]+`: say "paused"`+"\ndelete: say $live"))
+			w.start(spec("f", "[s]\n"+tt.script+"\n"+strings.Split(tt.script, ":")[0]+`: say paused`+"\ndelete: say $live"))
 			srv := w.serve(echo)
 			ctx, cancel := context.WithCancel(t.Context())
 			req, _ := http.NewRequestWithContext(ctx, "POST", srv.URL, strings.NewReader("hello"))
