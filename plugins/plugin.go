@@ -45,10 +45,16 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 		name = "built-in policies"
 	}
 	began := time.Now()
+	said := make(chan struct{})
 	saying := time.AfterFunc(slowCompile, func() {
+		defer close(said)
 		s.deps.Log.Info("compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
 	})
-	defer saying.Stop()
+	defer func() {
+		if !saying.Stop() {
+			<-said
+		}
+	}()
 	var err error
 	if spec.Filter {
 		err = s.buildFilter(ctx, c, p, opts, content.Wasm)
