@@ -106,12 +106,13 @@ func serve(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Requ
 	s := open(plugins, limits, w, r)
 	defer s.end()
 	header := make(http.Header)
-	if s.passHeaders() {
+	passed := s.passHeaders()
+	if passed {
 		s.serveNext(next, header)
-	} else if !s.src.done {
-		s.limitRead() // net/http drains a little of it
+	} else {
+		s.limitRead() // net/http drains a little of the body
 	}
-	s.finish(header)
+	s.finish(header, passed)
 	if s.isCut() {
 		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
 	}

@@ -96,16 +96,23 @@ func (s *stream) passHeaders() bool {
 	s.req.begin(empty)
 	limited := false
 	for !s.req.headed && !s.interrupted() {
-		if !limited && !s.src.done {
+		if !limited {
 			s.limitRead()
 			limited = true
 		}
-		if !s.advance(nil) {
-			return false
+		going := s.advance(nil)
+		if !going {
+			s.endRead()
 		}
 		if s.src.err != nil {
 			s.fail(bodyFailure(s.src.err))
 		}
+		if !going {
+			return false
+		}
+	}
+	if limited {
+		_ = s.rc.SetReadDeadline(time.Time{}) // from here on it is the next handler's
 	}
 	s.requestDone.Store(int64(time.Since(s.start)))
 	return !s.interrupted()
@@ -113,7 +120,7 @@ func (s *stream) passHeaders() bool {
 
 // limitRead gives the client the configured time for its body.
 func (s *stream) limitRead() {
-	if t := s.limits.ReadTimeout; t > 0 {
+	if t := s.limits.ReadTimeout; t > 0 && s.r.ContentLength != 0 {
 		_ = s.rc.SetReadDeadline(time.Now().Add(t))
 	}
 }
@@ -208,6 +215,21 @@ func (s *stream) closeSource() {
 	defer s.in.Unlock()
 	if a := s.src.ahead; a != nil {
 		<-a.done
+	}
+}
+
+// endRead ends the read that is under way, and takes its error: a client that
+// was too slow for its body is told so.
+func (s *stream) endRead() {
+	a := s.src.ahead
+	if a == nil {
+		return
+	}
+	s.breakRead()
+	<-a.done
+	s.src.ahead = nil
+	if s.src.done = true; s.src.err == nil {
+		s.src.err = a.err
 	}
 }
 

@@ -184,20 +184,23 @@ func (s *stream) flush() error {
 }
 
 // finish brings the answer to its end after the next handler has returned, or
-// was not called: it waits as long as a filter holds something back.
-func (s *stream) finish(header http.Header) {
+// was not called: it waits as long as a filter holds something back. What cannot
+// come to its end because the client is gone is cut, so that nobody takes it for
+// whole.
+func (s *stream) finish(header http.Header, called bool) {
 	s.mu.Lock()
 	s.serving = false
 	s.mu.Unlock()
 	s.out.Lock()
 	defer s.out.Unlock()
 	s.settle()
-	if !s.isOver() && s.ctx.Err() == nil {
+	if !s.isOver() && called && (s.ctx.Err() == nil || !s.resp.begun) {
 		s.closeAnswer(header)
 		s.settle()
 	}
 	for !s.resp.ended && !s.isCut() {
 		if !s.wait(&s.resp, &s.out, nil) {
+			s.cut()
 			return
 		}
 		s.settle()

@@ -1,0 +1,62 @@
+package filter
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/shared"
+)
+
+// sink is a ResponseWriter that costs nothing.
+type sinkWriter struct{ header http.Header }
+
+func (w *sinkWriter) Header() http.Header         { return w.header }
+func (w *sinkWriter) WriteHeader(int)             {}
+func (w *sinkWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (w *sinkWriter) FlushError() error           { return nil }
+
+// BenchmarkChain is the price of filters that only read headers, per request
+// with its ends in the background.
+func BenchmarkChain(b *testing.B) {
+	for _, bb := range []struct {
+		name    string
+		filters int
+		guarded bool
+	}{{"none", 0, true}, {"one guarded", 1, true}, {"two guarded", 2, true}, {"one trusted", 1, false}} {
+		b.Run(bb.name, func(b *testing.B) {
+			var store shared.Store
+			var plugins []*Plugin
+			for range bb.filters {
+				p := New(Spec{Name: "h", Wasm: guests[headersOnly], Load: host.LoadOptions{Guarded: bb.guarded, Cache: compiled}},
+					Deps{Shared: &store, Budget: budget.New(1, time.Second), Log: slog.New(slog.DiscardHandler)})
+				if err := p.Start(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				defer p.Close(context.Background())
+				plugins = append(plugins, p)
+			}
+			var c Chain
+			c.Set(plugins, Limits{})
+			answer := bytes.Repeat([]byte("x"), 1024)
+			h := c.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.Header()["Content-Type"] = []string{"application/json"}
+				w.Write(answer)
+			}))
+			body := bytes.Repeat([]byte("y"), 2048)
+			header := http.Header{"Content-Type": {"application/json"}, "User-Agent": {"bench"}, "Accept": {"*/*"}, "Authorization": {"Bearer x"}, "X-Request-Id": {"0123456789abcdef"}}
+			b.ReportAllocs()
+			for b.Loop() {
+				req := &http.Request{Method: "POST", Host: "h", RequestURI: "/v1/completions", Header: header, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: 2048, ProtoMajor: 1}
+				h.ServeHTTP(&sinkWriter{http.Header{}}, req)
+			}
+		})
+	}
+}
