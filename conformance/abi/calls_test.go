@@ -299,7 +299,7 @@ request_headers: call proxy_set_shared_data "null" null 0
 request_headers: call proxy_get_shared_data "null" ret out
 delete: say gone
 [count]
-request_headers: incr "number"
+request_headers: incr number
 [read]
 request_headers: call proxy_get_shared_data "number" ret out
 delete: say gone
