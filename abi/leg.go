@@ -28,6 +28,8 @@ type LegFacts struct {
 	Status  uint32 // HTTP status that the engine answered; 0: none
 	Elapsed int64  // microseconds since it was sent
 	Reason  string // as in pdproxy_leg_errors_total
+
+	Notes []string // out: what the policy left for explain
 }
 
 // LegDecision is the leg hook's answer; what a number means depends on the

@@ -129,6 +129,8 @@ type PlanFacts struct {
 	PrefillTargets int32 // targets of role prefill or both that have a decode partner
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
+
+	Notes []string // out: what the policy left for explain
 }
 
 // PlanDecision is the plan policy's answer. The order of two legs belongs to
@@ -198,7 +200,8 @@ type PlaceFacts struct {
 	// a state of its own.
 	Sequence, Random uint64
 
-	Scored bool // out: the policy wrote Candidate.Score into every row it weighed
+	Scored bool     // out: the policy wrote Candidate.Score into every row it weighed
+	Notes  []string // out: what the policy left for explain
 }
 
 // PlaceDecision names rows of PlaceFacts.Candidates; -1 is none. An aggregated

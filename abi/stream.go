@@ -37,7 +37,8 @@ type StreamTarget struct {
 	Rank    int32
 }
 
-// The bounds of what filters may add to an exchange's explanation.
+// The bounds of what a filter, or one decision of a policy, may add to an
+// exchange's explanation.
 const (
 	MaxNotes    = 16
 	MaxNoteSize = 512 // bytes; the rest is cut off

@@ -2,9 +2,11 @@ package plugins
 
 import (
 	"context"
+	"encoding/binary"
 	"log/slog"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/plugins/filter"
 	"github.com/pdproxy/pdproxy/plugins/shared"
@@ -148,8 +150,28 @@ func (e *policyEnv) HTTPCall(uint32, *host.HTTPCall) (uint32, host.Status) {
 }
 
 // Foreign implements host.Env.
-func (e *policyEnv) Foreign(uint32, string, []byte) ([]byte, host.Status) {
+func (e *policyEnv) Foreign(_ uint32, name string, args []byte) ([]byte, host.Status) {
+	if name == abi.ForeignCounter {
+		return e.count(args)
+	}
 	return nil, host.NotFound
+}
+
+// count adds to a counter of the plugin's and returns its value. args is what to
+// add, 8 bytes, and the name.
+func (e *policyEnv) count(args []byte) ([]byte, host.Status) {
+	if len(args) < 9 {
+		return nil, host.BadArgument
+	}
+	id, status := e.DefineMetric(host.Counter, string(args[8:]))
+	if status == host.OK {
+		status = e.IncrementMetric(id, int64(binary.LittleEndian.Uint64(args)))
+	}
+	if status != host.OK {
+		return nil, status
+	}
+	value, status := e.Metric(id)
+	return binary.LittleEndian.AppendUint64(nil, value), status
 }
 
 // close gives the shared data back.

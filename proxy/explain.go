@@ -74,7 +74,7 @@ type Explanation struct {
 	Candidates []ExplainedCandidate `json:"candidates"`
 	Legs       []ExplainedLeg       `json:"legs"`
 	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
-	Notes      []string             `json:"notes,omitempty"` // what filters left
+	Notes      []string             `json:"notes,omitempty"` // what policies and filters left
 }
 
 // ExplainedCandidate is one target that the policy could choose. Score is null

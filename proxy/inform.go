@@ -75,7 +75,7 @@ func (x *exchange) informEnd() {
 			f.InputTokens, f.OutputTokens, f.CachedTokens = max(0, u.Prompt), max(0, u.Completion), max(0, u.Cached)
 		}
 	})
-	x.rec.notes = x.info.Notes()
+	x.rec.notes = append(x.rec.notes, x.info.Notes()...)
 }
 
 func streamTarget(t engine.Target) abi.StreamTarget {

@@ -73,6 +73,7 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 // askLeg asks the leg hook; without a usable answer it is the built-in rule.
 func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	d, list, reason := x.legPolicy.Leg(x.ctx, f, nil)
+	x.rec.notes = append(x.rec.notes, f.Notes...)
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":

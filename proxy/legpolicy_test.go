@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -141,7 +142,7 @@ func TestLegEdits(t *testing.T) {
 						want.Phase, want.Flow = []abi.Phase{abi.Prefill, abi.Decode}[i], abi.FlowPrefillFirst
 						want.Partner, want.ID = w.registry.Snapshot().Instance(engines[1-i].name).ID, w.explained().DisaggID
 					}
-					if f != want {
+					if !reflect.DeepEqual(f, want) {
 						t.Errorf("asked %+v, want %+v", f, want)
 					}
 				}

@@ -35,7 +35,7 @@ type record struct {
 	prefill, decode string // engine names of the last placement
 	candidates      []candidate
 	scored          bool       // the policy gave the candidates scores
-	notes           []string   // of filters
+	notes           []string   // of policies, then of filters
 	mu              sync.Mutex // guards rows, legs, fallbacks while two legs run
 	rows            []*legRow  // reused memory
 	legs            int        // how many of rows are this exchange's
@@ -98,6 +98,7 @@ func (r *record) place(p *coordinator.Placement) {
 		r.candidates = append(r.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
 	}
 	r.fallbacks = append(r.fallbacks, p.Fallbacks...)
+	r.notes = append(r.notes, p.Notes...)
 }
 
 // leg begins a row for one leg.

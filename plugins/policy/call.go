@@ -53,6 +53,7 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 			if a, ok = abi.UnpackPlan(uint64(answer)); !ok {
 				c.reason = Nonsense
 			}
+			f.Notes = c.notes()
 		}
 	}
 	return a, c.end()
@@ -71,6 +72,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
 				abi.ReadScores(frame, f)
 			}
+			f.Notes = c.notes()
 		}
 	}
 	return d, c.end()
@@ -109,6 +111,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 			if !ok {
 				d, list, c.reason = abi.LegPass, edits, Nonsense
 			}
+			f.Notes = c.notes()
 		}
 	}
 	return d, list, c.end()
@@ -183,6 +186,7 @@ func roomFor(frame int) uint32 {
 
 // run calls the hook with the frame that stands in the scratch.
 func (c *call) run(frame []byte) (answer int64, ok bool) {
+	c.vm.notes.notes = nil
 	answer, err := c.vm.hooks[c.p.Hook].Call(c.ctx, c.at, uint32(len(frame)))
 	if err != nil {
 		c.reason = reasonOf(err)

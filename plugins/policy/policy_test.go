@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -342,5 +343,23 @@ func BenchmarkPlace(b *testing.B) {
 				p.Place(f)
 			}
 		})
+	}
+}
+
+// What a guest says of a decision goes with that decision and no other.
+func TestNotes(t *testing.T) {
+	v := newLoading().load(t)
+	place, plan, leg := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan), hook(t, v, abi.HookLeg)
+	want := []string{"p: first", "p: second"}
+	for _, do := range []string{"note", "", "note"} {
+		a, b, c := pair(do), &abi.PlanFacts{Request: pair(do).Request}, &abi.LegFacts{Request: pair(do).Request}
+		place.Place(a)
+		plan.Plan(b)
+		leg.Leg(c, nil)
+		for hook, notes := range map[string][]string{"place": a.Notes, "plan": b.Notes, "leg": c.Notes} {
+			if do == "" && len(notes) > 0 || do != "" && !slices.Equal(notes, want) {
+				t.Errorf("%s, told %q: %q", hook, do, notes)
+			}
+		}
 	}
 }

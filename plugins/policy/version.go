@@ -116,11 +116,12 @@ func (v *Version) start(ctx context.Context) error {
 func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	guest, err := v.module.NewVM(ctx, env)
+	notes := &notebook{Env: env}
+	guest, err := v.module.NewVM(ctx, notes)
 	if err != nil {
 		return nil, err
 	}
-	m := &vm{VM: guest}
+	m := &vm{VM: guest, notes: notes}
 	if err := v.configure(ctx, m); err != nil {
 		return nil, errors.Join(err, guest.Close(ctx))
 	}

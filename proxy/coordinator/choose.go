@@ -13,6 +13,7 @@ import (
 // and trials that are taken.
 func (l *Local) choose(ctx context.Context, d Decider, t *table, g *grant, now time.Time) abi.PlaceDecision {
 	chosen, policy, ok := d.Place(ctx, &t.place)
+	g.Notes = append(g.Notes, t.place.Notes...)
 	g.Policy = policy
 	switch {
 	case !ok:

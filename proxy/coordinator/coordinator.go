@@ -75,6 +75,7 @@ type Placement struct {
 	FirstByte time.Duration
 	// Fallbacks that happened on the way, as labels what/reason.
 	Fallbacks []Fallback
+	Notes     []string        // what the plan and the place policy left for explain
 	Facts     abi.PlaceFacts  // the table that was decided on, for explain
 	Targets   []engine.Target // row i of Facts.Candidates
 	Lease     *Lease

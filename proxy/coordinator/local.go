@@ -160,6 +160,7 @@ func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, 
 		BothTargets:    pool.Plan.Both,
 	}
 	answer, policy, ok := d.Plan(ctx, &t.plan)
+	g.Notes = append(g.Notes, t.plan.Notes...)
 	switch {
 	case !ok:
 		g.fallback("plan", policy)

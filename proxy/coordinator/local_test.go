@@ -3,6 +3,7 @@ package coordinator
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -337,7 +338,7 @@ func TestPlanFacts(t *testing.T) {
 	a := ask()
 	w.must(t, a).Lease.Release()
 	a.Request.Model = "m"
-	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); seen != want {
+	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); !reflect.DeepEqual(seen, want) {
 		t.Errorf("facts %+v, want %+v", seen, want)
 	}
 }

@@ -29,6 +29,18 @@ func bufferBytes(kind, start, most uint32, data *uint32, size *uint32) uint32
 //go:wasmimport env proxy_log
 func log(level uint32, text *byte, size uint32) uint32
 
+//go:wasmimport env proxy_call_foreign_function
+func foreign(name *byte, nameSize uint32, args *byte, argsSize uint32, result, size *uint32) uint32
+
+// call calls a foreign function and panics when it does not answer OK.
+func call(function, args string) {
+	name, text := []byte(function), []byte(args)
+	var result, size uint32
+	if status := foreign(&name[0], uint32(len(name)), &text[0], uint32(len(text)), &result, &size); status != 0 {
+		panic("refused")
+	}
+}
+
 const pluginConfiguration = 7
 
 var config string
@@ -95,6 +107,11 @@ func misbehave(do string) {
 		}
 	case "trap":
 		panic("told to")
+	case "note":
+		call(abi.ForeignNote, "first")
+		call(abi.ForeignNote, "second")
+	case "count":
+		call(abi.ForeignCounter, "\x03\x00\x00\x00\x00\x00\x00\x00turns")
 	case "grow":
 		for {
 			hoard = append(hoard, make([]byte, 1<<20))

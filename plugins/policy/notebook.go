@@ -1,0 +1,34 @@
+package policy
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// notebook is the Env of one VM, and where its guest leaves notes on the
+// decision under way.
+type notebook struct {
+	host.Env
+	notes []string
+}
+
+// Foreign implements host.Env.
+func (n *notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
+	switch {
+	case name != abi.ForeignNote:
+		return n.Env.Foreign(ctx, name, args)
+	case len(n.notes) == abi.MaxNotes:
+		return nil, host.InternalFailure
+	}
+	n.notes = append(n.notes, string(args[:min(len(args), abi.MaxNoteSize)]))
+	return nil, host.OK
+}
+
+// notes takes the notes of the call, under the policy's name.
+func (c *call) notes() []string {
+	notes := c.vm.notes.notes
+	for i := range notes {
+		notes[i] = c.p.Label + ": " + notes[i]
+	}
+	return notes
+}
