@@ -80,11 +80,11 @@ func (s *Set) judge(now time.Time) {
 			next := *t
 			next.canaries = t.without(c.old)
 			s.swap(&next)
-			s.refuse(c.old, errors.New("it failed while it took a share of the decisions"))
+			_ = s.refuse(c.old, errors.New("it failed while it took a share of the decisions"))
 		case !now.Before(c.until):
 			next := t.with(c.old, c.fresh)
 			if err := s.resolve(next); err != nil { // it was resolved before: cannot happen
-				s.refuse(c.old, err)
+				_ = s.refuse(c.old, err)
 				continue
 			}
 			s.swap(next)

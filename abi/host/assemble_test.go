@@ -105,7 +105,6 @@ var (
 	and         = []byte{0x71}
 	forever     = []byte{0x03, 0x40, 0x0c, 0, 0x0b} // loop br 0 end
 	endBlock    = []byte{0x0b}
-	loopI32     = []byte{0x03, 0x40}
 	branchIf    = []byte{0x0d, 0}
 	notEqual    = []byte{0x47}
 )
