@@ -52,10 +52,10 @@ func (v *vm) PluginConfig() []byte { return []byte(v.p.spec.Config) }
 
 // Stream implements host.Env.
 func (v *vm) Stream(ctx uint32) host.Stream {
-	if f := v.stream(ctx); f != nil {
+	if f := v.stream(ctx); f != nil && !f.dead.Load() {
 		return f
 	}
-	return nil
+	return nil // also where the stream goes on without the filter
 }
 
 func (v *vm) stream(ctx uint32) *filter {

@@ -403,3 +403,84 @@ response_headers: trap`)
 		<-nap()
 	}
 }
+
+// TestPluginWithoutStreams: the Go SDKs panic when a plugin that only ticks is
+// asked for a stream's context.
+func TestPluginWithoutStreams(t *testing.T) {
+	w := newWorld(t)
+	p := w.start(spec("f", `[main]
+create: call proxy_log 4 "panic: invalid context id on proxy_on_context_create"
+create: trap`))
+	srv := w.serve(echo)
+	for range 3 {
+		if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 200 || body != "x" {
+			t.Errorf("got %d %q", resp.StatusCode, body)
+		}
+	}
+	if len(w.log.find("background only")) != 1 || len(w.meter.all()) != 0 || p.State() != Serving {
+		t.Errorf("failures %q", w.meter.all())
+	}
+	// Once it had a context for a stream, none is a failure.
+	w2 := newWorld(t)
+	w2.start(spec("f", `[s]
+request_headers: call proxy_set_shared_data "x" "y" 0
+[main]
+create: call proxy_get_shared_data "x" ret out
+[trap]
+request_headers: call proxy_log 4 "panic: invalid context id on proxy_on_context_create"
+request_headers: trap`))
+	srv2 := w2.serve(echo)
+	do(t, srv2, "s", "x")
+	if resp, _ := do(t, srv2, "trap", "x"); resp.StatusCode != 503 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+}
+
+// TestBodyChangedFromATickWhileItGrows: the guest changes a body that it holds
+// between two chunks.
+func TestBodyChangedFromATickWhileItGrows(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", `[main]
+configure: call proxy_set_tick_period_milliseconds 1
+tick: wake
+[s]
+request_body: say $size
+request_body: !eos park proxy_set_buffer_bytes 0 0 0 "+"
+request_body: !eos return 1`))
+	srv := w.serve(echo)
+	body, answers := slowBody(t, srv, "s")
+	for i := range 20 {
+		io.WriteString(body, "x")
+		w.log.wait(t, i+1, "s|request_body|")
+		w.log.wait(t, i+1, "proxy_set_buffer_bytes=0")
+	}
+	body.Close()
+	if got := readAll(t, <-answers); got != strings.Repeat("+", 20)+strings.Repeat("x", 20) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestContinueOfTheOtherDirection: a callback of the request lets go of what the
+// answer holds, while the handler is silent.
+func TestContinueOfTheOtherDirection(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", `[s]
+response_body: 1 return 1
+request_body: eos call proxy_continue_stream 1`))
+	seen := make(chan struct{})
+	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "early")
+		io.Copy(io.Discard, r.Body)
+		<-seen
+	})
+	req, _ := http.NewRequest("POST", srv.URL, strings.NewReader("x"))
+	req.Header.Set("X-Script", "s")
+	resp, err := srv.Client().Do(req)
+	close(seen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := readAll(t, resp); got != "early" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -46,21 +47,48 @@ type side struct {
 	paused            bool
 }
 
-// body is bytes on their way.
+// body is bytes on their way. While a guest holds them it may look at them and
+// change them from a tick while more of them come: a body is safe for concurrent
+// use. Bytes that were handed out are never written to.
 type body struct {
-	b     []byte
-	owned bool // else b belongs to who brought it and is copied before a change
+	mu    sync.Mutex
+	b     []byte // guarded by mu
+	owned bool   // else b belongs to who brought it; guarded by mu
 }
 
-// own makes the bytes the body's own, not those of who brought them.
+// bytes returns what is there now.
+func (b *body) bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b
+}
+
+// keep makes the bytes the body's own, not those of who brought them.
+func (b *body) keep() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.own()
+}
+
+// own is keep for who holds mu.
 func (b *body) own() {
 	if !b.owned {
 		b.b, b.owned = append([]byte(nil), b.b...), true
 	}
 }
 
+// append adds a copy of p.
+func (b *body) append(p []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.own()
+	b.b = append(b.b, p...)
+}
+
 // splice replaces length bytes from start on.
 func (b *body) splice(start, length int, value []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	out := make([]byte, 0, len(b.b)-length+len(value))
 	out = append(out, b.b[:start]...)
 	out = append(out, value...)
@@ -109,7 +137,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	}
 	f.v = v
 	var action host.Action
-	err = v.call(host.OnRequestHeaders, f, func(ctx context.Context) error {
+	err = v.call(host.OnRequestHeaders, func(ctx context.Context) error {
 		id, ok := v.add(f)
 		if !ok {
 			return errGone
@@ -117,21 +145,24 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		f.id = id
 		v.noContextSaid = false
 		if err := v.guest.ContextCreate(ctx, id, rootContext); err != nil {
-			v.noStream = v.noContextSaid
+			if v.noContextSaid && !f.p.served.Load() {
+				v.noStream = true
+				f.p.background.Store(true)
+				v.remove(id)
+				f.id = 0
+			}
 			return err
 		}
 		var err error
 		action, err = f.callHeaders(ctx, request, headers, end)
 		return err
 	})
-	if err != nil && v.noStream && !f.p.served.Load() {
-		f.p.background.Store(true)
-		f.p.deps.Log.Warn("plugin has nothing for streams: it works in the background only")
+	switch {
+	case err == nil:
+		f.p.served.Store(true)
+	case f.p.background.Load():
 		f.dead.Store(true)
 		return host.Continue, nil
-	}
-	if err == nil {
-		f.p.served.Store(true)
 	}
 	return action, err
 }
@@ -145,7 +176,7 @@ func (f *filter) headers(d direction, headers *headerMap, end bool) (action host
 	if !f.has(c) {
 		return host.Continue, nil
 	}
-	err = f.v.call(c, f, func(ctx context.Context) error {
+	err = f.v.call(c, func(ctx context.Context) error {
 		var err error
 		action, err = f.callHeaders(ctx, d, headers, end)
 		return err
@@ -195,15 +226,15 @@ func (f *filter) data(d direction, visible *body, end bool) (action host.Action,
 	if d == response {
 		c = host.OnResponseBody
 	}
-	err = f.v.call(c, f, func(ctx context.Context) error {
+	err = f.v.call(c, func(ctx context.Context) error {
 		side := f.enter(d)
 		side.body, side.mayTrail = visible, end
 		var a host.Action
 		var err error
 		if d == request {
-			a, err = f.v.guest.RequestBody(ctx, f.id, len(visible.b), end)
+			a, err = f.v.guest.RequestBody(ctx, f.id, len(visible.bytes()), end)
 		} else {
-			a, err = f.v.guest.ResponseBody(ctx, f.id, len(visible.b), end)
+			a, err = f.v.guest.ResponseBody(ctx, f.id, len(visible.bytes()), end)
 		}
 		if side.mayTrail = false; end && side.trailers != nil && side.trailers.len() > 0 {
 			more = side.trailers
@@ -214,7 +245,7 @@ func (f *filter) data(d direction, visible *body, end bool) (action host.Action,
 			a = stopIteration
 		}
 		if action = f.leave(side, a); action != host.Continue {
-			visible.own() // from now on the guest may change it at any time
+			visible.keep() // from now on the guest may change it at any time
 		}
 		return err
 	})
@@ -230,7 +261,7 @@ func (f *filter) trailers(d direction, trailers *headerMap) (action host.Action,
 	if !f.has(c) {
 		return host.Continue, nil
 	}
-	err = f.v.call(c, f, func(ctx context.Context) error {
+	err = f.v.call(c, func(ctx context.Context) error {
 		side := f.enter(d)
 		side.trailers = trailers
 		var a host.Action
@@ -271,17 +302,6 @@ func (f *filter) leave(side *side, action host.Action) host.Action {
 
 // clear takes everything away from the guest.
 func (s *side) clear() { s.headers, s.trailers, s.body, s.paused = nil, nil, nil, false }
-
-// hold changes a body that the guest may be looking at from another goroutine:
-// it keeps the guest out meanwhile.
-func (f *filter) hold(change func()) error {
-	if err := f.v.enter(true); err != nil {
-		return err
-	}
-	change()
-	f.v.exit()
-	return nil
-}
 
 // Header implements host.Stream.
 func (f *filter) Header(kind host.MapKind) host.HeaderMap {
@@ -327,7 +347,7 @@ func (f *filter) sideOf(kind host.BufferKind) *side {
 // Body implements host.Stream.
 func (f *filter) Body(kind host.BufferKind) ([]byte, host.Status) {
 	if b := f.sideOf(kind).body; b != nil {
-		return b.b, host.OK
+		return b.bytes(), host.OK
 	}
 	return nil, host.NotFound
 }

@@ -96,9 +96,11 @@ func (w *flow) dataFrom(i int, b []byte, end bool) {
 			return
 		}
 		if h.held != nil { // the guest sees all that is held
-			if !w.append(h, chunk) {
+			if h.size += int64(len(chunk.bytes())); h.size > w.limit {
+				w.s.tooLarge(w.d)
 				return
 			}
+			h.held.append(chunk.bytes())
 			chunk = h.held
 		}
 		action, more, err := w.callData(h, chunk, end)
@@ -121,14 +123,14 @@ func (w *flow) dataFrom(i int, b []byte, end bool) {
 		}
 		if more != nil { // the guest began a trailer: the data ends without the end
 			w.trailers = more
-			if w.dataFrom(i+1, chunk.b, false); !w.s.interrupted() {
+			if w.dataFrom(i+1, chunk.bytes(), false); !w.s.interrupted() {
 				w.trailersFrom(i + 1)
 			}
 			return
 		}
 	}
 	w.ended = end
-	w.sink.data(chunk.b, end)
+	w.sink.data(chunk.bytes(), end)
 }
 
 func (w *flow) callData(h *hop, chunk *body, end bool) (host.Action, *headerMap, error) {
@@ -147,24 +149,9 @@ func (h *hop) keep(chunk *body, end bool) {
 	if h.held == nil {
 		h.held = &body{owned: true}
 	}
-	h.held.b = append(h.held.b, chunk.b...)
-	h.size += int64(len(chunk.b))
+	h.held.append(chunk.bytes())
+	h.size += int64(len(chunk.bytes()))
 	h.dataEnd = h.dataEnd || end
-}
-
-// append adds a chunk to what the guest has seen already, and may be looking at
-// from elsewhere.
-func (w *flow) append(h *hop, chunk *body) bool {
-	h.size += int64(len(chunk.b))
-	if h.size > w.limit {
-		w.s.tooLarge(w.d)
-		return false
-	}
-	err := h.f.hold(func() {
-		h.held.own()
-		h.held.b = append(h.held.b, chunk.b...)
-	})
-	return !w.failed(h, err)
 }
 
 // stopData holds what the guest has stopped.
@@ -181,7 +168,7 @@ func (w *flow) stopData(h *hop, action host.Action, chunk *body, end bool, more 
 		return
 	}
 	if h.held == nil {
-		h.held, h.size = chunk, int64(len(chunk.b))
+		h.held, h.size = chunk, int64(len(chunk.bytes()))
 	}
 	if h.size > w.limit {
 		w.s.tooLarge(w.d)
@@ -233,7 +220,7 @@ func (w *flow) resume(i int) {
 	if was.held != nil || was.dataEnd {
 		var b []byte
 		if was.held != nil {
-			b = was.held.b
+			b = was.held.bytes()
 		}
 		if w.dataFrom(next, b, was.dataEnd && !was.trailed); w.s.interrupted() {
 			return

@@ -90,10 +90,10 @@ func (p *Plugin) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.module, p.spec.Wasm = module, nil
 	if module.Info().ABIVersion == "" {
 		return errors.Join(errors.New("start plugin: a filter needs the marker of proxy-wasm"), module.Close(ctx))
 	}
+	p.module, p.spec.Wasm = module, nil
 	p.readCallbacks()
 	p.space = p.deps.Shared.Open(p.spec.VMID)
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))

@@ -67,7 +67,7 @@ func (v *vm) callRoot(c host.Callback, do func(ctx context.Context) error) error
 	if err := v.enter(false); err != nil {
 		return err
 	}
-	return v.run(c, nil, do)
+	return v.run(c, do)
 }
 
 // tellQueues calls proxy_on_queue_ready for each item that came.

@@ -149,20 +149,19 @@ func (v *vm) exit() {
 
 // call enters the guest for one callback, or for several that belong together,
 // within one time budget; the others are let in when do has returned. Then the
-// streams hear what the guest has asked for meanwhile, except that of self,
-// whose caller sees to it.
-func (v *vm) call(c host.Callback, self *filter, do func(ctx context.Context) error) error {
+// streams hear what the guest has asked for meanwhile.
+func (v *vm) call(c host.Callback, do func(ctx context.Context) error) error {
 	if err := v.enter(true); err != nil {
 		if errors.Is(err, errBusy) && v.p.deps.Meter != nil {
 			v.p.deps.Meter.Fail(c, "busy")
 		}
 		return err
 	}
-	return v.run(c, self, do)
+	return v.run(c, do)
 }
 
 // run is call for one who has entered.
-func (v *vm) run(c host.Callback, self *filter, do func(ctx context.Context) error) error {
+func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	began := time.Now()
 	v.began.Store(began.UnixNano())
 	err := do(v.budget.arm())
@@ -179,9 +178,7 @@ func (v *vm) run(c host.Callback, self *filter, do func(ctx context.Context) err
 	}
 	v.exit()
 	for _, f := range touched {
-		if f != self {
-			f.s.poke()
-		}
+		f.s.poke()
 	}
 	if failure != nil {
 		return failure
@@ -198,7 +195,9 @@ func (v *vm) lose(c host.Callback, reason string) {
 	close(v.gone)
 	p := v.p
 	var failure *host.Error
-	if reason == "" && errors.As(v.guest.Err(), &failure) {
+	if v.noStream {
+		p.deps.Log.Warn("plugin has no context for a stream: it works in the background only")
+	} else if reason == "" && errors.As(v.guest.Err(), &failure) {
 		reason = failure.Failure.String()
 		p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)
 		if failure.Stack != "" {
