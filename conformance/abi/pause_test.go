@@ -451,7 +451,10 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 				client = h2Client()
 				defer client.CloseIdleConnections()
 			}
-			seen := make(chan struct{})
+			// The engine makes an event when the client has seen the one before;
+			// the head may wait for the first.
+			seen := make(chan struct{}, 1)
+			seen <- struct{}{}
 			n.engine.script(func(w http.ResponseWriter, r *http.Request, _ string) {
 				events(w, 20, func(int) {
 					select {
@@ -460,7 +463,9 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 					}
 				})
 			})
-			req, _ := http.NewRequest(http.MethodPost, n.url+"/v1/completions", strings.NewReader(strings.Replace(unary, "{", `{"stream":true,`, 1)))
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, n.url+"/v1/completions", strings.NewReader(strings.Replace(unary, "{", `{"stream":true,`, 1)))
 			req.Header.Set("X-Script", "main")
 			resp, err := client.Do(req)
 			if err != nil {
@@ -468,11 +473,11 @@ func TestEventsAreNotHeldBack(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			for i := range 20 {
-				seen <- struct{}{}
 				got := make([]byte, len(event(i)))
 				if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != event(i) {
 					t.Fatalf("event %d: %q %v", i, got, err)
 				}
+				seen <- struct{}{}
 			}
 			rest, err := io.ReadAll(resp.Body)
 			if err != nil || !slices.Equal(strings.Fields(string(rest)), []string{"data:", "[DONE]"}) {
