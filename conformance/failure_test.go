@@ -211,7 +211,9 @@ var faultsBeforeFirstByte = []string{"500", "503", "reset", "close", "garbage"}
 
 func TestLegFailsBeforeFirstByteAndIsRetried(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, fleetOptions{})
+		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+			c.Retry.MinBudget = 100 // how many are needed is left to the place policy's draws
+		}})
 		for _, phase := range []string{"prefill", "decode"} {
 			for _, kind := range faultsBeforeFirstByte {
 				t.Run(phase+" "+kind, func(t *testing.T) {
