@@ -22,13 +22,17 @@ var logLevels = [...]slog.Level{
 	host.LogWarn: slog.LevelWarn, host.LogError: slog.LevelError, host.LogCritical: slog.LevelError + 4,
 }
 
-// noContext is what both Go SDKs panic with when a plugin has neither an HTTP
-// nor a TCP context to give (proxywasm/internal/abi_callback_lifecycle.go).
-const noContext = "invalid context id on proxy_on_context_create"
+// What both Go SDKs panic with when a plugin has no HTTP context to give:
+// neither that nor a TCP context (proxywasm/internal/abi_callback_lifecycle.go),
+// or a TCP context only (abi_callback_l7.go).
+const (
+	noContext = "invalid context id on proxy_on_context_create"
+	noHTTP    = "invalid context on proxy_on_request_headers"
+)
 
 // Log implements host.Env.
 func (v *vm) Log(level host.LogLevel, message string) {
-	if level == host.LogError && strings.Contains(message, noContext) {
+	if level == host.LogError && (strings.Contains(message, noContext) || strings.Contains(message, noHTTP)) {
 		v.noContextSaid = true
 	}
 	v.p.deps.Log.Log(context.Background(), logLevels[min(level, host.LogCritical)], message)

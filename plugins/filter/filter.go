@@ -144,17 +144,16 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		}
 		f.id = id
 		v.noContextSaid = false
-		if err := v.guest.ContextCreate(ctx, id, rootContext); err != nil {
-			if v.noContextSaid && !f.p.served.Load() {
-				v.noStream = true
-				f.p.background.Store(true)
-				v.remove(id)
-				f.id = 0
-			}
-			return err
+		err := v.guest.ContextCreate(ctx, id, rootContext)
+		if err == nil {
+			action, err = f.callHeaders(ctx, request, headers, end)
 		}
-		var err error
-		action, err = f.callHeaders(ctx, request, headers, end)
+		if err != nil && v.noContextSaid && !f.p.served.Load() {
+			v.noStream = true
+			f.p.background.Store(true)
+			v.remove(id)
+			f.id = 0
+		}
 		return err
 	})
 	switch {
