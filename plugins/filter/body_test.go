@@ -235,19 +235,22 @@ request_trailers: say $size`))
 	if got != "hello[42] [m] []" || resp.Trailer.Get("X-End") != "changed" {
 		t.Errorf("got %q, trailer %v", got, resp.Trailer)
 	}
+	calls := slices.DeleteFunc(w.callbacks("f"), func(c string) bool { return c == "request_body 0 0" })
 	want := []string{
 		"request_headers 0", "request_body 5 0", `request_trailers proxy_get_header_map_value=0 "42"`, "request_trailers proxy_add_header_map_value=0",
 		"response_body 5 0", "response_body 11 0", `response_trailers proxy_get_header_map_value=0 "over"`, "response_trailers proxy_replace_header_map_value=0",
 	}
-	if got := w.callbacks("f"); !slices.Equal(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
+	if !slices.Equal(calls, want) {
+		t.Errorf("got  %q\nwant %q", calls, want)
 	}
 	resp, got = send("begin", nil)
 	if got != "hello[] [] [2]" || resp.Trailer.Get("X-Back") != "2" {
 		t.Errorf("got %q, trailer %v", got, resp.Trailer)
 	}
-	if got := w.callbacks("g"); !slices.Equal(got, []string{"request_body 5 0", "request_trailers 1"}) {
-		t.Errorf("got  %q", got)
+	// The end of the body may come with its last bytes or after them.
+	g := slices.DeleteFunc(w.callbacks("g"), func(c string) bool { return c == "request_body 0 0" })
+	if !slices.Equal(g, []string{"request_body 5 0", "request_trailers 1"}) {
+		t.Errorf("got  %q", g)
 	}
 }
 
