@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -46,9 +47,11 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
 		Metrics:     guests.of,
 		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
-		CacheDir:    compileCache(),
-		Changed:     changed,
-		Log:         log,
+		// Straight to the upstreams, whatever the environment says of web proxies.
+		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
+		CacheDir:  compileCache(),
+		Changed:   changed,
+		Log:       log,
 	})
 }
 
