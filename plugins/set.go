@@ -296,5 +296,8 @@ func (s *Set) Close(ctx context.Context) error {
 		}
 	}
 	s.draining.Wait()
+	if t, ok := s.deps.Transport.(interface{ CloseIdleConnections() }); ok {
+		t.CloseIdleConnections()
+	}
 	return errors.Join(append(errs, s.cache.Close(ctx))...)
 }

@@ -175,8 +175,8 @@ func (a *attempt) concurrent() error {
 	if err != nil {
 		stop(errPeerLeg)
 		perr := <-done
-		if timedOut(err) && !a.orphan.PrefillDone { // either may hang: decode waits for prefill
-			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill)
+		if timedOut(err) && !a.orphan.PrefillDone { // either may hang: each waits for the other
+			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
 		}
 		return peerError(err, perr)
 	}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -125,4 +127,53 @@ type lines struct{ text []byte }
 func (l *lines) Write(p []byte) (int, error) {
 	l.text = append(l.text, p...)
 	return len(p), nil
+}
+
+// Where both legs run at once each may time out for the other's sake, so that
+// the next attempt leaves the whole pair.
+func TestHungDecodeIsLeftWithItsPair(t *testing.T) {
+	const answer = `{"choices":[{"text":"x","finish_reason":"length"}]}`
+	for range 8 { // the place policy draws
+		synctest.Test(t, func(t *testing.T) {
+			hung := &fakeEngine{name: "d0", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.hold() }}
+			serve := func(c *engineConn, _ int) {
+				time.Sleep(time.Millisecond) // until decode has its leg
+				if hung.holds(c.leg) {
+					c.hold() // decode never comes for the KV
+					return
+				}
+				c.json(200, answer)
+			}
+			w := newWorld(t, setup{
+				config: func(c *config.Config) {
+					c.Timeouts.Prefill, c.Timeouts.FirstByte = config.Duration(time.Second), config.Duration(2*time.Second)
+				},
+				engines: []*fakeEngine{
+					{name: "p0", role: "prefill", connector: "sglang", serve: serve},
+					{name: "p1", role: "prefill", connector: "sglang", serve: serve},
+					hung,
+					{name: "d1", role: "decode", connector: "sglang", serve: func(c *engineConn, _ int) { c.json(200, answer) }},
+				},
+			})
+			if a := w.post(completionsPath, completions(false)); a.status != 200 {
+				t.Errorf("status %d: %s", a.status, a.body)
+			}
+			time.Sleep(time.Second) // until prefill's late answer is in
+			if n := len(w.explained().Legs); n > 4 {
+				t.Errorf("%d legs: the hung engine was asked twice", n)
+			}
+		})
+	}
+}
+
+// holds reports whether the engine has the other leg of a pair.
+func (e *fakeEngine) holds(leg seenLeg) bool {
+	_, room, _ := strings.Cut(leg.body, `"bootstrap_room":`)
+	room, _, _ = strings.Cut(room, ",")
+	for _, mine := range e.seen() {
+		if strings.Contains(mine.body, `"bootstrap_room":`+room) {
+			return true
+		}
+	}
+	return false
 }
