@@ -24,10 +24,6 @@ log: say log
 delete: say delete
 `
 
-func script(section string, lines ...string) string {
-	return strings.ReplaceAll(every, "%", "all") + "\n[" + section + "]\n" + strings.Join(lines, "\n")
-}
-
 func TestCallbacksOfAStream(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", strings.ReplaceAll(every, "%", "main")))

@@ -322,10 +322,10 @@ tick: 3 call proxy_set_tick_period_milliseconds 1000
 tick: 5 call proxy_set_tick_period_milliseconds 0`))
 		began := time.Now()
 		for _, tt := range []struct {
-			at    time.Duration
+			at    int
 			ticks int
 		}{{99, 0}, {101, 1}, {299, 2}, {301, 3}, {1299, 3}, {1301, 4}, {2301, 5}, {60000, 5}} {
-			time.Sleep(tt.at*time.Millisecond - time.Since(began))
+			time.Sleep(time.Duration(tt.at)*time.Millisecond - time.Since(began))
 			synctest.Wait()
 			ticks := 0
 			for _, c := range w.callbacks("f") {

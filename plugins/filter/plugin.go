@@ -25,7 +25,6 @@ const (
 )
 
 var (
-	errClosed = errors.New("the plugin is closed")
 	errParked = errors.New("the plugin is parked: it failed too often")
 	errBusy   = errors.New("no VM was free in time")
 	errStuck  = errors.New("a guest does not come back and cannot be interrupted")
