@@ -1,7 +1,5 @@
 package abi
 
-import "math"
-
 // DecodeHeader reads the header of a frame into h and returns its hook; ok is
 // false when b does not begin with a whole frame of this version.
 func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
@@ -34,6 +32,14 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	f.PrefillTargets = int32(get32(facts, planPrefill))
 	f.DecodeTargets = int32(get32(facts, planDecode))
 	f.BothTargets = int32(get32(facts, planBoth))
+	f.PrefillCached = int64(get64(facts, planPrefillCached))
+	f.BothCached = int64(get64(facts, planBothCached))
+	f.PrefillQueued = int64(get64(facts, planPrefillQueued))
+	f.BothQueued = int64(get64(facts, planBothQueued))
+	f.PrefillMicros = getFloat(facts, planPrefillMicros)
+	f.BothMicros = getFloat(facts, planBothMicros)
+	f.TransferMicros = getFloat(facts, planTransferMicros)
+	f.HandoverMicros = getFloat(facts, planHandoverMicros)
 	return true
 }
 
@@ -79,6 +85,8 @@ func decodePairs(b, facts []byte, f *PlaceFacts) (ok bool) {
 			Prefill: int32(get32(row, pairPrefill)),
 			Decode:  int32(get32(row, pairDecode)),
 			State:   PairState(row[pairState]),
+
+			TransferMicros: getFloat(row, pairTransfer),
 		})
 	}
 	return true
@@ -168,6 +176,7 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 	flags := get32(facts, reqFlags)
 	r.Stream = flags&flagStream != 0
 	r.PairBroken = flags&flagPairBroken != 0
+	r.Turn = int32(get32(facts, reqTurn))
 	if r.Model, ok = textOf(b, facts, reqModel); !ok {
 		return false
 	}
@@ -211,13 +220,17 @@ func decodeRow(row []byte) Candidate {
 		Roles:      Role(row[rowRoles]),
 		Trial:      row[rowTrial] != 0,
 		Pair:       PairState(row[rowPair]),
-		Home:       row[rowHome] != 0,
+		Home:       Role(row[rowHome]),
 		Requests:   int32(get32(row, rowRequests)),
-		Score:      math.Float32frombits(get32(row, rowScore)),
+		Score:      getFloat(row, rowScore),
 		Tokens:     int64(get64(row, rowTokens)),
 		Queued:     int64(get64(row, rowQueued)),
 		BlocksGPU:  get32(row, rowBlocksGPU),
 		BlocksCPU:  get32(row, rowBlocksCPU),
 		BlocksDisk: get32(row, rowBlocksDisk),
+
+		BlockTokens: get32(row, rowBlockTokens),
+		Usage:       getFloat(row, rowUsage),
+		TokenMicros: getFloat(row, rowTokenMicros),
 	}
 }

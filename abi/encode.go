@@ -1,7 +1,5 @@
 package abi
 
-import "math"
-
 // AppendPlan appends a frame of the plan hook to dst and returns the extended
 // slice. This and the other Append functions allocate only when the capacity of
 // dst does not suffice; dst may be the guest's memory itself. A frame is to
@@ -12,6 +10,14 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	put32(w.facts, planPrefill, uint32(f.PrefillTargets))
 	put32(w.facts, planDecode, uint32(f.DecodeTargets))
 	put32(w.facts, planBoth, uint32(f.BothTargets))
+	put64(w.facts, planPrefillCached, uint64(f.PrefillCached))
+	put64(w.facts, planBothCached, uint64(f.BothCached))
+	put64(w.facts, planPrefillQueued, uint64(f.PrefillQueued))
+	put64(w.facts, planBothQueued, uint64(f.BothQueued))
+	putFloat(w.facts, planPrefillMicros, f.PrefillMicros)
+	putFloat(w.facts, planBothMicros, f.BothMicros)
+	putFloat(w.facts, planTransferMicros, f.TransferMicros)
+	putFloat(w.facts, planHandoverMicros, f.HandoverMicros)
 	return w.dst
 }
 
@@ -133,6 +139,7 @@ func (w *writer) request(r *RequestFacts) {
 		flags |= flagPairBroken
 	}
 	put32(w.facts, reqFlags, flags)
+	put32(w.facts, reqTurn, uint32(r.Turn))
 	w.text(reqModel, r.Model)
 	w.text(reqConversation, r.Conversation)
 	w.text(reqPrompt, r.Prompt)
@@ -159,6 +166,7 @@ func (w *writer) pair(p *Pair) {
 	put32(row, pairPrefill, uint32(p.Prefill))
 	put32(row, pairDecode, uint32(p.Decode))
 	put32(row, pairState, uint32(p.State))
+	putFloat(row, pairTransfer, p.TransferMicros)
 }
 
 // appendFields appends the rows field by field.
@@ -174,14 +182,17 @@ func appendFields(dst []byte, rows []Candidate) []byte {
 		row[rowRoles] = byte(c.Roles)
 		row[rowTrial] = bit(c.Trial)
 		row[rowPair] = byte(c.Pair)
-		row[rowHome] = bit(c.Home)
+		row[rowHome] = byte(c.Home)
 		put32(row, rowRequests, uint32(c.Requests))
-		put32(row, rowScore, math.Float32bits(c.Score))
+		putFloat(row, rowScore, c.Score)
 		put64(row, rowTokens, uint64(c.Tokens))
 		put64(row, rowQueued, uint64(c.Queued))
 		put32(row, rowBlocksGPU, c.BlocksGPU)
 		put32(row, rowBlocksCPU, c.BlocksCPU)
 		put32(row, rowBlocksDisk, c.BlocksDisk)
+		put32(row, rowBlockTokens, c.BlockTokens)
+		putFloat(row, rowUsage, c.Usage)
+		putFloat(row, rowTokenMicros, c.TokenMicros)
 	}
 	return dst
 }

@@ -39,25 +39,35 @@ const (
 	reqModel        = 32
 	reqConversation = 40
 	reqPrompt       = 48
+	reqTurn         = 56
 	reqSize         = 64
 
 	flagStream     = 1 << 0
 	flagPairBroken = 1 << 1
 
-	planPrefill = reqSize
-	planDecode  = reqSize + 4
-	planBoth    = reqSize + 8
-	planSize    = reqSize + 16
+	planPrefill        = reqSize
+	planDecode         = reqSize + 4
+	planBoth           = reqSize + 8
+	planPrefillCached  = reqSize + 16
+	planBothCached     = reqSize + 24
+	planPrefillQueued  = reqSize + 32
+	planBothQueued     = reqSize + 40
+	planPrefillMicros  = reqSize + 48
+	planBothMicros     = reqSize + 52
+	planTransferMicros = reqSize + 56
+	planHandoverMicros = reqSize + 60
+	planSize           = reqSize + 64
 
 	placeFlow       = reqSize
 	placeFixed      = reqSize + 4
 	placeRows       = reqSize + 8 // offset, count, stride
 	placePairs      = reqSize + 20
 	placeSize       = reqSize + 32
-	pairSize        = 12
+	pairSize        = 16
 	pairPrefill     = 0
 	pairDecode      = 4
 	pairState       = 8
+	pairTransfer    = 12
 	rowInstance     = 0
 	rowRank         = 4
 	rowGroup        = 8
@@ -72,7 +82,9 @@ const (
 	rowBlocksGPU    = 40
 	rowBlocksCPU    = 44
 	rowBlocksDisk   = 48
-	rowReserved     = 52
+	rowBlockTokens  = 52
+	rowUsage        = 56
+	rowTokenMicros  = 60
 	mintUnixMilli   = 0
 	mintCounter     = 8
 	mintNode        = 12

@@ -10,7 +10,7 @@ import (
 func request() RequestFacts {
 	return RequestFacts{
 		PromptTokens: 1234, MaxTokens: -1, N: 2, Stream: true, PairBroken: true,
-		Model: "llama", Conversation: "c-7", Prompt: `[{"role":"user","content":"hi"}]`,
+		Model: "llama", Conversation: "c-7", Prompt: `[{"role":"user","content":"hi"}]`, Turn: 3,
 	}
 }
 
@@ -18,9 +18,9 @@ func placeFacts(rows int) *PlaceFacts {
 	f := &PlaceFacts{Request: request(), Flow: FlowConcurrent, Fixed: -1, Sequence: 99, Random: 1 << 63}
 	for i := range rows {
 		f.Candidates = append(f.Candidates, Candidate{
-			Instance: uint32(i + 1), Rank: int32(i % 4), Group: 3, Roles: RoleBoth, Trial: i%2 == 1, Pair: PairReady, Home: i%3 == 0,
+			Instance: uint32(i + 1), Rank: int32(i % 4), Group: 3, Roles: RoleBoth, Trial: i%2 == 1, Pair: PairReady, Home: Role(i % 4),
 			Requests: int32(i) * 2, Score: float32(i) / 2, Tokens: int64(i) << 33, Queued: int64(i) * 5,
-			BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9,
+			BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.25, TokenMicros: 12.5,
 		})
 	}
 	return f
@@ -47,8 +47,10 @@ var header = Header{Policy: 3, Sequence: 41, Random: 42, UnixMilli: 173568960012
 // begins the slice and one that does not.
 func TestFramesKeepTheFacts(t *testing.T) {
 	place := placeFacts(5)
-	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady}, {Prefill: 2, Decode: 1, State: PairBroken}}
-	plan := &PlanFacts{Request: request(), PrefillTargets: 4, DecodeTargets: 5, BothTargets: 6}
+	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady, TransferMicros: 0.5}, {Prefill: 2, Decode: 1, State: PairBroken}}
+	plan := &PlanFacts{Request: request(), PrefillTargets: 4, DecodeTargets: 5, BothTargets: 6,
+		PrefillCached: 1 << 40, BothCached: 7, PrefillQueued: 8, BothQueued: 9,
+		PrefillMicros: 1.5, BothMicros: 2.5, TransferMicros: 0.25, HandoverMicros: 1000}
 	mint := &MintFacts{UnixMilli: 1735689600123, Node: 255, Worker: 63, Counter: 1023}
 	var planned PlanFacts
 	var placed PlaceFacts

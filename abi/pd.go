@@ -120,15 +120,27 @@ type RequestFacts struct {
 	Model        string // as the engines name it; "" when not known
 	Conversation string // key of the conversation; "" without NeedConversation or when there is none
 	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
+	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
 }
 
-// PlanFacts is what the plan policy decides on: the request, and how many
-// targets could serve each phase of it now.
+// PlanFacts is what the plan policy decides on: the request, how many targets
+// could serve each phase of it now, and what one leg and two would cost.
 type PlanFacts struct {
 	Request        RequestFacts
 	PrefillTargets int32 // targets of role prefill or both that have a decode partner
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
+
+	// The most prompt tokens that one target holds, and the fewest that wait for
+	// their prefill at one, of those that take prefill and of those that take an
+	// aggregated leg; need NeedBlocks.
+	PrefillCached, BothCached int64
+	PrefillQueued, BothQueued int64
+	// Measured in µs, 0 while not known: prefill of one uncached token, by the
+	// same two kinds of targets, and of two legs the transfer of one prompt token
+	// and what they cost beside; need NeedBlocks.
+	PrefillMicros, BothMicros      float32
+	TransferMicros, HandoverMicros float32
 
 	Notes []string // out: what the policy left for explain
 }
@@ -162,17 +174,24 @@ type Candidate struct {
 	Roles    Role
 	Trial    bool      // its circuit is half open: one request may try it
 	Pair     PairState // with the fixed prefill target; PairUnknown without one
-	Home     bool      // the conversation was served here before; needs NeedConversation
+	Home     Role      // the phases of the conversation's last turn that were served here; needs NeedConversation
 	Requests int32     // requests in flight through this proxy
 	Score    float32   // out: the policy's, for explain; counts when PlaceFacts.Scored is set
 	Tokens   int64     // tokens in flight: prompts being computed and streams being decoded
 	Queued   int64     // of these, prompt tokens whose prefill has not been computed
 
-	// The request's leading KV blocks that the target holds, by tier; needs
-	// NeedBlocks. 0 for what no index knows.
-	BlocksGPU, BlocksCPU, BlocksDisk uint32
+	// The request's leading KV blocks that the target holds, each counted in its
+	// fastest tier, so that the match is their sum; and the tokens of one block.
+	// They need NeedBlocks, and are 0 for what no index knows.
+	BlocksGPU, BlocksCPU, BlocksDisk, BlockTokens uint32
 
-	reserved [12]byte
+	Usage       float32 // share of its KV memory in use, as the engine says; 0: not known
+	TokenMicros float32 // measured µs of prefill for one uncached token; 0: not known
+}
+
+// Matched is how many prompt tokens the target holds in any tier.
+func (c *Candidate) Matched() int64 {
+	return int64(c.BlocksGPU+c.BlocksCPU+c.BlocksDisk) * int64(c.BlockTokens)
 }
 
 // Pair is one row of the pair table: what is known of the connection between
@@ -180,6 +199,7 @@ type Candidate struct {
 type Pair struct {
 	Prefill, Decode int32 // rows of PlaceFacts.Candidates
 	State           PairState
+	TransferMicros  float32 // measured µs to transfer one prompt token; 0: not known
 }
 
 // PlaceFacts is the snapshot that the place policy decides on. Candidates are

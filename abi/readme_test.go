@@ -24,16 +24,21 @@ var layouts = map[string]map[string]int{
 	},
 	"Request 1": {
 		"prompt_tokens": reqPromptTokens, "max_tokens": reqMaxTokens, "n": reqN, "flags": reqFlags, "model": reqModel,
-		"conversation": reqConversation, "prompt": reqPrompt, "end": reqSize,
+		"conversation": reqConversation, "prompt": reqPrompt, "turn": reqTurn, "end": reqSize,
 	},
-	"Plan 1":  {"request": 0, "prefill_targets": planPrefill, "decode_targets": planDecode, "both_targets": planBoth, "end": planSize},
+	"Plan 1": {
+		"request": 0, "prefill_targets": planPrefill, "decode_targets": planDecode, "both_targets": planBoth,
+		"prefill_cached": planPrefillCached, "both_cached": planBothCached, "prefill_queued": planPrefillQueued, "both_queued": planBothQueued,
+		"prefill_us": planPrefillMicros, "both_us": planBothMicros, "transfer_us": planTransferMicros, "handover_us": planHandoverMicros,
+		"end": planSize,
+	},
 	"Place 1": {"request": 0, "flow": placeFlow, "fixed": placeFixed, "rows": placeRows, "pairs": placePairs, "end": placeSize},
 	"Place 2": {
 		"instance": rowInstance, "rank": rowRank, "group": rowGroup, "roles": rowRoles, "trial": rowTrial, "pair": rowPair, "home": rowHome,
 		"requests": rowRequests, "score": rowScore, "tokens": rowTokens, "queued": rowQueued, "blocks_gpu": rowBlocksGPU,
-		"blocks_cpu": rowBlocksCPU, "blocks_disk": rowBlocksDisk, "end": RowSize,
+		"blocks_cpu": rowBlocksCPU, "blocks_disk": rowBlocksDisk, "block_tokens": rowBlockTokens, "usage": rowUsage, "token_us": rowTokenMicros, "end": RowSize,
 	},
-	"Place 3": {"prefill": pairPrefill, "decode": pairDecode, "state": pairState, "end": pairSize},
+	"Place 3": {"prefill": pairPrefill, "decode": pairDecode, "state": pairState, "transfer_us": pairTransfer, "end": pairSize},
 	"Mint 1":  {"unix_ms": mintUnixMilli, "counter": mintCounter, "node": mintNode, "worker": mintWorker, "end": mintSize},
 	"Leg 1": {
 		"request": 0, "event": legEvent, "phase": legPhase, "flow": legFlow, "attempt": legAttempt, "left": legLeft, "status": legStatus,

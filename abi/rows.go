@@ -28,7 +28,9 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksGPU)-rowBlocksGPU]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksCPU)-rowBlocksCPU]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlocksDisk)-rowBlocksDisk]
-	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.reserved)-rowReserved]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlockTokens)-rowBlockTokens]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Usage)-rowUsage]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.TokenMicros)-rowTokenMicros]
 )
 
 // littleEndian is the byte order of this machine.
@@ -52,8 +54,8 @@ func appendRows(dst []byte, rows []Candidate) []byte {
 func aligned(b []byte, from int) bool { return uintptr(unsafe.Pointer(&b[from]))%8 == 0 }
 
 // rowsView is the n rows of b that begin at an aligned offset, seen as rows: a
-// score written into one of them is written into the frame. Trial and Home must
-// be 0 or 1, as the host writes them, for their bytes are now Go's bools.
+// score written into one of them is written into the frame. Trial must be 0 or 1,
+// as the host writes it, for its byte is now Go's bool.
 func rowsView(b []byte, from, n int) []Candidate {
 	b = b[from : from+n*RowSize]
 	return unsafe.Slice((*Candidate)(unsafe.Pointer(&b[0])), n)

@@ -52,6 +52,7 @@ type requestJSON struct {
 	Model        string `json:"model"`
 	Conversation string `json:"conversation"`
 	Prompt       string `json:"prompt"`
+	Turn         int32  `json:"turn"`
 }
 
 // plainRequest is a request that says nothing.
@@ -65,6 +66,15 @@ type planJSON struct {
 	PrefillTargets int32       `json:"prefill_targets"`
 	DecodeTargets  int32       `json:"decode_targets"`
 	BothTargets    int32       `json:"both_targets"`
+
+	PrefillCached  int64   `json:"prefill_cached"`
+	BothCached     int64   `json:"both_cached"`
+	PrefillQueued  int64   `json:"prefill_queued"`
+	BothQueued     int64   `json:"both_queued"`
+	PrefillMicros  float32 `json:"prefill_us"`
+	BothMicros     float32 `json:"both_us"`
+	TransferMicros float32 `json:"transfer_us"`
+	HandoverMicros float32 `json:"handover_us"`
 }
 
 type placeJSON struct {
@@ -93,17 +103,23 @@ type candidateFact struct {
 	Tokens     int64  `json:"tokens"`
 	Queued     int64  `json:"queued"`
 	Trial      bool   `json:"trial"`
-	Home       bool   `json:"home"`
+	Home       string `json:"home"`
 	Pair       string `json:"pair"`
 	BlocksGPU  uint32 `json:"blocks_gpu"`
 	BlocksCPU  uint32 `json:"blocks_cpu"`
 	BlocksDisk uint32 `json:"blocks_disk"`
+
+	BlockTokens uint32  `json:"block_tokens"`
+	Usage       float32 `json:"usage"`
+	TokenMicros float32 `json:"token_us"`
 }
 
 type pairJSON struct {
 	Prefill int32  `json:"prefill"`
 	Decode  int32  `json:"decode"`
 	State   string `json:"state"`
+
+	TransferMicros float32 `json:"transfer_us"`
 }
 
 type mintJSON struct {
@@ -225,6 +241,8 @@ func readPlan(text json.RawMessage) (trialFrame, error) {
 	}
 	return trialFrame{frameHead: j.frameHead, plan: &abi.PlanFacts{
 		Request: j.Request.facts(), PrefillTargets: j.PrefillTargets, DecodeTargets: j.DecodeTargets, BothTargets: j.BothTargets,
+		PrefillCached: j.PrefillCached, BothCached: j.BothCached, PrefillQueued: j.PrefillQueued, BothQueued: j.BothQueued,
+		PrefillMicros: j.PrefillMicros, BothMicros: j.BothMicros, TransferMicros: j.TransferMicros, HandoverMicros: j.HandoverMicros,
 	}}, nil
 }
 
@@ -275,6 +293,10 @@ func (j *placeJSON) frame() (trialFrame, error) {
 		if err != nil {
 			return f, fmt.Errorf("candidates[%d].facts.pair: %w", row, err)
 		}
+		home, ok := abi.ParseRole(fact.Home)
+		if !ok && fact.Home != "" && fact.Home != "none" {
+			return f, fmt.Errorf("candidates[%d].facts.home: %q is not none, prefill, decode or both", row, fact.Home)
+		}
 		number := c.Instance
 		if number == 0 {
 			if numbers[c.Engine] == 0 {
@@ -283,9 +305,10 @@ func (j *placeJSON) frame() (trialFrame, error) {
 			number = numbers[c.Engine]
 		}
 		f.place.Candidates = append(f.place.Candidates, abi.Candidate{
-			Instance: number, Rank: c.Rank, Group: fact.Group, Roles: role, Trial: fact.Trial, Pair: pair, Home: fact.Home,
+			Instance: number, Rank: c.Rank, Group: fact.Group, Roles: role, Trial: fact.Trial, Pair: pair, Home: home,
 			Requests: fact.Requests, Tokens: fact.Tokens, Queued: fact.Queued,
 			BlocksGPU: fact.BlocksGPU, BlocksCPU: fact.BlocksCPU, BlocksDisk: fact.BlocksDisk,
+			BlockTokens: fact.BlockTokens, Usage: fact.Usage, TokenMicros: fact.TokenMicros,
 		})
 		name := c.Engine
 		if name == "" {
@@ -305,7 +328,7 @@ func (j *placeJSON) frame() (trialFrame, error) {
 		if min(p.Prefill, p.Decode) < 0 || max(p.Prefill, p.Decode) >= rows {
 			return f, fmt.Errorf("pairs[%d]: %d and %d are not rows of %d candidates", i, p.Prefill, p.Decode, rows)
 		}
-		f.place.Pairs = append(f.place.Pairs, abi.Pair{Prefill: p.Prefill, Decode: p.Decode, State: state})
+		f.place.Pairs = append(f.place.Pairs, abi.Pair{Prefill: p.Prefill, Decode: p.Decode, State: state, TransferMicros: p.TransferMicros})
 	}
 	return f, nil
 }

@@ -12,18 +12,20 @@ import (
 // TestFrames reads a frame of each hook with every field in it.
 func TestFrames(t *testing.T) {
 	const request = `"request": {"prompt_tokens": 7, "max_tokens": 8, "n": 2, "stream": true, "pair_broken": true,
-		"model": "m", "conversation": "c", "prompt": "[1]"}`
-	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Model: "m", Conversation: "c", Prompt: "[1]"}
+		"model": "m", "conversation": "c", "prompt": "[1]", "turn": 4}`
+	facts := abi.RequestFacts{PromptTokens: 7, MaxTokens: 8, N: 2, Stream: true, PairBroken: true, Model: "m", Conversation: "c", Prompt: "[1]", Turn: 4}
 	text := `[
 	{"hook": "plan", "name": "a", "policy": "p", "random": 18446744073709551615, "unix_ms": 5, "seed": 6, ` + request + `,
-	 "prefill_targets": 1, "decode_targets": 2, "both_targets": 3},
+	 "prefill_targets": 1, "decode_targets": 2, "both_targets": 3, "prefill_cached": 4, "both_cached": 5, "prefill_queued": 6, "both_queued": 7,
+	 "prefill_us": 0.5, "both_us": 1.5, "transfer_us": 2.5, "handover_us": 3.5},
 	{"hook": "place", "sequence": 4, "random": 5, ` + request + `, "flow": "concurrent", "fixed": 0,
 	 "candidates": [
 	  {"engine": "x", "rank": 1, "score": 2.5, "facts": {"role": "prefill", "group": 3, "requests": 4, "tokens": 5, "queued": 6,
-	   "trial": true, "home": true, "pair": "ready", "blocks_gpu": 7, "blocks_cpu": 8, "blocks_disk": 9}},
+	   "trial": true, "home": "decode", "pair": "ready", "blocks_gpu": 7, "blocks_cpu": 8, "blocks_disk": 9,
+	   "block_tokens": 16, "usage": 0.5, "token_us": 12.5}},
 	  {"engine": "y", "facts": {"role": "both"}}, {"engine": "x", "rank": 2, "facts": {"role": "decode"}},
 	  {"instance": 77, "facts": {"role": "decode"}}],
-	 "pairs": [{"prefill": 0, "decode": 2, "state": "broken"}]},
+	 "pairs": [{"prefill": 0, "decode": 2, "state": "broken", "transfer_us": 0.25}]},
 	{"hook": "mint", "unix_ms": 9, "node": 1, "worker": 2, "counter": 3}]
 	{"hook": "leg", ` + request + `, "event": "failed", "phase": "prefill", "flow": "decode_first", "attempt": 2, "left": 1,
 	 "engine": "e", "instance": 3, "rank": 4, "partner": 5, "partner_rank": 6, "disagg_id": 7, "status": 503, "elapsed_us": 8, "reason": "reset"}
@@ -43,13 +45,14 @@ func TestFrames(t *testing.T) {
 		t.Errorf("header %+v, want %+v", got, want)
 	}
 	for i, want := range []any{
-		&abi.PlanFacts{Request: facts, PrefillTargets: 1, DecodeTargets: 2, BothTargets: 3},
+		&abi.PlanFacts{Request: facts, PrefillTargets: 1, DecodeTargets: 2, BothTargets: 3, PrefillCached: 4, BothCached: 5, PrefillQueued: 6, BothQueued: 7,
+			PrefillMicros: 0.5, BothMicros: 1.5, TransferMicros: 2.5, HandoverMicros: 3.5},
 		&abi.PlaceFacts{Request: facts, Flow: abi.FlowConcurrent, Sequence: 4, Random: 5,
 			Candidates: []abi.Candidate{
-				{Instance: 1, Rank: 1, Group: 3, Roles: abi.RolePrefill, Trial: true, Pair: abi.PairReady, Home: true, Requests: 4,
-					Tokens: 5, Queued: 6, BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9},
+				{Instance: 1, Rank: 1, Group: 3, Roles: abi.RolePrefill, Trial: true, Pair: abi.PairReady, Home: abi.RoleDecode, Requests: 4,
+					Tokens: 5, Queued: 6, BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.5, TokenMicros: 12.5},
 				{Instance: 2, Roles: abi.RoleBoth}, {Instance: 1, Rank: 2, Roles: abi.RoleDecode}, {Instance: 77, Roles: abi.RoleDecode}},
-			Pairs: []abi.Pair{{Prefill: 0, Decode: 2, State: abi.PairBroken}}},
+			Pairs: []abi.Pair{{Prefill: 0, Decode: 2, State: abi.PairBroken, TransferMicros: 0.25}}},
 		&abi.MintFacts{UnixMilli: 9, Node: 1, Worker: 2, Counter: 3},
 		&abi.LegFacts{Request: facts, Event: abi.LegFailed, Phase: abi.Prefill, Flow: abi.FlowDecodeFirst, Attempt: 2, Left: 1,
 			Engine: "e", Instance: 3, Rank: 4, Partner: 5, PartRank: 6, ID: 7, Status: 503, Elapsed: 8, Reason: "reset"},

@@ -130,7 +130,9 @@ func (r *record) explain() Explanation {
 	for _, c := range r.candidates {
 		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
 			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
-			"group": c.facts.Group, "pair": c.facts.Pair.String(),
+			"group": c.facts.Group, "pair": c.facts.Pair.String(), "home": c.facts.Home.String(), "queued": c.facts.Queued,
+			"blocks_gpu": c.facts.BlocksGPU, "blocks_cpu": c.facts.BlocksCPU, "blocks_disk": c.facts.BlocksDisk,
+			"block_tokens": c.facts.BlockTokens, "usage": c.facts.Usage, "token_us": c.facts.TokenMicros,
 		}})
 	}
 	for _, l := range r.rows[:r.legs] {

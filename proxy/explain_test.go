@@ -84,12 +84,20 @@ func TestExplainJSON(t *testing.T) {
    "rank": 0,
    "score": -0.5,
    "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
     "group": 0,
+    "home": "none",
     "pair": "unknown",
+    "queued": 0,
     "requests": 1,
     "role": "prefill",
+    "token_us": 0,
     "tokens": 20,
-    "trial": false
+    "trial": false,
+    "usage": 0
    }
   },
   {
@@ -97,12 +105,20 @@ func TestExplainJSON(t *testing.T) {
    "rank": 0,
    "score": null,
    "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
     "group": 0,
+    "home": "none",
     "pair": "unknown",
+    "queued": 0,
     "requests": 0,
     "role": "prefill",
+    "token_us": 0,
     "tokens": 0,
-    "trial": false
+    "trial": false,
+    "usage": 0
    }
   },
   {
@@ -110,12 +126,20 @@ func TestExplainJSON(t *testing.T) {
    "rank": 2,
    "score": 0,
    "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
     "group": 0,
+    "home": "none",
     "pair": "unknown",
+    "queued": 0,
     "requests": 0,
     "role": "decode",
+    "token_us": 0,
     "tokens": 0,
-    "trial": true
+    "trial": true,
+    "usage": 0
    }
   }
  ],

@@ -126,7 +126,7 @@ func comparePlace(t *testing.T, g *guest, rnd *rand.Rand) {
 func drawRequest(rnd *rand.Rand) abi.RequestFacts {
 	return abi.RequestFacts{
 		PromptTokens: rnd.Int64N(1 << 20), MaxTokens: rnd.Int64N(4096) - 1, N: rnd.Int64N(4), Stream: rnd.IntN(2) == 0, PairBroken: rnd.IntN(4) == 0,
-		Model: "abcdefghijklmnop"[:rnd.IntN(17)],
+		Model: "abcdefghijklmnop"[:rnd.IntN(17)], Turn: rnd.Int32N(4),
 	}
 }
 
@@ -142,8 +142,9 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 		c := &f.Candidates[i]
 		*c = abi.Candidate{
 			Instance: uint32(1 + rnd.IntN(instances)), Rank: int32(rnd.IntN(ranks)), Group: uint32(1 + rnd.IntN(groups)),
-			Roles: abi.Role(1 + rnd.IntN(3)), Trial: trials > 0 && rnd.IntN(4) == 0, Pair: abi.PairState(rnd.IntN(4)), Home: rnd.IntN(8) == 0,
-			BlocksGPU: rnd.Uint32N(100), BlocksCPU: rnd.Uint32N(100), BlocksDisk: rnd.Uint32N(100), Queued: rnd.Int64N(1 << 20),
+			Roles: abi.Role(1 + rnd.IntN(3)), Trial: trials > 0 && rnd.IntN(4) == 0, Pair: abi.PairState(rnd.IntN(4)), Home: abi.Role(max(0, rnd.IntN(8)-4)),
+			BlocksGPU: rnd.Uint32N(100), BlocksCPU: rnd.Uint32N(100), BlocksDisk: rnd.Uint32N(100), BlockTokens: []uint32{0, 16, 512}[rnd.IntN(3)],
+			Queued: rnd.Int64N(1 << 20), Usage: float32(rnd.IntN(3)) / 2, TokenMicros: float32(rnd.IntN(3)) * 50,
 		}
 		switch loads {
 		case 1:
@@ -159,7 +160,7 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 		f.Fixed = int32(i)
 	}
 	for range rnd.IntN(3) {
-		f.Pairs = append(f.Pairs, abi.Pair{Prefill: rnd.Int32N(8), Decode: rnd.Int32N(8), State: abi.PairState(rnd.IntN(4))})
+		f.Pairs = append(f.Pairs, abi.Pair{Prefill: rnd.Int32N(8), Decode: rnd.Int32N(8), State: abi.PairState(rnd.IntN(4)), TransferMicros: float32(rnd.IntN(3))})
 	}
 	return f
 }
