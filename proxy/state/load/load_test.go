@@ -3,53 +3,115 @@ package load
 import (
 	"sync"
 	"testing"
+	"time"
 )
+
+// own is what a counter holds of this proxy's.
+type own struct {
+	requests               int32
+	tokens, queued, decode int64
+}
+
+func (c *Counter) own() own {
+	return own{c.Requests(), c.Tokens(), c.Queued(), c.Decode()}
+}
 
 func TestHold(t *testing.T) {
 	var c Counter
-	a := c.Hold(100)
-	b := c.Hold(20)
-	if c.Requests() != 2 || c.Tokens() != 120 {
-		t.Errorf("%d requests, %d tokens", c.Requests(), c.Tokens())
+	stream := c.Hold(100)
+	prefill := c.HoldPrefill(50, 20)
+	whole := c.Hold(30)
+	wholeQueued := c.HoldQueued(10)
+	if got, want := c.own(), (own{3, 180, 30, 130}); got != want {
+		t.Errorf("all: %+v, want %+v", got, want)
 	}
-	a.Drop()
-	a.Drop() // an empty hold takes nothing away
-	if c.Requests() != 1 || c.Tokens() != 20 {
-		t.Errorf("%d requests, %d tokens", c.Requests(), c.Tokens())
+	wholeQueued.Drop()
+	if got, want := c.own(), (own{3, 180, 20, 130}); got != want {
+		t.Errorf("the first token came: %+v, want %+v", got, want)
 	}
-	b.Drop()
+	prefill.Drop()
+	prefill.Drop() // an empty hold takes nothing away
+	if got, want := c.own(), (own{2, 130, 0, 130}); got != want {
+		t.Errorf("prefill is done: %+v, want %+v", got, want)
+	}
+	stream.Drop()
+	whole.Drop()
 	var none Hold
 	none.Drop()
-	if c.Requests() != 0 || c.Tokens() != 0 {
-		t.Errorf("%d requests, %d tokens", c.Requests(), c.Tokens())
+	if got := c.own(); got != (own{}) {
+		t.Errorf("%+v is left", got)
+	}
+}
+
+func TestWork(t *testing.T) {
+	var c Counter
+	first := c.HoldPrefill(1000, 600)
+	stream := c.Hold(5000)
+	second := c.HoldPrefill(500, 400)
+	third := c.HoldQueued(8)
+	for name, tt := range map[string]struct {
+		h    *Hold
+		want int64
+	}{
+		"nothing before": {&first, 600},
+		"a stream":       {&stream, 0},
+		"one before":     {&second, 1000},
+		"two before":     {&third, 1008},
+	} {
+		if got := tt.h.Work(); got != tt.want {
+			t.Errorf("%s: work %d, want %d", name, got, tt.want)
+		}
+		tt.h.Drop()
+		if got := tt.h.Work(); got != tt.want {
+			t.Errorf("%s: work %d after the drop, want %d", name, got, tt.want)
+		}
 	}
 }
 
 func TestHoldHammer(t *testing.T) {
 	var (
-		c  Counter
-		wg sync.WaitGroup
+		c    Counter
+		wg   sync.WaitGroup
+		base = time.Unix(1000, 0)
 	)
 	for g := range 8 {
 		wg.Go(func() {
-			for i := range 5000 {
-				h := c.Hold(int64(g*i + 1))
-				if c.Requests() < 1 || c.Tokens() < 1 {
+			for i := range 3000 {
+				n := int64(g*i + 1)
+				h, p := c.Hold(n), c.HoldPrefill(2*n, n)
+				if v := c.View(base); v.Requests < 2 || v.Tokens < 3*n || v.Queued < n || v.Decode < n {
 					t.Error("a load below what is held")
 				}
+				c.Report(Report{At: base, Every: time.Second, Running: 5, Waiting: 1, Tokens: 10, Queued: 3, Usage: 0.5}, c.Mark())
+				c.Prefill.Measure(p.Work(), time.Millisecond)
+				p.Drop()
 				h.Drop()
 			}
 		})
 	}
 	wg.Wait()
-	if c.Requests() != 0 || c.Tokens() != 0 {
-		t.Errorf("%d requests, %d tokens are left", c.Requests(), c.Tokens())
+	if got := c.own(); got != (own{}) {
+		t.Errorf("%+v is left", got)
+	}
+	if v := c.View(base); v.Requests < 0 || v.Requests > 6 || v.Usage != 0.5 || v.PrefillMicros <= 0 {
+		t.Errorf("%+v", v)
 	}
 }
 
-func TestHoldDoesNotAllocate(t *testing.T) {
+func TestNothingAllocates(t *testing.T) {
 	var c Counter
-	if n := testing.AllocsPerRun(100, func() { h := c.Hold(1); h.Drop() }); n != 0 {
+	now := time.Now()
+	c.Report(Report{At: now, Every: time.Second, Running: 3, Queued: -1, Usage: 0.5}, c.Mark())
+	var sum int64
+	if n := testing.AllocsPerRun(100, func() {
+		h, p, q := c.Hold(1), c.HoldPrefill(2, 1), c.HoldQueued(1)
+		v := c.View(now)
+		sum += v.Tokens
+		c.Output.Measure(10, time.Millisecond)
+		h.Drop()
+		p.Drop()
+		q.Drop()
+	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -59,5 +121,34 @@ func BenchmarkHold(b *testing.B) {
 	for b.Loop() {
 		h := c.Hold(100)
 		h.Drop()
+	}
+}
+
+func BenchmarkHoldPrefill(b *testing.B) {
+	var c Counter
+	for b.Loop() {
+		h := c.HoldPrefill(100, 50)
+		h.Drop()
+	}
+}
+
+// BenchmarkView reads 64 targets, as the candidates of one request.
+func BenchmarkView(b *testing.B) {
+	now := time.Now()
+	counters := make([]Counter, 64)
+	for i := range counters {
+		c := &counters[i]
+		c.Prefill.Measure(100, time.Millisecond)
+		c.Report(Report{At: now, Every: time.Second, Running: 3, Waiting: 1, Tokens: 1000, Queued: 10, Usage: 0.5}, c.Mark())
+	}
+	var sum int64
+	for b.Loop() {
+		for i := range counters {
+			v := counters[i].View(now)
+			sum += v.Tokens
+		}
+	}
+	if sum == 0 {
+		b.Error("no load")
 	}
 }

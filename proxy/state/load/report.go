@@ -1,0 +1,101 @@
+package load
+
+import "time"
+
+// Report is what an engine says of one rank.
+//
+// It corrects the own counters, which are exact for what this proxy sent and
+// blind to everything else, by this rule: of the requests that the engine has,
+// those above this proxy's own at the time of the poll are foreign. Foreign load
+// is added to the own counters as they are now, whole until two reports are
+// overdue, then ever less, and not at all once six are.
+// Foreign tokens are the share of the engine's tokens that the foreign requests
+// have among its requests, because tokens are counted in different ways on the
+// two sides (we count what a stream is expected to produce, an engine shares the
+// blocks of a common prefix). Foreign queued tokens are those above our own; of
+// an engine that does not count them, as many as its foreign requests would have
+// that wait, if they were like ours.
+//
+// Its limits: the counts are taken at different moments, so that requests which
+// come or go around a poll may be taken for foreign, or hide foreign ones, until
+// the next report; a decode placed before its prefill is done counts as ours
+// before the engine has it, which hides as many foreign ones; an engine that
+// counts sequences makes a request of n = 4 look like three foreign ones.
+type Report struct {
+	At               time.Time     // when the answer came
+	Every            time.Duration // when the next is due after it
+	Running, Waiting int32         // requests, or sequences where the engine counts those
+	Tokens           int64         // of KV in use; 0 unknown
+	Queued           int64         // uncached prompt tokens that wait for prefill; negative: unknown
+	Usage            float32       // share of KV memory in use, 0 to 1; 0 unknown
+}
+
+// A report counts whole until freshReports are due after it, and no more when
+// staleReports are.
+const (
+	freshReports = 2
+	staleReports = 6
+)
+
+// reported is a report and what of it is foreign.
+type reported struct {
+	Report
+	requests               int32
+	tokens, queued, decode int64
+}
+
+// Mark is this proxy's own load at a moment.
+type Mark struct {
+	requests int32
+	tokens   int64
+	queued   int64
+}
+
+// Mark returns the own load as it is, to be taken when an engine is asked.
+func (c *Counter) Mark() Mark {
+	return Mark{c.requests.Load(), c.tokens.Load(), c.queued.Load()}
+}
+
+// Report takes an engine's report over. m is the own load when the engine was
+// asked; the larger of it and the present one is what is taken off.
+func (c *Counter) Report(r Report, m Mark) {
+	now := c.Mark()
+	n := &reported{Report: r}
+	total := max(0, r.Running) + max(0, r.Waiting)
+	n.requests = max(0, total-max(m.requests, now.requests))
+	switch {
+	case n.requests == 0:
+	case r.Tokens > 0:
+		n.tokens = int64(float64(r.Tokens) * float64(n.requests) / float64(total))
+	case now.requests > 0: // as large as ours
+		n.tokens = now.tokens / int64(now.requests) * int64(n.requests)
+	}
+	if r.Queued >= 0 {
+		n.queued = max(0, r.Queued-max(m.queued, now.queued))
+	} else if waiting := min(n.requests, max(0, r.Waiting)); waiting > 0 {
+		n.queued = int64(waiting) * (c.sixteen.Load() / 16)
+	}
+	n.tokens = max(n.tokens, n.queued)
+	n.decode = n.tokens - n.queued
+	c.last.Store(n)
+}
+
+// Reported returns the engine's last report; ok is false before the first.
+func (c *Counter) Reported() (r Report, ok bool) {
+	if last := c.last.Load(); last != nil {
+		return last.Report, true
+	}
+	return Report{}, false
+}
+
+// Forget drops the engine's last report: it was another process's.
+func (c *Counter) Forget() { c.last.Store(nil) }
+
+// weight is how much of the report counts at now, 0 to 1.
+func (r *reported) weight(now time.Time) float32 {
+	if r.Every <= 0 {
+		return 0
+	}
+	due := float32(now.Sub(r.At)) / float32(r.Every)
+	return min(1, max(0, (staleReports-due)/(staleReports-freshReports)))
+}

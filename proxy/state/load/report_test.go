@@ -1,0 +1,140 @@
+package load
+
+import (
+	"testing"
+	"time"
+)
+
+var epoch = time.Unix(1_800_000_000, 0)
+
+func TestReport(t *testing.T) {
+	type hold struct {
+		streams          int
+		tokens           int64 // of each stream
+		queued, uncached int64 // of one prefill: its prompt, and what of it is uncached
+	}
+	tests := []struct {
+		name        string
+		then, since hold // held when the engine was asked, and besides when it answered
+		report      Report
+		after       hold // held later
+		want        View
+	}{
+		{
+			name: "nothing of ours", report: Report{Running: 3, Waiting: 1, Tokens: 8000, Queued: 500, Usage: 0.25},
+			want: View{Requests: 4, Tokens: 8000, Queued: 500, Decode: 7500, Usage: 0.25},
+		},
+		{
+			name: "all ours", then: hold{streams: 4, tokens: 100}, report: Report{Running: 3, Waiting: 1, Tokens: 300, Usage: 0.1},
+			want: View{Requests: 4, Tokens: 400, Decode: 400, Usage: 0.1},
+		},
+		{
+			name: "some of ours have not arrived", then: hold{streams: 10, tokens: 100}, report: Report{Running: 3, Tokens: 300},
+			want: View{Requests: 10, Tokens: 1000, Decode: 1000},
+		},
+		{
+			name: "half foreign", then: hold{streams: 2, tokens: 100}, report: Report{Running: 4, Tokens: 2000, Usage: 0.5},
+			want: View{Requests: 4, Tokens: 1200, Decode: 1200, Usage: 0.5},
+		},
+		{
+			name: "ours came while it was asked", then: hold{streams: 1, tokens: 100}, since: hold{streams: 3, tokens: 100},
+			report: Report{Running: 4, Tokens: 400}, want: View{Requests: 4, Tokens: 400, Decode: 400},
+		},
+		{
+			name: "ours that came later are not foreign before", then: hold{streams: 2, tokens: 100},
+			report: Report{Running: 3, Tokens: 300}, after: hold{streams: 5, tokens: 10},
+			want: View{Requests: 8, Tokens: 350, Decode: 350},
+		},
+		{
+			name: "tokens unknown: as large as ours", then: hold{streams: 2, tokens: 100}, report: Report{Running: 3, Queued: -1},
+			want: View{Requests: 3, Tokens: 300, Decode: 300},
+		},
+		{
+			name: "tokens unknown and none of ours", report: Report{Running: 3, Queued: -1}, want: View{Requests: 3},
+		},
+		{
+			name: "foreign queue", then: hold{queued: 1000, uncached: 400}, report: Report{Running: 1, Waiting: 2, Tokens: 3000, Queued: 900},
+			want: View{Requests: 3, Tokens: 3000, Queued: 900, Decode: 1500},
+		},
+		{
+			name: "the queue is ours", then: hold{queued: 1000, uncached: 400}, report: Report{Waiting: 1, Queued: 380},
+			want: View{Requests: 1, Tokens: 1000, Queued: 400},
+		},
+		{
+			name: "queue unknown: waiting ones like ours", then: hold{queued: 1600, uncached: 1600}, report: Report{Running: 1, Waiting: 2, Queued: -1},
+			want: View{Requests: 3, Tokens: 1600 + 3200, Queued: 1600 + 3200},
+		},
+		{
+			name: "nonsense", report: Report{Running: -5, Waiting: -1, Tokens: -7, Queued: -3}, want: View{},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var c Counter
+			add := func(h hold) {
+				for range h.streams {
+					c.Hold(h.tokens)
+				}
+				if h.queued != 0 {
+					c.HoldPrefill(h.queued, h.uncached)
+				}
+			}
+			add(tt.then)
+			m := c.Mark()
+			add(tt.since)
+			tt.report.At, tt.report.Every = epoch, time.Second
+			c.Report(tt.report, m)
+			add(tt.after)
+			if got := c.View(epoch); got != tt.want {
+				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			}
+			if got, ok := c.Reported(); !ok || got != tt.report {
+				t.Errorf("reported %+v, %v", got, ok)
+			}
+		})
+	}
+}
+
+// TestReportOfOursThatEnded: those that ended while the engine was asked were
+// still among its requests, and are not foreign.
+func TestReportOfOursThatEnded(t *testing.T) {
+	var c Counter
+	holds := []Hold{c.Hold(10), c.Hold(10), c.Hold(10)}
+	m := c.Mark()
+	for i := range holds {
+		holds[i].Drop()
+	}
+	c.Report(Report{At: epoch, Every: time.Second, Running: 3, Tokens: 30}, m)
+	if v := c.View(epoch); v.Requests != 0 || v.Tokens != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestReportFades(t *testing.T) {
+	var c Counter
+	c.Hold(10)
+	c.Report(Report{At: epoch, Every: time.Second, Running: 101, Tokens: 1010, Queued: 400, Usage: 0.5}, c.Mark())
+	for _, tt := range []struct {
+		after time.Duration
+		want  View
+	}{
+		{-time.Second, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}}, // a clock that went back
+		{0, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}},
+		{2 * time.Second, View{Requests: 101, Tokens: 1010, Queued: 400, Decode: 610, Usage: 0.5}},
+		{3 * time.Second, View{Requests: 76, Tokens: 760, Queued: 300, Decode: 460, Usage: 0.5}},
+		{4 * time.Second, View{Requests: 51, Tokens: 510, Queued: 200, Decode: 310, Usage: 0.5}},
+		{6 * time.Second, View{Requests: 1, Tokens: 10, Decode: 10}},
+		{time.Hour, View{Requests: 1, Tokens: 10, Decode: 10}},
+	} {
+		if got := c.View(epoch.Add(tt.after)); got != tt.want {
+			t.Errorf("after %s: got  %+v\nwant %+v", tt.after, got, tt.want)
+		}
+	}
+	c.Forget()
+	if got := c.View(epoch); got != (View{Requests: 1, Tokens: 10, Decode: 10}) {
+		t.Errorf("forgotten: %+v", got)
+	}
+	if _, ok := c.Reported(); ok {
+		t.Error("a report is left")
+	}
+}
