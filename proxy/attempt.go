@@ -272,7 +272,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	a.orphan.PrefillSent = true
 	if err := a.prefillLeg(ctx, leg); err != nil {
-		a.orphan.PrefillSent = maybeSent(err)
+		a.orphan.PrefillSent, a.orphan.Refused = maybeSent(err), refused(err)
 		return err
 	}
 	a.orphan.Handoff = &a.handoff
@@ -290,6 +290,12 @@ func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 func maybeSent(err error) bool {
 	var le *legError
 	return !errors.As(err, &le) || le.sent
+}
+
+// refused reports whether the engine answered a failed leg with an error status.
+func refused(err error) bool {
+	var le *legError
+	return errors.As(err, &le) && le.status != 0
 }
 
 // bodyBuffer returns an empty slice to append a leg's body to, owned by *slot.

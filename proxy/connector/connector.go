@@ -74,6 +74,7 @@ type Handoff struct {
 type Orphan struct {
 	PrefillSent bool     // the prefill leg may have reached its engine
 	PrefillDone bool     // prefill answered whole
+	Refused     bool     // prefill answered with an error status: it holds nothing
 	DecodeSent  bool     // the decode leg may have reached its engine
 	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
 	Handoff     *Handoff // prefill's answer as judged; nil when there is none

@@ -83,6 +83,7 @@ type goldenOrphan struct {
 	PrefillDone bool `json:"prefill_done"`
 	DecodeSent  bool `json:"decode_sent"`
 	DecodeTook  bool `json:"decode_took"`
+	Refused     bool `json:"refused"`
 }
 
 type goldenCall struct {
@@ -169,7 +170,7 @@ func (g *golden) run(t *testing.T, c Connector) {
 	for _, want := range g.Cleanups {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
-			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook,
+			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, Refused: want.After.Refused,
 		}
 		if o.PrefillDone {
 			o.Handoff = h

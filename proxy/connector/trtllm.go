@@ -212,9 +212,14 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 func (trtllm) Reclaims() bool { return false }
 
 // Cleanup can send nothing: no route of a worker frees a context whose
-// generation did not come. Its kv_transfer_timeout_ms does.
+// generation did not come. Its kv_transfer_timeout_ms does. A prefill that never
+// answered may have come as far as that.
 func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
-	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
+	pinned := o.PrefillSent && !o.Refused
+	if o.Handoff != nil {
+		pinned = o.Handoff.Pinned && !o.DecodeTook
+	}
+	if !pinned {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
