@@ -155,9 +155,6 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		gone := make(chan answer, 1)
 		go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
 		f.eventually("prefill holds blocks for decode", func() bool {
-			if connector != enginesim.ConnectorSGLang && f.metric("pdproxy_leg_duration_seconds_count", `phase="prefill"`) == 0 {
-				return false // its answer is on its way: to leave now would only stop it
-			}
 			for _, p := range f.prefill {
 				if s := p.State(); s.BlocksPinned > 0 || s.RequestsWaiting > 0 {
 					return true

@@ -181,10 +181,7 @@ func (s *soak) ask(q asked) (reply, string) {
 		q.c.once.Do(func() { q.c.want = s.alone(q.c) })
 		kind, problem = judge(q, r)
 	}
-	switch {
-	case (problem == noEnd || problem == broke) && s.stood.Load() > start.UnixNano():
-		kind = "the machine stood still"
-	case problem != "":
+	if problem != "" {
 		s.problem(q, r, problem)
 		kind = "problem"
 	}
@@ -371,12 +368,6 @@ func (r *reply) readEvent(event []byte) {
 	}
 }
 
-// Problems that a machine which stands still for seconds causes too.
-const (
-	noEnd = "no end"
-	broke = "the connection broke"
-)
-
 // judge says how a request ended that has a right answer, or what is wrong with
 // that end.
 func judge(q asked, r reply) (kind, problem string) {
@@ -391,9 +382,9 @@ func judge(q asked, r reply) (kind, problem string) {
 	case r.left:
 		return "left: " + q.leave, ""
 	case errors.Is(r.err, context.DeadlineExceeded):
-		return "", noEnd
+		return "", "no end"
 	case r.err != nil:
-		return "", broke
+		return "", "the connection broke"
 	case r.status != 200:
 		return judgeError(r, 429, 502, 503, 504)
 	case q.stream && r.failed:
@@ -426,7 +417,7 @@ func judgeBad(r reply) (kind, problem string) {
 	case r.left:
 		return "left", ""
 	case r.err != nil:
-		return "", broke
+		return "", "the connection broke"
 	case r.status/100 == 2 && !r.failed:
 		return "", "a bad request was answered"
 	case r.status == 200:

@@ -36,7 +36,6 @@ type soak struct {
 	tally   tally
 	serial  atomic.Int64 // numbers the requests
 	found   atomic.Int64 // problems
-	stood   atomic.Int64 // until when the whole process last stood still, ns since 1970
 }
 
 // slot is the place of one engine: its address and configuration outlive it.
@@ -145,18 +144,6 @@ func quietAddr(t *testing.T) string {
 	}
 	t.Fatal("no free port")
 	return ""
-}
-
-// watch notes when nothing in the process has run for a second, until ctx ends:
-// no time-out says anything then.
-func (s *soak) watch(ctx context.Context) {
-	for last := time.Now(); ctx.Err() == nil; last = time.Now() {
-		time.Sleep(50 * time.Millisecond)
-		if d := time.Since(last); d > time.Second {
-			s.stood.Store(time.Now().UnixNano())
-			s.t.Logf("the machine stood still for %v", d)
-		}
-	}
 }
 
 // hopeless reports that enough has been found.

@@ -91,7 +91,7 @@ func (s *soak) checkBooks() {
 	if n := s.metric("pdproxy_exchanges_total", `outcome="internal"`); n > 0 {
 		s.t.Errorf("%v exchanges ended by the proxy's own fault", n)
 	}
-	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/4 {
+	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/2 {
 		s.t.Errorf("%d of %d answers that were waited for are right", right, wanted)
 	}
 	engines := s.engineTotals()
@@ -99,17 +99,13 @@ func (s *soak) checkBooks() {
 		s.t.Errorf("engines saw %d ids twice: %s", engines.duplicates, strings.Join(s.log.with("in flight already"), "\n"))
 	}
 	// A lease may end only where nobody could know of the blocks, because
-	// prefill's answer was lost, where decode engines that cannot load KV were
-	// all there were to tell prefill, or where the protocol has no other way.
+	// prefill's answer was lost, or where the protocol has no other way.
 	lost := s.metric("pdproxy_legs_cancelled_total", `phase="prefill"`) + s.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`)
 	for _, reason := range []string{"body", "head", "timeout", "bad_answer"} {
 		lost += s.metric("pdproxy_leg_errors_total", `phase="prefill"`, `reason="`+reason+`"`)
 	}
-	for _, reason := range []string{"error_event", "status_500"} {
-		lost += s.metric("pdproxy_leg_errors_total", `phase="decode"`, `reason="`+reason+`"`)
-	}
 	if float64(engines.expired) > lost {
-		s.t.Errorf("%d leases of KV blocks have ended, of %v that nobody could end before", engines.expired, lost)
+		s.t.Errorf("%d leases of KV blocks have ended, %v answers of prefill were lost", engines.expired, lost)
 	}
 }
 
@@ -129,9 +125,7 @@ func heapInUse() uint64 {
 func (s *soak) load(d time.Duration, round uint64) {
 	ctx, stop := context.WithTimeout(context.Background(), d)
 	defer stop()
-	watching, unwatch := context.WithCancel(context.Background())
-	var load, watch sync.WaitGroup
-	watch.Go(func() { s.watch(watching) })
+	var load sync.WaitGroup
 	load.Go(func() { s.trouble(ctx, s.rand(round, 0)) })
 	for n := range uint64(soakClients) {
 		load.Go(func() {
@@ -144,8 +138,6 @@ func (s *soak) load(d time.Duration, round uint64) {
 		})
 	}
 	load.Wait()
-	unwatch()
-	watch.Wait()
 }
 
 // cleanRound asks until every pair of engines has given a right answer. With all
