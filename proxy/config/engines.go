@@ -58,6 +58,9 @@ type Engine struct {
 	// KVReplay is where missed KV events are asked for, "tcp://host:port".
 	// Default "": nowhere.
 	KVReplay string `toml:"kv_replay"`
+	// BlockTokens is the number of tokens in one of its KV blocks. Default 0:
+	// found out from its events, its server info or its metrics.
+	BlockTokens int `toml:"block_tokens"`
 	// BootstrapHost is the bootstrap server's host as the decode side reaches
 	// it; sglang prefill only. Default "": the host of URL.
 	BootstrapHost string `toml:"bootstrap_host"`
@@ -92,6 +95,11 @@ type Health struct {
 	// HealthyAfter is how many good probes in a row make it healthy again.
 	// Default 2; at least 1.
 	HealthyAfter int `toml:"healthy_after"`
+	// LoadInterval is the time between two looks at what a ready instance says
+	// of its load, which corrects our own counters for what others send to it.
+	// Default 1s; 0 is off. TensorRT-LLM hands each of its statistics out once:
+	// whoever else reads its /metrics misses what we read.
+	LoadInterval Duration `toml:"load_interval"`
 }
 
 // Retry is how often a leg is tried again, always before the client's first
@@ -140,7 +148,7 @@ type Transport struct {
 func DefaultEngine() Engine { return Engine{Connector: ConnectorNone, Ranks: 1} }
 
 func defaultHealth() Health {
-	return Health{Interval: seconds(2), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2}
+	return Health{Interval: seconds(2), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2, LoadInterval: seconds(1)}
 }
 
 func defaultRetry() Retry {

@@ -25,6 +25,7 @@ func (k *checker) engines() {
 		}
 		k.atLeast(key("ranks"), e.Ranks, 1)
 		k.kvEvents(i, e)
+		k.within(key("block_tokens"), e.BlockTokens, 0, 1<<20)
 		k.host(key("bootstrap_host"), e.BootstrapHost)
 		k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
 		if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
