@@ -1,0 +1,74 @@
+package kvindex
+
+import (
+	"encoding/binary"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Hash names a block and all blocks before it: the hash of the block's tokens
+// (or text), seeded with the hash of the block before it. Its low three bits
+// are zero. It is a routing hint: 61 bits are not proof against an adversary.
+type Hash uint64
+
+// hashMask clears the bits that a Hash leaves free: feeds keep tiers there.
+const hashMask = ^uint64(7)
+
+// textSeed keeps the chains of text and of tokens apart.
+const textSeed = 0x7465787420636861
+
+// piece is how many tokens are hashed at once. A longer block is a chain of
+// pieces.
+const piece = 128
+
+// Seed is the hash before the first block of a prompt for a model, a LoRA
+// adapter ("" for none) and a cache salt ("" for none). Prompts that differ in
+// one of them share no blocks.
+func Seed(model, lora, salt string) Hash {
+	h := xxh3.HashStringSeed(model, 1)
+	h = xxh3.HashStringSeed(lora, h)
+	return Hash(xxh3.HashStringSeed(salt, h) & hashMask)
+}
+
+// AppendTokens appends to dst the hashes of the whole blocks of a prompt, each
+// of block tokens; the rest of the prompt has none. It returns dst unchanged
+// if block is not positive.
+func AppendTokens(dst []Hash, seed Hash, tokens []uint32, block int) []Hash {
+	if block <= 0 {
+		return dst
+	}
+	for ; len(tokens) >= block; tokens = tokens[block:] {
+		seed = hashTokens(seed, tokens[:block])
+		dst = append(dst, seed)
+	}
+	return dst
+}
+
+// hashTokens is the hash of one block after the one with the hash seed.
+func hashTokens(seed Hash, tokens []uint32) Hash {
+	h := uint64(seed)
+	var buf [4 * piece]byte
+	for len(tokens) > 0 {
+		n := min(len(tokens), piece)
+		for i, id := range tokens[:n] {
+			binary.LittleEndian.PutUint32(buf[4*i:], id)
+		}
+		h = xxh3.HashSeed(buf[:4*n], h)
+		tokens = tokens[n:]
+	}
+	return Hash(h & hashMask)
+}
+
+// AppendText is AppendTokens for a prompt as text, in blocks of block bytes:
+// for engines whose tokens are not known.
+func AppendText(dst []Hash, seed Hash, text []byte, block int) []Hash {
+	if block <= 0 {
+		return dst
+	}
+	h := uint64(seed) ^ textSeed
+	for ; len(text) >= block; text = text[block:] {
+		h = xxh3.HashSeed(text[:block], h) & hashMask
+		dst = append(dst, Hash(h))
+	}
+	return dst
+}
