@@ -212,20 +212,19 @@ var faultsBeforeFirstByte = []string{"500", "503", "reset", "close", "garbage"}
 func TestLegFailsBeforeFirstByteAndIsRetried(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
-			c.Retry.MinBudget = 100 // how many are needed is left to the place policy's draws
+			c.Retry.MinBudget = 27 // each request may meet the bad engine first; the share of 27 requests would allow 5 more than the usual 10
 		}})
 		for _, phase := range []string{"prefill", "decode"} {
 			for _, kind := range faultsBeforeFirstByte {
+				if kind == "garbage" && phase == "decode" {
+					continue // what a unary answer says is not the proxy's to judge
+				}
 				t.Run(phase+" "+kind, func(t *testing.T) {
 					g := *f
 					g.t = t
 					bad := g.prefill[0]
 					if phase == "decode" {
 						bad = g.decode[0]
-					}
-					if kind == "garbage" && phase == "decode" {
-						t.Run("unary garbage is not the proxy's to judge", func(t *testing.T) {})
-						return
 					}
 					bad.SetFault("1:"+kind, 0, "")
 					for range 3 {
