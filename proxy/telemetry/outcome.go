@@ -1,26 +1,32 @@
 package telemetry
 
-// Outcome is how an exchange ended: the label of pdproxy_exchanges_total.
-type Outcome uint8
+import "github.com/pdproxy/pdproxy/abi"
+
+// Outcome is how an exchange ended: abi.Outcome by its name in metrics, the
+// label of pdproxy_exchanges_total.
+type Outcome abi.Outcome
 
 // The outcomes.
 const (
-	OutcomeNone        Outcome = iota // not ended yet
-	OutcomeOK                         // the client has the whole answer
-	OutcomeClientError                // 4xx: the request was at fault
-	OutcomeEngineError                // a leg failed and no retry was left
-	OutcomeTimeout                    // a leg timed out and no retry was left
-	OutcomeCancelled                  // the client left
-	OutcomeBroken                     // a stream ended in an error event
-	OutcomeShed                       // refused by a limit
-	OutcomeNoTarget                   // no engine could serve it
-	OutcomeInternal                   // the proxy itself was at fault, or shut down
+	OutcomeNone        = Outcome(abi.OutcomeNone)
+	OutcomeOK          = Outcome(abi.OutcomeOK)
+	OutcomeClientError = Outcome(abi.OutcomeClientError)
+	OutcomeEngineError = Outcome(abi.OutcomeEngineError)
+	OutcomeTimeout     = Outcome(abi.OutcomeTimeout)
+	OutcomeCancelled   = Outcome(abi.OutcomeCancelled)
+	OutcomeBroken      = Outcome(abi.OutcomeBroken)
+	OutcomeShed        = Outcome(abi.OutcomeShed)
+	OutcomeNoTarget    = Outcome(abi.OutcomeNoTarget)
+	OutcomeInternal    = Outcome(abi.OutcomeInternal)
 )
 
 // String returns the outcome as it stands in metrics and explain.
 func (o Outcome) String() string {
-	names := [...]string{"none", "ok", "client_error", "engine_error", "timeout", "cancelled",
-		"broken", "shed", "no_target", "internal"}
+	names := [...]string{
+		OutcomeNone: "none", OutcomeOK: "ok", OutcomeClientError: "client_error", OutcomeEngineError: "engine_error",
+		OutcomeTimeout: "timeout", OutcomeCancelled: "cancelled", OutcomeBroken: "broken", OutcomeShed: "shed",
+		OutcomeNoTarget: "no_target", OutcomeInternal: "internal",
+	}
 	if int(o) < len(names) {
 		return names[o]
 	}
