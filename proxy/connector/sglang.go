@@ -76,11 +76,26 @@ func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	if times, _ := info.Get("startup_time"); isObject(times) { // how long this process took to start, to the nanosecond
 		f.Epoch = string(times)
 	}
+	if events, _ := info.Get("kv_events"); isObject(events) {
+		f.KVEvents = publisher(events)
+	}
 	// An engine writes what "auto" came to; older ones leave the word.
 	balance := textOf(&info, "load_balance_method")
 	f.FollowsRoom = balance == "follow_bootstrap_room" ||
 		balance == "auto" && textOf(&info, "disaggregation_mode") == "prefill"
 	return nil
+}
+
+// publisher reads the announcement of KV events.
+func publisher(announced []byte) engine.KVPublisher {
+	var o openai.Object
+	if o.Parse(announced) != nil {
+		return engine.KVPublisher{}
+	}
+	return engine.KVPublisher{
+		Publisher: textOf(&o, "publisher"), Host: textOf(&o, "endpoint_host"), Port: count(&o, "endpoint_port_base"),
+		Topic: textOf(&o, "topic"), BlockTokens: count(&o, "block_size"), DPSize: count(&o, "dp_size"),
+	}
 }
 
 // Compatible refuses what decode would refuse at the first request.

@@ -19,7 +19,7 @@ import (
 )
 
 // fakeProtocol is a connector for tests. Facts come from GET /facts as lines
-// "model a", "epoch 7", "page 16", "boot 9000", "dp 2".
+// "model a", "epoch 7", "page 16", "boot 9000", "dp 2", "events 5557".
 type fakeProtocol struct {
 	flow      abi.Flow
 	health    string
@@ -55,6 +55,8 @@ func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error
 			f.BootstrapPort = n
 		case "dp":
 			f.DPSize = n
+		case "events":
+			f.KVEvents.Port = n
 		case "bad":
 			return errors.New("read facts: bad")
 		}

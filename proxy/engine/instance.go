@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -45,6 +46,18 @@ type Facts struct {
 	PageSize      int      // tokens per KV block; 0 unknown
 	KVCacheType   string   // dtype of the KV cache; "" unknown
 	Epoch         string   // changes when the engine restarted; "" unknown
+	KVEvents      KVPublisher
+}
+
+// KVPublisher is what an SGLang instance announces of its KV events, as it says
+// it. Source: sglang GET /server_info, member kv_events.
+type KVPublisher struct {
+	Publisher   string // "zmq"; "" when nothing is announced
+	Host        string // endpoint_host; a wildcard stands for the instance's host
+	Port        int    // endpoint_port_base, of rank 0; rank r has that and r
+	Topic       string // "" for all
+	BlockTokens int    // block_size; 0 unknown
+	DPSize      int    // dp_size: how many ranks publish; 0 unknown
 }
 
 // Instance is one engine process group with a role and an address. Its
@@ -64,17 +77,31 @@ type Instance struct {
 	Load    []load.Counter  // one a rank
 	Breaker Breaker         // passive health: consecutive failures of legs
 
+	// KV is the slots of its ranks in the registry's index, from when it is
+	// admitted until it has left; nil without an index. Left slots are given to
+	// others: no exact blocks may be noted there for an instance that is Gone; a
+	// guess that comes too late ends by its own time.
+	KV []kvindex.Target
+	// Transfers is how fast KV comes from this instance as prefill, over all its
+	// pairs: tokens are prompt tokens.
+	Transfers load.Speed
+
 	protocol Protocol
 	state    atomic.Uint32
 	since    atomic.Int64 // unix ms of the last state change
 	facts    atomic.Pointer[Facts]
-	probes   http.RoundTripper
+	asks     *http.Client    // for probes; shares nothing with the data path
+	told     atomic.Int32    // tokens per KV block, by its events; 0 unknown
+	guessed  atomic.Int32    // the same, by its metrics
 	stay     context.Context // ends when the instance is to drain and go
 	part     context.CancelFunc
 	drainFor atomic.Int64 // how long it may then take, in ns
 	gone     atomic.Bool  // it has left the registry
 	tended   bool         // Run looks after it; guarded by Registry.mu
 }
+
+// Gone reports that the instance has left the registry.
+func (i *Instance) Gone() bool { return i.gone.Load() }
 
 // State returns the instance's state.
 func (i *Instance) State() State { return State(i.state.Load()) }
@@ -119,6 +146,47 @@ func (i *Instance) bootstrap(f *Facts) (host string, port int) {
 		port = defaultBootstrapPort
 	}
 	return host, port
+}
+
+// BlockTokens returns how many tokens a KV block of the instance has: as
+// configured, else as its events show, else as its facts say, else by its
+// metrics; 0 while that is not known. It takes no lock.
+func (i *Instance) BlockTokens() int {
+	if n := i.Spec.BlockTokens; n > 0 {
+		return n
+	}
+	if n := i.told.Load(); n > 0 {
+		return int(n)
+	}
+	if f := i.facts.Load(); f != nil {
+		if f.KVEvents.BlockTokens > 0 {
+			return f.KVEvents.BlockTokens
+		}
+		if f.PageSize > 0 {
+			return f.PageSize
+		}
+	}
+	return int(i.guessed.Load())
+}
+
+// maxBlockTokens bounds what is believed of a block's size.
+const maxBlockTokens = 1 << 20
+
+// SetBlockTokens notes how many tokens a block has in the instance's KV events;
+// a size that cannot be is ignored.
+func (i *Instance) SetBlockTokens(n int) {
+	if n > 0 && n <= maxBlockTokens {
+		i.told.Store(int32(n))
+	}
+}
+
+// GuessBlockTokens notes how many tokens a block has by the instance's metrics,
+// where an engine of several kinds of blocks names the smallest; a size that
+// cannot be is ignored.
+func (i *Instance) GuessBlockTokens(n int) {
+	if n > 0 && n <= maxBlockTokens {
+		i.guessed.Store(int32(n))
+	}
 }
 
 // idle reports that nothing is in flight on any rank.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
 // maxPairs bounds the pair table. Past it a new pair takes the place of one
@@ -25,6 +26,7 @@ type Pair struct {
 	Prefill, Decode Target
 
 	table    *pairTable
+	transfer load.Speed // of the pair's transfers: tokens are prompt tokens
 	circuit  Breaker
 	mu       sync.Mutex
 	state    abi.PairState // unknown, warming or ready; broken is the circuit's to say; guarded by mu
@@ -100,6 +102,10 @@ type PairRow struct {
 	Failures    int       `json:"failures"`
 	LastError   string    `json:"last_error"`
 	Since       time.Time `json:"since"`
+	// The measured transfer: µs per prompt token, and fixed µs besides; 0 before
+	// there is a measurement.
+	TransferMicros float32 `json:"transfer_micros"`
+	HandoverMicros float32 `json:"handover_micros"`
 }
 
 func (p *Pair) row(now time.Time) PairRow {
@@ -109,6 +115,7 @@ func (p *Pair) row(now time.Time) PairRow {
 		Prefill: p.Prefill.Name(), PrefillRank: p.Prefill.Rank,
 		Decode: p.Decode.Name(), DecodeRank: p.Decode.Rank,
 		State: p.stateAt(now).String(), Failures: p.failures, LastError: p.last, Since: p.since,
+		TransferMicros: p.transfer.PerToken(), HandoverMicros: p.transfer.Fixed(),
 	}
 }
 
@@ -266,6 +273,32 @@ func (r *Registry) PairState(p, d Target) abi.PairState {
 		return abi.PairUnknown
 	}
 	return pair.State()
+}
+
+// MeasurePair notes how long it took until decode target d could go on with the
+// KV of a prompt of so many tokens that prefill target p had computed: from the
+// moment when prefill was done and decode was told, to decode's first token.
+func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Duration) {
+	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
+	p.Transfers.Measure(promptTokens, took)
+}
+
+// PairFacts returns what the pair of p and d is now, and its measured transfer
+// in µs per prompt token and fixed µs besides; where it has none, that of all
+// pairs of p, and 0 where that is not known either. It makes no pair that was
+// not known.
+func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed float32) {
+	r.pairs.mu.RLock()
+	pair := r.pairs.pairs[keyOf(p, d)]
+	r.pairs.mu.RUnlock()
+	speed := &p.Transfers
+	if pair != nil {
+		state = pair.State()
+		if pair.transfer.PerToken() > 0 {
+			speed = &pair.transfer
+		}
+	}
+	return state, speed.PerToken(), speed.Fixed()
 }
 
 // PairBlocked reports whether the circuit of the pair is open at now. It is

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,24 +31,20 @@ const (
 // prober tends one instance: it probes it, moves it between its states, and
 // lets it go when it has drained. One goroutine owns it.
 type prober struct {
-	r      *Registry
-	i      *Instance
-	client *http.Client
-	good   int    // probes in a row
-	bad    int    // probes in a row
-	fresh  int    // good probes since the facts were learned
-	lost   bool   // since the last good probe one failed otherwise than by waiting
-	said   string // the last problem that was logged
+	r     *Registry
+	i     *Instance
+	good  int    // probes in a row
+	bad   int    // probes in a row
+	fresh int    // good probes since the facts were learned
+	lost  bool   // since the last good probe one failed otherwise than by waiting
+	said  string // the last problem that was logged
 }
 
 // tend looks after i until it has left or ctx ends. No probe is in flight when
 // it returns.
 func (r *Registry) tend(ctx context.Context, i *Instance) {
-	p := &prober{r: r, i: i, client: &http.Client{
-		Transport:     i.probes,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
-	defer p.client.CloseIdleConnections()
+	p := &prober{r: r, i: i}
+	defer i.asks.CloseIdleConnections()
 	p.probeWhile(ctx)
 	if ctx.Err() == nil {
 		p.drain(ctx)
@@ -196,7 +193,7 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	if state != Ready {
 		p.warn(f)
 	}
-	if state != Ready || old.key() != f.key() || !slices.Equal(old.Models, f.Models) {
+	if state != Ready || old.key() != f.key() || old.KVEvents != f.KVEvents || !slices.Equal(old.Models, f.Models) {
 		p.r.become(p.i, Ready)
 	}
 	return nil
@@ -224,6 +221,12 @@ func timedOut(err error) bool {
 func (r *Registry) restarted(i *Instance) {
 	r.log.Info("engine has restarted", "engine", i.Spec.Name)
 	r.pairs.drop(i.ID)
+	for rank := range i.Load {
+		i.Load[rank].Forget()
+	}
+	for _, slot := range i.KV {
+		r.o.Index.Clear(slot)
+	}
 	i.Breaker.Success()
 	i.Client.CloseIdle()
 	if r.o.OnRestart != nil {
@@ -277,23 +280,37 @@ func (p *prober) warn(f *Facts) {
 func (p *prober) get(ctx context.Context, h *config.Health, base, path string) (status int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))
 	defer cancel()
+	var answer bytes.Buffer
+	status, err = p.i.get(ctx, base, path, &answer)
+	return status, answer.Bytes(), err
+}
+
+// Get makes one GET of a path below the instance's URL, with the instance's key,
+// on the connections of its probes, and appends the answer to buf, cut at
+// 4 MiB. ctx bounds all of it. An error holds nothing of the answer.
+func (i *Instance) Get(ctx context.Context, path string, buf *bytes.Buffer) (status int, err error) {
+	return i.get(ctx, i.Spec.URL, path, buf)
+}
+
+func (i *Instance) get(ctx context.Context, base, path string, buf *bytes.Buffer) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path, nil)
 	if err != nil {
-		return 0, nil, fmt.Errorf("probe engine: %w", bare(err))
+		return 0, fmt.Errorf("probe engine: %w", bare(err))
 	}
-	if p.i.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+p.i.APIKey)
+	if i.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+i.APIKey)
 	}
-	resp, err := p.client.Do(req)
+	// An engine's process has better to do than to compress its metrics.
+	req.Header.Set("Accept-Encoding", "identity")
+	resp, err := i.asks.Do(req)
 	if err != nil {
-		return 0, nil, fmt.Errorf("probe engine: %s: %w", path, bare(err))
+		return 0, fmt.Errorf("probe engine: %s: %w", path, bare(err))
 	}
 	defer resp.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(resp.Body, maxProbeAnswer))
-	if err != nil {
-		return 0, nil, fmt.Errorf("probe engine: %s: %w", path, bare(err))
+	if _, err := buf.ReadFrom(io.LimitReader(resp.Body, maxProbeAnswer)); err != nil {
+		return 0, fmt.Errorf("probe engine: %s: %w", path, bare(err))
 	}
-	return resp.StatusCode, body, nil
+	return resp.StatusCode, nil
 }
 
 // bare takes the URL off an error, which may hold credentials.

@@ -329,7 +329,7 @@ func TestProbeErrorsHideTheURL(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("got %v", err)
 	}
-	p := &prober{i: &Instance{}, client: http.DefaultClient}
+	p := &prober{i: &Instance{asks: http.DefaultClient}}
 	_, _, err = p.get(t.Context(), &config.Health{Timeout: config.Duration(time.Second)}, "http://user:secret@a\x7f", "/x")
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("got %v", err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -29,8 +30,8 @@ const (
 // ErrUnknown says that no instance has the name.
 var ErrUnknown = errors.New("no such engine")
 
-// Options is what a Registry stands on. NewProbe, APIKey, Log and the hooks may
-// be nil.
+// Options is what a Registry stands on. NewProbe, APIKey, Index, Log and the
+// hooks may be nil.
 type Options struct {
 	Health  config.Health
 	Circuit config.Circuit
@@ -43,7 +44,10 @@ type Options struct {
 	NewProbe func(spec config.Engine) (http.RoundTripper, error)
 	// APIKey returns the key that is sent to an instance, "" for none.
 	APIKey func(spec config.Engine) (string, error)
-	Log    *slog.Logger
+	// Index knows which blocks the instances hold. Each rank has a slot in it,
+	// emptied when the instance restarts.
+	Index *kvindex.Index
+	Log   *slog.Logger
 	// OnState is called after each change of an instance's state, and when a
 	// ready one has new facts; OnRestart when an instance is found to be a new
 	// process, so that what was known of its KV is void; OnGone when one has left
@@ -236,9 +240,10 @@ func (r *Registry) connect(come []*Instance) error {
 		if i.Client, err = r.o.NewClient(i.Spec); err != nil {
 			return fmt.Errorf("create client of engine %q: %w", i.Spec.Name, err)
 		}
+		i.asks = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 		if r.o.NewProbe == nil {
-			i.probes = &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
-		} else if i.probes, err = r.o.NewProbe(i.Spec); err != nil {
+			i.asks.Transport = &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
+		} else if i.asks.Transport, err = r.o.NewProbe(i.Spec); err != nil {
 			return fmt.Errorf("create probe of engine %q: %w", i.Spec.Name, err)
 		}
 	}
@@ -250,6 +255,12 @@ func (r *Registry) admit(come []*Instance) {
 	for _, i := range come {
 		r.lastID++
 		i.ID = r.lastID
+		if r.o.Index != nil {
+			i.KV = make([]kvindex.Target, len(i.Load))
+			for rank := range i.KV {
+				i.KV[rank] = r.o.Index.Add()
+			}
+		}
 		r.instances = append(r.instances, i)
 	}
 	r.publish()
@@ -331,6 +342,9 @@ func (r *Registry) forget(i *Instance) {
 	i.Client.CloseIdle()
 	if r.o.OnGone != nil {
 		r.o.OnGone(i)
+	}
+	for _, slot := range i.KV { // last: OnGone may end those who write there
+		r.o.Index.Drop(slot)
 	}
 }
 

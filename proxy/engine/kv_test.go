@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// TestKVSlots: each rank has a slot of its own while the instance is known, a
+// new process begins with an empty one, and one that left takes its blocks along.
+func TestKVSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		index := kvindex.New(kvindex.Options{})
+		f.o.Index = index
+		two := f.spec("a", "both", "fake")
+		two.Ranks = 2
+		f.must(t, f.Apply(SourceStatic, []config.Engine{two, f.spec("b", "both", "fake")}, 0))
+		f.start(t)
+		a, b := f.get(t, "a"), f.get(t, "b")
+		slots := []kvindex.Target{a.KV[0], a.KV[1], b.KV[0]}
+		if len(a.KV) != 2 || len(b.KV) != 1 || slots[0] == slots[1] || slots[0] == slots[2] || slots[1] == slots[2] {
+			t.Fatalf("slots %v of a, %v of b", a.KV, b.KV)
+		}
+		blocks := kvindex.AppendTokens(nil, kvindex.Seed("m", "", ""), []uint32{1, 2, 3, 4}, 2)
+		held := func() (n [3]uint32) {
+			found := make([]kvindex.Match, index.Targets())
+			index.Match(blocks, found)
+			for i, slot := range slots {
+				if int(slot) < len(found) {
+					n[i] = found[slot].Blocks()
+				}
+			}
+			return n
+		}
+		for _, slot := range slots {
+			index.Store(slot, kvindex.GPU, blocks)
+		}
+		a.Load[1].Report(load.Report{At: time.Now(), Every: time.Hour, Running: 9}, a.Load[1].Mark())
+		if got := held(); got != [3]uint32{2, 2, 2} {
+			t.Fatalf("held %v", got)
+		}
+		f.engines.set(func() { f.engines.down["a:80"] = true })
+		time.Sleep(10 * time.Second)
+		f.engines.set(func() { f.engines.down["a:80"] = false })
+		time.Sleep(10 * time.Second)
+		if got := held(); a.State() != Ready || got != [3]uint32{0, 0, 2} {
+			t.Errorf("after a's restart: %v, held %v", a.State(), got)
+		}
+		if v := a.Load[1].View(time.Now()); v.Requests != 0 {
+			t.Errorf("the load of a's former process is left: %+v", v)
+		}
+		f.must(t, f.Remove("b", 0))
+		time.Sleep(drainPoll)
+		synctest.Wait()
+		if got := held(); !b.Gone() || a.Gone() || got != [3]uint32{} {
+			t.Errorf("after b has left: held %v", got)
+		}
+	})
+}
+
+// TestNoIndex: without an index there are no slots, and nothing else changes.
+func TestNoIndex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "both", "fake")))
+		f.start(t)
+		a := f.get(t, "a")
+		f.restarted(a)
+		f.must(t, f.Remove("a", 0))
+		time.Sleep(drainPoll)
+		synctest.Wait()
+		if a.KV != nil || !a.Gone() {
+			t.Errorf("slots %v, gone %v", a.KV, a.Gone())
+		}
+	})
+}
+
+func TestBlockTokens(t *testing.T) {
+	var i Instance
+	for _, tt := range []struct {
+		name string
+		do   func()
+		want int
+	}{
+		{"nothing known", func() {}, 0},
+		{"impossible sizes", func() { i.SetBlockTokens(0); i.SetBlockTokens(-1); i.GuessBlockTokens(1 << 40) }, 0},
+		{"metrics", func() { i.GuessBlockTokens(16) }, 16},
+		{"page size", func() { i.facts.Store(&Facts{PageSize: 32}) }, 32},
+		{"announced", func() { i.facts.Store(&Facts{PageSize: 32, KVEvents: KVPublisher{BlockTokens: 64}}) }, 64},
+		{"events", func() { i.SetBlockTokens(128) }, 128},
+		{"events of another size", func() { i.SetBlockTokens(48) }, 48},
+		{"configured", func() { i.Spec.BlockTokens = 256 }, 256},
+	} {
+		tt.do()
+		if got := i.BlockTokens(); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestMeasurePair(t *testing.T) {
+	f, p, d := pairOf(t)
+	other := Target{Instance: &Instance{ID: 3}}
+	if state, per, fixed := f.PairFacts(p, d); state != abi.PairUnknown || per != 0 || fixed != 0 {
+		t.Errorf("before: %v, %v, %v", state, per, fixed)
+	}
+	if len(f.Pairs()) != 0 {
+		t.Error("a question made a pair")
+	}
+	for n := int64(100); n < 5000; n += 100 {
+		f.MeasurePair(p, d, n, time.Duration(2000+3*n)*time.Microsecond)
+	}
+	f.Pair(p, d).Success()
+	state, per, fixed := f.PairFacts(p, d)
+	if state != abi.PairReady || per < 2.99 || per > 3.01 || fixed < 1990 || fixed > 2010 {
+		t.Errorf("%v, %v µs a token and %v µs, want 3 and 2000", state, per, fixed)
+	}
+	if rows := f.Pairs(); rows[0].TransferMicros != per || rows[0].HandoverMicros != fixed {
+		t.Errorf("row %+v", rows[0])
+	}
+	if state, per, _ := f.PairFacts(p, other); state != abi.PairUnknown || per < 2.99 || per > 3.01 {
+		t.Errorf("a pair never used, of a known prefill: %v, %v", state, per)
+	}
+	if _, per, _ := f.PairFacts(other, d); per != 0 {
+		t.Errorf("another prefill: %v", per)
+	}
+}
+
+// TestAnnouncementChange: what an engine announces of its events is news also
+// while it stays ready.
+func TestAnnouncementChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "both", "fake")))
+		f.start(t)
+		f.said()
+		f.engines.set(func() { f.engines.facts["a:80"] += "events 5557\n" })
+		time.Sleep(3 * relearnEvery * time.Second) // probes come every 2 s
+		if got := f.said(); got != "a ready" || f.get(t, "a").Facts().KVEvents.Port != 5557 {
+			t.Errorf("hooks heard %q, facts %+v", got, f.get(t, "a").Facts())
+		}
+	})
+}

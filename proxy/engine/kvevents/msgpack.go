@@ -1,0 +1,536 @@
+package kvevents
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"strconv"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// The errors of a batch and of an event.
+var (
+	errBatch = errors.New("read batch: neither an array nor a map of events")
+	errEvent = errors.New("read event: not a tagged array or map")
+	errField = errors.New("read event: a field has another type")
+)
+
+// batches reads the payloads that vLLM and SGLang publish, and hands their
+// events to one target's feed. All its memory is reused: it allocates only
+// while an event is longer than any before, or has another LoRA or salt than
+// the last. Source: vLLM vllm/distributed/kv_events.py, SGLang
+// srt/disaggregation/kv_events.py.
+type batches struct {
+	to    feed
+	sieve sieve
+
+	blocks    int // blocks stored, removed or moved so far
+	malformed int // events that could not be read so far
+
+	e    event
+	lora string // the last ones, so that they need not be allocated again
+	salt string
+}
+
+// event is one event as it is read.
+type event struct {
+	tag       tag
+	stored    kvindex.Stored
+	group     group
+	remote    bool   // not in the engine itself
+	loraID    uint64 // of engines that do not send the name; 0 none
+	extraKeys []byte // not read yet: what they mean depends on other fields
+}
+
+type tag uint8
+
+const (
+	tagUnknown tag = iota
+	tagStored
+	tagRemoved
+	tagCleared
+)
+
+func tagOf(name []byte) tag {
+	switch string(name) {
+	case "BlockStored":
+		return tagStored
+	case "BlockRemoved":
+		return tagRemoved
+	case "AllBlocksCleared":
+		return tagCleared
+	}
+	return tagUnknown
+}
+
+// decode applies a batch: [ts, events, rank] or the same as a map. The rank is
+// not looked at, for each rank has a socket of its own. An event that cannot
+// be read is left out and counted. An error means that the batch ended too
+// early, or may have removed blocks that nobody knows of; what came before it
+// is applied.
+func (d *batches) decode(b []byte) (err error) {
+	var n uint32
+	switch msgp.NextType(b) {
+	case msgp.ArrayType:
+		if n, b, err = msgp.ReadArrayHeaderBytes(b); err != nil {
+			return err
+		}
+		if n < 2 {
+			return errBatch
+		}
+		if b, err = msgp.Skip(b); err != nil {
+			return err
+		}
+		_, err = d.events(b)
+		return err
+	case msgp.MapType:
+		if n, b, err = msgp.ReadMapHeaderBytes(b); err != nil {
+			return err
+		}
+		for ; n > 0; n-- {
+			var key []byte
+			if key, b, err = msgp.ReadStringZC(b); err != nil {
+				return err
+			}
+			if string(key) == "events" {
+				_, err = d.events(b)
+				return err
+			}
+			if b, err = msgp.Skip(b); err != nil {
+				return err
+			}
+		}
+	}
+	return errBatch
+}
+
+func (d *batches) events(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var rest []byte
+		if rest, err = d.event(b); err == nil {
+			b = rest
+			d.apply()
+			continue
+		}
+		lost := d.e.tag == tagRemoved || d.e.tag == tagCleared
+		d.malformed++
+		if rest, skip := msgp.Skip(b); skip == nil && !lost {
+			b, err = rest, nil
+		}
+	}
+	return b, err
+}
+
+// The fields of an event, by the place that they have in the array forms.
+type field uint8
+
+const (
+	fieldOther field = iota
+	fieldHashes
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoraID
+	fieldMedium
+	fieldLoraName
+	fieldExtraKeys
+	fieldGroup
+	fieldSpecKind
+	fieldLocality
+	fieldType
+)
+
+var storedFields = [...]field{fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoraID, fieldMedium,
+	fieldLoraName, fieldExtraKeys, fieldGroup, fieldSpecKind, fieldOther, fieldLocality}
+
+var removedFields = [...]field{fieldHashes, fieldMedium, fieldGroup, fieldLocality}
+
+func fieldOf(key []byte) field {
+	switch string(key) {
+	case "type":
+		return fieldType
+	case "block_hashes":
+		return fieldHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoraID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoraName
+	case "extra_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldSpecKind
+	case "locality":
+		return fieldLocality
+	}
+	return fieldOther
+}
+
+// event reads one event into d.e.
+func (d *batches) event(b []byte) ([]byte, error) {
+	s := &d.e.stored
+	d.e = event{group: group{noGroup, meritUntold}, stored: kvindex.Stored{Hashes: s.Hashes[:0], Tokens: s.Tokens[:0]}}
+	switch msgp.NextType(b) {
+	case msgp.ArrayType:
+		return d.arrayEvent(b)
+	case msgp.MapType:
+		return d.mapEvent(b)
+	}
+	return b, errEvent
+}
+
+func (d *batches) arrayEvent(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil || n == 0 {
+		return b, errEvent
+	}
+	name, b, err := msgp.ReadStringZC(b)
+	if err != nil {
+		return b, err
+	}
+	d.e.tag = tagOf(name)
+	var fields []field
+	switch d.e.tag {
+	case tagStored:
+		fields = storedFields[:]
+	case tagRemoved:
+		fields = removedFields[:]
+	}
+	for i := 0; i < int(n)-1 && err == nil; i++ {
+		switch {
+		case i >= len(fields):
+			b, err = msgp.Skip(b)
+		case msgp.NextType(b) == msgp.MapType:
+			b, err = d.metadata(b)
+		default:
+			b, err = d.field(fields[i], b)
+		}
+	}
+	return b, err
+}
+
+func (d *batches) mapEvent(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var key []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			return b, err
+		}
+		b, err = d.field(fieldOf(key), b)
+	}
+	return b, err
+}
+
+// metadata reads the map that SGLang puts after the last field of a block that
+// has a salt.
+func (d *batches) metadata(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	for ; n > 0 && err == nil; n-- {
+		var key, salt []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			return b, err
+		}
+		if string(key) != "cache_salt" || msgp.NextType(b) != msgp.StrType {
+			b, err = msgp.Skip(b)
+			continue
+		}
+		if salt, b, err = msgp.ReadStringZC(b); err == nil {
+			d.e.stored.Salt = intern(&d.salt, salt)
+		}
+	}
+	return b, err
+}
+
+// field reads one field. Nil is the same as absent.
+func (d *batches) field(f field, b []byte) (rest []byte, err error) {
+	if msgp.IsNil(b) {
+		return msgp.ReadNilBytes(b)
+	}
+	var text []byte
+	s := &d.e.stored
+	switch f {
+	case fieldHashes:
+		s.Hashes, rest, err = appendHashes(s.Hashes, b)
+	case fieldParent:
+		s.HasParent = true
+		s.Parent, rest, err = readHash(b)
+	case fieldTokens:
+		s.Tokens, rest, err = appendTokens(s.Tokens, b)
+	case fieldBlockSize:
+		s.BlockTokens, rest, err = msgp.ReadIntBytes(b)
+	case fieldLoraID:
+		if msgp.NextType(b) == msgp.StrType {
+			return d.field(fieldLoraName, b)
+		}
+		d.e.loraID, rest, err = readHash(b)
+	case fieldLoraName:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			s.Lora = intern(&d.lora, text)
+		}
+	case fieldMedium:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			s.Tier = tierOf(text)
+		}
+	case fieldGroup:
+		d.e.group.id, rest, err = msgp.ReadUint64Bytes(b)
+	case fieldSpecKind:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			d.e.group.merit = meritOf(text)
+		}
+	case fieldLocality:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			d.e.remote = string(text) == "REMOTE"
+		}
+	case fieldType:
+		if text, rest, err = msgp.ReadStringZC(b); err == nil {
+			d.e.tag = tagOf(text)
+		}
+	default:
+		rest, err = msgp.Skip(b)
+		if f == fieldExtraKeys && err == nil {
+			d.e.extraKeys = b[:len(b)-len(rest)]
+		}
+	}
+	return rest, err
+}
+
+// apply hands the event to the feed if it counts.
+func (d *batches) apply() {
+	e, s := &d.e, &d.e.stored
+	if e.remote {
+		s.Tier = kvindex.Disk
+	}
+	switch e.tag {
+	case tagStored:
+		d.store()
+	case tagRemoved:
+		if d.sieve.counts(e.group.id) && len(s.Hashes) > 0 {
+			d.to.Removed(s.Tier, s.Hashes)
+			d.blocks += len(s.Hashes)
+		}
+	case tagCleared:
+		d.to.Cleared()
+	}
+}
+
+func (d *batches) store() {
+	e, s := &d.e, &d.e.stored
+	if s.Lora == "" && e.loraID != 0 {
+		s.Lora = intern(&d.lora, strconv.AppendUint([]byte("lora id "), e.loraID, 10))
+	}
+	n, err := d.plain(e.extraKeys, len(s.Hashes))
+	if err != nil {
+		d.malformed++
+		return
+	}
+	if len(s.Tokens) > 0 {
+		// Fewer hashes than blocks of tokens: some blocks are left out, as they
+		// are behind a sliding window, and nothing says which.
+		if s.BlockTokens <= 0 || len(s.Hashes)*s.BlockTokens != len(s.Tokens) {
+			return
+		}
+		s.Tokens = s.Tokens[:n*s.BlockTokens]
+	}
+	s.Hashes = s.Hashes[:n]
+	if n > 0 && d.sieve.admit(e.group, s, d.to) {
+		d.to.Stored(s)
+		d.blocks += n
+	}
+}
+
+// plain reads vLLM's extra keys, one entry a block, which is nil or a list of:
+// the LoRA's name, the images and the like that the block is part of (name and
+// offset; only the name before 2026-03), the salt if the block is the prompt's
+// first, the digest of embeddings. It returns how many of the n blocks, from
+// the first on, are their tokens and nothing more: what an image put there,
+// tokens do not tell. Source: vLLM v1/core/kv_cache_utils.py
+// generate_block_hash_extra_keys.
+func (d *batches) plain(keys []byte, n int) (int, error) {
+	if keys == nil {
+		return n, nil
+	}
+	entries, b, err := msgp.ReadArrayHeaderBytes(keys)
+	for i := 0; i < int(entries) && err == nil; i++ {
+		if msgp.IsNil(b) {
+			b = b[1:]
+			continue
+		}
+		var plain bool
+		if plain, b, err = d.plainBlock(b, i == 0 && !d.e.stored.HasParent); err == nil && !plain {
+			if int(entries) != n {
+				return 0, nil
+			}
+			return min(i, n), nil
+		}
+	}
+	return n, err
+}
+
+// plainBlock reads the entry of one block.
+func (d *batches) plainBlock(b []byte, first bool) (plain bool, rest []byte, err error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	plain = true
+	for i := uint32(0); i < n && err == nil; i++ {
+		if msgp.NextType(b) != msgp.StrType {
+			plain = false
+			b, err = msgp.Skip(b)
+			continue
+		}
+		var key []byte
+		if key, b, err = msgp.ReadStringZC(b); err != nil {
+			break
+		}
+		switch s := &d.e.stored; {
+		case i == 0 && string(key) == s.Lora:
+		case first && s.Salt == "":
+			s.Salt = intern(&d.salt, key)
+		default:
+			plain = false
+		}
+	}
+	return plain, b, err
+}
+
+// appendHashes reads a list of block hashes.
+func appendHashes(dst []uint64, b []byte) (hashes []uint64, rest []byte, err error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return dst, b, err
+	}
+	for ; n > 0; n-- {
+		var h uint64
+		if h, b, err = readHash(b); err != nil {
+			return dst, b, err
+		}
+		dst = append(dst, h)
+	}
+	return dst, b, nil
+}
+
+// readHash reads a block hash: an unsigned or signed integer of 64 bits, or a
+// digest, of which the last eight bytes count, as vLLM itself makes a number of
+// it. Source: vLLM v1/core/kv_cache_utils.py maybe_convert_block_hash.
+func readHash(b []byte) (h uint64, rest []byte, err error) {
+	switch msgp.NextType(b) {
+	case msgp.IntType:
+		var i int64
+		i, rest, err = msgp.ReadInt64Bytes(b)
+		return uint64(i), rest, err
+	case msgp.UintType:
+		return msgp.ReadUint64Bytes(b)
+	case msgp.BinType, msgp.StrType:
+		var digest []byte
+		if msgp.NextType(b) == msgp.BinType {
+			digest, rest, err = msgp.ReadBytesZC(b)
+		} else {
+			digest, rest, err = msgp.ReadStringZC(b)
+		}
+		return fold(digest), rest, err
+	}
+	return 0, b, errField
+}
+
+// fold is the number of a digest: its last eight bytes.
+func fold(digest []byte) uint64 {
+	if len(digest) >= 8 {
+		return binary.BigEndian.Uint64(digest[len(digest)-8:])
+	}
+	var h uint64
+	for _, c := range digest {
+		h = h<<8 | uint64(c)
+	}
+	return h
+}
+
+// appendTokens reads a list of token ids. SGLang gives pairs of neighbours for
+// models that speculate by EAGLE: the first of each is the token.
+func appendTokens(dst []uint32, b []byte) (tokens []uint32, rest []byte, err error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return dst, b, err
+	}
+	if uint64(n) > uint64(len(b)) {
+		return dst, b, msgp.ErrShortBytes
+	}
+	for ; n > 0; n-- {
+		var id int64
+		if msgp.NextType(b) != msgp.ArrayType {
+			id, b, err = msgp.ReadInt64Bytes(b)
+		} else {
+			id, b, err = readPair(b)
+		}
+		if err != nil {
+			return dst, b, err
+		}
+		dst = append(dst, uint32(id))
+	}
+	return dst, b, nil
+}
+
+func readPair(b []byte) (first int64, rest []byte, err error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil || n == 0 {
+		return 0, b, errField
+	}
+	if first, b, err = msgp.ReadInt64Bytes(b); err != nil {
+		return 0, b, err
+	}
+	for ; n > 1 && err == nil; n-- {
+		b, err = msgp.Skip(b)
+	}
+	return first, b, err
+}
+
+// The merits of a group, by what its layers need of a prefix: all of it, that
+// is not told, or only the end of it.
+const (
+	meritPart uint32 = iota
+	meritUntold
+	meritAll
+)
+
+// meritOf ranks vLLM's kinds of attention. Source: vLLM v1/kv_cache_interface.py
+// KVCacheSpecKind.
+func meritOf(kind []byte) uint32 {
+	switch string(kind) {
+	case "full_attention", "mla_attention", "sink_full_attention":
+		return meritAll
+	case "", "unknown":
+		return meritUntold
+	}
+	return meritPart
+}
+
+// tierOf is the tier of a medium: GPU; CPU, CPU_PINNED; all else, such as
+// STORAGE, DISK, OBJ or EXTERNAL, is behind the host's memory. No medium is the
+// GPU: that was before there were others.
+func tierOf(medium []byte) kvindex.Tier {
+	switch {
+	case len(medium) == 0 || bytes.EqualFold(medium, []byte("GPU")):
+		return kvindex.GPU
+	case len(medium) >= 3 && bytes.EqualFold(medium[:3], []byte("CPU")):
+		return kvindex.CPU
+	}
+	return kvindex.Disk
+}
+
+// intern returns text as a string, the last one if it is the same.
+func intern(last *string, text []byte) string {
+	if *last != string(text) {
+		*last = string(text)
+	}
+	return *last
+}
