@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/abi/host"
-	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/shared"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -28,16 +28,16 @@ func newGuestMetrics() *guestMetrics {
 }
 
 // of returns the metrics of one plugin.
-func (g *guestMetrics) of(plugin string) filter.Metrics { return pluginMetrics{g, plugin} }
+func (g *guestMetrics) of(plugin string) shared.Metrics { return pluginMetrics{g, plugin} }
 
 type pluginMetrics struct {
 	all    *guestMetrics
 	plugin string
 }
 
-// Define implements filter.Metrics. Names that differ only in what Prometheus
+// Define implements shared.Metrics. Names that differ only in what Prometheus
 // does not take are one metric, and a name has one kind over all plugins.
-func (p pluginMetrics) Define(kind host.MetricKind, name string) (filter.Metric, error) {
+func (p pluginMetrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	g, clean := p.all, metricName(name)
 	if clean == "" {
 		return nil, fmt.Errorf("define metric: empty name")
@@ -105,10 +105,10 @@ func newGuestMetric(kind host.MetricKind, name, plugin string) *guestMetric {
 	return m
 }
 
-// Add implements filter.Metric.
+// Add implements shared.Metric.
 func (m *guestMetric) Add(delta int64) { m.value.Add(delta) }
 
-// Record implements filter.Metric.
+// Record implements shared.Metric.
 func (m *guestMetric) Record(value uint64) {
 	switch m.kind {
 	case host.Histogram:
@@ -120,7 +120,7 @@ func (m *guestMetric) Record(value uint64) {
 	}
 }
 
-// Value implements filter.Metric.
+// Value implements shared.Metric.
 func (m *guestMetric) Value() uint64 { return uint64(m.value.Load()) }
 
 func (m *guestMetric) collect(ch chan<- prometheus.Metric) {

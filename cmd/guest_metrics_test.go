@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/pdproxy/pdproxy/abi/host"
-	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/shared"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -17,7 +17,7 @@ func TestGuestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	g := newGuestMetrics()
 	reg.MustRegister(g)
-	define := func(plugin string, kind host.MetricKind, name string) filter.Metric {
+	define := func(plugin string, kind host.MetricKind, name string) shared.Metric {
 		t.Helper()
 		m, err := g.of(plugin).Define(kind, name)
 		if err != nil {

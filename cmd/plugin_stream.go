@@ -256,8 +256,8 @@ type trialMetrics struct {
 	byName map[string]*trialMetric // guarded by mu
 }
 
-// Define implements filter.Metrics.
-func (m *trialMetrics) Define(kind host.MetricKind, name string) (filter.Metric, error) {
+// Define implements shared.Metrics.
+func (m *trialMetrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	metric := m.byName[name]

@@ -18,7 +18,7 @@ var mayImport = map[string][]string{
 	"plugins/budget":        {},
 	"plugins/shared":        {"abi/host"},
 	"plugins/build":         {},
-	"plugins/policy":        {"abi", "abi/host", "plugins/budget"},
+	"plugins/policy":        {"abi", "abi/host", "plugins/budget", "plugins/shared"},
 	"plugins/filter":        {"abi", "abi/host", "plugins/shared"},
 	"plugins":               {"abi", "abi/host", "plugins/..."},
 	"policies":              {"abi", "policies/..."},

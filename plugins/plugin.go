@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/filter"
 	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/shared"
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
@@ -25,7 +26,7 @@ type plugin struct {
 	failed   atomic.Bool // the version that was to replace this one could not be used
 
 	version *policy.Version // of a policy
-	env     *policyEnv      // of a policy
+	world   *policy.World   // of a policy
 	filter  *filter.Plugin  // of a filter
 	calls   *filterCalls    // of a filter
 }
@@ -73,10 +74,11 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	if p.spec.Name != "" {
 		log = log.With("plugin", p.spec.Name)
 	}
-	p.env = &policyEnv{
-		spec: &p.spec, log: log, level: max(lowest(log), host.LogInfo), store: &s.shared, space: s.shared.Open(p.spec.VMID),
-		metrics: s.metricsOf(p.spec.Name),
-	}
+	p.world = policy.NewWorld(policy.Setting{
+		Name: p.spec.Name, Config: p.spec.Config, VMConfig: p.spec.VMConfig, VMID: p.spec.VMID, RootID: p.spec.RootID,
+		Level: max(host.LowestLevel(log), host.LogInfo), Log: log, Store: &s.shared,
+		Metrics: shared.NewMetricTable(s.metricsOf(p.spec.Name)),
+	})
 	limit := p.spec.Timeout
 	if limit == 0 {
 		limit = c.Budget
@@ -84,12 +86,12 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	var err error
 	p.version, err = policy.Load(ctx, policy.Options{
 		Name: p.spec.Name, Wasm: wasm, Load: load, Budget: limit, Failures: p.failures, Seed: s.seed,
-		NewEnv: func() host.Env { return p.env },
+		NewEnv: func() host.Env { return p.world },
 		Meter:  func(label string, h abi.Hook) policy.Meter { return s.deps.Meter(label, h.String()) },
 		Log:    log,
 	})
 	if err != nil {
-		p.env.close()
+		p.world.Close()
 		return err
 	}
 	if err := p.version.Trial(); err != nil {
@@ -98,14 +100,13 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	return nil
 }
 
-// metricsOf is the table of a policy's metrics. A later version goes on with the
-// numbers, for the maker gives the same metric for the same name.
-func (s *Set) metricsOf(name string) *metricTable {
-	t := &metricTable{}
-	if s.deps.Metrics != nil {
-		t.maker = s.deps.Metrics(name)
+// metricsOf makes the metrics of a plugin, nil if none can be defined. A later
+// version goes on with the numbers.
+func (s *Set) metricsOf(name string) shared.Metrics {
+	if s.deps.Metrics == nil {
+		return nil
 	}
-	return t
+	return s.deps.Metrics(name)
 }
 
 func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte) error {
@@ -115,10 +116,7 @@ func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.L
 	}
 	deps := filter.Deps{
 		Shared: &s.shared, Budget: p.failures, Upstreams: c.Upstreams, Transport: s.deps.Transport,
-		Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
-	}
-	if s.deps.Metrics != nil {
-		deps.Metrics = s.deps.Metrics(p.spec.Name)
+		Metrics: s.metricsOf(p.spec.Name), Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
 	}
 	p.filter = filter.New(filter.Spec{
 		Name: p.spec.Name, Wasm: wasm, Load: load, Config: p.spec.Config, VMConfig: p.spec.VMConfig,
@@ -134,7 +132,7 @@ func (p *plugin) close(ctx context.Context) error {
 		return p.filter.Close(ctx)
 	}
 	err := p.version.Close(ctx)
-	p.env.close()
+	p.world.Close()
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins/filter"
 	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/shared"
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
@@ -62,7 +63,7 @@ type Deps struct {
 	// Meter gives what watches a policy, by its label and the name of its hook.
 	Meter       func(policy, hook string) policy.Meter
 	FilterMeter func(plugin string) filter.Meter
-	Metrics     func(plugin string) filter.Metrics // makes the metrics that guests define
+	Metrics     func(plugin string) shared.Metrics // makes the metrics that guests define
 	Transport   http.RoundTripper                  // for calls to upstreams
 	Node        filter.Node
 	CacheDir    string // of compiled code; "": in memory only

@@ -207,7 +207,7 @@ type metric struct {
 	value uint64 // guarded by mu
 }
 
-func (m *metrics) Define(kind host.MetricKind, name string) (filter.Metric, error) {
+func (m *metrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.values[name]

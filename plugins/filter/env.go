@@ -2,7 +2,6 @@ package filter
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -15,12 +14,6 @@ var (
 	_ host.Env     = (*vm)(nil)
 	_ host.RootEnv = (*vm)(nil)
 )
-
-// logLevels are slog's levels for those of guests.
-var logLevels = [...]slog.Level{
-	host.LogTrace: slog.LevelDebug - 4, host.LogDebug: slog.LevelDebug, host.LogInfo: slog.LevelInfo,
-	host.LogWarn: slog.LevelWarn, host.LogError: slog.LevelError, host.LogCritical: slog.LevelError + 4,
-}
 
 // What both Go SDKs panic with when a plugin has no HTTP context to give:
 // neither that nor a TCP context (proxywasm/internal/abi_callback_lifecycle.go),
@@ -35,18 +28,11 @@ func (v *vm) Log(level host.LogLevel, message string) {
 	if level == host.LogError && (strings.Contains(message, noContext) || strings.Contains(message, noHTTP)) {
 		v.noContextSaid = true
 	}
-	v.p.deps.Log.Log(context.Background(), logLevels[min(level, host.LogCritical)], message)
+	v.p.deps.Log.Log(context.Background(), level.Slog(), message)
 }
 
 // LogLevel implements host.Env.
-func (v *vm) LogLevel() host.LogLevel {
-	for level, at := range logLevels {
-		if v.p.deps.Log.Enabled(context.Background(), at) {
-			return host.LogLevel(level)
-		}
-	}
-	return host.LogCritical
-}
+func (v *vm) LogLevel() host.LogLevel { return host.LowestLevel(v.p.deps.Log) }
 
 // VMConfig implements host.Env.
 func (v *vm) VMConfig() []byte { return []byte(v.p.spec.VMConfig) }
@@ -107,19 +93,19 @@ func (v *vm) Dequeue(queue uint32) ([]byte, host.Status) { return v.p.deps.Share
 
 // DefineMetric implements host.Env.
 func (v *vm) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {
-	return v.p.metrics.define(kind, name)
+	return v.p.metrics.Define(kind, name)
 }
 
 // RecordMetric implements host.Env.
-func (v *vm) RecordMetric(id uint32, value uint64) host.Status { return v.p.metrics.record(id, value) }
+func (v *vm) RecordMetric(id uint32, value uint64) host.Status { return v.p.metrics.Record(id, value) }
 
 // IncrementMetric implements host.Env.
 func (v *vm) IncrementMetric(id uint32, delta int64) host.Status {
-	return v.p.metrics.increment(id, delta)
+	return v.p.metrics.Increment(id, delta)
 }
 
 // Metric implements host.Env.
-func (v *vm) Metric(id uint32) (uint64, host.Status) { return v.p.metrics.value(id) }
+func (v *vm) Metric(id uint32) (uint64, host.Status) { return v.p.metrics.Value(id) }
 
 // RootDone implements host.RootEnv.
 func (v *vm) RootDone(uint32) host.Status {

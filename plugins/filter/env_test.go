@@ -155,6 +155,9 @@ configure: call proxy_call_foreign_function "get_log_level" null ret
 configure: call proxy_call_foreign_function "pdproxy.v1.explain_note" "no stream" ret
 configure: call proxy_call_foreign_function "set_envoy_filter_state" "\x0a\x01p" ret
 configure: call proxy_call_foreign_function "uncompress" "no zlib" ret
+configure: call proxy_call_foreign_function "pdproxy.v1.counter" "\x03\x00\x00\x00\x00\x00\x00\x00turns" ret
+configure: call proxy_call_foreign_function "pdproxy.v1.counter" "\x02\x00\x00\x00\x00\x00\x00\x00turns" ret
+configure: call proxy_call_foreign_function "pdproxy.v1.counter" "short" ret
 [s]
 request_headers: call proxy_call_foreign_function "pdproxy.v1.explain_note" "chosen" ret`))
 	var notes []string
@@ -163,6 +166,8 @@ request_headers: call proxy_call_foreign_function "pdproxy.v1.explain_note" "cho
 	want := []string{
 		`configure proxy_call_foreign_function=1 ""`, `configure proxy_call_foreign_function=0 ""`, `configure proxy_call_foreign_function=0 "\x02\x00\x00\x00"`,
 		`configure proxy_call_foreign_function=2 ""`, `configure proxy_call_foreign_function=1 ""`, `configure proxy_call_foreign_function=3 ""`,
+		`configure proxy_call_foreign_function=0 "\x03\x00\x00\x00\x00\x00\x00\x00"`,
+		`configure proxy_call_foreign_function=0 "\x05\x00\x00\x00\x00\x00\x00\x00"`, `configure proxy_call_foreign_function=2 ""`,
 		`request_headers proxy_call_foreign_function=0 ""`,
 	}
 	if got := w.callbacks("f"); !slices.Equal(got, want) {

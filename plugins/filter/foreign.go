@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
@@ -33,7 +34,9 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 		return binary.LittleEndian.AppendUint32(nil, uint32(v.LogLevel())), host.OK
 	case "set_envoy_filter_state":
 		return nil, v.setFilterState(ctx, args)
-	case "pdproxy.v1.explain_note":
+	case abi.ForeignCounter:
+		return v.p.metrics.Count(args)
+	case abi.ForeignNote:
 		f := v.stream(ctx)
 		switch {
 		case f == nil:

@@ -36,7 +36,7 @@ type Plugin struct {
 	deps    Deps
 	module  *host.Module
 	space   *shared.Space
-	metrics metricTable
+	metrics *shared.MetricTable
 	has     [host.OnForeignFunction + 8]bool // callbacks that the module exports
 	streams bool                             // it has callbacks for streams at all
 
@@ -71,13 +71,12 @@ func New(spec Spec, deps Deps) *Plugin {
 	if spec.Timeout <= 0 {
 		spec.Timeout = DefaultTimeout
 	}
-	p := &Plugin{spec: spec, deps: deps, changed: make(chan struct{}), idle: make(chan struct{}), allowed: make(map[string]bool)}
+	p := &Plugin{spec: spec, deps: deps, changed: make(chan struct{}), idle: make(chan struct{}), allowed: make(map[string]bool), metrics: shared.NewMetricTable(deps.Metrics)}
 	p.deps.Log = deps.Log.With("plugin", spec.Name)
 	for _, name := range spec.Upstreams {
 		p.allowed[name] = true
 	}
 	p.allowAll = p.allowed["*"]
-	p.metrics.definer = deps.Metrics
 	return p
 }
 

@@ -40,7 +40,7 @@ type Deps struct {
 	Budget    Budget
 	Upstreams map[string]*url.URL // by the name that guests call them by
 	Transport http.RoundTripper   // for calls to upstreams; nil: http.DefaultTransport
-	Metrics   Metrics             // nil: guests cannot define any
+	Metrics   shared.Metrics      // nil: guests cannot define any
 	Meter     Meter
 	Node      Node
 	Log       *slog.Logger
@@ -68,22 +68,6 @@ type Meter interface {
 	// busy (the VM was not free in time), start (a VM that replaces another did
 	// not start).
 	Fail(c host.Callback, reason string)
-}
-
-// Metrics makes the metrics that guests define. It is safe for concurrent use,
-// and gives the same metric for the same kind and name, also to a later version
-// of the plugin.
-type Metrics interface {
-	// Define answers an error for a name that cannot be had, above all one that
-	// has another kind already.
-	Define(kind host.MetricKind, name string) (Metric, error)
-}
-
-// Metric is one metric of a guest. It is safe for concurrent use.
-type Metric interface {
-	Add(delta int64)     // counters (never below 0) and gauges
-	Record(value uint64) // a gauge is set, a histogram observes, a counter grows by it
-	Value() uint64       // counters and gauges
 }
 
 // State is what a plugin is doing.

@@ -79,22 +79,7 @@ func (v *vm) start(ctx context.Context) (err error) {
 	if v.guest, err = v.p.module.NewVM(ctx, v); err != nil {
 		return fmt.Errorf("start plugin: %w", err)
 	}
-	if err := v.guest.ContextCreate(ctx, rootContext, 0); err != nil {
-		return fmt.Errorf("start plugin: %w", err)
-	}
-	switch ok, err := v.guest.VMStart(ctx, rootContext); {
-	case err != nil:
-		return fmt.Errorf("start plugin: %w", err)
-	case !ok:
-		return errors.New("start plugin: proxy_on_vm_start answered false")
-	}
-	switch ok, err := v.guest.Configure(ctx, rootContext); {
-	case err != nil:
-		return fmt.Errorf("configure plugin: %w", err)
-	case !ok:
-		return errors.New("configure plugin: proxy_on_configure answered false")
-	}
-	return nil
+	return v.guest.Begin(ctx, rootContext)
 }
 
 // idle reports whether nobody is in the guest just now.

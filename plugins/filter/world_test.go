@@ -143,7 +143,7 @@ type numberOf struct {
 	observed []uint64
 }
 
-func (n *numbers) Define(kind host.MetricKind, name string) (Metric, error) {
+func (n *numbers) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.values == nil {

@@ -186,7 +186,7 @@ func roomFor(frame int) uint32 {
 
 // run calls the hook with the frame that stands in the scratch.
 func (c *call) run(frame []byte) (answer int64, ok bool) {
-	c.vm.notes.notes = nil
+	c.vm.notes.Take() // of a call that gave no decision
 	answer, err := c.vm.hooks[c.p.Hook].Call(c.ctx, c.at, uint32(len(frame)))
 	if err != nil {
 		c.reason = reasonOf(err)

@@ -5,15 +5,22 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// notebook is the Env of one VM, and where its guest leaves notes on the
-// decision under way.
-type notebook struct {
+// Notebook is the Env of one VM, and where its guest leaves notes on the
+// decision under way. Like its VM it is not safe for concurrent use.
+type Notebook struct {
 	host.Env
 	notes []string
 }
 
+// Take returns the notes since it was called last.
+func (n *Notebook) Take() []string {
+	notes := n.notes
+	n.notes = nil
+	return notes
+}
+
 // Foreign implements host.Env.
-func (n *notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
+func (n *Notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
 	switch {
 	case name != abi.ForeignNote:
 		return n.Env.Foreign(ctx, name, args)
@@ -26,7 +33,7 @@ func (n *notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.S
 
 // notes takes the notes of the call, under the policy's name.
 func (c *call) notes() []string {
-	notes := c.vm.notes.notes
+	notes := c.vm.notes.Take()
 	for i := range notes {
 		notes[i] = c.p.Label + ": " + notes[i]
 	}

@@ -13,7 +13,7 @@ import (
 type vm struct {
 	*host.VM
 	hooks [abi.HookFinish + 1]*host.Hook // nil: not exported
-	notes *notebook
+	notes *Notebook
 }
 
 // slot is one place of the pool, on a cache line of its own.

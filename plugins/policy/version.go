@@ -116,7 +116,7 @@ func (v *Version) start(ctx context.Context) error {
 func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	notes := &notebook{Env: env}
+	notes := &Notebook{Env: env}
 	guest, err := v.module.NewVM(ctx, notes)
 	if err != nil {
 		return nil, err
@@ -132,20 +132,8 @@ func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 // and takes the scratch buffer and the hooks.
 func (v *Version) configure(ctx context.Context, m *vm) error {
 	if v.module.Info().ABIVersion != "" {
-		if err := m.ContextCreate(ctx, root, 0); err != nil {
-			return fmt.Errorf("start plugin: %w", err)
-		}
-		switch ok, err := m.VMStart(ctx, root); {
-		case err != nil:
-			return fmt.Errorf("start plugin: %w", err)
-		case !ok:
-			return errors.New("start plugin: proxy_on_vm_start answered false")
-		}
-		switch ok, err := m.Configure(ctx, root); {
-		case err != nil:
-			return fmt.Errorf("configure plugin: %w", err)
-		case !ok:
-			return errors.New("configure plugin: proxy_on_configure answered false")
+		if err := m.Begin(ctx, root); err != nil {
+			return err
 		}
 	}
 	for h := abi.HookPlan; h <= abi.HookFinish; h++ {

@@ -1,7 +1,9 @@
-// Package shared owns what the guests of one vm_id share over all their VMs,
-// plugins and versions in this process: data with compare-and-swap, and queues.
-// It lives as long as somebody uses the vm_id. Semantics: proxy-wasm/spec 0.2.1
-// "Shared data" and "Shared queues", and proxy-wasm-cpp-host where it is silent.
+// Package shared owns what guests share beyond one VM: with all guests of their
+// vm_id, over all their VMs, plugins and versions in this process, data with
+// compare-and-swap, and queues, as long as somebody uses the vm_id; with the
+// other VMs of their plugin the metrics that they define. Semantics:
+// proxy-wasm/spec 0.2.1 "Shared data", "Shared queues" and "Metrics", and
+// proxy-wasm-cpp-host where it is silent.
 package shared
 
 import (

@@ -1,0 +1,40 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+)
+
+// levelNames and slogLevels are in the order of the log levels. What is below
+// slog's debug and above its error is one step away, as slog's own levels are.
+var (
+	levelNames = [...]string{"trace", "debug", "info", "warn", "error", "critical"}
+	slogLevels = [...]slog.Level{slog.LevelDebug - 4, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError, slog.LevelError + 4}
+)
+
+// ParseLogLevel returns the level of a name: trace, debug, info, warn, error or
+// critical.
+func ParseLogLevel(name string) (LogLevel, error) {
+	i := slices.Index(levelNames[:], name)
+	if i < 0 {
+		return 0, fmt.Errorf("%q is not trace, debug, info, warn, error or critical", name)
+	}
+	return LogLevel(i), nil
+}
+
+// Slog returns the level as package log/slog counts; any above LogCritical is
+// that.
+func (l LogLevel) Slog() slog.Level { return slogLevels[min(l, LogCritical)] }
+
+// LowestLevel returns the lowest level that log keeps, LogCritical if it keeps
+// none.
+func LowestLevel(log *slog.Logger) LogLevel {
+	for level := LogTrace; level < LogCritical; level++ {
+		if log.Enabled(context.Background(), level.Slog()) {
+			return level
+		}
+	}
+	return LogCritical
+}

@@ -1,0 +1,32 @@
+package host
+
+import (
+	"io"
+	"log/slog"
+	"testing"
+)
+
+func TestLogLevels(t *testing.T) {
+	for level, name := range levelNames {
+		l := LogLevel(level)
+		if got, err := ParseLogLevel(name); got != l || err != nil {
+			t.Errorf("%s is level %d (%v)", name, got, err)
+		}
+		if l > LogTrace && l.Slog() <= (l-1).Slog() {
+			t.Errorf("%s is not above the level before it", name)
+		}
+		log := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: l.Slog()}))
+		if got := LowestLevel(log); got != l {
+			t.Errorf("a log from %s on keeps from level %d on", name, got)
+		}
+	}
+	if LogInfo.Slog() != slog.LevelInfo || LogLevel(99).Slog() != LogCritical.Slog() {
+		t.Error("info is slog's, and nothing is above critical")
+	}
+	if _, err := ParseLogLevel("loud"); err == nil {
+		t.Error("loud is a level")
+	}
+	if got := LowestLevel(slog.New(slog.DiscardHandler)); got != LogCritical {
+		t.Errorf("a log that keeps nothing keeps from level %d on", got)
+	}
+}

@@ -1,0 +1,148 @@
+package policy
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/shared"
+)
+
+// World is what the VMs of one policy module reach: beside its configuration and
+// its log a policy has the shared data and the queues of its vm_id and metrics;
+// it has no streams, no ticks and no calls to upstreams, for which there are
+// filters. It is safe for concurrent use: all VMs of a version have the same one.
+type World struct {
+	setting Setting
+	space   *shared.Space
+}
+
+// Setting is what a World is made of. All fields but the texts are needed.
+type Setting struct {
+	Name, Config, VMConfig, VMID, RootID string // as in the configuration of the plugin
+
+	Level   host.LogLevel // the lowest that is kept of the guest's log
+	Log     *slog.Logger
+	Store   *shared.Store
+	Metrics *shared.MetricTable
+}
+
+var _ host.Env = (*World)(nil)
+
+// NewWorld returns a World, which needs a Close.
+func NewWorld(s Setting) *World { return &World{setting: s, space: s.Store.Open(s.VMID)} }
+
+// Close gives the shared data back, after the last VM has ended.
+func (w *World) Close() {
+	w.space.Forget(w)
+	w.space.Release()
+}
+
+// Log implements host.Env.
+func (w *World) Log(level host.LogLevel, message string) {
+	w.setting.Log.Log(context.Background(), level.Slog(), message)
+}
+
+// LogLevel implements host.Env.
+func (w *World) LogLevel() host.LogLevel { return w.setting.Level }
+
+// VMConfig implements host.Env.
+func (w *World) VMConfig() []byte { return []byte(w.setting.VMConfig) }
+
+// PluginConfig implements host.Env.
+func (w *World) PluginConfig() []byte { return []byte(w.setting.Config) }
+
+// SetTickPeriod implements host.Env.
+func (w *World) SetTickPeriod(_ uint32, period time.Duration) {
+	if period > 0 {
+		w.setting.Log.Warn("the plugin asks for ticks, which policies do not get")
+	}
+}
+
+// Stream implements host.Env.
+func (w *World) Stream(uint32) host.Stream { return nil }
+
+// Property implements host.Env.
+func (w *World) Property(_ uint32, path []string) ([]byte, host.Status) {
+	if len(path) != 1 {
+		return nil, host.NotFound
+	}
+	switch path[0] {
+	case "plugin_name":
+		return []byte(w.setting.Name), host.OK
+	case "plugin_root_id":
+		return []byte(w.setting.RootID), host.OK
+	case "plugin_vm_id":
+		return []byte(w.setting.VMID), host.OK
+	}
+	return nil, host.NotFound
+}
+
+// SetProperty implements host.Env.
+func (w *World) SetProperty(uint32, []string, []byte) host.Status { return host.NotFound }
+
+// SharedData implements host.Env.
+func (w *World) SharedData(key string) ([]byte, uint32, host.Status) { return w.space.Get(key) }
+
+// SetSharedData implements host.Env.
+func (w *World) SetSharedData(key string, value []byte, cas uint32) host.Status {
+	return w.space.Set(key, value, cas)
+}
+
+// RegisterQueue implements host.Env. Policies are not told of items, so that one
+// must not take a queue from a filter that is.
+func (w *World) RegisterQueue(_ uint32, name string) uint32 {
+	if queue, status := w.setting.Store.Resolve(w.setting.VMID, name); status == host.OK {
+		return queue
+	}
+	return w.space.Register(name, w, func(uint32) {})
+}
+
+// ResolveQueue implements host.Env.
+func (w *World) ResolveQueue(vmID, name string) (uint32, host.Status) {
+	if vmID == "" {
+		vmID = w.setting.VMID
+	}
+	return w.setting.Store.Resolve(vmID, name)
+}
+
+// Enqueue implements host.Env.
+func (w *World) Enqueue(queue uint32, value []byte) host.Status {
+	return w.setting.Store.Enqueue(queue, value)
+}
+
+// Dequeue implements host.Env.
+func (w *World) Dequeue(queue uint32) ([]byte, host.Status) { return w.setting.Store.Dequeue(queue) }
+
+// DefineMetric implements host.Env.
+func (w *World) DefineMetric(kind host.MetricKind, name string) (uint32, host.Status) {
+	return w.setting.Metrics.Define(kind, name)
+}
+
+// RecordMetric implements host.Env.
+func (w *World) RecordMetric(id uint32, value uint64) host.Status {
+	return w.setting.Metrics.Record(id, value)
+}
+
+// IncrementMetric implements host.Env.
+func (w *World) IncrementMetric(id uint32, delta int64) host.Status {
+	return w.setting.Metrics.Increment(id, delta)
+}
+
+// Metric implements host.Env.
+func (w *World) Metric(id uint32) (uint64, host.Status) { return w.setting.Metrics.Value(id) }
+
+// HTTPCall implements host.Env.
+func (w *World) HTTPCall(uint32, *host.HTTPCall) (uint32, host.Status) {
+	return 0, host.Unimplemented
+}
+
+// Foreign implements host.Env.
+func (w *World) Foreign(_ uint32, name string, args []byte) ([]byte, host.Status) {
+	if name == abi.ForeignCounter {
+		return w.setting.Metrics.Count(args)
+	}
+	return nil, host.NotFound
+}
