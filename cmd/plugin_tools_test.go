@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/plugins/trial"
 )
 
 // must runs a command line that has to end with code.
@@ -91,7 +93,7 @@ func TestNewPolicy(t *testing.T) {
 			must(t, exitOK, "plugin", "build", dir)
 			module := filepath.Join(dir, "my-policy.wasm")
 
-			var results []trialResult
+			var results []trial.Result
 			stdout, _ := must(t, exitOK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
 			unmarshal(t, stdout, &results)
 			if len(results) != 3 {
@@ -120,7 +122,7 @@ func TestInspect(t *testing.T) {
 				module = filepath.Join(t.TempDir(), "policy.wasm")
 				must(t, exitOK, "plugin", "build", filepath.Join(repository(t), "examples/policy-go"), "-o", module)
 			}
-			var i inspection
+			var i trial.Inspection
 			stdout, _ := must(t, exitOK, "plugin", "inspect", "--json", module)
 			unmarshal(t, stdout, &i)
 			if i.ABI != tt.abi || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
@@ -144,130 +146,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// naughty is a policy whose frames say by their sequence number how it fails.
-const naughty = `package main
-
-import (
-	"encoding/binary"
-	"unsafe"
-)
-
-func main() {}
-
-var scratch [8192]uint64
-
-//go:wasmexport pdproxy_v1_scratch
-func exportScratch(size uint32) uint32 { return uint32(uintptr(unsafe.Pointer(&scratch[0]))) }
-
-//go:wasmexport pdproxy_v1_on_place
-func place(at, size uint32) uint64 { return answer() }
-
-//go:wasmexport pdproxy_v1_on_plan
-func plan(at, size uint32) uint64 { return answer() }
-
-//go:wasmexport pdproxy_v1_on_mint
-func mint(at, size uint32) uint64 { return answer() }
-
-//go:wasmexport pdproxy_v1_on_leg
-func leg(at, size uint32) uint64 {
-	frame := unsafe.Slice((*byte)(unsafe.Pointer(&scratch[0])), 65536)
-	if frame[31] == 0xee { // one edit behind the frame
-		binary.LittleEndian.PutUint32(frame[56:], size)
-		binary.LittleEndian.PutUint32(frame[60:], 16)
-		edit := frame[size:]
-		for i, n := range []uint32{1, 1, 3} {
-			binary.LittleEndian.PutUint32(edit[4*i:], n)
-		}
-		copy(edit[12:], "kvvv")
-		return 1
-	}
-	return answer()
-}
-
-//go:wasmexport pdproxy_v1_on_finish
-func finish(at, size uint32) {}
-
-// answer is the sequence number, unless it is one of these.
-func answer() uint64 {
-	frame := (*[64]byte)(unsafe.Pointer(&scratch[0]))
-	switch n := binary.LittleEndian.Uint64(frame[24:]); n {
-	case 901:
-		for { //nolint
-		}
-	case 902:
-		panic("as asked")
-	default:
-		return n
-	}
-}
-`
-
 const twoRows = `"candidates": [{"engine": "p", "facts": {"role": "prefill"}}, {"engine": "d", "facts": {"role": "decode"}}]`
-
-func TestTrial(t *testing.T) {
-	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, "go.mod"), "module naughty\n\ngo 1.24\n")
-	writeFile(t, filepath.Join(dir, "main.go"), naughty)
-	module := filepath.Join(dir, "naughty.wasm")
-	must(t, exitOK, "plugin", "build", "-o", module, dir)
-	tests := []struct {
-		name, frame     string
-		decision, error string // in what is printed of them
-	}{
-		{"plan", `{"hook": "plan", "sequence": 2, "expect": {"plan": "disaggregate"}}`, `{"plan":"disaggregate","status":0,"limit_ms":0}`, ""},
-		{"plan with a limit", `{"hook": "plan", "sequence": 858993459201}`, `"limit_ms":200`, ""},
-		{"reject", `{"hook": "plan", "sequence": 28114947, "expect": {"plan": "reject", "status": 429}}`, `"status":429`, ""},
-		{"no plan", `{"hook": "plan", "sequence": 9}`, "null", "0x9 is no plan"},
-		{"another plan", `{"hook": "plan", "sequence": 1, "expect": {"plan": "pass"}}`, `"aggregate"`, `expected {"plan": "pass"}`},
-		{"place", `{"hook": "place", "sequence": 1, ` + twoRows + `}`, `{"prefill":"p/0","decode":"d/0","prefill_row":0,"decode_row":1}`, ""},
-		{"row out of range", `{"hook": "place", "sequence": 7, ` + twoRows + `}`, `"decode_row":7`, "rows 0 to 1"},
-		{"one row twice", `{"hook": "place", "sequence": 0, ` + twoRows + `}`, `"decode_row":0`, "both legs are on one target"},
-		{"roles swapped", `{"hook": "place", "sequence": 4294967296, ` + twoRows + `}`, `"prefill":"d/0"`, "d/0 does not serve prefill"},
-		{"explanation", `{"request_id": "r1", "flow": "prefill_first", "legs": [], ` + twoRows + `}`, `"prefill_row":0`, "both legs are on one target"},
-		{"mint", `{"hook": "mint", "sequence": 1099511627777, "expect": {"id": 1099511627777}}`, `{"id":1099511627777}`, ""},
-		{"mint out of range", `{"hook": "mint", "sequence": 12}`, `{"id":12}`, "is not within"},
-		{"mint abstains", `{"hook": "mint", "sequence": 0}`, "null", "no id"},
-		{"leg", `{"hook": "leg", "phase": "decode", "sequence": 0}`, `{"leg":"as_is"}`, ""},
-		{"leg failed", `{"hook": "leg", "event": "failed", "sequence": 3, "expect": {"leg": "give_up"}}`, `{"leg":"give_up"}`, ""},
-		{"leg unknown", `{"hook": "leg", "sequence": 2}`, "null", "no decision on a leg"},
-		{"edits", `{"hook": "leg", "sequence": 17149707381026848768}`, `{"leg":"edited","edits":[{"op":"set_header","name":"k","value":"vvv"}]}`, ""},
-		{"finish", `{"hook": "finish", "outcome": "cancelled", "expect": {}}`, "{}", ""},
-		{"endless loop", `{"hook": "plan", "sequence": 901}`, "null", "timeout"},
-		{"panic", `{"hook": "plan", "sequence": 902}`, "null", "call pdproxy_v1_on_plan"},
-		{"after a panic", `{"hook": "plan", "sequence": 1}`, `"aggregate"`, ""},
-		{"policy that is not there", `{"hook": "plan", "policy": "x", "sequence": 1}`, "null", "names none"},
-	}
-	var all []string
-	for _, tt := range tests {
-		all = append(all, tt.frame)
-	}
-	frames := filepath.Join(dir, "frames.json")
-	writeFile(t, frames, "["+strings.Join(all, ",\n")+"]")
-	stdout, _ := must(t, exitFailed, "plugin", "test", "--json", "--timeout", "300ms", module, frames)
-	var results []struct {
-		Decision json.RawMessage `json:"decision"`
-		Error    string          `json:"error"`
-		Stack    string          `json:"stack"`
-	}
-	unmarshal(t, stdout, &results)
-	if len(results) != len(tests) {
-		t.Fatalf("%d results of %d frames", len(results), len(tests))
-	}
-	for i, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			decision := strings.Join(strings.Fields(string(results[i].Decision)), "")
-			if !strings.Contains(decision, tt.decision) {
-				t.Errorf("decision %s, want %s", decision, tt.decision)
-			}
-			if got := results[i].Error; got == "" && tt.error != "" || got != "" && tt.error == "" || !strings.Contains(got, tt.error) {
-				t.Errorf("error %q, want %q", got, tt.error)
-			}
-		})
-	}
-	if last := results[len(results)-3]; !strings.Contains(last.Stack, "main.answer") {
-		t.Errorf("the stack of the panic is %q", last.Stack)
-	}
-}
 
 func TestTrialAsText(t *testing.T) {
 	frames := filepath.Join(t.TempDir(), "frames.json")
@@ -319,6 +198,7 @@ func TestPluginUsage(t *testing.T) {
 		"test bad module":    {exitFailed, "neither a proxy-wasm marker", []string{"test", empty, frames}},
 		"test bad repeat":    {exitUsage, "--repeat", []string{"test", "--repeat", "0", empty, frames}},
 		"test bad level":     {exitUsage, "--guest-log", []string{"test", "--guest-log", "loud", empty, frames}},
+		"test bad upstream":  {exitUsage, "--upstream u", []string{"test", "--upstream", "u=http://[", empty, frames}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, stderr := must(t, tt.code, append([]string{"plugin"}, tt.args...)...)

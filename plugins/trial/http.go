@@ -1,4 +1,4 @@
-package cmd
+package trial
 
 import (
 	"bytes"
@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -20,9 +18,9 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// httpJSON is a frame for filters: a request of a client, and what the proxy
+// httpFrame is a frame for filters: a request of a client, and what the proxy
 // would answer.
-type httpJSON struct {
+type httpFrame struct {
 	frameHead
 	Request  httpRequest  `json:"request"`
 	Response httpResponse `json:"response"`
@@ -48,8 +46,8 @@ type httpDecision struct {
 	Response httpResponse `json:"response"`
 }
 
-// brief is the decision in a line of text.
-func (d *httpDecision) brief() string {
+// String is the decision in a line of text.
+func (d *httpDecision) String() string {
 	request := "did not reach the proxy"
 	if d.Request != nil {
 		request = fmt.Sprintf("%s %s, %d bytes", d.Request.Method, d.Request.Path, len(d.Request.Body))
@@ -59,45 +57,36 @@ func (d *httpDecision) brief() string {
 
 const httpHook = "http"
 
-func readHTTP(text []byte) (trialFrame, error) {
-	j := httpJSON{Request: httpRequest{Method: http.MethodPost, Path: "/v1/completions"}, Response: httpResponse{Status: http.StatusOK}}
+func readHTTP(text []byte) (Frame, error) {
+	j := httpFrame{Request: httpRequest{Method: http.MethodPost, Path: "/v1/completions"}, Response: httpResponse{Status: http.StatusOK}}
 	if err := strictly(text, &j); err != nil {
-		return trialFrame{}, err
+		return Frame{}, err
 	}
 	if _, err := http.NewRequest(j.Request.Method, "http://proxy"+j.Request.Path, nil); err != nil {
-		return trialFrame{}, err
+		return Frame{}, err
 	}
 	if j.Response.Status < 200 || j.Response.Status > 599 {
-		return trialFrame{}, fmt.Errorf("response.status: %d", j.Response.Status)
+		return Frame{}, fmt.Errorf("response.status: %d", j.Response.Status)
 	}
-	return trialFrame{frameHead: j.frameHead, http: &j}, nil
+	return Frame{frameHead: j.frameHead, http: &j}, nil
 }
 
 // streamTrial runs requests through a filter.
 type streamTrial struct {
 	plugin *filter.Plugin
 	chain  filter.Chain
-	meter  trialMeter
+	meter  meter
 }
 
-func newStreamTrial(ctx context.Context, wasm []byte, o trialOptions, log *slog.Logger) (*streamTrial, error) {
+func newStreamTrial(ctx context.Context, wasm []byte, o *Options) (*streamTrial, error) {
 	t := &streamTrial{}
-	upstreams := map[string]*url.URL{}
-	for name, text := range o.upstreams {
-		u, err := url.Parse(text)
-		if err != nil {
-			return nil, fmt.Errorf("--upstream %s: %w", name, err)
-		}
-		upstreams[name] = u
-	}
 	t.plugin = filter.New(
 		filter.Spec{
-			Name: "trial", Wasm: wasm, VMs: 1, Config: o.config, Timeout: o.timeout, Upstreams: []string{"*"},
-			Load: host.LoadOptions{Guarded: !o.trusted, CompileWorkers: 2},
+			Name: "trial", Wasm: wasm, VMs: 1, Config: o.Config, Timeout: o.Timeout, Upstreams: []string{"*"}, Load: o.load(),
 		},
 		filter.Deps{
-			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour), Upstreams: upstreams,
-			Metrics: &trialMetrics{byName: map[string]*trialMetric{}}, Meter: &t.meter, Log: log,
+			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour), Upstreams: o.Upstreams,
+			Metrics: newMetrics(), Meter: &t.meter, Log: o.Log,
 		})
 	if err := t.plugin.Start(ctx); err != nil {
 		return nil, err
@@ -108,14 +97,14 @@ func newStreamTrial(ctx context.Context, wasm []byte, o trialOptions, log *slog.
 
 // close waits for what the guest does after the streams.
 func (t *streamTrial) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), trialStart)
+	ctx, cancel := context.WithTimeout(context.Background(), host.StartBudget)
 	defer cancel()
 	return t.plugin.Close(ctx)
 }
 
 // frame leads one request through the filter. Its time is what was spent in the
 // guest's callbacks.
-func (t *streamTrial) frame(ctx context.Context, f *httpJSON, repeat int, r *trialResult) error {
+func (t *streamTrial) frame(ctx context.Context, f *httpFrame, repeat int, r *Result) error {
 	var spent time.Duration
 	for range repeat {
 		info := new(abi.StreamInfo)
@@ -124,12 +113,12 @@ func (t *streamTrial) frame(ctx context.Context, f *httpJSON, repeat int, r *tri
 			return err
 		}
 		var d httpDecision
-		answer := &trialAnswer{header: http.Header{}}
+		client := &answer{header: http.Header{}}
 		t.meter.reset()
-		cut := t.serve(answer, req, f, &d)
+		cut := t.serve(client, req, f, &d)
 		var failure string
 		spent, failure = spent+t.meter.spent(), t.meter.failure()
-		d.Response = httpResponse{Status: answer.status, Headers: joined(answer.header), Body: answer.body.String()}
+		d.Response = httpResponse{Status: client.status, Headers: joined(client.header), Body: client.body.String()}
 		r.Decision, r.Notes = &d, info.Notes()
 		switch {
 		case failure != "":
@@ -143,7 +132,7 @@ func (t *streamTrial) frame(ctx context.Context, f *httpJSON, repeat int, r *tri
 }
 
 // serve runs the chain around a handler that answers as the frame says.
-func (t *streamTrial) serve(w http.ResponseWriter, req *http.Request, f *httpJSON, d *httpDecision) (cut bool) {
+func (t *streamTrial) serve(w http.ResponseWriter, req *http.Request, f *httpFrame, d *httpDecision) (cut bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			if v != http.ErrAbortHandler {
@@ -185,46 +174,46 @@ func joined(h http.Header) map[string]string {
 	return lines
 }
 
-// trialAnswer is the client's end of a stream.
-type trialAnswer struct {
+// answer is the client's end of a stream.
+type answer struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (a *trialAnswer) Header() http.Header { return a.header }
+func (a *answer) Header() http.Header { return a.header }
 
-func (a *trialAnswer) WriteHeader(status int) {
+func (a *answer) WriteHeader(status int) {
 	if a.status == 0 && status >= 200 {
 		a.status = status
 	}
 }
 
-func (a *trialAnswer) Write(p []byte) (int, error) {
+func (a *answer) Write(p []byte) (int, error) {
 	a.WriteHeader(http.StatusOK)
 	return a.body.Write(p)
 }
 
 // Flush has nothing to do: what is written is there.
-func (a *trialAnswer) Flush() {}
+func (a *answer) Flush() {}
 
-// trialMeter sums up the calls of one frame. The guest takes leave of a stream
+// meter sums up the calls of one frame. The guest takes leave of a stream
 // in the background, so calls of one frame may be booked to the next.
-type trialMeter struct {
+type meter struct {
 	mu     sync.Mutex
 	sum    time.Duration // guarded by mu
 	failed string        // guarded by mu
 }
 
 // Observe implements filter.Meter.
-func (m *trialMeter) Observe(_ host.Callback, d time.Duration) {
+func (m *meter) Observe(_ host.Callback, d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sum += d
 }
 
 // Fail implements filter.Meter.
-func (m *trialMeter) Fail(c host.Callback, reason string) {
+func (m *meter) Fail(c host.Callback, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.failed == "" {
@@ -232,41 +221,20 @@ func (m *trialMeter) Fail(c host.Callback, reason string) {
 	}
 }
 
-func (m *trialMeter) reset() {
+func (m *meter) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sum, m.failed = 0, ""
 }
 
-func (m *trialMeter) spent() time.Duration {
+func (m *meter) spent() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sum
 }
 
-func (m *trialMeter) failure() string {
+func (m *meter) failure() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.failed
-}
-
-// trialMetrics are a filter's metrics, which nobody reads but itself.
-type trialMetrics struct {
-	mu     sync.Mutex
-	byName map[string]*trialMetric // guarded by mu
-}
-
-// Define implements shared.Metrics.
-func (m *trialMetrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	metric := m.byName[name]
-	if metric == nil {
-		metric = &trialMetric{name: name, kind: kind}
-		m.byName[name] = metric
-	}
-	if metric.kind != kind {
-		return nil, fmt.Errorf("metric %s is of another kind", name)
-	}
-	return metric, nil
 }

@@ -1,4 +1,4 @@
-package cmd
+package trial
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Decisions as `pdproxy plugin test` prints and expects them.
+// Decisions as they are printed and expected.
 
 type planDecision struct {
 	Plan    string `json:"plan"`
@@ -52,7 +52,7 @@ var editNames = map[abi.EditOp]string{
 }
 
 // encode makes the bytes that the guest is shown.
-func (f *trialFrame) encode(h *abi.Header) []byte {
+func (f *Frame) encode(h *abi.Header) []byte {
 	switch f.hook {
 	case abi.HookPlan:
 		return abi.AppendPlan(nil, h, f.plan)
@@ -69,7 +69,7 @@ func (f *trialFrame) encode(h *abi.Header) []byte {
 
 // decision reads the answer, which breaks the contract where it is an error.
 // scratch begins with the frame, of that size, as the guest left it.
-func (f *trialFrame) decision(answer uint64, scratch []byte, size int) (any, error) {
+func (f *Frame) decision(answer uint64, scratch []byte, size int) (any, error) {
 	switch f.hook {
 	case abi.HookPlan:
 		a, ok := abi.UnpackPlan(answer)
@@ -103,7 +103,7 @@ func (f *trialFrame) decision(answer uint64, scratch []byte, size int) (any, err
 }
 
 // placed checks a placement against the contract.
-func (f *trialFrame) placed(d abi.PlaceDecision, frame []byte) (any, error) {
+func (f *Frame) placed(d abi.PlaceDecision, frame []byte) (any, error) {
 	r := placeDecision{PrefillRow: d.Prefill, DecodeRow: d.Decode}
 	rows := f.place.Candidates
 	last := int32(len(rows)) - 1

@@ -1,4 +1,4 @@
-package cmd
+package trial
 
 import (
 	"reflect"
@@ -34,7 +34,7 @@ func TestFrames(t *testing.T) {
 	 "prompt_tokens": 10, "cached_tokens": 11, "output_tokens": 12, "reason": "late"}
 	{"request_id": "r", "flow": "prefill_first", "model": "m2", "outcome": "ok", "candidates": [
 	 {"engine": "p", "rank": 0, "score": null, "facts": {"role": "prefill", "requests": 1, "tokens": 2, "trial": false, "colour": "red"}}]}`
-	frames, err := readFrames(strings.NewReader(text))
+	frames, err := ReadFrames(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestBadFrames(t *testing.T) {
 		"unknown outcome": {`{"hook": "finish", "outcome": "x"}`, "outcome"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := readFrames(strings.NewReader(tt.text)); err == nil || !strings.Contains(err.Error(), tt.says) {
+			if _, err := ReadFrames(strings.NewReader(tt.text)); err == nil || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("error %v, want %q in it", err, tt.says)
 			}
 		})
@@ -120,7 +120,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(`{"hook": "leg", "event": "failed"} {"hook": "finish"} {"hook": "mint"}`)
 	f.Add(`{"hook": "http", "request": {"method": "GET", "path": "/?a=b", "headers": {"a": "b"}, "body": "x"}}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		frames, err := readFrames(strings.NewReader(text))
+		frames, err := ReadFrames(strings.NewReader(text))
 		for i := range frames {
 			if frames[i].http != nil {
 				continue

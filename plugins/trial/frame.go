@@ -1,0 +1,164 @@
+package trial
+
+import (
+	"encoding/json"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// Frame is one recorded call of a hook, or one request for a filter. Exactly one
+// of the facts is there.
+type Frame struct {
+	frameHead
+	hook   abi.Hook
+	plan   *abi.PlanFacts
+	place  *abi.PlaceFacts
+	mint   *abi.MintFacts
+	leg    *abi.LegFacts
+	finish *abi.FinishFacts
+	http   *httpFrame // of a filter, hook is none
+	names  []string   // of the rows of place, "engine/rank"
+}
+
+// frameHead is what every frame may say.
+type frameHead struct {
+	Name     string          `json:"name"`
+	Hook     string          `json:"hook"`
+	Policy   string          `json:"policy"` // within the module; "": the hook's only one
+	Sequence uint64          `json:"sequence"`
+	Random   uint64          `json:"random"`
+	UnixMS   int64           `json:"unix_ms"`
+	Seed     uint32          `json:"seed"`
+	Expect   json.RawMessage `json:"expect"`
+}
+
+func (h *frameHead) header() abi.Header {
+	return abi.Header{Sequence: h.Sequence, Random: h.Random, UnixMilli: h.UnixMS, Seed: h.Seed}
+}
+
+type requestJSON struct {
+	PromptTokens int64  `json:"prompt_tokens"`
+	MaxTokens    int64  `json:"max_tokens"`
+	N            int64  `json:"n"`
+	Stream       bool   `json:"stream"`
+	PairBroken   bool   `json:"pair_broken"`
+	Model        string `json:"model"`
+	Conversation string `json:"conversation"`
+	Prompt       string `json:"prompt"`
+	Turn         int32  `json:"turn"`
+}
+
+// plainRequest is a request that says nothing.
+func plainRequest() requestJSON { return requestJSON{MaxTokens: -1, N: 1} }
+
+func (r requestJSON) facts() abi.RequestFacts { return abi.RequestFacts(r) }
+
+type planJSON struct {
+	frameHead
+	Request        requestJSON `json:"request"`
+	PrefillTargets int32       `json:"prefill_targets"`
+	DecodeTargets  int32       `json:"decode_targets"`
+	BothTargets    int32       `json:"both_targets"`
+
+	PrefillCached  int64   `json:"prefill_cached"`
+	BothCached     int64   `json:"both_cached"`
+	PrefillQueued  int64   `json:"prefill_queued"`
+	BothQueued     int64   `json:"both_queued"`
+	PrefillMicros  float32 `json:"prefill_us"`
+	BothMicros     float32 `json:"both_us"`
+	TransferMicros float32 `json:"transfer_us"`
+	HandoverMicros float32 `json:"handover_us"`
+}
+
+type placeJSON struct {
+	frameHead
+	Request    requestJSON     `json:"request"`
+	Flow       string          `json:"flow"`
+	Fixed      int32           `json:"fixed"`
+	Candidates []candidateJSON `json:"candidates"`
+	Pairs      []pairJSON      `json:"pairs"`
+}
+
+// candidateJSON is a candidate as explain shows it; its score is the policy's of
+// then, and not read.
+type candidateJSON struct {
+	Engine   string        `json:"engine"`
+	Instance uint32        `json:"instance"` // 0: by engine, in the order of their names' first rows
+	Rank     int32         `json:"rank"`
+	Score    *float64      `json:"score"`
+	Facts    candidateFact `json:"facts"`
+}
+
+type candidateFact struct {
+	Role       string `json:"role"`
+	Group      uint32 `json:"group"`
+	Requests   int32  `json:"requests"`
+	Tokens     int64  `json:"tokens"`
+	Queued     int64  `json:"queued"`
+	Trial      bool   `json:"trial"`
+	Home       string `json:"home"`
+	Pair       string `json:"pair"`
+	BlocksGPU  uint32 `json:"blocks_gpu"`
+	BlocksCPU  uint32 `json:"blocks_cpu"`
+	BlocksDisk uint32 `json:"blocks_disk"`
+
+	BlockTokens uint32  `json:"block_tokens"`
+	Usage       float32 `json:"usage"`
+	TokenMicros float32 `json:"token_us"`
+}
+
+type pairJSON struct {
+	Prefill int32  `json:"prefill"`
+	Decode  int32  `json:"decode"`
+	State   string `json:"state"`
+
+	TransferMicros float32 `json:"transfer_us"`
+}
+
+type mintJSON struct {
+	frameHead
+	Node    uint8  `json:"node"`
+	Worker  uint8  `json:"worker"`
+	Counter uint16 `json:"counter"`
+}
+
+type legJSON struct {
+	frameHead
+	Request  requestJSON `json:"request"`
+	Event    string      `json:"event"`
+	Phase    string      `json:"phase"`
+	Flow     string      `json:"flow"`
+	Attempt  uint32      `json:"attempt"`
+	Left     uint32      `json:"left"`
+	Engine   string      `json:"engine"`
+	Instance uint32      `json:"instance"`
+	Rank     int32       `json:"rank"`
+	Partner  uint32      `json:"partner"`
+	PartRank int32       `json:"partner_rank"`
+	DisaggID uint64      `json:"disagg_id"`
+	Status   uint32      `json:"status"`
+	Elapsed  int64       `json:"elapsed_us"`
+	Reason   string      `json:"reason"`
+}
+
+type finishJSON struct {
+	frameHead
+	Request      requestJSON `json:"request"`
+	Outcome      string      `json:"outcome"`
+	Flow         string      `json:"flow"`
+	Failed       string      `json:"failed"`
+	Status       uint32      `json:"status"`
+	Prefill      uint32      `json:"prefill"`
+	PrefillRank  int32       `json:"prefill_rank"`
+	Decode       uint32      `json:"decode"`
+	DecodeRank   int32       `json:"decode_rank"`
+	DisaggID     uint64      `json:"disagg_id"`
+	Attempts     uint32      `json:"attempts"`
+	Placed       int64       `json:"placed_us"`
+	FirstByte    int64       `json:"first_byte_us"`
+	Total        int64       `json:"total_us"`
+	PromptTokens int64       `json:"prompt_tokens"`
+	CachedTokens int64       `json:"cached_tokens"`
+	OutputTokens int64       `json:"output_tokens"`
+	Reason       string      `json:"reason"`
+}

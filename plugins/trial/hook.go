@@ -1,0 +1,169 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/shared"
+)
+
+// scratchSize is what a policy's guest is asked for at its start, in bytes, as
+// by the proxy.
+const scratchSize = 64 << 10
+
+// root is the id of the one context of the VM.
+const root = 1
+
+// newNotebook is what a guest meets: a policy's world, with nobody else in it.
+func newNotebook(log *slog.Logger, config string) (*policy.Notebook, *policy.World) {
+	world := policy.NewWorld(policy.Setting{
+		Name: "trial", Config: config, Level: host.LowestLevel(log), Log: log,
+		Store: new(shared.Store), Metrics: shared.NewMetricTable(newMetrics()),
+	})
+	return &policy.Notebook{Env: world}, world
+}
+
+// hookTrial asks hooks, in one VM after the other.
+type hookTrial struct {
+	options *Options
+	module  *host.Module
+	world   *policy.World
+	notes   *policy.Notebook
+	vm      *host.VM // nil: the next frame starts one
+	lines   []string // of the list of policies, nil: hooks are not named
+}
+
+func newHookTrial(ctx context.Context, wasm []byte, o *Options) (*hookTrial, error) {
+	module, err := host.Load(ctx, wasm, o.load())
+	if err != nil {
+		return nil, err
+	}
+	t := &hookTrial{options: o, module: module}
+	t.notes, t.world = newNotebook(o.Log, o.Config)
+	if len(module.Info().Hooks) == 0 {
+		err = errors.New("the module exports no hook (pdproxy_v1_on_...): frames of hooks are for policies, those of http for filters")
+	} else {
+		err = t.start(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.close(ctx))
+	}
+	return t, nil
+}
+
+func (t *hookTrial) close(ctx context.Context) error {
+	err := t.module.Close(ctx) // and its VMs
+	t.world.Close()
+	return err
+}
+
+// start makes and configures the VM, as the proxy does.
+func (t *hookTrial) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, host.StartBudget)
+	defer cancel()
+	vm, err := t.module.NewVM(ctx, t.notes)
+	if err != nil {
+		return err
+	}
+	if t.module.Info().ABIVersion != "" {
+		if err := vm.Begin(ctx, root); err != nil {
+			return err
+		}
+	}
+	if _, _, err := vm.Scratch(ctx, scratchSize); err != nil {
+		return err
+	}
+	names, named, err := vm.Text(ctx, abi.ExportPolicies)
+	if named {
+		t.lines = strings.Split(strings.TrimSpace(names), "\n")
+	}
+	t.vm = vm
+	return err
+}
+
+// index finds a policy among those of its hook.
+func (t *hookTrial) index(f *Frame) (uint32, error) {
+	if t.lines == nil {
+		if f.Policy != "" {
+			return 0, fmt.Errorf("policy: the module names none, so not %q either", f.Policy)
+		}
+		return 0, nil
+	}
+	var names []string
+	for _, line := range t.lines {
+		if hook, name, _ := strings.Cut(strings.TrimSpace(line), " "); hook == f.hook.String() {
+			names = append(names, name)
+		}
+	}
+	if f.Policy == "" && len(names) == 1 {
+		return 0, nil
+	}
+	for i, name := range names {
+		if name == f.Policy {
+			return uint32(i), nil
+		}
+	}
+	return 0, fmt.Errorf("policy: %q is not one of the module's for %s: %s", f.Policy, f.hook, strings.Join(names, ", "))
+}
+
+// frame asks the hook, and reads the answer of its last call. A guest that
+// failed is replaced for the next frame.
+func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) {
+	defer func() {
+		r.Notes = t.notes.Take()
+		if t.vm != nil && t.vm.Err() != nil {
+			t.vm = nil
+		}
+	}()
+	if t.vm == nil {
+		if err := t.start(ctx); err != nil {
+			return err
+		}
+	}
+	hook, ok := t.vm.Hook(f.hook.Export())
+	if !ok {
+		return fmt.Errorf("the module has no export %s", f.hook.Export())
+	}
+	header := f.header()
+	if header.Policy, err = t.index(f); err != nil {
+		return err
+	}
+	frame := f.encode(&header)
+	var spent time.Duration
+	var answer int64
+	for range t.options.Repeat {
+		if answer, err = t.call(ctx, hook, frame, &spent); err != nil {
+			return err
+		}
+	}
+	r.US = float64(spent.Nanoseconds()) / 1000 / float64(t.options.Repeat)
+	view, _, err := t.vm.Scratch(ctx, uint32(max(scratchSize, len(frame))))
+	if err != nil {
+		return err
+	}
+	r.Decision, err = f.decision(uint64(answer), view, len(frame))
+	return err
+}
+
+// call writes the frame and calls the hook once.
+func (t *hookTrial) call(ctx context.Context, hook *host.Hook, frame []byte, spent *time.Duration) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.options.Timeout)
+	defer cancel()
+	view, at, err := t.vm.Scratch(ctx, uint32(max(scratchSize, len(frame))))
+	if err != nil {
+		return 0, err
+	}
+	copy(view, frame)
+	t.notes.Take() // of a call before: those of the last one are shown
+	began := time.Now()
+	answer, err := hook.Call(ctx, at, uint32(len(frame)))
+	*spent += time.Since(began)
+	return answer, err
+}

@@ -1,0 +1,88 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// Inspection is what a module says of itself when it is loaded and started once.
+type Inspection struct {
+	ABI       string   `json:"abi"`      // version of proxy-wasm, "" for a module that only has hooks
+	Hooks     []string `json:"hooks"`    // exports that are called
+	Policies  []string `json:"policies"` // "hook name" each; empty when hooks are not named
+	Callbacks []string `json:"callbacks"`
+	Imports   []string `json:"imports"`
+	Needs     []string `json:"needs"`
+	SizeBytes int      `json:"size_bytes"`
+	// The first run on a machine without anything in its caches.
+	CompileMS     float64 `json:"compile_ms"`
+	InstantiateUS float64 `json:"instantiate_us"`
+	MemoryBytes   uint32  `json:"memory_bytes"` // of one instance after its start
+}
+
+// Inspect loads a module, guarded, and starts one VM of it that is not
+// configured. log takes what the guest says meanwhile.
+func Inspect(ctx context.Context, wasm []byte, log *slog.Logger) (_ *Inspection, err error) {
+	module, err := host.Load(ctx, wasm, host.LoadOptions{Guarded: true, CompileWorkers: 2})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, module.Close(ctx)) }()
+	notes, world := newNotebook(log, "")
+	defer world.Close()
+	limited, cancel := context.WithTimeout(ctx, host.StartBudget)
+	defer cancel()
+	began := time.Now()
+	vm, err := module.NewVM(limited, notes)
+	if err != nil {
+		return nil, err
+	}
+	defer vm.Close(ctx)
+	info, started := module.Info(), time.Since(began)
+	i := &Inspection{
+		ABI:           info.ABIVersion,
+		Hooks:         append([]string{}, info.Hooks...),
+		Policies:      []string{},
+		Callbacks:     append([]string{}, info.Callbacks...),
+		Imports:       append([]string{}, info.Imports...),
+		SizeBytes:     info.SizeBytes,
+		CompileMS:     float64(info.CompileTime.Microseconds()) / 1000,
+		InstantiateUS: float64(started.Nanoseconds()) / 1000,
+		MemoryBytes:   vm.MemorySize(),
+	}
+	return i, i.ask(limited, vm)
+}
+
+// ask reads what the guest itself says of its policies.
+func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
+	needs, _, err := vm.Value(ctx, abi.ExportNeeds)
+	if err != nil {
+		return err
+	}
+	i.Needs = append([]string{}, abi.Needs(needs).Names()...)
+	names, named, err := vm.Text(ctx, abi.ExportPolicies)
+	if err != nil || !named {
+		return err
+	}
+	for line := range strings.Lines(names) {
+		if line = strings.TrimSpace(line); line != "" {
+			i.Policies = append(i.Policies, line)
+		}
+	}
+	// An SDK exports all hooks: those without a policy are not called.
+	i.Hooks = slices.DeleteFunc(i.Hooks, func(export string) bool {
+		return !slices.ContainsFunc(i.Policies, func(line string) bool {
+			word, _, _ := strings.Cut(line, " ")
+			hook, ok := abi.ParseHook(word)
+			return ok && hook.Export() == export
+		})
+	})
+	return nil
+}
