@@ -1,0 +1,187 @@
+package tokens
+
+import "github.com/pdproxy/pdproxy/proxy/openai"
+
+// Dialect is the kind of tokenize endpoints that an engine has.
+type Dialect uint8
+
+// The dialects.
+const (
+	Silent Dialect = iota // has none
+	VLLM
+	SGLang
+	TRTLLM
+)
+
+// way is one form of the question, in the order in which they are tried.
+type way uint8
+
+const (
+	// vLLM, vllm/entrypoints/scale_out/render: takes the body of the API
+	// itself and gives exactly the ids that it would compute.
+	renderChat way = iota + 1
+	// vLLM, vllm/entrypoints/serve/tokenize: knows the prompt and whether
+	// special tokens are added, or messages and some of what shapes them.
+	tokenizePrompt
+	tokenizeMessages
+	// As renderChat, for completions that /tokenize cannot express.
+	renderPrompt
+	// SGLang, srt/entrypoints/openai/serving_tokenize.py. The form with
+	// messages takes every member of a chat request; older versions, which know
+	// only prompts, refuse it.
+	sglangPrompt
+	sglangMessages
+	// TensorRT-LLM, serve/openai_protocol.py, TokenizeRequest: a prompt with
+	// special tokens; every other member is refused.
+	trtllmPrompt
+
+	ways
+)
+
+var wayPaths = [ways]string{
+	renderChat:       "/v1/chat/completions/render",
+	tokenizePrompt:   "/tokenize",
+	tokenizeMessages: "/tokenize",
+	renderPrompt:     "/v1/completions/render",
+	sglangPrompt:     "/v1/tokenize",
+	sglangMessages:   "/v1/tokenize",
+	trtllmPrompt:     "/_internal/tokenize",
+}
+
+func (w way) path() string { return wayPaths[w] }
+
+// unspeakable are members of a vLLM chat request that change the ids and that
+// its /tokenize does not know.
+var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}
+
+// suits reports whether engines of a dialect may answer this form for a
+// request, with the ids that they will compute for it.
+func (w way) suits(d Dialect, r *openai.Request) bool {
+	_, plain := plainText(r)
+	switch w {
+	case renderChat:
+		return d == VLLM && r.API == openai.Chat
+	case tokenizePrompt:
+		return d == VLLM && plain && r.API == openai.Completions
+	case tokenizeMessages:
+		return d == VLLM && r.API == openai.Chat && !has(r, unspeakable[:]...)
+	case renderPrompt:
+		return d == VLLM && r.API == openai.Completions && r.PromptCount == 1 &&
+			(r.Prompt == openai.PromptText || r.Prompt == openai.PromptTexts)
+	case sglangPrompt:
+		return d == SGLang && plain
+	case sglangMessages:
+		return d == SGLang && r.API == openai.Chat
+	case trtllmPrompt:
+		around, _ := special(d, r)
+		return d == TRTLLM && plain && around && r.API == openai.Completions
+	}
+	return false
+}
+
+// plainText gives the raw JSON string of a request's prompt if the prompt is
+// one text, not empty, and nothing but its own special tokens shapes its ids.
+func plainText(r *openai.Request) (raw []byte, ok bool) {
+	raw = r.PromptRaw()
+	switch {
+	case r.API != openai.Completions && r.API != openai.Generate:
+		return nil, false
+	case r.Prompt == openai.PromptTexts && r.PromptCount == 1:
+		raw, ok = openai.Find(raw, "0")
+	case r.Prompt == openai.PromptText:
+		ok = true
+	}
+	if !ok || len(raw) < len(`"x"`) ||
+		has(r, "truncate_prompt_tokens", "prompt_embeds", "image_data", "video_data", "audio_data") {
+		return nil, false
+	}
+	return raw, true
+}
+
+// special gives whether an engine puts the model's first and last tokens around
+// a plain text: as add_special_tokens says, true by default. SGLang always
+// does, whatever the body says. ok is false where the engine refuses the body.
+func special(d Dialect, r *openai.Request) (truth, ok bool) {
+	v, _ := r.Get("add_special_tokens")
+	if d == SGLang || openai.IsNull(v) {
+		return true, true
+	}
+	return openai.Bool(v)
+}
+
+// has reports whether the body has one of the members with a value.
+func has(r *openai.Request, keys ...string) bool {
+	for _, key := range keys {
+		if v, _ := r.Get(key); !openai.IsNull(v) {
+			return true
+		}
+	}
+	return false
+}
+
+// What a question need not carry, or must not: how the answer is delivered,
+// and what would make the engine take part in a transfer.
+var aside = []openai.Edit{
+	{Key: "stream", Remove: true},
+	{Key: "stream_options", Remove: true},
+	{Key: "kv_transfer_params", Remove: true},
+	{Key: "disaggregated_params", Remove: true},
+	{Key: "bootstrap_host", Remove: true},
+	{Key: "bootstrap_port", Remove: true},
+	{Key: "bootstrap_room", Remove: true},
+	{Key: "request_id", Remove: true},
+	{Key: "rid", Remove: true},
+}
+
+// Members of a vLLM chat request that its /tokenize knows.
+var tokenizeKeys = [...]string{
+	"messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+	"chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs",
+}
+
+// appendBody appends the question's body.
+func (w way) appendBody(dst []byte, r *openai.Request) []byte {
+	switch w {
+	case renderChat, renderPrompt, sglangMessages:
+		return r.Append(dst, aside...)
+	case tokenizeMessages:
+		return appendMembers(dst, r, tokenizeKeys[:]...)
+	}
+	raw, _ := plainText(r)
+	if w == tokenizePrompt {
+		dst = appendMembers(dst, r, "add_special_tokens")
+	} else {
+		dst = appendMembers(dst, r)
+	}
+	dst = dst[:len(dst)-1]
+	if dst[len(dst)-1] != '{' {
+		dst = append(dst, ',')
+	}
+	dst = append(dst, `"prompt":`...)
+	dst = append(dst, raw...)
+	return append(dst, '}')
+}
+
+// appendMembers appends an object of the model and the keys that the body has
+// with a value, as they are there.
+func appendMembers(dst []byte, r *openai.Request, keys ...string) []byte {
+	dst = append(dst, '{')
+	if v, _ := r.Get("model"); !openai.IsNull(v) {
+		dst = append(dst, `"model":`...)
+		dst = append(dst, v...)
+	}
+	for _, key := range keys {
+		v, _ := r.Get(key)
+		if openai.IsNull(v) {
+			continue
+		}
+		if dst[len(dst)-1] != '{' {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, '"')
+		dst = append(dst, key...)
+		dst = append(dst, '"', ':')
+		dst = append(dst, v...)
+	}
+	return append(dst, '}')
+}
