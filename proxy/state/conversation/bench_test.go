@@ -1,0 +1,86 @@
+package conversation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// fullTable has its capacity of prompts, all with a shared beginning of 128
+// blocks, and gives some of their chains with 100 blocks more.
+func fullTable(blocks int) (table *Table, chains [][]kvindex.Hash) {
+	const shared = 128
+	table = New(DefaultCapacity)
+	r := rand.New(rand.NewPCG(1, 1))
+	system := make([]kvindex.Hash, shared)
+	for i := range system {
+		system[i] = kvindex.Hash(r.Uint64())
+	}
+	for n := range DefaultCapacity {
+		chain := append(make([]kvindex.Hash, 0, blocks), system...)
+		for len(chain) < blocks {
+			chain = append(chain, kvindex.Hash(r.Uint64()))
+		}
+		serve(table, Query{Chain: chain[:blocks-100]}, at(1), at(2))
+		if n%500 == 0 {
+			chains = append(chains, chain)
+		}
+	}
+	return table, chains
+}
+
+func BenchmarkLook(b *testing.B) {
+	for _, blocks := range []int{256, 2048} {
+		table, chains := fullTable(blocks)
+		b.Run(fmt.Sprintf("next-turn-%d", blocks), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if turn := table.Look(Query{Chain: chains[i%len(chains)]}); turn.Number != 2 {
+					b.Fatal(turn)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("first-turn-%d", blocks), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(3, 3))
+			for i := range chains {
+				for n := 130; n < blocks; n++ {
+					chains[i][n] = kvindex.Hash(r.Uint64())
+				}
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if turn := table.Look(Query{Chain: chains[i%len(chains)]}); turn.Number != 1 {
+					b.Fatal(turn)
+				}
+			}
+		})
+	}
+	b.Run("id", func(b *testing.B) {
+		table := New(DefaultCapacity)
+		ids := make([]string, DefaultCapacity)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("6f1c2a34-0000-4000-8000-%012d", i)
+			serve(table, Query{ID: ids[i]}, at(1), at(2))
+		}
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if turn := table.Look(Query{ID: ids[i*7919%len(ids)]}); turn.Number != 2 {
+				b.Fatal(turn)
+			}
+		}
+	})
+}
+
+// BenchmarkRecord is a new conversation each time, in a full table.
+func BenchmarkRecord(b *testing.B) {
+	table, _ := fullTable(256)
+	chain := make([]kvindex.Hash, 256)
+	r := rand.New(rand.NewPCG(2, 2))
+	b.ReportAllocs()
+	for b.Loop() {
+		chain[0], chain[255] = kvindex.Hash(r.Uint64()), kvindex.Hash(r.Uint64())
+		serve(table, Query{Chain: chain}, at(1), at(2))
+	}
+}

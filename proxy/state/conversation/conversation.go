@@ -1,0 +1,273 @@
+// Package conversation knows which requests belong to one conversation, how
+// many turns it has had, and where its last turn was served, so that the next
+// turn can go where the KV blocks of the earlier ones are, even after an index
+// has forgotten those blocks.
+//
+// # What names a conversation
+//
+// The client's own id, if it sent one, and nothing else then. Without an id, the
+// prompt: if the whole prompt of an earlier request, less its partial last
+// block, is a prefix of this one, then this is a later turn of the same
+// conversation, because a client that goes on sends the earlier prompt, the
+// answer, and what it has to say to it. The longest such prompt counts. Ids and
+// prompts never meet: a request with an id neither continues a conversation
+// that was known by its prompts, nor can it be continued without the id.
+//
+// What follows from that, and what is done about what it would get wrong:
+//
+//   - Two requests that share their first blocks, neither prompt being a prefix
+//     of the other, are two conversations: a shared system prompt names nothing.
+//   - A prompt that is a shared system prompt and hardly more is a prefix of
+//     everybody's first turn. So a prompt of fewer than [LeastBlocks] blocks is
+//     not remembered; a caller that can see that a request holds no answer yet
+//     says so in [Query.First], and nothing is inherited; and a prompt that has
+//     been continued in [MostBranches] ways names nothing for further ones.
+//   - The same prompt once more is no next turn: it has the number of the turn
+//     it repeats. If that is the first turn, it has no home either, since many
+//     clients may send it, and their conversations are to be spread.
+//   - Several continuations of one prompt (an answer made anew, an edited
+//     question, sub-agents) all are the next turn of that conversation. They have
+//     its key, and its home is theirs until they are placed; from then on each
+//     branch has a home of its own.
+//
+// # Bounds
+//
+// A table of capacity n keeps the n conversations (branches count for
+// themselves) that were used last, and the n prompts continued last, so that a
+// branch finds where it began. It takes at most [BytesPerEntry] bytes for each
+// of these 2n, and the values of policies beside them at most [BytesPerValue]
+// bytes for each of n. Nothing is scanned, ever: looking, recording and
+// forgetting take the same time in a full table as in an empty one.
+//
+// A Table is safe for concurrent use, does no I/O and has no clock of its own.
+package conversation
+
+import (
+	"strconv"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+const (
+	// DefaultCapacity is how many conversations a table keeps if not told.
+	DefaultCapacity = 100_000
+	// LeastBlocks is how many whole blocks a prompt needs to be remembered.
+	LeastBlocks = 2
+	// MostBranches is how many prompts that go on from one are taken for its
+	// conversation's. In Mooncake's trace of a chat service, of 2,888 prompts that
+	// are continued one has more.
+	MostBranches = 4
+)
+
+// Key is the identity of a conversation, 0 for none: the hash of the client's id
+// (then it is odd) or of its first known prompt (even). It is the same in every
+// process.
+type Key uint64
+
+// AppendText appends the key as policies see it: 16 hex digits, nothing for 0.
+func (k Key) AppendText(dst []byte) []byte {
+	if k == 0 {
+		return dst
+	}
+	const digits = "0123456789abcdef"
+	for shift := 60; shift >= 0; shift -= 4 {
+		dst = append(dst, digits[k>>shift&15])
+	}
+	return dst
+}
+
+// ParseKey reads what AppendText wrote; ok is false for anything else.
+func ParseKey(text string) (k Key, ok bool) {
+	if len(text) != 16 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(text, 16, 64)
+	return Key(n), err == nil
+}
+
+// Target is where a leg was served: the number of the instance, which is never
+// given to another one, and the rank. Instance 0 is no target.
+type Target struct {
+	Instance uint32
+	Rank     int32
+}
+
+// Query is what names the conversation of one request.
+type Query struct {
+	// Scope keeps equal ids of different models apart: the seed of their chains.
+	// It counts for ids only, as a chain has it already.
+	Scope kvindex.Hash
+	// ID is the client's own name of the conversation; "" if it sent none.
+	ID string
+	// Chain is the prompt's whole blocks. All requests of a model must have theirs
+	// cut in one way. It is not looked at beside an ID.
+	Chain []kvindex.Hash
+	// First says that the request shows itself to be a first turn, because its
+	// messages hold no answer.
+	First bool
+}
+
+// Turn is what is known of a request's conversation, and what Record needs of
+// the request. It is a value without pointers.
+type Turn struct {
+	Key Key
+	// Number is that of the turn, 1 for the first; 0 if neither an id nor a whole
+	// block was there to tell it by.
+	Number int32
+	// Prefill and Decode are the conversation's home: where its last turn was
+	// served. A home may be gone, which the caller sees as it is no candidate.
+	// There is none before the second turn.
+	Prefill, Decode Target
+	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
+	LastUse int64
+
+	hash   uint64 // of the entry: of the id, or of the prompt's last block
+	mark   uint64 // of the window in which the prompt ends
+	parent uint64 // the entry that is continued, if continues
+	next   uint64 // the block of this prompt that follows the parent's last
+	kept   bool   // there is an entry to be written
+	byID   bool
+	continues,
+	recorded bool
+}
+
+// Table is the conversations of one deployment.
+type Table struct {
+	mu       sync.RWMutex
+	capacity int
+	entries  []entry // the first two are the heads of the lists; guarded by mu
+	lists    lru     // guarded by mu
+	index    index   // entries by hash; guarded by mu
+	marks    index   // windows that prompts end in, counted; guarded by mu
+	free     []uint32
+	count    [lists]int // entries of each list
+
+	values values
+}
+
+// New returns an empty table of capacity conversations; below 1 it is the
+// default. Most of its memory is taken as it fills.
+func New(capacity int) *Table {
+	if capacity < 1 {
+		capacity = DefaultCapacity
+	}
+	return &Table{
+		capacity: capacity,
+		entries:  make([]entry, lists),
+		lists:    newLRU(lists),
+		index:    newIndex(2 * capacity),
+		marks:    newIndex(2 * capacity),
+		values:   newValues(capacity),
+	}
+}
+
+// Len is the number of conversations that are known, branches counted apart.
+func (t *Table) Len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.count[live]
+}
+
+// Look tells which turn of which conversation the request is. It changes
+// nothing, allocates nothing, and keeps nothing of q. Call it once for an
+// exchange, whatever its retries: a second Look after a Record takes an id's turn
+// for the next one.
+func (t *Table) Look(q Query) Turn {
+	if q.ID != "" {
+		return t.lookID(q)
+	}
+	if len(q.Chain) < LeastBlocks {
+		if len(q.Chain) > 0 || q.First {
+			return Turn{Number: 1}
+		}
+		return Turn{}
+	}
+	return t.lookChain(q)
+}
+
+func (t *Table) lookID(q Query) Turn {
+	hash := xxh3.HashStringSeed(q.ID, uint64(q.Scope))
+	turn := Turn{Key: Key(hash | 1), Number: 1, hash: hash, kept: true, byID: true}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if n := t.find(hash, true); n != 0 {
+		e := &t.entries[n]
+		turn.Number = e.turn + 1
+		turn.inherit(e)
+	}
+	return turn
+}
+
+func (t *Table) lookChain(q Query) Turn {
+	last := len(q.Chain) - 1
+	end := uint64(q.Chain[last])
+	turn := Turn{Key: promptKey(end), Number: 1, hash: end, mark: markOf(q.Chain, last/window), kept: true}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if n := t.find(end, false); n != 0 {
+		e := &t.entries[n]
+		turn.Key = e.key
+		if e.turn > 1 && !q.First {
+			turn.Number = e.turn
+			turn.inherit(e)
+		}
+		return turn
+	}
+	if q.First {
+		return turn
+	}
+	n := t.longest(q.Chain[:last])
+	if n == 0 {
+		return turn
+	}
+	e := &t.entries[n]
+	turn.parent, turn.continues = e.hash, true
+	if e.branches < MostBranches {
+		turn.Key, turn.Number = e.key, e.turn+1
+		turn.inherit(e)
+	}
+	return turn
+}
+
+// promptKey is the key of a conversation that begins with a prompt: never 0, and
+// never that of an id.
+func promptKey(end uint64) Key { return Key(end&^1 | 2) }
+
+func (turn *Turn) inherit(e *entry) {
+	turn.Prefill, turn.Decode, turn.LastUse = e.prefill, e.decode, e.last
+}
+
+// window is how many blocks a mark stands for. To find the prompts that end
+// somewhere on a chain, it is enough to look for the mark of each window, and at
+// every block only of windows that have one: about 2 * 64 steps for a chain of
+// 4,096 blocks.
+const window = 64
+
+// markOf names a window of a chain: by the block before it, which stands for
+// all of the chain up to there; the first window by the first block.
+func markOf(chain []kvindex.Hash, n int) uint64 {
+	if n == 0 {
+		return uint64(chain[0])
+	}
+	return uint64(chain[n*window-1])
+}
+
+// longest finds the longest remembered prompt that ends on the chain; 0 if there
+// is none.
+func (t *Table) longest(chain []kvindex.Hash) uint32 {
+	last := len(chain) - 1
+	for w := last / window; w >= 0; w-- {
+		if !t.marks.has(markOf(chain, w)) {
+			continue
+		}
+		for i := min(last, w*window+window-1); i >= max(w*window, LeastBlocks-1); i-- {
+			if n := t.find(uint64(chain[i]), false); n != 0 {
+				return n
+			}
+		}
+	}
+	return 0
+}

@@ -1,0 +1,98 @@
+package conversation
+
+import "math/bits"
+
+// index is a hash table of fixed size with open addressing. A cell has the upper
+// half of a spread hash, which also says where it belongs, and below it a number
+// above 0: that of an entry, or a count. Two hashes with the same upper half are
+// told apart by the entries; counts of theirs are added up, which costs a needless
+// look. The cells are twice as many as what is ever in them.
+type index struct {
+	cells []uint64
+	shift uint // of a spread hash down to the number of its cell
+}
+
+func newIndex(most int) index {
+	width := max(bits.Len(uint(2*most-1)), 1)
+	return index{cells: make([]uint64, 1<<width), shift: uint(64 - width)}
+}
+
+// spread makes any numbers differ in their upper bits.
+func spread(hash uint64) uint64 { return hash * 0x9E3779B97F4A7C15 }
+
+func (x *index) step(i uint64) uint64 { return (i + 1) & uint64(len(x.cells)-1) }
+
+// put adds a number.
+func (x *index) put(hash uint64, n uint32) {
+	h := spread(hash)
+	i := h >> x.shift
+	for x.cells[i] != 0 {
+		i = x.step(i)
+	}
+	x.cells[i] = h>>32<<32 | uint64(n)
+}
+
+// remove takes out the number n that was put with hash.
+func (x *index) remove(hash uint64, n uint32) {
+	h := spread(hash)
+	i, cell := h>>x.shift, h>>32<<32|uint64(n)
+	for x.cells[i] != cell {
+		i = x.step(i)
+	}
+	x.clear(i)
+}
+
+// count finds the cell of a count, or the empty one where it would be.
+func (x *index) count(hash uint64) uint64 {
+	h := spread(hash)
+	i := h >> x.shift
+	for x.cells[i] != 0 && x.cells[i]>>32 != h>>32 {
+		i = x.step(i)
+	}
+	return i
+}
+
+// has reports whether a count is above 0.
+func (x *index) has(hash uint64) bool { return x.cells[x.count(hash)] != 0 }
+
+func (x *index) add(hash uint64) {
+	i := x.count(hash)
+	if x.cells[i] == 0 {
+		x.cells[i] = spread(hash) >> 32 << 32
+	}
+	x.cells[i]++
+}
+
+func (x *index) sub(hash uint64) {
+	i := x.count(hash)
+	if x.cells[i]--; uint32(x.cells[i]) == 0 {
+		x.clear(i)
+	}
+}
+
+// clear empties a cell, and moves up what could not be found behind the gap.
+func (x *index) clear(gap uint64) {
+	mask := uint64(len(x.cells) - 1)
+	for i := x.step(gap); x.cells[i] != 0; i = x.step(i) {
+		home := x.cells[i] >> x.shift
+		if (i-home)&mask >= (i-gap)&mask {
+			x.cells[gap], gap = x.cells[i], i
+		}
+	}
+	x.cells[gap] = 0
+}
+
+// find gives the number of the entry of a hash, 0 if there is none.
+func (t *Table) find(hash uint64, byID bool) uint32 {
+	x := &t.index
+	h := spread(hash)
+	for i := h >> x.shift; x.cells[i] != 0; i = x.step(i) {
+		if x.cells[i]>>32 == h>>32 {
+			n := uint32(x.cells[i])
+			if e := &t.entries[n]; e.hash == hash && e.byID == byID {
+				return n
+			}
+		}
+	}
+	return 0
+}

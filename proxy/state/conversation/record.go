@@ -1,0 +1,131 @@
+package conversation
+
+import "time"
+
+// BytesPerEntry is the most that a table takes for one conversation or one
+// continued prompt: its entry, its links, and its room in the two indexes.
+const BytesPerEntry = 136
+
+// entry is one conversation with an id, or one prompt.
+type entry struct {
+	hash            uint64
+	mark            uint64 // 0 with an id
+	key             Key
+	last            int64 // Unix time in ms
+	prefill, decode Target
+	turn            int32
+	branches        uint8 // prompts that went on from it, up to MostBranches
+	list            uint8
+	byID            bool
+}
+
+// The lists of entries, each in the order of use.
+const (
+	live  = iota // conversations with an id, and prompts that are not continued
+	spent        // prompts that are
+	lists
+)
+
+// Record says where a turn is served: call it when a placement is committed. A
+// phase that has no target of its own keeps its home; an aggregated leg is home
+// to both phases, so name its target twice. A further Record of the same Turn,
+// when a leg was retried elsewhere, moves the home and counts no turn.
+func (t *Table) Record(turn Turn, prefill, decode Target, now time.Time) {
+	if !turn.kept {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.find(turn.hash, turn.byID)
+	if n == 0 {
+		if turn.continues {
+			t.branch(turn.parent)
+		}
+		n = t.insert(&turn)
+	} else {
+		t.touch(n)
+	}
+	e := &t.entries[n]
+	e.turn = max(e.turn, turn.Number)
+	e.last = now.UnixMilli()
+	if prefill.Instance != 0 {
+		e.prefill = prefill
+	}
+	if decode.Instance != 0 {
+		e.decode = decode
+	}
+}
+
+// branch notes at a prompt that it has been continued. It comes before the
+// continuation is inserted, which then takes the place that the prompt leaves.
+func (t *Table) branch(parent uint64) {
+	n := t.find(parent, false)
+	if n == 0 {
+		return // forgotten since
+	}
+	p := &t.entries[n]
+	p.branches = min(p.branches+1, MostBranches)
+	if p.list == spent {
+		t.touch(n)
+		return
+	}
+	if t.count[spent] == t.capacity {
+		t.evict(spent)
+	}
+	t.unlink(n)
+	t.link(n, spent)
+}
+
+// insert makes an entry of a turn that is not known yet.
+func (t *Table) insert(turn *Turn) uint32 {
+	if t.count[live] == t.capacity {
+		t.evict(live)
+	}
+	var n uint32
+	if last := len(t.free) - 1; last >= 0 {
+		n, t.free = t.free[last], t.free[:last]
+	} else {
+		n = uint32(len(t.entries))
+		t.entries = grow(t.entries, lists+2*t.capacity)
+		t.lists.links = grow(t.lists.links, lists+2*t.capacity)
+	}
+	t.entries[n] = entry{
+		hash: turn.hash, mark: turn.mark, key: turn.Key, byID: turn.byID,
+		prefill: turn.Prefill, decode: turn.Decode,
+	}
+	t.index.put(turn.hash, n)
+	if !turn.byID {
+		t.marks.add(turn.mark)
+	}
+	t.link(n, live)
+	return n
+}
+
+// evict forgets what was used longest ago of a list.
+func (t *Table) evict(list uint8) {
+	n := t.lists.oldest(uint32(list))
+	e := &t.entries[n]
+	t.index.remove(e.hash, n)
+	if !e.byID {
+		t.marks.sub(e.mark)
+	}
+	t.unlink(n)
+	t.free = append(t.free, n)
+}
+
+func (t *Table) link(n uint32, list uint8) {
+	t.entries[n].list = list
+	t.count[list]++
+	t.lists.push(uint32(list), n)
+}
+
+func (t *Table) unlink(n uint32) {
+	t.count[t.entries[n].list]--
+	t.lists.drop(n)
+}
+
+// touch makes an entry the one of its list that was used last.
+func (t *Table) touch(n uint32) {
+	t.lists.drop(n)
+	t.lists.push(uint32(t.entries[n].list), n)
+}

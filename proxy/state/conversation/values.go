@@ -1,0 +1,89 @@
+package conversation
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	// MostValue is the most bytes of a value.
+	MostValue = 64
+	// BytesPerValue is about what a table takes for one value.
+	BytesPerValue = 128
+)
+
+// ErrValueSize says that a value is longer than MostValue.
+var ErrValueSize = errors.New("conversation: value of more than 64 bytes")
+
+// values is what policies keep of conversations, by any text they like.
+type values struct {
+	mu       sync.Mutex
+	capacity int
+	numbers  map[uint64]uint32 // by the hash of the key; guarded by mu
+	entries  []value           // the first is the list's head; guarded by mu
+	list     lru               // guarded by mu
+}
+
+type value struct {
+	hash uint64
+	size uint8
+	data [MostValue]byte
+}
+
+func newValues(capacity int) values {
+	return values{capacity: capacity, numbers: map[uint64]uint32{}, entries: make([]value, 1), list: newLRU(1)}
+}
+
+// Value appends what SetValue kept under a key, such as the text of a
+// conversation's Key; ok is false if there is nothing or it has been forgotten.
+// Values are kept apart from the turns: one may be set before the first turn is
+// recorded, and it outlives the conversation as long as it is asked for. As many
+// are kept as conversations, those used last.
+func (t *Table) Value(dst []byte, key string) (value []byte, ok bool) {
+	v := &t.values
+	hash := xxh3.HashString(key)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n, ok := v.numbers[hash]
+	if !ok {
+		return dst, false
+	}
+	v.list.drop(n)
+	v.list.push(0, n)
+	e := &v.entries[n]
+	return append(dst, e.data[:e.size]...), true
+}
+
+// SetValue keeps a copy of a value, which may be empty, under a key, in place of
+// the one that was there. The error is ErrValueSize.
+func (t *Table) SetValue(key string, data []byte) error {
+	if len(data) > MostValue {
+		return ErrValueSize
+	}
+	v := &t.values
+	hash := xxh3.HashString(key)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n, known := v.numbers[hash]
+	switch {
+	case known:
+		v.list.drop(n)
+	case len(v.entries) <= v.capacity:
+		n = uint32(len(v.entries))
+		v.entries = grow(v.entries, v.capacity+1)
+		v.list.links = grow(v.list.links, v.capacity+1)
+	default:
+		n = v.list.oldest(0)
+		v.list.drop(n)
+		delete(v.numbers, v.entries[n].hash)
+	}
+	if !known {
+		v.numbers[hash] = n
+	}
+	v.list.push(0, n)
+	e := &v.entries[n]
+	e.hash, e.size = hash, uint8(copy(e.data[:], data))
+	return nil
+}
