@@ -6,8 +6,8 @@
 //
 // The rooms below it: source (where modules come from), budget (how much failure
 // is borne), shared (what guests share), policy (one version of a policy module),
-// filter (one version of a filter, and the chain of them), build (from source to
-// module, for authors).
+// filter (one version of a filter, and the chain of them); for authors build (from
+// source to module) and trial (a module on recorded inputs).
 package plugins
 
 import (
@@ -101,14 +101,14 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 			content, err := spec.Source.Read(ctx)
 			switch {
 			case errors.Is(err, source.ErrDigest):
-				return &Error{pluginKey(i) + ".sha256", err}
+				return pluginError(i, ".sha256", spec.Name, err)
 			case err != nil:
-				return &Error{pluginKey(i) + ".path", err}
+				return pluginError(i, ".path", spec.Name, err)
 			}
 			p := old.same(&c, spec, content.SHA256)
 			if p == nil {
 				if p, err = s.build(ctx, &c, spec, content); err != nil {
-					return &Error{pluginKey(i), err}
+					return pluginError(i, "", spec.Name, err)
 				}
 				fresh = append(fresh, p)
 			}

@@ -181,6 +181,9 @@ func TestApplyRefuses(t *testing.T) {
 			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error %v, want %s with %q", err, tt.key, tt.want)
 			}
+			if strings.HasPrefix(tt.key, "plugin[1]") && !strings.HasPrefix(err.Error(), tt.key+`: "q": `) {
+				t.Errorf("error %v does not name the plugin q", err)
+			}
 			if _, by, ok := w.place(""); by != "p" || !ok {
 				t.Errorf("afterwards %q, %v", by, ok)
 			}

@@ -91,5 +91,8 @@ func (e *Error) Error() string { return e.Key + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// pluginKey is the key of the i-th [[plugin]].
-func pluginKey(i int) string { return fmt.Sprintf("plugin[%d]", i) }
+// pluginError is about the i-th [[plugin]], or a key of it. Its cause begins with
+// the plugin's name, by which operators know it.
+func pluginError(i int, key, name string, err error) *Error {
+	return &Error{Key: fmt.Sprintf("plugin[%d]%s", i, key), Err: fmt.Errorf("%q: %w", name, err)}
+}

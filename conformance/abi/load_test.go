@@ -54,20 +54,20 @@ func TestLoadRefuses(t *testing.T) {
 			for word := range strings.SplitSeq(tt.want, "|") {
 				found = found || strings.Contains(why, word)
 			}
-			if !found || !strings.Contains(why, "plugin[0]") {
-				t.Errorf("the reason should name plugin[0] and one of %s: %s", tt.want, why)
+			if !found || !strings.Contains(why, "plugin[0]") || !strings.Contains(why, `: "culprit": `) {
+				t.Errorf("the reason should name plugin[0], the culprit and one of %s: %s", tt.want, why)
 			}
 		})
 	}
 	t.Run("no file", func(t *testing.T) {
-		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, "plugin[0]") {
+		if why := refuse(t, filter("culprit", "/nonexistent/x.wasm", "")); !strings.Contains(why, `plugin[0].path: "culprit": `) {
 			t.Error(why)
 		}
 	})
 	t.Run("wrong digest", func(t *testing.T) {
 		p := filter("culprit", writeModule(t, newModule()), "")
 		p.SHA256 = strings.Repeat("0", 64)
-		if why := refuse(t, p); !strings.Contains(why, "sha256") {
+		if why := refuse(t, p); !strings.Contains(why, `plugin[0].sha256: "culprit": `) {
 			t.Error(why)
 		}
 	})
