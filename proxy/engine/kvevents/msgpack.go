@@ -339,7 +339,7 @@ func (d *batches) store() {
 	if len(s.Tokens) > 0 {
 		// Fewer hashes than blocks of tokens: some blocks are left out, as they
 		// are behind a sliding window, and nothing says which.
-		if s.BlockTokens <= 0 || len(s.Hashes)*s.BlockTokens != len(s.Tokens) {
+		if s.BlockTokens <= 0 || s.BlockTokens > len(s.Tokens) || len(s.Hashes)*s.BlockTokens != len(s.Tokens) {
 			return
 		}
 		s.Tokens = s.Tokens[:n*s.BlockTokens]

@@ -1,0 +1,149 @@
+package kvevents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"syscall"
+	"time"
+)
+
+const (
+	// pollMin is the wait after a poll that brought events, pollMax that of an
+	// engine which is idle, pollFailed that of one which does not answer.
+	pollMin    = 50 * time.Millisecond
+	pollMax    = time.Second
+	pollFailed = 5 * time.Second
+	// pollTimeout bounds one poll. An engine with nothing to say may take its
+	// time: older ones wait for 2 s.
+	pollTimeout = 15 * time.Second
+	// maxAnswer bounds an answer in bytes. An engine's queue may hold all of
+	// its blocks, at about 70 bytes a token.
+	maxAnswer = 256 << 20
+)
+
+// poller drains the event queue of one TensorRT-LLM instance, all of its ranks
+// at once. An answer empties the queue, so nobody else may ask. Source:
+// TensorRT-LLM serve/openai_server.py get_kv_cache_events.
+type poller struct {
+	ranks     []*rank
+	url       string // of /kv_cache_events
+	key       string // "" none
+	transport http.RoundTripper
+	nudge     chan struct{} // holds one: poll soon
+	events    drained
+	answer    bytes.Buffer
+	block     int // tokens of a block if configured, else 0
+}
+
+// session polls until the context ends.
+func (p *poller) session(ctx context.Context) error {
+	wait := pollMin
+	for {
+		n, err := p.poll(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for _, r := range p.ranks {
+			r.connect(err)
+		}
+		switch {
+		case err != nil:
+			wait = min(2*wait, pollFailed)
+		case n > 0:
+			wait = pollMin
+		default:
+			wait = min(2*wait, pollMax)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-p.nudge:
+			timer.Stop()
+			wait = pollMin
+		case <-timer.C:
+		}
+	}
+}
+
+// poll asks once and applies what it is told. It returns the number of events.
+func (p *poller) poll(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	if p.key != "" {
+		req.Header.Set("Authorization", "Bearer "+p.key)
+	}
+	resp, err := p.transport.RoundTrip(req)
+	if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			p.restarted(ResyncRestart) // nobody is there: what comes will be a new one
+		}
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("poll %s: status %d", p.url, resp.StatusCode)
+	}
+	p.answer.Reset()
+	_, err = p.answer.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
+	if err == nil && p.answer.Len() > maxAnswer {
+		err = errOversize
+	}
+	if err != nil {
+		p.lost() // what was drained does not come again
+		return 0, fmt.Errorf("poll %s: %w", p.url, err)
+	}
+	return p.apply()
+}
+
+func (p *poller) apply() (int, error) {
+	e := &p.events
+	e.blocks, e.malformed, e.strangers = 0, 0, 0
+	n, err := e.decode(p.answer.Bytes())
+	if err != nil {
+		e.malformed++
+		p.lost()
+	}
+	if n == 0 && err == nil {
+		return 0, nil
+	}
+	for i, r := range p.ranks {
+		blocks, malformed := 0, 0
+		if i == 0 { // the counters are the engine's, not a rank's
+			blocks, malformed = e.blocks, e.malformed+e.strangers
+		}
+		r.applied(blocks, malformed, e.ranks[i].sieve.block)
+	}
+	return n, err
+}
+
+// lost clears the feeds: an answer was drained, but is not known.
+func (p *poller) lost() {
+	for i := range p.ranks {
+		if r := &p.events.ranks[i]; r.known {
+			r.to.Cleared()
+			p.ranks[i].resync(ResyncUnreadable)
+		}
+	}
+}
+
+// restarted clears the feeds and all that was learned: the engine is another
+// one.
+func (p *poller) restarted(reason string) {
+	for i := range p.ranks {
+		if r := &p.events.ranks[i]; r.known {
+			r.to.Cleared()
+			p.ranks[i].resync(reason)
+			*r = drainedRank{to: r.to, sieve: sieve{block: p.block, fixed: p.block > 0}}
+		}
+	}
+}

@@ -1,0 +1,364 @@
+package kvevents
+
+import (
+	"errors"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+var errEvents = errors.New("read events: not a list of TensorRT-LLM's KV cache events")
+
+// drained reads what POST /kv_cache_events of TensorRT-LLM answers: a list of
+// events of all its ranks. All its memory is reused. Source: TensorRT-LLM
+// tensorrt_llm/_utils.py KVCacheEventSerializer.
+type drained struct {
+	ranks  []drainedRank
+	resync func(rank int, reason string) // called after a feed was cleared
+
+	blocks    int // blocks stored, removed or moved so far
+	malformed int // events that could not be read so far
+	strangers int // events of ranks that are not followed so far
+
+	s    kvindex.Stored
+	salt string
+}
+
+// drainedRank is what is known of one rank: its events are numbered by
+// themselves.
+type drainedRank struct {
+	to    feed
+	sieve sieve
+	next  uint64 // the number of its next event, if known
+	known bool
+	lower bool // it has held blocks in other tiers than the GPU
+}
+
+// envelope is what stands around the data of an event.
+type envelope struct {
+	id, rank, window, layers uint64
+	data                     []byte
+}
+
+// decode applies the events of one answer and returns how many there were. Of an
+// event that cannot be read it is not known what it took away. An error means
+// that the list ended too early.
+func (d *drained) decode(body []byte) (n int, err error) {
+	c := cursor{text: body}
+	for c.open('['); c.next(']'); n++ {
+		raw := c.skip()
+		if c.bad {
+			break
+		}
+		if !d.event(raw) {
+			d.malformed++
+		}
+	}
+	if c.bad {
+		return n, errEvents
+	}
+	return n, nil
+}
+
+func (d *drained) event(raw []byte) bool {
+	c := cursor{text: raw}
+	var e envelope
+	for c.open('{'); c.next('}'); {
+		switch string(c.key()) {
+		case "event_id":
+			e.id = c.integer()
+		case "attention_dp_rank":
+			if !c.null() {
+				e.rank = c.integer()
+			}
+		case "window_size":
+			if !c.null() {
+				e.window = c.integer()
+			}
+		case "layer_group_id":
+			if !c.null() {
+				e.layers = c.integer()
+			}
+		case "data":
+			e.data = c.skip()
+		default:
+			c.skip()
+		}
+	}
+	if c.bad || e.data == nil {
+		return false
+	}
+	if e.rank >= uint64(len(d.ranks)) {
+		d.strangers++
+		return true
+	}
+	d.number(int(e.rank), e.id)
+	r := &d.ranks[e.rank]
+	if !d.data(r, &e) {
+		r.to.Cleared()
+		d.resync(int(e.rank), ResyncUnreadable)
+		return false
+	}
+	return true
+}
+
+// number follows the numbers of a rank's events. They start at 0 with the
+// engine and leave none out: one that is missing was thrown away by a queue
+// that ran full, or drained by somebody else.
+func (d *drained) number(rank int, id uint64) {
+	r := &d.ranks[rank]
+	switch {
+	case r.known && id > r.next:
+		r.to.Cleared()
+		d.resync(rank, ResyncGap)
+	case r.known && id < r.next:
+		r.to.Cleared()
+		d.resync(rank, ResyncRestart)
+	}
+	r.next, r.known = id+1, true
+}
+
+// members are the members of an event's data, of whatever type it is.
+type members struct {
+	kind                           string
+	parent, blocks, hashes, id, to []byte
+}
+
+func (d *drained) data(r *drainedRank, e *envelope) bool {
+	c := cursor{text: e.data}
+	var m members
+	for c.open('{'); c.next('}'); {
+		switch string(c.key()) {
+		case "type":
+			m.kind = typeOf(c.quoted())
+		case "parent_hash":
+			m.parent = c.skip()
+		case "blocks":
+			m.blocks = c.skip()
+		case "block_hashes":
+			m.hashes = c.skip()
+		case "block_hash":
+			m.id = c.skip()
+		case "cache_level":
+			m.to = c.skip()
+		default:
+			c.skip()
+		}
+	}
+	if c.bad {
+		return false
+	}
+	// Of several windows the largest counts: its layers need most of a prefix.
+	g := group{id: e.window<<16 | e.layers&0xffff, merit: uint32(min(e.window, 1<<32-1))}
+	switch m.kind {
+	case "created":
+		if _, turned := r.sieve.elect(g); turned {
+			r.to.Cleared()
+		}
+	case "stored":
+		return d.stored(r, g, &m)
+	case "removed":
+		return d.removed(r, g, m.hashes)
+	case "updated":
+		return d.updated(r, g, &m)
+	}
+	return true
+}
+
+// typeOf names a type without an allocation, "" if it is not known.
+func typeOf(text []byte) string {
+	for _, kind := range [...]string{"created", "stored", "removed", "updated"} {
+		if string(text) == kind {
+			return kind
+		}
+	}
+	return ""
+}
+
+// stored reads the blocks of a store event. One event's blocks follow each
+// other, but may lie in several tiers, and the last may be cut short: each run
+// of the same tier and length goes to the feed by itself.
+func (d *drained) stored(r *drainedRank, g group, m *members) bool {
+	d.s = kvindex.Stored{Hashes: d.s.Hashes[:0], Tokens: d.s.Tokens[:0]}
+	if c := (cursor{text: m.parent}); m.parent != nil && !c.null() {
+		d.s.HasParent = true
+		if d.s.Parent = c.hash(); c.bad {
+			return false
+		}
+	}
+	c := cursor{text: m.blocks}
+	for c.open('['); c.next(']'); {
+		b := block{salt: d.s.Salt}
+		had := len(d.s.Tokens)
+		if d.block(&c, &b); c.bad {
+			return false
+		}
+		n := len(d.s.Tokens) - had
+		if len(d.s.Hashes) > 0 && (b.opaque || b.tier != d.s.Tier || n != d.s.BlockTokens) {
+			d.flush(r, g, had)
+		}
+		if b.opaque {
+			return true
+		}
+		d.s.Hashes = append(d.s.Hashes, b.hash)
+		d.s.Tier, d.s.BlockTokens, d.s.Salt = b.tier, n, b.salt
+	}
+	d.flush(r, g, len(d.s.Tokens))
+	return !c.bad
+}
+
+// flush hands the run of blocks, which has n tokens, to the feed, and starts
+// the next one after it. TensorRT-LLM's blocks have a power of two of tokens;
+// what has not is the partial end of a prompt.
+func (d *drained) flush(r *drainedRank, g group, n int) {
+	if len(d.s.Hashes) == 0 {
+		return
+	}
+	all := d.s.Tokens
+	d.s.Tokens = all[:n]
+	if d.s.BlockTokens&(d.s.BlockTokens-1) == 0 && n > 0 && r.sieve.admit(g, &d.s, r.to) {
+		r.to.Stored(&d.s)
+		d.blocks += len(d.s.Hashes)
+		r.lower = r.lower || d.s.Tier != kvindex.GPU
+	}
+	d.s.Parent, d.s.HasParent = d.s.Hashes[len(d.s.Hashes)-1], true
+	d.s.Hashes = d.s.Hashes[:0]
+	d.s.Tokens = all[:copy(all, all[n:])]
+}
+
+// block is one stored block as it is read.
+type block struct {
+	hash   uint64
+	tier   kvindex.Tier
+	salt   string
+	opaque bool // it holds more than its tokens tell: an image, a prompt table, a LoRA
+}
+
+// block reads one block and appends its tokens to those of the run.
+func (d *drained) block(c *cursor, b *block) {
+	hashed := false
+	for c.open('{'); c.next('}'); {
+		switch string(c.key()) {
+		case "block_hash":
+			b.hash, hashed = c.hash(), true
+		case "cache_level":
+			if !c.null() {
+				b.tier = levelTier(c.integer())
+			}
+		case "cache_salt":
+			if !c.null() {
+				b.salt = c.str(&d.salt)
+			}
+		case "mm_keys":
+			if !c.null() {
+				c.open('[')
+				for c.next(']') {
+					b.opaque = true
+					c.skip()
+				}
+			}
+		case "lora_id":
+			if !c.null() {
+				b.opaque = true
+				c.skip()
+			}
+		case "tokens":
+			for c.open('['); c.next(']'); {
+				d.token(c, b)
+			}
+		default:
+			c.skip()
+		}
+	}
+	c.bad = c.bad || !hashed
+}
+
+func (d *drained) token(c *cursor, b *block) {
+	var id uint64
+	for c.open('{'); c.next('}'); {
+		switch string(c.key()) {
+		case "token_id":
+			if c.peek() == '"' { // the digest of something that is not text
+				b.opaque = true
+				c.skip()
+				continue
+			}
+			id = c.integer()
+		case "token_extra_id":
+			if c.integer() != 0 {
+				b.opaque = true
+			}
+		default:
+			c.skip()
+		}
+	}
+	d.s.Tokens = append(d.s.Tokens, uint32(id))
+}
+
+// removed reads which blocks the engine has let go from all of its tiers.
+func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
+	d.s.Hashes = d.s.Hashes[:0]
+	c := cursor{text: hashes}
+	for c.open('['); c.next(']'); {
+		d.s.Hashes = append(d.s.Hashes, c.hash())
+	}
+	if c.bad || !r.sieve.counts(g.id) {
+		return !c.bad
+	}
+	r.to.Removed(kvindex.GPU, d.s.Hashes)
+	if r.lower {
+		r.to.Removed(kvindex.CPU, d.s.Hashes)
+		r.to.Removed(kvindex.Disk, d.s.Hashes)
+	}
+	d.blocks += len(d.s.Hashes)
+	return true
+}
+
+// updated reads that a block went from one tier to another. Its priority does
+// not matter.
+func (d *drained) updated(r *drainedRank, g group, m *members) bool {
+	c := cursor{text: m.to}
+	if m.to == nil || c.null() {
+		return true
+	}
+	var from, to uint64
+	for c.open('{'); c.next('}'); {
+		switch string(c.key()) {
+		case "old_value":
+			from = c.integer()
+		case "new_value":
+			to = c.integer()
+		default:
+			c.skip()
+		}
+	}
+	id := cursor{text: m.id}
+	d.s.Hashes = append(d.s.Hashes[:0], id.hash())
+	if c.bad || id.bad || !r.sieve.counts(g.id) {
+		return !c.bad && !id.bad
+	}
+	r.lower = true
+	r.to.Moved(levelTier(from), levelTier(to), d.s.Hashes)
+	d.blocks++
+	return true
+}
+
+// levelTier is the tier of a cache level: 0 is the GPU, 1 the host's memory,
+// what is above is behind it.
+func levelTier(level uint64) kvindex.Tier {
+	return kvindex.Tier(min(level, uint64(kvindex.Disk)))
+}
+
+// hash reads a block hash: a number, or the hexadecimal digits of a digest, of
+// which the first sixteen count, as in v2_sha256_64.
+func (c *cursor) hash() uint64 {
+	if c.peek() != '"' {
+		return c.integer()
+	}
+	digits := c.quoted()
+	n, err := strconv.ParseUint(string(digits[:min(len(digits), 16)]), 16, 64)
+	if err != nil {
+		c.bad = true
+	}
+	return n
+}
