@@ -35,7 +35,7 @@ var mayImport = map[string][]string{
 	"proxy/connector":       {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/coordinator":     {"abi", "proxy/engine", "proxy/state/..."},
 	"proxy":                 {"abi", "proxy/..."},
-	"cmd":                   {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "policies", "proxy", "proxy/..."},
+	"cmd":                   {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "conformance/replay", "policies", "proxy", "proxy/..."},
 	"cmd/pdproxy":           {"cmd"},
 	"conformance":           {},
 	"conformance/abi":       {},
@@ -43,6 +43,7 @@ var mayImport = map[string][]string{
 	"conformance/plugins":   {},
 	"conformance/enginesim": {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/bench":     {},
+	"conformance/replay":    {"abi", "policies/...", "proxy/state/..."},
 }
 
 func TestImportsPointDownwards(t *testing.T) {

@@ -1,0 +1,265 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/conformance/replay"
+	"github.com/pdproxy/pdproxy/plugins"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+	"github.com/pdproxy/pdproxy/policies"
+)
+
+// replayFlags are the flags of the command.
+type replayFlags struct {
+	fleet            replay.Config
+	traces, policies []string
+	preset, model    string
+	runtime, html    string
+	ttft, itl        time.Duration
+}
+
+func (a *app) replayCommand() *cobra.Command {
+	var r replayFlags
+	c := &cobra.Command{
+		Use:   "replay --trace FILE [--policy NAME|FILE.wasm]",
+		Short: "Measure place policies on a recorded trace against a simulated fleet",
+		Long: `Measure place policies on a recorded trace against a simulated fleet, faster
+than real time.
+
+A trace has one JSON object a line: timestamp (ms), input_length, output_length
+(tokens) and hash_ids, one id for each block of the prompt that names the block
+and all before it; and conversation, if the client named it. That is the form of
+the Mooncake traces and of what pdproxy run records.
+
+Arrivals are scaled once for all policies, so that the trace's prefill work would
+use --load of the fleet's prefill capacity if all prompts shared one cache without
+bounds. The same flags give the same result, but for the decisions per second.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
+	}
+	f := c.Flags()
+	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, but with --json")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME where the module has several; repeatable; default all built-in ones")
+	f.StringVar(&r.runtime, "runtime", "wasm", "how built-in policies run: wasm or native")
+	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
+	f.IntVar(&r.fleet.Ranks, "ranks", 4, "ranks of each prefill instance")
+	f.IntVar(&r.fleet.Decode, "decode", 4, "decode instances")
+	f.IntVar(&r.fleet.BlocksPerRank, "blocks-per-rank", 4000, "KV blocks of each prefill rank")
+	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens of a block of the trace")
+	f.Float64Var(&r.fleet.Load, "load", 0.9, "share of the prefill capacity that the trace would use with the ideal hit ratio")
+	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), " or "))
+	f.StringVar(&r.model, "model-file", "", "TOML file of the same keys instead of a preset")
+	f.DurationVar(&r.ttft, "slo-ttft", 0, "time to the first token of a good request; 0: as the preset has it")
+	f.DurationVar(&r.itl, "slo-itl", 0, "mean time between tokens of a good request; 0: as the preset has it")
+	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers that policies are given")
+	f.StringVar(&r.html, "html", "", "file for a report with plots")
+	return c
+}
+
+func (a *app) replay(r *replayFlags) error {
+	log, err := a.logger()
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(r.traces) == 0:
+		return fmt.Errorf("--trace is needed")
+	case len(r.traces) > 1 && a.json:
+		return fmt.Errorf("--trace: one with --json")
+	case r.runtime != "wasm" && r.runtime != "native":
+		return fmt.Errorf("--runtime: %q is not wasm or native", r.runtime)
+	case len(r.policies) == 0:
+		r.policies = policies.PlaceNames()
+	}
+	if err := r.readModel(); err != nil {
+		return err
+	}
+	var labs []*replay.Lab
+	for _, path := range r.traces {
+		lab, err := r.lab(path, log)
+		if err != nil {
+			return err
+		}
+		labs = append(labs, lab)
+	}
+	results := make([][]*replay.Result, len(labs))
+	for _, name := range r.policies {
+		for i, lab := range labs {
+			// A set of its own for each run: a guest may remember the last one.
+			p, err := newPlacer(name, r.runtime == "native", log)
+			if err != nil {
+				return fmt.Errorf("--policy %s: %w", name, err)
+			}
+			results[i] = append(results[i], lab.Run(name, p))
+			if err := p.set.Close(context.Background()); err != nil {
+				return failed(err)
+			}
+		}
+	}
+	var reports []*replay.Report
+	for i, lab := range labs {
+		reports = append(reports, lab.Report(results[i]))
+	}
+	return failed(a.writeReports(reports, r.html))
+}
+
+func (a *app) writeReports(reports []*replay.Report, html string) error {
+	if html != "" {
+		f, err := os.Create(html)
+		if err != nil {
+			return err
+		}
+		err = replay.WriteHTML(f, reports)
+		if e := f.Close(); err == nil {
+			err = e
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if a.json {
+		return a.printJSON(reports[0])
+	}
+	for i, report := range reports {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		if err := report.WriteTable(a.out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readModel takes the model that the flags name.
+func (r *replayFlags) readModel() error {
+	m, err := replay.Preset(r.preset)
+	if r.model != "" {
+		f, e := os.Open(r.model)
+		if e != nil {
+			return fmt.Errorf("--model-file: %w", e)
+		}
+		defer f.Close()
+		if m, err = replay.ReadModel(f); err != nil {
+			return fmt.Errorf("--model-file: %w", err)
+		}
+	} else if err != nil {
+		return fmt.Errorf("--preset: %w", err)
+	}
+	r.fleet.Model = *m
+	if r.ttft > 0 {
+		r.fleet.Model.TTFTMillis = float64(r.ttft) / float64(time.Millisecond)
+	}
+	if r.itl > 0 {
+		r.fleet.Model.ITLMillis = float64(r.itl) / float64(time.Millisecond)
+	}
+	return nil
+}
+
+// lab sets up the fleet for one trace.
+func (r *replayFlags) lab(path string, log *slog.Logger) (*replay.Lab, error) {
+	if r.fleet.BlockTokens < 1 {
+		return nil, fmt.Errorf("--block-tokens: %d is not above 0", r.fleet.BlockTokens)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	defer f.Close()
+	t, err := replay.ReadTrace(filepath.Base(path), f, r.fleet.BlockTokens)
+	if err != nil {
+		return nil, fmt.Errorf("--trace %s: %w", path, err)
+	}
+	if t.Uneven > 0 {
+		log.Warn("hash_ids do not fit input_length; is --block-tokens that of the trace?", "trace", path, "requests", t.Uneven, "of", len(t.Requests))
+	}
+	return replay.New(r.fleet, t)
+}
+
+// placer is a set of plugins that has one place policy.
+type placer struct {
+	set   *plugins.Set
+	needs abi.Needs
+}
+
+// replayBudget is the time budget of a decision. It is long: a decision that came
+// late by chance would make two runs differ.
+const replayBudget = 10 * time.Second
+
+// newPlacer loads a built-in policy, or the one of a module.
+func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
+	// What the built-in policies do not read costs them next to nothing.
+	p := &placer{needs: abi.NeedBlocks | abi.NeedConversation | abi.NeedPairs}
+	cfg := plugins.Config{Plan: []string{"auto"}, Place: name, Mint: "snowflake", Native: native, Budget: replayBudget}
+	path, in, isFile := cutWasm(name)
+	if isFile {
+		plugin := strings.TrimSuffix(filepath.Base(path), wasmSuffix)
+		cfg.Plugins = []plugins.Spec{{
+			Name: plugin, Source: source.Source{Location: path},
+			HostFunctions: []string{"*"}, MemoryPages: 64 << 20 / host.PageSize,
+			CrashBudget: 20, CrashWindow: 10 * time.Second,
+		}}
+		cfg.Place, cfg.Native = plugin+in, true
+	}
+	set, err := plugins.New(plugins.Deps{
+		Builtin:   policies.Wasm,
+		Native:    plugins.Native{Plan: nativePlan, Place: nativePlace, Mint: nativeMint},
+		Meter:     func(string, string) policy.Meter { return deafMeter{} },
+		Transport: http.DefaultTransport,
+		CacheDir:  compileCache(),
+		Log:       log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := set.Apply(context.Background(), cfg); err != nil {
+		set.Close(context.Background())
+		return nil, err
+	}
+	if isFile {
+		p.needs = set.Needs()
+	}
+	p.set = set
+	return p, nil
+}
+
+const wasmSuffix = ".wasm"
+
+// cutWasm splits FILE.wasm/NAME; in is "/NAME", or "" without one.
+func cutWasm(name string) (path, in string, ok bool) {
+	if strings.HasSuffix(name, wasmSuffix) {
+		return name, "", true
+	}
+	if i := strings.LastIndex(name, wasmSuffix+"/"); i >= 0 {
+		i += len(wasmSuffix)
+		return name[:i], name[i:], true
+	}
+	return name, "", false
+}
+
+// Place implements replay.Placer.
+func (p *placer) Place(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
+	d, _, ok := p.set.Place(context.Background(), f)
+	return d, ok
+}
+
+// Needs implements replay.Placer.
+func (p *placer) Needs() abi.Needs { return p.needs }
+
+// deafMeter is for policies that nobody watches.
+type deafMeter struct{}
+
+func (deafMeter) Observe(time.Duration) {}
+func (deafMeter) Fail(string)           {}

@@ -1,0 +1,205 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is the fleet and how it is loaded.
+type Config struct {
+	Prefill       int     // prefill instances
+	Ranks         int     // of each of them
+	Decode        int     // decode instances
+	BlocksPerRank int     // KV blocks of each prefill rank
+	BlockTokens   int     // tokens of a block: those of the trace
+	Load          float64 // share of the prefill capacity that the trace's work uses with the ideal hit ratio
+	Seed          uint64
+	Model         Model
+}
+
+// Lab plays one trace on one fleet, for one policy after the other.
+type Lab struct {
+	cfg   Config
+	trace *Trace
+	scale float64 // of arrival times
+}
+
+// New returns the lab. The error says which setting or which request of the
+// trace does not fit.
+func New(cfg Config, t *Trace) (*Lab, error) {
+	switch {
+	case cfg.Prefill < 1 || cfg.Ranks < 1 || cfg.Decode < 1:
+		return nil, errors.New("set up fleet: it needs a prefill instance, a rank and a decode instance")
+	case cfg.BlocksPerRank < 1 || cfg.BlockTokens < 1:
+		return nil, errors.New("set up fleet: blocks and tokens of a block are above 0")
+	case !(cfg.Load > 0):
+		return nil, errors.New("set up fleet: the load is above 0")
+	}
+	decode := cfg.Model.DecodeTokens / cfg.BlockTokens
+	for i := range t.Requests {
+		q := &t.Requests[i]
+		if n := len(q.HashIDs); n > cfg.BlocksPerRank {
+			return nil, fmt.Errorf("set up fleet: a prompt of %d blocks on ranks of %d", n, cfg.BlocksPerRank)
+		}
+		if n := cfg.blocks(q); n > decode {
+			return nil, fmt.Errorf("set up fleet: a request of %d blocks on decode instances of %d", n, decode)
+		}
+	}
+	l := &Lab{cfg: cfg, trace: t, scale: 1}
+	recorded := t.Requests[len(t.Requests)-1].Arrival - t.Requests[0].Arrival
+	if recorded > 0 {
+		var work time.Duration
+		for i := range t.Requests {
+			q := &t.Requests[i]
+			work += cfg.Model.work(q.InputLength-q.uncached(q.Ideal, cfg.BlockTokens), q.InputLength)
+		}
+		span := float64(work) / float64(cfg.Prefill*cfg.Ranks) / cfg.Load
+		l.scale = span / float64(recorded)
+	}
+	return l, nil
+}
+
+// Speed is how many times faster than recorded requests arrive.
+func (l *Lab) Speed() float64 { return 1 / l.scale }
+
+// job is one request on its way.
+type job struct {
+	Request
+	lease lease
+
+	begun    bool
+	held     int // blocks found when prefill began
+	position int // tokens of the prompt that are computed or found
+
+	arrived, prefilled, first, ended time.Duration
+}
+
+// run is one policy's run over the trace.
+type run struct {
+	cfg    *Config
+	placer Placer
+	clock  clock
+	view   *view
+	ranks  []*rank
+	decode []*batch
+	jobs   []job
+	left   int
+
+	hits    int // blocks
+	steps   []weighted
+	queue   []sample
+	between time.Duration // of two samples of the queue
+}
+
+// weighted is a decode step and how many tokens it made that were not the first
+// of an answer.
+type weighted struct {
+	took   time.Duration
+	tokens int
+}
+
+// sample is how many requests waited at a moment.
+type sample struct {
+	at              time.Duration
+	prefill, decode int
+	most            int // at one prefill rank
+}
+
+// How often the proxy asks the engines for their use of memory, and how many
+// samples of the queue are taken while requests arrive.
+const (
+	pollEvery = time.Second
+	samples   = 240
+)
+
+// Run plays the trace with p deciding, whose name is the row's.
+func (l *Lab) Run(name string, p Placer) *Result {
+	r := &run{cfg: &l.cfg, placer: p, view: newView(&l.cfg), left: len(l.trace.Requests)}
+	for i := range l.cfg.Prefill * l.cfg.Ranks {
+		r.ranks = append(r.ranks, &rank{run: r, row: i, cache: newCache(l.cfg.BlocksPerRank)})
+	}
+	for i := range l.cfg.Decode {
+		r.decode = append(r.decode, &batch{
+			run: r, row: len(r.ranks) + i, ends: make(map[int][]*job),
+			cache: newCache(l.cfg.Model.DecodeTokens / l.cfg.BlockTokens),
+		})
+	}
+	r.jobs = make([]job, len(l.trace.Requests))
+	begin := l.trace.Requests[0].Arrival
+	for i := range r.jobs {
+		j := &r.jobs[i]
+		j.Request = l.trace.Requests[i]
+		j.arrived = time.Duration(float64(j.Arrival-begin) * l.scale)
+	}
+	r.between = max(r.jobs[len(r.jobs)-1].arrived/samples, time.Millisecond)
+	r.arrive(0)
+	r.poll()
+	r.observe()
+	for r.clock.next() {
+	}
+	return l.result(name, r)
+}
+
+// arrive adds the arrival of the i-th request and of those after it.
+func (r *run) arrive(i int) {
+	if i == len(r.jobs) {
+		return
+	}
+	j := &r.jobs[i]
+	r.clock.at(j.arrived, func() {
+		j.lease = r.view.place(r.placer, &j.Request, r.clock.now)
+		r.ranks[j.lease.prefill].add(j)
+		r.arrive(i + 1)
+	})
+}
+
+func (r *run) prefilled(j *job) {
+	j.prefilled = r.clock.now
+	r.view.prefilled(&j.lease, r.clock.now)
+	r.decode[j.lease.decode-len(r.ranks)].add(j)
+}
+
+func (r *run) firstToken(j *job) {
+	j.first = r.clock.now
+	r.view.streaming(&j.lease, j.InputLength, j.first-j.prefilled)
+}
+
+func (r *run) finished(j *job) {
+	j.ended = r.clock.now
+	r.view.finished(&j.lease)
+	r.left--
+}
+
+// poll is what the proxy does beside requests: it asks for the use of memory and
+// tends its index.
+func (r *run) poll() {
+	if r.left == 0 {
+		return
+	}
+	for i, p := range r.ranks {
+		r.view.targets[i].usage = float32(p.cache.pinned()) / float32(p.cache.capacity)
+	}
+	for _, d := range r.decode {
+		r.view.targets[d.row].usage = float32(d.cache.pinned()) / float32(d.cache.capacity)
+	}
+	r.view.index.Tend(epoch.Add(r.clock.now))
+	r.clock.after(pollEvery, r.poll)
+}
+
+func (r *run) observe() {
+	if r.left == 0 {
+		return
+	}
+	s := sample{at: r.clock.now}
+	for _, p := range r.ranks {
+		n := p.waiting()
+		s.prefill += n
+		s.most = max(s.most, n)
+	}
+	for _, d := range r.decode {
+		s.decode += len(d.waiting)
+	}
+	r.queue = append(r.queue, s)
+	r.clock.after(r.between, r.observe)
+}

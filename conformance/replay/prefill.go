@@ -1,0 +1,97 @@
+package replay
+
+import "time"
+
+// rank is one prefill rank: a queue in the order of arrival, computed in chunks.
+type rank struct {
+	run   *run
+	row   int
+	cache *cache
+	queue []*job // the first may have been begun
+	busy  bool
+
+	routed   int // requests
+	uncached int // blocks computed
+}
+
+func (r *rank) add(j *job) {
+	r.routed++
+	r.queue = append(r.queue, j)
+	r.step()
+}
+
+// waiting is the number of requests that have not been begun.
+func (r *rank) waiting() int {
+	n := len(r.queue)
+	if n > 0 && r.queue[0].begun {
+		n--
+	}
+	return n
+}
+
+// step begins the next step, unless one is under way or there is nothing to
+// compute or no room for it. What is released later calls it again.
+func (r *rank) step() {
+	if r.busy {
+		return
+	}
+	m := &r.run.cfg.Model
+	var (
+		took time.Duration
+		done []*job
+	)
+	budget := m.ChunkTokens
+	for budget > 0 && len(r.queue) > 0 {
+		j := r.queue[0]
+		if !j.begun {
+			if !r.begin(j) {
+				break
+			}
+			took += micros(m.PrefillRequestMicros)
+		}
+		n := min(budget, j.InputLength-j.position)
+		took += m.prefill(j.position, j.position+n)
+		j.position += n
+		budget -= n
+		if j.position == j.InputLength {
+			// From here on others find the blocks, of this very step too: engines
+			// enter them when they are scheduled.
+			whole := j.whole(r.run.cfg.BlockTokens)
+			r.cache.fill(j.HashIDs, j.held, whole)
+			r.run.view.stored(r.row, j.lease.chain[min(j.held, whole):])
+			done = append(done, j)
+			r.queue = r.queue[1:]
+		}
+	}
+	if budget == m.ChunkTokens {
+		return
+	}
+	r.busy = true
+	r.run.clock.after(took, func() {
+		r.busy = false
+		for _, j := range done {
+			r.run.prefilled(j)
+		}
+		r.step()
+	})
+}
+
+// begin makes room for a request and finds what the rank holds of it.
+func (r *rank) begin(j *job) bool {
+	held, ok := r.cache.take(j.HashIDs, 0)
+	if !ok {
+		return false
+	}
+	r.run.view.evicted(r.row, r.cache.taken())
+	j.begun, j.held = true, held
+	j.position = j.InputLength - j.uncached(held, r.run.cfg.BlockTokens)
+	r.uncached += len(j.HashIDs) - held
+	r.run.hits += held
+	return true
+}
+
+// release lets go of a request's blocks: they have been transferred.
+func (r *rank) release(j *job) {
+	r.cache.release(j.HashIDs, 0)
+	r.step()
+}

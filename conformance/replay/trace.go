@@ -1,0 +1,117 @@
+package replay
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// Line is one request of a trace: a line of JSON in the form of the Mooncake
+// traces (kvcache-ai/Mooncake, FAST25-release), of which a recording of the
+// proxy is a superset. There is no text in it.
+type Line struct {
+	Timestamp    float64 `json:"timestamp"`     // ms since the trace began
+	InputLength  int     `json:"input_length"`  // tokens of the prompt
+	OutputLength int     `json:"output_length"` // tokens of the answer
+	// HashIDs has one id for each block of the prompt, a partial last one
+	// included. An id names the block together with all that comes before it.
+	HashIDs []uint64 `json:"hash_ids"`
+	// Conversation is the client's id, hashed; "" where it sent none. Mooncake's
+	// traces do not have it.
+	Conversation string `json:"conversation,omitempty"`
+}
+
+// Trace is a recorded load.
+type Trace struct {
+	Name     string
+	Requests []Request // by arrival
+	Blocks   int       // of all prompts
+	// IdealHitRatio is the share of Blocks whose id occurred in an earlier line:
+	// what one cache without bounds would have.
+	IdealHitRatio float64
+	// Uneven is how many lines have another number of ids than their prompt has
+	// blocks: the trace was cut into blocks of another size.
+	Uneven int
+}
+
+// Request is one line, ready to be played.
+type Request struct {
+	Line
+	Arrival time.Duration // as recorded
+	Ideal   int           // of the leading blocks, how many occurred in an earlier line
+}
+
+// maxLine bounds a line: a prompt of millions of blocks.
+const maxLine = 64 << 20
+
+// ReadTrace reads lines of JSON with blocks of blockTokens tokens. An error
+// names its line.
+func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
+	t := &Trace{Name: name}
+	seen := make(map[uint64]bool)
+	known := 0
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	for n := 1; lines.Scan(); n++ {
+		if len(lines.Bytes()) == 0 {
+			continue
+		}
+		var q Request
+		if err := json.Unmarshal(lines.Bytes(), &q.Line); err != nil {
+			return nil, fmt.Errorf("read trace: line %d: %w", n, err)
+		}
+		if q.InputLength < 1 || q.OutputLength < 0 || q.Timestamp < 0 {
+			return nil, fmt.Errorf("read trace: line %d: input_length %d, output_length %d, timestamp %v", n, q.InputLength, q.OutputLength, q.Timestamp)
+		}
+		q.OutputLength = max(1, q.OutputLength)
+		q.Arrival = time.Duration(q.Timestamp * float64(time.Millisecond))
+		whole := q.InputLength / blockTokens
+		if blocks := len(q.HashIDs); blocks != whole && blocks != (q.InputLength+blockTokens-1)/blockTokens {
+			t.Uneven++
+		}
+		leading := true
+		for _, id := range q.HashIDs {
+			if seen[id] {
+				known++
+			} else {
+				leading = false
+			}
+			if leading {
+				q.Ideal++
+			}
+		}
+		for _, id := range q.HashIDs {
+			seen[id] = true
+		}
+		t.Blocks += len(q.HashIDs)
+		t.Requests = append(t.Requests, q)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	if len(t.Requests) == 0 {
+		return nil, errors.New("read trace: no requests")
+	}
+	if t.Blocks > 0 {
+		t.IdealHitRatio = float64(known) / float64(t.Blocks)
+	}
+	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.Arrival, b.Arrival) })
+	return t, nil
+}
+
+// uncached is how many of the prompt's tokens have to be computed when so many
+// leading blocks are held: at least one, of which the first token comes.
+func (q *Request) uncached(held, blockTokens int) int {
+	return max(1, q.InputLength-held*blockTokens)
+}
+
+// whole is the number of the prompt's ids that stand for whole blocks: those
+// that a proxy can know.
+func (q *Request) whole(blockTokens int) int {
+	return min(len(q.HashIDs), q.InputLength/blockTokens)
+}

@@ -1,0 +1,204 @@
+package replay
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/leastload"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// Placer is a place policy. Place may be called by one goroutine at a time; ok is
+// false when it has no decision, and a built-in rule decides.
+type Placer interface {
+	Place(*abi.PlaceFacts) (d abi.PlaceDecision, ok bool)
+	Needs() abi.Needs
+}
+
+// epoch is virtual time 0 for the packages that want a date.
+var epoch = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// usualAnswer is the number of tokens that the coordinator expects of a request
+// without a limit.
+const usualAnswer = 512
+
+// target is what the proxy knows of one candidate.
+type target struct {
+	facts abi.Candidate
+	load  load.Counter
+	slot  kvindex.Target
+	usage float32 // as polled
+}
+
+// view is what the proxy knows while a trace runs, and the memory of one
+// placement. Target i is row i of every placement: the prefill ranks, then the
+// decode instances.
+type view struct {
+	cfg           *Config
+	targets       []target
+	conversations *conversation.Table
+	index         *kvindex.Index
+	matches       []kvindex.Match
+	transfers     []load.Speed // by prefill rank and decode instance
+	random        *rand.Rand
+
+	facts     abi.PlaceFacts
+	sequence  uint64
+	fallbacks int
+	deciding  time.Duration // real time
+}
+
+func newView(cfg *Config) *view {
+	v := &view{
+		cfg: cfg, conversations: conversation.New(0), index: kvindex.New(kvindex.Options{}),
+		random: rand.New(rand.NewPCG(cfg.Seed, 0)),
+	}
+	ranks := cfg.Prefill * cfg.Ranks
+	v.targets = make([]target, ranks+cfg.Decode)
+	v.transfers = make([]load.Speed, ranks*cfg.Decode)
+	for i := range v.targets {
+		c := abi.Candidate{Instance: uint32(1 + i/cfg.Ranks), Rank: int32(i % cfg.Ranks), Group: 1, Roles: abi.RolePrefill}
+		if i >= ranks {
+			c.Instance, c.Rank, c.Roles = uint32(1+cfg.Prefill+i-ranks), 0, abi.RoleDecode
+		}
+		c.BlockTokens = uint32(cfg.BlockTokens)
+		v.targets[i].facts, v.targets[i].slot = c, v.index.Add()
+	}
+	v.matches = make([]kvindex.Match, v.index.Targets())
+	return v
+}
+
+// lease is what a placement holds, and what is told to the view in the end.
+type lease struct {
+	prefill, decode int // rows
+	chain           []kvindex.Hash
+	holdPrefill     load.Hold
+	holdDecode      load.Hold
+	placed          time.Duration
+}
+
+// place asks p for the targets of a request and commits what it says.
+func (v *view) place(p Placer, q *Request, now time.Duration) lease {
+	began := time.Now()
+	l := lease{chain: chain(q.HashIDs[:q.whole(v.cfg.BlockTokens)]), placed: now}
+	turn := v.conversations.Look(conversation.Query{ID: q.Conversation, Chain: l.chain})
+	v.fill(p.Needs(), q, &l, &turn, now)
+	d, ok := p.Place(&v.facts)
+	v.deciding += time.Since(began)
+	if !ok || !v.valid(d) {
+		v.fallbacks++
+		d = leastload.Place(&v.facts)
+	}
+	v.commit(q, &l, &turn, d, now)
+	return l
+}
+
+// fill writes the facts of a request into v.facts.
+func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Turn, now time.Duration) {
+	f := &v.facts
+	*f = abi.PlaceFacts{
+		Request: abi.RequestFacts{PromptTokens: int64(q.InputLength), MaxTokens: -1, N: 1, Stream: true, Model: v.cfg.Model.Name},
+		Flow:    abi.FlowPrefillFirst, Fixed: -1,
+		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0],
+		Sequence: v.sequence, Random: v.random.Uint64(),
+	}
+	v.sequence++
+	if needs&abi.NeedConversation != 0 {
+		f.Request.Conversation, f.Request.Turn = string(turn.Key.AppendText(nil)), turn.Number
+	}
+	v.index.Match(l.chain, v.matches) // also for who does not ask: it decides what counts as queued
+	for i := range v.targets {
+		t := &v.targets[i]
+		c, carries := t.facts, t.load.View(epoch.Add(now))
+		c.Requests, c.Tokens, c.TokenMicros, c.Usage = carries.Requests, carries.Tokens, carries.PrefillMicros, t.usage
+		if needs&abi.NeedBlocks != 0 {
+			m := v.matches[t.slot]
+			c.Queued, c.BlocksGPU, c.BlocksCPU, c.BlocksDisk = carries.Queued, m.GPU, m.CPU, m.Disk
+		}
+		if needs&abi.NeedConversation != 0 {
+			at := conversation.Target{Instance: c.Instance, Rank: c.Rank}
+			if at == turn.Prefill {
+				c.Home |= abi.RolePrefill
+			}
+			if at == turn.Decode {
+				c.Home |= abi.RoleDecode
+			}
+		}
+		f.Candidates = append(f.Candidates, c)
+	}
+	if needs&abi.NeedPairs != 0 {
+		ranks := len(v.targets) - v.cfg.Decode
+		for i := range v.transfers {
+			f.Pairs = append(f.Pairs, abi.Pair{
+				Prefill: int32(i / v.cfg.Decode), Decode: int32(ranks + i%v.cfg.Decode),
+				State: abi.PairReady, TransferMicros: v.transfers[i].PerToken(),
+			})
+		}
+	}
+}
+
+// valid reports whether a decision names a row of each phase.
+func (v *view) valid(d abi.PlaceDecision) bool {
+	ranks := int32(len(v.targets) - v.cfg.Decode)
+	return d.Prefill >= 0 && d.Prefill < ranks && d.Decode >= ranks && int(d.Decode) < len(v.targets)
+}
+
+func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.PlaceDecision, now time.Duration) {
+	l.prefill, l.decode = int(d.Prefill), int(d.Decode)
+	p, t := &v.targets[l.prefill], &v.targets[l.decode]
+	held := int(v.matches[p.slot].Blocks())
+	l.holdPrefill = p.load.HoldPrefill(int64(q.InputLength), int64(q.uncached(held, v.cfg.BlockTokens)))
+	l.holdDecode = t.load.Hold(int64(q.InputLength) + usualAnswer)
+	v.index.Expect(p.slot, l.chain, epoch.Add(now))
+	v.index.Expect(t.slot, l.chain, epoch.Add(now))
+	v.conversations.Record(*turn,
+		conversation.Target{Instance: p.facts.Instance, Rank: p.facts.Rank},
+		conversation.Target{Instance: t.facts.Instance, Rank: t.facts.Rank}, epoch.Add(now))
+}
+
+// prefilled notes that prefill has answered.
+func (v *view) prefilled(l *lease, now time.Duration) {
+	work := l.holdPrefill.Work()
+	l.holdPrefill.Drop()
+	v.targets[l.prefill].load.Prefill.Measure(work, now-l.placed)
+}
+
+// streaming notes decode's first token, so long after prefill's answer.
+func (v *view) streaming(l *lease, prompt int, took time.Duration) {
+	ranks := len(v.targets) - v.cfg.Decode
+	v.transfers[l.prefill*v.cfg.Decode+l.decode-ranks].Measure(int64(prompt), took)
+}
+
+// finished notes the end of the answer.
+func (v *view) finished(l *lease) { l.holdDecode.Drop() }
+
+// stored is a rank's event that it has filled blocks; evicted, that it has
+// dropped some.
+func (v *view) stored(row int, chain []kvindex.Hash) {
+	if len(chain) > 0 {
+		v.index.Store(v.targets[row].slot, kvindex.GPU, chain)
+	}
+}
+
+func (v *view) evicted(row int, ids []uint64) {
+	if len(ids) > 0 {
+		v.index.Remove(v.targets[row].slot, kvindex.GPU, chain(ids))
+	}
+}
+
+// chain is the hashes by which the proxy knows blocks: the trace's ids, spread
+// as a hash would be (the last step of SplitMix64; the low bits of a kvindex.Hash
+// are zero).
+func chain(ids []uint64) []kvindex.Hash {
+	hashes := make([]kvindex.Hash, len(ids))
+	for i, x := range ids {
+		x += 0x9e3779b97f4a7c15
+		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		x = (x ^ x>>27) * 0x94d049bb133111eb
+		hashes[i] = kvindex.Hash((x ^ x>>31) &^ 7)
+	}
+	return hashes
+}
