@@ -93,7 +93,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
-	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, ids, metrics)
+	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, coordinator.State{}, ids, metrics)
 	watch(prom, n.registry, n.coordinator)
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,

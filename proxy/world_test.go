@@ -107,7 +107,7 @@ func newWorld(t *testing.T, o setup) *world {
 	}
 	metrics := telemetry.New(w.prom)
 	w.decider = &nativeDecider{needs: o.needs}
-	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, ids, metrics)
+	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, coordinator.State{}, ids, metrics)
 	var keys *Keys
 	if o.keys != "" {
 		cfg.Server.Auth.KeysFile = "keys"

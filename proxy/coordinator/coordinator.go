@@ -9,6 +9,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
 // Decider is the seam where policies plug in. policy names who decided. A false
@@ -42,6 +44,7 @@ const (
 type Ask struct {
 	Model   string           // "" when the client named none
 	Request abi.RequestFacts // for the policies
+	Key     Key              // for those that need blocks or conversations
 	// Aggregate forces one leg, on an engine of role both or, for each phase in
 	// the set, on one of that phase alone. 0 lets the plan decide, unless
 	// Request.PairBroken forces one leg on an engine of role both.
@@ -57,6 +60,9 @@ type Ask struct {
 	// Same, if Decode is set, are the targets to be used again, as long as they
 	// would be offered; Prefill is zero for one leg.
 	Same Pair
+
+	turn   conversation.Turn // of the exchange, however often it is placed
+	looked bool
 }
 
 // Pair is the targets of the two legs of an attempt.
@@ -70,6 +76,10 @@ type Placement struct {
 	Decode  engine.Target
 	ID      uint64 // the disagg id; 0 when aggregated
 	Policy  string // the place policy that decided, "native" for the fallback
+	Turn    conversation.Turn // zero when nobody needs conversations
+	// Matched is how many prompt tokens the target that computes the prompt is
+	// believed to hold, by its events; -1: not known.
+	Matched int64
 	// FirstByte limits the attempt's time until the client's first byte; 0: as
 	// configured. The plan policy set it.
 	FirstByte time.Duration
@@ -99,9 +109,13 @@ type Fallback struct{ What, Reason string }
 // Coordinator places and releases; it is called by every exchange.
 type Coordinator interface {
 	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
-	// ErrModelNeeded, a *RejectedError or the cause of the context's end. It keeps
-	// nothing of a.
+	// ErrModelNeeded, a *RejectedError or the cause of the context's end. The
+	// blocks of a.Key must stay as they are until the lease is released; of the
+	// rest it keeps nothing. It adds to a.Request which turn of which conversation
+	// the exchange is, and finds that out once.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
+	// Forms says in which forms the prompts for a model are cut.
+	Forms(dst []kvindex.Form, model string) (name string, forms []kvindex.Form)
 	// Ready reports whether one request could be placed now.
 	Ready() bool
 	// Needs is what an Ask should say of a request beyond what it always says.

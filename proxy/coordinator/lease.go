@@ -1,37 +1,80 @@
 package coordinator
 
 import (
-	"sync/atomic"
+	"sync"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// Lease is what a placement holds of its targets: load on both, and the disagg
-// id. Both methods may be called any number of times, by any goroutine: each
-// hold is dropped once.
+// Lease is what a placement holds of its targets: load on both, the disagg id,
+// and blocks that are expected to come to be there. Its methods may be called any
+// number of times, by any goroutine: each hold is dropped once.
 type Lease struct {
-	local       *Local
-	id          uint64
-	prefill     load.Hold
-	decode      load.Hold
-	prefillDone atomic.Bool
-	released    atomic.Bool
+	local *Local
+	id    uint64
+
+	mu       sync.Mutex
+	prompt   load.Hold     // of the target that computes the prompt; guarded by mu
+	computer *load.Counter // the counter of prompt; nil when no prompt is computed
+	since    time.Time
+	decode   load.Hold      // guarded by mu
+	expected [2]expectation // at the target that computes the prompt, and at decode; guarded by mu
+	computed bool           // guarded by mu
+	streamed bool           // guarded by mu
+	released bool           // guarded by mu
+}
+
+// computing takes over the hold of the target that computes the prompt.
+func (l *Lease) computing(c *load.Counter, h load.Hold, now time.Time) {
+	l.computer, l.prompt, l.since = c, h, now
 }
 
 // PrefillDone drops prefill's load: the engine has computed the prompt.
 func (l *Lease) PrefillDone() {
-	if l.prefillDone.CompareAndSwap(false, true) {
-		l.prefill.Drop()
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done()
 }
 
-// Release drops whatever the lease still holds.
-func (l *Lease) Release() {
-	if !l.released.CompareAndSwap(false, true) {
+// FirstByte says that the decode leg has begun to answer: it has the prompt's KV.
+func (l *Lease) FirstByte() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done()
+	l.streamed = true
+}
+
+// done measures and drops the load of the prompt; l.mu is held.
+func (l *Lease) done() {
+	if l.computed || l.released {
 		return
 	}
-	l.PrefillDone()
+	l.computed = true
+	if l.computer != nil {
+		l.computer.Prefill.Measure(l.prompt.Work(), time.Since(l.since))
+	}
+	l.prompt.Drop()
+}
+
+// Release drops whatever the lease still holds. What was expected of legs that
+// did not come to it is no longer.
+func (l *Lease) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.released {
+		return
+	}
+	l.released = true
+	l.prompt.Drop()
 	l.decode.Drop()
+	if !l.computed {
+		l.expected[0].drop()
+	}
+	if !l.streamed {
+		l.expected[1].drop()
+	}
+	l.expected = [2]expectation{}
 	if l.id != 0 {
 		l.local.live.Drop(l.id)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
 // Observer hears what a Placement cannot tell: the fallbacks of a Place that
@@ -25,6 +26,7 @@ type Local struct {
 	registry *engine.Registry
 	decider  atomic.Pointer[Decider]
 	fallback Decider
+	state    State
 	mint     *disaggid.Source
 	observer Observer
 	live     disaggid.Live
@@ -37,9 +39,9 @@ var _ Coordinator = (*Local)(nil)
 
 // NewLocal returns a coordinator that asks d, and fallback where d has no usable
 // answer; fallback answers always, natively.
-func NewLocal(registry *engine.Registry, d, fallback Decider, mint *disaggid.Source, observer Observer) *Local {
-	l := &Local{registry: registry, fallback: fallback, mint: mint, observer: observer}
-	l.tables.New = func() any { return &table{home: &l.tables} }
+func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
+	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer}
+	l.tables.New = func() any { return &table{pool: &l.tables} }
 	l.SetDecider(d)
 	return l
 }
@@ -80,11 +82,13 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if err != nil {
 		return nil, err
 	}
+	d := *l.decider.Load()
 	t := l.tables.Get().(*table)
-	t.reset(pool, a)
+	t.reset(pool, a, d.Needs())
+	l.recall(pool, a, t)
 	g := &grant{lease: Lease{local: l}}
 	g.table = t
-	if err := l.decide(ctx, snapshot, pool, a, t, g); err != nil {
+	if err := l.decide(ctx, d, snapshot, pool, a, t, g); err != nil {
 		for _, f := range g.Fallbacks {
 			l.observer.Fallback(f.What, f.Reason)
 		}
@@ -116,14 +120,30 @@ func resolve(s *engine.Snapshot, model string) (*engine.Pool, error) {
 	return nil, ErrUnknownModel
 }
 
+// recall finds what is known of the request's prompt and of its conversation.
+func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
+	if t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
+		if !a.looked {
+			a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "")
+			a.turn, a.looked = l.state.Conversations.Look(a.Key.Conversation), true
+			a.Request.Turn = a.turn.Number
+			a.Request.Conversation = string(a.turn.Key.AppendText(nil))
+		}
+		t.turn = a.turn
+		t.place.Request.Turn, t.place.Request.Conversation = a.Request.Turn, a.Request.Conversation
+	}
+	if t.needs&abi.NeedBlocks != 0 && l.state.Index != nil {
+		t.match(l.state.Index, a.Key.Chains)
+	}
+}
+
 // decide goes through the steps of a placement: plan, place, mint, commit.
-func (l *Local) decide(ctx context.Context, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *grant) error {
-	d := *l.decider.Load()
+func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *grant) error {
 	now := time.Now()
 	two := !a.Prefill.IsZero()
 	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
 		var err error
-		if two, err = l.plan(ctx, d, pool, a, t, g); err != nil {
+		if two, err = l.plan(ctx, d, pool, a, t, g, now); err != nil {
 			return err
 		}
 	}
@@ -142,22 +162,25 @@ func (l *Local) decide(ctx context.Context, s *engine.Snapshot, pool *engine.Poo
 		}
 	}
 	t.keepSame(a)
-	if two && d.Needs()&abi.NeedPairs != 0 {
+	if two && t.needs&abi.NeedPairs != 0 {
 		t.fillStates(l.registry)
 	}
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
-	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now))
+	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now), now)
 	return nil
 }
 
 // plan asks how many legs the request gets.
-func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant) (two bool, err error) {
+func (l *Local) plan(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant, now time.Time) (two bool, err error) {
 	t.plan = abi.PlanFacts{
 		Request:        t.place.Request,
 		PrefillTargets: pool.Plan.Prefill,
 		DecodeTargets:  pool.Plan.Decode,
 		BothTargets:    pool.Plan.Both,
+	}
+	if t.needs&abi.NeedBlocks != 0 {
+		t.fillCosts(pool, now)
 	}
 	answer, policy, ok := d.Plan(ctx, &t.plan)
 	g.Notes = append(g.Notes, t.plan.Notes...)
@@ -222,9 +245,9 @@ func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
 	return abi.Decode
 }
 
-// commit makes the decision hold: it mints the id, unless it is kept, and takes
-// the loads.
-func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision) {
+// commit makes the decision hold: it mints the id, unless it is kept, takes the
+// loads and notes where the request goes.
+func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision, now time.Time) {
 	g.Decode = t.targets[chosen.Decode]
 	g.Flow = abi.FlowAggregated
 	lease := &g.lease
@@ -239,12 +262,30 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 		lease.id = g.ID
 	}
 	t.place.Flow = g.Flow
-	if chosen.Prefill >= 0 && a.Prefill.IsZero() {
-		lease.prefill = g.Prefill.Load[g.Prefill.Rank].Hold(a.Request.PromptTokens)
+	prompt := a.Request.PromptTokens
+	switch {
+	case chosen.Prefill < 0:
+		c := &g.Decode.Load[g.Decode.Rank]
+		lease.computing(c, c.HoldQueued(uncached(prompt, &t.place.Candidates[chosen.Decode])), now)
+	case a.Prefill.IsZero():
+		c := &g.Prefill.Load[g.Prefill.Rank]
+		lease.computing(c, c.HoldPrefill(prompt, uncached(prompt, &t.place.Candidates[chosen.Prefill])), now)
 	}
-	lease.decode = g.Decode.Load[g.Decode.Rank].Hold(a.Request.PromptTokens + expected(&a.Request))
+	lease.decode = g.Decode.Load[g.Decode.Rank].Hold(prompt + expected(&a.Request))
 	l.open.Add(1)
+	l.expect(a, t, g, now)
+	if a.looked {
+		prefill := g.Prefill
+		if prefill.IsZero() {
+			prefill = g.Decode
+		}
+		l.state.Conversations.Record(a.turn, homeOf(prefill), homeOf(g.Decode), now)
+		g.Turn = a.turn
+	}
 }
+
+// uncached is how many tokens of a prompt the row's target has yet to compute.
+func uncached(prompt int64, c *abi.Candidate) int64 { return max(0, prompt-c.Matched()) }
 
 // mintID returns an id that is in range and not in flight, and takes it into
 // the set of those that are.

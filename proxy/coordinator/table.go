@@ -6,6 +6,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
 // How fit a row is. A phase is given the fittest rows it has: better an engine
@@ -25,16 +26,26 @@ type table struct {
 	mint    abi.MintFacts
 	targets []engine.Target // of row i of place.Candidates
 	fitness []uint8         // of row i
-	home    *sync.Pool
+	needs   abi.Needs
+	turn    conversation.Turn
+	matches []matches // memory of matched
+	matched []matches
+	pool    *sync.Pool
 }
 
 func (t *table) recycle() {
 	clear(t.targets) // keeps no instance alive
-	t.home.Put(t)
+	for i := range t.matched {
+		t.matched[i].Chain = Chain{} // nor the request's memory
+	}
+	t.matched = nil
+	t.pool.Put(t)
 }
 
-// reset empties the table for a placement of a in p.
-func (t *table) reset(p *engine.Pool, a *Ask) {
+// reset empties the table for a placement of a in p, with what the policies
+// need.
+func (t *table) reset(p *engine.Pool, a *Ask, needs abi.Needs) {
+	t.needs, t.turn = needs, conversation.Turn{}
 	t.place = abi.PlaceFacts{Request: a.Request, Fixed: -1, Candidates: t.place.Candidates[:0], Pairs: t.place.Pairs[:0]}
 	t.place.Request.Model = p.Model
 	t.targets, t.fitness = t.targets[:0], t.fitness[:0]
@@ -44,8 +55,15 @@ func (t *table) reset(p *engine.Pool, a *Ask) {
 func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	c, f := r.Facts, fit
 	c.Roles = roles
-	l := &r.Load[r.Rank]
-	c.Requests, c.Tokens = l.Requests(), l.Tokens()
+	load := r.Load[r.Rank].View(now)
+	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
+	if t.needs&abi.NeedBlocks != 0 {
+		c.Queued = load.Queued
+		t.know(&c, r.Target)
+	}
+	if t.turn.Number != 0 {
+		t.home(&c, r.Target)
+	}
 	switch r.Breaker.Circuit(now) {
 	case engine.CircuitOpen:
 		f = broken
@@ -149,11 +167,11 @@ func (t *table) fillStates(reg *engine.Registry) {
 			if i == j || rows[i].Roles&abi.RolePrefill == 0 || rows[j].Roles&abi.RoleDecode == 0 || rows[i].Group != rows[j].Group {
 				continue
 			}
-			state := reg.PairState(t.targets[i], t.targets[j])
+			state, transfer, _ := reg.PairFacts(t.targets[i], t.targets[j])
 			if state == abi.PairUnknown {
 				continue
 			}
-			t.place.Pairs = append(t.place.Pairs, abi.Pair{Prefill: int32(i), Decode: int32(j), State: state})
+			t.place.Pairs = append(t.place.Pairs, abi.Pair{Prefill: int32(i), Decode: int32(j), State: state, TransferMicros: transfer})
 			if int32(i) == t.place.Fixed {
 				rows[j].Pair = state
 			}

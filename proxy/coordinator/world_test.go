@@ -181,7 +181,7 @@ func newWorld(t testing.TB, specs ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), mint, w.counts)
+	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts)
 	return w
 }
 

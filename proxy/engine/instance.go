@@ -189,6 +189,12 @@ func (i *Instance) GuessBlockTokens(n int) {
 	}
 }
 
+// Events reports whether the instance publishes its KV events, as configured or
+// as it says.
+func (i *Instance) Events() bool {
+	return i.Spec.KVEvents != "" || i.Facts().KVEvents.Publisher == "zmq"
+}
+
 // idle reports that nothing is in flight on any rank.
 func (i *Instance) idle() bool {
 	for r := range i.Load {
