@@ -1,0 +1,257 @@
+package coordinator
+
+import (
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// State is what a Local knows beside the loads. A nil field is not known: what
+// policies would be shown of it stays empty.
+type State struct {
+	Index         *kvindex.Index // the same as the registry's
+	Conversations *conversation.Table
+}
+
+// Key is what of a prompt is matched with earlier ones: the blocks it is cut
+// into, in each form that Forms asked for, and what names its conversation. The
+// scope of the query is filled in by Place.
+type Key struct {
+	Conversation conversation.Query
+	Chains       []Chain
+}
+
+// Chain is the whole blocks of a prompt in one form.
+type Chain struct {
+	Form   kvindex.Form
+	Blocks []kvindex.Hash
+}
+
+// TextForm is how prompts are cut for instances whose blocks are not known by
+// events: into pieces of text, for what was sent to an instance is then all that
+// can be known of it.
+var TextForm = kvindex.Form{Block: 512, Text: true}
+
+// bytesPerToken is what a token of a prompt is taken to measure.
+const bytesPerToken = 4
+
+// Forms appends to dst the forms in which the prompts for a model are to be cut,
+// and returns the model's name as its engines have it, which seeds the chains.
+// The name is "" for a model that no engine is known to serve.
+func (l *Local) Forms(dst []kvindex.Form, model string) (name string, forms []kvindex.Form) {
+	pool, err := resolve(l.registry.Snapshot(), model)
+	if err != nil {
+		return "", dst
+	}
+	needs := l.Needs()
+	if needs&abi.NeedConversation != 0 {
+		dst = append(dst, TextForm)
+	}
+	if needs&abi.NeedBlocks != 0 && l.state.Index != nil {
+		for i := range pool.Ready {
+			dst = withForm(dst, formOf(pool.Ready[i].Instance))
+		}
+	}
+	return pool.Model, dst
+}
+
+func withForm(forms []kvindex.Form, f kvindex.Form) []kvindex.Form {
+	for _, known := range forms {
+		if known == f {
+			return forms
+		}
+	}
+	return append(forms, f)
+}
+
+// formOf is how the blocks of an instance are cut: as its events have them, once
+// they have told.
+func formOf(i *engine.Instance) kvindex.Form {
+	if n := i.BlockTokens(); n > 0 && i.Events() {
+		return kvindex.Form{Block: n}
+	}
+	return TextForm
+}
+
+// tokensOf is how many tokens a block of the form has.
+func tokensOf(f kvindex.Form) int {
+	if f.Text {
+		return f.Block / bytesPerToken
+	}
+	return f.Block
+}
+
+// matches is what every target holds of one chain, by its slot in the index.
+type matches struct {
+	Chain
+	of []kvindex.Match
+}
+
+// match looks up the chains of the request over all targets.
+func (t *table) match(x *kvindex.Index, chains []Chain) {
+	n := x.Targets()
+	for len(t.matches) < len(chains) {
+		t.matches = append(t.matches, matches{})
+	}
+	t.matched = t.matches[:len(chains)]
+	for i := range chains {
+		m := &t.matched[i]
+		m.Chain = chains[i]
+		if cap(m.of) < n {
+			m.of = make([]kvindex.Match, n, 2*n)
+		}
+		m.of = m.of[:n]
+		x.Match(m.Blocks, m.of)
+	}
+}
+
+// held is what a target holds of the request, and the chain that says so; nil
+// where nothing can be known.
+func (t *table) held(target engine.Target) (kvindex.Match, *Chain) {
+	if len(t.matched) == 0 || len(target.KV) <= target.Rank {
+		return kvindex.Match{}, nil
+	}
+	form, slot := formOf(target.Instance), int(target.KV[target.Rank])
+	for i := range t.matched {
+		m := &t.matched[i]
+		if m.Form == form && slot < len(m.of) {
+			return m.of[slot], &m.Chain
+		}
+	}
+	return kvindex.Match{}, nil
+}
+
+// know fills in what is known of the KV that a row's target holds.
+func (t *table) know(c *abi.Candidate, target engine.Target) {
+	m, chain := t.held(target)
+	if chain == nil {
+		return
+	}
+	c.BlocksGPU, c.BlocksCPU, c.BlocksDisk = m.GPU, m.CPU, m.Disk
+	c.BlockTokens = uint32(tokensOf(chain.Form))
+}
+
+// home marks the phases of the conversation's last turn that the row's target
+// served.
+func (t *table) home(c *abi.Candidate, target engine.Target) {
+	if isHome(t.turn.Prefill, target) {
+		c.Home |= abi.RolePrefill
+	}
+	if isHome(t.turn.Decode, target) {
+		c.Home |= abi.RoleDecode
+	}
+}
+
+func isHome(home conversation.Target, target engine.Target) bool {
+	return home.Instance == target.ID && home.Rank == int32(target.Rank)
+}
+
+// homeOf is a target as conversations remember it.
+func homeOf(t engine.Target) conversation.Target {
+	if t.IsZero() {
+		return conversation.Target{}
+	}
+	return conversation.Target{Instance: t.ID, Rank: int32(t.Rank)}
+}
+
+// expect notes that the request's blocks will be where it was placed, and which
+// the lease takes back if they never come to be.
+func (l *Local) expect(a *Ask, t *table, g *grant, now time.Time) {
+	g.Matched = -1
+	computes := g.Decode
+	if !g.Prefill.IsZero() {
+		g.lease.expected[1] = l.expectAt(t, g.Decode, now)
+		computes = g.Prefill
+	}
+	m, chain := t.held(computes)
+	if chain == nil || !a.Prefill.IsZero() { // the prompt has been computed
+		return
+	}
+	if !chain.Form.Text {
+		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
+	}
+	g.lease.expected[0] = l.expectAt(t, computes, now)
+}
+
+// expectation is blocks that were said to come to a target.
+type expectation struct {
+	index  *kvindex.Index
+	target kvindex.Target
+	blocks []kvindex.Hash
+}
+
+func (l *Local) expectAt(t *table, target engine.Target, now time.Time) expectation {
+	_, chain := t.held(target)
+	if chain == nil || len(chain.Blocks) == 0 {
+		return expectation{}
+	}
+	slot := target.KV[target.Rank]
+	l.state.Index.Expect(slot, chain.Blocks, now)
+	return expectation{l.state.Index, slot, chain.Blocks}
+}
+
+// drop takes the expectation back.
+func (e *expectation) drop() {
+	if e.index != nil {
+		e.index.Unexpect(e.target, e.blocks)
+	}
+	*e = expectation{}
+}
+
+// fillCosts tells the plan policy what one leg and two would cost now.
+func (t *table) fillCosts(pool *engine.Pool, now time.Time) {
+	f := &t.plan
+	var transfer, handover mean
+	f.PrefillCached, f.PrefillQueued, f.PrefillMicros = t.costs(pool.Paired, abi.RolePrefill, now, func(target engine.Target) {
+		transfer.add(target.Transfers.PerToken())
+		handover.add(target.Transfers.Fixed())
+	})
+	f.BothCached, f.BothQueued, f.BothMicros = t.costs(pool.Both, abi.RoleBoth, now, func(engine.Target) {})
+	f.TransferMicros, f.HandoverMicros = transfer.of(), handover.of()
+}
+
+// costs is, over the rows that have one of the roles, the most prompt tokens
+// that one holds, the fewest that wait at one, and the mean time of one.
+func (t *table) costs(rows []engine.Row, roles abi.Role, now time.Time, visit func(engine.Target)) (cached, queued int64, micros float32) {
+	var speed mean
+	queued = -1
+	for i := range rows {
+		r := &rows[i]
+		if r.Facts.Roles&roles == 0 {
+			continue
+		}
+		if m, chain := t.held(r.Target); chain != nil {
+			cached = max(cached, int64(m.Blocks())*int64(tokensOf(chain.Form)))
+		}
+		load := r.Load[r.Rank].View(now)
+		if queued < 0 || load.Queued < queued {
+			queued = load.Queued
+		}
+		speed.add(load.PrefillMicros)
+		visit(r.Target)
+	}
+	return cached, max(0, queued), speed.of()
+}
+
+// mean is the mean of the values that are known, which are not 0.
+type mean struct {
+	sum float32
+	n   int
+}
+
+func (m *mean) add(v float32) {
+	if v > 0 {
+		m.sum += v
+		m.n++
+	}
+}
+
+func (m *mean) of() float32 {
+	if m.n == 0 {
+		return 0
+	}
+	return m.sum / float32(m.n)
+}
