@@ -25,7 +25,8 @@ type Report struct {
 	At               time.Time     // when the answer came
 	Every            time.Duration // when the next is due after it
 	Running, Waiting int32         // requests, or sequences where the engine counts those
-	Tokens           int64         // of KV in use; 0 unknown
+	Tokens           int64         // of KV in use, and of prompts that wait where the engine counts those; 0 unknown
+	Capacity         int64         // tokens that KV memory holds; 0 unknown
 	Queued           int64         // uncached prompt tokens that wait for prefill; negative: unknown
 	Usage            float32       // share of KV memory in use, 0 to 1; 0 unknown
 }

@@ -1,0 +1,114 @@
+package loads
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// Answer is what an engine says of its load.
+type Answer struct {
+	Ranks       []Rank // of those that it says something of, each once
+	BlockTokens int    // tokens per KV block; 0 when it does not say
+}
+
+// Rank is what an engine says of one data-parallel rank; the times of the
+// report are not set.
+type Rank struct {
+	Rank int // Whole, or from 0 to below maxRanks
+	load.Report
+}
+
+// Whole stands for a rank where the engine speaks of all its ranks at once.
+const Whole = -1
+
+// maxRanks bounds the ranks that are believed.
+const maxRanks = 4096
+
+// errSilent says that an answer has nothing of load.
+var errSilent = errors.New("the engine does not tell")
+
+// statusError says that an engine answered with a status that is no answer.
+type statusError struct {
+	path   string
+	status int
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("%s answered with status %d", e.path, e.status)
+}
+
+// rank returns the entry of a rank, a new one if there is none; nil for a rank
+// that cannot be.
+func (a *Answer) rank(n int) *Rank {
+	for i := range a.Ranks {
+		if a.Ranks[i].Rank == n {
+			return &a.Ranks[i]
+		}
+	}
+	if n < Whole || n >= maxRanks {
+		return nil
+	}
+	a.Ranks = append(a.Ranks, Rank{Rank: n, Report: load.Report{Queued: -1}})
+	return &a.Ranks[len(a.Ranks)-1]
+}
+
+// sum is the load of all ranks together.
+func sum(ranks []Rank) load.Report {
+	var all load.Report
+	for _, r := range ranks {
+		all.Running += r.Running
+		all.Waiting += r.Waiting
+		all.Tokens += r.Tokens
+		all.Capacity += r.Capacity
+		all.Usage += r.Usage / float32(len(ranks))
+		if r.Queued < 0 || all.Queued < 0 {
+			all.Queued = -1
+		} else {
+			all.Queued += r.Queued
+		}
+	}
+	return all
+}
+
+// share is rank n's part of what is said of all of so many ranks.
+func (r Rank) share(n, ranks int) load.Report {
+	part := r.Report
+	part.Running = int32(piece(int64(r.Running), n, ranks))
+	part.Waiting = int32(piece(int64(r.Waiting), n, ranks))
+	part.Tokens = piece(r.Tokens, n, ranks)
+	part.Capacity = piece(r.Capacity, n, ranks)
+	if r.Queued >= 0 {
+		part.Queued = piece(r.Queued, n, ranks)
+	}
+	return part
+}
+
+// piece is the n-th of so many nearly equal parts of total.
+func piece(total int64, n, parts int) int64 {
+	p := total / int64(parts)
+	if int64(n) < total%int64(parts) {
+		p++
+	}
+	return p
+}
+
+// requests makes a count of requests of what an engine calls one. That of all
+// ranks still fits.
+func requests(x float64) int32 { return int32(bounded(x, 1<<18)) }
+
+// tokens makes a count of tokens.
+func tokens(x float64) int64 { return int64(bounded(x, 1<<40)) }
+
+// portion makes a share from 0 to 1.
+func portion(x float64) float32 { return float32(bounded(x, 1)) }
+
+// bounded keeps a number from 0 to most, and what is no number at 0.
+func bounded(x, most float64) float64 {
+	if math.IsNaN(x) {
+		return 0
+	}
+	return min(most, max(0, x))
+}

@@ -1,0 +1,232 @@
+// Package loads asks engines what load they have, off the request path, and
+// hands it to the counters of their targets. Nothing depends on an answer: an
+// engine that says nothing, or something that cannot be read, is as well as
+// before, and what it said earlier fades.
+package loads
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// restFor is how long an engine that says nothing of its load on any path is
+// left alone.
+const restFor = time.Minute
+
+// Poller asks the ready instances of a registry, every one at most once at a
+// time.
+type Poller struct {
+	registry *engine.Registry
+	log      *slog.Logger
+	health   atomic.Pointer[config.Health]
+	wake     chan struct{} // tells Run of a new configuration
+}
+
+// New returns a poller by h.LoadInterval and h.Timeout. It starts nothing. log
+// may be nil.
+func New(registry *engine.Registry, h config.Health, log *slog.Logger) *Poller {
+	p := &Poller{registry: registry, log: log, wake: make(chan struct{}, 1)}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.health.Store(&h)
+	return p
+}
+
+// Configure replaces the interval and the limit of a poll, from the next poll
+// on. It is safe for concurrent use.
+func (p *Poller) Configure(h config.Health) {
+	p.health.Store(&h)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run polls until ctx ends. When it returns, no poll is in flight.
+func (p *Poller) Run(ctx context.Context) {
+	var polls sync.WaitGroup
+	defer polls.Wait()
+	asked := make(map[*engine.Instance]*asking)
+	tick := time.NewTicker(time.Hour)
+	tick.Stop()
+	defer tick.Stop()
+	var every time.Duration
+	for ctx.Err() == nil {
+		h := p.health.Load()
+		if d := time.Duration(h.LoadInterval); d != every {
+			if every = d; every > 0 {
+				tick.Reset(every)
+			} else {
+				tick.Stop()
+			}
+		}
+		if every > 0 {
+			p.round(ctx, h, asked, &polls)
+		}
+		select {
+		case <-ctx.Done():
+		case <-p.wake:
+		case <-tick.C:
+		}
+	}
+}
+
+// round begins a poll of each ready instance that is not being polled.
+func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.Instance]*asking, polls *sync.WaitGroup) {
+	now := time.Now()
+	for _, i := range p.registry.Snapshot().Instances {
+		if i.State() != engine.Ready {
+			continue
+		}
+		a := asked[i]
+		if a == nil {
+			a = &asking{i: i, sources: sourcesOf(i.Spec.Connector)}
+			asked[i] = a
+		}
+		if !a.busy.CompareAndSwap(false, true) {
+			continue
+		}
+		if now.Before(a.rest) {
+			a.busy.Store(false)
+			continue
+		}
+		polls.Go(func() {
+			defer a.busy.Store(false)
+			a.poll(ctx, h, p.log)
+		})
+	}
+	for i := range asked {
+		if i.Gone() {
+			delete(asked, i)
+		}
+	}
+}
+
+// asking is what is known of asking one instance. While it is busy its poll
+// alone may touch it.
+type asking struct {
+	i       *engine.Instance
+	sources []source
+	busy    atomic.Bool
+	next    int       // which source is asked
+	rest    time.Time // until when none is
+	said    string    // the last problem that was logged
+	answer  bytes.Buffer
+	marks   []load.Mark
+}
+
+// source is one way to ask.
+type source struct {
+	path string
+	read func(body []byte) (Answer, error)
+}
+
+// sourcesOf lists the ways to ask an engine behind a connector, the best first.
+// An engine of a kind that is not told is known by how it answers.
+func sourcesOf(connector string) []source {
+	switch connector {
+	case config.ConnectorSGLang:
+		return []source{{loadsPath, ReadSGLang}, {legacyPath, ReadSGLangLegacy}, {metricsPath, ReadMetrics}}
+	case config.ConnectorTRTLLM:
+		return []source{{metricsPath, ReadTRTLLM}}
+	case config.ConnectorNone:
+		return []source{{metricsPath, ReadMetrics}, {loadsPath, ReadSGLang}}
+	}
+	return []source{{metricsPath, ReadMetrics}}
+}
+
+// The paths that are asked. SGLang: srt/entrypoints/v1_loads.py and
+// http_server.py.
+const (
+	metricsPath = "/metrics"
+	loadsPath   = "/v1/loads?include=core"
+	legacyPath  = "/get_load"
+)
+
+// keepAnswer is the largest buffer that is kept for the next answer.
+const keepAnswer = 1 << 20
+
+// poll asks once and hands on what the answer says.
+func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
+	limited, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))
+	defer cancel()
+	a.marks = a.marks[:0]
+	for rank := range a.i.Load {
+		a.marks = append(a.marks, a.i.Load[rank].Mark())
+	}
+	from := a.sources[a.next]
+	a.answer.Reset()
+	status, err := a.i.Get(limited, from.path, &a.answer)
+	var answer Answer
+	switch {
+	case err != nil:
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
+		err = errSilent
+	case status/100 != 2:
+		err = &statusError{from.path, status}
+	default:
+		answer, err = from.read(a.answer.Bytes())
+	}
+	if a.answer.Cap() > keepAnswer {
+		a.answer = bytes.Buffer{}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		a.failed(err, log)
+		return
+	}
+	a.said = ""
+	a.i.GuessBlockTokens(answer.BlockTokens)
+	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
+}
+
+// failed notes why an answer could not be used, and goes on to the next source
+// if it is of no use at all.
+func (a *asking) failed(err error, log *slog.Logger) {
+	if err == errSilent {
+		if a.next++; a.next < len(a.sources) {
+			return
+		}
+		a.next, a.rest = 0, time.Now().Add(restFor)
+	}
+	if text := err.Error(); text != a.said {
+		a.said = text
+		log.Info("engine's load is not known", "engine", a.i.Spec.Name, "error", err)
+	}
+}
+
+// report hands what was said of each rank to its counter. An instance that is
+// one target gets the sum of its ranks; what is said of the whole instance is
+// shared by its ranks.
+func (a *asking) report(ranks []Rank, at time.Time, every time.Duration) {
+	counters := a.i.Load
+	if len(counters) == 1 && len(ranks) > 0 {
+		r := sum(ranks)
+		r.At, r.Every = at, every
+		counters[0].Report(r, a.marks[0])
+		return
+	}
+	for _, r := range ranks {
+		r.At, r.Every = at, every
+		switch {
+		case r.Rank == Whole:
+			for n := range counters {
+				counters[n].Report(r.share(n, len(counters)), a.marks[n])
+			}
+		case r.Rank < len(counters):
+			counters[r.Rank].Report(r.Report, a.marks[r.Rank])
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package loads
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+)
+
+// ReadMetrics reads GET /metrics of vLLM, or of SGLang with --enable-metrics, in
+// Prometheus' text format; a body that is a JSON list is one of TensorRT-LLM.
+//
+// Of the thousands of samples, histograms for the most part, a handful is
+// wanted: a scanner that passes over the rest without building anything takes a
+// small part of the time of a whole parser of the format, and a line that it
+// cannot read costs that line only.
+//
+// Sources: vLLM v1/metrics/loggers.py (label engine is the data-parallel rank;
+// gpu_cache_usage_perc is the old name of kv_cache_usage_perc, both from 0 to 1);
+// SGLang srt/observability/metrics_collector.py (label dp_rank).
+func ReadMetrics(body []byte) (Answer, error) {
+	if first := bytes.TrimLeft(body, " \t\r\n"); len(first) > 0 && first[0] == '[' {
+		return ReadTRTLLM(body)
+	}
+	var (
+		answer   Answer
+		capacity int64                   // of each rank
+		old      = make(map[int]float32) // usage under its old name
+	)
+	for len(body) > 0 {
+		var line []byte
+		line, body, _ = bytes.Cut(body, []byte("\n"))
+		s, ok := wanted(line)
+		if !ok {
+			continue
+		}
+		if s.name == "vllm:cache_config_info" {
+			capacity = max(capacity, s.capacity)
+			answer.BlockTokens = max(answer.BlockTokens, s.block)
+			continue
+		}
+		r := answer.rank(s.rank)
+		if r == nil {
+			continue
+		}
+		switch s.name {
+		case "vllm:num_requests_running", "sglang:num_running_reqs":
+			r.Running = requests(float64(r.Running) + s.value)
+		case "vllm:num_requests_waiting", "sglang:num_queue_reqs":
+			r.Waiting = requests(float64(r.Waiting) + s.value)
+		case "vllm:kv_cache_usage_perc", "sglang:token_usage":
+			r.Usage = max(r.Usage, portion(s.value))
+		case "vllm:gpu_cache_usage_perc":
+			old[s.rank] = max(old[s.rank], portion(s.value))
+		case "sglang:num_used_tokens":
+			r.Tokens = max(r.Tokens, tokens(s.value))
+		}
+	}
+	if len(answer.Ranks) == 0 {
+		return Answer{}, errSilent
+	}
+	for i := range answer.Ranks {
+		r := &answer.Ranks[i]
+		if r.Usage == 0 {
+			r.Usage = old[r.Rank]
+		}
+		if r.Capacity = capacity; r.Tokens == 0 {
+			r.Tokens = int64(float64(r.Usage) * float64(r.Capacity))
+		}
+	}
+	return answer, nil
+}
+
+// sample is one line of the format, of one of the names that are wanted.
+type sample struct {
+	name     string
+	rank     int
+	value    float64
+	block    int   // cache_config_info: tokens per block
+	capacity int64 // cache_config_info: tokens of KV
+}
+
+// wanted reads a line if it is a sample of a wanted name and of a whole
+// instance's or rank's share: what other workers of a rank say is the same again.
+func wanted(line []byte) (s sample, ok bool) {
+	if !bytes.HasPrefix(line, []byte("vllm:")) && !bytes.HasPrefix(line, []byte("sglang:")) {
+		return s, false
+	}
+	end := bytes.IndexAny(line, "{ \t")
+	if end < 0 {
+		return s, false
+	}
+	if s.name, ok = gauge(line[:end]); !ok {
+		return s, false
+	}
+	s.rank, line = Whole, line[end:]
+	if line[0] == '{' {
+		if line, ok = s.labels(line[1:]); !ok {
+			return s, false
+		}
+	}
+	text, _, _ := bytes.Cut(bytes.TrimLeft(line, " \t"), []byte(" ")) // a time may follow
+	value, err := strconv.ParseFloat(string(bytes.TrimRight(text, "\t\r")), 64)
+	s.value = value
+	return s, err == nil && !math.IsNaN(value) && !math.IsInf(value, 0)
+}
+
+// gauge returns the name if it is wanted.
+func gauge(name []byte) (string, bool) {
+	for _, known := range [...]string{
+		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+		"vllm:gpu_cache_usage_perc", "vllm:cache_config_info",
+		"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:num_used_tokens",
+	} {
+		if string(name) == known {
+			return known, true
+		}
+	}
+	return "", false
+}
+
+// labels reads the labels of a sample and returns what follows them.
+func (s *sample) labels(b []byte) (rest []byte, ok bool) {
+	var blocks int64
+	for {
+		b = bytes.TrimLeft(b, " \t,")
+		if len(b) > 0 && b[0] == '}' {
+			if s.capacity == 0 {
+				s.capacity = min(blocks*int64(s.block), 1<<40)
+			}
+			return b[1:], true
+		}
+		key, after, found := bytes.Cut(b, []byte(`="`))
+		end := closing(after)
+		if !found || end < 0 {
+			return nil, false
+		}
+		value := after[:end]
+		b = after[end+1:]
+		switch string(key) {
+		case "engine", "dp_rank":
+			n, err := strconv.Atoi(string(value))
+			if err == nil && n >= 0 {
+				s.rank = n
+			}
+		case "tp_rank", "pp_rank", "moe_ep_rank":
+			if string(value) != "0" {
+				return nil, false
+			}
+		case "block_size":
+			s.block = int(natural(value, 1<<20))
+		case "num_gpu_blocks":
+			blocks = natural(value, 1<<32)
+		case "kv_cache_size_tokens":
+			s.capacity = natural(value, 1<<40)
+		}
+	}
+}
+
+// natural reads a whole number up to most, 0 for anything else.
+func natural(text []byte, most int64) int64 {
+	n, err := strconv.ParseInt(string(text), 10, 64)
+	if err != nil || n < 0 || n > most {
+		return 0
+	}
+	return n
+}
+
+// closing is where the label value that b begins with ends; -1: it does not.
+func closing(b []byte) int {
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '\\':
+			i++
+		case '"':
+			return i
+		}
+	}
+	return -1
+}
