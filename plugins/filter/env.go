@@ -2,7 +2,6 @@ package filter
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -15,18 +14,10 @@ var (
 	_ host.RootEnv = (*vm)(nil)
 )
 
-// What both Go SDKs panic with when a plugin has no HTTP context to give:
-// neither that nor a TCP context (proxywasm/internal/abi_callback_lifecycle.go),
-// or a TCP context only (abi_callback_l7.go).
-const (
-	noContext = "invalid context id on proxy_on_context_create"
-	noHTTP    = "invalid context on proxy_on_request_headers"
-)
-
 // Log implements host.Env.
 func (v *vm) Log(level host.LogLevel, message string) {
-	if level == host.LogError && (strings.Contains(message, noContext) || strings.Contains(message, noHTTP)) {
-		v.noContextSaid = true
+	if !v.p.served.Load() {
+		v.complaint = max(v.complaint, complaintIn(message))
 	}
 	v.p.deps.Log.Log(context.Background(), level.Slog(), message)
 }
@@ -72,6 +63,9 @@ func (v *vm) SetSharedData(key string, value []byte, cas uint32) host.Status {
 
 // RegisterQueue implements host.Env.
 func (v *vm) RegisterQueue(_ uint32, name string) uint32 {
+	if v.probing { // items are for those that serve
+		return v.p.space.Queue(name)
+	}
 	return v.p.space.Register(name, v, v.queueReady)
 }
 

@@ -404,38 +404,6 @@ response_headers: trap`)
 	}
 }
 
-// TestPluginWithoutStreams: the Go SDKs panic when a plugin that only ticks is
-// asked for a stream's context.
-func TestPluginWithoutStreams(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(spec("f", `[main]
-create: call proxy_log 4 "panic: invalid context id on proxy_on_context_create"
-create: trap`))
-	srv := w.serve(echo)
-	for range 3 {
-		if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 200 || body != "x" {
-			t.Errorf("got %d %q", resp.StatusCode, body)
-		}
-	}
-	if len(w.log.find("background only")) != 1 || len(w.meter.all()) != 0 || p.State() != Serving {
-		t.Errorf("failures %q", w.meter.all())
-	}
-	// Once it had a context for a stream, none is a failure.
-	w2 := newWorld(t)
-	w2.start(spec("f", `[s]
-request_headers: call proxy_set_shared_data "x" "y" 0
-[main]
-create: call proxy_get_shared_data "x" ret out
-[trap]
-request_headers: call proxy_log 4 "panic: invalid context id on proxy_on_context_create"
-request_headers: trap`))
-	srv2 := w2.serve(echo)
-	do(t, srv2, "s", "x")
-	if resp, _ := do(t, srv2, "trap", "x"); resp.StatusCode != 503 {
-		t.Errorf("got %d", resp.StatusCode)
-	}
-}
-
 // TestBodyChangedFromATickWhileItGrows: the guest changes a body that it holds
 // between two chunks.
 func TestBodyChangedFromATickWhileItGrows(t *testing.T) {

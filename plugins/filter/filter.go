@@ -137,21 +137,21 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	}
 	f.v = v
 	var action host.Action
+	var doubt complaint
 	err = v.call(host.OnRequestHeaders, func(ctx context.Context) error {
 		id, ok := v.add(f)
 		if !ok {
 			return errGone
 		}
 		f.id = id
-		v.noContextSaid = false
+		v.complaint = noComplaint
 		err := v.guest.ContextCreate(ctx, id, rootContext)
 		if err == nil {
 			action, err = f.callHeaders(ctx, request, headers, end)
 		}
-		if err != nil && v.noContextSaid && !f.p.served.Load() {
-			v.noStream = true
-			f.p.background.Store(true)
-			v.remove(id)
+		if err != nil && v.complaint != noComplaint && !f.p.served.Load() {
+			doubt, v.doubted = v.complaint, true
+			v.remove(id) // the stream is not lost with the VM before that is clear
 			f.id = 0
 		}
 		return err
@@ -159,9 +159,11 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	switch {
 	case err == nil:
 		f.p.served.Store(true)
-	case f.p.background.Load():
+	case !f.p.served.Load() && f.p.inBackground(f.s.ctx, doubt):
 		f.dead.Store(true)
 		return host.Continue, nil
+	case doubt != noComplaint:
+		f.p.failed(host.OnRequestHeaders, f.p.report(err))
 	}
 	return action, err
 }

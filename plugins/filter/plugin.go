@@ -40,8 +40,8 @@ type Plugin struct {
 	has     [host.OnForeignFunction + 8]bool // callbacks that the module exports
 	streams bool                             // it has callbacks for streams at all
 
-	// background is set when the guest showed that it has nothing for streams:
-	// a plugin of ticks and queues only.
+	// background is set when the guest has shown that it has nothing for streams:
+	// a plugin of ticks and queues only. See inBackground.
 	background atomic.Bool
 	served     atomic.Bool     // a stream's context was made once
 	allowAll   bool            // spec.Upstreams has "*"
@@ -60,7 +60,10 @@ type Plugin struct {
 	users   int           // streams that use the version; guarded by mu
 	closed  bool          // guarded by mu
 	stopped bool          // nothing begins in the background any more; guarded by mu
-	idle    chan struct{} // closed when closed and no user is left; guarded by mu
+	// answered is closed when it is known whether the plugin works in the
+	// background only; nil while nobody has asked; guarded by mu.
+	answered chan struct{}
+	idle     chan struct{} // closed when closed and no user is left; guarded by mu
 }
 
 // New returns a version that is not started.

@@ -30,15 +30,17 @@ type vm struct {
 	dead  atomic.Bool
 	gone  chan struct{} // closed with dead
 
+	probing bool // it serves nothing, see Plugin.probe
+
 	// What follows up to mu is guarded by lock.
-	budget        *timeBudget
-	lastID        uint32
-	waiting       int       // contexts that wait for proxy_done
-	touched       []*filter // those whose stream has to hear what the guest asked for
-	noContextSaid bool      // the guest printed that it has no context for a stream
-	noStream      bool      // and so it was: the plugin works in the background only
-	rootDone      chan struct{}
-	closed        bool // the guest is
+	budget    *timeBudget
+	lastID    uint32
+	waiting   int       // contexts that wait for proxy_done
+	touched   []*filter // those whose stream has to hear what the guest asked for
+	complaint complaint // what the guest printed about contexts of streams, before the plugin served any
+	doubted   bool      // it failed with one: whoever led the stream to it asks the plugin what that means
+	rootDone  chan struct{}
+	closed    bool // the guest is
 
 	wake chan struct{} // room for one
 
@@ -51,10 +53,21 @@ type vm struct {
 	lastCall uint32             // token of the last HTTP call; guarded by mu
 }
 
-// startVM makes a VM, starts and configures it, and begins its background work.
+// startVM makes a VM that serves, and begins its background work.
 func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
+	v, err := p.newVM(ctx, false)
+	if err == nil {
+		p.spawn(v.background)
+	}
+	return v, err
+}
+
+// newVM makes a VM, starts and configures it; probing says that it will serve
+// nothing.
+func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 	v := &vm{
 		p:       p,
+		probing: probing,
 		lock:    make(chan struct{}, 1),
 		gone:    make(chan struct{}),
 		budget:  newTimeBudget(p.spec.Timeout),
@@ -71,7 +84,6 @@ func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 		v.kill()
 		return nil, err
 	}
-	p.spawn(v.background)
 	return v, nil
 }
 
@@ -179,21 +191,17 @@ func (v *vm) lose(c host.Callback, reason string) {
 	}
 	close(v.gone)
 	p := v.p
-	var failure *host.Error
-	if v.noStream {
-		p.deps.Log.Warn("plugin has no context for a stream: it works in the background only")
-	} else if reason == "" && errors.As(v.guest.Err(), &failure) {
-		reason = failure.Failure.String()
-		p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)
-		if failure.Stack != "" {
-			p.deps.Log.Debug("plugin's call stack", "stack", failure.Stack)
-		}
-	} else {
-		p.deps.Log.Error("plugin does not come back", "fail_open", p.spec.FailOpen)
+	doubted := reason == "" && v.doubted
+	switch {
+	case doubted: // who asks reports it, if it was a failure
+	case reason == "":
+		reason = p.report(v.guest.Err())
+	default:
+		p.report(errStuck)
 	}
 	p.space.Forget(v)
 	p.lost(v)
-	if !v.noStream {
+	if !doubted {
 		p.failed(c, reason)
 	}
 	p.spawn(v.abandon)

@@ -35,10 +35,7 @@ var _ host.Env = (*World)(nil)
 func NewWorld(s Setting) *World { return &World{setting: s, space: s.Store.Open(s.VMID)} }
 
 // Close gives the shared data back, after the last VM has ended.
-func (w *World) Close() {
-	w.space.Forget(w)
-	w.space.Release()
-}
+func (w *World) Close() { w.space.Release() }
 
 // Log implements host.Env.
 func (w *World) Log(level host.LogLevel, message string) {
@@ -94,10 +91,7 @@ func (w *World) SetSharedData(key string, value []byte, cas uint32) host.Status 
 // RegisterQueue implements host.Env. Policies are not told of items, so that one
 // must not take a queue from a filter that is.
 func (w *World) RegisterQueue(_ uint32, name string) uint32 {
-	if queue, status := w.setting.Store.Resolve(w.setting.VMID, name); status == host.OK {
-		return queue
-	}
-	return w.space.Register(name, w, func(uint32) {})
+	return w.space.Queue(name)
 }
 
 // ResolveQueue implements host.Env.

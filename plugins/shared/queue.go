@@ -32,20 +32,41 @@ func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint
 	s := sp.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := sp.queues[name]
+	q := sp.queue(name)
 	if q == nil {
-		if len(sp.queues) >= maxNames {
-			return 0
-		}
-		q = &queue{id: s.nextQueue()}
-		sp.queues[name] = q
-		s.queues[q.id] = q
+		return 0
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forget(owner)
 	q.listeners = append(q.listeners, listener{owner, ready})
 	return q.id
+}
+
+// Queue returns the id of the queue of that name, which is made if need be, for
+// one who is not told of its items. It is 0 when the space holds too many queues.
+func (sp *Space) Queue(name string) uint32 {
+	s := sp.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := sp.queue(name)
+	if q == nil {
+		return 0
+	}
+	return q.id
+}
+
+// queue returns the queue of that name, which is made if need be; nil when there
+// are too many. store.mu is held.
+func (sp *Space) queue(name string) *queue {
+	s := sp.store
+	q := sp.queues[name]
+	if q == nil && len(sp.queues) < maxNames {
+		q = &queue{id: s.nextQueue()}
+		sp.queues[name] = q
+		s.queues[q.id] = q
+	}
+	return q
 }
 
 // nextQueue returns an id that no queue has. s.mu is held.

@@ -167,6 +167,9 @@ func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 	sp.Forget("b")
 	s.Enqueue(q, []byte("three"))
 	sp.Forget("a")
+	if got := sp.Queue("jobs"); got != q {
+		t.Errorf("the queue is %d, not %d", got, q)
+	}
 	s.Enqueue(q, []byte("four"))
 	want := []string{fmt.Sprint("a", q), fmt.Sprint("b", q), fmt.Sprint("a", q)}
 	if !slices.Equal(told, want) {

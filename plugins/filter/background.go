@@ -1,0 +1,106 @@
+package filter
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi/host"
+)
+
+// complaint is what a guest printed about contexts of streams.
+type complaint uint8
+
+// Plugins for ticks and queues only have no context for a stream. Modules of the
+// Go SDKs export every callback all the same and panic where such a context is
+// asked for, with one of these texts.
+const (
+	noComplaint complaint = iota
+	noContext             // neither an HTTP nor a TCP context (proxywasm/internal/abi_callback_lifecycle.go)
+	noHTTP                // a TCP context only (proxywasm/internal/abi_callback_l7.go)
+)
+
+// complaintIn finds a complaint in a line that a guest printed.
+func complaintIn(line string) complaint {
+	switch {
+	case strings.Contains(line, "invalid context id on proxy_on_context_create"):
+		return noContext
+	case strings.Contains(line, "invalid context on proxy_on_request_headers"):
+		return noHTTP
+	}
+	return noComplaint
+}
+
+// probed is the id of the context that probe asks for.
+const probed = rootContext + 1
+
+// inBackground reports whether the plugin turns out to work in the background
+// only, after it failed on a stream that could have been its first. What the
+// guest printed then, about, may hold bytes of a client's: it only raises the
+// question, once in the life of a version. Streams that come meanwhile wait for
+// the answer, which probe finds; until there is one the answer is no.
+func (p *Plugin) inBackground(ctx context.Context, about complaint) bool {
+	p.mu.Lock()
+	if p.answered == nil && about != noComplaint && !p.stopped {
+		answered := make(chan struct{})
+		p.answered = answered
+		p.tasks.Go(func() {
+			defer close(answered)
+			if p.probe(about) {
+				p.deps.Log.Warn("plugin has no context for a stream: it works in the background only")
+				p.background.Store(true)
+			}
+		})
+	}
+	answered := p.answered
+	p.mu.Unlock()
+	if answered == nil {
+		return false
+	}
+	limit := time.NewTimer(host.StartBudget)
+	defer limit.Stop()
+	select {
+	case <-answered:
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	return p.background.Load()
+}
+
+// probe asks a new VM, in which no client's byte has been, for the context of a
+// stream, and reports whether the guest fails with the same complaint about it.
+// The VM serves nothing.
+func (p *Plugin) probe(about complaint) bool {
+	v, err := p.newVM(p.ctx, true)
+	if err != nil {
+		return false
+	}
+	defer v.kill()
+	if v.enter(false) != nil {
+		return false
+	}
+	defer v.exit()
+	v.complaint = noComplaint
+	ctx := v.budget.arm()
+	err = v.guest.ContextCreate(ctx, probed, rootContext)
+	if err == nil && about == noHTTP {
+		_, err = v.guest.RequestHeaders(ctx, probed, 0, true)
+	}
+	v.budget = v.budget.disarm()
+	return err != nil && v.complaint == about
+}
+
+// report logs a failure of a guest and returns its reason for the meter.
+func (p *Plugin) report(err error) (reason string) {
+	var failure *host.Error
+	if !errors.As(err, &failure) {
+		p.deps.Log.Error("plugin does not come back", "fail_open", p.spec.FailOpen)
+		return ""
+	}
+	p.deps.Log.Error("plugin failed", "error", failure, "fail_open", p.spec.FailOpen)
+	if failure.Stack != "" {
+		p.deps.Log.Debug("plugin's call stack", "stack", failure.Stack)
+	}
+	return failure.Failure.String()
+}
