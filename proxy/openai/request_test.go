@@ -1,7 +1,10 @@
 package openai
 
 import (
+	"encoding/json"
 	"errors"
+	"math"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -237,6 +240,8 @@ func FuzzParseRequest(f *testing.F) {
 	}
 	f.Add([]byte(`{"prompt":[[1,2],[3]],"n":2,"best_of":3,"max_tokens":4,"stream":false}`), uint8(Completions))
 	f.Add([]byte(`{"input_ids":[1],"sampling_params":{"max_new_tokens":2,"n":1}}`), uint8(Generate))
+	f.Add([]byte(`{"messages":[{"role":"user"},{"content":"b","r\u006fle":"assistant"}],"client_metadata":{"session_id":" a\t"},"cache_salt":"s\n","prompt_token_ids":[1,2e0]}`), uint8(Chat))
+	f.Add([]byte(`{"input":[{"type":"reasoning"}],"prompt_cache_key":"k","conversation_params":{"conversation_id":" "},"tools":[{}]}`), uint8(Responses))
 	f.Fuzz(func(t *testing.T, body []byte, api uint8) {
 		var r Request
 		if ParseRequest(API(api), body, &r) != nil {
@@ -271,7 +276,56 @@ func FuzzParseRequest(f *testing.F) {
 				t.Fatalf("%s: %+v", body, r)
 			}
 		}
+		checkMatching(t, &r, m)
 	})
+}
+
+// checkMatching compares what conversations and matching read of a request with
+// its decoded body.
+func checkMatching(t *testing.T, r *Request, m map[string]any) {
+	params, _ := m["conversation_params"].(map[string]any)
+	metadata, _ := m["client_metadata"].(map[string]any)
+	want := ""
+	for _, v := range []any{params["conversation_id"], m["conversation_id"], m["session_id"], m["prompt_cache_key"], metadata["session_id"]} {
+		if s, _ := v.(string); want == "" {
+			want = strings.TrimSpace(s)
+		}
+	}
+	if got := sources.ConversationID(r, func(string) string { return "" }); got != want {
+		t.Fatalf("conversation %q, want %q", got, want)
+	}
+	salt, _ := m["cache_salt"].(string)
+	extra, _ := m["extra_key"].(string)
+	if got := r.CacheSalt(); got != salt+extra {
+		t.Fatalf("salt %q", got)
+	}
+	holds := false
+	items, known := decodeOr(t, r.PromptRaw()).([]any)
+	known = known && r.Prompt == PromptMessages
+	for _, item := range items {
+		message, _ := item.(map[string]any)
+		role, hasRole := message["role"].(string)
+		kind, hasKind := message["type"].(string)
+		holds = holds || role == "assistant" || role == "tool" || role == "function" || !hasRole && hasKind && kind != "message"
+	}
+	if r.API == Responses && m["previous_response_id"] != nil {
+		holds, known = true, true
+	}
+	if gotHolds, gotKnown := r.HoldsAnswer(); gotHolds != holds && known || gotKnown != known {
+		t.Fatalf("holds an answer: %v, %v; want %v, %v", gotHolds, gotKnown, holds, known)
+	}
+	ids, err := r.AppendTokenIDs(nil)
+	if r.Prompt == PromptTokens {
+		for i, item := range items {
+			n, _ := strconv.ParseUint(item.(json.Number).String(), 10, 64)
+			if whole := item.(json.Number).String() == strconv.FormatUint(n, 10) && n <= math.MaxUint32; err == nil && (!whole || ids[i] != uint32(n)) {
+				t.Fatalf("token ids %v of %s", ids, r.PromptRaw())
+			}
+		}
+	}
+	if text := r.PromptText(); (text == nil) != (r.Prompt == PromptNone || r.PromptCount != 1) {
+		t.Fatalf("text %q", text)
+	}
 }
 
 func decodeOr(t *testing.T, raw []byte) any {

@@ -1,0 +1,127 @@
+package openai
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"unsafe"
+)
+
+// IDSources says where a request may carry its client's name for the
+// conversation. It is made once and read by any number of goroutines.
+type IDSources struct {
+	fields, late [][]string
+	headers      []string
+}
+
+// NewIDSources takes the sources in the order in which they are asked: members
+// of the body, headers, and members that are asked after the headers. A member
+// deeper in the body is named by its path, with dots: client_metadata.session_id.
+// Names of headers are put into their canonical form, so that no look-up has to.
+func NewIDSources(fields, headers, late []string) *IDSources {
+	s := &IDSources{fields: paths(fields), late: paths(late)}
+	for _, name := range headers {
+		s.headers = append(s.headers, http.CanonicalHeaderKey(name))
+	}
+	return s
+}
+
+func paths(fields []string) [][]string {
+	split := make([][]string, len(fields))
+	for i, f := range fields {
+		split[i] = strings.Split(f, ".")
+	}
+	return split
+}
+
+// ConversationID gives the first id that is not blank, without the white space
+// around it; "" if there is none. A member that is not a string counts as blank:
+// what it means is the engine's to judge. header gives the value of a request
+// header, "" without one. The id may lie in the body, so it is good only as long
+// as the body is: clone one that is kept.
+func (s *IDSources) ConversationID(r *Request, header func(name string) string) string {
+	if id := firstText(r, s.fields); id != "" {
+		return id
+	}
+	for _, name := range s.headers {
+		if id := strings.TrimSpace(header(name)); id != "" {
+			return id
+		}
+	}
+	return firstText(r, s.late)
+}
+
+func firstText(r *Request, fields [][]string) string {
+	for _, path := range fields {
+		if id := strings.TrimSpace(r.textAt(path...)); id != "" {
+			return id
+		}
+	}
+	return ""
+}
+
+// textAt gives the text of a string within the body; "" if there is none. It
+// lies in the body unless it has escapes.
+func (r *Request) textAt(path ...string) string {
+	v, ok := r.Get(path[0])
+	if !ok {
+		return ""
+	}
+	if v, ok = Find(v, path[1:]...); !ok || v[0] != '"' {
+		return ""
+	}
+	inner := v[1 : len(v)-1]
+	if bytes.IndexByte(inner, '\\') >= 0 {
+		return string(appendUnescaped(nil, inner))
+	}
+	return unsafe.String(unsafe.SliceData(inner), len(inner))
+}
+
+// HoldsAnswer tells whether the request carries an answer that it got before,
+// as each turn of a conversation but the first does: a message of the assistant
+// or of a tool, or the id of a stored answer. known is false for prompts that
+// are not messages. It reads the messages up to the first such one, and of the
+// last message only the role.
+func (r *Request) HoldsAnswer() (holds, known bool) {
+	if r.API == Responses {
+		if v, _ := r.Get("previous_response_id"); !IsNull(v) {
+			return true, true
+		}
+	}
+	if r.Prompt != PromptMessages {
+		return false, false
+	}
+	raw := r.PromptRaw()
+	i := skipSpace(raw, 1)
+	for n := 1; ; n++ {
+		if isAnswer(raw[i:]) {
+			return true, true
+		}
+		if n == r.MessageCount {
+			return false, true
+		}
+		i = skipSpace(raw, skipValue(raw, i))
+		i = skipSpace(raw, i+1)
+	}
+}
+
+// isAnswer tells whether the message or input item that raw begins with comes
+// from an answer. The items of the responses API that have no role are calls,
+// their results, and reasoning.
+func isAnswer(raw []byte) (answer bool) {
+	eachMember(raw, func(key, v []byte) bool {
+		if len(v) < 2 || v[0] != '"' {
+			return true
+		}
+		text := v[1 : len(v)-1]
+		if keyEqual(key, "role") {
+			answer = keyEqual(text, "assistant") || keyEqual(text, "tool") || keyEqual(text, "function")
+			return false
+		}
+		if keyEqual(key, "type") {
+			answer = !keyEqual(text, "message")
+		}
+		return true
+	})
+	return answer
+}

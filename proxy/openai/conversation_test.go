@@ -1,0 +1,131 @@
+package openai
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// sources are those of the configuration's defaults.
+var sources = NewIDSources(
+	[]string{"conversation_params.conversation_id", "conversation_id", "session_id"},
+	[]string{"X-Session-ID", "X-Correlation-ID"},
+	[]string{"prompt_cache_key", "client_metadata.session_id"},
+)
+
+func TestConversationID(t *testing.T) {
+	for _, tt := range []struct{ name, members, session, correlation, want string }{
+		{"none", ``, "", "", ""},
+		{"body", `"conversation_params":{"conversation_id":"c-1"}`, "", "", "c-1"},
+		{"body before headers", `"session_id":"s"`, "h", "k", "s"},
+		{"body in the order of the list", `"session_id":"s","conversation_id":"c"`, "", "", "c"},
+		{"headers in the order of the list", ``, "h", "k", "h"},
+		{"second header", ``, "", "k", "k"},
+		{"headers before late members", `"prompt_cache_key":"p"`, "", "k", "k"},
+		{"late member", `"prompt_cache_key":"p","client_metadata":{"session_id":"m"}`, "", "", "p"},
+		{"nested late member", `"client_metadata":{"a":{"session_id":"no"},"session_id":"m"}`, "", "", "m"},
+		{"blank ones are passed over", `"conversation_id":" \t","session_id":""`, " \t ", "k", "k"},
+		{"trimmed in the body", `"conversation_id":"  c 1\n"`, "", "", "c 1"},
+		{"trimmed in a header", ``, " h ", "", "h"},
+		{"escapes", `"conversation\u005fid":"c\/\u00e9\ud83d\ude00"`, "", "", "c/é😀"},
+		{"nested escapes", `"client_metadata":{"session\u005fid":"\u0041"}`, "", "", "A"},
+		{"no strings", `"conversation_params":{"conversation_id":7},"conversation_id":["c"],"session_id":null`, "", "k", "k"},
+		{"not an object", `"conversation_params":"c"`, "", "", ""},
+		{"an array", `"client_metadata":["session_id"]`, "", "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			body := `{"messages":[{}]}`
+			if tt.members != "" {
+				body = `{"messages":[{}],` + tt.members + `}`
+			}
+			h := http.Header{}
+			h.Set("x-session-id", tt.session)
+			h.Set("x-correlation-id", tt.correlation)
+			var r Request
+			if err := ParseRequest(Chat, []byte(body), &r); err != nil {
+				t.Fatal(err)
+			}
+			if got := sources.ConversationID(&r, h.Get); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestHoldsAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		api          API
+		body         string
+		holds, known bool
+	}{
+		{Chat, `{"messages":[{"role":"user","content":"hi"}]}`, false, true},
+		{Chat, `{"messages":[{"role":"system","content":"s"},{"content":[{"role":"assistant"}],"role":"user"}]}`, false, true},
+		{Chat, `{"messages":[{"role":"user","content":"{\"role\":\"assistant\"}"}]}`, false, true},
+		{Chat, `{"messages":[{},{"role":null},{"role":1}]}`, false, true},
+		{Chat, `{"messages":[ {"role":"user","content":"a]},{"} , {"content":"b", "role" : "assistant"}, {"role":"user"} ]}`, true, true},
+		{Chat, `{"messages":[{"role":"user"},{"r\u006fle":"assist\u0061nt"}]}`, true, true},
+		{Chat, `{"messages":[{"role":"user"},{"role":"tool"}]}`, true, true},
+		{Messages, `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":[]},{"role":"user","content":[]}]}`, true, true},
+		{Responses, `{"input":[{"type":"message","role":"user"}]}`, false, true},
+		{Responses, `{"input":[{"role":"user"},{"type":"message","role":"assistant"}]}`, true, true},
+		{Responses, `{"input":[{"role":"user"},{"type":"function_call","name":"f"}]}`, true, true},
+		{Responses, `{"input":"hi"}`, false, false},
+		{Responses, `{"input":"hi","previous_response_id":"r"}`, true, true},
+		{Responses, `{"input":"hi","previous_response_id":null}`, false, false},
+		{Completions, `{"prompt":"hi"}`, false, false},
+		{Completions, `{"prompt":[1,2]}`, false, false},
+	} {
+		var r Request
+		if err := ParseRequest(tt.api, []byte(tt.body), &r); err != nil {
+			t.Fatal(err)
+		}
+		if holds, known := r.HoldsAnswer(); holds != tt.holds || known != tt.known {
+			t.Errorf("%s: %v, %v", tt.body, holds, known)
+		}
+	}
+}
+
+func TestConversationAllocatesNothing(t *testing.T) {
+	h := http.Header{"X-Correlation-Id": {"k"}}
+	for _, body := range [][]byte{
+		[]byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"client_metadata":{"session_id":7}}`),
+		[]byte(`{"model":"m","messages":[{"role":"user","content":"hi"},{"role":"assistant"}],"cache_salt":"s","conversation_id":"c"}`),
+		textBody(8<<10, english),
+	} {
+		var r Request
+		n := testing.AllocsPerRun(10, func() {
+			if err := ParseRequest(Chat, body, &r); err != nil {
+				t.Fatal(err)
+			}
+			if sources.ConversationID(&r, h.Get) == "" || len(r.PromptText()) == 0 {
+				t.Fatal("nothing found")
+			}
+			r.HoldsAnswer()
+			for raw := range r.Preamble {
+				_ = raw
+			}
+			if len(r.CacheSalt()) > 1 || r.LoRA() != "" {
+				t.Fatal("salt or adapter")
+			}
+		})
+		if n != 0 {
+			t.Errorf("%.40s: %v allocations", body, n)
+		}
+	}
+}
+
+// What a client may name a conversation by must not stand in the way of what it
+// has named it by before.
+func TestConversationIDOutlivesNothing(t *testing.T) {
+	body := []byte(`{"messages":[{}],"conversation_id":"c-1"}`)
+	var r Request
+	if err := ParseRequest(Chat, body, &r); err != nil {
+		t.Fatal(err)
+	}
+	id := sources.ConversationID(&r, http.Header{}.Get)
+	kept := strings.Clone(id)
+	clear(body)
+	if id == "c-1" || kept != "c-1" {
+		t.Errorf("the id %q was copied, its clone is %q", id, kept)
+	}
+}
