@@ -31,8 +31,9 @@ type plugin struct {
 	calls   *filterCalls    // of a filter
 }
 
-// slowCompile is after what time it is said that a module is being compiled.
-const slowCompile = 200 * time.Millisecond
+// After what time it is said that a module is being compiled, and that it is
+// being waited for.
+const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
 // build compiles, starts and configures a version. It serves nothing yet.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
@@ -46,21 +47,24 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 		name = "built-in policies"
 	}
 	began := time.Now()
-	said := make(chan struct{})
-	saying := time.AfterFunc(slowCompile, func() {
-		defer close(said)
-		s.deps.Log.Info("compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
-	})
-	defer func() {
-		if !saying.Stop() {
-			<-said
+	quiet := s.sayAfter(slowCompile, "compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
+	defer func() { quiet() }()
+	compiled := func() {
+		quiet()
+		about := []any{"plugin", name}
+		if opts.Guarded {
+			about = append(about, "limit", host.StartBudget)
 		}
-	}()
+		quiet = s.sayAfter(slowStart, "waiting for the plugin to start", about...)
+	}
 	var err error
 	if spec.Filter {
-		err = s.buildFilter(ctx, c, p, opts, content.Wasm)
+		err = s.buildFilter(ctx, c, p, opts, content.Wasm, compiled)
 	} else {
-		err = s.buildPolicy(ctx, c, p, opts, content.Wasm)
+		err = s.buildPolicy(ctx, c, p, opts, content.Wasm, compiled)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: all of its instances have %v to start", err, host.StartBudget)
 	}
 	if err != nil {
 		return nil, err
@@ -69,7 +73,22 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 	return p, nil
 }
 
-func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte) error {
+// sayAfter logs something after a while unless quiet is called before. Once quiet
+// has returned nothing is logged any more.
+func (s *Set) sayAfter(wait time.Duration, message string, attrs ...any) (quiet func()) {
+	said := make(chan struct{})
+	timer := time.AfterFunc(wait, func() {
+		defer close(said)
+		s.deps.Log.Info(message, attrs...)
+	})
+	return func() {
+		if !timer.Stop() {
+			<-said
+		}
+	}
+}
+
+func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte, compiled func()) error {
 	log := s.deps.Log
 	if p.spec.Name != "" {
 		log = log.With("plugin", p.spec.Name)
@@ -85,7 +104,7 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	}
 	var err error
 	p.version, err = policy.Load(ctx, policy.Options{
-		Name: p.spec.Name, Wasm: wasm, Load: load, Budget: limit, Failures: p.failures, Seed: s.seed,
+		Name: p.spec.Name, Wasm: wasm, Load: load, Budget: limit, Failures: p.failures, Seed: s.seed, Compiled: compiled,
 		NewEnv: func() host.Env { return p.world },
 		Meter:  func(label string, h abi.Hook) policy.Meter { return s.deps.Meter(label, h.String()) },
 		Log:    log,
@@ -109,7 +128,7 @@ func (s *Set) metricsOf(name string) shared.Metrics {
 	return s.deps.Metrics(name)
 }
 
-func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte) error {
+func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.LoadOptions, wasm []byte, compiled func()) error {
 	p.calls = &filterCalls{}
 	if s.deps.FilterMeter != nil {
 		p.calls.next = s.deps.FilterMeter(p.spec.Name)
@@ -119,7 +138,7 @@ func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.L
 		Metrics: s.metricsOf(p.spec.Name), Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
 	}
 	p.filter = filter.New(filter.Spec{
-		Name: p.spec.Name, Wasm: wasm, Load: load, Config: p.spec.Config, VMConfig: p.spec.VMConfig,
+		Name: p.spec.Name, Wasm: wasm, Load: load, Compiled: compiled, Config: p.spec.Config, VMConfig: p.spec.VMConfig,
 		VMID: p.spec.VMID, RootID: p.spec.RootID, FailOpen: p.spec.FailOpen, HoldHeaders: p.spec.HoldHeaders,
 		Upstreams: p.spec.Upstreams, Timeout: p.spec.Timeout,
 	}, deps)

@@ -3,6 +3,7 @@ package plugins
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -425,7 +427,9 @@ func TestModuleOverHTTP(t *testing.T) {
 }
 
 // TestHammerReload: many reloads cost no decision and leave nothing behind.
-func TestHammerReload(t *testing.T) {
+func TestHammerReload(t *testing.T) { synctest.Test(t, hammerReload) }
+
+func hammerReload(t *testing.T) {
 	w := newWorld(t, guest(t, ""))
 	w.config.Place = "p"
 	w.apply()
@@ -456,14 +460,52 @@ func TestHammerReload(t *testing.T) {
 	if decided.Load() == 0 {
 		t.Error("nothing was decided")
 	}
-	for range 100 { // those that were told to end need a moment
-		if runtime.NumGoroutine() <= before {
-			return
-		}
-		runtime.Gosched()
-		time.Sleep(time.Millisecond)
+	synctest.Wait() // those that were told to end have done so
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines before, %d after", before, after)
 	}
-	t.Errorf("%d goroutines before, %d after", before, runtime.NumGoroutine())
+}
+
+// waiting is a log that ends a context when it is said that a plugin is waited
+// for.
+type waiting struct {
+	slog.Handler
+	end  context.CancelFunc
+	said atomic.Pointer[string]
+}
+
+// Enabled implements slog.Handler.
+func (*waiting) Enabled(context.Context, slog.Level) bool { return true }
+
+// WithAttrs implements slog.Handler; attributes are not needed here.
+func (h *waiting) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+// Handle implements slog.Handler.
+func (h *waiting) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "waiting") {
+		line := ""
+		r.Attrs(func(a slog.Attr) bool { line += a.String() + " "; return true })
+		h.said.Store(&line)
+		h.end()
+	}
+	return nil
+}
+
+// TestStartThatLoops: it is said which plugin is waited for, and how long, and
+// the wait can be ended.
+func TestStartThatLoops(t *testing.T) {
+	w := newWorld(t, guest(t, "configure=loop"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	h := &waiting{end: cancel}
+	w.deps.Log = slog.New(h)
+	err := w.Apply(ctx, w.config)
+	if err == nil || !strings.Contains(err.Error(), `plugin[0]: "p": configure plugin: `) {
+		t.Errorf("error %v", err)
+	}
+	if said := h.said.Load(); said == nil || *said != "plugin=p limit=10s " {
+		t.Errorf("it waits for %v", said)
+	}
 }
 
 func TestClosed(t *testing.T) {

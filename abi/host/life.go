@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// StartBudget is how long embedders should let a module start: it bounds what no
-// call's own time limit does. Only guarded modules can be bounded.
+// StartBudget is how long embedders should let a module start, all of its VMs
+// together: it bounds what no call's own time limit does. Only guarded modules
+// can be bounded.
 const StartBudget = 10 * time.Second
 
 // Begin makes the first root context of a new VM and starts and configures the

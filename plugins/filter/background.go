@@ -72,7 +72,9 @@ func (p *Plugin) inBackground(ctx context.Context, about complaint) bool {
 // stream, and reports whether the guest fails with the same complaint about it.
 // The VM serves nothing.
 func (p *Plugin) probe(about complaint) bool {
-	v, err := p.newVM(p.ctx, true)
+	ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
+	v, err := p.newVM(ctx, true)
+	cancel()
 	if err != nil {
 		return false
 	}
@@ -82,7 +84,7 @@ func (p *Plugin) probe(about complaint) bool {
 	}
 	defer v.exit()
 	v.complaint = noComplaint
-	ctx := v.budget.arm()
+	ctx = v.budget.arm()
 	err = v.guest.ContextCreate(ctx, probed, rootContext)
 	if err == nil && about == noHTTP {
 		_, err = v.guest.RequestHeaders(ctx, probed, 0, true)

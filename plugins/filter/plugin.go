@@ -15,9 +15,6 @@ import (
 )
 
 const (
-	// startTimeout bounds the start and the configuration of one VM of a guarded
-	// module.
-	startTimeout = 10 * time.Second
 	// restartPause is how long a VM that did not start waits before the next
 	// try; it doubles up to restartPauseMax.
 	restartPause    = 50 * time.Millisecond
@@ -98,8 +95,13 @@ func (p *Plugin) Start(ctx context.Context) error {
 	p.readCallbacks()
 	p.space = p.deps.Shared.Open(p.spec.VMID)
 	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if p.spec.Compiled != nil {
+		p.spec.Compiled()
+	}
+	started, cancel := context.WithTimeout(ctx, host.StartBudget)
+	defer cancel()
 	for range p.spec.VMs {
-		v, err := p.startVM(ctx)
+		v, err := p.startVM(started)
 		if err != nil {
 			return errors.Join(err, p.Close(ctx))
 		}
@@ -301,7 +303,9 @@ func (p *Plugin) lost(v *vm) {
 // it closes.
 func (p *Plugin) replace() {
 	for pause := restartPause; !p.deps.Budget.Parked(); pause = min(2*pause, restartPauseMax) {
-		v, err := p.startVM(p.ctx)
+		ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
+		v, err := p.startVM(ctx)
+		cancel()
 		if err == nil {
 			p.mu.Lock()
 			keep := !p.closed

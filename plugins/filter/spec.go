@@ -19,6 +19,9 @@ type Spec struct {
 	Wasm []byte
 	Load host.LoadOptions
 	VMs  int // 0: one for each processor
+	// Compiled, if there is one, is called when the module is compiled and its VMs
+	// begin to start.
+	Compiled func()
 
 	Config   string // what the guest reads as plugin configuration
 	VMConfig string

@@ -62,8 +62,8 @@ func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 	return v, err
 }
 
-// newVM makes a VM, starts and configures it; probing says that it will serve
-// nothing.
+// newVM makes a VM, starts and configures it, which ctx bounds in a guarded
+// module; probing says that it will serve nothing.
 func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 	v := &vm{
 		p:       p,
@@ -76,8 +76,6 @@ func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 		wake:    make(chan struct{}, 1),
 	}
 	v.lock <- struct{}{}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	err := v.start(ctx)
 	v.exit()
 	if err != nil {

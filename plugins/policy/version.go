@@ -20,10 +20,6 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// startTimeout bounds the start and the configuration of one VM of a guarded
-// module.
-const startTimeout = 10 * time.Second
-
 // scratchSize is what a guest is asked for when its VM starts, in bytes; larger
 // frames make it grow.
 const scratchSize = 64 << 10
@@ -43,6 +39,9 @@ type Options struct {
 	// NewEnv makes the world of one VM; calls of different VMs come at the same
 	// time.
 	NewEnv func() host.Env
+	// Compiled, if there is one, is called when the module is compiled and its VMs
+	// begin to start.
+	Compiled func()
 	// Meter gives what watches one policy.
 	Meter func(policy string, hook abi.Hook) Meter
 	Log   *slog.Logger
@@ -88,6 +87,9 @@ func Load(ctx context.Context, opts Options) (*Version, error) {
 		return nil, err
 	}
 	opts.Wasm = nil
+	if opts.Compiled != nil {
+		opts.Compiled()
+	}
 	v := &Version{opts: opts, module: module, pool: newPool(opts.VMs)}
 	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := v.start(ctx); err != nil {
@@ -98,6 +100,8 @@ func Load(ctx context.Context, opts Options) (*Version, error) {
 
 // start tries the module out and fills the pool.
 func (v *Version) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, host.StartBudget)
+	defer cancel()
 	if err := v.tryOut(ctx); err != nil {
 		return err
 	}
@@ -112,10 +116,8 @@ func (v *Version) start(ctx context.Context) error {
 	return nil
 }
 
-// newVM starts and configures a VM.
+// newVM starts and configures a VM; ctx bounds that in a guarded module.
 func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	notes := &Notebook{Env: env}
 	guest, err := v.module.NewVM(ctx, notes)
 	if err != nil {
@@ -150,8 +152,6 @@ func (v *Version) configure(ctx context.Context, m *vm) error {
 
 // describe reads the policies and the needs of the module.
 func (v *Version) describe(ctx context.Context, m *vm) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	needs, _, err := m.Value(ctx, abi.ExportNeeds)
 	if err != nil {
 		return err
@@ -248,7 +248,9 @@ func (v *Version) replace(m *vm) {
 	}
 	v.starts.Go(func() {
 		for {
-			m, err := v.newVM(v.ctx, v.opts.NewEnv())
+			ctx, cancel := context.WithTimeout(v.ctx, host.StartBudget)
+			m, err := v.newVM(ctx, v.opts.NewEnv())
+			cancel()
 			if err == nil {
 				v.pool.put(m)
 				return

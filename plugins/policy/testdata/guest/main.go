@@ -64,6 +64,9 @@ func configure(_, size uint32) uint32 {
 		return 0
 	case "trap":
 		panic("told to")
+	case "loop":
+		for {
+		}
 	}
 	return 1
 }
