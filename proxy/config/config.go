@@ -7,9 +7,10 @@
 // or a wrong type is a problem), then the checks of validate*.go, then
 // unsupported.go, the one table of what this build does not do. The sections
 // are described where their structs are: server.go for the front door,
-// routing.go for policies and plugins, engines.go for engines and how they
-// are called and found, fleet.go for more than one process. The config.toml
-// at the root of the repository shows every key with its default.
+// routing.go for policies and plugins, conversation.go for conversations,
+// engines.go for engines and how they are called and found, fleet.go for more
+// than one process. The config.toml at the root of the repository shows every
+// key with its default.
 package config
 
 import (
@@ -32,6 +33,8 @@ type Config struct {
 	Limits Limits `toml:"limits"`
 	// Policy names the policies that decide.
 	Policy Policy `toml:"policy"`
+	// Conversation is how requests are known to belong together.
+	Conversation Conversation `toml:"conversation"`
 	// Plugins are the loaded Wasm modules, filters in the order of the file.
 	Plugins []Plugin `toml:"plugin"`
 	// Upstreams are the addresses that plugins may call.
@@ -62,17 +65,18 @@ type Config struct {
 // default, no engine, no plugin.
 func Default() Config {
 	return Config{
-		Server:    defaultServer(),
-		Admin:     defaultAdmin(),
-		Timeouts:  defaultTimeouts(),
-		Limits:    defaultLimits(),
-		Policy:    defaultPolicy(),
-		Health:    defaultHealth(),
-		Retry:     defaultRetry(),
-		Circuit:   defaultCircuit(),
-		Discovery: defaultDiscovery(),
-		Sidecar:   defaultSidecar(),
-		Transport: defaultTransport(),
+		Server:       defaultServer(),
+		Admin:        defaultAdmin(),
+		Timeouts:     defaultTimeouts(),
+		Limits:       defaultLimits(),
+		Policy:       defaultPolicy(),
+		Conversation: defaultConversation(),
+		Health:       defaultHealth(),
+		Retry:        defaultRetry(),
+		Circuit:      defaultCircuit(),
+		Discovery:    defaultDiscovery(),
+		Sidecar:      defaultSidecar(),
+		Transport:    defaultTransport(),
 	}
 }
 

@@ -105,6 +105,10 @@ var problemCases = []struct {
 	{"order", "[policy]\norder = ['always',\n 'no',\n 'always']\n", []want{
 		{"policy.order[1]", 3, `named "no"`}, {"policy.order[2]", 4, "twice"}}},
 
+	// [conversation].
+	{"conversation", "[conversation]\nfields = ['a',\n 'a..b']\nheaders = ['X-A', 'X B']\nlate_fields = ['']\ncapacity = 0\n", []want{
+		{"conversation.fields[1]", 3, `path "a..b"`}, {"conversation.headers[1]", 4, `found "X B"`}, {"conversation.late_fields[0]", 5, "path"}, {"conversation.capacity", 6, "from 1"}}},
+
 	// [[engine]].
 	{"empty engine", "\n[[engine]]\n", []want{{"engine[0].name", 2, "is required"}, {"engine[0].role", 2, "is required"}, {"engine[0].url", 2, "is required"}}},
 	{"one name twice", strings.Replace(twoEngines, "d0", "p0", 1), []want{{"engine[1].name", 7, `"p0" is already the name of engine[0]`}}},
