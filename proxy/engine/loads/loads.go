@@ -9,6 +9,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -209,7 +210,9 @@ func (a *asking) failed(err error, log *slog.Logger) {
 
 // report hands what was said of each rank to its counter. An instance that is
 // one target gets the sum of its ranks; what is said of the whole instance is
-// shared by its ranks.
+// shared by its ranks. Where there are as many ranks as counters, they are those
+// in order: vLLM behind a hybrid load balancer numbers its engines over all
+// nodes, and counts the ranks that it takes requests for from 0.
 func (a *asking) report(ranks []Rank, at time.Time, every time.Duration) {
 	counters := a.i.Load
 	if len(counters) == 1 && len(ranks) > 0 {
@@ -218,8 +221,15 @@ func (a *asking) report(ranks []Rank, at time.Time, every time.Duration) {
 		counters[0].Report(r, a.marks[0])
 		return
 	}
-	for _, r := range ranks {
+	inOrder := len(ranks) == len(counters)
+	if inOrder {
+		slices.SortFunc(ranks, func(x, y Rank) int { return x.Rank - y.Rank })
+	}
+	for n, r := range ranks {
 		r.At, r.Every = at, every
+		if inOrder {
+			r.Rank = n
+		}
 		switch {
 		case r.Rank == Whole:
 			for n := range counters {

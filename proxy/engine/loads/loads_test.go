@@ -180,6 +180,9 @@ func TestPoll(t *testing.T) {
 	}{
 		{"vllm", config.Engine{Connector: config.ConnectorVLLMNixl, Ranks: 2}, says("/metrics", vllmMetrics), 1,
 			[]load.View{{Requests: 5, Tokens: 2292, Decode: 2292, Usage: 0.25}, {Requests: 5, Tokens: 4584, Decode: 4584, Usage: 0.5}}, 16},
+		{"vllm on the second of two nodes", config.Engine{Connector: config.ConnectorVLLMNixl, Ranks: 2},
+			says("/metrics", "vllm:num_requests_running{engine=\"3\"} 7\nvllm:num_requests_running{engine=\"2\"} 5\n"), 1,
+			[]load.View{{Requests: 5}, {Requests: 7}}, 0},
 		{"vllm as one target", config.Engine{Connector: config.ConnectorVLLMNixl}, says("/metrics", vllmMetrics), 1,
 			[]load.View{{Requests: 10, Tokens: 6876, Decode: 6876, Usage: 0.375}}, 16},
 		{"vllm with more ranks than configured and fewer", config.Engine{Connector: config.ConnectorVLLMNixl, Ranks: 3}, says("/metrics", vllmMetrics), 1,
