@@ -7,7 +7,7 @@
 // or a wrong type is a problem), then the checks of validate*.go, then
 // unsupported.go, the one table of what this build does not do. The sections
 // are described where their structs are: server.go for the front door,
-// routing.go for policies and plugins, conversation.go for conversations,
+// routing.go for policies and plugins, kv.go for what is known of KV blocks, conversation.go for conversations,
 // engines.go for engines and how they are called and found, fleet.go for more
 // than one process. The config.toml at the root of the repository shows every
 // key with its default.
@@ -35,6 +35,12 @@ type Config struct {
 	Policy Policy `toml:"policy"`
 	// Conversation is how requests are known to belong together.
 	Conversation Conversation `toml:"conversation"`
+	// KVIndex is what is remembered of the engines' KV blocks.
+	KVIndex KVIndex `toml:"kv_index"`
+	// Tokens is how prompts become token ids.
+	Tokens Tokens `toml:"tokens"`
+	// Recording is the trace that is written for the replay lab.
+	Recording Recording `toml:"recording"`
 	// Plugins are the loaded Wasm modules, filters in the order of the file.
 	Plugins []Plugin `toml:"plugin"`
 	// Upstreams are the addresses that plugins may call.
@@ -70,6 +76,9 @@ func Default() Config {
 		Timeouts:     defaultTimeouts(),
 		Limits:       defaultLimits(),
 		Policy:       defaultPolicy(),
+		KVIndex:      defaultKVIndex(),
+		Tokens:       defaultTokens(),
+		Recording:    defaultRecording(),
 		Conversation: defaultConversation(),
 		Health:       defaultHealth(),
 		Retry:        defaultRetry(),

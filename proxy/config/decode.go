@@ -63,6 +63,8 @@ func (d *decoder) value(key string, datum any, v reflect.Value) {
 		}
 	case reflect.Slice:
 		d.slice(key, datum, v)
+	case reflect.Map:
+		d.mapping(key, datum, v)
 	default:
 		d.scalar(key, datum, v)
 	}
@@ -95,6 +97,22 @@ func (d *decoder) slice(key string, datum any, v reflect.Value) {
 			*e = DefaultPlugin()
 		}
 		d.value(indexKey(key, i), element, v.Index(i))
+	}
+}
+
+// mapping fills v, a map with keys of the user's choice, from a table. The
+// file's table replaces the default.
+func (d *decoder) mapping(key string, datum any, v reflect.Value) {
+	t, ok := datum.(map[string]any)
+	if !ok {
+		d.wrongType(key, "table", datum)
+		return
+	}
+	v.Set(reflect.MakeMap(v.Type()))
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		element := reflect.New(v.Type().Elem()).Elem()
+		d.value(joinKey(key, name), t[name], element)
+		v.SetMapIndex(reflect.ValueOf(name), element)
 	}
 }
 

@@ -139,8 +139,17 @@ var problemCases = []struct {
 	{"other engine keys", twoEngines + "bootstrap_host = 'h:1'\nhealth_path = 'health'\nwire = 'g4'\n",
 		[]want{{"engine[1].bootstrap_host", 11, "host name"}, {"engine[1].health_path", 12, "begin with /"}, {"engine[1].wire", 13, `found "g4"`}}},
 	{"kv events", twoEngines + "kv_events = 'poll'\nkv_replay = 'tcp://h'\n",
-		[]want{{"engine[1].kv_events", 11, `"poll" is for connector "trtllm" only`}, {"engine[1].kv_events", 11, "not supported"},
-			{"engine[1].kv_replay", 12, "want tcp://host:port"}, {"engine[1].kv_replay", 12, "not supported"}}},
+		[]want{{"engine[1].kv_events", 11, `"poll" is for connector "trtllm" only`}, {"engine[1].kv_replay", 12, "want tcp://host:port"}}},
+
+	// [policy] params, [kv_index], [tokens], [recording].
+	{"params", "policy.params = 1\n", []want{{"policy.params", 1, "want table, found integer"}}},
+	{"one parameter", "[policy.params.kv_aware]\nqueue_weight = 'x'\n", []want{{"policy.params.kv_aware.queue_weight", 2, "want float, found string"}}},
+	{"whole parameter", "[policy.params.kv_aware]\nqueue_weight = 2\n", nil},
+	{"kv index", "[kv_index]\nmax_entries = 0\nexpect = '0s'\ntext_ttl = '0s'\ntext_tokens = -1\n",
+		[]want{{"kv_index.max_entries", 2, "at least 1"}, {"kv_index.expect", 3, "more than 0"}, {"kv_index.text_ttl", 4, "more than 0"}, {"kv_index.text_tokens", 5, "at least 0"}}},
+	{"tokens", "[tokens]\nsources = ['client', 'guess']\ntimeout = '0s'\ncache_tokens = -1\n[tokens.files]\n'a b' = 'x.json'\n",
+		[]want{{"tokens.sources[1]", 2, `found "guess"`}, {"tokens.timeout", 3, "more than 0"}, {"tokens.cache_tokens", 4, "at least 0"}}},
+	{"recording", "[recording]\nblock_tokens = 0\n", []want{{"recording.block_tokens", 2, "from 1"}}},
 	{"inline engines", "engine = [\n {name='a', url='http://a', role='both'},\n {name='a', url='http://b', role='both'},\n]\n",
 		[]want{{"engine[1].name", 3, "already the name of engine[0]"}}},
 
@@ -259,8 +268,6 @@ func checkProblems(t *testing.T, text string, want []want) {
 // fine but for that.
 func TestUnsupported(t *testing.T) {
 	texts := map[missingFeature]string{
-		{"engine.kv_events", ""}:              "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nkv_events='tcp://a:5557'\n",
-		{"engine.kv_replay", ""}:              "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nkv_replay='tcp://a:5558'\n",
 		{"discovery.moriio.listen", ""}:       "discovery.moriio.listen = 'tcp://*:36367'\n",
 		{"discovery.trtllm.cluster_uri", ""}:  "discovery.trtllm.cluster_uri = 'etcd://a:1, etcd://b:1'\n",
 		{"discovery.trtllm.metadata_uri", ""}: "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",

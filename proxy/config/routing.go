@@ -22,6 +22,10 @@ type Policy struct {
 	// Runtime is where the built-in policies run: "wasm" or "native", the same
 	// policies compiled in. Filters stay in Wasm. Default "wasm".
 	Runtime string `toml:"runtime"`
+	// Params are the parameters of built-in policies, by the policy's name and
+	// the parameter's; their READMEs list them. Default {}: all at their
+	// defaults.
+	Params map[string]map[string]float64 `toml:"params"`
 }
 
 // What a plugin is for.
@@ -104,7 +108,7 @@ type Upstream struct {
 }
 
 func defaultPolicy() Policy {
-	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Runtime: "wasm"}
+	return Policy{Plan: "auto", Place: "least_load", Mint: "snowflake", Runtime: "wasm", Params: map[string]map[string]float64{}}
 }
 
 // DefaultPlugin returns a [[plugin]] whose keys are all at their defaults.

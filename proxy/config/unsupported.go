@@ -20,20 +20,10 @@ type missingFeature struct {
 // rows and touches nothing else here.
 func missingFeatures() []missingFeature {
 	return []missingFeature{
-		{"policy.plan", "pd_auto"},
-		{"policy.place", "conversation"},
-		{"policy.place", "kv_aware"},
-		{"policy.place", "pair_aware"},
-		{"policy.place", "trtllm_kv_cache_aware"},
-		{"policy.place", "trtllm_conversation"},
-		{"policy.place", "sglang_cache_aware"},
-		{"policy.place", "dynamo_cost"},
 		{"engine.connector", ConnectorVLLMNixlPush},
 		{"engine.connector", ConnectorVLLMMoRIIO},
 		{"engine.connector", ConnectorVLLMMooncake},
 		{"engine.connector", ConnectorVLLMP2PNCCL},
-		{"engine.kv_events", ""},
-		{"engine.kv_replay", ""},
 		{"retry.schedule_style", "generation_first"},
 		{"discovery.moriio.listen", ""},
 		{"discovery.trtllm.cluster_uri", ""},

@@ -13,6 +13,7 @@ func (c *Config) Validate() []Problem {
 	k.server()
 	k.timeouts()
 	k.policy()
+	k.kv()
 	k.conversation()
 	k.plugins()
 	k.upstreams()
