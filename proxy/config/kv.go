@@ -1,0 +1,84 @@
+package config
+
+// Where token ids of prompts come from.
+const (
+	TokensClient = "client" // the request carries them
+	TokensEngine = "engine" // an engine is asked
+	TokensLocal  = "local"  // a tokenizer file of this host
+)
+
+func tokenSources() []string { return []string{TokensClient, TokensEngine, TokensLocal} }
+
+// KVIndex is what is remembered of the KV blocks that engines hold. It is used
+// when a policy needs blocks.
+type KVIndex struct {
+	// MaxEntries bounds the (block, target) pairs that are remembered; one takes
+	// at most 40 bytes. Default 16777216.
+	MaxEntries int `toml:"max_entries"`
+	// Expect is how long a block is believed to be where a request was sent
+	// before the engine's events say so. Default 30s; never 0.
+	Expect Duration `toml:"expect"`
+	// TextTTL is how long an engine without KV events is believed to keep what
+	// was sent to it. Default 10m; never 0.
+	TextTTL Duration `toml:"text_ttl"`
+	// TextTokens is how many tokens a rank of an engine without KV events is
+	// believed to keep. Default 1000000; 0: no bound.
+	TextTokens int `toml:"text_tokens"`
+}
+
+// Tokens is how prompts become token ids, by which they are looked up among the
+// blocks of engines with KV events.
+type Tokens struct {
+	// Sources are tried in this order: "client", "engine", "local". Default
+	// ["client", "local", "engine"].
+	Sources []string `toml:"sources"`
+	// Files are the tokenizer.json of models, by the model's name; that of ""
+	// serves every other. They encode plain prompts; chats need an engine.
+	// Default {}.
+	Files map[string]string `toml:"files"`
+	// Timeout is how long one request may wait for its ids; it is placed without
+	// them then. Default 250ms; never 0.
+	Timeout Duration `toml:"timeout"`
+	// CacheTokens is how many ids are kept for equal prompts, 4 bytes each.
+	// Default 4194304; 0: none.
+	CacheTokens int `toml:"cache_tokens"`
+}
+
+// Recording is the trace that a node writes for the replay lab: lengths, hashes
+// of blocks and times, never text.
+type Recording struct {
+	// Path is the file it is added to. Default "": none is written.
+	Path string `toml:"path"`
+	// BlockTokens is how many tokens a block of the recording has. Default 512.
+	BlockTokens int `toml:"block_tokens"`
+}
+
+func defaultKVIndex() KVIndex {
+	return KVIndex{MaxEntries: 16 << 20, Expect: seconds(30), TextTTL: seconds(600), TextTokens: 1_000_000}
+}
+
+func defaultTokens() Tokens {
+	return Tokens{
+		Sources: []string{TokensClient, TokensLocal, TokensEngine}, Files: map[string]string{},
+		Timeout: seconds(1) / 4, CacheTokens: 4 << 20,
+	}
+}
+
+func defaultRecording() Recording { return Recording{BlockTokens: 512} }
+
+// kv checks [kv_index], [tokens] and [recording].
+func (k *checker) kv() {
+	x := k.config.KVIndex
+	k.atLeast("kv_index.max_entries", x.MaxEntries, 1)
+	k.positive("kv_index.expect", int64(x.Expect))
+	k.positive("kv_index.text_ttl", int64(x.TextTTL))
+	k.atLeast("kv_index.text_tokens", x.TextTokens, 0)
+
+	t := k.config.Tokens
+	for i, s := range t.Sources {
+		k.oneOf(indexKey("tokens.sources", i), s, tokenSources()...)
+	}
+	k.positive("tokens.timeout", int64(t.Timeout))
+	k.atLeast("tokens.cache_tokens", t.CacheTokens, 0)
+	k.within("recording.block_tokens", k.config.Recording.BlockTokens, 1, 1<<20)
+}
