@@ -9,38 +9,255 @@ type Stored struct {
 	Parent    uint64
 	HasParent bool
 	// Tokens are those of all blocks. None: the blocks are known already, and
-	// are now in Tier too.
+	// are now in Tier too (vLLM's offloading says it so).
 	Tokens []uint32
 	// BlockTokens is the length of a block.
 	BlockTokens int
-	// Lora and Salt are of the prompt; they matter for its first block alone.
+	// Lora and Salt are of the prompt; they matter for its first block alone,
+	// since later ones go on from their parent.
 	Lora, Salt string
 	Tier       Tier
 }
 
 // Feed takes in the exact events of one target: it maps the engine's own block
-// hashes to ours by the tokens of the events. One goroutine calls it.
+// hashes to ours by the tokens of the events. It is not safe for concurrent
+// use, and a target has one feed at a time: what it learned is the target's
+// and goes with Clear and Drop, whoever calls them.
 type Feed struct {
-	x *Index
-	t Target
+	x     *Index
+	tg    *target
+	model string
+	root  root
+	chain []Hash // of the event at hand
 }
 
-// NewFeed returns the feed of a target that serves the model.
-func NewFeed(x *Index, t Target, model string) *Feed { return &Feed{x: x, t: t} }
+// root is the seed of the last event's prompt.
+type root struct {
+	lora, salt string
+	seed       Hash
+}
 
-// Stored takes in a store event. It may be repeated.
-func (f *Feed) Stored(e *Stored) {}
+// NewFeed returns the feed of a target that serves the model. The model is the
+// same text as in the Seed of requests.
+func NewFeed(x *Index, t Target, model string) *Feed {
+	tg := x.at(t)
+	if tg == nil {
+		tg = &target{gone: true}
+	}
+	return &Feed{x: x, tg: tg, model: model, root: root{seed: Seed(model, "", "")}}
+}
+
+// Stored takes in a store event, which may repeat what is known. Blocks that
+// cannot be placed are counted and left out: those whose parent was never
+// seen, and those of an event with fewer hashes than blocks (vLLM's sliding
+// windows), since nobody says which block a hash is of. So is a partial block
+// at the end, and one shorter than the engine's others.
+func (f *Feed) Stored(e *Stored) {
+	tg := f.tg
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if tg.gone || e.Tier >= tiers || len(e.Hashes) == 0 {
+		return
+	}
+	if len(e.Tokens) == 0 {
+		f.known(e)
+		return
+	}
+	if !f.cut(e) {
+		tg.count(countIgnored, len(e.Hashes))
+		return
+	}
+	seed := f.seed(e.Lora, e.Salt)
+	if e.HasParent {
+		if seed = Hash(tg.engine.get(e.Parent) & hashMask); seed == 0 {
+			tg.count(countOrphans, len(e.Hashes))
+			return
+		}
+	}
+	f.chain = AppendTokens(f.chain[:0], seed, e.Tokens, e.BlockTokens)
+	if n := len(e.Hashes) - len(f.chain); n > 0 {
+		tg.count(countIgnored, n)
+	}
+	b := f.x.batch(tg)
+	for at := 0; at < len(f.chain); at += chunk {
+		hashes := f.chain[at:min(at+chunk, len(f.chain))]
+		f.x.touch(hashes)
+		tg.engine.touch(e.Hashes[at : at+len(hashes)])
+		for i, h := range hashes {
+			if !f.place(&b, e.Hashes[at+i], h, e.Tier) {
+				// What comes after would have no parent.
+				tg.count(countRefused, len(f.chain)-at-i-1)
+				b.end()
+				return
+			}
+		}
+	}
+	b.end()
+}
+
+// cut says whether an event has a hash for each block, the last one partial or
+// not, and blocks of the engine's length; it learns that length. A block is
+// never longer than the engine's, so that the longest is right: blocks learned
+// from shorter ones were parts.
+func (f *Feed) cut(e *Stored) bool {
+	if e.BlockTokens <= 0 {
+		return false
+	}
+	whole := len(e.Tokens) / e.BlockTokens
+	if n := len(e.Hashes); n < whole || n > (len(e.Tokens)-1)/e.BlockTokens+1 {
+		return false
+	}
+	known := f.BlockTokens()
+	if whole == 0 || e.BlockTokens < known {
+		return false
+	}
+	if e.BlockTokens > known {
+		if known > 0 {
+			f.x.clear(f.tg)
+		}
+		f.tg.tokens.Store(int64(e.BlockTokens))
+	}
+	return true
+}
+
+// seed is the hash before the first block of a prompt.
+func (f *Feed) seed(lora, salt string) Hash {
+	if lora != f.root.lora || salt != f.root.salt {
+		f.root = root{lora, salt, Seed(f.model, lora, salt)}
+	}
+	return f.root.seed
+}
+
+// place enters one block under the engine's hash and ours. It returns false if
+// there was no room.
+func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
+	flag := uint64(1) << tier
+	old := f.tg.engine.get(engine)
+	if old&hashMask != uint64(h) && old != 0 {
+		f.tg.count(countReplaced, 1)
+		f.drop(b, engine, old, old&^hashMask)
+		old = 0
+	}
+	if old&flag != 0 {
+		return true
+	}
+	before, ok := b.store(h, flag)
+	if !ok {
+		return false
+	}
+	if before&flag != 0 {
+		// Another engine hash has the same tokens: images, for one.
+		if f.tg.twins == nil {
+			f.tg.twins = make(map[uint64]uint32)
+		}
+		f.tg.twins[uint64(h)|uint64(tier)]++
+	}
+	f.tg.engine.set(engine, uint64(h)|old|flag)
+	return true
+}
+
+// drop takes tiers of a block away that the engine's hash has with value.
+func (f *Feed) drop(b *batch, engine, value, flags uint64) {
+	for tier := range Tier(tiers) {
+		flag := uint64(1) << tier
+		if value&flags&flag == 0 {
+			continue
+		}
+		twin := value&hashMask | uint64(tier)
+		switch n := f.tg.twins[twin]; {
+		case n > 1:
+			f.tg.twins[twin] = n - 1
+		case n == 1:
+			delete(f.tg.twins, twin)
+		default:
+			b.remove(Hash(value&hashMask), flag)
+		}
+	}
+	if value &^= flags; value&^hashMask != 0 {
+		f.tg.engine.set(engine, value)
+	} else {
+		f.tg.engine.remove(engine)
+	}
+}
+
+// known enters blocks that the feed knows into one more tier.
+func (f *Feed) known(e *Stored) {
+	if e.BlockTokens > 0 && e.BlockTokens != f.BlockTokens() {
+		f.tg.count(countIgnored, len(e.Hashes))
+		return
+	}
+	b := f.x.batch(f.tg)
+	for _, engine := range e.Hashes {
+		if old := f.tg.engine.get(engine); old != 0 {
+			f.place(&b, engine, Hash(old&hashMask), e.Tier)
+		} else {
+			f.tg.count(countOrphans, 1)
+		}
+	}
+	b.end()
+}
 
 // Removed takes in that the engine removed blocks from a tier.
-func (f *Feed) Removed(tier Tier, hashes []uint64) {}
+func (f *Feed) Removed(tier Tier, hashes []uint64) { f.leave(tier, tiers, hashes) }
 
-// Moved takes in that the engine moved blocks from one tier to another.
-func (f *Feed) Moved(from, to Tier, hashes []uint64) {}
+// Moved takes in that the engine moved blocks from one tier to another
+// (TensorRT-LLM's updated events).
+func (f *Feed) Moved(from, to Tier, hashes []uint64) {
+	if to < tiers && from != to {
+		f.leave(from, to, hashes)
+	}
+}
+
+// leave takes blocks out of a tier, after it put those that were there into
+// another if that is one.
+func (f *Feed) leave(from, to Tier, hashes []uint64) {
+	tg := f.tg
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if tg.gone || from >= tiers {
+		return
+	}
+	b := f.x.batch(tg)
+	for len(hashes) > 0 {
+		part := hashes[:min(chunk, len(hashes))]
+		hashes = hashes[len(part):]
+		f.touch(part)
+		for _, engine := range part {
+			value := tg.engine.get(engine)
+			if value>>from&1 == 0 {
+				tg.count(countStrays, 1)
+				continue
+			}
+			if to < tiers {
+				f.place(&b, engine, Hash(value&hashMask), to)
+				value = tg.engine.get(engine)
+			}
+			f.drop(&b, engine, value, 1<<from)
+		}
+	}
+	b.end()
+}
+
+// touch fetches the memory of known blocks all at once.
+func (f *Feed) touch(engine []uint64) {
+	f.tg.engine.touch(engine)
+	f.chain = f.chain[:0]
+	for _, e := range engine {
+		if v := f.tg.engine.get(e); v != 0 {
+			f.chain = append(f.chain, Hash(v&hashMask))
+		}
+	}
+	f.x.touch(f.chain)
+}
 
 // Cleared takes in that the engine has no blocks left, or that nothing is
-// known of it any more: it restarted, or events were lost.
-func (f *Feed) Cleared() { f.x.Clear(f.t) }
+// known of it any more: it restarted, or events were lost for good.
+func (f *Feed) Cleared() {
+	f.tg.mu.Lock()
+	f.x.clear(f.tg)
+	f.tg.mu.Unlock()
+}
 
 // BlockTokens is the length of the engine's blocks as learned from its events,
-// 0 before the first.
-func (f *Feed) BlockTokens() int { return 0 }
+// 0 before the first. It is safe for concurrent use.
+func (f *Feed) BlockTokens() int { return int(f.tg.tokens.Load()) }

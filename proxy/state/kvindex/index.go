@@ -1,10 +1,29 @@
 // Package kvindex owns the knowledge of which target holds which prefix blocks
 // of the KV cache, in which tier, and matches a prompt against all targets in
-// one walk.
+// one walk. It does no I/O and has no clock.
+//
+// Blocks are named by hash chains of our own (hash.go). What a target holds is
+// learned in two ways: exactly, from the engine's events (feed.go), and by
+// guess, from the requests that were sent there (guess.go).
+//
+// # Memory
+//
+// A block with one holder costs a word of 8 bytes in a table that is at least
+// 70 and at most 87 % full: 9 to 12 bytes. Further holders of a block cost
+// between 8 bytes and 2 bits each. A feed remembers the engine's hash with
+// ours, in 16 bytes at the same fullness: 18 to 23 bytes for each of its
+// blocks. A (block, target) pair known from events so costs 20 to 35 bytes, a
+// guess about 45. Options.MaxEntries bounds the pairs:
+// at the bound, targets that left are swept out first; then the guesses of the
+// target that has the most of them leave, the least recently used ones first;
+// then no more blocks are taken in (Counts.Refused). What events said is never
+// given up, for a chain with holes is worth nothing.
 package kvindex
 
 import (
+	"math/bits"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,161 +46,288 @@ const (
 	GPU Tier = iota
 	CPU
 	Disk
+	tiers = 3
 )
-
-// Match is what one target holds of a prompt: of the leading blocks that it
-// holds in any tier, how many have which tier as their best. A block that is
-// only expected counts as GPU.
-type Match struct{ GPU, CPU, Disk uint32 }
-
-// Blocks is the length of the matched prefix in blocks.
-func (m Match) Blocks() uint32 { return m.GPU + m.CPU + m.Disk }
 
 // Options are the limits of an Index.
 type Options struct {
-	// MaxEntries bounds the (block, target) pairs, and as many hashes in the
-	// maps of the feeds. 0 means 16 Mi.
+	// MaxEntries bounds the (block, target) pairs; the package comment says
+	// what happens at the bound. 0 means 16 Mi.
 	MaxEntries int
-	// GuessTTL is how long an expected block is believed without an event.
-	// 0 means 30 s.
+	// GuessTTL is how long an expected block is believed without an event,
+	// for targets without Limits of their own. 0 means 30 s.
 	GuessTTL time.Duration
 }
 
-// Limits bound what is expected at one target.
-type Limits struct {
-	// TTL is how long an expected block is believed without an event; 0 keeps
-	// Options.GuessTTL.
-	TTL time.Duration
-	// Blocks is the capacity of a target without events: of more expected
-	// blocks the least recently used leave. 0 means no such bound.
-	Blocks int
-}
+const (
+	defaultMaxEntries = 16 << 20
+	defaultGuessTTL   = 30 * time.Second
 
-// Stats are the figures of an Index, all targets together.
-type Stats struct {
-	Blocks  int   // different blocks
-	Entries int   // (block, target) pairs
-	Guesses int   // pairs known from Expect only
-	Bytes   int64 // memory of tables, feeds and guesses
-	Counts        // of events since New, targets that left included
-}
+	// noHolder is the number of a target that found none free: it holds
+	// nothing. There are as many numbers as a word has room for.
+	noHolder = 1 << 16
+)
 
-// Counts are what happened since a target was added.
-type Counts struct {
-	Orphans  uint64 // stored blocks whose parent is not known
-	Ignored  uint64 // stored blocks that cannot be placed: partial, of another size, without a hash of their own
-	Refused  uint64 // stored blocks for which MaxEntries left no room
-	Strays   uint64 // removed blocks that were not known
-	Evicted  uint64 // guesses that left for want of room
-	Expired  uint64 // guesses whose time ran out
-	Stored   uint64 // blocks taken in
-	Removed  uint64 // blocks removed
-	Replaced uint64 // engine hashes stored again for other tokens
-}
-
-// Index is safe for concurrent use.
+// Index is safe for concurrent use. Match takes no lock.
 type Index struct {
-	mu   sync.Mutex
-	held []map[Hash]uint8
+	segments   []segment
+	roster     atomic.Pointer[roster]
+	entries    atomic.Int64 // (block, target) pairs, those of targets that left included
+	dead       atomic.Int64 // of them, those of targets that left
+	maxEntries int64
+	guessTTL   time.Duration
+	sweeping   sync.Mutex // held by the one who sweeps; taken before mu
+
+	mu      sync.Mutex // guards what follows, and changes of roster
+	targets []*target  // by slot; nil if free
+	spare   []uint64   // bit for each holder number that is free
+	gone    []uint64   // bit for each holder number that awaits a sweep
+	past    Counts     // of targets that left
 }
 
 // New returns an empty index.
-func New(o Options) *Index { return &Index{} }
+func New(o Options) *Index {
+	if o.MaxEntries <= 0 {
+		o.MaxEntries = defaultMaxEntries
+	}
+	if o.GuessTTL <= 0 {
+		o.GuessTTL = defaultGuessTTL
+	}
+	x := &Index{
+		segments:   make([]segment, segmentCount),
+		maxEntries: int64(o.MaxEntries),
+		guessTTL:   o.GuessTTL,
+	}
+	x.roster.Store(&roster{})
+	return x
+}
 
-// Add returns a new target with no blocks.
+// A target's blocks are not entered under its slot but under a holder number,
+// which is replaced when the target restarts: that takes all its blocks out of
+// sight at once. Entries of the old number are swept out later, then the
+// number is used again.
+
+// roster says who is who. It is replaced, never changed.
+type roster struct {
+	alive   []uint64  // bit for each holder number that a target has now
+	target  []Target  // by holder number
+	holder  []int32   // by slot; -1 if free
+	holders []*holder // by holder number
+}
+
+// holder counts the entries of one holder number.
+type holder struct{ entries atomic.Int64 }
+
+// leave takes n entries of a holder that left out of the counts.
+func (h *holder) leave(x *Index, n int) {
+	h.entries.Add(-int64(n))
+	x.entries.Add(-int64(n))
+	x.dead.Add(-int64(n))
+}
+
+// live says whether a target has the holder number now.
+func (r *roster) live(h uint64) bool { return has(r.alive, h) }
+
+// width is how many words, a power of two, hold a bit for each holder number.
+func (r *roster) width() int { return 1 << bits.Len(uint(len(r.alive)-1)) }
+
+// target is one target. Its mutex is taken before that of a segment, and makes
+// the writers of one target take turns.
+type target struct {
+	slot Target
+	mu   sync.Mutex
+	gone bool // dropped: nothing is stored any more
+	id   uint64
+	counts
+	guesses guesses
+	engine  hashMap           // engine's hash -> ours and its tiers, for the feed
+	twins   map[uint64]uint32 // ours and a tier -> how many more engine hashes have it
+	tokens  atomic.Int64      // length of the engine's blocks, 0 before the first
+}
+
+// Add returns a new target with no blocks. It takes the lowest free slot.
 func (x *Index) Add() Target {
+	x.tidy()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.held = append(x.held, map[Hash]uint8{})
-	return Target(len(x.held) - 1)
+	slot := 0
+	for slot < len(x.targets) && x.targets[slot] != nil {
+		slot++
+	}
+	if slot == len(x.targets) {
+		x.targets = append(x.targets, nil)
+	}
+	t := &target{slot: Target(slot)}
+	t.guesses.ttl = x.guessTTL
+	x.targets[slot] = t
+	x.enrol(t)
+	return t.slot
 }
 
 // Drop removes a target and all its blocks at once. Its slot is used again by
-// a later Add.
-func (x *Index) Drop(t Target) { x.Clear(t) }
-
-// Clear removes all blocks of a target at once: it restarted, or said so.
-func (x *Index) Clear(t Target) {
+// a later Add; feeds of the old target then do nothing.
+func (x *Index) Drop(t Target) {
+	tg := x.at(t)
+	if tg == nil {
+		return
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if tg.gone {
+		return
+	}
+	tg.gone = true
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.held[t] = map[Hash]uint8{}
+	x.expel(tg)
+	x.targets[t] = nil
+	for n := len(x.targets); n > 0 && x.targets[n-1] == nil; n-- {
+		x.targets = x.targets[:n-1]
+	}
+	x.past.add(tg.counts.read())
+	x.publish()
+	tg.forget()
+}
+
+// Clear removes all blocks of a target at once: it restarted, or said so. No
+// Match that starts afterwards sees them.
+func (x *Index) Clear(t Target) {
+	if tg := x.at(t); tg != nil {
+		tg.mu.Lock()
+		x.clear(tg)
+		tg.mu.Unlock()
+	}
+}
+
+// clear is Clear. The caller holds tg.mu.
+func (x *Index) clear(tg *target) {
+	if tg.gone {
+		return
+	}
+	x.tidy()
+	x.mu.Lock()
+	x.expel(tg)
+	x.enrol(tg)
+	x.mu.Unlock()
+	tg.forget()
+}
+
+// forget frees what a target without blocks does not need.
+func (t *target) forget() {
+	t.engine = hashMap{}
+	t.twins = nil
+	t.guesses.clear()
+}
+
+// expel takes a target's holder number away. The caller holds both mutexes.
+func (x *Index) expel(tg *target) {
+	h := x.roster.Load().holders[tg.id]
+	if n := h.entries.Load(); n > 0 {
+		x.dead.Add(n)
+		x.gone[tg.id/64] |= 1 << (tg.id % 64)
+		return
+	}
+	x.spare[tg.id/64] |= 1 << (tg.id % 64)
+}
+
+// tidy sweeps if too many holder numbers await it: each makes bit sets wider.
+func (x *Index) tidy() {
+	x.mu.Lock()
+	many := len(x.roster.Load().holders) >= 2*len(x.targets)+64 && !any(x.spare)
+	x.mu.Unlock()
+	if many {
+		x.sweeping.Lock()
+		x.sweep()
+		x.sweeping.Unlock()
+	}
+}
+
+// enrol gives a target a holder number of its own and publishes the roster.
+// The caller holds both mutexes, or the target is new.
+func (x *Index) enrol(tg *target) {
+	tg.id = noHolder
+	for i, w := range x.spare {
+		if w != 0 {
+			tg.id = uint64(i*64 + bits.TrailingZeros64(w))
+			x.spare[i] &= w - 1
+			break
+		}
+	}
+	r := x.roster.Load()
+	if n := uint64(len(r.holders)); tg.id == noHolder && n < noHolder {
+		tg.id = n
+		if n%64 == 0 {
+			x.spare = append(x.spare, 0)
+			x.gone = append(x.gone, 0)
+		}
+	}
+	x.publish()
+}
+
+// publish makes a roster of the targets. The caller holds x.mu.
+func (x *Index) publish() {
+	old := x.roster.Load()
+	r := &roster{
+		alive:   make([]uint64, len(x.spare)),
+		target:  make([]Target, len(x.spare)*64),
+		holder:  make([]int32, len(x.targets)),
+		holders: old.holders,
+	}
+	for slot, tg := range x.targets {
+		r.holder[slot] = -1
+		if tg == nil || tg.id == noHolder {
+			continue
+		}
+		if tg.id == uint64(len(r.holders)) {
+			// The array may be shared with the old roster, which is shorter.
+			r.holders = append(r.holders, new(holder))
+		}
+		r.holder[slot] = int32(tg.id)
+		r.target[tg.id] = Target(slot)
+		r.alive[tg.id/64] |= 1 << (tg.id % 64)
+	}
+	x.roster.Store(r)
+}
+
+// at is the target in a slot, or nil.
+func (x *Index) at(t Target) *target {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if int(t) >= len(x.targets) {
+		return nil
+	}
+	return x.targets[t]
 }
 
 // Targets is the number of slots in use: the length that Match's out needs.
-func (x *Index) Targets() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return len(x.held)
-}
-
-// Limit sets the limits of what is expected at t.
-func (x *Index) Limit(t Target, l Limits) {}
+func (x *Index) Targets() int { return len(x.roster.Load().holder) }
 
 // Store says that t holds the blocks in a tier.
 func (x *Index) Store(t Target, tier Tier, blocks []Hash) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, h := range blocks {
-		x.held[t][h] |= 1 << tier
+	tg := x.at(t)
+	if tg == nil || tier >= tiers {
+		return
 	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	b := x.batch(tg)
+	for _, h := range blocks {
+		b.store(h, 1<<tier)
+	}
+	b.end()
 }
 
 // Remove says that t holds the blocks in a tier no longer.
 func (x *Index) Remove(t Target, tier Tier, blocks []Hash) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	tg := x.at(t)
+	if tg == nil || tier >= tiers {
+		return
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	b := x.batch(tg)
 	for _, h := range blocks {
-		x.held[t][h] &^= 1 << tier
+		b.remove(h, 1<<tier)
 	}
+	b.end()
 }
-
-// Match fills out[t], for every slot t < len(out), with what t holds of the
-// prompt whose blocks are given. It allocates nothing.
-func (x *Index) Match(blocks []Hash, out []Match) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	clear(out)
-	for t := range min(len(out), len(x.held)) {
-		for _, h := range blocks {
-			switch b := x.held[t][h]; {
-			case b == 0:
-			case b&9 != 0:
-				out[t].GPU++
-				continue
-			case b&2 != 0:
-				out[t].CPU++
-				continue
-			default:
-				out[t].Disk++
-				continue
-			}
-			break
-		}
-	}
-}
-
-// Expect says that a request with these blocks was sent to t at now: it will
-// hold them soon. They count as held until the target's TTL has passed, or
-// until an event has its word about them.
-func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
-	x.Store(t, 3, blocks)
-}
-
-// Unexpect takes back one Expect of the same blocks: the leg failed, or its
-// answer said otherwise. Blocks that another Expect or an event vouches for
-// stay.
-func (x *Index) Unexpect(t Target, blocks []Hash) { x.Remove(t, 3, blocks) }
-
-// Tend does what is due at now: it forgets guesses whose time ran out and
-// frees the memory of blocks that left with their target. Its owner calls it
-// about once a second.
-func (x *Index) Tend(now time.Time) {}
-
-// Stats returns the figures of now.
-func (x *Index) Stats() Stats { return Stats{} }
-
-// Held is the number of blocks held by t, guesses included.
-func (x *Index) Held(t Target) int { return 0 }
-
-// Counts returns what happened at t since it was added.
-func (x *Index) Counts(t Target) Counts { return Counts{} }

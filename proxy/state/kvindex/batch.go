@@ -1,0 +1,160 @@
+package kvindex
+
+import "sync/atomic"
+
+// batch is a run of changes of one target, whose mutex is held from batch to
+// end.
+type batch struct {
+	x     *Index
+	tg    *target
+	room  int64 // pairs that may still be added
+	added int64 // pairs added since the last count, less those removed
+	tried bool  // room was made already
+}
+
+// batch begins a run of changes. The caller holds tg.mu until after end.
+func (x *Index) batch(tg *target) batch {
+	b := batch{x: x, tg: tg, room: x.maxEntries - x.entries.Load()}
+	if tg.gone || tg.id == noHolder {
+		b.room, b.tried = 0, true // nothing is held, nothing may be
+	}
+	return b
+}
+
+// end counts what the batch did.
+func (b *batch) end() {
+	if b.added != 0 {
+		b.x.entries.Add(b.added)
+		b.x.roster.Load().holders[b.tg.id].entries.Add(b.added)
+		b.added = 0
+	}
+}
+
+// change is Index.change for the target, with room for a new pair or not.
+func (b *batch) change(h Hash, c change) (before, after uint64) {
+	if b.tg.gone || b.tg.id == noHolder {
+		return 0, 0
+	}
+	c.known = b.room <= 0
+	before, after = b.x.change(b.tg.id, h, c)
+	if before == 0 && c.set != 0 && c.known && !b.tried {
+		b.tried = true
+		b.end()
+		if b.room = b.x.makeRoom(b.tg); b.room > 0 {
+			return b.change(h, c)
+		}
+	}
+	switch {
+	case before == 0 && after != 0:
+		b.added++
+		b.room--
+	case before != 0 && after == 0:
+		b.added--
+		b.room++
+	}
+	return before, after
+}
+
+// store sets the flag of a tier, and returns the flags before and whether the
+// block is held now.
+func (b *batch) store(h Hash, flag uint64) (before uint64, ok bool) {
+	c := change{set: flag}
+	if flag == flagGPU {
+		c.clear = flagGuess
+	}
+	before, after := b.change(h, c)
+	if before&flagGuess > after&flagGuess {
+		b.tg.guesses.remove(h)
+	}
+	if after&flag == 0 {
+		b.tg.count(countRefused, 1)
+		return before, false
+	}
+	if before&flag == 0 {
+		b.tg.count(countStored, 1)
+	}
+	return before, true
+}
+
+// remove clears the flag of a tier.
+func (b *batch) remove(h Hash, flag uint64) {
+	if before, _ := b.change(h, change{clear: flag}); before&flag != 0 {
+		b.tg.count(countRemoved, 1)
+	}
+}
+
+// makeRoom does what the package comment says about the bound and returns how
+// many pairs may be added. The caller holds tg.mu.
+func (x *Index) makeRoom(tg *target) int64 {
+	if x.dead.Load() > 0 && x.sweeping.TryLock() {
+		x.sweep()
+		x.sweeping.Unlock()
+	}
+	if x.entries.Load() < x.maxEntries {
+		return x.maxEntries - x.entries.Load()
+	}
+	x.mu.Lock()
+	most := tg
+	for _, other := range x.targets {
+		if other != nil && other.guesses.count.Load() > most.guesses.count.Load() {
+			most = other
+		}
+	}
+	x.mu.Unlock()
+	if most != tg {
+		// Its holder may wait for ours: do not wait for it.
+		if !most.mu.TryLock() {
+			return 0
+		}
+		defer most.mu.Unlock()
+	}
+	x.evict(most, most.guesses.len()/16+1)
+	return x.maxEntries - x.entries.Load()
+}
+
+// sweep takes the entries of targets that left out of all segments. The caller
+// holds x.sweeping.
+func (x *Index) sweep() {
+	x.mu.Lock()
+	gone := append([]uint64(nil), x.gone...)
+	x.mu.Unlock()
+	if !any(gone) {
+		return
+	}
+	left := make([]int, 64*len(gone))
+	for i := range x.segments {
+		x.segments[i].sweep(gone, left)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	holders := x.roster.Load().holders
+	for id, n := range left {
+		if n > 0 {
+			holders[id].leave(x, n)
+		}
+	}
+	for i, w := range gone {
+		x.gone[i] &^= w
+		x.spare[i] |= w
+	}
+}
+
+// any says whether a bit set has a bit.
+func any(set []uint64) bool {
+	for _, w := range set {
+		if w != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// touch fetches the memory where the blocks are to be found, all at once
+// rather than one after the other when each is looked up.
+func (x *Index) touch(blocks []Hash) {
+	for _, h := range blocks {
+		if t := x.segments[h>>segmentShift].table.Load(); t != nil {
+			atomic.LoadUint64(&t.slots[t.home(tagOf(h))])
+		}
+	}
+}

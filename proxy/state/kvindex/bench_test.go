@@ -1,0 +1,291 @@
+package kvindex
+
+import (
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+const (
+	benchTargets = 64
+	benchPrompt  = 2048 // blocks of a prompt
+	benchBlock   = 16   // tokens of a block
+	benchEvent   = 16   // blocks of an event
+)
+
+// fleet is an index with feeds and what was stored through them.
+type fleet struct {
+	x       *Index
+	feeds   []*Feed
+	rand    *rand.Rand
+	prompts []prompt
+	bytes   int64 // of heap, for the index and its feeds
+}
+
+// prompt is a prompt by its number, from which its tokens follow.
+type prompt struct {
+	number uint64
+	blocks int
+}
+
+// systemBlocks is how many blocks all prompts share.
+const systemBlocks = 64
+
+// tokens makes the tokens of block i of a prompt, and the engine's hash.
+func (p prompt) tokens(i int, dst []uint32) ([]uint32, uint64) {
+	key := p.number
+	if i < systemBlocks {
+		key = 0
+	}
+	z := key*0x9e3779b97f4a7c15 + uint64(i)*0xbf58476d1ce4e5b9
+	for k := range benchBlock {
+		z = z*6364136223846793005 + 1442695040888963407
+		dst = append(dst, uint32(z>>33)+uint32(k))
+	}
+	return dst, z | 1
+}
+
+// chain is the hashes of a prompt.
+func (p prompt) chain() []Hash {
+	var tokens []uint32
+	for i := range p.blocks {
+		tokens, _ = p.tokens(i, tokens)
+	}
+	return AppendTokens(nil, Seed("m", "", ""), tokens, benchBlock)
+}
+
+// events are the store events of a prompt.
+func (p prompt) events() []Stored {
+	var all []Stored
+	var parent uint64
+	for at := 0; at < p.blocks; at += benchEvent {
+		e := Stored{BlockTokens: benchBlock, HasParent: at > 0, Parent: parent}
+		for i := at; i < min(at+benchEvent, p.blocks); i++ {
+			e.Tokens, parent = p.tokens(i, e.Tokens)
+			e.Hashes = append(e.Hashes, parent)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// newFleet fills an index up to so many (block, target) pairs. All prompts
+// begin alike, half are as long as they get. Each is held by one target, one
+// in four by two more, and four by all.
+func newFleet(entries int) *fleet {
+	before := heap()
+	f := &fleet{
+		x:    New(Options{MaxEntries: 4 * entries}),
+		rand: rand.New(rand.NewPCG(1, 2)),
+	}
+	for range benchTargets {
+		f.feeds = append(f.feeds, NewFeed(f.x, f.x.Add(), "m"))
+	}
+	for number := uint64(1); int(f.x.entries.Load()) < entries; number++ {
+		p, t, holders := prompt{number, benchPrompt}, f.rand.IntN(benchTargets), 1
+		switch {
+		case number <= 4:
+			holders = benchTargets
+		case number%4 == 0:
+			holders = 3
+		}
+		if number%2 == 0 {
+			p.blocks = systemBlocks + f.rand.IntN(benchPrompt-systemBlocks)
+		}
+		events := p.events()
+		for k := range holders {
+			for i := range events {
+				f.feeds[(t+k)%benchTargets].Stored(&events[i])
+			}
+		}
+		f.prompts = append(f.prompts, p)
+	}
+	f.bytes = heap() - before
+	return f
+}
+
+// heap is the live heap in bytes.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// churn stores prompts and removes them again: a steady load of block events.
+type churn struct {
+	f       *fleet
+	events  [][]Stored
+	removed [][]uint64
+	next    int
+}
+
+// churnPrompts is how many prompts a churn goes through; half of them are
+// stored at a time.
+const churnPrompts = 512
+
+func (f *fleet) churn() *churn {
+	c := &churn{f: f}
+	for i := range churnPrompts {
+		p := prompt{uint64(1<<32 + i), benchPrompt}
+		c.events = append(c.events, p.events())
+		var hashes []uint64
+		for b := p.blocks - 1; b >= systemBlocks; b-- {
+			_, h := p.tokens(b, nil)
+			hashes = append(hashes, h)
+		}
+		c.removed = append(c.removed, hashes)
+	}
+	for range churnPrompts {
+		c.step() // the first removals find nothing
+	}
+	return c
+}
+
+// step stores one prompt and removes another, and returns how many block
+// events that were.
+func (c *churn) step() int {
+	n, i := 0, c.next
+	c.next++
+	for k := range c.events[i%churnPrompts] {
+		e := &c.events[i%churnPrompts][k]
+		c.f.feeds[i%benchTargets].Stored(e)
+		n += len(e.Hashes)
+	}
+	i += churnPrompts / 2
+	hashes := c.removed[i%churnPrompts]
+	for at := 0; at < len(hashes); at += benchEvent {
+		part := hashes[at:min(at+benchEvent, len(hashes))]
+		c.f.feeds[i%benchTargets].Removed(GPU, part)
+		n += len(part)
+	}
+	return n
+}
+
+// queries are chains of 2,048 blocks: prompts that are held, in whole or in
+// part, by one target, three or all.
+func (f *fleet) queries() [][]Hash {
+	var all [][]Hash
+	for i := range 256 {
+		number := f.prompts[f.rand.IntN(len(f.prompts))].number
+		if i%16 == 0 {
+			number = uint64(1 + f.rand.IntN(4))
+		}
+		all = append(all, prompt{number, benchPrompt}.chain())
+	}
+	return all
+}
+
+// quantile of sorted times, in microseconds.
+func quantile(times []time.Duration, q float64) float64 {
+	slices.Sort(times)
+	return float64(times[int(q*float64(len(times)-1))].Nanoseconds()) / 1e3
+}
+
+// BenchmarkIndex measures an index of 10 million (block, target) pairs over 64
+// targets, or of as many as KVINDEX_ENTRIES says: its bytes per pair, feeds
+// included; block events through the feeds (16 tokens a block, as many
+// removals as stores); matches of 2,048-block prompts; and both at once, with
+// 10,000 matches a second. Times are CPU times of the thread where the system
+// tells them, so that other processes do not count; wall_ figures are as the
+// clock has them.
+func BenchmarkIndex(b *testing.B) {
+	entries := 10_000_000
+	if text := os.Getenv("KVINDEX_ENTRIES"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			b.Fatal(err)
+		}
+		entries = n
+	}
+	f := newFleet(entries)
+	stats := f.x.Stats()
+	b.Run("fill", func(b *testing.B) {
+		for b.Loop() {
+			f.x.Stats()
+		}
+		b.ReportMetric(float64(stats.Entries), "pairs")
+		b.ReportMetric(float64(stats.Blocks), "blocks")
+		b.ReportMetric(float64(f.bytes)/float64(stats.Entries), "heap_B/pair")
+		b.ReportMetric(float64(stats.Bytes)/float64(stats.Entries), "stats_B/pair")
+	})
+	c, queries := f.churn(), f.queries()
+	b.Run("ingest", func(b *testing.B) { benchIngest(b, c) })
+	b.Run("match", func(b *testing.B) { benchMatch(b, f, queries) })
+	b.Run("both", func(b *testing.B) {
+		stop, done := make(chan struct{}), make(chan []time.Duration)
+		var wall []time.Duration
+		go func() {
+			var cpu []time.Duration
+			cpu, wall = f.matches(queries, stop)
+			done <- cpu
+		}()
+		benchIngest(b, c)
+		close(stop)
+		cpu := <-done
+		b.ReportMetric(float64(len(cpu))/b.Elapsed().Seconds(), "matches/s")
+		b.ReportMetric(quantile(cpu, 0.5), "p50_µs")
+		b.ReportMetric(quantile(cpu, 0.99), "p99_µs")
+		b.ReportMetric(quantile(wall, 0.5), "wall_p50_µs")
+		b.ReportMetric(quantile(wall, 0.99), "wall_p99_µs")
+	})
+}
+
+func benchIngest(b *testing.B, c *churn) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	events := 0
+	start := threadTime()
+	for b.Loop() {
+		events += c.step()
+	}
+	cpu := threadTime() - start
+	b.ReportMetric(float64(events)/cpu.Seconds(), "events/s")
+	b.ReportMetric(float64(events)/b.Elapsed().Seconds(), "wall_events/s")
+}
+
+func benchMatch(b *testing.B, f *fleet, queries [][]Hash) {
+	out := make([]Match, f.x.Targets())
+	b.ReportAllocs()
+	blocks, i := 0, 0
+	for b.Loop() {
+		f.x.Match(queries[i%len(queries)], out)
+		longest := uint32(0)
+		for _, m := range out {
+			longest = max(longest, m.Blocks())
+		}
+		blocks += int(longest)
+		i++
+	}
+	b.ReportMetric(float64(blocks)/float64(i), "blocks/match")
+}
+
+// matches makes 10,000 matches a second until stop is closed, and returns the
+// time of each.
+func (f *fleet) matches(queries [][]Hash, stop chan struct{}) (cpu, wall []time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const batch = 10
+	out := make([]Match, f.x.Targets())
+	tick := time.NewTicker(batch * time.Second / 10_000)
+	defer tick.Stop()
+	for i := 0; ; {
+		select {
+		case <-stop:
+			return cpu, wall
+		case <-tick.C:
+		}
+		for range batch {
+			start, from := time.Now(), threadTime()
+			f.x.Match(queries[i%len(queries)], out)
+			cpu = append(cpu, threadTime()-from)
+			wall = append(wall, time.Since(start))
+			i++
+		}
+	}
+}

@@ -1,0 +1,300 @@
+package kvindex
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Limits bound what is expected at one target.
+type Limits struct {
+	// TTL is how long an expected block is believed without an event; 0 keeps
+	// Options.GuessTTL. It holds for what is expected from then on.
+	TTL time.Duration
+	// Blocks is the capacity of a target without events: of more expected
+	// blocks the least recently expected leave, of one prompt the last ones
+	// first. 0 means no such bound.
+	Blocks int
+}
+
+// Limit sets the limits of what is expected at t.
+func (x *Index) Limit(t Target, l Limits) {
+	tg := x.at(t)
+	if tg == nil {
+		return
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if tg.guesses.ttl = l.TTL; l.TTL <= 0 {
+		tg.guesses.ttl = x.guessTTL
+	}
+	tg.guesses.capacity = max(l.Blocks, 0)
+}
+
+// Expect says that a request with these blocks was sent to t at now: it will
+// hold them soon. They count as held in the GPU until the target's TTL has
+// passed without another Expect, or until an event has its word about them.
+// Blocks that events vouch for already are left alone.
+func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
+	tg := x.at(t)
+	if tg == nil {
+		return
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	x.expire(tg, now)
+	g, b := &tg.guesses, x.batch(tg)
+	due := now.Add(g.ttl).UnixMilli()
+	// The last block is entered first: it is the first to leave, as in engines.
+	for len(blocks) > 0 {
+		part := blocks[max(len(blocks)-chunk, 0):]
+		blocks = blocks[:len(blocks)-len(part)]
+		x.touch(part)
+		for i := len(part) - 1; i >= 0; i-- {
+			switch before, after := b.change(part[i], change{set: flagGuess, unless: flagGPU}); {
+			case after&flagGPU != 0:
+			case after&flagGuess == 0:
+				tg.count(countRefused, 1)
+			case before&flagGuess != 0:
+				g.renew(part[i], due)
+			default:
+				g.add(part[i], due)
+			}
+		}
+	}
+	b.end()
+	if n := g.len() - g.capacity; g.capacity > 0 && n > 0 {
+		x.evict(tg, n)
+	}
+}
+
+// Unexpect takes back one Expect of the same blocks: the leg failed, or its
+// answer said otherwise. Blocks that an event or another Expect vouches for
+// stay.
+func (x *Index) Unexpect(t Target, blocks []Hash) {
+	tg := x.at(t)
+	if tg == nil {
+		return
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	b := x.batch(tg)
+	for _, h := range blocks {
+		if tg.guesses.take(h) {
+			b.change(h, change{clear: flagGuess})
+		}
+	}
+	b.end()
+}
+
+// Tend does what is due at now: it forgets guesses whose time ran out, and
+// frees the memory of blocks that left with their target. Its owner calls it
+// about once a second.
+func (x *Index) Tend(now time.Time) {
+	for t := range Target(x.Targets()) {
+		if tg := x.at(t); tg != nil {
+			tg.mu.Lock()
+			x.expire(tg, now)
+			tg.mu.Unlock()
+		}
+	}
+	x.sweeping.Lock()
+	defer x.sweeping.Unlock()
+	x.sweep()
+}
+
+// expire forgets the guesses of a target that are due at now. The caller holds
+// tg.mu.
+func (x *Index) expire(tg *target, now time.Time) {
+	n := tg.guesses.due(now.UnixMilli())
+	x.forget(tg, n)
+	tg.count(countExpired, n)
+}
+
+// evict forgets the n least recently expected guesses of a target. The caller
+// holds tg.mu.
+func (x *Index) evict(tg *target, n int) {
+	n = min(n, tg.guesses.len())
+	x.forget(tg, n)
+	tg.count(countEvicted, n)
+}
+
+// forget drops the n guesses at the end of a target's list.
+func (x *Index) forget(tg *target, n int) {
+	b := x.batch(tg)
+	for range n {
+		b.change(tg.guesses.pop(), change{clear: flagGuess})
+	}
+	b.end()
+}
+
+// guess is a block that is expected at a target, in a ring by last use.
+type guess struct {
+	hash       Hash
+	next, last uint32 // node used before this one, and the one used after it
+	due        int64  // Unix milliseconds << expectBits | how often expected
+}
+
+const (
+	expectBits = 8
+	expectMax  = 1<<expectBits - 1
+)
+
+// guesses are those of one target: exactly the blocks with flagGuess. A list
+// from the most to the least recently expected runs through nodes, whose
+// first is its anchor; places has the number of each block's node at a slot
+// given by its hash. Guarded by the target's mu.
+type guesses struct {
+	ttl      time.Duration
+	capacity int
+	nodes    []guess
+	free     uint32 // first free node, 0 if none; linked by next
+	places   []uint32
+	count    atomic.Int32 // guesses now; others may read it
+}
+
+func (g *guesses) len() int { return int(g.count.Load()) }
+
+func (g *guesses) clear() {
+	g.nodes, g.places, g.free = nil, nil, 0
+	g.count.Store(0)
+}
+
+// home is the slot of places where a hash belongs.
+func (g *guesses) home(h Hash) int {
+	hi, _ := bits.Mul64(uint64(h)*mixer, uint64(len(g.places)))
+	return int(hi)
+}
+
+// find returns the node of a block, 0 if it has none, and its slot or the one
+// where it would be.
+func (g *guesses) find(h Hash) (node uint32, slot int) {
+	if len(g.places) == 0 {
+		return 0, 0
+	}
+	for slot = g.home(h); ; {
+		node = g.places[slot]
+		if node == 0 || g.nodes[node].hash == h {
+			return node, slot
+		}
+		if slot++; slot == len(g.places) {
+			slot = 0
+		}
+	}
+}
+
+// add enters a block that has no guess yet.
+func (g *guesses) add(h Hash, due int64) {
+	n := g.len()
+	if n*5 >= len(g.places)*4 {
+		g.grow(n + n/4 + 8)
+	}
+	node := g.free
+	if node != 0 {
+		g.free = g.nodes[node].next
+	} else {
+		node = uint32(len(g.nodes))
+		g.nodes = append(g.nodes, guess{})
+	}
+	g.nodes[node] = guess{hash: h, due: due<<expectBits | 1}
+	_, slot := g.find(h)
+	g.places[slot] = node
+	g.link(node)
+	g.count.Add(1)
+}
+
+// grow makes room for n guesses.
+func (g *guesses) grow(n int) {
+	if g.nodes == nil {
+		g.nodes = make([]guess, 1, n) // the anchor
+	}
+	g.places = make([]uint32, n*5/4+1)
+	for node := g.nodes[0].next; node != 0; node = g.nodes[node].next {
+		_, slot := g.find(g.nodes[node].hash)
+		g.places[slot] = node
+	}
+}
+
+// renew makes a block the most recently expected one.
+func (g *guesses) renew(h Hash, due int64) {
+	node, _ := g.find(h)
+	n := &g.nodes[node]
+	n.due = due<<expectBits | min(n.due&expectMax+1, expectMax)
+	g.unlink(node)
+	g.link(node)
+}
+
+// take takes one expectation of a block back and says whether it was the last:
+// then the block is no guess any more.
+func (g *guesses) take(h Hash) bool {
+	node, _ := g.find(h)
+	if node == 0 {
+		return false
+	}
+	if n := &g.nodes[node]; n.due&expectMax > 1 {
+		n.due--
+		return false
+	}
+	g.remove(h)
+	return true
+}
+
+// remove drops a block's guess.
+func (g *guesses) remove(h Hash) {
+	node, slot := g.find(h)
+	if node == 0 {
+		return
+	}
+	g.unlink(node)
+	g.nodes[node] = guess{next: g.free}
+	g.free = node
+	g.count.Add(-1)
+	// Move up what would not be found past an empty slot.
+	for at := slot; ; {
+		if at++; at == len(g.places) {
+			at = 0
+		}
+		node := g.places[at]
+		if node == 0 {
+			break
+		}
+		home := g.home(g.nodes[node].hash)
+		if n := len(g.places); (at-home+n)%n >= (at-slot+n)%n {
+			g.places[slot] = node
+			slot = at
+		}
+	}
+	g.places[slot] = 0
+}
+
+// pop drops the least recently expected guess and returns its block.
+func (g *guesses) pop() Hash {
+	h := g.nodes[g.nodes[0].last].hash
+	g.remove(h)
+	return h
+}
+
+// due is how many guesses at the end of the list have no time left.
+func (g *guesses) due(now int64) int {
+	n := 0
+	if g.len() > 0 {
+		for node := g.nodes[0].last; node != 0 && g.nodes[node].due>>expectBits <= now; node = g.nodes[node].last {
+			n++
+		}
+	}
+	return n
+}
+
+// link puts a node at the front of the list.
+func (g *guesses) link(node uint32) {
+	first := g.nodes[0].next
+	g.nodes[node].next, g.nodes[node].last = first, 0
+	g.nodes[first].last = node
+	g.nodes[0].next = node
+}
+
+func (g *guesses) unlink(node uint32) {
+	n := g.nodes[node]
+	g.nodes[n.last].next = n.next
+	g.nodes[n.next].last = n.last
+}

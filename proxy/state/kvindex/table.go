@@ -1,0 +1,216 @@
+package kvindex
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// The index is cut into segments by the first bits of a block's hash. A
+// segment is an open-addressing table of words in buckets of a cache line,
+// one word for each block:
+//
+//	tag 40 | form 4 | rest 20
+//
+// The tag is the next 40 bits of the hash, so that 52 bits of it tell blocks
+// apart: of 10 million blocks, one in 500 million look-ups finds another's.
+// With form 0 the block has one holder, and rest is its number (16 bits) and
+// its flags (4). Other forms say that rest is the place of a record of holders
+// (holders.go).
+//
+// Writers of a segment take turns by its mutex. Readers take no lock: a word
+// is read at once, and whoever reads more than one word compares seq before
+// and after. Tables grow by a quarter, segment by segment, so that memory
+// never doubles.
+const (
+	segmentBits  = 12
+	segmentShift = 64 - segmentBits
+	segmentCount = 1 << segmentBits
+	tagBits      = 40
+	tagShift     = segmentShift - tagBits
+	tagMask      = 1<<tagBits - 1
+	restBits     = 64 - tagBits
+	formShift    = 20
+	formMask     = 15
+	refMask      = 1<<formShift - 1
+	bucket       = 8 // words in a bucket
+)
+
+// The flags of a holder: the tiers that hold the block, as 1<<Tier, and
+// whether it is only expected there.
+const (
+	flagGPU   = 1 << GPU
+	flagGuess = 8
+	flagBits  = 4
+	flagMask  = 1<<flagBits - 1
+)
+
+// tagOf is the tag of a block's hash.
+func tagOf(h Hash) uint64 { return uint64(h) >> tagShift & tagMask }
+
+// formOf is the form of a word, 0 for a single holder.
+func formOf(w uint64) uint64 { return w >> formShift & formMask }
+
+// holderOf is the holder in a word or list entry, below its flags' shift.
+func holderOf(e uint64) uint64 { return e >> flagBits & 0xffff }
+
+// segment is one part of the index, on a cache line of its own.
+type segment struct {
+	mu    sync.Mutex            // held by writers
+	seq   atomic.Uint32         // odd while words move or records change owner
+	used  int32                 // words in the table; guarded by mu
+	table atomic.Pointer[table] // nil while there never was a block
+	sets  atomic.Pointer[sets]  // nil while there never was a record
+	_     [32]byte
+}
+
+// table is the words of a segment. A block that has no room in its own bucket
+// is in the next one with room: every bucket from its own on to there is full.
+type table struct {
+	buckets uint64
+	slots   []uint64
+}
+
+// newTable returns a table with room for at least so many words.
+func newTable(words int) *table {
+	n := (words*8/7 + bucket) / bucket * bucket
+	slots := append([]uint64(nil), make([]uint64, n)...)
+	slots = slots[:cap(slots)/bucket*bucket] // the allocator's rounding is room too
+	clear(slots[n:])
+	return &table{buckets: uint64(len(slots) / bucket), slots: slots}
+}
+
+// room is how many words the table may have: some stay free to end a search.
+func (t *table) room() int { return len(t.slots) / 8 * 7 }
+
+// home is the first slot of the bucket where a tag belongs.
+func (t *table) home(tag uint64) uint64 {
+	return (tag >> (tagBits - 32) * t.buckets) >> 32 * bucket
+}
+
+// find returns the word of a tag and its slot, or 0.
+func (t *table) find(tag uint64) (w uint64, slot int) {
+	if t == nil {
+		return 0, 0
+	}
+	for b, turns := t.home(tag), t.buckets; turns > 0; turns-- {
+		full := true
+		line := (*[bucket]uint64)(t.slots[b:])
+		for i := range line {
+			w := atomic.LoadUint64(&line[i])
+			if w>>restBits == tag && w != 0 {
+				return w, int(b) + i
+			}
+			full = full && w != 0
+		}
+		if !full {
+			return 0, 0
+		}
+		if b += bucket; b == uint64(len(t.slots)) {
+			b = 0
+		}
+	}
+	return 0, 0
+}
+
+// add puts a word of a new tag into the table, which has room.
+func (t *table) add(w uint64) {
+	for b := t.home(w >> restBits); ; {
+		line := (*[bucket]uint64)(t.slots[b:])
+		for i := range line {
+			if atomic.LoadUint64(&line[i]) == 0 {
+				atomic.StoreUint64(&line[i], w)
+				return
+			}
+		}
+		if b += bucket; b == uint64(len(t.slots)) {
+			b = 0
+		}
+	}
+}
+
+// begin and end enclose a change that a reader of several words must not see
+// by halves.
+func (s *segment) begin() { s.seq.Add(1) }
+func (s *segment) end()   { s.seq.Add(1) }
+
+// insert adds the word of a new tag. The caller holds mu.
+func (s *segment) insert(w uint64) {
+	t := s.table.Load()
+	if t == nil || int(s.used) >= t.room() {
+		t = s.resize(int(s.used) + int(s.used)/4 + 1)
+	}
+	t.add(w)
+	s.used++
+}
+
+// resize moves all words to a table with room for at least so many. Readers of
+// the old one see what was. The caller holds mu.
+func (s *segment) resize(words int) *table {
+	t := newTable(words)
+	if old := s.table.Load(); old != nil {
+		for _, w := range old.slots {
+			if w != 0 {
+				t.add(w)
+			}
+		}
+	}
+	s.table.Store(t)
+	return t
+}
+
+// erase empties a slot and moves words of later buckets up, for a search ends
+// at the first bucket with a free slot. The caller holds mu.
+func (s *segment) erase(slot int) {
+	t := s.table.Load()
+	s.used--
+	hole := slot // keeps its word until the end, and so counts as taken
+	for t.full(hole / bucket) {
+		from := t.displaced(hole / bucket)
+		if from < 0 {
+			break
+		}
+		if hole == slot {
+			s.begin()
+		}
+		atomic.StoreUint64(&t.slots[hole], t.slots[from])
+		hole = from
+	}
+	atomic.StoreUint64(&t.slots[hole], 0)
+	if hole != slot {
+		s.end()
+	}
+}
+
+// full says whether no slot of a bucket is free.
+func (t *table) full(b int) bool {
+	for _, w := range t.slots[b*bucket : (b+1)*bucket] {
+		if w == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// displaced returns the slot of a word in a bucket after b that would be in b
+// or before it, had there been room; -1 if there is none.
+func (t *table) displaced(b int) int {
+	n := int(t.buckets)
+	for far := 1; far < n; far++ {
+		at := (b + far) % n
+		full := true
+		for i := range bucket {
+			w := t.slots[at*bucket+i]
+			if w == 0 {
+				full = false
+				continue
+			}
+			if home := int(t.home(w>>restBits) / bucket); (at-home+n)%n >= far {
+				return at*bucket + i
+			}
+		}
+		if !full {
+			break
+		}
+	}
+	return -1
+}
