@@ -124,26 +124,24 @@ type Turn struct {
 	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
 	LastUse int64
 
-	hash   uint64 // of the entry: of the id, or of the prompt's last block
-	mark   uint64 // of the window in which the prompt ends
-	parent uint64 // the entry that is continued, if continues
-	next   uint64 // the block of this prompt that follows the parent's last
-	kept   bool   // there is an entry to be written
-	byID   bool
-	continues,
-	recorded bool
+	hash      uint64 // of the entry: of the id, or of the prompt's last block
+	mark      uint64 // of the window in which the prompt ends
+	parent    uint64 // hash of the entry that is continued, if continues
+	kept      bool   // there is an entry to be written
+	byID      bool
+	continues bool
 }
 
 // Table is the conversations of one deployment.
 type Table struct {
 	mu       sync.RWMutex
 	capacity int
-	entries  []entry // the first two are the heads of the lists; guarded by mu
-	lists    lru     // guarded by mu
-	index    index   // entries by hash; guarded by mu
-	marks    index   // windows that prompts end in, counted; guarded by mu
-	free     []uint32
-	count    [lists]int // entries of each list
+	entries  []entry    // the first two are the heads of the lists; guarded by mu
+	lists    lru        // guarded by mu
+	index    index      // entries by hash; guarded by mu
+	marks    index      // windows that prompts end in, counted; guarded by mu
+	free     []uint32   // entries of neither list; guarded by mu
+	count    [lists]int // entries of each list; guarded by mu
 
 	values values
 }
