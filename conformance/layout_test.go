@@ -41,6 +41,7 @@ var mayImport = map[string][]string{
 	"conformance/abi":       {},
 	"conformance/policies":  {},
 	"conformance/plugins":   {},
+	"conformance/surface":   {},
 	"conformance/enginesim": {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/bench":     {},
 	"conformance/replay":    {"abi", "policies/...", "proxy/state/..."},

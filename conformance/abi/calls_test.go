@@ -159,7 +159,7 @@ delete: say gone
 		n := n.with(t)
 		n.fine(n.post("ten"))
 		// Answers may come after the stream: the guest then takes them in main.
-		n.eventually("all are answered once", func() bool {
+		n.logged("all are answered once", func() bool {
 			return len(with(n.book.said("ten"), "http_call_response headers "))+len(with(n.book.said("main"), "http_call_response orphan ")) == 10
 		})
 		tokens := with(n.deletedSoon("ten"), "request_headers proxy_http_call=0 ")
@@ -173,7 +173,7 @@ delete: say gone
 		before := len(with(n.book.said("main"), "http_call_response orphan "))
 		n.fine(n.post("nested"))
 		n.deletedSoon("nested")
-		n.eventually("the second call is answered", func() bool {
+		n.logged("the second call is answered", func() bool {
 			return len(with(n.book.said("main"), "http_call_response orphan ")) == before+1
 		})
 	})
@@ -200,7 +200,7 @@ delete: say gone
 		n.fine(n.post("gone"))
 		n.deletedSoon("gone")
 		close(release)
-		n.eventually("the root context has the answer", func() bool {
+		n.logged("the root context has the answer", func() bool {
 			got := with(n.book.said("main"), "http_call_response orphan ")
 			return len(got) == before+1 && strings.HasSuffix(got[before], "body 4")
 		})
@@ -220,7 +220,7 @@ delete: say gone
 		<-entered
 		leave()
 		<-done
-		n.eventually("it is deleted", func() bool { return len(with(n.book.said("get"), "delete ")) > gone })
+		n.logged("it is deleted", func() bool { return len(with(n.book.said("get"), "delete ")) > gone })
 		close(release)
 		side.script(nil)
 		n.fine(n.post("get"))
@@ -231,7 +231,7 @@ delete: say gone
 // another one.
 func (n *node) deletedSoon(section string) []string {
 	n.t.Helper()
-	n.eventually("the stream of "+section+" is deleted", func() bool { return slices.Contains(n.book.said(section), "delete gone") })
+	n.logged("the stream of "+section+" is deleted", func() bool { return slices.Contains(n.book.said(section), "delete gone") })
 	return n.book.said(section)
 }
 
@@ -417,7 +417,7 @@ delete: say gone
 	if len(w) == 0 || w[0] != "1 0" {
 		t.Errorf("the other plugin's queue under its own vm_id: %v", w)
 	}
-	n.eventually("the reader has the job", func() bool {
+	n.logged("the reader has the job", func() bool {
 		return slices.Contains(n.book.said("main"), `queue_ready proxy_dequeue_shared_queue=0 "job 1"`)
 	})
 }

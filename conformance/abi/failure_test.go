@@ -182,7 +182,7 @@ func TestRunaways(t *testing.T) {
 				for range open {
 					go func() { ends <- n.send(n.client, "held", strings.Replace(unary, "{", `{"stream":true,`, 1)) }()
 				}
-				n.eventually("the streams are open", func() bool { return len(n.book.said("held")) >= open })
+				n.logged("the streams are open", func() bool { return len(n.book.said("held")) >= open })
 				r := n.post("wild")
 				if mode == "open" {
 					n.fine(r)

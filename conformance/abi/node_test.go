@@ -1,9 +1,7 @@
 package abi
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -204,14 +202,13 @@ func (n *node) endEngines() {
 // admin reads one admin endpoint.
 func (n *node) admin(path string, into any) {
 	n.t.Helper()
-	resp, err := n.client.Get(n.node.AdminURL() + path)
-	if err != nil {
+	if err := n.surface().Get(path, into); err != nil {
 		n.t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
-		n.t.Fatalf("GET %s: %v", path, err)
-	}
+}
+
+func (n *node) surface() surface.Admin {
+	return surface.Admin{Client: n.client, URL: n.node.AdminURL()}
 }
 
 // refuse asserts that a proxy with these plugins does not start, and returns why.
@@ -241,39 +238,51 @@ func (n *node) reload(change func(c *config.Config)) error {
 	return err
 }
 
-// eventually waits for a condition.
+// eventually waits for a condition that nothing announces: what the proxy tells
+// only when it is asked (metrics, rows, readiness), and what the runtime counts.
+// It looks every few milliseconds and gives up after patience.
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	for !ok() {
+		select {
+		case <-again.C:
+		case <-limit.C:
+			n.t.Errorf("never: %s", what)
+			return
+		}
+	}
+}
+
+// logged waits for a condition on the log, which is looked at when there is
+// more of it.
+func (n *node) logged(what string, ok func() bool) {
+	n.t.Helper()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	for {
+		more := n.book.more()
 		if ok() {
 			return
 		}
-		time.Sleep(2 * time.Millisecond)
+		select {
+		case <-more:
+		case <-limit.C:
+			n.t.Errorf("never logged: %s", what)
+			return
+		}
 	}
-	n.t.Errorf("never: %s", what)
 }
 
 // metric sums the series of a metric whose labels contain all of the texts.
-func (n *node) metric(name string, labels ...string) (sum float64) {
+func (n *node) metric(name string, labels ...string) float64 {
 	n.t.Helper()
-	resp, err := n.client.Get(n.node.AdminURL() + "/metrics")
+	sum, err := n.surface().Metric(name, labels...)
 	if err != nil {
 		n.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	sc := bufio.NewScanner(resp.Body)
-	for sc.Scan() {
-		line := sc.Text()
-		rest, ok := strings.CutPrefix(line, name)
-		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
-			continue
-		}
-		for _, l := range labels {
-			ok = ok && strings.Contains(rest, l)
-		}
-		if v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64); ok && err == nil {
-			sum += v
-		}
 	}
 	return sum
 }
@@ -360,7 +369,8 @@ func (n *node) fine(r reply) {
 // logBook keeps the proxy's log.
 type logBook struct {
 	mu    sync.Mutex
-	lines []string // message and attributes
+	lines []string      // message and attributes; guarded by mu
+	grown chan struct{} // closed with the next line, nil while nobody waits; guarded by mu
 }
 
 // Enabled implements slog.Handler.
@@ -371,9 +381,23 @@ func (b *logBook) Handle(_ context.Context, r slog.Record) error {
 	line := r.Level.String() + " " + r.Message
 	r.Attrs(func(a slog.Attr) bool { line += " " + a.Key + "=" + a.Value.String(); return true })
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.lines = append(b.lines, line)
-	b.mu.Unlock()
+	if b.grown != nil {
+		close(b.grown)
+		b.grown = nil
+	}
 	return nil
+}
+
+// more is closed when there is another line.
+func (b *logBook) more() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.grown == nil {
+		b.grown = make(chan struct{})
+	}
+	return b.grown
 }
 
 // WithAttrs implements slog.Handler; attributes are not needed here.
@@ -422,7 +446,7 @@ func (b *logBook) said(name string) (texts []string) {
 func (n *node) deleted(section string) []string {
 	n.t.Helper()
 	var texts []string
-	n.eventually("the stream of "+section+" is deleted", func() bool {
+	n.logged("the stream of "+section+" is deleted", func() bool {
 		texts = n.book.said(section)
 		return len(texts) > 0 && strings.HasPrefix(texts[len(texts)-1], "delete ")
 	})

@@ -179,10 +179,10 @@ delete: say gone
 				had := here()
 				done := make(chan struct{})
 				go func() { do(client, req); close(done) }()
-				n.eventually("it is held", func() bool { return here() > had })
+				n.logged("it is held", func() bool { return here() > had })
 				leave()
 				<-done
-				n.eventually("it is deleted", func() bool { return len(with(n.book.said(section), "delete ")) > before })
+				n.logged("it is deleted", func() bool { return len(with(n.book.said(section), "delete ")) > before })
 				has(t, n.book.said(section), "done done", "log log", "delete gone")
 			})
 		}
@@ -227,18 +227,18 @@ delete: say gone
 			sizes := func(callback string) []string { return with(n.book.said(section), callback+" size ") }
 			n.engine.script(func(w http.ResponseWriter, _ *http.Request, _ string) {
 				events(w, 3, func(i int) {
-					n.eventually("the guest has seen event "+strconv.Itoa(i), func() bool { return len(sizes("response_body")) >= i })
+					n.logged("the guest has seen event "+strconv.Itoa(i), func() bool { return len(sizes("response_body")) >= i })
 				})
 			})
 			reader, writer := io.Pipe()
 			go func() {
 				from := 0
 				for i, to := range cuts {
-					n.eventually("the guest has seen part "+strconv.Itoa(i), func() bool { return len(sizes("request_body")) >= i })
+					n.logged("the guest has seen part "+strconv.Itoa(i), func() bool { return len(sizes("request_body")) >= i })
 					io.WriteString(writer, stream[from:to])
 					from = to
 				}
-				n.eventually("the guest has seen all", func() bool { return len(sizes("request_body")) >= len(cuts) })
+				n.logged("the guest has seen all", func() bool { return len(sizes("request_body")) >= len(cuts) })
 				writer.Close()
 			}()
 			req, _ := http.NewRequest(http.MethodPost, n.url+"/v1/completions", reader)
@@ -285,7 +285,7 @@ delete: say gone
 			req.Header.Set("X-Script", "trailers")
 			req.Trailer = http.Header{"X-Sum": {"42"}}
 			n.fine(do(client, req))
-			n.eventually("it is deleted", func() bool {
+			n.logged("it is deleted", func() bool {
 				said := n.book.said("trailers")
 				return len(said) > before && said[len(said)-1] == "delete gone"
 			})
@@ -306,7 +306,7 @@ delete: say gone
 		if r := do(n.client, req); r.status != 200 {
 			t.Errorf("got %d", r.status)
 		}
-		n.eventually("it is deleted", func() bool {
+		n.logged("it is deleted", func() bool {
 			said := n.book.said("through")
 			return len(said) > before && said[len(said)-1] == "delete gone"
 		})

@@ -1,0 +1,66 @@
+// Package surface reads what a running proxy shows its operators: the admin
+// endpoints, as a dashboard would.
+package surface
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Admin is the admin endpoint of a proxy. It is safe for concurrent use.
+type Admin struct {
+	Client *http.Client
+	URL    string // without a slash at its end
+}
+
+// Get reads an endpoint that answers JSON.
+func (a Admin) Get(path string, into any) error {
+	resp, err := a.Client.Get(a.URL + path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return fmt.Errorf("get %s: %w", path, err)
+	}
+	return nil
+}
+
+// Metric sums the series of a metric whose labels contain all of the texts; 0
+// when there is none.
+func (a Admin) Metric(name string, labels ...string) (float64, error) {
+	resp, err := a.Client.Get(a.URL + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	return sum(resp.Body, name, labels)
+}
+
+// sum adds up series in Prometheus' text format.
+func sum(r io.Reader, name string, labels []string) (total float64, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), name)
+		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		for _, l := range labels {
+			ok = ok && strings.Contains(rest, l)
+		}
+		if !ok {
+			continue
+		}
+		value, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			return 0, fmt.Errorf("read metric %s: %w", name, err)
+		}
+		total += value
+	}
+	return total, lines.Err()
+}
