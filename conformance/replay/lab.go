@@ -114,7 +114,10 @@ const (
 )
 
 // Run plays the trace with p deciding, whose name is the row's.
-func (l *Lab) Run(name string, p Placer) *Result {
+func (l *Lab) Run(name string, p Placer) *Result { return l.result(name, l.play(p)) }
+
+// play lets everything happen.
+func (l *Lab) play(p Placer) *run {
 	r := &run{cfg: &l.cfg, placer: p, view: newView(&l.cfg), left: len(l.trace.Requests)}
 	for i := range l.cfg.Prefill * l.cfg.Ranks {
 		r.ranks = append(r.ranks, &rank{run: r, row: i, cache: newCache(l.cfg.BlocksPerRank)})
@@ -138,7 +141,7 @@ func (l *Lab) Run(name string, p Placer) *Result {
 	r.observe()
 	for r.clock.next() {
 	}
-	return l.result(name, r)
+	return r
 }
 
 // arrive adds the arrival of the i-th request and of those after it.

@@ -46,8 +46,13 @@ type Request struct {
 	Ideal   int           // of the leading blocks, how many occurred in an earlier line
 }
 
-// maxLine bounds a line: a prompt of millions of blocks.
-const maxLine = 64 << 20
+// Bounds of what is read: a line with millions of blocks, prompts and answers of
+// a billion tokens, a trace of thirty years.
+const (
+	maxLine   = 64 << 20
+	maxTokens = 1e9
+	maxMillis = 1e12
+)
 
 // ReadTrace reads lines of JSON with blocks of blockTokens tokens. An error
 // names its line.
@@ -65,7 +70,7 @@ func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
 		if err := json.Unmarshal(lines.Bytes(), &q.Line); err != nil {
 			return nil, fmt.Errorf("read trace: line %d: %w", n, err)
 		}
-		if q.InputLength < 1 || q.OutputLength < 0 || q.Timestamp < 0 {
+		if q.InputLength < 1 || q.InputLength > maxTokens || q.OutputLength < 0 || q.OutputLength > maxTokens || !(q.Timestamp >= 0 && q.Timestamp <= maxMillis) {
 			return nil, fmt.Errorf("read trace: line %d: input_length %d, output_length %d, timestamp %v", n, q.InputLength, q.OutputLength, q.Timestamp)
 		}
 		q.OutputLength = max(1, q.OutputLength)

@@ -43,6 +43,7 @@ type view struct {
 	index         *kvindex.Index
 	matches       []kvindex.Match
 	transfers     []load.Speed // by prefill rank and decode instance
+	toAny         []load.Speed // by prefill rank
 	random        *rand.Rand
 
 	facts     abi.PlaceFacts
@@ -58,7 +59,7 @@ func newView(cfg *Config) *view {
 	}
 	ranks := cfg.Prefill * cfg.Ranks
 	v.targets = make([]target, ranks+cfg.Decode)
-	v.transfers = make([]load.Speed, ranks*cfg.Decode)
+	v.transfers, v.toAny = make([]load.Speed, ranks*cfg.Decode), make([]load.Speed, ranks)
 	for i := range v.targets {
 		c := abi.Candidate{Instance: uint32(1 + i/cfg.Ranks), Rank: int32(i % cfg.Ranks), Group: 1, Roles: abi.RolePrefill}
 		if i >= ranks {
@@ -109,7 +110,10 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 	if needs&abi.NeedConversation != 0 {
 		f.Request.Conversation, f.Request.Turn = string(turn.Key.AppendText(nil)), turn.Number
 	}
-	v.index.Match(l.chain, v.matches) // also for who does not ask: it decides what counts as queued
+	clear(v.matches)
+	if needs&abi.NeedBlocks != 0 {
+		v.index.Match(l.chain, v.matches)
+	}
 	for i := range v.targets {
 		t := &v.targets[i]
 		c, carries := t.facts, t.load.View(epoch.Add(now))
@@ -132,10 +136,14 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 	if needs&abi.NeedPairs != 0 {
 		ranks := len(v.targets) - v.cfg.Decode
 		for i := range v.transfers {
-			f.Pairs = append(f.Pairs, abi.Pair{
+			pair := abi.Pair{
 				Prefill: int32(i / v.cfg.Decode), Decode: int32(ranks + i%v.cfg.Decode),
 				State: abi.PairReady, TransferMicros: v.transfers[i].PerToken(),
-			})
+			}
+			if pair.TransferMicros == 0 {
+				pair.TransferMicros = v.toAny[pair.Prefill].PerToken()
+			}
+			f.Pairs = append(f.Pairs, pair)
 		}
 	}
 }
@@ -149,9 +157,9 @@ func (v *view) valid(d abi.PlaceDecision) bool {
 func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.PlaceDecision, now time.Duration) {
 	l.prefill, l.decode = int(d.Prefill), int(d.Decode)
 	p, t := &v.targets[l.prefill], &v.targets[l.decode]
-	held := int(v.matches[p.slot].Blocks())
-	l.holdPrefill = p.load.HoldPrefill(int64(q.InputLength), int64(q.uncached(held, v.cfg.BlockTokens)))
-	l.holdDecode = t.load.Hold(int64(q.InputLength) + usualAnswer)
+	prompt := int64(q.InputLength)
+	l.holdPrefill = p.load.HoldPrefill(prompt, max(0, prompt-v.facts.Candidates[d.Prefill].Matched()))
+	l.holdDecode = t.load.Hold(prompt + usualAnswer)
 	v.index.Expect(p.slot, l.chain, epoch.Add(now))
 	v.index.Expect(t.slot, l.chain, epoch.Add(now))
 	v.conversations.Record(*turn,
@@ -170,6 +178,7 @@ func (v *view) prefilled(l *lease, now time.Duration) {
 func (v *view) streaming(l *lease, prompt int, took time.Duration) {
 	ranks := len(v.targets) - v.cfg.Decode
 	v.transfers[l.prefill*v.cfg.Decode+l.decode-ranks].Measure(int64(prompt), took)
+	v.toAny[l.prefill].Measure(int64(prompt), took)
 }
 
 // finished notes the end of the answer.

@@ -1,0 +1,130 @@
+package cmd
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/policies"
+)
+
+// replayTrace is a short trace, and replayFleet flags of a fleet that is busy
+// with it.
+const replayTrace = "../conformance/replay/testdata/mooncake_300.jsonl"
+
+func replayFleet(args ...string) []string {
+	return append([]string{"replay", "--trace", replayTrace, "--prefill", "1", "--ranks", "2", "--decode", "1", "--blocks-per-rank", "300"}, args...)
+}
+
+type replayResult struct {
+	Trace string           `json:"trace"`
+	Ideal float64          `json:"ideal_hit_ratio"`
+	Rows  []map[string]any `json:"rows"`
+}
+
+func replayJSON(t *testing.T, args ...string) replayResult {
+	t.Helper()
+	code, out, errs := run(replayFleet(append(args, "--json")...)...)
+	if code != exitOK {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	var r replayResult
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range r.Rows {
+		if row["fallbacks"] != 0.0 || row["decisions_per_s"].(float64) <= 0 {
+			t.Errorf("%v", row)
+		}
+		delete(row, "decisions_per_s")
+	}
+	return r
+}
+
+// A built-in policy decides the same compiled in, as WebAssembly, and out of a
+// file, and rows come in the order of the flags.
+func TestReplay(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "builtin.wasm")
+	if err := os.WriteFile(file, policies.Wasm(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"least_load", "round_robin"}
+	natively := replayJSON(t, "--policy", names[0], "--policy", names[1], "--runtime", "native")
+	wasm := replayJSON(t, "--policy", names[0], "--policy", names[1])
+	files := replayJSON(t, "--policy", file+"/"+names[0], "--policy", file+"/"+names[1])
+	if natively.Trace != "mooncake_300.jsonl" || natively.Ideal != 676.0/8490 || len(natively.Rows) != 2 {
+		t.Errorf("%+v", natively)
+	}
+	for i, name := range names {
+		if natively.Rows[i]["policy"] != name || files.Rows[i]["policy"] != file+"/"+name {
+			t.Errorf("row %d is of %v and %v", i, natively.Rows[i]["policy"], files.Rows[i]["policy"])
+		}
+		files.Rows[i]["policy"] = name
+	}
+	if !reflect.DeepEqual(natively, wasm) {
+		t.Errorf("natively %v\nas WebAssembly %v", natively, wasm)
+	}
+	if !reflect.DeepEqual(natively, files) {
+		t.Errorf("natively %v\nfrom a file %v", natively, files)
+	}
+}
+
+func TestReplayWrites(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "report.html")
+	code, out, errs := run(replayFleet("--trace", replayTrace, "--html", page, "--slo-ttft", "7s", "--slo-itl", "33ms", "--runtime", "native")...)
+	if code != exitOK {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	if n := strings.Count(out, "300 requests"); n != 2 {
+		t.Errorf("%d tables", n)
+	}
+	for _, want := range append(policies.PlaceNames(), "first token within 7.00 s, then 33.0 ms") {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in %s", want, out)
+		}
+	}
+	if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "round_robin") {
+		t.Errorf("the page: %v", err)
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	model := write(t, "name = 'm'\n")
+	for name, tt := range map[string]struct {
+		args []string
+		code int
+		err  string
+	}{
+		"no trace":        {[]string{"replay"}, exitUsage, "--trace is needed"},
+		"no such trace":   {[]string{"replay", "--trace", "/nonexistent"}, exitUsage, "/nonexistent"},
+		"not a trace":     {[]string{"replay", "--trace", model}, exitUsage, "line 1"},
+		"two with JSON":   {replayFleet("--trace", replayTrace, "--json"), exitUsage, "--trace"},
+		"no such policy":  {replayFleet("--policy", "best"), exitUsage, "--policy best"},
+		"no such native":  {replayFleet("--policy", "best", "--runtime", "native"), exitUsage, "--policy best"},
+		"no such file":    {replayFleet("--policy", "/nonexistent.wasm"), exitUsage, "--policy /nonexistent.wasm"},
+		"no such runtime": {replayFleet("--runtime", "java"), exitUsage, "--runtime"},
+		"no such preset":  {replayFleet("--preset", "best"), exitUsage, "--preset"},
+		"no such model":   {replayFleet("--model-file", "/nonexistent"), exitUsage, "--model-file"},
+		"half a model":    {replayFleet("--model-file", model), exitUsage, "prefill_us_per_token is missing"},
+		"no block":        {replayFleet("--block-tokens", "0"), exitUsage, "--block-tokens"},
+		"little memory":   {replayFleet("--blocks-per-rank", "10"), exitUsage, "ranks of 10"},
+		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exitFailed, "/nonexistent/r.html"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, errs := run(tt.args...)
+			if code != tt.code || !strings.Contains(errs, tt.err) {
+				t.Errorf("exit %d: %s", code, errs)
+			}
+		})
+	}
+}
+
+func TestReplayWarnsOfOtherBlocks(t *testing.T) {
+	code, _, errs := run(replayFleet("--block-tokens", "64", "--blocks-per-rank", "4000", "--policy", "round_robin", "--runtime", "native")...)
+	if code != exitOK || !strings.Contains(errs, "--block-tokens") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
