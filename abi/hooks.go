@@ -49,6 +49,8 @@ const (
 	ExportScratch  = prefix + "scratch"  // (size i32) -> ptr i32
 	ExportPolicies = prefix + "policies" // () -> i64, optional
 	ExportNeeds    = prefix + "needs"    // () -> i64, optional
+
+	ExportPolicyNeeds = prefix + "policy_needs" // () -> i64, optional
 )
 
 // Needs is the set of facts that a module asks for beyond those that are always

@@ -200,7 +200,7 @@ func TestREADMENames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
+	names := []string{ExportScratch, ExportPolicies, ExportNeeds, ExportPolicyNeeds, ForeignNote, ForeignCounter, ForeignConversationGet, ForeignConversationPut, ForeignPrefixMatch}
 	for h := HookPlan; h <= HookFinish; h++ {
 		names = append(names, h.Export())
 	}

@@ -14,23 +14,28 @@ type Native struct {
 	place Placer
 	mint  Minter
 	names Names
+	needs abi.Needs
 }
 
 // Names are the policies of a Native, as in [policy] of the configuration.
 type Names struct{ Plan, Place, Mint string }
 
-// NewNative returns the built-ins of the given names. The error names the policy
+// NewNative returns the built-ins of the given names with the defaults of their
+// parameters. The error names the policy that is unknown.
+func NewNative(names Names) (*Native, error) { return defaults().Native(names) }
+
+// Native returns the built-ins of the given names. The error names the policy
 // that is unknown.
-func NewNative(names Names) (*Native, error) {
-	n := &Native{names: names}
+func (s *Set) Native(names Names) (*Native, error) {
+	n := &Native{names: names, needs: Needs(names.Plan) | Needs(names.Place) | Needs(names.Mint)}
 	var ok bool
-	if n.plan, ok = Plan(names.Plan); !ok {
+	if n.plan, ok = s.Plan(names.Plan); !ok {
 		return nil, fmt.Errorf("find policy: no built-in plan policy %q", names.Plan)
 	}
-	if n.place, ok = Place(names.Place); !ok {
+	if n.place, ok = s.Place(names.Place); !ok {
 		return nil, fmt.Errorf("find policy: no built-in place policy %q", names.Place)
 	}
-	if n.mint, ok = Mint(names.Mint); !ok {
+	if n.mint, ok = s.Mint(names.Mint); !ok {
 		return nil, fmt.Errorf("find policy: no built-in mint policy %q", names.Mint)
 	}
 	return n, nil
@@ -46,8 +51,8 @@ func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision,
 	return n.place(f), n.names.Place, true
 }
 
-// Needs is nothing: the built-ins do with what is always there.
-func (n *Native) Needs() abi.Needs { return 0 }
+// Needs is what the three policies ask for beyond the usual facts.
+func (n *Native) Needs() abi.Needs { return n.needs }
 
 // Mint issues an id with the mint policy.
 func (n *Native) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// builtin is the module of policies/wasm, as `make policies` built it.
+// module is that of policies/wasm, as `make policies` built it.
 //
 //go:embed builtin.wasm.gz
-var builtin []byte
+var module []byte
 
 //go:embed builtin.toolchain
 var toolchain string
@@ -20,7 +20,7 @@ var toolchain string
 // Wasm returns the WebAssembly module of all built-in policies, about 2 MB. It
 // is unpacked by each call: keep it.
 func Wasm() []byte {
-	r, err := gzip.NewReader(bytes.NewReader(builtin))
+	r, err := gzip.NewReader(bytes.NewReader(module))
 	if err != nil {
 		panic(fmt.Sprintf("unpack built-in policies: %v", err)) // the program itself is broken
 	}

@@ -5,8 +5,9 @@ import "unsafe"
 // scratch is where the host writes frames; made of words, so that it is aligned.
 var scratch []uint64
 
-// listed is the list of policies, kept because the host reads it after the call.
-var listed string
+// policyList and needsList are kept, for the host reads them after the calls
+// that return them.
+var policyList, needsList string
 
 //go:wasmexport pdproxy_v1_scratch
 func exportScratch(size uint32) uint32 {
@@ -21,8 +22,19 @@ func exportScratch(size uint32) uint32 {
 
 //go:wasmexport pdproxy_v1_policies
 func exportPolicies() uint64 {
-	listed = list()
-	return uint64(address(unsafe.Pointer(unsafe.StringData(listed))))<<32 | uint64(len(listed))
+	policyList = list()
+	return textAt(policyList)
+}
+
+//go:wasmexport pdproxy_v1_policy_needs
+func exportPolicyNeeds() uint64 {
+	needsList = listNeeds()
+	return textAt(needsList)
+}
+
+// textAt returns address and length of a text as the host takes them.
+func textAt(s string) uint64 {
+	return uint64(address(unsafe.Pointer(unsafe.StringData(s))))<<32 | uint64(len(s))
 }
 
 //go:wasmexport pdproxy_v1_needs

@@ -30,17 +30,27 @@
 // built with -tags pdproxy_sdk and hands over its configuration with Configured.
 package guest
 
-import "github.com/pdproxy/pdproxy/abi"
+import (
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
 
 // policies are those of one hook, in the order of their registration.
 type policies[F any] struct {
 	names []string
 	funcs []F
+	needs []abi.Needs
 }
 
-func (p *policies[F]) add(name string, f F) {
+func (p *policies[F]) add(name string, f F, needs []abi.Needs) {
+	var all abi.Needs
+	for _, n := range needs {
+		all |= n
+	}
 	p.names = append(p.names, name)
 	p.funcs = append(p.funcs, f)
+	p.needs = append(p.needs, all)
 }
 
 var (
@@ -56,24 +66,34 @@ var (
 
 // Plan registers a plan policy. The proxy's configuration calls it plugin/name.
 // That holds for the policies of the other hooks too; a name has no white space,
-// and one may serve several hooks.
-func Plan(name string, policy func(*abi.PlanFacts) abi.PlanAnswer) { plans.add(name, policy) }
+// and one may serve several hooks. The needs are the facts that this policy asks
+// for beyond those that are always there: they are computed while it is in use.
+func Plan(name string, policy func(*abi.PlanFacts) abi.PlanAnswer, needs ...abi.Needs) {
+	plans.add(name, policy, needs)
+}
 
 // Place registers a place policy.
-func Place(name string, policy func(*abi.PlaceFacts) abi.PlaceDecision) { places.add(name, policy) }
+func Place(name string, policy func(*abi.PlaceFacts) abi.PlaceDecision, needs ...abi.Needs) {
+	places.add(name, policy, needs)
+}
 
 // Mint registers a mint policy. It answers 0 when it has no id to give.
-func Mint(name string, policy func(*abi.MintFacts) uint64) { mints.add(name, policy) }
+func Mint(name string, policy func(*abi.MintFacts) uint64, needs ...abi.Needs) {
+	mints.add(name, policy, needs)
+}
 
 // Leg registers a leg policy. Its edits count when it answers abi.LegEdited.
-func Leg(name string, policy func(*abi.LegFacts, *abi.Edits) abi.LegDecision) {
-	legs.add(name, policy)
+func Leg(name string, policy func(*abi.LegFacts, *abi.Edits) abi.LegDecision, needs ...abi.Needs) {
+	legs.add(name, policy, needs)
 }
 
 // Finish registers a finish policy.
-func Finish(name string, policy func(*abi.FinishFacts)) { finishes.add(name, policy) }
+func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
+	finishes.add(name, policy, needs)
+}
 
-// Need asks for facts beyond those that are always there.
+// Need asks for facts beyond those that are always there, for all policies of
+// the module.
 func Need(n abi.Needs) { needs |= n }
 
 // OnConfigure registers what is called with the plugin's configuration text at
@@ -94,23 +114,40 @@ func Configured(text string) (ok bool) {
 func list() string {
 	text := ""
 	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
-		for _, name := range namesOf(h) {
+		names, _ := listed(h)
+		for _, name := range names {
 			text += h.String() + " " + name + "\n"
 		}
 	}
 	return text
 }
 
-func namesOf(h abi.Hook) []string {
+// listNeeds returns the policies that have needs of their own, one a line, as
+// "place name 6".
+func listNeeds() string {
+	text := ""
+	for h := abi.HookPlan; h <= abi.HookFinish; h++ {
+		names, needs := listed(h)
+		for i, n := range needs {
+			if n != 0 {
+				text += h.String() + " " + names[i] + " " + strconv.FormatUint(uint64(n), 10) + "\n"
+			}
+		}
+	}
+	return text
+}
+
+// listed returns the names of a hook's policies and the needs of each.
+func listed(h abi.Hook) ([]string, []abi.Needs) {
 	switch h {
 	case abi.HookPlan:
-		return plans.names
+		return plans.names, plans.needs
 	case abi.HookPlace:
-		return places.names
+		return places.names, places.needs
 	case abi.HookMint:
-		return mints.names
+		return mints.names, mints.needs
 	case abi.HookLeg:
-		return legs.names
+		return legs.names, legs.needs
 	}
-	return finishes.names
+	return finishes.names, finishes.needs
 }

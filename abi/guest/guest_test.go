@@ -13,7 +13,7 @@ func init() {
 	})
 	Place("last", func(f *abi.PlaceFacts) abi.PlaceDecision {
 		return abi.PlaceDecision{Prefill: -1, Decode: int32(len(f.Candidates)) - 1}
-	})
+	}, abi.NeedConversation)
 	Place("scored", func(f *abi.PlaceFacts) abi.PlaceDecision {
 		for i := range f.Candidates {
 			f.Candidates[i].Score = float32(i) + 0.5
@@ -29,7 +29,7 @@ func init() {
 		e.SetHeader("x-attempt", "1")
 		return abi.LegEdited
 	})
-	Finish("counts", func(f *abi.FinishFacts) { finished = append(finished, f.OutputTokens) })
+	Finish("counts", func(f *abi.FinishFacts) { finished = append(finished, f.OutputTokens) }, abi.NeedBlocks, abi.NeedPairs)
 	Need(abi.NeedPrompt)
 	Need(abi.NeedPairs)
 	OnConfigure(func(text string) bool { return text != "bad" })
@@ -41,6 +41,9 @@ func TestList(t *testing.T) {
 	want := "plan strict\nplace last\nplace scored\nmint fixed\nleg edits\nfinish counts\n"
 	if got := list(); got != want {
 		t.Errorf("policies %q, want %q", got, want)
+	}
+	if got, want := listNeeds(), "place last 4\nfinish counts 18\n"; got != want {
+		t.Errorf("needs of policies %q, want %q", got, want)
 	}
 	if needs != abi.NeedPrompt|abi.NeedPairs {
 		t.Errorf("needs %b", needs)

@@ -97,8 +97,9 @@ func busy(rows int) *abi.PlaceFacts {
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	g := run(t, policies.Wasm())
 	f, plan, mint := busy(64), &abi.PlanFacts{}, &abi.MintFacts{}
+	places := len(policies.PlaceNames())
 	decide := func() {
-		for i := range policies.PlaceNames() {
+		for i := range places {
 			g.place(&abi.Header{Policy: uint32(i)}, f)
 		}
 		g.plan(&abi.Header{}, plan)

@@ -14,28 +14,28 @@ import (
 // was to be placed means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: least(f.Candidates, candidates.Aggregated(), f.Random)}
+		return abi.PlaceDecision{Prefill: -1, Decode: Least(f.Candidates, candidates.Aggregated(), f.Random)}
 	}
 	prefill := f.Fixed
 	if prefill < 0 {
-		prefill = least(f.Candidates, candidates.Prefill(), f.Random)
+		prefill = Least(f.Candidates, candidates.Prefill(), f.Random)
 	}
 	if prefill < 0 {
 		return abi.PlaceDecision{Prefill: -1, Decode: -1}
 	}
-	return abi.PlaceDecision{Prefill: prefill, Decode: least(f.Candidates, candidates.Decode(f.Candidates, prefill), ^f.Random)}
+	return abi.PlaceDecision{Prefill: prefill, Decode: Least(f.Candidates, candidates.Decode(f.Candidates, prefill), ^f.Random)}
 }
 
 // gradeShift puts the grade above the tokens in the number by which rows are
 // compared; lower is better.
 const gradeShift = 56
 
-// least returns the row that takes the leg best: the highest grade, then the
-// fewest tokens, then the fewest requests. Among equals each row draws a number
+// Least returns the row that takes the leg best, -1 without one: the highest
+// grade, then the fewest tokens, then the fewest requests. Among equals each row draws a number
 // from the random one, and the lowest wins: a rule that took the first row would
 // send everything at rest to one target, and turns would move in step with the
 // groups.
-func least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
+func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 	best, first, second := int32(-1), int64(math.MaxInt64), uint64(0)
 	for i := range rows {
 		c := &rows[i]

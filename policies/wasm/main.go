@@ -1,27 +1,34 @@
 // Command wasm is the module of all built-in policies: `make policies` builds it
-// into ../builtin.wasm.gz. Natively it is an empty program.
+// into ../builtin.wasm.gz. Its configuration is their parameters, one a line.
+// Natively it is an empty program.
 package main
 
 import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/guest"
-	"github.com/pdproxy/pdproxy/policies/leastload"
-	"github.com/pdproxy/pdproxy/policies/plan"
-	"github.com/pdproxy/pdproxy/policies/poweroftwo"
-	"github.com/pdproxy/pdproxy/policies/roundrobin"
-	"github.com/pdproxy/pdproxy/policies/snowflake"
+	"github.com/pdproxy/pdproxy/policies/builtin"
 )
 
-// The names are those of the table in package policies, which this one cannot
-// import, for it holds the module; a test compares the two.
+// all is the policies of this instance of the module.
+var all = builtin.New()
+
 func init() {
-	guest.Plan("auto", func(f *abi.PlanFacts) abi.PlanAnswer { return abi.PlanAnswer{Decision: plan.Auto(f)} })
-	guest.Plan("always", func(f *abi.PlanFacts) abi.PlanAnswer { return abi.PlanAnswer{Decision: plan.Always(f)} })
-	guest.Plan("never", func(f *abi.PlanFacts) abi.PlanAnswer { return abi.PlanAnswer{Decision: plan.Never(f)} })
-	guest.Place("round_robin", roundrobin.Place)
-	guest.Place("least_load", leastload.Place)
-	guest.Place("power_of_two", poweroftwo.Place)
-	guest.Mint("snowflake", snowflake.Mint)
+	for _, p := range all.Plans() {
+		guest.Plan(p.Name, func(f *abi.PlanFacts) abi.PlanAnswer { return abi.PlanAnswer{Decision: p.Decide(f)} }, p.Needs)
+	}
+	for _, p := range all.Places() {
+		guest.Place(p.Name, p.Decide, p.Needs)
+	}
+	for _, p := range all.Mints() {
+		guest.Mint(p.Name, p.Decide, p.Needs)
+	}
+	guest.OnConfigure(func(text string) bool {
+		err := all.Configure(text)
+		if err != nil {
+			guest.Log(guest.LogError, err.Error())
+		}
+		return err == nil
+	})
 }
 
 func main() {}

@@ -1,0 +1,115 @@
+// Package builtin is the one list of the built-in policies: their names, what
+// they need, their parameters and their code. Both the proxy and the WebAssembly
+// module are made from it.
+package builtin
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/conversation"
+	"github.com/pdproxy/pdproxy/policies/kvaware"
+	"github.com/pdproxy/pdproxy/policies/leastload"
+	"github.com/pdproxy/pdproxy/policies/param"
+	"github.com/pdproxy/pdproxy/policies/plan"
+	"github.com/pdproxy/pdproxy/policies/poweroftwo"
+	"github.com/pdproxy/pdproxy/policies/roundrobin"
+	"github.com/pdproxy/pdproxy/policies/snowflake"
+)
+
+// Policy is one policy of a hook whose code is an F.
+type Policy[F any] struct {
+	Name   string // in the configuration
+	Needs  abi.Needs
+	Decide F
+}
+
+// Policies are all built-in policies with one set of parameters. Setting these
+// is its owner's; while nobody does, it is safe for concurrent use.
+type Policies struct {
+	conversation conversation.Params
+	kvAware      kvaware.Params
+}
+
+// New returns the policies with the defaults of all parameters.
+func New() *Policies {
+	return &Policies{
+		conversation: conversation.Defaults(),
+		kvAware:      kvaware.Defaults(),
+	}
+}
+
+// Plans returns the plan policies.
+func (p *Policies) Plans() []Policy[func(*abi.PlanFacts) abi.PlanDecision] {
+	return []Policy[func(*abi.PlanFacts) abi.PlanDecision]{
+		{"auto", 0, plan.Auto},
+		{"always", 0, plan.Always},
+		{"never", 0, plan.Never},
+	}
+}
+
+// Places returns the place policies.
+func (p *Policies) Places() []Policy[func(*abi.PlaceFacts) abi.PlaceDecision] {
+	return []Policy[func(*abi.PlaceFacts) abi.PlaceDecision]{
+		{"round_robin", 0, roundrobin.Place},
+		{"least_load", 0, leastload.Place},
+		{"power_of_two", 0, poweroftwo.Place},
+		{"conversation", conversation.Needs, p.conversation.Place},
+		{"kv_aware", kvaware.Needs, p.kvAware.Place},
+	}
+}
+
+// Mints returns the mint policies.
+func (p *Policies) Mints() []Policy[func(*abi.MintFacts) uint64] {
+	return []Policy[func(*abi.MintFacts) uint64]{{"snowflake", 0, snowflake.Mint}}
+}
+
+// Table returns the parameters of a policy, nil when it has none. What is set in
+// it holds for the policy.
+func (p *Policies) Table(policy string) param.Table {
+	switch policy {
+	case "conversation":
+		return p.conversation.Table()
+	case "kv_aware":
+		return p.kvAware.Table()
+	}
+	return nil
+}
+
+// Configured lists the policies that have parameters.
+func Configured() []string { return []string{"conversation", "kv_aware"} }
+
+// Set sets one parameter. The error names the policy, and the parameter that is
+// unknown or the bounds that the value breaks.
+func (p *Policies) Set(policy, name string, value float64) error {
+	t := p.Table(policy)
+	if t == nil {
+		return errors.New("no policy " + strconv.Quote(policy) + " has parameters; there are " + strings.Join(Configured(), ", "))
+	}
+	if err := t.Set(name, value); err != nil {
+		return errors.New(policy + ": " + err.Error())
+	}
+	return nil
+}
+
+// Configure sets parameters from text, one a line as "kv_aware.patience=32".
+func (p *Policies) Configure(text string) error {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		name, digits, _ := strings.Cut(line, "=")
+		policy, name, ok := strings.Cut(name, ".")
+		value, err := strconv.ParseFloat(digits, 64)
+		if !ok || err != nil {
+			return errors.New("read parameters: " + strconv.Quote(line) + " is not policy.parameter=number")
+		}
+		if err := p.Set(policy, name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+// Package conversation is the built-in place policy conversation: the first turn
+// of a conversation goes to the next target in turn, later ones go where the
+// conversation is at home.
+package conversation
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
+	"github.com/pdproxy/pdproxy/policies/leastload"
+	"github.com/pdproxy/pdproxy/policies/param"
+)
+
+// Needs is what the policy asks for beyond the usual facts.
+const Needs = abi.NeedConversation
+
+// Params is what an operator may change. Table has names, defaults and bounds.
+type Params struct {
+	OverloadFactor, OverloadTokens float64
+	SkipFactor                     float64
+}
+
+// Table describes the parameters; it points into p.
+func (p *Params) Table() param.Table {
+	const large = 1e12
+	return param.Table{
+		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "a home is left when it has so many times the tokens in flight of the least loaded target, and"},
+		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 100_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
+		{Name: "skip_factor", Value: &p.SkipFactor, Default: 2, Least: 1, Most: 1000, Meaning: "a turn passes over a target that has more than so many times the mean tokens in flight"},
+	}
+}
+
+// Defaults returns the parameters as they are when nothing is configured.
+func Defaults() Params {
+	var p Params
+	p.Table().Reset()
+	return p
+}
+
+// New returns the policy with the given parameters. It is a pure function of the
+// facts, does not allocate and is safe for concurrent use. An index of -1 where
+// a leg was to be placed means that no candidate fits.
+func New(p Params) func(*abi.PlaceFacts) abi.PlaceDecision {
+	return p.Place
+}
+
+// Place is the policy. It reads p, which nobody may change meanwhile.
+func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
+	if f.Flow == abi.FlowAggregated {
+		return abi.PlaceDecision{Prefill: -1, Decode: p.choose(f, candidates.Aggregated(), abi.RoleBoth)}
+	}
+	prefill := f.Fixed
+	if prefill < 0 {
+		prefill = p.choose(f, candidates.Prefill(), abi.RolePrefill)
+	}
+	if prefill < 0 {
+		return abi.PlaceDecision{Prefill: -1, Decode: -1}
+	}
+	return abi.PlaceDecision{Prefill: prefill, Decode: p.decode(f, candidates.Decode(f.Candidates, prefill))}
+}
+
+// choose returns the home of the phase, unless there is none or it is
+// overloaded, and the next row in turn then.
+func (p *Params) choose(f *abi.PlaceFacts, leg candidates.Leg, phase abi.Role) int32 {
+	s := survey(f.Candidates, leg, phase)
+	if p.stays(f, leg, s) {
+		return s.home
+	}
+	if s.n == 0 {
+		return -1
+	}
+	limit := float64(s.sum) / float64(s.n) * p.SkipFactor
+	return next(f.Candidates, leg, s.grade, limit, f.Sequence%s.n)
+}
+
+// decode is choose for the decode leg. Streams are long and of unequal length,
+// so it is the least loaded row that takes the place of the next in turn.
+func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
+	if s := survey(f.Candidates, leg, abi.RoleDecode); p.stays(f, leg, s) {
+		return s.home
+	}
+	return leastload.Least(f.Candidates, leg, ^f.Random)
+}
+
+// pool is what the rows that suit a leg have in common.
+type pool struct {
+	home  int32 // the least loaded row that is home to the phase, or -1
+	grade int   // the highest grade
+	n     uint64
+	sum   int64 // tokens in flight of the n rows of that grade
+	least int64 // the fewest of them at one row
+}
+
+func survey(rows []abi.Candidate, leg candidates.Leg, phase abi.Role) pool {
+	s := pool{home: -1}
+	for i := range rows {
+		c := &rows[i]
+		if !leg.Suits(c, i) {
+			continue
+		}
+		if c.Home&phase != 0 && (s.home < 0 || candidates.Lighter(c, &rows[s.home])) {
+			s.home = int32(i)
+		}
+		g := leg.Grade(c)
+		if g < s.grade {
+			continue
+		}
+		if g > s.grade {
+			s.grade, s.n, s.sum, s.least = g, 0, 0, c.Tokens
+		}
+		s.n++
+		s.sum += c.Tokens
+		s.least = min(s.least, c.Tokens)
+	}
+	return s
+}
+
+// stays reports whether a conversation goes on at its home.
+func (p *Params) stays(f *abi.PlaceFacts, leg candidates.Leg, s pool) bool {
+	if s.home < 0 || f.Request.Turn == 1 {
+		return false
+	}
+	c := &f.Candidates[s.home]
+	return leg.Grade(c) == s.grade && !p.overloaded(c.Tokens, s.least)
+}
+
+func (p *Params) overloaded(home, least int64) bool {
+	return float64(home) > float64(p.OverloadFactor*float64(least)) && float64(home-least) > p.OverloadTokens
+}
+
+// next returns the row whose turn it is among those of that grade, or the first
+// after it, round the table, that carries no more than the limit.
+func next(rows []abi.Candidate, leg candidates.Leg, grade int, limit float64, turn uint64) int32 {
+	first, best, at := int32(-1), int32(-1), uint64(0)
+	for i := range rows {
+		c := &rows[i]
+		if !leg.Suits(c, i) || leg.Grade(c) != grade {
+			continue
+		}
+		if float64(c.Tokens) <= limit {
+			if at >= turn {
+				best = int32(i)
+				break
+			}
+			if first < 0 {
+				first = int32(i)
+			}
+		}
+		at++
+	}
+	if best < 0 {
+		best = first
+	}
+	return best
+}

@@ -1,0 +1,59 @@
+// Package param is how the parameters of a policy are described, set and
+// checked: one table for the configuration, the documents and the policy itself.
+package param
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+// Param is one parameter: a field of a policy's Params and what is to be known
+// of it.
+type Param struct {
+	Name        string
+	Value       *float64 // the field
+	Default     float64
+	Least, Most float64 // what is allowed, both included
+	Unit        string  // "" for a plain number
+	Meaning     string  // half a sentence for an operator
+}
+
+// Table is the parameters of one policy. It points to the fields of one Params
+// and is theirs alone.
+type Table []Param
+
+// Reset sets every field to its default.
+func (t Table) Reset() {
+	for i := range t {
+		*t[i].Value = t[i].Default
+	}
+}
+
+// Set sets the field of that name. The error names the parameter that is unknown
+// or the bounds that the value breaks; nothing is changed then.
+func (t Table) Set(name string, value float64) error {
+	for i := range t {
+		p := &t[i]
+		if p.Name != name {
+			continue
+		}
+		if !(value >= p.Least && value <= p.Most) { // false for what is no number too
+			return errors.New(name + " is " + Format(p.Least) + " to " + Format(p.Most) + ", not " + Format(value))
+		}
+		*p.Value = value
+		return nil
+	}
+	return errors.New("no parameter " + strconv.Quote(name) + "; there are " + t.names())
+}
+
+func (t Table) names() string {
+	var names []string
+	for i := range t {
+		names = append(names, t[i].Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Format writes a value so that strconv.ParseFloat reads the same one.
+func Format(value float64) string { return strconv.FormatFloat(value, 'g', -1, 64) }
