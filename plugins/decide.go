@@ -2,7 +2,6 @@ package plugins
 
 import (
 	"context"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins/policy"
@@ -22,10 +21,7 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 				by = p.wasm.Label
 				a, reason = t.turn(p.wasm).Plan(f)
 			} else {
-				by = p.name
-				began := time.Now()
-				a = abi.PlanAnswer{Decision: p.native(f)}
-				p.observe(began)
+				by, a = p.name, abi.PlanAnswer{Decision: p.decide(f)}
 			}
 			if reason == policy.Closed && s.table.Load() != t { // replaced meanwhile
 				break
@@ -45,40 +41,30 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 
 // Place asks the place policy, as Plan. It may write scores into the candidates.
 func (s *Set) Place(_ context.Context, f *abi.PlaceFacts) (d abi.PlaceDecision, by string, ok bool) {
-	for {
-		t := s.table.Load()
-		p := &t.place
-		if p.wasm == nil {
-			began := time.Now()
-			d = p.native(f)
-			p.observe(began)
-			return d, p.name, true
-		}
-		switch d, reason := t.turn(p.wasm).Place(f); {
-		case reason == "":
-			return d, p.wasm.Label, true
-		case reason != policy.Closed || s.table.Load() == t:
-			return abi.PlaceDecision{}, reason, false
-		}
-	}
+	return ask(s, func(t *table) *placer { return &t.place }, (*policy.Policy).Place, f)
 }
 
 // Mint asks the mint policy, as Plan.
 func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, ok bool) {
+	return ask(s, func(t *table) *minter { return &t.mint }, (*policy.Policy).Mint, f)
+}
+
+// ask has one policy of the table decide, again where its version was replaced
+// meanwhile. in is its place in a table, call its hook in WebAssembly.
+func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Policy, F) (A, string), f F) (a A, by string, ok bool) {
 	for {
 		t := s.table.Load()
-		p := &t.mint
+		p := in(t)
 		if p.wasm == nil {
-			began := time.Now()
-			id = p.native(f)
-			p.observe(began)
-			return id, p.name, true
+			return p.decide(f), p.name, true
 		}
-		switch id, reason := t.turn(p.wasm).Mint(f); {
+		a, reason := call(t.turn(p.wasm), f)
+		switch {
 		case reason == "":
-			return id, p.wasm.Label, true
+			return a, p.wasm.Label, true
 		case reason != policy.Closed || s.table.Load() == t:
-			return 0, reason, false
+			var none A
+			return none, reason, false
 		}
 	}
 }

@@ -28,24 +28,28 @@ type table struct {
 	needs abi.Needs // of all policies that are asked
 }
 
-// planner, placer and minter are one policy each, in WebAssembly or compiled in.
+// decider is one policy, in WebAssembly or compiled in.
+type decider[F, A any] struct {
+	wasm   *policy.Policy // nil: native
+	native func(F) A
+	*compiledIn
+}
+
 type (
-	planner struct {
-		wasm   *policy.Policy
-		native func(*abi.PlanFacts) abi.PlanDecision
-		*compiledIn
-	}
-	placer struct {
-		wasm   *policy.Policy
-		native func(*abi.PlaceFacts) abi.PlaceDecision
-		*compiledIn
-	}
-	minter struct {
-		wasm   *policy.Policy
-		native func(*abi.MintFacts) uint64
-		*compiledIn
-	}
+	planner = decider[*abi.PlanFacts, abi.PlanDecision]
+	placer  = decider[*abi.PlaceFacts, abi.PlaceDecision]
+	minter  = decider[*abi.MintFacts, uint64]
 )
+
+// decide asks the policy that is compiled in.
+func (d *decider[F, A]) decide(f F) A {
+	began := time.Now()
+	a := d.native(f)
+	took := time.Since(began)
+	d.calls.Observe(took)
+	d.meter.Observe(took)
+	return a
+}
 
 // compiledIn is the name of a policy that runs natively and what its calls were
 // like.
@@ -55,49 +59,26 @@ type compiledIn struct {
 	meter policy.Meter
 }
 
-func (c *compiledIn) observe(began time.Time) {
-	took := time.Since(began)
-	c.calls.Observe(took)
-	c.meter.Observe(took)
-}
-
 // resolve finds the policies that the configuration names among what is loaded.
 func (s *Set) resolve(t *table) error {
 	c := t.config
-	t.plan, t.place, t.mint, t.legs, t.finish = nil, placer{}, minter{}, nil, nil
+	t.plan, t.legs, t.finish = nil, nil, nil
 	for i, name := range c.Plan {
-		p := planner{}
-		key := "policy.plan"
-		if i < len(c.Plan)-1 { // the last one is policy.plan
-			key = fmt.Sprintf("policy.order[%d]", i)
+		p, err := find(s, t, abi.HookPlan, name, s.deps.Native.Plan)
+		switch {
+		case err == nil:
+			t.plan = append(t.plan, p)
+		case i < len(c.Plan)-1: // the last one is policy.plan
+			return &Error{fmt.Sprintf("policy.order[%d]", i), err}
+		default:
+			return &Error{"policy.plan", err}
 		}
-		wasm, err := s.lookUp(t, abi.HookPlan, name)
-		if err == nil && wasm == nil {
-			if p.native, err = native(s.deps.Native.Plan, name); err == nil {
-				p.compiledIn = s.compiledIn(abi.HookPlan, name)
-			}
-		}
-		if err != nil {
-			return &Error{key, err}
-		}
-		p.wasm = wasm
-		t.plan = append(t.plan, p)
 	}
 	var err error
-	if t.place.wasm, err = s.lookUp(t, abi.HookPlace, c.Place); err == nil && t.place.wasm == nil {
-		if t.place.native, err = native(s.deps.Native.Place, c.Place); err == nil {
-			t.place.compiledIn = s.compiledIn(abi.HookPlace, c.Place)
-		}
-	}
-	if err != nil {
+	if t.place, err = find(s, t, abi.HookPlace, c.Place, s.deps.Native.Place); err != nil {
 		return &Error{"policy.place", err}
 	}
-	if t.mint.wasm, err = s.lookUp(t, abi.HookMint, c.Mint); err == nil && t.mint.wasm == nil {
-		if t.mint.native, err = native(s.deps.Native.Mint, c.Mint); err == nil {
-			t.mint.compiledIn = s.compiledIn(abi.HookMint, c.Mint)
-		}
-	}
-	if err != nil {
+	if t.mint, err = find(s, t, abi.HookMint, c.Mint, s.deps.Native.Mint); err != nil {
 		return &Error{"policy.mint", err}
 	}
 	t.needs = 0
@@ -118,36 +99,25 @@ func (s *Set) resolve(t *table) error {
 	return nil
 }
 
-// lookUp finds the policy that a name of the configuration means; nil without an
-// error for a built-in one that runs natively. A plugin wins over a built-in of
-// the same name.
-func (s *Set) lookUp(t *table, h abi.Hook, name string) (*policy.Policy, error) {
+// find finds the policy that a name of the configuration means. A plugin wins
+// over a built-in policy of the same name; those are compiled in where the table
+// has none in WebAssembly. s.mu is held.
+func find[F, A any](s *Set, t *table, h abi.Hook, name string, native func(string) (func(F) A, bool)) (d decider[F, A], err error) {
 	plugin, within, _ := strings.Cut(name, "/")
-	for _, p := range t.plugins {
-		if p.spec.Name == plugin {
-			return p.find(h, within)
-		}
+	if p := t.plugin(plugin); p != nil {
+		d.wasm, err = p.find(h, within)
+		return d, err
 	}
-	if t.builtin == nil {
-		return nil, nil
+	known := false
+	if t.builtin != nil {
+		d.wasm, known = t.builtin.version.Find(h, name)
+	} else if d.native, known = native(name); known {
+		d.compiledIn = s.compiledIn(h, name)
 	}
-	if p, ok := t.builtin.version.Find(h, name); ok {
-		return p, nil
+	if !known {
+		err = fmt.Errorf("%q is neither a plugin nor a built-in policy", name)
 	}
-	return nil, errUnknown(name)
-}
-
-func errUnknown(name string) error {
-	return fmt.Errorf("%q is neither a plugin nor a built-in policy", name)
-}
-
-// native finds a built-in policy that is compiled in.
-func native[F any](find func(string) (F, bool), name string) (F, error) {
-	f, ok := find(name)
-	if !ok {
-		return f, errUnknown(name)
-	}
-	return f, nil
+	return d, err
 }
 
 // compiledIn is what watches a native policy, the same over all tables. s.mu is
