@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
@@ -440,7 +441,7 @@ func hammerReload(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for !stop.Load() {
-				if d, by, ok := w.Place(context.Background(), pair("")); !ok || by != "p" || d.Decode != 3 {
+				if d, by, ok := w.Place(context.Background(), policytest.Pair("")); !ok || by != "p" || d.Decode != 3 {
 					t.Errorf("%+v, %q, %v", d, by, ok)
 					return
 				}
@@ -561,7 +562,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	w := newWorld(t)
 	w.config.Native = false
 	w.apply()
-	plan, place, mint := &abi.PlanFacts{BothTargets: 1}, pair(""), &abi.MintFacts{}
+	plan, place, mint := &abi.PlanFacts{BothTargets: 1}, policytest.Pair(""), &abi.MintFacts{}
 	ctx := t.Context()
 	all := func() { w.Plan(ctx, plan); w.Place(ctx, place); w.Mint(ctx, mint) }
 	all()
@@ -580,7 +581,7 @@ func BenchmarkPlace(b *testing.B) {
 			w := newWorld(b)
 			w.config.Native = native
 			w.apply()
-			f := pair("")
+			f := policytest.Pair("")
 			for range 60 {
 				f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Group: 1, Roles: abi.RoleDecode, Tokens: 5})
 			}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
 )
@@ -31,16 +31,9 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		bench.guest = filepath.Join(dir, "guest.wasm")
-		// The product's own cache: under the race detector compiling takes a minute.
-		if cache, err := os.UserCacheDir(); err == nil {
-			bench.dir = filepath.Join(cache, "pdproxy")
-		} else {
-			bench.dir = filepath.Join(dir, "cache")
-		}
-		c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", bench.guest, "./policy/testdata/guest")
-		c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
-		if text, err := c.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build guest: %v: %s", err, text)
+		bench.dir = policytest.CacheDir(dir)
+		if err := policytest.Build(bench.guest); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		return m.Run()
@@ -164,24 +157,7 @@ func (w *world) row(name, phase string) Row {
 	return Row{}
 }
 
-// pair is a frame with two prefill and two decode rows; the request tells the
-// guest what to do.
-func pair(do string) *abi.PlaceFacts {
-	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
-	if do != "" {
-		f.Request.Model = "do:" + do
-	}
-	for i := range uint32(4) {
-		role := abi.RolePrefill
-		if i >= 2 {
-			role = abi.RoleDecode
-		}
-		f.Candidates = append(f.Candidates, abi.Candidate{Instance: i + 1, Group: 1, Roles: role})
-	}
-	return f
-}
-
 // place asks for a decision, and by and reason are those of the guest.
 func (w *world) place(do string) (d abi.PlaceDecision, by string, ok bool) {
-	return w.Place(w.t.Context(), pair(do))
+	return w.Place(w.t.Context(), policytest.Pair(do))
 }

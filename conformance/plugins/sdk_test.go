@@ -138,10 +138,10 @@ func checkRequests(t *testing.T, module []byte, cache *host.Cache) {
 		})
 	}
 	w.logged("from the queue: done whole answer")
-	if n, ok := w.metrics.get(host.Counter, "tour_requests"); !ok || n != 9 {
-		t.Errorf("%d requests counted", n)
+	if m, ok := w.metrics.Find(host.Counter, "tour_requests"); !ok || m.Value() != 9 {
+		t.Errorf("requests counted as %+v", m)
 	}
-	if _, ok := w.metrics.get(host.Histogram, "tour_bytes"); !ok {
+	if _, ok := w.metrics.Find(host.Histogram, "tour_bytes"); !ok {
 		t.Error("no histogram")
 	}
 }

@@ -3,7 +3,6 @@ package plugins
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -46,7 +45,7 @@ type world struct {
 	cache   *host.Cache
 	log     logLines
 	store   shared.Store
-	metrics metrics
+	metrics shared.LocalMetrics
 	calls   *httptest.Server
 }
 
@@ -66,7 +65,7 @@ func newCache(t *testing.T) *host.Cache {
 
 // newWorld makes a world whose upstream answers with call.
 func newWorld(t *testing.T, cache *host.Cache, call http.HandlerFunc) *world {
-	w := &world{t: t, cache: cache, metrics: metrics{values: map[string]*metric{}}}
+	w := &world{t: t, cache: cache}
 	w.log.changed = make(chan struct{})
 	w.calls = httptest.NewServer(call)
 	t.Cleanup(w.calls.Close)
@@ -193,59 +192,4 @@ func (w *world) logged(want string) {
 			w.t.Fatalf("%q was never logged, only\n%s", want, w.log.text())
 		}
 	}
-}
-
-// metrics are what plugins defined.
-type metrics struct {
-	mu     sync.Mutex
-	values map[string]*metric // guarded by mu
-}
-
-type metric struct {
-	mu    *sync.Mutex
-	kind  host.MetricKind
-	value uint64 // guarded by mu
-}
-
-func (m *metrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v := m.values[name]
-	if v == nil {
-		v = &metric{mu: &m.mu, kind: kind}
-		m.values[name] = v
-	}
-	if v.kind != kind {
-		return nil, errors.New("another kind")
-	}
-	return v, nil
-}
-
-// get returns the value of a metric, and whether there is one of that kind.
-func (m *metrics) get(kind host.MetricKind, name string) (uint64, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v := m.values[name]
-	if v == nil || v.kind != kind {
-		return 0, false
-	}
-	return v.value, true
-}
-
-func (v *metric) Add(delta int64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.value += uint64(delta)
-}
-
-func (v *metric) Record(value uint64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.value = value
-}
-
-func (v *metric) Value() uint64 {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.value
 }

@@ -246,8 +246,8 @@ configure: call proxy_increment_metric 9 1`)
 			t.Errorf("%d: got %s, want %s", i, got, want[i])
 		}
 	}
-	if got := w.metrics.values["h"].observed; !slices.Equal(got, []uint64{8}) {
-		t.Errorf("observed %v", got)
+	if h, ok := w.metrics.Find(host.Histogram, "h"); !ok || h.Value() != 8 || h.Records() != 1 {
+		t.Errorf("observed %+v", h)
 	}
 }
 

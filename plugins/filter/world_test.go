@@ -130,56 +130,6 @@ func (j *journal) wait(t *testing.T, n int, text string) []string {
 	}
 }
 
-// numbers is a Metrics in memory.
-type numbers struct {
-	mu     sync.Mutex
-	values map[string]*numberOf
-}
-
-type numberOf struct {
-	mu       sync.Mutex
-	kind     host.MetricKind
-	value    uint64
-	observed []uint64
-}
-
-func (n *numbers) Define(kind host.MetricKind, name string) (shared.Metric, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.values == nil {
-		n.values = map[string]*numberOf{}
-	}
-	if n.values[name] == nil {
-		n.values[name] = &numberOf{kind: kind}
-	}
-	return n.values[name], nil
-}
-
-func (n *numberOf) Add(delta int64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.value += uint64(delta)
-}
-
-func (n *numberOf) Record(v uint64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch n.kind {
-	case host.Counter:
-		n.value += v
-	case host.Gauge:
-		n.value = v
-	default:
-		n.observed = append(n.observed, v)
-	}
-}
-
-func (n *numberOf) Value() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.value
-}
-
 // failures is a Meter.
 type failures struct {
 	mu      sync.Mutex
@@ -210,7 +160,7 @@ type world struct {
 	t         *testing.T
 	log       *journal
 	shared    shared.Store
-	metrics   numbers
+	metrics   shared.LocalMetrics
 	meter     failures
 	upstreams map[string]*url.URL
 	transport *http.Transport

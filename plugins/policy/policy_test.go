@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 )
 
 func TestHooks(t *testing.T) {
@@ -39,14 +40,14 @@ func TestHooks(t *testing.T) {
 				}
 			}
 			place := hook(t, v, abi.HookPlace)
-			if d, reason := place.Place(pair("")); d != (abi.PlaceDecision{Prefill: 1, Decode: 3}) || reason != "" {
+			if d, reason := place.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 1, Decode: 3}) || reason != "" {
 				t.Errorf("place: %+v, %q", d, reason)
 			}
-			f := pair("score")
+			f := policytest.Pair("score")
 			if _, reason := place.Place(f); reason != "" || !f.Scored || f.Candidates[2].Score != 2.5 {
 				t.Errorf("place with scores: %q, %+v", reason, f)
 			}
-			if d, reason := place.Place(pair("scribble")); reason != "" || d.Decode != 3 {
+			if d, reason := place.Place(policytest.Pair("scribble")); reason != "" || d.Decode != 3 {
 				t.Errorf("place that scribbles: %+v, %q", d, reason)
 			}
 			if id, reason := hook(t, v, abi.HookMint).Mint(&abi.MintFacts{Counter: 9}); id != abi.MinDisaggID+9 || reason != "" {
@@ -95,7 +96,7 @@ func TestNames(t *testing.T) {
 		t.Error("an unnamed mint policy beside named ones")
 	}
 	p, _ := v.Find(abi.HookPlace, "first")
-	if d, reason := p.Place(pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
+	if d, reason := p.Place(policytest.Pair("")); d != (abi.PlaceDecision{Prefill: 0, Decode: 2}) || reason != "" {
 		t.Errorf("the second place policy: %+v, %q", d, reason)
 	}
 }
@@ -111,10 +112,10 @@ func TestFailures(t *testing.T) {
 	v := l.load(t)
 	place := hook(t, v, abi.HookPlace)
 	for i, tt := range []struct{ do, want string }{{"trap", Trap}, {"grow", Trap}, {"nonsense", Nonsense}} {
-		if _, reason := place.Place(pair(tt.do)); reason != tt.want {
+		if _, reason := place.Place(policytest.Pair(tt.do)); reason != tt.want {
 			t.Errorf("%s: %q, want %q", tt.do, reason, tt.want)
 		}
-		if d, reason := place.Place(pair("")); reason != "" || d.Decode != 3 {
+		if d, reason := place.Place(policytest.Pair("")); reason != "" || d.Decode != 3 {
 			t.Errorf("after %s: %+v, %q", tt.do, d, reason)
 		}
 		if n := place.Summary().Failures; n != uint64(i+1) {
@@ -145,13 +146,13 @@ func TestLate(t *testing.T) {
 	l.VMs = 1
 	v := l.load(t)
 	place := hook(t, v, abi.HookPlace)
-	if _, reason := place.Place(pair("loop")); reason != Late {
+	if _, reason := place.Place(policytest.Pair("loop")); reason != Late {
 		t.Fatalf("a loop: %q", reason)
 	}
 	// Its VM is being replaced: who waits longer than the budget is late too,
 	// without blame.
 	for {
-		d, reason := place.Place(pair(""))
+		d, reason := place.Place(policytest.Pair(""))
 		if reason == "" {
 			if d.Decode != 3 {
 				t.Errorf("decision %+v", d)
@@ -179,14 +180,14 @@ func TestParked(t *testing.T) {
 	v := l.load(t)
 	place, plan := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan)
 	for range 4 {
-		if _, reason := place.Place(pair("nonsense")); reason != Nonsense {
+		if _, reason := place.Place(policytest.Pair("nonsense")); reason != Nonsense {
 			t.Fatal(reason)
 		}
 	}
 	if !v.Parked() {
 		t.Fatal("not parked after 4 failures of 3 borne")
 	}
-	if _, reason := place.Place(pair("")); reason != Parked {
+	if _, reason := place.Place(policytest.Pair("")); reason != Parked {
 		t.Errorf("place: %q", reason)
 	}
 	if _, reason := plan.Plan(&abi.PlanFacts{}); reason != Parked {
@@ -200,7 +201,7 @@ func TestParked(t *testing.T) {
 func TestLargeFrames(t *testing.T) {
 	l := newLoading()
 	v := l.load(t)
-	f := pair("")
+	f := policytest.Pair("")
 	for range 4000 {
 		f.Candidates = append(f.Candidates, abi.Candidate{Instance: 9, Roles: abi.RoleDecode, Group: 1})
 	}
@@ -213,7 +214,7 @@ func TestLargeFrames(t *testing.T) {
 	if _, reason := p.Place(f); reason != Trap {
 		t.Errorf("refused scratch: %q", reason)
 	}
-	if _, reason := p.Place(pair("")); reason != "" {
+	if _, reason := p.Place(policytest.Pair("")); reason != "" {
 		t.Errorf("a small frame after it: %q", reason)
 	}
 }
@@ -293,7 +294,7 @@ func TestHammerClose(t *testing.T) {
 				if i == 0 && n%10 == 9 {
 					do = "trap"
 				}
-				switch d, reason := place.Place(pair(do)); {
+				switch d, reason := place.Place(policytest.Pair(do)); {
 				case reason == Closed:
 					return
 				case reason == Trap && do == "trap":
@@ -320,7 +321,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	l := newLoading()
 	v := l.load(t)
 	plan, place, mint := hook(t, v, abi.HookPlan), hook(t, v, abi.HookPlace), hook(t, v, abi.HookMint)
-	a, b, c := &abi.PlanFacts{}, pair(""), &abi.MintFacts{}
+	a, b, c := &abi.PlanFacts{}, policytest.Pair(""), &abi.MintFacts{}
 	all := func() { plan.Plan(a); place.Place(b); mint.Mint(c) }
 	all()
 	if n := testing.AllocsPerRun(200, all); n != 0 {
@@ -337,7 +338,7 @@ func BenchmarkPlace(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			l := newLoading()
 			l.Load.Guarded = guarded
-			p, f := hook(b, l.load(b), abi.HookPlace), pair("")
+			p, f := hook(b, l.load(b), abi.HookPlace), policytest.Pair("")
 			b.ReportAllocs()
 			for b.Loop() {
 				p.Place(f)
@@ -352,7 +353,7 @@ func TestNotes(t *testing.T) {
 	place, plan, leg := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan), hook(t, v, abi.HookLeg)
 	want := []string{"p: first", "p: second"}
 	for _, do := range []string{"note", "", "note"} {
-		a, b, c := pair(do), &abi.PlanFacts{Request: pair(do).Request}, &abi.LegFacts{Request: pair(do).Request}
+		a, b, c := policytest.Pair(do), &abi.PlanFacts{Request: policytest.Pair(do).Request}, &abi.LegFacts{Request: policytest.Pair(do).Request}
 		place.Place(a)
 		plan.Plan(b)
 		leg.Leg(c, nil)

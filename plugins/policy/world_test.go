@@ -2,10 +2,8 @@ package policy
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -14,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/plugins/budget"
+	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 )
 
 // guests is the build of testdata/guest, made once for all tests.
@@ -32,24 +31,13 @@ func buildGuests() {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "guest.wasm")
-	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", out, "./testdata/guest")
-	c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
-	if text, err := c.CombinedOutput(); err != nil {
-		guests.err = fmt.Errorf("build guest: %v: %s", err, text)
+	if guests.err = policytest.Build(out); guests.err != nil {
 		return
 	}
 	if guests.wasm, guests.err = os.ReadFile(out); guests.err != nil {
 		return
 	}
-	// The product's own cache, if there can be one: under the race detector
-	// compiling takes a minute.
-	folder, err := os.UserCacheDir()
-	if err == nil {
-		folder = filepath.Join(folder, "pdproxy")
-	}
-	if guests.cache, err = host.NewCache(folder); err != nil {
-		guests.err = err
-	}
+	guests.cache, guests.err = host.NewCache(policytest.CacheDir(dir))
 }
 
 // guest returns the test guest.
@@ -152,21 +140,4 @@ func hook(t testing.TB, v *Version, h abi.Hook) *Policy {
 		t.Fatalf("no %s policy", h)
 	}
 	return p
-}
-
-// pair is a frame with two prefill and two decode rows; the request tells the
-// guest what to do.
-func pair(do string) *abi.PlaceFacts {
-	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
-	if do != "" {
-		f.Request.Model = "do:" + do
-	}
-	for i := range uint32(4) {
-		role := abi.RolePrefill
-		if i >= 2 {
-			role = abi.RoleDecode
-		}
-		f.Candidates = append(f.Candidates, abi.Candidate{Instance: i + 1, Group: 1, Roles: role})
-	}
-	return f
 }

@@ -2,31 +2,18 @@ package shared
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// tallies makes metrics that only count; none can be called "taken".
-type tallies struct{}
-
-func (tallies) Define(_ host.MetricKind, name string) (Metric, error) {
-	if name == "taken" {
-		return nil, errors.New("taken")
-	}
-	return new(tally), nil
-}
-
-type tally uint64
-
-func (n *tally) Add(delta int64)     { *n += tally(delta) }
-func (n *tally) Record(value uint64) { *n = tally(value) }
-func (n *tally) Value() uint64       { return uint64(*n) }
-
 func TestMetricTable(t *testing.T) {
-	m := NewMetricTable(tallies{})
+	maker := new(LocalMetrics)
+	if _, err := maker.Define(host.Gauge, "taken"); err != nil {
+		t.Fatal(err)
+	}
+	m := NewMetricTable(maker)
 	for i, tt := range []struct {
 		kind   host.MetricKind
 		name   string
@@ -75,7 +62,7 @@ func TestMetricTableIsBounded(t *testing.T) {
 	if _, status := NewMetricTable(nil).Define(host.Counter, "c"); status != host.InternalFailure {
 		t.Errorf("without a maker: status %d", status)
 	}
-	m := NewMetricTable(tallies{})
+	m := NewMetricTable(new(LocalMetrics))
 	for i := range MaxMetrics {
 		if _, status := m.Define(host.Counter, fmt.Sprint(i)); status != host.OK {
 			t.Fatalf("metric %d: status %d", i, status)
@@ -90,7 +77,7 @@ func TestMetricTableIsBounded(t *testing.T) {
 }
 
 func TestCount(t *testing.T) {
-	m := NewMetricTable(tallies{})
+	m := NewMetricTable(new(LocalMetrics))
 	add := func(delta int64, name string) []byte {
 		return append(binary.LittleEndian.AppendUint64(nil, uint64(delta)), name...)
 	}

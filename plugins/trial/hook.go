@@ -25,7 +25,7 @@ const root = 1
 func newNotebook(log *slog.Logger, config string) (*policy.Notebook, *policy.World) {
 	world := policy.NewWorld(policy.Setting{
 		Name: "trial", Config: config, Level: host.LowestLevel(log), Log: log,
-		Store: new(shared.Store), Metrics: shared.NewMetricTable(newMetrics()),
+		Store: new(shared.Store), Metrics: shared.NewMetricTable(new(shared.LocalMetrics)),
 	})
 	return &policy.Notebook{Env: world}, world
 }

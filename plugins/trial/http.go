@@ -86,7 +86,7 @@ func newStreamTrial(ctx context.Context, wasm []byte, o *Options) (*streamTrial,
 		},
 		filter.Deps{
 			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour), Upstreams: o.Upstreams,
-			Metrics: newMetrics(), Meter: &t.meter, Log: o.Log,
+			Metrics: new(shared.LocalMetrics), Meter: &t.meter, Log: o.Log,
 		})
 	if err := t.plugin.Start(ctx); err != nil {
 		return nil, err

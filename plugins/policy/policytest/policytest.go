@@ -1,0 +1,49 @@
+// Package policytest has the guest that the tests of policies run
+// (plugins/policy/testdata/guest), and what it is asked.
+package policytest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// Build compiles the guest to a file, with the go command.
+func Build(file string) error {
+	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file,
+		"github.com/pdproxy/pdproxy/plugins/policy/testdata/guest")
+	c.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	if text, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("build guest: %w: %s", err, text)
+	}
+	return nil
+}
+
+// CacheDir is the folder for compiled guests: the product's own, since under the
+// race detector compiling takes a minute, else one below dir.
+func CacheDir(dir string) string {
+	if cache, err := os.UserCacheDir(); err == nil {
+		return filepath.Join(cache, "pdproxy")
+	}
+	return filepath.Join(dir, "cache")
+}
+
+// Pair is a frame with two prefill and two decode rows; do, if not "", tells the
+// guest what to do, by the request's model.
+func Pair(do string) *abi.PlaceFacts {
+	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
+	if do != "" {
+		f.Request.Model = "do:" + do
+	}
+	for i := range uint32(4) {
+		role := abi.RolePrefill
+		if i >= 2 {
+			role = abi.RoleDecode
+		}
+		f.Candidates = append(f.Candidates, abi.Candidate{Instance: i + 1, Group: 1, Roles: role})
+	}
+	return f
+}
