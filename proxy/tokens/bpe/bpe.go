@@ -1,0 +1,170 @@
+// Package bpe encodes text with the byte-level BPE of a Hugging Face
+// tokenizer.json: the family of GPT-2, Llama 3, Qwen and DeepSeek. It is exact
+// or it refuses: a file with a component, an option or a split pattern whose
+// effect it does not know is an error at load, since ids that are nearly right
+// find no block of any engine.
+//
+// Chat templates are not its business, and neither is tokenizer_config.json,
+// by which some model classes add a first token that the file does not name.
+package bpe
+
+import (
+	"errors"
+	"sync"
+	"unicode/utf8"
+)
+
+// Tokenizer encodes text. It is safe for concurrent use.
+type Tokenizer struct {
+	added      added // matched in the text as it is
+	addedNorm  added // matched once it is normalised
+	nfc        bool
+	splits     []split
+	merges     map[pair]merge
+	bytes      [256]uint32       // ids of the single bytes
+	words      map[string]uint32 // whole words that need no merges; nil: none
+	first, end []uint32          // special tokens around a text
+
+	cache cache
+}
+
+type pair struct{ left, right uint32 }
+
+type merge struct{ rank, id uint32 }
+
+// What is refused of texts. No engine would take the first either; the ids of
+// the others depend on the version of Unicode.
+var (
+	errUTF8    = errors.New("text is not UTF-8")
+	errUnknown = errors.New("text has a character that Unicode does not assign")
+	errMarks   = errors.New("text has combining marks whose order is uncertain")
+)
+
+// Append appends the ids of text; special says whether the tokens that the
+// file puts around a text are added. An error is of text that is not UTF-8, or
+// whose ids could differ from those of an engine; it holds nothing of the text.
+func (t *Tokenizer) Append(dst []uint32, text string, special bool) ([]uint32, error) {
+	if !utf8.ValidString(text) {
+		return dst, errUTF8
+	}
+	if !assigned(text) {
+		return dst, errUnknown
+	}
+	start := len(dst)
+	if special {
+		dst = append(dst, t.first...)
+	}
+	e := encoder{t: t, dst: dst}
+	t.added.cut(text, e.id, func(piece string) {
+		if t.nfc {
+			var ok bool
+			piece, ok = normalize(piece)
+			e.refused = e.refused || !ok
+		}
+		t.addedNorm.cut(piece, e.id, func(piece string) { e.split(piece, t.splits) })
+	})
+	if e.refused {
+		return e.dst[:start], errMarks
+	}
+	if special {
+		e.dst = append(e.dst, t.end...)
+	}
+	return e.dst, nil
+}
+
+// encoder is one call of Append.
+type encoder struct {
+	t     *Tokenizer
+	dst   []uint32
+	parts []part
+	queue queue
+	// refused: the normal form of a piece is uncertain.
+	refused bool
+}
+
+func (e *encoder) id(id uint32) { e.dst = append(e.dst, id) }
+
+// split cuts a piece by the first of the splits, and what comes out by the
+// next, down to words.
+func (e *encoder) split(piece string, splits []split) {
+	if piece == "" {
+		return
+	}
+	if len(splits) == 0 {
+		e.word(piece)
+		return
+	}
+	s := &splits[0]
+	from := 0
+	for i := 0; i < len(piece); {
+		end := s.pattern.match(piece, i)
+		if end < 0 {
+			_, n := utf8.DecodeRuneInString(piece[i:])
+			i += n
+			continue
+		}
+		if !s.onlyMatches {
+			e.split(piece[from:i], splits[1:])
+		}
+		e.split(piece[i:end], splits[1:])
+		i, from = end, end
+	}
+	if !s.onlyMatches {
+		e.split(piece[from:], splits[1:])
+	}
+}
+
+// word appends the ids of one word.
+func (e *encoder) word(w string) {
+	if id, ok := e.t.words[w]; ok {
+		e.dst = append(e.dst, id)
+		return
+	}
+	if len(w) == 1 {
+		e.dst = append(e.dst, e.t.bytes[w[0]])
+		return
+	}
+	if ids, ok := e.t.cache.get(w); ok {
+		e.dst = append(e.dst, ids...)
+		return
+	}
+	start := len(e.dst)
+	e.merge(w)
+	e.t.cache.put(w, e.dst[start:])
+}
+
+// cache keeps the ids of words. When it is full it starts anew: the frequent
+// words are back at once.
+type cache struct {
+	mu    sync.RWMutex
+	words map[string][]uint32 // guarded by mu
+}
+
+const (
+	cacheWords = 1 << 15
+	cacheBytes = 32 // longest word
+)
+
+func (c *cache) get(w string) ([]uint32, bool) {
+	if len(w) > cacheBytes {
+		return nil, false
+	}
+	c.mu.RLock()
+	ids, ok := c.words[w]
+	c.mu.RUnlock()
+	return ids, ok
+}
+
+func (c *cache) put(w string, ids []uint32) {
+	if len(w) > cacheBytes {
+		return
+	}
+	// Neither the prompt that w is a part of nor the list is kept alive.
+	key, value := string([]byte(w)), append([]uint32(nil), ids...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.words == nil || len(c.words) >= cacheWords {
+		c.words = make(map[string][]uint32, 1024)
+	}
+	c.words[key] = value
+}
