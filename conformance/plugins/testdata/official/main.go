@@ -1,5 +1,6 @@
 // Command official is the same plugin over the SDK of the proxy-wasm project,
-// where an init function registers it.
+// where an init function registers it. The tests put ../tetratelabs/tour.go
+// beside this file, with the import path of that SDK.
 package main
 
 import (
