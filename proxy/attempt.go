@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // attempt is one placement of an exchange and what its legs have done. Once
@@ -26,6 +27,7 @@ type attempt struct {
 	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
 	legBody *buffer       // body of the leg that answers the client
 
+	handed   time.Time     // when decode could begin; zero: not known
 	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
 	limit    time.Duration // of the wait for decode's first event
 	edits    [3][]abi.Edit // of header lines, by phase
@@ -98,6 +100,7 @@ func (a *attempt) prefillFirst() error {
 		return err
 	}
 	a.p.Lease.PrefillDone()
+	a.handed = time.Now()
 	if a.x.info != nil {
 		a.x.informPrefill()
 	}
@@ -268,6 +271,17 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 	return leg, body, nil
 }
 
+// computed compares what was believed of the engine that computed the prompt with
+// what its answer says.
+func (a *attempt) computed(answer []byte) {
+	if a.p.Matched < 0 {
+		return
+	}
+	if u, ok := openai.ParseUsage(answer); ok && u.Cached >= 0 && u.Prompt > 0 {
+		a.x.s.deps.Coordinator.Computed(a.p, &a.x.ask.Key, u.Prompt, u.Cached)
+	}
+}
+
 // prefill sends the prefill leg and reads its whole answer into the handoff.
 func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	a.orphan.PrefillSent = true
@@ -276,6 +290,7 @@ func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 		return err
 	}
 	a.orphan.Handoff = &a.handoff
+	a.computed(a.answer.b)
 	if reason := a.handoff.Fallback; reason != "" {
 		a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
 		a.x.rec.fallback("kv_transfer", reason)

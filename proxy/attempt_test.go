@@ -25,7 +25,7 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 		a := &attempt{}
 		a.verdict.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
-		if err := a.take(ctx); !errors.Is(err, failure) {
+		if err := a.take(ctx, true); !errors.Is(err, failure) {
 			t.Errorf("take: %v", err)
 		}
 		if a.orphan.DecodeTook {

@@ -31,12 +31,13 @@ type exchange struct {
 	r   *http.Request
 	ctx context.Context
 
-	req  openai.Request
-	body *buffer
-	base []upstream.Field // the client's lines that every leg carries
-	ask  coordinator.Ask
-	last coordinator.Pair   // of the last placement
-	held *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
+	req    openai.Request
+	body   *buffer
+	base   []upstream.Field // the client's lines that every leg carries
+	ask    coordinator.Ask
+	prompt prompt
+	last   coordinator.Pair   // of the last placement
+	held   *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      liveView
 	key       string // name of the client's API key; "" without keys
@@ -139,6 +140,7 @@ func (x *exchange) prepare() {
 	if x.s.deps.Coordinator.Needs()&abi.NeedPrompt != 0 {
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
+	x.matchBy()
 	if !x.req.API.Generates() {
 		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
 	}
@@ -395,6 +397,7 @@ func (x *exchange) reset() {
 	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
 	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
+	x.prompt.reset()
 	x.req.Reset()
 	x.rec.reset()
 }
@@ -429,6 +432,9 @@ func (x *exchange) placed(p *coordinator.Placement) {
 		x.informPlaced(p)
 	}
 	x.view.placed.Store(p)
+	if p.Matched >= 0 {
+		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
+	}
 	for _, f := range p.Fallbacks {
 		x.s.deps.Metrics.Fallback(f.What, f.Reason)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
 // Deps is what a Server stands on. All fields but those that may be nil are
@@ -35,6 +36,7 @@ type Deps struct {
 	Gatherer    prometheus.Gatherer // what GET /metrics shows
 	Policies    Policies
 	Tracer      *telemetry.Tracer // nil: no spans
+	Tokens      *tokens.Tokenizer // nil: only the client has token ids
 	// Wrap puts filters around the handler of the public endpoints, before
 	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
@@ -83,6 +85,8 @@ type Server struct {
 	legs       atomic.Uint64
 	draining   atomic.Bool
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
+	idSources  atomic.Pointer[openai.IDSources]
+	askables   atomic.Pointer[askables]
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -110,6 +114,8 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 // listeners' addresses do not change.
 func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	s.keys.Store(keys)
+	c := &cfg.Conversation
+	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
 }
 

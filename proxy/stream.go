@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -49,20 +50,23 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	if status, ok := openai.AbortStatus(x.req.API, answer.b); ok {
 		return engineError(row, "aborted", status, answer.b)
 	}
-	if err := a.take(ctx); err != nil {
+	if err := a.take(ctx, false); err != nil {
 		return err
 	}
 	x.firstByte(row)
 	if u, ok := openai.ParseUsage(answer.b); ok {
 		x.usage = u
+		if a.p.Flow == abi.FlowAggregated {
+			a.computed(answer.b)
+		}
 	}
 	copyHeader(x.w.Header(), resp)
 	return x.writeWhole(resp.Status, a.conn.Public(&a.c, answer.b))
 }
 
-// take settles that decode has the KV. The error is prefill's: it had failed
-// first.
-func (a *attempt) take(ctx context.Context) error {
+// take settles that decode has the KV; stream says that its answer has only
+// begun. The error is prefill's: it had failed first.
+func (a *attempt) take(ctx context.Context, stream bool) error {
 	if !a.verdict.CompareAndSwap(0, decodeTook) {
 		<-ctx.Done() // who failed it cancels this leg next
 		return context.Cause(ctx)
@@ -70,7 +74,11 @@ func (a *attempt) take(ctx context.Context) error {
 	a.orphan.DecodeTook = true
 	if !a.p.Prefill.IsZero() {
 		a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode).Success()
+		if stream && !a.handed.IsZero() {
+			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.handed))
+		}
 	}
+	a.p.Lease.Answered(stream)
 	return nil
 }
 
@@ -85,7 +93,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if buf, err = readFirstEvent(row, resp, buf, a.limit); err != nil {
 		return err
 	}
-	if err := a.take(ctx); err != nil {
+	if err := a.take(ctx, true); err != nil {
 		return err
 	}
 	a.releaseRequest()
@@ -98,6 +106,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	err = x.pump(resp, buf, &events)
 	if u, ok := events.Usage(); ok {
 		x.usage = u
+		a.p.Decode.Load[a.p.Decode.Rank].Output.Measure(u.Completion-1, time.Since(x.rec.FirstByte))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, errClientWrite) {
 		err = x.endStream(&events) // all was said before the connection broke

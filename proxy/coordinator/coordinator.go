@@ -10,7 +10,6 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
-	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
 // Decider is the seam where policies plug in. policy names who decided. A false
@@ -74,8 +73,8 @@ type Placement struct {
 	Flow    abi.Flow
 	Prefill engine.Target // zero when aggregated
 	Decode  engine.Target
-	ID      uint64 // the disagg id; 0 when aggregated
-	Policy  string // the place policy that decided, "native" for the fallback
+	ID      uint64            // the disagg id; 0 when aggregated
+	Policy  string            // the place policy that decided, "native" for the fallback
 	Turn    conversation.Turn // zero when nobody needs conversations
 	// Matched is how many prompt tokens the target that computes the prompt is
 	// believed to hold, by its events; -1: not known.
@@ -114,8 +113,10 @@ type Coordinator interface {
 	// rest it keeps nothing. It adds to a.Request which turn of which conversation
 	// the exchange is, and finds that out once.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
-	// Forms says in which forms the prompts for a model are cut.
-	Forms(dst []kvindex.Form, model string) (name string, forms []kvindex.Form)
+	// Cut says how the prompts for a model are cut into blocks.
+	Cut(c *Cut, model string)
+	// Computed is told how much of a prompt its engine had cached.
+	Computed(p *Placement, key *Key, prompt, cached int64)
 	// Ready reports whether one request could be placed now.
 	Ready() bool
 	// Needs is what an Ask should say of a request beyond what it always says.

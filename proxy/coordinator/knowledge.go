@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/trust"
 )
 
 // State is what a Local knows beside the loads. A nil field is not known: what
@@ -14,10 +15,11 @@ import (
 type State struct {
 	Index         *kvindex.Index // the same as the registry's
 	Conversations *conversation.Table
+	Trust         *trust.Check
 }
 
 // Key is what of a prompt is matched with earlier ones: the blocks it is cut
-// into, in each form that Forms asked for, and what names its conversation. The
+// into, in each form that Cut asked for, and what names its conversation. The
 // scope of the query is filled in by Place.
 type Key struct {
 	Conversation conversation.Query
@@ -38,24 +40,35 @@ var TextForm = kvindex.Form{Block: 512, Text: true}
 // bytesPerToken is what a token of a prompt is taken to measure.
 const bytesPerToken = 4
 
-// Forms appends to dst the forms in which the prompts for a model are to be cut,
-// and returns the model's name as its engines have it, which seeds the chains.
-// The name is "" for a model that no engine is known to serve.
-func (l *Local) Forms(dst []kvindex.Form, model string) (name string, forms []kvindex.Form) {
+// Cut is how the prompts for a model are to be cut into blocks.
+type Cut struct {
+	// Model and LoRA seed the chains, as the engines' events name them: a model
+	// that is not an engine's first is an adapter of that.
+	Model, LoRA string
+	Forms       []kvindex.Form
+}
+
+// Cut fills c for a model, "" if the client named none. No forms mean that nobody
+// needs blocks.
+func (l *Local) Cut(c *Cut, model string) {
+	c.Model, c.LoRA, c.Forms = "", "", c.Forms[:0]
 	pool, err := resolve(l.registry.Snapshot(), model)
-	if err != nil {
-		return "", dst
+	if err != nil || len(pool.Ready) == 0 {
+		return
+	}
+	c.Model = pool.Model
+	if base := pool.Ready[0].Models()[0]; base != pool.Model {
+		c.Model, c.LoRA = base, pool.Model
 	}
 	needs := l.Needs()
 	if needs&abi.NeedConversation != 0 {
-		dst = append(dst, TextForm)
+		c.Forms = append(c.Forms, TextForm)
 	}
 	if needs&abi.NeedBlocks != 0 && l.state.Index != nil {
 		for i := range pool.Ready {
-			dst = withForm(dst, formOf(pool.Ready[i].Instance))
+			c.Forms = withForm(c.Forms, formOf(pool.Ready[i].Instance))
 		}
 	}
-	return pool.Model, dst
 }
 
 func withForm(forms []kvindex.Form, f kvindex.Form) []kvindex.Form {
@@ -75,6 +88,9 @@ func formOf(i *engine.Instance) kvindex.Form {
 	}
 	return TextForm
 }
+
+// TextBlocks is how many blocks of TextForm so many tokens are; 0 for 0.
+func TextBlocks(tokens int) int { return tokens / tokensOf(TextForm) }
 
 // tokensOf is how many tokens a block of the form has.
 func tokensOf(f kvindex.Form) int {
@@ -191,6 +207,39 @@ func (l *Local) expectAt(t *table, target engine.Target, now time.Time) expectat
 	slot := target.KV[target.Rank]
 	l.state.Index.Expect(slot, chain.Blocks, now)
 	return expectation{l.state.Index, slot, chain.Blocks}
+}
+
+// Computed says how many tokens of a prompt the target that computed it had
+// cached, as its engine reports it. key is that of the placement.
+func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
+	target := p.Prefill
+	if target.IsZero() {
+		target = p.Decode
+	}
+	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank {
+		return
+	}
+	slot := target.KV[target.Rank]
+	o := trust.Observation{
+		Engine: target.Name(), Rank: target.Rank, Exact: true, Stored: l.state.Index.Counts(slot).Stored,
+		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Held: int(p.Matched), Block: target.BlockTokens(),
+	}
+	if o.Surplus() {
+		o.Held = l.heldNow(slot, formOf(target.Instance), key)
+	}
+	l.state.Trust.Observe(o)
+}
+
+// heldNow is how many tokens of the prompt a target holds by now.
+func (l *Local) heldNow(slot kvindex.Target, form kvindex.Form, key *Key) int {
+	for _, c := range key.Chains {
+		if c.Form == form {
+			out := make([]kvindex.Match, slot+1)
+			l.state.Index.Match(c.Blocks, out)
+			return int(out[slot].Blocks()) * form.Block
+		}
+	}
+	return 0
 }
 
 // drop takes the expectation back.

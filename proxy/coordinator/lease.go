@@ -21,7 +21,7 @@ type Lease struct {
 	decode   load.Hold      // guarded by mu
 	expected [2]expectation // at the target that computes the prompt, and at decode; guarded by mu
 	computed bool           // guarded by mu
-	streamed bool           // guarded by mu
+	answered bool           // guarded by mu
 	released bool           // guarded by mu
 }
 
@@ -34,24 +34,26 @@ func (l *Lease) computing(c *load.Counter, h load.Hold, now time.Time) {
 func (l *Lease) PrefillDone() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done()
+	l.done(true)
 }
 
-// FirstByte says that the decode leg has begun to answer: it has the prompt's KV.
-func (l *Lease) FirstByte() {
+// Answered says that the leg that answers the client has the prompt's KV. first
+// says that it has only begun: the time until now was the prompt's.
+func (l *Lease) Answered(first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done()
-	l.streamed = true
+	l.done(first)
+	l.answered = true
 }
 
-// done measures and drops the load of the prompt; l.mu is held.
-func (l *Lease) done() {
+// done drops the load of the prompt, and notes how long it took if it took until
+// now; l.mu is held.
+func (l *Lease) done(now bool) {
 	if l.computed || l.released {
 		return
 	}
 	l.computed = true
-	if l.computer != nil {
+	if l.computer != nil && now {
 		l.computer.Prefill.Measure(l.prompt.Work(), time.Since(l.since))
 	}
 	l.prompt.Drop()
@@ -71,7 +73,7 @@ func (l *Lease) Release() {
 	if !l.computed {
 		l.expected[0].drop()
 	}
-	if !l.streamed {
+	if !l.answered {
 		l.expected[1].drop()
 	}
 	l.expected = [2]expectation{}

@@ -33,6 +33,10 @@ type Metrics struct {
 	disaggIDs     prometheus.Counter
 	policyTime    *prometheus.HistogramVec
 	policyFails   *prometheus.CounterVec
+	matchRatio    prometheus.Histogram
+	prompts       *prometheus.CounterVec
+	kvEvents      *prometheus.CounterVec
+	distrust      *prometheus.GaugeVec
 }
 
 // waits are the bucket borders in seconds for things that engines do.
@@ -76,7 +80,16 @@ func New(reg prometheus.Registerer) *Metrics {
 		policyFails:   counter("pdproxy_policy_failures_total", "Policy calls whose answer could not be used.", "policy", "hook", "reason"),
 		disaggIDs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "pdproxy_disagg_ids_total", Help: "Disagg ids minted."}),
 	}
-	reg.MustRegister(m.interEvent, m.disaggIDs)
+	m.matchRatio = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "pdproxy_kv_match_ratio", Help: "Share of a prompt that the target which computes it is believed to hold, by its KV events.",
+		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
+	})
+	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts that were to be looked up in the KV index, by the source of their token ids, and why there are none.", "source", "reason")
+	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
+	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
+	}, []string{"engine", "reason"})
+	reg.MustRegister(m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
@@ -174,4 +187,28 @@ func (p *PolicyMeter) Observe(d time.Duration) {
 // Fail counts a call whose answer could not be used.
 func (p *PolicyMeter) Fail(reason string) {
 	p.metrics.policyFails.WithLabelValues(p.policy, p.hook, reason).Inc()
+}
+
+// Matched notes how much of a prompt its target is believed to hold.
+func (m *Metrics) Matched(matched, prompt int64) {
+	if prompt > 0 {
+		m.matchRatio.Observe(min(1, float64(matched)/float64(prompt)))
+	}
+}
+
+// Prompt counts a prompt whose token ids were asked for.
+func (m *Metrics) Prompt(source, reason string) { m.prompts.WithLabelValues(source, reason).Inc() }
+
+// KVEvents counts n events of a kind.
+func (m *Metrics) KVEvents(engine, kind, reason string, n int) {
+	m.kvEvents.WithLabelValues(engine, kind, reason).Add(float64(n))
+}
+
+// Distrust says why an engine's reports disagree with the KV index; "" for no
+// reason.
+func (m *Metrics) Distrust(engine, reason string) {
+	m.distrust.DeletePartialMatch(prometheus.Labels{"engine": engine})
+	if reason != "" {
+		m.distrust.WithLabelValues(engine, reason).Set(1)
+	}
 }

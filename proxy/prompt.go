@@ -1,0 +1,144 @@
+package proxy
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
+
+// prompt is the memory in which an exchange keeps what its prompt is matched by.
+type prompt struct {
+	cut    coordinator.Cut
+	ids    []uint32 // that the client sent
+	chains []coordinator.Chain
+	blocks [][]kvindex.Hash // memory of the chains
+}
+
+// mostKept is how many token ids or blocks an exchange at rest keeps room for.
+const mostKept = 64 << 10
+
+// reset drops what is too large to be kept for the next exchange.
+func (p *prompt) reset() {
+	if cap(p.ids) > mostKept {
+		p.ids = nil
+	}
+	clear(p.chains)
+	for i := range p.blocks {
+		if cap(p.blocks[i]) > mostKept/8 {
+			p.blocks[i] = nil
+		}
+	}
+}
+
+// matchBy says what the policies' needs are met by: the prompt's blocks in each
+// form that some engine has them in, and what names the conversation. A prompt
+// whose token ids cannot be had is placed without its blocks.
+func (x *exchange) matchBy() {
+	c := x.s.deps.Coordinator
+	needs := c.Needs()
+	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || !x.req.API.Generates() {
+		return
+	}
+	p := &x.prompt
+	c.Cut(&p.cut, x.req.Model)
+	lora := x.req.LoRA()
+	if lora == "" {
+		lora = p.cut.LoRA
+	}
+	seed := kvindex.Seed(p.cut.Model, lora, x.req.CacheSalt())
+	p.chains = p.chains[:0]
+	for _, form := range p.cut.Forms {
+		if form.Text {
+			x.chain(form, func(dst []kvindex.Hash) []kvindex.Hash { return x.appendText(dst, seed, form.Block) })
+			continue
+		}
+		if ids := x.tokenIDs(); len(ids) > 0 {
+			x.ask.Request.PromptTokens = int64(len(ids))
+			x.chain(form, func(dst []kvindex.Hash) []kvindex.Hash { return kvindex.AppendTokens(dst, seed, ids, form.Block) })
+		}
+	}
+	x.ask.Key.Chains = p.chains
+	if needs&abi.NeedConversation != 0 {
+		x.nameConversation()
+	}
+}
+
+// chain adds the chain of one form, in memory that is kept.
+func (x *exchange) chain(form kvindex.Form, fill func([]kvindex.Hash) []kvindex.Hash) {
+	p := &x.prompt
+	n := len(p.chains)
+	if n == len(p.blocks) {
+		p.blocks = append(p.blocks, nil)
+	}
+	p.blocks[n] = fill(p.blocks[n][:0])
+	p.chains = append(p.chains, coordinator.Chain{Form: form, Blocks: p.blocks[n]})
+}
+
+// appendText cuts the prompt's text. What the engine puts before it makes it
+// another prompt.
+func (x *exchange) appendText(dst []kvindex.Hash, seed kvindex.Hash, block int) []kvindex.Hash {
+	for raw := range x.req.Preamble {
+		dst = kvindex.AppendText(dst[:0], seed, raw, len(raw))
+		seed = dst[0]
+	}
+	return kvindex.AppendText(dst[:0], seed, x.req.PromptText(), block)
+}
+
+// nameConversation says what names the conversation: the client's id, else the
+// text of the prompt.
+func (x *exchange) nameConversation() {
+	q := &x.ask.Key.Conversation
+	q.ID = x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)
+	for _, c := range x.prompt.chains {
+		if c.Form == coordinator.TextForm {
+			q.Chain = c.Blocks
+		}
+	}
+	holds, known := x.req.HoldsAnswer()
+	q.First = known && !holds
+}
+
+// tokenIDs are those of the prompt; none where nobody has them in time.
+func (x *exchange) tokenIDs() []uint32 {
+	p := &x.prompt
+	var err error
+	if p.ids, err = x.req.AppendTokenIDs(p.ids[:0]); err != nil {
+		p.ids = p.ids[:0]
+	}
+	t := x.s.deps.Tokens
+	if t == nil {
+		return p.ids
+	}
+	result := t.Tokens(x.ctx, tokens.Prompt{Request: &x.req, IDs: p.ids, Model: p.cut.Model, Instances: x.s.askable(p.cut.Model)})
+	x.s.deps.Metrics.Prompt(result.Source.String(), result.Reason.String())
+	if result.Err != nil {
+		x.s.log.Debug("no token ids", x.logAttrs("engine", result.Instance, "reason", result.Reason.String(), "error", result.Err)...)
+	}
+	return result.IDs
+}
+
+// askables are the instances that tokenize, by the model they serve.
+type askables struct {
+	of      *engine.Snapshot
+	byModel map[string][]tokens.Instance
+}
+
+// askable lists the ready instances that may tokenize for a model.
+func (s *Server) askable(model string) []tokens.Instance {
+	now := s.deps.Registry.Snapshot()
+	if known := s.askables.Load(); known != nil && known.of == now {
+		return known.byModel[model]
+	}
+	fresh := &askables{of: now, byModel: make(map[string][]tokens.Instance)}
+	for _, i := range now.Instances {
+		if i.State() == engine.Ready {
+			for _, m := range i.Models() {
+				fresh.byModel[m] = append(fresh.byModel[m], tokens.Instance{Name: i.Spec.Name, Dialect: dialectOf(i)})
+			}
+		}
+	}
+	s.askables.Store(fresh)
+	return fresh.byModel[model]
+}
