@@ -110,11 +110,7 @@ func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value stri
 	if status != OK {
 		return status
 	}
-	key, ok := vm.read(args[1], args[2])
-	if !ok {
-		return InvalidMemoryAccess
-	}
-	value, ok := vm.read(args[3], args[4])
+	key, value, ok := vm.readTwo(args[1:])
 	if !ok {
 		return InvalidMemoryAccess
 	}

@@ -52,6 +52,15 @@ func (vm *VM) read(ptr, size uint64) (view []byte, ok bool) {
 	return vm.memory.Read(uint32(ptr), uint32(size))
 }
 
+// readTwo reads two pieces of memory by the first four of args: address and
+// length of each.
+func (vm *VM) readTwo(args []uint64) (first, second []byte, ok bool) {
+	if first, ok = vm.read(args[0], args[1]); ok {
+		second, ok = vm.read(args[2], args[3])
+	}
+	return first, second, ok
+}
+
 // inside reports whether four bytes can be written at each address.
 func (vm *VM) inside(ptrs ...uint64) bool {
 	for _, ptr := range ptrs {

@@ -24,11 +24,7 @@ func getProperty(vm *VM, args []uint64) Status {
 
 // setProperty implements proxy_set_property. NotFound: no such property.
 func setProperty(vm *VM, args []uint64) Status {
-	path, ok := vm.read(args[0], args[1])
-	if !ok {
-		return InvalidMemoryAccess
-	}
-	value, ok := vm.read(args[2], args[3])
+	path, value, ok := vm.readTwo(args)
 	if !ok {
 		return InvalidMemoryAccess
 	}

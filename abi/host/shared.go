@@ -19,11 +19,7 @@ func getSharedData(vm *VM, args []uint64) Status {
 // setSharedData implements proxy_set_shared_data. CASMismatch: cas is not 0 and
 // not the value's.
 func setSharedData(vm *VM, args []uint64) Status {
-	key, ok := vm.read(args[0], args[1])
-	if !ok {
-		return InvalidMemoryAccess
-	}
-	value, ok := vm.read(args[2], args[3])
+	key, value, ok := vm.readTwo(args)
 	if !ok {
 		return InvalidMemoryAccess
 	}
@@ -47,9 +43,8 @@ func registerSharedQueue(vm *VM, args []uint64) Status {
 // resolveSharedQueue implements proxy_resolve_shared_queue. NotFound: no such
 // queue.
 func resolveSharedQueue(vm *VM, args []uint64) Status {
-	vmID, ok1 := vm.read(args[0], args[1])
-	name, ok2 := vm.read(args[2], args[3])
-	if !ok1 || !ok2 || !vm.inside(args[4]) {
+	vmID, name, ok := vm.readTwo(args)
+	if !ok || !vm.inside(args[4]) {
 		return InvalidMemoryAccess
 	}
 	queue, status := vm.env.ResolveQueue(string(vmID), string(name))
