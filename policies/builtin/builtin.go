@@ -10,13 +10,19 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/conversation"
+	"github.com/pdproxy/pdproxy/policies/dynamocost"
 	"github.com/pdproxy/pdproxy/policies/kvaware"
 	"github.com/pdproxy/pdproxy/policies/leastload"
+	"github.com/pdproxy/pdproxy/policies/pairaware"
 	"github.com/pdproxy/pdproxy/policies/param"
+	"github.com/pdproxy/pdproxy/policies/pdauto"
 	"github.com/pdproxy/pdproxy/policies/plan"
 	"github.com/pdproxy/pdproxy/policies/poweroftwo"
 	"github.com/pdproxy/pdproxy/policies/roundrobin"
+	"github.com/pdproxy/pdproxy/policies/sglangcache"
 	"github.com/pdproxy/pdproxy/policies/snowflake"
+	"github.com/pdproxy/pdproxy/policies/trtllmconversation"
+	"github.com/pdproxy/pdproxy/policies/trtllmkv"
 )
 
 // Policy is one policy of a hook whose code is an F.
@@ -29,15 +35,25 @@ type Policy[F any] struct {
 // Policies are all built-in policies with one set of parameters. Setting these
 // is its owner's; while nobody does, it is safe for concurrent use.
 type Policies struct {
+	pdAuto       pdauto.Params
 	conversation conversation.Params
 	kvAware      kvaware.Params
+	pairAware    pairaware.Params
+	trtllmKV     trtllmkv.Params
+	sglangCache  sglangcache.Params
+	dynamoCost   dynamocost.Params
 }
 
 // New returns the policies with the defaults of all parameters.
 func New() *Policies {
 	return &Policies{
+		pdAuto:       pdauto.Defaults(),
 		conversation: conversation.Defaults(),
 		kvAware:      kvaware.Defaults(),
+		pairAware:    pairaware.Defaults(),
+		trtllmKV:     trtllmkv.Defaults(),
+		sglangCache:  sglangcache.Defaults(),
+		dynamoCost:   dynamocost.Defaults(),
 	}
 }
 
@@ -47,6 +63,7 @@ func (p *Policies) Plans() []Policy[func(*abi.PlanFacts) abi.PlanDecision] {
 		{"auto", 0, plan.Auto},
 		{"always", 0, plan.Always},
 		{"never", 0, plan.Never},
+		{"pd_auto", pdauto.Needs, p.pdAuto.Plan},
 	}
 }
 
@@ -58,6 +75,11 @@ func (p *Policies) Places() []Policy[func(*abi.PlaceFacts) abi.PlaceDecision] {
 		{"power_of_two", 0, poweroftwo.Place},
 		{"conversation", conversation.Needs, p.conversation.Place},
 		{"kv_aware", kvaware.Needs, p.kvAware.Place},
+		{"pair_aware", pairaware.Needs, p.pairAware.Place},
+		{"trtllm_kv_cache_aware", trtllmkv.Needs, p.trtllmKV.Place},
+		{"trtllm_conversation", trtllmconversation.Needs, trtllmconversation.Place},
+		{"sglang_cache_aware", sglangcache.Needs, p.sglangCache.Place},
+		{"dynamo_cost", dynamocost.Needs, p.dynamoCost.Place},
 	}
 }
 
@@ -70,16 +92,28 @@ func (p *Policies) Mints() []Policy[func(*abi.MintFacts) uint64] {
 // it holds for the policy.
 func (p *Policies) Table(policy string) param.Table {
 	switch policy {
+	case "pd_auto":
+		return p.pdAuto.Table()
 	case "conversation":
 		return p.conversation.Table()
 	case "kv_aware":
 		return p.kvAware.Table()
+	case "pair_aware":
+		return p.pairAware.Table()
+	case "trtllm_kv_cache_aware":
+		return p.trtllmKV.Table()
+	case "sglang_cache_aware":
+		return p.sglangCache.Table()
+	case "dynamo_cost":
+		return p.dynamoCost.Table()
 	}
 	return nil
 }
 
 // Configured lists the policies that have parameters.
-func Configured() []string { return []string{"conversation", "kv_aware"} }
+func Configured() []string {
+	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost"}
+}
 
 // Set sets one parameter. The error names the policy, and the parameter that is
 // unknown or the bounds that the value breaks.

@@ -5,9 +5,83 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Products are converted before they are added, here and in Prefill: the
-// conversion keeps a compiler from fusing the two, which rounds otherwise than
-// WebAssembly does.
+// Products are converted before they are added, here and wherever the costs are
+// used: the conversion keeps a compiler from fusing the two, which rounds
+// otherwise than WebAssembly does. All costs are in µs.
+
+// Busy is what each step of a row's grade costs: more than any estimate.
+const Busy = 1e15
+
+// Pool is what the candidates of a leg have in common.
+type Pool struct {
+	prompt float64
+	micros float64 // prefill of one uncached token where no speed is measured
+	worth  float64 // of patience, for a saved token
+}
+
+// Survey looks at all rows that suit the leg. It leaves in the score of each how
+// many tokens' worth of prefill it saves, for Prefill.
+func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
+	rows := f.Candidates
+	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros}
+	best, queued, requests, micros, measured := 0.0, int64(0), int64(0), 0.0, 0.0
+	for i := range rows {
+		c := &rows[i]
+		if !leg.Suits(c, i) {
+			continue
+		}
+		if c.TokenMicros > 0 {
+			micros += float64(c.TokenMicros)
+			measured++
+		}
+		if c.Queued > 0 {
+			queued += c.Queued
+			requests += int64(max(1, c.Requests))
+		}
+		saved := p.saved(c, s.prompt)
+		c.Score = float32(saved)
+		best = max(best, saved)
+	}
+	if measured > 0 {
+		s.micros = micros / measured
+	}
+	if best <= p.SharedTokens {
+		return s
+	}
+	holders := 0.0
+	for i := range rows {
+		if c := &rows[i]; leg.Suits(c, i) && float64(c.Score) >= 0.75*best {
+			holders++
+		}
+	}
+	typical := p.TypicalTokens
+	if requests > 0 {
+		typical = float64(queued) / float64(requests)
+	}
+	patience := p.Patience
+	if f.Request.Turn == 1 {
+		patience = p.FirstPatience
+	}
+	s.worth = patience * typical * s.micros / (s.prompt * max(1, holders))
+	return s
+}
+
+// Prefill is what the prompt costs at a row that Survey has seen: what waits
+// there, what is not saved, and pressure, less the patience that its blocks are
+// worth.
+func (p *Params) Prefill(c *abi.Candidate, s *Pool) float64 {
+	micros := s.micros
+	if c.TokenMicros > 0 {
+		micros = float64(c.TokenMicros)
+	}
+	saved := float64(c.Score)
+	tokens := s.prompt - saved + float64(p.QueueWeight*float64(max(0, c.Queued)))
+	cost := float64(tokens*micros) + p.pressure(c)
+	if saved > p.SharedTokens {
+		cost -= float64((saved - p.SharedTokens) * s.worth)
+	}
+	return cost
+}
 
 // saved is how many tokens' worth of prefill the row's blocks save: tokens that
 // it holds, less what loading those of slower tiers costs.
@@ -32,7 +106,18 @@ func (p *Params) saved(c *abi.Candidate, prompt float64) float64 {
 	return gpu + float64(cpu*max(0, 1-p.CPUMicros/micros)) + float64(disk*max(0, 1-p.DiskMicros/micros))
 }
 
-// pressure is what the row's KV memory in use costs, in µs.
+// Decode is what a stream costs at a row, without the transfer: tokens in flight
+// slow each of its steps.
+func (p *Params) Decode(c *abi.Candidate) float64 {
+	return float64(p.DecodeMicros*float64(max(0, c.Tokens))) + p.pressure(c)
+}
+
+// Missing is how many of the prompt's tokens a row does not hold.
+func Missing(c *abi.Candidate, prompt float64) float64 {
+	return prompt - min(prompt, float64(c.Matched()))
+}
+
+// pressure is what the row's KV memory in use costs.
 func (p *Params) pressure(c *abi.Candidate) float64 {
 	over := float64(c.Usage) - p.PressureFrom
 	if over <= 0 {
@@ -41,39 +126,12 @@ func (p *Params) pressure(c *abi.Candidate) float64 {
 	return over / (1 - p.PressureFrom) * p.PressureSeconds * 1e6
 }
 
-// tie orders rows of the same cost, the lowest first: a home, then fewer
+// Order is that of rows of the same cost, the lowest first: a home, then fewer
 // requests, then by lot.
-func tie(c *abi.Candidate, random uint64, row int) uint64 {
+func Order(c *abi.Candidate, random uint64, row int) uint64 {
 	o := uint64(uint32(c.Requests))<<32 | candidates.Draw(random, row)
 	if c.Home == 0 {
 		o |= 1 << 63
 	}
 	return o
-}
-
-// Decode returns the row on which the stream is estimated to fare best: tokens
-// in flight slow each of its steps, and what the row does not hold of the
-// prompt's KV must be transferred. The scores of the rows are the estimates in
-// seconds; less is better.
-func (p *Params) Decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
-	prompt := float64(max(1, f.Request.PromptTokens))
-	rows, best, least, order := f.Candidates, int32(-1), 0.0, uint64(0)
-	for i := range rows {
-		c := &rows[i]
-		if !leg.Suits(c, i) {
-			continue
-		}
-		held := min(prompt, float64(float64(c.BlocksGPU+c.BlocksCPU+c.BlocksDisk)*float64(c.BlockTokens)))
-		cost := float64(p.DecodeMicros*float64(c.Tokens)) + float64(p.TransferMicros*(prompt-held)) + p.pressure(c)
-		c.Score = float32(cost * 1e-6)
-		if cost += busy * float64(4-leg.Grade(c)); best >= 0 && cost > least {
-			continue
-		}
-		o := tie(c, f.Random, i)
-		if best >= 0 && cost == least && o >= order {
-			continue
-		}
-		best, least, order = int32(i), cost, o
-	}
-	return best
 }

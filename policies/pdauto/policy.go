@@ -1,0 +1,78 @@
+// Package pdauto is the built-in plan policy pd_auto: two legs only where they
+// are estimated to give the first token sooner than one.
+package pdauto
+
+import (
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/param"
+	"github.com/pdproxy/pdproxy/policies/plan"
+)
+
+// Needs is what the policy asks for beyond the usual facts.
+const Needs = abi.NeedBlocks
+
+// Params is what an operator may change. Table has names, defaults and bounds.
+type Params struct {
+	TokenMicros, BothTokenMicros   float64
+	TransferMicros, HandoverMicros float64
+	StreamMicros                   float64
+	Margin                         float64
+}
+
+// Table describes the parameters; it points into p.
+func (p *Params) Table() param.Table {
+	const large = 1e9
+	return param.Table{
+		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token on a prefill target, while that is not measured"},
+		{Name: "both_token_micros", Value: &p.BothTokenMicros, Default: 150, Least: 0.001, Most: large, Unit: "µs", Meaning: "the same on a target that serves both phases, whose streams share its time"},
+		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of one prompt token's KV, while that is not measured"},
+		{Name: "handover_micros", Value: &p.HandoverMicros, Default: 20_000, Most: large, Unit: "µs", Meaning: "what two legs cost beside the transfer, while that is not measured"},
+		{Name: "stream_micros", Value: &p.StreamMicros, Default: 25, Most: large, Unit: "µs", Meaning: "how long each uncached token holds up the streams of a target that serves both phases: it counts against one leg"},
+		{Name: "margin", Value: &p.Margin, Default: 0, Most: 1, Meaning: "share by which one leg must be faster to be chosen"},
+	}
+}
+
+// Defaults returns the parameters as they are when nothing is configured.
+func Defaults() Params {
+	var p Params
+	p.Table().Reset()
+	return p
+}
+
+// Plan is the policy, a pure function of the facts that does not allocate. It
+// reads p, which nobody may change meanwhile. Where only one of the two ways can
+// be gone it decides as auto does.
+func (p *Params) Plan(f *abi.PlanFacts) abi.PlanDecision {
+	if d := plan.Auto(f); d != abi.PlanDisaggregate || f.BothTargets == 0 {
+		return d
+	}
+	if p.one(f) < float64(p.two(f)*(1-p.Margin)) {
+		return abi.PlanAggregate
+	}
+	return abi.PlanDisaggregate
+}
+
+// one is the estimate for one leg until its first token, in µs.
+func (p *Params) one(f *abi.PlanFacts) float64 {
+	uncached := float64(max(0, f.Request.PromptTokens-f.BothCached))
+	micros := known(f.BothMicros, p.BothTokenMicros)
+	return float64((float64(max(0, f.BothQueued))+uncached)*micros) + float64(uncached*p.StreamMicros)
+}
+
+// two is the estimate for two legs. The whole prompt is transferred, cached or
+// not.
+func (p *Params) two(f *abi.PlanFacts) float64 {
+	prompt := float64(max(0, f.Request.PromptTokens))
+	uncached := float64(max(0, f.Request.PromptTokens-f.PrefillCached))
+	micros := known(f.PrefillMicros, p.TokenMicros)
+	return float64((float64(max(0, f.PrefillQueued))+uncached)*micros) +
+		float64(prompt*known(f.TransferMicros, p.TransferMicros)) + known(f.HandoverMicros, p.HandoverMicros)
+}
+
+// known is what was measured, or else the parameter.
+func known(measured float32, parameter float64) float64 {
+	if measured > 0 {
+		return float64(measured)
+	}
+	return parameter
+}
