@@ -200,8 +200,7 @@ const replayBudget = 10 * time.Second
 
 // newPlacer loads a built-in policy, or the one of a module.
 func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
-	// What the built-in policies do not read costs them next to nothing.
-	p := &placer{needs: abi.NeedBlocks | abi.NeedConversation | abi.NeedPairs}
+	p := &placer{needs: policies.Needs(name)}
 	cfg := plugins.Config{Plan: []string{"auto"}, Place: name, Mint: "snowflake", Native: native, Budget: replayBudget}
 	path, in, isFile := cutWasm(name)
 	if isFile {

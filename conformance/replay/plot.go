@@ -139,11 +139,15 @@ func (p *plot) line(color, name string, points [][2]float64) {
 	fmt.Fprintf(p, `"><title>%s</title></polyline>`, html.EscapeString(name))
 }
 
-// bar draws the bar of row i, with its value behind it.
+// bar draws the bar of row i, with its value behind it, or in it where it is long.
 func (p *plot) bar(i int, color string, v float64, text string) {
 	y := plotTop + float64(i)*rowHeight
 	x := p.x.at(v)
 	fmt.Fprintf(p, `<rect class="bar" fill="%s" x="%g" y="%.1f" width="%.1f" height="%d"/>`, color, p.x.start, y+6, max(0, x-p.x.start), rowHeight-12)
+	if x > p.x.start+(p.x.end-p.x.start)/2 {
+		p.text(x-8, y+rowHeight/2+4, "end", "inside", text)
+		return
+	}
 	p.text(x+6, y+rowHeight/2+4, "start", "value", text)
 }
 

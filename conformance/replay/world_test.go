@@ -1,9 +1,12 @@
 package replay
 
 import (
+	"bytes"
+	"encoding/json"
 	"math/rand/v2"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies"
@@ -93,4 +96,23 @@ func newLab(t testing.TB, cfg Config, tr *Trace) *Lab {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// traceWriter writes traces as their files are.
+type traceWriter struct{ text []byte }
+
+func (w *traceWriter) add(at time.Duration, input, output int, ids []uint64) {
+	line, err := json.Marshal(Line{Timestamp: millis(at), InputLength: input, OutputLength: output, HashIDs: ids})
+	if err != nil {
+		panic(err)
+	}
+	w.text = append(append(w.text, line...), '\n')
+}
+
+func (w *traceWriter) trace(name string, block int) *Trace {
+	t, err := ReadTrace(name, bytes.NewReader(w.text), block)
+	if err != nil {
+		panic(err)
+	}
+	return t
 }
