@@ -232,5 +232,8 @@ func decodeRow(row []byte) Candidate {
 		BlockTokens: get32(row, rowBlockTokens),
 		Usage:       getFloat(row, rowUsage),
 		TokenMicros: getFloat(row, rowTokenMicros),
+
+		RecentTokens:   getFloat(row, rowRecentTokens),
+		RecentRequests: getFloat(row, rowRecentCount),
 	}
 }

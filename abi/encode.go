@@ -193,6 +193,8 @@ func appendFields(dst []byte, rows []Candidate) []byte {
 		put32(row, rowBlockTokens, c.BlockTokens)
 		putFloat(row, rowUsage, c.Usage)
 		putFloat(row, rowTokenMicros, c.TokenMicros)
+		putFloat(row, rowRecentTokens, c.RecentTokens)
+		putFloat(row, rowRecentCount, c.RecentRequests)
 	}
 	return dst
 }

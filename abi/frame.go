@@ -85,6 +85,8 @@ const (
 	rowBlockTokens  = 52
 	rowUsage        = 56
 	rowTokenMicros  = 60
+	rowRecentTokens = 64
+	rowRecentCount  = 68
 	mintUnixMilli   = 0
 	mintCounter     = 8
 	mintNode        = 12

@@ -60,7 +60,7 @@ type Needs uint64
 // The needs.
 const (
 	NeedPrompt       Needs = 1 << iota // RequestFacts.Prompt
-	NeedBlocks                         // Candidate.BlocksGPU, BlocksCPU, BlocksDisk, Queued
+	NeedBlocks                         // Candidate.BlocksGPU to BlockTokens, Queued, Recent; costs in PlanFacts
 	NeedConversation                   // RequestFacts.Conversation, Candidate.Home
 	NeedRanks                          // a row for each rank; this proxy always gives them
 	NeedPairs                          // PlaceFacts.Pairs

@@ -187,6 +187,11 @@ type Candidate struct {
 
 	Usage       float32 // share of its KV memory in use, as the engine says; 0: not known
 	TokenMicros float32 // measured µs of prefill for one uncached token; 0: not known
+
+	// What was placed here of late for its prompt to be computed, each placement
+	// weighing less the longer it is ago (1/e after ten minutes): uncached prompt
+	// tokens, and requests. Need NeedBlocks.
+	RecentTokens, RecentRequests float32
 }
 
 // Matched is how many prompt tokens the target holds in any tier.

@@ -9,7 +9,7 @@ import "unsafe"
 // order, and guests that meet rows of another stride, go field by field.
 
 // RowSize is the size of a candidate row in version 1 of the contract.
-const RowSize = 64
+const RowSize = 72
 
 // The layout is checked by the compiler: an index out of range does not build.
 var (
@@ -31,6 +31,8 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.BlockTokens)-rowBlockTokens]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Usage)-rowUsage]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.TokenMicros)-rowTokenMicros]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentTokens)-rowRecentTokens]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentRequests)-rowRecentCount]
 )
 
 // littleEndian is the byte order of this machine.

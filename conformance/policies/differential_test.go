@@ -145,6 +145,7 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 			Roles: abi.Role(1 + rnd.IntN(3)), Trial: trials > 0 && rnd.IntN(4) == 0, Pair: abi.PairState(rnd.IntN(4)), Home: abi.Role(max(0, rnd.IntN(8)-4)),
 			BlocksGPU: rnd.Uint32N(100), BlocksCPU: rnd.Uint32N(100), BlocksDisk: rnd.Uint32N(100), BlockTokens: []uint32{0, 16, 512}[rnd.IntN(3)],
 			Queued: rnd.Int64N(1 << 20), Usage: float32(rnd.IntN(3)) / 2, TokenMicros: float32(rnd.IntN(3)) * 50,
+			RecentTokens: float32(rnd.IntN(3)) * 1e5, RecentRequests: float32(rnd.IntN(3)) * 20,
 		}
 		switch loads {
 		case 1:

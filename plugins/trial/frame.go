@@ -105,6 +105,9 @@ type candidateFact struct {
 	BlockTokens uint32  `json:"block_tokens"`
 	Usage       float32 `json:"usage"`
 	TokenMicros float32 `json:"token_us"`
+
+	RecentTokens   float32 `json:"recent_tokens"`
+	RecentRequests float32 `json:"recent_requests"`
 }
 
 type pairJSON struct {

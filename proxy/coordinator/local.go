@@ -266,10 +266,14 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 	switch {
 	case chosen.Prefill < 0:
 		c := &g.Decode.Load[g.Decode.Rank]
-		lease.computing(c, c.HoldQueued(uncached(prompt, &t.place.Candidates[chosen.Decode])), now)
+		queued := uncached(prompt, &t.place.Candidates[chosen.Decode])
+		c.Placed(queued, now)
+		lease.computing(c, c.HoldQueued(queued), now)
 	case a.Prefill.IsZero():
 		c := &g.Prefill.Load[g.Prefill.Rank]
-		lease.computing(c, c.HoldPrefill(prompt, uncached(prompt, &t.place.Candidates[chosen.Prefill])), now)
+		queued := uncached(prompt, &t.place.Candidates[chosen.Prefill])
+		c.Placed(queued, now)
+		lease.computing(c, c.HoldPrefill(prompt, queued), now)
 	}
 	lease.decode = g.Decode.Load[g.Decode.Rank].Hold(prompt + expected(&a.Request))
 	l.open.Add(1)

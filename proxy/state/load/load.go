@@ -19,6 +19,7 @@ type Counter struct {
 	queued   atomic.Int64
 	decode   atomic.Int64
 	sixteen  atomic.Int64 // uncached tokens of sixteen requests of late
+	recent   recent
 	last     atomic.Pointer[reported]
 
 	// Prefill is how long the target takes per uncached prompt token, fed with
