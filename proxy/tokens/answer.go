@@ -1,6 +1,8 @@
 package tokens
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -28,31 +30,48 @@ func (e *statusError) reason() Reason {
 	return Refused
 }
 
+// errVersion is an answer in the form that the render endpoints of some versions
+// of vLLM had before there was one with ids alone: messages and prompts in a
+// list.
+var errVersion = errors.New("the answer is that of another version")
+
 // readAnswer gives the ids of an answer. The error holds nothing of it.
 func (w way) readAnswer(status int, answer []byte) ([]uint32, error) {
 	if status != http.StatusOK {
 		return nil, &statusError{status, absent(status, answer)}
 	}
-	path := [...]string{"tokens", ""}
-	steps := path[:1]
-	switch w {
-	case renderChat:
-		path[0] = "token_ids"
-	case renderPrompt: // a list with one for each prompt
-		path, steps = [...]string{"0", "token_ids"}, path[:]
+	list := bytes.HasPrefix(answer, []byte("["))
+	if w == renderPrompt && list { // one for each prompt
+		first, ok, err := openai.Lookup(answer, "0")
+		if err != nil || !ok {
+			return nil, fmt.Errorf("%w: no list of one", errAnswer)
+		}
+		answer, list = first, false
 	}
-	raw, ok, err := openai.Lookup(answer, steps...)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errAnswer, err)
+	if w == renderChat && list {
+		return nil, errVersion
 	}
-	if !ok {
-		return nil, fmt.Errorf("%w: no %q", errAnswer, steps[len(steps)-1])
+	var o openai.Object
+	if err := o.Parse(answer); err != nil {
+		return nil, fmt.Errorf("%w: not the JSON of an object", errAnswer)
+	}
+	key := "tokens"
+	if w == renderChat || w == renderPrompt {
+		key = "token_ids"
+	}
+	raw, ok := o.Get(key)
+	switch {
+	case ok:
+	case key == "token_ids":
+		return nil, errVersion
+	default:
+		return nil, fmt.Errorf("%w: no %q", errAnswer, key)
 	}
 	ids, err := AppendIDs(make([]uint32, 0, len(raw)/4+1), raw)
 	if err != nil {
 		return nil, err
 	}
-	if count, ok := openai.Find(answer, "count"); ok && path[0] == "tokens" {
+	if count, ok := o.Get("count"); ok && key == "tokens" {
 		if n, ok := openai.Int64(count); !ok || n != int64(len(ids)) {
 			return nil, fmt.Errorf("%w: count is not that of the list", errAnswer)
 		}

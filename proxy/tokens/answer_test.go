@@ -34,7 +34,7 @@ func TestAnswersOfEachEndpoint(t *testing.T) {
 		{"text", renderChat, `{"token_ids":["1"]}`, nil},
 		{"cut off", renderChat, `{"token_ids":[1,2`, nil},
 		{"twice", renderChat, `{"token_ids":[1],"token_ids":[2]}`, nil},
-		{"no list", renderPrompt, `{"token_ids":[1]}`, nil},
+		{"a list of none", renderPrompt, `[]`, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := tt.way.readAnswer(200, []byte(tt.answer))
@@ -45,6 +45,17 @@ func TestAnswersOfEachEndpoint(t *testing.T) {
 				t.Errorf("error %v is not marked", err)
 			}
 		})
+	}
+}
+
+func TestRenderOfAnotherVersionIsNoEndpoint(t *testing.T) {
+	for way, answer := range map[way]string{
+		renderChat:   `[[{"role":"user","content":"x"}],[{"prompt_token_ids":[1,2]}]]`,
+		renderPrompt: `[{"prompt_token_ids":[1,2]}]`,
+	} {
+		if ids, err := way.readAnswer(200, []byte(answer)); ids != nil || reasonOf(t.Context(), err) != Unsupported {
+			t.Errorf("got %v, %v", ids, err)
+		}
 	}
 }
 

@@ -130,6 +130,7 @@ type Options struct {
 	Order       []Source           // tried in this order; nil: Client, Engine, Local
 	Asker       Asker              // nil: no engine is asked
 	Local       map[string]Encoder // by model; "" serves every other
+	LocalBytes  int                // longest prompt, as JSON, that is encoded here; 256 KiB
 	Timeout     time.Duration      // for all questions of one request together; 250 ms
 	Concurrency int                // questions under way at once; 64
 	CacheTokens int                // ids kept for equal questions, 4 bytes each; 4 Mi; < 0: none
@@ -141,6 +142,7 @@ type Tokenizer struct {
 	order   []Source
 	asker   Asker
 	local   map[string]Encoder
+	most    int // bytes of a prompt for a local tokenizer
 	timeout time.Duration
 	slots   chan struct{}
 	cache   cache
@@ -153,6 +155,9 @@ type Tokenizer struct {
 func New(o Options) *Tokenizer {
 	if o.Order == nil {
 		o.Order = []Source{Client, Engine, Local}
+	}
+	if o.LocalBytes == 0 {
+		o.LocalBytes = 256 << 10
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 250 * time.Millisecond
@@ -167,6 +172,7 @@ func New(o Options) *Tokenizer {
 		order:   o.Order,
 		asker:   o.Asker,
 		local:   o.Local,
+		most:    o.LocalBytes,
 		timeout: o.Timeout,
 		slots:   make(chan struct{}, o.Concurrency),
 		cache:   cache{limit: max(o.CacheTokens, 0)},
@@ -235,7 +241,7 @@ func (t *Tokenizer) fromLocal(p Prompt) Result {
 		encoder = t.local[""]
 	}
 	raw, plain := plainText(p.Request)
-	if encoder == nil || !plain {
+	if encoder == nil || !plain || len(raw) > t.most {
 		return Result{Reason: Unsupported}
 	}
 	dialect := Silent
@@ -267,7 +273,7 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 	}
 	now := time.Now()
 	deadline := now.Add(t.timeout)
-	start, asked := int(t.turn.Add(1)), 0
+	start, broke := int(t.turn.Add(1)), 0
 	for way := way(1); way < ways; way++ {
 		for i := range p.Instances {
 			instance := p.Instances[(start+i)%len(p.Instances)]
@@ -280,17 +286,17 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 				}
 				continue
 			}
-			r, sent := t.ask(ctx, deadline, instance.Name, way, p)
+			r := t.ask(ctx, deadline, instance.Name, way, p)
 			if len(r.IDs) > 0 {
 				return r
 			}
 			miss = r
-			if sent {
-				asked++
-			}
-			switch {
-			case r.Reason == Unsupported: // it has no such endpoint
-			case r.Reason == Failed && asked < 2, r.Reason == BadAnswer && asked < 2:
+			switch r.Reason {
+			case Unsupported: // it has no such endpoint
+			case Failed, BadAnswer:
+				if broke++; broke == 2 {
+					return miss
+				}
 			default:
 				return miss
 			}
@@ -302,9 +308,8 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 	return miss
 }
 
-// ask puts one question to one instance; sent is false where the cache
-// answered it, or nobody could.
-func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string, w way, p Prompt) (r Result, sent bool) {
+// ask puts one question to one instance, unless the cache answers it.
+func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string, w way, p Prompt) (r Result) {
 	room := t.bodies.Get().(*[]byte)
 	body := w.appendBody((*room)[:0], p.Request)
 	k := key(w, p.Model, body)
@@ -312,14 +317,14 @@ func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string
 	if ids != nil {
 		*room = body
 		t.bodies.Put(room)
-		return Result{IDs: ids, Cached: true, Instance: instance}, false
+		return Result{IDs: ids, Cached: true, Instance: instance}
 	}
 	// From here on the body may stay in use by the Asker's transport.
 	select {
 	case t.slots <- struct{}{}:
 		defer func() { <-t.slots }()
 	default:
-		return Result{Reason: Busy, Instance: instance}, false
+		return Result{Reason: Busy, Instance: instance}
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -334,7 +339,7 @@ func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string
 		r = Result{IDs: ids, Instance: instance}
 	}
 	t.pauses.note(instance, w, r.Reason, time.Now())
-	return r, true
+	return r
 }
 
 func reasonOf(ctx context.Context, err error) Reason {
@@ -342,6 +347,8 @@ func reasonOf(ctx context.Context, err error) Reason {
 	switch {
 	case errors.As(err, &s):
 		return s.reason()
+	case errors.Is(err, errVersion):
+		return Unsupported
 	case errors.Is(err, errAnswer):
 		return BadAnswer
 	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):

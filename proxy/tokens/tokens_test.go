@@ -130,6 +130,16 @@ func TestLocalGetsTheTextAndItsSpecialTokens(t *testing.T) {
 	}
 }
 
+func TestLocalDoesNotEncodeLongPrompts(t *testing.T) {
+	tk := New(Options{LocalBytes: 10, Local: map[string]Encoder{"": encoderFunc(func(string, bool) ([]uint32, error) { return []uint32{1}, nil })}})
+	for prompt, want := range map[string]int{"12345678": 1, "123456789": 0} {
+		r := tk.Tokens(t.Context(), Prompt{Request: request(t, openai.Completions, `{"prompt":"`+prompt+`"}`)})
+		if len(r.IDs) != want {
+			t.Errorf("%d bytes: %+v", len(prompt), r)
+		}
+	}
+}
+
 func TestEngineTroubleEndsInTextMode(t *testing.T) {
 	const secret = "hé"
 	for _, tt := range []struct {
@@ -144,7 +154,7 @@ func TestEngineTroubleEndsInTextMode(t *testing.T) {
 		{"broken", fakeAnswer{status: 500}, Failed, 2},
 		{"transport", fakeAnswer{err: errors.New("connection reset")}, Failed, 2},
 		{"not json", fakeAnswer{status: 200, body: secret}, BadAnswer, 2},
-		{"no ids", fakeAnswer{status: 200, body: `{}`}, BadAnswer, 2},
+		{"no ids", fakeAnswer{status: 200, body: `{}`}, BadAnswer, 4},
 		{"no endpoint at all", fakeAnswer{status: 404, body: `{"detail":"Not Found"}`}, Unsupported, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

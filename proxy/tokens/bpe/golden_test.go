@@ -3,6 +3,7 @@ package bpe
 import (
 	"bufio"
 	"encoding/json"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,6 +79,28 @@ func TestIDsAreThoseOfTheLibrary(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestMergesByScanAndByQueueAgree(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	tk := load(t, "deepseek")
+	for range 3000 {
+		word := make([]byte, 2+r.IntN(80))
+		for i := range word {
+			word[i] = "  aethionrs="[r.IntN(12)]
+		}
+		var ids [2][]uint32
+		for i, merge := range []func(*encoder){(*encoder).mergeByScan, (*encoder).mergeByQueue} {
+			e := encoder{t: tk}
+			e.start(string(word))
+			merge(&e)
+			e.finish()
+			ids[i] = e.dst
+		}
+		if !slices.Equal(ids[0], ids[1]) {
+			t.Fatalf("%q: %d by scan, %d by queue", word, ids[0], ids[1])
+		}
 	}
 }
 

@@ -1,9 +1,6 @@
 package bpe
 
-import (
-	"container/heap"
-	"math"
-)
+import "math"
 
 // part is one symbol of a word that is being merged.
 type part struct {
@@ -23,6 +20,17 @@ const scanMost = 48
 // merge appends the ids of a word: from its bytes on, the pair of the lowest
 // rank is merged, the leftmost of equal ones first, until no pair has a rank.
 func (e *encoder) merge(w string) {
+	e.start(w)
+	if len(w) <= scanMost {
+		e.mergeByScan()
+	} else {
+		e.mergeByQueue()
+	}
+	e.finish()
+}
+
+// start makes each byte of a word a part.
+func (e *encoder) start(w string) {
 	e.parts = e.parts[:0]
 	for i := range len(w) {
 		e.parts = append(e.parts, part{id: e.t.bytes[w[i]], prev: int32(i - 1), next: int32(i + 1)})
@@ -31,11 +39,10 @@ func (e *encoder) merge(w string) {
 	for i := range e.parts {
 		e.rank(int32(i))
 	}
-	if len(w) <= scanMost {
-		e.mergeByScan()
-	} else {
-		e.mergeByQueue()
-	}
+}
+
+// finish appends what is left of the parts.
+func (e *encoder) finish() {
 	for i := int32(0); i >= 0; i = e.parts[i].next {
 		e.dst = append(e.dst, e.parts[i].id)
 	}
@@ -87,13 +94,10 @@ func (e *encoder) mergeByScan() {
 func (e *encoder) mergeByQueue() {
 	e.queue = e.queue[:0]
 	for i := range e.parts {
-		if r := e.parts[i].rank; r != none {
-			e.queue = append(e.queue, candidate{r, int32(i)})
-		}
+		e.offer(int32(i))
 	}
-	heap.Init(&e.queue)
 	for len(e.queue) > 0 {
-		c := heap.Pop(&e.queue).(candidate)
+		c := e.queue.pop()
 		if p := &e.parts[c.at]; p.gone || p.rank != c.rank {
 			continue // it changed since
 		}
@@ -107,7 +111,7 @@ func (e *encoder) mergeByQueue() {
 
 func (e *encoder) offer(i int32) {
 	if r := e.parts[i].rank; r != none {
-		heap.Push(&e.queue, candidate{r, i})
+		e.queue.push(candidate{r, i})
 	}
 }
 
@@ -117,18 +121,44 @@ type candidate struct {
 	at   int32
 }
 
-// queue is a heap of candidates, the lowest rank and then the leftmost first.
+// before orders candidates: the lowest rank, then the leftmost.
+func (c candidate) before(d candidate) bool {
+	return c.rank < d.rank || c.rank == d.rank && c.at < d.at
+}
+
+// queue is a heap of candidates. It stands in for container/heap, which
+// allocates for each of them.
 type queue []candidate
 
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].rank < q[j].rank || q[i].rank == q[j].rank && q[i].at < q[j].at
+func (q *queue) push(c candidate) {
+	h := append(*q, c)
+	i := len(h) - 1
+	for i > 0 {
+		parent := (i - 1) / 2
+		if !c.before(h[parent]) {
+			break
+		}
+		h[i], i = h[parent], parent
+	}
+	h[i] = c
+	*q = h
 }
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(candidate)) }
-func (q *queue) Pop() any {
-	old := *q
-	last := old[len(old)-1]
-	*q = old[:len(old)-1]
-	return last
+
+func (q *queue) pop() candidate {
+	h := *q
+	top, last := h[0], h[len(h)-1]
+	h = h[:len(h)-1]
+	for i := 0; len(h) > 0; {
+		child := 2*i + 1
+		if child+1 < len(h) && h[child+1].before(h[child]) {
+			child++
+		}
+		if child >= len(h) || !h[child].before(last) {
+			h[i] = last
+			break
+		}
+		h[i], i = h[child], child
+	}
+	*q = h
+	return top
 }
