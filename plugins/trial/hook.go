@@ -81,8 +81,8 @@ func (t *hookTrial) start(ctx context.Context) error {
 		return err
 	}
 	names, named, err := vm.Text(ctx, abi.ExportPolicies)
-	if named {
-		t.lines = strings.Split(strings.TrimSpace(names), "\n")
+	if names = strings.TrimSpace(names); named && names != "" { // as by the proxy
+		t.lines = strings.Split(names, "\n")
 	}
 	t.vm = vm
 	return err

@@ -27,6 +27,11 @@ var scratch [8192]uint64
 //go:wasmexport pdproxy_v1_scratch
 func exportScratch(size uint32) uint32 { return uint32(uintptr(unsafe.Pointer(&scratch[0]))) }
 
+// policies answers an empty text: the hooks have no names.
+//
+//go:wasmexport pdproxy_v1_policies
+func policies() uint64 { return 0 }
+
 //go:wasmexport pdproxy_v1_on_place
 func place(at, size uint32) uint64 { return answer() }
 
@@ -148,5 +153,19 @@ func TestRun(t *testing.T) {
 	}
 	if last := results[len(results)-3]; !strings.Contains(last.Stack, "main.answer") {
 		t.Errorf("the stack of the panic is %q", last.Stack)
+	}
+}
+
+// TestInspect: hooks without names are all called.
+func TestInspect(t *testing.T) {
+	i, err := Inspect(t.Context(), buildNaughty(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(i.Hooks) != 5 || len(i.Policies) != 0 || i.ABI != "" || i.MemoryBytes == 0 {
+		t.Errorf("inspected as %+v", i)
+	}
+	if _, err := Inspect(t.Context(), []byte("no module"), slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("text was inspected")
 	}
 }
