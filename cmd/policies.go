@@ -42,7 +42,6 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 	name, _ := os.Hostname()
 	return plugins.New(plugins.Deps{
 		Builtin:     policies.Wasm,
-		Native:      plugins.Native{Plan: nativePlan, Place: nativePlace, Mint: nativeMint},
 		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
 		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
 		Metrics:     guests.of,
@@ -64,19 +63,23 @@ func compileCache() string {
 	return filepath.Join(dir, "pdproxy")
 }
 
-func nativePlan(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
-	f, ok := policies.Plan(name)
-	return f, ok
-}
-
-func nativePlace(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
-	f, ok := policies.Place(name)
-	return f, ok
-}
-
-func nativeMint(name string) (func(*abi.MintFacts) uint64, bool) {
-	f, ok := policies.Mint(name)
-	return f, ok
+// natives finds the built-in policies that are compiled in.
+func natives(built *policies.Set) plugins.Natives {
+	return plugins.Natives{
+		Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
+			f, ok := built.Plan(name)
+			return f, ok
+		},
+		Place: func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
+			f, ok := built.Place(name)
+			return f, ok
+		},
+		Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
+			f, ok := built.Mint(name)
+			return f, ok
+		},
+		Needs: policies.Needs,
+	}
 }
 
 // applyPlugins makes the plugins and policies of cfg serve. What cannot be used
@@ -96,7 +99,13 @@ func applyPlugins(set *plugins.Set, cfg *config.Config) error {
 
 // pluginConfig is cfg as package plugins takes it.
 func pluginConfig(cfg *config.Config) (plugins.Config, error) {
+	params := policies.Params(cfg.Policy.Params)
+	built, err := policies.New(params)
+	if err != nil {
+		return plugins.Config{}, config.Problems{cfg.Problem("policy.params", err.Error())}
+	}
 	c := plugins.Config{
+		Natives: natives(built), Params: params.Text(),
 		Upstreams: make(map[string]*url.URL),
 		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
 		Native: cfg.Policy.Runtime == "native",

@@ -201,7 +201,11 @@ const replayBudget = 10 * time.Second
 // newPlacer loads a built-in policy, or the one of a module.
 func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
 	p := &placer{needs: policies.Needs(name)}
-	cfg := plugins.Config{Plan: []string{"auto"}, Place: name, Mint: "snowflake", Native: native, Budget: replayBudget}
+	built, err := policies.New(nil)
+	if err != nil {
+		return nil, err
+	}
+	cfg := plugins.Config{Natives: natives(built), Plan: []string{"auto"}, Place: name, Mint: "snowflake", Native: native, Budget: replayBudget}
 	path, in, isFile := cutWasm(name)
 	if isFile {
 		plugin := strings.TrimSuffix(filepath.Base(path), wasmSuffix)
@@ -214,7 +218,6 @@ func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
 	}
 	set, err := plugins.New(plugins.Deps{
 		Builtin:   policies.Wasm,
-		Native:    plugins.Native{Plan: nativePlan, Place: nativePlace, Mint: nativeMint},
 		Meter:     func(string, string) policy.Meter { return deafMeter{} },
 		Transport: http.DefaultTransport,
 		CacheDir:  compileCache(),

@@ -55,7 +55,7 @@ func (s *Set) release(t *table, p, fresh *plugin) error {
 	}
 	next := *t
 	next.canaries = append(t.without(p), canary{p, fresh, time.Now().Add(p.spec.CrashWindow)})
-	next.needs |= fresh.version.Needs()
+	next.needs |= full.needs
 	p.failed.Store(false)
 	s.swap(&next)
 	s.deps.Log.Info("a new version takes a share of the decisions", "plugin", p.spec.Name, "sha256", fresh.digest, "share", p.spec.Canary)

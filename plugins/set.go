@@ -116,7 +116,7 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 			next.plugins = append(next.plugins, p)
 		}
 		if !c.Native && c.needsBuiltin() {
-			if next.builtin = old.builtin; next.builtin == nil || next.builtin.failures.Parked() || old.config.Budget != c.Budget {
+			if next.builtin = old.builtin; next.builtin == nil || next.builtin.failures.Parked() || old.config.Budget != c.Budget || old.config.Params != c.Params {
 				p, err := s.buildBuiltin(ctx, &c)
 				if err != nil {
 					return &Error{"policy", err}
@@ -170,7 +170,9 @@ func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 	content := source.Content{Wasm: s.deps.Builtin()}
 	digest := sha256.Sum256(content.Wasm)
 	content.SHA256 = hex.EncodeToString(digest[:])
-	p, err := s.build(ctx, c, Spec{Trusted: true, HostFunctions: []string{"*"}, CrashBudget: builtinBudget, CrashWindow: builtinWindow}, content)
+	p, err := s.build(ctx, c, Spec{
+		Trusted: true, HostFunctions: []string{"*"}, CrashBudget: builtinBudget, CrashWindow: builtinWindow, Config: c.Params,
+	}, content)
 	if err != nil {
 		return nil, fmt.Errorf("load built-in policies: %w", err)
 	}

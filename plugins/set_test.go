@@ -20,6 +20,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 	"github.com/pdproxy/pdproxy/plugins/source"
+	"github.com/pdproxy/pdproxy/policies"
 )
 
 // TestBuiltins: the built-in policies decide the same in both runtimes.
@@ -179,6 +180,7 @@ func TestApplyRefuses(t *testing.T) {
 		"hook is absent":   {Config{Plugins: []Spec{named}, Plan: []string{"auto"}, Place: "n/last", Mint: "n", Native: true}, "policy.mint", "pdproxy_v1_on_mint"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			tt.config.Natives = w.config.Natives
 			err := w.Apply(t.Context(), tt.config)
 			var e *Error
 			if !errors.As(err, &e) || e.Key != tt.key || !strings.Contains(err.Error(), tt.want) {
@@ -591,5 +593,50 @@ func BenchmarkPlace(b *testing.B) {
 				w.Place(ctx, f)
 			}
 		})
+	}
+}
+
+// TestNeedsOfTheChosen: a policy makes the proxy compute what it needs, and only
+// while it is asked.
+func TestNeedsOfTheChosen(t *testing.T) {
+	for _, native := range []bool{true, false} {
+		w := newWorld(t)
+		w.config.Native = native
+		for _, tt := range []struct {
+			place string
+			want  abi.Needs
+		}{{"least_load", 0}, {"kv_aware", policies.Needs("kv_aware")}, {"round_robin", 0}} {
+			w.config.Place = tt.place
+			w.apply()
+			if got := w.Needs(); got != tt.want {
+				t.Errorf("native %t, %s: needs %v, want %v", native, tt.place, got.Names(), tt.want.Names())
+			}
+		}
+	}
+	if policies.Needs("kv_aware")&abi.NeedBlocks == 0 {
+		t.Error("kv_aware does without blocks")
+	}
+}
+
+// TestParamsReachThePolicies: a parameter out of its bounds is seen by the module
+// of the built-in policies too.
+func TestParamsReachThePolicies(t *testing.T) {
+	w := newWorld(t)
+	w.config.Native, w.config.Place = false, "kv_aware"
+	w.apply()
+	old := w.table.Load().builtin
+	w.apply()
+	if w.table.Load().builtin != old {
+		t.Error("the same parameters load the module anew")
+	}
+	w.config.Params = policies.AllParams()[0].Policy + ".no_such=1\n"
+	if err := w.Apply(t.Context(), w.config); err == nil || !strings.Contains(err.Error(), "configure") {
+		t.Errorf("an unknown parameter: %v", err)
+	}
+	p := policies.AllParams()[0]
+	w.config.Params = policies.Params{p.Policy: {p.Name: p.Most}}.Text()
+	w.apply()
+	if w.table.Load().builtin == old {
+		t.Error("other parameters do not load the module anew")
 	}
 }

@@ -26,9 +26,11 @@ type Config struct {
 	Place string
 	Mint  string
 
-	Native bool          // built-in policies run compiled in, not as WebAssembly
-	Budget time.Duration // of one decision, where the plugin has no timeout of its own
-	Limits filter.Limits // of streams with filters
+	Native  bool          // built-in policies run compiled in, not as WebAssembly
+	Natives Natives       // these, with their parameters
+	Params  string        // the parameters, as the module of the built-in policies is configured
+	Budget  time.Duration // of one decision, where the plugin has no timeout of its own
+	Limits  filter.Limits // of streams with filters
 }
 
 // Spec is one [[plugin]].
@@ -59,7 +61,6 @@ type Spec struct {
 // Metrics and Changed are needed.
 type Deps struct {
 	Builtin func() []byte // the module of the built-in policies
-	Native  Native
 	// Meter gives what watches a policy, by its label and the name of its hook.
 	Meter       func(policy, hook string) policy.Meter
 	FilterMeter func(plugin string) filter.Meter
@@ -71,11 +72,12 @@ type Deps struct {
 	Log         *slog.Logger
 }
 
-// Native finds the built-in policies that are compiled in.
-type Native struct {
+// Natives finds the built-in policies that are compiled in.
+type Natives struct {
 	Plan  func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool)
 	Place func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool)
 	Mint  func(name string) (func(*abi.MintFacts) uint64, bool)
+	Needs func(name string) abi.Needs // what a policy wants to be shown
 }
 
 // Error says which part of a Config cannot be used.

@@ -32,6 +32,7 @@ type table struct {
 type decider[F, A any] struct {
 	wasm   *policy.Policy // nil: native
 	native func(F) A
+	needs  abi.Needs // of this policy, beyond its module's
 	*compiledIn
 }
 
@@ -64,7 +65,7 @@ func (s *Set) resolve(t *table) error {
 	c := t.config
 	t.plan, t.legs, t.finish = nil, nil, nil
 	for i, name := range c.Plan {
-		p, err := find(s, t, abi.HookPlan, name, s.deps.Native.Plan)
+		p, err := find(s, t, abi.HookPlan, name, c.Natives.Plan)
 		switch {
 		case err == nil:
 			t.plan = append(t.plan, p)
@@ -75,13 +76,16 @@ func (s *Set) resolve(t *table) error {
 		}
 	}
 	var err error
-	if t.place, err = find(s, t, abi.HookPlace, c.Place, s.deps.Native.Place); err != nil {
+	if t.place, err = find(s, t, abi.HookPlace, c.Place, c.Natives.Place); err != nil {
 		return &Error{"policy.place", err}
 	}
-	if t.mint, err = find(s, t, abi.HookMint, c.Mint, s.deps.Native.Mint); err != nil {
+	if t.mint, err = find(s, t, abi.HookMint, c.Mint, c.Natives.Mint); err != nil {
 		return &Error{"policy.mint", err}
 	}
-	t.needs = 0
+	t.needs = t.place.needs | t.mint.needs
+	for i := range t.plan {
+		t.needs |= t.plan[i].needs
+	}
 	for _, p := range t.plugins {
 		if p.version == nil {
 			continue
@@ -91,8 +95,10 @@ func (s *Set) resolve(t *table) error {
 			switch q.Hook {
 			case abi.HookLeg:
 				t.legs = append(t.legs, q)
+				t.needs |= q.Needs
 			case abi.HookFinish:
 				t.finish = append(t.finish, q)
+				t.needs |= q.Needs
 			}
 		}
 	}
@@ -105,14 +111,18 @@ func (s *Set) resolve(t *table) error {
 func find[F, A any](s *Set, t *table, h abi.Hook, name string, native func(string) (func(F) A, bool)) (d decider[F, A], err error) {
 	plugin, within, _ := strings.Cut(name, "/")
 	if p := t.plugin(plugin); p != nil {
-		d.wasm, err = p.find(h, within)
+		if d.wasm, err = p.find(h, within); err == nil {
+			d.needs = d.wasm.Needs
+		}
 		return d, err
 	}
 	known := false
 	if t.builtin != nil {
-		d.wasm, known = t.builtin.version.Find(h, name)
+		if d.wasm, known = t.builtin.version.Find(h, name); known {
+			d.needs = d.wasm.Needs
+		}
 	} else if d.native, known = native(name); known {
-		d.compiledIn = s.compiledIn(h, name)
+		d.compiledIn, d.needs = s.compiledIn(h, name), t.config.Natives.Needs(name)
 	}
 	if !known {
 		err = fmt.Errorf("%q is neither a plugin nor a built-in policy", name)

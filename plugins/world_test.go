@@ -85,21 +85,7 @@ func newWorld(t testing.TB, specs ...Spec) *world {
 	t.Helper()
 	w := &world{t: t, meters: &meters{calls: make(map[string]int), fails: make(map[string]int)}}
 	set, err := New(Deps{
-		Builtin: policies.Wasm,
-		Native: Native{
-			Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
-				f, ok := policies.Plan(name)
-				return f, ok
-			},
-			Place: func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
-				f, ok := policies.Place(name)
-				return f, ok
-			},
-			Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
-				f, ok := policies.Mint(name)
-				return f, ok
-			},
-		},
+		Builtin:  policies.Wasm,
 		Meter:    func(p, hook string) policy.Meter { return meter{w.meters, p + " " + hook} },
 		CacheDir: bench.dir,
 		Changed:  func() { w.changed++ },
@@ -112,6 +98,21 @@ func newWorld(t testing.TB, specs ...Spec) *world {
 	w.config = Config{
 		Plugins: specs, Plan: []string{"auto"}, Place: "least_load", Mint: "snowflake",
 		Native: true, Budget: time.Minute,
+		Natives: Natives{
+			Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
+				f, ok := policies.Plan(name)
+				return f, ok
+			},
+			Place: func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
+				f, ok := policies.Place(name)
+				return f, ok
+			},
+			Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
+				f, ok := policies.Mint(name)
+				return f, ok
+			},
+			Needs: policies.Needs,
+		},
 	}
 	t.Cleanup(func() {
 		if err := set.Close(context.Background()); err != nil {

@@ -28,8 +28,9 @@ const (
 // decision.
 type Policy struct {
 	Hook  abi.Hook
-	Name  string // within the module; "" when the module names none
-	Label string // in metrics and for operators: the name in the configuration
+	Name  string    // within the module; "" when the module names none
+	Label string    // in metrics and for operators: the name in the configuration
+	Needs abi.Needs // what it asks to be shown beyond what its module does
 
 	version  *Version
 	index    uint32

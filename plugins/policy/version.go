@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -188,6 +189,32 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 		v.add(h, name, count[h])
 		count[h]++
 	}
+	return v.describeNeeds(ctx, m)
+}
+
+// describeNeeds reads what single policies need beyond what the module does.
+func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
+	list, _, err := m.Text(ctx, abi.ExportPolicyNeeds)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(list) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		if len(fields) != 3 {
+			return fmt.Errorf("read needs: %q is not a hook, a name and a number", strings.TrimSpace(line))
+		}
+		h, known := abi.ParseHook(fields[0])
+		needs, err := strconv.ParseUint(fields[2], 10, 64)
+		if !known || err != nil {
+			return fmt.Errorf("read needs: %q is not a hook, a name and a number", strings.TrimSpace(line))
+		}
+		if p := v.find(h, fields[1]); p != nil {
+			p.Needs |= abi.Needs(needs)
+		}
+	}
 	return nil
 }
 
@@ -223,7 +250,7 @@ func (v *Version) Find(h abi.Hook, name string) (*Policy, bool) {
 	return p, p != nil
 }
 
-// Needs is what the module asks to be shown.
+// Needs is what the module asks to be shown, for all its policies.
 func (v *Version) Needs() abi.Needs { return v.needs }
 
 // Info is what the module says of itself.
