@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -36,6 +37,8 @@ type Node struct {
 	log         *slog.Logger
 	registry    *engine.Registry
 	coordinator *coordinator.Local
+	knowledge   *knowledge
+	loads       *loads.Poller
 	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
@@ -58,6 +61,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
 		return nil, failed(fmt.Errorf("start tracing: %w", err))
 	}
+	n.knowledge = newKnowledge(cfg, metrics, log)
 	n.registry = engine.New(engine.Options{
 		Health: cfg.Health, Circuit: cfg.Circuit,
 		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
@@ -65,7 +69,13 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 		NewProbe:  newProbe,
 		APIKey:    func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
 		Log:       log,
-		OnRestart: func(i *engine.Instance) { metrics.Restart(i.Spec.Name) },
+		Index:     n.knowledge.state.Index,
+		OnState:   n.knowledge.ready,
+		OnRestart: func(i *engine.Instance) {
+			metrics.Restart(i.Spec.Name)
+			n.knowledge.restarted(i)
+		},
+		OnGone: n.knowledge.gone,
 	})
 	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
 		return nil, err
@@ -93,11 +103,16 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
-	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, coordinator.State{}, ids, metrics)
-	watch(prom, n.registry, n.coordinator)
+	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, n.knowledge.state, ids, metrics)
+	n.loads = loads.New(n.registry, cfg.Health, n.log)
+	tokenizer, err := newTokenizer(cfg, n.registry)
+	if err != nil {
+		return err
+	}
+	watch(prom, n.registry, n.coordinator, n.knowledge.state.Index)
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Log: n.log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: tokenizer, Log: n.log, Version: readVersion().Version,
 	})
 	n.askLegs()
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
@@ -164,6 +179,7 @@ func (n *Node) Reload(next *config.Config) error {
 		return errors.Join(err, applyPlugins(n.plugins, old))
 	}
 	n.registry.Configure(next.Health, next.Circuit)
+	n.loads.Configure(next.Health)
 	n.server.Reload(next, f.keys)
 	if n.certs != nil {
 		return n.certs.Reload()

@@ -99,6 +99,8 @@ func (n *Node) Serve(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { n.registry.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
+	wg.Go(func() { n.knowledge.run(background) })
+	wg.Go(func() { n.loads.Run(background) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })
 	}

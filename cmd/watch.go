@@ -8,24 +8,28 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
 // watch registers the gauges that are read off the registry and the
 // coordinator when somebody asks.
-func watch(reg prometheus.Registerer, r *engine.Registry, c *coordinator.Local) {
-	reg.MustRegister(&fleetGauges{registry: r, coordinator: c})
+func watch(reg prometheus.Registerer, r *engine.Registry, c *coordinator.Local, x *kvindex.Index) {
+	reg.MustRegister(&fleetGauges{registry: r, coordinator: c, index: x})
 }
 
 var (
 	leasesDesc = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
 	loadDesc   = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
 	stateDesc  = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
+	blocksDesc = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
+	indexDesc  = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
 	pairDesc   = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
 type fleetGauges struct {
 	registry    *engine.Registry
 	coordinator *coordinator.Local
+	index       *kvindex.Index
 }
 
 // Describe implements prometheus.Collector.
@@ -34,6 +38,8 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- loadDesc
 	ch <- stateDesc
 	ch <- pairDesc
+	ch <- blocksDesc
+	ch <- indexDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -42,6 +48,10 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(leasesDesc, float64(g.coordinator.Open()))
+	kv := g.index.Stats()
+	gauge(blocksDesc, float64(kv.Entries-kv.Guesses), "event")
+	gauge(blocksDesc, float64(kv.Guesses), "expected")
+	gauge(indexDesc, float64(kv.Bytes))
 	seen := make(map[string]bool) // while one drains, another may have its name
 	for _, i := range g.registry.Snapshot().Instances {
 		if seen[i.Spec.Name] {

@@ -25,28 +25,19 @@ func Endpoint(base string, rank int) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(int(port)+rank)), nil
 }
 
-// Announced is what an SGLang engine says of its KV events in GET /server_info,
-// member kv_events. Source: SGLang srt/entrypoints/http_server.py.
-type Announced struct {
-	Publisher string `json:"publisher"`
-	Host      string `json:"endpoint_host"` // "*" if it listens everywhere
-	Port      int    `json:"endpoint_port_base"`
-	BlockSize int    `json:"block_size"`
-	DPSize    int    `json:"dp_size"`
-}
-
-// Endpoint returns the endpoint of rank 0, or false if the engine publishes no
-// events that can be had. Host is where the engine itself is reached: a wildcard
-// stands for it.
-func (a Announced) Endpoint(host string) (string, bool) {
-	if a.Publisher != "zmq" || a.Port <= 0 || a.Port > 65535 {
-		return "", false
-	}
-	switch a.Host {
+// Announced returns the endpoint of rank 0 of an engine that announces its
+// publisher, as SGLang does: host may be a wildcard, for which the host stands
+// where the engine itself is reached. It is "" if there is no such endpoint.
+// Source: SGLang GET /server_info, kv_events.endpoint_host and
+// endpoint_port_base.
+func Announced(host string, port int, engine string) string {
+	switch host {
 	case "", "*", "0.0.0.0", "::", "[::]":
-	default:
-		host = a.Host
+		host = engine
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(a.Port)), host != ""
+	if host == "" || port <= 0 || port > 65535 {
+		return ""
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 }

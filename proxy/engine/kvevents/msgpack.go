@@ -41,6 +41,7 @@ type event struct {
 	stored    kvindex.Stored
 	group     group
 	remote    bool   // not in the engine itself
+	mooncake  bool   // of vLLM's MooncakeStoreConnector
 	loraID    uint64 // of engines that do not send the name; 0 none
 	extraKeys []byte // not read yet: what they mean depends on other fields
 }
@@ -283,6 +284,7 @@ func (d *batches) field(f field, b []byte) (rest []byte, err error) {
 	case fieldMedium:
 		if text, rest, err = msgp.ReadStringZC(b); err == nil {
 			s.Tier = tierOf(text)
+			d.e.mooncake = string(text) == "cpu"
 		}
 	case fieldGroup:
 		d.e.group.id, rest, err = msgp.ReadUint64Bytes(b)
@@ -330,6 +332,11 @@ func (d *batches) store() {
 	e, s := &d.e, &d.e.stored
 	if s.Lora == "" && e.loraID != 0 {
 		s.Lora = intern(&d.lora, strconv.AppendUint([]byte("lora id "), e.loraID, 10))
+	}
+	if e.mooncake && !s.HasParent {
+		// It names no parent for the first block that it stores at a time,
+		// wherever in the prompt that is; the engine's own events have told.
+		s.Tokens, s.BlockTokens = s.Tokens[:0], 0
 	}
 	n, err := d.plain(e.extraKeys, len(s.Hashes))
 	if err != nil {
@@ -514,7 +521,7 @@ func meritOf(kind []byte) uint32 {
 	return meritPart
 }
 
-// tierOf is the tier of a medium: GPU; CPU, CPU_PINNED; all else, such as
+// tierOf is the tier of a medium: GPU; CPU, cpu, CPU_PINNED; all else, such as
 // STORAGE, DISK, OBJ or EXTERNAL, is behind the host's memory. No medium is the
 // GPU: that was before there were others.
 func tierOf(medium []byte) kvindex.Tier {

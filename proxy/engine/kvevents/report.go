@@ -32,6 +32,9 @@ type Hooks struct {
 	Replay func(engine, outcome string)
 	// Resync counts feeds that were cleared, by the reason.
 	Resync func(engine, reason string)
+	// BlockTokens tells the length of an engine's blocks when it is learned from
+	// the events, and when it turns out to be another.
+	BlockTokens func(engine string, tokens int)
 	// Malformed counts messages, batches and events that could not be read.
 	Malformed func(engine string, n int)
 }
@@ -75,7 +78,9 @@ func (r *rank) state() State {
 // applied notes what events did.
 func (r *rank) applied(blocks, malformed, blockTokens int) {
 	r.last.Store(time.Now().UnixNano())
-	r.blockTokens.Store(int64(blockTokens))
+	if r.blockTokens.Swap(int64(blockTokens)) != int64(blockTokens) && blockTokens > 0 && r.hooks.BlockTokens != nil {
+		r.hooks.BlockTokens(r.engine, blockTokens)
+	}
 	if r.hooks.Applied != nil && blocks > 0 {
 		r.hooks.Applied(r.engine, blocks)
 	}

@@ -302,7 +302,7 @@ func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
 	for c.open('['); c.next(']'); {
 		d.s.Hashes = append(d.s.Hashes, c.hash())
 	}
-	if c.bad || !r.sieve.counts(g.id) {
+	if c.bad || len(d.s.Hashes) == 0 || !r.sieve.counts(g.id) {
 		return !c.bad
 	}
 	r.to.Removed(kvindex.GPU, d.s.Hashes)

@@ -1,0 +1,186 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/trust"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
+
+// knowledge is what a node knows of the engines' KV beside their loads, and who
+// keeps it up to date.
+type knowledge struct {
+	state   coordinator.State
+	limits  kvindex.Limits // of engines without events
+	events  *kvevents.Manager
+	metrics *telemetry.Metrics
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	followed map[string]followed // by the instance's name; guarded by mu
+	byName   sync.Map            // the same instances, for hooks of events: mu is held while those end
+}
+
+// followed is an instance whose events are taken in, and where they come from.
+type followed struct {
+	instance               *engine.Instance
+	model, events, replays string
+}
+
+func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logger) *knowledge {
+	k := &knowledge{metrics: metrics, log: log, followed: make(map[string]followed)}
+	k.state = coordinator.State{
+		Index: kvindex.New(kvindex.Options{
+			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect),
+		}),
+		Conversations: conversation.New(cfg.Conversation.Capacity),
+		Trust:         trust.New(k.judged),
+	}
+	k.limits = kvindex.Limits{
+		TTL:    time.Duration(cfg.KVIndex.TextTTL),
+		Blocks: coordinator.TextBlocks(cfg.KVIndex.TextTokens),
+	}
+	count := func(kind string) func(string, string) {
+		return func(engine, reason string) { metrics.KVEvents(engine, kind, reason, 1) }
+	}
+	k.events = kvevents.New(kvevents.Options{Index: k.state.Index, Log: log, Hooks: kvevents.Hooks{
+		Applied:     func(engine string, blocks int) { metrics.KVEvents(engine, "applied", "", blocks) },
+		Gap:         func(engine string) { metrics.KVEvents(engine, "gap", "", 1) },
+		Replay:      count("replay"),
+		Resync:      count("resync"),
+		Malformed:   func(engine string, n int) { metrics.KVEvents(engine, "malformed", "", n) },
+		BlockTokens: k.sized,
+	}})
+	return k
+}
+
+// run keeps the index up to date until ctx ends.
+func (k *knowledge) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { k.events.Run(ctx) })
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			k.state.Index.Tend(now)
+		}
+	}
+}
+
+// ready is told of an instance that is ready, or has new facts.
+func (k *knowledge) ready(i *engine.Instance, s engine.State) {
+	if s != engine.Ready {
+		return
+	}
+	if !i.Events() {
+		for _, slot := range i.KV {
+			k.state.Index.Limit(slot, k.limits)
+		}
+		return
+	}
+	next := followed{instance: i, replays: i.Spec.KVReplay}
+	if models := i.Models(); len(models) > 0 {
+		next.model = models[0]
+	}
+	source := kvevents.Source{
+		Name: i.Spec.Name, Model: next.model, Targets: i.KV, Replay: i.Spec.KVReplay, BlockTokens: i.BlockTokens(), APIKey: i.APIKey,
+	}
+	switch p := i.Facts().KVEvents; {
+	case i.Spec.KVEvents == "poll":
+		source.Kind, next.events = kvevents.Poll, i.Spec.URL
+		var err error
+		if source.Transport, err = newProbe(i.Spec); err != nil {
+			k.log.Error("KV events are not polled", "engine", i.Spec.Name, "error", err)
+			return
+		}
+	case i.Spec.KVEvents != "":
+		next.events = i.Spec.KVEvents
+	default:
+		next.events = kvevents.Announced(p.Host, p.Port, i.Host)
+	}
+	source.Events = next.events
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name] == next {
+		return
+	}
+	k.followed[i.Spec.Name] = next
+	k.byName.Store(i.Spec.Name, i)
+	if err := k.events.Follow(source); err != nil {
+		k.log.Error("KV events are not followed", "engine", i.Spec.Name, "error", err)
+	}
+}
+
+// restarted is told that an instance is another process than before.
+func (k *knowledge) restarted(i *engine.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name].instance == i {
+		k.events.Restarted(i.Spec.Name)
+	}
+	k.state.Trust.Forget(i.Spec.Name)
+	k.metrics.Distrust(i.Spec.Name, "")
+}
+
+// gone is told that an instance has left. Nothing touches its slots afterwards.
+func (k *knowledge) gone(i *engine.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name].instance == i {
+		delete(k.followed, i.Spec.Name)
+		k.byName.CompareAndDelete(i.Spec.Name, i)
+		k.events.Forget(i.Spec.Name)
+	}
+}
+
+// sized is told how long an engine's blocks are.
+func (k *knowledge) sized(name string, blockTokens int) {
+	if i, ok := k.byName.Load(name); ok {
+		i.(*engine.Instance).SetBlockTokens(blockTokens)
+	}
+}
+
+// judged is told that an engine's reports disagree with the index, or agree
+// again.
+func (k *knowledge) judged(v trust.Verdict) {
+	if v.Reason == trust.Agrees {
+		k.metrics.Distrust(v.Engine, "")
+		k.log.Info("cached tokens agree with the KV index again", "engine", v.Engine)
+		return
+	}
+	k.metrics.Distrust(v.Engine, v.Reason.String())
+	k.log.Warn("cached tokens disagree with the KV index", "engine", v.Engine, "rank", v.Rank, "reason", v.Reason.String(),
+		"requests", v.Requests, "against", v.Against, "predicted", v.Predicted, "reported", v.Reported)
+}
+
+// newTokenizer is what finds the token ids of prompts.
+func newTokenizer(cfg *config.Config, registry *engine.Registry) (*tokens.Tokenizer, error) {
+	o := tokens.Options{Asker: proxy.Asker{Registry: registry}, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
+	if o.CacheTokens == 0 {
+		o.CacheTokens = -1
+	}
+	for _, name := range cfg.Tokens.Sources {
+		s, ok := tokens.ParseSource(name)
+		if !ok {
+			return nil, fmt.Errorf("unknown source of tokens %q", name)
+		}
+		o.Order = append(o.Order, s)
+	}
+	return tokens.New(o), nil
+}
