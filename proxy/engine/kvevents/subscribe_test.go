@@ -1,0 +1,385 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// removal is a batch that removes one block.
+func removal(hash byte) []byte {
+	return slices.Concat([]byte{0x92, 0, 0x91, 0x92, 0xac}, []byte("BlockRemoved"), []byte{0x91, hash})
+}
+
+// locked is notes for a test that reads them while they are written.
+type locked struct {
+	mu sync.Mutex
+	notes
+}
+
+func (l *locked) do(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+}
+
+func (l *locked) Stored(e *kvindex.Stored)           { l.do(func() { l.notes.Stored(e) }) }
+func (l *locked) Removed(t kvindex.Tier, h []uint64) { l.do(func() { l.notes.Removed(t, h) }) }
+func (l *locked) Moved(from, to kvindex.Tier, h []uint64) {
+	l.do(func() { l.notes.Moved(from, to, h) })
+}
+func (l *locked) Cleared() { l.do(func() { l.notes.Cleared() }) }
+
+// await waits until the last of the lines were noted, and compares all.
+func (l *locked) await(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		l.do(func() { got = slices.Clone(l.lines) })
+		if len(got) >= len(want) {
+			break
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("noted\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+	l.do(func() { l.lines = nil })
+}
+
+// counted are hooks that count.
+type counted struct {
+	mu sync.Mutex
+	by map[string]int
+}
+
+func (c *counted) add(what string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.by == nil {
+		c.by = map[string]int{}
+	}
+	c.by[what] += n
+}
+
+func (c *counted) hooks() Hooks {
+	return Hooks{
+		Applied:     func(_ string, n int) { c.add("applied", n) },
+		Gap:         func(string) { c.add("gap", 1) },
+		Replay:      func(_, outcome string) { c.add("replay "+outcome, 1) },
+		Resync:      func(_, reason string) { c.add("resync "+reason, 1) },
+		Malformed:   func(_ string, n int) { c.add("malformed", n) },
+		BlockTokens: func(_ string, n int) { c.add("block tokens", n) },
+	}
+}
+
+func (c *counted) expect(t *testing.T, want map[string]int) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if fmt.Sprint(c.by) != fmt.Sprint(want) {
+		t.Errorf("counted %v, want %v", c.by, want)
+	}
+}
+
+// testSubscriber is a subscriber that notes and counts what it does.
+func testSubscriber(events, replay string) (*subscriber, *locked, *counted) {
+	to, counts := &locked{}, &counted{}
+	hooks := counts.hooks()
+	s := &subscriber{
+		rank:   &rank{engine: "a", hooks: &hooks, log: slog.New(slog.DiscardHandler)},
+		events: events, replay: replay, batches: batches{to: to},
+	}
+	return s, to, counts
+}
+
+func number(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
+
+// TestMessages gives messages to a subscriber without a replay.
+func TestMessages(t *testing.T) {
+	s, to, counts := testSubscriber("", "")
+	for _, step := range []struct {
+		frames [][]byte
+		want   []string
+	}{
+		{[][]byte{[]byte("kv"), number(7), removal(1)}, []string{"remove gpu: [1]"}},
+		{[][]byte{{}, number(8), removal(2)}, []string{"remove gpu: [2]"}},
+		{[][]byte{number(9), removal(3)}, []string{"remove gpu: [3]"}},
+		{[][]byte{{}, number(9), removal(3)}, nil},
+		{[][]byte{{}, number(12), removal(4)}, []string{"clear", "remove gpu: [4]"}},
+		{[][]byte{{}, number(11), removal(5)}, nil},
+		{[][]byte{{}, number(0), removal(6)}, []string{"clear", "remove gpu: [6]"}},
+		{[][]byte{{}, number(1), []byte("no batch")}, []string{"clear"}},
+		{[][]byte{{}, number(2), removal(7)}, []string{"remove gpu: [7]"}},
+		{[][]byte{{}, number(2), removal(8)}, []string{"clear", "remove gpu: [8]"}},
+		{[][]byte{{}, {1, 2, 3}, removal(9)}, nil},
+		{[][]byte{removal(9)}, nil},
+		{[][]byte{{}, {}, {}, number(3), removal(9)}, nil},
+		{[][]byte{{}, number(endOfReplay), removal(9)}, nil},
+		{nil, nil},
+	} {
+		s.message(t.Context(), step.frames)
+		to.await(t, step.want...)
+	}
+	counts.expect(t, map[string]int{"applied": 7, "gap": 1, "resync gap": 1, "resync restart": 2,
+		"resync unreadable": 1, "malformed": 6})
+}
+
+// publisher is an engine's side: PUB, and a buffer behind a ROUTER if it has a
+// replay endpoint.
+type publisher struct {
+	pub, router zmq4.Socket
+	topics      bool // the replay names the topic too
+
+	mu      sync.Mutex
+	batches [][]byte // by number; guarded by mu
+	first   int      // of those still in the buffer; guarded by mu
+	served  sync.WaitGroup
+}
+
+// publish starts a publisher with batches that it has published before; an
+// empty endpoint is a new one.
+func publish(t *testing.T, events, replay string, topics bool, before ...[]byte) *publisher {
+	t.Helper()
+	p := &publisher{topics: topics, batches: before}
+	quiet := zmq4.WithLogger(log.New(io.Discard, "", 0))
+	p.pub = zmq4.NewPub(t.Context(), quiet)
+	listen := func(s zmq4.Socket, endpoint string) {
+		if endpoint == "" {
+			endpoint = "tcp://127.0.0.1:0"
+		}
+		if err := s.Listen(endpoint); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if replay != "none" {
+		p.router = zmq4.NewRouter(t.Context(), quiet)
+		listen(p.router, replay)
+		p.served.Go(p.serve)
+	}
+	listen(p.pub, events)
+	t.Cleanup(p.close)
+	return p
+}
+
+func (p *publisher) close() {
+	p.pub.Close()
+	if p.router != nil {
+		p.router.Close()
+	}
+	p.served.Wait()
+}
+
+func (p *publisher) events() string { return "tcp://" + p.pub.Addr().String() }
+
+func (p *publisher) replay() string {
+	if p.router == nil {
+		return ""
+	}
+	return "tcp://" + p.router.Addr().String()
+}
+
+// serve answers replays until the socket is closed.
+func (p *publisher) serve() {
+	for {
+		m, err := p.router.Recv()
+		if err != nil {
+			return
+		}
+		if len(m.Frames) != 3 || len(m.Frames[1]) != 0 {
+			continue
+		}
+		head := [][]byte{m.Frames[0], {}}
+		if p.topics {
+			head = append(head, []byte("kv"))
+		}
+		p.mu.Lock()
+		batches, first := slices.Clone(p.batches), p.first
+		p.mu.Unlock()
+		for i := max(first, int(binary.BigEndian.Uint64(m.Frames[2]))); i < len(batches); i++ {
+			if p.router.Send(zmq4.NewMsgFrom(append(slices.Clone(head), number(uint64(i)), batches[i])...)) != nil {
+				return
+			}
+		}
+		if p.router.Send(zmq4.NewMsgFrom(append(head, number(endOfReplay), nil)...)) != nil {
+			return
+		}
+	}
+}
+
+// add puts a batch into the buffer; send says whether it is published too.
+func (p *publisher) add(t *testing.T, batch []byte, send bool) {
+	t.Helper()
+	p.mu.Lock()
+	seq := len(p.batches)
+	p.batches = append(p.batches, batch)
+	p.mu.Unlock()
+	if send {
+		p.send(t, uint64(seq), batch)
+	}
+}
+
+func (p *publisher) send(t *testing.T, seq uint64, batch []byte) {
+	t.Helper()
+	if err := p.pub.Send(zmq4.NewMsgFrom([]byte("kv"), number(seq), batch)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// subscribed waits until somebody has subscribed.
+func (p *publisher) subscribed(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); len(p.pub.(zmq4.Topics).Topics()) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("nobody subscribed")
+		}
+	}
+}
+
+// follow runs a subscriber until the test ends.
+func follow(t *testing.T, s *subscriber) *worker {
+	w := &worker{session: s.session, restarted: s.restarted, down: s.rank.connect}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return w
+}
+
+// TestLateJoin: batches from before the connection come from the replay, in
+// both of its forms, and so do those of a gap.
+func TestLateJoin(t *testing.T) {
+	for _, topics := range []bool{false, true} {
+		t.Run(fmt.Sprintf("topics %v", topics), func(t *testing.T) {
+			p := publish(t, "", "", topics)
+			p.add(t, removal(1), true)
+			p.add(t, removal(2), true)
+			s, to, counts := testSubscriber(p.events(), p.replay())
+			follow(t, s)
+			to.await(t, "remove gpu: [1]", "remove gpu: [2]")
+			p.subscribed(t)
+			p.add(t, removal(3), true)
+			p.add(t, removal(4), false)
+			p.add(t, removal(5), true)
+			p.send(t, 3, removal(4))
+			p.add(t, removal(6), true)
+			to.await(t, "remove gpu: [3]", "remove gpu: [4]", "remove gpu: [5]", "remove gpu: [6]")
+			counts.expect(t, map[string]int{"applied": 6, "gap": 1, "replay complete": 2})
+			if st := s.rank.state(); !st.Connected || st.Last.IsZero() || st.Resyncs != 0 {
+				t.Errorf("state %+v", st)
+			}
+		})
+	}
+}
+
+// TestBufferTooShort: what a replay cannot reach back to is lost, and the feed
+// starts over with what is left.
+func TestBufferTooShort(t *testing.T) {
+	p := publish(t, "", "", true)
+	s, to, counts := testSubscriber(p.events(), p.replay())
+	follow(t, s)
+	p.subscribed(t)
+	p.add(t, removal(1), true)
+	to.await(t, "remove gpu: [1]")
+	for i := range byte(4) {
+		p.add(t, removal(2+i), false)
+	}
+	p.mu.Lock()
+	p.first = 3
+	p.mu.Unlock()
+	p.add(t, removal(6), true)
+	to.await(t, "clear", "remove gpu: [4]", "remove gpu: [5]", "remove gpu: [6]")
+	counts.expect(t, map[string]int{"applied": 4, "gap": 1, "replay complete": 2, "resync gap": 1})
+}
+
+// TestReconnect: after a lost connection an engine that still has the last batch
+// is the same one, and nothing is lost; any other starts over.
+func TestReconnect(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		same   bool
+		replay string
+		want   []string
+		counts map[string]int
+	}{
+		{"the same engine", true, "", []string{"remove gpu: [3]", "remove gpu: [4]"},
+			map[string]int{"applied": 4, "replay complete": 2}},
+		{"another engine", false, "", []string{"clear", "remove gpu: [8]", "remove gpu: [9]", "remove gpu: [3]", "remove gpu: [4]"},
+			map[string]int{"applied": 6, "replay complete": 3, "resync reconnect": 1}},
+		{"no replay", true, "none", []string{"clear", "remove gpu: [4]"},
+			map[string]int{"applied": 3, "resync reconnect": 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := publish(t, "", tt.replay, true)
+			events, replay := p.events(), p.replay()
+			s, to, counts := testSubscriber(events, replay)
+			follow(t, s)
+			p.subscribed(t)
+			p.add(t, removal(1), true)
+			p.add(t, removal(2), true)
+			to.await(t, "remove gpu: [1]", "remove gpu: [2]")
+			p.close()
+			if replay == "" {
+				replay = "none"
+			}
+			before := [][]byte{removal(8), removal(9)}
+			if tt.same {
+				before = p.batches
+			}
+			q := publish(t, events, replay, true, append(slices.Clone(before), removal(3))...)
+			q.subscribed(t)
+			q.add(t, removal(4), true)
+			to.await(t, tt.want...)
+			counts.expect(t, tt.counts)
+		})
+	}
+}
+
+// TestReplayFails: a replay endpoint that does not answer costs the blocks, not
+// the events that follow, and is not asked again at once.
+func TestReplayFails(t *testing.T) {
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	p := publish(t, "", "none", false)
+	s, to, counts := testSubscriber(p.events(), "tcp://"+dead.Addr().String())
+	follow(t, s)
+	p.subscribed(t)
+	p.add(t, removal(1), true)
+	p.add(t, removal(2), false)
+	p.add(t, removal(3), true)
+	p.add(t, removal(4), true)
+	to.await(t, "remove gpu: [1]", "clear", "remove gpu: [3]", "remove gpu: [4]")
+	counts.expect(t, map[string]int{"applied": 3, "gap": 1, "replay failed": 1, "resync gap": 1})
+}
+
+// TestTold: an engine that is said to have restarted starts over, over the same
+// connection's address.
+func TestTold(t *testing.T) {
+	p := publish(t, "", "", true)
+	s, to, counts := testSubscriber(p.events(), p.replay())
+	w := follow(t, s)
+	p.subscribed(t)
+	p.add(t, removal(1), true)
+	to.await(t, "remove gpu: [1]")
+	w.reset()
+	to.await(t, "clear", "remove gpu: [1]")
+	counts.expect(t, map[string]int{"applied": 2, "replay complete": 2, "resync told": 1})
+}
