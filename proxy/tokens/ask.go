@@ -38,43 +38,46 @@ const (
 	ways
 )
 
-var wayPaths = [ways]string{
-	renderChat:       "/v1/chat/completions/render",
-	tokenizePrompt:   "/tokenize",
-	tokenizeMessages: "/tokenize",
-	renderPrompt:     "/v1/completions/render",
-	sglangPrompt:     "/v1/tokenize",
-	sglangMessages:   "/v1/tokenize",
-	trtllmPrompt:     "/_internal/tokenize",
+// forms is indexed by way.
+var forms = [ways]struct {
+	dialect Dialect
+	path    string
+}{
+	renderChat:       {VLLM, "/v1/chat/completions/render"},
+	tokenizePrompt:   {VLLM, "/tokenize"},
+	tokenizeMessages: {VLLM, "/tokenize"},
+	renderPrompt:     {VLLM, "/v1/completions/render"},
+	sglangPrompt:     {SGLang, "/v1/tokenize"},
+	sglangMessages:   {SGLang, "/v1/tokenize"},
+	trtllmPrompt:     {TRTLLM, "/_internal/tokenize"},
 }
 
-func (w way) path() string { return wayPaths[w] }
+func (w way) dialect() Dialect { return forms[w].dialect }
+func (w way) path() string     { return forms[w].path }
 
 // unspeakable are members of a vLLM chat request that change the ids and that
 // its /tokenize does not know.
 var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}
 
-// suits reports whether engines of a dialect may answer this form for a
-// request, with the ids that they will compute for it.
-func (w way) suits(d Dialect, r *openai.Request) bool {
+// suits reports whether this form can say all of a request that shapes the ids
+// which engines of its dialect compute for it.
+func (w way) suits(r *openai.Request) bool {
 	_, plain := plainText(r)
 	switch w {
-	case renderChat:
-		return d == VLLM && r.API == openai.Chat
+	case renderChat, sglangMessages:
+		return r.API == openai.Chat
 	case tokenizePrompt:
-		return d == VLLM && plain && r.API == openai.Completions
+		return plain && r.API == openai.Completions
 	case tokenizeMessages:
-		return d == VLLM && r.API == openai.Chat && !has(r, unspeakable[:]...)
+		return r.API == openai.Chat && !has(r, unspeakable[:]...)
 	case renderPrompt:
-		return d == VLLM && r.API == openai.Completions && r.PromptCount == 1 &&
+		return r.API == openai.Completions && r.PromptCount == 1 &&
 			(r.Prompt == openai.PromptText || r.Prompt == openai.PromptTexts)
 	case sglangPrompt:
-		return d == SGLang && plain
-	case sglangMessages:
-		return d == SGLang && r.API == openai.Chat
+		return plain
 	case trtllmPrompt:
-		around, _ := special(d, r)
-		return d == TRTLLM && plain && around && r.API == openai.Completions
+		around, _ := special(TRTLLM, r)
+		return plain && around && r.API == openai.Completions
 	}
 	return false
 }

@@ -17,9 +17,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -263,35 +266,43 @@ func (t *Tokenizer) fromLocal(p Prompt) Result {
 	return Result{IDs: ids}
 }
 
-// fromEngine asks for ids, after a look at the cache. Where a question cannot
-// be answered by any instance the next best form of it is tried; one that broke
-// is put to one more instance.
+// fromEngine asks for ids, after a look at the cache. Where no instance answers
+// a question the next best form of it is tried; one that broke is put to one
+// more instance.
 func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
-	miss := Result{Reason: Unsupported}
-	if t.asker == nil {
-		return miss
+	switch {
+	case t.asker == nil:
+		return Result{Reason: Unsupported}
+	case len(p.Instances) == 0:
+		return Result{Reason: NoEngine}
 	}
+	miss := Result{Reason: Unsupported}
 	now := time.Now()
-	deadline := now.Add(t.timeout)
-	start, broke := int(t.turn.Add(1)), 0
-	for way := way(1); way < ways; way++ {
+	start, broke := t.turn.Add(1), 0
+	for w := way(1); w < ways; w++ {
+		speaks := func(i Instance) bool { return i.Dialect == w.dialect() }
+		if !slices.ContainsFunc(p.Instances, speaks) || !w.suits(p.Request) {
+			continue
+		}
+		q, ids := t.question(w, p)
+		if ids != nil {
+			return Result{IDs: ids, Cached: true}
+		}
 		for i := range p.Instances {
-			instance := p.Instances[(start+i)%len(p.Instances)]
-			if !way.suits(instance.Dialect, p.Request) {
+			instance := p.Instances[(int(start%uint32(len(p.Instances)))+i)%len(p.Instances)]
+			if !speaks(instance) {
 				continue
 			}
-			if t.pauses.paused(instance.Name, way, now) {
+			if t.pauses.paused(instance.Name, w, now) {
 				if miss.Reason == Unsupported {
 					miss.Reason = NoEngine
 				}
 				continue
 			}
-			r := t.ask(ctx, deadline, instance.Name, way, p)
-			if len(r.IDs) > 0 {
-				return r
+			if miss = t.ask(ctx, now.Add(t.timeout), instance.Name, q); len(miss.IDs) > 0 {
+				return miss
 			}
-			miss = r
-			switch r.Reason {
+			switch miss.Reason {
 			case Unsupported: // it has no such endpoint
 			case Failed, BadAnswer:
 				if broke++; broke == 2 {
@@ -302,24 +313,33 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 			}
 		}
 	}
-	if len(p.Instances) == 0 {
-		miss.Reason = NoEngine
-	}
 	return miss
 }
 
-// ask puts one question to one instance, unless the cache answers it.
-func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string, w way, p Prompt) (r Result) {
+// question is a form of it, shaped for a request.
+type question struct {
+	way  way
+	key  xxh3.Uint128
+	body []byte
+}
+
+// question shapes a question; ids are those that the cache has for it, and then
+// there is nothing to ask.
+func (t *Tokenizer) question(w way, p Prompt) (q question, ids []uint32) {
 	room := t.bodies.Get().(*[]byte)
 	body := w.appendBody((*room)[:0], p.Request)
-	k := key(w, p.Model, body)
-	ids := t.cache.get(k)
-	if ids != nil {
+	q = question{w, key(w, p.Model, body), body}
+	if ids = t.cache.get(q.key); ids != nil {
 		*room = body
 		t.bodies.Put(room)
-		return Result{IDs: ids, Cached: true, Instance: instance}
 	}
-	// From here on the body may stay in use by the Asker's transport.
+	// Else the body is not used again: the transport of an Asker that gave up
+	// may still read it.
+	return q, ids
+}
+
+// ask puts a question to one instance.
+func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string, q question) Result {
 	select {
 	case t.slots <- struct{}{}:
 		defer func() { <-t.slots }()
@@ -328,18 +348,19 @@ func (t *Tokenizer) ask(ctx context.Context, deadline time.Time, instance string
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	status, answer, err := t.asker.Ask(ctx, instance, w.path(), body)
+	status, answer, err := t.asker.Ask(ctx, instance, q.way.path(), q.body)
+	var ids []uint32
 	if err == nil {
-		ids, err = w.readAnswer(status, answer)
+		ids, err = q.way.readAnswer(status, answer)
 	}
+	reason := OK
 	if err != nil {
-		r = Result{Reason: reasonOf(ctx, err), Instance: instance, Err: fmt.Errorf("ask %s for %s: %w", instance, w.path(), err)}
+		reason, err = reasonOf(ctx, err), fmt.Errorf("ask %s for %s: %w", instance, q.way.path(), err)
 	} else {
-		t.cache.put(k, ids)
-		r = Result{IDs: ids, Instance: instance}
+		t.cache.put(q.key, ids)
 	}
-	t.pauses.note(instance, w, r.Reason, time.Now())
-	return r
+	t.pauses.note(instance, q.way, reason, time.Now())
+	return Result{IDs: ids, Reason: reason, Instance: instance, Err: err}
 }
 
 func reasonOf(ctx context.Context, err error) Reason {

@@ -281,6 +281,13 @@ func TestALateEngineIsPaused(t *testing.T) {
 		if r := ask(); r.Reason != NoEngine || time.Since(start) != 0 {
 			t.Errorf("a paused engine cost %v: %+v", time.Since(start), r)
 		}
+		tk.cache = cache{limit: 1 << 20}
+		q, _ := tk.question(sglangPrompt, Prompt{Request: request(t, openai.Completions, textBody)})
+		tk.cache.put(q.key, []uint32{8})
+		if r := ask(); !r.Cached {
+			t.Errorf("the cache was not looked at: %+v", r)
+		}
+		tk.cache.clear()
 		time.Sleep(faultPause)
 		f.answers["/v1/tokenize"] = fakeAnswer{200, `{"tokens":[7]}`, nil, 0}
 		if r := ask(); !slices.Equal(r.IDs, []uint32{7}) {
