@@ -38,6 +38,8 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
+	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
+	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")
 	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "how long blocks wait for a transfer")
 	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds of one uncached prompt token")
 	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds of one decoded token")

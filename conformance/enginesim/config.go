@@ -77,6 +77,11 @@ type Config struct {
 	// Seed drives every random choice of the engine except its engine id;
 	// default 1.
 	Seed uint64
+	// KVEvents says how the changes of the prefix cache are published.
+	KVEvents KVEventsConfig
+	// WrongTokens makes the tokenize endpoints answer other ids than the engine
+	// computes for the same request.
+	WrongTokens bool
 	// SGLang and TRTLLM are what only those connectors have.
 	SGLang SGLangConfig
 	TRTLLM TRTLLMConfig
@@ -122,6 +127,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.SGLang = c.SGLang.withDefaults(c.Role)
 	if c.TRTLLM.Wire < TRTLLMWireG1 || c.TRTLLM.Wire > TRTLLMWireG3 {
 		return c, fmt.Errorf("config trtllm wire: %d is not 1, 2 or 3", c.TRTLLM.Wire)
+	}
+	if err := c.KVEvents.check(c.Connector); err != nil {
+		return c, err
 	}
 	switch c.Role {
 	case RolePrefill, RoleDecode, RoleBoth:

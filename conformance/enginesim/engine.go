@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,6 +29,15 @@ type Engine struct {
 	ranks   []*rank
 	conns   *connSet
 	server  *http.Server
+	// kvSink takes the changes of the ranks' prefix caches; publishers is that of
+	// an engine that has a publisher.
+	kvSink     kvSink
+	publishers *publishers
+	kvFault    *kvFault
+	peers      zmtpPeers
+	// wrongTokens makes the tokenize endpoints answer other ids than the engine
+	// computes.
+	wrongTokens atomic.Bool
 
 	ctx    context.Context // ends with the engine
 	cancel context.CancelCauseFunc
@@ -50,8 +60,10 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, id: newUUID(), weights: newWeights(cfg.Model), conns: newConnSet(),
+		kvFault: &kvFault{}, peers: zmtpPeers{conns: newConnSet()},
 		inFlight: make(map[string]int), died: make(chan struct{}),
 	}
+	e.wrongTokens.Store(cfg.WrongTokens)
 	if e.faults, err = newFaults(cfg); err != nil {
 		return nil, err
 	}
@@ -95,6 +107,12 @@ func (e *Engine) Start() error {
 	}
 	for _, r := range e.ranks {
 		e.spawn(r.side.accept)
+	}
+	if e.publishers != nil {
+		if err := e.publishers.start(e); err != nil {
+			e.endLocked(false)
+			return fmt.Errorf("start engine: %w", err)
+		}
 	}
 	if err := e.proto.start(); err != nil {
 		e.endLocked(false)
@@ -190,6 +208,7 @@ func (e *Engine) endLocked(abrupt bool) {
 		e.listener.Close()
 	}
 	e.conns.close(abrupt)
+	e.peers.close(abrupt)
 	for _, r := range e.ranks {
 		if r.side != nil {
 			r.side.close(abrupt)

@@ -21,10 +21,19 @@ type block struct {
 	// pins counts the pinned sets among refs.
 	pins int
 	hash blockHash
+	name blockName // with the hash, when the cache has a log
 	data []kv
 	// prev and next link idle blocks; -1 ends the list.
 	prev, next blockID
 	idle       bool
+}
+
+// link is the end of a prefix chain: a full block and all before it, or the root
+// of a cache salt's chains.
+type link struct {
+	hash blockHash
+	name blockName // when the cache has a log
+	salt string
 }
 
 // pin is a finished prefill's set of blocks, held until a transfer has read it
@@ -47,6 +56,7 @@ type kvCache struct {
 	byHash map[blockHash]blockID
 	pins   map[string]*pin
 	noise  uint64 // source of the content of blocks that hold nothing
+	log    *kvLog // of what enters and leaves byHash; nil: none
 }
 
 func newKVCache(blocks, size int, noise uint64) *kvCache {
@@ -131,6 +141,15 @@ func (c *kvCache) rootHash(salt string) blockHash {
 	return blockHash(h.Sum64() | 1)
 }
 
+// root is the link before the first block.
+func (c *kvCache) root(salt string) link {
+	l := link{hash: c.rootHash(salt), salt: salt}
+	if c.log != nil {
+		l.name = c.log.root(salt)
+	}
+	return l
+}
+
 // match returns the cached blocks of the longest prefix of tokens in whole
 // blocks, always leaving at least one token to compute. It takes no reference.
 func (c *kvCache) match(salt string, tokens []token) []blockID {
@@ -188,7 +207,26 @@ func (c *kvCache) forget(id blockID) {
 	if b.hash != 0 {
 		delete(c.byHash, b.hash)
 		b.hash = 0
+		if c.log != nil {
+			c.log.removed(b.name)
+		}
 	}
+}
+
+// clear forgets the whole prefix cache, unless blocks are in use.
+func (c *kvCache) clear() bool {
+	if c.free < len(c.blocks) {
+		return false
+	}
+	clear(c.byHash)
+	for i := range c.blocks {
+		c.blocks[i].hash = 0
+		c.scramble(&c.blocks[i])
+	}
+	if c.log != nil {
+		c.log.events = append(c.log.events, kvEvent{kind: kvCleared})
+	}
+	return true
 }
 
 // drop gives back one reference of each block. Blocks that nobody references
@@ -212,16 +250,40 @@ func (c *kvCache) drop(ids []blockID) {
 
 // publish makes the full blocks of tokens, whose KV is in ids, available for
 // prefix hits. from is the number of leading blocks that are published already
-// and parent their hash; it returns both for the next call.
-func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent blockHash) (int, blockHash) {
+// and parent the last of them; it returns both for the next call.
+func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent link) (int, link) {
 	for ; (from+1)*c.size <= len(tokens); from++ {
-		parent = c.chain(parent, tokens[from*c.size:(from+1)*c.size])
-		if _, ok := c.byHash[parent]; !ok && c.blocks[ids[from]].hash == 0 {
-			c.byHash[parent] = ids[from]
-			c.blocks[ids[from]].hash = parent
-		}
+		parent = c.enter(ids[from], parent, from == 0, tokens[from*c.size:(from+1)*c.size])
 	}
 	return from, parent
+}
+
+// publishTail enters the block behind the full ones, which holds the rest of
+// tokens. It is never hit.
+func (c *kvCache) publishTail(ids []blockID, tokens []token, from int, parent link) {
+	from, parent = c.publish(ids, tokens, from, parent)
+	if rest := tokens[from*c.size:]; len(rest) > 0 {
+		c.enter(ids[from], parent, from == 0, rest)
+	}
+}
+
+// enter makes a block available under its hash, unless one with the same hash is
+// so already, and returns its link.
+func (c *kvCache) enter(id blockID, parent link, first bool, tokens []token) link {
+	l := link{hash: c.chain(parent.hash, tokens), salt: parent.salt}
+	if c.log != nil {
+		l.name = c.log.next(parent.name, first, parent.salt, tokens, l.hash)
+	}
+	_, known := c.byHash[l.hash]
+	fresh := !known && c.blocks[id].hash == 0
+	if fresh {
+		c.byHash[l.hash] = id
+		c.blocks[id].hash, c.blocks[id].name = l.hash, l.name
+	}
+	if c.log != nil && (fresh || c.log.hits && known) {
+		c.log.stored(parent, l, first, tokens)
+	}
+	return l
 }
 
 // at is the KV of token i of a sequence that holds ids.

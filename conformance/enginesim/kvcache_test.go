@@ -22,7 +22,7 @@ func TestKVCachePrefix(t *testing.T) {
 	c := newKVCache(8, 4, 1)
 	tokens := numbers(0, 10)
 	ids := c.take(nil, 3)
-	c.publish(ids, tokens, 0, c.rootHash(""))
+	c.publish(ids, tokens, 0, c.root(""))
 	tests := []struct {
 		name   string
 		salt   string
@@ -57,8 +57,8 @@ func TestKVCachePrefix(t *testing.T) {
 func TestKVCacheEviction(t *testing.T) {
 	c := newKVCache(4, 2, 1)
 	old, young := c.take(nil, 2), c.take(nil, 1)
-	c.publish(old, numbers(0, 4), 0, 0)
-	c.publish(young, numbers(10, 2), 0, 0)
+	c.publish(old, numbers(0, 4), 0, link{})
+	c.publish(young, numbers(10, 2), 0, link{})
 	c.drop(old)
 	c.drop(young)
 	if got := c.take(nil, 1); slices.Contains(old, got[0]) || slices.Contains(young, got[0]) {
@@ -145,7 +145,7 @@ func TestKVCacheHammer(t *testing.T) {
 			if len(slices.Compact(slices.Sorted(slices.Values(ids)))) != want {
 				t.Fatalf("blocks %v repeat", ids)
 			}
-			c.publish(ids, tokens, 0, 0)
+			c.publish(ids, tokens, 0, link{})
 			held = append(held, ids)
 		}
 		checkAccounting(t, testRank(c))

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -165,8 +166,10 @@ type chatMessage struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// chatText renders messages as a prompt: a turn's rendering does not depend on
-// the turns after it, so that histories share prefixes.
+// chatText renders messages as a prompt, after the tools: a turn's rendering does
+// not depend on the turns after it, so that histories share prefixes. Unless
+// add_generation_prompt is false the assistant's turn is opened; with
+// continue_final_message the last turn stays open instead.
 func chatText(f fields) (string, *fieldError) {
 	if !f.has("messages") {
 		return "", &fieldError{"messages", "missing", "Field required"}
@@ -175,15 +178,33 @@ func chatText(f fields) (string, *fieldError) {
 	if json.Unmarshal(f["messages"], &messages) != nil {
 		return "", &fieldError{"messages", "list_type", "Input should be a valid list"}
 	}
-	var b strings.Builder
-	for _, m := range messages {
+	open, err := f.boolean("add_generation_prompt", true)
+	if err != nil {
+		return "", err
+	}
+	proceed, err := f.boolean("continue_final_message", false)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if f.has("tools") {
+		b.WriteString("<|tools|>")
+		json.Compact(&b, f["tools"])
+		b.WriteString("\n")
+	}
+	for i, m := range messages {
 		text, ok := contentText(m.Content)
 		if m.Role == "" || !ok {
 			return "", &fieldError{"messages", "missing", "Field required"}
 		}
-		b.WriteString("<|" + m.Role + "|>" + text + "\n")
+		b.WriteString("<|" + m.Role + "|>" + text)
+		if !proceed || i < len(messages)-1 {
+			b.WriteString("\n")
+		}
 	}
-	b.WriteString("<|assistant|>")
+	if open && !proceed {
+		b.WriteString("<|assistant|>")
+	}
 	return b.String(), nil
 }
 

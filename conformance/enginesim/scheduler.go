@@ -44,10 +44,10 @@ type sequence struct {
 	// ext is the protocol's own state of the sequence.
 	ext any
 
-	eosAt     int       // output token number that is the end of sequence; 0: none
-	published int       // blocks offered to the prefix cache
-	parent    blockHash // hash of the last of them
-	slot      bool      // holds a running slot; guarded by rank.mu
+	eosAt     int  // output token number that is the end of sequence; 0: none
+	published int  // blocks offered to the prefix cache
+	parent    link // the last of them
+	slot      bool // holds a running slot; guarded by rank.mu
 	text      textBuffer
 }
 
@@ -79,6 +79,11 @@ type rank struct {
 
 // pump grants what can be granted, in order. mu is held.
 func (r *rank) pump() {
+	r.grant()
+	r.announce()
+}
+
+func (r *rank) grant() {
 	for len(r.resume) > 0 && r.running < r.e.cfg.MaxRunning {
 		w := r.resume[0]
 		r.resume = r.resume[1:]
@@ -104,7 +109,7 @@ func (r *rank) pump() {
 		s.blocks = r.cache.take(hit, want)
 		s.computed = len(hit) * r.cache.size
 		s.cachedLocal, s.cached = s.computed, s.computed
-		s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:s.computed], 0, r.cache.rootHash(s.req.CacheSalt))
+		s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:s.computed], 0, r.cache.root(s.req.CacheSalt))
 		if w.slot {
 			r.running++
 			s.slot = true
@@ -202,6 +207,7 @@ func (r *rank) loaded(s *sequence, computed int) {
 	s.external += computed - s.computed
 	s.computed = computed
 	s.published, s.parent = r.cache.publish(s.blocks, s.prompt[:computed], s.published, s.parent)
+	r.announce()
 }
 
 // prefill computes the KV of the prompt from s.computed on, taking
@@ -225,6 +231,7 @@ func (r *rank) prefill(ctx context.Context, s *sequence) error {
 		*r.cache.at(s.blocks, s.computed) = last
 	}
 	s.published, s.parent = r.cache.publish(s.blocks, s.prompt, s.published, s.parent)
+	r.announce()
 	return nil
 }
 
@@ -276,6 +283,7 @@ func (r *rank) extend(s *sequence, v kv) {
 	s.computed++
 	if s.computed%r.cache.size == 0 {
 		s.published, s.parent = r.cache.publish(s.blocks, s.tokens(), s.published, s.parent)
+		r.announce()
 	}
 }
 

@@ -94,25 +94,41 @@ func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 // maxModelLen is the longest sequence in tokens: what one rank's cache holds.
 func (e *Engine) maxModelLen() int { return e.cfg.KVBlocks * e.cfg.BlockSize }
 
-// setFault answers POST /sim/fault {"fail","die_after","hang"}: it replaces all
-// faults; an absent field means none.
+// setFault answers POST /sim/fault {"fail","die_after","hang","kv_events",
+// "wrong_tokens"}: it replaces all faults; an absent field means none. kv_events
+// is a kind of fault, or "KIND:BATCHES".
 func (e *Engine) setFault(w http.ResponseWriter, r *http.Request) {
 	var f struct {
-		Fail     string `json:"fail"`
-		DieAfter int    `json:"die_after"`
-		Hang     string `json:"hang"`
+		Fail        string `json:"fail"`
+		DieAfter    int    `json:"die_after"`
+		Hang        string `json:"hang"`
+		KVEvents    string `json:"kv_events"`
+		WrongTokens bool   `json:"wrong_tokens"`
 	}
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&f)
+	var kind string
+	var batches int
+	if err == nil {
+		kind, batches, err = parseKVEventFault(f.KVEvents)
+	}
+	if err == nil {
+		err = checkKVEventFault(kind)
+	}
 	if err == nil {
 		err = e.SetFault(f.Fail, f.DieAfter, f.Hang)
+	}
+	if err == nil {
+		err = e.SetKVEventFault(kind, batches)
 	}
 	if err != nil {
 		writeJSON(w, http.StatusBadRequest, obj("error", err.Error()))
 		return
 	}
-	writeJSON(w, http.StatusOK, obj("fail", f.Fail, "die_after", f.DieAfter, "hang", f.Hang))
+	e.SetWrongTokens(f.WrongTokens)
+	writeJSON(w, http.StatusOK, obj("fail", f.Fail, "die_after", f.DieAfter, "hang", f.Hang,
+		"kv_events", f.KVEvents, "wrong_tokens", f.WrongTokens))
 }
 
 // SetFault replaces all faults, in the terms of Config's Fail, DieAfter

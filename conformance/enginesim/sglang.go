@@ -86,6 +86,10 @@ func newSGLang(e *Engine) *sglang {
 		g.mode = modeDecode
 		g.http.Transport = &http.Transport{DisableKeepAlives: true}
 	}
+	e.publishers = newPublishers(e, sglangWire, true)
+	if e.publishers != nil && g.mode != modeDecode { // decode's chunk cache has no events
+		e.logKV(e.publishers, sglangNaming{}, false)
+	}
 	return g
 }
 

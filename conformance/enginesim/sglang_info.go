@@ -32,6 +32,15 @@ func (g *sglang) routes(mux *http.ServeMux) {
 			"root", g.e.cfg.Model, "parent", nil, "max_model_len", g.e.maxModelLen(),
 		)}))
 	})
+	for _, path := range []string{"/v1/tokenize", "/tokenize"} {
+		mux.HandleFunc("POST "+path, g.tokenize)
+	}
+	for _, path := range []string{"/v1/detokenize", "/detokenize"} {
+		mux.HandleFunc("POST "+path, g.detokenize)
+	}
+	for _, method := range []string{"GET", "POST"} {
+		mux.HandleFunc(method+" /flush_cache", g.flushCache)
+	}
 	mux.HandleFunc("GET /v1/loads", g.loads)
 	mux.HandleFunc("GET /get_load", g.legacyLoad)
 	mux.HandleFunc("GET /metrics", g.metrics)
@@ -60,8 +69,33 @@ func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		"disaggregation_mode", g.mode, "disaggregation_bootstrap_port", port,
 		"disaggregation_transfer_backend", "mooncake",
 		"max_total_num_tokens", g.e.maxModelLen(), "max_req_input_len", g.e.maxModelLen()-6,
-		"internal_states", states, "version", sglangVersion, "kv_events", nil,
+		"internal_states", states, "version", sglangVersion, "kv_events", g.describePublisher(),
 	))
+}
+
+// describePublisher is ServerArgs.describe_kv_events_publisher: rank 0's
+// endpoint as it was configured; null without a publisher. An ephemeral port is
+// known after start.
+func (g *sglang) describePublisher() any {
+	if g.e.publishers == nil {
+		return nil
+	}
+	host, _, _ := splitEndpoint(g.e.cfg.KVEvents.Endpoint)
+	if host == "" {
+		host = "*"
+	}
+	return obj("publisher", "zmq", "endpoint_host", host,
+		"endpoint_port_base", g.e.publishers.list[0].events.Addr().(*net.TCPAddr).Port,
+		"topic", g.e.cfg.KVEvents.Topic, "block_size", g.e.cfg.BlockSize, "dp_size", g.e.cfg.Ranks)
+}
+
+// flushCache answers /flush_cache, which fails while requests run or wait.
+func (g *sglang) flushCache(w http.ResponseWriter, _ *http.Request) {
+	status := http.StatusOK
+	if !g.e.resetCache() {
+		status = http.StatusBadRequest
+	}
+	plainText(w, status, "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n")
 }
 
 // modelInfo answers GET /model_info.

@@ -17,8 +17,9 @@ import (
 // under the id that the context answered, and replays the first tokens itself.
 type trtllm struct {
 	trtDialect
-	e   *Engine
-	cfg TRTLLMConfig
+	e      *Engine
+	cfg    TRTLLMConfig
+	events *trtEvents
 
 	// localID counts the worker's own request ids.
 	localID atomic.Int64
@@ -43,7 +44,9 @@ type trtContext struct {
 }
 
 func newTRTLLM(e *Engine) *trtllm {
-	return &trtllm{e: e, cfg: e.cfg.TRTLLM, contexts: make(map[int64]*trtContext)}
+	t := &trtllm{e: e, cfg: e.cfg.TRTLLM, events: newTRTEvents(e), contexts: make(map[int64]*trtContext)}
+	e.logKV(t.events, trtNaming{}, false)
+	return t
 }
 
 func (t *trtllm) start() error { return nil }
@@ -57,6 +60,7 @@ func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) er
 	defer stop()
 	s.rank = t.e.pickRank(s.req.Rank)
 	defer s.rank.release(s)
+	defer s.rank.storeTail(s)
 	switch {
 	case q.is(typeContext):
 		return t.context(ctx, s, q.params, emit)
@@ -139,6 +143,7 @@ func (t *trtllm) publish(s *sequence, id int64) {
 	if c.filled {
 		t.e.stats.duplicateIDs.Add(1)
 	}
+	s.rank.storeTail(s)
 	s.rank.pin(s, contextKey(id), t.cfg.KVTransferTimeout)
 	c.rank, c.tokens, c.first, c.cached = s.rank, len(s.prompt), s.output, s.cached
 	if !c.filled {

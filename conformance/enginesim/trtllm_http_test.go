@@ -166,9 +166,6 @@ func TestTRTLLMInfo(t *testing.T) {
 			t.Errorf("%s: %d", path, a.status)
 		}
 	}
-	if a := post(t, e.URL()+"/kv_cache_events", ""); string(a.body) != "[]" {
-		t.Errorf("kv_cache_events %s", a.body)
-	}
 }
 
 // TestTRTLLMAuth: the signature's vector and what a worker with a key takes.

@@ -21,9 +21,12 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /server_info", t.serverInfo)
 	mux.HandleFunc("GET /metrics", t.iterationStats)
 	mux.HandleFunc("GET /health_generate", t.healthGenerate)
-	for _, path := range []string{"GET /perf_metrics", "POST /kv_cache_events"} {
-		// Without return_perf_metrics and event_buffer_max_size both are empty.
-		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, []any{}) })
+	mux.HandleFunc("GET /perf_metrics", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, []any{}) // without return_perf_metrics it is empty
+	})
+	mux.HandleFunc("POST /kv_cache_events", t.events.drain)
+	if t.cfg.Wire >= TRTLLMWireG2 {
+		mux.HandleFunc("POST /_internal/tokenize", t.tokenize)
 	}
 	mux.HandleFunc("GET /steady_clock_offset", func(w http.ResponseWriter, _ *http.Request) {
 		now := float64(time.Now().UnixNano()) / 1e9
@@ -46,7 +49,7 @@ func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
 			"ctx_info_endpoint", []string{"tcp://" + r.side.listener.Addr().String()},
 			"encoded_opaque_state", t.state(r, 0),
 		),
-		"kv_cache_hash_algo", "v1_block_key", "tokens_per_block", t.e.cfg.BlockSize, "max_batch_size", t.e.cfg.MaxRunning,
+		"kv_cache_hash_algo", trtHashAlgo, "tokens_per_block", t.e.cfg.BlockSize, "max_batch_size", t.e.cfg.MaxRunning,
 	))
 }
 

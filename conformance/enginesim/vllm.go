@@ -29,6 +29,11 @@ type vllm struct {
 }
 
 func newVLLM(e *Engine) *vllm {
+	c := e.cfg.KVEvents
+	wire := vllmWire{arrays: c.Arrays, digests: c.DigestHashes}
+	if e.publishers = newPublishers(e, wire.batch, c.PlainReplay); e.publishers != nil {
+		e.logKV(e.publishers, vllmNaming{e.id}, true)
+	}
 	return &vllm{
 		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
 		beats: make(map[string]map[string]int), known: make(map[string]bool),
@@ -52,6 +57,11 @@ func (v *vllm) routes(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, obj("server_load", 0))
 	})
 	mux.HandleFunc("POST /tokenize", v.tokenize)
+	for _, route := range []string{routeChat, routeCompletions} {
+		mux.HandleFunc("POST "+route+"/render", v.render(route))
+	}
+	// Of the development mode; 200 whether or not blocks are in use.
+	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { v.e.resetCache() })
 	mux.HandleFunc("POST /detokenize", v.detokenize)
 }
 
@@ -193,17 +203,25 @@ func randomID() string {
 	return hex.EncodeToString(b[:])
 }
 
+// checkModel refuses a model that is not served; empty is the served one.
+func (v *vllm) checkModel(name string) *apiError {
+	if name == "" || name == v.e.cfg.Model {
+		return nil
+	}
+	return &apiError{
+		Status: http.StatusNotFound, Type: "NotFoundError", Param: "model",
+		Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, v.e.cfg.Model),
+	}
+}
+
 // maxSamples is the default of VLLM_MAX_N_SEQUENCES.
 const maxSamples = 16384
 
 // check is the serving layer's and the sampling parameters' part of validation.
 // It cuts the token limit to what the model's length leaves.
 func (v *vllm) check(req *request) *apiError {
-	if req.Model != "" && req.Model != v.e.cfg.Model {
-		return &apiError{
-			Status: http.StatusNotFound, Type: "NotFoundError", Param: "model",
-			Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", req.Model, v.e.cfg.Model),
-		}
+	if refusal := v.checkModel(req.Model); refusal != nil {
+		return refusal
 	}
 	if refusal := v.e.checkTokens(req); refusal != nil {
 		return refusal
@@ -326,50 +344,3 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 // room is the number of tokens whose KV a sequence may come to hold: the last
 // output token's is never computed.
 func room(s *sequence) int { return len(s.prompt) + s.limit - 1 }
-
-// tokenize answers POST /tokenize for a prompt or messages.
-func (v *vllm) tokenize(w http.ResponseWriter, r *http.Request) {
-	f, refusal := v.smallBody(w, r)
-	if refusal == nil {
-		var text string
-		var ferr *fieldError
-		if f.has("messages") {
-			text, ferr = chatText(f)
-		} else if text, ferr = f.str("prompt", ""); ferr == nil && !f.has("prompt") {
-			ferr = &fieldError{"prompt", "missing", "Field required"}
-		}
-		if ferr == nil {
-			tokens := tokenize(text)
-			writeJSON(w, http.StatusOK, obj("count", len(tokens), "max_model_len", v.e.maxModelLen(), "tokens", tokens, "token_strs", nil))
-			return
-		}
-		refusal = pydanticError(ferr, f)
-	}
-	writeJSON(w, refusal.Status, v.errorBody(refusal))
-}
-
-// detokenize answers POST /detokenize.
-func (v *vllm) detokenize(w http.ResponseWriter, r *http.Request) {
-	f, refusal := v.smallBody(w, r)
-	if refusal == nil {
-		ids, ferr := parseTokenIDs(f, "tokens")
-		if ferr == nil {
-			writeJSON(w, http.StatusOK, obj("prompt", validText(detokenize(ids))))
-			return
-		}
-		refusal = pydanticError(ferr, f)
-	}
-	writeJSON(w, refusal.Status, v.errorBody(refusal))
-}
-
-func (v *vllm) smallBody(w http.ResponseWriter, r *http.Request) (fields, *apiError) {
-	body, err := readBody(w, r)
-	if err != nil {
-		return nil, badRequest("", "unreadable body")
-	}
-	f, ferr := decodeFields(body)
-	if ferr != nil {
-		return nil, pydanticError(ferr, nil)
-	}
-	return f, nil
-}

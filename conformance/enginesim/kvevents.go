@@ -1,0 +1,213 @@
+package enginesim
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// blockName is a block's hash as the engine's KV events give it. Each engine
+// puts its own digest there: it never equals the cache's own blockHash.
+type blockName [32]byte
+
+// naming is how an engine names blocks in its events.
+type naming interface {
+	// root is the name before the first block of a salt's prefix chains.
+	root(salt string) blockName
+	// next is the name of a block of tokens after the one named parent; first
+	// says that there is none before it. hash is the cache's own.
+	next(parent blockName, first bool, salt string, tokens []token, hash blockHash) blockName
+}
+
+// Kinds of kvEvent.
+type kvEventKind uint8
+
+const (
+	kvStored kvEventKind = iota
+	kvRemoved
+	kvCleared
+	kvCreated // a cache's begin, of TensorRT-LLM only
+)
+
+// kvEvent is one change of a rank's prefix cache.
+type kvEvent struct {
+	kind  kvEventKind
+	names []blockName
+	// The rest is of kvStored: tokens are those of all blocks in order, size each
+	// one's tokens; parent is the block before the first unless root.
+	parent blockName
+	root   bool
+	tokens []token
+	size   int
+	salt   string
+}
+
+// kvLog collects the changes of a rank's prefix cache until they are published.
+// It belongs to the cache and is guarded as that is.
+type kvLog struct {
+	naming
+	// hits says that a sequence's prefix hits are logged as stored again.
+	hits   bool
+	events []kvEvent
+}
+
+// stored logs a block; blocks of one chain that follow each other share an
+// event.
+func (l *kvLog) stored(parent, b link, root bool, tokens []token) {
+	if n := len(l.events); n > 0 {
+		last := &l.events[n-1]
+		if last.kind == kvStored && !root && last.salt == b.salt && last.size == len(tokens) &&
+			last.names[len(last.names)-1] == parent.name {
+			last.names = append(last.names, b.name)
+			last.tokens = append(last.tokens, tokens...)
+			return
+		}
+	}
+	l.events = append(l.events, kvEvent{
+		kind: kvStored, names: []blockName{b.name}, parent: parent.name, root: root,
+		tokens: slices.Clone(tokens), size: len(tokens), salt: b.salt,
+	})
+}
+
+// removed logs that a block has left the cache.
+func (l *kvLog) removed(name blockName) {
+	if n := len(l.events); n > 0 && l.events[n-1].kind == kvRemoved {
+		l.events[n-1].names = append(l.events[n-1].names, name)
+		return
+	}
+	l.events = append(l.events, kvEvent{kind: kvRemoved, names: []blockName{name}})
+}
+
+// kvSink takes what a rank's prefix cache went through in one step of the
+// scheduler. It is called with the rank's mutex held and does not block.
+type kvSink interface {
+	publish(rank int, events []kvEvent)
+}
+
+// announce publishes what the cache went through. mu is held.
+func (r *rank) announce() {
+	if l := r.cache.log; l != nil && len(l.events) > 0 {
+		r.e.kvSink.publish(r.index, l.events)
+		l.events = nil
+	}
+}
+
+// logKV has the changes of every rank's prefix cache published through sink,
+// from now on.
+func (e *Engine) logKV(sink kvSink, names naming, hits bool) {
+	e.kvSink = sink
+	for _, r := range e.ranks {
+		r.cache.log = &kvLog{naming: names, hits: hits}
+	}
+}
+
+// resetCache forgets the prefix cache of every rank; false when blocks are in
+// use on one: that rank keeps its cache.
+func (e *Engine) resetCache() bool {
+	done := true
+	for _, r := range e.ranks {
+		r.mu.Lock()
+		done = r.cache.clear() && done
+		r.announce()
+		r.mu.Unlock()
+	}
+	return done
+}
+
+// Kinds of fault that batches of KV events meet, for Engine.SetKVEventFault.
+const (
+	// KVEventsDrop keeps a batch from the subscribers; a replay has it.
+	KVEventsDrop = "drop"
+	// KVEventsLose keeps a batch from subscribers and replays.
+	KVEventsLose = "lose"
+	// KVEventsReorder delivers a batch after the one that follows it.
+	KVEventsReorder = "reorder"
+	// KVEventsGarbage delivers bytes that are no batch in a batch's place.
+	KVEventsGarbage = "garbage"
+	// KVEventsStop delivers nothing and answers no replay; what was held back
+	// comes when the fault ends.
+	KVEventsStop = "stop"
+)
+
+var kvEventFaults = []string{KVEventsDrop, KVEventsLose, KVEventsReorder, KVEventsGarbage, KVEventsStop}
+
+// kvFault is the fault that the next batches meet. Safe for concurrent use.
+type kvFault struct {
+	mu   sync.Mutex
+	kind string
+	left int // batches; negative: all
+}
+
+// SetKVEventFault makes the next batches of KV events meet a fault, one of the
+// KVEvents constants, and ends the fault before it; negative batches: until the
+// next call. An empty kind: none. [KVEventsStop] lasts until the next call. A
+// batch is what one step of the scheduler brought; of trtllm, garbage is a
+// whole poll.
+func (e *Engine) SetKVEventFault(kind string, batches int) error {
+	if err := checkKVEventFault(kind); err != nil {
+		return err
+	}
+	e.kvFault.mu.Lock()
+	e.kvFault.kind, e.kvFault.left = kind, batches
+	e.kvFault.mu.Unlock()
+	if e.publishers != nil {
+		for _, p := range e.publishers.list {
+			p.wake()
+		}
+	}
+	return nil
+}
+
+func checkKVEventFault(kind string) error {
+	if kind != "" && !slices.Contains(kvEventFaults, kind) {
+		return fmt.Errorf("fault kv_events: %q is not one of %s", kind, strings.Join(kvEventFaults, ", "))
+	}
+	return nil
+}
+
+// parseKVEventFault reads "KIND:BATCHES", or "KIND" for all batches.
+func parseKVEventFault(text string) (kind string, batches int, err error) {
+	kind, digits, counted := strings.Cut(text, ":")
+	if !counted {
+		return kind, -1, nil
+	}
+	if batches, err = strconv.Atoi(digits); err != nil || batches < 0 {
+		return "", 0, fmt.Errorf("fault kv_events: %q is not KIND:BATCHES", text)
+	}
+	return kind, batches, nil
+}
+
+// draw is the fault of the next batch; empty for none, and for one that is only
+// held up.
+func (f *kvFault) draw() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.left == 0 || f.kind == "" {
+		return ""
+	}
+	if f.kind == KVEventsStop {
+		return ""
+	}
+	if f.left > 0 {
+		f.left--
+	}
+	return f.kind
+}
+
+// garbles reports whether the answer of a poll is garbage, which counts as a
+// batch of its own.
+func (f *kvFault) garbles() bool {
+	f.mu.Lock()
+	polled := f.kind == KVEventsGarbage
+	f.mu.Unlock()
+	return polled && f.draw() == KVEventsGarbage
+}
+
+// stopped reports whether nothing is delivered now.
+func (f *kvFault) stopped() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.kind == KVEventsStop && f.left != 0
+}

@@ -1,0 +1,107 @@
+package enginesim
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+)
+
+// KVEventsConfig says how an engine publishes the events of its prefix cache:
+// what --kv-events-config says to vLLM and SGLang. TensorRT-LLM answers
+// POST /kv_cache_events whatever it says.
+type KVEventsConfig struct {
+	// Endpoint is where rank 0's PUB socket listens: "tcp://host:port" or
+	// "tcp://*:port"; rank r listens on port+r. Port 0 takes ephemeral ones, in a
+	// row. Empty, the default: nothing is published. Unlike the real engines,
+	// which connect to a host that is no wildcard, the simulator always listens.
+	Endpoint string
+	// Replay is where rank 0's ROUTER socket for replays listens, likewise.
+	Replay string
+	// Topic is the first frame of every batch.
+	Topic string
+	// Arrays makes vLLM's events arrays, as before 2026-06-09; else they are maps.
+	// SGLang's are always arrays.
+	Arrays bool
+	// DigestHashes is VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0: vLLM's block hashes
+	// are digests of 32 bytes instead of integers.
+	DigestHashes bool
+	// PlainReplay leaves the topic out of vLLM's replays, as before 2026-07-07.
+	// SGLang always leaves it out.
+	PlainReplay bool
+}
+
+// check refuses endpoints that nothing can listen on.
+func (c KVEventsConfig) check(connector string) error {
+	if c.Replay != "" && c.Endpoint == "" {
+		return fmt.Errorf("config kv events: a replay without an endpoint")
+	}
+	if c.Endpoint != "" && connector == ConnectorTRTLLM {
+		return fmt.Errorf("config kv events: trtllm has no publisher; its events are at POST /kv_cache_events")
+	}
+	for _, endpoint := range []string{c.Endpoint, c.Replay} {
+		if endpoint == "" {
+			continue
+		}
+		if _, _, err := splitEndpoint(endpoint); err != nil {
+			return fmt.Errorf("config kv events: %w", err)
+		}
+	}
+	return nil
+}
+
+// splitEndpoint is the host and port of a tcp endpoint; the host of a wildcard
+// is empty.
+func splitEndpoint(endpoint string) (host string, port int, err error) {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", 0, fmt.Errorf("endpoint %q: not tcp://host:port", endpoint)
+	}
+	host, digits, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, fmt.Errorf("endpoint %q: not tcp://host:port", endpoint)
+	}
+	if port, err = strconv.Atoi(digits); err != nil || port < 0 || port > 65535 {
+		return "", 0, fmt.Errorf("endpoint %q: no such port", endpoint)
+	}
+	if host == "*" {
+		host = ""
+	}
+	return host, port, nil
+}
+
+// listenAttempts is how often ephemeral ports in a row are tried for.
+const listenAttempts = 64
+
+// listenRow listens on n ports in a row, the first of which the endpoint names.
+func listenRow(endpoint string, n int) ([]net.Listener, error) {
+	host, port, err := splitEndpoint(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	for attempt := 1; ; attempt++ {
+		row, err := listenFrom(host, port, n)
+		if err == nil || port != 0 || attempt == listenAttempts {
+			return row, err
+		}
+	}
+}
+
+func listenFrom(host string, port, n int) ([]net.Listener, error) {
+	var row []net.Listener
+	for i := range n {
+		at := port
+		if i > 0 {
+			at = row[0].Addr().(*net.TCPAddr).Port + i
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(at)))
+		if err != nil {
+			for _, l := range row {
+				l.Close()
+			}
+			return nil, err
+		}
+		row = append(row, l)
+	}
+	return row, nil
+}
