@@ -1,7 +1,5 @@
 package kvindex
 
-import "sync/atomic"
-
 // batch is a run of changes of one target, whose mutex is held from batch to
 // end.
 type batch struct {
@@ -118,7 +116,7 @@ func (x *Index) sweep() {
 	x.mu.Lock()
 	gone := append([]uint64(nil), x.gone...)
 	x.mu.Unlock()
-	if !any(gone) {
+	if !nonzero(gone) {
 		return
 	}
 	left := make([]int, 64*len(gone))
@@ -139,22 +137,12 @@ func (x *Index) sweep() {
 	}
 }
 
-// any says whether a bit set has a bit.
-func any(set []uint64) bool {
+// nonzero says whether a bit set has a bit.
+func nonzero(set []uint64) bool {
 	for _, w := range set {
 		if w != 0 {
 			return true
 		}
 	}
 	return false
-}
-
-// touch fetches the memory where the blocks are to be found, all at once
-// rather than one after the other when each is looked up.
-func (x *Index) touch(blocks []Hash) {
-	for _, h := range blocks {
-		if t := x.segments[h>>segmentShift].table.Load(); t != nil {
-			atomic.LoadUint64(&t.slots[t.home(tagOf(h))])
-		}
-	}
 }

@@ -64,6 +64,7 @@ func (s *segment) change(x *Index, tag, holder uint64, c change) (before, after 
 
 // put replaces the word in a slot.
 func (s *segment) put(slot int, w uint64) {
+	// Its tag, and so its mark, is that of the word before it.
 	atomic.StoreUint64(&s.table.Load().slots[slot], w)
 }
 
@@ -163,7 +164,7 @@ func (s *segment) sweep(gone []uint64, left []int) {
 	}
 	for slot := 0; slot < len(t.slots); {
 		// An erased word may have made way for another.
-		if !s.sweepSlot(t.slots[slot], slot, gone, left) {
+		if slot%bucket == 0 || !s.sweepSlot(t.slots[slot], slot, gone, left) {
 			slot++
 		}
 	}

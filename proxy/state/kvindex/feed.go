@@ -81,8 +81,8 @@ func (f *Feed) Stored(e *Stored) {
 	b := f.x.batch(tg)
 	for at := 0; at < len(f.chain); at += chunk {
 		hashes := f.chain[at:min(at+chunk, len(f.chain))]
-		f.x.touch(hashes)
-		tg.engine.touch(e.Hashes[at : at+len(hashes)])
+		f.x.fetch(hashes)
+		tg.engine.fetch(e.Hashes[at : at+len(hashes)])
 		for i, h := range hashes {
 			if !f.place(&b, e.Hashes[at+i], h, e.Tier) {
 				// What comes after would have no parent.
@@ -221,7 +221,7 @@ func (f *Feed) leave(from, to Tier, hashes []uint64) {
 	for len(hashes) > 0 {
 		part := hashes[:min(chunk, len(hashes))]
 		hashes = hashes[len(part):]
-		f.touch(part)
+		f.fetch(part)
 		for _, engine := range part {
 			value := tg.engine.get(engine)
 			if value>>from&1 == 0 {
@@ -238,16 +238,16 @@ func (f *Feed) leave(from, to Tier, hashes []uint64) {
 	b.end()
 }
 
-// touch fetches the memory of known blocks all at once.
-func (f *Feed) touch(engine []uint64) {
-	f.tg.engine.touch(engine)
+// fetch asks for the memory of known blocks, of at most chunk.
+func (f *Feed) fetch(engine []uint64) {
+	f.tg.engine.fetch(engine)
 	f.chain = f.chain[:0]
 	for _, e := range engine {
 		if v := f.tg.engine.get(e); v != 0 {
 			f.chain = append(f.chain, Hash(v&hashMask))
 		}
 	}
-	f.x.touch(f.chain)
+	f.x.fetch(f.chain)
 }
 
 // Cleared takes in that the engine has no blocks left, or that nothing is

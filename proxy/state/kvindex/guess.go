@@ -49,7 +49,7 @@ func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
 	for len(blocks) > 0 {
 		part := blocks[max(len(blocks)-chunk, 0):]
 		blocks = blocks[:len(blocks)-len(part)]
-		x.touch(part)
+		x.fetch(part)
 		for i := len(part) - 1; i >= 0; i-- {
 			switch before, after := b.change(part[i], change{set: flagGuess, unless: flagGPU}); {
 			case after&flagGPU != 0:

@@ -89,19 +89,6 @@ func (m *hashMap) remove(key uint64) {
 	}
 }
 
-// touch fetches the memory of the keys all at once.
-func (m *hashMap) touch(keys []uint64) (sum uint64) {
-	if m.n == 0 {
-		return 0
-	}
-	for _, key := range keys {
-		if p, b := m.spot(key); b*line < len(p.pairs) {
-			sum += p.pairs[b*line].value
-		}
-	}
-	return sum
-}
-
 // bytes is the memory of the map.
 func (m *hashMap) bytes() int {
 	n := 32 * len(m.parts)

@@ -77,6 +77,7 @@ type Index struct {
 	maxEntries int64
 	guessTTL   time.Duration
 	sweeping   sync.Mutex // held by the one who sweeps; taken before mu
+	walks      sync.Pool  // of *walk
 
 	mu      sync.Mutex // guards what follows, and changes of roster
 	targets []*target  // by slot; nil if free
@@ -99,6 +100,7 @@ func New(o Options) *Index {
 		guessTTL:   o.GuessTTL,
 	}
 	x.roster.Store(&roster{})
+	x.walks.New = func() any { return new(walk) }
 	return x
 }
 
@@ -233,7 +235,7 @@ func (x *Index) expel(tg *target) {
 // tidy sweeps if too many holder numbers await it: each makes bit sets wider.
 func (x *Index) tidy() {
 	x.mu.Lock()
-	many := len(x.roster.Load().holders) >= 2*len(x.targets)+64 && !any(x.spare)
+	many := len(x.roster.Load().holders) >= 2*len(x.targets)+64 && !nonzero(x.spare)
 	x.mu.Unlock()
 	if many {
 		x.sweeping.Lock()

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"runtime"
 	"sync/atomic"
+	"unsafe"
 )
 
 // Match is what one target holds of a prompt: of the leading blocks that it
@@ -18,54 +19,83 @@ const (
 	// chunk is how many blocks are looked up at once, so that the processor
 	// fetches their memory at once.
 	chunk = 32
-	// stackWidth is the width of bit sets, in words, up to which Match does
-	// without the heap: 1,024 holders.
-	stackWidth = 16
 	// patience is how often a reader looks again before it waits for the
 	// writers of a segment.
 	patience = 64
 )
 
 // Match fills out[t], for every slot t < len(out), with what t holds of the
-// prompt whose blocks are given. It allocates nothing up to 1,024 targets.
+// prompt whose blocks are given. It takes no lock and, in the long run,
+// allocates nothing.
 func (x *Index) Match(blocks []Hash, out []Match) {
 	clear(out)
 	r := x.roster.Load()
-	var room [4 * stackWidth]uint64
-	var copied [flagBits * stackWidth]uint64
-	w := walk{roster: r, out: out, sets: room[:], copied: copied[:]}
-	w.begin()
-	for at := 0; at < len(blocks) && w.alive > 0; at += chunk {
-		x.step(&w, blocks[at:min(at+chunk, len(blocks))], uint32(at))
+	w := x.walks.Get().(*walk)
+	w.begin(r, out)
+	// While the words of one chunk are looked up, the memory of the next one's
+	// is on its way; so it is with the records.
+	x.fetch(blocks)
+	for at := 0; at < len(blocks)+chunk && w.alive > 0; at += chunk {
+		if at+chunk < len(blocks) {
+			x.fetch(blocks[at+chunk:])
+		}
+		if at < len(blocks) {
+			x.look(blocks[at:], &w.found[at/chunk%2])
+		}
+		if at >= chunk {
+			x.step(w, blocks[at-chunk:], &w.found[(at/chunk+1)%2], uint32(at-chunk))
+		}
 	}
 	w.end(uint32(len(blocks)))
 	if now := x.roster.Load(); now != r {
 		w.recheck(now)
 	}
+	w.roster, w.out = nil, nil
+	x.walks.Put(w)
 }
 
-// step walks on over at most chunk blocks, of which the first is number at.
-func (x *Index) step(w *walk, blocks []Hash, at uint32) {
-	var words [chunk]uint64
-	var seqs [chunk]uint32
-	x.touch(blocks)
-	for i, h := range blocks {
+// looked are the words of a chunk of blocks, and what seq was before each was
+// read.
+type looked struct {
+	words [chunk]uint64
+	seqs  [chunk]uint32
+}
+
+// look looks at most chunk blocks up and asks for the memory of their records.
+func (x *Index) look(blocks []Hash, found *looked) {
+	var at lines
+	n := 0
+	for i, h := range blocks[:min(chunk, len(blocks))] {
 		s := &x.segments[h>>segmentShift]
-		seqs[i] = s.seq.Load()
-		words[i], _ = s.table.Load().find(tagOf(h))
-		if form := formOf(words[i]); form != 0 {
-			if rec := s.sets.Load().record(words[i]); rec != nil {
-				atomic.LoadUint64(&rec[0])
+		found.seqs[i] = s.seq.Load()
+		word, _ := s.table.Load().find(tagOf(h))
+		found.words[i] = word
+		if formOf(word) != 0 {
+			if rec := s.sets.Load().record(word); rec != nil {
+				at[n] = unsafe.Pointer(&rec[0])
+				n++
 			}
 		}
 	}
-	for i, h := range blocks {
-		s, word := &x.segments[h>>segmentShift], words[i]
+	if n > 0 {
+		prefetch(&at, n)
+	}
+}
+
+// step walks on over at most chunk blocks that were looked up, of which the
+// first is number at.
+func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
+	for i, h := range blocks[:min(chunk, len(blocks))] {
+		word, n := found.words[i], at+uint32(i)
+		if rest := word & (1<<restBits - 1); rest == w.same && rest != 0 {
+			continue // as the block before: one holder, in the same tier
+		}
+		w.same = 0
+		s := &x.segments[h>>segmentShift]
 		rec := w.read(s, word)
-		if seqs[i]&1 != 0 || s.seq.Load() != seqs[i] || formOf(word) != 0 && rec == nil {
+		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
 			word, rec = w.settle(s, tagOf(h))
 		}
-		n := at + uint32(i)
 		switch form := formOf(word); {
 		case word == 0:
 			w.end(n)
@@ -86,34 +116,44 @@ func (x *Index) step(w *walk, blocks []Hash, at uint32) {
 type walk struct {
 	roster *roster
 	out    []Match
-	alive  int // holders that have all blocks so far
-	sets   []uint64
-	live   []uint64 // which these are
-	// in has for each tier which of them had it as their best for the last
-	// block.
+	alive  int    // holders that have all blocks so far
+	same   uint64 // the word's rest that changes nothing if it comes next; 0 for none
+	// Bit sets by holder number: those alive, and for each tier those that had
+	// it as their best for the last block.
+	live   []uint64
 	in     [tiers][]uint64
-	copied []uint64 // room for a record
+	copied []uint64  // room for a record
+	found  [2]looked // of the chunk at hand and the one before it
 }
 
 // begin makes all targets live that out has room for.
-func (w *walk) begin() {
-	n := len(w.roster.alive)
-	if 4*n > len(w.sets) {
-		w.sets = make([]uint64, 4*n)
-	}
-	w.live = w.sets[:n]
+func (w *walk) begin(r *roster, out []Match) {
+	w.roster, w.out, w.alive, w.same = r, out, 0, 0
+	n := len(r.alive)
+	w.live = sized(w.live, n)
 	for k := range w.in {
-		w.in[k] = w.sets[(k+1)*n : (k+2)*n]
+		w.in[k] = sized(w.in[k], n)
+		clear(w.in[k])
 	}
-	for i, word := range w.roster.alive {
-		w.live[i] = word
-		for m := word; m != 0; m &= m - 1 {
-			if int(w.roster.target[i*64+bits.TrailingZeros64(m)]) >= len(w.out) {
-				w.live[i] &^= m & -m
+	copy(w.live, r.alive)
+	for i := range w.live {
+		if len(out) < len(r.holder) {
+			for m := w.live[i]; m != 0; m &= m - 1 {
+				if int(r.target[i*64+bits.TrailingZeros64(m)]) >= len(out) {
+					w.live[i] &^= m & -m
+				}
 			}
 		}
 		w.alive += bits.OnesCount64(w.live[i])
 	}
+}
+
+// sized is a slice of n words, in place of one of another length.
+func sized(s []uint64, n int) []uint64 {
+	if n > cap(s) {
+		return make([]uint64, n)
+	}
+	return s[:n]
 }
 
 // end takes all holders out of the walk before block n.
@@ -186,6 +226,7 @@ func (w *walk) single(h, flags uint64, n uint32) {
 		}
 	}
 	w.keep(h, flags, n)
+	w.same = h<<flagBits | flags
 }
 
 // list goes on with block n, whose holders are in a list.
@@ -249,13 +290,11 @@ func (w *walk) read(s *segment, word uint64) []uint64 {
 	if rec == nil {
 		return nil
 	}
-	if len(rec) > len(w.copied) {
-		w.copied = make([]uint64, len(rec))
-	}
+	w.copied = sized(w.copied, len(rec))
 	for i := range rec {
 		w.copied[i] = atomic.LoadUint64(&rec[i])
 	}
-	return w.copied[:len(rec)]
+	return w.copied
 }
 
 // settle reads a word and its record again until no writer comes between.

@@ -88,11 +88,11 @@ func TestIndexIsItsModel(t *testing.T) {
 		segments uint64 // 0: all
 		steps    int
 	}{
-		{"few targets", 4, 0, 1500},
-		{"few targets, one segment", 4, 1, 3000},
-		{"64 targets, two segments", 64, 2, 4000},
-		{"300 targets, one segment", 300, 1, 3000},
-		{"1500 targets, one segment", 1500, 1, 2500},
+		{"few targets", 4, 0, 400},
+		{"few targets, one segment", 4, 1, 1500},
+		{"64 targets, two segments", 64, 2, 800},
+		{"300 targets, one segment", 300, 1, 500},
+		{"1500 targets, one segment", 1500, 1, 400},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, uint64(tt.targets)))

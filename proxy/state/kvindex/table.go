@@ -1,13 +1,14 @@
 package kvindex
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 )
 
 // The index is cut into segments by the first bits of a block's hash. A
-// segment is an open-addressing table of words in buckets of a cache line,
-// one word for each block:
+// segment is an open-addressing table of words, one for each block, in buckets
+// of a cache line:
 //
 //	tag 40 | form 4 | rest 20
 //
@@ -16,6 +17,10 @@ import (
 // With form 0 the block has one holder, and rest is its number (16 bits) and
 // its flags (4). Other forms say that rest is the place of a record of holders
 // (holders.go).
+//
+// The first word of a bucket has a mark for each of its seven others in a
+// byte: 0 for a free one, else seven bits of the tag with the top bit set. One
+// look at the marks tells which word to look at.
 //
 // Writers of a segment take turns by its mutex. Readers take no lock: a word
 // is read at once, and whoever reads more than one word compares seq before
@@ -32,7 +37,10 @@ const (
 	formShift    = 20
 	formMask     = 15
 	refMask      = 1<<formShift - 1
-	bucket       = 8 // words in a bucket
+	bucket       = 8          // words of a bucket, the marks included
+	perBucket    = bucket - 1 // blocks of a bucket
+	marksTaken   = 1<<7 | 1<<15 | 1<<23 | 1<<31 | 1<<39 | 1<<47 | 1<<55
+	marksOne     = marksTaken >> 7
 )
 
 // The flags of a holder: the tiers that hold the block, as 1<<Tier, and
@@ -72,7 +80,7 @@ type table struct {
 
 // newTable returns a table with room for at least so many words.
 func newTable(words int) *table {
-	n := (words*8/7 + bucket) / bucket * bucket
+	n := (words*8/7/perBucket + 1) * bucket
 	slots := append([]uint64(nil), make([]uint64, n)...)
 	slots = slots[:cap(slots)/bucket*bucket] // the allocator's rounding is room too
 	clear(slots[n:])
@@ -80,29 +88,35 @@ func newTable(words int) *table {
 }
 
 // room is how many words the table may have: some stay free to end a search.
-func (t *table) room() int { return len(t.slots) / 8 * 7 }
+func (t *table) room() int { return int(t.buckets) * perBucket * 7 / 8 }
 
 // home is the first slot of the bucket where a tag belongs.
 func (t *table) home(tag uint64) uint64 {
 	return (tag >> (tagBits - 32) * t.buckets) >> 32 * bucket
 }
 
+// markOf is the mark of a tag, from bits that home does not use.
+func markOf(tag uint64) uint64 { return tag&0x7f | 0x80 }
+
 // find returns the word of a tag and its slot, or 0.
 func (t *table) find(tag uint64) (w uint64, slot int) {
 	if t == nil {
 		return 0, 0
 	}
+	mark := markOf(tag) * marksOne
 	for b, turns := t.home(tag), t.buckets; turns > 0; turns-- {
-		full := true
 		line := (*[bucket]uint64)(t.slots[b:])
-		for i := range line {
-			w := atomic.LoadUint64(&line[i])
-			if w>>restBits == tag && w != 0 {
+		marks := atomic.LoadUint64(&line[0])
+		// The top bit of each byte that is equal is set, and perhaps that of
+		// the byte above it.
+		x := marks ^ mark
+		for m := (x - marksOne) &^ x & marksTaken; m != 0; m &= m - 1 {
+			i := bits.TrailingZeros64(m)/8 + 1
+			if w := atomic.LoadUint64(&line[i&(bucket-1)]); w>>restBits == tag && w != 0 {
 				return w, int(b) + i
 			}
-			full = full && w != 0
 		}
-		if !full {
+		if marks&marksTaken != marksTaken {
 			return 0, 0
 		}
 		if b += bucket; b == uint64(len(t.slots)) {
@@ -115,16 +129,32 @@ func (t *table) find(tag uint64) (w uint64, slot int) {
 // add puts a word of a new tag into the table, which has room.
 func (t *table) add(w uint64) {
 	for b := t.home(w >> restBits); ; {
-		line := (*[bucket]uint64)(t.slots[b:])
-		for i := range line {
-			if atomic.LoadUint64(&line[i]) == 0 {
-				atomic.StoreUint64(&line[i], w)
-				return
-			}
+		marks := t.slots[b]
+		if m := ^marks & marksTaken; m != 0 {
+			t.put(int(b)+bits.TrailingZeros64(m)/8+1, w)
+			return
 		}
 		if b += bucket; b == uint64(len(t.slots)) {
 			b = 0
 		}
+	}
+}
+
+// put gives a slot a word, or 0, and marks it.
+func (t *table) put(slot int, w uint64) {
+	at, shift := slot&^(bucket-1), uint(slot&(bucket-1)-1)*8
+	mark := uint64(0)
+	if w != 0 {
+		mark = markOf(w >> restBits)
+	}
+	if w != 0 {
+		atomic.StoreUint64(&t.slots[slot], w)
+	}
+	if marks := t.slots[at]; marks>>shift&0xff != mark {
+		atomic.StoreUint64(&t.slots[at], marks&^(0xff<<shift)|mark<<shift)
+	}
+	if w == 0 {
+		atomic.StoreUint64(&t.slots[slot], w)
 	}
 }
 
@@ -148,8 +178,8 @@ func (s *segment) insert(w uint64) {
 func (s *segment) resize(words int) *table {
 	t := newTable(words)
 	if old := s.table.Load(); old != nil {
-		for _, w := range old.slots {
-			if w != 0 {
+		for slot, w := range old.slots {
+			if w != 0 && slot%bucket != 0 {
 				t.add(w)
 			}
 		}
@@ -172,43 +202,41 @@ func (s *segment) erase(slot int) {
 		if hole == slot {
 			s.begin()
 		}
-		atomic.StoreUint64(&t.slots[hole], t.slots[from])
+		t.put(hole, t.slots[from])
 		hole = from
 	}
-	atomic.StoreUint64(&t.slots[hole], 0)
+	t.put(hole, 0)
 	if hole != slot {
 		s.end()
 	}
 }
 
 // full says whether no slot of a bucket is free.
-func (t *table) full(b int) bool {
-	for _, w := range t.slots[b*bucket : (b+1)*bucket] {
-		if w == 0 {
-			return false
-		}
-	}
-	return true
-}
+func (t *table) full(b int) bool { return t.slots[b*bucket]&marksTaken == marksTaken }
 
 // displaced returns the slot of a word in a bucket after b that would be in b
 // or before it, had there been room; -1 if there is none.
 func (t *table) displaced(b int) int {
 	n := int(t.buckets)
 	for far := 1; far < n; far++ {
-		at := (b + far) % n
-		full := true
-		for i := range bucket {
-			w := t.slots[at*bucket+i]
+		at := b + far
+		if at >= n {
+			at -= n
+		}
+		for slot := at*bucket + 1; slot < (at+1)*bucket; slot++ {
+			w := t.slots[slot]
 			if w == 0 {
-				full = false
 				continue
 			}
-			if home := int(t.home(w>>restBits) / bucket); (at-home+n)%n >= far {
-				return at*bucket + i
+			away := at - int(t.home(w>>restBits)/bucket)
+			if away < 0 {
+				away += n
+			}
+			if away >= far {
+				return slot
 			}
 		}
-		if !full {
+		if !t.full(at) {
 			break
 		}
 	}
