@@ -4,10 +4,10 @@ package trust
 type class uint8
 
 const (
-	cold  class = iota // nothing: too little was predicted and reported
+	cold  class = iota // nothing: too little was cached
 	agree              // both found about the same
 	over               // more was predicted
-	under              // more was reported, and the index still does not know it
+	under              // more was reported than events tell of
 )
 
 // entry is one observation in the window.
@@ -16,7 +16,7 @@ type entry struct {
 	predicted, reported int
 	class               class
 	exact               bool
-	blind               bool // the index held nothing of the prompt
+	blind               bool // no event told of any of the prompt
 	fresh               bool // events had come since the rank's observation before
 }
 
@@ -54,16 +54,10 @@ func newEntry(o *Observation) entry {
 	switch {
 	case o.Predicted-o.Reported > slack:
 		e.class = over
-	case o.Surplus():
-		switch {
-		case !o.Exact:
-			e.class = cold // others may use the engine too
-		case o.Reported-o.Held > slack:
-			e.class = under
-		default:
-			e.class = agree // the events were late, no more
-		}
-	case o.Predicted > 0 && o.Reported > 0:
+	case o.Exact && o.Reported-o.Held > slack:
+		e.class = under
+	case !o.Exact && o.Reported-o.Predicted > slack: // others may use the engine too
+	case o.Reported > slack:
 		e.class = agree
 	}
 	return e
@@ -151,7 +145,7 @@ type counts struct {
 
 type sums struct {
 	agree, over, under int
-	underBlind         int // of under, with nothing of the prompt in the index
+	underBlind         int // of under, with nothing of the prompt told by events
 	underFresh         int // of under, with events since the one before
 	overGuess          int // of over, without events, and nothing was cached
 }

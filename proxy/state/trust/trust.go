@@ -41,7 +41,7 @@ type Observation struct {
 	Engine string // instance that served prefill
 	Rank   int
 	// Exact says that the index of this target is fed by the engine's events.
-	// What it holds beyond the index is only counted against it then.
+	// What the engine has beyond the index is only counted against it then.
 	Exact bool
 	// Stored is how many blocks the target's events have announced so far.
 	Stored uint64
@@ -49,9 +49,12 @@ type Observation struct {
 	Prompt    int // tokens
 	Predicted int // of them held by the target, as the index said when it was chosen
 	Reported  int // of them cached, as the engine says
-	// Held is what the index said at the end of the answer. It tells events
-	// that are late, as in a burst of equal prompts, from events that do not
-	// come. Where it was not looked up it is Predicted.
+	// Held is how many the target holds by its events alone, once the answer is
+	// whole. What the proxy expects there because it sent it there does not
+	// count: it is expected by the same ids that it is found by, and so proves
+	// nothing of the engine's. Looked up this late, events that lag behind a
+	// burst of equal prompts are not taken for events that do not come. It has
+	// no meaning unless Exact.
 	Held  int
 	Block int // tokens a block; 0: not known
 }
@@ -67,9 +70,9 @@ func (o *Observation) slack() int {
 	return 2*block + o.Prompt/16
 }
 
-// Surplus reports whether the engine had more than was predicted: only then
-// does it pay to look Held up.
-func (o *Observation) Surplus() bool { return o.Reported-o.Predicted > o.slack() }
+// Surplus reports whether the engine had more cached than an index without any
+// of the prompt explains. Only then, and only if Exact, need Held be looked up.
+func (o *Observation) Surplus() bool { return o.Reported > o.slack() }
 
 // Verdict is what the recent requests of an engine say. Counts are those of the
 // requests that say something, which cold prompts do not.

@@ -56,6 +56,8 @@ func TestEachTroubleIsNamedWithin100Requests(t *testing.T) {
 	}{
 		{"another tokenizer, events come", 1, All, func(_ *fleet, o *Observation) { o.Predicted, o.Held = 0, 0 }, TokenizerMismatch},
 		{"another tokenizer on eight ranks", 8, All, func(_ *fleet, o *Observation) { o.Predicted, o.Held = 0, 0 }, TokenizerMismatch},
+		{"another tokenizer, hidden by guesses", 1, All, func(_ *fleet, o *Observation) { o.Held = 0 }, TokenizerMismatch},
+		{"no events, hidden by guesses", 1, All, func(_ *fleet, o *Observation) { o.Held, o.Stored = 0, 0 }, MissingEvents},
 		{"no events", 1, All, func(_ *fleet, o *Observation) { o.Predicted, o.Held, o.Stored = 0, 0, 0 }, MissingEvents},
 		{"events stopped", 2, All, func(_ *fleet, o *Observation) { o.Predicted, o.Held, o.Stored = 0, 0, 77 }, MissingEvents},
 		{"most events are lost", 1, All, func(f *fleet, o *Observation) {
@@ -151,13 +153,13 @@ func TestNormalLifeRaisesNothing(t *testing.T) {
 	}
 }
 
-func TestSurplusAsksForHeldOnlyWhereItMatters(t *testing.T) {
-	o := Observation{Prompt: 1000, Predicted: 512, Reported: 512, Block: 16}
-	if o.Surplus() {
-		t.Error("equal numbers are a surplus")
+func TestHeldIsLookedUpWhereItMatters(t *testing.T) {
+	o := Observation{Prompt: 1000, Reported: 512, Block: 16}
+	if !o.Surplus() {
+		t.Error("512 cached tokens are explained by nothing")
 	}
-	if o.Reported = 800; !o.Surplus() {
-		t.Error("288 tokens are none")
+	if o.Reported = 64; o.Surplus() {
+		t.Error("four blocks are worth a look")
 	}
 }
 
