@@ -280,7 +280,7 @@ func TestFacts(t *testing.T) {
 			t.Errorf("row %d: %+v", i, first.Candidates[i])
 		}
 	}
-	if c := second.Candidates[1]; c.Requests != 1 || c.Tokens != 250 || c.Queued != 250 || c.BlocksGPU != 2 || c.Home != abi.RolePrefill {
+	if c := second.Candidates[1]; c.Requests != 1 || c.Tokens != 250 || c.Queued != 250 || c.BlocksGPU != 2 || c.Home != abi.RolePrefill || c.RecentRequests < .99 || c.RecentTokens < 249 {
 		t.Errorf("the rank that has the first turn: %+v", c)
 	}
 	if c := second.Candidates[2]; c.Requests != 1 || c.Tokens != 250+usualAnswer || c.Queued != 0 || c.BlocksGPU != 2 || c.Home != abi.RoleDecode {

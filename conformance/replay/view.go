@@ -121,6 +121,7 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 		if needs&abi.NeedBlocks != 0 {
 			m := v.matches[t.slot]
 			c.Queued, c.BlocksGPU, c.BlocksCPU, c.BlocksDisk = carries.Queued, m.GPU, m.CPU, m.Disk
+			c.RecentTokens, c.RecentRequests = t.load.Recent(epoch.Add(now))
 		}
 		if needs&abi.NeedConversation != 0 {
 			at := conversation.Target{Instance: c.Instance, Rank: c.Rank}
@@ -158,7 +159,9 @@ func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.Place
 	l.prefill, l.decode = int(d.Prefill), int(d.Decode)
 	p, t := &v.targets[l.prefill], &v.targets[l.decode]
 	prompt := int64(q.InputLength)
-	l.holdPrefill = p.load.HoldPrefill(prompt, max(0, prompt-v.facts.Candidates[d.Prefill].Matched()))
+	uncached := max(0, prompt-v.facts.Candidates[d.Prefill].Matched())
+	p.load.Placed(uncached, epoch.Add(now))
+	l.holdPrefill = p.load.HoldPrefill(prompt, uncached)
 	l.holdDecode = t.load.Hold(prompt + usualAnswer)
 	v.index.Expect(p.slot, l.chain, epoch.Add(now))
 	v.index.Expect(t.slot, l.chain, epoch.Add(now))
