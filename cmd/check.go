@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -65,7 +66,7 @@ func (a *app) tryPlugins(cfg *config.Config) error {
 		return err
 	}
 	reg := prometheus.NewRegistry()
-	set, err := newPlugins(cfg, reg, telemetry.New(reg), nil, log)
+	set, err := newPlugins(cfg, reg, telemetry.New(reg), conversation.New(1), nil, log)
 	if err != nil {
 		return failed(err)
 	}

@@ -80,7 +80,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
 		return nil, err
 	}
-	if n.plugins, err = newPlugins(cfg, prom, metrics, n.askLegs, log); err != nil {
+	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
 		return nil, failed(err)
 	}
 	if err := n.serveWith(cfg, f, prom, metrics); err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -34,18 +35,19 @@ var (
 )
 
 // newPlugins returns the set of plugins and policies, with nothing in it yet.
-func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, changed func(), log *slog.Logger) (*plugins.Set, error) {
+func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, conversations *conversation.Table, changed func(), log *slog.Logger) (*plugins.Set, error) {
 	guests := newGuestMetrics()
 	if err := reg.Register(guests); err != nil {
 		return nil, err
 	}
 	name, _ := os.Hostname()
 	return plugins.New(plugins.Deps{
-		Builtin:     policies.Wasm,
-		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
-		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
-		Metrics:     guests.of,
-		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
+		Builtin:       policies.Wasm,
+		Meter:         func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
+		FilterMeter:   func(name string) filter.Meter { return newFilterMeter(metrics, name) },
+		Metrics:       guests.of,
+		Conversations: conversations,
+		Node:          filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
 		// Straight to the upstreams, whatever the environment says of web proxies.
 		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
 		CacheDir:  compileCache(),

@@ -96,7 +96,7 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	p.world = policy.NewWorld(policy.Setting{
 		Name: p.spec.Name, Config: p.spec.Config, VMConfig: p.spec.VMConfig, VMID: p.spec.VMID, RootID: p.spec.RootID,
 		Level: max(host.LowestLevel(log), host.LogInfo), Log: log, Store: &s.shared,
-		Metrics: shared.NewMetricTable(s.metricsOf(p.spec.Name)),
+		Metrics: shared.NewMetricTable(s.metricsOf(p.spec.Name)), Conversations: s.deps.Conversations,
 	})
 	limit := p.spec.Timeout
 	if limit == 0 {
@@ -136,6 +136,7 @@ func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.L
 	deps := filter.Deps{
 		Shared: &s.shared, Budget: p.failures, Upstreams: c.Upstreams, Transport: s.deps.Transport,
 		Metrics: s.metricsOf(p.spec.Name), Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
+		Conversations: s.deps.Conversations,
 	}
 	p.filter = filter.New(filter.Spec{
 		Name: p.spec.Name, Wasm: wasm, Load: load, Compiled: compiled, Config: p.spec.Config, VMConfig: p.spec.VMConfig,

@@ -58,7 +58,7 @@ type Spec struct {
 }
 
 // Deps is what a Set stands on. All fields but Transport, Meter, FilterMeter,
-// Metrics and Changed are needed.
+// Metrics, Conversations and Changed are needed.
 type Deps struct {
 	Builtin func() []byte // the module of the built-in policies
 	// Meter gives what watches a policy, by its label and the name of its hook.
@@ -66,10 +66,12 @@ type Deps struct {
 	FilterMeter func(plugin string) filter.Meter
 	Metrics     func(plugin string) shared.Metrics // makes the metrics that guests define
 	Transport   http.RoundTripper                  // for calls to upstreams
-	Node        filter.Node
-	CacheDir    string // of compiled code; "": in memory only
-	Changed     func() // called after other policies or filters have begun to serve; must not call the Set's Apply or Reload
-	Log         *slog.Logger
+	// Conversations is where plugins keep values; nil: nowhere.
+	Conversations shared.Conversations
+	Node          filter.Node
+	CacheDir      string // of compiled code; "": in memory only
+	Changed       func() // called after other policies or filters have begun to serve; must not call the Set's Apply or Reload
+	Log           *slog.Logger
 }
 
 // Natives finds the built-in policies that are compiled in.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
 // maxInflated is the largest result of uncompress, in bytes.
@@ -36,6 +37,10 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 		return nil, v.setFilterState(ctx, args)
 	case abi.ForeignCounter:
 		return v.p.metrics.Count(args)
+	case abi.ForeignConversationGet:
+		return shared.ConversationGet(v.p.deps.Conversations, args)
+	case abi.ForeignConversationPut:
+		return shared.ConversationPut(v.p.deps.Conversations, args)
 	case abi.ForeignNote:
 		f := v.stream(ctx)
 		switch {

@@ -47,6 +47,8 @@ type Deps struct {
 	Meter     Meter
 	Node      Node
 	Log       *slog.Logger
+
+	Conversations shared.Conversations // nil: guests keep nothing of conversations
 }
 
 // Node is what the properties node.*, cluster_name, route_name and listener.*

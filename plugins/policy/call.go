@@ -67,6 +67,8 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	if c.begin(p, f.FrameSize()) {
 		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
+		c.vm.notes.rows = f.Candidates
+		defer func() { c.vm.notes.rows = nil }()
 		if answer, ok := c.run(frame); ok {
 			if d = abi.UnpackPlace(uint64(answer)); !valid(f, d) {
 				c.reason = Nonsense

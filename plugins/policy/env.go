@@ -19,7 +19,8 @@ type World struct {
 	space   *shared.Space
 }
 
-// Setting is what a World is made of. All fields but the texts are needed.
+// Setting is what a World is made of. All fields but the texts and those that may
+// be nil are needed.
 type Setting struct {
 	Name, Config, VMConfig, VMID, RootID string // as in the configuration of the plugin
 
@@ -27,6 +28,8 @@ type Setting struct {
 	Log     *slog.Logger
 	Store   *shared.Store
 	Metrics *shared.MetricTable
+
+	Conversations shared.Conversations // nil: none
 }
 
 var _ host.Env = (*World)(nil)
@@ -135,8 +138,13 @@ func (w *World) HTTPCall(uint32, *host.HTTPCall) (uint32, host.Status) {
 
 // Foreign implements host.Env.
 func (w *World) Foreign(_ uint32, name string, args []byte) ([]byte, host.Status) {
-	if name == abi.ForeignCounter {
+	switch name {
+	case abi.ForeignCounter:
 		return w.setting.Metrics.Count(args)
+	case abi.ForeignConversationGet:
+		return shared.ConversationGet(w.setting.Conversations, args)
+	case abi.ForeignConversationPut:
+		return shared.ConversationPut(w.setting.Conversations, args)
 	}
 	return nil, host.NotFound
 }

@@ -1,15 +1,19 @@
 package policy
 
 import (
+	"encoding/binary"
+
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Notebook is the Env of one VM, and where its guest leaves notes on the
-// decision under way. Like its VM it is not safe for concurrent use.
+// Notebook is the Env of one VM, and what belongs to the decision under way: its
+// candidates, and the notes that the guest leaves on it. Like its VM it is not
+// safe for concurrent use.
 type Notebook struct {
 	host.Env
 	notes []string
+	rows  []abi.Candidate // of a place frame
 }
 
 // Take returns the notes since it was called last.
@@ -21,14 +25,36 @@ func (n *Notebook) Take() []string {
 
 // Foreign implements host.Env.
 func (n *Notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
-	switch {
-	case name != abi.ForeignNote:
-		return n.Env.Foreign(ctx, name, args)
-	case len(n.notes) == abi.MaxNotes:
-		return nil, host.InternalFailure
+	switch name {
+	case abi.ForeignNote:
+		if len(n.notes) == abi.MaxNotes {
+			return nil, host.InternalFailure
+		}
+		n.notes = append(n.notes, string(args[:min(len(args), abi.MaxNoteSize)]))
+		return nil, host.OK
+	case abi.ForeignPrefixMatch:
+		return n.prefixMatch(args)
 	}
-	n.notes = append(n.notes, string(args[:min(len(args), abi.MaxNoteSize)]))
-	return nil, host.OK
+	return n.Env.Foreign(ctx, name, args)
+}
+
+// prefixMatch is what the target of a row holds of the request. BadArgument: there
+// is no such row. NotFound: no index knows the target.
+func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
+	if len(args) != 4 {
+		return nil, host.BadArgument
+	}
+	row := binary.LittleEndian.Uint32(args)
+	if uint64(row) >= uint64(len(n.rows)) {
+		return nil, host.BadArgument
+	}
+	c := &n.rows[row]
+	if c.BlockTokens == 0 {
+		return nil, host.NotFound
+	}
+	result := binary.LittleEndian.AppendUint32(nil, c.BlocksGPU)
+	result = binary.LittleEndian.AppendUint32(result, c.BlocksCPU)
+	return binary.LittleEndian.AppendUint32(result, c.BlocksDisk), host.OK
 }
 
 // notes takes the notes of the call, under the policy's name.
