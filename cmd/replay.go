@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,12 +20,14 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
 // replayFlags are the flags of the command.
 type replayFlags struct {
 	fleet            replay.Config
 	traces, policies []string
+	params           []string
 	preset, model    string
 	runtime, html    string
 	ttft, itl        time.Duration
@@ -52,6 +55,7 @@ bounds. The same flags give the same result, but for the decisions per second.`,
 	f := c.Flags()
 	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, but with --json")
 	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME where the module has several; repeatable; default all built-in ones")
+	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, as kv_aware.patience=16; repeatable")
 	f.StringVar(&r.runtime, "runtime", "wasm", "how built-in policies run: wasm or native")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
 	f.IntVar(&r.fleet.Ranks, "ranks", 4, "ranks of each prefill instance")
@@ -94,11 +98,15 @@ func (a *app) replay(r *replayFlags) error {
 		}
 		labs = append(labs, lab)
 	}
+	params, err := parseParams(r.params)
+	if err != nil {
+		return err
+	}
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
 			// A set of its own for each run: a guest may remember the last one.
-			p, err := newPlacer(name, r.runtime == "native", log)
+			p, err := newPlacer(name, params, r.runtime == "native", log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
 			}
@@ -188,24 +196,44 @@ func (r *replayFlags) lab(path string, log *slog.Logger) (*replay.Lab, error) {
 	return replay.New(r.fleet, t)
 }
 
-// placer is a set of plugins that has one place policy.
-type placer struct {
-	set   *plugins.Set
-	needs abi.Needs
+// parseParams reads lines of the form POLICY.NAME=VALUE.
+func parseParams(texts []string) (policies.Params, error) {
+	params := policies.Params{}
+	for _, text := range texts {
+		key, value, _ := strings.Cut(text, "=")
+		policy, name, ok := strings.Cut(key, ".")
+		n, err := strconv.ParseFloat(value, 64)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("--param: %q is not POLICY.NAME=NUMBER", text)
+		}
+		if params[policy] == nil {
+			params[policy] = make(map[string]float64)
+		}
+		params[policy][name] = n
+	}
+	if _, err := policies.New(params); err != nil {
+		return nil, fmt.Errorf("--param: %w", err)
+	}
+	return params, nil
 }
+
+// placer is a set of plugins that has one place policy.
+type placer struct{ set *plugins.Set }
 
 // replayBudget is the time budget of a decision. It is long: a decision that came
 // late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
 // newPlacer loads a built-in policy, or the one of a module.
-func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
-	p := &placer{needs: policies.Needs(name)}
-	built, err := policies.New(nil)
+func newPlacer(name string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
+	built, err := policies.New(params)
 	if err != nil {
 		return nil, err
 	}
-	cfg := plugins.Config{Natives: natives(built), Plan: []string{"auto"}, Place: name, Mint: "snowflake", Native: native, Budget: replayBudget}
+	cfg := plugins.Config{
+		Natives: natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
+		Native: native, Budget: replayBudget,
+	}
 	path, in, isFile := cutWasm(name)
 	if isFile {
 		plugin := strings.TrimSuffix(filepath.Base(path), wasmSuffix)
@@ -217,11 +245,12 @@ func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
 		cfg.Place, cfg.Native = plugin+in, true
 	}
 	set, err := plugins.New(plugins.Deps{
-		Builtin:   policies.Wasm,
-		Meter:     func(string, string) policy.Meter { return deafMeter{} },
-		Transport: http.DefaultTransport,
-		CacheDir:  compileCache(),
-		Log:       log,
+		Builtin:       policies.Wasm,
+		Meter:         func(string, string) policy.Meter { return deafMeter{} },
+		Conversations: conversation.New(0),
+		Transport:     http.DefaultTransport,
+		CacheDir:      compileCache(),
+		Log:           log,
 	})
 	if err != nil {
 		return nil, err
@@ -230,11 +259,7 @@ func newPlacer(name string, native bool, log *slog.Logger) (*placer, error) {
 		set.Close(context.Background())
 		return nil, err
 	}
-	if isFile {
-		p.needs = set.Needs()
-	}
-	p.set = set
-	return p, nil
+	return &placer{set}, nil
 }
 
 const wasmSuffix = ".wasm"
@@ -258,7 +283,7 @@ func (p *placer) Place(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
 }
 
 // Needs implements replay.Placer.
-func (p *placer) Needs() abi.Needs { return p.needs }
+func (p *placer) Needs() abi.Needs { return p.set.Needs() }
 
 // deafMeter is for policies that nobody watches.
 type deafMeter struct{}

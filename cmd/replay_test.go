@@ -105,6 +105,8 @@ func TestReplayRefuses(t *testing.T) {
 		"no such policy":  {replayFleet("--policy", "best"), exitUsage, "--policy best"},
 		"no such native":  {replayFleet("--policy", "best", "--runtime", "native"), exitUsage, "--policy best"},
 		"no such file":    {replayFleet("--policy", "/nonexistent.wasm"), exitUsage, "--policy /nonexistent.wasm"},
+		"no number":       {replayFleet("--param", "kv_aware.patience"), exitUsage, "POLICY.NAME=NUMBER"},
+		"no such param":   {replayFleet("--param", "kv_aware.haste=1"), exitUsage, "haste"},
 		"no such runtime": {replayFleet("--runtime", "java"), exitUsage, "--runtime"},
 		"no such preset":  {replayFleet("--preset", "best"), exitUsage, "--preset"},
 		"no such model":   {replayFleet("--model-file", "/nonexistent"), exitUsage, "--model-file"},
@@ -119,6 +121,16 @@ func TestReplayRefuses(t *testing.T) {
 				t.Errorf("exit %d: %s", code, errs)
 			}
 		})
+	}
+}
+
+// Parameters reach a policy compiled in and as WebAssembly alike.
+func TestReplayParams(t *testing.T) {
+	plain := replayJSON(t, "--policy", "kv_aware")
+	natively := replayJSON(t, "--policy", "kv_aware", "--param", "kv_aware.queue_weight=0", "--runtime", "native")
+	wasm := replayJSON(t, "--policy", "kv_aware", "--param", "kv_aware.queue_weight=0")
+	if !reflect.DeepEqual(natively, wasm) || reflect.DeepEqual(plain, wasm) {
+		t.Errorf("by default %v\nnatively %v\nas WebAssembly %v", plain, natively, wasm)
 	}
 }
 
