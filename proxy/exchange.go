@@ -415,6 +415,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		c: connector.Attempt{
 			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
 			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields,
+			Conversation: x.conversation(),
 		},
 	}
 	if p.FirstByte > 0 {

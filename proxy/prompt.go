@@ -100,6 +100,19 @@ func (x *exchange) nameConversation() {
 	q.First = known && !holds
 }
 
+// conversation is what engines are told of the conversation: the client's own id,
+// else the key of the one that the prompt continues. It is good as long as the
+// body is there.
+func (x *exchange) conversation() string {
+	if id := x.ask.Key.Conversation.ID; id != "" {
+		return id
+	}
+	if x.ask.Request.Turn > 1 {
+		return x.ask.Request.Conversation
+	}
+	return ""
+}
+
 // tokenIDs are those of the prompt; none where nobody has them in time.
 func (x *exchange) tokenIDs() []uint32 {
 	p := &x.prompt

@@ -31,6 +31,9 @@ type Attempt struct {
 	Prefill engine.Target   // zero when aggregated
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
+	// Conversation names the request's conversation for engines whose protocol has
+	// a field for it; "" for none.
+	Conversation string
 }
 
 // Leg is one call as bytes. Header holds only what the connector adds; the

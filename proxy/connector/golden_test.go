@@ -19,14 +19,15 @@ import (
 // Parts that a case is not about are left out and not tested. Bodies are texts,
 // so that white space and escapes in them are exact.
 type golden struct {
-	About   string       // what the case shows
-	API     string       // the client's path
-	Request string       // the client's body
-	Trust   bool         // server.trust_pd_fields
-	ID      uint64       // the disagg id
-	LegID   string       `json:"leg_id"`
-	Prefill *goldenPlace // null: aggregated only
-	Decode  goldenPlace
+	About        string       // what the case shows
+	API          string       // the client's path
+	Request      string       // the client's body
+	Trust        bool         // server.trust_pd_fields
+	ID           uint64       // the disagg id
+	LegID        string       `json:"leg_id"`
+	Conversation string       // what the proxy names it by
+	Prefill      *goldenPlace // null: aggregated only
+	Decode       goldenPlace
 
 	NotPairable   *string       `json:"not_pairable"` // the field that the refusal names
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
@@ -137,7 +138,7 @@ func (g *golden) attempt(t *testing.T) *Attempt {
 	t.Helper()
 	return &Attempt{
 		Request: request(t, g.API, g.Request),
-		ID:      g.ID, LegID: g.LegID, Trust: g.Trust,
+		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation,
 		Prefill: g.Prefill.target(), Decode: g.Decode.target(),
 	}
 }

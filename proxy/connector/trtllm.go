@@ -76,11 +76,27 @@ func (trtllm) Pairable(r *openai.Request) error { return oneSequence(r) }
 // Aggregated is the client's request, with the model that it may leave out and
 // the worker may not.
 func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	if a.Request.HasModel {
+	named := conversationNamed(a, a.Decode)
+	if a.Request.HasModel && named.Key == "" {
 		return plain(a, dst), nil
 	}
-	edits := [editRoom]openai.Edit{modelNamed(a)}
-	return spliced(a, dst, cutPD(edits[:1], a)), nil
+	edits := [editRoom]openai.Edit{modelNamed(a), named}
+	return spliced(a, dst, cutPD(edits[:2], a)), nil
+}
+
+// conversationNamed is the edit that names the conversation for the routing of
+// ranks inside the worker, where the client did not. Generation g1 has it among
+// the params only, and refuses what it does not know (openai_protocol.py,
+// ConversationParams).
+func conversationNamed(a *Attempt, target engine.Target) openai.Edit {
+	if a.Conversation == "" || wire(target) == wireG1 {
+		return openai.Edit{}
+	}
+	if v, ok := a.Request.Get("conversation_params"); ok && !openai.IsNull(v) {
+		return openai.Edit{}
+	}
+	value := append(openai.AppendQuoted([]byte(`{"conversation_id":`), a.Conversation), '}')
+	return openai.Edit{Key: "conversation_params", Value: value}
 }
 
 // modelNamed is the edit that names the model where the client did not: workers
@@ -111,8 +127,9 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		cut("stream_options"), // refused where stream is not true
 		{Key: "prompt", Value: prompt},
 		modelNamed(a),
+		conversationNamed(a, a.Prefill),
 	}
-	leg := spliced(a, dst, cutPD(edits[:5], a))
+	leg := spliced(a, dst, cutPD(edits[:6], a))
 	leg.Unary = true
 	return leg, nil
 }
@@ -204,7 +221,8 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 		edits[1] = openai.Edit{Key: "prompt_token_ids", Value: h.Prompt}
 	}
 	edits[3] = modelNamed(a)
-	return spliced(a, dst, cutPD(edits[:4], a)), nil
+	edits[4] = conversationNamed(a, a.Decode)
+	return spliced(a, dst, cutPD(edits[:5], a)), nil
 }
 
 // Reclaims: what prefill has computed is freed by its time-out alone, so a
