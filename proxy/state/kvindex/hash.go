@@ -1,7 +1,7 @@
 package kvindex
 
 import (
-	"encoding/binary"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -16,10 +16,6 @@ const hashMask = ^uint64(7)
 
 // textSeed keeps the chains of text and of tokens apart.
 const textSeed = 0x7465787420636861
-
-// piece is how many tokens are hashed at once. A longer block is a chain of
-// pieces.
-const piece = 128
 
 // Seed is the hash before the first block of a prompt for a model, a LoRA
 // adapter ("" for none) and a cache salt ("" for none). Prompts that differ in
@@ -44,19 +40,11 @@ func AppendTokens(dst []Hash, seed Hash, tokens []uint32, block int) []Hash {
 	return dst
 }
 
-// hashTokens is the hash of one block after the one with the hash seed.
+// hashTokens is the hash of one block, which is not empty, after the one with
+// the hash seed: xxh3 over the tokens as they are in memory, four bytes each.
 func hashTokens(seed Hash, tokens []uint32) Hash {
-	h := uint64(seed)
-	var buf [4 * piece]byte
-	for len(tokens) > 0 {
-		n := min(len(tokens), piece)
-		for i, id := range tokens[:n] {
-			binary.LittleEndian.PutUint32(buf[4*i:], id)
-		}
-		h = xxh3.HashSeed(buf[:4*n], h)
-		tokens = tokens[n:]
-	}
-	return Hash(h & hashMask)
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&tokens[0])), 4*len(tokens))
+	return Hash(xxh3.HashSeed(bytes, uint64(seed)) & hashMask)
 }
 
 // AppendText is AppendTokens for a prompt as text, in blocks of block bytes:
@@ -65,10 +53,9 @@ func AppendText(dst []Hash, seed Hash, text []byte, block int) []Hash {
 	if block <= 0 {
 		return dst
 	}
-	h := uint64(seed) ^ textSeed
 	for ; len(text) >= block; text = text[block:] {
-		h = xxh3.HashSeed(text[:block], h) & hashMask
-		dst = append(dst, Hash(h))
+		seed = Hash(xxh3.HashSeed(text[:block], uint64(seed)^textSeed) & hashMask)
+		dst = append(dst, seed)
 	}
 	return dst
 }
