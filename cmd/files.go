@@ -9,6 +9,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
 )
 
 // files is what a configuration's file keys name, read.
@@ -16,6 +18,8 @@ type files struct {
 	keys  *proxy.Keys  // nil: no key is asked for
 	certs *proxy.Certs // nil: no TLS
 	token string       // of the admin endpoints; "" none
+
+	tokenizers map[string]tokens.Encoder // by model
 }
 
 // loadFiles reads the files that cfg names. Errors name the key and never a
@@ -41,10 +45,24 @@ func loadFiles(cfg *config.Config) (*files, error) {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
 	}
+	f.tokenizers = make(map[string]tokens.Encoder)
+	for model, path := range cfg.Tokens.Files {
+		f.tokenizers[model], err = loadTokenizer(path)
+		note(fmt.Sprintf("tokens.files.%q", model), err)
+	}
 	if len(problems) > 0 {
 		return nil, problems
 	}
 	return &f, nil
+}
+
+// loadTokenizer reads a tokenizer.json.
+func loadTokenizer(path string) (tokens.Encoder, error) {
+	file, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return bpe.Parse(file)
 }
 
 // loadKeys reads the API keys; nil when none are asked for.

@@ -25,6 +25,7 @@ type knowledge struct {
 	state   coordinator.State
 	limits  kvindex.Limits // of engines without events
 	events  *kvevents.Manager
+	tokens  *tokens.Tokenizer
 	metrics *telemetry.Metrics
 	log     *slog.Logger
 
@@ -134,6 +135,12 @@ func (k *knowledge) restarted(i *engine.Instance) {
 	if k.followed[i.Spec.Name].instance == i {
 		k.events.Restarted(i.Spec.Name)
 	}
+	k.forget(i)
+}
+
+// forget drops what was learned of an instance by asking it and by its answers.
+func (k *knowledge) forget(i *engine.Instance) {
+	k.tokens.Forget(i.Spec.Name)
 	k.state.Trust.Forget(i.Spec.Name)
 	k.metrics.Distrust(i.Spec.Name, "")
 }
@@ -147,6 +154,7 @@ func (k *knowledge) gone(i *engine.Instance) {
 		k.byName.CompareAndDelete(i.Spec.Name, i)
 		k.events.Forget(i.Spec.Name)
 	}
+	k.forget(i)
 }
 
 // sized is told how long an engine's blocks are.
@@ -170,11 +178,12 @@ func (k *knowledge) judged(v trust.Verdict) {
 }
 
 // newTokenizer is what finds the token ids of prompts.
-func newTokenizer(cfg *config.Config, registry *engine.Registry) (*tokens.Tokenizer, error) {
-	o := tokens.Options{Asker: proxy.Asker{Registry: registry}, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
+func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry) (*tokens.Tokenizer, error) {
+	o := tokens.Options{Asker: proxy.Asker{Registry: registry}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
 	if o.CacheTokens == 0 {
 		o.CacheTokens = -1
 	}
+	o.Order = []tokens.Source{} // nil would be the default
 	for _, name := range cfg.Tokens.Sources {
 		s, ok := tokens.ParseSource(name)
 		if !ok {

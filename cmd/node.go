@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -105,14 +106,13 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, n.knowledge.state, ids, metrics)
 	n.loads = loads.New(n.registry, cfg.Health, n.log)
-	tokenizer, err := newTokenizer(cfg, n.registry)
-	if err != nil {
+	if n.knowledge.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry); err != nil {
 		return err
 	}
 	watch(prom, n.registry, n.coordinator, n.knowledge.state.Index)
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: tokenizer, Log: n.log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.knowledge.tokens, Log: n.log, Version: readVersion().Version,
 	})
 	n.askLegs()
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
@@ -165,6 +165,9 @@ func (n *Node) Reload(next *config.Config) error {
 		{"server.tls", old.Server.TLS != next.Server.TLS},
 		{"admin", old.Admin != next.Admin},
 		{"fleet", old.Fleet != next.Fleet},
+		{"kv_index", old.KVIndex != next.KVIndex},
+		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
+		{"conversation.capacity", old.Conversation.Capacity != next.Conversation.Capacity},
 	} {
 		if moved.changed {
 			n.log.Warn("this key is read at start only; it stays until a restart", "key", moved.key)
