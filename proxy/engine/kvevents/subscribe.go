@@ -3,6 +3,8 @@ package kvevents
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"os"
 	"time"
 
 	"github.com/go-zeromq/zmq4"
@@ -15,8 +17,11 @@ const (
 	// replayIdle is how long a replay may be silent. The engine looks for
 	// requests between two batches, and every 100 ms.
 	replayIdle = 5 * time.Second
-	// replayPause is how long a replay endpoint that failed is left alone.
+	// replayPause is how long a replay endpoint that was silent is left alone.
 	replayPause = 10 * time.Second
+	// replayPatience is how long a replay endpoint may refuse connections after
+	// the publisher takes them: an engine that starts opens it a little later.
+	replayPatience = 2 * time.Second
 	// endOfReplay is the number in the message that ends a replay.
 	endOfReplay = 1<<64 - 1
 )
@@ -30,8 +35,10 @@ type subscriber struct {
 	replay  string // endpoint of the replay; "" none
 	batches batches
 	seq     sequence
-	block   int       // tokens of a block if configured, else 0
-	failed  time.Time // when a replay failed last
+	block   int           // tokens of a block if configured, else 0
+	idle    time.Duration // replayIdle
+	silent  time.Time     // when a replay endpoint did not answer last
+	begun   time.Time     // when the session was connected
 }
 
 // session connects to the publisher and takes in its batches until the context
@@ -46,6 +53,7 @@ func (s *subscriber) session(ctx context.Context) error {
 		return err
 	}
 	s.rank.connect(nil)
+	s.begun = time.Now()
 	s.catchUp(ctx)
 	for {
 		frames, err := l.recv(0)
@@ -166,32 +174,50 @@ func (s *subscriber) restarted(reason string) {
 // returns false. A replay that broke off is no error here: the gap that it
 // leaves is found by the next batch.
 func (s *subscriber) ask(ctx context.Context, from uint64, take func(seq uint64, batch []byte) bool) {
-	if s.replay == "" || time.Since(s.failed) < replayPause {
+	if s.replay == "" || time.Since(s.silent) < replayPause {
 		return
 	}
-	if err := s.request(ctx, from, take); err != nil {
-		s.failed = time.Now()
-		s.rank.log.Debug("replay of KV events failed", "engine", s.rank.engine, "rank", s.rank.n, "error", err)
-		s.rank.replayed(ReplayFailed)
+	l, err := s.reach(ctx)
+	if err == nil {
+		err = s.request(l, from, take)
+		l.close()
+	}
+	if err == nil {
+		s.rank.replayed(ReplayComplete)
 		return
 	}
-	s.rank.replayed(ReplayComplete)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		s.silent = time.Now()
+	}
+	s.rank.log.Debug("replay of KV events failed", "engine", s.rank.engine, "rank", s.rank.n, "error", err)
+	s.rank.replayed(ReplayFailed)
+}
+
+// reach connects to the replay endpoint. It has patience with an engine that has
+// only just begun.
+func (s *subscriber) reach(ctx context.Context) (*link, error) {
+	for {
+		l, err := dial(ctx, s.replay, zmq4.Dealer)
+		if err == nil || time.Since(s.begun) > replayPatience || errors.Is(err, os.ErrDeadlineExceeded) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(retryMin):
+		}
+	}
 }
 
 // request is one exchange with the replay endpoint: an empty frame and the
 // number, as from a REQ socket; then one message a batch, and one with the
 // number of the end.
-func (s *subscriber) request(ctx context.Context, from uint64, take func(seq uint64, batch []byte) bool) error {
-	l, err := dial(ctx, s.replay, zmq4.Dealer)
-	if err != nil {
-		return err
-	}
-	defer l.close()
+func (s *subscriber) request(l *link, from uint64, take func(seq uint64, batch []byte) bool) error {
 	if err := l.send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return err
 	}
 	for {
-		frames, err := l.recv(replayIdle)
+		frames, err := l.recv(s.idle)
 		if err != nil {
 			return err
 		}

@@ -100,7 +100,7 @@ func testSubscriber(events, replay string) (*subscriber, *locked, *counted) {
 	hooks := counts.hooks()
 	s := &subscriber{
 		rank:   &rank{engine: "a", hooks: &hooks, log: slog.New(slog.DiscardHandler)},
-		events: events, replay: replay, batches: batches{to: to},
+		events: events, replay: replay, batches: batches{to: to}, idle: replayIdle,
 	}
 	return s, to, counts
 }
@@ -351,23 +351,40 @@ func TestReconnect(t *testing.T) {
 }
 
 // TestReplayFails: a replay endpoint that does not answer costs the blocks, not
-// the events that follow, and is not asked again at once.
+// the events that follow. One that is silent is not asked again at once.
 func TestReplayFails(t *testing.T) {
-	dead, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for _, tt := range []struct {
+		name   string
+		refuse bool
+		failed int
+	}{{"refused", true, 2}, {"silent", false, 1}} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			endpoint := "tcp://" + l.Addr().String()
+			l.Close()
+			if !tt.refuse {
+				mute := zmq4.NewRouter(t.Context())
+				defer mute.Close()
+				if err := mute.Listen(endpoint); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := publish(t, "", "none", false)
+			s, to, counts := testSubscriber(p.events(), endpoint)
+			s.idle = 50 * time.Millisecond
+			follow(t, s)
+			p.subscribed(t)
+			p.add(t, removal(1), true)
+			p.add(t, removal(2), false)
+			p.add(t, removal(3), true)
+			p.add(t, removal(4), true)
+			to.await(t, "remove gpu: [1]", "clear", "remove gpu: [3]", "remove gpu: [4]")
+			counts.expect(t, map[string]int{"applied": 3, "gap": 1, "replay failed": tt.failed, "resync gap": 1})
+		})
 	}
-	dead.Close()
-	p := publish(t, "", "none", false)
-	s, to, counts := testSubscriber(p.events(), "tcp://"+dead.Addr().String())
-	follow(t, s)
-	p.subscribed(t)
-	p.add(t, removal(1), true)
-	p.add(t, removal(2), false)
-	p.add(t, removal(3), true)
-	p.add(t, removal(4), true)
-	to.await(t, "remove gpu: [1]", "clear", "remove gpu: [3]", "remove gpu: [4]")
-	counts.expect(t, map[string]int{"applied": 3, "gap": 1, "replay failed": 1, "resync gap": 1})
 }
 
 // TestTold: an engine that is said to have restarted starts over, over the same

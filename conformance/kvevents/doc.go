@@ -1,0 +1,6 @@
+// Package kvevents proves that the KV index follows engines that publish with
+// libzmq and msgpack as vLLM and SGLang do, or are polled as TensorRT-LLM is:
+// testdata/engine.py holds a cache, tells of it in each engine's encoding, and
+// knows what the index must say of it. It needs Debian's python3-zmq and
+// python3-msgpack, and installs them if it may.
+package kvevents

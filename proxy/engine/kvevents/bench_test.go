@@ -1,0 +1,77 @@
+package kvevents
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// benchBatch is a batch as vLLM since 2026-06 writes it: a store event of 64
+// blocks of 16 tokens with extra keys, then as many events that remove one
+// block each. The numbers of its blocks are first and above.
+func benchBatch(first uint64) []byte {
+	const blocks, block = 64, 16
+	str := func(b []byte, s string) []byte { return append(append(b, 0xa0|byte(len(s))), s...) }
+	b := append([]byte{0x93, 0xcb, 0x41, 0xd9, 0xa3, 0xc2, 0xe0, 0, 0, 0, 0xdc, 0, 1 + blocks}, 0x89)
+	b = str(str(b, "type"), "BlockStored")
+	b = append(str(b, "block_hashes"), 0xdc, 0, blocks)
+	hash := func(b []byte, n uint64) []byte {
+		return binary.BigEndian.AppendUint64(append(b, 0xcf), (n+1)*0x9e3779b97f4a7c15)
+	}
+	for i := range uint64(blocks) {
+		b = hash(b, first+i)
+	}
+	b = append(str(b, "parent_block_hash"), 0xc0)
+	b = append(str(b, "token_ids"), 0xdd, 0, 0, blocks*block>>8, 0)
+	for i := range uint32(blocks * block) {
+		b = binary.BigEndian.AppendUint32(append(b, 0xce), uint32(first)<<8+i+1<<17)
+	}
+	b = append(str(b, "block_size"), block)
+	b = append(str(b, "lora_id"), 0xc0)
+	b = str(str(b, "medium"), "GPU")
+	b = append(str(b, "lora_name"), 0xc0)
+	b = append(str(b, "group_idx"), 0)
+	for i := range uint64(blocks) {
+		b = str(str(append(b, 0x84), "type"), "BlockRemoved")
+		b = hash(append(str(b, "block_hashes"), 0x91), first+i)
+		b = str(str(b, "medium"), "GPU")
+		b = append(str(b, "group_idx"), 0)
+	}
+	return append(b, 0)
+}
+
+// BenchmarkBatches is the way from a payload into the index on one core; events
+// are blocks that are stored or removed. The batches are of many prompts, so
+// that the index is not in the cache of the processor.
+func BenchmarkBatches(b *testing.B) {
+	for _, tt := range []struct {
+		name string
+		to   func(*kvindex.Index) feed
+	}{
+		{"decode", func(*kvindex.Index) feed { return nowhere{} }},
+		{"index", func(x *kvindex.Index) feed { return kvindex.NewFeed(x, x.Add(), "m") }},
+	} {
+		b.Run(tt.name, func(b *testing.B) {
+			x := kvindex.New(kvindex.Options{})
+			d := batches{to: tt.to(x)}
+			var payloads [][]byte
+			for i := range 1024 {
+				payloads = append(payloads, benchBatch(uint64(i)*64))
+			}
+			if err := d.decode(payloads[0]); err != nil || d.malformed != 0 || d.blocks != 128 {
+				b.Fatal(err, d.malformed, d.blocks)
+			}
+			b.ReportAllocs()
+			d.blocks = 0
+			i := 0
+			for b.Loop() {
+				if err := d.decode(payloads[i%len(payloads)]); err != nil {
+					b.Fatal(err)
+				}
+				i++
+			}
+			b.ReportMetric(float64(d.blocks)/b.Elapsed().Seconds(), "blocks/s")
+		})
+	}
+}
