@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -70,6 +72,9 @@ func (a *app) explain(id, admin, tokenFile string) error {
 func (a *app) printExplanation(e *proxy.Explanation) error {
 	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
 		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
+	if e.Turn > 0 {
+		fmt.Fprintf(a.out, "turn %d of conversation %s\n", e.Turn, orNone(e.Conversation))
+	}
 	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "LEG\tENGINE\tRANK\tATTEMPT\tSTART\tFIRST BYTE\tEND\tSTATUS\tERROR")
 	for _, l := range e.Legs {
@@ -78,8 +83,7 @@ func (a *app) printExplanation(e *proxy.Explanation) error {
 	}
 	fmt.Fprintln(w, "\nCANDIDATE\tRANK\tSCORE\tFACTS")
 	for _, c := range e.Candidates {
-		facts, _ := json.Marshal(c.Facts)
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", c.Engine, c.Rank, orDash(c.Score), facts)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", c.Engine, c.Rank, score(c.Score), factsThatSay(c.Facts))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -87,7 +91,37 @@ func (a *app) printExplanation(e *proxy.Explanation) error {
 	for _, f := range e.Fallbacks {
 		fmt.Fprintf(a.out, "fallback: %s (%s)\n", f.What, f.Reason)
 	}
+	for _, n := range e.Notes {
+		fmt.Fprintf(a.out, "note: %s\n", n)
+	}
 	return nil
+}
+
+// factsThatSay lists the facts of a candidate that are not nothing.
+func factsThatSay(facts map[string]any) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(facts)) {
+		switch v := facts[name]; v {
+		case nil, false, 0.0, "", "none", "unknown":
+		default:
+			list = append(list, fmt.Sprintf("%s=%v", name, v))
+		}
+	}
+	return strings.Join(list, " ")
+}
+
+func score(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.4g", *v)
+}
+
+func orNone(key string) string {
+	if key == "" {
+		return "(not known)"
+	}
+	return key
 }
 
 func orDash(v *float64) string {

@@ -47,7 +47,7 @@ func (r *record) copyFrom(o *record) {
 	*r = record{
 		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Stream: o.Stream, Flow: o.Flow,
 		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
-		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, prefill: o.prefill, decode: o.decode,
+		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, turn: o.turn, prefill: o.prefill, decode: o.decode,
 		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,
 		fallbacks: append(fallbacks, o.fallbacks...), scored: o.scored, notes: o.notes,
 	}
@@ -75,6 +75,9 @@ type Explanation struct {
 	Legs       []ExplainedLeg       `json:"legs"`
 	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
 	Notes      []string             `json:"notes,omitempty"` // what policies and filters left
+	// Key and turn of the conversation, where a policy needs conversations.
+	Conversation string `json:"conversation,omitempty"`
+	Turn         int32  `json:"turn,omitempty"`
 }
 
 // ExplainedCandidate is one target that the policy could choose. Score is null
@@ -126,6 +129,8 @@ func (r *record) explain() Explanation {
 		Legs:       make([]ExplainedLeg, 0, r.legs),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
 		Notes:      r.notes,
+
+		Conversation: string(r.turn.Key.AppendText(nil)), Turn: r.turn.Number,
 	}
 	for _, c := range r.candidates {
 		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{

@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -32,7 +33,8 @@ type record struct {
 	Outcome   telemetry.Outcome
 	Usage     openai.Usage
 
-	prefill, decode string // engine names of the last placement
+	turn            conversation.Turn // zero: nobody asked
+	prefill, decode string            // engine names of the last placement
 	candidates      []candidate
 	scored          bool       // the policy gave the candidates scores
 	notes           []string   // of policies, then of filters
@@ -90,7 +92,7 @@ func (r *record) place(p *coordinator.Placement) {
 	if r.Placed.IsZero() {
 		r.Placed = time.Now()
 	}
-	r.DisaggID, r.Flow, r.Policy = p.ID, p.Flow, p.Policy
+	r.DisaggID, r.Flow, r.Policy, r.turn = p.ID, p.Flow, p.Policy, p.Turn
 	r.prefill, r.decode = p.Prefill.Name(), p.Decode.Name()
 	r.candidates, r.scored = r.candidates[:0], p.Facts.Scored
 	for i, c := range p.Facts.Candidates {
