@@ -168,7 +168,13 @@ func (s *segment) sweep(gone []uint64, left []int) {
 			slot++
 		}
 	}
-	if int(s.used) < t.room()/3 {
+	switch {
+	case s.used == 0:
+		s.table.Store(nil)
+		if s.sets.Load() != nil {
+			s.sets.Store(new(sets))
+		}
+	case int(s.used) < t.room()/3:
 		s.resize(int(s.used) * 9 / 8)
 	}
 }

@@ -231,12 +231,15 @@ func (g *guesses) take(h Hash) bool {
 	if node == 0 {
 		return false
 	}
-	if n := &g.nodes[node]; n.due&expectMax > 1 {
+	switch n := &g.nodes[node]; n.due & expectMax {
+	case 1:
+		g.remove(h)
+		return true
+	case expectMax: // or more often: only its time takes it
+	default:
 		n.due--
-		return false
 	}
-	g.remove(h)
-	return true
+	return false
 }
 
 // remove drops a block's guess.
