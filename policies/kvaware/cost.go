@@ -14,30 +14,37 @@ const Busy = 1e15
 
 // Pool is what the candidates of a leg have in common.
 type Pool struct {
-	prompt float64
-	micros float64 // prefill of one uncached token where no speed is measured
-	worth  float64 // of patience, for a saved token
+	prompt  float64
+	micros  float64 // prefill of one uncached token, over all rows
+	worth   float64 // of patience, for a saved token
+	balance float64 // of a token placed on a row of late
+	late    float64 // from here on waiting costs more
+	spread  float64 // of being one row off the place for this size; 0: there is none
+	place   float64 // for prompts of this size, counted in rows
 }
+
+// enough is how many requests each row had of late, on average, when it is known
+// what sizes prompts have.
+const enough = 4
 
 // Survey looks at all rows that suit the leg. It leaves in the score of each how
 // many tokens' worth of prefill it saves, for Prefill.
 func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 	rows := f.Candidates
-	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros}
-	best, queued, requests, micros, measured := 0.0, int64(0), int64(0), 0.0, 0.0
+	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros, late: p.LateSeconds * 1e6}
+	n, best, micros, measured, recent, requests := 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) {
 			continue
 		}
+		n++
 		if c.TokenMicros > 0 {
 			micros += float64(c.TokenMicros)
 			measured++
 		}
-		if c.Queued > 0 {
-			queued += c.Queued
-			requests += int64(max(1, c.Requests))
-		}
+		recent += float64(c.RecentTokens)
+		requests += float64(c.RecentRequests)
 		saved := p.saved(c, s.prompt)
 		c.Score = float32(saved)
 		best = max(best, saved)
@@ -45,7 +52,19 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 	if measured > 0 {
 		s.micros = micros / measured
 	}
+	typical := p.TypicalTokens
+	if requests >= 1 {
+		typical = max(1, recent/requests)
+	}
+	typical *= s.micros
+	s.balance = p.BalanceWeight * s.micros
 	if best <= p.SharedTokens {
+		if requests < enough*n {
+			return s
+		}
+		x := s.prompt * s.micros / (p.SizeMiddle * typical)
+		s.place = n * x / (1 + x)
+		s.spread = p.SizeSpread * typical / max(1, n)
 		return s
 	}
 	holders := 0.0
@@ -54,33 +73,35 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 			holders++
 		}
 	}
-	typical := p.TypicalTokens
-	if requests > 0 {
-		typical = float64(queued) / float64(requests)
-	}
 	patience := p.Patience
 	if f.Request.Turn == 1 {
 		patience = p.FirstPatience
 	}
-	s.worth = patience * typical * s.micros / (s.prompt * max(1, holders))
+	s.worth = patience * typical / (s.prompt * max(1, holders))
 	return s
 }
 
-// Prefill is what the prompt costs at a row that Survey has seen: what waits
-// there, what is not saved, and pressure, less the patience that its blocks are
-// worth.
-func (p *Params) Prefill(c *abi.Candidate, s *Pool) float64 {
+// Prefill is what the prompt costs at a row that Survey has seen, which is the
+// nth of those that suit the leg: what waits there, what is not saved, what was
+// placed there of late, pressure, and how far the row is from the place of
+// prompts of this size, less the patience that its blocks are worth.
+func (p *Params) Prefill(c *abi.Candidate, s *Pool, nth int) float64 {
 	micros := s.micros
-	if c.TokenMicros > 0 {
-		micros = float64(c.TokenMicros)
+	if own := float64(c.TokenMicros); own > 2*micros || own > 0 && own < 0.5*micros {
+		micros = own
 	}
 	saved := float64(c.Score)
-	tokens := s.prompt - saved + float64(p.QueueWeight*float64(max(0, c.Queued)))
-	cost := float64(tokens*micros) + p.pressure(c)
+	cost := (s.prompt - saved + float64(p.QueueWeight*float64(max(0, c.Queued)))) * micros
+	if cost > s.late {
+		cost += float64(p.LateWeight * (min(cost, 2*s.late) - s.late))
+	}
+	if over := max(float64(nth)+0.5-s.place, s.place-float64(nth)-0.5) - 1; over > 0 {
+		cost += float64(over * s.spread)
+	}
 	if saved > p.SharedTokens {
 		cost -= float64((saved - p.SharedTokens) * s.worth)
 	}
-	return cost
+	return cost + float64(float64(c.RecentTokens)*s.balance) + p.pressure(c)
 }
 
 // saved is how many tokens' worth of prefill the row's blocks save: tokens that

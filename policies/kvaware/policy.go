@@ -35,13 +35,14 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 // inFlight is what a token in flight costs, in µs: 0 where only prefill runs.
 func (p *Params) prefill(f *abi.PlaceFacts, leg candidates.Leg, inFlight float64) int32 {
 	s := p.Survey(f, leg)
-	rows, best, least, order := f.Candidates, int32(-1), 0.0, uint64(0)
+	rows, best, least, order, nth := f.Candidates, int32(-1), 0.0, uint64(0), -1
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) {
 			continue
 		}
-		cost := p.Prefill(c, &s) + float64(inFlight*float64(c.Tokens))
+		nth++
+		cost := p.Prefill(c, &s, nth) + float64(inFlight*float64(c.Tokens))
 		c.Score = float32(cost * 1e-6)
 		if cost += Busy * float64(4-leg.Grade(c)); best >= 0 && cost > least {
 			continue

@@ -62,10 +62,11 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 		return s.best
 	}
 	leg := candidates.Prefill()
-	pool := p.KV.Survey(f, leg)
+	pool, nth := p.KV.Survey(f, leg), 0
 	for i := range f.Candidates {
 		if c := &f.Candidates[i]; leg.Suits(c, i) {
-			c.Score = float32(p.KV.Prefill(c, &pool) * 1e-6)
+			c.Score = float32(p.KV.Prefill(c, &pool, nth) * 1e-6)
+			nth++
 		}
 	}
 	s.all(leg)
