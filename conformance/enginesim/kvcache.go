@@ -250,8 +250,12 @@ func (c *kvCache) drop(ids []blockID) {
 
 // publish makes the full blocks of tokens, whose KV is in ids, available for
 // prefix hits. from is the number of leading blocks that are published already
-// and parent the last of them; it returns both for the next call.
+// and parent the last of them; it returns both for the next call. If that one
+// was another sequence's copy and is gone since, this sequence's are entered.
 func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent link) (int, link) {
+	if _, there := c.byHash[parent.hash]; from > 0 && !there {
+		from, parent = 0, c.root(parent.salt)
+	}
 	for ; (from+1)*c.size <= len(tokens); from++ {
 		parent = c.enter(ids[from], parent, from == 0, tokens[from*c.size:(from+1)*c.size])
 	}

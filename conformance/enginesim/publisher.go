@@ -35,6 +35,8 @@ type publisher struct {
 	first  uint64         // number of sent[0] among all that were ever sent
 	held   *batchMessage  // goes out after the next one
 	change chan struct{}  // closed when something is new
+	// subscribers are the connections that have subscribed to something.
+	subscribers int
 }
 
 type batchMessage struct {
@@ -135,11 +137,19 @@ func (p *publisher) wakeLocked() {
 	p.change = make(chan struct{})
 }
 
-// end is the number of the next message.
-func (p *publisher) end() uint64 {
+// subscribe counts a subscriber and returns the number of the message that it
+// gets first: the next one.
+func (p *publisher) subscribe() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.subscribers++
 	return p.first + uint64(len(p.sent))
+}
+
+func (p *publisher) unsubscribe() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.subscribers--
 }
 
 // after returns the messages from number at on, waiting until there are some.
@@ -180,7 +190,8 @@ func (p *publisher) serveSubscriber(ctx context.Context, c *zmtpConn) {
 			continue
 		}
 		begun = true
-		at := p.end()
+		at := p.subscribe()
+		defer p.unsubscribe()
 		sender.Go(func() { p.sendFrom(ctx, c, topics, at) })
 	}
 }
@@ -289,6 +300,20 @@ func (p *publisher) sendKept(c *zmtpConn, from uint64) error {
 		}
 	}
 	return send(nil, 1<<64-1, nil)
+}
+
+// subscriberCount sums the subscribers of all ranks; p may be nil.
+func (p *publishers) subscriberCount() int {
+	if p == nil {
+		return 0
+	}
+	n := 0
+	for _, one := range p.list {
+		one.mu.Lock()
+		n += one.subscribers
+		one.mu.Unlock()
+	}
+	return n
 }
 
 // KVEventsEndpoint is where rank 0 publishes its KV events, "tcp://host:port",

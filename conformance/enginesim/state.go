@@ -44,6 +44,9 @@ type State struct {
 	DuplicateIDs int64 `json:"duplicate_ids"`
 	// ConnectionsOpen are HTTP connections.
 	ConnectionsOpen int `json:"connections_open"`
+	// KVSubscribers are the connections that have subscribed to the KV events of
+	// a rank.
+	KVSubscribers int `json:"kv_subscribers"`
 }
 
 // counters are the monotonous part of State.
@@ -61,7 +64,7 @@ func (e *Engine) State() State {
 		Errors: e.stats.errors.Load(), Rejected: e.stats.rejected.Load(),
 		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
 		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(),
-		ConnectionsOpen: e.conns.count(),
+		ConnectionsOpen: e.conns.count(), KVSubscribers: e.publishers.subscriberCount(),
 	}
 	for _, r := range e.ranks {
 		r.mu.Lock()

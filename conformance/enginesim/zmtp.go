@@ -42,9 +42,13 @@ type zmtpConn struct {
 	mu sync.Mutex // writes
 }
 
+func newZMTPConn(conn net.Conn) *zmtpConn {
+	return &zmtpConn{Conn: conn, br: bufio.NewReader(conn)}
+}
+
 // greetPeer makes the handshake as a socket of the kind.
 func greetPeer(conn net.Conn, kind string) (*zmtpConn, error) {
-	c := &zmtpConn{Conn: conn, br: bufio.NewReader(conn)}
+	c := newZMTPConn(conn)
 	if err := conn.SetDeadline(time.Now().Add(greetTimeout)); err != nil {
 		return nil, err
 	}

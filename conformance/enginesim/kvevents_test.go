@@ -1,0 +1,345 @@
+package enginesim
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// unpack reads one value of MessagePack: nil, int64, uint64 above it, float64,
+// string, []byte, []any or map[string]any.
+func unpack(b []byte) (any, []byte, error) {
+	if len(b) == 0 {
+		return nil, nil, errors.New("short")
+	}
+	c, b := b[0], b[1:]
+	take := func(n int) (uint64, error) {
+		if len(b) < n {
+			return 0, errors.New("short")
+		}
+		var wide [8]byte
+		copy(wide[8-n:], b)
+		b = b[n:]
+		return binary.BigEndian.Uint64(wide[:]), nil
+	}
+	size := 0
+	switch {
+	case c < 0x80:
+		return int64(c), b, nil
+	case c < 0x90:
+		return unpackMap(b, int(c&15))
+	case c < 0xa0:
+		return unpackArray(b, int(c&15))
+	case c < 0xc0:
+		size = int(c & 31)
+	case c == 0xc0:
+		return nil, b, nil
+	case c == 0xcb:
+		v, err := take(8)
+		return math.Float64frombits(v), b, err
+	case c >= 0xcc && c <= 0xcf:
+		v, err := take(1 << (c - 0xcc))
+		if v > math.MaxInt64 {
+			return v, b, err
+		}
+		return int64(v), b, err
+	case c >= 0xd0 && c <= 0xd3:
+		n := 1 << (c - 0xd0)
+		v, err := take(n)
+		return int64(v<<(64-8*n)) >> (64 - 8*n), b, err
+	case c == 0xc4, c == 0xd9:
+		v, err := take(1)
+		if err != nil {
+			return nil, nil, err
+		}
+		size = int(v)
+	case c == 0xdc:
+		v, err := take(2)
+		if err != nil {
+			return nil, nil, err
+		}
+		return unpackArray(b, int(v))
+	case c >= 0xe0:
+		return int64(int8(c)), b, nil
+	default:
+		return nil, nil, fmt.Errorf("byte %x", c)
+	}
+	if len(b) < size {
+		return nil, nil, errors.New("short")
+	}
+	if c == 0xc4 {
+		return b[:size], b[size:], nil
+	}
+	return string(b[:size]), b[size:], nil
+}
+
+func unpackArray(b []byte, n int) (any, []byte, error) {
+	list := []any{}
+	for range n {
+		v, rest, err := unpack(b)
+		if err != nil {
+			return nil, nil, err
+		}
+		list, b = append(list, v), rest
+	}
+	return list, b, nil
+}
+
+func unpackMap(b []byte, n int) (any, []byte, error) {
+	m := map[string]any{}
+	for range n {
+		k, rest, err := unpack(b)
+		if err != nil {
+			return nil, nil, err
+		}
+		if m[k.(string)], b, err = unpack(rest); err != nil {
+			return nil, nil, err
+		}
+	}
+	return m, b, nil
+}
+
+// goldenEvents are written by every wire: two blocks at a salt's root, one
+// behind the first, both removed, all cleared.
+func goldenEvents() []kvEvent {
+	var one, two blockName
+	for i := range one {
+		one[i], two[i] = byte(i), byte(255-i)
+	}
+	return []kvEvent{
+		{kind: kvStored, names: []blockName{one, two}, root: true, tokens: []token{1, 200, 70000, 33554431}, size: 2, salt: "s"},
+		{kind: kvStored, names: []blockName{two}, parent: one, tokens: []token{5, 6}, size: 2},
+		{kind: kvRemoved, names: []blockName{one, two}},
+		{kind: kvCleared},
+	}
+}
+
+// TestKVEventWires: the bytes of msgspec for the structs of vLLM and SGLang,
+// written by hand from the two formats.
+func TestKVEventWires(t *testing.T) {
+	tests := []struct {
+		name, want string
+		wire       kvWire
+	}{
+		{"vllm maps", "93cb3ff8000000000000958aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cf18191a1b1c1d1e1fcfe7e6e5e4e3e2e1e0b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401ccc8ce00011170ce01ffffffaa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a173c0a967726f75705f696478008aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfe7e6e5e4e3e2e1e0b1706172656e745f626c6f636b5f68617368cf18191a1b1c1d1e1fa9746f6b656e5f696473920506aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b65797391c0a967726f75705f6964780084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cf18191a1b1c1d1e1fa66d656469756da3475055a967726f75705f6964780084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cfe7e6e5e4e3e2e1e0a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656403", vllmWire{}.batch},
+		{"vllm arrays", "93cb3ff8000000000000959aab426c6f636b53746f72656492cf18191a1b1c1d1e1fcfe7e6e5e4e3e2e1e0c09401ccc8ce00011170ce01ffffff02c0a3475055c09291a173c0009aab426c6f636b53746f72656491cfe7e6e5e4e3e2e1e0cf18191a1b1c1d1e1f92050602c0a3475055c091c00094ac426c6f636b52656d6f76656491cf18191a1b1c1d1e1fa34750550094ac426c6f636b52656d6f76656491cfe7e6e5e4e3e2e1e0a34750550091b0416c6c426c6f636b73436c656172656403", vllmWire{arrays: true}.batch},
+		{"vllm digests", "93cb3ff8000000000000958aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fc420fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0efeeedecebeae9e8e7e6e5e4e3e2e1e0b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401ccc8ce00011170ce01ffffffaa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a173c0a967726f75705f696478008aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391c420fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0efeeedecebeae9e8e7e6e5e4e3e2e1e0b1706172656e745f626c6f636b5f68617368c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa9746f6b656e5f696473920506aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b65797391c0a967726f75705f6964780084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa66d656469756da3475055a967726f75705f6964780084a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391c420fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0efeeedecebeae9e8e7e6e5e4e3e2e1e0a66d656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656403", vllmWire{digests: true}.batch},
+		{"sglang", "93cb3ff80000000000009498ab426c6f636b53746f72656492cf0001020304050607d3fffefdfcfbfaf9f8c09401ccc8ce00011170ce01ffffff02c0a347505581aa63616368655f73616c74a17397ab426c6f636b53746f72656491d3fffefdfcfbfaf9f8cf000102030405060792050602c0a347505593ac426c6f636b52656d6f76656492cf0001020304050607d3fffefdfcfbfaf9f8a347505591b0416c6c426c6f636b73436c656172656403", sglangWire},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			want, _ := hex.DecodeString(tt.want)
+			if got := tt.wire(time.Unix(1, 5e8), 3, goldenEvents()); !slices.Equal(got, want) {
+				t.Errorf("got  %x\nwant %x", got, want)
+			}
+			if _, rest, err := unpack(want); err != nil || len(rest) > 0 {
+				t.Errorf("golden: %d bytes too many, %v", len(rest), err)
+			}
+		})
+	}
+}
+
+// TestKVEventNames: hashes that were computed from the engines' documents by
+// other means.
+func TestKVEventNames(t *testing.T) {
+	chain := func(n naming, salt string, from, count, size int) []blockName {
+		c := newKVCache(8, size, 1)
+		c.log = &kvLog{naming: n}
+		c.publishTail(c.take(nil, c.blocksFor(count)), numbers(from, count), 0, c.root(salt))
+		var names []blockName
+		for _, e := range c.log.events {
+			names = append(names, e.names...)
+		}
+		return names
+	}
+	var sglang []int64
+	for _, salt := range []string{"", "tenant-a"} {
+		for _, name := range chain(sglangNaming{}, salt, 1, 8, 4) {
+			sglang = append(sglang, sglangHash(name))
+		}
+	}
+	if want := []int64{-3488128144981237669, 5674439469042975057, 3718046898735569995}; !slices.Equal(sglang[:3], want) {
+		t.Errorf("sglang: %d, want %d", sglang, want)
+	}
+	for salt, want := range map[string][]uint64{
+		"":         {361446065899365, 3720631715349728507, 6093395636538707606},
+		"tenant-a": {8965006706970510538, 11856313564396197808, 411245560415275545},
+	} {
+		var got []uint64
+		for _, name := range chain(trtNaming{}, salt, 101, 9, 4) {
+			got = append(got, trtHash(name))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("trtllm %q: %d, want %d", salt, got, want)
+		}
+	}
+	// vLLM's depend on the process.
+	one, other := chain(vllmNaming{"a"}, "", 1, 8, 4), chain(vllmNaming{"b"}, "", 1, 8, 4)
+	if one[0] == other[0] || one[0] == one[1] || !slices.Equal(one, chain(vllmNaming{"a"}, "", 1, 8, 4)) {
+		t.Errorf("vllm: %x and %x", one, other)
+	}
+}
+
+// mirror is what a reader knows of a prefix cache.
+type mirror map[blockName]bool
+
+func (m mirror) apply(t *testing.T, events []kvEvent) {
+	t.Helper()
+	for _, e := range events {
+		switch e.kind {
+		case kvStored:
+			if len(e.tokens) != len(e.names)*e.size || !e.root && !m[e.parent] {
+				t.Fatalf("stored %+v", e)
+			}
+			for _, name := range e.names {
+				m[name] = true
+			}
+		case kvRemoved:
+			for _, name := range e.names {
+				if !m[name] {
+					t.Fatalf("removed %x, which was not there", name)
+				}
+				delete(m, name)
+			}
+		case kvCleared:
+			clear(m)
+		}
+	}
+}
+
+// cached are the names of the blocks in a cache.
+func cached(c *kvCache) mirror {
+	m := mirror{}
+	for _, id := range c.byHash {
+		m[c.blocks[id].name] = true
+	}
+	return m
+}
+
+// TestKVEventsMirrorTheCache: whatever happens to a cache, its events tell
+// exactly which blocks are in it.
+func TestKVEventsMirrorTheCache(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		c := newKVCache(24, 4, seed)
+		c.log = &kvLog{naming: []naming{vllmNaming{"x"}, sglangNaming{}, trtNaming{}}[seed%3], hits: seed%3 == 0}
+		m := mirror{}
+		type holder struct {
+			ids       []blockID
+			tokens    []token
+			published int
+			parent    link
+		}
+		var held []holder
+		for range 400 {
+			switch rng.IntN(5) {
+			case 0, 1:
+				salt := []string{"", "s"}[rng.IntN(2)]
+				h := holder{tokens: append(numbers(rng.IntN(3), 4), numbers(rng.IntN(3), 1+rng.IntN(16))...)}
+				hit, want := c.match(salt, h.tokens), c.blocksFor(len(h.tokens))
+				if !c.fits(hit, want) {
+					continue
+				}
+				h.ids = c.take(hit, want)
+				h.published, h.parent = c.publish(h.ids, h.tokens[:len(hit)*4], 0, c.root(salt))
+				held = append(held, h)
+			case 2:
+				if len(held) == 0 {
+					continue
+				}
+				h := &held[rng.IntN(len(held))]
+				h.published, h.parent = c.publish(h.ids, h.tokens, h.published, h.parent)
+			case 3:
+				if len(held) == 0 {
+					continue
+				}
+				i := rng.IntN(len(held))
+				if h := held[i]; seed%3 == 2 {
+					c.publishTail(h.ids, h.tokens, h.published, h.parent)
+				}
+				c.drop(held[i].ids)
+				held = slices.Delete(held, i, i+1)
+			case 4:
+				if used := c.free < len(c.blocks); rng.IntN(20) == 0 && c.clear() == used {
+					t.Fatalf("cleared %v while used %v", !used, used)
+				}
+			}
+			m.apply(t, c.log.events)
+			c.log.events = nil
+			if want := cached(c); !maps.Equal(m, want) {
+				t.Fatalf("seed %d: %d blocks known, %d there", seed, len(m), len(want))
+			}
+		}
+		checkAccounting(t, testRank(c))
+	}
+}
+
+// TestKVEventHits: vLLM's caches log prefix hits again, the others do not, and
+// blocks of one chain share an event.
+func TestKVEventHits(t *testing.T) {
+	for _, hits := range []bool{true, false} {
+		c := newKVCache(8, 4, 1)
+		c.log = &kvLog{naming: vllmNaming{"x"}, hits: hits}
+		tokens := numbers(0, 13)
+		ids := c.take(nil, 4)
+		c.publish(ids, tokens, 0, c.root(""))
+		if e := c.log.events; len(e) != 1 || len(e[0].names) != 3 || !e[0].root || !slices.Equal(e[0].tokens, tokens[:12]) {
+			t.Fatalf("stored: %+v", e)
+		}
+		c.drop(ids)
+		c.log.events = nil
+		ids = c.take(c.match("", tokens), 4)
+		c.publish(ids, tokens[:12], 0, c.root(""))
+		want := 0
+		if hits {
+			want = 1
+		}
+		if e := c.log.events; len(e) != want || hits && (len(e[0].names) != 3 || !e[0].root) {
+			t.Errorf("hit, logged %v: %+v", hits, e)
+		}
+		c.drop(ids)
+	}
+}
+
+func TestKVEventsConfig(t *testing.T) {
+	tests := []struct {
+		name string
+		cfg  Config
+		ok   bool
+	}{
+		{"none", Config{}, true},
+		{"a host", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, true},
+		{"a wildcard", Config{Connector: ConnectorSGLang, KVEvents: KVEventsConfig{Endpoint: "tcp://*:5557", Replay: "tcp://*:5558"}}, true},
+		{"no scheme", Config{KVEvents: KVEventsConfig{Endpoint: "127.0.0.1:5557"}}, false},
+		{"no port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1"}}, false},
+		{"not a port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:x"}}, false},
+		{"no such port", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:65536"}}, false},
+		{"a replay alone", Config{KVEvents: KVEventsConfig{Replay: "tcp://127.0.0.1:0"}}, false},
+		{"a bad replay", Config{KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "ipc://x"}}, false},
+		{"trtllm", Config{Connector: ConnectorTRTLLM, KVEvents: KVEventsConfig{Endpoint: "tcp://127.0.0.1:0"}}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.cfg); (err == nil) != tt.ok {
+				t.Errorf("New: %v", err)
+			}
+		})
+	}
+	e := startEngine(t, Config{})
+	for text, ok := range map[string]bool{"": true, "drop": true, "drop:3": true, "stop": true, "drop:": false, "drop:-1": false, "eat": false} {
+		a := post(t, e.URL()+"/sim/fault", fmt.Sprintf(`{"kv_events":%q}`, text))
+		if (a.status == 200) != ok {
+			t.Errorf("fault %q: %d %s", text, a.status, a.body)
+		}
+	}
+	if err := e.SetKVEventFault("eat", 1); err == nil {
+		t.Error("an unknown fault is taken")
+	}
+}
