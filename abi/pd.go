@@ -235,6 +235,25 @@ type PlaceDecision struct {
 	Prefill, Decode int32
 }
 
+// Allows reports whether a decision keeps the contract: the legs that the flow
+// has, each on a row that may take it, the pair within a group and on two
+// targets, the fixed prefill where it was.
+func (f *PlaceFacts) Allows(d PlaceDecision) bool {
+	rows := f.Candidates
+	if d.Decode < 0 || int(d.Decode) >= len(rows) {
+		return false
+	}
+	if f.Flow == FlowAggregated {
+		return d.Prefill == -1
+	}
+	if d.Prefill < 0 || int(d.Prefill) >= len(rows) || d.Prefill == d.Decode {
+		return false
+	}
+	p, q := &rows[d.Prefill], &rows[d.Decode]
+	return p.Roles&RolePrefill != 0 && q.Roles&RoleDecode != 0 && p.Group == q.Group &&
+		(f.Fixed < 0 || d.Prefill == f.Fixed)
+}
+
 // MintFacts is the raw material of a disagg id. (UnixMilli, Node, Worker,
 // Counter) is unique for a deployment whose nodes and workers differ.
 type MintFacts struct {

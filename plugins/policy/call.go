@@ -70,7 +70,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 		c.vm.notes.rows = f.Candidates
 		defer func() { c.vm.notes.rows = nil }()
 		if answer, ok := c.run(frame); ok {
-			if d = abi.UnpackPlace(uint64(answer)); !valid(f, d) {
+			if d = abi.UnpackPlace(uint64(answer)); !f.Allows(d) {
 				c.reason = Nonsense
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
 				abi.ReadScores(frame, f)
@@ -277,23 +277,4 @@ func reasonOf(err error) string {
 		return Late
 	}
 	return Trap
-}
-
-// valid reports whether a place decision keeps the contract: the legs that the
-// flow has, each on a row that may take it, the pair within a group and on two
-// targets, the fixed prefill where it was.
-func valid(f *abi.PlaceFacts, d abi.PlaceDecision) bool {
-	rows := f.Candidates
-	if d.Decode < 0 || int(d.Decode) >= len(rows) {
-		return false
-	}
-	if f.Flow == abi.FlowAggregated {
-		return d.Prefill == -1
-	}
-	if d.Prefill < 0 || int(d.Prefill) >= len(rows) || d.Prefill == d.Decode {
-		return false
-	}
-	p, q := &rows[d.Prefill], &rows[d.Decode]
-	return p.Roles&abi.RolePrefill != 0 && q.Roles&abi.RoleDecode != 0 && p.Group == q.Group &&
-		(f.Fixed < 0 || d.Prefill == f.Fixed)
 }

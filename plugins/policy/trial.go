@@ -165,7 +165,7 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 	case abi.HookPlace:
 		for _, f := range trialTables(request) {
 			ask(f.FrameSize(), func(dst []byte, h *abi.Header) []byte { return abi.AppendPlace(dst, h, &f) },
-				func(a uint64) bool { return valid(&f, abi.UnpackPlace(a)) })
+				func(a uint64) bool { return f.Allows(abi.UnpackPlace(a)) })
 		}
 	case abi.HookMint:
 		f := abi.MintFacts{UnixMilli: time.Now().UnixMilli(), Counter: 1}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -198,24 +197,13 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(list) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		if len(fields) != 3 {
-			return fmt.Errorf("read needs: %q is not a hook, a name and a number", strings.TrimSpace(line))
-		}
-		h, known := abi.ParseHook(fields[0])
-		needs, err := strconv.ParseUint(fields[2], 10, 64)
-		if !known || err != nil {
-			return fmt.Errorf("read needs: %q is not a hook, a name and a number", strings.TrimSpace(line))
-		}
-		if p := v.find(h, fields[1]); p != nil {
-			p.Needs |= abi.Needs(needs)
+	all, err := abi.ParsePolicyNeeds(list)
+	for _, n := range all {
+		if p := v.find(n.Hook, n.Name); p != nil {
+			p.Needs |= n.Needs
 		}
 	}
-	return nil
+	return err
 }
 
 // add enters a policy; name is "" for that of an unnamed hook.

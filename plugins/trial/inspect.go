@@ -66,7 +66,19 @@ func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
 	if err != nil {
 		return err
 	}
-	i.Needs = append([]string{}, abi.Needs(needs).Names()...)
+	list, _, err := vm.Text(ctx, abi.ExportPolicyNeeds)
+	if err != nil {
+		return err
+	}
+	each, err := abi.ParsePolicyNeeds(list)
+	if err != nil {
+		return err
+	}
+	all := abi.Needs(needs)
+	for _, n := range each {
+		all |= n.Needs
+	}
+	i.Needs = append([]string{}, all.Names()...)
 	names, named, err := vm.Text(ctx, abi.ExportPolicies)
 	if err != nil || !named || strings.TrimSpace(names) == "" { // then the hooks are called as they are
 		return err

@@ -18,36 +18,17 @@ func (l *Local) choose(ctx context.Context, d Decider, t *table, g *grant, now t
 	switch {
 	case !ok:
 		g.fallback("place", policy)
-	case !t.valid(chosen):
+	case !t.place.Allows(chosen):
 		g.fallback("place", ReasonNonsense)
 		ok = false
 	}
 	if !ok {
 		g.Policy, t.place.Scored = native, false
-		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.valid(chosen) {
+		if chosen, _, ok = l.fallback.Place(ctx, &t.place); !ok || !t.place.Allows(chosen) {
 			chosen = t.leastLoad()
 		}
 	}
 	return l.settle(t, g, chosen, now)
-}
-
-// valid reports whether a decision keeps the contract: the legs that the flow
-// has, each on a row that may take it, the pair within a group and on two
-// targets, the fixed prefill where it was.
-func (t *table) valid(d abi.PlaceDecision) bool {
-	rows := t.place.Candidates
-	if d.Decode < 0 || int(d.Decode) >= len(rows) {
-		return false
-	}
-	if t.place.Flow == abi.FlowAggregated {
-		return d.Prefill == -1
-	}
-	if d.Prefill < 0 || int(d.Prefill) >= len(rows) || d.Prefill == d.Decode {
-		return false
-	}
-	p, q := &rows[d.Prefill], &rows[d.Decode]
-	return p.Roles&abi.RolePrefill != 0 && q.Roles&abi.RoleDecode != 0 && p.Group == q.Group &&
-		(t.place.Fixed < 0 || d.Prefill == t.place.Fixed)
 }
 
 // leastLoad is the rule that cannot fail on a table with rows: the fewest
