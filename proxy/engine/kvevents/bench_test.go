@@ -9,8 +9,8 @@ import (
 
 // benchBatch is a batch as vLLM since 2026-06 writes it: a store event of 64
 // blocks of 16 tokens with extra keys, then as many events that remove one
-// block each. The numbers of its blocks are first and above.
-func benchBatch(first uint64) []byte {
+// block each. The numbers of the blocks are stored and above, removed and above.
+func benchBatch(stored, removed uint64) []byte {
 	const blocks, block = 64, 16
 	str := func(b []byte, s string) []byte { return append(append(b, 0xa0|byte(len(s))), s...) }
 	b := append([]byte{0x93, 0xcb, 0x41, 0xd9, 0xa3, 0xc2, 0xe0, 0, 0, 0, 0xdc, 0, 1 + blocks}, 0x89)
@@ -20,12 +20,12 @@ func benchBatch(first uint64) []byte {
 		return binary.BigEndian.AppendUint64(append(b, 0xcf), (n+1)*0x9e3779b97f4a7c15)
 	}
 	for i := range uint64(blocks) {
-		b = hash(b, first+i)
+		b = hash(b, stored+i)
 	}
 	b = append(str(b, "parent_block_hash"), 0xc0)
 	b = append(str(b, "token_ids"), 0xdd, 0, 0, blocks*block>>8, 0)
 	for i := range uint32(blocks * block) {
-		b = binary.BigEndian.AppendUint32(append(b, 0xce), uint32(first)<<8+i+1<<17)
+		b = binary.BigEndian.AppendUint32(append(b, 0xce), uint32(stored)<<4+i)
 	}
 	b = append(str(b, "block_size"), block)
 	b = append(str(b, "lora_id"), 0xc0)
@@ -34,7 +34,7 @@ func benchBatch(first uint64) []byte {
 	b = append(str(b, "group_idx"), 0)
 	for i := range uint64(blocks) {
 		b = str(str(append(b, 0x84), "type"), "BlockRemoved")
-		b = hash(append(str(b, "block_hashes"), 0x91), first+i)
+		b = hash(append(str(b, "block_hashes"), 0x91), removed+i)
 		b = str(str(b, "medium"), "GPU")
 		b = append(str(b, "group_idx"), 0)
 	}
@@ -42,8 +42,8 @@ func benchBatch(first uint64) []byte {
 }
 
 // BenchmarkBatches is the way from a payload into the index on one core; events
-// are blocks that are stored or removed. The batches are of many prompts, so
-// that the index is not in the cache of the processor.
+// are blocks that are stored or removed. Each batch removes the oldest of 256 Ki
+// blocks, so that the index is not in the cache of the processor.
 func BenchmarkBatches(b *testing.B) {
 	for _, tt := range []struct {
 		name string
@@ -56,11 +56,17 @@ func BenchmarkBatches(b *testing.B) {
 			x := kvindex.New(kvindex.Options{})
 			d := batches{to: tt.to(x)}
 			var payloads [][]byte
-			for i := range 1024 {
-				payloads = append(payloads, benchBatch(uint64(i)*64))
+			const n = 4096
+			for i := range uint64(n) {
+				payloads = append(payloads, benchBatch(i*64, (i+1)%n*64))
 			}
 			if err := d.decode(payloads[0]); err != nil || d.malformed != 0 || d.blocks != 128 {
 				b.Fatal(err, d.malformed, d.blocks)
+			}
+			for _, p := range payloads {
+				if err := d.decode(p); err != nil {
+					b.Fatal(err)
+				}
 			}
 			b.ReportAllocs()
 			d.blocks = 0

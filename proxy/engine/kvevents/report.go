@@ -44,6 +44,8 @@ type State struct {
 	// Connected says that the engine's publisher is connected, or answered the
 	// last poll.
 	Connected bool
+	// Error is why it is not, if that is known.
+	Error string
 	// Last is when events came last; zero if never.
 	Last time.Time
 	// BlockTokens is the length of the engine's blocks as learned from its
@@ -62,6 +64,7 @@ type rank struct {
 	log    *slog.Logger
 
 	link        atomic.Uint32 // one of the link states
+	failure     atomic.Pointer[string]
 	last        atomic.Int64  // Unix time in ns
 	blockTokens atomic.Int64
 	resyncs     atomic.Uint64
@@ -69,6 +72,9 @@ type rank struct {
 
 func (r *rank) state() State {
 	s := State{Connected: r.link.Load() == linkUp, BlockTokens: int(r.blockTokens.Load()), Resyncs: r.resyncs.Load()}
+	if why := r.failure.Load(); why != nil && !s.Connected {
+		s.Error = *why
+	}
 	if ns := r.last.Load(); ns != 0 {
 		s.Last = time.Unix(0, ns)
 	}
@@ -129,6 +135,8 @@ func (r *rank) connect(err error) {
 	now := linkUp
 	if err != nil {
 		now = linkDown
+		why := err.Error()
+		r.failure.Store(&why)
 	}
 	switch {
 	case r.link.Swap(now) == now:
