@@ -270,22 +270,20 @@ func benchMatch(b *testing.B, f *fleet, queries [][]Hash) {
 func (f *fleet) matches(queries [][]Hash, stop chan struct{}) (cpu, wall []time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	const batch = 10
 	out := make([]Match, f.x.Targets())
-	tick := time.NewTicker(batch * time.Second / 10_000)
+	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for i := 0; ; {
+	for begin := time.Now(); ; {
 		select {
 		case <-stop:
 			return cpu, wall
 		case <-tick.C:
 		}
-		for range batch {
+		for due := int(time.Since(begin).Seconds() * 10_000); len(wall) < due; {
 			start, from := time.Now(), threadTime()
-			f.x.Match(queries[i%len(queries)], out)
+			f.x.Match(queries[len(wall)%len(queries)], out)
 			cpu = append(cpu, threadTime()-from)
 			wall = append(wall, time.Since(start))
-			i++
 		}
 	}
 }

@@ -34,7 +34,7 @@ func (s *segment) change(x *Index, tag, holder uint64, c change) (before, after 
 	}
 	form := formOf(w)
 	if form != 0 {
-		before = flagsIn(form, s.sets.Load().record(w), holder)
+		before = flagsIn(form, s.table.Load().record(w), holder)
 	} else if holderOf(w) == holder {
 		before = w & flagMask
 	}
@@ -79,10 +79,7 @@ func (s *segment) changeOwner(x *Index, w uint64, slot int, holder, flags uint64
 		s.put(slot, tag|entry)
 		return true
 	}
-	if s.sets.Load() == nil {
-		s.sets.Store(new(sets))
-	}
-	rec, rest := s.sets.Load().take(formList)
+	rec, rest := s.take(formList)
 	if rec == nil {
 		return false
 	}
@@ -94,8 +91,8 @@ func (s *segment) changeOwner(x *Index, w uint64, slot int, holder, flags uint64
 // changeRecord changes a holder's flags in a record, which may move to one of
 // another form or make way for a single holder.
 func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, after uint64) bool {
-	all, form := s.sets.Load(), formOf(w)
-	rec := all.record(w)
+	form := formOf(w)
+	rec := s.table.Load().record(w)
 	if setIn(form, rec, holder, before, after) {
 		if after == 0 {
 			s.narrow(w, slot)
@@ -103,7 +100,7 @@ func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, aft
 		return true
 	}
 	wide := wider(form, x.roster.Load().width())
-	into, rest := all.take(wide)
+	into, rest := s.take(wide)
 	if into == nil {
 		return false
 	}
@@ -111,7 +108,7 @@ func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, aft
 	setIn(wide, into, holder, before, after)
 	s.begin()
 	s.put(slot, w>>restBits<<restBits|rest)
-	all.give(w)
+	s.give(w)
 	s.end()
 	return true
 }
@@ -119,8 +116,8 @@ func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, aft
 // narrow gives a block with few holders left the smallest form for them, and
 // erases its word if there are none. It returns whether it did that.
 func (s *segment) narrow(w uint64, slot int) bool {
-	all, form := s.sets.Load(), formOf(w)
-	entries, n := few(form, all.record(w))
+	form := formOf(w)
+	entries, n := few(form, s.table.Load().record(w))
 	if n > perWord || n > 1 && form == formList {
 		return false
 	}
@@ -129,16 +126,16 @@ func (s *segment) narrow(w uint64, slot int) bool {
 	case 0:
 		s.erase(slot)
 		s.begin()
-		all.give(w)
+		s.give(w)
 		s.end()
 		return true
 	case 1:
 		s.begin()
 		s.put(slot, tag|entries[0])
-		all.give(w)
+		s.give(w)
 		s.end()
 	default:
-		rec, rest := all.take(formList)
+		rec, rest := s.take(formList)
 		if rec == nil {
 			return false
 		}
@@ -147,7 +144,7 @@ func (s *segment) narrow(w uint64, slot int) bool {
 		}
 		s.begin()
 		s.put(slot, tag|rest)
-		all.give(w)
+		s.give(w)
 		s.end()
 	}
 	return false
@@ -171,9 +168,7 @@ func (s *segment) sweep(gone []uint64, left []int) {
 	switch {
 	case s.used == 0:
 		s.table.Store(nil)
-		if s.sets.Load() != nil {
-			s.sets.Store(new(sets))
-		}
+		s.places = nil
 	case int(s.used) < t.room()/3:
 		s.resize(int(s.used) * 9 / 8)
 	}
@@ -195,7 +190,7 @@ func (s *segment) sweepSlot(w uint64, slot int, gone []uint64, left []int) bool 
 		s.erase(slot)
 		return true
 	}
-	rec, found := s.sets.Load().record(w), false
+	rec, found := s.table.Load().record(w), false
 	drop := func(h, flags uint64) {
 		if flags != 0 && has(gone, h) {
 			setIn(form, rec, h, flags, 0)

@@ -18,7 +18,6 @@ const (
 	entryBits = 20
 	entryMask = 1<<entryBits - 1
 	perWord   = 3
-	maxRecord = 4 << (forms - 1 - formSet)
 )
 
 // recordWords is the length of a record of a form in words.
@@ -29,69 +28,63 @@ func recordWords(form uint64) int {
 	return 4 << (form - formSet)
 }
 
-// sets are the records of one segment, by form.
-type sets [forms]slab
-
-// slab holds the records of one form. Its places are used again.
-type slab struct {
-	words atomic.Pointer[[]uint64]
-	used  uint32 // places ever taken; guarded by the segment's mu
-	free  uint32 // first free place plus 1; its first word has the next
+// places says which records of a segment are taken. Guarded by its mu.
+type places struct {
+	used uint32        // words ever taken
+	free [forms]uint32 // first free record of a form, plus 1; its first word has the next
 }
 
 // record returns the words of the record that a word refers to, to change
-// under the segment's mu or to read between two looks at seq. It is nil if
-// the reader was overtaken.
-func (s *sets) record(w uint64) []uint64 {
-	form, n := formOf(w), recordWords(formOf(w))
-	all := s[form].words.Load()
-	at := int(w&refMask) * n
-	if all == nil || at+n > len(*all) {
+// under the segment's mu or to read between two looks at seq. It is nil if the
+// reader was overtaken.
+func (t *table) record(w uint64) []uint64 {
+	from := int(w & refMask)
+	to := from + recordWords(formOf(w))
+	if t == nil || to > len(t.records) {
 		return nil
 	}
-	return (*all)[at : at+n : at+n]
+	return t.records[from:to:to]
 }
 
 // take returns a cleared record of a form and the rest of a word that refers
-// to it, or nil if the form has no place left.
-func (s *sets) take(form uint64) (rec []uint64, rest uint64) {
-	b, n := &s[form], recordWords(form)
-	var all []uint64
-	if p := b.words.Load(); p != nil {
-		all = *p
+// to it, or nil if the segment has no place left. The table may be another
+// afterwards, with the same slots. The caller holds mu.
+func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
+	if s.places == nil {
+		s.places = new(places)
 	}
-	place := b.used
+	p, t, n := s.places, s.table.Load(), recordWords(form)
+	from := p.used
 	switch {
-	case b.free != 0:
-		place = b.free - 1
-		b.free = uint32(all[int(place)*n])
-	case place > refMask:
+	case p.free[form] != 0:
+		from = p.free[form] - 1
+		p.free[form] = uint32(t.records[from])
+	case from > refMask:
 		return nil, 0
-	case int(place+1)*n > len(all):
-		grown := append([]uint64(nil), make([]uint64, (int(place)+int(place)/4+1)*n)...)
-		grown = grown[:cap(grown)/n*n]
-		clear(grown[copy(grown, all):])
-		all = grown
-		b.words.Store(&grown)
-		b.used++
 	default:
-		b.used++
+		if p.used += uint32(n); int(p.used) > len(t.records) {
+			wider := *t
+			wider.records = append([]uint64(nil), make([]uint64, p.used+p.used/4)...)
+			wider.records = wider.records[:cap(wider.records)]
+			clear(wider.records[copy(wider.records, t.records):])
+			t = &wider
+			s.table.Store(t)
+		}
 	}
-	at := int(place) * n
-	rec = all[at : at+n : at+n]
+	rec = t.records[from : int(from)+n : int(from)+n]
 	for i := range rec {
 		atomic.StoreUint64(&rec[i], 0)
 	}
-	return rec, form<<formShift | uint64(place)
+	return rec, form<<formShift | uint64(from)
 }
 
 // give takes back the record that a word refers to. A reader may still look at
 // it: the caller encloses this and the change of the word by begin and end.
-func (s *sets) give(w uint64) {
-	b := &s[formOf(w)]
-	rec := s.record(w)
-	atomic.StoreUint64(&rec[0], uint64(b.free))
-	b.free = uint32(w&refMask) + 1
+func (s *segment) give(w uint64) {
+	first := &s.table.Load().record(w)[0]
+	free := &s.places.free[formOf(w)]
+	atomic.StoreUint64(first, uint64(*free))
+	*free = uint32(w&refMask) + 1
 }
 
 // flagsIn returns the flags of a holder in a record of a form.

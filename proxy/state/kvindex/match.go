@@ -68,10 +68,11 @@ func (x *Index) look(blocks []Hash, found *looked) {
 	for i, h := range blocks[:min(chunk, len(blocks))] {
 		s := &x.segments[h>>segmentShift]
 		found.seqs[i] = s.seq.Load()
-		word, _ := s.table.Load().find(tagOf(h))
+		t := s.table.Load()
+		word, _ := t.find(tagOf(h))
 		found.words[i] = word
 		if formOf(word) != 0 {
-			if rec := s.sets.Load().record(word); rec != nil {
+			if rec := t.record(word); rec != nil {
 				at[n] = unsafe.Pointer(&rec[0])
 				n++
 			}
@@ -88,14 +89,17 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 	for i, h := range blocks[:min(chunk, len(blocks))] {
 		word, n := found.words[i], at+uint32(i)
 		if rest := word & (1<<restBits - 1); rest == w.same && rest != 0 {
-			continue // as the block before: one holder, in the same tier
+			continue
 		}
-		w.same = 0
 		s := &x.segments[h>>segmentShift]
 		rec := w.read(s, word)
 		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
 			word, rec = w.settle(s, tagOf(h))
 		}
+		if len(rec) == 1 && rec[0] == w.same {
+			continue
+		}
+		w.same = 0
 		switch form := formOf(word); {
 		case word == 0:
 			w.end(n)
@@ -103,6 +107,9 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 			w.single(holderOf(word), word&flagMask, n)
 		case form < formSet:
 			w.list(rec, n)
+			if form == formList {
+				w.same = rec[0]
+			}
 		default:
 			w.set(rec, n)
 		}
@@ -116,8 +123,11 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 type walk struct {
 	roster *roster
 	out    []Match
-	alive  int    // holders that have all blocks so far
-	same   uint64 // the word's rest that changes nothing if it comes next; 0 for none
+	alive  int // holders that have all blocks so far
+	// same is the entries of the last block, if three at most: a block with
+	// the same ones changes nothing. A word's rest of form 0 is an entry. 0 is
+	// none.
+	same uint64
 	// Bit sets by holder number: those alive, and for each tier those that had
 	// it as their best for the last block.
 	live   []uint64
@@ -286,7 +296,7 @@ func (w *walk) read(s *segment, word uint64) []uint64 {
 	if formOf(word) == 0 {
 		return nil
 	}
-	rec := s.sets.Load().record(word)
+	rec := s.table.Load().record(word)
 	if rec == nil {
 		return nil
 	}

@@ -112,15 +112,10 @@ func (x *Index) Stats() Stats {
 func (s *segment) bytes() int {
 	n := 0
 	if t := s.table.Load(); t != nil {
-		n += int(unsafe.Sizeof(*t)) + 8*cap(t.slots)
+		n += int(unsafe.Sizeof(*t)) + 8*(cap(t.slots)+cap(t.records))
 	}
-	if all := s.sets.Load(); all != nil {
-		n += int(unsafe.Sizeof(*all))
-		for i := range all {
-			if words := all[i].words.Load(); words != nil {
-				n += 8*cap(*words) + int(unsafe.Sizeof(*words))
-			}
-		}
+	if s.places != nil {
+		n += int(unsafe.Sizeof(*s.places))
 	}
 	return n
 }

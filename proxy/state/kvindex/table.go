@@ -63,12 +63,12 @@ func holderOf(e uint64) uint64 { return e >> flagBits & 0xffff }
 
 // segment is one part of the index, on a cache line of its own.
 type segment struct {
-	mu    sync.Mutex            // held by writers
-	seq   atomic.Uint32         // odd while words move or records change owner
-	used  int32                 // words in the table; guarded by mu
-	table atomic.Pointer[table] // nil while there never was a block
-	sets  atomic.Pointer[sets]  // nil while there never was a record
-	_     [32]byte
+	mu     sync.Mutex            // held by writers
+	seq    atomic.Uint32         // odd while words move or records change owner
+	used   int32                 // words in the table; guarded by mu
+	table  atomic.Pointer[table] // nil while there never was a block
+	places *places               // nil while there never was a record; guarded by mu
+	_      [32]byte
 }
 
 // table is the words of a segment. A block that has no room in its own bucket
@@ -76,6 +76,7 @@ type segment struct {
 type table struct {
 	buckets uint64
 	slots   []uint64
+	records []uint64 // of blocks with several holders (holders.go)
 }
 
 // newTable returns a table with room for at least so many words.
@@ -183,6 +184,7 @@ func (s *segment) resize(words int) *table {
 				t.add(w)
 			}
 		}
+		t.records = old.records
 	}
 	s.table.Store(t)
 	return t
