@@ -89,7 +89,7 @@ func (v *view) place(p Placer, q *Request, now time.Duration) lease {
 	v.fill(p.Needs(), q, &l, &turn, now)
 	d, ok := p.Place(&v.facts)
 	v.deciding += time.Since(began)
-	if !ok || !v.valid(d) {
+	if !ok || !v.facts.Allows(d) {
 		v.fallbacks++
 		d = leastload.Place(&v.facts)
 	}
@@ -147,12 +147,6 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 			f.Pairs = append(f.Pairs, pair)
 		}
 	}
-}
-
-// valid reports whether a decision names a row of each phase.
-func (v *view) valid(d abi.PlaceDecision) bool {
-	ranks := int32(len(v.targets) - v.cfg.Decode)
-	return d.Prefill >= 0 && d.Prefill < ranks && d.Decode >= ranks && int(d.Decode) < len(v.targets)
 }
 
 func (v *view) commit(q *Request, l *lease, turn *conversation.Turn, d abi.PlaceDecision, now time.Duration) {
