@@ -33,17 +33,17 @@ func (l Leg) Suits(c *abi.Candidate, i int) bool {
 	return c.Roles&l.roles != 0 && (c.Group^uint32(l.group))&uint32(l.group>>32) == 0 && i != l.prefill
 }
 
-// bestGrade is the highest grade of a row.
-const bestGrade = 4
+// BestGrade is the highest grade of a row.
+const BestGrade = 4
 
 // Grade says how well a row suits the leg that it can take: better with another
 // instance than prefill's (a transfer inside one instance is the last resort),
 // then better unless its circuit is half open and its trial request is under
 // way. It is 1 to 4.
 func (l Leg) Grade(c *abi.Candidate) int {
-	g := bestGrade
+	g := BestGrade
 	if uint64(c.Instance) == l.instance {
-		g = bestGrade - 2
+		g = BestGrade - 2
 	}
 	if c.Trial && c.Requests != 0 {
 		g--

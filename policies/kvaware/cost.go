@@ -21,6 +21,8 @@ type Pool struct {
 	late    float64 // from here on waiting costs more
 	spread  float64 // of being one row off the place for this size; 0: there is none
 	place   float64 // for prompts of this size, counted in rows
+
+	pressure float64 // of KV memory in use above the bound, for all of it
 }
 
 // enough is how many requests each row had of late, on average, when it is known
@@ -31,7 +33,7 @@ const enough = 4
 // many tokens' worth of prefill it saves, for Prefill.
 func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 	rows := f.Candidates
-	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros, late: p.LateSeconds * 1e6}
+	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros, late: p.LateSeconds * 1e6, pressure: p.pressure()}
 	n, best, micros, measured, recent, requests := 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
 	for i := range rows {
 		c := &rows[i]
@@ -45,7 +47,13 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 		}
 		recent += float64(c.RecentTokens)
 		requests += float64(c.RecentRequests)
-		saved := p.saved(c, s.prompt)
+		saved := 0.0
+		switch {
+		case c.BlockTokens == 0 || c.BlocksCPU|c.BlocksDisk != 0:
+			saved = p.saved(c, s.prompt)
+		case c.BlocksGPU != 0:
+			saved = min(s.prompt, float64(float64(c.BlocksGPU)*float64(c.BlockTokens)))
+		}
 		c.Score = float32(saved)
 		best = max(best, saved)
 	}
@@ -81,27 +89,53 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 	return s
 }
 
-// Prefill is what the prompt costs at a row that Survey has seen, which is the
-// nth of those that suit the leg: what waits there, what is not saved, what was
-// placed there of late, pressure, and how far the row is from the place of
-// prompts of this size, less the patience that its blocks are worth.
-func (p *Params) Prefill(c *abi.Candidate, s *Pool, nth int) float64 {
-	micros := s.micros
-	if own := float64(c.TokenMicros); own > 2*micros || own > 0 && own < 0.5*micros {
-		micros = own
+// Prefill leaves in the score of each row that Survey has seen what the prompt
+// costs there, in seconds, and returns the cheapest row; -1 without one. The cost
+// is what waits there, what is not saved, what was placed there of late,
+// pressure, inFlight for each token in flight, and how far the row is from the
+// place for prompts of this size, less the patience that its blocks are worth.
+func (p *Params) Prefill(f *abi.PlaceFacts, leg candidates.Leg, s *Pool, inFlight float64) int32 {
+	rows, best, least, order := f.Candidates, int32(-1), 0.0, uint64(0)
+	off := 0.5 - s.place // of the row from its place
+	for i := range rows {
+		c := &rows[i]
+		if !leg.Suits(c, i) {
+			continue
+		}
+		micros := s.micros
+		if own := float64(c.TokenMicros); own > 2*micros || own < 0.5*micros && own > 0 {
+			micros = own
+		}
+		saved := float64(c.Score)
+		cost := (s.prompt - saved + float64(p.QueueWeight*float64(c.Queued))) * micros
+		if cost > s.late {
+			cost += float64(p.LateWeight * (min(cost, 2*s.late) - s.late))
+		}
+		if s.spread != 0 {
+			if over := max(off, -off) - 1; over > 0 {
+				cost += float64(over * s.spread)
+			}
+			off++
+		}
+		if saved > p.SharedTokens {
+			cost -= float64((saved - p.SharedTokens) * s.worth)
+		}
+		cost += float64(float64(c.RecentTokens)*s.balance) + float64(inFlight*float64(c.Tokens))
+		if over := float64(c.Usage) - p.PressureFrom; over > 0 {
+			cost += float64(over * s.pressure)
+		}
+		c.Score = float32(cost * 1e-6)
+		if g := leg.Grade(c); g != candidates.BestGrade {
+			cost += Busy * float64(candidates.BestGrade-g)
+		}
+		if best >= 0 && cost >= least {
+			if cost > least || Order(c, f.Random, i) >= order {
+				continue
+			}
+		}
+		best, least, order = int32(i), cost, Order(c, f.Random, i)
 	}
-	saved := float64(c.Score)
-	cost := (s.prompt - saved + float64(p.QueueWeight*float64(max(0, c.Queued)))) * micros
-	if cost > s.late {
-		cost += float64(p.LateWeight * (min(cost, 2*s.late) - s.late))
-	}
-	if over := max(float64(nth)+0.5-s.place, s.place-float64(nth)-0.5) - 1; over > 0 {
-		cost += float64(over * s.spread)
-	}
-	if saved > p.SharedTokens {
-		cost -= float64((saved - p.SharedTokens) * s.worth)
-	}
-	return cost + float64(float64(c.RecentTokens)*s.balance) + p.pressure(c)
+	return best
 }
 
 // saved is how many tokens' worth of prefill the row's blocks save: tokens that
@@ -130,7 +164,11 @@ func (p *Params) saved(c *abi.Candidate, prompt float64) float64 {
 // Decode is what a stream costs at a row, without the transfer: tokens in flight
 // slow each of its steps.
 func (p *Params) Decode(c *abi.Candidate) float64 {
-	return float64(p.DecodeMicros*float64(max(0, c.Tokens))) + p.pressure(c)
+	cost := float64(p.DecodeMicros * float64(c.Tokens))
+	if over := float64(c.Usage) - p.PressureFrom; over > 0 {
+		cost += float64(over * p.pressure())
+	}
+	return cost
 }
 
 // Missing is how many of the prompt's tokens a row does not hold.
@@ -138,14 +176,8 @@ func Missing(c *abi.Candidate, prompt float64) float64 {
 	return prompt - min(prompt, float64(c.Matched()))
 }
 
-// pressure is what the row's KV memory in use costs.
-func (p *Params) pressure(c *abi.Candidate) float64 {
-	over := float64(c.Usage) - p.PressureFrom
-	if over <= 0 {
-		return 0
-	}
-	return over / (1 - p.PressureFrom) * p.PressureSeconds * 1e6
-}
+// pressure is what KV memory in use costs for each share of it above the bound.
+func (p *Params) pressure() float64 { return p.PressureSeconds * 1e6 / (1 - p.PressureFrom) }
 
 // Order is that of rows of the same cost, the lowest first: a home, then fewer
 // requests, then by lot.

@@ -19,11 +19,13 @@ const Needs = abi.NeedBlocks | abi.NeedConversation
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	if f.Flow == abi.FlowAggregated {
-		return abi.PlaceDecision{Prefill: -1, Decode: p.prefill(f, candidates.Aggregated(), p.DecodeMicros)}
+		s := p.Survey(f, candidates.Aggregated())
+		return abi.PlaceDecision{Prefill: -1, Decode: p.Prefill(f, candidates.Aggregated(), &s, p.DecodeMicros)}
 	}
 	prefill := f.Fixed
 	if prefill < 0 {
-		prefill = p.prefill(f, candidates.Prefill(), 0)
+		s := p.Survey(f, candidates.Prefill())
+		prefill = p.Prefill(f, candidates.Prefill(), &s, 0)
 	}
 	if prefill < 0 {
 		return abi.PlaceDecision{Prefill: -1, Decode: -1}
@@ -31,50 +33,29 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: p.decode(f, candidates.Decode(f.Candidates, prefill))}
 }
 
-// prefill returns the row that is estimated to have the prompt computed first.
-// inFlight is what a token in flight costs, in µs: 0 where only prefill runs.
-func (p *Params) prefill(f *abi.PlaceFacts, leg candidates.Leg, inFlight float64) int32 {
-	s := p.Survey(f, leg)
-	rows, best, least, order, nth := f.Candidates, int32(-1), 0.0, uint64(0), -1
-	for i := range rows {
-		c := &rows[i]
-		if !leg.Suits(c, i) {
-			continue
-		}
-		nth++
-		cost := p.Prefill(c, &s, nth) + float64(inFlight*float64(c.Tokens))
-		c.Score = float32(cost * 1e-6)
-		if cost += Busy * float64(4-leg.Grade(c)); best >= 0 && cost > least {
-			continue
-		}
-		o := Order(c, f.Random, i)
-		if best >= 0 && cost == least && o >= order {
-			continue
-		}
-		best, least, order = int32(i), cost, o
-	}
-	return best
-}
-
 // decode returns the row on which the stream is estimated to fare best.
 func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
-	prompt := float64(max(0, f.Request.PromptTokens))
+	prompt, pressure := float64(max(0, f.Request.PromptTokens)), p.pressure()
 	rows, best, least, order := f.Candidates, int32(-1), 0.0, uint64(0)
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) {
 			continue
 		}
-		cost := p.Decode(c) + float64(p.TransferMicros*Missing(c, prompt))
+		cost := float64(p.DecodeMicros*float64(c.Tokens)) + float64(p.TransferMicros*(prompt-min(prompt, float64(c.Matched()))))
+		if over := float64(c.Usage) - p.PressureFrom; over > 0 {
+			cost += float64(over * pressure)
+		}
 		c.Score = float32(cost * 1e-6)
-		if cost += Busy * float64(4-leg.Grade(c)); best >= 0 && cost > least {
-			continue
+		if g := leg.Grade(c); g != candidates.BestGrade {
+			cost += Busy * float64(candidates.BestGrade-g)
 		}
-		o := Order(c, ^f.Random, i)
-		if best >= 0 && cost == least && o >= order {
-			continue
+		if best >= 0 && cost >= least {
+			if cost > least || Order(c, ^f.Random, i) >= order {
+				continue
+			}
 		}
-		best, least, order = int32(i), cost, o
+		best, least, order = int32(i), cost, Order(c, ^f.Random, i)
 	}
 	return best
 }

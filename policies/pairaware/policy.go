@@ -62,13 +62,8 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 		return s.best
 	}
 	leg := candidates.Prefill()
-	pool, nth := p.KV.Survey(f, leg), 0
-	for i := range f.Candidates {
-		if c := &f.Candidates[i]; leg.Suits(c, i) {
-			c.Score = float32(p.KV.Prefill(c, &pool, nth) * 1e-6)
-			nth++
-		}
-	}
+	pool := p.KV.Survey(f, leg)
+	p.KV.Prefill(f, leg, &pool, 0)
 	s.all(leg)
 	return s.best
 }
@@ -101,7 +96,7 @@ func (s *search) all(leg candidates.Leg) {
 			if !leg.Suits(c, i) {
 				continue
 			}
-			cost := float64(float64(c.Score)*1e6) + kvaware.Busy*float64(4-leg.Grade(c))
+			cost := float64(float64(c.Score)*1e6) + kvaware.Busy*float64(candidates.BestGrade-leg.Grade(c))
 			if !first && cost < last || row >= 0 && cost > least {
 				continue
 			}
@@ -180,7 +175,7 @@ func (s *search) try(leg candidates.Leg, prefill, decode int32, cost float64, st
 	if c.Roles&abi.RolePrefill == 0 {
 		c.Score = min(c.Score, float32(cost*1e-6))
 	}
-	if cost += kvaware.Busy * float64(4-leg.Grade(c)); s.best.Decode >= 0 && cost > s.least {
+	if cost += kvaware.Busy * float64(candidates.BestGrade-leg.Grade(c)); s.best.Decode >= 0 && cost > s.least {
 		return
 	}
 	o := kvaware.Order(c, ^s.f.Random, int(decode))
