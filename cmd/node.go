@@ -40,6 +40,7 @@ type Node struct {
 	coordinator *coordinator.Local
 	knowledge   *knowledge
 	loads       *loads.Poller
+	recorder    *proxy.Recorder // nil: nothing is recorded
 	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
@@ -110,9 +111,14 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return err
 	}
 	watch(prom, n.registry, n.coordinator, n.knowledge.state.Index)
+	if cfg.Recording.Path != "" {
+		if n.recorder, err = proxy.NewRecorder(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
+			return config.Problems{cfg.Problem("recording.path", err.Error())}
+		}
+	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.knowledge.tokens, Log: n.log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.knowledge.tokens, Recorder: n.recorder, Log: n.log, Version: readVersion().Version,
 	})
 	n.askLegs()
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
@@ -167,6 +173,7 @@ func (n *Node) Reload(next *config.Config) error {
 		{"fleet", old.Fleet != next.Fleet},
 		{"kv_index", old.KVIndex != next.KVIndex},
 		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
+		{"recording", old.Recording != next.Recording},
 		{"conversation.capacity", old.Conversation.Capacity != next.Conversation.Capacity},
 	} {
 		if moved.changed {

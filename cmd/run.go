@@ -114,6 +114,11 @@ func (n *Node) Serve(ctx context.Context) error {
 	if cerr := n.plugins.Close(flush); cerr != nil {
 		n.log.Warn("a plugin did not end well", "error", cerr)
 	}
+	if n.recorder != nil {
+		if cerr := n.recorder.Close(); cerr != nil {
+			n.log.Warn("the recording is not whole", "error", cerr)
+		}
+	}
 	if cerr := n.tracer.Close(flush); cerr != nil {
 		n.log.Warn("spans were lost", "error", cerr)
 	}

@@ -49,6 +49,7 @@ type exchange struct {
 	intervals telemetry.Intervals
 	span      *telemetry.Span
 	rec       record
+	line      RecordedLine    // of the recording
 	legPolicy LegPolicy       // nil: none
 	info      *abi.StreamInfo // nil: no filter asks
 }
@@ -141,6 +142,9 @@ func (x *exchange) prepare() {
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
 	x.matchBy()
+	if r := x.s.deps.Recorder; r != nil && x.req.API.Generates() {
+		r.note(x)
+	}
 	if !x.req.API.Generates() {
 		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
 	}
@@ -357,6 +361,9 @@ func (x *exchange) close() {
 		m.Client(x.key, x.outcome)
 	}
 	x.trace(now)
+	if r := x.s.deps.Recorder; r != nil {
+		r.write(x)
+	}
 	if x.s.log.Enabled(context.Background(), slog.LevelDebug) {
 		for _, l := range x.rec.rows[:x.rec.legs] {
 			x.s.log.Debug("leg", x.logAttrs("leg_id", l.ID, "phase", l.Phase.String(), "engine", l.Engine, "rank", l.Rank,
@@ -398,6 +405,7 @@ func (x *exchange) reset() {
 	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.reset()
+	x.line = RecordedLine{}
 	x.req.Reset()
 	x.rec.reset()
 }

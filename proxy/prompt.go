@@ -12,6 +12,7 @@ import (
 type prompt struct {
 	cut    coordinator.Cut
 	ids    []uint32 // that the client sent
+	found  []uint32 // those of the prompt, wherever they are from; shared
 	chains []coordinator.Chain
 	blocks [][]kvindex.Hash // memory of the chains
 }
@@ -25,6 +26,7 @@ func (p *prompt) reset() {
 		p.ids = nil
 	}
 	clear(p.chains)
+	p.found = nil
 	for i := range p.blocks {
 		if cap(p.blocks[i]) > mostKept/8 {
 			p.blocks[i] = nil
@@ -55,6 +57,7 @@ func (x *exchange) matchBy() {
 			continue
 		}
 		if ids := x.tokenIDs(); len(ids) > 0 {
+			p.found = ids
 			x.ask.Request.PromptTokens = int64(len(ids))
 			x.chain(form, func(dst []kvindex.Hash) []kvindex.Hash { return kvindex.AppendTokens(dst, seed, ids, form.Block) })
 		}

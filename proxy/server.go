@@ -40,10 +40,11 @@ type Deps struct {
 	// Wrap puts filters around the handler of the public endpoints, before
 	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
-	Wrap    func(http.Handler) http.Handler
-	Legs    LegPolicy // nil: no leg or finish hook; SetLegs replaces it
-	Log     *slog.Logger
-	Version string
+	Wrap     func(http.Handler) http.Handler
+	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
+	Recorder *Recorder // nil: nothing is recorded
+	Log      *slog.Logger
+	Version  string
 }
 
 // Policies is what operators see and do of the policies.

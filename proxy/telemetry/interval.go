@@ -27,6 +27,14 @@ func (i *Intervals) Observe(d time.Duration) {
 	i.sum += d
 }
 
+// Count is how many waits there were.
+func (i *Intervals) Count() (n int64) {
+	for _, c := range i.counts {
+		n += int64(c)
+	}
+	return n
+}
+
 // intervalHistogram is the Prometheus histogram of all merged Intervals.
 type intervalHistogram struct {
 	desc   *prometheus.Desc

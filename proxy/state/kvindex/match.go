@@ -96,7 +96,7 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
 			word, rec = w.settle(s, tagOf(h))
 		}
-		if len(rec) == 1 && rec[0] == w.same {
+		if len(rec) == 1 && rec[0] == w.same && w.same != 0 {
 			continue
 		}
 		w.same = 0

@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+)
+
+// TestRecorder: prompts that begin alike have the same first hashes, and nothing
+// of their text is in the file.
+func TestRecorder(t *testing.T) { synctest.Test(t, testRecorder) }
+
+func testRecorder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	rec, err := NewRecorder(path, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: func(d *Deps) { d.Recorder = rec }})
+	for _, body := range []string{
+		`{"model":"m","prompt":"a secret of sixteen and more","max_tokens":3}`,
+		`{"model":"m","prompt":"a secret of sixteen and else","max_tokens":3,"session_id":"s-1"}`,
+		`{"model":"m","prompt":[1,2,3,4,5,6],"max_tokens":3}`,
+		`{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}`,
+	} {
+		if got := w.post("/v1/completions", body); got.status != 200 {
+			t.Fatalf("status %d", got.status)
+		}
+	}
+	synctest.Wait()
+	if err := rec.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(text, []byte("secret")) || bytes.Contains(text, []byte("s-1")) {
+		t.Errorf("text is in the recording: %s", text)
+	}
+	var lines []RecordedLine
+	for line := range bytes.Lines(text) {
+		var l RecordedLine
+		if err := json.Unmarshal(line, &l); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, l)
+	}
+	if len(lines) != 4 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	if a, b := lines[0].HashIDs, lines[1].HashIDs; len(a) != 2 || len(b) != 2 || a[0] != b[0] || a[1] == b[1] {
+		t.Errorf("text: %x and %x, want one block in common and a partial one", a, b)
+	}
+	if a, b := lines[2].HashIDs, lines[3].HashIDs; len(a) != 2 || len(b) != 2 || a[0] != b[0] || a[1] == b[1] {
+		t.Errorf("ids: %x and %x, want one block in common and a partial one", a, b)
+	}
+	if lines[0].Conversation != "" || len(lines[1].Conversation) != 16 {
+		t.Errorf("conversations %q and %q", lines[0].Conversation, lines[1].Conversation)
+	}
+	if l := lines[2]; l.InputLength <= 0 || l.OutputLength <= 0 {
+		t.Errorf("lengths %d and %d", l.InputLength, l.OutputLength)
+	}
+}
