@@ -10,8 +10,8 @@
 // events that follow.
 //
 // The ZeroMQ protocol itself is github.com/go-zeromq/zmq4's, but not its
-// sockets: those give up after ten attempts to reconnect, cannot be cancelled
-// while they greet, leak a goroutine when closed unread, never answer a
-// heartbeat, and allocate whatever length a peer claims. Link takes the
-// connection below them and keeps it within bounds.
+// sockets: those give up after ten attempts to connect or, if told not to, cannot
+// be cancelled while they greet, leave a goroutine behind when they are closed
+// unread, answer no heartbeat, and allocate whatever length a peer claims. A link
+// takes the connection below them and keeps it within bounds.
 package kvevents

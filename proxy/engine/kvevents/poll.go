@@ -23,6 +23,8 @@ const (
 	// maxAnswer bounds an answer in bytes. An engine's queue may hold all of
 	// its blocks, at about 70 bytes a token.
 	maxAnswer = 256 << 20
+	// keepAnswer is how much memory for an answer is kept for the next.
+	keepAnswer = 4 << 20
 )
 
 // poller drains the event queue of one TensorRT-LLM instance, all of its ranks
@@ -93,7 +95,9 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 	if resp.StatusCode != http.StatusOK {
 		return 0, fmt.Errorf("poll %s: status %d", p.url, resp.StatusCode)
 	}
-	p.answer.Reset()
+	if p.answer.Reset(); p.answer.Cap() > keepAnswer {
+		p.answer = bytes.Buffer{}
+	}
 	_, err = p.answer.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
 	if err == nil && p.answer.Len() > maxAnswer {
 		err = errOversize

@@ -65,7 +65,7 @@ type rank struct {
 
 	link        atomic.Uint32 // one of the link states
 	failure     atomic.Pointer[string]
-	last        atomic.Int64  // Unix time in ns
+	last        atomic.Int64 // Unix time in ns
 	blockTokens atomic.Int64
 	resyncs     atomic.Uint64
 }

@@ -400,3 +400,51 @@ func TestTold(t *testing.T) {
 	to.await(t, "clear", "remove gpu: [1]")
 	counts.expect(t, map[string]int{"applied": 2, "replay complete": 2, "resync told": 1})
 }
+
+// TestReplayOfAnother: a replay that turns out to be another engine's starts
+// over.
+func TestReplayOfAnother(t *testing.T) {
+	s, to, counts := testSubscriber("", "")
+	s.late(7, removal(1))
+	s.late(7, removal(1))
+	s.late(7, removal(2))
+	s.late(8, removal(3))
+	to.await(t, "remove gpu: [1]", "clear", "remove gpu: [2]", "remove gpu: [3]")
+	counts.expect(t, map[string]int{"applied": 3, "resync restart": 1})
+}
+
+// TestManagerSubscribes: a manager follows a publisher into the index, and not
+// after it was told to forget it.
+func TestManagerSubscribes(t *testing.T) {
+	x := kvindex.New(kvindex.Options{})
+	m := New(Options{Index: x})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = m.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
+
+	stored := func(hash, token byte) []byte {
+		return slices.Concat([]byte{0x92, 0, 0x91, 0x97, 0xab}, []byte("BlockStored"),
+			[]byte{0x91, hash, 0xc0, 0x91, token, 1, 0xc0, 0xa3}, []byte("GPU"))
+	}
+	p := publish(t, "", "", false, stored(1, 7))
+	if err := m.Follow(Source{
+		Name: "a", Model: "m", Targets: []kvindex.Target{x.Add()}, BlockTokens: 1,
+		Events: p.events(), Replay: p.replay(),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.subscribed(t)
+	p.add(t, stored(2, 8), true)
+	for end := time.Now().Add(20 * time.Second); matched(x, 7)[0]+matched(x, 8)[0] < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the index does not follow: %+v", m.States("a"))
+		}
+	}
+	m.Forget("a")
+	p.add(t, stored(3, 9), true)
+	if got := matched(x, 9); got[0] != 0 {
+		t.Errorf("matched %v after it was forgotten", got)
+	}
+}
