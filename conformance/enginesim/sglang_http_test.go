@@ -142,7 +142,7 @@ func TestSGLangLoads(t *testing.T) {
 	defer leaveP()
 	eventually(t, "prefill waits", func() bool { return p.State().RequestsWaiting == 1 })
 	a := get(t, d.URL()+"/v1/loads?include=core,disagg")
-	want := `{"timestamp":0,"dp_rank":0,"num_running_reqs":0,"num_waiting_reqs":0,"num_waiting_uncached_tokens":0,"num_used_tokens":32,"num_total_tokens":32,"num_active_tokens":32,` +
+	want := `{"timestamp":0,"dp_rank":0,"num_running_reqs":0,"num_waiting_reqs":1,"num_waiting_uncached_tokens":0,"num_used_tokens":32,"num_total_tokens":32,"num_active_tokens":32,` +
 		`"max_total_num_tokens":65536,"max_running_requests":256,"token_usage":0.00048828125,"gen_throughput":0,"cache_hit_rate":0,"utilization":0.00048828125,` +
 		`"total_prefill_uncached_tokens":0,"total_prefill_busy_us":0,"decode_moments":null,"disaggregation":{"mode":"decode","prefill_bootstrap_queue_reqs":0,"prefill_inflight_queue_reqs":0,` +
 		`"decode_prealloc_queue_reqs":0,"decode_transfer_queue_reqs":1,"decode_retracted_queue_reqs":0,"kv_transfer_speed_gb_s":0,"kv_transfer_latency_ms":0}}`
@@ -150,6 +150,9 @@ func TestSGLangLoads(t *testing.T) {
 		t.Errorf("loads\n%s\nwant\n%s", got, want)
 	}
 	a = get(t, p.URL()+"/v1/loads?include=disagg&dp_rank=1")
+	if n := a.field(t, "loads", 0, "num_waiting_reqs"); n != json.Number("1") {
+		t.Errorf("rank 1 does not count its bootstrap queue: %s", a.body)
+	}
 	if n := a.field(t, "loads", 0, "disaggregation", "prefill_bootstrap_queue_reqs"); n != json.Number("1") || len(a.field(t, "loads").([]any)) != 1 {
 		t.Errorf("rank 1: %s", a.body)
 	}

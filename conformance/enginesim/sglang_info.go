@@ -109,21 +109,6 @@ func (g *sglang) modelInfo(w http.ResponseWriter, _ *http.Request) {
 	))
 }
 
-// rankLoad is what one rank is doing.
-type rankLoad struct {
-	running, waiting, loading, usedTokens, totalTokens int
-}
-
-func (r *rank) load() rankLoad {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	used := len(r.cache.blocks) - r.cache.free
-	return rankLoad{
-		running: r.running, waiting: len(r.queue) + len(r.resume), loading: r.loading,
-		usedTokens: used * r.cache.size, totalTokens: len(r.cache.blocks) * r.cache.size,
-	}
-}
-
 // loads answers GET /v1/loads?include=core,disagg,…&dp_rank=N.
 func (g *sglang) loads(w http.ResponseWriter, r *http.Request) {
 	include := strings.Split(r.URL.Query().Get("include"), ",")
@@ -161,12 +146,13 @@ func (g *sglang) loads(w http.ResponseWriter, r *http.Request) {
 func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) object {
 	l, q := rk.load(), &g.queues[rk.index]
 	usage := float64(l.usedTokens) / float64(l.totalTokens)
+	waiting, uncached := g.waiting(rk, l)
 	o := obj(
 		"timestamp", float64(now.UnixMilli())/1000, "dp_rank", rk.index,
-		"num_running_reqs", l.running, "num_waiting_reqs", l.waiting, "num_waiting_uncached_tokens", 0,
-		"num_used_tokens", l.usedTokens, "num_total_tokens", l.usedTokens, "num_active_tokens", l.usedTokens,
+		"num_running_reqs", l.running, "num_waiting_reqs", waiting, "num_waiting_uncached_tokens", uncached,
+		"num_used_tokens", l.usedTokens, "num_total_tokens", l.usedTokens+l.queuedTokens, "num_active_tokens", l.usedTokens,
 		"max_total_num_tokens", l.totalTokens, "max_running_requests", g.e.cfg.MaxRunning,
-		"token_usage", usage, "gen_throughput", 0.0, "cache_hit_rate", 0.0, "utilization", usage,
+		"token_usage", usage, "gen_throughput", 0.0, "cache_hit_rate", g.e.hitRate(), "utilization", usage,
 		"total_prefill_uncached_tokens", 0, "total_prefill_busy_us", 0, "decode_moments", nil,
 	)
 	if has("disagg") {
@@ -181,13 +167,28 @@ func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) objec
 	return o
 }
 
+// waiting is the number of a rank's requests that wait in whatever queue, and
+// the tokens that prefill has to compute for them: of decode none
+// (srt/managers/scheduler_components/load_inquirer.py).
+func (g *sglang) waiting(rk *rank, l rankLoad) (requests, uncached int) {
+	q := &g.queues[rk.index]
+	switch g.mode {
+	case modePrefill:
+		return l.waiting + int(q.bootstrap.Load()), l.uncachedTokens
+	case modeDecode: // those without blocks are in the prealloc queue
+		return l.waiting - l.queued + int(q.prealloc.Load()+q.transfer.Load()), 0
+	}
+	return l.waiting, l.uncachedTokens
+}
+
 // legacyLoad answers GET /get_load.
 func (g *sglang) legacyLoad(w http.ResponseWriter, _ *http.Request) {
 	list := []any{}
 	for _, rk := range g.e.ranks {
 		l := rk.load()
-		list = append(list, obj("dp_rank", rk.index, "num_reqs", l.running+l.waiting+l.loading, "num_waiting_reqs", l.waiting,
-			"num_tokens", l.usedTokens, "num_pending_tokens", 0, "ts_tic", float64(time.Now().UnixMilli())/1000))
+		waiting, _ := g.waiting(rk, l)
+		list = append(list, obj("dp_rank", rk.index, "num_reqs", l.running+waiting, "num_waiting_reqs", waiting,
+			"num_tokens", l.usedTokens+l.queuedTokens, "num_pending_tokens", l.queuedTokens, "ts_tic", float64(time.Now().UnixMilli())/1000))
 	}
 	writeJSON(w, http.StatusOK, list)
 }
@@ -203,6 +204,8 @@ func (g *sglang) metrics(w http.ResponseWriter, _ *http.Request) {
 	}
 	gauge("num_running_reqs", func(_ *rank, l rankLoad) any { return l.running })
 	gauge("num_queue_reqs", func(_ *rank, l rankLoad) any { return l.waiting })
+	gauge("num_used_tokens", func(_ *rank, l rankLoad) any { return l.usedTokens })
+	gauge("cache_hit_rate", func(*rank, rankLoad) any { return g.e.hitRate() })
 	gauge("token_usage", func(_ *rank, l rankLoad) any { return float64(l.usedTokens) / float64(l.totalTokens) })
 	gauge("num_prefill_bootstrap_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].bootstrap.Load() })
 	gauge("num_prefill_inflight_queue_reqs", func(rk *rank, _ rankLoad) any { return g.queues[rk.index].inflight.Load() })

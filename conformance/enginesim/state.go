@@ -79,24 +79,65 @@ func (e *Engine) State() State {
 	return s
 }
 
+// rankLoad is what one rank is doing.
+type rankLoad struct {
+	// running hold a slot, waiting wait for blocks or a slot, loading for a
+	// transfer; those of queued have no blocks yet.
+	running, waiting, loading, queued int
+	// queuedTokens are those of queued prompts, uncachedTokens of them those that
+	// the prefix cache has not.
+	queuedTokens, uncachedTokens int
+	usedTokens, totalTokens      int // of KV
+}
+
+func (r *rank) load() rankLoad {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	used := len(r.cache.blocks) - r.cache.free
+	l := rankLoad{
+		running: r.running, waiting: len(r.queue) + len(r.resume), loading: r.loading, queued: len(r.queue),
+		usedTokens: used * r.cache.size, totalTokens: len(r.cache.blocks) * r.cache.size,
+	}
+	for _, w := range r.queue {
+		l.queuedTokens += len(w.s.prompt)
+		l.uncachedTokens += len(w.s.prompt) - len(r.cache.match(w.s.req.CacheSalt, w.s.prompt))*r.cache.size
+	}
+	return l
+}
+
+// hitRate is the share of all prompt tokens that the prefix cache had.
+func (e *Engine) hitRate() float64 {
+	prompt := e.stats.promptTokens.Load()
+	if prompt == 0 {
+		return 0
+	}
+	return float64(e.stats.cachedTokens.Load()-e.stats.externalTokens.Load()) / float64(prompt)
+}
+
 // metrics answers GET /metrics with the gauges and counters that routers read,
 // in vLLM's names.
 func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	var b strings.Builder
-	gauge := func(name, kind string, value func(r *rank) float64) {
-		fmt.Fprintf(&b, "# TYPE vllm:%s %s\n", name, kind)
+	gauge := func(name, more string, value func(l rankLoad) float64) {
 		for _, r := range e.ranks {
-			r.mu.Lock()
-			v := value(r)
-			r.mu.Unlock()
-			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q} %v\n", name, r.index, e.cfg.Model, v)
+			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q%s} %v\n", name, r.index, e.cfg.Model, more, value(r.load()))
 		}
 	}
-	gauge("num_requests_running", "gauge", func(r *rank) float64 { return float64(r.running) })
-	gauge("num_requests_waiting", "gauge", func(r *rank) float64 { return float64(len(r.queue) + len(r.resume) + r.loading) })
-	gauge("kv_cache_usage_perc", "gauge", func(r *rank) float64 {
-		return float64(len(r.cache.blocks)-r.cache.free) / float64(len(r.cache.blocks))
-	})
+	head := func(name string) { fmt.Fprintf(&b, "# TYPE vllm:%s gauge\n", name) }
+	head("num_requests_running")
+	gauge("num_requests_running", "", func(l rankLoad) float64 { return float64(l.running) })
+	head("num_requests_waiting")
+	gauge("num_requests_waiting", "", func(l rankLoad) float64 { return float64(l.waiting + l.loading) })
+	head("num_requests_waiting_by_reason")
+	gauge("num_requests_waiting_by_reason", `,reason="capacity"`, func(l rankLoad) float64 { return float64(l.waiting) })
+	gauge("num_requests_waiting_by_reason", `,reason="deferred"`, func(l rankLoad) float64 { return float64(l.loading) })
+	head("kv_cache_usage_perc")
+	gauge("kv_cache_usage_perc", "", func(l rankLoad) float64 { return float64(l.usedTokens) / float64(l.totalTokens) })
+	head("cache_config_info")
+	for _, r := range e.ranks {
+		fmt.Fprintf(&b, "vllm:cache_config_info{block_size=\"%d\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n",
+			e.cfg.BlockSize, r.index, e.cfg.KVBlocks)
+	}
 	total := func(name string, v int64) {
 		fmt.Fprintf(&b, "# TYPE vllm:%s counter\nvllm:%s{engine=\"0\",model_name=%q} %d\n", name, name, e.cfg.Model, v)
 	}

@@ -54,15 +54,33 @@ func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
 }
 
 // iterationStats answers GET /metrics: a list of iterations, here the present
-// one.
+// one, with a row for each rank. The queue belongs to all and stands in rank 0's
+// (_torch/pyexecutor/adp_iter_stats.py).
 func (t *trtllm) iterationStats(w http.ResponseWriter, _ *http.Request) {
-	st := t.e.State()
-	writeJSON(w, http.StatusOK, []any{obj(
-		"iter", t.e.stats.outputTokens.Load(), "iterLatencyMS", 0.0, "maxNumActiveRequests", t.e.cfg.MaxRunning*len(t.e.ranks),
-		"numActiveRequests", st.RequestsRunning, "numQueuedRequests", st.RequestsWaiting,
-		"kvCacheStats", obj("maxNumBlocks", st.BlocksTotal, "freeNumBlocks", st.BlocksTotal-st.BlocksUsed,
-			"usedNumBlocks", st.BlocksUsed, "tokensPerBlock", t.e.cfg.BlockSize),
-	)})
+	var loads []rankLoad
+	active, queued, queuedTokens := 0, 0, 0
+	for _, r := range t.e.ranks {
+		l := r.load()
+		loads = append(loads, l)
+		active += l.running + l.loading
+		queued += l.waiting
+		queuedTokens += l.uncachedTokens
+	}
+	rows := make([]any, 0, len(loads))
+	for i, l := range loads {
+		used, blocks := l.usedTokens/t.e.cfg.BlockSize, t.e.cfg.KVBlocks
+		rows = append(rows, obj(
+			"iter", t.e.stats.outputTokens.Load(), "iterLatencyMS", 0.0, "maxNumActiveRequests", t.e.cfg.MaxRunning*len(loads),
+			"numActiveRequests", active, "numQueuedRequests", queued,
+			"kvCacheStats", obj("maxNumBlocks", blocks, "freeNumBlocks", blocks-used, "usedNumBlocks", used,
+				"tokensPerBlock", t.e.cfg.BlockSize, "cacheHitRate", t.e.hitRate()),
+			"inflightBatchingStats", obj("numScheduledRequests", l.running, "numPausedRequests", 0,
+				"numQueuedContextRequests", queued, "numQueuedCtxTokens", queuedTokens),
+			"attentionDpRank", i,
+		))
+		queued, queuedTokens = 0, 0
+	}
+	writeJSON(w, http.StatusOK, rows)
 }
 
 // healthGenerate answers GET /health_generate with a generation of one token.
