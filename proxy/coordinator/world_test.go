@@ -15,7 +15,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/trust"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -85,8 +88,10 @@ func (c *counts) Minted(policy string) {
 // world is a registry of ready instances and a Local over it.
 type world struct {
 	*Local
-	reg    *engine.Registry
-	counts *counts
+	reg      *engine.Registry
+	counts   *counts
+	known    State
+	verdicts []trust.Verdict
 }
 
 // stub is a Decider whose nil hooks are absent.
@@ -137,7 +142,12 @@ func newWorld(t testing.TB, specs ...string) *world {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(specs))
 	w := &world{counts: &counts{fallbacks: map[Fallback]int{}, minted: map[string]int{}}}
+	w.known = State{
+		Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(100),
+		Trust: trust.New(func(v trust.Verdict) { w.verdicts = append(w.verdicts, v) }),
+	}
 	w.reg = engine.New(engine.Options{
+		Index:   w.known.Index,
 		Health:  config.Health{Interval: config.Duration(time.Hour), Timeout: config.Duration(time.Minute), UnhealthyAfter: 1, HealthyAfter: 1},
 		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(time.Hour)},
 		Protocols: func(name string) (engine.Protocol, bool) {
@@ -181,7 +191,7 @@ func newWorld(t testing.TB, specs ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts)
+	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), w.known, mint, w.counts)
 	return w
 }
 

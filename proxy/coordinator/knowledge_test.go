@@ -1,0 +1,250 @@
+package coordinator
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/trust"
+)
+
+// knowing makes the policies ask for blocks and conversations. They place by the
+// native rule.
+func (w *world) knowing(needs abi.Needs) { w.SetDecider(stub{needs: needs}) }
+
+// asking is a request for text of so many blocks, 128 tokens each.
+func asking(text string) *Ask {
+	a := ask()
+	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), TextForm.Block)
+	a.Key.Chains = []Chain{{Form: TextForm, Blocks: blocks}}
+	a.Key.Conversation.Chain = blocks
+	a.Request.PromptTokens = int64(len(text) / bytesPerToken)
+	return a
+}
+
+// blocks is n blocks of text.
+func blocks(letter string, n int) string { return strings.Repeat(letter, n*TextForm.Block) }
+
+// row is the row of an instance in a placement's table.
+func row(t *testing.T, p *Placement, target engine.Target) abi.Candidate {
+	t.Helper()
+	for i, o := range p.Targets {
+		if o == target {
+			return p.Facts.Candidates[i]
+		}
+	}
+	t.Fatalf("no row of %s", target.Name())
+	return abi.Candidate{}
+}
+
+func TestBlocksOfARequestAreExpected(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	prefill, decode := w.target(t, "p", 0), w.target(t, "d", 0)
+	matched := func(text string) (p, d int64) {
+		placed := w.must(t, asking(text))
+		defer placed.Lease.Release()
+		at, to := row(t, placed, prefill), row(t, placed, decode)
+		return at.Matched(), to.Matched()
+	}
+	w.knowing(0)
+	w.must(t, asking(blocks("a", 4))).Lease.Release()
+	w.knowing(abi.NeedBlocks)
+	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
+		t.Fatalf("%d and %d tokens of what was placed when nobody needed blocks", p, d)
+	}
+	if p, d := matched(blocks("a", 4)); p != 0 || d != 0 {
+		t.Errorf("%d and %d tokens of a request that came to nothing", p, d)
+	}
+
+	first := w.must(t, asking(blocks("a", 4)))
+	if first.Matched != -1 {
+		t.Errorf("matched %d without events", first.Matched)
+	}
+	if p, d := matched(blocks("a", 4) + blocks("b", 1)); p != 4*128 || d != 4*128 {
+		t.Errorf("%d and %d tokens while the first is under way", p, d)
+	}
+	first.Lease.PrefillDone()
+	first.Lease.Release() // decode failed
+	if p, d := matched(blocks("a", 4) + blocks("b", 1)); p != 4*128 || d != 0 {
+		t.Errorf("%d and %d tokens when decode did not come to it", p, d)
+	}
+	again := w.must(t, asking(blocks("a", 4)))
+	if c := row(t, again, prefill); c.BlockTokens != 128 || c.BlocksGPU != 4 {
+		t.Errorf("row %+v", c)
+	}
+	again.Lease.Answered(true)
+	again.Lease.Release()
+	if p, d := matched(blocks("a", 2) + blocks("c", 2)); p != 2*128 || d != 2*128 {
+		t.Errorf("%d and %d tokens of two blocks in common", p, d)
+	}
+	w.idle(t)
+}
+
+func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	w.knowing(abi.NeedBlocks)
+	first := w.must(t, asking(blocks("a", 4)))
+	prefill := w.target(t, "p", 0)
+	if got := prefill.Load[0].Queued(); got != 4*128 {
+		t.Errorf("%d tokens queued of a new prompt", got)
+	}
+	first.Lease.Answered(true)
+	first.Lease.Release()
+	second := w.must(t, asking(blocks("a", 4)+blocks("b", 2)))
+	if got := prefill.Load[0].Queued(); got != 2*128 {
+		t.Errorf("%d tokens queued of a prompt of which four blocks are held", got)
+	}
+	if c := row(t, second, prefill); c.RecentRequests < 0.99 || c.RecentTokens < 4*128-1 {
+		t.Errorf("of late: %v requests, %v tokens", c.RecentRequests, c.RecentTokens)
+	}
+	second.Lease.PrefillDone()
+	if got := prefill.Load[0].Queued(); got != 0 {
+		t.Errorf("%d tokens queued of a prompt that is computed", got)
+	}
+	second.Lease.Release()
+	w.idle(t)
+}
+
+func TestConversationsComeHome(t *testing.T) {
+	w := newWorld(t, "pa prefill", "pb prefill", "da decode", "db decode")
+	for _, tt := range []struct {
+		name  string
+		turns [3]func() *Ask
+	}{
+		{"by the client's id", [3]func() *Ask{named("s-1"), named("s-1"), named("s-1")}},
+		{"by the prompts", [3]func() *Ask{
+			func() *Ask { return asking(blocks("x", 3)) },
+			func() *Ask { return asking(blocks("x", 3) + blocks("y", 2)) },
+			func() *Ask { return asking(blocks("x", 3) + blocks("y", 2) + blocks("z", 1)) },
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w.knowing(abi.NeedConversation)
+			var home Pair
+			for i, turn := range tt.turns {
+				a := turn()
+				p := w.must(t, a)
+				if p.Turn.Number != int32(i+1) || p.Facts.Request.Turn != p.Turn.Number || a.Request.Turn != p.Turn.Number {
+					t.Errorf("turn %d is %d, shown as %d", i+1, p.Turn.Number, p.Facts.Request.Turn)
+				}
+				if len(p.Facts.Request.Conversation) != 16 {
+					t.Errorf("key %q", p.Facts.Request.Conversation)
+				}
+				for j, target := range p.Targets {
+					want := abi.Role(0)
+					if target == home.Prefill {
+						want = abi.RolePrefill
+					} else if target == home.Decode {
+						want = abi.RoleDecode
+					}
+					if got := p.Facts.Candidates[j].Home; got != want {
+						t.Errorf("turn %d: %s is home to %v, want %v", i+1, target.Name(), got, want)
+					}
+				}
+				home = Pair{p.Prefill, p.Decode}
+				again := w.must(t, a) // another attempt is no other turn
+				if again.Turn.Number != int32(i+1) {
+					t.Errorf("another attempt at turn %d is turn %d", i+1, again.Turn.Number)
+				}
+				home = Pair{again.Prefill, again.Decode}
+				p.Lease.Release()
+				again.Lease.Release()
+			}
+		})
+	}
+	w.idle(t)
+}
+
+func named(id string) func() *Ask {
+	return func() *Ask {
+		a := ask()
+		a.Key.Conversation = conversation.Query{ID: id}
+		return a
+	}
+}
+
+func TestCut(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "x=other both one")
+	token := kvindex.Form{Block: 16}
+	for _, tt := range []struct {
+		name, model string
+		needs       abi.Needs
+		want        Cut
+	}{
+		{"nothing", "m", 0, Cut{Model: "m"}},
+		{"conversations", "m", abi.NeedConversation, Cut{Model: "m", Forms: []kvindex.Form{TextForm}}},
+		{"blocks", "other", abi.NeedBlocks, Cut{Model: "other", Forms: []kvindex.Form{TextForm}}},
+		{"an unknown model", "z", abi.NeedBlocks, Cut{}},
+		{"no model among several", "", abi.NeedBlocks, Cut{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w.knowing(tt.needs)
+			c := Cut{Model: "old", Forms: []kvindex.Form{token}}
+			if w.Cut(&c, tt.model); c.Model != tt.want.Model || c.LoRA != tt.want.LoRA || len(c.Forms)+len(tt.want.Forms) > 0 && !reflect.DeepEqual(c.Forms, tt.want.Forms) {
+				t.Errorf("%+v, want %+v", c, tt.want)
+			}
+		})
+	}
+}
+
+// TestComputed: what an engine reports against what its events made us believe.
+func TestComputed(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	target := w.target(t, "p", 0)
+	p := &Placement{Prefill: target, Decode: w.target(t, "d", 0), Matched: 640}
+	for range 100 {
+		w.Computed(p, &Key{}, 1000, 0)
+	}
+	if len(w.verdicts) != 1 || w.verdicts[0].Engine != "p" || w.verdicts[0].Reason == trust.Agrees {
+		t.Fatalf("verdicts %+v", w.verdicts)
+	}
+	p.Matched = -1 // nothing was believed
+	before := len(w.verdicts)
+	for range 200 {
+		w.Computed(p, &Key{}, 1000, 1000)
+	}
+	if len(w.verdicts) != before {
+		t.Errorf("verdicts %+v", w.verdicts)
+	}
+}
+
+// TestCosts: the plan policy is told the best of what there is.
+func TestCosts(t *testing.T) {
+	w := newWorld(t, "pa prefill", "pb prefill", "d decode", "b both")
+	p0, p1, b := w.target(t, "pa", 0), w.target(t, "pb", 0), w.target(t, "b", 0)
+	chain := asking(blocks("a", 4)).Key.Chains[0].Blocks
+	w.known.Index.Store(p1.KV[0], kvindex.GPU, chain[:3])
+	w.known.Index.Store(b.KV[0], kvindex.CPU, chain[:1])
+	for i := range 8 {
+		p0.Load[0].Prefill.Measure(1000, time.Duration(100+i%2)*time.Millisecond)
+		b.Load[0].Prefill.Measure(1000, 200*time.Millisecond)
+		w.reg.MeasurePair(p0, w.target(t, "d", 0), 1000, 50*time.Millisecond)
+	}
+	for _, target := range []engine.Target{p0, p1} {
+		hold := target.Load[0].HoldPrefill(700, 700)
+		defer hold.Drop()
+	}
+	var got abi.PlanFacts
+	w.SetDecider(stub{needs: abi.NeedBlocks, plan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		got = *f
+		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "p", true
+	}})
+	w.must(t, asking(blocks("a", 4))).Lease.Release()
+	if got.PrefillCached != 3*128 || got.BothCached != 128 {
+		t.Errorf("cached %d and %d", got.PrefillCached, got.BothCached)
+	}
+	if got.PrefillQueued != 0 || got.BothQueued != 0 { // b is idle, and takes prefill too
+		t.Errorf("queued %d and %d", got.PrefillQueued, got.BothQueued)
+	}
+	if got.PrefillMicros < 140 || got.PrefillMicros > 160 || got.BothMicros < 199 || got.BothMicros > 201 {
+		t.Errorf("µs %v and %v", got.PrefillMicros, got.BothMicros)
+	}
+	if got.TransferMicros+got.HandoverMicros/1000 < 49 || got.TransferMicros+got.HandoverMicros/1000 > 51 {
+		t.Errorf("transfer %v, handover %v", got.TransferMicros, got.HandoverMicros)
+	}
+}
