@@ -309,10 +309,12 @@ func (w *walk) read(s *segment, word uint64) []uint64 {
 
 // settle reads a word and its record again until no writer comes between.
 func (w *walk) settle(s *segment, tag uint64) (word uint64, rec []uint64) {
-	for range patience {
+	for tries := range patience {
 		seq := s.seq.Load()
 		if seq&1 != 0 {
-			runtime.Gosched()
+			if tries > patience/2 {
+				runtime.Gosched() // the writer may wait for our processor
+			}
 			continue
 		}
 		word, _ = s.table.Load().find(tag)

@@ -12,8 +12,8 @@ import (
 //
 //	tag 40 | form 4 | rest 20
 //
-// The tag is the next 40 bits of the hash, so that 52 bits of it tell blocks
-// apart: of 10 million blocks, one in 500 million look-ups finds another's.
+// The tag is the next 40 bits of the hash, so that 50 bits of it tell blocks
+// apart: of 10 million blocks, one in 100 million look-ups finds another's.
 // With form 0 the block has one holder, and rest is its number (16 bits) and
 // its flags (4). Other forms say that rest is the place of a record of holders
 // (holders.go).
@@ -27,7 +27,7 @@ import (
 // and after. Tables grow by a quarter, segment by segment, so that memory
 // never doubles.
 const (
-	segmentBits  = 12
+	segmentBits  = 10
 	segmentShift = 64 - segmentBits
 	segmentCount = 1 << segmentBits
 	tagBits      = 40
