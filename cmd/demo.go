@@ -89,6 +89,10 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 		engines = append(engines, e)
 		spec := config.DefaultEngine()
 		spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, d.connector
+		spec.KVEvents, spec.KVReplay = e.KVEventsEndpoint(), e.KVEventsReplay()
+		if d.connector == enginesim.ConnectorTRTLLM {
+			spec.KVEvents = "poll"
+		}
 		cfg.Engines = append(cfg.Engines, spec)
 		return nil
 	}
@@ -105,9 +109,13 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 	return engines, nil
 }
 
-// demoEngine is slow enough for a stream to be seen.
+// demoEngine is slow enough for a stream to be seen, and tells of its KV blocks.
 func demoEngine(connector, role string) enginesim.Config {
-	return enginesim.Config{Connector: connector, Role: role, PrefillUsPerToken: 200, DecodeUsPerToken: 20000}
+	c := enginesim.Config{Connector: connector, Role: role, PrefillUsPerToken: 200, DecodeUsPerToken: 20000}
+	if connector != enginesim.ConnectorTRTLLM { // whose events are always to be had
+		c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+	}
+	return c
 }
 
 const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"role":"user","content":"Tell me of the sea."}]}`
