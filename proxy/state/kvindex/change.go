@@ -17,19 +17,19 @@ type change struct {
 func (x *Index) change(holder uint64, h Hash, c change) (before, after uint64) {
 	s := &x.segments[h>>segmentShift]
 	s.mu.Lock()
-	before, after = s.change(x, tagOf(h), holder, c)
+	before, after = s.change(x, keyOf(h), holder, c)
 	s.mu.Unlock()
 	return before, after
 }
 
 // change is Index.change in one segment. The caller holds mu.
-func (s *segment) change(x *Index, tag, holder uint64, c change) (before, after uint64) {
-	w, slot := s.table.Load().find(tag)
+func (s *segment) change(x *Index, key, holder uint64, c change) (before, after uint64) {
+	w, slot := s.table.Load().find(key)
 	if w == 0 {
 		if c.set == 0 || c.known {
 			return 0, 0
 		}
-		s.insert(tag<<restBits | holder<<flagBits | c.set)
+		s.insert(key>>markBits<<restBits|holder<<flagBits|c.set, markOf(key))
 		return 0, c.set
 	}
 	form := formOf(w)
@@ -64,7 +64,7 @@ func (s *segment) change(x *Index, tag, holder uint64, c change) (before, after 
 
 // put replaces the word in a slot.
 func (s *segment) put(slot int, w uint64) {
-	// Its tag, and so its mark, is that of the word before it.
+	// Tag and mark are those of the word before it.
 	atomic.StoreUint64(&s.table.Load().slots[slot], w)
 }
 

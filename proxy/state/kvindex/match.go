@@ -69,7 +69,7 @@ func (x *Index) look(blocks []Hash, found *looked) {
 		s := &x.segments[h>>segmentShift]
 		found.seqs[i] = s.seq.Load()
 		t := s.table.Load()
-		word, _ := t.find(tagOf(h))
+		word, _ := t.find(keyOf(h))
 		found.words[i] = word
 		if formOf(word) != 0 {
 			if rec := t.record(word); rec != nil {
@@ -94,7 +94,7 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 		s := &x.segments[h>>segmentShift]
 		rec := w.read(s, word)
 		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
-			word, rec = w.settle(s, tagOf(h))
+			word, rec = w.settle(s, keyOf(h))
 		}
 		if len(rec) == 1 && rec[0] == w.same && w.same != 0 {
 			continue
@@ -308,7 +308,7 @@ func (w *walk) read(s *segment, word uint64) []uint64 {
 }
 
 // settle reads a word and its record again until no writer comes between.
-func (w *walk) settle(s *segment, tag uint64) (word uint64, rec []uint64) {
+func (w *walk) settle(s *segment, key uint64) (word uint64, rec []uint64) {
 	for tries := range patience {
 		seq := s.seq.Load()
 		if seq&1 != 0 {
@@ -317,7 +317,7 @@ func (w *walk) settle(s *segment, tag uint64) (word uint64, rec []uint64) {
 			}
 			continue
 		}
-		word, _ = s.table.Load().find(tag)
+		word, _ = s.table.Load().find(key)
 		rec = w.read(s, word)
 		if s.seq.Load() == seq && (formOf(word) == 0 || rec != nil) {
 			return word, rec
@@ -325,7 +325,7 @@ func (w *walk) settle(s *segment, tag uint64) (word uint64, rec []uint64) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	word, _ = s.table.Load().find(tag)
+	word, _ = s.table.Load().find(key)
 	return word, w.read(s, word)
 }
 

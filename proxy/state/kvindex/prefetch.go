@@ -16,7 +16,7 @@ func (x *Index) fetch(blocks []Hash) {
 	n := 0
 	for _, h := range blocks[:min(chunk, len(blocks))] {
 		if t := x.segments[h>>segmentShift].table.Load(); t != nil {
-			at[n] = unsafe.Pointer(&t.slots[t.home(tagOf(h))])
+			at[n] = unsafe.Pointer(&t.slots[t.home(keyOf(h))])
 			n++
 		}
 	}

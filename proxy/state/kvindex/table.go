@@ -12,27 +12,29 @@ import (
 //
 //	tag 40 | form 4 | rest 20
 //
-// The tag is the next 40 bits of the hash, so that 50 bits of it tell blocks
-// apart: of 10 million blocks, one in 100 million look-ups finds another's.
-// With form 0 the block has one holder, and rest is its number (16 bits) and
-// its flags (4). Other forms say that rest is the place of a record of holders
-// (holders.go).
+// The tag is the next 40 bits of the hash. With form 0 the block has one
+// holder, and rest is its number (16 bits) and its flags (4). Other forms say
+// that rest is the place of a record of holders (holders.go).
 //
 // The first word of a bucket has a mark for each of its seven others in a
-// byte: 0 for a free one, else seven bits of the tag with the top bit set. One
-// look at the marks tells which word to look at.
+// byte: 0 for a free one, else the next seven bits of the hash with the top bit
+// set. One look at the marks tells which word to look at. So 55 bits of a hash
+// tell blocks apart: among 10 million, one look-up in some thousand million
+// finds another's.
 //
 // Writers of a segment take turns by its mutex. Readers take no lock: a word
 // is read at once, and whoever reads more than one word compares seq before
 // and after. Tables grow by a quarter, segment by segment, so that memory
 // never doubles.
 const (
-	segmentBits  = 10
+	segmentBits  = 8
 	segmentShift = 64 - segmentBits
 	segmentCount = 1 << segmentBits
 	tagBits      = 40
-	tagShift     = segmentShift - tagBits
-	tagMask      = 1<<tagBits - 1
+	markBits     = 7
+	keyBits      = tagBits + markBits
+	keyShift     = segmentShift - keyBits
+	keyMask      = 1<<keyBits - 1
 	restBits     = 64 - tagBits
 	formShift    = 20
 	formMask     = 15
@@ -52,8 +54,12 @@ const (
 	flagMask  = 1<<flagBits - 1
 )
 
-// tagOf is the tag of a block's hash.
-func tagOf(h Hash) uint64 { return uint64(h) >> tagShift & tagMask }
+// keyOf is the part of a block's hash that a segment knows it by: tag 40 |
+// mark 7.
+func keyOf(h Hash) uint64 { return uint64(h) >> keyShift & keyMask }
+
+// markOf is the mark of a key.
+func markOf(key uint64) uint64 { return key&(1<<markBits-1) | 1<<markBits }
 
 // formOf is the form of a word, 0 for a single holder.
 func formOf(w uint64) uint64 { return w >> formShift & formMask }
@@ -91,21 +97,21 @@ func newTable(words int) *table {
 // room is how many words the table may have: some stay free to end a search.
 func (t *table) room() int { return int(t.buckets) * perBucket * 7 / 8 }
 
-// home is the first slot of the bucket where a tag belongs.
-func (t *table) home(tag uint64) uint64 {
-	return (tag >> (tagBits - 32) * t.buckets) >> 32 * bucket
+// home is the first slot of the bucket where a key belongs.
+func (t *table) home(key uint64) uint64 {
+	return (key >> (keyBits - 32) * t.buckets) >> 32 * bucket
 }
 
-// markOf is the mark of a tag, from bits that home does not use.
-func markOf(tag uint64) uint64 { return tag&0x7f | 0x80 }
+// homeOf is home for the key of a word.
+func (t *table) homeOf(w uint64) uint64 { return t.home(w >> restBits << markBits) }
 
-// find returns the word of a tag and its slot, or 0.
-func (t *table) find(tag uint64) (w uint64, slot int) {
+// find returns the word of a key and its slot, or 0.
+func (t *table) find(key uint64) (w uint64, slot int) {
 	if t == nil {
 		return 0, 0
 	}
-	mark := markOf(tag) * marksOne
-	for b, turns := t.home(tag), t.buckets; turns > 0; turns-- {
+	mark, tag := markOf(key)*marksOne, key>>markBits
+	for b, turns := t.home(key), t.buckets; turns > 0; turns-- {
 		line := (*[bucket]uint64)(t.slots[b:])
 		marks := atomic.LoadUint64(&line[0])
 		// The top bit of each byte that is equal is set, and perhaps that of
@@ -127,12 +133,12 @@ func (t *table) find(tag uint64) (w uint64, slot int) {
 	return 0, 0
 }
 
-// add puts a word of a new tag into the table, which has room.
-func (t *table) add(w uint64) {
-	for b := t.home(w >> restBits); ; {
+// add puts a word of a new key into the table, which has room.
+func (t *table) add(w, mark uint64) {
+	for b := t.homeOf(w); ; {
 		marks := t.slots[b]
 		if m := ^marks & marksTaken; m != 0 {
-			t.put(int(b)+bits.TrailingZeros64(m)/8+1, w)
+			t.put(int(b)+bits.TrailingZeros64(m)/8+1, w, mark)
 			return
 		}
 		if b += bucket; b == uint64(len(t.slots)) {
@@ -141,16 +147,12 @@ func (t *table) add(w uint64) {
 	}
 }
 
-// put gives a slot a word, or 0, and marks it.
-func (t *table) put(slot int, w uint64) {
-	at, shift := slot&^(bucket-1), uint(slot&(bucket-1)-1)*8
-	mark := uint64(0)
-	if w != 0 {
-		mark = markOf(w >> restBits)
-	}
+// put gives a slot a word and its mark, or 0 and 0.
+func (t *table) put(slot int, w, mark uint64) {
 	if w != 0 {
 		atomic.StoreUint64(&t.slots[slot], w)
 	}
+	at, shift := slot&^(bucket-1), uint(slot&(bucket-1)-1)*8
 	if marks := t.slots[at]; marks>>shift&0xff != mark {
 		atomic.StoreUint64(&t.slots[at], marks&^(0xff<<shift)|mark<<shift)
 	}
@@ -159,18 +161,23 @@ func (t *table) put(slot int, w uint64) {
 	}
 }
 
+// mark is the mark of a slot.
+func (t *table) mark(slot int) uint64 {
+	return t.slots[slot&^(bucket-1)] >> (uint(slot&(bucket-1)-1) * 8) & 0xff
+}
+
 // begin and end enclose a change that a reader of several words must not see
 // by halves.
 func (s *segment) begin() { s.seq.Add(1) }
 func (s *segment) end()   { s.seq.Add(1) }
 
-// insert adds the word of a new tag. The caller holds mu.
-func (s *segment) insert(w uint64) {
+// insert adds the word of a new key. The caller holds mu.
+func (s *segment) insert(w, mark uint64) {
 	t := s.table.Load()
 	if t == nil || int(s.used) >= t.room() {
 		t = s.resize(int(s.used) + int(s.used)/4 + 1)
 	}
-	t.add(w)
+	t.add(w, mark)
 	s.used++
 }
 
@@ -181,7 +188,7 @@ func (s *segment) resize(words int) *table {
 	if old := s.table.Load(); old != nil {
 		for slot, w := range old.slots {
 			if w != 0 && slot%bucket != 0 {
-				t.add(w)
+				t.add(w, old.mark(slot))
 			}
 		}
 		t.records = old.records
@@ -204,10 +211,10 @@ func (s *segment) erase(slot int) {
 		if hole == slot {
 			s.begin()
 		}
-		t.put(hole, t.slots[from])
+		t.put(hole, t.slots[from], t.mark(from))
 		hole = from
 	}
-	t.put(hole, 0)
+	t.put(hole, 0, 0)
 	if hole != slot {
 		s.end()
 	}
@@ -230,7 +237,7 @@ func (t *table) displaced(b int) int {
 			if w == 0 {
 				continue
 			}
-			away := at - int(t.home(w>>restBits)/bucket)
+			away := at - int(t.homeOf(w)/bucket)
 			if away < 0 {
 				away += n
 			}
