@@ -108,6 +108,10 @@ func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine {
 	spec := config.DefaultEngine()
 	spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, connector
+	if connector != enginesim.ConnectorSGLang { // whose engines say so themselves
+		spec.KVEvents = e.KVEventsEndpoint()
+	}
+	spec.KVReplay = e.KVEventsReplay()
 	return spec
 }
 

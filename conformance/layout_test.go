@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"conformance/plugins":       {},
 	"conformance/surface":       {},
 	"conformance/enginesim":     {}, // so that one misreading of a protocol cannot hide in both sides
+	"conformance/kvevents":      {},
 	"conformance/bench":         {},
 	"conformance/replay":        {"abi", "policies/...", "proxy/state/..."},
 }

@@ -1,0 +1,154 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// startKnowing starts a fleet whose engines tell of their KV blocks, and a proxy
+// that places by them.
+func startKnowing(t *testing.T, connector, place string) *fleet {
+	t.Helper()
+	return startFleet(t, connector, fleetOptions{
+		prefill: 2, decode: 1,
+		engine: func(_ string, _ int, c *enginesim.Config) {
+			if connector != enginesim.ConnectorTRTLLM {
+				c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+			}
+		},
+		config: func(c *config.Config) {
+			c.Policy.Place = place
+			for i := range c.Engines {
+				if connector == enginesim.ConnectorTRTLLM {
+					c.Engines[i].KVEvents = "poll"
+				}
+			}
+		},
+	})
+}
+
+// prompt is a completion whose prompt is token ids, so that the number of its
+// blocks is known: n ids from first on.
+func prompt(first, n int) string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprint(5 + (first+i*7)%240)
+	}
+	return fmt.Sprintf(`{"model":"sim","prompt":[%s],"max_tokens":4,"ignore_eos":true}`, strings.Join(ids, ","))
+}
+
+const completionsPath = "/v1/completions"
+
+// explained is what the proxy tells of one request of that body.
+func (f *fleet) explained(id, body string) proxy.Explanation {
+	f.t.Helper()
+	a := f.post(context.Background(), f.url, completionsPath, body, "X-Request-Id", id)
+	if a.status != 200 {
+		f.t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	f.right(a, completionsPath, body)
+	var e proxy.Explanation
+	f.eventually("the request is explained", func() bool {
+		e = proxy.Explanation{}
+		f.admin("/v1/explain/"+id, &e)
+		return e.RequestID == id
+	})
+	return e
+}
+
+// held is how many leading tokens of the request each prefill engine was believed
+// to hold.
+func held(e proxy.Explanation) map[string]int {
+	tokens := make(map[string]int)
+	for _, c := range e.Candidates {
+		if c.Facts["role"] == "prefill" {
+			number := func(name string) int { v, _ := c.Facts[name].(float64); return int(v) }
+			tokens[c.Engine] = (number("blocks_gpu") + number("blocks_cpu") + number("blocks_disk")) * number("block_tokens")
+		}
+	}
+	return tokens
+}
+
+// prefilledBy is the engine that computed the request's prompt.
+func prefilledBy(e proxy.Explanation) string {
+	for _, l := range e.Legs {
+		if l.Phase == "prefill" && l.Error == "" {
+			return l.Engine
+		}
+	}
+	return ""
+}
+
+// byEvents is how many blocks the engines' events have told of.
+func (f *fleet) byEvents() float64 { return f.metric("pdproxy_kv_index_blocks", `by="event"`) }
+
+// TestRequestsGoWhereTheirBlocksAre: engines' events, in each protocol's own way,
+// tell where a prompt's blocks are, and a policy sends the next one there.
+func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startKnowing(t, connector, "kv_aware")
+		first := f.explained("first", prompt(0, 20*16))
+		for engine, tokens := range held(first) {
+			if tokens != 0 {
+				t.Errorf("%s is believed to hold %d tokens of a new prompt", engine, tokens)
+			}
+		}
+		home := prefilledBy(first)
+		f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= 20 })
+		for i := range 4 {
+			next := f.explained(fmt.Sprintf("next-%d", i), prompt(0, 24*16+i))
+			tokens := held(next)
+			if tokens[home] < 20*16 || tokens[home] > 24*16 {
+				t.Errorf("%s is believed to hold %d tokens, want 320 at least: %v", home, tokens[home], tokens)
+			}
+			if got := prefilledBy(next); got != home {
+				t.Errorf("a prompt that %s holds went to %s: %v", home, got, tokens)
+			}
+			f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= 24 })
+		}
+		other := f.explained("other", prompt(100, 20*16))
+		for engine, tokens := range held(other) {
+			if tokens != 0 {
+				t.Errorf("%s is believed to hold %d tokens of another prompt", engine, tokens)
+			}
+		}
+		cached := int64(0)
+		for _, p := range f.prefill {
+			cached += int64(p.State().CachedTokens)
+		}
+		if cached < 4*20*16 {
+			t.Errorf("the engines found %d tokens in their caches, want %d at least", cached, 4*20*16)
+		}
+		if n := f.metric("pdproxy_kv_distrust"); n != 0 {
+			t.Error("an engine is distrusted")
+		}
+	})
+}
+
+// TestWrongTokensAreFound: ids that the engine does not compute are found out
+// within 100 requests, and the engine and the reason are named.
+func TestWrongTokensAreFound(t *testing.T) {
+	f := startKnowing(t, enginesim.ConnectorVLLMNixl, "kv_aware")
+	for _, e := range f.engines() {
+		e.SetWrongTokens(true)
+	}
+	distrusted := func(reason string) bool {
+		return f.metric("pdproxy_kv_distrust", `reason="`+reason+`"`) > 0
+	}
+	for i := range 100 {
+		a := f.try(chatPath, chat(fmt.Sprintf("question %d about %s", i%3, long), 4, false))
+		if a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		if distrusted("tokenizer_mismatch") {
+			return
+		}
+	}
+	t.Error("nobody is distrusted after 100 requests")
+}
