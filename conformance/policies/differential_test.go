@@ -3,11 +3,14 @@ package policies
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -33,7 +36,7 @@ func TestModuleIsItsSource(t *testing.T) {
 		return
 	}
 	t.Logf("the embedded module was built by %s, this is %s: behaviour is compared, not bytes", policies.Toolchain(), runtime.Version())
-	differential(t, run(t, built), 10000)
+	differential(t, run(t, built), defaults(t), 10000)
 }
 
 func write(t *testing.T, wasm []byte) {
@@ -62,10 +65,53 @@ func TestNativeAndWasmDecideTheSame(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		frames = 10_000
 	}
-	differential(t, run(t, policies.Wasm()), frames)
+	differential(t, run(t, policies.Wasm()), defaults(t), frames)
 }
 
-func differential(t *testing.T, g *guest, frames int) {
+// params change each policy that has any.
+var params = policies.Params{
+	"pd_auto": {"both_token_micros": 101.5, "margin": 0.25}, "conversation": {"overload_tokens": 1000, "skip_factor": 1.5},
+	"kv_aware": {"patience": 3.7, "late_seconds": 0.3, "late_weight": 7.1}, "pair_aware": {"unknown_micros": 0.1, "size_spread": 100},
+	"trtllm_kv_cache_aware": {"max_batch_size": 7}, "sglang_cache_aware": {"balance_abs_threshold": 3}, "dynamo_cost": {"decode_active_request_weight": 3.3},
+}
+
+// TestParametersHold: the module is configured with the text of the parameters.
+func TestParametersHold(t *testing.T) {
+	frames := 30_000
+	if testing.Short() || raceEnabled {
+		frames = 3000
+	}
+	set, err := policies.New(params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{log: func(m string) { t.Errorf("the guest says: %s", m) }, config: params.Text()}
+	differential(t, start(t, policies.Wasm(), w), set, frames)
+}
+
+// TestNeedsOfPolicies: the module tells what each policy needs.
+func TestNeedsOfPolicies(t *testing.T) {
+	text, ok, err := run(t, policies.Wasm()).vm.Text(context.Background(), abi.ExportPolicyNeeds)
+	if !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	want := ""
+	for _, hook := range []struct {
+		abi.Hook
+		names []string
+	}{{abi.HookPlan, policies.PlanNames()}, {abi.HookPlace, policies.PlaceNames()}, {abi.HookMint, policies.MintNames()}} {
+		for _, name := range hook.names {
+			if n := policies.Needs(name); n != 0 {
+				want += fmt.Sprintf("%s %s %d\n", hook, name, n)
+			}
+		}
+	}
+	if text != want || !strings.Contains(text, "place kv_aware 6\n") {
+		t.Errorf("needs\n%swant\n%s", text, want)
+	}
+}
+
+func differential(t *testing.T, g *guest, set *policies.Set, frames int) {
 	for hook, names := range map[abi.Hook][]string{
 		abi.HookPlan: policies.PlanNames(), abi.HookPlace: policies.PlaceNames(), abi.HookMint: policies.MintNames(), abi.HookLeg: nil, abi.HookFinish: nil,
 	} {
@@ -77,11 +123,11 @@ func differential(t *testing.T, g *guest, frames int) {
 	for i := range frames {
 		switch i % 8 {
 		case 0:
-			comparePlan(t, g, rnd)
+			comparePlan(t, g, set, rnd)
 		case 1:
 			compareMint(t, g, rnd)
 		default:
-			comparePlace(t, g, rnd)
+			comparePlace(t, g, set, rnd)
 		}
 		if t.Failed() {
 			t.Fatalf("frame %d", i)
@@ -89,13 +135,25 @@ func differential(t *testing.T, g *guest, frames int) {
 	}
 }
 
-func comparePlan(t *testing.T, g *guest, rnd *rand.Rand) {
+func defaults(t *testing.T) *policies.Set {
+	set, err := policies.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func comparePlan(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	f := &abi.PlanFacts{
 		Request:        drawRequest(rnd),
 		PrefillTargets: rnd.Int32N(3), DecodeTargets: rnd.Int32N(3), BothTargets: rnd.Int32N(3),
+		PrefillCached: rnd.Int64N(1 << rnd.IntN(20)), BothCached: rnd.Int64N(1 << rnd.IntN(20)),
+		PrefillQueued: rnd.Int64N(1 << rnd.IntN(20)), BothQueued: rnd.Int64N(1 << rnd.IntN(20)),
+		PrefillMicros: drawMicros(rnd), BothMicros: drawMicros(rnd), TransferMicros: drawMicros(rnd) / 20, HandoverMicros: 100 * drawMicros(rnd),
 	}
+	f.Request.PromptTokens >>= rnd.IntN(20)
 	for i, name := range policies.PlanNames() {
-		native, _ := policies.Plan(name)
+		native, _ := set.Plan(name)
 		want := abi.PlanAnswer{Decision: native(f)}
 		if got, ok := abi.UnpackPlan(g.plan(&abi.Header{Policy: uint32(i)}, f)); got != want || !ok {
 			t.Errorf("%s of %+v: %+v as Wasm, %+v compiled in", name, f, got, want)
@@ -113,14 +171,34 @@ func compareMint(t *testing.T, g *guest, rnd *rand.Rand) {
 	}
 }
 
-func comparePlace(t *testing.T, g *guest, rnd *rand.Rand) {
+func comparePlace(t *testing.T, g *guest, set *policies.Set, rnd *rand.Rand) {
 	f := drawPlace(rnd)
+	f.Request.PromptTokens >>= rnd.IntN(20)
 	i := rnd.IntN(len(policies.PlaceNames()))
 	name := policies.PlaceNames()[i]
-	native, _ := policies.Place(name)
-	if got, want := g.place(&abi.Header{Policy: uint32(i)}, f), native(f); got != want {
+	native, _ := set.Place(name)
+	got, scored := g.place(&abi.Header{Policy: uint32(i)}, f), f.Scored
+	scores := make([]float32, len(f.Candidates))
+	for i := range f.Candidates {
+		scores[i], f.Candidates[i].Score = f.Candidates[i].Score, 0
+	}
+	f.Scored = false
+	if want := native(f); got != want || scored != f.Scored {
 		t.Errorf("%s of %+v: %+v as Wasm, %+v compiled in", name, f, got, want)
 	}
+	for i := range f.Candidates {
+		if scored && scores[i] != f.Candidates[i].Score {
+			t.Errorf("%s of %+v: row %d has score %v as Wasm, %v compiled in", name, f, i, scores[i], f.Candidates[i].Score)
+		}
+	}
+}
+
+// drawMicros draws a measured time, which is not known in a third of all cases.
+func drawMicros(rnd *rand.Rand) float32 {
+	if rnd.IntN(3) == 0 {
+		return 0
+	}
+	return 200 * rnd.Float32()
 }
 
 func drawRequest(rnd *rand.Rand) abi.RequestFacts {
@@ -137,15 +215,17 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 		Request: drawRequest(rnd), Flow: abi.FlowAggregated + abi.Flow(rnd.IntN(4)), Fixed: -1, Sequence: rnd.Uint64() >> rnd.IntN(64), Random: rnd.Uint64(),
 		Candidates: make([]abi.Candidate, 8+rnd.IntN(57)),
 	}
+	tiers := rnd.Uint32N(2)
+	recent, speed := float32(rnd.IntN(2)), float32(rnd.IntN(2)*50)
 	groups, instances, ranks, loads, trials := 1+rnd.IntN(4), 1+rnd.IntN(16), 1+rnd.IntN(8), rnd.IntN(4), rnd.IntN(3)
 	for i := range f.Candidates {
 		c := &f.Candidates[i]
 		*c = abi.Candidate{
 			Instance: uint32(1 + rnd.IntN(instances)), Rank: int32(rnd.IntN(ranks)), Group: uint32(1 + rnd.IntN(groups)),
 			Roles: abi.Role(1 + rnd.IntN(3)), Trial: trials > 0 && rnd.IntN(4) == 0, Pair: abi.PairState(rnd.IntN(4)), Home: abi.Role(max(0, rnd.IntN(8)-4)),
-			BlocksGPU: rnd.Uint32N(100), BlocksCPU: rnd.Uint32N(100), BlocksDisk: rnd.Uint32N(100), BlockTokens: []uint32{0, 16, 512}[rnd.IntN(3)],
-			Queued: rnd.Int64N(1 << 20), Usage: float32(rnd.IntN(3)) / 2, TokenMicros: float32(rnd.IntN(3)) * 50,
-			RecentTokens: float32(rnd.IntN(3)) * 1e5, RecentRequests: float32(rnd.IntN(3)) * 20,
+			BlocksGPU: rnd.Uint32N(100), BlocksCPU: tiers * rnd.Uint32N(100), BlocksDisk: tiers * rnd.Uint32N(100), BlockTokens: []uint32{0, 16, 512}[rnd.IntN(3)],
+			Queued: rnd.Int64N(1 << rnd.IntN(21)), Usage: max(0, 2*rnd.Float32()-1), TokenMicros: speed + float32(rnd.IntN(3))*50*rnd.Float32(),
+			RecentTokens: recent * rnd.Float32() * 1e6, RecentRequests: recent * rnd.Float32() * 100,
 		}
 		switch loads {
 		case 1:
@@ -160,8 +240,8 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 	if i := rnd.IntN(len(f.Candidates)); rnd.IntN(4) == 0 && f.Candidates[i].Roles&abi.RolePrefill != 0 {
 		f.Fixed = int32(i)
 	}
-	for range rnd.IntN(3) {
-		f.Pairs = append(f.Pairs, abi.Pair{Prefill: rnd.Int32N(8), Decode: rnd.Int32N(8), State: abi.PairState(rnd.IntN(4)), TransferMicros: float32(rnd.IntN(3))})
+	for range rnd.IntN(30) {
+		f.Pairs = append(f.Pairs, abi.Pair{Prefill: rnd.Int32N(8), Decode: rnd.Int32N(8), State: abi.PairState(rnd.IntN(4)), TransferMicros: drawMicros(rnd) / 20})
 	}
 	return f
 }

@@ -1,0 +1,197 @@
+package kvaware
+
+import (
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// prefills are n idle prefill targets of blocks of 512 tokens, and two decode
+// targets behind them.
+func prefills(n int) []abi.Candidate {
+	var rows []abi.Candidate
+	for i := range n + 2 {
+		c := abi.Candidate{Roles: abi.RolePrefill, Group: 1, Instance: uint32(i + 1), BlockTokens: 512}
+		if i >= n {
+			c.Roles = abi.RoleDecode
+		}
+		rows = append(rows, c)
+	}
+	return rows
+}
+
+func place(t *testing.T, p Params, f *abi.PlaceFacts) abi.PlaceDecision {
+	t.Helper()
+	if f.Flow == abi.FlowNone {
+		f.Flow = abi.FlowPrefillFirst
+	}
+	f.Fixed = -1
+	d := p.Place(f)
+	for random := range uint64(5) {
+		f.Random = random
+		if again := p.Place(f); again != d {
+			t.Fatalf("%+v, and %+v by lot", d, again)
+		}
+	}
+	return d
+}
+
+func TestPrefill(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		prompt int64
+		turn   int32
+		change func(rows []abi.Candidate)
+		params func(p *Params)
+		want   int32
+	}{
+		{"a match", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksGPU = 10 }, nil, 1},
+		{"the longer of two matches", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksGPU = 4; r[2].BlocksGPU = 16 }, nil, 2},
+		{"a match is worth waiting for", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued = 16, 12_000
+		}, nil, 1},
+		{"but not for ever", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[2].Queued = 2, 900_000, 10, 0
+			r[3].Queued = 10
+		}, nil, 2},
+		{"without patience only its own time counts", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 12_000, 10, 10
+		}, func(p *Params) { p.Patience = 0 }, 2},
+		{"a first turn has patience of its own", 10_240, 1, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 16, 12_000, 10, 10
+		}, func(p *Params) { p.FirstPatience = 0 }, 2},
+		{"a copy of many is not waited for", 10_240, 2, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].BlocksGPU, r[i].Queued = 16, 9000
+			}
+			r[1].Queued, r[2].Queued = 8000, 100
+		}, nil, 2},
+		{"a shared block is worth no patience", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Queued, r[0].Queued, r[3].Queued = 1, 600, 10, 10
+		}, nil, 2},
+		{"memory before disk", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksDisk = 16; r[2].BlocksCPU = 16 }, nil, 2},
+		{"a slow disk is worse than nothing", 10_240, 2, func(r []abi.Candidate) { r[1].BlocksDisk = 16; r[2].BlocksGPU = 1 },
+			func(p *Params) { p.DiskMicros = 1000 }, 2},
+		{"what was placed of late", 10_240, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests = 90_000, 1
+			}
+			r[2].RecentTokens = 80_000
+		}, nil, 2},
+		{"a target twice as fast", 10_240, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].TokenMicros, r[i].Queued = 100, 5000
+			}
+			r[3].TokenMicros = 20
+		}, nil, 3},
+		{"memory in use", 10_240, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].Usage = 0.99
+			}
+			r[0].Usage = 0.95
+		}, nil, 0},
+		{"home, where no index knows", 10_240, 3, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].BlockTokens = 0
+			}
+			r[2].Home, r[2].Queued = abi.RolePrefill, 3000
+		}, nil, 2},
+		{"home among equals", 10_240, 3, func(r []abi.Candidate) { r[3].Home = abi.RoleBoth }, nil, 3},
+		{"a trial under way is left alone", 10_240, 2, func(r []abi.Candidate) {
+			r[1].BlocksGPU, r[1].Trial, r[1].Requests = 20, true, 1
+			r[0].Queued, r[3].Queued = 9000, 9000
+		}, nil, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: tt.prompt, Turn: tt.turn}, Candidates: prefills(4)}
+			tt.change(f.Candidates)
+			f.Candidates[5].Tokens = 1 // decode is not in question
+			p := Defaults()
+			if tt.params != nil {
+				tt.params(&p)
+			}
+			if d := place(t, p, f); d.Prefill != tt.want || d.Decode != 4 || !f.Scored {
+				t.Errorf("%+v, want prefill %d", d, tt.want)
+			}
+		})
+	}
+}
+
+// TestSizes: once sizes are known, prompts that match nowhere find their place
+// by size, unless work or queues say otherwise.
+func TestSizes(t *testing.T) {
+	f := &abi.PlaceFacts{Candidates: prefills(8)}
+	f.Candidates[9].Tokens = 1
+	for i := range 8 {
+		f.Candidates[i].RecentTokens, f.Candidates[i].RecentRequests = 50_000, 10 // 5,000 a request
+	}
+	p, last := Defaults(), int32(0)
+	for _, prompt := range []int64{10, 5000, 20_000, 60_000, 500_000} {
+		f.Request.PromptTokens = prompt
+		pick := p.Place(&abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1, Request: f.Request, Candidates: f.Candidates}).Prefill
+		if pick < last {
+			t.Errorf("%d tokens go to row %d, fewer to row %d", prompt, pick, last)
+		}
+		last = pick
+	}
+	if last < 6 {
+		t.Errorf("the longest prompt goes to row %d of 8", last)
+	}
+	for i := range 8 {
+		f.Candidates[i].Queued = 100_000
+	}
+	f.Candidates[0].Queued = 0
+	if d := place(t, p, f); d.Prefill != 0 {
+		t.Errorf("a long prompt waits at row %d while row 0 is idle", d.Prefill)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(a, b *abi.Candidate)
+		want   int32
+	}{
+		{"fewer tokens", func(a, _ *abi.Candidate) { a.Tokens = 10 }, 5},
+		{"a held prefix saves the transfer", func(a, b *abi.Candidate) { a.Tokens, a.BlocksGPU = 9000, 20 }, 4},
+		{"within reason", func(a, b *abi.Candidate) { a.Tokens, a.BlocksGPU = 90_000, 20 }, 5},
+		{"memory in use", func(a, b *abi.Candidate) { a.Usage, b.Tokens = 0.98, 20_000 }, 5},
+		{"home among equals", func(_, b *abi.Candidate) { b.Home = abi.RoleDecode }, 5},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_240}, Candidates: prefills(4)}
+			f.Candidates[0].BlocksGPU = 20
+			tt.change(&f.Candidates[4], &f.Candidates[5])
+			if d := place(t, Defaults(), f); d != (abi.PlaceDecision{Prefill: 0, Decode: tt.want}) {
+				t.Errorf("%+v, want decode %d", d, tt.want)
+			}
+		})
+	}
+}
+
+// TestAggregated: an aggregated leg weighs cached prefixes and streams.
+func TestAggregated(t *testing.T) {
+	rows := []abi.Candidate{
+		{Roles: abi.RoleBoth, Instance: 1, BlockTokens: 16, Tokens: 500_000},
+		{Roles: abi.RoleBoth, Instance: 2, BlockTokens: 16, Tokens: 10_000},
+		{Roles: abi.RoleBoth, Instance: 3, BlockTokens: 16, Tokens: 20_000, BlocksGPU: 60},
+	}
+	f := &abi.PlaceFacts{Flow: abi.FlowAggregated, Request: abi.RequestFacts{PromptTokens: 1000}, Candidates: rows}
+	if d := place(t, Defaults(), f); d != (abi.PlaceDecision{Prefill: -1, Decode: 2}) {
+		t.Errorf("%+v", d)
+	}
+	rows[2].BlocksGPU = 0
+	if d := place(t, Defaults(), f); d.Decode != 1 {
+		t.Errorf("%+v without a match", d)
+	}
+}
+
+// TestScores: they are seconds, and the least is that of the row chosen.
+func TestScores(t *testing.T) {
+	f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_000}, Candidates: prefills(2)}
+	f.Candidates[0].Queued, f.Candidates[3].Tokens = 5000, 1
+	d := place(t, Defaults(), f)
+	if a, b := f.Candidates[0].Score, f.Candidates[1].Score; d.Prefill != 1 || a != 1.5 || b != 1 {
+		t.Errorf("%+v, scores %v and %v, want 1.5 and 1 (10,000 tokens of 100 µs, and 5,000 before)", d, a, b)
+	}
+}

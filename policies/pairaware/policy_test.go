@@ -1,0 +1,126 @@
+package pairaware
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/policies/candidates"
+	"github.com/pdproxy/pdproxy/policies/kvaware"
+)
+
+func fleet(p, d int) []abi.Candidate {
+	var rows []abi.Candidate
+	for i := range p + d {
+		role := abi.RolePrefill
+		if i >= p {
+			role = abi.RoleDecode
+		}
+		rows = append(rows, abi.Candidate{Roles: role, Group: 1, Instance: uint32(i + 1), BlockTokens: 512})
+	}
+	return rows
+}
+
+func TestPairs(t *testing.T) {
+	ready := func(p, d int32) abi.Pair { return abi.Pair{Prefill: p, Decode: d, State: abi.PairReady} }
+	for _, tt := range []struct {
+		name   string
+		fixed  int32
+		change func(f *abi.PlaceFacts)
+		want   abi.PlaceDecision
+	}{
+		{"the ready one", -1, func(f *abi.PlaceFacts) { f.Pairs = []abi.Pair{ready(1, 3)} }, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"unknown before warming", -1, func(f *abi.PlaceFacts) {
+			for p := range int32(2) {
+				f.Pairs = append(f.Pairs, abi.Pair{Prefill: p, Decode: 2, State: abi.PairWarming})
+			}
+			f.Candidates[0].Queued = 10
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"anything before broken", -1, func(f *abi.PlaceFacts) {
+			for p := range int32(2) {
+				f.Pairs = append(f.Pairs, abi.Pair{Prefill: p, Decode: 2, State: abi.PairBroken}, abi.Pair{Prefill: p, Decode: 3, State: abi.PairBroken})
+			}
+			f.Pairs[3].State = abi.PairWarming
+			f.Candidates[1].Queued = 1_000_000
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"a fast link", -1, func(f *abi.PlaceFacts) {
+			f.Pairs = []abi.Pair{ready(0, 2), ready(0, 3), ready(1, 2), ready(1, 3)}
+			for i := range f.Pairs {
+				f.Pairs[i].TransferMicros = 50
+			}
+			f.Pairs[2].TransferMicros = 1
+		}, abi.PlaceDecision{Prefill: 1, Decode: 2}},
+		{"what prefill saves against what the transfer costs", -1, func(f *abi.PlaceFacts) {
+			f.Pairs = []abi.Pair{ready(0, 2), ready(0, 3), ready(1, 2), ready(1, 3)}
+			f.Candidates[0].BlocksGPU, f.Candidates[3].BlocksGPU = 16, 4
+		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"an overfull decode", -1, func(f *abi.PlaceFacts) {
+			f.Pairs = []abi.Pair{ready(0, 2), ready(1, 3)}
+			f.Candidates[2].Usage = 1
+		}, abi.PlaceDecision{Prefill: 1, Decode: 3}},
+		{"the fixed one stays", 0, func(f *abi.PlaceFacts) {
+			f.Pairs = []abi.Pair{ready(1, 2), ready(0, 3)}
+			f.Candidates[0].Queued = 1_000_000
+		}, abi.PlaceDecision{Prefill: 0, Decode: 3}},
+		{"groups", -1, func(f *abi.PlaceFacts) {
+			f.Candidates[0].Group, f.Candidates[2].Group = 2, 2
+			f.Candidates[3].Tokens = 1_000_000
+		}, abi.PlaceDecision{Prefill: 0, Decode: 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: tt.fixed, Request: abi.RequestFacts{PromptTokens: 10_240}, Candidates: fleet(2, 2)}
+			tt.change(f)
+			p := Defaults()
+			for random := range uint64(5) {
+				f.Random = random
+				if d := p.Place(f); d != tt.want {
+					t.Fatalf("%+v, want %+v", d, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// TestIsTheBest: on random tables the pair is that of the search through all
+// pairs, as far as at most as many prefill rows as are tried say otherwise.
+func TestIsTheBest(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	p := Defaults()
+	for range 2000 {
+		f := &abi.PlaceFacts{
+			Flow: abi.FlowConcurrent, Fixed: -1, Random: rnd.Uint64(), Request: abi.RequestFacts{PromptTokens: 1 + rnd.Int64N(50_000)},
+			Candidates: fleet(1+rnd.IntN(tries), 1+rnd.IntN(20)),
+		}
+		rows := f.Candidates
+		states := map[[2]int32]abi.Pair{}
+		for i := range rows {
+			c := &rows[i]
+			c.Tokens, c.Queued, c.BlocksGPU, c.Usage = rnd.Int64N(100_000), rnd.Int64N(50_000), rnd.Uint32N(90), rnd.Float32()
+			for j := range rows {
+				if c.Roles == abi.RolePrefill && rows[j].Roles == abi.RoleDecode && rnd.IntN(2) == 0 {
+					pair := abi.Pair{Prefill: int32(i), Decode: int32(j), State: abi.PairState(rnd.IntN(4)), TransferMicros: rnd.Float32() * 9}
+					f.Pairs = append(f.Pairs, pair)
+					states[[2]int32{pair.Prefill, pair.Decode}] = pair
+				}
+			}
+		}
+		d := p.Place(f)
+		cost := func(i, j int32) float64 {
+			pool := p.KV.Survey(f, candidates.Prefill())
+			p.KV.Prefill(f, candidates.Prefill(), &pool, 0)
+			pair, micros := states[[2]int32{i, j}], p.KV.TransferMicros
+			if pair.TransferMicros > 0 {
+				micros = float64(pair.TransferMicros)
+			}
+			return float64(rows[i].Score)*1e6 + p.KV.Decode(&rows[j]) + micros*kvaware.Missing(&rows[j], float64(f.Request.PromptTokens)) + p.state(pair.State)
+		}
+		got := cost(d.Prefill, d.Decode)
+		for i := range rows {
+			for j := range rows {
+				if rows[i].Roles == abi.RolePrefill && rows[j].Roles == abi.RoleDecode && cost(int32(i), int32(j)) < got*(1-1e-9)-1 {
+					t.Fatalf("%+v costs %v µs, rows %d and %d only %v", d, got, i, j, cost(int32(i), int32(j)))
+				}
+			}
+		}
+	}
+}
