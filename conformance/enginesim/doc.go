@@ -11,6 +11,9 @@
 // tokens, KV content and text (model.go), slots and queues (scheduler.go), the
 // engines' own TCP side channel (transfer.go), OpenAI requests (openai.go,
 // openai_parse.go), the HTTP face (server.go, sse.go, json.go), faults
-// (faults.go) and counters (state.go). A protocol is one value that implements
+// (faults.go) and counters (state.go). What enters and leaves the prefix cache
+// goes out as the engine's own KV events (kvevents*.go): by ZeroMQ (publisher.go,
+// zmtp.go) or by polling (trtllm_events.go). The tokenize endpoints answer the ids
+// that blocks are computed from (tokenize.go). A protocol is one value that implements
 // the interface in protocol.go: vllm*.go, sglang*.go, trtllm*.go.
 package enginesim
