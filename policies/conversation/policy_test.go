@@ -39,6 +39,17 @@ func TestFirstTurns(t *testing.T) {
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
 		t.Errorf("a row that carries what most do was passed over: %+v", d)
 	}
+	for i := range 4 {
+		rows[i].RecentRequests = 7
+	}
+	rows[0].RecentRequests = 6.5
+	if d := p.Place(facts(1, 3, rows)); d.Prefill != 0 {
+		t.Errorf("the row with the fewest requests of late was not next: %+v", d)
+	}
+	rows[0].Tokens = 1000
+	if d := p.Place(facts(1, 3, rows)); d.Prefill != 3 {
+		t.Errorf("a loaded row was not passed over: %+v", d)
+	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {
 		t.Errorf("decode did not go to the idle row: %+v", d)
