@@ -8,16 +8,19 @@
 //
 // # Memory
 //
-// A block with one holder costs a word of 8 bytes in a table that is at least
-// 70 and at most 87 % full: 9 to 12 bytes. Further holders of a block cost
-// between 8 bytes and 2 bits each. A feed remembers the engine's hash with
+// A block with one holder costs a word of 8 bytes and a mark of one, in tables
+// that are 70 to 87 % full: 10 to 13 bytes. Further holders of a block cost
+// between 8 bytes and 4 bits each. A feed remembers the engine's hash with
 // ours, in 16 bytes at the same fullness: 18 to 23 bytes for each of its
-// blocks. A (block, target) pair known from events so costs 20 to 35 bytes, a
-// guess about 45. Options.MaxEntries bounds the pairs:
-// at the bound, targets that left are swept out first; then the guesses of the
-// target that has the most of them leave, the least recently used ones first;
-// then no more blocks are taken in (Counts.Refused). What events said is never
-// given up, for a chain with holes is worth nothing.
+// blocks. A (block, target) pair known from events so costs 28 to 36 bytes, 31
+// on the whole at the 10 million pairs of BenchmarkIndex; a guess costs about
+// 45 (the feed has no part in it).
+//
+// Options.MaxEntries bounds the pairs. At the bound, targets that left are
+// swept out first; then the guesses of the target that has the most of them
+// leave, the least recently expected ones first; then no more blocks are taken
+// in (Counts.Refused). What events said is never given up: a chain with holes
+// is worth nothing.
 package kvindex
 
 import (

@@ -3,6 +3,7 @@ package kvindex
 import (
 	"math/bits"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -96,10 +97,10 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
 			word, rec = w.settle(s, keyOf(h))
 		}
-		if len(rec) == 1 && rec[0] == w.same && w.same != 0 {
+		if rec != nil && slices.Equal(rec, w.last) {
 			continue
 		}
-		w.same = 0
+		w.same, w.last = 0, w.last[:0]
 		switch form := formOf(word); {
 		case word == 0:
 			w.end(n)
@@ -107,11 +108,10 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 			w.single(holderOf(word), word&flagMask, n)
 		case form < formSet:
 			w.list(rec, n)
-			if form == formList {
-				w.same = rec[0]
-			}
+			w.last, w.copied = rec, w.last
 		default:
 			w.set(rec, n)
+			w.last, w.copied = rec, w.last
 		}
 		if w.alive == 0 {
 			return
@@ -124,10 +124,11 @@ type walk struct {
 	roster *roster
 	out    []Match
 	alive  int // holders that have all blocks so far
-	// same is the entries of the last block, if three at most: a block with
-	// the same ones changes nothing. A word's rest of form 0 is an entry. 0 is
-	// none.
+	// A block with the same holders as the one before it changes nothing. Of
+	// that one, same is the rest of its word if it has one holder, else 0, and
+	// last its record, else empty.
 	same uint64
+	last []uint64
 	// Bit sets by holder number: those alive, and for each tier those that had
 	// it as their best for the last block.
 	live   []uint64
@@ -138,7 +139,8 @@ type walk struct {
 
 // begin makes all targets live that out has room for.
 func (w *walk) begin(r *roster, out []Match) {
-	w.roster, w.out, w.alive, w.same = r, out, 0, 0
+	w.roster, w.out, w.alive = r, out, 0
+	w.same, w.last = 0, w.last[:0]
 	n := len(r.alive)
 	w.live = sized(w.live, n)
 	for k := range w.in {
