@@ -495,3 +495,46 @@ func TestPing(t *testing.T) {
 		t.Errorf("answer %q, %v", got, err)
 	}
 }
+
+// scriptedConn is a connection whose peer sends fixed bytes.
+type scriptedConn struct {
+	net.Conn
+	in io.Reader
+}
+
+func (c *scriptedConn) Read(p []byte) (int, error)  { return c.in.Read(p) }
+func (c *scriptedConn) Write(p []byte) (int, error) { return len(p), nil }
+func (c *scriptedConn) SetDeadline(time.Time) error { return nil }
+
+// FuzzPeer: whatever a peer sends, messages are whole and bounded, and reading
+// ends with the connection.
+func FuzzPeer(f *testing.F) {
+	hello := "\xff" + strings.Repeat("\x00", 8) + "\x7f\x03\x00NULL" + strings.Repeat("\x00", 48) + "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+	f.Add([]byte(hello + "\x00\x01\x01"))
+	f.Add([]byte(hello + "\x01\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x07"))
+	f.Add([]byte(hello + "\x04\x09\x04PING\x00\x0aab\x02\xff\xff\xff\xff\xff\xff\xff\xff"))
+	f.Add([]byte(hello[:70]))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		c, err := greetPeer(&scriptedConn{in: strings.NewReader(string(sent))}, "PUB")
+		if err != nil {
+			return
+		}
+		topics := &topicSet{}
+		for total := 0; ; {
+			frames, err := c.receive()
+			if err != nil {
+				return
+			}
+			if len(frames) == 0 || len(frames) > maxPeerFrames {
+				t.Fatalf("%d frames", len(frames))
+			}
+			for _, frame := range frames {
+				total += len(frame)
+				topics.message(frame)
+			}
+			if total > len(sent) {
+				t.Fatalf("%d bytes of %d", total, len(sent))
+			}
+		}
+	})
+}
