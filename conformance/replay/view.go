@@ -47,7 +47,7 @@ type view struct {
 	random        *rand.Rand
 
 	facts     abi.PlaceFacts
-	sequence  uint64
+	sequence  [2]uint64 // of first turns, and of all others
 	fallbacks int
 	deciding  time.Duration // real time
 }
@@ -104,9 +104,15 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 		Request: abi.RequestFacts{PromptTokens: int64(q.InputLength), MaxTokens: -1, N: 1, Stream: true, Model: v.cfg.Model.Name},
 		Flow:    abi.FlowPrefillFirst, Fixed: -1,
 		Candidates: f.Candidates[:0], Pairs: f.Pairs[:0],
-		Sequence: v.sequence, Random: v.random.Uint64(),
+		Random: v.random.Uint64(),
 	}
-	v.sequence++
+	// First turns count apart, so that a policy can spread them evenly.
+	sequence := &v.sequence[1]
+	if needs&abi.NeedConversation != 0 && turn.Number == 1 {
+		sequence = &v.sequence[0]
+	}
+	f.Sequence = *sequence
+	*sequence++
 	if needs&abi.NeedConversation != 0 {
 		f.Request.Conversation, f.Request.Turn = string(turn.Key.AppendText(nil)), turn.Number
 	}
