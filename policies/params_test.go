@@ -80,7 +80,7 @@ func TestText(t *testing.T) {
 func TestNeeds(t *testing.T) {
 	for name, want := range map[string]abi.Needs{
 		"least_load": 0, "auto": 0, "snowflake": 0, "nothing": 0,
-		"conversation": abi.NeedConversation | abi.NeedBlocks, "kv_aware": abi.NeedConversation | abi.NeedBlocks,
+		"conversation": abi.NeedConversation, "kv_aware": abi.NeedConversation | abi.NeedBlocks,
 		"pair_aware": abi.NeedConversation | abi.NeedBlocks | abi.NeedPairs, "pd_auto": abi.NeedBlocks,
 	} {
 		if got := Needs(name); got != want {

@@ -1,6 +1,6 @@
-// Package conversation is the built-in place policy conversation: first turns of
-// conversations are dealt out evenly, later ones go where the conversation is at
-// home.
+// Package conversation is the built-in place policy conversation: the first turn
+// of a conversation goes to the next target in turn, later ones go where the
+// conversation is at home.
 package conversation
 
 import (
@@ -11,12 +11,12 @@ import (
 )
 
 // Needs is what the policy asks for beyond the usual facts.
-const Needs = abi.NeedConversation | abi.NeedBlocks
+const Needs = abi.NeedConversation
 
 // Params is what an operator may change. Table has names, defaults and bounds.
 type Params struct {
 	OverloadFactor, OverloadTokens float64
-	SkipFactor                     float64
+	SkipFactor, SkipTokens         float64
 }
 
 // Table describes the parameters; it points into p.
@@ -25,7 +25,8 @@ func (p *Params) Table() param.Table {
 	return param.Table{
 		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "a home is left when it has so many times the tokens in flight of the least loaded target, and"},
 		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 100_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
-		{Name: "skip_factor", Value: &p.SkipFactor, Default: 2, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the mean tokens in flight"},
+		{Name: "skip_factor", Value: &p.SkipFactor, Default: 2, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the mean tokens in flight, and"},
+		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 50_000, Most: large, Unit: "tokens", Meaning: "so many more than that"},
 	}
 }
 
@@ -68,7 +69,7 @@ func (p *Params) choose(f *abi.PlaceFacts, leg candidates.Leg, phase abi.Role) i
 	if s.n == 0 {
 		return -1
 	}
-	limit := float64(s.sum) / float64(s.n) * p.SkipFactor
+	limit := float64(float64(s.sum)/float64(s.n)*p.SkipFactor) + p.SkipTokens
 	return next(f.Candidates, leg, s.grade, limit, f.Sequence%s.n)
 }
 
@@ -127,25 +128,23 @@ func (p *Params) overloaded(home, least int64) bool {
 	return float64(home) > float64(p.OverloadFactor*float64(least)) && float64(home-least) > p.OverloadTokens
 }
 
-// next returns the row of that grade whose turn it is: of those that carry no
-// more than the limit, the one that was given the fewest requests of late. Equal
-// ones, which are all where that is not known, follow each other round the table.
+// next returns the row whose turn it is among those of that grade, or the first
+// after it, round the table, that carries no more than the limit.
 func next(rows []abi.Candidate, leg candidates.Leg, grade int, limit float64, turn uint64) int32 {
-	best, fewest, waits := int32(-1), float32(0), false
-	at := uint64(0)
+	first, at := int32(-1), uint64(0)
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) || leg.Grade(c) != grade {
 			continue
 		}
-		passed := at < turn
 		at++
-		if float64(c.Tokens) > limit {
-			continue
-		}
-		if best < 0 || c.RecentRequests < fewest || c.RecentRequests == fewest && waits && !passed {
-			best, fewest, waits = int32(i), c.RecentRequests, passed
+		switch {
+		case float64(c.Tokens) > limit:
+		case at > turn:
+			return int32(i)
+		case first < 0:
+			first = int32(i)
 		}
 	}
-	return best
+	return first
 }

@@ -31,24 +31,17 @@ func TestFirstTurns(t *testing.T) {
 			t.Errorf("turn %d: %+v", sequence, d)
 		}
 	}
-	rows[1].Tokens = 100 // the others are idle, so the mean is 25
+	rows[1].Tokens = 40_000
+	if d := p.Place(facts(1, 1, rows)); d.Prefill != 1 {
+		t.Errorf("a row that carries a little was passed over: %+v", d)
+	}
+	rows[1].Tokens = 200_000 // the others are idle, so twice the mean and 50,000 is 150,000
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 2 {
 		t.Errorf("a loaded row was not passed over: %+v", d)
 	}
-	rows[2].Tokens, rows[3].Tokens = 100, 100
+	rows[2].Tokens, rows[3].Tokens = 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
 		t.Errorf("a row that carries what most do was passed over: %+v", d)
-	}
-	for i := range 4 {
-		rows[i].RecentRequests = 7
-	}
-	rows[0].RecentRequests = 6.5
-	if d := p.Place(facts(1, 3, rows)); d.Prefill != 0 {
-		t.Errorf("the row with the fewest requests of late was not next: %+v", d)
-	}
-	rows[0].Tokens = 1000
-	if d := p.Place(facts(1, 3, rows)); d.Prefill != 3 {
-		t.Errorf("a loaded row was not passed over: %+v", d)
 	}
 	rows[4].Tokens, rows[5].Tokens, rows[7].Tokens = 1, 1, 1
 	if d := p.Place(facts(1, 2, rows)); d.Decode != 6 {

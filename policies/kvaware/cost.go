@@ -34,7 +34,7 @@ const enough = 4
 func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 	rows := f.Candidates
 	s := Pool{prompt: float64(max(1, f.Request.PromptTokens)), micros: p.TokenMicros, late: p.LateSeconds * 1e6, pressure: p.pressure()}
-	n, best, micros, measured, recent, requests := 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+	n, best, micros, measured, queued, recent, requests := 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
 	for i := range rows {
 		c := &rows[i]
 		if !leg.Suits(c, i) {
@@ -45,6 +45,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 			micros += float64(c.TokenMicros)
 			measured++
 		}
+		queued += float64(c.Queued)
 		recent += float64(c.RecentTokens)
 		requests += float64(c.RecentRequests)
 		saved := 0.0
@@ -72,7 +73,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, leg candidates.Leg) Pool {
 		}
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place = n * x / (1 + x)
-		s.spread = p.SizeSpread * typical / max(1, n)
+		s.spread = p.SizeSpread * typical / (n + float64(queued*s.micros)/typical)
 		return s
 	}
 	holders := 0.0
@@ -120,7 +121,8 @@ func (p *Params) Prefill(f *abi.PlaceFacts, leg candidates.Leg, s *Pool, inFligh
 		if saved > p.SharedTokens {
 			cost -= float64((saved - p.SharedTokens) * s.worth)
 		}
-		cost += float64(float64(c.RecentTokens)*s.balance) + float64(inFlight*float64(c.Tokens))
+		given := float64(c.RecentTokens) + float64(p.RequestTokens*float64(c.RecentRequests))
+		cost += float64(given*s.balance) + float64(inFlight*float64(c.Tokens))
 		if over := float64(c.Usage) - p.PressureFrom; over > 0 {
 			cost += float64(over * s.pressure)
 		}

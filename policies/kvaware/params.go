@@ -8,6 +8,7 @@ type Params struct {
 	LateSeconds, LateWeight            float64
 	Patience, FirstPatience            float64
 	SizeSpread, SizeMiddle             float64
+	RequestTokens                      float64
 	SharedTokens, TypicalTokens        float64
 	TokenMicros, CPUMicros, DiskMicros float64
 	DecodeMicros, TransferMicros       float64
@@ -21,11 +22,12 @@ func (p *Params) Table() param.Table {
 	return param.Table{
 		{Name: "queue_weight", Value: &p.QueueWeight, Default: 1, Most: 100, Meaning: "weight of the uncached tokens that wait at a target"},
 		{Name: "balance_weight", Value: &p.BalanceWeight, Default: 0.1, Most: 100, Meaning: "weight of the uncached tokens that were placed on a target of late; 0 balances queues only"},
+		{Name: "request_tokens", Value: &p.RequestTokens, Default: 256, Most: large, Unit: "tokens", Meaning: "what a request counts beside its uncached tokens, in what was placed of late"},
 		{Name: "late_seconds", Value: &p.LateSeconds, Default: 2.5, Most: large, Unit: "s", Meaning: "estimated time to the end of prefill above which a target is late"},
 		{Name: "late_weight", Value: &p.LateWeight, Default: 3, Most: 1000, Meaning: "how much more each second counts from there to twice that time"},
 		{Name: "patience", Value: &p.Patience, Default: 64, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the one target that holds the whole prompt before another computes it anew; with part of it, or several holders, accordingly fewer"},
 		{Name: "first_patience", Value: &p.FirstPatience, Default: 64, Most: 10000, Unit: "requests", Meaning: "the same for the first turn of a conversation, which can match shared prefixes only"},
-		{Name: "size_spread", Value: &p.SizeSpread, Default: 6, Most: 10000, Unit: "requests", Meaning: "prompts that match nowhere are kept apart by their size, short ones on the first targets and long ones on the last: how many typical requests more may wait at the right end of the list before the other end takes it; 0 mixes all"},
+		{Name: "size_spread", Value: &p.SizeSpread, Default: 64, Most: 10000, Unit: "requests", Meaning: "prompts that match nowhere are kept apart by their size, short ones on the first targets and long ones on the last: how many typical requests more may wait at the right end of the list before the other end takes it; 0 mixes all"},
 		{Name: "size_middle", Value: &p.SizeMiddle, Default: 4, Least: 0.01, Most: 10000, Unit: "requests", Meaning: "size, in typical requests, of a prompt whose place is the middle of the list"},
 		{Name: "shared_tokens", Value: &p.SharedTokens, Default: 512, Most: large, Unit: "tokens", Meaning: "so much of a match is worth no patience, for it is likely a prefix that everyone shares"},
 		{Name: "typical_tokens", Value: &p.TypicalTokens, Default: 4096, Least: 1, Most: large, Unit: "tokens", Meaning: "uncached tokens of a typical request, while none was placed of late"},
