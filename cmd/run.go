@@ -100,6 +100,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.registry.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
 	wg.Go(func() { n.knowledge.run(background) })
+	wg.Go(func() { n.coordinator.Run(background) })
 	wg.Go(func() { n.loads.Run(background) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })

@@ -109,8 +109,8 @@ type Fallback struct{ What, Reason string }
 type Coordinator interface {
 	// Place returns a committed placement, or a *NoTargetError, ErrUnknownModel,
 	// ErrModelNeeded, a *RejectedError or the cause of the context's end. The
-	// blocks of a.Key must stay as they are until the lease is released; of the
-	// rest it keeps nothing. It adds to a.Request which turn of which conversation
+	// blocks of a.Key must stay as they are until Computed; of the rest it keeps
+	// nothing. It adds to a.Request which turn of which conversation
 	// the exchange is, and finds that out once.
 	Place(ctx context.Context, a *Ask) (*Placement, error)
 	// Cut says how the prompts for a model are cut into blocks.

@@ -173,42 +173,6 @@ func homeOf(t engine.Target) conversation.Target {
 	return conversation.Target{Instance: t.ID, Rank: int32(t.Rank)}
 }
 
-// expect notes that the request's blocks will be where it was placed, and which
-// the lease takes back if they never come to be.
-func (l *Local) expect(a *Ask, t *table, g *grant, now time.Time) {
-	g.Matched = -1
-	computes := g.Decode
-	if !g.Prefill.IsZero() {
-		g.lease.expected[1] = l.expectAt(t, g.Decode, now)
-		computes = g.Prefill
-	}
-	m, chain := t.held(computes)
-	if chain == nil || !a.Prefill.IsZero() { // the prompt has been computed
-		return
-	}
-	if !chain.Form.Text {
-		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
-	}
-	g.lease.expected[0] = l.expectAt(t, computes, now)
-}
-
-// expectation is blocks that were said to come to a target.
-type expectation struct {
-	index  *kvindex.Index
-	target kvindex.Target
-	blocks []kvindex.Hash
-}
-
-func (l *Local) expectAt(t *table, target engine.Target, now time.Time) expectation {
-	_, chain := t.held(target)
-	if chain == nil || len(chain.Blocks) == 0 {
-		return expectation{}
-	}
-	slot := target.KV[target.Rank]
-	l.state.Index.Expect(slot, chain.Blocks, now)
-	return expectation{l.state.Index, slot, chain.Blocks}
-}
-
 // Computed says how many tokens of a prompt the target that computed it had
 // cached, as its engine reports it. key is that of the placement.
 func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
@@ -225,29 +189,19 @@ func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
 		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Held: int(p.Matched), Block: target.BlockTokens(),
 	}
 	if o.Surplus() {
-		o.Held = l.heldNow(slot, formOf(target.Instance), key)
+		o.Held = l.vouched(slot, formOf(target.Instance), key)
 	}
 	l.state.Trust.Observe(o)
 }
 
-// heldNow is how many tokens of the prompt a target holds by now.
-func (l *Local) heldNow(slot kvindex.Target, form kvindex.Form, key *Key) int {
+// vouched is how many tokens of the prompt a target's events say it holds now.
+func (l *Local) vouched(slot kvindex.Target, form kvindex.Form, key *Key) int {
 	for _, c := range key.Chains {
 		if c.Form == form {
-			out := make([]kvindex.Match, slot+1)
-			l.state.Index.Match(c.Blocks, out)
-			return int(out[slot].Blocks()) * form.Block
+			return l.state.Index.Vouched(slot, c.Blocks) * form.Block
 		}
 	}
 	return 0
-}
-
-// drop takes the expectation back.
-func (e *expectation) drop() {
-	if e.index != nil {
-		e.index.Unexpect(e.target, e.blocks)
-	}
-	*e = expectation{}
 }
 
 // fillCosts tells the plan policy what one leg and two would cost now.

@@ -1,7 +1,9 @@
 package coordinator
 
 import (
+	"context"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,18 @@ import (
 // knowing makes the policies ask for blocks and conversations. They place by the
 // native rule.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(stub{needs: needs}) }
+
+// settle notes what was expected so far, as Run does.
+func (w *world) settle() {
+	for {
+		select {
+		case e := <-w.expectations.queue:
+			w.expectations.note(e)
+		default:
+			return
+		}
+	}
+}
 
 // asking is a request for text of so many blocks, 128 tokens each.
 func asking(text string) *Ask {
@@ -46,6 +60,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	prefill, decode := w.target(t, "p", 0), w.target(t, "d", 0)
 	matched := func(text string) (p, d int64) {
+		w.settle()
 		placed := w.must(t, asking(text))
 		defer placed.Lease.Release()
 		at, to := row(t, placed, prefill), row(t, placed, decode)
@@ -73,6 +88,7 @@ func TestBlocksOfARequestAreExpected(t *testing.T) {
 	if p, d := matched(blocks("a", 4) + blocks("b", 1)); p != 4*128 || d != 0 {
 		t.Errorf("%d and %d tokens when decode did not come to it", p, d)
 	}
+	w.settle()
 	again := w.must(t, asking(blocks("a", 4)))
 	if c := row(t, again, prefill); c.BlockTokens != 128 || c.BlocksGPU != 4 {
 		t.Errorf("row %+v", c)
@@ -95,6 +111,7 @@ func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
 	}
 	first.Lease.Answered(true)
 	first.Lease.Release()
+	w.settle()
 	second := w.must(t, asking(blocks("a", 4)+blocks("b", 2)))
 	if got := prefill.Load[0].Queued(); got != 2*128 {
 		t.Errorf("%d tokens queued of a prompt of which four blocks are held", got)
@@ -247,4 +264,26 @@ func TestCosts(t *testing.T) {
 	if got.TransferMicros+got.HandoverMicros/1000 < 49 || got.TransferMicros+got.HandoverMicros/1000 > 51 {
 		t.Errorf("transfer %v, handover %v", got.TransferMicros, got.HandoverMicros)
 	}
+}
+
+// TestExpectationsAreBounded: without Run, or when it is behind, requests are
+// placed all the same, and Run takes in what waits until it is told to end.
+func TestExpectationsAreBounded(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	w.knowing(abi.NeedBlocks)
+	for range mostExpectations {
+		w.must(t, asking(blocks("a", 2))).Lease.Release()
+	}
+	if n := len(w.expectations.queue); n != mostExpectations {
+		t.Errorf("%d expectations wait", n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	for len(w.expectations.queue) > 0 {
+		runtime.Gosched()
+	}
+	cancel()
+	<-done
+	w.idle(t)
 }

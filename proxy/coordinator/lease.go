@@ -70,13 +70,14 @@ func (l *Lease) Release() {
 	l.released = true
 	l.prompt.Drop()
 	l.decode.Drop()
-	if !l.computed {
-		l.expected[0].drop()
+	for i, well := range [...]bool{l.computed, l.answered} {
+		how := failed
+		if well {
+			how = came
+		}
+		l.local.expectations.finish(l.expected[i], how)
+		l.expected[i] = expectation{}
 	}
-	if !l.answered {
-		l.expected[1].drop()
-	}
-	l.expected = [2]expectation{}
 	if l.id != 0 {
 		l.local.live.Drop(l.id)
 	}

@@ -1,0 +1,157 @@
+package policies
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/plugins"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// plain is a connector of two legs that asks its engines for nothing.
+type plain struct{}
+
+func (plain) Flow() abi.Flow                                     { return abi.FlowPrefillFirst }
+func (plain) HealthPath(abi.Role) (string, bool)                 { return "/health", false }
+func (plain) FactPaths(abi.Role) []string                        { return nil }
+func (plain) ReadFacts(*engine.Facts, string, int, []byte) error { return nil }
+func (plain) Compatible(_, _ *engine.Facts) error                { return nil }
+
+// well answers every probe.
+type well struct{}
+
+func (well) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(""))}, nil
+}
+
+type deaf struct{}
+
+func (deaf) Observe(time.Duration)   {}
+func (deaf) Fail(string)             {}
+func (deaf) Fallback(string, string) {}
+func (deaf) Minted(string)           {}
+
+// blockTokens and promptBlocks are the size of the prompts that are placed.
+const blockTokens, promptBlocks = 16, 2048
+
+// routing is a coordinator over 64 ranks, 32 of each role, with KV events.
+type routing struct {
+	*coordinator.Local
+	index    *kvindex.Index
+	registry *engine.Registry
+}
+
+func newRouting(b *testing.B, place string) *routing {
+	b.Helper()
+	r := &routing{index: kvindex.New(kvindex.Options{})}
+	ready := make(chan struct{}, 16)
+	r.registry = engine.New(engine.Options{
+		Index:     r.index,
+		Health:    config.Health{Interval: config.Duration(time.Hour), Timeout: config.Duration(time.Minute), UnhealthyAfter: 1, HealthyAfter: 1},
+		Circuit:   config.Circuit{Failures: 5, OpenFor: config.Duration(time.Minute)},
+		Protocols: func(string) (engine.Protocol, bool) { return plain{}, true },
+		NewClient: func(config.Engine) (upstream.Client, error) { return upstream.New(upstream.Options{}), nil },
+		NewProbe:  func(config.Engine) (http.RoundTripper, error) { return well{}, nil },
+		OnState: func(_ *engine.Instance, s engine.State) {
+			if s == engine.Ready {
+				ready <- struct{}{}
+			}
+		},
+	})
+	var specs []config.Engine
+	for i := range 8 {
+		e := config.DefaultEngine()
+		e.Name, e.URL, e.Role, e.Connector, e.Model, e.Ranks = fmt.Sprint("e", i), "http://e", config.RolePrefill, "plain", "m", 8
+		e.KVEvents, e.BlockTokens = "tcp://e:5557", blockTokens
+		if i >= 4 {
+			e.Role = config.RoleDecode
+		}
+		specs = append(specs, e)
+	}
+	if err := r.registry.Apply(engine.SourceStatic, specs, 0); err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); r.registry.Run(ctx) }()
+	b.Cleanup(func() { cancel(); <-done })
+	for range specs {
+		<-ready
+	}
+	set, err := plugins.New(plugins.Deps{
+		Builtin: policies.Wasm, Meter: func(string, string) policy.Meter { return deaf{} }, CacheDir: b.TempDir(), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { set.Close(context.Background()) })
+	if err := set.Apply(ctx, plugins.Config{Plan: []string{"auto"}, Place: place, Mint: "snowflake", Budget: time.Minute}); err != nil {
+		b.Fatal(err)
+	}
+	ids, err := disaggid.New(0, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	r.Local = coordinator.NewLocal(r.registry, set, set, coordinator.State{Index: r.index, Conversations: conversation.New(0)}, ids, deaf{})
+	noted := make(chan struct{})
+	go func() { defer close(noted); r.Run(ctx) }()
+	b.Cleanup(func() { cancel(); <-noted })
+	return r
+}
+
+// BenchmarkRoute is one whole decision for a prompt of 2,048 blocks of 16 tokens
+// over 64 ranks: its blocks are hashed, matched with what each rank holds, the
+// policy decides in WebAssembly, and the placement is committed and released.
+// Every other rank holds a part of the prompt.
+func BenchmarkRoute(b *testing.B) {
+	for _, place := range []string{"least_load", "kv_aware", "pair_aware", "conversation"} {
+		b.Run(place, func(b *testing.B) {
+			r := newRouting(b, place)
+			tokens := make([]uint32, promptBlocks*blockTokens)
+			for i := range tokens {
+				tokens[i] = uint32(i * 2654435761)
+			}
+			seed := kvindex.Seed("m", "", "")
+			chain := kvindex.AppendTokens(nil, seed, tokens, blockTokens)
+			for n, i := range r.registry.Snapshot().Instances {
+				for rank, slot := range i.KV {
+					r.index.Store(slot, kvindex.GPU, chain[:(n*8+rank)%2*(n*8+rank)*promptBlocks/64])
+				}
+			}
+			ask := &coordinator.Ask{Model: "m"}
+			b.ReportAllocs()
+			for b.Loop() {
+				var cut coordinator.Cut
+				r.Cut(&cut, "m")
+				*ask = coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
+				for _, form := range cut.Forms {
+					if !form.Text {
+						chain = kvindex.AppendTokens(chain[:0], seed, tokens, form.Block)
+						ask.Key.Chains = append(ask.Key.Chains, coordinator.Chain{Form: form, Blocks: chain})
+					}
+				}
+				p, err := r.Place(context.Background(), ask)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.Recycle()
+				p.Lease.Release()
+			}
+		})
+	}
+}

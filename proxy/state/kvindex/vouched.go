@@ -1,0 +1,22 @@
+package kvindex
+
+// Vouched is how many of the leading blocks t holds by the word of its events,
+// in any tier; what is only expected does not count. It takes a lock for each
+// block: it is not for the path of a request.
+func (x *Index) Vouched(t Target, blocks []Hash) int {
+	tg := x.at(t)
+	if tg == nil {
+		return 0
+	}
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if tg.gone || tg.id == noHolder {
+		return 0
+	}
+	for n, h := range blocks {
+		if flags, _ := x.change(tg.id, h, change{}); flags&^flagGuess == 0 {
+			return n
+		}
+	}
+	return len(blocks)
+}
