@@ -24,9 +24,9 @@ func (p *Params) Table() param.Table {
 	const large = 1e12
 	return param.Table{
 		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "a home is left when it has so many times the tokens in flight of the least loaded target, and"},
-		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 100_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
-		{Name: "skip_factor", Value: &p.SkipFactor, Default: 2, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the mean tokens in flight, and"},
-		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 50_000, Most: large, Unit: "tokens", Meaning: "so many more than that"},
+		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 200_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
+		{Name: "skip_factor", Value: &p.SkipFactor, Default: 1.5, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the tokens in flight of the least loaded one, and"},
+		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 32_000, Most: large, Unit: "tokens", Meaning: "so many more than that"},
 	}
 }
 
@@ -69,7 +69,7 @@ func (p *Params) choose(f *abi.PlaceFacts, leg candidates.Leg, phase abi.Role) i
 	if s.n == 0 {
 		return -1
 	}
-	limit := float64(float64(s.sum)/float64(s.n)*p.SkipFactor) + p.SkipTokens
+	limit := float64(float64(s.least)*p.SkipFactor) + p.SkipTokens
 	return next(f.Candidates, leg, s.grade, limit, f.Sequence%s.n)
 }
 
@@ -87,8 +87,7 @@ type pool struct {
 	home  int32 // the least loaded row that is home to the phase, or -1
 	grade int   // the highest grade
 	n     uint64
-	sum   int64 // tokens in flight of the n rows of that grade
-	least int64 // the fewest of them at one row
+	least int64 // the fewest tokens in flight at one of the n rows of that grade
 }
 
 func survey(rows []abi.Candidate, leg candidates.Leg, phase abi.Role) pool {
@@ -106,10 +105,9 @@ func survey(rows []abi.Candidate, leg candidates.Leg, phase abi.Role) pool {
 			continue
 		}
 		if g > s.grade {
-			s.grade, s.n, s.sum, s.least = g, 0, 0, c.Tokens
+			s.grade, s.n, s.least = g, 0, c.Tokens
 		}
 		s.n++
-		s.sum += c.Tokens
 		s.least = min(s.least, c.Tokens)
 	}
 	return s

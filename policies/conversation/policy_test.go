@@ -31,15 +31,15 @@ func TestFirstTurns(t *testing.T) {
 			t.Errorf("turn %d: %+v", sequence, d)
 		}
 	}
-	rows[1].Tokens = 40_000
+	rows[1].Tokens = 15_000
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 1 {
 		t.Errorf("a row that carries a little was passed over: %+v", d)
 	}
-	rows[1].Tokens = 200_000 // the others are idle, so twice the mean and 50,000 is 150,000
+	rows[1].Tokens = 200_000 // the others are idle
 	if d := p.Place(facts(1, 1, rows)); d.Prefill != 2 {
 		t.Errorf("a loaded row was not passed over: %+v", d)
 	}
-	rows[2].Tokens, rows[3].Tokens = 200_000, 200_000
+	rows[0].Tokens, rows[2].Tokens, rows[3].Tokens = 150_000, 200_000, 200_000
 	if d := p.Place(facts(1, 2, rows)); d.Prefill != 2 {
 		t.Errorf("a row that carries what most do was passed over: %+v", d)
 	}
@@ -61,8 +61,8 @@ func TestLaterTurns(t *testing.T) {
 		{name: "home", turn: 2},
 		{name: "turn not known", turn: 0},
 		{name: "busier than others", turn: 2, home: 90_000},
-		{name: "overloaded", turn: 2, home: 150_000, away: true},
-		{name: "many times as loaded, but others are too", turn: 2, home: 300_000, others: 100_000},
+		{name: "overloaded", turn: 2, home: 250_000, away: true},
+		{name: "many times as loaded, but others are too", turn: 2, home: 400_000, others: 200_000},
 		{name: "a first turn has no home", turn: 1, away: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
