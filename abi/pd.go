@@ -220,7 +220,8 @@ type PlaceFacts struct {
 	Pairs      []Pair // needs NeedPairs; a pair that is not listed is PairUnknown
 
 	// Sequence counts the placements before this one whose candidates are drawn
-	// from the same targets: those of one model and one shape of legs. Random is
+	// from the same targets: those of one model and one shape of legs, and of
+	// first turns or others where conversations are needed. Random is
 	// drawn for this placement. With them a policy takes turns and draws without
 	// a state of its own.
 	Sequence, Random uint64

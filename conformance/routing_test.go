@@ -142,7 +142,7 @@ func TestWrongTokensAreFound(t *testing.T) {
 		return f.metric("pdproxy_kv_distrust", `reason="`+reason+`"`) > 0
 	}
 	for i := range 100 {
-		a := f.try(chatPath, chat(fmt.Sprintf("question %d about %s", i%3, long), 4, false))
+		a := f.try(chatPath, chat(fmt.Sprintf("%s and question number %d is another one", long, i), 4, false))
 		if a.status != 200 {
 			t.Fatalf("status %d: %s", a.status, a.body)
 		}

@@ -183,25 +183,19 @@ func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
 	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank {
 		return
 	}
-	slot := target.KV[target.Rank]
+	slot, block := target.KV[target.Rank], target.BlockTokens()
 	o := trust.Observation{
 		Engine: target.Name(), Rank: target.Rank, Exact: true, Stored: l.state.Index.Counts(slot).Stored,
-		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Held: int(p.Matched), Block: target.BlockTokens(),
+		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Block: block,
 	}
-	if o.Surplus() {
-		o.Held = l.vouched(slot, formOf(target.Instance), key)
-	}
-	l.state.Trust.Observe(o)
-}
-
-// vouched is how many tokens of the prompt a target's events say it holds now.
-func (l *Local) vouched(slot kvindex.Target, form kvindex.Form, key *Key) int {
 	for _, c := range key.Chains {
-		if c.Form == form {
-			return l.state.Index.Vouched(slot, c.Blocks) * form.Block
+		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {
+			most := min(len(c.Blocks), int(cached)/block+1)
+			l.background.compare(slot, c.Blocks[:most], o)
+			return
 		}
 	}
-	return 0
+	l.state.Trust.Observe(o)
 }
 
 // fillCosts tells the plan policy what one leg and two would cost now.

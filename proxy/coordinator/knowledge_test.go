@@ -2,8 +2,10 @@ package coordinator
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,12 +21,12 @@ import (
 // native rule.
 func (w *world) knowing(needs abi.Needs) { w.SetDecider(stub{needs: needs}) }
 
-// settle notes what was expected so far, as Run does.
+// settle does what waits for Run.
 func (w *world) settle() {
 	for {
 		select {
-		case e := <-w.expectations.queue:
-			w.expectations.note(e)
+		case j := <-w.background.queue:
+			w.background.run(j)
 		default:
 			return
 		}
@@ -266,24 +268,46 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestExpectationsAreBounded: without Run, or when it is behind, requests are
+// TestWhatWaitsIsBounded: without Run, or when it is behind, requests are
 // placed all the same, and Run takes in what waits until it is told to end.
-func TestExpectationsAreBounded(t *testing.T) {
+func TestWhatWaitsIsBounded(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	w.knowing(abi.NeedBlocks)
-	for range mostExpectations {
+	for range mostWaiting {
 		w.must(t, asking(blocks("a", 2))).Lease.Release()
 	}
-	if n := len(w.expectations.queue); n != mostExpectations {
-		t.Errorf("%d expectations wait", n)
+	if n := len(w.background.queue); n != mostWaiting {
+		t.Errorf("%d jobs wait", n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()
-	for len(w.expectations.queue) > 0 {
+	for len(w.background.queue) > 0 {
 		runtime.Gosched()
 	}
 	cancel()
 	<-done
 	w.idle(t)
+}
+
+// TestFirstTurnsAreCountedApart: however many later turns come between, the first
+// ones are numbered in a row.
+func TestFirstTurnsAreCountedApart(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	w.knowing(abi.NeedConversation)
+	var first, later []uint64
+	for i := range 4 {
+		for turn := range 1 + i {
+			p := w.must(t, named(fmt.Sprint("s-", i))())
+			if turn == 0 {
+				first = append(first, p.Facts.Sequence)
+			} else {
+				later = append(later, p.Facts.Sequence)
+			}
+			p.Lease.Release()
+		}
+	}
+	if !slices.Equal(first, []uint64{0, 1, 2, 3}) || !slices.Equal(later, []uint64{0, 1, 2, 3, 4, 5}) {
+		t.Errorf("first turns %v, later ones %v", first, later)
+	}
 }

@@ -18,11 +18,11 @@ type Lease struct {
 	prompt   load.Hold     // of the target that computes the prompt; guarded by mu
 	computer *load.Counter // the counter of prompt; nil when no prompt is computed
 	since    time.Time
-	decode   load.Hold      // guarded by mu
-	expected [2]expectation // at the target that computes the prompt, and at decode; guarded by mu
-	computed bool           // guarded by mu
-	answered bool           // guarded by mu
-	released bool           // guarded by mu
+	decode   load.Hold // guarded by mu
+	expected [2]job    // at the target that computes the prompt, and at decode; guarded by mu
+	computed bool      // guarded by mu
+	answered bool      // guarded by mu
+	released bool      // guarded by mu
 }
 
 // computing takes over the hold of the target that computes the prompt.
@@ -75,8 +75,8 @@ func (l *Lease) Release() {
 		if well {
 			how = came
 		}
-		l.local.expectations.finish(l.expected[i], how)
-		l.expected[i] = expectation{}
+		l.local.background.end(l.expected[i], how)
+		l.expected[i] = job{}
 	}
 	if l.id != 0 {
 		l.local.live.Drop(l.id)

@@ -33,8 +33,8 @@ type Local struct {
 	open     atomic.Int64
 	turns    turnTable
 
-	expectations *expectations
-	tables       sync.Pool
+	background *background
+	tables     sync.Pool
 }
 
 var _ Coordinator = (*Local)(nil)
@@ -42,7 +42,7 @@ var _ Coordinator = (*Local)(nil)
 // NewLocal returns a coordinator that asks d, and fallback where d has no usable
 // answer; fallback answers always, natively.
 func NewLocal(registry *engine.Registry, d, fallback Decider, state State, mint *disaggid.Source, observer Observer) *Local {
-	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, expectations: newExpectations(state.Index)}
+	l := &Local{registry: registry, fallback: fallback, state: state, mint: mint, observer: observer, background: newBackground(state)}
 	l.tables.New = func() any { return &table{pool: &l.tables} }
 	l.SetDecider(d)
 	return l

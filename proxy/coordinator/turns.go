@@ -13,20 +13,29 @@ import (
 // counted together must be drawn from the same targets, else a policy that takes
 // turns would strand some of them whenever two shapes, or two models, come
 // alternately.
-type turns struct {
+type turns struct{ first, later shapes }
+
+// shapes counts the placements of each shape of legs.
+type shapes struct {
 	aggregated [abi.RoleBoth + 1]atomic.Uint64 // by Ask.Aggregate
 	pair       atomic.Uint64
 	fixed      atomic.Uint64 // decode alone, to a prefill target that stays
 }
 
-// next returns how many placements of the shape there were before this one.
+// next returns how many placements of the shape there were before this one. The
+// first turns of conversations are counted apart: a policy that sends the later
+// ones home would else leave out some targets when it deals out the first.
 func (c *turns) next(a *Ask, two bool) uint64 {
-	counter := &c.pair
+	s := &c.later
+	if a.turn.Number == 1 {
+		s = &c.first
+	}
+	counter := &s.pair
 	switch {
 	case !two:
-		counter = &c.aggregated[a.Aggregate&abi.RoleBoth]
+		counter = &s.aggregated[a.Aggregate&abi.RoleBoth]
 	case !a.Prefill.IsZero():
-		counter = &c.fixed
+		counter = &s.fixed
 	}
 	return counter.Add(1) - 1
 }
