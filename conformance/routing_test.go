@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy"
@@ -131,12 +132,27 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 	})
 }
 
-// TestWrongTokensAreFound: ids that the engine does not compute are found out
-// within 100 requests, and the engine and the reason are named.
-func TestWrongTokensAreFound(t *testing.T) {
+// TestTroubleIsNamed: what is wrong with an index is found out within 100
+// requests, and the engine and the reason are named.
+func TestTroubleIsNamed(t *testing.T) {
+	for reason, spoil := range map[string]func(*enginesim.Engine) error{
+		"tokenizer_mismatch": func(e *enginesim.Engine) error { e.SetWrongTokens(true); return nil },
+		"missing_events":     func(e *enginesim.Engine) error { return e.SetKVEventFault(enginesim.KVEventsStop, -1) },
+	} {
+		t.Run(reason, func(t *testing.T) { testTroubleIsNamed(t, reason, spoil) })
+	}
+}
+
+func testTroubleIsNamed(t *testing.T, reason string, spoil func(*enginesim.Engine) error) {
 	f := startKnowing(t, enginesim.ConnectorVLLMNixl, "kv_aware")
+	for i := range 2 { // both engines tell how large their blocks are
+		f.try(chatPath, chat(fmt.Sprintf("%d: %s", i, long), 4, false))
+	}
+	f.eventually("the blocks' events are in", func() bool { return f.byEvents() > 0 })
 	for _, e := range f.engines() {
-		e.SetWrongTokens(true)
+		if err := spoil(e); err != nil {
+			t.Fatal(err)
+		}
 	}
 	distrusted := func(reason string) bool {
 		return f.metric("pdproxy_kv_distrust", `reason="`+reason+`"`) > 0
@@ -146,9 +162,42 @@ func TestWrongTokensAreFound(t *testing.T) {
 		if a.status != 200 {
 			t.Fatalf("status %d: %s", a.status, a.body)
 		}
-		if distrusted("tokenizer_mismatch") {
+		if distrusted(reason) {
 			return
 		}
 	}
-	t.Error("nobody is distrusted after 100 requests")
+	t.Errorf("no %s after 100 requests", reason)
+}
+
+// TestARestartedEngineHoldsNothing: the blocks of an engine that comes back as a
+// new process are not believed to be there, and are learned anew.
+func TestARestartedEngineHoldsNothing(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startKnowing(t, connector, "kv_aware")
+		first := f.explained("first", prompt(0, 20*16))
+		f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= 20 })
+		known, home := f.byEvents(), 0
+		if prefilledBy(first) == "p1" {
+			home = 1
+		}
+		old := f.prefill[home]
+		c := enginesim.Config{
+			Connector: connector, Role: enginesim.RolePrefill, Listen: old.Addr(), Lease: time.Minute, BootstrapPort: old.BootstrapPort(),
+			KVEvents: enginesim.KVEventsConfig{Endpoint: old.KVEventsEndpoint(), Replay: old.KVEventsReplay()},
+		}
+		c.TRTLLM.DisconnectPoll, c.TRTLLM.KVTransferTimeout = 20*time.Millisecond, 2*time.Second
+		old.Kill()
+		f.prefill[home] = startEngine(t, c)
+		f.waitReady()
+		name := fmt.Sprint("p", home)
+		f.eventually("the blocks of "+name+" are forgotten", func() bool { return f.byEvents() <= known-20 })
+		again := f.explained("again", prompt(0, 20*16))
+		if tokens := held(again)[name]; tokens != 0 {
+			t.Errorf("%s is believed to hold %d tokens", name, tokens)
+		}
+		f.eventually("the events of the new process are in", func() bool { return f.byEvents() >= known })
+		if next := f.explained("next", prompt(0, 20*16)); held(next)[prefilledBy(next)] == 0 {
+			t.Errorf("nothing is learned anew: %v", held(next))
+		}
+	})
 }
