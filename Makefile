@@ -74,6 +74,11 @@ policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, t
 bench-wasm: ## what a decision costs: native, built-in Wasm, guests in Go, C and Rust
 	$(GO) test -run '^$$' -bench '^BenchmarkDecision$$' -benchtime $(BENCHTIME) ./conformance/policies
 
+.PHONY: bench-kv
+bench-kv: ## KV index: events a second, matches beside them, bytes a block; a whole decision over 64 ranks
+	$(GO) test -run '^$$' -bench . ./proxy/state/kvindex ./proxy/engine/kvevents ./proxy/state/conversation
+	$(GO) test -run '^$$' -bench '^BenchmarkRoute$$' ./conformance/policies
+
 .PHONY: lint
 lint: ## staticcheck and golangci-lint
 	$(GO) run $(STATICCHECK) $(PACKAGES)
