@@ -86,6 +86,9 @@ func (k *checker) warnUnused(i int, e Engine) {
 	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
 	}
+	if e.Ranks > 1 && e.Connector == ConnectorTRTLLM {
+		k.add(engineKey(i, "ranks"), "the workers choose their ranks themselves: no request can name one, so that a policy's choice of rank informs and does not bind")
+	}
 	if e.CA != "" && !strings.HasPrefix(e.URL, "https:") {
 		k.add(engineKey(i, "ca"), "has no effect: the url is not https")
 	} else if e.CA != "" && e.InsecureSkipVerify {
