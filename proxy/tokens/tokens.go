@@ -220,20 +220,9 @@ func fromClient(p Prompt) Result {
 	if len(p.IDs) > 0 {
 		return Result{IDs: p.IDs}
 	}
-	raw := p.Request.PromptRaw()
-	switch p.Request.Prompt {
-	case openai.PromptTokens:
-	case openai.PromptTokenLists:
-		if p.Request.PromptCount != 1 {
-			return Result{Reason: Unsupported}
-		}
-		raw, _ = openai.Find(raw, "0")
-	default:
-		return Result{Reason: Unsupported}
-	}
-	ids, err := AppendIDs(make([]uint32, 0, p.Request.PromptTokens), raw)
+	ids, err := p.Request.AppendTokenIDs(nil)
 	if err != nil {
-		return Result{Reason: Unsupported, Err: fmt.Errorf("read ids of the client: %w", err)}
+		return Result{Reason: Unsupported}
 	}
 	return Result{IDs: ids}
 }
