@@ -67,9 +67,11 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	if c.begin(p, f.FrameSize()) {
 		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
-		c.vm.notes.rows = f.Candidates
-		defer func() { c.vm.notes.rows = nil }()
-		if answer, ok := c.run(frame); ok {
+		notes := c.vm.notes
+		notes.rows = f.Candidates
+		answer, ok := c.run(frame)
+		notes.rows = nil
+		if ok {
 			if d = abi.UnpackPlace(uint64(answer)); !f.Allows(d) {
 				c.reason = Nonsense
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
