@@ -198,7 +198,8 @@ func (p *publisher) replay() string {
 	return "tcp://" + p.router.Addr().String()
 }
 
-// serve answers replays until the socket is closed.
+// serve answers replays until the socket is closed. What a peer that has left
+// does not take is dropped, as by libzmq's ROUTER.
 func (p *publisher) serve() {
 	for {
 		m, err := p.router.Recv()
@@ -216,13 +217,9 @@ func (p *publisher) serve() {
 		batches, first := slices.Clone(p.batches), p.first
 		p.mu.Unlock()
 		for i := max(first, int(binary.BigEndian.Uint64(m.Frames[2]))); i < len(batches); i++ {
-			if p.router.Send(zmq4.NewMsgFrom(append(slices.Clone(head), number(uint64(i)), batches[i])...)) != nil {
-				return
-			}
+			_ = p.router.Send(zmq4.NewMsgFrom(append(slices.Clone(head), number(uint64(i)), batches[i])...))
 		}
-		if p.router.Send(zmq4.NewMsgFrom(append(head, number(endOfReplay), nil)...)) != nil {
-			return
-		}
+		_ = p.router.Send(zmq4.NewMsgFrom(append(head, number(endOfReplay), nil)...))
 	}
 }
 
