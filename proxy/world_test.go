@@ -40,6 +40,7 @@ type setup struct {
 	tracer  *telemetry.Tracer // nil: no spans
 	deps    func(*Deps)       // nil: as they are
 	needs   abi.Needs         // of the policies
+	known   coordinator.State // nothing, unless a test sets it
 	sockets bool              // real ones on the loopback instead of pipes
 }
 
@@ -83,6 +84,7 @@ func newWorld(t *testing.T, o setup) *world {
 		byHost[e.host()] = e
 	}
 	w.registry = engine.New(engine.Options{
+		Index:  o.known.Index,
 		Health: cfg.Health, Circuit: cfg.Circuit, Log: log,
 		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
 		NewClient: func(spec config.Engine) (upstream.Client, error) {
@@ -107,7 +109,7 @@ func newWorld(t *testing.T, o setup) *world {
 	}
 	metrics := telemetry.New(w.prom)
 	w.decider = &nativeDecider{needs: o.needs}
-	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, coordinator.State{}, ids, metrics)
+	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, o.known, ids, metrics)
 	var keys *Keys
 	if o.keys != "" {
 		cfg.Server.Auth.KeysFile = "keys"
@@ -395,6 +397,7 @@ type fakeEngine struct {
 	models    string // of GET /v1/models; "" for m
 	ranks     int    // 0 for 1
 	refuse    bool   // no connection is taken
+	blocks    int    // tokens of a KV block in its events; 0: it has none
 	serve     func(c *engineConn, nth int)
 
 	t    *testing.T
@@ -416,6 +419,9 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks = "http://"+e.host(), max(e.ranks, 1)
+	if s.BlockTokens = e.blocks; e.blocks > 0 {
+		s.KVEvents = "tcp://" + e.host()
+	}
 	return s
 }
 

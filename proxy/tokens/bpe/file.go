@@ -295,7 +295,7 @@ func (p *component) split() (s *split, err error) {
 		}
 	case "Split":
 		if p.Pattern.Regex == nil {
-			return nil, errors.New("Split by a plain string is not supported")
+			return nil, errors.New("a Split by a plain string is not supported")
 		}
 		source = *p.Pattern.Regex
 		switch {
@@ -303,7 +303,7 @@ func (p *component) split() (s *split, err error) {
 		case p.Behavior == "Removed" && p.Invert:
 			s.onlyMatches = true
 		default:
-			return nil, fmt.Errorf("Split with behavior %q is not supported", p.Behavior)
+			return nil, fmt.Errorf("a Split with behavior %q is not supported", p.Behavior)
 		}
 	default:
 		return nil, fmt.Errorf("type %q is not supported", p.Type)

@@ -1,0 +1,171 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
+
+// knowing starts a world whose policies need blocks and conversations, over an
+// engine with KV events in blocks of 4 tokens.
+func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
+	t.Helper()
+	o := setup{
+		engines: []*fakeEngine{{blocks: 4, serve: serve, key: "k"}},
+		needs:   abi.NeedBlocks | abi.NeedConversation,
+		known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
+	}
+	var asker Asker
+	o.deps = func(d *Deps) {
+		asker.Registry = d.Registry
+		d.Tokens = tokens.New(tokens.Options{Asker: asker})
+	}
+	w := newWorld(t, o)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.local.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return w
+}
+
+// of is what is known of the request of that id.
+func (w *world) of(id string) Explanation {
+	w.t.Helper()
+	e, ok := w.explain.get(id)
+	if !ok {
+		w.t.Fatalf("nothing is known of %s", id)
+	}
+	return e
+}
+
+// matched is what the only candidate of a request was shown to hold.
+func (w *world) matched(id string) (blocks, tokens any) {
+	facts := w.of(id).Candidates[0].Facts
+	return facts["blocks_gpu"], facts["block_tokens"]
+}
+
+// TestPromptsAreMatchedByTheirTokens: ids come from the client, or from the
+// engine; what was sent there once is expected to be there the next time.
+func TestPromptsAreMatchedByTheirTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		w := knowing(t, func(c *engineConn, _ int) {
+			if !strings.HasPrefix(c.leg.path, "/tokenize") {
+				c.json(200, unary)
+				return
+			}
+			asked++
+			if got := c.leg.header.Get("Authorization"); got != "Bearer k" {
+				t.Errorf("asked with the key %q", got)
+			}
+			c.json(200, `{"count":9,"max_model_len":100,"tokens":[1,2,3,4,5,6,7,8,9]}`)
+		})
+		for i, tt := range []struct {
+			body   string
+			blocks int
+		}{
+			{`{"model":"m","prompt":[1,2,3,4,5],"max_tokens":1}`, 0},
+			{`{"model":"m","prompt":[1,2,3,4,5,6,7,8,9],"max_tokens":1}`, 1},
+			{`{"model":"m","prompt":"nine words","max_tokens":1}`, 2},
+			{`{"model":"m","prompt":"nine words","max_tokens":1,"cache_salt":"s"}`, 0},
+			{`{"model":"m","prompt":[9,2,3,4],"max_tokens":1}`, 0},
+		} {
+			id := fmt.Sprint("r", i)
+			if a := w.post(completionsPath, tt.body, "X-Request-Id", id); a.status != 200 {
+				t.Fatalf("status %d: %s", a.status, a.body)
+			}
+			synctest.Wait()
+			if blocks, size := w.matched(id); fmt.Sprint(blocks, size) != fmt.Sprint(tt.blocks, 4) {
+				t.Errorf("request %d: %v blocks of %v tokens, want %d of 4", i, blocks, size, tt.blocks)
+			}
+		}
+		if asked != 1 {
+			t.Errorf("the engine was asked %d times for one prompt", asked)
+		}
+		if n := w.metric("pdproxy_prompt_token_ids_total", "client"); n != 3 {
+			t.Errorf("%v prompts had their ids from the client", n)
+		}
+		if n := w.metric("pdproxy_prompt_token_ids_total", "engine"); n != 2 {
+			t.Errorf("%v prompts had their ids from the engine", n)
+		}
+	})
+}
+
+// TestWithoutTokensARequestIsPlacedAllTheSame: an engine that does not tokenize,
+// or breaks at it, costs a prompt its blocks and nothing else.
+func TestWithoutTokensARequestIsPlacedAllTheSame(t *testing.T) {
+	for name, serve := range map[string]func(*engineConn){
+		"no such endpoint": func(c *engineConn) { c.json(404, `{"detail":"Not Found"}`) },
+		"an error":         func(c *engineConn) { c.json(500, `{}`) },
+		"rubbish":          func(c *engineConn) { c.json(200, `{"tokens":"none"}`) },
+		"a hang-up":        func(c *engineConn) { c.over = true },
+		"silence":          func(c *engineConn) { c.hold() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := knowing(t, func(c *engineConn, _ int) {
+					if strings.Contains(c.leg.path, "tokenize") || strings.Contains(c.leg.path, "render") {
+						serve(c)
+						return
+					}
+					c.json(200, unary)
+				})
+				a := w.post(completionsPath, `{"model":"m","prompt":"some words","max_tokens":1}`, "X-Request-Id", "r")
+				if a.status != 200 {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+				synctest.Wait()
+				if blocks, size := w.matched("r"); fmt.Sprint(blocks, size) != "0 0" {
+					t.Errorf("%v blocks of %v tokens without ids", blocks, size)
+				}
+				if n := w.metric("pdproxy_prompt_token_ids_total", "none"); n != 1 {
+					t.Errorf("%v prompts without ids are counted", n)
+				}
+			})
+		})
+	}
+}
+
+// TestConversationsAreNamed: by what the client says, wherever it says it, and
+// later turns are known.
+func TestConversationsAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := knowing(t, func(c *engineConn, _ int) { c.json(200, unary) })
+		var keys []string
+		for i, tt := range []struct {
+			body, session string
+			turn          int32
+		}{
+			{`{"model":"m","prompt":"a","max_tokens":1}`, "s-1", 1},
+			{`{"model":"m","prompt":"b","max_tokens":1,"session_id":"s-1"}`, "", 2},
+			{`{"model":"m","prompt":"c","max_tokens":1}`, "s-2", 1},
+			{`{"model":"m","prompt":"d","max_tokens":1}`, "s-1", 3},
+		} {
+			id := fmt.Sprint("r", i)
+			header := []string{"X-Request-Id", id}
+			if tt.session != "" {
+				header = append(header, "X-Session-ID", tt.session)
+			}
+			if a := w.post(completionsPath, tt.body, header...); a.status != 200 {
+				t.Fatalf("status %d: %s", a.status, a.body)
+			}
+			synctest.Wait()
+			e := w.of(id)
+			if e.Turn != tt.turn || len(e.Conversation) != 16 || strings.Contains(e.Conversation, "s-") {
+				t.Errorf("request %d: turn %d of %q, want turn %d", i, e.Turn, e.Conversation, tt.turn)
+			}
+			keys = append(keys, e.Conversation)
+		}
+		if keys[0] != keys[1] || keys[0] != keys[3] || keys[0] == keys[2] {
+			t.Errorf("keys %q", keys)
+		}
+	})
+}
