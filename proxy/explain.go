@@ -20,24 +20,13 @@ type explainStore struct {
 	mu   sync.Mutex
 	ring [explainSize]record // guarded by mu
 	next int                 // guarded by mu
-	byID map[string]int      // guarded by mu
 }
 
-func newExplainStore() *explainStore {
-	return &explainStore{byID: make(map[string]int, explainSize)}
-}
-
-// put copies the record of an ended exchange. A request id seen twice names
-// the later exchange.
+// put copies the record of an ended exchange.
 func (s *explainStore) put(r *record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := &s.ring[s.next]
-	if i, ok := s.byID[slot.RequestID]; ok && i == s.next {
-		delete(s.byID, slot.RequestID)
-	}
-	slot.copyFrom(r)
-	s.byID[slot.RequestID] = s.next
+	s.ring[s.next].copyFrom(r)
 	s.next = (s.next + 1) % explainSize
 }
 
@@ -110,15 +99,18 @@ type ExplainedFallback struct {
 	Reason string `json:"reason"`
 }
 
-// get explains the exchange of that request id.
+// get explains the exchange of that request id, the last one if it was used more
+// than once. It looks at all of them: an index would cost every exchange more
+// than the few that are asked for.
 func (s *explainStore) get(id string) (Explanation, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, ok := s.byID[id]
-	if !ok {
-		return Explanation{}, false
+	for i := range s.ring {
+		if r := &s.ring[(s.next+explainSize-1-i)%explainSize]; r.RequestID == id && id != "" {
+			return r.explain(), true
+		}
 	}
-	return s.ring[i].explain(), true
+	return Explanation{}, false
 }
 
 func (r *record) explain() Explanation {
@@ -210,7 +202,7 @@ type PerfRow struct {
 func (s *explainStore) perfRows() []PerfRow {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rows := make([]PerfRow, 0, len(s.byID))
+	rows := []PerfRow{}
 	for i := range s.ring {
 		if r := &s.ring[(s.next+i)%explainSize]; r.RequestID != "" {
 			rows = append(rows, r.perfRow())

@@ -12,9 +12,9 @@ import (
 
 // liveSet is the exchanges that run now. Safe for concurrent use.
 type liveSet struct {
-	mu  sync.Mutex
-	set map[*liveView]struct{} // guarded by mu
-	end chan struct{}          // guarded by mu; closed when the last one has gone, if somebody waits
+	mu    sync.Mutex
+	views []*liveView   // guarded by mu; in no order
+	end   chan struct{} // guarded by mu; closed when the last one has gone, if somebody waits
 }
 
 // liveView is what others may see of a running exchange: while it is in the set
@@ -23,6 +23,7 @@ type liveView struct {
 	requestID string
 	start     time.Time
 	placed    atomic.Pointer[coordinator.Placement]
+	place     int // guarded by the set's mu; in views, counted from 1, 0: not there
 }
 
 // LiveExchange is one row of GET /v1/exchanges.
@@ -37,17 +38,22 @@ type LiveExchange struct {
 func (l *liveSet) add(v *liveView) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.set == nil {
-		l.set = make(map[*liveView]struct{})
-	}
-	l.set[v] = struct{}{}
+	l.views = append(l.views, v)
+	v.place = len(l.views)
 }
 
 func (l *liveSet) remove(v *liveView) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.set, v)
-	if len(l.set) == 0 && l.end != nil {
+	if v.place == 0 {
+		return
+	}
+	end := len(l.views) - 1
+	last := l.views[end]
+	l.views[v.place-1], last.place = last, v.place
+	l.views[end], v.place = nil, 0
+	l.views = l.views[:end]
+	if len(l.views) == 0 && l.end != nil {
 		close(l.end)
 		l.end = nil
 	}
@@ -56,7 +62,7 @@ func (l *liveSet) remove(v *liveView) {
 // wait returns when no exchange runs, or ctx has ended. One at a time may wait.
 func (l *liveSet) wait(ctx context.Context) {
 	l.mu.Lock()
-	if len(l.set) == 0 {
+	if len(l.views) == 0 {
 		l.mu.Unlock()
 		return
 	}
@@ -72,8 +78,8 @@ func (l *liveSet) wait(ctx context.Context) {
 // list returns the running exchanges, oldest first.
 func (l *liveSet) list(now time.Time) []LiveExchange {
 	l.mu.Lock()
-	rows := make([]LiveExchange, 0, len(l.set))
-	for v := range l.set {
+	rows := make([]LiveExchange, 0, len(l.views))
+	for _, v := range l.views {
 		row := LiveExchange{RequestID: v.requestID, AgeMS: millis(now.Sub(v.start))}
 		if p := v.placed.Load(); p != nil {
 			row.Flow, row.Prefill, row.Decode = p.Flow.String(), p.Prefill.Name(), p.Decode.Name()
@@ -88,5 +94,5 @@ func (l *liveSet) list(now time.Time) []LiveExchange {
 func (l *liveSet) len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.set)
+	return len(l.views)
 }

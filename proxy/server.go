@@ -97,7 +97,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		deps:       deps,
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
-		explain:    newExplainStore(),
+		explain:    new(explainStore),
 		process:    randomHex(8),
 	}
 	s.janitor.s = s
