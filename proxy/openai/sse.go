@@ -276,9 +276,9 @@ func (s *EventScanner) noteData(data []byte, typed bool) bool {
 func (s *EventScanner) noteUsage(data []byte) {
 	if s.usageKey == nil {
 		switch {
-		case bytes.Contains(data, usageName):
+		case indexKey(data, usageName) >= 0:
 			s.usageKey = usageName
-		case bytes.Contains(data, metaInfo):
+		case indexKey(data, metaInfo) >= 0:
 			s.usageKey = metaInfo
 		default:
 			return
@@ -298,7 +298,7 @@ func (s *EventScanner) noteUsage(data []byte) {
 // after gives what follows the first member with a key, given with its quotes.
 func after(data, key []byte) (value []byte, ok bool) {
 	for {
-		i := bytes.Index(data, key)
+		i := indexKey(data, key)
 		if i < 0 {
 			return nil, false
 		}
@@ -306,5 +306,21 @@ func after(data, key []byte) (value []byte, ok bool) {
 		if j := skipSpace(data, 0); j < len(data) && data[j] == ':' {
 			return data[skipSpace(data, j+1):], true
 		}
+	}
+}
+
+// indexKey is bytes.Index for a key with its quotes. It looks for what follows
+// the first one: JSON is full of quotes, and to stop at each takes several times
+// as long.
+func indexKey(data, key []byte) int {
+	for from := 0; ; {
+		i := bytes.Index(data[from:], key[1:])
+		if i < 0 {
+			return -1
+		}
+		if i += from; i > 0 && data[i-1] == '"' {
+			return i - 1
+		}
+		from = i + len(key) - 2 // the quote at its end may open the next
 	}
 }

@@ -239,6 +239,18 @@ func TestLongEvents(t *testing.T) {
 	}
 }
 
+// FuzzIndexKey compares the search with the plain one.
+func FuzzIndexKey(f *testing.F) {
+	for _, data := range []string{`{"usage":1}`, `"usage`, `usage"`, `xusage"usage":1`, `"usage"usage"`, `\"usage\""usage"`, `usage"usage"usage"`, ``} {
+		f.Add([]byte(data))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if got, want := indexKey(data, usageName), bytes.Index(data, usageName); got != want {
+			t.Errorf("%q: %d, want %d", data, got, want)
+		}
+	})
+}
+
 // FuzzFeed: however a stream is cut into reads, the same bytes come out, and
 // the same facts as from the whole.
 func FuzzFeed(f *testing.F) {
