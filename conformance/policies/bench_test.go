@@ -74,10 +74,10 @@ func measure(b *testing.B, decide func(n uint64)) {
 }
 
 // busy is a table of half prefill and half decode targets, four ranks an
-// instance, under load.
+// instance, under load. A later turn finds part of its prompt on some of them.
 func busy(rows int) *abi.PlaceFacts {
 	f := &abi.PlaceFacts{
-		Request: abi.RequestFacts{PromptTokens: 1000, MaxTokens: 200, N: 1, Stream: true, Model: "meta-llama/Llama-3.1-8B-Instruct"},
+		Request: abi.RequestFacts{PromptTokens: 10_000, MaxTokens: 200, Turn: 2, N: 1, Stream: true, Model: "meta-llama/Llama-3.1-8B-Instruct"},
 		Flow:    abi.FlowPrefillFirst, Fixed: -1,
 	}
 	for i := range rows {
@@ -87,7 +87,9 @@ func busy(rows int) *abi.PlaceFacts {
 		}
 		f.Candidates = append(f.Candidates, abi.Candidate{
 			Instance: uint32(1 + i/4), Rank: int32(i % 4), Group: 1, Roles: role,
-			Requests: int32(i * 7 % 13), Tokens: int64(i*7%13) * 900,
+			Requests: int32(i * 7 % 13), Tokens: int64(i*7%13) * 900, Queued: int64(i*5%11) * 700,
+			BlockTokens: 16, BlocksGPU: uint32(4 + max(0, i*11%31-15)*31), Usage: 0.5,
+			TokenMicros: 80 + float32(i*3%7), RecentTokens: 90_000 + float32(i*100), RecentRequests: 20,
 		})
 	}
 	return f

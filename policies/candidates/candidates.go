@@ -45,10 +45,14 @@ func (l Leg) Grade(c *abi.Candidate) int {
 	if uint64(c.Instance) == l.instance {
 		g = BestGrade - 2
 	}
-	if c.Trial && c.Requests != 0 {
-		g--
+	trial, busy := 0, 0 // two selections and no jump
+	if c.Trial {
+		trial = 1
 	}
-	return g
+	if c.Requests != 0 {
+		busy = 1
+	}
+	return g - trial&busy
 }
 
 // Lighter reports whether a carries less than b: fewer tokens, then fewer

@@ -24,7 +24,7 @@ func (p *Params) Table() param.Table {
 	const large = 1e12
 	return param.Table{
 		{Name: "overload_factor", Value: &p.OverloadFactor, Default: 4, Least: 1, Most: 1000, Meaning: "a home is left when it has so many times the tokens in flight of the least loaded target, and"},
-		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 200_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
+		{Name: "overload_tokens", Value: &p.OverloadTokens, Default: 500_000, Most: large, Unit: "tokens", Meaning: "so many more of them"},
 		{Name: "skip_factor", Value: &p.SkipFactor, Default: 1.5, Least: 1, Most: 1000, Meaning: "first turns pass over a target that has more than so many times the tokens in flight of the least loaded one, and"},
 		{Name: "skip_tokens", Value: &p.SkipTokens, Default: 32_000, Most: large, Unit: "tokens", Meaning: "so many more than that"},
 	}

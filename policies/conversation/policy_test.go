@@ -61,8 +61,8 @@ func TestLaterTurns(t *testing.T) {
 		{name: "home", turn: 2},
 		{name: "turn not known", turn: 0},
 		{name: "busier than others", turn: 2, home: 90_000},
-		{name: "overloaded", turn: 2, home: 250_000, away: true},
-		{name: "many times as loaded, but others are too", turn: 2, home: 400_000, others: 200_000},
+		{name: "overloaded", turn: 2, home: 600_000, away: true},
+		{name: "many times as loaded, but others are too", turn: 2, home: 700_000, others: 250_000},
 		{name: "a first turn has no home", turn: 1, away: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

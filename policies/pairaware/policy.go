@@ -50,139 +50,156 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 		return p.KV.Place(f)
 	}
 	f.Scored = true
-	s := search{p: p, f: f, prompt: float64(max(0, f.Request.PromptTokens)), best: abi.PlaceDecision{Prefill: f.Fixed, Decode: -1}, least: math.Inf(1)}
-	for i := range f.Candidates {
-		if c := &f.Candidates[i]; c.Roles&abi.RolePrefill == 0 {
-			c.Score = math.MaxFloat32
-		}
-	}
+	s := search{p: p, f: f, best: abi.PlaceDecision{Prefill: f.Fixed, Decode: -1}, least: math.MaxFloat64, floor: math.MaxFloat64}
+	s.pairs()
 	if f.Fixed >= 0 {
-		f.Candidates[f.Fixed].Score = 0
 		s.pair(f.Fixed, 0)
+		f.Candidates[f.Fixed].Score = 0
 		return s.best
 	}
 	leg := candidates.Prefill()
-	pool := p.KV.Survey(f, leg)
-	p.KV.Prefill(f, leg, &pool, 0)
-	s.all(leg)
+	pool := p.KV.Survey(f, abi.RolePrefill)
+	prefill, second := p.KV.Prefill(f, abi.RolePrefill, &pool, 0)
+	if prefill < 0 {
+		return s.best
+	}
+	s.best.Prefill = prefill
+	s.pair(prefill, cost(&f.Candidates[prefill], leg))
+	if second+s.floor < s.least {
+		s.others(leg, prefill)
+	}
 	return s.best
 }
 
 // search is the way to the cheapest pair.
 type search struct {
-	p      *Params
-	f      *abi.PlaceFacts
-	prompt float64
-	best   abi.PlaceDecision
-	least  float64 // its cost in µs
-	order  uint64  // and its place among equals
-	floor  float64 // what decode and pair cost at the very least
+	p     *Params
+	f     *abi.PlaceFacts
+	best  abi.PlaceDecision
+	least float64 // its cost in µs
+
+	// What a token's transfer and the state of a pair cost at the very least, and
+	// what decode with the pair does.
+	transfer, state, floor float64
+}
+
+// pairs finds the bounds of what pairs cost.
+func (s *search) pairs() {
+	s.transfer, s.state = s.p.KV.TransferMicros, s.p.UnknownMicros
+	for i := range s.f.Pairs {
+		pair := &s.f.Pairs[i]
+		if pair.TransferMicros > 0 {
+			s.transfer = min(s.transfer, float64(pair.TransferMicros))
+		}
+		s.state = min(s.state, s.p.state(pair.State))
+	}
+}
+
+// cost is what a row that takes prefill costs, in µs, as it was left in its score.
+func cost(c *abi.Candidate, leg candidates.Leg) float64 {
+	return float64(float64(c.Score)*1e6) + kvaware.Busy*float64(candidates.BestGrade-leg.Grade(c))
 }
 
 // tries is how many prefill rows are tried with all decode rows, if there is a
 // pair that is not broken among them.
 const tries = 8
 
-// all tries the prefill rows from the cheapest on. It ends with the first that
-// cannot make a better pair than the best so far, which is soon.
-func (s *search) all(leg candidates.Leg) {
+// others tries the prefill rows after the first, from the cheapest on. It ends
+// with that which cannot make a better pair than the best so far, which is soon.
+func (s *search) others(leg candidates.Leg, first int32) {
 	rows := s.f.Candidates
-	s.floor = s.under()
-	last, lastOrder, first := 0.0, uint64(0), true
-	for n := 0; n < tries || s.least >= broken; n++ {
-		row, least, order := int32(-1), 0.0, uint64(0)
-		for i := range rows {
+	var tried [listed / 64]uint64
+	row := first
+	for n := 1; n < tries || s.least >= broken; n++ {
+		if row < listed {
+			tried[row/64] |= 1 << (row % 64)
+		}
+		row = -1
+		least := math.MaxFloat64
+		for i := range rows[:min(len(rows), listed)] {
 			c := &rows[i]
-			if !leg.Suits(c, i) {
+			if !leg.Suits(c, i) || tried[i/64]&(1<<(i%64)) != 0 {
 				continue
 			}
-			cost := float64(float64(c.Score)*1e6) + kvaware.Busy*float64(candidates.BestGrade-leg.Grade(c))
-			if !first && cost < last || row >= 0 && cost > least {
-				continue
+			if v := cost(c, leg); v < least || v == least && kvaware.Before(rows, int32(i), row, s.f.Random) {
+				row, least = int32(i), v
 			}
-			o := kvaware.Order(c, s.f.Random, i)
-			if !first && cost == last && o <= lastOrder || row >= 0 && cost == least && o >= order {
-				continue
-			}
-			row, least, order = int32(i), cost, o
 		}
 		if row < 0 || s.best.Decode >= 0 && least+s.floor >= s.least {
 			return
 		}
-		if s.best.Prefill < 0 {
-			s.best.Prefill = row
-		}
 		s.pair(row, least)
-		last, lastOrder, first = least, order, false
 	}
 }
 
-// under is what no decode row with its pair costs less than.
-func (s *search) under() float64 {
-	micros, state := s.p.KV.TransferMicros, s.p.UnknownMicros
-	for i := range s.f.Pairs {
-		pair := &s.f.Pairs[i]
-		if pair.TransferMicros > 0 {
-			micros = min(micros, float64(pair.TransferMicros))
-		}
-		state = min(state, s.p.state(pair.State))
-	}
-	least := math.Inf(1)
-	for i := range s.f.Candidates {
-		if c := &s.f.Candidates[i]; c.Roles&abi.RoleDecode != 0 {
-			least = min(least, s.p.KV.Decode(c)+float64(micros*kvaware.Missing(c, s.prompt)))
-		}
-	}
-	return least + state
-}
-
-// listed is how many rows' pairs are looked up in one go.
+// listed is how many rows' pairs are known, and how many are tried.
 const listed = 512
 
-// pair tries a prefill row of the given cost with each decode row: first with
-// those that the table of pairs lists, then with the others, whose pairs are
-// unknown.
+// pair tries a prefill row of the given cost with each decode row: with those whose
+// pairs are unknown, and with those that the table of pairs lists. The first call
+// finds the floor, too.
 func (s *search) pair(prefill int32, cost float64) {
-	leg := candidates.Decode(s.f.Candidates, prefill)
+	rows, kv, first := s.f.Candidates, &s.p.KV, s.floor == math.MaxFloat64
+	leg := candidates.Decode(rows, prefill)
 	var known [listed / 64]uint64
 	for i := range s.f.Pairs {
-		pair := &s.f.Pairs[i]
-		if d := pair.Decode; pair.Prefill == prefill && uint32(d) < uint32(len(s.f.Candidates)) {
-			if d < listed {
-				known[d/64] |= 1 << (d % 64)
-			}
-			s.try(leg, prefill, d, cost, pair.State, pair.TransferMicros)
+		if pair := &s.f.Pairs[i]; pair.Prefill == prefill && uint32(pair.Decode) < listed {
+			known[pair.Decode/64] |= 1 << (pair.Decode % 64)
 		}
 	}
-	for i := range s.f.Candidates {
-		if i >= listed || known[i/64]&(1<<(i%64)) == 0 {
-			s.try(leg, prefill, int32(i), cost, abi.PairUnknown, 0)
+	prompt, pressure, floor := s.f.Request.PromptTokens, kv.Pressure(), s.floor
+	for i := range rows {
+		c := &rows[i]
+		if c.Roles&abi.RoleDecode == 0 {
+			continue
 		}
+		stream, missing := kv.Stream(c, pressure), kvaware.Missing(c, prompt)
+		if first {
+			if v := stream + float64(s.transfer*missing); v < floor {
+				floor = v
+			}
+			if c.Roles&abi.RolePrefill == 0 {
+				c.Score = math.MaxFloat32
+			}
+		}
+		if !leg.Suits(c, i) || i < listed && known[i/64]&(1<<(i%64)) != 0 {
+			continue
+		}
+		v := cost + stream + float64(kv.TransferMicros*missing) + s.p.UnknownMicros
+		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
+			c.Score = score
+		}
+		if v <= s.least {
+			s.keep(leg, prefill, int32(i), v)
+		}
+	}
+	if first {
+		s.floor = floor + s.state
+	}
+	for i := range s.f.Pairs {
+		pair := &s.f.Pairs[i]
+		if pair.Prefill != prefill || uint32(pair.Decode) >= uint32(min(len(rows), listed)) || !leg.Suits(&rows[pair.Decode], int(pair.Decode)) {
+			continue
+		}
+		c, micros := &rows[pair.Decode], kv.TransferMicros
+		if pair.TransferMicros > 0 {
+			micros = float64(pair.TransferMicros)
+		}
+		v := cost + kv.Stream(c, pressure) + float64(micros*kvaware.Missing(c, prompt)) + s.p.state(pair.State)
+		if score := float32(v * 1e-6); score < c.Score && c.Roles&abi.RolePrefill == 0 {
+			c.Score = score
+		}
+		s.keep(leg, prefill, pair.Decode, v)
 	}
 }
 
-// try weighs one pair.
-func (s *search) try(leg candidates.Leg, prefill, decode int32, cost float64, state abi.PairState, transfer float32) {
-	c := &s.f.Candidates[decode]
-	if !leg.Suits(c, int(decode)) {
-		return
+// keep remembers a pair of the given cost if it is the best so far.
+func (s *search) keep(leg candidates.Leg, prefill, decode int32, v float64) {
+	rows := s.f.Candidates
+	v += kvaware.Busy * float64(candidates.BestGrade-leg.Grade(&rows[decode]))
+	if v < s.least || v == s.least && kvaware.Before(rows, decode, s.best.Decode, ^s.f.Random) {
+		s.best, s.least = abi.PlaceDecision{Prefill: prefill, Decode: decode}, v
 	}
-	micros := s.p.KV.TransferMicros
-	if transfer > 0 {
-		micros = float64(transfer)
-	}
-	cost += s.p.KV.Decode(c) + float64(micros*kvaware.Missing(c, s.prompt)) + s.p.state(state)
-	if c.Roles&abi.RolePrefill == 0 {
-		c.Score = min(c.Score, float32(cost*1e-6))
-	}
-	if cost += kvaware.Busy * float64(candidates.BestGrade-leg.Grade(c)); s.best.Decode >= 0 && cost > s.least {
-		return
-	}
-	o := kvaware.Order(c, ^s.f.Random, int(decode))
-	if s.best.Decode >= 0 && cost == s.least && o >= s.order {
-		return
-	}
-	s.best, s.least, s.order = abi.PlaceDecision{Prefill: prefill, Decode: decode}, cost, o
 }
 
 func (p *Params) state(s abi.PairState) float64 {

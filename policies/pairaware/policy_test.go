@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/policies/candidates"
 	"github.com/pdproxy/pdproxy/policies/kvaware"
 )
 
@@ -106,13 +105,13 @@ func TestIsTheBest(t *testing.T) {
 		}
 		d := p.Place(f)
 		cost := func(i, j int32) float64 {
-			pool := p.KV.Survey(f, candidates.Prefill())
-			p.KV.Prefill(f, candidates.Prefill(), &pool, 0)
+			pool := p.KV.Survey(f, abi.RolePrefill)
+			p.KV.Prefill(f, abi.RolePrefill, &pool, 0)
 			pair, micros := states[[2]int32{i, j}], p.KV.TransferMicros
 			if pair.TransferMicros > 0 {
 				micros = float64(pair.TransferMicros)
 			}
-			return float64(rows[i].Score)*1e6 + p.KV.Decode(&rows[j]) + micros*kvaware.Missing(&rows[j], float64(f.Request.PromptTokens)) + p.state(pair.State)
+			return float64(rows[i].Score)*1e6 + p.KV.Stream(&rows[j], p.KV.Pressure()) + micros*kvaware.Missing(&rows[j], f.Request.PromptTokens) + p.state(pair.State)
 		}
 		got := cost(d.Prefill, d.Decode)
 		for i := range rows {
