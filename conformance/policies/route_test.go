@@ -30,6 +30,7 @@ func (plain) Flow() abi.Flow                                     { return abi.Fl
 func (plain) HealthPath(abi.Role) (string, bool)                 { return "/health", false }
 func (plain) FactPaths(abi.Role) []string                        { return nil }
 func (plain) ReadFacts(*engine.Facts, string, int, []byte) error { return nil }
+func (plain) BothPairs() bool                                    { return true }
 func (plain) Compatible(_, _ *engine.Facts) error                { return nil }
 
 // well answers every probe.

@@ -97,7 +97,7 @@ bootstrap_port = 8_998
 [[engine]]
 name = "s1"
 url = "http://s1"
-role = "both"
+role = "decode"
 connector = "sglang"
 [[engine]]
 name = "plain"
@@ -121,7 +121,7 @@ url = "http://auth.svc"
 	}
 	want := []Engine{
 		{Name: "s0", URL: "https://[2001:db8::1]:30000/v2", Role: RolePrefill, Connector: ConnectorSGLang, Ranks: 8, BootstrapPort: 8998},
-		{Name: "s1", URL: "http://s1", Role: RoleBoth, Connector: ConnectorSGLang, Ranks: 1},
+		{Name: "s1", URL: "http://s1", Role: RoleDecode, Connector: ConnectorSGLang, Ranks: 1},
 		{Name: "plain", URL: "http://plain:1/", Role: RoleBoth, Connector: ConnectorNone, Ranks: 1},
 	}
 	if !reflect.DeepEqual(cfg.Engines, want) {

@@ -346,6 +346,8 @@ func TestWarnings(t *testing.T) {
 		{"one address twice", strings.Replace(twoEngines, "8200", "8100", 1), []want{{"engine[1].url", 8, `also the address of "p0"`}}},
 		{"keys without effect", twoEngines + "bootstrap_host='h'\nbootstrap_port=1\nwire='g1'\nca='c'\n",
 			[]want{{"engine[1].bootstrap_host", 11, "no effect"}, {"engine[1].bootstrap_port", 12, "no effect"}, {"engine[1].wire", 13, "no effect"}, {"engine[1].ca", 14, "not https"}}},
+		{"sglang without disaggregation is no partner", "[[engine]]\nname='a'\nurl='http://a'\nrole='prefill'\nconnector='sglang'\n[[engine]]\nname='b'\nurl='http://b'\nrole='both'\nconnector='sglang'\n",
+			[]want{{"engine[0].role", 4, "no decode engine"}}},
 		{"ranks of trtllm", "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nconnector='trtllm'\nranks=4\n",
 			[]want{{"engine[0].ranks", 6, "choose their ranks themselves"}}},
 		{"no verification", "[[engine]]\nname='a'\nurl='https://a'\nrole='both'\ninsecure_skip_verify=true\nca='c'\n",

@@ -87,7 +87,8 @@ func (c *Config) partners(e Engine) (others []int, paired bool) {
 		if o.Role == opposite {
 			others = append(others, i)
 		}
-		paired = paired || (o.Role == opposite || o.Role == RoleBoth) && o.Connector == e.Connector
+		both := o.Role == RoleBoth && o.Connector != ConnectorSGLang // whose engines have one mode each
+		paired = paired || (o.Role == opposite || both) && o.Connector == e.Connector
 	}
 	return others, paired
 }

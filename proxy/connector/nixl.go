@@ -49,6 +49,9 @@ func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 	return readVersion(f, body)
 }
 
+// BothPairs: kv_role kv_both produces and consumes.
+func (nixl) BothPairs() bool { return true }
+
 // Compatible leaves the judgement to the engines' own handshake, which compares
 // a hash over version, model, dtype and layout that no HTTP route shows, and
 // which an operator can switch off.

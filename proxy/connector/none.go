@@ -34,6 +34,10 @@ func (none) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 	return readModels(f, body)
 }
 
+// BothPairs: nothing pairs.
+func (none) BothPairs() bool { return false }
+
+// Compatible refuses every pair.
 func (none) Compatible(_, _ *engine.Facts) error {
 	return errors.New("connector none transfers no KV")
 }

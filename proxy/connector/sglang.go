@@ -98,6 +98,10 @@ func publisher(announced []byte) engine.KVPublisher {
 	}
 }
 
+// BothPairs: an engine of role both was started without disaggregation, so that it
+// has no bootstrap server, and answers a decode leg by computing all of it anew.
+func (sglang) BothPairs() bool { return false }
+
 // Compatible refuses what decode would refuse at the first request.
 func (sglang) Compatible(p, d *engine.Facts) error {
 	if p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize {

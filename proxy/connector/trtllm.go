@@ -62,6 +62,9 @@ func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	return nil
 }
 
+// BothPairs: a worker does what each request's request_type says.
+func (trtllm) BothPairs() bool { return true }
+
 // Compatible refuses the pair of which decode would refuse prefill's params:
 // those of the first generation and of any later one know different members.
 func (trtllm) Compatible(p, d *engine.Facts) error {

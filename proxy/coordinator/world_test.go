@@ -31,6 +31,7 @@ type protocol struct{ flow abi.Flow }
 func (p protocol) Flow() abi.Flow                    { return p.flow }
 func (protocol) HealthPath(abi.Role) (string, bool)  { return "/health", false }
 func (protocol) FactPaths(abi.Role) []string         { return []string{"/facts"} }
+func (protocol) BothPairs() bool                     { return true }
 func (protocol) Compatible(p, d *engine.Facts) error { return differ(p.Version, d.Version) }
 func (protocol) ReadFacts(f *engine.Facts, _ string, _ int, body []byte) error {
 	f.Version = string(body)

@@ -24,6 +24,7 @@ type fakeProtocol struct {
 	flow      abi.Flow
 	health    string
 	bootstrap bool
+	oneMode   bool // an instance of role both takes no leg of a pair
 }
 
 func (f fakeProtocol) Flow() abi.Flow { return f.flow }
@@ -63,6 +64,8 @@ func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error
 	}
 	return nil
 }
+
+func (p fakeProtocol) BothPairs() bool { return !p.oneMode }
 
 func (fakeProtocol) Compatible(p, d *Facts) error {
 	if p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize {

@@ -61,8 +61,10 @@ func (g *group) join(i *Instance, facts *Facts) bool {
 	return true
 }
 
-// pairs reports whether i's connector has two legs at all.
-func (i *Instance) pairs() bool { return i.Flow != abi.FlowAggregated && i.Flow != abi.FlowNone }
+// pairs reports whether i can take one leg of two.
+func (i *Instance) pairs() bool {
+	return i.Flow != abi.FlowAggregated && i.Flow != abi.FlowNone && (i.Role != abi.RoleBoth || i.protocol.BothPairs())
+}
 
 // unpairable reports why a prefill leg on p cannot be followed by a decode leg
 // on d, or the other way round; nil where a role excludes it.

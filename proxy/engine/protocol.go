@@ -9,6 +9,9 @@ type Protocol interface {
 	// Flow is the order of the two legs; aggregated says that the protocol has
 	// only one.
 	Flow() abi.Flow
+	// BothPairs reports whether an instance of role both can take one leg of a pair;
+	// else it serves whole requests only.
+	BothPairs() bool
 	// HealthPath is a GET that costs the engine nothing and answers 2xx when it
 	// is well. bootstrap says that it goes to the instance's bootstrap port
 	// instead of its URL (sglang prefill).

@@ -17,6 +17,7 @@ func made(id int, name string, role abi.Role, connector string, s State, ranks i
 	if connector == "none" {
 		p.flow = abi.FlowAggregated
 	}
+	p.oneMode = connector == "one mode"
 	i := &Instance{
 		ID: uint32(id), Spec: config.Engine{Name: name, Connector: connector}, Role: role,
 		Flow: p.flow, protocol: p, Load: make([]load.Counter, ranks),
@@ -67,6 +68,15 @@ func TestPool(t *testing.T) {
 				made(2, "d", abi.RoleDecode, "x", Ready, 1, Facts{Models: m}),
 			},
 			"b/0 both 1, d/0 decode 1", "b/0 both 1", "b/0 prefill 1, d/0 decode 1", "[2]", Counts{1, 1, 1},
+		},
+		{
+			"both of one mode takes no leg of a pair",
+			[]*Instance{
+				made(1, "p", abi.RolePrefill, "one mode", Ready, 1, Facts{Models: m}),
+				made(2, "d", abi.RoleDecode, "one mode", Ready, 1, Facts{Models: m}),
+				made(3, "b", abi.RoleBoth, "one mode", Ready, 1, Facts{Models: m}),
+			},
+			"b/0 both 0, p/0 prefill 1, d/0 decode 1", "b/0 both 0", "p/0 prefill 1, d/0 decode 1", "[2]", Counts{1, 1, 1},
 		},
 		{
 			"connectors are apart",
