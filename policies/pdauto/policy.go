@@ -23,7 +23,7 @@ type Params struct {
 func (p *Params) Table() param.Table {
 	const large = 1e9
 	return param.Table{
-		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token on a prefill target, while that is not measured"},
+		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token on a prefill target, while that is not measured; where only the other kind is, its ratio to that one's parameter counts"},
 		{Name: "both_token_micros", Value: &p.BothTokenMicros, Default: 150, Least: 0.001, Most: large, Unit: "µs", Meaning: "the same on a target that serves both phases, whose streams share its time"},
 		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of one prompt token's KV, while that is not measured"},
 		{Name: "handover_micros", Value: &p.HandoverMicros, Default: 20_000, Most: large, Unit: "µs", Meaning: "what two legs cost beside the transfer, while that is not measured"},
@@ -55,7 +55,7 @@ func (p *Params) Plan(f *abi.PlanFacts) abi.PlanDecision {
 // one is the estimate for one leg until its first token, in µs.
 func (p *Params) one(f *abi.PlanFacts) float64 {
 	uncached := float64(max(0, f.Request.PromptTokens-f.BothCached))
-	micros := known(f.BothMicros, p.BothTokenMicros)
+	micros := known(f.BothMicros, likened(f.PrefillMicros, p.TokenMicros, p.BothTokenMicros))
 	return float64((float64(max(0, f.BothQueued))+uncached)*micros) + float64(uncached*p.StreamMicros)
 }
 
@@ -64,9 +64,18 @@ func (p *Params) one(f *abi.PlanFacts) float64 {
 func (p *Params) two(f *abi.PlanFacts) float64 {
 	prompt := float64(max(0, f.Request.PromptTokens))
 	uncached := float64(max(0, f.Request.PromptTokens-f.PrefillCached))
-	micros := known(f.PrefillMicros, p.TokenMicros)
+	micros := known(f.PrefillMicros, likened(f.BothMicros, p.BothTokenMicros, p.TokenMicros))
 	return float64((float64(max(0, f.PrefillQueued))+uncached)*micros) +
 		float64(prompt*known(f.TransferMicros, p.TransferMicros)) + known(f.HandoverMicros, p.HandoverMicros)
+}
+
+// likened is the parameter of one kind of targets, in the scale that the other
+// kind was measured to have: engines are slow or fast together.
+func likened(measured float32, other, parameter float64) float64 {
+	if measured > 0 {
+		return float64(float64(measured)*parameter) / other
+	}
+	return parameter
 }
 
 // known is what was measured, or else the parameter.
