@@ -201,3 +201,44 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestShortPromptsStayWhole: two legs are taken where they pay, and one where
+// they do not.
+func TestShortPromptsStayWhole(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		speed := func(c *enginesim.Config) { c.PrefillUsPerToken = 200 }
+		whole := enginesim.Config{Connector: connector, Role: enginesim.RoleBoth, Lease: time.Minute}
+		speed(&whole)
+		both := startEngine(t, whole)
+		f := startFleet(t, connector, fleetOptions{
+			prefill: 1, decode: 1,
+			engine: func(_ string, _ int, c *enginesim.Config) { speed(c) },
+			config: func(c *config.Config) {
+				c.Policy.Plan, c.Policy.Place = "pd_auto", "pair_aware"
+				c.Engines = append(c.Engines, engineSpec("b0", "both", connector, both))
+			},
+		})
+		f.decode = append(f.decode, both)
+		for _, tt := range []struct {
+			tokens int
+			flow   string
+		}{{20, "aggregated"}, {3000, "two legs"}} {
+			flows := make(map[string]int)
+			for i := range 6 {
+				e := f.explained(fmt.Sprintf("r-%d-%d", tt.tokens, i), prompt(11*i, tt.tokens))
+				if e.Flow != "aggregated" {
+					e.Flow = "two legs"
+				}
+				for _, l := range e.Legs {
+					if l.Error != "" {
+						t.Errorf("%s on %s failed: %s", l.Phase, l.Engine, l.Error)
+					}
+				}
+				flows[e.Flow]++
+			}
+			if flows[tt.flow] != 6 {
+				t.Errorf("prompts of %d tokens: %v, want %s", tt.tokens, flows, tt.flow)
+			}
+		}
+	})
+}
