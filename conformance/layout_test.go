@@ -30,6 +30,7 @@ var mayImport = map[string][]string{
 	"policies/wasm":             {"abi", "abi/guest", "policies/..."},
 	"examples/...":              {"abi", "abi/guest"},
 	"proxy/config":              {},
+	"proxy/config/importer":     {"proxy/config"},
 	"proxy/openai":              {},
 	"proxy/upstream":            {},
 	"proxy/state/...":           {"abi"},

@@ -1,0 +1,119 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/proxy/config/importer"
+)
+
+func (a *app) importCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "import",
+		Short: "Make a configuration from that of another router",
+		Long: "Prints a config.toml that does what another router's configuration does, with a comment for each thing\n" +
+			"that has no equal. Warnings go to standard error. Secrets are never printed.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("import: want trtllm, vllm-router or sglang-router, and a file")
+		},
+	}
+	c.AddCommand(a.importTRTLLM(),
+		a.importFlags("vllm-router", "of vllm-router", importer.VLLMRouter),
+		a.importFlags("sglang-router", "of SGLang's model gateway (sglang-router, smg)", importer.SGLangRouter))
+	return c
+}
+
+func (a *app) importTRTLLM() *cobra.Command {
+	var metadata string
+	timeout := int(importer.DefaultRequestTimeout / time.Second)
+	c := &cobra.Command{
+		Use:   "trtllm disagg_config.yaml [metadata_config.yaml]",
+		Short: "From the files of trtllm-serve disaggregated",
+		Args:  cobra.RangeArgs(1, 2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 2 && metadata != "" {
+				return errors.New("import: the metadata server's file is named twice")
+			}
+			if len(args) == 2 {
+				metadata = args[1]
+			}
+			if timeout < 1 || timeout > 1_000_000_000 {
+				return errors.New("--request-timeout: want seconds, at least 1")
+			}
+			in := importer.TRTLLM{RequestTimeout: time.Duration(timeout) * time.Second}
+			var err error
+			if in.Disagg, err = importFile(args[0]); err != nil {
+				return err
+			}
+			if metadata != "" {
+				if in.Metadata, err = importFile(metadata); err != nil {
+					return err
+				}
+			}
+			return a.printImport(in.Import())
+		},
+	}
+	c.Flags().StringVarP(&metadata, "metadata-server-config-file", "m", "", "the metadata server's file, as for trtllm-serve")
+	c.Flags().IntVarP(&timeout, "request-timeout", "r", timeout, "the --request_timeout that trtllm-serve is started with, in seconds")
+	return c
+}
+
+func (a *app) importFlags(name, of string, read func(importer.File) (importer.Result, error)) *cobra.Command {
+	return &cobra.Command{
+		Use:   name + " FLAGFILE",
+		Short: "From the flags " + of,
+		Long: "FLAGFILE holds the flags " + of + ": one command line, which may be continued by backslashes,\n" +
+			"or one flag a line.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			file, err := importFile(args[0])
+			if err != nil {
+				return err
+			}
+			return a.printImport(read(file))
+		},
+	}
+}
+
+// importFile reads one input.
+func importFile(path string) (importer.File, error) {
+	data, err := os.ReadFile(path)
+	return importer.File{Name: path, Text: data}, err
+}
+
+// importResult is the result as JSON.
+type importResult struct {
+	importer.Result
+	Problems importer.Problems `json:"problems"`
+}
+
+// printImport prints a result, or returns the problems for which there is none.
+func (a *app) printImport(res importer.Result, err error) error {
+	if a.json {
+		out := importResult{Result: res, Problems: importer.Problems{}}
+		if out.Warnings == nil {
+			out.Warnings = []importer.Finding{}
+		}
+		var problems importer.Problems
+		if errors.As(err, &problems) {
+			out.Problems = problems
+		}
+		if perr := a.printJSON(out); perr != nil {
+			return failed(perr)
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	for _, w := range res.Warnings {
+		fmt.Fprintln(a.err, "warning:", w)
+	}
+	_, err = fmt.Fprint(a.out, res.TOML)
+	return failed(err)
+}

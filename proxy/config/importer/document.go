@@ -1,0 +1,232 @@
+package importer
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// document is a config.toml in the making.
+type document struct {
+	from     string // what it was made from, for its first line
+	sections []*section
+	// notes are the things that have no equal.
+	notes []string
+}
+
+// section is one table, or one entry of the array [[engine]].
+type section struct {
+	name  string
+	array bool
+	// above is a comment before the header.
+	above string
+	lines []entry
+}
+
+// entry is one key with its value and a comment that says where it is from.
+type entry struct {
+	key     string
+	value   value
+	comment string
+	// sample says that the line is an example that somebody has to complete:
+	// it is always written as a comment.
+	sample bool
+}
+
+// value is a TOML value, and its plain text as config.Supports takes it.
+type value struct{ toml, plain string }
+
+// sectionOrder is the order of the reference config.toml.
+func sectionOrder() []string {
+	return []string{"server", "server.tls", "admin", "timeouts", "limits", "policy", "policy.params.sglang_cache_aware",
+		"policy.params.trtllm_kv_cache_aware", "conversation", "engine", "health", "retry", "circuit",
+		"discovery.moriio", "discovery.trtllm", "fleet"}
+}
+
+// section returns the table of that name, made when it is new.
+func (d *document) section(name string) *section {
+	for _, s := range d.sections {
+		if s.name == name && !s.array {
+			return s
+		}
+	}
+	s := &section{name: name}
+	d.sections = append(d.sections, s)
+	return s
+}
+
+// set gives a key of a table its value. The comment says why.
+func (d *document) set(name, key string, v value, comment string) {
+	d.section(name).set(key, v, comment)
+}
+
+// engine adds an [[engine]].
+func (d *document) engine() *section {
+	s := &section{name: "engine", array: true}
+	d.sections = append(d.sections, s)
+	return s
+}
+
+// engines counts them.
+func (d *document) engines() int {
+	n := 0
+	for _, s := range d.sections {
+		if s.array {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *section) set(key string, v value, comment string) {
+	s.lines = append(s.lines, entry{key: key, value: v, comment: comment})
+}
+
+// note adds a thing that has no equal.
+func (d *document) note(key, format string, args ...any) {
+	d.notes = append(d.notes, key+": "+fmt.Sprintf(format, args...))
+}
+
+// off reports whether the line is written as a comment; missing, that it is so
+// because the build lacks it.
+func (e entry) off(s *section, can supports) (off, missing bool) {
+	missing = !can(s.name+"."+e.key, e.value.plain)
+	return e.sample || missing, missing
+}
+
+// off reports whether a whole [[engine]] is written as comments: an engine
+// without its connector would be another engine.
+func (s *section) off(can supports) bool {
+	return s.array && slices.ContainsFunc(s.lines, func(e entry) bool {
+		_, missing := e.off(s, can)
+		return missing
+	})
+}
+
+// missing lists the keys that the build lacks, each once.
+func (d *document) missing(can supports) []string {
+	var keys []string
+	for _, s := range d.sections {
+		for _, e := range s.lines {
+			if _, missing := e.off(s, can); missing {
+				keys = append(keys, fmt.Sprintf("%s.%s = %s", s.name, e.key, e.value.toml))
+			}
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// render writes the text for a build.
+func (d *document) render(can supports) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
+	b.WriteString("# Lines that begin with \"#\" and no space are keys that cannot be used as they stand; what they need is said beside them.\n")
+	order := sectionOrder()
+	sections := slices.Clone(d.sections)
+	slices.SortStableFunc(sections, func(x, y *section) int { return slices.Index(order, x.name) - slices.Index(order, y.name) })
+	for _, s := range sections {
+		s.render(&b, can)
+	}
+	if len(d.notes) > 0 {
+		b.WriteString("\n# Without an equal here:\n")
+		for _, n := range d.notes {
+			b.WriteString("# - " + printable(n) + "\n")
+		}
+	}
+	return b.String()
+}
+
+func (s *section) render(b *strings.Builder, can supports) {
+	if len(s.lines) == 0 {
+		return
+	}
+	b.WriteByte('\n')
+	if s.above != "" {
+		b.WriteString("# " + printable(s.above) + "\n")
+	}
+	header, allOff := "["+s.name+"]", s.off(can)
+	if s.array {
+		header = "[" + header + "]"
+	}
+	if allOff {
+		header = "#" + header
+	}
+	b.WriteString(header + "\n")
+	for _, e := range s.lines {
+		off, missing := e.off(s, can)
+		text, comment := e.key+" = "+e.value.toml, e.comment
+		if off || allOff {
+			text = "#" + text
+		}
+		if missing {
+			comment = strings.TrimPrefix(comment+"; not supported by this build", "; ")
+		}
+		if comment != "" {
+			text = fmt.Sprintf("%-32s # %s", text, printable(comment))
+		}
+		b.WriteString(text + "\n")
+	}
+}
+
+// printable returns text on one line, as a TOML comment may hold it.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == unicode.ReplacementChar {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// text is a TOML string.
+func text(s string) value {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteString(`\` + string(r))
+		case unicode.IsControl(r):
+			fmt.Fprintf(&b, `\u%04X`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return value{b.String(), s}
+}
+
+// number is a TOML integer.
+func number(n int) value { s := strconv.Itoa(n); return value{s, s} }
+
+// float is a TOML float.
+func float(x float64) value {
+	s := strconv.FormatFloat(x, 'f', -1, 64)
+	if x == math.Trunc(x) {
+		s += ".0"
+	}
+	return value{s, s}
+}
+
+// list is a TOML array of strings.
+func list(items []string) value {
+	quoted := make([]string, len(items))
+	for i, item := range items {
+		quoted[i] = text(item).toml
+	}
+	return value{"[" + strings.Join(quoted, ", ") + "]", strings.Join(items, " ")}
+}
+
+// seconds is a duration: whole seconds as 180s, others as Go writes them.
+func seconds(x float64) value {
+	d := time.Duration(math.Round(x * float64(time.Second)))
+	if d%time.Second == 0 {
+		return text(strconv.Itoa(int(d/time.Second)) + "s")
+	}
+	return text(d.String())
+}

@@ -1,0 +1,355 @@
+package importer
+
+import (
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// A flag file is a command line as a shell or a service file has it: words,
+// quotes, backslashes at line ends, comments. One flag a line is the same with
+// other line ends, and so are the "- --flag" lines of a Kubernetes manifest.
+
+// word is one argument.
+type word struct {
+	text string
+	line int
+	// quoted says that some of it stood in quotes: "-" or ">" is meant then.
+	quoted bool
+	// operator says that the shell ends the command here.
+	operator bool
+	// open says what only a shell could put in.
+	open string
+}
+
+// wordReader splits a flag file.
+type wordReader struct {
+	*report
+	file  string
+	text  string
+	at    int
+	line  int
+	words []word
+}
+
+// split returns the words of a file.
+func (w *wordReader) split() []word {
+	for w.at < len(w.text) {
+		switch c := w.text[w.at]; {
+		case c == '\n':
+			w.line++
+			w.at++
+		case c == ' ' || c == '\t' || c == '\r':
+			w.at++
+		case c == '#':
+			for w.at < len(w.text) && w.text[w.at] != '\n' {
+				w.at++
+			}
+		case c == '\\' && w.lineEnd(w.at+1) > 0:
+			w.at += 1 + w.lineEnd(w.at+1)
+			w.line++
+		case strings.IndexByte("<>|&;()", c) >= 0:
+			w.words = append(w.words, word{line: w.line, operator: true})
+			w.at++
+		default:
+			w.word()
+		}
+	}
+	return w.words
+}
+
+// lineEnd returns the length of the line end at i, 0 when there is none.
+func (w *wordReader) lineEnd(i int) int {
+	switch rest := w.text[min(i, len(w.text)):]; {
+	case strings.HasPrefix(rest, "\n"):
+		return 1
+	case strings.HasPrefix(rest, "\r\n"):
+		return 2
+	}
+	return 0
+}
+
+// word reads one word.
+func (w *wordReader) word() {
+	var b strings.Builder
+	out := word{line: w.line}
+	var quote byte
+	for ; w.at < len(w.text); w.at++ {
+		c := w.text[w.at]
+		switch {
+		case quote == 0 && strings.IndexByte(" \t\r\n<>|&;()", c) >= 0:
+			out.text = b.String()
+			w.words = append(w.words, out)
+			return
+		case quote == 0 && (c == '\'' || c == '"'):
+			quote, out.quoted = c, true
+		case c == quote:
+			quote = 0
+		case quote != '\'' && c == '$':
+			out.open = "the shell would put the value of a variable here: write the value"
+			b.WriteByte(c)
+		case quote != '\'' && c == '`':
+			out.open = "the shell would run a command here: write what it prints"
+		case quote != '\'' && c == '\\' && w.lineEnd(w.at+1) > 0:
+			w.at += w.lineEnd(w.at + 1)
+			w.line++
+		case quote != '\'' && c == '\\' && w.at+1 < len(w.text):
+			w.at++
+			b.WriteByte(w.text[w.at])
+		default:
+			if c == '\n' {
+				w.line++
+			}
+			b.WriteByte(c)
+		}
+	}
+	if quote != 0 {
+		w.problem(w.file, out.line, "", "a quote is not closed")
+	}
+	out.text = b.String()
+	w.words = append(w.words, out)
+}
+
+// arity is what a flag takes.
+type arity int
+
+const (
+	takesNothing arity = iota
+	takesOne
+	takesMany
+	// takesURL is --prefill: a URL and perhaps a port.
+	takesURL
+)
+
+// flagSpec is one flag of a router.
+type flagSpec struct {
+	arity arity
+	// note says why there is no equal; empty for flags that are read.
+	note string
+	// trap is a warning besides, for what an operator would miss.
+	trap string
+}
+
+// use is one occurrence of a flag.
+type use struct {
+	line   int
+	values []word
+}
+
+// flags are the flags of one command line.
+type flags struct {
+	*report
+	file  string
+	specs map[string]flagSpec
+	// order has each name that occurs once, in the order of the file.
+	order []string
+	uses  map[string][]use
+}
+
+// readFlags reads the command line of a router.
+func readFlags(r *report, f File, programs []string, specs map[string]flagSpec) *flags {
+	out := &flags{report: r, file: f.Name, specs: specs, uses: map[string][]use{}}
+	if !utf8.Valid(f.Text) || strings.ContainsRune(string(f.Text), 0) {
+		r.problem(f.Name, 0, "", "it is no text")
+		return out
+	}
+	w := wordReader{report: r, file: f.Name, text: string(f.Text), line: 1}
+	words := arguments(w.split(), programs)
+	for _, word := range words {
+		if word.open != "" {
+			r.problem(f.Name, word.line, "", "%s", word.open)
+		}
+	}
+	for len(words) > 0 {
+		words = out.take(words)
+	}
+	out.repeated()
+	if len(out.order) == 0 && len(r.problems) == 0 {
+		r.problem(f.Name, 0, "", "it has no flags of that router")
+	}
+	return out
+}
+
+// arguments returns the words after the program's name, up to where the shell
+// ends the command.
+func arguments(words []word, programs []string) []word {
+	start := 0
+	for i, w := range words {
+		name := path.Base(w.text)
+		after := i == 0 || !strings.HasPrefix(words[i-1].text, "-") || words[i-1].text == "-m" || words[i-1].text == "-"
+		if after && slices.Contains(programs, name) {
+			start = i + 1
+			break
+		}
+	}
+	words = words[start:]
+	// What else stands before the first flag starts the program: cargo run --release --.
+	if i := slices.IndexFunc(words, func(w word) bool { return w.text == "--" }); i >= 0 {
+		words = words[i+1:]
+	}
+	if i := slices.IndexFunc(words, isFlag); i >= 0 && !slices.ContainsFunc(words[:i], func(w word) bool { return w.operator }) {
+		words = words[i:]
+	}
+	if i := slices.IndexFunc(words, func(w word) bool { return w.operator }); i >= 0 {
+		// The number before a redirection is a descriptor.
+		if i > 0 && words[i-1].text == "2" && !words[i-1].quoted {
+			i--
+		}
+		words = words[:i]
+	}
+	return slices.DeleteFunc(slices.Clone(words), func(w word) bool { return w.text == "-" && !w.quoted })
+}
+
+// isFlag reports whether a word is a flag's name.
+func isFlag(w word) bool { return strings.HasPrefix(w.text, "--") && len(w.text) > len("--") }
+
+// take reads one flag with its values and returns the other words.
+func (f *flags) take(words []word) []word {
+	first := words[0]
+	if !isFlag(first) {
+		f.problem(f.file, first.line, "", "an argument stands where a flag is expected")
+		return words[1:]
+	}
+	name, inline, hasInline := strings.Cut(first.text[len("--"):], "=")
+	if _, known := f.specs[name]; !known {
+		// The launcher that starts engines too has the router's flags so.
+		if short, prefixed := strings.CutPrefix(name, "router-"); prefixed {
+			name = short
+		}
+	}
+	end := 1
+	for end < len(words) && !isFlag(words[end]) {
+		end++
+	}
+	values := words[1:end]
+	spec, known := f.specs[name]
+	if !known {
+		f.unknown(first.line, name)
+		return words[end:]
+	}
+	if hasInline && spec.arity == takesNothing {
+		f.problem(f.file, first.line, "--"+name, "takes no value")
+	} else if hasInline {
+		values = append([]word{{text: inline, line: first.line}}, values...)
+	}
+	most := len(values)
+	switch spec.arity {
+	case takesNothing:
+		most = 0
+	case takesOne:
+		most = 1
+	case takesURL:
+		most = 2
+	case takesMany: // as many as there are
+	}
+	if len(values) == 0 && (spec.arity == takesOne || spec.arity == takesURL) {
+		f.problem(f.file, first.line, "--"+name, "has no value")
+		return words[end:]
+	}
+	for _, extra := range values[min(most, len(values)):] {
+		f.problem(f.file, extra.line, "--"+name, "an argument too many stands after it")
+	}
+	f.add(name, use{first.line, values[:min(most, len(values))]})
+	return words[end:]
+}
+
+func (f *flags) add(name string, u use) {
+	if len(f.uses[name]) == 0 {
+		f.order = append(f.order, name)
+	}
+	f.uses[name] = append(f.uses[name], u)
+}
+
+// unknown warns of a flag that is in no version of the router that is known
+// here.
+func (f *flags) unknown(line int, name string) {
+	var known []string
+	for k := range f.specs {
+		known = append(known, k)
+	}
+	slices.Sort(known)
+	name = printable(name[:min(len(name), 64)])
+	if near, ok := nearest(name, known); ok {
+		f.problem(f.file, line, "--"+name, "unknown flag; is --%s meant?", near)
+		return
+	}
+	f.warn(f.file, line, "--"+name, "unknown flag: it is left out")
+}
+
+// repeated warns of flags that are there several times and hold one value.
+func (f *flags) repeated() {
+	for _, name := range f.order {
+		n := len(f.uses[name])
+		switch arity := f.specs[name].arity; {
+		case n == 1 || arity == takesNothing || arity == takesURL || name == "decode":
+		case arity == takesMany:
+			f.warn(f.file, f.line(name), "--"+name, "is there %d times: all are read, as by the Rust program; the Python launcher reads the last", n)
+		default:
+			f.warn(f.file, f.line(name), "--"+name, "is there %d times: the last one counts, as with the Python launcher; the Rust program refuses that", n)
+		}
+	}
+}
+
+// on reports whether a switch is there.
+func (f *flags) on(name string) bool { return len(f.uses[name]) > 0 }
+
+// line is where a flag stands last; 0 when it does not.
+func (f *flags) line(name string) int {
+	if uses := f.uses[name]; len(uses) > 0 {
+		return uses[len(uses)-1].line
+	}
+	return 0
+}
+
+// text returns the value of a flag that takes one. Of several the last counts.
+func (f *flags) text(name string) (string, bool) {
+	uses := f.uses[name]
+	if len(uses) == 0 {
+		return "", false
+	}
+	last := uses[len(uses)-1]
+	if len(last.values) == 0 {
+		return "", false
+	}
+	return last.values[0].text, true
+}
+
+// all returns the values of every occurrence.
+func (f *flags) all(name string) []word {
+	var words []word
+	for _, u := range f.uses[name] {
+		words = append(words, u.values...)
+	}
+	return words
+}
+
+// integer returns a whole number from low to high.
+func (f *flags) integer(name string, low, high int) (int, bool) {
+	s, ok := f.text(name)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < low || n > high {
+		f.problem(f.file, f.line(name), "--"+name, "want a whole number from %d to %d", low, high)
+		return 0, false
+	}
+	return n, true
+}
+
+// float returns a number from low to high.
+func (f *flags) float(name string, low, high float64) (float64, bool) {
+	s, ok := f.text(name)
+	if !ok {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(x) || x < low || x > high {
+		f.problem(f.file, f.line(name), "--"+name, "want a number from %g to %g", low, high)
+		return 0, false
+	}
+	return x, true
+}

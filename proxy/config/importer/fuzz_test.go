@@ -1,0 +1,52 @@
+package importer
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// fuzz wants of every input: problems, or a text that config.Parse takes; and
+// the same twice.
+func fuzz(f *testing.F, kind string, more ...string) {
+	for _, name := range inputs(f) {
+		if strings.HasPrefix(filepath.Base(name), kind) {
+			f.Add(read(f, name))
+		}
+	}
+	for _, text := range more {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		res, err := importFile(kind, text, config.Supports)
+		again, _ := importFile(kind, text, config.Supports)
+		if res.TOML != again.TOML || warnings(res.Warnings) != warnings(again.Warnings) {
+			t.Error("twice the same input, two results")
+		}
+		if err != nil {
+			var problems Problems
+			if !errors.As(err, &problems) || len(problems) == 0 || res.TOML != "" {
+				t.Errorf("error %v with text %q", err, res.TOML)
+			}
+			return
+		}
+		if _, err := config.Parse([]byte(res.TOML)); err != nil {
+			t.Errorf("%v\n%s", err, res.TOML)
+		}
+	})
+}
+
+func FuzzTRTLLM(f *testing.F) {
+	fuzz(f, "trtllm", "a: &a [*a]\nb: {<<: *a}", "a: &a {b: *a}\ncontext_servers: *a\ngeneration_servers: {b: 1}", "port: 0x10\nnode_id: 1_0")
+}
+
+func FuzzVLLMRouter(f *testing.F) {
+	fuzz(f, "vllm", "--prefill http://[::1]:80/a%20b/ NONE --decode=http://a", "--host \x01 --prometheus-port 30000")
+}
+
+func FuzzSGLangRouter(f *testing.F) {
+	fuzz(f, "sglang", "--tls-cert-path '' --tls-key-path \"\\\"\"", "--worker-urls http://a/%zz http://a%41")
+}

@@ -1,0 +1,450 @@
+package importer
+
+import (
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// vllm-router began as a copy of SGLang's model gateway: most flags are in both,
+// with the same meaning.
+
+// gateway reads the flags of one of the two into doc.
+type gateway struct {
+	*flags
+	doc *document
+	// name is the router's, for comments.
+	name string
+	// defaults are where the two differ.
+	defaults gatewayDefaults
+	// disaggregated says that prefill and decode are apart.
+	disaggregated bool
+	seen          map[string]bool // addresses that are engines already
+}
+
+type gatewayDefaults struct {
+	host    string
+	metrics string // host of the Prometheus listener
+	// concurrent is --max-concurrent-requests; 0: no limit.
+	concurrent int
+	// grace is --shutdown-grace-period-secs; 0: there is none.
+	grace int
+	// routing headers and body members of conversations.
+	headers, fields []string
+}
+
+// mostSeconds bounds durations.
+const mostSeconds = 1_000_000_000
+
+// sharedFlags are the flags of both routers.
+func sharedFlags() map[string]flagSpec {
+	specs := map[string]flagSpec{}
+	for _, name := range []string{"host", "port", "policy", "prefill-policy", "decode-policy", "cache-threshold",
+		"balance-abs-threshold", "balance-rel-threshold", "api-key", "service-discovery-port", "service-discovery-namespace",
+		"prometheus-port", "prometheus-host", "request-timeout-secs", "max-payload-size", "max-concurrent-requests",
+		"queue-size", "queue-timeout-secs", "retry-max-retries", "cb-failure-threshold", "cb-timeout-duration-secs",
+		"health-failure-threshold", "health-success-threshold", "health-check-timeout-secs", "health-check-interval-secs",
+		"health-check-endpoint", "backend", "decode"} {
+		specs[name] = flagSpec{arity: takesOne}
+	}
+	for _, name := range []string{"disable-retries", "disable-circuit-breaker", "service-discovery"} {
+		specs[name] = flagSpec{}
+	}
+	specs["worker-urls"] = flagSpec{arity: takesMany}
+	specs["prefill"] = flagSpec{arity: takesURL}
+
+	const startup = "no engine is waited for: one that does not answer yet is down and gets no requests"
+	const tree = "the index bounds itself: [kv_index] text_ttl, text_tokens and max_entries"
+	const backoff = "a retry goes to another engine at once"
+	const kubernetes = "pods are not looked for by label"
+	maps.Copy(specs, map[string]flagSpec{
+		"worker-startup-timeout-secs":   {arity: takesOne, note: startup},
+		"worker-startup-check-interval": {arity: takesOne, note: startup},
+		"eviction-interval":             {arity: takesOne, note: tree},
+		"eviction-interval-secs":        {arity: takesOne, note: tree},
+		"max-tree-size":                 {arity: takesOne, note: tree},
+		"retry-initial-backoff-ms":      {arity: takesOne, note: backoff},
+		"retry-max-backoff-ms":          {arity: takesOne, note: backoff},
+		"retry-backoff-multiplier":      {arity: takesOne, note: backoff},
+		"retry-jitter-factor":           {arity: takesOne, note: backoff},
+		"cb-success-threshold":          {arity: takesOne, note: "one good request closes a circuit"},
+		"cb-window-duration-secs":       {arity: takesOne, note: "has no effect there either: failures in a row are counted"},
+		"selector":                      {arity: takesMany, note: kubernetes},
+		"prefill-selector":              {arity: takesMany, note: kubernetes},
+		"decode-selector":               {arity: takesMany, note: kubernetes},
+		"log-dir":                       {arity: takesOne, note: "logs go to standard error"},
+		"log-level":                     {arity: takesOne, note: "is a flag of pdproxy run: --log-level debug, info, warn or error"},
+		"request-id-headers":            {arity: takesMany, note: "x-request-id is read, and is on every answer"},
+		"rate-limit-tokens-per-second":  {arity: takesOne, note: "there is no rate limit; limits.max_exchanges and limits.per_client bound what runs"},
+		"cors-allowed-origins": {arity: takesMany, note: "no CORS headers are sent",
+			trap: "no CORS headers are sent here: pages in a browser need a proxy in front or a filter plugin"},
+		"enable-igw":      {note: "models are told apart by name in one list of engines: nothing has to be turned on"},
+		"mini-lb":         {note: "there is one data path"},
+		"history-backend": {arity: takesOne, note: "no conversations or responses are stored"},
+		"enable-trace":    {note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy"},
+		"otlp-traces-endpoint": {arity: takesOne, note: "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy",
+			trap: "spans are sent over HTTP here (port 4318 of most collectors), over gRPC (4317) there"},
+	})
+	return specs
+}
+
+// common reads what both routers have, once the engines are known.
+func (g *gateway) common() {
+	g.listeners()
+	g.limits()
+	g.care()
+	g.kubernetes()
+	for _, name := range g.order {
+		spec := g.specs[name]
+		if spec.note != "" {
+			g.doc.note("--"+name, "%s", spec.note)
+		}
+		if spec.trap != "" {
+			g.warn(g.file, g.line(name), "--"+name, "%s", spec.trap)
+		}
+	}
+	if g.doc.engines() == 0 && !g.on("service-discovery") && !g.on("vllm-discovery-address") && len(g.problems) == 0 {
+		g.warn(g.file, 0, "", "it names no engine")
+	}
+}
+
+// address is host:port of two flags, or their defaults.
+func (g *gateway) address(hostFlag, defaultHost, portFlag string, defaultPort int) (host, port string) {
+	host, ok := g.text(hostFlag)
+	if !ok {
+		host = defaultHost
+	}
+	n, ok := g.integer(portFlag, 1, 65535)
+	if !ok {
+		n = defaultPort
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), strconv.Itoa(n)
+}
+
+func (g *gateway) listeners() {
+	host, port := g.address("host", g.defaults.host, "port", 30000)
+	g.doc.set("server", "listen", text(net.JoinHostPort(host, port)), "--host, --port")
+	if n, ok := g.integer("max-payload-size", 1, 1<<50); ok {
+		g.doc.set("server", "max_body", text(config.ByteSize(n).String()), "--max-payload-size")
+	} else {
+		g.doc.set("server", "max_body", text("512MiB"), "the default of --max-payload-size")
+	}
+	host, port = g.address("prometheus-host", g.defaults.metrics, "prometheus-port", 29000)
+	comment := "--prometheus-host, --prometheus-port"
+	if !loopback(host) {
+		g.warn(g.file, max(g.line("prometheus-host"), g.line("prometheus-port")), "--prometheus-host",
+			"metrics are open to %s there; here that address also takes commands: it stays on 127.0.0.1 until admin.token_file is set", text(host).toml)
+		host, comment = "127.0.0.1", "--prometheus-port; any other host needs token_file"
+	}
+	g.doc.set("admin", "listen", text(net.JoinHostPort(host, port)), comment)
+}
+
+// loopback reports whether only this machine reaches host.
+func loopback(host string) bool {
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
+}
+
+func (g *gateway) limits() {
+	timeout, ok := g.integer("request-timeout-secs", 1, mostSeconds)
+	comment := "--request-timeout-secs"
+	if !ok {
+		timeout, comment = 1800, "the default of "+comment
+	}
+	g.doc.set("timeouts", "prefill", seconds(float64(timeout)), comment)
+	g.doc.set("timeouts", "first_byte", seconds(float64(timeout)), comment+"; it cuts longer streams there, not here")
+
+	if secs, ok := g.integer("shutdown-grace-period-secs", 0, mostSeconds); ok {
+		g.doc.set("server", "drain_timeout", seconds(float64(secs)), "--shutdown-grace-period-secs")
+	} else if g.defaults.grace > 0 {
+		g.doc.set("server", "drain_timeout", seconds(float64(g.defaults.grace)), "the default of --shutdown-grace-period-secs")
+	}
+
+	most, ok := g.integer("max-concurrent-requests", -1, 1<<30)
+	comment = "--max-concurrent-requests; a hard limit here, a bucket that refills there"
+	if !ok {
+		most, comment = g.defaults.concurrent, "the default of --max-concurrent-requests"
+	}
+	queue, queued := g.integer("queue-size", 0, 1<<30)
+	wait, waits := g.integer("queue-timeout-secs", 1, mostSeconds)
+	if most <= 0 {
+		g.doc.note("--max-concurrent-requests", "there is no limit there; here limits.max_exchanges (10000) run and limits.queue wait")
+		return
+	}
+	g.doc.set("limits", "max_exchanges", number(most), comment)
+	queueComment, waitComment := "--queue-size", "--queue-timeout-secs"
+	if !queued {
+		queue, queueComment = 100, "the default of --queue-size"
+	}
+	if !waits {
+		wait, waitComment = 60, "the default of --queue-timeout-secs"
+	}
+	g.doc.set("limits", "queue", number(queue), queueComment)
+	g.doc.set("limits", "queue_timeout", seconds(float64(wait)), waitComment)
+}
+
+// care is retries, circuits and probes.
+func (g *gateway) care() {
+	attempts, ok := g.integer("retry-max-retries", 1, 1000)
+	comment := "--retry-max-retries, which counts the first try"
+	if !ok {
+		attempts, comment = 5, "the default of --retry-max-retries, which counts the first try"
+	}
+	if g.on("disable-retries") {
+		attempts, comment = 1, "--disable-retries"
+	}
+	g.doc.set("retry", "attempts", number(attempts), comment)
+	g.doc.note("retries", "at most retry.budget (0.2) of recent exchanges here; no such bound there")
+
+	if n, ok := g.integer("cb-failure-threshold", 1, 1<<30); ok && !g.on("disable-circuit-breaker") {
+		g.doc.set("circuit", "failures", number(n), "--cb-failure-threshold")
+	}
+	if g.on("disable-circuit-breaker") {
+		g.doc.set("circuit", "failures", number(1<<30), "--disable-circuit-breaker: as good as never")
+	}
+	if n, ok := g.integer("cb-timeout-duration-secs", 1, mostSeconds); ok {
+		g.doc.set("circuit", "open_for", seconds(float64(n)), "--cb-timeout-duration-secs")
+	}
+	if n, ok := g.integer("health-check-interval-secs", 1, mostSeconds); ok {
+		g.doc.set("health", "interval", seconds(float64(n)), "--health-check-interval-secs")
+	}
+	if n, ok := g.integer("health-check-timeout-secs", 1, mostSeconds); ok {
+		g.doc.set("health", "timeout", seconds(float64(n)), "--health-check-timeout-secs")
+	}
+	if n, ok := g.integer("health-failure-threshold", 1, 1<<30); ok {
+		g.doc.set("health", "unhealthy_after", number(n), "--health-failure-threshold")
+	}
+	if n, ok := g.integer("health-success-threshold", 1, 1<<30); ok {
+		g.doc.set("health", "healthy_after", number(n), "--health-success-threshold")
+	}
+}
+
+// kubernetes is the discovery of pods.
+func (g *gateway) kubernetes() {
+	g.integer("service-discovery-port", 1, 65535)
+	g.text("service-discovery-namespace")
+	if g.on("service-discovery") {
+		g.doc.note("--service-discovery", "pods are not looked for by label; name the engines, or add them by POST /v1/engines on the admin address")
+		g.warn(g.file, g.line("service-discovery"), "--service-discovery", "engines found by label are not in the result")
+	}
+}
+
+// gatewayEngine is one engine that the flags name.
+type gatewayEngine struct {
+	flag      string
+	at        word
+	name      string
+	role      string
+	connector string
+	// bootstrap is the port of the bootstrap server, 0 when none is named.
+	bootstrap int
+	ranks     int
+}
+
+// addEngine writes one engine.
+func (g *gateway) addEngine(e gatewayEngine) {
+	address, ok := g.engineURL(e.flag, e.at)
+	if !ok {
+		return
+	}
+	if g.seen[address] {
+		g.warn(g.file, e.at.line, "--"+e.flag, "%s is there twice: it is one engine here", text(address).toml)
+		return
+	}
+	g.seen[address] = true
+	out := g.doc.engine()
+	out.set("name", text(e.name), "")
+	out.set("url", text(address), "--"+e.flag)
+	out.set("role", text(e.role), "")
+	out.set("connector", text(e.connector), "")
+	if e.bootstrap > 0 {
+		out.set("bootstrap_port", number(e.bootstrap), "--"+e.flag)
+	}
+	if e.ranks > 1 {
+		out.set("ranks", number(e.ranks), "--intra-node-data-parallel-size")
+	}
+	if path, ok := g.text("health-check-endpoint"); ok && path != "/health" {
+		out.set("health_path", text("/"+strings.TrimPrefix(path, "/")), "--health-check-endpoint")
+	}
+	if cas := g.all("ca-cert-paths"); len(cas) > 0 && strings.HasPrefix(address, "https:") {
+		out.set("ca", text(cas[0].text), "--ca-cert-paths")
+	}
+	if g.on("api-key") {
+		out.lines = append(out.lines, entry{key: "api_key_file", value: text("engine.key"), sample: true,
+			comment: "--api-key: put the key into a file of one line and name that"})
+	}
+}
+
+// engineURL checks an engine's URL; what it says of one never shows the URL,
+// which may hold a password.
+func (g *gateway) engineURL(flag string, at word) (string, bool) {
+	u, err := url.Parse(at.text)
+	switch {
+	case err != nil || u.Host == "" || u.Hostname() == "":
+		g.problem(g.file, at.line, "--"+flag, "want a URL as http://host:port")
+	case u.User != nil:
+		g.problem(g.file, at.line, "--"+flag, "no user or password may stand in an engine's URL")
+	case u.Scheme == "grpc" || u.Scheme == "grpcs":
+		g.doc.note("--"+flag+" grpc://"+u.Host, "engines are called over HTTP")
+		g.warn(g.file, at.line, "--"+flag, "an engine over gRPC has no equal: it is left out")
+		return "", false
+	case u.Scheme != "http" && u.Scheme != "https":
+		g.problem(g.file, at.line, "--"+flag, "want a URL as http://host:port or https://host:port")
+	case u.RawQuery != "" || u.Fragment != "":
+		g.problem(g.file, at.line, "--"+flag, "no query or fragment may stand in an engine's URL")
+	default:
+		return u.Scheme + "://" + u.Host + strings.TrimRight(u.EscapedPath(), "/"), true
+	}
+	return "", false
+}
+
+// workers writes the engines that serve whole requests.
+func (g *gateway) workers(ranks int) {
+	for i, w := range g.all("worker-urls") {
+		g.addEngine(gatewayEngine{flag: "worker-urls", at: w, name: "e" + strconv.Itoa(i),
+			role: config.RoleBoth, connector: config.ConnectorNone, ranks: ranks})
+	}
+}
+
+// pairs writes the engines of prefill and decode. useBootstrap says that the
+// connector has bootstrap servers.
+func (g *gateway) pairs(connector string, useBootstrap bool, ranks int) {
+	for i, u := range g.uses["prefill"] {
+		e := gatewayEngine{flag: "prefill", at: u.values[0], name: "p" + strconv.Itoa(i),
+			role: config.RolePrefill, connector: connector, ranks: ranks}
+		if len(u.values) == 2 && !strings.EqualFold(u.values[1].text, "none") {
+			port, err := strconv.Atoi(u.values[1].text)
+			if err != nil || port < 1 || port > 65535 {
+				g.problem(g.file, u.values[1].line, "--prefill", "want a bootstrap port from 1 to 65535, or none, after the URL")
+			}
+			if useBootstrap {
+				e.bootstrap = port
+			}
+		}
+		g.addEngine(e)
+	}
+	for i, w := range g.all("decode") {
+		g.addEngine(gatewayEngine{flag: "decode", at: w, name: "d" + strconv.Itoa(i),
+			role: config.RoleDecode, connector: connector, ranks: ranks})
+	}
+}
+
+// pairsWanted reports whether prefill and decode are apart: the switch says so,
+// or nothing else makes sense.
+func (g *gateway) pairsWanted(flag string) bool {
+	named := g.on("prefill") || g.on("decode")
+	switch {
+	case g.on(flag):
+		if len(g.all("worker-urls")) > 0 {
+			g.warn(g.file, g.line("worker-urls"), "--worker-urls", "is ignored there with --%s", flag)
+		}
+		return true
+	case named && len(g.all("worker-urls")) > 0:
+		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "are ignored there without --%s: only --worker-urls count", flag)
+	case named:
+		g.warn(g.file, max(g.line("prefill"), g.line("decode")), "--prefill, --decode", "are ignored there without --%s; they are read as if it were there", flag)
+		return true
+	}
+	return false
+}
+
+// sharedWarnings are about keys and engines.
+func (g *gateway) sharedWarnings() {
+	if g.on("api-key") {
+		g.warn(g.file, g.line("api-key"), "--api-key", "keys are not written: put it into a file and name that in engine.api_key_file")
+	}
+	if path, ok := g.text("health-check-endpoint"); ok && strings.Contains(path, "generate") {
+		g.warn(g.file, g.line("health-check-endpoint"), "--health-check-endpoint", "each probe generates a token, and probes are every 2 s here unless health.interval says otherwise")
+	}
+}
+
+// place chooses the one policy that places both legs here.
+func (g *gateway) place(known []string) {
+	main, ok := g.policy("policy", known)
+	if !ok {
+		main = "cache_aware"
+	}
+	prefill, decode := main, main
+	if p, ok := g.policy("prefill-policy", known); ok && g.disaggregated {
+		prefill = p
+	}
+	if p, ok := g.policy("decode-policy", known); ok && g.disaggregated {
+		decode = p
+	}
+	place, why := placeOf(prefill)
+	g.doc.set("policy", "place", text(place), strings.TrimSuffix(prefill+" of "+g.name+"; "+why, "; "))
+	if other, _ := placeOf(decode); other != place {
+		g.doc.note("--decode-policy", "%s: one policy places both legs here, and that of prefill is taken (%s for decode alone)", decode, other)
+	}
+	if place == "conversation" {
+		g.conversation()
+	}
+	if place == "sglang_cache_aware" {
+		g.cacheParams()
+		return
+	}
+	for _, flag := range []string{"cache-threshold", "balance-abs-threshold", "balance-rel-threshold"} {
+		if g.on(flag) {
+			g.doc.note("--"+flag, "is of no use without cache_aware for prefill")
+		}
+	}
+}
+
+// policy returns the value of a policy flag.
+func (g *gateway) policy(flag string, known []string) (string, bool) {
+	p, ok := g.text(flag)
+	if ok && !slices.Contains(known, p) {
+		g.problem(g.file, g.line(flag), "--"+flag, "unknown policy: want one of %s", strings.Join(known, ", "))
+		return "", false
+	}
+	return p, ok
+}
+
+// placeOf returns the place policy for one of the gateways' policies, and what
+// is to be said of it.
+func placeOf(policy string) (place, why string) {
+	switch policy {
+	case "cache_aware", "prefix_hash":
+		return "sglang_cache_aware", "kv_aware counts estimated seconds instead, by the engines' KV events where kv_events is set"
+	case "round_robin", "power_of_two":
+		return policy, ""
+	case "least_load":
+		return policy, "by requests and tokens in flight"
+	case "bucket":
+		return "kv_aware", "it too keeps short prompts apart from long ones"
+	case "random", "passthrough":
+		return "round_robin", "it spreads as evenly"
+	default: // consistent_hash, rendezvous_hash, consistent_hashing, manual, sticky_*
+		return "conversation", "sessions keep their engines by a table, not by a hash"
+	}
+}
+
+// cacheParams are the thresholds of cache_aware, whose defaults are those of
+// the command line.
+func (g *gateway) cacheParams() {
+	const params = "policy.params.sglang_cache_aware"
+	if x, ok := g.float("cache-threshold", 0, 1); ok {
+		g.doc.set(params, "cache_threshold", float(x), "--cache-threshold")
+	}
+	if n, ok := g.integer("balance-abs-threshold", 0, 1_000_000_000); ok {
+		g.doc.set(params, "balance_abs_threshold", float(float64(n)), "--balance-abs-threshold")
+	}
+	if x, ok := g.float("balance-rel-threshold", 1, 1e9); ok {
+		g.doc.set(params, "balance_rel_threshold", float(x), "--balance-rel-threshold")
+	}
+}
+
+// conversation is what names a session.
+func (g *gateway) conversation() {
+	c := config.Default().Conversation
+	if len(g.defaults.fields) > 0 {
+		g.doc.set("conversation", "fields", list(append(slices.Clone(g.defaults.fields), c.Fields...)), "body members that name a session there")
+	}
+	if len(g.defaults.headers) > 0 {
+		g.doc.set("conversation", "headers", list(append(slices.Clone(g.defaults.headers), c.Headers...)), "request headers that name a session there")
+	}
+}

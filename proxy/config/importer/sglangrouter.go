@@ -1,0 +1,134 @@
+package importer
+
+import (
+	"maps"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// SGLangRouter makes a configuration from the flags of SGLang's model gateway,
+// of the same name as sglang-router, smg and amg: those of its Rust program
+// (sgl-model-gateway/src/main.rs) as well as those of its Python launcher
+// (bindings/python/src/sglang_router/router_args.py).
+func SGLangRouter(f File) (Result, error) { return sglangRouterFor(f, config.Supports) }
+
+func sglangRouterFor(f File, can supports) (Result, error) {
+	r := &report{}
+	programs := []string{"sglang-router", "sglang_router", "smg", "amg", "sgl-model-gateway", "sglang_router.launch_router", "launch_router.py"}
+	g := &gateway{
+		flags: readFlags(r, f, programs, sglangFlags()),
+		doc:   &document{from: "the flags of SGLang's model gateway"}, name: "sglang-router", seen: map[string]bool{},
+		defaults: gatewayDefaults{host: "0.0.0.0", metrics: "0.0.0.0", grace: 180,
+			headers: []string{"X-SMG-Routing-Key"}},
+	}
+	g.disaggregated = g.pairsWanted("pd-disaggregation")
+	if g.disaggregated {
+		g.pairs(config.ConnectorSGLang, true, 0)
+	} else {
+		g.workers(0)
+	}
+	g.place([]string{"random", "round_robin", "cache_aware", "power_of_two", "prefix_hash", "consistent_hashing", "manual", "bucket", "least_load", "passthrough"})
+	g.tls()
+	g.sglangBackend()
+	g.sharedWarnings()
+	g.sglangTraps()
+	g.common()
+	return r.finish(f.Name, g.doc, can)
+}
+
+func sglangFlags() map[string]flagSpec {
+	specs := sharedFlags()
+	specs["pd-disaggregation"] = flagSpec{}
+	specs["dp-aware"] = flagSpec{}
+	specs["ca-cert-paths"] = flagSpec{arity: takesMany}
+	for _, name := range []string{"shutdown-grace-period-secs", "tls-cert-path", "tls-key-path", "runtime"} {
+		specs[name] = flagSpec{arity: takesOne}
+	}
+	const manual = "a conversation keeps its engine as long as it is among conversation.capacity"
+	const prefix = "matches are of whole blocks of the prompt"
+	const tokenizer = "[tokens] files names a tokenizer.json by model, for plain prompts; chats are tokenized by the engines"
+	const store = "no conversations or responses are stored"
+	const parsers = "engines parse reasoning and tool calls themselves"
+	const jwt = "clients show keys (server.auth.keys_file) or certificates (server.tls.client_ca); the admin address has one token"
+	const trap = "nobody is asked who they are by these means here: see server.auth.keys_file and admin.token_file"
+	const encode = "engines that only encode images are not placed"
+	const mesh = "proxies share their state through [fleet]"
+	one := func(note string) flagSpec { return flagSpec{arity: takesOne, note: note} }
+	maps.Copy(specs, map[string]flagSpec{
+		"prefix-token-count": one(prefix), "prefix-hash-load-factor": one(prefix),
+		"max-idle-secs": one(manual), "assignment-mode": one(manual), "redis-key-prefix": one(manual),
+		"bucket-adjust-interval-secs": one("kv_aware keeps the work of all engines even"),
+		"prometheus-duration-buckets": {arity: takesMany, note: "the buckets are fixed"},
+		"disable-health-check":        {note: "engines are always probed, by calls that generate nothing"},
+		"client-cert-path":            one("engines are shown no certificate"),
+		"client-key-path":             one("engines are shown no certificate"),
+		"model-path":                  one(tokenizer), "tokenizer-path": one(tokenizer), "chat-template": one(tokenizer),
+		"tokenizer-cache-enable-l0": {note: "tokens.cache_tokens"}, "tokenizer-cache-enable-l1": {note: "tokens.cache_tokens"},
+		"tokenizer-cache-l0-max-entries": one("tokens.cache_tokens"), "tokenizer-cache-l1-max-memory": one("tokens.cache_tokens"),
+		"reasoning-parser": one(parsers), "tool-call-parser": one(parsers),
+		"mcp-config-path": one("tools are not called"),
+		"enable-wasm":     {note: "its modules are components of another interface; filters here are proxy-wasm modules, [[plugin]]"},
+		"enable-mesh":     {note: mesh}, "mesh-server-name": one(mesh), "mesh-host": one(mesh), "mesh-port": one(mesh),
+		"mesh-advertise-host":   one(mesh),
+		"mesh-peer-urls":        {arity: takesMany, note: mesh},
+		"log-json":              {note: "is a flag of pdproxy run: --log-format json"},
+		"load-monitor-interval": one("health.load_interval"),
+		"served-model-name":     one("an engine's models have the names that it says; engine.model names one"),
+		"epd-disaggregation":    {note: encode, trap: encode}, "encode": {arity: takesURL, note: encode},
+		"encode-policy": one(encode), "encode-selector": {arity: takesMany, note: encode},
+		"oracle-wallet-path": one(store), "oracle-tns-alias": one(store), "oracle-dsn": one(store), "oracle-connect-descriptor": one(store),
+		"oracle-user": one(store), "oracle-username": one(store), "oracle-password": one(store), "oracle-pool-min": one(store),
+		"oracle-pool-max": one(store), "oracle-pool-timeout-secs": one(store), "postgres-db-url": one(store),
+		"postgres-pool-max": one(store), "postgres-pool-max-size": one(store), "redis-url": one(store), "redis-pool-max": one(store),
+		"redis-retention-days": one(store),
+		"jwt-issuer":           {arity: takesOne, note: jwt, trap: trap}, "jwt-audience": one(jwt), "jwt-jwks-uri": one(jwt),
+		"jwt-role-claim": one(jwt), "jwt-role-mapping": {arity: takesMany, note: jwt},
+		"control-plane-api-keys": {arity: takesMany, note: jwt, trap: trap},
+		"disable-audit-logging":  {note: jwt}, "control-plane-audit-enabled": {note: jwt},
+	})
+	return specs
+}
+
+// tls is the certificate of the public side.
+func (g *gateway) tls() {
+	cert, hasCert := g.text("tls-cert-path")
+	key, hasKey := g.text("tls-key-path")
+	if hasCert != hasKey {
+		g.problem(g.file, max(g.line("tls-cert-path"), g.line("tls-key-path")), "--tls-cert-path, --tls-key-path", "one needs the other")
+		return
+	}
+	if hasCert {
+		g.doc.set("server.tls", "cert", text(cert), "--tls-cert-path")
+		g.doc.set("server.tls", "key", text(key), "--tls-key-path")
+	}
+	if cas := g.all("ca-cert-paths"); len(cas) > 1 {
+		g.doc.note("--ca-cert-paths", "engine.ca is one file: put the certificates of all %d into one", len(cas))
+	}
+}
+
+// sglangBackend tells which engines are meant.
+func (g *gateway) sglangBackend() {
+	for _, flag := range []string{"backend", "runtime"} {
+		switch b, ok := g.text(flag); {
+		case !ok || b == "sglang":
+		case b == "openai" || b == "vllm" || b == "trtllm" || b == "anthropic":
+			g.doc.note("--"+flag, "%s: every engine of connector none is called as an OpenAI endpoint", b)
+			if g.disaggregated {
+				g.warn(g.file, g.line(flag), "--"+flag, "the engines are written as SGLang's: set connector for others")
+			}
+		default:
+			g.problem(g.file, g.line(flag), "--"+flag, "want sglang, vllm, trtllm, openai or anthropic")
+		}
+	}
+}
+
+// sglangTraps are what is known to go wrong with the gateway.
+func (g *gateway) sglangTraps() {
+	if !g.on("dp-aware") {
+		return
+	}
+	g.doc.note("--dp-aware", "ranks are asked from each engine (engine.ranks) and always placed")
+	if g.disaggregated {
+		g.warn(g.file, g.line("dp-aware"), "--dp-aware", "with the engines' default load balance method most pairs fail there (follow_bootstrap_room conflict); ids here name the rank")
+	}
+}

@@ -1,0 +1,411 @@
+package importer
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TRTLLM is what `trtllm-serve disaggregated` is started with.
+type TRTLLM struct {
+	// Disagg is disagg_config.yaml (-c).
+	Disagg File
+	// Metadata is the metadata server's file (-m); no text: none.
+	Metadata File
+	// RequestTimeout is --request_timeout.
+	RequestTimeout time.Duration
+}
+
+// DefaultRequestTimeout is that of `trtllm-serve disaggregated`.
+const DefaultRequestTimeout = 180 * time.Second
+
+// Import makes a configuration. Keys and defaults are those of
+// extract_disagg_cfg in tensorrt_llm/llmapi/disagg_utils.py. A metadata server's
+// file alone is understood too.
+func (in TRTLLM) Import() (Result, error) { return in.importFor(config.Supports) }
+
+func (in TRTLLM) importFor(can supports) (Result, error) {
+	r := &trtllm{yamlFile: yamlFile{&report{}, in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
+	root, ok := r.document(in.Disagg)
+	switch {
+	case !ok:
+	case len(in.Metadata.Text) == 0 && isMetadata(root):
+		r.doc.from = "a TensorRT-LLM metadata server's configuration"
+		r.metadata(root)
+	default:
+		r.read(root, in)
+		r.timeouts(in.RequestTimeout)
+	}
+	if len(in.Metadata.Text) > 0 {
+		m := &trtllm{yamlFile: yamlFile{r.report, in.Metadata.Name}, doc: r.doc}
+		if t, ok := m.yamlFile.document(in.Metadata); ok {
+			m.metadata(t)
+		}
+	}
+	return r.finish(in.Disagg.Name, r.doc, can)
+}
+
+// trtllm reads a disagg_config.yaml into doc.
+type trtllm struct {
+	yamlFile
+	doc *document
+	// clustered says that workers register themselves: urls are ignored.
+	clustered bool
+	// conditional says that the generation servers also serve short prompts
+	// whole.
+	conditional bool
+}
+
+// server is context_servers or generation_servers.
+type server struct {
+	*table
+	prefix, role string // of the engines' names
+	router       router
+	engines      []trtllmEngine
+	// arguments are names of the workers' own keys.
+	arguments []string
+}
+
+// keepNames remembers which of its own keys a section has, before they are
+// taken.
+func (s *server) keepNames(keys ...string) {
+	for _, key := range keys {
+		if e, found := s.find(key); found && !e.inherited {
+			s.arguments = append(s.arguments, key)
+		}
+	}
+}
+
+type trtllmEngine struct {
+	address string
+	line    int
+}
+
+func (r *trtllm) read(root *table, in TRTLLM) {
+	r.front(root)
+	r.fleet(root)
+	r.cluster(root)
+	r.behaviour(root)
+	r.observability(root)
+	ctx, _, _ := r.sub(root, "context_servers")
+	gen, _, _ := r.sub(root, "generation_servers")
+	r.misplaced(root)
+	r.inherit(root, ctx, gen)
+
+	context := &server{table: ctx, prefix: "p", role: config.RolePrefill}
+	generation := &server{table: gen, prefix: "d", role: config.RoleDecode}
+	sharedType := shared(ctx, gen)
+	context.router = r.router(context, false)
+	generation.router = r.router(generation, sharedType)
+	if r.conditional && generation.router.kind != routerKV {
+		r.warn(r.file, 0, "conditional_disagg_config", "there it needs a kv_cache_aware router of generation_servers and fails on every request without one")
+	}
+	r.place(context, generation)
+	for _, s := range []*server{context, generation} {
+		r.servers(s)
+	}
+	r.engines(context, generation)
+	if r.doc.engines() == 0 && !r.clustered && len(in.Metadata.Text) == 0 {
+		r.warn(r.file, 0, "", "it names no urls and no cluster: the result has no engine")
+	}
+}
+
+// front is the public address.
+func (r *trtllm) front(root *table) {
+	host, _, given := r.text(root, "hostname")
+	if !given {
+		host = "localhost"
+	}
+	port, _, given := r.integer(root, "port", 1, 65535)
+	if !given {
+		port = 8000
+	}
+	r.doc.set("server", "listen", text(net.JoinHostPort(host, strconv.Itoa(port))), "hostname, port")
+	if n, _, ok := r.integer(root, "server_keep_alive_timeout", 1, 1_000_000); ok {
+		r.doc.set("server", "idle_timeout", seconds(float64(n)), "server_keep_alive_timeout")
+	}
+	r.doc.note("request bodies", "there is no limit there; here server.max_body, 16MiB unless set")
+	if adminPort := 9090; port == adminPort {
+		r.doc.set("admin", "listen", text("127.0.0.1:9091"), "the public port is that of its default")
+	}
+}
+
+// timeouts is what the whole exchange may take there.
+func (r *trtllm) timeouts(total time.Duration) {
+	limit := seconds(total.Seconds())
+	r.doc.set("timeouts", "prefill", limit, "--request_timeout, per attempt here")
+	r.doc.set("timeouts", "first_byte", limit, "--request_timeout; it cuts longer streams there, not here")
+}
+
+// fleet is the processes that share the port, and their ids.
+func (r *trtllm) fleet(root *table) {
+	workers, _, _ := r.integer(root, "num_workers", 1, 64)
+	url, e, coordinator := r.text(root, "disagg_coordinator_url")
+	if workers > 1 || coordinator && workers == 1 {
+		r.doc.set("fleet", "workers", number(workers), "num_workers")
+	}
+	if workers > 1 && !coordinator {
+		r.doc.note("num_workers", "workers of other hosts reach the coordinator on port - 1 there; here on fleet.listen, which is a private socket unless set")
+	}
+	if coordinator {
+		address, http := strings.CutPrefix(strings.TrimSuffix(url, "/"), "http://")
+		if !http && !strings.HasPrefix(url, "unix:") {
+			r.problem(r.file, e.line, "disagg_coordinator_url", "want http://host:port or unix:/path")
+		} else {
+			r.doc.set("fleet", "coordinator", text(address), "disagg_coordinator_url")
+		}
+	}
+	if id, _, ok := r.integer(root, "node_id", 0, 255); ok {
+		r.doc.set("fleet", "node_id", number(id), "node_id")
+	} else {
+		r.doc.note("node_id", "not set: made from the MAC address there, 0 here; proxies of several hosts before the same engines need different ones in fleet.node_id")
+	}
+}
+
+// cluster is the store where workers register.
+func (r *trtllm) cluster(root *table) {
+	c, e, found := r.sub(root, "disagg_cluster")
+	if !found || len(c.entries) == 0 {
+		return
+	}
+	r.clustered = true
+	uri, at, ok := r.text(c, "cluster_uri")
+	switch {
+	case !ok:
+		r.problem(r.file, e.line, "disagg_cluster.cluster_uri", "is required")
+	case strings.Contains(uri, "@"):
+		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "no user or password may stand in it")
+	case strings.HasPrefix(uri, "https://"):
+		r.problem(r.file, at.line, "disagg_cluster.cluster_uri", "storage over https has no equal: want etcd:// or http://")
+	default:
+		r.doc.set("discovery.trtllm", "cluster_uri", text(uri), "disagg_cluster.cluster_uri")
+	}
+	if strings.HasPrefix(uri, "http://") {
+		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "the storage is served by a listener of its own here: give it another port than server.listen, and the workers that address")
+	}
+	name, _, _ := r.text(c, "cluster_name")
+	r.doc.set("discovery.trtllm", "cluster_name", text(name), "disagg_cluster.cluster_name")
+	minimal, _, found := r.sub(c, "minimal_instances")
+	r.integer(minimal, "context_servers", 0, 1<<20)
+	r.integer(minimal, "generation_servers", 0, 1<<20)
+	if found {
+		r.doc.note("disagg_cluster.minimal_instances", "requests are served as soon as one of each is ready")
+	}
+	for _, key := range []string{"heartbeat_interval_sec", "inactive_timeout_sec"} {
+		if _, _, ok := r.integer(c, key, 0, 1<<20); ok {
+			r.doc.note("disagg_cluster."+key, "is the workers', who set their own leases")
+		}
+	}
+	for _, t := range []*table{c, minimal} {
+		for _, left := range t.entries {
+			r.problem(r.file, left.line, t.name(left.key), "unknown key")
+		}
+	}
+}
+
+// behaviour is how requests are served.
+func (r *trtllm) behaviour(root *table) {
+	if n, _, ok := r.integer(root, "max_retries", 0, 1000); ok {
+		r.doc.set("retry", "attempts", number(n+1), "max_retries and the first try; another engine each time, not the same one")
+	} else {
+		r.doc.set("retry", "attempts", number(2), "max_retries is 1 there; another engine each time, not the same one")
+	}
+	style, e, ok := r.text(root, "schedule_style")
+	switch {
+	case !ok || style == "":
+	case style == "context_first" || style == "generation_first":
+		r.doc.set("retry", "schedule_style", text(style), "schedule_style")
+	default:
+		r.problem(r.file, e.line, "schedule_style", "want context_first or generation_first")
+	}
+	c, _, found := r.sub(root, "conditional_disagg_config")
+	found = found && len(c.entries) > 0 // {} turns it off there
+	if n, _, ok := r.integer(c, "max_local_prefill_length", 0, 1<<40); found {
+		r.conditional = true
+		r.doc.set("policy", "plan", text("pd_auto"), "conditional_disagg_config; by measured times, not by a length")
+		if ok {
+			r.doc.note("conditional_disagg_config.max_local_prefill_length", "%d tokens there; pd_auto weighs what computing the prompt apart saves against its transfer", n)
+		}
+		if style == "generation_first" {
+			r.warn(r.file, e.line, "schedule_style", "conditional_disagg_config works with context_first only there")
+		}
+	}
+	for _, left := range c.entries {
+		r.problem(r.file, left.line, c.name(left.key), "unknown key")
+	}
+	if e, found := root.take("internal_request_auth_key"); found {
+		r.doc.note("internal_request_auth_key", "it is set (and not shown here); requests to workers are not signed")
+		r.warn(r.file, e.line, "internal_request_auth_key", "requests to workers are not signed here: workers that enforce it will refuse them")
+	}
+	for _, b := range []struct{ key, note string }{
+		{"allow_request_chat_template", "a chat_template in a request goes to the workers as it is, which decide"},
+		{"gen_strip_message_history", "the generation leg has the whole conversation; nothing is parsed for it here"},
+		{"gen_tokids_ctxbytes", "token ids pass as the worker wrote them"},
+	} {
+		if on, _, ok := r.boolean(root, b.key); ok && on {
+			r.doc.note(b.key, "%s", b.note)
+		}
+	}
+}
+
+// observability is metrics and traces.
+func (r *trtllm) observability(root *table) {
+	r.integer(root, "perf_metrics_max_requests", 0, 1<<40)
+	on, _, ok := r.boolean(root, "return_perf_metrics")
+	_, _, dir := r.text(root, "perf_metrics_output_dir")
+	if dir || ok && on {
+		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "GET /perf_metrics and /metrics on the admin address have the times; set return_perf_metrics on the workers themselves")
+	}
+	o, e, found := r.sub(root, "otlp_config")
+	r.text(o, "otlp_traces_endpoint")
+	for _, left := range o.entries {
+		r.problem(r.file, left.line, o.name(left.key), "unknown key")
+	}
+	if found {
+		r.doc.note("otlp_config.otlp_traces_endpoint", "set OTEL_EXPORTER_OTLP_ENDPOINT in the environment of pdproxy")
+		r.warn(r.file, e.line, "otlp_config.otlp_traces_endpoint", "spans are sent over HTTP here (port 4318 of most collectors), over gRPC (4317) there")
+	}
+}
+
+// inherit copies keys of the top level that are none of the orchestrator's into
+// both sections, as the orchestrator does: a router or urls of the top level
+// count too.
+func (r *trtllm) inherit(root, ctx, gen *table) {
+	for _, e := range root.entries {
+		for _, t := range []*table{ctx, gen} {
+			own, found := t.find(e.key)
+			if !found {
+				inherited := e
+				inherited.inherited = true
+				t.entries = append(t.entries, inherited)
+			} else if !equal(own.value, e.value) {
+				r.problem(r.file, own.line, t.name(e.key), "has another value at the top level (line %d)", e.line)
+			}
+		}
+	}
+	var names []string
+	for _, e := range root.entries {
+		if near, ok := nearest(e.key, trtllmKeys()); ok {
+			r.warn(r.file, e.line, e.key, "has no effect there; is %s meant?", near)
+		}
+		if !slices.Contains([]string{"num_instances", "urls", "router"}, e.key) {
+			names = append(names, e.key)
+		}
+	}
+	if len(names) > 0 {
+		r.doc.note("top level", "arguments that the workers are started with: %s", strings.Join(names, ", "))
+	}
+}
+
+// trtllmKeys are the keys of the top level.
+func trtllmKeys() []string {
+	return []string{"hostname", "port", "context_servers", "generation_servers", "max_retries", "schedule_style",
+		"conditional_disagg_config", "disagg_cluster", "node_id", "num_workers", "disagg_coordinator_url",
+		"perf_metrics_max_requests", "return_perf_metrics", "perf_metrics_output_dir", "otlp_config",
+		"allow_request_chat_template", "gen_strip_message_history", "gen_tokids_ctxbytes", "internal_request_auth_key",
+		"server_keep_alive_timeout"}
+}
+
+// servers reads what a section says of its engines.
+func (r *trtllm) servers(s *server) {
+	count, at, counted := r.integer(s.table, "num_instances", 0, 1<<20)
+	if !counted {
+		count = 1
+	}
+	urls, e, found := r.list(s.table, "urls")
+	switch {
+	case found && r.clustered:
+		r.warn(r.file, e.line, s.name("urls"), "are ignored there: disagg_cluster finds the workers")
+	case found:
+		r.urls(s, urls)
+		if len(urls) != count && len(urls) > 0 {
+			r.problem(r.file, max(at.line, e.line), s.name("num_instances"), "is %d, but there are %d urls", count, len(urls))
+		}
+	}
+	for _, left := range s.entries {
+		if !left.inherited {
+			s.arguments = append(s.arguments, left.key)
+		}
+	}
+	if len(s.arguments) > 0 {
+		r.doc.note(s.path, "arguments that the workers are started with: %s", strings.Join(s.arguments, ", "))
+	}
+}
+
+// list takes a list of strings.
+func (y *yamlFile) list(t *table, key string) ([]*yaml.Node, tableEntry, bool) {
+	e, found := t.take(key)
+	if !found {
+		return nil, e, false
+	}
+	n := resolve(e.value)
+	if n.Kind != yaml.SequenceNode {
+		y.wrong(t, e, "a list")
+		return nil, e, false
+	}
+	return n.Content, e, true
+}
+
+func (r *trtllm) urls(s *server, urls []*yaml.Node) {
+	for _, node := range urls {
+		n := resolve(node)
+		host, port, _ := strings.Cut(n.Value, ":")
+		number, err := strconv.Atoi(port)
+		switch {
+		case n.Kind != yaml.ScalarNode || strings.Contains(n.Value, "@"):
+			r.problem(r.file, node.Line, s.name("urls"), "want host:port")
+		case strings.Contains(n.Value, "://"):
+			r.problem(r.file, node.Line, s.name("urls"), "%q: want host:port, without a scheme", n.Value)
+		case host == "" || err != nil || number < 1 || number > 65535:
+			r.problem(r.file, node.Line, s.name("urls"), "%q: want host:port (a name or an IPv4 address)", n.Value)
+		case slices.ContainsFunc(s.engines, func(e trtllmEngine) bool { return e.address == n.Value }):
+			r.warn(r.file, node.Line, s.name("urls"), "%q is there twice: it is one engine here", n.Value)
+		default:
+			s.engines = append(s.engines, trtllmEngine{n.Value, node.Line})
+		}
+	}
+}
+
+// engines writes the engines; one that is in both sections serves both phases.
+func (r *trtllm) engines(ctx, gen *server) {
+	mixed := func(e trtllmEngine) bool {
+		in := func(s *server) bool {
+			return slices.ContainsFunc(s.engines, func(o trtllmEngine) bool { return o.address == e.address })
+		}
+		return in(ctx) && in(gen)
+	}
+	for _, s := range []*server{ctx, gen} {
+		n := 0
+		for _, e := range s.engines {
+			both := mixed(e)
+			if both && s == gen {
+				continue
+			}
+			role, comment := s.role, ""
+			switch {
+			case both:
+				role, comment = config.RoleBoth, "in both sections"
+			case s == gen && r.conditional:
+				role, comment = config.RoleBoth, "conditional_disagg_config: it also serves prompts whole"
+			}
+			out := r.doc.engine()
+			out.set("name", text(s.prefix+strconv.Itoa(n)), "")
+			out.set("url", text("http://"+e.address), s.name("urls"))
+			out.set("role", text(role), comment)
+			out.set("connector", text(config.ConnectorTRTLLM), "")
+			if s.router.kind == routerKV || both && gen.router.kind == routerKV {
+				out.set("kv_events", text("poll"), "router kv_cache_aware")
+			}
+			if s.router.blockTokens > 0 {
+				out.set("block_tokens", number(s.router.blockTokens), "tokens_per_block")
+			}
+			n++
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package importer
+
+import (
+	"net"
+	"strconv"
+	"strings"
+)
+
+// misspelled is how the README of TensorRT-LLM's examples writes
+// refresh_interval; its loader refuses that.
+const misspelled = "refersh_interval"
+
+// metadataKeys are those of MetadataServerConfig alone (disagg_utils.py).
+func metadataKeys() []string {
+	return []string{"server_type", "health_check_timeout", "refresh_interval", misspelled}
+}
+
+// isMetadata reports whether a file is the metadata server's: it has keys of its
+// own and none of the orchestrator's but the address.
+func isMetadata(t *table) bool {
+	own := false
+	for _, key := range metadataKeys() {
+		_, found := t.find(key)
+		own = own || found
+	}
+	for _, key := range trtllmKeys() {
+		if _, found := t.find(key); found && key != "hostname" && key != "port" {
+			return false
+		}
+	}
+	return own
+}
+
+// metadata reads the metadata server's file: the older way in which workers
+// register.
+func (r *trtllm) metadata(t *table) {
+	kind, e, ok := r.text(t, "server_type")
+	switch {
+	case !ok:
+		r.warn(r.file, 0, "server_type", "is missing, which the loader there refuses; etcd is taken")
+	case kind != "etcd":
+		r.problem(r.file, e.line, "server_type", "want etcd")
+	}
+	host, e, ok := r.text(t, "hostname")
+	if !ok {
+		host = "localhost"
+	}
+	if strings.ContainsAny(host, "/@") {
+		r.problem(r.file, e.line, "hostname", "want a name or an address, without a scheme, user or password")
+	}
+	port, _, ok := r.integer(t, "port", 1, 65535)
+	if !ok {
+		port = 2379
+	}
+	r.doc.set("discovery.trtllm", "metadata_uri", text("etcd://"+net.JoinHostPort(host, strconv.Itoa(port))), "hostname, port of the metadata server")
+	r.refresh(t)
+	if x, _, ok := r.float(t, "health_check_timeout", 0.001, 1e6); ok {
+		r.doc.set("health", "timeout", seconds(x), "health_check_timeout")
+	}
+	r.doc.note("metadata server", "keys of dead workers are deleted there; other processes' keys are left alone here")
+	for _, left := range t.entries {
+		r.problem(r.file, left.line, left.key, "unknown key")
+	}
+}
+
+// refresh is the time between two scans, under its name or misspelled.
+func (r *trtllm) refresh(t *table) {
+	x, _, ok := r.float(t, "refresh_interval", 0.001, 1e6)
+	wrong, e, misspelt := r.float(t, misspelled, 0.001, 1e6)
+	switch {
+	case ok && misspelt:
+		r.problem(r.file, e.line, misspelled, "is refresh_interval misspelled, which is there too")
+	case misspelt:
+		r.warn(r.file, e.line, misspelled, "is refresh_interval misspelled, which the loader there refuses; read as refresh_interval")
+		x, ok = wrong, true
+	}
+	if ok {
+		r.doc.set("discovery.trtllm", "refresh_interval", seconds(x), "refresh_interval")
+	}
+}
+
+// misplaced warns of the metadata server's keys in disagg_config.yaml, where
+// they do nothing.
+func (r *trtllm) misplaced(root *table) {
+	for _, key := range append(metadataKeys(), "metadata_config") {
+		e, found := root.take(key)
+		if !found {
+			continue
+		}
+		spelling := ""
+		if key == misspelled {
+			spelling = ", as refresh_interval"
+		}
+		r.warn(r.file, e.line, key, "does nothing in this file: it belongs into the metadata server's (-m)%s", spelling)
+	}
+}

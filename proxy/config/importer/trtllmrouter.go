@@ -1,0 +1,165 @@
+package importer
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Types of TensorRT-LLM's routers (tensorrt_llm/serve/router.py).
+const (
+	routerRoundRobin   = "round_robin"
+	routerLoad         = "load_balancing"
+	routerKV           = "kv_cache_aware"
+	routerConversation = "conversation"
+)
+
+// router is one section's router.
+type router struct {
+	kind string
+	line int
+	// maxBatch and blockTokens are 0 when not given.
+	maxBatch, blockTokens int
+	maxSessions           int
+}
+
+// shared reports whether both sections have one router object: an alias, or one
+// inherited from the top level.
+func shared(ctx, gen *table) bool {
+	a, inContext := ctx.find("router")
+	b, inGeneration := gen.find("router")
+	return inContext && inGeneration && resolve(a.value) == resolve(b.value)
+}
+
+// router reads a section's router. sharedType says that the other section has
+// read it before: the orchestrator takes the type out of the one object that
+// both have, and what reads it next finds none.
+func (r *trtllm) router(s *server, sharedType bool) router {
+	args, e, _ := r.sub(s.table, "router")
+	out := router{kind: routerRoundRobin, line: e.line}
+	if kind, at, ok := r.text(args, "type"); ok {
+		out.kind, out.line = strings.ToLower(kind), at.line
+		if !slices.Contains([]string{routerRoundRobin, routerLoad, routerKV, routerConversation}, out.kind) {
+			r.problem(r.file, at.line, args.name("type"), "%q: want round_robin, load_balancing, kv_cache_aware or conversation", kind)
+		}
+	}
+	if sharedType && out.kind != routerRoundRobin {
+		r.warn(r.file, out.line, s.name("router"), "is one object with that of context_servers: there generation_servers lose its type and are placed by round_robin")
+		out.kind = routerRoundRobin
+	}
+	s.keepNames("max_batch_size", "max_num_tokens", "kv_cache_config")
+	out.maxBatch, _, _ = r.integer(s.table, "max_batch_size", 1, mostBatch)
+	r.integer(s.table, "max_num_tokens", 1, 1<<40)
+	if n, _, ok := r.integer(args, "max_batch_size", 1, mostBatch); ok && out.maxBatch == 0 {
+		out.maxBatch = n
+	}
+	out.blockTokens = r.blockTokens(s.table, args)
+	if on, at, ok := r.boolean(args, "use_tokens"); ok && on {
+		r.useTokens(s, args, at.line)
+	}
+	if out.kind == routerConversation {
+		out.maxSessions, _, _ = r.integer(args, "max_sessions", 1, 1<<40)
+	}
+	r.arguments(args)
+	return out
+}
+
+// blockTokens is the router's tokens_per_block, or the workers'.
+func (r *trtllm) blockTokens(section, args *table) int {
+	kv, _, _ := r.sub(section, "kv_cache_config")
+	workers, _, _ := r.integer(kv, "tokens_per_block", 1, 1<<20)
+	own, at, ok := r.integer(args, "tokens_per_block", 1, 1<<20)
+	if ok && workers > 0 && own != workers {
+		r.warn(r.file, at.line, args.name("tokens_per_block"), "is not that of kv_cache_config: there no block is ever found; the workers' is used here")
+	}
+	if workers > 0 {
+		return workers
+	}
+	return own
+}
+
+// useTokens is an option that raises for chats, and for every request of the
+// generation side.
+func (r *trtllm) useTokens(s *server, args *table, line int) {
+	if s.prefix == "d" {
+		r.problem(r.file, line, args.name("use_tokens"), "true fails on every request of the generation side there: take it out")
+		return
+	}
+	r.warn(r.file, line, args.name("use_tokens"), "fails on chats there; policies here always know the tokens in flight")
+}
+
+// arguments writes what is left of a router's arguments as comments. Those with
+// names like secrets go without their value.
+func (r *trtllm) arguments(args *table) {
+	for _, e := range args.entries {
+		n := resolve(e.value)
+		switch {
+		case n.Kind != yaml.ScalarNode || secretName(e.key):
+			r.doc.note(args.name(e.key), "its value is left out")
+		default:
+			r.doc.note(args.name(e.key), "%s", text(n.Value).toml)
+		}
+	}
+}
+
+// secretName reports whether a key's name is that of a secret.
+func secretName(key string) bool {
+	key = strings.ToLower(key)
+	for _, part := range []string{"secret", "password", "passwd", "credential", "api_key", "auth_key", "_url", "_uri"} {
+		if strings.Contains(key, part) {
+			return true
+		}
+	}
+	return strings.HasSuffix(key, "token") || strings.HasSuffix(key, "_key")
+}
+
+// place chooses the one policy that places both legs here. There each side has
+// its own router.
+func (r *trtllm) place(ctx, gen *server) {
+	a, b := ctx.router, gen.router
+	from := "routers " + a.kind + " and " + b.kind
+	has := func(kind string) bool { return a.kind == kind || b.kind == kind }
+	switch {
+	case has(routerConversation):
+		r.doc.set("policy", "place", text("conversation"), from+"; trtllm_conversation is their very rule, for comparison")
+		if n := max(a.maxSessions, b.maxSessions); n > 0 {
+			r.doc.set("conversation", "capacity", number(min(n, mostConversations)), "max_sessions")
+		}
+		if has(routerKV) {
+			r.doc.note("router kv_cache_aware", "the conversation's home is what counts; place = \"kv_aware\" weighs both")
+		}
+	case has(routerKV):
+		r.doc.set("policy", "place", text("trtllm_kv_cache_aware"), from+"; their score; kv_aware counts estimated seconds instead")
+		r.batch(a, b)
+		r.warn(r.file, max(a.line, b.line), "router", "workers hand out events only with kv_cache_config.event_buffer_max_size above 0; without, nothing is ever found, there neither")
+		r.warn(r.file, max(a.line, b.line), "router", "events that one poller of a worker's /kv_cache_events reads, no other gets: while both proxies run, each misses blocks")
+	case has(routerLoad):
+		r.doc.set("policy", "place", text("least_load"), from)
+	default:
+		r.doc.set("policy", "place", text("round_robin"), from)
+	}
+	if a.kind != b.kind {
+		r.doc.note("router", "%s of context_servers and %s of generation_servers: one policy places both legs", a.kind, b.kind)
+	}
+}
+
+// mostBatch is the most that the policy's max_batch_size may be.
+const mostBatch = 1_000_000
+
+// mostConversations is the most that conversation.capacity may be.
+const mostConversations = 10_000_000
+
+// batch is the one number of their score that can be set.
+func (r *trtllm) batch(a, b router) {
+	n := a.maxBatch
+	if a.kind != routerKV || n == 0 {
+		n = b.maxBatch
+	}
+	if n > 0 {
+		r.doc.set("policy.params.trtllm_kv_cache_aware", "max_batch_size", float(float64(n)), "max_batch_size")
+	}
+	if a.kind == routerKV && b.kind == routerKV && a.maxBatch > 0 && b.maxBatch > 0 && a.maxBatch != b.maxBatch {
+		r.doc.note("generation_servers.max_batch_size", "%d; one number holds for both legs", b.maxBatch)
+	}
+}

@@ -1,0 +1,115 @@
+package importer
+
+import (
+	"maps"
+	"net"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// VLLMRouter makes a configuration from the flags of vllm-router
+// (vllm-project/router), those of its Rust program (src/main.rs) as well as
+// those of its Python launcher (py_src/vllm_router/router_args.py).
+func VLLMRouter(f File) (Result, error) { return vllmRouterFor(f, config.Supports) }
+
+func vllmRouterFor(f File, can supports) (Result, error) {
+	r := &report{}
+	programs := []string{"vllm-router", "vllm_router", "vllm_router.launch_router", "launch_router.py"}
+	g := &gateway{
+		flags: readFlags(r, f, programs, vllmFlags()),
+		doc:   &document{from: "the flags of vllm-router"}, name: "vllm-router", seen: map[string]bool{},
+		defaults: gatewayDefaults{host: "127.0.0.1", metrics: "127.0.0.1", concurrent: 32768,
+			fields: []string{"session_params.session_id"}},
+	}
+	g.disaggregated = g.pairsWanted("vllm-pd-disaggregation")
+	ranks, _ := g.integer("intra-node-data-parallel-size", 1, 1<<16)
+	if g.disaggregated {
+		g.vllmPairs(ranks)
+	} else {
+		g.workers(ranks)
+	}
+	g.place([]string{"random", "round_robin", "cache_aware", "power_of_two", "consistent_hash", "rendezvous_hash", "sticky_least_loaded", "sticky_round_robin"})
+	g.vllmBackend()
+	g.sharedWarnings()
+	g.common()
+	return r.finish(f.Name, g.doc, can)
+}
+
+func vllmFlags() map[string]flagSpec {
+	specs := sharedFlags()
+	specs["vllm-pd-disaggregation"] = flagSpec{}
+	for _, name := range []string{"vllm-discovery-address", "kv-connector", "intra-node-data-parallel-size", "runtime"} {
+		specs[name] = flagSpec{arity: takesOne}
+	}
+	const wasm = "its modules are components of another interface; filters here are proxy-wasm modules, [[plugin]]"
+	const trace = "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG in the environment of pdproxy"
+	maps.Copy(specs, map[string]flagSpec{
+		"api-key-validation-urls": {arity: takesMany, note: "keys of clients are in server.auth.keys_file",
+			trap: "no URL is asked about clients' keys: without server.auth.keys_file anyone may call"},
+		"profile":                        {note: "engines are not told to profile"},
+		"otel-sampling-ratio":            {arity: takesOne, note: trace},
+		"otel-excluded-paths":            {arity: takesMany, note: "only exchanges have spans"},
+		"enable-program-scheduling":      {note: "place = \"conversation\" keeps the turns of a program together"},
+		"program-scheduling-config-json": {arity: takesOne, note: "place = \"conversation\" keeps the turns of a program together"},
+		"wasm-middleware":                {arity: takesOne, note: wasm},
+		"wasm-middleware-sha256":         {arity: takesOne, note: wasm},
+		"wasm-middleware-route":          {arity: takesOne, note: wasm},
+	})
+	return specs
+}
+
+// vllmPairs writes the engines of prefill and decode, or where they register.
+func (g *gateway) vllmPairs(ranks int) {
+	kind, ok := g.text("kv-connector")
+	if !ok {
+		kind = "nixl"
+	}
+	connector := map[string]string{"nixl": config.ConnectorVLLMNixl, "mooncake": config.ConnectorVLLMMooncake, "moriio": config.ConnectorVLLMMoRIIO}[kind]
+	address, discovered := g.text("vllm-discovery-address")
+	switch {
+	case connector == "":
+		g.problem(g.file, g.line("kv-connector"), "--kv-connector", "want nixl, mooncake or moriio")
+	case kind == "moriio" && !discovered:
+		g.problem(g.file, g.line("kv-connector"), "--kv-connector", "moriio needs --vllm-discovery-address")
+	}
+	if discovered {
+		g.discovery(address)
+	}
+	if !discovered && !g.on("service-discovery") && (!g.on("prefill") || !g.on("decode")) {
+		g.problem(g.file, g.line("vllm-pd-disaggregation"), "--vllm-pd-disaggregation", "needs --prefill and --decode, --vllm-discovery-address, or --service-discovery")
+	}
+	if kind == "nixl" && len(g.uses["prefill"]) > 0 && len(g.all("prefill")) > len(g.uses["prefill"]) {
+		g.doc.note("--prefill", "the bootstrap port after the URL has no effect with NIXL, there neither")
+	}
+	g.pairs(connector, kind == "mooncake", ranks)
+}
+
+// discovery is the ZMQ socket where engines register.
+func (g *gateway) discovery(address string) {
+	address = strings.TrimPrefix(address, "tcp://")
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		g.problem(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "want host:port")
+		return
+	}
+	g.doc.set("discovery.moriio", "listen", text("tcp://"+address), "--vllm-discovery-address")
+	if !loopback(host) {
+		g.warn(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "registrations are not authenticated: whoever reaches the address can become an engine and see prompts")
+	}
+}
+
+// vllmBackend warns of backends other than vLLM.
+func (g *gateway) vllmBackend() {
+	for _, flag := range []string{"backend", "runtime"} {
+		switch b, ok := g.text(flag); {
+		case !ok || b == "vllm":
+		case b == "openai":
+			g.doc.note("--"+flag, "openai: every engine of connector none is called as an OpenAI endpoint")
+		case b == "trtllm" || b == "anthropic":
+			g.warn(g.file, g.line(flag), "--"+flag, "%s does nothing there: requests are routed as for vllm, and so they are here", b)
+		default:
+			g.problem(g.file, g.line(flag), "--"+flag, "want vllm, trtllm, openai or anthropic")
+		}
+	}
+}
