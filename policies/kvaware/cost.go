@@ -42,7 +42,7 @@ const enough = 4
 func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	rows, prompt := f.Candidates, max(1, f.Request.PromptTokens)
 	n, measured, queued, best, other := 0, 0, int64(0), int64(0), uint32(0)
-	micros, recent, requests, holders := 0.0, 0.0, 0.0, 0.0
+	micros, recent, requests := 0.0, 0.0, 0.0
 	for i := range rows {
 		c := &rows[i]
 		if c.Roles&role == 0 {
@@ -58,8 +58,6 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		requests += float64(c.RecentRequests)
 		saved := min(int64(c.BlocksGPU)*int64(c.BlockTokens), prompt)
 		best = max(best, saved)
-		square := float64(saved) * float64(saved)
-		holders += float64(square * square)
 		c.Score = float32(saved)
 		other |= c.BlocksCPU | c.BlocksDisk
 		if c.BlockTokens == 0 {
@@ -67,7 +65,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		}
 	}
 	if other != 0 {
-		best, holders = p.tiers(rows, role, float64(prompt))
+		best = p.tiers(rows, role, float64(prompt))
 	}
 	s := Pool{prompt: float64(prompt), micros: p.TokenMicros, late: p.LateSeconds * 1e6}
 	if measured > 0 {
@@ -85,8 +83,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		if f.Request.Turn == 1 {
 			patience = p.FirstPatience
 		}
-		holders /= most * most * most * most // a row that saves half as much is a sixteenth of one
-		s.worth = patience * typical / (s.prompt * holders)
+		s.worth = patience * typical / (s.prompt * holders(rows, role, float32(0.75*most)))
 	} else if all := float64(n); requests >= enough*all {
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place = all * x / (1 + x)
@@ -97,17 +94,30 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 
 // tiers does Survey's part where rows hold blocks in slower memory, or where it is
 // not known what they hold.
-func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (best int64, holders float64) {
+func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (best int64) {
 	for i := range rows {
 		if c := &rows[i]; c.Roles&role != 0 {
 			saved := p.saved(c, prompt)
 			c.Score = float32(saved)
 			best = max(best, saved)
-			square := float64(saved) * float64(saved)
-			holders += float64(square * square)
 		}
 	}
-	return best, holders
+	return best
+}
+
+// holders counts the rows that save so much.
+func holders(rows []abi.Candidate, role abi.Role, enough float32) float64 {
+	n := 0
+	for i := range rows {
+		c := &rows[i]
+		if c.Roles&role == 0 {
+			continue
+		}
+		if c.Score >= enough {
+			n++
+		}
+	}
+	return float64(n)
 }
 
 // Prefill leaves in the score of each row that Survey has seen what the prompt
