@@ -180,6 +180,8 @@ func typeName(datum any) string {
 		return "table"
 	case []map[string]any:
 		return "array of tables"
+	case nil:
+		return "null"
 	default:
 		return "array"
 	}

@@ -1,7 +1,12 @@
 package config
 
 // Discovery is where instances beyond the [[engine]] entries are found.
+// docs/discovery.md describes each source.
 type Discovery struct {
+	// Allow lists where found engines may be: addresses (10.1.2.3), networks
+	// (10.0.0.0/8), host names, or the names below one (.llm.svc). A host name
+	// is compared as it is written, never looked up. Default empty: anywhere.
+	Allow []string `toml:"allow"`
 	// MoRIIO is the registration of vLLM MoRI-IO and P2P-NCCL engines.
 	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
 	// TRTLLM is the two layouts in which TensorRT-LLM workers register.
@@ -55,8 +60,22 @@ type DiscoveryFile struct {
 	Path string `toml:"path"`
 }
 
-// DiscoveryDNS has no keys: only its empty table is accepted.
-type DiscoveryDNS struct{}
+// DiscoveryDNS is names whose addresses are engines.
+type DiscoveryDNS struct {
+	// Interval is the time between two lookups of a name. Default 5s; never 0.
+	Interval Duration `toml:"interval"`
+	// Server is the DNS server that is asked, host:port. Default "": the
+	// system's.
+	Server string `toml:"server"`
+	// Family is which addresses of a name are engines: "4", "6", or "" for
+	// both. Default "".
+	Family string `toml:"family"`
+	// Engines are the names: each an [[engine]] that is a pattern for what is
+	// found. The host of its url is looked up: A and AAAA records, or SRV where
+	// it begins with an underscore. A host "*" in kv_events and kv_replay is
+	// that of the found one.
+	Engines []Engine `toml:"engine"`
+}
 
 // DiscoveryKubernetes has no keys: only its empty table is accepted.
 type DiscoveryKubernetes struct{}
@@ -96,7 +115,14 @@ func defaultDiscovery() Discovery {
 	return Discovery{
 		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
 		Etcd:   DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
+		DNS:    DiscoveryDNS{Interval: seconds(5)},
 	}
+}
+
+// Enabled reports whether engines are looked for anywhere.
+func (d Discovery) Enabled() bool {
+	return d.MoRIIO.Listen != "" || d.TRTLLM.ClusterURI != "" || d.TRTLLM.MetadataURI != "" ||
+		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0
 }
 
 func defaultSidecar() Sidecar {

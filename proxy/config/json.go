@@ -3,37 +3,135 @@ package config
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
-
-	"github.com/BurntSushi/toml"
+	"errors"
+	"io"
 )
 
-// EngineFromJSON reads one engine as an operator posts it: a JSON object with
-// the keys of [[engine]], checked as strictly as the configuration. The error
-// is Problems where a key is at fault.
+// EngineFromJSON reads one engine as an operator posts it or registers it in
+// etcd: a JSON object with the keys of [[engine]], checked as strictly as the
+// configuration. The error is Problems.
 func EngineFromJSON(data []byte) (Engine, error) {
-	var keys map[string]any
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	if err := d.Decode(&keys); err != nil {
-		return Engine{}, fmt.Errorf("decode engine: %w", err)
+	r := &jsonReader{text: data, lines: lineIndex{}}
+	datum := r.read(indexKey("engine", 0))
+	if _, isObject := datum.(map[string]any); !isObject && len(r.problems) == 0 {
+		r.problems = Problems{{Line: 1, Message: "invalid JSON: want one object with the keys of [[engine]]"}}
 	}
-	for k, v := range keys {
-		if n, ok := v.(json.Number); ok {
-			i, err := n.Int64()
-			if err != nil {
-				return Engine{}, Problems{{Key: k, Message: "want a whole number"}}
-			}
-			keys[k] = i
-		}
-	}
-	var text bytes.Buffer
-	if err := toml.NewEncoder(&text).Encode(map[string]any{"engine": []any{keys}}); err != nil {
-		return Engine{}, fmt.Errorf("decode engine: %w", err)
-	}
-	c, err := Parse(text.Bytes())
+	list, err := r.engines([]any{datum})
 	if err != nil {
 		return Engine{}, err
 	}
-	return c.Engines[0], nil
+	return list[0], nil
+}
+
+// enginesFromJSON reads a list of engines: an array of objects, or an object
+// whose only key is "engine" and holds that array.
+func enginesFromJSON(data []byte) ([]Engine, error) {
+	r := &jsonReader{text: data, lines: lineIndex{}}
+	root := "engine"
+	if bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte("{")) {
+		root = ""
+	}
+	return r.engines(r.read(root))
+}
+
+// jsonReader reads JSON into the tree that the decoder takes, whole numbers as
+// int64, and notes on which line each key stands.
+type jsonReader struct {
+	text     []byte
+	tokens   *json.Decoder
+	lines    lineIndex
+	problems Problems
+	seen     int // bytes that lineAt has looked at, and the line ends in them
+	breaks   int
+}
+
+// read returns the tree of the text, whose key is root.
+func (r *jsonReader) read(root string) any {
+	// Everything that is wrong with the text shows here, its depth too.
+	var whole json.RawMessage
+	if err := json.Unmarshal(r.text, &whole); err != nil {
+		line := 0
+		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+			line = r.lineAt(syntax.Offset)
+		}
+		r.problems = append(r.problems, Problem{Line: line, Message: "invalid JSON: " + err.Error()})
+		return nil
+	}
+	r.tokens = json.NewDecoder(bytes.NewReader(r.text))
+	r.tokens.UseNumber()
+	return r.value(root)
+}
+
+// engines decodes what was read as the array "engine", or as the table around it.
+func (r *jsonReader) engines(datum any) ([]Engine, error) {
+	if len(r.problems) > 0 {
+		return nil, r.problems
+	}
+	tree, isTable := datum.(map[string]any)
+	if !isTable {
+		tree = map[string]any{"engine": datum}
+	}
+	return enginesOf(tree, r.lines)
+}
+
+// value reads the next value, whose key is key.
+func (r *jsonReader) value(key string) any {
+	token := r.token()
+	if _, seen := r.lines[key]; !seen && key != "" {
+		r.lines[key] = r.lineAt(r.tokens.InputOffset())
+	}
+	switch token := token.(type) {
+	case json.Delim:
+		if token == '{' {
+			return r.object(key)
+		}
+		array := []any{}
+		for r.tokens.More() {
+			array = append(array, r.value(indexKey(key, len(array))))
+		}
+		r.token()
+		return array
+	case json.Number:
+		if whole, err := token.Int64(); err == nil {
+			return whole
+		}
+		float, _ := token.Float64() // beyond its range: no key takes a float that large
+		return float
+	default:
+		return token
+	}
+}
+
+// object reads what follows a brace, up to its partner.
+func (r *jsonReader) object(path string) map[string]any {
+	table := map[string]any{}
+	for r.tokens.More() {
+		name, _ := r.token().(string)
+		key := joinKey(path, name)
+		line := r.lineAt(r.tokens.InputOffset())
+		if _, twice := table[name]; twice {
+			r.problems = append(r.problems, Problem{Key: key, Line: line, Message: "the key is there twice"})
+		}
+		r.lines[key] = line
+		table[name] = r.value(key)
+	}
+	r.token()
+	return table
+}
+
+// token returns the next token; read has seen that there is one.
+func (r *jsonReader) token() json.Token {
+	token, err := r.tokens.Token()
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.problems = append(r.problems, Problem{Message: "invalid JSON: " + err.Error()})
+	}
+	return token
+}
+
+// lineAt is the line, from 1, of the byte before offset, which never goes back.
+func (r *jsonReader) lineAt(offset int64) int {
+	end := min(max(int(offset)-1, r.seen), len(r.text))
+	r.breaks += bytes.Count(r.text[r.seen:end], []byte("\n"))
+	r.seen = end
+	return 1 + r.breaks
 }

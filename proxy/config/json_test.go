@@ -14,8 +14,11 @@ func TestEngineFromJSON(t *testing.T) {
 		t.Fatalf("got %+v", e)
 	}
 	for name, tt := range map[string]struct{ body, want string }{
-		"not JSON":      {`{`, "decode engine"},
-		"not an object": {`[]`, "decode engine"},
+		"not JSON":      {`{`, "invalid JSON"},
+		"not an object": {`[]`, "one object"},
+		"two":           {`{} {}`, "invalid JSON"},
+		"null":          {`{"name":null,"url":"http://h:1","role":"both"}`, "engine[0].name: wrong type: want string, found null"},
+		"twice":         {`{"name":"a","name":"b","url":"http://h:1","role":"both"}`, "engine[0].name: the key is there twice"},
 		"unknown key":   {`{"name":"a","url":"http://h:1","role":"both","colour":"red"}`, "colour"},
 		"wrong type":    {`{"name":"a","url":"http://h:1","role":"both","ranks":"four"}`, "ranks"},
 		"fraction":      {`{"name":"a","url":"http://h:1","role":"both","ranks":1.5}`, "ranks"},

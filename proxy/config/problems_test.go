@@ -45,7 +45,7 @@ var problemCases = []struct {
 	{"unknown key is case sensitive", "[server]\nListen = ':1'\n", []want{{"server.Listen", 2, "unknown key"}}},
 	{"unknown quoted key", "[server]\n\"a.b\" = 1\n", []want{{`server."a.b"`, 2, "unknown key"}}},
 	{"unknown key of an entry", twoEngines + "rank = 2\n", []want{{"engine[1].rank", 11, "unknown key"}}},
-	{"unknown key of a table without keys", "[discovery.dns]\nname = 'x'\n", []want{{"discovery.dns.name", 2, "unknown key"}}},
+	{"unknown key of a table without keys", "[discovery.kubernetes]\nname = 'x'\n", []want{{"discovery.kubernetes.name", 2, "unknown key"}}},
 	{"several unknown keys in order", "[server]\nz = 1\na = 1\n", []want{{"server.z", 2, "unknown"}, {"server.a", 3, "unknown"}}},
 	{"string wanted", "[server]\nlisten = 8080\n", []want{{"server.listen", 2, "want string, found integer"}}},
 	{"duration as number", "[timeouts]\nprefill = 120\n", []want{{"timeouts.prefill", 2, "want string, found integer"}}},
@@ -216,11 +216,36 @@ endpoints = ["http://e0:2379", "e1:2379"]
 prefix = ""
 `, []want{
 		{"discovery.moriio.listen", 2, "want tcp://host:port"}, {"discovery.moriio.listen", 2, "not supported"},
-		{"discovery.trtllm.cluster_uri", 4, "want etcd://host:port or http://host:port"}, {"discovery.trtllm.cluster_uri", 4, "not supported"},
+		{"discovery.trtllm.cluster_uri", 4, "want etcd://host:port or http://host:port"},
 		{"discovery.trtllm.metadata_uri", 5, "want etcd://host:port"}, {"discovery.trtllm.metadata_uri", 5, "not supported"},
 		{"discovery.trtllm.refresh_interval", 6, "more than 0"},
-		{"discovery.etcd.endpoints", 8, "not supported"}, {"discovery.etcd.endpoints[1]", 8, "invalid URL"},
+		{"discovery.etcd.endpoints[1]", 8, "invalid URL"},
 		{"discovery.etcd.prefix", 9, "required"}}},
+	{"discovery.allow", "[discovery]\nallow = ['10.0.0.0/8', '10.1.0.0/8', 'fd00::/8', '::1', '.svc', 'h', '', '.', 'a b', 'h:1']\n", []want{
+		{"discovery.allow[1]", 2, "invalid network"}, {"discovery.allow[6]", 2, "host name"}, {"discovery.allow[7]", 2, "host name"},
+		{"discovery.allow[8]", 2, "host name"}, {"discovery.allow[9]", 2, "host name"}}},
+	{"two stores of a cluster", "[discovery.trtllm]\ncluster_uri = 'etcd://e:1,http://h:2'\ncluster_name = 'a/b'\n",
+		[]want{{"discovery.trtllm.cluster_uri", 2, "stands alone"}, {"discovery.trtllm.cluster_name", 3, "contain /"}}},
+	{"discovery.dns", `[discovery.dns]
+interval = "0s"
+server = "ns"
+family = "5"
+[[discovery.dns.engine]]
+name = "a"
+url = "http://10.0.0.1:8000"
+role = "both"
+kv_events = "tcp://*:5557"
+[[discovery.dns.engine]]
+name = "a"
+url = "http://_http._tcp.a.svc:80"
+role = "decode"
+connector = "vllm-mooncake"
+kv_replay = "tcp://*"
+`, []want{
+		{"discovery.dns.interval", 2, "more than 0"}, {"discovery.dns.server", 3, "want host:port"}, {"discovery.dns.family", 4, "one of"},
+		{"discovery.dns.engine[0].url", 7, "not an address"}, {"discovery.dns.engine[1].name", 11, "already the name of discovery.dns.engine[0]"},
+		{"discovery.dns.engine[1].url", 12, "no port"}, {"discovery.dns.engine[1].connector", 14, "not supported"},
+		{"discovery.dns.engine[1].kv_replay", 15, "want tcp://host:port"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
 		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
 			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from 0 to 255"}}},
@@ -268,15 +293,13 @@ func checkProblems(t *testing.T, text string, want []want) {
 // fine but for that.
 func TestUnsupported(t *testing.T) {
 	texts := map[missingFeature]string{
-		{"discovery.moriio.listen", ""}:       "discovery.moriio.listen = 'tcp://*:36367'\n",
-		{"discovery.trtllm.cluster_uri", ""}:  "discovery.trtllm.cluster_uri = 'etcd://a:1, etcd://b:1'\n",
-		{"discovery.trtllm.metadata_uri", ""}: "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",
-		{"discovery.etcd.endpoints", ""}:      "discovery.etcd.endpoints = ['http://a:2379']\n",
-		{"discovery.file.path", ""}:           "discovery.file.path = 'engines.toml'\n",
-		{"fleet.workers", ""}:                 "fleet.workers = 2\n",
-		{"fleet.listen", ""}:                  "fleet.listen = 'unix:/run/pdproxy.sock'\n",
-		{"fleet.coordinator", ""}:             "fleet.coordinator = '10.0.0.1:7000'\n",
-		{"sidecar.local", ""}:                 "sidecar.local = 'http://127.0.0.1:8000'\n",
+		{"discovery.moriio.listen", ""}:              "discovery.moriio.listen = 'tcp://*:36367'\n",
+		{"discovery.trtllm.cluster_uri", "http://*"}: "discovery.trtllm.cluster_uri = 'http://a:1'\n",
+		{"discovery.trtllm.metadata_uri", ""}:        "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",
+		{"fleet.workers", ""}:                        "fleet.workers = 2\n",
+		{"fleet.listen", ""}:                         "fleet.listen = 'unix:/run/pdproxy.sock'\n",
+		{"fleet.coordinator", ""}:                    "fleet.coordinator = '10.0.0.1:7000'\n",
+		{"sidecar.local", ""}:                        "sidecar.local = 'http://127.0.0.1:8000'\n",
 	}
 	for _, m := range missingFeatures() {
 		t.Run(m.key+"="+m.value, func(t *testing.T) {
@@ -320,7 +343,9 @@ func TestAccepted(t *testing.T) {
 		"two connectors, each with both roles": twoEngines +
 			"[[engine]]\nname='p1'\nurl='http://p1'\nrole='prefill'\nconnector='trtllm'\nwire='g3'\n[[engine]]\nname='d1'\nurl='http://d1'\nrole='decode'\nconnector='trtllm'\n",
 		"tables without keys": "[discovery.dns]\n[discovery.kubernetes]\n",
-		"byte order mark":     "\xef\xbb\xbfserver.listen = ':1'\n",
+		"discovery": "[discovery]\nallow=['10.0.0.0/8','.svc','h-1.lab','::1']\ntrtllm.cluster_uri='etcd://a:1, etcd://b:1'\nfile.path='e.json'\n" +
+			"etcd.endpoints=['https://e:2379']\n[[discovery.dns.engine]]\nname='p'\nurl='http://_http._tcp.p.svc/v'\nrole='both'\nkv_events='tcp://*:5557'\n",
+		"byte order mark": "\xef\xbb\xbfserver.listen = ':1'\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Parse([]byte(text)); err != nil {
@@ -337,6 +362,7 @@ func TestWarnings(t *testing.T) {
 		want []want
 	}{
 		{"a whole pair", twoEngines, nil},
+		{"engines are found", "discovery.file.path = 'e.toml'\n", nil},
 		{"no engine", "", []want{{"engine", 0, "no engine"}}},
 		{"decode and no prefill", "\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='sglang'\n",
 			[]want{{"engine[0].role", 5, `no prefill engine to pair with d ("sglang")`}}},

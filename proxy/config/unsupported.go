@@ -10,7 +10,8 @@ import (
 type missingFeature struct {
 	// key is the key that turns the feature on, without array indices.
 	key string
-	// value is the one value that does; "" means any but the zero value.
+	// value is the one value that does, or its beginning before a final *; ""
+	// means any but the zero value.
 	value string
 }
 
@@ -26,10 +27,8 @@ func missingFeatures() []missingFeature {
 		{"engine.connector", ConnectorVLLMP2PNCCL},
 		{"retry.schedule_style", "generation_first"},
 		{"discovery.moriio.listen", ""},
-		{"discovery.trtllm.cluster_uri", ""},
+		{"discovery.trtllm.cluster_uri", "http://*"},
 		{"discovery.trtllm.metadata_uri", ""},
-		{"discovery.etcd.endpoints", ""},
-		{"discovery.file.path", ""},
 		{"fleet.workers", ""},
 		{"fleet.listen", ""},
 		{"fleet.coordinator", ""},
@@ -44,15 +43,21 @@ func (k *checker) unsupported() {
 	walk("", "", reflect.ValueOf(k.config).Elem(), func(key, plain string, v reflect.Value) {
 		for _, m := range missing {
 			switch {
-			case m.key != plain:
+			case m.key != strings.TrimPrefix(plain, "discovery.dns."): // where engine.connector stands too
 			case strings.HasPrefix(plain, "policy.") && k.isPlugin(m.value): // it wins over a built-in of its name
 			case m.value == "" && isSet(v):
 				k.add(key, "not supported by this build")
-			case m.value != "" && fmt.Sprint(v) == m.value:
+			case m.value != "" && m.matches(fmt.Sprint(v)):
 				k.add(key, "%q is not supported by this build", m.value)
 			}
 		}
 	})
+}
+
+// matches reports whether a value is the one that turns the feature on.
+func (m missingFeature) matches(value string) bool {
+	beginning, begins := strings.CutSuffix(m.value, "*")
+	return value == m.value || begins && strings.HasPrefix(value, beginning)
 }
 
 // isSet reports whether v turns something on: a non-zero scalar, or an array

@@ -9,43 +9,48 @@ import (
 func (k *checker) engines() {
 	names := map[string]string{}
 	for i, e := range k.config.Engines {
-		key := func(name string) string { return engineKey(i, name) }
-		k.name(key("name"), e.Name)
-		k.unique(key("name"), e.Name, names)
-		k.httpURL(key("url"), e.URL)
-		if e.Role == "" {
-			k.required(key("role"), e.Role)
-		} else {
-			k.oneOf(key("role"), e.Role, roles()...)
-		}
-		k.oneOf(key("connector"), e.Connector, connectors()...)
-		if e.Connector == ConnectorNone && (e.Role == RolePrefill || e.Role == RoleDecode) {
-			k.add(key("connector"), "%q transfers nothing: it needs role %q, or role %q another connector",
-				ConnectorNone, RoleBoth, e.Role)
-		}
-		k.atLeast(key("ranks"), e.Ranks, 1)
-		k.kvEvents(i, e)
-		k.within(key("block_tokens"), e.BlockTokens, 0, 1<<20)
-		k.host(key("bootstrap_host"), e.BootstrapHost)
-		k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
-		if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
-			k.add(key("health_path"), "must begin with /")
-		}
-		k.atLeast(key("max_conns"), e.MaxConns, 0)
-		k.oneOf(key("wire"), e.Wire, "", "g1", "g2", "g3")
+		k.engine(indexKey("engine", i), e, names)
 	}
 }
 
-// kvEvents checks where the KV events of e, engine i, come from.
-func (k *checker) kvEvents(i int, e Engine) {
+// engine checks e, which stands at a key; names are those of the list it is in.
+func (k *checker) engine(at string, e Engine, names map[string]string) {
+	key := func(name string) string { return joinKey(at, name) }
+	k.name(key("name"), e.Name)
+	k.unique(key("name"), e.Name, names)
+	k.httpURL(key("url"), e.URL)
+	if e.Role == "" {
+		k.required(key("role"), e.Role)
+	} else {
+		k.oneOf(key("role"), e.Role, roles()...)
+	}
+	k.oneOf(key("connector"), e.Connector, connectors()...)
+	if e.Connector == ConnectorNone && (e.Role == RolePrefill || e.Role == RoleDecode) {
+		k.add(key("connector"), "%q transfers nothing: it needs role %q, or role %q another connector",
+			ConnectorNone, RoleBoth, e.Role)
+	}
+	k.atLeast(key("ranks"), e.Ranks, 1)
+	k.kvEvents(at, e)
+	k.within(key("block_tokens"), e.BlockTokens, 0, 1<<20)
+	k.host(key("bootstrap_host"), e.BootstrapHost)
+	k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
+	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
+		k.add(key("health_path"), "must begin with /")
+	}
+	k.atLeast(key("max_conns"), e.MaxConns, 0)
+	k.oneOf(key("wire"), e.Wire, "", "g1", "g2", "g3")
+}
+
+// kvEvents checks where the KV events of e, which stands at a key, come from.
+func (k *checker) kvEvents(at string, e Engine) {
 	switch {
 	case e.KVEvents == "poll" && e.Connector != ConnectorTRTLLM:
-		k.add(engineKey(i, "kv_events"), "%q is for connector %q only", "poll", ConnectorTRTLLM)
+		k.add(joinKey(at, "kv_events"), "%q is for connector %q only", "poll", ConnectorTRTLLM)
 	case e.KVEvents != "" && e.KVEvents != "poll":
-		k.zmq(engineKey(i, "kv_events"), e.KVEvents)
+		k.zmq(joinKey(at, "kv_events"), e.KVEvents)
 	}
 	if e.KVReplay != "" {
-		k.zmq(engineKey(i, "kv_replay"), e.KVReplay)
+		k.zmq(joinKey(at, "kv_replay"), e.KVReplay)
 	}
 }
 

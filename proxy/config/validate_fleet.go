@@ -1,16 +1,27 @@
 package config
 
-import "strings"
+import (
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+)
 
 // discovery checks [discovery.*].
 func (k *checker) discovery() {
 	d := k.config.Discovery
+	for i, place := range d.Allow {
+		k.place(indexKey("discovery.allow", i), place)
+	}
 	if d.MoRIIO.Listen != "" {
 		// ZMQ writes every address as *.
 		k.zmq("discovery.moriio.listen", strings.Replace(d.MoRIIO.Listen, "//*:", "//0.0.0.0:", 1))
 	}
 	if d.TRTLLM.ClusterURI != "" {
 		k.cluster("discovery.trtllm.cluster_uri", d.TRTLLM.ClusterURI, "etcd://", "http://")
+		if strings.LastIndex(d.TRTLLM.ClusterURI, "http://") > 0 {
+			k.add("discovery.trtllm.cluster_uri", "an http:// address stands alone: the store is there or in etcd")
+		}
 	}
 	if d.TRTLLM.MetadataURI != "" {
 		k.cluster("discovery.trtllm.metadata_uri", d.TRTLLM.MetadataURI, "etcd://")
@@ -20,6 +31,48 @@ func (k *checker) discovery() {
 		k.httpURL(indexKey("discovery.etcd.endpoints", i), endpoint)
 	}
 	k.required("discovery.etcd.prefix", d.Etcd.Prefix)
+	if strings.Contains(d.TRTLLM.ClusterName, "/") {
+		k.add("discovery.trtllm.cluster_name", "must not contain /")
+	}
+	k.dns()
+}
+
+// place wants an entry of discovery.allow: an address, a network, or a name.
+func (k *checker) place(key, value string) {
+	if strings.Contains(value, "/") {
+		if p, err := netip.ParsePrefix(value); err != nil || p.Masked() != p {
+			k.add(key, "invalid network %q: want one such as 10.0.0.0/8", value)
+		}
+		return
+	}
+	if value == "" || strings.Trim(value, ".") == "" || !validHost(value) {
+		k.add(key, "must be an address, a network or a host name, found %q", value)
+	}
+}
+
+// dns checks [discovery.dns] and its patterns.
+func (k *checker) dns() {
+	d := k.config.Discovery.DNS
+	k.positive("discovery.dns.interval", int64(d.Interval))
+	if d.Server != "" && !validHostPort(d.Server) {
+		k.add("discovery.dns.server", "invalid address %q: want host:port", d.Server)
+	}
+	k.oneOf("discovery.dns.family", d.Family, "", "4", "6")
+	names := map[string]string{}
+	for i, e := range d.Engines {
+		at := indexKey("discovery.dns.engine", i)
+		if u, err := url.Parse(e.URL); err == nil {
+			switch srv := strings.HasPrefix(u.Hostname(), "_"); {
+			case srv && u.Port() != "":
+				k.add(joinKey(at, "url"), "must have no port: it comes from the SRV records")
+			case !srv && net.ParseIP(u.Hostname()) != nil:
+				k.add(joinKey(at, "url"), "must have a name that is looked up, not an address")
+			}
+		}
+		e.KVEvents = strings.Replace(e.KVEvents, "//*:", "//0.0.0.0:", 1)
+		e.KVReplay = strings.Replace(e.KVReplay, "//*:", "//0.0.0.0:", 1)
+		k.engine(at, e, names)
+	}
 }
 
 // cluster wants one or more addresses, separated by commas, each scheme

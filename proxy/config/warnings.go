@@ -29,6 +29,9 @@ func (c *Config) Warnings() []Problem {
 // warnPartners warns of a role that has no engine to pair with, once a role,
 // and of no engine at all.
 func (k *checker) warnPartners() {
+	if len(k.config.Engines) == 0 && k.config.Discovery.Enabled() {
+		return
+	}
 	if len(k.config.Engines) == 0 {
 		k.add("engine", "no engine: requests get 503 until one is added")
 		return

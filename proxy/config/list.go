@@ -1,0 +1,65 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+
+	"github.com/BurntSushi/toml"
+)
+
+// ParseEngines reads a list of engines, which is TOML with [[engine]] tables or
+// JSON: an array of objects with the same keys, or {"engine": [...]}. Each is
+// checked as strictly as in a configuration; whether one finds a partner is not
+// asked, since that may come from elsewhere. A text without the list is a
+// problem: an empty one is engine = []. The error is Problems.
+func ParseEngines(data []byte) ([]Engine, error) {
+	if json.Valid(data) || beginsJSON(data) {
+		return enginesFromJSON(data)
+	}
+	var tree map[string]any
+	if _, err := toml.Decode(string(data), &tree); err != nil {
+		return nil, Problems{syntaxProblem(string(data), err)}
+	}
+	return enginesOf(tree, scanLines(string(data)))
+}
+
+// beginsJSON reports whether a text is meant as JSON: no TOML begins with a
+// brace, nor with a bracket before one.
+func beginsJSON(data []byte) bool {
+	rest := bytes.TrimLeft(data, " \t\r\n")
+	if array, isArray := bytes.CutPrefix(rest, []byte("[")); isArray {
+		rest = bytes.TrimLeft(array, " \t\r\n")
+	}
+	return bytes.HasPrefix(rest, []byte("{"))
+}
+
+// enginesOf decodes and checks a tree whose only key is engine.
+func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
+	cfg := Config{lines: lines}
+	d := &decoder{lines: lines}
+	for name := range tree {
+		if name != "engine" {
+			d.add(joinKey("", name), "unknown key: a list of engines has [[engine]] alone")
+		}
+	}
+	if datum, found := tree["engine"]; !found {
+		d.add("engine", "there is no list: write engine = [] for none")
+	} else {
+		d.value("engine", datum, reflect.ValueOf(&cfg.Engines).Elem())
+	}
+	k := &checker{config: &cfg}
+	k.engines()
+	k.unsupported()
+	reported := d.problems.keys()
+	for _, p := range k.problems {
+		if !reported[p.Key] {
+			d.problems = append(d.problems, p)
+		}
+	}
+	if len(d.problems) > 0 {
+		sortProblems(d.problems)
+		return nil, d.problems
+	}
+	return cfg.Engines, nil
+}
