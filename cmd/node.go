@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -40,6 +41,7 @@ type Node struct {
 	coordinator *coordinator.Local
 	knowledge   *knowledge
 	loads       *loads.Poller
+	discovery   *discovery.Manager
 	recorder    *proxy.Recorder // nil: nothing is recorded
 	plugins     *plugins.Set
 	server      *proxy.Server
@@ -80,6 +82,12 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 		OnGone: n.knowledge.gone,
 	})
 	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
+		return nil, err
+	}
+	n.discovery, err = discovery.New(cfg.Discovery, discovery.Options{
+		Registry: n.registry, Log: log, DrainFor: func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
+	})
+	if err != nil {
 		return nil, err
 	}
 	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
@@ -170,6 +178,7 @@ func (n *Node) Reload(next *config.Config) error {
 		{"server.http3", old.Server.HTTP3 != next.Server.HTTP3},
 		{"server.tls", old.Server.TLS != next.Server.TLS},
 		{"admin", old.Admin != next.Admin},
+		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
 		{"fleet", old.Fleet != next.Fleet},
 		{"kv_index", old.KVIndex != next.KVIndex},
 		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},

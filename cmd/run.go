@@ -98,6 +98,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	background, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { n.registry.Run(background) })
+	wg.Go(func() { n.discovery.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
 	wg.Go(func() { n.knowledge.run(background) })
 	wg.Go(func() { n.coordinator.Run(background) })

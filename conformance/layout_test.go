@@ -36,6 +36,7 @@ var mayImport = map[string][]string{
 	"proxy/state/...":           {"abi"},
 	"proxy/telemetry":           {"abi"},
 	"proxy/engine":              {"abi", "proxy/config", "proxy/state/kvindex", "proxy/state/load", "proxy/upstream"},
+	"proxy/engine/discovery":    {"proxy/config", "proxy/engine"},
 	"proxy/engine/kvevents":     {"proxy/state/kvindex"},
 	"proxy/engine/loads":        {"proxy/config", "proxy/engine", "proxy/openai", "proxy/state/load"},
 	"proxy/tokens":              {"proxy/openai", "proxy/tokens/bpe"},
@@ -54,6 +55,7 @@ var mayImport = map[string][]string{
 	"conformance/enginesim":     {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/kvevents":      {},
 	"conformance/bench":         {},
+	"conformance/discovery":     {},
 	"conformance/replay":        {"abi", "policies/...", "proxy/state/..."},
 }
 

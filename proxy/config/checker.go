@@ -92,7 +92,7 @@ func (k *checker) unique(key, value string, seen map[string]string) {
 		k.add(key, "%q is already the name of %s", value, first)
 		return
 	}
-	seen[value] = key[:strings.LastIndexByte(key, '.')]
+	seen[value] = key[:max(strings.LastIndexByte(key, '.'), 0)]
 }
 
 // durations wants no duration anywhere to be negative. It comes after the

@@ -63,3 +63,15 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	}
 	return cfg.Engines, nil
 }
+
+// Check returns what is wrong with an engine that was put together in code, by
+// the rules of [[engine]]; nil or Problems, whose keys are those of the engine.
+func (e Engine) Check() error {
+	cfg := Config{Engines: []Engine{e}}
+	k := &checker{config: &cfg}
+	k.engine("", e, map[string]string{})
+	if len(k.problems) > 0 {
+		return Problems(k.problems)
+	}
+	return nil
+}

@@ -30,6 +30,18 @@ const (
 // ErrUnknown says that no instance has the name.
 var ErrUnknown = errors.New("no such engine")
 
+// SpecError says why one engine of a list cannot be an instance.
+type SpecError struct {
+	Name  string
+	Cause error
+}
+
+// Error names the engine and the cause.
+func (e *SpecError) Error() string { return fmt.Sprintf("add engine %q: %v", e.Name, e.Cause) }
+
+// Unwrap returns the cause.
+func (e *SpecError) Unwrap() error { return e.Cause }
+
 // Options is what a Registry stands on. NewProbe, APIKey, Index, Log and the
 // hooks may be nil.
 type Options struct {
@@ -99,7 +111,8 @@ func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
 // Apply makes the instances of a source those of specs. One whose spec and key
 // are unchanged stays as it is, with its load, its connections and its health;
 // one that is missing drains for at most drainFor and leaves; a changed one is
-// a new instance, and the old one drains. On any error nothing is changed.
+// a new instance, and the old one drains. On any error nothing is changed; those
+// that are due to single engines are each a SpecError.
 func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +138,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 			come = append(come, i)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("add engine %q: %w", spec.Name, err))
+			errs = append(errs, &SpecError{Name: spec.Name, Cause: err})
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -238,13 +251,13 @@ func (r *Registry) connect(come []*Instance) error {
 	for _, i := range come {
 		var err error
 		if i.Client, err = r.o.NewClient(i.Spec); err != nil {
-			return fmt.Errorf("create client of engine %q: %w", i.Spec.Name, err)
+			return &SpecError{Name: i.Spec.Name, Cause: fmt.Errorf("create client: %w", err)}
 		}
 		i.asks = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 		if r.o.NewProbe == nil {
 			i.asks.Transport = &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
 		} else if i.asks.Transport, err = r.o.NewProbe(i.Spec); err != nil {
-			return fmt.Errorf("create probe of engine %q: %w", i.Spec.Name, err)
+			return &SpecError{Name: i.Spec.Name, Cause: fmt.Errorf("create probe: %w", err)}
 		}
 	}
 	return nil

@@ -1,0 +1,73 @@
+package discovery
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// allowList says where found engines may be. The empty one allows everything.
+type allowList struct {
+	networks []netip.Prefix
+	names    []string // in lower case; one that begins with a dot means those below
+}
+
+// newAllowList reads discovery.allow, which is checked.
+func newAllowList(entries []string) allowList {
+	var a allowList
+	for _, entry := range entries {
+		if network, err := netip.ParsePrefix(entry); err == nil {
+			a.networks = append(a.networks, network)
+		} else if ip, err := netip.ParseAddr(entry); err == nil {
+			a.networks = append(a.networks, netip.PrefixFrom(ip, ip.BitLen()))
+		} else {
+			a.names = append(a.names, canonical(entry))
+		}
+	}
+	return a
+}
+
+// check returns why an engine is not allowed: one of the hosts that it would
+// have the proxy, or other engines, call.
+func (a allowList) check(e config.Engine) error {
+	if len(a.networks)+len(a.names) == 0 {
+		return nil
+	}
+	hosts := map[string]string{"url": "", "bootstrap_host": e.BootstrapHost}
+	if u, err := url.Parse(e.URL); err == nil {
+		hosts["url"] = u.Hostname()
+	}
+	for key, address := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
+		if rest, found := strings.CutPrefix(address, "tcp://"); found {
+			hosts[key], _, _ = net.SplitHostPort(rest)
+		}
+	}
+	for _, key := range []string{"url", "bootstrap_host", "kv_events", "kv_replay"} {
+		host, set := hosts[key]
+		if set && (host != "" || key == "url") && !a.host(host) {
+			return fmt.Errorf("the host of %s is not in discovery.allow", key)
+		}
+	}
+	return nil
+}
+
+// host reports whether a host is allowed. A name is never looked up: it must be
+// listed itself.
+func (a allowList) host(host string) bool {
+	if ip, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		ip = ip.Unmap().WithZone("")
+		return slices.ContainsFunc(a.networks, func(n netip.Prefix) bool { return n.Contains(ip) })
+	}
+	host = canonical(host)
+	return slices.ContainsFunc(a.names, func(name string) bool {
+		return host == name || strings.HasPrefix(name, ".") && len(host) > len(name) && strings.HasSuffix(host, name)
+	})
+}
+
+// canonical is a host name in lower case and without the dot of the root.
+func canonical(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }

@@ -1,0 +1,78 @@
+package discovery
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// Roles of TensorRT-LLM workers as they register, of ServerRole in
+// tensorrt_llm/llmapi/disagg_utils.py; others (encoders, image generation) are
+// not served.
+const (
+	workerContext    = 0
+	workerGeneration = 1
+)
+
+// newCluster is the workers of a TensorRT-LLM cluster in etcd: trtllm-serve
+// with disagg_cluster puts a record below /trtllm-disagg/NAME/workers/ and
+// keeps its lease alive (tensorrt_llm/serve/disagg_auto_scaling.py).
+func newCluster(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
+	var endpoints []string
+	for uri := range strings.SplitSeq(cfg.ClusterURI, ",") {
+		endpoints = append(endpoints, "http://"+strings.TrimPrefix(strings.TrimSpace(uri), "etcd://"))
+	}
+	s := newEtcd("trtllm", endpoints, "/trtllm-disagg/"+cfg.ClusterName+"/workers/", log)
+	s.read = readWorker
+	// A worker that was started anew has another id at the same address, and
+	// the lease of the one before may not be over.
+	s.same = func(e config.Engine) string { return e.URL }
+	return s
+}
+
+// readWorker makes an engine of a worker's record. The worker's id, the end of
+// its key, is the instance's name: a worker that was started anew is another
+// instance.
+func readWorker(key string, value []byte) (config.Engine, error) {
+	var w struct {
+		Host string `json:"host"`
+		Port int    `json:"port"`
+		Role *int   `json:"role"`
+	}
+	if err := json.Unmarshal(value, &w); err != nil {
+		return config.Engine{}, fmt.Errorf("decode worker: %w", err)
+	}
+	if w.Role == nil {
+		return config.Engine{}, errors.New("decode worker: no role")
+	}
+	e := config.DefaultEngine()
+	e.Name, e.Connector = key[strings.LastIndexByte(key, '/')+1:], config.ConnectorTRTLLM
+	switch *w.Role {
+	case workerContext:
+		e.Role = config.RolePrefill
+	case workerGeneration:
+		e.Role = config.RoleDecode
+	default:
+		return config.Engine{}, fmt.Errorf("role %d: %w", *w.Role, errSkip)
+	}
+	if w.Port < 1 || w.Port > 65535 {
+		return config.Engine{}, errors.New("decode worker: no port")
+	}
+	host := strings.Trim(w.Host, "[]")
+	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
+		return config.Engine{}, errors.New("decode worker: its host is no address that others can call")
+	}
+	e.URL = (&url.URL{Scheme: "http", Host: net.JoinHostPort(host, strconv.Itoa(w.Port))}).String()
+	if err := e.Check(); err != nil {
+		return config.Engine{}, err
+	}
+	return e, nil
+}

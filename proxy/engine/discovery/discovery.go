@@ -1,0 +1,239 @@
+// Package discovery finds engines beyond those of the configuration: in a file,
+// in DNS, in etcd. Each source hands whole lists to the registry, which keeps
+// what is unchanged, lets what is missing drain, and probes what is new.
+//
+// One rule holds for all of them: trouble changes nothing. A file that cannot
+// be read, a name server that does not answer, an etcd that is away leave the
+// engines as they were; only a good answer without an engine takes it out. And
+// one bad entry of a list is left out, and said, without harm to the others.
+package discovery
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// Source finds engines in one place.
+type Source interface {
+	// Name is the source of its engines in the registry.
+	Name() string
+	// Run looks until ctx ends. It calls found, from its own goroutine, with
+	// the whole list as often as that may have changed; until the first call
+	// nothing is known.
+	Run(ctx context.Context, found func([]config.Engine))
+}
+
+// Registry is what takes the lists; *engine.Registry is one.
+type Registry interface {
+	Apply(source string, specs []config.Engine, drainFor time.Duration) error
+}
+
+var _ Registry = (*engine.Registry)(nil)
+
+// Options is what a Manager stands on.
+type Options struct {
+	Registry Registry
+	// DrainFor is how long an engine that is gone from its source may finish
+	// what it has.
+	DrainFor func() time.Duration
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// retryRefused is the time until an engine that the registry refused is offered
+// again: the name that it wants may be free by then.
+const retryRefused = 2 * time.Second
+
+// Manager runs the sources of a configuration.
+type Manager struct {
+	o       Options
+	allow   allowList
+	sources []Source
+}
+
+// New returns a manager of what cfg, which is checked, turns on. It starts
+// nothing, and opens nothing but the files that hold etcd's keys.
+func New(cfg config.Discovery, o Options) (*Manager, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Manager{o: o, allow: newAllowList(cfg.Allow)}
+	if cfg.File.Path != "" {
+		m.sources = append(m.sources, &fileSource{path: cfg.File.Path, log: o.Log})
+	}
+	if len(cfg.DNS.Engines) > 0 {
+		m.sources = append(m.sources, newDNS(cfg.DNS, o.Log))
+	}
+	if len(cfg.Etcd.Endpoints) > 0 {
+		s, err := newRecords(cfg.Etcd, o.Log)
+		if err != nil {
+			return nil, err
+		}
+		m.sources = append(m.sources, s)
+	}
+	if cfg.TRTLLM.ClusterURI != "" {
+		m.sources = append(m.sources, newCluster(cfg.TRTLLM, o.Log))
+	}
+	return m, nil
+}
+
+// Run looks for engines until ctx ends. When it returns, no source runs.
+func (m *Manager) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, s := range m.sources {
+		wg.Go(func() { m.follow(ctx, s) })
+	}
+}
+
+// follow takes the lists of one source to the registry.
+func (m *Manager) follow(ctx context.Context, s Source) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	lists := make(chan []config.Engine)
+	wg.Go(func() {
+		s.Run(ctx, func(list []config.Engine) {
+			select {
+			case lists <- list:
+			case <-ctx.Done():
+			}
+		})
+	})
+	t := &taker{m: m, source: s.Name(), taken: map[string]config.Engine{}, said: map[string]string{}}
+	retry := time.NewTicker(retryRefused)
+	defer retry.Stop()
+	var latest []config.Engine
+	for refused := false; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case latest = <-lists:
+			refused = t.take(latest)
+		case <-retry.C:
+			if refused {
+				refused = t.take(latest)
+			}
+		}
+	}
+}
+
+// taker hands the lists of one source to the registry. One goroutine owns it.
+type taker struct {
+	m      *Manager
+	source string
+	taken  map[string]config.Engine // what the registry took, by name
+	said   map[string]string        // why engines are left out, as logged
+}
+
+// take makes the instances of the source those of the list and reports whether
+// the registry refused any. Of one that it refuses, the version that it took
+// before stays.
+func (t *taker) take(list []config.Engine) (refused bool) {
+	reasons := map[string]string{}
+	var offer []config.Engine
+	for _, e := range list {
+		if err := t.m.allow.check(e); err != nil {
+			reasons[e.Name] = err.Error()
+			continue
+		}
+		offer = append(offer, e)
+	}
+	for {
+		err := t.m.o.Registry.Apply(t.source, offer, t.m.o.DrainFor())
+		if err == nil {
+			break
+		}
+		refused = true
+		specs := specErrors(err)
+		if len(specs) == 0 {
+			t.m.o.Log.Error("found engines were refused; nothing changes", "source", t.source, "error", err)
+			return true
+		}
+		for _, s := range specs {
+			reasons[s.Name] = s.Cause.Error()
+			offer = t.withdraw(offer, s.Name)
+		}
+	}
+	clear(t.taken)
+	for _, e := range offer {
+		t.taken[e.Name] = e
+	}
+	t.say(reasons)
+	return refused
+}
+
+// withdraw puts the version that was taken before in the place of an engine, or
+// takes the engine out if that is no other one.
+func (t *taker) withdraw(offer []config.Engine, name string) []config.Engine {
+	n := slices.IndexFunc(offer, func(e config.Engine) bool { return e.Name == name })
+	if n < 0 {
+		return offer
+	}
+	if before, ok := t.taken[name]; ok && before != offer[n] {
+		offer[n] = before
+		return offer
+	}
+	return slices.Delete(offer, n, n+1)
+}
+
+// say logs why engines are left out, once for each reason.
+func (t *taker) say(reasons map[string]string) {
+	for name, reason := range reasons {
+		if t.said[name] != reason {
+			t.m.o.Log.Error("found engine refused", "source", t.source, "engine", name, "error", reason)
+		}
+	}
+	t.said = reasons
+}
+
+// specErrors returns the engines at fault in an error of Registry.Apply.
+func specErrors(err error) (list []*engine.SpecError) {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range several.Unwrap() {
+			list = append(list, specErrors(e)...)
+		}
+		return list
+	}
+	if one := (*engine.SpecError)(nil); errors.As(err, &one) {
+		list = append(list, one)
+	}
+	return list
+}
+
+// trouble logs what goes wrong in a source, once until it changes or is over.
+type trouble struct {
+	log    *slog.Logger
+	source string
+	last   string
+}
+
+// note takes the outcome of an attempt; nil means that all is well.
+func (t *trouble) note(err error) {
+	switch {
+	case err == nil && t.last != "":
+		t.last = ""
+		t.log.Info("engines can be looked for again", "source", t.source)
+	case err != nil && err.Error() != t.last:
+		t.last = err.Error()
+		t.log.Warn("engines cannot be looked for; those that are known stay", "source", t.source, "error", err)
+	}
+}
+
+// pause waits, or returns false if ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,272 @@
+package discovery
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// nameServer is a DNS server on UDP whose records the test sets.
+type nameServer struct {
+	t    *testing.T
+	conn net.PacketConn
+
+	mu      sync.Mutex
+	ips     map[string][]string // by name without the last dot
+	srv     map[string][]srv    // the same
+	failing map[string]bool     // answered with SERVFAIL
+	silent  bool                // nothing is answered
+	asked   map[string]int      // questions by name, that were answered
+}
+
+type srv struct {
+	target string
+	port   uint16
+}
+
+func startNameServer(t *testing.T) *nameServer {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &nameServer{t: t, conn: conn, ips: map[string][]string{}, srv: map[string][]srv{}, failing: map[string]bool{}, asked: map[string]int{}}
+	done := make(chan struct{})
+	go func() { s.serve(); close(done) }()
+	t.Cleanup(func() { conn.Close(); <-done })
+	return s
+}
+
+func (s *nameServer) serve() {
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := s.conn.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		var m dnsmessage.Message
+		if err := m.Unpack(buf[:n]); err != nil || len(m.Questions) != 1 {
+			s.t.Errorf("question: %v", err)
+			continue
+		}
+		answer := s.answer(m)
+		if answer == nil {
+			continue
+		}
+		out, err := answer.Pack()
+		if err != nil {
+			s.t.Error(err)
+			continue
+		}
+		if _, err := s.conn.WriteTo(out, from); err != nil {
+			return
+		}
+	}
+}
+
+func (s *nameServer) answer(m dnsmessage.Message) *dnsmessage.Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.silent {
+		return nil
+	}
+	q := m.Questions[0]
+	name := strings.TrimSuffix(q.Name.String(), ".")
+	a := &dnsmessage.Message{Header: dnsmessage.Header{ID: m.ID, Response: true, Authoritative: true}, Questions: m.Questions}
+	head := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
+	for _, text := range s.ips[name] {
+		switch ip := netip.MustParseAddr(text); {
+		case ip.Is4() && q.Type == dnsmessage.TypeA:
+			a.Answers = append(a.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AResource{A: ip.As4()}})
+		case ip.Is6() && q.Type == dnsmessage.TypeAAAA:
+			a.Answers = append(a.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.AAAAResource{AAAA: ip.As16()}})
+		}
+	}
+	if q.Type == dnsmessage.TypeSRV {
+		for _, r := range s.srv[name] {
+			a.Answers = append(a.Answers, dnsmessage.Resource{Header: head, Body: &dnsmessage.SRVResource{Port: r.port, Target: dnsmessage.MustNewName(r.target + ".")}})
+		}
+	}
+	_, isHost := s.ips[name]
+	_, isService := s.srv[name]
+	switch {
+	case s.failing[name]:
+		a.RCode, a.Answers = dnsmessage.RCodeServerFailure, nil
+	case !isHost && !isService:
+		a.RCode = dnsmessage.RCodeNameError
+	}
+	s.asked[name]++
+	return a
+}
+
+// set changes what is answered.
+func (s *nameServer) set(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+// rounds waits until a name has been looked up so many times more; a lookup of
+// addresses of both families is two questions.
+func (s *nameServer) rounds(name string, n int) {
+	s.t.Helper()
+	s.mu.Lock()
+	start := s.asked[name]
+	s.mu.Unlock()
+	eventually(s.t, "more lookups of "+name, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asked[name] >= start+n
+	})
+}
+
+// eventually waits for a condition; its bound is no claim about speed.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("never: %s", what)
+}
+
+// lookUp runs the discovery of some patterns.
+func lookUp(t *testing.T, s *nameServer, family string, patterns ...config.Engine) (*fakeRegistry, *logs) {
+	t.Helper()
+	r, l := newFakeRegistry(), &logs{}
+	m, err := New(config.Discovery{DNS: config.DiscoveryDNS{
+		Interval: config.Duration(5 * time.Millisecond), Server: s.conn.LocalAddr().String(), Family: family, Engines: patterns,
+	}}, options(r, l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { m.Run(ctx); close(done) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return r, l
+}
+
+func (r *fakeRegistry) has(names ...string) func() bool {
+	return func() bool { return slices.Equal(r.names("dns"), names) }
+}
+
+func TestDNSAddresses(t *testing.T) {
+	s := startNameServer(t)
+	s.set(func() { s.ips["prefill.test"] = []string{"10.0.0.2", "10.0.0.1", "fd00::1"} })
+	s.set(func() { s.ips["decode.test"] = []string{"10.0.1.1"} })
+	p, d := spec("p", "http://prefill.test:8000/v"), spec("d", "https://decode.test")
+	p.KVEvents, p.KVReplay, p.Ranks = "tcp://*:5557", "tcp://*:5558", 4
+	r, _ := lookUp(t, s, "", p, d)
+	eventually(t, "all are found", r.has("p@10.0.0.1", "p@10.0.0.2", "p@fd00::1", "d@10.0.1.1"))
+	want := p
+	want.Name, want.URL, want.KVEvents, want.KVReplay = "p@10.0.0.1", "http://10.0.0.1:8000/v", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"
+	if got := r.spec(t, "dns", "p@10.0.0.1"); got != want {
+		t.Errorf("got %+v", got)
+	}
+	want.Name, want.URL, want.KVEvents, want.KVReplay = "p@fd00::1", "http://[fd00::1]:8000/v", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"
+	if got := r.spec(t, "dns", "p@fd00::1"); got != want {
+		t.Errorf("got %+v", got)
+	}
+	if got := r.spec(t, "dns", "d@10.0.1.1").URL; got != "https://10.0.1.1" {
+		t.Errorf("got %s", got)
+	}
+	s.set(func() { s.ips["prefill.test"] = []string{"10.0.0.2", "10.0.0.3"} })
+	eventually(t, "addresses come and go", r.has("p@10.0.0.2", "p@10.0.0.3", "d@10.0.1.1"))
+	s.set(func() { delete(s.ips, "prefill.test") })
+	eventually(t, "a name that is gone for good has no engines", r.has("d@10.0.1.1"))
+}
+
+func TestDNSFamily(t *testing.T) {
+	s := startNameServer(t)
+	s.set(func() { s.ips["e.test"] = []string{"10.0.0.1", "fd00::1"} })
+	r, _ := lookUp(t, s, "6", spec("e", "http://e.test"))
+	eventually(t, "one family is found", r.has("e@fd00::1"))
+	if got := r.spec(t, "dns", "e@fd00::1").URL; got != "http://[fd00::1]" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestDNSServices(t *testing.T) {
+	const name = "_vllm._tcp.llm.test"
+	s := startNameServer(t)
+	s.set(func() {
+		s.srv[name] = []srv{{"node-b.test", 8001}, {"node-a.test", 8000}, {"node-a.test", 8001}, {"bad_name.test", 0}}
+	})
+	r, _ := lookUp(t, s, "", spec("e", "http://"+name))
+	eventually(t, "all are found", r.has("e@node-a.test:8000", "e@node-a.test:8001", "e@node-b.test:8001"))
+	if got := r.spec(t, "dns", "e@node-a.test:8001").URL; got != "http://node-a.test:8001" {
+		t.Errorf("got %s", got)
+	}
+	s.set(func() { s.failing[name] = true })
+	s.rounds(name, 5)
+	if !r.has("e@node-a.test:8000", "e@node-a.test:8001", "e@node-b.test:8001")() {
+		t.Errorf("engines are %v", r.names("dns"))
+	}
+	s.set(func() { s.failing[name], s.srv[name] = false, s.srv[name][:1] })
+	eventually(t, "records go", r.has("e@node-b.test:8001"))
+}
+
+// A server that fails or answers nothing takes nothing out, and an answer that
+// lacks an engine must come thrice.
+func TestDNSTroubleChangesNothing(t *testing.T) {
+	s := startNameServer(t)
+	s.set(func() { s.ips["e.test"] = []string{"10.0.0.1", "10.0.0.2"} })
+	s.set(func() { s.ips["other.test"] = []string{"10.0.1.1"} })
+	r, l := lookUp(t, s, "4", spec("e", "http://e.test"), spec("o", "http://other.test"))
+	eventually(t, "all are found", r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.1"))
+	s.set(func() { s.failing["e.test"], s.ips["other.test"] = true, []string{"10.0.1.2"} })
+	eventually(t, "the other name is followed", r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2"))
+	s.rounds("e.test", 10)
+	if !r.has("e@10.0.0.1", "e@10.0.0.2", "o@10.0.1.2")() {
+		t.Errorf("engines are %v", r.names("dns"))
+	}
+	if text := l.take(); strings.Count(text, "cannot be looked for") != 1 || !strings.Contains(text, "e.test") {
+		t.Errorf("logged: %s", text)
+	}
+	s.set(func() { s.failing["e.test"], s.ips["e.test"] = false, []string{"10.0.0.2"} })
+	eventually(t, "what is gone goes", r.has("e@10.0.0.2", "o@10.0.1.2"))
+	eventually(t, "the end of the trouble is said", func() bool { return strings.Contains(l.take(), "looked for again") })
+}
+
+func TestDNSMisses(t *testing.T) {
+	d := newDNS(config.DiscoveryDNS{Engines: []config.Engine{spec("e", "http://e.test:1")}}, (&logs{}).logger())
+	name := d.names[0]
+	for round, hosts := range [][]string{{"10.0.0.1:1", "10.0.0.2:1"}, {}, {"10.0.0.2:1"}, {}} {
+		if d.update(name, hosts); round < 3 && len(name.found) != 2 {
+			t.Fatalf("round %d: %d are left", round, len(name.found))
+		}
+	}
+	if len(name.found) != 1 || name.found["10.0.0.2:1"] == nil {
+		t.Errorf("%v are left", name.found)
+	}
+}
+
+// What a name server says of a service ends in engines that are valid, or
+// nothing.
+func FuzzDNSHost(f *testing.F) {
+	f.Add("node-a.test", uint16(8000))
+	f.Add("fd00::1", uint16(1))
+	f.Add("a@b/../?x=#", uint16(80))
+	f.Add("%zz\x00\n", uint16(65535))
+	f.Fuzz(func(t *testing.T, target string, port uint16) {
+		d := newDNS(config.DiscoveryDNS{Engines: []config.Engine{spec("e", "http://_a._tcp.test/v")}}, (&logs{}).logger())
+		hosts := services([]*net.SRV{{Target: target, Port: port}})
+		d.update(d.names[0], hosts)
+		for _, e := range d.names[0].found {
+			if err := e.spec.Check(); err != nil || !strings.HasSuffix(e.spec.URL, "/v") {
+				t.Errorf("%q became %+v: %v", target, e.spec, err)
+			}
+		}
+	})
+}

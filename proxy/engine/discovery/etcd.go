@@ -1,0 +1,223 @@
+package discovery
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const (
+	// listEvery is the time between two listings of all keys while a watch
+	// runs: a watch that went on where another store's history ended would be
+	// silent for ever.
+	listEvery = 10 * time.Second
+	// listTimeout bounds one listing.
+	listTimeout = 3 * time.Second
+	// listAgain is the time until a listing that failed is tried again.
+	listAgain = time.Second
+	// keepLost is how long engines stay that a store has lost with its data:
+	// they have yet to find out that their leases are gone.
+	keepLost = 30 * time.Second
+	// maxRecord bounds one record, and its key, in bytes.
+	maxRecord = 64 << 10
+)
+
+// errSkip says that a record is not of an engine that can be served.
+var errSkip = errors.New("not an engine that is served here")
+
+// etcdSource is engines that register under a prefix in etcd, each with a lease
+// of its own: the key is gone when the lease is.
+type etcdSource struct {
+	name   string
+	etcd   clientv3.Config
+	prefix string
+	// read makes an engine of a record, or errSkip.
+	read func(key string, value []byte) (config.Engine, error)
+	// same names what an engine is: of several records with one answer, the
+	// youngest counts.
+	same func(config.Engine) string
+	log  *slog.Logger
+
+	records  map[string]record // by key
+	cluster  uint64            // of the last listing, with the revision it was made at
+	revision int64
+	said     map[string]string // what is wrong with records, as logged, by key
+}
+
+// record is one key that was read.
+type record struct {
+	spec    config.Engine
+	created int64     // the revision of the key's birth; 0 for a lost one
+	until   time.Time // when a lost one is given up; zero for others
+}
+
+func newEtcd(name string, endpoints []string, prefix string, log *slog.Logger) *etcdSource {
+	return &etcdSource{
+		name: name, prefix: prefix, log: log, records: map[string]record{}, said: map[string]string{},
+		same: func(e config.Engine) string { return e.Name },
+		etcd: clientv3.Config{
+			Endpoints: endpoints, DialTimeout: listTimeout, Logger: zap.NewNop(),
+			// A server whose host is gone answers nothing, not even a reset.
+			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: listTimeout,
+		},
+	}
+}
+
+// Name is the source of these engines in the registry.
+func (s *etcdSource) Name() string { return s.name }
+
+// Run lists the records, then follows what happens to them.
+func (s *etcdSource) Run(ctx context.Context, found func([]config.Engine)) {
+	t := trouble{log: s.log, source: s.name}
+	client, err := clientv3.New(s.etcd)
+	if err != nil { // an option that cannot be, since nothing is dialled here
+		t.note(err)
+		return
+	}
+	defer client.Close()
+	for ctx.Err() == nil {
+		err := s.list(ctx, client)
+		if err == nil {
+			found(s.engines())
+			err = s.watch(ctx, client, found)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		t.note(err)
+		if err != nil && !pause(ctx, listAgain) {
+			return
+		}
+	}
+}
+
+// list makes the records those of the store.
+func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	answer, err := client.Get(ctx, s.prefix, clientv3.WithPrefix())
+	if err != nil {
+		return err
+	}
+	head := answer.Header
+	// A store's revisions only grow: one that has fewer has other data.
+	lost := s.cluster != 0 && (head.ClusterId != s.cluster || head.Revision < s.revision)
+	s.cluster, s.revision = head.ClusterId, head.Revision
+	there := make(map[string]bool, len(answer.Kvs))
+	for _, kv := range answer.Kvs {
+		there[string(kv.Key)] = true
+		s.put(kv)
+	}
+	now := time.Now()
+	for key, r := range s.records {
+		switch {
+		case there[key]:
+		case lost && r.until.IsZero():
+			s.records[key] = record{spec: r.spec, until: now.Add(keepLost)}
+			s.log.Warn("etcd has lost its data; an engine stays until it has had time to register", "source", s.name, "engine", r.spec.Name, "for", keepLost.String())
+		case now.After(r.until):
+			s.drop(key)
+		}
+	}
+	return nil
+}
+
+// watch takes in what happens after the last listing, until it is time for the
+// next one, or an error says why there must be one. What was compacted away is
+// none: the next listing has it.
+func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found func([]config.Engine)) error {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	events := client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(s.revision+1))
+	next := time.NewTimer(listEvery)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-next.C:
+			return nil
+		case batch, open := <-events:
+			if err := batch.Err(); errors.Is(err, rpctypes.ErrCompacted) {
+				return nil
+			} else if err != nil {
+				return err
+			} else if !open {
+				return errors.New("the watch has ended")
+			}
+			for _, e := range batch.Events {
+				if e.Type == mvccpb.DELETE {
+					s.drop(string(e.Kv.Key))
+				} else {
+					s.put(e.Kv)
+				}
+			}
+			s.revision = max(s.revision, batch.Header.Revision)
+			found(s.engines())
+		}
+	}
+}
+
+// put takes a record in. Of one that cannot be read, the last good version
+// stays.
+func (s *etcdSource) put(kv *mvccpb.KeyValue) {
+	key := string(kv.Key)
+	var spec config.Engine
+	err := errors.New("the record is too long")
+	if len(kv.Key)+len(kv.Value) <= maxRecord {
+		spec, err = s.read(key, kv.Value)
+	}
+	if err == nil {
+		s.records[key] = record{spec: spec, created: kv.CreateRevision}
+		delete(s.said, key)
+		return
+	}
+	if s.said[key] != err.Error() {
+		s.said[key] = err.Error()
+		level := slog.LevelError
+		if errors.Is(err, errSkip) {
+			level = slog.LevelInfo
+		}
+		s.log.Log(context.Background(), level, "registration refused", "source", s.name, "key", key, "error", err)
+	}
+	if r, known := s.records[key]; known { // it is no lost one any more
+		s.records[key] = record{spec: r.spec, created: kv.CreateRevision}
+	}
+}
+
+// drop forgets a key.
+func (s *etcdSource) drop(key string) {
+	delete(s.records, key)
+	delete(s.said, key)
+}
+
+// engines lists what the records say, by key, each engine once.
+func (s *etcdSource) engines() []config.Engine {
+	best := map[string]string{} // the key that counts of each engine
+	keys := slices.Sorted(maps.Keys(s.records))
+	for _, key := range keys {
+		is := s.same(s.records[key].spec)
+		if other, again := best[is]; !again || s.records[key].created > s.records[other].created {
+			best[is] = key
+		}
+	}
+	var list []config.Engine
+	for _, key := range keys {
+		if best[s.same(s.records[key].spec)] == key {
+			list = append(list, s.records[key].spec)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b config.Engine) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}

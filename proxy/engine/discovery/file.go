@@ -1,0 +1,83 @@
+package discovery
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const (
+	// lookAtFile is the time between two looks at the file. New content is
+	// taken when two looks in a row have seen it, so that a file that is just
+	// being written is not.
+	lookAtFile = 500 * time.Millisecond
+	// maxFile bounds the file, in bytes.
+	maxFile = 4 << 20
+)
+
+// fileSource is a list of engines in a file that is watched by its content.
+type fileSource struct {
+	path string
+	log  *slog.Logger
+}
+
+// Name is the source of these engines in the registry.
+func (*fileSource) Name() string { return "file" }
+
+// Run reads the file again and again.
+func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
+	t := trouble{log: s.log, source: s.Name()}
+	var seen, settled []byte
+	for first := true; ; first = false {
+		text, err := s.read()
+		t.note(err)
+		switch {
+		case err != nil:
+		case !first && !bytes.Equal(text, seen):
+		case settled == nil || !bytes.Equal(text, settled):
+			settled = append([]byte{}, text...) // never nil
+			if engines, err := config.ParseEngines(text); err != nil {
+				s.refuse(err)
+			} else {
+				s.log.Info("engines read", "path", s.path, "engines", len(engines))
+				found(engines)
+			}
+		}
+		seen = text
+		if !pause(ctx, lookAtFile) {
+			return
+		}
+	}
+}
+
+// read returns what is in the file.
+func (s *fileSource) read() ([]byte, error) {
+	f, err := os.Open(s.path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("read %s: it has more than %d bytes", s.path, maxFile)
+	}
+	return text, err
+}
+
+// refuse logs what is wrong with the file.
+func (s *fileSource) refuse(err error) {
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		problems = config.Problems{{Message: err.Error()}}
+	}
+	for _, p := range problems {
+		s.log.Error("list of engines refused; those that are known stay", "path", s.path, "line", p.Line, "key", p.Key, "problem", p.Message)
+	}
+}
