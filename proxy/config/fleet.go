@@ -52,6 +52,18 @@ type DiscoveryEtcd struct {
 	// Prefix is where the records are. Default "/pdproxy/engines/"; never
 	// empty.
 	Prefix string `toml:"prefix"`
+	// Username is the user that etcd knows; it needs PasswordFile. Default "":
+	// etcd asks for none.
+	Username string `toml:"username"`
+	// PasswordFile is a file with the user's password. Default "".
+	PasswordFile string `toml:"password_file"`
+	// CA is a file of CA certificates (PEM) that may sign etcd's. Default "":
+	// the system's.
+	CA string `toml:"ca"`
+	// Cert and Key are files (PEM) of the certificate that etcd is shown, each
+	// with the other. Default "": none.
+	Cert string `toml:"cert"`
+	Key  string `toml:"key"`
 }
 
 // DiscoveryFile is a list of engines that is watched.

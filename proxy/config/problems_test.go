@@ -224,6 +224,8 @@ prefix = ""
 	{"discovery.allow", "[discovery]\nallow = ['10.0.0.0/8', '10.1.0.0/8', 'fd00::/8', '::1', '.svc', 'h', '', '.', 'a b', 'h:1']\n", []want{
 		{"discovery.allow[1]", 2, "invalid network"}, {"discovery.allow[6]", 2, "host name"}, {"discovery.allow[7]", 2, "host name"},
 		{"discovery.allow[8]", 2, "host name"}, {"discovery.allow[9]", 2, "host name"}}},
+	{"halves of etcd's keys", "[discovery.etcd]\nusername='u'\nkey='k'\n",
+		[]want{{"discovery.etcd.username", 2, "needs discovery.etcd.password_file"}, {"discovery.etcd.key", 3, "needs discovery.etcd.cert"}}},
 	{"two stores of a cluster", "[discovery.trtllm]\ncluster_uri = 'etcd://e:1,http://h:2'\ncluster_name = 'a/b'\n",
 		[]want{{"discovery.trtllm.cluster_uri", 2, "stands alone"}, {"discovery.trtllm.cluster_name", 3, "contain /"}}},
 	{"discovery.dns", `[discovery.dns]

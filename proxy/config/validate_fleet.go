@@ -31,6 +31,8 @@ func (k *checker) discovery() {
 		k.httpURL(indexKey("discovery.etcd.endpoints", i), endpoint)
 	}
 	k.required("discovery.etcd.prefix", d.Etcd.Prefix)
+	k.together("discovery.etcd.cert", d.Etcd.Cert, "discovery.etcd.key", d.Etcd.Key)
+	k.together("discovery.etcd.username", d.Etcd.Username, "discovery.etcd.password_file", d.Etcd.PasswordFile)
 	if strings.Contains(d.TRTLLM.ClusterName, "/") {
 		k.add("discovery.trtllm.cluster_name", "must not contain /")
 	}
@@ -47,6 +49,16 @@ func (k *checker) place(key, value string) {
 	}
 	if value == "" || strings.Trim(value, ".") == "" || !validHost(value) {
 		k.add(key, "must be an address, a network or a host name, found %q", value)
+	}
+}
+
+// together wants two keys that need each other to be both set, or neither.
+func (k *checker) together(one, value, other, otherValue string) {
+	switch {
+	case value != "" && otherValue == "":
+		k.add(one, "needs %s", other)
+	case value == "" && otherValue != "":
+		k.add(other, "needs %s", one)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -80,12 +81,21 @@ func (s *etcdSource) Name() string { return s.name }
 // Run lists the records, then follows what happens to them.
 func (s *etcdSource) Run(ctx context.Context, found func([]config.Engine)) {
 	t := trouble{log: s.log, source: s.name}
-	client, err := clientv3.New(s.etcd)
-	if err != nil { // an option that cannot be, since nothing is dialled here
-		t.note(err)
-		return
+	s.etcd.Context = ctx
+	for ctx.Err() == nil {
+		// With a password it asks for a token, which fails while etcd is away.
+		client, err := clientv3.New(s.etcd)
+		if err == nil {
+			s.follow(ctx, client, &t, found)
+			client.Close()
+		} else if t.note(err); !pause(ctx, listAgain) {
+			return
+		}
 	}
-	defer client.Close()
+}
+
+// follow lists and watches until ctx ends.
+func (s *etcdSource) follow(ctx context.Context, client *clientv3.Client, t *trouble, found func([]config.Engine)) {
 	for ctx.Err() == nil {
 		err := s.list(ctx, client)
 		if err == nil {
@@ -110,16 +120,20 @@ func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
 	if err != nil {
 		return err
 	}
-	head := answer.Header
+	s.takeAll(answer.Header, answer.Kvs, time.Now())
+	return nil
+}
+
+// takeAll makes the records those of one listing.
+func (s *etcdSource) takeAll(head *etcdserverpb.ResponseHeader, kvs []*mvccpb.KeyValue, now time.Time) {
 	// A store's revisions only grow: one that has fewer has other data.
 	lost := s.cluster != 0 && (head.ClusterId != s.cluster || head.Revision < s.revision)
 	s.cluster, s.revision = head.ClusterId, head.Revision
-	there := make(map[string]bool, len(answer.Kvs))
-	for _, kv := range answer.Kvs {
+	there := make(map[string]bool, len(kvs))
+	for _, kv := range kvs {
 		there[string(kv.Key)] = true
 		s.put(kv)
 	}
-	now := time.Now()
 	for key, r := range s.records {
 		switch {
 		case there[key]:
@@ -130,7 +144,6 @@ func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
 			s.drop(key)
 		}
 	}
-	return nil
 }
 
 // watch takes in what happens after the last listing, until it is time for the

@@ -1,0 +1,4 @@
+// Package discovery proves that engines are found where they register: in a
+// real etcd, which is killed, restarted, compacted and emptied while requests
+// run. It needs Debian's etcd-server, and installs it if it may.
+package discovery

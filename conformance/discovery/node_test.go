@@ -1,0 +1,147 @@
+package discovery
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// node is a proxy without engines of its own.
+type node struct {
+	t   *testing.T
+	url string
+	adm string
+	log *logs
+}
+
+type logs struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logs) contains(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+func startNode(t *testing.T, d func(*config.Discovery)) *node {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Server.ExposePlacement = true
+	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
+	d(&cfg.Discovery)
+	if problems := cfg.Validate(); len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	n := &node{t: t, log: &logs{}}
+	running, err := cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(n.log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- running.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the drain was not clean: %v", err)
+		}
+		if t.Failed() {
+			t.Log(n.log.text.String())
+		}
+	})
+	n.url, n.adm = running.URL(), running.AdminURL()
+	return n
+}
+
+// states maps the engines to their states.
+func (n *node) states() map[string]string {
+	n.t.Helper()
+	resp, err := http.Get(n.adm + "/v1/engines")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var rows []struct{ Name, State string }
+	if err := json.NewDecoder(resp.Body).Decode(&rows); err != nil {
+		n.t.Fatal(err)
+	}
+	states := map[string]string{}
+	for _, r := range rows {
+		states[r.Name] = r.State
+	}
+	return states
+}
+
+// is waits until an engine has a state; "" is to have left.
+func (n *node) is(name, state string) {
+	n.t.Helper()
+	eventually(n.t, name+" is "+state, func() bool { return n.states()[name] == state })
+}
+
+const prompt = `{"model":"sim","messages":[{"role":"user","content":"the tide comes in"}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`
+
+// ask sends one request and returns the engines that served it.
+func (n *node) ask() (prefill, decode string) {
+	n.t.Helper()
+	resp := n.open(8, false)
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
+		n.t.Fatalf("status %d: %s %v", resp.StatusCode, body, err)
+	}
+	return resp.Header.Get("X-Pdproxy-Prefill"), resp.Header.Get("X-Pdproxy-Decode")
+}
+
+// open sends a request and returns when the answer begins.
+func (n *node) open(tokens int, stream bool) *http.Response {
+	n.t.Helper()
+	resp, err := http.Post(n.url+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(prompt, tokens, stream)))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return resp
+}
+
+// whole reads the rest of a stream and asserts that it is whole.
+func (n *node) whole(resp *http.Response, tokens int) {
+	n.t.Helper()
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if events := bytes.Count(body, []byte(`"content":`)); err != nil || events < tokens || !bytes.Contains(body, []byte("data: [DONE]")) || bytes.Contains(body, []byte(`"error"`)) {
+		n.t.Errorf("the stream broke after %d events: %v", events, err)
+	}
+}
+
+// startEngine starts a simulated engine; each of its tokens takes so long.
+func startEngine(t *testing.T, connector, role string, token time.Duration) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.New(enginesim.Config{Connector: connector, Role: role, DecodeUsPerToken: int(token.Microseconds())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}

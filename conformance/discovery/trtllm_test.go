@@ -1,0 +1,64 @@
+package discovery
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// worker registers an engine as trtllm-serve does (disagg_auto_scaling.py):
+// role 0 is context, 1 generation.
+func worker(t *testing.T, s *store, e *enginesim.Engine, role, started int) (id string, r *registration) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(e.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id = fmt.Sprintf("%s-%s:%s-%d-%d-%03d", []string{"CONTEXT", "GENERATION"}[role], host, port, 1763690000000+started, 4711, 42)
+	return id, s.register("/trtllm-disagg/blue/workers/"+id,
+		fmt.Sprintf(`{"worker_id": %q, "host": %q, "port": %s, "role": %d}`, id, host, port, role), leaseTTL)
+}
+
+func TestTRTLLMWorkers(t *testing.T) {
+	s := startStore(t)
+	c, g := startEngine(t, "trtllm", "prefill", 0), startEngine(t, "trtllm", "decode", 0)
+	cID, _ := worker(t, s, c, 0, 1)
+	gID, first := worker(t, s, g, 1, 1)
+	for key, value := range map[string]string{
+		"/trtllm-disagg/green/workers/CONTEXT-h:1-1-1-001":     `{"host":"127.0.0.1","port":1,"role":0}`, // another cluster
+		"/trtllm-disagg/blue/workers/MM_ENCODER-h:1-1-1-001":   `{"host":"127.0.0.1","port":1,"role":2}`,
+		"/trtllm-disagg/blue/workers/GENERATION-junk-1-1-0001": `{"host":`,
+	} {
+		if _, err := s.client.Put(t.Context(), key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := startNode(t, func(d *config.Discovery) {
+		d.TRTLLM.ClusterURI, d.TRTLLM.ClusterName = "etcd://"+s.addr, "blue"
+	})
+	n.is(cID, "ready")
+	n.is(gID, "ready")
+	if got := n.states(); len(got) != 2 {
+		t.Errorf("engines are %v", got)
+	}
+	if p, d := n.ask(); p != cID || d != gID {
+		t.Errorf("served by %q and %q", p, d)
+	}
+	// Started anew at the same address, before the lease of old is over.
+	again, second := worker(t, s, g, 1, 2)
+	n.is(again, "ready")
+	n.is(gID, "")
+	first.die()
+	eventually(t, "the old record is gone", func() bool {
+		got, err := s.client.Get(t.Context(), first.key)
+		return err == nil && got.Count == 0
+	})
+	if _, d := n.ask(); d != again {
+		t.Errorf("served by %q", d)
+	}
+	second.leave()
+	n.is(again, "")
+}
