@@ -35,6 +35,9 @@ func (a *app) check(path string) error {
 		_, err = loadFiles(cfg)
 	}
 	if err == nil {
+		err = checkEngines(cfg.Discovery.File.Path)
+	}
+	if err == nil {
 		err = a.tryPlugins(cfg)
 	}
 	if a.json {
@@ -57,6 +60,29 @@ func (a *app) check(path string) error {
 	}
 	fmt.Fprintln(a.out, "ok")
 	return nil
+}
+
+// checkEngines reads the list of engines that would be watched; "" is none.
+func checkEngines(path string) error {
+	if path == "" {
+		return nil
+	}
+	data, err := os.ReadFile(path)
+	if err == nil {
+		_, err = config.ParseEngines(data)
+	}
+	if err == nil {
+		return nil
+	}
+	var problems config.Problems
+	for _, p := range asProblems(err) {
+		message := p.Message
+		if p.Key != "" {
+			message = fmt.Sprintf("%s line %d: %s: %s", path, p.Line, p.Key, p.Message)
+		}
+		problems = append(problems, config.Problem{Key: "discovery.file.path", Message: message})
+	}
+	return problems
 }
 
 // tryPlugins starts and configures the plugins and ends them again.

@@ -32,6 +32,10 @@ func TestExitCodes(t *testing.T) {
 	bad := write(t, "[server]\nlisten = 'nowhere'\ncolour = 'red'\n")
 	noKeys := write(t, "[server.auth]\nkeys_file = '/nonexistent/keys'\n")
 	noPlugin := write(t, "[policy]\nplace = 'p'\n[[plugin]]\nname = 'p'\npath = '/nonexistent.wasm'\n")
+	noEtcdKeys := write(t, "[discovery.etcd]\nendpoints = ['https://127.0.0.1:1']\nca = '/nonexistent/ca'\n")
+	noList := write(t, "discovery.file.path = '/nonexistent/engines'\n")
+	badList := write(t, "discovery.file.path = '"+write(t, "[[engine]]\nname = 'e'\nurl = 'http://h'\nrole = 'chef'\n")+"'\n")
+	list := write(t, "discovery.file.path = '"+good+"'\n")
 	garbage := write(t, "[[plugin]]\nname = 'p'\nphase = 'filter'\npath = '"+noPlugin+"'\n")
 	for name, tt := range map[string]struct {
 		args           []string
@@ -48,6 +52,10 @@ func TestExitCodes(t *testing.T) {
 		"check bad":           {[]string{"check", bad}, exitUsage, "", "line 3: server.colour"},
 		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exitUsage, "", "nonexistent"},
 		"check missing keys":  {[]string{"check", noKeys}, exitUsage, "", "server.auth.keys_file"},
+		"check no etcd CA":    {[]string{"check", noEtcdKeys}, exitUsage, "", "discovery.etcd.ca: open /nonexistent/ca"},
+		"check no list":       {[]string{"check", noList}, exitUsage, "", "discovery.file.path: open /nonexistent/engines"},
+		"check bad list":      {[]string{"check", badList}, exitUsage, "", "line 4: engine[0].role: must be one of"},
+		"check list":          {[]string{"check", list}, exitOK, "ok\n", ""},
 		"check no plugin":     {[]string{"check", noPlugin}, exitUsage, "", `line 5: plugin[0].path: "p": `},
 		"check no module":     {[]string{"check", garbage}, exitUsage, "", `line 1: plugin[0]: "p": compile module`},
 		"run no plugin":       {[]string{"run", noPlugin}, exitUsage, "", `line 5: plugin[0].path: "p": `},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
 )
@@ -44,6 +45,9 @@ func loadFiles(cfg *config.Config) (*files, error) {
 	for i, e := range cfg.Engines {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
+	}
+	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
+		problems = append(problems, asProblems(err)...)
 	}
 	f.tokenizers = make(map[string]tokens.Encoder)
 	for model, path := range cfg.Tokens.Files {
