@@ -5,7 +5,7 @@ package config
 // that turns nothing on.
 func Supports(key, value string) bool {
 	for _, m := range missingFeatures() {
-		if m.key == key && value != "" && (m.value == "" || m.value == value) {
+		if m.key == key && value != "" && (m.value == "" || m.matches(value)) {
 			return false
 		}
 	}
