@@ -184,28 +184,31 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 	renewed, lastEvent, seen := last, last, int64(0)
 	x.rc.SetWriteDeadline(last.Add(limit))
 	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
-	chunk := first.b
-	var err error
-	for {
+	var failed error
+	use := func(chunk []byte, err error) (more bool) {
 		if whole := events.Feed(chunk); len(whole) > 0 {
 			if err := out.write(whole, resp.Ended()); err != nil {
-				return errClientWrite
+				failed = errClientWrite
+				return false
 			}
 		}
-		if err == io.EOF {
-			return nil
-		}
 		if err != nil {
-			return err
+			if err != io.EOF {
+				failed = err
+			}
+			return false
 		}
 		if events.Events != seen {
 			seen, lastEvent = events.Events, last
 		} else if last.Sub(lastEvent) > idle {
-			return errNoEvent // an engine that hangs may still send comments
+			failed = errNoEvent // an engine that hangs may still send comments
 		}
-		var n int
-		n, err = resp.Read(out.space())
-		chunk = out.space()[:n]
+		return failed == nil
+	}
+	if !use(first.b, nil) {
+		return failed
+	}
+	resp.Each(out.space(), func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
 			x.intervals.Observe(now.Sub(last))
@@ -215,7 +218,9 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 			x.rc.SetWriteDeadline(now.Add(limit))
 			renewed = now
 		}
-	}
+		return use(out.space()[:n], err)
+	})
+	return failed
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its

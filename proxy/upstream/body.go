@@ -90,7 +90,9 @@ func (c *call) tooEarly(err error) bool {
 // Close implements io.Closer as Response.Close says.
 func (c *call) Close() error {
 	if cn, _ := c.end(); cn != nil {
-		cn.abort()
+		c.mu.Lock()
+		c.abort(cn)
+		c.mu.Unlock()
 		c.client.pool.drop()
 	}
 	return nil

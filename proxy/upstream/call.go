@@ -43,6 +43,7 @@ type call struct {
 	mu       sync.Mutex
 	conn     *conn     // guarded by mu; nil between connections and after the end
 	phase    phase     // guarded by mu
+	follows  bool      // guarded by mu; the socket is locked while a piece is used
 	ended    error     // guarded by mu; why ctx ended
 	lingerBy time.Time // guarded by mu; set when the context ended and the call goes on
 }
@@ -218,7 +219,7 @@ func (c *call) hangUp() {
 	switch {
 	case c.conn == nil:
 	case c.linger == 0:
-		c.conn.abort()
+		c.abort(c.conn)
 	case c.phase == sending:
 		// A write that is stuck fails. One that had put the request out
 		// succeeds, and the call goes on to linger.
@@ -226,6 +227,15 @@ func (c *call) hangUp() {
 	default:
 		c.limitLinger()
 	}
+}
+
+// abort closes cn. That waits for a reader which follows it and is using a piece,
+// so the engine is told first. mu is held.
+func (c *call) abort(cn *conn) {
+	if half, ok := cn.socket.(interface{ CloseWrite() error }); ok && c.follows {
+		half.CloseWrite()
+	}
+	cn.abort()
 }
 
 // end takes the connection out of the call. It is nil for all but the first

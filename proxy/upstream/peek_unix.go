@@ -2,7 +2,10 @@
 
 package upstream
 
-import "syscall"
+import (
+	"io"
+	"syscall"
+)
 
 // quiet reports whether nothing waits to be read on the socket: no data that
 // nobody asked for, no end of the stream, no error. It does not block.
@@ -14,4 +17,29 @@ func quiet(fd uintptr) bool {
 			return err == syscall.EAGAIN
 		}
 	}
+}
+
+const canFollow = true
+
+// readNow reads what is there; again: nothing is. The end is io.EOF.
+func readNow(fd uintptr, p []byte) (n int, again bool, err error) {
+	for {
+		n, err = syscall.Read(int(fd), p)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, true, nil
+		case err != nil:
+			return 0, false, err
+		case n == 0:
+			return 0, false, io.EOF
+		default:
+			return n, false, nil
+		}
+	}
+}
+
+func isErrno(err error) bool {
+	_, ok := err.(syscall.Errno)
+	return ok
 }

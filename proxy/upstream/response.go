@@ -24,6 +24,7 @@ type body interface {
 	io.ReadCloser
 	setIdle(d time.Duration)
 	atEnd() bool
+	each(p []byte, use func(n int, err error) bool)
 }
 
 // SetIdleTimeout bounds the wait of each further Read, in place of the
