@@ -834,7 +834,8 @@ func TestRetryLeavesBothEnginesOfABrokenPair(t *testing.T) {
 			says(200, `{"choices":[{"text":"x"}]}`)(w, leg)
 		}}
 	}
-	f := startScripted(t, "vllm-nixl", func(c *config.Config) { c.Retry.Attempts = 2 }, p0, p1, decode("d0"), decode("d1"))
+	inTurn := func(c *config.Config) { c.Retry.Attempts, c.Policy.Place = 2, "round_robin" }
+	f := startScripted(t, "vllm-nixl", inTurn, p0, p1, decode("d0"), decode("d1"))
 	for range 3 {
 		if a := f.try(completionPath, plainCompletion(false)); a.status != 200 {
 			t.Fatalf("status %d: %s", a.status, a.body)
