@@ -27,6 +27,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
+	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -42,7 +43,8 @@ type Node struct {
 	knowledge   *knowledge
 	loads       *loads.Poller
 	discovery   *discovery.Manager
-	recorder    *proxy.Recorder // nil: nothing is recorded
+	registrar   *moriio.Registrar // nil: no engine registers
+	recorder    *proxy.Recorder   // nil: nothing is recorded
 	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
@@ -84,17 +86,14 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
 		return nil, err
 	}
-	n.discovery, err = discovery.New(cfg.Discovery, discovery.Options{
-		Registry: n.registry, Log: log, DrainFor: func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
-	})
-	if err != nil {
-		return nil, err
-	}
 	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
 		return nil, failed(err)
 	}
-	if err := n.serveWith(cfg, f, prom, metrics); err != nil {
+	if err := n.findEngines(cfg); err != nil {
 		return nil, errors.Join(err, n.plugins.Close(context.Background()))
+	}
+	if err := n.serveWith(cfg, f, prom, metrics); err != nil {
+		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
 	}
 	return n, nil
 }

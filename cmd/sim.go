@@ -28,7 +28,7 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, sglang, trtllm or none")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-moriio, vllm-moriio-read, sglang, trtllm or none")
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
@@ -40,6 +40,9 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")
+	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
+	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
+	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")
 	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "how long blocks wait for a transfer")
 	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds of one uncached prompt token")
 	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds of one decoded token")

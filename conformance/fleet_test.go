@@ -22,7 +22,10 @@ import (
 )
 
 // connectors are the protocols whose legs run on two engines.
-var connectors = []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM}
+var connectors = []string{
+	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
+	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM,
+}
 
 // patience bounds every wait for a condition; it is not a claim about speed.
 const patience = 20 * time.Second
@@ -69,6 +72,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute}
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
+		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
 		if o.engine != nil {
 			o.engine(role, n, &c)
 		}
@@ -111,8 +115,16 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 	if connector != enginesim.ConnectorSGLang { // whose engines say so themselves
 		spec.KVEvents = e.KVEventsEndpoint()
 	}
-	spec.KVReplay = e.KVEventsReplay()
+	spec.KVReplay, spec.KVAddress = e.KVEventsReplay(), e.KVAddress()
 	return spec
+}
+
+// keepKVPorts gives the ports of an engine's KV transfer to the one that will
+// take its place: they are configured.
+func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
+	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
+		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
+	}
 }
 
 func (f *fleet) startNode(cfg *config.Config, log io.Writer) {

@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 	"proxy/engine":              {"abi", "proxy/config", "proxy/state/kvindex", "proxy/state/load", "proxy/upstream"},
 	"proxy/engine/discovery":    {"proxy/config", "proxy/engine"},
 	"proxy/engine/kvevents":     {"proxy/state/kvindex"},
+	"proxy/engine/moriio":       {"proxy/config"},
 	"proxy/engine/loads":        {"proxy/config", "proxy/engine", "proxy/openai", "proxy/state/load"},
 	"proxy/tokens":              {"proxy/openai", "proxy/tokens/bpe"},
 	"proxy/tokens/bpe":          {},

@@ -103,10 +103,10 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 		},
 	})
 	for role, engines := range map[string][]*enginesim.Engine{enginesim.RolePrefill: s.prefill, enginesim.RoleDecode: s.decode} {
-		for n := range engines {
-			s.slots = append(s.slots, &slot{
-				name: role[:1] + strconv.Itoa(n), role: role, engine: &engines[n], cfg: configs[role+strconv.Itoa(n)],
-			})
+		for n, e := range engines {
+			cfg := configs[role+strconv.Itoa(n)]
+			keepKVPorts(&cfg, e)
+			s.slots = append(s.slots, &slot{name: role[:1] + strconv.Itoa(n), role: role, engine: &engines[n], cfg: cfg})
 		}
 	}
 	slices.SortFunc(s.slots, func(a, b *slot) int { return strings.Compare(a.name, b.name) })

@@ -232,6 +232,9 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 		return false
 	}
 	defer resp.Close()
+	if c.Until == connector.UntilRefused {
+		return resp.Status/100 == 4
+	}
 	if resp.Status/100 != 2 {
 		return false
 	}

@@ -9,9 +9,13 @@ import (
 // Connectors that an engine can speak.
 const (
 	ConnectorVLLMNixl = "vllm-nixl"
-	ConnectorSGLang   = "sglang"
-	ConnectorTRTLLM   = "trtllm"
-	ConnectorNone     = "none"
+	// ConnectorVLLMMoRIIO is the MoRIIOConnector in WRITE mode,
+	// ConnectorVLLMMoRIIORead in READ mode.
+	ConnectorVLLMMoRIIO     = "vllm-moriio"
+	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
+	ConnectorSGLang         = "sglang"
+	ConnectorTRTLLM         = "trtllm"
+	ConnectorNone           = "none"
 )
 
 // Roles of an engine.
@@ -82,8 +86,9 @@ type Config struct {
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool
-	// SGLang and TRTLLM are what only those connectors have.
+	// SGLang, TRTLLM and MoRIIO are what only those connectors have.
 	SGLang SGLangConfig
+	MoRIIO MoRIIOConfig
 	TRTLLM TRTLLMConfig
 	// Log receives what the real engine would log; default discards.
 	Log *slog.Logger
@@ -125,6 +130,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	c.SGLang = c.SGLang.withDefaults(c.Role)
+	c.MoRIIO = c.MoRIIO.withDefaults()
 	if c.TRTLLM.Wire < TRTLLMWireG1 || c.TRTLLM.Wire > TRTLLMWireG3 {
 		return c, fmt.Errorf("config trtllm wire: %d is not 1, 2 or 3", c.TRTLLM.Wire)
 	}
@@ -139,6 +145,7 @@ func (c Config) withDefaults() (Config, error) {
 	for name, v := range map[string]int{
 		"kv blocks": c.KVBlocks, "block size": c.BlockSize, "ranks": c.Ranks, "max running": c.MaxRunning,
 		"side channel port": c.SideChannelPort, "bootstrap port": c.BootstrapPort, "die after": c.DieAfter,
+		"handshake port": c.MoRIIO.HandshakePort, "notify port": c.MoRIIO.NotifyPort, "tp size": c.MoRIIO.TPSize,
 		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
 		"lease": int(c.Lease), "handshake timeout": int(c.HandshakeTimeout), "sse keep alive": int(c.SSEKeepAlive),
 	} {

@@ -14,21 +14,22 @@ import (
 
 // Kinds of fault that Config.Fail names.
 const (
-	fail500      = "500"       // status 500 before the body is looked at
-	fail503      = "503"       // status 503
-	fail429      = "429"       // status 429
-	fail400      = "400"       // status 400
-	failReset    = "reset"     // RST before any answer
-	failClose    = "close"     // FIN before any answer
-	failCut      = "cut"       // the answer is cut in its middle, then RST
-	failGarbage  = "garbage"   // 200 with a malformed answer
-	failSlow     = "slow"      // half a second before the request is admitted
-	failLoad     = "load"      // the KV transfer fails on the receiving engine
-	failSSEError = "sse-error" // an error event in the middle of a stream; unary 500
-	failNoParams = "no-params" // a prefill answers 200 without transfer parameters
+	fail500      = "500"               // status 500 before the body is looked at
+	fail503      = "503"               // status 503
+	fail429      = "429"               // status 429
+	fail400      = "400"               // status 400
+	failReset    = "reset"             // RST before any answer
+	failClose    = "close"             // FIN before any answer
+	failCut      = "cut"               // the answer is cut in its middle, then RST
+	failGarbage  = "garbage"           // 200 with a malformed answer
+	failSlow     = "slow"              // half a second before the request is admitted
+	failLoad     = "load"              // the KV transfer fails on the receiving engine
+	failSSEError = "sse-error"         // an error event in the middle of a stream; unary 500
+	failNoParams = "no-params"         // a prefill answers 200 without transfer parameters
+	failNotify   = "lost-notification" // vllm-moriio: the engine's notification to its peer is lost
 )
 
-var failKinds = []string{fail500, fail503, fail429, fail400, failReset, failClose, failCut, failGarbage, failSlow, failLoad, failSSEError, failNoParams}
+var failKinds = []string{fail500, fail503, fail429, fail400, failReset, failClose, failCut, failGarbage, failSlow, failLoad, failSSEError, failNoParams, failNotify}
 
 // Phases in which Config.Hang makes requests hang until the client leaves.
 const (

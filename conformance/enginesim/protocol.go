@@ -97,7 +97,7 @@ type piece struct {
 // newProtocol returns the protocol that the engine's config names.
 func newProtocol(e *Engine) (protocol, error) {
 	switch e.cfg.Connector {
-	case ConnectorVLLMNixl, ConnectorNone:
+	case ConnectorVLLMNixl, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorNone:
 		return newVLLM(e), nil
 	case ConnectorSGLang:
 		return newSGLang(e), nil

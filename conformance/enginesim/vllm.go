@@ -13,12 +13,14 @@ import (
 )
 
 // vllm is the vLLM engine: with the NixlConnector in pull mode when nixl is
-// set, else without a KV connector. Roles do not change what it serves: as in
+// set, with the MoRIIOConnector when moriio is, else without a KV connector. Roles do not change what it serves: as in
 // vLLM, kv_transfer_params alone make a request a prefill or a decode leg.
 type vllm struct {
 	vllmDialect
 	e    *Engine
 	nixl bool
+	// moriio is the MoRIIOConnector, nil for engines without it.
+	moriio *moriio
 
 	mu sync.Mutex
 	// beats are the remote requests whose leases this engine keeps alive, by
@@ -34,15 +36,22 @@ func newVLLM(e *Engine) *vllm {
 	if e.publishers = newPublishers(e, wire.batch, c.PlainReplay); e.publishers != nil {
 		e.logKV(e.publishers, vllmNaming{e.id}, true)
 	}
-	return &vllm{
+	v := &vllm{
 		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
 		beats: make(map[string]map[string]int), known: make(map[string]bool),
 	}
+	if c := e.cfg.Connector; c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead {
+		v.moriio = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
+	}
+	return v
 }
 
 func (v *vllm) start() error {
 	if v.nixl {
 		v.e.spawn(v.heartbeat)
+	}
+	if v.moriio != nil {
+		return v.moriio.start()
 	}
 	return nil
 }
@@ -162,10 +171,16 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	if route == routeResponses {
 		req.ID, ext.item = randomID(), randomID() // neither header nor body name a response
 	}
+	if v.moriio != nil && params != nil {
+		ext.moriio = parseMoRIIO(params, req.ID, v.moriio.producer)
+	}
 	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {
 		if route != routeTokens { // this route has no clean-up
 			v.rejected(ext.leg)
+			if v.moriio != nil {
+				v.moriio.rejected(ext.moriio)
+			}
 		}
 		return nil, refusal
 	}
@@ -174,7 +189,8 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 
 // vllmRequest is what vLLM keeps of a request.
 type vllmRequest struct {
-	leg *nixlLeg // nil: no kv_transfer_params
+	leg    *nixlLeg   // nil: no kv_transfer_params
+	moriio *moriioLeg // the same
 	// item and events are the id of a /v1/responses message and the number of
 	// its stream events so far.
 	item   string
@@ -311,6 +327,9 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	defer v.e.leave(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	s.rank = v.e.pickRank(s.req.Rank)
 	defer s.rank.release(s)
+	if v.moriio != nil {
+		return v.moriio.run(ctx, s, s.req.Ext.(*vllmRequest).moriio, emit)
+	}
 	leg := s.req.Ext.(*vllmRequest).leg
 	if leg != nil && leg.remotePrefill {
 		if err := v.loadRemote(ctx, s, leg); err != nil {

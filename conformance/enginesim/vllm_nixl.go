@@ -338,6 +338,9 @@ func (v *vllm) heartbeat(ctx context.Context) {
 
 // message answers a decode engine.
 func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, error) {
+	if v.moriio != nil {
+		return v.moriio.message(r, m)
+	}
 	if !v.nixl {
 		return sideMessage{}, errors.New("no KV connector")
 	}

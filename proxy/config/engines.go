@@ -12,11 +12,14 @@ const (
 const (
 	ConnectorVLLMNixl     = "vllm-nixl"
 	ConnectorVLLMNixlPush = "vllm-nixl-push"
-	ConnectorVLLMMoRIIO   = "vllm-moriio"
-	ConnectorVLLMMooncake = "vllm-mooncake"
-	ConnectorVLLMP2PNCCL  = "vllm-p2p-nccl"
-	ConnectorSGLang       = "sglang"
-	ConnectorTRTLLM       = "trtllm"
+	// ConnectorVLLMMoRIIO is MoRI-IO in its default WRITE mode,
+	// ConnectorVLLMMoRIIORead in READ mode; engines of the two cannot be paired.
+	ConnectorVLLMMoRIIO     = "vllm-moriio"
+	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
+	ConnectorVLLMMooncake   = "vllm-mooncake"
+	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
+	ConnectorSGLang         = "sglang"
+	ConnectorTRTLLM         = "trtllm"
 	// ConnectorNone transfers nothing: the instance serves whole requests.
 	ConnectorNone = "none"
 )
@@ -26,8 +29,8 @@ func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth} }
 
 func connectors() []string {
 	return []string{
-		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMMoRIIO, ConnectorVLLMMooncake,
-		ConnectorVLLMP2PNCCL, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
+		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
+		ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
 	}
 }
 
@@ -67,6 +70,13 @@ type Engine struct {
 	// BootstrapPort is the bootstrap server's port; sglang prefill only.
 	// Default 0: asked from GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
+	// KVAddress is where its peers reach the KV transfer of vllm-moriio, as
+	// ParseKVAddress reads it. Required there; engines that register say it.
+	// Default "".
+	KVAddress string `toml:"kv_address"`
+	// TPSize is its tensor-parallel size; vllm-moriio only. Default 0: that of
+	// its peers.
+	TPSize int `toml:"tp_size"`
 	// HealthPath is the path of the health probe. Default "": the connector's
 	// cheap one. Probes never generate.
 	HealthPath string `toml:"health_path"`
@@ -80,6 +90,11 @@ type Engine struct {
 	// Wire is the generation of the trtllm wire format: "g1", "g2" or "g3".
 	// Default "": found out from the instance.
 	Wire string `toml:"wire"`
+}
+
+// MoRIIO reports whether the instance speaks MoRI-IO, in either mode.
+func (e *Engine) MoRIIO() bool {
+	return e.Connector == ConnectorVLLMMoRIIO || e.Connector == ConnectorVLLMMoRIIORead
 }
 
 // Health is how instances are probed.

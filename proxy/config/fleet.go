@@ -7,7 +7,7 @@ type Discovery struct {
 	// (10.0.0.0/8), host names, or the names below one (.llm.svc). A host name
 	// is compared as it is written, never looked up. Default empty: anywhere.
 	Allow []string `toml:"allow"`
-	// MoRIIO is the registration of vLLM MoRI-IO and P2P-NCCL engines.
+	// MoRIIO is the registration of vLLM MoRI-IO engines.
 	MoRIIO DiscoveryMoRIIO `toml:"moriio"`
 	// TRTLLM is the two layouts in which TensorRT-LLM workers register.
 	TRTLLM DiscoveryTRTLLM `toml:"trtllm"`
@@ -21,11 +21,15 @@ type Discovery struct {
 	Kubernetes DiscoveryKubernetes `toml:"kubernetes"`
 }
 
-// DiscoveryMoRIIO is the registration of vLLM MoRI-IO and P2P-NCCL engines.
+// DiscoveryMoRIIO is the registration of vLLM MoRI-IO engines.
 type DiscoveryMoRIIO struct {
 	// Listen is the address, tcp://host:port, of the ZMQ ROUTER where engines
 	// register; engines found need no [[engine]]. Default "": off.
 	Listen string `toml:"listen"`
+	// Open lets Listen be other than loopback. Registration has no
+	// authentication: whoever reaches the address is sent prompts. Default
+	// false.
+	Open bool `toml:"open"`
 }
 
 // DiscoveryTRTLLM is the two layouts in which TensorRT-LLM workers register.

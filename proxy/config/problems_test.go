@@ -215,7 +215,7 @@ refresh_interval = "0s"
 endpoints = ["http://e0:2379", "e1:2379"]
 prefix = ""
 `, []want{
-		{"discovery.moriio.listen", 2, "want tcp://host:port"}, {"discovery.moriio.listen", 2, "not supported"},
+		{"discovery.moriio.listen", 2, "want tcp://host:port"},
 		{"discovery.trtllm.cluster_uri", 4, "want etcd://host:port or http://host:port"},
 		{"discovery.trtllm.metadata_uri", 5, "want etcd://host:port"}, {"discovery.trtllm.metadata_uri", 5, "not supported"},
 		{"discovery.trtllm.refresh_interval", 6, "more than 0"},
@@ -248,6 +248,13 @@ kv_replay = "tcp://*"
 		{"discovery.dns.engine[0].url", 7, "not an address"}, {"discovery.dns.engine[1].name", 11, "already the name of discovery.dns.engine[0]"},
 		{"discovery.dns.engine[1].url", 12, "no port"}, {"discovery.dns.engine[1].connector", 14, "not supported"},
 		{"discovery.dns.engine[1].kv_replay", 15, "want tcp://host:port"}}},
+	{"registry for all", "[discovery.moriio]\nlisten='tcp://*:36367'\n", []want{{"discovery.moriio.listen", 2, "needs discovery.moriio.open"}}},
+	{"registry opened", "[discovery.moriio]\nlisten='tcp://*:36367'\nopen=true\n", nil},
+	{"registry on loopback", "[discovery.moriio]\nlisten='tcp://127.0.0.1:36367'\n", nil},
+	{"moriio", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio'\nkv_address='d:6301'\ntp_size=-1\n",
+		[]want{{"engine[0].kv_address", 1, "is required"}, {"engine[1].kv_address", 11, "want host:HOST"}, {"engine[1].tp_size", 12, "from 0"}}},
+	{"moriio of two modes", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio-read'\nkv_address='host:d,handshake:1,notify:2'\n",
+		[]want{{"engine[0].connector", 5, "cannot pair"}, {"engine[1].connector", 11, "cannot pair"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
 		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
 			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from 0 to 255"}}},
@@ -295,7 +302,6 @@ func checkProblems(t *testing.T, text string, want []want) {
 // fine but for that.
 func TestUnsupported(t *testing.T) {
 	texts := map[missingFeature]string{
-		{"discovery.moriio.listen", ""}:              "discovery.moriio.listen = 'tcp://*:36367'\n",
 		{"discovery.trtllm.cluster_uri", "http://*"}: "discovery.trtllm.cluster_uri = 'http://a:1'\n",
 		{"discovery.trtllm.metadata_uri", ""}:        "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",
 		{"fleet.workers", ""}:                        "fleet.workers = 2\n",

@@ -22,11 +22,9 @@ type missingFeature struct {
 func missingFeatures() []missingFeature {
 	return []missingFeature{
 		{"engine.connector", ConnectorVLLMNixlPush},
-		{"engine.connector", ConnectorVLLMMoRIIO},
 		{"engine.connector", ConnectorVLLMMooncake},
 		{"engine.connector", ConnectorVLLMP2PNCCL},
 		{"retry.schedule_style", "generation_first"},
-		{"discovery.moriio.listen", ""},
 		{"discovery.trtllm.cluster_uri", "http://*"},
 		{"discovery.trtllm.metadata_uri", ""},
 		{"fleet.workers", ""},

@@ -34,6 +34,7 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	k.within(key("block_tokens"), e.BlockTokens, 0, 1<<20)
 	k.host(key("bootstrap_host"), e.BootstrapHost)
 	k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
+	k.kvAddress(at, e)
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}
@@ -52,6 +53,17 @@ func (k *checker) kvEvents(at string, e Engine) {
 	if e.KVReplay != "" {
 		k.zmq(joinKey(at, "kv_replay"), e.KVReplay)
 	}
+}
+
+// kvAddress checks where the peers of e, which stands at a key, reach its KV
+// transfer: MoRI-IO's legs name that.
+func (k *checker) kvAddress(at string, e Engine) {
+	if _, err := ParseKVAddress(e.KVAddress); err != nil {
+		k.add(joinKey(at, "kv_address"), "%v", err)
+	} else if e.KVAddress == "" && e.MoRIIO() && e.Role != RoleBoth {
+		k.add(joinKey(at, "kv_address"), "is required for connector %q", e.Connector)
+	}
+	k.within(joinKey(at, "tp_size"), e.TPSize, 0, 1<<16)
 }
 
 // host wants an IP address or a name, without a port; empty is fine.

@@ -15,7 +15,11 @@ func (k *checker) discovery() {
 	}
 	if d.MoRIIO.Listen != "" {
 		// ZMQ writes every address as *.
-		k.zmq("discovery.moriio.listen", strings.Replace(d.MoRIIO.Listen, "//*:", "//0.0.0.0:", 1))
+		address := strings.Replace(d.MoRIIO.Listen, "//*:", "//0.0.0.0:", 1)
+		k.zmq("discovery.moriio.listen", address)
+		if hostPort, isTCP := strings.CutPrefix(address, "tcp://"); isTCP && validHostPort(hostPort) && !isLoopback(hostPort) && !d.MoRIIO.Open {
+			k.add("discovery.moriio.listen", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.moriio.open", d.MoRIIO.Listen)
+		}
 	}
 	if d.TRTLLM.ClusterURI != "" {
 		k.cluster("discovery.trtllm.cluster_uri", d.TRTLLM.ClusterURI, "etcd://", "http://")

@@ -86,6 +86,13 @@ func (k *checker) warnUnused(i int, e Engine) {
 			}
 		}
 	}
+	if !e.MoRIIO() {
+		for key, set := range map[string]bool{"kv_address": e.KVAddress != "", "tp_size": e.TPSize != 0} {
+			if set {
+				k.add(engineKey(i, key), "has no effect: only MoRI-IO's connectors use it")
+			}
+		}
+	}
 	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
 	}

@@ -11,12 +11,18 @@ func longChat(n int) string {
 		`"}],"max_tokens":64,"temperature":0.7,"stream":true,"stream_options":{"include_usage":true}}`
 }
 
+const moriioAnswer = `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],` +
+	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[12,13,14]],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5",` +
+	`"remote_handshake_port":6301,"remote_notify_port":61005,"remote_dp_rank":0,"remote_dp_size":1,"tp_size":1,"transfer_id":"tx-0123456789abcdef0123456789abcdef"}}`
+
 // answers is what prefill answers, by connector.
 var answers = map[string]string{
 	"vllm-nixl": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],` +
 		`"usage":{"prompt_tokens":41,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[12,13,14]],` +
 		`"remote_engine_id":"5f1e6d","remote_request_id":"r-1a2b3c4d","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1,"transfer_mode":"pull"}}`,
-	"sglang": `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
+	"vllm-moriio":      moriioAnswer,
+	"vllm-moriio-read": moriioAnswer,
+	"sglang":           `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
 	"trtllm": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[5,6,7,8],"usage":{"prompt_tokens":4,"completion_tokens":1},` +
 		`"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only",` +
 		`"ctx_request_id":2072360727809029,"disagg_request_id":2072360727809029,"first_gen_tokens":[42],"encoded_opaque_state":"AAECAw=="}}]}`,
@@ -59,14 +65,18 @@ func BenchmarkLegs(b *testing.B) {
 }
 
 // TestLegAllocations holds the line: a leg shaped into a reused buffer costs
-// its header slice at most, and for trtllm the changed params, which are a
-// value inside another.
+// its header slice at most, and for trtllm and MoRI-IO the changed params, which
+// are a value inside another.
 func TestLegAllocations(t *testing.T) {
 	limits := map[string][3]float64{ // aggregated, prefill, decode
 		"vllm-nixl": {1, 1, 1},
-		"sglang":    {0, 0, 0},
-		"trtllm":    {0, 0, 10},
-		"none":      {1, 0, 0},
+		// The parameters and the request id, which names two addresses; in READ mode
+		// prefill's own besides.
+		"vllm-moriio":      {1, 4, 4},
+		"vllm-moriio-read": {1, 4, 32},
+		"sglang":           {0, 0, 0},
+		"trtllm":           {0, 0, 10},
+		"none":             {1, 0, 0},
 	}
 	dst := make([]byte, 0, 8<<10)
 	for _, c := range All() {

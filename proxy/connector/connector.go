@@ -88,8 +88,9 @@ type Until uint8
 
 // The ends of a clean-up call.
 const (
-	UntilAnswer Until = iota // the answer is read whole
-	UntilHead                // the connection is closed as soon as the answer's head is there: the engine aborts
+	UntilAnswer  Until = iota // the answer is read whole
+	UntilHead                 // the connection is closed as soon as the answer's head is there: the engine aborts
+	UntilRefused              // the answer is a status of 4xx: refusing the call is what frees
 )
 
 // Cleanup is one call that makes an engine free what a dead exchange left. With
@@ -99,7 +100,7 @@ type Cleanup struct {
 	AnyTarget bool      // any ready engine of that phase and group will do
 	Leg       Leg
 	Until     Until
-	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout
+	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, refused_decode
 }
 
 // Connector is one engine protocol. All methods are pure and safe for
@@ -156,7 +157,7 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 
 // All lists the connectors in the order in which documentation names them.
 func All() []Connector {
-	return []Connector{nixl{}, sglang{}, trtllm{}, none{}}
+	return []Connector{nixl{}, moriio{}, moriio{read: true}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -17,6 +17,8 @@ func TestAll(t *testing.T) {
 		aggregates abi.Role // besides role both
 	}{
 		{config.ConnectorVLLMNixl, abi.FlowPrefillFirst, abi.RoleDecode},
+		{config.ConnectorVLLMMoRIIO, abi.FlowConcurrent, 0},
+		{config.ConnectorVLLMMoRIIORead, abi.FlowPrefillFirst, abi.RolePrefill},
 		{config.ConnectorSGLang, abi.FlowConcurrent, 0},
 		{config.ConnectorTRTLLM, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorNone, abi.FlowAggregated, 0},
@@ -46,8 +48,8 @@ func TestServes(t *testing.T) {
 		openai.VLLMGenerate, openai.Embeddings, openai.Tokenize, openai.Detokenize,
 	}
 	refused := map[string][]openai.API{
-		"vllm-nixl": {openai.Generate},
-		"sglang":    {openai.Responses, openai.Messages, openai.VLLMGenerate},
+		"vllm-nixl": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
+		"sglang": {openai.Responses, openai.Messages, openai.VLLMGenerate},
 		"trtllm": {openai.Responses, openai.Messages, openai.Generate, openai.VLLMGenerate,
 			openai.Tokenize, openai.Detokenize},
 		"none": nil,
@@ -74,6 +76,8 @@ func TestHealthPath(t *testing.T) {
 	}{
 		{"vllm-nixl", abi.RolePrefill, "/health", false},
 		{"vllm-nixl", abi.RoleDecode, "/health", false},
+		{"vllm-moriio", abi.RolePrefill, "/health", false},
+		{"vllm-moriio-read", abi.RoleDecode, "/health", false},
 		{"sglang", abi.RolePrefill, "/health", true},
 		{"sglang", abi.RoleDecode, "/v1/models", false},
 		{"sglang", abi.RoleBoth, "/v1/models", false},
@@ -117,9 +121,27 @@ func TestDecodeNeedsHandoff(t *testing.T) {
 	if _, err := (trtllm{}).Decode(a, &Handoff{Params: []byte(`[]`)}, nil); err == nil {
 		t.Error("trtllm shaped a decode leg from params that are no object")
 	}
+	for _, h := range []*Handoff{nil, {}, {Params: []byte(`[]`)}} {
+		if _, err := (moriio{read: true}).Decode(a, h, nil); err == nil {
+			t.Error("MoRI-IO in READ mode shaped a decode leg from nothing")
+		}
+	}
 	leg, err := nixl{}.Decode(a, nil, nil)
 	if err != nil || string(leg.Body) != `{"prompt":"x"}` || !leg.Alias {
 		t.Errorf("nixl without a handoff: %s, alias %v, %v", leg.Body, leg.Alias, err)
+	}
+}
+
+// TestTPSizes shows which MoRI-IO engines pair.
+func TestTPSizes(t *testing.T) {
+	for _, tt := range []struct {
+		p, d int
+		fits bool
+	}{{0, 8, true}, {8, 0, true}, {8, 8, true}, {2, 8, true}, {8, 4, true}, {1, 3, true}, {6, 4, false}, {3, 8, false}} {
+		err := moriio{}.Compatible(&engine.Facts{TPSize: tt.p}, &engine.Facts{TPSize: tt.d})
+		if (err == nil) != tt.fits {
+			t.Errorf("prefill %d, decode %d: %v", tt.p, tt.d, err)
+		}
 	}
 }
 
@@ -127,7 +149,7 @@ func TestDecodeNeedsHandoff(t *testing.T) {
 // that one attempt's bodies can share a buffer one after the other.
 func TestDstIsReused(t *testing.T) {
 	dst := make([]byte, 0, 4096)
-	for _, c := range All()[:3] {
+	for _, c := range All()[:5] {
 		a := pair(t, "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}]}`)
 		leg, err := c.Prefill(a, dst)
 		if err != nil {
@@ -146,7 +168,7 @@ func TestDstIsReused(t *testing.T) {
 // TestRetryHasItsOwnIDs shows that two attempts share no id by which engines
 // could mix them up.
 func TestRetryHasItsOwnIDs(t *testing.T) {
-	for _, c := range All()[:3] {
+	for _, c := range All()[:5] {
 		first := pair(t, "/v1/completions", `{"prompt":"x"}`)
 		second := pair(t, "/v1/completions", `{"prompt":"x"}`)
 		second.ID, second.LegID = first.ID+1, "fedcba9876543210fedcba9876543210"

@@ -266,7 +266,7 @@ func (g *golden) checkCalls(t *testing.T, when string, got []Cleanup, want []gol
 	}
 	for i, w := range want {
 		c := got[i]
-		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head"}[c.Until]
+		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilRefused: "refused"}[c.Until]
 		if c.Phase.String() != w.Phase || c.AnyTarget != w.AnyTarget || until != w.Until || c.How != w.How {
 			t.Errorf("%s: call %d is %s any %v until %s how %s, want %+v", when, i, c.Phase, c.AnyTarget, until, c.How, w)
 		}

@@ -85,7 +85,7 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
 		cut("stream_options"), // refused where stream is not true
 	)
-	edits, err := appendFirstToken(edits, a)
+	edits, err := appendFirstToken(edits, a, literal(nixlPrefill))
 	if err != nil {
 		return Leg{}, err
 	}
@@ -95,12 +95,12 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 }
 
 // appendFirstToken appends the edits that make the leg end after its first
-// token, by the limit alone.
-func appendFirstToken(edits []openai.Edit, a *Attempt) ([]openai.Edit, error) {
+// token, by the limit alone. transfer is its kv_transfer_params.
+func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]openai.Edit, error) {
 	one, yes, no := literal("1"), literal("true"), literal("false")
 	switch a.Request.API {
 	case openai.VLLMGenerate:
-		params, err := vllmSamplingParams(a, literal(nixlPrefill),
+		params, err := vllmSamplingParams(a, transfer,
 			openai.Edit{Key: "max_tokens", Value: one},
 			openai.Edit{Key: "ignore_eos", Value: yes},
 			cut("min_tokens"), cut("stop"), cut("stop_token_ids"))

@@ -173,7 +173,7 @@ func newFleet(t *testing.T) *fleet {
 		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)},
 		Protocols: func(name string) (Protocol, bool) {
 			switch name {
-			case "fake":
+			case "fake", "vllm-moriio", "vllm-moriio-read":
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/live"}, true
 			case "epoch": // its health answer is its facts
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/facts"}, true

@@ -20,11 +20,12 @@ type group struct {
 type factKey struct {
 	version, wire, kvType         string
 	dpSize, bootstrapPort, pageSz int
+	tpSize                        int
 	followsRoom                   bool
 }
 
 func (f *Facts) key() factKey {
-	return factKey{f.Version, f.Wire, f.KVCacheType, f.DPSize, f.BootstrapPort, f.PageSize, f.FollowsRoom}
+	return factKey{f.Version, f.Wire, f.KVCacheType, f.DPSize, f.BootstrapPort, f.PageSize, f.TPSize, f.FollowsRoom}
 }
 
 // group returns the number of i's group, from 1, and makes i a member.

@@ -47,6 +47,11 @@ type Facts struct {
 	KVCacheType   string   // dtype of the KV cache; "" unknown
 	Epoch         string   // changes when the engine restarted; "" unknown
 	KVEvents      KVPublisher
+	// KVAddress and TPSize are of vllm-moriio: where peers reach its KV transfer,
+	// and its tensor-parallel size (0 unknown), as the instance registered or as
+	// configured.
+	KVAddress config.KVAddress
+	TPSize    int
 }
 
 // KVPublisher is what an SGLang instance announces of its KV events, as it says
@@ -111,7 +116,13 @@ func (i *Instance) Facts() *Facts {
 	if f := i.facts.Load(); f != nil {
 		return f
 	}
-	return &Facts{}
+	return i.published()
+}
+
+// published is what is known of the instance before it is asked.
+func (i *Instance) published() *Facts {
+	address, _ := config.ParseKVAddress(i.Spec.KVAddress) // newInstance has refused what cannot be read
+	return &Facts{KVAddress: address, TPSize: i.Spec.TPSize}
 }
 
 // Since returns when the state last changed.

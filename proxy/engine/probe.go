@@ -236,7 +236,7 @@ func (r *Registry) restarted(i *Instance) {
 
 // ask gets the facts. The configuration wins where it says something.
 func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
-	f := new(Facts)
+	f := p.i.published()
 	for _, path := range p.i.protocol.FactPaths(p.i.Role) {
 		status, body, err := p.get(ctx, h, p.i.Spec.URL, path)
 		if err != nil {

@@ -20,11 +20,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// The sources of instances that the registry itself names; discoveries bring
-// their own.
+// The sources of instances.
 const (
 	SourceStatic = "static" // the configuration
 	SourceAdmin  = "admin"  // POST /v1/engines
+	SourceZMQ    = "zmq"    // vLLM MoRI-IO engines that register
 )
 
 // ErrUnknown says that no instance has the name.
@@ -234,6 +234,11 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	i.Flow = i.protocol.Flow()
 	if spec.Name == "" || spec.Ranks < 1 {
 		return nil, errors.New("name and at least one rank are needed")
+	}
+	if address, err := config.ParseKVAddress(spec.KVAddress); err != nil {
+		return nil, fmt.Errorf("kv_address: %w", err)
+	} else if address.IsZero() && spec.MoRIIO() && i.Role != abi.RoleBoth {
+		return nil, fmt.Errorf("connector %q needs a kv_address", spec.Connector)
 	}
 	i.Load = make([]load.Counter, spec.Ranks)
 	if r.o.APIKey != nil {

@@ -114,6 +114,8 @@ func TestApplyRefuses(t *testing.T) {
 		{"key", edit(func(e *config.Engine) { e.APIKeyFile = "missing" }), "no such file"},
 		{"client", edit(func(e *config.Engine) { e.URL = "http://noclient" }), "no client"},
 		{"probe", edit(func(e *config.Engine) { e.URL = "http://noprobe" }), "no probe"},
+		{"KV address", edit(func(e *config.Engine) { e.KVAddress = "10.0.0.5:6301" }), "kv_address"},
+		{"no KV address", edit(func(e *config.Engine) { e.Connector, e.Role = "vllm-moriio", "prefill" }), "kv_address"},
 		{"twice", edit(func(e *config.Engine) { e.Name = "new" }), "twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -142,6 +144,46 @@ func TestApplyRefuses(t *testing.T) {
 	if err := f.Add(f.spec("a", "both", "fake")); err == nil {
 		t.Error("Add took a name twice")
 	}
+}
+
+// What an instance registered is among its facts, before and after it is asked
+// for others, and another address makes another instance.
+func TestPublishedFacts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		spec := f.spec("p", "prefill", "fake")
+		spec.Connector, spec.KVAddress, spec.TPSize = "vllm-moriio", "host:10.0.0.5,handshake:6301,notify:61005", 8
+		check := func(handshake int) *Instance {
+			t.Helper()
+			var i *Instance
+			for _, o := range f.Snapshot().Instances {
+				if o.State() != Draining {
+					i = o
+				}
+			}
+			want := config.KVAddress{Host: "10.0.0.5", Handshake: handshake, Notify: 61005}
+			if got := i.Facts(); got.KVAddress != want || got.TPSize != 8 {
+				t.Errorf("%+v", got)
+			}
+			return i
+		}
+		f.must(t, f.Apply(SourceZMQ, []config.Engine{spec}, 0))
+		first := check(6301)
+		f.start(t)
+		synctest.Wait()
+		if check(6301); first.State() != Ready || len(first.Facts().Models) == 0 {
+			t.Errorf("state %v, facts %+v", first.State(), first.Facts())
+		}
+		f.must(t, f.Apply(SourceZMQ, []config.Engine{spec}, 0))
+		if check(6301) != first {
+			t.Error("the same again is another instance")
+		}
+		spec.KVAddress = "host:10.0.0.5,handshake:6302,notify:61005"
+		f.must(t, f.Apply(SourceZMQ, []config.Engine{spec}, 0))
+		if check(6302) == first {
+			t.Error("another address is the same instance")
+		}
+	})
 }
 
 func TestRemove(t *testing.T) {

@@ -95,6 +95,7 @@ func (g *gateway) discovery(address string) {
 	}
 	g.doc.set("discovery.moriio", "listen", text("tcp://"+address), "--vllm-discovery-address")
 	if !loopback(host) {
+		g.doc.set("discovery.moriio", "open", value{"true", "true"}, "engines on other machines register")
 		g.warn(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "registrations are not authenticated: whoever reaches the address can become an engine and see prompts")
 	}
 }

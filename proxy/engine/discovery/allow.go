@@ -39,6 +39,9 @@ func (a allowList) check(e config.Engine) error {
 		return nil
 	}
 	hosts := map[string]string{"url": "", "bootstrap_host": e.BootstrapHost}
+	if kv, err := config.ParseKVAddress(e.KVAddress); err == nil {
+		hosts["kv_address"] = kv.Host
+	}
 	if u, err := url.Parse(e.URL); err == nil {
 		hosts["url"] = u.Hostname()
 	}
@@ -47,7 +50,7 @@ func (a allowList) check(e config.Engine) error {
 			hosts[key], _, _ = net.SplitHostPort(rest)
 		}
 	}
-	for _, key := range []string{"url", "bootstrap_host", "kv_events", "kv_replay"} {
+	for _, key := range []string{"url", "bootstrap_host", "kv_address", "kv_events", "kv_replay"} {
 		host, set := hosts[key]
 		if set && (host != "" || key == "url") && !a.host(host) {
 			return fmt.Errorf("the host of %s is not in discovery.allow", key)

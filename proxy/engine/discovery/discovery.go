@@ -43,6 +43,8 @@ type Options struct {
 	// DrainFor is how long an engine that is gone from its source may finish
 	// what it has.
 	DrainFor func() time.Duration
+	// More are sources besides those of the configuration that New can build.
+	More []Source
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -64,7 +66,7 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{o: o, allow: newAllowList(cfg.Allow)}
+	m := &Manager{o: o, allow: newAllowList(cfg.Allow), sources: o.More}
 	if cfg.File.Path != "" {
 		m.sources = append(m.sources, &fileSource{path: cfg.File.Path, log: o.Log})
 	}

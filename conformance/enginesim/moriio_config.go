@@ -1,0 +1,42 @@
+package enginesim
+
+import "time"
+
+// MoRIIOConfig is what only a simulated vLLM engine with the MoRIIOConnector
+// has. The zero value of a field means its default, which is the real engine's
+// unless said otherwise.
+type MoRIIOConfig struct {
+	// HandshakePort and NotifyPort are rank 0's, rank r has that and r; default
+	// any.
+	HandshakePort, NotifyPort int
+	// Register is where the engine registers, "tcp://HOST:PORT"; empty: nowhere.
+	Register string
+	// OldRegistration registers in the form from before vLLM pull request 39565.
+	OldRegistration bool
+	// PingInterval is the time between two registrations; default 3 s.
+	PingInterval time.Duration
+	// TPSize is the tensor-parallel size that the engine announces; default 1.
+	TPSize int
+	// DeferTimeout is how long prefill holds blocks that nobody takes; default
+	// 60 s.
+	DeferTimeout time.Duration
+	// ReceiveTimeout is how long decode holds blocks that nobody writes into;
+	// default 120 s. vLLM 0.32 has that limit (recv_abort_timeout) in READ mode
+	// only: in WRITE mode the blocks of a request whose writer failed stay held.
+	ReceiveTimeout time.Duration
+}
+
+// withDefaults returns the config with every zero field set.
+func (c MoRIIOConfig) withDefaults() MoRIIOConfig {
+	for field, def := range map[*time.Duration]time.Duration{
+		&c.PingInterval: 3 * time.Second, &c.DeferTimeout: time.Minute, &c.ReceiveTimeout: 2 * time.Minute,
+	} {
+		if *field == 0 {
+			*field = def
+		}
+	}
+	if c.TPSize == 0 {
+		c.TPSize = 1
+	}
+	return c
+}

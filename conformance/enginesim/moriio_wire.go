@@ -1,0 +1,446 @@
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// Side channel words that stand for RDMA operations.
+const (
+	moriioRead  = "moriio-read"
+	moriioWrite = "moriio-write"
+)
+
+// moriioPeer is where an engine's sockets are: the ports of its rank 0.
+type moriioPeer struct {
+	host              string
+	handshake, notify int
+}
+
+// moriioLeg is a request's kv_transfer_params as the connector reads them.
+type moriioLeg struct {
+	remoteDecode, remotePrefill bool
+	transfer                    string
+	peer                        moriioPeer // by the request id, else by the parameters
+	named                       moriioPeer // by the parameters alone
+	blocks                      []blockID
+	rank                        int   // remote_dp_rank
+	leader                      *bool // is_request_leader
+	override                    bool  // remote_dp_rank_override
+	epoch, tag                  string
+	// problem is what makes the scheduler raise; "" for none.
+	problem string
+}
+
+var (
+	prefillAddress = regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`)
+	decodeAddress  = regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
+)
+
+// parseMoRIIO reads kv_transfer_params of a request with that external id.
+func parseMoRIIO(params fields, id string, producer bool) *moriioLeg {
+	leg := &moriioLeg{}
+	flag := func(name string) bool {
+		v, err := params.boolean(name, false)
+		return err == nil && v
+	}
+	number := func(name string) int { // some releases write ports as strings
+		if v, err := params.integer(name, 0); err == nil {
+			return int(v)
+		}
+		s, _ := params.str(name, "")
+		n, _ := strconv.Atoi(s)
+		return n
+	}
+	leg.remoteDecode, leg.remotePrefill = flag("do_remote_decode"), flag("do_remote_prefill")
+	leg.override, leg.rank = flag("remote_dp_rank_override"), number("remote_dp_rank")
+	if params.has("is_request_leader") {
+		v := flag("is_request_leader")
+		leg.leader = &v
+	}
+	leg.blocks = parseBlockIDs(params["remote_block_ids"])
+	if leg.transfer, _ = params.str("transfer_id", ""); leg.transfer == "" {
+		leg.transfer = "sidecar-" + id + randomID() // differs on the two legs
+	}
+	leg.epoch = string(params["remote_agent_epoch"])
+	leg.tag, _ = params.str("remote_agent_tag", "")
+	leg.named.host, _ = params.str("remote_host", "")
+	leg.named.handshake, leg.named.notify = number("remote_handshake_port"), number("remote_notify_port")
+	leg.peer = leg.named
+	pattern := prefillAddress
+	if producer {
+		pattern = decodeAddress
+	}
+	if found := pattern.FindStringSubmatch(id); found != nil {
+		leg.peer = moriioPeer{}
+		for part := range strings.SplitSeq(found[1], ",") {
+			name, value, _ := strings.Cut(part, ":")
+			port, _ := strconv.Atoi(value)
+			switch name {
+			case "host":
+				leg.peer.host = value
+			case "handshake":
+				leg.peer.handshake = port
+			case "notify":
+				leg.peer.notify = port
+			}
+		}
+	}
+	switch {
+	case leg.peer.host == "" || leg.peer.handshake == 0 || leg.peer.notify == 0:
+		leg.problem = "ValueError: cannot route MoRI-IO transfer"
+	case params["remote_block_ids"] == nil || params["remote_engine_id"] == nil:
+		leg.problem = "KeyError in add_new_req"
+	}
+	return leg
+}
+
+// tells reports whether the consumer's rank is the one to tell the producer of
+// its blocks.
+func (leg *moriioLeg) tells(rank int) bool {
+	switch {
+	case leg.leader != nil:
+		return *leg.leader
+	case leg.override:
+		return rank == leg.rank
+	}
+	return true
+}
+
+func (leg *moriioLeg) fields() map[string]string {
+	return map[string]string{"epoch": leg.epoch, "tag": leg.tag}
+}
+
+// packMap encodes a map of names and values as Python's msgpack does.
+func packMap(pairs ...any) []byte {
+	b := msgp.AppendMapHeader(nil, uint32(len(pairs)/2))
+	for i := 0; i < len(pairs); i += 2 {
+		b = msgp.AppendString(b, pairs[i].(string))
+		switch v := pairs[i+1].(type) {
+		case string:
+			b = msgp.AppendString(b, v)
+		case int:
+			b = appendInt(b, int64(v))
+		case []byte:
+			b = msgp.AppendBytes(b, v)
+		case []int:
+			b = msgp.AppendArrayHeader(b, uint32(len(v)))
+			for _, n := range v {
+				b = appendInt(b, int64(n))
+			}
+		default:
+			b = msgp.AppendNil(b)
+		}
+	}
+	return b
+}
+
+// readMessage decodes a message, a map whose keys are strings.
+func readMessage(b []byte) (map[string]any, error) {
+	v, rest, err := msgp.ReadIntfBytes(b)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := v.(map[string]any)
+	if !ok || len(rest) > 0 {
+		return nil, errors.New("unpack message: not a map")
+	}
+	return m, nil
+}
+
+func blockList(ids []blockID) []int {
+	list := make([]int, len(ids))
+	for i, id := range ids {
+		list[i] = int(id)
+	}
+	return list
+}
+
+// whole is a number of an unpacked message.
+func whole(v any) (int, bool) {
+	switch n := v.(type) {
+	case int64:
+		return int(n), true
+	case uint64:
+		return int(n), true
+	}
+	return 0, false
+}
+
+// serveHandshake answers metadata queries for a rank, each with two messages:
+// the agent's metadata and the layers'.
+func (m *moriio) serveHandshake(r *rank) func(context.Context, *zmtpConn) {
+	return func(_ context.Context, c *zmtpConn) {
+		for {
+			frames, err := c.receive()
+			if err != nil {
+				return
+			}
+			if len(frames) != 1 || string(frames[0]) != "get_meta_msg" {
+				m.e.crash("HandshakeError: unexpected msg type")
+				return
+			}
+			host, port := r.side.hostPort()
+			metadata := packMap("engine_id", m.e.id, "agent_metadata", []byte(net.JoinHostPort(host, strconv.Itoa(port))),
+				"kv_caches_base_addr", []int{4096}, "num_blocks", m.e.cfg.KVBlocks, "block_len", m.e.cfg.BlockSize, "attn_backend_name", "SIM")
+			if c.send(nil, metadata) != nil || c.send(nil, packMap()) != nil {
+				return
+			}
+		}
+	}
+}
+
+// session makes the handshake with a rank of a peer, unless there was one.
+func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriioSession, error) {
+	addr := net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank))
+	m.mu.Lock()
+	s, known := m.sessions[addr]
+	m.mu.Unlock()
+	if known {
+		return s, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
+	defer cancel()
+	c, err := m.e.dialPeer(ctx, addr)
+	if err != nil {
+		return s, fmt.Errorf("handshake: %w", err)
+	}
+	defer m.e.hangUp(c)
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if err := c.send([]byte("get_meta_msg")); err != nil {
+		return s, fmt.Errorf("handshake: %w", err)
+	}
+	var metadata map[string]any
+	for n := range 2 {
+		frames, err := c.receive()
+		if err != nil {
+			return s, fmt.Errorf("handshake: %w", err)
+		}
+		if len(frames) != 2 || len(frames[0]) != 0 {
+			return s, errNoSession
+		}
+		if n == 0 {
+			if metadata, err = readMessage(frames[1]); err != nil {
+				return s, err
+			}
+		}
+	}
+	side, _ := metadata["agent_metadata"].([]byte)
+	engine, _ := metadata["engine_id"].(string)
+	if length, _ := whole(metadata["block_len"]); length != m.e.cfg.BlockSize || len(side) == 0 {
+		return s, errNoSession
+	}
+	s = moriioSession{engine: engine, side: string(side)}
+	m.mu.Lock()
+	m.sessions[addr] = s
+	m.mu.Unlock()
+	return s, nil
+}
+
+// transfer does an RDMA operation on a rank of a peer. A session with an engine
+// that has restarted since is made anew.
+func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, op sideMessage) (sideMessage, error) {
+	for first := true; ; first = false {
+		s, err := m.session(ctx, peer, rank)
+		if err != nil {
+			return sideMessage{}, err
+		}
+		op.Engine = s.engine
+		answer, err := r.side.call(ctx, s.side, op)
+		if err == nil || !first || ctx.Err() != nil {
+			return answer, err
+		}
+		m.mu.Lock()
+		delete(m.sessions, net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank)))
+		m.mu.Unlock()
+	}
+}
+
+// message does what a peer's RDMA operation asks for. Nothing of it is refused,
+// as RDMA refuses nothing: a write for which nobody waits lands in memory that
+// may be another request's.
+func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
+	for _, id := range op.Blocks {
+		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
+			return sideMessage{}, errors.New("block id out of range")
+		}
+	}
+	answer := sideMessage{Op: op.Op}
+	switch op.Op {
+	case moriioRead:
+		if op.Fields["epoch"] != m.e.epochOf(op.Key).String() || op.Fields["tag"] != tagOf(op.Key) {
+			return answer, errors.New("agent metadata mismatch")
+		}
+		answer.Payload = r.readPinned(op.Key, op.Blocks)
+	case moriioWrite:
+		m.mu.Lock()
+		wait := m.receiving[moriioKey{r.index, op.Key}]
+		m.mu.Unlock()
+		if wait == nil {
+			m.e.stats.staleReads.Add(1)
+			m.e.cfg.Log.Warn("KV written that nobody waits for", "transfer", op.Key)
+		}
+		r.store(op.Blocks, op.Payload)
+	default:
+		return answer, errors.New("unknown message")
+	}
+	return answer, nil
+}
+
+// serveNotify takes notifications for a rank. One that it cannot use ends the
+// engine's listener, and with it the engine.
+func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
+	return func(_ context.Context, c *zmtpConn) {
+		for {
+			frames, err := c.receive()
+			if err != nil {
+				return
+			}
+			if err := m.notified(r, frames[len(frames)-1]); err != nil {
+				m.e.crash(err.Error())
+				return
+			}
+		}
+	}
+}
+
+func (m *moriio) notified(r *rank, message []byte) error {
+	data, err := readMessage(message)
+	if err != nil {
+		return err
+	}
+	transfer, _ := data["transfer_id"].(string)
+	key := moriioKey{r.index, transfer}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch kind, _ := data["type"].(string); {
+	case kind == "remote_blocks" && m.producer:
+		list, _ := data["block_notify_list"].([]any)
+		if len(list) == 0 {
+			return errors.New("block_notify_list cannot be empty in remote allocate message")
+		}
+		t := m.sendingOf(key)
+		t.peerRank, _ = whole(data["decode_rank"])
+		for _, v := range list {
+			id, ok := whole(v)
+			if !ok {
+				return errors.New("block_notify_list: not a list of numbers")
+			}
+			t.remote = append(t.remote, blockID(id))
+		}
+		m.advance(key, t)
+	case kind == "release" && m.producer:
+		if n, ok := whole(data["consumer_tp_size"]); !ok || n < 1 {
+			return errors.New("invalid consumer_tp_size in release message")
+		}
+		if r.unpin(transfer) {
+			delete(m.sending, key)
+			return nil
+		}
+		t := m.sendingOf(key) // prefill may not have finished
+		t.released = true
+		time.AfterFunc(m.e.cfg.MoRIIO.DeferTimeout, func() { m.forget(key, t) })
+	case kind == "write_done" && !m.producer:
+		if wait := m.receiving[key]; wait != nil && !wait.got {
+			wait.got = true
+			close(wait.done)
+		}
+	default:
+		return fmt.Errorf("unhandled message type %q for this role", kind)
+	}
+	return nil
+}
+
+// forget drops a release that no prefill came for.
+func (m *moriio) forget(key moriioKey, t *moriioSending) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sending[key] == t {
+		delete(m.sending, key)
+	}
+}
+
+// tell sends a notification to a rank of a peer.
+func (m *moriio) tell(ctx context.Context, peer moriioPeer, rank int, message []byte) {
+	addr := net.JoinHostPort(peer.host, strconv.Itoa(peer.notify+rank))
+	m.sends.Lock()
+	defer m.sends.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
+	defer cancel()
+	for range 2 {
+		c, err := m.peer(ctx, addr)
+		if err == nil && c.send(message) == nil {
+			return
+		}
+	}
+	m.e.cfg.Log.Warn("notification failed", "address", addr)
+}
+
+// peer returns the connection on which an address is notified.
+func (m *moriio) peer(ctx context.Context, addr string) (*zmtpConn, error) {
+	m.mu.Lock()
+	c := m.peers[addr]
+	m.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	c, err := m.e.dialPeer(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.peers[addr] = c
+	m.mu.Unlock()
+	m.e.spawn(func(context.Context) { // what ends the connection is seen by reading
+		for {
+			if _, err := c.receive(); err != nil {
+				break
+			}
+		}
+		m.mu.Lock()
+		if m.peers[addr] == c {
+			delete(m.peers, addr)
+		}
+		m.mu.Unlock()
+		m.e.hangUp(c)
+	})
+	return c, nil
+}
+
+// dialPeer connects to a ZMTP socket as a DEALER.
+func (e *Engine) dialPeer(ctx context.Context, addr string) (*zmtpConn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	e.peers.conns.state(conn, http.StateNew)
+	if e.hasEnded() {
+		err = errEnded
+	}
+	var c *zmtpConn
+	if err == nil {
+		c, err = greetPeer(conn, "DEALER")
+	}
+	if err != nil {
+		e.peers.conns.state(conn, http.StateClosed)
+		conn.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// hangUp ends a connection of dialPeer.
+func (e *Engine) hangUp(c *zmtpConn) {
+	c.Close()
+	e.peers.conns.state(c.Conn, http.StateClosed)
+}

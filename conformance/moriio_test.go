@@ -1,0 +1,199 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// moriioModes are the connectors of the two modes of MoRI-IO.
+var moriioModes = []string{enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead}
+
+// startRegistered starts a proxy that knows no engine, and engines that register
+// with it: one prefill in the newer form, and one decode in the older.
+func startRegistered(t *testing.T, connector string, ranks int) *fleet {
+	t.Helper()
+	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	f.alone = startEngine(t, enginesim.Config{Connector: connector})
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Server.ExposePlacement = true
+	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
+	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
+	f.startNode(&cfg, nil)
+	f.prefill = append(f.prefill, f.register(enginesim.RolePrefill, ranks, ""))
+	f.decode = append(f.decode, f.register(enginesim.RoleDecode, ranks, ""))
+	f.eventually("both engines are ready", func() bool { return f.ready() == 2 })
+	return f
+}
+
+// register starts an engine that registers.
+func (f *fleet) register(role string, ranks int, listen string) *enginesim.Engine {
+	f.t.Helper()
+	return startEngine(f.t, enginesim.Config{
+		Connector: f.connector, Role: role, Ranks: ranks, Listen: listen,
+		MoRIIO: enginesim.MoRIIOConfig{
+			Register: "tcp://" + f.node.RegistrationAddr().String(), OldRegistration: role == enginesim.RoleDecode,
+			PingInterval: 50 * time.Millisecond, DeferTimeout: 2 * time.Second, ReceiveTimeout: 2 * time.Second,
+		},
+	})
+}
+
+// ready counts the engines that are.
+func (f *fleet) ready() int {
+	var rows []struct{ State, Source string }
+	f.admin("/v1/engines", &rows)
+	n := 0
+	for _, r := range rows {
+		if r.State == "ready" && r.Source == "zmq" {
+			n++
+		}
+	}
+	return n
+}
+
+// Engines that register are used as they say they are, in both modes and both
+// forms; with several ranks decode finds the one of prefill's that has the KV.
+func TestRegisteredEnginesServe(t *testing.T) {
+	for _, connector := range moriioModes {
+		for _, ranks := range []int{1, 3} {
+			t.Run(fmt.Sprint(connector, " ", ranks), func(t *testing.T) {
+				f := startRegistered(t, connector, ranks)
+				for n := range 4 * ranks {
+					body := chat(fmt.Sprintf("%d %s", n, long), 9, n%2 == 0)
+					f.right(f.try(chatPath, body), chatPath, body)
+				}
+				if s := f.decode[0].State(); s.Transfers != int64(4*ranks) || s.LeasesExpired+s.StaleReads > 0 {
+					t.Errorf("decode: %+v", s)
+				}
+				f.settled()
+			})
+		}
+	}
+}
+
+// A registration that comes every few milliseconds is one engine, also after it
+// has started again with other ports.
+func TestRegistrationsAreOneEngine(t *testing.T) {
+	f := startRegistered(t, enginesim.ConnectorVLLMMoRIIO, 1)
+	body := chat(long, 9, true)
+	f.right(f.try(chatPath, body), chatPath, body)
+	for _, e := range []*[]*enginesim.Engine{&f.prefill, &f.decode} {
+		old := (*e)[0]
+		role := enginesim.RolePrefill
+		if old == f.decode[0] {
+			role = enginesim.RoleDecode
+		}
+		old.Kill()
+		old.Close()
+		(*e)[0] = f.register(role, 1, old.Addr())
+		if (*e)[0].KVAddress() == old.KVAddress() {
+			t.Fatal("the new engine has the old one's ports")
+		}
+		f.eventually("requests are served again", func() bool { return f.ready() == 2 && f.try(chatPath, body).status == http.StatusOK })
+		f.right(f.try(chatPath, body), chatPath, body)
+	}
+	f.eventually("each address is one engine", func() bool {
+		var rows []struct{ Name string }
+		f.admin("/v1/engines", &rows)
+		return len(rows) == 2
+	})
+}
+
+// Clients of the chat API may set max_completion_tokens, or no limit at all.
+func TestChatWithoutMaxTokens(t *testing.T) {
+	for _, connector := range moriioModes {
+		t.Run(connector, func(t *testing.T) {
+			f := startFleet(t, connector, fleetOptions{})
+			for _, limit := range []string{"", `,"max_completion_tokens":1`, `,"max_completion_tokens":7`, `,"max_tokens":1`} {
+				for _, stream := range []string{"", `,"stream":true,"stream_options":{"include_usage":true}`} {
+					body := `{"model":"sim","messages":[{"role":"user","content":"how long"}]` + limit + stream + `}`
+					f.right(f.try(chatPath, body), chatPath, body)
+				}
+			}
+			f.settled()
+		})
+	}
+}
+
+// Times that the proxy reports are how long something took.
+func TestReportedTimesAreElapsed(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMMoRIIO, fleetOptions{prefill: 1, decode: 1})
+	f.prefill[0].SetFault("1:500", 0, "")
+	f.try(chatPath, chat(long, 5, false))
+	f.prefill[0].SetFault("", 0, "")
+	body := chat(long, 5, false)
+	began := time.Now()
+	f.right(f.try(chatPath, body), chatPath, body)
+	for _, name := range []string{"pdproxy_time_to_first_token_seconds_sum", "pdproxy_leg_duration_seconds_sum", "pdproxy_exchange_duration_seconds_sum"} {
+		if v := f.metric(name); v <= 0 || v > time.Since(began).Seconds()+patience.Seconds() {
+			t.Errorf("%s is %v s", name, v)
+		}
+	}
+}
+
+// 512 requests at a time against WRITE mode, of whose notifications every
+// twentieth is lost: all requests end, and so does what the engines hold.
+func TestLostNotifications(t *testing.T) {
+	lossy := func(role string, _ int, c *enginesim.Config) {
+		if role != enginesim.RoleBoth {
+			c.Fail = "0.05:lost-notification"
+			c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = time.Second, time.Second
+			c.MaxRunning, c.KVBlocks = 512, 8192
+		}
+	}
+	for _, connector := range moriioModes {
+		t.Run(connector, func(t *testing.T) {
+			f := startFleet(t, connector, fleetOptions{engine: lossy, config: func(c *config.Config) {
+				c.Timeouts.FirstByte = config.Duration(5 * time.Second)
+				c.Retry.MinBudget, c.Retry.Budget = 1024, 1
+				c.Circuit.Failures = 1000
+			}})
+			f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 512
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			defer cancel()
+			var (
+				wg    sync.WaitGroup
+				mu    sync.Mutex
+				right int
+			)
+			const concurrent, rounds = 512, 2
+			for n := range concurrent {
+				wg.Go(func() {
+					for round := range rounds {
+						body := chat(fmt.Sprintf("request %d of round %d %s", n, round, strings.Repeat("on and on ", 10)), 4, n%2 == 0)
+						a := f.post(ctx, f.url, chatPath, body)
+						want := f.post(ctx, f.alone.URL(), chatPath, body)
+						mu.Lock()
+						switch {
+						case a.err != nil:
+							t.Errorf("request %d did not end: %v", n, a.err)
+						case a.status == http.StatusOK && a.errors == 0 && a.text == want.text:
+							right++
+						case a.status < 500 && a.errors == 0:
+							t.Errorf("request %d: status %d, text %q, want %q", n, a.status, a.text, want.text)
+						}
+						mu.Unlock()
+					}
+				})
+			}
+			wg.Wait()
+			if right < concurrent*rounds*99/100 {
+				t.Errorf("%d of %d answers are right", right, concurrent*rounds)
+			}
+			f.settled()
+			for _, p := range f.prefill {
+				if s := p.State(); s.LeasesExpired == 0 || s.StaleReads > 0 {
+					t.Errorf("prefill: %d leases expired, %d stale reads", s.LeasesExpired, s.StaleReads)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,272 @@
+package connector
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+var (
+	errTPSizes   = errors.New("neither tensor-parallel size is a multiple of the other")
+	errNoHandoff = errors.New("decode needs what prefill answered")
+)
+
+// moriio is vLLM's MoRIIOConnector. In its WRITE mode, the default, both legs
+// run at once: decode tells prefill which blocks it has set aside, and prefill
+// writes into them layer by layer. In READ mode (read) prefill answers first,
+// and decode reads. The engines find each other by the addresses that the
+// request id of both legs carries, and know what belongs together by the
+// transfer id.
+//
+// A decode engine takes every request for one whose KV comes from elsewhere:
+// there is no decode without a transfer to fall back to.
+//
+// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/moriio/
+// (moriio_common.py add_new_req for the fields, moriio_connector.py
+// request_finished for prefill's answer and for when blocks are freed,
+// moriio_engine.py for the notifications).
+type moriio struct {
+	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+	read bool
+}
+
+func (m moriio) Name() string {
+	if m.read {
+		return "vllm-moriio-read"
+	}
+	return "vllm-moriio"
+}
+
+func (m moriio) Flow() abi.Flow {
+	if m.read {
+		return abi.FlowPrefillFirst
+	}
+	return abi.FlowConcurrent
+}
+
+// AggregatesOn includes prefill engines in READ mode. In WRITE mode releases
+// before 0.32 end at a request without transfer parameters (KeyError in
+// build_connector_meta), and a decode engine of either mode answers it from
+// memory that nobody wrote, or waits for ever (get_num_new_matched_tokens).
+func (m moriio) AggregatesOn() abi.Role {
+	if m.read {
+		return abi.RolePrefill
+	}
+	return 0
+}
+
+// BothPairs: an engine is a producer or a consumer, so that one of role both has
+// no KV transfer at all.
+func (moriio) BothPairs() bool { return false }
+
+// Compatible wants one tensor-parallel size to be a multiple of the other.
+// Source: get_moriio_remote_tp_rank.
+func (moriio) Compatible(p, d *engine.Facts) error {
+	if p.TPSize == 0 || d.TPSize == 0 || p.TPSize%d.TPSize == 0 || d.TPSize%p.TPSize == 0 {
+		return nil
+	}
+	return errTPSizes
+}
+
+// Prefill asks for one token, as NIXL's leg does, and must end by the limit of
+// tokens: ended otherwise it keeps no block (request_finished).
+func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	params := m.transfer(a, a.Decode, true)
+	var room [editRoom]openai.Edit
+	edits := append(room[:0],
+		openai.Edit{Key: "kv_transfer_params", Value: params},
+		openai.Edit{Key: "stream", Value: literal("false")},
+		cut("stream_options"),
+	)
+	edits, err := appendFirstToken(edits, a, params)
+	if err != nil {
+		return Leg{}, err
+	}
+	leg := spliced(a, dst, cutPD(edits, a))
+	leg.Header, leg.Unary = m.header(a, a.Prefill), true
+	return leg, nil
+}
+
+// header gives the lines of a leg to t. The request id is the same on both legs.
+func (moriio) header(a *Attempt, t engine.Target) []Field {
+	return vllmHeader(moriioRequestID(a), t)
+}
+
+// moriioRequestID tells each engine where the other one is. The patterns that
+// the engines look for are those of get_peer_zmq_from_request_id.
+func moriioRequestID(a *Attempt) string {
+	var room [256]byte
+	id := a.Prefill.Facts().KVAddress.Append(append(room[:0], "___prefill_addr_"...))
+	id = a.Decode.Facts().KVAddress.Append(append(id, "___decode_addr_"...))
+	return string(append(append(id, '_'), a.LegID...))
+}
+
+// transferID is what both legs of an attempt call the transfer.
+func transferID(a *Attempt) string { return "tx-" + a.LegID }
+
+// transfer gives the parameters of a leg whose peer is at the other target, as
+// far as they are known before prefill answers. Engines take the peer's address
+// from the request id; those before vLLM pull request 39565 from here, and all
+// where they free what a leg left that was never scheduled. remote_port is read
+// by the older ones only, which want it to be there.
+func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
+	f := other.Facts()
+	b := make([]byte, 0, 512)
+	b = openai.AppendQuoted(append(b, `{"transfer_id":`...), transferID(a))
+	b = strconv.AppendBool(append(b, `,"do_remote_decode":`...), prefill)
+	b = strconv.AppendBool(append(b, `,"do_remote_prefill":`...), !prefill)
+	b = append(b, `,"remote_engine_id":null,"remote_block_ids":null,"remote_host":`...)
+	b = openai.AppendQuoted(b, f.KVAddress.Host)
+	b = strconv.AppendInt(append(b, `,"remote_port":`...), int64(f.KVAddress.Handshake), 10)
+	b = strconv.AppendInt(append(b, `,"remote_handshake_port":`...), int64(f.KVAddress.Handshake), 10)
+	b = strconv.AppendInt(append(b, `,"remote_notify_port":`...), int64(f.KVAddress.Notify), 10)
+	b = strconv.AppendInt(append(b, `,"remote_dp_size":`...), int64(other.Spec.Ranks), 10)
+	b = strconv.AppendInt(append(b, `,"remote_tp_size":`...), int64(f.TPSize), 10)
+	if !prefill && other.Spec.Ranks > 1 {
+		// Decode tells this rank of prefill's where its blocks are. That decode's
+		// own rank is the one to tell it must be said: by default only those of
+		// the first host do.
+		b = strconv.AppendInt(append(b, `,"remote_dp_rank":`...), int64(other.Rank), 10)
+		b = append(b, `,"is_request_leader":true`...)
+	}
+	return append(b, '}')
+}
+
+// ReadPrefill looks whether prefill has kept its blocks. Without its parameters
+// it has not, and decode cannot do without: the leg failed. In READ mode they
+// are what decode gets.
+func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	if !isObject(body) {
+		return Handoff{}, badReply("no JSON object")
+	}
+	params, _, err := openai.Lookup(body, "kv_transfer_params") // checks all of the body
+	switch {
+	case err != nil:
+		return Handoff{}, badReply(err.Error())
+	case openai.IsNull(params):
+		return Handoff{}, badReply("no kv_transfer_params, without which decode has no KV")
+	case !isObject(params):
+		return Handoff{}, badReply("kv_transfer_params is no object")
+	}
+	id, _ := openai.Find(params, "transfer_id")
+	if s, _ := openai.String(id); !openai.IsNull(id) && s != transferID(a) {
+		return Handoff{}, badReply("kv_transfer_params of another transfer")
+	}
+	if !m.read {
+		return Handoff{Pinned: true}, nil
+	}
+	blocks, _ := openai.Find(params, "remote_block_ids")
+	if !bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
+		return Handoff{}, badReply("kv_transfer_params without blocks")
+	}
+	if id, _ := openai.Find(params, "remote_engine_id"); openai.IsNull(id) {
+		return Handoff{}, badReply("kv_transfer_params without an engine")
+	}
+	return Handoff{Params: params, Pinned: true}, nil
+}
+
+// Decode is the client's request, its limit of tokens as it is: decode produces
+// the first token again.
+func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
+	params, err := m.decodeParams(a, h)
+	if err != nil {
+		return Leg{}, err
+	}
+	var room [editRoom]openai.Edit
+	edits := append(room[:0], openai.Edit{Key: "kv_transfer_params", Value: params})
+	if a.Request.API == openai.VLLMGenerate {
+		sampling, err := vllmSamplingParams(a, params)
+		if err != nil {
+			return Leg{}, err
+		}
+		edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
+	}
+	leg := spliced(a, dst, cutPD(edits, a))
+	leg.Header = m.header(a, a.Decode)
+	return leg, nil
+}
+
+// decodeParams gives the parameters of the decode leg. In READ mode they are
+// what is known of prefill with what prefill answered put in their place:
+// engines before vLLM pull request 34907 answer only some of them.
+func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
+	known := m.transfer(a, a.Prefill, false)
+	if !m.read {
+		return known, nil
+	}
+	if h == nil || len(h.Params) == 0 {
+		return nil, errNoHandoff
+	}
+	var base, said openai.Object
+	if err := base.Parse(known); err != nil {
+		return nil, err
+	}
+	if err := said.Parse(h.Params); err != nil {
+		return nil, err
+	}
+	edits := make([]openai.Edit, 0, 16)
+	for key, value := range base.Members {
+		if key == "is_request_leader" { // of WRITE mode
+			continue
+		}
+		if v, ok := said.Get(key); !ok || openai.IsNull(v) {
+			edits = append(edits, openai.Edit{Key: key, Value: value})
+		}
+	}
+	return said.Append(nil, edits...), nil
+}
+
+// Reclaims: in READ mode only the answer says which blocks prefill holds.
+func (m moriio) Reclaims() bool { return m.read }
+
+// Cleanup has a decode engine refuse a request that names the transfer: what
+// was to come from prefill is then given back to it (vLLM pull request 41269;
+// _with_kv_transfer_rejection_cleanup, request_finished). It is refused for its
+// limit of tokens, so that nothing of it is ever scheduled.
+//
+// In WRITE mode that is right only while no decode engine has the leg: one that
+// has may be waiting for prefill to write into its blocks, and would wait for
+// ever for a transfer that was called off. Then the engines have it out between
+// themselves: decode, when it is hung up on, calls the transfer off if it was
+// not scheduled; else prefill writes and both free. Only where prefill failed
+// nobody writes, and where decode died nobody asks: that is left to time-outs of
+// theirs, and counted as such.
+func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	if a.Prefill.IsZero() || o.DecodeTook {
+		return nil
+	}
+	params := m.transfer(a, a.Prefill, false)
+	switch {
+	case m.read:
+		if o.Handoff == nil || !o.Handoff.Pinned {
+			return nil
+		}
+		var err error
+		if params, err = m.decodeParams(a, o.Handoff); err != nil {
+			return nil
+		}
+	case o.DecodeSent && o.PrefillDone:
+		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
+	case o.DecodeSent:
+		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}
+	case !o.PrefillSent || o.Refused:
+		return nil
+	}
+	body := append([]byte(`{"prompt":[0],"max_tokens":0,"kv_transfer_params":`), params...)
+	return []Cleanup{{
+		Phase:     abi.Decode,
+		AnyTarget: true,
+		Leg: Leg{
+			Path:   openai.Completions.Path(),
+			Header: []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID + "-cleanup"}},
+			Body:   append(body, '}'),
+			Unary:  true,
+		},
+		Until: UntilRefused,
+		How:   "refused_decode",
+	}}
+}

@@ -1,0 +1,92 @@
+package moriio
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// maxEngines bounds the engines that are registered at a time.
+const maxEngines = 4096
+
+// book is who is registered. One goroutine owns it.
+type book struct {
+	log     *slog.Logger
+	entries map[string]*entry // by URL
+	refused map[string]bool   // problems that were logged
+}
+
+type entry struct {
+	engine config.Engine
+	last   time.Time // of its registrations
+}
+
+func newBook(log *slog.Logger) *book {
+	return &book{log: log, entries: make(map[string]*entry), refused: make(map[string]bool)}
+}
+
+// take notes a message that came at now and reports whether that changed the
+// engines. An engine is known by its address: with other ports, sizes or another
+// role it takes the place of what was there.
+func (b *book) take(message []byte, now time.Time) bool {
+	reg, err := readRegistration(message)
+	var e config.Engine
+	if err == nil && !reg.notARegister {
+		e, err = reg.engine()
+	}
+	switch {
+	case err != nil:
+		b.refuse(err)
+		return false
+	case reg.notARegister:
+		return false
+	}
+	old := b.entries[e.URL]
+	switch {
+	case old == nil && len(b.entries) >= maxEngines:
+		b.log.Warn("too many engines are registered", "engine", e.Name)
+		return false
+	case old != nil && old.engine == e:
+		old.last = now
+		return false
+	}
+	b.entries[e.URL] = &entry{engine: e, last: now}
+	b.log.Info("engine registered", "engine", e.Name, "connector", e.Connector, "ranks", e.Ranks, "kv_address", e.KVAddress, "again", old != nil)
+	return true
+}
+
+// refuse logs why a registration cannot be used, once for each reason: it comes
+// again every few seconds.
+func (b *book) refuse(err error) {
+	if text := err.Error(); !b.refused[text] {
+		b.refused[text] = true
+		b.log.Warn("a registration was refused", "error", err)
+	}
+}
+
+// expire takes out who has been silent for too long at now and reports whether
+// anyone was.
+func (b *book) expire(now time.Time) bool {
+	gone := false
+	for url, e := range b.entries {
+		if silent := now.Sub(e.last); silent > Expiry {
+			delete(b.entries, url)
+			b.log.Warn("engine has stopped registering", "engine", e.engine.Name, "silent_for", silent)
+			gone = true
+		}
+	}
+	return gone
+}
+
+// engines lists who is registered, by name.
+func (b *book) engines() []config.Engine {
+	list := make([]config.Engine, 0, len(b.entries))
+	for _, e := range b.entries {
+		list = append(list, e.engine)
+	}
+	slices.SortFunc(list, func(a, b config.Engine) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}

@@ -1,0 +1,136 @@
+package moriio
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// start runs a registrar; its lists come on the channel.
+func start(t *testing.T) (*Registrar, <-chan []config.Engine) {
+	t.Helper()
+	r, err := Listen("tcp://127.0.0.1:0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	lists, done := make(chan []config.Engine, 16), make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx, func(list []config.Engine) { lists <- list })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		if c, err := net.Dial("tcp", r.Addr().String()); err == nil {
+			c.Close()
+			t.Error("the socket is still open")
+		}
+	})
+	return r, lists
+}
+
+// dealer connects another implementation of ZMTP.
+func dealer(t *testing.T, r *Registrar) *zmq4.Conn {
+	t.Helper()
+	tcp, err := net.Dial("tcp", r.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tcp.Close() })
+	c, err := zmq4.Open(tcp, null.Security(), zmq4.Dealer, nil, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
+	t.Helper()
+	select {
+	case list := <-lists:
+		return list
+	case <-time.After(10 * time.Second):
+		t.Fatal("no list came")
+		return nil
+	}
+}
+
+func TestRegistration(t *testing.T) {
+	r, lists := start(t)
+	p, d := dealer(t, r), dealer(t, r)
+	for range 2 {
+		if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list := next(t, lists); len(list) != 1 || list[0].Role != config.RolePrefill {
+		t.Fatalf("%+v", list)
+	}
+	if err := d.SendMsg(zmq4.NewMsgFrom(nil, bytesOf(t, oldD))); err != nil { // as a REQ does
+		t.Fatal(err)
+	}
+	if list := next(t, lists); len(list) != 2 {
+		t.Fatalf("%+v", list)
+	}
+}
+
+// What a peer sends that is not ZMTP, or longer than anything that an engine
+// says, ends its connection and nothing else.
+func TestForeignBytes(t *testing.T) {
+	r, lists := start(t)
+	greeting := make([]byte, 64)
+	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+	copy(greeting[12:], "NULL")
+	ready := append([]byte{4, 28}, "\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"...)
+	curve := bytes.Clone(greeting)
+	copy(curve[12:], "CURVE")
+	for name, sent := range map[string][]byte{
+		"HTTP":                  []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + string(make([]byte, 64))),
+		"another security":      curve,
+		"no READY":              append(bytes.Clone(greeting), 0, 1, 'x'),
+		"a frame too long":      append(append(bytes.Clone(greeting), ready...), 2, 0xff, 0, 0, 0, 0, 0, 0, 0),
+		"frames without an end": append(append(bytes.Clone(greeting), ready...), 1, 0, 1, 0, 1, 0, 1, 0, 1, 0),
+	} {
+		c, err := net.Dial("tcp", r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write(sent)
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
+			t.Errorf("%s: the connection stays", name)
+		}
+		c.Close()
+	}
+	if err := dealer(t, r).SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+		t.Fatal(err)
+	}
+	if list := next(t, lists); len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestListen(t *testing.T) {
+	for _, endpoint := range []string{"", "127.0.0.1:1", "ipc:///tmp/x", "tcp://127.0.0.1:x"} {
+		if r, err := Listen(endpoint, nil); err == nil {
+			r.Close()
+			t.Errorf("%q can be listened on", endpoint)
+		}
+	}
+	r, err := Listen("tcp://*:0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Name() != "zmq" || r.Close() != nil {
+		t.Error("the socket cannot be closed")
+	}
+}
