@@ -13,7 +13,8 @@ func TestSupports(t *testing.T) {
 		{"discovery.trtllm.metadata_uri", "", true},
 		{"discovery.file.path", "engines.toml", true},
 		{"engine.connector", ConnectorSGLang, true},
-		{"engine.connector", ConnectorVLLMMoRIIO, false},
+		{"engine.connector", ConnectorVLLMMoRIIO, true},
+		{"engine.connector", ConnectorVLLMMooncake, false},
 	} {
 		if got := Supports(tt.key, tt.value); got != tt.want {
 			t.Errorf("%s = %q: %v", tt.key, tt.value, got)
