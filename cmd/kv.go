@@ -71,7 +71,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 func (k *knowledge) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { k.events.Run(ctx) })
+	wg.Go(func() { _ = k.events.Run(ctx) }) // ends with ctx alone
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {

@@ -121,7 +121,7 @@ func TestRequestsGoWhereTheirBlocksAre(t *testing.T) {
 		}
 		cached := int64(0)
 		for _, p := range f.prefill {
-			cached += int64(p.State().CachedTokens)
+			cached += p.State().CachedTokens
 		}
 		if cached < 4*20*16 {
 			t.Errorf("the engines found %d tokens in their caches, want %d at least", cached, 4*20*16)

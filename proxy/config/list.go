@@ -71,7 +71,7 @@ func (e Engine) Check() error {
 	k := &checker{config: &cfg}
 	k.engine("", e, map[string]string{})
 	if len(k.problems) > 0 {
-		return Problems(k.problems)
+		return k.problems
 	}
 	return nil
 }
