@@ -1,6 +1,9 @@
 package abi
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // Pack returns the answer as pdproxy_v1_on_plan returns it.
 func (a PlanAnswer) Pack() uint64 {
@@ -46,9 +49,11 @@ func UnpackLeg(v uint64, e LegEvent) (d LegDecision, ok bool) {
 // tells the host so. It is the guest's.
 func StoreScores(frame []byte, f *PlaceFacts) {
 	facts := frame[get32(frame, offHeader):]
-	at, stride := int(get32(facts, placeRows))+rowScore, int(get32(facts, placeRows+8))
-	for i := range f.Candidates {
-		put32(frame, at+i*stride, math.Float32bits(f.Candidates[i].Score))
+	from, stride := int(get32(facts, placeRows)), int(get32(facts, placeRows+8))
+	if len(f.Candidates) != 0 && unsafe.Pointer(&f.Candidates[0]) != unsafe.Pointer(&frame[from]) { // or they are the frame's own
+		for i := range f.Candidates {
+			put32(frame, from+rowScore+i*stride, math.Float32bits(f.Candidates[i].Score))
+		}
 	}
 	put32(frame, offOut, get32(frame, offOut)|OutScored)
 }

@@ -235,5 +235,6 @@ func decodeRow(row []byte) Candidate {
 
 		RecentTokens:   getFloat(row, rowRecentTokens),
 		RecentRequests: getFloat(row, rowRecentCount),
+		Busy:           getFloat(row, rowBusy),
 	}
 }

@@ -195,6 +195,7 @@ func appendFields(dst []byte, rows []Candidate) []byte {
 		putFloat(row, rowTokenMicros, c.TokenMicros)
 		putFloat(row, rowRecentTokens, c.RecentTokens)
 		putFloat(row, rowRecentCount, c.RecentRequests)
+		putFloat(row, rowBusy, c.Busy)
 	}
 	return dst
 }

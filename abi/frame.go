@@ -87,6 +87,7 @@ const (
 	rowTokenMicros  = 60
 	rowRecentTokens = 64
 	rowRecentCount  = 68
+	rowBusy         = 72
 	mintUnixMilli   = 0
 	mintCounter     = 8
 	mintNode        = 12

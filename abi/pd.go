@@ -192,6 +192,12 @@ type Candidate struct {
 	// weighing less the longer it is ago (1/e after ten minutes): uncached prompt
 	// tokens, and requests. Need NeedBlocks.
 	RecentTokens, RecentRequests float32
+
+	// Busy is about the share of the last minute that computing what was placed
+	// here takes, as measured: more than 1 when more was placed than is computed
+	// in a minute; 0: nothing was, or no speed is known. Needs NeedBlocks.
+	Busy float32
+	_    uint32
 }
 
 // Matched is how many prompt tokens the target holds in any tier.

@@ -9,7 +9,7 @@ import "unsafe"
 // order, and guests that meet rows of another stride, go field by field.
 
 // RowSize is the size of a candidate row in version 1 of the contract.
-const RowSize = 72
+const RowSize = 80
 
 // The layout is checked by the compiler: an index out of range does not build.
 var (
@@ -33,6 +33,7 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.TokenMicros)-rowTokenMicros]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentTokens)-rowRecentTokens]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.RecentRequests)-rowRecentCount]
+	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Busy)-rowBusy]
 )
 
 // littleEndian is the byte order of this machine.

@@ -130,7 +130,7 @@ func (r *record) explain() Explanation {
 			"group": c.facts.Group, "pair": c.facts.Pair.String(), "home": c.facts.Home.String(), "queued": c.facts.Queued,
 			"blocks_gpu": c.facts.BlocksGPU, "blocks_cpu": c.facts.BlocksCPU, "blocks_disk": c.facts.BlocksDisk,
 			"block_tokens": c.facts.BlockTokens, "usage": c.facts.Usage, "token_us": c.facts.TokenMicros,
-			"recent_tokens": c.facts.RecentTokens, "recent_requests": c.facts.RecentRequests,
+			"recent_tokens": c.facts.RecentTokens, "recent_requests": c.facts.RecentRequests, "busy": c.facts.Busy,
 		}})
 	}
 	for _, l := range r.rows[:r.legs] {

@@ -89,7 +89,7 @@ func busy(rows int) *abi.PlaceFacts {
 			Instance: uint32(1 + i/4), Rank: int32(i % 4), Group: 1, Roles: role,
 			Requests: int32(i * 7 % 13), Tokens: int64(i*7%13) * 900, Queued: int64(i*5%11) * 700,
 			BlockTokens: 16, BlocksGPU: uint32(4 + max(0, i*11%31-15)*31), Usage: 0.5,
-			TokenMicros: 80 + float32(i*3%7), RecentTokens: 90_000 + float32(i*100), RecentRequests: 20,
+			TokenMicros: 80 + float32(i*3%7), RecentTokens: 90_000 + float32(i*100), RecentRequests: 20, Busy: 0.5,
 		})
 	}
 	return f

@@ -225,7 +225,7 @@ func drawPlace(rnd *rand.Rand) *abi.PlaceFacts {
 			Roles: abi.Role(1 + rnd.IntN(3)), Trial: trials > 0 && rnd.IntN(4) == 0, Pair: abi.PairState(rnd.IntN(4)), Home: abi.Role(max(0, rnd.IntN(8)-4)),
 			BlocksGPU: rnd.Uint32N(100), BlocksCPU: tiers * rnd.Uint32N(100), BlocksDisk: tiers * rnd.Uint32N(100), BlockTokens: []uint32{0, 16, 512}[rnd.IntN(3)],
 			Queued: rnd.Int64N(1 << rnd.IntN(21)), Usage: max(0, 2*rnd.Float32()-1), TokenMicros: speed + float32(rnd.IntN(3))*50*rnd.Float32(),
-			RecentTokens: recent * rnd.Float32() * 1e6, RecentRequests: recent * rnd.Float32() * 100,
+			RecentTokens: recent * rnd.Float32() * 1e6, RecentRequests: recent * rnd.Float32() * 100, Busy: recent * rnd.Float32(),
 		}
 		switch loads {
 		case 1:

@@ -127,7 +127,7 @@ func (v *view) fill(needs abi.Needs, q *Request, l *lease, turn *conversation.Tu
 		if needs&abi.NeedBlocks != 0 {
 			m := v.matches[t.slot]
 			c.Queued, c.BlocksGPU, c.BlocksCPU, c.BlocksDisk = carries.Queued, m.GPU, m.CPU, m.Disk
-			c.RecentTokens, c.RecentRequests = t.load.Recent(epoch.Add(now))
+			c.RecentTokens, c.RecentRequests, c.Busy = t.load.Recent(epoch.Add(now))
 		}
 		if needs&abi.NeedConversation != 0 {
 			at := conversation.Target{Instance: c.Instance, Rank: c.Rank}

@@ -108,6 +108,7 @@ type candidateFact struct {
 
 	RecentTokens   float32 `json:"recent_tokens"`
 	RecentRequests float32 `json:"recent_requests"`
+	Busy           float32 `json:"busy"`
 }
 
 type pairJSON struct {

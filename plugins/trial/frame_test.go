@@ -22,7 +22,7 @@ func TestFrames(t *testing.T) {
 	 "candidates": [
 	  {"engine": "x", "rank": 1, "score": 2.5, "facts": {"role": "prefill", "group": 3, "requests": 4, "tokens": 5, "queued": 6,
 	   "trial": true, "home": "decode", "pair": "ready", "blocks_gpu": 7, "blocks_cpu": 8, "blocks_disk": 9,
-	   "block_tokens": 16, "usage": 0.5, "token_us": 12.5, "recent_tokens": 3, "recent_requests": 0.5}},
+	   "block_tokens": 16, "usage": 0.5, "token_us": 12.5, "recent_tokens": 3, "recent_requests": 0.5, "busy": 0.25}},
 	  {"engine": "y", "facts": {"role": "both"}}, {"engine": "x", "rank": 2, "facts": {"role": "decode"}},
 	  {"instance": 77, "facts": {"role": "decode"}}],
 	 "pairs": [{"prefill": 0, "decode": 2, "state": "broken", "transfer_us": 0.25}]},
@@ -50,7 +50,7 @@ func TestFrames(t *testing.T) {
 		&abi.PlaceFacts{Request: facts, Flow: abi.FlowConcurrent, Sequence: 4, Random: 5,
 			Candidates: []abi.Candidate{
 				{Instance: 1, Rank: 1, Group: 3, Roles: abi.RolePrefill, Trial: true, Pair: abi.PairReady, Home: abi.RoleDecode, Requests: 4,
-					Tokens: 5, Queued: 6, BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.5, TokenMicros: 12.5, RecentTokens: 3, RecentRequests: 0.5},
+					Tokens: 5, Queued: 6, BlocksGPU: 7, BlocksCPU: 8, BlocksDisk: 9, BlockTokens: 16, Usage: 0.5, TokenMicros: 12.5, RecentTokens: 3, RecentRequests: 0.5, Busy: 0.25},
 				{Instance: 2, Roles: abi.RoleBoth}, {Instance: 1, Rank: 2, Roles: abi.RoleDecode}, {Instance: 77, Roles: abi.RoleDecode}},
 			Pairs: []abi.Pair{{Prefill: 0, Decode: 2, State: abi.PairBroken, TransferMicros: 0.25}}},
 		&abi.MintFacts{UnixMilli: 9, Node: 1, Worker: 2, Counter: 3},

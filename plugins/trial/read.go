@@ -151,7 +151,7 @@ func (j *placeJSON) frame() (Frame, error) {
 			Requests: fact.Requests, Tokens: fact.Tokens, Queued: fact.Queued,
 			BlocksGPU: fact.BlocksGPU, BlocksCPU: fact.BlocksCPU, BlocksDisk: fact.BlocksDisk,
 			BlockTokens: fact.BlockTokens, Usage: fact.Usage, TokenMicros: fact.TokenMicros,
-			RecentTokens: fact.RecentTokens, RecentRequests: fact.RecentRequests,
+			RecentTokens: fact.RecentTokens, RecentRequests: fact.RecentRequests, Busy: fact.Busy,
 		})
 		name := c.Engine
 		if name == "" {

@@ -59,7 +59,7 @@ func (t *table) add(r *engine.Row, roles abi.Role, a *Ask, now time.Time) {
 	c.Requests, c.Tokens, c.Usage, c.TokenMicros = load.Requests, load.Tokens, load.Usage, load.PrefillMicros
 	if t.needs&abi.NeedBlocks != 0 {
 		c.Queued = load.Queued
-		c.RecentTokens, c.RecentRequests = r.Load[r.Rank].Recent(now)
+		c.RecentTokens, c.RecentRequests, c.Busy = r.Load[r.Rank].Recent(now)
 		t.know(&c, r.Target)
 	}
 	if t.turn.Number != 0 {

@@ -7,8 +7,12 @@ import (
 	"time"
 )
 
-// recentTime is after how long a placement weighs 1/e of a fresh one.
-const recentTime = 10 * time.Minute
+// After recentTime a placement weighs 1/e of a fresh one; after busyTime, where
+// the target's utilisation is in question.
+const (
+	recentTime = 10 * time.Minute
+	busyTime   = time.Minute
+)
 
 // recent is what was placed on a target of late, for its prompts to be computed.
 // Reading takes no lock: it may see a placement a moment too early or too late.
@@ -16,25 +20,29 @@ type recent struct {
 	mu       sync.Mutex    // of writing
 	tokens   atomic.Uint64 // float64: uncached prompt tokens as of at
 	requests atomic.Uint64 // float64
+	work     atomic.Uint64 // float64: as tokens, fading with busyTime
 	at       atomic.Int64  // Unix time in ns; 0: never
 }
 
 func (r *recent) add(uncached int64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	tokens, requests := r.read(now)
+	tokens, requests, work := r.read(now)
 	r.tokens.Store(math.Float64bits(tokens + float64(uncached)))
 	r.requests.Store(math.Float64bits(requests + 1))
+	r.work.Store(math.Float64bits(work + float64(uncached)))
 	r.at.Store(now.UnixNano())
 }
 
-func (r *recent) read(now time.Time) (tokens, requests float64) {
+func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 	at := r.at.Load()
 	if at == 0 {
-		return 0, 0
+		return 0, 0, 0
 	}
-	weight := math.Exp(-float64(max(0, now.UnixNano()-at)) / float64(recentTime))
-	return weight * math.Float64frombits(r.tokens.Load()), weight * math.Float64frombits(r.requests.Load())
+	ago := float64(max(0, now.UnixNano()-at))
+	weight, fresh := math.Exp(-ago/float64(recentTime)), math.Exp(-ago/float64(busyTime))
+	return weight * math.Float64frombits(r.tokens.Load()), weight * math.Float64frombits(r.requests.Load()),
+		fresh * math.Float64frombits(r.work.Load())
 }
 
 // Placed notes that a request was placed on the target, which has so many tokens
@@ -42,9 +50,10 @@ func (r *recent) read(now time.Time) (tokens, requests float64) {
 func (c *Counter) Placed(uncached int64, now time.Time) { c.recent.add(uncached, now) }
 
 // Recent is the uncached prompt tokens, and the requests, that were placed on the
-// target of late, each placement weighing less the longer it is ago. It takes no
-// lock.
-func (c *Counter) Recent(now time.Time) (tokens, requests float32) {
-	t, n := c.recent.read(now)
-	return float32(t), float32(n)
+// target of late, each placement weighing less the longer it is ago; and about
+// the share of the last minute that it takes to compute them, at the speed that
+// Prefill has measured (0 before). It takes no lock.
+func (c *Counter) Recent(now time.Time) (tokens, requests, busy float32) {
+	t, n, work := c.recent.read(now)
+	return float32(t), float32(n), float32(work * float64(c.Prefill.PerToken()) / float64(busyTime/time.Microsecond))
 }

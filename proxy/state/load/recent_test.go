@@ -9,14 +9,14 @@ import (
 func TestRecent(t *testing.T) {
 	var c Counter
 	now := time.Unix(1_700_000_000, 0)
-	if tokens, requests := c.Recent(now); tokens != 0 || requests != 0 {
-		t.Errorf("of a new target: %v, %v", tokens, requests)
+	if tokens, requests, busy := c.Recent(now); tokens != 0 || requests != 0 || busy != 0 {
+		t.Errorf("of a new target: %v, %v, %v", tokens, requests, busy)
 	}
 	c.Placed(1000, now)
 	c.Placed(500, now)
 	c.Placed(0, now.Add(recentTime))
 	later := now.Add(2 * recentTime)
-	tokens, requests := c.Recent(later)
+	tokens, requests, _ := c.Recent(later)
 	e := math.Exp(-1)
 	if want := 1500 * e * e; math.Abs(float64(tokens)-want) > 1e-3 {
 		t.Errorf("%v tokens, want %v", tokens, want)
@@ -24,7 +24,32 @@ func TestRecent(t *testing.T) {
 	if want := 2*e*e + e; math.Abs(float64(requests)-want) > 1e-5 {
 		t.Errorf("%v requests, want %v", requests, want)
 	}
-	if tokens, _ := c.Recent(now.Add(-time.Hour)); tokens > 600 {
+	if tokens, _, _ := c.Recent(now.Add(-time.Hour)); tokens > 600 {
 		t.Errorf("a clock that went back makes %v tokens", tokens)
+	}
+}
+
+// TestBusy: a target that is sent half of what it computes in a minute is half
+// busy, and soon idle when it is sent nothing.
+func TestBusy(t *testing.T) {
+	var c Counter
+	now := time.Unix(1_700_000_000, 0)
+	c.Placed(1000, now)
+	if _, _, busy := c.Recent(now); busy != 0 {
+		t.Errorf("busy %v of a target whose speed is not known", busy)
+	}
+	c.Prefill.Measure(1000, 100*time.Millisecond) // 100 µs a token
+	for range 600 {
+		now = now.Add(time.Second)
+		c.Placed(5000, now)
+	}
+	if _, _, busy := c.Recent(now); math.Abs(float64(busy)-0.5) > 0.01 {
+		t.Errorf("busy %v, want 0.5", busy)
+	}
+	if _, _, busy := c.Recent(now.Add(busyTime)); math.Abs(float64(busy)-0.5/math.E) > 0.01 {
+		t.Errorf("busy %v a minute later", busy)
+	}
+	if _, _, busy := c.Recent(now.Add(10 * busyTime)); busy > 0.001 {
+		t.Errorf("busy %v ten minutes later", busy)
 	}
 }
