@@ -22,6 +22,9 @@ type Pool struct {
 	balance float64 // of a token placed on a row of late
 	request float64 // of a request placed there
 	late    float64 // from here on waiting costs more
+	weight  float64 // of what is above that
+	held    float64 // of a µs above that which a request keeps its row from others, for each that came there of late
+	few     float64 // so many that came there do not count
 	spread  float64 // of being one row off the place for this size; 0: there is none
 	place   float64 // for prompts of this size, counted in rows
 }
@@ -42,7 +45,7 @@ const enough = 4
 func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	rows, prompt := f.Candidates, max(1, f.Request.PromptTokens)
 	n, measured, queued, best, other := 0, 0, int64(0), int64(0), uint32(0)
-	micros, recent, requests := 0.0, 0.0, 0.0
+	micros, recent, requests, busy := 0.0, 0.0, 0.0, 0.0
 	for i := range rows {
 		c := &rows[i]
 		if c.Roles&role == 0 {
@@ -56,6 +59,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		queued += c.Queued
 		recent += float64(c.RecentTokens)
 		requests += float64(c.RecentRequests)
+		busy += float64(c.Busy)
 		saved := min(int64(c.BlocksGPU)*int64(c.BlockTokens), prompt)
 		best = max(best, saved)
 		c.Score = float32(saved)
@@ -76,6 +80,11 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		typical = max(1, recent/requests)
 	}
 	typical *= s.micros
+	all := float64(n)
+	calm := p.calm(busy, all)
+	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
+	mean := max(1, requests/max(1, all))
+	s.held, s.few = calm*p.HeldWeight/mean, p.HeldFree*mean
 	s.balance = p.BalanceWeight * s.micros
 	s.request = p.RequestTokens * s.balance
 	if most := float64(best); most > p.SharedTokens {
@@ -83,13 +92,21 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		if f.Request.Turn == 1 {
 			patience = p.FirstPatience
 		}
+		patience *= 1 + float64(p.BusyPatience*(1-calm))
 		s.worth = patience * typical / (s.prompt * holders(rows, role, float32(0.75*most)))
-	} else if all := float64(n); requests >= enough*all {
+	} else if requests >= enough*all {
 		x := s.prompt * s.micros / (p.SizeMiddle * typical)
 		s.place = all * x / (1 + x)
 		s.spread = p.SizeSpread * typical / (all + float64(float64(queued)*s.micros)/typical)
 	}
 	return s
+}
+
+// calm is 1 while the rows have time to spare, and 0 once they are busy, by the
+// sum of how busy they are.
+func (p *Params) calm(busy, rows float64) float64 {
+	span := max(0.001, p.BusyTo-p.BusyFrom)
+	return min(1, max(0, (p.BusyTo-busy/max(1, rows))/span))
 }
 
 // tiers does Survey's part where rows hold blocks in slower memory, or where it is
@@ -131,7 +148,7 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 	fast, slow, pressure := 0.5*s.micros, 2*s.micros, p.Pressure()
 	grade := candidates.Prefill()
 	off := 0.5 - s.place // of the row from its place
-	lateness, spread, worth := 0.5*p.LateWeight, 0.5*s.spread, 0.5*s.worth
+	held, lateness, spread, worth := 0.25*s.held, 0.5*s.weight, 0.5*s.spread, 0.5*s.worth
 	for i := range rows {
 		c := &rows[i]
 		if c.Roles&role == 0 {
@@ -149,8 +166,11 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		}
 		micros := s.micros + float64(float64(differs)*(own-s.micros))
 		saved := float64(c.Score)
-		cost := (s.prompt - saved + float64(p.QueueWeight*float64(c.Queued))) * micros
-		over := cost - s.late
+		cost := float64((s.prompt - saved) * micros)
+		over, others := cost-s.late, float64(c.RecentRequests)-s.few
+		cost += float64(float64(p.QueueWeight*float64(c.Queued)) * micros)
+		cost += float64(held * float64((over+math.Abs(over))*(others+math.Abs(others))))
+		over = cost - s.late
 		cost += float64(lateness * (math.Abs(over) - math.Abs(over-s.late) + s.late))
 		over = math.Abs(off) - 1
 		cost += float64(spread * (over + math.Abs(over)))

@@ -5,7 +5,10 @@ import "github.com/pdproxy/pdproxy/policies/param"
 // Params is what an operator may change. Table has names, defaults and bounds.
 type Params struct {
 	QueueWeight, BalanceWeight         float64
-	LateSeconds, LateWeight            float64
+	LateSeconds                        float64
+	LateWeight, BusyLateWeight         float64
+	HeldWeight, HeldFree               float64
+	BusyFrom, BusyTo, BusyPatience     float64
 	Patience, FirstPatience            float64
 	SizeSpread, SizeMiddle             float64
 	RequestTokens                      float64
@@ -21,14 +24,20 @@ func (p *Params) Table() param.Table {
 	const large = 1e9
 	return param.Table{
 		{Name: "queue_weight", Value: &p.QueueWeight, Default: 1, Most: 100, Meaning: "weight of the uncached tokens that wait at a target"},
-		{Name: "balance_weight", Value: &p.BalanceWeight, Default: 0.1, Most: 100, Meaning: "weight of the uncached tokens that were placed on a target of late; 0 balances queues only"},
+		{Name: "balance_weight", Value: &p.BalanceWeight, Default: 0.08, Most: 100, Meaning: "weight of the uncached tokens that were placed on a target of late; 0 balances queues only"},
 		{Name: "request_tokens", Value: &p.RequestTokens, Default: 256, Most: large, Unit: "tokens", Meaning: "what a request counts beside its uncached tokens, in what was placed of late"},
-		{Name: "late_seconds", Value: &p.LateSeconds, Default: 2.5, Most: large, Unit: "s", Meaning: "estimated time to the end of prefill above which a target is late"},
-		{Name: "late_weight", Value: &p.LateWeight, Default: 3, Most: 1000, Meaning: "how much more each second counts from there to twice that time"},
-		{Name: "patience", Value: &p.Patience, Default: 64, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the one target that holds the whole prompt before another computes it anew; with part of it, or several holders, accordingly fewer"},
-		{Name: "first_patience", Value: &p.FirstPatience, Default: 64, Most: 10000, Unit: "requests", Meaning: "the same for the first turn of a conversation, which can match shared prefixes only"},
+		{Name: "late_seconds", Value: &p.LateSeconds, Default: 2.25, Most: large, Unit: "s", Meaning: "estimated time to the end of prefill above which a target is late"},
+		{Name: "late_weight", Value: &p.LateWeight, Default: 10, Most: 1000, Meaning: "how much more each second counts from there to twice that time"},
+		{Name: "busy_late_weight", Value: &p.BusyLateWeight, Default: 5, Most: 1000, Meaning: "the same where targets are busy"},
+		{Name: "held_weight", Value: &p.HeldWeight, Default: 10, Most: 1000, Meaning: "how many requests a second of computing above late_seconds holds up at a target that gets as many as the others; 0 where targets are busy"},
+		{Name: "held_free", Value: &p.HeldFree, Default: 0.2, Most: 1000, Meaning: "share of the mean target's requests up to which a target's do not count for that"},
+		{Name: "patience", Value: &p.Patience, Default: 70, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the one target that holds the whole prompt before another computes it anew; with part of it, or several holders, accordingly fewer"},
+		{Name: "first_patience", Value: &p.FirstPatience, Default: 100, Most: 10000, Unit: "requests", Meaning: "the same for the first turn of a conversation, which can match shared prefixes only"},
+		{Name: "busy_patience", Value: &p.BusyPatience, Default: 0.25, Most: 1000, Meaning: "how much more patience there is where targets are busy, as a share"},
+		{Name: "busy_from", Value: &p.BusyFrom, Default: 0.59, Most: 1000, Meaning: "busy share of the last minute, on average, at which targets begin to count as busy"},
+		{Name: "busy_to", Value: &p.BusyTo, Default: 0.64, Most: 1000, Meaning: "the same, from which they are"},
 		{Name: "size_spread", Value: &p.SizeSpread, Default: 64, Most: 10000, Unit: "requests", Meaning: "prompts that match nowhere are kept apart by their size, short ones on the first targets and long ones on the last: how many typical requests more may wait at the right end of the list before the other end takes it; 0 mixes all"},
-		{Name: "size_middle", Value: &p.SizeMiddle, Default: 4, Least: 0.01, Most: 10000, Unit: "requests", Meaning: "size, in typical requests, of a prompt whose place is the middle of the list"},
+		{Name: "size_middle", Value: &p.SizeMiddle, Default: 5, Least: 0.01, Most: 10000, Unit: "requests", Meaning: "size, in typical requests, of a prompt whose place is the middle of the list"},
 		{Name: "shared_tokens", Value: &p.SharedTokens, Default: 512, Most: large, Unit: "tokens", Meaning: "so much of a match is worth no patience, for it is likely a prefix that everyone shares"},
 		{Name: "typical_tokens", Value: &p.TypicalTokens, Default: 4096, Least: 1, Most: large, Unit: "tokens", Meaning: "uncached tokens of a typical request, while none was placed of late"},
 		{Name: "token_micros", Value: &p.TokenMicros, Default: 100, Least: 0.001, Most: large, Unit: "µs", Meaning: "prefill of one uncached token, while no target's is measured"},

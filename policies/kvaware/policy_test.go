@@ -84,6 +84,25 @@ func TestPrefill(t *testing.T) {
 			}
 			r[3].TokenMicros = 20
 		}, nil, 3},
+		{"a long prompt keeps away from where many come", 60_000, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests = 90_000, 3
+			}
+			r[1].RecentRequests, r[1].Queued = 1, 5000
+		}, nil, 1},
+		{"unless the targets are busy", 60_000, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests, r[i].Busy = 90_000, 3, 0.9
+			}
+			r[1].RecentRequests, r[1].Queued = 1, 5000
+			r[0].Queued, r[2].Queued, r[3].Queued = 10, 0, 10
+		}, nil, 2},
+		{"a short prompt does not", 10_240, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 90_000, 3, 10
+			}
+			r[1].RecentRequests, r[1].Queued, r[2].Queued = 1, 5000, 0
+		}, nil, 2},
 		{"memory in use", 10_240, 1, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].Usage = 0.99
