@@ -145,7 +145,8 @@ func TestLostNotifications(t *testing.T) {
 	lossy := func(role string, _ int, c *enginesim.Config) {
 		if role != enginesim.RoleBoth {
 			c.Fail = "0.05:lost-notification"
-			c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = time.Second, time.Second
+			// Longer than any transfer waits on a busy machine: what is freed before is read as rubbish.
+			c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 10*time.Second, 10*time.Second
 			c.MaxRunning, c.KVBlocks = 512, 8192
 		}
 	}

@@ -187,6 +187,7 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		}
 		c.TRTLLM.DisconnectPoll, c.TRTLLM.KVTransferTimeout = 20*time.Millisecond, 2*time.Second
 		old.Kill()
+		old.Close() // waits until its ports are free
 		f.prefill[home] = startEngine(t, c)
 		f.waitReady()
 		name := fmt.Sprint("p", home)
