@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
@@ -162,7 +163,7 @@ func dead(e *enginesim.Engine) bool {
 // checkAlive finds an engine that nobody has killed: what the proxy sent it has.
 func (s *soak) checkAlive(sl *slot) {
 	if dead(*sl.engine) && !sl.dies {
-		s.t.Errorf("engine %s died by itself", sl.name)
+		s.t.Errorf("engine %s died by itself: %s", sl.name, strings.Join(s.log.with("engine core died"), "\n"))
 		s.found.Add(1)
 		s.restart(sl)
 	}
