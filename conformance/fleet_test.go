@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -69,12 +71,17 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
 	start := func(role string, n int) *enginesim.Engine {
-		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute}
+		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: quietAddr(t)}
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
 		if o.engine != nil {
 			o.engine(role, n, &c)
+		}
+		if connector == enginesim.ConnectorVLLMMoRIIO || connector == enginesim.ConnectorVLLMMoRIIORead {
+			ranks := max(1, c.Ranks)
+			c.MoRIIO.HandshakePort = quietPorts(t, 2*ranks)
+			c.MoRIIO.NotifyPort = c.MoRIIO.HandshakePort + ranks
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -125,6 +132,37 @@ func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
 		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
 	}
+}
+
+// quietAddr is a loopback address that an engine can leave and take again.
+func quietAddr(t *testing.T) string {
+	t.Helper()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(quietPorts(t, 1)))
+}
+
+// quietPorts is the first of n ports that an engine can leave and take again:
+// they are below those that the system gives to outgoing connections.
+func quietPorts(t *testing.T, n int) int {
+	t.Helper()
+	free := func(port int) bool {
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			l.Close()
+		}
+		return err == nil
+	}
+	for range 1000 {
+		first := 12000 + rand.IntN(20000)
+		taken := 0
+		for taken < n && free(first+taken) {
+			taken++
+		}
+		if taken == n {
+			return first
+		}
+	}
+	t.Fatal("no free ports")
+	return 0
 }
 
 func (f *fleet) startNode(cfg *config.Config, log io.Writer) {

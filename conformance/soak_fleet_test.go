@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -73,7 +72,6 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			if role == enginesim.RoleBoth {
 				return
 			}
-			c.Listen = quietAddr(t)
 			c.Log = slog.New(slog.NewTextHandler(s.log, nil)).With("engine", role[:1]+strconv.Itoa(n))
 			c.KVBlocks = 160
 			c.Ranks = 1 + n
@@ -128,21 +126,6 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 // rand is an independent source for one part of the soak.
 func (s *soak) rand(round, part uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(s.seed, round<<32|part))
-}
-
-// quietAddr is a loopback address that an engine can leave and take again: its
-// port is below those that the system gives to outgoing connections.
-func quietAddr(t *testing.T) string {
-	t.Helper()
-	for range 1000 {
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(12000+rand.IntN(20000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no free port")
-	return ""
 }
 
 // hopeless reports that enough has been found.
