@@ -515,7 +515,13 @@ func (f *fleet) engineState(name string) string {
 // open posts a chat request and returns when the head of the answer is there.
 func (f *fleet) open(ctx context.Context, body string) *http.Response {
 	f.t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+chatPath, strings.NewReader(body))
+	return f.openAt(ctx, chatPath, body)
+}
+
+// openAt is open on any route.
+func (f *fleet) openAt(ctx context.Context, path, body string) *http.Response {
+	f.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+path, strings.NewReader(body))
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -174,8 +174,9 @@ func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fi
 
 // parseItems spreads rid and the bootstrap fields over the sequences of a
 // request. As _normalize_batch_and_arguments does: one host or port is repeated,
-// one room counts up, a list is repeated for each further sample, one rid gets
-// the suffixes _0, _1…, and samples of n > 1 have random rids.
+// one room counts up, one rid gets the suffixes _0, _1…. The samples of n > 1
+// are copies of their prompt's first, with random rids but its room, as in
+// _handle_batch_request: on a PD engine they wait for each other's KV.
 func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError) {
 	if n < 1 || prompts < 1 {
 		return []sglangItem{{}}, nil // check refuses it
@@ -188,7 +189,7 @@ func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError
 	}
 	for _, name := range []string{"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 		list, one, err := listOrOne(f, name)
-		if err == nil && !one && list != nil && (!batch || len(list) < prompts) {
+		if err == nil && !one && list != nil && (!batch || len(list) < prompts || name == "rid" && len(list) != prompts) {
 			err = &fieldError{name, "value_error", "The list's length does not match the batch size"}
 		}
 		if err != nil {
@@ -196,18 +197,15 @@ func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError
 		}
 		for sample := range n {
 			for prompt := range prompts {
-				// at is the place in the expanded batch: all prompts, then all
-				// prompts again for the next sample.
-				at := sample*prompts + prompt
 				item := &items[prompt*n+sample]
 				raw := json.RawMessage(nil)
 				switch {
 				case one:
 					raw = list[0]
 				case list != nil:
-					raw = list[at%len(list)]
+					raw = list[prompt]
 				}
-				if err := item.set(name, raw, at, one && batch, n > 1); err != nil {
+				if err := item.set(name, raw, prompt, one && batch, n > 1); err != nil {
 					return nil, err
 				}
 				item.prefillRank = prefillRank

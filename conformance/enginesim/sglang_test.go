@@ -147,7 +147,6 @@ func TestSGLangBatch(t *testing.T) {
 	tests := []struct{ name, body, fields string }{
 		{"one room counts up", `{"prompt":["a b","c d","e"],"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":100`, port)},
 		{"lists", `{"prompt":["a b","c d"],"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":["127.0.0.1","127.0.0.1"],"bootstrap_port":[%d,%d],"bootstrap_room":[7,3]`, port, port)},
-		{"samples", `{"prompt":["a b"],"n":3,"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":[11,12,13]`, port)},
 		{"one prompt in a list", `{"prompt":["a b"],"max_tokens":5}`, fmt.Sprintf(`"bootstrap_host":["127.0.0.1"],"bootstrap_port":[%d],"bootstrap_room":[9007199254740993]`, port)},
 	}
 	for _, tt := range tests {
@@ -167,6 +166,22 @@ func TestSGLangBatch(t *testing.T) {
 	bad := post(t, d.URL()+routeCompletions, `{"prompt":["a","b"],"bootstrap_room":[1]}`)
 	if bad.status != http.StatusBadRequest {
 		t.Errorf("a short list: %d %s", bad.status, bad.body)
+	}
+}
+
+// TestSGLangSamplesShareARoom: whatever rooms a request with n > 1 names, its
+// samples meet in the first, and not all of them get their KV.
+func TestSGLangSamplesShareARoom(t *testing.T) {
+	p, d := sglangPair(t, Config{}, Config{SGLang: SGLangConfig{WaitingTimeout: 200 * time.Millisecond}})
+	fields := fmt.Sprintf(`{"prompt":["a b"],"n":3,"max_tokens":5,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":[11,12,13]}`, p.BootstrapPort())
+	pa, leave := postAside(t, p.URL()+routeCompletions, fields)
+	if a := post(t, d.URL()+routeCompletions, fields); a.status != http.StatusInternalServerError {
+		t.Errorf("decode answered %d %s", a.status, a.body)
+	}
+	leave()
+	<-pa
+	if d.State().DuplicateIDs == 0 {
+		t.Error("no room was met twice")
 	}
 }
 

@@ -113,12 +113,13 @@ func (sglang) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// Pairable refuses, besides several sequences (a batch takes a range of rooms,
-// and its samples share them), what only prefill could answer: log
-// probabilities of the prompt.
+// Pairable refuses, besides several samples of a prompt, which share a room,
+// what only prefill could answer: log probabilities of the prompt.
 func (sglang) Pairable(r *openai.Request) error {
-	if err := oneSequence(r); err != nil {
-		return err
+	if !carriesBatch(r) {
+		if err := oneSequence(r); err != nil {
+			return err
+		}
 	}
 	if field := promptLogprobs(r); field != "" {
 		return notPairable(field, "'"+field+"' asks for log probabilities of the prompt, which decode does not have, and no engine here serves the request whole.")
@@ -167,11 +168,13 @@ func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 
 // ReadPrefill looks whether the engine gave up: an abort without a status of
 // its own comes as a success.
-func (sglang) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	if n := batch(a.Request); n > 0 {
+		return readBatch(a.Request.API, n, body)
+	}
 	for _, path := range [...][]string{
 		{"choices", "0", "finish_reason"},
 		{"meta_info", "finish_reason", "type"},
-		{"0", "meta_info", "finish_reason", "type"},
 	} {
 		reason, ok, err := openai.Lookup(body, path...)
 		switch {
@@ -203,23 +206,23 @@ func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	}
 	var calls []Cleanup
 	if o.PrefillSent && !o.PrefillDone {
-		calls = append(calls, abortRID(a.LegID, abi.Prefill))
+		calls = abortAll(calls, a, abi.Prefill)
 	}
 	if o.DecodeSent {
-		calls = append(calls, abortRID(a.LegID, abi.Decode))
+		calls = abortAll(calls, a, abi.Decode)
 	}
 	return calls
 }
 
-// abortRID is matched as a prefix by the engine, which the fixed width of leg
-// ids makes harmless.
-func abortRID(legID string, phase abi.Phase) Cleanup {
+// abortRID is matched as a prefix by the engine, which the fixed width of ids
+// makes harmless.
+func abortRID(rid string, phase abi.Phase) Cleanup {
 	return Cleanup{
 		Phase: phase,
 		Leg: Leg{
 			Path:   "/abort_request",
 			Header: []Field{{Name: "Content-Type", Value: "application/json"}},
-			Body:   append(openai.AppendQuoted([]byte(`{"rid":`), legID), `,"abort_all":false}`...),
+			Body:   append(openai.AppendQuoted([]byte(`{"rid":`), rid), `,"abort_all":false}`...),
 			Unary:  true,
 		},
 		Until: UntilAnswer,
@@ -251,11 +254,15 @@ func meet(a *Attempt, dst []byte, prefill bool) Leg {
 	if a.Request.API == openai.Completions {
 		prompt, _ = lone(a.Request)
 	}
+	rooms, rids := strconv.AppendUint(room[:0], bootstrapRoom(a, 0), 10), openai.AppendQuoted(rid[:0], a.LegID)
+	if n := batch(a.Request); n > 0 {
+		rooms, rids = roomList(a, n), ridList(a.LegID, n)
+	}
 	edits := [editRoom]openai.Edit{
 		{Key: "bootstrap_host", Value: openai.AppendQuoted(host[:0], bootstrapHost(p))},
 		{Key: "bootstrap_port", Value: strconv.AppendInt(port[:0], int64(bootstrapPort(p)), 10)},
-		{Key: "bootstrap_room", Value: strconv.AppendUint(room[:0], bootstrapRoom(a), 10)},
-		{Key: "rid", Value: openai.AppendQuoted(rid[:0], a.LegID)},
+		{Key: "bootstrap_room", Value: rooms},
+		{Key: "rid", Value: rids},
 		{Key: "routed_dp_rank", Value: own},
 		{Key: "disagg_prefill_dp_rank", Value: other},
 		{Key: "stream", Value: stream},
@@ -289,18 +296,19 @@ func bootstrapPort(prefill engine.Target) int {
 	return sglangBootstrapPort
 }
 
-// bootstrapRoom maps the disagg id to a room below 2^63 that carries prefill's
-// rank: both engines take room mod dp size for it. Two ids share a room only
-// when they are 2^63/dp apart. Where the ranks are not placed here, the id
-// itself spreads them.
-func bootstrapRoom(a *Attempt) uint64 {
+// bootstrapRoom maps the disagg id to the room of sequence i: below 2^63, with
+// prefill's rank as its remainder, since both engines take room mod dp size for
+// it. The rooms of a batch lie 2^63/dp/maxBatch apart, and an odd number, so that
+// they spread over ranks that are not placed here. Two ids share a room only when
+// they differ by a multiple of that distance; by their time stamps, ids as far
+// apart are minted 18 hours from each other with 64 ranks, 49 days with one.
+func bootstrapRoom(a *Attempt, i int) uint64 {
 	const rooms = 1 << 63
-	dp := uint64(a.Prefill.Spec.Ranks)
-	if dp <= 1 {
-		return a.ID % rooms
-	}
-	if n := a.Prefill.Facts().DPSize; n > 0 {
+	dp := max(1, uint64(a.Prefill.Spec.Ranks))
+	if n := a.Prefill.Facts().DPSize; dp > 1 && n > 0 {
 		dp = uint64(n)
 	}
-	return a.ID%(rooms/dp)*dp + uint64(a.Prefill.Rank)%dp
+	space := rooms / dp
+	apart := space/maxBatch | 1
+	return (a.ID+uint64(i)*apart)%space*dp + uint64(a.Prefill.Rank)%dp
 }

@@ -1,0 +1,193 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+)
+
+// batchOf is a completion of n prompts of several KV blocks.
+func batchOf(n, maxTokens int, stream bool) string {
+	prompts := make([]string, n)
+	for i := range prompts {
+		prompts[i] = fmt.Sprint(i, " ", long)
+	}
+	list, _ := json.Marshal(prompts)
+	return fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":%d,"ignore_eos":true,"stream":%t}`, list, maxTokens, stream)
+}
+
+// choices is the text of each choice of an answer, streamed or not.
+func choices(t *testing.T, a answer) map[int]string {
+	t.Helper()
+	if a.err != nil || a.status != 200 || a.errors > 0 {
+		t.Fatalf("status %d, %d error events, err %v: %s", a.status, a.errors, a.err, a.body)
+	}
+	texts := map[int]string{}
+	for event := range strings.SplitSeq(a.body, "\n\n") {
+		data := strings.TrimPrefix(event, "data: ")
+		if data == "" || data == "[DONE]" {
+			continue
+		}
+		var o struct {
+			Choices []struct {
+				Index int
+				Text  string
+			}
+		}
+		if err := json.Unmarshal([]byte(data), &o); err != nil {
+			t.Fatalf("%v: %s", err, data)
+		}
+		for _, c := range o.Choices {
+			texts[c.Index] += c.Text
+		}
+	}
+	return texts
+}
+
+// rightBatch asserts that every choice is what one engine alone says.
+func (f *fleet) rightBatch(a answer, body string) {
+	f.t.Helper()
+	got := choices(f.t, a)
+	want := choices(f.t, f.post(context.Background(), f.alone.URL(), "/v1/completions", body))
+	if len(got) != len(want) || len(want) == 0 {
+		f.t.Fatalf("%d choices, one engine alone has %d", len(got), len(want))
+	}
+	for i, text := range want {
+		if got[i] != text {
+			f.t.Errorf("choice %d is %q, alone %q", i, got[i], text)
+		}
+	}
+}
+
+// A list of prompts is a transfer for each of them, on whichever ranks.
+func TestBatchesMeetOneByOne(t *testing.T) {
+	for _, ranks := range []int{1, 3} {
+		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1,
+				engine: func(role string, _ int, c *enginesim.Config) {
+					if role != enginesim.RoleBoth {
+						c.Ranks = ranks
+					}
+				}})
+			for _, n := range []int{1, 2, 17} {
+				before := f.decode[0].State().Transfers
+				f.rightBatch(f.try("/v1/completions", batchOf(n, 6, n == 2)), batchOf(n, 6, false))
+				if got := f.decode[0].State().Transfers - before; got != int64(n) {
+					t.Errorf("%d transfers for %d prompts", got, n)
+				}
+			}
+			body := `{"model":"sim","text":["in a","list of two"],"sampling_params":{"max_new_tokens":5}}`
+			got, want := f.try("/generate", body), f.post(context.Background(), f.alone.URL(), "/generate", body)
+			if got.status != 200 || nativeTexts(t, got) != nativeTexts(t, want) {
+				t.Errorf("status %d: %s\nwant %s", got.status, got.body, want.body)
+			}
+			f.settled()
+		})
+	}
+}
+
+// nativeTexts is the texts of a native answer to a batch.
+func nativeTexts(t *testing.T, a answer) string {
+	t.Helper()
+	var list []struct{ Text string }
+	if err := json.Unmarshal([]byte(a.body), &list); err != nil {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+	return fmt.Sprint(list)
+}
+
+// Several samples of one prompt cannot meet, and no engine here serves them
+// whole: the client is told, and no engine is asked.
+func TestSamplesAreRefused(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1})
+	for path, body := range map[string]string{
+		chatPath:          `{"model":"sim","messages":[{"role":"user","content":"x"}],"n":2}`,
+		"/v1/completions": `{"model":"sim","prompt":["x","y"],"n":2}`,
+	} {
+		if a := f.try(path, body); a.status != 400 || !strings.Contains(a.body, `"param":"n"`) {
+			t.Errorf("%s: status %d: %s", path, a.status, a.body)
+		}
+	}
+	if n := f.prefill[0].State().Requests + f.decode[0].State().Requests; n != 0 {
+		t.Errorf("engines were asked %d times", n)
+	}
+}
+
+// Whatever becomes of a batch, nothing of it is left on either engine.
+func TestFailingBatches(t *testing.T) {
+	body := batchOf(9, 40, true)
+	rows := map[string]struct {
+		slow string
+		fail func(f *fleet)
+	}{
+		"the client leaves before prefill answered": {enginesim.RolePrefill, func(f *fleet) {
+			ctx, leave := context.WithCancel(context.Background())
+			gone := make(chan answer, 1)
+			go func() { gone <- f.post(ctx, f.url, "/v1/completions", body) }()
+			f.eventually("prefill works", func() bool { return f.busy(f.prefill) })
+			leave()
+			<-gone
+			f.cleanupCounted()
+		}},
+		"the client leaves while decode streams": {enginesim.RoleDecode, func(f *fleet) {
+			ctx, leave := context.WithCancel(context.Background())
+			resp := f.openAt(ctx, "/v1/completions", body)
+			if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+				f.t.Fatal(err)
+			}
+			leave()
+			resp.Body.Close()
+			f.cleanupCounted()
+		}},
+		"prefill refuses": {"", func(f *fleet) {
+			for _, p := range f.prefill {
+				p.SetFault("1:400", 0, "")
+			}
+			if a := f.try("/v1/completions", body); a.status != 400 {
+				f.t.Errorf("status %d: %s", a.status, a.body)
+			}
+		}},
+		"prefill fails, and the batch is tried again": {"", func(f *fleet) {
+			f.prefill[0].SetFault("1:500", 0, "")
+			for range 4 {
+				f.rightBatch(f.try("/v1/completions", body), batchOf(9, 40, false))
+			}
+		}},
+		"decode cannot load, and the batch is tried again": {"", func(f *fleet) {
+			f.decode[0].SetFault("1:load", 0, "")
+			for range 4 {
+				f.rightBatch(f.try("/v1/completions", body), batchOf(9, 40, false))
+			}
+		}},
+		"decode dies mid-stream": {enginesim.RoleDecode, func(f *fleet) {
+			resp := f.openAt(context.Background(), "/v1/completions", body)
+			if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+				f.t.Fatal(err)
+			}
+			for _, d := range f.decode {
+				if d.State().RequestsRunning > 0 {
+					d.Kill()
+				}
+			}
+			if a := readRest(resp); a.errors != 1 && a.err == nil {
+				f.t.Errorf("%d error events, err %v: %s", a.errors, a.err, a.body)
+			}
+		}},
+	}
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			quick := slow(row.slow, 3000)
+			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{engine: func(role string, n int, c *enginesim.Config) {
+				quick(role, n, c)
+				c.SGLang.HandshakeInterval, c.SGLang.HeartbeatInterval = 50*time.Millisecond, 250*time.Millisecond
+			}})
+			row.fail(f)
+			f.settled()
+		})
+	}
+}

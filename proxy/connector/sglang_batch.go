@@ -1,0 +1,110 @@
+package connector
+
+import (
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// A request with a list of prompts is one leg on each engine whose sequences
+// meet one by one: rooms and ids are lists, in the order of the prompts, while
+// one host and port stand for all of them. Source, in SGLang:
+// srt/managers/io_struct.py GenerateReqInput.normalize_batch_and_arguments.
+// Scalars would do for neither: a room counts up into those of other requests,
+// and an id gets suffixes of unequal length, which /abort_request matches as
+// prefixes.
+//
+// Several samples of one prompt (n) have no such form. The engine copies the
+// first room into each of them, and into a warm-up request that it sends ahead,
+// so that they wait for each other's KV until a time-out (srt/managers/
+// tokenizer_manager.py _handle_batch_request; sglang pull requests 9224, 24223,
+// 26486, 30723, 40297, none of them merged).
+
+// maxBatch is how many prompts a pair of legs carries: each has an abort of its
+// own to be sent when the legs fail.
+const maxBatch = 128
+
+// batch is how many sequences the lists of r's legs are for; 0 for a request of
+// one sequence, whose fields are no lists. It reads nothing of the client's body.
+func batch(r *openai.Request) int {
+	switch {
+	case r.Prompt != openai.PromptTexts && r.Prompt != openai.PromptTokenLists:
+		return 0
+	case r.API == openai.Completions && r.PromptCount == 1: // meet takes it out of its list
+		return 0
+	}
+	return r.PromptCount
+}
+
+// carriesBatch reports whether r is a list of prompts that a pair of legs can
+// carry, one sequence for each.
+func carriesBatch(r *openai.Request) bool {
+	n := batch(r)
+	return n > 0 && n <= maxBatch && r.N == 1 && r.BestOf == 1 && !r.BeamSearch &&
+		(r.API == openai.Completions || r.API == openai.Generate)
+}
+
+// ridOf is the id of sequence i of n on either engine: of fixed width, so that
+// none is the beginning of another.
+func ridOf(legID string, i, n int) string {
+	if n <= 1 {
+		return legID
+	}
+	const hex = "0123456789abcdef"
+	return legID + "-" + string([]byte{hex[i>>4&15], hex[i&15]})
+}
+
+// ridList is the JSON list of the ids of n sequences.
+func ridList(legID string, n int) []byte {
+	list := append(make([]byte, 0, n*(len(legID)+6)+2), '[')
+	for i := range n {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = openai.AppendQuoted(list, ridOf(legID, i, n))
+	}
+	return append(list, ']')
+}
+
+// roomList is the JSON list of the rooms of n sequences.
+func roomList(a *Attempt, n int) []byte {
+	list := append(make([]byte, 0, n*20+2), '[')
+	for i := range n {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = strconv.AppendUint(list, bootstrapRoom(a, i), 10)
+	}
+	return append(list, ']')
+}
+
+// readBatch judges prefill's answer to n prompts: one for each, and none that
+// the engine gave up.
+func readBatch(api openai.API, n int, body []byte) (Handoff, error) {
+	if _, aborted := openai.AbortStatus(api, body); aborted {
+		return Handoff{}, badReply("the engine aborted a request of the batch")
+	}
+	last := strconv.Itoa(n - 1)
+	for _, path := range [...][]string{
+		{"choices", last, "finish_reason"},
+		{last, "meta_info", "finish_reason", "type"},
+	} {
+		switch reason, ok, err := openai.Lookup(body, path...); {
+		case err != nil:
+			return Handoff{}, badReply(err.Error())
+		case ok && !openai.IsNull(reason):
+			return Handoff{}, nil
+		}
+	}
+	return Handoff{}, badReply("no finish reason for the last of the batch")
+}
+
+// abortAll is the calls that abort every sequence of a's leg of a phase.
+func abortAll(calls []Cleanup, a *Attempt, phase abi.Phase) []Cleanup {
+	n := max(1, batch(a.Request))
+	for i := range n {
+		calls = append(calls, abortRID(ridOf(a.LegID, i, n), phase))
+	}
+	return calls
+}
