@@ -69,7 +69,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	}
 	n.knowledge = newKnowledge(cfg, metrics, log)
 	n.registry = engine.New(engine.Options{
-		Health: cfg.Health, Circuit: cfg.Circuit,
+		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs,
 		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
 		NewClient: func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
 		NewProbe:  newProbe,
@@ -196,7 +196,7 @@ func (n *Node) Reload(next *config.Config) error {
 		n.cfg.Store(old)
 		return errors.Join(err, applyPlugins(n.plugins, old))
 	}
-	n.registry.Configure(next.Health, next.Circuit)
+	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
 	n.loads.Configure(next.Health)
 	n.server.Reload(next, f.keys)
 	if n.certs != nil {

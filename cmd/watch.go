@@ -23,6 +23,7 @@ var (
 	stateDesc  = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
 	blocksDesc = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
 	indexDesc  = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
+	apartDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
 	pairDesc   = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
@@ -38,6 +39,7 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- loadDesc
 	ch <- stateDesc
 	ch <- pairDesc
+	ch <- apartDesc
 	ch <- blocksDesc
 	ch <- indexDesc
 }
@@ -68,8 +70,13 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	worst := make(map[[2]string]abi.PairState)
+	refused := make(map[[2]string]bool)
 	for _, p := range g.registry.Pairs() {
 		key := [2]string{p.Prefill, p.Decode}
+		if p.Refused != "" && !refused[key] {
+			refused[key] = true
+			gauge(apartDesc, 1, key[0], key[1])
+		}
 		for s := abi.PairUnknown; s <= abi.PairBroken; s++ {
 			if s.String() == p.State {
 				worst[key] = max(worst[key], s)

@@ -53,6 +53,8 @@ type Config struct {
 	Retry Retry `toml:"retry"`
 	// Circuit is when a failing instance or pair is left alone.
 	Circuit Circuit `toml:"circuit"`
+	// Pairs is how prefill and decode engines come together.
+	Pairs Pairs `toml:"pairs"`
 	// Discovery is where further instances are found.
 	Discovery Discovery `toml:"discovery"`
 	// Fleet is one coordinator with many workers.

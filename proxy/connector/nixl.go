@@ -36,11 +36,16 @@ func (nixl) Serves(api openai.API) bool { return api.Path() != "" && api != open
 
 func (nixl) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
 
-func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath} }
+func (nixl) FactPaths(abi.Role) []string { return []string{modelsPath, versionPath, metricsPath} }
 
 func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	ok, err := served(path, status)
 	switch {
+	case path == metricsPath:
+		if ok {
+			readCacheConfig(f, body)
+		}
+		return nil
 	case !ok:
 		return err
 	case path == modelsPath:
@@ -52,10 +57,9 @@ func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 // BothPairs: kv_role kv_both produces and consumes.
 func (nixl) BothPairs() bool { return true }
 
-// Compatible leaves the judgement to the engines' own handshake, which compares
-// a hash over version, model, dtype and layout that no HTTP route shows, and
-// which an operator can switch off.
-func (nixl) Compatible(_, _ *engine.Facts) error { return nil }
+// Compatible: see there. An operator who has switched the engines' own check off
+// switches this one off too (pairs.allow_incompatible).
+func (nixl) Compatible(p, d *engine.Facts) error { return nixlCompatible(p, d) }
 
 func (nixl) Pairable(r *openai.Request) error {
 	if err := oneSequence(r); err != nil {

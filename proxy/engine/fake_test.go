@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -158,6 +159,21 @@ type fleet struct {
 	engines *fakeEngines
 	mu      sync.Mutex
 	heard   []string
+	lines   strings.Builder // of the log
+}
+
+// Write takes a line of the log.
+func (f *fleet) Write(line []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lines.Write(line)
+}
+
+// logged returns the log so far.
+func (f *fleet) logged() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lines.String()
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -169,6 +185,7 @@ func newFleet(t *testing.T) *fleet {
 		f.heard = append(f.heard, i.Spec.Name+" "+what)
 	}
 	f.Registry = New(Options{
+		Log:     slog.New(slog.NewTextHandler(f, nil)),
 		Health:  config.Health{Interval: config.Duration(2 * time.Second), Timeout: config.Duration(time.Second), UnhealthyAfter: 3, HealthyAfter: 2},
 		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(10 * time.Second)},
 		Protocols: func(name string) (Protocol, bool) {

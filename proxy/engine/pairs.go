@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,14 +93,17 @@ func (p *Pair) allow() bool { return p.circuit.Allow() }
 
 // PairRow is one pair as GET /v1/pairs shows it.
 type PairRow struct {
-	Prefill     string    `json:"prefill"`
-	PrefillRank int       `json:"prefill_rank"`
-	Decode      string    `json:"decode"`
-	DecodeRank  int       `json:"decode_rank"`
-	State       string    `json:"state"`
-	Failures    int       `json:"failures"`
-	LastError   string    `json:"last_error"`
-	Since       time.Time `json:"since"`
+	Prefill     string `json:"prefill"`
+	PrefillRank int    `json:"prefill_rank"`
+	Decode      string `json:"decode"`
+	DecodeRank  int    `json:"decode_rank"`
+	State       string `json:"state"`
+	// Refused is why no request ever meets the pair: what in the two engines'
+	// facts excludes a transfer. The state is then broken.
+	Refused   string    `json:"refused,omitempty"`
+	Failures  int       `json:"failures"`
+	LastError string    `json:"last_error"`
+	Since     time.Time `json:"since"`
 	// The measured transfer: µs per prompt token, and fixed µs besides; 0 before
 	// there is a measurement.
 	TransferMicros float32 `json:"transfer_micros"`
@@ -242,21 +244,23 @@ func (t *pairTable) drop(id uint32) {
 	}
 }
 
-// rows lists the pairs by name and rank.
-func (t *pairTable) rows() []PairRow {
+// rows gives the row of each pair.
+func (t *pairTable) rows() map[pairKey]PairRow {
 	t.mu.RLock()
-	pairs := slices.Collect(maps.Values(t.pairs))
+	pairs := maps.Clone(t.pairs)
 	t.mu.RUnlock()
 	now := time.Now()
-	rows := make([]PairRow, 0, len(pairs))
-	for _, p := range pairs {
-		rows = append(rows, p.row(now))
+	rows := make(map[pairKey]PairRow, len(pairs))
+	for key, p := range pairs {
+		rows[key] = p.row(now)
 	}
-	slices.SortFunc(rows, func(a, b PairRow) int {
-		return cmp.Or(cmp.Compare(a.Prefill, b.Prefill), a.PrefillRank-b.PrefillRank,
-			cmp.Compare(a.Decode, b.Decode), a.DecodeRank-b.DecodeRank)
-	})
 	return rows
+}
+
+// comparePairs orders rows by name and rank.
+func comparePairs(a, b PairRow) int {
+	return cmp.Or(cmp.Compare(a.Prefill, b.Prefill), a.PrefillRank-b.PrefillRank,
+		cmp.Compare(a.Decode, b.Decode), a.DecodeRank-b.DecodeRank)
 }
 
 // Pair returns what is known of the pair of prefill target p and decode target
@@ -317,6 +321,3 @@ func (r *Registry) AllowPair(p, d Target) bool {
 
 // PairsInTrouble reports whether any pair's circuit is not closed.
 func (r *Registry) PairsInTrouble() bool { return r.pairs.trouble.Load() != nil }
-
-// Pairs lists the pairs that have been used, by name and rank.
-func (r *Registry) Pairs() []PairRow { return r.pairs.rows() }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ type prober struct {
 	fresh int    // good probes since the facts were learned
 	lost  bool   // since the last good probe one failed otherwise than by waiting
 	said  string // the last problem that was logged
+	apart string // with whom it cannot be paired, as it was logged
 }
 
 // tend looks after i until it has left or ctx ends. No probe is in flight when
@@ -195,6 +197,11 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	}
 	if state != Ready || old.key() != f.key() || old.KVEvents != f.KVEvents || !slices.Equal(old.Models, f.Models) {
 		p.r.become(p.i, Ready)
+		if apart := p.r.refusals(p.i); apart != p.apart {
+			if p.apart = apart; apart != "" {
+				p.r.log.Warn("pairs refused: the engines exclude a transfer", "engine", p.i.Spec.Name, "with", apart)
+			}
+		}
 	}
 	return nil
 }
@@ -208,7 +215,14 @@ func restarted(old, f *Facts, away bool) bool {
 	if old.Epoch != "" && f.Epoch != "" {
 		return old.Epoch != f.Epoch
 	}
-	return away || old.key() != f.key()
+	was, is := old.key(), f.key()
+	if was.pageSz == 0 || is.pageSz == 0 { // one of the two was not heard
+		was.pageSz = is.pageSz
+	}
+	if was.kvType == "" || is.kvType == "" {
+		was.kvType = is.kvType
+	}
+	return away || was != is
 }
 
 // timedOut reports whether a probe failed by waiting in vain.
@@ -238,13 +252,19 @@ func (r *Registry) restarted(i *Instance) {
 func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	f := p.i.published()
 	for _, path := range p.i.protocol.FactPaths(p.i.Role) {
-		status, body, err := p.get(ctx, h, p.i.Spec.URL, path)
-		if err != nil {
-			return nil, err
+		status, body, unheard := p.get(ctx, h, p.i.Spec.URL, path)
+		if unheard != nil {
+			status, body = 0, nil
+			if old := p.i.facts.Load(); old != nil { // what it said there before still stands
+				f.PageSize, f.KVCacheType = old.PageSize, old.KVCacheType
+			}
 		}
 		if err := p.i.protocol.ReadFacts(f, path, status, body); err != nil {
-			return nil, err
+			return nil, cmp.Or(unheard, err)
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	if p.i.Spec.Wire != "" {
 		f.Wire = p.i.Spec.Wire
@@ -255,24 +275,11 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	return f, nil
 }
 
-// warn logs what the facts say against the configuration and against other
-// engines; traffic is kept away from it by itself.
+// warn logs what the facts say against the configuration.
 func (p *prober) warn(f *Facts) {
 	if f.DPSize > 0 && f.DPSize != len(p.i.Load) {
 		p.r.log.Warn("engine has another number of ranks than configured",
 			"engine", p.i.Spec.Name, "ranks", len(p.i.Load), "reported", f.DPSize)
-	}
-	for _, o := range p.r.Snapshot().Instances {
-		if o == p.i || o.State() != Ready || !p.i.pairs() || o.Spec.Connector != p.i.Spec.Connector {
-			continue
-		}
-		if !slices.ContainsFunc(o.Models(), func(m string) bool { return slices.Contains(p.i.Models(), m) }) {
-			continue
-		}
-		if err := unpairable(p.i, o); err != nil {
-			p.r.log.Warn("two engines cannot be paired", "engine", p.i.Spec.Name, "other", o.Spec.Name, "error", err)
-			return
-		}
 	}
 }
 

@@ -20,7 +20,8 @@ type Protocol interface {
 	FactPaths(role abi.Role) []string
 	// ReadFacts adds what the answer to one of FactPaths says. An error means
 	// the instance cannot be used with this connector; a path that an old engine
-	// does not serve (404) is not an error.
+	// does not serve (404) is not an error. Status 0 is no answer: nil then says
+	// that the instance can be used without it.
 	ReadFacts(f *Facts, path string, status int, body []byte) error
 	// Compatible reports why prefill p and decode d cannot be paired, or nil.
 	Compatible(p, d *Facts) error

@@ -47,6 +47,7 @@ func (e *SpecError) Unwrap() error { return e.Cause }
 type Options struct {
 	Health  config.Health
 	Circuit config.Circuit
+	Pairs   config.Pairs
 	// Protocols returns the connector of that name in the configuration.
 	Protocols func(name string) (Protocol, bool)
 	// NewClient returns the pooled client of an instance.
@@ -77,6 +78,7 @@ type Registry struct {
 	log     *slog.Logger
 	health  atomic.Pointer[config.Health]
 	circuit atomic.Pointer[config.Circuit]
+	lax     atomic.Bool // pairs.allow_incompatible
 	snap    atomic.Pointer[Snapshot]
 	pairs   pairTable
 	wake    chan struct{} // tells Run that instances have come
@@ -92,17 +94,20 @@ func New(o Options) *Registry {
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
-	r.Configure(o.Health, o.Circuit)
 	r.pairs.init(&r.circuit)
-	r.snap.Store(newSnapshot(nil))
+	r.Configure(o.Health, o.Circuit, o.Pairs)
 	return r
 }
 
-// Configure replaces the rules of probes and circuits, from the next probe or
-// failure on.
-func (r *Registry) Configure(h config.Health, c config.Circuit) {
+// Configure replaces the rules of probes, circuits and pairs, from the next
+// probe, failure or placement on.
+func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.health.Store(&h)
 	r.circuit.Store(&c)
+	r.lax.Store(p.AllowIncompatible)
+	r.publish()
 }
 
 // Snapshot returns what is known now; never nil.
@@ -324,7 +329,7 @@ func part(i *Instance, drainFor time.Duration) {
 }
 
 // publish makes a snapshot of the present; r.mu is held.
-func (r *Registry) publish() { r.snap.Store(newSnapshot(slices.Clone(r.instances))) }
+func (r *Registry) publish() { r.snap.Store(newSnapshot(slices.Clone(r.instances), r.lax.Load())) }
 
 // become moves i to a state and publishes it, unless it drains.
 func (r *Registry) become(i *Instance, s State) {

@@ -138,7 +138,8 @@ func (p *Pool) Group(t Target) (group uint32, ok bool) {
 }
 
 // newSnapshot builds the snapshot of the instances, which are in order of age.
-func newSnapshot(instances []*Instance) *Snapshot {
+// lax pairs also those whose facts exclude it.
+func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 	s := &Snapshot{Instances: instances, pools: make(map[string]*Pool)}
 	members := make(map[string][]*Instance)
 	for _, i := range instances {
@@ -151,7 +152,7 @@ func newSnapshot(instances []*Instance) *Snapshot {
 		}
 	}
 	for model, of := range members {
-		p := newPool(model, of)
+		p := newPool(model, of, lax)
 		s.pools[model] = p
 		if len(p.Ready) > 0 {
 			s.models = append(s.models, model)
@@ -162,9 +163,9 @@ func newSnapshot(instances []*Instance) *Snapshot {
 }
 
 // newPool builds the pool of the instances that serve model.
-func newPool(model string, of []*Instance) *Pool {
+func newPool(model string, of []*Instance, lax bool) *Pool {
 	p := &Pool{Model: model}
-	var g grouping
+	g := grouping{lax: lax, all: of}
 	for _, i := range of {
 		p.Configured.count(i.Role, 1)
 		p.Pairs = p.Pairs || i.pairs()

@@ -129,7 +129,7 @@ func TestPool(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, ok := newSnapshot(tt.instances).Pool("m")
+			p, ok := newSnapshot(tt.instances, false).Pool("m")
 			if !ok {
 				t.Fatal("no pool")
 			}
@@ -158,7 +158,7 @@ func TestSnapshotModels(t *testing.T) {
 	c := made(3, "c", abi.RoleBoth, "x", Down, 1, Facts{})
 	d := made(4, "d", abi.RoleBoth, "x", Ready, 1, Facts{Models: []string{"ignored"}})
 	d.Spec.Model = "mine"
-	s := newSnapshot([]*Instance{a, b, c, d})
+	s := newSnapshot([]*Instance{a, b, c, d}, false)
 	if got := strings.Join(s.Models(), " "); got != "base lora mine" {
 		t.Errorf("models %q", got)
 	}
@@ -176,10 +176,10 @@ func TestSnapshotModels(t *testing.T) {
 	if p, n := s.Only(); p != nil || n != 4 {
 		t.Errorf("only: %v, %d", p, n)
 	}
-	if p, n := newSnapshot([]*Instance{b}).Only(); p == nil || p.Model != "away" || n != 1 {
+	if p, n := newSnapshot([]*Instance{b}, false).Only(); p == nil || p.Model != "away" || n != 1 {
 		t.Errorf("only: %v, %d", p, n)
 	}
-	if p, n := newSnapshot(nil).Only(); p != nil || n != 0 {
+	if p, n := newSnapshot(nil, false).Only(); p != nil || n != 0 {
 		t.Errorf("only: %v, %d", p, n)
 	}
 }
@@ -199,7 +199,7 @@ func TestSnapshotReady(t *testing.T) {
 		{[]*Instance{p, d}, true},
 		{[]*Instance{b}, true},
 	} {
-		if got := newSnapshot(tt.instances).Ready(); got != tt.want {
+		if got := newSnapshot(tt.instances, false).Ready(); got != tt.want {
 			t.Errorf("%d instances: %v", len(tt.instances), got)
 		}
 	}
@@ -207,11 +207,11 @@ func TestSnapshotReady(t *testing.T) {
 
 func TestSnapshotInstance(t *testing.T) {
 	old := made(1, "a", abi.RoleBoth, "x", Draining, 1, Facts{})
-	if s := newSnapshot([]*Instance{old}); s.Instance("a") != old || s.Instance("b") != nil {
+	if s := newSnapshot([]*Instance{old}, false); s.Instance("a") != old || s.Instance("b") != nil {
 		t.Error("a draining instance is found when it is the only one of its name")
 	}
 	now := made(2, "a", abi.RoleBoth, "x", Ready, 1, Facts{})
-	if newSnapshot([]*Instance{old, now}).Instance("a") != now {
+	if newSnapshot([]*Instance{old, now}, false).Instance("a") != now {
 		t.Error("the one that does not drain comes first")
 	}
 }
@@ -222,7 +222,7 @@ func TestPeer(t *testing.T) {
 	d1 := made(2, "d1", abi.RoleDecode, "x", Unhealthy, 1, m)
 	d2 := made(3, "d2", abi.RoleDecode, "x", Ready, 2, m)
 	other := made(4, "o", abi.RoleDecode, "y", Ready, 1, m)
-	s := newSnapshot([]*Instance{other, p, d1, d2})
+	s := newSnapshot([]*Instance{other, p, d1, d2}, false)
 	gone := made(9, "gone", abi.RoleDecode, "x", Draining, 1, m)
 	at := func(i *Instance, rank int) Target { return Target{Instance: i, Rank: rank} }
 	for _, tt := range []struct {
@@ -254,7 +254,7 @@ func TestPoolGroupOfAway(t *testing.T) {
 	p := made(1, "p", abi.RolePrefill, "x", Draining, 1, m)
 	q := made(2, "q", abi.RolePrefill, "x", Down, 1, m)
 	d := made(3, "d", abi.RoleDecode, "x", Ready, 1, m)
-	pool, _ := newSnapshot([]*Instance{p, q, d}).Pool("m")
+	pool, _ := newSnapshot([]*Instance{p, q, d}, false).Pool("m")
 	gp, ok := pool.Group(Target{Instance: p})
 	gd, _ := pool.Group(Target{Instance: d})
 	if !ok || gp != gd || gp == 0 {
@@ -298,6 +298,6 @@ func BenchmarkSnapshot(b *testing.B) {
 		instances = append(instances, made(n+1, fmt.Sprint("e", n), role, "x", Ready, 1, Facts{Models: []string{"m"}}))
 	}
 	for b.Loop() {
-		newSnapshot(instances)
+		newSnapshot(instances, false)
 	}
 }

@@ -8,12 +8,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -96,6 +98,14 @@ func (b *logBook) String() string {
 	return b.text.String()
 }
 
+// quiet is a connector that leaves the metrics to the poller, so that their
+// asking can be counted.
+type quiet struct{ engine.Protocol }
+
+func (q quiet) FactPaths(role abi.Role) []string {
+	return slices.DeleteFunc(q.Protocol.FactPaths(role), func(path string) bool { return path == metricsPath })
+}
+
 // nopClient is a client that no test calls.
 type nopClient struct{ upstream.Client }
 
@@ -109,7 +119,10 @@ func newLab(t *testing.T, specs ...config.Engine) *lab {
 	l.health = config.Default().Health
 	l.registry = engine.New(engine.Options{
 		Health: l.health, Circuit: config.Default().Circuit,
-		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
+		Protocols: func(name string) (engine.Protocol, bool) {
+			c, ok := connector.ByName(name)
+			return quiet{c}, ok
+		},
 		NewClient: func(config.Engine) (upstream.Client, error) { return nopClient{}, nil },
 		NewProbe:  func(config.Engine) (http.RoundTripper, error) { return l.fakeEngines, nil },
 		APIKey:    func(config.Engine) (string, error) { return "k", nil },

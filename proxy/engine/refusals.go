@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+const (
+	// lastIncompatible is the kind of failure of a refused pair.
+	lastIncompatible = "incompatible"
+	// maxRefusals bounds how many refused pairs are listed.
+	maxRefusals = 1 << 12
+	// maxNamed is how many engines a log line of refused pairs names for a reason.
+	maxNamed = 8
+)
+
+// refused calls yield for each pair of ready instances, one of them i if that is
+// not nil, that serve a model together and whose facts exclude a transfer, until
+// it returns false. No request meets such a pair: the two are of different
+// groups.
+func (s *Snapshot) refused(i *Instance, yield func(p, d *Instance, reason error) bool) {
+	for _, model := range slices.Sorted(maps.Keys(s.pools)) {
+		ready := s.pools[model].instances()
+		for _, p := range ready {
+			for _, d := range ready {
+				if p == d || i != nil && i != p && i != d || !p.leads(d) || p.Spec.Connector != d.Spec.Connector {
+					continue
+				}
+				if err := p.protocol.Compatible(p.Facts(), d.Facts()); err != nil && !yield(p, d, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// instances lists the ready instances that can take one leg of two.
+func (p *Pool) instances() []*Instance {
+	var list []*Instance
+	for i := range p.Ready {
+		if r := &p.Ready[i]; r.Rank == 0 && r.pairs() {
+			list = append(list, r.Instance)
+		}
+	}
+	return list
+}
+
+// refusedRows gives a row for each pair of ranks that is refused, once. There is
+// none while pairs.allow_incompatible is set.
+func (r *Registry) refusedRows() map[pairKey]PairRow {
+	rows := make(map[pairKey]PairRow)
+	if r.lax.Load() {
+		return rows
+	}
+	r.Snapshot().refused(nil, func(p, d *Instance, reason error) bool {
+		for i := range p.ranks() {
+			for j := range d.ranks() {
+				row := PairRow{
+					Prefill: p.Spec.Name, PrefillRank: i, Decode: d.Spec.Name, DecodeRank: j,
+					State: abi.PairBroken.String(), LastError: lastIncompatible, Refused: reason.Error(), Since: p.Since(),
+				}
+				if d.Since().After(row.Since) {
+					row.Since = d.Since()
+				}
+				rows[pairKey{p.ID, d.ID, i, j}] = row
+			}
+		}
+		return len(rows) < maxRefusals
+	})
+	return rows
+}
+
+// Pairs lists by name and rank the pairs that have been used, and those that are
+// refused because the facts of the two engines exclude a transfer.
+func (r *Registry) Pairs() []PairRow {
+	rows := r.refusedRows()
+	for key, row := range r.pairs.rows() {
+		if no, ok := rows[key]; ok { // used before it was refused, or the other way round
+			row.State, row.LastError, row.Refused = no.State, no.LastError, no.Refused
+		}
+		rows[key] = row
+	}
+	return slices.SortedFunc(maps.Values(rows), comparePairs)
+}
+
+// refusals says which ready instances i cannot be paired with, by the reason;
+// "" when there are none.
+func (r *Registry) refusals(i *Instance) string {
+	if r.lax.Load() {
+		return ""
+	}
+	reasons := make(map[string][]string)
+	r.Snapshot().refused(i, func(p, d *Instance, reason error) bool {
+		other := d
+		if i == d {
+			other = p
+		}
+		reasons[reason.Error()] = append(reasons[reason.Error()], other.Spec.Name)
+		return true
+	})
+	var text []string
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		names := slices.Compact(slices.Sorted(slices.Values(reasons[reason])))
+		if more := len(names) - maxNamed; more > 0 {
+			names = append(names[:maxNamed:maxNamed], fmt.Sprintf("and %d more", more))
+		}
+		text = append(text, fmt.Sprintf("%s: %s", strings.Join(names, ", "), reason))
+	}
+	return strings.Join(text, "; ")
+}

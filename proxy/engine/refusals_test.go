@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// dividing is a connector where prefill's pages must divide decode's.
+type dividing struct{ fakeProtocol }
+
+func (dividing) Compatible(p, d *Facts) error {
+	if p.PageSize != 0 && d.PageSize != 0 && d.PageSize%p.PageSize != 0 {
+		return errNotDividing
+	}
+	return nil
+}
+
+var errNotDividing = &SpecError{Name: "page"}
+
+// TestGroupsOfOneDirection: the rule of a connector is about a prefill and a
+// decode; two prefills that differ may serve one decode.
+func TestGroupsOfOneDirection(t *testing.T) {
+	m := []string{"m"}
+	of := func(id int, name string, role abi.Role, page int) *Instance {
+		i := made(id, name, role, "x", Ready, 1, Facts{Models: m, PageSize: page})
+		i.protocol = dividing{fakeProtocol{flow: abi.FlowPrefillFirst}}
+		return i
+	}
+	for _, tt := range []struct {
+		name      string
+		instances []*Instance
+		lax       bool
+		want      string
+	}{
+		{"smaller pages of prefill", []*Instance{of(1, "p", abi.RolePrefill, 16), of(2, "d", abi.RoleDecode, 64)}, false,
+			"p/0 prefill 1, d/0 decode 1"},
+		{"larger ones", []*Instance{of(1, "p", abi.RolePrefill, 64), of(2, "d", abi.RoleDecode, 16)}, false, ""},
+		{"larger ones, allowed", []*Instance{of(1, "p", abi.RolePrefill, 64), of(2, "d", abi.RoleDecode, 16)}, true,
+			"p/0 prefill 1, d/0 decode 1"},
+		{"two prefills of one decode", []*Instance{of(1, "p", abi.RolePrefill, 16), of(2, "q", abi.RolePrefill, 24), of(3, "d", abi.RoleDecode, 48)}, false,
+			"p/0 prefill 1, q/0 prefill 1, d/0 decode 1"},
+		{"each its own", []*Instance{of(1, "p", abi.RolePrefill, 16), of(2, "q", abi.RolePrefill, 24), of(3, "d", abi.RoleDecode, 24), of(4, "e", abi.RoleDecode, 16)}, false,
+			"p/0 prefill 1, e/0 decode 1, q/0 prefill 2, d/0 decode 2"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, _ := newSnapshot(tt.instances, tt.lax).Pool("m")
+			if got := show(p.Paired); got != tt.want {
+				t.Errorf("paired %q\n  want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestRefusedPairs: what two engines say of themselves keeps them apart, before
+// any traffic, visibly, said once; until they say otherwise, or the operator
+// allows it.
+func TestRefusedPairs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.engines.facts["p:80"] = "model m\nepoch 1\npage 16"
+		f.engines.facts["d:80"] = "model m\nepoch 1\npage 64"
+		f.engines.facts["e:80"] = "model m\nepoch 1\npage 16"
+		d := f.spec("d", "decode", "fake")
+		d.Ranks = 2
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), d, f.spec("e", "decode", "fake")}, 0))
+		f.start(t)
+		refused := func() string {
+			var s []string
+			for _, r := range f.Pairs() {
+				if r.Refused != "" {
+					s = append(s, r.Prefill+"-"+r.Decode+" "+r.State+" "+r.LastError+": "+r.Refused)
+				}
+			}
+			return strings.Join(s, ", ")
+		}
+		const want = "p-d broken incompatible: page sizes differ, p-d broken incompatible: page sizes differ"
+		if got := refused(); got != want {
+			t.Errorf("refused %q, want %q", got, want)
+		}
+		f.Pair(Target{Instance: f.get(t, "p")}, Target{Instance: f.get(t, "e")}).Success()
+		if got := refused(); got != want || len(f.Pairs()) != 3 {
+			t.Errorf("%d pairs, refused %q, want %q", len(f.Pairs()), got, want)
+		}
+		time.Sleep(5 * time.Minute) // the facts are learned many times
+		synctest.Wait()
+		if n := strings.Count(f.logged(), "pairs refused"); n != 1 {
+			t.Errorf("said %d times: %s", n, f.logged())
+		}
+
+		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{AllowIncompatible: true})
+		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 4 || refused() != "" {
+			t.Errorf("allowed: paired %q, refused %q", show(p.Paired), refused())
+		}
+		f.Configure(*f.health.Load(), *f.circuit.Load(), config.Pairs{})
+		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 2 || refused() != want {
+			t.Errorf("paired %q, refused %q", show(p.Paired), refused())
+		}
+
+		f.engines.set(func() { f.engines.facts["d:80"] = "model m\nepoch 2\npage 16" })
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if p, _ := f.Snapshot().Pool("m"); len(p.Paired) != 4 || refused() != "" {
+			t.Errorf("after its restart: paired %q, refused %q", show(p.Paired), refused())
+		}
+	})
+}
