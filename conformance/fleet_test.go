@@ -347,12 +347,17 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 		return a
 	}
 	for event := range bytes.SplitSeq(data, []byte("\n\n")) {
+		name := ""
+		if rest, ok := bytes.CutPrefix(event, []byte("event: ")); ok {
+			line, after, _ := bytes.Cut(rest, []byte("\n"))
+			name, event = string(line), after
+		}
 		payload, ok := bytes.CutPrefix(event, []byte("data: "))
 		switch {
 		case !ok:
-		case string(payload) == "[DONE]":
+		case string(payload) == "[DONE]", name == "message_stop", name == "response.completed", name == "response.incomplete":
 			a.done = true
-		case bytes.HasPrefix(payload, []byte(`{"error"`)):
+		case name == "error", bytes.HasPrefix(payload, []byte(`{"error"`)):
 			a.errors++
 		default:
 			a.text += textOf(payload)
@@ -361,21 +366,44 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 	return a
 }
 
-// textOf is the generated text of one answer or event of either API.
+// textOf is the generated text of one answer or event of any API; of token ids
+// it is the list.
 func textOf(data []byte) string {
+	type texts []struct{ Text string }
 	var a struct {
 		Choices []struct {
-			Text    string
-			Message struct{ Content string }
-			Delta   struct{ Content string }
+			Text     string
+			Message  struct{ Content string }
+			Delta    struct{ Content string }
+			TokenIDs []int `json:"token_ids"`
 		}
+		Content texts                     // messages
+		Output  []struct{ Content texts } // responses
+		Delta   json.RawMessage           // of the typed events of both
+		Type    string
 	}
 	json.Unmarshal(data, &a)
-	var text string
+	var b strings.Builder
 	for _, c := range a.Choices {
-		text += c.Text + c.Message.Content + c.Delta.Content
+		b.WriteString(c.Text + c.Message.Content + c.Delta.Content)
+		for _, id := range c.TokenIDs {
+			fmt.Fprint(&b, id, " ")
+		}
 	}
-	return text
+	for _, o := range a.Output {
+		a.Content = append(a.Content, o.Content...)
+	}
+	for _, c := range a.Content {
+		b.WriteString(c.Text)
+	}
+	var delta struct{ Text string }
+	switch a.Type {
+	case "response.output_text.delta":
+		json.Unmarshal(a.Delta, &delta.Text)
+	case "content_block_delta":
+		json.Unmarshal(a.Delta, &delta)
+	}
+	return b.String() + delta.Text
 }
 
 // right asserts that an answer is whole and is what one engine alone says.

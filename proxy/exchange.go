@@ -104,6 +104,7 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 // serve admits the exchange, reads its body and runs it; an error means that
 // nothing has been answered yet, unless x.committed.
 func (x *exchange) serve(api openai.API) error {
+	x.req.API = api // errors have its form from here on
 	r, err := x.s.authenticate(x.r)
 	if err != nil {
 		return err

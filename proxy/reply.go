@@ -21,7 +21,7 @@ func (x *exchange) reply(err error) {
 	oe := publicError(err)
 	x.rec.Status = oe.Status
 	x.committed = true
-	writeError(x.w, oe)
+	writeErrorOf(x.w, x.req.API, oe)
 }
 
 // replyEngineError relays an engine's own 4xx as it wrote it.
@@ -36,12 +36,15 @@ func (x *exchange) replyEngineError(le *legError) {
 }
 
 // writeError answers with an OpenAI-shaped error.
-func writeError(w http.ResponseWriter, e *openai.Error) {
+func writeError(w http.ResponseWriter, e *openai.Error) { writeErrorOf(w, 0, e) }
+
+// writeErrorOf answers with an error in the form of an API.
+func writeErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 	h := w.Header()
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
 		h.Set("Retry-After", "1")
 	}
-	body := e.AppendJSON(nil)
+	body := api.AppendError(nil, e)
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(e.Status)

@@ -366,7 +366,7 @@ func TestClientLeavesStream(t *testing.T) {
 func TestBrokenStreamPerAPI(t *testing.T) {
 	tests := []struct{ path, body, first, want string }{
 		{"/v1/messages", `{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`, "event: message_start\ndata: {\"type\":\"message_start\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\","},
-		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"code\":\"stream_broken\","},
+		{"/v1/responses", `{"model":"m","stream":true,"input":"x"}`, "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.output_item.added\ndata: {\"type\":\"response.output_item.added\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"code\":\"stream_broken\","},
 		{"/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}`, eventA, "data: {\"error\":{"},
 	}
 	for _, tt := range tests {

@@ -47,6 +47,13 @@ type headerProtocol interface {
 	answerHeader(in, out http.Header)
 }
 
+// greetingProtocol is a protocol whose streams begin before there is a token.
+type greetingProtocol interface {
+	// greeting are the events that follow the head of a stream at once, before
+	// the first sequence runs; nil for none.
+	greeting(req *request, seqs []*sequence) []any
+}
+
 // dialect renders answers in the engine's own form. The values returned are
 // marshalled by encodeJSON: an object, or any struct.
 type dialect interface {

@@ -253,6 +253,10 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		if !e.proto.streamOptions(req).HoldHead {
 			st.start()
 		}
+		if g, ok := e.proto.(greetingProtocol); ok {
+			st.send(g.greeting(req, seqs)...)
+			st.events = 0 // faults wait for the answer's own
+		}
 		st.keep(e.cfg.SSEKeepAlive)
 		defer st.finish()
 	}

@@ -85,6 +85,10 @@ func (v *vllm) answerHeader(in, out http.Header) {
 	out.Set("Vary", "Origin")
 }
 
+// pydanticType is the type of an error that the request models made. It has the
+// OpenAI form on every route.
+const pydanticType = "Bad Request"
+
 // pydanticError is vLLM's answer to a body f that its request models refuse.
 // The engine core never hears of such a request.
 func pydanticError(err *fieldError, f fields) *apiError {
@@ -100,7 +104,7 @@ func pydanticError(err *fieldError, f fields) *apiError {
 		loc = "body." + loc
 	}
 	return &apiError{
-		Status: http.StatusBadRequest, Type: "Bad Request", Param: loc,
+		Status: http.StatusBadRequest, Type: pydanticType, Param: loc,
 		Message: fmt.Sprintf("1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': '%s', 'input': %s%s}", err.Kind, loc, err.Message, input, more),
 	}
 }
@@ -126,7 +130,7 @@ func badValue(param string, value any, format string, args ...any) *apiError {
 // its blocks will not be read.
 func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
 	req, refusal := v.parseRoute(route, h, body)
-	if refusal != nil && route == routeMessages {
+	if refusal != nil && route == routeMessages && refusal.Type != pydanticType {
 		refusal.Body = messagesError(refusal)
 	}
 	return req, refusal
@@ -169,7 +173,10 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 		return nil, pydanticError(ferr, f)
 	}
 	if route == routeResponses {
-		req.ID, ext.item = randomID(), randomID() // neither header nor body name a response
+		req.ID, ext.item = randomID(), randomID() // no header names a response
+		if req.Model == "" {
+			req.Model = v.e.cfg.Model
+		}
 	}
 	if v.moriio != nil && params != nil {
 		ext.moriio = parseMoRIIO(params, req.ID, v.moriio.producer)

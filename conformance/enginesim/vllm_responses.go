@@ -59,7 +59,7 @@ func responseObject(req *request, s *sequence, done bool) object {
 			"total_tokens", sum.prompt+sum.output)
 	}
 	return obj("id", baseID(req), "created_at", req.Created, "incomplete_details", incomplete, "instructions", nil, "metadata", nil,
-		"model", modelName(req, []*sequence{s}), "object", "response", "output", output, "parallel_tool_calls", true,
+		"model", req.Model, "object", "response", "output", output, "parallel_tool_calls", true,
 		"temperature", pyFloat(req.Temperature), "tool_choice", "none", "tools", []any{}, "top_p", pyFloat(req.TopP), "background", false,
 		"max_output_tokens", s.limit, "max_tool_calls", nil, "previous_response_id", nil, "prompt", nil, "reasoning", nil,
 		"service_tier", "auto", "status", status, "text", nil, "top_logprobs", nil, "truncation", "disabled", "usage", u, "user", nil,
@@ -77,11 +77,18 @@ func responseFrame(req *request, s *sequence, name string, done bool) any {
 		with("ec_transfer_params", nil).with("input_messages", nil).with("output_messages", nil)))
 }
 
-// responseOpening are the events before the first token's.
-func responseOpening(req *request, s *sequence) []any {
+// responseGreeting are the events that come before the engine has looked at the
+// request.
+func responseGreeting(req *request, s *sequence) []any {
 	return []any{
 		responseFrame(req, s, "response.created", false),
 		responseFrame(req, s, "response.in_progress", false),
+	}
+}
+
+// responseOpening are the events before the first token's.
+func responseOpening(req *request, s *sequence) []any {
+	return []any{
 		responseEvent(req, "response.output_item.added", obj("item", responseMessage(req, "in_progress"), "output_index", 0)),
 		responseEvent(req, "response.content_part.added", obj("content_index", 0, "item_id", "msg_"+responseItem(req), "output_index", 0,
 			"part", responsePart("", []any{}))),

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
+	"slices"
 )
 
 // Routes of vLLM beyond the two that every engine has.
@@ -47,18 +48,27 @@ func parseResponses(h http.Header, f fields) (*request, *fieldError) {
 			messages = append([]json.RawMessage{encodeMessage("system", f["instructions"])}, messages...)
 		}
 		chat["messages"], _ = json.Marshal(messages)
-		delete(chat, "max_tokens")
+		for _, name := range []string{"max_tokens", "min_tokens", "stop_token_ids"} {
+			delete(chat, name) // no fields of this route
+		}
 		chat["max_completion_tokens"] = f["max_output_tokens"]
 		return nil
 	})
 }
 
+// messagesFields are the members of an Anthropic request that say what to
+// generate; all others are ignored.
+var messagesFields = []string{"model", "messages", "max_tokens", "stream", "temperature", "top_p", "top_k"}
+
 // parseMessages reads an Anthropic /v1/messages body.
 func parseMessages(h http.Header, f fields) (*request, *fieldError) {
-	return parseRewritten(routeMessages, h, f, func(chat fields) *fieldError {
-		if !f.has("max_tokens") {
-			return &fieldError{"max_tokens", "missing", "Field required"}
+	for _, name := range []string{"model", "messages", "max_tokens"} {
+		if !f.has(name) {
+			return nil, &fieldError{name, "missing", "Field required"}
 		}
+	}
+	req, err := parseRewritten(routeMessages, h, f, func(chat fields) *fieldError {
+		maps.DeleteFunc(chat, func(name string, _ json.RawMessage) bool { return !slices.Contains(messagesFields, name) })
 		if f.has("system") {
 			var messages []json.RawMessage
 			if json.Unmarshal(f["messages"], &messages) != nil {
@@ -68,9 +78,12 @@ func parseMessages(h http.Header, f fields) (*request, *fieldError) {
 			chat["messages"], _ = json.Marshal(messages)
 		}
 		chat["stop"] = f["stop_sequences"]
-		delete(chat, "max_completion_tokens")
 		return nil
 	})
+	if err == nil && req.MaxTokens <= 0 {
+		return nil, &fieldError{"max_tokens", "value_error", "Value error, max_tokens must be positive"}
+	}
+	return req, err
 }
 
 // encodeMessage is a chat message; content is JSON already.
@@ -86,15 +99,28 @@ func parseTokens(h http.Header, f fields) (*request, *fieldError) {
 	if err != nil {
 		return nil, err
 	}
-	if !f.has("token_ids") {
-		return nil, &fieldError{"token_ids", "missing", "Field required"}
+	for _, name := range []string{"token_ids", "sampling_params"} {
+		if !f.has(name) {
+			return nil, &fieldError{name, "missing", "Field required"}
+		}
 	}
 	ids, err := parseTokenIDs(f, "token_ids")
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case len(ids) == 0:
+		return nil, &fieldError{"token_ids", "too_short", "List should have at least 1 item after validation, not 0"}
+	case slices.Min(ids) < 0:
+		return nil, &fieldError{"token_ids", "value_error", "Value error, token_ids must not contain negative values"}
 	}
-	merged := maps.Clone(f)
-	maps.Copy(merged, sampling)
+	// The limits and stops are read of sampling_params alone.
+	merged := maps.Clone(sampling)
+	for _, name := range []string{"model", "stream", "stream_options", "cache_salt"} {
+		delete(merged, name)
+		if f.has(name) {
+			merged[name] = f[name]
+		}
+	}
 	merged["prompt"], _ = json.Marshal(ids)
 	req, err := parseOpenAI(routeTokens, h, merged)
 	if err != nil {
@@ -123,6 +149,14 @@ func (v *vllm) unary(req *request, seqs []*sequence) any {
 			"usage", usage(seqs), "prompt_logprobs", nil, "kv_transfer_params", seqs[req.N-1].ext, "ec_transfer_params", nil)
 	}
 	return v.vllmDialect.unary(req, seqs)
+}
+
+// greeting: a response is announced before anything of it is there.
+func (v *vllm) greeting(req *request, seqs []*sequence) []any {
+	if req.Route == routeResponses {
+		return responseGreeting(req, seqs[0])
+	}
+	return nil
 }
 
 func (v *vllm) opening(req *request, s *sequence) []any {
@@ -181,8 +215,11 @@ func (v *vllm) streamOptions(req *request) streamOptions {
 }
 
 func (v *vllm) errorEvents(req *request, err *apiError) []any {
-	if req.Route == routeMessages {
+	switch req.Route {
+	case routeMessages:
 		return []any{namedEvent{"error", messagesError(err)}}
+	case routeResponses:
+		return nil // the error has no form among the route's events: the stream breaks off
 	}
 	return v.vllmDialect.errorEvents(req, err)
 }

@@ -3,6 +3,8 @@ package enginesim
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -17,7 +19,7 @@ func TestRoutesEqualDirect(t *testing.T) {
 		{routeChat, `"messages":[{"role":"user","content":` + string(quoted) + `}],"max_tokens":LIMIT`, ""},
 		{routeCompletions, `"prompt":` + string(ids) + `,"max_tokens":LIMIT`, ""},
 		{routeResponses, `"input":` + string(quoted) + `,"max_output_tokens":LIMIT`, ""},
-		{routeMessages, `"messages":[{"role":"user","content":[{"type":"text","text":` + string(quoted) + `}]}],"max_tokens":LIMIT`, ""},
+		{routeMessages, `"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":` + string(quoted) + `}]}],"max_tokens":LIMIT`, ""},
 		{routeTokens, `"token_ids":` + string(ids) + `,"sampling_params":{"max_tokens":LIMIT}`, ""},
 	}
 	var texts []string
@@ -113,14 +115,18 @@ func TestRouteRefusals(t *testing.T) {
 		route, body, want string
 		status            int
 	}{
-		{routeMessages, `{"messages":[{"role":"user","content":"x"}]}`, `{"type":"error","error":{"type":"invalid_request_error","message":`, 400},
+		{routeMessages, `{"model":"sim","messages":[{"role":"user","content":"x"}]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens'`, 400},
+		{routeMessages, `{"messages":[],"max_tokens":1}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.model'`, 400},
 		{routeMessages, `{"model":"x","messages":[],"max_tokens":1}`, `{"type":"error","error":{"type":"not_found_error","message":"The model`, 404},
-		{routeMessages, `{"messages":[],"max_tokens":0}`, `{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens must`, 400},
+		{routeMessages, `{"model":"sim","messages":[],"max_tokens":0}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error', 'loc': 'body.max_tokens'`, 400},
 		{routeResponses, `{}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.input'`, 400},
 		{routeResponses, `{"input":3}`, `{"error":{"message":"1 validation error:`, 400},
 		{routeResponses, `{"input":"x","max_output_tokens":0}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
 		{routeTokens, `{"token_ids":["x"]}`, `{"error":{"message":"1 validation error:`, 400},
-		{routeTokens, `{"token_ids":[]}`, `{"error":{"message":"The `, 400},
+		{routeTokens, `{"token_ids":[],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'too_short'`, 400},
+		{routeTokens, `{"token_ids":[-1],"sampling_params":{}}`, `{"error":{"message":"1 validation error:\n  {'type': 'value_error'`, 400},
+		{routeTokens, `{"token_ids":[1]}`, `{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.sampling_params'`, 400},
+		{routeTokens, `{"token_ids":[1],"max_tokens":1,"sampling_params":{"max_tokens":0}}`, `{"error":{"message":"max_tokens must be at least 1`, 400},
 	} {
 		if a := post(t, pd.p.URL()+tt.route, tt.body); a.status != tt.status || !strings.HasPrefix(string(a.body), tt.want) {
 			t.Errorf("%s %s: %d %s", tt.route, tt.body, a.status, a.body)
@@ -129,12 +135,22 @@ func TestRouteRefusals(t *testing.T) {
 	// A load failure has the route's own form.
 	pd.d.SetFault("1:load", 0, "")
 	params := `"kv_transfer_params":` + pd.prefill(t, "x")
-	if a := post(t, pd.d.URL()+routeMessages, `{"messages":[],"max_tokens":1,`+params+`}`); a.status != 500 || !strings.HasPrefix(string(a.body), `{"type":"error","error":{"type":"api_error"`) {
+	if a := post(t, pd.d.URL()+routeMessages, `{"model":"sim","messages":[],"max_tokens":1,`+params+`}`); a.status != 500 || !strings.HasPrefix(string(a.body), `{"type":"error","error":{"type":"api_error"`) {
 		t.Errorf("messages: %d %s", a.status, a.body)
 	}
-	a := post(t, pd.d.URL()+routeMessages, `{"messages":[],"max_tokens":1,"stream":true,`+params+`}`)
+	a := post(t, pd.d.URL()+routeMessages, `{"model":"sim","messages":[],"max_tokens":1,"stream":true,`+params+`}`)
 	if !strings.HasPrefix(string(a.body), "event: error\ndata: {\"type\":\"error\"") {
 		t.Errorf("messages stream: %d %s", a.status, a.body)
+	}
+	// A response has been announced by then, and has no event for it.
+	resp, err := http.Post(pd.d.URL()+routeResponses, "application/json", strings.NewReader(`{"input":"x","stream":true,`+params+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if events := strings.Count(string(got), "\n\n"); err == nil || events != 2 || !strings.Contains(string(got), "event: response.in_progress\n") {
+		t.Errorf("responses stream: %v %s", err, got)
 	}
 }
 

@@ -86,7 +86,7 @@ func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header, leg.Unary = m.header(a, a.Prefill), true
 	return leg, nil
 }
@@ -185,7 +185,7 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 		}
 		edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header = m.header(a, a.Decode)
 	return leg, nil
 }

@@ -72,7 +72,8 @@ func (nixl) Pairable(r *openai.Request) error {
 }
 
 func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
-	leg := plain(a, dst)
+	var room [editRoom]openai.Edit
+	leg := vllmLeg(a, dst, room[:0])
 	leg.Header = vllmHeader(a.LegID, a.Decode)
 	return leg, nil
 }
@@ -93,7 +94,7 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
 	return leg, nil
 }
@@ -193,7 +194,7 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 			edits = append(edits, openai.Edit{Key: "sampling_params", Value: params})
 		}
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header = vllmHeader(a.LegID, a.Decode)
 	return leg, nil
 }

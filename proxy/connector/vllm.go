@@ -13,6 +13,16 @@ func vllmHeader(legID string, t engine.Target) []Field {
 	return rankHeader(fields, t.Spec.Ranks, t.Rank)
 }
 
+// vllmLeg gives the leg of a's body with the edits applied and the client's PD
+// fields cut out. Messages is the one route that refuses a body without a model
+// (anthropic/protocol.py).
+func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
+	if a.Request.API == openai.Messages && !a.Request.HasModel {
+		edits = append(edits, modelNamed(a))
+	}
+	return spliced(a, dst, cutPD(edits, a))
+}
+
 // vllmUnsplit names the member of a request that vLLM answers wrongly from two
 // legs, "" for none.
 //

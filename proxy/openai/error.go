@@ -58,6 +58,19 @@ func (e *Error) AppendJSON(dst []byte) []byte {
 	return append(dst, "}}"...)
 }
 
+// AppendError appends the error in the form that a unary client of this API
+// understands: that of AppendJSON, and for messages the same with the type that
+// Anthropic's clients ask for.
+func (a API) AppendError(dst []byte, e *Error) []byte {
+	if a != Messages {
+		return e.AppendJSON(dst)
+	}
+	dst = append(dst, `{"type":"error",`...)
+	from := len(dst)
+	dst = e.AppendJSON(dst)
+	return append(dst[:from], dst[from+1:]...) // less its opening brace
+}
+
 func appendQuotedOrNull(dst []byte, s string) []byte {
 	if s == "" {
 		return append(dst, "null"...)

@@ -30,6 +30,19 @@ func TestErrorJSON(t *testing.T) {
 	}
 }
 
+func TestErrorOfAnAPI(t *testing.T) {
+	e := &Error{Status: 503, Message: "m"}
+	plain := string(e.AppendJSON(nil))
+	for api, want := range map[API]string{
+		0: plain, Chat: plain, Responses: plain, VLLMGenerate: plain,
+		Messages: `{"type":"error",` + plain[1:],
+	} {
+		if got := string(api.AppendError([]byte("> "), e)); got != "> "+want {
+			t.Errorf("%v: %s", api, got)
+		}
+	}
+}
+
 // What goes to a log must not quote a client.
 func TestErrorHidesBodies(t *testing.T) {
 	e := &Error{Status: 502, Code: "bad_leg", Param: "secret key", Message: "secret prompt"}

@@ -12,7 +12,7 @@ type Verdict uint8
 // The verdicts of ReadFirstEvent.
 const (
 	NeedMore    Verdict = iota // no event has ended yet
-	CommentOnly                // only comments, which keep a connection alive
+	CommentOnly                // only what engines send before they have anything to say
 	DataEvent                  // the answer has begun
 	ErrorEvent                 // the engine has failed before its first token
 )
@@ -22,7 +22,7 @@ const (
 type FirstEvent struct {
 	Verdict Verdict
 	// End is the number of bytes that the verdict is over: through the end of
-	// the event, or of the comments.
+	// the event, or of what comes before it.
 	End int
 	// Data is the data of the event, a part of the bytes given.
 	Data []byte
@@ -33,6 +33,8 @@ type FirstEvent struct {
 // ReadFirstEvent judges the first bytes of a stream, b being all that have come
 // so far. An error event is one of type error, one whose data is an error
 // object (nested, or flat as SGLang's), or one whose finish reason is abort.
+// Comments, pings, and the events by which a response is announced say nothing:
+// vLLM sends those as soon as it has read the request.
 func ReadFirstEvent(b []byte) FirstEvent {
 	f := FirstEvent{}
 	for {
@@ -58,8 +60,11 @@ func (f *FirstEvent) judge(event []byte) bool {
 		switch field, value := splitLine(line); string(field) {
 		case "event":
 			typed = true
-			if name := string(value); name == "error" || name == "response.failed" {
+			switch string(value) {
+			case "error", "response.failed":
 				f.fail(http.StatusInternalServerError)
+			case "ping", "response.created", "response.queued", "response.in_progress":
+				return false
 			}
 		case "data":
 			if f.judgeData(value, typed); f.Data == nil {

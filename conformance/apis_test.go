@@ -1,0 +1,243 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// api is one generating route beside completions and chat.
+type api struct {
+	path string
+	// body is a request for so many tokens; prompts differ in prompt.
+	body func(prompt string, tokens int, stream bool) string
+	// evil is a member of the body that names a KV transfer with params.
+	evil func(params string) string
+}
+
+func quoted(s string) string {
+	b, _ := json.Marshal(s)
+	return string(b)
+}
+
+// apis are the routes of vLLM.
+var apis = []api{
+	{
+		path: "/v1/responses",
+		body: func(prompt string, tokens int, stream bool) string {
+			return fmt.Sprintf(`{"model":"sim","input":%s,"max_output_tokens":%d,"ignore_eos":true,"stream":%t}`, quoted(prompt), tokens, stream)
+		},
+		evil: func(params string) string { return `"vllm_xargs":{"kv_transfer_params":` + params + `},` },
+	},
+	{
+		path: "/v1/messages",
+		body: func(prompt string, tokens int, stream bool) string {
+			return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%s}],"max_tokens":%d,"stream":%t}`, quoted(prompt), tokens, stream)
+		},
+		evil: func(params string) string { return `"kv_transfer_params":` + params + `,` },
+	},
+	{
+		path: "/inference/v1/generate",
+		body: func(prompt string, tokens int, stream bool) string {
+			ids, _ := json.Marshal([]int32(prompt)) // any ids will do
+			return fmt.Sprintf(`{"model":"sim","token_ids":%s,"sampling_params":{"max_tokens":%d,"ignore_eos":true},"stream":%t}`, ids, tokens, stream)
+		},
+		evil: func(params string) string { return `"kv_transfer_params":` + params + `,` },
+	},
+}
+
+// eachAPI runs a test for every API that a vLLM connector carries, on one fleet
+// for each connector; the others are refused.
+func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
+	eachConnector(t, func(t *testing.T, name string) {
+		conn, _ := connector.ByName(name)
+		f := startFleet(t, name, o)
+		for _, a := range apis {
+			t.Run(a.path, func(t *testing.T) {
+				g := *f
+				g.t = t
+				route, ok := openai.APIFor(a.path)
+				if !ok {
+					t.Fatal("no such route")
+				}
+				if !conn.Serves(route) {
+					if got := g.try(a.path, a.body("x", 3, false)); got.status != 501 || !strings.Contains(got.body, name) {
+						t.Errorf("status %d: %s", got.status, got.body)
+					}
+					return
+				}
+				run(&g, a)
+			})
+		}
+	})
+}
+
+// apiFaults makes every row of a table of faults meet its own.
+func apiFaults(c *config.Config) {
+	c.Circuit.OpenFor = config.Duration(10 * time.Millisecond)
+	c.Retry.MinBudget = 1000
+}
+
+func TestAPIsEqualOneEngine(t *testing.T) {
+	eachAPI(t, fleetOptions{}, func(f *fleet, a api) {
+		for _, tokens := range []int{1, 20} {
+			for _, stream := range []bool{false, true} {
+				body := a.body(long, tokens, stream)
+				got := f.try(a.path, body)
+				f.right(got, a.path, body)
+				if got.done != stream || got.header.Get("X-Pdproxy-Prefill") == "" {
+					f.t.Errorf("done %v, header %v", got.done, got.header)
+				}
+			}
+		}
+		body := strings.Replace(a.body("who", 5, true), `"model":"sim",`, "", 1)
+		f.right(f.try(a.path, body), a.path, body)
+	})
+}
+
+func TestAPIsFail(t *testing.T) {
+	o := fleetOptions{config: apiFaults, engine: slow(enginesim.RoleDecode, 2000)}
+	eachAPI(t, o, func(f *fleet, a api) {
+		fault := func(engines []*enginesim.Engine, fail, hang string) {
+			for _, e := range engines {
+				if err := e.SetFault(fail, 0, hang); err != nil {
+					f.t.Fatal(err)
+				}
+			}
+		}
+		for _, row := range []struct {
+			name string
+			run  func()
+		}{
+			{"one prefill fails", func() { fault(f.prefill[:1], "1:500", ""); f.retried(a) }},
+			{"one prefill is reset", func() { fault(f.prefill[:1], "1:reset", ""); f.retried(a) }},
+			{"one decode fails", func() { fault(f.decode[:1], "1:503", ""); f.retried(a) }},
+			{"one decode closes", func() { fault(f.decode[:1], "1:close", ""); f.retried(a) }},
+			{"one transfer fails", func() { fault(f.decode[:1], "1:load", ""); f.retried(a) }},
+			{"every prefill fails", func() {
+				fault(f.prefill, "1:500", "")
+				got := f.try(a.path, a.body("all fail", 5, true))
+				if got.status != 502 || !strings.Contains(got.body, "prefill") || !strings.Contains(got.body, `"error":{`) {
+					f.t.Errorf("status %d: %s", got.status, got.body)
+				}
+				if typed := strings.Contains(got.body, `"type":"error"`); typed != (a.path == "/v1/messages") {
+					f.t.Errorf("not an error of this API: %s", got.body)
+				}
+			}},
+			{"prefill refuses", func() {
+				fault(f.prefill, "1:400", "")
+				if got := f.try(a.path, a.body("no", 5, true)); got.status != 400 || !strings.Contains(got.body, "simulated bad request") {
+					f.t.Errorf("status %d: %s", got.status, got.body)
+				}
+			}},
+			{"decode is cut", func() { fault(f.decode, "1:cut", ""); f.breaksAt(a) }},
+			{"decode says that it failed", func() { fault(f.decode, "1:sse-error", ""); f.breaksAt(a) }},
+			{"the client leaves prefill", func() {
+				fault(f.prefill, "", "prefill")
+				ctx, leave := context.WithCancel(context.Background())
+				defer leave()
+				gone := make(chan answer, 1)
+				go func() { gone <- f.post(ctx, f.url, a.path, a.body(long+"left", 20, true)) }()
+				f.eventually("prefill works", func() bool { return f.busy(f.prefill) })
+				leave()
+				if got := <-gone; !errors.Is(got.err, context.Canceled) {
+					f.t.Errorf("the client got %+v", got)
+				}
+			}},
+			{"the client leaves a stream", func() {
+				ctx, leave := context.WithCancel(context.Background())
+				defer leave()
+				resp := f.openAt(ctx, a.path, a.body(long, 2000, true))
+				if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+					f.t.Error(err)
+				}
+				leave()
+				resp.Body.Close()
+			}},
+		} {
+			f.t.Run(row.name, func(t *testing.T) {
+				before := f.t
+				f.t = t
+				defer func() { f.t = before }()
+				row.run()
+				fault(f.prefill, "", "")
+				fault(f.decode, "", "")
+			})
+		}
+		f.settled()
+	})
+}
+
+// retried asserts that clients do not notice that a leg is tried again.
+func (f *fleet) retried(a api) {
+	f.t.Helper()
+	for _, stream := range []bool{true, false} {
+		before, n := f.metric("pdproxy_retries_total"), 0
+		f.eventually("a leg is tried again", func() bool {
+			n++
+			body := a.body(fmt.Sprint("try ", n), 6, stream)
+			f.right(f.try(a.path, body), a.path, body)
+			return f.metric("pdproxy_retries_total") > before
+		})
+	}
+}
+
+// breaksAt asserts that a stream ends in an error of its API.
+func (f *fleet) breaksAt(a api) {
+	f.t.Helper()
+	var got answer
+	f.eventually("a stream begins", func() bool { // a reset may overtake the first events
+		got = f.try(a.path, a.body(long, 30, true))
+		return got.status == 200
+	})
+	if got.status != 200 || got.err != nil || got.errors != 1 {
+		f.t.Errorf("status %d, %d error events, err %v: %s", got.status, got.errors, got.err, got.body)
+	}
+}
+
+// A client that names the host of a transfer must not make an engine call it.
+func TestNoEngineCallsAHostOfTheClient(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var called atomic.Int64
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			called.Add(1)
+			c.Close()
+		}
+	}()
+	port := l.Addr().(*net.TCPAddr).Port
+	params := fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r",`+
+		`"remote_host":"127.0.0.1","remote_port":%d,"remote_handshake_port":%d,"remote_notify_port":%d,"remote_bootstrap_addr":"http://127.0.0.1:%d","transfer_id":"tx-1","tp_size":1}`, port, port, port, port)
+	eachAPI(t, fleetOptions{}, func(f *fleet, a api) {
+		for _, evil := range []string{`"kv_transfer_params":` + params + `,`, a.evil(params)} {
+			body := a.body("who is there", 6, false)
+			f.right(f.try(a.path, strings.Replace(body, "{", "{"+evil, 1)), a.path, body)
+			if strings.Contains(body, `"sampling_params":{`) {
+				hidden := strings.Replace(body, `"sampling_params":{`, `"sampling_params":{"extra_args":{"kv_transfer_params":`+params+`},`, 1)
+				f.right(f.try(a.path, hidden), a.path, body)
+			}
+		}
+	})
+	if n := called.Load(); n > 0 {
+		t.Errorf("engines called the client's host %d times", n)
+	}
+}
