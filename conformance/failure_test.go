@@ -427,7 +427,7 @@ func TestEngineRestarts(t *testing.T) {
 				(*set).Kill()
 				(*set).Close()
 				f.eventually("the engine is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
-				c := enginesim.Config{Connector: connector, Role: role, Listen: addr}
+				c := enginesim.Config{Connector: f.connector, Role: role, Listen: addr}
 				c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 				keepKVPorts(&c, *set)
 				*set = startEngine(t, c)

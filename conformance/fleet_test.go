@@ -26,7 +26,17 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
-	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM,
+	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM, trtllmFirst,
+}
+
+// trtllmFirst is TensorRT-LLM with the generation's leg sent first: a connector,
+// and behind it retry.schedule_style.
+const trtllmFirst = enginesim.ConnectorTRTLLM + " generation_first"
+
+// kindOf is the connector of the engines.
+func kindOf(connector string) string {
+	kind, _, _ := strings.Cut(connector, " ")
+	return kind
 }
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -61,6 +71,7 @@ type fleetOptions struct {
 // that nothing is left of them.
 func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	t.Helper()
+	connector, style, _ := strings.Cut(connector, " ")
 	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
 	if o.prefill+o.decode == 0 {
 		o.prefill, o.decode = 2, 2
@@ -70,6 +81,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
+	if style != "" {
+		cfg.Retry.ScheduleStyle = style
+	}
 	start := func(role string, n int) *enginesim.Engine {
 		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: quietAddr(t)}
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond

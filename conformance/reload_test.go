@@ -27,8 +27,8 @@ func TestReloadDropsNoStream(t *testing.T) {
 		next.Limits.MaxExchanges = 7
 		next.Engines = nil
 		for n, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
-			e := startEngine(t, enginesim.Config{Connector: connector, Role: role})
-			next.Engines = append(next.Engines, engineSpec("new"+role, role, connector, e))
+			e := startEngine(t, enginesim.Config{Connector: f.connector, Role: role})
+			next.Engines = append(next.Engines, engineSpec("new"+role, role, f.connector, e))
 			if n == 0 {
 				f.prefill = append(f.prefill, e)
 			} else {

@@ -30,6 +30,7 @@ type scripted struct {
 	sick       atomic.Bool // its health probe fails
 	tls        bool
 	prefix     string // of every path, which it takes off
+	info       string // its answer to GET /server_info; "" is none
 
 	mu   sync.Mutex
 	legs []scriptedLeg // guarded by mu
@@ -58,6 +59,8 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/health":
 	case r.URL.Path == "/v1/models":
 		io.WriteString(w, `{"data":[{"id":"sim"}]}`)
+	case r.URL.Path == "/server_info" && s.info != "":
+		io.WriteString(w, s.info)
 	case r.Method == http.MethodGet:
 		http.NotFound(w, r)
 	default:

@@ -19,14 +19,14 @@ func startKnowing(t *testing.T, connector, place string) *fleet {
 	return startFleet(t, connector, fleetOptions{
 		prefill: 2, decode: 1,
 		engine: func(_ string, _ int, c *enginesim.Config) {
-			if connector != enginesim.ConnectorTRTLLM {
+			if kindOf(connector) != enginesim.ConnectorTRTLLM {
 				c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
 			}
 		},
 		config: func(c *config.Config) {
 			c.Policy.Place = place
 			for i := range c.Engines {
-				if connector == enginesim.ConnectorTRTLLM {
+				if kindOf(connector) == enginesim.ConnectorTRTLLM {
 					c.Engines[i].KVEvents = "poll"
 				}
 			}
@@ -182,7 +182,7 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		}
 		old := f.prefill[home]
 		c := enginesim.Config{
-			Connector: connector, Role: enginesim.RolePrefill, Listen: old.Addr(), Lease: time.Minute, BootstrapPort: old.BootstrapPort(),
+			Connector: f.connector, Role: enginesim.RolePrefill, Listen: old.Addr(), Lease: time.Minute, BootstrapPort: old.BootstrapPort(),
 			KVEvents: enginesim.KVEventsConfig{Endpoint: old.KVEventsEndpoint(), Replay: old.KVEventsReplay()},
 		}
 		c.TRTLLM.DisconnectPoll, c.TRTLLM.KVTransferTimeout = 20*time.Millisecond, 2*time.Second
@@ -208,7 +208,7 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 func TestShortPromptsStayWhole(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		speed := func(c *enginesim.Config) { c.PrefillUsPerToken = 200 }
-		whole := enginesim.Config{Connector: connector, Role: enginesim.RoleBoth, Lease: time.Minute}
+		whole := enginesim.Config{Connector: kindOf(connector), Role: enginesim.RoleBoth, Lease: time.Minute}
 		speed(&whole)
 		both := startEngine(t, whole)
 		f := startFleet(t, connector, fleetOptions{
@@ -216,7 +216,7 @@ func TestShortPromptsStayWhole(t *testing.T) {
 			engine: func(_ string, _ int, c *enginesim.Config) { speed(c) },
 			config: func(c *config.Config) {
 				c.Policy.Plan, c.Policy.Place = "pd_auto", "pair_aware"
-				c.Engines = append(c.Engines, engineSpec("b0", "both", connector, both))
+				c.Engines = append(c.Engines, engineSpec("b0", "both", kindOf(connector), both))
 			},
 		})
 		f.decode = append(f.decode, both)

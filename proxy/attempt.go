@@ -27,6 +27,10 @@ type attempt struct {
 	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
 	legBody *buffer       // body of the leg that answers the client
 
+	// decodeSent is closed when all of the decode leg has been sent, where prefill
+	// waits for that; else nil.
+	decodeSent chan struct{}
+
 	handed   time.Time     // when decode could begin; zero: not known
 	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
 	limit    time.Duration // of the wait for decode's first event
@@ -46,11 +50,22 @@ func (a *attempt) run() error {
 	switch a.p.Flow {
 	case abi.FlowPrefillFirst:
 		return a.prefillFirst()
-	case abi.FlowConcurrent:
+	case abi.FlowConcurrent, abi.FlowDecodeFirst:
 		return a.concurrent()
 	default:
 		return a.aggregated()
 	}
+}
+
+// order settles the order of the legs where the connector has several.
+func (a *attempt) order() {
+	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
+		var fallback string
+		if a.p.Flow, fallback = o.Order(&a.c, a.x.cfg.Retry.ScheduleStyle); fallback != "" {
+			a.p.Fallbacks = append(a.p.Fallbacks, coordinator.Fallback{What: "schedule_style", Reason: fallback})
+		}
+	}
+	a.c.Flow = a.p.Flow
 }
 
 // end frees what a failed attempt left on the engines, releases the lease and
@@ -72,7 +87,7 @@ func (a *attempt) releaseRequest() {
 	a.x.releaseBody()
 	a.legBody.free()
 	a.legBody = nil
-	if a.p.Flow != abi.FlowConcurrent { // there it may only now be coming
+	if !a.together() { // there it may only now be coming
 		a.answer.free()
 		a.answer, a.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
 	}
@@ -150,8 +165,15 @@ func (a *attempt) moveDecode(err error) bool {
 	return true
 }
 
-// concurrent sends both legs at once. The first that fails ends the other; the
-// cause of that is what the client is told.
+// together reports whether prefill's answer shapes nothing, so that both legs
+// are under way at the same time.
+func (a *attempt) together() bool {
+	return a.p.Flow == abi.FlowConcurrent || a.p.Flow == abi.FlowDecodeFirst
+}
+
+// concurrent sends both legs at once, or prefill's when all of decode's has been
+// sent. The first that fails ends the other; the cause of that is what the
+// client is told.
 func (a *attempt) concurrent() error {
 	ctx, cancel := context.WithCancelCause(a.x.ctx)
 	defer cancel(nil)
@@ -160,6 +182,9 @@ func (a *attempt) concurrent() error {
 	pleg, pbody, err := a.shapePrefill() // here: an open stream gives the client's body back
 	if err != nil {
 		return err
+	}
+	if a.p.Flow == abi.FlowDecodeFirst {
+		a.decodeSent = make(chan struct{})
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -206,6 +231,13 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 			cancel(err)
 		}
 	}()
+	if a.decodeSent != nil {
+		select {
+		case <-a.decodeSent:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	return a.prefill(ctx, leg)
 }
 

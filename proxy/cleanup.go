@@ -55,7 +55,7 @@ type cleanupCall struct {
 // Concurrent legs are aborted, where that is possible, before it returns,
 // because a retry must not meet the old attempt.
 func (a *attempt) cleanup(err error) {
-	if !maybeSent(err) && a.orphan.Handoff == nil && a.p.Flow != abi.FlowConcurrent {
+	if !maybeSent(err) && a.orphan.Handoff == nil && !a.together() {
 		return
 	}
 	calls := a.conn.Cleanup(&a.c, a.orphan)
@@ -71,7 +71,7 @@ func (a *attempt) cleanup(err error) {
 		job.yield = cleanupYield
 	}
 	tried := a.x.s.janitor.start(job)
-	if a.p.Flow != abi.FlowConcurrent || a.x.committed {
+	if !a.together() || a.x.committed {
 		return
 	}
 	select {

@@ -417,7 +417,6 @@ func (x *exchange) logAttrs(more ...any) []any {
 
 // newAttempt readies one attempt at the placement p.
 func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
-	x.placed(p)
 	a := &attempt{
 		x: x, p: p,
 		conn: x.s.connector(p.Decode.Spec.Connector),
@@ -427,6 +426,8 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 			Conversation: x.conversation(),
 		},
 	}
+	a.order()
+	x.placed(p)
 	if p.FirstByte > 0 {
 		a.deadline = time.Now().Add(p.FirstByte)
 	}

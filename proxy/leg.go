@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -135,6 +136,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
 		Once: !a.p.Prefill.IsZero(),
+	}
+	if row.Phase == abi.Decode && a.decodeSent != nil {
+		row.request.Sent = sync.OnceFunc(func() { close(a.decodeSent) })
 	}
 	resp, err := t.Client.Do(ctx, &row.request)
 	row.free()

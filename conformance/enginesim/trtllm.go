@@ -284,8 +284,9 @@ const fetchPause = 50 * time.Millisecond
 func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage, error) {
 	limit, cancel := context.WithTimeout(ctx, t.cfg.KVTransferTimeout)
 	defer cancel()
+	addr, engine := p.source()
 	for {
-		m, err := r.side.call(limit, p.state.Addr, sideMessage{Op: opContext, Engine: p.state.Engine, Key: contextKey(*p.key())})
+		m, err := r.side.call(limit, addr, sideMessage{Op: opContext, Engine: engine, Key: contextKey(*p.key())})
 		if err == nil {
 			return m, nil
 		}

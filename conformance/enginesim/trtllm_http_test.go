@@ -136,9 +136,8 @@ func TestTRTLLMInfo(t *testing.T) {
 		}
 		want := `{"disaggregated_params":null}`
 		if wire > TRTLLMWireG1 {
-			r := e.ranks[0]
-			want = fmt.Sprintf(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://%s"],"encoded_opaque_state":"%s"},"kv_cache_hash_algo":"v1_block_key","tokens_per_block":32,"max_batch_size":7}`,
-				r.side.listener.Addr(), e.proto.(*trtllm).state(r, 0))
+			want = fmt.Sprintf(`{"disaggregated_params":{"ctx_dp_rank":0,"ctx_info_endpoint":["tcp://%s"]},"kv_cache_hash_algo":"v1_block_key","tokens_per_block":32,"max_batch_size":7}`,
+				e.ranks[0].side.listener.Addr())
 		}
 		if a := get(t, e.URL()+"/server_info"); string(a.body) != want {
 			t.Errorf("server_info %s, want %s", a.body, want)

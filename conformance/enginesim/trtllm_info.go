@@ -36,18 +36,23 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 }
 
 // serverInfo answers GET /server_info. The params are what a generation_first
-// orchestrator overlays on its generation leg; the endpoint is a list here and a
-// string there.
+// orchestrator overlays on its generation leg, as the Python transceiver gives
+// them (_torch/disaggregation/transceiver.py, get_disaggregated_params): the
+// endpoint is a list here and a string there, and with several ranks none of
+// them is named.
 func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
 	if t.cfg.Wire == TRTLLMWireG1 {
 		writeJSON(w, http.StatusOK, obj("disaggregated_params", nil))
 		return
 	}
-	r := t.e.ranks[0]
+	var rank any
+	if len(t.e.ranks) == 1 {
+		rank = 0
+	}
 	writeJSON(w, http.StatusOK, obj(
 		"disaggregated_params", obj(
-			"ctx_info_endpoint", []string{"tcp://" + r.side.listener.Addr().String()},
-			"encoded_opaque_state", t.state(r, 0),
+			"ctx_dp_rank", rank,
+			"ctx_info_endpoint", []string{endpointScheme + t.e.ranks[0].side.listener.Addr().String()},
 		),
 		"kv_cache_hash_algo", trtHashAlgo, "tokens_per_block", t.e.cfg.BlockSize, "max_batch_size", t.e.cfg.MaxRunning,
 	))

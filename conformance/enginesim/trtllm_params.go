@@ -46,6 +46,18 @@ type trtParams struct {
 	raw       fields
 }
 
+// endpointScheme begins a ctx_info_endpoint.
+const endpointScheme = "tcp://"
+
+// source is where the KV is fetched, and from which engine where that is known:
+// from the context that has answered, or from whoever is at the endpoint.
+func (p *trtParams) source() (addr, engine string) {
+	if p.state != nil {
+		return p.state.Addr, p.state.Engine
+	}
+	return strings.TrimPrefix(p.endpoint, endpointScheme), ""
+}
+
 // trtUsage is ctx_usage.
 type trtUsage struct{ prompt, cached int }
 

@@ -232,8 +232,8 @@ func (t *trtllm) checkGeneration(q *trtRequest) *apiError {
 	switch {
 	case p.key() == nil:
 		return trtBadRequest("generation_only request needs disagg_request_id or ctx_request_id")
-	case p.style == generationFirst && p.state == nil:
-		return trtBadRequest("generation_first request needs the context worker's encoded_opaque_state")
+	case p.style == generationFirst && !strings.HasPrefix(p.endpoint, endpointScheme):
+		return trtBadRequest("generation_first request needs the context worker's ctx_info_endpoint")
 	case p.style == generationFirst:
 		return nil
 	case p.state == nil:

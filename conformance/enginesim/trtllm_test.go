@@ -456,7 +456,6 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	one := startEngine(t, Config{Connector: ConnectorTRTLLM})
 	info := get(t, ctx.URL()+"/server_info")
-	state := info.field(t, "disaggregated_params", "encoded_opaque_state").(string)
 	endpoint := info.field(t, "disaggregated_params", "ctx_info_endpoint", 0).(string)
 	for i, body := range []string{
 		completion(words(1, 40), `"max_tokens":6`),
@@ -474,7 +473,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 			id := trtID + int64(i)
 			legs := map[*Engine]string{
 				ctx: withFields(strings.Replace(body, `,"stream":true`, "", 1), fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d,"schedule_style":1}`, id)),
-				gen: withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":%d,"disagg_request_id":%[1]d,"schedule_style":1,"ctx_info_endpoint":%q,"encoded_opaque_state":%q}`, id, endpoint, state)),
+				gen: withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":%d,"disagg_request_id":%[1]d,"schedule_style":1,"ctx_dp_rank":0,"ctx_info_endpoint":%q}`, id, endpoint)),
 			}
 			// The context leg waits for the generation's.
 			ca, _ := postAside(t, ctx.URL()+routeCompletions, legs[ctx])
@@ -493,7 +492,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 	}
 	bad := post(t, gen.URL()+routeCompletions, completion("x", fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","disagg_request_id":%d,"schedule_style":1}`, trtID)))
 	if bad.status != http.StatusBadRequest {
-		t.Errorf("without the worker's state: %d %s", bad.status, bad.body)
+		t.Errorf("without the worker's endpoint: %d %s", bad.status, bad.body)
 	}
 }
 

@@ -130,7 +130,8 @@ type Retry struct {
 	// share. Default 10; 0: none.
 	MinBudget int `toml:"min_budget"`
 	// ScheduleStyle is the leg order of trtllm pairs: "context_first" or
-	// "generation_first"; "" is what the engine says. Default
+	// "generation_first", which needs prefill engines that publish an endpoint in
+	// GET /server_info; "" is the latter where they do. Default
 	// "context_first".
 	ScheduleStyle string `toml:"schedule_style"`
 }

@@ -24,7 +24,6 @@ func missingFeatures() []missingFeature {
 		{"engine.connector", ConnectorVLLMNixlPush},
 		{"engine.connector", ConnectorVLLMMooncake},
 		{"engine.connector", ConnectorVLLMP2PNCCL},
-		{"retry.schedule_style", "generation_first"},
 		{"discovery.trtllm.cluster_uri", "http://*"},
 		{"discovery.trtllm.metadata_uri", ""},
 		{"fleet.workers", ""},

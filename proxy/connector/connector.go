@@ -31,6 +31,9 @@ type Attempt struct {
 	Prefill engine.Target   // zero when aggregated
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
+	// Flow is the order of this attempt's legs: that of the connector, or what its
+	// Order says.
+	Flow abi.Flow
 	// Conversation names the request's conversation for engines whose protocol has
 	// a field for it; "" for none.
 	Conversation string
@@ -142,6 +145,14 @@ type Connector interface {
 	// Cleanup lists the calls that free what o left on the engines. Once decode
 	// took over, the client's body is gone: only ids and targets may be read.
 	Cleanup(a *Attempt, o Orphan) []Cleanup
+}
+
+// Ordered is a connector whose legs may be sent in another order than Flow's,
+// as the operator wants and as the placed engines can. Order gives the order of
+// a's legs for a style of retry.schedule_style; a fallback other than "" is the
+// reason, to be counted, why it is not the style's.
+type Ordered interface {
+	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
 }
 
 // ErrBadReply is what ReadPrefill's errors wrap: an engine that answered with

@@ -26,6 +26,8 @@ type golden struct {
 	ID           uint64       // the disagg id
 	LegID        string       `json:"leg_id"`
 	Conversation string       // what the proxy names it by
+	Style        string       // retry.schedule_style; "" is the connector's own order
+	Order        string       // the order that it comes to
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace
 
@@ -134,17 +136,24 @@ func readGolden(t *testing.T, file string) *golden {
 	return g
 }
 
-func (g *golden) attempt(t *testing.T) *Attempt {
+func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 	t.Helper()
-	return &Attempt{
+	a := &Attempt{
 		Request: request(t, g.API, g.Request),
 		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation,
-		Prefill: g.Prefill.target(), Decode: g.Decode.target(),
+		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(),
 	}
+	if g.Order != "" {
+		var reason string
+		if a.Flow, reason = c.(Ordered).Order(a, g.Style); a.Flow.String()+reason != g.Order {
+			t.Errorf("order %s, fallback %q, want %s", a.Flow, reason, g.Order)
+		}
+	}
+	return a
 }
 
 func (g *golden) run(t *testing.T, c Connector) {
-	a := g.attempt(t)
+	a := g.attempt(t, c)
 	if !c.Serves(a.Request.API) {
 		t.Errorf("Serves(%s) = false", a.Request.API)
 	}

@@ -10,9 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// trtllm is TensorRT-LLM's disaggregated serving, context first: prefill (the
+// trtllm is TensorRT-LLM's disaggregated serving. Context first: prefill (the
 // context worker) answers the first token and the disaggregated_params by which
 // decode (the generation worker) finds the KV, unless that token ended the text.
+// Generation first is in trtllm_first.go.
 //
 // Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (what
 // the orchestrator sends and when a generation is needed),
@@ -56,6 +57,7 @@ func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 		return fmt.Errorf("read facts: %s: no JSON object", path)
 	}
 	f.PageSize = count(&info, "tokens_per_block")
+	f.Rendezvous = rendezvous(&info)
 	if _, ok := info.Get("kv_cache_hash_algo"); ok && f.Wire == "" {
 		f.Wire = wireG2 // the first generation says nothing of its cache
 	}
@@ -120,7 +122,7 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if wire(a.Prefill) != wireG1 {
 		params = append(params, `,"disagg_request_id":`...)
 		params = strconv.AppendUint(params, a.ID, 10)
-		params = append(params, `,"schedule_style":`+contextFirst...)
+		params = append(params, `,"schedule_style":`+style(a)...)
 	}
 	params = append(params, '}')
 	prompt, _ := lone(a.Request)
@@ -137,9 +139,6 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// contextFirst is the value of schedule_style, an IntEnum.
-const contextFirst = "0"
-
 // ReadPrefill looks at the first choice's finish reason: decode is needed when
 // the text goes on, else prefill's answer is the whole answer. The ids by which
 // decode finds the KV are those of the answer, never those that were sent: a
@@ -150,6 +149,9 @@ func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		return Handoff{}, badReply("no JSON object")
 	}
 	choices, _ := answer.Get("choices")
+	if a.Flow == abi.FlowDecodeFirst {
+		return readSecond(a, choices)
+	}
 	reason, ok, err := openai.Lookup(choices, "0", "finish_reason")
 	if err != nil || !ok {
 		return Handoff{}, badReply("no choice with a finish reason")
@@ -198,7 +200,10 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 // reports it as the prompt's. The first token is in the params, and decode
 // emits it.
 func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
-	if h == nil {
+	switch {
+	case a.Flow == abi.FlowDecodeFirst:
+		return generationFirst(a, dst), nil
+	case h == nil:
 		return Leg{}, errors.New("shape decode leg: prefill has not answered")
 	}
 	var params openai.Object
@@ -207,7 +212,7 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	}
 	change := [3]openai.Edit{{Key: "request_type", Value: literal(`"generation_only"`)}}
 	if wire(a.Decode) != wireG1 {
-		change[1] = openai.Edit{Key: "schedule_style", Value: literal(contextFirst)}
+		change[1] = openai.Edit{Key: "schedule_style", Value: literal(style(a))}
 		change[2] = openai.Edit{Key: "ctx_usage", Value: h.Usage} // idle when there is none
 	}
 	changed := params.Append(make([]byte, 0, len(h.Params)+len(h.Usage)+128), change[:]...)

@@ -47,6 +47,10 @@ type Facts struct {
 	KVCacheType   string   // dtype of the KV cache; "" unknown
 	Epoch         string   // changes when the engine restarted; "" unknown
 	KVEvents      KVPublisher
+	// Rendezvous is of trtllm prefill: the members of disaggregated_params, as JSON
+	// without braces, by which a generation that is sent before its context finds
+	// it; "" when the instance names none.
+	Rendezvous string
 	// KVAddress and TPSize are of vllm-moriio: where peers reach its KV transfer,
 	// and its tensor-parallel size (0 unknown), as the instance registered or as
 	// configured.

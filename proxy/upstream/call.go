@@ -31,8 +31,9 @@ type call struct {
 	readAt time.Time // when the read under way began; the reader's
 	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
-	once   bool // the request must not reach the engine twice
-	noBody bool // the request was HEAD
+	once   bool   // the request must not reach the engine twice
+	told   func() // Request.Sent
+	noBody bool   // the request was HEAD
 	sent   bool
 	headBy time.Time // zero: no limit
 
@@ -91,6 +92,9 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 			return h, false, nil
 		}
 		return h, false, &Error{Op: OpWrite, Err: err}
+	}
+	if c.told != nil {
+		c.told()
 	}
 	if !c.enter(cn, waiting) {
 		return h, false, &Error{Op: OpHead}

@@ -111,7 +111,7 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, told: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
 	m := cl.newMessage(req)
 	defer cl.freeMessage(m)

@@ -29,8 +29,9 @@ type stdCall struct {
 	head   time.Duration
 	idle   time.Duration
 	linger time.Duration
-	once   bool  // the request must not reach the engine twice
-	err    error // of every further Read; the reader's
+	once   bool   // the request must not reach the engine twice
+	sent   func() // Request.Sent
+	err    error  // of every further Read; the reader's
 
 	mu      sync.Mutex
 	socket  *stdConn      // guarded by mu; of the last try
@@ -48,7 +49,7 @@ type stdCall struct {
 }
 
 func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
-	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger, once: req.Once}
+	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
 	c.inner, c.cut = context.WithCancel(context.Background())
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(c.head)
@@ -116,6 +117,9 @@ func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	defer c.mu.Unlock()
 	if info.Err == nil && c.phase == sending {
 		c.phase = waiting
+		if c.sent != nil {
+			c.sent()
+		}
 	}
 }
 

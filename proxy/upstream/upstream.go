@@ -38,6 +38,11 @@ type Request struct {
 	// It is then not repeated on another connection, unless none of it can have
 	// left. Else a reused connection that turns out to be dead is replaced.
 	Once bool
+	// Sent, if not nil, is called when all of the request has been handed to the
+	// connection, before the answer is waited for: by the goroutine of Do or by one
+	// of the transport's, and again where the request is repeated. It must not
+	// block.
+	Sent func()
 	// Linger changes what happens when the context ends after the request has
 	// been sent. 0: the connection is closed at once. Else it is left whole, and
 	// the call goes on for at most Linger before it is closed: an answer that

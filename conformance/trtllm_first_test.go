@@ -1,0 +1,134 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestGenerationIsSentFirst: decode's leg has gone out when prefill's does,
+// whichever client sends them. Each engine answers only when the other has its
+// leg, so that a proxy which waited for either would wait for ever.
+func TestGenerationIsSentFirst(t *testing.T) {
+	for _, client := range []string{"own", "nethttp"} {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprint(client, " stream ", stream), func(t *testing.T) {
+				asked, served := make(chan struct{}), make(chan struct{})
+				params := func(l scriptedLeg) (p struct {
+					Kind     string `json:"request_type"`
+					Disagg   uint64 `json:"disagg_request_id"`
+					Ctx      uint64 `json:"ctx_request_id"`
+					Style    int    `json:"schedule_style"`
+					Endpoint string `json:"ctx_info_endpoint"`
+				}) {
+					var body struct {
+						P json.RawMessage `json:"disaggregated_params"`
+					}
+					if json.Unmarshal([]byte(l.body), &body) != nil || json.Unmarshal(body.P, &p) != nil {
+						t.Errorf("the leg's body is %s", l.body)
+					}
+					return p
+				}
+				prefill := &scripted{name: "p0", role: "prefill", info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
+					serve: func(w http.ResponseWriter, l scriptedLeg) {
+						<-asked
+						p := params(l)
+						if p.Kind != "context_only" || p.Style != 1 || p.Endpoint != "" {
+							t.Errorf("prefill got %+v", p)
+						}
+						fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, p.Disagg)
+						close(served)
+					}}
+				decode := &scripted{name: "d0", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
+					close(asked)
+					p := params(l)
+					if p.Kind != "generation_only" || p.Style != 1 || p.Endpoint != "tcp://10.0.0.5:4711" || p.Disagg == 0 || p.Ctx != p.Disagg {
+						t.Errorf("decode got %+v", p)
+					}
+					<-served
+					if !stream {
+						io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"whole\"}}]}\n\ndata: [DONE]\n\n")
+				}}
+				f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
+					c.Retry.ScheduleStyle, c.Transport.Client = "generation_first", client
+				}, prefill, decode)
+				a := f.post(context.Background(), f.url, chatPath, chat(strings.Repeat("long ", 5000), 5, stream), "X-Request-Id", "first")
+				if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
+					t.Fatalf("status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
+				}
+				var e proxy.Explanation
+				f.eventually("the request is explained", func() bool {
+					f.admin("/v1/explain/first", &e)
+					return e.RequestID != ""
+				})
+				if len(e.Legs) != 2 || e.Legs[0].Phase != "decode" || e.Legs[1].Phase != "prefill" {
+					t.Errorf("the legs in the order of their start: %+v", e.Legs)
+				}
+			})
+		}
+	}
+}
+
+// TestPrefillIsSparedWhereDecodeIsAway: a leg that never left has no context
+// computed for it.
+func TestPrefillIsSparedWhereDecodeIsAway(t *testing.T) {
+	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1})
+	f.decode[0].Kill() // the proxy has yet to notice
+	if a := f.try(chatPath, chat(long, 5, false)); a.status/100 != 5 {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	f.settled()
+	if n := f.prefill[0].State().Requests; n != 0 {
+		t.Errorf("prefill got %d requests", n)
+	}
+}
+
+// TestGenerationFirstFallsBack: engines that publish no address, and such of the
+// first wire generation, are called context first, and that is counted.
+func TestGenerationFirstFallsBack(t *testing.T) {
+	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1, engine: func(_ string, _ int, c *enginesim.Config) {
+		c.TRTLLM.Wire = enginesim.TRTLLMWireG1
+	}})
+	body := chat("one of the old", 8, true)
+	a := f.try(chatPath, body)
+	f.right(a, chatPath, body)
+	if flow := a.header.Get("X-Pdproxy-Flow"); flow != "prefill_first" {
+		t.Errorf("flow %q", flow)
+	}
+	if n := f.metric("pdproxy_fallbacks_total", `what="schedule_style"`, `reason="no_rendezvous"`); n != 1 {
+		t.Errorf("%v fallbacks are counted", n)
+	}
+}
+
+// TestGenerationFirstUsage: what prefill had cached is in decode's usage, which
+// learns it with the KV.
+func TestGenerationFirstUsage(t *testing.T) {
+	f := startFleet(t, trtllmFirst, fleetOptions{prefill: 1, decode: 1})
+	body := prompt(0, 200)
+	f.right(f.try(completionsPath, body), completionsPath, body)
+	a := f.try(completionsPath, body)
+	f.right(a, completionsPath, body)
+	var answer struct {
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	if err := json.Unmarshal([]byte(a.body), &answer); err != nil || answer.Usage.Prompt != 200 || answer.Usage.Details.Cached < 176 {
+		t.Errorf("usage %+v, %v", answer.Usage, err)
+	}
+}

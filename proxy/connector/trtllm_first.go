@@ -1,0 +1,117 @@
+package connector
+
+import (
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// Generation first: decode's leg is on its way before prefill's is sent. The
+// generation worker opens its receiving side at once, by the address that the
+// context worker publishes in GET /server_info, and the context worker does not
+// begin before it has heard of that. Both read the prompt themselves; the first
+// token and prefill's usage come with the KV, and prefill's answer is thrown
+// away.
+//
+// Sources, in TensorRT-LLM: serve/openai_disagg_service.py
+// (_send_disagg_request_gen_first, _get_gen_request),
+// _torch/disaggregation/transceiver.py (get_disaggregated_params for what
+// /server_info says, prepare_context_requests for the wait).
+
+// The values of schedule_style, an IntEnum.
+const (
+	contextFirstStyle    = "0"
+	generationFirstStyle = "1"
+)
+
+// style is schedule_style as an attempt's legs say it.
+func style(a *Attempt) string {
+	if a.Flow == abi.FlowDecodeFirst {
+		return generationFirstStyle
+	}
+	return contextFirstStyle
+}
+
+// Order is generation first where that is wanted, or for "" where the engine
+// can. It cannot with the first generation's fields, nor where prefill publishes
+// no address: the C++ transceiver has none.
+func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string) {
+	can := a.Prefill.Facts().Rendezvous != "" && wire(a.Prefill) != wireG1 && wire(a.Decode) != wireG1
+	switch {
+	case style == "context_first", style == "" && !can:
+		return t.Flow(), ""
+	case !can:
+		return t.Flow(), "no_rendezvous"
+	}
+	return abi.FlowDecodeFirst, ""
+}
+
+// rendezvous reads the params that a context worker publishes. Of an endpoint,
+// which is a list there, the first one counts, as in upstream's orchestrator;
+// what an orchestrator says of each request is not theirs to say.
+func rendezvous(info *openai.Object) string {
+	raw, _ := info.Get("disaggregated_params")
+	var params openai.Object
+	if !isObject(raw) || params.Parse(raw) != nil {
+		return ""
+	}
+	var members []byte
+	found := false
+	for key, value := range params.Members {
+		switch key {
+		case "request_type", "disagg_request_id", "ctx_request_id", "schedule_style", "conversation_id", "first_gen_tokens":
+			continue
+		case "ctx_info_endpoint":
+			if first, ok, err := openai.Lookup(value, "0"); err == nil && ok {
+				value = first
+			}
+		}
+		if openai.IsNull(value) {
+			continue
+		}
+		found = found || key == "ctx_info_endpoint" || key == "encoded_opaque_state"
+		members = append(openai.AppendQuoted(append(members, ','), key), ':')
+		members = append(members, value...)
+	}
+	if !found {
+		return ""
+	}
+	return string(members[1:])
+}
+
+// generationFirst shapes the decode leg of an attempt whose prefill has not been
+// sent: the client's request, the id in both of its roles, and where the context
+// will be.
+func generationFirst(a *Attempt, dst []byte) Leg {
+	where := a.Prefill.Facts().Rendezvous
+	params := make([]byte, 0, 192+len(where))
+	params = append(params, `{"request_type":"generation_only","ctx_request_id":`...)
+	params = strconv.AppendUint(params, a.ID, 10)
+	params = append(params, `,"disagg_request_id":`...)
+	params = strconv.AppendUint(params, a.ID, 10)
+	params = append(params, `,"schedule_style":`+generationFirstStyle+`,`...)
+	params = append(append(params, where...), '}')
+	prompt, _ := lone(a.Request)
+	edits := [editRoom]openai.Edit{
+		{Key: "disaggregated_params", Value: params},
+		{Key: "prompt", Value: prompt},
+		modelNamed(a),
+		conversationNamed(a, a.Decode),
+	}
+	return spliced(a, dst, cutPD(edits[:4], a))
+}
+
+// readSecond judges prefill's answer where decode runs already: it must be of
+// this transfer, which is under way whatever the finish reason says.
+func readSecond(a *Attempt, choices []byte) (Handoff, error) {
+	params, ok, err := openai.Lookup(choices, "0", "disaggregated_params")
+	if err != nil || !ok || !isObject(params) {
+		return Handoff{}, badReply("no disaggregated_params")
+	}
+	id, _ := openai.Find(params, "disagg_request_id")
+	if !openai.IsNull(id) && string(id) != strconv.FormatUint(a.ID, 10) {
+		return Handoff{}, badReply("disagg_request_id of another transfer")
+	}
+	return Handoff{Pinned: true}, nil
+}
