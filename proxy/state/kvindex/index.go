@@ -73,7 +73,7 @@ const (
 
 // Index is safe for concurrent use. Match takes no lock.
 type Index struct {
-	segments   []segment
+	segments   *[segmentCount]segment
 	roster     atomic.Pointer[roster]
 	entries    atomic.Int64 // (block, target) pairs, those of targets that left included
 	dead       atomic.Int64 // of them, those of targets that left
@@ -98,7 +98,7 @@ func New(o Options) *Index {
 		o.GuessTTL = defaultGuessTTL
 	}
 	x := &Index{
-		segments:   make([]segment, segmentCount),
+		segments:   new([segmentCount]segment),
 		maxEntries: int64(o.MaxEntries),
 		guessTTL:   o.GuessTTL,
 	}

@@ -20,6 +20,9 @@ const (
 	// chunk is how many blocks are looked up at once, so that the processor
 	// fetches their memory at once.
 	chunk = 32
+	// stages is how many chunks are at work at once: one is aimed at, one looked
+	// up, one walked over.
+	stages = 3
 	// patience is how often a reader looks again before it waits for the
 	// writers of a segment.
 	patience = 64
@@ -35,16 +38,16 @@ func (x *Index) Match(blocks []Hash, out []Match) {
 	w.begin(r, out)
 	// While the words of one chunk are looked up, the memory of the next one's
 	// is on its way; so it is with the records.
-	x.fetch(blocks)
-	for at := 0; at < len(blocks)+chunk && w.alive > 0; at += chunk {
+	x.aim(blocks, &w.found[0])
+	for n, at := 0, 0; at < len(blocks)+chunk && w.alive > 0; n, at = n+1, at+chunk {
 		if at+chunk < len(blocks) {
-			x.fetch(blocks[at+chunk:])
+			x.aim(blocks[at+chunk:], &w.found[(n+1)%stages])
 		}
 		if at < len(blocks) {
-			x.look(blocks[at:], &w.found[at/chunk%2])
+			look(blocks[at:], &w.found[n%stages])
 		}
 		if at >= chunk {
-			x.step(w, blocks[at-chunk:], &w.found[(at/chunk+1)%2], uint32(at-chunk))
+			x.step(w, blocks[at-chunk:], &w.found[(n-1)%stages], uint32(at-chunk))
 		}
 	}
 	w.end(uint32(len(blocks)))
@@ -55,25 +58,49 @@ func (x *Index) Match(blocks []Hash, out []Match) {
 	x.walks.Put(w)
 }
 
-// looked are the words of a chunk of blocks, and what seq was before each was
-// read.
+// looked are the tables and buckets of a chunk of blocks, what seq was before
+// each was read, their words there and the records of those that have one.
 type looked struct {
-	words [chunk]uint64
-	seqs  [chunk]uint32
+	seqs    [chunk]uint32
+	tables  [chunk]*table
+	homes   [chunk]uint64
+	words   [chunk]uint64
+	records [chunk][]uint64
 }
 
-// look looks at most chunk blocks up and asks for the memory of their records.
-func (x *Index) look(blocks []Hash, found *looked) {
+// aim finds where at most chunk blocks belong and asks for that memory.
+func (x *Index) aim(blocks []Hash, found *looked) {
 	var at lines
 	n := 0
 	for i, h := range blocks[:min(chunk, len(blocks))] {
 		s := &x.segments[h>>segmentShift]
 		found.seqs[i] = s.seq.Load()
 		t := s.table.Load()
-		word, _ := t.find(keyOf(h))
+		if found.tables[i] = t; t != nil {
+			home := t.home(keyOf(h))
+			found.homes[i] = home
+			at[n] = unsafe.Pointer(&t.slots[home])
+			n++
+		}
+	}
+	prefetch(&at, n)
+}
+
+// look looks at most chunk blocks up and asks for the memory of their records.
+func look(blocks []Hash, found *looked) {
+	var at lines
+	n := 0
+	for i, h := range blocks[:min(chunk, len(blocks))] {
+		found.words[i], found.records[i] = 0, nil
+		t := found.tables[i]
+		if t == nil {
+			continue
+		}
+		word, _ := t.findFrom(found.homes[i], keyOf(h))
 		found.words[i] = word
 		if formOf(word) != 0 {
 			if rec := t.record(word); rec != nil {
+				found.records[i] = rec
 				at[n] = unsafe.Pointer(&rec[0])
 				n++
 			}
@@ -92,12 +119,17 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 		if rest := word & (1<<restBits - 1); rest == w.same && rest != 0 {
 			continue
 		}
-		s := &x.segments[h>>segmentShift]
-		rec := w.read(s, word)
-		if found.seqs[i]&1 != 0 || s.seq.Load() != found.seqs[i] || formOf(word) != 0 && rec == nil {
-			word, rec = w.settle(s, keyOf(h))
+		s, seq := &x.segments[h>>segmentShift], found.seqs[i]
+		rec := found.records[i]
+		again := rec != nil && w.again(rec)
+		if !again {
+			rec = w.copy(rec)
 		}
-		if rec != nil && slices.Equal(rec, w.last) {
+		if seq&1 != 0 || s.seq.Load() != seq || formOf(word) != 0 && rec == nil {
+			word, rec = w.settle(s, keyOf(h))
+			again = rec != nil && slices.Equal(rec, w.last)
+		}
+		if again {
 			continue
 		}
 		w.same, w.last = 0, w.last[:0]
@@ -134,7 +166,7 @@ type walk struct {
 	live   []uint64
 	in     [tiers][]uint64
 	copied []uint64  // room for a record
-	found  [2]looked // of the chunk at hand and the one before it
+	found  [stages]looked
 }
 
 // begin makes all targets live that out has room for.
@@ -292,13 +324,30 @@ func (w *walk) set(rec []uint64, n uint32) {
 	}
 }
 
+// again reports whether a record is the last one once more.
+func (w *walk) again(rec []uint64) bool {
+	if len(rec) != len(w.last) {
+		return false
+	}
+	for i := range rec {
+		if atomic.LoadUint64(&rec[i]) != w.last[i] {
+			return false
+		}
+	}
+	return true
+}
+
 // read copies the record of a word, if it has one. It is nil if a writer
 // overtook the reader.
 func (w *walk) read(s *segment, word uint64) []uint64 {
 	if formOf(word) == 0 {
 		return nil
 	}
-	rec := s.table.Load().record(word)
+	return w.copy(s.table.Load().record(word))
+}
+
+// copy copies a record, which a writer may change meanwhile.
+func (w *walk) copy(rec []uint64) []uint64 {
 	if rec == nil {
 		return nil
 	}

@@ -110,8 +110,13 @@ func (t *table) find(key uint64) (w uint64, slot int) {
 	if t == nil {
 		return 0, 0
 	}
+	return t.findFrom(t.home(key), key)
+}
+
+// findFrom is find for a key whose home is known.
+func (t *table) findFrom(home, key uint64) (w uint64, slot int) {
 	mark, tag := markOf(key)*marksOne, key>>markBits
-	for b, turns := t.home(key), t.buckets; turns > 0; turns-- {
+	for b, turns := home, t.buckets; turns > 0; turns-- {
 		line := (*[bucket]uint64)(t.slots[b:])
 		marks := atomic.LoadUint64(&line[0])
 		// The top bit of each byte that is equal is set, and perhaps that of
