@@ -44,7 +44,7 @@ func (x *Index) Match(blocks []Hash, out []Match) {
 			x.aim(blocks[at+chunk:], &w.found[(n+1)%stages])
 		}
 		if at < len(blocks) {
-			look(blocks[at:], &w.found[n%stages])
+			x.look(blocks[at:], &w.found[n%stages])
 		}
 		if at >= chunk {
 			x.step(w, blocks[at-chunk:], &w.found[(n-1)%stages], uint32(at-chunk))
@@ -87,7 +87,9 @@ func (x *Index) aim(blocks []Hash, found *looked) {
 }
 
 // look looks at most chunk blocks up and asks for the memory of their records.
-func look(blocks []Hash, found *looked) {
+// A record is sought in the table that is there once its word is read: one that
+// was there before may be without it.
+func (x *Index) look(blocks []Hash, found *looked) {
 	var at lines
 	n := 0
 	for i, h := range blocks[:min(chunk, len(blocks))] {
@@ -99,7 +101,7 @@ func look(blocks []Hash, found *looked) {
 		word, _ := t.findFrom(found.homes[i], keyOf(h))
 		found.words[i] = word
 		if formOf(word) != 0 {
-			if rec := t.record(word); rec != nil {
+			if rec := x.segments[h>>segmentShift].table.Load().record(word); rec != nil {
 				found.records[i] = rec
 				at[n] = unsafe.Pointer(&rec[0])
 				n++
