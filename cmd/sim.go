@@ -38,6 +38,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
+	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")

@@ -191,3 +191,47 @@ func TestFailingBatches(t *testing.T) {
 		})
 	}
 }
+
+// Engines that exclude a transfer never meet in a request: the real decode would
+// not outlive it. The engines that fit serve on, and the log says what does not.
+func TestUnlikeEnginesAreKeptApart(t *testing.T) {
+	for name, unlike := range map[string]struct {
+		change func(c *enginesim.Config)
+		why    string
+	}{
+		"page size":        {func(c *enginesim.Config) { c.BlockSize = 32 }, "page sizes differ: prefill 32, decode 16"},
+		"cache type":       {func(c *enginesim.Config) { c.SGLang.KVCacheDtype = "fp8_e4m3" }, "KV cache types differ: prefill fp8_e4m3, decode auto"},
+		"transfer backend": {func(c *enginesim.Config) { c.SGLang.TransferBackend = "nixl" }, "transfer backends differ: prefill nixl, decode mooncake"},
+		"ranks":            {func(c *enginesim.Config) { c.SGLang.TPSize = 3 }, "ranks do not map: attention is spread over 3 of prefill and 2 of decode"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log lockedBuffer
+			f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 2, decode: 1, log: &log,
+				engine: func(role string, n int, c *enginesim.Config) {
+					c.SGLang.TPSize = 2
+					if role == enginesim.RolePrefill && n == 0 {
+						unlike.change(c)
+					}
+				}})
+			for n := range 6 {
+				body := chat(fmt.Sprint(n, long), 4, n%2 == 0)
+				a := f.try(chatPath, body)
+				f.right(a, chatPath, body)
+				if at := a.header.Get("X-Pdproxy-Prefill"); at != "p1" {
+					t.Errorf("prefill ran on %s", at)
+				}
+			}
+			if n := f.prefill[0].State().Requests; n != 0 {
+				t.Errorf("the unlike prefill got %d requests", n)
+			}
+			if !strings.Contains(log.String(), unlike.why) {
+				t.Errorf("the log does not say %q", unlike.why)
+			}
+			var rows []pairRow
+			f.admin("/v1/pairs", &rows)
+			if len(rows) != 2 || rows[0].Prefill != "p0" || rows[0].State != "broken" || rows[0].Refused != unlike.why || rows[1].State != "ready" {
+				t.Errorf("pairs %+v", rows)
+			}
+		})
+	}
+}

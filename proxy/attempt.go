@@ -203,7 +203,9 @@ func (a *attempt) concurrent() error {
 	if err != nil {
 		stop(errPeerLeg)
 		perr := <-done
-		if timedOut(err) && !a.orphan.PrefillDone { // either may hang: each waits for the other
+		// Either may be at fault: each waits for the other, and tells the other of
+		// its failure; who is heard first is chance.
+		if timedOut(err) && !a.orphan.PrefillDone || refused(err) || refused(perr) {
 			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
 		}
 		return peerError(err, perr)

@@ -143,7 +143,7 @@ func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
 		plainText(w, http.StatusServiceUnavailable, fmt.Sprintf("Prefill server not fully registered yet (%d workers registered).", registered))
 	case sentinel:
 		writeJSON(w, http.StatusOK, prefillTopology{
-			AttnTPSize: 1, AttnCPSize: 1, DPSize: cfg.Ranks, PPSize: 1, PageSize: cfg.BlockSize,
+			AttnTPSize: cfg.SGLang.TPSize, AttnCPSize: 1, DPSize: cfg.Ranks, PPSize: cfg.SGLang.PPSize, PageSize: cfg.BlockSize,
 			KVCacheDtype: cfg.SGLang.KVCacheDtype, FollowBootstrapRoom: cfg.SGLang.LoadBalance == balanceFollowRoom,
 			PrefillHTTPPort: b.g.httpPort(),
 		})

@@ -17,6 +17,12 @@ type SGLangConfig struct {
 	HeaderOverrides bool
 	// KVCacheDtype is --kv-cache-dtype; default "auto". A pair must agree on it.
 	KVCacheDtype string
+	// TPSize and PPSize are --tp-size and --pp-size; default 1 each. The simulator
+	// computes on one rank all the same: they only decide who can be paired.
+	TPSize, PPSize int
+	// TransferBackend is --disaggregation-transfer-backend; default "mooncake".
+	// Engines of unlike backends do not understand each other.
+	TransferBackend string
 	// BootstrapTimeout is how long prefill waits for decode's indices, and
 	// WaitingTimeout how long decode waits for the KV; default 300 s each.
 	BootstrapTimeout, WaitingTimeout time.Duration
@@ -55,6 +61,10 @@ func (c SGLangConfig) withDefaults(role string) SGLangConfig {
 	if c.KVCacheDtype == "" {
 		c.KVCacheDtype = "auto"
 	}
+	if c.TransferBackend == "" {
+		c.TransferBackend = "mooncake"
+	}
+	c.TPSize, c.PPSize = max(1, c.TPSize), max(1, c.PPSize)
 	for field, def := range map[*time.Duration]time.Duration{
 		&c.BootstrapTimeout: 300 * time.Second, &c.WaitingTimeout: 300 * time.Second,
 		&c.HandshakeInterval: time.Second, &c.HeartbeatInterval: 5 * time.Second,

@@ -132,7 +132,7 @@ func (g *sglang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string)
 	host, port := recv.rank.side.hostPort()
 	g.notify(recv.rank, peer, sideMessage{
 		Op: opIndices, Key: roomKey(recv.leg.room), Blocks: slices.Clone(recv.blocks),
-		Fields: map[string]string{"session": g.e.id, "host": host, "port": strconv.Itoa(port)},
+		Fields: map[string]string{"session": g.e.id, "host": host, "port": strconv.Itoa(port), "backend": g.cfg.TransferBackend},
 	})
 	limit := time.NewTimer(g.cfg.WaitingTimeout)
 	defer limit.Stop()
@@ -191,6 +191,11 @@ func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer stri
 	if err != nil {
 		return addr, "", err
 	}
+	if a, b := max(g.cfg.TPSize, topology.AttnTPSize), min(g.cfg.TPSize, topology.AttnTPSize); a%b != 0 {
+		// Whole division maps some of decode's ranks to none of prefill's.
+		return addr, "", kvError(phaseDecodeHandshake, leg, fmt.Sprintf(
+			"Could not fetch bootstrap info for: prefill_dp_rank: 0 prefill_cp_rank: 0 target_tp_rank: %d and target_pp_rank 0", b))
+	}
 	rank := leg.prefillRank
 	switch {
 	case rank >= 0:
@@ -224,8 +229,8 @@ func (g *sglang) topology(ctx context.Context, addr string, leg *sglangLeg) (pre
 		var t prefillTopology
 		err := g.ask(ctx, http.MethodGet, "http://"+addr+"/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1", nil, &t)
 		if err == nil {
-			if t.PageSize != g.e.cfg.BlockSize || t.KVCacheDtype != g.cfg.KVCacheDtype {
-				g.e.cfg.Log.Error("prefill does not fit", "registry", addr, "page_size", t.PageSize, "kv_cache_dtype", t.KVCacheDtype)
+			if !g.fits(t) {
+				g.e.cfg.Log.Error("prefill does not fit", "registry", addr, "topology", fmt.Sprintf("%+v", t))
 				g.e.Kill()
 				return t, errEnded
 			}
@@ -242,6 +247,13 @@ func (g *sglang) topology(ctx context.Context, addr string, leg *sglangLeg) (pre
 			return t, err
 		}
 	}
+}
+
+// fits is what decode's scheduler checks of a prefill, and ends by when it does
+// not hold: the sizes of _resolve_rank_mapping included.
+func (g *sglang) fits(t prefillTopology) bool {
+	return t.PageSize == g.e.cfg.BlockSize && t.KVCacheDtype == g.cfg.KVCacheDtype &&
+		(g.cfg.PPSize == t.PPSize || g.cfg.PPSize == 1)
 }
 
 // queryRank asks the registry for a room's rank until it is known.

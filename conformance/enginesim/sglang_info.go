@@ -60,14 +60,15 @@ func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 	host, _, _ := net.SplitHostPort(g.e.Addr())
 	states := make([]any, 0, len(g.e.ranks))
 	for range g.e.ranks {
-		states = append(states, obj("max_total_num_tokens", g.e.maxModelLen(), "load", 0))
+		states = append(states, obj("max_total_num_tokens", g.e.maxModelLen(), "load", 0,
+			"page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype))
 	}
 	writeJSON(w, http.StatusOK, obj(
 		"model_path", cfg.Model, "served_model_name", cfg.Model, "host", host, "port", g.httpPort(),
-		"tp_size", 1, "dp_size", cfg.Ranks, "page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype,
+		"tp_size", g.cfg.TPSize, "pp_size", g.cfg.PPSize, "enable_dp_attention", false, "dp_size", cfg.Ranks, "page_size", cfg.BlockSize, "kv_cache_dtype", g.cfg.KVCacheDtype,
 		"load_balance_method", g.cfg.LoadBalance,
 		"disaggregation_mode", g.mode, "disaggregation_bootstrap_port", port,
-		"disaggregation_transfer_backend", "mooncake",
+		"disaggregation_transfer_backend", g.cfg.TransferBackend,
 		"max_total_num_tokens", g.e.maxModelLen(), "max_req_input_len", g.e.maxModelLen()-6,
 		"internal_states", states, "version", sglangVersion, "kv_events", g.describePublisher(),
 	))

@@ -266,6 +266,9 @@ func (g *sglang) indices(room int64, m sideMessage) error {
 	if g.mode != modePrefill {
 		return fmt.Errorf("indices: not a prefill engine")
 	}
+	if m.Fields["backend"] != g.cfg.TransferBackend { // not understood, and so never answered
+		return fmt.Errorf("indices: of backend %q", m.Fields["backend"])
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	rm := g.room(room)

@@ -190,7 +190,9 @@ func TestSGLangSamplesShareARoom(t *testing.T) {
 func TestSGLangPrefillWaits(t *testing.T) {
 	p, _ := sglangPair(t, Config{}, Config{})
 	answered, _ := postAside(t, p.URL()+routeCompletions, completion("x y z", bootstrap(p, 5, "wait-1")))
-	eventually(t, "the leg in the bootstrap queue", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
+	eventually(t, "the leg in the bootstrap queue", func() bool {
+		return sglangOf(p).queues[0].bootstrap.Load() == 1 && p.State().RequestsWaiting == 1
+	})
 	if s := p.State(); s.BlocksUsed != 0 || s.RequestsWaiting != 1 || s.PromptTokens != 0 {
 		t.Errorf("parked prefill: %+v", s)
 	}
@@ -672,11 +674,35 @@ func TestSGLangFaults(t *testing.T) {
 			t.Errorf("prefill %d %s, decode %d %s", pa.status, pa.body, da.status, da.body)
 		}
 	})
-	t.Run("page size", func(t *testing.T) {
-		p, d := sglangPair(t, Config{BlockSize: 32}, Config{})
-		if _, err := try(t.Context(), d.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f"))); err == nil {
-			t.Error("decode answered")
-		}
-		<-d.Died()
-	})
+	for name, tt := range map[string]struct{ p, d Config }{
+		"page size":       {Config{BlockSize: 32}, Config{}},
+		"cache type":      {Config{SGLang: SGLangConfig{KVCacheDtype: "fp8_e4m3"}}, Config{}},
+		"pipeline stages": {Config{}, Config{SGLang: SGLangConfig{PPSize: 2}}},
+	} {
+		t.Run(name+" ends decode", func(t *testing.T) {
+			p, d := sglangPair(t, tt.p, tt.d)
+			if _, err := try(t.Context(), d.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f"))); err == nil {
+				t.Error("decode answered")
+			}
+			<-d.Died()
+		})
+	}
+	for name, tt := range map[string]struct {
+		p, d SGLangConfig
+		want int
+	}{
+		"decode without stages":  {SGLangConfig{PPSize: 4}, quickSGLang(), http.StatusOK},
+		"ranks that map":         {SGLangConfig{TPSize: 4}, quickSGLang(), http.StatusOK},
+		"ranks that do not map":  {SGLangConfig{TPSize: 3}, SGLangConfig{TPSize: 2}, http.StatusInternalServerError},
+		"backends of two makers": {SGLangConfig{TransferBackend: "nixl"}, quickSGLang(), http.StatusInternalServerError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, d := sglangPair(t, Config{SGLang: tt.p}, Config{SGLang: tt.d})
+			_, leave := postAside(t, p.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f")))
+			defer leave()
+			if a := post(t, d.URL()+routeCompletions, completion("x", bootstrap(p, 1, "f"))); a.status != tt.want {
+				t.Errorf("decode answered %d %s", a.status, a.body)
+			}
+		})
+	}
 }

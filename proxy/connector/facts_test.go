@@ -47,6 +47,22 @@ func TestReadFacts(t *testing.T) {
 		{name: "sglang prefill", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"version":"0.5.6","dp_size":8,"page_size":64,"kv_cache_dtype":"fp8_e4m3","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"load_balance_method":"follow_bootstrap_room","startup_time":{"tokenizer_e2e":12.345678901},"internal_states":[{"x":1e400}]}`,
 			want: engine.Facts{Version: "0.5.6", DPSize: 8, PageSize: 64, KVCacheType: "fp8_e4m3", BootstrapPort: 8998, FollowsRoom: true, Epoch: `{"tokenizer_e2e":12.345678901}`}},
+		{name: "sglang topology", connector: "sglang", path: topologyPath, status: 200,
+			before: engine.Facts{Version: "0.5.9", DPSize: 4, PageSize: 1, TPSize: 8, BootstrapPort: 8998},
+			body:   `{"attn_tp_size":2,"attn_cp_size":1,"dp_size":4,"pp_size":2,"page_size":64,"kv_cache_dtype":"auto","follow_bootstrap_room":true,"enable_dsa_cache_layer_split":false,"prefill_http_port":30000,"target_tp_rank":null,"target_tp_ranks":null}`,
+			want:   engine.Facts{Version: "0.5.9", DPSize: 4, PageSize: 64, KVCacheType: "auto", TPSize: 2, CPSize: 1, PPSize: 2, BootstrapPort: 8998, FollowsRoom: true}},
+		{name: "sglang topology without sizes", connector: "sglang", path: topologyPath, status: 200,
+			before: engine.Facts{PageSize: 16, KVCacheType: "fp8_e4m3", FollowsRoom: true},
+			body:   `{"attn_tp_size":1,"attn_cp_size":1,"dp_size":1,"pp_size":1,"page_size":null,"kv_cache_dtype":null,"follow_bootstrap_room":false}`,
+			want:   engine.Facts{DPSize: 1, PageSize: 16, KVCacheType: "fp8_e4m3", TPSize: 1, CPSize: 1, PPSize: 1}},
+		{name: "sglang ranks still register", connector: "sglang", path: topologyPath, status: 503, body: `Prefill server not fully registered yet`, wantErr: "status 503"},
+		{name: "sglang registry of an older form", connector: "sglang", path: topologyPath, status: 400, body: `Missing inputs for bootstrap server.`},
+		{name: "sglang scheduler's own", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"tp_size":16,"dp_size":4,"enable_dp_attention":true,"attn_cp_size":2,"pp_size":2,"page_size":1,"kv_cache_dtype":"auto","disaggregation_mode":"decode","disaggregation_transfer_backend":"nixl","internal_states":[{"page_size":64,"kv_cache_dtype":"fp8_e4m3","x":1e400},{}]}`,
+			want: engine.Facts{DPSize: 4, TPSize: 2, CPSize: 2, PPSize: 2, PageSize: 64, KVCacheType: "fp8_e4m3", Transfer: "nixl"}},
+		{name: "sglang ranks of their own", connector: "sglang", path: "/server_info", status: 200,
+			body: `{"tp_size":4,"dp_size":2,"enable_dp_attention":false,"disaggregation_mode":"null","disaggregation_transfer_backend":"mooncake","internal_states":[{"kv_cache_dtype":"auto"}]}`,
+			want: engine.Facts{DPSize: 2, TPSize: 4, KVCacheType: "auto"}},
 		{name: "sglang prefill, unresolved", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"page_size":null,"kv_cache_dtype":"auto","disaggregation_mode":"prefill","load_balance_method":"auto","dp_size":-1,"startup_time":null}`,
 			want: engine.Facts{FollowsRoom: true}},
@@ -95,11 +111,14 @@ func TestReadFacts(t *testing.T) {
 // TestFactPaths shows that every path asked for is one that ReadFacts knows.
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
-		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`,
+		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,
 	}
 	for _, c := range All() {
 		for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
 			paths := c.FactPaths(role)
+			if r, ok := c.(engine.RegistryProtocol); ok && role == abi.RolePrefill {
+				paths = append(paths, r.RegistryPath(role))
+			}
 			if len(paths) == 0 {
 				t.Errorf("%s asks for nothing", c.Name())
 			}
@@ -124,6 +143,18 @@ func TestCompatible(t *testing.T) {
 		{"one page size unknown", "sglang", engine.Facts{PageSize: 64}, engine.Facts{}, true},
 		{"cache types differ", "sglang", engine.Facts{KVCacheType: "fp8_e4m3"}, engine.Facts{KVCacheType: "fp8_e5m2"}, false},
 		{"cache types equal", "sglang", engine.Facts{KVCacheType: "fp8_e4m3"}, engine.Facts{KVCacheType: "fp8_e4m3"}, true},
+		{"unresolved and resolved cache types", "sglang", engine.Facts{KVCacheType: "auto"}, engine.Facts{KVCacheType: "fp8_e5m2"}, false},
+		{"decode without stages", "sglang", engine.Facts{PPSize: 4}, engine.Facts{PPSize: 1}, true},
+		{"as many stages", "sglang", engine.Facts{PPSize: 4}, engine.Facts{PPSize: 4}, true},
+		{"other stages", "sglang", engine.Facts{PPSize: 1}, engine.Facts{PPSize: 2}, false},
+		{"prefill with context parallelism", "sglang", engine.Facts{CPSize: 4}, engine.Facts{CPSize: 1}, true},
+		{"decode with context parallelism", "sglang", engine.Facts{CPSize: 1}, engine.Facts{CPSize: 2}, false},
+		{"more ranks on prefill", "sglang", engine.Facts{TPSize: 8}, engine.Facts{TPSize: 2}, true},
+		{"more ranks on decode", "sglang", engine.Facts{TPSize: 2}, engine.Facts{TPSize: 8}, true},
+		{"ranks that do not map", "sglang", engine.Facts{TPSize: 4}, engine.Facts{TPSize: 6}, false},
+		{"other backends", "sglang", engine.Facts{Transfer: "nixl"}, engine.Facts{Transfer: "mooncake"}, false},
+		{"mooncake over TCP", "sglang", engine.Facts{Transfer: "mooncake_tcp"}, engine.Facts{Transfer: "mooncake"}, true},
+		{"no transfer at all", "sglang", engine.Facts{Transfer: "mooncake"}, engine.Facts{Transfer: "fake"}, true},
 		{"one cache type unknown", "sglang", engine.Facts{}, engine.Facts{KVCacheType: "fp8_e5m2"}, true},
 		{"releases differ", "vllm-nixl", engine.Facts{Version: "0.13.0"}, engine.Facts{Version: "0.14.0"}, false},
 		{"releases that do not compare", "vllm-nixl", engine.Facts{Version: "0.12.0"}, engine.Facts{Version: "0.14.0"}, true},

@@ -1,7 +1,6 @@
 package connector
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -40,77 +39,6 @@ func (sglang) Serves(api openai.API) bool {
 	default:
 		return false
 	}
-}
-
-// HealthPath never is the API's /health, which generates a token and takes a
-// second. Prefill's registry runs in the engine's own process; the others list
-// their models.
-func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
-	if role == abi.RolePrefill {
-		return healthPath, true
-	}
-	return modelsPath, false
-}
-
-func (sglang) FactPaths(abi.Role) []string { return []string{serverInfoPath, modelsPath} }
-
-func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
-	ok, err := served(path, status)
-	switch {
-	case !ok:
-		return err
-	case path == modelsPath:
-		return readModels(f, body)
-	}
-	var info openai.Object
-	if err := info.Parse(body); err != nil {
-		return fmt.Errorf("read facts: %s: no JSON object", path)
-	}
-	f.Version = textOf(&info, "version")
-	f.DPSize = count(&info, "dp_size")
-	f.PageSize = count(&info, "page_size")
-	f.BootstrapPort = count(&info, "disaggregation_bootstrap_port")
-	if f.KVCacheType = textOf(&info, "kv_cache_dtype"); f.KVCacheType == "auto" {
-		f.KVCacheType = "" // whatever the model's is
-	}
-	if times, _ := info.Get("startup_time"); isObject(times) { // how long this process took to start, to the nanosecond
-		f.Epoch = string(times)
-	}
-	if events, _ := info.Get("kv_events"); isObject(events) {
-		f.KVEvents = publisher(events)
-	}
-	// An engine writes what "auto" came to; older ones leave the word.
-	balance := textOf(&info, "load_balance_method")
-	f.FollowsRoom = balance == "follow_bootstrap_room" ||
-		balance == "auto" && textOf(&info, "disaggregation_mode") == "prefill"
-	return nil
-}
-
-// publisher reads the announcement of KV events.
-func publisher(announced []byte) engine.KVPublisher {
-	var o openai.Object
-	if o.Parse(announced) != nil {
-		return engine.KVPublisher{}
-	}
-	return engine.KVPublisher{
-		Publisher: textOf(&o, "publisher"), Host: textOf(&o, "endpoint_host"), Port: count(&o, "endpoint_port_base"),
-		Topic: textOf(&o, "topic"), BlockTokens: count(&o, "block_size"), DPSize: count(&o, "dp_size"),
-	}
-}
-
-// BothPairs: an engine of role both was started without disaggregation, so that it
-// has no bootstrap server, and answers a decode leg by computing all of it anew.
-func (sglang) BothPairs() bool { return false }
-
-// Compatible refuses what decode would refuse at the first request.
-func (sglang) Compatible(p, d *engine.Facts) error {
-	if p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize {
-		return fmt.Errorf("page sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
-	}
-	if p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType {
-		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
-	}
-	return nil
 }
 
 // Pairable refuses, besides several samples of a prompt, which share a room,

@@ -26,6 +26,7 @@ type fakeProtocol struct {
 	health    string
 	bootstrap bool
 	oneMode   bool // an instance of role both takes no leg of a pair
+	registry  string
 }
 
 func (f fakeProtocol) Flow() abi.Flow { return f.flow }
@@ -35,6 +36,13 @@ func (f fakeProtocol) HealthPath(role abi.Role) (string, bool) {
 }
 
 func (fakeProtocol) FactPaths(abi.Role) []string { return []string{"/facts"} }
+
+func (f fakeProtocol) RegistryPath(role abi.Role) string {
+	if role == abi.RolePrefill {
+		return f.registry
+	}
+	return ""
+}
 
 func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error {
 	if status == 404 {
@@ -194,6 +202,8 @@ func newFleet(t *testing.T) *fleet {
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/live"}, true
 			case "epoch": // its health answer is its facts
 				return fakeProtocol{flow: abi.FlowPrefillFirst, health: "/facts"}, true
+			case "registry":
+				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true, registry: "/registry/facts"}, true
 			case "boot":
 				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true}, true
 			case "none":

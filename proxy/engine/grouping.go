@@ -23,12 +23,13 @@ type group struct {
 type factKey struct {
 	version, wire, kvType         string
 	dpSize, bootstrapPort, pageSz int
-	tpSize                        int
+	tpSize, ppSize, cpSize        int
+	transfer                      string
 	followsRoom                   bool
 }
 
 func (f *Facts) key() factKey {
-	return factKey{f.Version, f.Wire, f.KVCacheType, f.DPSize, f.BootstrapPort, f.PageSize, f.TPSize, f.FollowsRoom}
+	return factKey{f.Version, f.Wire, f.KVCacheType, f.DPSize, f.BootstrapPort, f.PageSize, f.TPSize, f.PPSize, f.CPSize, f.Transfer, f.FollowsRoom}
 }
 
 // group returns the number of i's group, from 1, and makes i a member.

@@ -51,11 +51,14 @@ type Facts struct {
 	// without braces, by which a generation that is sent before its context finds
 	// it; "" when the instance names none.
 	Rendezvous string
-	// KVAddress and TPSize are of vllm-moriio: where peers reach its KV transfer,
-	// and its tensor-parallel size (0 unknown), as the instance registered or as
-	// configured.
+	// KVAddress is of vllm-moriio: where peers reach its KV transfer, as the
+	// instance registered or as configured.
 	KVAddress config.KVAddress
-	TPSize    int
+	// TPSize is over how many ranks the KV of a sequence is spread (of vllm-moriio
+	// as registered or configured), PPSize over how many pipeline stages and CPSize
+	// by context parallelism; 0 unknown.
+	TPSize, PPSize, CPSize int
+	Transfer               string // sglang: transfer backend; "" unknown
 }
 
 // KVPublisher is what an SGLang instance announces of its KV events, as it says

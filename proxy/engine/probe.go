@@ -160,8 +160,7 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 				return "", err
 			}
 		}
-		host, port := p.i.bootstrap(f)
-		base = "http://" + net.JoinHostPort(host, strconv.Itoa(port))
+		base = p.i.registry(f)
 	}
 	status, body, err := p.get(ctx, h, base, path)
 	if err != nil {
@@ -263,6 +262,9 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 			return nil, cmp.Or(unheard, err)
 		}
 	}
+	if err := p.askRegistry(ctx, h, f); err != nil {
+		return nil, err
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -273,6 +275,30 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 		return nil, errors.New("learn facts: the engine names no model; set engine.model")
 	}
 	return f, nil
+}
+
+// askRegistry adds what the instance's own registry knows to f, where there is
+// one.
+func (p *prober) askRegistry(ctx context.Context, h *config.Health, f *Facts) error {
+	r, ok := p.i.protocol.(RegistryProtocol)
+	if !ok {
+		return nil
+	}
+	path := r.RegistryPath(p.i.Role)
+	if path == "" {
+		return nil
+	}
+	status, body, err := p.get(ctx, h, p.i.registry(f), path)
+	if err != nil {
+		return err
+	}
+	return r.ReadFacts(f, path, status, body)
+}
+
+// registry is the base URL of the instance's bootstrap server by the facts f.
+func (i *Instance) registry(f *Facts) string {
+	host, port := i.bootstrap(f)
+	return "http://" + net.JoinHostPort(host, strconv.Itoa(port))
 }
 
 // warn logs what the facts say against the configuration.

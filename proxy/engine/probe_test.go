@@ -270,6 +270,39 @@ func TestProbeBootstrap(t *testing.T) {
 	}
 }
 
+// TestProbeRegistry: what the registry knows of a prefill instance is among its
+// facts, and without its answer the instance is not ready.
+func TestProbeRegistry(t *testing.T) {
+	for name, tt := range map[string]struct {
+		registry string
+		down     bool
+		want     State
+	}{
+		"asked":     {registry: "page 64", want: Ready},
+		"not ready": {registry: "bad", want: Down},
+		"away":      {down: true, want: Down},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.engines.facts["p:80"], f.engines.facts["d:80"] = "model m\nboot 9000\npage 16", "model m\nboot 9000\npage 64"
+				f.engines.facts["p:9000"], f.engines.down["p:9000"] = tt.registry, tt.down
+				f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "registry"), f.spec("d", "decode", "registry")}, 0))
+				f.start(t)
+				if got := f.get(t, "p").State(); got != tt.want {
+					t.Errorf("prefill is %v, want %v", got, tt.want)
+				}
+				if f.Snapshot().Ready() != (tt.want == Ready) {
+					t.Error("a pair needs the page size that the registry tells")
+				}
+				if n := f.engines.count("d:9000/registry/facts"); n != 0 {
+					t.Errorf("decode's registry was asked %d times", n)
+				}
+			})
+		})
+	}
+}
+
 // TestProbeRequest: path under the URL's, key, and no redirect followed.
 func TestProbeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -26,3 +26,12 @@ type Protocol interface {
 	// Compatible reports why prefill p and decode d cannot be paired, or nil.
 	Compatible(p, d *Facts) error
 }
+
+// RegistryProtocol is a Protocol whose engines have a registry of their own on
+// their bootstrap port, which knows facts of them as well.
+type RegistryProtocol interface {
+	Protocol
+	// RegistryPath is a GET asked of the bootstrap port behind FactPaths; "" for
+	// none. Its answer goes to ReadFacts.
+	RegistryPath(role abi.Role) string
+}

@@ -1,0 +1,182 @@
+package connector
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// topologyPath is how decode asks prefill's bootstrap registry for the whole
+// engine, before it asks for a rank. Source, in SGLang:
+// srt/disaggregation/common/conn.py try_ensure_parallel_info.
+const topologyPath = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+
+// HealthPath never is the API's /health, which generates a token and takes a
+// second. Prefill's registry runs in the engine's own process; the others list
+// their models.
+func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
+	if role == abi.RolePrefill {
+		return healthPath, true
+	}
+	return modelsPath, false
+}
+
+func (sglang) FactPaths(abi.Role) []string { return []string{serverInfoPath, modelsPath} }
+
+// RegistryPath is asked of prefill: an engine some of whose ranks have not
+// registered is not ready yet.
+func (sglang) RegistryPath(role abi.Role) string {
+	if role == abi.RolePrefill {
+		return topologyPath
+	}
+	return ""
+}
+
+func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	if path == topologyPath && status == http.StatusBadRequest { // an older registry, which is asked in another way
+		return nil
+	}
+	ok, err := served(path, status)
+	switch {
+	case !ok:
+		return err
+	case path == modelsPath:
+		return readModels(f, body)
+	}
+	var o openai.Object
+	if err := o.Parse(body); err != nil {
+		return fmt.Errorf("read facts: %s: no JSON object", path)
+	}
+	if path == topologyPath {
+		readTopology(f, &o)
+		return nil
+	}
+	readServerInfo(f, &o)
+	readScheduler(f, body)
+	return nil
+}
+
+// readServerInfo takes over the engine's arguments. Source:
+// srt/entrypoints/http_server.py server_info.
+func readServerInfo(f *engine.Facts, info *openai.Object) {
+	f.Version = textOf(info, "version")
+	f.DPSize = count(info, "dp_size")
+	f.PPSize = count(info, "pp_size")
+	f.CPSize = count(info, "attn_cp_size")
+	f.TPSize = attentionTP(info)
+	f.PageSize = count(info, "page_size")
+	f.BootstrapPort = count(info, "disaggregation_bootstrap_port")
+	if f.KVCacheType = textOf(info, "kv_cache_dtype"); f.KVCacheType == "auto" {
+		f.KVCacheType = "" // the scheduler may have put something else in its place
+	}
+	mode := textOf(info, "disaggregation_mode")
+	if mode == "prefill" || mode == "decode" {
+		f.Transfer = textOf(info, "disaggregation_transfer_backend")
+	}
+	if times, _ := info.Get("startup_time"); isObject(times) { // how long this process took to start, to the nanosecond
+		f.Epoch = string(times)
+	}
+	if events, _ := info.Get("kv_events"); isObject(events) {
+		f.KVEvents = publisher(events)
+	}
+	// An engine writes what "auto" came to; older ones leave the word.
+	balance := textOf(info, "load_balance_method")
+	f.FollowsRoom = balance == "follow_bootstrap_room" || balance == "auto" && mode == "prefill"
+}
+
+// attentionTP is over how many ranks a sequence's KV is spread: tensor
+// parallelism, less what attention's data and context parallelism take of it.
+func attentionTP(info *openai.Object) int {
+	tp := count(info, "tp_size")
+	if apart, _ := info.Get("enable_dp_attention"); string(apart) == "true" {
+		tp /= max(1, count(info, "dp_size"))
+	}
+	return tp / max(1, count(info, "attn_cp_size"))
+}
+
+// readScheduler takes over what the scheduler made of its arguments, which is
+// what decode compares. Source: srt/managers/scheduler.py get_internal_state.
+func readScheduler(f *engine.Facts, body []byte) {
+	state, ok, err := openai.Lookup(body, "internal_states", "0")
+	var o openai.Object
+	if err != nil || !ok || o.Parse(state) != nil {
+		return
+	}
+	if n := count(&o, "page_size"); n > 0 {
+		f.PageSize = n
+	}
+	if t := textOf(&o, "kv_cache_dtype"); t != "" {
+		f.KVCacheType = t
+	}
+}
+
+// readTopology takes over what decode will be told of a prefill engine, where
+// all of its ranks have registered. Source: srt/disaggregation/common/conn.py
+// PrefillServerInfo.
+func readTopology(f *engine.Facts, o *openai.Object) {
+	f.DPSize = count(o, "dp_size")
+	f.TPSize, f.CPSize, f.PPSize = count(o, "attn_tp_size"), count(o, "attn_cp_size"), count(o, "pp_size")
+	if n := count(o, "page_size"); n > 0 {
+		f.PageSize = n
+	}
+	if t := textOf(o, "kv_cache_dtype"); t != "" {
+		f.KVCacheType = t
+	}
+	follows, _ := o.Get("follow_bootstrap_room")
+	f.FollowsRoom = string(follows) == "true"
+}
+
+// publisher reads the announcement of KV events.
+func publisher(announced []byte) engine.KVPublisher {
+	var o openai.Object
+	if o.Parse(announced) != nil {
+		return engine.KVPublisher{}
+	}
+	return engine.KVPublisher{
+		Publisher: textOf(&o, "publisher"), Host: textOf(&o, "endpoint_host"), Port: count(&o, "endpoint_port_base"),
+		Topic: textOf(&o, "topic"), BlockTokens: count(&o, "block_size"), DPSize: count(&o, "dp_size"),
+	}
+}
+
+// BothPairs: an engine of role both was started without disaggregation, so that it
+// has no bootstrap server, and answers a decode leg by computing all of it anew.
+func (sglang) BothPairs() bool { return false }
+
+// Compatible refuses what decode would refuse at the first request, most of it
+// by the end of its scheduler. What is not known excludes nothing. Source:
+// srt/disaggregation/common/conn.py try_ensure_parallel_info and
+// _resolve_rank_mapping.
+func (sglang) Compatible(p, d *engine.Facts) error {
+	differ := func(a, b int) bool { return a != 0 && b != 0 && a != b }
+	switch {
+	case differ(p.PageSize, d.PageSize):
+		return fmt.Errorf("page sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
+	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
+		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
+	case !sameTransfer(p.Transfer, d.Transfer):
+		return fmt.Errorf("transfer backends differ: prefill %s, decode %s", p.Transfer, d.Transfer)
+	case differ(p.PPSize, d.PPSize) && d.PPSize != 1:
+		return fmt.Errorf("decode's pipeline parallelism of %d is neither prefill's %d nor 1", d.PPSize, p.PPSize)
+	case d.CPSize > 1:
+		return fmt.Errorf("decode has context parallelism of %d, which no prefill can serve", d.CPSize)
+	case differ(p.TPSize, d.TPSize) && max(p.TPSize, d.TPSize)%min(p.TPSize, d.TPSize) != 0:
+		return fmt.Errorf("ranks do not map: attention is spread over %d of prefill and %d of decode", p.TPSize, d.TPSize)
+	}
+	return nil
+}
+
+// sameTransfer reports whether two backends can transfer KV to each other. A
+// decode with the backend fake takes none.
+func sameTransfer(prefill, decode string) bool {
+	const tcp = "mooncake_tcp" // mooncake, told to use TCP
+	if prefill == tcp {
+		prefill = "mooncake"
+	}
+	if decode == tcp {
+		decode = "mooncake"
+	}
+	return prefill == "" || decode == "" || prefill == decode || decode == "fake"
+}
