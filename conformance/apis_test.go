@@ -61,7 +61,7 @@ var apis = []api{
 // for each connector; the others are refused.
 func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 	eachConnector(t, func(t *testing.T, name string) {
-		conn, _ := connector.ByName(name)
+		conn, _ := connector.ByName(kindOf(name))
 		f := startFleet(t, name, o)
 		for _, a := range apis {
 			t.Run(a.path, func(t *testing.T) {
@@ -72,7 +72,7 @@ func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 					t.Fatal("no such route")
 				}
 				if !conn.Serves(route) {
-					if got := g.try(a.path, a.body("x", 3, false)); got.status != 501 || !strings.Contains(got.body, name) {
+					if got := g.try(a.path, a.body("x", 3, false)); got.status != 501 || !strings.Contains(got.body, conn.Name()) {
 						t.Errorf("status %d: %s", got.status, got.body)
 					}
 					return

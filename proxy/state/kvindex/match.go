@@ -167,7 +167,7 @@ type walk struct {
 	// it as their best for the last block.
 	live   []uint64
 	in     [tiers][]uint64
-	copied []uint64  // room for a record
+	copied []uint64 // room for a record
 	found  [stages]looked
 }
 
