@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
@@ -20,6 +21,7 @@ type files struct {
 	certs *proxy.Certs // nil: no TLS
 	token string       // of the admin endpoints; "" none
 
+	trtllm     connector.TRTLLM
 	tokenizers map[string]tokens.Encoder // by model
 }
 
@@ -42,6 +44,9 @@ func loadFiles(cfg *config.Config) (*files, error) {
 		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
 	}
+	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory}
+	f.trtllm.AuthKey, err = readSecret(cfg.TRTLLM.AuthKeyFile)
+	note("trtllm.auth_key_file", err)
 	for i, e := range cfg.Engines {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)

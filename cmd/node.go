@@ -127,6 +127,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
 		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.knowledge.tokens, Recorder: n.recorder, Log: n.log, Version: readVersion().Version,
 	})
+	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
 		return failed(err)
@@ -199,6 +200,7 @@ func (n *Node) Reload(next *config.Config) error {
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
 	n.loads.Configure(next.Health)
 	n.server.Reload(next, f.keys)
+	n.server.SetTRTLLM(f.trtllm)
 	if n.certs != nil {
 		return n.certs.Reload()
 	}

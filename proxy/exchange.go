@@ -423,7 +423,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		c: connector.Attempt{
 			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
 			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields,
-			Conversation: x.conversation(),
+			TRTLLM: *x.s.trtllm.Load(), Conversation: x.conversation(),
 		},
 	}
 	a.order()

@@ -88,6 +88,7 @@ type Server struct {
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
 	idSources  atomic.Pointer[openai.IDSources]
 	askables   atomic.Pointer[askables]
+	trtllm     atomic.Pointer[connector.TRTLLM]
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -107,6 +108,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		s.connectors[c.Name()] = c
 	}
 	s.SetLegs(deps.Legs)
+	s.SetTRTLLM(connector.TRTLLM{})
 	s.Reload(cfg, keys)
 	return s
 }
@@ -119,6 +121,9 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
 }
+
+// SetTRTLLM makes attempts from now on ask o of the trtllm connector.
+func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 
 // Drain makes /readyz and /health answer 503, so that balancers turn away.
 func (s *Server) Drain() { s.draining.Store(true) }

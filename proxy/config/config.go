@@ -55,6 +55,8 @@ type Config struct {
 	Circuit Circuit `toml:"circuit"`
 	// Pairs is how prefill and decode engines come together.
 	Pairs Pairs `toml:"pairs"`
+	// TRTLLM is how the workers of TensorRT-LLM are spoken to.
+	TRTLLM TRTLLM `toml:"trtllm"`
 	// Discovery is where further instances are found.
 	Discovery Discovery `toml:"discovery"`
 	// Fleet is one coordinator with many workers.

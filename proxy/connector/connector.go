@@ -31,6 +31,8 @@ type Attempt struct {
 	Prefill engine.Target   // zero when aggregated
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
+	// TRTLLM is what the operator asks of the trtllm connector.
+	TRTLLM TRTLLM
 	// Flow is the order of this attempt's legs: that of the connector, or what its
 	// Order says.
 	Flow abi.Flow

@@ -26,6 +26,7 @@ type golden struct {
 	ID           uint64       // the disagg id
 	LegID        string       `json:"leg_id"`
 	Conversation string       // what the proxy names it by
+	TRTLLM       TRTLLM       // what the operator asks
 	Style        string       // retry.schedule_style; "" is the connector's own order
 	Order        string       // the order that it comes to
 	Prefill      *goldenPlace // null: aggregated only
@@ -140,7 +141,7 @@ func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 	t.Helper()
 	a := &Attempt{
 		Request: request(t, g.API, g.Request),
-		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation,
+		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation, TRTLLM: g.TRTLLM,
 		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(),
 	}
 	if g.Order != "" {

@@ -123,6 +123,9 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 		params = append(params, `,"disagg_request_id":`...)
 		params = strconv.AppendUint(params, a.ID, 10)
 		params = append(params, `,"schedule_style":`+style(a)...)
+		if a.TRTLLM.Base64IDs && a.Request.API == openai.Chat && a.Flow != abi.FlowDecodeFirst {
+			params = append(params, `,"return_prompt_token_ids_b64":true`...)
+		}
 	}
 	params = append(params, '}')
 	prompt, _ := lone(a.Request)
@@ -230,7 +233,33 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	}
 	edits[3] = modelNamed(a)
 	edits[4] = conversationNamed(a, a.Decode)
-	return spliced(a, dst, cutPD(edits[:5], a)), nil
+	edits[5] = historyStripped(a, h)
+	return signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed), nil
+}
+
+// historyStripped is the edit that leaves a chat its last message, where that is
+// asked for and decode has the prompt as token ids. The worker reads the last
+// message only, to know who speaks.
+func historyStripped(a *Attempt, h *Handoff) openai.Edit {
+	if !a.TRTLLM.StripHistory || a.Request.API != openai.Chat || len(h.Prompt) == 0 {
+		return openai.Edit{}
+	}
+	messages, _ := a.Request.Get("messages")
+	list, err := openai.Elements(messages)
+	if err != nil {
+		return openai.Edit{}
+	}
+	var last []byte
+	count := 0
+	for message := range list {
+		last = message
+		count++
+	}
+	if count < 2 {
+		return openai.Edit{}
+	}
+	value := append(make([]byte, 0, len(last)+2), '[')
+	return openai.Edit{Key: "messages", Value: append(append(value, last...), ']')}
 }
 
 // Reclaims: what prefill has computed is freed by its time-out alone, so a

@@ -44,7 +44,7 @@ type value struct{ toml, plain string }
 func sectionOrder() []string {
 	return []string{"server", "server.tls", "admin", "timeouts", "limits", "policy", "policy.params.sglang_cache_aware",
 		"policy.params.trtllm_kv_cache_aware", "conversation", "engine", "health", "retry", "circuit",
-		"discovery.moriio", "discovery.trtllm", "fleet"}
+		"trtllm", "discovery.moriio", "discovery.trtllm", "fleet"}
 }
 
 // section returns the table of that name, made when it is new.

@@ -240,16 +240,24 @@ func (r *trtllm) behaviour(root *table) {
 		r.problem(r.file, left.line, c.name(left.key), "unknown key")
 	}
 	if e, found := root.take("internal_request_auth_key"); found {
-		r.doc.note("internal_request_auth_key", "it is set (and not shown here); requests to workers are not signed")
-		r.warn(r.file, e.line, "internal_request_auth_key", "requests to workers are not signed here: workers that enforce it will refuse them")
+		r.doc.section("trtllm").lines = append(r.doc.section("trtllm").lines, entry{
+			key: "auth_key_file", value: text("trtllm.key"), comment: "a file that holds internal_request_auth_key", sample: true,
+		})
+		r.warn(r.file, e.line, "internal_request_auth_key", "it is not copied: write it into a file and name that in trtllm.auth_key_file; until then workers that have the key refuse every generation")
 	}
 	for _, b := range []struct{ key, note string }{
 		{"allow_request_chat_template", "a chat_template in a request goes to the workers as it is, which decide"},
-		{"gen_strip_message_history", "the generation leg has the whole conversation; nothing is parsed for it here"},
-		{"gen_tokids_ctxbytes", "token ids pass as the worker wrote them"},
 	} {
 		if on, _, ok := r.boolean(root, b.key); ok && on {
 			r.doc.note(b.key, "%s", b.note)
+		}
+	}
+	for _, b := range []struct{ key, own string }{
+		{"gen_tokids_ctxbytes", "base64_ids"},
+		{"gen_strip_message_history", "strip_history"},
+	} {
+		if on, _, ok := r.boolean(root, b.key); ok && on {
+			r.doc.set("trtllm", b.own, value{"true", "true"}, b.key)
 		}
 	}
 }

@@ -1,0 +1,47 @@
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// trtllmStyles are the two orders of TensorRT-LLM's legs.
+var trtllmStyles = []string{enginesim.ConnectorTRTLLM, trtllmFirst}
+
+// TestTRTLLMSigned: engines with a key take what is signed with it, in either
+// order and however the token ids travel; without one they refuse, and nothing
+// of a refused request is left.
+func TestTRTLLMSigned(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a-key\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	locked := func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.AuthKey = "a-key" }
+	for _, style := range trtllmStyles {
+		t.Run(style, func(t *testing.T) {
+			f := startFleet(t, style, fleetOptions{engine: locked, config: func(c *config.Config) {
+				c.TRTLLM = config.TRTLLM{AuthKeyFile: key, Base64IDs: true, StripHistory: true}
+			}})
+			history := `{"model":"sim","messages":[{"role":"system","content":"be kind"},{"role":"user","content":"one"},{"role":"assistant","content":"two"},{"role":"user","content":"three"}],"max_tokens":9}`
+			for _, body := range []string{chat(long, 8, true), chat(long, 8, false), history} {
+				f.right(f.try(chatPath, body), chatPath, body)
+			}
+			body := prompt(3, 100)
+			f.right(f.try(completionsPath, body), completionsPath, body)
+			f.settled()
+		})
+		t.Run(style+" without the key", func(t *testing.T) {
+			f := startFleet(t, style, fleetOptions{prefill: 1, decode: 1, engine: locked})
+			a := f.try(chatPath, chat(long, 8, false))
+			if a.status != 400 || !strings.Contains(a.body, "authentication") {
+				t.Errorf("status %d: %s", a.status, a.body)
+			}
+			f.settled()
+		})
+	}
+}
