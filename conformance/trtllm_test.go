@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -42,6 +44,38 @@ func TestTRTLLMSigned(t *testing.T) {
 				t.Errorf("status %d: %s", a.status, a.body)
 			}
 			f.settled()
+		})
+	}
+}
+
+// TestTRTLLMConditional: a prompt that decode's engine has mostly cached is
+// answered there by one leg, without params; the rest takes both.
+func TestTRTLLMConditional(t *testing.T) {
+	both := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorTRTLLM, Lease: time.Minute})
+	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, config: func(c *config.Config) {
+		spec := engineSpec("d0", "both", enginesim.ConnectorTRTLLM, both)
+		spec.KVEvents = "poll"
+		c.Engines = append(c.Engines, spec)
+		c.Policy.Plan, c.Policy.Place = "pd_auto", "kv_aware"
+		c.Policy.Params = map[string]map[string]float64{"pd_auto": {"local_tokens": 64}}
+	}})
+	f.decode = append(f.decode, both)
+	for n, tt := range []struct {
+		name          string
+		first, tokens int
+		flow          string
+	}{
+		{"cold", 0, 320, "prefill_first"},
+		{"cached", 0, 320, "aggregated"},
+		{"cached, and a little more", 0, 320 + 48, "aggregated"},
+		{"cached, and too much more", 0, 320 + 48 + 96, "prefill_first"},
+		{"short and cold", 777, 20, "prefill_first"},
+	} {
+		if e := f.explained(fmt.Sprint("r", n), prompt(tt.first, tt.tokens)); e.Flow != tt.flow {
+			t.Errorf("%s: %s, want %s", tt.name, e.Flow, tt.flow)
+		}
+		f.eventually("decode's engine is known to hold the prompt", func() bool {
+			return f.byEvents() >= float64(tt.tokens/16)
 		})
 	}
 }

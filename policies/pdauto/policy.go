@@ -17,6 +17,7 @@ type Params struct {
 	TransferMicros, HandoverMicros float64
 	StreamMicros                   float64
 	Margin                         float64
+	LocalTokens                    float64
 }
 
 // Table describes the parameters; it points into p.
@@ -29,6 +30,7 @@ func (p *Params) Table() param.Table {
 		{Name: "handover_micros", Value: &p.HandoverMicros, Default: 20_000, Most: large, Unit: "µs", Meaning: "what two legs cost beside the transfer, while that is not measured"},
 		{Name: "stream_micros", Value: &p.StreamMicros, Default: 25, Most: large, Unit: "µs", Meaning: "how long each uncached token holds up the streams of a target that serves both phases: it counts against one leg"},
 		{Name: "margin", Value: &p.Margin, Default: 0, Most: 1, Meaning: "share by which one leg must be faster to be chosen"},
+		{Name: "local_tokens", Value: &p.LocalTokens, Default: -1, Least: -1, Most: large, Unit: "tokens", Meaning: "from 0 on, the rule instead of the estimates: one leg where some of the prompt is cached on a target that serves both phases and at most so many tokens of it are not"},
 	}
 }
 
@@ -46,7 +48,19 @@ func (p *Params) Plan(f *abi.PlanFacts) abi.PlanDecision {
 	if d := plan.Auto(f); d != abi.PlanDisaggregate || f.BothTargets == 0 {
 		return d
 	}
+	if p.LocalTokens >= 0 {
+		return p.conditional(f)
+	}
 	if p.one(f) < float64(p.two(f)*(1-p.Margin)) {
+		return abi.PlanAggregate
+	}
+	return abi.PlanDisaggregate
+}
+
+// conditional is the rule of TensorRT-LLM's conditional disaggregation
+// (conditional_disagg_config.max_local_prefill_length).
+func (p *Params) conditional(f *abi.PlanFacts) abi.PlanDecision {
+	if f.BothCached > 0 && float64(f.Request.PromptTokens-f.BothCached) <= p.LocalTokens {
 		return abi.PlanAggregate
 	}
 	return abi.PlanDisaggregate

@@ -42,7 +42,7 @@ type value struct{ toml, plain string }
 
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
-	return []string{"server", "server.tls", "admin", "timeouts", "limits", "policy", "policy.params.sglang_cache_aware",
+	return []string{"server", "server.tls", "admin", "timeouts", "limits", "policy", "policy.params.pd_auto", "policy.params.sglang_cache_aware",
 		"policy.params.trtllm_kv_cache_aware", "conversation", "engine", "health", "retry", "circuit",
 		"trtllm", "discovery.moriio", "discovery.trtllm", "fleet"}
 }

@@ -228,10 +228,11 @@ func (r *trtllm) behaviour(root *table) {
 	found = found && len(c.entries) > 0 // {} turns it off there
 	if n, _, ok := r.integer(c, "max_local_prefill_length", 0, 1<<40); found {
 		r.conditional = true
-		r.doc.set("policy", "plan", text("pd_auto"), "conditional_disagg_config; by measured times, not by a length")
-		if ok {
-			r.doc.note("conditional_disagg_config.max_local_prefill_length", "%d tokens there; pd_auto weighs what computing the prompt apart saves against its transfer", n)
+		r.doc.set("policy", "plan", text("pd_auto"), "conditional_disagg_config")
+		if !ok {
+			n = 0 // its default
 		}
+		r.doc.set("policy.params.pd_auto", "local_tokens", float(float64(n)), "max_local_prefill_length; without it measured times decide, not a length")
 		if style == "generation_first" {
 			r.warn(r.file, e.line, "schedule_style", "conditional_disagg_config works with context_first only there")
 		}

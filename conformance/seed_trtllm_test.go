@@ -1,0 +1,136 @@
+package conformance
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// The two faults that brought a fleet of TensorRT-LLM's orchestrators down to two
+// requests a second (its pull request 15905). Equal ids make two transfers one,
+// which then never ends, and an id that is changed on the way to decode is one
+// that nobody registered.
+
+// TestNoIDOfAFleetCollides: 64 workers on each of two nodes mint at full speed,
+// all in the same milliseconds and from counter 0, as the workers of a fleet do
+// that were started together.
+func TestNoIDOfAFleetCollides(t *testing.T) {
+	const nodes, workers, each = 2, 64, 3000 // more than one worker's share of a millisecond
+	mint, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([][]uint64, nodes*workers)
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for n := range ids {
+		source, err := disaggid.New(n/workers, n%workers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			<-start
+			for i := range each {
+				facts := source.Next()
+				id := disaggid.Pack(facts) // as the proxy's own rule, and as the policy
+				if i%100 == 0 {
+					if byPolicy, _, ok := mint.Mint(t.Context(), &facts); !ok || byPolicy != id {
+						t.Errorf("the policy mints %d, the rule %d", byPolicy, id)
+					}
+				}
+				ids[n] = append(ids[n], id)
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	all := slices.Concat(ids...)
+	slices.Sort(all)
+	if distinct := len(slices.Compact(slices.Clone(all))); distinct != nodes*workers*each {
+		t.Errorf("%d ids, %d of them distinct", len(all), distinct)
+	}
+	if all[0] < abi.MinDisaggID || all[len(all)-1] >= abi.MaxDisaggID {
+		t.Errorf("ids from %d to %d", all[0], all[len(all)-1])
+	}
+}
+
+// TestPlacementKeepsTheID: a decode leg that is placed anew, since its engine
+// could not be reached, has the id that prefill registered, and that is the one of
+// prefill's answer also where a worker had been given another.
+func TestPlacementKeepsTheID(t *testing.T) {
+	var mu sync.Mutex
+	asked, registered := map[uint64]bool{}, map[uint64]bool{}
+	type params struct {
+		P struct {
+			Disagg uint64 `json:"disagg_request_id"`
+			Ctx    uint64 `json:"ctx_request_id"`
+		} `json:"disaggregated_params"`
+	}
+	prefill := &scripted{name: "p0", role: "prefill", serve: func(w http.ResponseWriter, l scriptedLeg) {
+		var p params
+		if err := json.Unmarshal([]byte(l.body), &p); err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		id := p.P.Disagg
+		asked[id] = true
+		if len(asked)%2 == 0 {
+			id += 1 << 20 // as a worker's own retry would
+		}
+		registered[id] = true
+		mu.Unlock()
+		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":%d,"disagg_request_id":%[1]d}}]}`, id)
+	}}
+	decode := &scripted{name: "d1", role: "decode", serve: func(w http.ResponseWriter, l scriptedLeg) {
+		var p params
+		if err := json.Unmarshal([]byte(l.body), &p); err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		if !registered[p.P.Disagg] || p.P.Ctx != p.P.Disagg {
+			t.Errorf("decode is to wait for %d and %d; registered are %v", p.P.Disagg, p.P.Ctx, registered)
+		}
+		mu.Unlock()
+		io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
+	}}
+	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			io.WriteString(w, `{"data":[{"id":"sim"}]}`)
+		} else if r.URL.Path != "/health" {
+			http.NotFound(w, r)
+		}
+	}))
+	defer away.Close()
+	gone := &scripted{name: "d0", role: "decode", spec: func(e *config.Engine) { e.URL = away.URL }}
+	f := startScripted(t, enginesim.ConnectorTRTLLM, func(c *config.Config) {
+		c.Policy.Place = "round_robin"
+		c.Health.Interval = config.Duration(time.Hour) // that one decode engine has left is not noticed
+	}, prefill, gone, decode)
+	away.Close()
+	const requests = 4
+	for range requests {
+		if a := f.try(chatPath, chat("hello", 5, false)); a.status != 200 || a.text != "whole" {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n := len(prefill.seen(nil)); n != requests || len(asked) != requests {
+		t.Errorf("%d prompts were computed under %d ids for %d requests", n, len(asked), requests)
+	}
+	if n := f.metric("pdproxy_retries_total", `phase="decode"`); n == 0 {
+		t.Error("no decode leg was placed anew")
+	}
+}
