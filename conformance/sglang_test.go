@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // batchOf is a completion of n prompts of several KV blocks.
@@ -234,4 +235,25 @@ func TestUnlikeEnginesAreKeptApart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// With legs side by side only the engines see a transfer begin: what they say of
+// it becomes the pair's measured speed.
+func TestTransferSpeedIsTheEngines(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+		c.Health.LoadInterval = config.Duration(20 * time.Millisecond)
+	}})
+	speed := func() float64 {
+		var rows []struct {
+			Micros float64 `json:"transfer_micros"`
+		}
+		f.admin("/v1/pairs", &rows)
+		if len(rows) != 1 {
+			return 0
+		}
+		return rows[0].Micros
+	}
+	body := chat(long, 4, true)
+	f.right(f.try(chatPath, body), chatPath, body)
+	f.eventually("the pair has a speed", func() bool { return speed() > 0 })
 }

@@ -52,9 +52,14 @@ type sglang struct {
 	prefills map[string]*sglangPrefill
 }
 
-// sglangQueues are the lengths of one rank's PD queues.
+// sglangQueues are the lengths of one rank's PD queues, and its last transfer.
 type sglangQueues struct {
 	bootstrap, inflight, prealloc, transfer atomic.Int64
+	// ready counts those of prealloc that wait for nothing but memory.
+	ready atomic.Int64
+	// movedBytes and movedIn are the KV that prefill sent last, and the
+	// nanoseconds that it took.
+	movedBytes, movedIn atomic.Int64
 }
 
 // sglangLeg is one sequence in flight.

@@ -73,7 +73,9 @@ func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglang
 	q.prealloc.Add(1)
 	addr, peer, err := g.handshake(ctx, leg)
 	if err == nil {
+		q.ready.Add(1)
 		err = r.reserve(ctx, s, room(s), false)
+		q.ready.Add(-1)
 	}
 	q.prealloc.Add(-1)
 	if err != nil {

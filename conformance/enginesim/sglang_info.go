@@ -157,15 +157,33 @@ func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) objec
 		"total_prefill_uncached_tokens", 0, "total_prefill_busy_us", 0, "decode_moments", nil,
 	)
 	if has("disagg") {
+		speed, millis := q.lastTransfer()
 		o = o.with("disaggregation", obj("mode", g.mode,
 			"prefill_bootstrap_queue_reqs", q.bootstrap.Load(), "prefill_inflight_queue_reqs", q.inflight.Load(),
 			"decode_prealloc_queue_reqs", q.prealloc.Load(), "decode_transfer_queue_reqs", q.transfer.Load(),
-			"decode_retracted_queue_reqs", 0, "kv_transfer_speed_gb_s", 0.0, "kv_transfer_latency_ms", 0.0))
+			"decode_retracted_queue_reqs", 0, "kv_transfer_speed_gb_s", speed, "kv_transfer_latency_ms", millis))
 	}
 	if has("queues") {
-		o = o.with("queues", obj("waiting", l.waiting, "grammar", 0, "paused", 0, "retracted", 0, "prealloc_ready", 0))
+		o = o.with("queues", obj("waiting", l.waiting, "grammar", 0, "paused", 0, "retracted", 0, "prealloc_ready", q.ready.Load()))
+	}
+	if has("memory") {
+		size := float64(l.totalTokens*bytesPerKV) / gigabyte
+		o = o.with("memory", obj("weight_gb", 1.0, "kv_cache_gb", size, "graph_gb", 0.0, "token_capacity", l.totalTokens))
 	}
 	return o
+}
+
+// gigabyte is the engine's, of 2^30 bytes.
+const gigabyte = 1 << 30
+
+// lastTransfer is the speed, in gigabytes a second, and the milliseconds of the
+// last transfer (srt/disaggregation/prefill.py); 0 before there was one.
+func (q *sglangQueues) lastTransfer() (speed, millis float64) {
+	took := float64(q.movedIn.Load())
+	if took <= 0 {
+		return 0, 0
+	}
+	return float64(q.movedBytes.Load()) / gigabyte / (took / 1e9), took / 1e6
 }
 
 // waiting is the number of a rank's requests that wait in whatever queue, and

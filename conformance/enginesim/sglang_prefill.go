@@ -213,15 +213,18 @@ func (g *sglang) push(ctx context.Context, r *rank, rm *sglangRoom, s *sequence,
 	}
 	own := s.blocks[:r.cache.blocksFor(len(s.prompt))]
 	n := min(len(own), len(info.blocks))
+	payload, begun := r.content(own[:n]), time.Now()
 	_, err := r.side.call(ctx, info.addr, sideMessage{
 		Op: opKV, Engine: info.session, Key: roomKey(leg.room), Blocks: info.blocks[:n],
 		Fields: map[string]string{
 			"bootstrap_room": roomKey(leg.room), "first_token": strconv.Itoa(int(s.output[0])),
 			"cached_tokens": strconv.Itoa(s.cached),
 		},
-		Payload: r.content(own[:n]),
+		Payload: payload,
 	})
 	if err == nil {
+		g.queues[r.index].movedBytes.Store(int64(len(payload)))
+		g.queues[r.index].movedIn.Store(int64(time.Since(begun)))
 		g.mu.Lock()
 		rm.sent = true
 		g.mu.Unlock()

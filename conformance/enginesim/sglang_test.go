@@ -388,6 +388,9 @@ func TestSGLangBackpressure(t *testing.T) {
 		})
 	}
 	eventually(t, "decode without room", func() bool { return sglangOf(d).queues[0].prealloc.Load() == 1 })
+	eventually(t, "decode says so", func() bool {
+		return get(t, d.URL()+"/v1/loads?include=queues").field(t, "loads", 0, "queues", "prealloc_ready") == json.Number("1")
+	})
 	eventually(t, "prefill parked", func() bool { return sglangOf(p).queues[0].bootstrap.Load() == 1 })
 	if s := p.State(); s.BlocksUsed != 0 {
 		t.Errorf("parked prefill: %+v", s)

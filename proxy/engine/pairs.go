@@ -104,8 +104,8 @@ type PairRow struct {
 	Failures  int       `json:"failures"`
 	LastError string    `json:"last_error"`
 	Since     time.Time `json:"since"`
-	// The measured transfer: µs per prompt token, and fixed µs besides; 0 before
-	// there is a measurement.
+	// The measured transfer: µs per prompt token, and fixed µs besides, of the pair,
+	// else of all that its prefill sends; 0 before there is a measurement.
 	TransferMicros float32 `json:"transfer_micros"`
 	HandoverMicros float32 `json:"handover_micros"`
 }
@@ -113,12 +113,22 @@ type PairRow struct {
 func (p *Pair) row(now time.Time) PairRow {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	speed := p.speed()
 	return PairRow{
 		Prefill: p.Prefill.Name(), PrefillRank: p.Prefill.Rank,
 		Decode: p.Decode.Name(), DecodeRank: p.Decode.Rank,
 		State: p.stateAt(now).String(), Failures: p.failures, LastError: p.last, Since: p.since,
-		TransferMicros: p.transfer.PerToken(), HandoverMicros: p.transfer.Fixed(),
+		TransferMicros: speed.PerToken(), HandoverMicros: speed.Fixed(),
 	}
+}
+
+// speed is that of the pair's transfers, where it was measured, else that of all
+// of its prefill's.
+func (p *Pair) speed() *load.Speed {
+	if p.transfer.PerToken() > 0 {
+		return &p.transfer
+	}
+	return &p.Prefill.Transfers
 }
 
 type pairKey struct {
@@ -297,10 +307,7 @@ func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed 
 	r.pairs.mu.RUnlock()
 	speed := &p.Transfers
 	if pair != nil {
-		state = pair.State()
-		if pair.transfer.PerToken() > 0 {
-			speed = &pair.transfer
-		}
+		state, speed = pair.State(), pair.speed()
 	}
 	return state, speed.PerToken(), speed.Fixed()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
@@ -19,6 +20,8 @@ type Answer struct {
 type Rank struct {
 	Rank int // Whole, or from 0 to below maxRanks
 	load.Report
+	Moved   int64         // tokens of the KV that it sent last; 0 unknown
+	MovedIn time.Duration // how long that took
 }
 
 // Whole stands for a rank where the engine speaks of all its ranks at once.

@@ -124,6 +124,7 @@ type asking struct {
 	said    string    // the last problem that was logged
 	answer  bytes.Buffer
 	marks   []load.Mark
+	moved   []Rank // the last transfers that were measured, by rank
 }
 
 // source is one way to ask.
@@ -137,11 +138,11 @@ type source struct {
 func sourcesOf(connector string) []source {
 	switch connector {
 	case config.ConnectorSGLang:
-		return []source{{loadsPath, ReadSGLang}, {legacyPath, ReadSGLangLegacy}, {metricsPath, ReadMetrics}}
+		return []source{{loadsPath, ReadSGLang}, {coreLoadsPath, ReadSGLang}, {legacyPath, ReadSGLangLegacy}, {metricsPath, ReadMetrics}}
 	case config.ConnectorTRTLLM:
 		return []source{{metricsPath, ReadTRTLLM}}
 	case config.ConnectorNone:
-		return []source{{metricsPath, ReadMetrics}, {loadsPath, ReadSGLang}}
+		return []source{{metricsPath, ReadMetrics}, {coreLoadsPath, ReadSGLang}}
 	}
 	return []source{{metricsPath, ReadMetrics}}
 }
@@ -149,9 +150,10 @@ func sourcesOf(connector string) []source {
 // The paths that are asked. SGLang: srt/entrypoints/v1_loads.py and
 // http_server.py.
 const (
-	metricsPath = "/metrics"
-	loadsPath   = "/v1/loads?include=core"
-	legacyPath  = "/get_load"
+	metricsPath   = "/metrics"
+	loadsPath     = "/v1/loads?include=core,disagg,queues,memory"
+	coreLoadsPath = "/v1/loads?include=core" // for an engine that lacks one of the sections
+	legacyPath    = "/get_load"
 )
 
 // keepAnswer is the largest buffer that is kept for the next answer.
@@ -171,7 +173,8 @@ func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
 	var answer Answer
 	switch {
 	case err != nil:
-	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented,
+		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // also of a section that it does not know
 		err = errSilent
 	case status/100 != 2:
 		err = &statusError{from.path, status}
@@ -190,6 +193,7 @@ func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
 	}
 	a.said = ""
 	a.i.GuessBlockTokens(answer.BlockTokens)
+	a.measure(answer.Ranks)
 	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
 }
 
@@ -205,6 +209,27 @@ func (a *asking) failed(err error, log *slog.Logger) {
 	if text := err.Error(); text != a.said {
 		a.said = text
 		log.Info("engine's load is not known", "engine", a.i.Spec.Name, "error", err)
+	}
+}
+
+// measure takes the transfers that are new since the last poll as measurements of
+// how fast the instance's KV travels. With legs side by side only the engines see
+// when a transfer begins.
+func (a *asking) measure(ranks []Rank) {
+	for _, r := range ranks {
+		if r.Moved == 0 || r.Rank == Whole {
+			continue
+		}
+		n := slices.IndexFunc(a.moved, func(o Rank) bool { return o.Rank == r.Rank })
+		switch {
+		case n < 0:
+			a.moved = append(a.moved, r)
+		case a.moved[n].Moved == r.Moved && a.moved[n].MovedIn == r.MovedIn:
+			continue
+		default:
+			a.moved[n] = r
+		}
+		a.i.Transfers.Measure(r.Moved, r.MovedIn)
 	}
 }
 

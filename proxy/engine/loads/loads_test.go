@@ -200,11 +200,17 @@ func TestPoll(t *testing.T) {
 			[]load.View{{Requests: 10, Tokens: 6876, Decode: 6876, Usage: 0.375}}, 16},
 		{"vllm with more ranks than configured and fewer", config.Engine{Connector: config.ConnectorVLLMNixl, Ranks: 3}, says("/metrics", vllmMetrics), 1,
 			[]load.View{{Requests: 5, Tokens: 2292, Decode: 2292, Usage: 0.25}, {Requests: 5, Tokens: 4584, Decode: 4584, Usage: 0.5}, {}}, 16},
-		{"sglang", config.Engine{Connector: config.ConnectorSGLang, Ranks: 2}, says("/v1/loads?include=core", sglangLoads), 1,
+		{"sglang", config.Engine{Connector: config.ConnectorSGLang, Ranks: 2}, says(loadsPath, sglangLoads), 1,
 			[]load.View{{Requests: 2, Tokens: 100, Queued: 30, Decode: 70, Usage: 0.5}, {Requests: 4, Tokens: 300, Decode: 300, Usage: 1}}, 0},
-		{"sglang of old", config.Engine{Connector: config.ConnectorSGLang}, says("/get_load", `[{"dp_rank":0,"num_reqs":3,"num_waiting_reqs":1,"num_tokens":90}]`), 2,
+		{"sglang without one of the sections", config.Engine{Connector: config.ConnectorSGLang}, func(path string) (int, string) {
+			if path == loadsPath {
+				return 400, `{"detail":"Invalid include"}`
+			}
+			return says("/v1/loads?include=core", sglangLoads)(path)
+		}, 2, []load.View{{Requests: 6, Tokens: 400, Queued: 30, Decode: 370, Usage: 0.75}}, 0},
+		{"sglang of old", config.Engine{Connector: config.ConnectorSGLang}, says("/get_load", `[{"dp_rank":0,"num_reqs":3,"num_waiting_reqs":1,"num_tokens":90}]`), 3,
 			[]load.View{{Requests: 3, Tokens: 90, Decode: 90}}, 0},
-		{"sglang of older", config.Engine{Connector: config.ConnectorSGLang}, says("/metrics", "sglang:num_running_reqs 3\n"), 3,
+		{"sglang of older", config.Engine{Connector: config.ConnectorSGLang}, says("/metrics", "sglang:num_running_reqs 3\n"), 4,
 			[]load.View{{Requests: 3}}, 0},
 		{"trtllm", config.Engine{Connector: config.ConnectorTRTLLM, Ranks: 4}, says("/metrics", trtllmOld), 1,
 			[]load.View{
@@ -318,6 +324,35 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
+// TestTransfers: what an engine says of its transfers is measured, each once. A
+// token of this one has 2^30/1024 bytes.
+func TestTransfers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		last := func(speed, millis float64) func(string) (int, string) {
+			return says(loadsPath, fmt.Sprintf(`{"loads":[{"dp_rank":0,"num_running_reqs":1,"memory":{"kv_cache_gb":4,"token_capacity":4096},
+				"disaggregation":{"mode":"prefill","kv_transfer_speed_gb_s":%g,"kv_transfer_latency_ms":%g}}]}`, speed, millis))
+		}
+		l := newLab(t, config.Engine{Name: "e", Connector: config.ConnectorSGLang})
+		l.load["e"] = last(0, 0)
+		l.start(t)
+		speed := &l.registry.Snapshot().Instance("e").Transfers
+		if got := speed.PerToken(); got != 0 {
+			t.Errorf("%v µs a token before there was a transfer", got)
+		}
+		// 10 GB/s for 100 ms are 1024 tokens, 98 µs each.
+		l.set(func() { l.load["e"] = last(10, 100) })
+		time.Sleep(time.Minute) // the same transfer all the time
+		if got := speed.PerToken(); got < 97 || got > 98 {
+			t.Errorf("%v µs a token, want 97.7", got)
+		}
+		l.set(func() { l.load["e"] = last(5, 200) }) // one of the same size that took twice as long
+		time.Sleep(2 * time.Second)
+		if got := speed.PerToken(); got < 146 || got > 147 {
+			t.Errorf("%v µs a token, want the mean of 97.7 and 195.3", got)
+		}
+	})
+}
+
 // TestRest: an engine that knows none of the paths is not asked all the time.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -325,7 +360,7 @@ func TestRest(t *testing.T) {
 		l.load["e"] = says("", "")
 		l.start(t)
 		time.Sleep(5 * time.Minute)
-		for _, path := range []string{"/v1/loads?include=core", "/get_load", "/metrics"} {
+		for _, path := range []string{loadsPath, "/v1/loads?include=core", "/get_load", "/metrics"} {
 			if n := l.count("e" + path); n < 4 || n > 6 {
 				t.Errorf("%s was asked %d times in five minutes", path, n)
 			}

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
@@ -123,6 +124,24 @@ func TestReadSGLang(t *testing.T) {
 	}
 	got, err = ReadSGLang([]byte(`{"loads":[7,{"dp_rank":-1},{"dp_rank":"x"},{"dp_rank":5000},{"dp_rank":null,"num_running_reqs":"3","num_waiting_reqs":1e300,"token_usage":-1}]}`))
 	want = Answer{Ranks: []Rank{rank(Whole, load.Report{Waiting: 1 << 18, Queued: -1})}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
+	}
+
+	const disagg = `{"loads":[
+  {"dp_rank":0,"token_usage":0.75,"disaggregation":{"mode":"decode","decode_prealloc_queue_reqs":3,"decode_retracted_queue_reqs":0},"queues":{"prealloc_ready":0}},
+  {"dp_rank":1,"token_usage":0.75,"disaggregation":{"mode":"decode","decode_prealloc_queue_reqs":3},"queues":{"prealloc_ready":2}},
+  {"dp_rank":2,"token_usage":0.75,"disaggregation":{"mode":"decode","decode_retracted_queue_reqs":1}},
+  {"dp_rank":3,"disaggregation":{"mode":"prefill","kv_transfer_speed_gb_s":20,"kv_transfer_latency_ms":50},"memory":{"kv_cache_gb":40,"token_capacity":400000}},
+  {"dp_rank":4,"disaggregation":{"mode":"prefill","kv_transfer_speed_gb_s":20,"kv_transfer_latency_ms":50},"memory":{"kv_cache_gb":0,"token_capacity":400000}},
+  {"dp_rank":5,"disaggregation":null,"queues":[],"memory":7}]}`
+	got, err = ReadSGLang([]byte(disagg))
+	moved := rank(3, load.Report{Queued: -1})
+	moved.Moved, moved.MovedIn = 10000, 50*time.Millisecond
+	want = Answer{Ranks: []Rank{
+		rank(0, load.Report{Queued: -1, Usage: 0.75}), rank(1, load.Report{Queued: -1, Usage: 1}), rank(2, load.Report{Queued: -1, Usage: 1}),
+		moved, rank(4, load.Report{Queued: -1}), rank(5, load.Report{Queued: -1}),
+	}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}

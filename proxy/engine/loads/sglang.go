@@ -1,6 +1,8 @@
 package loads
 
 import (
+	"time"
+
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -8,6 +10,10 @@ import (
 // srt/managers/load_snapshot.py: num_total_tokens is the KV in use and the
 // prompts that wait; num_waiting_uncached_tokens counts what is not computed of a
 // prompt in chunks, too.
+//
+// A decode on which requests wait for nothing but memory, or were put off for
+// want of it, has none left, whatever its token_usage: part of the memory is
+// reserved for what runs.
 func ReadSGLang(body []byte) (Answer, error) {
 	list, ok, err := openai.Lookup(body, "loads")
 	if err != nil {
@@ -23,7 +29,35 @@ func ReadSGLang(body []byte) (Answer, error) {
 		r.Capacity = tokens(number(o, "max_total_num_tokens"))
 		r.Usage = portion(number(o, "token_usage"))
 		r.Queued = optional(o, "num_waiting_uncached_tokens")
+		queues, disagg := member(o, "queues"), member(o, "disaggregation")
+		if number(&queues, "prealloc_ready") > 0 || number(&disagg, "decode_retracted_queue_reqs") > 0 {
+			r.Usage = 1
+		}
+		r.Moved, r.MovedIn = lastTransfer(o, &disagg)
 	})
+}
+
+// lastTransfer is the tokens of the KV that a prefill rank sent last, and how
+// long that took. The engine tells speed and time; what a token has is the whole
+// memory by the tokens that it holds (both in the same unit of 2^30 bytes).
+func lastTransfer(o, disagg *openai.Object) (tokens int64, took time.Duration) {
+	memory := member(o, "memory")
+	speed, millis := number(disagg, "kv_transfer_speed_gb_s"), number(disagg, "kv_transfer_latency_ms")
+	size, capacity := number(&memory, "kv_cache_gb"), number(&memory, "token_capacity")
+	if !(speed > 0 && millis > 0 && size > 0 && capacity > 0) {
+		return 0, 0
+	}
+	took = time.Duration(bounded(millis, 1e6) * float64(time.Millisecond))
+	return int64(bounded(speed*took.Seconds()/size*capacity, 1<<40)), took
+}
+
+// member is a member of o that is an object; an empty one where it is none.
+func member(o *openai.Object, key string) openai.Object {
+	var inner openai.Object
+	if v, ok := o.Get(key); ok && inner.Parse(v) != nil {
+		return openai.Object{}
+	}
+	return inner
 }
 
 // ReadSGLangLegacy reads GET /get_load of older engines. Source:
