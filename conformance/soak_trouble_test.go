@@ -97,12 +97,12 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	}
 }
 
-// heal ends the trouble of an engine: one that is dead is started anew on its
-// address.
+// heal ends the trouble of an engine: one that is dead, or may be about to die, is
+// started anew on its address.
 func (s *soak) heal(sl *slot) {
 	s.note(sl, "healed")
 	sl.ends = time.Time{}
-	if sl.closed || dead(*sl.engine) {
+	if sl.closed || sl.dies || dead(*sl.engine) {
 		s.restart(sl)
 	} else if err := (*sl.engine).SetFault("", 0, ""); err != nil {
 		s.t.Error(err)
