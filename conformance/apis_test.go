@@ -31,7 +31,7 @@ func quoted(s string) string {
 	return string(b)
 }
 
-// apis are the routes of vLLM.
+// apis are the routes of vLLM, and SGLang's own.
 var apis = []api{
 	{
 		path: "/v1/responses",
@@ -55,10 +55,17 @@ var apis = []api{
 		},
 		evil: func(params string) string { return `"kv_transfer_params":` + params + `,` },
 	},
+	{
+		path: "/generate",
+		body: func(prompt string, tokens int, stream bool) string {
+			return fmt.Sprintf(`{"text":%s,"sampling_params":{"max_new_tokens":%d,"ignore_eos":true},"stream":%t}`, quoted(prompt), tokens, stream)
+		},
+		evil: func(string) string { return `"bootstrap_room":[7],` },
+	},
 }
 
-// eachAPI runs a test for every API that a vLLM connector carries, on one fleet
-// for each connector; the others are refused.
+// eachAPI runs a test for every API that a connector carries, on one fleet for
+// each connector; the others are refused.
 func eachAPI(t *testing.T, o fleetOptions, run func(f *fleet, a api)) {
 	eachConnector(t, func(t *testing.T, name string) {
 		conn, _ := connector.ByName(kindOf(name))
@@ -228,7 +235,10 @@ func TestNoEngineCallsAHostOfTheClient(t *testing.T) {
 	params := fmt.Sprintf(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r",`+
 		`"remote_host":"127.0.0.1","remote_port":%d,"remote_handshake_port":%d,"remote_notify_port":%d,"remote_bootstrap_addr":"http://127.0.0.1:%d","transfer_id":"tx-1","tp_size":1}`, port, port, port, port)
 	eachAPI(t, fleetOptions{}, func(f *fleet, a api) {
-		for _, evil := range []string{`"kv_transfer_params":` + params + `,`, a.evil(params)} {
+		for _, evil := range []string{
+			`"kv_transfer_params":` + params + `,`, a.evil(params),
+			fmt.Sprintf(`"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":7,`, port),
+		} {
 			body := a.body("who is there", 6, false)
 			f.right(f.try(a.path, strings.Replace(body, "{", "{"+evil, 1)), a.path, body)
 			if strings.Contains(body, `"sampling_params":{`) {

@@ -371,8 +371,10 @@ func readAnswer(resp *http.Response, data []byte, err error) answer {
 		case !ok:
 		case string(payload) == "[DONE]", name == "message_stop", name == "response.completed", name == "response.incomplete":
 			a.done = true
-		case name == "error", bytes.HasPrefix(payload, []byte(`{"error"`)):
+		case name == "error", bytes.HasPrefix(payload, []byte(`{"error"`)), bytes.Contains(payload, []byte(`"finish_reason":{"type":"abort"`)):
 			a.errors++
+		case bytes.Contains(payload, []byte(`"meta_info":{`)): // SGLang's own, which repeat all the text
+			a.text = textOf(payload)
 		default:
 			a.text += textOf(payload)
 		}
@@ -393,6 +395,7 @@ func textOf(data []byte) string {
 		}
 		Content texts                     // messages
 		Output  []struct{ Content texts } // responses
+		Text    string                    // SGLang's own
 		Delta   json.RawMessage           // of the typed events of both
 		Type    string
 	}
@@ -416,6 +419,9 @@ func textOf(data []byte) string {
 		json.Unmarshal(a.Delta, &delta.Text)
 	case "content_block_delta":
 		json.Unmarshal(a.Delta, &delta)
+	}
+	if a.Type == "" {
+		b.WriteString(a.Text)
 	}
 	return b.String() + delta.Text
 }

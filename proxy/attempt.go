@@ -35,6 +35,7 @@ type attempt struct {
 	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
 	limit    time.Duration // of the wait for decode's first event
 	edits    [3][]abi.Edit // of header lines, by phase
+	merge    merge         // of decode's answer with prefill's
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -186,6 +187,7 @@ func (a *attempt) concurrent() error {
 	if a.p.Flow == abi.FlowDecodeFirst {
 		a.decodeSent = make(chan struct{})
 	}
+	a.prepareMerge()
 	done := make(chan error, 1)
 	go func() {
 		defer close(done)
@@ -225,6 +227,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 		}
 		switch {
 		case err == nil:
+			a.prefillAnswered()
 			a.p.Lease.PrefillDone()
 			if a.x.info != nil {
 				a.x.informPrefill()

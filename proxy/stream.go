@@ -50,6 +50,13 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	if status, ok := openai.AbortStatus(x.req.API, answer.b); ok {
 		return engineError(row, "aborted", status, answer.b)
 	}
+	if err := a.awaitPrefill(ctx); err != nil {
+		return err
+	}
+	public, err := a.completed(a.conn.Public(&a.c, answer.b))
+	if err != nil {
+		return &legError{phase: row.Phase, target: row.target, reason: "bad_answer", code: 502, sent: true, err: err}
+	}
 	if err := a.take(ctx, false); err != nil {
 		return err
 	}
@@ -61,7 +68,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 		}
 	}
 	copyHeader(x.w.Header(), resp)
-	return x.writeWhole(resp.Status, a.conn.Public(&a.c, answer.b))
+	return x.writeWhole(resp.Status, public)
 }
 
 // take settles that decode has the KV; stream says that its answer has only
@@ -93,6 +100,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if buf, err = readFirstEvent(row, resp, buf, a.limit); err != nil {
 		return err
 	}
+	if err := a.awaitPrefill(ctx); err != nil {
+		return err
+	}
 	if err := a.take(ctx, true); err != nil {
 		return err
 	}
@@ -103,13 +113,16 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
 
 	var events openai.EventScanner
-	err = x.pump(resp, buf, &events)
+	if a.merge.merger != nil {
+		events.Limit = maxAnswer // they can be completed only whole
+	}
+	err = a.pump(resp, buf, &events)
 	if u, ok := events.Usage(); ok {
 		x.usage = u
 		a.p.Decode.Load[a.p.Decode.Rank].Output.Measure(u.Completion-1, time.Since(x.rec.FirstByte))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, errClientWrite) {
-		err = x.endStream(&events) // all was said before the connection broke
+		err = a.endStream(&events) // all was said before the connection broke
 	}
 	switch {
 	case err == nil && (events.Failed || events.Aborted): // the client has been told
@@ -118,8 +131,11 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		return err
 	}
 	le := newLegError(row.Phase, row.target, err)
-	if errors.Is(err, errNoEnd) {
+	switch {
+	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
+	case errors.Is(err, errMerge):
+		le.reason = "bad_answer"
 	}
 	x.breakStream(ctx, &events, le)
 	return le
@@ -175,7 +191,8 @@ func engineError(row *legRow, reason string, status int, data []byte) *legError 
 // pump moves the stream: what is there is read, whole events are written, one
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
-func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
+func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
+	x := a.x
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
 	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
@@ -186,7 +203,12 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
-		if whole := events.Feed(chunk); len(whole) > 0 {
+		whole, merr := a.completedEvents(events.Feed(chunk))
+		if merr != nil {
+			failed = merr
+			return false
+		}
+		if len(whole) > 0 {
 			if err := out.write(whole, resp.Ended()); err != nil {
 				failed = errClientWrite
 				return false
@@ -226,13 +248,16 @@ func (x *exchange) pump(resp *upstream.Response, first *buffer, events *openai.E
 // endStream closes a stream whose framing ended in order. One that lacks its
 // closing event was cut off all the same, and half an event behind the whole
 // ones is of no use to the client.
-func (x *exchange) endStream(events *openai.EventScanner) error {
+func (a *attempt) endStream(events *openai.EventScanner) error {
+	x := a.x
 	rest := events.Finish()
 	failed := events.Failed || events.Aborted
 	if !events.Done && !failed {
 		return errNoEnd
 	}
-	if len(rest) > 0 {
+	if rest, err := a.completedEvents(rest); err != nil {
+		return err
+	} else if len(rest) > 0 {
 		if _, err := x.w.Write(rest); err != nil {
 			return errClientWrite
 		}

@@ -93,14 +93,15 @@ func (d sglangDialect) unary(req *request, seqs []*sequence) any {
 // nativeChunk is a native answer, or a chunk of a native stream: texts are
 // cumulative.
 func nativeChunk(s *sequence) object {
+	g := s.rank.e.proto.(*sglang)
 	text := s.answerText()
 	if s.finish == "" {
 		text = validText(string(s.text.text[:s.text.sent]))
 	}
-	return obj("text", text, "output_ids", append([]token{}, s.output...), "meta_info", obj(
+	return obj("text", text, "output_ids", append([]token{}, s.output...), "meta_info", g.logprobs(obj(
 		"id", s.id, "finish_reason", nativeFinish(s), "prompt_tokens", len(s.prompt), "weight_version", "default",
 		"completion_tokens", len(s.output), "cached_tokens", s.cached, "dp_rank", s.rank.index, "e2e_latency", 0.0,
-	))
+	), s))
 }
 
 // nativeFinish is meta_info.finish_reason.

@@ -15,6 +15,8 @@ type sglangRequest struct {
 	batch bool
 	// items are the sequences' own fields, in choice order.
 	items []sglangItem
+	// logprobs are the sequences' wishes on /generate, in choice order.
+	logprobs []sglangLogprobs
 }
 
 // sglangItem is the part of a request that each of its sequences has for itself
@@ -69,7 +71,13 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 	if ferr != nil {
 		return nil, sglangFieldError(route, ferr)
 	}
-	req.Ext = &sglangRequest{batch: batch, items: items}
+	ext := &sglangRequest{batch: batch, items: items}
+	if route == routeGenerate && req.N > 0 && req.N <= maxSamples {
+		if ext.logprobs, ferr = parseLogprobs(f, len(req.Prompts), req.N); ferr != nil {
+			return nil, sglangFieldError(route, ferr)
+		}
+	}
+	req.Ext = ext
 	req.ID = items[0].rid
 	if g.mode == modeDecode {
 		// Decode has a chunk cache: nothing of it is reused by other requests.

@@ -31,6 +31,7 @@ type Attempt struct {
 	Prefill engine.Target   // zero when aggregated
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
+	Merging bool            // decode's answer is completed from prefill's, see Merger
 	// TRTLLM is what the operator asks of the trtllm connector.
 	TRTLLM TRTLLM
 	// Flow is the order of this attempt's legs: that of the connector, or what its
@@ -75,6 +76,8 @@ type Handoff struct {
 	// Usage is prefill's raw usage object where decode is to report it; else
 	// empty.
 	Usage []byte
+	// Extra is what a Merger completes decode's answer from; else empty.
+	Extra []byte
 }
 
 // Orphan says how far an attempt had come when it ended badly, so that the
@@ -155,6 +158,19 @@ type Connector interface {
 // reason, to be counted, why it is not the style's.
 type Ordered interface {
 	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
+}
+
+// Merger is a connector of concurrent legs that, for some requests, answers with
+// what only prefill knows put into decode's answer. Its methods are pure and safe
+// for concurrent use.
+type Merger interface {
+	// Merges reports whether r is such a request. Its client gets nothing before
+	// prefill has answered.
+	Merges(r *openai.Request) bool
+	// Merge appends decode's whole answer with a 2xx status, or whole events of
+	// its stream, completed from prefill's. An error means that an engine broke
+	// the protocol.
+	Merge(dst []byte, h *Handoff, answer []byte, events bool) ([]byte, error)
 }
 
 // ErrBadReply is what ReadPrefill's errors wrap: an engine that answered with

@@ -42,7 +42,8 @@ func (sglang) Serves(api openai.API) bool {
 }
 
 // Pairable refuses, besides several samples of a prompt, which share a room,
-// what only prefill could answer: log probabilities of the prompt.
+// log probabilities of the prompt in a form that cannot be merged: only prefill
+// knows them.
 func (sglang) Pairable(r *openai.Request) error {
 	if !carriesBatch(r) {
 		if err := oneSequence(r); err != nil {
@@ -55,19 +56,19 @@ func (sglang) Pairable(r *openai.Request) error {
 	return nil
 }
 
-// promptLogprobs names the member that asks for log probabilities of the
-// prompt, "" for none. /generate may have lists, one value for each prompt.
+// promptLogprobs names the member that asks for log probabilities of the prompt
+// in such a form, "" for none.
 func promptLogprobs(r *openai.Request) string {
 	switch r.API {
 	case openai.Completions:
 		if echo, _ := r.Get("echo"); string(echo) == "true" && isSet(r, "logprobs") {
 			return "logprobs"
 		}
-	case openai.Generate:
-		wanted, _ := r.Get("return_logprob")
-		start, _ := r.Get("logprob_start_len")
-		if strings.Contains(string(wanted), "true") && !openai.IsNull(start) && start[0] != '-' {
-			return "logprob_start_len"
+	case openai.Generate: // merged, but for the forms that are no lists
+		for _, key := range [...]string{"return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"} {
+			if v, _ := r.Get(key); string(v) == "true" {
+				return key
+			}
 		}
 	default: // chat has log probabilities of its answer only
 	}
@@ -98,7 +99,7 @@ func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 // its own comes as a success.
 func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if n := batch(a.Request); n > 0 {
-		return readBatch(a.Request.API, n, body)
+		return readBatch(a, n, body)
 	}
 	for _, path := range [...][]string{
 		{"choices", "0", "finish_reason"},
@@ -111,7 +112,7 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		case ok && string(reason) == `"abort"`:
 			return Handoff{}, badReply("the engine aborted the request")
 		case ok:
-			return Handoff{}, nil
+			return sglangHandoff(a, body), nil
 		}
 	}
 	return Handoff{}, badReply("no finish reason")

@@ -81,8 +81,8 @@ func roomList(a *Attempt, n int) []byte {
 
 // readBatch judges prefill's answer to n prompts: one for each, and none that
 // the engine gave up.
-func readBatch(api openai.API, n int, body []byte) (Handoff, error) {
-	if _, aborted := openai.AbortStatus(api, body); aborted {
+func readBatch(a *Attempt, n int, body []byte) (Handoff, error) {
+	if _, aborted := openai.AbortStatus(a.Request.API, body); aborted {
 		return Handoff{}, badReply("the engine aborted a request of the batch")
 	}
 	last := strconv.Itoa(n - 1)
@@ -94,7 +94,7 @@ func readBatch(api openai.API, n int, body []byte) (Handoff, error) {
 		case err != nil:
 			return Handoff{}, badReply(err.Error())
 		case ok && !openai.IsNull(reason):
-			return Handoff{}, nil
+			return sglangHandoff(a, body), nil
 		}
 	}
 	return Handoff{}, badReply("no finish reason for the last of the batch")
