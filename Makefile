@@ -65,6 +65,10 @@ bench: build ## CPU per request and per event against peers, as ratios
 test-real: build ## real vLLM engines on the CPU (Python index needed, not in CI)
 	conformance/real/run.sh
 
+.PHONY: test-kubernetes
+test-kubernetes: ## discovery against a real kube-apiserver (root needed, not in CI)
+	conformance/kubernetes/run.sh
+
 .PHONY: policies
 policies: ## the built-in policies: policies/builtin.wasm.gz from its sources, then tests
 	$(GO) test -count=1 -run '^TestModuleIsItsSource$$' ./conformance/policies -update
@@ -89,6 +93,7 @@ check: vet lint ## all that must hold before a commit lands
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w ."; exit 1; }
 	$(GO) mod tidy -diff
 	cd conformance/clients && $(GO) mod tidy -diff
+	cd conformance/kubernetes && $(GO) mod tidy -diff
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -74,23 +75,41 @@ func startNode(t *testing.T, d func(*config.Discovery)) *node {
 	return n
 }
 
-// states maps the engines to their states.
-func (n *node) states() map[string]string {
+// row is one of GET /v1/engines.
+type row struct{ Name, State, Role, Source string }
+
+func (n *node) rows() (rows []row) {
 	n.t.Helper()
 	resp, err := http.Get(n.adm + "/v1/engines")
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	var rows []struct{ Name, State string }
 	if err := json.NewDecoder(resp.Body).Decode(&rows); err != nil {
 		n.t.Fatal(err)
 	}
+	return rows
+}
+
+// states maps the engines to their states: of two with one name, the younger's.
+func (n *node) states() map[string]string {
+	n.t.Helper()
 	states := map[string]string{}
-	for _, r := range rows {
+	for _, r := range n.rows() {
 		states[r.Name] = r.State
 	}
 	return states
+}
+
+// role returns the youngest role of an engine, "" if there is none.
+func (n *node) role(name string) (role string) {
+	n.t.Helper()
+	for _, r := range n.rows() {
+		if r.Name == name {
+			role = r.Role
+		}
+	}
+	return role
 }
 
 // is waits until an engine has a state; "" is to have left.
@@ -135,7 +154,14 @@ func (n *node) whole(resp *http.Response, tokens int) {
 // startEngine starts a simulated engine; each of its tokens takes so long.
 func startEngine(t *testing.T, connector, role string, token time.Duration) *enginesim.Engine {
 	t.Helper()
-	e, err := enginesim.New(enginesim.Config{Connector: connector, Role: role, DecodeUsPerToken: int(token.Microseconds())})
+	return startEngineAt(t, "127.0.0.1", connector, role, token)
+}
+
+func startEngineAt(t *testing.T, host, connector, role string, token time.Duration) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.New(enginesim.Config{
+		Connector: connector, Role: role, Listen: net.JoinHostPort(host, "0"), DecodeUsPerToken: int(token.Microseconds()),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,8 +93,31 @@ type DiscoveryDNS struct {
 	Engines []Engine `toml:"engine"`
 }
 
-// DiscoveryKubernetes has no keys: only its empty table is accepted.
-type DiscoveryKubernetes struct{}
+// DiscoveryKubernetes is the EndpointSlices of Services.
+type DiscoveryKubernetes struct {
+	// API is the API server, http(s)://host:port. Default "": that of the
+	// cluster this process is a pod of.
+	API string `toml:"api"`
+	// TokenFile is a file with the token that the API server is shown, read
+	// again for each request. Default "": inside a cluster that of the pod's
+	// service account, else none.
+	TokenFile string `toml:"token_file"`
+	// CA is a file of CA certificates (PEM) that may sign the API server's.
+	// Default "": inside a cluster that of the service account, else the
+	// system's.
+	CA string `toml:"ca"`
+	// Namespace is where Services are whose name has none. Default "": the
+	// pod's own.
+	Namespace string `toml:"namespace"`
+	// Pods is a label selector of the pods whose labels and annotations say
+	// more of the engines; "*" is all. Default "": pods are not read.
+	Pods string `toml:"pods"`
+	// Engines are the Services: each an [[engine]] that is a pattern for what is
+	// found. The host of its url is SERVICE or SERVICE.NAMESPACE; without a port
+	// it is that of the EndpointSlices. A host "*" in kv_events and kv_replay is
+	// that of the found one.
+	Engines []Engine `toml:"engine"`
+}
 
 // Fleet is one coordinator with many workers.
 type Fleet struct {
@@ -138,7 +161,7 @@ func defaultDiscovery() Discovery {
 // Enabled reports whether engines are looked for anywhere.
 func (d Discovery) Enabled() bool {
 	return d.MoRIIO.Listen != "" || d.TRTLLM.ClusterURI != "" || d.TRTLLM.MetadataURI != "" ||
-		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0
+		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.Kubernetes.Engines) > 0
 }
 
 func defaultSidecar() Sidecar {

@@ -45,7 +45,7 @@ var problemCases = []struct {
 	{"unknown key is case sensitive", "[server]\nListen = ':1'\n", []want{{"server.Listen", 2, "unknown key"}}},
 	{"unknown quoted key", "[server]\n\"a.b\" = 1\n", []want{{`server."a.b"`, 2, "unknown key"}}},
 	{"unknown key of an entry", twoEngines + "rank = 2\n", []want{{"engine[1].rank", 11, "unknown key"}}},
-	{"unknown key of a table without keys", "[discovery.kubernetes]\nname = 'x'\n", []want{{"discovery.kubernetes.name", 2, "unknown key"}}},
+	{"unknown key of an inner table", "[discovery.kubernetes]\nname = 'x'\n", []want{{"discovery.kubernetes.name", 2, "unknown key"}}},
 	{"several unknown keys in order", "[server]\nz = 1\na = 1\n", []want{{"server.z", 2, "unknown"}, {"server.a", 3, "unknown"}}},
 	{"string wanted", "[server]\nlisten = 8080\n", []want{{"server.listen", 2, "want string, found integer"}}},
 	{"duration as number", "[timeouts]\nprefill = 120\n", []want{{"timeouts.prefill", 2, "want string, found integer"}}},
@@ -248,6 +248,27 @@ kv_replay = "tcp://*"
 		{"discovery.dns.engine[0].url", 7, "not an address"}, {"discovery.dns.engine[1].name", 11, "already the name of discovery.dns.engine[0]"},
 		{"discovery.dns.engine[1].url", 12, "no port"}, {"discovery.dns.engine[1].connector", 14, "not supported"},
 		{"discovery.dns.engine[1].kv_replay", 15, "want tcp://host:port"}}},
+	{"discovery.kubernetes", `[discovery.kubernetes]
+api = 'http://k8s.lab:6443'
+token_file = '/t'
+[[discovery.kubernetes.engine]]
+name = 'p'
+url = 'http://10.0.0.1:8000'
+role = 'prefill'
+connector = 'vllm-nixl'
+[[discovery.kubernetes.engine]]
+name = 'p'
+url = 'http://_http._tcp.p'
+role = 'prefill'
+connector = 'vllm-mooncake'
+kv_events = 'tcp://*:5557'
+kv_replay = '*:5558'
+`, []want{
+		{"discovery.kubernetes.token_file", 3, "in the clear"}, {"discovery.kubernetes.engine[0].url", 6, "name of a Service"},
+		{"discovery.kubernetes.engine[1].name", 10, "already the name of discovery.kubernetes.engine[0]"},
+		{"discovery.kubernetes.engine[1].url", 11, "name of a Service"}, {"discovery.kubernetes.engine[1].connector", 13, "not supported"},
+		{"discovery.kubernetes.engine[1].kv_replay", 15, "want tcp://host:port"}}},
+	{"discovery.kubernetes over loopback", "[discovery.kubernetes]\napi='http://127.0.0.1:8001'\ntoken_file='/t'\n[[discovery.kubernetes.engine]]\nname='p'\nurl='http://p.llm.svc.cluster.local'\nrole='both'\n", nil},
 	{"registry for all", "[discovery.moriio]\nlisten='tcp://*:36367'\n", []want{{"discovery.moriio.listen", 2, "needs discovery.moriio.open"}}},
 	{"registry opened", "[discovery.moriio]\nlisten='tcp://*:36367'\nopen=true\n", nil},
 	{"registry on loopback", "[discovery.moriio]\nlisten='tcp://127.0.0.1:36367'\n", nil},

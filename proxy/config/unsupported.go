@@ -40,7 +40,7 @@ func (k *checker) unsupported() {
 	walk("", "", reflect.ValueOf(k.config).Elem(), func(key, plain string, v reflect.Value) {
 		for _, m := range missing {
 			switch {
-			case m.key != strings.TrimPrefix(plain, "discovery.dns."): // where engine.connector stands too
+			case m.key != strings.TrimPrefix(strings.TrimPrefix(plain, "discovery.dns."), "discovery.kubernetes."): // where engine.connector stands too
 			case strings.HasPrefix(plain, "policy.") && k.isPlugin(m.value): // it wins over a built-in of its name
 			case m.value == "" && isSet(v):
 				k.add(key, "not supported by this build")

@@ -41,6 +41,7 @@ func (k *checker) discovery() {
 		k.add("discovery.trtllm.cluster_name", "must not contain /")
 	}
 	k.dns()
+	k.kubernetes()
 }
 
 // place wants an entry of discovery.allow: an address, a network, or a name.
@@ -85,9 +86,34 @@ func (k *checker) dns() {
 				k.add(joinKey(at, "url"), "must have a name that is looked up, not an address")
 			}
 		}
-		e.KVEvents = strings.Replace(e.KVEvents, "//*:", "//0.0.0.0:", 1)
-		e.KVReplay = strings.Replace(e.KVReplay, "//*:", "//0.0.0.0:", 1)
-		k.engine(at, e, names)
+		k.pattern(at, e, names)
+	}
+}
+
+// pattern checks an engine that stands for those that are found: the host of its
+// addresses may be *.
+func (k *checker) pattern(at string, e Engine, names map[string]string) {
+	e.KVEvents = strings.Replace(e.KVEvents, "//*:", "//0.0.0.0:", 1)
+	e.KVReplay = strings.Replace(e.KVReplay, "//*:", "//0.0.0.0:", 1)
+	k.engine(at, e, names)
+}
+
+// kubernetes checks [discovery.kubernetes] and its patterns.
+func (k *checker) kubernetes() {
+	d := k.config.Discovery.Kubernetes
+	if d.API != "" {
+		k.httpURL("discovery.kubernetes.api", d.API)
+		if u, err := url.Parse(d.API); err == nil && u.Scheme == "http" && d.TokenFile != "" && !isLoopback(u.Host) {
+			k.add("discovery.kubernetes.token_file", "would be sent in the clear: discovery.kubernetes.api is neither https nor loopback")
+		}
+	}
+	names := map[string]string{}
+	for i, e := range d.Engines {
+		at := indexKey("discovery.kubernetes.engine", i)
+		if u, err := url.Parse(e.URL); err == nil && u.Hostname() != "" && (net.ParseIP(u.Hostname()) != nil || !validHost(u.Hostname()) || strings.HasPrefix(u.Hostname(), "_")) {
+			k.add(joinKey(at, "url"), "must have the name of a Service as its host: SERVICE or SERVICE.NAMESPACE")
+		}
+		k.pattern(at, e, names)
 	}
 }
 

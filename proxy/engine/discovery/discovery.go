@@ -1,5 +1,5 @@
 // Package discovery finds engines beyond those of the configuration: in a file,
-// in DNS, in etcd. Each source hands whole lists to the registry, which keeps
+// in DNS, in etcd, behind Kubernetes Services. Each source hands whole lists to the registry, which keeps
 // what is unchanged, lets what is missing drain, and probes what is new.
 //
 // One rule holds for all of them: trouble changes nothing. A file that cannot
@@ -61,7 +61,7 @@ type Manager struct {
 }
 
 // New returns a manager of what cfg, which is checked, turns on. It starts
-// nothing, and opens nothing but the files that hold etcd's keys.
+// nothing, and opens nothing but files that hold keys.
 func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -75,6 +75,13 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	}
 	if len(cfg.Etcd.Endpoints) > 0 {
 		s, err := newRecords(cfg.Etcd, o.Log)
+		if err != nil {
+			return nil, err
+		}
+		m.sources = append(m.sources, s)
+	}
+	if len(cfg.Kubernetes.Engines) > 0 {
+		s, err := newKubernetes(cfg.Kubernetes, o.Log)
 		if err != nil {
 			return nil, err
 		}

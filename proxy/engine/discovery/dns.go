@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -192,19 +191,26 @@ func (s *dnsSource) update(n *dnsName, hosts []string) {
 
 // engineAt is the pattern with a found host and port.
 func (n *dnsName) engineAt(host string) config.Engine {
-	e, u := n.pattern, *n.url
-	u.Host = host
-	e.URL = u.String()
-	bare := u.Hostname()
-	at := bare
-	if n.url.Port() == "" && u.Port() != "" { // SRV: one host may have several
-		at = fmt.Sprintf("%s:%s", bare, u.Port())
+	e, found := atHost(n.pattern, n.url, host)
+	at := found.Hostname()
+	if n.url.Port() == "" && found.Port() != "" { // SRV: one host may have several
+		at += ":" + found.Port()
 	}
 	e.Name = n.pattern.Name + "@" + at
+	return e
+}
+
+// atHost is a pattern, whose URL is at, with a found host, and port if it has
+// one, in its addresses; and its URL.
+func atHost(pattern config.Engine, at *url.URL, host string) (config.Engine, *url.URL) {
+	u := *at
+	u.Host = host
+	pattern.URL = u.String()
+	bare := u.Hostname()
 	if strings.Contains(bare, ":") {
 		bare = "[" + bare + "]"
 	}
-	e.KVEvents = strings.Replace(e.KVEvents, "//*:", "//"+bare+":", 1)
-	e.KVReplay = strings.Replace(e.KVReplay, "//*:", "//"+bare+":", 1)
-	return e
+	pattern.KVEvents = strings.Replace(pattern.KVEvents, "//*:", "//"+bare+":", 1)
+	pattern.KVReplay = strings.Replace(pattern.KVReplay, "//*:", "//"+bare+":", 1)
+	return pattern, &u
 }

@@ -2,9 +2,7 @@ package discovery
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -45,14 +43,8 @@ func etcdTLS(cfg config.DiscoveryEtcd) (*tls.Config, error) {
 		c.Certificates = []tls.Certificate{pair}
 	}
 	if cfg.CA != "" {
-		pem, err := os.ReadFile(cfg.CA)
-		if err == nil {
-			c.RootCAs = x509.NewCertPool()
-			if !c.RootCAs.AppendCertsFromPEM(pem) {
-				err = fmt.Errorf("no certificate in %s", cfg.CA)
-			}
-		}
-		if err != nil {
+		var err error
+		if c.RootCAs, err = readCAs(cfg.CA); err != nil {
 			return nil, config.Problems{{Key: "discovery.etcd.ca", Message: err.Error()}}
 		}
 	}

@@ -1,0 +1,312 @@
+//go:build !kubernetes
+
+package discovery
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// engineHost is where the pods' engines are. A real API server takes no loopback
+// address into an EndpointSlice; in all else the simulated one is as strict as
+// its clients here can notice.
+const engineHost = "127.0.0.1"
+
+// simServer is a simulated API server: objects in two paths, whose versions are
+// those of one history, as etcd has it. What it says is shaped as what
+// kube-apiserver v1.34.4 said.
+type simServer struct {
+	t      *testing.T
+	listen string
+	certs  *certificates
+	http   *http.Server
+
+	mu      sync.Mutex
+	version int
+	oldest  int                          // versions before it are compacted away
+	objects map[string]map[string]fields // by path and name
+	history []change
+	news    chan struct{} // closed at the next change
+}
+
+// change is one step of the history.
+type change struct {
+	path        string
+	before, now fields // nil: it was not there, is not there
+	version     int
+}
+
+func newAPIServer(t *testing.T, c *cluster) apiServer {
+	t.Helper()
+	s := &simServer{
+		t: t, listen: freeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
+		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}},
+	}
+	s.start()
+	t.Cleanup(s.kill)
+	return s
+}
+
+func (s *simServer) addr() string { return s.listen }
+
+func (s *simServer) start() {
+	s.t.Helper()
+	l, err := net.Listen("tcp", s.listen)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.http = &http.Server{Handler: s}
+	go func(server *http.Server) { _ = server.ServeTLS(l, s.certs.cert, s.certs.key) }(s.http)
+}
+
+// kill ends the server with all its connections.
+func (s *simServer) kill() { s.http.Close() }
+
+func (s *simServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	path, name := r.URL.Path, ""
+	if s.objects[path] == nil {
+		at := strings.LastIndexByte(path, '/')
+		path, name = path[:at], path[at+1:]
+	}
+	switch {
+	case token != adminToken && token != readerToken:
+		sayStatus(w, http.StatusUnauthorized, "Unauthorized")
+	case token == readerToken && (r.Method != http.MethodGet || name != ""):
+		sayStatus(w, http.StatusForbidden, "forbidden: User \"pdproxy\"")
+	case s.objects[path] == nil:
+		sayStatus(w, http.StatusNotFound, "the server could not find the requested resource")
+	case r.Method != http.MethodGet:
+		s.write(w, r, path, name)
+	case r.URL.Query().Has("watch"):
+		s.watch(w, r, path)
+	default:
+		s.list(w, r, path)
+	}
+}
+
+func sayStatus(w http.ResponseWriter, code int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(statusOf(code, message))
+}
+
+func statusOf(code int, message string) fields {
+	return fields{"kind": "Status", "apiVersion": "v1", "metadata": fields{}, "status": "Failure", "message": message, "code": code}
+}
+
+// write creates, patches or deletes one object.
+func (s *simServer) write(w http.ResponseWriter, r *http.Request, path, name string) {
+	var sent fields
+	if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+		sayStatus(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var now fields
+	before := s.objects[path][name]
+	switch {
+	case r.Method == http.MethodPost && name == "":
+		now = merged(sent, fields{"metadata": fields{"uid": fmt.Sprint("uid-", s.version+1)}})
+		name, _ = now["metadata"].(fields)["name"].(string)
+		before = s.objects[path][name]
+		if name == "" || before != nil {
+			sayStatus(w, http.StatusConflict, "already exists, or no name")
+			return
+		}
+	case before == nil:
+		sayStatus(w, http.StatusNotFound, "not found")
+		return
+	case r.Method == http.MethodPatch && r.Header.Get("Content-Type") == "application/merge-patch+json":
+		now = merged(before, sent)
+	case r.Method != http.MethodDelete:
+		sayStatus(w, http.StatusMethodNotAllowed, "the server does not allow this method on the requested resource")
+		return
+	}
+	s.version++
+	at := fields{"metadata": fields{"resourceVersion": strconv.Itoa(s.version)}}
+	if now == nil {
+		delete(s.objects[path], name)
+		before = merged(before, at)
+	} else {
+		now = merged(now, at)
+		s.objects[path][name] = now
+	}
+	s.history = append(s.history, change{path: path, before: before, now: now, version: s.version})
+	close(s.news)
+	s.news = make(chan struct{})
+	answer := now
+	if now == nil {
+		answer = before
+	}
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// merged is an object with a merge patch (RFC 7386) on it; neither is changed.
+func merged(object, patch fields) fields {
+	result := maps.Clone(object)
+	if result == nil {
+		result = fields{}
+	}
+	for key, value := range patch {
+		inner, isObject := value.(fields)
+		switch {
+		case value == nil:
+			delete(result, key)
+		case isObject:
+			of, _ := result[key].(fields)
+			result[key] = merged(of, inner)
+		default:
+			result[key] = value
+		}
+	}
+	return result
+}
+
+// selects reports whether a label selector takes an object; nil it never does.
+func selects(selector string, o fields) bool {
+	if o == nil {
+		return false
+	}
+	metadata, _ := o["metadata"].(fields)
+	labels, _ := metadata["labels"].(fields)
+	for term := range strings.SplitSeq(selector, ",") {
+		key, value, _ := strings.Cut(term, "=")
+		if term != "" && labels[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// knows refuses queries that it has no rule for.
+func knows(w http.ResponseWriter, r *http.Request, keys ...string) bool {
+	for key := range r.URL.Query() {
+		if !slices.Contains(keys, key) {
+			sayStatus(w, http.StatusBadRequest, "unknown parameter "+key)
+			return false
+		}
+	}
+	return true
+}
+
+func (s *simServer) list(w http.ResponseWriter, r *http.Request, path string) {
+	if !knows(w, r, "labelSelector") {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	items := []fields{}
+	for _, name := range slices.Sorted(maps.Keys(s.objects[path])) {
+		if o := s.objects[path][name]; selects(r.URL.Query().Get("labelSelector"), o) {
+			items = append(items, o)
+		}
+	}
+	_ = json.NewEncoder(w).Encode(fields{"metadata": fields{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
+}
+
+// watch tells of the changes after a version until the client's time is up. Every
+// second it says how far it is.
+func (s *simServer) watch(w http.ResponseWriter, r *http.Request, path string) {
+	if !knows(w, r, "watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds", "labelSelector") {
+		return
+	}
+	q := r.URL.Query()
+	from, err := strconv.Atoi(q.Get("resourceVersion"))
+	seconds, err2 := strconv.Atoi(q.Get("timeoutSeconds"))
+	if err != nil || err2 != nil {
+		sayStatus(w, http.StatusBadRequest, "invalid number")
+		return
+	}
+	over, bookmark := time.After(time.Duration(seconds)*time.Second), time.NewTicker(time.Second)
+	defer bookmark.Stop()
+	say := func(kind string, object fields) {
+		_ = json.NewEncoder(w).Encode(fields{"type": kind, "object": object})
+		_ = http.NewResponseController(w).Flush()
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = http.NewResponseController(w).Flush()
+	for {
+		changes, news, expired := s.since(from)
+		if expired {
+			say("ERROR", statusOf(http.StatusGone, fmt.Sprintf("too old resource version: %d", from)))
+			return
+		}
+		for _, c := range changes {
+			from = c.version
+			was, is := selects(q.Get("labelSelector"), c.before), selects(q.Get("labelSelector"), c.now)
+			switch {
+			case c.path != path:
+			case is && was:
+				say("MODIFIED", c.now)
+			case is:
+				say("ADDED", c.now)
+			case was:
+				say("DELETED", merged(c.before, fields{"metadata": fields{"resourceVersion": strconv.Itoa(c.version)}}))
+			}
+		}
+		select {
+		case <-news:
+		case <-bookmark.C:
+			if q.Get("allowWatchBookmarks") == "true" {
+				say("BOOKMARK", fields{"metadata": fields{"resourceVersion": strconv.Itoa(from)}})
+			}
+		case <-over:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// since returns the changes after a version and what is closed at the next one.
+func (s *simServer) since(version int) (list []change, news chan struct{}, expired bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.history {
+		if c.version > version {
+			list = append(list, c)
+		}
+	}
+	return list, s.news, version < s.oldest
+}
+
+// compact forgets all history, and has every watch notice.
+func (s *simServer) compact() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history = nil
+	s.version += 10
+	s.oldest = s.version
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// A watch whose history is gone is begun anew.
+func TestHistoryIsGone(t *testing.T) {
+	c := newCluster(t)
+	c.run("p0", "prefill", 0)
+	d0 := c.run("d0", "decode", 0)
+	n := c.node()
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	c.server.(*simServer).compact()
+	c.run("d1", "decode", 0)
+	n.is(podName("d1"), "ready")
+	d0.leaves()
+	n.is(podName("d0"), "")
+	if n.log.contains("engines cannot be looked for") {
+		t.Error("it is no trouble")
+	}
+	n.ask()
+}

@@ -1,0 +1,123 @@
+//go:build kubernetes
+
+package discovery
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// engineHost is where the pods' engines are: an address of the network namespace
+// that conformance/kubernetes/run.sh makes, because a real API server takes no
+// loopback address into an EndpointSlice.
+const engineHost = "10.77.0.1"
+
+// realServer is kube-apiserver, from PATH, over a real etcd.
+type realServer struct {
+	t      *testing.T
+	listen string
+	args   []string
+	log    string
+	cmd    *exec.Cmd
+	c      *cluster
+}
+
+func newAPIServer(t *testing.T, c *cluster) apiServer {
+	t.Helper()
+	dir := t.TempDir()
+	s := &realServer{t: t, c: c, listen: freeAddr(t), log: filepath.Join(dir, "log")}
+	tokens := filepath.Join(dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(adminToken+",admin,1,system:masters\n"+readerToken+",pdproxy,2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	host, port, err := net.SplitHostPort(s.listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.args = []string{
+		"--etcd-servers=" + startStore(t).url(), "--bind-address=" + host, "--secure-port=" + port,
+		"--tls-cert-file=" + c.certs.cert, "--tls-private-key-file=" + c.certs.key, "--cert-dir=" + dir,
+		"--service-account-issuer=https://pdproxy.test", "--service-account-key-file=" + c.certs.key, "--service-account-signing-key-file=" + c.certs.key,
+		"--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.88.0.0/24",
+		"--disable-admission-plugins=ServiceAccount", "--advertise-address=" + engineHost,
+	}
+	t.Cleanup(func() {
+		s.kill()
+		if text, err := os.ReadFile(s.log); t.Failed() {
+			t.Logf("kube-apiserver: %v ...%s", err, text[max(0, len(text)-4000):])
+		}
+	})
+	s.start()
+	s.prepare()
+	return s
+}
+
+// prepare makes the namespace, and lets the proxy read what docs/discovery.md
+// says it needs.
+func (s *realServer) prepare() {
+	s.t.Helper()
+	do := func(path string, object fields) {
+		s.t.Helper()
+		s.c.server = s
+		s.c.do(http.MethodPost, path, object)
+	}
+	do("/api/v1/namespaces", fields{"apiVersion": "v1", "kind": "Namespace", "metadata": fields{"name": "llm"}})
+	do("/apis/rbac.authorization.k8s.io/v1/namespaces/llm/roles", fields{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": fields{"name": "pdproxy"},
+		"rules": []fields{
+			{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}},
+			{"apiGroups": []string{""}, "resources": []string{"pods"}, "verbs": []string{"list", "watch"}},
+		},
+	})
+	do("/apis/rbac.authorization.k8s.io/v1/namespaces/llm/rolebindings", fields{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": fields{"name": "pdproxy"},
+		"roleRef":  fields{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pdproxy"},
+		"subjects": []fields{{"kind": "User", "name": "pdproxy", "apiGroup": "rbac.authorization.k8s.io"}},
+	})
+}
+
+func (s *realServer) addr() string { return s.listen }
+
+// start runs the server and waits until it is ready.
+func (s *realServer) start() {
+	s.t.Helper()
+	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	s.cmd = exec.Command("kube-apiserver", s.args...)
+	s.cmd.Stderr = log
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	eventually(s.t, "the API server is ready", func() bool {
+		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "https://"+s.listen+"/readyz", nil)
+		if err != nil {
+			return false
+		}
+		req.Header.Set("Authorization", "Bearer "+adminToken)
+		resp, err := s.c.client.Do(req)
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// kill ends the server as kill -9 does. It may be called twice.
+func (s *realServer) kill() {
+	if s.cmd.ProcessState != nil {
+		return
+	}
+	if err := s.cmd.Process.Kill(); err != nil {
+		s.t.Error(err)
+	}
+	_ = s.cmd.Wait() // killed, it says
+	s.c.client.CloseIdleConnections()
+}

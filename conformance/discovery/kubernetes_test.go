@@ -1,0 +1,129 @@
+package discovery
+
+import (
+	"testing"
+	"time"
+)
+
+func TestKubernetes(t *testing.T) {
+	c := newCluster(t)
+	c.run("p0", "prefill", 0)
+	d0 := c.run("d0", "decode", 0)
+	n := c.node()
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	if p, d := n.ask(); p != podName("p0") || d != podName("d0") {
+		t.Errorf("served by %q and %q", p, d)
+	}
+	d1 := c.run("d1", "decode", 0)
+	n.is(podName("d1"), "ready")
+	d0.leaves()
+	n.is(podName("d0"), "")
+	if _, d := n.ask(); d != podName("d1") {
+		t.Errorf("served by %q", d)
+	}
+	d1.becomes(false, false, false) // its readiness probe fails
+	n.is(podName("d1"), "")
+	if resp := n.open(8, false); resp.StatusCode != 503 {
+		t.Errorf("status %d without a decode engine", resp.StatusCode)
+	}
+	d1.becomes(true, true, false)
+	n.is(podName("d1"), "ready")
+	n.ask()
+}
+
+// A pod that terminates gets nothing new; its transfers and streams go on.
+func TestTerminatingPodDrains(t *testing.T) {
+	c := newCluster(t)
+	p0, d0 := c.run("p0", "prefill", 0), c.run("d0", "decode", 50*time.Millisecond)
+	n := c.node()
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	stream := n.open(120, true) // six seconds
+	c.run("p1", "prefill", 0)
+	c.run("d1", "decode", 0)
+	n.is(podName("p1"), "ready")
+	n.is(podName("d1"), "ready")
+	p0.becomes(false, true, true)
+	d0.becomes(false, true, true)
+	n.is(podName("d0"), "draining")
+	n.is(podName("p0"), "")
+	for range 5 {
+		if p, d := n.ask(); p != podName("p1") || d != podName("d1") {
+			t.Errorf("served by %q and %q", p, d)
+		}
+	}
+	n.whole(stream, 120)
+	n.is(podName("d0"), "")
+}
+
+// A role is what the pod's label says now.
+func TestRoleIsChanged(t *testing.T) {
+	c := newCluster(t)
+	c.run("p0", "prefill", 0)
+	c.run("d0", "decode", 0)
+	flips := c.run("x", "both", 0)
+	flips.plays("decode")
+	n := c.node()
+	for _, name := range []string{"p0", "d0", "x"} {
+		n.is(podName(name), "ready")
+	}
+	if got := n.role(podName("x")); got != "decode" {
+		t.Errorf("the role is %q", got)
+	}
+	flips.plays("prefill")
+	eventually(t, "the role is the new one", func() bool { return n.role(podName("x")) == "prefill" && n.states()[podName("x")] == "ready" })
+	n.ask()
+}
+
+// While the API server is away, or cannot be reached, nothing changes; then all
+// that happened meanwhile is taken in.
+func TestAPIServerAway(t *testing.T) {
+	c := newCluster(t)
+	c.run("p0", "prefill", 0)
+	d0 := c.run("d0", "decode", 0)
+	n := c.node()
+	n.is(podName("p0"), "ready")
+	n.is(podName("d0"), "ready")
+	c.server.kill()
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		n.ask()
+		if s := n.states(); s[podName("p0")] != "ready" || s[podName("d0")] != "ready" {
+			t.Fatalf("engines are %v", s)
+		}
+	}
+	c.server.start()
+	eventually(t, "it is found again", func() bool { return n.log.contains("engines can be looked for again") })
+	c.run("d1", "decode", 0)
+	n.is(podName("d1"), "ready")
+	c.wire.set(true)
+	d0.leaves()
+	c.run("d2", "decode", 0)
+	if s := n.states(); s[podName("d0")] != "ready" || s[podName("d2")] != "" {
+		t.Errorf("cut off, engines are %v", s)
+	}
+	c.wire.set(false)
+	n.is(podName("d2"), "ready")
+	n.is(podName("d0"), "")
+	if s := n.states(); s[podName("p0")] != "ready" || s[podName("d1")] != "ready" {
+		t.Errorf("engines are %v", s)
+	}
+	if n.log.contains(`msg="engine is draining" engine=vllm@p0`) || n.log.contains(`msg="engine is draining" engine=vllm@d1`) {
+		t.Error("a live engine was dropped")
+	}
+}
+
+// Without a good token nothing is found, and that is said; with one from the
+// same file, all is.
+func TestTokenIsReadAgain(t *testing.T) {
+	c := newCluster(t)
+	c.run("p0", "prefill", 0)
+	c.tell("nonsense")
+	n := c.node()
+	eventually(t, "it is said", func() bool { return n.log.contains("status 401") })
+	c.tell(readerToken)
+	n.is(podName("p0"), "ready")
+	if n.log.contains("nonsense") || n.log.contains(readerToken) {
+		t.Error("a token is in the log")
+	}
+}
