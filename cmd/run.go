@@ -103,6 +103,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.knowledge.run(background) })
 	wg.Go(func() { n.coordinator.Run(background) })
 	wg.Go(func() { n.loads.Run(background) })
+	wg.Go(func() { n.server.WarmPairs(ctx) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -85,5 +86,119 @@ func TestRefusedPairOnly(t *testing.T) {
 	}
 	if p, d := f.prefill[0].State(), f.decode[0].State(); p.Requests+d.Requests != 0 {
 		t.Errorf("the engines saw %d and %d requests", p.Requests, d.Requests)
+	}
+}
+
+// warmFleet is a fleet that warms its pairs up, whose engines need so long to
+// make a connection.
+func warmFleet(t *testing.T, connector string, prefill, decode int, connect time.Duration, more func(*config.Config)) *fleet {
+	return startFleet(t, connector, fleetOptions{prefill: prefill, decode: decode,
+		engine: func(_ string, _ int, c *enginesim.Config) {
+			c.ConnectDelay = connect
+			c.HandshakeTimeout = patience
+			c.TRTLLM.KVTransferTimeout, c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = patience, patience, patience
+		},
+		config: func(c *config.Config) {
+			c.Pairs.WarmUp, c.Pairs.WarmUpInterval = true, config.Duration(10*time.Millisecond)
+			c.Health.LoadInterval = config.Duration(50 * time.Millisecond)
+			if more != nil {
+				more(c)
+			}
+		},
+	})
+}
+
+// waits is how many transfers have waited for a connection, and peers how many
+// connections there are.
+func (f *fleet) waits() (waits, peers int64) {
+	for _, e := range f.engines() {
+		s := e.State()
+		waits, peers = waits+s.ConnectionWaits, peers+s.PeerConnections
+	}
+	return waits, peers
+}
+
+// TestWarmPairs: engines need two seconds to make a connection. With warm-up no
+// user's request waits for one, so that the first through each pair takes what
+// the hundredth takes: the engines' own account of who waited is compared, and
+// of the clock only that the first took less than a connection does.
+func TestWarmPairs(t *testing.T) {
+	const connect = 2 * time.Second
+	for _, connector := range connectors {
+		t.Run(connector, func(t *testing.T) {
+			f := warmFleet(t, connector, 1, 1, connect, nil)
+			f.eventually("all pairs are ready", func() bool {
+				var rows []pairRow
+				f.admin("/v1/pairs", &rows)
+				return len(rows) == 1 && rows[0].State == "ready"
+			})
+			waited, peers := f.waits()
+			if waited == 0 || peers == 0 {
+				t.Fatalf("%d connections were made, %d transfers waited", peers, waited)
+			}
+			if n := f.metric("pdproxy_exchanges_total"); n != 0 {
+				t.Errorf("%v exchanges are counted before the first", n)
+			}
+			f.eventually("the warm-up is counted", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="ok"`) == 1 })
+			f.settled()
+			for n := range 100 {
+				body := chat("request "+strings.Repeat("word ", 40)+string(rune('a'+n%26))+string(rune('a'+n/26)), 2, true)
+				f.right(f.try("/v1/chat/completions", body), "/v1/chat/completions", body)
+				if w, p := f.waits(); w != waited || p != peers {
+					t.Fatalf("request %d waited for a connection", n+1)
+				}
+			}
+			if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 {
+				t.Errorf("%d transfers", n)
+			}
+		})
+	}
+}
+
+// TestColdPairs is the other side: without warm-up the first user's request
+// waits, and the pair is warming meanwhile.
+func TestColdPairs(t *testing.T) {
+	f := warmFleet(t, enginesim.ConnectorVLLMNixl, 1, 1, 300*time.Millisecond, func(c *config.Config) { c.Pairs.WarmUp = false })
+	body := chat("a prompt of some words", 2, false)
+	done := make(chan answer, 1)
+	go func() { done <- f.try("/v1/chat/completions", body) }()
+	f.eventually("the pair is warming", func() bool {
+		var rows []pairRow
+		f.admin("/v1/pairs", &rows)
+		return len(rows) == 1 && rows[0].State != "unknown"
+	})
+	f.right(<-done, "/v1/chat/completions", body)
+	if waited, peers := f.waits(); waited != 1 || peers != 1 {
+		t.Errorf("%d connections were made, %d transfers waited", peers, waited)
+	}
+}
+
+// TestWarmUpFails: a pair that cannot transfer is known before a user meets it,
+// is tried again ever less often, and leaves nothing behind on the engines.
+func TestWarmUpFails(t *testing.T) {
+	for _, connector := range connectors {
+		t.Run(connector, func(t *testing.T) {
+			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
+				engine: func(role string, _ int, c *enginesim.Config) {
+					c.Lease = 2 * time.Second // nobody else can free the blocks
+					if role == enginesim.RoleDecode {
+						c.Fail = "1:load"
+					}
+				},
+				config: func(c *config.Config) {
+					c.Pairs.WarmUp = true
+					c.Circuit.Failures = 1
+				},
+			})
+			f.eventually("a warm-up has failed", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) > 0 })
+			var rows []pairRow
+			if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].State == "ready" ||
+				rows[0].Failures == 0 && connector != enginesim.ConnectorSGLang { // there both engines report the failure, as their own
+				t.Errorf("pairs %+v", rows)
+			}
+			if n := f.metric("pdproxy_exchanges_total"); n != 0 {
+				t.Errorf("%v exchanges are counted before the first", n)
+			}
+		})
 	}
 }

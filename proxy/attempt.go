@@ -26,6 +26,8 @@ type attempt struct {
 	answer  *buffer       // prefill's answer; handoff aliases it
 	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
 	legBody *buffer       // body of the leg that answers the client
+	pair    *engine.Pair  // of the two targets; nil with one leg
+	fresh   bool          // nothing had come over it when the attempt began
 
 	// decodeSent is closed when all of the decode leg has been sent, where prefill
 	// waits for that; else nil.
@@ -77,9 +79,25 @@ func (a *attempt) end(err error) {
 		a.cleanup(err)
 	}
 	a.p.Lease.Release()
+	a.leavePair()
 	a.answer.free()
 	a.legBody.free()
 	a.handoff = connector.Handoff{}
+}
+
+// joinPair notes that the attempt begins on its pair of targets.
+func (a *attempt) joinPair() {
+	if !a.p.Prefill.IsZero() {
+		a.pair = a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode)
+		a.fresh = a.pair.Begin()
+	}
+}
+
+func (a *attempt) leavePair() {
+	if a.fresh {
+		a.pair.End()
+	}
+	a.pair, a.fresh = nil, false
 }
 
 // releaseRequest gives back what an open stream no longer needs: the request as
@@ -161,7 +179,9 @@ func (a *attempt) moveDecode(err error) bool {
 		return false
 	}
 	a.p.Lease.Release()
+	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
+	a.joinPair()
 	x.placed(p)
 	return true
 }

@@ -52,6 +52,7 @@ type exchange struct {
 	line      RecordedLine    // of the recording
 	legPolicy LegPolicy       // nil: none
 	info      *abi.StreamInfo // nil: no filter asks
+	warm      bool            // a warm-up: no client asked for it
 }
 
 // serveExchange runs one generating request.
@@ -354,6 +355,18 @@ func (x *exchange) close() {
 	}
 	now := time.Now()
 	x.rec.close(now, x.outcome, x.usage)
+	if !x.warm {
+		x.settle(now)
+	}
+	x.s.live.remove(&x.view)
+	x.releaseBody()
+	s := x.s
+	x.reset()
+	s.exchanges.Put(x)
+}
+
+// settle tells everybody who keeps books what became of the exchange.
+func (x *exchange) settle(now time.Time) {
 	m := x.s.deps.Metrics
 	m.Exchange(x.rec.Flow, x.outcome, now.Sub(x.rec.Start))
 	m.MergeIntervals(&x.intervals)
@@ -379,12 +392,7 @@ func (x *exchange) close() {
 	if x.legPolicy != nil {
 		x.finish()
 	}
-	x.s.live.remove(&x.view)
 	x.s.explain.put(&x.rec)
-	x.releaseBody()
-	s := x.s
-	x.reset()
-	s.exchanges.Put(x)
 }
 
 // releaseBody gives the request's bytes back; nothing may be retried after it.
@@ -403,7 +411,7 @@ func (x *exchange) reset() {
 	x.rc = http.ResponseController{}
 	x.view.placed.Store(nil)
 	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
-	x.key, x.committed, x.cut, x.tries, x.outcome = "", false, false, [3]int{}, telemetry.OutcomeNone
+	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.reset()
 	x.line = RecordedLine{}
@@ -428,6 +436,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 	}
 	a.order()
 	x.placed(p)
+	a.joinPair()
 	if p.FirstByte > 0 {
 		a.deadline = time.Now().Add(p.FirstByte)
 	}

@@ -111,7 +111,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 func (a *attempt) blame(err error) error {
 	var le *legError
 	if errors.As(err, &le) && le.phase == abi.Decode && !a.p.Prefill.IsZero() && !a.orphan.DecodeTook && le.status/100 == 5 {
-		le.pair = a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode)
+		le.pair = a.pair
 	}
 	return err
 }
@@ -191,6 +191,9 @@ func (x *exchange) legSucceeded(row *legRow) {
 	now := time.Now()
 	row.end(now, "")
 	row.target.Breaker.Success()
+	if x.warm { // most of its time was the engines' handshake
+		return
+	}
 	x.s.deps.Metrics.Leg(row.Phase, row.target.Spec.Connector, now.Sub(row.Start))
 }
 

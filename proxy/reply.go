@@ -121,7 +121,9 @@ func (a *attempt) replyHandoff() error {
 	x := a.x
 	now := time.Now()
 	x.rec.FirstByte = now
-	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	if !x.warm {
+		x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	}
 	if x.info != nil {
 		x.informFirstByte(now)
 	}

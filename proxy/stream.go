@@ -79,9 +79,9 @@ func (a *attempt) take(ctx context.Context, stream bool) error {
 		return context.Cause(ctx)
 	}
 	a.orphan.DecodeTook = true
-	if !a.p.Prefill.IsZero() {
-		a.x.s.deps.Registry.Pair(a.p.Prefill, a.p.Decode).Success()
-		if stream && !a.handed.IsZero() {
+	if a.pair != nil {
+		a.pair.Success()
+		if stream && !a.handed.IsZero() && !a.fresh { // else the handshake's time is in it
 			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.handed))
 		}
 	}
@@ -295,6 +295,9 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 func (x *exchange) firstByte(row *legRow) {
 	now := time.Now()
 	x.rec.firstByte(row, now)
+	if x.warm {
+		return
+	}
 	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
 	if x.info != nil {
 		x.informFirstByte(now)

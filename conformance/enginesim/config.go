@@ -58,6 +58,10 @@ type Config struct {
 	// HandshakeTimeout is how long vLLM's decode waits for a prefill engine's side
 	// channel that does not answer or does not exist; default 5 s, as there.
 	HandshakeTimeout time.Duration
+	// ConnectDelay is how long the first transfer between a rank of this engine and
+	// one of a peer waits until their connection is set up, on the side that opens
+	// it; 0, the default, is instant.
+	ConnectDelay time.Duration
 	// PrefillUsPerToken is the time, in microseconds, of one uncached prompt
 	// token; 0 is instant.
 	PrefillUsPerToken int
@@ -147,7 +151,7 @@ func (c Config) withDefaults() (Config, error) {
 		"side channel port": c.SideChannelPort, "bootstrap port": c.BootstrapPort, "die after": c.DieAfter,
 		"handshake port": c.MoRIIO.HandshakePort, "notify port": c.MoRIIO.NotifyPort, "tp size": c.MoRIIO.TPSize,
 		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
-		"lease": int(c.Lease), "handshake timeout": int(c.HandshakeTimeout), "sse keep alive": int(c.SSEKeepAlive),
+		"lease": int(c.Lease), "connect delay": int(c.ConnectDelay), "handshake timeout": int(c.HandshakeTimeout), "sse keep alive": int(c.SSEKeepAlive),
 	} {
 		if v < 0 {
 			return c, fmt.Errorf("config %s: %d is negative", name, v)

@@ -254,6 +254,9 @@ func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank in
 		if err != nil {
 			return sideMessage{}, err
 		}
+		if err := r.side.setUp(ctx, s.side, s.engine); err != nil {
+			return sideMessage{}, err
+		}
 		op.Engine = s.engine
 		answer, err := r.side.call(ctx, s.side, op)
 		if err == nil || !first || ctx.Err() != nil {

@@ -211,6 +211,9 @@ func (g *sglang) push(ctx context.Context, r *rank, rm *sglangRoom, s *sequence,
 	if info == nil {
 		return context.Cause(ctx) // decode has given up the room
 	}
+	if err := r.side.setUp(ctx, info.addr, info.session); err != nil {
+		return err
+	}
 	own := s.blocks[:r.cache.blocksFor(len(s.prompt))]
 	n := min(len(own), len(info.blocks))
 	payload, begun := r.content(own[:n]), time.Now()

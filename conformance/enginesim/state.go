@@ -42,6 +42,10 @@ type State struct {
 	StaleReads int64 `json:"stale_reads"`
 	// DuplicateIDs counts requests whose id was in flight already.
 	DuplicateIDs int64 `json:"duplicate_ids"`
+	// PeerConnections counts the connections to ranks of peers that were set up,
+	// ConnectionWaits the transfers that waited for one.
+	PeerConnections int64 `json:"peer_connections"`
+	ConnectionWaits int64 `json:"connection_waits"`
 	// ConnectionsOpen are HTTP connections.
 	ConnectionsOpen int `json:"connections_open"`
 	// KVSubscribers are the connections that have subscribed to the KV events of
@@ -54,6 +58,7 @@ type counters struct {
 	requests, transfers, aborted, errors, rejected atomic.Int64
 	promptTokens, cachedTokens, outputTokens       atomic.Int64
 	leasesExpired, staleReads, duplicateIDs        atomic.Int64
+	peerConnections, connectionWaits               atomic.Int64
 	externalTokens                                 atomic.Int64 // received by transfer
 }
 
@@ -64,6 +69,7 @@ func (e *Engine) State() State {
 		Errors: e.stats.errors.Load(), Rejected: e.stats.rejected.Load(),
 		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
 		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(),
+		PeerConnections: e.stats.peerConnections.Load(), ConnectionWaits: e.stats.connectionWaits.Load(),
 		ConnectionsOpen: e.conns.count(), KVSubscribers: e.publishers.subscriberCount(),
 	}
 	for _, r := range e.ranks {

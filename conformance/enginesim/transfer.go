@@ -11,6 +11,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // sideMessage is one message of the simulator's side channel: it stands for the
@@ -49,6 +50,7 @@ type sideChannel struct {
 	mu    sync.Mutex
 	idle  map[string][]*sideConn // connections to peers, by address
 	conns map[net.Conn]struct{}  // all open ones, both directions
+	begun map[string]time.Time // when the set-up of the connection to a peer began
 	ended bool
 }
 
@@ -67,7 +69,7 @@ func openSideChannel(r *rank, host string, port int) (*sideChannel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen side channel: %w", err)
 	}
-	return &sideChannel{r: r, listener: l, idle: make(map[string][]*sideConn), conns: make(map[net.Conn]struct{})}, nil
+	return &sideChannel{r: r, listener: l, idle: make(map[string][]*sideConn), conns: make(map[net.Conn]struct{}), begun: make(map[string]time.Time)}, nil
 }
 
 // hostPort is the address that peers dial.
@@ -174,6 +176,30 @@ func (c *sideChannel) call(ctx context.Context, addr string, m sideMessage) (sid
 		}
 		return answer, nil
 	}
+}
+
+// setUp waits until the connection to a rank of a peer is there, which takes
+// ConnectDelay from the first transfer on. A peer that has restarted is another.
+func (c *sideChannel) setUp(ctx context.Context, addr, engine string) error {
+	delay := c.r.e.cfg.ConnectDelay
+	if delay <= 0 {
+		return nil
+	}
+	key := addr + " " + engine
+	c.mu.Lock()
+	begun, ok := c.begun[key]
+	if !ok {
+		begun = time.Now()
+		c.begun[key] = begun
+		c.r.e.stats.peerConnections.Add(1)
+	}
+	c.mu.Unlock()
+	left := time.Until(begun.Add(delay))
+	if left <= 0 {
+		return nil
+	}
+	c.r.e.stats.connectionWaits.Add(1)
+	return sleep(ctx, left)
 }
 
 func (c *sideChannel) dial(ctx context.Context, addr string) (conn *sideConn, reused bool, err error) {

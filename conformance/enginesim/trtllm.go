@@ -285,6 +285,7 @@ func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage,
 	limit, cancel := context.WithTimeout(ctx, t.cfg.KVTransferTimeout)
 	defer cancel()
 	addr, engine := p.source()
+	r.side.setUp(limit, addr, engine) // in vain when the time is up, which is seen below
 	for {
 		m, err := r.side.call(limit, addr, sideMessage{Op: opContext, Engine: engine, Key: contextKey(*p.key())})
 		if err == nil {

@@ -205,14 +205,17 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 
 // shakeHands makes the handshake with a remote engine that is not known yet.
 func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
+	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
+	defer cancel()
+	if err := r.side.setUp(ctx, leg.address(), leg.engine); err != nil {
+		return err
+	}
 	v.mu.Lock()
 	known := v.known[leg.engine]
 	v.mu.Unlock()
 	if known {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
-	defer cancel()
 	answer, err := r.side.call(ctx, leg.address(), sideMessage{Op: nixlHandshake, Engine: leg.engine})
 	if err != nil && !errors.Is(err, errPeer) {
 		<-ctx.Done() // a ZMQ socket keeps trying to connect

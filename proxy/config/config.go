@@ -87,6 +87,7 @@ func Default() Config {
 		Health:       defaultHealth(),
 		Retry:        defaultRetry(),
 		Circuit:      defaultCircuit(),
+		Pairs:        defaultPairs(),
 		Discovery:    defaultDiscovery(),
 		Sidecar:      defaultSidecar(),
 		Transport:    defaultTransport(),

@@ -160,6 +160,7 @@ var problemCases = []struct {
 		[]want{{"retry.attempts", 2, "at least 1"}, {"retry.budget", 3, "from 0 to 1"}, {"retry.min_budget", 4, "at least 0"}, {"retry.schedule_style", 5, `found "x"`}}},
 	{"budget that is no number", "[retry]\nbudget=nan\n", []want{{"retry.budget", 2, "from 0 to 1, found NaN"}}},
 	{"circuit", "[circuit]\nfailures=0\nopen_for='0s'\n", []want{{"circuit.failures", 2, "at least 1"}, {"circuit.open_for", 3, "more than 0"}}},
+	{"pairs", "[pairs]\nwarm_up_interval='0s'\n", []want{{"pairs.warm_up_interval", 2, "more than 0"}}},
 	{"transport", "[transport]\nclient='curl'\nmax_idle=-1\nidle_timeout='0s'\n",
 		[]want{{"transport.client", 2, `found "curl"`}, {"transport.max_idle", 3, "at least 0"}, {"transport.idle_timeout", 4, "more than 0"}}},
 

@@ -60,6 +60,11 @@ type Ask struct {
 	// would be offered; Prefill is zero for one leg.
 	Same Pair
 
+	// Only, if Decode is set, are the only targets that will do, for two legs: no
+	// policy is asked, and nothing is learned of the request. Where one of them has
+	// anything in flight, or could not be chosen, there is no target.
+	Only Pair
+
 	turn   conversation.Turn // of the exchange, however often it is placed
 	looked bool
 }

@@ -86,7 +86,11 @@ func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	}
 	d := *l.decider.Load()
 	t := l.tables.Get().(*table)
-	t.reset(pool, a, d.Needs())
+	needs := d.Needs()
+	if !a.Only.Decode.IsZero() {
+		needs = 0
+	}
+	t.reset(pool, a, needs)
 	l.recall(pool, a, t)
 	g := &grant{lease: Lease{local: l}}
 	g.table = t
@@ -142,6 +146,9 @@ func (l *Local) recall(pool *engine.Pool, a *Ask, t *table) {
 // decide goes through the steps of a placement: plan, place, mint, commit.
 func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool *engine.Pool, a *Ask, t *table, g *grant) error {
 	now := time.Now()
+	if !a.Only.Decode.IsZero() && a.Prefill.IsZero() {
+		return l.decideOnly(ctx, d, pool, a, t, g, now)
+	}
 	two := !a.Prefill.IsZero()
 	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
 		var err error
@@ -170,6 +177,20 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
 	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now), now)
+	return nil
+}
+
+// decideOnly places both legs on the targets of a.Only.
+func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant, now time.Time) error {
+	p, e := a.Only.Prefill, a.Only.Decode
+	if !p.Free(now) || !e.Free(now) || !t.fillPairs(pool, a, now) {
+		return &NoTargetError{Model: a.Model}
+	}
+	chosen := abi.PlaceDecision{Prefill: t.row(p, abi.RolePrefill), Decode: t.row(e, abi.RoleDecode)}
+	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || l.settle(t, g, chosen, now) != chosen {
+		return &NoTargetError{Model: a.Model}
+	}
+	l.commit(ctx, d, a, t, g, chosen, now)
 	return nil
 }
 

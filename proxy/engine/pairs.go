@@ -32,6 +32,9 @@ type Pair struct {
 	failures int           // since the pair is known; guarded by mu
 	last     string        // kind of the last failure; guarded by mu
 	since    time.Time     // of the last change of state; guarded by mu
+	under    int           // attempts under way that began before it was ready; guarded by mu
+	warmUps  int           // since the pair is known; guarded by mu
+	next     time.Time     // when it may be warmed up again; guarded by mu
 }
 
 // State returns what the pair is now.
@@ -53,32 +56,60 @@ func (p *Pair) stateAt(now time.Time) abi.PairState {
 	return p.state
 }
 
-// Warming notes that a handshake of a pair not yet used is under way.
-func (p *Pair) Warming() { p.set(abi.PairWarming, "") }
+// Begin notes that an attempt begins on the pair. fresh says that nothing has come
+// over it yet, so that the attempt has to wait for the engines' handshake; the
+// pair is warming until it has, or until the last such attempt has called End.
+func (p *Pair) Begin() (fresh bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == abi.PairReady {
+		return false
+	}
+	p.under++
+	p.become(abi.PairWarming)
+	return true
+}
+
+// End notes that an attempt has ended for which Begin was true.
+func (p *Pair) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.under--; p.under == 0 && p.state == abi.PairWarming {
+		p.become(abi.PairUnknown)
+	}
+}
+
+// become changes what the state is while the circuit is closed; p.mu is held.
+func (p *Pair) become(state abi.PairState) {
+	now := time.Now()
+	before := p.stateAt(now)
+	if p.state = state; p.stateAt(now) != before {
+		p.since = now
+	}
+}
 
 // Success notes that KV came over, and closes the pair's circuit.
-func (p *Pair) Success() { p.set(abi.PairReady, "") }
+func (p *Pair) Success() { p.set("") }
 
 // Failure notes that a transfer failed by no fault of one engine alone. kind is
 // a label, never text of an answer.
-func (p *Pair) Failure(kind string) { p.set(abi.PairUnknown, kind) }
+func (p *Pair) Failure(kind string) { p.set(kind) }
 
-// set applies one piece of news: a failure of the given kind, or, with kind "",
-// the state.
-func (p *Pair) set(state abi.PairState, kind string) {
+// set applies the end of a transfer: a failure of the given kind, or, with kind
+// "", success. A pair whose circuit opens has to show anew that it works.
+func (p *Pair) set(kind string) {
 	now := time.Now()
 	p.mu.Lock()
 	before := p.stateAt(now)
-	switch {
-	case kind != "":
+	if kind == "" {
+		p.state = abi.PairReady
+		p.circuit.Success()
+	} else {
 		p.failures++
 		p.last = kind
-		p.circuit.Failure()
-	case state == abi.PairReady:
-		p.state = state
-		p.circuit.Success()
-	case p.state == abi.PairUnknown:
-		p.state = state
+		if p.circuit.Failure(); p.circuit.Circuit(now) != CircuitClosed {
+			p.state = abi.PairUnknown
+		}
 	}
 	if p.stateAt(now) != before {
 		p.since = now

@@ -23,6 +23,9 @@ func pairOf(t *testing.T) (f *fleet, p, d Target) {
 func TestPairStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, d := pairOf(t)
+		if f.Pairs() == nil {
+			t.Error("no list")
+		}
 		pair := f.Pair(p, d)
 		check := func(want abi.PairState, blocked, allowed bool) {
 			t.Helper()
@@ -37,12 +40,24 @@ func TestPairStates(t *testing.T) {
 			}
 		}
 		check(abi.PairUnknown, false, true)
-		pair.Warming()
+		for range 2 {
+			if !pair.Begin() {
+				t.Error("nothing has come over it yet")
+			}
+		}
 		check(abi.PairWarming, false, true)
+		pair.End()
+		check(abi.PairWarming, false, true)
+		pair.End() // neither brought anything
+		check(abi.PairUnknown, false, true)
+		pair.Begin()
 		pair.Success()
 		check(abi.PairReady, false, true)
-		pair.Warming()
+		pair.End()
 		check(abi.PairReady, false, true)
+		if pair.Begin() {
+			t.Error("a ready pair is not fresh")
+		}
 		pair.Failure("kv_load")
 		pair.Failure("kv_load")
 		check(abi.PairReady, false, true)
@@ -60,6 +75,9 @@ func TestPairStates(t *testing.T) {
 		}
 		if f.PairBlocked(p, d, time.Now()) || !f.AllowPair(p, d) || f.AllowPair(p, d) {
 			t.Error("half open: one trial may pass")
+		}
+		if !pair.Begin() {
+			t.Error("a pair whose circuit opened has to show anew that it works")
 		}
 		opened := time.Now()
 		time.Sleep(time.Second)

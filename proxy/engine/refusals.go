@@ -84,7 +84,9 @@ func (r *Registry) Pairs() []PairRow {
 		}
 		rows[key] = row
 	}
-	return slices.SortedFunc(maps.Values(rows), comparePairs)
+	list := slices.AppendSeq(make([]PairRow, 0, len(rows)), maps.Values(rows)) // never nil: it is shown as JSON
+	slices.SortFunc(list, comparePairs)
+	return list
 }
 
 // refusals says which ready instances i cannot be paired with, by the reason;

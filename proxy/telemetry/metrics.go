@@ -35,6 +35,7 @@ type Metrics struct {
 	policyFails   *prometheus.CounterVec
 	matchRatio    prometheus.Histogram
 	prompts       *prometheus.CounterVec
+	warmUps       *prometheus.CounterVec
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
 }
@@ -85,6 +86,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		Buckets: []float64{0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, 1},
 	})
 	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts that were to be looked up in the KV index, by the source of their token ids, and why there are none.", "source", "reason")
+	m.warmUps = counter("pdproxy_pair_warmups_total", "Requests that were sent through new pairs before users' requests: ok, failed, or busy: not sent.", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
@@ -198,6 +200,9 @@ func (m *Metrics) Matched(matched, prompt int64) {
 
 // Prompt counts a prompt whose token ids were asked for.
 func (m *Metrics) Prompt(source, reason string) { m.prompts.WithLabelValues(source, reason).Inc() }
+
+// WarmUp counts a request that was to warm up a pair.
+func (m *Metrics) WarmUp(outcome string) { m.warmUps.WithLabelValues(outcome).Inc() }
 
 // KVEvents counts n events of a kind.
 func (m *Metrics) KVEvents(engine, kind, reason string, n int) {

@@ -1,0 +1,50 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+)
+
+// TestPlaceOnly: two targets and no others, whatever the policies want, and only
+// while neither engine has anything else to do.
+func TestPlaceOnly(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
+	var asked stub
+	asked.plan = func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		t.Error("the plan policy was asked")
+		return abi.PlanAnswer{}, "", false
+	}
+	asked.place = func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		t.Error("the place policy was asked")
+		return abi.PlaceDecision{}, "", false
+	}
+	w.SetDecider(asked)
+	only := func(p string, rank int, d string) *Ask {
+		a := ask()
+		a.Only = Pair{w.target(t, p, rank), w.target(t, d, 0)}
+		return a
+	}
+	p := w.must(t, only("p", 1, "e"))
+	if p.Prefill != w.target(t, "p", 1) || p.Decode != w.target(t, "e", 0) || p.ID == 0 || w.Open() != 1 {
+		t.Errorf("placed on %s/%d and %s, id %d, %d leases", p.Prefill.Name(), p.Prefill.Rank, p.Decode.Name(), p.ID, w.Open())
+	}
+	for _, busy := range []*Ask{only("p", 0, "d"), only("q", 0, "e")} { // another rank of p; decode
+		var none *NoTargetError
+		if _, err := w.Place(context.Background(), busy); !errors.As(err, &none) {
+			t.Errorf("a busy engine: %v", err)
+		}
+	}
+	if w.Open() != 1 || w.LiveIDs() != 1 {
+		t.Errorf("%d leases and %d ids for one placement", w.Open(), w.LiveIDs())
+	}
+	p.Lease.Release()
+	w.breakCircuit(t, "d")
+	if _, err := w.Place(context.Background(), only("q", 0, "d")); err == nil {
+		t.Error("placed on an engine whose circuit is open")
+	}
+	w.must(t, only("q", 0, "e")).Lease.Release()
+	w.idle(t)
+}

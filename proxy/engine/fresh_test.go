@@ -1,0 +1,85 @@
+package engine
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// TestClaimFresh: each new pair is claimed once, unless it stays new, and never
+// while one of its engines has anything to do.
+func TestClaimFresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		p := f.spec("p", "prefill", "fake")
+		p.Ranks = 2
+		f.must(t, f.Apply(SourceStatic, []config.Engine{
+			p, f.spec("d", "decode", "fake"), f.spec("e", "decode", "fake"), f.spec("n", "both", "none"),
+		}, 0))
+		f.start(t)
+		free := func(i *Instance) bool { return i.Free(time.Now()) }
+		claim := func() string {
+			model, p, d, ok := f.ClaimFresh(time.Now(), free)
+			if !ok {
+				return ""
+			}
+			return model + " " + p.Name() + string(rune('0'+p.Rank)) + d.Name()
+		}
+		want := func(all ...string) {
+			t.Helper()
+			for _, w := range all {
+				if got := claim(); got != w {
+					t.Errorf("claimed %q, want %q", got, w)
+				}
+			}
+		}
+		hold := f.get(t, "d").Load[0].Hold(1)
+		want("m p0e", "m p1e", "")
+		hold.Drop()
+		foreign := &f.get(t, "p").Load[1]
+		foreign.Report(load.Report{At: time.Now(), Every: time.Second, Running: 1}, foreign.Mark())
+		want("")
+		foreign.Forget()
+		want("m p0d", "m p1d", "")
+
+		f.Pair(Target{Instance: f.get(t, "p")}, Target{Instance: f.get(t, "d")}).Success()
+		f.Pair(Target{Instance: f.get(t, "p"), Rank: 1}, Target{Instance: f.get(t, "e")}).Begin()
+		time.Sleep(warmAgain - time.Millisecond)
+		want("")
+		time.Sleep(time.Millisecond)
+		want("m p0e", "m p1d", "")
+		time.Sleep(warmAgain)
+		want("")
+		time.Sleep(warmAgain)
+		want("m p0e", "m p1d", "")
+	})
+}
+
+// TestClaimFreshAfterTrouble: a pair whose circuit was open is warmed up when it
+// may be tried.
+func TestClaimFreshAfterTrouble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), f.spec("d", "decode", "fake")}, 0))
+		f.start(t)
+		pair := f.Pair(Target{Instance: f.get(t, "p")}, Target{Instance: f.get(t, "d")})
+		pair.Success()
+		for range 3 {
+			pair.Failure("x")
+		}
+		claimed := func() bool {
+			_, _, _, ok := f.ClaimFresh(time.Now(), func(*Instance) bool { return true })
+			return ok
+		}
+		if claimed() {
+			t.Error("a broken pair was claimed")
+		}
+		time.Sleep(10 * time.Second)
+		if !claimed() || claimed() {
+			t.Error("a half-open pair is claimed once")
+		}
+	})
+}

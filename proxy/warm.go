@@ -1,0 +1,149 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// warmRest is how long a round without work is followed by none.
+const warmRest = time.Second
+
+// The outcomes of a warm-up.
+const (
+	warmOK     = "ok"
+	warmFailed = "failed"
+	warmBusy   = "busy" // an engine had been given a request meanwhile
+)
+
+// WarmPairs sends a request of one token through each pair that is new, where
+// the configuration asks for that, until ctx ends, and returns when none is
+// under way. The engines make their connection then, and not for the first user.
+// At most one begins each pairs.warm_up_interval, none for an engine that has
+// anything else to do.
+func (s *Server) WarmPairs(ctx context.Context) {
+	var (
+		running sync.WaitGroup
+		mu      sync.Mutex
+		taken   = make(map[*engine.Instance]bool) // by a warm-up; guarded by mu
+	)
+	defer running.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		cfg := s.cfg.Load()
+		if !cfg.Pairs.WarmUp {
+			timer.Reset(warmRest)
+			continue
+		}
+		now := time.Now()
+		model, p, d, ok := s.deps.Registry.ClaimFresh(now, func(i *engine.Instance) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return !taken[i] && i.Free(now)
+		})
+		if !ok {
+			timer.Reset(max(warmRest, time.Duration(cfg.Pairs.WarmUpInterval)))
+			continue
+		}
+		take := func(yes bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, t := range [...]engine.Target{p, d} {
+				if taken[t.Instance] = yes; !yes {
+					delete(taken, t.Instance)
+				}
+			}
+		}
+		take(true)
+		running.Go(func() {
+			defer take(false)
+			s.warmPair(ctx, model, p, d)
+		})
+		timer.Reset(time.Duration(cfg.Pairs.WarmUpInterval))
+	}
+}
+
+// warmPair sends the request through the pair of p and d. Like a client's it has
+// a lease, an id, limits and a clean-up; it is not counted among the exchanges.
+func (s *Server) warmPair(ctx context.Context, model string, p, d engine.Target) {
+	outcome, err := warmOK, s.warmUp(ctx, model, p, d)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, errWarmBusy):
+		outcome = warmBusy
+	case err != nil:
+		outcome = warmFailed
+		s.log.Warn("pair could not be warmed up", "prefill", p.Name(), "prefill_rank", p.Rank,
+			"decode", d.Name(), "decode_rank", d.Rank, "error", err)
+	default:
+		s.log.Info("pair is warm", "prefill", p.Name(), "prefill_rank", p.Rank, "decode", d.Name(), "decode_rank", d.Rank)
+	}
+	s.deps.Metrics.WarmUp(outcome)
+}
+
+var errWarmBusy = errors.New("warm pair: an engine is not free for it")
+
+func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), nil)
+	if err != nil {
+		return err
+	}
+	x := s.open(nowhere{make(http.Header)}, r)
+	x.warm, x.legPolicy = true, nil
+	defer x.close()
+	defer func() {
+		if v := recover(); v != nil {
+			x.logPanic(v)
+			err = errPanicked
+		}
+	}()
+	cfg := *x.cfg // every wait of a warm-up is one for the handshake
+	limit := cfg.Timeouts.Handshake
+	cfg.Timeouts.Prefill, cfg.Timeouts.FirstByte = min(cfg.Timeouts.Prefill, limit), min(cfg.Timeouts.FirstByte, limit)
+	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
+	x.cfg = &cfg
+
+	x.body = getBuffer(256)
+	x.body.b = appendWarmUp(x.body.b, model, s.legID())
+	if err := openai.ParseRequest(openai.Completions, x.body.b, &x.req); err != nil {
+		return err
+	}
+	x.ask.Model, x.rec.Model = model, model
+	x.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}
+	x.ask.Only = coordinator.Pair{Prefill: p, Decode: d}
+	placement, err := s.deps.Coordinator.Place(ctx, &x.ask)
+	if err != nil {
+		return errors.Join(errWarmBusy, err)
+	}
+	x.held = placement.Lease
+	return x.try(placement)
+}
+
+// appendWarmUp appends the body of a warm-up. Its prompt begins with an id of its
+// own, so that no engine finds it in its cache: nothing would be transferred.
+func appendWarmUp(b []byte, model, id string) []byte {
+	b = openai.AppendQuoted(append(b, `{"model":`...), model)
+	b = openai.AppendQuoted(append(b, `,"prompt":`...), id+" is to bring two engines together.")
+	return append(b, `,"max_tokens":1,"stream":false}`...)
+}
+
+// nowhere is the answer of a request that no client made.
+type nowhere struct{ header http.Header }
+
+func (n nowhere) Header() http.Header         { return n.header }
+func (n nowhere) WriteHeader(int)             {}
+func (n nowhere) Write(b []byte) (int, error) { return len(b), nil }
