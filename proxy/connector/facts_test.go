@@ -56,6 +56,7 @@ func TestReadFacts(t *testing.T) {
 			body:   `{"attn_tp_size":1,"attn_cp_size":1,"dp_size":1,"pp_size":1,"page_size":null,"kv_cache_dtype":null,"follow_bootstrap_room":false}`,
 			want:   engine.Facts{DPSize: 1, PageSize: 16, KVCacheType: "fp8_e4m3", TPSize: 1, CPSize: 1, PPSize: 1}},
 		{name: "sglang ranks still register", connector: "sglang", path: topologyPath, status: 503, body: `Prefill server not fully registered yet`, wantErr: "status 503"},
+		{name: "sglang registry out of reach", connector: "sglang", path: topologyPath, status: 0},
 		{name: "sglang registry of an older form", connector: "sglang", path: topologyPath, status: 400, body: `Missing inputs for bootstrap server.`},
 		{name: "sglang scheduler's own", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"tp_size":16,"dp_size":4,"enable_dp_attention":true,"attn_cp_size":2,"pp_size":2,"page_size":1,"kv_cache_dtype":"auto","disaggregation_mode":"decode","disaggregation_transfer_backend":"nixl","internal_states":[{"page_size":64,"kv_cache_dtype":"fp8_e4m3","x":1e400},{}]}`,

@@ -36,7 +36,9 @@ func (sglang) RegistryPath(role abi.Role) string {
 }
 
 func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
-	if path == topologyPath && status == http.StatusBadRequest { // an older registry, which is asked in another way
+	// An older registry is asked in another way, and some are out of our reach: the
+	// health probe minds the registry, where it is to be reached.
+	if path == topologyPath && (status == 0 || status == http.StatusBadRequest) {
 		return nil
 	}
 	ok, err := served(path, status)

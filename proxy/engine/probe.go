@@ -288,11 +288,18 @@ func (p *prober) askRegistry(ctx context.Context, h *config.Health, f *Facts) er
 	if path == "" {
 		return nil
 	}
-	status, body, err := p.get(ctx, h, p.i.registry(f), path)
-	if err != nil {
-		return err
+	status, body, unheard := p.get(ctx, h, p.i.registry(f), path)
+	if unheard != nil {
+		status, body = 0, nil
+		if old := p.i.facts.Load(); old != nil { // what it said there before still stands
+			f.DPSize, f.TPSize, f.PPSize, f.CPSize = old.DPSize, old.TPSize, old.PPSize, old.CPSize
+			f.PageSize, f.KVCacheType, f.FollowsRoom = old.PageSize, old.KVCacheType, old.FollowsRoom
+		}
 	}
-	return r.ReadFacts(f, path, status, body)
+	if err := r.ReadFacts(f, path, status, body); err != nil {
+		return cmp.Or(unheard, err)
+	}
+	return nil
 }
 
 // registry is the base URL of the instance's bootstrap server by the facts f.
