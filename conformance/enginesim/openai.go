@@ -54,6 +54,8 @@ type request struct {
 	// Ext is the protocol's own state of the request.
 	Ext any
 
+	response *responseState // of a /v1/responses request
+
 	fault string // the fault kind that the request meets; empty for none
 }
 

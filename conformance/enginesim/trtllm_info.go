@@ -19,6 +19,7 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 		)}))
 	})
 	mux.HandleFunc("GET /server_info", t.serverInfo)
+	mux.HandleFunc("POST "+routeResponses, t.e.generating(routeResponses))
 	mux.HandleFunc("GET /metrics", t.iterationStats)
 	mux.HandleFunc("GET /health_generate", t.healthGenerate)
 	mux.HandleFunc("GET /perf_metrics", func(w http.ResponseWriter, _ *http.Request) {

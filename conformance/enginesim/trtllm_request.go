@@ -59,7 +59,11 @@ var (
 )
 
 // trtFields are the fields that a route's request model has.
-func trtFields(wire int, chat bool) []string {
+func trtFields(wire int, route string) []string {
+	if route == routeResponses {
+		return trtResponseFields
+	}
+	chat := route == routeChat
 	list := append([]string{}, trtSharedFields...)
 	if chat {
 		list = append(list, trtChatFields...)
@@ -80,13 +84,18 @@ func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *api
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
-	if name := f.unknown(trtFields(t.cfg.Wire, route == routeChat)); name != "" {
+	if name := f.unknown(trtFields(t.cfg.Wire, route)); name != "" {
 		return nil, trtFieldError(forbidden(name))
 	}
 	if ferr = t.checkFields(f); ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
-	req, ferr := parseOpenAI(route, h, f)
+	var req *request
+	if route == routeResponses {
+		req, ferr = parseResponses(h, f)
+	} else {
+		req, ferr = parseOpenAI(route, h, f)
+	}
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
@@ -141,6 +150,10 @@ func (t *trtllm) checkFields(f fields) *fieldError {
 // token limit unless one was sent, usage in streams with stream_options unless
 // switched off, and chat prompts as token ids.
 func (t *trtllm) completeRequest(req *request, q *trtRequest) *fieldError {
+	if req.Route == routeResponses {
+		completeResponse(req)
+		return nil
+	}
 	f := req.Fields
 	req.ID = strings.ReplaceAll(newUUID(), "-", "")
 	if !f.has("max_tokens") && !f.has("max_completion_tokens") {

@@ -173,7 +173,7 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 		return nil, pydanticError(ferr, f)
 	}
 	if route == routeResponses {
-		req.ID, ext.item = randomID(), randomID() // no header names a response
+		req.ID, req.response = randomID(), &responseState{item: randomID()} // no header names a response
 		if req.Model == "" {
 			req.Model = v.e.cfg.Model
 		}
@@ -198,10 +198,6 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 type vllmRequest struct {
 	leg    *nixlLeg   // nil: no kv_transfer_params
 	moriio *moriioLeg // the same
-	// item and events are the id of a /v1/responses message and the number of
-	// its stream events so far.
-	item   string
-	events int
 }
 
 // requestID is the external id: header, body field or random.

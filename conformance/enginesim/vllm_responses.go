@@ -15,16 +15,22 @@ func pyFloat(v float64) json.RawMessage {
 	return json.RawMessage(text)
 }
 
+// responseState is what a /v1/responses request keeps: the id of its one message
+// and the number of its stream's events so far.
+type responseState struct {
+	item   string
+	events int
+}
+
 // responseItem is the id of the answer's one message.
-func responseItem(req *request) string { return req.Ext.(*vllmRequest).item }
+func responseItem(req *request) string { return req.response.item }
 
 // responseEvent is one event of a /v1/responses stream: its members stand in
 // alphabetical order, body those before the sequence number and tail those
 // between it and the type.
 func responseEvent(req *request, name string, body object, tail ...member) any {
-	ext := req.Ext.(*vllmRequest)
-	event := append(body.with("sequence_number", ext.events), tail...).with("type", name)
-	ext.events++
+	event := append(body.with("sequence_number", req.response.events), tail...).with("type", name)
+	req.response.events++
 	return namedEvent{name, event}
 }
 
@@ -95,13 +101,26 @@ func responseOpening(req *request, s *sequence) []any {
 	}
 }
 
+// responseDelta is the event of new text, nil for none.
+func responseDelta(req *request, p piece) any {
+	if p.Text == "" {
+		return nil
+	}
+	return responseEvent(req, "response.output_text.delta", obj("content_index", 0, "delta", p.Text, "item_id", "msg_"+responseItem(req),
+		"logprobs", []any{}, "output_index", 0))
+}
+
 // responseClosing are the events after the last token's.
 func responseClosing(req *request, s *sequence) []any {
+	return append(responseEnd(req, s), responseFrame(req, s, "response.completed", true))
+}
+
+// responseEnd are those of them that end the message.
+func responseEnd(req *request, s *sequence) []any {
 	text, item := s.answerText(), "msg_"+responseItem(req)
 	return []any{
 		responseEvent(req, "response.output_text.done", obj("content_index", 0, "item_id", item, "logprobs", []any{}, "output_index", 0), member{"text", text}),
 		responseEvent(req, "response.content_part.done", obj("content_index", 0, "item_id", item, "output_index", 0, "part", responsePart(text, nil))),
 		responseEvent(req, "response.output_item.done", obj("item", responseMessage(req, "completed", responsePart(text, nil)), "output_index", 0)),
-		responseFrame(req, s, "response.completed", true),
 	}
 }

@@ -174,11 +174,7 @@ func (v *vllm) opening(req *request, s *sequence) []any {
 func (v *vllm) event(req *request, s *sequence, p piece) any {
 	switch req.Route {
 	case routeResponses:
-		if p.Text == "" {
-			return nil
-		}
-		return responseEvent(req, "response.output_text.delta", obj("content_index", 0, "delta", p.Text, "item_id", "msg_"+responseItem(req),
-			"logprobs", []any{}, "output_index", 0))
+		return responseDelta(req, p)
 	case routeMessages:
 		if p.Text == "" {
 			return nil

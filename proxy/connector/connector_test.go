@@ -50,7 +50,7 @@ func TestServes(t *testing.T) {
 	refused := map[string][]openai.API{
 		"vllm-nixl": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
 		"sglang": {openai.Responses, openai.Messages, openai.VLLMGenerate},
-		"trtllm": {openai.Responses, openai.Messages, openai.Generate, openai.VLLMGenerate,
+		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
 			openai.Tokenize, openai.Detokenize},
 		"none": nil,
 	}

@@ -28,8 +28,10 @@ func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
 // requests without disaggregated_params when prefill does not pay.
 func (trtllm) AggregatesOn() abi.Role { return abi.RoleDecode }
 
+// Serves includes responses, which workers answer whole: their request has no
+// disaggregated_params.
 func (trtllm) Serves(api openai.API) bool {
-	return api == openai.Completions || api == openai.Chat || api == openai.Embeddings
+	return api == openai.Completions || api == openai.Chat || api == openai.Responses || api == openai.Embeddings
 }
 
 func (trtllm) HealthPath(abi.Role) (path string, bootstrap bool) { return healthPath, false }
@@ -76,7 +78,12 @@ func (trtllm) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-func (trtllm) Pairable(r *openai.Request) error { return oneSequence(r) }
+func (trtllm) Pairable(r *openai.Request) error {
+	if r.API == openai.Responses {
+		return notPairable("", "This route cannot be split into prefill and decode, and no engine here serves it whole.")
+	}
+	return oneSequence(r)
+}
 
 // Aggregated is the client's request, with the model that it may leave out and
 // the worker may not.
@@ -94,7 +101,7 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // the params only, and refuses what it does not know (openai_protocol.py,
 // ConversationParams).
 func conversationNamed(a *Attempt, target engine.Target) openai.Edit {
-	if a.Conversation == "" || wire(target) == wireG1 {
+	if a.Conversation == "" || wire(target) == wireG1 || a.Request.API == openai.Responses { // no field of it
 		return openai.Edit{}
 	}
 	if v, ok := a.Request.Get("conversation_params"); ok && !openai.IsNull(v) {
