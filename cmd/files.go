@@ -21,8 +21,9 @@ type files struct {
 	certs *proxy.Certs // nil: no TLS
 	token string       // of the admin endpoints; "" none
 
-	trtllm     connector.TRTLLM
-	tokenizers map[string]tokens.Encoder // by model
+	trtllm      connector.TRTLLM
+	workerToken string                    // of those that register; "" none
+	tokenizers  map[string]tokens.Encoder // by model
 }
 
 // loadFiles reads the files that cfg names. Errors name the key and never a
@@ -47,6 +48,8 @@ func loadFiles(cfg *config.Config) (*files, error) {
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory}
 	f.trtllm.AuthKey, err = readSecret(cfg.TRTLLM.AuthKeyFile)
 	note("trtllm.auth_key_file", err)
+	f.workerToken, err = readSecret(cfg.Discovery.TRTLLM.TokenFile)
+	note("discovery.trtllm.token_file", err)
 	for i, e := range cfg.Engines {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)

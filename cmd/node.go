@@ -43,8 +43,9 @@ type Node struct {
 	knowledge   *knowledge
 	loads       *loads.Poller
 	discovery   *discovery.Manager
-	registrar   *moriio.Registrar // nil: no engine registers
-	recorder    *proxy.Recorder   // nil: nothing is recorded
+	registrar   *moriio.Registrar  // nil: no engine registers
+	storage     *discovery.Storage // nil: no TensorRT-LLM worker registers here
+	recorder    *proxy.Recorder    // nil: nothing is recorded
 	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
@@ -89,7 +90,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
 		return nil, failed(err)
 	}
-	if err := n.findEngines(cfg); err != nil {
+	if err := n.findEngines(cfg, f.workerToken); err != nil {
 		return nil, errors.Join(err, n.plugins.Close(context.Background()))
 	}
 	if err := n.serveWith(cfg, f, prom, metrics); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -12,9 +13,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 )
 
-// findEngines builds what finds engines, and opens the socket where they
-// register.
-func (n *Node) findEngines(cfg *config.Config) (err error) {
+// findEngines builds what finds engines, and opens the sockets where they
+// register; token is that of TensorRT-LLM's workers.
+func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	o := discovery.Options{
 		Registry: n.registry, Log: n.log, DrainFor: func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
 	}
@@ -24,35 +25,52 @@ func (n *Node) findEngines(cfg *config.Config) (err error) {
 		}
 		o.More = append(o.More, registrations{n.registrar, n})
 	}
+	if strings.HasPrefix(cfg.Discovery.TRTLLM.ClusterURI, "http://") {
+		if n.storage, err = discovery.ListenStorage(cfg.Discovery.TRTLLM, token, n.log); err != nil {
+			return errors.Join(failed(err), n.closeRegistrar())
+		}
+		o.More = append(o.More, registrations{n.storage, n})
+	}
 	if n.discovery, err = discovery.New(cfg.Discovery, o); err != nil {
 		return errors.Join(err, n.closeRegistrar())
 	}
 	return nil
 }
 
-// closeRegistrar closes the socket of a node that never serves.
-func (n *Node) closeRegistrar() error {
-	if n.registrar == nil {
-		return nil
+// closeRegistrar closes the sockets of a node that never serves.
+func (n *Node) closeRegistrar() (err error) {
+	if n.registrar != nil {
+		err = n.registrar.Close()
 	}
-	return n.registrar.Close()
+	if n.storage != nil {
+		err = errors.Join(err, n.storage.Close())
+	}
+	return err
 }
 
 // registrations are the engines that register, less those that the configuration
 // names too: they stay as they are there.
 type registrations struct {
-	*moriio.Registrar
+	discovery.Source
 	n *Node
 }
 
 // Run implements discovery.Source.
 func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
-	r.Registrar.Run(ctx, func(list []config.Engine) {
+	r.Source.Run(ctx, func(list []config.Engine) {
 		configured := r.n.cfg.Load().Engines
 		found(slices.DeleteFunc(list, func(e config.Engine) bool {
 			return slices.ContainsFunc(configured, func(o config.Engine) bool { return o.URL == e.URL })
 		}))
 	})
+}
+
+// StorageAddr is where TensorRT-LLM's workers register, nil when they cannot.
+func (n *Node) StorageAddr() net.Addr {
+	if n.storage == nil {
+		return nil
+	}
+	return n.storage.Addr()
 }
 
 // RegistrationAddr is where engines register, nil when they cannot.

@@ -45,6 +45,8 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "how long setting up the connection to a peer takes")
+	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT of the cluster storage where the worker registers")
+	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster there")
 	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "how long blocks wait for a transfer")
 	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds of one uncached prompt token")
 	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds of one decoded token")

@@ -62,3 +62,47 @@ func TestTRTLLMWorkers(t *testing.T) {
 	second.leave()
 	n.is(again, "")
 }
+
+// TestTRTLLMMetadata: workers of the older layout, whose keys have no lease.
+func TestTRTLLMMetadata(t *testing.T) {
+	s := startStore(t)
+	c, g := startEngine(t, "trtllm", "prefill", 0), startEngine(t, "trtllm", "decode", 0)
+	put := func(id, value string) {
+		t.Helper()
+		if _, err := s.client.Put(t.Context(), "trtllm/"+id, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record := func(role string, e *enginesim.Engine) string {
+		return fmt.Sprintf(`{"model": "sim", "version": "1.1.0", "timestamp": "2025-10-13T10:00:00.000001", "server_role": %q, "url": %q}`, role, e.URL())
+	}
+	put("ctx-1", record("CONTEXT", c))
+	n := startNode(t, func(d *config.Discovery) { d.TRTLLM.MetadataURI = "etcd://" + s.addr })
+	n.is("ctx-1", "ready")
+	put("gen-1", record("GENERATION", g))
+	put("gen-1/more", "not a worker's")
+	put("junk", "{")
+	n.is("gen-1", "ready")
+	if got := n.states(); len(got) != 2 {
+		t.Errorf("engines are %v", got)
+	}
+	if p, d := n.ask(); p != "ctx-1" || d != "gen-1" {
+		t.Errorf("served by %q and %q", p, d)
+	}
+	put("gen-2", record("GENERATION", g)) // started anew, and nobody has deleted gen-1
+	n.is("gen-2", "ready")
+	n.is("gen-1", "")
+	if _, d := n.ask(); d != "gen-2" {
+		t.Errorf("served by %q", d)
+	}
+	s.kill()
+	n.ask() // etcd is away: nothing changes
+	s.start()
+	if _, err := s.client.Delete(t.Context(), "trtllm/ctx-1"); err != nil {
+		t.Fatal(err)
+	}
+	n.is("ctx-1", "")
+	if got, err := s.client.Get(t.Context(), "trtllm/junk"); err != nil || got.Count != 1 {
+		t.Errorf("a key of another process was deleted: %v", err)
+	}
+}

@@ -224,6 +224,18 @@ func (e *Engine) endLocked(abrupt bool) {
 	}
 }
 
+// killed reports whether the engine died instead of being closed.
+func (e *Engine) killed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-e.died:
+		return true
+	default:
+		return false
+	}
+}
+
 // spawn runs fn in a goroutine that Close waits for. fn's context ends with the
 // engine.
 func (e *Engine) spawn(fn func(ctx context.Context)) {

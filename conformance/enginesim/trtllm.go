@@ -49,7 +49,12 @@ func newTRTLLM(e *Engine) *trtllm {
 	return t
 }
 
-func (t *trtllm) start() error { return nil }
+func (t *trtllm) start() error {
+	if t.cfg.ClusterURI != "" {
+		t.e.spawn(t.register)
+	}
+	return nil
+}
 
 // opContext fetches a context's KV.
 const opContext = "context"

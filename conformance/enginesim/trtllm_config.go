@@ -27,6 +27,13 @@ type TRTLLMConfig struct {
 	// AuthKey is internal_request_auth_key: with it, requests that carry an opaque
 	// state or a context endpoint must be signed with it. Default none.
 	AuthKey string
+	// ClusterURI is the cluster storage where the worker registers,
+	// "http://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
+	// the bearer token that the storage asks for. Empty: nowhere.
+	ClusterURI, ClusterName, ClusterToken string
+	// Heartbeat and InactiveTimeout are disagg_cluster's heartbeat_interval_sec
+	// and inactive_timeout_sec; default 5 s and 10 s.
+	Heartbeat, InactiveTimeout time.Duration
 }
 
 // withDefaults returns the config with every zero field set; lease is the
@@ -43,6 +50,12 @@ func (c TRTLLMConfig) withDefaults(lease time.Duration) TRTLLMConfig {
 	}
 	if c.DisconnectPoll == 0 {
 		c.DisconnectPoll = time.Second
+	}
+	if c.Heartbeat == 0 {
+		c.Heartbeat = 5 * time.Second
+	}
+	if c.InactiveTimeout == 0 {
+		c.InactiveTimeout = 10 * time.Second
 	}
 	return c
 }

@@ -40,6 +40,12 @@ type DiscoveryTRTLLM struct {
 	ClusterURI string `toml:"cluster_uri"`
 	// ClusterName is the cluster's name in that layout. Default "".
 	ClusterName string `toml:"cluster_name"`
+	// TokenFile is a file with the bearer token that workers must show where
+	// the proxy serves the routes. Default "": none.
+	TokenFile string `toml:"token_file"`
+	// Open lets the proxy serve the routes on an address that is not loopback
+	// without a token. Whoever reaches it is sent prompts. Default false.
+	Open bool `toml:"open"`
 	// MetadataURI is the etcd:// address of the older metadata-server layout.
 	// Default "": off.
 	MetadataURI string `toml:"metadata_uri"`

@@ -156,6 +156,9 @@ var problemCases = []struct {
 	// [health], [retry], [circuit], [transport].
 	{"health", "[health]\ninterval='0s'\ntimeout='0s'\nunhealthy_after=0\nhealthy_after=0\n",
 		[]want{{"health.interval", 2, "more than 0"}, {"health.timeout", 3, "more than 0"}, {"health.unhealthy_after", 4, "at least 1"}, {"health.healthy_after", 5, "at least 1"}}},
+	{"storage that is open", "[discovery.trtllm]\ncluster_uri='http://10.0.0.1:1'\n", []want{{"discovery.trtllm.cluster_uri", 2, "needs discovery.trtllm.token_file"}}},
+	{"storage on the public port", "server.listen='127.0.0.1:8080'\ndiscovery.trtllm.cluster_uri='http://127.0.0.1:8080'\n", []want{{"discovery.trtllm.cluster_uri", 2, "not on server.listen"}}},
+	{"storage on the admin port", "admin.listen='127.0.0.1:9090'\ndiscovery.trtllm.cluster_uri='http://127.0.0.1:9090'\n", []want{{"discovery.trtllm.cluster_uri", 2, "not on admin.listen"}}},
 	{"retry", "[retry]\nattempts=0\nbudget=-0.1\nmin_budget=-1\nschedule_style='x'\n",
 		[]want{{"retry.attempts", 2, "at least 1"}, {"retry.budget", 3, "from 0 to 1"}, {"retry.min_budget", 4, "at least 0"}, {"retry.schedule_style", 5, `found "x"`}}},
 	{"budget that is no number", "[retry]\nbudget=nan\n", []want{{"retry.budget", 2, "from 0 to 1, found NaN"}}},
@@ -218,7 +221,7 @@ prefix = ""
 `, []want{
 		{"discovery.moriio.listen", 2, "want tcp://host:port"},
 		{"discovery.trtllm.cluster_uri", 4, "want etcd://host:port or http://host:port"},
-		{"discovery.trtllm.metadata_uri", 5, "want etcd://host:port"}, {"discovery.trtllm.metadata_uri", 5, "not supported"},
+		{"discovery.trtllm.metadata_uri", 5, "want etcd://host:port"},
 		{"discovery.trtllm.refresh_interval", 6, "more than 0"},
 		{"discovery.etcd.endpoints[1]", 8, "invalid URL"},
 		{"discovery.etcd.prefix", 9, "required"}}},
@@ -324,12 +327,10 @@ func checkProblems(t *testing.T, text string, want []want) {
 // fine but for that.
 func TestUnsupported(t *testing.T) {
 	texts := map[missingFeature]string{
-		{"discovery.trtllm.cluster_uri", "http://*"}: "discovery.trtllm.cluster_uri = 'http://a:1'\n",
-		{"discovery.trtllm.metadata_uri", ""}:        "discovery.trtllm.metadata_uri = 'etcd://a:1'\n",
-		{"fleet.workers", ""}:                        "fleet.workers = 2\n",
-		{"fleet.listen", ""}:                         "fleet.listen = 'unix:/run/pdproxy.sock'\n",
-		{"fleet.coordinator", ""}:                    "fleet.coordinator = '10.0.0.1:7000'\n",
-		{"sidecar.local", ""}:                        "sidecar.local = 'http://127.0.0.1:8000'\n",
+		{"fleet.workers", ""}:     "fleet.workers = 2\n",
+		{"fleet.listen", ""}:      "fleet.listen = 'unix:/run/pdproxy.sock'\n",
+		{"fleet.coordinator", ""}: "fleet.coordinator = '10.0.0.1:7000'\n",
+		{"sidecar.local", ""}:     "sidecar.local = 'http://127.0.0.1:8000'\n",
 	}
 	for _, m := range missingFeatures() {
 		t.Run(m.key+"="+m.value, func(t *testing.T) {
@@ -365,6 +366,9 @@ func TestAccepted(t *testing.T) {
 		"all of IPv4 and one of IPv6":      "server.listen='0.0.0.0:9090'\nadmin.listen='[::1]:9090'\n",
 		"nothing waits":                    "limits = {queue=0, queue_timeout=''}\n",
 		"zeros that mean something":        "server={drain_timeout='0s', read_timeout='0s'}\nretry={budget=0, min_budget=0}\ntransport.max_idle=0\n",
+		"storage for workers":              "[discovery.trtllm]\ncluster_uri='http://127.0.0.1:1'\n",
+		"storage with a token":             "[discovery.trtllm]\ncluster_uri='http://10.0.0.1:1'\ntoken_file='t'\n",
+		"storage for everybody":            "[discovery.trtllm]\ncluster_uri='http://0.0.0.0:1'\nopen=true\n",
 		"what the engine says":             "retry.schedule_style = ''\n",
 		"decode alone":                     "[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='sglang'\n",
 		"prefill pairs with both":          "engine = [{name='p', url='http://p', role='prefill', connector='sglang'}, {name='b', url='http://b', role='both', connector='sglang'}]\n",

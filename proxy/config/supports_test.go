@@ -8,8 +8,8 @@ func TestSupports(t *testing.T) {
 		want       bool
 	}{
 		{"discovery.trtllm.cluster_uri", "etcd://a:1", true},
-		{"discovery.trtllm.cluster_uri", "http://a:1", false},
-		{"discovery.trtllm.metadata_uri", "etcd://a:1", false},
+		{"discovery.trtllm.cluster_uri", "http://a:1", true},
+		{"discovery.trtllm.metadata_uri", "etcd://a:1", true},
 		{"discovery.trtllm.metadata_uri", "", true},
 		{"discovery.file.path", "engines.toml", true},
 		{"engine.connector", ConnectorSGLang, true},

@@ -24,8 +24,6 @@ func missingFeatures() []missingFeature {
 		{"engine.connector", ConnectorVLLMNixlPush},
 		{"engine.connector", ConnectorVLLMMooncake},
 		{"engine.connector", ConnectorVLLMP2PNCCL},
-		{"discovery.trtllm.cluster_uri", "http://*"},
-		{"discovery.trtllm.metadata_uri", ""},
 		{"fleet.workers", ""},
 		{"fleet.listen", ""},
 		{"fleet.coordinator", ""},

@@ -26,6 +26,7 @@ func (k *checker) discovery() {
 		if strings.LastIndex(d.TRTLLM.ClusterURI, "http://") > 0 {
 			k.add("discovery.trtllm.cluster_uri", "an http:// address stands alone: the store is there or in etcd")
 		}
+		k.storage(d.TRTLLM)
 	}
 	if d.TRTLLM.MetadataURI != "" {
 		k.cluster("discovery.trtllm.metadata_uri", d.TRTLLM.MetadataURI, "etcd://")
@@ -42,6 +43,20 @@ func (k *checker) discovery() {
 	}
 	k.dns()
 	k.kubernetes()
+}
+
+// storage checks where TensorRT-LLM's cluster storage is served.
+func (k *checker) storage(t DiscoveryTRTLLM) {
+	address, served := strings.CutPrefix(t.ClusterURI, "http://")
+	switch {
+	case !served || !validHostPort(address):
+	case !isLoopback(address) && !t.Open && t.TokenFile == "":
+		k.add("discovery.trtllm.cluster_uri", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.trtllm.token_file or discovery.trtllm.open", t.ClusterURI)
+	case overlap(address, k.config.Server.Listen):
+		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on server.listen")
+	case overlap(address, k.config.Admin.Listen):
+		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on admin.listen")
+	}
 }
 
 // place wants an entry of discovery.allow: an address, a network, or a name.

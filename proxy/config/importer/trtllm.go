@@ -188,6 +188,9 @@ func (r *trtllm) cluster(root *table) {
 	}
 	if strings.HasPrefix(uri, "http://") {
 		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "the storage is served by a listener of its own here: give it another port than server.listen, and the workers that address")
+		if host, _, err := net.SplitHostPort(strings.TrimPrefix(uri, "http://")); err == nil && host != "localhost" && host != "127.0.0.1" && host != "::1" {
+			r.doc.set("discovery.trtllm", "open", value{"true", "true"}, "as there: whoever reaches the address is sent prompts; better token_file, where the workers can")
+		}
 	}
 	name, _, _ := r.text(c, "cluster_name")
 	r.doc.set("discovery.trtllm", "cluster_name", text(name), "disagg_cluster.cluster_name")

@@ -26,16 +26,21 @@ const (
 // with disagg_cluster puts a record below /trtllm-disagg/NAME/workers/ and
 // keeps its lease alive (tensorrt_llm/serve/disagg_auto_scaling.py).
 func newCluster(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
-	var endpoints []string
-	for uri := range strings.SplitSeq(cfg.ClusterURI, ",") {
-		endpoints = append(endpoints, "http://"+strings.TrimPrefix(strings.TrimSpace(uri), "etcd://"))
-	}
-	s := newEtcd("trtllm", endpoints, "/trtllm-disagg/"+cfg.ClusterName+"/workers/", log)
+	s := newEtcd("trtllm", etcdEndpoints(cfg.ClusterURI), workersPrefix(cfg.ClusterName), log)
 	s.read = readWorker
 	// A worker that was started anew has another id at the same address, and
 	// the lease of the one before may not be over.
 	s.same = func(e config.Engine) string { return e.URL }
 	return s
+}
+
+// workersPrefix begins the keys of a cluster's workers.
+func workersPrefix(cluster string) string { return "/trtllm-disagg/" + cluster + "/workers/" }
+
+// unspecified reports whether a host stands for every address of its machine.
+func unspecified(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsUnspecified()
 }
 
 // readWorker makes an engine of a worker's record. The worker's id, the end of
@@ -67,7 +72,7 @@ func readWorker(key string, value []byte) (config.Engine, error) {
 		return config.Engine{}, errors.New("decode worker: no port")
 	}
 	host := strings.Trim(w.Host, "[]")
-	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
+	if unspecified(host) {
 		return config.Engine{}, errors.New("decode worker: its host is no address that others can call")
 	}
 	e.URL = (&url.URL{Scheme: "http", Host: net.JoinHostPort(host, strconv.Itoa(w.Port))}).String()

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -87,8 +88,11 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 		}
 		m.sources = append(m.sources, s)
 	}
-	if cfg.TRTLLM.ClusterURI != "" {
+	if strings.HasPrefix(cfg.TRTLLM.ClusterURI, "etcd://") { // else it is served: ListenStorage
 		m.sources = append(m.sources, newCluster(cfg.TRTLLM, o.Log))
+	}
+	if cfg.TRTLLM.MetadataURI != "" {
+		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
 	}
 	return m, nil
 }

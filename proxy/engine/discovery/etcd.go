@@ -1,12 +1,9 @@
 package discovery
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -30,43 +27,23 @@ const (
 	// keepLost is how long engines stay that a store has lost with its data:
 	// they have yet to find out that their leases are gone.
 	keepLost = 30 * time.Second
-	// maxRecord bounds one record, and its key, in bytes.
-	maxRecord = 64 << 10
 )
-
-// errSkip says that a record is not of an engine that can be served.
-var errSkip = errors.New("not an engine that is served here")
 
 // etcdSource is engines that register under a prefix in etcd, each with a lease
 // of its own: the key is gone when the lease is.
 type etcdSource struct {
-	name   string
+	book
 	etcd   clientv3.Config
 	prefix string
-	// read makes an engine of a record, or errSkip.
-	read func(key string, value []byte) (config.Engine, error)
-	// same names what an engine is: of several records with one answer, the
-	// youngest counts.
-	same func(config.Engine) string
-	log  *slog.Logger
+	every  time.Duration // between two listings
 
-	records  map[string]record // by key
-	cluster  uint64            // of the last listing, with the revision it was made at
+	cluster  uint64 // of the last listing, with the revision it was made at
 	revision int64
-	said     map[string]string // what is wrong with records, as logged, by key
-}
-
-// record is one key that was read.
-type record struct {
-	spec    config.Engine
-	created int64     // the revision of the key's birth; 0 for a lost one
-	until   time.Time // when a lost one is given up; zero for others
 }
 
 func newEtcd(name string, endpoints []string, prefix string, log *slog.Logger) *etcdSource {
 	return &etcdSource{
-		name: name, prefix: prefix, log: log, records: map[string]record{}, said: map[string]string{},
-		same: func(e config.Engine) string { return e.Name },
+		book: newBook(name, log), prefix: prefix, every: listEvery,
 		etcd: clientv3.Config{
 			Endpoints: endpoints, DialTimeout: listTimeout, Logger: zap.NewNop(),
 			// A server whose host is gone answers nothing, not even a reset.
@@ -74,9 +51,6 @@ func newEtcd(name string, endpoints []string, prefix string, log *slog.Logger) *
 		},
 	}
 }
-
-// Name is the source of these engines in the registry.
-func (s *etcdSource) Name() string { return s.name }
 
 // Run lists the records, then follows what happens to them.
 func (s *etcdSource) Run(ctx context.Context, found func([]config.Engine)) {
@@ -153,7 +127,7 @@ func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found f
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	events := client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(s.revision+1))
-	next := time.NewTimer(listEvery)
+	next := time.NewTimer(s.every)
 	defer next.Stop()
 	for {
 		select {
@@ -182,55 +156,5 @@ func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found f
 	}
 }
 
-// put takes a record in. Of one that cannot be read, the last good version
-// stays.
-func (s *etcdSource) put(kv *mvccpb.KeyValue) {
-	key := string(kv.Key)
-	var spec config.Engine
-	err := errors.New("the record is too long")
-	if len(kv.Key)+len(kv.Value) <= maxRecord {
-		spec, err = s.read(key, kv.Value)
-	}
-	if err == nil {
-		s.records[key] = record{spec: spec, created: kv.CreateRevision}
-		delete(s.said, key)
-		return
-	}
-	if s.said[key] != err.Error() {
-		s.said[key] = err.Error()
-		level := slog.LevelError
-		if errors.Is(err, errSkip) {
-			level = slog.LevelInfo
-		}
-		s.log.Log(context.Background(), level, "registration refused", "source", s.name, "key", key, "error", err)
-	}
-	if r, known := s.records[key]; known { // it is no lost one any more
-		s.records[key] = record{spec: r.spec, created: kv.CreateRevision}
-	}
-}
-
-// drop forgets a key.
-func (s *etcdSource) drop(key string) {
-	delete(s.records, key)
-	delete(s.said, key)
-}
-
-// engines lists what the records say, by key, each engine once.
-func (s *etcdSource) engines() []config.Engine {
-	best := map[string]string{} // the key that counts of each engine
-	keys := slices.Sorted(maps.Keys(s.records))
-	for _, key := range keys {
-		is := s.same(s.records[key].spec)
-		if other, again := best[is]; !again || s.records[key].created > s.records[other].created {
-			best[is] = key
-		}
-	}
-	var list []config.Engine
-	for _, key := range keys {
-		if best[s.same(s.records[key].spec)] == key {
-			list = append(list, s.records[key].spec)
-		}
-	}
-	slices.SortStableFunc(list, func(a, b config.Engine) int { return cmp.Compare(a.Name, b.Name) })
-	return list
-}
+// put takes a record in.
+func (s *etcdSource) put(kv *mvccpb.KeyValue) { s.note(string(kv.Key), kv.Value, kv.CreateRevision) }

@@ -1,0 +1,80 @@
+package discovery
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// newMetadata is the workers of TensorRT-LLM that register in the older way, at
+// a metadata server: a key trtllm/ID in etcd, without a lease
+// (tensorrt_llm/serve/metadata_server.py). A worker that dies leaves its key,
+// and upstream's orchestrator then deletes it; here its probes fail, and other
+// processes' keys are left alone.
+func newMetadata(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
+	s := newEtcd("trtllm-metadata", etcdEndpoints(cfg.MetadataURI), "trtllm/", log)
+	s.read, s.every = readMetadata, time.Duration(cfg.RefreshInterval)
+	// One that was started anew has another key at the same address, and nobody
+	// has deleted the one before.
+	s.same = func(e config.Engine) string { return e.URL }
+	return s
+}
+
+// etcdEndpoints are the addresses of a list of etcd://host:port.
+func etcdEndpoints(uris string) (endpoints []string) {
+	for uri := range strings.SplitSeq(uris, ",") {
+		endpoints = append(endpoints, "http://"+strings.TrimPrefix(strings.TrimSpace(uri), "etcd://"))
+	}
+	return endpoints
+}
+
+// readMetadata makes an engine of a worker's record. Its id is the engine's name,
+// with what names cannot have replaced.
+func readMetadata(key string, value []byte) (config.Engine, error) {
+	_, id, _ := strings.Cut(key, "/")
+	if strings.Contains(id, "/") {
+		return config.Engine{}, fmt.Errorf("a key of more than two parts: %w", errSkip)
+	}
+	var w struct {
+		Role  string `json:"server_role"`
+		Older string `json:"server_type"`
+		URL   string `json:"url"`
+	}
+	if err := json.Unmarshal(value, &w); err != nil {
+		return config.Engine{}, fmt.Errorf("decode worker: %w", err)
+	}
+	e := config.DefaultEngine()
+	e.Name, e.Connector, e.URL = strings.Map(nameable, id), config.ConnectorTRTLLM, strings.TrimSuffix(w.URL, "/")
+	if w.Role == "" {
+		w.Role = w.Older
+	}
+	switch strings.ToUpper(w.Role) {
+	case "CONTEXT":
+		e.Role = config.RolePrefill
+	case "GENERATION":
+		e.Role = config.RoleDecode
+	default:
+		return config.Engine{}, fmt.Errorf("role %q: %w", w.Role, errSkip)
+	}
+	if u, err := url.Parse(e.URL); err == nil && unspecified(u.Hostname()) {
+		return config.Engine{}, errors.New("decode worker: its host is no address that others can call")
+	}
+	if err := e.Check(); err != nil {
+		return config.Engine{}, err
+	}
+	return e, nil
+}
+
+// nameable is r, or - where the names of engines have no r.
+func nameable(r rune) rune {
+	if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:@", r) {
+		return r
+	}
+	return '-'
+}

@@ -1,0 +1,252 @@
+package discovery
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// storageCase is a store of cluster blue.
+type storageCase struct {
+	*testing.T
+	s     *Storage
+	token string
+}
+
+// ask sends one request as the workers' client does and returns status and body.
+func (c storageCase) ask(method, path, body string) string {
+	c.Helper()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	if c.token != "" {
+		r.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	w := httptest.NewRecorder()
+	c.s.routes().ServeHTTP(w, r)
+	return fmt.Sprint(w.Code, " ", strings.TrimSpace(w.Body.String()))
+}
+
+func (c storageCase) want(method, path, body, want string) {
+	c.Helper()
+	if got := c.ask(method, path, body); got != want {
+		c.Errorf("%s %s %s\n got %s\nwant %s", method, path, body, got, want)
+	}
+}
+
+// names are the engines that the store tells of.
+func (c storageCase) names() string {
+	var names []string
+	for _, e := range c.s.workers() {
+		names = append(names, e.Role+" "+e.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+const (
+	yes, no  = `200 {"result":true}`, `400 {"result":false}`
+	blueKey  = "/trtllm-disagg/blue/workers/"
+	contextW = "CONTEXT-10.1.0.1:7001-1763690000123-4711-042"
+)
+
+// setBody is the StorageItem of a worker.
+func setBody(key, worker string, ttl int) string {
+	return fmt.Sprintf(`{"key":%q,"value":%q,"expire_time":-1,"ttl":%d,"overwrite_if_exists":false}`, key, worker, ttl)
+}
+
+func workerJSON(id, host string, port, role int) string {
+	return fmt.Sprintf(`{"worker_id": %q, "host": %q, "port": %d, "role": %d}`, id, host, port, role)
+}
+
+// The five routes, as HttpClusterStorageServer answers them.
+func TestStorageRoutes(t *testing.T) {
+	c := storageCase{T: t, s: newStorage("blue", "", nil)}
+	key := url.QueryEscape(blueKey + contextW)
+	value := workerJSON(contextW, "10.1.0.1", 7001, 0)
+	quoted := fmt.Sprintf("%q", value)
+	c.want("GET", "/get_prefix?key_prefix="+url.QueryEscape(blueKey)+"&keys_only=0", "", `400 {"result":{}}`)
+	c.want("GET", "/get?key="+key, "", `400 {"result":null}`)
+	c.want("GET", "/expire?key="+key+"&ttl=10", "", no)
+	c.want("DELETE", "/delete?key="+key, "", no)
+	c.want("POST", "/set", setBody(blueKey+contextW, value, 10), yes)
+	c.want("POST", "/set", setBody(blueKey+contextW, value, 10), no)
+	c.want("POST", "/set", strings.Replace(setBody(blueKey+contextW, value, 10), "false", "true", 1), yes)
+	c.want("GET", "/get?key="+key, "", `200 {"result":`+quoted+`}`)
+	c.want("GET", "/expire?key="+key+"&ttl=10", "", yes)
+	c.want("GET", "/get_prefix?key_prefix="+url.QueryEscape("/trtllm-disagg/")+"&keys_only=0", "", `200 {"result":{"`+blueKey+contextW+`":`+quoted+`}}`)
+	c.want("GET", "/get_prefix?key_prefix="+url.QueryEscape("/trtllm-disagg/")+"&keys_only=1", "", `200 {"result":{"`+blueKey+contextW+`":""}}`)
+	c.want("GET", "/get_prefix?key_prefix=", "", `200 {"result":{"`+blueKey+contextW+`":`+quoted+`}}`)
+	if got := c.names(); got != "prefill "+contextW {
+		t.Errorf("engines %s", got)
+	}
+	c.want("DELETE", "/delete?key="+key, "", yes)
+	if got := c.names(); got != "" {
+		t.Errorf("engines %s", got)
+	}
+	for path, body := range map[string]string{
+		"POST /set": `{"key":"a"}`, "POST /set ": `{"key":1,"value":"b"}`, "POST /set  ": `[`, "GET /get": "", "GET /expire?key=a": "",
+		"GET /expire?ttl=1": "", "GET /expire?key=a&ttl=x": "", "GET /get_prefix": "", "GET /get_prefix?key_prefix=a&keys_only=2": "", "DELETE /delete": "",
+	} {
+		method, path, _ := strings.Cut(strings.TrimSpace(path), " ")
+		c.want(method, path, body, `422 {"detail":"malformed request"}`)
+	}
+	if got := c.ask("POST", "/expire?key=a&ttl=1", ""); !strings.HasPrefix(got, "405") {
+		t.Error(got)
+	}
+	if got := c.ask("GET", "/health", ""); !strings.HasPrefix(got, "404") {
+		t.Error(got)
+	}
+	c.want("POST", "/set", setBody("k", strings.Repeat("x", maxRecord), 1), no)
+	c.want("POST", "/set", setBody("k", strings.Repeat("x", 3*maxRecord), 1), `422 {"detail":"malformed request"}`)
+	c.want("POST", "/set", `{"key":"empty","value":"","ttl":null}`, yes)
+	c.want("GET", "/get?key=empty", "", `400 {"result":""}`)
+}
+
+// TestStorageWorkers: which of the keys are engines.
+func TestStorageWorkers(t *testing.T) {
+	c := storageCase{T: t, s: newStorage("blue", "", nil)}
+	for id, value := range map[string]string{
+		contextW:                   workerJSON(contextW, "10.1.0.1", 7001, 0),
+		"GENERATION-h:1-1-1-001":   workerJSON("g", "h", 1, 1),
+		"MM_ENCODER-h:2-1-1-001":   workerJSON("e", "h", 2, 2),
+		"GENERATION-h:3-1-1-001":   `{"host":`,
+		"GENERATION-any:4-1-1-001": workerJSON("a", "0.0.0.0", 4, 1),
+	} {
+		c.want("POST", "/set", setBody(blueKey+id, value, 10), yes)
+	}
+	c.want("POST", "/set", setBody("/trtllm-disagg/green/workers/CONTEXT-h:9-1-1-001", workerJSON("x", "h", 9, 0), 10), yes)
+	if got, want := c.names(), "prefill "+contextW+", decode GENERATION-h:1-1-1-001"; got != want {
+		t.Errorf("engines %s, want %s", got, want)
+	}
+	// Started anew at the same address: the younger counts, until it leaves.
+	again := strings.Replace(contextW, "0123", "0999", 1)
+	c.want("POST", "/set", setBody(blueKey+again, workerJSON(again, "10.1.0.1", 7001, 0), 10), yes)
+	if got := c.names(); !strings.Contains(got, again) || strings.Contains(got, contextW) {
+		t.Errorf("engines %s", got)
+	}
+	for n := range maxKeys {
+		c.s.set(fmt.Sprint("/other/", n), "x", 0, false)
+	}
+	c.want("POST", "/set", setBody("/one/more", "x", 10), no)
+}
+
+// TestStorageExpires: a key ends with its time, unless a heartbeat comes, and
+// time that the proxy stood still is nobody's.
+func TestStorageExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := storageCase{T: t, s: newStorage("blue", "", nil)}
+		key, value := blueKey+contextW, workerJSON(contextW, "10.1.0.1", 7001, 0)
+		run := func(d time.Duration) {
+			for range int(d / sweepEvery) {
+				time.Sleep(sweepEvery)
+				c.s.sweep(time.Now())
+			}
+		}
+		c.want("POST", "/set", setBody(key, value, 10), yes)
+		for range 5 {
+			run(5 * time.Second)
+			c.want("GET", "/expire?key="+url.QueryEscape(key)+"&ttl=10", "", yes)
+		}
+		run(10 * time.Second)
+		if got := c.names(); got == "" {
+			t.Error("it has left within its time")
+		}
+		time.Sleep(time.Minute) // the proxy is stopped, and with it the reading of heartbeats
+		c.s.sweep(time.Now())
+		if got := c.names(); got == "" {
+			t.Error("it has left by the proxy's own fault")
+		}
+		run(2 * time.Second)
+		if got := c.names(); got != "" {
+			t.Errorf("engines %s", got)
+		}
+		c.want("GET", "/expire?key="+url.QueryEscape(key)+"&ttl=10", "", no) // upon which the worker registers again
+		c.want("POST", "/set", setBody(key, value, 10), yes)
+		c.want("POST", "/set", setBody("/for/ever", "x", -1), yes)
+		time.Sleep(10*time.Second + 1) // not swept yet, but over
+		c.want("GET", "/get?key="+url.QueryEscape(key), "", `400 {"result":null}`)
+		c.want("POST", "/set", setBody(key, value, 10), yes)
+		run(time.Hour)
+		c.want("GET", "/get?key=/for/ever", "", `200 {"result":"x"}`)
+	})
+}
+
+func TestStorageToken(t *testing.T) {
+	s := newStorage("blue", "a-token", nil)
+	for token, want := range map[string]string{"": "401", "another": "401", "a-toke": "401", "a-token": "200"} {
+		c := storageCase{T: t, s: s, token: token}
+		if got := c.ask("POST", "/set", setBody(fmt.Sprint("k", token), "v", 5)); !strings.HasPrefix(got, want) {
+			t.Errorf("token %q: %s, want %s", token, got, want)
+		}
+	}
+}
+
+// TestStorageHammer: many workers at once come, beat and go.
+func TestStorageHammer(t *testing.T) {
+	s := newStorage("blue", "", nil)
+	var wg sync.WaitGroup
+	for n := range 32 {
+		wg.Go(func() {
+			id := fmt.Sprintf("GENERATION-h:%d-1-1-001", n+1)
+			for range 50 {
+				if !s.set(blueKey+id, workerJSON(id, "h", n+1, 1), time.Minute, false) || !s.expire(blueKey+id, time.Minute) {
+					t.Error("a worker's own key was refused")
+				}
+				s.sweep(time.Now())
+				s.workers()
+				s.mu.Lock()
+				s.remove(blueKey + id)
+				s.mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if left := s.workers(); len(left) != 0 {
+		t.Errorf("%d workers are left", len(left))
+	}
+}
+
+func FuzzStorageSet(f *testing.F) {
+	f.Add(setBody(blueKey+contextW, workerJSON(contextW, "10.1.0.1", 7001, 0), 10))
+	f.Add(`{"key":"a","value":"b","ttl":-9223372036854775808}`)
+	f.Add(`{"key":"` + blueKey + `","value":"{\"host\":\"h\",\"port\":65536,\"role\":1}"}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		s := newStorage("blue", "", nil)
+		w := httptest.NewRecorder()
+		s.routes().ServeHTTP(w, httptest.NewRequest("POST", "/set", strings.NewReader(body)))
+		if w.Code != http.StatusOK && w.Code != http.StatusBadRequest && w.Code != http.StatusUnprocessableEntity {
+			t.Errorf("status %d", w.Code)
+		}
+		for _, e := range s.workers() {
+			if err := e.Check(); err != nil {
+				t.Errorf("engine %+v: %v", e, err)
+			}
+		}
+	})
+}
+
+// What a worker's record at the metadata server becomes.
+func TestReadMetadata(t *testing.T) {
+	for _, tt := range []struct{ key, value, want string }{
+		{"trtllm/h-1234", `{"model":"/m","version":"1.1.0","timestamp":"2025-10-13T10:00:00.0","server_role":"CONTEXT","url":"http://h:8001"}`, "prefill h-1234 http://h:8001"},
+		{"trtllm/x", `{"server_type":"generation","url":"http://10.0.0.1:8001/"}`, "decode x http://10.0.0.1:8001"},
+		{"trtllm/a b#c", `{"server_role":"Generation","url":"http://h:1"}`, "decode a-b-c http://h:1"},
+		{"trtllm/x/y", `{"server_role":"CONTEXT","url":"http://h:1"}`, ""},
+		{"trtllm/", `{"server_role":"CONTEXT","url":"http://h:1"}`, ""},
+		{"trtllm/x", `{"server_role":"MM_ENCODER","url":"http://h:1"}`, ""},
+		{"trtllm/x", `{"url":"http://h:1"}`, ""},
+		{"trtllm/x", `{"server_role":"CONTEXT","url":"http://0.0.0.0:1"}`, ""},
+		{"trtllm/x", `{"server_role":"CONTEXT","url":"h:1"}`, ""},
+		{"trtllm/x", `{"server_role":"CONTEXT"}`, ""},
+		{"trtllm/x", `"`, ""},
+	} {
+		e, err := readMetadata(tt.key, []byte(tt.value))
+		if got := e.Role + " " + e.Name + " " + e.URL; (err == nil) != (tt.want != "") || err == nil && (got != tt.want || e.Connector != "trtllm") {
+			t.Errorf("%s %s: %s, %v; want %s", tt.key, tt.value, got, err, tt.want)
+		}
+	}
+}
