@@ -54,6 +54,8 @@ func loadFiles(cfg *config.Config) (*files, error) {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
 	}
+	_, err = readSecret(cfg.Discovery.MoRIIO.PasswordFile)
+	note("discovery.moriio.password_file", err)
 	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
 		problems = append(problems, asProblems(err)...)
 	}

@@ -19,8 +19,12 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	o := discovery.Options{
 		Registry: n.registry, Log: n.log, DrainFor: func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
 	}
-	if endpoint := cfg.Discovery.MoRIIO.Listen; endpoint != "" {
-		if n.registrar, err = moriio.Listen(endpoint, n.log); err != nil {
+	if m := cfg.Discovery.MoRIIO; m.Listen != "" {
+		password, err := readSecret(m.PasswordFile)
+		if err != nil {
+			return config.Problems{cfg.Problem("discovery.moriio.password_file", err.Error())}
+		}
+		if n.registrar, err = moriio.Listen(moriio.Options{Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost, Log: n.log}); err != nil {
 			return failed(err)
 		}
 		o.More = append(o.More, registrations{n.registrar, n})

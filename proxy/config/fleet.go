@@ -26,9 +26,15 @@ type DiscoveryMoRIIO struct {
 	// Listen is the address, tcp://host:port, of the ZMQ ROUTER where engines
 	// register; engines found need no [[engine]]. Default "": off.
 	Listen string `toml:"listen"`
-	// Open lets Listen be other than loopback. Registration has no
-	// authentication: whoever reaches the address is sent prompts. Default
+	// PasswordFile is a file with the password that peers must show, by PLAIN
+	// security of ZeroMQ. Default "": none, which is all that vLLM's engines can.
+	PasswordFile string `toml:"password_file"`
+	// OwnHost lets a peer register only the address that it calls from. Default
 	// false.
+	OwnHost bool `toml:"own_host"`
+	// Open lets Listen be other than loopback where neither PasswordFile nor
+	// OwnHost with discovery.allow says who may register: whoever reaches the
+	// address is sent prompts. Default false.
 	Open bool `toml:"open"`
 }
 

@@ -13,14 +13,7 @@ func (k *checker) discovery() {
 	for i, place := range d.Allow {
 		k.place(indexKey("discovery.allow", i), place)
 	}
-	if d.MoRIIO.Listen != "" {
-		// ZMQ writes every address as *.
-		address := strings.Replace(d.MoRIIO.Listen, "//*:", "//0.0.0.0:", 1)
-		k.zmq("discovery.moriio.listen", address)
-		if hostPort, isTCP := strings.CutPrefix(address, "tcp://"); isTCP && validHostPort(hostPort) && !isLoopback(hostPort) && !d.MoRIIO.Open {
-			k.add("discovery.moriio.listen", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.moriio.open", d.MoRIIO.Listen)
-		}
-	}
+	k.registry(d)
 	if d.TRTLLM.ClusterURI != "" {
 		k.cluster("discovery.trtllm.cluster_uri", d.TRTLLM.ClusterURI, "etcd://", "http://")
 		if strings.LastIndex(d.TRTLLM.ClusterURI, "http://") > 0 {
@@ -56,6 +49,21 @@ func (k *checker) storage(t DiscoveryTRTLLM) {
 		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on server.listen")
 	case overlap(address, k.config.Admin.Listen):
 		k.add("discovery.trtllm.cluster_uri", "is served on an address of its own, not on admin.listen")
+	}
+}
+
+// registry checks [discovery.moriio].
+func (k *checker) registry(d Discovery) {
+	m := d.MoRIIO
+	if m.Listen == "" {
+		return
+	}
+	// ZMQ writes every address as *.
+	address := strings.Replace(m.Listen, "//*:", "//0.0.0.0:", 1)
+	k.zmq("discovery.moriio.listen", address)
+	guarded := m.Open || m.PasswordFile != "" || m.OwnHost && len(d.Allow) > 0
+	if hostPort, isTCP := strings.CutPrefix(address, "tcp://"); isTCP && validHostPort(hostPort) && !isLoopback(hostPort) && !guarded {
+		k.add("discovery.moriio.listen", "%q is not loopback, and whoever reaches it is sent prompts: needs discovery.moriio.password_file, or own_host with discovery.allow, or discovery.moriio.open", m.Listen)
 	}
 }
 

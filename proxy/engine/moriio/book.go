@@ -1,7 +1,11 @@
 package moriio
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +19,7 @@ const maxEngines = 4096
 // book is who is registered. One goroutine owns it.
 type book struct {
 	log     *slog.Logger
+	ownHost bool              // an engine is registered from its own host alone
 	entries map[string]*entry // by URL
 	refused map[string]bool   // problems that were logged
 }
@@ -24,18 +29,24 @@ type entry struct {
 	last   time.Time // of its registrations
 }
 
-func newBook(log *slog.Logger) *book {
-	return &book{log: log, entries: make(map[string]*entry), refused: make(map[string]bool)}
+func newBook(log *slog.Logger, ownHost bool) *book {
+	return &book{log: log, ownHost: ownHost, entries: make(map[string]*entry), refused: make(map[string]bool)}
 }
 
 // take notes a message that came at now and reports whether that changed the
 // engines. An engine is known by its address: with other ports, sizes or another
 // role it takes the place of what was there.
-func (b *book) take(message []byte, now time.Time) bool {
-	reg, err := readRegistration(message)
+func (b *book) take(m message, now time.Time) bool {
+	reg, err := readRegistration(m.text)
 	var e config.Engine
 	if err == nil && !reg.notARegister {
 		e, err = reg.engine()
+	}
+	if m.refused != nil {
+		err = fmt.Errorf("%w, from %s", m.refused, m.from)
+	}
+	if err == nil && !reg.notARegister && b.ownHost && !isOwn(e, m.from) {
+		err = fmt.Errorf("%q was registered from %s: discovery.moriio.own_host lets an engine register its own address alone", e.Name, m.from)
 	}
 	switch {
 	case err != nil:
@@ -58,10 +69,30 @@ func (b *book) take(message []byte, now time.Time) bool {
 	return true
 }
 
+// isOwn reports whether both addresses of an engine, of its API and of its KV
+// transfer, are on the host from. A name is never looked up.
+func isOwn(e config.Engine, from string) bool {
+	u, err := url.Parse(e.URL)
+	kv, err2 := config.ParseKVAddress(e.KVAddress)
+	peer, err3 := netip.ParseAddr(from)
+	if errors.Join(err, err2, err3) != nil {
+		return false
+	}
+	for _, host := range []string{u.Hostname(), kv.Host} {
+		if ip, err := netip.ParseAddr(strings.Trim(host, "[]")); err != nil || ip.Unmap().WithZone("") != peer.Unmap().WithZone("") {
+			return false
+		}
+	}
+	return true
+}
+
 // refuse logs why a registration cannot be used, once for each reason: it comes
 // again every few seconds.
 func (b *book) refuse(err error) {
 	if text := err.Error(); !b.refused[text] {
+		if len(b.refused) >= maxEngines { // what is refused is another's word
+			clear(b.refused)
+		}
 		b.refused[text] = true
 		b.log.Warn("a registration was refused", "error", err)
 	}

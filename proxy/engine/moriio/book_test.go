@@ -2,6 +2,7 @@ package moriio
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -10,7 +11,7 @@ import (
 
 func newTestBook() (*book, *bytes.Buffer) {
 	var out bytes.Buffer
-	return newBook(slog.New(slog.NewTextHandler(&out, nil))), &out
+	return newBook(slog.New(slog.NewTextHandler(&out, nil)), false), &out
 }
 
 // A registration that comes again is no second engine, whatever its counter
@@ -19,22 +20,22 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	b, _ := newTestBook()
 	now := time.Now()
 	first := bytesOf(t, oldD)
-	if !b.take(first, now) {
+	if !b.take(message{text: first}, now) {
 		t.Fatal("the first one changed nothing")
 	}
 	again := bytes.Replace(first, []byte("\xa217"), []byte("\xa218"), 1) // its index
-	if bytes.Equal(first, again) || b.take(again, now) {
+	if bytes.Equal(first, again) || b.take(message{text: again}, now) {
 		t.Error("the same engine again changed something")
 	}
 	moved := bytes.Replace(first, []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
-	if bytes.Equal(first, moved) || !b.take(moved, now) {
+	if bytes.Equal(first, moved) || !b.take(message{text: moved}, now) {
 		t.Error("another port changed nothing")
 	}
 	list := b.engines()
 	if len(list) != 1 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 		t.Errorf("%+v", list)
 	}
-	if b.take(bytesOf(t, hello), now) || b.take(bytesOf(t, nccl), now) || b.take([]byte{0xc1}, now) {
+	if b.take(message{text: bytesOf(t, hello)}, now) || b.take(message{text: bytesOf(t, nccl)}, now) || b.take(message{text: []byte{0xc1}}, now) {
 		t.Error("what is no registration changed something")
 	}
 }
@@ -43,8 +44,8 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 // none of them harms the other.
 func TestModesMix(t *testing.T) {
 	b, _ := newTestBook()
-	b.take(bytesOf(t, newP), time.Now())
-	b.take(bytesOf(t, oldD), time.Now())
+	b.take(message{text: bytesOf(t, newP)}, time.Now())
+	b.take(message{text: bytesOf(t, oldD)}, time.Now())
 	list := b.engines()
 	if len(list) != 2 || list[0].Connector != "vllm-moriio-read" || list[1].Connector != "vllm-moriio" {
 		t.Errorf("%+v", list)
@@ -55,9 +56,9 @@ func TestModesMix(t *testing.T) {
 func TestSilentEngineLeaves(t *testing.T) {
 	b, out := newTestBook()
 	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
-	b.take(bytesOf(t, newP), start)
-	b.take(bytesOf(t, oldD), start)
-	b.take(bytesOf(t, newP), start.Add(9*time.Second)) // three of the other's are lost
+	b.take(message{text: bytesOf(t, newP)}, start)
+	b.take(message{text: bytesOf(t, oldD)}, start)
+	b.take(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three of the other's are lost
 	if b.expire(start.Add(Expiry)) {
 		t.Error("an engine was taken out too early")
 	}
@@ -67,7 +68,7 @@ func TestSilentEngineLeaves(t *testing.T) {
 	if text := out.String(); !strings.Contains(text, "decode@10.0.1.7:8200") || !strings.Contains(text, "silent_for=10.5s") {
 		t.Errorf("logged: %s", text)
 	}
-	if !b.take(bytesOf(t, oldD), start.Add(time.Minute)) || len(b.engines()) != 2 {
+	if !b.take(message{text: bytesOf(t, oldD)}, start.Add(time.Minute)) || len(b.engines()) != 2 {
 		t.Error("it did not come back")
 	}
 }
@@ -76,9 +77,59 @@ func TestSilentEngineLeaves(t *testing.T) {
 func TestRefusalIsSaidOnce(t *testing.T) {
 	b, out := newTestBook()
 	for range 3 {
-		b.take(bytesOf(t, nccl), time.Now())
+		b.take(message{text: bytesOf(t, nccl)}, time.Now())
 	}
 	if n := strings.Count(out.String(), "refused"); n != 1 {
 		t.Errorf("%d lines: %s", n, out)
+	}
+}
+
+// Where peers may register their own host alone, both addresses must be theirs.
+func TestOwnHost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		text, from string
+		taken      bool
+	}{
+		"own":            {newP, "10.0.0.5", true},
+		"own, IPv6 form": {newP, "::ffff:10.0.0.5", true},
+		"own, old form":  {oldD, "10.0.1.7", true},
+		"another's":      {newP, "10.0.0.6", false},
+		"metadata":       {newP, "169.254.169.254", false},
+		"unknown":        {newP, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, out := newTestBook()
+			b.ownHost = true
+			for range 2 {
+				b.take(message{text: bytesOf(t, tt.text), from: tt.from}, time.Now())
+			}
+			if len(b.engines()) == 1 != tt.taken {
+				t.Errorf("got %v", b.engines())
+			}
+			if n := strings.Count(out.String(), "own_host"); (n == 0) != tt.taken || n > 1 {
+				t.Errorf("logged: %s", out)
+			}
+		})
+	}
+	b, _ := newTestBook()
+	b.ownHost = true
+	elsewhere := bytes.Replace(bytesOf(t, newP), []byte("host:10.0.0.5"), []byte("host:10.0.0.6"), 1)
+	if b.take(message{text: elsewhere, from: "10.0.0.5"}, time.Now()); len(b.engines()) != 0 {
+		t.Error("the KV address was another's")
+	}
+}
+
+// Who was refused is said once, whatever the number of tries, and forgotten at
+// last.
+func TestRefusedPeers(t *testing.T) {
+	b, out := newTestBook()
+	for n := range 3 * maxEngines {
+		m := message{from: fmt.Sprint("10.0.0.", n/4), refused: errPassword}
+		if b.take(m, time.Now()) {
+			t.Fatal("a refused peer changed something")
+		}
+	}
+	if n := strings.Count(out.String(), "from 10.0.0.7\""); n != 1 || len(b.refused) > maxEngines {
+		t.Errorf("said %d times; %d are kept", n, len(b.refused))
 	}
 }

@@ -2,13 +2,15 @@
 // are there: a ZMQ ROUTER socket that takes the map which such an engine sends
 // every three seconds, in either of its two forms, and makes instances of it.
 //
-// Registration has no authentication. What comes in is bounded, and checked like
-// a configuration; nothing of it is sent to any other engine before its own probe
-// has succeeded.
+// The engines themselves show nothing that says who they are; Options can ask
+// for a password all the same, or for registrations of the peer's own host alone.
+// What comes in is bounded, and checked like a configuration; nothing of it is
+// sent to any other engine before its own probe has succeeded.
 package moriio
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -30,21 +32,40 @@ const (
 	maxConnections = 4096
 )
 
+// Options says where the socket is and who may register there.
+type Options struct {
+	// Endpoint is tcp://host:port, where host may be "*".
+	Endpoint string
+	// Password is what peers must show, by PLAIN security. "": they must not.
+	Password string
+	// OwnHost lets a peer register the host that it calls from and no other.
+	OwnHost bool
+	// Log may be nil.
+	Log *slog.Logger
+}
+
 // Registrar is the registry's socket. Its methods may be called once each, Addr
 // any time.
 type Registrar struct {
+	o        Options
 	listener net.Listener
 	log      *slog.Logger
 	places   chan struct{} // one for each connection
-	messages chan []byte
+	messages chan message
 }
 
-// Listen opens the socket at "tcp://host:port", where host may be "*"; log may be
-// nil. It starts nothing.
-func Listen(endpoint string, log *slog.Logger) (*Registrar, error) {
-	address, ok := strings.CutPrefix(endpoint, "tcp://")
+// message is what one peer said.
+type message struct {
+	from    string // its address, without a port
+	text    []byte
+	refused error // why it could not say anything
+}
+
+// Listen opens the socket. It starts nothing.
+func Listen(o Options) (*Registrar, error) {
+	address, ok := strings.CutPrefix(o.Endpoint, "tcp://")
 	if !ok {
-		return nil, fmt.Errorf("listen for registrations: %q is not tcp://host:port", endpoint)
+		return nil, fmt.Errorf("listen for registrations: %q is not tcp://host:port", o.Endpoint)
 	}
 	if rest, all := strings.CutPrefix(address, "*:"); all {
 		address = ":" + rest
@@ -53,10 +74,10 @@ func Listen(endpoint string, log *slog.Logger) (*Registrar, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for registrations: %w", err)
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Registrar{listener: l, log: log, places: make(chan struct{}, maxConnections), messages: make(chan []byte)}, nil
+	return &Registrar{o: o, listener: l, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message)}, nil
 }
 
 // Name is the source of the engines in the registry.
@@ -78,7 +99,7 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	defer stop()
 	defer context.AfterFunc(ctx, func() { r.listener.Close() })()
 	wg.Go(func() { r.accept(ctx, &wg) })
-	b := newBook(r.log)
+	b := newBook(r.log, r.o.OwnHost)
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
 	for {
@@ -126,16 +147,21 @@ func (r *Registrar) accept(ctx context.Context, wg *sync.WaitGroup) {
 
 // serve hands on the messages of one connection until it ends.
 func (r *Registrar) serve(ctx context.Context, conn net.Conn) {
-	p, err := greet(conn)
-	for err == nil {
-		var m []byte
-		if m, err = p.message(); err != nil {
-			break
-		}
+	from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	p, err := greet(conn, r.o.Password)
+	hand := func(m message) {
 		select {
 		case r.messages <- m:
 		case <-ctx.Done():
-			return
+		}
+	}
+	if errors.Is(err, errPassword) || errors.Is(err, errGreeting) {
+		hand(message{from: from, refused: err})
+	}
+	for err == nil && ctx.Err() == nil {
+		m := message{from: from}
+		if m.text, err = p.message(); err == nil {
+			hand(m)
 		}
 	}
 	r.log.Debug("a registration's connection ended", "peer", conn.RemoteAddr().String(), "error", err)

@@ -10,14 +10,16 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
+	"github.com/go-zeromq/zmq4/security/plain"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // start runs a registrar; its lists come on the channel.
-func start(t *testing.T) (*Registrar, <-chan []config.Engine) {
+func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
-	r, err := Listen("tcp://127.0.0.1:0", nil)
+	o.Endpoint = "tcp://127.0.0.1:0"
+	r, err := Listen(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,16 +43,21 @@ func start(t *testing.T) (*Registrar, <-chan []config.Engine) {
 // dealer connects another implementation of ZMTP.
 func dealer(t *testing.T, r *Registrar) *zmq4.Conn {
 	t.Helper()
+	c, err := open(t, r, null.Security())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func open(t *testing.T, r *Registrar, security zmq4.Security) (*zmq4.Conn, error) {
+	t.Helper()
 	tcp, err := net.Dial("tcp", r.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { tcp.Close() })
-	c, err := zmq4.Open(tcp, null.Security(), zmq4.Dealer, nil, false, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return zmq4.Open(tcp, security, zmq4.Dealer, nil, false, nil)
 }
 
 func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
@@ -65,7 +72,7 @@ func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
 }
 
 func TestRegistration(t *testing.T) {
-	r, lists := start(t)
+	r, lists := start(t, Options{})
 	p, d := dealer(t, r), dealer(t, r)
 	for range 2 {
 		if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
@@ -83,10 +90,32 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
+// With a password, who does not show it cannot register.
+func TestPassword(t *testing.T) {
+	r, lists := start(t, Options{Password: "hunter2"})
+	for _, security := range []zmq4.Security{null.Security(), plain.Security("vllm", "hunter3"), plain.Security("vllm", ""), plain.Security("", "hunter22")} {
+		for range 2 {
+			if _, err := open(t, r, security); err == nil {
+				t.Errorf("%v security is let in", security.Type())
+			}
+		}
+	}
+	c, err := open(t, r, plain.Security("vllm", "hunter2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+		t.Fatal(err)
+	}
+	if list := next(t, lists); len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+}
+
 // What a peer sends that is not ZMTP, or longer than anything that an engine
 // says, ends its connection and nothing else.
 func TestForeignBytes(t *testing.T) {
-	r, lists := start(t)
+	r, lists := start(t, Options{})
 	greeting := make([]byte, 64)
 	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
 	copy(greeting[12:], "NULL")
@@ -121,12 +150,12 @@ func TestForeignBytes(t *testing.T) {
 
 func TestListen(t *testing.T) {
 	for _, endpoint := range []string{"", "127.0.0.1:1", "ipc:///tmp/x", "tcp://127.0.0.1:x"} {
-		if r, err := Listen(endpoint, nil); err == nil {
+		if r, err := Listen(Options{Endpoint: endpoint}); err == nil {
 			r.Close()
 			t.Errorf("%q can be listened on", endpoint)
 		}
 	}
-	r, err := Listen("tcp://*:0", nil)
+	r, err := Listen(Options{Endpoint: "tcp://*:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
