@@ -36,6 +36,8 @@ type attempt struct {
 	handed   time.Time     // when decode could begin; zero: not known
 	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
 	limit    time.Duration // of the wait for decode's first event
+	kvBound  bool          // it is that of the transfer
+	late     *time.Timer   // ends concurrent legs whose KV does not come over
 	edits    [3][]abi.Edit // of header lines, by phase
 	merge    merge         // of decode's answer with prefill's
 }
@@ -45,7 +47,42 @@ type attempt struct {
 const (
 	decodeTook    = 1
 	prefillFailed = 2
+	kvLate        = 3 // prefill has answered, but decode has not got the KV in time
 )
+
+// reasonKVLate is the kind of failure of a transfer that did not come in time.
+const reasonKVLate = "kv_timeout"
+
+var errKVLate = errors.New("the KV did not come over in time")
+
+// kvLimit is how long decode may take, from when prefill has answered, until it
+// has the prompt's KV and begins its stream. A whole answer begins when all of it
+// is there, which says nothing of the KV: only timeouts.first_byte bounds it.
+func (a *attempt) kvLimit() time.Duration {
+	t := &a.x.cfg.Timeouts
+	limit := t.Transfer
+	if a.fresh {
+		limit += t.Handshake
+	}
+	if d, ok := a.conn.(connector.Deferrer); ok && d.Defers() {
+		limit += t.DeferredWrite
+	}
+	return time.Duration(limit)
+}
+
+// awaitKV ends decode, by cancel, if it has not got the KV in time. Prefill has
+// answered, and its goroutine calls; the timer must be stopped.
+func (a *attempt) awaitKV(cancel context.CancelCauseFunc) {
+	if !a.x.req.Stream {
+		return
+	}
+	late := &legError{phase: abi.Decode, target: a.p.Decode, reason: reasonKVLate, code: 504, sent: true, pair: a.pair, err: errKVLate}
+	a.late = time.AfterFunc(a.kvLimit(), func() {
+		if a.verdict.CompareAndSwap(0, kvLate) {
+			cancel(late)
+		}
+	})
+}
 
 // run sends the legs in the order of the flow; nil means that the client has
 // the whole answer.
@@ -217,6 +254,9 @@ func (a *attempt) concurrent() error {
 		stop(errPeerLeg)
 		for range done {
 		}
+		if a.late != nil {
+			a.late.Stop()
+		}
 	}()
 	leg, err := a.conn.Decode(&a.c, nil, a.bodyBuffer(&a.legBody))
 	if err == nil {
@@ -248,6 +288,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 		switch {
 		case err == nil:
 			a.prefillAnswered()
+			a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
 			if a.x.info != nil {
 				a.x.informPrefill()

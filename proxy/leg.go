@@ -83,11 +83,17 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
 	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode], a.c.LegID)
-	a.limit, row.short = a.within(time.Duration(x.cfg.Timeouts.FirstByte))
+	a.limit, a.kvBound = time.Duration(x.cfg.Timeouts.FirstByte), false
+	if a.p.Flow == abi.FlowPrefillFirst && x.req.Stream && a.kvLimit() < a.limit {
+		a.limit, a.kvBound = a.kvLimit(), true
+	}
+	if a.limit, row.short = a.within(a.limit); row.short {
+		a.kvBound = false
+	}
 	resp, err := a.send(ctx, row, l, waits{head: a.limit, idle: a.limit})
 	if err != nil {
 		a.orphan.DecodeSent = maybeSent(err)
-		return x.legEnded(ctx, row, err)
+		return x.legEnded(ctx, row, a.blame(err))
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
@@ -107,11 +113,18 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 }
 
 // blame gives a failed decode leg to the pair instead of the engine where decode
-// did answer, but not with the KV of this prefill.
+// did answer, but not with the KV of this prefill; and to both where the KV did
+// not come in time.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if errors.As(err, &le) && le.phase == abi.Decode && !a.p.Prefill.IsZero() && !a.orphan.DecodeTook && le.status/100 == 5 {
+	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook {
+		return err
+	}
+	switch {
+	case le.status/100 == 5:
 		le.pair = a.pair
+	case a.kvBound && le.code == 504:
+		le.pair, le.reason = a.pair, reasonKVLate
 	}
 	return err
 }
@@ -156,6 +169,13 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	var le *legError
 	failed := errors.As(err, &le)
+	var late *legError // the leg was ended because its KV did not come
+	if ctx.Err() != nil && errors.As(context.Cause(ctx), &late) && errors.Is(late, errKVLate) {
+		row.end(time.Now(), late.reason)
+		late.elapsed = time.Since(row.Start)
+		x.legFailed(late)
+		return late
+	}
 	if ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		row.end(time.Now(), "cancelled")
 		x.s.deps.Metrics.Cancelled(row.Phase)
@@ -181,7 +201,9 @@ func (x *exchange) legFailed(le *legError) {
 	case le.final:
 		le.target.Breaker.Success()
 	case le.pair != nil:
-		le.pair.Failure(le.reason)
+		if le.pair.Failure(le.reason); le.reason == reasonKVLate { // decode may also hang by itself
+			le.target.Breaker.Failure()
+		}
 	default:
 		le.target.Breaker.Failure()
 	}

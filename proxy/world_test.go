@@ -419,6 +419,9 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks = "http://"+e.host(), max(e.ranks, 1)
+	if s.MoRIIO() {
+		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
+	}
 	if s.BlockTokens = e.blocks; e.blocks > 0 {
 		s.KVEvents = "tcp://" + e.host()
 	}

@@ -42,6 +42,8 @@ func TestDefaults(t *testing.T) {
 		{"timeouts.first_byte", time.Duration(c.Timeouts.FirstByte), 300 * time.Second},
 		{"timeouts.stream_idle", time.Duration(c.Timeouts.StreamIdle), 60 * time.Second},
 		{"timeouts.handshake", time.Duration(c.Timeouts.Handshake), 30 * time.Second},
+		{"timeouts.transfer", time.Duration(c.Timeouts.Transfer), 120 * time.Second},
+		{"timeouts.deferred_write", time.Duration(c.Timeouts.DeferredWrite), 60 * time.Second},
 		{"timeouts.policy", time.Duration(c.Timeouts.Policy), 5 * time.Millisecond},
 		{"timeouts.dial", time.Duration(c.Timeouts.Dial), 5 * time.Second},
 		{"timeouts.cleanup", time.Duration(c.Timeouts.Cleanup), 5 * time.Second},

@@ -88,9 +88,17 @@ type Timeouts struct {
 	// StreamIdle is how long a stream may be silent between two events.
 	// Default 60s.
 	StreamIdle Duration `toml:"stream_idle"`
-	// Handshake is how long a pair may take to learn its side-channel
-	// addresses. Default 30s.
+	// Handshake is how much longer than Transfer the first transfer of a pair may
+	// take, while its engines connect; a warm-up may take no more in all. Default
+	// 30s.
 	Handshake Duration `toml:"handshake"`
+	// Transfer is how long decode may take to have the KV of a prompt and begin its
+	// stream, from when prefill has answered. Within FirstByte, which alone bounds
+	// an answer that is no stream. Default 120s.
+	Transfer Duration `toml:"transfer"`
+	// DeferredWrite is how much longer than Transfer that may take where prefill
+	// may answer before decode has said where it is to write. Default 60s.
+	DeferredWrite Duration `toml:"deferred_write"`
 	// Policy is the time budget of one policy callback. Default 5ms.
 	Policy Duration `toml:"policy"`
 	// Dial is how long connecting to an engine may take, TLS included.
@@ -133,13 +141,15 @@ func defaultAdmin() Admin { return Admin{Listen: "127.0.0.1:9090"} }
 
 func defaultTimeouts() Timeouts {
 	return Timeouts{
-		Prefill:    seconds(120),
-		FirstByte:  seconds(300),
-		StreamIdle: seconds(60),
-		Handshake:  seconds(30),
-		Policy:     Duration(5 * time.Millisecond),
-		Dial:       seconds(5),
-		Cleanup:    seconds(5),
+		Prefill:       seconds(120),
+		FirstByte:     seconds(300),
+		StreamIdle:    seconds(60),
+		Handshake:     seconds(30),
+		Transfer:      seconds(120),
+		DeferredWrite: seconds(60),
+		Policy:        Duration(5 * time.Millisecond),
+		Dial:          seconds(5),
+		Cleanup:       seconds(5),
 	}
 }
 

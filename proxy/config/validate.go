@@ -69,6 +69,8 @@ func (k *checker) timeouts() {
 	k.positive("timeouts.first_byte", int64(t.FirstByte))
 	k.positive("timeouts.stream_idle", int64(t.StreamIdle))
 	k.positive("timeouts.handshake", int64(t.Handshake))
+	k.positive("timeouts.transfer", int64(t.Transfer))
+	k.positive("timeouts.deferred_write", int64(t.DeferredWrite))
 	k.positive("timeouts.policy", int64(t.Policy))
 	k.positive("timeouts.dial", int64(t.Dial))
 	k.positive("timeouts.cleanup", int64(t.Cleanup))

@@ -160,6 +160,10 @@ type Ordered interface {
 	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
 }
 
+// Deferrer is a connector whose prefill may answer before decode has said where
+// the KV is to be written, so that the transfer may begin late.
+type Deferrer interface{ Defers() bool }
+
 // Merger is a connector of concurrent legs that, for some requests, answers with
 // what only prefill knows put into decode's answer. Its methods are pure and safe
 // for concurrent use.

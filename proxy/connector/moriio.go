@@ -220,6 +220,10 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	return said.Append(nil, edits...), nil
 }
 
+// Defers: in WRITE mode prefill writes when decode has set blocks aside, and gives
+// up after defer_timeout, 60 s (moriio_engine.py).
+func (m moriio) Defers() bool { return !m.read }
+
 // Reclaims: in READ mode only the answer says which blocks prefill holds.
 func (m moriio) Reclaims() bool { return m.read }
 

@@ -1,0 +1,202 @@
+package proxy
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+const (
+	doneAnswer = `{"choices":[{"text":"x","finish_reason":"length"}]}`
+	nixlAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,` +
+		`"remote_block_ids":[1],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600}}`
+	trtAnswer = `{"choices":[{"text":"x","finish_reason":"length","disaggregated_params":{"request_type":"context_only",` +
+		`"ctx_request_id":1,"disagg_request_id":1}}],"prompt_token_ids":[1]}`
+)
+
+// TestTransferTimesOut: from prefill's answer on, decode has timeouts.transfer to
+// begin its own, the first time timeouts.handshake more, and timeouts.deferred_write
+// more where prefill may answer early; whoever may be at fault is counted.
+func TestTransferTimesOut(t *testing.T) {
+	for _, tt := range []struct {
+		connector, answer string
+		fresh, known      time.Duration
+	}{
+		{"vllm-nixl", nixlAnswer, 3 * time.Second, 2 * time.Second},
+		{"vllm-moriio", `{"kv_transfer_params":{}}`, 7 * time.Second, 6 * time.Second},
+		{"sglang", doneAnswer, 3 * time.Second, 2 * time.Second},
+		{"trtllm", trtAnswer, 3 * time.Second, 2 * time.Second},
+	} {
+		t.Run(tt.connector, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				hang := true
+				hangs := func(yes bool) {
+					mu.Lock()
+					defer mu.Unlock()
+					hang = yes
+				}
+				w := newWorld(t, setup{
+					config: func(c *config.Config) {
+						c.Timeouts.Handshake, c.Timeouts.Transfer = config.Duration(time.Second), config.Duration(2*time.Second)
+						c.Timeouts.DeferredWrite = config.Duration(4 * time.Second)
+						c.Retry.Attempts = 1
+					},
+					engines: []*fakeEngine{
+						{name: "p", role: "prefill", connector: tt.connector, serve: func(c *engineConn, _ int) {
+							if c.leg.path != "/abort_request" {
+								time.Sleep(5 * time.Second) // prefill's own time does not count
+							}
+							c.json(200, tt.answer)
+						}},
+						{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
+							mu.Lock()
+							hung := hang
+							mu.Unlock()
+							switch {
+							case c.leg.path == "/abort_request":
+								c.json(200, "{}")
+								return
+							case hung:
+								c.hold()
+								return
+							}
+							if tt.connector == "vllm-moriio" || tt.connector == "sglang" {
+								time.Sleep(5 * time.Second) // until prefill has answered
+							}
+							time.Sleep(time.Second)
+							c.stream("data: "+doneAnswer+"\n\n", "data: [DONE]\n\n")
+						}},
+					},
+				})
+				spent := func(status int) time.Duration {
+					t.Helper()
+					began := time.Now()
+					if a := w.post(completionsPath, completions(true)); a.status != status || status == 504 && !strings.Contains(a.body, "decode") {
+						t.Errorf("status %d: %s", a.status, a.body)
+					}
+					return time.Since(began) - 5*time.Second
+				}
+				pair := func() engine.PairRow { return w.registry.Pairs()[0] }
+				if got := spent(504); got != tt.fresh {
+					t.Errorf("a fresh pair got %v, want %v", got, tt.fresh)
+				}
+				if p := pair(); p.Failures != 1 || p.LastError != "kv_timeout" || p.State != "unknown" {
+					t.Errorf("pair %+v", p)
+				}
+				hangs(false)
+				spent(200)
+				if p := pair(); p.State != "ready" {
+					t.Errorf("pair %+v", p)
+				}
+				hangs(true)
+				if got := spent(504); got != tt.known {
+					t.Errorf("a known pair got %v, want %v", got, tt.known)
+				}
+				if n := w.metric("pdproxy_leg_errors_total", "decode", "kv_timeout"); n != 2 {
+					t.Errorf("%v legs are counted", n)
+				}
+				time.Sleep(time.Minute) // clean-ups
+			})
+		})
+	}
+}
+
+// TestWarmUp: two engines need two seconds to connect. The first user's request
+// takes as long as the hundredth, when the pair was warmed up, and two seconds
+// longer else.
+func TestWarmUp(t *testing.T) {
+	for _, warm := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			const connect, prompt, first = 2 * time.Second, 30 * time.Millisecond, 10 * time.Millisecond
+			var once sync.Once
+			w := newWorld(t, setup{
+				config: func(c *config.Config) { c.Pairs.WarmUp = warm },
+				engines: []*fakeEngine{
+					{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+						time.Sleep(prompt)
+						c.json(200, nixlAnswer)
+					}},
+					{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+						once.Do(func() { time.Sleep(connect) })
+						time.Sleep(first)
+						c.json(200, doneAnswer)
+					}},
+				},
+			})
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var running sync.WaitGroup
+			running.Go(func() { w.WarmPairs(ctx) })
+			time.Sleep(10 * time.Second)
+			if rows := w.registry.Pairs(); warm && (len(rows) != 1 || rows[0].State != "ready") || !warm && len(rows) != 0 {
+				t.Errorf("pairs %+v", rows)
+			}
+			var times []time.Duration
+			for range 100 {
+				began := time.Now()
+				if a := w.post(completionsPath, completions(false)); a.status != 200 {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+				times = append(times, time.Since(began))
+			}
+			want := prompt + first
+			if !warm {
+				want += connect
+			}
+			if times[0] != want || times[99] != prompt+first {
+				t.Errorf("warm-up %t: the first request took %v, the hundredth %v", warm, times[0], times[99])
+			}
+			if n := w.metric("pdproxy_exchanges_total"); n != 100 {
+				t.Errorf("%v exchanges are counted", n)
+			}
+			if n := w.metric("pdproxy_pair_warmups_total"); warm != (n == 1) {
+				t.Errorf("warm-up %t: %v are counted", warm, n)
+			}
+			cancel()
+			running.Wait()
+		})
+	}
+}
+
+// TestWarmUpEnds: a warm-up that hangs ends with timeouts.handshake, and at once
+// when the proxy ends.
+func TestWarmUpEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{
+			config: func(c *config.Config) {
+				c.Pairs.WarmUp = true
+				c.Timeouts.Handshake = config.Duration(7 * time.Second)
+			},
+			engines: []*fakeEngine{
+				{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, nixlAnswer) }},
+				{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.hold() }},
+			},
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); w.WarmPairs(ctx) }()
+		failed := func() float64 { return w.metric("pdproxy_pair_warmups_total", "failed") }
+		time.Sleep(7*time.Second - time.Millisecond)
+		if failed() != 0 {
+			t.Error("failed too soon")
+		}
+		time.Sleep(2 * time.Millisecond)
+		if failed() != 1 {
+			t.Errorf("%v warm-ups have failed", failed())
+		}
+		if p := w.registry.Pairs(); p[0].LastError != "timeout" && p[0].Failures != 0 {
+			t.Errorf("pairs %+v", p)
+		}
+		time.Sleep(3 * time.Second) // the next is under way
+		cancel()
+		<-done
+		time.Sleep(time.Minute) // clean-ups
+	})
+}
