@@ -79,19 +79,18 @@ func (k *checker) warnURLs() {
 
 // warnUnused warns of keys of e, engine i, that do nothing there.
 func (k *checker) warnUnused(i int, e Engine) {
-	if e.Connector != ConnectorSGLang || e.Role == RoleDecode {
+	if e.Connector != ConnectorSGLang && e.Connector != ConnectorVLLMMooncake || e.Role == RoleDecode {
 		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
 			if set {
-				k.add(engineKey(i, key), "has no effect: only sglang engines that prefill have a bootstrap server")
+				k.add(engineKey(i, key), "has no effect: only sglang and vllm-mooncake engines that prefill have a bootstrap server")
 			}
 		}
 	}
-	if !e.MoRIIO() {
-		for key, set := range map[string]bool{"kv_address": e.KVAddress != "", "tp_size": e.TPSize != 0} {
-			if set {
-				k.add(engineKey(i, key), "has no effect: only MoRI-IO's connectors use it")
-			}
-		}
+	if e.KVAddress != "" && !e.MoRIIO() {
+		k.add(engineKey(i, "kv_address"), "has no effect: only MoRI-IO's connectors use it")
+	}
+	if e.TPSize != 0 && !e.MoRIIO() && e.Connector != ConnectorVLLMMooncake {
+		k.add(engineKey(i, "tp_size"), "has no effect: only the connectors of MoRI-IO and Mooncake use it")
 	}
 	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)
