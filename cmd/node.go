@@ -84,7 +84,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 		},
 		OnGone: n.knowledge.gone,
 	})
-	if err := n.registry.Apply(engine.SourceStatic, cfg.Engines, 0); err != nil {
+	if err := n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0); err != nil {
 		return nil, err
 	}
 	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
@@ -194,7 +194,7 @@ func (n *Node) Reload(next *config.Config) error {
 		return err
 	}
 	n.cfg.Store(next) // the clients of new engines are built by it
-	if err := n.registry.Apply(engine.SourceStatic, next.Engines, time.Duration(next.Server.DrainTimeout)); err != nil {
+	if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
 		n.cfg.Store(old)
 		return errors.Join(err, applyPlugins(n.plugins, old))
 	}

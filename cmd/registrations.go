@@ -62,7 +62,7 @@ type registrations struct {
 // Run implements discovery.Source.
 func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
 	r.Source.Run(ctx, func(list []config.Engine) {
-		configured := r.n.cfg.Load().Engines
+		configured := r.n.cfg.Load().AllEngines()
 		found(slices.DeleteFunc(list, func(e config.Engine) bool {
 			return slices.ContainsFunc(configured, func(o config.Engine) bool { return o.URL == e.URL })
 		}))

@@ -135,7 +135,7 @@ func (n *Node) sayWhatIsMissing(ctx context.Context) {
 	patience := time.After(time.Duration(h.Interval) + time.Duration(h.Timeout))
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for !n.coordinator.Ready() {
+	for !n.server.Ready() {
 		select {
 		case <-ctx.Done():
 			return

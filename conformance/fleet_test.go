@@ -26,7 +26,6 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
-	enginesim.ConnectorVLLMMooncake,
 	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -90,7 +89,6 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
-		c.Mooncake.AbortTimeout = 2 * time.Second
 		if o.engine != nil {
 			o.engine(role, n, &c)
 		}
@@ -98,9 +96,6 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 			ranks := max(1, c.Ranks)
 			c.MoRIIO.HandshakePort = quietPorts(t, 2*ranks)
 			c.MoRIIO.NotifyPort = c.MoRIIO.HandshakePort + ranks
-		}
-		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
-			c.BootstrapPort = quietPorts(t, 1)
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -142,18 +137,12 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 		spec.KVEvents = e.KVEventsEndpoint()
 	}
 	spec.KVReplay, spec.KVAddress = e.KVEventsReplay(), e.KVAddress()
-	if connector == enginesim.ConnectorVLLMMooncake {
-		spec.BootstrapPort = e.BootstrapPort()
-	}
 	return spec
 }
 
 // keepKVPorts gives the ports of an engine's KV transfer to the one that will
 // take its place: they are configured.
 func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
-	if c.Connector == enginesim.ConnectorVLLMMooncake {
-		c.BootstrapPort = e.BootstrapPort()
-	}
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
 		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
 	}

@@ -97,7 +97,6 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 			c.ConnectDelay = connect
 			c.HandshakeTimeout = patience
 			c.TRTLLM.KVTransferTimeout, c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = patience, patience, patience
-			c.Mooncake.AbortTimeout = patience
 		},
 		config: func(c *config.Config) {
 			c.Pairs.WarmUp, c.Pairs.WarmUpInterval = true, config.Duration(10*time.Millisecond)

@@ -39,6 +39,9 @@ func (s *Server) adminHandler(token string) http.Handler {
 	guarded.HandleFunc("GET /perf_metrics", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, 200, s.explain.perfRows())
 	})
+	guarded.HandleFunc("GET /v1/sidecar", s.sidecarOf(s.adminSidecar))
+	guarded.HandleFunc("PUT /v1/sidecar/policies", s.sidecarOf(s.adminOrder))
+	guarded.HandleFunc("DELETE /v1/sidecar/policies", s.sidecarOf(s.adminOrderReset))
 	guarded.HandleFunc("POST /v1/drain", func(w http.ResponseWriter, _ *http.Request) {
 		s.Drain()
 		writeJSON(w, 200, map[string]string{"status": "draining"})

@@ -178,6 +178,7 @@ func (a *attempt) prefillFirst() error {
 	if a.handoff.Done {
 		return a.replyHandoff()
 	}
+	a.pick()
 	for {
 		leg, err := a.conn.Decode(&a.c, &a.handoff, a.bodyBuffer(&a.legBody))
 		if err != nil {
@@ -205,9 +206,10 @@ func afresh(err error) bool {
 func (a *attempt) moveDecode(err error) bool {
 	x := a.x
 	x.exclude(err)
-	x.ask.Prefill, x.ask.ID = a.p.Prefill, a.p.ID
-	p, placeErr := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
-	x.ask.Prefill, x.ask.ID = engine.Target{}, 0
+	if x.side.sc != nil {
+		x.widen()
+	}
+	p, placeErr := a.placeDecode()
 	if placeErr != nil {
 		return false
 	}
@@ -215,12 +217,27 @@ func (a *attempt) moveDecode(err error) bool {
 		p.Lease.Release()
 		return false
 	}
+	a.move(p)
+	return true
+}
+
+// placeDecode asks for another decode target for the prefill target and the
+// disagg id that there are.
+func (a *attempt) placeDecode() (*coordinator.Placement, error) {
+	ask := &a.x.ask
+	ask.Prefill, ask.ID = a.p.Prefill, a.p.ID
+	p, err := a.x.s.deps.Coordinator.Place(a.x.ctx, ask)
+	ask.Prefill, ask.ID = engine.Target{}, 0
+	return p, err
+}
+
+// move makes p, which differs in the decode target, the attempt's placement.
+func (a *attempt) move(p *coordinator.Placement) {
 	a.p.Lease.Release()
 	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
 	a.joinPair()
-	x.placed(p)
-	return true
+	a.x.placed(p)
 }
 
 // together reports whether prefill's answer shapes nothing, so that both legs
@@ -263,7 +280,6 @@ func (a *attempt) concurrent() error {
 		err = a.answerLeg(ctx, leg)
 	}
 	if err != nil {
-		a.orphan.DecodeOver = decodeOver(err)
 		stop(errPeerLeg)
 		perr := <-done
 		// Either may be at fault: each waits for the other, and tells the other of
@@ -317,13 +333,6 @@ func peerError(decode, prefill error) error {
 		return decode
 	}
 	return prefill
-}
-
-// decodeOver reports whether the decode leg failed in a way that leaves its engine
-// nothing to do: its connection broke, or it answered with a failure of its own.
-func decodeOver(err error) bool {
-	var le *legError
-	return errors.As(err, &le) && le.phase == abi.Decode && le.sent && le.code == 502 && le.status/100 != 4
 }
 
 // timedOut reports whether a leg failed by waiting in vain.

@@ -44,6 +44,7 @@ type exchange struct {
 	committed bool   // the client has seen a status line
 	cut       bool   // the connection must be cut: no end of the answer would be true
 	tries     [3]int // legs sent, by phase
+	side      coordination
 	outcome   telemetry.Outcome
 	usage     openai.Usage
 	intervals telemetry.Intervals
@@ -117,10 +118,16 @@ func (x *exchange) serve(api openai.API) error {
 		return err
 	}
 	defer leave()
+	if err := x.heed(); err != nil {
+		return err
+	}
 	if err := x.readBody(); err != nil {
 		return err
 	}
 	if err := openai.ParseRequest(api, x.body.b, &x.req); err != nil {
+		return err
+	}
+	if err := x.checkParams(); err != nil {
 		return err
 	}
 	x.prepare()
@@ -130,6 +137,9 @@ func (x *exchange) serve(api openai.API) error {
 // prepare turns the scanned request into what is asked of the coordinator.
 func (x *exchange) prepare() {
 	x.base = clientFields(x.base[:0], x.r.Header, x.key == "", x.cfg.Server.TrustPDFields)
+	if x.side.sc != nil {
+		x.base = x.side.sc.strip(x.base)
+	}
 	x.span.Inject(func(name, value string) {
 		x.base = append(without(x.base, name), upstream.Field{Name: name, Value: value})
 	})
@@ -189,11 +199,19 @@ func (x *exchange) try(p *coordinator.Placement) (err error) {
 	return err
 }
 
-// place asks for a placement that the request's form allows. What its connector
-// cannot pair goes to one engine that answers it alone, if there is one; that
-// is counted.
+// place asks for a placement.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.rec.placing(time.Now())
+	if x.side.sc != nil {
+		return x.coordinate()
+	}
+	return x.placeOnce()
+}
+
+// placeOnce asks for a placement that the request's form allows. What its
+// connector cannot pair goes to one engine that answers it alone, if there is
+// one; that is counted.
+func (x *exchange) placeOnce() (*coordinator.Placement, error) {
 	p, err := x.placeWhere(func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
 			return errNotCarried(c.Name(), x.req.API)
@@ -281,6 +299,9 @@ func (x *exchange) mayRetry(err error) bool {
 		return false
 	}
 	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
+		return false
+	}
+	if x.side.phase != "" && maybeSent(err) { // the blocks it names may have been read, and be free
 		return false
 	}
 	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
@@ -414,6 +435,7 @@ func (x *exchange) reset() {
 	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [3]int{}, telemetry.OutcomeNone
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.reset()
+	x.side.reset()
 	x.line = RecordedLine{}
 	x.req.Reset()
 	x.rec.reset()
@@ -430,7 +452,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		conn: x.s.connector(p.Decode.Spec.Connector),
 		c: connector.Attempt{
 			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
-			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields,
+			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields || x.side.phase != "",
 			TRTLLM: *x.s.trtllm.Load(), Conversation: x.conversation(),
 		},
 	}

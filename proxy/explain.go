@@ -36,7 +36,7 @@ func (r *record) copyFrom(o *record) {
 	*r = record{
 		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Stream: o.Stream, Flow: o.Flow,
 		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
-		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, turn: o.turn, prefill: o.prefill, decode: o.decode,
+		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, coordination: o.coordination, turn: o.turn, prefill: o.prefill, decode: o.decode,
 		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,
 		fallbacks: append(fallbacks, o.fallbacks...), scored: o.scored, notes: o.notes,
 	}
@@ -52,18 +52,20 @@ func (r *record) copyFrom(o *record) {
 // Explanation is why a request went where it went: the answer of
 // GET /v1/explain/{request_id}. Times are milliseconds since the request came.
 type Explanation struct {
-	RequestID  string               `json:"request_id"`
-	DisaggID   uint64               `json:"disagg_id"`
-	Model      string               `json:"model"`
-	Flow       string               `json:"flow"`
-	Policy     string               `json:"policy"`
-	Outcome    string               `json:"outcome"`
-	Status     int                  `json:"status"`
-	DurationMS float64              `json:"duration_ms"`
-	Candidates []ExplainedCandidate `json:"candidates"`
-	Legs       []ExplainedLeg       `json:"legs"`
-	Fallbacks  []ExplainedFallback  `json:"fallbacks"`
-	Notes      []string             `json:"notes,omitempty"` // what policies and filters left
+	RequestID string `json:"request_id"`
+	DisaggID  uint64 `json:"disagg_id"`
+	Model     string `json:"model"`
+	Flow      string `json:"flow"`
+	Policy    string `json:"policy"`
+	// Coordination is the sidecar's policy that placed the request.
+	Coordination string               `json:"coordination,omitempty"`
+	Outcome      string               `json:"outcome"`
+	Status       int                  `json:"status"`
+	DurationMS   float64              `json:"duration_ms"`
+	Candidates   []ExplainedCandidate `json:"candidates"`
+	Legs         []ExplainedLeg       `json:"legs"`
+	Fallbacks    []ExplainedFallback  `json:"fallbacks"`
+	Notes        []string             `json:"notes,omitempty"` // what policies and filters left
 	// Key and turn of the conversation, where a policy needs conversations.
 	Conversation string `json:"conversation,omitempty"`
 	Turn         int32  `json:"turn,omitempty"`
@@ -116,7 +118,7 @@ func (s *explainStore) get(id string) (Explanation, bool) {
 func (r *record) explain() Explanation {
 	e := Explanation{
 		RequestID: r.RequestID, DisaggID: r.DisaggID, Model: r.Model, Flow: r.Flow.String(),
-		Policy: r.Policy, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
+		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, r.legs),
 		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),

@@ -148,7 +148,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero(),
+		Once: !a.p.Prefill.IsZero() || x.side.phase != "",
 	}
 	if row.Phase == abi.Decode && a.decodeSent != nil {
 		row.request.Sent = sync.OnceFunc(func() { close(a.decodeSent) })

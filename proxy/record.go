@@ -33,6 +33,7 @@ type record struct {
 	Outcome   telemetry.Outcome
 	Usage     openai.Usage
 
+	coordination    string            // the sidecar's policy; "" on a proxy that is none
 	turn            conversation.Turn // zero: nobody asked
 	prefill, decode string            // engine names of the last placement
 	candidates      []candidate

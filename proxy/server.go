@@ -89,6 +89,7 @@ type Server struct {
 	idSources  atomic.Pointer[openai.IDSources]
 	askables   atomic.Pointer[askables]
 	trtllm     atomic.Pointer[connector.TRTLLM]
+	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -120,6 +121,11 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	c := &cfg.Conversation
 	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
+	old := s.sidecar.Load()
+	next := newSidecar(cfg, old)
+	if s.sidecar.Store(next); next != old {
+		old.close()
+	}
 }
 
 // SetTRTLLM makes attempts from now on ask o of the trtllm connector.
@@ -137,6 +143,15 @@ func (s *Server) Wait() {
 	defer cancel()
 	s.live.wait(ctx)
 	s.janitor.wait(limit)
+	s.sidecar.Load().close()
+}
+
+// Ready reports whether one request could be served now.
+func (s *Server) Ready() bool {
+	if sc := s.sidecar.Load(); sc != nil {
+		return s.ready(sc)
+	}
+	return s.deps.Coordinator.Ready()
 }
 
 // connector returns the connector of that name; the configuration has checked
@@ -256,7 +271,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 
 // serveHealth answers 200 when one request could be served now.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if s.draining.Load() || !s.deps.Coordinator.Ready() {
+	if s.draining.Load() || !s.Ready() {
 		writeError(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
 		return
 	}

@@ -44,12 +44,13 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		case <-timer.C:
 		}
 		cfg := s.cfg.Load()
-		if !cfg.Pairs.WarmUp {
+		home, all := s.home()
+		if !cfg.Pairs.WarmUp || home == nil && !all {
 			timer.Reset(warmRest)
 			continue
 		}
 		now := time.Now()
-		model, p, d, ok := s.deps.Registry.ClaimFresh(now, func(i *engine.Instance) bool {
+		model, p, d, ok := s.deps.Registry.ClaimFresh(now, home, func(i *engine.Instance) bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return !taken[i] && i.Free(now)

@@ -1,5 +1,10 @@
 package config
 
+import (
+	"net"
+	"net/url"
+)
+
 // Roles: the phases that an instance serves.
 const (
 	RolePrefill = "prefill"
@@ -65,17 +70,17 @@ type Engine struct {
 	// found out from its events, its server info or its metrics.
 	BlockTokens int `toml:"block_tokens"`
 	// BootstrapHost is the bootstrap server's host as the decode side reaches
-	// it; sglang and vllm-mooncake prefill only. Default "": the host of URL.
+	// it; sglang prefill only. Default "": the host of URL.
 	BootstrapHost string `toml:"bootstrap_host"`
-	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake
-	// prefill only. Default 0: asked from sglang's GET /server_info, else 8998.
+	// BootstrapPort is the bootstrap server's port; sglang prefill only.
+	// Default 0: asked from GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
 	// KVAddress is where its peers reach the KV transfer of vllm-moriio, as
 	// ParseKVAddress reads it. Required there; engines that register say it.
 	// Default "".
 	KVAddress string `toml:"kv_address"`
-	// TPSize is its tensor-parallel size; vllm-moriio and vllm-mooncake only.
-	// Default 0: that of its peers.
+	// TPSize is its tensor-parallel size; vllm-moriio only. Default 0: that of
+	// its peers.
 	TPSize int `toml:"tp_size"`
 	// HealthPath is the path of the health probe. Default "": the connector's
 	// cheap one. Probes never generate.
@@ -175,4 +180,18 @@ func defaultCircuit() Circuit { return Circuit{Failures: 5, OpenFor: seconds(10)
 
 func defaultTransport() Transport {
 	return Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}
+}
+
+// Address is the host:port of URL, with the scheme's port where it has none; ""
+// for a URL that cannot be read.
+func (e Engine) Address() string {
+	u, err := url.Parse(e.URL)
+	if err != nil || u.Hostname() == "" {
+		return ""
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
 }

@@ -147,21 +147,6 @@ type Fleet struct {
 	NodeID int `toml:"node_id"`
 }
 
-// Sidecar is pdproxy beside one engine.
-type Sidecar struct {
-	// Local is the http or https URL of the engine beside the proxy; set, this
-	// is a sidecar. Default "": it is not.
-	Local string `toml:"local"`
-	// Role is the phases that the local engine serves. Default "decode".
-	Role string `toml:"role"`
-	// Connector is the local engine's KV-transfer protocol. Default
-	// "vllm-nixl".
-	Connector string `toml:"connector"`
-	// Header is the request header that names the remote engine; only known
-	// engines are called. Default "x-prefiller-host-port"; never empty.
-	Header string `toml:"header"`
-}
-
 func defaultDiscovery() Discovery {
 	return Discovery{
 		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
@@ -174,8 +159,4 @@ func defaultDiscovery() Discovery {
 func (d Discovery) Enabled() bool {
 	return d.MoRIIO.Listen != "" || d.TRTLLM.ClusterURI != "" || d.TRTLLM.MetadataURI != "" ||
 		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.Kubernetes.Engines) > 0
-}
-
-func defaultSidecar() Sidecar {
-	return Sidecar{Role: RoleDecode, Connector: ConnectorVLLMNixl, Header: "x-prefiller-host-port"}
 }

@@ -245,7 +245,7 @@ kv_events = "tcp://*:5557"
 name = "a"
 url = "http://_http._tcp.a.svc:80"
 role = "decode"
-connector = "vllm-p2p-nccl"
+connector = "vllm-mooncake"
 kv_replay = "tcp://*"
 `, []want{
 		{"discovery.dns.interval", 2, "more than 0"}, {"discovery.dns.server", 3, "want host:port"}, {"discovery.dns.family", 4, "one of"},
@@ -264,7 +264,7 @@ connector = 'vllm-nixl'
 name = 'p'
 url = 'http://_http._tcp.p'
 role = 'prefill'
-connector = 'vllm-p2p-nccl'
+connector = 'vllm-mooncake'
 kv_events = 'tcp://*:5557'
 kv_replay = '*:5558'
 `, []want{
@@ -288,7 +288,26 @@ kv_replay = '*:5558'
 			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from 0 to 255"}}},
 	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}, {"fleet.listen", 2, "not supported"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
-		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.local", 2, "not supported"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
+		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
+	{"sidecar's headers", "[sidecar]\npolicy_header='a:b'\nprofile_header='EPP-Profile'\nconnector='sglang'\n",
+		[]want{{"sidecar.policy_header", 2, "name of a header"}, {"sidecar.profile_header", 3, "cannot be checked"}}},
+	{"sidecar's callers", "[sidecar]\ncallers=['10.0.0.1',\n'10.0.0.1/8',\n'x']\n",
+		[]want{{"sidecar.callers[1]", 3, "invalid network"}, {"sidecar.callers[2]", 4, "invalid network"}}},
+	{"sidecar's picker", "[sidecar]\npicker='x:1'\npicker_timeout='0s'\n",
+		[]want{{"sidecar.picker", 2, "http or https"}, {"sidecar.picker_timeout", 3, "more than 0"}}},
+	{"sidecar's policies", "[sidecar]\npolicies=['local','x']\n", []want{{"sidecar.policies", 2, `found "x"`}}},
+	{"sidecar's policies twice", "[sidecar]\npolicies=['local','local']\n", []want{{"sidecar.policies", 2, "twice"}}},
+	{"sidecar's policies of the other role", "[sidecar]\npolicies=['decode_placed']\n", []want{{"sidecar.policies", 2, `role "decode"`}}},
+	{"sidecar's policies without picker", "[sidecar]\nrole='prefill'\npolicies=['decode_picked']\n", []want{{"sidecar.policies", 3, "needs sidecar.picker"}}},
+	{"sidecar's policies of one header", "[sidecar]\nrole='both'\npolicies=['prefill_named','decode_named']\n", []want{{"sidecar.policies", 3, "both read sidecar.header"}}},
+	{"sidecar's policies without legs", "[sidecar]\nrole='both'\nconnector='none'\npolicies=['prefill_placed']\n", []want{{"sidecar.policies", 4, "no second leg"}}},
+	{"sidecar's engine is another", twoEngines + "[sidecar]\nlocal='http://127.0.0.1:8100'\n", []want{{"engine[0].url", 3, "whose role"}}},
+	{"sidecar's name is taken", twoEngines + "[[engine]]\nname='local'\nurl='http://x'\nrole='both'\n[sidecar]\nlocal='http://127.0.0.1:8000'\n",
+		[]want{{"engine[2].name", 12, "is the name of"}}},
+	{"sidecar's engine cannot pair", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='sglang'\n[sidecar]\nlocal='http://x'\n",
+		[]want{{"engine[0].connector", 5, `cannot pair with local ("vllm-nixl")`}}},
+	{"sidecar of MoRI-IO", "[sidecar]\nlocal='http://x'\nconnector='vllm-moriio'\n", []want{{"sidecar.connector", 3, "kv_address"}}},
+	{"sidecar in a fleet", "[fleet]\nworkers=2\n[sidecar]\nlocal='http://x'\n", []want{{"fleet.workers", 2, "not supported"}, {"sidecar.local", 4, "one process"}}},
 	{"sidecar without protocol", "[sidecar]\nconnector='none'\nheader=''\n", []want{{"sidecar.connector", 2, "needs role"}, {"sidecar.header", 3, "name of a header"}}},
 }
 
@@ -333,7 +352,6 @@ func TestUnsupported(t *testing.T) {
 		{"fleet.workers", ""}:     "fleet.workers = 2\n",
 		{"fleet.listen", ""}:      "fleet.listen = 'unix:/run/pdproxy.sock'\n",
 		{"fleet.coordinator", ""}: "fleet.coordinator = '10.0.0.1:7000'\n",
-		{"sidecar.local", ""}:     "sidecar.local = 'http://127.0.0.1:8000'\n",
 	}
 	for _, m := range missingFeatures() {
 		t.Run(m.key+"="+m.value, func(t *testing.T) {

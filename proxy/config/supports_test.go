@@ -14,7 +14,7 @@ func TestSupports(t *testing.T) {
 		{"discovery.file.path", "engines.toml", true},
 		{"engine.connector", ConnectorSGLang, true},
 		{"engine.connector", ConnectorVLLMMoRIIO, true},
-		{"engine.connector", ConnectorVLLMMooncake, true},
+		{"engine.connector", ConnectorVLLMMooncake, false},
 	} {
 		if got := Supports(tt.key, tt.value); got != tt.want {
 			t.Errorf("%s = %q: %v", tt.key, tt.value, got)

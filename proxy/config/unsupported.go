@@ -22,11 +22,11 @@ type missingFeature struct {
 func missingFeatures() []missingFeature {
 	return []missingFeature{
 		{"engine.connector", ConnectorVLLMNixlPush},
+		{"engine.connector", ConnectorVLLMMooncake},
 		{"engine.connector", ConnectorVLLMP2PNCCL},
 		{"fleet.workers", ""},
 		{"fleet.listen", ""},
 		{"fleet.coordinator", ""},
-		{"sidecar.local", ""},
 	}
 }
 

@@ -88,7 +88,7 @@ func (k *checker) pairs() {
 	}
 }
 
-// partners returns the engines of the role opposite to e's that serve its
+// partners returns the engines, as AllEngines counts them, of the role opposite to e's that serve its
 // model, and whether one of them, or one of role both, can pair with e. An
 // engine of role both needs no partner. A model that is asked from the engine
 // may be any.
@@ -97,7 +97,7 @@ func (c *Config) partners(e Engine) (others []int, paired bool) {
 	if opposite == "" {
 		return nil, true
 	}
-	for i, o := range c.Engines {
+	for i, o := range c.AllEngines() {
 		if o.Model != e.Model && o.Model != "" && e.Model != "" {
 			continue
 		}

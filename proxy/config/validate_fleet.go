@@ -173,22 +173,6 @@ func (k *checker) fleet() {
 	}
 }
 
-// sidecar checks [sidecar].
-func (k *checker) sidecar() {
-	s := k.config.Sidecar
-	if s.Local != "" {
-		k.httpURL("sidecar.local", s.Local)
-	}
-	k.oneOf("sidecar.role", s.Role, roles()...)
-	k.oneOf("sidecar.connector", s.Connector, connectors()...)
-	if s.Connector == ConnectorNone && s.Role != RoleBoth {
-		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)
-	}
-	if !isHeaderName(s.Header) {
-		k.add("sidecar.header", "must be the name of a header, found %q", s.Header)
-	}
-}
-
 // isHeaderName reports whether name is a token of RFC 9110, section 5.6.2.
 func isHeaderName(name string) bool {
 	for _, c := range []byte(name) {

@@ -29,6 +29,9 @@ func (c *Config) Warnings() []Problem {
 // warnPartners warns of a role that has no engine to pair with, once a role,
 // and of no engine at all.
 func (k *checker) warnPartners() {
+	if k.config.Sidecar.Local != "" { // whose engine may serve without another
+		return
+	}
 	if len(k.config.Engines) == 0 && k.config.Discovery.Enabled() {
 		return
 	}
@@ -50,7 +53,8 @@ func (k *checker) warnPartners() {
 	}
 }
 
-// engineNames lists engines by name and connector, the first few.
+// engineNames lists engines, as AllEngines counts them, by name and connector, the
+// first few.
 func (k *checker) engineNames(engines []int) string {
 	const most = 3
 	var names []string
@@ -59,7 +63,7 @@ func (k *checker) engineNames(engines []int) string {
 			names = append(names, fmt.Sprintf("%d more", len(engines)-most))
 			break
 		}
-		e := k.config.Engines[i]
+		e := k.config.AllEngines()[i]
 		names = append(names, fmt.Sprintf("%s (%q)", e.Name, e.Connector))
 	}
 	return strings.Join(names, ", ")
@@ -79,18 +83,19 @@ func (k *checker) warnURLs() {
 
 // warnUnused warns of keys of e, engine i, that do nothing there.
 func (k *checker) warnUnused(i int, e Engine) {
-	if e.Connector != ConnectorSGLang && e.Connector != ConnectorVLLMMooncake || e.Role == RoleDecode {
+	if e.Connector != ConnectorSGLang || e.Role == RoleDecode {
 		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
 			if set {
-				k.add(engineKey(i, key), "has no effect: only sglang and vllm-mooncake engines that prefill have a bootstrap server")
+				k.add(engineKey(i, key), "has no effect: only sglang engines that prefill have a bootstrap server")
 			}
 		}
 	}
-	if e.KVAddress != "" && !e.MoRIIO() {
-		k.add(engineKey(i, "kv_address"), "has no effect: only MoRI-IO's connectors use it")
-	}
-	if e.TPSize != 0 && !e.MoRIIO() && e.Connector != ConnectorVLLMMooncake {
-		k.add(engineKey(i, "tp_size"), "has no effect: only the connectors of MoRI-IO and Mooncake use it")
+	if !e.MoRIIO() {
+		for key, set := range map[string]bool{"kv_address": e.KVAddress != "", "tp_size": e.TPSize != 0} {
+			if set {
+				k.add(engineKey(i, key), "has no effect: only MoRI-IO's connectors use it")
+			}
+		}
 	}
 	if e.Wire != "" && e.Connector != ConnectorTRTLLM {
 		k.add(engineKey(i, "wire"), "has no effect: only connector %q has wire generations", ConnectorTRTLLM)

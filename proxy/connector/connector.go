@@ -88,7 +88,6 @@ type Orphan struct {
 	Refused     bool     // prefill answered with an error status: it holds nothing
 	DecodeSent  bool     // the decode leg may have reached its engine
 	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
-	DecodeOver  bool     // decode's connection broke, or it answered with a status of 5xx: it will not read the KV
 	Handoff     *Handoff // prefill's answer as judged; nil when there is none
 }
 
@@ -191,7 +190,7 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 
 // All lists the connectors in the order in which documentation names them.
 func All() []Connector {
-	return []Connector{nixl{}, moriio{}, moriio{read: true}, mooncake{}, sglang{}, trtllm{}, none{}}
+	return []Connector{nixl{}, moriio{}, moriio{read: true}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -19,7 +19,6 @@ func TestAll(t *testing.T) {
 		{config.ConnectorVLLMNixl, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorVLLMMoRIIO, abi.FlowConcurrent, 0},
 		{config.ConnectorVLLMMoRIIORead, abi.FlowPrefillFirst, abi.RolePrefill},
-		{config.ConnectorVLLMMooncake, abi.FlowConcurrent, abi.RoleDecode},
 		{config.ConnectorSGLang, abi.FlowConcurrent, 0},
 		{config.ConnectorTRTLLM, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorNone, abi.FlowAggregated, 0},
@@ -50,8 +49,7 @@ func TestServes(t *testing.T) {
 	}
 	refused := map[string][]openai.API{
 		"vllm-nixl": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
-		"vllm-mooncake": {openai.Generate},
-		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate},
+		"sglang": {openai.Responses, openai.Messages, openai.VLLMGenerate},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
 			openai.Tokenize, openai.Detokenize},
 		"none": nil,
@@ -80,7 +78,6 @@ func TestHealthPath(t *testing.T) {
 		{"vllm-nixl", abi.RoleDecode, "/health", false},
 		{"vllm-moriio", abi.RolePrefill, "/health", false},
 		{"vllm-moriio-read", abi.RoleDecode, "/health", false},
-		{"vllm-mooncake", abi.RolePrefill, "/health", false},
 		{"sglang", abi.RolePrefill, "/health", true},
 		{"sglang", abi.RoleDecode, "/v1/models", false},
 		{"sglang", abi.RoleBoth, "/v1/models", false},

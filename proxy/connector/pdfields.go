@@ -21,11 +21,16 @@ import (
 // entrypoints/openai/serving_base.py (X-Data-Parallel-Rank); TensorRT-LLM
 // serve/openai_client.py and serve/disagg_auth.py (X-TRTLLM-*); the lines by
 // which side-cars beside an engine are told its peers (x-prefiller-*,
-// x-encoder-hosts-ports) and its rank (x-data-parallel-*).
+// x-encoder-hosts-ports, x-kv-cache-source-*), its rank (x-data-parallel-*) and
+// that their caller coordinates the phases (EPP-Profile).
 func PDHeader(name string) bool {
 	switch len(name) {
 	case len("x-request-id"):
 		if equalFold(name, "x-request-id") {
+			return true
+		}
+	case len("epp-profile"):
+		if equalFold(name, "epp-profile") {
 			return true
 		}
 	case len("x-encoder-hosts-ports"):
@@ -34,7 +39,7 @@ func PDHeader(name string) bool {
 		}
 	}
 	return prefixFold(name, "x-override-") || prefixFold(name, "x-data-parallel-") ||
-		prefixFold(name, "x-prefiller-") || prefixFold(name, "x-trtllm-")
+		prefixFold(name, "x-prefiller-") || prefixFold(name, "x-kv-cache-source-") || prefixFold(name, "x-trtllm-")
 }
 
 // prefixFold reports whether name begins with prefix, which is lower case.

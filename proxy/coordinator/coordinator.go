@@ -48,6 +48,11 @@ type Ask struct {
 	// the set, on one of that phase alone. 0 lets the plan decide, unless
 	// Request.PairBroken forces one leg on an engine of role both.
 	Aggregate abi.Role
+	// Two forces two legs: the plan policy is not asked. Aggregate and
+	// Request.PairBroken win over it.
+	Two bool
+	// Within limits which instances may be given what.
+	Within Within
 	// Prefill keeps the prefill target of an earlier placement, whose blocks
 	// another decode will read; ID then keeps its disagg id.
 	Prefill engine.Target
@@ -68,6 +73,10 @@ type Ask struct {
 	turn   conversation.Turn // of the exchange, however often it is placed
 	looked bool
 }
+
+// Within is the instances that a request may be given: for each phase of two
+// legs, and for the whole of it. nil: any; its zero value limits nothing.
+type Within struct{ Prefill, Decode, Whole []*engine.Instance }
 
 // Pair is the targets of the two legs of an attempt.
 type Pair struct{ Prefill, Decode engine.Target }

@@ -149,7 +149,7 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	if !a.Only.Decode.IsZero() && a.Prefill.IsZero() {
 		return l.decideOnly(ctx, d, pool, a, t, g, now)
 	}
-	two := !a.Prefill.IsZero()
+	two := !a.Prefill.IsZero() || a.Two && a.Aggregate == 0 && !a.Request.PairBroken
 	if !two && a.Aggregate == 0 && !a.Request.PairBroken {
 		var err error
 		if two, err = l.plan(ctx, d, pool, a, t, g, now); err != nil {

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -112,7 +113,7 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 	best := worst
 	for i := range rows {
 		r := &rows[i]
-		if r.Facts.Roles == abi.RoleBoth || r.Facts.Roles&a.Aggregate != 0 {
+		if (r.Facts.Roles == abi.RoleBoth || r.Facts.Roles&a.Aggregate != 0) && among(a.Within.Whole, r.Instance) {
 			t.add(r, r.Facts.Roles, a, now)
 			best = min(best, t.fitness[len(t.fitness)-1])
 		}
@@ -205,7 +206,7 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 	best := worst
 	for i := range p.Ready {
 		r := &p.Ready[i]
-		if r.Facts.Group != group || r.Facts.Roles&abi.RoleDecode == 0 || r.Target == a.Prefill {
+		if r.Facts.Group != group || r.Facts.Roles&abi.RoleDecode == 0 || r.Target == a.Prefill || !among(a.Within.Decode, r.Instance) {
 			continue
 		}
 		t.add(r, abi.RoleDecode, a, now)
@@ -233,15 +234,19 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) bool {
 	best, n, start := worst+1, 0, 0
 	for _, end := range p.Groups {
 		from := len(t.fitness)
-		all := fit
+		all, narrowed := fit, false
 		for i := start; i < end; i++ {
 			r := &p.Paired[i]
-			t.add(r, r.Facts.Roles, a, now)
-			all = max(all, t.fitness[len(t.fitness)-1])
+			roles := a.Within.roles(r)
+			if roles != 0 {
+				t.add(r, roles, a, now)
+				all = max(all, t.fitness[len(t.fitness)-1])
+			}
+			narrowed = narrowed || roles != r.Facts.Roles
 		}
 		start = end
 		level := fit
-		if all != fit {
+		if all != fit || narrowed {
 			level = t.sift(from)
 		}
 		switch {
@@ -260,6 +265,23 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) bool {
 	}
 	t.place.Flow = t.targets[0].Flow
 	return true
+}
+
+// roles is the phases of two legs that the row may be given.
+func (w *Within) roles(r *engine.Row) abi.Role {
+	roles := r.Facts.Roles
+	if !among(w.Prefill, r.Instance) {
+		roles &^= abi.RolePrefill
+	}
+	if !among(w.Decode, r.Instance) {
+		roles &^= abi.RoleDecode
+	}
+	return roles
+}
+
+// among reports whether i is in the list; nil is the list of all.
+func among(list []*engine.Instance, i *engine.Instance) bool {
+	return list == nil || slices.Contains(list, i)
 }
 
 // sift keeps, of the rows of one group from row from on, the fittest of each

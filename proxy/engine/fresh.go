@@ -25,14 +25,15 @@ func (i *Instance) Free(now time.Time) bool {
 }
 
 // ClaimFresh returns a pair of ready targets through which nothing has come yet,
-// both of whose instances are free, and a model that they serve. The pair is not
-// returned again for a while.
-func (r *Registry) ClaimFresh(now time.Time, free func(*Instance) bool) (model string, p, d Target, ok bool) {
+// both of whose instances are free, and a model that they serve. One of the
+// instances is home, unless that is nil. The pair is not returned again for a
+// while.
+func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance) bool) (model string, p, d Target, ok bool) {
 	s := r.Snapshot()
 	for _, model := range s.models {
 		pool, start := s.pools[model], 0
 		for _, end := range pool.Groups {
-			if p, d, ok := r.claimFresh(pool.Paired[start:end], now, free); ok {
+			if p, d, ok := r.claimFresh(pool.Paired[start:end], now, home, free); ok {
 				return model, p, d, true
 			}
 			start = end
@@ -42,13 +43,16 @@ func (r *Registry) ClaimFresh(now time.Time, free func(*Instance) bool) (model s
 }
 
 // claimFresh is ClaimFresh in one group.
-func (r *Registry) claimFresh(rows []Row, now time.Time, free func(*Instance) bool) (p, d Target, ok bool) {
+func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free func(*Instance) bool) (p, d Target, ok bool) {
 	for i := range rows {
 		if rows[i].Facts.Roles&abi.RolePrefill == 0 || !free(rows[i].Instance) {
 			continue
 		}
 		for j := range rows {
 			p, d := rows[i].Target, rows[j].Target
+			if home != nil && home != p.Instance && home != d.Instance {
+				continue
+			}
 			if rows[j].Facts.Roles&abi.RoleDecode != 0 && p.Instance != d.Instance &&
 				r.PairState(p, d) == abi.PairUnknown && free(d.Instance) && r.pairs.claim(p, d, now) {
 				return p, d, true

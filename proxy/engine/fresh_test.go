@@ -22,7 +22,7 @@ func TestClaimFresh(t *testing.T) {
 		f.start(t)
 		free := func(i *Instance) bool { return i.Free(time.Now()) }
 		claim := func() string {
-			model, p, d, ok := f.ClaimFresh(time.Now(), free)
+			model, p, d, ok := f.ClaimFresh(time.Now(), nil, free)
 			if !ok {
 				return ""
 			}
@@ -71,7 +71,7 @@ func TestClaimFreshAfterTrouble(t *testing.T) {
 			pair.Failure("x")
 		}
 		claimed := func() bool {
-			_, _, _, ok := f.ClaimFresh(time.Now(), func(*Instance) bool { return true })
+			_, _, _, ok := f.ClaimFresh(time.Now(), nil, func(*Instance) bool { return true })
 			return ok
 		}
 		if claimed() {
@@ -80,6 +80,27 @@ func TestClaimFreshAfterTrouble(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if !claimed() || claimed() {
 			t.Error("a half-open pair is claimed once")
+		}
+	})
+}
+
+// TestClaimFreshAtHome: beside one engine only its own pairs are warmed up.
+func TestClaimFreshAtHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{
+			f.spec("p", "prefill", "fake"), f.spec("q", "prefill", "fake"), f.spec("d", "decode", "fake"), f.spec("e", "decode", "fake"),
+		}, 0))
+		f.start(t)
+		for _, want := range []string{"pe", "qe", ""} {
+			_, p, d, ok := f.ClaimFresh(time.Now(), f.get(t, "e"), func(*Instance) bool { return true })
+			got := ""
+			if ok {
+				got = p.Name() + d.Name()
+			}
+			if got != want {
+				t.Errorf("claimed %q, want %q", got, want)
+			}
 		}
 	})
 }

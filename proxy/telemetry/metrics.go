@@ -38,6 +38,7 @@ type Metrics struct {
 	warmUps       *prometheus.CounterVec
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
+	coordinations *prometheus.CounterVec
 }
 
 // waits are the bucket borders in seconds for things that engines do.
@@ -88,6 +89,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.prompts = counter("pdproxy_prompt_token_ids_total", "Prompts that were to be looked up in the KV index, by the source of their token ids, and why there are none.", "source", "reason")
 	m.warmUps = counter("pdproxy_pair_warmups_total", "Requests that were sent through new pairs before users' requests: ok, failed, or busy: not sent.", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
+	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
@@ -129,6 +131,9 @@ func (m *Metrics) Retry(phase abi.Phase, reason string) {
 
 // Fallback counts one deviation from what was configured.
 func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(what, reason).Inc() }
+
+// Coordinated counts a placement that a sidecar's coordination policy made.
+func (m *Metrics) Coordinated(policy string) { m.coordinations.WithLabelValues(policy).Inc() }
 
 // Cleanup counts engine memory that was freed, or left to the engine's own
 // time-out, and how long after the exchange's death; 0 is not observed.

@@ -1,0 +1,616 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const prefillerHeader = "x-prefiller-host-port"
+
+// startSidecar starts engines and a proxy beside the first one of a role.
+func startSidecar(t *testing.T, connector, role string, o fleetOptions) *fleet {
+	t.Helper()
+	change := o.config
+	o.config = func(c *config.Config) {
+		c.Sidecar.Role, c.Sidecar.Connector = role, kindOf(connector)
+		for _, e := range c.Engines {
+			if e.Name == role[:1]+"0" {
+				c.Sidecar.Local = e.URL
+			}
+		}
+		if change != nil {
+			change(c)
+		}
+		if problems := c.Validate(); len(problems) > 0 {
+			t.Fatal(problems)
+		}
+	}
+	return startFleet(t, connector, o)
+}
+
+// eachSidecar runs a test beside a decode and beside a prefill engine, for every
+// protocol.
+func eachSidecar(t *testing.T, run func(t *testing.T, connector, role string)) {
+	eachConnector(t, func(t *testing.T, connector string) { bothSides(t, connector, run) })
+}
+
+// eachSidecarFlow is eachSidecar for one protocol of each order of the legs: what
+// differs beyond that a sidecar has in common with every proxy.
+func eachSidecarFlow(t *testing.T, run func(t *testing.T, connector, role string)) {
+	for _, c := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, trtllmFirst} {
+		t.Run(c, func(t *testing.T) { bothSides(t, c, run) })
+	}
+}
+
+func bothSides(t *testing.T, connector string, run func(t *testing.T, connector, role string)) {
+	for _, role := range []string{enginesim.RoleDecode, enginesim.RolePrefill} {
+		t.Run("beside "+role, func(t *testing.T) { run(t, connector, role) })
+	}
+}
+
+// remotes are the engines of the role that is not beside the proxy.
+func (f *fleet) remotes(role string) []*enginesim.Engine {
+	if role == enginesim.RoleDecode {
+		return f.prefill
+	}
+	return f.decode
+}
+
+// tell posts a chat request with headers, and asserts nothing of the answer.
+func (f *fleet) tell(body string, header ...string) answer {
+	return f.post(context.Background(), f.url, chatPath, body, header...)
+}
+
+// coordination is how the sidecar placed a request, and with which fallbacks.
+func (f *fleet) coordination(a answer) (policy string, fallbacks []string) {
+	f.t.Helper()
+	id := a.header.Get("X-Request-Id")
+	var e proxy.Explanation
+	f.eventually("the request is explained", func() bool {
+		f.admin("/v1/explain/"+id, &e)
+		return e.RequestID == id
+	})
+	for _, b := range e.Fallbacks {
+		fallbacks = append(fallbacks, b.What+"/"+b.Reason)
+	}
+	return e.Coordination, fallbacks
+}
+
+// remoteOf is the engine, by name, that took the phase that is not local.
+func remoteOf(a answer, role string) string {
+	if role == enginesim.RoleDecode {
+		return a.header.Get("X-Pdproxy-Prefill")
+	}
+	return a.header.Get("X-Pdproxy-Decode")
+}
+
+func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
+	eachSidecar(t, func(t *testing.T, connector, role string) {
+		f := startSidecar(t, connector, role, fleetOptions{})
+		other := map[string]string{enginesim.RoleDecode: "p", enginesim.RolePrefill: "d"}[role]
+		for n, e := range f.remotes(role) {
+			name := other + string(rune('0'+n))
+			for _, stream := range []bool{false, true} {
+				body := chat("named "+name+long, 12, stream)
+				a := f.tell(body, prefillerHeader, e.Addr())
+				f.right(a, chatPath, body)
+				if got := remoteOf(a, role); got != name {
+					t.Errorf("%s was called, not %s", got, name)
+				}
+				if policy, fallbacks := f.coordination(a); policy != map[string]string{"p": "prefill_named", "d": "decode_named"}[other] || len(fallbacks) > 0 {
+					t.Errorf("placed by %s with %v", policy, fallbacks)
+				}
+			}
+		}
+		// Of several, in one line or in more, the place policy chooses.
+		both := f.remotes(role)[0].Addr() + " , " + strings.ToUpper(f.remotes(role)[1].Addr())
+		body := chat("one of two", 12, true)
+		f.right(f.tell(body, prefillerHeader, both), chatPath, body)
+		if idle := f.decode[1]; role == enginesim.RoleDecode && idle.State().Requests > 0 {
+			t.Error("another decode engine than the local one was called")
+		}
+	})
+}
+
+// TestSidecarCallsNobodyElse: what the header names must be known, and be able to
+// take the phase. Nothing is dialled, and no engine sees the request.
+func TestSidecarCallsNobodyElse(t *testing.T) {
+	eachSidecar(t, func(t *testing.T, connector, role string) {
+		f := startSidecar(t, connector, role, fleetOptions{})
+		stranger, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dialled atomic.Int32
+		go func() {
+			for {
+				c, err := stranger.Accept()
+				if err != nil {
+					return
+				}
+				dialled.Add(1)
+				c.Close()
+			}
+		}()
+		defer stranger.Close()
+		local := map[string]*enginesim.Engine{enginesim.RoleDecode: f.decode[0], enginesim.RolePrefill: f.prefill[0]}[role]
+		ownRole := map[string]*enginesim.Engine{enginesim.RoleDecode: f.decode[1], enginesim.RolePrefill: f.prefill[1]}[role]
+		good := f.remotes(role)[0].Addr()
+		_, port, _ := net.SplitHostPort(good)
+		for name, value := range map[string]string{
+			"a stranger":              stranger.Addr().String(),
+			"a stranger in a list":    good + "," + stranger.Addr().String(),
+			"a URL":                   "http://" + stranger.Addr().String() + "/x",
+			"a known one with a tail": good + "/../../" + stranger.Addr().String(),
+			"another host's port":     "169.254.169.254:" + port,
+			"no port":                 "127.0.0.1",
+			"with user":               "a@" + good,
+			"the local engine":        local.Addr(),
+			"an engine of its role":   ownRole.Addr(),
+			"an engine's name":        "p0",
+			"nonsense":                "\\;%00",
+		} {
+			a := f.tell(chat("evil", 5, false), prefillerHeader, value)
+			if a.status != 403 || !strings.Contains(a.body, prefillerHeader) {
+				t.Errorf("%s: status %d: %s", name, a.status, a.body)
+			}
+		}
+		if dialled.Load() > 0 {
+			t.Error("a host that is not known was dialled")
+		}
+		for _, e := range f.engines()[:4] {
+			if n := e.State().Requests; n > 0 {
+				t.Errorf("engine %s saw %d requests", e.Addr(), n)
+			}
+		}
+		f.eventually("the refusals are counted", func() bool {
+			return f.metric("pdproxy_exchanges_total", `outcome="client_error"`) == 11
+		})
+	})
+}
+
+// Without the header llm-d's sidecar has its engine do both phases. One whose
+// protocol does not allow that is given a prefill engine by the place policy.
+func TestSidecarWithoutHeader(t *testing.T) {
+	want := map[string]string{
+		enginesim.ConnectorVLLMNixl + enginesim.RoleDecode: "local",
+		enginesim.ConnectorTRTLLM + enginesim.RoleDecode:   "local",
+	}
+	eachSidecar(t, func(t *testing.T, connector, role string) {
+		f := startSidecar(t, connector, role, fleetOptions{prefill: 1, decode: 1})
+		policy := want[kindOf(connector)+role]
+		if policy == "" {
+			policy = map[string]string{enginesim.RoleDecode: "prefill_placed", enginesim.RolePrefill: "decode_placed"}[role]
+		}
+		for _, header := range [][]string{nil, {prefillerHeader, ""}, {prefillerHeader, " , "}} {
+			body := chat(long, 12, true)
+			a := f.tell(body, header...)
+			f.right(a, chatPath, body)
+			if got, fallbacks := f.coordination(a); got != policy || len(fallbacks) > 0 {
+				t.Errorf("placed by %s with %v, want %s", got, fallbacks, policy)
+			}
+		}
+		if n := f.metric("pdproxy_coordinations_total", `policy="`+policy+`"`); n != 3 {
+			t.Errorf("%v placements are counted", n)
+		}
+	})
+}
+
+// TestSidecarAlone: without another engine the local one does what it can.
+func TestSidecarAlone(t *testing.T) {
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+		c.Engines = nil // the local engine too: it is known by its url
+	}})
+	resp, err := f.client.Get(f.url + "/health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("health answers %d", resp.StatusCode)
+	}
+	for _, body := range []string{chat(long, 12, true), `{"model":"sim","messages":[{"role":"user","content":"two"}],"n":2,"max_tokens":4}`} {
+		if a := f.tell(body); a.status != 200 || a.header.Get("X-Pdproxy-Decode") != "local" {
+			t.Errorf("status %d by %s: %s", a.status, a.header.Get("X-Pdproxy-Decode"), a.body)
+		}
+	}
+	if a := f.tell(chat("x", 5, false), prefillerHeader, f.prefill[0].Addr()); a.status != 403 {
+		t.Errorf("an engine that is not known: status %d", a.status)
+	}
+	ids := f.post(context.Background(), f.url, "/tokenize", `{"model":"sim","prompt":"how many"}`)
+	if ids.status != 200 {
+		t.Errorf("tokenize: status %d: %s", ids.status, ids.body)
+	}
+}
+
+func TestSidecarServesTokensInTokensOut(t *testing.T) {
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{})
+	const path = "/inference/v1/generate"
+	body := `{"model":"sim","token_ids":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34],"sampling_params":{"max_tokens":8}}`
+	tokens := func(a answer) string {
+		var v struct {
+			Choices []struct {
+				TokenIDs []int `json:"token_ids"`
+			}
+		}
+		if json.Unmarshal([]byte(a.body), &v) != nil || len(v.Choices) != 1 {
+			return ""
+		}
+		text, _ := json.Marshal(v.Choices[0].TokenIDs)
+		return string(text)
+	}
+	want := tokens(f.post(context.Background(), f.alone.URL(), path, body))
+	a := f.post(context.Background(), f.url, path, body, prefillerHeader, f.prefill[1].Addr())
+	if got := tokens(a); a.status != 200 || want == "" || got != want {
+		t.Fatalf("status %d: %s, want %s: %s", a.status, got, want, a.body)
+	}
+	if a.header.Get("X-Pdproxy-Prefill") != "p1" {
+		t.Errorf("prefilled by %s", a.header.Get("X-Pdproxy-Prefill"))
+	}
+}
+
+// put changes something through the admin API.
+func (f *fleet) put(path, body string) (int, string) {
+	f.t.Helper()
+	req, err := http.NewRequest(http.MethodPut, f.node.AdminURL()+path, strings.NewReader(body))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(data)
+}
+
+// TestSidecarPoliciesAreSwitched: by a request for itself, by an operator for
+// all from then on.
+func TestSidecarPoliciesAreSwitched(t *testing.T) {
+	const header = "x-coordination"
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{config: func(c *config.Config) {
+		c.Sidecar.PolicyHeader = header
+	}})
+	ask := func(want string, lines ...string) {
+		t.Helper()
+		body := chat("switch "+want+long, 8, true)
+		a := f.tell(body, lines...)
+		f.right(a, chatPath, body)
+		if got, _ := f.coordination(a); got != want {
+			t.Errorf("placed by %s, want %s", got, want)
+		}
+	}
+	ask("local")
+	ask("prefill_placed", header, "prefill_placed")
+	ask("local", header, "local", prefillerHeader, f.prefill[0].Addr())
+	ask("prefill_named", prefillerHeader, f.prefill[0].Addr())
+	if a := f.tell(chat("x", 3, false), header, "decode_placed"); a.status != 400 || !strings.Contains(a.body, header) {
+		t.Errorf("a policy that is not in use: status %d: %s", a.status, a.body)
+	}
+	// One that the request names and cannot have is passed over, and counted.
+	a := f.tell(chat("not named", 3, false), header, "prefill_named")
+	if policy, fallbacks := f.coordination(a); a.status != 200 || policy != "local" || strings.Join(fallbacks, " ") != "prefill_named/not_applicable" {
+		t.Errorf("status %d, placed by %s with %v", a.status, policy, fallbacks)
+	}
+
+	if status, body := f.put("/v1/sidecar/policies", `{"policies":["prefill_placed"]}`); status != 200 || !strings.Contains(body, `"policies":["prefill_placed"]`) {
+		t.Fatalf("status %d: %s", status, body)
+	}
+	ask("prefill_placed")
+	ask("prefill_placed", prefillerHeader, "1.2.3.4:5") // no policy that reads it is in use
+	if a := f.tell(chat("x", 3, false), header, "local"); a.status != 400 {
+		t.Errorf("a policy that the operator took out: status %d", a.status)
+	}
+	for _, bad := range []string{`{"policies":[]}`, `{"policies":["decode_placed"]}`, `{"policies":["x"]}`, `{"order":["local"]}`, `no`} {
+		if status, body := f.put("/v1/sidecar/policies", bad); status != 400 {
+			t.Errorf("%s: status %d: %s", bad, status, body)
+		}
+	}
+	if status := f.delete("/v1/sidecar/policies"); status != 200 {
+		t.Errorf("DELETE answered %d", status)
+	}
+	ask("local")
+	var row proxy.SidecarRow
+	if f.admin("/v1/sidecar", &row); row.Engine != "d0" || row.Role != "decode" || strings.Join(row.Policies, " ") != "prefill_named local prefill_placed" {
+		t.Errorf("got %+v", row)
+	}
+}
+
+// TestSidecarHeadersAreIgnored where the configuration does not allow them.
+func TestSidecarHeadersAreIgnored(t *testing.T) {
+	lines := []string{prefillerHeader, "1.2.3.4:5", "EPP-Profile", "prefill", "x-coordination", "nonsense"}
+	t.Run("no sidecar", func(t *testing.T) {
+		f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{})
+		body := chat("plain", 8, true)
+		a := f.tell(body, lines...)
+		f.right(a, chatPath, body)
+		if a.header.Get("X-Pdproxy-Prefill") == "" {
+			t.Error("the request was not placed as ever")
+		}
+		if status, _ := f.put("/v1/sidecar/policies", `{"policies":["local"]}`); status != 404 {
+			t.Errorf("the admin API answers %d", status)
+		}
+	})
+	t.Run("another caller", func(t *testing.T) {
+		f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{config: func(c *config.Config) {
+			c.Sidecar.PolicyHeader, c.Sidecar.ProfileHeader, c.Sidecar.Callers = "x-coordination", "EPP-Profile", []string{"10.0.0.0/8", "::1"}
+		}})
+		body := chat("plain", 8, true)
+		a := f.tell(body, lines...)
+		f.right(a, chatPath, body)
+		if policy, _ := f.coordination(a); policy != "local" {
+			t.Errorf("placed by %s", policy)
+		}
+	})
+	t.Run("the caller", func(t *testing.T) {
+		f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{config: func(c *config.Config) {
+			c.Sidecar.Callers = []string{"127.0.0.0/8"}
+		}})
+		if a := f.tell(chat("plain", 8, true), lines...); a.status != 403 {
+			t.Errorf("status %d", a.status)
+		}
+	})
+}
+
+// TestSidecarLinesReachNoEngine: the lines that are for the sidecar end there,
+// heeded or not, also for a client that is trusted.
+func TestSidecarLinesReachNoEngine(t *testing.T) {
+	for _, callers := range [][]string{nil, {"10.0.0.1"}} {
+		local := &scripted{name: "d0", role: "decode", serve: says(200, `{"choices":[{"text":"ok"}]}`)}
+		remote := &scripted{name: "p0", role: "prefill", serve: says(200, `{"choices":[{"text":""}]}`)}
+		f := startScripted(t, enginesim.ConnectorVLLMNixl, func(c *config.Config) {
+			c.Sidecar.Local, c.Sidecar.PolicyHeader, c.Sidecar.ProfileHeader = c.Engines[0].URL, "x-coordination", "EPP-Profile"
+			c.Sidecar.Header, c.Sidecar.Callers, c.Server.TrustPDFields = "x-remote", callers, true
+		}, local, remote)
+		address := strings.TrimPrefix(remoteURL(f, "p0"), "http://")
+		a := f.post(context.Background(), f.url, completionPath, plainCompletion(false),
+			"x-remote", address, "x-coordination", "prefill_named", "EPP-Profile", "", "x-mine", "stays")
+		if a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		for _, leg := range append(local.seen(nil), remote.seen(nil)...) {
+			for _, name := range []string{"X-Remote", "X-Coordination", "Epp-Profile"} {
+				if _, there := leg.Header[http.CanonicalHeaderKey(name)]; there {
+					t.Errorf("%s reached an engine", name)
+				}
+			}
+			if leg.Header.Get("X-Mine") != "stays" {
+				t.Error("another line did not reach an engine")
+			}
+		}
+		if n := len(remote.seen(nil)); (callers == nil) != (n == 1) {
+			t.Errorf("callers %v: the remote engine saw %d legs", callers, n)
+		}
+	}
+}
+
+// remoteURL is the address of an engine, as the admin API has it.
+func remoteURL(f *fleet, name string) string {
+	var rows []struct{ Name, URL string }
+	f.admin("/v1/engines", &rows)
+	for _, r := range rows {
+		if r.Name == name {
+			return r.URL
+		}
+	}
+	return ""
+}
+
+// startPicker starts an endpoint picker.
+func startPicker(t *testing.T, serve http.HandlerFunc) string {
+	s := httptest.NewServer(serve)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestSidecarAsksThePicker: when prefill is done, or before where both legs begin
+// at once, the picker says who decodes.
+func TestSidecarAsksThePicker(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		var f *fleet
+		var asked atomic.Pointer[map[string]any]
+		var by atomic.Value
+		by.Store("header")
+		url := startPicker(t, func(w http.ResponseWriter, r *http.Request) {
+			var q map[string]any
+			json.NewDecoder(r.Body).Decode(&q)
+			asked.Store(&q)
+			switch at := f.decode[1].Addr(); by.Load() {
+			case "header":
+				w.Header().Set("x-gateway-destination-endpoint", at+",1.2.3.4:5")
+			case "endpoint":
+				io.WriteString(w, `{"endpoint":"`+at+`"}`)
+			case "endpoints":
+				io.WriteString(w, `{"endpoints":["1.2.3.4:5","`+at+`"]}`) // the best that may be had
+			}
+		})
+		f = startSidecar(t, connector, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
+			c.Sidecar.Picker, c.Sidecar.PickerTimeout = url, config.Duration(10*time.Second)
+		}})
+		for _, how := range []string{"header", "endpoint", "endpoints"} {
+			by.Store(how)
+			for range 2 { // least_load alone would not choose d1 twice
+				body := chat("picked "+how+long, 12, true)
+				a := f.tell(body)
+				f.right(a, chatPath, body)
+				if a.header.Get("X-Pdproxy-Decode") != "d1" {
+					t.Errorf("%s: decoded by %s", how, a.header.Get("X-Pdproxy-Decode"))
+				}
+				if policy, fallbacks := f.coordination(a); policy != "decode_picked" || len(fallbacks) > 0 {
+					t.Errorf("%s: placed by %s with %v", how, policy, fallbacks)
+				}
+			}
+		}
+		q := *asked.Load()
+		candidates, _ := q["candidates"].([]any)
+		if q["phase"] != "decode" || q["prefill"] != f.prefill[0].Addr() || q["model"] != "sim" || len(candidates) != 2 || q["max_tokens"] != 12.0 {
+			t.Errorf("the picker was asked %v", q)
+		}
+		if n := f.decode[0].State().Requests; n > 0 {
+			t.Errorf("the engine that was not picked saw %d requests", n)
+		}
+	})
+}
+
+// TestSidecarWithoutAPick: whatever the picker does, the local policy decides
+// then, and that is counted.
+func TestSidecarWithoutAPick(t *testing.T) {
+	var f *fleet
+	answers := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) }
+	}
+	for _, tt := range []struct {
+		name, reason string
+		serve        http.HandlerFunc
+	}{
+		{"times out", "timeout", func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body); <-r.Context().Done() }},
+		{"hangs up", "failed", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		{"answers an error", "status", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }},
+		{"answers a redirect", "status", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://1.2.3.4/", http.StatusTemporaryRedirect)
+		}},
+		{"answers garbage", "nonsense", answers("\x00garbage")},
+		{"answers nothing", "nonsense", answers(`{}`)},
+		{"answers another type", "nonsense", answers(`{"endpoint":7}`)},
+		{"answers a stranger", "not_allowed", answers(`{"endpoint":"169.254.169.254:80"}`)},
+		{"answers a stranger in a header", "not_allowed", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Gateway-Destination-Endpoint", "169.254.169.254:80")
+		}},
+		{"answers a prefill engine", "not_allowed", func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"endpoint":"`+f.prefill[1].Addr()+`"}`)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			timeout := time.Minute
+			if tt.reason == "timeout" {
+				timeout = 200 * time.Millisecond
+			}
+			url := startPicker(t, tt.serve)
+			f = startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
+				c.Sidecar.Picker, c.Sidecar.PickerTimeout = url, config.Duration(timeout)
+			}})
+			body := chat("unpicked "+tt.name+long, 12, true)
+			a := f.tell(body)
+			f.right(a, chatPath, body)
+			if a.header.Get("X-Pdproxy-Prefill") != "p0" || a.header.Get("X-Pdproxy-Decode") == "" {
+				t.Errorf("legs on %v", a.header)
+			}
+			if policy, fallbacks := f.coordination(a); policy != "decode_picked" || strings.Join(fallbacks, " ") != "decode_picked/"+tt.reason {
+				t.Errorf("placed by %s with %v", policy, fallbacks)
+			}
+			if n := f.metric("pdproxy_fallbacks_total", `what="decode_picked"`, `reason="`+tt.reason+`"`); n != 1 {
+				t.Errorf("counted %v times", n)
+			}
+		})
+	}
+}
+
+// TestSidecarClientLeavesWhileThePickerThinks: prefill has blocks that nobody
+// will read, and they are freed.
+func TestSidecarClientLeavesWhileThePickerThinks(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	url := startPicker(t, func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		asked <- struct{}{}
+		<-r.Context().Done()
+	})
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
+		c.Sidecar.Picker, c.Sidecar.PickerTimeout = url, config.Duration(time.Hour)
+	}})
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan answer, 1)
+	go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
+	<-asked
+	leave()
+	<-gone
+	f.settled()
+	f.cleanupCounted()
+}
+
+// TestSidecarOfACallerThatCoordinates: the caller sends each phase with its
+// profile, and carries the transfer's parameters itself.
+func TestSidecarOfACallerThatCoordinates(t *testing.T) {
+	profile := func(c *config.Config) { c.Sidecar.ProfileHeader = "EPP-Profile" }
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, fleetOptions{prefill: 1, decode: 1, config: profile})
+	prompt := `"model":"sim","messages":[{"role":"user","content":"` + long + `"}],"ignore_eos":true`
+	first := f.post(context.Background(), f.prefill[0].URL(), chatPath,
+		`{`+prompt+`,"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`)
+	var said struct {
+		Params map[string]json.RawMessage `json:"kv_transfer_params"` // one is a number of 63 bits
+	}
+	if json.Unmarshal([]byte(first.body), &said) != nil || said.Params["remote_host"] == nil {
+		t.Fatalf("prefill: status %d: %s", first.status, first.body)
+	}
+	decode := func(key, value string, header ...string) answer {
+		params := maps.Clone(said.Params)
+		if key != "" {
+			params[key] = json.RawMessage(value)
+		}
+		text, _ := json.Marshal(params)
+		return f.tell(`{`+prompt+`,"max_tokens":12,"kv_transfer_params":`+string(text)+`}`, header...)
+	}
+	for name, member := range map[string][2]string{
+		"another host":          {"remote_host", `"169.254.169.254"`},
+		"a host in a list":      {"remote_hosts", `["127.0.0.1","10.9.9.9"]`},
+		"an address elsewhere":  {"x", `{"y":"10.9.9.9:80"}`},
+		"a URL":                 {"x", `"http://10.9.9.9/"`},
+		"a number for a host":   {"remote_host", `2851995649`},
+		"a name for a host":     {"remote_host", `"metadata.internal"`},
+		"a bootstrap elsewhere": {"remote_bootstrap_addr", `"http://metadata.internal:80"`},
+	} {
+		if a := decode(member[0], member[1], "EPP-Profile", "decode"); a.status != 403 || !strings.Contains(a.body, "EPP-Profile") {
+			t.Errorf("%s: status %d: %s", name, a.status, a.body)
+		}
+	}
+	if n := f.decode[0].State().Requests; n > 0 {
+		t.Fatalf("decode saw %d requests that were refused", n)
+	}
+	a := decode("", "", "EPP-Profile", "Decode")
+	f.right(a, chatPath, `{`+prompt+`,"max_tokens":12}`)
+	if f.decode[0].State().Transfers != 1 {
+		t.Error("decode did not read prefill's blocks")
+	}
+	if policy, _ := f.coordination(a); policy != "profile_decode" {
+		t.Errorf("placed by %s", policy)
+	}
+	for value, status := range map[string]int{"prefill": 400, "nonsense": 400, "encode": 200} {
+		if a := f.tell(chat("x", 3, false), "EPP-Profile", value); a.status != status {
+			t.Errorf("profile %s: status %d: %s", value, a.status, a.body)
+		}
+	}
+	// Without the profile the parameters are a client's, and are cut out.
+	if a := decode("remote_host", `"169.254.169.254"`); a.status != 200 {
+		t.Errorf("a plain request: status %d: %s", a.status, a.body)
+	}
+}
+
+// TestSidecarProfilePrefill: the answer to the caller has the parameters.
+func TestSidecarProfilePrefill(t *testing.T) {
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RolePrefill, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+		c.Sidecar.ProfileHeader = "EPP-Profile"
+	}})
+	prompt := `"model":"sim","messages":[{"role":"user","content":"` + long + `"}],"ignore_eos":true`
+	a := f.tell(`{`+prompt+`,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`, "EPP-Profile", "prefill")
+	var said struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	if json.Unmarshal([]byte(a.body), &said) != nil || len(said.Params) == 0 {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	b := f.post(context.Background(), f.decode[0].URL(), chatPath, `{`+prompt+`,"max_tokens":12,"kv_transfer_params":`+string(said.Params)+`}`)
+	f.right(b, chatPath, `{`+prompt+`,"max_tokens":12}`)
+}

@@ -1,0 +1,244 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Sidecar is pdproxy beside one engine.
+type Sidecar struct {
+	// Local is the http or https URL of the engine beside the proxy; set, this
+	// is a sidecar. An [[engine]] with the same url has the engine's further
+	// keys. Default "": it is not a sidecar.
+	Local string `toml:"local"`
+	// Role is the phases that the local engine serves. Default "decode".
+	Role string `toml:"role"`
+	// Connector is the local engine's KV-transfer protocol. Default
+	// "vllm-nixl".
+	Connector string `toml:"connector"`
+	// Header is the request header that names the remote engine as host:port,
+	// or several with commas; one that is not known is refused. Default
+	// "x-prefiller-host-port"; never empty.
+	Header string `toml:"header"`
+	// Policies are the coordination policies in the order in which they are
+	// tried: the Coordinate constants. Default empty: DefaultPolicies.
+	Policies []string `toml:"policies"`
+	// PolicyHeader is the request header that names one of Policies, to be tried
+	// first. Default "": none.
+	PolicyHeader string `toml:"policy_header"`
+	// ProfileHeader is the request header by which a caller that coordinates the
+	// phases itself says which one this is: prefill, decode or encode. Default
+	// "": none.
+	ProfileHeader string `toml:"profile_header"`
+	// Callers are the networks whose requests may use the three headers; those
+	// of others are ignored. Default empty: everyone's.
+	Callers []string `toml:"callers"`
+	// Picker is the http or https URL that is asked for the decode engine.
+	// Default "": none.
+	Picker string `toml:"picker"`
+	// PickerTimeout bounds the wait for Picker. Default 200ms; never 0.
+	PickerTimeout Duration `toml:"picker_timeout"`
+}
+
+// The coordination policies: which phase runs on the local engine, and who says
+// where the other one does.
+const (
+	// CoordinateLocal runs both phases on the local engine.
+	CoordinateLocal = "local"
+	// CoordinatePrefillNamed decodes here what an engine prefills that the
+	// request's header names, CoordinatePrefillPlaced what one prefills that the
+	// place policy chose.
+	CoordinatePrefillNamed  = "prefill_named"
+	CoordinatePrefillPlaced = "prefill_placed"
+	// CoordinateDecodeNamed prefills here what an engine decodes that the
+	// request's header names, CoordinateDecodePlaced what one decodes that the
+	// place policy chose, and CoordinateDecodePicked what one decodes that the
+	// picker names when prefill is done.
+	CoordinateDecodeNamed  = "decode_named"
+	CoordinateDecodePlaced = "decode_placed"
+	CoordinateDecodePicked = "decode_picked"
+)
+
+// The values of Sidecar.ProfileHeader.
+const (
+	ProfilePrefill = "prefill"
+	ProfileDecode  = "decode"
+	ProfileEncode  = "encode"
+)
+
+func coordinations() []string {
+	return []string{
+		CoordinateLocal, CoordinatePrefillNamed, CoordinatePrefillPlaced,
+		CoordinateDecodeNamed, CoordinateDecodePlaced, CoordinateDecodePicked,
+	}
+}
+
+func defaultSidecar() Sidecar {
+	return Sidecar{
+		Role: RoleDecode, Connector: ConnectorVLLMNixl, Header: "x-prefiller-host-port",
+		PickerTimeout: Duration(200 * time.Millisecond),
+	}
+}
+
+// Order is the coordination policies as configured, else the default ones.
+func (s Sidecar) Order() []string {
+	if len(s.Policies) > 0 {
+		return s.Policies
+	}
+	var picked []string
+	if s.Picker != "" {
+		picked = []string{CoordinateDecodePicked}
+	}
+	switch {
+	case s.Connector == ConnectorNone:
+		return []string{CoordinateLocal}
+	case s.Role == RolePrefill:
+		return append(append([]string{CoordinateDecodeNamed}, picked...), CoordinateDecodePlaced, CoordinateLocal)
+	case s.Role == RoleBoth:
+		return append(append([]string{CoordinatePrefillNamed}, picked...), CoordinateLocal, CoordinatePrefillPlaced)
+	}
+	return []string{CoordinatePrefillNamed, CoordinateLocal, CoordinatePrefillPlaced}
+}
+
+// CheckOrder returns why the coordination policies cannot be used in that order.
+func (s Sidecar) CheckOrder(order []string) error {
+	if len(order) == 0 {
+		return errors.New("no policy is left")
+	}
+	for i, name := range order {
+		prefill := name == CoordinatePrefillNamed || name == CoordinatePrefillPlaced
+		switch {
+		case !slices.Contains(coordinations(), name):
+			return fmt.Errorf("must be one of %s, found %q", quoteAll(coordinations()), name)
+		case slices.Contains(order[:i], name):
+			return fmt.Errorf("%q is in the list twice", name)
+		case name == CoordinateLocal:
+		case s.Connector == ConnectorNone:
+			return fmt.Errorf("connector %q has no second leg for %q", ConnectorNone, name)
+		case prefill && s.Role == RolePrefill, !prefill && s.Role == RoleDecode:
+			return fmt.Errorf("the local engine's role %q has no place in %q", s.Role, name)
+		case name == CoordinateDecodePicked && s.Picker == "":
+			return fmt.Errorf("%q needs sidecar.picker", name)
+		case name == CoordinateDecodeNamed && slices.Contains(order, CoordinatePrefillNamed):
+			return fmt.Errorf("%q and %q would both read sidecar.header", name, CoordinatePrefillNamed)
+		}
+	}
+	return nil
+}
+
+// Networks is Callers, which has been checked; nil: everyone.
+func (s Sidecar) Networks() []netip.Prefix {
+	var list []netip.Prefix
+	for _, text := range s.Callers {
+		if p, err := parseNetwork(text); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// parseNetwork reads a network, or an address as the network of it alone.
+func parseNetwork(text string) (netip.Prefix, error) {
+	if ip, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(ip, ip.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err == nil && p.Masked() != p {
+		err = errors.New("bits are set behind the network")
+	}
+	return p, err
+}
+
+// localName is the name of the local engine where no [[engine]] is it.
+const localName = "local"
+
+// AllEngines is the engines that are known from the start: Engines, and the
+// sidecar's local engine where it is not among them.
+func (c *Config) AllEngines() []Engine {
+	if _, among := c.LocalEngine(); among || c.Sidecar.Local == "" {
+		return c.Engines
+	}
+	e := DefaultEngine()
+	e.Name, e.URL, e.Role, e.Connector = localName, c.Sidecar.Local, c.Sidecar.Role, c.Sidecar.Connector
+	return append(slices.Clip(c.Engines), e)
+}
+
+// LocalEngine is the name of the sidecar's local engine, and whether it is among
+// Engines.
+func (c *Config) LocalEngine() (name string, among bool) {
+	for _, e := range c.Engines {
+		if e.URL == c.Sidecar.Local && e.URL != "" {
+			return e.Name, true
+		}
+	}
+	return localName, false
+}
+
+// sidecar checks [sidecar].
+func (k *checker) sidecar() {
+	s := k.config.Sidecar
+	if s.Local != "" {
+		k.httpURL("sidecar.local", s.Local)
+		k.sidecarEngine()
+	}
+	k.oneOf("sidecar.role", s.Role, roles()...)
+	k.oneOf("sidecar.connector", s.Connector, connectors()...)
+	if s.Connector == ConnectorNone && s.Role != RoleBoth {
+		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)
+	}
+	k.header("sidecar.header", s.Header)
+	if s.PolicyHeader != "" {
+		k.header("sidecar.policy_header", s.PolicyHeader)
+	}
+	if s.ProfileHeader != "" {
+		k.header("sidecar.profile_header", s.ProfileHeader)
+		if s.Connector != ConnectorVLLMNixl {
+			k.add("sidecar.profile_header", "is for connector %q: what others tell an engine cannot be checked for its hosts", ConnectorVLLMNixl)
+		}
+	}
+	if len(s.Policies) > 0 {
+		if err := s.CheckOrder(s.Policies); err != nil {
+			k.add("sidecar.policies", "%v", err)
+		}
+	}
+	for i, network := range s.Callers {
+		if _, err := parseNetwork(network); err != nil {
+			k.add(indexKey("sidecar.callers", i), "invalid network %q: want one such as 10.0.0.0/8, or an address", network)
+		}
+	}
+	if s.Picker != "" {
+		k.httpURL("sidecar.picker", s.Picker)
+	}
+	k.positive("sidecar.picker_timeout", int64(s.PickerTimeout))
+}
+
+// sidecarEngine checks the local engine against the [[engine]] that it is, or
+// must not be.
+func (k *checker) sidecarEngine() {
+	s := k.config.Sidecar
+	if k.config.Fleet.Workers > 0 || k.config.Fleet.Coordinator != "" {
+		k.add("sidecar.local", "cannot be together with fleet.workers and fleet.coordinator: a sidecar is one process")
+	}
+	name, among := k.config.LocalEngine()
+	for i, e := range k.config.Engines {
+		switch {
+		case among && e.Name == name && (e.Role != s.Role || e.Connector != s.Connector):
+			k.add(engineKey(i, "url"), "is that of sidecar.local, whose role is %q and connector %q", s.Role, s.Connector)
+		case !among && e.Name == localName:
+			k.add(engineKey(i, "name"), "%q is the name of the engine of sidecar.local", localName)
+		}
+	}
+	if local := (Engine{Connector: s.Connector}); !among && local.MoRIIO() {
+		k.add("sidecar.connector", "%q needs an [[engine]] with the url of sidecar.local and a kv_address", s.Connector)
+	}
+}
+
+// header wants the name of a header.
+func (k *checker) header(key, name string) {
+	if !isHeaderName(name) {
+		k.add(key, "must be the name of a header, found %q", name)
+	}
+}

@@ -1,0 +1,124 @@
+package coordinator
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// instances looks names up; nil for none.
+func (w *world) instances(t *testing.T, names ...string) []*engine.Instance {
+	t.Helper()
+	var list []*engine.Instance
+	for _, name := range names {
+		list = append(list, w.target(t, name, 0).Instance)
+	}
+	return list
+}
+
+// TestWithin: a phase is given only to the instances that the request allows it,
+// and no instance a role for which it has no partner left.
+func TestWithin(t *testing.T) {
+	for _, tt := range []struct {
+		name                   string
+		specs                  []string
+		prefill, decode, whole []string
+		broken, excluded       []string
+		one                    bool   // one leg is asked for
+		want                   string // "" for no target
+	}{
+		{"no limit", []string{"p prefill", "d decode"}, nil, nil, nil, nil, nil, false, "p:prefill d:decode "},
+		{"decode here", []string{"p prefill", "q prefill", "d decode", "e decode"}, nil, []string{"e"}, nil, nil, nil, false, "p:prefill q:prefill e:decode "},
+		{"prefill named", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"q"}, []string{"e"}, nil, nil, nil, false, "q:prefill e:decode "},
+		{"prefill here", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p"}, nil, nil, nil, nil, false, "p:prefill d:decode e:decode "},
+		{"here is of both roles", []string{"a both", "b both", "p prefill"}, nil, []string{"a"}, nil, nil, nil, false, "a:decode b:prefill p:prefill "},
+		{"one of both roles for both phases", []string{"a both", "b both"}, []string{"a"}, []string{"a"}, nil, nil, nil, false, ""},
+		{"groups that cannot meet", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p1"}, []string{"d2"}, nil, nil, nil, false, ""},
+		{"the group of the one named", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p2"}, nil, nil, nil, nil, false, "p2:prefill d2:decode "},
+		{"named of the wrong role", []string{"p prefill", "d decode"}, []string{"d"}, nil, nil, nil, nil, false, ""},
+		{"named is down", []string{"p prefill", "d decode", "downp prefill"}, []string{"downp"}, []string{"d"}, nil, nil, nil, false, ""},
+		{"named is broken and alone", []string{"p prefill", "q prefill", "d decode"}, []string{"q"}, []string{"d"}, nil, []string{"q"}, nil, false, "q:prefill d:decode "},
+		{"one of two named is excluded", []string{"p prefill", "q prefill", "r prefill", "d decode"}, []string{"p", "q"}, []string{"d"}, nil, nil, []string{"p"}, false, "q:prefill d:decode "},
+		{"nobody", []string{"p prefill", "d decode"}, []string{}, nil, nil, nil, nil, false, ""},
+		{"whole here", []string{"d decode", "e decode", "a both"}, nil, nil, []string{"e"}, nil, nil, true, "e:decode "},
+		{"whole on nobody", []string{"d decode", "a both"}, nil, nil, []string{}, nil, nil, true, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, tt.specs...)
+			w.breakCircuit(t, tt.broken...)
+			w.SetDecider(builtin(t, "always", "least_load"))
+			a := ask()
+			list := func(names []string) []*engine.Instance {
+				if names == nil {
+					return nil
+				}
+				return append([]*engine.Instance{}, w.instances(t, names...)...)
+			}
+			a.Within = Within{list(tt.prefill), list(tt.decode), list(tt.whole)}
+			for _, name := range tt.excluded {
+				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+			}
+			if tt.one {
+				a.Aggregate = abi.RoleDecode
+			}
+			p, err := w.Place(t.Context(), a)
+			if tt.want == "" {
+				if !errors.Is(err, ErrNoTarget) {
+					t.Fatalf("got %v", err)
+				}
+				w.idle(t)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := offered(p); got != tt.want {
+				t.Errorf("offered %q, want %q", got, tt.want)
+			}
+			p.Lease.Release()
+			w.idle(t)
+		})
+	}
+}
+
+// TestWithinFixed: the decode of a kept prefill is limited too.
+func TestWithinFixed(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "e decode")
+	a := ask()
+	a.Prefill, a.ID = w.target(t, "p", 0), abi.MinDisaggID
+	a.Within.Decode = w.instances(t, "e")
+	p := w.must(t, a)
+	if p.Decode.Name() != "e" || p.Prefill != a.Prefill || len(p.Targets) != 2 {
+		t.Errorf("placed on %q and %q of %d", p.Prefill.Name(), p.Decode.Name(), len(p.Targets))
+	}
+	p.Lease.Release()
+}
+
+// TestTwo: two legs are forced on a plan that would have one, unless the
+// request's form or an earlier decision excludes them.
+func TestTwo(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		ask  func(*Ask)
+		flow abi.Flow
+	}{
+		{"forced", func(*Ask) {}, abi.FlowConcurrent},
+		{"one leg was asked for", func(a *Ask) { a.Aggregate = abi.RoleDecode }, abi.FlowAggregated},
+		{"unpairable", func(a *Ask) { a.Request.PairBroken = true }, abi.FlowAggregated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "d decode", "b both")
+			w.SetDecider(builtin(t, "never", "least_load"))
+			a := ask()
+			a.Two = true
+			tt.ask(a)
+			p := w.must(t, a)
+			if p.Flow != tt.flow {
+				t.Errorf("flow %v", p.Flow)
+			}
+			p.Lease.Release()
+		})
+	}
+}
