@@ -28,7 +28,7 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-moriio, vllm-moriio-read, sglang, trtllm or none")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, sglang, trtllm or none")
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
@@ -37,6 +37,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block")
 	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
+	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id by which peers know the engine; default a random one")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")

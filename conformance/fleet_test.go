@@ -25,7 +25,7 @@ import (
 
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
-	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
+	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
 	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -89,6 +89,10 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
+		if connector == enginesim.ConnectorVLLMNixlPush {
+			// Longer than decode is away on a busy machine: it would wait for ever.
+			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
+		}
 		if o.engine != nil {
 			o.engine(role, n, &c)
 		}
@@ -96,6 +100,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 			ranks := max(1, c.Ranks)
 			c.MoRIIO.HandshakePort = quietPorts(t, 2*ranks)
 			c.MoRIIO.NotifyPort = c.MoRIIO.HandshakePort + ranks
+		}
+		if connector == enginesim.ConnectorVLLMNixlPush && role == enginesim.RolePrefill {
+			c.SideChannelPort = quietPorts(t, max(1, c.Ranks))
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -137,12 +144,20 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 		spec.KVEvents = e.KVEventsEndpoint()
 	}
 	spec.KVReplay, spec.KVAddress = e.KVEventsReplay(), e.KVAddress()
+	if spec.Pushes() {
+		spec.EngineID, spec.SideChannel = e.EngineID(), e.SideAddress()
+	}
 	return spec
 }
 
-// keepKVPorts gives the ports of an engine's KV transfer to the one that will
-// take its place: they are configured.
+// keepKVPorts gives what is configured of an engine's KV transfer to the one that
+// will take its place.
 func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
+	if c.Connector == enginesim.ConnectorVLLMNixlPush && c.Role == enginesim.RolePrefill {
+		_, digits, _ := net.SplitHostPort(e.SideAddress())
+		c.SideChannelPort, _ = strconv.Atoi(digits)
+		c.Nixl.EngineID = e.EngineID()
+	}
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
 		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
 	}

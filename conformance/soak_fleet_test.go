@@ -79,6 +79,10 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.PrefillUsPerToken, c.DecodeUsPerToken = 20+15*n, 1000+1000*n
 			c.HandshakeTimeout = time.Second
 			c.Lease = 6 * time.Second // an answer that was cut took the address of its blocks with it
+			if connector == enginesim.ConnectorVLLMNixlPush {
+				// Nothing else frees what a dead leg left; a decode that comes later is tried again.
+				c.Lease, c.Nixl.ReclaimAfter = 2*time.Second, 2*time.Second
+			}
 			c.SGLang.HandshakeInterval, c.SGLang.HeartbeatInterval = 50*time.Millisecond, 250*time.Millisecond
 			configs[role+strconv.Itoa(n)] = *c
 		},
@@ -119,7 +123,7 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.CloseIdleConnections()
 		}
 	})
-	s.corpus = makeCorpus(s.rand(0, 1<<21), connector == enginesim.ConnectorVLLMNixl) // the others cannot pair them
+	s.corpus = makeCorpus(s.rand(0, 1<<21), strings.HasPrefix(connector, enginesim.ConnectorVLLMNixl)) // the others cannot serve them
 	return s
 }
 

@@ -100,7 +100,10 @@ func (s *soak) checkBooks() {
 	}
 	// A lease may end only where nobody could know of the blocks, because
 	// prefill's answer was lost, or where the protocol has no other way.
-	lost := s.metric("pdproxy_legs_cancelled_total", `phase="prefill"`) + s.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`)
+	lost := s.metric("pdproxy_legs_cancelled_total", `phase="prefill"`)
+	for _, how := range []string{"engine_timeout", "prefill_again"} {
+		lost += s.metric("pdproxy_kv_cleanups_total", `how="`+how+`"`)
+	}
 	for _, reason := range []string{"body", "head", "timeout", "bad_answer"} {
 		lost += s.metric("pdproxy_leg_errors_total", `phase="prefill"`, `reason="`+reason+`"`)
 	}

@@ -17,6 +17,7 @@ import (
 type janitor struct {
 	s      *Server
 	wg     sync.WaitGroup
+	slow   chan struct{}   // bounds the slow jobs that run
 	ctx    context.Context // ends when the server has waited long enough
 	cancel context.CancelFunc
 }
@@ -31,6 +32,9 @@ const (
 	// been hung up on. Its own abort frees prefill's blocks; a second engine that
 	// freed them while it still reads would hand it another request's memory.
 	cleanupYield = time.Second
+	// cleanupPrompts is how many clean-ups at a time compute a prompt: they are no
+	// client's, and come when engines are in trouble.
+	cleanupPrompts = 4
 )
 
 // cleanupJob is the clean-up of one attempt. It holds no memory of the exchange.
@@ -41,13 +45,15 @@ type cleanupJob struct {
 	auth      string        // the client's Authorization, "" where it is not sent on
 	yield     time.Duration // before the first call
 	since     time.Time     // when the attempt died: time to free counts from here
-	limit     time.Duration
+	limit     time.Duration // of one try
+	slow      bool          // a call computes a prompt: nobody waits for it
 }
 
 type cleanupCall struct {
 	connector.Cleanup
 	target engine.Target // who is called
 	avoid  engine.Target // who is called last: it failed the leg, and may fail this
+	vain   bool          // nothing comes of another try: the engine's own time-out frees
 	holder engine.Target // whose memory is to be freed
 }
 
@@ -71,7 +77,7 @@ func (a *attempt) cleanup(err error) {
 		job.yield = cleanupYield
 	}
 	tried := a.x.s.janitor.start(job)
-	if !a.together() || a.x.committed {
+	if !a.together() || a.x.committed || job.slow {
 		return
 	}
 	select {
@@ -96,7 +102,11 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 			t = a.p.Prefill
 		}
 		cc := cleanupCall{Cleanup: c, target: t, holder: t}
-		if c.AnyTarget { // any decode engine tells prefill to free its blocks
+		switch {
+		case c.Until == connector.UntilServed: // prefill writes into decode's blocks, which frees them
+			cc.holder = a.p.Decode
+			j.slow, j.yield, j.limit = true, cleanupYield, time.Duration(a.x.cfg.Timeouts.Prefill)
+		case c.AnyTarget: // any decode engine tells prefill to free its blocks
 			cc.holder = a.p.Prefill
 		}
 		j.calls = append(j.calls, cc)
@@ -159,6 +169,18 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		m.Cleanup(job.connector, c.How, 0)
 		return
 	}
+	if job.slow {
+		select {
+		case j.slow <- struct{}{}:
+			defer func() { <-j.slow }()
+		case <-ctx.Done():
+		}
+		if c.gone() {
+			tried()
+			m.Cleanup(job.connector, "engine_gone", 0)
+			return
+		}
+	}
 	done := j.round(ctx, job, c)
 	tried()
 	for pause := cleanupPause; !done; pause *= 2 {
@@ -175,6 +197,10 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		case <-time.After(pause):
 		}
 		done = j.round(ctx, job, c)
+	}
+	if c.vain {
+		m.Cleanup(job.connector, "engine_timeout", 0)
+		return
 	}
 	m.Cleanup(job.connector, c.How, time.Since(job.since))
 }
@@ -221,7 +247,7 @@ func (j *cleanupJob) header(t engine.Target, leg []upstream.Field) []upstream.Fi
 	return append([]upstream.Field{{Name: "Authorization", Value: auth}}, leg...)
 }
 
-// try reports whether the call did its work on target t.
+// try reports whether the call did its work on target t, or can do none.
 func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *cleanupCall) bool {
 	ctx, cancel := context.WithTimeout(ctx, job.limit)
 	defer cancel()
@@ -229,11 +255,19 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: job.header(t, c.Leg.Header), Body: [][]byte{c.Leg.Body},
 	})
 	if err != nil {
-		return false
+		c.vain = c.Until == connector.UntilServed // it knows of no decode any more, or is as slow again
+		return c.vain
 	}
 	defer resp.Close()
-	if c.Until == connector.UntilRefused {
+	limit := maxErrorAnswer
+	switch c.Until {
+	case connector.UntilRefused:
 		return resp.Status/100 == 4
+	case connector.UntilServed:
+		limit = maxAnswer
+		if c.vain = resp.Status/100 == 4 && resp.Status != 408 && resp.Status != 429; c.vain {
+			return true
+		}
 	}
 	if resp.Status/100 != 2 {
 		return false
@@ -241,7 +275,7 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 	if c.Until == connector.UntilHead {
 		return true // closing unread is the abort
 	}
-	answer, err := readAnswer(resp, maxErrorAnswer)
+	answer, err := readAnswer(resp, limit)
 	answer.free()
 	return err == nil
 }

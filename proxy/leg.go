@@ -92,7 +92,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	resp, err := a.send(ctx, row, l, waits{head: a.limit, idle: a.limit})
 	if err != nil {
-		a.orphan.DecodeSent = maybeSent(err)
+		a.orphan.DecodeSent, a.orphan.DecodeEnded = maybeSent(err), ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	defer resp.Close()
@@ -103,9 +103,11 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 			le = x.statusError(abi.Decode, t, resp, answer)
 		}
 		answer.free()
+		a.orphan.DecodeEnded = true
 		return x.legEnded(ctx, row, a.blame(le))
 	}
 	if err := a.relay(ctx, row, resp); err != nil {
+		a.orphan.DecodeEnded = refused(err) || ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	x.legSucceeded(row)

@@ -102,7 +102,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		explain:    new(explainStore),
 		process:    randomHex(8),
 	}
-	s.janitor.s = s
+	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
 	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
 	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {

@@ -8,7 +8,10 @@ import (
 
 // Connectors that an engine can speak.
 const (
-	ConnectorVLLMNixl = "vllm-nixl"
+	// ConnectorVLLMNixl is the NixlConnector in its pull mode,
+	// ConnectorVLLMNixlPush in push mode.
+	ConnectorVLLMNixl     = "vllm-nixl"
+	ConnectorVLLMNixlPush = "vllm-nixl-push"
 	// ConnectorVLLMMoRIIO is the MoRIIOConnector in WRITE mode,
 	// ConnectorVLLMMoRIIORead in READ mode.
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
@@ -90,7 +93,8 @@ type Config struct {
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool
-	// SGLang, TRTLLM and MoRIIO are what only those connectors have.
+	// Nixl, SGLang, TRTLLM and MoRIIO are what only those connectors have.
+	Nixl   NixlConfig
 	SGLang SGLangConfig
 	MoRIIO MoRIIOConfig
 	TRTLLM TRTLLMConfig
@@ -135,6 +139,10 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.SGLang = c.SGLang.withDefaults(c.Role)
 	c.MoRIIO = c.MoRIIO.withDefaults()
+	var err error
+	if c.Nixl, err = c.Nixl.withDefaults(); err != nil {
+		return c, err
+	}
 	if c.TRTLLM.Wire < TRTLLMWireG1 || c.TRTLLM.Wire > TRTLLMWireG3 {
 		return c, fmt.Errorf("config trtllm wire: %d is not 1, 2 or 3", c.TRTLLM.Wire)
 	}

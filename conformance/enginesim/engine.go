@@ -63,6 +63,9 @@ func New(cfg Config) (*Engine, error) {
 		kvFault: &kvFault{}, peers: zmtpPeers{conns: newConnSet()},
 		inFlight: make(map[string]int), died: make(chan struct{}),
 	}
+	if cfg.Nixl.EngineID != "" {
+		e.id = cfg.Nixl.EngineID
+	}
 	e.wrongTokens.Store(cfg.WrongTokens)
 	if e.faults, err = newFaults(cfg); err != nil {
 		return nil, err

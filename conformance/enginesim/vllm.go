@@ -13,12 +13,15 @@ import (
 )
 
 // vllm is the vLLM engine: with the NixlConnector in pull mode when nixl is
-// set, with the MoRIIOConnector when moriio is, else without a KV connector. Roles do not change what it serves: as in
-// vLLM, kv_transfer_params alone make a request a prefill or a decode leg.
+// set, in push mode when push is, with the MoRIIOConnector when moriio is, else
+// without a KV connector. Roles do not change what it serves: as in vLLM,
+// kv_transfer_params alone make a request a prefill or a decode leg.
 type vllm struct {
 	vllmDialect
 	e    *Engine
 	nixl bool
+	// push is the NixlPushConnector, nil for engines without it.
+	push *nixlPush
 	// moriio is the MoRIIOConnector, nil for engines without it.
 	moriio *moriio
 
@@ -40,8 +43,11 @@ func newVLLM(e *Engine) *vllm {
 		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
 		beats: make(map[string]map[string]int), known: make(map[string]bool),
 	}
-	if c := e.cfg.Connector; c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead {
+	switch c := e.cfg.Connector; c {
+	case ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead:
 		v.moriio = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
+	case ConnectorVLLMNixlPush:
+		v.push = newNixlPush(v)
 	}
 	return v
 }
@@ -166,7 +172,7 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 		return nil, pydanticError(ferr, f)
 	}
 	ext := &vllmRequest{}
-	if v.nixl && params != nil {
+	if (v.nixl || v.push != nil) && params != nil {
 		ext.leg = parseNixl(params)
 	}
 	if req.ID, ferr = requestID(h, f); ferr != nil {
@@ -184,14 +190,24 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {
 		if route != routeTokens { // this route has no clean-up
-			v.rejected(ext.leg)
-			if v.moriio != nil {
-				v.moriio.rejected(ext.moriio)
-			}
+			v.refused(ext)
 		}
 		return nil, refusal
 	}
 	return req, nil
+}
+
+// refused has the connector give up the transfer of a request that the serving
+// layer refused.
+func (v *vllm) refused(ext *vllmRequest) {
+	switch {
+	case v.moriio != nil:
+		v.moriio.rejected(ext.moriio)
+	case v.push != nil:
+		v.push.rejected(ext.leg)
+	default:
+		v.rejected(ext.leg)
+	}
 }
 
 // vllmRequest is what vLLM keeps of a request.
@@ -334,22 +350,8 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 		return v.moriio.run(ctx, s, s.req.Ext.(*vllmRequest).moriio, emit)
 	}
 	leg := s.req.Ext.(*vllmRequest).leg
-	if leg != nil && leg.remotePrefill {
-		if err := v.loadRemote(ctx, s, leg); err != nil {
-			return err
-		}
-		if err := s.rank.acquireSlot(ctx, s); err != nil {
-			return err
-		}
-	} else {
-		if leg != nil && leg.remoteDecode && len(leg.blocks) > 0 {
-			// Without bidirectional transfers the scheduler waits for a load that
-			// nobody starts.
-			return s.rank.waitLoading(func() error { <-ctx.Done(); return context.Cause(ctx) })
-		}
-		if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
-			return err
-		}
+	if err := v.admit(ctx, s, leg); err != nil {
+		return err
 	}
 	if err := s.rank.prefill(ctx, s); err != nil {
 		return err
@@ -357,10 +359,36 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	if err := s.rank.decode(ctx, s, emit); err != nil {
 		return err
 	}
-	if leg != nil && leg.remoteDecode {
+	switch {
+	case leg == nil || !leg.remoteDecode:
+	case v.push != nil:
+		s.ext = v.push.hold(s)
+	default:
 		s.ext = v.hold(s)
 	}
 	return nil
+}
+
+// admit returns with the sequence's blocks reserved, a slot held and the KV there
+// that comes from elsewhere.
+func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
+	var err error
+	switch {
+	case leg != nil && leg.remotePrefill && v.push != nil:
+		err = v.push.await(ctx, s, leg)
+	case leg != nil && leg.remotePrefill:
+		err = v.loadRemote(ctx, s, leg)
+	case leg != nil && leg.remoteDecode && len(leg.blocks) > 0 && v.push == nil:
+		// Without bidirectional transfers the scheduler waits for a load that
+		// nobody starts.
+		return s.rank.waitLoading(func() error { <-ctx.Done(); return context.Cause(ctx) })
+	default:
+		return s.rank.reserve(ctx, s, room(s), true)
+	}
+	if err != nil {
+		return err
+	}
+	return s.rank.acquireSlot(ctx, s)
 }
 
 // room is the number of tokens whose KV a sequence may come to hold: the last

@@ -34,6 +34,9 @@ type nixlLeg struct {
 	engine, request, host       string
 	port                        int
 	blocks                      []blockID
+	// tpSize and ppSize are what prefill is said to have; 0 and 1 when it is not
+	// said.
+	tpSize, ppSize int
 	// missing says that one of the remote_* keys is absent or null.
 	missing bool
 	epoch   json.Number // remote_agent_epoch
@@ -67,6 +70,14 @@ func parseNixl(params fields) *nixlLeg {
 	leg.port = int(port)
 	leg.missing = leg.missing || err != nil || port == 0
 	leg.blocks = parseBlockIDs(params["remote_block_ids"])
+	size := func(name string, def int64) int {
+		n, err := params.integer(name, def)
+		if err != nil {
+			n = def
+		}
+		return int(n)
+	}
+	leg.tpSize, leg.ppSize = size("tp_size", 0), size("pp_size", 1)
 	cached, err := params.integer("remote_prefill_cached_tokens", -1)
 	if leg.cached = int(cached); err != nil {
 		leg.cached = -1
@@ -343,6 +354,9 @@ func (v *vllm) heartbeat(ctx context.Context) {
 func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, error) {
 	if v.moriio != nil {
 		return v.moriio.message(r, m)
+	}
+	if v.push != nil {
+		return v.push.message(r, m)
 	}
 	if !v.nixl {
 		return sideMessage{}, errors.New("no KV connector")

@@ -3,6 +3,7 @@ package config
 import (
 	"net"
 	"net/url"
+	"strconv"
 )
 
 // Roles: the phases that an instance serves.
@@ -79,9 +80,20 @@ type Engine struct {
 	// ParseKVAddress reads it. Required there; engines that register say it.
 	// Default "".
 	KVAddress string `toml:"kv_address"`
-	// TPSize is its tensor-parallel size; vllm-moriio only. Default 0: that of
-	// its peers.
+	// TPSize is its tensor-parallel size; vllm-moriio, and vllm-nixl-push
+	// prefill. Default 0: that of its peers, with vllm-nixl-push 1.
 	TPSize int `toml:"tp_size"`
+	// PPSize is its pipeline-parallel size; vllm-nixl-push prefill only.
+	// Default 0: 1.
+	PPSize int `toml:"pp_size"`
+	// EngineID is the engine_id of its --kv-transfer-config, without the _dpR
+	// that vLLM adds for each of several ranks; vllm-nixl-push prefill only,
+	// required there. Default "".
+	EngineID string `toml:"engine_id"`
+	// SideChannel is host:port of its VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT as
+	// decode reaches them (port + rank where there are more); vllm-nixl-push
+	// prefill only, required there. Default "".
+	SideChannel string `toml:"side_channel"`
 	// HealthPath is the path of the health probe. Default "": the connector's
 	// cheap one. Probes never generate.
 	HealthPath string `toml:"health_path"`
@@ -95,6 +107,32 @@ type Engine struct {
 	// Wire is the generation of the trtllm wire format: "g1", "g2" or "g3".
 	// Default "": found out from the instance.
 	Wire string `toml:"wire"`
+}
+
+// Pushes reports whether the instance is a prefill of vllm-nixl-push: decode is
+// told who it is before it has answered anything.
+func (e *Engine) Pushes() bool {
+	return e.Connector == ConnectorVLLMNixlPush && e.Role == RolePrefill
+}
+
+// EngineIDOf is the engine id of a rank of a prefill that pushes: each of several
+// is an engine of its own. Source: vLLM v1/engine/core.py run_engine_core.
+func (e *Engine) EngineIDOf(rank int) string {
+	if e.Ranks <= 1 {
+		return e.EngineID
+	}
+	return e.EngineID + "_dp" + strconv.Itoa(rank)
+}
+
+// SideChannelOf is where peers reach the side channel of a rank; "" when that is
+// not known.
+func (e *Engine) SideChannelOf(rank int) (host string, port int) {
+	host, digits, err := net.SplitHostPort(e.SideChannel)
+	port, notNumber := strconv.Atoi(digits)
+	if err != nil || notNumber != nil {
+		return "", 0
+	}
+	return host, port + rank
 }
 
 // MoRIIO reports whether the instance speaks MoRI-IO, in either mode.

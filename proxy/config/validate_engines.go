@@ -35,6 +35,7 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	k.host(key("bootstrap_host"), e.BootstrapHost)
 	k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
 	k.kvAddress(at, e)
+	k.identity(at, e)
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}
@@ -64,6 +65,23 @@ func (k *checker) kvAddress(at string, e Engine) {
 		k.add(joinKey(at, "kv_address"), "is required for connector %q", e.Connector)
 	}
 	k.within(joinKey(at, "tp_size"), e.TPSize, 0, 1<<16)
+	k.within(joinKey(at, "pp_size"), e.PPSize, 0, 1<<16)
+}
+
+// identity checks by what decode finds e, which stands at a key and pushes.
+func (k *checker) identity(at string, e Engine) {
+	if e.SideChannel != "" && !validHostPort(e.SideChannel) {
+		k.add(joinKey(at, "side_channel"), "invalid address %q: want host:port", e.SideChannel)
+	}
+	if !e.Pushes() {
+		return
+	}
+	if e.EngineID == "" {
+		k.add(joinKey(at, "engine_id"), "is required for connector %q with role %q", e.Connector, e.Role)
+	}
+	if e.SideChannel == "" {
+		k.add(joinKey(at, "side_channel"), "is required for connector %q with role %q", e.Connector, e.Role)
+	}
 }
 
 // host wants an IP address or a name, without a port; empty is fine.

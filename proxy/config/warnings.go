@@ -90,10 +90,16 @@ func (k *checker) warnUnused(i int, e Engine) {
 			}
 		}
 	}
-	if !e.MoRIIO() {
-		for key, set := range map[string]bool{"kv_address": e.KVAddress != "", "tp_size": e.TPSize != 0} {
+	if !e.MoRIIO() && e.KVAddress != "" {
+		k.add(engineKey(i, "kv_address"), "has no effect: only MoRI-IO's connectors use it")
+	}
+	if !e.MoRIIO() && !e.Pushes() && e.TPSize != 0 {
+		k.add(engineKey(i, "tp_size"), "has no effect: only MoRI-IO's connectors and prefill engines of %q use it", ConnectorVLLMNixlPush)
+	}
+	if !e.Pushes() {
+		for key, set := range map[string]bool{"pp_size": e.PPSize != 0, "engine_id": e.EngineID != "", "side_channel": e.SideChannel != ""} {
 			if set {
-				k.add(engineKey(i, key), "has no effect: only MoRI-IO's connectors use it")
+				k.add(engineKey(i, key), "has no effect: only prefill engines of %q use it", ConnectorVLLMNixlPush)
 			}
 		}
 	}

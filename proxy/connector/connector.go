@@ -87,6 +87,7 @@ type Orphan struct {
 	PrefillDone bool     // prefill answered whole
 	Refused     bool     // prefill answered with an error status: it holds nothing
 	DecodeSent  bool     // the decode leg may have reached its engine
+	DecodeEnded bool     // decode answered with an error status, or broke the connection: it waits for nothing
 	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
 	Handoff     *Handoff // prefill's answer as judged; nil when there is none
 }
@@ -99,6 +100,7 @@ const (
 	UntilAnswer  Until = iota // the answer is read whole
 	UntilHead                 // the connection is closed as soon as the answer's head is there: the engine aborts
 	UntilRefused              // the answer is a status of 4xx: refusing the call is what frees
+	UntilServed               // the answer is read whole, however long prefill takes; only an engine that asks for it is called again
 )
 
 // Cleanup is one call that makes an engine free what a dead exchange left. With
@@ -108,7 +110,7 @@ type Cleanup struct {
 	AnyTarget bool      // any ready engine of that phase and group will do
 	Leg       Leg
 	Until     Until
-	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, refused_decode
+	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, prefill_again, refused_decode
 }
 
 // Connector is one engine protocol. All methods are pure and safe for
@@ -190,7 +192,7 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 
 // All lists the connectors in the order in which documentation names them.
 func All() []Connector {
-	return []Connector{nixl{}, moriio{}, moriio{read: true}, sglang{}, trtllm{}, none{}}
+	return []Connector{nixl{}, nixlPush{}, moriio{}, moriio{read: true}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

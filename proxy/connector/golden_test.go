@@ -48,6 +48,10 @@ type goldenPlace struct {
 	BootstrapHost string `json:"bootstrap_host"`
 	BootstrapPort int    `json:"bootstrap_port"`
 	Wire          string
+	TPSize        int    `json:"tp_size"`
+	PPSize        int    `json:"pp_size"`
+	EngineID      string `json:"engine_id"`
+	SideChannel   string `json:"side_channel"`
 	Facts         engine.Facts
 }
 
@@ -57,6 +61,7 @@ func (p *goldenPlace) target() engine.Target {
 	}
 	return place(config.Engine{
 		Ranks: max(p.Ranks, 1), BootstrapHost: p.BootstrapHost, BootstrapPort: p.BootstrapPort, Wire: p.Wire,
+		TPSize: p.TPSize, PPSize: p.PPSize, EngineID: p.EngineID, SideChannel: p.SideChannel,
 	}, p.Host, p.Rank, p.Facts)
 }
 
@@ -88,6 +93,7 @@ type goldenOrphan struct {
 	DecodeSent  bool `json:"decode_sent"`
 	DecodeTook  bool `json:"decode_took"`
 	Refused     bool `json:"refused"`
+	DecodeEnded bool `json:"decode_ended"`
 }
 
 type goldenCall struct {
@@ -182,6 +188,7 @@ func (g *golden) run(t *testing.T, c Connector) {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
 			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, Refused: want.After.Refused,
+			DecodeEnded: want.After.DecodeEnded,
 		}
 		if o.PrefillDone {
 			o.Handoff = h
@@ -276,7 +283,7 @@ func (g *golden) checkCalls(t *testing.T, when string, got []Cleanup, want []gol
 	}
 	for i, w := range want {
 		c := got[i]
-		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilRefused: "refused"}[c.Until]
+		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilRefused: "refused", UntilServed: "served"}[c.Until]
 		if c.Phase.String() != w.Phase || c.AnyTarget != w.AnyTarget || until != w.Until || c.How != w.How {
 			t.Errorf("%s: call %d is %s any %v until %s how %s, want %+v", when, i, c.Phase, c.AnyTarget, until, c.How, w)
 		}
@@ -304,7 +311,7 @@ func pair(t testing.TB, path, body string) *Attempt {
 	return &Attempt{
 		Request: request(t, path, body),
 		ID:      abi.MinDisaggID, LegID: "0123456789abcdef0123456789abcdef",
-		Prefill: place(config.Engine{Ranks: 1}, "10.0.0.5", 0, engine.Facts{}),
+		Prefill: place(config.Engine{Ranks: 1, EngineID: "p0", SideChannel: "10.0.0.5:5600"}, "10.0.0.5", 0, engine.Facts{}),
 		Decode:  place(config.Engine{Ranks: 1}, "10.0.1.7", 0, engine.Facts{}),
 	}
 }

@@ -245,6 +245,9 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	} else if address.IsZero() && spec.MoRIIO() && i.Role != abi.RoleBoth {
 		return nil, fmt.Errorf("connector %q needs a kv_address", spec.Connector)
 	}
+	if host, _ := spec.SideChannelOf(0); spec.Pushes() && (spec.EngineID == "" || host == "") {
+		return nil, fmt.Errorf("connector %q needs an engine_id and a side_channel", spec.Connector)
+	}
 	i.Load = make([]load.Counter, spec.Ranks)
 	if r.o.APIKey != nil {
 		if i.APIKey, err = r.o.APIKey(spec); err != nil {

@@ -45,12 +45,15 @@ func (a allowList) check(e config.Engine) error {
 	if u, err := url.Parse(e.URL); err == nil {
 		hosts["url"] = u.Hostname()
 	}
+	if host, _, err := net.SplitHostPort(e.SideChannel); err == nil {
+		hosts["side_channel"] = host
+	}
 	for key, address := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
 		if rest, found := strings.CutPrefix(address, "tcp://"); found {
 			hosts[key], _, _ = net.SplitHostPort(rest)
 		}
 	}
-	for _, key := range []string{"url", "bootstrap_host", "kv_address", "kv_events", "kv_replay"} {
+	for _, key := range []string{"url", "bootstrap_host", "kv_address", "side_channel", "kv_events", "kv_replay"} {
 		host, set := hosts[key]
 		if set && (host != "" || key == "url") && !a.host(host) {
 			return fmt.Errorf("the host of %s is not in discovery.allow", key)

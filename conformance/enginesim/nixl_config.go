@@ -1,0 +1,36 @@
+package enginesim
+
+import (
+	"fmt"
+	"time"
+)
+
+// NixlConfig is what only a simulated vLLM engine with a NIXL connector has. The
+// zero value of a field means its default, which is the real engine's unless
+// said otherwise.
+type NixlConfig struct {
+	// EngineID is the engine's id (--kv-transfer-config engine_id); with several
+	// ranks, rank r's in push mode is that and _dpR. Default: a random one.
+	EngineID string
+	// TPSize and PPSize are the sizes that the engine announces; default 1.
+	TPSize, PPSize int
+	// ReclaimAfter is how long decode in push mode holds the blocks of a request
+	// whose client has left and that nobody has written into; a write that comes
+	// later is refused. Default 0, for ever: vLLM issue 46283.
+	ReclaimAfter time.Duration
+}
+
+// withDefaults returns the config with every zero field set, or an error that
+// names the field which cannot be used.
+func (c NixlConfig) withDefaults() (NixlConfig, error) {
+	for name, field := range map[string]*int{"tp size": &c.TPSize, "pp size": &c.PPSize} {
+		if *field < 0 {
+			return c, fmt.Errorf("config nixl %s: %d is negative", name, *field)
+		}
+		*field = max(1, *field)
+	}
+	if c.ReclaimAfter < 0 {
+		return c, fmt.Errorf("config nixl reclaim after: %v is negative", c.ReclaimAfter)
+	}
+	return c, nil
+}

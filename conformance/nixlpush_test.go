@@ -1,0 +1,127 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// A client that leaves while prefill computes: decode holds its blocks until they
+// are written to, and nothing else would ever free them. The prefill leg is sent
+// again.
+func TestPushFreesDecodeThatWaits(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1, engine: func(role string, n int, c *enginesim.Config) {
+		slow(enginesim.RolePrefill, 2000)(role, n, c)
+		c.Nixl.ReclaimAfter = 0 // as the engine is
+	}})
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan answer, 1)
+	go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
+	f.eventually("both work", func() bool { return f.decode[0].State().BlocksPinned > 0 && f.busy(f.prefill) })
+	leave()
+	<-gone
+	f.settled()
+	f.eventually("the clean-up is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="prefill_again"`) == 1 })
+	if s := f.prefill[0].State(); s.Aborted != 1 || s.LeasesExpired != 0 {
+		t.Errorf("prefill: %+v", s)
+	}
+}
+
+// Prefill asks to be left alone for a while: the blocks of the decode that it was
+// to write to are freed when it has time.
+func TestPushWaitsForPrefill(t *testing.T) {
+	for _, kind := range []string{"429", "503"} {
+		t.Run(kind, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
+				engine: func(_ string, _ int, c *enginesim.Config) { c.Nixl.ReclaimAfter = 0 },
+				config: func(c *config.Config) { c.Retry.Attempts = 1 },
+			})
+			f.prefill[0].SetFault("1:"+kind, 0, "")
+			if a := f.try(chatPath, chat(long, 20, true)); a.status < 400 {
+				t.Fatalf("status %d: %s", a.status, a.body)
+			}
+			f.prefill[0].SetFault("", 0, "")
+			f.settled()
+		})
+	}
+}
+
+// Each rank of prefill is an engine with an id and a port of its own.
+func TestPushRanks(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
+		engine: func(role string, _ int, c *enginesim.Config) {
+			if role != enginesim.RoleBoth {
+				c.Ranks = 3
+			}
+		},
+		config: func(c *config.Config) { c.Engines[0].Ranks, c.Engines[1].Ranks = 3, 3 },
+	})
+	for n := range 9 {
+		body := chat(fmt.Sprintf("%d %s", n, long), 9, n%2 == 0)
+		f.right(f.try(chatPath, body), chatPath, body)
+	}
+	if s := f.decode[0].State(); s.Transfers != 9 {
+		t.Errorf("decode: %+v", s)
+	}
+}
+
+// Sizes that are not prefill's, or another engine's id, fail at the first
+// request; what prefill says of itself names the mistake.
+func TestPushIsConfiguredWrongly(t *testing.T) {
+	for name, change := range map[string]func(*config.Engine){
+		"engine id": func(e *config.Engine) { e.EngineID += "x" },
+		"tp size":   func(e *config.Engine) { e.TPSize = 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
+				config: func(c *config.Config) { change(&c.Engines[0]) }})
+			a := f.try(chatPath, chat("wrong", 5, false))
+			if a.status != 502 {
+				t.Fatalf("status %d: %s", a.status, a.body)
+			}
+			f.settled()
+		})
+	}
+}
+
+// Responses have ids of the engine's own, so that they are served whole.
+func TestPushServesResponsesWhole(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{})
+	a := f.try("/v1/responses", `{"model":"sim","input":"hello","max_output_tokens":5}`)
+	if a.status != 200 || a.header.Get("X-Pdproxy-Flow") != "aggregated" || !strings.Contains(a.body, "output_text") {
+		t.Fatalf("status %d, %v: %s", a.status, a.header, a.body)
+	}
+	want := f.post(context.Background(), f.alone.URL(), "/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":5}`)
+	b := f.try("/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":5}`)
+	if b.status != 200 || b.header.Get("X-Pdproxy-Flow") != "concurrent" || contentOf(b.body) != contentOf(want.body) {
+		t.Fatalf("status %d, %v: %s\nwant %s", b.status, b.header, b.body, want.body)
+	}
+}
+
+// contentOf is the content of an answer to /v1/messages, as it is written.
+func contentOf(body string) string {
+	_, rest, _ := strings.Cut(body, `"content":`)
+	content, _, _ := strings.Cut(rest, "]")
+	return content
+}
+
+// A push engine whose blocks nobody asks for is freed by its lease, and counted.
+func TestPushLeaseIsCounted(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{prefill: 1, decode: 1,
+		engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = 500 * time.Millisecond },
+		config: func(c *config.Config) { c.Retry.Attempts = 1 },
+	})
+	f.decode[0].SetFault("1:503", 0, "")
+	if a := f.try(chatPath, chat(long, 20, true)); a.status != 502 {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	f.settled()
+	if n := f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`); n != 1 {
+		t.Errorf("%v clean-ups are left to the engine, want 1", n)
+	}
+}
