@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -87,27 +86,6 @@ func TestPushIsConfiguredWrongly(t *testing.T) {
 			f.settled()
 		})
 	}
-}
-
-// Responses have ids of the engine's own, so that they are served whole.
-func TestPushServesResponsesWhole(t *testing.T) {
-	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{})
-	a := f.try("/v1/responses", `{"model":"sim","input":"hello","max_output_tokens":5}`)
-	if a.status != 200 || a.header.Get("X-Pdproxy-Flow") != "aggregated" || !strings.Contains(a.body, "output_text") {
-		t.Fatalf("status %d, %v: %s", a.status, a.header, a.body)
-	}
-	want := f.post(context.Background(), f.alone.URL(), "/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":5}`)
-	b := f.try("/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"hello"}],"max_tokens":5}`)
-	if b.status != 200 || b.header.Get("X-Pdproxy-Flow") != "concurrent" || contentOf(b.body) != contentOf(want.body) {
-		t.Fatalf("status %d, %v: %s\nwant %s", b.status, b.header, b.body, want.body)
-	}
-}
-
-// contentOf is the content of an answer to /v1/messages, as it is written.
-func contentOf(body string) string {
-	_, rest, _ := strings.Cut(body, `"content":`)
-	content, _, _ := strings.Cut(rest, "]")
-	return content
 }
 
 // A push engine whose blocks nobody asks for is freed by its lease, and counted.

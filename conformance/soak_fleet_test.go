@@ -81,7 +81,7 @@ func startSoak(t *testing.T, connector string, seed uint64, change func(*config.
 			c.Lease = 6 * time.Second // an answer that was cut took the address of its blocks with it
 			if connector == enginesim.ConnectorVLLMNixlPush {
 				// Nothing else frees what a dead leg left; a decode that comes later is tried again.
-				c.Lease, c.Nixl.ReclaimAfter = 2*time.Second, 2*time.Second
+				c.Lease, c.Nixl.ReclaimAfter, c.KVBlocks = 2*time.Second, 2*time.Second, 480
 			}
 			c.SGLang.HandshakeInterval, c.SGLang.HeartbeatInterval = 50*time.Millisecond, 250*time.Millisecond
 			configs[role+strconv.Itoa(n)] = *c

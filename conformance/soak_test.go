@@ -77,7 +77,7 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 		s.settled()
 		s.cleanRound()
 	}
-	s.checkBooks()
+	s.checkBooks(d)
 	end := heapInUse()
 	t.Logf("heap %.1f MB before the last round, %.1f MB at the end", mb(heap), mb(end))
 	if asked >= soakWarm && end > heap+heap/5+4<<20 {
@@ -85,13 +85,17 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 	}
 }
 
-// checkBooks asserts what the counters must say in the end.
-func (s *soak) checkBooks() {
+// checkBooks asserts what the counters must say after a load of d.
+func (s *soak) checkBooks(d time.Duration) {
 	s.t.Helper()
 	if n := s.metric("pdproxy_exchanges_total", `outcome="internal"`); n > 0 {
 		s.t.Errorf("%v exchanges ended by the proxy's own fault", n)
 	}
-	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/2 {
+	share := 2
+	if d < soakHalves/3 {
+		share = 5 // a short load may be trouble for the most part
+	}
+	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/share {
 		s.t.Errorf("%d of %d answers that were waited for are right", right, wanted)
 	}
 	engines := s.engineTotals()

@@ -5,7 +5,6 @@ import (
 	"strconv"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -33,9 +32,6 @@ func (nixlPush) Flow() abi.Flow { return abi.FlowConcurrent }
 // identity.
 func (nixlPush) BothPairs() bool { return false }
 
-// Compatible leaves the judgement to the engines' handshake, as NIXL does.
-func (nixlPush) Compatible(_, _ *engine.Facts) error { return nil }
-
 // Pairable refuses responses besides: their ids are the engine's own
 // (openai/responses/serving.py), so that prefill finds nothing to write to.
 func (p nixlPush) Pairable(r *openai.Request) error {
@@ -58,7 +54,7 @@ func (nixlPush) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
 	return leg, nil
 }
@@ -126,7 +122,7 @@ func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 		}
 		edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
 	}
-	leg := spliced(a, dst, cutPD(edits, a))
+	leg := vllmLeg(a, dst, edits)
 	leg.Header = vllmHeader(a.LegID, a.Decode)
 	return leg, nil
 }
