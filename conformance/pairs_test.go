@@ -95,7 +95,7 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 	return startFleet(t, connector, fleetOptions{prefill: prefill, decode: decode,
 		engine: func(_ string, _ int, c *enginesim.Config) {
 			c.ConnectDelay = connect
-			c.HandshakeTimeout = patience
+			c.HandshakeTimeout, c.Lease = patience, max(c.Lease, patience)
 			c.TRTLLM.KVTransferTimeout, c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = patience, patience, patience
 		},
 		config: func(c *config.Config) {

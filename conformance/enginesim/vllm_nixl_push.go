@@ -147,6 +147,9 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 func (p *nixlPush) register(s *sequence, leg *nixlLeg) error {
 	ctx, cancel := context.WithTimeout(p.v.e.ctx, p.v.e.cfg.HandshakeTimeout)
 	defer cancel()
+	if err := s.rank.side.setUp(ctx, leg.address(), leg.engine); err != nil {
+		return err
+	}
 	call := func(m sideMessage) error {
 		_, err := s.rank.side.call(ctx, leg.address(), m)
 		if err != nil && !errors.Is(err, errPeer) {
@@ -218,7 +221,10 @@ func (p *nixlPush) write(ctx context.Context, r *rank, request string, blocks []
 		p.v.e.cfg.Log.Error("push block-count mismatch", "request", request, "local", len(blocks), "remote", len(reg.blocks))
 		return
 	}
-	_, err := r.side.call(ctx, reg.address, p.handshake(reg.engine, 0, 0))
+	err := r.side.setUp(ctx, reg.address, reg.engine)
+	if err == nil {
+		_, err = r.side.call(ctx, reg.address, p.handshake(reg.engine, 0, 0))
+	}
 	if err == nil {
 		payload := r.readPinned(request, blocks[len(blocks)-len(reg.blocks):])
 		_, err = r.side.call(ctx, reg.address, sideMessage{Op: pushWrite, Key: reg.request, Blocks: reg.blocks, Payload: payload})
