@@ -103,3 +103,13 @@ func TestPushLeaseIsCounted(t *testing.T) {
 		t.Errorf("%v clean-ups are left to the engine, want 1", n)
 	}
 }
+
+// Responses have ids of the engine's own, so that they are served whole.
+func TestPushServesResponsesWhole(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixlPush, fleetOptions{})
+	body := `{"model":"sim","input":"served whole","max_output_tokens":9,"ignore_eos":true,"stream":true}`
+	a := f.try("/v1/responses", body)
+	if f.right(a, "/v1/responses", body); a.header.Get("X-Pdproxy-Flow") != "aggregated" {
+		t.Errorf("not aggregated: %v", a.header)
+	}
+}
