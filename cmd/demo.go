@@ -33,7 +33,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&d.listen, "listen", "127.0.0.1:8080", "public address")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "admin address")
-	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, sglang or trtllm")
+	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
 	return c
@@ -89,7 +89,7 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 		engines = append(engines, e)
 		spec := config.DefaultEngine()
 		spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, d.connector
-		spec.KVAddress = e.KVAddress()
+		spec.KVAddress, spec.BootstrapPort = e.KVAddress(), e.BootstrapPort()
 		if spec.Pushes() {
 			spec.EngineID, spec.SideChannel = e.EngineID(), e.SideAddress()
 		}

@@ -28,7 +28,7 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, sglang, trtllm or none")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang, trtllm or none")
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
@@ -38,7 +38,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
 	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id by which peers know the engine; default a random one")
-	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang prefill: port of the bootstrap registry; 0: any")
+	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")

@@ -26,6 +26,7 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
+	enginesim.ConnectorVLLMMooncake,
 	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -89,6 +90,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
+		c.Mooncake.AbortTimeout = 2 * time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
 			// Longer than decode is away on a busy machine: it would wait for ever.
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
@@ -103,6 +105,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		if connector == enginesim.ConnectorVLLMNixlPush && role == enginesim.RolePrefill {
 			c.SideChannelPort = quietPorts(t, max(1, c.Ranks))
+		}
+		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
+			c.BootstrapPort = quietPorts(t, 1)
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -147,6 +152,9 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 	if spec.Pushes() {
 		spec.EngineID, spec.SideChannel = e.EngineID(), e.SideAddress()
 	}
+	if connector == enginesim.ConnectorVLLMMooncake {
+		spec.BootstrapPort = e.BootstrapPort()
+	}
 	return spec
 }
 
@@ -157,6 +165,9 @@ func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 		_, digits, _ := net.SplitHostPort(e.SideAddress())
 		c.SideChannelPort, _ = strconv.Atoi(digits)
 		c.Nixl.EngineID = e.EngineID()
+	}
+	if c.Connector == enginesim.ConnectorVLLMMooncake {
+		c.BootstrapPort = e.BootstrapPort()
 	}
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
 		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify

@@ -280,6 +280,7 @@ func (a *attempt) concurrent() error {
 		err = a.answerLeg(ctx, leg)
 	}
 	if err != nil {
+		a.orphan.DecodeOver = decodeOver(err)
 		stop(errPeerLeg)
 		perr := <-done
 		// Either may be at fault: each waits for the other, and tells the other of
@@ -333,6 +334,13 @@ func peerError(decode, prefill error) error {
 		return decode
 	}
 	return prefill
+}
+
+// decodeOver reports whether the decode leg failed in a way that leaves its engine
+// nothing to do: its connection broke, or it answered with a failure of its own.
+func decodeOver(err error) bool {
+	var le *legError
+	return errors.As(err, &le) && le.phase == abi.Decode && le.sent && le.code == 502 && le.status/100 != 4
 }
 
 // timedOut reports whether a leg failed by waiting in vain.

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -16,6 +17,7 @@ const (
 	// ConnectorVLLMMoRIIORead in READ mode.
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
+	ConnectorVLLMMooncake   = "vllm-mooncake"
 	ConnectorSGLang         = "sglang"
 	ConnectorTRTLLM         = "trtllm"
 	ConnectorNone           = "none"
@@ -52,11 +54,12 @@ type Config struct {
 	// SideChannelPort is rank 0's side channel port, rank r listens on
 	// SideChannelPort+r; 0 picks ephemeral ports.
 	SideChannelPort int
-	// BootstrapPort is the port of sglang's bootstrap registry on a prefill
-	// engine; 0 picks an ephemeral port.
+	// BootstrapPort is the port of the bootstrap server of a prefill engine of
+	// sglang or vllm-mooncake; 0 picks an ephemeral port.
 	BootstrapPort int
 	// Lease is how long finished prefill's blocks wait for a transfer that has
-	// not begun; default 30 s, and 60 s for trtllm.
+	// not begun; default 30 s, for trtllm 60 s, for vllm-mooncake
+	// 480 s.
 	Lease time.Duration
 	// HandshakeTimeout is how long vLLM's decode waits for a prefill engine's side
 	// channel that does not answer or does not exist; default 5 s, as there.
@@ -93,11 +96,13 @@ type Config struct {
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool
-	// Nixl, SGLang, TRTLLM and MoRIIO are what only those connectors have.
-	Nixl   NixlConfig
-	SGLang SGLangConfig
-	MoRIIO MoRIIOConfig
-	TRTLLM TRTLLMConfig
+	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are what only those connectors
+	// have.
+	Nixl     NixlConfig
+	SGLang   SGLangConfig
+	MoRIIO   MoRIIOConfig
+	Mooncake MooncakeConfig
+	TRTLLM   TRTLLMConfig
 	// Log receives what the real engine would log; default discards.
 	Log *slog.Logger
 }
@@ -125,6 +130,9 @@ func (c Config) withDefaults() (Config, error) {
 	number(&c.Ranks, 1)
 	number(&c.MaxRunning, 256)
 	c.TRTLLM = c.TRTLLM.withDefaults(c.Lease)
+	if c.Mooncake.AbortTimeout == 0 {
+		c.Mooncake.AbortTimeout = cmp.Or(c.Lease, 480*time.Second)
+	}
 	if c.Lease == 0 {
 		c.Lease = 30 * time.Second
 	}
@@ -160,6 +168,7 @@ func (c Config) withDefaults() (Config, error) {
 		"handshake port": c.MoRIIO.HandshakePort, "notify port": c.MoRIIO.NotifyPort, "tp size": c.MoRIIO.TPSize,
 		"prefill us per token": c.PrefillUsPerToken, "decode us per token": c.DecodeUsPerToken,
 		"lease": int(c.Lease), "connect delay": int(c.ConnectDelay), "handshake timeout": int(c.HandshakeTimeout), "sse keep alive": int(c.SSEKeepAlive),
+		"mooncake abort timeout": int(c.Mooncake.AbortTimeout),
 	} {
 		if v < 0 {
 			return c, fmt.Errorf("config %s: %d is negative", name, v)

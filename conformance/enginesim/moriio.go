@@ -66,9 +66,6 @@ type moriioReceiving struct {
 }
 
 func newMoRIIO(e *Engine, read bool) *moriio {
-	if e.cfg.Role == RoleBoth {
-		return nil
-	}
 	return &moriio{
 		e: e, read: read, producer: e.cfg.Role == RolePrefill,
 		sessions: make(map[string]moriioSession), peers: make(map[string]*zmtpConn),
@@ -110,11 +107,12 @@ func (m *moriio) start() error {
 // MoRIIOConnector, as it registers it; empty for others. It may be called when
 // the engine has started.
 func (e *Engine) KVAddress() string {
-	v, ok := e.proto.(*vllm)
-	if !ok || v.moriio == nil {
-		return ""
+	if v, ok := e.proto.(*vllm); ok {
+		if m, ok := v.connector.(*moriio); ok {
+			return m.address()
+		}
 	}
-	return v.moriio.address()
+	return ""
 }
 
 func (m *moriio) address() string {
@@ -122,7 +120,8 @@ func (m *moriio) address() string {
 }
 
 // run is the life of a sequence whose rank is chosen.
-func (m *moriio) run(ctx context.Context, s *sequence, leg *moriioLeg, emit func(token)) error {
+func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
+	leg, _ := parsed.(*moriioLeg)
 	if leg != nil && leg.problem != "" {
 		m.e.crash(leg.problem)
 		return errEngineCore

@@ -143,7 +143,8 @@ func (m *moriio) release(leg *moriioLeg) {
 
 // rejected is called for a leg that the serving layer refused. The engine core
 // does not know the request's id then: only the parameters name the producer.
-func (m *moriio) rejected(leg *moriioLeg) {
+func (m *moriio) rejected(parsed any) {
+	leg, _ := parsed.(*moriioLeg)
 	switch {
 	case m.producer || leg == nil || !leg.remotePrefill:
 	case leg.named.host == "" && m.read:

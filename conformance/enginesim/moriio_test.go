@@ -173,7 +173,7 @@ func TestRefusedLegReleases(t *testing.T) {
 			if connector == ConnectorVLLMMoRIIORead {
 				decode = `"kv_transfer_params":` + p.params(t)
 			} else {
-				host, notify := pd.p.proto.(*vllm).moriio.host, pd.p.proto.(*vllm).moriio.notify
+				host, notify := pd.p.proto.(*vllm).connector.(*moriio).host, pd.p.proto.(*vllm).connector.(*moriio).notify
 				decode = strings.TrimSuffix(decode, "}") + fmt.Sprintf(`,"remote_host":%q,"remote_notify_port":%d,"remote_handshake_port":1}`, host, notify)
 			}
 			if a := post(t, pd.d.URL()+routeCompletions, completion("x", `"max_tokens":0,`+decode)); a.status != http.StatusBadRequest {
@@ -192,7 +192,7 @@ func TestRefusedLegReleases(t *testing.T) {
 func TestMoRIIOEnds(t *testing.T) {
 	notified := func(bytes string) func(*testing.T, *moriioPair) *Engine {
 		return func(t *testing.T, pd *moriioPair) *Engine {
-			m := pd.p.proto.(*vllm).moriio
+			m := pd.p.proto.(*vllm).connector.(*moriio)
 			c, err := pd.both.dialPeer(t.Context(), net.JoinHostPort(m.host, strconv.Itoa(m.notify)))
 			if err != nil {
 				t.Fatal(err)
@@ -239,8 +239,8 @@ func TestReleaseBeforePrefillEnds(t *testing.T) {
 		a, _ := try(t.Context(), pd.p.URL()+routeCompletions, completion(words(9, 50), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 		done <- a
 	}()
-	m := pd.p.proto.(*vllm).moriio
-	pd.d.proto.(*vllm).moriio.release(&moriioLeg{transfer: fmt.Sprintf("tx-%d", pd.serial), peer: moriioPeer{m.host, m.handshake, m.notify}})
+	m := pd.p.proto.(*vllm).connector.(*moriio)
+	pd.d.proto.(*vllm).connector.(*moriio).release(&moriioLeg{transfer: fmt.Sprintf("tx-%d", pd.serial), peer: moriioPeer{m.host, m.handshake, m.notify}})
 	if a := <-done; a.status != http.StatusOK {
 		t.Errorf("status %d: %s", a.status, a.body)
 	}

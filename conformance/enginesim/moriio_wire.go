@@ -46,8 +46,10 @@ var (
 	decodeAddress  = regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
 )
 
-// parseMoRIIO reads kv_transfer_params of a request with that external id.
-func parseMoRIIO(params fields, id string, producer bool) *moriioLeg {
+func (m *moriio) parse(params fields, id string) any {
+	if params == nil {
+		return nil
+	}
 	leg := &moriioLeg{}
 	flag := func(name string) bool {
 		v, err := params.boolean(name, false)
@@ -77,7 +79,7 @@ func parseMoRIIO(params fields, id string, producer bool) *moriioLeg {
 	leg.named.handshake, leg.named.notify = number("remote_handshake_port"), number("remote_notify_port")
 	leg.peer = leg.named
 	pattern := prefillAddress
-	if producer {
+	if m.producer {
 		pattern = decodeAddress
 	}
 	if found := pattern.FindStringSubmatch(id); found != nil {

@@ -99,11 +99,18 @@ func (b *bootstrapRegistry) port() int {
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
 
-// BootstrapPort is the port of a started sglang prefill engine's registry, 0 for
-// every other engine.
+// BootstrapPort is the port of the bootstrap server of a started engine that has
+// one, sglang's prefill and vllm-mooncake's, 0 for every other engine.
 func (e *Engine) BootstrapPort() int {
-	if g, ok := e.proto.(*sglang); ok && g.boot != nil {
-		return g.boot.port()
+	switch p := e.proto.(type) {
+	case *sglang:
+		if p.boot != nil {
+			return p.boot.port()
+		}
+	case *vllm:
+		if m, ok := p.connector.(*mooncake); ok && m.bootstrap != nil {
+			return m.bootstrap.port()
+		}
 	}
 	return 0
 }

@@ -13,17 +13,17 @@ import (
 )
 
 // vllm is the vLLM engine: with the NixlConnector in pull mode when nixl is
-// set, in push mode when push is, with the MoRIIOConnector when moriio is, else
-// without a KV connector. Roles do not change what it serves: as in vLLM,
-// kv_transfer_params alone make a request a prefill or a decode leg.
+// set, in push mode when push is, else with connector, or without any. Roles do
+// not change what it serves: as in vLLM, kv_transfer_params alone make a request
+// a prefill or a decode leg.
 type vllm struct {
 	vllmDialect
 	e    *Engine
 	nixl bool
 	// push is the NixlPushConnector, nil for engines without it.
 	push *nixlPush
-	// moriio is the MoRIIOConnector, nil for engines without it.
-	moriio *moriio
+	// connector is nil for engines without one, and those with NIXL's.
+	connector vllmConnector
 
 	mu sync.Mutex
 	// beats are the remote requests whose leases this engine keeps alive, by
@@ -31,6 +31,22 @@ type vllm struct {
 	beats map[string]map[string]int
 	// known are the remote engine ids with which a handshake was made.
 	known map[string]bool
+}
+
+// vllmConnector is a KV connector of vLLM other than NIXL's.
+type vllmConnector interface {
+	// start opens the connector's sockets. The engine's mutex is held.
+	start() error
+	// parse reads kv_transfer_params, nil where there are none, of a request with
+	// that external id, without judging them. Its answer, which may be nil, is
+	// what run and rejected get.
+	parse(params fields, id string) any
+	// run is the life of a sequence whose rank is chosen.
+	run(ctx context.Context, s *sequence, leg any, emit func(token)) error
+	// rejected is called for a leg that the serving layer refused.
+	rejected(leg any)
+	// message answers a peer's side channel message for rank r.
+	message(r *rank, m sideMessage) (sideMessage, error)
 }
 
 func newVLLM(e *Engine) *vllm {
@@ -43,10 +59,12 @@ func newVLLM(e *Engine) *vllm {
 		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
 		beats: make(map[string]map[string]int), known: make(map[string]bool),
 	}
-	switch c := e.cfg.Connector; c {
-	case ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead:
-		v.moriio = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
-	case ConnectorVLLMNixlPush:
+	switch c := e.cfg.Connector; {
+	case (c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead) && e.cfg.Role != RoleBoth: // which has none
+		v.connector = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
+	case c == ConnectorVLLMMooncake:
+		v.connector = newMooncake(e)
+	case c == ConnectorVLLMNixlPush:
 		v.push = newNixlPush(v)
 	}
 	return v
@@ -56,8 +74,8 @@ func (v *vllm) start() error {
 	if v.nixl {
 		v.e.spawn(v.heartbeat)
 	}
-	if v.moriio != nil {
-		return v.moriio.start()
+	if v.connector != nil {
+		return v.connector.start()
 	}
 	return nil
 }
@@ -184,8 +202,8 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 			req.Model = v.e.cfg.Model
 		}
 	}
-	if v.moriio != nil && params != nil {
-		ext.moriio = parseMoRIIO(params, req.ID, v.moriio.producer)
+	if v.connector != nil {
+		ext.other = v.connector.parse(params, req.ID)
 	}
 	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {
@@ -201,8 +219,8 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 // layer refused.
 func (v *vllm) refused(ext *vllmRequest) {
 	switch {
-	case v.moriio != nil:
-		v.moriio.rejected(ext.moriio)
+	case v.connector != nil:
+		v.connector.rejected(ext.other)
 	case v.push != nil:
 		v.push.rejected(ext.leg)
 	default:
@@ -212,8 +230,8 @@ func (v *vllm) refused(ext *vllmRequest) {
 
 // vllmRequest is what vLLM keeps of a request.
 type vllmRequest struct {
-	leg    *nixlLeg   // nil: no kv_transfer_params
-	moriio *moriioLeg // the same
+	leg   *nixlLeg // nil: no kv_transfer_params
+	other any      // of another connector
 }
 
 // requestID is the external id: header, body field or random.
@@ -346,8 +364,8 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	defer v.e.leave(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	s.rank = v.e.pickRank(s.req.Rank)
 	defer s.rank.release(s)
-	if v.moriio != nil {
-		return v.moriio.run(ctx, s, s.req.Ext.(*vllmRequest).moriio, emit)
+	if v.connector != nil {
+		return v.connector.run(ctx, s, s.req.Ext.(*vllmRequest).other, emit)
 	}
 	leg := s.req.Ext.(*vllmRequest).leg
 	if err := v.admit(ctx, s, leg); err != nil {

@@ -352,8 +352,8 @@ func (v *vllm) heartbeat(ctx context.Context) {
 
 // message answers a decode engine.
 func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, error) {
-	if v.moriio != nil {
-		return v.moriio.message(r, m)
+	if v.connector != nil {
+		return v.connector.message(r, m)
 	}
 	if v.push != nil {
 		return v.push.message(r, m)

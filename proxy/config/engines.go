@@ -71,17 +71,17 @@ type Engine struct {
 	// found out from its events, its server info or its metrics.
 	BlockTokens int `toml:"block_tokens"`
 	// BootstrapHost is the bootstrap server's host as the decode side reaches
-	// it; sglang prefill only. Default "": the host of URL.
+	// it; sglang and vllm-mooncake prefill only. Default "": the host of URL.
 	BootstrapHost string `toml:"bootstrap_host"`
-	// BootstrapPort is the bootstrap server's port; sglang prefill only.
-	// Default 0: asked from GET /server_info, else 8998.
+	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake
+	// prefill only. Default 0: asked from sglang's GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
 	// KVAddress is where its peers reach the KV transfer of vllm-moriio, as
 	// ParseKVAddress reads it. Required there; engines that register say it.
 	// Default "".
 	KVAddress string `toml:"kv_address"`
-	// TPSize is its tensor-parallel size; vllm-moriio, and vllm-nixl-push
-	// prefill. Default 0: that of its peers, with vllm-nixl-push 1.
+	// TPSize is its tensor-parallel size; vllm-moriio, vllm-mooncake, and
+	// vllm-nixl-push prefill. Default 0: that of its peers, with vllm-nixl-push 1.
 	TPSize int `toml:"tp_size"`
 	// PPSize is its pipeline-parallel size; vllm-nixl-push prefill only.
 	// Default 0: 1.

@@ -245,7 +245,7 @@ kv_events = "tcp://*:5557"
 name = "a"
 url = "http://_http._tcp.a.svc:80"
 role = "decode"
-connector = "vllm-mooncake"
+connector = "vllm-p2p-nccl"
 kv_replay = "tcp://*"
 `, []want{
 		{"discovery.dns.interval", 2, "more than 0"}, {"discovery.dns.server", 3, "want host:port"}, {"discovery.dns.family", 4, "one of"},
@@ -264,7 +264,7 @@ connector = 'vllm-nixl'
 name = 'p'
 url = 'http://_http._tcp.p'
 role = 'prefill'
-connector = 'vllm-mooncake'
+connector = 'vllm-p2p-nccl'
 kv_events = 'tcp://*:5557'
 kv_replay = '*:5558'
 `, []want{

@@ -14,7 +14,7 @@ func TestSupports(t *testing.T) {
 		{"discovery.file.path", "engines.toml", true},
 		{"engine.connector", ConnectorSGLang, true},
 		{"engine.connector", ConnectorVLLMMoRIIO, true},
-		{"engine.connector", ConnectorVLLMMooncake, false},
+		{"engine.connector", ConnectorVLLMMooncake, true},
 	} {
 		if got := Supports(tt.key, tt.value); got != tt.want {
 			t.Errorf("%s = %q: %v", tt.key, tt.value, got)

@@ -83,18 +83,18 @@ func (k *checker) warnURLs() {
 
 // warnUnused warns of keys of e, engine i, that do nothing there.
 func (k *checker) warnUnused(i int, e Engine) {
-	if e.Connector != ConnectorSGLang || e.Role == RoleDecode {
+	if e.Connector != ConnectorSGLang && e.Connector != ConnectorVLLMMooncake || e.Role == RoleDecode {
 		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
 			if set {
-				k.add(engineKey(i, key), "has no effect: only sglang engines that prefill have a bootstrap server")
+				k.add(engineKey(i, key), "has no effect: only sglang and vllm-mooncake engines that prefill have a bootstrap server")
 			}
 		}
 	}
 	if !e.MoRIIO() && e.KVAddress != "" {
 		k.add(engineKey(i, "kv_address"), "has no effect: only MoRI-IO's connectors use it")
 	}
-	if !e.MoRIIO() && !e.Pushes() && e.TPSize != 0 {
-		k.add(engineKey(i, "tp_size"), "has no effect: only MoRI-IO's connectors and prefill engines of %q use it", ConnectorVLLMNixlPush)
+	if !e.MoRIIO() && !e.Pushes() && e.Connector != ConnectorVLLMMooncake && e.TPSize != 0 {
+		k.add(engineKey(i, "tp_size"), "has no effect: only the connectors of MoRI-IO and Mooncake, and prefill engines of %q, use it", ConnectorVLLMNixlPush)
 	}
 	if !e.Pushes() {
 		for key, set := range map[string]bool{"pp_size": e.PPSize != 0, "engine_id": e.EngineID != "", "side_channel": e.SideChannel != ""} {

@@ -25,6 +25,7 @@ var answers = map[string]string{
 		`"remote_engine_id":"p0","remote_request_id":"r-1a2b3c4d","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1,"pp_size":1,"transfer_mode":"push"}}`,
 	"vllm-moriio":      moriioAnswer,
 	"vllm-moriio-read": moriioAnswer,
+	"vllm-mooncake":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"sglang":           `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
 	"trtllm": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[5,6,7,8],"usage":{"prompt_tokens":4,"completion_tokens":1},` +
 		`"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only",` +
@@ -78,6 +79,7 @@ func TestLegAllocations(t *testing.T) {
 		// prefill's own besides.
 		"vllm-moriio":      {1, 4, 4},
 		"vllm-moriio-read": {1, 4, 32},
+		"vllm-mooncake":    {1, 4, 5}, // the parameters and what they name
 		"sglang":           {0, 0, 0},
 		"trtllm":           {0, 0, 10},
 		"none":             {1, 0, 0},

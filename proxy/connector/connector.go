@@ -89,6 +89,7 @@ type Orphan struct {
 	DecodeSent  bool     // the decode leg may have reached its engine
 	DecodeEnded bool     // decode answered with an error status, or broke the connection: it waits for nothing
 	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
+	DecodeOver  bool     // decode's connection broke, or it answered with a status of 5xx: it will not read the KV
 	Handoff     *Handoff // prefill's answer as judged; nil when there is none
 }
 
@@ -192,7 +193,7 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 
 // All lists the connectors in the order in which documentation names them.
 func All() []Connector {
-	return []Connector{nixl{}, nixlPush{}, moriio{}, moriio{read: true}, sglang{}, trtllm{}, none{}}
+	return []Connector{nixl{}, nixlPush{}, moriio{}, moriio{read: true}, mooncake{}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -20,6 +20,7 @@ func TestAll(t *testing.T) {
 		{config.ConnectorVLLMNixlPush, abi.FlowConcurrent, abi.RoleDecode},
 		{config.ConnectorVLLMMoRIIO, abi.FlowConcurrent, 0},
 		{config.ConnectorVLLMMoRIIORead, abi.FlowPrefillFirst, abi.RolePrefill},
+		{config.ConnectorVLLMMooncake, abi.FlowConcurrent, abi.RoleDecode},
 		{config.ConnectorSGLang, abi.FlowConcurrent, 0},
 		{config.ConnectorTRTLLM, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorNone, abi.FlowAggregated, 0},
@@ -50,7 +51,8 @@ func TestServes(t *testing.T) {
 	}
 	refused := map[string][]openai.API{
 		"vllm-nixl": {openai.Generate}, "vllm-nixl-push": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
-		"sglang": {openai.Responses, openai.Messages, openai.VLLMGenerate},
+		"vllm-mooncake": {openai.Generate},
+		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
 			openai.Tokenize, openai.Detokenize},
 		"none": nil,
@@ -80,6 +82,7 @@ func TestHealthPath(t *testing.T) {
 		{"vllm-nixl-push", abi.RolePrefill, "/health", false},
 		{"vllm-moriio", abi.RolePrefill, "/health", false},
 		{"vllm-moriio-read", abi.RoleDecode, "/health", false},
+		{"vllm-mooncake", abi.RolePrefill, "/health", false},
 		{"sglang", abi.RolePrefill, "/health", true},
 		{"sglang", abi.RoleDecode, "/v1/models", false},
 		{"sglang", abi.RoleBoth, "/v1/models", false},

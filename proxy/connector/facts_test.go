@@ -74,6 +74,16 @@ func TestReadFacts(t *testing.T) {
 		{name: "sglang with KV events", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"page_size":64,"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"kv","block_size":128,"dp_size":8}}`,
 			want: engine.Facts{PageSize: 64, KVEvents: engine.KVPublisher{Publisher: "zmq", Host: "*", Port: 5557, Topic: "kv", BlockTokens: 128, DPSize: 8}}},
+		{name: "mooncake query", connector: "vllm-mooncake", path: "/query", status: 200,
+			body: `{"0":{"engine_id":"a_dp0","worker_addr":{"0":{"0":"tcp://p:1"},"1":{"0":"tcp://p:2"}}},"1":{"engine_id":"a_dp1","worker_addr":{}}}`,
+			want: engine.Facts{EngineIDs: []string{"a_dp0", "a_dp1"}, DPSize: 2, TPSize: 2,
+				Epoch: `{"0":{"engine_id":"a_dp0","worker_addr":{"0":{"0":"tcp://p:1"},"1":{"0":"tcp://p:2"}}},"1":{"engine_id":"a_dp1","worker_addr":{}}}`}},
+		{name: "mooncake before it has registered", connector: "vllm-mooncake", path: "/query", status: 200, body: `{}`, wantErr: "registered"},
+		{name: "mooncake without rank 0", connector: "vllm-mooncake", path: "/query", status: 200, body: `{"1":{"engine_id":"a"}}`, wantErr: "registered"},
+		{name: "mooncake without an id", connector: "vllm-mooncake", path: "/query", status: 200, body: `{"0":{"engine_id":7}}`, wantErr: "engine_id"},
+		{name: "mooncake of another kind", connector: "vllm-mooncake", path: "/query", status: 404, body: `SECRET`, wantErr: "status 404"},
+		{name: "mooncake garbage", connector: "vllm-mooncake", path: "/query", status: 200, body: `SECRET`, wantErr: "no JSON object"},
+		{name: "mooncake version", connector: "vllm-mooncake", path: "/version", status: 200, body: `{"version":"0.30.0"}`, want: engine.Facts{Version: "0.30.0"}},
 		{name: "sglang without KV events", connector: "sglang", path: "/server_info", status: 200,
 			body: `{"page_size":64,"kv_events":null}`, want: engine.Facts{PageSize: 64}},
 		{name: "sglang garbage", connector: "sglang", path: "/server_info", status: 200, body: `[]`, wantErr: "no JSON object"},
@@ -113,6 +123,7 @@ func TestReadFacts(t *testing.T) {
 func TestFactPaths(t *testing.T) {
 	answers := map[string]string{
 		"/v1/models": `{"data":[]}`, "/version": `{"version":"1"}`, "/server_info": `{"version":"1"}`, topologyPath: `{"dp_size":1}`,
+		queryPath: `{"0":{"engine_id":"e"}}`,
 	}
 	for _, c := range All() {
 		for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
@@ -167,6 +178,10 @@ func TestCompatible(t *testing.T) {
 		{"vllm blocks the other way", "vllm-nixl", engine.Facts{PageSize: 64}, engine.Facts{PageSize: 16}, false},
 		{"vllm blocks that do not divide", "vllm-nixl", engine.Facts{PageSize: 16}, engine.Facts{PageSize: 24}, false},
 		{"moriio knows the sizes alone", "vllm-moriio", engine.Facts{Version: "0.19.0", PageSize: 16}, engine.Facts{Version: "0.20.0", PageSize: 1}, true},
+		{"mooncake's blocks differ", "vllm-mooncake", engine.Facts{PageSize: 16}, engine.Facts{PageSize: 64}, false},
+		{"mooncake's cache types differ", "vllm-mooncake", engine.Facts{KVCacheType: "fp8"}, engine.Facts{KVCacheType: "bfloat16"}, false},
+		{"mooncake's sizes divide", "vllm-mooncake", engine.Facts{TPSize: 2, PageSize: 16, Version: "1"}, engine.Facts{TPSize: 8, PageSize: 16, Version: "2"}, true},
+		{"mooncake's sizes do not divide", "vllm-mooncake", engine.Facts{TPSize: 2}, engine.Facts{TPSize: 3}, false},
 		{"generations one and two", "trtllm", engine.Facts{Wire: "g1"}, engine.Facts{Wire: "g2"}, false},
 		{"generations three and one", "trtllm", engine.Facts{Wire: "g3"}, engine.Facts{Wire: "g1"}, false},
 		{"generations two and three", "trtllm", engine.Facts{Wire: "g2"}, engine.Facts{Wire: "g3"}, true},

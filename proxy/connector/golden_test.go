@@ -92,6 +92,7 @@ type goldenOrphan struct {
 	PrefillDone bool `json:"prefill_done"`
 	DecodeSent  bool `json:"decode_sent"`
 	DecodeTook  bool `json:"decode_took"`
+	DecodeOver  bool `json:"decode_over"`
 	Refused     bool `json:"refused"`
 	DecodeEnded bool `json:"decode_ended"`
 }
@@ -187,8 +188,8 @@ func (g *golden) run(t *testing.T, c Connector) {
 	for _, want := range g.Cleanups {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
-			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, Refused: want.After.Refused,
-			DecodeEnded: want.After.DecodeEnded,
+			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, DecodeOver: want.After.DecodeOver,
+			Refused: want.After.Refused, DecodeEnded: want.After.DecodeEnded,
 		}
 		if o.PrefillDone {
 			o.Handoff = h
@@ -311,7 +312,7 @@ func pair(t testing.TB, path, body string) *Attempt {
 	return &Attempt{
 		Request: request(t, path, body),
 		ID:      abi.MinDisaggID, LegID: "0123456789abcdef0123456789abcdef",
-		Prefill: place(config.Engine{Ranks: 1, EngineID: "p0", SideChannel: "10.0.0.5:5600"}, "10.0.0.5", 0, engine.Facts{}),
+		Prefill: place(config.Engine{Ranks: 1, EngineID: "p0", SideChannel: "10.0.0.5:5600"}, "10.0.0.5", 0, engine.Facts{EngineIDs: []string{"e0", "e1", "e2", "e3"}}),
 		Decode:  place(config.Engine{Ranks: 1}, "10.0.1.7", 0, engine.Facts{}),
 	}
 }

@@ -75,20 +75,9 @@ func (moriio) Compatible(p, d *engine.Facts) error {
 // Prefill asks for one token, as NIXL's leg does, and must end by the limit of
 // tokens: ended otherwise it keeps no block (request_finished).
 func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	params := m.transfer(a, a.Decode, true)
-	var room [editRoom]openai.Edit
-	edits := append(room[:0],
-		openai.Edit{Key: "kv_transfer_params", Value: params},
-		openai.Edit{Key: "stream", Value: literal("false")},
-		cut("stream_options"),
-	)
-	edits, err := appendFirstToken(edits, a, params)
-	if err != nil {
-		return Leg{}, err
-	}
-	leg := vllmLeg(a, dst, edits)
-	leg.Header, leg.Unary = m.header(a, a.Prefill), true
-	return leg, nil
+	leg, err := vllmPrefill(a, dst, m.transfer(a, a.Decode, true))
+	leg.Header = m.header(a, a.Prefill)
+	return leg, err
 }
 
 // header gives the lines of a leg to t. The request id is the same on both legs.
@@ -176,18 +165,9 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	if err != nil {
 		return Leg{}, err
 	}
-	var room [editRoom]openai.Edit
-	edits := append(room[:0], openai.Edit{Key: "kv_transfer_params", Value: params})
-	if a.Request.API == openai.VLLMGenerate {
-		sampling, err := vllmSamplingParams(a, params)
-		if err != nil {
-			return Leg{}, err
-		}
-		edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
-	}
-	leg := vllmLeg(a, dst, edits)
+	leg, err := vllmDecode(a, dst, params)
 	leg.Header = m.header(a, a.Decode)
-	return leg, nil
+	return leg, err
 }
 
 // decodeParams gives the parameters of the decode leg. In READ mode they are
@@ -260,8 +240,14 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	case !o.PrefillSent || o.Refused:
 		return nil
 	}
+	return []Cleanup{refusedDecode(a, params)}
+}
+
+// refusedDecode is a decode leg that is refused for its limit of tokens, so that
+// what its kv_transfer_params name is given back.
+func refusedDecode(a *Attempt, params []byte) Cleanup {
 	body := append([]byte(`{"prompt":[0],"max_tokens":0,"kv_transfer_params":`), params...)
-	return []Cleanup{{
+	return Cleanup{
 		Phase:     abi.Decode,
 		AnyTarget: true,
 		Leg: Leg{
@@ -272,5 +258,5 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		},
 		Until: UntilRefused,
 		How:   "refused_decode",
-	}}
+	}
 }

@@ -84,18 +84,25 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // the client's own stops are taken away from this leg. All that makes the
 // prompt (template, truncation, salt, adapter) stays as the client sent it.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	leg, err := vllmPrefill(a, dst, literal(nixlPrefill))
+	leg.Header = vllmHeader(a.LegID, a.Prefill)
+	return leg, err
+}
+
+// vllmPrefill gives a prefill leg with those kv_transfer_params, less its header.
+func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := append(room[:0],
-		openai.Edit{Key: "kv_transfer_params", Value: literal(nixlPrefill)},
+		openai.Edit{Key: "kv_transfer_params", Value: params},
 		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
-		cut("stream_options"), // refused where stream is not true
+		cut("stream_options"),                               // refused where stream is not true
 	)
-	edits, err := appendFirstToken(edits, a, literal(nixlPrefill))
+	edits, err := appendFirstToken(edits, a, params)
 	if err != nil {
 		return Leg{}, err
 	}
 	leg := vllmLeg(a, dst, edits)
-	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
+	leg.Unary = true
 	return leg, nil
 }
 
@@ -182,21 +189,31 @@ func addressed(params []byte) bool {
 // is nothing to transfer. Its limit of tokens is the client's: decode produces
 // the first token again.
 func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
+	var params []byte
+	if h != nil {
+		params = h.Params
+	}
+	leg, err := vllmDecode(a, dst, params)
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, err
+}
+
+// vllmDecode gives a decode leg with those kv_transfer_params, or none, less its
+// header.
+func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
-	if h != nil && len(h.Params) > 0 {
-		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: h.Params})
+	if len(params) > 0 {
+		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})
 		if a.Request.API == openai.VLLMGenerate {
-			params, err := vllmSamplingParams(a, h.Params)
+			sampling, err := vllmSamplingParams(a, params)
 			if err != nil {
 				return Leg{}, err
 			}
-			edits = append(edits, openai.Edit{Key: "sampling_params", Value: params})
+			edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
 		}
 	}
-	leg := vllmLeg(a, dst, edits)
-	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, nil
+	return vllmLeg(a, dst, edits), nil
 }
 
 func (nixl) Public(_ *Attempt, answer []byte) []byte { return answer }

@@ -35,6 +35,10 @@ func (sglang) RegistryPath(role abi.Role) string {
 	return ""
 }
 
+// RegistryProbed: the health probe goes there already, and the epoch is the
+// API's to tell.
+func (sglang) RegistryProbed() bool { return false }
+
 func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	// An older registry is asked in another way, and some are out of our reach: the
 	// health probe minds the registry, where it is to be reached.

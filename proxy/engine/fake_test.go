@@ -27,6 +27,7 @@ type fakeProtocol struct {
 	bootstrap bool
 	oneMode   bool // an instance of role both takes no leg of a pair
 	registry  string
+	probed    bool // the registry is asked with every probe
 }
 
 func (f fakeProtocol) Flow() abi.Flow { return f.flow }
@@ -43,6 +44,8 @@ func (f fakeProtocol) RegistryPath(role abi.Role) string {
 	}
 	return ""
 }
+
+func (f fakeProtocol) RegistryProbed() bool { return f.probed }
 
 func (fakeProtocol) ReadFacts(f *Facts, _ string, status int, body []byte) error {
 	if status == 404 {
@@ -206,6 +209,8 @@ func newFleet(t *testing.T) *fleet {
 				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true, registry: "/registry/facts"}, true
 			case "boot":
 				return fakeProtocol{flow: abi.FlowConcurrent, health: "/health", bootstrap: true}, true
+			case "probed":
+				return fakeProtocol{flow: abi.FlowConcurrent, health: "/live", registry: "/facts", probed: true}, true
 			case "none":
 				return fakeProtocol{flow: abi.FlowAggregated, health: "/live"}, true
 			}

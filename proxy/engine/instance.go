@@ -46,7 +46,10 @@ type Facts struct {
 	PageSize      int      // tokens per KV block; 0 unknown
 	KVCacheType   string   // dtype of the KV cache; "" unknown
 	Epoch         string   // changes when the engine restarted; "" unknown
-	KVEvents      KVPublisher
+	// EngineIDs is what vllm-mooncake prefill calls its engine core, by
+	// data-parallel rank.
+	EngineIDs []string
+	KVEvents  KVPublisher
 	// Rendezvous is of trtllm prefill: the members of disaggregated_params, as JSON
 	// without braces, by which a generation that is sent before its context finds
 	// it; "" when the instance names none.
@@ -145,11 +148,12 @@ func (i *Instance) Models() []string {
 }
 
 // defaultBootstrapPort is where SGLang's bootstrap server listens unless told
-// otherwise. Source: sglang server_args.py, --disaggregation-bootstrap-port.
+// otherwise, and vLLM's of Mooncake. Sources: sglang server_args.py,
+// --disaggregation-bootstrap-port; vLLM envs.py, VLLM_MOONCAKE_BOOTSTRAP_PORT.
 const defaultBootstrapPort = 8998
 
-// Bootstrap returns the address of the bootstrap server of an sglang prefill
-// instance, as configured, else as the instance said, else the default.
+// Bootstrap returns the address of the bootstrap server of a prefill instance of
+// sglang or vllm-mooncake, as configured, else as the instance said, else the default.
 func (i *Instance) Bootstrap() (host string, port int) { return i.bootstrap(i.Facts()) }
 
 func (i *Instance) bootstrap(f *Facts) (host string, port int) {

@@ -169,6 +169,11 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 	if status/100 != 2 {
 		return "", fmt.Errorf("probe engine: %s answered with status %d", path, status)
 	}
+	if r, ok := p.i.protocol.(RegistryProtocol); ok && r.RegistryProbed() {
+		var f Facts
+		err := p.askRegistry(ctx, h, &f)
+		return f.Epoch, err
+	}
 	if !bootstrap && slices.Contains(p.i.protocol.FactPaths(p.i.Role), path) {
 		var f Facts
 		if err := p.i.protocol.ReadFacts(&f, path, status, body); err != nil {
@@ -305,7 +310,7 @@ func (p *prober) askRegistry(ctx context.Context, h *config.Health, f *Facts) er
 // registry is the base URL of the instance's bootstrap server by the facts f.
 func (i *Instance) registry(f *Facts) string {
 	host, port := i.bootstrap(f)
-	return "http://" + net.JoinHostPort(host, strconv.Itoa(port))
+	return "http://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 }
 
 // warn logs what the facts say against the configuration.

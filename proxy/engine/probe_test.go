@@ -303,6 +303,43 @@ func TestProbeRegistry(t *testing.T) {
 	}
 }
 
+// TestRegistryProbed: a registry that tells the epoch is asked with every
+// probe. Without it an instance is not well; when it changes, the engine has
+// restarted.
+func TestRegistryProbed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.engines.facts["p:80"], f.engines.facts["d:80"], f.engines.facts["p:8998"] = "model m", "model m", "bad"
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "probed"), f.spec("d", "decode", "probed")}, 0))
+		f.start(t)
+		if got := f.get(t, "p").State(); got != Down || f.get(t, "d").State() != Ready {
+			t.Errorf("prefill is %v, decode %v", got, f.get(t, "d").State())
+		}
+		f.engines.set(func() { f.engines.facts["p:8998"] = "epoch 1" })
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := f.get(t, "p"); got.State() != Ready || got.Facts().Epoch != "1" {
+			t.Errorf("state %v, facts %+v", got.State(), got.Facts())
+		}
+		f.said()
+		f.engines.set(func() { f.engines.facts["p:8998"] = "epoch 2" })
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := f.said(); !strings.Contains(got, "p restarted") || f.get(t, "p").Facts().Epoch != "2" {
+			t.Errorf("heard %q", got)
+		}
+		f.engines.set(func() { f.engines.down["p:8998"] = true })
+		time.Sleep(9 * time.Second)
+		synctest.Wait()
+		if got := f.get(t, "p").State(); got != Unhealthy {
+			t.Errorf("state %v without the bootstrap server", got)
+		}
+		if n := f.engines.count("d:8998/facts"); n != 0 {
+			t.Errorf("decode was asked %d times", n)
+		}
+	})
+}
+
 // TestProbeRequest: path under the URL's, key, and no redirect followed.
 func TestProbeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -34,4 +34,7 @@ type RegistryProtocol interface {
 	// RegistryPath is a GET asked of the bootstrap port behind FactPaths; "" for
 	// none. Its answer goes to ReadFacts.
 	RegistryPath(role abi.Role) string
+	// RegistryProbed reports that it is asked with every health probe as well: what
+	// it says ends with the engine's process (Facts.Epoch).
+	RegistryProbed() bool
 }

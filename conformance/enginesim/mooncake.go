@@ -1,0 +1,241 @@
+package enginesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// mooncake is vLLM's MooncakeConnector. Decode learns from prefill's bootstrap
+// server where its workers are and tells one of them which blocks it has set
+// aside; prefill writes into them when it has computed the whole prompt. A
+// prefill engine is a producer, a decode engine a consumer, one of role both
+// either (kv_both). The bootstrap server and the workers' sockets are real; only
+// the RDMA write is a message of the side channel.
+//
+// Source: vLLM, distributed/kv_transfer/kv_connector/v1/mooncake/, of a release
+// that reports a load which failed. Releases of summer 2026 and before did not:
+// there the request and its blocks stay for ever.
+type mooncake struct {
+	e         *Engine
+	produces  bool
+	consumes  bool
+	bootstrap *mooncakeBootstrap // nil for a consumer
+
+	mu sync.Mutex
+	// agents are the workers of producers by engine id, as their bootstrap servers
+	// said when the engine was first met.
+	agents map[string]string
+	// sending are a producer's transfers. receiving are a consumer's, by the id of
+	// its request.
+	sending   map[moriioKey]*mooncakeSending
+	receiving map[string]bool
+}
+
+// mooncakeSending is a transfer of which a producer has heard, from prefill or
+// from the consumer.
+type mooncakeSending struct {
+	request string        // prefill's; "" until it has begun
+	blocks  []blockID     // of the prompt
+	ready   chan struct{} // closed when they hold its KV
+	writing int           // it does not expire meanwhile
+	lost    bool          // the fault "lost-notification"
+	expiry  *time.Timer
+}
+
+// mooncakeLeg is a request's kv_transfer_params as the connector reads them.
+type mooncakeLeg struct {
+	remoteDecode, remotePrefill bool
+	transfer                    string
+	bootstrap, engine           string // remote_bootstrap_addr, remote_engine_id
+	whole                       bool   // all that a consumer needs is there
+}
+
+// errKeys is the end of an engine core that looks for a parameter in vain.
+const errKeys = "KeyError in add_new_req"
+
+func newMooncake(e *Engine) *mooncake {
+	m := &mooncake{
+		e: e, produces: e.cfg.Role != RoleDecode, consumes: e.cfg.Role != RolePrefill,
+		agents: make(map[string]string), sending: make(map[moriioKey]*mooncakeSending), receiving: make(map[string]bool),
+	}
+	if m.produces {
+		m.bootstrap = newMooncakeBootstrap(e)
+	}
+	return m
+}
+
+// start opens the bootstrap server and the sockets of all ranks. The engine's
+// mutex is held.
+func (m *mooncake) start() error {
+	if !m.produces {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(m.e.cfg.Listen)
+	if err != nil {
+		return err
+	}
+	for _, r := range m.e.ranks {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			return fmt.Errorf("listen worker: %w", err)
+		}
+		m.e.peers.listeners = append(m.e.peers.listeners, l)
+		m.e.servePeers(l, "ROUTER", m.serveWorker(r))
+		m.bootstrap.register(mooncakeWorker{Engine: m.engineID(r), DPRank: r.index, Address: "tcp://" + l.Addr().String()})
+	}
+	return m.bootstrap.start(host)
+}
+
+// engineID is the id of a rank's engine core.
+func (m *mooncake) engineID(r *rank) string {
+	if len(m.e.ranks) == 1 {
+		return m.e.id
+	}
+	return fmt.Sprintf("%s_dp%d", m.e.id, r.index)
+}
+
+func (m *mooncake) parse(params fields, _ string) any {
+	if params == nil {
+		return nil
+	}
+	leg := &mooncakeLeg{}
+	leg.remoteDecode, _ = params.boolean("do_remote_decode", false)
+	leg.remotePrefill, _ = params.boolean("do_remote_prefill", false)
+	leg.transfer, _ = params.str("transfer_id", "")
+	leg.bootstrap, _ = params.str("remote_bootstrap_addr", "")
+	leg.engine, _ = params.str("remote_engine_id", "")
+	leg.whole = params.has("transfer_id") && params.has("remote_bootstrap_addr") && params.has("remote_engine_id")
+	return leg
+}
+
+// run is the life of a sequence whose rank is chosen. A request without
+// parameters is computed, on an engine of any role.
+func (m *mooncake) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
+	leg, _ := parsed.(*mooncakeLeg)
+	switch {
+	case leg == nil:
+		leg = &mooncakeLeg{}
+	case leg.remotePrefill && !m.consumes, !leg.remotePrefill && leg.remoteDecode && !m.produces:
+		m.e.crash("AssertionError: a leg of the other role")
+		return errEngineCore
+	}
+	if leg.remotePrefill {
+		if err := m.await(ctx, s, leg); err != nil {
+			return err
+		}
+		if err := s.rank.acquireSlot(ctx, s); err != nil {
+			return err
+		}
+	} else if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
+		return err
+	}
+	sends := leg.remoteDecode && !leg.remotePrefill && leg.transfer != ""
+	key := moriioKey{s.rank.index, leg.transfer}
+	if sends {
+		m.begin(key, s.id)
+	}
+	err := s.rank.prefill(ctx, s)
+	if err == nil {
+		err = s.rank.decode(ctx, s, emit)
+	}
+	if sends {
+		m.finish(key, s, err)
+	}
+	return err
+}
+
+// sendingOf returns the transfer of key, new if it was not known; mu is held.
+func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
+	t := m.sending[key]
+	if t == nil {
+		t = &mooncakeSending{ready: make(chan struct{})}
+		m.sending[key] = t
+	}
+	return t
+}
+
+// begin notes that prefill of a transfer has its blocks. The consumer may have
+// asked for it before.
+func (m *mooncake) begin(key moriioKey, request string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.sendingOf(key)
+	if t.request != "" {
+		m.e.stats.duplicateIDs.Add(1)
+		m.e.cfg.Log.Warn("transfer is in flight already", "transfer", key.transfer)
+	}
+	t.request = request
+}
+
+// finish keeps the blocks of a prefill that its limit of tokens ended. Ended
+// otherwise it keeps none, and a consumer that has asked waits in vain.
+func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
+	kept := err == nil && s.finish == "length"
+	var ids []blockID
+	if kept {
+		ids = s.blocks[:s.rank.cache.blocksFor(s.computed)]
+		s.rank.pin(s, key.transfer, 0)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.sendingOf(key)
+	if !kept {
+		delete(m.sending, key)
+		return
+	}
+	t.blocks, t.lost = ids, s.req.fault == failNotify
+	t.expiry = time.AfterFunc(m.e.cfg.Mooncake.AbortTimeout, func() { m.expire(key, t) })
+	close(t.ready)
+}
+
+// expire frees what no consumer has taken.
+func (m *mooncake) expire(key moriioKey, t *mooncakeSending) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.sending[key] != t || m.e.ctx.Err() != nil:
+	case t.writing > 0:
+		t.expiry.Reset(m.e.cfg.Mooncake.AbortTimeout)
+	default:
+		delete(m.sending, key)
+		if m.e.ranks[key.rank].unpin(key.transfer) {
+			m.e.stats.leasesExpired.Add(1)
+			m.e.cfg.Log.Warn("request timed out without being sent", "request", t.request)
+		}
+	}
+}
+
+// message takes what a producer writes. RDMA refuses nothing: a write for which
+// nobody waits lands in memory that may be another request's.
+func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
+	if op.Op != mooncakeWrite {
+		return sideMessage{}, errors.New("unknown message")
+	}
+	for _, id := range op.Blocks {
+		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
+			return sideMessage{}, errors.New("block id out of range")
+		}
+	}
+	m.mu.Lock()
+	waits := m.receiving[op.Key]
+	m.mu.Unlock()
+	if !waits {
+		m.e.stats.staleReads.Add(1)
+		m.e.cfg.Log.Warn("KV written that nobody waits for", "request", op.Key)
+	}
+	r.store(op.Blocks, op.Payload)
+	return sideMessage{Op: op.Op}, nil
+}
+
+// MooncakeConfig is what only a simulated vLLM engine with the MooncakeConnector
+// has.
+type MooncakeConfig struct {
+	// AbortTimeout is how long prefill holds blocks that nobody takes, and waits
+	// for a prefill that decode has asked for; decode waits an eighth longer.
+	// Default the lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
+	AbortTimeout time.Duration
+}

@@ -1,0 +1,117 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// mooncakeBootstrap is the bootstrap server of a producer: workers register, and
+// decode engines and proxies ask who is there. Plain HTTP, without
+// authentication. Source: vLLM mooncake_utils.py MooncakeBootstrapServer.
+type mooncakeBootstrap struct {
+	e        *Engine
+	server   *http.Server
+	listener net.Listener
+
+	mu      sync.Mutex
+	engines map[int]*mooncakeEngine // by data-parallel rank
+}
+
+// mooncakeEngine is one data-parallel rank: its workers' addresses by
+// tensor-parallel and pipeline-parallel rank.
+type mooncakeEngine struct {
+	Engine  string                 `json:"engine_id"`
+	Workers map[int]map[int]string `json:"worker_addr"`
+}
+
+// mooncakeWorker is the body of POST /register.
+type mooncakeWorker struct {
+	Engine  string `json:"engine_id"`
+	DPRank  int    `json:"dp_rank"`
+	TPRank  int    `json:"tp_rank"`
+	PPRank  int    `json:"pp_rank"`
+	Address string `json:"addr"`
+}
+
+func newMooncakeBootstrap(e *Engine) *mooncakeBootstrap {
+	b := &mooncakeBootstrap{e: e, engines: make(map[int]*mooncakeEngine)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /query", b.query)
+	mux.HandleFunc("POST /register", b.registerWorker)
+	b.server = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, pattern := mux.Handler(r); pattern == "" {
+				w = &fastAPIError{w}
+			}
+			mux.ServeHTTP(w, r)
+		}),
+		ConnState: e.conns.state, ReadHeaderTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return e.ctx },
+	}
+	return b
+}
+
+func (b *mooncakeBootstrap) start(host string) error {
+	var err error
+	b.listener, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(b.e.cfg.BootstrapPort)))
+	if err != nil {
+		return fmt.Errorf("listen bootstrap: %w", err)
+	}
+	context.AfterFunc(b.e.ctx, func() { b.listener.Close() })
+	b.e.spawn(func(context.Context) { b.server.Serve(b.listener) })
+	return nil
+}
+
+// port is the port it listens on; the configured one before start.
+func (b *mooncakeBootstrap) port() int {
+	if b.listener == nil {
+		return b.e.cfg.BootstrapPort
+	}
+	return b.listener.Addr().(*net.TCPAddr).Port
+}
+
+// register notes a worker; one engine id for each rank, each place once. What is
+// wrong with it is "" when nothing is.
+func (b *mooncakeBootstrap) register(w mooncakeWorker) (problem string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	entry := b.engines[w.DPRank]
+	if entry == nil {
+		entry = &mooncakeEngine{Engine: w.Engine, Workers: make(map[int]map[int]string)}
+		b.engines[w.DPRank] = entry
+	}
+	if entry.Engine != w.Engine {
+		return fmt.Sprintf("Engine ID mismatch for dp_rank=%d: expected %s, got %s", w.DPRank, entry.Engine, w.Engine)
+	}
+	if entry.Workers[w.TPRank] == nil {
+		entry.Workers[w.TPRank] = make(map[int]string)
+	}
+	if entry.Workers[w.TPRank][w.PPRank] != "" {
+		return "Worker is already registered"
+	}
+	entry.Workers[w.TPRank][w.PPRank] = w.Address
+	return ""
+}
+
+func (b *mooncakeBootstrap) registerWorker(w http.ResponseWriter, r *http.Request) {
+	var worker mooncakeWorker
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&worker); err != nil {
+		writeJSON(w, http.StatusUnprocessableEntity, obj("detail", err.Error()))
+	} else if problem := b.register(worker); problem != "" {
+		writeJSON(w, http.StatusBadRequest, obj("detail", problem))
+	} else {
+		writeJSON(w, http.StatusOK, obj("status", "ok"))
+	}
+}
+
+func (b *mooncakeBootstrap) query(w http.ResponseWriter, _ *http.Request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	writeJSON(w, http.StatusOK, b.engines)
+}

@@ -1,0 +1,362 @@
+package enginesim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// mooncakeWrite is the side channel word that stands for
+// batch_transfer_sync_write.
+const mooncakeWrite = "mooncake-write"
+
+// The status of a worker's last answer (MooncakeXferResponseStatus).
+const (
+	mooncakeFinish = 0
+	mooncakeError  = 2
+)
+
+// mooncakeAsk is what a consumer's worker asks a producer's for
+// (MooncakeXferMetadata), of one request.
+type mooncakeAsk struct {
+	host              string // of the consumer's memory
+	port              int
+	request, transfer string
+	blocks            []blockID // none: nothing is wanted, the producer may free
+	blockLen          int
+}
+
+func (a mooncakeAsk) encode() []byte {
+	b := msgp.AppendMapHeader(nil, 8)
+	b = msgp.AppendString(msgp.AppendString(b, "remote_hostname"), a.host)
+	b = appendInt(msgp.AppendString(b, "remote_port"), int64(a.port))
+	b = appendInt(msgp.AppendString(b, "remote_tp_size"), 1)
+	b = appendInt(msgp.AppendString(b, "remote_tp_rank"), 0)
+	b = msgp.AppendMapHeader(msgp.AppendString(b, "req_blocks"), 1)
+	b = msgp.AppendArrayHeader(msgp.AppendString(b, a.request), 2)
+	b = msgp.AppendString(b, a.transfer)
+	if len(a.blocks) == 0 {
+		b = msgp.AppendArrayHeader(b, 0)
+	} else {
+		b = msgp.AppendArrayHeader(msgp.AppendArrayHeader(b, 1), uint32(len(a.blocks)))
+		for _, id := range a.blocks {
+			b = appendInt(b, int64(id))
+		}
+	}
+	b = appendInt(msgp.AppendArrayHeader(msgp.AppendString(b, "kv_caches_base_addr"), 1), 4096)
+	for _, name := range []string{"block_lens", "kv_block_lens"} {
+		b = appendInt(msgp.AppendArrayHeader(msgp.AppendString(b, name), 1), int64(a.blockLen))
+	}
+	return b
+}
+
+// decodeAsk reads a message as strictly as a struct of msgspec is read.
+func decodeAsk(message []byte) (a mooncakeAsk, err error) {
+	m, err := readMessage(message)
+	if err != nil {
+		return a, err
+	}
+	var ok, all bool
+	a.host, all = m["remote_hostname"].(string)
+	a.port, ok = whole(m["remote_port"])
+	all = all && ok
+	for _, name := range []string{"remote_tp_size", "remote_tp_rank"} {
+		_, ok = whole(m[name])
+		all = all && ok
+	}
+	lens, ok := m["kv_block_lens"].([]any)
+	if all = all && ok; ok && len(lens) == 1 {
+		a.blockLen, _ = whole(lens[0])
+	}
+	_, ok = m["kv_caches_base_addr"].([]any)
+	requests, isMap := m["req_blocks"].(map[string]any)
+	if !all || !ok || !isMap || len(requests) != 1 {
+		return a, errors.New("decode ask: a required field is missing")
+	}
+	for request, v := range requests {
+		pair, _ := v.([]any)
+		if len(pair) != 2 {
+			return a, errors.New("decode ask: not a pair")
+		}
+		a.request = request
+		a.transfer, _ = pair[0].(string)
+		groups, _ := pair[1].([]any)
+		if len(groups) == 0 {
+			continue
+		}
+		list, _ := groups[0].([]any)
+		for _, id := range list {
+			n, ok := whole(id)
+			if !ok {
+				return a, errors.New("decode ask: not a number")
+			}
+			a.blocks = append(a.blocks, blockID(n))
+		}
+	}
+	return a, nil
+}
+
+// mooncakeReply is a worker's answer. ok and failed are ids of requests.
+func mooncakeReply(status int, ok, failed, problem string) []byte {
+	pairs := 1
+	b := appendInt(msgp.AppendString(nil, "status"), int64(status))
+	for _, list := range [][2]string{{"ok_reqs", ok}, {"err_reqs", failed}} {
+		if list[1] != "" {
+			b = msgp.AppendArrayHeader(msgp.AppendString(b, list[0]), 1)
+			b = msgp.AppendString(b, list[1])
+			pairs++
+		}
+	}
+	if problem != "" {
+		b = msgp.AppendString(msgp.AppendString(b, "err_msg"), problem)
+		pairs++
+	}
+	return append(msgp.AppendMapHeader(nil, uint32(pairs)), b...)
+}
+
+// serveWorker answers consumers. Each opens a connection for each request.
+func (m *mooncake) serveWorker(r *rank) func(context.Context, *zmtpConn) {
+	return func(ctx context.Context, c *zmtpConn) {
+		for {
+			frames, err := c.receive()
+			if err != nil {
+				return
+			}
+			answer := m.serve(ctx, r, frames[len(frames)-1])
+			if answer != nil && c.send(answer) != nil {
+				return
+			}
+		}
+	}
+}
+
+// serve does what a consumer asks for, when prefill is ready, and returns the
+// answer; nil when that is lost.
+func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
+	ask, err := decodeAsk(message)
+	if err != nil {
+		return mooncakeReply(mooncakeError, "", "", err.Error())
+	}
+	if ask.blockLen != m.e.cfg.BlockSize {
+		return mooncakeReply(mooncakeError, "", "", "Mooncake KV region length mismatch")
+	}
+	key := moriioKey{r.index, ask.transfer}
+	m.mu.Lock()
+	t := m.sendingOf(key)
+	m.mu.Unlock()
+	limit := time.NewTimer(m.e.cfg.Mooncake.AbortTimeout)
+	defer limit.Stop()
+	select {
+	case <-t.ready:
+	case <-limit.C:
+		return mooncakeReply(mooncakeFinish, "", ask.request, "Timeout waiting for P side ready.")
+	case <-ctx.Done():
+		return nil
+	}
+	m.mu.Lock()
+	there := m.sending[key] == t
+	if there {
+		t.writing++
+	}
+	m.mu.Unlock()
+	if !there {
+		m.e.cfg.Log.Warn("request expired before sending", "request", ask.request)
+		return mooncakeReply(mooncakeFinish, "", "", "")
+	}
+	err = m.write(ctx, r, t, ask)
+	m.mu.Lock()
+	t.writing--
+	if err == nil && m.sending[key] == t {
+		delete(m.sending, key)
+		t.expiry.Stop()
+		r.unpin(ask.transfer)
+	}
+	m.mu.Unlock()
+	switch {
+	case t.lost:
+		return nil
+	case err != nil:
+		m.e.cfg.Log.Error("KV write failed", "transfer", ask.transfer, "error", err)
+		return mooncakeReply(mooncakeFinish, "", ask.request, err.Error())
+	}
+	return mooncakeReply(mooncakeFinish, ask.request, "", "")
+}
+
+// write puts a prompt's KV into the consumer's blocks: its end, where the
+// consumer has the beginning.
+func (m *mooncake) write(ctx context.Context, r *rank, t *mooncakeSending, ask mooncakeAsk) error {
+	if len(ask.blocks) == 0 {
+		return nil
+	}
+	if len(ask.blocks) > len(t.blocks) {
+		return errors.New("prefill has fewer blocks than decode")
+	}
+	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
+	defer cancel()
+	addr := net.JoinHostPort(ask.host, fmt.Sprint(ask.port))
+	if err := r.side.setUp(ctx, addr, ""); err != nil {
+		return err
+	}
+	payload := r.readPinned(ask.transfer, t.blocks[len(t.blocks)-len(ask.blocks):])
+	_, err := r.side.call(ctx, addr, sideMessage{
+		Op: mooncakeWrite, Key: ask.request, Blocks: ask.blocks, Payload: payload,
+	})
+	return err
+}
+
+// await is a consumer's wait for a producer's write. It returns with the
+// sequence's blocks reserved and no slot held. They are held until the producer
+// has answered, or the time is up, whether or not the client is still there.
+func (m *mooncake) await(ctx context.Context, s *sequence, leg *mooncakeLeg) error {
+	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+		m.dismiss(leg)
+		return err
+	}
+	local := s.blocks[s.computed/s.rank.cache.size : s.rank.cache.blocksFor(len(s.prompt))]
+	m.expect(s.id, true)
+	s.rank.awaitKV(s)
+	err := s.rank.waitLoading(func() error {
+		limit, cancel := context.WithTimeout(m.e.ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
+		defer cancel()
+		if !leg.whole || s.req.fault == failNotify {
+			m.e.cfg.Log.Warn("nobody is asked for the KV", "request", s.id)
+			<-limit.Done()
+			return errNeverWritten
+		}
+		return m.pull(limit, s.rank, leg, s.id, local)
+	})
+	m.expect(s.id, false)
+	s.rank.receivedKV(s)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		m.e.cfg.Log.Error("pulling KV failed", "request", s.id, "error", err)
+		return errLoad
+	case s.req.fault == failLoad:
+		return errLoad
+	}
+	m.e.stats.transfers.Add(1)
+	s.rank.loaded(s, len(s.prompt)-1)
+	s.cached = len(s.prompt) - 1
+	return nil
+}
+
+func (m *mooncake) expect(request string, waits bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.receiving[request] = waits; !waits {
+		delete(m.receiving, request)
+	}
+}
+
+// pull asks a producer to write into blocks and waits until it has. A socket of
+// ZMQ keeps trying to reach the producer, and never learns of its end.
+func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request string, blocks []blockID) error {
+	addr, err := m.worker(ctx, leg)
+	if err != nil {
+		return err
+	}
+	var c *zmtpConn
+	for {
+		if c, err = m.e.dialPeer(ctx, addr); err == nil {
+			break
+		}
+		if sleep(ctx, 100*time.Millisecond) != nil {
+			return errNeverWritten
+		}
+	}
+	defer m.e.hangUp(c)
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	host, port := r.side.hostPort()
+	ask := mooncakeAsk{
+		host: host, port: port, request: request, transfer: leg.transfer, blocks: blocks, blockLen: m.e.cfg.BlockSize,
+	}
+	var reply map[string]any
+	if err := c.send(ask.encode()); err == nil {
+		if frames, err := c.receive(); err == nil {
+			reply, _ = readMessage(frames[len(frames)-1])
+		}
+	}
+	status, known := whole(reply["status"])
+	problem, _ := reply["err_msg"].(string)
+	switch {
+	case known && reply["ok_reqs"] != nil:
+		return nil
+	case known && (status == mooncakeError || reply["err_reqs"] != nil):
+		return errors.New("pull: " + problem)
+	}
+	<-ctx.Done() // no answer, or one that does not name the request
+	return errNeverWritten
+}
+
+// worker returns the address of the producer's worker. An engine id that is not
+// known yet is looked for in the bootstrap server's answer.
+func (m *mooncake) worker(ctx context.Context, leg *mooncakeLeg) (string, error) {
+	m.mu.Lock()
+	addr := m.agents[leg.engine]
+	m.mu.Unlock()
+	if addr != "" {
+		return addr, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, leg.bootstrap+"/query", nil)
+	if err != nil {
+		return "", err
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return "", fmt.Errorf("query bootstrap server: %w", err)
+	}
+	defer resp.Body.Close()
+	var engines map[string]mooncakeEngine
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&engines); err != nil {
+		return "", fmt.Errorf("query bootstrap server: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range engines {
+		m.agents[e.Engine] = strings.TrimPrefix(e.Workers[0][0], "tcp://")
+	}
+	if addr = m.agents[leg.engine]; addr == "" {
+		return "", errors.New("remote engine_id not found from bootstrap server")
+	}
+	return addr, nil
+}
+
+// dismiss tells the producer that nobody will take the KV.
+func (m *mooncake) dismiss(leg *mooncakeLeg) {
+	switch {
+	case leg.transfer == "":
+	case !leg.whole:
+		m.e.crash(errKeys)
+	default:
+		m.e.spawn(func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, m.e.cfg.Mooncake.AbortTimeout*9/8)
+			defer cancel()
+			m.pull(ctx, m.e.ranks[0], leg, randomID(), nil)
+		})
+	}
+}
+
+// rejected is called for a leg that the serving layer refused.
+func (m *mooncake) rejected(parsed any) {
+	leg, _ := parsed.(*mooncakeLeg)
+	switch {
+	case leg == nil || !leg.remotePrefill:
+	case !m.consumes:
+		m.e.crash("AssertionError: a leg of the other role")
+	default:
+		m.dismiss(leg)
+	}
+}

@@ -1,0 +1,207 @@
+package connector
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// mooncake is vLLM's MooncakeConnector. Both legs run at once: decode looks for
+// prefill's workers at prefill's bootstrap server, by the id of its engine core,
+// and tells them which blocks it has set aside; when the prompt is computed,
+// prefill writes into them. What belongs together is known by the transfer id.
+// Prefill answers nothing about it.
+//
+// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/mooncake/
+// (mooncake_connector.py update_state_after_alloc and request_finished for the
+// fields and for when blocks are freed, mooncake_utils.py for the bootstrap
+// server), examples/disaggregated/mooncake_connector/mooncake_connector_proxy.py.
+type mooncake struct {
+	nixl // the routes and the forms that no vLLM engine splits are the same
+}
+
+// queryPath is where a bootstrap server lists the engine cores.
+const queryPath = "/query"
+
+func (mooncake) Name() string   { return "vllm-mooncake" }
+func (mooncake) Flow() abi.Flow { return abi.FlowConcurrent }
+
+// RegistryPath is of the engines that can be prefill.
+func (mooncake) RegistryPath(role abi.Role) string {
+	if role == abi.RoleDecode {
+		return ""
+	}
+	return queryPath
+}
+
+// RegistryProbed: a leg with the id of an engine core that is gone keeps decode's
+// blocks until its time-out, and in releases before autumn 2026 for ever.
+func (mooncake) RegistryProbed() bool { return true }
+
+// ReadFacts reads the bootstrap server's list, {"<dp rank>": {"engine_id": …,
+// "worker_addr": {"<tp rank>": {"<pp rank>": …}}}}, besides what every vLLM tells.
+// All of it is the epoch: ids may be configured, the workers' ports never are.
+func (m mooncake) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	if path != queryPath {
+		return m.nixl.ReadFacts(f, path, status, body)
+	}
+	if status/100 != 2 {
+		return fmt.Errorf("read facts: %s answered with status %d", path, status)
+	}
+	var ranks openai.Object
+	if err := ranks.Parse(body); err != nil {
+		return fmt.Errorf("read facts: %s: no JSON object", path)
+	}
+	for {
+		entry, ok := ranks.Get(strconv.Itoa(len(f.EngineIDs)))
+		if !ok {
+			break
+		}
+		var core openai.Object
+		if core.Parse(entry) != nil || textOf(&core, "engine_id") == "" {
+			return fmt.Errorf("read facts: %s: an entry without engine_id", path)
+		}
+		f.EngineIDs = append(f.EngineIDs, textOf(&core, "engine_id"))
+		if workers, _ := core.Get("worker_addr"); f.TPSize == 0 {
+			f.TPSize = countMembers(workers)
+		}
+	}
+	if len(f.EngineIDs) == 0 {
+		return errors.New("read facts: " + path + ": no engine has registered yet")
+	}
+	f.DPSize = len(f.EngineIDs)
+	f.Epoch = string(body)
+	return nil
+}
+
+// countMembers counts the members of a JSON object.
+func countMembers(raw []byte) (n int) {
+	var o openai.Object
+	if o.Parse(raw) == nil {
+		for range o.Members {
+			n++
+		}
+	}
+	return n
+}
+
+// Compatible wants equal blocks, and one tensor-parallel size to be a multiple of
+// the other. Sources: mooncake_connector.py _validate_asymmetric_region_lengths
+// and _get_tp_ratio, which both leave decode waiting.
+func (mooncake) Compatible(p, d *engine.Facts) error {
+	switch {
+	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
+		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
+	case p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize:
+		return fmt.Errorf("block sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
+	}
+	return moriio{}.Compatible(p, d)
+}
+
+// Prefill asks for one token, as NIXL's leg does, and must end by the limit of
+// tokens: ended otherwise it keeps no block (request_finished). The rank is said
+// whenever the engine has several, because decode is told of the core of one.
+func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	b := append(make([]byte, 0, 160), `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`...)
+	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
+	leg.Header = []Field{{Name: "X-Request-Id", Value: a.LegID}}
+	leg.Header = rankHeader(leg.Header, max(a.Prefill.Spec.Ranks, a.Prefill.Facts().DPSize), a.Prefill.Rank)
+	return leg, err
+}
+
+// transferID is what both legs of an attempt call the transfer.
+func (mooncake) transferID(a *Attempt) string { return "xfer-" + a.LegID }
+
+// ReadPrefill looks whether prefill has kept its blocks, which it says only by
+// the reason why the text ended.
+func (mooncake) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+	if !isObject(body) {
+		return Handoff{}, badReply("no JSON object")
+	}
+	reason, found, err := openai.Lookup(body, "choices", "0", "finish_reason") // checks all of the body
+	if err == nil && !found {
+		reason, found, err = openai.Lookup(body, "stop_reason") // of /v1/messages
+	}
+	if err == nil && !found {
+		reason, found, err = openai.Lookup(body, "status") // of /v1/responses, whose reason some releases hide
+	}
+	switch {
+	case err != nil:
+		return Handoff{}, badReply(err.Error())
+	case !found:
+		return Handoff{}, badReply("no reason for its end")
+	}
+	switch s, _ := openai.String(reason); s {
+	case "stop", "end_turn", "stop_sequence", "abort", "error", "failed", "cancelled":
+		return Handoff{}, badReply("ended otherwise than by the limit of tokens, which keeps no KV")
+	}
+	return Handoff{Pinned: true}, nil
+}
+
+// Decode is the client's request, its limit of tokens as it is: decode produces
+// the first token again.
+func (m mooncake) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
+	params, err := m.decodeParams(a)
+	if err != nil {
+		return Leg{}, err
+	}
+	leg, err := vllmDecode(a, dst, params)
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, err
+}
+
+// decodeParams says where prefill is. The address is that of a registered engine
+// or its configuration, never a client's.
+func (m mooncake) decodeParams(a *Attempt) ([]byte, error) {
+	ids := a.Prefill.Facts().EngineIDs
+	if a.Prefill.Rank >= len(ids) {
+		return nil, errNoEngineID
+	}
+	address := "http://" + bootstrapHost(a.Prefill) + ":" + strconv.Itoa(bootstrapPort(a.Prefill))
+	b := make([]byte, 0, 320)
+	b = append(b, `{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`...)
+	b = openai.AppendQuoted(b, address)
+	b = openai.AppendQuoted(append(b, `,"remote_engine_id":`...), ids[a.Prefill.Rank])
+	b = openai.AppendQuoted(append(b, `,"transfer_id":`...), m.transferID(a))
+	return append(b, '}'), nil
+}
+
+var errNoEngineID = errors.New("prefill's engine id is not known")
+
+// Reclaims: a prefill that is heard out writes what decode waits for, or keeps
+// what Cleanup frees; one that is aborted leaves decode waiting.
+func (mooncake) Reclaims() bool { return true }
+
+// Cleanup has a decode engine refuse a request that names the transfer: prefill
+// is then told that nothing of it is wanted (request_finished,
+// _with_kv_transfer_rejection_cleanup).
+//
+// That is right only for blocks that prefill is known to hold: a transfer which
+// it does not know of, or not any more, keeps one of its few senders waiting for
+// minutes. So a decode engine that has the leg must be over. Else the engines have
+// it out between themselves: decode, when it is hung up on, calls the transfer off
+// if it was not scheduled, and otherwise takes it. Where prefill failed nobody
+// writes: what decode then holds ends with its time-out, and is counted as that.
+func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	held := o.PrefillDone && o.Handoff != nil && o.Handoff.Pinned
+	waits := o.DecodeSent && !o.DecodeOver
+	switch {
+	case a.Prefill.IsZero() || o.DecodeTook:
+		return nil
+	case waits && !held:
+		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}
+	case !held && (!o.PrefillSent || o.PrefillDone || o.Refused):
+		return nil
+	case waits || !held:
+		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
+	}
+	params, err := m.decodeParams(a)
+	if err != nil {
+		return nil
+	}
+	return []Cleanup{refusedDecode(a, params)}
+}
