@@ -71,13 +71,14 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	n.knowledge = newKnowledge(cfg, metrics, log)
 	n.registry = engine.New(engine.Options{
 		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs,
-		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
-		NewClient: func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
-		NewProbe:  newProbe,
-		APIKey:    func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
-		Log:       log,
-		Index:     n.knowledge.state.Index,
-		OnState:   n.knowledge.ready,
+		Protocols:  func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
+		NewClient:  func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
+		NewProbe:   newProbe,
+		APIKey:     func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
+		Log:        log,
+		SyncClocks: func() bool { return n.cfg.Load().TRTLLM.PerfMetrics },
+		Index:      n.knowledge.state.Index,
+		OnState:    n.knowledge.ready,
 		OnRestart: func(i *engine.Instance) {
 			metrics.Restart(i.Spec.Name)
 			n.knowledge.restarted(i)
@@ -221,6 +222,9 @@ func newClient(cfg *config.Config, spec config.Engine) (upstream.Client, error) 
 	opts := upstream.Options{
 		URL: u, TLS: tlsConfig, MaxConns: spec.MaxConns, MaxIdle: cfg.Transport.MaxIdle,
 		IdleTimeout: time.Duration(cfg.Transport.IdleTimeout), DialTimeout: time.Duration(cfg.Timeouts.Dial),
+	}
+	if spec.Connector == config.ConnectorTRTLLM && cfg.TRTLLM.PerfMetrics {
+		opts.MaxHeadBytes = 64<<10 + connector.MaxTiming
 	}
 	if cfg.Transport.Client == "nethttp" {
 		return upstream.NewStd(opts), nil

@@ -29,6 +29,10 @@ type attempt struct {
 	pair    *engine.Pair  // of the two targets; nil with one leg
 	fresh   bool          // nothing had come over it when the attempt began
 
+	// timed says that the engines have been asked how the legs went there.
+	timed bool
+	// timing is the row of the leg whose stream ends with that; nil: none does.
+	timing *legRow
 	// decodeSent is closed when all of the decode leg has been sent, where prefill
 	// waits for that; else nil.
 	decodeSent chan struct{}

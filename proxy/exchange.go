@@ -456,6 +456,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 			TRTLLM: *x.s.trtllm.Load(), Conversation: x.conversation(),
 		},
 	}
+	a.timed = a.c.TRTLLM.PerfMetrics && p.Decode.Spec.Connector == config.ConnectorTRTLLM
 	a.order()
 	x.placed(p)
 	a.joinPair()

@@ -45,6 +45,7 @@ func (r *record) copyFrom(o *record) {
 	}
 	for i, row := range o.rows[:o.legs] {
 		*r.rows[i] = *row
+		r.rows[i].keepTiming()
 		r.rows[i].target.Instance = nil // an ended exchange keeps no engine alive
 	}
 }
@@ -93,6 +94,8 @@ type ExplainedLeg struct {
 	EndMS       *float64 `json:"end_ms"`
 	Status      int      `json:"status"`
 	Error       string   `json:"error"`
+
+	Timing *ExplainedTiming `json:"engine_timing,omitempty"`
 }
 
 // ExplainedFallback is one counted deviation from what was configured.
@@ -143,7 +146,7 @@ func (r *record) explain() Explanation {
 		e.Legs = append(e.Legs, ExplainedLeg{
 			ID: l.ID, Phase: l.Phase.String(), Engine: l.Engine, Rank: l.Rank, Attempt: l.Attempt,
 			StartMS: millis(l.Start.Sub(r.Start)), FirstByteMS: since(r.Start, first), EndMS: since(r.Start, l.End),
-			Status: l.Status, Error: l.Error,
+			Status: l.Status, Error: l.Error, Timing: r.explainTiming(l),
 		})
 	}
 	slices.SortStableFunc(e.Legs, func(a, b ExplainedLeg) int {
@@ -198,6 +201,9 @@ type PerfRow struct {
 	PromptTokens int64   `json:"prompt_tokens"`
 	OutputTokens int64   `json:"output_tokens"`
 	CachedTokens int64   `json:"cached_tokens"`
+
+	CtxTiming *ExplainedTiming `json:"ctx_timing,omitempty"`
+	GenTiming *ExplainedTiming `json:"gen_timing,omitempty"`
 }
 
 // perfRows returns the ended exchanges, oldest first.
@@ -221,9 +227,9 @@ func (r *record) perfRow() PerfRow {
 	}
 	for _, l := range r.rows[:r.legs] { // the last leg of each phase counts
 		if l.Phase == abi.Prefill {
-			p.CtxDispatch, p.CtxDone = unix(l.Start), unix(l.End)
+			p.CtxDispatch, p.CtxDone, p.CtxTiming = unix(l.Start), unix(l.End), r.explainTiming(l)
 		} else {
-			p.GenDispatch = unix(l.Start)
+			p.GenDispatch, p.GenTiming = unix(l.Start), r.explainTiming(l)
 		}
 	}
 	return p

@@ -161,6 +161,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		return nil, newLegError(row.Phase, t, err)
 	}
 	row.head(time.Now(), resp.Status)
+	if a.timed {
+		x.rec.timed(row, connector.ReadTiming(resp.Get))
+	}
 	return resp, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -67,6 +68,7 @@ type legRow struct {
 	Status    int
 	Error     string
 
+	timing connector.Timing // what the engine said of it
 	target engine.Target
 	short  bool // the plan policy's limit bounds its first byte
 

@@ -133,6 +133,8 @@ func (a *attempt) replyHandoff() error {
 	x.w.Header().Set("Content-Type", "application/json")
 	if x.req.Stream {
 		x.w.Header().Set("Content-Type", "text/event-stream")
+	} else {
+		a.tellTiming()
 	}
 	return x.writeWhole(http.StatusOK, a.handoff.Answer)
 }

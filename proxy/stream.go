@@ -68,6 +68,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 		}
 	}
 	copyHeader(x.w.Header(), resp)
+	a.tellTiming()
 	return x.writeWhole(resp.Status, public)
 }
 
@@ -116,6 +117,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if a.merge.merger != nil {
 		events.Limit = maxAnswer // they can be completed only whole
 	}
+	if a.timed {
+		a.timing = row
+	}
 	err = a.pump(resp, buf, &events)
 	if u, ok := events.Usage(); ok {
 		x.usage = u
@@ -127,7 +131,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	switch {
 	case err == nil && (events.Failed || events.Aborted): // the client has been told
 		return engineError(row, "error_event", events.Status, nil)
-	case err == nil || errors.Is(err, errClientWrite):
+	case err == nil:
+		return a.timingEvent()
+	case errors.Is(err, errClientWrite):
 		return err
 	}
 	le := newLegError(row.Phase, row.target, err)
@@ -207,6 +213,9 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 		if merr != nil {
 			failed = merr
 			return false
+		}
+		if a.timing != nil && events.Done {
+			whole = a.cutTiming(whole)
 		}
 		if len(whole) > 0 {
 			if err := out.write(whole, resp.Ended()); err != nil {

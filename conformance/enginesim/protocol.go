@@ -54,6 +54,14 @@ type greetingProtocol interface {
 	greeting(req *request, seqs []*sequence) []any
 }
 
+// measuringProtocol is a protocol whose answers may tell how the request went.
+type measuringProtocol interface {
+	// unaryHeader adds headers to a whole answer.
+	unaryHeader(req *request, h http.Header)
+	// afterDone are events behind the end of a stream.
+	afterDone(req *request) []any
+}
+
 // dialect renders answers in the engine's own form. The values returned are
 // marshalled by encodeJSON: an object, or any struct.
 type dialect interface {

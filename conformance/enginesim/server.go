@@ -298,6 +298,9 @@ func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *request,
 	if !e.proto.streamOptions(req).NoDone {
 		last = append(last, doneEvent)
 	}
+	if m, ok := e.proto.(measuringProtocol); ok {
+		last = append(last, m.afterDone(req)...)
+	}
 	if err := st.send(last...); err != nil {
 		return context.Canceled // the client left
 	}
@@ -377,6 +380,9 @@ func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequenc
 		http.NewResponseController(w).Flush()
 		abortConn(w)
 		return
+	}
+	if m, ok := e.proto.(measuringProtocol); ok {
+		m.unaryHeader(req, w.Header())
 	}
 	writeJSON(w, http.StatusOK, e.proto.unary(req, seqs))
 }

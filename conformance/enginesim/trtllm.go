@@ -20,6 +20,7 @@ type trtllm struct {
 	e      *Engine
 	cfg    TRTLLMConfig
 	events *trtEvents
+	clock  steadyClock
 
 	// localID counts the worker's own request ids.
 	localID atomic.Int64
@@ -44,7 +45,7 @@ type trtContext struct {
 }
 
 func newTRTLLM(e *Engine) *trtllm {
-	t := &trtllm{e: e, cfg: e.cfg.TRTLLM, events: newTRTEvents(e), contexts: make(map[int64]*trtContext)}
+	t := &trtllm{e: e, cfg: e.cfg.TRTLLM, events: newTRTEvents(e), clock: steadyClock{epoch: time.Now()}, contexts: make(map[int64]*trtContext)}
 	e.logKV(t.events, trtNaming{}, false)
 	return t
 }
@@ -61,6 +62,7 @@ const opContext = "context"
 
 func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
 	q := s.req.Ext.(*trtRequest)
+	emit = t.timed(s, emit)
 	ctx, stop := t.noticing(ctx)
 	defer stop()
 	s.rank = t.e.pickRank(s.req.Rank)

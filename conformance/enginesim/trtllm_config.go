@@ -27,6 +27,9 @@ type TRTLLMConfig struct {
 	// AuthKey is internal_request_auth_key: with it, requests that carry an opaque
 	// state or a context endpoint must be signed with it. Default none.
 	AuthKey string
+	// PerfMetrics is return_perf_metrics: requests that ask for their metrics get
+	// them.
+	PerfMetrics bool
 	// ClusterURI is the cluster storage where the worker registers,
 	// "http://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
 	// the bearer token that the storage asks for. Empty: nowhere.

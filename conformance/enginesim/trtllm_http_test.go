@@ -291,3 +291,39 @@ func TestProtocolConfigDefaults(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestTRTLLMMetrics: who asks gets the metrics of the request, in headers or in
+// an event behind the stream's end, on the clock that an orchestrator has set.
+func TestTRTLLMMetrics(t *testing.T) {
+	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{PerfMetrics: true}})
+	silent := startEngine(t, Config{Connector: ConnectorTRTLLM})
+	body := completion(words(1, 20), `"max_tokens":3`)
+	stream := withFields(body, `"stream":true`)
+	for name, a := range map[string]answer{
+		"not asked": post(t, e.URL()+routeCompletions, body), "off": post(t, silent.URL()+routeCompletions, body, headerReturnMetrics, "1"),
+		"stream, not asked": post(t, e.URL()+routeCompletions, stream), "stream, off": post(t, silent.URL()+routeCompletions, stream, headerReturnMetrics, "1"),
+	} {
+		if a.header.Get(headerServerTiming) != "" || strings.Contains(string(a.body), eventMetrics) {
+			t.Errorf("%s: %v %s", name, a.header, a.body)
+		}
+	}
+	clock := get(t, e.URL()+"/steady_clock_offset")
+	var stamps struct{ Received, Sent float64 }
+	if n, err := fmt.Sscanf(string(clock.body), `{"receive_ts":%g,"transmit_ts":%g}`, &stamps.Received, &stamps.Sent); n != 2 || stamps.Sent < stamps.Received || stamps.Received < 1e5 {
+		t.Errorf("clock %s, %v", clock.body, err)
+	}
+	if a := post(t, e.URL()+"/steady_clock_offset", `{"offset":1e9}`); a.status != http.StatusOK {
+		t.Errorf("set clock: %d", a.status)
+	}
+	a := post(t, e.URL()+routeCompletions, body, headerReturnMetrics, "1")
+	if timing := a.header.Get(headerServerTiming); !strings.HasPrefix(timing, "server_queue;dur=0.000000, server_ttft;dur=") {
+		t.Errorf("header %v", a.header)
+	}
+	if span := a.header.Get(headerStartEnd); !strings.HasPrefix(span, "server-start;ts=1000100") {
+		t.Errorf("span %q", span)
+	}
+	s := string(post(t, e.URL()+routeCompletions, stream, headerReturnMetrics, "1").body)
+	if _, after, _ := strings.Cut(s, "data: [DONE]\n\n"); !strings.HasPrefix(after, "event: trtllm.perf_metrics\ndata: {\"Server-Timing\":\"server_queue;") || !strings.HasSuffix(after, "}\n\n") {
+		t.Errorf("stream %s", s)
+	}
+}

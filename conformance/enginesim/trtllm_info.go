@@ -3,7 +3,6 @@ package enginesim
 import (
 	"context"
 	"net/http"
-	"time"
 )
 
 // trtVersions are the versions that the worker reports, by wire generation.
@@ -29,11 +28,7 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 	if t.cfg.Wire >= TRTLLMWireG2 {
 		mux.HandleFunc("POST /_internal/tokenize", t.tokenize)
 	}
-	mux.HandleFunc("GET /steady_clock_offset", func(w http.ResponseWriter, _ *http.Request) {
-		now := float64(time.Now().UnixNano()) / 1e9
-		writeJSON(w, http.StatusOK, obj("receive_ts", now, "transmit_ts", now))
-	})
-	mux.HandleFunc("POST /steady_clock_offset", func(http.ResponseWriter, *http.Request) {})
+	t.clockRoutes(mux)
 }
 
 // serverInfo answers GET /server_info. The params are what a generation_first

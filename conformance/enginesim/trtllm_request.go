@@ -18,6 +18,7 @@ type trtRequest struct {
 	wire   int        // the worker's wire generation
 	// tokenIDs says that the prompt came as token ids.
 	tokenIDs bool
+	times    trtTimes
 }
 
 // is reports whether the request is a leg of the named type.

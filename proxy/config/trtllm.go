@@ -15,4 +15,8 @@ type TRTLLM struct {
 	// prompt as token ids. Wrong for harmony and multimodal models. Default
 	// false.
 	StripHistory bool `toml:"strip_history"`
+	// PerfMetrics asks workers for the times of each request, which those with
+	// return_perf_metrics tell, and sets their clocks; shown by explain and
+	// /perf_metrics, and answered to clients that ask for them. Default false.
+	PerfMetrics bool `toml:"perf_metrics"`
 }

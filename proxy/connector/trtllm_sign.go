@@ -17,6 +17,8 @@ type TRTLLM struct {
 	Base64IDs bool
 	// StripHistory leaves decode the last message of a chat.
 	StripHistory bool
+	// PerfMetrics asks workers how each request went there.
+	PerfMetrics bool
 }
 
 // headerAuth carries the signature. Source: serve/disagg_auth.py.

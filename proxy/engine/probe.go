@@ -129,6 +129,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		return
 	}
 	p.bad, p.fresh, p.lost, p.said = 0, 0, false, ""
+	p.syncClock(ctx, h)
 }
 
 // failed counts a failed probe.

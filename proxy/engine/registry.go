@@ -61,6 +61,9 @@ type Options struct {
 	// emptied when the instance restarts.
 	Index *kvindex.Index
 	Log   *slog.Logger
+	// SyncClocks reports whether the clocks of engines that tell times are to be
+	// set; nil: no.
+	SyncClocks func() bool
 	// OnState is called after each change of an instance's state, and when a
 	// ready one has new facts; OnRestart when an instance is found to be a new
 	// process, so that what was known of its KV is void; OnGone when one has left

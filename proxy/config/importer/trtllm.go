@@ -272,7 +272,8 @@ func (r *trtllm) observability(root *table) {
 	on, _, ok := r.boolean(root, "return_perf_metrics")
 	_, _, dir := r.text(root, "perf_metrics_output_dir")
 	if dir || ok && on {
-		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "GET /perf_metrics and /metrics on the admin address have the times; set return_perf_metrics on the workers themselves")
+		r.doc.set("trtllm", "perf_metrics", value{"true", "true"}, "return_perf_metrics; the workers themselves need it too")
+		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "the times are in GET /perf_metrics and /v1/explain on the admin address, and in the answers to clients that ask; no file is written")
 	}
 	o, e, found := r.sub(root, "otlp_config")
 	r.text(o, "otlp_traces_endpoint")
