@@ -39,6 +39,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
 	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id by which peers know the engine; default a random one")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
+	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")
 	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")

@@ -429,6 +429,7 @@ func TestEngineRestarts(t *testing.T) {
 				f.eventually("the engine is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
 				c := enginesim.Config{Connector: f.connector, Role: role, Listen: addr}
 				c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
+				c.SGLang.HeaderOverrides = connector == sglangHeaders
 				keepKVPorts(&c, *set)
 				*set = startEngine(t, c)
 				f.eventually("the engine is ready again", func() bool { return f.engineState(name) == "ready" })

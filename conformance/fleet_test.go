@@ -27,8 +27,12 @@ import (
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
 	enginesim.ConnectorVLLMMooncake,
-	enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM, trtllmFirst,
+	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
+
+// sglangHeaders is SGLang with what a transfer needs in header lines: engines
+// that take overrides, and engine.header_overrides.
+const sglangHeaders = enginesim.ConnectorSGLang + " header_overrides"
 
 // trtllmFirst is TensorRT-LLM with the generation's leg sent first: a connector,
 // and behind it retry.schedule_style.
@@ -82,11 +86,12 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
 	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
 	cfg.Server.ExposePlacement = true
-	if style != "" {
+	if style != "" && connector == enginesim.ConnectorTRTLLM {
 		cfg.Retry.ScheduleStyle = style
 	}
 	start := func(role string, n int) *enginesim.Engine {
 		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: quietAddr(t)}
+		c.SGLang.HeaderOverrides = style == "header_overrides"
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
@@ -111,7 +116,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
-			cfg.Engines = append(cfg.Engines, engineSpec(fmt.Sprintf("%s%d", role[:1], n), role, connector, e))
+			spec := engineSpec(fmt.Sprintf("%s%d", role[:1], n), role, connector, e)
+			spec.HeaderOverrides = c.SGLang.HeaderOverrides
+			cfg.Engines = append(cfg.Engines, spec)
 		}
 		return e
 	}

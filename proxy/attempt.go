@@ -389,7 +389,10 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
 		body.free()
 		return leg, nil, err
 	}
-	if !leg.Alias {
+	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
+		body.free()
+		body = a.x.body.hold()
+	} else {
 		body.b = leg.Body
 	}
 	if a.x.legPolicy != nil {

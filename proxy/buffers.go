@@ -3,6 +3,7 @@ package proxy
 import (
 	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // Buffers come in size classes so that a stream's 4 KiB piece never carries the
@@ -15,8 +16,11 @@ const (
 var bufferPools [maxBufferBits - minBufferBits + 1]sync.Pool
 
 // buffer is a pooled byte slice with one owner. Append to b; b may grow past
-// its class.
-type buffer struct{ b []byte }
+// its class. One that several hold is not written to.
+type buffer struct {
+	b       []byte
+	holders atomic.Int32 // besides the owner
+}
 
 // getBuffer returns an empty buffer with room for n bytes.
 func getBuffer(n int) *buffer {
@@ -30,11 +34,19 @@ func getBuffer(n int) *buffer {
 	return &buffer{b: make([]byte, 0, 1<<(class+minBufferBits))}
 }
 
-// free gives the buffer back; nil is allowed. Nothing may alias it any more.
+// hold makes another owner of the buffer, which has a free of its own.
+func (b *buffer) hold() *buffer {
+	b.holders.Add(1)
+	return b
+}
+
+// free gives the buffer back when its last owner does; nil is allowed. Nothing
+// of the caller's may alias it any more.
 func (b *buffer) free() {
-	if b == nil {
+	if b == nil || b.holders.Load() > 0 && b.holders.Add(-1) >= 0 {
 		return
 	}
+	b.holders.Store(0)
 	c := cap(b.b)
 	if c < 1<<minBufferBits || c > 1<<maxBufferBits {
 		return

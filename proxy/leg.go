@@ -11,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -60,6 +61,9 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	case resp.Status/100 != 2:
 		err = x.statusError(abi.Prefill, t, resp, answer)
 	default:
+		if err = streamError(row, resp, answer.b); err != nil {
+			break
+		}
 		a.answer, a.orphan.PrefillDone = answer, true
 		if a.handoff, err = a.conn.ReadPrefill(&a.c, answer.b); err == nil {
 			x.legSucceeded(row)
@@ -69,6 +73,18 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	}
 	answer.free()
 	return x.legEnded(ctx, row, err)
+}
+
+// streamError is the failure that the first event of a prefill's answer tells
+// of, where that is a stream; nil for none.
+func streamError(row *legRow, resp *upstream.Response, answer []byte) error {
+	if !isStream(resp) {
+		return nil
+	}
+	if f := openai.ReadFirstEvent(answer); f.Verdict == openai.ErrorEvent {
+		return engineError(row, "error_event", f.Status, f.Data)
+	}
+	return nil
 }
 
 // answerLeg sends the leg whose answer the client gets, and relays it.

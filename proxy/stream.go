@@ -30,10 +30,15 @@ var (
 // relay gives the client a 2xx answer: streams as they come, all else when it
 // is whole, so that an engine that dies inside it can be replaced.
 func (a *attempt) relay(ctx context.Context, row *legRow, resp *upstream.Response) error {
-	if a.x.req.Stream && strings.HasPrefix(strings.ToLower(resp.Get("Content-Type")), "text/event-stream") {
+	if a.x.req.Stream && isStream(resp) {
 		return a.relayStream(ctx, row, resp)
 	}
 	return a.relayWhole(ctx, row, resp)
+}
+
+// isStream reports whether an answer is a stream of events.
+func isStream(resp *upstream.Response) bool {
+	return strings.HasPrefix(strings.ToLower(resp.Get("Content-Type")), "text/event-stream")
 }
 
 // relayWhole reads the answer to its end, then writes it.

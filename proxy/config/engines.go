@@ -76,6 +76,11 @@ type Engine struct {
 	// BootstrapPort is the bootstrap server's port; sglang and vllm-mooncake
 	// prefill only. Default 0: asked from sglang's GET /server_info, else 8998.
 	BootstrapPort int `toml:"bootstrap_port"`
+	// HeaderOverrides says that it runs with
+	// SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1, so that what a transfer needs goes
+	// in header lines and the body as the client wrote it; sglang only. Default
+	// false.
+	HeaderOverrides bool `toml:"header_overrides"`
 	// KVAddress is where its peers reach the KV transfer of vllm-moriio, as
 	// ParseKVAddress reads it. Required there; engines that register say it.
 	// Default "".

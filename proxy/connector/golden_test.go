@@ -47,6 +47,7 @@ type goldenPlace struct {
 	Ranks         int
 	BootstrapHost string `json:"bootstrap_host"`
 	BootstrapPort int    `json:"bootstrap_port"`
+	Overrides     bool   // header_overrides
 	Wire          string
 	TPSize        int    `json:"tp_size"`
 	PPSize        int    `json:"pp_size"`
@@ -62,6 +63,7 @@ func (p *goldenPlace) target() engine.Target {
 	return place(config.Engine{
 		Ranks: max(p.Ranks, 1), BootstrapHost: p.BootstrapHost, BootstrapPort: p.BootstrapPort, Wire: p.Wire,
 		TPSize: p.TPSize, PPSize: p.PPSize, EngineID: p.EngineID, SideChannel: p.SideChannel,
+		HeaderOverrides: p.Overrides,
 	}, p.Host, p.Rank, p.Facts)
 }
 

@@ -88,9 +88,15 @@ func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 }
 
 // Prefill is not streamed, so that a failure has its own status and the answer
-// comes when the transfer has ended.
+// comes when the transfer has ended; unless the body is to stay as it is.
 func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg := meet(a, dst, true)
+	m := a.meet(true)
+	if byHeader(a, a.Prefill) && !(a.Merging && a.Request.Stream) { // a stream is not merged from
+		leg := m.override(a)
+		leg.Unary = !a.Request.Stream
+		return leg, nil
+	}
+	leg := m.splice(a, dst, true)
 	leg.Unary = true
 	return leg, nil
 }
@@ -100,6 +106,9 @@ func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if n := batch(a.Request); n > 0 {
 		return readBatch(a, n, body)
+	}
+	if a.Request.Stream && len(body) > 0 && !isObject(body) {
+		return Handoff{}, readStream(body)
 	}
 	for _, path := range [...][]string{
 		{"choices", "0", "finish_reason"},
@@ -119,7 +128,11 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 }
 
 func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
-	return meet(a, dst, false), nil
+	m := a.meet(false)
+	if byHeader(a, a.Decode) {
+		return m.override(a), nil
+	}
+	return m.splice(a, dst, false), nil
 }
 
 // Reclaims: the abort by rid frees what either engine holds, answered or not.
@@ -159,26 +172,47 @@ func abortRID(rid string, phase abi.Phase) Cleanup {
 	}
 }
 
-// meet shapes the leg of one phase: the client's request and where the two
-// engines meet. Edits without a value change nothing.
-func meet(a *Attempt, dst []byte, prefill bool) Leg {
+// meeting is where the legs of an attempt meet, as one of the two is told.
+type meeting struct {
+	host     string
+	port     int
+	own      int // the rank of the engine itself; -1 where it follows from the room, or is the engine's to choose
+	prefills int // prefill's rank, where neither engine can tell it from the room; else -1
+}
+
+// meet is what the leg of one phase is told.
+func (a *Attempt) meet(prefill bool) meeting {
+	p, d := a.Prefill, a.Decode
+	m := meeting{host: bootstrapHost(p), port: bootstrapPort(p), own: -1, prefills: -1}
+	if p.Spec.Ranks > 1 && !p.Facts().FollowsRoom {
+		m.prefills = p.Rank
+	}
+	switch {
+	case prefill:
+		m.own = m.prefills
+	case d.Spec.Ranks > 1:
+		m.own = d.Rank
+	}
+	return m
+}
+
+// splice is the client's request with m in it. Edits without a value change
+// nothing.
+func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 	var (
 		host                           [80]byte
 		port, room, ownRank, otherRank [20]byte
 		rid                            [40]byte
-		own, other, stream, prompt     []byte
+		own, prefills, stream, prompt  []byte
 	)
-	p, d := a.Prefill, a.Decode
-	// Where prefill's rank does not follow from the room, both sides are told.
-	told := p.Spec.Ranks > 1 && !p.Facts().FollowsRoom
-	if told {
-		other = strconv.AppendInt(otherRank[:0], int64(p.Rank), 10)
+	if m.prefills >= 0 {
+		prefills = strconv.AppendInt(otherRank[:0], int64(m.prefills), 10)
 	}
-	switch {
-	case prefill:
-		own, stream = other, literal("false")
-	case d.Spec.Ranks > 1:
-		own = strconv.AppendInt(ownRank[:0], int64(d.Rank), 10)
+	if m.own >= 0 {
+		own = strconv.AppendInt(ownRank[:0], int64(m.own), 10)
+	}
+	if prefill {
+		stream = literal("false")
 	}
 	if a.Request.API == openai.Completions {
 		prompt, _ = lone(a.Request)
@@ -188,12 +222,12 @@ func meet(a *Attempt, dst []byte, prefill bool) Leg {
 		rooms, rids = roomList(a, n), ridList(a.LegID, n)
 	}
 	edits := [editRoom]openai.Edit{
-		{Key: "bootstrap_host", Value: openai.AppendQuoted(host[:0], bootstrapHost(p))},
-		{Key: "bootstrap_port", Value: strconv.AppendInt(port[:0], int64(bootstrapPort(p)), 10)},
+		{Key: "bootstrap_host", Value: openai.AppendQuoted(host[:0], m.host)},
+		{Key: "bootstrap_port", Value: strconv.AppendInt(port[:0], int64(m.port), 10)},
 		{Key: "bootstrap_room", Value: rooms},
 		{Key: "rid", Value: rids},
 		{Key: "routed_dp_rank", Value: own},
-		{Key: "disagg_prefill_dp_rank", Value: other},
+		{Key: "disagg_prefill_dp_rank", Value: prefills},
 		{Key: "stream", Value: stream},
 		{Key: "stream_options", Remove: prefill},
 		{Key: "prompt", Value: prompt},

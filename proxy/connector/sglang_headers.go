@@ -1,0 +1,55 @@
+package connector
+
+import (
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// An engine that takes overrides in header lines gets the client's body as it
+// is, not copied once. Sources, in SGLang: srt/entrypoints/request_headers.py;
+// srt/entrypoints/http_server.py and openai/serving_chat.py, the two routes that
+// read them. They are single values, so that a batch keeps its lists in the body.
+
+// byHeader reports whether the leg to t can leave the client's body alone: also
+// of what must be cut out of it there is nothing.
+func byHeader(a *Attempt, t engine.Target) bool {
+	if !t.Spec.HeaderOverrides || a.Trust || batch(a.Request) > 0 ||
+		a.Request.API != openai.Chat && a.Request.API != openai.Generate {
+		return false
+	}
+	var room [editRoom]openai.Edit
+	return len(cutPD(room[:0], a)) == 0
+}
+
+// override is the leg to t with the client's own body, m in header lines.
+func (m *meeting) override(a *Attempt) Leg {
+	leg := Leg{Path: a.Request.API.Path(), Body: a.Request.Raw(), Alias: true}
+	leg.Header = append(make([]Field, 0, 6),
+		Field{Name: "x-override-bootstrap-host", Value: m.host},
+		Field{Name: "x-override-bootstrap-port", Value: strconv.Itoa(m.port)},
+		Field{Name: "x-override-bootstrap-room", Value: strconv.FormatUint(bootstrapRoom(a, 0), 10)},
+		Field{Name: "x-override-rid", Value: a.LegID})
+	if m.own >= 0 {
+		leg.Header = append(leg.Header, Field{Name: "x-override-routed-dp-rank", Value: strconv.Itoa(m.own)})
+	}
+	if m.prefills >= 0 {
+		leg.Header = append(leg.Header, Field{Name: "x-override-disagg-prefill-dp-rank", Value: strconv.Itoa(m.prefills)})
+	}
+	return leg
+}
+
+// readStream judges prefill's answer to a body that asked for a stream.
+func readStream(body []byte) error {
+	var events openai.EventScanner
+	events.Feed(body)
+	events.Finish()
+	switch {
+	case events.Failed, events.Aborted:
+		return badReply("the engine gave up in its stream")
+	case !events.Done:
+		return badReply("the stream has no end")
+	}
+	return nil
+}
