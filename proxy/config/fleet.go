@@ -17,6 +17,8 @@ type Discovery struct {
 	File DiscoveryFile `toml:"file"`
 	// DNS is names whose addresses are engines.
 	DNS DiscoveryDNS `toml:"dns"`
+	// SGLang is bootstrap registries of prefill engines.
+	SGLang DiscoverySGLang `toml:"sglang"`
 	// Kubernetes is EndpointSlices.
 	Kubernetes DiscoveryKubernetes `toml:"kubernetes"`
 }
@@ -105,6 +107,17 @@ type DiscoveryDNS struct {
 	Engines []Engine `toml:"engine"`
 }
 
+// DiscoverySGLang is bootstrap registries of SGLang's prefill engines, which
+// tell where the engine is and how many ranks it has.
+type DiscoverySGLang struct {
+	// Interval is the time between two questions to a registry. Default 5s;
+	// never 0.
+	Interval Duration `toml:"interval"`
+	// Engines are the registries: each an [[engine]] whose url is the registry's
+	// address, without a port 8998.
+	Engines []Engine `toml:"engine"`
+}
+
 // DiscoveryKubernetes is the EndpointSlices of Services.
 type DiscoveryKubernetes struct {
 	// API is the API server, http(s)://host:port. Default "": that of the
@@ -152,11 +165,12 @@ func defaultDiscovery() Discovery {
 		TRTLLM: DiscoveryTRTLLM{RefreshInterval: seconds(10)},
 		Etcd:   DiscoveryEtcd{Prefix: "/pdproxy/engines/"},
 		DNS:    DiscoveryDNS{Interval: seconds(5)},
+		SGLang: DiscoverySGLang{Interval: seconds(5)},
 	}
 }
 
 // Enabled reports whether engines are looked for anywhere.
 func (d Discovery) Enabled() bool {
 	return d.MoRIIO.Listen != "" || d.TRTLLM.ClusterURI != "" || d.TRTLLM.MetadataURI != "" ||
-		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.Kubernetes.Engines) > 0
+		len(d.Etcd.Endpoints) > 0 || d.File.Path != "" || len(d.DNS.Engines) > 0 || len(d.SGLang.Engines) > 0 || len(d.Kubernetes.Engines) > 0
 }

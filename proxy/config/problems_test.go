@@ -232,6 +232,17 @@ prefix = ""
 		[]want{{"discovery.etcd.username", 2, "needs discovery.etcd.password_file"}, {"discovery.etcd.key", 3, "needs discovery.etcd.cert"}}},
 	{"two stores of a cluster", "[discovery.trtllm]\ncluster_uri = 'etcd://e:1,http://h:2'\ncluster_name = 'a/b'\n",
 		[]want{{"discovery.trtllm.cluster_uri", 2, "stands alone"}, {"discovery.trtllm.cluster_name", 3, "contain /"}}},
+	{"discovery.sglang", `[discovery.sglang]
+interval = '0s'
+[[discovery.sglang.engine]]
+name = 'a'
+url = 'http://10.0.0.5:8998'
+role = 'decode'
+connector = 'vllm-nixl'
+bootstrap_port = 7
+`, []want{
+		{"discovery.sglang.interval", 2, "more than 0"}, {"discovery.sglang.engine[0].role", 6, "must be \"prefill\""},
+		{"discovery.sglang.engine[0].connector", 7, "must be \"sglang\""}, {"discovery.sglang.engine[0].bootstrap_port", 8, "in the url"}}},
 	{"discovery.dns", `[discovery.dns]
 interval = "0s"
 server = "ns"

@@ -35,6 +35,7 @@ func (k *checker) discovery() {
 		k.add("discovery.trtllm.cluster_name", "must not contain /")
 	}
 	k.dns()
+	k.sglangRegistries()
 	k.kubernetes()
 }
 
@@ -110,6 +111,28 @@ func (k *checker) dns() {
 			}
 		}
 		k.pattern(at, e, names)
+	}
+}
+
+// sglangRegistries checks [discovery.sglang] and its patterns.
+func (k *checker) sglangRegistries() {
+	d := k.config.Discovery.SGLang
+	k.positive("discovery.sglang.interval", int64(d.Interval))
+	names := map[string]string{}
+	for i, e := range d.Engines {
+		at := indexKey("discovery.sglang.engine", i)
+		k.pattern(at, e, names)
+		if e.Role != RolePrefill {
+			k.add(joinKey(at, "role"), "must be %q: only engines that prefill have a bootstrap registry", RolePrefill)
+		}
+		if e.Connector != ConnectorSGLang {
+			k.add(joinKey(at, "connector"), "must be %q", ConnectorSGLang)
+		}
+		for key, set := range map[string]bool{"bootstrap_host": e.BootstrapHost != "", "bootstrap_port": e.BootstrapPort != 0} {
+			if set {
+				k.add(joinKey(at, key), "stands in the url here")
+			}
+		}
 	}
 }
 

@@ -74,6 +74,9 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if len(cfg.DNS.Engines) > 0 {
 		m.sources = append(m.sources, newDNS(cfg.DNS, o.Log))
 	}
+	if len(cfg.SGLang.Engines) > 0 {
+		m.sources = append(m.sources, newSGLang(cfg.SGLang, o.Log))
+	}
 	if len(cfg.Etcd.Endpoints) > 0 {
 		s, err := newRecords(cfg.Etcd, o.Log)
 		if err != nil {
