@@ -45,7 +45,7 @@ func loadFiles(cfg *config.Config) (*files, error) {
 		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
 	}
-	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics}
+	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
 	f.trtllm.AuthKey, err = readSecret(cfg.TRTLLM.AuthKeyFile)
 	note("trtllm.auth_key_file", err)
 	f.workerToken, err = readSecret(cfg.Discovery.TRTLLM.TokenFile)

@@ -79,3 +79,34 @@ func TestTRTLLMConditional(t *testing.T) {
 		})
 	}
 }
+
+// TestTRTLLMMsgpack: engines that read MessagePack get it on every leg, and say
+// what they say to JSON; those that do not, refuse it.
+func TestTRTLLMMsgpack(t *testing.T) {
+	for _, style := range trtllmStyles {
+		t.Run(style, func(t *testing.T) {
+			f := startFleet(t, style, fleetOptions{
+				engine: func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.Msgpack, c.TRTLLM.AuthKey = true, "" },
+				config: func(c *config.Config) { c.TRTLLM.Msgpack, c.TRTLLM.Base64IDs = true, true },
+			})
+			bodies := map[string]string{
+				chat("\"quoted\" \\ \n and 😀 é", 8, true): chatPath, chat(long, 8, false): chatPath, prompt(7, 100): completionsPath,
+				`{"prompt":["one"],"model":"sim","max_tokens":5,"temperature":0.25,"stop":[],"stream":true,"stream_options":{"include_usage":true}}`: completionsPath,
+			}
+			for body, path := range bodies {
+				f.right(f.try(path, body), path, body)
+			}
+			for _, engines := range [][]*enginesim.Engine{f.prefill, f.decode} {
+				if n := engines[0].State().PackedBodies + engines[1].State().PackedBodies; n != int64(len(bodies)) {
+					t.Errorf("%d bodies were packed", n)
+				}
+			}
+			f.settled()
+		})
+	}
+	f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) { c.TRTLLM.Msgpack = true }})
+	if a := f.try(chatPath, chat("hello", 5, false)); a.status != 400 {
+		t.Errorf("status %d: %s", a.status, a.body)
+	}
+	f.settled()
+}

@@ -163,6 +163,12 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		row.fields = editFields(row.fields, e)
 	}
 	row.body[0] = l.Body
+	if l.Msgpack {
+		if packed, err := connector.AppendMsgpack(make([]byte, 0, len(l.Body)), l.Body); err == nil {
+			row.body[0] = packed
+			row.fields = append(row.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
+		}
+	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,

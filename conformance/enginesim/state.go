@@ -42,6 +42,8 @@ type State struct {
 	StaleReads int64 `json:"stale_reads"`
 	// DuplicateIDs counts requests whose id was in flight already.
 	DuplicateIDs int64 `json:"duplicate_ids"`
+	// PackedBodies counts requests whose body was MessagePack.
+	PackedBodies int64 `json:"packed_bodies"`
 	// PeerConnections counts the connections to ranks of peers that were set up,
 	// ConnectionWaits the transfers that waited for one.
 	PeerConnections int64 `json:"peer_connections"`
@@ -58,6 +60,7 @@ type counters struct {
 	requests, transfers, aborted, errors, rejected atomic.Int64
 	promptTokens, cachedTokens, outputTokens       atomic.Int64
 	leasesExpired, staleReads, duplicateIDs        atomic.Int64
+	packed                                         atomic.Int64
 	peerConnections, connectionWaits               atomic.Int64
 	externalTokens                                 atomic.Int64 // received by transfer
 }
@@ -68,7 +71,7 @@ func (e *Engine) State() State {
 		Requests: e.stats.requests.Load(), Transfers: e.stats.transfers.Load(), Aborted: e.stats.aborted.Load(),
 		Errors: e.stats.errors.Load(), Rejected: e.stats.rejected.Load(),
 		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
-		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(),
+		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(), PackedBodies: e.stats.packed.Load(),
 		PeerConnections: e.stats.peerConnections.Load(), ConnectionWaits: e.stats.connectionWaits.Load(),
 		ConnectionsOpen: e.conns.count(), KVSubscribers: e.publishers.subscriberCount(),
 	}

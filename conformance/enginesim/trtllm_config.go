@@ -30,6 +30,9 @@ type TRTLLMConfig struct {
 	// PerfMetrics is return_perf_metrics: requests that ask for their metrics get
 	// them.
 	PerfMetrics bool
+	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: bodies may be MessagePack, where a
+	// header says so.
+	Msgpack bool
 	// ClusterURI is the cluster storage where the worker registers,
 	// "http://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
 	// the bearer token that the storage asks for. Empty: nowhere.

@@ -6,10 +6,13 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 // trtRequest is what TensorRT-LLM keeps of a request.
@@ -81,7 +84,7 @@ func trtFields(wire int, route string) []string {
 }
 
 func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
-	f, ferr := decodeFields(body)
+	f, ferr := decodeFields(t.unpacked(h, body))
 	if ferr != nil {
 		return nil, trtFieldError(ferr)
 	}
@@ -116,6 +119,50 @@ func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *api
 		return nil, refusal
 	}
 	return req, nil
+}
+
+// headerMsgpack says that a body is MessagePack (serve/openai_server.py,
+// _MsgspecRequest), whatever its Content-Type, which must be JSON's.
+const headerMsgpack = "X-Trtllm-Msgpack"
+
+// unpacked is the JSON of a body; one that this worker cannot read as it is said
+// to be is returned as it is, and then is no JSON.
+func (t *trtllm) unpacked(h http.Header, body []byte) []byte {
+	if !t.cfg.Msgpack || h.Get(headerMsgpack) != "1" || !strings.HasPrefix(h.Get("Content-Type"), "application/json") {
+		return body
+	}
+	v, rest, err := msgp.ReadIntfBytes(body)
+	if err != nil || len(rest) > 0 {
+		return body
+	}
+	text, err := json.Marshal(pythonFloats(v))
+	if err != nil {
+		return body
+	}
+	t.e.stats.packed.Add(1)
+	return text
+}
+
+// pythonFloats writes the floats in v as Python does, so that whole ones stay
+// floats.
+func pythonFloats(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key := range v {
+			v[key] = pythonFloats(v[key])
+		}
+	case []any:
+		for i := range v {
+			v[i] = pythonFloats(v[i])
+		}
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(text, ".e") {
+			text += ".0"
+		}
+		return json.RawMessage(text)
+	}
+	return v
 }
 
 // checkFields does the models' checks that parseOpenAI does not know.

@@ -19,4 +19,8 @@ type TRTLLM struct {
 	// return_perf_metrics tell, and sets their clocks; shown by explain and
 	// /perf_metrics, and answered to clients that ask for them. Default false.
 	PerfMetrics bool `toml:"perf_metrics"`
+	// Msgpack sends bodies to workers as MessagePack, which is faster for them to
+	// read: those that were started with TRTLLM_SERVE_ENABLE_MSGSPEC=1. Others
+	// refuse every request. Default false: JSON.
+	Msgpack bool `toml:"msgpack"`
 }

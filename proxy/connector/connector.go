@@ -49,7 +49,10 @@ type Leg struct {
 	Header []Field
 	Body   []byte // appended to the buffer that the caller gave, unless Alias
 	Alias  bool   // Body is the client's own body, not to be written to, kept or reused as a buffer
-	Unary  bool   // the answer is one JSON object, whatever the client asked for
+	// Msgpack says that the body is to be sent as AppendMsgpack writes it, with
+	// HeaderMsgpack.
+	Msgpack bool
+	Unary   bool // the answer is one JSON object, whatever the client asked for
 }
 
 // Handoff is what prefill's answer means for decode. Its byte slices alias the

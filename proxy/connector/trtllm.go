@@ -90,10 +90,10 @@ func (trtllm) Pairable(r *openai.Request) error {
 func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	named := conversationNamed(a, a.Decode)
 	if a.Request.HasModel && named.Key == "" {
-		return timingAsked(a, plain(a, dst)), nil
+		return finished(a, plain(a, dst)), nil
 	}
 	edits := [editRoom]openai.Edit{modelNamed(a), named}
-	return timingAsked(a, spliced(a, dst, cutPD(edits[:2], a))), nil
+	return finished(a, spliced(a, dst, cutPD(edits[:2], a))), nil
 }
 
 // conversationNamed is the edit that names the conversation for the routing of
@@ -146,7 +146,7 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	}
 	leg := spliced(a, dst, cutPD(edits[:6], a))
 	leg.Unary = true
-	return timingAsked(a, leg), nil
+	return finished(a, leg), nil
 }
 
 // ReadPrefill looks at the first choice's finish reason: decode is needed when
@@ -241,7 +241,7 @@ func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	edits[3] = modelNamed(a)
 	edits[4] = conversationNamed(a, a.Decode)
 	edits[5] = historyStripped(a, h)
-	return timingAsked(a, signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed)), nil
+	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed)), nil
 }
 
 // historyStripped is the edit that leaves a chat its last message, where that is

@@ -99,7 +99,7 @@ func generationFirst(a *Attempt, dst []byte) Leg {
 		modelNamed(a),
 		conversationNamed(a, a.Decode),
 	}
-	return timingAsked(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), params))
+	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), params))
 }
 
 // readSecond judges prefill's answer where decode runs already: it must be of

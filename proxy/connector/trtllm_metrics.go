@@ -39,9 +39,10 @@ const MaxTiming = 80 << 10
 // processes behind one port it is one of them that hears.
 func (trtllm) ClockPath() string { return "/steady_clock_offset" }
 
-// timingAsked adds to a leg the line that asks for its timing, if the operator
-// wants it.
-func timingAsked(a *Attempt, leg Leg) Leg {
+// finished adds to a leg the line that asks for its timing, and has its body sent
+// as MessagePack, if the operator wants that.
+func finished(a *Attempt, leg Leg) Leg {
+	leg.Msgpack = a.TRTLLM.Msgpack
 	if a.TRTLLM.PerfMetrics {
 		leg.Header = append(leg.Header, Field{Name: HeaderReturnMetrics, Value: "1"})
 	}

@@ -19,6 +19,8 @@ type TRTLLM struct {
 	StripHistory bool
 	// PerfMetrics asks workers how each request went there.
 	PerfMetrics bool
+	// Msgpack has bodies sent as MessagePack.
+	Msgpack bool
 }
 
 // headerAuth carries the signature. Source: serve/disagg_auth.py.
