@@ -12,7 +12,14 @@ type NixlConfig struct {
 	// EngineID is the engine's id (--kv-transfer-config engine_id); with several
 	// ranks, rank r's in push mode is that and _dpR. Default: a random one.
 	EngineID string
-	// TPSize and PPSize are the sizes that the engine announces; default 1.
+	// Wire is the generation of kv_transfer_params in pull mode, one of the
+	// NixlWire constants; default the newest.
+	Wire int
+	// Recompute is kv_load_failure_policy "recompute": decode computes itself what
+	// it could not load. Default "fail": the request fails.
+	Recompute bool
+	// TPSize and PPSize are the sizes that the engine announces; default 1. Each
+	// rank of a wider decode tells prefill that it has read.
 	TPSize, PPSize int
 	// ReclaimAfter is how long decode in push mode holds the blocks of a request
 	// whose client has left and that nobody has written into; a write that comes
@@ -29,8 +36,11 @@ func (c NixlConfig) withDefaults() (NixlConfig, error) {
 		}
 		*field = max(1, *field)
 	}
+	if c.Wire == 0 {
+		c.Wire = NixlWireSizes
+	}
 	if c.ReclaimAfter < 0 {
 		return c, fmt.Errorf("config nixl reclaim after: %v is negative", c.ReclaimAfter)
 	}
-	return c, nil
+	return c, c.checkWire()
 }

@@ -31,6 +31,8 @@ type vllm struct {
 	beats map[string]map[string]int
 	// known are the remote engine ids with which a handshake was made.
 	known map[string]bool
+	// done counts, by request, the ranks of decode that have read it.
+	done map[string]int
 }
 
 // vllmConnector is a KV connector of vLLM other than NIXL's.
@@ -57,7 +59,7 @@ func newVLLM(e *Engine) *vllm {
 	}
 	v := &vllm{
 		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
-		beats: make(map[string]map[string]int), known: make(map[string]bool),
+		beats: make(map[string]map[string]int), known: make(map[string]bool), done: make(map[string]int),
 	}
 	switch c := e.cfg.Connector; {
 	case (c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead) && e.cfg.Role != RoleBoth: // which has none
@@ -191,7 +193,7 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	}
 	ext := &vllmRequest{}
 	if (v.nixl || v.push != nil) && params != nil {
-		ext.leg = parseNixl(params)
+		ext.leg = parseNixl(params, v.wire())
 	}
 	if req.ID, ferr = requestID(h, f); ferr != nil {
 		return nil, pydanticError(ferr, f)
@@ -360,6 +362,9 @@ func (v *vllm) generate(ctx context.Context, s *sequence, emit func(token)) erro
 // run is the life of a sequence in the engine core.
 func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	s.id = internalID(s)
+	if v.nixl && v.wire() < NixlWireRequestID {
+		s.id = randomSuffix.ReplaceAllString(s.id, "")
+	}
 	v.e.enter(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	defer v.e.leave(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	s.rank = v.e.pickRank(s.req.Rank)

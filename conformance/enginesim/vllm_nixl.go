@@ -49,9 +49,9 @@ type nixlLeg struct {
 	reading sync.Mutex
 }
 
-// parseNixl reads kv_transfer_params without judging them: the real server
-// takes any object.
-func parseNixl(params fields) *nixlLeg {
+// parseNixl reads kv_transfer_params of a generation without judging them: the
+// real server takes any object.
+func parseNixl(params fields, wire int) *nixlLeg {
 	leg := &nixlLeg{}
 	truthy := func(name string) bool {
 		v, err := params.boolean(name, false)
@@ -65,7 +65,10 @@ func parseNixl(params fields) *nixlLeg {
 		}
 		return s
 	}
-	leg.engine, leg.request, leg.host = text("remote_engine_id"), text("remote_request_id"), text("remote_host")
+	leg.engine, leg.host = text("remote_engine_id"), text("remote_host")
+	if wire >= NixlWireRequestID {
+		leg.request = text("remote_request_id")
+	}
 	port, err := params.integer("remote_port", 0)
 	leg.port = int(port)
 	leg.missing = leg.missing || err != nil || port == 0
@@ -144,21 +147,12 @@ func tagOf(request string) string { return request + ` é/<&>"\ 🙂` }
 // hold pins a finished prefill's blocks and returns the kv_transfer_params of
 // its answer.
 func (v *vllm) hold(s *sequence) any {
-	if s.req.fault == failNoParams {
+	if s.req.fault == failNoParams || v.wire() < NixlWireLease && s.finish != "length" {
 		return nil
 	}
 	ids := s.blocks[:s.rank.cache.blocksFor(s.computed)]
-	host, port := s.rank.side.hostPort()
 	s.rank.pin(s, s.id, v.e.cfg.Lease)
-	return obj(
-		"do_remote_prefill", true, "do_remote_decode", false,
-		"remote_block_ids", [][]blockID{ids}, "remote_engine_id", v.e.id, "remote_request_id", s.id,
-		"remote_host", host, "remote_port", port, "tp_size", 1, "dcp_size", 1, "pp_size", 1,
-		"remote_num_tokens", s.computed, "remote_blocks_expiry_time", nil, "transfer_mode", "pull",
-		"remote_prefill_cached_tokens", s.cachedLocal,
-		"remote_agent_epoch", v.e.epochOf(s.id), "remote_agent_tag", tagOf(s.id),
-		"remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil},
-	)
+	return v.heldParams(s, ids)
 }
 
 // errLoad is the load failure under the default policy "fail".
@@ -190,14 +184,19 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 			return context.Cause(ctx)
 		})
 	}
-	v.beat(leg, 1)
-	defer v.beat(leg, -1)
+	if v.wire() < NixlWireRequestID {
+		leg.request = s.id // that of prefill's leg, if the proxy gave both the same
+	}
+	if v.wire() >= NixlWireLease {
+		v.beat(leg, 1)
+		defer v.beat(leg, -1)
+	}
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
 		v.notifyDone(leg)
 		return err
 	}
 	if s.req.fault == failLoad {
-		return errLoad
+		return v.loadFailed(ctx)
 	}
 	err := s.rank.waitLoading(func() error {
 		leg.reading.Lock()
@@ -209,9 +208,18 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 	})
 	if err != nil {
 		v.e.cfg.Log.Error("KV load failed", "request", s.id, "error", err)
-		return errLoad
+		return v.loadFailed(ctx)
 	}
 	return ctx.Err()
+}
+
+// loadFailed is what becomes of a request whose KV could not be loaded: an error,
+// or nil when the engine computes it.
+func (v *vllm) loadFailed(ctx context.Context) error {
+	if v.e.cfg.Nixl.Recompute {
+		return ctx.Err()
+	}
+	return errLoad
 }
 
 // shakeHands makes the handshake with a remote engine that is not known yet.
@@ -227,7 +235,9 @@ func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
 	if known {
 		return nil
 	}
-	answer, err := r.side.call(ctx, leg.address(), sideMessage{Op: nixlHandshake, Engine: leg.engine})
+	answer, err := r.side.call(ctx, leg.address(), sideMessage{
+		Op: nixlHandshake, Engine: leg.engine, Fields: map[string]string{"tp": strconv.Itoa(max(1, leg.tpSize))},
+	})
 	if err != nil && !errors.Is(err, errPeer) {
 		<-ctx.Done() // a ZMQ socket keeps trying to connect
 	}
@@ -244,7 +254,9 @@ func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
 }
 
 // compatibility is what both engines of a pair must agree on.
-func (v *vllm) compatibility() string { return fmt.Sprintf("%x-%d", v.e.weights, v.e.cfg.BlockSize) }
+func (v *vllm) compatibility() string {
+	return fmt.Sprintf("%x-%d-%d", v.e.weights, v.e.cfg.BlockSize, v.wire())
+}
 
 // pull reads the blocks that are not in the local prefix cache and frees them on
 // the prefill engine. With a local hit only the tail of the remote blocks is
@@ -287,9 +299,34 @@ func (v *vllm) pull(ctx context.Context, s *sequence, leg *nixlLeg) error {
 func (v *vllm) notifyDone(leg *nixlLeg) {
 	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()
-	_, err := v.e.ranks[0].side.call(ctx, leg.address(), sideMessage{Op: nixlDone, Engine: leg.engine, Key: leg.request})
-	if err != nil {
-		v.e.cfg.Log.Warn("read notification failed", "error", err)
+	world := v.e.cfg.Nixl.TPSize
+	for range max(1, world/max(1, leg.tpSize)) { // the ranks that read from one of prefill's
+		_, err := v.e.ranks[0].side.call(ctx, leg.address(), sideMessage{
+			Op: nixlDone, Engine: leg.engine, Key: leg.request, Fields: map[string]string{"world": strconv.Itoa(world)},
+		})
+		if err != nil {
+			v.e.cfg.Log.Warn("read notification failed", "error", err)
+		}
+	}
+}
+
+// doneBy counts the decode ranks that have read a request's blocks, of as many
+// as decode has, and frees them when all have.
+func (v *vllm) doneBy(r *rank, m sideMessage) {
+	if r.pinned(m.Key) == nil {
+		v.e.cfg.Log.Warn("potentially invalid KV blocks: a request that is not known was read", "request", m.Key)
+		return
+	}
+	world, _ := strconv.Atoi(m.Fields["world"])
+	v.mu.Lock()
+	v.done[m.Key]++
+	all := v.done[m.Key] >= max(1, world/v.e.cfg.Nixl.TPSize)
+	if all {
+		delete(v.done, m.Key)
+	}
+	v.mu.Unlock()
+	if all {
+		r.unpin(m.Key)
 	}
 }
 
@@ -297,7 +334,7 @@ func (v *vllm) notifyDone(leg *nixlLeg) {
 // aborted before it runs frees the prefill's blocks.
 func (v *vllm) rejected(leg *nixlLeg) {
 	switch {
-	case leg == nil || !leg.remotePrefill:
+	case leg == nil || !leg.remotePrefill || v.wire() < NixlWireLease:
 	case leg.missing:
 		v.e.crash("KeyError in the clean-up of a rejected request")
 	default:
@@ -364,6 +401,9 @@ func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, 
 	answer := sideMessage{Op: m.Op}
 	switch m.Op {
 	case nixlHandshake:
+		if tp := m.Fields["tp"]; tp != "" && tp != strconv.Itoa(v.e.cfg.Nixl.TPSize) {
+			return answer, errors.New("handshake: no such rank")
+		}
 		answer.Fields = map[string]string{"compatibility_hash": v.compatibility()}
 	case nixlRead:
 		if m.Fields["epoch"] != v.e.epochOf(m.Key).String() || m.Fields["tag"] != tagOf(m.Key) {
@@ -376,7 +416,7 @@ func (v *vllm) message(_ context.Context, r *rank, m sideMessage) (sideMessage, 
 		}
 		answer.Payload = r.readPinned(m.Key, m.Blocks)
 	case nixlDone:
-		r.unpin(m.Key)
+		v.doneBy(r, m)
 	case nixlHeartbeat:
 		for id := range strings.SplitSeq(m.Fields["ids"], ",") {
 			r.renew(id, v.e.cfg.Lease*2/3)

@@ -107,7 +107,7 @@ func (p *nixlPush) await(ctx context.Context, s *sequence, leg *nixlLeg) error {
 		return context.Cause(ctx)
 	case err != nil:
 		p.v.e.cfg.Log.Error("KV load failed", "request", s.id, "error", err)
-		return errLoad
+		return p.v.loadFailed(ctx)
 	}
 	p.v.e.stats.transfers.Add(1)
 	s.rank.loaded(s, len(s.prompt)-1)

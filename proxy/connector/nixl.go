@@ -228,9 +228,12 @@ func (nixl) Reclaims() bool { return true }
 // nothing of the client's but the model, and is dropped when its head arrives.
 // The salt keeps what it may have read out of the engine's prefix cache, where
 // it would stand for a prompt that it is not of.
-func (nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
+func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
 		return nil
+	}
+	if id, _ := openai.Find(o.Handoff.Params, "remote_request_id"); openai.IsNull(id) {
+		return n.cleanupByID(a, o.Handoff.Params)
 	}
 	body := make([]byte, 0, len(o.Handoff.Params)+256)
 	body = append(body, '{')
@@ -251,4 +254,26 @@ func (nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		Until: UntilHead,
 		How:   "abort_decode",
 	}}
+}
+
+// cleanupByID frees them where the params do not name prefill's request (before
+// vLLM pull request 29665): decode tells prefill of the end of a request with
+// the id of its own, so that it must have the same one and go to the same route.
+// A prompt of another length than prefill's would end such an engine
+// (assert num_local_blocks <= num_remote_blocks); so it is the client's.
+func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
+	var room [editRoom]openai.Edit
+	edits := append(room[:0],
+		openai.Edit{Key: "kv_transfer_params", Value: params},
+		openai.Edit{Key: "stream", Value: literal("true")},
+		openai.Edit{Key: "cache_salt", Value: openai.AppendQuoted(nil, a.LegID)},
+		cut("stream_options"),
+	)
+	edits, err := appendFirstToken(edits, a, params)
+	if err != nil {
+		return nil
+	}
+	leg := vllmLeg(a, nil, edits)
+	leg.Header = []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID}}
+	return []Cleanup{{Phase: abi.Decode, AnyTarget: true, Leg: leg, Until: UntilHead, How: "abort_decode"}}
 }

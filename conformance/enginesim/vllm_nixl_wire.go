@@ -1,0 +1,69 @@
+package enginesim
+
+import "fmt"
+
+// Generations of the NixlConnector's kv_transfer_params in its pull mode, by
+// what is new in each.
+const (
+	// NixlWireFlat, since 2025-06 (vLLM pull request 19413): one flat list of
+	// blocks, tp_size. Requests have the id that the proxy gave them, and decode
+	// tells prefill of a read by its own request's: both legs must have the same.
+	NixlWireFlat = 1 + iota
+	// NixlWireRequestID, since 2025-12 (29665, 27987): remote_request_id, since
+	// the engines add a random suffix to ids.
+	NixlWireRequestID
+	// NixlWireGroups, since 2026-03 (35758): a list of blocks for each KV cache
+	// group.
+	NixlWireGroups
+	// NixlWireLease, since 2026-05 (32553, 41269, 41383, 47021): a first token that
+	// stops the text keeps the blocks too, leases that decode renews, refused
+	// requests give their blocks back; remote_num_tokens and
+	// remote_blocks_expiry_time.
+	NixlWireLease
+	// NixlWireMode, since 2026-08 (50620): transfer_mode.
+	NixlWireMode
+	// NixlWireSizes, later: dcp_size and pp_size.
+	NixlWireSizes
+)
+
+// wire is the generation that the engine speaks.
+func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
+
+// heldParams are the kv_transfer_params of a prefill's answer that holds blocks.
+// Behind those of its generation are members that no release has: a proxy
+// carries what it does not know.
+func (v *vllm) heldParams(s *sequence, ids []blockID) object {
+	w, c := v.wire(), v.e.cfg.Nixl
+	host, port := s.rank.side.hostPort()
+	o := obj("do_remote_prefill", true, "do_remote_decode", false)
+	if w < NixlWireGroups {
+		o = o.with("remote_block_ids", ids)
+	} else {
+		o = o.with("remote_block_ids", [][]blockID{ids})
+	}
+	o = o.with("remote_engine_id", v.e.id)
+	if w >= NixlWireRequestID {
+		o = o.with("remote_request_id", s.id)
+	}
+	o = o.with("remote_host", host).with("remote_port", port).with("tp_size", c.TPSize)
+	if w >= NixlWireSizes {
+		o = o.with("dcp_size", 1).with("pp_size", c.PPSize)
+	}
+	if w >= NixlWireLease {
+		o = o.with("remote_num_tokens", s.computed).with("remote_blocks_expiry_time", nil)
+	}
+	if w >= NixlWireMode {
+		o = o.with("transfer_mode", "pull")
+	}
+	return o.with("remote_prefill_cached_tokens", s.cachedLocal).
+		with("remote_agent_epoch", v.e.epochOf(s.id)).with("remote_agent_tag", tagOf(s.id)).
+		with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
+}
+
+// checkWire refuses a generation that there is none of.
+func (c NixlConfig) checkWire() error {
+	if c.Wire < NixlWireFlat || c.Wire > NixlWireSizes {
+		return fmt.Errorf("config nixl wire: %d is not from %d to %d", c.Wire, NixlWireFlat, NixlWireSizes)
+	}
+	return nil
+}

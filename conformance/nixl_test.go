@@ -1,0 +1,125 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// Engines of every generation of the pull mode's parameters: the text is right,
+// and what a client leaves between the legs is freed at once, also where the
+// engines know a request by nothing but the id that both legs bear.
+func TestNixlWires(t *testing.T) {
+	for wire := enginesim.NixlWireFlat; wire <= enginesim.NixlWireSizes; wire++ {
+		t.Run(fmt.Sprint(wire), func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{engine: func(_ string, _ int, c *enginesim.Config) { c.Nixl.Wire = wire }})
+			for path, body := range map[string]string{
+				chatPath:          chat(long, 9, true),
+				"/v1/completions": `{"model":"sim","prompt":"once upon a time","max_tokens":9}`,
+			} {
+				f.right(f.try(path, body), path, body)
+			}
+			f.settled()
+			for path, body := range map[string]string{
+				chatPath:          chat(long+"left", 9, true),
+				"/v1/completions": `{"model":"sim","prompt":"and left them","max_tokens":9}`,
+			} {
+				f.leaveBetweenLegs(path, body)
+			}
+			for _, p := range f.prefill {
+				if s := p.State(); s.LeasesExpired > 0 {
+					t.Errorf("prefill: %+v", s)
+				}
+			}
+			if n := f.metric("pdproxy_kv_cleanups_total", `how="abort_decode"`); n != 2 {
+				t.Errorf("%v clean-ups, want 2", n)
+			}
+		})
+	}
+}
+
+// leaveBetweenLegs has a client leave when prefill holds blocks for a decode that
+// does not look at its leg, and waits until they are free.
+func (f *fleet) leaveBetweenLegs(path, body string) {
+	f.t.Helper()
+	for _, d := range f.decode {
+		d.SetFault("", 0, "head")
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan answer, 1)
+	go func() { gone <- f.post(ctx, f.url, path, body) }()
+	f.eventually("prefill holds blocks for decode", func() bool {
+		for _, p := range f.prefill {
+			if p.State().BlocksPinned > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	leave()
+	<-gone
+	for _, d := range f.decode {
+		d.SetFault("", 0, "")
+	}
+	f.settled()
+}
+
+// Prefill and decode of different widths, both ways round: decode plans its reads
+// by the tp_size that comes with prefill's answer, and prefill waits for all.
+func TestNixlTPSizes(t *testing.T) {
+	for _, sizes := range [][2]int{{1, 4}, {4, 2}} {
+		t.Run(fmt.Sprint(sizes), func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{engine: func(role string, _ int, c *enginesim.Config) {
+				c.Nixl.TPSize = sizes[0]
+				if role == enginesim.RoleDecode {
+					c.Nixl.TPSize = sizes[1]
+				}
+			}})
+			for n := range 4 {
+				body := chat(fmt.Sprintf("%d %s", n, long), 9, n%2 == 0)
+				f.right(f.try(chatPath, body), chatPath, body)
+			}
+			f.leaveBetweenLegs(chatPath, chat(long+"left", 9, true))
+		})
+	}
+}
+
+// What becomes of a transfer that fails is decode's kv_load_failure_policy. With
+// "fail" the leg is tried again; with "recompute" the answer is right and nothing
+// is to be seen from outside: prefill's blocks end with their lease.
+func TestKVLoadFailurePolicy(t *testing.T) {
+	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush} {
+		for _, recompute := range []bool{false, true} {
+			t.Run(fmt.Sprint(connector, " recompute ", recompute), func(t *testing.T) {
+				f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, engine: func(_ string, _ int, c *enginesim.Config) {
+					c.Nixl.Recompute = recompute
+					c.Lease = 2 * time.Second
+				}, config: func(c *config.Config) { c.Circuit.Failures = 1000 }})
+				f.decode[0].SetFault("1:load", 0, "")
+				for _, stream := range []bool{true, false} {
+					body := chat(long, 9, stream)
+					a := f.try(chatPath, body)
+					if recompute {
+						f.right(a, chatPath, body)
+						continue
+					}
+					if a.status != 502 {
+						t.Errorf("status %d: %s", a.status, a.body)
+					}
+				}
+				retries := f.metric("pdproxy_retries_total", `phase="decode"`)
+				if want := map[bool]float64{false: 4, true: 0}[recompute]; retries != want {
+					t.Errorf("%v retries, want %v", retries, want)
+				}
+				f.settled()
+				f.decode[0].SetFault("", 0, "")
+				body := chat(long, 9, true)
+				f.right(f.try(chatPath, body), chatPath, body)
+			})
+		}
+	}
+}
