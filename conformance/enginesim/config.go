@@ -93,6 +93,9 @@ type Config struct {
 	Seed uint64
 	// KVEvents says how the changes of the prefix cache are published.
 	KVEvents KVEventsConfig
+	// Etcd is where the engine registers, "http://HOST:PORT": a trtllm worker as
+	// such, any other engine by a record for pdproxy. Empty: nowhere.
+	Etcd string
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool

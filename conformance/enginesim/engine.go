@@ -123,6 +123,11 @@ func (e *Engine) Start() error {
 	}
 	l := &faultyListener{Listener: e.listener, e: e}
 	e.spawn(func(context.Context) { e.server.Serve(l) })
+	e.spawn(func(ctx context.Context) {
+		if s, key, value := e.registration(); s != nil {
+			e.registerIn(ctx, s, key, value, e.cfg.TRTLLM.Heartbeat)
+		}
+	})
 	return nil
 }
 

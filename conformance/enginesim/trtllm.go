@@ -50,12 +50,7 @@ func newTRTLLM(e *Engine) *trtllm {
 	return t
 }
 
-func (t *trtllm) start() error {
-	if t.cfg.ClusterURI != "" {
-		t.e.spawn(t.register)
-	}
-	return nil
-}
+func (t *trtllm) start() error { return nil }
 
 // opContext fetches a context's KV.
 const opContext = "context"

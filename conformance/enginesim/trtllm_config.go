@@ -34,11 +34,11 @@ type TRTLLMConfig struct {
 	// header says so.
 	Msgpack bool
 	// ClusterURI is the cluster storage where the worker registers,
-	// "http://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
+	// "http://HOST:PORT" or "etcd://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
 	// the bearer token that the storage asks for. Empty: nowhere.
 	ClusterURI, ClusterName, ClusterToken string
 	// Heartbeat and InactiveTimeout are disagg_cluster's heartbeat_interval_sec
-	// and inactive_timeout_sec; default 5 s and 10 s.
+	// and inactive_timeout_sec, and those of Config.Etcd; default 5 s and 10 s.
 	Heartbeat, InactiveTimeout time.Duration
 }
 

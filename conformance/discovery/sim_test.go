@@ -1,0 +1,83 @@
+package discovery
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// startRegistered starts simulated engines that register in an etcd by
+// themselves, as their own processes would.
+func startRegistered(t *testing.T, s *store, connector, role string) *enginesim.Engine {
+	t.Helper()
+	c := enginesim.Config{Connector: connector, Role: role, Etcd: s.url()}
+	c.TRTLLM.ClusterName = "blue"
+	c.TRTLLM.Heartbeat, c.TRTLLM.InactiveTimeout = 300*time.Millisecond, 6*time.Second
+	e, err := enginesim.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// TestEnginesRegisterThemselves: those of TensorRT-LLM in its layout, others by
+// records; who is stopped has left, who dies leaves with its lease, and an etcd
+// that has lost all of them hears of them again.
+func TestEnginesRegisterThemselves(t *testing.T) {
+	for connector, names := range map[string][2]string{"trtllm": {"CONTEXT-", "GENERATION-"}, "vllm-nixl": {"prefill@", "decode@"}} {
+		t.Run(connector, func(t *testing.T) {
+			s := startStore(t)
+			p, d := startRegistered(t, s, connector, "prefill"), startRegistered(t, s, connector, "decode")
+			n := startNode(t, func(c *config.Discovery) {
+				c.TRTLLM.ClusterURI, c.TRTLLM.ClusterName = "etcd://"+s.addr, "blue"
+				c.Etcd.Endpoints = []string{s.url()}
+			})
+			are := func(want ...string) {
+				t.Helper()
+				eventually(t, strings.Join(want, " and "), func() bool {
+					states := n.states()
+					found := 0
+					for _, w := range want {
+						for name, state := range states {
+							if strings.HasPrefix(name, w) && state == "ready" {
+								found++
+							}
+						}
+					}
+					return found == len(want) && len(states) == len(want)
+				})
+			}
+			are(names[0]+p.Addr(), names[1]+d.Addr())
+			n.ask()
+
+			more := startRegistered(t, s, connector, "decode")
+			are(names[0]+p.Addr(), names[1]+d.Addr(), names[1]+more.Addr())
+			more.Close()
+			are(names[0]+p.Addr(), names[1]+d.Addr())
+
+			other := startRegistered(t, s, connector, "decode")
+			are(names[0]+p.Addr(), names[1]+d.Addr(), names[1]+other.Addr())
+			other.Kill()
+			are(names[0]+p.Addr(), names[1]+d.Addr())
+
+			s.kill()
+			s.empty()
+			s.start()
+			eventually(t, "both have registered anew", func() bool {
+				got, err := s.client.Get(t.Context(), "/", clientv3.WithPrefix())
+				return err == nil && got.Count == 2
+			})
+			are(names[0]+p.Addr(), names[1]+d.Addr())
+			n.ask()
+		})
+	}
+}

@@ -1,0 +1,90 @@
+package enginesim
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// store is where engines register: a key that is there for as long as it is
+// refreshed in time.
+type store interface {
+	// set stores the key if it is not there, and reports whether it has.
+	set(ctx context.Context, key, value string) bool
+	// refresh begins the key's time anew; false: it is not there any more.
+	refresh(ctx context.Context, key string) bool
+	delete(ctx context.Context, key string)
+	close()
+}
+
+const (
+	// storeTimeout is the limit for one call of a store.
+	storeTimeout = 5 * time.Second
+	// registerAgain is the time until a registration that failed is tried again.
+	registerAgain = 5 * time.Second
+)
+
+// registerIn keeps the engine in a store until it ends, as trtllm-serve does
+// (serve/disagg_auto_scaling.py, DisaggClusterWorker): it sets its key where it
+// is not there yet, then refreshes it, and registers again when that fails. An
+// engine that is stopped in order deletes its key; one that dies leaves it.
+func (e *Engine) registerIn(ctx context.Context, s store, key, value string, heartbeat time.Duration) {
+	defer s.close()
+	for ctx.Err() == nil {
+		if !s.set(ctx, key, value) {
+			_ = sleep(ctx, min(heartbeat, registerAgain)) // the loop looks at ctx
+			continue
+		}
+		for sleep(ctx, heartbeat) == nil && s.refresh(ctx, key) {
+		}
+	}
+	if !e.killed() {
+		s.delete(context.WithoutCancel(ctx), key)
+	}
+}
+
+// registration is the engine's key and value, and where it registers; an empty
+// key: nowhere.
+func (e *Engine) registration() (s store, key, value string) {
+	t, cfg := (*trtllm)(nil), &e.cfg.TRTLLM
+	if p, ok := e.proto.(*trtllm); ok {
+		t = p
+	}
+	address, inEtcd := strings.CutPrefix(cfg.ClusterURI, "etcd://")
+	switch {
+	case e.cfg.Etcd != "":
+		s = newEtcdStore(e.cfg.Etcd, cfg.InactiveTimeout)
+	case cfg.ClusterURI == "" || t == nil:
+		return nil, "", ""
+	case inEtcd:
+		s = newEtcdStore("http://"+address, cfg.InactiveTimeout)
+	default:
+		s = &clusterStorage{uri: cfg.ClusterURI, token: cfg.ClusterToken, ttl: cfg.InactiveTimeout}
+	}
+	if t != nil {
+		key, value = t.record()
+	} else {
+		key, value = e.record()
+	}
+	return s, key, value
+}
+
+// recordPrefix is where pdproxy looks for records of engines in etcd.
+const recordPrefix = "/pdproxy/engines/"
+
+// record is the engine's key and value as pdproxy reads them: an entry of its
+// list of engines.
+func (e *Engine) record() (key, value string) {
+	name := e.cfg.Role + "@" + e.Addr()
+	if e.cfg.Name != e.cfg.Connector+"-"+e.cfg.Role {
+		name = e.cfg.Name
+	}
+	o := obj("name", name, "url", e.URL(), "role", e.cfg.Role, "connector", e.cfg.Connector, "ranks", len(e.ranks))
+	for _, m := range []member{{"kv_events", e.KVEventsEndpoint()}, {"kv_replay", e.KVEventsReplay()}, {"kv_address", e.KVAddress()}} {
+		if m.value != "" {
+			o = o.with(m.name, m.value)
+		}
+	}
+	text, _ := encodeJSON(o)
+	return recordPrefix + name, string(text)
+}
