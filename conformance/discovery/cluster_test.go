@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -111,18 +110,21 @@ type fields = map[string]any
 
 // pod is an engine in a pod, behind the Service vllm.
 type pod struct {
-	c      *cluster
-	name   string
-	engine *enginesim.Engine
-	uid    string
+	c               *cluster
+	name, uid, host string
 }
 
-// run starts an engine, its pod with llm-d's labels, and an EndpointSlice that
-// says it is ready.
+// run starts an engine in a pod.
 func (c *cluster) run(name, role string, token time.Duration) *pod {
 	c.t.Helper()
-	p := &pod{c: c, name: name, engine: startEngineAt(c.t, engineHost, "vllm-nixl", role, token)}
-	host, port, err := net.SplitHostPort(p.engine.Addr())
+	return c.pod(name, role, startEngineAt(c.t, engineHost, "vllm-nixl", role, token).Addr())
+}
+
+// pod makes a pod with llm-d's labels for the engine at an address, and an
+// EndpointSlice that says it is ready.
+func (c *cluster) pod(name, role, address string) *pod {
+	c.t.Helper()
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -130,6 +132,7 @@ func (c *cluster) run(name, role string, token time.Duration) *pod {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	p := &pod{c: c, name: name, host: host}
 	p.uid = c.do("POST", podsPath, fields{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": fields{"name": name, "namespace": "llm", "labels": fields{
@@ -141,14 +144,14 @@ func (c *cluster) run(name, role string, token time.Duration) *pod {
 		"metadata":    fields{"name": "vllm-" + name, "namespace": "llm", "labels": fields{"kubernetes.io/service-name": "vllm"}},
 		"addressType": "IPv4",
 		"ports":       []fields{{"name": "http", "port": number, "protocol": "TCP"}},
-		"endpoints":   p.endpoints(host, true, true, false),
+		"endpoints":   p.endpoints(true, true, false),
 	})
 	return p
 }
 
-func (p *pod) endpoints(host string, ready, serving, terminating bool) []fields {
+func (p *pod) endpoints(ready, serving, terminating bool) []fields {
 	return []fields{{
-		"addresses": []string{host}, "conditions": fields{"ready": ready, "serving": serving, "terminating": terminating},
+		"addresses": []string{p.host}, "conditions": fields{"ready": ready, "serving": serving, "terminating": terminating},
 		"targetRef": fields{"kind": "Pod", "namespace": "llm", "name": p.name, "uid": p.uid},
 	}}
 }
@@ -156,7 +159,7 @@ func (p *pod) endpoints(host string, ready, serving, terminating bool) []fields 
 // becomes changes the endpoint's conditions.
 func (p *pod) becomes(ready, serving, terminating bool) {
 	p.c.t.Helper()
-	p.c.do("PATCH", slicesPath+"/vllm-"+p.name, fields{"endpoints": p.endpoints(engineHost, ready, serving, terminating)})
+	p.c.do("PATCH", slicesPath+"/vllm-"+p.name, fields{"endpoints": p.endpoints(ready, serving, terminating)})
 }
 
 // plays changes the role that the pod is labelled with.
@@ -171,18 +174,21 @@ func (p *pod) leaves() {
 	p.c.do("DELETE", slicesPath+"/vllm-"+p.name, fields{})
 }
 
-// node starts a proxy that finds the Service's engines.
+// configure has a proxy find the Service's engines.
+func (c *cluster) configure(d *config.Discovery) {
+	e := config.DefaultEngine()
+	e.Name, e.URL, e.Role, e.Connector = "vllm", "http://vllm", config.RoleBoth, config.ConnectorVLLMNixl
+	d.Kubernetes = config.DiscoveryKubernetes{
+		API: "https://" + c.wire.addr(), TokenFile: c.token, CA: c.certs.ca, Namespace: "llm",
+		Pods: "llm-d.ai/inference-serving=true", Engines: []config.Engine{e},
+	}
+	d.Allow = []string{engineHost}
+}
+
+// node starts a proxy that finds them.
 func (c *cluster) node() *node {
 	c.t.Helper()
-	return startNode(c.t, func(d *config.Discovery) {
-		e := config.DefaultEngine()
-		e.Name, e.URL, e.Role, e.Connector = "vllm", "http://vllm", config.RoleBoth, config.ConnectorVLLMNixl
-		d.Kubernetes = config.DiscoveryKubernetes{
-			API: "https://" + c.wire.addr(), TokenFile: c.token, CA: c.certs.ca, Namespace: "llm",
-			Pods: "llm-d.ai/inference-serving=true", Engines: []config.Engine{e},
-		}
-		d.Allow = []string{engineHost}
-	})
+	return startNode(c.t, c.configure)
 }
 
 // podName is the name of the engine in a pod.

@@ -21,10 +21,12 @@ import (
 
 // node is a proxy without engines of its own.
 type node struct {
-	t   *testing.T
-	url string
-	adm string
-	log *logs
+	t       *testing.T
+	url     string
+	adm     string
+	log     *logs
+	cfg     *config.Config
+	running *cmd.Node
 }
 
 type logs struct {
@@ -46,19 +48,25 @@ func (l *logs) contains(text string) bool {
 
 func startNode(t *testing.T, d func(*config.Discovery)) *node {
 	t.Helper()
+	return startNodeWith(t, func(c *config.Config) { d(&c.Discovery) })
+}
+
+func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
+	t.Helper()
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.ExposePlacement = true
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	d(&cfg.Discovery)
+	configure(&cfg)
 	if problems := cfg.Validate(); len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	n := &node{t: t, log: &logs{}}
+	n := &node{t: t, log: &logs{}, cfg: &cfg}
 	running, err := cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(n.log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.running = running
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- running.Serve(ctx) }()
@@ -99,6 +107,16 @@ func (n *node) states() map[string]string {
 		states[r.Name] = r.State
 	}
 	return states
+}
+
+// from asserts the source of an engine.
+func (n *node) from(name, source string) {
+	n.t.Helper()
+	for _, r := range n.rows() {
+		if r.Name == name && r.Source != source {
+			n.t.Errorf("%s is of source %q", name, r.Source)
+		}
+	}
 }
 
 // role returns the youngest role of an engine, "" if there is none.

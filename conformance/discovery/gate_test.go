@@ -1,0 +1,116 @@
+package discovery
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+)
+
+// Points of a request where a gate can hold it: before the engine gets it,
+// before its answer's body, after some of that.
+const (
+	open = iota
+	atRequest
+	atAnswer
+	inAnswer
+)
+
+// gate stands before an engine's API and holds requests, until they may go on.
+// Probes pass.
+type gate struct {
+	name, role string
+	engine     *enginesim.Engine
+	server     *httptest.Server
+
+	mu    sync.Mutex
+	cond  *sync.Cond
+	point int // where requests are held
+	held  int
+}
+
+// startGate starts an engine behind a gate.
+func startGate(t *testing.T, name, connector, role string) *gate {
+	t.Helper()
+	g := &gate{name: name, role: role, engine: startEngine(t, connector, role, 0)}
+	g.cond = sync.NewCond(&g.mu)
+	to, err := url.Parse(g.engine.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.server = httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to); r.Out.Host = r.In.Host },
+		FlushInterval: -1, Transport: g,
+	})
+	t.Cleanup(func() {
+		g.hold(open)
+		g.server.CloseClientConnections()
+		g.server.Close()
+	})
+	return g
+}
+
+// addr is where the engine is reached, host:port.
+func (g *gate) addr() string { return g.server.Listener.Addr().String() }
+
+// hold makes requests wait at a point from now on; those that wait elsewhere go
+// on.
+func (g *gate) hold(point int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.point = point
+	g.cond.Broadcast()
+}
+
+// holds reports how many requests wait.
+func (g *gate) holds() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.held
+}
+
+// pass waits while requests are held at a point.
+func (g *gate) pass(point int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held++
+	for g.point == point {
+		g.cond.Wait()
+	}
+	g.held--
+}
+
+// RoundTrip calls the engine.
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodPost {
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	g.pass(atRequest)
+	resp, err := http.DefaultTransport.RoundTrip(r)
+	if err == nil {
+		g.pass(atAnswer)
+		resp.Body = &gatedBody{ReadCloser: resp.Body, g: g}
+	}
+	return resp, err
+}
+
+// gatedBody is held after some events.
+type gatedBody struct {
+	io.ReadCloser
+	g    *gate
+	read int // bytes
+}
+
+func (b *gatedBody) Read(p []byte) (int, error) {
+	if b.read > 2<<10 {
+		b.g.pass(inAnswer)
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), 256)])
+	b.read += n
+	return n, err
+}
