@@ -75,6 +75,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 		NewClient:  func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
 		NewProbe:   newProbe,
 		APIKey:     func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
+		Resolve:    resolve,
 		Log:        log,
 		SyncClocks: func() bool { return n.cfg.Load().TRTLLM.PerfMetrics },
 		Index:      n.knowledge.state.Index,

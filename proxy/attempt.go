@@ -424,6 +424,9 @@ func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	if reason := a.handoff.Fallback; reason != "" {
 		a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
 		a.x.rec.fallback("kv_transfer", reason)
+		if reason == connector.ForeignHost {
+			a.x.s.sayForeign(a.p.Prefill)
+		}
 	}
 	if ctx.Err() != nil { // the answer came while the client was leaving
 		return context.Cause(ctx)

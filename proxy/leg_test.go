@@ -177,7 +177,7 @@ func TestLegLines(t *testing.T) {
 	})
 }
 
-const kvParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2],"remote_engine_id":"p","remote_host":"h","remote_port":1,"remote_request_id":"r"}`
+const kvParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2],"remote_engine_id":"p","remote_host":"p0.test","remote_port":1,"remote_request_id":"r"}`
 
 func prefillAnswers(c *engineConn, _ int) {
 	c.json(200, `{"choices":[{"text":"a"}],"kv_transfer_params":`+kvParams+`}`)

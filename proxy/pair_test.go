@@ -15,7 +15,7 @@ import (
 const (
 	doneAnswer = `{"choices":[{"text":"x","finish_reason":"length"}]}`
 	nixlAnswer = `{"choices":[{"text":"x","finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,` +
-		`"remote_block_ids":[1],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600}}`
+		`"remote_block_ids":[1],"remote_engine_id":"e","remote_host":"p.test","remote_port":5600}}`
 	trtAnswer = `{"choices":[{"text":"x","finish_reason":"length","disaggregated_params":{"request_type":"context_only",` +
 		`"ctx_request_id":1,"disagg_request_id":1}}],"prompt_token_ids":[1]}`
 )

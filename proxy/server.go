@@ -88,6 +88,7 @@ type Server struct {
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
 	idSources  atomic.Pointer[openai.IDSources]
 	askables   atomic.Pointer[askables]
+	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
 }
@@ -177,6 +178,14 @@ func randomHex(n int) string {
 	var text [2 * len(raw)]byte
 	rand.Read(raw[:n]) // never fails (crypto/rand)
 	return string(text[:hex.Encode(text[:], raw[:n])])
+}
+
+// sayForeign logs, once for each engine, that prefill would send decode elsewhere.
+func (s *Server) sayForeign(prefill engine.Target) {
+	if _, said := s.foreign.LoadOrStore(prefill.ID, true); !said {
+		s.log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
+			"engine", prefill.Name())
+	}
 }
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.

@@ -99,6 +99,10 @@ type Engine struct {
 	// decode reaches them (port + rank where there are more); vllm-nixl-push
 	// prefill only, required there. Default "".
 	SideChannel string `toml:"side_channel"`
+	// KVHosts is where its answers may send its peers besides the host of URL, as
+	// ParseKVHosts reads it: for engines of several hosts, or whose side channel is
+	// on another network. Default "": nowhere.
+	KVHosts string `toml:"kv_hosts"`
 	// HealthPath is the path of the health probe. Default "": the connector's
 	// cheap one. Probes never generate.
 	HealthPath string `toml:"health_path"`

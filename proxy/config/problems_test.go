@@ -290,6 +290,7 @@ kv_replay = '*:5558'
 	{"registry of own, allowed hosts", "[discovery]\nallow=['10.0.0.0/8']\n[discovery.moriio]\nlisten='tcp://*:36367'\nown_host=true\n", nil},
 	{"registry opened", "[discovery.moriio]\nlisten='tcp://*:36367'\nopen=true\n", nil},
 	{"registry on loopback", "[discovery.moriio]\nlisten='tcp://127.0.0.1:36367'\n", nil},
+	{"KV hosts", "[[engine]]\nname='p'\nurl='http://p'\nrole='both'\nkv_hosts='10.0.0.1,a b'\n", []want{{"engine[0].kv_hosts", 5, `found "a b"`}}},
 	{"moriio", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio'\nkv_address='d:6301'\ntp_size=-1\n",
 		[]want{{"engine[0].kv_address", 1, "is required"}, {"engine[1].kv_address", 11, "want host:HOST"}, {"engine[1].tp_size", 12, "from 0"}}},
 	{"push", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-nixl-push'\nside_channel='p'\npp_size=-1\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-nixl-push'\n",

@@ -36,6 +36,9 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	k.within(key("bootstrap_port"), e.BootstrapPort, 0, 65535)
 	k.kvAddress(at, e)
 	k.identity(at, e)
+	if _, err := ParseKVHosts(e.KVHosts); err != nil {
+		k.add(key("kv_hosts"), "%v", err)
+	}
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}

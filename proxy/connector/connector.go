@@ -66,7 +66,7 @@ type Handoff struct {
 	// Fallback is a reason to count when decode will work without the
 	// transferred KV; "" is the normal case. no_kv_params: prefill gave nothing
 	// to transfer by; no_kv_blocks: it gave an empty list of blocks;
-	// incomplete_kv_params: it did not say where the blocks are.
+	// incomplete_kv_params: it did not say where the blocks are; ForeignHost.
 	Fallback string
 	// Pinned says that prefill holds KV blocks for a decode that has not come.
 	Pinned bool
@@ -187,6 +187,11 @@ type Merger interface {
 // success, but not what its protocol promises. Their text holds nothing of the
 // answer.
 var ErrBadReply = errors.New("bad prefill answer")
+
+// ForeignHost is the fallback where prefill's answer would have decode call a host
+// at which prefill is not known to be (engine.Instance.Owns): decode is not told
+// of it, and computes the prompt itself.
+const ForeignHost = "foreign_host"
 
 func badReply(problem string) error { return fmt.Errorf("%w: %s", ErrBadReply, problem) }
 

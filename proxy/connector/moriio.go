@@ -3,7 +3,9 @@ package connector
 import (
 	"bytes"
 	"errors"
+	"net"
 	"strconv"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -172,7 +174,8 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 
 // decodeParams gives the parameters of the decode leg. In READ mode they are
 // what is known of prefill with what prefill answered put in their place:
-// engines before vLLM pull request 34907 answer only some of them.
+// engines before vLLM pull request 34907 answer only some of them. Where prefill is
+// reached is what it registered, if it answers a host where it is not known to be.
 func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	known := m.transfer(a, a.Prefill, false)
 	if !m.read {
@@ -188,8 +191,22 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	if err := said.Parse(h.Params); err != nil {
 		return nil, err
 	}
+	foreign := !a.Prefill.Owns(textOf(&said, "remote_host"), a.Decode.Instance)
+	if host, _, err := net.SplitHostPort(textOf(&said, "remote_engine_id")); err == nil {
+		foreign = foreign || !a.Prefill.Owns(host, a.Decode.Instance)
+	}
 	edits := make([]openai.Edit, 0, 16)
 	for key, value := range base.Members {
+		if foreign && key == "remote_engine_id" { // an engine's id is where its handshake is
+			at := a.Prefill.Facts().KVAddress
+			id := net.JoinHostPort(at.Host, strconv.Itoa(at.Handshake))
+			edits = append(edits, openai.Edit{Key: key, Value: openai.AppendQuoted(nil, id)})
+			continue
+		}
+		if foreign && (key == "remote_host" || strings.HasSuffix(key, "_port")) {
+			edits = append(edits, openai.Edit{Key: key, Value: value})
+			continue
+		}
 		if key == "is_request_leader" { // of WRITE mode
 			continue
 		}

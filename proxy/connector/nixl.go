@@ -140,7 +140,10 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 // An answer without them is legal: decode then computes the prompt itself, as
 // it does when there is no block to read. It must not be told of a transfer
 // then: an order to read an empty list of blocks ends a vLLM engine.
-func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+//
+// Nor is it told of a host where prefill is not known to be: decode would connect
+// to whatever an engine, or who speaks for one, has named.
+func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !isObject(body) {
 		return Handoff{}, badReply("no JSON object")
 	}
@@ -160,6 +163,9 @@ func (nixl) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 	if bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
 		if !addressed(params) {
 			return Handoff{Fallback: "incomplete_kv_params"}, nil
+		}
+		if !a.Prefill.Owns(text(params, "remote_host"), a.Decode.Instance) {
+			return Handoff{Fallback: ForeignHost}, nil
 		}
 		return Handoff{Params: params, Pinned: true}, nil
 	}

@@ -187,6 +187,9 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if id, _ := openai.Find(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
 		return Handoff{}, badReply("disagg_request_id is null")
 	}
+	if where, _ := openai.Find(params, "ctx_info_endpoint"); !ownEndpoint(a, where) {
+		return Handoff{Fallback: ForeignHost}, nil
+	}
 	h := Handoff{Pinned: true, Params: params}
 	if usage, _ := answer.Get("usage"); isObject(usage) {
 		h.Usage = usage
@@ -208,13 +211,16 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 // members change that say whose turn it is, and with the prompt as prefill read
 // it, so that it is not tokenised again. Prefill's usage goes along: decode
 // reports it as the prompt's. The first token is in the params, and decode
-// emits it.
-func (trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
+// emits it. Without params it is the whole request.
+func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	switch {
 	case a.Flow == abi.FlowDecodeFirst:
 		return generationFirst(a, dst), nil
 	case h == nil:
 		return Leg{}, errors.New("shape decode leg: prefill has not answered")
+	}
+	if h.Fallback != "" {
+		return t.Aggregated(a, dst)
 	}
 	var params openai.Object
 	if params.Parse(h.Params) != nil {

@@ -1,7 +1,9 @@
 package connector
 
 import (
+	"net"
 	"strconv"
+	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -37,7 +39,12 @@ func style(a *Attempt) string {
 // can. It cannot with the first generation's fields, nor where prefill publishes
 // no address: the C++ transceiver has none.
 func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string) {
-	can := a.Prefill.Facts().Rendezvous != "" && wire(a.Prefill) != wireG1 && wire(a.Decode) != wireG1
+	where := a.Prefill.Facts().Rendezvous
+	can := where != "" && wire(a.Prefill) != wireG1 && wire(a.Decode) != wireG1
+	if can {
+		endpoint, _, _ := openai.Lookup([]byte("{"+where+"}"), "ctx_info_endpoint")
+		can = ownEndpoint(a, endpoint)
+	}
 	switch {
 	case style == "context_first", style == "" && !can:
 		return t.Flow(), ""
@@ -45,6 +52,29 @@ func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string)
 		return t.Flow(), "no_rendezvous"
 	}
 	return abi.FlowDecodeFirst, ""
+}
+
+// ownEndpoint reports whether an endpoint that a context worker names, or each of
+// a list, is where prefill is known to be. Of its opaque state nothing can be said
+// here: that is what its signature is for.
+func ownEndpoint(a *Attempt, endpoint []byte) bool {
+	if openai.IsNull(endpoint) {
+		return true
+	}
+	if list, err := openai.Elements(endpoint); err == nil {
+		for one := range list {
+			if !ownEndpoint(a, one) {
+				return false
+			}
+		}
+		return true
+	}
+	address, ok := openai.String(endpoint)
+	if _, rest, found := strings.Cut(address, "://"); found {
+		address = rest
+	}
+	host, _, err := net.SplitHostPort(address)
+	return ok && err == nil && a.Prefill.Owns(host, a.Decode.Instance)
 }
 
 // rendezvous reads the params that a context worker publishes. Of an endpoint,

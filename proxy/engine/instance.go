@@ -7,6 +7,7 @@ package engine
 import (
 	"context"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,8 @@ type Facts struct {
 	// EngineIDs is what vllm-mooncake prefill calls its engine core, by
 	// data-parallel rank.
 	EngineIDs []string
+	// Addresses is what the host of the instance's URL stands for; nil unknown.
+	Addresses []netip.Addr
 	KVEvents  KVPublisher
 	// Rendezvous is of trtllm prefill: the members of disaggregated_params, as JSON
 	// without braces, by which a generation that is sent before its context finds
@@ -102,6 +105,7 @@ type Instance struct {
 	Transfers load.Speed
 
 	protocol Protocol
+	kvHosts  config.KVHosts
 	state    atomic.Uint32
 	since    atomic.Int64 // unix ms of the last state change
 	facts    atomic.Pointer[Facts]

@@ -271,6 +271,7 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	if err := p.askRegistry(ctx, h, f); err != nil {
 		return nil, err
 	}
+	f.Addresses = p.addresses(ctx, h)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

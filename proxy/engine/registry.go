@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -55,6 +56,9 @@ type Options struct {
 	// NewProbe returns the transport of an instance's probes; it shares nothing
 	// with the data path. Nil: a small one without special TLS.
 	NewProbe func(spec config.Engine) (http.RoundTripper, error)
+	// Resolve returns the addresses at which a host may be named. Nil: none but its
+	// own name is known.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// APIKey returns the key that is sent to an instance, "" for none.
 	APIKey func(spec config.Engine) (string, error)
 	// Index knows which blocks the instances hold. Each rank has a slot in it,
@@ -240,6 +244,9 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 		return nil, fmt.Errorf("unknown connector %q", spec.Connector)
 	}
 	i.Flow = i.protocol.Flow()
+	if i.kvHosts, err = config.ParseKVHosts(spec.KVHosts); err != nil {
+		return nil, fmt.Errorf("kv_hosts: %w", err)
+	}
 	if spec.Name == "" || spec.Ranks < 1 {
 		return nil, errors.New("name and at least one rank are needed")
 	}

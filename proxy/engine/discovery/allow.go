@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,6 +52,11 @@ func (a allowList) check(e config.Engine) error {
 	for key, address := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
 		if rest, found := strings.CutPrefix(address, "tcp://"); found {
 			hosts[key], _, _ = net.SplitHostPort(rest)
+		}
+	}
+	for entry := range strings.SplitSeq(e.KVHosts, ",") {
+		if entry = strings.TrimSpace(entry); entry != "" && !a.host(entry) { // networks are none of its entries
+			return errors.New("a host of kv_hosts is not in discovery.allow")
 		}
 	}
 	for _, key := range []string{"url", "bootstrap_host", "kv_address", "side_channel", "kv_events", "kv_replay"} {

@@ -153,6 +153,10 @@ func TestAllow(t *testing.T) {
 		"events":                {with(func(e *config.Engine) { e.KVEvents, e.KVReplay = "tcp://10.0.0.1:1", "tcp://[fd00::1]:2" }), ""},
 		"polled events":         {with(func(e *config.Engine) { e.KVEvents = "poll" }), ""},
 		"other events":          {with(func(e *config.Engine) { e.KVEvents = "tcp://h:1" }), "kv_events"},
+		"KV hosts":              {with(func(e *config.Engine) { e.KVHosts = "10.0.0.9, engine-1.lab" }), ""},
+		"other KV hosts":        {with(func(e *config.Engine) { e.KVHosts = "10.0.0.9,8.8.8.8" }), "kv_hosts"},
+		"all KV hosts":          {with(func(e *config.Engine) { e.KVHosts = "*" }), "kv_hosts"},
+		"KV network":            {with(func(e *config.Engine) { e.KVHosts = "10.0.0.0/8" }), "kv_hosts"},
 		"other replay":          {with(func(e *config.Engine) { e.KVReplay = "tcp://8.8.8.8:1" }), "kv_replay"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,227 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// tap stands before an engine and keeps what the engine is sent.
+type tap struct {
+	addr    string
+	engine  atomic.Pointer[url.URL]
+	answers func([]byte) []byte // changes the engine's answers; nil: leaves them
+
+	mu   sync.Mutex
+	seen []string // requests with head and body; guarded by mu
+}
+
+// newTaps opens taps. They are to be there before the fleet, whose end looks for
+// what is left.
+func newTaps(t *testing.T, n int) []*tap {
+	t.Helper()
+	var taps []*tap
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &tap{addr: l.Addr().String()}
+		s := &http.Server{Handler: p}
+		done := make(chan struct{})
+		go func() { defer close(done); s.Serve(l) }()
+		t.Cleanup(func() { s.Close(); <-done })
+		taps = append(taps, p)
+	}
+	return taps
+}
+
+// before puts taps before the engines of a configuration, in its order.
+func before(taps []*tap, c *config.Config) {
+	for i, p := range taps {
+		u, _ := url.Parse(c.Engines[i].URL)
+		p.engine.Store(u)
+		c.Engines[i].URL = "http://" + p.addr
+	}
+}
+
+func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	if r.Method == http.MethodPost {
+		p.mu.Lock()
+		p.seen = append(p.seen, fmt.Sprintf("%s %s %v %s", r.Method, r.URL, r.Header, body))
+		p.mu.Unlock()
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	proxy := httputil.ReverseProxy{
+		Rewrite:       func(pr *httputil.ProxyRequest) { pr.SetURL(p.engine.Load()) },
+		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
+		FlushInterval: -1,
+		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}
+	if p.answers != nil {
+		proxy.ModifyResponse = func(resp *http.Response) error {
+			data, err := io.ReadAll(resp.Body)
+			if err != nil {
+				return err
+			}
+			data = p.answers(data)
+			resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(data)), int64(len(data))
+			resp.Header.Set("Content-Length", fmt.Sprint(len(data)))
+			return nil
+		}
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// sent returns what the engine was sent since the last call.
+func (p *tap) sent() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seen := p.seen
+	p.seen = nil
+	return seen
+}
+
+// The marks of what a client wrote where only the proxy may.
+const (
+	markText   = "attacker.invalid"
+	markNumber = "660066066"
+)
+
+// pdFields are the members by which engines are told of a transfer, all with
+// marks in them.
+var pdFields = []string{
+	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":true,"remote_engine_id":"MARK","remote_block_ids":[NUM],"remote_host":"MARK","remote_port":NUM,"tp_size":1,"transfer_id":"MARK"}`,
+	`"ec_transfer_params":{"peer":"MARK"}`,
+	`"request_id":"MARK"`, `"rid":"MARK"`,
+	`"bootstrap_host":"MARK"`, `"bootstrap_port":NUM`, `"bootstrap_room":NUM`, `"bootstrap_pair_key":"MARK"`,
+	`"decode_tp_size":NUM`, `"routed_dp_rank":NUM`, `"disagg_prefill_dp_rank":NUM`, `"data_parallel_rank":NUM`,
+	`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":NUM,"disagg_request_id":NUM,"ctx_info_endpoint":["tcp://MARK:1"],"encoded_opaque_state":"MARK"}`,
+	`"prompt_token_ids_b64":"MARK"`,
+}
+
+// vllmFields are those that vLLM takes out of members which clients may set.
+var vllmFields = []string{
+	`"vllm_xargs":{"kv_transfer_params":{"remote_host":"MARK"},"ec_transfer_params":{"peer":"MARK"}}`,
+}
+
+// pdHeader are the lines by which engines, and side-cars beside them, are told.
+var pdHeader = []string{
+	"X-Request-Id", "___prefill_addr_host:MARK,handshake:1,notify:2___decode_addr_host:MARK,handshake:1,notify:2_0123456789abcdef0123456789abcdef",
+	"X-data-parallel-rank", "NUM", "X-Data-Parallel-Host-Port", "MARK:1",
+	"X-Prefiller-Host-Port", "MARK:1", "X-Prefiller-Url", "http://MARK", "X-Encoder-Hosts-Ports", "MARK:1",
+	"EPP-Profile", "MARK",
+	"X-Override-Bootstrap-Host", "MARK", "X-Override-Bootstrap-Room", "NUM", "X-Override-Rid", "MARK",
+	"X-TRTLLM-Disagg-Auth", "MARK", "X-Trtllm-Anything", "MARK",
+	"X-Kv-Cache-Source-Host-Port", "MARK:1",
+}
+
+func marked(s string) string {
+	return strings.NewReplacer("MARK", markText, "NUM", markNumber).Replace(s)
+}
+
+// escaped writes the first letter of a member's name as an escape, which means
+// the same to every parser.
+func escaped(member string) string { return fmt.Sprintf(`"\u%04x%s`, member[1], member[2:]) }
+
+// TestNoPDFieldReachesAnEngine: whatever a client writes, on whatever route, of
+// what engines are told of transfers, in the body, nested, escaped, in the
+// request line or in headers, no engine sees it; and the request is answered as
+// if it had not been there.
+func TestNoPDFieldReachesAnEngine(t *testing.T) {
+	bodies := []struct{ path, body string }{
+		{"/v1/completions", `{"model":"sim","prompt":"a prompt of some words for two engines","max_tokens":6,"ignore_eos":true%s}`},
+		{chatPath, `{"model":"sim","messages":[{"role":"user","content":"a prompt of some words for two engines"}],"max_tokens":6,"ignore_eos":true%s}`},
+		{chatPath, `{"model":"sim","messages":[{"role":"user","content":"two answers, which one engine gives"}],"max_tokens":6,"n":2%s}`},
+		{"/v1/responses", `{"model":"sim","input":"a prompt of some words for two engines","max_output_tokens":6%s}`},
+		{"/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"a prompt of some words for two engines"}],"max_tokens":6%s}`},
+		{"/inference/v1/generate", `{"model":"sim","token_ids":[1,2,3,4,5],"sampling_params":{"max_tokens":6,"extra_args":{"kv_transfer_params":{"remote_host":"MARK"},"ec_transfer_params":{"peer":"MARK"}}}%s}`},
+		{"/generate", `{"text":"a prompt of some words for two engines","sampling_params":{"max_new_tokens":6}%s}`},
+		{"/v1/embeddings", `{"model":"sim","input":"words"%s}`},
+		{"/tokenize", `{"model":"sim","prompt":"words"%s}`},
+		{"/detokenize", `{"model":"sim","tokens":[1,2]%s}`},
+	}
+	eachConnector(t, func(t *testing.T, connector string) {
+		taps := newTaps(t, 2)
+		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) { before(taps, c) }})
+		for _, b := range bodies {
+			var escapes []string
+			for _, field := range pdFields {
+				escapes = append(escapes, escaped(field))
+			}
+			for name, fields := range map[string][]string{"plain": pdFields, "escaped": escapes, "vllm": vllmFields} {
+				body := marked(fmt.Sprintf(b.body, ","+strings.Join(fields, ",")))
+				var header []string
+				for _, h := range pdHeader {
+					header = append(header, marked(h))
+				}
+				a := f.post(context.Background(), f.url, b.path+marked("?bootstrap_host=MARK&kv_transfer_params=MARK"), body, header...)
+				if text := b.path == chatPath || b.path == "/v1/completions"; text && name != "vllm" && !strings.Contains(b.body, `"n":2`) {
+					f.right(a, b.path, fmt.Sprintf(b.body, ""))
+				}
+				for i, p := range taps {
+					for _, sent := range p.sent() {
+						if strings.Contains(sent, markText) || strings.Contains(sent, markNumber) {
+							t.Errorf("%s, %s: engine %d was sent %s", b.path, name, i, sent)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestDecodeIsSentToPrefillOnly: a prefill engine, or whoever answers in its
+// place, names a host that is none of its own in everything that it says. No
+// decode engine is sent there, and clients are answered all the same.
+func TestDecodeIsSentToPrefillOnly(t *testing.T) {
+	const foreign = "169.254.169.254"
+	eachConnector(t, func(t *testing.T, connector string) {
+		taps := newTaps(t, 2)
+		taps[0].answers = func(b []byte) []byte {
+			for _, own := range []string{"127.0.0.1", "localhost"} {
+				b = bytes.ReplaceAll(b, []byte(own), []byte(foreign))
+			}
+			return b
+		}
+		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
+			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // nobody is sent to free the blocks
+			config: func(c *config.Config) { before(taps, c) },
+		})
+		for _, stream := range []bool{true, false} {
+			body := chat("a prompt of some words, which all have to be read", 6, stream)
+			f.right(f.try(chatPath, body), chatPath, body)
+		}
+		sent := taps[1].sent()
+		if len(sent) < 2 {
+			t.Errorf("decode was sent %d requests", len(sent))
+		}
+		for _, s := range sent {
+			if strings.Contains(s, foreign) {
+				t.Errorf("decode was sent %s", s)
+			}
+		}
+		if connector == enginesim.ConnectorVLLMNixl {
+			if n := f.metric("pdproxy_fallbacks_total", `what="kv_transfer"`, `reason="foreign_host"`); n != 2 {
+				t.Errorf("%v fallbacks are counted", n)
+			}
+		}
+	})
+}

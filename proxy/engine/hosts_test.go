@@ -1,0 +1,105 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+func TestOwns(t *testing.T) {
+	addresses := func(list ...string) []netip.Addr {
+		var a []netip.Addr
+		for _, s := range list {
+			a = append(a, netip.MustParseAddr(s))
+		}
+		return a
+	}
+	far := &Instance{Host: "10.0.0.9"}
+	for _, tt := range []struct {
+		name    string
+		host    string // of the URL
+		spec    config.Engine
+		facts   Facts
+		peer    *Instance
+		yes, no []string
+	}{
+		{"an address", "10.0.0.5", config.Engine{}, Facts{}, far,
+			[]string{"10.0.0.5"}, []string{"", "10.0.0.6", "evil", "127.0.0.1", "localhost", "::1", "0.0.0.0", "10.0.0.5.evil", "10.0.0.5:80", "[10.0.0.5]"}},
+		{"a name", "p0.svc", config.Engine{}, Facts{Addresses: addresses("10.0.0.5", "fd00::5")}, far,
+			[]string{"p0.svc", "P0.SVC", "10.0.0.5", "fd00::5", "::ffff:10.0.0.5"}, []string{"p1.svc", "p0", "10.0.0.6", "127.0.0.1"}},
+		{"the loopback", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7")}, far,
+			[]string{"localhost", "127.0.0.1", "::1", "127.0.1.1", "10.0.0.7"}, []string{"10.0.0.8", "0.0.0.0"}},
+		{"two on one host", "10.0.0.5", config.Engine{}, Facts{}, &Instance{Host: "10.0.0.5"},
+			[]string{"10.0.0.5", "127.0.0.1", "localhost"}, []string{"10.0.0.6"}},
+		{"configured", "p0.svc", config.Engine{KVHosts: "10.1.0.0/16, 192.168.0.4,rdma0.svc,fd00::/8"}, Facts{}, far,
+			[]string{"p0.svc", "10.1.2.3", "192.168.0.4", "rdma0.svc", "fd12::1"}, []string{"10.2.0.1", "192.168.0.5", "rdma1.svc", "127.0.0.1"}},
+		{"anywhere", "p0.svc", config.Engine{KVHosts: "*"}, Facts{}, far, []string{"evil", "127.0.0.1"}, []string{""}},
+		{"its other addresses", "p0.svc", config.Engine{SideChannel: "10.0.1.1:5600", BootstrapHost: "10.0.1.2"},
+			Facts{KVAddress: config.KVAddress{Host: "10.0.1.3"}}, far,
+			[]string{"10.0.1.1", "10.0.1.2", "10.0.1.3"}, []string{"10.0.1.4"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			i := &Instance{Host: tt.host, Spec: tt.spec}
+			var err error
+			if i.kvHosts, err = config.ParseKVHosts(tt.spec.KVHosts); err != nil {
+				t.Fatal(err)
+			}
+			i.facts.Store(&tt.facts)
+			for _, host := range tt.yes {
+				if !i.Owns(host, tt.peer) {
+					t.Errorf("not its own: %q", host)
+				}
+			}
+			for _, host := range tt.no {
+				if i.Owns(host, tt.peer) {
+					t.Errorf("its own: %q", host)
+				}
+			}
+		})
+	}
+}
+
+// TestAddresses: names are looked up with the facts; what was known stays while
+// the name server is away.
+func TestAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		var found []netip.Addr
+		f.o.Resolve = func(_ context.Context, host string) ([]netip.Addr, error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if host != "p" || found == nil {
+				return nil, errors.New("no such host")
+			}
+			return found, nil
+		}
+		set := func(list []netip.Addr) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			found = list
+		}
+		set([]netip.Addr{netip.MustParseAddr("10.0.0.5")})
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake")}, 0))
+		f.start(t)
+		p := f.get(t, "p")
+		if !p.Owns("10.0.0.5", nil) || p.Owns("10.0.0.6", nil) {
+			t.Errorf("addresses %v", p.Facts().Addresses)
+		}
+		for _, now := range [][]netip.Addr{nil, {netip.MustParseAddr("10.0.0.6")}} {
+			set(now)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if p.Owns("10.0.0.5", nil) != (now == nil) || p.Owns("10.0.0.6", nil) != (now != nil) {
+				t.Errorf("addresses %v", p.Facts().Addresses)
+			}
+		}
+		if f.said() != "p ready" {
+			t.Error("another address is no restart")
+		}
+	})
+}
