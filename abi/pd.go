@@ -4,14 +4,17 @@
 // module, holds no state, and compiles natively and for WebAssembly.
 package abi
 
-// Phase is one of the two halves of a request's work on engines.
+// Phase is one of the halves of a request's work on engines, or what comes before
+// them.
 type Phase uint8
 
-// The phases. PhaseNone is the zero value and never placed.
+// The phases. PhaseNone is the zero value and never placed; Encode, of images and
+// sounds ahead of prefill, is not placed by policies.
 const (
 	PhaseNone Phase = iota
 	Prefill
 	Decode
+	Encode
 )
 
 // String returns the phase as it stands in errors, metrics and explain.
@@ -21,6 +24,8 @@ func (p Phase) String() string {
 		return "prefill"
 	case Decode:
 		return "decode"
+	case Encode:
+		return "encode"
 	}
 	return "none"
 }
@@ -28,10 +33,12 @@ func (p Phase) String() string {
 // Role is the set of phases that an instance serves.
 type Role uint8
 
-// The roles; RoleBoth also serves aggregated requests.
+// The roles; RoleBoth also serves aggregated requests. RoleEncode is never that of
+// a candidate.
 const (
 	RolePrefill Role = 1 << iota
 	RoleDecode
+	RoleEncode
 	RoleBoth = RolePrefill | RoleDecode
 )
 
@@ -44,6 +51,8 @@ func (r Role) String() string {
 		return "decode"
 	case RoleBoth:
 		return "both"
+	case RoleEncode:
+		return "encode"
 	}
 	return "none"
 }
@@ -57,6 +66,8 @@ func ParseRole(s string) (r Role, ok bool) {
 		return RoleDecode, true
 	case "both":
 		return RoleBoth, true
+	case "encode":
+		return RoleEncode, true
 	}
 	return 0, false
 }

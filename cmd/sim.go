@@ -29,7 +29,7 @@ func (a *app) simCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang, trtllm or none")
-	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both")
+	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both, or encode for a vLLM encoder")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
 	f.StringVar(&cfg.Model, "model", "sim", "name of the served model; engines that exchange KV must agree")
@@ -49,6 +49,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")
+	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory through which encoders hand on what they have worked up")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "how long setting up the connection to a peer takes")
 	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT or etcd://HOST:PORT of the cluster storage where the worker registers")
 	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster there")

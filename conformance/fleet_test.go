@@ -54,6 +54,7 @@ type fleet struct {
 	connector string
 	prefill   []*enginesim.Engine
 	decode    []*enginesim.Engine
+	encode    []*enginesim.Engine
 	alone     *enginesim.Engine
 	node      *cmd.Node
 	url       string
@@ -67,6 +68,7 @@ type fleet struct {
 // fleetOptions shapes a fleet; the zero value is two engines of each role.
 type fleetOptions struct {
 	prefill, decode int
+	encode          int // vLLM's encoders
 	engine          func(role string, n int, c *enginesim.Config)
 	config          func(c *config.Config)
 	log             io.Writer
@@ -127,6 +129,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	}
 	for n := range o.decode {
 		f.decode = append(f.decode, start(enginesim.RoleDecode, n))
+	}
+	for n := range o.encode {
+		f.encode = append(f.encode, start(enginesim.RoleEncode, n))
 	}
 	f.alone = start(enginesim.RoleBoth, 0)
 	if o.config != nil {
@@ -284,7 +289,7 @@ func (f *fleet) settled() {
 }
 
 func (f *fleet) engines() []*enginesim.Engine {
-	return append(append(append([]*enginesim.Engine{}, f.prefill...), f.decode...), f.alone)
+	return append(append(append(append([]*enginesim.Engine{}, f.prefill...), f.decode...), f.encode...), f.alone)
 }
 
 // eventually waits for a condition.

@@ -37,13 +37,13 @@ type attempt struct {
 	// waits for that; else nil.
 	decodeSent chan struct{}
 
-	handed   time.Time     // when decode could begin; zero: not known
-	deadline time.Time     // for the client's first byte, by the plan policy; zero: none
-	limit    time.Duration // of the wait for decode's first event
-	kvBound  bool          // it is that of the transfer
-	late     *time.Timer   // ends concurrent legs whose KV does not come over
-	edits    [3][]abi.Edit // of header lines, by phase
-	merge    merge         // of decode's answer with prefill's
+	handed   time.Time                  // when decode could begin; zero: not known
+	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
+	limit    time.Duration              // of the wait for decode's first event
+	kvBound  bool                       // it is that of the transfer
+	late     *time.Timer                // ends concurrent legs whose KV does not come over
+	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
+	merge    merge                      // of decode's answer with prefill's
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -91,6 +91,9 @@ func (a *attempt) awaitKV(cancel context.CancelCauseFunc) {
 // run sends the legs in the order of the flow; nil means that the client has
 // the whole answer.
 func (a *attempt) run() error {
+	if err := a.encode(); err != nil {
+		return err
+	}
 	switch a.p.Flow {
 	case abi.FlowPrefillFirst:
 		return a.prefillFirst()

@@ -40,10 +40,11 @@ type exchange struct {
 	held   *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      liveView
-	key       string // name of the client's API key; "" without keys
-	committed bool   // the client has seen a status line
-	cut       bool   // the connection must be cut: no end of the answer would be true
-	tries     [3]int // legs sent, by phase
+	key       string              // name of the client's API key; "" without keys
+	committed bool                // the client has seen a status line
+	cut       bool                // the connection must be cut: no end of the answer would be true
+	tries     [abi.Encode + 1]int // legs sent, by phase
+	encoded   bool                // encoders have done their part
 	side      coordination
 	outcome   telemetry.Outcome
 	usage     openai.Usage
@@ -432,7 +433,8 @@ func (x *exchange) reset() {
 	x.rc = http.ResponseController{}
 	x.view.placed.Store(nil)
 	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
-	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [3]int{}, telemetry.OutcomeNone
+	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
+	x.encoded = false
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.reset()
 	x.side.reset()

@@ -194,7 +194,7 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 func (a *attempt) judge(err error) {
 	x := a.x
 	var le *legError
-	if x.legPolicy == nil || x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged {
+	if x.legPolicy == nil || x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
 		return
 	}
 	le.judged = true

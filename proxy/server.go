@@ -84,6 +84,7 @@ type Server struct {
 	exchanges  sync.Pool
 	process    string // 16 hex digits, random: the first half of leg ids
 	legs       atomic.Uint64
+	encodes    atomic.Uint64 // requests for encoders
 	draining   atomic.Bool
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
 	idSources  atomic.Pointer[openai.IDSources]

@@ -28,6 +28,8 @@ const (
 	RolePrefill = "prefill"
 	RoleDecode  = "decode"
 	RoleBoth    = "both"
+	// RoleEncode is a vLLM encoder, which works up images and sounds.
+	RoleEncode = "encode"
 )
 
 // Config is everything that shapes one simulated engine. The zero value of a
@@ -96,6 +98,9 @@ type Config struct {
 	// Etcd is where the engine registers, "http://HOST:PORT": a trtllm worker as
 	// such, any other engine by a record for pdproxy. Empty: nowhere.
 	Etcd string
+	// ECDir is the directory through which vLLM's encoders hand on what they have
+	// worked up; empty: every engine encodes by itself.
+	ECDir string
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool
@@ -162,8 +167,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	switch c.Role {
 	case RolePrefill, RoleDecode, RoleBoth:
+	case RoleEncode:
+		if c.ECDir == "" || c.Connector == ConnectorSGLang || c.Connector == ConnectorTRTLLM {
+			return c, fmt.Errorf("config role: %q needs a connector of vLLM and a directory", c.Role)
+		}
 	default:
-		return c, fmt.Errorf("config role: %q is not prefill, decode or both", c.Role)
+		return c, fmt.Errorf("config role: %q is not prefill, decode, both or encode", c.Role)
 	}
 	for name, v := range map[string]int{
 		"kv blocks": c.KVBlocks, "block size": c.BlockSize, "ranks": c.Ranks, "max running": c.MaxRunning,

@@ -43,6 +43,8 @@ type sequence struct {
 	stopReason any
 	// ext is the protocol's own state of the sequence.
 	ext any
+	// ecParams are vLLM's ec_transfer_params of its answer.
+	ecParams any
 
 	eosAt     int  // output token number that is the end of sequence; 0: none
 	published int  // blocks offered to the prefix cache

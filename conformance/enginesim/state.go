@@ -48,6 +48,10 @@ type State struct {
 	// ConnectionWaits the transfers that waited for one.
 	PeerConnections int64 `json:"peer_connections"`
 	ConnectionWaits int64 `json:"connection_waits"`
+	// Encoded counts images and sounds that this engine worked up, EncoderHits
+	// those that it found worked up by an encoder.
+	Encoded     int64 `json:"encoded"`
+	EncoderHits int64 `json:"encoder_hits"`
 	// ConnectionsOpen are HTTP connections.
 	ConnectionsOpen int `json:"connections_open"`
 	// KVSubscribers are the connections that have subscribed to the KV events of
@@ -62,6 +66,7 @@ type counters struct {
 	leasesExpired, staleReads, duplicateIDs        atomic.Int64
 	packed                                         atomic.Int64
 	peerConnections, connectionWaits               atomic.Int64
+	encoded, encoderHits                           atomic.Int64
 	externalTokens                                 atomic.Int64 // received by transfer
 }
 
@@ -73,6 +78,7 @@ func (e *Engine) State() State {
 		PromptTokens: e.stats.promptTokens.Load(), CachedTokens: e.stats.cachedTokens.Load(), OutputTokens: e.stats.outputTokens.Load(),
 		LeasesExpired: e.stats.leasesExpired.Load(), StaleReads: e.stats.staleReads.Load(), DuplicateIDs: e.stats.duplicateIDs.Load(), PackedBodies: e.stats.packed.Load(),
 		PeerConnections: e.stats.peerConnections.Load(), ConnectionWaits: e.stats.connectionWaits.Load(),
+		Encoded: e.stats.encoded.Load(), EncoderHits: e.stats.encoderHits.Load(),
 		ConnectionsOpen: e.conns.count(), KVSubscribers: e.publishers.subscriberCount(),
 	}
 	for _, r := range e.ranks {

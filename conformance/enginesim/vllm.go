@@ -58,10 +58,11 @@ func newVLLM(e *Engine) *vllm {
 		e.logKV(e.publishers, vllmNaming{e.id}, true)
 	}
 	v := &vllm{
-		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl,
+		e: e, nixl: e.cfg.Connector == ConnectorVLLMNixl && e.cfg.Role != RoleEncode,
 		beats: make(map[string]map[string]int), known: make(map[string]bool), done: make(map[string]int),
 	}
 	switch c := e.cfg.Connector; {
+	case e.cfg.Role == RoleEncode: // it transfers no KV
 	case (c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead) && e.cfg.Role != RoleBoth: // which has none
 		v.connector = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
 	case c == ConnectorVLLMMooncake:
@@ -192,6 +193,7 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 		return nil, pydanticError(ferr, f)
 	}
 	ext := &vllmRequest{}
+	ext.received, _ = params.boolean("do_remote_prefill", false)
 	if (v.nixl || v.push != nil) && params != nil {
 		ext.leg = parseNixl(params, v.wire())
 	}
@@ -232,8 +234,9 @@ func (v *vllm) refused(ext *vllmRequest) {
 
 // vllmRequest is what vLLM keeps of a request.
 type vllmRequest struct {
-	leg   *nixlLeg // nil: no kv_transfer_params
-	other any      // of another connector
+	received bool     // its KV comes from elsewhere, and with it what encoders did
+	leg      *nixlLeg // nil: no kv_transfer_params
+	other    any      // of another connector
 }
 
 // requestID is the external id: header, body field or random.
@@ -369,10 +372,17 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	defer v.e.leave(baseID(s.req) + "/" + strconv.Itoa(s.choice))
 	s.rank = v.e.pickRank(s.req.Rank)
 	defer s.rank.release(s)
-	if v.connector != nil {
-		return v.connector.run(ctx, s, s.req.Ext.(*vllmRequest).other, emit)
+	ext := s.req.Ext.(*vllmRequest)
+	switch {
+	case v.e.cfg.Role == RoleEncode:
+		return v.runEncoder(ctx, s)
+	case !ext.received:
+		v.encode(s.req)
 	}
-	leg := s.req.Ext.(*vllmRequest).leg
+	if v.connector != nil {
+		return v.connector.run(ctx, s, ext.other, emit)
+	}
+	leg := ext.leg
 	if err := v.admit(ctx, s, leg); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 	}
 	// Of several sequences one's parameters come back: the last sample's of the
 	// first prompt.
-	return answer.with("kv_transfer_params", seqs[req.N-1].ext).with("ec_transfer_params", nil).with("metrics", nil)
+	return answer.with("kv_transfer_params", seqs[req.N-1].ext).with("ec_transfer_params", seqs[0].ecParams).with("metrics", nil)
 }
 
 // objectName is the answer's "object"; suffix is chat's for stream events.

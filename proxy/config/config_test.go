@@ -144,7 +144,7 @@ func TestProblemsError(t *testing.T) {
 	want := strings.Join([]string{
 		`config: line 2: server.listen: invalid address "8080": want host:port`,
 		`config: line 3: server.max_bdy: unknown key`,
-		`config: line 8: engine[0].role: must be one of "prefill", "decode", "both", found "prefil"`,
+		`config: line 8: engine[0].role: must be one of "prefill", "decode", "both", "encode", found "prefil"`,
 	}, "\n")
 	if err.Error() != want {
 		t.Errorf("got\n%s\nwant\n%s", err, want)

@@ -11,6 +11,9 @@ const (
 	RolePrefill = "prefill"
 	RoleDecode  = "decode"
 	RoleBoth    = "both"
+	// RoleEncode is of vLLM engines that encode images and sounds ahead of
+	// prefill, and serve nothing else.
+	RoleEncode = "encode"
 )
 
 // Connectors: the proxy's half of each engine's KV-transfer protocol. Two
@@ -31,7 +34,7 @@ const (
 )
 
 // roles and connectors list what the keys of these names accept.
-func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth} }
+func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth, RoleEncode} }
 
 func connectors() []string {
 	return []string{
@@ -48,7 +51,9 @@ type Engine struct {
 	// URL is its http or https address; a path is put before every route.
 	// Required.
 	URL string `toml:"url"`
-	// Role is the phases it serves: "prefill", "decode" or "both". Required.
+	// Role is the phases it serves: "prefill", "decode" or "both", or "encode"
+	// for a vLLM encoder, with the connector of the engines that it works for.
+	// Required.
 	Role string `toml:"role"`
 	// Connector is its KV-transfer protocol, one of the Connector constants.
 	// Default "none", which needs role "both".

@@ -44,6 +44,7 @@ var problemCases = []struct {
 	{"unknown root key", "listen = ':1'\n", []want{{"listen", 1, "unknown key"}}},
 	{"unknown key is case sensitive", "[server]\nListen = ':1'\n", []want{{"server.Listen", 2, "unknown key"}}},
 	{"unknown quoted key", "[server]\n\"a.b\" = 1\n", []want{{`server."a.b"`, 2, "unknown key"}}},
+	{"encoder without vLLM", "[[engine]]\nname = 'e'\nurl = 'http://e'\nrole = 'encode'\nconnector = 'sglang'\n", []want{{"engine[0].role", 4, "is for connectors of vLLM"}}},
 	{"unknown key of an entry", twoEngines + "rank = 2\n", []want{{"engine[1].rank", 11, "unknown key"}}},
 	{"unknown key of an inner table", "[discovery.kubernetes]\nname = 'x'\n", []want{{"discovery.kubernetes.name", 2, "unknown key"}}},
 	{"several unknown keys in order", "[server]\nz = 1\na = 1\n", []want{{"server.z", 2, "unknown"}, {"server.a", 3, "unknown"}}},

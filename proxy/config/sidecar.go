@@ -184,7 +184,7 @@ func (k *checker) sidecar() {
 		k.httpURL("sidecar.local", s.Local)
 		k.sidecarEngine()
 	}
-	k.oneOf("sidecar.role", s.Role, roles()...)
+	k.oneOf("sidecar.role", s.Role, RolePrefill, RoleDecode, RoleBoth)
 	k.oneOf("sidecar.connector", s.Connector, connectors()...)
 	if s.Connector == ConnectorNone && s.Role != RoleBoth {
 		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)

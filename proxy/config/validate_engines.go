@@ -25,6 +25,9 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 		k.oneOf(key("role"), e.Role, roles()...)
 	}
 	k.oneOf(key("connector"), e.Connector, connectors()...)
+	if e.Role == RoleEncode && slices.Contains(connectors(), e.Connector) && !strings.HasPrefix(e.Connector, "vllm-") {
+		k.add(key("role"), "%q is for connectors of vLLM, found %q", RoleEncode, e.Connector)
+	}
 	if e.Connector == ConnectorNone && (e.Role == RolePrefill || e.Role == RoleDecode) {
 		k.add(key("connector"), "%q transfers nothing: it needs role %q, or role %q another connector",
 			ConnectorNone, RoleBoth, e.Role)
@@ -64,7 +67,7 @@ func (k *checker) kvEvents(at string, e Engine) {
 func (k *checker) kvAddress(at string, e Engine) {
 	if _, err := ParseKVAddress(e.KVAddress); err != nil {
 		k.add(joinKey(at, "kv_address"), "%v", err)
-	} else if e.KVAddress == "" && e.MoRIIO() && e.Role != RoleBoth {
+	} else if e.KVAddress == "" && e.MoRIIO() && e.Role != RoleBoth && e.Role != RoleEncode {
 		k.add(joinKey(at, "kv_address"), "is required for connector %q", e.Connector)
 	}
 	k.within(joinKey(at, "tp_size"), e.TPSize, 0, 1<<16)

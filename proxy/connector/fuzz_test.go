@@ -130,6 +130,11 @@ func fuzzLegs(f *testing.F, connector string) {
 				func(dst []byte) (Leg, error) { return c.Decode(a, h, dst) })
 		}
 		before := string(body)
+		if e, ok := c.(Encoder); ok {
+			for i := range e.Encode(a) {
+				shapes = append(shapes, func([]byte) (Leg, error) { return e.Encode(a)[i], nil })
+			}
+		}
 		for i, shape := range shapes {
 			leg, err := shape(nil)
 			if err != nil {

@@ -32,6 +32,7 @@ type golden struct {
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace
 
+	Encode        []goldenLeg   // the calls to encoders
 	NotPairable   *string       `json:"not_pairable"` // the field that the refusal names
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
 	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
@@ -168,6 +169,15 @@ func (g *golden) run(t *testing.T, c Connector) {
 		t.Errorf("Serves(%s) = false", a.Request.API)
 	}
 	g.checkPairable(t, c.Pairable(a.Request))
+	if g.Encode != nil {
+		legs := c.(Encoder).Encode(a)
+		if len(legs) != len(g.Encode) {
+			t.Errorf("%d calls to encoders, want %d", len(legs), len(g.Encode))
+		}
+		for i := range min(len(legs), len(g.Encode)) {
+			g.checkLeg(t, "encoder's leg", legs[i], nil, &g.Encode[i])
+		}
+	}
 	if g.Aggregated != nil {
 		leg, err := c.Aggregated(a, nil)
 		g.checkLeg(t, "aggregated leg", leg, err, g.Aggregated)

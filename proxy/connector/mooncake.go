@@ -32,7 +32,7 @@ func (mooncake) Flow() abi.Flow { return abi.FlowConcurrent }
 
 // RegistryPath is of the engines that can be prefill.
 func (mooncake) RegistryPath(role abi.Role) string {
-	if role == abi.RoleDecode {
+	if role&abi.RolePrefill == 0 {
 		return ""
 	}
 	return queryPath

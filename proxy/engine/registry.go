@@ -252,7 +252,7 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	}
 	if address, err := config.ParseKVAddress(spec.KVAddress); err != nil {
 		return nil, fmt.Errorf("kv_address: %w", err)
-	} else if address.IsZero() && spec.MoRIIO() && i.Role != abi.RoleBoth {
+	} else if address.IsZero() && spec.MoRIIO() && i.Role != abi.RoleBoth && i.Role != abi.RoleEncode {
 		return nil, fmt.Errorf("connector %q needs a kv_address", spec.Connector)
 	}
 	if host, _ := spec.SideChannelOf(0); spec.Pushes() && (spec.EngineID == "" || host == "") {

@@ -109,6 +109,10 @@ type Pool struct {
 	Paired []Row
 	// Groups says where each group of Paired ends.
 	Groups []int
+	// Encode holds the ready encoders; Encoders says that there are any, ready or
+	// not. They are in none of the above.
+	Encode   []Row
+	Encoders bool
 	// Plan counts targets for the plan policy.
 	Plan Counts
 	// Configured counts the instances of each role that serve or did serve the
@@ -165,6 +169,15 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 // newPool builds the pool of the instances that serve model.
 func newPool(model string, of []*Instance, lax bool) *Pool {
 	p := &Pool{Model: model}
+	all := of
+	if of = slices.DeleteFunc(slices.Clone(of), func(i *Instance) bool { return i.Role == abi.RoleEncode }); len(of) < len(all) {
+		p.Encoders = true
+		for _, i := range all {
+			if i.Role == abi.RoleEncode && i.State() == Ready {
+				p.Encode = appendRanks(p.Encode, i, 0)
+			}
+		}
+	}
 	g := grouping{lax: lax, all: of}
 	for _, i := range of {
 		p.Configured.count(i.Role, 1)

@@ -36,6 +36,29 @@ func show(rows []Row) string {
 	return strings.Join(s, ", ")
 }
 
+// Encoders are placed by nobody, shape no group and make no model servable.
+func TestEncoders(t *testing.T) {
+	m := Facts{Models: []string{"m"}}
+	s := newSnapshot([]*Instance{
+		made(1, "e", abi.RoleEncode, "x", Ready, 2, m), made(2, "p", abi.RolePrefill, "x", Ready, 1, m),
+		made(3, "d", abi.RoleDecode, "x", Ready, 1, m), made(4, "away", abi.RoleEncode, "x", Unhealthy, 1, m),
+		made(5, "alone", abi.RoleEncode, "x", Ready, 1, Facts{Models: []string{"other"}}),
+	}, false)
+	p, _ := s.Pool("m")
+	if got := show(p.Encode); got != "e/0 encode 0, e/1 encode 0" || !p.Encoders {
+		t.Errorf("encoders %q", got)
+	}
+	if got := show(p.Paired); got != "p/0 prefill 1, d/0 decode 1" || show(p.Ready) != got || p.Plan != (Counts{Prefill: 1, Decode: 1}) || p.Configured != (Counts{Prefill: 1, Decode: 1}) {
+		t.Errorf("paired %q, ready %q, plan %+v, configured %+v", got, show(p.Ready), p.Plan, p.Configured)
+	}
+	if got := s.Models(); len(got) != 1 || got[0] != "m" || !s.Ready() {
+		t.Errorf("models %q", got)
+	}
+	if other, ok := s.Pool("other"); !ok || len(other.Encode) != 1 || len(other.Ready) != 0 {
+		t.Error("the pool of an encoder alone")
+	}
+}
+
 func TestPool(t *testing.T) {
 	m := []string{"m"}
 	for _, tt := range []struct {

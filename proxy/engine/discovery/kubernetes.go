@@ -192,7 +192,7 @@ func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObjec
 	if is := says(labels, labelEngine); is != "" && !fits(is, e.Connector) {
 		return refused, fmt.Errorf("label %s is %q, not an engine of connector %q: %w", labelEngine, clip(is), e.Connector, errSkip)
 	}
-	if e.Role, err = roleOf(says(labels, labelRole), e.Role); err != nil {
+	if e.Role, err = roleOf(says(labels, labelRole), &e); err != nil {
 		return refused, err
 	}
 	if is := says(annotations, annotationBootstrap); is != "" && e.Connector == config.ConnectorSGLang && e.Role != config.RoleDecode {
@@ -221,11 +221,11 @@ func (k *kubeService) port(slice *kubeObject) (string, error) {
 }
 
 // roleOf is the role that llm-d's label gives an engine; without the label, the
-// one that it has. Encoders are not served.
-func roleOf(label, has string) (string, error) {
+// one that it has. Encoders are served for vLLM alone.
+func roleOf(label string, e *config.Engine) (string, error) {
 	switch label {
 	case "":
-		return has, nil
+		return e.Role, nil
 	case "prefill", "encode-prefill":
 		return config.RolePrefill, nil
 	case "decode":
@@ -233,6 +233,9 @@ func roleOf(label, has string) (string, error) {
 	case "both", "prefill-decode", "encode-prefill-decode":
 		return config.RoleBoth, nil
 	case "encode":
+		if strings.HasPrefix(e.Connector, "vllm-") {
+			return config.RoleEncode, nil
+		}
 		return "", fmt.Errorf("label %s is %q: %w", labelRole, label, errSkip)
 	default:
 		return "", fmt.Errorf("label %s is %q, no role", labelRole, clip(label))

@@ -1,0 +1,113 @@
+package enginesim
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+)
+
+// The encoder's side of E-P-D, with the ECExampleConnector: encoders write what
+// they have worked up into a directory, under the hash of a part and of what the
+// request says about its processing, and the other engines load it from there, or
+// encode by themselves what is not there (vllm/distributed/ec_transfer/
+// ec_connector/example_connector.py). Only an engine of role encode stops before
+// it samples (v1/core/sched/scheduler.py is_encoder_only).
+
+// ecFile is what the connector calls a part's file.
+const ecFile = "encoder_cache.safetensors"
+
+// ecItem is one image or sound of a request.
+type ecItem struct {
+	hash string
+	data []byte // stands for the embeddings
+}
+
+// ecItems lists the parts of a chat request that an encoder works up.
+func ecItems(req *request) []ecItem {
+	var messages []struct{ Content json.RawMessage }
+	if json.Unmarshal(req.Fields["messages"], &messages) != nil {
+		return nil
+	}
+	var items []ecItem
+	for _, m := range messages {
+		var parts []json.RawMessage
+		if json.Unmarshal(m.Content, &parts) != nil {
+			continue
+		}
+		for _, raw := range parts {
+			var part struct{ Type string }
+			json.Unmarshal(raw, &part)
+			switch part.Type {
+			case "image_url", "audio_url", "input_audio":
+				var data bytes.Buffer
+				json.Compact(&data, raw)
+				data.Write(req.Fields["mm_processor_kwargs"])
+				sum := sha256.Sum256(data.Bytes())
+				items = append(items, ecItem{hex.EncodeToString(sum[:]), data.Bytes()})
+			}
+		}
+	}
+	return items
+}
+
+// encode works up a request's parts: an encoder writes them, any other engine
+// loads those that are there.
+func (v *vllm) encode(req *request) []ecItem {
+	items := ecItems(req)
+	for _, item := range items {
+		file := filepath.Join(v.e.cfg.ECDir, item.hash, ecFile)
+		if v.e.cfg.Role != RoleEncode && v.e.cfg.ECDir != "" {
+			if data, err := os.ReadFile(file); err == nil && bytes.Equal(data, item.data) {
+				v.e.stats.encoderHits.Add(1)
+				continue
+			}
+		}
+		v.e.stats.encoded.Add(1)
+		if v.e.cfg.Role == RoleEncode {
+			if err := writeWhole(file, item.data); err != nil {
+				v.e.cfg.Log.Error("save encoder cache", "error", err)
+			}
+		}
+	}
+	return items
+}
+
+// writeWhole writes a file that no reader sees half.
+func writeWhole(file string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), "part")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	return err
+}
+
+// runEncoder is the life of a sequence in an encoder: the prompt is consumed, and
+// nothing sampled.
+func (v *vllm) runEncoder(ctx context.Context, s *sequence) error {
+	if err := s.rank.reserve(ctx, s, len(s.prompt), true); err != nil {
+		return err
+	}
+	if err := s.rank.prefill(ctx, s); err != nil {
+		return err
+	}
+	list := []any{}
+	for _, item := range v.encode(s.req) {
+		list = append(list, obj("mm_hash", item.hash, "image_grid_thw", []int{1, 2, 2}))
+	}
+	s.finish, s.ecParams = "stop", obj("ec_items", list)
+	return nil
+}

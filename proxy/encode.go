@@ -1,0 +1,150 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// encodeWidth is how many parts of one request are encoded at once.
+const encodeWidth = 16
+
+// errEncode ends the calls beside one that failed.
+var errEncode = errors.New("another part was not encoded")
+
+// encode has the model's encoders work up the request's images and sounds before
+// any other leg is sent, once for all attempts. Engines encode by themselves what
+// no encoder did, so that without a ready one nothing fails; that is counted.
+func (a *attempt) encode() error {
+	x := a.x
+	if x.encoded {
+		return nil
+	}
+	pool := a.encoderPool()
+	if pool == nil {
+		return nil
+	}
+	legs := a.conn.(connector.Encoder).Encode(&a.c)
+	if len(legs) > 0 {
+		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
+		if len(targets) == 0 {
+			x.s.deps.Metrics.Fallback("encode", "no_target")
+			x.rec.fallback("encode", "no_target")
+		} else if err := a.encodeAll(legs, targets); err != nil {
+			return err
+		}
+	}
+	x.encoded = true
+	return nil
+}
+
+// encoderPool is the pool of the request's model if it has encoders and the
+// connector a use for them, else nil.
+func (a *attempt) encoderPool() *engine.Pool {
+	model := a.x.req.Model
+	if models := a.p.Decode.Models(); model == "" && len(models) > 0 {
+		model = models[0]
+	}
+	pool, _ := a.x.s.deps.Registry.Snapshot().Pool(model)
+	if pool == nil || !pool.Encoders {
+		return nil
+	}
+	if _, ok := a.conn.(connector.Encoder); !ok {
+		return nil
+	}
+	return pool
+}
+
+// encoders lists the ready encoders of a connector in the order in which they are
+// used: in turn, those last that have failed this request or others.
+func (x *exchange) encoders(pool *engine.Pool, connector string) []engine.Target {
+	var good, bad []engine.Target
+	for _, r := range pool.Encode {
+		switch {
+		case r.Spec.Connector != connector:
+		case slices.Contains(x.ask.Excluded, r.Target) || !r.Breaker.Allow():
+			bad = append(bad, r.Target)
+		default:
+			good = append(good, r.Target)
+		}
+	}
+	if len(good) == 0 {
+		return bad
+	}
+	turn := int(x.s.encodes.Add(1) % uint64(len(good)))
+	return append(good[turn:], good[:turn]...)
+}
+
+// encodeAll makes the calls, spread over the targets. The first that fails ends
+// the others.
+func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error {
+	x := a.x
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	defer cancel(nil)
+	x.tries[abi.Encode]++
+	errs := make([]error, len(legs))
+	room := make(chan struct{}, encodeWidth)
+	var calls sync.WaitGroup
+	for i, l := range legs {
+		room <- struct{}{}
+		row := x.rec.leg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
+		calls.Go(func() {
+			defer func() { <-room }()
+			if errs[i] = a.encodeLeg(ctx, row, l); errs[i] != nil {
+				cancel(errEncode)
+			}
+		})
+	}
+	calls.Wait()
+	return firstLegError(errs)
+}
+
+// firstLegError gives the first failure of a leg, else the first error of all.
+func firstLegError(errs []error) (first error) {
+	for _, err := range errs {
+		var le *legError
+		if errors.As(err, &le) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// encodeLeg makes one call and reads its whole answer, of which nothing but the
+// status counts.
+func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (err error) {
+	x := a.x
+	defer func() {
+		if v := recover(); v != nil {
+			x.logPanic(v)
+			err = errPanicked
+		}
+	}()
+	limit := time.Duration(x.cfg.Timeouts.Prefill)
+	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
+	if err != nil {
+		return x.legEnded(ctx, row, err)
+	}
+	defer resp.Close()
+	answer, err := readAnswer(resp, maxAnswer)
+	defer answer.free()
+	switch {
+	case err != nil:
+		err = newLegError(abi.Encode, row.target, err)
+	case resp.Status/100 != 2:
+		err = x.statusError(abi.Encode, row.target, resp, answer)
+	default:
+		x.legSucceeded(row)
+		return nil
+	}
+	return x.legEnded(ctx, row, err)
+}
