@@ -209,6 +209,10 @@ func (m *moriio) advance(key moriioKey, t *moriioSending) {
 		r.unpin(key.transfer)
 	case t.remote != nil:
 		delete(m.sending, key)
+		if !r.renew(key.transfer, nixlReadTimeout) {
+			m.e.cfg.Log.Warn("remote blocks came too late", "transfer", key.transfer) // the transfer is terminal
+			return
+		}
 		m.e.spawn(func(ctx context.Context) { m.write(ctx, r, key.transfer, t) })
 	}
 }
