@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -32,6 +33,7 @@ type gate struct {
 	cond  *sync.Cond
 	point int // where requests are held
 	held  int
+	posts int // requests that came, ever
 }
 
 // startGate starts an engine behind a gate.
@@ -45,7 +47,7 @@ func startGate(t *testing.T, name, connector, role string) *gate {
 	}
 	g.server = httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to); r.Out.Host = r.In.Host },
-		FlushInterval: -1, Transport: g,
+		FlushInterval: -1, Transport: g, ErrorLog: log.New(io.Discard, "", 0),
 	})
 	t.Cleanup(func() {
 		g.hold(open)
@@ -74,6 +76,19 @@ func (g *gate) holds() int {
 	return g.held
 }
 
+// asked returns how many requests have come.
+func (g *gate) asked() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.posts
+}
+
+// die makes the engine's API unreachable, as when its machine is gone.
+func (g *gate) die() {
+	g.server.CloseClientConnections()
+	g.server.Close()
+}
+
 // pass waits while requests are held at a point.
 func (g *gate) pass(point int) {
 	g.mu.Lock()
@@ -90,6 +105,9 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method != http.MethodPost {
 		return http.DefaultTransport.RoundTrip(r)
 	}
+	g.mu.Lock()
+	g.posts++
+	g.mu.Unlock()
 	g.pass(atRequest)
 	resp, err := http.DefaultTransport.RoundTrip(r)
 	if err == nil {
