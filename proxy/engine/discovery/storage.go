@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -143,8 +144,8 @@ func (s *Storage) sweep(now time.Time) {
 }
 
 // set stores a value, for ttl if that is positive; false: the key is there and is
-// to stay, or there are too many.
-func (s *Storage) set(key, value string, ttl time.Duration, overwrite bool) bool {
+// to stay, or there are too many. peer is the address of who sets it.
+func (s *Storage) set(key, value string, ttl time.Duration, overwrite bool, peer string) bool {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,10 +161,27 @@ func (s *Storage) set(key, value string, ttl time.Duration, overwrite bool) bool
 	s.items[key] = it
 	if strings.HasPrefix(key, s.prefix) {
 		s.born++
-		s.note(key, []byte(value), s.born)
+		s.note(key, reachable([]byte(value), peer), s.born)
 		s.tell()
 	}
 	return true
+}
+
+// reachable is a worker's record with the worker's own address for a host of
+// 0.0.0.0 or [::], which it was told to listen on and which is nobody's.
+func reachable(value []byte, peer string) []byte {
+	var w map[string]any
+	if json.Unmarshal(value, &w) != nil || peer == "" {
+		return value
+	}
+	if host, _ := w["host"].(string); !unspecified(strings.Trim(host, "[]")) {
+		return value
+	}
+	w["host"] = peer
+	if changed, err := json.Marshal(w); err == nil {
+		return changed
+	}
+	return value
 }
 
 // expire gives a key ttl from now on; false: it is not there.

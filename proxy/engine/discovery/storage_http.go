@@ -3,6 +3,7 @@ package discovery
 import (
 	"crypto/subtle"
 	"encoding/json"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -52,7 +53,8 @@ func (s *Storage) serveSet(w http.ResponseWriter, r *http.Request) {
 	if q.TTL != nil {
 		ttl = *q.TTL
 	}
-	result(w, s.set(*q.Key, *q.Value, lasting(ttl), q.Overwrite))
+	peer, _, _ := net.SplitHostPort(r.RemoteAddr)
+	result(w, s.set(*q.Key, *q.Value, lasting(ttl), q.Overwrite, peer))
 }
 
 // serveExpire is the heartbeat.

@@ -119,8 +119,11 @@ func TestStorageWorkers(t *testing.T) {
 		c.want("POST", "/set", setBody(blueKey+id, value, 10), yes)
 	}
 	c.want("POST", "/set", setBody("/trtllm-disagg/green/workers/CONTEXT-h:9-1-1-001", workerJSON("x", "h", 9, 0), 10), yes)
-	if got, want := c.names(), "prefill "+contextW+", decode GENERATION-h:1-1-1-001"; got != want {
+	if got, want := c.names(), "prefill "+contextW+", decode GENERATION-any:4-1-1-001, decode GENERATION-h:1-1-1-001"; got != want {
 		t.Errorf("engines %s, want %s", got, want)
+	}
+	if e := c.s.workers()[1]; e.URL != "http://192.0.2.1:4" { // httptest's peer
+		t.Errorf("a worker that listens everywhere is at %s", e.URL)
 	}
 	// Started anew at the same address: the younger counts, until it leaves.
 	again := strings.Replace(contextW, "0123", "0999", 1)
@@ -129,7 +132,7 @@ func TestStorageWorkers(t *testing.T) {
 		t.Errorf("engines %s", got)
 	}
 	for n := range maxKeys {
-		c.s.set(fmt.Sprint("/other/", n), "x", 0, false)
+		c.s.set(fmt.Sprint("/other/", n), "x", 0, false, "")
 	}
 	c.want("POST", "/set", setBody("/one/more", "x", 10), no)
 }
@@ -193,7 +196,7 @@ func TestStorageHammer(t *testing.T) {
 		wg.Go(func() {
 			id := fmt.Sprintf("GENERATION-h:%d-1-1-001", n+1)
 			for range 50 {
-				if !s.set(blueKey+id, workerJSON(id, "h", n+1, 1), time.Minute, false) || !s.expire(blueKey+id, time.Minute) {
+				if !s.set(blueKey+id, workerJSON(id, "h", n+1, 1), time.Minute, false, "10.0.0.9") || !s.expire(blueKey+id, time.Minute) {
 					t.Error("a worker's own key was refused")
 				}
 				s.sweep(time.Now())
