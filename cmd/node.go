@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -111,7 +113,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return failed(err)
 	}
-	ids, err := disaggid.New(cfg.Fleet.NodeID, 0)
+	ids, err := disaggid.New(idRange(cfg))
 	if err != nil {
 		return err
 	}
@@ -136,6 +138,19 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return failed(err)
 	}
 	return nil
+}
+
+// idRange is this process's node and worker number. Those of fleet.node_id -1 come
+// from the names that no other process has.
+func idRange(cfg *config.Config) (node, worker int) {
+	if cfg.Fleet.NodeID >= 0 {
+		return cfg.Fleet.NodeID, 0
+	}
+	h := fnv.New32a()
+	name, _ := os.Hostname() // empty: the address alone
+	io.WriteString(h, name+" "+cfg.Server.Listen)
+	sum := h.Sum32()
+	return int(sum & 255), int(sum >> 8 & 63)
 }
 
 // askLegs makes the server ask the leg and finish hooks, if a plugin has them.

@@ -56,6 +56,7 @@ var mayImport = map[string][]string{
 	"conformance/enginesim":     {}, // so that one misreading of a protocol cannot hide in both sides
 	"conformance/kvevents":      {},
 	"conformance/bench":         {},
+	"conformance/deploy":        {},
 	"conformance/discovery":     {},
 	"conformance/replay":        {"abi", "policies/...", "proxy/state/..."},
 }

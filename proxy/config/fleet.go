@@ -156,7 +156,8 @@ type Fleet struct {
 	// process is workers of it. Default "": none.
 	Coordinator string `toml:"coordinator"`
 	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts that
-	// front the same engines need different ones. Default 0.
+	// front the same engines need different ones. -1 takes one of 16384 by the
+	// host's name and server.listen, for one process. Default 0.
 	NodeID int `toml:"node_id"`
 }
 

@@ -184,7 +184,10 @@ func (k *checker) fleet() {
 	f := k.config.Fleet
 	// A disagg id has 6 bits for the worker and 8 for the node.
 	k.within("fleet.workers", f.Workers, 0, 64)
-	k.within("fleet.node_id", f.NodeID, 0, 255)
+	k.within("fleet.node_id", f.NodeID, -1, 255)
+	if f.NodeID == -1 && f.Workers > 0 {
+		k.add("fleet.node_id", "must be chosen with fleet.workers: -1 leaves them no part of the ids")
+	}
 	if f.Listen != "" {
 		k.dialOrListen("fleet.listen", f.Listen)
 	}

@@ -29,7 +29,10 @@ func (c *Config) Warnings() []Problem {
 // warnPartners warns of a role that has no engine to pair with, once a role,
 // and of no engine at all.
 func (k *checker) warnPartners() {
-	if k.config.Sidecar.Local != "" { // whose engine may serve without another
+	if s := k.config.Sidecar; s.Local != "" { // whose engine may serve without another
+		if (s.Connector == ConnectorSGLang || s.Connector == ConnectorTRTLLM) && k.config.Fleet.NodeID == 0 {
+			k.add("fleet.node_id", "is 0: sidecars that share engines need different ones, or -1; two of one number mint the same ids")
+		}
 		return
 	}
 	if len(k.config.Engines) == 0 && k.config.Discovery.Enabled() {
