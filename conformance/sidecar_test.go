@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	pd "github.com/pdproxy/pdproxy/proxy/connector"
 )
 
 const prefillerHeader = "x-prefiller-host-port"
@@ -185,15 +187,11 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 // Without the header llm-d's sidecar has its engine do both phases. One whose
 // protocol does not allow that is given a prefill engine by the place policy.
 func TestSidecarWithoutHeader(t *testing.T) {
-	want := map[string]string{
-		enginesim.ConnectorVLLMNixl + enginesim.RoleDecode: "local",
-		enginesim.ConnectorTRTLLM + enginesim.RoleDecode:   "local",
-	}
 	eachSidecar(t, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{prefill: 1, decode: 1})
-		policy := want[kindOf(connector)+role]
-		if policy == "" {
-			policy = map[string]string{enginesim.RoleDecode: "prefill_placed", enginesim.RolePrefill: "decode_placed"}[role]
+		policy := map[string]string{enginesim.RoleDecode: "prefill_placed", enginesim.RolePrefill: "decode_placed"}[role]
+		if c, _ := pd.ByName(kindOf(connector)); role == enginesim.RoleDecode && c.AggregatesOn()&abi.RoleDecode != 0 {
+			policy = "local"
 		}
 		for _, header := range [][]string{nil, {prefillerHeader, ""}, {prefillerHeader, " , "}} {
 			body := chat(long, 12, true)
