@@ -132,3 +132,26 @@ func TestGenerationFirstUsage(t *testing.T) {
 		t.Errorf("usage %+v, %v", answer.Usage, err)
 	}
 }
+
+// TestScheduleStyleAsTheEngineSays: left to the engines, those that can are
+// called generation first and the others context first, and neither is counted.
+func TestScheduleStyleAsTheEngineSays(t *testing.T) {
+	for wire, flow := range map[int]string{enginesim.TRTLLMWireG1: "prefill_first", enginesim.TRTLLMWireG3: "decode_first"} {
+		t.Run(flow, func(t *testing.T) {
+			f := startFleet(t, enginesim.ConnectorTRTLLM, fleetOptions{
+				prefill: 1, decode: 1,
+				engine: func(_ string, _ int, c *enginesim.Config) { c.TRTLLM.Wire = wire },
+				config: func(c *config.Config) { c.Retry.ScheduleStyle = "" },
+			})
+			body := chat("as you like it", 8, true)
+			a := f.try(chatPath, body)
+			f.right(a, chatPath, body)
+			if got := a.header.Get("X-Pdproxy-Flow"); got != flow {
+				t.Errorf("flow %q, want %q", got, flow)
+			}
+			if n := f.metric("pdproxy_fallbacks_total", `what="schedule_style"`); n != 0 {
+				t.Errorf("%v fallbacks are counted", n)
+			}
+		})
+	}
+}
