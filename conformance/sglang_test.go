@@ -257,3 +257,58 @@ func TestTransferSpeedIsTheEngines(t *testing.T) {
 	f.right(f.try(chatPath, body), chatPath, body)
 	f.eventually("the pair has a speed", func() bool { return speed() > 0 })
 }
+
+// Prefill engines are found by their bootstrap registries, when these come, with
+// their ranks.
+func TestEnginesFoundByTheirRegistry(t *testing.T) {
+	f := &fleet{t: t, connector: enginesim.ConnectorSGLang, base: measure(), done: make(chan error, 1)}
+	f.alone = startEngine(t, enginesim.Config{Connector: f.connector})
+	port := quietPorts(t, 2)
+	start := func(port, ranks int) *enginesim.Engine {
+		return startEngine(t, enginesim.Config{
+			Connector: f.connector, Role: enginesim.RolePrefill, Listen: quietAddr(t), BootstrapPort: port, Ranks: ranks,
+		})
+	}
+	f.decode = append(f.decode, startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: quietAddr(t)}))
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
+	cfg.Health.Interval, cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
+	cfg.Engines = append(cfg.Engines, engineSpec("d0", enginesim.RoleDecode, f.connector, f.decode[0]))
+	cfg.Discovery.SGLang.Interval = config.Duration(50 * time.Millisecond)
+	for n := range 2 {
+		registry := config.DefaultEngine()
+		registry.Name, registry.URL = fmt.Sprint("p", n), fmt.Sprintf("http://127.0.0.1:%d", port+n)
+		registry.Role, registry.Connector = config.RolePrefill, config.ConnectorSGLang
+		cfg.Discovery.SGLang.Engines = append(cfg.Discovery.SGLang.Engines, registry)
+	}
+	f.startNode(&cfg, nil)
+	found := func(name string, ranks int) bool {
+		var rows []struct {
+			Name, State, Source string
+			Ranks               []struct{}
+		}
+		f.admin("/v1/engines", &rows)
+		for _, r := range rows {
+			if r.Name == name && r.Source == "sglang" && r.State == "ready" && len(r.Ranks) == ranks {
+				return true
+			}
+		}
+		return false
+	}
+	for n, ranks := range []int{2, 3} {
+		p := start(port+n, ranks)
+		f.eventually("prefill is found", func() bool { return found(fmt.Sprint("p", n), ranks) })
+		f.prefill = []*enginesim.Engine{p}
+		for i := range 2 * ranks {
+			body := chat(fmt.Sprint(n, i, long), 5, i%2 == 0)
+			f.right(f.try(chatPath, body), chatPath, body)
+		}
+		f.settled()
+		if n == 0 {
+			p.Kill()
+			p.Close()
+			f.eventually("it is seen to be gone", func() bool { return f.engineState("p0") == "unhealthy" })
+		}
+	}
+}
