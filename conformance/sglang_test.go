@@ -312,3 +312,53 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 		}
 	}
 }
+
+// abortRunning has the decode engine that works give up all that it has.
+func (f *fleet) abortRunning() {
+	f.t.Helper()
+	var busy *enginesim.Engine
+	f.eventually("decode works", func() bool {
+		for _, d := range f.decode {
+			if s := d.State(); s.Transfers > 0 && s.RequestsRunning > 0 {
+				busy = d
+			}
+		}
+		return busy != nil
+	})
+	resp, err := f.client.Post(busy.URL()+"/abort_request", "application/json", strings.NewReader(`{"abort_all":true}`))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	resp.Body.Close()
+}
+
+// An engine that gives a request up inside a 200 says so to the client in an
+// error event, where the client has begun to read, and else to nobody: another
+// pair answers.
+func TestAbortsInsideAnswers(t *testing.T) {
+	t.Run("stream", func(t *testing.T) {
+		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
+		resp := f.open(context.Background(), chat(long, 2000, true))
+		if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+		f.abortRunning()
+		a := readRest(resp)
+		if a.errors != 1 || a.done || strings.Contains(a.body, `"abort"`) {
+			t.Errorf("%d error events, done %v: %s", a.errors, a.done, a.body)
+		}
+		f.eventually("the aborted stream is counted", func() bool { return f.metric("pdproxy_broken_streams_total", `reason="aborted"`) == 1 })
+		f.settled()
+	})
+	t.Run("unary", func(t *testing.T) {
+		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{engine: slow(enginesim.RoleDecode, 10000)})
+		body := chat(long, 300, false)
+		got := make(chan answer, 1)
+		go func() { got <- f.try(chatPath, body) }()
+		f.abortRunning()
+		f.right(<-got, chatPath, body)
+		if f.metric("pdproxy_retries_total") == 0 {
+			t.Error("no retry is counted")
+		}
+	})
+}

@@ -24,6 +24,7 @@ const (
 var (
 	errClientWrite = errors.New("write to client")
 	errNoEnd       = errors.New("the stream ended without its closing event")
+	errAborted     = errors.New("the engine aborted the request")
 	errNoEvent     = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
 )
 
@@ -134,7 +135,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		err = a.endStream(&events) // all was said before the connection broke
 	}
 	switch {
-	case err == nil && (events.Failed || events.Aborted): // the client has been told
+	case err == nil && events.Failed: // the client has been told
 		return engineError(row, "error_event", events.Status, nil)
 	case err == nil:
 		return a.timingEvent()
@@ -143,6 +144,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	}
 	le := newLegError(row.Phase, row.target, err)
 	switch {
+	case errors.Is(err, errAborted):
+		le = engineError(row, "aborted", events.Status, nil)
+		le.err = err
 	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
 	case errors.Is(err, errMerge):
@@ -214,7 +218,11 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
-		whole, merr := a.completedEvents(events.Feed(chunk))
+		whole := events.Feed(chunk)
+		if events.Aborted {
+			whole, failed = openai.BeforeAbort(whole), errAborted
+		}
+		whole, merr := a.completedEvents(whole)
 		if merr != nil {
 			failed = merr
 			return false
@@ -229,7 +237,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 			}
 		}
 		if err != nil {
-			if err != io.EOF {
+			if err != io.EOF && failed == nil {
 				failed = err
 			}
 			return false
@@ -265,8 +273,10 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 func (a *attempt) endStream(events *openai.EventScanner) error {
 	x := a.x
 	rest := events.Finish()
-	failed := events.Failed || events.Aborted
-	if !events.Done && !failed {
+	switch {
+	case events.Aborted:
+		return errAborted
+	case !events.Done && !events.Failed:
 		return errNoEnd
 	}
 	if rest, err := a.completedEvents(rest); err != nil {
@@ -276,7 +286,7 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 			return errClientWrite
 		}
 	}
-	if failed {
+	if events.Failed {
 		x.outcome = telemetry.OutcomeBroken
 		x.s.deps.Metrics.BrokenStream("error_event")
 	}
@@ -290,13 +300,17 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 	if x.clientGone() {
 		return
 	}
-	x.s.deps.Metrics.BrokenStream("leg")
+	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
+	kind := "leg"
+	if errors.Is(le, errAborted) {
+		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
+	}
+	x.s.deps.Metrics.BrokenStream(kind)
 	x.s.log.Warn("stream broke off", x.logAttrs("error", le)...)
 	if events.MidEvent() {
 		x.cut = true
 		return
 	}
-	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
 	if errors.Is(context.Cause(ctx), errDraining) {
 		e = publicError(errDraining)
 	}

@@ -21,7 +21,11 @@ const (
 	eventB  = "data: {\"choices\":[{\"text\":\"b\"}]}\n\n"
 	done    = "data: [DONE]\n\n"
 	comment = ": keep-alive\n\n"
-	broken  = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
+	// abortEvent is how SGLang ends a stream that it gives up, aborted what the
+	// client gets in its place.
+	abortEvent = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"
+	aborted    = "data: {\"error\":{\"message\":\"the engine aborted the request; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
+	broken     = "data: {\"error\":{\"message\":\"the engine's stream broke off; the answer is not complete\",\"type\":\"upstream_error\",\"param\":null,\"code\":\"stream_broken\"}}\n\n"
 )
 
 // usageEvent is how vLLM ends a stream that was asked for its usage.
@@ -65,7 +69,12 @@ func TestStream(t *testing.T) {
 		}, eventB + "data: \"漢\"\n\n" + done, false, telemetry.OutcomeOK, ""},
 		{"comments before the first event", whole(comment, comment, eventA, done), comment + comment + eventA + done, false, telemetry.OutcomeOK, ""},
 		{"an error event later", whole(eventA, "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n", done), eventA + "data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n" + done, false, telemetry.OutcomeBroken, "error_event"},
-		{"aborted later", whole(eventA, "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n", done), eventA + "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n" + done, false, telemetry.OutcomeBroken, "error_event"},
+		{"aborted later", whole(eventA, abortEvent, done), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted in one read with the rest", whole(eventA, eventB+abortEvent+eventA+done), eventA + eventB + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted in the read of the first event", whole(eventA + abortEvent + done), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted natively", whole(eventA, "data: {\"meta_info\":{\"finish_reason\":{\"type\":\"abort\",\"status_code\":503}}}\n\n", done), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted, and cut", cut(eventA, abortEvent), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
+		{"aborted without a blank line", whole(eventA, strings.TrimSuffix(abortEvent, "\n")), eventA + aborted, false, telemetry.OutcomeBroken, "aborted"},
 		{"ends without its closing event", whole(eventA, eventB), eventA + eventB + broken, false, telemetry.OutcomeBroken, "no_end"},
 		{"cut between events", cut(eventA, eventB), eventA + eventB + broken, false, telemetry.OutcomeBroken, "body"},
 		{"cut inside an event", cut(eventA, eventB[:9]), eventA + broken, false, telemetry.OutcomeBroken, "body"},

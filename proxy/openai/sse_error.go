@@ -161,6 +161,22 @@ func statusOfType(name string) int {
 	return http.StatusInternalServerError
 }
 
+// BeforeAbort gives the front of whole events that ends before the first whose
+// finish reason is abort.
+func BeforeAbort(events []byte) []byte {
+	for at := 0; ; {
+		end := firstBorder(nil, events[at:])
+		if end == 0 {
+			end = len(events) - at
+		}
+		var s EventScanner
+		if s.note(events[at : at+end]); s.Aborted || end == 0 {
+			return events[:at]
+		}
+		at += end
+	}
+}
+
 // AbortStatus looks for a finish reason of abort in a unary answer of an API,
 // and gives the HTTP status that goes with it. Only the APIs are looked at that
 // have finish reasons, and in whose answers no object of the client's comes back.

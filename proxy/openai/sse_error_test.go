@@ -86,3 +86,19 @@ func FuzzFirstEvent(f *testing.F) {
 		}
 	})
 }
+
+func TestBeforeAbort(t *testing.T) {
+	const (
+		data  = "data: {\"choices\":[{\"text\":\"finish_reason\",\"finish_reason\":null}]}\n\n"
+		abort = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\r\n\r\n"
+		typed = "event: response.completed\ndata: {\"metadata\":{\"finish_reason\":\"abort\"}}\n\n"
+	)
+	for _, tt := range [][2]string{
+		{"", ""}, {data, data}, {abort, ""}, {data + abort + data, data}, {data + data + abort + abort, data + data},
+		{": x\n\n" + data + abort, ": x\n\n" + data}, {typed + abort, typed}, {data + "data: {\"finish_reason\":\"abort\"}", data}, {data + "data: {", data + "data: {"},
+	} {
+		if got := string(BeforeAbort([]byte(tt[0]))); got != tt[1] {
+			t.Errorf("%q: got %q, want %q", tt[0], got, tt[1])
+		}
+	}
+}
