@@ -257,3 +257,27 @@ func TestNoEngineCallsAHostOfTheClient(t *testing.T) {
 		t.Errorf("engines called the client's host %d times", n)
 	}
 }
+
+// A first token that ends the text cannot be kept from prefill on /v1/messages:
+// it gets the client the same answer as from one engine, at once, and nobody is
+// to blame.
+func TestMessagesEndAtOnce(t *testing.T) {
+	const path = "/v1/messages"
+	vllmConnectors(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{})
+		for n := range 6 {
+			stream := n%2 == 0
+			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"<eos1> %d"}],"max_tokens":5,"stream":%t}`, n, stream)
+			got, want := f.try(path, body), f.post(context.Background(), f.alone.URL(), path, body)
+			if got.status != 200 || got.err != nil || got.errors > 0 || got.done != stream || got.text != want.text || !strings.Contains(got.body, `"stop_reason":"end_turn"`) {
+				t.Errorf("status %d, %d error events, done %v, err %v: %s", got.status, got.errors, got.done, got.err, got.body)
+			}
+			if strings.Contains(got.body, "remote_") {
+				t.Errorf("the transfer is shown: %s", got.body)
+			}
+		}
+		if n := f.metric("pdproxy_retries_total"); n != 0 {
+			t.Errorf("%v retries", n)
+		}
+	})
+}

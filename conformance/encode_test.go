@@ -99,10 +99,7 @@ func TestEncodePrefillDecode(t *testing.T) {
 // The failure table of the encoder's leg.
 func TestEncoderFails(t *testing.T) {
 	vllmConnectors(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, withEncoders(t, 2, func(c *config.Config) {
-			apiFaults(c)
-			c.Timeouts.Prefill = config.Duration(500 * time.Millisecond)
-		}))
+		f := startFleet(t, connector, withEncoders(t, 2, apiFaults))
 		fault := func(fail, hang string, engines ...*enginesim.Engine) {
 			for _, e := range engines {
 				if err := e.SetFault(fail, 0, hang); err != nil {
@@ -129,16 +126,24 @@ func TestEncoderFails(t *testing.T) {
 		if a := f.try(chatPath, fresh(false)); a.status != 400 || !strings.Contains(a.body, "simulated bad request") {
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
-		fault("", "head", f.encode...)
-		if a := f.try(chatPath, fresh(false)); a.status != 504 || !strings.Contains(a.body, "encode leg") {
-			t.Errorf("status %d: %s", a.status, a.body)
-		}
 		if got := sum(f.decode, func(s enginesim.State) int64 { return s.Errors }); got != 0 {
 			t.Errorf("%d errors on decode", got)
 		}
 		fault("", "", f.encode...)
 		f.settled()
 	})
+}
+
+// An encoder that hangs is given the time of a prefill.
+func TestEncoderTimesOut(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, withEncoders(t, 1, func(c *config.Config) {
+		c.Timeouts.Prefill = config.Duration(300 * time.Millisecond)
+	}))
+	f.encode[0].SetFault("", 0, "head")
+	if a := f.try(chatPath, picture("hangs", 2, 5, true)); a.status != 504 || !strings.Contains(a.body, "encode leg") {
+		t.Errorf("status %d: %s", a.status, a.body)
+	}
+	f.encode[0].SetFault("", 0, "")
 }
 
 // A client that leaves while an encoder works takes its legs along; nothing was

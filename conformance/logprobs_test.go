@@ -42,11 +42,13 @@ func TestPromptLogprobs(t *testing.T) {
 	// A prefill that fails is noticed before anything of decode's is shown.
 	f.prefill[0].SetFault("1:500", 0, "")
 	body := ask(`"text":"who"`, `"logprob_start_len":0,`, true)
-	for before := f.metric("pdproxy_retries_total"); f.metric("pdproxy_retries_total") == before; {
+	before := f.metric("pdproxy_retries_total")
+	f.eventually("a leg is tried again", func() bool {
 		if a := f.try("/generate", body); a.status != 200 || !a.done || !strings.Contains(a.body, `"input_token_logprobs":[[null`) {
 			t.Fatalf("status %d: %s", a.status, a.body)
 		}
-	}
+		return f.metric("pdproxy_retries_total") > before
+	})
 	f.prefill[0].SetFault("", 0, "")
 }
 

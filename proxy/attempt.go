@@ -290,6 +290,10 @@ func (a *attempt) concurrent() error {
 		a.orphan.DecodeOver = decodeOver(err)
 		stop(errPeerLeg)
 		perr := <-done
+		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.DecodeTook && a.x.ctx.Err() == nil {
+			a.cleanup(errAnswered)
+			return a.replyHandoff()
+		}
 		// Either may be at fault: each waits for the other, and tells the other of
 		// its failure; who is heard first is chance.
 		if timedOut(err) && !a.orphan.PrefillDone || refused(err) || refused(perr) {
@@ -311,6 +315,10 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 			err = errPanicked
 		}
 		switch {
+		case err == nil && a.handoff.Done:
+			if a.verdict.CompareAndSwap(0, prefillFailed) {
+				cancel(errAnswered)
+			}
 		case err == nil:
 			a.prefillAnswered()
 			a.awaitKV(cancel)

@@ -29,7 +29,11 @@ const (
 	prefillLinger = 2 * time.Second
 )
 
-var errAnswerTooLarge = errors.New("the answer is too large")
+var (
+	errAnswerTooLarge = errors.New("the answer is too large")
+	// errAnswered ends a decode leg whose prefill had the whole answer.
+	errAnswered = errors.New("prefill had the whole answer")
+)
 
 // prefillLeg sends the prefill leg, reads its whole answer and judges it. The
 // error is a *legError, or the context's cause.

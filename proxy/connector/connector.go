@@ -59,8 +59,8 @@ type Leg struct {
 // answer.
 type Handoff struct {
 	// Done: prefill's answer is the whole answer (its first token ended the
-	// text) and no decode leg is sent; Answer is what the client gets, an SSE
-	// stream for a client that asked for one.
+	// text) and no decode leg is sent, or the one beside it is ended; Answer is
+	// what the client gets, an SSE stream for a client that asked for one.
 	Done   bool
 	Answer []byte
 	// Fallback is a reason to count when decode will work without the

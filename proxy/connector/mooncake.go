@@ -118,7 +118,7 @@ func (mooncake) transferID(a *Attempt) string { return "xfer-" + a.LegID }
 
 // ReadPrefill looks whether prefill has kept its blocks, which it says only by
 // the reason why the text ended.
-func (mooncake) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
+func (mooncake) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !isObject(body) {
 		return Handoff{}, badReply("no JSON object")
 	}
@@ -134,6 +134,9 @@ func (mooncake) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
 		return Handoff{}, badReply(err.Error())
 	case !found:
 		return Handoff{}, badReply("no reason for its end")
+	}
+	if h, ended := endedAtOnce(a, body); ended {
+		return h, nil
 	}
 	switch s, _ := openai.String(reason); s {
 	case "stop", "end_turn", "stop_sequence", "abort", "error", "failed", "cancelled":

@@ -139,6 +139,9 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	case err != nil:
 		return Handoff{}, badReply(err.Error())
 	case openai.IsNull(params):
+		if h, ended := endedAtOnce(a, body); ended {
+			return h, nil
+		}
 		return Handoff{}, badReply("no kv_transfer_params, without which decode has no KV")
 	case !isObject(params):
 		return Handoff{}, badReply("kv_transfer_params is no object")

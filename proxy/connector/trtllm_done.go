@@ -141,7 +141,12 @@ func appendMember(dst []byte, o *openai.Object, key string) []byte {
 	if !ok {
 		return append(dst, "null"...)
 	}
-	for _, c := range v {
+	return appendOneLine(dst, v)
+}
+
+// appendOneLine appends JSON without its line breaks.
+func appendOneLine(dst, raw []byte) []byte {
+	for _, c := range raw {
 		if c != '\n' && c != '\r' {
 			dst = append(dst, c)
 		}
