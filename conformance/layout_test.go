@@ -46,7 +46,7 @@ var mayImport = map[string][]string{
 	"proxy/connector":           {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/coordinator":         {"abi", "proxy/engine", "proxy/state/..."},
 	"proxy":                     {"abi", "proxy/..."},
-	"cmd":                       {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "conformance/replay", "policies", "proxy", "proxy/..."},
+	"cmd":                       {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "conformance/load", "conformance/replay", "policies", "proxy", "proxy/..."},
 	"cmd/pdproxy":               {"cmd"},
 	"conformance":               {},
 	"conformance/abi":           {},
@@ -58,6 +58,7 @@ var mayImport = map[string][]string{
 	"conformance/bench":         {},
 	"conformance/deploy":        {},
 	"conformance/discovery":     {},
+	"conformance/load":          {},
 	"conformance/replay":        {"abi", "policies/...", "proxy/state/..."},
 }
 

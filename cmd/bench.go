@@ -1,0 +1,123 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/signal"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/conformance/load"
+)
+
+func (a *app) benchCommand() *cobra.Command {
+	var c load.Config
+	var keyFile string
+	cmd := &cobra.Command{
+		Use:   "bench --url URL",
+		Short: "Send load to an OpenAI endpoint and measure what clients see",
+		Long: `Send load to an OpenAI endpoint and measure what clients see: time to first
+token (TTFT), the time between events with text (ITL; an event may hold several
+tokens), whole answers, throughput.
+
+All requests ask for streams. With --rate they come at random times, however many
+are open; else --concurrency of them are always open. The same flags send the same
+prompts. Times are of good answers alone; the exit code is 1 if there is none. An
+interrupt ends the run and prints what was measured until then.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := checkBench(&c); err != nil {
+				return err
+			}
+			var err error
+			if c.Key, err = readSecret(keyFile); err != nil {
+				return fmt.Errorf("--key-file: %w", err)
+			}
+			return a.bench(c)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.URL, "url", "", "the endpoint without a route, http://host:port")
+	f.StringVar(&c.API, "api", load.APIChat, load.APIChat+" or "+load.APICompletions)
+	f.StringVar(&c.Model, "model", "", "model to name; default the first of /v1/models")
+	f.StringVar(&keyFile, "key-file", "", "file with the API key")
+	f.IntVar(&c.Requests, "requests", 100, "requests to send")
+	f.IntVar(&c.Concurrency, "concurrency", 8, "requests that are open at a time")
+	f.Float64Var(&c.Rate, "rate", 0, "requests a second at random times, instead of --concurrency")
+	f.IntVar(&c.PromptWords, "prompt-words", 256, "words of a prompt, each about a token")
+	f.IntVar(&c.Shared, "shared-words", 0, "words that all prompts begin with")
+	f.IntVar(&c.MaxTokens, "max-tokens", 64, "tokens of an answer, at most")
+	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of --max-tokens (vLLM, SGLang)")
+	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "limit of one request")
+	f.Uint64Var(&c.Seed, "seed", 1, "seed of the prompts and the times")
+	return cmd
+}
+
+// checkBench finds what cannot be run.
+func checkBench(c *load.Config) error {
+	u, err := url.Parse(c.URL)
+	switch {
+	case c.URL == "":
+		return errors.New("--url is needed")
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		return errors.New("--url: want http://host:port")
+	case c.API != load.APIChat && c.API != load.APICompletions:
+		return fmt.Errorf("--api: %q is not %s or %s", c.API, load.APIChat, load.APICompletions)
+	case c.Rate < 0:
+		return errors.New("--rate: must not be negative")
+	case c.Shared < 0:
+		return errors.New("--shared-words: must not be negative")
+	}
+	for flag, n := range map[string]int{"requests": c.Requests, "concurrency": c.Concurrency, "prompt-words": c.PromptWords, "max-tokens": c.MaxTokens} {
+		if n < 1 {
+			return fmt.Errorf("--%s: must be at least 1", flag)
+		}
+	}
+	if c.Timeout <= 0 {
+		return errors.New("--timeout: must be more than 0")
+	}
+	return nil
+}
+
+func (a *app) bench(c load.Config) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := load.Run(ctx, c)
+	if err != nil {
+		return failed(err)
+	}
+	if a.json {
+		err = a.printJSON(r)
+	} else {
+		err = a.printBench(r)
+	}
+	if err == nil && r.Failed == r.Requests {
+		err = errors.New("no request had a good answer")
+	}
+	return failed(err)
+}
+
+func (a *app) printBench(r *load.Result) error {
+	fmt.Fprintf(a.out, "%d requests in %.1f s, %d failed\n", r.Requests, r.Seconds, r.Failed)
+	for _, reason := range slices.Sorted(maps.Keys(r.Failures)) {
+		fmt.Fprintf(a.out, "  %s: %d\n", reason, r.Failures[reason])
+	}
+	fmt.Fprintf(a.out, "%.1f requests/s, %.0f output tokens/s; %d prompt tokens (%d cached), %d output tokens\n\n",
+		r.Throughput, r.OutputThroughput, r.PromptTokens, r.CachedTokens, r.OutputTokens)
+	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "ms\tmean\tp50\tp90\tp95\tp99\tmax\t")
+	for _, row := range []struct {
+		name string
+		s    load.Spread
+	}{{"TTFT", r.TTFT}, {"ITL", r.ITL}, {"whole", r.Total}} {
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", row.name, row.s.Mean, row.s.P50, row.s.P90, row.s.P95, row.s.P99, row.s.Max)
+	}
+	return w.Flush()
+}

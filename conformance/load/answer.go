@@ -1,0 +1,167 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// sample is what came of one request.
+type sample struct {
+	began      time.Time
+	failure    string          // why it is no good answer; "" for one
+	total      time.Duration   // until the end of the answer
+	first      time.Duration   // until the first text; 0 if there was none
+	gaps       []time.Duration // between events with text
+	prompt     int             // tokens, as the answer says
+	cached     int
+	completion int // the number of events with text, if the answer does not say
+}
+
+// event is what is read of one chunk of a stream.
+type event struct {
+	Choices []struct {
+		Text  string
+		Delta struct {
+			Content   string
+			Reasoning string `json:"reasoning_content"`
+		}
+	}
+	Usage *struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+		Details    *struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+	Error json.RawMessage
+}
+
+// maxLine bounds one line of a stream, in bytes.
+const maxLine = 1 << 20
+
+// The ways in which an answer is no good one, beside a status.
+var (
+	errInStream = errors.New("error in the stream")
+	errCut      = errors.New("stream cut off")
+)
+
+// statusError is a status other than 200.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
+
+// ask sends request n and reads its answer.
+func (r *run) ask(ctx context.Context, n int) sample {
+	s := sample{began: time.Now()}
+	err := r.exchange(ctx, n, &s)
+	s.total = time.Since(s.began)
+	s.failure = reason(err)
+	return s
+}
+
+// reason names what went wrong in few words, "" for nothing.
+func reason(err error) string {
+	var status statusError
+	var timeout interface{ Timeout() bool }
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, errInStream), errors.Is(err, errCut), errors.As(err, &status):
+		return err.Error()
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "time-out"
+	default:
+		return "connection failed"
+	}
+}
+
+func (r *run) exchange(ctx context.Context, n int, s *sample) error {
+	route, body, err := r.body(n)
+	if err != nil {
+		return err
+	}
+	req, err := r.request(ctx, http.MethodPost, route, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusOK {
+		err = s.read(resp.Body)
+	} else {
+		err = statusError(resp.StatusCode)
+	}
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxLine)) // so that the connection is kept
+	return err
+}
+
+// read takes the events of a stream.
+func (s *sample) read(body io.Reader) error {
+	var last time.Time
+	texts := 0
+	lines := bufio.NewScanner(body)
+	lines.Buffer(make([]byte, 0, 16<<10), maxLine)
+	for lines.Scan() {
+		data, isData := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
+		if !isData {
+			continue
+		}
+		now := time.Now()
+		if data = bytes.TrimSpace(data); string(data) == "[DONE]" {
+			if s.completion == 0 {
+				s.completion = texts
+			}
+			return nil
+		}
+		var e event
+		if err := json.Unmarshal(data, &e); err != nil || len(e.Error) > 0 && string(e.Error) != "null" {
+			return errInStream
+		}
+		s.count(&e)
+		if !e.text() {
+			continue
+		}
+		if texts++; texts == 1 {
+			s.first = now.Sub(s.began)
+		} else {
+			s.gaps = append(s.gaps, now.Sub(last))
+		}
+		last = now
+	}
+	if err := lines.Err(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	return errCut
+}
+
+// text reports whether an event has some.
+func (e *event) text() bool {
+	for _, c := range e.Choices {
+		if c.Text != "" || c.Delta.Content != "" || c.Delta.Reasoning != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// count takes the token counts of an event over.
+func (s *sample) count(e *event) {
+	if e.Usage == nil {
+		return
+	}
+	s.prompt, s.completion = e.Usage.Prompt, e.Usage.Completion
+	if e.Usage.Details != nil {
+		s.cached = e.Usage.Details.Cached
+	}
+}

@@ -1,0 +1,219 @@
+// Package load sends requests to an OpenAI endpoint and measures what a client
+// sees: time to first token, the time between events, throughput. It asks for
+// streams, because only they show the times.
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The endpoints that can be asked.
+const (
+	APIChat        = "chat"
+	APICompletions = "completions"
+)
+
+// Config says what is sent. The same one makes the same requests.
+type Config struct {
+	// URL is the endpoint without the route: http://host:port.
+	URL string
+	// API is APIChat or APICompletions.
+	API string
+	// Model is named in the requests; "" is the first of GET /v1/models.
+	Model string
+	// Key is sent as a bearer token, "" for none.
+	Key string
+	// Requests is how many are sent; at least 1.
+	Requests int
+	// Concurrency is how many are open at a time, where Rate is 0; at least 1.
+	Concurrency int
+	// Rate, where it is not 0, is how many are sent a second, at random times,
+	// however many are open.
+	Rate float64
+	// PromptWords is the length of a prompt; a word is about a token. Shared is
+	// how many of them all prompts begin with.
+	PromptWords, Shared int
+	// MaxTokens bounds an answer. With IgnoreEOS it has as many; engines know
+	// that, OpenAI does not.
+	MaxTokens int
+	IgnoreEOS bool
+	// Timeout bounds one request.
+	Timeout time.Duration
+	// Seed makes the prompts and the times.
+	Seed uint64
+	// Transport may be nil.
+	Transport http.RoundTripper
+}
+
+// run is one measurement.
+type run struct {
+	c      Config
+	client *http.Client
+	url    string
+
+	mu      sync.Mutex
+	samples []sample
+}
+
+// Run sends the requests and returns what came of them. When ctx ends, so does
+// the run, with what was measured until then. The error is why nothing could be
+// sent at all.
+func Run(ctx context.Context, c Config) (*Result, error) {
+	r := &run{c: c, client: &http.Client{Transport: c.Transport}, url: strings.TrimRight(c.URL, "/")}
+	if c.Transport == nil {
+		r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, MaxIdleConns: 4096, DisableCompression: true}
+		defer r.client.CloseIdleConnections()
+	}
+	if c.Model == "" {
+		var err error
+		if r.c.Model, err = r.model(ctx); err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	if c.Rate > 0 {
+		r.open(ctx)
+	} else {
+		r.closed(ctx)
+	}
+	return summarize(r.samples, time.Since(began)), nil
+}
+
+// model asks for the first model that is served.
+func (r *run) model(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.c.Timeout)
+	defer cancel()
+	req, err := r.request(ctx, http.MethodGet, "/v1/models", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Data []struct{ ID string }
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("ask for models: status %d", resp.StatusCode)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
+		return "", fmt.Errorf("ask for models: %w", err)
+	}
+	if len(list.Data) == 0 {
+		return "", errors.New("ask for models: there is none")
+	}
+	return list.Data[0].ID, nil
+}
+
+func (r *run) request(ctx context.Context, method, route string, body io.Reader) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, r.url+route, body)
+	if err != nil {
+		return nil, err
+	}
+	if r.c.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+r.c.Key)
+	}
+	return req, nil
+}
+
+// closed keeps some requests open until all are sent.
+func (r *run) closed(ctx context.Context) {
+	var sent atomic.Int64
+	var wg sync.WaitGroup
+	for range min(r.c.Concurrency, r.c.Requests) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				n := int(sent.Add(1)) - 1
+				if n >= r.c.Requests {
+					return
+				}
+				r.one(ctx, n)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// open sends requests at random times, as many clients that know nothing of each
+// other do.
+func (r *run) open(ctx context.Context) {
+	times := rand.New(rand.NewPCG(r.c.Seed, 1))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	next := time.Now()
+	for n := range r.c.Requests {
+		timer := time.NewTimer(time.Until(next))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		wg.Go(func() { r.one(ctx, n) })
+		next = next.Add(time.Duration(times.ExpFloat64() / r.c.Rate * float64(time.Second)))
+	}
+}
+
+// one sends request n and notes what came, unless the run was ended.
+func (r *run) one(ctx context.Context, n int) {
+	limit, cancel := context.WithTimeout(ctx, r.c.Timeout)
+	defer cancel()
+	s := r.ask(limit, n)
+	if s.failure != "" && ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.samples = append(r.samples, s)
+}
+
+// words are short, and a token each for most tokenizers.
+var words = strings.Fields("the of and to in is that it was for on are with as his they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after called just where most know")
+
+// text is so many random words.
+func text(b *strings.Builder, of *rand.Rand, count int) {
+	for range count {
+		b.WriteString(words[of.IntN(len(words))])
+		b.WriteByte(' ')
+	}
+}
+
+// prompt is that of request n.
+func (r *run) prompt(n int) string {
+	shared := min(r.c.Shared, r.c.PromptWords)
+	var b strings.Builder
+	text(&b, rand.New(rand.NewPCG(r.c.Seed, 2)), shared)
+	text(&b, rand.New(rand.NewPCG(r.c.Seed, 3+uint64(n))), r.c.PromptWords-shared)
+	return strings.TrimSpace(b.String())
+}
+
+// body is that of request n, and its route.
+func (r *run) body(n int) (route string, body []byte, err error) {
+	fields := map[string]any{
+		"model": r.c.Model, "max_tokens": r.c.MaxTokens, "stream": true,
+		"stream_options": map[string]bool{"include_usage": true},
+	}
+	if r.c.IgnoreEOS {
+		fields["ignore_eos"] = true
+	}
+	route = "/v1/chat/completions"
+	if r.c.API == APICompletions {
+		route, fields["prompt"] = "/v1/completions", r.prompt(n)
+	} else {
+		fields["messages"] = []map[string]string{{"role": "user", "content": r.prompt(n)}}
+	}
+	body, err = json.Marshal(fields)
+	return route, body, err
+}
