@@ -37,10 +37,14 @@ func slow(phase string, us int) func(string, int, *enginesim.Config) {
 	}
 }
 
-// cleanupCounted asserts that freeing the engines' memory was counted.
+// cleanupCounted asserts that freeing the engines' memory was counted, and the
+// time until then measured, unless it was left to the engine.
 func (f *fleet) cleanupCounted() {
 	f.t.Helper()
-	f.eventually("the clean-up is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total") > 0 })
+	f.eventually("the clean-up is counted and timed", func() bool {
+		all, left := f.metric("pdproxy_kv_cleanups_total"), f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`)
+		return all > 0 && f.metric("pdproxy_kv_cleanup_seconds_count") == all-left
+	})
 }
 
 func TestAnswersEqualOneEngine(t *testing.T) {

@@ -177,7 +177,7 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		}
 		if c.gone() {
 			tried()
-			m.Cleanup(job.connector, "engine_gone", 0)
+			m.Cleanup(job.connector, "engine_gone", time.Since(job.since))
 			return
 		}
 	}
@@ -185,7 +185,7 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 	tried()
 	for pause := cleanupPause; !done; pause *= 2 {
 		if c.gone() {
-			m.Cleanup(job.connector, "engine_gone", 0)
+			m.Cleanup(job.connector, "engine_gone", time.Since(job.since))
 			return
 		}
 		select {

@@ -102,6 +102,10 @@ func (mooncake) Compatible(p, d *engine.Facts) error {
 	return moriio{}.Compatible(p, d)
 }
 
+// Defers: prefill waits for a decode that has yet to say where its blocks are
+// until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (mooncake_connector.py).
+func (mooncake) Defers() bool { return true }
+
 // Prefill asks for one token, as NIXL's leg does, and must end by the limit of
 // tokens: ended otherwise it keeps no block (request_finished). The rank is said
 // whenever the engine has several, because decode is told of the core of one.

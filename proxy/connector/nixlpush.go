@@ -127,6 +127,10 @@ func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
+// Defers: prefill keeps its blocks until decode has registered, or their lease is
+// over (push_scheduler.py).
+func (nixlPush) Defers() bool { return true }
+
 // Reclaims: there is nothing in prefill's answer by which it could be told to
 // free anything.
 func (nixlPush) Reclaims() bool { return false }

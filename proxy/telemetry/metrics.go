@@ -71,7 +71,7 @@ func New(reg prometheus.Registerer) *Metrics {
 		retries:       counter("pdproxy_retries_total", "Legs that were tried again, by the reason of the failure.", "phase", "reason"),
 		fallbacks:     counter("pdproxy_fallbacks_total", "Deviations from what was configured.", "what", "reason"),
 		cleanups:      counter("pdproxy_kv_cleanups_total", "Engine memory behind dead exchanges, by the way it was freed.", "connector", "how"),
-		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was freed.", waits, "connector", "how"),
+		cleanupTime:   histogram("pdproxy_kv_cleanup_seconds", "Time from an exchange's death until its engine memory was known to be free; nothing is known where the engine's own time-out frees it.", waits, "connector", "how"),
 		cancelled:     counter("pdproxy_legs_cancelled_total", "Legs cancelled because the client left or the other leg failed.", "phase"),
 		brokenStreams: counter("pdproxy_broken_streams_total", "Streams that ended in an error event, by reason.", "reason"),
 		shed:          counter("pdproxy_shed_total", "Requests refused by a limit.", "reason"),
