@@ -168,6 +168,7 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		})
 		leave()
 		<-gone
+		f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may yet answer it
 		f.decode[0].SetFault("", 0, "")
 		f.decode[1].SetFault("", 0, "")
 		f.settled()
