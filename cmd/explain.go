@@ -72,6 +72,9 @@ func (a *app) explain(id, admin, tokenFile string) error {
 func (a *app) printExplanation(e *proxy.Explanation) error {
 	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
 		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
+	if e.Coordination != "" {
+		fmt.Fprintf(a.out, "coordination policy: %s\n", e.Coordination)
+	}
 	if e.Turn > 0 {
 		fmt.Fprintf(a.out, "turn %d of conversation %s\n", e.Turn, orNone(e.Conversation))
 	}

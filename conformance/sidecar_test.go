@@ -3,12 +3,14 @@ package conformance
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -611,4 +613,87 @@ func TestSidecarProfilePrefill(t *testing.T) {
 	}
 	b := f.post(context.Background(), f.decode[0].URL(), chatPath, `{`+prompt+`,"max_tokens":12,"kv_transfer_params":`+string(said.Params)+`}`)
 	f.right(b, chatPath, `{`+prompt+`,"max_tokens":12}`)
+}
+
+// TestSidecarCallsTheEncodersThatAreNamed, under the rules for the other header.
+func TestSidecarCallsTheEncodersThatAreNamed(t *testing.T) {
+	const header = "x-encoder-hosts-ports"
+	f := startSidecar(t, enginesim.ConnectorVLLMNixl, enginesim.RoleDecode, withEncoders(t, 3, nil))
+	for n, named := range []string{f.encode[1].Addr(), f.encode[1].Addr() + "," + f.encode[2].Addr()} {
+		body := picture(fmt.Sprint("named", n), 4, 8, true)
+		f.right(f.tell(body, prefillerHeader, f.prefill[0].Addr(), header, named), chatPath, body)
+	}
+	var worked []int64
+	for _, e := range f.encode {
+		worked = append(worked, encodedOf(e.State()))
+	}
+	if worked[0] != 0 || worked[1] < 4 || worked[2] == 0 || worked[1]+worked[2] != 10 {
+		t.Errorf("the encoders worked up %v parts", worked)
+	}
+	for _, bad := range []string{"1.2.3.4:5", f.prefill[0].Addr(), f.encode[0].Addr() + ",1.2.3.4:5"} {
+		if a := f.tell(picture("x", 1, 3, false), header, bad); a.status != 403 || !strings.Contains(a.body, header) {
+			t.Errorf("%s: status %d: %s", bad, a.status, a.body)
+		}
+	}
+}
+
+// TestSidecarProfileIsSentOnce: a decode that failed may have read the blocks
+// that its parameters name.
+func TestSidecarProfileIsSentOnce(t *testing.T) {
+	local := &scripted{name: "d0", role: "decode", serve: says(500, `{"error":"x"}`)}
+	f := startScripted(t, enginesim.ConnectorVLLMNixl, func(c *config.Config) {
+		c.Sidecar.Local, c.Sidecar.ProfileHeader = c.Engines[0].URL, "EPP-Profile"
+	}, local)
+	for profile, tries := range map[string]int{"decode": 1, "": 3} {
+		before := len(local.seen(nil))
+		if a := f.post(context.Background(), f.url, completionPath, plainCompletion(false), "EPP-Profile", profile); a.status != 502 {
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+		if n := len(local.seen(nil)) - before; n != tries {
+			t.Errorf("profile %q: %d tries, want %d", profile, n, tries)
+		}
+	}
+}
+
+// TestSidecarUnderLoad: many requests of every kind while an operator changes the
+// policies and an engine fails now and then. Every answer is right, and nothing
+// is left.
+func TestSidecarUnderLoad(t *testing.T) {
+	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang} {
+		t.Run(connector, func(t *testing.T) {
+			var f *fleet
+			url := startPicker(t, pickAlways(&f))
+			f = startSidecar(t, connector, enginesim.RolePrefill, fleetOptions{config: func(c *config.Config) {
+				c.Sidecar.Picker, c.Sidecar.PickerTimeout, c.Sidecar.PolicyHeader = url, config.Duration(10*time.Second), "x-coordination"
+				c.Retry.Budget, c.Retry.MinBudget, c.Retry.Attempts = 1, 1000, 5
+				c.Circuit.Failures = 1000
+			}})
+			f.decode[1].SetFault("0.3:500", 0, "")
+			body := chat("under load"+long, 6, true)
+			want := f.post(context.Background(), f.alone.URL(), chatPath, body)
+			var clients sync.WaitGroup
+			for n := range 16 {
+				clients.Go(func() {
+					for i := range 6 {
+						header := [][]string{
+							nil,
+							{prefillerHeader, f.decode[n%2].Addr()},
+							{prefillerHeader, f.decode[0].Addr() + "," + f.decode[1].Addr()},
+							{"x-coordination", "decode_placed"},
+						}[(n+i)%4]
+						if a := f.tell(body, header...); a.status != 200 || a.text != want.text || a.errors > 0 {
+							t.Errorf("%v: status %d: %s", header, a.status, a.body)
+						}
+					}
+				})
+			}
+			for range 10 {
+				f.put("/v1/sidecar/policies", `{"policies":["decode_placed","decode_named"]}`)
+				f.put("/v1/sidecar/policies", `{"policies":["decode_named","decode_picked","decode_placed"]}`)
+			}
+			clients.Wait()
+			f.decode[1].SetFault("", 0, "")
+			f.settled()
+		})
+	}
 }

@@ -54,6 +54,7 @@ func (sc *sidecar) same(o config.Sidecar) bool {
 	}
 	mine.Policies, mine.Callers, o.Policies, o.Callers = nil, nil, nil, nil
 	return mine.Local == o.Local && mine.Role == o.Role && mine.Connector == o.Connector && mine.Header == o.Header &&
+		mine.EncoderHeader == o.EncoderHeader &&
 		mine.PolicyHeader == o.PolicyHeader && mine.ProfileHeader == o.ProfileHeader &&
 		mine.Picker == o.Picker && mine.PickerTimeout == o.PickerTimeout
 }
@@ -130,6 +131,7 @@ func partners(home, i *engine.Instance, role abi.Role) bool {
 type coordination struct {
 	sc     *sidecar
 	named  []*engine.Instance // by the header; reused memory
+	encode []*engine.Instance // the encoders by theirs; reused memory
 	first  string             // the policy to be tried first; "" as ever
 	phase  string             // the phase that the caller coordinates itself; "" for none
 	policy string             // that made the last placement
@@ -139,7 +141,8 @@ type coordination struct {
 
 func (c *coordination) reset() {
 	clear(c.named)
-	*c = coordination{named: c.named[:0]}
+	clear(c.encode)
+	*c = coordination{named: c.named[:0], encode: c.encode[:0]}
 }
 
 // heed reads the headers that are for a sidecar. One that names what is not
@@ -161,37 +164,40 @@ func (x *exchange) heed() error {
 			return err
 		}
 	}
-	role := abi.Role(0)
+	var err error
+	if cfg.EncoderHeader != "" {
+		if c.encode, err = x.heedNames(c.encode, cfg.EncoderHeader, abi.RoleEncode); err != nil {
+			return err
+		}
+	}
 	switch {
 	case slices.Contains(order, config.CoordinatePrefillNamed):
-		role = abi.RolePrefill
+		c.named, err = x.heedNames(c.named, cfg.Header, abi.RolePrefill)
 	case slices.Contains(order, config.CoordinateDecodeNamed):
-		role = abi.RoleDecode
-	default:
-		return nil
+		c.named, err = x.heedNames(c.named, cfg.Header, abi.RoleDecode)
 	}
-	return x.heedNames(h.Values(cfg.Header), role)
+	return err
 }
 
-// heedNames looks up the engines that the header names. All must be known, and
-// be able to take the phase of that role.
-func (x *exchange) heedNames(lines []string, role abi.Role) error {
+// heedNames appends the engines that a header names. All must be known, and be
+// able to take the phase of that role.
+func (x *exchange) heedNames(list []*engine.Instance, header string, role abi.Role) ([]*engine.Instance, error) {
 	c := &x.side
 	snapshot := x.s.deps.Registry.Snapshot()
 	home := c.sc.home(snapshot)
-	for _, line := range lines {
+	for _, line := range x.r.Header.Values(header) {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = strings.TrimSpace(name); name == "" {
 				continue
 			}
 			i := c.sc.find(snapshot, name)
 			if i == nil || home != nil && !partners(home, i, role) {
-				return badHeader(c.sc.cfg.Header, 403, "does not name an engine that may be called for "+role.String())
+				return list, badHeader(header, 403, "does not name an engine that may be called for "+role.String())
 			}
-			c.named = append(c.named, i)
+			list = append(list, i)
 		}
 	}
-	return nil
+	return list, nil
 }
 
 // heedProfile notes the phase that the caller coordinates itself.
@@ -235,7 +241,7 @@ func (sc *sidecar) heeds(r *http.Request) bool {
 // strip takes the lines that end at the sidecar out of those that legs carry,
 // heeded or not.
 func (sc *sidecar) strip(fields []upstream.Field) []upstream.Field {
-	for _, name := range [...]string{sc.cfg.Header, sc.cfg.PolicyHeader, sc.cfg.ProfileHeader} {
+	for _, name := range [...]string{sc.cfg.Header, sc.cfg.EncoderHeader, sc.cfg.PolicyHeader, sc.cfg.ProfileHeader} {
 		if name != "" {
 			fields = without(fields, name)
 		}

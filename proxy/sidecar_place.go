@@ -21,6 +21,7 @@ func (x *exchange) coordinate() (*coordinator.Placement, error) {
 	if c.home[0] = c.sc.home(snapshot); c.home[0] == nil {
 		return nil, &coordinator.NoTargetError{Model: x.req.Model}
 	}
+	x.encoded = x.encoded || c.phase != "" // its caller has seen to that
 	if c.phase != "" || !x.req.API.Generates() {
 		x.narrowTo(coordinator.Within{Whole: c.home[:]}, c.home[0].Role, false)
 		p, err := x.placeOnce()

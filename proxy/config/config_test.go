@@ -62,7 +62,7 @@ func TestDefaults(t *testing.T) {
 		{"discovery.etcd.prefix", c.Discovery.Etcd.Prefix, "/pdproxy/engines/"},
 		{"discovery.trtllm.refresh_interval", c.Discovery.TRTLLM.RefreshInterval.String(), "10s"},
 		{"fleet", c.Fleet, Fleet{}},
-		{"sidecar", c.Sidecar, Sidecar{Role: "decode", Connector: "vllm-nixl", Header: "x-prefiller-host-port", PickerTimeout: Duration(200 * time.Millisecond)}},
+		{"sidecar", c.Sidecar, Sidecar{Role: "decode", Connector: "vllm-nixl", Header: "x-prefiller-host-port", EncoderHeader: "x-encoder-hosts-ports", PickerTimeout: Duration(200 * time.Millisecond)}},
 		{"transport", c.Transport, Transport{Client: "own", MaxIdle: 256, IdleTimeout: seconds(4)}},
 		{"plugin.memory", DefaultPlugin().Memory.String(), "64MiB"},
 		{"plugin.crash_budget", DefaultPlugin().CrashBudget, 20},

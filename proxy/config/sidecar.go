@@ -23,6 +23,9 @@ type Sidecar struct {
 	// or several with commas; one that is not known is refused. Default
 	// "x-prefiller-host-port"; never empty.
 	Header string `toml:"header"`
+	// EncoderHeader is the request header that names, likewise, the engines that
+	// encode images and sounds. Default "x-encoder-hosts-ports"; "": none.
+	EncoderHeader string `toml:"encoder_header"`
 	// Policies are the coordination policies in the order in which they are
 	// tried: the Coordinate constants. Default empty: DefaultPolicies.
 	Policies []string `toml:"policies"`
@@ -33,7 +36,7 @@ type Sidecar struct {
 	// phases itself says which one this is: prefill, decode or encode. Default
 	// "": none.
 	ProfileHeader string `toml:"profile_header"`
-	// Callers are the networks whose requests may use the three headers; those
+	// Callers are the networks whose requests may use these headers; those
 	// of others are ignored. Default empty: everyone's.
 	Callers []string `toml:"callers"`
 	// Picker is the http or https URL that is asked for the decode engine.
@@ -78,7 +81,7 @@ func coordinations() []string {
 
 func defaultSidecar() Sidecar {
 	return Sidecar{
-		Role: RoleDecode, Connector: ConnectorVLLMNixl, Header: "x-prefiller-host-port",
+		Role: RoleDecode, Connector: ConnectorVLLMNixl, Header: "x-prefiller-host-port", EncoderHeader: "x-encoder-hosts-ports",
 		PickerTimeout: Duration(200 * time.Millisecond),
 	}
 }
@@ -190,6 +193,9 @@ func (k *checker) sidecar() {
 		k.add("sidecar.connector", "%q transfers nothing: it needs role %q", ConnectorNone, RoleBoth)
 	}
 	k.header("sidecar.header", s.Header)
+	if s.EncoderHeader != "" {
+		k.header("sidecar.encoder_header", s.EncoderHeader)
+	}
 	if s.PolicyHeader != "" {
 		k.header("sidecar.policy_header", s.PolicyHeader)
 	}
