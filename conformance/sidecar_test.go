@@ -132,7 +132,7 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 // TestSidecarCallsNobodyElse: what the header names must be known, and be able to
 // take the phase. Nothing is dialled, and no engine sees the request.
 func TestSidecarCallsNobodyElse(t *testing.T) {
-	eachSidecar(t, func(t *testing.T, connector, role string) {
+	bothSides(t, enginesim.ConnectorVLLMNixl, func(t *testing.T, connector, role string) {
 		f := startSidecar(t, connector, role, fleetOptions{})
 		stranger, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -695,5 +695,27 @@ func TestSidecarUnderLoad(t *testing.T) {
 			f.decode[1].SetFault("", 0, "")
 			f.settled()
 		})
+	}
+}
+
+// TestSidecarByReload: a proxy becomes a sidecar, and ceases to be one, while it
+// runs.
+func TestSidecarByReload(t *testing.T) {
+	var plain config.Config
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) { plain = *c }})
+	beside := plain
+	beside.Sidecar.Local = plain.Engines[2].URL // d0
+	for _, tt := range []struct {
+		cfg    *config.Config
+		status int
+	}{{&beside, 403}, {&plain, 200}, {&beside, 403}} {
+		if err := f.node.Reload(tt.cfg); err != nil {
+			t.Fatal(err)
+		}
+		if a := f.tell(chat("reloaded", 4, false), prefillerHeader, "1.2.3.4:5"); a.status != tt.status {
+			t.Errorf("status %d, want %d", a.status, tt.status)
+		}
+		body := chat("reloaded"+long, 4, true)
+		f.right(f.tell(body), chatPath, body)
 	}
 }
