@@ -79,7 +79,8 @@ func TestEncodePrefillDecode(t *testing.T) {
 		if hits, own := sum(f.prefill, hitsOf), sum(f.prefill, encodedOf); hits != 12 || own != 0 {
 			t.Errorf("prefill found %d parts and worked up %d", hits, own)
 		}
-		if n := sum(f.decode, encodedOf) + sum(f.decode, hitsOf); n != 0 {
+		n := sum(f.decode, encodedOf) + sum(f.decode, hitsOf)
+		if n != 0 && connector != enginesim.ConnectorVLLMStore { // where decode asks the store after that
 			t.Errorf("decode looked at %d parts", n)
 		}
 		var rows []struct{ Name, Role, State string }

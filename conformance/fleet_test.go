@@ -25,7 +25,7 @@ import (
 
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
-	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
+	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMStore, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
 	enginesim.ConnectorVLLMMooncake,
 	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
@@ -91,6 +91,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	if style != "" && connector == enginesim.ConnectorTRTLLM {
 		cfg.Retry.ScheduleStyle = style
 	}
+	store := t.TempDir() // before the fleet's own clean-up, which ends who writes there
 	start := func(role string, n int) *enginesim.Engine {
 		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: quietAddr(t)}
 		c.SGLang.HeaderOverrides = style == "header_overrides"
@@ -98,6 +99,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 2*time.Second, 2*time.Second
 		c.Mooncake.AbortTimeout = 2 * time.Second
+		if connector == enginesim.ConnectorVLLMStore && role != enginesim.RoleBoth {
+			c.Store = store
+		}
 		if connector == enginesim.ConnectorVLLMNixlPush {
 			// Longer than decode is away on a busy machine: it would wait for ever.
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second

@@ -149,7 +149,7 @@ func TestWarmPairs(t *testing.T) {
 					t.Fatalf("request %d waited for a connection", n+1)
 				}
 			}
-			if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 {
+			if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 && connector != enginesim.ConnectorVLLMStore {
 				t.Errorf("%d transfers", n)
 			}
 		})

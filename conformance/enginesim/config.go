@@ -13,6 +13,8 @@ const (
 	// ConnectorVLLMNixlPush in push mode.
 	ConnectorVLLMNixl     = "vllm-nixl"
 	ConnectorVLLMNixlPush = "vllm-nixl-push"
+	// ConnectorVLLMStore is any connector to a KV cache that engines share.
+	ConnectorVLLMStore = "vllm-store"
 	// ConnectorVLLMMoRIIO is the MoRIIOConnector in WRITE mode,
 	// ConnectorVLLMMoRIIORead in READ mode.
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
@@ -104,6 +106,8 @@ type Config struct {
 	// WrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes for the same request.
 	WrongTokens bool
+	// Store is the directory that vllm-store engines share; "" for none.
+	Store string
 	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are what only those connectors
 	// have.
 	Nixl     NixlConfig

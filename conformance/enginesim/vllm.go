@@ -67,6 +67,8 @@ func newVLLM(e *Engine) *vllm {
 		v.connector = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
 	case c == ConnectorVLLMMooncake:
 		v.connector = newMooncake(e)
+	case c == ConnectorVLLMStore && e.cfg.Store != "":
+		v.connector = &kvStore{v, e.cfg.Store}
 	case c == ConnectorVLLMNixlPush:
 		v.push = newNixlPush(v)
 	}

@@ -21,6 +21,9 @@ const (
 const (
 	ConnectorVLLMNixl     = "vllm-nixl"
 	ConnectorVLLMNixlPush = "vllm-nixl-push"
+	// ConnectorVLLMStore is any of vLLM's to a KV cache that engines share, such
+	// as LMCache's.
+	ConnectorVLLMStore = "vllm-store"
 	// ConnectorVLLMMoRIIO is MoRI-IO in its default WRITE mode,
 	// ConnectorVLLMMoRIIORead in READ mode; engines of the two cannot be paired.
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
@@ -38,7 +41,7 @@ func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth, RoleE
 
 func connectors() []string {
 	return []string{
-		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
+		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
 		ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
 	}
 }

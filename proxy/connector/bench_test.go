@@ -23,6 +23,7 @@ var answers = map[string]string{
 	"vllm-nixl-push": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],` +
 		`"usage":{"prompt_tokens":41,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[12,13,14]],` +
 		`"remote_engine_id":"p0","remote_request_id":"r-1a2b3c4d","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1,"pp_size":1,"transfer_mode":"push"}}`,
+	"vllm-store":       `{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"vllm-moriio":      moriioAnswer,
 	"vllm-moriio-read": moriioAnswer,
 	"vllm-mooncake":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
@@ -74,6 +75,7 @@ func BenchmarkLegs(b *testing.B) {
 func TestLegAllocations(t *testing.T) {
 	limits := map[string][3]float64{ // aggregated, prefill, decode
 		"vllm-nixl":      {1, 1, 1},
+		"vllm-store":     {1, 1, 1},
 		"vllm-nixl-push": {1, 3, 3}, // the parameters, which bear the transfer's id
 		// The parameters and the request id, which names two addresses; in READ mode
 		// prefill's own besides.

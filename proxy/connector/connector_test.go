@@ -18,6 +18,7 @@ func TestAll(t *testing.T) {
 	}{
 		{config.ConnectorVLLMNixl, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorVLLMNixlPush, abi.FlowConcurrent, abi.RoleDecode},
+		{config.ConnectorVLLMStore, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorVLLMMoRIIO, abi.FlowConcurrent, 0},
 		{config.ConnectorVLLMMoRIIORead, abi.FlowPrefillFirst, abi.RolePrefill},
 		{config.ConnectorVLLMMooncake, abi.FlowConcurrent, abi.RoleDecode},
@@ -50,7 +51,7 @@ func TestServes(t *testing.T) {
 		openai.VLLMGenerate, openai.Embeddings, openai.Tokenize, openai.Detokenize,
 	}
 	refused := map[string][]openai.API{
-		"vllm-nixl": {openai.Generate}, "vllm-nixl-push": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
+		"vllm-nixl": {openai.Generate}, "vllm-nixl-push": {openai.Generate}, "vllm-store": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
 		"vllm-mooncake": {openai.Generate},
 		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
@@ -80,6 +81,7 @@ func TestHealthPath(t *testing.T) {
 		{"vllm-nixl", abi.RolePrefill, "/health", false},
 		{"vllm-nixl", abi.RoleDecode, "/health", false},
 		{"vllm-nixl-push", abi.RolePrefill, "/health", false},
+		{"vllm-store", abi.RoleDecode, "/health", false},
 		{"vllm-moriio", abi.RolePrefill, "/health", false},
 		{"vllm-moriio-read", abi.RoleDecode, "/health", false},
 		{"vllm-mooncake", abi.RolePrefill, "/health", false},
@@ -154,7 +156,7 @@ func TestTPSizes(t *testing.T) {
 // that one attempt's bodies can share a buffer one after the other.
 func TestDstIsReused(t *testing.T) {
 	dst := make([]byte, 0, 4096)
-	for _, c := range All()[:6] {
+	for _, c := range All()[:7] {
 		a := pair(t, "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}]}`)
 		leg, err := c.Prefill(a, dst)
 		if err != nil {
@@ -173,7 +175,7 @@ func TestDstIsReused(t *testing.T) {
 // TestRetryHasItsOwnIDs shows that two attempts share no id by which engines
 // could mix them up.
 func TestRetryHasItsOwnIDs(t *testing.T) {
-	for _, c := range All()[:6] {
+	for _, c := range All()[:7] {
 		first := pair(t, "/v1/completions", `{"prompt":"x"}`)
 		second := pair(t, "/v1/completions", `{"prompt":"x"}`)
 		second.ID, second.LegID = first.ID+1, "fedcba9876543210fedcba9876543210"

@@ -99,6 +99,7 @@ func checkWholeAnswer(t *testing.T, answer []byte, stream bool) {
 
 func FuzzReadPrefillNixl(f *testing.F)   { fuzzReadPrefill(f, "vllm-nixl") }
 func FuzzReadPrefillPush(f *testing.F)   { fuzzReadPrefill(f, "vllm-nixl-push") }
+func FuzzReadPrefillStore(f *testing.F)  { fuzzReadPrefill(f, "vllm-store") }
 func FuzzReadPrefillMoRIIO(f *testing.F) { fuzzReadPrefill(f, "vllm-moriio-read") }
 func FuzzReadPrefillSGLang(f *testing.F) { fuzzReadPrefill(f, "sglang") }
 func FuzzReadPrefillTRTLLM(f *testing.F) { fuzzReadPrefill(f, "trtllm") }
@@ -160,6 +161,7 @@ func fuzzLegs(f *testing.F, connector string) {
 
 func FuzzLegsNixl(f *testing.F)   { fuzzLegs(f, "vllm-nixl") }
 func FuzzLegsPush(f *testing.F)   { fuzzLegs(f, "vllm-nixl-push") }
+func FuzzLegsStore(f *testing.F)  { fuzzLegs(f, "vllm-store") }
 func FuzzLegsMoRIIO(f *testing.F) { fuzzLegs(f, "vllm-moriio") }
 func FuzzLegsSGLang(f *testing.F) { fuzzLegs(f, "sglang") }
 func FuzzLegsTRTLLM(f *testing.F) { fuzzLegs(f, "trtllm") }

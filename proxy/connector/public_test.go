@@ -32,6 +32,7 @@ func TestPublic(t *testing.T) {
 		{"a choice of no shape", trtllm{}, pair, `{"choices":["disaggregated_params"]}`, `{"choices":["disaggregated_params"]}`},
 		{"vLLM", nixl{}, pair, echoed, echoed},
 		{"vLLM in push mode", nixlPush{}, pair, echoed, echoed},
+		{"vLLM with a store", vllmStore{}, pair, echoed, echoed},
 		{"MoRI-IO", moriio{}, pair, echoed, echoed},
 		{"SGLang", sglang{}, pair, echoed, echoed},
 		{"none", none{}, pair, echoed, echoed},

@@ -114,7 +114,8 @@ func isSet(r *openai.Request, key string) bool {
 
 // vllmSamplingParams gives the sampling_params of a tokens-in, tokens-out leg
 // with the transfer's params among its extra_args, which is where the Python
-// server takes them from (it drops those beside it), and with the edits applied.
+// server takes them from (it drops those beside it), and with the edits applied;
+// without any where transfer is nil.
 func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]byte, error) {
 	raw, _ := a.Request.Get("sampling_params")
 	var params, args openai.Object
@@ -126,7 +127,12 @@ func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]by
 			return nil, err
 		}
 	}
-	extra := []openai.Edit{{Key: "kv_transfer_params", Value: transfer}}
+	extra := make([]openai.Edit, 0, 2)
+	if transfer != nil {
+		extra = append(extra, openai.Edit{Key: "kv_transfer_params", Value: transfer})
+	} else if !a.Trust {
+		extra = append(extra, cut("kv_transfer_params"))
+	}
 	if !a.Trust {
 		extra = append(extra, cut("ec_transfer_params"))
 	}

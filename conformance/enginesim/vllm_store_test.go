@@ -1,0 +1,56 @@
+package enginesim
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What one engine has computed another finds, and so does the first itself when
+// its own cache is empty; a store with other weights has nothing for it.
+func TestStoreIsShared(t *testing.T) {
+	dir := t.TempDir()
+	start := func(model string) *Engine {
+		return startEngine(t, Config{Connector: ConnectorVLLMStore, Store: dir, Model: model})
+	}
+	a, b, other := start("sim"), start("sim"), start("sim2")
+	alone := startEngine(t, Config{Connector: ConnectorVLLMStore})
+	for _, n := range lengths {
+		body := completion(words(n, n), `"max_tokens":12`)
+		want := post(t, alone.URL()+routeCompletions, body).text(t)
+		for _, e := range []*Engine{a, b} {
+			if got := post(t, e.URL()+routeCompletions, body); got.text(t) != want {
+				t.Errorf("%d tokens: text %q, alone %q", n, got.text(t), want)
+			}
+		}
+	}
+	if s := a.State(); s.CachedTokens != 0 {
+		t.Errorf("the first engine: %+v", s)
+	}
+	if s := b.State(); s.CachedTokens == 0 || s.PromptTokens-s.CachedTokens > int64(16*len(lengths)) {
+		t.Errorf("the second engine: %+v", s)
+	}
+	a.resetCache()
+	body := completion(words(200, 200), `"max_tokens":12`)
+	post(t, a.URL()+routeCompletions, body)
+	if s := a.State(); s.CachedTokens != 192 {
+		t.Errorf("the first engine again: %+v", s)
+	}
+	other.checkNothing(t, dir, body)
+}
+
+// checkNothing asserts that the engine finds nothing of a prompt that others have
+// computed, and leaves no half file.
+func (e *Engine) checkNothing(t *testing.T, dir, body string) {
+	t.Helper()
+	post(t, e.URL()+routeCompletions, body)
+	if s := e.State(); s.CachedTokens != 0 {
+		t.Errorf("another model's KV was used: %+v", s)
+	}
+	if parts, _ := filepath.Glob(filepath.Join(dir, "*.part")); len(parts) > 0 {
+		t.Errorf("half files are left: %v", parts)
+	}
+	if files, _ := os.ReadDir(dir); len(files) == 0 {
+		t.Error("the store is empty")
+	}
+}
