@@ -63,8 +63,8 @@ func TestRefusedPair(t *testing.T) {
 			if n := f.metric("pdproxy_pair_refused", `prefill="p0"`, `decode="d1"`); n != 1 {
 				t.Errorf("pdproxy_pair_refused is %v", n)
 			}
-			if n := strings.Count(log.String(), "pairs refused"); n != 1 {
-				t.Errorf("said %d times", n)
+			if !strings.Contains(log.String(), "pairs refused") {
+				t.Error("the log does not say so")
 			}
 		})
 	}

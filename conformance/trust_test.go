@@ -222,6 +222,10 @@ func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 			if n := f.metric("pdproxy_fallbacks_total", `what="kv_transfer"`, `reason="foreign_host"`); n != 2 {
 				t.Errorf("%v fallbacks are counted", n)
 			}
+			var rows []pairRow
+			if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].LastError != "foreign_host" {
+				t.Errorf("pairs %+v", rows)
+			}
 		}
 	})
 }

@@ -200,3 +200,44 @@ func TestWarmUpEnds(t *testing.T) {
 		time.Sleep(time.Minute) // clean-ups
 	})
 }
+
+// TestWarmUpWithoutKV: a pair over which nothing came is not ready, though decode
+// has answered.
+func TestWarmUpWithoutKV(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer, last string
+		failures     int
+	}{
+		"no parameters":  {doneAnswer, "", 0},
+		"a foreign host": {strings.Replace(nixlAnswer, "p.test", "169.254.169.254", 1), "foreign_host", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{
+					config: func(c *config.Config) { c.Pairs.WarmUp = true },
+					engines: []*fakeEngine{
+						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
+						{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+							if strings.Contains(c.leg.body, "kv_transfer_params") {
+								t.Errorf("decode was sent %s", c.leg.body)
+							}
+							c.json(200, doneAnswer)
+						}},
+					},
+				})
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan struct{})
+				go func() { defer close(done); w.WarmPairs(ctx) }()
+				time.Sleep(time.Second)
+				if n := w.metric("pdproxy_pair_warmups_total", "failed"); n != 1 {
+					t.Errorf("%v warm-ups have failed", n)
+				}
+				if p := w.registry.Pairs()[0]; p.State != "unknown" || p.Failures != tt.failures || p.LastError != tt.last {
+					t.Errorf("pair %+v", p)
+				}
+				cancel()
+				<-done
+			})
+		})
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -86,14 +87,26 @@ func (a *attempt) take(ctx context.Context, stream bool) error {
 		return context.Cause(ctx)
 	}
 	a.orphan.DecodeTook = true
-	if a.pair != nil {
+	a.notePair(stream)
+	a.p.Lease.Answered(stream)
+	return nil
+}
+
+// notePair notes what decode's answer says of the pair, and how long the transfer
+// took where that can be told. Where decode was not told of any KV, it is only what
+// kept it from that.
+func (a *attempt) notePair(stream bool) {
+	switch {
+	case a.pair == nil:
+	case a.p.Flow == abi.FlowPrefillFirst && a.handoff.Fallback == connector.ForeignHost:
+		a.pair.Failure(connector.ForeignHost)
+	case a.p.Flow == abi.FlowPrefillFirst && a.handoff.Fallback != "":
+	default:
 		a.pair.Success()
 		if stream && !a.handed.IsZero() && !a.fresh { // else the handshake's time is in it
 			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.handed))
 		}
 	}
-	a.p.Lease.Answered(stream)
-	return nil
 }
 
 // relayStream writes whole events as they come, one flush per read. Until the

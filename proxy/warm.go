@@ -96,7 +96,10 @@ func (s *Server) warmPair(ctx context.Context, model string, p, d engine.Target)
 	s.deps.Metrics.WarmUp(outcome)
 }
 
-var errWarmBusy = errors.New("warm pair: an engine is not free for it")
+var (
+	errNothingCame = errors.New("warm pair: decode answered, but no KV came over")
+	errWarmBusy    = errors.New("warm pair: an engine is not free for it")
+)
 
 func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), nil)
@@ -131,7 +134,13 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 		return errors.Join(errWarmBusy, err)
 	}
 	x.held = placement.Lease
-	return x.try(placement)
+	if err := x.try(placement); err != nil {
+		return err
+	}
+	if s.deps.Registry.PairState(p, d) != abi.PairReady {
+		return errNothingCame
+	}
+	return nil
 }
 
 // appendWarmUp appends the body of a warm-up. Its prompt begins with an id of its

@@ -195,7 +195,7 @@ func (c *sideChannel) setUp(ctx context.Context, addr, engine string) error {
 	}
 	c.mu.Unlock()
 	left := time.Until(begun.Add(delay))
-	if left <= 0 {
+	if ok && left <= 0 {
 		return nil
 	}
 	c.r.e.stats.connectionWaits.Add(1)

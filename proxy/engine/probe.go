@@ -39,7 +39,6 @@ type prober struct {
 	fresh int    // good probes since the facts were learned
 	lost  bool   // since the last good probe one failed otherwise than by waiting
 	said  string // the last problem that was logged
-	apart string // with whom it cannot be paired, as it was logged
 }
 
 // tend looks after i until it has left or ctx ends. No probe is in flight when
@@ -202,10 +201,8 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	}
 	if state != Ready || old.key() != f.key() || old.KVEvents != f.KVEvents || !slices.Equal(old.Models, f.Models) {
 		p.r.become(p.i, Ready)
-		if apart := p.r.refusals(p.i); apart != p.apart {
-			if p.apart = apart; apart != "" {
-				p.r.log.Warn("pairs refused: the engines exclude a transfer", "engine", p.i.Spec.Name, "with", apart)
-			}
+		if apart := p.r.refusalNews(p.i); apart != "" {
+			p.r.log.Warn("pairs refused: the engines exclude a transfer", "engine", p.i.Spec.Name, "with", apart)
 		}
 	}
 	return nil

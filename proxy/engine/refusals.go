@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/pdproxy/pdproxy/abi"
 )
@@ -89,28 +90,52 @@ func (r *Registry) Pairs() []PairRow {
 	return list
 }
 
-// refusals says which ready instances i cannot be paired with, by the reason;
-// "" when there are none.
-func (r *Registry) refusals(i *Instance) string {
-	if r.lax.Load() {
-		return ""
-	}
+// refusals is what has been logged of refused pairs: the reason, by the ids of
+// prefill and decode.
+type refusals struct {
+	mu   sync.Mutex
+	said map[[2]uint32]string // guarded by mu
+}
+
+// refusalNews says which ready instances i cannot be paired with, by the reason, as far as
+// it has not been said; "" when there is nothing new.
+func (r *Registry) refusalNews(i *Instance) string {
+	now := make(map[[2]uint32]string)
 	reasons := make(map[string][]string)
-	r.Snapshot().refused(i, func(p, d *Instance, reason error) bool {
-		other := d
-		if i == d {
-			other = p
-		}
-		reasons[reason.Error()] = append(reasons[reason.Error()], other.Spec.Name)
-		return true
-	})
+	r.refusals.mu.Lock()
+	defer r.refusals.mu.Unlock()
+	if !r.lax.Load() {
+		r.Snapshot().refused(i, func(p, d *Instance, reason error) bool {
+			key, text := [2]uint32{p.ID, d.ID}, reason.Error()
+			if now[key] != "" { // of another model
+				return true
+			}
+			if now[key] = text; r.refusals.said[key] != text {
+				other := d
+				if i == d {
+					other = p
+				}
+				reasons[text] = append(reasons[text], other.Spec.Name)
+			}
+			return true
+		})
+	}
+	maps.DeleteFunc(r.refusals.said, func(key [2]uint32, _ string) bool { return key[0] == i.ID || key[1] == i.ID })
+	maps.Copy(r.refusals.said, now)
 	var text []string
 	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
-		names := slices.Compact(slices.Sorted(slices.Values(reasons[reason])))
+		names := slices.Sorted(slices.Values(reasons[reason]))
 		if more := len(names) - maxNamed; more > 0 {
 			names = append(names[:maxNamed:maxNamed], fmt.Sprintf("and %d more", more))
 		}
 		text = append(text, fmt.Sprintf("%s: %s", strings.Join(names, ", "), reason))
 	}
 	return strings.Join(text, "; ")
+}
+
+// forget drops what was said of an instance that has left.
+func (r *refusals) forget(id uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.said, func(key [2]uint32, _ string) bool { return key[0] == id || key[1] == id })
 }

@@ -81,14 +81,15 @@ type Options struct {
 // Registry knows the instances. Its methods are safe for concurrent use; what
 // the request path asks of it takes no lock.
 type Registry struct {
-	o       Options
-	log     *slog.Logger
-	health  atomic.Pointer[config.Health]
-	circuit atomic.Pointer[config.Circuit]
-	lax     atomic.Bool // pairs.allow_incompatible
-	snap    atomic.Pointer[Snapshot]
-	pairs   pairTable
-	wake    chan struct{} // tells Run that instances have come
+	o        Options
+	log      *slog.Logger
+	health   atomic.Pointer[config.Health]
+	circuit  atomic.Pointer[config.Circuit]
+	lax      atomic.Bool // pairs.allow_incompatible
+	refusals refusals
+	snap     atomic.Pointer[Snapshot]
+	pairs    pairTable
+	wake     chan struct{} // tells Run that instances have come
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
@@ -102,6 +103,7 @@ func New(o Options) *Registry {
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	r.pairs.init(&r.circuit)
+	r.refusals.said = make(map[[2]uint32]string)
 	r.Configure(o.Health, o.Circuit, o.Pairs)
 	return r
 }
@@ -375,6 +377,7 @@ func (r *Registry) forget(i *Instance) {
 	r.publish()
 	r.mu.Unlock()
 	r.pairs.drop(i.ID)
+	r.refusals.forget(i.ID)
 	i.Client.CloseIdle()
 	if r.o.OnGone != nil {
 		r.o.OnGone(i)
