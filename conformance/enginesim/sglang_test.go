@@ -180,9 +180,6 @@ func TestSGLangSamplesShareARoom(t *testing.T) {
 	}
 	leave()
 	<-pa
-	if d.State().DuplicateIDs == 0 {
-		t.Error("no room was met twice")
-	}
 }
 
 // TestSGLangPrefillWaits: without decode the prefill computes and holds nothing
