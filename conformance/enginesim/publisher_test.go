@@ -347,14 +347,6 @@ func TestKVEventFaults(t *testing.T) {
 		t.Run(tt.kind, func(t *testing.T) {
 			e := kvEngine(t, Config{})
 			messages := subscriber(t, e, e.KVEventsEndpoint(), "")
-			for i := range 6 {
-				if i == 1 {
-					if err := e.SetKVEventFault(tt.kind, 2); err != nil {
-						t.Fatal(err)
-					}
-				}
-				post(t, e.URL()+routeCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
-			}
 			var sent []uint64
 			collect := func(n int) {
 				for len(sent) < n {
@@ -365,8 +357,16 @@ func TestKVEventFaults(t *testing.T) {
 					sent = append(sent, p.seq)
 				}
 			}
+			for i := range 6 {
+				if i == 1 {
+					collect(1) // before the fault holds it back
+					if err := e.SetKVEventFault(tt.kind, 2); err != nil {
+						t.Fatal(err)
+					}
+				}
+				post(t, e.URL()+routeCompletions, completion(words(i, 20), `"max_tokens":1`)).text(t)
+			}
 			if tt.kind == KVEventsStop {
-				collect(1)
 				if len(messages) > 0 {
 					t.Error("delivered while stopped")
 				}
