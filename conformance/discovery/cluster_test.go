@@ -58,8 +58,7 @@ func newCluster(t *testing.T) *cluster {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
-	c.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}, Timeout: 30 * time.Second}
-	t.Cleanup(c.client.CloseIdleConnections)
+	c.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	c.server = newAPIServer(t, c)
 	c.wire = newWire(t, c.server.addr())
 	return c

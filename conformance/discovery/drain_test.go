@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -22,7 +23,10 @@ func TestRemovalDrains(t *testing.T) {
 			p0, d0 := startGate(t, "p0", s.connector, "prefill"), startGate(t, "d0", s.connector, "decode")
 			p1, d1 := startGate(t, "p1", s.connector, "prefill"), startGate(t, "d1", s.connector, "decode")
 			alone := startEngine(t, s.connector, "both", 0)
-			n := startNodeWith(t, s.configure)
+			n := startNodeWith(t, func(c *config.Config) {
+				s.configure(c)
+				c.Server.DrainTimeout, c.Timeouts.StreamIdle = config.Duration(5*time.Minute), config.Duration(5*time.Minute)
+			})
 			s.has(n, p0, d0)
 			n.is(s.name(p0), "ready")
 			n.is(s.name(d0), "ready")

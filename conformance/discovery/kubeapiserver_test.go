@@ -119,5 +119,4 @@ func (s *realServer) kill() {
 		s.t.Error(err)
 	}
 	_ = s.cmd.Wait() // killed, it says
-	s.c.client.CloseIdleConnections()
 }

@@ -57,6 +57,7 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.ExposePlacement = true
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
+	cfg.Health.Timeout = config.Duration(20 * time.Second) // on a busy machine, a live engine may be slow; a dead one refuses
 	configure(&cfg)
 	if problems := cfg.Validate(); len(problems) > 0 {
 		t.Fatal(problems)
@@ -179,6 +180,7 @@ func startEngineAt(t *testing.T, host, connector, role string, token time.Durati
 	t.Helper()
 	e, err := enginesim.New(enginesim.Config{
 		Connector: connector, Role: role, Listen: net.JoinHostPort(host, "0"), DecodeUsPerToken: int(token.Microseconds()),
+		Lease: 5 * time.Minute, // whatever a test holds, and a busy machine delays
 	})
 	if err != nil {
 		t.Fatal(err)

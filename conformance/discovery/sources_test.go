@@ -98,7 +98,7 @@ func fromAdmin(*testing.T) source {
 	}
 	return source{connector: config.ConnectorVLLMNixl, name: own, configure: func(*config.Config) {}, has: difference(func(n *node, g *gate) func() {
 		call(n, "POST", "/v1/engines", fmt.Sprintf(`{"name":%q,"url":%q,"role":%q,"connector":"vllm-nixl"}`, g.name, g.server.URL, g.role))
-		return func() { call(n, "DELETE", "/v1/engines/"+g.name+"?drain=60s", "") }
+		return func() { call(n, "DELETE", "/v1/engines/"+g.name+"?drain=5m", "") }
 	})}
 }
 
