@@ -35,7 +35,7 @@ vet:
 
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
-	$(GO) test -race -shuffle=on -timeout 20m $(PACKAGES)
+	$(GO) test -race -shuffle=on -timeout 28m $(PACKAGES)
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
