@@ -60,6 +60,14 @@ func TestRefusedPair(t *testing.T) {
 				rows[1].Decode != "d1" || rows[1].State != "broken" || rows[1].LastError != "incompatible" || rows[1].Refused == "" {
 				t.Errorf("pairs %+v", rows)
 			}
+			var engines []struct {
+				Facts struct {
+					BlockTokens int `json:"block_tokens"`
+				}
+			}
+			if f.admin("/v1/engines", &engines); len(engines) != 3 || engines[0].Facts.BlockTokens != 16 || engines[2].Facts.BlockTokens != 8 {
+				t.Errorf("engines %+v", engines)
+			}
 			if n := f.metric("pdproxy_pair_refused", `prefill="p0"`, `decode="d1"`); n != 1 {
 				t.Errorf("pdproxy_pair_refused is %v", n)
 			}

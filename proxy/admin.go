@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -75,6 +76,38 @@ type EngineRow struct {
 	Ranks     []RankRow `json:"ranks"`
 	Model     string    `json:"model"`
 	Source    string    `json:"source"`
+	Facts     FactsRow  `json:"facts"`
+}
+
+// FactsRow is what the engine publishes of itself, as far as it is known: by this
+// pairs are judged.
+type FactsRow struct {
+	Version       string       `json:"version,omitempty"`
+	Wire          string       `json:"wire,omitempty"`         // trtllm
+	BlockTokens   int          `json:"block_tokens,omitempty"` // of a KV block
+	KVCacheType   string       `json:"kv_cache_type,omitempty"`
+	DPSize        int          `json:"dp_size,omitempty"`
+	TPSize        int          `json:"tp_size,omitempty"`
+	PPSize        int          `json:"pp_size,omitempty"`
+	CPSize        int          `json:"cp_size,omitempty"`
+	Transfer      string       `json:"transfer,omitempty"` // sglang: its transfer backend
+	BootstrapPort int          `json:"bootstrap_port,omitempty"`
+	KVAddress     string       `json:"kv_address,omitempty"`
+	EngineIDs     []string     `json:"engine_ids,omitempty"`
+	Addresses     []netip.Addr `json:"addresses,omitempty"` // of the host of its URL
+}
+
+func factsRow(i *engine.Instance) FactsRow {
+	f := i.Facts()
+	row := FactsRow{
+		Version: f.Version, Wire: f.Wire, BlockTokens: i.BlockTokens(), KVCacheType: f.KVCacheType,
+		DPSize: f.DPSize, TPSize: f.TPSize, PPSize: f.PPSize, CPSize: f.CPSize, Transfer: f.Transfer,
+		BootstrapPort: f.BootstrapPort, EngineIDs: f.EngineIDs, Addresses: f.Addresses,
+	}
+	if !f.KVAddress.IsZero() {
+		row.KVAddress = f.KVAddress.String()
+	}
+	return row
 }
 
 // RankRow is the load of one rank.
@@ -89,7 +122,7 @@ func (s *Server) adminEngines(w http.ResponseWriter, _ *http.Request) {
 	for _, i := range s.deps.Registry.Snapshot().Instances {
 		row := EngineRow{
 			Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
-			State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{},
+			State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
 		}
 		if row.Model == "" {
 			row.Model = strings.Join(i.Facts().Models, ",")
