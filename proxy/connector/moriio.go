@@ -194,9 +194,10 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	if err := said.Parse(h.Params); err != nil {
 		return nil, err
 	}
-	foreign := !a.Prefill.Owns(textOf(&said, "remote_host"), a.Decode.Instance)
-	if host, _, err := net.SplitHostPort(textOf(&said, "remote_engine_id")); err == nil {
-		foreign = foreign || !a.Prefill.Owns(host, a.Decode.Instance)
+	foreign := false // it names a host where prefill is not known to be
+	at, _, _ := net.SplitHostPort(textOf(&said, "remote_engine_id"))
+	for _, host := range [...]string{textOf(&said, "remote_host"), at} {
+		foreign = foreign || host != "" && !a.Prefill.Owns(host, a.Decode.Instance)
 	}
 	edits := make([]openai.Edit, 0, 16)
 	for key, value := range base.Members {
