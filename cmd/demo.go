@@ -33,7 +33,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&d.listen, "listen", "127.0.0.1:8080", "public address")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "admin address")
-	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang or trtllm")
+	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
 	return c

@@ -28,7 +28,7 @@ func (a *app) simCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-store, vllm-moriio, vllm-moriio-read, vllm-mooncake, sglang, trtllm or none")
+	f.StringVar(&cfg.Connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-store, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, sglang, trtllm or none")
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both, or encode for a vLLM encoder")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
@@ -49,7 +49,8 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
-	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio: tcp://HOST:PORT of the proxy's registry")
+	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio, vllm-p2p-nccl: tcp://HOST:PORT of the proxy's registry")
+	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port where prefill sends its KV; 0: any")
 	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory through which encoders hand on what they have worked up")
 	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "how long setting up the connection to a peer takes")
 	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT or etcd://HOST:PORT of the cluster storage where the worker registers")

@@ -159,8 +159,8 @@ func TestClientLeavesBetweenTheLegs(t *testing.T) {
 		gone := make(chan answer, 1)
 		go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
 		f.eventually("prefill holds blocks for decode", func() bool {
-			for _, p := range f.prefill {
-				s := p.State()
+			for _, e := range append(f.prefill, f.decode...) { // one protocol has them on decode by then
+				s := e.State()
 				if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
 					return true
 				}

@@ -26,7 +26,7 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMStore, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
-	enginesim.ConnectorVLLMMooncake,
+	enginesim.ConnectorVLLMMooncake, enginesim.ConnectorVLLMP2PNCCL,
 	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -102,6 +102,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		if connector == enginesim.ConnectorVLLMStore && role != enginesim.RoleBoth {
 			c.Store = store
 		}
+		c.P2PNCCL.BufferTimeout = 2 * time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
 			// Longer than decode is away on a busy machine: it would wait for ever.
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
@@ -119,6 +120,9 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
 			c.BootstrapPort = quietPorts(t, 1)
+		}
+		if connector == enginesim.ConnectorVLLMP2PNCCL {
+			c.Ranks, c.P2PNCCL.Port = 1, quietPorts(t, 1)
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -186,7 +190,7 @@ func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 		c.BootstrapPort = e.BootstrapPort()
 	}
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
-		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = at.Handshake, at.Notify
+		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort, c.P2PNCCL.Port = at.Handshake, at.Notify, at.Handshake
 	}
 }
 

@@ -105,7 +105,7 @@ func warmFleet(t *testing.T, connector string, prefill, decode int, connect time
 			c.ConnectDelay = connect
 			c.HandshakeTimeout, c.Lease = patience, max(c.Lease, patience)
 			c.TRTLLM.KVTransferTimeout, c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = patience, patience, patience
-			c.Mooncake.AbortTimeout = patience
+			c.Mooncake.AbortTimeout, c.P2PNCCL.BufferTimeout = patience, patience
 		},
 		config: func(c *config.Config) {
 			c.Pairs.WarmUp, c.Pairs.WarmUpInterval = true, config.Duration(10*time.Millisecond)

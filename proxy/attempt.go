@@ -192,13 +192,19 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || maybeSent(err) {
+		if err == nil || maybeSent(err) || binds(a.conn) {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
 			return err
 		}
 	}
+}
+
+// binds reports whether no other decode engine can take the leg over.
+func binds(c connector.Connector) bool {
+	_, bound := c.(connector.Bound)
+	return bound
 }
 
 // afresh reports whether the leg hook wants another attempt, or none, instead of

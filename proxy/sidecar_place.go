@@ -59,7 +59,7 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 			continue
 		}
 		c.choice[0] = nil
-		if name == config.CoordinateDecodePicked && x.mayBeginTogether() {
+		if name == config.CoordinateDecodePicked && x.decodeFirst() {
 			x.pickInto()
 		}
 		if p, err = x.placeOnce(); err == nil {
@@ -74,12 +74,13 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 	return nil, skipped, err
 }
 
-// mayBeginTogether reports whether the decode leg may begin before prefill has
-// answered.
-func (x *exchange) mayBeginTogether() bool {
+// decodeFirst reports whether decode is to be known before prefill is sent: its leg
+// may begin before prefill has answered, or prefill sends it the KV.
+func (x *exchange) decodeFirst() bool {
 	home := x.side.home[0]
-	_, ordered := x.s.connector(home.Spec.Connector).(connector.Ordered)
-	return home.Flow == abi.FlowConcurrent || ordered && x.cfg.Retry.ScheduleStyle != "context_first"
+	conn := x.s.connector(home.Spec.Connector)
+	_, ordered := conn.(connector.Ordered)
+	return home.Flow == abi.FlowConcurrent || binds(conn) || ordered && x.cfg.Retry.ScheduleStyle != "context_first"
 }
 
 // narrow makes the next placement that of a coordination policy; false: the
@@ -168,7 +169,7 @@ func (x *exchange) widen() {
 // cannot decide stays as the place policy did.
 func (a *attempt) pick() {
 	x := a.x
-	if x.side.policy != config.CoordinateDecodePicked || x.mayBeginTogether() || !x.pickInto() || x.side.choice[0] == a.p.Decode.Instance {
+	if x.side.policy != config.CoordinateDecodePicked || x.decodeFirst() || !x.pickInto() || x.side.choice[0] == a.p.Decode.Instance {
 		return
 	}
 	p, err := a.placeDecode()

@@ -20,6 +20,7 @@ const (
 	ConnectorVLLMMoRIIO     = "vllm-moriio"
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
 	ConnectorVLLMMooncake   = "vllm-mooncake"
+	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
 	ConnectorSGLang         = "sglang"
 	ConnectorTRTLLM         = "trtllm"
 	ConnectorNone           = "none"
@@ -114,6 +115,7 @@ type Config struct {
 	SGLang   SGLangConfig
 	MoRIIO   MoRIIOConfig
 	Mooncake MooncakeConfig
+	P2PNCCL  P2PNCCLConfig
 	TRTLLM   TRTLLMConfig
 	// Log receives what the real engine would log; default discards.
 	Log *slog.Logger

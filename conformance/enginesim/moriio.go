@@ -24,13 +24,11 @@ type moriio struct {
 	handshake int    // rank 0's ports
 	notify    int
 
-	sends sync.Mutex // one notification at a time, so that they keep their order
+	peers *zmtpPeering // notifications go out on them
 
 	mu sync.Mutex
-	// sessions are the engines with which a handshake was made, peers the
-	// connections that notifications go out on, both by address.
+	// sessions are the engines with which a handshake was made, by address.
 	sessions map[string]moriioSession
-	peers    map[string]*zmtpConn
 	// sending are a producer's transfers, receiving a consumer's.
 	sending   map[moriioKey]*moriioSending
 	receiving map[moriioKey]*moriioReceiving
@@ -68,7 +66,7 @@ type moriioReceiving struct {
 func newMoRIIO(e *Engine, read bool) *moriio {
 	return &moriio{
 		e: e, read: read, producer: e.cfg.Role == RolePrefill,
-		sessions: make(map[string]moriioSession), peers: make(map[string]*zmtpConn),
+		sessions: make(map[string]moriioSession), peers: newZMTPPeering(e),
 		sending: make(map[moriioKey]*moriioSending), receiving: make(map[moriioKey]*moriioReceiving),
 	}
 }
@@ -104,12 +102,15 @@ func (m *moriio) start() error {
 }
 
 // KVAddress is where peers reach the KV transfer of an engine with the
-// MoRIIOConnector, as it registers it; empty for others. It may be called when
+// MoRIIOConnector or the P2pNcclConnector, as it registers it; empty for others. It may be called when
 // the engine has started.
 func (e *Engine) KVAddress() string {
 	if v, ok := e.proto.(*vllm); ok {
-		if m, ok := v.connector.(*moriio); ok {
+		switch m := v.connector.(type) {
+		case *moriio:
 			return m.address()
+		case *p2pNCCL:
+			return m.address
 		}
 	}
 	return ""

@@ -14,11 +14,7 @@ func (m *moriio) register(ctx context.Context) {
 	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		limit, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
-		if c, err := m.peer(limit, addr); err == nil {
-			c.send(m.registration(n)) // what is lost of it is said again
-		}
-		cancel()
+		m.peers.send(ctx, addr, m.registration(n)) // what is lost of it is said again
 		select {
 		case <-ctx.Done():
 			return

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
@@ -376,76 +375,5 @@ func (m *moriio) forget(key moriioKey, t *moriioSending) {
 
 // tell sends a notification to a rank of a peer.
 func (m *moriio) tell(ctx context.Context, peer moriioPeer, rank int, message []byte) {
-	addr := net.JoinHostPort(peer.host, strconv.Itoa(peer.notify+rank))
-	m.sends.Lock()
-	defer m.sends.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, m.e.cfg.HandshakeTimeout)
-	defer cancel()
-	for range 2 {
-		c, err := m.peer(ctx, addr)
-		if err == nil && c.send(message) == nil {
-			return
-		}
-	}
-	m.e.cfg.Log.Warn("notification failed", "address", addr)
-}
-
-// peer returns the connection on which an address is notified.
-func (m *moriio) peer(ctx context.Context, addr string) (*zmtpConn, error) {
-	m.mu.Lock()
-	c := m.peers[addr]
-	m.mu.Unlock()
-	if c != nil {
-		return c, nil
-	}
-	c, err := m.e.dialPeer(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	m.peers[addr] = c
-	m.mu.Unlock()
-	m.e.spawn(func(context.Context) { // what ends the connection is seen by reading
-		for {
-			if _, err := c.receive(); err != nil {
-				break
-			}
-		}
-		m.mu.Lock()
-		if m.peers[addr] == c {
-			delete(m.peers, addr)
-		}
-		m.mu.Unlock()
-		m.e.hangUp(c)
-	})
-	return c, nil
-}
-
-// dialPeer connects to a ZMTP socket as a DEALER.
-func (e *Engine) dialPeer(ctx context.Context, addr string) (*zmtpConn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	e.peers.conns.state(conn, http.StateNew)
-	if e.hasEnded() {
-		err = errEnded
-	}
-	var c *zmtpConn
-	if err == nil {
-		c, err = greetPeer(conn, "DEALER")
-	}
-	if err != nil {
-		e.peers.conns.state(conn, http.StateClosed)
-		conn.Close()
-		return nil, err
-	}
-	return c, nil
-}
-
-// hangUp ends a connection of dialPeer.
-func (e *Engine) hangUp(c *zmtpConn) {
-	c.Close()
-	e.peers.conns.state(c.Conn, http.StateClosed)
+	m.peers.send(ctx, net.JoinHostPort(peer.host, strconv.Itoa(peer.notify+rank)), message)
 }

@@ -91,6 +91,12 @@ func (e *Engine) State() State {
 		s.RequestsWaiting += len(r.queue) + len(r.resume) + r.loading
 		r.mu.Unlock()
 	}
+	if v, ok := e.proto.(*vllm); ok {
+		if m, ok := v.connector.(*p2pNCCL); ok { // in a buffer of its own
+			s.BlocksPinned += m.held()
+			s.BlocksUsed += m.held()
+		}
+	}
 	return s
 }
 

@@ -69,6 +69,8 @@ func newVLLM(e *Engine) *vllm {
 		v.connector = newMooncake(e)
 	case c == ConnectorVLLMStore && e.cfg.Store != "":
 		v.connector = &kvStore{v, e.cfg.Store}
+	case c == ConnectorVLLMP2PNCCL && e.cfg.Role != RoleBoth: // the same
+		v.connector = newP2PNCCL(e)
 	case c == ConnectorVLLMNixlPush:
 		v.push = newNixlPush(v)
 	}
@@ -210,6 +212,9 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	}
 	if v.connector != nil {
 		ext.other = v.connector.parse(params, req.ID)
+		if m, ok := v.connector.(*p2pNCCL); ok { // without parameters
+			ext.received = !m.producer
+		}
 	}
 	req.Ext = ext
 	if refusal := v.check(req); refusal != nil {

@@ -230,3 +230,20 @@ func TestMoRIIORegistrations(t *testing.T) {
 		})
 	}
 }
+
+// The same of P2P-NCCL's engines, which have one form.
+func TestP2PNCCLRegistrations(t *testing.T) {
+	r := startRegistry(t)
+	at := quietAddrs(t, 4)
+	for i, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+		c := enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL, Role: role, Listen: at[2*i]}
+		c.P2PNCCL.Port = portOf(at[2*i+1])
+		r.run(c)
+		r.register("nccl", []string{"P", "D"}[i], at[2*i], strconv.Itoa(c.P2PNCCL.Port), "0", "")
+	}
+	alone := r.run(enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL})
+	r.ready(enginesim.ConnectorVLLMP2PNCCL)
+	if got, want := r.try(r.node.URL()), r.try(alone.URL()); got != want || want == "" {
+		t.Errorf("text %q, want %q", got, want)
+	}
+}

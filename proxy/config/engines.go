@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -89,8 +91,8 @@ type Engine struct {
 	// in header lines and the body as the client wrote it; sglang only. Default
 	// false.
 	HeaderOverrides bool `toml:"header_overrides"`
-	// KVAddress is where its peers reach the KV transfer of vllm-moriio, as
-	// ParseKVAddress reads it. Required there; engines that register say it.
+	// KVAddress is where its peers reach the KV transfer of vllm-moriio or
+	// vllm-p2p-nccl, as ParseKVAddress reads it. Required there; engines that register say it.
 	// Default "".
 	KVAddress string `toml:"kv_address"`
 	// TPSize is its tensor-parallel size; vllm-moriio, vllm-mooncake, and
@@ -150,6 +152,25 @@ func (e *Engine) SideChannelOf(rank int) (host string, port int) {
 		return "", 0
 	}
 	return host, port + rank
+}
+
+// CheckKVAddress reports why kv_address, which can be read, is not what the
+// connector needs.
+func (e *Engine) CheckKVAddress() error {
+	nccl := e.Connector == ConnectorVLLMP2PNCCL
+	if !nccl && !e.MoRIIO() || e.Role == RoleBoth || e.Role == RoleEncode {
+		return nil
+	}
+	address, _ := ParseKVAddress(e.KVAddress)
+	switch {
+	case address.IsZero():
+		return fmt.Errorf("is required for connector %q", e.Connector)
+	case nccl && !address.Alone():
+		return errors.New("want HOST:PORT")
+	case !nccl && address.Alone():
+		return errors.New("want host:HOST,handshake:PORT,notify:PORT")
+	}
+	return nil
 }
 
 // MoRIIO reports whether the instance speaks MoRI-IO, in either mode.

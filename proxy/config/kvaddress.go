@@ -7,15 +7,19 @@ import (
 )
 
 // KVAddress is where an engine's peers reach the KV transfer of vLLM's
-// MoRIIOConnector. Its text is the one that engines register and read out of
-// request ids: "host:10.0.0.5,handshake:6301,notify:61005". Source: vLLM
-// distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py
-// parse_moriio_zmq_address.
+// MoRIIOConnector, or P2pNcclConnector. Its text is the one that engines register
+// and read out of request ids: "host:10.0.0.5,handshake:6301,notify:61005", or
+// "10.0.0.5:21001". Sources: vLLM distributed/kv_transfer/kv_connector/v1/moriio/
+// moriio_common.py parse_moriio_zmq_address, and p2p/p2p_nccl_connector.py
+// parse_request_id.
 type KVAddress struct {
 	Host      string // IP address or name, IPv6 without brackets
-	Handshake int    // port of rank 0 of the handshake
-	Notify    int    // port of rank 0 of the notifications
+	Handshake int    // port of rank 0 of the handshake, of P2pNcclConnector the only one
+	Notify    int    // port of rank 0 of the notifications; 0 with P2pNcclConnector
 }
+
+// Alone reports that the address has one port, as P2pNcclConnector's has.
+func (a KVAddress) Alone() bool { return a.Notify == 0 }
 
 // IsZero reports that no address is known.
 func (a KVAddress) IsZero() bool { return a == KVAddress{} }
@@ -28,12 +32,15 @@ func (a KVAddress) Append(dst []byte) []byte {
 	if a.IsZero() {
 		return dst
 	}
+	if a.Alone() {
+		return strconv.AppendInt(append(append(dst, a.Host...), ':'), int64(a.Handshake), 10)
+	}
 	dst = append(append(dst, "host:"...), a.Host...)
 	dst = strconv.AppendInt(append(dst, ",handshake:"...), int64(a.Handshake), 10)
 	return strconv.AppendInt(append(dst, ",notify:"...), int64(a.Notify), 10)
 }
 
-var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT")
+var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT, or HOST:PORT")
 
 // ParseKVAddress reads the text of an address. The parts may stand in any
 // order; parts of another name are ignored, as the engines do. "" is the zero
@@ -41,6 +48,13 @@ var errKVAddress = errors.New("want host:HOST,handshake:PORT,notify:PORT")
 func ParseKVAddress(text string) (KVAddress, error) {
 	var a KVAddress
 	if text == "" {
+		return a, nil
+	}
+	if host, port, _ := strings.Cut(text, ":"); host != "host" && !strings.ContainsAny(port, ":,") {
+		a.Host = host
+		if a.Handshake, _ = strconv.Atoi(port); host == "" || !validHost(host) || !isPort(a.Handshake) {
+			return KVAddress{}, errKVAddress
+		}
 		return a, nil
 	}
 	for part := range strings.SplitSeq(text, ",") {

@@ -257,12 +257,12 @@ kv_events = "tcp://*:5557"
 name = "a"
 url = "http://_http._tcp.a.svc:80"
 role = "decode"
-connector = "vllm-p2p-nccl"
+connector = "vllm-other"
 kv_replay = "tcp://*"
 `, []want{
 		{"discovery.dns.interval", 2, "more than 0"}, {"discovery.dns.server", 3, "want host:port"}, {"discovery.dns.family", 4, "one of"},
 		{"discovery.dns.engine[0].url", 7, "not an address"}, {"discovery.dns.engine[1].name", 11, "already the name of discovery.dns.engine[0]"},
-		{"discovery.dns.engine[1].url", 12, "no port"}, {"discovery.dns.engine[1].connector", 14, "not supported"},
+		{"discovery.dns.engine[1].url", 12, "no port"}, {"discovery.dns.engine[1].connector", 14, "one of"},
 		{"discovery.dns.engine[1].kv_replay", 15, "want tcp://host:port"}}},
 	{"discovery.kubernetes", `[discovery.kubernetes]
 api = 'http://k8s.lab:6443'
@@ -276,13 +276,13 @@ connector = 'vllm-nixl'
 name = 'p'
 url = 'http://_http._tcp.p'
 role = 'prefill'
-connector = 'vllm-p2p-nccl'
+connector = 'vllm-other'
 kv_events = 'tcp://*:5557'
 kv_replay = '*:5558'
 `, []want{
 		{"discovery.kubernetes.token_file", 3, "in the clear"}, {"discovery.kubernetes.engine[0].url", 6, "name of a Service"},
 		{"discovery.kubernetes.engine[1].name", 10, "already the name of discovery.kubernetes.engine[0]"},
-		{"discovery.kubernetes.engine[1].url", 11, "name of a Service"}, {"discovery.kubernetes.engine[1].connector", 13, "not supported"},
+		{"discovery.kubernetes.engine[1].url", 11, "name of a Service"}, {"discovery.kubernetes.engine[1].connector", 13, "one of"},
 		{"discovery.kubernetes.engine[1].kv_replay", 15, "want tcp://host:port"}}},
 	{"discovery.kubernetes over loopback", "[discovery.kubernetes]\napi='http://127.0.0.1:8001'\ntoken_file='/t'\n[[discovery.kubernetes.engine]]\nname='p'\nurl='http://p.llm.svc.cluster.local'\nrole='both'\n", nil},
 	{"registry for all", "[discovery.moriio]\nlisten='tcp://*:36367'\n", []want{{"discovery.moriio.listen", 2, "or discovery.moriio.open"}}},
@@ -300,6 +300,9 @@ kv_replay = '*:5558'
 		[]want{{"engine[0].side_channel", 1, "is required"}}},
 	{"push and pull", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-nixl-push'\nengine_id='p'\nside_channel='p:5600'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-nixl'\n",
 		[]want{{"engine[0].connector", 5, `cannot pair with d ("vllm-nixl")`}, {"engine[1].connector", 12, "cannot pair with p"}}},
+	{"p2p-nccl", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-p2p-nccl'\nranks=2\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-p2p-nccl'\n",
+		[]want{{"engine[0].ranks", 6, "one rank"}, {"engine[0].kv_address", 7, "want HOST:PORT"}, {"engine[1].kv_address", 8, "is required"}}},
+	{"moriio with an address of one port", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='p:6301'\n", []want{{"engine[0].kv_address", 6, "want host:HOST"}}},
 	{"moriio of two modes", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio-read'\nkv_address='host:d,handshake:1,notify:2'\n",
 		[]want{{"engine[0].connector", 5, "cannot pair"}, {"engine[1].connector", 11, "cannot pair"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",

@@ -21,7 +21,6 @@ type missingFeature struct {
 // rows and touches nothing else here.
 func missingFeatures() []missingFeature {
 	return []missingFeature{
-		{"engine.connector", ConnectorVLLMP2PNCCL},
 		{"fleet.workers", ""},
 		{"fleet.listen", ""},
 		{"fleet.coordinator", ""},

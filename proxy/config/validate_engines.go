@@ -67,8 +67,11 @@ func (k *checker) kvEvents(at string, e Engine) {
 func (k *checker) kvAddress(at string, e Engine) {
 	if _, err := ParseKVAddress(e.KVAddress); err != nil {
 		k.add(joinKey(at, "kv_address"), "%v", err)
-	} else if e.KVAddress == "" && e.MoRIIO() && e.Role != RoleBoth && e.Role != RoleEncode {
-		k.add(joinKey(at, "kv_address"), "is required for connector %q", e.Connector)
+	} else if err := e.CheckKVAddress(); err != nil {
+		k.add(joinKey(at, "kv_address"), "%v", err)
+	}
+	if e.Connector == ConnectorVLLMP2PNCCL && e.Ranks > 1 {
+		k.add(joinKey(at, "ranks"), "connector %q has one rank", e.Connector)
 	}
 	k.within(joinKey(at, "tp_size"), e.TPSize, 0, 1<<16)
 	k.within(joinKey(at, "pp_size"), e.PPSize, 0, 1<<16)

@@ -114,7 +114,7 @@ type Cleanup struct {
 	AnyTarget bool      // any ready engine of that phase and group will do
 	Leg       Leg
 	Until     Until
-	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, prefill_again, refused_decode
+	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, prefill_again, refused_decode, same_id
 }
 
 // Connector is one engine protocol. All methods are pure and safe for
@@ -183,6 +183,14 @@ type Merger interface {
 	Merge(dst []byte, h *Handoff, answer []byte, events bool) ([]byte, error)
 }
 
+// Bound is a Connector whose prefill leg names the decode engine to which the KV
+// then goes: no other can take the decode leg, before or after.
+type Bound interface {
+	Connector
+	// BindsDecode does nothing; having it is what counts.
+	BindsDecode()
+}
+
 // ErrBadReply is what ReadPrefill's errors wrap: an engine that answered with
 // success, but not what its protocol promises. Their text holds nothing of the
 // answer.
@@ -201,7 +209,7 @@ var errNoTwoLegs = errors.New("the connector transfers no KV: there are no two l
 
 // All lists the connectors in the order in which documentation names them.
 func All() []Connector {
-	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, sglang{}, trtllm{}, none{}}
+	return []Connector{nixl{}, nixlPush{}, vllmStore{}, moriio{}, moriio{read: true}, mooncake{}, p2pNCCL{}, sglang{}, trtllm{}, none{}}
 }
 
 // ByName returns the connector of that name in the configuration.

@@ -22,6 +22,7 @@ func TestAll(t *testing.T) {
 		{config.ConnectorVLLMMoRIIO, abi.FlowConcurrent, 0},
 		{config.ConnectorVLLMMoRIIORead, abi.FlowPrefillFirst, abi.RolePrefill},
 		{config.ConnectorVLLMMooncake, abi.FlowConcurrent, abi.RoleDecode},
+		{config.ConnectorVLLMP2PNCCL, abi.FlowPrefillFirst, 0},
 		{config.ConnectorSGLang, abi.FlowConcurrent, 0},
 		{config.ConnectorTRTLLM, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorNone, abi.FlowAggregated, 0},
@@ -53,6 +54,7 @@ func TestServes(t *testing.T) {
 	refused := map[string][]openai.API{
 		"vllm-nixl": {openai.Generate}, "vllm-nixl-push": {openai.Generate}, "vllm-store": {openai.Generate}, "vllm-moriio": {openai.Generate}, "vllm-moriio-read": {openai.Generate},
 		"vllm-mooncake": {openai.Generate},
+		"vllm-p2p-nccl": {openai.Generate, openai.Responses, openai.VLLMGenerate},
 		"sglang":        {openai.Responses, openai.Messages, openai.VLLMGenerate},
 		"trtllm": {openai.Messages, openai.Generate, openai.VLLMGenerate,
 			openai.Tokenize, openai.Detokenize},

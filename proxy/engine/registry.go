@@ -252,10 +252,10 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	if spec.Name == "" || spec.Ranks < 1 {
 		return nil, errors.New("name and at least one rank are needed")
 	}
-	if address, err := config.ParseKVAddress(spec.KVAddress); err != nil {
+	if _, err := config.ParseKVAddress(spec.KVAddress); err != nil {
 		return nil, fmt.Errorf("kv_address: %w", err)
-	} else if address.IsZero() && spec.MoRIIO() && i.Role != abi.RoleBoth && i.Role != abi.RoleEncode {
-		return nil, fmt.Errorf("connector %q needs a kv_address", spec.Connector)
+	} else if err := spec.CheckKVAddress(); err != nil {
+		return nil, fmt.Errorf("kv_address: %w", err)
 	}
 	if host, _ := spec.SideChannelOf(0); spec.Pushes() && (spec.EngineID == "" || host == "") {
 		return nil, fmt.Errorf("connector %q needs an engine_id and a side_channel", spec.Connector)

@@ -114,7 +114,7 @@ func TestApplyRefuses(t *testing.T) {
 		{"key", edit(func(e *config.Engine) { e.APIKeyFile = "missing" }), "no such file"},
 		{"client", edit(func(e *config.Engine) { e.URL = "http://noclient" }), "no client"},
 		{"probe", edit(func(e *config.Engine) { e.URL = "http://noprobe" }), "no probe"},
-		{"KV address", edit(func(e *config.Engine) { e.KVAddress = "10.0.0.5:6301" }), "kv_address"},
+		{"KV address", edit(func(e *config.Engine) { e.KVAddress = "10.0.0.5" }), "kv_address"},
 		{"no KV address", edit(func(e *config.Engine) { e.Connector, e.Role = "vllm-moriio", "prefill" }), "kv_address"},
 		{"twice", edit(func(e *config.Engine) { e.Name = "new" }), "twice"},
 	} {

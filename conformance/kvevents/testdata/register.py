@@ -1,7 +1,8 @@
 """Registers one vLLM engine with a proxy, as the engine's own connector does:
 python3 register.py KIND ENDPOINT ROLE HTTP HANDSHAKE NOTIFY MODE, with KIND new
-or old (MoRI-IO since and before vLLM pull request 39565), ROLE P or D, HTTP
-"ip:port" of its API, the ports of its KV transfer and MODE READ or WRITE."""
+or old (MoRI-IO since and before vLLM pull request 39565) or nccl (P2P-NCCL, whose
+one port is HANDSHAKE), ROLE P or D, HTTP "ip:port" of its API, the ports of its KV
+transfer and MODE READ or WRITE."""
 
 import sys
 import time
@@ -13,6 +14,8 @@ kind, endpoint, role, http, handshake, notify, mode = sys.argv[1:]
 host = http.rsplit(":", 1)[0]
 index = 0
 with zmq.Context().socket(zmq.DEALER) as sock:
+    if kind == "nccl":
+        sock.setsockopt_string(zmq.IDENTITY, f"{host}:{handshake}")
     sock.connect(endpoint)
     while True:
         index += 1
@@ -24,6 +27,12 @@ with zmq.Context().socket(zmq.DEALER) as sock:
                 "dp_size": 1,
                 "tp_size": 1,
                 "transfer_mode": mode,
+            }
+        elif kind == "nccl":
+            data = {
+                "type": role,
+                "http_address": http,
+                "zmq_address": f"{host}:{handshake}",
             }
         else:
             data = {

@@ -35,7 +35,7 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	if len(list) != 1 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 		t.Errorf("%+v", list)
 	}
-	if b.take(message{text: bytesOf(t, hello)}, now) || b.take(message{text: bytesOf(t, nccl)}, now) || b.take(message{text: []byte{0xc1}}, now) {
+	if b.take(message{text: bytesOf(t, hello)}, now) || b.take(message{text: bytesOf(t, other)}, now) || b.take(message{text: []byte{0xc1}}, now) {
 		t.Error("what is no registration changed something")
 	}
 }
@@ -77,7 +77,7 @@ func TestSilentEngineLeaves(t *testing.T) {
 func TestRefusalIsSaidOnce(t *testing.T) {
 	b, out := newTestBook()
 	for range 3 {
-		b.take(message{text: bytesOf(t, nccl)}, time.Now())
+		b.take(message{text: bytesOf(t, other)}, time.Now())
 	}
 	if n := strings.Count(out.String(), "refused"); n != 1 {
 		t.Errorf("%d lines: %s", n, out)

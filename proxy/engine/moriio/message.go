@@ -121,7 +121,11 @@ func (r *registration) engine() (config.Engine, error) {
 		e.Connector = config.ConnectorVLLMMoRIIORead
 	case "WRITE":
 		e.Connector = config.ConnectorVLLMMoRIIO
-	default: // of P2P-NCCL too, which has none
+	case "":
+		if e.Connector = config.ConnectorVLLMP2PNCCL; r.hasRanks || r.kind == "register" {
+			return e, errMode
+		}
+	default:
 		return e, errMode
 	}
 	address, err := r.address()
@@ -135,6 +139,9 @@ func (r *registration) engine() (config.Engine, error) {
 		return e, fmt.Errorf("read registration: address of the KV transfer: %w", err)
 	}
 	e.KVAddress = kv.String()
+	if err := e.CheckKVAddress(); err != nil {
+		return e, fmt.Errorf("read registration: address of the KV transfer: %w", err)
+	}
 	if r.hasRanks {
 		e.Ranks = r.ranks
 	}

@@ -20,6 +20,8 @@ const (
 	oldD = "89a474797065a87265676973746572a4726f6c65a144a5696e646578a23137af726571756573745f61646472657373d923687474703a2f2f31302e302e312e373a383230302f76312f636f6d706c6574696f6e73ae68616e647368616b655f706f7274cd189dab6e6f746966795f706f7274cdee4da764705f73697a6501a774705f73697a6508ad7472616e736665725f6d6f6465a452454144"
 	// {"type": "HELLO"}
 	hello = "81a474797065a548454c4c4f"
+	// {"type": "P", "http_address": "10.0.0.5:8100"}
+	other = "82a474797065a150ac687474705f61646472657373ad31302e302e302e353a38313030"
 	// {"type": "P", "http_address": "10.0.0.5:8100", "zmq_address":
 	// "10.0.0.5:21001"}, of P2pNcclConnector
 	nccl = "83a474797065a150ac687474705f61646472657373ad31302e302e302e353a38313030ab7a6d715f61646472657373ae31302e302e302e353a3231303031"
@@ -34,13 +36,15 @@ func bytesOf(t testing.TB, text string) []byte {
 	return b
 }
 
-func TestBothForms(t *testing.T) {
-	p, d := config.DefaultEngine(), config.DefaultEngine()
+func TestForms(t *testing.T) {
+	p, d, n := config.DefaultEngine(), config.DefaultEngine(), config.DefaultEngine()
+	n.Name, n.URL, n.Role, n.Connector = "prefill@10.0.0.5:8100", "http://10.0.0.5:8100", "prefill", "vllm-p2p-nccl"
+	n.KVAddress = "10.0.0.5:21001"
 	p.Name, p.URL, p.Role, p.Connector = "prefill@10.0.0.5:8100", "http://10.0.0.5:8100", "prefill", "vllm-moriio"
 	p.Ranks, p.TPSize, p.KVAddress = 2, 8, "host:10.0.0.5,handshake:6301,notify:61005"
 	d.Name, d.URL, d.Role, d.Connector = "decode@10.0.1.7:8200", "http://10.0.1.7:8200", "decode", "vllm-moriio-read"
 	d.Ranks, d.TPSize, d.KVAddress = 1, 8, "host:10.0.1.7,handshake:6301,notify:61005"
-	for text, want := range map[string]config.Engine{newP: p, oldD: d} {
+	for text, want := range map[string]config.Engine{newP: p, oldD: d, nccl: n} {
 		reg, err := readRegistration(bytesOf(t, text))
 		if err != nil || reg.notARegister {
 			t.Fatalf("%v, %+v", err, reg)
@@ -51,13 +55,6 @@ func TestBothForms(t *testing.T) {
 	}
 	if reg, err := readRegistration(bytesOf(t, hello)); err != nil || !reg.notARegister {
 		t.Errorf("HELLO is %+v, %v", reg, err)
-	}
-	reg, err := readRegistration(bytesOf(t, nccl))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := reg.engine(); err != errMode {
-		t.Errorf("an engine without a transfer mode: %v", err)
 	}
 }
 
@@ -82,6 +79,10 @@ func TestEngineIsChecked(t *testing.T) {
 		{"a file", func(r *registration) { r.http, r.request = "", "file:///etc" }, "", "HTTP address"},
 		{"no KV address", func(r *registration) { r.zmq = "" }, "", "KV transfer"},
 		{"another line in it", func(r *registration) { r.zmq = "host:a\r\nX:1,handshake:1,notify:2" }, "", "KV transfer"},
+		{"no mode", func(r *registration) { r.mode = "" }, "", "KV transfer"},
+		{"P2P-NCCL", func(r *registration) { r.mode, r.zmq = "", "10.0.0.5:21001" }, "http://10.0.0.5:8100", ""},
+		{"P2P-NCCL with sizes", func(r *registration) { r.mode, r.zmq, r.ranks, r.hasRanks = "", "10.0.0.5:21001", 1, true }, "", "transfer_mode"},
+		{"MoRI-IO with one port", func(r *registration) { r.zmq = "10.0.0.5:21001" }, "", "KV transfer"},
 		{"another mode", func(r *registration) { r.mode = "SWAP" }, "", "transfer_mode"},
 		{"no ranks", func(r *registration) { r.ranks, r.hasRanks = 0, true }, "", "size"},
 		{"too many ranks", func(r *registration) { r.ranks, r.hasRanks = 1<<20, true }, "", "size"},

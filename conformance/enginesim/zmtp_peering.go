@@ -1,0 +1,97 @@
+package enginesim
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// zmtpPeering is the DEALER connections on which an engine tells its peers
+// something, one for each address, kept open.
+type zmtpPeering struct {
+	e     *Engine
+	sends sync.Mutex // one message at a time, so that they keep their order
+
+	mu    sync.Mutex
+	conns map[string]*zmtpConn // by address; guarded by mu
+}
+
+func newZMTPPeering(e *Engine) *zmtpPeering {
+	return &zmtpPeering{e: e, conns: make(map[string]*zmtpConn)}
+}
+
+// send sends a message to an address. What is lost is logged.
+func (p *zmtpPeering) send(ctx context.Context, addr string, message []byte) {
+	p.sends.Lock()
+	defer p.sends.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.HandshakeTimeout)
+	defer cancel()
+	for range 2 {
+		c, err := p.conn(ctx, addr)
+		if err == nil && c.send(message) == nil {
+			return
+		}
+	}
+	p.e.cfg.Log.Warn("notification failed", "address", addr)
+}
+
+// conn returns the connection to an address. What comes on it is not looked at.
+func (p *zmtpPeering) conn(ctx context.Context, addr string) (*zmtpConn, error) {
+	p.mu.Lock()
+	c := p.conns[addr]
+	p.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	c, err := p.e.dialPeer(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	p.conns[addr] = c
+	p.mu.Unlock()
+	p.e.spawn(func(context.Context) { // what ends the connection is seen by reading
+		for {
+			if _, err := c.receive(); err != nil {
+				break
+			}
+		}
+		p.mu.Lock()
+		if p.conns[addr] == c {
+			delete(p.conns, addr)
+		}
+		p.mu.Unlock()
+		p.e.hangUp(c)
+	})
+	return c, nil
+}
+
+// dialPeer connects to a ZMTP socket as a DEALER.
+func (e *Engine) dialPeer(ctx context.Context, addr string) (*zmtpConn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	e.peers.conns.state(conn, http.StateNew)
+	if e.hasEnded() {
+		err = errEnded
+	}
+	var c *zmtpConn
+	if err == nil {
+		c, err = greetPeer(conn, "DEALER")
+	}
+	if err != nil {
+		e.peers.conns.state(conn, http.StateClosed)
+		conn.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// hangUp ends a connection of dialPeer.
+func (e *Engine) hangUp(c *zmtpConn) {
+	c.Close()
+	e.peers.conns.state(c.Conn, http.StateClosed)
+}

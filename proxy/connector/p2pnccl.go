@@ -1,0 +1,134 @@
+package connector
+
+import (
+	"fmt"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// p2pNCCL is vLLM's P2pNcclConnector, which releases up to June 2026 have: prefill
+// sends its KV to the decode engine whose address the request id carries, where it
+// lies in a buffer under that id until decode's request of the same id takes it.
+// No request has transfer parameters, and both engines end at one whose id names
+// no address.
+//
+// Prefill comes first, whatever the engines' send_type: a decode that runs before
+// its KV is there stops its whole engine until it comes (recv_tensor), or answers
+// from memory that nobody wrote (send_type GET).
+//
+// Source: vLLM before pull request 44854, distributed/kv_transfer/kv_connector/v1/
+// p2p/p2p_nccl_connector.py and p2p_nccl_engine.py. The ids of both legs must
+// reach the engines' cores as they are: releases since February 2026 need
+// VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1.
+type p2pNCCL struct {
+	nixl // the facts and the forms that no vLLM engine splits are the same
+}
+
+// BindsDecode: prefill sends to the address in the request id.
+func (p2pNCCL) BindsDecode() {}
+
+func (p2pNCCL) Name() string { return "vllm-p2p-nccl" }
+
+// AggregatesOn: producers and consumers end at a request of one leg.
+func (p2pNCCL) AggregatesOn() abi.Role { return 0 }
+
+// BothPairs: an engine of role both has no KV transfer.
+func (p2pNCCL) BothPairs() bool { return false }
+
+// Serves leaves out responses, whose ids are the engine's own, and the route of
+// token ids.
+func (p p2pNCCL) Serves(api openai.API) bool {
+	switch api {
+	case openai.Responses, openai.VLLMGenerate:
+		return false
+	default:
+		return p.nixl.Serves(api)
+	}
+}
+
+// Compatible: both sides' tensors must have the same shape but for the number of
+// blocks (check_tensors_except_dim).
+func (p2pNCCL) Compatible(p, d *engine.Facts) error {
+	switch {
+	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
+		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
+	case p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize:
+		return fmt.Errorf("block sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
+	case p.TPSize != 0 && d.TPSize != 0 && p.TPSize != d.TPSize:
+		return fmt.Errorf("tensor-parallel sizes differ: prefill %d, decode %d", p.TPSize, d.TPSize)
+	}
+	return nil
+}
+
+// Prefill asks for one token. When its answer is there, decode has the KV.
+func (p2pNCCL) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	edits := append(room[:0], openai.Edit{Key: "stream", Value: literal("false")}, cut("stream_options"))
+	edits, err := appendFirstToken(edits, a, nil)
+	if err != nil {
+		return Leg{}, err
+	}
+	leg := vllmLeg(a, dst, edits)
+	leg.Header, leg.Unary = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}, true
+	return leg, nil
+}
+
+// ReadPrefill: any answer says that the KV was sent, to this attempt's decode.
+func (p2pNCCL) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	if !isObject(body) {
+		return Handoff{}, badReply("no JSON object")
+	}
+	key := "choices"
+	if a.Request.API == openai.Messages {
+		key = "content"
+	}
+	switch _, found, err := openai.Lookup(body, key); { // checks all of the body
+	case err != nil:
+		return Handoff{}, badReply(err.Error())
+	case !found:
+		return Handoff{}, badReply("no text")
+	}
+	return Handoff{Pinned: true}, nil
+}
+
+// Decode is the client's request under prefill's id.
+func (p2pNCCL) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
+	var room [editRoom]openai.Edit
+	leg := vllmLeg(a, dst, room[:0])
+	leg.Header = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}
+	return leg, nil
+}
+
+// Reclaims: what prefill sends lies in decode's buffer; only its answer says that
+// it is there.
+func (p2pNCCL) Reclaims() bool { return true }
+
+// Cleanup has decode run a request of the same id that needs no KV from elsewhere,
+// because its prompt is one token: when it ends, the engine drops what it has
+// under that id (get_finished). No chat is so short, and one that needs KV which
+// is not there stops the engine, so that what a chat left ends with the engine.
+func (p2pNCCL) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	switch {
+	case a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused:
+		return nil
+	case a.Request.API != openai.Completions:
+		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}
+	}
+	body := []byte{'{'}
+	if model, _ := a.Request.Get("model"); !openai.IsNull(model) {
+		body = append(append(append(body, `"model":`...), model...), ',')
+	}
+	return []Cleanup{{
+		Phase: abi.Decode,
+		Leg: Leg{
+			Path:   openai.Completions.Path(),
+			Header: []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: moriioRequestID(a)}},
+			Body:   append(body, `"prompt":[0],"max_tokens":1}`...),
+			Unary:  true,
+		},
+		Until: UntilAnswer,
+		How:   "same_id",
+	}}
+}
