@@ -11,10 +11,11 @@ import (
 // connects again when the connection ends.
 func (m *moriio) register(ctx context.Context) {
 	addr := strings.TrimPrefix(m.e.cfg.MoRIIO.Register, "tcp://")
+	proxy := newZMTPPeering(m.e) // its trouble keeps no transfer waiting
 	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		m.peers.send(ctx, addr, m.registration(n)) // what is lost of it is said again
+		proxy.send(ctx, addr, m.registration(n)) // what is lost of it is said again
 		select {
 		case <-ctx.Done():
 			return

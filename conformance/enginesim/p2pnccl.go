@@ -95,10 +95,11 @@ func (m *p2pNCCL) register(ctx context.Context) {
 		kind = "P"
 	}
 	message := packMap("type", kind, "http_address", m.e.Addr(), "zmq_address", m.address)
+	proxy := newZMTPPeering(m.e) // its trouble keeps no transfer waiting
 	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for {
-		m.peers.send(ctx, strings.TrimPrefix(m.e.cfg.MoRIIO.Register, "tcp://"), message)
+		proxy.send(ctx, strings.TrimPrefix(m.e.cfg.MoRIIO.Register, "tcp://"), message)
 		select {
 		case <-ctx.Done():
 			return
