@@ -26,7 +26,7 @@ const (
 	soakBound = 30 * time.Second
 	// errorPause is what a client waits before its next request when it has no
 	// right answer: an error is there at once, and would be asked for all the time.
-	errorPause = 50 * time.Millisecond
+	errorPause = 250 * time.Millisecond
 	// soakWarm is how many requests fill the proxy's rings; the heap says nothing
 	// before.
 	soakWarm = 6000
@@ -38,18 +38,21 @@ const (
 // that text; afterwards nothing is left anywhere. PDPROXY_SOAK is how long the
 // load lasts, all connectors together.
 func TestSoak(t *testing.T) {
-	eachConnector(t, func(t *testing.T, connector string) { runSoak(t, connector, soakTime(t, 15*time.Second), nil) })
+	eachConnector(t, func(t *testing.T, connector string) { runSoak(t, connector, soakTime(t), nil) })
 }
 
-// soakTime is one connector's share of PDPROXY_SOAK, or of what is usual.
-func soakTime(t *testing.T, usual time.Duration) time.Duration {
-	if v := os.Getenv("PDPROXY_SOAK"); v != "" {
-		var err error
-		if usual, err = time.ParseDuration(v); err != nil || usual <= 0 {
-			t.Fatalf("PDPROXY_SOAK=%q is no duration", v)
-		}
+// soakTime is one connector's share of PDPROXY_SOAK, or what is usual: long
+// enough that trouble, which is over in 3 s, is not all there is.
+func soakTime(t *testing.T) time.Duration {
+	v := os.Getenv("PDPROXY_SOAK")
+	if v == "" {
+		return 4 * time.Second
 	}
-	return usual / time.Duration(len(connectors))
+	all, err := time.ParseDuration(v)
+	if err != nil || all <= 0 {
+		t.Fatalf("PDPROXY_SOAK=%q is no duration", v)
+	}
+	return all / time.Duration(len(connectors))
 }
 
 // runSoak loads one fleet, a long time in two halves. After each all engines are
@@ -77,7 +80,7 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 		s.settled()
 		s.cleanRound()
 	}
-	s.checkBooks(d)
+	s.checkBooks()
 	end := heapInUse()
 	t.Logf("heap %.1f MB before the last round, %.1f MB at the end", mb(heap), mb(end))
 	if asked >= soakWarm && end > heap+heap/5+4<<20 {
@@ -85,17 +88,13 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 	}
 }
 
-// checkBooks asserts what the counters must say after a load of d.
-func (s *soak) checkBooks(d time.Duration) {
+// checkBooks asserts what the counters must say in the end.
+func (s *soak) checkBooks() {
 	s.t.Helper()
 	if n := s.metric("pdproxy_exchanges_total", `outcome="internal"`); n > 0 {
 		s.t.Errorf("%v exchanges ended by the proxy's own fault", n)
 	}
-	share := 2
-	if d < soakHalves/3 {
-		share = 5 // a short load may be trouble for the most part
-	}
-	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/share {
+	if right, wanted := s.tally.of("right"), s.tally.of("wanted"); right < wanted/2 {
 		s.t.Errorf("%d of %d answers that were waited for are right", right, wanted)
 	}
 	engines := s.engineTotals()

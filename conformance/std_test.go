@@ -41,7 +41,7 @@ func TestStd(t *testing.T) {
 				})
 			}
 		})
-		t.Run("soak", func(t *testing.T) { runSoak(t, connector, soakTime(t, 6*time.Second), std) })
+		t.Run("soak", func(t *testing.T) { runSoak(t, connector, soakTime(t), std) })
 	})
 }
 
