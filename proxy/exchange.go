@@ -6,14 +6,12 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -200,145 +198,6 @@ func (x *exchange) try(p *coordinator.Placement) (err error) {
 	return err
 }
 
-// place asks for a placement.
-func (x *exchange) place() (*coordinator.Placement, error) {
-	x.rec.placing(time.Now())
-	if x.side.sc != nil {
-		return x.coordinate()
-	}
-	return x.placeOnce()
-}
-
-// placeOnce asks for a placement that the request's form allows. What its
-// connector cannot pair goes to one engine that answers it alone, if there is
-// one; that is counted.
-func (x *exchange) placeOnce() (*coordinator.Placement, error) {
-	p, err := x.placeWhere(func(_ *coordinator.Placement, c connector.Connector) error {
-		if !c.Serves(x.req.API) {
-			return errNotCarried(c.Name(), x.req.API)
-		}
-		return nil
-	})
-	if err != nil || p.Flow == abi.FlowAggregated {
-		return p, err
-	}
-	conn := x.s.connector(p.Decode.Spec.Connector)
-	unpairable := conn.Pairable(&x.req)
-	if unpairable == nil {
-		return p, nil
-	}
-	p.Lease.Release()
-	limit := p.FirstByte // the plan policy is not asked again
-	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
-	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
-		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
-			return unpairable
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, unpairable
-	}
-	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
-	x.rec.fallback("aggregated", "not_pairable")
-	p.FirstByte = limit
-	return p, nil
-}
-
-// placeWhere asks for a placement whose connector suits the request; check says
-// why one does not. A model may have engines of several connectors: those of one
-// that does not suit are then the last to be chosen.
-func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
-	for {
-		p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
-		if err != nil {
-			return nil, err
-		}
-		x.held = p.Lease
-		conn := x.s.connector(p.Decode.Spec.Connector)
-		if err = check(p, conn); err == nil {
-			return p, nil
-		}
-		p.Lease.Release()
-		if !x.excludeConnector(conn.Name()) {
-			return nil, err
-		}
-	}
-}
-
-// excludeConnector keeps the targets of a connector from the next placements, as
-// long as there are others; false: it had been done.
-func (x *exchange) excludeConnector(name string) bool {
-	before := len(x.ask.Excluded)
-	for _, i := range x.s.deps.Registry.Snapshot().Instances {
-		for rank := range i.Load {
-			t := engine.Target{Instance: i, Rank: rank}
-			if i.Spec.Connector == name && !slices.Contains(x.ask.Excluded, t) {
-				x.ask.Excluded = append(x.ask.Excluded, t)
-			}
-		}
-	}
-	return len(x.ask.Excluded) > before
-}
-
-// firstError prefers the failure of a leg over «no other target is left».
-func firstError(ctx context.Context, leg, place error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if leg != nil {
-		return leg
-	}
-	return place
-}
-
-// mayRetry reports whether a failed leg may be tried again elsewhere, takes it
-// from the budget and counts it.
-func (x *exchange) mayRetry(err error) bool {
-	var le *legError
-	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) {
-		return false
-	}
-	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
-		return false
-	}
-	if x.side.phase != "" && maybeSent(err) { // the blocks it names may have been read, and be free
-		return false
-	}
-	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
-		return false
-	}
-	if !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
-		x.s.deps.Metrics.Fallback("retry", "budget")
-		x.rec.fallback("retry", "budget")
-		le.refused = true
-		return false
-	}
-	x.s.deps.Metrics.Retry(le.phase, le.reason)
-	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
-	return true
-}
-
-// exclude keeps the target of a failed leg from the next placement of this
-// exchange, as long as there are others, unless the leg hook wants the same
-// again. Where the pair failed, either side may be at fault.
-func (x *exchange) exclude(err error) {
-	var le *legError
-	if !errors.As(err, &le) {
-		return
-	}
-	if x.ask.Same = le.same; le.verdict == abi.LegRetry {
-		x.ask.Excluded = slices.DeleteFunc(x.ask.Excluded, func(t engine.Target) bool {
-			return t == le.same.Prefill || t == le.same.Decode
-		})
-		return
-	}
-	x.ask.Excluded = append(x.ask.Excluded, le.target)
-	if le.pair != nil {
-		x.ask.Excluded = append(x.ask.Excluded, le.pair.Prefill)
-	}
-}
-
 // fail answers the client with err, if it has seen nothing yet, and settles the
 // outcome. A nil err is success.
 func (x *exchange) fail(err error) {
@@ -466,23 +325,6 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		a.deadline = time.Now().Add(p.FirstByte)
 	}
 	return a
-}
-
-// placed books a placement.
-func (x *exchange) placed(p *coordinator.Placement) {
-	x.rec.place(p)
-	p.Recycle()
-	x.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
-	if x.info != nil {
-		x.informPlaced(p)
-	}
-	x.view.placed.Store(p)
-	if p.Matched >= 0 {
-		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
-	}
-	for _, f := range p.Fallbacks {
-		x.s.deps.Metrics.Fallback(f.What, f.Reason)
-	}
 }
 
 // outcomeOf says how an exchange ended that was answered with err.

@@ -1,8 +1,14 @@
 package proxy
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // retryWindow is the span over which retries are compared with exchanges.
@@ -56,4 +62,62 @@ func halve(c *atomic.Int64, keep int64) {
 		return
 	}
 	c.Add(-v + v/keep)
+}
+
+// firstError prefers the failure of a leg over «no other target is left».
+func firstError(ctx context.Context, leg, place error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if leg != nil {
+		return leg
+	}
+	return place
+}
+
+// mayRetry reports whether a failed leg may be tried again elsewhere, takes it
+// from the budget and counts it.
+func (x *exchange) mayRetry(err error) bool {
+	var le *legError
+	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) {
+		return false
+	}
+	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
+		return false
+	}
+	if x.side.phase != "" && maybeSent(err) { // the blocks it names may have been read, and be free
+		return false
+	}
+	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
+		return false
+	}
+	if !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
+		x.s.deps.Metrics.Fallback("retry", "budget")
+		x.rec.fallback("retry", "budget")
+		le.refused = true
+		return false
+	}
+	x.s.deps.Metrics.Retry(le.phase, le.reason)
+	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
+	return true
+}
+
+// exclude keeps the target of a failed leg from the next placement of this
+// exchange, as long as there are others, unless the leg hook wants the same
+// again. Where the pair failed, either side may be at fault.
+func (x *exchange) exclude(err error) {
+	var le *legError
+	if !errors.As(err, &le) {
+		return
+	}
+	if x.ask.Same = le.same; le.verdict == abi.LegRetry {
+		x.ask.Excluded = slices.DeleteFunc(x.ask.Excluded, func(t engine.Target) bool {
+			return t == le.same.Prefill || t == le.same.Decode
+		})
+		return
+	}
+	x.ask.Excluded = append(x.ask.Excluded, le.target)
+	if le.pair != nil {
+		x.ask.Excluded = append(x.ask.Excluded, le.pair.Prefill)
+	}
 }

@@ -1,0 +1,109 @@
+package proxy
+
+import (
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// place asks for a placement.
+func (x *exchange) place() (*coordinator.Placement, error) {
+	x.rec.placing(time.Now())
+	if x.side.sc != nil {
+		return x.coordinate()
+	}
+	return x.placeOnce()
+}
+
+// placeOnce asks for a placement that the request's form allows. What its
+// connector cannot pair goes to one engine that answers it alone, if there is
+// one; that is counted.
+func (x *exchange) placeOnce() (*coordinator.Placement, error) {
+	p, err := x.placeWhere(func(_ *coordinator.Placement, c connector.Connector) error {
+		if !c.Serves(x.req.API) {
+			return errNotCarried(c.Name(), x.req.API)
+		}
+		return nil
+	})
+	if err != nil || p.Flow == abi.FlowAggregated {
+		return p, err
+	}
+	conn := x.s.connector(p.Decode.Spec.Connector)
+	unpairable := conn.Pairable(&x.req)
+	if unpairable == nil {
+		return p, nil
+	}
+	p.Lease.Release()
+	limit := p.FirstByte // the plan policy is not asked again
+	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
+	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
+		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
+			return unpairable
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, unpairable
+	}
+	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
+	x.rec.fallback("aggregated", "not_pairable")
+	p.FirstByte = limit
+	return p, nil
+}
+
+// placeWhere asks for a placement whose connector suits the request; check says
+// why one does not. A model may have engines of several connectors: those of one
+// that does not suit are then the last to be chosen.
+func (x *exchange) placeWhere(check func(*coordinator.Placement, connector.Connector) error) (*coordinator.Placement, error) {
+	for {
+		p, err := x.s.deps.Coordinator.Place(x.ctx, &x.ask)
+		if err != nil {
+			return nil, err
+		}
+		x.held = p.Lease
+		conn := x.s.connector(p.Decode.Spec.Connector)
+		if err = check(p, conn); err == nil {
+			return p, nil
+		}
+		p.Lease.Release()
+		if !x.excludeConnector(conn.Name()) {
+			return nil, err
+		}
+	}
+}
+
+// excludeConnector keeps the targets of a connector from the next placements, as
+// long as there are others; false: it had been done.
+func (x *exchange) excludeConnector(name string) bool {
+	before := len(x.ask.Excluded)
+	for _, i := range x.s.deps.Registry.Snapshot().Instances {
+		for rank := range i.Load {
+			t := engine.Target{Instance: i, Rank: rank}
+			if i.Spec.Connector == name && !slices.Contains(x.ask.Excluded, t) {
+				x.ask.Excluded = append(x.ask.Excluded, t)
+			}
+		}
+	}
+	return len(x.ask.Excluded) > before
+}
+
+// placed books a placement.
+func (x *exchange) placed(p *coordinator.Placement) {
+	x.rec.place(p)
+	p.Recycle()
+	x.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
+	if x.info != nil {
+		x.informPlaced(p)
+	}
+	x.view.placed.Store(p)
+	if p.Matched >= 0 {
+		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
+	}
+	for _, f := range p.Fallbacks {
+		x.s.deps.Metrics.Fallback(f.What, f.Reason)
+	}
+}
