@@ -123,52 +123,73 @@ func newRouting(b *testing.B, place string) *routing {
 // BenchmarkRoute is one whole decision for a prompt of 2,048 blocks of 16 tokens
 // over 64 ranks: its blocks are hashed, matched with what each rank holds, the
 // policy decides in WebAssembly, and the placement is committed and released.
-// Every other rank holds a part of each prompt. cpu_ns/op is the CPU time of the
-// thread that decides, so that other processes do not count.
+// cpu_ns/op is the CPU time of the thread that decides, so that other processes
+// do not count.
 func BenchmarkRoute(b *testing.B) {
 	for _, place := range []string{"least_load", "kv_aware", "pair_aware", "conversation"} {
-		b.Run(place, func(b *testing.B) {
-			r := newRouting(b, place)
-			seed := kvindex.Seed("m", "", "")
-			prompts := make([][]uint32, prompts)
-			var chain []kvindex.Hash
-			for k := range prompts {
-				tokens := make([]uint32, promptBlocks*blockTokens)
-				for i := range tokens {
-					tokens[i] = uint32((k*len(tokens) + i) * 2654435761)
-				}
-				prompts[k] = tokens
-				chain = kvindex.AppendTokens(chain[:0], seed, tokens, blockTokens)
-				for n, i := range r.registry.Snapshot().Instances {
-					for rank, slot := range i.KV {
-						r.index.Store(slot, kvindex.GPU, chain[:(n*8+rank)%2*(n*8+rank)*promptBlocks/64])
-					}
-				}
-			}
-			ask := &coordinator.Ask{Model: "m"}
-			b.ReportAllocs()
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			began := threadTime()
-			for k := 0; b.Loop(); k++ {
-				tokens := prompts[k%len(prompts)]
-				var cut coordinator.Cut
-				r.Cut(&cut, "m")
-				*ask = coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
-				for _, form := range cut.Forms {
-					if !form.Text {
-						chain = kvindex.AppendTokens(chain[:0], seed, tokens, form.Block)
-						ask.Key.Chains = append(ask.Key.Chains, coordinator.Chain{Form: form, Blocks: chain})
-					}
-				}
-				p, err := r.Place(context.Background(), ask)
-				if err != nil {
-					b.Fatal(err)
-				}
-				p.Recycle()
-				p.Lease.Release()
-			}
-			b.ReportMetric(float64(threadTime()-began)/float64(b.N), "cpu_ns/op")
-		})
+		for held, blocks := range holdings {
+			b.Run(place+"/held_by_"+held, func(b *testing.B) { benchRoute(b, place, blocks) })
+		}
 	}
+}
+
+// holdings say how many blocks of prompt k each of the 64 ranks holds.
+var holdings = map[string]func(k, rank int) int{
+	// A system prompt, and a conversation that has been on three ranks.
+	"three": func(k, rank int) int {
+		if part := (rank + 64 - k) % 64; part%21 == 0 && part < 63 {
+			return (part/21 + 1) * promptBlocks / 3
+		}
+		return systemBlocks
+	},
+	// Every other rank, each up to another block: as many as can be.
+	"half": func(_, rank int) int { return rank % 2 * rank * promptBlocks / 64 },
+}
+
+// systemBlocks is the system prompt's part.
+const systemBlocks = 64
+
+func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
+	r := newRouting(b, place)
+	seed := kvindex.Seed("m", "", "")
+	prompts := make([][]uint32, prompts)
+	var chain []kvindex.Hash
+	for k := range prompts {
+		prompts[k] = make([]uint32, promptBlocks*blockTokens)
+		for i := range prompts[k] {
+			if prompts[k][i] = uint32(i * 2654435761); i >= systemBlocks*blockTokens {
+				prompts[k][i] += uint32(k)
+			}
+		}
+		chain = kvindex.AppendTokens(chain[:0], seed, prompts[k], blockTokens)
+		for n, i := range r.registry.Snapshot().Instances {
+			for rank, slot := range i.KV {
+				r.index.Store(slot, kvindex.GPU, chain[:blocks(k, n*8+rank)])
+			}
+		}
+	}
+	ask := &coordinator.Ask{Model: "m"}
+	b.ReportAllocs()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	for k := 0; b.Loop(); k++ {
+		tokens := prompts[k%len(prompts)]
+		var cut coordinator.Cut
+		r.Cut(&cut, "m")
+		*ask = coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: int64(len(tokens)), MaxTokens: 100, N: 1}}
+		for _, form := range cut.Forms {
+			if !form.Text {
+				chain = kvindex.AppendTokens(chain[:0], seed, tokens, form.Block)
+				ask.Key.Chains = append(ask.Key.Chains, coordinator.Chain{Form: form, Blocks: chain})
+			}
+		}
+		p, err := r.Place(context.Background(), ask)
+		if err != nil {
+			b.Fatal(err)
+		}
+		p.Recycle()
+		p.Lease.Release()
+	}
+	b.ReportMetric(float64(threadTime()-began)/float64(b.N), "cpu_ns/op")
 }

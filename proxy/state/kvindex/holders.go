@@ -54,7 +54,8 @@ func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 		s.places = new(places)
 	}
 	p, t, n := s.places, s.table.Load(), recordWords(form)
-	from := p.used
+	align := uint32(min(n, bucket)) // so that it is in no more cache lines than it must
+	from := (p.used + align - 1) &^ (align - 1)
 	switch {
 	case p.free[form] != 0:
 		from = p.free[form] - 1
@@ -62,13 +63,17 @@ func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	case from > refMask:
 		return nil, 0
 	default:
-		if p.used += uint32(n); int(p.used) > len(t.records) {
+		gap := p.used
+		if p.used = from + uint32(n); int(p.used) > len(t.records) {
 			wider := *t
 			wider.records = append([]uint64(nil), make([]uint64, p.used+p.used/4)...)
 			wider.records = wider.records[:cap(wider.records)]
 			clear(wider.records[copy(wider.records, t.records):])
 			t = &wider
 			s.table.Store(t)
+		}
+		for ; gap < from; gap++ { // room for the shortest lists
+			t.records[gap], p.free[formList] = uint64(p.free[formList]), gap+1
 		}
 	}
 	rec = t.records[from : int(from)+n : int(from)+n]
