@@ -8,6 +8,7 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
+RACE         := $(GO) test -race -shuffle=on -timeout 25m
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 COVERAGE_MIN := 85
@@ -35,7 +36,12 @@ vet:
 
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
-	$(GO) test -race -shuffle=on -timeout 28m $(PACKAGES)
+	@echo "$(RACE) $(PACKAGES)    (conformance in three parts, for it mostly waits)"
+	@$(RACE) $$($(GO) list $(PACKAGES) | grep -v '/conformance$$') & rest=$$!; \
+	$(RACE) -run '^Test[A-D]' ./conformance & first=$$!; \
+	$(RACE) -run '^Test[E-O]' ./conformance & second=$$!; \
+	$(RACE) -skip '^Test[A-O]' ./conformance & third=$$!; \
+	failed=0; for part in $$rest $$first $$second $$third; do wait $$part || failed=1; done; exit $$failed
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3

@@ -38,8 +38,13 @@ func TestGenerationIsSentFirst(t *testing.T) {
 					return p
 				}
 				prefill := &scripted{name: "p0", role: "prefill", info: `{"disaggregated_params":{"ctx_dp_rank":null,"ctx_info_endpoint":["tcp://10.0.0.5:4711"]},"tokens_per_block":32}`,
+					spec: func(e *config.Engine) { e.KVHosts = "10.0.0.5" },
 					serve: func(w http.ResponseWriter, l scriptedLeg) {
-						<-asked
+						select {
+						case <-asked:
+						case <-l.Context().Done():
+							return
+						}
 						p := params(l)
 						if p.Kind != "context_only" || p.Style != 1 || p.Endpoint != "" {
 							t.Errorf("prefill got %+v", p)
@@ -53,7 +58,11 @@ func TestGenerationIsSentFirst(t *testing.T) {
 					if p.Kind != "generation_only" || p.Style != 1 || p.Endpoint != "tcp://10.0.0.5:4711" || p.Disagg == 0 || p.Ctx != p.Disagg {
 						t.Errorf("decode got %+v", p)
 					}
-					<-served
+					select {
+					case <-served:
+					case <-l.Context().Done():
+						return
+					}
 					if !stream {
 						io.WriteString(w, `{"choices":[{"message":{"content":"whole"}}]}`)
 						return
