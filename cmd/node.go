@@ -147,8 +147,8 @@ func idRange(cfg *config.Config) (node, worker int) {
 		return cfg.Fleet.NodeID, 0
 	}
 	h := fnv.New32a()
-	name, _ := os.Hostname() // empty: the address alone
-	io.WriteString(h, name+" "+cfg.Server.Listen)
+	name, _ := os.Hostname()                             // empty: the address alone
+	_, _ = io.WriteString(h, name+" "+cfg.Server.Listen) // a hash takes all
 	sum := h.Sum32()
 	return int(sum & 255), int(sum >> 8 & 63)
 }

@@ -391,7 +391,9 @@ func TestPolicyReloadUnderLoad(t *testing.T) {
 	file := writeModule(t, policyModule())
 	versions := [][]byte{placing(rightPlace), placing("nop " + rightPlace)}
 	replaceFile(t, file, versions[0])
-	n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) { c.Policy.Place = "p" }})
+	n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) {
+		c.Policy.Place, c.Timeouts.Policy = "p", config.Duration(time.Second) // a busy machine holds a guest up for longer than usual
+	}})
 	var stop atomic.Bool
 	var requests, bad atomic.Int64
 	var wg sync.WaitGroup

@@ -116,5 +116,5 @@ func (ask sglangLogprobs) textOf(t token) any {
 	if !ask.text {
 		return nil
 	}
-	return strings.ToValidUTF8(string(t.text()), "\uFFFD")
+	return strings.ToValidUTF8(t.text(), "\uFFFD")
 }

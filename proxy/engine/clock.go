@@ -62,7 +62,7 @@ func (i *Instance) post(ctx context.Context, limit time.Duration, path, body str
 		return fmt.Errorf("set clock: %w", bare(err))
 	}
 	defer resp.Body.Close()
-	io.Copy(io.Discard, io.LimitReader(resp.Body, maxProbeAnswer))
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProbeAnswer))
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("set clock: status %d", resp.StatusCode)
 	}

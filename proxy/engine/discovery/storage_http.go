@@ -146,5 +146,5 @@ func result(w http.ResponseWriter, ok bool) {
 func answer(w http.ResponseWriter, status int, key string, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(map[string]any{key: value}) // the worker may be gone
+	_ = json.NewEncoder(w).Encode(map[string]any{key: value}) // the worker may be gone
 }
