@@ -37,11 +37,12 @@ vet:
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
 	$(RACE) $$($(GO) list $(PACKAGES) | grep -v '/conformance$$')
-	@echo "$(RACE) ./conformance    (in three parts at once, for it mostly waits)"
+	@echo "$(RACE) ./conformance    (in four parts at once, for it mostly waits)"
 	@$(RACE) -run '^Test[A-D]' ./conformance & first=$$!; \
 	$(RACE) -run '^Test[E-O]' ./conformance & second=$$!; \
-	$(RACE) -skip '^Test[A-O]' ./conformance & third=$$!; \
-	failed=0; for part in $$first $$second $$third; do wait $$part || failed=1; done; exit $$failed
+	$(RACE) -run '^Test[PR]' ./conformance & third=$$!; \
+	$(RACE) -skip '^Test[A-PR]' ./conformance & fourth=$$!; \
+	failed=0; for part in $$first $$second $$third $$fourth; do wait $$part || failed=1; done; exit $$failed
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
