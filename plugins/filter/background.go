@@ -35,24 +35,32 @@ func complaintIn(line string) complaint {
 // probed is the id of the context that probe asks for.
 const probed = rootContext + 1
 
-// inBackground reports whether the plugin turns out to work in the background
-// only, after it failed on a stream that could have been its first. What the
-// guest printed then, about, may hold bytes of a client's: it only raises the
-// question, once in the life of a version. Streams that come meanwhile wait for
-// the answer, which probe finds; until there is one the answer is no.
-func (p *Plugin) inBackground(ctx context.Context, about complaint) bool {
+// question asks whether the plugin works in the background only, after it failed
+// on a stream that could have been its first. What the guest printed then, about,
+// may hold bytes of a client's: it only raises the question, once in the life of
+// a version; probe finds the answer. It is asked before the VM is lost, so that
+// other streams of that VM know of it.
+func (p *Plugin) question(about complaint) {
 	p.mu.Lock()
-	if p.answered == nil && about != noComplaint && !p.stopped {
-		answered := make(chan struct{})
-		p.answered = answered
-		p.tasks.Go(func() {
-			defer close(answered)
-			if p.probe(about) {
-				p.deps.Log.Warn("plugin has no context for a stream: it works in the background only")
-				p.background.Store(true)
-			}
-		})
+	defer p.mu.Unlock()
+	if p.answered != nil || p.stopped {
+		return
 	}
+	answered := make(chan struct{})
+	p.answered = answered
+	p.tasks.Go(func() {
+		defer close(answered)
+		if p.probe(about) {
+			p.deps.Log.Warn("plugin has no context for a stream: it works in the background only")
+			p.background.Store(true)
+		}
+	})
+}
+
+// inBackground waits for the answer to question, and reports whether the plugin
+// works in the background only; until there is an answer it is no.
+func (p *Plugin) inBackground(ctx context.Context) bool {
+	p.mu.Lock()
 	answered := p.answered
 	p.mu.Unlock()
 	if answered == nil {

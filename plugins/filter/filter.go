@@ -151,6 +151,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		}
 		if err != nil && v.complaint != noComplaint && !f.p.served.Load() {
 			doubt, v.doubted = v.complaint, true
+			f.p.question(doubt)
 			v.remove(id) // the stream is not lost with the VM before that is clear
 			f.id = 0
 		}
@@ -159,7 +160,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	switch {
 	case err == nil:
 		f.p.served.Store(true)
-	case !f.p.served.Load() && f.p.inBackground(f.s.ctx, doubt):
+	case !f.p.served.Load() && f.p.inBackground(f.s.ctx):
 		f.dead.Store(true)
 		return host.Continue, nil
 	case doubt != noComplaint:

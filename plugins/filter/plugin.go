@@ -38,7 +38,7 @@ type Plugin struct {
 	streams bool                             // it has callbacks for streams at all
 
 	// background is set when the guest has shown that it has nothing for streams:
-	// a plugin of ticks and queues only. See inBackground.
+	// a plugin of ticks and queues only. See question.
 	background atomic.Bool
 	served     atomic.Bool     // a stream's context was made once
 	allowAll   bool            // spec.Upstreams has "*"
