@@ -172,10 +172,13 @@ func TestSGLangBatch(t *testing.T) {
 // TestSGLangSamplesShareARoom: whatever rooms a request with n > 1 names, its
 // samples meet in the first, and not all of them get their KV.
 func TestSGLangSamplesShareARoom(t *testing.T) {
-	p, d := sglangPair(t, Config{}, Config{SGLang: SGLangConfig{WaitingTimeout: 200 * time.Millisecond}})
+	p, d := sglangPair(t, Config{}, Config{SGLang: SGLangConfig{WaitingTimeout: 2 * time.Second}})
 	fields := fmt.Sprintf(`{"prompt":["a b"],"n":3,"max_tokens":5,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":[11,12,13]}`, p.BootstrapPort())
+	da, hangUp := postAside(t, d.URL()+routeCompletions, fields)
+	defer hangUp()
+	eventually(t, "samples of decode that meet in one room", func() bool { return d.State().DuplicateIDs > 0 })
 	pa, leave := postAside(t, p.URL()+routeCompletions, fields)
-	if a := post(t, d.URL()+routeCompletions, fields); a.status != http.StatusInternalServerError {
+	if a := <-da; a.status != http.StatusInternalServerError {
 		t.Errorf("decode answered %d %s", a.status, a.body)
 	}
 	leave()

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -123,8 +122,6 @@ func newRouting(b *testing.B, place string) *routing {
 // BenchmarkRoute is one whole decision for a prompt of 2,048 blocks of 16 tokens
 // over 64 ranks: its blocks are hashed, matched with what each rank holds, the
 // policy decides in WebAssembly, and the placement is committed and released.
-// cpu_ns/op is the CPU time of the thread that decides, so that other processes
-// do not count.
 func BenchmarkRoute(b *testing.B) {
 	for _, place := range []string{"least_load", "kv_aware", "pair_aware", "conversation"} {
 		for held, blocks := range holdings {
@@ -170,9 +167,6 @@ func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
 	}
 	ask := &coordinator.Ask{Model: "m"}
 	b.ReportAllocs()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	began := threadTime()
 	for k := 0; b.Loop(); k++ {
 		tokens := prompts[k%len(prompts)]
 		var cut coordinator.Cut
@@ -191,5 +185,4 @@ func benchRoute(b *testing.B, place string, blocks func(k, rank int) int) {
 		p.Recycle()
 		p.Lease.Release()
 	}
-	b.ReportMetric(float64(threadTime()-began)/float64(b.N), "cpu_ns/op")
 }
