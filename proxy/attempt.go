@@ -36,6 +36,9 @@ type attempt struct {
 	// decodeSent is closed when all of the decode leg has been sent, where prefill
 	// waits for that; else nil.
 	decodeSent chan struct{}
+	// prefillOver is closed when the prefill leg beside decode's has ended, where
+	// the client wants to know how it went; else nil.
+	prefillOver chan struct{}
 
 	handed   time.Time                  // when decode could begin; zero: not known
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none

@@ -32,8 +32,14 @@ func (a *attempt) concurrent() error {
 	}
 	a.prepareMerge()
 	done := make(chan error, 1)
+	if a.asksTiming() {
+		a.prefillOver = make(chan struct{})
+	}
 	go func() {
 		defer close(done)
+		if a.prefillOver != nil {
+			defer close(a.prefillOver)
+		}
 		done <- a.prefillBeside(pctx, pleg, pbody, cancel)
 	}()
 	defer func() { // also after a panic nothing of the leg outlives the attempt

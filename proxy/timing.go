@@ -8,6 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
+// timingPatience is how long an answer whose client asks for timings waits for
+// prefill's, when decode is through before prefill has said that it is.
+const timingPatience = time.Second
+
 // maxKeptTiming bounds what is kept for explain of a line with timings.
 const maxKeptTiming = 1 << 10
 
@@ -35,6 +39,20 @@ func (a *attempt) asksTiming() bool {
 	return a.timed && a.x.r.Header.Get(connector.HeaderReturnMetrics) == "1"
 }
 
+// awaitTiming waits for prefill to say how it went, where both legs are under way.
+func (a *attempt) awaitTiming() {
+	if a.prefillOver == nil {
+		return
+	}
+	limit := time.NewTimer(timingPatience)
+	defer limit.Stop()
+	select {
+	case <-a.prefillOver:
+	case <-limit.C:
+	case <-a.x.ctx.Done():
+	}
+}
+
 // tellTiming takes the engine's lines out of the answer's header, and puts those
 // of all legs in for a client that asks.
 func (a *attempt) tellTiming() {
@@ -50,6 +68,7 @@ func (a *attempt) tellTiming() {
 	if !a.asksTiming() {
 		return
 	}
+	a.awaitTiming()
 	t := a.x.rec.timing()
 	for _, f := range t.Header() {
 		h.Set(f.Name, f.Value)
@@ -61,6 +80,8 @@ func (a *attempt) timingEvent() error {
 	if !a.asksTiming() {
 		return nil
 	}
+	a.x.flush() // the answer itself waits for nothing
+	a.awaitTiming()
 	t := a.x.rec.timing()
 	if _, err := a.x.w.Write(t.AppendEvent(nil)); err != nil {
 		return errClientWrite
