@@ -79,8 +79,10 @@ type Index struct {
 	dead       atomic.Int64 // of them, those of targets that left
 	maxEntries int64
 	guessTTL   time.Duration
-	sweeping   sync.Mutex // held by the one who sweeps; taken before mu
-	walks      sync.Pool  // of *walk
+	sweeping   sync.Mutex    // held by the one who sweeps; taken before mu
+	walks      sync.Pool     // of *walk
+	leaps      atomic.Uint32 // matches that leapt
+	cautious   atomic.Int64  // how many matches look at every block
 
 	mu      sync.Mutex // guards what follows, and changes of roster
 	targets []*target  // by slot; nil if free

@@ -30,14 +30,46 @@ const (
 
 // Match fills out[t], for every slot t < len(out), with what t holds of the
 // prompt whose blocks are given. It takes no lock and, in the long run,
-// allocates nothing.
+// allocates nothing. Of a long prompt not every block is looked at (leap.go).
 func (x *Index) Match(blocks []Hash, out []Match) {
+	if len(blocks) < leapFrom || x.wary() {
+		x.matchAll(blocks, out)
+		return
+	}
+	x.matchLeaping(blocks, out)
+	if x.leaps.Add(1)%checkEvery == 0 {
+		x.lookForHoles(blocks, out)
+	}
+}
+
+// matchAll is Match that looks at every block.
+func (x *Index) matchAll(blocks []Hash, out []Match) {
+	w := x.beginWalk(out)
+	x.lookUp(w, blocks, func(at int, found *looked) { x.step(w, blocks[at:], found, uint32(at)) })
+	x.endWalk(w, len(blocks))
+}
+
+func (x *Index) beginWalk(out []Match) *walk {
 	clear(out)
-	r := x.roster.Load()
 	w := x.walks.Get().(*walk)
-	w.begin(r, out)
-	// While the words of one chunk are looked up, the memory of the next one's
-	// is on its way; so it is with the records.
+	w.begin(x.roster.Load(), out)
+	return w
+}
+
+// endWalk ends a walk over n blocks.
+func (x *Index) endWalk(w *walk, n int) {
+	w.end(uint32(n))
+	if now := x.roster.Load(); now != w.roster {
+		w.recheck(now)
+	}
+	w.roster, w.out = nil, nil
+	x.walks.Put(w)
+}
+
+// lookUp looks the blocks up, chunk by chunk, and has each chunk walked over, of
+// which the first is number at. While the words of one chunk are looked up, the
+// memory of the next one's is on its way; so it is with the records.
+func (x *Index) lookUp(w *walk, blocks []Hash, over func(at int, found *looked)) {
 	x.aim(blocks, &w.found[0])
 	for n, at := 0, 0; at < len(blocks)+chunk && w.alive > 0; n, at = n+1, at+chunk {
 		if at+chunk < len(blocks) {
@@ -47,15 +79,9 @@ func (x *Index) Match(blocks []Hash, out []Match) {
 			x.look(blocks[at:], &w.found[n%stages])
 		}
 		if at >= chunk {
-			x.step(w, blocks[at-chunk:], &w.found[(n-1)%stages], uint32(at-chunk))
+			over(at-chunk, &w.found[(n-1)%stages])
 		}
 	}
-	w.end(uint32(len(blocks)))
-	if now := x.roster.Load(); now != r {
-		w.recheck(now)
-	}
-	w.roster, w.out = nil, nil
-	x.walks.Put(w)
 }
 
 // looked are the tables and buckets of a chunk of blocks, what seq was before
@@ -169,6 +195,12 @@ type walk struct {
 	in     [tiers][]uint64
 	copied []uint64 // room for a record
 	found  [stages]looked
+
+	// Of walks that leap: the last block of each group, those of one that is walked
+	// over, and room for looking again.
+	ends     []Hash
+	group    looked
+	compared [2][]Match
 }
 
 // begin makes all targets live that out has room for.
