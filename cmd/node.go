@@ -197,7 +197,7 @@ func (n *Node) Reload(next *config.Config) error {
 		{"server.tls", old.Server.TLS != next.Server.TLS},
 		{"admin", old.Admin != next.Admin},
 		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
-		{"fleet", old.Fleet != next.Fleet},
+		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
 		{"kv_index", old.KVIndex != next.KVIndex},
 		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
 		{"recording", old.Recording != next.Recording},

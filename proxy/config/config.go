@@ -89,6 +89,7 @@ func Default() Config {
 		Circuit:      defaultCircuit(),
 		Pairs:        defaultPairs(),
 		Discovery:    defaultDiscovery(),
+		Fleet:        defaultFleet(),
 		Sidecar:      defaultSidecar(),
 		Transport:    defaultTransport(),
 	}

@@ -84,6 +84,18 @@ type DiscoveryEtcd struct {
 	Key  string `toml:"key"`
 }
 
+// Access is how the etcd with the records is reached.
+func (d DiscoveryEtcd) Access() EtcdAccess {
+	return EtcdAccess{Endpoints: d.Endpoints, Username: d.Username, PasswordFile: d.PasswordFile, CA: d.CA, Cert: d.Cert, Key: d.Key}
+}
+
+// EtcdAccess is how an etcd is reached: keys that several tables have.
+type EtcdAccess struct {
+	Endpoints              []string // http(s)://host:port
+	Username, PasswordFile string
+	CA, Cert, Key          string // files (PEM)
+}
+
 // DiscoveryFile is a list of engines that is watched.
 type DiscoveryFile struct {
 	// Path is the file, TOML or JSON. Default "": off.
@@ -152,13 +164,58 @@ type Fleet struct {
 	// Listen is the coordinator's address for workers: host:port or
 	// unix:path. Default "": a private Unix socket.
 	Listen string `toml:"listen"`
-	// Coordinator is the coordinator to dial, host:port or unix:path; set, this
-	// process is workers of it. Default "": none.
+	// Coordinator is the coordinator to dial, host:port or unix:path, or
+	// "leader" for the one that leads by Etcd; set, this process is workers of
+	// it. Default "": none.
 	Coordinator string `toml:"coordinator"`
 	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts that
 	// front the same engines need different ones. -1 takes one of 16384 by the
 	// host's name and server.listen, for one process. Default 0.
 	NodeID int `toml:"node_id"`
+	// Name tells the fleets apart that share an etcd. Default "pdproxy"; never
+	// empty.
+	Name string `toml:"name"`
+	// Advertise is where workers and coordinators of other hosts reach this
+	// coordinator, host:port or unix:path. Default "": Listen.
+	Advertise string `toml:"advertise"`
+	// Etcd is where several coordinators settle which of them leads.
+	Etcd FleetEtcd `toml:"etcd"`
+}
+
+// CoordinatorLeader, as Fleet.Coordinator, is the coordinator that leads.
+const CoordinatorLeader = "leader"
+
+// FleetEtcd is where several coordinators settle which of them leads. Below
+// /pdproxy/fleets/NAME/ are the leader's record and the candidates, each with a
+// lease.
+type FleetEtcd struct {
+	// Endpoints are the etcd servers, http(s)://host:port. Default empty: there
+	// is one coordinator.
+	Endpoints []string `toml:"endpoints"`
+	// Lease is how long a coordinator leads that is not heard of any more, in
+	// whole seconds from 2 on. Default 5s.
+	Lease Duration `toml:"lease"`
+	// Username is the user that etcd knows; it needs PasswordFile. Default "":
+	// etcd asks for none.
+	Username string `toml:"username"`
+	// PasswordFile is a file with the user's password. Default "".
+	PasswordFile string `toml:"password_file"`
+	// CA is a file of CA certificates (PEM) that may sign etcd's. Default "":
+	// the system's.
+	CA string `toml:"ca"`
+	// Cert and Key are files (PEM) of the certificate that etcd is shown, each
+	// with the other. Default "": none.
+	Cert string `toml:"cert"`
+	Key  string `toml:"key"`
+}
+
+// Access is how the fleet's etcd is reached.
+func (e FleetEtcd) Access() EtcdAccess {
+	return EtcdAccess{Endpoints: e.Endpoints, Username: e.Username, PasswordFile: e.PasswordFile, CA: e.CA, Cert: e.Cert, Key: e.Key}
+}
+
+func defaultFleet() Fleet {
+	return Fleet{Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}
 }
 
 func defaultDiscovery() Discovery {

@@ -33,7 +33,7 @@ func TestReferenceRunsAsItIs(t *testing.T) {
 	}
 	engines := cfg.Engines
 	cfg.Engines, cfg.lines = nil, nil
-	cfg.Policy.Order, cfg.Discovery.Etcd.Endpoints, cfg.Discovery.Allow = nil, nil, nil
+	cfg.Policy.Order, cfg.Discovery.Etcd.Endpoints, cfg.Discovery.Allow, cfg.Fleet.Etcd.Endpoints = nil, nil, nil, nil
 	cfg.Sidecar.Policies, cfg.Sidecar.Callers = nil, nil // empty arrays in the file
 	if want := Default(); !reflect.DeepEqual(cfg, want) {
 		t.Errorf("beside its engines the file is not the default: got %+v\nwant %+v", cfg, want)

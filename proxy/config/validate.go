@@ -22,6 +22,7 @@ func (c *Config) Validate() []Problem {
 	k.engineCare()
 	k.discovery()
 	k.fleet()
+	k.election()
 	k.sidecar()
 	k.trace()
 	k.listeners()

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // discovery checks [discovery.*].
@@ -25,18 +26,23 @@ func (k *checker) discovery() {
 		k.cluster("discovery.trtllm.metadata_uri", d.TRTLLM.MetadataURI, "etcd://")
 	}
 	k.positive("discovery.trtllm.refresh_interval", int64(d.TRTLLM.RefreshInterval))
-	for i, endpoint := range d.Etcd.Endpoints {
-		k.httpURL(indexKey("discovery.etcd.endpoints", i), endpoint)
-	}
+	k.etcd("discovery.etcd", d.Etcd.Access())
 	k.required("discovery.etcd.prefix", d.Etcd.Prefix)
-	k.together("discovery.etcd.cert", d.Etcd.Cert, "discovery.etcd.key", d.Etcd.Key)
-	k.together("discovery.etcd.username", d.Etcd.Username, "discovery.etcd.password_file", d.Etcd.PasswordFile)
 	if strings.Contains(d.TRTLLM.ClusterName, "/") {
 		k.add("discovery.trtllm.cluster_name", "must not contain /")
 	}
 	k.dns()
 	k.sglangRegistries()
 	k.kubernetes()
+}
+
+// etcd checks how an etcd is reached, in the table at.
+func (k *checker) etcd(at string, a EtcdAccess) {
+	for i, endpoint := range a.Endpoints {
+		k.httpURL(indexKey(joinKey(at, "endpoints"), i), endpoint)
+	}
+	k.together(joinKey(at, "cert"), a.Cert, joinKey(at, "key"), a.Key)
+	k.together(joinKey(at, "username"), a.Username, joinKey(at, "password_file"), a.PasswordFile)
 }
 
 // storage checks where TensorRT-LLM's cluster storage is served.
@@ -192,9 +198,42 @@ func (k *checker) fleet() {
 		k.dialOrListen("fleet.listen", f.Listen)
 	}
 	if f.Coordinator != "" {
-		k.dialOrListen("fleet.coordinator", f.Coordinator)
+		if f.Coordinator != CoordinatorLeader {
+			k.dialOrListen("fleet.coordinator", f.Coordinator)
+		} else if len(f.Etcd.Endpoints) == 0 {
+			k.add("fleet.coordinator", "%q needs fleet.etcd.endpoints", CoordinatorLeader)
+		}
 		if f.Listen != "" {
 			k.add("fleet.coordinator", "cannot be together with fleet.listen: a process is the coordinator or dials one")
+		}
+	}
+}
+
+// election checks what several coordinators need: [fleet.etcd], and an address
+// that other hosts can dial.
+func (k *checker) election() {
+	f := k.config.Fleet
+	k.name("fleet.name", f.Name)
+	k.etcd("fleet.etcd", f.Etcd.Access())
+	if lease := time.Duration(f.Etcd.Lease); lease < 2*time.Second || lease%time.Second != 0 {
+		k.add("fleet.etcd.lease", "must be whole seconds, at least 2s, found %v", f.Etcd.Lease)
+	}
+	if f.Advertise != "" {
+		k.dialOrListen("fleet.advertise", f.Advertise)
+		if f.Listen == "" {
+			k.add("fleet.advertise", "needs fleet.listen")
+		}
+	}
+	if len(f.Etcd.Endpoints) == 0 || f.Coordinator != "" {
+		return
+	}
+	if f.Listen == "" {
+		k.add("fleet.etcd.endpoints", "needs fleet.listen, where workers and other coordinators reach this one, or fleet.coordinator = %q", CoordinatorLeader)
+		return
+	}
+	if host, _, err := net.SplitHostPort(f.Listen); err == nil && f.Advertise == "" {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			k.add("fleet.listen", "%q is no address to be dialled at: needs fleet.advertise", f.Listen)
 		}
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
 const (
@@ -20,8 +20,6 @@ const (
 	// runs: a watch that went on where another store's history ended would be
 	// silent for ever.
 	listEvery = 10 * time.Second
-	// listTimeout bounds one listing.
-	listTimeout = 3 * time.Second
 	// listAgain is the time until a listing that failed is tried again.
 	listAgain = time.Second
 	// keepLost is how long engines stay that a store has lost with its data:
@@ -44,11 +42,7 @@ type etcdSource struct {
 func newEtcd(name string, endpoints []string, prefix string, log *slog.Logger) *etcdSource {
 	return &etcdSource{
 		book: newBook(name, log), prefix: prefix, every: listEvery,
-		etcd: clientv3.Config{
-			Endpoints: endpoints, DialTimeout: listTimeout, Logger: zap.NewNop(),
-			// A server whose host is gone answers nothing, not even a reset.
-			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: listTimeout,
-		},
+		etcd: etcd.Client(endpoints),
 	}
 }
 
@@ -88,7 +82,7 @@ func (s *etcdSource) follow(ctx context.Context, client *clientv3.Client, t *tro
 
 // list makes the records those of the store.
 func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
 	answer, err := client.Get(ctx, s.prefix, clientv3.WithPrefix())
 	if err != nil {

@@ -1,13 +1,11 @@
 package discovery
 
 import (
-	"crypto/tls"
 	"errors"
 	"log/slog"
-	"os"
-	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
 // newRecords is pdproxy's own records in etcd: each key below the prefix holds
@@ -16,39 +14,10 @@ func newRecords(cfg config.DiscoveryEtcd, log *slog.Logger) (*etcdSource, error)
 	s := newEtcd("etcd", cfg.Endpoints, cfg.Prefix, log)
 	s.read = readRecord
 	var err error
-	if s.etcd.TLS, err = etcdTLS(cfg); err != nil {
+	if s.etcd, err = etcd.Open(cfg.Access(), "discovery.etcd"); err != nil {
 		return nil, err
 	}
-	if cfg.Username != "" {
-		password, err := os.ReadFile(cfg.PasswordFile)
-		if err != nil {
-			return nil, config.Problems{{Key: "discovery.etcd.password_file", Message: err.Error()}}
-		}
-		s.etcd.Username, s.etcd.Password = cfg.Username, strings.TrimSpace(string(password))
-	}
 	return s, nil
-}
-
-// etcdTLS is how etcd is spoken to over https; nil for the default.
-func etcdTLS(cfg config.DiscoveryEtcd) (*tls.Config, error) {
-	if cfg.CA == "" && cfg.Cert == "" {
-		return nil, nil
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if cfg.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(cfg.Cert, cfg.Key)
-		if err != nil {
-			return nil, config.Problems{{Key: "discovery.etcd.cert", Message: err.Error()}}
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	if cfg.CA != "" {
-		var err error
-		if c.RootCAs, err = readCAs(cfg.CA); err != nil {
-			return nil, config.Problems{{Key: "discovery.etcd.ca", Message: err.Error()}}
-		}
-	}
-	return c, nil
 }
 
 // readRecord makes an engine of one record. Who may write to etcd may not

@@ -1,0 +1,73 @@
+// Package etcd says how an etcd is connected to: its addresses, its
+// certificates, its password, and how soon a server that is gone is noticed.
+package etcd
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// Timeout bounds one question to etcd.
+const Timeout = 3 * time.Second
+
+// Client is the configuration of a client that is shown no certificate and no
+// password.
+func Client(endpoints []string) clientv3.Config {
+	return clientv3.Config{
+		Endpoints: endpoints, DialTimeout: Timeout, Logger: zap.NewNop(),
+		// A server whose host is gone answers nothing, not even a reset.
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: Timeout,
+	}
+}
+
+// Open reads the files that a names and returns the configuration of a client
+// with what is in them. at is the table of the configuration that a stands in:
+// the error is config.Problems with its keys.
+func Open(a config.EtcdAccess, at string) (clientv3.Config, error) {
+	c := Client(a.Endpoints)
+	var err error
+	if c.TLS, err = secure(a, at); err != nil {
+		return clientv3.Config{}, err
+	}
+	if a.Username != "" {
+		password, err := os.ReadFile(a.PasswordFile)
+		if err != nil {
+			return clientv3.Config{}, config.Problems{{Key: at + ".password_file", Message: err.Error()}}
+		}
+		c.Username, c.Password = a.Username, strings.TrimSpace(string(password))
+	}
+	return c, nil
+}
+
+// secure is how etcd is spoken to over https; nil for the default.
+func secure(a config.EtcdAccess, at string) (*tls.Config, error) {
+	if a.CA == "" && a.Cert == "" {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if a.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(a.Cert, a.Key)
+		if err != nil {
+			return nil, config.Problems{{Key: at + ".cert", Message: err.Error()}}
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	if a.CA != "" {
+		pem, err := os.ReadFile(a.CA)
+		if err != nil {
+			return nil, config.Problems{{Key: at + ".ca", Message: err.Error()}}
+		}
+		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, config.Problems{{Key: at + ".ca", Message: "no certificate in " + a.CA}}
+		}
+	}
+	return c, nil
+}
