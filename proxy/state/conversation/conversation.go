@@ -142,6 +142,7 @@ type Table struct {
 	marks    index      // windows that prompts end in, counted; guarded by mu
 	free     []uint32   // entries of neither list; guarded by mu
 	count    [lists]int // entries of each list; guarded by mu
+	changes  uint64     // how many there have been; guarded by mu
 
 	values values
 }

@@ -4,14 +4,15 @@ import "time"
 
 // BytesPerEntry is the most that a table takes for one conversation or one
 // continued prompt: its entry, its links, and its room in the two indexes.
-const BytesPerEntry = 136
+const BytesPerEntry = 144
 
 // entry is one conversation with an id, or one prompt.
 type entry struct {
 	hash            uint64
 	mark            uint64 // 0 with an id
 	key             Key
-	last            int64 // Unix time in ms
+	last            int64  // Unix time in ms
+	change          uint64 // number of the last change, as Changes counts them
 	prefill, decode Target
 	turn            int32
 	branches        uint8 // prompts that went on from it, up to MostBranches
@@ -78,8 +79,19 @@ func (t *Table) branch(parent uint64) {
 
 // insert makes an entry of a turn that is not known yet.
 func (t *Table) insert(turn *Turn) uint32 {
-	if t.count[live] == t.capacity {
-		t.evict(live)
+	n := t.room(live)
+	t.entries[n] = entry{
+		hash: turn.hash, mark: turn.mark, key: turn.Key, byID: turn.byID,
+		prefill: turn.Prefill, decode: turn.Decode,
+	}
+	t.enter(n, live)
+	return n
+}
+
+// room takes an entry for a list, which forgets another if it is full.
+func (t *Table) room(list uint8) uint32 {
+	if t.count[list] == t.capacity {
+		t.evict(list)
 	}
 	var n uint32
 	if last := len(t.free) - 1; last >= 0 {
@@ -89,16 +101,17 @@ func (t *Table) insert(turn *Turn) uint32 {
 		t.entries = grow(t.entries, lists+2*t.capacity)
 		t.lists.links = grow(t.lists.links, lists+2*t.capacity)
 	}
-	t.entries[n] = entry{
-		hash: turn.hash, mark: turn.mark, key: turn.Key, byID: turn.byID,
-		prefill: turn.Prefill, decode: turn.Decode,
-	}
-	t.index.put(turn.hash, n)
-	if !turn.byID {
-		t.marks.add(turn.mark)
-	}
-	t.link(n, live)
 	return n
+}
+
+// enter puts a new entry where it is found.
+func (t *Table) enter(n uint32, list uint8) {
+	e := &t.entries[n]
+	t.index.put(e.hash, n)
+	if !e.byID {
+		t.marks.add(e.mark)
+	}
+	t.link(n, list)
 }
 
 // evict forgets what was used longest ago of a list.
@@ -117,6 +130,7 @@ func (t *Table) link(n uint32, list uint8) {
 	t.entries[n].list = list
 	t.count[list]++
 	t.lists.push(uint32(list), n)
+	t.stamp(n)
 }
 
 func (t *Table) unlink(n uint32) {
@@ -128,4 +142,12 @@ func (t *Table) unlink(n uint32) {
 func (t *Table) touch(n uint32) {
 	t.lists.drop(n)
 	t.lists.push(uint32(t.entries[n].list), n)
+	t.stamp(n)
+}
+
+// stamp numbers a change. It comes with each that makes an entry the newest of
+// its list: so a list is in the order of the numbers.
+func (t *Table) stamp(n uint32) {
+	t.changes++
+	t.entries[n].change = t.changes
 }
