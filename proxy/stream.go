@@ -142,7 +142,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	err = a.pump(resp, buf, &events)
 	if u, ok := events.Usage(); ok {
 		x.usage = u
-		a.p.Decode.Load[a.p.Decode.Rank].Output.Measure(u.Completion-1, time.Since(x.rec.FirstByte))
+		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.rec.FirstByte))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, errClientWrite) {
 		err = a.endStream(&events) // all was said before the connection broke

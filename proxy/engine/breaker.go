@@ -24,6 +24,7 @@ const (
 // for concurrent use. The zero Breaker never opens.
 type Breaker struct {
 	config   *atomic.Pointer[config.Circuit] // shared with the registry, which replaces it on reload
+	tell     func(failed bool)               // where this is a mirror: hears of each failure, and of a success that changes something
 	base     time.Time                       // until counts from here, on the monotonic clock
 	failures atomic.Int32                    // in a row
 	until    atomic.Int64                    // ns since base at which an open circuit is half open; 0: closed
@@ -59,11 +60,17 @@ func (b *Breaker) Allow() bool {
 
 // Success notes that a leg was served, and closes the circuit.
 func (b *Breaker) Success() {
+	news := false
 	if b.failures.Load() != 0 {
 		b.failures.Store(0)
+		news = true
 	}
 	if b.until.Load() != 0 {
 		b.until.Store(0)
+		news = true
+	}
+	if news && b.tell != nil {
+		b.tell(false)
 	}
 }
 
@@ -73,6 +80,9 @@ func (b *Breaker) Success() {
 func (b *Breaker) Failure() {
 	if b.config == nil {
 		return
+	}
+	if b.tell != nil {
+		b.tell(true)
 	}
 	n := b.failures.Add(1)
 	until, now := b.until.Load(), b.now()

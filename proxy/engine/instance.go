@@ -114,9 +114,10 @@ type Instance struct {
 	guessed  atomic.Int32    // the same, by its metrics
 	stay     context.Context // ends when the instance is to drain and go
 	part     context.CancelFunc
-	drainFor atomic.Int64 // how long it may then take, in ns
-	gone     atomic.Bool  // it has left the registry
-	tended   bool         // Run looks after it; guarded by Registry.mu
+	drainFor atomic.Int64  // how long it may then take, in ns
+	gone     atomic.Bool   // it has left the registry
+	restarts atomic.Uint32 // how often it was found to be a new process
+	tended   bool          // Run looks after it; guarded by Registry.mu
 }
 
 // Gone reports that the instance has left the registry.

@@ -67,6 +67,9 @@ func (p *Pair) Begin() (fresh bool) {
 	}
 	p.under++
 	p.become(abi.PairWarming)
+	if p.table.reports != nil {
+		p.table.reports.warms(p, 1)
+	}
 	return true
 }
 
@@ -77,6 +80,9 @@ func (p *Pair) End() {
 	if p.under--; p.under == 0 && p.state == abi.PairWarming {
 		p.become(abi.PairUnknown)
 	}
+	if p.table.reports != nil {
+		p.table.reports.warms(p, -1)
+	}
 }
 
 // become changes what the state is while the circuit is closed; p.mu is held.
@@ -86,6 +92,7 @@ func (p *Pair) become(state abi.PairState) {
 	if p.state = state; p.stateAt(now) != before {
 		p.since = now
 	}
+	p.table.version.Add(1)
 }
 
 // Success notes that KV came over, and closes the pair's circuit.
@@ -101,6 +108,7 @@ func (p *Pair) set(kind string) {
 	now := time.Now()
 	p.mu.Lock()
 	before := p.stateAt(now)
+	news := kind != "" || before != abi.PairReady || p.circuit.Failures() != 0
 	if kind == "" {
 		p.state = abi.PairReady
 		p.circuit.Success()
@@ -116,6 +124,13 @@ func (p *Pair) set(kind string) {
 	}
 	p.mu.Unlock()
 	p.table.note(p)
+	if !news {
+		return
+	}
+	p.table.version.Add(1)
+	if p.table.reports != nil {
+		p.table.reports.transfer(p, kind)
+	}
 }
 
 // allow reports whether a request may use the pair and takes the trial of a
@@ -173,6 +188,8 @@ func keyOf(p, d Target) pairKey { return pairKey{p.ID, d.ID, p.Rank, d.Rank} }
 // pairs are in trouble: those few are published apart, read without a lock.
 type pairTable struct {
 	circuit *atomic.Pointer[config.Circuit]
+	reports *reports      // nil: this is no mirror
+	version atomic.Uint64 // changes with what a mirror is told
 
 	mu      sync.RWMutex
 	pairs   map[pairKey]*Pair // guarded by mu
@@ -278,6 +295,7 @@ func (t *pairTable) drop(id uint32) {
 	for key := range t.pairs {
 		if key.prefill == id || key.decode == id {
 			delete(t.pairs, key)
+			t.version.Add(1)
 			if t.troubled(key) != nil {
 				t.publish(key, nil)
 			}
@@ -326,6 +344,18 @@ func (r *Registry) PairState(p, d Target) abi.PairState {
 func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Duration) {
 	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
 	p.Transfers.Measure(promptTokens, took)
+	if r.reports != nil {
+		r.reports.measure(report{kind: reportMoved, p: p, d: d, tokens: promptTokens, took: took})
+	}
+}
+
+// MeasureOutput notes how long it took until decode target d had sent so many
+// tokens of one stream after the first.
+func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
+	d.Load[d.Rank].Output.Measure(tokens, took)
+	if r.reports != nil {
+		r.reports.measure(report{kind: reportOutput, p: d, tokens: tokens, took: took})
+	}
 }
 
 // PairFacts returns what the pair of p and d is now, and its measured transfer

@@ -46,7 +46,14 @@ type prober struct {
 func (r *Registry) tend(ctx context.Context, i *Instance) {
 	p := &prober{r: r, i: i}
 	defer i.asks.CloseIdleConnections()
-	p.probeWhile(ctx)
+	if r.reports == nil {
+		p.probeWhile(ctx)
+	} else { // a mirror is told
+		select {
+		case <-ctx.Done():
+		case <-i.stay.Done():
+		}
+	}
 	if ctx.Err() == nil {
 		p.drain(ctx)
 	}
@@ -194,8 +201,10 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	old, state := p.i.facts.Load(), p.i.State()
 	p.i.facts.Store(f)
 	if old != nil && state != Down && restarted(old, f, state == Unhealthy && p.lost) {
+		p.i.restarts.Add(1)
 		p.r.restarted(p.i)
 	}
+	signal(p.r.changed)
 	if state != Ready {
 		p.warn(f)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -90,6 +91,10 @@ type Registry struct {
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
 	wake     chan struct{} // tells Run that instances have come
+	changed  chan struct{} // tells Export that what it shows has changed
+	mark     uint64        // random: whose instance ids a mirror's numbers are
+	reports  *reports      // nil: this is no mirror
+	learned  learned       // from mirrors of this one
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
@@ -98,12 +103,13 @@ type Registry struct {
 
 // New returns an empty registry. It starts nothing.
 func New(o Options) *Registry {
-	r := &Registry{o: o, log: o.Log, wake: make(chan struct{}, 1)}
+	r := &Registry{o: o, log: o.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), mark: rand.Uint64()}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	r.pairs.init(&r.circuit)
 	r.refusals.said = make(map[[2]uint32]string)
+	r.learned.warming = make(map[int]map[pairKey]*Pair)
 	r.Configure(o.Health, o.Circuit, o.Pairs)
 	return r
 }
@@ -268,6 +274,9 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	}
 	i.since.Store(time.Now().UnixMilli())
 	i.Breaker.arm(&r.circuit)
+	if r.reports != nil {
+		i.Breaker.tell = func(failed bool) { r.reports.breaker(i, failed) }
+	}
 	return i, nil
 }
 
@@ -291,19 +300,29 @@ func (r *Registry) connect(come []*Instance) error {
 // admit publishes new instances and has Run look after them; r.mu is held.
 func (r *Registry) admit(come []*Instance) {
 	for _, i := range come {
-		r.lastID++
-		i.ID = r.lastID
-		if r.o.Index != nil {
-			i.KV = make([]kvindex.Target, len(i.Load))
-			for rank := range i.KV {
-				i.KV[rank] = r.o.Index.Add()
-			}
-		}
+		r.number(i)
 		r.instances = append(r.instances, i)
 	}
 	r.publish()
+	signal(r.wake)
+}
+
+// number gives a new instance its id and its slots in the index; r.mu is held.
+func (r *Registry) number(i *Instance) {
+	r.lastID++
+	i.ID = r.lastID
+	if r.o.Index != nil {
+		i.KV = make([]kvindex.Target, len(i.Load))
+		for rank := range i.KV {
+			i.KV[rank] = r.o.Index.Add()
+		}
+	}
+}
+
+// signal wakes who waits for c, or will.
+func signal(c chan<- struct{}) {
 	select {
-	case r.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -344,7 +363,10 @@ func part(i *Instance, drainFor time.Duration) {
 }
 
 // publish makes a snapshot of the present; r.mu is held.
-func (r *Registry) publish() { r.snap.Store(newSnapshot(slices.Clone(r.instances), r.lax.Load())) }
+func (r *Registry) publish() {
+	r.snap.Store(newSnapshot(slices.Clone(r.instances), r.lax.Load()))
+	signal(r.changed)
+}
 
 // become moves i to a state and publishes it, unless it drains.
 func (r *Registry) become(i *Instance, s State) {

@@ -34,6 +34,16 @@ func (r *recent) add(uncached int64, now time.Time) {
 	r.at.Store(now.UnixNano())
 }
 
+// follow makes another process's reading the present one.
+func (r *recent) follow(tokens, requests, work float64, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tokens.Store(math.Float64bits(tokens))
+	r.requests.Store(math.Float64bits(requests))
+	r.work.Store(math.Float64bits(work))
+	r.at.Store(now.UnixNano())
+}
+
 func (r *recent) read(now time.Time) (tokens, requests, work float64) {
 	at := r.at.Load()
 	if at == 0 {

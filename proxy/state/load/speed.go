@@ -66,6 +66,24 @@ func (s *Speed) Measure(tokens int64, took time.Duration) {
 	s.fit.Store(uint64(math.Float32bits(float32(s.steady)))<<32 | uint64(math.Float32bits(float32(s.perToken))))
 }
 
+// Fit is what a Speed says: the time per token and the fixed time besides, in
+// µs; 0 while there is no measurement.
+type Fit struct{ PerToken, Fixed float32 }
+
+// Fit returns what the speed says now.
+func (s *Speed) Fit() Fit {
+	fit := s.fit.Load()
+	return Fit{PerToken: math.Float32frombits(uint32(fit)), Fixed: math.Float32frombits(uint32(fit >> 32))}
+}
+
+// Follow makes the speed say what another process has measured, until the next
+// measurement here. A fit that says nothing changes nothing.
+func (s *Speed) Follow(f Fit) {
+	if f.PerToken > 0 {
+		s.fit.Store(uint64(math.Float32bits(f.Fixed))<<32 | uint64(math.Float32bits(f.PerToken)))
+	}
+}
+
 // PerToken is the time per token in µs; 0 while there is no measurement.
 func (s *Speed) PerToken() float32 { return math.Float32frombits(uint32(s.fit.Load())) }
 

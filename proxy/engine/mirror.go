@@ -1,0 +1,376 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+const (
+	// mirroredEvery makes what a mirror was told of loads count whole for twice as
+	// long, and less and less until six times as long after it was told.
+	mirroredEvery = 2 * time.Second
+	// maxRanks bounds the ranks of all mirrored instances together.
+	maxRanks = 1 << 16
+)
+
+// Mirror is a Registry that probes nothing: its instances are those that another
+// process's registry exports. It stays as it is while nothing is imported, so
+// that requests can go on by what was known last. An instance that is not
+// exported any more drains by its loads here and leaves.
+//
+// Loads held here are those of this process; of what is imported they are taken
+// off, so that a View is right in both. Safe for concurrent use.
+type Mirror struct {
+	registry *Registry
+	drainFor func() time.Duration
+
+	mu      sync.Mutex                // of importing
+	refused map[uint32]bool           // numbers of instances said to be of no use here; guarded by mu
+	last    [Pairs + 1][]byte         // of each part, guarded by mu
+	now     atomic.Pointer[numbering] // never changed, but replaced
+}
+
+// numbering is the numbers of one registry's instances, and those here.
+type numbering struct {
+	mark       uint64
+	byNumber   map[uint32]*Instance
+	byInstance map[*Instance]uint32
+}
+
+// NewMirror returns an empty mirror that starts nothing. Of o, what is for probes
+// and keys is not used, nor OnState: an instance's key is imported. drainFor is how
+// long an instance that is gone elsewhere may still have requests here.
+func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
+	o.APIKey, o.OnState = nil, nil
+	r := New(o)
+	r.reports = newReports()
+	r.pairs.reports = r.reports
+	m := &Mirror{registry: r, drainFor: drainFor}
+	m.now.Store(new(numbering))
+	return m
+}
+
+// Registry is what the mirror shows. Its Run lets instances go that have drained.
+func (m *Mirror) Registry() *Registry { return m.registry }
+
+// Number returns the number that i has where it is exported; 0 when it has none.
+func (m *Mirror) Number(i *Instance) uint32 { return m.now.Load().byInstance[i] }
+
+// Instance returns the instance of that number; nil when there is none.
+func (m *Mirror) Instance(number uint32) *Instance { return m.now.Load().byNumber[number] }
+
+// Import takes over a part as Export has published it. On an error, of bytes that
+// are no such part, nothing has changed.
+func (m *Mirror) Import(part Part, value []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if part > Pairs {
+		return errors.New("import registry: unknown part")
+	}
+	if err := m.take(part, value); err != nil {
+		return fmt.Errorf("import %s: %w", part, err)
+	}
+	m.last[part] = value
+	if part != Members {
+		return nil
+	}
+	// The others may have come first, with numbers that were not known yet.
+	return errors.Join(m.take(Loads, m.last[Loads]), m.take(Pairs, m.last[Pairs]))
+}
+
+// take is Import of one part; m.mu is held.
+func (m *Mirror) take(part Part, value []byte) error {
+	switch {
+	case part == Members:
+		return m.importMembers(value)
+	case value == nil: // not yet come
+		return nil
+	case part == Loads:
+		return m.importLoads(value)
+	}
+	return m.importPairs(value)
+}
+
+// importMembers makes the instances those of the first part; m.mu is held.
+func (m *Mirror) importMembers(value []byte) error {
+	var in members
+	if err := json.Unmarshal(value, &in); err != nil {
+		return err
+	}
+	if err := in.check(); err != nil {
+		return err
+	}
+	r, old := m.registry, m.now.Load()
+	if in.Mark != old.mark {
+		m.refused = make(map[uint32]bool)
+	}
+	next := &numbering{mark: in.Mark, byNumber: make(map[uint32]*Instance), byInstance: make(map[*Instance]uint32)}
+	var list, restarted []*Instance
+	r.mu.Lock()
+	for n := range in.Instances {
+		e := &in.Instances[n]
+		i := m.known(e, old, next)
+		switch {
+		case i == nil:
+			if i = m.admit(e); i == nil {
+				continue
+			}
+		case i.isRestarted(e, in.Mark == old.mark):
+			restarted = append(restarted, i)
+		}
+		i.mirror(e)
+		list = append(list, i)
+		next.byNumber[e.Number], next.byInstance[i] = i, e.Number
+	}
+	for _, i := range r.instances {
+		if _, stays := next.byInstance[i]; !stays {
+			i.setState(Draining)
+			i.drainFor.Store(int64(m.drainFor()))
+			i.part()
+			list = append(list, i)
+		}
+	}
+	r.instances = list
+	m.now.Store(next)
+	r.publish()
+	r.mu.Unlock()
+	for _, i := range restarted {
+		r.restarted(i)
+	}
+	signal(r.wake)
+	if in.Mark != old.mark {
+		r.reports.again(r.readyPairs())
+	}
+	return nil
+}
+
+// check reports what a registry never exports.
+func (in *members) check() error {
+	seen, ranks := make(map[uint32]bool), 0
+	for n := range in.Instances {
+		switch e := &in.Instances[n]; {
+		case e.Number == 0 || seen[e.Number]:
+			return fmt.Errorf("number %d is none or there twice", e.Number)
+		case e.State > Draining:
+			return fmt.Errorf("unknown state %d", e.State)
+		case e.Spec.Ranks > maxRanks-ranks:
+			return fmt.Errorf("more than %d ranks", maxRanks)
+		default:
+			seen[e.Number] = true
+			ranks += max(0, e.Spec.Ranks)
+		}
+	}
+	return nil
+}
+
+// known returns the instance that e is here, or nil: of the same registry that of
+// its number, else the one that has the same spec and key; m.mu and the registry's
+// are held.
+func (m *Mirror) known(e *member, old, next *numbering) *Instance {
+	same := func(i *Instance) bool { return i != nil && i.Spec == e.Spec && i.APIKey == e.APIKey }
+	if next.mark == old.mark {
+		if i := old.byNumber[e.Number]; same(i) {
+			return i
+		}
+		return nil
+	}
+	for _, i := range m.registry.instances {
+		_, taken := next.byInstance[i]
+		if !taken && same(i) && i.stay.Err() == nil && (i.State() == Draining) == (e.State == Draining) {
+			return i
+		}
+	}
+	return nil
+}
+
+// admit makes a new instance for e, or says once why that cannot be and returns
+// nil; m.mu and the registry's are held.
+func (m *Mirror) admit(e *member) *Instance {
+	r := m.registry
+	i, err := r.newInstance(e.Source, e.Spec)
+	if err == nil {
+		i.APIKey = e.APIKey
+		err = r.connect([]*Instance{i})
+	}
+	if err != nil {
+		if !m.refused[e.Number] {
+			m.refused[e.Number] = true
+			r.log.Error("engine cannot be used by this worker", "engine", e.Spec.Name, "error", err)
+		}
+		return nil
+	}
+	r.number(i)
+	i.restarts.Store(e.Restarts)
+	return i
+}
+
+// isRestarted reports whether e says that i is another process than it was. sameHome
+// says that both come of one registry, which has counted.
+func (i *Instance) isRestarted(e *member, sameHome bool) bool {
+	if sameHome {
+		return i.restarts.Load() != e.Restarts
+	}
+	f := i.facts.Load()
+	return f != nil && e.Facts != nil && f.Epoch != "" && e.Facts.Epoch != "" && f.Epoch != e.Facts.Epoch
+}
+
+// mirror makes i what e says; the registry's mu is held.
+func (i *Instance) mirror(e *member) {
+	i.facts.Store(e.Facts)
+	i.state.Store(uint32(e.State))
+	i.since.Store(e.Since)
+	i.restarts.Store(e.Restarts)
+}
+
+// importLoads takes over the second part; m.mu is held. What is said of a number
+// that is not known is passed over.
+func (m *Mirror) importLoads(value []byte) error {
+	type row struct {
+		i                     *Instance
+		told, guessed         int32
+		failures, left, ranks uint32
+		transfers             load.Fit
+		from                  int // of copies
+	}
+	var (
+		w      = &wire{b: value}
+		now    = time.Now()
+		number = m.now.Load()
+		rows   []row
+		copies []load.Copy
+	)
+	if mark := w.uint64(); !w.bad && mark != number.mark {
+		return nil // of a registry that is not, or no longer, mirrored
+	}
+	for range w.uint32() {
+		x := row{i: number.byNumber[w.uint32()], told: w.int32(), guessed: w.int32()}
+		x.failures, x.left, x.transfers, x.from = uint32(w.int32()), w.uint32(), w.fit(), len(copies)
+		x.ranks = uint32(w.uint16())
+		for range x.ranks {
+			copies = append(copies, load.Copy{
+				Requests: w.int32(), Tokens: w.natural(), Queued: w.natural(), Usage: w.float(),
+				RecentTokens: w.float(), RecentRequests: w.float(), RecentWork: w.float(),
+				Prefill: w.fit(), Output: w.fit(),
+			})
+			if w.bad {
+				break
+			}
+		}
+		if w.bad {
+			break
+		}
+		if x.i != nil && int(x.ranks) == len(x.i.Load) {
+			rows = append(rows, x)
+		}
+	}
+	if w.bad || len(w.b) > 0 {
+		return errors.New("loads are not whole")
+	}
+	for _, x := range rows {
+		x.i.told.Store(min(x.told, maxBlockTokens))
+		x.i.guessed.Store(min(x.guessed, maxBlockTokens))
+		x.i.Breaker.follow(x.failures, x.left)
+		x.i.Transfers.Follow(x.transfers)
+		for rank := range x.i.Load {
+			x.i.Load[rank].Follow(copies[x.from+rank], now, mirroredEvery)
+		}
+	}
+	return nil
+}
+
+// importPairs takes over the third part; m.mu is held. Pairs that it does not have
+// stay: who exports it may know less.
+func (m *Mirror) importPairs(value []byte) error {
+	type row struct {
+		key            pairKey
+		state          abi.PairState
+		failures, left uint32
+	}
+	w, number := &wire{b: value}, m.now.Load()
+	if mark := w.uint64(); !w.bad && mark != number.mark {
+		return nil
+	}
+	var rows []row
+	for range w.uint32() {
+		rows = append(rows, row{w.pairKey(), w.pairState(), uint32(w.int32()), w.uint32()})
+		if w.bad {
+			break
+		}
+	}
+	if w.bad || len(w.b) > 0 {
+		return errors.New("pairs are not whole")
+	}
+	for _, x := range rows {
+		if p, d, ok := number.targets(x.key); ok {
+			m.registry.pairs.get(p, d).follow(x.state, x.failures, x.left)
+		}
+	}
+	return nil
+}
+
+// targets returns those of a pair by the numbers of its instances.
+func (n *numbering) targets(key pairKey) (p, d Target, ok bool) {
+	if p, ok = n.target(key.prefill, key.prefillRank); ok {
+		d, ok = n.target(key.decode, key.decodeRank)
+	}
+	return p, d, ok
+}
+
+func (n *numbering) target(number uint32, rank int) (Target, bool) {
+	i := n.byNumber[number]
+	return Target{Instance: i, Rank: rank}, i != nil && rank < len(i.Load)
+}
+
+// follow makes the pair what another process says of it.
+func (p *Pair) follow(state abi.PairState, failures, left uint32) {
+	p.mu.Lock()
+	if state != abi.PairReady { // whether one is warming here is known here
+		state = abi.PairUnknown
+		if p.under > 0 {
+			state = abi.PairWarming
+		}
+	}
+	p.circuit.follow(failures, left)
+	if p.state != state {
+		p.become(state)
+	}
+	p.mu.Unlock()
+	p.table.note(p)
+}
+
+// readyPairs lists the pairs over which KV has come.
+func (r *Registry) readyPairs() []*Pair {
+	r.pairs.mu.RLock()
+	pairs := slices.Collect(maps.Values(r.pairs.pairs))
+	r.pairs.mu.RUnlock()
+	return slices.DeleteFunc(pairs, func(p *Pair) bool { return p.State() != abi.PairReady })
+}
+
+// Run hands send what this process learns of the instances, for Learn of the
+// registry that is mirrored, until ctx ends: what opens or closes a circuit at
+// once, the rest ten times a second. send may drop it: it is advice.
+func (m *Mirror) Run(ctx context.Context, send func(report []byte)) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.registry.reports.urgent:
+		case <-tick.C:
+		}
+		if b := m.registry.reports.encode(m.now.Load()); b != nil {
+			send(b)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
+)
+
+// Part is one part of what a registry exports. A mirror needs the last one of
+// each, Members first: the others name instances by the numbers that it gives.
+type Part uint8
+
+// The parts.
+const (
+	Members Part = iota // which instances there are and what they say: JSON
+	Loads               // what they carry, how fast and how well they are: binary
+	Pairs               // what is known of the pairs: binary
+)
+
+// exportEvery is how often loads and pairs are looked at. The members are told when
+// they change.
+const exportEvery = 250 * time.Millisecond
+
+// members is the first part.
+type members struct {
+	Mark      uint64 // of the registry whose numbers these are
+	Instances []member
+}
+
+// member is one instance of it.
+type member struct {
+	Number   uint32 // Instance.ID at home
+	Source   string
+	Spec     config.Engine
+	APIKey   string
+	State    State
+	Since    int64 // Unix ms
+	Restarts uint32
+	Facts    *Facts // nil: it has not told any
+}
+
+// Export hands publish what the registry knows, each part at first and when it
+// has changed, until ctx ends. publish keeps what it is given and must not block.
+// One at a time may run.
+func (r *Registry) Export(ctx context.Context, publish func(part Part, value []byte)) {
+	var (
+		loads, lastLoads []byte
+		lastMembers      = r.exportMembers()
+		version          = r.pairs.version.Load()
+	)
+	publish(Members, lastMembers)
+	publish(Pairs, r.exportPairs())
+	tick := time.NewTicker(exportEvery)
+	defer tick.Stop()
+	for {
+		if loads = r.appendLoads(loads[:0], time.Now()); !bytes.Equal(loads, lastLoads) {
+			lastLoads = bytes.Clone(loads)
+			publish(Loads, lastLoads)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.changed:
+			if b := r.exportMembers(); !bytes.Equal(b, lastMembers) {
+				lastMembers = b
+				publish(Members, b)
+			}
+		case <-tick.C:
+		}
+		if v := r.pairs.version.Load(); v != version {
+			version = v
+			publish(Pairs, r.exportPairs())
+		}
+	}
+}
+
+// exportMembers encodes the first part.
+func (r *Registry) exportMembers() []byte {
+	out := members{Mark: r.mark}
+	for _, i := range r.Snapshot().Instances {
+		out.Instances = append(out.Instances, member{
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Since: i.since.Load(),
+			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
+		})
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		panic(fmt.Sprintf("encode members: %v", err)) // every type of theirs can be
+	}
+	return b
+}
+
+// String names the part in a log.
+func (p Part) String() string {
+	return [...]string{"members", "loads", "pairs", "unknown part"}[min(p, Pairs+1)]
+}
+
+// The binary parts begin with the mark of their registry and the number of rows;
+// all numbers are little-endian. Loads, a row: number, tokens a block by events
+// and by metrics (uint32 each), circuit, speed of transfers, ranks (uint16), and
+// for each rank requests (uint32), tokens and queued (uint64), usage, recent
+// tokens, requests and work (float32), speeds of prefill and of output. Pairs, a
+// row: number of prefill and of decode (uint32), their ranks (uint16), state
+// (uint8), circuit. A circuit: failures in a row, and milliseconds until it is
+// half open and one more, 0 closed (uint32). A speed: µs a token, and fixed
+// (float32).
+
+// appendLoads appends the second part.
+func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
+	instances := r.Snapshot().Instances
+	b = binary.LittleEndian.AppendUint64(b, r.mark)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(instances)))
+	for _, i := range instances {
+		b = binary.LittleEndian.AppendUint32(b, i.ID)
+		b = binary.LittleEndian.AppendUint32(b, uint32(i.told.Load()))
+		b = binary.LittleEndian.AppendUint32(b, uint32(i.guessed.Load()))
+		b = i.Breaker.append(b, now)
+		b = appendFit(b, i.Transfers.Fit())
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(i.Load)))
+		for rank := range i.Load {
+			c := i.Load[rank].Copy(now)
+			b = binary.LittleEndian.AppendUint32(b, uint32(c.Requests))
+			b = binary.LittleEndian.AppendUint64(b, uint64(c.Tokens))
+			b = binary.LittleEndian.AppendUint64(b, uint64(c.Queued))
+			for _, f := range [...]float32{c.Usage, c.RecentTokens, c.RecentRequests, c.RecentWork} {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			}
+			b = appendFit(appendFit(b, c.Prefill), c.Output)
+		}
+	}
+	return b
+}
+
+func appendFit(b []byte, f load.Fit) []byte {
+	b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f.PerToken))
+	return binary.LittleEndian.AppendUint32(b, math.Float32bits(f.Fixed))
+}
+
+// append appends the circuit.
+func (b *Breaker) append(to []byte, now time.Time) []byte {
+	to = binary.LittleEndian.AppendUint32(to, uint32(b.failures.Load()))
+	left := uint32(0)
+	if until := b.until.Load(); until != 0 {
+		left = 1 + uint32(max(0, until-int64(now.Sub(b.base)))/int64(time.Millisecond))
+	}
+	return binary.LittleEndian.AppendUint32(to, left)
+}
+
+// follow makes the circuit what another process says of it: so many failures, and
+// left as append writes it.
+func (b *Breaker) follow(failures, left uint32) {
+	b.failures.Store(int32(failures))
+	if left == 0 {
+		b.until.Store(0)
+	} else {
+		b.until.Store(b.now() + int64(left-1)*int64(time.Millisecond))
+	}
+}
+
+// exportPairs encodes the third part.
+func (r *Registry) exportPairs() []byte {
+	now := time.Now()
+	r.pairs.mu.RLock()
+	pairs := maps.Clone(r.pairs.pairs)
+	r.pairs.mu.RUnlock()
+	b := binary.LittleEndian.AppendUint64(nil, r.mark)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(pairs)))
+	for _, key := range slices.SortedFunc(maps.Keys(pairs), comparePairKeys) {
+		b = appendPairKey(b, key)
+		p := pairs[key]
+		p.mu.Lock()
+		b = p.circuit.append(append(b, byte(p.state)), now)
+		p.mu.Unlock()
+	}
+	return b
+}
+
+func comparePairKeys(a, b pairKey) int {
+	return cmp.Or(cmp.Compare(a.prefill, b.prefill), cmp.Compare(a.decode, b.decode), a.prefillRank-b.prefillRank, a.decodeRank-b.decodeRank)
+}
+
+func appendPairKey(b []byte, key pairKey) []byte {
+	b = binary.LittleEndian.AppendUint32(b, key.prefill)
+	b = binary.LittleEndian.AppendUint32(b, key.decode)
+	b = binary.LittleEndian.AppendUint16(b, uint16(key.prefillRank))
+	return binary.LittleEndian.AppendUint16(b, uint16(key.decodeRank))
+}
+
+// wire reads a binary part. What is not there is 0, and bad says so afterwards.
+type wire struct {
+	b   []byte
+	bad bool
+}
+
+func (w *wire) take(n int) []byte {
+	if len(w.b) < n {
+		w.b, w.bad = nil, true
+		return make([]byte, n)
+	}
+	head := w.b[:n]
+	w.b = w.b[n:]
+	return head
+}
+
+func (w *wire) uint8() uint8   { return w.take(1)[0] }
+func (w *wire) uint16() uint16 { return binary.LittleEndian.Uint16(w.take(2)) }
+func (w *wire) uint32() uint32 { return binary.LittleEndian.Uint32(w.take(4)) }
+func (w *wire) uint64() uint64 { return binary.LittleEndian.Uint64(w.take(8)) }
+
+// float reads a number that is not negative.
+func (w *wire) float() float32 {
+	f := math.Float32frombits(w.uint32())
+	if f >= 0 && f <= math.MaxFloat32 {
+		return f
+	}
+	w.bad = true
+	return 0
+}
+
+// natural reads a count that is not negative.
+func (w *wire) natural() int64 {
+	n := int64(w.uint64())
+	w.bad = w.bad || n < 0
+	return max(0, n)
+}
+
+// int32 reads a count that is not negative.
+func (w *wire) int32() int32 {
+	n := int32(w.uint32())
+	w.bad = w.bad || n < 0
+	return max(0, n)
+}
+
+func (w *wire) fit() load.Fit { return load.Fit{PerToken: w.float(), Fixed: w.float()} }
+
+func (w *wire) pairKey() pairKey {
+	return pairKey{prefill: w.uint32(), decode: w.uint32(), prefillRank: int(w.uint16()), decodeRank: int(w.uint16())}
+}
+
+// pairState reads a state that is not told by a circuit.
+func (w *wire) pairState() abi.PairState {
+	s := abi.PairState(w.uint8())
+	w.bad = w.bad || s > abi.PairReady
+	return s
+}

@@ -1,0 +1,293 @@
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"sync"
+	"time"
+)
+
+const (
+	// reportEvery is how often a mirror tells what is not urgent.
+	reportEvery = 100 * time.Millisecond
+	// maxReports bounds what waits to be told. What comes beyond is dropped:
+	// others measure too, and what fails will fail again.
+	maxReports = 4096
+	// maxKind bounds the kind of a failure.
+	maxKind = 64
+)
+
+// The kinds of reports, each followed on the wire by what it is about.
+const (
+	reportFailed  = iota + 1 // target: a leg failed by its fault
+	reportWell               // target: a leg was served when one had failed before
+	reportCame               // pair: KV came over
+	reportMissed             // pair, kind (uint8 length): a transfer failed
+	reportMoved              // pair, tokens, µs: a transfer's time
+	reportOutput             // target, tokens, µs: a stream's time
+	reportWarming            // count (uint32), pairs: all on which attempts wait for the handshake
+)
+
+// report is one thing that a mirror's process has learned.
+type report struct {
+	kind   byte
+	p, d   Target // of a target: p alone
+	tokens int64
+	took   time.Duration
+	label  string
+}
+
+// reports is what has not been told yet.
+type reports struct {
+	urgent chan struct{}
+
+	mu      sync.Mutex
+	waiting []report      // guarded by mu
+	warming map[*Pair]int // attempts that wait for the handshake; guarded by mu
+	news    bool          // warming is not what was told last; guarded by mu
+}
+
+func newReports() *reports {
+	return &reports{urgent: make(chan struct{}, 1), warming: make(map[*Pair]int)}
+}
+
+func (r *reports) measure(x report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(x)
+}
+
+// add queues x; r.mu is held.
+func (r *reports) add(x report) {
+	if len(r.waiting) < maxReports {
+		r.waiting = append(r.waiting, x)
+	}
+}
+
+// breaker notes a leg's failure, or a success after failures.
+func (r *reports) breaker(i *Instance, failed bool) {
+	kind := byte(reportWell)
+	if failed {
+		kind = reportFailed
+	}
+	r.measure(report{kind: kind, p: Target{Instance: i}})
+	signal(r.urgent)
+}
+
+// transfer notes the end of a transfer, kind as of Pair.set.
+func (r *reports) transfer(p *Pair, kind string) {
+	x := report{kind: reportCame, p: p.Prefill, d: p.Decode}
+	if kind != "" {
+		x.kind, x.label = reportMissed, kind
+	}
+	r.measure(x)
+	signal(r.urgent)
+}
+
+// warms notes that so many attempts more wait for the pair's handshake.
+func (r *reports) warms(p *Pair, more int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.warming[p]
+	if r.warming[p] = was + more; was+more <= 0 {
+		delete(r.warming, p)
+	}
+	r.news = r.news || was == 0 || was+more <= 0
+}
+
+// again queues what a registry does not know that has not heard of this process
+// yet.
+func (r *reports) again(ready []*Pair) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.news = len(r.warming) > 0
+	for _, p := range ready {
+		r.add(report{kind: reportCame, p: p.Prefill, d: p.Decode})
+	}
+}
+
+// encode takes what waits, by the numbers of the registry that is mirrored; nil
+// when nothing does. What that registry does not know is left out.
+func (r *reports) encode(n *numbering) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n.mark == 0 || len(r.waiting) == 0 && !r.news {
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint64(nil, n.mark)
+	for i := range r.waiting {
+		b = r.waiting[i].append(b, n)
+	}
+	clear(r.waiting)
+	r.waiting = r.waiting[:0]
+	if r.news {
+		r.news = false
+		b = append(b, reportWarming)
+		count, at := uint32(0), len(b)
+		b = binary.LittleEndian.AppendUint32(b, 0)
+		for p := range r.warming {
+			if key, ok := n.pair(p.Prefill, p.Decode); ok {
+				b = appendPairKey(b, key)
+				count++
+			}
+		}
+		binary.LittleEndian.PutUint32(b[at:], count)
+	}
+	return b
+}
+
+// pair is the key of a pair by the numbers.
+func (n *numbering) pair(p, d Target) (key pairKey, ok bool) {
+	key = pairKey{n.byInstance[p.Instance], n.byInstance[d.Instance], p.Rank, d.Rank}
+	return key, key.prefill != 0 && key.decode != 0
+}
+
+// append appends the report, or nothing if it is of an instance without number.
+func (x *report) append(b []byte, n *numbering) []byte {
+	switch x.kind {
+	case reportFailed, reportWell, reportOutput:
+		number := n.byInstance[x.p.Instance]
+		if number == 0 {
+			return b
+		}
+		b = binary.LittleEndian.AppendUint32(append(b, x.kind), number)
+		b = binary.LittleEndian.AppendUint16(b, uint16(x.p.Rank))
+	default:
+		key, ok := n.pair(x.p, x.d)
+		if !ok {
+			return b
+		}
+		b = appendPairKey(append(b, x.kind), key)
+	}
+	switch x.kind {
+	case reportMissed:
+		label := x.label[:min(len(x.label), maxKind)]
+		b = append(append(b, byte(len(label))), label...)
+	case reportMoved, reportOutput:
+		b = binary.LittleEndian.AppendUint64(b, uint64(max(0, x.tokens)))
+		b = binary.LittleEndian.AppendUint64(b, uint64(max(0, x.took)/time.Microsecond))
+	}
+	return b
+}
+
+// learned is what mirrors have told of attempts under way.
+type learned struct {
+	mu      sync.Mutex
+	warming map[int]map[pairKey]*Pair // by the mirror; guarded by mu
+}
+
+// Learn takes over what the mirror of that number, its owner's choice, has
+// reported. An error says that b is no report; what came before the fault counts.
+// What a mirror of another registry tells is ignored.
+func (r *Registry) Learn(mirror int, b []byte) error {
+	w := &wire{b: b}
+	if mark := w.uint64(); !w.bad && mark != r.mark {
+		return nil
+	}
+	home := &numbering{byNumber: make(map[uint32]*Instance)}
+	for _, i := range r.Snapshot().Instances {
+		home.byNumber[i.ID] = i
+	}
+	for len(w.b) > 0 && !w.bad {
+		r.learnOne(w, mirror, home)
+	}
+	if w.bad {
+		return errors.New("read report: it is not whole")
+	}
+	return nil
+}
+
+// learnOne reads one report and applies it.
+func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
+	switch kind := w.uint8(); kind {
+	case reportFailed, reportWell, reportOutput:
+		t, ok := home.target(w.uint32(), int(w.uint16()))
+		var tokens, micros int64
+		if kind == reportOutput {
+			tokens, micros = w.natural(), w.natural()
+		}
+		switch {
+		case w.bad || !ok:
+		case kind == reportFailed:
+			t.Breaker.Failure()
+		case kind == reportWell:
+			t.Breaker.Success()
+		default:
+			r.MeasureOutput(t, tokens, duration(micros))
+		}
+	case reportCame, reportMissed, reportMoved:
+		p, d, ok := home.targets(w.pairKey())
+		var tokens, micros int64
+		var label string
+		switch kind {
+		case reportMissed:
+			label = w.label()
+		case reportMoved:
+			tokens, micros = w.natural(), w.natural()
+		}
+		switch {
+		case w.bad || !ok:
+		case kind == reportMoved:
+			r.MeasurePair(p, d, tokens, duration(micros))
+		default:
+			r.Pair(p, d).set(label)
+		}
+	case reportWarming:
+		now := make(map[pairKey]bool)
+		for range w.uint32() {
+			if now[w.pairKey()] = true; w.bad {
+				return
+			}
+		}
+		r.warms(mirror, now, home)
+	default:
+		w.bad = true
+	}
+}
+
+// label reads the kind of a failure: lower-case letters, digits and _.
+func (w *wire) label() string {
+	b := w.take(int(w.uint8()))
+	for _, c := range b {
+		w.bad = w.bad || c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9')
+	}
+	w.bad = w.bad || len(b) == 0 || len(b) > maxKind
+	return string(b)
+}
+
+// duration is so many µs, at most a day.
+func duration(micros int64) time.Duration {
+	return time.Duration(min(micros, 24*int64(time.Hour/time.Microsecond))) * time.Microsecond
+}
+
+// warms makes the pairs that warm by a mirror's word those of now.
+func (r *Registry) warms(mirror int, now map[pairKey]bool, home *numbering) {
+	r.learned.mu.Lock()
+	defer r.learned.mu.Unlock()
+	was := r.learned.warming[mirror]
+	for key, pair := range was {
+		if !now[key] {
+			pair.End()
+			delete(was, key)
+		}
+	}
+	for key := range now {
+		if was[key] != nil {
+			continue
+		}
+		if p, d, ok := home.targets(key); ok {
+			if pair := r.Pair(p, d); pair.Begin() {
+				if was == nil {
+					was = make(map[pairKey]*Pair)
+				}
+				was[key] = pair
+			}
+		}
+	}
+	if r.learned.warming[mirror] = was; len(was) == 0 {
+		delete(r.learned.warming, mirror)
+	}
+}
+
+// Unlearn forgets what a mirror has said of attempts under way: it is gone.
+func (r *Registry) Unlearn(mirror int) { r.warms(mirror, nil, nil) }

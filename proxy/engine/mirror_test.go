@@ -1,0 +1,587 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// hearing is what the hooks of a mirror have heard.
+type hearing struct {
+	mu    sync.Mutex
+	heard []string // guarded by mu
+}
+
+func (h *hearing) hear(what string) func(*Instance) {
+	return func(i *Instance) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.heard = append(h.heard, i.Spec.Name+" "+what)
+	}
+}
+
+func (h *hearing) has(what string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Contains(h.heard, what)
+}
+
+// mirrorOf is a mirror that is not connected to anything.
+func mirrorOf(f *fleet, h *hearing) *Mirror {
+	return NewMirror(Options{
+		Log: slog.New(slog.DiscardHandler), Health: *f.health.Load(), Circuit: *f.circuit.Load(),
+		Protocols: f.o.Protocols, OnRestart: h.hear("restarted"), OnGone: h.hear("gone"),
+		NewClient: func(spec config.Engine) (upstream.Client, error) { return new(fakeClient), nil },
+		NewProbe: func(config.Engine) (http.RoundTripper, error) {
+			return http.NewFileTransport(nil), nil // a probe would panic
+		},
+	}, func() time.Duration { return time.Minute })
+}
+
+// imports hands all parts of r to m.
+func imports(t *testing.T, m *Mirror, r *Registry) {
+	t.Helper()
+	for part, b := range [...][]byte{Members: r.exportMembers(), Loads: r.appendLoads(nil, time.Now()), Pairs: r.exportPairs()} {
+		if err := m.Import(Part(part), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// shape is all of a registry that placements depend on, as text, but for the loads.
+func shape(s *Snapshot, now time.Time) string {
+	var b strings.Builder
+	fmt.Fprintln(&b, s.Models(), s.Unlearned, s.Ready())
+	for _, i := range s.Instances {
+		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
+			i.Breaker.Circuit(now), i.Breaker.Failures(), i.Transfers.Fit())
+		for r := range i.Load {
+			fmt.Fprintln(&b, r, i.Load[r].View(now).PrefillMicros, i.Load[r].Output.Fit())
+		}
+	}
+	for _, model := range s.models {
+		p := s.pools[model]
+		fmt.Fprintln(&b, p.Plan, p.Configured, p.Pairs, p.Groups)
+		for _, r := range slices.Concat(p.Ready, p.Paired, p.Both) {
+			fmt.Fprintln(&b, r.Spec.Name, r.Rank, r.Facts.Group, r.Facts.Roles)
+		}
+	}
+	return b.String()
+}
+
+// TestMirrorFollows: after any sequence of changes a mirror shows what the registry
+// does, and an instance that did not change there stays itself here.
+func TestMirrorFollows(t *testing.T) {
+	var restarted, gone int
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 1))
+			f := newFleet(t)
+			f.start(t)
+			var heard hearing
+			m := mirrorOf(f, &heard)
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); m.Registry().Run(ctx) }()
+			defer func() { stop(); <-done }()
+			here := make(map[*Instance]*Instance)
+			for step := range 60 {
+				f.change(t, random)
+				synctest.Wait()
+				if random.IntN(3) == 0 {
+					continue // changes come together
+				}
+				imports(t, m, f.Registry)
+				time.Sleep(2 * drainPoll)
+				synctest.Wait()
+				imports(t, m, f.Registry)
+				now := time.Now()
+				want, got := shape(f.Snapshot(), now), shape(m.Registry().Snapshot(), now)
+				if got != want {
+					t.Fatalf("seed %d, step %d: the mirror shows\n%s\nof\n%s", seed, step, got, want)
+				}
+				for n, i := range f.Snapshot().Instances {
+					j := m.Registry().Snapshot().Instances[n]
+					if here[i] != nil && here[i] != j {
+						t.Fatalf("seed %d, step %d: %s is another instance", seed, step, i.Spec.Name)
+					}
+					here[i] = j
+					if m.Number(j) != i.ID || m.Instance(i.ID) != j {
+						t.Fatalf("seed %d, step %d: %s has number %d, not %d", seed, step, i.Spec.Name, m.Number(j), i.ID)
+					}
+				}
+			}
+			for i, j := range here {
+				if i.Gone() != j.Gone() || j.Gone() && j.Client.(*fakeClient).closes() == 0 {
+					t.Errorf("seed %d: %s has gone: %v, here %v", seed, i.Spec.Name, i.Gone(), j.Gone())
+				}
+			}
+			for _, what := range heard.heard {
+				if strings.HasSuffix(what, "restarted") {
+					restarted++
+				} else {
+					gone++
+				}
+			}
+		})
+	}
+	if restarted == 0 || gone == 0 {
+		t.Errorf("%d instances restarted, %d went: the changes are too few to tell", restarted, gone)
+	}
+}
+
+// change makes one change of any kind to the fleet, or none.
+func (f *fleet) change(t *testing.T, random *rand.Rand) {
+	name := string(rune('a' + random.IntN(5)))
+	i := f.Snapshot().Instance(name)
+	switch n := random.IntN(9); {
+	case i == nil:
+		spec := f.spec(name, []string{"prefill", "decode", "both"}[random.IntN(3)], []string{"fake", "none"}[random.IntN(2)])
+		spec.Ranks, spec.APIKeyFile = 1+random.IntN(2), []string{"", "key"}[random.IntN(2)]
+		if spec.Connector == "none" {
+			spec.Role = "both"
+		}
+		f.must(t, f.Add(spec))
+	case n == 0:
+		_ = f.Remove(name, time.Minute) // it may drain already
+	case n == 1: // another process
+		f.engines.set(func() {
+			f.engines.facts[name+":80"] = fmt.Sprintf("model m\nepoch %d\npage %d\n", random.IntN(9), 16*random.IntN(2))
+		})
+		time.Sleep(relearnEvery * 2 * time.Second)
+	case n == 2: // away, or back
+		f.engines.set(func() { f.engines.down[name+":80"] = !f.engines.down[name+":80"] })
+		time.Sleep(8 * time.Second)
+	case n == 3:
+		i.SetBlockTokens(16 << random.IntN(3))
+	case n == 4:
+		for range 1 + random.IntN(4) {
+			i.Breaker.Failure()
+		}
+	case n == 5:
+		i.Breaker.Success()
+	case n == 6:
+		i.Load[0].Prefill.Measure(100, time.Duration(1+random.IntN(9))*time.Millisecond)
+		i.Load[0].Output.Measure(10, time.Duration(1+random.IntN(9))*time.Millisecond)
+	case n == 7:
+		i.Transfers.Measure(100, time.Duration(1+random.IntN(9))*time.Millisecond)
+	case n == 8:
+		f.engines.set(func() { f.engines.facts[name+":80"] = "model m\nmodel n\n" })
+		time.Sleep(relearnEvery * 2 * time.Second)
+	}
+}
+
+// TestMirrorFacts: whatever an instance may say of itself, or be configured with,
+// comes over. A new field of either is filled here by its type.
+func TestMirrorFacts(t *testing.T) {
+	f := newFleet(t)
+	spec := f.spec("a", "prefill", "fake")
+	f.must(t, f.Add(spec))
+	i := f.get(t, "a")
+	var facts Facts
+	fill(t, reflect.ValueOf(&facts).Elem(), new(int))
+	i.facts.Store(&facts)
+	var heard hearing
+	m := mirrorOf(f, &heard)
+	imports(t, m, f.Registry)
+	if got := m.Registry().Snapshot().Instance("a").facts.Load(); !reflect.DeepEqual(*got, facts) {
+		t.Errorf("facts %+v\nof %+v", *got, facts)
+	}
+
+	one := member{Number: 1}
+	fill(t, reflect.ValueOf(&one).Elem(), new(int))
+	b, err := json.Marshal(one)
+	var back member
+	if err == nil {
+		err = json.Unmarshal(b, &back)
+	}
+	if err != nil || !reflect.DeepEqual(back, one) {
+		t.Errorf("%v: %+v\nof %+v", err, back, one)
+	}
+}
+
+// fill sets every field of v to something of its own.
+func fill(t *testing.T, v reflect.Value, n *int) {
+	*n++
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(fmt.Sprint("text ", *n))
+	case reflect.Int, reflect.Int64:
+		v.SetInt(int64(*n))
+	case reflect.Uint32, reflect.Uint64:
+		v.SetUint(uint64(*n))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(t, v.Elem(), n)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range v.Len() {
+			fill(t, v.Index(i), n)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[netip.Addr]() {
+			v.Set(reflect.ValueOf(netip.AddrFrom4([4]byte{10, 0, 0, byte(*n)})))
+			return
+		}
+		for i := range v.NumField() {
+			if !v.Type().Field(i).IsExported() {
+				t.Fatalf("%s.%s does not travel: it is not exported", v.Type(), v.Type().Field(i).Name)
+			}
+			fill(t, v.Field(i), n)
+		}
+	default:
+		t.Fatalf("no value for a %s", v.Type())
+	}
+}
+
+// TestMirrorLoads: the loads held in several processes add up in each of them, and
+// those of others are worth less the longer nothing is heard.
+func TestMirrorLoads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "both", "fake")))
+		home := &f.get(t, "a").Load[0]
+		var heard hearing
+		m := mirrorOf(f, &heard)
+		imports(t, m, f.Registry)
+		here := &m.Registry().Snapshot().Instance("a").Load[0]
+
+		// Three requests at home, one of which is this process's own.
+		home.Hold(100)
+		home.Hold(100)
+		home.Hold(100)
+		own := here.Hold(100)
+		imports(t, m, f.Registry)
+		if v := here.View(time.Now()); v.Requests != 3 || v.Tokens != 300 {
+			t.Errorf("%+v of three requests, one of them held here", v)
+		}
+		own.Drop()
+		if v := here.View(time.Now()); v.Requests != 2 || v.Tokens != 200 {
+			t.Errorf("%+v after the own one", v)
+		}
+		time.Sleep(2 * mirroredEvery)
+		if v := here.View(time.Now()); v.Requests != 2 {
+			t.Errorf("%+v while the word is fresh", v)
+		}
+		time.Sleep(4 * mirroredEvery)
+		if v := here.View(time.Now()); v.Requests != 0 {
+			t.Errorf("%+v long after nothing was heard", v)
+		}
+	})
+}
+
+// TestMirrorOtherHome: when another registry takes over, an instance that it knows
+// too stays itself under a new number, the pairs that work are told to it, and one
+// that it does not know drains by the loads here.
+func TestMirrorOtherHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newFleet(t), newFleet(t)
+		p, d, x := first.spec("p", "prefill", "fake"), first.spec("d", "decode", "fake"), first.spec("x", "decode", "fake")
+		first.must(t, first.Apply(SourceStatic, []config.Engine{x, p, d}, 0))
+		second.spec("p", "prefill", "fake")
+		second.spec("d", "decode", "fake")
+		second.must(t, second.Apply(SourceStatic, []config.Engine{p, d}, 0))
+		first.start(t)
+		second.start(t)
+		first.Pair(Target{first.get(t, "p"), 0}, Target{first.get(t, "d"), 0}).Success()
+
+		var heard hearing
+		m := mirrorOf(first, &heard)
+		r := m.Registry()
+		ctx, stop := context.WithCancel(t.Context())
+		reports := make(chan []byte, 10)
+		ended := make(chan struct{}, 2)
+		go func() { r.Run(ctx); ended <- struct{}{} }()
+		go func() { m.Run(ctx, func(b []byte) { reports <- b }); ended <- struct{}{} }()
+		defer func() { stop(); <-ended; <-ended }()
+		imports(t, m, first.Registry)
+		ip, id, ix := r.Snapshot().Instance("p"), r.Snapshot().Instance("d"), r.Snapshot().Instance("x")
+		if s := r.PairState(Target{ip, 0}, Target{id, 0}); s != abi.PairReady {
+			t.Errorf("the pair is %s here", s)
+		}
+		if fresh := r.Pair(Target{ip, 0}, Target{id, 0}).Begin(); fresh {
+			t.Error("an attempt waits for a handshake that has been")
+		}
+		stale := first.appendLoads(nil, time.Now())
+		hold := ix.Load[0].Hold(1)
+		imports(t, m, second.Registry)
+		time.Sleep(time.Second)
+		s := r.Snapshot()
+		if s.Instance("p") != ip || s.Instance("d") != id || m.Number(ip) != second.get(t, "p").ID {
+			t.Error("an instance that both know is another one")
+		}
+		if ix.State() != Draining || ix.Gone() || m.Number(ix) != 0 {
+			t.Errorf("x is %s, gone: %v", ix.State(), ix.Gone())
+		}
+		if err := m.Import(Loads, stale); err != nil {
+			t.Errorf("loads of the first: %v", err)
+		}
+		second.must(t, second.Learn(1, <-reports))
+		if got := second.PairState(Target{second.get(t, "p"), 0}, Target{second.get(t, "d"), 0}); got != abi.PairReady {
+			t.Errorf("the second knows the pair as %s", got)
+		}
+		hold.Drop()
+		time.Sleep(2 * drainPoll)
+		synctest.Wait()
+		if !ix.Gone() || !heard.has("x gone") {
+			t.Error("x has drained and is still there")
+		}
+	})
+}
+
+// TestMirrorReports: what a worker learns is known where it is mirrored from, what
+// closes or opens something at once.
+func TestMirrorReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), f.spec("d", "decode", "fake")}, 0))
+		f.start(t)
+		var heard hearing
+		m := mirrorOf(f, &heard)
+		imports(t, m, f.Registry)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			m.Run(ctx, func(b []byte) {
+				if err := f.Learn(3, b); err != nil {
+					t.Error(err)
+				}
+			})
+		}()
+		defer func() { stop(); <-ended }()
+		r := m.Registry()
+		p, d := Target{f.get(t, "p"), 0}, Target{f.get(t, "d"), 0}
+		hp, hd := Target{r.Snapshot().Instance("p"), 0}, Target{r.Snapshot().Instance("d"), 0}
+
+		for range 3 {
+			hp.Breaker.Failure()
+		}
+		synctest.Wait() // no time passes
+		if c := p.Breaker.Circuit(time.Now()); c != CircuitOpen {
+			t.Errorf("after three failures elsewhere the circuit is %v", c)
+		}
+		hp.Breaker.Success()
+		synctest.Wait()
+		if c := p.Breaker.Circuit(time.Now()); c != CircuitClosed {
+			t.Errorf("after a success elsewhere the circuit is %v", c)
+		}
+		hp.Breaker.Success() // no news
+		synctest.Wait()
+		if n := len(r.reports.waiting); n != 0 {
+			t.Errorf("%d reports of nothing", n)
+		}
+
+		pair := r.Pair(hp, hd)
+		pair.Begin()
+		time.Sleep(reportEvery)
+		synctest.Wait()
+		if s := f.PairState(p, d); s != abi.PairWarming {
+			t.Errorf("the pair is %s while an attempt waits elsewhere", s)
+		}
+		f.Unlearn(3)
+		if s := f.PairState(p, d); s != abi.PairUnknown {
+			t.Errorf("the pair is %s after the worker has gone", s)
+		}
+		pair.Success()
+		pair.End()
+		synctest.Wait()
+		if s := f.PairState(p, d); s != abi.PairReady {
+			t.Errorf("the pair is %s after KV came", s)
+		}
+		for range 3 {
+			pair.Failure("kv_timeout")
+		}
+		synctest.Wait()
+		rows := f.Pairs()
+		if len(rows) != 1 || rows[0].State != "broken" || rows[0].Failures != 3 || rows[0].LastError != "kv_timeout" {
+			t.Errorf("%+v", rows)
+		}
+		r.MeasurePair(hp, hd, 1000, 5*time.Millisecond)
+		r.MeasureOutput(hd, 100, time.Second)
+		time.Sleep(reportEvery)
+		synctest.Wait()
+		if got := p.Transfers.PerToken(); got != 5 {
+			t.Errorf("transfers take %v µs a token", got)
+		}
+		if got := d.Load[0].Output.PerToken(); got != 10000 {
+			t.Errorf("streams take %v µs a token", got)
+		}
+		f.must(t, New(f.o).Learn(3, []byte("12345678 of another registry")))
+	})
+}
+
+// TestExport: every part at first, then what has changed.
+func TestExport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake"), f.spec("d", "decode", "fake")}, 0))
+		f.start(t)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		got := make(map[Part]int)
+		var heard hearing
+		m := mirrorOf(f, &heard)
+		go func() {
+			defer close(ended)
+			f.Export(ctx, func(part Part, b []byte) {
+				got[part]++
+				if err := m.Import(part, b); err != nil {
+					t.Error(part, err)
+				}
+			})
+		}()
+		told := func(want map[Part]int) {
+			t.Helper()
+			time.Sleep(2 * exportEvery)
+			synctest.Wait()
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("told %v, want %v", got, want)
+			}
+			clear(got)
+		}
+		told(map[Part]int{Members: 1, Loads: 1, Pairs: 1})
+		told(map[Part]int{})
+		f.Pair(Target{f.get(t, "p"), 0}, Target{f.get(t, "d"), 0}).Success()
+		told(map[Part]int{Pairs: 1})
+		f.get(t, "d").Load[0].Hold(5)
+		told(map[Part]int{Loads: 1})
+		f.must(t, f.Remove("p", 0))
+		synctest.Wait()
+		if m.Registry().Snapshot().Instance("p").State() != Draining {
+			t.Error("p does not drain in the mirror at once")
+		}
+		stop()
+		<-ended
+	})
+}
+
+// TestImportRefuses: what cannot be a part is refused as a whole.
+func TestImportRefuses(t *testing.T) {
+	f := newFleet(t)
+	f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake")}, 0))
+	var heard hearing
+	m := mirrorOf(f, &heard)
+	imports(t, m, f.Registry)
+	before := m.Registry().Snapshot()
+	loads, pairs := f.appendLoads(nil, time.Now()), f.exportPairs()
+	for name, tt := range map[string]struct {
+		part Part
+		b    string
+	}{
+		"no JSON":        {Members, "{"},
+		"no number":      {Members, `{"Instances":[{"Number":0}]}`},
+		"a number twice": {Members, `{"Instances":[{"Number":1},{"Number":1}]}`},
+		"no state":       {Members, `{"Instances":[{"Number":1,"State":4}]}`},
+		"too many ranks": {Members, `{"Instances":[{"Number":1,"Spec":{"Ranks":65000}},{"Number":2,"Spec":{"Ranks":65000}}]}`},
+		"cut loads":      {Loads, string(loads[:len(loads)-1])},
+		"more loads":     {Loads, string(loads) + "x"},
+		"empty loads":    {Loads, ""},
+		"more pairs":     {Pairs, string(pairs) + "x"},
+		"no part":        {Part(9), ""},
+	} {
+		if err := m.Import(tt.part, []byte(tt.b)); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	if m.Registry().Snapshot() != before {
+		t.Error("something was changed")
+	}
+}
+
+// TestMirrorUnusable: an instance that this process cannot use leaves the others.
+func TestMirrorUnusable(t *testing.T) {
+	f := newFleet(t)
+	var heard hearing
+	m := mirrorOf(f, &heard)
+	if err := m.Import(Members, []byte(`{"Mark":1,"Instances":[
+		{"Number":1,"Spec":{"Name":"new","URL":"http://a","Role":"both","Connector":"of tomorrow","Ranks":1}},
+		{"Number":2,"Spec":{"Name":"old","URL":"http://b","Role":"both","Connector":"none","Ranks":1},"State":1}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	if s := m.Registry().Snapshot(); len(s.Instances) != 1 || s.Instance("old").State() != Ready {
+		t.Errorf("%v", s.Instances)
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	fleet := newFleet(&testing.T{})
+	fleet.mark = 1 // the same in every process that fuzzes
+	_ = fleet.Add(config.Engine{Name: "p", URL: "http://p", Role: "prefill", Connector: "fake", Ranks: 2})
+	_ = fleet.Add(config.Engine{Name: "d", URL: "http://d", Role: "decode", Connector: "fake", Ranks: 1})
+	s := fleet.Snapshot()
+	fleet.Pair(Target{s.Instance("p"), 1}, Target{s.Instance("d"), 0}).Failure("x")
+	f.Add(uint8(Members), fleet.exportMembers())
+	f.Add(uint8(Loads), fleet.appendLoads(nil, time.Now()))
+	f.Add(uint8(Pairs), fleet.exportPairs())
+	members := fleet.exportMembers()
+	f.Fuzz(func(t *testing.T, part uint8, b []byte) {
+		var heard hearing
+		m := mirrorOf(fleet, &heard)
+		if err := m.Import(Members, members); err != nil {
+			t.Fatal(err)
+		}
+		if m.Import(Part(part), b) != nil {
+			return
+		}
+		now := time.Now()
+		for _, i := range m.Registry().Snapshot().Instances {
+			for r := range i.Load {
+				if v := i.Load[r].View(now); v.Requests < 0 || v.Tokens < 0 || v.Queued < 0 || v.Decode < 0 || !(v.PrefillMicros >= 0) {
+					t.Errorf("load %+v", v)
+				}
+			}
+			if i.Breaker.Failures() < 0 || i.BlockTokens() < 0 {
+				t.Errorf("%d failures, blocks of %d", i.Breaker.Failures(), i.BlockTokens())
+			}
+		}
+	})
+}
+
+func FuzzLearn(f *testing.F) {
+	fleet := newFleet(&testing.T{})
+	_ = fleet.Add(config.Engine{Name: "p", URL: "http://p", Role: "prefill", Connector: "fake", Ranks: 2})
+	_ = fleet.Add(config.Engine{Name: "d", URL: "http://d", Role: "decode", Connector: "fake", Ranks: 1})
+	var heard hearing
+	m := mirrorOf(fleet, &heard)
+	_ = m.Import(Members, fleet.exportMembers())
+	s := m.Registry().Snapshot()
+	p, d := Target{s.Instance("p"), 1}, Target{s.Instance("d"), 0}
+	m.Registry().Pair(p, d).Begin()
+	m.Registry().Pair(p, d).Failure("kv_timeout")
+	m.Registry().MeasurePair(p, d, 10, time.Second)
+	m.Registry().MeasureOutput(d, 10, time.Second)
+	d.Breaker.Failure()
+	d.Breaker.Success()
+	f.Add(m.Registry().reports.encode(m.now.Load())[8:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		mark := fleet.exportPairs()[:8]
+		_ = fleet.Learn(1, slices.Concat(mark, b))
+		fleet.Unlearn(1)
+		if len(fleet.Snapshot().Instances) != 2 || len(fleet.learned.warming) != 0 {
+			t.Error("a report has changed the instances, or stays")
+		}
+		for _, row := range fleet.Pairs() {
+			if row.State == "warming" || !(row.TransferMicros >= 0) {
+				t.Errorf("%+v", row)
+			}
+		}
+	})
+}

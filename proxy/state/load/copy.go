@@ -1,0 +1,38 @@
+package load
+
+import "time"
+
+// Copy is the load of a target as one process tells it to others, which hold
+// loads on the same target themselves.
+type Copy struct {
+	Requests       int32 // as in View
+	Tokens, Queued int64
+	Usage          float32
+	// RecentTokens and RecentRequests are as Recent says them, RecentWork is the
+	// uncached tokens behind its third value.
+	RecentTokens, RecentRequests, RecentWork float32
+	Prefill, Output                          Fit
+}
+
+// Copy returns the load at now, for a Follow elsewhere.
+func (c *Counter) Copy(now time.Time) Copy {
+	v := c.View(now)
+	tokens, requests, work := c.recent.read(now)
+	return Copy{
+		Requests: v.Requests, Tokens: v.Tokens, Queued: v.Queued, Usage: v.Usage,
+		RecentTokens: float32(tokens), RecentRequests: float32(requests), RecentWork: float32(work),
+		Prefill: c.Prefill.Fit(), Output: c.Output.Fit(),
+	}
+}
+
+// Follow takes another process's count of the target, which has the loads held
+// here in it, as what a Report says: whole until two of them are overdue at every,
+// then ever less.
+func (c *Counter) Follow(k Copy, now time.Time, every time.Duration) {
+	c.Report(Report{
+		At: now, Every: every, Running: k.Requests, Tokens: k.Tokens, Queued: max(0, k.Queued), Usage: k.Usage,
+	}, c.Mark())
+	c.recent.follow(float64(k.RecentTokens), float64(k.RecentRequests), float64(k.RecentWork), now)
+	c.Prefill.Follow(k.Prefill)
+	c.Output.Follow(k.Output)
+}
