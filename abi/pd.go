@@ -273,9 +273,10 @@ func (f *PlaceFacts) Allows(d PlaceDecision) bool {
 }
 
 // MintFacts is the raw material of a disagg id. (UnixMilli, Node, Worker,
-// Counter) is unique for a deployment whose nodes and workers differ.
+// Counter) is unique for a deployment whose processes have lines (node and worker)
+// of their own, or are granted ranges of them.
 type MintFacts struct {
-	UnixMilli int64  // never goes back, whatever the host's clock does
+	UnixMilli int64  // counts on with the ids from when they were reserved: no clock
 	Node      uint8  // 0 to 255
 	Worker    uint8  // 0 to 63
 	Counter   uint16 // 0 to 1023

@@ -6,8 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -26,11 +24,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
-	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -42,6 +40,7 @@ type Node struct {
 	log         *slog.Logger
 	registry    *engine.Registry
 	coordinator *coordinator.Local
+	ids         *idstore.Keeper // nil: nothing keeps the mark of the ids
 	knowledge   *knowledge
 	loads       *loads.Poller
 	discovery   *discovery.Manager
@@ -113,7 +112,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return failed(err)
 	}
-	ids, err := disaggid.New(idRange(cfg))
+	ids, err := n.openIDs(cfg, "")
 	if err != nil {
 		return err
 	}
@@ -138,19 +137,6 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return failed(err)
 	}
 	return nil
-}
-
-// idRange is this process's node and worker number. Those of fleet.node_id -1 come
-// from the names that no other process has.
-func idRange(cfg *config.Config) (node, worker int) {
-	if cfg.Fleet.NodeID >= 0 {
-		return cfg.Fleet.NodeID, 0
-	}
-	h := fnv.New32a()
-	name, _ := os.Hostname()                             // empty: the address alone
-	_, _ = io.WriteString(h, name+" "+cfg.Server.Listen) // a hash takes all
-	sum := h.Sum32()
-	return int(sum & 255), int(sum >> 8 & 63)
 }
 
 // askLegs makes the server ask the leg and finish hooks, if a plugin has them.

@@ -2,11 +2,54 @@ package cmd
 
 import (
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
+
+// TestIDsOfOneProcess: with a folder a start goes on where the one before may have
+// come to, whatever the clock says, within the lines that are the process's.
+func TestIDsOfOneProcess(t *testing.T) {
+	mint := func(nodeID int, dir string) (abi.MintFacts, *Node) {
+		t.Helper()
+		cfg := config.Default()
+		cfg.Fleet.NodeID = nodeID
+		n := &Node{log: slog.New(slog.DiscardHandler)}
+		s, err := n.openIDs(&cfg, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, ok := s.Next()
+		if !ok {
+			t.Fatal("no id")
+		}
+		return f, n
+	}
+	dir := t.TempDir()
+	first, n := mint(7, dir)
+	if n.ids == nil || first.Node != 7 || first.UnixMilli > time.Now().UnixMilli() {
+		t.Errorf("%+v", first)
+	}
+	if next, _ := mint(7, dir); next.UnixMilli < first.UnixMilli+disaggid.Width.Milliseconds() {
+		t.Errorf("%+v after %+v", next, first)
+	}
+	cfg := config.Default()
+	cfg.Fleet.NodeID = -1
+	node, worker := idRange(&cfg)
+	if f, _ := mint(-1, dir); int(f.Node) != node || int(f.Worker) != worker {
+		t.Errorf("%+v, want node %d and worker %d", f, node, worker)
+	}
+	for _, dir := range []string{"", filepath.Join(dir, "away")} {
+		if f, n := mint(7, dir); n.ids != nil || f.Node != 7 || f.Worker != 0 || f.UnixMilli > time.Now().UnixMilli() {
+			t.Errorf("in %q: %+v", dir, f)
+		}
+	}
+}
 
 func TestIDRange(t *testing.T) {
 	cfg := config.Default()

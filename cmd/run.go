@@ -103,6 +103,9 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.knowledge.run(background) })
 	wg.Go(func() { n.coordinator.Run(background) })
 	wg.Go(func() { n.loads.Run(background) })
+	if n.ids != nil {
+		wg.Go(func() { n.ids.Run(background) })
+	}
 	wg.Go(func() { n.server.WarmPairs(ctx) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })

@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"proxy/connector":            {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/coordinator":          {"abi", "proxy/engine", "proxy/state/..."},
 	"proxy/coordinator/election": {"proxy/etcd"},
+	"proxy/coordinator/idstore":  {"proxy/state/disaggid"},
 	"proxy/coordinator/replica":  {"proxy/state/conversation"},
 	"proxy":                      {"abi", "proxy/..."},
 	"cmd":                        {"abi", "abi/...", "plugins", "plugins/...", "conformance/enginesim", "conformance/load", "conformance/replay", "policies", "proxy", "proxy/..."},

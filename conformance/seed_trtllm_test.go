@@ -43,7 +43,10 @@ func TestNoIDOfAFleetCollides(t *testing.T) {
 		wg.Go(func() {
 			<-start
 			for i := range each {
-				facts := source.Next()
+				facts, ok := source.Next()
+				if !ok {
+					t.Error("a line has no ids left")
+				}
 				id := disaggid.Pack(facts) // as the proxy's own rule, and as the policy
 				if i%100 == 0 {
 					if byPolicy, _, ok := mint.Mint(t.Context(), &facts); !ok || byPolicy != id {

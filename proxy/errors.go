@@ -137,6 +137,8 @@ func publicError(err error) *openai.Error {
 		return le.public()
 	case errors.As(err, &nt):
 		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: nt.Error()}
+	case errors.Is(err, coordinator.ErrNoID):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_id", Message: "no disagg id is left for the request; the coordinator grants none"}
 	case errors.Is(err, coordinator.ErrUnknownModel):
 		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
 	case errors.Is(err, coordinator.ErrModelNeeded):

@@ -54,6 +54,7 @@ func TestPublicError(t *testing.T) {
 		{"rejected as wrong", &coordinator.RejectedError{Status: 403}, 403, "invalid_request_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"rejected for now", &coordinator.RejectedError{Status: 529}, 529, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, false},
 		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},
+		{"no id", coordinator.ErrNoID, 503, "overloaded_error", "no_id", "no disagg id", "", telemetry.OutcomeInternal, true},
 		{"model needed", coordinator.ErrModelNeeded, 400, "invalid_request_error", "missing_field", "model", "model", telemetry.OutcomeClientError, false},
 		{"draining", errDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"cancelled", context.Canceled, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},

@@ -17,6 +17,9 @@ var (
 	ErrRejected = errors.New("place request: rejected by the plan policy")
 	// ErrNoTarget is what every *NoTargetError is, for errors.Is.
 	ErrNoTarget = errors.New("place request: no target")
+	// ErrNoID says that every id that this process was granted has been issued,
+	// and that no further range has come.
+	ErrNoID = errors.New("place request: no disagg id is left")
 )
 
 // RejectedError says that the plan policy refused the request though it could be

@@ -176,8 +176,7 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	}
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
-	l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now), now)
-	return nil
+	return l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now), now)
 }
 
 // decideOnly places both legs on the targets of a.Only.
@@ -190,8 +189,7 @@ func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a 
 	if chosen.Prefill < 0 || chosen.Decode < 0 || !t.place.Allows(chosen) || l.settle(t, g, chosen, now) != chosen {
 		return &NoTargetError{Model: a.Model}
 	}
-	l.commit(ctx, d, a, t, g, chosen, now)
-	return nil
+	return l.commit(ctx, d, a, t, g, chosen, now)
 }
 
 // plan asks how many legs the request gets.
@@ -269,8 +267,8 @@ func fixedLacks(pool *engine.Pool, a *Ask) abi.Phase {
 }
 
 // commit makes the decision hold: it mints the id, unless it is kept, takes the
-// loads and notes where the request goes.
-func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision, now time.Time) {
+// loads and notes where the request goes. Nothing is taken when there is no id.
+func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *grant, chosen abi.PlaceDecision, now time.Time) error {
 	g.Decode = t.targets[chosen.Decode]
 	g.Flow = abi.FlowAggregated
 	lease := &g.lease
@@ -279,8 +277,8 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 		g.Flow = g.Prefill.Flow
 		if g.ID = a.ID; g.ID != 0 {
 			l.live.Hold(g.ID)
-		} else {
-			g.ID = l.mintID(ctx, d, t, g)
+		} else if g.ID = l.mintID(ctx, d, t, g); g.ID == 0 {
+			return ErrNoID
 		}
 		lease.id = g.ID
 	}
@@ -309,15 +307,19 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 		l.state.Conversations.Record(a.turn, homeOf(prefill), homeOf(g.Decode), now)
 		g.Turn = a.turn
 	}
+	return nil
 }
 
 // uncached is how many tokens of a prompt the row's target has yet to compute.
 func uncached(prompt int64, c *abi.Candidate) int64 { return max(0, prompt-c.Matched()) }
 
 // mintID returns an id that is in range and not in flight, and takes it into
-// the set of those that are.
+// the set of those that are; 0 when there is none left.
 func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *grant) uint64 {
-	t.mint = l.mint.Next()
+	var ok bool
+	if t.mint, ok = l.mint.Next(); !ok {
+		return 0
+	}
 	id, policy, ok := d.Mint(ctx, &t.mint)
 	switch {
 	case !ok:
@@ -332,7 +334,11 @@ func (l *Local) mintID(ctx context.Context, d Decider, t *table, g *grant) uint6
 	}
 	for {
 		// The facts may have become an id of the policy's: take new ones.
-		if id = disaggid.Pack(l.mint.Next()); l.live.Add(id) {
+		facts, ok := l.mint.Next()
+		if !ok {
+			return 0
+		}
+		if id = disaggid.Pack(facts); l.live.Add(id) {
 			l.observer.Minted(native)
 			return id
 		}

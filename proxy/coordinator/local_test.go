@@ -497,11 +497,38 @@ func TestPackIsSnowflake(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 1000 {
-		f := s.Next()
+		f, _ := s.Next()
 		if a, b := disaggid.Pack(f), snowflake.Mint(&f); a != b {
 			t.Fatalf("%+v: %d and %d", f, a, b)
 		}
 	}
+}
+
+// TestNoIDIsLeft: a placement that has no id takes nothing, one that needs none is
+// made, and so are all once a range has come.
+func TestNoIDIsLeft(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode", "b both")
+	w.mint = disaggid.NewSource()
+	if _, err := w.Place(t.Context(), ask()); !errors.Is(err, ErrNoID) {
+		t.Fatal(err)
+	}
+	if w.Open() != 0 || w.LiveIDs() != 0 {
+		t.Errorf("%d leases, %d ids", w.Open(), w.LiveIDs())
+	}
+	for _, name := range []string{"p", "d"} {
+		if l := &w.target(t, name, 0).Load[0]; l.Requests() != 0 {
+			t.Errorf("%s has %d requests", name, l.Requests())
+		}
+	}
+	a := ask()
+	a.ID = 1 << 41
+	kept, err := w.Place(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept.Lease.Release()
+	w.mint.Extend(disaggid.Range{From: disaggid.Epoch, Until: disaggid.Epoch + 1})
+	w.must(t, ask())
 }
 
 // TestFallbacksOfAFailedPlace are told to the observer, as no Placement can

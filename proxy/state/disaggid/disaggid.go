@@ -1,14 +1,16 @@
 // Package disaggid issues the raw material of disagg ids and knows which ids
-// are in flight. One Source per node and worker number is the only issuer of
-// its numbers in a deployment. It does no I/O and is safe for concurrent use.
+// are in flight. An issuer (Grants) splits what it has reserved into ranges, each
+// for one Source, which counts through it. It does no I/O and is safe for
+// concurrent use.
 package disaggid
 
 import "github.com/pdproxy/pdproxy/abi"
 
 // The layout of an id before it is brought into range, from the highest bit: 39
 // bits of milliseconds since abi.DisaggEpochMilli, 8 of node, 6 of worker, 10
-// of counter. Source: TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, whose
-// time is the host's uptime instead, so that its ids repeat after a reboot.
+// of counter, which carries into the milliseconds: a Source counts. Source:
+// TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, whose time is the host's
+// uptime instead, so that its ids repeat after a reboot.
 const (
 	milliBits   = 39
 	nodeBits    = 8

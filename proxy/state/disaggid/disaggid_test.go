@@ -64,6 +64,15 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+// next is the next id of a source that has some left.
+func next(t testing.TB, s *Source) uint64 {
+	f, ok := s.Next()
+	if !ok {
+		t.Error("no id is left")
+	}
+	return Pack(f)
+}
+
 func source(t testing.TB, node, worker int) *Source {
 	t.Helper()
 	s, err := New(node, worker)
@@ -73,56 +82,27 @@ func source(t testing.TB, node, worker int) *Source {
 	return s
 }
 
-func TestNextFollowsTheClock(t *testing.T) {
+// TestNextCounts: from the start of the process on, whatever the clock does.
+func TestNextCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := source(t, 9, 4)
+		time.Sleep(time.Until(time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)))
 		start := time.Now().UnixMilli()
-		for i := range 3 {
-			if got, want := s.Next(), (abi.MintFacts{UnixMilli: start, Node: 9, Worker: 4, Counter: uint16(i)}); got != want {
-				t.Errorf("got %+v, want %+v", got, want)
+		s := source(t, 9, 4)
+		for i := range 5000 {
+			want := abi.MintFacts{UnixMilli: start + int64(i)/1024, Node: 9, Worker: 4, Counter: uint16(i % 1024)}
+			if got, ok := s.Next(); got != want || !ok {
+				t.Fatalf("got %+v, want %+v", got, want)
 			}
 		}
-		time.Sleep(1500 * time.Microsecond)
-		if got, want := s.Next(), (abi.MintFacts{UnixMilli: start + 1, Node: 9, Worker: 4}); got != want {
-			t.Errorf("got %+v, want %+v", got, want)
+		if time.Now().UnixMilli() != start {
+			t.Error("it has waited")
 		}
-	})
-}
-
-// TestNextBlocks: the 1025th of a millisecond waits for the next one.
-func TestNextBlocks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := source(t, 0, 0)
-		time.Sleep(300 * time.Microsecond)
-		start := time.Now()
-		for range 1024 {
-			s.Next()
+		time.Sleep(time.Hour)
+		if got, _ := s.Next(); got.UnixMilli != start+4 {
+			t.Errorf("got %+v", got)
 		}
-		if d := time.Since(start); d != 0 {
-			t.Fatalf("1024 in one millisecond took %v", d)
-		}
-		f := s.Next()
-		if d := time.Since(start); d != 700*time.Microsecond {
-			t.Errorf("waited %v, want the 700µs that were left of the millisecond", d)
-		}
-		if f.UnixMilli != start.UnixMilli()+1 || f.Counter != 0 {
-			t.Errorf("got %+v", f)
-		}
-	})
-}
-
-// TestNextNeverGoesBack: facts handed out with a time ahead of the clock, as
-// after a step, are followed by later ones.
-func TestNextNeverGoesBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := source(t, 0, 0)
-		ahead := time.Now().UnixMilli() + 5
-		s.last.Store(ahead<<counterBits | 1022)
-		if f := s.Next(); f.UnixMilli != ahead || f.Counter != 1023 {
-			t.Errorf("got %+v", f)
-		}
-		if f := s.Next(); f.UnixMilli != ahead+1 || f.Counter != 0 {
-			t.Errorf("got %+v", f)
+		if _, few := s.Ask(); few {
+			t.Error("a whole line is few")
 		}
 	})
 }
@@ -140,7 +120,7 @@ func TestNextHammer(t *testing.T) {
 		wg.Go(func() {
 			ids := make([]uint64, 0, each)
 			for range each {
-				ids = append(ids, Pack(sources[g%2].Next()))
+				ids = append(ids, next(t, sources[g%2]))
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -220,12 +200,12 @@ func TestLiveDoesNotAllocate(t *testing.T) {
 	var l Live
 	s := source(t, 0, 0)
 	for range 4096 {
-		id := Pack(s.Next())
+		id := next(t, s)
 		l.Add(id)
 		l.Drop(id)
 	}
 	if n := testing.AllocsPerRun(1000, func() {
-		id := Pack(s.Next())
+		id := next(t, s)
 		l.Add(id)
 		l.Drop(id)
 	}); n != 0 {
@@ -238,7 +218,8 @@ func BenchmarkMint(b *testing.B) {
 	var l Live
 	b.ReportAllocs()
 	for b.Loop() {
-		id := Pack(s.Next())
+		f, _ := s.Next()
+		id := Pack(f)
 		l.Add(id)
 		l.Drop(id)
 	}

@@ -2,6 +2,8 @@ package disaggid
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,18 +13,44 @@ import (
 // maxWorker is the highest worker number that the layout has room for.
 const maxWorker = 1<<workerBits - 1
 
-// Source hands out facts that are unique for its node and worker: no two have
-// the same time and counter. Its time is the wall clock as it stood at New plus
-// what the monotonic clock has counted since, so it never goes back while the
-// process lives, whatever is done to the host's clock.
+// Source hands out facts that are unique: those of the ranges that it holds, one
+// after the other. It counts and reads no clock, so that no step of the clock,
+// no pause of the process and no rate of requests makes it wait or go back.
 type Source struct {
-	node, worker uint8
-	start        time.Time
-	last         atomic.Int64 // Unix ms << counterBits | counter of the last facts
+	holder  Holder
+	current atomic.Pointer[span]
+
+	mu    sync.Mutex
+	next  []Range       // guarded by mu; taken when the current one is used up
+	count uint32        // guarded by mu; ranges taken so far
+	size  int64         // guarded by mu; ids of the one taken last
+	taken map[int]int64 // guarded by mu; until where each line's id-time has been taken
 }
 
-// New returns the source of the given node (0 to 255) and worker (0 to 63).
-// Two processes that share engines must differ in one of them.
+// span is a range in use.
+type span struct {
+	_            [64]byte     // its counter is on a cache line of its own
+	next         atomic.Int64 // Unix ms << counterBits | counter
+	end          int64        // next's limit
+	node, worker uint8
+}
+
+// left is how many ids the span still has.
+func (s *span) left() int64 { return max(0, s.end-s.next.Load()) }
+
+// NewSource returns a source that has no range yet.
+func NewSource() *Source {
+	s := &Source{holder: Holder(rand.Uint64()), taken: make(map[int]int64)}
+	s.current.Store(new(span))
+	return s
+}
+
+// New returns the source of a process that nobody grants ranges to: it holds all
+// that is left of the line of the given node (0 to 255) and worker (0 to 63),
+// from the present time. Two processes that share engines must differ in one of
+// them. The one that follows it on its line starts later, and issues ids of its
+// own, unless the clock was set back to before this one's start or its use:
+// 1024 ids are a millisecond.
 func New(node, worker int) (*Source, error) {
 	if node < 0 || node > 1<<nodeBits-1 {
 		return nil, fmt.Errorf("create id source: node %d is not in 0 to %d", node, 1<<nodeBits-1)
@@ -30,33 +58,83 @@ func New(node, worker int) (*Source, error) {
 	if worker < 0 || worker > maxWorker {
 		return nil, fmt.Errorf("create id source: worker %d is not in 0 to %d", worker, maxWorker)
 	}
-	return &Source{node: uint8(node), worker: uint8(worker), start: time.Now()}, nil
+	s := NewSource()
+	s.Extend(Range{Node: uint8(node), Worker: uint8(worker), From: Clock(time.Now()), Until: End})
+	return s, nil
 }
 
-// Next returns the next facts. When the 1024 of a millisecond are used up it
-// blocks until the next one begins; the counter never wraps.
-func (s *Source) Next() abi.MintFacts {
+// Next returns the next facts. It never waits; it is false when every range is
+// used up.
+func (s *Source) Next() (abi.MintFacts, bool) {
 	for {
-		now := s.now()
-		last := s.last.Load()
-		next := now.UnixMilli() << counterBits
-		if next <= last {
-			next = last + 1
-			if next&(1<<counterBits-1) == 0 {
-				time.Sleep(now.Truncate(time.Millisecond).Add(time.Millisecond).Sub(now))
-				continue
-			}
-		}
-		if s.last.CompareAndSwap(last, next) {
+		c := s.current.Load()
+		if n := c.next.Add(1) - 1; n < c.end {
 			return abi.MintFacts{
-				UnixMilli: next >> counterBits,
-				Node:      s.node,
-				Worker:    s.worker,
-				Counter:   uint16(next & (1<<counterBits - 1)),
-			}
+				UnixMilli: n >> counterBits,
+				Node:      c.node,
+				Worker:    c.worker,
+				Counter:   uint16(n & (1<<counterBits - 1)),
+			}, true
+		}
+		if !s.advance(c) {
+			return abi.MintFacts{}, false
 		}
 	}
 }
 
-// now is the source's own clock.
-func (s *Source) now() time.Time { return s.start.Add(time.Since(s.start)) }
+// advance puts the next range in the place of one that is used up.
+func (s *Source) advance(used *span) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current.Load() != used {
+		return true // another did
+	}
+	if len(s.next) == 0 {
+		used.next.Store(used.end) // it does not count up for ever
+		return false
+	}
+	r := s.next[0]
+	s.next = s.next[1:]
+	c := &span{end: r.Until << counterBits, node: r.Node, worker: r.Worker}
+	c.next.Store(r.From << counterBits)
+	s.current.Store(c)
+	return true
+}
+
+// Extend gives the source a range that was granted to it, to be used after those
+// that it has. What it was given before is not taken again, so that a grant may
+// arrive any number of times.
+func (s *Source) Extend(r Range) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line := int(r.Node)<<workerBits | int(r.Worker)
+	if r.Until <= s.taken[line] {
+		return
+	}
+	r.From = max(r.From, s.taken[line])
+	s.taken[line] = r.Until
+	s.count++
+	s.size = r.Size()
+	s.next = append(s.next, r)
+}
+
+// Ask is what to say to the issuer of ranges, as often as one likes; false as
+// long as more than half of the range taken last is left.
+func (s *Source) Ask() (Ask, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := s.current.Load().left()
+	for _, r := range s.next {
+		left += r.Size()
+	}
+	return Ask{Holder: s.holder, Taken: s.count}, 2*left <= s.size
+}
+
+// ExtendBy gives the source what an encoded table of Grants has for it.
+func (s *Source) ExtendBy(table []byte) error {
+	r, ok, err := FindGrant(table, s.holder)
+	if ok && err == nil {
+		s.Extend(r)
+	}
+	return err
+}

@@ -1,0 +1,48 @@
+package cmd
+
+import (
+	"context"
+	"hash/fnv"
+	"io"
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// openIDs returns what mints for a process that serves alone. In dir it keeps the
+// mark of the ids that it may have used, so that no start issues them again, even
+// after the clock was set back; without a dir, or in one that cannot be written
+// to, it starts at the clock.
+func (n *Node) openIDs(cfg *config.Config, dir string) (*disaggid.Source, error) {
+	node, worker := idRange(cfg)
+	if dir == "" {
+		return disaggid.New(node, worker)
+	}
+	lines := disaggid.Block{Node: uint8(node), Lines: 64}
+	if cfg.Fleet.NodeID < 0 {
+		lines.First, lines.Lines = uint8(worker), 1
+	}
+	k := idstore.NewKeeper(idstore.NewFile(dir, lines), disaggid.Width, n.log)
+	if k.Tend(context.Background(), time.Now()) != nil { // it is logged
+		n.log.Warn("ids begin at the clock: one that is set back repeats them", "dir", dir)
+		return disaggid.New(node, worker)
+	}
+	n.ids = k
+	return k.Source(), nil
+}
+
+// idRange is this process's node and worker number. Those of fleet.node_id -1 come
+// from the names that no other process has.
+func idRange(cfg *config.Config) (node, worker int) {
+	if cfg.Fleet.NodeID >= 0 {
+		return cfg.Fleet.NodeID, 0
+	}
+	h := fnv.New32a()
+	name, _ := os.Hostname()                             // empty: the address alone
+	_, _ = io.WriteString(h, name+" "+cfg.Server.Listen) // a hash takes all
+	sum := h.Sum32()
+	return int(sum & 255), int(sum >> 8 & 63)
+}

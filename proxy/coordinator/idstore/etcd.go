@@ -1,0 +1,202 @@
+package idstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// nodeTTL is how many seconds a node number stays taken when its coordinator has
+// died or cannot reach etcd.
+const nodeTTL = 15
+
+// tries is how often a reservation that others came before is begun anew.
+const tries = 8
+
+// ahead is how far ahead of the clock a node begins that has no mark: an etcd that
+// has lost its data has lost those of coordinators that live.
+const ahead = 24 * time.Hour
+
+// Etcd is the Store of several coordinators. Each has a node number of its own,
+// under a lease, at PREFIX/nodes/N; the mark of a node stays at PREFIX/marks/N and
+// is raised by compare-and-swap, only while the node is held. So a coordinator
+// that has lost its node cannot reserve on it, and the one that has it now begins
+// where the other's blocks end.
+type Etcd struct {
+	client *clientv3.Client
+	prefix string
+	token  string // the value of a node that is ours
+
+	mu      sync.Mutex
+	node    int                  // guarded by mu; -1: none was held yet
+	session *concurrency.Session // guarded by mu; nil: no node is held
+	seen    map[int]int64        // guarded by mu; marks that this process has set
+}
+
+// NewEtcd returns the store below prefix, as "/pdproxy/ids/", for a coordinator
+// of the given name, which only shows in etcd. Close gives its node back.
+func NewEtcd(client *clientv3.Client, prefix, name string) *Etcd {
+	return &Etcd{
+		client: client, prefix: prefix, token: name + " " + strconv.FormatUint(rand.Uint64(), 16),
+		node: -1, seen: make(map[int]int64),
+	}
+}
+
+// errLost says that another has our node, or has raised our mark.
+var errLost = errors.New("another came before")
+
+// Reserve implements Store.
+func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for range tries {
+		err := e.hold(ctx)
+		if err == nil {
+			var b disaggid.Block
+			if b, err = e.raise(ctx, now, width); err == nil {
+				return b, nil
+			}
+		}
+		if !errors.Is(err, errLost) {
+			return disaggid.Block{}, err
+		}
+		e.drop()
+	}
+	return disaggid.Block{}, errLost
+}
+
+// hold sees to it that a node number is ours; e.mu is held.
+func (e *Etcd) hold(ctx context.Context) error {
+	if e.session != nil {
+		select {
+		case <-e.session.Done():
+			e.session = nil
+		default:
+			return nil
+		}
+	}
+	lease, err := e.client.Grant(ctx, nodeTTL)
+	if err != nil {
+		return err
+	}
+	// The session renews the lease for longer than this reservation takes.
+	session, err := concurrency.NewSession(e.client, concurrency.WithLease(lease.ID), concurrency.WithTTL(nodeTTL))
+	if err != nil {
+		return err
+	}
+	if err := e.claim(ctx, lease.ID); err != nil {
+		session.Orphan()
+		return err
+	}
+	e.session = session
+	return nil
+}
+
+// claim takes a node number: the one that was held before, or the next that is
+// free.
+func (e *Etcd) claim(ctx context.Context, lease clientv3.LeaseID) error {
+	list, err := e.client.Get(ctx, e.prefix+"nodes/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return err
+	}
+	taken := make(map[string]bool, len(list.Kvs))
+	for _, kv := range list.Kvs {
+		taken[strings.TrimPrefix(string(kv.Key), e.prefix+"nodes/")] = true
+	}
+	if e.node >= 0 {
+		again, err := e.client.Txn(ctx).
+			If(clientv3.Compare(clientv3.Value(e.nodeKey()), "=", e.token)).
+			Then(clientv3.OpPut(e.nodeKey(), e.token, clientv3.WithLease(lease))).Commit()
+		if err != nil || again.Succeeded {
+			return err
+		}
+	}
+	first := e.node
+	if first < 0 {
+		first = rand.IntN(256) // hardly ever one that was in use a moment ago
+	}
+	for i := range 256 {
+		e.node = (first + i) & 255
+		if taken[strconv.Itoa(e.node)] {
+			continue
+		}
+		free, err := e.client.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(e.nodeKey()), "=", 0)).
+			Then(clientv3.OpPut(e.nodeKey(), e.token, clientv3.WithLease(lease))).Commit()
+		if err != nil || free.Succeeded {
+			return err
+		}
+	}
+	return fmt.Errorf("every node number below %snodes/ is taken", e.prefix)
+}
+
+// raise raises the mark of the node that is held; e.mu is held.
+func (e *Etcd) raise(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
+	key := e.prefix + "marks/" + strconv.Itoa(e.node)
+	ours := clientv3.Compare(clientv3.Value(e.nodeKey()), "=", e.token)
+	read, err := e.client.Txn(ctx).If(ours).Then(clientv3.OpGet(key)).Commit()
+	if err != nil {
+		return disaggid.Block{}, err
+	}
+	if !read.Succeeded {
+		return disaggid.Block{}, errLost
+	}
+	var mark, revision int64
+	if kvs := read.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+		if mark, err = strconv.ParseInt(string(kvs[0].Value), 10, 64); err != nil || mark < disaggid.Epoch || mark > disaggid.End {
+			return disaggid.Block{}, fmt.Errorf("read %s: no time in ms within id-time", key)
+		}
+		revision = kvs[0].ModRevision
+	} else {
+		now = now.Add(ahead)
+	}
+	b := disaggid.Block{Node: uint8(e.node), Lines: 64}
+	if b.From, b.Until, err = block(now, max(mark, e.seen[e.node]), width); err != nil {
+		return disaggid.Block{}, err
+	}
+	put, err := e.client.Txn(ctx).
+		If(ours, clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
+		Then(clientv3.OpPut(key, strconv.FormatInt(b.Until, 10))).Commit()
+	switch {
+	case err != nil:
+		return disaggid.Block{}, err
+	case !put.Succeeded:
+		return disaggid.Block{}, errLost
+	}
+	e.seen[e.node] = b.Until
+	return b, nil
+}
+
+// drop gives up the lease of a node that is no longer ours; e.mu is held.
+func (e *Etcd) drop() {
+	if e.session != nil {
+		e.session.Orphan()
+		e.session = nil
+	}
+}
+
+// Close gives the node back. Blocks stay reserved.
+func (e *Etcd) Close(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.session == nil {
+		return nil
+	}
+	lease := e.session.Lease()
+	e.drop()
+	_, err := e.client.Revoke(ctx, lease)
+	return err
+}
+
+// nodeKey is the key of the node number; e.mu is held.
+func (e *Etcd) nodeKey() string { return e.prefix + "nodes/" + strconv.Itoa(e.node) }

@@ -1,0 +1,256 @@
+package disaggid
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+func drain(s *Source) (ids []uint64) {
+	for {
+		f, ok := s.Next()
+		if !ok {
+			return ids
+		}
+		ids = append(ids, Pack(f))
+	}
+}
+
+// grant hands the source what it asks for, as over the wire.
+func grant(t *testing.T, g *Grants, s *Source) {
+	t.Helper()
+	ask, few := s.Ask()
+	if !few {
+		t.Fatal("it has enough")
+	}
+	read, err := ReadAsk(ask.Append(nil))
+	if err != nil || read != ask {
+		t.Fatalf("%v read as %v: %v", ask, read, err)
+	}
+	g.Grant(read)
+	if err := s.ExtendBy(g.AppendTable(nil)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSourceUsesItsRangesUp(t *testing.T) {
+	s := NewSource()
+	if _, ok := s.Next(); ok {
+		t.Error("an id of no range")
+	}
+	a, b := Range{Node: 3, Worker: 1, From: Epoch + 10, Until: Epoch + 12}, Range{Node: 4, Worker: 63, From: Epoch + 2, Until: Epoch + 3}
+	for range 3 { // a grant may arrive again
+		s.Extend(a)
+	}
+	if _, few := s.Ask(); few {
+		t.Error("a whole range is few")
+	}
+	for range 1024 {
+		next(t, s)
+	}
+	if ask, few := s.Ask(); !few || ask.Taken != 1 {
+		t.Errorf("half of it is left: %v, %v", ask, few)
+	}
+	s.Extend(b)
+	s.Extend(a)
+	if got := len(drain(s)); got != 2048 {
+		t.Errorf("%d ids were left of both", got)
+	}
+	s.Extend(a)
+	s.Extend(b)
+	if n := len(drain(s)); n != 0 {
+		t.Errorf("%d ids came twice", n)
+	}
+	s.Extend(Range{Node: 3, Worker: 1, From: Epoch + 11, Until: Epoch + 13}) // what is new of it
+	if f, ok := s.Next(); !ok || f.UnixMilli != Epoch+12 || f.Counter != 0 {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestGrants(t *testing.T) {
+	g := NewGrants(2 * time.Millisecond)
+	if g.Lacks() != 2*time.Millisecond {
+		t.Error("nothing is enough")
+	}
+	if _, ok := g.Grant(Ask{Holder: 1}); ok {
+		t.Error("a grant of nothing")
+	}
+	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch, Until: Epoch + 2})
+	want := Range{Node: 7, Worker: 5, From: Epoch, Until: Epoch + 2}
+	for range 2 { // until it has arrived
+		if r, ok := g.Grant(Ask{Holder: 1}); r != want || !ok {
+			t.Errorf("%+v", r)
+		}
+	}
+	if g.Lacks() == 0 {
+		t.Error("one of two lines is enough")
+	}
+	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 2, Until: Epoch + 4})
+	if g.Lacks() != 0 {
+		t.Error("three of four are not enough")
+	}
+	want.Worker = 6
+	if r, _ := g.Grant(Ask{Holder: 1, Taken: 1}); r != want {
+		t.Errorf("%+v", r)
+	}
+	want.Worker, want.From, want.Until = 5, Epoch+2, Epoch+4
+	if r, _ := g.Grant(Ask{Holder: 2}); r != want {
+		t.Errorf("%+v", r)
+	}
+	// Another process was granted some in between: what is left is not used.
+	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 6, Until: Epoch + 7})
+	want = Range{Node: 7, Worker: 5, From: Epoch + 6, Until: Epoch + 7}
+	if r, _ := g.Grant(Ask{Holder: 3}); r != want {
+		t.Errorf("%+v", r)
+	}
+	table := g.AppendTable(nil)
+	for holder, there := range map[Holder]bool{1: true, 2: true, 3: true, 4: false} {
+		if _, ok, err := FindGrant(table, holder); ok != there || err != nil {
+			t.Errorf("holder %d: %v, %v", holder, ok, err)
+		}
+	}
+	if _, _, err := FindGrant(table[1:], 1); err == nil {
+		t.Error("half a row was read")
+	}
+}
+
+// TestGrantsForgetTheOldest: their table has an end.
+func TestGrantsForgetTheOldest(t *testing.T) {
+	g := NewGrants(time.Millisecond)
+	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 100})
+	for h := range Holder(maxRows + 1) {
+		g.Grant(Ask{Holder: h})
+	}
+	table := g.AppendTable(nil)
+	if len(table) != maxRows*rowSize {
+		t.Errorf("%d bytes", len(table))
+	}
+	if _, there, _ := FindGrant(table, 0); there {
+		t.Error("the first is there")
+	}
+	if _, there, _ := FindGrant(table, maxRows); !there {
+		t.Error("the last is not")
+	}
+}
+
+// TestTwoIssuersInTurn: a source that asks one, then the other, then the first
+// again, as it does while two coordinators come and go, is granted something each
+// time, and nothing twice.
+func TestTwoIssuersInTurn(t *testing.T) {
+	var issuers []*Grants
+	for n := range uint8(2) {
+		g := NewGrants(time.Millisecond)
+		g.Add(Block{Node: n, Lines: 64, From: Epoch, Until: Epoch + 8})
+		issuers = append(issuers, g)
+	}
+	s := NewSource()
+	var ids []uint64
+	for i := range 20 {
+		grant(t, issuers[i%2], s)
+		if err := s.ExtendBy(issuers[(i+1)%2].AppendTable(nil)); err != nil { // an old one
+			t.Fatal(err)
+		}
+		fresh := drain(s)
+		if len(fresh) != 1024 {
+			t.Fatalf("grant %d has %d ids", i, len(fresh))
+		}
+		ids = append(ids, fresh...)
+	}
+	slices.Sort(ids)
+	if n := len(slices.Compact(ids)); n != 20*1024 {
+		t.Errorf("%d different ids", n)
+	}
+}
+
+// TestExtendHammer: many take from a source that others extend.
+func TestExtendHammer(t *testing.T) {
+	g, s := NewGrants(time.Millisecond), NewSource()
+	g.Add(Block{Lines: 64, From: Epoch, Until: Epoch + 2})
+	var (
+		mu  sync.Mutex
+		ids []uint64
+		wg  sync.WaitGroup
+	)
+	for range 4 {
+		wg.Go(func() {
+			var mine []uint64
+			for range 64 {
+				if ask, few := s.Ask(); few {
+					if r, ok := g.Grant(ask); ok {
+						s.Extend(r)
+					}
+				}
+				for range 200 {
+					if f, ok := s.Next(); ok {
+						mine = append(mine, Pack(f))
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ids = append(ids, mine...)
+		})
+	}
+	wg.Wait()
+	n := len(ids)
+	slices.Sort(ids)
+	if u := len(slices.Compact(ids)); u != n || n < 20000 {
+		t.Errorf("%d ids, %d of them different", n, u)
+	}
+}
+
+// TestEndOfIDTime: no id beyond it is one of another line, or of the beginning.
+func TestEndOfIDTime(t *testing.T) {
+	s := NewSource()
+	s.Extend(Range{Node: 255, Worker: 63, From: End - 1, Until: End})
+	ids := drain(s)
+	if len(ids) != 1024 || !slices.IsSorted(ids) || !InRange(ids[1023]) {
+		t.Errorf("%d ids, up to %d", len(ids), ids[len(ids)-1])
+	}
+	for _, at := range []time.Time{{}, time.UnixMilli(0), time.UnixMilli(End), time.UnixMilli(1<<63 - 1)} {
+		if c := Clock(at); c != Epoch {
+			t.Errorf("the clock at %v tells %d", at, c)
+		}
+	}
+	if now := time.UnixMilli(Epoch + 5); Clock(now) != Epoch+5 {
+		t.Error("a clock that can be right is not believed")
+	}
+}
+
+func FuzzTable(f *testing.F) {
+	g := NewGrants(time.Millisecond)
+	g.Add(Block{Node: 1, Lines: 64, From: Epoch, Until: Epoch + 8})
+	for range 3 {
+		g.Grant(Ask{Holder: Holder(rand.Uint64())})
+	}
+	table := g.AppendTable(nil)
+	holder, _ := ReadAsk(append(slices.Clone(table[:8]), 0, 0, 0, 0))
+	f.Add(uint64(holder.Holder), table)
+	f.Add(uint64(holder.Holder), table[:len(table)-1])
+	f.Add(uint64(0), make([]byte, 2*rowSize))
+	f.Add(uint64(0), []byte{})
+	f.Fuzz(func(t *testing.T, holder uint64, table []byte) {
+		r, ok, err := FindGrant(table, Holder(holder))
+		if !ok || err != nil {
+			return
+		}
+		s := NewSource()
+		s.Extend(r)
+		first, there := s.Next()
+		if !there || !InRange(Pack(first)) || first.Worker > maxWorker || first.UnixMilli < Epoch || first.UnixMilli >= End {
+			t.Errorf("range %+v, facts %+v", r, first)
+		}
+	})
+}
+
+func FuzzReadAsk(f *testing.F) {
+	f.Add(Ask{Holder: 1 << 63, Taken: 7}.Append(nil))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if a, err := ReadAsk(b); err == nil && !slices.Equal(a.Append(nil), b) {
+			t.Errorf("%x read as %+v", b, a)
+		}
+	})
+}
