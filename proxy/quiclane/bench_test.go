@@ -1,0 +1,55 @@
+package quiclane
+
+import (
+	"net"
+	"testing"
+
+	"golang.org/x/net/ipv4"
+)
+
+// BenchmarkReadBatch is what the lane adds to reading one's own packets, eight at a
+// time.
+func BenchmarkReadBatch(b *testing.B) {
+	type reader interface {
+		ReadBatch([]ipv4.Message, int) (int, error)
+	}
+	c, err := Listen(b.TempDir(), "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	own := short([]byte{0, 2, 3, 4, 5, 6, 7})
+	to, err := net.DialUDP("udp", nil, c.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer to.Close()
+	for _, r := range []struct {
+		name string
+		reader
+	}{{"plain", c.batch}, {"lane", c}} {
+		b.Run(r.name, func(b *testing.B) {
+			ms := make([]ipv4.Message, 8)
+			for i := range ms {
+				ms[i] = room()
+			}
+			b.ReportAllocs()
+			for range b.N {
+				b.StopTimer()
+				for range ms {
+					if _, err := to.Write(own); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.StartTimer()
+				for got := 0; got < len(ms); {
+					n, err := r.ReadBatch(ms, 0)
+					if err != nil {
+						b.Fatal(err)
+					}
+					got += n
+				}
+			}
+		})
+	}
+}
