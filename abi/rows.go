@@ -53,6 +53,14 @@ func appendRows(dst []byte, rows []Candidate) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
 }
 
+// AppendRows appends rows, RowSize bytes each, as they are in a frame.
+func AppendRows(dst []byte, rows []Candidate) []byte { return appendRows(dst, rows) }
+
+// ReadRows appends to rows those that b holds whole, as AppendRows wrote them.
+func ReadRows(rows []Candidate, b []byte) []Candidate {
+	return decodeRows(b, len(b)/RowSize, RowSize, rows)
+}
+
 // aligned reports whether the byte at an offset of b can begin a row in memory.
 func aligned(b []byte, from int) bool { return uintptr(unsafe.Pointer(&b[from]))%8 == 0 }
 

@@ -72,6 +72,7 @@ type Ask struct {
 
 	turn   conversation.Turn // of the exchange, however often it is placed
 	looked bool
+	asked  uint64 // the process whose numbers the homes of turn are; 0: this one
 }
 
 // Within is the instances that a request may be given: for each phase of two
@@ -98,10 +99,12 @@ type Placement struct {
 	FirstByte time.Duration
 	// Fallbacks that happened on the way, as labels what/reason.
 	Fallbacks []Fallback
-	Notes     []string        // what the plan and the place policy left for explain
-	Facts     abi.PlaceFacts  // the table that was decided on, for explain
-	Targets   []engine.Target // row i of Facts.Candidates
-	Lease     *Lease
+	Notes     []string // what the plan and the place policy left for explain
+	// Facts is the table that was decided on, for explain; of one that was decided on
+	// in another process only the request, the flow, the rows and Scored.
+	Facts   abi.PlaceFacts
+	Targets []engine.Target // row i of Facts.Candidates
+	Lease   *Lease
 
 	table *table
 }

@@ -217,8 +217,12 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 				place()
 			}
 			// Under the race detector sync.Pool drops what it is given at random.
-			if n := testing.AllocsPerRun(200, place); n > 1 && !raceEnabled {
-				t.Errorf("%v allocations a placement, want 1", n)
+			want := 1.0
+			if w.client != nil {
+				want = 2 // one in each process
+			}
+			if n := testing.AllocsPerRun(200, place); n > want && !raceEnabled {
+				t.Errorf("%v allocations a placement, want %v", n, want)
 			}
 		})
 	}

@@ -50,7 +50,10 @@ type Cut struct {
 
 // Cut fills c for a model, "" if the client named none. No forms mean that nobody
 // needs blocks.
-func (l *Local) Cut(c *Cut, model string) {
+func (l *Local) Cut(c *Cut, model string) { l.cut(c, model, l.Needs(), l.state.Index != nil) }
+
+// cut is Cut for policies with those needs; index says that there is one.
+func (l *Local) cut(c *Cut, model string, needs abi.Needs, index bool) {
 	c.Model, c.LoRA, c.Forms = "", "", c.Forms[:0]
 	pool, err := resolve(l.registry.Snapshot(), model)
 	if err != nil || len(pool.Ready) == 0 {
@@ -60,11 +63,10 @@ func (l *Local) Cut(c *Cut, model string) {
 	if base := pool.Ready[0].Models()[0]; base != pool.Model {
 		c.Model, c.LoRA = base, pool.Model
 	}
-	needs := l.Needs()
 	if needs&abi.NeedConversation != 0 {
 		c.Forms = append(c.Forms, TextForm)
 	}
-	if needs&abi.NeedBlocks != 0 && l.state.Index != nil {
+	if needs&abi.NeedBlocks != 0 && index {
 		for i := range pool.Ready {
 			c.Forms = withForm(c.Forms, formOf(pool.Ready[i].Instance))
 		}
@@ -176,24 +178,44 @@ func homeOf(t engine.Target) conversation.Target {
 // Computed says how many tokens of a prompt the target that computed it had
 // cached, as its engine reports it. key is that of the placement.
 func (l *Local) Computed(p *Placement, key *Key, prompt, cached int64) {
-	target := p.Prefill
-	if target.IsZero() {
-		target = p.Decode
+	block := p.computer().BlockTokens()
+	l.computed(p, key.reported(block, cached), block, prompt, cached)
+}
+
+// computer is the target that computes the prompt.
+func (p *Placement) computer() engine.Target {
+	if p.Prefill.IsZero() {
+		return p.Decode
 	}
-	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank {
+	return p.Prefill
+}
+
+// reported is the blocks of the chain in an engine's blocks that it may mean if it
+// says that so many tokens of the prompt were cached.
+func (k *Key) reported(block int, cached int64) []kvindex.Hash {
+	for _, c := range k.Chains {
+		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {
+			return c.Blocks[:min(int64(len(c.Blocks)), cached/int64(block)+1)]
+		}
+	}
+	return nil
+}
+
+// computed compares an engine's word, and blocks of so many tokens that it may
+// mean, with what was believed of it.
+func (l *Local) computed(p *Placement, blocks []kvindex.Hash, block int, prompt, cached int64) {
+	target := p.computer()
+	if l.state.Trust == nil || p.Matched < 0 || len(target.KV) <= target.Rank || block != target.BlockTokens() {
 		return
 	}
-	slot, block := target.KV[target.Rank], target.BlockTokens()
+	slot := target.KV[target.Rank]
 	o := trust.Observation{
 		Engine: target.Name(), Rank: target.Rank, Exact: true, Stored: l.state.Index.Counts(slot).Stored,
 		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Block: block,
 	}
-	for _, c := range key.Chains {
-		if cached > 0 && c.Form == (kvindex.Form{Block: block}) {
-			most := min(len(c.Blocks), int(cached)/block+1)
-			l.background.compare(slot, c.Blocks[:most], o)
-			return
-		}
+	if len(blocks) > 0 {
+		l.background.compare(slot, blocks, o)
+		return
 	}
 	l.state.Trust.Observe(o)
 }

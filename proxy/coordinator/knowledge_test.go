@@ -23,6 +23,7 @@ func (w *world) knowing(needs abi.Needs) { w.SetDecider(stub{needs: needs}) }
 
 // settle does what waits for Run.
 func (w *world) settle() {
+	w.arrived()
 	for {
 		select {
 		case j := <-w.background.queue:
@@ -122,6 +123,7 @@ func TestQueuedTokensAreThoseNotHeld(t *testing.T) {
 		t.Errorf("of late: %v requests, %v tokens", c.RecentRequests, c.RecentTokens)
 	}
 	second.Lease.PrefillDone()
+	w.arrived()
 	if got := prefill.Load[0].Queued(); got != 0 {
 		t.Errorf("%d tokens queued of a prompt that is computed", got)
 	}

@@ -284,22 +284,19 @@ func (l *Local) commit(ctx context.Context, d Decider, a *Ask, t *table, g *gran
 	}
 	t.place.Flow = g.Flow
 	prompt := a.Request.PromptTokens
+	b := burden{prompt: prompt, queued: -1, tokens: prompt + expected(&a.Request)}
 	switch {
 	case chosen.Prefill < 0:
-		c := &g.Decode.Load[g.Decode.Rank]
-		queued := uncached(prompt, &t.place.Candidates[chosen.Decode])
-		c.Placed(queued, now)
-		lease.computing(c, c.HoldQueued(queued), now)
+		b.queued = uncached(prompt, &t.place.Candidates[chosen.Decode])
+		g.Decode.Load[g.Decode.Rank].Placed(b.queued, now)
 	case a.Prefill.IsZero():
-		c := &g.Prefill.Load[g.Prefill.Rank]
-		queued := uncached(prompt, &t.place.Candidates[chosen.Prefill])
-		c.Placed(queued, now)
-		lease.computing(c, c.HoldPrefill(prompt, queued), now)
+		b.queued = uncached(prompt, &t.place.Candidates[chosen.Prefill])
+		g.Prefill.Load[g.Prefill.Rank].Placed(b.queued, now)
 	}
-	lease.decode = g.Decode.Load[g.Decode.Rank].Hold(prompt + expected(&a.Request))
+	lease.carry(g.Prefill, g.Decode, b, now)
 	l.open.Add(1)
 	l.expect(a, t, g, now)
-	if a.looked {
+	if a.looked && l.state.Conversations != nil {
 		prefill := g.Prefill
 		if prefill.IsZero() {
 			prefill = g.Decode

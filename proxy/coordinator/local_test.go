@@ -35,6 +35,7 @@ func TestPlacePair(t *testing.T) {
 	}
 	p.Lease.PrefillDone()
 	p.Lease.PrefillDone()
+	w.arrived()
 	if prefill.Requests() != 0 || decode.Requests() != 1 {
 		t.Error("PrefillDone drops prefill's load alone")
 	}
@@ -580,6 +581,7 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 		t.Errorf("placed on a draining instance: %v", err)
 	}
 	p.Lease.Release()
+	w.arrived()
 	for _, target := range []engine.Target{p.Prefill, p.Decode} {
 		if target.Load[0].Requests() != 0 {
 			t.Errorf("%s still carries load", target.Name())

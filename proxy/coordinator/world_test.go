@@ -89,6 +89,8 @@ func (c *counts) Minted(policy string) {
 // world is a registry of ready instances and a Local over it.
 type world struct {
 	*Local
+	client   *Client // nil, but where a test runs over the wire
+	server   *Server
 	reg      *engine.Registry
 	counts   *counts
 	known    State
@@ -193,6 +195,9 @@ func newWorld(t testing.TB, specs ...string) *world {
 		t.Fatal(err)
 	}
 	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), w.known, mint, w.counts)
+	if strings.HasPrefix(t.Name(), overTheWire) {
+		w.connect(t)
+	}
 	return w
 }
 
@@ -228,6 +233,7 @@ func (w *world) must(t testing.TB, a *Ask) *Placement {
 // idle fails the test if anything is still held.
 func (w *world) idle(t testing.TB) {
 	t.Helper()
+	w.arrived()
 	for _, i := range w.reg.Snapshot().Instances {
 		for r := range i.Load {
 			if i.Load[r].Requests() != 0 || i.Load[r].Tokens() != 0 {

@@ -1,0 +1,308 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// ReasonCoordinator is why a worker placed by itself what the coordinator should
+// have: it was not there, or too late.
+const ReasonCoordinator = "coordinator"
+
+// DefaultPatience is how long a worker waits for a placement.
+const DefaultPatience = 50 * time.Millisecond
+
+// ClientOptions is what a Client stands on. All but Token, OnTopic and Admin are
+// needed.
+type ClientOptions struct {
+	// Dial connects to the coordinator. It is called until ctx ends, by Run alone.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Fallback places while there is no coordinator, by what Mirror knows, and holds
+	// what this worker's exchanges load the instances of Mirror with.
+	Fallback *Local
+	Mirror   Numbers
+	// OnTopic gets what the coordinator publishes, in the order in which it answers:
+	// a placement that names a new instance comes when OnTopic has returned. So it
+	// must be quick. value is good until it returns.
+	OnTopic func(topic Topic, value []byte)
+	// Admin answers what the coordinator asks of this worker.
+	Admin http.Handler
+	Slot  int
+	Node  string
+	Token []byte // see ServerOptions.Token
+	Log   *slog.Logger
+	// Observer hears of the fallbacks of placements that failed.
+	Observer Observer
+	Patience time.Duration // 0: DefaultPatience
+}
+
+// Client is the Coordinator of a worker: it asks a Server in another process, and
+// its own Fallback while that does not answer. Safe for concurrent use.
+type Client struct {
+	o       ClientOptions
+	self    peer
+	session atomic.Pointer[session] // nil: not connected
+	forms   atomic.Pointer[forms]   // nil: no coordinator has told yet
+	tables  sync.Pool               // of *table
+	scratch sync.Pool               // of *scratch
+	epoch   uint64                  // the highest known; Run's
+	bare    bool                    // the instances are the coordinator's own: it alone counts their load
+
+	mu   sync.Mutex
+	open *wireLease // the first of all that are not released; guarded by mu
+}
+
+var _ Coordinator = (*Client)(nil)
+
+// scratch is the memory of a call.
+type scratch struct {
+	out, in []byte
+	names   names
+}
+
+// NewClient returns a client; it does not dial before Run.
+func NewClient(o ClientOptions) *Client {
+	if o.Patience <= 0 {
+		o.Patience = DefaultPatience
+	}
+	c := &Client{o: o, self: newPeer(o.Slot, o.Node)}
+	c.tables.New = func() any { return &table{pool: &c.tables} }
+	c.scratch.New = func() any { return &scratch{names: make(names)} }
+	return c
+}
+
+// Run keeps the connection to the coordinator until ctx ends.
+func (c *Client) Run(ctx context.Context) {
+	const first, most = 10 * time.Millisecond, time.Second
+	pause := first
+	for said := false; ctx.Err() == nil; {
+		began := time.Now()
+		err := c.connect(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		var refused *dialError
+		if !errors.As(err, &refused) || !said {
+			c.o.Log.Warn("no coordinator: requests are placed by what is known here", "error", err)
+		}
+		if said = errors.As(err, &refused); !said || time.Since(began) > most {
+			pause = first
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, most)
+	}
+}
+
+// dialError says that no connection came about.
+type dialError struct{ err error }
+
+func (e *dialError) Error() string { return "connect to coordinator: " + e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
+
+var errFenced = errors.New("its term is over: there is a later one")
+
+// connect connects once, and serves the connection until it ends.
+func (c *Client) connect(ctx context.Context) error {
+	nc, err := c.o.Dial(ctx)
+	if err != nil {
+		return &dialError{err}
+	}
+	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	nc.SetDeadline(time.Now().Add(greetingLimit))
+	epoch, process, err := greetCoordinator(nc, c.o.Token, &c.self)
+	if err == nil && epoch < c.epoch {
+		err = errFenced
+	}
+	if !greeted() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		nc.Close()
+		return &dialError{err}
+	}
+	nc.SetDeadline(time.Time{})
+	c.epoch = epoch
+	return c.serve(ctx, nc, epoch, process)
+}
+
+func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) error {
+	s := &session{client: c, process: process, ctx: ctx}
+	s.link = link.New(nc, s)
+	c.enter(s)
+	c.o.Log.Info("coordinator connected", "epoch", epoch)
+	err := s.link.Run(ctx)
+	c.session.CompareAndSwap(s, nil)
+	s.asked.Wait()
+	return err
+}
+
+// enter makes s the session, once it is told of every open lease.
+func (c *Client) enter(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := c.open; w != nil; w = w.next {
+		w.lease.move(s)
+	}
+	c.session.Store(s)
+}
+
+// Redial leaves the coordinator, for Dial to find another. What is placed until
+// then is placed by the Fallback.
+func (c *Client) Redial() {
+	if s := c.session.Load(); s != nil {
+		s.link.Close(errRedial)
+	}
+}
+
+var errRedial = errors.New("another coordinator is to be asked")
+
+// Connected reports whether there is a coordinator that answers.
+func (c *Client) Connected() bool {
+	s := c.session.Load()
+	return s != nil && !s.suspect()
+}
+
+// Report tells the coordinator something, in order; false: there is none.
+func (c *Client) Report(b []byte) bool {
+	s := c.session.Load()
+	return s != nil && s.link.Send(kindReport, b, false) == nil
+}
+
+// Ready implements Coordinator.
+func (c *Client) Ready() bool { return c.o.Fallback.Ready() }
+
+// Needs implements Coordinator.
+func (c *Client) Needs() abi.Needs {
+	if f := c.forms.Load(); f != nil {
+		return f.needs
+	}
+	return c.o.Fallback.Needs()
+}
+
+// Cut implements Coordinator.
+func (c *Client) Cut(to *Cut, model string) {
+	if f := c.forms.Load(); f != nil {
+		c.o.Fallback.cut(to, model, f.needs, f.index)
+		return
+	}
+	c.o.Fallback.Cut(to, model)
+}
+
+// Computed implements Coordinator.
+func (c *Client) Computed(p *Placement, key *Key, prompt, cached int64) {
+	if p.Matched < 0 || p.Lease == nil || p.Lease.wire == nil {
+		return
+	}
+	m := c.scratch.Get().(*scratch)
+	defer c.scratch.Put(m)
+	p.Lease.wire.computed(key, p.computer().BlockTokens(), prompt, cached, m)
+}
+
+// wireGrant is a placement with its lease, in one piece of memory.
+type wireGrant struct {
+	grant
+	wire wireLease
+}
+
+// Place implements Coordinator. What the coordinator does not answer within the
+// patience, or at all, is placed here.
+func (c *Client) Place(ctx context.Context, a *Ask) (*Placement, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s := c.session.Load()
+	if s == nil || s.suspect() {
+		return c.placeHere(ctx, a, s)
+	}
+	m := c.scratch.Get().(*scratch)
+	g, err := c.ask(ctx, s, a, m)
+	c.scratch.Put(m)
+	if errors.Is(err, errAway) {
+		return c.placeHere(ctx, a, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &g.Placement, nil
+}
+
+// ask has the coordinator place a request. errAway: it does not.
+func (c *Client) ask(ctx context.Context, s *session, a *Ask, m *scratch) (*wireGrant, error) {
+	if a.looked && a.asked != s.process {
+		a.turn, a.asked = unlooked(a.turn), s.process
+	}
+	lease := s.last.Add(1)
+	var ok bool
+	if m.out, ok = appendAsk(m.out[:0], lease, a, a.looked, c.o.Mirror); !ok {
+		return nil, errAway
+	}
+	var err error
+	m.in, err = s.link.Call(ctx, kindPlace, m.out, m.in[:0], c.o.Patience)
+	if err != nil {
+		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case errors.Is(err, link.ErrLate):
+			s.doubt()
+			err = errAway
+		default:
+			err = errAway
+		}
+		s.drop(lease, m)
+		return nil, err
+	}
+	g := &wireGrant{}
+	t := c.tables.Get().(*table)
+	g.table = t
+	looked := a.looked
+	if err := readReply(m.in, a, &g.grant, c.o.Mirror, m.names); err != nil {
+		t.recycle()
+		if errors.Is(err, link.ErrGarbage) {
+			s.link.Close(err)
+			return nil, errAway
+		}
+		if errors.Is(err, errAway) {
+			s.drop(lease, m)
+		}
+		return nil, err
+	}
+	if a.looked && !looked {
+		a.asked = s.process
+	}
+	g.Facts.Candidates, g.Targets = t.place.Candidates, t.targets
+	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request
+	g.Lease = &g.lease
+	g.lease.wire = &g.wire
+	g.lease.since = time.Now()
+	if !c.bare {
+		c.o.Fallback.hold(&g.lease, g.Prefill, g.Decode, g.ID, g.lease.burden)
+	}
+	c.keep(&g.wire, wireLease{client: c, lease: &g.lease, prefill: g.Prefill, decode: g.Decode, id: g.ID, session: s, number: lease})
+	return g, nil
+}
+
+// placeHere places a request without the coordinator, which is told of it.
+func (c *Client) placeHere(ctx context.Context, a *Ask, s *session) (*Placement, error) {
+	p, err := c.o.Fallback.Place(ctx, a)
+	if err != nil {
+		c.o.Observer.Fallback("place", ReasonCoordinator)
+		return nil, err
+	}
+	p.Fallbacks = append(p.Fallbacks, Fallback{What: "place", Reason: ReasonCoordinator})
+	w := &wireLease{}
+	p.Lease.wire = w
+	c.keep(w, wireLease{client: c, lease: p.Lease, prefill: p.Prefill, decode: p.Decode, id: p.ID})
+	return p, nil
+}

@@ -1,0 +1,79 @@
+package link
+
+import "encoding/binary"
+
+// class is what a frame is to the connection.
+type class uint8
+
+const (
+	beat    class = iota // a sign of life
+	message              // nobody answers it
+	call                 // its number is that of the answer
+	answer
+	bye // the last frame of a side that leaves
+)
+
+// frame is one frame: the length of the rest (4 bytes, little-endian), class,
+// kind, number (4 bytes), payload.
+type frame struct {
+	class   class
+	kind    uint8 // the handlers' own
+	number  uint32
+	payload []byte
+}
+
+// headSize is what of a frame comes before its payload, and headRest what of that
+// its length counts.
+const (
+	headSize = 4 + headRest
+	headRest = 1 + 1 + 4
+)
+
+func appendFrame(dst []byte, what class, kind uint8, number uint32, payload []byte) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(headRest+len(payload)))
+	dst = append(dst, byte(what), kind)
+	dst = binary.LittleEndian.AppendUint32(dst, number)
+	return append(dst, payload...)
+}
+
+// parse reads the first frame of b, whose payload it aliases. Size 0: it is not
+// whole yet.
+func parse(b []byte) (f frame, size int, err error) {
+	if len(b) < headSize {
+		return frame{}, 0, nil
+	}
+	length := binary.LittleEndian.Uint32(b)
+	f = frame{class: class(b[4]), kind: b[5], number: binary.LittleEndian.Uint32(b[6:])}
+	switch {
+	case length < headRest || length > headRest+MostFrame:
+		return frame{}, 0, Garbage("length of a frame")
+	case f.class > bye:
+		return frame{}, 0, Garbage("class of a frame")
+	case (f.class == beat || f.class == bye) && length != headRest:
+		return frame{}, 0, Garbage("frame that says more than it may")
+	}
+	size = 4 + int(length)
+	if len(b) < size {
+		return frame{}, 0, nil
+	}
+	f.payload = b[headSize:size:size]
+	return f, size, nil
+}
+
+// keepRest returns what of in has not been used, with room to read on: memory
+// grows as a large frame comes in, not when it is announced.
+func keepRest(in []byte, used int) []byte {
+	rest := in[used:]
+	const usual = 64 << 10
+	switch {
+	case len(rest) == 0 && cap(in) <= keptBuffer:
+		return in[:0]
+	case len(rest) == 0:
+		return make([]byte, 0, usual)
+	case len(rest) == cap(in):
+		grown := make([]byte, len(rest), 2*cap(in))
+		copy(grown, rest)
+		return grown
+	}
+	return in[:copy(in[:cap(in)], rest)]
+}

@@ -1,0 +1,39 @@
+//go:build unix
+
+package link
+
+import "syscall"
+
+// canTry says that a socket can be written to without waiting for the peer.
+const canTry = true
+
+// attempt writes to a socket what it takes now. It allocates nothing.
+type attempt struct {
+	b    []byte
+	done bool
+	once func(fd uintptr) bool
+}
+
+func (a *attempt) init() {
+	a.once = func(fd uintptr) bool {
+		for {
+			n, err := syscall.Write(int(fd), a.b)
+			if err == syscall.EINTR {
+				continue
+			}
+			if n > 0 {
+				a.b = a.b[n:]
+			}
+			a.done = len(a.b) == 0
+			return true
+		}
+	}
+}
+
+// write returns what is left of b, and whether nothing is.
+func (a *attempt) write(raw syscall.RawConn, b []byte) (done bool, rest []byte) {
+	a.b, a.done = b, false
+	err := raw.Write(a.once)
+	rest, a.b = a.b, nil
+	return a.done && err == nil, rest
+}

@@ -1,0 +1,293 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// ServerOptions is what a Server stands on. Local and Log are needed. The
+// functions are called by many goroutines and must not block; nil: not called.
+type ServerOptions struct {
+	Local *Local
+	Log   *slog.Logger
+	// Token is what workers must know; empty where nobody else reaches the listener.
+	Token []byte
+	// Epoch is that of the coordinator's term: a worker that has known a higher one
+	// does not follow it.
+	Epoch uint64
+	// OnWorker hears of a worker before its first frame is read, and after its last.
+	OnWorker func(w WorkerRow, here bool)
+	// OnReport gets what a worker reports, in order; report is good until it returns.
+	OnReport func(worker int, report []byte)
+	// OnOrphan gets what a worker that died had told Lease.Owe of each placement
+	// whose answer had not begun.
+	OnOrphan func(cleanup []byte)
+}
+
+// Server is a coordinator for workers: it answers their Clients out of a Local,
+// holds their leases as long as their connections last, and keeps them informed.
+type Server struct {
+	o       ServerOptions
+	process uint64
+	numbers atomic.Pointer[ownNumbers]
+	asks    sync.Pool // of *heard
+	others  chan net.Conn
+
+	mu      sync.Mutex
+	last    int // number of the last worker; guarded by mu
+	workers map[int]*worker
+	topics  [topics][]byte // the latest of each; guarded by mu
+}
+
+// WorkerRow is a worker as an operator sees it.
+type WorkerRow struct {
+	Number int       `json:"number"` // of its connection, never given again
+	Slot   int       `json:"slot"`
+	Node   string    `json:"node"`
+	PID    int       `json:"pid"`
+	Since  time.Time `json:"since"`
+	Leases int       `json:"leases"` // open ones
+}
+
+// NewServer returns a server; it starts nothing.
+func NewServer(o ServerOptions) *Server {
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), others: make(chan net.Conn)}
+	s.asks.New = func() any { return new(heard) }
+	return s
+}
+
+// Serve serves the workers that connect to l, which it closes, until ctx ends, and
+// returns when their leases are released. It may be called for several listeners.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer l.Close()
+	for pause := time.Duration(0); ; {
+		nc, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				nc.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept worker: %w", err)
+		case err != nil: // out of file descriptors, mostly
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.o.Log.Warn("accepting a worker failed", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			continue
+		}
+		pause = 0
+		conns.Go(func() { s.serve(ctx, nc) })
+	}
+}
+
+// serve greets one peer and serves it until the connection ends.
+func (s *Server) serve(ctx context.Context, nc net.Conn) {
+	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	nc.SetDeadline(time.Now().Add(greetingLimit))
+	var first [1]byte
+	if _, err := nc.Read(first[:]); err != nil {
+		greeted()
+		nc.Close()
+		return
+	}
+	if first[0] != magic[0] {
+		greeted()
+		nc.SetDeadline(time.Time{})
+		s.pass(ctx, &begunConn{Conn: nc, begun: first[:]})
+		return
+	}
+	who, err := greetWorker(nc, first[:], s.o.Token, s.o.Epoch, s.process)
+	if !greeted() || err != nil {
+		nc.Close()
+		if ctx.Err() == nil {
+			s.o.Log.Warn("a worker was refused", "address", nc.RemoteAddr().String(), "error", err)
+		}
+		return
+	}
+	nc.SetDeadline(time.Time{})
+	s.attend(ctx, nc, who)
+}
+
+// attend serves a worker until its connection ends, and says what became of it.
+func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
+	w := &worker{s: s, peer: who, ctx: ctx, since: time.Now(), leases: make(map[uint64]lent)}
+	w.conn = link.New(nc, w)
+	s.join(w)
+	if s.o.OnWorker != nil {
+		s.o.OnWorker(w.row(), true)
+	}
+	s.o.Log.Info("worker connected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid)
+	err := w.conn.Run(ctx)
+	w.beside.Wait()
+	orphans := w.end()
+	s.mu.Lock()
+	delete(s.workers, w.number)
+	s.mu.Unlock()
+	if s.o.OnWorker != nil {
+		s.o.OnWorker(w.row(), false)
+	}
+	level := slog.LevelWarn
+	if errors.Is(err, link.ErrLeft) || ctx.Err() != nil {
+		level = slog.LevelInfo
+	}
+	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
+	if dead(err) && len(orphans) > 0 {
+		s.bury(ctx, w, orphans)
+	}
+}
+
+// join makes w one of the workers. Another connection of the same process is one
+// that it has given up.
+func (s *Server) join(w *worker) {
+	s.mu.Lock()
+	s.last++
+	w.number = s.last
+	var old []*worker
+	for _, o := range s.workers {
+		if o.process == w.process {
+			old = append(old, o)
+		}
+	}
+	s.workers[w.number] = w
+	for topic, value := range s.topics {
+		if value != nil {
+			w.tell(Topic(topic), value)
+		}
+	}
+	w.tellForms(s.o.Local.forms())
+	s.mu.Unlock()
+	for _, o := range old {
+		o.conn.Close(errReplaced)
+		o.end()
+	}
+}
+
+var errReplaced = errors.New("the worker has connected again")
+
+// dead reports whether a connection that ended so was that of a process that has
+// died: a living one says that it leaves. Of one that is silent nobody can tell.
+func dead(err error) bool {
+	return err != nil && !errors.Is(err, link.ErrLeft) && !errors.Is(err, link.ErrSilent) && !errors.Is(err, link.ErrBehind) &&
+		!errors.Is(err, link.ErrGarbage) && !errors.Is(err, errReplaced)
+}
+
+// mourning is how long a worker that seems to have died may take to show that it
+// lives.
+const mourning = time.Second
+
+// bury has the clean-ups of a dead worker run, unless it lives after all.
+func (s *Server) bury(ctx context.Context, w *worker, orphans [][]byte) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(mourning):
+	}
+	s.mu.Lock()
+	for _, o := range s.workers {
+		if o.process == w.process {
+			orphans = nil // it does that itself
+		}
+	}
+	s.mu.Unlock()
+	for _, cleanup := range orphans {
+		if s.o.OnOrphan != nil {
+			s.o.OnOrphan(cleanup)
+		}
+	}
+}
+
+// Publish makes value the latest of a topic, and tells all workers, those that
+// come later too.
+func (s *Server) Publish(topic Topic, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.topics[topic] = slices.Clone(value)
+	for _, w := range s.workers {
+		w.tell(topic, value)
+	}
+}
+
+// Tell tells one worker of a topic whose value is its own; false: it has gone.
+func (s *Server) Tell(worker int, topic Topic, value []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workers[worker]
+	return w != nil && w.tell(topic, value) == nil
+}
+
+// Workers lists the workers that are connected, by number.
+func (s *Server) Workers() []WorkerRow {
+	s.mu.Lock()
+	rows := make([]WorkerRow, 0, len(s.workers))
+	for _, w := range s.workers {
+		rows = append(rows, w.row())
+	}
+	s.mu.Unlock()
+	slices.SortFunc(rows, func(a, b WorkerRow) int { return a.Number - b.Number })
+	return rows
+}
+
+// Ask has a worker's ClientOptions.Admin answer a request, and returns its status,
+// the type of its content and its content.
+func (s *Server) Ask(ctx context.Context, worker int, method, path string, body []byte) (status int, contentType string, content []byte, err error) {
+	s.mu.Lock()
+	w := s.workers[worker]
+	s.mu.Unlock()
+	if w == nil {
+		return 0, "", nil, fmt.Errorf("ask worker %d: it is not connected", worker)
+	}
+	b, err := w.conn.Call(ctx, kindAsk, append(appendText(appendText(nil, method), path), body...), nil, 0)
+	if err != nil {
+		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, err)
+	}
+	r := reader{b: b}
+	status, contentType = int(r.most(999)), string(r.text())
+	if r.bad {
+		w.conn.Close(link.Garbage("an answer of the admin surface"))
+		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, link.ErrGarbage)
+	}
+	return status, contentType, r.b, nil
+}
+
+// ownNumbers is the Numbers of the process whose instances they are: their ids.
+type ownNumbers struct {
+	of   *engine.Snapshot
+	byID map[uint32]*engine.Instance
+}
+
+// own returns the numbers of the instances that there are now.
+func (s *Server) own() *ownNumbers {
+	now := s.o.Local.registry.Snapshot()
+	if n := s.numbers.Load(); n != nil && n.of == now {
+		return n
+	}
+	n := &ownNumbers{of: now, byID: make(map[uint32]*engine.Instance, len(now.Instances))}
+	for _, i := range now.Instances {
+		n.byID[i.ID] = i
+	}
+	s.numbers.Store(n)
+	return n
+}
+
+// Number implements Numbers.
+func (*ownNumbers) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+
+// Instance implements Numbers.
+func (n *ownNumbers) Instance(number uint32) *engine.Instance { return n.byID[number] }

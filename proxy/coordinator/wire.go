@@ -1,0 +1,188 @@
+package coordinator
+
+import (
+	"encoding/binary"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// The kinds of frames between a worker and the coordinator.
+const (
+	kindPlace    = iota + 1 // call of the worker's: a placement
+	kindDone                // the prompt of a lease is computed
+	kindAnswered            // the leg that answers has the prompt's KV
+	kindComputed            // how much of a prompt was cached
+	kindRelease             // the end of a lease
+	kindAdopt               // a lease that the coordinator has not made
+	kindReport              // what a worker tells of engines
+	kindTopic               // message of the coordinator's: the latest of a topic
+	kindAsk                 // call of the coordinator's: a request to the worker's admin surface
+)
+
+// Topic is what a coordinator keeps its workers informed of.
+type Topic uint8
+
+// The topics. Forms is the coordinator's own; the others mean nothing to it.
+const (
+	TopicForms      Topic = iota // what policies need to be shown
+	TopicMembership              // the engines
+	TopicLoads                   // what they carry
+	TopicIDs                     // the range of disagg ids that the worker mints from
+	topics
+)
+
+// Numbers translates between the coordinator's numbers of instances and a
+// worker's instances.
+type Numbers interface {
+	// Number is the coordinator's number of an instance; false: it has none.
+	Number(*engine.Instance) (uint32, bool)
+	// Instance is the instance of that number; nil: there is none here.
+	Instance(uint32) *engine.Instance
+}
+
+// Texts and lists go over the wire with their length before them, numbers as
+// varints: unsigned ones as they are, signed ones in zigzag. A target is its
+// instance's number and its rank, no target the number 0 alone.
+
+func appendUint[T ~uint8 | ~uint32 | ~uint64 | ~int](dst []byte, v T) []byte {
+	return binary.AppendUvarint(dst, uint64(v))
+}
+
+func appendInt[T ~int32 | ~int64](dst []byte, v T) []byte {
+	return binary.AppendVarint(dst, int64(v))
+}
+
+func appendText[T string | []byte](dst []byte, v T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(v))), v...)
+}
+
+func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
+	dst = appendUint(dst, len(blocks))
+	for _, h := range blocks {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(h))
+	}
+	return dst
+}
+
+// appendTarget appends a target; false: it has no number.
+func appendTarget(dst []byte, t engine.Target, n Numbers) ([]byte, bool) {
+	if t.IsZero() {
+		return append(dst, 0), true
+	}
+	number, ok := n.Number(t.Instance)
+	if !ok || number == 0 {
+		return append(dst, 0), false
+	}
+	return appendUint(appendUint(dst, number), t.Rank), true
+}
+
+// reader reads what the functions above appended. What is not there reads as
+// zero, and makes it bad.
+type reader struct {
+	b   []byte
+	bad bool
+}
+
+// spoil notes that the bytes are not what they should be.
+func (r *reader) spoil() { r.b, r.bad = nil, true }
+
+func (r *reader) uint() uint64 {
+	if len(r.b) > 0 && r.b[0] < 0x80 { // most are
+		v := r.b[0]
+		r.b = r.b[1:]
+		return uint64(v)
+	}
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.spoil()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *reader) int() int64 {
+	v, n := binary.Varint(r.b)
+	if n <= 0 {
+		r.spoil()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+// most reads a number that is at most limit.
+func (r *reader) most(limit uint64) uint64 {
+	v := r.uint()
+	if v > limit {
+		r.spoil()
+		return 0
+	}
+	return v
+}
+
+// take reads n bytes, which alias those that are read.
+func (r *reader) take(n uint64) []byte {
+	if n > uint64(len(r.b)) {
+		r.spoil()
+		return nil
+	}
+	b := r.b[:n:n]
+	r.b = r.b[n:]
+	return b
+}
+
+func (r *reader) text() []byte { return r.take(r.uint()) }
+
+// list reads the length of a list each of whose members takes size bytes at least.
+func (r *reader) list(size int) int {
+	n := r.uint()
+	if n > uint64(len(r.b)/size) {
+		r.spoil()
+		return 0
+	}
+	return int(n)
+}
+
+func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
+	b := r.take(uint64(r.list(8)) * 8)
+	for ; len(b) >= 8; b = b[8:] {
+		dst = append(dst, kvindex.Hash(binary.LittleEndian.Uint64(b)))
+	}
+	return dst
+}
+
+// target reads a target. known is false when it is none of this side's: its
+// instance has gone, or has fewer ranks here.
+func (r *reader) target(n Numbers) (t engine.Target, known bool) {
+	number := r.most(1<<32 - 1)
+	if number == 0 {
+		return engine.Target{}, true
+	}
+	rank := r.most(1<<31 - 1)
+	i := n.Instance(uint32(number))
+	if r.bad || i == nil || rank >= uint64(len(i.Load)) {
+		return engine.Target{}, false
+	}
+	return engine.Target{Instance: i, Rank: int(rank)}, true
+}
+
+// names gives texts that come again and again the same memory. It is for one
+// goroutine at a time.
+type names map[string]string
+
+// mostNames bounds what is remembered.
+const mostNames = 1024
+
+func (n names) of(b []byte) string {
+	if s, ok := n[string(b)]; ok {
+		return s
+	}
+	if len(n) >= mostNames {
+		clear(n)
+	}
+	s := string(b)
+	n[s] = s
+	return s
+}

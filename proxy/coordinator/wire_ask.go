@@ -1,0 +1,307 @@
+package coordinator
+
+import (
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// What an Ask says on the wire beyond its model and its numbers.
+const (
+	askStream = 1 << iota
+	askBroken
+	askTwo
+	askFixed
+	askSame
+	askOnly
+	askLooked
+	askFirst
+	askPrompt
+	askChain // the conversation's chain is none of those of the key
+	askWithinPrefill
+	askWithinDecode
+	askWithinWhole
+	askFlags
+)
+
+// appendAsk appends an Ask under the number of its lease; false: it names an
+// instance that it cannot do without, and that the coordinator does not know.
+func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []byte, ok bool) {
+	chain := a.chain()
+	flags := uint64(0)
+	for i, set := range [...]bool{
+		a.Request.Stream, a.Request.PairBroken, a.Two, !a.Prefill.IsZero(), !a.Same.Decode.IsZero(), !a.Only.Decode.IsZero(),
+		looked, a.Key.Conversation.First, a.Request.Prompt != "", chain == foreignChain,
+		a.Within.Prefill != nil, a.Within.Decode != nil, a.Within.Whole != nil,
+	} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	dst = appendUint(appendUint(dst, lease), flags)
+	dst = appendText(dst, a.Model)
+	r := &a.Request
+	dst = appendInt(appendInt(appendInt(dst, r.PromptTokens), r.MaxTokens), r.N)
+	dst = appendUint(dst, a.Aggregate)
+	if flags&askPrompt != 0 {
+		dst = appendText(dst, r.Prompt)
+	}
+	if dst, ok = a.appendTargets(dst, flags, n); !ok {
+		return dst, false
+	}
+	dst = appendText(dst, a.Key.Conversation.ID)
+	dst = appendUint(dst, chain)
+	if chain == foreignChain {
+		dst = appendHashes(dst, a.Key.Conversation.Chain)
+	}
+	dst = appendUint(dst, len(a.Key.Chains))
+	for i := range a.Key.Chains {
+		c := &a.Key.Chains[i]
+		form := c.Form.Block << 1
+		if c.Form.Text {
+			form |= 1
+		}
+		dst = appendHashes(appendUint(dst, form), c.Blocks)
+	}
+	if looked {
+		dst = a.turn.Append(dst)
+	}
+	return dst, true
+}
+
+// appendTargets appends the targets that an Ask names. What it would rather not
+// have, or would like again, may be missing; what it insists on may not.
+func (a *Ask) appendTargets(dst []byte, flags uint64, n Numbers) (_ []byte, ok bool) {
+	if flags&askFixed != 0 {
+		if dst, ok = appendTarget(dst, a.Prefill, n); !ok {
+			return dst, false
+		}
+		dst = appendUint(dst, a.ID)
+	}
+	if flags&askSame != 0 {
+		dst, _ = appendTarget(dst, a.Same.Prefill, n)
+		dst, _ = appendTarget(dst, a.Same.Decode, n)
+	}
+	if flags&askOnly != 0 {
+		var decode bool
+		dst, ok = appendTarget(dst, a.Only.Prefill, n)
+		if dst, decode = appendTarget(dst, a.Only.Decode, n); !ok || !decode {
+			return dst, false
+		}
+	}
+	dst = appendUint(dst, len(a.Excluded))
+	for _, t := range a.Excluded {
+		dst, _ = appendTarget(dst, t, n)
+	}
+	for _, list := range [...][]*engine.Instance{a.Within.Prefill, a.Within.Decode, a.Within.Whole} {
+		if list == nil {
+			continue
+		}
+		dst = appendUint(dst, len(list))
+		for _, i := range list {
+			number, _ := n.Number(i)
+			dst = appendUint(dst, number)
+		}
+	}
+	return dst, true
+}
+
+// Which of the key's chains is that of the conversation, counted from 1.
+const (
+	noChain      = 0
+	foreignChain = 1<<32 - 1
+)
+
+func (a *Ask) chain() uint32 {
+	q := a.Key.Conversation.Chain
+	if len(q) == 0 {
+		return noChain
+	}
+	for i := range a.Key.Chains {
+		if b := a.Key.Chains[i].Blocks; len(b) == len(q) && &b[0] == &q[0] {
+			return uint32(i) + 1
+		}
+	}
+	return foreignChain
+}
+
+// heard is an Ask that came over the wire, and the memory that it lies in.
+type heard struct {
+	Ask
+	lease  uint64
+	lost   bool // a target that it insists on is not known here
+	blocks [][]kvindex.Hash
+	within [3][]*engine.Instance
+	out    []byte
+}
+
+// mostChains bounds the forms in which a prompt is cut.
+const mostChains = 64
+
+// read reads what appendAsk wrote.
+func (h *heard) read(payload []byte, n Numbers, known names) error {
+	excluded, chains := h.Excluded[:0], h.Key.Chains[:0]
+	h.Ask, h.lost = Ask{}, false
+	r := reader{b: payload}
+	h.lease = r.uint()
+	flags := r.most(askFlags - 1)
+	h.Model = known.of(r.text())
+	q := &h.Request
+	q.PromptTokens, q.MaxTokens, q.N = r.int(), r.int(), r.int()
+	q.Stream, q.PairBroken, h.Two = flags&askStream != 0, flags&askBroken != 0, flags&askTwo != 0
+	h.Aggregate = abi.Role(r.most(uint64(abi.RoleBoth)))
+	if flags&askPrompt != 0 {
+		q.Prompt = string(r.text())
+	}
+	h.readTargets(&r, flags, n, excluded)
+	h.readKey(&r, flags, chains)
+	if flags&askLooked != 0 {
+		turn, rest, ok := conversation.ReadTurn(r.b)
+		if r.b = rest; !ok {
+			r.spoil()
+		}
+		h.turn, h.looked = turn, true
+		q.Turn, q.Conversation = turn.Number, string(turn.Key.AppendText(nil))
+	}
+	if r.bad || len(r.b) > 0 {
+		return link.Garbage("a request for a placement")
+	}
+	return nil
+}
+
+func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engine.Target) {
+	insist := func(to *engine.Target) {
+		t, known := r.target(n)
+		*to, h.lost = t, h.lost || !known
+	}
+	if flags&askFixed != 0 {
+		insist(&h.Prefill)
+		h.ID = r.uint()
+	}
+	if flags&askSame != 0 {
+		prefill, one := r.target(n)
+		if decode, two := r.target(n); one && two {
+			h.Same = Pair{Prefill: prefill, Decode: decode}
+		}
+	}
+	if flags&askOnly != 0 {
+		insist(&h.Only.Prefill)
+		insist(&h.Only.Decode)
+	}
+	for range r.list(1) {
+		if t, known := r.target(n); known && !t.IsZero() {
+			excluded = append(excluded, t)
+		}
+	}
+	h.Excluded = excluded
+	for i, to := range [...]*[]*engine.Instance{&h.Within.Prefill, &h.Within.Decode, &h.Within.Whole} {
+		if flags&(askWithinPrefill<<i) == 0 {
+			continue
+		}
+		list := h.within[i][:0]
+		if list == nil {
+			list = []*engine.Instance{} // nil would be every instance
+		}
+		for range r.list(1) {
+			if instance := n.Instance(uint32(r.most(1<<32 - 1))); instance != nil {
+				list = append(list, instance)
+			}
+		}
+		h.within[i], *to = list, list
+	}
+}
+
+func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
+	q := &h.Key.Conversation
+	q.ID, q.First = string(r.text()), flags&askFirst != 0
+	chain := r.most(foreignChain)
+	if (chain == foreignChain) != (flags&askChain != 0) {
+		r.spoil()
+	}
+	h.room(0)
+	if chain == foreignChain {
+		h.blocks[0] = r.hashes(h.blocks[0][:0])
+		q.Chain = h.blocks[0]
+	}
+	n := r.list(2)
+	if n > mostChains {
+		r.spoil()
+		n = 0
+	}
+	for i := range n {
+		h.room(i + 1)
+		form := r.most(1 << 30)
+		h.blocks[i+1] = r.hashes(h.blocks[i+1][:0])
+		chains = append(chains, Chain{Form: kvindex.Form{Block: int(form >> 1), Text: form&1 != 0}, Blocks: h.blocks[i+1]})
+	}
+	switch {
+	case chain == noChain || chain == foreignChain:
+	case chain > uint64(n):
+		r.spoil()
+	default:
+		q.Chain = chains[chain-1].Blocks
+	}
+	h.Key.Chains = chains
+}
+
+// room makes room for a chain of that number.
+func (h *heard) room(i int) {
+	if i == len(h.blocks) {
+		h.blocks = append(h.blocks, nil)
+	}
+}
+
+// mostKept is for how many blocks, and bytes of an answer, memory is kept.
+const mostKept = 8 << 10
+
+// drop lets go of what refers to the request and of what is large.
+func (h *heard) drop() {
+	for i := range h.blocks {
+		if cap(h.blocks[i]) > mostKept {
+			h.blocks[i] = nil
+		}
+	}
+	if cap(h.out) > 8*mostKept {
+		h.out = nil
+	}
+	clear(h.Excluded)
+	for _, list := range h.within {
+		clear(list)
+	}
+	clear(h.Key.Chains)
+	h.Ask = Ask{Excluded: h.Excluded[:0], Key: Key{Chains: h.Key.Chains[:0]}}
+}
+
+// appendAdoption appends what a coordinator is to know of a lease that it has not
+// made.
+func appendAdoption(dst []byte, lease uint64, a *Adoption, n Numbers, owed []byte) []byte {
+	dst = appendUint(dst, lease)
+	dst, _ = appendTarget(dst, a.Prefill, n)
+	dst, _ = appendTarget(dst, a.Decode, n)
+	dst = appendUint(dst, a.ID)
+	dst = appendInt(appendInt(appendInt(dst, a.Prompt), a.Queued), a.Tokens)
+	return append(dst, owed...)
+}
+
+func readAdoption(r *reader, n Numbers) (lease uint64, a Adoption, owed []byte) {
+	lease = r.uint()
+	a.Prefill, _ = r.target(n)
+	a.Decode, _ = r.target(n)
+	a.ID = r.uint()
+	a.Prompt, a.Queued, a.Tokens = r.int(), r.int(), r.int()
+	return lease, a, r.b
+}
+
+// micros is a duration as it goes over the wire.
+func micros(d time.Duration) uint64 { return uint64(max(0, d.Microseconds())) }
+
+// mostMicros is the longest that is believed.
+const mostMicros = uint64(24 * time.Hour / time.Microsecond)
+
+func (r *reader) duration() time.Duration {
+	return time.Duration(r.most(mostMicros)) * time.Microsecond
+}
