@@ -11,6 +11,7 @@ FUZZTIME     ?= 30s
 RACE         := $(GO) test -race -shuffle=on -timeout 25m
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
+IDS          ?= 100000000
 COVERAGE_MIN := 85
 
 .DEFAULT_GOAL := help
@@ -63,6 +64,10 @@ fuzz: ## every fuzz target for FUZZTIME
 .PHONY: soak
 soak: ## mixed load with engines killed, hung and restarted, for SOAK
 	PDPROXY_SOAK=$(SOAK) $(GO) test -race -run '^TestSoak$$' -v -timeout 2h ./conformance
+
+.PHONY: ids
+ids: ## IDS ids from 64 workers through fail-overs, clock steps and restarts, each looked up
+	PDPROXY_IDS=$(IDS) $(GO) test -count=1 -run '^TestIDsOfAFleetAreUnique$$' -v ./conformance/discovery
 
 .PHONY: bench
 bench: build ## CPU per request and per event against peers, as ratios

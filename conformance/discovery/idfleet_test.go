@@ -1,0 +1,337 @@
+package discovery
+
+import (
+	"context"
+	"log/slog"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// What happens to the fleet while it issues its ids, whatever their number.
+const (
+	idWorkers   = 64
+	idRounds    = 640 // at least; a round is what all do between two heartbeats
+	idFailovers = 20
+	idSteps     = 40 // of the clock, 10 s back
+	idRestarts  = 320
+)
+
+// TestIDsOfAFleetAreUnique: 64 workers and their coordinators issue ids while
+// coordinators die or believe on that they lead, clocks are set back, workers
+// start anew, grants are lost, late, or come again. Every id is looked up among
+// all others. PDPROXY_IDS is their number.
+func TestIDsOfAFleetAreUnique(t *testing.T) {
+	total := 2_000_000
+	if n := os.Getenv("PDPROXY_IDS"); n != "" {
+		var err error
+		if total, err = strconv.Atoi(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("file", func(t *testing.T) {
+		dir := t.TempDir()
+		f := newIDFleet(t, total, func() idStore {
+			return idStore{Store: idstore.NewFile(dir, disaggid.Block{Node: 9, Lines: 64}), lose: func() {}, end: func() {}}
+		})
+		f.run(t)
+	})
+	t.Run("etcd", func(t *testing.T) {
+		s := startStore(t)
+		s.onlyNodes(t, 0, 1, 2, 255) // so that each is used by many
+		f := newIDFleet(t, total, func() idStore {
+			e := idstore.NewEtcd(s.client, idPrefix, "c")
+			held := noted{e, new(int)}
+			return idStore{
+				Store: held,
+				lose:  func() { s.expire(t, uint8(*held.node)) },
+				end: func() {
+					if err := e.Close(context.WithoutCancel(t.Context())); err != nil {
+						t.Error(err)
+					}
+				},
+			}
+		})
+		f.run(t)
+	})
+}
+
+// noted is an etcd store whose node number is known.
+type noted struct {
+	*idstore.Etcd
+	node *int
+}
+
+func (n noted) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
+	b, err := n.Etcd.Reserve(ctx, now, width)
+	if err == nil {
+		*n.node = int(b.Node)
+	}
+	return b, err
+}
+
+// idStore is the store of one coordinator, and what can happen to it.
+type idStore struct {
+	idstore.Store
+	lose func() // its node, without its noticing
+	end  func() // its process ends
+}
+
+// idCoordinator is one that leads, or believes so.
+type idCoordinator struct {
+	keeper *idstore.Keeper
+	store  idStore
+	ends   int // the round in which one that does not lead ends
+}
+
+// idFleet is the fleet, in which everything happens in an order that a seed
+// decides, but for the ids that are issued at once within a round.
+type idFleet struct {
+	t       *testing.T
+	rnd     *rand.Rand
+	total   int
+	each    int // ids of a worker in a round
+	width   time.Duration
+	open    func() idStore
+	now     time.Time
+	leader  *idCoordinator // nil: nobody leads
+	deposed []*idCoordinator
+	workers []*disaggid.Source
+	tables  [][]byte // that were published
+	seen    idSet
+	counts  struct{ failovers, steps, restarts, deposedGrants, dry int }
+}
+
+func newIDFleet(t *testing.T, total int, open func() idStore) *idFleet {
+	each := max(1, total/idRounds/idWorkers)
+	f := &idFleet{
+		t: t, rnd: rand.New(rand.NewPCG(1, 2)), total: total, each: each, open: open, now: noon,
+		width: time.Duration(1+8*each/disaggid.IDs) * time.Millisecond,
+		seen:  idSet{lines: make(map[uint64]*[16]uint64)},
+	}
+	for range idWorkers {
+		f.workers = append(f.workers, disaggid.NewSource())
+	}
+	return f
+}
+
+// run issues ids until there are enough.
+func (f *idFleet) run(t *testing.T) {
+	f.lead()
+	for round := 0; round < idRounds || f.seen.count < f.total; round++ {
+		f.now = f.now.Add(time.Duration(f.rnd.IntN(20)) * time.Millisecond)
+		f.trouble(round)
+		f.tend()
+		for w := range f.workers {
+			f.ask(w)
+		}
+		f.issue()
+		if t.Failed() {
+			return
+		}
+	}
+	c := f.counts
+	t.Logf("%d ids, %d of them distinct; %d fail-overs, %d clock steps, %d worker restarts, %d grants by coordinators that no longer lead, %d times without an id",
+		f.seen.count, f.seen.distinct(), c.failovers, c.steps, c.restarts, c.deposedGrants, c.dry)
+	if d := f.seen.distinct(); d != f.seen.count {
+		t.Errorf("%d ids were issued twice", f.seen.count-d)
+	}
+	if c.failovers < idFailovers || c.steps < idSteps || c.restarts < idRestarts || c.deposedGrants == 0 {
+		t.Error("too little has happened")
+	}
+	if c.dry*100 > idRounds*idWorkers {
+		t.Error("workers had no id too often")
+	}
+	for _, d := range append(f.deposed, f.leader) {
+		if d != nil {
+			d.store.end()
+		}
+	}
+}
+
+// lead makes a new coordinator lead.
+func (f *idFleet) lead() {
+	s := f.open()
+	f.leader = &idCoordinator{keeper: idstore.NewKeeper(s, f.width, slog.New(slog.DiscardHandler)), store: s}
+}
+
+// trouble is what happens in a round besides the ordinary.
+func (f *idFleet) trouble(round int) {
+	if f.leader == nil && f.rnd.IntN(3) == 0 {
+		f.lead()
+	}
+	if round%(idRounds/(idFailovers+1)) == 0 && round > 0 && f.leader != nil {
+		f.counts.failovers++
+		old := f.leader
+		f.leader = nil
+		switch f.rnd.IntN(3) {
+		case 0: // killed; in etcd its node stays taken for a while
+			f.deposed = append(f.deposed, old)
+			old.keeper, old.ends = nil, round+5
+		case 1: // it goes on, and has lost its node
+			old.store.lose()
+			fallthrough
+		default: // it goes on, and has all it had
+			f.deposed = append(f.deposed, old)
+			old.ends = round + 20
+		}
+		if f.rnd.IntN(2) == 0 {
+			f.lead()
+		}
+	}
+	if round%(idRounds/idSteps) == 0 {
+		f.counts.steps++
+		f.now = f.now.Add(-10 * time.Second)
+	}
+	if round%(idRounds/idRestarts) == 0 {
+		f.counts.restarts++
+		f.workers[f.rnd.IntN(idWorkers)] = disaggid.NewSource()
+	}
+	for i := 0; i < len(f.deposed); i++ {
+		if d := f.deposed[i]; d.ends <= round {
+			d.store.end()
+			f.deposed = append(f.deposed[:i], f.deposed[i+1:]...)
+			i--
+		}
+	}
+}
+
+// tend lets those coordinators that live reserve.
+func (f *idFleet) tend() {
+	for _, k := range f.keepers() {
+		if err := k.Tend(f.t.Context(), f.now); err != nil {
+			f.t.Error(err)
+		}
+	}
+}
+
+// keepers are the coordinators that live; the one that leads is the last.
+func (f *idFleet) keepers() (all []*idstore.Keeper) {
+	for _, d := range f.deposed {
+		if d.keeper != nil {
+			all = append(all, d.keeper)
+		}
+	}
+	if f.leader != nil {
+		all = append(all, f.leader.keeper)
+	}
+	return all
+}
+
+// ask lets a worker have a range if it wants one, from whoever it thinks leads,
+// unless what is said is lost.
+func (f *idFleet) ask(w int) {
+	s := f.workers[w]
+	if len(f.tables) > 0 && f.rnd.IntN(20) == 0 { // an old one arrives again
+		f.extend(s, f.tables[f.rnd.IntN(len(f.tables))])
+	}
+	keepers := f.keepers()
+	ask, few := s.Ask()
+	if !few || len(keepers) == 0 {
+		return
+	}
+	at := len(keepers) - 1
+	if f.rnd.IntN(4) == 0 {
+		at = f.rnd.IntN(len(keepers))
+	}
+	k := keepers[at]
+	read, err := disaggid.ReadAsk(ask.Append(nil))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if _, ok := k.Grant(read); !ok && k.Tend(f.t.Context(), f.now) == nil {
+		k.Grant(read)
+	}
+	if f.leader == nil || k != f.leader.keeper {
+		f.counts.deposedGrants++
+	}
+	table := k.Table()
+	if f.tables = append(f.tables, table); len(f.tables) > 100 {
+		f.tables = f.tables[1:]
+	}
+	if f.rnd.IntN(5) > 0 {
+		f.extend(s, table)
+	}
+}
+
+func (f *idFleet) extend(s *disaggid.Source, table []byte) {
+	if err := s.ExtendBy(table); err != nil {
+		f.t.Error(err)
+	}
+}
+
+// issue takes ids from all sources at once, and from each by two.
+func (f *idFleet) issue() {
+	sources := f.workers
+	for _, k := range f.keepers() {
+		sources = append(sources[:len(sources):len(sources)], k.Source())
+	}
+	ids := make([][]uint64, 2*len(sources))
+	var wg sync.WaitGroup
+	for i := range ids {
+		n := f.each / 2
+		if i%2 == 0 {
+			n = f.each - n
+		}
+		wg.Go(func() {
+			for range n {
+				facts, ok := sources[i/2].Next()
+				if !ok {
+					return
+				}
+				ids[i] = append(ids[i], disaggid.Pack(facts))
+			}
+		})
+	}
+	wg.Wait()
+	for i := range ids {
+		if len(ids[i]) == 0 && i%2 == 0 {
+			f.counts.dry++
+		}
+		for _, id := range ids[i] {
+			if !f.seen.add(id) {
+				f.t.Errorf("id %d was issued twice", id)
+				return
+			}
+		}
+	}
+}
+
+// idSet has a bit for each id of every millisecond in which a line has issued any.
+type idSet struct {
+	lines map[uint64]*[16]uint64
+	count int
+}
+
+// add is false for an id that is there, or is none.
+func (s *idSet) add(id uint64) bool {
+	s.count++
+	n := id - abi.MinDisaggID
+	line := s.lines[n/disaggid.IDs]
+	if line == nil {
+		line = new([16]uint64)
+		s.lines[n/disaggid.IDs] = line
+	}
+	word, bit := n%disaggid.IDs/64, uint64(1)<<(n%64)
+	fresh := line[word]&bit == 0 && disaggid.InRange(id)
+	line[word] |= bit
+	return fresh
+}
+
+// distinct is the number of ids in the set.
+func (s *idSet) distinct() (n int) {
+	for _, line := range s.lines {
+		for _, word := range line {
+			n += bits.OnesCount64(word)
+		}
+	}
+	return n
+}

@@ -1,0 +1,166 @@
+package discovery
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+const idPrefix = "/pdproxy/ids/"
+
+// noon is a time within id-time.
+var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
+
+// reserve is a block of one second, which must be had.
+func reserve(t *testing.T, e *idstore.Etcd) disaggid.Block {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	b, err := e.Reserve(ctx, noon, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// onlyNodes leaves these node numbers free and no others.
+func (s *store) onlyNodes(t *testing.T, free ...int) {
+	t.Helper()
+	there := make(map[int]bool)
+	for _, n := range free {
+		there[n] = true
+	}
+	for n := range 256 {
+		if !there[n] {
+			if _, err := s.client.Put(t.Context(), idPrefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// expire takes a node number away, as the end of its lease does.
+func (s *store) expire(t *testing.T, node uint8) {
+	t.Helper()
+	if d, err := s.client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idPrefix, node)); err != nil || d.Deleted != 1 {
+		t.Fatalf("node %d was not taken: %v", node, err)
+	}
+}
+
+// TestCoordinatorsHaveNodesOfTheirOwn, and the blocks of each go on where its
+// last one ended, also in the process that follows it.
+func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
+	s := startStore(t)
+	s.onlyNodes(t, 3, 200)
+	a, b, c := idstore.NewEtcd(s.client, idPrefix, "a"), idstore.NewEtcd(s.client, idPrefix, "b"), idstore.NewEtcd(s.client, idPrefix, "c")
+	first, other := reserve(t, a), reserve(t, b)
+	if first.Node == other.Node || int(first.Node)+int(other.Node) != 203 || first.Lines != 64 {
+		t.Errorf("%+v and %+v", first, other)
+	}
+	if again := reserve(t, a); again.Node != first.Node || again.From != first.Until {
+		t.Errorf("%+v after %+v", again, first)
+	}
+	if _, err := c.Reserve(t.Context(), noon, time.Second); err == nil || !strings.Contains(err.Error(), "every node number") {
+		t.Errorf("a third of two: %v", err)
+	}
+	if err := b.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if third := reserve(t, c); third.Node != other.Node || third.From != other.Until {
+		t.Errorf("%+v after %+v", third, other)
+	}
+	for _, e := range []*idstore.Etcd{a, b, c} {
+		if err := e.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	left, err := s.client.Get(t.Context(), idPrefix+"nodes/200")
+	if err != nil || left.Count != 0 {
+		t.Errorf("%d keys are left: %v", left.Count, err)
+	}
+}
+
+// TestLostNodeIsFenced: a coordinator that has lost its node, and does not know,
+// reserves nothing on it. What it had reserved is before all that the next one has.
+func TestLostNodeIsFenced(t *testing.T) {
+	s := startStore(t)
+	s.onlyNodes(t, 77)
+	old, next := idstore.NewEtcd(s.client, idPrefix, "old"), idstore.NewEtcd(s.client, idPrefix, "next")
+	first := reserve(t, old)
+	s.expire(t, 77)
+	second := reserve(t, next)
+	if second.Node != 77 || second.From != first.Until {
+		t.Errorf("%+v after %+v", second, first)
+	}
+	if b, err := old.Reserve(t.Context(), noon, time.Second); err == nil {
+		t.Errorf("%+v without a node", b)
+	}
+	if err := next.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if third := reserve(t, old); third.Node != 77 || third.From != second.Until {
+		t.Errorf("%+v after %+v", third, second)
+	}
+	if _, err := s.client.Put(t.Context(), idPrefix+"marks/77", "soon"); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := old.Reserve(t.Context(), noon, time.Second); err == nil {
+		t.Errorf("%+v of no mark", b)
+	}
+}
+
+// TestIDsWhileEtcdIsAway: a coordinator goes on with what it has reserved, and
+// reserves more on its node when etcd is back, even if that has lost its data.
+func TestIDsWhileEtcdIsAway(t *testing.T) {
+	for name, lose := range map[string]bool{"as it was": false, "empty": true} {
+		t.Run(name, func(t *testing.T) {
+			s := startStore(t)
+			e := idstore.NewEtcd(s.client, idPrefix, "a")
+			k := idstore.NewKeeper(e, time.Second, slog.New(slog.DiscardHandler))
+			if err := k.Tend(t.Context(), noon); err != nil {
+				t.Fatal(err)
+			}
+			s.kill()
+			var last disaggid.Range
+			for holder := range disaggid.Holder(63) { // one line is its own
+				r, ok := k.Grant(disaggid.Ask{Holder: holder})
+				if !ok {
+					t.Fatal("what is reserved is not granted")
+				}
+				last = r
+			}
+			short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			if err := k.Tend(short, noon); err == nil {
+				t.Error("more was reserved nowhere")
+			}
+			if lose {
+				s.empty()
+			}
+			s.start()
+			eventually(t, "ids are reserved again", func() bool { return k.Tend(t.Context(), noon) == nil })
+			r, ok := k.Grant(disaggid.Ask{Holder: 64})
+			if !ok || r.Node != last.Node || r.From < last.Until {
+				t.Errorf("%+v after %+v", r, last)
+			}
+			if !lose {
+				return
+			}
+			s.expire(t, r.Node)
+			s.onlyNodes(t, int(r.Node))
+			if _, err := s.client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idPrefix, r.Node)); err != nil {
+				t.Fatal(err)
+			}
+			if b := reserve(t, idstore.NewEtcd(s.client, idPrefix, "b")); b.From < noon.Add(24*time.Hour).UnixMilli() || b.Node != r.Node {
+				t.Errorf("a node whose mark is lost begins at %+v", b)
+			}
+		})
+	}
+}
