@@ -105,34 +105,12 @@ func (c *Client) Run(ctx context.Context) {
 	}
 }
 
-// dialError says that no connection came about.
-type dialError struct{ err error }
-
-func (e *dialError) Error() string { return "connect to coordinator: " + e.err.Error() }
-func (e *dialError) Unwrap() error { return e.err }
-
-var errFenced = errors.New("its term is over: there is a later one")
-
 // connect connects once, and serves the connection until it ends.
 func (c *Client) connect(ctx context.Context) error {
-	nc, err := c.o.Dial(ctx)
+	nc, epoch, process, err := dialCoordinator(ctx, c.o.Dial, c.o.Token, &c.self, c.epoch)
 	if err != nil {
-		return &dialError{err}
+		return err
 	}
-	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	nc.SetDeadline(time.Now().Add(greetingLimit))
-	epoch, process, err := greetCoordinator(nc, c.o.Token, &c.self)
-	if err == nil && epoch < c.epoch {
-		err = errFenced
-	}
-	if !greeted() && err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		nc.Close()
-		return &dialError{err}
-	}
-	nc.SetDeadline(time.Time{})
 	c.epoch = epoch
 	return c.serve(ctx, nc, epoch, process)
 }

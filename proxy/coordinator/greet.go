@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -42,17 +43,22 @@ var (
 	errToken   = errors.New("the peer does not know the token")
 )
 
-// peer is what a worker says of itself.
+// peer is what a worker, or a coordinator that stands by, says of itself.
 type peer struct {
 	process uint64 // random, another for each process
 	slot    int
 	pid     int
 	node    string
+	standby bool // it is a coordinator
 }
 
 func (p *peer) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, p.process)
-	return appendText(appendUint(appendUint(dst, p.slot), p.pid), p.node)
+	dst = appendText(appendUint(appendUint(dst, p.slot), p.pid), p.node)
+	if p.standby {
+		return append(dst, 1)
+	}
+	return append(dst, 0)
 }
 
 func (p *peer) read(b []byte) error {
@@ -61,7 +67,7 @@ func (p *peer) read(b []byte) error {
 		p.process = binary.LittleEndian.Uint64(process)
 	}
 	p.slot, p.pid = int(r.most(1<<31-1)), int(r.most(1<<31-1))
-	p.node = string(r.text())
+	p.node, p.standby = string(r.text()), r.most(1) != 0
 	if r.bad || len(r.b) > 0 {
 		return errMagic
 	}
@@ -166,4 +172,38 @@ func greetWorker(nc net.Conn, begun, token []byte, epoch, process uint64) (p pee
 		return p, errToken
 	}
 	return p, p.read(b[:length])
+}
+
+// dialError says that no connection to a coordinator came about.
+type dialError struct{ err error }
+
+// Error says so, and why.
+func (e *dialError) Error() string { return "connect to coordinator: " + e.err.Error() }
+
+// Unwrap returns why.
+func (e *dialError) Unwrap() error { return e.err }
+
+var errFenced = errors.New("its term is over: there is a later one")
+
+// dialCoordinator connects to a coordinator of at least an epoch. Every error is a
+// dialError.
+func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, error), token []byte, self *peer, least uint64) (nc net.Conn, epoch, process uint64, err error) {
+	if nc, err = dial(ctx); err != nil {
+		return nil, 0, 0, &dialError{err}
+	}
+	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	nc.SetDeadline(time.Now().Add(greetingLimit))
+	epoch, process, err = greetCoordinator(nc, token, self)
+	if err == nil && epoch < least {
+		err = errFenced
+	}
+	if !greeted() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		nc.Close()
+		return nil, 0, 0, &dialError{err}
+	}
+	nc.SetDeadline(time.Time{})
+	return nc, epoch, process, nil
 }

@@ -25,6 +25,11 @@ type ServerOptions struct {
 	// Epoch is that of the coordinator's term: a worker that has known a higher one
 	// does not follow it.
 	Epoch uint64
+	// Standby is a Server that serves nobody before Lead.
+	Standby bool
+	// Homes answers a standby's question for homes of conversations; more: there
+	// are further ones. Nil: there are no standbys.
+	Homes func(dst, question []byte) (answer []byte, more bool, err error)
 	// OnWorker hears of a worker before its first frame is read, and after its last.
 	OnWorker func(w WorkerRow, here bool)
 	// OnReport gets what a worker reports, in order; report is good until it returns.
@@ -46,6 +51,7 @@ type Server struct {
 	mu      sync.Mutex
 	last    int // number of the last worker; guarded by mu
 	workers map[int]*worker
+	term    *term          // nil: it stands by; guarded by mu
 	topics  [topics][]byte // the latest of each; guarded by mu
 }
 
@@ -63,6 +69,9 @@ type WorkerRow struct {
 func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), others: make(chan net.Conn)}
 	s.asks.New = func() any { return new(heard) }
+	if !o.Standby {
+		s.Lead(o.Epoch)
+	}
 	return s
 }
 
@@ -99,7 +108,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 // serve greets one peer and serves it until the connection ends.
 func (s *Server) serve(ctx context.Context, nc net.Conn) {
-	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	t := s.enter()
+	if t == nil {
+		nc.Close()
+		return
+	}
+	done := sync.OnceFunc(t.workers.Done)
+	defer done()
+	working, end := within(ctx, t.working)
+	defer end()
+	greeted := context.AfterFunc(working, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	nc.SetDeadline(time.Now().Add(greetingLimit))
 	var first [1]byte
 	if _, err := nc.Read(first[:]); err != nil {
@@ -110,19 +128,28 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	if first[0] != magic[0] {
 		greeted()
 		nc.SetDeadline(time.Time{})
-		s.pass(ctx, &begunConn{Conn: nc, begun: first[:]})
+		s.pass(working, &begunConn{Conn: nc, begun: first[:]})
 		return
 	}
-	who, err := greetWorker(nc, first[:], s.o.Token, s.o.Epoch, s.process)
+	who, err := greetWorker(nc, first[:], s.o.Token, t.epoch, s.process)
 	if !greeted() || err != nil {
 		nc.Close()
-		if ctx.Err() == nil {
+		if working.Err() == nil {
 			s.o.Log.Warn("a worker was refused", "address", nc.RemoteAddr().String(), "error", err)
 		}
 		return
 	}
 	nc.SetDeadline(time.Time{})
-	s.attend(ctx, nc, who)
+	if !who.standby {
+		s.attend(working, nc, who)
+		return
+	}
+	t.standbys.Add(1) // before done: StandBy waits for these later
+	defer t.standbys.Done()
+	done()
+	shadowed, leave := within(ctx, t.shadowed)
+	defer leave()
+	s.inform(shadowed, t, nc, who)
 }
 
 // attend serves a worker until its connection ends, and says what became of it.

@@ -17,6 +17,7 @@ const (
 	kindAdopt               // a lease that the coordinator has not made
 	kindReport              // what a worker tells of engines
 	kindTopic               // message of the coordinator's: the latest of a topic
+	kindHomes               // call of a standby's: homes of conversations
 	kindAsk                 // call of the coordinator's: a request to the worker's admin surface
 )
 

@@ -59,11 +59,12 @@ func NewSource(table *conversation.Table, name func(instance uint32) string) *So
 	}
 }
 
-// Answer appends the answer to a standby's question.
-func (s *Source) Answer(dst, question []byte) ([]byte, error) {
+// Answer appends the answer to a standby's question; more says that there may be
+// something to ask for after it.
+func (s *Source) Answer(dst, question []byte) (answer []byte, more bool, err error) {
 	of, since, err := readQuestion(question)
 	if err != nil {
-		return dst, err
+		return dst, false, err
 	}
 	if of != s.id {
 		since = 0
@@ -71,7 +72,7 @@ func (s *Source) Answer(dst, question []byte) ([]byte, error) {
 	batch := s.pool.Get().(*[]conversation.Entry)
 	defer s.pool.Put(batch)
 	*batch, since = s.table.Changes((*batch)[:0], since, most)
-	return appendAnswer(dst, s.id, since, *batch, s.name), nil
+	return appendAnswer(dst, s.id, since, *batch, s.name), len(*batch) > 0, nil
 }
 
 // Copy is the table of a standby, as it follows a leader's. Between Follow and

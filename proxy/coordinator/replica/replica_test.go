@@ -43,13 +43,13 @@ func (f fleet) number(name string) uint32 {
 func pull(t *testing.T, c *Copy, s *Source) {
 	t.Helper()
 	for {
-		answer, err := s.Answer(nil, c.Question(nil))
+		answer, rest, err := s.Answer(nil, c.Question(nil))
 		if err != nil || len(answer) > MostAnswer {
 			t.Fatal(len(answer), err)
 		}
 		more, err := c.Take(answer)
-		if err != nil {
-			t.Fatal(err)
+		if err != nil || more != rest {
+			t.Fatal(more, rest, err)
 		}
 		if !more {
 			return
@@ -147,7 +147,8 @@ func TestRun(t *testing.T) {
 				case 3:
 					return []byte("<html>"), nil
 				}
-				return s.Answer(nil, question)
+				answer, _, err := s.Answer(nil, question)
+				return answer, err
 			}, func(err error) { failures = append(failures, err) })
 		}()
 		time.Sleep(2 * time.Second)
@@ -171,7 +172,7 @@ func TestMalformed(t *testing.T) {
 	leader := conversation.New(10)
 	turn(leader, "x", at(1, 0), at(2, 0))
 	s := NewSource(leader, fleet{1: "a", 2: "b"}.name)
-	whole, err := s.Answer(nil, NewCopy(leader).Question(nil))
+	whole, _, err := s.Answer(nil, NewCopy(leader).Question(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +182,7 @@ func TestMalformed(t *testing.T) {
 		}
 	}
 	for n := range questionBytes {
-		if _, err := s.Answer(nil, make([]byte, n)); err == nil {
+		if _, _, err := s.Answer(nil, make([]byte, n)); err == nil {
 			t.Errorf("%d bytes are taken for a question", n)
 		}
 	}
@@ -193,7 +194,7 @@ func FuzzAnswer(f *testing.F) {
 	leader := conversation.New(10)
 	s := NewSource(leader, fleet{1: "a", 2: "b"}.name)
 	seed := func() {
-		answer, err := s.Answer(nil, NewCopy(leader).Question(nil))
+		answer, _, err := s.Answer(nil, NewCopy(leader).Question(nil))
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -1,0 +1,229 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// leaders is several coordinators over one world's engines, and a worker that
+// dials one of them.
+type leaders struct {
+	*world
+	ctx     context.Context
+	running sync.WaitGroup
+	path    chan string // of the one that the worker dials; there is always one
+}
+
+// coordinator is one of them.
+type coordinator struct {
+	*Local
+	*Server
+	path  string
+	table *conversation.Table
+}
+
+func newLeaders(t *testing.T) *leaders {
+	t.Helper()
+	w := &leaders{world: newWorld(t, "p prefill", "d decode"), path: make(chan string, 1)}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.ctx = ctx
+	t.Cleanup(func() {
+		cancel()
+		w.running.Wait()
+	})
+	return w
+}
+
+// dial makes the worker dial a coordinator from now on.
+func (w *leaders) dial(c *coordinator) {
+	select {
+	case <-w.path:
+	default:
+	}
+	w.path <- c.path
+}
+
+func (w *leaders) name(n uint32) string {
+	for _, i := range w.reg.Snapshot().Instances {
+		if i.ID == n {
+			return i.Spec.Name
+		}
+	}
+	return ""
+}
+
+func (w *leaders) coordinator(t *testing.T) *coordinator {
+	t.Helper()
+	c := &coordinator{path: filepath.Join(t.TempDir(), "s"), table: conversation.New(100)}
+	mint, err := disaggid.New(1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Local = NewLocal(w.reg, stub{needs: abi.NeedConversation}, builtin(t, "auto", "least_load"), State{Conversations: c.table}, mint, w.counts)
+	c.Server = NewServer(ServerOptions{Local: c.Local, Log: quiet(), Standby: true, Homes: replica.NewSource(c.table, w.name).Answer})
+	l, err := net.Listen("unix", c.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.running.Go(func() {
+		if err := c.Serve(w.ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// worker starts the worker.
+func (w *leaders) worker(t *testing.T) *Client {
+	t.Helper()
+	w.client = w.newClient(t, "")
+	w.client.o.Dial = func(ctx context.Context) (net.Conn, error) {
+		path := <-w.path
+		w.path <- path
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+	w.running.Go(func() { w.client.Run(w.ctx) })
+	return w.client
+}
+
+// turn is a request of a conversation.
+func turn(id string) *Ask {
+	a := ask()
+	a.Key.Conversation = conversation.Query{ID: id}
+	return a
+}
+
+// TestTerms has a worker place while nobody leads, while one coordinator does,
+// and while another does after it: leases and homes go from one to the next.
+func TestTerms(t *testing.T) {
+	w := newLeaders(t)
+	first, second := w.coordinator(t), w.coordinator(t)
+	w.dial(first)
+	client := w.worker(t)
+
+	early := w.must(t, turn("early"))
+	if len(early.Fallbacks) != 1 || early.Fallbacks[0] != (Fallback{"place", ReasonCoordinator}) {
+		t.Fatalf("nobody leads, and it was placed by %v", early.Fallbacks)
+	}
+	first.Lead(5)
+	w.connected(t)
+	for first.Open() != 1 {
+		pause(t)
+	}
+	held := w.must(t, turn("c"))
+	if len(held.Fallbacks) != 0 || first.Open() != 2 {
+		t.Fatalf("%v, %d leases", held.Fallbacks, first.Open())
+	}
+	first.Lead(5) // goes on
+	if !client.Connected() || first.Open() != 2 {
+		t.Error("the same term has begun anew")
+	}
+
+	shadow := replica.NewCopy(second.table)
+	shadow.Follow(w.name)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Follow(w.ctx, FollowOptions{Dial: client.o.Dial, Node: "b", Epoch: 5}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {
+			shadow.Run(ctx, ask, func(err error) { t.Error(err) })
+		})
+	}()
+	for !shadow.InStep() {
+		pause(t)
+	}
+	w.must(t, turn("last")).Lease.Release()
+	if rows := first.Workers(); len(rows) != 1 {
+		t.Errorf("a standby is a worker: %+v", rows)
+	}
+	first.StandBy()
+	if err := <-ended; !Left(err) {
+		t.Errorf("the standby was left with %v", err)
+	}
+	if n := first.Open(); n != 0 {
+		t.Errorf("%d leases of one that does not lead", n)
+	}
+	shadow.Lead(func(name string) uint32 { return w.reg.Snapshot().Instance(name).ID })
+	for _, id := range []string{"c", "last"} {
+		if got := second.table.Look(conversation.Query{Scope: kvindex.Seed("m", "", ""), ID: id}); got.Number != 2 || got.Decode.Instance != w.target(t, "d", 0).ID {
+			t.Errorf("the home of %s: %+v", id, got)
+		}
+	}
+
+	w.dial(second)
+	second.Lead(6)
+	w.connected(t)
+	for second.Open() != 2 {
+		pause(t)
+	}
+	p := w.must(t, turn("c"))
+	if p.Turn.Number != 2 || len(p.Fallbacks) != 0 {
+		t.Errorf("turn %d of the conversation, %v", p.Turn.Number, p.Fallbacks)
+	}
+	for _, p := range []*Placement{p, held, early} {
+		p.Lease.Release()
+	}
+	w.arrived()
+	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.Open() != 0 {
+		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.Open())
+	}
+}
+
+// TestSplit has two coordinators lead at once: a worker that has known the later
+// one does not go back, and neither does a standby; what the earlier one held of
+// that worker is free.
+func TestSplit(t *testing.T) {
+	w := newLeaders(t)
+	old, late := w.coordinator(t), w.coordinator(t)
+	old.Lead(5)
+	late.Lead(6)
+	w.dial(old)
+	client := w.worker(t)
+	w.connected(t)
+	held := w.must(t, ask())
+	w.dial(late)
+	client.Redial()
+	for late.Open() != 1 || old.Open() != 0 {
+		pause(t)
+	}
+	w.dial(old)
+	client.Redial()
+	for client.Connected() {
+		pause(t)
+	}
+	if _, err := w.Place(t.Context(), ask()); err != nil { // by itself
+		t.Error(err)
+	}
+	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {
+		t.Error("it follows")
+	})
+	if !errors.Is(err, errFenced) {
+		t.Errorf("a standby that is to follow an earlier one: %v", err)
+	}
+	for range 20 {
+		time.Sleep(time.Millisecond)
+		if old.Open() != 0 || len(old.Workers()) != 0 {
+			t.Fatal("it has gone back")
+		}
+	}
+	w.dial(late)
+	w.connected(t)
+	for late.Open() != 2 {
+		pause(t)
+	}
+	held.Lease.Release()
+	w.arrived()
+	if late.Open() != 1 {
+		t.Errorf("%d leases", late.Open())
+	}
+}
