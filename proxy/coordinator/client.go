@@ -118,7 +118,6 @@ func (c *Client) connect(ctx context.Context) error {
 func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) error {
 	s := &session{client: c, process: process, ctx: ctx}
 	s.link = link.New(nc, s)
-	c.enter(s)
 	c.o.Log.Info("coordinator connected", "epoch", epoch)
 	err := s.link.Run(ctx)
 	c.session.CompareAndSwap(s, nil)
@@ -258,6 +257,10 @@ func (c *Client) ask(ctx context.Context, s *session, a *Ask, m *scratch) (*wire
 	}
 	if a.looked && !looked {
 		a.asked = s.process
+	}
+	if c.session.Load() != s { // its numbers may be another's by now
+		t.recycle()
+		return nil, errAway
 	}
 	g.Facts.Candidates, g.Targets = t.place.Candidates, t.targets
 	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request

@@ -17,6 +17,7 @@ type session struct {
 	link    *link.Conn
 	process uint64 // the coordinator's
 	ctx     context.Context
+	entered bool          // the reader's
 	last    atomic.Uint64 // number of the last lease
 	doubted atomic.Uint64 // the reads of link, and 1, when a call was late
 	asks    atomic.Int32  // of the coordinator that run
@@ -55,6 +56,10 @@ func (s *session) Message(kind uint8, payload []byte) error {
 		return err
 	}
 	s.client.forms.Store(f)
+	if !s.entered { // it has been told everything, the numbers of instances too
+		s.entered = true
+		s.client.enter(s)
+	}
 	return nil
 }
 

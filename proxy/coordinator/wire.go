@@ -29,6 +29,7 @@ const (
 	TopicForms      Topic = iota // what policies need to be shown
 	TopicMembership              // the engines
 	TopicLoads                   // what they carry
+	TopicPairs                   // what is known of pairs of them
 	TopicIDs                     // the range of disagg ids that the worker mints from
 	topics
 )

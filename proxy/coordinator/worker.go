@@ -28,6 +28,7 @@ type worker struct {
 
 	formsMu sync.Mutex
 	forms   forms // that the worker has been told last; guarded by formsMu
+	told    bool  // that it has been told any; guarded by formsMu
 
 	mu     sync.Mutex
 	leases map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
@@ -79,8 +80,8 @@ func (w *worker) tell(topic Topic, value []byte) error {
 func (w *worker) tellForms(f forms) {
 	w.formsMu.Lock()
 	defer w.formsMu.Unlock()
-	if f != w.forms {
-		w.forms = f
+	if !w.told || f != w.forms {
+		w.forms, w.told = f, true
 		w.tell(TopicForms, f.append(nil))
 	}
 }

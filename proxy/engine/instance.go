@@ -117,6 +117,7 @@ type Instance struct {
 	drainFor atomic.Int64  // how long it may then take, in ns
 	gone     atomic.Bool   // it has left the registry
 	restarts atomic.Uint32 // how often it was found to be a new process
+	asked    atomic.Bool   // once at least, whatever came of it
 	tended   bool          // Run looks after it; guarded by Registry.mu
 }
 

@@ -36,7 +36,7 @@ type Mirror struct {
 
 	mu      sync.Mutex                // of importing
 	refused map[uint32]bool           // numbers of instances said to be of no use here; guarded by mu
-	last    [Pairs + 1][]byte         // of each part, guarded by mu
+	last    [Pairs + 1][]byte         // of loads and pairs; guarded by mu
 	now     atomic.Pointer[numbering] // never changed, but replaced
 }
 
@@ -63,14 +63,18 @@ func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 // Registry is what the mirror shows. Its Run lets instances go that have drained.
 func (m *Mirror) Registry() *Registry { return m.registry }
 
-// Number returns the number that i has where it is exported; 0 when it has none.
-func (m *Mirror) Number(i *Instance) uint32 { return m.now.Load().byInstance[i] }
+// Number returns the number that i has where it is exported; false when it has
+// none.
+func (m *Mirror) Number(i *Instance) (uint32, bool) {
+	number, ok := m.now.Load().byInstance[i]
+	return number, ok
+}
 
 // Instance returns the instance of that number; nil when there is none.
 func (m *Mirror) Instance(number uint32) *Instance { return m.now.Load().byNumber[number] }
 
-// Import takes over a part as Export has published it. On an error, of bytes that
-// are no such part, nothing has changed.
+// Import takes over a part as Export has published it, and does not keep value. On
+// an error, of bytes that are no such part, nothing has changed.
 func (m *Mirror) Import(part Part, value []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,8 +84,8 @@ func (m *Mirror) Import(part Part, value []byte) error {
 	if err := m.take(part, value); err != nil {
 		return fmt.Errorf("import %s: %w", part, err)
 	}
-	m.last[part] = value
 	if part != Members {
+		m.last[part] = append(m.last[part][:0], value...)
 		return nil
 	}
 	// The others may have come first, with numbers that were not known yet.

@@ -121,8 +121,8 @@ func TestMirrorFollows(t *testing.T) {
 						t.Fatalf("seed %d, step %d: %s is another instance", seed, step, i.Spec.Name)
 					}
 					here[i] = j
-					if m.Number(j) != i.ID || m.Instance(i.ID) != j {
-						t.Fatalf("seed %d, step %d: %s has number %d, not %d", seed, step, i.Spec.Name, m.Number(j), i.ID)
+					if number, _ := m.Number(j); number != i.ID || m.Instance(i.ID) != j {
+						t.Fatalf("seed %d, step %d: %s has number %d, not %d", seed, step, i.Spec.Name, number, i.ID)
 					}
 				}
 			}
@@ -324,10 +324,10 @@ func TestMirrorOtherHome(t *testing.T) {
 		imports(t, m, second.Registry)
 		time.Sleep(time.Second)
 		s := r.Snapshot()
-		if s.Instance("p") != ip || s.Instance("d") != id || m.Number(ip) != second.get(t, "p").ID {
+		if number, _ := m.Number(ip); s.Instance("p") != ip || s.Instance("d") != id || number != second.get(t, "p").ID {
 			t.Error("an instance that both know is another one")
 		}
-		if ix.State() != Draining || ix.Gone() || m.Number(ix) != 0 {
+		if _, known := m.Number(ix); ix.State() != Draining || ix.Gone() || known {
 			t.Errorf("x is %s, gone: %v", ix.State(), ix.Gone())
 		}
 		if err := m.Import(Loads, stale); err != nil {

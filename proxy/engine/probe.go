@@ -74,7 +74,9 @@ func (p *prober) probeWhile(ctx context.Context) {
 			interval = d
 			tick.Reset(d)
 		}
-		p.probe(ctx, h)
+		if p.probe(ctx, h); ctx.Err() == nil {
+			p.i.asked.Store(true)
+		}
 		select {
 		case <-ctx.Done():
 		case <-tick.C:

@@ -228,6 +228,13 @@ func (r *Registry) Run(ctx context.Context) {
 	}
 }
 
+// Settled reports whether every instance has been asked how it is.
+func (r *Registry) Settled() bool {
+	return !slices.ContainsFunc(r.Snapshot().Instances, func(i *Instance) bool {
+		return !i.asked.Load() && i.State() != Draining
+	})
+}
+
 // Close closes the idle connections to all instances.
 func (r *Registry) Close() {
 	for _, i := range r.Snapshot().Instances {
