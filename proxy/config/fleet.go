@@ -162,8 +162,15 @@ type Fleet struct {
 	// Default 0: one process does everything.
 	Workers int `toml:"workers"`
 	// Listen is the coordinator's address for workers: host:port or
-	// unix:path. Default "": a private Unix socket.
+	// unix:path. Where it is set, TensorRT-LLM's fleet workers are served there
+	// too (docs/fleet.md). Default "": a private Unix socket.
 	Listen string `toml:"listen"`
+	// TokenFile is a file with the token that workers show the coordinator; in
+	// HTTP it is a bearer token. Default "": none.
+	TokenFile string `toml:"token_file"`
+	// Open lets Listen be other than loopback without a token: whoever reaches it
+	// can say how loaded engines are, and be told where they are. Default false.
+	Open bool `toml:"open"`
 	// Coordinator is the coordinator to dial, host:port or unix:path, or
 	// "leader" for the one that leads by Etcd; set, this process is workers of
 	// it. Default "": none.

@@ -196,6 +196,9 @@ func (k *checker) fleet() {
 	}
 	if f.Listen != "" {
 		k.dialOrListen("fleet.listen", f.Listen)
+		if _, _, err := net.SplitHostPort(f.Listen); err == nil && !strings.HasPrefix(f.Listen, "unix:") && !isLoopback(f.Listen) && f.TokenFile == "" && !f.Open {
+			k.add("fleet.listen", "%q is not loopback: needs fleet.token_file or fleet.open", f.Listen)
+		}
 	}
 	if f.Coordinator != "" {
 		if f.Coordinator != CoordinatorLeader {

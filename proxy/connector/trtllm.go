@@ -60,8 +60,10 @@ func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	}
 	f.PageSize = count(&info, "tokens_per_block")
 	f.Rendezvous = rendezvous(&info)
-	if _, ok := info.Get("kv_cache_hash_algo"); ok && f.Wire == "" {
-		f.Wire = wireG2 // the first generation says nothing of its cache
+	if algo, ok := info.Get("kv_cache_hash_algo"); ok {
+		if f.KVHash, _ = openai.String(algo); f.Wire == "" {
+			f.Wire = wireG2 // the first generation says nothing of its cache
+		}
 	}
 	return nil
 }

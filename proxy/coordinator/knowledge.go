@@ -92,10 +92,10 @@ func formOf(i *engine.Instance) kvindex.Form {
 }
 
 // TextBlocks is how many blocks of TextForm so many tokens are; 0 for 0.
-func TextBlocks(tokens int) int { return tokens / tokensOf(TextForm) }
+func TextBlocks(tokens int) int { return tokens / TokensOf(TextForm) }
 
-// tokensOf is how many tokens a block of the form has.
-func tokensOf(f kvindex.Form) int {
+// TokensOf is how many tokens a block of the form has.
+func TokensOf(f kvindex.Form) int {
 	if f.Text {
 		return f.Block / bytesPerToken
 	}
@@ -149,7 +149,7 @@ func (t *table) know(c *abi.Candidate, target engine.Target) {
 		return
 	}
 	c.BlocksGPU, c.BlocksCPU, c.BlocksDisk = m.GPU, m.CPU, m.Disk
-	c.BlockTokens = uint32(tokensOf(chain.Form))
+	c.BlockTokens = uint32(TokensOf(chain.Form))
 }
 
 // home marks the phases of the conversation's last turn that the row's target
@@ -243,7 +243,7 @@ func (t *table) costs(rows []engine.Row, roles abi.Role, now time.Time, visit fu
 			continue
 		}
 		if m, chain := t.held(r.Target); chain != nil {
-			cached = max(cached, int64(m.Blocks())*int64(tokensOf(chain.Form)))
+			cached = max(cached, int64(m.Blocks())*int64(TokensOf(chain.Form)))
 		}
 		load := r.Load[r.Rank].View(now)
 		if queued < 0 || load.Queued < queued {

@@ -118,6 +118,11 @@ func (t *table) fillAggregated(p *engine.Pool, a *Ask, now time.Time) {
 			best = min(best, t.fitness[len(t.fitness)-1])
 		}
 	}
+	t.keepFit(best)
+}
+
+// keepFit drops the rows that are less fit than best.
+func (t *table) keepFit(best uint8) {
 	n := 0
 	for i := range t.fitness {
 		if t.fitness[i] <= best {

@@ -19,7 +19,8 @@ type turns struct{ first, later shapes }
 type shapes struct {
 	aggregated [abi.RoleBoth + 1]atomic.Uint64 // by Ask.Aggregate
 	pair       atomic.Uint64
-	fixed      atomic.Uint64 // decode alone, to a prefill target that stays
+	fixed      atomic.Uint64    // decode alone, to a prefill target that stays
+	reserved   [2]atomic.Uint64 // one phase alone: prefill, decode
 }
 
 // next returns how many placements of the shape there were before this one. The
@@ -36,6 +37,19 @@ func (c *turns) next(a *Ask, two bool) uint64 {
 		counter = &s.aggregated[a.Aggregate&abi.RoleBoth]
 	case !a.Prefill.IsZero():
 		counter = &s.fixed
+	}
+	return counter.Add(1) - 1
+}
+
+// reserve is next for a placement of one phase alone.
+func (c *turns) reserve(a *Ask, phase abi.Phase) uint64 {
+	s := &c.later
+	if a.turn.Number == 1 {
+		s = &c.first
+	}
+	counter := &s.reserved[0]
+	if phase == abi.Decode {
+		counter = &s.reserved[1]
 	}
 	return counter.Add(1) - 1
 }

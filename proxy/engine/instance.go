@@ -45,6 +45,7 @@ type Facts struct {
 	BootstrapPort int      // sglang prefill: port of the bootstrap registry; 0 unknown
 	FollowsRoom   bool     // sglang prefill: rank = room mod dp size
 	PageSize      int      // tokens per KV block; 0 unknown
+	KVHash        string   // trtllm: how its events name blocks, kv_cache_hash_algo; "" unknown
 	KVCacheType   string   // dtype of the KV cache; "" unknown
 	Epoch         string   // changes when the engine restarted; "" unknown
 	// EngineIDs is what vllm-mooncake prefill calls its engine core, by

@@ -1,0 +1,111 @@
+package coordinator
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// Reserve decides and commits one phase of a request whose legs somebody else
+// sends: the other phase's target is chosen later, or was before. Of a it reads
+// Model, Request, Key, Within.Prefill or Decode, Excluded, and ID, which is kept
+// among those in flight until the lease is released, never changed; no id is
+// minted. The policies see an aggregated request whose candidates are the targets
+// of the phase. The Placement has the target of that phase alone, and its lease
+// what that phase costs. PrefillDone for prefill and Answered for decode say that
+// the phase came to its end. The errors are those of Place.
+func (l *Local) Reserve(ctx context.Context, a *Ask, phase abi.Phase) (*Placement, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	snapshot := l.registry.Snapshot()
+	pool, err := resolve(snapshot, a.Model)
+	if err != nil {
+		return nil, err
+	}
+	d := *l.decider.Load()
+	t := l.tables.Get().(*table)
+	now := time.Now()
+	t.reset(pool, a, d.Needs())
+	l.recallPhase(pool, a, t, phase)
+	if t.fillPhase(pool, a, phase, now); len(t.targets) == 0 {
+		t.recycle()
+		return nil, &NoTargetError{Phase: phase, Model: a.Model}
+	}
+	g := &grant{lease: Lease{local: l}}
+	g.table = t
+	t.place.Sequence = l.turns.of(pool, snapshot).reserve(a, phase)
+	t.place.Random = rand.Uint64()
+	l.commitPhase(a, t, g, phase, l.choose(ctx, d, t, g, now).Decode, now)
+	for _, f := range g.Fallbacks {
+		l.observer.Fallback(f.What, f.Reason)
+	}
+	g.Facts, g.Targets, g.Lease = t.place, t.targets, &g.lease
+	return &g.Placement, nil
+}
+
+// recallPhase is recall for one phase. The two phases of a turn are reserved one
+// after the other: so that the second is not taken for a turn of its own, decode
+// has a table of ids for itself.
+func (l *Local) recallPhase(pool *engine.Pool, a *Ask, t *table, phase abi.Phase) {
+	if phase == abi.Decode && t.needs&abi.NeedConversation != 0 && l.state.Conversations != nil {
+		a.Key.Conversation.Scope = kvindex.Seed(pool.Model, "", "decode")
+		a.turn, a.looked = l.state.Conversations.Look(a.Key.Conversation), true
+		a.Request.Turn, a.Request.Conversation = a.turn.Number, string(a.turn.Key.AppendText(nil))
+	}
+	l.recall(pool, a, t)
+}
+
+// fillPhase lists the targets that can take one phase of two legs.
+func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time) {
+	t.place.Flow = abi.FlowAggregated
+	role, within := abi.RolePrefill, a.Within.Prefill
+	if phase == abi.Decode {
+		role, within = abi.RoleDecode, a.Within.Decode
+	}
+	best := worst
+	for i := range p.Ready {
+		r := &p.Ready[i]
+		if r.Facts.Group != 0 && r.Facts.Roles&role != 0 && among(within, r.Instance) {
+			t.add(r, role, a, now)
+			last := len(t.fitness) - 1
+			t.place.Candidates[last].Home &= role
+			best = min(best, t.fitness[last])
+		}
+	}
+	t.keepFit(best)
+}
+
+// commitPhase makes the choice of a row for one phase hold.
+func (l *Local) commitPhase(a *Ask, t *table, g *grant, phase abi.Phase, row int32, now time.Time) {
+	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
+	c := &target.Load[target.Rank]
+	g.Flow, g.Matched = target.Flow, -1
+	if g.ID = a.ID; g.ID != 0 {
+		l.live.Hold(g.ID)
+		lease.id = g.ID
+	}
+	if phase == abi.Decode {
+		g.Decode = target
+		lease.decode = c.Hold(prompt + expected(&a.Request))
+		lease.expected[1] = l.expectAt(t, target, now)
+	} else {
+		g.Prefill = target
+		queued := uncached(prompt, &t.place.Candidates[row])
+		c.Placed(queued, now)
+		lease.computing(c, c.HoldPrefill(prompt, queued), now)
+		lease.expected[0] = l.expectAt(t, target, now)
+	}
+	if m, chain := t.held(target); chain != nil && !chain.Form.Text {
+		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
+	}
+	l.open.Add(1)
+	if a.looked {
+		l.state.Conversations.Record(a.turn, homeOf(g.Prefill), homeOf(g.Decode), now)
+		g.Turn = a.turn
+	}
+}

@@ -1,0 +1,214 @@
+package selectapi
+
+import (
+	"encoding/binary"
+	"strconv"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// maxPrompt bounds what is believed of a prompt's length, in tokens.
+const maxPrompt = 1 << 24
+
+// routingKey is what a worker says of a request, as far as it is of use here: the
+// name of its conversation, and its prompt as token ids or as the hashes of its
+// blocks. What it is depends on the worker's router: the conversation router
+// sends a conversation id or null, the one that knows caches an object.
+type routingKey struct {
+	conversation string
+	tokens       []uint32
+	hashes       []uint64
+	numTokens    int64 // 0: not said
+}
+
+// readKey reads a routing key of any type; what is of no use is left out. hash is
+// the wanted one of several ways to name blocks.
+func readKey(raw []byte, hash string) (k routingKey) {
+	switch msgp.NextType(raw) {
+	case msgp.StrType:
+		k.conversation, _, _ = msgp.ReadStringBytes(raw) // it has been skipped over: it is whole
+	case msgp.IntType, msgp.UintType:
+		k.conversation, _, _ = integer(raw)
+	case msgp.ArrayType:
+		numbers, small := sequence(raw)
+		if small {
+			k.tokens = asTokens(numbers)
+		} else {
+			k.hashes = numbers
+		}
+	case msgp.MapType:
+		k.object(raw, hash)
+	}
+	return k
+}
+
+// object reads a key that is an object.
+func (k *routingKey) object(raw []byte, hash string) {
+	affinity := ""
+	members(raw, func(name string, value []byte) {
+		switch name {
+		case "conversation_id":
+			k.conversation, _, _ = msgp.ReadStringBytes(value) // another type names none
+		case "conv_key": // a hash of the first messages
+			affinity, _, _ = integer(value)
+		case "token_ids", "prompt_token_ids":
+			if numbers, small := sequence(value); small {
+				k.tokens = asTokens(numbers)
+			}
+		case "block_hashes":
+			k.hashes, _ = sequence(value)
+		case "block_hashes_by_algo":
+			members(value, func(algo string, list []byte) {
+				if algo == hash || hash == "" && k.hashes == nil {
+					k.hashes, _ = sequence(list)
+				}
+			})
+		case "num_tokens":
+			if _, n, err := integer(value); err == nil {
+				k.numTokens = int64(min(n, maxPrompt))
+			}
+		}
+	})
+	if k.conversation == "" && affinity != "" {
+		k.conversation = "conv_key:" + affinity
+	}
+}
+
+// members calls f with each member of a map that has a name.
+func members(raw []byte, f func(name string, value []byte)) {
+	n, rest, err := msgp.ReadMapHeaderBytes(raw)
+	for ; err == nil && n > 0; n-- {
+		name, value, notText := msgp.ReadStringZC(rest)
+		if notText != nil {
+			if value, err = msgp.Skip(rest); err != nil {
+				return
+			}
+		}
+		if rest, err = msgp.Skip(value); err == nil && notText == nil {
+			f(string(name), value[:len(value)-len(rest)])
+		}
+	}
+}
+
+// sequence reads a list of numbers, or the first list of a list of such: the
+// requests that are placed have one prompt. Digests are read as kvevents reads
+// them. It is nil when anything else is in the list. small says that all of them
+// could be token ids.
+func sequence(raw []byte) (numbers []uint64, small bool) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
+	if err != nil || n == 0 {
+		return nil, false
+	}
+	if msgp.NextType(rest) == msgp.ArrayType {
+		return sequenceFlat(rest)
+	}
+	return sequenceFlat(raw)
+}
+
+// sequenceFlat is sequence without lists in the list.
+func sequenceFlat(raw []byte) (numbers []uint64, small bool) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(raw)
+	small = true
+	for ; err == nil && n > 0; n-- {
+		var v uint64
+		switch msgp.NextType(rest) {
+		case msgp.IntType, msgp.UintType:
+			v, rest, err = msgp.ReadUint64Bytes(rest)
+		case msgp.StrType:
+			var digits []byte
+			if digits, rest, err = msgp.ReadStringZC(rest); err == nil {
+				v, err = strconv.ParseUint(string(digits[:min(len(digits), 16)]), 16, 64)
+			}
+			small = false
+		default:
+			return nil, false
+		}
+		small = small && v < 1<<31
+		numbers = append(numbers, v)
+	}
+	if err != nil {
+		return nil, false
+	}
+	return numbers, small
+}
+
+func asTokens(numbers []uint64) []uint32 {
+	tokens := make([]uint32, len(numbers))
+	for i, n := range numbers {
+		tokens[i] = uint32(n)
+	}
+	return tokens
+}
+
+// prompt is how many tokens the prompt has, as far as the key tells.
+func (k *routingKey) prompt(s *side) int64 {
+	switch {
+	case k.numTokens > 0:
+		return k.numTokens
+	case k.tokens != nil:
+		return int64(len(k.tokens))
+	}
+	return min(int64(len(k.hashes))*int64(s.blockTokens), maxPrompt)
+}
+
+// whole is the hashes of whole blocks: TensorRT-LLM's routers leave out the last
+// token and hash the rest of the prompt after the last whole block too.
+func (k *routingKey) whole(s *side) []uint64 {
+	if k.numTokens == 0 || s.blockTokens == 0 {
+		return k.hashes
+	}
+	return k.hashes[:min(len(k.hashes), int(k.numTokens-1)/s.blockTokens)]
+}
+
+// matchBy says in a what the place policies need to know of the request.
+func (h *Handler) matchBy(a *coordinator.Ask, k *routingKey, v *servers, s *side) {
+	needs := h.o.Local.Needs()
+	if needs&abi.NeedConversation != 0 {
+		a.Key.Conversation.ID = k.conversation
+	}
+	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || k.tokens == nil && k.hashes == nil {
+		return
+	}
+	var cut coordinator.Cut
+	h.o.Local.Cut(&cut, v.model)
+	seed := kvindex.Seed(cut.Model, cut.LoRA, "")
+	for _, form := range cut.Forms {
+		blocks := k.blocks(form, seed, s, h.o.Index)
+		if len(blocks) == 0 {
+			continue
+		}
+		a.Key.Chains = append(a.Key.Chains, coordinator.Chain{Form: form, Blocks: blocks})
+		if form == coordinator.TextForm {
+			a.Key.Conversation.Chain = blocks
+		}
+	}
+}
+
+// blocks is the prompt in a form. Where instances are not known by their events,
+// all that can be told is whether a prompt was sent there before: that is told by
+// blocks of the same length cut from tokens, or of whole hashes, as well as by
+// those of text. They are other ones: prompts that came as text do not match them.
+func (k *routingKey) blocks(form kvindex.Form, seed kvindex.Hash, s *side, index *kvindex.Index) []kvindex.Hash {
+	length := coordinator.TokensOf(form)
+	switch {
+	case k.tokens != nil:
+		return kvindex.AppendTokens(nil, seed, k.tokens, length)
+	case form.Text:
+		if s.blockTokens == 0 || length%s.blockTokens != 0 {
+			return nil
+		}
+		every := length / s.blockTokens
+		var text []byte
+		for hashes := k.whole(s); len(hashes) >= every; hashes = hashes[every:] {
+			text = binary.LittleEndian.AppendUint64(text, hashes[every-1])
+		}
+		return kvindex.AppendText(nil, seed, text, 8)
+	case index != nil && form.Block == s.blockTokens:
+		return index.Translate(nil, k.whole(s), s.slots)
+	}
+	return nil
+}

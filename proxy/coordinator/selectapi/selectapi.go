@@ -1,0 +1,376 @@
+// Package selectapi serves the routes by which TensorRT-LLM's own fleet workers
+// are placed by their coordinator, from the coordinator of this process: POST
+// /select, /finish and /renew, GET /cluster_info, /health and /version, in JSON
+// and MessagePack. Each /select places one phase of one request, whose legs the
+// worker then sends itself; it is a reservation until /finish, or until it
+// expires.
+//
+// Sources: TensorRT-LLM serve/coordinator_server.py (the routes; its older form
+// is JSON with handles, its newer one MessagePack with req_id),
+// serve/disagg_coordinator.py (expiry, duplicates, cluster_info) and
+// serve/router.py (routing keys, and what workers read of the answers).
+package selectapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// Options is what a Handler is built from.
+type Options struct {
+	Local    *coordinator.Local
+	Registry *engine.Registry // of Local
+	Index    *kvindex.Index   // of Local's state; nil: block hashes say nothing
+	// Leads reports whether this coordinator is the one that places: others
+	// answer 503, as does /health. nil: always.
+	Leads func() bool
+	// Fallback is told of reservations that expired or found no room; may be nil.
+	Fallback func(what, reason string)
+	Token    string // bearer token of every request but /health; "" asks for none
+	Version  string // of GET /version
+	Log      *slog.Logger
+}
+
+// Bounds of what is read and kept.
+const (
+	// Expiry is how long a reservation lives without /finish or /renew, as
+	// TensorRT-LLM's does.
+	Expiry = 180 * time.Second
+	// maxOpen bounds the reservations.
+	maxOpen = 1 << 17
+	// maxBody is room for the block hashes of a prompt of a million tokens.
+	maxBody = 16 << 20
+	// sweepEvery is how often reservations that expired are looked for.
+	sweepEvery = time.Second
+
+	readTimeout = 10 * time.Second
+	// idleTimeout is longer than the workers' clients keep a connection.
+	idleTimeout = 2 * time.Minute
+)
+
+// Handler serves the routes. It is safe for concurrent use.
+type Handler struct {
+	o     Options
+	log   *slog.Logger
+	open  *table
+	known serversCache
+	mux   *http.ServeMux
+}
+
+// New returns a handler; its reservations expire while Run runs.
+func New(o Options) *Handler {
+	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable(), mux: http.NewServeMux()}
+	h.mux.HandleFunc("POST /select", h.guarded(h.selectServer))
+	h.mux.HandleFunc("POST /finish", h.guarded(h.finish))
+	h.mux.HandleFunc("POST /renew", h.guarded(h.renew))
+	h.mux.HandleFunc("GET /cluster_info", h.guarded(h.clusterInfo))
+	h.mux.HandleFunc("GET /version", h.guarded(func(w http.ResponseWriter, r *http.Request) {
+		answer(w, wanted(r), 200, map[string]string{"version": o.Version})
+	}))
+	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		if !h.ready() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	return h
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.ServeHTTP(w, r) }
+
+// Open is the number of reservations.
+func (h *Handler) Open() int { return h.open.len() }
+
+// Serve serves the routes on l, and lets reservations expire, until ctx ends;
+// then it closes l and releases what is still reserved.
+func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
+	server := &http.Server{Handler: h, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stopped := context.AfterFunc(ctx, func() { _ = server.Close() }) // what it closes is of no use any more
+	defer stopped()
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { h.Run(running) })
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Run releases reservations as they expire, and all of them when ctx ends.
+func (h *Handler) Run(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			release(h.open.close())
+			return
+		case now := <-tick.C:
+			leases := h.open.expire(now)
+			if len(leases) == 0 {
+				continue
+			}
+			release(leases)
+			for range leases {
+				h.fallback("expired")
+			}
+			h.log.Warn("reservations expired: no /finish came for them", "count", len(leases), "after", Expiry.String())
+		}
+	}
+}
+
+func release(leases []*coordinator.Lease) {
+	for _, l := range leases {
+		l.Release()
+	}
+}
+
+func (h *Handler) fallback(reason string) {
+	if h.o.Fallback != nil {
+		h.o.Fallback("reservation", reason)
+	}
+}
+
+// guarded asks for the token.
+func (h *Handler) guarded(next http.HandlerFunc) http.HandlerFunc {
+	if h.o.Token == "" {
+		return next
+	}
+	want := []byte("Bearer " + h.o.Token)
+	return func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
+			refuse(w, wanted(r), http.StatusUnauthorized, "a bearer token is needed")
+			return
+		}
+		next(w, r)
+	}
+}
+
+// read reads the request's body; ok is false when it was answered.
+func read(w http.ResponseWriter, r *http.Request) (f fields, e encoding, ok bool) {
+	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	e = spoken(r, raw)
+	if err != nil {
+		status := http.StatusBadRequest
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		refuse(w, e, status, "cannot read the body")
+		return f, e, false
+	}
+	if f, err = parse(raw, e); err != nil {
+		refuse(w, e, http.StatusBadRequest, err.Error())
+		return f, e, false
+	}
+	return f, e, true
+}
+
+// selected is the answer of /select.
+type selected struct {
+	Server string          `json:"server"`
+	Info   info            `json:"info"`
+	ReqID  json.RawMessage `json:"req_id,omitempty"`
+	Handle string          `json:"handle,omitempty"`
+}
+
+// info is what a worker's service reads of a selection: server_info for
+// generation first, and the match for conditional disaggregation.
+type info struct {
+	ServerInfo  serverInfo `json:"server_info"`
+	Matches     []int64    `json:"matches"`
+	MatchLength int64      `json:"match_length"`
+	NumTokens   int64      `json:"num_tokens"`
+}
+
+// serverInfo is the members of the instance's GET /server_info that are known. Of
+// a list of ctx_info_endpoint it has the first, which is what workers take.
+type serverInfo struct {
+	Params      json.RawMessage `json:"disaggregated_params,omitempty"`
+	BlockTokens int             `json:"tokens_per_block,omitempty"`
+	Hash        string          `json:"kv_cache_hash_algo,omitempty"`
+}
+
+func serverInfoOf(i *engine.Instance) serverInfo {
+	f := i.Facts()
+	s := serverInfo{BlockTokens: f.PageSize, Hash: f.KVHash}
+	if f.Rendezvous != "" {
+		s.Params = json.RawMessage("{" + f.Rendezvous + "}")
+	}
+	return s
+}
+
+func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
+	f, e, ok := read(w, r)
+	if !ok {
+		return
+	}
+	q, err := f.selection(e)
+	if err != nil {
+		refuse(w, e, http.StatusBadRequest, err.Error())
+		return
+	}
+	// A duplicate's earlier reservation goes first, whatever becomes of this one.
+	if lease := h.open.take(q.id); lease != nil {
+		lease.Release()
+	}
+	if !h.leads() {
+		refuse(w, e, http.StatusServiceUnavailable, "this coordinator does not lead")
+		return
+	}
+	out, lease, err := h.reserve(r.Context(), &q)
+	if err != nil {
+		refuse(w, e, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	if q.id.handle {
+		q.id.text = rand.Text()
+		out.Handle = q.id.text
+	}
+	if r.Context().Err() != nil { // nobody would finish it
+		lease.Release()
+		return
+	}
+	earlier, ok := h.open.add(q.id, lease, time.Now())
+	if earlier != nil {
+		earlier.Release()
+	}
+	if !ok {
+		lease.Release()
+		h.fallback("full")
+		refuse(w, e, http.StatusServiceUnavailable, "too many reservations are open")
+		return
+	}
+	answer(w, e, 200, out)
+}
+
+// reserve places the phase that is asked for.
+func (h *Handler) reserve(ctx context.Context, q *selection) (*selected, *coordinator.Lease, error) {
+	v := h.servers()
+	if v.several {
+		return nil, nil, errors.New("the engines serve several models, and a selection names none")
+	}
+	side := v.side(q.id.phase)
+	among := side.instances
+	if q.exclude != "" {
+		among = slices.DeleteFunc(slices.Clone(among), func(i *engine.Instance) bool { return v.address[i] == q.exclude })
+	}
+	if len(among) == 0 {
+		return nil, nil, nobody(q)
+	}
+	key := readKey(q.key, side.hash)
+	a := &coordinator.Ask{
+		Model: v.model, ID: q.live,
+		Request: abi.RequestFacts{MaxTokens: -1, N: 1, PromptTokens: key.prompt(side)},
+		Within:  coordinator.Within{Prefill: among, Decode: among},
+	}
+	h.matchBy(a, &key, v, side)
+	p, err := h.o.Local.Reserve(ctx, a, q.id.phase)
+	switch {
+	case errors.Is(err, coordinator.ErrNoTarget):
+		return nil, nil, nobody(q)
+	case err != nil:
+		return nil, nil, err
+	}
+	defer p.Recycle()
+	target := p.Prefill
+	if target.IsZero() {
+		target = p.Decode
+	}
+	matched := int64(0)
+	if row := slices.Index(p.Targets, target); row >= 0 {
+		matched = p.Facts.Candidates[row].Matched()
+	}
+	return &selected{
+		Server: v.address[target.Instance], ReqID: json.RawMessage(q.echo),
+		Info: info{ServerInfo: serverInfoOf(target.Instance), Matches: []int64{matched}, MatchLength: matched, NumTokens: a.Request.PromptTokens},
+	}, p.Lease, nil
+}
+
+// nobody is the error where no server is left.
+func nobody(q *selection) error {
+	text := "no " + roleName(q.id.phase) + " server is available"
+	if q.exclude != "" {
+		text += " beside " + q.exclude
+	}
+	return errors.New(text)
+}
+
+func (h *Handler) finish(w http.ResponseWriter, r *http.Request) {
+	f, e, ok := read(w, r)
+	if !ok {
+		return
+	}
+	id, success, err := f.finished(e)
+	if err != nil {
+		refuse(w, e, http.StatusBadRequest, err.Error())
+		return
+	}
+	// One that is not known has expired, or was finished before.
+	if lease := h.open.take(id); lease != nil {
+		switch {
+		case !success:
+		case id.phase == abi.Prefill:
+			lease.PrefillDone()
+		default:
+			lease.Answered(false)
+		}
+		lease.Release()
+	}
+	answer(w, e, 200, struct{}{})
+}
+
+func (h *Handler) renew(w http.ResponseWriter, r *http.Request) {
+	f, e, ok := read(w, r)
+	if !ok {
+		return
+	}
+	id, err := f.renewed(e)
+	switch {
+	case err != nil:
+		refuse(w, e, http.StatusBadRequest, err.Error())
+	case !h.open.renew(id, time.Now()):
+		refuse(w, e, http.StatusServiceUnavailable, "no such reservation")
+	default:
+		answer(w, e, 200, struct{}{})
+	}
+}
+
+func (h *Handler) leads() bool { return h.o.Leads == nil || h.o.Leads() }
+
+// ready reports whether a request could have both of its phases placed.
+func (h *Handler) ready() bool {
+	v := h.servers()
+	return h.leads() && !v.several && len(v.context.instances) > 0 && len(v.generation.instances) > 0
+}
+
+// clusterInfo answers GET /cluster_info.
+func (h *Handler) clusterInfo(w http.ResponseWriter, r *http.Request) {
+	v := h.servers()
+	out := clusterInfo{IsReady: h.ready(), Servers: serverLists{v.addresses(&v.context), v.addresses(&v.generation)}}
+	if h.o.Local.Needs()&abi.NeedBlocks != 0 {
+		out.Keys = v.keyConfigs()
+	}
+	if v.clustered {
+		out.Workers = &workerLists{v.workers(&v.context, 0), v.workers(&v.generation, 1)}
+		out.Minimal = &minimal{1, 1}
+	}
+	answer(w, wanted(r), 200, out)
+}
