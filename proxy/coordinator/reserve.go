@@ -83,7 +83,6 @@ func (t *table) fillPhase(p *engine.Pool, a *Ask, phase abi.Phase, now time.Time
 // commitPhase makes the choice of a row for one phase hold.
 func (l *Local) commitPhase(a *Ask, t *table, g *grant, phase abi.Phase, row int32, now time.Time) {
 	target, lease, prompt := t.targets[row], &g.lease, a.Request.PromptTokens
-	c := &target.Load[target.Rank]
 	g.Flow, g.Matched = target.Flow, -1
 	if g.ID = a.ID; g.ID != 0 {
 		l.live.Hold(g.ID)
@@ -91,20 +90,20 @@ func (l *Local) commitPhase(a *Ask, t *table, g *grant, phase abi.Phase, row int
 	}
 	if phase == abi.Decode {
 		g.Decode = target
-		lease.decode = c.Hold(prompt + expected(&a.Request))
+		lease.carry(engine.Target{}, target, burden{prompt: prompt, queued: -1, tokens: prompt + expected(&a.Request)}, now)
 		lease.expected[1] = l.expectAt(t, target, now)
 	} else {
 		g.Prefill = target
 		queued := uncached(prompt, &t.place.Candidates[row])
-		c.Placed(queued, now)
-		lease.computing(c, c.HoldPrefill(prompt, queued), now)
+		target.Load[target.Rank].Placed(queued, now)
+		lease.carry(target, engine.Target{}, burden{prompt: prompt, queued: queued}, now)
 		lease.expected[0] = l.expectAt(t, target, now)
 	}
 	if m, chain := t.held(target); chain != nil && !chain.Form.Text {
 		g.Matched = int64(m.Blocks()) * int64(chain.Form.Block)
 	}
 	l.open.Add(1)
-	if a.looked {
+	if a.looked && l.state.Conversations != nil {
 		l.state.Conversations.Record(a.turn, homeOf(g.Prefill), homeOf(g.Decode), now)
 		g.Turn = a.turn
 	}
