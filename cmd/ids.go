@@ -9,14 +9,28 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// openIDs returns what mints for a process that serves alone. In dir it keeps the
-// mark of the ids that it may have used, so that no start issues them again, even
-// after the clock was set back; without a dir, or in one that cannot be written
-// to, it starts at the clock.
+// openIDs returns what mints for a process that places requests. Where it can it
+// keeps the mark of the ids that it may have used, so that no start issues them
+// again, even after the clock was set back: in fleet.etcd, or in dir. Without a
+// dir, or in one that cannot be written to, ids begin at the clock. One that
+// starts while etcd is away has none until that answers.
 func (n *Node) openIDs(cfg *config.Config, dir string) (*disaggid.Source, error) {
+	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+		access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+		if err != nil {
+			return nil, err
+		}
+		host, _ := os.Hostname() // empty: the fleet's name alone
+		n.ids = idstore.NewKeeper(idstore.NewEtcd(access, idstore.Prefix, cfg.Fleet.Name+" "+host), disaggid.Width, n.log)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = n.ids.Tend(ctx, time.Now()) // it is logged, and tried again
+		return n.ids.Source(), nil
+	}
 	node, worker := idRange(cfg)
 	if dir == "" {
 		return disaggid.New(node, worker)

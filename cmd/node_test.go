@@ -51,6 +51,24 @@ func TestIDsOfOneProcess(t *testing.T) {
 	}
 }
 
+// TestIDsWithoutTheirEtcd: a process starts without ids, and does not make any up.
+func TestIDsWithoutTheirEtcd(t *testing.T) {
+	cfg := config.Default()
+	cfg.Fleet.Etcd.Endpoints = []string{"http://127.0.0.1:1"}
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	s, err := n.openIDs(&cfg, t.TempDir())
+	if err != nil || n.ids == nil {
+		t.Fatal(err)
+	}
+	if f, ok := s.Next(); ok {
+		t.Errorf("%+v", f)
+	}
+	cfg.Fleet.Etcd.CA = filepath.Join(t.TempDir(), "away")
+	if _, err := n.openIDs(&cfg, ""); err == nil {
+		t.Error("a file that is not there was read")
+	}
+}
+
 func TestIDRange(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.NodeID = 7

@@ -48,7 +48,7 @@ func TestIDsOfAFleetAreUnique(t *testing.T) {
 		s := startStore(t)
 		s.onlyNodes(t, 0, 1, 2, 255) // so that each is used by many
 		f := newIDFleet(t, total, func() idStore {
-			e := idstore.NewEtcd(s.client, idPrefix, "c")
+			e := s.ids("c")
 			held := noted{e, new(int)}
 			return idStore{
 				Store: held,

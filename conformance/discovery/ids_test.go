@@ -10,13 +10,19 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-const idPrefix = "/pdproxy/ids/"
-
 // noon is a time within id-time.
 var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
+
+// ids is the store of a coordinator, with a connection of its own.
+func (s *store) ids(name string) *idstore.Etcd {
+	e := idstore.NewEtcd(etcd.Client([]string{s.url()}), idstore.Prefix, name)
+	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // a test that wants to know closes it before
+	return e
+}
 
 // reserve is a block of one second, which must be had.
 func reserve(t *testing.T, e *idstore.Etcd) disaggid.Block {
@@ -39,7 +45,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 	}
 	for n := range 256 {
 		if !there[n] {
-			if _, err := s.client.Put(t.Context(), idPrefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
+			if _, err := s.client.Put(t.Context(), idstore.Prefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -49,7 +55,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 // expire takes a node number away, as the end of its lease does.
 func (s *store) expire(t *testing.T, node uint8) {
 	t.Helper()
-	if d, err := s.client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idPrefix, node)); err != nil || d.Deleted != 1 {
+	if d, err := s.client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
 		t.Fatalf("node %d was not taken: %v", node, err)
 	}
 }
@@ -59,7 +65,7 @@ func (s *store) expire(t *testing.T, node uint8) {
 func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 	s := startStore(t)
 	s.onlyNodes(t, 3, 200)
-	a, b, c := idstore.NewEtcd(s.client, idPrefix, "a"), idstore.NewEtcd(s.client, idPrefix, "b"), idstore.NewEtcd(s.client, idPrefix, "c")
+	a, b, c := s.ids("a"), s.ids("b"), s.ids("c")
 	first, other := reserve(t, a), reserve(t, b)
 	if first.Node == other.Node || int(first.Node)+int(other.Node) != 203 || first.Lines != 64 {
 		t.Errorf("%+v and %+v", first, other)
@@ -81,7 +87,7 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	left, err := s.client.Get(t.Context(), idPrefix+"nodes/200")
+	left, err := s.client.Get(t.Context(), idstore.Prefix+"nodes/200")
 	if err != nil || left.Count != 0 {
 		t.Errorf("%d keys are left: %v", left.Count, err)
 	}
@@ -92,7 +98,7 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 func TestLostNodeIsFenced(t *testing.T) {
 	s := startStore(t)
 	s.onlyNodes(t, 77)
-	old, next := idstore.NewEtcd(s.client, idPrefix, "old"), idstore.NewEtcd(s.client, idPrefix, "next")
+	old, next := s.ids("old"), s.ids("next")
 	first := reserve(t, old)
 	s.expire(t, 77)
 	second := reserve(t, next)
@@ -108,7 +114,7 @@ func TestLostNodeIsFenced(t *testing.T) {
 	if third := reserve(t, old); third.Node != 77 || third.From != second.Until {
 		t.Errorf("%+v after %+v", third, second)
 	}
-	if _, err := s.client.Put(t.Context(), idPrefix+"marks/77", "soon"); err != nil {
+	if _, err := s.client.Put(t.Context(), idstore.Prefix+"marks/77", "soon"); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := old.Reserve(t.Context(), noon, time.Second); err == nil {
@@ -122,7 +128,7 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 	for name, lose := range map[string]bool{"as it was": false, "empty": true} {
 		t.Run(name, func(t *testing.T) {
 			s := startStore(t)
-			e := idstore.NewEtcd(s.client, idPrefix, "a")
+			e := s.ids("a")
 			k := idstore.NewKeeper(e, time.Second, slog.New(slog.DiscardHandler))
 			if err := k.Tend(t.Context(), noon); err != nil {
 				t.Fatal(err)
@@ -155,10 +161,10 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 			}
 			s.expire(t, r.Node)
 			s.onlyNodes(t, int(r.Node))
-			if _, err := s.client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idPrefix, r.Node)); err != nil {
+			if _, err := s.client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idstore.Prefix, r.Node)); err != nil {
 				t.Fatal(err)
 			}
-			if b := reserve(t, idstore.NewEtcd(s.client, idPrefix, "b")); b.From < noon.Add(24*time.Hour).UnixMilli() || b.Node != r.Node {
+			if b := reserve(t, s.ids("b")); b.From < noon.Add(24*time.Hour).UnixMilli() || b.Node != r.Node {
 				t.Errorf("a node whose mark is lost begins at %+v", b)
 			}
 		})

@@ -16,6 +16,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
+// Prefix is where all fleets that share an etcd, and may share engines, keep the
+// node numbers and the marks of their ids.
+const Prefix = "/pdproxy/ids/"
+
 // nodeTTL is how many seconds a node number stays taken when its coordinator has
 // died or cannot reach etcd.
 const nodeTTL = 15
@@ -33,21 +37,22 @@ const ahead = 24 * time.Hour
 // that has lost its node cannot reserve on it, and the one that has it now begins
 // where the other's blocks end.
 type Etcd struct {
-	client *clientv3.Client
+	etcd   clientv3.Config
 	prefix string
 	token  string // the value of a node that is ours
 
 	mu      sync.Mutex
+	client  *clientv3.Client     // guarded by mu; nil: there was no need yet
 	node    int                  // guarded by mu; -1: none was held yet
 	session *concurrency.Session // guarded by mu; nil: no node is held
 	seen    map[int]int64        // guarded by mu; marks that this process has set
 }
 
-// NewEtcd returns the store below prefix, as "/pdproxy/ids/", for a coordinator
-// of the given name, which only shows in etcd. Close gives its node back.
-func NewEtcd(client *clientv3.Client, prefix, name string) *Etcd {
+// NewEtcd returns the store below prefix for a coordinator of the given name,
+// which only shows in etcd. It asks etcd nothing before it has to.
+func NewEtcd(etcd clientv3.Config, prefix, name string) *Etcd {
 	return &Etcd{
-		client: client, prefix: prefix, token: name + " " + strconv.FormatUint(rand.Uint64(), 16),
+		etcd: etcd, prefix: prefix, token: name + " " + strconv.FormatUint(rand.Uint64(), 16),
 		node: -1, seen: make(map[int]int64),
 	}
 }
@@ -59,6 +64,13 @@ var errLost = errors.New("another came before")
 func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.client == nil {
+		client, err := clientv3.New(e.etcd) // with a password it asks for a token
+		if err != nil {
+			return disaggid.Block{}, err
+		}
+		e.client = client
+	}
 	for range tries {
 		err := e.hold(ctx)
 		if err == nil {
@@ -189,12 +201,17 @@ func (e *Etcd) drop() {
 func (e *Etcd) Close(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.session == nil {
+	if e.client == nil {
 		return nil
 	}
-	lease := e.session.Lease()
-	e.drop()
-	_, err := e.client.Revoke(ctx, lease)
+	var err error
+	if e.session != nil {
+		lease := e.session.Lease()
+		e.drop()
+		_, err = e.client.Revoke(ctx, lease)
+	}
+	err = errors.Join(err, e.client.Close())
+	e.client = nil
 	return err
 }
 

@@ -54,6 +54,9 @@ func (f *File) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	return b, writeMark(path, b.Until)
 }
 
+// Close implements Store.
+func (f *File) Close(context.Context) error { return nil }
+
 // lock waits for the lock and returns what ends it.
 func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 	file, err := os.OpenFile(filepath.Join(f.dir, "ids.lock"), os.O_RDWR|os.O_CREATE, 0o600)

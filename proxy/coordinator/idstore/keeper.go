@@ -20,6 +20,8 @@ type Store interface {
 	// Reserve returns a block of the given width that begins at the mark, or now
 	// if that is later.
 	Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error)
+	// Close ends what the Store has begun; it may go on being used.
+	Close(ctx context.Context) error
 }
 
 // tendEvery is the time between two looks at what is left, and after which a
@@ -33,10 +35,11 @@ const patience = 3 * time.Second
 //
 // A coordinator has one from its start, standby or not: what it has reserved are
 // its own ids for good, so that one that no longer leads, or cannot reach etcd,
-// may go on granting them. With each report of a worker that is an encoded
-// disaggid.Ask it calls Grant, and then publishes Table to its workers, each of
-// which calls Source.ExtendBy. A worker makes its Source by disaggid.NewSource and
-// sends Source.Ask, while that is true, with each heartbeat.
+// may go on granting them. For each report of a worker that is an encoded
+// disaggid.Ask it calls Grant, and answers with Table under coordinator.TopicIDs,
+// to that worker or to all, which give it to Source.ExtendBy. A worker has a
+// Source by disaggid.NewSource, and reports Source.Ask when it has connected and
+// every second, as long as that is true.
 type Keeper struct {
 	store  Store
 	grants *disaggid.Grants
@@ -111,8 +114,15 @@ func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Run tends until ctx ends.
+// Run tends until ctx ends, and closes the Store.
 func (k *Keeper) Run(ctx context.Context) {
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tendEvery)
+		defer cancel()
+		if err := k.store.Close(last); err != nil {
+			k.log.Warn("the node number of the ids stays taken for a while", "error", err)
+		}
+	}()
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	for {
