@@ -67,7 +67,7 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		return failed(err)
 	}
 	defer alone.Close()
-	n, err := NewNode(&cfg, log)
+	n, err := NewNode(&cfg, log, Part{})
 	if err != nil {
 		return err
 	}

@@ -52,16 +52,19 @@ type Node struct {
 	front       *proxy.Front
 	certs       *proxy.Certs // nil without TLS
 	tracer      *telemetry.Tracer
-	ready       func() // called once when a request could first be served; may be nil
+	ready       func()         // called once when a request could first be served; may be nil
+	started     *config.Config // with which the sockets were opened
+	succession  *succession    // nil: nobody takes over from the node
 }
 
-// NewNode builds a node and opens its sockets; it starts nothing.
-func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
+// NewNode builds a node that does a part, and opens the sockets that it was not
+// given; it starts nothing. After an error the caller closes those.
+func NewNode(cfg *config.Config, log *slog.Logger, part Part) (*Node, error) {
 	f, err := loadFiles(cfg)
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{log: log, certs: f.certs}
+	n := &Node{log: log, certs: f.certs, started: cfg}
 	n.cfg.Store(cfg)
 	prom := prometheus.NewRegistry()
 	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -96,7 +99,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 	if err := n.findEngines(cfg, f.workerToken); err != nil {
 		return nil, errors.Join(err, n.plugins.Close(context.Background()))
 	}
-	if err := n.serveWith(cfg, f, prom, metrics); err != nil {
+	if err := n.serveWith(cfg, f, prom, metrics, part); err != nil {
 		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
 	}
 	return n, nil
@@ -104,7 +107,7 @@ func NewNode(cfg *config.Config, log *slog.Logger) (*Node, error) {
 
 // serveWith loads the plugins, builds what decides and serves, and opens the
 // sockets.
-func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry, metrics *telemetry.Metrics) error {
+func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry, metrics *telemetry.Metrics, part Part) error {
 	if err := applyPlugins(n.plugins, cfg); err != nil {
 		return err
 	}
@@ -112,7 +115,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return failed(err)
 	}
-	ids, err := n.openIDs(cfg, "")
+	ids, err := n.openIDs(cfg, string(part.Dir))
 	if err != nil {
 		return err
 	}
@@ -133,7 +136,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
-	if n.front, err = n.server.Listen(cfg, n.certs, f.token); err != nil {
+	if n.front, err = n.server.Listen(cfg, n.certs, f.token, part.Sockets); err != nil {
 		return failed(err)
 	}
 	return nil

@@ -3,7 +3,9 @@ package cmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"sync"
@@ -12,26 +14,36 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
+// takeoverFlag is the flag by which SIGUSR2 starts the next process.
+const takeoverFlag = "--takeover"
+
 func (a *app) runCommand() *cobra.Command {
-	return &cobra.Command{
+	takeover := false
+	c := &cobra.Command{
 		Use:   "run config.toml",
-		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads",
+		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads, SIGUSR2 hands over to the program as it is now on disk",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			log, err := a.logger()
 			if err != nil {
 				return err
 			}
-			return a.run(args[0], log)
+			return a.run(args[0], takeover, log)
 		},
 	}
+	c.Flags().BoolVar(&takeover, takeoverFlag[2:], false, "take the sockets of the process that runs this configuration, which then serves only what it has")
+	return c
 }
 
-// run serves a configuration file until a signal ends it.
-func (a *app) run(path string, log *slog.Logger) error {
+// run serves a configuration file until a signal ends it, or a successor has
+// taken over and what runs has ended.
+func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 	cfg, err := loadConfig(path)
 	if err != nil {
 		return err
@@ -39,10 +51,21 @@ func (a *app) run(path string, log *slog.Logger) error {
 	for _, w := range cfg.Warnings() {
 		log.Warn(w.String())
 	}
-	node, err := NewNode(cfg, log)
+	s, err := newSuccession(cfg, path, takeover, log)
 	if err != nil {
+		return failed(err)
+	}
+	defer s.abandon()
+	sockets, err := openedSockets(cfg, s.sockets())
+	if err != nil {
+		return failed(fmt.Errorf("take over: %w", err))
+	}
+	node, err := NewNode(cfg, log, Part{Dir: s.home(), Sockets: sockets})
+	if err != nil {
+		closeSockets(sockets)
 		return err
 	}
+	node.succession = s
 	return node.serveUntilSignal(func() error {
 		next, err := loadConfig(path)
 		if err != nil {
@@ -52,11 +75,29 @@ func (a *app) run(path string, log *slog.Logger) error {
 	})
 }
 
-// serveUntilSignal runs the node. SIGHUP calls reload; the first SIGINT or
-// SIGTERM drains, the second stops at once.
+// newSuccession finds the place of a process that does everything. nil is one
+// that nobody can take over from: that alone keeps no process from serving.
+func newSuccession(cfg *config.Config, path string, takeover bool, log *slog.Logger) (*succession, error) {
+	dir, err := fleetDir(cfg, path)
+	s := &succession{dir: dir, name: "single-0.lock", log: log}
+	if err == nil {
+		err = s.begin(takeover)
+	}
+	switch {
+	case err == nil:
+		return s, nil
+	case takeover:
+		return nil, err
+	}
+	log.Warn("this process cannot be taken over from", "error", err)
+	return nil, nil
+}
+
+// serveUntilSignal runs the node. SIGHUP calls reload, SIGUSR2 starts a
+// successor; the first SIGINT or SIGTERM drains, the second stops at once.
 func (n *Node) serveUntilSignal(reload func() error) error {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
 	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -71,14 +112,26 @@ func (n *Node) serveUntilSignal(reload func() error) error {
 			switch {
 			case s == syscall.SIGHUP:
 				n.logReload(reload())
+			case s == syscall.SIGUSR2:
+				n.succession.startHeir()
 			case stopping:
+				n.succession.forward(s)
 				return failed(errors.New("stopped by a second signal"))
 			default:
 				stopping = true
 				n.log.Info("draining", "signal", s.String(), "limit", n.cfg.Load().Server.DrainTimeout.String())
+				n.succession.forward(s)
+				n.notify("STOPPING=1")
 				cancel()
 			}
 		}
+	}
+}
+
+// notify tells the service manager, if there is one.
+func (n *Node) notify(state string) {
+	if err := notifySystemd(state); err != nil {
+		n.log.Warn("the service manager was not told", "state", state, "error", err)
 	}
 }
 
@@ -93,7 +146,8 @@ func (n *Node) logReload(err error) {
 }
 
 // Serve runs everything that belongs to the node until ctx ends and the drain
-// is over. Call it once.
+// is over, or a successor has taken over and what the node had is served. Call it
+// once.
 func (n *Node) Serve(ctx context.Context) error {
 	background, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -106,12 +160,14 @@ func (n *Node) Serve(ctx context.Context) error {
 	if n.ids != nil {
 		wg.Go(func() { n.ids.Run(background) })
 	}
-	wg.Go(func() { n.server.WarmPairs(ctx) })
+	warming, stopWarming := context.WithCancel(ctx)
+	wg.Go(func() { n.server.WarmPairs(warming) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })
 	}
 	wg.Go(func() { n.sayWhatIsMissing(background) })
-	err := n.front.Serve(ctx, func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) })
+	err := n.serveFront(ctx)
+	stopWarming()
 	stop()
 	wg.Wait()
 	n.registry.Close()
@@ -129,6 +185,68 @@ func (n *Node) Serve(ctx context.Context) error {
 		n.log.Warn("spans were lost", "error", cerr)
 	}
 	return err
+}
+
+// serveFront opens the front, and makes room for a successor when there is one.
+func (n *Node) serveFront(ctx context.Context) error {
+	if err := n.equal(ctx); err != nil || ctx.Err() != nil {
+		n.front.Close()
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	if n.succession != nil {
+		wg.Go(func() {
+			if err := n.succession.assume(ctx, n.offer, n.front.Retire); err != nil && !errors.Is(err, errRetired) {
+				cancel(err)
+			}
+		})
+	}
+	n.notify("READY=1")
+	err := n.front.Serve(ctx, proxy.Limits{
+		Drain:  func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
+		Retire: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
+	})
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = errors.Join(cause, err)
+	}
+	cancel(nil)
+	wg.Wait()
+	return err
+}
+
+// equal waits until the node can do what its predecessor could: engines answer.
+func (n *Node) equal(ctx context.Context) error {
+	if n.succession == nil || n.succession.taken == nil || !n.succession.taken.Offer.Ready {
+		return nil
+	}
+	h := n.cfg.Load().Health
+	deadline := time.Now().Add(time.Duration(h.Interval) + time.Duration(h.Timeout))
+	for !n.server.Ready() {
+		if time.Now().After(deadline) {
+			n.listMissing()
+			return errors.New("take over: no request could be served here, but the predecessor serves")
+		}
+		if !sleep(ctx, 5*time.Millisecond) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// offer is what a successor is given.
+func (n *Node) offer() (handover.Offer, error) {
+	opened, o := n.front.Opened(), handover.Offer{Ready: n.server.Ready()}
+	for name, l := range map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin} {
+		s, err := handover.FromListener(name, l)
+		if err != nil {
+			handover.CloseAll(o.Sockets)
+			return handover.Offer{}, err
+		}
+		o.Sockets = append(o.Sockets, s)
+	}
+	return o, nil
 }
 
 // sayWhatIsMissing tells, once the first probes have had their time, which

@@ -230,7 +230,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	if log == nil {
 		log = io.Discard
 	}
-	node, err := cmd.NewNode(cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	node, err := cmd.NewNode(cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), cmd.Part{})
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -43,6 +43,7 @@ var mayImport = map[string][]string{
 	"proxy/engine/loads":          {"proxy/config", "proxy/engine", "proxy/openai", "proxy/state/load"},
 	"proxy/tokens":                {"proxy/openai", "proxy/tokens/bpe"},
 	"proxy/tokens/bpe":            {},
+	"proxy/handover":              {},
 	"proxy/quiclane":              {},
 	"proxy/state/conversation":    {"proxy/state/kvindex"},
 	"proxy/connector":             {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
@@ -66,6 +67,7 @@ var mayImport = map[string][]string{
 	"conformance/deploy":          {},
 	"conformance/discovery":       {},
 	"conformance/load":            {},
+	"conformance/takeover":        {},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},
 }
 

@@ -16,45 +16,74 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
+// Sockets are listeners that are already open: a process that has been started
+// by another is given them.
+type Sockets struct {
+	Public net.Listener // nil: opened at server.listen
+	Admin  net.Listener // nil: opened at admin.listen
+	// Only leaves unserved what is nil: a worker has no admin address, a
+	// coordinator no public one.
+	Only bool
+}
+
 // Front is the open sockets of a server: public TCP, public QUIC, admin.
 type Front struct {
 	s       *Server
 	log     *slog.Logger
-	public  net.Listener
-	admin   net.Listener
+	public  net.Listener // nil: no clients are served
+	admin   net.Listener // nil: no operators are served
 	certs   *Certs
 	quic    *quicFront // nil without HTTP/3
 	servers []*http.Server
 	demux   *demux // nil without TLS
 
-	base   context.Context // parent of every public request
-	cancel context.CancelCauseFunc
+	base     context.Context // parent of every public request
+	cancel   context.CancelCauseFunc
+	retiring atomic.Bool
+	retired  chan struct{} // closed by Retire
+	conns    connCount     // of clients, over TCP
 }
 
-// Listen opens the sockets that the configuration names. certs is nil without
-// TLS; token is what the admin endpoints ask for, "" for nothing.
-func (s *Server) Listen(cfg *config.Config, certs *Certs, token string) (*Front, error) {
-	f := &Front{s: s, log: s.log, certs: certs}
-	f.base, f.cancel = context.WithCancelCause(context.Background())
+// Listen opens the sockets that the configuration names and given has not. certs
+// is nil without TLS; token is what the admin endpoints ask for, "" for nothing.
+func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given Sockets) (*Front, error) {
+	f := newFront(s, given.Public, given.Admin, certs)
 	var err error
-	if f.public, err = net.Listen("tcp", cfg.Server.Listen); err != nil {
-		return nil, fmt.Errorf("server.listen: %w", err)
+	if f.public == nil && !given.Only {
+		if f.public, err = net.Listen("tcp", cfg.Server.Listen); err != nil {
+			return nil, fmt.Errorf("server.listen: %w", err)
+		}
 	}
-	if f.admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
-		f.public.Close()
-		return nil, fmt.Errorf("admin.listen: %w", err)
+	if f.admin == nil && !given.Only {
+		if f.admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
+			f.closeListeners()
+			return nil, fmt.Errorf("admin.listen: %w", err)
+		}
 	}
 	handler := s.handler()
-	if cfg.Server.HTTP3 != "" {
+	if cfg.Server.HTTP3 != "" && f.public != nil {
 		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.log); err != nil {
-			f.public.Close()
-			f.admin.Close()
+			f.closeListeners()
 			return nil, fmt.Errorf("server.http3: %w", err)
 		}
 		handler = f.quic.advertise(handler)
 	}
 	f.prepare(cfg, handler, token)
 	return f, nil
+}
+
+func newFront(s *Server, public, admin net.Listener, certs *Certs) *Front {
+	f := &Front{s: s, log: s.log, public: public, admin: admin, certs: certs, retired: make(chan struct{})}
+	f.base, f.cancel = context.WithCancelCause(context.Background())
+	return f
+}
+
+func (f *Front) closeListeners() {
+	for _, l := range []net.Listener{f.public, f.admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
 }
 
 // handler is the public surface as every protocol serves it.
@@ -85,14 +114,18 @@ func (s *Server) guard(h http.Handler) http.Handler {
 	})
 }
 
-// prepare makes the HTTP servers of the TCP listeners.
+// prepare makes the HTTP servers of the TCP listeners: those of clients, then
+// that of operators.
 func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) {
-	if f.certs == nil {
+	handler = f.lastAnswers(handler)
+	switch {
+	case f.public == nil:
+	case f.certs == nil:
 		var protocols http.Protocols
 		protocols.SetHTTP1(true)
 		protocols.SetUnencryptedHTTP2(true)
 		f.serve(f.httpServer(cfg, handler, &protocols))
-	} else {
+	default:
 		f.demux = newDemux(f.public, f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
@@ -100,7 +133,10 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		f.serve(f.httpServer(cfg, handler, &h1))
 		f.serve(f.httpServer(cfg, handler, &h2))
 	}
-	admin := f.httpServer(cfg, f.s.guard(f.s.adminHandler(token)), nil)
+	for _, srv := range f.servers {
+		srv.ConnState = f.conns.follow
+	}
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.adminHandler(token))), nil)
 	admin.BaseContext = nil
 	f.serve(admin)
 }
@@ -120,11 +156,18 @@ func (f *Front) httpServer(cfg *config.Config, h http.Handler, p *http.Protocols
 	}
 }
 
-// Addr is the public TCP address.
-func (f *Front) Addr() net.Addr { return f.public.Addr() }
+// Addr is the public TCP address, nil without one.
+func (f *Front) Addr() net.Addr { return addrOf(f.public) }
 
-// AdminAddr is the admin address.
-func (f *Front) AdminAddr() net.Addr { return f.admin.Addr() }
+// AdminAddr is the admin address, nil without one.
+func (f *Front) AdminAddr() net.Addr { return addrOf(f.admin) }
+
+func addrOf(l net.Listener) net.Addr {
+	if l == nil {
+		return nil
+	}
+	return l.Addr()
+}
 
 // HTTP3Addr is the public UDP address, nil without HTTP/3.
 func (f *Front) HTTP3Addr() net.Addr {
@@ -134,23 +177,42 @@ func (f *Front) HTTP3Addr() net.Addr {
 	return f.quic.conn.LocalAddr()
 }
 
+// Opened are the sockets that the front serves, for a successor.
+func (f *Front) Opened() Sockets { return Sockets{Public: f.public, Admin: f.admin} }
+
+// Close closes the sockets of a front that does not serve.
+func (f *Front) Close() {
+	f.closeListeners()
+	f.quic.close()
+}
+
+// Limits are how long Serve may take to end. They are asked when they are needed.
+type Limits struct {
+	Drain  func() time.Duration // after its context has ended
+	Retire func() time.Duration // after Retire
+}
+
 // Serve answers on all sockets until ctx ends; then it drains: no new
-// connection, running exchanges may end within drain, those that do not are
-// told and cut. It returns when nothing of it runs any more; the error is nil
-// after a clean drain.
-func (f *Front) Serve(ctx context.Context, drain func() time.Duration) error {
-	listeners := []net.Listener{framingListener{f.public}, f.admin}
-	if f.demux != nil {
-		listeners = []net.Listener{framingListener{f.demux.h1}, f.demux.h2, f.admin}
-	}
-	var wg sync.WaitGroup
+// connection, running exchanges may end within the limit, those that do not are
+// told and cut. After Retire it goes on with the connections that it has. It
+// returns when nothing of it runs any more; the error is nil after a clean drain.
+func (f *Front) Serve(ctx context.Context, limits Limits) error {
+	var wg, accepting sync.WaitGroup
 	failed := make(chan error, len(f.servers)+1)
-	for i, srv := range f.servers {
-		wg.Go(func() {
-			if err := srv.Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
+	for i, l := range f.listeners() {
+		serve := func() {
+			err := f.servers[i].Serve(l)
+			if !errors.Is(err, http.ErrServerClosed) && !(f.retiring.Load() && errors.Is(err, net.ErrClosed)) {
 				failed <- err
 			}
-		})
+		}
+		switch {
+		case l == nil:
+		case i < len(f.servers)-1:
+			accepting.Go(serve)
+		default:
+			wg.Go(serve)
+		}
 	}
 	if f.demux != nil {
 		wg.Go(f.demux.run)
@@ -166,18 +228,38 @@ func (f *Front) Serve(ctx context.Context, drain func() time.Duration) error {
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
+	case <-f.retired:
+		err = f.goOn(ctx, &accepting, failed, limits.Retire())
 	}
-	err = errors.Join(err, f.shutdown(drain()))
+	if errors.Is(err, errRetired) {
+		err = f.shutdown(0, limits.Retire())
+	} else {
+		limit := limits.Drain()
+		err = errors.Join(err, f.shutdown(limit, limit))
+	}
+	accepting.Wait()
 	wg.Wait()
 	f.s.Wait()
 	return err
+}
+
+// listeners are those of the servers, in their order.
+func (f *Front) listeners() []net.Listener {
+	switch {
+	case f.public == nil:
+		return []net.Listener{f.admin}
+	case f.demux != nil:
+		return []net.Listener{framingListener{f.demux.h1}, f.demux.h2, f.admin}
+	}
+	return []net.Listener{framingListener{f.public}, f.admin}
 }
 
 // cutGrace is how long exchanges have to tell their clients that they are cut: a
 // prefill leg may listen for its answer first.
 const cutGrace = prefillLinger + time.Second
 
-func (f *Front) shutdown(limit time.Duration) error {
+// shutdown drains within limit; they had waited so long in all when they are cut.
+func (f *Front) shutdown(limit, waited time.Duration) error {
 	f.s.Drain()
 	ctx, cancel := context.WithTimeout(context.Background(), limit+cutGrace)
 	defer cancel()
@@ -196,7 +278,7 @@ func (f *Front) shutdown(limit time.Duration) error {
 	if timer.Stop() || cut.Load() == 0 { // a connection without a request may have held it up
 		return nil
 	}
-	return fmt.Errorf("drain: %d exchanges were cut after %s", cut.Load(), limit)
+	return fmt.Errorf("drain: %d exchanges were cut after %s", cut.Load(), waited)
 }
 
 // shutdownAll waits until every server has gone quiet. The admin server, last
@@ -229,6 +311,7 @@ type demux struct {
 	h1, h2  *handoffListener
 	ctx     context.Context // ends when no new connection is taken any more
 	cancel  context.CancelFunc
+	done    chan struct{} // closed when run has returned
 }
 
 func newDemux(inner net.Listener, config *tls.Config, timeout time.Duration) *demux {
@@ -236,11 +319,13 @@ func newDemux(inner net.Listener, config *tls.Config, timeout time.Duration) *de
 	return &demux{
 		inner: inner, config: config, timeout: timeout, ctx: ctx, cancel: cancel,
 		h1: newHandoffListener(inner.Addr()), h2: newHandoffListener(inner.Addr()),
+		done: make(chan struct{}),
 	}
 }
 
 // run accepts until the listener closes, and returns when no handshake runs.
 func (d *demux) run() {
+	defer close(d.done)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -271,6 +356,14 @@ func (d *demux) handshake(c net.Conn) {
 	if !l.put(tc) {
 		tc.Close()
 	}
+}
+
+// finish lets the handshakes under way end, after inner has been closed, and then
+// the servers' accepting.
+func (d *demux) finish() {
+	<-d.done
+	d.h1.Close()
+	d.h2.Close()
 }
 
 func (d *demux) close() {

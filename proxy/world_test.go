@@ -135,13 +135,12 @@ func (w *world) open(cfg *config.Config, o setup) {
 	w.t.Helper()
 	if o.sockets {
 		var err error
-		if w.front, err = w.Listen(cfg, o.certs, o.token); err != nil {
+		if w.front, err = w.Listen(cfg, o.certs, o.token, Sockets{}); err != nil {
 			w.t.Fatal(err)
 		}
 	} else {
 		w.public, w.admin = newPipeListener(), newPipeListener()
-		f := &Front{s: w.Server, log: w.log, public: w.public, admin: w.admin, certs: o.certs}
-		f.base, f.cancel = context.WithCancelCause(context.Background())
+		f := newFront(w.Server, w.public, w.admin, o.certs)
 		f.prepare(cfg, w.handler(), o.token)
 		w.front = f
 	}
@@ -179,7 +178,10 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	wg.Go(func() { w.registry.Run(probing) })
 	w.end = cancel
 	go func() {
-		w.ended <- w.front.Serve(ctx, func() time.Duration { return time.Duration(cfg.Server.DrainTimeout) })
+		w.ended <- w.front.Serve(ctx, Limits{
+			Drain:  func() time.Duration { return time.Duration(cfg.Server.DrainTimeout) },
+			Retire: func() time.Duration { return time.Duration(cfg.Server.TakeoverTimeout) },
+		})
 	}()
 	w.t.Cleanup(func() {
 		if err := w.stop(); err != nil {

@@ -34,7 +34,7 @@ func startRegistry(t *testing.T) *registry {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	node, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler))
+	node, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.Part{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -185,6 +185,10 @@ type Fleet struct {
 	// Advertise is where workers and coordinators of other hosts reach this
 	// coordinator, host:port or unix:path. Default "": Listen.
 	Advertise string `toml:"advertise"`
+	// Dir is the directory, of mode 0700, in which the processes of this
+	// configuration meet: sockets and locks. Default "": one below the
+	// temporary directory, by the user and the path of the configuration file.
+	Dir string `toml:"dir"`
 	// Etcd is where several coordinators settle which of them leads.
 	Etcd FleetEtcd `toml:"etcd"`
 }

@@ -14,6 +14,10 @@ type Server struct {
 	// DrainTimeout is how long open exchanges may still run after the first
 	// signal. Default 30s; 0 cuts them at once.
 	DrainTimeout Duration `toml:"drain_timeout"`
+	// TakeoverTimeout is how long a process whose sockets a successor has taken
+	// over may go on with the connections that it has. Default 1h; 0 cuts them
+	// at once.
+	TakeoverTimeout Duration `toml:"takeover_timeout"`
 	// MaxBody is the largest request body in bytes. Default 16MiB; never 0.
 	MaxBody ByteSize `toml:"max_body"`
 	// MaxHeader is the largest request head in bytes. Default 64KiB; never 0.
@@ -129,6 +133,7 @@ func defaultServer() Server {
 	return Server{
 		Listen:            "127.0.0.1:8080",
 		DrainTimeout:      seconds(30),
+		TakeoverTimeout:   seconds(3600),
 		MaxBody:           16 << 20,
 		MaxHeader:         64 << 10,
 		ReadHeaderTimeout: seconds(10),

@@ -1,0 +1,68 @@
+package cmd
+
+import (
+	"net"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// Part is what one process does of the work, and what it was given for that by
+// the process that started it or went before. The zero value is a process that
+// does everything and opens its own sockets.
+type Part struct {
+	Role Role
+	Slot int          // among those of its role
+	Dir  handover.Dir // where the processes of the fleet meet; "" for none
+	// Sockets are the open ones of the public and the admin address.
+	Sockets proxy.Sockets
+}
+
+// Role is what a process of a fleet is.
+type Role string
+
+// The roles of a process.
+const (
+	RoleSingle      Role = ""            // everything in one process
+	RoleCoordinator Role = "coordinator" // places, finds engines, serves operators
+	RoleWorker      Role = "worker"      // serves clients
+)
+
+// Sockets are known by what they are for and the address that the configuration
+// has for it: a successor with another address does not want them.
+func publicSocket(cfg *config.Config) string { return "server.listen " + cfg.Server.Listen }
+func adminSocket(cfg *config.Config) string  { return "admin.listen " + cfg.Admin.Listen }
+
+// sockets makes the listeners of what a predecessor or a parent has given. All of
+// given are closed; others than cfg knows are no longer wanted.
+func openedSockets(cfg *config.Config, given []handover.Socket) (proxy.Sockets, error) {
+	defer handover.CloseAll(given)
+	var s proxy.Sockets
+	for _, socket := range given {
+		var place *net.Listener
+		switch socket.Name {
+		case publicSocket(cfg):
+			place = &s.Public
+		case adminSocket(cfg):
+			place = &s.Admin
+		default:
+			continue
+		}
+		l, err := socket.Listener()
+		if err != nil {
+			closeSockets(s)
+			return proxy.Sockets{}, err
+		}
+		*place = l
+	}
+	return s, nil
+}
+
+func closeSockets(s proxy.Sockets) {
+	for _, l := range []net.Listener{s.Public, s.Admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
+}

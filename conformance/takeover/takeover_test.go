@@ -1,0 +1,234 @@
+package takeover
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// patience bounds every wait for a condition; it is not a claim about speed.
+const patience = 60 * time.Second
+
+// takeovers is how often the program is replaced in each run.
+const takeovers = 20
+
+var pdproxy string // the built program
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "takeover")
+	if err == nil {
+		pdproxy = filepath.Join(dir, "pdproxy")
+		var out []byte
+		if out, err = exec.Command("go", "build", "-o", pdproxy, "../../cmd/pdproxy").CombinedOutput(); err != nil {
+			err = fmt.Errorf("%w\n%s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// world is a deployment: engines, and a proxy as processes of its own.
+type world struct {
+	t       *testing.T
+	engines []*enginesim.Engine
+	alone   *enginesim.Engine // says what the right text is
+	dir     handover.Dir
+	config  string
+	addr    string // of clients
+	admin   string
+	log     *os.File
+	pids    []int // of every process there was
+	wg      sync.WaitGroup
+}
+
+func newWorld(t *testing.T, tls bool) *world {
+	t.Helper()
+	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: freeAddr(t), admin: freeAddr(t)}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"20s\"\n", w.addr)
+	if tls {
+		text.WriteString("[server.tls]\nself_signed = true\n")
+	}
+	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\ndir = %q\n", w.admin, w.dir)
+	for i, role := range []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RoleDecode} {
+		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: role, PrefillUsPerToken: 100, DecodeUsPerToken: 10_000})
+		w.engines = append(w.engines, e)
+		fmt.Fprintf(&text, "[[engine]]\nname = \"e%d\"\nurl = %q\nrole = %q\nconnector = %q\n", i, e.URL(), role, enginesim.ConnectorVLLMNixl)
+	}
+	w.alone = startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: enginesim.RoleBoth})
+	w.config = filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(w.config, text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.log, err = os.Create(filepath.Join(t.TempDir(), "log")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.end)
+	return w
+}
+
+func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.New(c)
+	if err == nil {
+		err = e.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+// freeAddr is an address that nobody listens on now.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// run starts the program; what it starts is not the test's child.
+func (w *world) run(flags ...string) {
+	w.t.Helper()
+	c := exec.Command(pdproxy, append([]string{"run", w.config}, flags...)...)
+	c.Stderr = w.log
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := c.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wg.Go(func() { c.Wait() })
+}
+
+// holder is the process in office. The lock is not tried: that could be just when
+// a process takes it.
+func (w *world) holder() int {
+	if pid := w.dir.Holder("single-0.lock"); pid != 0 && alive(pid) {
+		return pid
+	}
+	return 0
+}
+
+// successor waits until another than old is in office; again is done from time
+// to time.
+func (w *world) successor(old int, again func()) int {
+	w.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		for range 50 {
+			if pid := w.holder(); pid != 0 && pid != old {
+				w.pids = append(w.pids, pid)
+				return pid
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		again()
+	}
+	w.t.Fatalf("nobody has taken over from %d", old)
+	return 0
+}
+
+// awaitReady waits until requests can be served.
+func (w *world) awaitReady() {
+	w.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		resp, err := http.Get("http://" + w.admin + "/readyz")
+		if err != nil {
+			continue
+		}
+		resp.Body.Close()
+		if resp.StatusCode == 200 {
+			return
+		}
+	}
+	w.t.Fatal("the proxy is not ready")
+}
+
+// logged returns what the processes have said.
+func (w *world) logged() string {
+	b, _ := os.ReadFile(w.log.Name())
+	return string(b)
+}
+
+// end stops all that run and asserts that nothing of them is left.
+func (w *world) end() {
+	if pid := w.holder(); pid != 0 {
+		syscall.Kill(pid, syscall.SIGTERM)
+	}
+	deadline := time.Now().Add(patience)
+	for _, pid := range w.pids {
+		for alive(pid) {
+			if time.Now().After(deadline) {
+				w.t.Errorf("process %d does not end", pid)
+				syscall.Kill(pid, syscall.SIGKILL)
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	w.wg.Wait()
+	for _, e := range w.engines {
+		if s := e.State(); s.BlocksPinned != 0 || s.RequestsRunning != 0 {
+			w.t.Errorf("an engine has %d blocks pinned and %d requests running", s.BlocksPinned, s.RequestsRunning)
+		}
+	}
+	for line := range strings.Lines(w.logged()) {
+		if strings.Contains(line, "panic") || strings.Contains(line, "exchanges were cut") || strings.Contains(line, "level=ERROR") {
+			w.t.Error(line)
+		}
+	}
+	if w.t.Failed() {
+		w.t.Log(w.logged())
+	}
+}
+
+// alive is false for a zombie, which nobody may wait for here.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(b), ") Z ")
+}
+
+// Twenty times a new process takes over, by signal and by hand in turn.
+func TestTakeover(t *testing.T) {
+	for _, tls := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tls %v", tls), func(t *testing.T) {
+			w := newWorld(t, tls)
+			w.run()
+			pid := w.successor(0, func() {})
+			w.awaitReady()
+			load := startLoad(t, w, tls)
+			for n := range takeovers {
+				next := func() { syscall.Kill(pid, syscall.SIGUSR2) }
+				if n%2 == 1 {
+					next = func() { w.run("--takeover") }
+				}
+				before := load.answered.Load()
+				next()
+				pid = w.successor(pid, next)
+				// Some requests meet the new process before the next comes.
+				load.await(before + 50)
+			}
+			load.end()
+		})
+	}
+}

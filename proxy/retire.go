@@ -1,0 +1,114 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// errRetired is the end of a front that has retired and served what it had.
+var errRetired = errors.New("a successor serves")
+
+// Retire leaves the sockets to a successor that has them too: when it returns
+// this front accepts nothing any more. Connections that it has accepted are served
+// on, as long as their clients want, or the limit of Serve. Every answer on one
+// asks for a new connection from now on: Connection: close, or GOAWAY.
+//
+// A connection that is idle is not closed for that, because the client may just
+// be writing a request that nothing says it could send again; it ends as all idle
+// ones do, after server.idle_timeout. So a client sees no more than it always
+// does.
+func (f *Front) Retire() {
+	if !f.retiring.CompareAndSwap(false, true) {
+		return
+	}
+	f.closeListeners()
+	close(f.retired)
+}
+
+// goOn serves a retired front's connections until there is none.
+func (f *Front) goOn(ctx context.Context, accepting *sync.WaitGroup, failed <-chan error, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errRetired)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	quiet := make(chan struct{})
+	wg.Go(func() {
+		defer close(quiet)
+		if f.demux != nil {
+			f.demux.finish()
+		}
+		accepting.Wait() // what was accepted is counted
+		select {
+		case <-f.conns.none():
+		case <-ctx.Done():
+		}
+		_ = f.quic.shutdown(ctx) // the error is that of ctx
+	})
+	select {
+	case <-quiet:
+		return errRetired
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		if context.Cause(ctx) == errRetired {
+			return errRetired
+		}
+		return nil
+	}
+}
+
+// lastAnswers makes the answers of a retired front the last ones of their
+// connections.
+func (f *Front) lastAnswers(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f.retiring.Load() && r.ProtoMajor < 3 {
+			w.Header().Set("Connection", "close")
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// connCount counts the connections of HTTP servers. Safe for concurrent use.
+type connCount struct {
+	mu    sync.Mutex
+	n     int           // guarded by mu
+	empty chan struct{} // closed when n falls to 0; nil: nobody waits; guarded by mu
+}
+
+// follow is a http.Server's ConnState.
+func (c *connCount) follow(_ net.Conn, state http.ConnState) {
+	change := 0
+	switch state {
+	case http.StateNew:
+		change = 1
+	case http.StateClosed, http.StateHijacked:
+		change = -1
+	default:
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n += change
+	if c.n == 0 && c.empty != nil {
+		close(c.empty)
+		c.empty = nil
+	}
+}
+
+// none returns what is closed when there is no connection. Called once, when no
+// more are taken.
+func (c *connCount) none() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	empty := make(chan struct{})
+	if c.n == 0 {
+		close(empty)
+		return empty
+	}
+	c.empty = empty
+	return empty
+}
