@@ -42,6 +42,7 @@ func (a *app) simCommand() *cobra.Command {
 	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params, 1 (2025) to 6; default the newest")
 	f.IntVar(&cfg.Nixl.TPSize, "tp-size", 1, "vllm-nixl, vllm-nixl-push: tensor-parallel size")
 	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy recompute, not fail")
+	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps what it has answered, prefill pulls it")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")
 	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")

@@ -47,6 +47,7 @@ type attempt struct {
 	late     *time.Timer                // ends concurrent legs whose KV does not come over
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	merge    merge                      // of decode's answer with prefill's
+	turn     *keptTurn                  // that prefill pulls; nil: none
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -124,6 +125,7 @@ func (a *attempt) order() {
 func (a *attempt) end(err error) {
 	if err != nil {
 		a.cleanup(err)
+		a.giveUpTurn()
 	}
 	a.p.Lease.Release()
 	a.leavePair()
@@ -171,6 +173,7 @@ func (a *attempt) aggregated() error {
 // prefillFirst waits for prefill's answer and lets it shape the decode leg. As
 // long as no decode engine can have read the blocks, another decode gets them.
 func (a *attempt) prefillFirst() error {
+	a.pullTurn()
 	leg, body, err := a.shapePrefill()
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -205,6 +206,27 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 	m.Cleanup(job.connector, c.How, time.Since(job.since))
 }
 
+// begun reports whether the first event of a stream comes, and is none that tells
+// of an error. The limit of the try bounds the wait.
+func begun(resp *upstream.Response) bool {
+	buf := getBuffer(4 << 10)
+	defer func() { buf.free() }()
+	for len(buf.b) < cap(buf.b) {
+		n, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
+		buf.b = buf.b[:len(buf.b)+n]
+		switch openai.ReadFirstEvent(buf.b).Verdict {
+		case openai.DataEvent:
+			return true
+		case openai.ErrorEvent:
+			return false
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
+}
+
 // round tries the call's target, then its peers, each once.
 func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bool {
 	if !c.AnyTarget {
@@ -274,6 +296,9 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 	}
 	if c.Until == connector.UntilHead {
 		return true // closing unread is the abort
+	}
+	if c.Until == connector.UntilEvent {
+		return begun(resp)
 	}
 	answer, err := readAnswer(resp, limit)
 	answer.free()

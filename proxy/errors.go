@@ -62,7 +62,7 @@ type legError struct {
 	refused    bool         // the retry budget was asked, and is used up
 	pair       *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
 	elapsed    time.Duration
-	spared     bool // it timed out by the plan policy's limit: the engine is not at fault
+	spared     bool // it timed out by the plan policy's limit, or pulled KV from another: the engine is not at fault
 	judged     bool // the leg hook has been asked for the verdict
 	verdict    abi.LegDecision
 	same       coordinator.Pair // of a retry on the same targets

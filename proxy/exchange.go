@@ -53,6 +53,7 @@ type exchange struct {
 	legPolicy LegPolicy       // nil: none
 	info      *abi.StreamInfo // nil: no filter asks
 	warm      bool            // a warm-up: no client asked for it
+	turned    bool            // the KV of the turn before has been looked for
 }
 
 // serveExchange runs one generating request.
@@ -293,7 +294,7 @@ func (x *exchange) reset() {
 	x.view.placed.Store(nil)
 	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
 	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
-	x.encoded = false
+	x.encoded, x.turned = false, false
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.reset()
 	x.side.reset()

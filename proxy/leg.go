@@ -63,7 +63,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	case err != nil:
 		err = newLegError(abi.Prefill, t, err)
 	case resp.Status/100 != 2:
-		err = x.statusError(abi.Prefill, t, resp, answer)
+		err = a.spare(x.statusError(abi.Prefill, t, resp, answer))
 	default:
 		if err = streamError(row, resp, answer.b); err != nil {
 			break
@@ -218,7 +218,7 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	}
 	now := time.Now()
 	row.end(now, le.reason)
-	le.elapsed, le.spared = now.Sub(row.Start), row.short && le.code == 504
+	le.elapsed, le.spared = now.Sub(row.Start), le.spared || row.short && le.code == 504
 	x.legFailed(le)
 	return le
 }

@@ -4,6 +4,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -13,6 +14,7 @@ type prompt struct {
 	cut    coordinator.Cut
 	ids    []uint32 // that the client sent
 	found  []uint32 // those of the prompt, wherever they are from; shared
+	exact  bool     // found are what an engine computes
 	chains []coordinator.Chain
 	blocks [][]kvindex.Hash // memory of the chains
 }
@@ -26,7 +28,7 @@ func (p *prompt) reset() {
 		p.ids = nil
 	}
 	clear(p.chains)
-	p.found = nil
+	p.found, p.exact = nil, false
 	for i := range p.blocks {
 		if cap(p.blocks[i]) > mostKept/8 {
 			p.blocks[i] = nil
@@ -125,6 +127,7 @@ func (x *exchange) tokenIDs() []uint32 {
 	}
 	t := x.s.deps.Tokens
 	if t == nil {
+		p.exact = len(p.ids) > 0 && x.req.API != openai.Chat // where vLLM takes none
 		return p.ids
 	}
 	result := t.Tokens(x.ctx, tokens.Prompt{Request: &x.req, IDs: p.ids, Model: p.cut.Model, Instances: x.s.askable(p.cut.Model)})
@@ -132,6 +135,7 @@ func (x *exchange) tokenIDs() []uint32 {
 	if result.Err != nil {
 		x.s.log.Debug("no token ids", x.logAttrs("engine", result.Instance, "reason", result.Reason.String(), "error", result.Err)...)
 	}
+	p.exact = result.Exact && (result.Source != tokens.Client || x.req.API != openai.Chat)
 	return result.IDs
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -92,6 +93,7 @@ type Server struct {
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	turns      *conversation.Shelf[*keptTurn]
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -103,6 +105,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
 		process:    randomHex(8),
+		turns:      conversation.NewShelf[*keptTurn](mostTurns, mostTurnIDs),
 	}
 	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
 	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
@@ -144,6 +147,9 @@ func (s *Server) Wait() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	s.live.wait(ctx)
+	for _, k := range s.turns.TakeAll(time.Now()) {
+		s.forgetTurn(k, 0)
+	}
 	s.janitor.wait(limit)
 	s.sidecar.Load().close()
 }

@@ -76,6 +76,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	}
 	copyHeader(x.w.Header(), resp)
 	a.tellTiming()
+	a.keepTurn(answer.b)
 	return x.writeWhole(resp.Status, public)
 }
 
@@ -243,6 +244,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 		if a.timing != nil && events.Done {
 			whole = a.cutTiming(whole)
 		}
+		whole = a.cutKept(whole)
 		if len(whole) > 0 {
 			if err := out.write(whole, resp.Ended()); err != nil {
 				failed = errClientWrite
@@ -294,7 +296,7 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 	}
 	if rest, err := a.completedEvents(rest); err != nil {
 		return err
-	} else if len(rest) > 0 {
+	} else if rest = a.cutKept(rest); len(rest) > 0 {
 		if _, err := x.w.Write(rest); err != nil {
 			return errClientWrite
 		}

@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -21,6 +22,19 @@ type NixlConfig struct {
 	// TPSize and PPSize are the sizes that the engine announces; default 1. Each
 	// rank of a wider decode tells prefill that it has read.
 	TPSize, PPSize int
+	// Bidirectional is bidirectional_kv_xfer, in pull mode: decode keeps the blocks
+	// of what it has answered, and prefill pulls blocks that are named to it.
+	Bidirectional bool
+	// KeepFor is decoder_kv_blocks_ttl; default 480 s.
+	KeepFor time.Duration
+	// RecomputeThreshold is kv_recompute_threshold: fewer tokens than that prefill
+	// computes rather than pulls. Default 64; -1 is none.
+	RecomputeThreshold int
+	// Lookahead has decode set memory aside for one token more than it comes to, and
+	// name that too.
+	Lookahead bool
+	// StreamParams ends streams with kv_transfer_params (vLLM pull request 40186).
+	StreamParams bool
 	// ReclaimAfter is how long decode in push mode holds the blocks of a request
 	// whose client has left and that nobody has written into; a write that comes
 	// later is refused. Default 0, for ever: vLLM issue 46283.
@@ -39,6 +53,14 @@ func (c NixlConfig) withDefaults() (NixlConfig, error) {
 	if c.Wire == 0 {
 		c.Wire = NixlWireSizes
 	}
+	if c.Bidirectional && c.Wire < NixlWireLease {
+		return c, fmt.Errorf("config nixl bidirectional: wire %d has no such transfers", c.Wire)
+	}
+	if c.KeepFor < 0 {
+		return c, fmt.Errorf("config nixl keep for: %v is negative", c.KeepFor)
+	}
+	c.KeepFor = cmp.Or(c.KeepFor, 480*time.Second)
+	c.RecomputeThreshold = cmp.Or(c.RecomputeThreshold, 64)
 	if c.ReclaimAfter < 0 {
 		return c, fmt.Errorf("config nixl reclaim after: %v is negative", c.ReclaimAfter)
 	}

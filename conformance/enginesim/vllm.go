@@ -400,7 +400,9 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 		return err
 	}
 	switch {
-	case leg == nil || !leg.remoteDecode:
+	case leg == nil || !leg.remoteDecode && !v.e.cfg.Nixl.Bidirectional:
+	case !leg.remoteDecode:
+		s.ext = v.keep(s)
 	case v.push != nil:
 		s.ext = v.push.hold(s)
 	default:
@@ -418,6 +420,8 @@ func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
 		err = v.push.await(ctx, s, leg)
 	case leg != nil && leg.remotePrefill:
 		err = v.loadRemote(ctx, s, leg)
+	case leg != nil && leg.remoteDecode && len(leg.blocks) > 0 && v.e.cfg.Nixl.Bidirectional:
+		err = v.loadTurn(ctx, s, leg)
 	case leg != nil && leg.remoteDecode && len(leg.blocks) > 0 && v.push == nil:
 		// Without bidirectional transfers the scheduler waits for a load that
 		// nobody starts.

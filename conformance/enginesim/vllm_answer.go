@@ -34,20 +34,27 @@ func (vllmDialect) streamOptions(*request) streamOptions { return streamOptions{
 
 func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 	choices := make([]any, 0, len(seqs))
+	wanted, _ := req.Fields.boolean("return_token_ids", false)
+	ids := func(of []token) any {
+		if !wanted {
+			return nil
+		}
+		return of
+	}
 	for _, s := range seqs {
 		if req.Chat {
 			choices = append(choices, obj(
 				"index", s.choice,
 				"message", obj("role", "assistant", "content", s.answerText(), "refusal", nil, "annotations", nil,
 					"audio", nil, "function_call", nil, "reasoning", nil),
-				"logprobs", nil, "finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", nil, "routed_experts", nil,
+				"logprobs", nil, "finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", ids(s.output), "routed_experts", nil,
 			))
 			continue
 		}
 		choices = append(choices, obj(
 			"index", s.choice, "text", echoed(s)+s.answerText(), "logprobs", nil,
-			"finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", nil,
-			"prompt_logprobs", nil, "prompt_token_ids", nil, "routed_experts", nil,
+			"finish_reason", s.finish, "stop_reason", s.stopReason, "token_ids", ids(s.output),
+			"prompt_logprobs", nil, "prompt_token_ids", ids(s.prompt), "routed_experts", nil,
 		))
 	}
 	u := sumUsage(seqs)
@@ -56,7 +63,7 @@ func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 		"usage", u.object(obj("cached_tokens", u.cached, "created_cache_tokens", u.createdFor(req), "multimodal_tokens", nil)).
 			with("completion_tokens_details", nil))
 	if req.Chat {
-		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", nil).with("prompt_text", nil)
+		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", ids(seqs[0].prompt)).with("prompt_text", nil)
 	}
 	// Of several sequences one's parameters come back: the last sample's of the
 	// first prompt.

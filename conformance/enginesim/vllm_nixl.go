@@ -39,6 +39,8 @@ type nixlLeg struct {
 	tpSize, ppSize int
 	// missing says that one of the remote_* keys is absent or null.
 	missing bool
+	tokens  int         // remote_num_tokens
+	until   float64     // remote_blocks_expiry_time; 0: not said
 	epoch   json.Number // remote_agent_epoch
 	tag     string      // remote_agent_tag
 	// cached is remote_prefill_cached_tokens: the prefix hit that usage reports;
@@ -81,6 +83,8 @@ func parseNixl(params fields, wire int) *nixlLeg {
 		return int(n)
 	}
 	leg.tpSize, leg.ppSize = size("tp_size", 0), size("pp_size", 1)
+	leg.tokens = size("remote_num_tokens", 0)
+	leg.until, _ = params.number("remote_blocks_expiry_time", 0)
 	cached, err := params.integer("remote_prefill_cached_tokens", -1)
 	if leg.cached = int(cached); err != nil {
 		leg.cached = -1
@@ -152,7 +156,7 @@ func (v *vllm) hold(s *sequence) any {
 	}
 	ids := s.blocks[:s.rank.cache.blocksFor(s.computed)]
 	s.rank.pin(s, s.id, v.e.cfg.Lease)
-	return v.heldParams(s, ids)
+	return v.heldParams(s, ids, false, nil)
 }
 
 // errLoad is the load failure under the default policy "fail".
@@ -191,7 +195,11 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 		v.beat(leg, 1)
 		defer v.beat(leg, -1)
 	}
-	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
+	want := room(s)
+	if v.e.cfg.Nixl.Lookahead {
+		want++
+	}
+	if err := s.rank.reserve(ctx, s, want, false); err != nil {
 		v.notifyDone(leg)
 		return err
 	}

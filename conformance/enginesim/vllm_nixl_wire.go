@@ -29,13 +29,14 @@ const (
 // wire is the generation that the engine speaks.
 func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
 
-// heldParams are the kv_transfer_params of a prefill's answer that holds blocks.
+// heldParams are the kv_transfer_params of an answer whose engine holds blocks:
+// prefill's, or decode's, which says until when.
 // Behind those of its generation are members that no release has: a proxy
 // carries what it does not know.
-func (v *vllm) heldParams(s *sequence, ids []blockID) object {
+func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) object {
 	w, c := v.wire(), v.e.cfg.Nixl
 	host, port := s.rank.side.hostPort()
-	o := obj("do_remote_prefill", true, "do_remote_decode", false)
+	o := obj("do_remote_prefill", !decode, "do_remote_decode", decode)
 	if w < NixlWireGroups {
 		o = o.with("remote_block_ids", ids)
 	} else {
@@ -50,7 +51,7 @@ func (v *vllm) heldParams(s *sequence, ids []blockID) object {
 		o = o.with("dcp_size", 1).with("pp_size", c.PPSize)
 	}
 	if w >= NixlWireLease {
-		o = o.with("remote_num_tokens", s.computed).with("remote_blocks_expiry_time", nil)
+		o = o.with("remote_num_tokens", s.computed).with("remote_blocks_expiry_time", until)
 	}
 	if w >= NixlWireMode {
 		o = o.with("transfer_mode", "pull")

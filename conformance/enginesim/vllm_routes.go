@@ -200,7 +200,11 @@ func (v *vllm) closing(req *request, seqs []*sequence) []any {
 		}
 		return []any{obj("request_id", baseID(req), "choices", []any{}, "usage", usage(seqs))}
 	}
-	return v.vllmDialect.closing(req, seqs)
+	events := v.vllmDialect.closing(req, seqs)
+	if ext := seqs[0].ext; v.e.cfg.Nixl.StreamParams && ext != nil {
+		events = append(events, v.chunk(req, seqs).with("kv_transfer_params", ext))
+	}
+	return events
 }
 
 func (v *vllm) streamOptions(req *request) streamOptions {

@@ -1,11 +1,13 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"strconv"
+	"time"
 )
 
 // Roles: the phases that an instance serves.
@@ -109,6 +111,13 @@ type Engine struct {
 	// decode reaches them (port + rank where there are more); vllm-nixl-push
 	// prefill only, required there. Default "".
 	SideChannel string `toml:"side_channel"`
+	// Bidirectional says that its kv_connector_extra_config has
+	// bidirectional_kv_xfer: decode keeps the KV of what it has answered, and prefill
+	// pulls it at the conversation's next turn; vllm-nixl only. Default false.
+	Bidirectional bool `toml:"bidirectional"`
+	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional
+	// decode keeps that. Default 0: vLLM's, 480s.
+	DecoderKVBlocksTTL Duration `toml:"decoder_kv_blocks_ttl"`
 	// KVHosts is where its answers may send its peers besides the host of URL, as
 	// ParseKVHosts reads it: for engines of several hosts, or whose side channel is
 	// on another network. Default "": nowhere.
@@ -132,6 +141,14 @@ type Engine struct {
 // told who it is before it has answered anything.
 func (e *Engine) Pushes() bool {
 	return e.Connector == ConnectorVLLMNixlPush && e.Role == RolePrefill
+}
+
+// vllmBlocksTTL is vLLM's default of decoder_kv_blocks_ttl.
+const vllmBlocksTTL = 480 * time.Second
+
+// KeepsFor is how long a bidirectional decode keeps what it has answered.
+func (e *Engine) KeepsFor() time.Duration {
+	return cmp.Or(time.Duration(e.DecoderKVBlocksTTL), vllmBlocksTTL)
 }
 
 // EngineIDOf is the engine id of a rank of a prefill that pushes: each of several

@@ -42,6 +42,9 @@ func (k *checker) engine(at string, e Engine, names map[string]string) {
 	if _, err := ParseKVHosts(e.KVHosts); err != nil {
 		k.add(key("kv_hosts"), "%v", err)
 	}
+	if e.Bidirectional && e.Connector != ConnectorVLLMNixl {
+		k.add(key("bidirectional"), "is for connector %q, found %q", ConnectorVLLMNixl, e.Connector)
+	}
 	if e.HealthPath != "" && !strings.HasPrefix(e.HealthPath, "/") {
 		k.add(key("health_path"), "must begin with /")
 	}

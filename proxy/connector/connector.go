@@ -32,6 +32,9 @@ type Attempt struct {
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
 	Merging bool            // decode's answer is completed from prefill's, see Merger
+	// Turn is the raw Kept.Params of KV, of a prefix of the prompt, that prefill is to
+	// pull instead of computing it; empty for none.
+	Turn []byte
 	// TRTLLM is what the operator asks of the trtllm connector.
 	TRTLLM TRTLLM
 	// Flow is the order of this attempt's legs: that of the connector, or what its
@@ -103,6 +106,7 @@ type Until uint8
 const (
 	UntilAnswer  Until = iota // the answer is read whole
 	UntilHead                 // the connection is closed as soon as the answer's head is there: the engine aborts
+	UntilEvent                // the same as soon as the first event of its stream is there
 	UntilRefused              // the answer is a status of 4xx: refusing the call is what frees
 	UntilServed               // the answer is read whole, however long prefill takes; only an engine that asks for it is called again
 )
@@ -114,7 +118,7 @@ type Cleanup struct {
 	AnyTarget bool      // any ready engine of that phase and group will do
 	Leg       Leg
 	Until     Until
-	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, prefill_again, refused_decode, same_id
+	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
 }
 
 // Connector is one engine protocol. All methods are pure and safe for

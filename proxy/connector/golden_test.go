@@ -40,6 +40,19 @@ type golden struct {
 	Handoff       *goldenHand   // what the answer means
 	DecodeLeg     *goldenLeg    `json:"decode_leg"`
 	Cleanups      []goldenClean // what is owed, by how far the attempt had come
+
+	Turn         string      // the KV of the turn before that prefill is to pull
+	DecodeAnswer string      `json:"decode_answer"` // canned
+	Public       string      // what the client sees of it
+	Kept         *goldenKept // what decode says that it keeps
+	DecodeStream string      `json:"decode_stream"` // whole events, canned
+	PublicStream string      `json:"public_stream"`
+	Forget       *goldenCall // how that is freed
+}
+
+type goldenKept struct {
+	Params, Host, Prompt, Answer, Unfit string
+	Tokens                              int
 }
 
 type goldenPlace struct {
@@ -54,6 +67,7 @@ type goldenPlace struct {
 	PPSize        int    `json:"pp_size"`
 	EngineID      string `json:"engine_id"`
 	SideChannel   string `json:"side_channel"`
+	Bidirectional bool
 	Facts         engine.Facts
 }
 
@@ -64,7 +78,7 @@ func (p *goldenPlace) target() engine.Target {
 	return place(config.Engine{
 		Ranks: max(p.Ranks, 1), BootstrapHost: p.BootstrapHost, BootstrapPort: p.BootstrapPort, Wire: p.Wire,
 		TPSize: p.TPSize, PPSize: p.PPSize, EngineID: p.EngineID, SideChannel: p.SideChannel,
-		HeaderOverrides: p.Overrides,
+		HeaderOverrides: p.Overrides, Bidirectional: p.Bidirectional,
 	}, p.Host, p.Rank, p.Facts)
 }
 
@@ -152,7 +166,7 @@ func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 	a := &Attempt{
 		Request: request(t, g.API, g.Request),
 		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation, TRTLLM: g.TRTLLM,
-		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(),
+		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), Turn: []byte(g.Turn),
 	}
 	if g.Order != "" {
 		var reason string
@@ -197,6 +211,7 @@ func (g *golden) run(t *testing.T, c Connector) {
 		leg, err := c.Decode(a, h, nil)
 		g.checkLeg(t, "decode leg", leg, err, g.DecodeLeg)
 	}
+	g.checkKept(t, c, a)
 	for _, want := range g.Cleanups {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
@@ -207,6 +222,33 @@ func (g *golden) run(t *testing.T, c Connector) {
 			o.Handoff = h
 		}
 		g.checkCalls(t, want.When, c.Cleanup(a, o), want.Calls)
+	}
+}
+
+// checkKept checks what becomes of decode's answer, of which it keeps the KV.
+func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
+	t.Helper()
+	if g.DecodeAnswer != "" {
+		if got := string(c.Public(a, []byte(g.DecodeAnswer))); got != g.Public {
+			t.Errorf("public answer\n got %s\nwant %s", got, g.Public)
+		}
+		k, ok := c.(Keeper).Kept(a, []byte(g.DecodeAnswer))
+		if ok != (g.Kept != nil) {
+			t.Fatalf("kept %v", ok)
+		}
+		got := goldenKept{Params: string(k.Params), Host: k.Host, Prompt: string(k.Prompt), Answer: string(k.Answer), Unfit: k.Unfit, Tokens: k.Tokens}
+		if ok && got != *g.Kept {
+			t.Errorf("kept\n got %+v\nwant %+v", got, *g.Kept)
+		}
+		if g.Forget != nil {
+			g.checkCalls(t, "kept", []Cleanup{c.(Keeper).Forget(a, k.Params)}, []goldenCall{*g.Forget})
+		}
+	}
+	if g.DecodeStream != "" {
+		rest, params := c.(Keeper).CutKept(nil, []byte(g.DecodeStream))
+		if string(rest) != g.PublicStream || string(params) != g.Kept.Params {
+			t.Errorf("stream\n got %s\nwant %s\nparams %s", rest, g.PublicStream, params)
+		}
 	}
 }
 
@@ -296,7 +338,7 @@ func (g *golden) checkCalls(t *testing.T, when string, got []Cleanup, want []gol
 	}
 	for i, w := range want {
 		c := got[i]
-		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilRefused: "refused", UntilServed: "served"}[c.Until]
+		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilEvent: "event", UntilRefused: "refused", UntilServed: "served"}[c.Until]
 		if c.Phase.String() != w.Phase || c.AnyTarget != w.AnyTarget || until != w.Until || c.How != w.How {
 			t.Errorf("%s: call %d is %s any %v until %s how %s, want %+v", when, i, c.Phase, c.AnyTarget, until, c.How, w)
 		}

@@ -84,16 +84,24 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // the client's own stops are taken away from this leg. All that makes the
 // prompt (template, truncation, salt, adapter) stays as the client sent it.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	leg, err := vllmPrefill(a, dst, literal(nixlPrefill))
+	params := a.Turn
+	if len(params) == 0 {
+		params = literal(nixlPrefill)
+	}
+	leg, err := vllmPrefill(a, dst, params)
 	leg.Header = vllmHeader(a.LegID, a.Prefill)
 	return leg, err
 }
 
-// vllmPrefill gives a prefill leg with those kv_transfer_params, less its header.
+// vllmPrefill gives a prefill leg with those kv_transfer_params, or none, less
+// its header.
 func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
-	edits := append(room[:0],
-		openai.Edit{Key: "kv_transfer_params", Value: params},
+	edits := room[:0]
+	if params != nil {
+		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})
+	}
+	edits = append(edits,
 		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
 		cut("stream_options"),                               // refused where stream is not true
 	)
@@ -209,6 +217,9 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
+	if asksIDs(a) {
+		edits = append(edits, openai.Edit{Key: "return_token_ids", Value: literal("true")})
+	}
 	if len(params) > 0 {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})
 		if a.Request.API == openai.VLLMGenerate {
@@ -222,7 +233,8 @@ func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	return vllmLeg(a, dst, edits), nil
 }
 
-func (nixl) Public(_ *Attempt, answer []byte) []byte { return answer }
+// Public is the answer less what decode says of the KV that it keeps.
+func (nixl) Public(a *Attempt, answer []byte) []byte { return vllmPublic(a, answer) }
 
 // Reclaims: only the answer says which blocks prefill holds.
 func (nixl) Reclaims() bool { return true }

@@ -43,20 +43,9 @@ func (p nixlPush) Pairable(r *openai.Request) error {
 
 // Prefill asks for one token, as NIXL's leg in pull mode does.
 func (nixlPush) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	params := append(appendTransferID(make([]byte, 0, 256), a), nixlPrefill[1:]...)
-	var room [editRoom]openai.Edit
-	edits := append(room[:0],
-		openai.Edit{Key: "kv_transfer_params", Value: params},
-		openai.Edit{Key: "stream", Value: literal("false")},
-		cut("stream_options"),
-	)
-	edits, err := appendFirstToken(edits, a, params)
-	if err != nil {
-		return Leg{}, err
-	}
-	leg := vllmLeg(a, dst, edits)
-	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
-	return leg, nil
+	leg, err := vllmPrefill(a, dst, append(appendTransferID(make([]byte, 0, 256), a), nixlPrefill[1:]...))
+	leg.Header = vllmHeader(a.LegID, a.Prefill)
+	return leg, err
 }
 
 // appendTransferID begins an object with the transfer's id.
@@ -112,19 +101,9 @@ func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 // Decode is the client's request, its limit of tokens as it is: decode produces
 // the first token again.
 func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
-	params := p.decodeParams(a)
-	var room [editRoom]openai.Edit
-	edits := append(room[:0], openai.Edit{Key: "kv_transfer_params", Value: params})
-	if a.Request.API == openai.VLLMGenerate {
-		sampling, err := vllmSamplingParams(a, params)
-		if err != nil {
-			return Leg{}, err
-		}
-		edits = append(edits, openai.Edit{Key: "sampling_params", Value: sampling})
-	}
-	leg := vllmLeg(a, dst, edits)
+	leg, err := vllmDecode(a, dst, p.decodeParams(a))
 	leg.Header = vllmHeader(a.LegID, a.Decode)
-	return leg, nil
+	return leg, err
 }
 
 // Defers: prefill keeps its blocks until decode has registered, or their lease is

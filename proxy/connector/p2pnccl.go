@@ -64,15 +64,9 @@ func (p2pNCCL) Compatible(p, d *engine.Facts) error {
 
 // Prefill asks for one token. When its answer is there, decode has the KV.
 func (p2pNCCL) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	var room [editRoom]openai.Edit
-	edits := append(room[:0], openai.Edit{Key: "stream", Value: literal("false")}, cut("stream_options"))
-	edits, err := appendFirstToken(edits, a, nil)
-	if err != nil {
-		return Leg{}, err
-	}
-	leg := vllmLeg(a, dst, edits)
-	leg.Header, leg.Unary = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}, true
-	return leg, nil
+	leg, err := vllmPrefill(a, dst, nil)
+	leg.Header = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}
+	return leg, err
 }
 
 // ReadPrefill: any answer says that the KV was sent, to this attempt's decode.

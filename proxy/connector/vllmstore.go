@@ -26,15 +26,9 @@ func (vllmStore) Compatible(_, _ *engine.Facts) error { return nil }
 
 // Prefill asks for one token, which nobody sees.
 func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	var room [editRoom]openai.Edit
-	edits := append(room[:0], openai.Edit{Key: "stream", Value: literal("false")}, cut("stream_options"))
-	edits, err := appendFirstToken(edits, a, nil)
-	if err != nil {
-		return Leg{}, err
-	}
-	leg := vllmLeg(a, dst, edits)
-	leg.Header, leg.Unary = vllmHeader(a.LegID, a.Prefill), true
-	return leg, nil
+	leg, err := vllmPrefill(a, dst, nil)
+	leg.Header = vllmHeader(a.LegID, a.Prefill)
+	return leg, err
 }
 
 // ReadPrefill has nothing to learn but that the prompt was computed.

@@ -35,6 +35,7 @@ type Metrics struct {
 	policyFails   *prometheus.CounterVec
 	matchRatio    prometheus.Histogram
 	prompts       *prometheus.CounterVec
+	turns         *prometheus.CounterVec
 	warmUps       *prometheus.CounterVec
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
@@ -90,6 +91,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.warmUps = counter("pdproxy_pair_warmups_total", "Requests that were sent through new pairs before users' requests: ok, failed, or busy: not sent.", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
+	m.turns = counter("pdproxy_turn_kv_total", "KV of a conversation's turn that a decode engine keeps for the next one: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
@@ -208,6 +210,9 @@ func (m *Metrics) Prompt(source, reason string) { m.prompts.WithLabelValues(sour
 
 // WarmUp counts a request that was to warm up a pair.
 func (m *Metrics) WarmUp(outcome string) { m.warmUps.WithLabelValues(outcome).Inc() }
+
+// Turn counts KV of a conversation's turn that is kept on decode, or pulled.
+func (m *Metrics) Turn(outcome string) { m.turns.WithLabelValues(outcome).Inc() }
 
 // KVEvents counts n events of a kind.
 func (m *Metrics) KVEvents(engine, kind, reason string, n int) {

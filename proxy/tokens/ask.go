@@ -55,6 +55,10 @@ var forms = [ways]struct {
 func (w way) dialect() Dialect { return forms[w].dialect }
 func (w way) path() string     { return forms[w].path }
 
+// exact reports whether the engine computes what it answers to w: renderings do,
+// and prompts alone leave nothing to shape.
+func (w way) exact() bool { return w == renderChat || w == renderPrompt || w == tokenizePrompt }
+
 // unspeakable are members of a vLLM chat request that change the ids and that
 // its /tokenize does not know.
 var unspeakable = [...]string{"reasoning_effort", "documents", "truncate_prompt_tokens"}

@@ -99,7 +99,10 @@ type Instance struct {
 type Result struct {
 	IDs    []uint32
 	Source Source
-	Cached bool   // the answer to an equal question was at hand
+	Cached bool // the answer to an equal question was at hand
+	// Exact says that an engine computes just these ids: it was sent them, or it
+	// was asked in a form in which nothing is left out that shapes them.
+	Exact  bool
 	Reason Reason // why there are no ids; OK if there are
 	// Instance is the engine that was asked last; "" if none was.
 	Instance string
@@ -200,6 +203,7 @@ func (t *Tokenizer) Tokens(ctx context.Context, p Prompt) Result {
 		}
 		if len(r.IDs) > 0 {
 			r.Source = source
+			r.Exact = r.Exact || source == Client
 			return r
 		}
 		if r.Reason != Unsupported || r.Err != nil {
@@ -275,7 +279,7 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 		}
 		q, ids := t.question(w, p)
 		if ids != nil {
-			return Result{IDs: ids, Cached: true}
+			return Result{IDs: ids, Cached: true, Exact: w.exact()}
 		}
 		for i := range p.Instances {
 			instance := p.Instances[(int(start%uint32(len(p.Instances)))+i)%len(p.Instances)]
@@ -289,6 +293,7 @@ func (t *Tokenizer) fromEngine(ctx context.Context, p Prompt) Result {
 				continue
 			}
 			if miss = t.ask(ctx, now.Add(t.timeout), instance.Name, q); len(miss.IDs) > 0 {
+				miss.Exact = w.exact()
 				return miss
 			}
 			switch miss.Reason {

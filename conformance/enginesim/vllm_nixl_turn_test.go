@@ -1,0 +1,131 @@
+package enginesim
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// turn is what a decode engine keeps of an answer.
+type turn struct {
+	params string
+	ids    []int // prompt and answer
+}
+
+// firstTurn runs a request of n tokens through both engines.
+func (pd pair) firstTurn(t *testing.T, n int) turn {
+	t.Helper()
+	prompt := words(n, n)
+	a := post(t, pd.d.URL()+routeCompletions,
+		completion(prompt, `"max_tokens":12,"return_token_ids":true,"kv_transfer_params":`+pd.prefill(t, prompt)))
+	var v struct {
+		Choices []struct {
+			Prompt []int `json:"prompt_token_ids"`
+			Answer []int `json:"token_ids"`
+		}
+	}
+	if err := json.Unmarshal([]byte(a.body), &v); err != nil || a.status != http.StatusOK {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+	return turn{a.params(t), append(v.Choices[0].Prompt, v.Choices[0].Answer...)}
+}
+
+func idsBody(ids []int, more string) string {
+	list, _ := json.Marshal(ids)
+	return fmt.Sprintf(`{"prompt":%s,%s}`, list, more)
+}
+
+// emptyCache has an engine forget what would spare it a pull.
+func emptyCache(t *testing.T, e *Engine) {
+	t.Helper()
+	eventually(t, "the engine is idle", func() bool { return e.State().BlocksUsed == 0 })
+	post(t, e.URL()+"/reset_prefix_cache", "")
+}
+
+func bothWays(c *Config) { c.Nixl.Bidirectional = true }
+
+// The second turn of a conversation, whose prompt is longer by some tokens: prefill
+// pulls what decode has and frees it there.
+func TestTurnEqualsDirect(t *testing.T) {
+	for _, n := range []int{65, 100, 117, 118, 119, 300} {
+		t.Run(fmt.Sprint(n, " tokens"), func(t *testing.T) {
+			pd := startPair(t, bothWays)
+			first := pd.firstTurn(t, n)
+			if s := pd.d.State(); s.BlocksPinned != (n+11+15)/16 {
+				t.Errorf("decode keeps %d blocks", s.BlocksPinned)
+			}
+			emptyCache(t, pd.p)
+			next := append(first.ids, 'a', 'b', 'c')
+			a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+			if a.status != http.StatusOK {
+				t.Fatal(a.body)
+			}
+			eventually(t, "decode has freed it", func() bool { return pd.d.State().BlocksPinned == 0 })
+			b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+			want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+			if b.text(t) != want.text(t) {
+				t.Errorf("got %q, want %q", b.text(t), want.text(t))
+			}
+		})
+	}
+}
+
+// Engines compare no token: what is pulled for another prompt is taken for its own,
+// and the text is wrong.
+func TestTurnOfAnotherPromptIsWrong(t *testing.T) {
+	pd := startPair(t, bothWays)
+	first := pd.firstTurn(t, 100)
+	next := append(first.ids, 'a', 'b', 'c')
+	next[50]++
+	emptyCache(t, pd.p)
+	a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+	if b.status != http.StatusOK || b.text(t) == want.text(t) {
+		t.Errorf("status %d, %q", b.status, b.text(t))
+	}
+}
+
+// Blocks are matched from the end, so that one too many shifts them all.
+func TestTurnOfShiftedBlocksIsWrong(t *testing.T) {
+	pd := startPair(t, bothWays, func(c *Config) { c.Nixl.Lookahead = true })
+	first := pd.firstTurn(t, 101) // with 11 of the answer's tokens 7 blocks, and one ahead
+	if s := pd.d.State(); s.BlocksPinned != 8 {
+		t.Fatalf("decode keeps %d blocks", s.BlocksPinned)
+	}
+	emptyCache(t, pd.p)
+	next := append(first.ids, 'a', 'b', 'c')
+	a := post(t, pd.p.URL()+routeCompletions, idsBody(next, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	b := post(t, pd.d.URL()+routeCompletions, idsBody(next, `"max_tokens":12,"kv_transfer_params":`+a.params(t)))
+	want := post(t, pd.both.URL()+routeCompletions, idsBody(next, `"max_tokens":12`))
+	if b.status != http.StatusOK || b.text(t) == want.text(t) {
+		t.Errorf("status %d, %q", b.status, b.text(t))
+	}
+}
+
+// What no turn comes for: a prompt too short to pull anything for has decode free
+// it, and so does its time-out.
+func TestTurnThatDoesNotCome(t *testing.T) {
+	pd := startPair(t, bothWays)
+	first := pd.firstTurn(t, 100)
+	a := post(t, pd.p.URL()+routeCompletions, idsBody([]int{0}, `"max_tokens":1,"kv_transfer_params":`+first.params))
+	if a.status != http.StatusOK {
+		t.Fatal(a.body)
+	}
+	eventually(t, "decode has freed it", func() bool { return pd.d.State().BlocksPinned == 0 })
+	if s := pd.d.State(); s.Transfers != 1 {
+		t.Errorf("%d transfers, want that of the first turn", s.Transfers)
+	}
+
+	short := startPair(t, bothWays, func(c *Config) { c.Nixl.KeepFor = 30 * time.Millisecond })
+	first = short.firstTurn(t, 100)
+	eventually(t, "it has expired", func() bool { return short.d.State().LeasesExpired == 1 })
+	emptyCache(t, short.p)
+	a = post(t, short.p.URL()+routeCompletions, idsBody(append(first.ids, 'a'), `"max_tokens":1,"kv_transfer_params":`+first.params))
+	if a.status != http.StatusInternalServerError || !strings.Contains(string(a.body), "InternalServerError") {
+		t.Errorf("prefill reads what has expired: %d %s", a.status, a.body)
+	}
+}

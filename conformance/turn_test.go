@@ -1,0 +1,351 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// turnFleet is a fleet whose decode engines keep the KV of what they have
+// answered, and whose prefill engines pull it.
+func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more func(*config.Config)) *fleet {
+	return startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+		prefill: 1, decode: 2,
+		engine: func(role string, _ int, c *enginesim.Config) {
+			if c.Nixl.Bidirectional = role != enginesim.RoleBoth; change != nil {
+				change(role, c)
+			}
+		},
+		config: func(c *config.Config) {
+			for i := range c.Engines {
+				c.Engines[i].Bidirectional = true
+			}
+			if more != nil {
+				more(c)
+			}
+		},
+	})
+}
+
+// kept is how many blocks decode engines hold for a turn to come.
+func (f *fleet) kept() (n int) {
+	for _, d := range f.decode {
+		n += d.State().BlocksPinned
+	}
+	return n
+}
+
+// emptyPrefill empties prefill's own cache, which would spare it the pull.
+func (f *fleet) emptyPrefill() {
+	f.eventually("prefill is idle", func() bool { return f.prefill[0].State().BlocksUsed == 0 })
+	f.post(context.Background(), f.prefill[0].URL(), "/reset_prefix_cache", "")
+}
+
+// turns are what has been counted of kept KV.
+func (f *fleet) turns(outcome string) float64 {
+	return f.metric("pdproxy_turn_kv_total", `outcome="`+outcome+`"`)
+}
+
+func (f *fleet) unusedTurns(reason string) float64 {
+	return f.metric("pdproxy_fallbacks_total", `what="turn_kv"`, `reason="`+reason+`"`)
+}
+
+// allForgotten ends the test of a fleet in which KV may still be kept: a proxy
+// that ends has it freed.
+func (f *fleet) allForgotten() {
+	f.t.Helper()
+	if err := f.drain(); err != nil {
+		f.t.Errorf("the drain was not clean: %v", err)
+	}
+	f.eventually("nothing is kept for turns that cannot come", func() bool { return f.kept() == 0 })
+}
+
+// words are n token ids.
+func words(n int) []int {
+	ids := make([]int, n)
+	for i := range ids {
+		ids[i] = 'a' + i*7%26
+	}
+	return ids
+}
+
+// idsOf are the token ids of an answer.
+func idsOf(t *testing.T, a answer) []int {
+	t.Helper()
+	var v struct {
+		Choices []struct {
+			IDs []int `json:"token_ids"`
+		}
+	}
+	if err := json.Unmarshal([]byte(a.body), &v); err != nil || len(v.Choices) == 0 {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+	return v.Choices[0].IDs
+}
+
+func completionOf(ids []int, more string) string {
+	list, _ := json.Marshal(ids)
+	return fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":20,"ignore_eos":true%s}`, list, more)
+}
+
+func generateOf(ids []int, more string) string {
+	list, _ := json.Marshal(ids)
+	return fmt.Sprintf(`{"model":"sim","token_ids":%s,"sampling_params":{"max_tokens":20,"ignore_eos":true}%s}`, list, more)
+}
+
+// A conversation in token ids: each turn's KV is pulled from the decode engine that
+// kept it, freed there, and the text is that of one engine alone. The client sees
+// nothing of it.
+func TestTurnIsPulled(t *testing.T) {
+	for path, body := range map[string]func([]int, string) string{"/v1/completions": completionOf, "/inference/v1/generate": generateOf} {
+		t.Run(path, func(t *testing.T) {
+			f := turnFleet(t, nil, nil)
+			ids := words(100)
+			for turn := range 4 {
+				f.emptyPrefill()
+				before := f.prefill[0].State().Transfers
+				a := f.try(path, body(ids, ""))
+				f.right(a, path, body(ids, ""))
+				if strings.Contains(a.body, "remote_block_ids") || strings.Contains(a.body, `"prompt_token_ids":[`) {
+					t.Fatalf("the client is told of the transfer: %s", a.body)
+				}
+				if path == "/v1/completions" && !strings.Contains(a.body, `"token_ids":null`) {
+					t.Fatalf("the client did not ask for token ids: %s", a.body)
+				}
+				if pulls := f.prefill[0].State().Transfers - before; turn > 0 && pulls != 2 { // one pulled, one handed on
+					t.Errorf("turn %d: %d transfers", turn, pulls)
+				}
+				want := (len(ids) + 19 + 15) / 16
+				f.eventually("only the last turn's blocks are kept", func() bool { return f.kept() == want })
+				answer := idsOf(t, f.post(context.Background(), f.alone.URL(), path, body(ids, `,"return_token_ids":true`)))
+				ids = append(append(ids, answer...), words(30+turn)...)
+			}
+			if f.turns("kept") != 4 || f.turns("pulled") != 3 {
+				t.Errorf("%v kept, %v pulled", f.turns("kept"), f.turns("pulled"))
+			}
+			if s := f.decode[0].State(); s.StaleReads+f.decode[1].State().StaleReads+f.prefill[0].State().StaleReads > 0 {
+				t.Error("memory was read that nobody held")
+			}
+			f.allForgotten()
+		})
+	}
+}
+
+// The client that asks for token ids gets them as one engine would give them.
+func TestTurnLeavesAskedIDs(t *testing.T) {
+	f := turnFleet(t, nil, nil)
+	for path, body := range map[string]string{
+		"/v1/completions": completionOf(words(40), `,"return_token_ids":true`),
+		chatPath:          strings.Replace(chat(long, 9, false), "{", `{"return_token_ids":true,`, 1),
+	} {
+		a := f.try(path, body)
+		f.right(a, path, body)
+		if !strings.Contains(a.body, `"prompt_token_ids":[`) || strings.Contains(a.body, "remote_block_ids") {
+			t.Errorf("%s", a.body)
+		}
+	}
+	f.allForgotten()
+}
+
+// chatTurn is a chat of a conversation.
+func chatTurn(id string, messages ...string) string {
+	list := []map[string]string{}
+	for i, m := range messages {
+		list = append(list, map[string]string{"role": []string{"user", "assistant"}[i%2], "content": m})
+	}
+	raw, _ := json.Marshal(list)
+	return fmt.Sprintf(`{"model":"sim","session_id":%q,"messages":%s,"max_tokens":20,"ignore_eos":true}`, id, raw)
+}
+
+// A chat in text: the engines' own rendering of the next turn proves that it
+// begins with what decode has.
+func TestTurnOfAChat(t *testing.T) {
+	f := turnFleet(t, nil, nil)
+	first := chatTurn("c", long)
+	a := f.try(chatPath, first)
+	f.right(a, chatPath, first)
+	f.emptyPrefill()
+	second := chatTurn("c", long, a.text, "go on")
+	f.right(f.try(chatPath, second), chatPath, second)
+	if f.turns("pulled") != 1 {
+		t.Errorf("%v pulled, %v were not a prefix", f.turns("pulled"), f.unusedTurns("not_a_prefix"))
+	}
+	f.allForgotten()
+}
+
+// A chat whose next turn begins with other tokens than decode has, as it does where
+// the client has changed what was said, or the template renders an answer
+// otherwise: nothing is pulled, what is kept is freed, and the text is right.
+func TestTurnThatIsRewritten(t *testing.T) {
+	f := turnFleet(t, nil, nil)
+	first := chatTurn("c", long)
+	a := f.try(chatPath, first)
+	f.right(a, chatPath, first)
+	f.eventually("it is kept", func() bool { return f.kept() > 0 })
+	second := chatTurn("c", long+"changed", a.text, "go on")
+	b := f.try(chatPath, second)
+	f.right(b, chatPath, second)
+	if f.turns("pulled") != 0 || f.unusedTurns("not_a_prefix") != 1 {
+		t.Errorf("%v pulled, %v were not a prefix", f.turns("pulled"), f.unusedTurns("not_a_prefix"))
+	}
+	f.eventually("the first turn's blocks are free", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="forget_turn"`) == 1 })
+	f.allForgotten()
+}
+
+// What would be pulled is of another model, salt or picture although the token ids
+// are the same, or cannot be told: nothing is pulled.
+func TestTurnOfOthers(t *testing.T) {
+	ids := words(100)
+	for _, tt := range []struct{ name, first, second, path string }{
+		{"another salt", "", `,"cache_salt":"s"`, "/v1/completions"},
+		{"cut by the engine", "", `,"truncate_prompt_tokens":150`, "/v1/completions"},
+		{"features", `,"features":{}`, `,"features":{}`, "/inference/v1/generate"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := turnFleet(t, nil, nil)
+			body := completionOf
+			if tt.path != "/v1/completions" {
+				body = generateOf
+			}
+			f.right(f.try(tt.path, body(ids, tt.first)), tt.path, body(ids, tt.first))
+			answer := idsOf(t, f.post(context.Background(), f.alone.URL(), tt.path, body(ids, `,"return_token_ids":true`)))
+			next := append(append(slices.Clone(ids), answer...), words(20)...)
+			f.right(f.try(tt.path, body(next, tt.second)), tt.path, body(next, tt.second))
+			if f.turns("pulled") != 0 {
+				t.Error("pulled")
+			}
+			f.allForgotten()
+		})
+	}
+}
+
+// Streams say nothing of what is kept, but for responses and engines with vLLM pull
+// request 40186: it is cut out of what the client gets, and freed.
+func TestTurnOfAStream(t *testing.T) {
+	f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.StreamParams = true }, nil)
+	for n, tt := range []struct{ path, body string }{
+		{chatPath, chat(long, 9, true)},
+		{"/v1/completions", completionOf(words(50), `,"stream":true`)},
+		{"/v1/responses", `{"model":"sim","input":"once upon a time","max_output_tokens":9,"ignore_eos":true,"stream":true}`},
+		{"/v1/responses", `{"model":"sim","input":"once upon a time","max_output_tokens":9,"ignore_eos":true}`},
+		{"/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"once upon a time"}],"max_tokens":9}`},
+	} {
+		a := f.try(tt.path, tt.body)
+		f.right(a, tt.path, tt.body)
+		if strings.Contains(a.body, "remote_block_ids") {
+			t.Errorf("%s: the client is told: %s", tt.path, a.body)
+		}
+		f.eventually("it is freed", func() bool { return f.kept() == 0 })
+		if got := f.metric("pdproxy_kv_cleanups_total", `how="forget_turn"`); got != float64(n+1) {
+			t.Errorf("%s: %v were freed, want %d", tt.path, got, n+1)
+		}
+	}
+	if f.unusedTurns("stream") != 3 || f.unusedTurns("no_token_ids") != 2 {
+		t.Errorf("%v streams, %v without ids", f.unusedTurns("stream"), f.unusedTurns("no_token_ids"))
+	}
+}
+
+// An engine that names more blocks than its tokens need has prefill count from the
+// wrong end: nothing of that is pulled.
+func TestTurnOfTooManyBlocks(t *testing.T) {
+	f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.Lookahead = true }, nil)
+	ids := words(109) // with 19 tokens of the answer they fill their blocks
+	f.right(f.try("/v1/completions", completionOf(ids, `,"min_tokens":20`)), "/v1/completions", completionOf(ids, ""))
+	f.eventually("it is freed", func() bool { return f.kept() == 0 })
+	if f.unusedTurns("kv_blocks") != 1 {
+		t.Errorf("%v", f.unusedTurns("kv_blocks"))
+	}
+}
+
+// Where decode no longer has what it kept, prefill's policy decides; the request is
+// answered, prefill is not blamed, and nothing is pulled a second time.
+func TestTurnWhoseDecodeFails(t *testing.T) {
+	for _, recompute := range []bool{false, true} {
+		t.Run(fmt.Sprint("recompute ", recompute), func(t *testing.T) {
+			f := turnFleet(t, func(role string, c *enginesim.Config) {
+				c.Nixl.Recompute, c.HandshakeTimeout = recompute, 200*time.Millisecond
+			}, func(c *config.Config) { c.Circuit.Failures = 1 })
+			ids := words(100)
+			f.right(f.try("/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
+			f.eventually("it is kept", func() bool { return f.kept() > 0 })
+			answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+			next := completionOf(append(append(ids, answer...), words(20)...), "")
+			f.emptyPrefill()
+			f.prefill[0].SetFault("1:load", 0, "")
+			a := f.try("/v1/completions", next)
+			f.prefill[0].SetFault("", 0, "")
+			f.right(a, "/v1/completions", next)
+			if f.turns("pulled") != 1 {
+				t.Errorf("%v pulled", f.turns("pulled"))
+			}
+			if failed := f.unusedTurns("pull_failed"); (failed == 1) == recompute {
+				t.Errorf("%v failed", failed)
+			}
+			f.right(f.try("/v1/completions", next), "/v1/completions", next) // prefill's circuit is closed
+			if !recompute {
+				f.allForgotten()
+			} else { // nobody but the time-out frees what the failed load left
+				f.drain()
+			}
+		})
+	}
+}
+
+// Neither a restarted decode engine nor one whose time is over is asked for what it
+// kept.
+func TestTurnComesTooLate(t *testing.T) {
+	t.Run("time", func(t *testing.T) {
+		f := turnFleet(t, func(_ string, c *enginesim.Config) { c.Nixl.KeepFor = 2 * time.Second }, func(c *config.Config) {
+			for i := range c.Engines {
+				c.Engines[i].DecoderKVBlocksTTL = config.Duration(30*time.Second + time.Millisecond)
+			}
+		})
+		body := `{"model":"sim","session_id":"c","prompt":"` + long + `","max_tokens":20,"ignore_eos":true}`
+		f.right(f.try("/v1/completions", body), "/v1/completions", body)
+		time.Sleep(2 * time.Millisecond)
+		f.right(f.try("/v1/completions", body), "/v1/completions", body)
+		if f.unusedTurns("expired") != 1 || f.turns("pulled") != 0 {
+			t.Errorf("%v expired, %v pulled", f.unusedTurns("expired"), f.turns("pulled"))
+		}
+	})
+	t.Run("restart", func(t *testing.T) {
+		f := turnFleet(t, nil, nil)
+		ids := words(100)
+		a := f.try("/v1/completions", completionOf(ids, ""))
+		f.right(a, "/v1/completions", completionOf(ids, ""))
+		name := a.header.Get("X-Pdproxy-Decode")
+		n := int(name[1] - '0')
+		f.decode[n].Kill()
+		f.eventually("its death is known", func() bool { return f.engineState(name) != "ready" })
+		answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+		next := completionOf(append(append(ids, answer...), words(20)...), "")
+		f.right(f.try("/v1/completions", next), "/v1/completions", next)
+		if f.unusedTurns("engine_gone") != 1 || f.turns("pulled") != 0 {
+			t.Errorf("%v gone, %v pulled", f.unusedTurns("engine_gone"), f.turns("pulled"))
+		}
+		f.allForgotten()
+	})
+}
+
+// Where prefill does not run bidirectionally it is never told of blocks: it would
+// wait for them for ever.
+func TestTurnWithoutPrefill(t *testing.T) {
+	f := turnFleet(t, func(role string, c *enginesim.Config) {
+		c.Nixl.Bidirectional, c.Nixl.KeepFor = role == enginesim.RoleDecode, 300*time.Millisecond
+	}, func(c *config.Config) { c.Engines[0].Bidirectional = false })
+	ids := words(100)
+	f.right(f.try("/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
+	answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+	next := completionOf(append(append(ids, answer...), words(20)...), "")
+	f.right(f.try("/v1/completions", next), "/v1/completions", next)
+	if f.turns("pulled") != 0 {
+		t.Error("pulled")
+	}
+}
