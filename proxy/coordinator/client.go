@@ -57,8 +57,11 @@ type Client struct {
 	epoch   uint64                  // the highest known; Run's
 	bare    bool                    // the instances are the coordinator's own: it alone counts their load
 
-	mu   sync.Mutex
-	open *wireLease // the first of all that are not released; guarded by mu
+	redial chan struct{} // 1; another coordinator is to be dialled
+
+	mu    sync.Mutex
+	open  *wireLease // the first of all that are not released; guarded by mu
+	leave func()     // the coordinator that is dialled or connected; guarded by mu
 }
 
 var _ Coordinator = (*Client)(nil)
@@ -74,7 +77,7 @@ func NewClient(o ClientOptions) *Client {
 	if o.Patience <= 0 {
 		o.Patience = DefaultPatience
 	}
-	c := &Client{o: o, self: newPeer(o.Slot, o.Node)}
+	c := &Client{o: o, self: newPeer(o.Slot, o.Node), redial: make(chan struct{}, 1)}
 	c.tables.New = func() any { return &table{pool: &c.tables} }
 	c.scratch.New = func() any { return &scratch{names: make(names)} }
 	return c
@@ -99,6 +102,9 @@ func (c *Client) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+		case <-c.redial:
+			pause = first
+			continue
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, most)
@@ -107,7 +113,14 @@ func (c *Client) Run(ctx context.Context) {
 
 // connect connects once, and serves the connection until it ends.
 func (c *Client) connect(ctx context.Context) error {
-	nc, epoch, process, err := dialCoordinator(ctx, c.o.Dial, c.o.Token, &c.self, c.epoch)
+	select {
+	case <-c.redial: // this is the dial that was asked for
+	default:
+	}
+	dialled, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.leaveBy(cancel)
+	nc, epoch, process, err := dialCoordinator(dialled, c.o.Dial, c.o.Token, &c.self, c.epoch)
 	if err != nil {
 		return err
 	}
@@ -115,10 +128,23 @@ func (c *Client) connect(ctx context.Context) error {
 	return c.serve(ctx, nc, epoch, process)
 }
 
+// leaveBy notes what Redial is to call.
+func (c *Client) leaveBy(leave func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leave = leave
+}
+
 func (c *Client) serve(ctx context.Context, nc net.Conn, epoch, process uint64) error {
 	s := &session{client: c, process: process, ctx: ctx}
 	s.link = link.New(nc, s)
 	c.o.Log.Info("coordinator connected", "epoch", epoch)
+	c.leaveBy(func() { s.link.Close(errRedial) })
+	select {
+	case <-c.redial: // asked for since
+		s.link.Close(errRedial)
+	default:
+	}
 	err := s.link.Run(ctx)
 	c.session.CompareAndSwap(s, nil)
 	s.asked.Wait()
@@ -135,11 +161,17 @@ func (c *Client) enter(s *session) {
 	c.session.Store(s)
 }
 
-// Redial leaves the coordinator, for Dial to find another. What is placed until
-// then is placed by the Fallback.
+// Redial leaves the coordinator, or gives up one that does not answer yet, for Dial
+// to find another at once. What is placed until then is placed by the Fallback.
 func (c *Client) Redial() {
-	if s := c.session.Load(); s != nil {
-		s.link.Close(errRedial)
+	select {
+	case c.redial <- struct{}{}:
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leave != nil {
+		c.leave()
 	}
 }
 
