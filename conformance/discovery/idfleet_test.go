@@ -191,6 +191,9 @@ func (f *idFleet) trouble(round int) {
 		f.counts.steps++
 		f.now = f.now.Add(-10 * time.Second)
 	}
+	if round%50 == 25 {
+		f.now = f.now.Add(disaggid.Fresh) // all that is reserved is old
+	}
 	if round%(idRounds/idRestarts) == 0 {
 		f.counts.restarts++
 		f.workers[f.rnd.IntN(idWorkers)] = disaggid.NewSource()

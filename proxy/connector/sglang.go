@@ -263,8 +263,8 @@ func bootstrapPort(prefill engine.Target) int {
 // prefill's rank as its remainder, since both engines take room mod dp size for
 // it. The rooms of a batch lie 2^63/dp/maxBatch apart, and an odd number, so that
 // they spread over ranks that are not placed here. Two ids share a room only when
-// they differ by a multiple of that distance; by their time stamps, ids as far
-// apart are minted 18 hours from each other with 64 ranks, 49 days with one.
+// they differ by a multiple of that distance: 18 hours of their time with 64 ranks,
+// 49 days with one. Those in flight lie within six (disaggid.Fresh).
 func bootstrapRoom(a *Attempt, i int) uint64 {
 	const rooms = 1 << 63
 	dp := max(1, uint64(a.Prefill.Spec.Ranks))

@@ -100,7 +100,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 
 // reserve asks the Store if more is needed; k.mu is held.
 func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
-	width := k.grants.Lacks()
+	width := k.grants.Lacks(now)
 	if width == 0 {
 		return nil
 	}

@@ -14,6 +14,11 @@ import (
 // every five seconds would use up the id-time there is, until 2042, in 47 days.
 const Width = 10 * time.Minute
 
+// Fresh is how long a range is used and a block granted from, if others can be
+// had, however much is left of them. So the ids in flight lie within hours of each
+// other, which those count on who make more numbers of one id (SGLang's rooms).
+const Fresh = 6 * time.Hour
+
 // Block is what an issuer may grant from: an id-time of From or later and before
 // Until on Lines lines of a node, which begin with the worker number First.
 // Whoever keeps the mark below which id-time has been reserved raises it to Until
@@ -36,6 +41,7 @@ type Grants struct {
 
 	mu    sync.Mutex
 	block Block                // guarded by mu
+	began int64                // guarded by mu; where the block begins that was added last
 	next  [maxWorker + 1]int64 // guarded by mu; of each line, what is not granted yet
 	rows  []row                // guarded by mu; those granted last are last
 }
@@ -55,6 +61,7 @@ func NewGrants(width time.Duration) *Grants { return &Grants{width: width} }
 func (g *Grants) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.began = b.From
 	if o := g.block; o.Node == b.Node && o.First == b.First && o.Lines == b.Lines && o.Until == b.From {
 		g.block.Until = b.Until
 		return
@@ -65,16 +72,16 @@ func (g *Grants) Add(b Block) {
 	}
 }
 
-// Lacks is the width of the block that is to be reserved now, 0 as long as half
-// of the lines' ranges are left.
-func (g *Grants) Lacks() time.Duration {
+// Lacks is the width of the block that is to be reserved now, 0 as long as the
+// last one is fresh and half of the lines' ranges are left.
+func (g *Grants) Lacks(now time.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var left int64
 	for l := range g.block.Lines {
 		left += g.block.Until - g.next[l]
 	}
-	if 2*left > int64(g.block.Lines)*g.width.Milliseconds() {
+	if 2*left > int64(g.block.Lines)*g.width.Milliseconds() && Clock(now)-g.began < Fresh.Milliseconds() {
 		return 0
 	}
 	return g.width

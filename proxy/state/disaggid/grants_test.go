@@ -5,8 +5,12 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
+
+// start is the beginning of id-time, at which these tests reserve.
+var start = time.UnixMilli(Epoch)
 
 func drain(s *Source) (ids []uint64) {
 	for {
@@ -71,7 +75,7 @@ func TestSourceUsesItsRangesUp(t *testing.T) {
 
 func TestGrants(t *testing.T) {
 	g := NewGrants(2 * time.Millisecond)
-	if g.Lacks() != 2*time.Millisecond {
+	if g.Lacks(start) != 2*time.Millisecond {
 		t.Error("nothing is enough")
 	}
 	if _, ok := g.Grant(Ask{Holder: 1}); ok {
@@ -84,11 +88,11 @@ func TestGrants(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if g.Lacks() == 0 {
+	if g.Lacks(start) == 0 {
 		t.Error("one of two lines is enough")
 	}
 	g.Add(Block{Node: 7, First: 5, Lines: 2, From: Epoch + 2, Until: Epoch + 4})
-	if g.Lacks() != 0 {
+	if g.Lacks(start) != 0 {
 		t.Error("three of four are not enough")
 	}
 	want.Worker = 6
@@ -114,6 +118,44 @@ func TestGrants(t *testing.T) {
 	if _, _, err := FindGrant(table[1:], 1); err == nil {
 		t.Error("half a row was read")
 	}
+}
+
+// TestFreshRanges: of a block that is six hours old nothing more is granted once
+// there is another, and a source leaves its range for the next one.
+func TestFreshRanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(start))
+		g, s := NewGrants(Width), NewSource()
+		reserve := func() {
+			now := Clock(time.Now())
+			g.Add(Block{Lines: 64, From: now, Until: now + g.Lacks(time.Now()).Milliseconds()})
+		}
+		reserve()
+		grant(t, g, s)
+		next(t, s)
+		time.Sleep(Fresh - time.Second)
+		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
+			t.Error("it is not fresh")
+		}
+		time.Sleep(time.Second)
+		if g.Lacks(time.Now()) != Width {
+			t.Error("the block is fresh")
+		}
+		if f, ok := s.Next(); !ok || f.UnixMilli != Epoch { // it goes on while there is no other
+			t.Errorf("%+v", f)
+		}
+		reserve()
+		grant(t, g, s)
+		if f, _ := s.Next(); f.UnixMilli != time.Now().UnixMilli() || f.Counter != 0 {
+			t.Errorf("%+v", f)
+		}
+		if _, few := s.Ask(); few || g.Lacks(time.Now()) != 0 {
+			t.Error("the new ones are not fresh")
+		}
+		if n := g.Lacks(start); n != 0 { // a clock that is set back makes nothing old
+			t.Errorf("%v is lacking", n)
+		}
+	})
 }
 
 // TestGrantsForgetTheOldest: their table has an end.

@@ -24,6 +24,7 @@ type Source struct {
 	next  []Range       // guarded by mu; taken when the current one is used up
 	count uint32        // guarded by mu; ranges taken so far
 	size  int64         // guarded by mu; ids of the one taken last
+	since time.Time     // guarded by mu; when that was
 	taken map[int]int64 // guarded by mu; until where each line's id-time has been taken
 }
 
@@ -86,24 +87,28 @@ func (s *Source) Next() (abi.MintFacts, bool) {
 func (s *Source) advance(used *span) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current.Load() != used {
-		return true // another did
-	}
-	if len(s.next) == 0 {
+	switch {
+	case s.current.Load() != used: // another did
+	case len(s.next) > 0:
+		s.begin(s.next[0])
+		s.next = s.next[1:]
+	default:
 		used.next.Store(used.end) // it does not count up for ever
 		return false
 	}
-	r := s.next[0]
-	s.next = s.next[1:]
-	c := &span{end: r.Until << counterBits, node: r.Node, worker: r.Worker}
-	c.next.Store(r.From << counterBits)
-	s.current.Store(c)
 	return true
 }
 
+// begin makes r the range in use; s.mu is held.
+func (s *Source) begin(r Range) {
+	c := &span{end: r.Until << counterBits, node: r.Node, worker: r.Worker}
+	c.next.Store(r.From << counterBits)
+	s.current.Store(c)
+}
+
 // Extend gives the source a range that was granted to it, to be used after those
-// that it has. What it was given before is not taken again, so that a grant may
-// arrive any number of times.
+// that it has, or instead of them if they are not Fresh. What it was given before
+// is not taken again, so that a grant may arrive any number of times.
 func (s *Source) Extend(r Range) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,11 +120,21 @@ func (s *Source) Extend(r Range) {
 	s.taken[line] = r.Until
 	s.count++
 	s.size = r.Size()
+	stale := s.stale()
+	s.since = time.Now()
+	if stale {
+		s.next = nil
+		s.begin(r)
+		return
+	}
 	s.next = append(s.next, r)
 }
 
+// stale reports whether nothing has come for long; s.mu is held.
+func (s *Source) stale() bool { return !s.since.IsZero() && time.Since(s.since) >= Fresh }
+
 // Ask is what to say to the issuer of ranges, as often as one likes; false as
-// long as more than half of the range taken last is left.
+// long as the range taken last is Fresh and more than half of its ids are left.
 func (s *Source) Ask() (Ask, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +142,7 @@ func (s *Source) Ask() (Ask, bool) {
 	for _, r := range s.next {
 		left += r.Size()
 	}
-	return Ask{Holder: s.holder, Taken: s.count}, 2*left <= s.size
+	return Ask{Holder: s.holder, Taken: s.count}, 2*left <= s.size || s.stale()
 }
 
 // ExtendBy gives the source what an encoded table of Grants has for it.
