@@ -177,7 +177,8 @@ type Fleet struct {
 	Coordinator string `toml:"coordinator"`
 	// NodeID is this host's part, 0 to 255, of the disagg ids; hosts that
 	// front the same engines need different ones. -1 takes one of 16384 by the
-	// host's name and server.listen, for one process. Default 0.
+	// host's name and server.listen, for one process. Not used with Etcd, which
+	// has one for each coordinator. Default 0.
 	NodeID int `toml:"node_id"`
 	// Name tells the fleets apart that share an etcd. Default "pdproxy"; never
 	// empty.
