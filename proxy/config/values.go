@@ -27,6 +27,10 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// MarshalText writes what UnmarshalText reads: an engine's keys go from node to
+// node as JSON.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
 // String formats d as time.Duration does.
 func (d Duration) String() string { return time.Duration(d).String() }
 

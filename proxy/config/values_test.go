@@ -14,6 +14,10 @@ func TestDuration(t *testing.T) {
 		if err := d.UnmarshalText([]byte(text)); err != nil || time.Duration(d) != want {
 			t.Errorf("%q: got %v, %v, want %v", text, d, err, want)
 		}
+		written, _ := d.MarshalText()
+		if again := Duration(7); again.UnmarshalText(written) != nil || again != d {
+			t.Errorf("%q: written %q, read %v", text, written, again)
+		}
 	}
 	for _, text := range []string{"30", "s", "1d", " 1s", "1 s", "9999999999h"} {
 		d := Duration(7)
