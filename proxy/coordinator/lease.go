@@ -22,11 +22,12 @@ type Lease struct {
 	prompt   load.Hold     // of the target that computes the prompt; guarded by mu
 	computer *load.Counter // the counter of prompt; nil when no prompt is computed
 	since    time.Time
-	decode   load.Hold // guarded by mu
-	expected [2]job    // at the target that computes the prompt, and at decode; guarded by mu
-	computed bool      // guarded by mu
-	answered bool      // guarded by mu
-	released bool      // guarded by mu
+	pinned   *engine.Instance // prefill, until decode has its KV; guarded by mu
+	decode   load.Hold        // guarded by mu
+	expected [2]job           // at the target that computes the prompt, and at decode; guarded by mu
+	computed bool             // guarded by mu
+	answered bool             // guarded by mu
+	released bool             // guarded by mu
 }
 
 // burden is what a placement loads its targets with, in tokens.
@@ -48,6 +49,17 @@ func (l *Lease) carry(prefill, decode engine.Target, b burden, now time.Time) {
 	}
 	if c := counter(decode); c != nil {
 		l.decode = c.Hold(b.tokens)
+	}
+	if l.pinned = prefill.Instance; l.pinned != nil {
+		l.pinned.Pin()
+	}
+}
+
+// unpin lets prefill go; l.mu is held.
+func (l *Lease) unpin() {
+	if l.pinned != nil {
+		l.pinned.Unpin()
+		l.pinned = nil
 	}
 }
 
@@ -103,6 +115,7 @@ func (l *Lease) answer(took time.Duration) {
 		l.wire.answered(took)
 	}
 	l.answered = true
+	l.unpin()
 }
 
 // done drops the load of the prompt, and notes how long it took unless that is
@@ -137,6 +150,7 @@ func (l *Lease) release() bool {
 	l.released = true
 	l.prompt.Drop()
 	l.decode.Drop()
+	l.unpin()
 	if l.wire != nil {
 		l.wire.release()
 	}

@@ -589,6 +589,31 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	}
 }
 
+// A draining prefill engine that has answered stays until decode has its KV, or the
+// attempt has ended.
+func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
+	for name, over := range map[string]func(*Lease){"answered": func(l *Lease) { l.Answered(true) }, "released": (*Lease).Release} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "p prefill", "d decode")
+			p := w.must(t, ask())
+			p.Lease.PrefillDone()
+			w.arrived()
+			if err := w.reg.Remove("p", time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(200 * time.Millisecond) // several looks of whoever lets it go
+			if p.Prefill.Gone() {
+				t.Error("prefill is gone before decode has its KV")
+			}
+			over(p.Lease)
+			for !p.Prefill.Gone() {
+				time.Sleep(time.Millisecond)
+			}
+			p.Lease.Release()
+		})
+	}
+}
+
 // The pair table and the rows' own pair states are filled only where a policy
 // asks for them.
 func TestPairsOnRequest(t *testing.T) {

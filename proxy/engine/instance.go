@@ -116,6 +116,7 @@ type Instance struct {
 	stay     context.Context // ends when the instance is to drain and go
 	part     context.CancelFunc
 	drainFor atomic.Int64  // how long it may then take, in ns
+	fetches  atomic.Int32  // placements whose KV decode has yet to get from here
 	gone     atomic.Bool   // it has left the registry
 	restarts atomic.Uint32 // how often it was found to be a new process
 	asked    atomic.Bool   // once at least, whatever came of it
@@ -224,8 +225,18 @@ func (i *Instance) Events() bool {
 	return i.Spec.KVEvents != "" || i.Facts().KVEvents.Publisher == "zmq"
 }
 
-// idle reports that nothing is in flight on any rank.
+// Pin notes that KV is to be fetched from the instance, which loads it with
+// nothing, but keeps it from leaving until as many calls of Unpin.
+func (i *Instance) Pin() { i.fetches.Add(1) }
+
+// Unpin takes one Pin back.
+func (i *Instance) Unpin() { i.fetches.Add(-1) }
+
+// idle reports that nothing is in flight on any rank, nor to be fetched from one.
 func (i *Instance) idle() bool {
+	if i.fetches.Load() != 0 {
+		return false
+	}
 	for r := range i.Load {
 		if i.Load[r].Requests() != 0 {
 			return false

@@ -262,6 +262,28 @@ func TestDrainingStays(t *testing.T) {
 	})
 }
 
+// TestDrainingIsFetchedFrom: an instance stays as long as KV is to be fetched from
+// it, though nothing loads it.
+func TestDrainingIsFetchedFrom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Add(f.spec("a", "prefill", "fake")))
+		f.start(t)
+		a := f.get(t, "a")
+		a.Pin()
+		f.must(t, f.Remove("a", time.Minute))
+		time.Sleep(20 * time.Second)
+		if a.Gone() {
+			t.Error("it is gone before decode has its KV")
+		}
+		a.Unpin()
+		time.Sleep(time.Second)
+		if !a.Gone() {
+			t.Error("it stays for nothing")
+		}
+	})
+}
+
 // TestRunWaits: Run returns when its probers have, also while an instance
 // drains, and may run again.
 func TestRunWaits(t *testing.T) {
