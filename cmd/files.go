@@ -23,6 +23,7 @@ type files struct {
 
 	trtllm      connector.TRTLLM
 	workerToken string                    // of those that register; "" none
+	fleetToken  string                    // of fleet.listen; "" none
 	tokenizers  map[string]tokens.Encoder // by model
 }
 
@@ -50,6 +51,8 @@ func loadFiles(cfg *config.Config) (*files, error) {
 	note("trtllm.auth_key_file", err)
 	f.workerToken, err = readSecret(cfg.Discovery.TRTLLM.TokenFile)
 	note("discovery.trtllm.token_file", err)
+	f.fleetToken, err = readSecret(cfg.Fleet.TokenFile)
+	note("fleet.token_file", err)
 	for i, e := range cfg.Engines {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)

@@ -47,6 +47,7 @@ type Node struct {
 	registrar   *moriio.Registrar  // nil: no engine registers
 	storage     *discovery.Storage // nil: no TensorRT-LLM worker registers here
 	recorder    *proxy.Recorder    // nil: nothing is recorded
+	routes      *fleetRoutes       // nil: no fleet.listen
 	plugins     *plugins.Set
 	server      *proxy.Server
 	front       *proxy.Front
@@ -136,6 +137,9 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
+	if err := n.listenFleet(cfg, f.fleetToken, metrics); err != nil {
+		return failed(err)
+	}
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token, part.Sockets); err != nil {
 		return failed(err)
 	}

@@ -41,13 +41,17 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	return nil
 }
 
-// closeRegistrar closes the sockets of a node that never serves.
+// closeRegistrar closes the sockets of a node that never serves, but for its
+// front's.
 func (n *Node) closeRegistrar() (err error) {
 	if n.registrar != nil {
 		err = n.registrar.Close()
 	}
 	if n.storage != nil {
 		err = errors.Join(err, n.storage.Close())
+	}
+	if n.routes != nil {
+		err = errors.Join(err, n.routes.listener.Close())
 	}
 	return err
 }

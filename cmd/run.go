@@ -157,6 +157,7 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.knowledge.run(background) })
 	wg.Go(func() { n.coordinator.Run(background) })
 	wg.Go(func() { n.loads.Run(background) })
+	wg.Go(func() { n.serveFleet(background) })
 	if n.ids != nil {
 		wg.Go(func() { n.ids.Run(background) })
 	}

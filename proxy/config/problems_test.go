@@ -308,19 +308,17 @@ kv_replay = '*:5558'
 	{"moriio of two modes", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio-read'\nkv_address='host:d,handshake:1,notify:2'\n",
 		[]want{{"engine[0].connector", 5, "cannot pair"}, {"engine[1].connector", 11, "cannot pair"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
-		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"}, {"fleet.listen", 3, "not supported"},
+		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"},
 			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from -1 to 255"}}},
 	{"fleet without an id", "[fleet]\nworkers=2\nnode_id=-1\n", []want{{"fleet.workers", 2, "not supported"}, {"fleet.node_id", 3, "must be chosen"}}},
 	{"fleet of several coordinators", "[fleet]\nlisten='0.0.0.0:7000'\nname='a/b'\n[fleet.etcd]\nendpoints=['e:1',\n'http://e:2379']\nlease='1500ms'\nkey='k'\n",
-		[]want{{"fleet.listen", 2, "needs fleet.token_file or fleet.open"}, {"fleet.listen", 2, "no address to be dialled"}, {"fleet.listen", 2, "not supported"}, {"fleet.name", 3, "invalid name"},
+		[]want{{"fleet.listen", 2, "needs fleet.token_file or fleet.open"}, {"fleet.listen", 2, "no address to be dialled"}, {"fleet.name", 3, "invalid name"},
 			{"fleet.etcd.endpoints[0]", 5, "invalid URL"}, {"fleet.etcd.lease", 7, "whole seconds"}, {"fleet.etcd.key", 8, "needs fleet.etcd.cert"}}},
 	{"fleet of several coordinators without an address", "[fleet]\nadvertise='h:1'\netcd.endpoints=['http://e:2379']\n",
 		[]want{{"fleet.advertise", 2, "needs fleet.listen"}, {"fleet.etcd.endpoints", 3, "needs fleet.listen"}}},
 	{"workers of a leader that nobody names", "[fleet]\ncoordinator='leader'\nname=''\n",
 		[]want{{"fleet.coordinator", 2, "needs fleet.etcd.endpoints"}, {"fleet.coordinator", 2, "not supported"}, {"fleet.name", 3, "is required"}}},
-	{"fleet for everybody", "[fleet]\nlisten='10.0.0.1:7000'\nopen=true\n", []want{{"fleet.listen", 2, "not supported"}}},
-	{"fleet with a token", "[fleet]\nlisten=':7000'\ntoken_file='t'\n", []want{{"fleet.listen", 2, "not supported"}}},
-	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}, {"fleet.listen", 2, "not supported"}}},
+	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
 		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
 	{"sidecar's headers", "[sidecar]\npolicy_header='a:b'\nprofile_header='EPP-Profile'\nconnector='sglang'\n",
@@ -384,7 +382,6 @@ func checkProblems(t *testing.T, text string, want []want) {
 func TestUnsupported(t *testing.T) {
 	texts := map[missingFeature]string{
 		{"fleet.workers", ""}:     "fleet.workers = 2\n",
-		{"fleet.listen", ""}:      "fleet.listen = 'unix:/run/pdproxy.sock'\n",
 		{"fleet.coordinator", ""}: "fleet.coordinator = '10.0.0.1:7000'\n",
 	}
 	for _, m := range missingFeatures() {

@@ -22,7 +22,6 @@ type missingFeature struct {
 func missingFeatures() []missingFeature {
 	return []missingFeature{
 		{"fleet.workers", ""},
-		{"fleet.listen", ""},
 		{"fleet.coordinator", ""},
 	}
 }

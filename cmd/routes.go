@@ -1,0 +1,69 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/selectapi"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// fleetRoutes is where TensorRT-LLM's fleet workers are served.
+type fleetRoutes struct {
+	handler  *selectapi.Handler
+	listener net.Listener
+}
+
+// listenFleet opens fleet.listen, if there is one. token is what callers show.
+func (n *Node) listenFleet(cfg *config.Config, token string, metrics *telemetry.Metrics) error {
+	if cfg.Fleet.Listen == "" {
+		return nil
+	}
+	l, err := listenAt(cfg.Fleet.Listen)
+	if err != nil {
+		return err
+	}
+	n.routes = &fleetRoutes{listener: l, handler: selectapi.New(selectapi.Options{
+		Local: n.coordinator, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: metrics.Fallback,
+		Token: token, Version: readVersion().Version, Log: n.log,
+	})}
+	return nil
+}
+
+// serveFleet serves fleet.listen until ctx ends.
+func (n *Node) serveFleet(ctx context.Context) {
+	if n.routes == nil {
+		return
+	}
+	if err := n.routes.handler.Serve(ctx, n.routes.listener); err != nil {
+		n.log.Error("TensorRT-LLM's fleet workers are not served any more", "error", err)
+	}
+}
+
+// FleetAddr is where TensorRT-LLM's fleet workers are served, nil if nowhere.
+func (n *Node) FleetAddr() net.Addr {
+	if n.routes == nil {
+		return nil
+	}
+	return n.routes.listener.Addr()
+}
+
+// listenAt opens host:port or unix:path. A socket that was left behind, where
+// nobody listens, is replaced.
+func listenAt(address string) (net.Listener, error) {
+	path, isUnix := strings.CutPrefix(address, "unix:")
+	if !isUnix {
+		return net.Listen("tcp", address)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		_ = c.Close() // it was only a question
+	} else if errors.Is(err, syscall.ECONNREFUSED) {
+		_ = os.Remove(path) // if that fails, to listen does too
+	}
+	return net.Listen("unix", path)
+}
