@@ -137,7 +137,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
-	if err := n.listenFleet(cfg, f.fleetToken, metrics); err != nil {
+	if err := n.listenFleet(cfg, f.fleetToken, metrics, part.Fleet); err != nil {
 		return failed(err)
 	}
 	if n.front, err = n.server.Listen(cfg, n.certs, f.token, part.Sockets); err != nil {

@@ -17,6 +17,7 @@ type Part struct {
 	Dir  handover.Dir // where the processes of the fleet meet; "" for none
 	// Sockets are the open ones of the public and the admin address.
 	Sockets proxy.Sockets
+	Fleet   net.Listener // fleet.listen; nil: to be opened, if it is configured
 }
 
 // Role is what a process of a fleet is.
@@ -33,34 +34,37 @@ const (
 // has for it: a successor with another address does not want them.
 func publicSocket(cfg *config.Config) string { return "server.listen " + cfg.Server.Listen }
 func adminSocket(cfg *config.Config) string  { return "admin.listen " + cfg.Admin.Listen }
+func fleetSocket(cfg *config.Config) string  { return "fleet.listen " + cfg.Fleet.Listen }
 
-// sockets makes the listeners of what a predecessor or a parent has given. All of
+// take makes the listeners of what a predecessor or a parent has given. All of
 // given are closed; others than cfg knows are no longer wanted.
-func openedSockets(cfg *config.Config, given []handover.Socket) (proxy.Sockets, error) {
+func (p *Part) take(cfg *config.Config, given []handover.Socket) error {
 	defer handover.CloseAll(given)
-	var s proxy.Sockets
 	for _, socket := range given {
 		var place *net.Listener
 		switch socket.Name {
 		case publicSocket(cfg):
-			place = &s.Public
+			place = &p.Sockets.Public
 		case adminSocket(cfg):
-			place = &s.Admin
+			place = &p.Sockets.Admin
+		case fleetSocket(cfg):
+			place = &p.Fleet
 		default:
 			continue
 		}
 		l, err := socket.Listener()
 		if err != nil {
-			closeSockets(s)
-			return proxy.Sockets{}, err
+			p.close()
+			return err
 		}
 		*place = l
 	}
-	return s, nil
+	return nil
 }
 
-func closeSockets(s proxy.Sockets) {
-	for _, l := range []net.Listener{s.Public, s.Admin} {
+// close closes what was taken.
+func (p *Part) close() {
+	for _, l := range []net.Listener{p.Sockets.Public, p.Sockets.Admin, p.Fleet} {
 		if l != nil {
 			l.Close()
 		}

@@ -14,32 +14,58 @@ import (
 )
 
 // fleetRoutes is where TensorRT-LLM's fleet workers are served.
+// nil: they are not.
 type fleetRoutes struct {
 	handler  *selectapi.Handler
 	listener net.Listener
+	own      context.Context // ends when a successor serves them
+	leave    context.CancelFunc
 }
 
-// listenFleet opens fleet.listen, if there is one. token is what callers show.
-func (n *Node) listenFleet(cfg *config.Config, token string, metrics *telemetry.Metrics) error {
+// retire leaves the workers to a successor.
+func (r *fleetRoutes) retire() {
+	if r != nil {
+		r.leave()
+	}
+}
+
+// opened is the listener, nil without one.
+func (r *fleetRoutes) opened() net.Listener {
+	if r == nil {
+		return nil
+	}
+	return r.listener
+}
+
+// listenFleet opens fleet.listen, if there is one and given is not that. token is
+// what callers show.
+func (n *Node) listenFleet(cfg *config.Config, token string, metrics *telemetry.Metrics, given net.Listener) (err error) {
 	if cfg.Fleet.Listen == "" {
 		return nil
 	}
-	l, err := listenAt(cfg.Fleet.Listen)
-	if err != nil {
-		return err
+	if given == nil {
+		if given, err = listenAt(cfg.Fleet.Listen); err != nil {
+			return err
+		}
 	}
-	n.routes = &fleetRoutes{listener: l, handler: selectapi.New(selectapi.Options{
+	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.coordinator, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: metrics.Fallback,
 		Token: token, Version: readVersion().Version, Log: n.log,
 	})}
+	n.routes.own, n.routes.leave = context.WithCancel(context.Background())
 	return nil
 }
 
-// serveFleet serves fleet.listen until ctx ends.
+// serveFleet serves fleet.listen until ctx ends or a successor does.
 func (n *Node) serveFleet(ctx context.Context) {
 	if n.routes == nil {
 		return
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer n.routes.leave()
+	stop := context.AfterFunc(n.routes.own, cancel)
+	defer stop()
 	if err := n.routes.handler.Serve(ctx, n.routes.listener); err != nil {
 		n.log.Error("TensorRT-LLM's fleet workers are not served any more", "error", err)
 	}
@@ -65,5 +91,10 @@ func listenAt(address string) (net.Listener, error) {
 	} else if errors.Is(err, syscall.ECONNREFUSED) {
 		_ = os.Remove(path) // if that fails, to listen does too
 	}
-	return net.Listen("unix", path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // a successor may have it
+	return l, nil
 }

@@ -56,13 +56,13 @@ func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 		return failed(err)
 	}
 	defer s.abandon()
-	sockets, err := openedSockets(cfg, s.sockets())
-	if err != nil {
+	part := Part{Dir: s.home()}
+	if err := part.take(cfg, s.sockets()); err != nil {
 		return failed(fmt.Errorf("take over: %w", err))
 	}
-	node, err := NewNode(cfg, log, Part{Dir: s.home(), Sockets: sockets})
+	node, err := NewNode(cfg, log, part)
 	if err != nil {
-		closeSockets(sockets)
+		part.close()
 		return err
 	}
 	node.succession = s
@@ -199,7 +199,7 @@ func (n *Node) serveFront(ctx context.Context) error {
 	var wg sync.WaitGroup
 	if n.succession != nil {
 		wg.Go(func() {
-			if err := n.succession.assume(ctx, n.offer, n.front.Retire); err != nil && !errors.Is(err, errRetired) {
+			if err := n.succession.assume(ctx, n.offer, func() { n.front.Retire(); n.routes.retire() }); err != nil && !errors.Is(err, errRetired) {
 				cancel(err)
 			}
 		})
@@ -239,7 +239,10 @@ func (n *Node) equal(ctx context.Context) error {
 // offer is what a successor is given.
 func (n *Node) offer() (handover.Offer, error) {
 	opened, o := n.front.Opened(), handover.Offer{Ready: n.server.Ready()}
-	for name, l := range map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin} {
+	for name, l := range map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.routes.opened()} {
+		if l == nil {
+			continue
+		}
 		s, err := handover.FromListener(name, l)
 		if err != nil {
 			handover.CloseAll(o.Sockets)

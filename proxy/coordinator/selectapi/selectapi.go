@@ -60,6 +60,8 @@ const (
 	sweepEvery = time.Second
 
 	readTimeout = 10 * time.Second
+	// closeTimeout is how long requests that have come may take when Serve ends.
+	closeTimeout = 2 * time.Second
 	// idleTimeout is longer than the workers' clients keep a connection.
 	idleTimeout = 2 * time.Minute
 )
@@ -98,20 +100,31 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.Serv
 func (h *Handler) Open() int { return h.open.len() }
 
 // Serve serves the routes on l, and lets reservations expire, until ctx ends;
-// then it closes l and releases what is still reserved.
+// then it closes l, answers what it has read and releases what is still reserved.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{Handler: h, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	stopped := context.AfterFunc(ctx, func() { _ = server.Close() }) // what it closes is of no use any more
-	defer stopped()
-	running, stop := context.WithCancel(ctx)
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	wg.Go(func() { h.Run(running) })
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
+	closed := make(chan struct{})
+	serving := context.AfterFunc(ctx, func() {
+		defer close(closed)
+		limit, cancel := context.WithTimeout(running, closeTimeout)
+		defer cancel()
+		if server.Shutdown(limit) != nil {
+			_ = server.Close() // what it closes is of no use any more
+		}
+	})
+	err := server.Serve(l)
+	if !serving() {
+		<-closed
 	}
-	return nil
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
 }
 
 // Run releases reservations as they expire, and all of them when ctx ends.
