@@ -23,7 +23,7 @@ type files struct {
 
 	trtllm      connector.TRTLLM
 	workerToken string                    // of those that register; "" none
-	fleetToken  string                    // of fleet.listen; "" none
+	fleetToken  string                    // of workers and their coordinator; "" none
 	tokenizers  map[string]tokens.Encoder // by model
 }
 

@@ -18,7 +18,13 @@ import (
 // again, even after the clock was set back: in fleet.etcd, or in dir. Without a
 // dir, or in one that cannot be written to, ids begin at the clock. One that
 // starts while etcd is away has none until that answers.
-func (n *Node) openIDs(cfg *config.Config, dir string) (*disaggid.Source, error) {
+//
+// A coordinator that has neither does not start: it grants ids to workers, which
+// have none of their own.
+func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
+	if n.part.Role == RoleWorker {
+		return disaggid.NewSource(), nil
+	}
 	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
 		access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
 		if err != nil {
@@ -32,6 +38,7 @@ func (n *Node) openIDs(cfg *config.Config, dir string) (*disaggid.Source, error)
 		return n.ids.Source(), nil
 	}
 	node, worker := idRange(cfg)
+	dir := string(n.part.Dir)
 	if dir == "" {
 		return disaggid.New(node, worker)
 	}
@@ -40,7 +47,10 @@ func (n *Node) openIDs(cfg *config.Config, dir string) (*disaggid.Source, error)
 		lines.First, lines.Lines = uint8(worker), 1
 	}
 	k := idstore.NewKeeper(idstore.NewFile(dir, lines), disaggid.Width, n.log)
-	if k.Tend(context.Background(), time.Now()) != nil { // it is logged
+	if err := k.Tend(context.Background(), time.Now()); err != nil { // it is logged
+		if n.part.Role == RoleCoordinator {
+			return nil, failed(err)
+		}
 		n.log.Warn("ids begin at the clock: one that is set back repeats them", "dir", dir)
 		return disaggid.New(node, worker)
 	}

@@ -29,33 +29,43 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // Node is one proxy process: everything that run and demo wire together, for
 // tests and embedders too.
 type Node struct {
-	cfg         atomic.Pointer[config.Config]
-	log         *slog.Logger
-	registry    *engine.Registry
-	coordinator *coordinator.Local
-	ids         *idstore.Keeper // nil: nothing keeps the mark of the ids
-	knowledge   *knowledge
-	loads       *loads.Poller
-	discovery   *discovery.Manager
-	registrar   *moriio.Registrar  // nil: no engine registers
-	storage     *discovery.Storage // nil: no TensorRT-LLM worker registers here
-	recorder    *proxy.Recorder    // nil: nothing is recorded
-	routes      *fleetRoutes       // nil: no fleet.listen
-	plugins     *plugins.Set
-	server      *proxy.Server
-	front       *proxy.Front
-	certs       *proxy.Certs // nil without TLS
-	tracer      *telemetry.Tracer
-	ready       func()         // called once when a request could first be served; may be nil
-	started     *config.Config // with which the sockets were opened
-	succession  *succession    // nil: nobody takes over from the node
+	cfg       atomic.Pointer[config.Config]
+	log       *slog.Logger
+	part      Part
+	metrics   *telemetry.Metrics
+	registry  *engine.Registry
+	local     *coordinator.Local // places, in a worker only while no coordinator does
+	tokens    *tokens.Tokenizer
+	recorder  *proxy.Recorder // nil: nothing is recorded here
+	plugins   *plugins.Set
+	server    *proxy.Server
+	leading   *leading   // a coordinator's workers; else nil
+	following *following // a worker's coordinator; else nil
+
+	// Of who finds the engines itself: nil in a worker.
+	ids       *idstore.Keeper // nil: nothing keeps the mark of the ids
+	knowledge *knowledge
+	loads     *loads.Poller
+	discovery *discovery.Manager
+	registrar *moriio.Registrar  // nil: no engine registers
+	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers here
+	routes    *fleetRoutes       // nil: no fleet.listen
+
+	front      *proxy.Front
+	certs      *proxy.Certs // nil without TLS
+	tracer     *telemetry.Tracer
+	ready      func()         // called once when a request could first be served; may be nil
+	started    *config.Config // with which the sockets were opened
+	succession *succession    // nil: nobody takes over from the node
 }
 
 // NewNode builds a node that does a part, and opens the sockets that it was not
@@ -65,82 +75,170 @@ func NewNode(cfg *config.Config, log *slog.Logger, part Part) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{log: log, certs: f.certs, started: cfg}
+	n := &Node{log: log, part: part, started: cfg}
+	if part.Role != RoleCoordinator {
+		n.certs = f.certs
+	}
+	cfg = part.share(cfg, cfg.Fleet.Workers)
 	n.cfg.Store(cfg)
 	prom := prometheus.NewRegistry()
 	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	metrics := telemetry.New(prom)
+	n.metrics = telemetry.New(prom)
 	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
 		return nil, failed(fmt.Errorf("start tracing: %w", err))
 	}
-	n.knowledge = newKnowledge(cfg, metrics, log)
-	n.registry = engine.New(engine.Options{
-		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs,
-		Protocols:  func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
-		NewClient:  func(spec config.Engine) (upstream.Client, error) { return newClient(n.cfg.Load(), spec) },
-		NewProbe:   newProbe,
-		APIKey:     func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) },
-		Resolve:    resolve,
-		Log:        log,
-		SyncClocks: func() bool { return n.cfg.Load().TRTLLM.PerfMetrics },
-		Index:      n.knowledge.state.Index,
-		OnState:    n.knowledge.ready,
-		OnRestart: func(i *engine.Instance) {
-			metrics.Restart(i.Spec.Name)
-			n.knowledge.restarted(i)
-		},
-		OnGone: n.knowledge.gone,
-	})
-	if err := n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0); err != nil {
+	if part.Role == RoleWorker {
+		n.mirrorEngines(cfg)
+	} else if err := n.knowEngines(cfg); err != nil {
 		return nil, err
 	}
-	if n.plugins, err = newPlugins(cfg, prom, metrics, n.knowledge.state.Conversations, n.askLegs, log); err != nil {
+	if n.plugins, err = newPlugins(cfg, prom, n.metrics, n.state().Conversations, n.askLegs, log); err != nil {
 		return nil, failed(err)
 	}
-	if err := n.findEngines(cfg, f.workerToken); err != nil {
-		return nil, errors.Join(err, n.plugins.Close(context.Background()))
+	if part.Role != RoleWorker {
+		if err := n.findEngines(cfg, f.workerToken); err != nil {
+			return nil, errors.Join(err, n.plugins.Close(context.Background()))
+		}
 	}
-	if err := n.serveWith(cfg, f, prom, metrics, part); err != nil {
+	if err := n.serveWith(cfg, f, prom); err != nil {
 		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
 	}
 	return n, nil
 }
 
+// engineOptions is what every registry of this process stands on.
+func (n *Node) engineOptions(cfg *config.Config) engine.Options {
+	return engine.Options{
+		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs,
+		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
+		NewClient: func(spec config.Engine) (upstream.Client, error) {
+			return newClient(n.cfg.Load(), n.part.shareEngine(spec, n.started.Fleet.Workers))
+		},
+		NewProbe: newProbe,
+		Log:      n.log,
+	}
+}
+
+// knowEngines makes the registry that probes the engines, and who learns of them.
+func (n *Node) knowEngines(cfg *config.Config) error {
+	n.knowledge = newKnowledge(cfg, n.metrics, n.log)
+	o := n.engineOptions(cfg)
+	o.APIKey = func(spec config.Engine) (string, error) { return readSecret(spec.APIKeyFile) }
+	o.Resolve = resolve
+	o.SyncClocks = func() bool { return n.cfg.Load().TRTLLM.PerfMetrics }
+	o.Index = n.knowledge.state.Index
+	o.OnState = n.knowledge.ready
+	o.OnRestart = func(i *engine.Instance) {
+		n.metrics.Restart(i.Spec.Name)
+		n.knowledge.restarted(i)
+	}
+	o.OnGone = n.knowledge.gone
+	n.registry = engine.New(o)
+	return n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0)
+}
+
+// state is what is known here of the engines' KV; a worker knows nothing.
+func (n *Node) state() coordinator.State {
+	if n.knowledge == nil {
+		return coordinator.State{}
+	}
+	return n.knowledge.state
+}
+
 // serveWith loads the plugins, builds what decides and serves, and opens the
 // sockets.
-func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry, metrics *telemetry.Metrics, part Part) error {
-	if err := applyPlugins(n.plugins, cfg); err != nil {
+func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry) error {
+	if err := applyPlugins(n.plugins, cfg, n.part.Role); err != nil {
 		return err
 	}
 	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
 	if err != nil {
 		return failed(err)
 	}
-	ids, err := n.openIDs(cfg, string(part.Dir))
+	ids, err := n.openIDs(cfg)
 	if err != nil {
 		return err
 	}
-	n.coordinator = coordinator.NewLocal(n.registry, n.plugins, fallback, n.knowledge.state, ids, metrics)
-	n.loads = loads.New(n.registry, cfg.Health, n.log)
-	if n.knowledge.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry); err != nil {
+	n.local = coordinator.NewLocal(n.registry, n.plugins, fallback, n.state(), ids, n.metrics)
+	if n.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry); err != nil {
 		return err
 	}
-	watch(prom, n.registry, n.coordinator, n.knowledge.state.Index)
-	if cfg.Recording.Path != "" {
-		if n.recorder, err = proxy.NewRecorder(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
-			return config.Problems{cfg.Problem("recording.path", err.Error())}
-		}
+	if n.part.Role != RoleWorker {
+		n.knowledge.tokens = n.tokens
+		n.loads = loads.New(n.registry, cfg.Health, n.log)
+		watch(prom, n.registry, n.local, n.knowledge.state.Index)
+	}
+	placer := n.placer(cfg, f, ids)
+	exchanges, err := n.openRecording(cfg)
+	if err != nil {
+		return err
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
-		Registry: n.registry, Coordinator: n.coordinator, Metrics: metrics, Gatherer: prom,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.knowledge.tokens, Recorder: n.recorder, Log: n.log, Version: readVersion().Version,
+		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Log: n.log, Version: readVersion().Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
-	if err := n.listenFleet(cfg, f.fleetToken, metrics, part.Fleet); err != nil {
-		return failed(err)
+	return n.open(cfg, f)
+}
+
+// openRecording begins the recording that the configuration asks for, and returns
+// who records the exchanges of this process. All workers' are in the file of their
+// coordinator.
+func (n *Node) openRecording(cfg *config.Config) (*proxy.Recorder, error) {
+	if cfg.Recording.Path == "" {
+		return nil, nil
 	}
-	if n.front, err = n.server.Listen(cfg, n.certs, f.token, part.Sockets); err != nil {
+	if n.part.Role == RoleWorker {
+		n.recorder = proxy.NewForwarder(cfg.Recording.BlockTokens, func(line []byte) bool {
+			return n.following.client.Report(append([]byte{reportRequest}, line...))
+		})
+		return n.recorder, nil
+	}
+	var err error
+	if n.recorder, err = proxy.NewRecorder(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
+		return nil, config.Problems{cfg.Problem("recording.path", err.Error())}
+	}
+	if n.part.Role == RoleCoordinator {
+		return nil, nil
+	}
+	return n.recorder, nil
+}
+
+// placer is who places the requests of this process.
+func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) coordinator.Coordinator {
+	switch n.part.Role {
+	case RoleCoordinator:
+		return n.lead(f.fleetToken)
+	case RoleWorker:
+		return n.follow(cfg, f.fleetToken, ids)
+	}
+	return n.local
+}
+
+// open opens the sockets of the part that were not given.
+func (n *Node) open(cfg *config.Config, f *files) (err error) {
+	given := n.part.Sockets
+	switch {
+	case n.part.Role == RoleWorker:
+		if given.Only = true; given.Public == nil {
+			given.Public, err = net.Listen("tcp", cfg.Server.Listen)
+		}
+	case n.part.Role == RoleCoordinator:
+		if given.Only = true; given.Admin == nil {
+			given.Admin, err = net.Listen("tcp", cfg.Admin.Listen)
+		}
+	}
+	if err == nil && n.part.Role != RoleWorker {
+		err = n.listenFleet(cfg, f.fleetToken, n.part.Fleet)
+	}
+	if err == nil && n.part.Role == RoleCoordinator {
+		err = n.leading.open(n.part, n.routes.opened())
+	}
+	if err == nil {
+		n.front, err = n.server.Listen(cfg, n.certs, f.token, given)
+	}
+	if err != nil {
 		return failed(err)
 	}
 	return nil
@@ -172,6 +270,14 @@ func (n *Node) URL() string {
 	return scheme + "://" + n.front.Addr().String()
 }
 
+// where is the address that the node serves: of a coordinator its operators'.
+func (n *Node) where() string {
+	if n.part.Role == RoleCoordinator {
+		return n.AdminURL()
+	}
+	return n.URL()
+}
+
 // Reload makes new exchanges use next: engines, policies, limits, keys and
 // certificates. Nothing changes when any part of it cannot be used. What needs
 // new sockets stays as it is, and that is said.
@@ -200,16 +306,19 @@ func (n *Node) Reload(next *config.Config) error {
 			n.log.Warn("this key is read at start only; it stays until a restart", "key", moved.key)
 		}
 	}
-	if err := applyPlugins(n.plugins, next); err != nil {
+	next = n.part.share(next, n.started.Fleet.Workers)
+	if err := applyPlugins(n.plugins, next, n.part.Role); err != nil {
 		return err
 	}
 	n.cfg.Store(next) // the clients of new engines are built by it
-	if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
-		n.cfg.Store(old)
-		return errors.Join(err, applyPlugins(n.plugins, old))
+	if n.part.Role != RoleWorker {
+		if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
+			n.cfg.Store(old)
+			return errors.Join(err, applyPlugins(n.plugins, old, n.part.Role))
+		}
+		n.loads.Configure(next.Health)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
-	n.loads.Configure(next.Health)
 	n.server.Reload(next, f.keys)
 	n.server.SetTRTLLM(f.trtllm)
 	if n.certs != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -19,8 +20,8 @@ func TestIDsOfOneProcess(t *testing.T) {
 		t.Helper()
 		cfg := config.Default()
 		cfg.Fleet.NodeID = nodeID
-		n := &Node{log: slog.New(slog.DiscardHandler)}
-		s, err := n.openIDs(&cfg, dir)
+		n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: handover.Dir(dir)}}
+		s, err := n.openIDs(&cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,8 +56,8 @@ func TestIDsOfOneProcess(t *testing.T) {
 func TestIDsWithoutTheirEtcd(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.Etcd.Endpoints = []string{"http://127.0.0.1:1"}
-	n := &Node{log: slog.New(slog.DiscardHandler)}
-	s, err := n.openIDs(&cfg, t.TempDir())
+	n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: handover.Dir(t.TempDir())}}
+	s, err := n.openIDs(&cfg)
 	if err != nil || n.ids == nil {
 		t.Fatal(err)
 	}
@@ -64,7 +65,7 @@ func TestIDsWithoutTheirEtcd(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	cfg.Fleet.Etcd.CA = filepath.Join(t.TempDir(), "away")
-	if _, err := n.openIDs(&cfg, ""); err == nil {
+	if _, err := n.openIDs(&cfg); err == nil {
 		t.Error("a file that is not there was read")
 	}
 }

@@ -84,12 +84,16 @@ func natives(built *policies.Set) plugins.Natives {
 	}
 }
 
-// applyPlugins makes the plugins and policies of cfg serve. What cannot be used
+// applyPlugins makes the plugins and policies of cfg serve in a process of that
+// role; a coordinator, which no client calls, has no filters. What cannot be used
 // is an error with the key and its line, and changes nothing.
-func applyPlugins(set *plugins.Set, cfg *config.Config) error {
+func applyPlugins(set *plugins.Set, cfg *config.Config, role Role) error {
 	c, err := pluginConfig(cfg)
 	if err != nil {
 		return err
+	}
+	if role == RoleCoordinator {
+		c.Plugins = slices.DeleteFunc(c.Plugins, func(s plugins.Spec) bool { return s.Filter })
 	}
 	err = set.Apply(context.Background(), c)
 	var e *plugins.Error

@@ -10,14 +10,14 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/selectapi"
-	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 // fleetRoutes is where TensorRT-LLM's fleet workers are served.
 // nil: they are not.
 type fleetRoutes struct {
 	handler  *selectapi.Handler
-	listener net.Listener
+	listener net.Listener    // fleet.listen
+	served   net.Listener    // what of it is theirs
 	own      context.Context // ends when a successor serves them
 	leave    context.CancelFunc
 }
@@ -39,7 +39,7 @@ func (r *fleetRoutes) opened() net.Listener {
 
 // listenFleet opens fleet.listen, if there is one and given is not that. token is
 // what callers show.
-func (n *Node) listenFleet(cfg *config.Config, token string, metrics *telemetry.Metrics, given net.Listener) (err error) {
+func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener) (err error) {
 	if cfg.Fleet.Listen == "" {
 		return nil
 	}
@@ -49,9 +49,13 @@ func (n *Node) listenFleet(cfg *config.Config, token string, metrics *telemetry.
 		}
 	}
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
-		Local: n.coordinator, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: metrics.Fallback,
+		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
 		Token: token, Version: readVersion().Version, Log: n.log,
 	})}
+	n.routes.served = given
+	if n.leading != nil { // whose workers come there too
+		n.routes.served = n.leading.workers.Others(given.Addr())
+	}
 	n.routes.own, n.routes.leave = context.WithCancel(context.Background())
 	return nil
 }
@@ -66,7 +70,7 @@ func (n *Node) serveFleet(ctx context.Context) {
 	defer n.routes.leave()
 	stop := context.AfterFunc(n.routes.own, cancel)
 	defer stop()
-	if err := n.routes.handler.Serve(ctx, n.routes.listener); err != nil {
+	if err := n.routes.handler.Serve(ctx, n.routes.served); err != nil {
 		n.log.Error("TensorRT-LLM's fleet workers are not served any more", "error", err)
 	}
 }

@@ -152,17 +152,25 @@ func (n *Node) Serve(ctx context.Context) error {
 	background, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { n.registry.Run(background) })
-	wg.Go(func() { n.discovery.Run(background) })
 	wg.Go(func() { n.plugins.Run(background) })
-	wg.Go(func() { n.knowledge.run(background) })
-	wg.Go(func() { n.coordinator.Run(background) })
-	wg.Go(func() { n.loads.Run(background) })
-	wg.Go(func() { n.serveFleet(background) })
+	wg.Go(func() { n.local.Run(background) })
+	warming, stopWarming := context.WithCancel(ctx)
+	if n.part.Role != RoleWorker {
+		wg.Go(func() { n.discovery.Run(background) })
+		wg.Go(func() { n.knowledge.run(background) })
+		wg.Go(func() { n.loads.Run(background) })
+		wg.Go(func() { n.serveFleet(background) })
+		wg.Go(func() { n.server.WarmPairs(warming) })
+	}
+	switch {
+	case n.leading != nil:
+		wg.Go(func() { n.leading.run(background) })
+	case n.following != nil:
+		wg.Go(func() { n.following.run(background) })
+	}
 	if n.ids != nil {
 		wg.Go(func() { n.ids.Run(background) })
 	}
-	warming, stopWarming := context.WithCancel(ctx)
-	wg.Go(func() { n.server.WarmPairs(warming) })
 	if n.certs != nil {
 		wg.Go(func() { n.certs.Run(background) })
 	}
@@ -269,14 +277,14 @@ func (n *Node) sayWhatIsMissing(ctx context.Context) {
 			n.listMissing()
 		}
 	}
-	n.log.Info("ready to serve", "url", n.URL())
+	n.log.Info("ready to serve", "url", n.where())
 	if n.ready != nil {
 		n.ready()
 	}
 }
 
 func (n *Node) listMissing() {
-	n.log.Warn("no request could be served now; clients get 503 until the engines below answer", "url", n.URL())
+	n.log.Warn("no request could be served now; clients get 503 until the engines below answer", "url", n.where())
 	for _, i := range n.registry.Snapshot().Instances {
 		if i.State() != engine.Ready {
 			n.log.Warn("engine does not answer", "engine", i.Spec.Name, "url", i.Spec.URL,

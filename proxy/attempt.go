@@ -183,7 +183,7 @@ func (a *attempt) prefillFirst() error {
 	if err != nil {
 		return err
 	}
-	a.p.Lease.PrefillDone()
+	a.owe()
 	a.handed = time.Now()
 	if a.x.info != nil {
 		a.x.informPrefill()
@@ -257,6 +257,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 	a.p, a.c.Decode = p, p.Decode
 	a.joinPair()
 	a.x.placed(p)
+	a.owe()
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.

@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"bufio"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -24,9 +26,10 @@ type Recorder struct {
 	start time.Time
 
 	mu   sync.Mutex
-	file *os.File
+	file *os.File      // nil: send takes the lines
 	out  *bufio.Writer // guarded by mu
-	err  error         // the first of writing; guarded by mu
+	send func(line []byte) bool
+	err  error // the first of writing; guarded by mu
 }
 
 // RecordedLine is one request of a recording. Its form is that of Mooncake's
@@ -46,6 +49,32 @@ func NewRecorder(path string, blockTokens int) (*Recorder, error) {
 		return nil, err
 	}
 	return &Recorder{block: blockTokens, seed: kvindex.Hash(rand.Uint64()), start: time.Now(), file: f, out: bufio.NewWriter(f)}, nil
+}
+
+// NewForwarder returns a recorder that hands each line to send, for Add of the
+// Recorder of another process: what several of them see is one recording. send
+// reports whether the line was taken.
+func NewForwarder(blockTokens int, send func(line []byte) bool) *Recorder {
+	return &Recorder{block: blockTokens, start: time.UnixMilli(0), send: send}
+}
+
+// Add adds a line of a NewForwarder.
+func (r *Recorder) Add(line []byte) error {
+	var l RecordedLine
+	if err := json.Unmarshal(line, &l); err != nil {
+		return errors.New("record request: it is not a line of a recording")
+	}
+	l.Timestamp = max(0, l.Timestamp-r.start.UnixMilli())
+	var b [8]byte
+	for i, id := range l.HashIDs {
+		binary.LittleEndian.PutUint64(b[:], id)
+		l.HashIDs[i] = uint64(kvindex.AppendText(nil, r.seed, b[:], len(b))[0])
+	}
+	if id := []byte(l.Conversation); len(id) > 0 {
+		l.Conversation = fmt.Sprintf("%016x", kvindex.AppendText(nil, r.seed, id, len(id))[0])
+	}
+	r.add(&l)
+	return nil
 }
 
 // bytesPerToken is what a token of text is taken to measure.
@@ -98,11 +127,23 @@ func (r *Recorder) write(x *exchange) {
 		return
 	}
 	x.line.InputLength, x.line.OutputLength = lengths(x.usage, x.ask.Request.PromptTokens, x.intervals.Count())
-	text, err := json.Marshal(&x.line)
+	r.add(&x.line)
+}
+
+// errUnsent is what is wrong with a recording of which lines were not taken.
+var errUnsent = errors.New("record request: there was nobody to send it to")
+
+// add adds a line.
+func (r *Recorder) add(l *RecordedLine) {
+	text, err := json.Marshal(l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err == nil {
+	switch {
+	case err != nil:
+	case r.send == nil:
 		_, err = r.out.Write(append(text, '\n'))
+	case !r.send(text):
+		err = errUnsent
 	}
 	if r.err == nil {
 		r.err = err
@@ -125,6 +166,9 @@ func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.file == nil {
+		return r.err
+	}
 	for _, err := range []error{r.out.Flush(), r.file.Close()} {
 		if r.err == nil {
 			r.err = err

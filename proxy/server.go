@@ -154,6 +154,10 @@ func (s *Server) Wait() {
 	s.sidecar.Load().close()
 }
 
+// AdminHandler is the operators' surface without a listener, for a caller that
+// needs no token.
+func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminHandler("")) }
+
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {

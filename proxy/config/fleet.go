@@ -1,5 +1,7 @@
 package config
 
+import "time"
+
 // Discovery is where instances beyond the [[engine]] entries are found.
 // docs/discovery.md describes each source.
 type Discovery struct {
@@ -180,6 +182,9 @@ type Fleet struct {
 	// host's name and server.listen, for one process. Not used with Etcd, which
 	// has one for each coordinator. Default 0.
 	NodeID int `toml:"node_id"`
+	// Patience is how long a worker waits for the coordinator to place a request
+	// before it does so itself. Default 50ms; never 0.
+	Patience Duration `toml:"patience"`
 	// Name tells the fleets apart that share an etcd. Default "pdproxy"; never
 	// empty.
 	Name string `toml:"name"`
@@ -227,7 +232,7 @@ func (e FleetEtcd) Access() EtcdAccess {
 }
 
 func defaultFleet() Fleet {
-	return Fleet{Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}
+	return Fleet{Patience: Duration(50 * time.Millisecond), Name: "pdproxy", Etcd: FleetEtcd{Lease: seconds(5)}}
 }
 
 func defaultDiscovery() Discovery {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -59,6 +60,7 @@ type Manager struct {
 	o       Options
 	allow   allowList
 	sources []Source
+	untold  atomic.Int32 // sources that have given no list yet
 }
 
 // New returns a manager of what cfg, which is checked, turns on. It starts
@@ -97,8 +99,12 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if cfg.TRTLLM.MetadataURI != "" {
 		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
 	}
+	m.untold.Store(int32(len(m.sources)))
 	return m, nil
 }
+
+// Told reports whether every source has given a list since Run began.
+func (m *Manager) Told() bool { return m.untold.Load() == 0 }
 
 // Run looks for engines until ctx ends. When it returns, no source runs.
 func (m *Manager) Run(ctx context.Context) {
@@ -126,12 +132,15 @@ func (m *Manager) follow(ctx context.Context, s Source) {
 	retry := time.NewTicker(retryRefused)
 	defer retry.Stop()
 	var latest []config.Engine
-	for refused := false; ; {
+	for refused, told := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case latest = <-lists:
-			refused = t.take(latest)
+			if refused = t.take(latest); !told {
+				told = true
+				m.untold.Add(-1)
+			}
 		case <-retry.C:
 			if refused {
 				refused = t.take(latest)

@@ -1,0 +1,290 @@
+package fleet
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// patience bounds every wait for a condition; it is not a claim about speed.
+const patience = 20 * time.Second
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	if !ok() {
+		t.Fatalf("never: %s", what)
+	}
+}
+
+// fleet is engines, a coordinator and workers, each a node of its own in this
+// process.
+type fleet struct {
+	t           *testing.T
+	cfg         config.Config
+	dir         handover.Dir
+	client      *http.Client
+	engines     []*enginesim.Engine
+	alone       *enginesim.Engine
+	coordinator *node
+	workers     []*node
+	goroutines  int
+}
+
+// node is one that runs.
+type node struct {
+	*cmd.Node
+	admin surface.Admin
+	stop  context.CancelFunc
+	done  chan error
+}
+
+// start starts a fleet of so many workers over two prefill and two decode engines.
+func start(t *testing.T, connector string, workers int) *fleet {
+	t.Helper()
+	f := &fleet{t: t, cfg: config.Default(), dir: handover.Dir(t.TempDir()), client: &http.Client{Transport: &http.Transport{}}, goroutines: runtime.NumGoroutine()}
+	f.cfg.Server.Listen, f.cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	f.cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
+	f.cfg.Health.Interval, f.cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)
+	f.cfg.Fleet.Workers = workers
+	f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
+	for _, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+		for n := range 2 {
+			e := f.engine(connector, role, 2000)
+			f.engines = append(f.engines, e)
+			spec := config.DefaultEngine()
+			spec.Name, spec.URL, spec.Role, spec.Connector = fmt.Sprintf("%s%d", role[:1], n), e.URL(), role, connector
+			f.cfg.Engines = append(f.cfg.Engines, spec)
+		}
+	}
+	f.alone = f.engine(connector, enginesim.RoleBoth, 0)
+	t.Cleanup(f.close)
+	f.coordinator = f.node(cmd.RoleCoordinator, 0)
+	for slot := range workers {
+		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
+	}
+	for _, w := range f.workers {
+		eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+	}
+	eventually(t, "the fleet is ready", func() bool { return f.status(f.coordinator.admin.URL+"/readyz") == 200 })
+	return f
+}
+
+func (f *fleet) engine(connector, role string, tokenMicros int) *enginesim.Engine {
+	f.t.Helper()
+	e, err := enginesim.New(enginesim.Config{Connector: connector, Role: role, DecodeUsPerToken: tokenMicros, Lease: time.Minute})
+	if err == nil {
+		err = e.Start()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return e
+}
+
+// node starts one. A worker has an admin address of its own here, for the test.
+func (f *fleet) node(role cmd.Role, slot int) *node {
+	f.t.Helper()
+	admin, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cfg := f.cfg
+	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.Part{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n := &node{Node: made, admin: surface.Admin{Client: f.client, URL: "http://" + admin.Addr().String()}, stop: cancel, done: make(chan error, 1)}
+	go func() { n.done <- made.Serve(ctx) }()
+	return n
+}
+
+// end stops a node.
+func (f *fleet) end(n *node) {
+	n.stop()
+	if err := <-n.done; err != nil {
+		f.t.Errorf("the drain was not clean: %v", err)
+	}
+}
+
+// close ends the fleet: first the workers, then the coordinator.
+func (f *fleet) close() {
+	f.client.CloseIdleConnections()
+	for _, n := range append(f.workers, f.coordinator) {
+		if n != nil {
+			f.end(n)
+		}
+	}
+	for _, e := range append(f.engines, f.alone) {
+		e.Close()
+	}
+	if !f.t.Failed() { // else streams may be open
+		eventually(f.t, "goroutines are back at the baseline", func() bool { return runtime.NumGoroutine() <= f.goroutines })
+	}
+}
+
+func (f *fleet) status(url string) int {
+	resp, err := f.client.Get(url)
+	if err != nil {
+		return 0
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+// metric is the sum of series of a node; its failing is the test's.
+func (f *fleet) metric(n *node, name string, labels ...string) float64 {
+	f.t.Helper()
+	v, err := n.admin.Metric(name, labels...)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return v
+}
+
+// stream is an answer that is being read.
+type stream struct {
+	resp *http.Response
+	in   *bufio.Scanner
+	text strings.Builder
+	done bool
+}
+
+// open begins a stream and returns when its first token is there.
+func (f *fleet) open(base, prompt string, tokens int) *stream {
+	f.t.Helper()
+	body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":%d,"ignore_eos":true,"stream":true}`, prompt, tokens)
+	resp, err := f.client.Post(base+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	s := &stream{resp: resp, in: bufio.NewScanner(resp.Body)}
+	if resp.StatusCode != 200 {
+		text, _ := io.ReadAll(resp.Body)
+		f.t.Fatalf("status %d: %s", resp.StatusCode, text)
+	}
+	for s.text.Len() == 0 && s.next() {
+	}
+	return s
+}
+
+// next reads one line; false at the end.
+func (s *stream) next() bool {
+	if !s.in.Scan() {
+		return false
+	}
+	data, ok := strings.CutPrefix(s.in.Text(), "data: ")
+	if s.done = s.done || data == "[DONE]"; !ok || s.done {
+		return true
+	}
+	var event struct{ Choices []struct{ Text string } }
+	_ = json.Unmarshal([]byte(data), &event) // an error event has no choices
+	for _, c := range event.Choices {
+		s.text.WriteString(c.Text)
+	}
+	return true
+}
+
+// rest reads on and returns the whole text.
+func (s *stream) rest() string {
+	defer s.resp.Body.Close()
+	for s.next() {
+	}
+	if !s.done {
+		return "a stream that broke after: " + s.text.String()
+	}
+	return s.text.String()
+}
+
+// whole asserts that a stream ends well and says what one engine alone says.
+func (f *fleet) whole(s *stream, prompt string, tokens int) {
+	f.t.Helper()
+	if got, want := s.rest(), f.open(f.alone.URL(), prompt, tokens).rest(); got != want {
+		f.t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+// settled asserts that nothing is left of any request.
+func (f *fleet) settled() {
+	f.t.Helper()
+	eventually(f.t, "no lease is open", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 0 })
+	for _, e := range f.engines {
+		eventually(f.t, "engine "+e.Addr()+" is idle and empty", func() bool {
+			s := e.State()
+			return s.BlocksUsed == 0 && s.BlocksPinned == 0 && s.RequestsRunning == 0 && s.RequestsWaiting == 0
+		})
+		if s := e.State(); s.DuplicateIDs > 0 {
+			f.t.Errorf("engine %s saw %d ids twice", e.Addr(), s.DuplicateIDs)
+		}
+	}
+}
+
+// TestCoordinatorAway: a stream through each worker is placed by the coordinator;
+// without it requests go on, and nothing waits for it; when another is there, the
+// streams that are open are in its books at once.
+func TestCoordinatorAway(t *testing.T) {
+	for _, connector := range []string{enginesim.ConnectorVLLMNixl, enginesim.ConnectorSGLang, enginesim.ConnectorTRTLLM} {
+		t.Run(connector, func(t *testing.T) {
+			f := start(t, connector, 2)
+			alone := func(n *node) float64 {
+				return f.metric(n, "pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)
+			}
+			var before []*stream
+			for n, w := range f.workers {
+				before = append(before, f.open(w.URL(), fmt.Sprint("before ", n), 2000))
+			}
+			eventually(t, "both are in the coordinator's books", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
+			for _, w := range f.workers {
+				if n := alone(w); n != 0 {
+					t.Errorf("%v requests were placed without the coordinator", n)
+				}
+			}
+
+			f.end(f.coordinator)
+			f.coordinator = nil
+			var during []*stream
+			for n, w := range f.workers {
+				during = append(during, f.open(w.URL(), fmt.Sprint("during ", n), 2000))
+				if n := alone(w); n != 1 {
+					t.Errorf("%v requests were placed without the coordinator, want 1", n)
+				}
+			}
+
+			f.coordinator = f.node(cmd.RoleCoordinator, 0)
+			eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
+			for n, w := range f.workers {
+				f.whole(f.open(w.URL(), fmt.Sprint("after ", n), 5), fmt.Sprint("after ", n), 5)
+				if n := alone(w); n != 1 {
+					t.Errorf("%v requests were placed without the coordinator after it was back, want 1 from before", n)
+				}
+			}
+			for n := range f.workers {
+				f.whole(before[n], fmt.Sprint("before ", n), 2000)
+				f.whole(during[n], fmt.Sprint("during ", n), 2000)
+			}
+			f.settled()
+		})
+	}
+}
