@@ -67,6 +67,7 @@ var mayImport = map[string][]string{
 	"conformance/deploy":          {},
 	"conformance/discovery":       {},
 	"conformance/load":            {},
+	"conformance/fleet":           {},
 	"conformance/takeover":        {},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},
 	"proxy/coordinator/standby":   {"proxy/coordinator", "proxy/coordinator/..."},

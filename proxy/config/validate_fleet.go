@@ -191,6 +191,7 @@ func (k *checker) fleet() {
 	// A disagg id has 6 bits for the worker and 8 for the node.
 	k.within("fleet.workers", f.Workers, 0, 64)
 	k.within("fleet.node_id", f.NodeID, -1, 255)
+	k.positive("fleet.patience", int64(f.Patience))
 	if f.NodeID == -1 && f.Workers > 0 {
 		k.add("fleet.node_id", "must be chosen with fleet.workers: -1 leaves them no part of the ids")
 	}
