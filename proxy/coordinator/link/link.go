@@ -26,8 +26,12 @@ const (
 	// that a process that was stopped does not take its peer for dead.
 	Beat    = time.Second
 	Silence = 3
-	// Linger is how long a message that is not urgent waits for company.
-	Linger = time.Millisecond
+	// Linger is how long a message that is not urgent waits for company at most, and
+	// how exactly the limits of calls are kept. While there are any, the connection's
+	// goroutine looks after them so often: a timer for each would cost more.
+	Linger = 2 * time.Millisecond
+	// restful is how many such looks in vain are the last.
+	restful = 50
 	// MostFrame bounds the payload of one frame.
 	MostFrame = 16 << 20
 	// mostWaiting bounds what waits to be written.
@@ -69,6 +73,7 @@ type Conn struct {
 	raw     syscall.RawConn // nil: only its own goroutine writes
 	reads   atomic.Uint64
 	wake    chan struct{} // tells tend that it writes now
+	stir    chan struct{} // tells tend that there is something to look after
 	ended   chan struct{} // closed with err
 	pool    sync.Pool     // of *pending
 
@@ -77,8 +82,9 @@ type Conn struct {
 	spare   []byte              // memory for the next out; guarded by mu
 	writing bool                // somebody writes, and owns rest and try; guarded by mu
 	wrote   bool                // since the last beat; guarded by mu
-	armed   bool                // linger runs; guarded by mu
-	linger  *time.Timer         // ends when what waits is to be written; guarded by mu
+	active  bool                // tend looks after things; guarded by mu
+	looks   uint64              // that it has taken; guarded by mu
+	vain    int                 // looks in vain in a row; guarded by mu
 	calls   map[uint32]*pending // guarded by mu
 	last    uint32              // number of the last call; guarded by mu
 	err     error               // why it ended; guarded by mu
@@ -91,7 +97,7 @@ type Conn struct {
 // pending is a call that waits for its answer.
 type pending struct {
 	done   chan struct{}
-	timer  *time.Timer
+	until  uint64 // the look at which it is late; 0: it has time
 	answer []byte
 	err    error
 }
@@ -101,15 +107,10 @@ type pending struct {
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
 		nc: nc, handler: h,
-		wake: make(chan struct{}, 1), ended: make(chan struct{}),
-		calls: make(map[uint32]*pending), linger: time.NewTimer(time.Hour),
+		wake: make(chan struct{}, 1), stir: make(chan struct{}, 1), ended: make(chan struct{}),
+		calls: make(map[uint32]*pending),
 	}
-	c.linger.Stop()
-	c.pool.New = func() any {
-		p := &pending{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-		p.timer.Stop()
-		return p
-	}
+	c.pool.New = func() any { return &pending{done: make(chan struct{}, 1)} }
 	if s, ok := nc.(syscall.Conn); ok && canTry {
 		c.raw, _ = s.SyscallConn()
 	}
@@ -207,7 +208,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 		return dst, ErrSize
 	}
 	p := c.pool.Get().(*pending)
-	p.answer, p.err = dst, nil
+	p.answer, p.err, p.until = dst, nil, 0
 	c.mu.Lock()
 	if err := c.over(); err != nil {
 		c.mu.Unlock()
@@ -217,6 +218,10 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	c.last++
 	number := c.last
 	c.calls[number] = p
+	if limit > 0 {
+		p.until = c.looks + uint64(limit/Linger) + 1
+		c.look()
+	}
 	c.out = appendFrame(c.out, call, kind, number, payload)
 	behind := len(c.out) > mostWaiting
 	c.flush()
@@ -224,20 +229,12 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 		c.fail(ErrBehind) // p hears of it
 	}
 
-	var late <-chan time.Time
-	if limit > 0 {
-		p.timer.Reset(limit)
-		late = p.timer.C
-	}
 	var err error
 	select {
 	case <-p.done:
-	case <-late:
-		err = c.forget(number, p, ErrLate)
 	case <-ctx.Done():
 		err = c.forget(number, p, context.Cause(ctx))
 	}
-	p.timer.Stop()
 	if err == nil {
 		dst, err = p.answer, p.err
 	}
@@ -299,9 +296,8 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 	case urgent:
 		c.flush()
 		return nil
-	case !c.writing && !c.armed:
-		c.armed = true
-		c.linger.Reset(Linger)
+	case !c.writing:
+		c.look()
 	}
 	c.mu.Unlock()
 	return nil
@@ -310,7 +306,6 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 // flush writes what waits unless somebody does. c.mu is held, and is not any more
 // when it returns.
 func (c *Conn) flush() {
-	c.armed = false
 	if c.writing || c.err != nil || len(c.out) == 0 {
 		c.mu.Unlock()
 		return
@@ -369,8 +364,10 @@ func (c *Conn) tryWrite() bool {
 // tend writes what senders leave to it, and watches over the peer, until the
 // connection ends.
 func (c *Conn) tend() {
-	beats := time.NewTicker(Beat)
+	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
 	defer beats.Stop()
+	defer looks.Stop()
+	looks.Stop()
 	var heard uint64
 	silent := 0
 	for {
@@ -379,8 +376,12 @@ func (c *Conn) tend() {
 			return
 		case <-c.wake:
 			c.writeRest()
-		case <-c.linger.C:
-			c.Flush()
+		case <-c.stir:
+			looks.Reset(Linger)
+		case <-looks.C:
+			if !c.lookAfter() {
+				looks.Stop()
+			}
 		case <-beats.C:
 			if n := c.reads.Load(); n != heard {
 				heard, silent = n, 0
@@ -390,6 +391,35 @@ func (c *Conn) tend() {
 			c.beat()
 		}
 	}
+}
+
+// look has tend look after what waits; c.mu is held.
+func (c *Conn) look() {
+	c.vain = 0
+	if !c.active {
+		c.active = true
+		c.stir <- struct{}{} // has room: tend takes it before it lets active go
+	}
+}
+
+// lookAfter ends calls that are late, and writes what waits. False: there has been
+// nothing of the kind for a while, and it need not be called again.
+func (c *Conn) lookAfter() bool {
+	c.mu.Lock()
+	c.looks++
+	for number, p := range c.calls {
+		if p.until != 0 && p.until <= c.looks {
+			delete(c.calls, number)
+			p.err = ErrLate
+			p.done <- struct{}{}
+		}
+	}
+	if c.vain++; c.vain > restful && len(c.calls) == 0 && len(c.out) == 0 {
+		c.active = false
+	}
+	goesOn := c.active
+	c.flush()
+	return goesOn
 }
 
 // beat gives a sign of life if nothing else did.

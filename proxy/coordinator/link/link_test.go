@@ -1,0 +1,514 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// side is one end of a connection, and the Handler of what comes there.
+type side struct {
+	conn *Conn
+	call func(s *side, number uint32, kind uint8, payload []byte) error
+	mu   sync.Mutex
+	got  []string // guarded by mu
+	end  chan error
+}
+
+func (s *side) Message(kind uint8, payload []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.got = append(s.got, fmt.Sprintf("%d %s", kind, payload))
+	return nil
+}
+
+func (s *side) Call(number uint32, kind uint8, payload []byte) error {
+	s.Message(kind, payload)
+	if s.call != nil {
+		return s.call(s, number, kind, payload)
+	}
+	return s.conn.Answer(number, append([]byte("re "), payload...))
+}
+
+func (s *side) heard() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.got)
+}
+
+// start runs a side over nc until the test ends, and waits for it then.
+func start(t testing.TB, nc net.Conn, call func(*side, uint32, uint8, []byte) error) *side {
+	t.Helper()
+	s := &side{call: call, end: make(chan error, 1)}
+	s.conn = New(nc, s)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); s.end <- s.conn.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return s
+}
+
+// sockets is the two ends of a Unix connection.
+func sockets(t testing.TB) (a, b net.Conn) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err = net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// TestCallsAndMessages: what one side sends comes in order, whoever wrote it to
+// the socket, and every call gets its own answer.
+func TestCallsAndMessages(t *testing.T) {
+	for _, kind := range []string{"unix", "pipe"} {
+		t.Run(kind, func(t *testing.T) {
+			x, y := sockets(t)
+			if kind == "pipe" {
+				x, y = net.Pipe()
+			}
+			a, b := start(t, x, nil), start(t, y, nil)
+			var callers sync.WaitGroup
+			for g := range 8 {
+				callers.Go(func() {
+					for n := range 200 {
+						text := fmt.Sprintf("%d.%d", g, n)
+						if err := a.conn.Send(7, []byte(text), n%3 == 0); err != nil {
+							t.Error(err)
+						}
+						got, err := a.conn.Call(t.Context(), 8, []byte(text), []byte("->"), time.Hour)
+						if err != nil || string(got) != "->re "+text {
+							t.Errorf("call %s: %q, %v", text, got, err)
+						}
+					}
+				})
+				callers.Go(func() {
+					if got, err := b.conn.Call(t.Context(), 1, []byte{byte(g)}, nil, 0); err != nil || got[3] != byte(g) {
+						t.Errorf("the other way: %q, %v", got, err)
+					}
+				})
+			}
+			callers.Wait()
+			next := make(map[string]int)
+			for _, line := range b.heard() {
+				var kind, g, n int
+				fmt.Sscanf(line, "%d %d.%d", &kind, &g, &n)
+				key := fmt.Sprint(kind, g)
+				if next[key] != n {
+					t.Fatalf("%q came after %d", line, next[key]-1)
+				}
+				next[key]++
+				if kind == 8 && next[fmt.Sprint(7, g)] != n+1 {
+					t.Fatalf("call %q came before the message sent ahead of it", line)
+				}
+			}
+			if len(next) != 16 {
+				t.Errorf("heard of %d senders", len(next))
+			}
+		})
+	}
+}
+
+// TestLargeFrames: of any size up to the limit, whatever the socket takes at once.
+func TestLargeFrames(t *testing.T) {
+	x, y := sockets(t)
+	a, _ := start(t, x, nil), start(t, y, nil)
+	for _, n := range []int{0, 1, 64 << 10, 64<<10 - headSize, 1 << 20, MostFrame - 3} {
+		payload := bytes.Repeat([]byte{'x', 'y', 'z'}, n/3+1)[:n]
+		got, err := a.conn.Call(t.Context(), 1, payload, nil, 0)
+		if err != nil || len(got) != n+3 || !bytes.Equal(got[3:], payload) {
+			t.Fatalf("%d bytes: %d came back, %v", n, len(got), err)
+		}
+	}
+	if _, err := a.conn.Call(t.Context(), 1, make([]byte, MostFrame+1), nil, 0); !errors.Is(err, ErrSize) {
+		t.Error(err)
+	}
+	if err := a.conn.Send(1, make([]byte, MostFrame+1), true); !errors.Is(err, ErrSize) {
+		t.Error(err)
+	}
+}
+
+// TestLate: a call whose answer does not come in time ends then, and what comes
+// later goes to nobody.
+func TestLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, y := net.Pipe()
+		var kept []uint32
+		a := start(t, x, nil)
+		b := start(t, y, func(s *side, number uint32, kind uint8, payload []byte) error {
+			if kind == 2 {
+				return s.conn.Answer(number, []byte("at once"))
+			}
+			kept = append(kept, number)
+			return nil
+		})
+		began := time.Now()
+		if _, err := a.conn.Call(t.Context(), 1, nil, nil, 50*time.Millisecond); !errors.Is(err, ErrLate) {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took < 50*time.Millisecond || took > 50*time.Millisecond+2*Linger {
+			t.Errorf("waited %v", took)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		left := errors.New("left")
+		time.AfterFunc(time.Second, func() { cancel(left) })
+		if _, err := a.conn.Call(ctx, 1, nil, nil, 0); !errors.Is(err, left) {
+			t.Error(err)
+		}
+		for _, number := range kept {
+			b.conn.Answer(number, []byte("too late"))
+		}
+		b.conn.Flush()
+		if got, err := a.conn.Call(t.Context(), 2, nil, nil, time.Second); err != nil || string(got) != "at once" {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
+// TestMessagesWait for each other, but not long.
+func TestMessagesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, y := net.Pipe()
+		a, b := start(t, x, nil), start(t, y, nil)
+		a.conn.Send(1, []byte("one"), false)
+		a.conn.Send(1, []byte("two"), false)
+		synctest.Wait()
+		if got := b.heard(); len(got) != 0 {
+			t.Errorf("%q came at once", got)
+		}
+		time.Sleep(Linger)
+		synctest.Wait()
+		if got := b.heard(); !slices.Equal(got, []string{"1 one", "1 two"}) {
+			t.Errorf("%q", got)
+		}
+		a.conn.Send(1, []byte("three"), true)
+		synctest.Wait()
+		if got := b.heard(); len(got) != 3 {
+			t.Errorf("an urgent message waits: %q", got)
+		}
+		// Long after the last of them nothing is looked after.
+		time.Sleep(time.Second)
+		looks := a.conn.looks
+		time.Sleep(time.Hour)
+		if a.conn.looks != looks {
+			t.Error("an idle connection is looked after")
+		}
+		a.conn.Send(1, []byte("four"), false)
+		time.Sleep(2 * Linger)
+		synctest.Wait()
+		if got := b.heard(); len(got) != 4 {
+			t.Errorf("a message after a rest: %q", got)
+		}
+	})
+}
+
+// TestBeats: two sides that have nothing to say stay together; one whose peer says
+// nothing, or does not read, does not wait for ever.
+func TestBeats(t *testing.T) {
+	t.Run("idle", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			x, y := net.Pipe()
+			a, b := start(t, x, nil), start(t, y, nil)
+			time.Sleep(time.Hour)
+			if a.conn.Err() != nil || b.conn.Err() != nil {
+				t.Error(a.conn.Err(), b.conn.Err())
+			}
+		})
+	})
+	t.Run("silent", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			x, y := net.Pipe()
+			defer y.Close()
+			go io.Copy(io.Discard, y)
+			a := start(t, x, nil)
+			began := time.Now()
+			if _, err := a.conn.Call(t.Context(), 1, nil, nil, 0); !errors.Is(err, ErrSilent) {
+				t.Error(err)
+			}
+			if err := <-a.end; !errors.Is(err, ErrSilent) || time.Since(began) != Silence*Beat {
+				t.Errorf("%v after %v", err, time.Since(began))
+			}
+		})
+	})
+	t.Run("does not read", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			x, y := net.Pipe()
+			var speaks sync.WaitGroup
+			defer speaks.Wait()
+			defer y.Close()
+			speaks.Go(func() { // it speaks, though
+				for b := appendFrame(nil, beat, 0, 0, nil); ; time.Sleep(Beat) {
+					if _, err := y.Write(b); err != nil {
+						return
+					}
+				}
+			})
+			a := start(t, x, nil)
+			a.conn.Send(1, []byte("unheard"), true)
+			if err := <-a.end; !errors.Is(err, ErrBehind) {
+				t.Error(err)
+			}
+			if err := a.conn.Send(1, nil, true); !errors.Is(err, ErrBehind) {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+// TestNobodyWaitsForAReader: senders do not wait for a peer that has stopped
+// reading, and what waits for it is bounded.
+func TestNobodyWaitsForAReader(t *testing.T) {
+	x, _ := sockets(t)
+	a := start(t, x, nil)
+	payload := make([]byte, 1<<20)
+	var err error
+	for n := 0; err == nil; n++ {
+		if n > 2*mostWaiting>>20 {
+			t.Fatal("what waits is not bounded")
+		}
+		err = a.conn.Send(1, payload, true)
+	}
+	if !errors.Is(err, ErrBehind) {
+		t.Error(err)
+	}
+	if err := <-a.end; !errors.Is(err, ErrBehind) {
+		t.Error(err)
+	}
+}
+
+// TestAPausedReader gets everything when it reads again.
+func TestAPausedReader(t *testing.T) {
+	x, y := sockets(t)
+	a := start(t, x, nil)
+	const frames = 200
+	payload := bytes.Repeat([]byte("p"), 10<<10)
+	for range frames {
+		if err := a.conn.Send(1, payload, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := start(t, y, nil)
+	for len(b.heard()) < frames {
+		if b.conn.Err() != nil || a.conn.Err() != nil {
+			t.Fatal(a.conn.Err(), b.conn.Err())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if got, err := a.conn.Call(t.Context(), 1, []byte("still there"), nil, 0); err != nil || string(got) != "re still there" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestEnd(t *testing.T) {
+	cause := errors.New("enough")
+	never := func(*side, uint32, uint8, []byte) error { return nil }
+	for _, tt := range []struct {
+		name        string
+		end         func(a, b *side)
+		mine, yours error // nil: any
+	}{
+		{"closed here", func(a, _ *side) { a.conn.Close(cause) }, cause, ErrLeft},
+		{"closed there", func(_, b *side) { b.conn.Close(cause) }, ErrLeft, cause},
+		{"lost", func(_, b *side) { b.conn.nc.Close() }, io.EOF, nil},
+		{"closed twice", func(a, _ *side) { a.conn.Close(cause); a.conn.Close(errors.New("again")) }, cause, ErrLeft},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			x, y := sockets(t)
+			a, b := start(t, x, never), start(t, y, never)
+			waits := make(chan error, 1)
+			asked := make(chan struct{})
+			go func() {
+				close(asked)
+				_, err := a.conn.Call(context.Background(), 1, nil, nil, 0)
+				waits <- err
+			}()
+			<-asked
+			for len(b.heard()) == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			tt.end(a, b)
+			if err := <-a.end; !errors.Is(err, tt.mine) {
+				t.Errorf("here it ended with %v, want %v", err, tt.mine)
+			}
+			if err := <-b.end; tt.yours != nil && !errors.Is(err, tt.yours) {
+				t.Errorf("there it ended with %v, want %v", err, tt.yours)
+			}
+			if err := <-waits; !errors.Is(err, tt.mine) {
+				t.Errorf("the call ended with %v", err)
+			}
+			if err := a.conn.Send(1, nil, true); !errors.Is(err, tt.mine) {
+				t.Errorf("a message after the end: %v", err)
+			}
+			if _, err := a.conn.Call(t.Context(), 1, nil, nil, 0); !errors.Is(err, tt.mine) {
+				t.Errorf("a call after the end: %v", err)
+			}
+		})
+	}
+}
+
+// TestGarbage ends the connection with a reason.
+func TestGarbage(t *testing.T) {
+	head := func(length uint32, what class) []byte {
+		b := appendFrame(nil, what, 1, 1, nil)
+		binary.LittleEndian.PutUint32(b, length)
+		return b
+	}
+	for name, b := range map[string][]byte{
+		"text":           []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+		"length 0":       head(0, message),
+		"length too big": head(MostFrame+headRest+1, message),
+		"class":          head(headRest, bye+1),
+		"talking beat":   appendFrame(nil, beat, 0, 0, []byte("x")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, y := sockets(t)
+			a := start(t, x, nil)
+			y.Write(appendFrame(nil, message, 9, 0, []byte("well")))
+			y.Write(b)
+			if err := <-a.end; !errors.Is(err, ErrGarbage) {
+				t.Errorf("%v", err)
+			}
+			if got := a.heard(); !slices.Equal(got, []string{"9 well"}) {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+	t.Run("the handler's word", func(t *testing.T) {
+		x, y := sockets(t)
+		wrong := Garbage("this")
+		a, b := start(t, x, nil), start(t, y, func(*side, uint32, uint8, []byte) error { return wrong })
+		a.conn.Call(t.Context(), 1, nil, nil, 0)
+		if err := <-b.end; err != wrong {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAnswersFromElsewhere: a call need not be answered where it is heard, nor in
+// order.
+func TestAnswersFromElsewhere(t *testing.T) {
+	x, y := sockets(t)
+	var later sync.WaitGroup
+	a := start(t, x, nil)
+	b := start(t, y, nil)
+	b.call = func(s *side, number uint32, _ uint8, payload []byte) error {
+		text := bytes.Clone(payload)
+		later.Go(func() {
+			s.conn.Answer(number, text)
+			s.conn.Flush()
+		})
+		return nil
+	}
+	var callers sync.WaitGroup
+	for n := range 100 {
+		callers.Go(func() {
+			want := fmt.Sprint(n)
+			if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, 0); err != nil || string(got) != want {
+				t.Errorf("%q, %v, want %s", got, err, want)
+			}
+		})
+	}
+	callers.Wait()
+	later.Wait()
+}
+
+func TestNothingAllocates(t *testing.T) {
+	x, y := sockets(t)
+	a := start(t, x, nil)
+	reply := []byte("reply")
+	start(t, y, func(s *side, number uint32, _ uint8, _ []byte) error { return s.conn.Answer(number, reply) }).got = make([]string, 0, 1)
+	ctx, payload, dst := t.Context(), make([]byte, 100), make([]byte, 0, 100)
+	one := func() {
+		if _, err := a.conn.Call(ctx, 1, payload, dst, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		one()
+	}
+	// The test's own handler notes what it hears: one line, of two allocations.
+	if n := testing.AllocsPerRun(200, one); n > 3 && !raceEnabled {
+		t.Errorf("%v allocations a call", n)
+	}
+}
+
+// FuzzParse: no bytes upset the reader, and what is a frame reads as it was
+// written.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(appendFrame(nil, call, 1, 2, []byte("three")))
+	f.Add(appendFrame(appendFrame(nil, beat, 0, 0, nil), bye, 0, 0, nil))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for {
+			got, size, err := parse(b)
+			if err != nil || size == 0 {
+				if err != nil && !errors.Is(err, ErrGarbage) {
+					t.Fatal(err)
+				}
+				return
+			}
+			if again := appendFrame(nil, got.class, got.kind, got.number, got.payload); !bytes.Equal(again, b[:size]) {
+				t.Fatalf("%x reads as %x", b[:size], again)
+			}
+			b = b[size:]
+		}
+	})
+}
+
+// FuzzConn: a connection that is sent anything ends, or waits for more, and reads
+// the same frames however the bytes are cut.
+func FuzzConn(f *testing.F) {
+	f.Add(appendFrame(nil, message, 1, 0, []byte("x")), 3)
+	f.Add(appendFrame(appendFrame(nil, call, 1, 2, []byte("three")), bye, 0, 0, nil), 1)
+	f.Add(appendFrame(nil, answer, 1, 77, nil), 100)
+	f.Fuzz(func(t *testing.T, b []byte, cut int) {
+		x, y := net.Pipe()
+		a := start(t, x, nil)
+		go io.Copy(io.Discard, y)
+		cut = max(1, cut)
+		for rest := b; len(rest) > 0; {
+			n := min(cut, len(rest))
+			if _, err := y.Write(rest[:n]); err != nil {
+				break
+			}
+			rest = rest[n:]
+		}
+		y.Close()
+		<-a.end
+		var want []string
+		for {
+			got, size, err := parse(b)
+			if err != nil || size == 0 || got.class == bye {
+				break
+			}
+			if got.class == message || got.class == call {
+				want = append(want, fmt.Sprintf("%d %s", got.kind, got.payload))
+			}
+			b = b[size:]
+		}
+		if heard := a.heard(); !slices.Equal(heard, want) {
+			t.Errorf("heard %q, want %q", heard, want)
+		}
+	})
+}
