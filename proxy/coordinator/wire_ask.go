@@ -176,6 +176,9 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engine.Target) {
 	insist := func(to *engine.Target) {
 		t, known := r.target(n)
+		if known && t.IsZero() {
+			r.spoil()
+		}
 		*to, h.lost = t, h.lost || !known
 	}
 	if flags&askFixed != 0 {

@@ -1,0 +1,229 @@
+package coordinator
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+)
+
+// asks is requests that say everything there is to say.
+func asks(w *world, t testing.TB) []*Ask {
+	p, q, d := w.target(t, "p", 1), w.target(t, "q", 0), w.target(t, "d", 0)
+	chain := []kvindex.Hash{1, 2, 1 << 63}
+	text := []Chain{{Form: kvindex.Form{Block: 16}, Blocks: []kvindex.Hash{9}}, {Form: TextForm, Blocks: chain}}
+	table := conversation.New(10)
+	table.Record(table.Look(conversation.Query{ID: "x"}), homeOf(p), homeOf(d), time.UnixMilli(77))
+	return []*Ask{
+		{},
+		ask(),
+		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`}, Aggregate: abi.RoleDecode, Two: true},
+		{Model: "m", Prefill: p, ID: 1<<63 - 2, Excluded: []engine.Target{q, d}, Same: Pair{Decode: d}},
+		{Model: "m", Same: Pair{Prefill: p, Decode: d}, Within: Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
+		{Model: "m", Only: Pair{Prefill: q, Decode: d}, Within: Within{Decode: []*engine.Instance{d.Instance}}},
+		{Key: Key{Chains: text, Conversation: conversation.Query{Chain: chain, First: true}}},
+		{Key: Key{Chains: text[:1], Conversation: conversation.Query{ID: "x", Chain: chain}}, turn: table.Look(conversation.Query{ID: "x"}), looked: true},
+	}
+}
+
+// TestAsksAndAdoptions come out as they went in.
+func TestAsksAndAdoptions(t *testing.T) {
+	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
+	numbers, known := same{w.reg}, make(names)
+	h := new(heard)
+	for i, a := range asks(w, t) {
+		b, ok := appendAsk(nil, uint64(i)<<40, a, a.looked, numbers)
+		if !ok {
+			t.Fatalf("ask %d has no form", i)
+		}
+		if err := h.read(b, numbers, known); err != nil || h.lost || h.lease != uint64(i)<<40 {
+			t.Fatalf("ask %d: %v, lost %v, lease %d", i, err, h.lost, h.lease)
+		}
+		got := h.Ask
+		if len(got.Excluded) == 0 {
+			got.Excluded = nil
+		}
+		if len(got.Key.Chains) == 0 {
+			got.Key.Chains = nil
+		}
+		want := *a
+		want.Request.Turn, want.Request.Conversation = a.turn.Number, string(a.turn.Key.AppendText(nil))
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("ask %d:\n%+v, want\n%+v", i, got, want)
+		}
+		for n := range b {
+			if err := h.read(b[:n], numbers, known); !errors.Is(err, link.ErrGarbage) {
+				t.Errorf("%d of %d bytes of ask %d: %v", n, len(b), i, err)
+			}
+		}
+		h.drop()
+	}
+	a := Adoption{Prefill: w.target(t, "p", 1), Decode: w.target(t, "d", 0), ID: 7, Prompt: 100, Queued: -1, Tokens: 110}
+	r := reader{b: appendAdoption(nil, 3, &a, numbers, []byte("owed"))}
+	if lease, got, owed := readAdoption(&r, numbers); r.bad || lease != 3 || got != a || string(owed) != "owed" {
+		t.Errorf("%d %+v %q", lease, got, owed)
+	}
+}
+
+// TestWhatIsNotKnown: instances that one side does not know.
+func TestWhatIsNotKnown(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	p, d := w.target(t, "p", 0), w.target(t, "d", 0)
+	stranger := engine.Target{Instance: &engine.Instance{ID: 999}}
+	few := numbersOf{p.Instance: 1}
+	for name, tt := range map[string]struct {
+		a       *Ask
+		written bool
+	}{
+		"fixed":    {&Ask{Prefill: d}, false},
+		"only":     {&Ask{Only: Pair{Prefill: p, Decode: d}}, false},
+		"same":     {&Ask{Same: Pair{Prefill: p, Decode: d}}, true},
+		"excluded": {&Ask{Excluded: []engine.Target{d}}, true},
+		"within":   {&Ask{Within: Within{Decode: []*engine.Instance{d.Instance}}}, true},
+	} {
+		b, ok := appendAsk(nil, 1, tt.a, false, few)
+		if ok != tt.written {
+			t.Errorf("%s: written %v", name, ok)
+		}
+		h := new(heard)
+		if err := h.read(b, few, make(names)); ok && (err != nil || h.lost || !h.Same.Decode.IsZero() || len(h.Excluded) != 0 || len(h.Within.Decode) != 0) {
+			t.Errorf("%s: %v, %+v", name, err, h.Ask)
+		}
+		if h.Within.Decode == nil && tt.a.Within.Decode != nil {
+			t.Errorf("%s: any instance will do", name)
+		}
+	}
+	b, _ := appendAsk(nil, 1, &Ask{Prefill: stranger}, false, numbersOf{stranger.Instance: 999})
+	h := new(heard)
+	if err := h.read(b, same{w.reg}, make(names)); err != nil || !h.lost {
+		t.Errorf("%v, lost %v", err, h.lost)
+	}
+	beyond := appendUint(appendUint(nil, p.ID), 1)
+	r := reader{b: beyond}
+	if _, known := r.target(same{w.reg}); known || r.bad {
+		t.Error("a rank that the instance does not have is known")
+	}
+}
+
+// numbersOf is a Numbers that knows a few.
+type numbersOf map[*engine.Instance]uint32
+
+func (n numbersOf) Number(i *engine.Instance) (uint32, bool) { number, ok := n[i]; return number, ok }
+func (n numbersOf) Instance(number uint32) *engine.Instance {
+	for i, own := range n {
+		if own == number {
+			return i
+		}
+	}
+	return nil
+}
+
+// TestRepliesAreWhole: a reply that was cut short is never taken for one.
+func TestRepliesAreWhole(t *testing.T) {
+	w := newWorld(t, "p prefill", "d decode")
+	a := ask()
+	p := w.must(t, a)
+	p.Notes, p.Fallbacks = []string{"note"}, []Fallback{{"place", "late"}}
+	b := appendReply(nil, a, p, nil)
+	for n := range len(b) + 1 {
+		g := &grant{}
+		g.table = &table{}
+		err := readReply(b[:n], ask(), g, same{w.reg}, make(names))
+		rest := len(b) - n
+		if whole := rest%abi.RowSize == 0 && rest <= 2*abi.RowSize; whole != (err == nil) {
+			t.Errorf("%d of %d bytes: %v", n, len(b), err)
+		}
+	}
+	g := &grant{}
+	g.table = &table{}
+	if err := readReply(b, ask(), g, same{w.reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+		!reflect.DeepEqual(g.table.place.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.table.targets, p.Targets) ||
+		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.lease.burden != p.Lease.burden {
+		t.Errorf("%v: %+v", err, g.Placement)
+	}
+	for _, want := range []error{ErrUnknownModel, ErrModelNeeded, &RejectedError{Status: 429}, &NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
+		if err := readReply(appendReply(nil, a, nil, want), ask(), &grant{}, same{w.reg}, make(names)); !reflect.DeepEqual(err, want) {
+			t.Errorf("%v became %v", want, err)
+		}
+	}
+	p.Lease.Release()
+}
+
+// FuzzWorker: nothing that a worker sends upsets the coordinator, and it holds
+// nothing of it in the end.
+func FuzzWorker(f *testing.F) {
+	w := newWorld(f, "p prefill two 2", "q prefill", "d decode")
+	w.knowing(abi.NeedBlocks | abi.NeedConversation)
+	numbers := same{w.reg}
+	for i, a := range asks(w, f) {
+		b, _ := appendAsk(nil, uint64(i), a, a.looked, numbers)
+		f.Add(uint8(kindPlace), b, uint8(kindRelease), appendUint(nil, uint64(i)))
+	}
+	done := append(appendUint(appendUint(nil, uint64(1)), uint64(1000)), "owed"...)
+	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &Adoption{Decode: w.target(f, "d", 0), Queued: 5, Tokens: 9}, numbers, nil), uint8(kindDone), done)
+	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &Adoption{}, numbers, []byte("owed")), uint8(kindAnswered), done[:3])
+	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(appendUint(appendInt(appendInt(appendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
+	f.Fuzz(func(t *testing.T, kind uint8, first []byte, then uint8, second []byte) {
+		s := NewServer(ServerOptions{Local: w.Local, Log: quiet()})
+		mine, theirs := net.Pipe()
+		defer mine.Close()
+		defer theirs.Close()
+		one := &worker{s: s, ctx: t.Context(), leases: make(map[uint64]lent)}
+		one.conn = link.New(theirs, one)
+		for _, frame := range []struct {
+			kind    uint8
+			payload []byte
+		}{{kind, first}, {then, second}} {
+			var err error
+			if frame.kind == kindPlace {
+				err = one.Call(1, frame.kind, frame.payload)
+			} else {
+				err = one.Message(frame.kind, frame.payload)
+			}
+			if err != nil && !errors.Is(err, link.ErrGarbage) {
+				t.Fatal(err)
+			}
+		}
+		one.beside.Wait()
+		one.end()
+		if w.Open() != 0 || w.LiveIDs() != 0 {
+			t.Fatalf("%d leases, %d ids are left", w.Open(), w.LiveIDs())
+		}
+		w.settle()
+	})
+}
+
+// FuzzReply: nothing that a coordinator answers upsets a worker.
+func FuzzReply(f *testing.F) {
+	w := newWorld(f, "p prefill", "d decode")
+	a := ask()
+	p := w.must(f, a)
+	f.Add(appendReply(nil, a, p, nil))
+	for _, err := range []error{ErrModelNeeded, &RejectedError{Status: 429}, &NoTargetError{Phase: abi.Decode}, errAway} {
+		f.Add(appendReply(nil, a, nil, err))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		g := &grant{}
+		g.table = &table{}
+		if err := readReply(b, ask(), g, same{w.reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.table.targets) != len(g.table.place.Candidates)) {
+			t.Fatalf("%+v", g.Placement)
+		}
+		var forms forms
+		forms.read(b)
+		var p peer
+		if p.read(b) == nil && !bytes.Equal(p.append(nil), b) {
+			var again peer
+			if again.read(p.append(nil)) != nil || again != p {
+				t.Fatalf("%+v reads as %+v", p, again)
+			}
+		}
+	})
+}

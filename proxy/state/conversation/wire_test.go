@@ -1,0 +1,44 @@
+package conversation
+
+import (
+	"bytes"
+	"testing"
+)
+
+// TestTurnsTravel: a turn that has been through bytes is recorded as the original.
+func TestTurnsTravel(t *testing.T) {
+	first := system + "What is the capital of France?"
+	here, there := New(10), New(10)
+	for i, q := range []Query{
+		{}, {ID: "x"}, {ID: "x"}, prompt(first), prompt(first + " Paris. And of Spain?"), prompt(first), {Chain: chain(system), First: true},
+	} {
+		turn := here.Look(q)
+		b := turn.Append([]byte("before"))
+		got, rest, ok := ReadTurn(append(b, "after"...)[len("before"):])
+		if !ok || got != turn || string(rest) != "after" {
+			t.Fatalf("turn %d: %+v, want %+v; rest %q", i, got, turn, rest)
+		}
+		here.Record(turn, at(1), at(2), epoch)
+		there.Record(got, at(1), at(2), epoch)
+		if a, b := here.Look(q), there.Look(q); a != b {
+			t.Errorf("turn %d is remembered as %+v and %+v", i, a, b)
+		}
+		for n := len("before"); n < len(b); n++ {
+			if _, _, ok := ReadTurn(b[len("before"):n]); ok {
+				t.Errorf("a part of a turn reads as one")
+			}
+		}
+	}
+}
+
+func FuzzReadTurn(f *testing.F) {
+	turn := Turn{Key: 3, Number: 2, Prefill: at(1), hash: 7, kept: true, continues: true}
+	f.Add(turn.Append(nil))
+	f.Add([]byte("x"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		turn, rest, ok := ReadTurn(b)
+		if ok && !bytes.Equal(append(turn.Append(nil), rest...), b) {
+			t.Errorf("%x reads as %+v", b, turn)
+		}
+	})
+}
