@@ -36,8 +36,8 @@ type Instances interface {
 	Number(name string) uint32
 }
 
-// Options is what an Office stands on. All but Token and what is
-// about succession are needed.
+// Options is what an Office stands on. All but Token and the functions
+// are needed.
 type Options struct {
 	Election  Election
 	Server    *coordinator.Server // created with ServerOptions.Standby
@@ -54,9 +54,6 @@ type Options struct {
 	// Succeed is called when there is no leader to follow, or none any more. It is for
 	// coordinators that no election calls: election.Alone.Succeed.
 	Succeed func()
-	// Predecessor says, beside Succeed, that a process leads that this one is to take
-	// over from.
-	Predecessor bool
 }
 
 // Office is a coordinator's part in who leads.
@@ -103,7 +100,7 @@ func (o *Office) Run(ctx context.Context) error {
 		})
 	}
 	o.o.Copy.Follow(o.o.Instances.Name)
-	if s, _ := o.o.Election.Standing(); o.o.Succeed != nil && (!o.o.Predecessor || s.Leader.Epoch == 0) {
+	if s, _ := o.o.Election.Standing(); o.o.Succeed != nil && s.Leader.Epoch == 0 {
 		o.o.Succeed()
 	}
 	for ctx.Err() == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -19,7 +20,8 @@ func place(t *testing.T, c *coordinator.Client, id string) (p *coordinator.Place
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p, len(p.Fallbacks) == 0
+	alone := coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator}
+	return p, !slices.Contains(p.Fallbacks, alone)
 }
 
 // worker starts a worker that finds its coordinators by dial, and knows those of
@@ -45,7 +47,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	l := listen(t)
 	firstElection := alone(l)
-	first := newCandidate(t, newHost(t, "p0", "p1", "d0", "d1"), l, firstElection, firstElection.Succeed, false)
+	first := newCandidate(t, newHost(t, "p0", "p1", "d0", "d1"), l, firstElection, firstElection.Succeed)
 	eventually(t, "the first leads", first.Leads)
 
 	numbers := newOwn(newHost(t, "d1", "d0", "p0", "p1"), first.host)
@@ -67,7 +69,7 @@ func TestTakeOver(t *testing.T) {
 
 	shared := sameSocket(t, l)
 	secondElection := alone(l)
-	second := newCandidate(t, newHost(t, "d0", "d1", "p1", "p0"), shared, secondElection, secondElection.Succeed, true)
+	second := newCandidate(t, newHost(t, "d0", "d1", "p1", "p0"), shared, secondElection, secondElection.Succeed)
 	eventually(t, "the second is in step", second.Ready)
 	if second.Leads() || !first.Leads() || !w.Connected() {
 		t.Fatal("the second leads before its time")
@@ -89,13 +91,14 @@ func TestTakeOver(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return second.Open() == 0 })
 }
 
-// TestNobodyToTakeOverFrom: there is no predecessor to take over from, though there has been one.
+// TestNobodyToTakeOverFrom: there has been a coordinator, and nobody is at its
+// address.
 func TestNobodyToTakeOverFrom(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "epoch")
-	for n := range 3 { // the last one believes that there is
+	dir := t.TempDir()
+	for range 2 {
 		l := listen(t)
-		e := election.NewAlone(election.Options{Address: "unix:" + l.Addr().String(), Node: "a", Log: quiet}, path)
-		c := newCandidate(t, newHost(t, "p0", "d0"), l, e, e.Succeed, n == 2)
+		e := election.NewAlone(election.Options{Address: "unix:" + filepath.Join(dir, "gone"), Node: "a", Log: quiet}, filepath.Join(dir, "epoch"))
+		c := newCandidate(t, newHost(t, "p0", "d0"), l, e, e.Succeed)
 		eventually(t, "it leads", c.Leads)
 		c.stop()
 	}
@@ -108,7 +111,7 @@ func TestFailOver(t *testing.T) {
 	votes := [2]*vote{newVote(), newVote()}
 	var both [2]*candidate
 	for i, order := range [][]string{{"p0", "p1", "d0", "d1"}, {"d1", "d0", "p1", "p0"}} {
-		both[i] = newCandidate(t, newHost(t, order...), listen(t), votes[i], nil, false)
+		both[i] = newCandidate(t, newHost(t, order...), listen(t), votes[i], nil)
 	}
 	leader := func(i int, epoch uint64) {
 		l := election.Leader{Address: both[i].address, Epoch: epoch, ID: uint64(i)}

@@ -3,6 +3,8 @@ package standby
 import (
 	"context"
 	"errors"
+	"fmt"
+	"hash/fnv"
 	"io"
 	"log/slog"
 	"net"
@@ -68,7 +70,8 @@ type host struct {
 	table    *conversation.Table
 }
 
-// newHost returns a host that knows the engines in an order of its own.
+// newHost returns a host that knows the engines in an order that only it has, by
+// which its ids are its own.
 func newHost(t *testing.T, names ...string) *host {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(names))
@@ -104,7 +107,9 @@ func newHost(t *testing.T, names ...string) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids, err := disaggid.New(1, 2)
+	sum := fnv.New32a()
+	fmt.Fprint(sum, names)
+	ids, err := disaggid.New(int(sum.Sum32()&255), 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,9 +157,8 @@ type candidate struct {
 	stop    func() // as SIGTERM does
 }
 
-// newCandidate runs a coordinator on a listener. succeed is for one that is alone,
-// predecessor says that it takes over.
-func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succeed func(), predecessor bool) *candidate {
+// newCandidate runs a coordinator on a listener. succeed is for one that is alone.
+func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succeed func()) *candidate {
 	t.Helper()
 	c := &candidate{host: h, address: "unix:" + l.Addr().String()}
 	c.server = coordinator.NewServer(coordinator.ServerOptions{
@@ -162,7 +166,7 @@ func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succee
 	})
 	c.Office = New(Options{
 		Election: e, Server: c.server, Listeners: []Listener{l}, Address: c.address, Copy: replica.NewCopy(h.table), Instances: h,
-		Node: t.Name(), Log: quiet, Succeed: succeed, Predecessor: predecessor,
+		Node: t.Name(), Log: quiet, Succeed: succeed,
 	})
 	c.stop = start(t, func(ctx context.Context) {
 		if err := c.Run(ctx); err != nil {
