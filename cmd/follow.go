@@ -6,28 +6,25 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-const (
-	// askEvery is how often a worker that has few ids left asks for more.
-	askEvery = 50 * time.Millisecond
-	// dialTimeout bounds one dial of the coordinator.
-	dialTimeout = time.Second
-)
+// askEvery is how often a worker that has few ids left asks for more.
+const askEvery = 50 * time.Millisecond
 
 // following is a worker's side of its coordinator.
 type following struct {
 	log    *slog.Logger
 	mirror *engine.Mirror
 	client *coordinator.Client
+	finder *standby.Finder // of the coordinator that leads; nil: there is one address
 	ids    *disaggid.Source
 }
 
@@ -43,23 +40,44 @@ func (n *Node) mirrorEngines(cfg *config.Config) {
 }
 
 // follow makes what asks the coordinator, and in its absence the node's own Local.
-func (n *Node) follow(cfg *config.Config, token string, ids *disaggid.Source) coordinator.Coordinator {
+func (n *Node) follow(cfg *config.Config, token string, ids *disaggid.Source) (coordinator.Coordinator, error) {
 	f := n.following
 	f.ids = ids
 	host, _ := os.Hostname() // empty: it only shows
-	address := cfg.Fleet.Coordinator
-	if address == "" {
-		address = "unix:" + n.part.Dir.Path(linkName)
+	dial, err := n.dialler(cfg)
+	if err != nil {
+		return nil, err
 	}
 	admin := sync.OnceValue(func() http.Handler { return n.server.AdminHandler() })
 	f.client = coordinator.NewClient(coordinator.ClientOptions{
-		Dial:     func(ctx context.Context) (net.Conn, error) { return dial(ctx, address) },
+		Dial:     dial,
 		Fallback: n.local, Mirror: f.mirror, OnTopic: f.hear,
 		Admin: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { admin().ServeHTTP(w, r) }),
 		Slot:  n.part.Slot, Node: host, Token: []byte(token), Log: n.log, Observer: n.metrics,
 		Patience: time.Duration(cfg.Fleet.Patience),
 	})
-	return selfReliant{f.client, ids}
+	return selfReliant{f.client, ids}, nil
+}
+
+// dialler is how the coordinator is dialled: at the address that the configuration
+// has or that of this host's, or wherever the one is that leads.
+func (n *Node) dialler(cfg *config.Config) (func(context.Context) (net.Conn, error), error) {
+	address, same := cfg.Fleet.Coordinator, advertised(cfg)
+	switch address {
+	case "":
+		address = "unix:" + n.part.Dir.Path(linkName)
+	case config.CoordinatorLeader:
+		address, same = "", ""
+	}
+	if len(cfg.Fleet.Etcd.Endpoints) == 0 || address != "" && cfg.Fleet.Coordinator != "" {
+		return func(ctx context.Context) (net.Conn, error) { return standby.Dial(ctx, address) }, nil
+	}
+	e, err := newElection(cfg, "", n)
+	if err != nil {
+		return nil, err
+	}
+	n.following.finder = standby.NewFinder(e, address, same)
+	return n.following.finder.Dial, nil
 }
 
 // selfReliant is ready when it could do without its coordinator too.
@@ -72,15 +90,6 @@ type selfReliant struct {
 func (s selfReliant) Ready() bool {
 	granted, _ := s.ids.Ask()
 	return granted.Taken > 0 && s.Client.Ready()
-}
-
-// dial connects to host:port or unix:path.
-func dial(ctx context.Context, address string) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialTimeout}
-	if path, isPath := strings.CutPrefix(address, "unix:"); isPath {
-		return d.DialContext(ctx, "unix", path)
-	}
-	return d.DialContext(ctx, "tcp", address)
 }
 
 // hear takes in what the coordinator publishes.
@@ -106,6 +115,9 @@ func (f *following) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { f.client.Run(ctx) })
+	if f.finder != nil {
+		wg.Go(func() { f.finder.Run(ctx, f.client.Redial) })
+	}
 	wg.Go(func() {
 		f.mirror.Run(ctx, func(report []byte) { f.client.Report(append([]byte{reportEngines}, report...)) })
 	})

@@ -9,7 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
@@ -35,15 +38,19 @@ const linkName = "fleet.sock"
 // leading is a coordinator's side of its workers.
 type leading struct {
 	n         *Node
+	token     string // that workers and standbys show
 	workers   *coordinator.Server
-	listeners []net.Listener
+	listeners []standby.Listener
+	put       func() error // puts the socket of this host in its place
+	office    *standby.Office
 }
 
 // lead makes the node a coordinator, and returns who places its own requests.
 func (n *Node) lead(token string) coordinator.Coordinator {
-	l := &leading{n: n}
+	l := &leading{n: n, token: token}
 	l.workers = coordinator.NewServer(coordinator.ServerOptions{
-		Local: n.local, Log: n.log, Token: []byte(token),
+		Local: n.local, Log: n.log, Token: []byte(token), Standby: true,
+		Homes: replica.NewSource(n.knowledge.state.Conversations, named{n.registry}.Name).Answer,
 		OnWorker: func(w coordinator.WorkerRow, here bool) {
 			if !here {
 				n.registry.Unlearn(w.Number)
@@ -57,50 +64,63 @@ func (n *Node) lead(token string) coordinator.Coordinator {
 		},
 	})
 	n.leading = l
-	return withWorkers{n.local, l.workers}
+	return withWorkers{n.local, l}
 }
 
-// withWorkers is ready when there are workers too.
+// withWorkers is ready when there are workers too, or would be there at once if it
+// were to lead.
 type withWorkers struct {
 	*coordinator.Local
-	workers *coordinator.Server
+	leading *leading
 }
 
 // Ready implements coordinator.Coordinator.
-func (w withWorkers) Ready() bool { return w.Local.Ready() && len(w.workers.Workers()) > 0 }
+func (w withWorkers) Ready() bool {
+	if w.leading.office.Leads() {
+		return w.Local.Ready() && len(w.leading.workers.Workers()) > 0
+	}
+	return w.Local.Ready() && w.leading.office.Ready()
+}
 
 // open opens the socket for workers of this host, beside that of fleet.listen,
 // which is nil if there is none.
-func (l *leading) open(part Part, listener net.Listener) error {
-	own, err := listenUnix(part.Dir.Path(linkName))
+func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) error {
+	err := l.openAside(part.Dir.Path(linkName))
+	if err == nil && listener != nil {
+		public, ok := listener.(standby.Listener)
+		if !ok {
+			return errors.New("listen for workers: the socket of fleet.listen is of a kind that cannot be shared")
+		}
+		l.listeners = append(l.listeners, public)
+	}
+	if err == nil {
+		err = l.stand(cfg, part)
+	}
 	if err != nil {
 		return fmt.Errorf("listen for workers: %w", err)
-	}
-	if l.listeners = append(l.listeners, own); listener != nil {
-		l.listeners = append(l.listeners, listener)
 	}
 	return nil
 }
 
-// listenUnix opens a socket in the place of that of a process which has ended, or
-// of which this is the successor: who dials finds either.
-func listenUnix(path string) (net.Listener, error) {
+// openAside opens a socket beside the one of a process which has ended, or of which
+// this is the successor. It is put in its place when this coordinator leads: until
+// then who dials finds the other.
+func (l *leading) openAside(path string) error {
 	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return err
 	}
 	s, err := net.ListenUnix("unix", &net.UnixAddr{Name: aside, Net: "unix"})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(aside, 0o600), os.Rename(aside, path)); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return s, nil
+	l.listeners = append(l.listeners, s)
+	l.put = sync.OnceValue(func() error { return os.Rename(aside, path) })
+	return os.Chmod(aside, 0o600)
 }
 
-// run serves the workers until ctx ends.
+// run serves the workers, or stands by, until ctx ends.
 func (l *leading) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -108,12 +128,8 @@ func (l *leading) run(ctx context.Context) {
 	wg.Go(func() {
 		l.n.registry.Export(ctx, func(part engine.Part, value []byte) { l.workers.Publish(topics[part], value) })
 	})
-	for _, s := range l.listeners {
-		wg.Go(func() {
-			if err := l.workers.Serve(ctx, s); err != nil {
-				l.n.log.Error("workers can no longer connect", "address", s.Addr().String(), "error", err)
-			}
-		})
+	if err := l.office.Run(ctx); err != nil {
+		l.n.log.Error("workers can no longer connect", "error", err)
 	}
 }
 

@@ -168,7 +168,10 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		n.loads = loads.New(n.registry, cfg.Health, n.log)
 		watch(prom, n.registry, n.local, n.knowledge.state.Index)
 	}
-	placer := n.placer(cfg, f, ids)
+	placer, err := n.placer(cfg, f, ids)
+	if err != nil {
+		return err
+	}
 	exchanges, err := n.openRecording(cfg)
 	if err != nil {
 		return err
@@ -206,14 +209,14 @@ func (n *Node) openRecording(cfg *config.Config) (*proxy.Recorder, error) {
 }
 
 // placer is who places the requests of this process.
-func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) coordinator.Coordinator {
+func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) (coordinator.Coordinator, error) {
 	switch n.part.Role {
 	case RoleCoordinator:
-		return n.lead(f.fleetToken)
+		return n.lead(f.fleetToken), nil
 	case RoleWorker:
 		return n.follow(cfg, f.fleetToken, ids)
 	}
-	return n.local
+	return n.local, nil
 }
 
 // open opens the sockets of the part that were not given.
@@ -233,7 +236,7 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 		err = n.listenFleet(cfg, f.fleetToken, n.part.Fleet)
 	}
 	if err == nil && n.part.Role == RoleCoordinator {
-		err = n.leading.open(n.part, n.routes.opened())
+		err = n.leading.open(cfg, n.part, n.routes.opened())
 	}
 	if err == nil {
 		n.front, err = n.server.Listen(cfg, n.certs, f.token, given)

@@ -1,0 +1,90 @@
+package cmd
+
+import (
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
+)
+
+// epochName is the file in the fleet's directory that keeps the epoch of a
+// coordinator that no election calls.
+const epochName = "epoch"
+
+// stand makes the coordinator's part in who leads: by fleet.etcd, or alone.
+func (l *leading) stand(cfg *config.Config, part Part) error {
+	host, _ := os.Hostname() // empty: it only shows
+	o := standby.Options{
+		Server: l.workers, Listeners: l.listeners, Copy: replica.NewCopy(l.n.knowledge.state.Conversations),
+		Instances: named{l.n.registry}, Appear: l.appear, Token: []byte(l.token), Node: host, Log: l.n.log,
+	}
+	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+		e, err := newElection(cfg, advertised(cfg), l.n)
+		if err != nil {
+			return err
+		}
+		o.Address, o.Election = advertised(cfg), e
+	} else {
+		o.Address = "unix:" + part.Dir.Path(linkName)
+		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, part.Dir.Path(epochName))
+		o.Election, o.Succeed = e, e.Succeed
+	}
+	l.office = standby.New(o)
+	return nil
+}
+
+// newElection is this process's part in the election by fleet.etcd; an empty
+// address only follows it.
+func newElection(cfg *config.Config, address string, n *Node) (*election.Election, error) {
+	access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+	if err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname() // empty: it only shows
+	return election.New(election.Options{
+		Etcd: access, Name: cfg.Fleet.Name, Address: address, Node: host,
+		Lease: time.Duration(cfg.Fleet.Etcd.Lease), Log: n.log,
+	}), nil
+}
+
+// advertised is where the coordinator of this configuration is dialled from other
+// hosts.
+func advertised(cfg *config.Config) string {
+	if cfg.Fleet.Advertise != "" {
+		return cfg.Fleet.Advertise
+	}
+	return cfg.Fleet.Listen
+}
+
+// appear puts the socket of this host in its place.
+func (l *leading) appear() {
+	if err := l.put(); err != nil {
+		l.n.log.Error("workers of this host do not find this coordinator", "error", err)
+	}
+}
+
+// named is the engines of a registry by their names.
+type named struct{ *engine.Registry }
+
+// Name implements standby.Instances.
+func (r named) Name(number uint32) string {
+	for _, i := range r.Snapshot().Instances {
+		if i.ID == number {
+			return i.Spec.Name
+		}
+	}
+	return ""
+}
+
+// Number implements standby.Instances.
+func (r named) Number(name string) uint32 {
+	if i := r.Snapshot().Instance(name); i != nil {
+		return i.ID
+	}
+	return 0
+}
