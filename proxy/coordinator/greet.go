@@ -187,8 +187,9 @@ var errFenced = errors.New("its term is over: there is a later one")
 
 // dialCoordinator connects to a coordinator of at least an epoch. Every error is a
 // dialError.
-func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, error), token []byte, self *peer, least uint64) (nc net.Conn, epoch, process uint64, err error) {
-	if nc, err = dial(ctx); err != nil {
+func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, error), token []byte, self *peer, least uint64) (_ net.Conn, epoch, process uint64, err error) {
+	nc, err := dial(ctx) // stays what it is: what ends with ctx may come late
+	if err != nil {
 		return nil, 0, 0, &dialError{err}
 	}
 	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
