@@ -115,8 +115,9 @@ func readHello(r io.Reader, begun []byte) ([]byte, error) {
 	return b[len(magic)+1:], nil
 }
 
-// greetCoordinator is the worker's part. It returns what the coordinator says.
-func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uint64, err error) {
+// greetCoordinator is the worker's part. It returns what the coordinator says. One
+// of a lower epoch than least is told nothing.
+func greetCoordinator(nc net.Conn, token []byte, self *peer, least uint64) (epoch, process uint64, err error) {
 	mine := hello()
 	if _, err := nc.Write(mine); err != nil {
 		return 0, 0, err
@@ -133,13 +134,16 @@ func greetCoordinator(nc net.Conn, token []byte, self *peer) (epoch, process uin
 	if !hmac.Equal(b[saysSize:], proof(token, "coordinator", nonces, says)) {
 		return 0, 0, errToken
 	}
+	if epoch = binary.LittleEndian.Uint64(says); epoch < least {
+		return 0, 0, errFenced
+	}
 	own := self.append(nil)
 	out := binary.LittleEndian.AppendUint16(nil, uint16(len(own)))
 	out = append(append(out, own...), proof(token, "worker", nonces, own)...)
 	if _, err := nc.Write(out); err != nil {
 		return 0, 0, err
 	}
-	return binary.LittleEndian.Uint64(says), binary.LittleEndian.Uint64(says[8:]), nil
+	return epoch, binary.LittleEndian.Uint64(says[8:]), nil
 }
 
 // greetWorker is the coordinator's part; begun is what has been read of the
@@ -194,10 +198,7 @@ func dialCoordinator(ctx context.Context, dial func(context.Context) (net.Conn, 
 	}
 	greeted := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	nc.SetDeadline(time.Now().Add(greetingLimit))
-	epoch, process, err = greetCoordinator(nc, token, self)
-	if err == nil && epoch < least {
-		err = errFenced
-	}
+	epoch, process, err = greetCoordinator(nc, token, self, least)
 	if !greeted() && err == nil {
 		err = ctx.Err()
 	}
