@@ -33,7 +33,7 @@ func (a *app) demoCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&d.listen, "listen", "127.0.0.1:8080", "public address")
 	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "admin address")
-	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, sglang or trtllm")
+	f.StringVar(&d.connector, "connector", enginesim.ConnectorVLLMNixl, "vllm-nixl, vllm-nixl-push, vllm-moriio, vllm-moriio-read, vllm-mooncake, vllm-p2p-nccl, vllm-p2p-tier, sglang or trtllm")
 	f.IntVar(&d.prefill, "prefill", 2, "prefill engines")
 	f.IntVar(&d.decode, "decode", 2, "decode engines")
 	return c
@@ -90,8 +90,11 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 		spec := config.DefaultEngine()
 		spec.Name, spec.URL, spec.Role, spec.Connector = name, e.URL(), role, d.connector
 		spec.KVAddress, spec.BootstrapPort = e.KVAddress(), e.BootstrapPort()
+		if spec.SideChannelled() {
+			spec.SideChannel = e.SideAddress()
+		}
 		if spec.Pushes() {
-			spec.EngineID, spec.SideChannel = e.EngineID(), e.SideAddress()
+			spec.EngineID = e.EngineID()
 		}
 		spec.KVEvents, spec.KVReplay = e.KVEventsEndpoint(), e.KVEventsReplay()
 		if d.connector == enginesim.ConnectorTRTLLM {

@@ -137,7 +137,7 @@ func TestAPIsFail(t *testing.T) {
 			{"one prefill is reset", func() { fault(f.prefill[:1], "1:reset", ""); f.retried(a) }},
 			{"one decode fails", func() { fault(f.decode[:1], "1:503", ""); f.retried(a) }},
 			{"one decode closes", func() { fault(f.decode[:1], "1:close", ""); f.retried(a) }},
-			{"one transfer fails", func() { fault(f.decode[:1], "1:load", ""); f.retried(a) }},
+			{"one transfer fails", func() { fault(f.decode[:1], failedTransfer(f.connector), ""); f.retried(a) }},
 			{"every prefill fails", func() {
 				fault(f.prefill, "1:500", "")
 				got := f.try(a.path, a.body("all fail", 5, true))

@@ -26,7 +26,7 @@ import (
 // connectors are the protocols whose legs run on two engines.
 var connectors = []string{
 	enginesim.ConnectorVLLMNixl, enginesim.ConnectorVLLMNixlPush, enginesim.ConnectorVLLMStore, enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLLMMoRIIORead,
-	enginesim.ConnectorVLLMMooncake, enginesim.ConnectorVLLMP2PNCCL,
+	enginesim.ConnectorVLLMMooncake, enginesim.ConnectorVLLMP2PNCCL, enginesim.ConnectorVLLMP2PTier,
 	enginesim.ConnectorSGLang, sglangHeaders, enginesim.ConnectorTRTLLM, trtllmFirst,
 }
 
@@ -42,6 +42,15 @@ const trtllmFirst = enginesim.ConnectorTRTLLM + " generation_first"
 func kindOf(connector string) string {
 	kind, _, _ := strings.Cut(connector, " ")
 	return kind
+}
+
+// failedTransfer is the fault of a decode engine whose transfers fail, so that this
+// is to be seen: with the P2P tier it computes what does not come.
+func failedTransfer(connector string) string {
+	if kindOf(connector) == enginesim.ConnectorVLLMP2PTier {
+		return "1:500"
+	}
+	return "1:load"
 }
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -102,7 +111,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		if connector == enginesim.ConnectorVLLMStore && role != enginesim.RoleBoth {
 			c.Store = store
 		}
-		c.P2PNCCL.BufferTimeout = 2 * time.Second
+		c.P2PNCCL.BufferTimeout, c.P2PTier.UnboundTimeout, c.P2PTier.LoadTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 		if connector == enginesim.ConnectorVLLMNixlPush {
 			// Longer than decode is away on a busy machine: it would wait for ever.
 			c.Lease, c.Nixl.ReclaimAfter = 4*time.Second, 5*time.Second
@@ -115,7 +124,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 			c.MoRIIO.HandshakePort = quietPorts(t, 2*ranks)
 			c.MoRIIO.NotifyPort = c.MoRIIO.HandshakePort + ranks
 		}
-		if connector == enginesim.ConnectorVLLMNixlPush && role == enginesim.RolePrefill {
+		if (connector == enginesim.ConnectorVLLMNixlPush || connector == enginesim.ConnectorVLLMP2PTier) && role == enginesim.RolePrefill {
 			c.SideChannelPort = quietPorts(t, max(1, c.Ranks))
 		}
 		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
@@ -169,8 +178,11 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 		spec.KVEvents = e.KVEventsEndpoint()
 	}
 	spec.KVReplay, spec.KVAddress = e.KVEventsReplay(), e.KVAddress()
+	if spec.SideChannelled() {
+		spec.SideChannel = e.SideAddress()
+	}
 	if spec.Pushes() {
-		spec.EngineID, spec.SideChannel = e.EngineID(), e.SideAddress()
+		spec.EngineID = e.EngineID()
 	}
 	if connector == enginesim.ConnectorVLLMMooncake {
 		spec.BootstrapPort = e.BootstrapPort()
@@ -181,7 +193,7 @@ func engineSpec(name, role, connector string, e *enginesim.Engine) config.Engine
 // keepKVPorts gives what is configured of an engine's KV transfer to the one that
 // will take its place.
 func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
-	if c.Connector == enginesim.ConnectorVLLMNixlPush && c.Role == enginesim.RolePrefill {
+	if (c.Connector == enginesim.ConnectorVLLMNixlPush || c.Connector == enginesim.ConnectorVLLMP2PTier) && c.Role == enginesim.RolePrefill {
 		_, digits, _ := net.SplitHostPort(e.SideAddress())
 		c.SideChannelPort, _ = strconv.Atoi(digits)
 		c.Nixl.EngineID = e.EngineID()

@@ -191,7 +191,7 @@ func TestWarmUpFails(t *testing.T) {
 				engine: func(role string, _ int, c *enginesim.Config) {
 					c.Lease = 2 * time.Second // nobody else can free the blocks
 					if role == enginesim.RoleDecode {
-						c.Fail = "1:load"
+						c.Fail = failedTransfer(connector)
 					}
 				},
 				config: func(c *config.Config) {

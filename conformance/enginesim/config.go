@@ -21,6 +21,7 @@ const (
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
 	ConnectorVLLMMooncake   = "vllm-mooncake"
 	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
+	ConnectorVLLMP2PTier    = "vllm-p2p-tier"
 	ConnectorSGLang         = "sglang"
 	ConnectorTRTLLM         = "trtllm"
 	ConnectorNone           = "none"
@@ -116,6 +117,7 @@ type Config struct {
 	MoRIIO   MoRIIOConfig
 	Mooncake MooncakeConfig
 	P2PNCCL  P2PNCCLConfig
+	P2PTier  P2PTierConfig
 	TRTLLM   TRTLLMConfig
 	// Log receives what the real engine would log; default discards.
 	Log *slog.Logger
@@ -160,7 +162,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	c.SGLang = c.SGLang.withDefaults(c.Role)
-	c.MoRIIO = c.MoRIIO.withDefaults()
+	c.MoRIIO, c.P2PTier = c.MoRIIO.withDefaults(), c.P2PTier.withDefaults()
 	var err error
 	if c.Nixl, err = c.Nixl.withDefaults(); err != nil {
 		return c, err

@@ -112,7 +112,7 @@ type piece struct {
 // newProtocol returns the protocol that the engine's config names.
 func newProtocol(e *Engine) (protocol, error) {
 	switch e.cfg.Connector {
-	case ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorNone:
+	case ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier, ConnectorNone:
 		return newVLLM(e), nil
 	case ConnectorSGLang:
 		return newSGLang(e), nil

@@ -92,7 +92,7 @@ func (e *Engine) State() State {
 		r.mu.Unlock()
 	}
 	if v, ok := e.proto.(*vllm); ok {
-		if m, ok := v.connector.(*p2pNCCL); ok { // in a buffer of its own
+		if m, ok := v.connector.(interface{ held() int }); ok { // in a buffer of its own
 			s.BlocksPinned += m.held()
 			s.BlocksUsed += m.held()
 		}

@@ -71,6 +71,8 @@ func newVLLM(e *Engine) *vllm {
 		v.connector = &kvStore{v, e.cfg.Store}
 	case c == ConnectorVLLMP2PNCCL && e.cfg.Role != RoleBoth: // the same
 		v.connector = newP2PNCCL(e)
+	case c == ConnectorVLLMP2PTier && e.cfg.Role != RoleBoth: // which works alone
+		v.connector = &p2pTier{v: v, supplies: make(map[string]*p2pSupply)}
 	case c == ConnectorVLLMNixlPush:
 		v.push = newNixlPush(v)
 	}
@@ -212,8 +214,11 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	}
 	if v.connector != nil {
 		ext.other = v.connector.parse(params, req.ID)
-		if m, ok := v.connector.(*p2pNCCL); ok { // without parameters
+		switch m := v.connector.(type) {
+		case *p2pNCCL: // without parameters
 			ext.received = !m.producer
+		case *p2pTier:
+			ext.received = ext.other.(*p2pTierLeg).prefiller != ""
 		}
 	}
 	req.Ext = ext

@@ -26,9 +26,9 @@ func (k *kvStore) file(h blockHash) string {
 	return filepath.Join(k.dir, fmt.Sprintf("%s-%016x.kv", k.v.compatibility(), uint64(h)))
 }
 
-// chain calls visit for the whole blocks of a sequence's prompt in order, until
-// it returns false.
-func (k *kvStore) chain(s *sequence, visit func(n int, h blockHash) bool) {
+// wholeBlocks calls visit for those of a sequence's prompt in order, until it
+// returns false.
+func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
 	c := s.rank.cache
 	h := c.rootHash(s.req.CacheSalt)
 	for n := 0; (n+1)*c.size < len(s.prompt); n++ {
@@ -49,7 +49,7 @@ func (k *kvStore) load(ctx context.Context, s *sequence) error {
 		return k.v.loadFailed(ctx)
 	}
 	local, found := s.computed/s.rank.cache.size, 0
-	k.chain(s, func(n int, h blockHash) bool {
+	wholeBlocks(s, func(n int, h blockHash) bool {
 		if n < local {
 			return true
 		}
@@ -73,7 +73,7 @@ func (k *kvStore) load(ctx context.Context, s *sequence) error {
 // prompt has been computed.
 func (k *kvStore) save(s *sequence) error {
 	names := make(map[string]blockID)
-	k.chain(s, func(n int, h blockHash) bool {
+	wholeBlocks(s, func(n int, h blockHash) bool {
 		name := k.file(h)
 		if _, err := os.Stat(name); err != nil {
 			names[name] = s.blocks[n]

@@ -34,8 +34,11 @@ const (
 	ConnectorVLLMMoRIIORead = "vllm-moriio-read"
 	ConnectorVLLMMooncake   = "vllm-mooncake"
 	ConnectorVLLMP2PNCCL    = "vllm-p2p-nccl"
-	ConnectorSGLang         = "sglang"
-	ConnectorTRTLLM         = "trtllm"
+	// ConnectorVLLMP2PTier is the OffloadingConnector with a secondary tier of type
+	// p2p.
+	ConnectorVLLMP2PTier = "vllm-p2p-tier"
+	ConnectorSGLang      = "sglang"
+	ConnectorTRTLLM      = "trtllm"
 	// ConnectorNone transfers nothing: the instance serves whole requests.
 	ConnectorNone = "none"
 )
@@ -46,7 +49,7 @@ func roles() []string { return []string{RolePrefill, RoleDecode, RoleBoth, RoleE
 func connectors() []string {
 	return []string{
 		ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead,
-		ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
+		ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier, ConnectorSGLang, ConnectorTRTLLM, ConnectorNone,
 	}
 }
 
@@ -107,8 +110,9 @@ type Engine struct {
 	// that vLLM adds for each of several ranks; vllm-nixl-push prefill only,
 	// required there. Default "".
 	EngineID string `toml:"engine_id"`
-	// SideChannel is host:port of its VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT as
-	// decode reaches them (port + rank where there are more); vllm-nixl-push
+	// SideChannel is host:port of its VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT, with
+	// vllm-p2p-tier of its VLLM_P2P_SIDE_CHANNEL_HOST and _PORT, as decode reaches
+	// them (port + rank where there are more); vllm-nixl-push and vllm-p2p-tier
 	// prefill only, required there. Default "".
 	SideChannel string `toml:"side_channel"`
 	// Bidirectional says that its kv_connector_extra_config has
@@ -141,6 +145,12 @@ type Engine struct {
 // told who it is before it has answered anything.
 func (e *Engine) Pushes() bool {
 	return e.Connector == ConnectorVLLMNixlPush && e.Role == RolePrefill
+}
+
+// SideChannelled reports whether the instance is a prefill whose side channel
+// decode is told of, from the configuration.
+func (e *Engine) SideChannelled() bool {
+	return e.Pushes() || e.Connector == ConnectorVLLMP2PTier && e.Role == RolePrefill
 }
 
 // vllmBlocksTTL is vLLM's default of decoder_kv_blocks_ttl.

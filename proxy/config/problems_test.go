@@ -302,6 +302,8 @@ kv_replay = '*:5558'
 		[]want{{"engine[0].connector", 5, `cannot pair with d ("vllm-nixl")`}, {"engine[1].connector", 12, "cannot pair with p"}}},
 	{"p2p-nccl", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-p2p-nccl'\nranks=2\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-p2p-nccl'\n",
 		[]want{{"engine[0].ranks", 6, "one rank"}, {"engine[0].kv_address", 7, "want HOST:PORT"}, {"engine[1].kv_address", 8, "is required"}}},
+	{"P2P tier", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-p2p-tier'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-p2p-tier'\nside_channel='d'\n",
+		[]want{{"engine[0].side_channel", 1, "is required"}, {"engine[1].side_channel", 11, "want host:port"}}},
 	{"bidirectional", "[[engine]]\nname='p'\nurl='http://p'\nrole='both'\nconnector='vllm-store'\nbidirectional=true\ndecoder_kv_blocks_ttl='-1s'\n",
 		[]want{{"engine[0].bidirectional", 6, "is for connector"}, {"engine[0].decoder_kv_blocks_ttl", 7, "negative"}}},
 	{"moriio with an address of one port", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='p:6301'\n", []want{{"engine[0].kv_address", 6, "want host:HOST"}}},

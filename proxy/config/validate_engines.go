@@ -80,18 +80,15 @@ func (k *checker) kvAddress(at string, e Engine) {
 	k.within(joinKey(at, "pp_size"), e.PPSize, 0, 1<<16)
 }
 
-// identity checks by what decode finds e, which stands at a key and pushes.
+// identity checks by what decode finds e, which stands at a key.
 func (k *checker) identity(at string, e Engine) {
 	if e.SideChannel != "" && !validHostPort(e.SideChannel) {
 		k.add(joinKey(at, "side_channel"), "invalid address %q: want host:port", e.SideChannel)
 	}
-	if !e.Pushes() {
-		return
-	}
-	if e.EngineID == "" {
+	if e.Pushes() && e.EngineID == "" {
 		k.add(joinKey(at, "engine_id"), "is required for connector %q with role %q", e.Connector, e.Role)
 	}
-	if e.SideChannel == "" {
+	if e.SideChannelled() && e.SideChannel == "" {
 		k.add(joinKey(at, "side_channel"), "is required for connector %q with role %q", e.Connector, e.Role)
 	}
 }

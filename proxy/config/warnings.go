@@ -100,11 +100,14 @@ func (k *checker) warnUnused(i int, e Engine) {
 		k.add(engineKey(i, "tp_size"), "has no effect: only the connectors of MoRI-IO and Mooncake, and prefill engines of %q, use it", ConnectorVLLMNixlPush)
 	}
 	if !e.Pushes() {
-		for key, set := range map[string]bool{"pp_size": e.PPSize != 0, "engine_id": e.EngineID != "", "side_channel": e.SideChannel != ""} {
+		for key, set := range map[string]bool{"pp_size": e.PPSize != 0, "engine_id": e.EngineID != ""} {
 			if set {
 				k.add(engineKey(i, key), "has no effect: only prefill engines of %q use it", ConnectorVLLMNixlPush)
 			}
 		}
+	}
+	if !e.SideChannelled() && e.SideChannel != "" {
+		k.add(engineKey(i, "side_channel"), "has no effect: only prefill engines of %q and %q use it", ConnectorVLLMNixlPush, ConnectorVLLMP2PTier)
 	}
 	if e.DecoderKVBlocksTTL != 0 && (!e.Bidirectional || e.Role == RolePrefill) {
 		k.add(engineKey(i, "decoder_kv_blocks_ttl"), "has no effect: only engines that decode and are bidirectional keep blocks so long")

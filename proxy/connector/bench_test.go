@@ -28,6 +28,7 @@ var answers = map[string]string{
 	"vllm-moriio-read": moriioAnswer,
 	"vllm-p2p-nccl":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
 	"vllm-mooncake":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
+	"vllm-p2p-tier":    `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"kv_transfer_params":null}`,
 	"sglang":           `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}]}`,
 	"trtllm": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[5,6,7,8],"usage":{"prompt_tokens":4,"completion_tokens":1},` +
 		`"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length","disaggregated_params":{"request_type":"context_only",` +
@@ -83,6 +84,7 @@ func TestLegAllocations(t *testing.T) {
 		"vllm-moriio":      {1, 4, 4},
 		"vllm-moriio-read": {1, 4, 32},
 		"vllm-p2p-nccl":    {1, 2, 2}, // the request id
+		"vllm-p2p-tier":    {1, 3, 3}, // the parameters and the transfer's id
 		"vllm-mooncake":    {1, 4, 5}, // the parameters and what they name
 		"sglang":           {0, 0, 0},
 		"trtllm":           {0, 0, 10},

@@ -272,6 +272,8 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	}
 	if host, _ := spec.SideChannelOf(0); spec.Pushes() && (spec.EngineID == "" || host == "") {
 		return nil, fmt.Errorf("connector %q needs an engine_id and a side_channel", spec.Connector)
+	} else if spec.SideChannelled() && host == "" {
+		return nil, fmt.Errorf("connector %q needs a side_channel", spec.Connector)
 	}
 	i.Load = make([]load.Counter, spec.Ranks)
 	if r.o.APIKey != nil {

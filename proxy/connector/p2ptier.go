@@ -1,0 +1,83 @@
+package connector
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. Prefill
+// keeps the prompt's KV in its host memory for a decode that asks for it under the
+// transfer's id; decode is told where, from the configuration, and fetches all
+// whole blocks from there. What does not come it computes.
+//
+// Sources, in vLLM: docs/features/kv_offloading_usage.md («Orchestration-Layer
+// Protocol»), v1/kv_offload/tiering/p2p/manager.py (what each key does, and when
+// KV that nobody fetches is given up), tests/v1/kv_offload/tiering/p2p/
+// p2p_connector_proxy.py (the legs).
+type p2pTier struct {
+	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+}
+
+func (p2pTier) Name() string { return "vllm-p2p-tier" }
+
+// BothPairs: an engine of role both serves whole requests, so that it needs no
+// side channel.
+func (p2pTier) BothPairs() bool { return false }
+
+// Compatible: peers compare a fingerprint of their configuration at connect, which
+// has both in it.
+func (p2pTier) Compatible(p, d *engine.Facts) error {
+	switch {
+	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
+		return fmt.Errorf("KV cache types differ: prefill %s, decode %s", p.KVCacheType, d.KVCacheType)
+	case p.PageSize != 0 && d.PageSize != 0 && p.PageSize != d.PageSize:
+		return fmt.Errorf("block sizes differ: prefill %d, decode %d", p.PageSize, d.PageSize)
+	}
+	return nil
+}
+
+// Prefill asks for one token, and has the KV kept under the transfer's id.
+func (p2pTier) Prefill(a *Attempt, dst []byte) (Leg, error) {
+	b := append(make([]byte, 0, 96), `{"remote_decoder":{"kv_request_id":`...)
+	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, transferID(a)), "}}"...))
+	leg.Header = vllmHeader(a.LegID, a.Prefill)
+	return leg, err
+}
+
+// ReadPrefill has nothing to learn but that the prompt was computed: engines say
+// nothing of the transfer.
+func (p2pTier) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
+	h, err := vllmStore{}.ReadPrefill(a, body)
+	h.Pinned = err == nil
+	return h, err
+}
+
+// Decode is the client's request, and where prefill's rank is. The address is that
+// of the configuration, never a client's.
+func (p2pTier) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
+	host, port := a.Prefill.Spec.SideChannelOf(a.Prefill.Rank)
+	b := append(make([]byte, 0, 192), `{"remote_prefiller":{"kv_request_id":`...)
+	b = openai.AppendQuoted(b, transferID(a))
+	b = openai.AppendQuoted(append(b, `,"remote_host":`...), host)
+	b = strconv.AppendInt(append(b, `,"remote_port":`...), int64(port), 10)
+	leg, err := vllmDecode(a, dst, append(b, "}}"...))
+	leg.Header = vllmHeader(a.LegID, a.Decode)
+	return leg, err
+}
+
+// Reclaims: nothing in prefill's answer says how to free anything.
+func (p2pTier) Reclaims() bool { return false }
+
+// Cleanup: only a decode that fetches every block makes prefill give them up before
+// its time-out (60 s, _UNBOUND_STORE_TIMEOUT_S); one that fetches none tells it
+// nothing (session/client.py, finish).
+func (p2pTier) Cleanup(a *Attempt, o Orphan) []Cleanup {
+	if a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused {
+		return nil
+	}
+	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
+}
