@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -26,30 +24,32 @@ func (s *Server) adminHandler(token string) http.Handler {
 		writeJSON(w, 200, map[string]string{"status": "ok"})
 	})
 	open.HandleFunc("GET /readyz", s.serveHealth)
-	guarded.Handle("GET /metrics", promhttp.HandlerFor(s.deps.Gatherer, promhttp.HandlerOpts{}))
+	whole := whole{s, s.deps.Workers}
+	guarded.Handle("GET /metrics", whole.metrics())
 	guarded.HandleFunc("GET /v1/engines", s.adminEngines)
 	guarded.HandleFunc("POST /v1/engines", s.adminAddEngine)
 	guarded.HandleFunc("DELETE /v1/engines/{name}", s.adminRemoveEngine)
 	guarded.HandleFunc("GET /v1/pairs", s.adminPairs)
-	guarded.HandleFunc("GET /v1/policies", s.adminPolicies)
-	guarded.HandleFunc("POST /v1/policies/{name}/reload", s.adminReloadPolicy)
-	guarded.HandleFunc("GET /v1/exchanges", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, s.live.list(time.Now()))
-	})
-	guarded.HandleFunc("GET /v1/explain/{id}", s.adminExplain)
-	guarded.HandleFunc("GET /perf_metrics", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, s.explain.perfRows())
-	})
+	guarded.HandleFunc("GET /v1/policies", whole.policies)
+	guarded.HandleFunc("POST /v1/policies/{name}/reload", whole.reload)
+	guarded.HandleFunc("GET /v1/exchanges", whole.exchanges)
+	guarded.HandleFunc("GET /v1/explain/{id}", whole.explain)
+	guarded.HandleFunc("GET /perf_metrics", whole.perfMetrics)
 	guarded.HandleFunc("GET /v1/sidecar", s.sidecarOf(s.adminSidecar))
 	guarded.HandleFunc("PUT /v1/sidecar/policies", s.sidecarOf(s.adminOrder))
 	guarded.HandleFunc("DELETE /v1/sidecar/policies", s.sidecarOf(s.adminOrderReset))
-	guarded.HandleFunc("POST /v1/drain", func(w http.ResponseWriter, _ *http.Request) {
-		s.Drain()
-		writeJSON(w, 200, map[string]string{"status": "draining"})
-	})
+	guarded.HandleFunc("POST /v1/drain", whole.drain)
+	if s.deps.Workers != nil {
+		guarded.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
+			writeJSON(w, 200, s.deps.Workers.List())
+		})
+	}
 	open.Handle("/", requireToken(token, guarded))
 	return open
 }
+
+// WorkerAdmin is the operators' surface of one worker, for its coordinator alone.
+func (s *Server) WorkerAdmin() http.Handler { return s.adminHandler("") }
 
 // requireToken lets only callers through that send the token.
 func requireToken(token string, h http.Handler) http.Handler {
@@ -179,33 +179,8 @@ func (s *Server) adminPairs(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, 200, s.deps.Registry.Pairs())
 }
 
-func (s *Server) adminPolicies(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, s.deps.Policies.List())
-}
-
 // ErrUnknownPolicy is the error of Policies.Reload for a name that nothing has.
 var ErrUnknownPolicy = errors.New("no policy or plugin of that name")
-
-func (s *Server) adminReloadPolicy(w http.ResponseWriter, r *http.Request) {
-	if err := s.deps.Policies.Reload(r.PathValue("name")); err != nil {
-		status := 409
-		if errors.Is(err, ErrUnknownPolicy) {
-			status = 404
-		}
-		writeError(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: err.Error()})
-		return
-	}
-	writeJSON(w, 200, map[string]string{"name": r.PathValue("name"), "state": "active"})
-}
-
-func (s *Server) adminExplain(w http.ResponseWriter, r *http.Request) {
-	e, ok := s.explain.get(r.PathValue("id"))
-	if !ok {
-		writeError(w, &openai.Error{Status: 404, Code: "unknown_request", Param: "request_id", Message: "no such exchange among the last ones that ended"})
-		return
-	}
-	writeJSON(w, 200, e)
-}
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)

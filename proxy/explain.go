@@ -55,9 +55,11 @@ func (r *record) copyFrom(o *record) {
 type Explanation struct {
 	RequestID string `json:"request_id"`
 	DisaggID  uint64 `json:"disagg_id"`
-	Model     string `json:"model"`
-	Flow      string `json:"flow"`
-	Policy    string `json:"policy"`
+	// Arrival is when the request came, in seconds since the Unix epoch.
+	Arrival float64 `json:"arrival"`
+	Model   string  `json:"model"`
+	Flow    string  `json:"flow"`
+	Policy  string  `json:"policy"`
 	// Coordination is the sidecar's policy that placed the request.
 	Coordination string               `json:"coordination,omitempty"`
 	Outcome      string               `json:"outcome"`
@@ -120,7 +122,7 @@ func (s *explainStore) get(id string) (Explanation, bool) {
 
 func (r *record) explain() Explanation {
 	e := Explanation{
-		RequestID: r.RequestID, DisaggID: r.DisaggID, Model: r.Model, Flow: r.Flow.String(),
+		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, Flow: r.Flow.String(),
 		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
 		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
 		Legs:       make([]ExplainedLeg, 0, r.legs),

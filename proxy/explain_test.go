@@ -72,6 +72,7 @@ func TestExplainJSON(t *testing.T) {
 	const want = `{
  "request_id": "r1",
  "disagg_id": 9007199254740993,
+ "arrival": 1700000000,
  "model": "m",
  "flow": "prefill_first",
  "policy": "least_load",
@@ -216,7 +217,7 @@ func TestExplainEmpty(t *testing.T) {
 	s.put(r)
 	e, _ := s.get("r")
 	got, _ := json.Marshal(e)
-	const want = `{"request_id":"r","disagg_id":0,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
+	const want = `{"request_id":"r","disagg_id":0,"arrival":1700000000,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
 		`"candidates":[],"legs":[{"id":"","phase":"decode","engine":"d","rank":0,"attempt":1,"start_ms":1,"first_byte_ms":null,"end_ms":null,"status":0,"error":""}],"fallbacks":[]}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)

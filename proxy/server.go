@@ -42,6 +42,7 @@ type Deps struct {
 	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap     func(http.Handler) http.Handler
+	Workers  Workers   // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *Recorder // nil: nothing is recorded
 	Log      *slog.Logger

@@ -1,0 +1,300 @@
+package telemetry
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+)
+
+// WireFormat is the format in which a Fleet wants the metrics of a process, as
+// an Accept header.
+const WireFormat = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+
+// Process is one process of a fleet, as it answered.
+type Process struct {
+	Name   string // tells apart what is no sum: the value of the label process
+	Text   []byte // its metrics in WireFormat
+	Silent bool   // it did not answer
+}
+
+// ownProcess is the Name of the process that gathers.
+const ownProcess = "coordinator"
+
+// Fleet is a Gatherer that shows the metrics of all processes as those of one:
+// counters, histograms and gauges add up, but for those that the coordinator
+// alone knows; what is about a process itself gets a label process.
+//
+// A sum must not fall because a process has ended or does not answer: counters
+// and histograms of such are remembered as they were last seen. Safe for
+// concurrent use.
+type Fleet struct {
+	own prometheus.Gatherer
+	ask func() []Process
+
+	mu    sync.Mutex
+	known map[string]*remembered // by a process's name and start; guarded by mu
+	past  families               // of processes that were forgotten; guarded by mu
+}
+
+// remembered is the counters and histograms of a process.
+type remembered struct {
+	families
+	seen time.Time
+}
+
+type families map[string]*dto.MetricFamily
+
+// mostKnown bounds the processes that are remembered one by one.
+const mostKnown = 256
+
+// NewFleet returns the Gatherer of own and of what ask answers.
+func NewFleet(own prometheus.Gatherer, ask func() []Process) *Fleet {
+	return &Fleet{own: own, ask: ask, known: map[string]*remembered{}, past: families{}}
+}
+
+// ofCoordinator is the gauges that the coordinator knows for all: workers have
+// their own idea of them, or a part.
+var ofCoordinator = map[string]bool{
+	"pdproxy_leases_open": true, "pdproxy_engine_load": true, "pdproxy_engine_up": true, "pdproxy_pair_state": true, "pdproxy_pair_refused": true,
+	"pdproxy_kv_index_blocks": true, "pdproxy_kv_index_bytes": true, "pdproxy_kv_distrust": true,
+}
+
+// startTime is when a process began; it tells two of one name apart.
+const startTime = "process_start_time_seconds"
+
+// Gather implements prometheus.Gatherer.
+func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
+	own, err := f.own.Gather()
+	if err != nil {
+		return nil, err
+	}
+	answers := f.ask()
+	t := total{}
+	for _, family := range own {
+		t.add(family, ownProcess, true)
+	}
+	silent, now := 0, time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range answers {
+		list, err := decode(p.Text)
+		if p.Silent || err != nil {
+			silent++
+			continue
+		}
+		mem := &remembered{families{}, now}
+		for _, family := range list {
+			if !ofCoordinator[family.GetName()] {
+				t.add(family, p.Name, true)
+			}
+			if adds(family) {
+				mem.families[family.GetName()] = family
+			}
+		}
+		f.known[p.Name+" "+started(list)] = mem
+	}
+	f.recall(t, now)
+	t.gauge("pdproxy_fleet_workers", "Workers that are connected to the coordinator.", float64(len(answers)))
+	t.gauge("pdproxy_fleet_silent_workers", "Workers that did not say their metrics in time: their counters are as they were last seen.", float64(silent))
+	return t.families(), nil
+}
+
+// recall adds what is remembered of processes that did not answer now, and
+// forgets, but for the sum, those that have been away longest when there are many.
+// f.mu is held.
+func (f *Fleet) recall(t total, now time.Time) {
+	away := slices.Collect(maps.Keys(f.known))
+	away = slices.DeleteFunc(away, func(key string) bool { return f.known[key].seen.Equal(now) })
+	slices.SortFunc(away, func(a, b string) int { return cmp.Or(f.known[a].seen.Compare(f.known[b].seen), strings.Compare(a, b)) })
+	if more := len(f.known) - mostKnown; more > 0 {
+		sum := total{}
+		for _, family := range f.past {
+			sum.add(family, "", false)
+		}
+		for _, key := range away[:min(more, len(away))] {
+			for _, family := range f.known[key].families {
+				sum.add(family, "", false)
+			}
+			delete(f.known, key)
+		}
+		away = away[min(more, len(away)):]
+		for _, family := range sum.families() {
+			f.past[family.GetName()] = family
+		}
+	}
+	for _, family := range f.past {
+		t.add(family, "", false)
+	}
+	for _, key := range away {
+		for _, family := range f.known[key].families {
+			t.add(family, "", false)
+		}
+	}
+}
+
+// decode reads WireFormat.
+func decode(text []byte) (list []*dto.MetricFamily, err error) {
+	d := expfmt.NewDecoder(bytes.NewReader(text), expfmt.NewFormat(expfmt.TypeProtoDelim))
+	for {
+		family := new(dto.MetricFamily)
+		switch err := d.Decode(family); {
+		case errors.Is(err, io.EOF):
+			return list, nil
+		case err != nil:
+			return nil, fmt.Errorf("decode metrics: %w", err)
+		}
+		list = append(list, family)
+	}
+}
+
+// started is the start of the process whose metrics these are; "" when it does
+// not say.
+func started(list []*dto.MetricFamily) string {
+	for _, family := range list {
+		if family.GetName() == startTime && len(family.Metric) == 1 {
+			return fmt.Sprint(family.Metric[0].GetGauge().GetValue())
+		}
+	}
+	return ""
+}
+
+// adds reports whether a family's values only grow, and are not about the process
+// itself.
+func adds(f *dto.MetricFamily) bool {
+	return !aboutProcess(f.GetName()) && (f.GetType() == dto.MetricType_COUNTER || f.GetType() == dto.MetricType_HISTOGRAM)
+}
+
+// aboutProcess reports whether a family is about the process and its runtime.
+func aboutProcess(name string) bool {
+	for _, prefix := range [...]string{"go_", "process_", "promhttp_"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// total is the sum of several processes' families, by name.
+type total map[string]*sum
+
+// sum is a family and its metrics by their labels.
+type sum struct {
+	family *dto.MetricFamily
+	at     map[string]*dto.Metric
+}
+
+// add adds a family, of which nothing is kept. A family of another type than
+// there is under its name is left out; of one that is not live, gauges are.
+func (t total) add(f *dto.MetricFamily, process string, live bool) {
+	own := aboutProcess(f.GetName())
+	if !live && !adds(f) {
+		return
+	}
+	s := t[f.GetName()]
+	if s == nil {
+		s = &sum{family: &dto.MetricFamily{Name: f.Name, Help: f.Help, Type: f.Type}, at: map[string]*dto.Metric{}}
+		t[f.GetName()] = s
+	}
+	if s.family.GetType() != f.GetType() {
+		return
+	}
+	for _, m := range f.Metric {
+		labels := m.Label
+		if own {
+			labels = append(slices.Clone(labels), label("process", process))
+			slices.SortFunc(labels, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
+		}
+		key := labelKey(labels)
+		to := s.at[key]
+		if to == nil {
+			to = &dto.Metric{Label: labels}
+			s.at[key] = to
+			s.family.Metric = append(s.family.Metric, to)
+		} else if own {
+			continue // a process that goes and the one that takes its place
+		}
+		addMetric(to, m)
+	}
+}
+
+func label(name, value string) *dto.LabelPair { return &dto.LabelPair{Name: &name, Value: &value} }
+
+func labelKey(labels []*dto.LabelPair) string {
+	var b strings.Builder
+	for _, l := range labels {
+		fmt.Fprintf(&b, "%q=%q,", l.GetName(), l.GetValue())
+	}
+	return b.String()
+}
+
+// addMetric adds the value of m.
+func addMetric(to, m *dto.Metric) {
+	switch {
+	case m.Counter != nil:
+		v := to.GetCounter().GetValue() + m.Counter.GetValue()
+		to.Counter = &dto.Counter{Value: &v}
+	case m.Gauge != nil:
+		v := to.GetGauge().GetValue() + m.Gauge.GetValue()
+		to.Gauge = &dto.Gauge{Value: &v}
+	case m.Summary != nil: // of one process alone: those that are have a label of their own
+		to.Summary = m.Summary
+	case m.Histogram != nil:
+		to.Histogram = addHistograms(to.Histogram, m.Histogram)
+	}
+}
+
+// addHistograms adds two histograms; a is nil for nothing. Borders that one of
+// them does not have are dropped: an older version may have had others.
+func addHistograms(a, b *dto.Histogram) *dto.Histogram {
+	count, total := a.GetSampleCount()+b.GetSampleCount(), a.GetSampleSum()+b.GetSampleSum()
+	h := &dto.Histogram{SampleCount: &count, SampleSum: &total}
+	if a == nil {
+		for _, bucket := range b.Bucket {
+			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: bucket.UpperBound, CumulativeCount: bucket.CumulativeCount})
+		}
+		return h
+	}
+	for i, j := 0, 0; i < len(a.Bucket) && j < len(b.Bucket); {
+		one, two := a.Bucket[i], b.Bucket[j]
+		switch {
+		case one.GetUpperBound() < two.GetUpperBound():
+			i++
+		case one.GetUpperBound() > two.GetUpperBound():
+			j++
+		default:
+			n := one.GetCumulativeCount() + two.GetCumulativeCount()
+			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: one.UpperBound, CumulativeCount: &n})
+			i++
+			j++
+		}
+	}
+	return h
+}
+
+// gauge adds a gauge of the fleet itself.
+func (t total) gauge(name, help string, v float64) {
+	typ := dto.MetricType_GAUGE
+	t[name] = &sum{family: &dto.MetricFamily{Name: &name, Help: &help, Type: &typ, Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: &v}}}}}
+}
+
+// families lists the sums by name.
+func (t total) families() []*dto.MetricFamily {
+	list := make([]*dto.MetricFamily, 0, len(t))
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		if len(t[name].family.Metric) > 0 {
+			list = append(list, t[name].family)
+		}
+	}
+	return list
+}

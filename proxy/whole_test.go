@@ -1,0 +1,192 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// nobody is the Numbers of a worker that knows no instances of the coordinator.
+type nobody struct{}
+
+func (nobody) Number(*engine.Instance) (uint32, bool) { return 0, false }
+func (nobody) Instance(uint32) *engine.Instance       { return nil }
+
+// mute is workers that have one which never answers.
+type mute struct{ Workers }
+
+func (m mute) Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer {
+	return append(m.Workers.Each(ctx, method, path, body), WorkerAnswer{Name: "h/9", Err: errors.New("no answer")})
+}
+
+// wholeFleet is a coordinator and workers, each with an engine of its own, that
+// are connected to it. Each worker has served one request, named after its slot.
+func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front *world, behind []*world) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var server *coordinator.Server
+	front = newWorld(t, setup{deps: func(d *Deps) {
+		server = coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
+		d.Workers = NewWorkers(server)
+		if change != nil {
+			d.Workers = change(d.Workers)
+		}
+	}})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	running.Go(func() {
+		if err := server.Serve(ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	for slot := range workers {
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
+		c := coordinator.NewClient(coordinator.ClientOptions{
+			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
+			Fallback: w.local, Mirror: nobody{}, Admin: w.WorkerAdmin(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
+		})
+		running.Go(func() { c.Run(ctx) })
+		for !c.Connected() {
+			time.Sleep(time.Millisecond)
+		}
+		if a := w.post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", fmt.Sprint("request-", slot)); a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		w.settled()
+		behind = append(behind, w)
+	}
+	return front, behind
+}
+
+// into asks the coordinator and reads its answer.
+func (w *world) into(v any, path string) {
+	w.t.Helper()
+	a := w.operate("GET", path, "")
+	if a.status != 200 {
+		w.t.Fatalf("%s: %d %s", path, a.status, a.body)
+	}
+	if err := json.Unmarshal([]byte(a.body), v); err != nil {
+		w.t.Fatalf("%s: %v in %s", path, err, a.body)
+	}
+}
+
+// shows asserts lines of GET /metrics.
+func (w *world) shows(lines ...string) {
+	w.t.Helper()
+	a := w.operate("GET", "/metrics", "")
+	for _, line := range lines {
+		if a.status != 200 || !strings.Contains(a.body, "\n"+line+"\n") {
+			w.t.Errorf("%d, no line %s", a.status, line)
+		}
+	}
+}
+
+// TestWhole: the coordinator's operators see what its workers did, and reach them.
+func TestWhole(t *testing.T) {
+	front, behind := wholeFleet(t, 3, nil)
+	for slot := range behind {
+		var e Explanation
+		if front.into(&e, fmt.Sprint("/v1/explain/request-", slot)); e.RequestID != fmt.Sprint("request-", slot) || len(e.Legs) != 1 || e.Arrival == 0 {
+			t.Errorf("explained as %+v", e)
+		}
+	}
+	if a := front.operate("GET", "/v1/explain/another%2Fone", ""); a.status != 404 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	behind[2].post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", "request-0")
+	behind[2].settled()
+	var last Explanation
+	var all []PerfRow
+	front.into(&last, "/v1/explain/request-0")
+	front.into(&all, "/perf_metrics")
+	slices.SortFunc(all, func(a, b PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
+	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
+		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
+	}
+	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 4`, "pdproxy_fleet_workers 3", "pdproxy_fleet_silent_workers 0")
+	var rows []PolicyRow
+	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
+		t.Errorf("%+v", rows)
+	}
+	var workers []coordinator.WorkerRow
+	if front.into(&workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
+		t.Errorf("%+v", workers)
+	}
+	if a := front.operate("POST", "/v1/policies/auto/reload", ""); a.status != 200 || !strings.Contains(a.body, `"workers":3`) {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := front.operate("POST", "/v1/policies/other/reload", ""); a.status == 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if a := front.operate("POST", "/v1/drain", ""); a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	for n, w := range behind {
+		if len(w.policies.reloaded) != 1 || w.get("/health").status != 503 {
+			t.Errorf("worker %d reloaded %v and drains: %d", n, w.policies.reloaded, w.get("/health").status)
+		}
+	}
+}
+
+// TestWholeLive: running exchanges of all workers, the oldest first.
+func TestWholeLive(t *testing.T) {
+	front, _ := wholeFleet(t, 0, func(Workers) Workers {
+		return fixed{{Name: "a", Status: 200, Body: []byte(`[{"request_id":"young","age_ms":1},{"request_id":"old","age_ms":30}]`)},
+			{Name: "b", Status: 200, Body: []byte(`[{"request_id":"between","age_ms":20.5,"decode":"d0"}]`)}, {Name: "c", Status: 200, Body: []byte(`x`)}, {Name: "d", Status: 503}}
+	})
+	var rows []LiveExchange
+	if front.into(&rows, "/v1/exchanges"); len(rows) != 3 || rows[0].RequestID != "old" || rows[1].Decode != "d0" || rows[2].RequestID != "young" {
+		t.Errorf("%+v", rows)
+	}
+}
+
+// fixed is workers that always say the same.
+type fixed []WorkerAnswer
+
+func (f fixed) Each(context.Context, string, string, []byte) []WorkerAnswer { return slices.Clone(f) }
+func (fixed) List() []coordinator.WorkerRow                                 { return nil }
+
+// TestWholeSilent: a worker that does not answer holds nothing up and is said to
+// be silent; what was to reach all of them is then no success.
+func TestWholeSilent(t *testing.T) {
+	front, _ := wholeFleet(t, 1, func(w Workers) Workers { return mute{w} })
+	var e Explanation
+	front.into(&e, "/v1/explain/request-0")
+	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
+	if a := front.operate("GET", "/v1/explain/none", ""); a.status != 404 || !strings.Contains(a.body, "1 workers did not answer") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	for _, path := range []string{"/v1/policies/auto/reload", "/v1/drain"} {
+		if a := front.operate(http.MethodPost, path, ""); a.status != 504 || !strings.Contains(a.body, `"silent_workers":1`) {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+// TestWholeRefuses: a worker that keeps its old policy is named.
+func TestWholeRefuses(t *testing.T) {
+	front, _ := wholeFleet(t, 0, func(Workers) Workers {
+		return fixed{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}
+	})
+	if a := front.operate(http.MethodPost, "/v1/policies/auto/reload", ""); a.status != 409 || !strings.Contains(a.body, "worker a/1: it does not start") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
