@@ -125,9 +125,17 @@ func (l *leading) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	l.settle(ctx)
+	told := make(chan struct{})
+	first := sync.OnceFunc(func() { close(told) })
 	wg.Go(func() {
-		l.n.registry.Export(ctx, func(part engine.Part, value []byte) { l.workers.Publish(topics[part], value) })
+		defer first()
+		l.n.registry.Export(ctx, func(part engine.Part, value []byte) {
+			if l.workers.Publish(topics[part], value); part == engine.Loads { // the last of the first round
+				first()
+			}
+		})
 	})
+	<-told // a worker that comes is told all at once
 	if err := l.office.Run(ctx); err != nil {
 		l.n.log.Error("workers can no longer connect", "error", err)
 	}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // TestRecorder: prompts that begin alike have the same first hashes, and nothing
@@ -63,5 +65,70 @@ func testRecorder(t *testing.T) {
 	}
 	if l := lines[2]; l.InputLength <= 0 || l.OutputLength <= 0 {
 		t.Errorf("lengths %d and %d", l.InputLength, l.OutputLength)
+	}
+}
+
+// TestRecorderOfSeveral: what several processes forward is one recording: the same
+// prompt has the same hashes whoever saw it, and none of those that were sent.
+func TestRecorderOfSeveral(t *testing.T) { synctest.Test(t, testRecorderOfSeveral) }
+
+func testRecorderOfSeveral(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	rec, err := NewRecorder(path, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sent [][]byte
+	away := false
+	forward := func() *Recorder {
+		return NewForwarder(4, func(line []byte) bool {
+			sent = append(sent, line)
+			if !away && rec.Add(line) != nil {
+				t.Error("a line was refused")
+			}
+			return !away
+		})
+	}
+	forwarders := []*Recorder{forward(), forward()}
+	const body = `{"model":"m","prompt":"a secret of sixteen and more","max_tokens":3,"session_id":"s-1"}`
+	time.Sleep(time.Second)
+	for n, one := range append(forwarders, forwarders[0]) {
+		away = n == 2
+		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, deps: func(d *Deps) { d.Recorder = one }})
+		if got := w.post("/v1/completions", body); got.status != 200 {
+			t.Fatalf("status %d", got.status)
+		}
+		synctest.Wait()
+	}
+	if forwarders[0].Close() == nil || forwarders[1].Close() != nil {
+		t.Error("only of the first a line was not taken")
+	}
+	if err := rec.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []RecordedLine
+	for line := range bytes.Lines(text) {
+		var l RecordedLine
+		if err := json.Unmarshal(line, &l); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, l)
+	}
+	var raw RecordedLine
+	if err := json.Unmarshal(sent[0], &raw); err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 2 || !slices.Equal(lines[0].HashIDs, lines[1].HashIDs) || lines[0].Conversation != lines[1].Conversation || lines[0].Timestamp < 1000 || lines[1].Timestamp > 1100 {
+		t.Fatalf("%s", text)
+	}
+	if slices.Contains(lines[0].HashIDs, raw.HashIDs[0]) || lines[0].Conversation == raw.Conversation {
+		t.Error("what was sent is in the recording")
+	}
+	if rec.Add([]byte("{")) == nil {
+		t.Error("garbage was taken")
 	}
 }
