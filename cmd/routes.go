@@ -51,6 +51,7 @@ func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener)
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
 		Token: token, Version: readVersion().Version, Log: n.log,
+		Leads: func() bool { return n.leading == nil || n.leading.office.Leads() },
 	})}
 	n.routes.served = given
 	if n.leading != nil { // whose workers come there too
