@@ -60,8 +60,9 @@ type node struct {
 	done  chan error
 }
 
-// start starts a fleet of so many workers over two prefill and two decode engines.
-func start(t *testing.T, connector string, workers int) *fleet {
+// bare is the engines of a fleet, two for prefill and two for decode, and the
+// configuration of its nodes.
+func bare(t *testing.T, connector string, workers int) *fleet {
 	t.Helper()
 	f := &fleet{t: t, cfg: config.Default(), dir: handover.Dir(t.TempDir()), client: &http.Client{Transport: &http.Transport{}}, goroutines: runtime.NumGoroutine()}
 	f.cfg.Server.Listen, f.cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -80,6 +81,13 @@ func start(t *testing.T, connector string, workers int) *fleet {
 	}
 	f.alone = f.engine(connector, enginesim.RoleBoth, 0)
 	t.Cleanup(f.close)
+	return f
+}
+
+// start starts a fleet of so many workers.
+func start(t *testing.T, connector string, workers int) *fleet {
+	t.Helper()
+	f := bare(t, connector, workers)
 	f.coordinator = f.node(cmd.RoleCoordinator, 0)
 	for slot := range workers {
 		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
@@ -230,6 +238,12 @@ func (f *fleet) whole(s *stream, prompt string, tokens int) {
 func (f *fleet) settled() {
 	f.t.Helper()
 	eventually(f.t, "no lease is open", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 0 })
+	f.idle()
+}
+
+// idle asserts that no engine has anything, and that none saw an id twice.
+func (f *fleet) idle() {
+	f.t.Helper()
 	for _, e := range f.engines {
 		eventually(f.t, "engine "+e.Addr()+" is idle and empty", func() bool {
 			s := e.State()

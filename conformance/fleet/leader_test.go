@@ -1,0 +1,294 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// asCoordinator is the variable of the environment that names the file by which
+// this program is a coordinator, which a test can kill.
+const asCoordinator = "PDPROXY_TEST_COORDINATOR"
+
+func TestMain(m *testing.M) {
+	path := os.Getenv(asCoordinator)
+	if path == "" {
+		os.Exit(m.Run())
+	}
+	var cfg config.Config
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = gob.NewDecoder(bytes.NewReader(data)).Decode(&cfg)
+	}
+	if err == nil {
+		var n *cmd.Node
+		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.Part{Role: cmd.RoleCoordinator, Dir: handover.Dir(filepath.Dir(path))}); err == nil {
+			err = n.Serve(context.Background())
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// host is a coordinator and a worker of a fleet that has several of them.
+type host struct {
+	f      *fleet
+	cfg    config.Config // of the coordinator
+	dir    handover.Dir
+	admin  surface.Admin // of the coordinator
+	worker *node
+	log    bytes.Buffer
+	cmd    *exec.Cmd // the coordinator; nil: it does not run
+}
+
+// host makes a host whose coordinator reaches etcd by one wire and whose worker by
+// another. Its coordinator is a process.
+func (f *fleet) host(coordinator, worker *wire) *host {
+	f.t.Helper()
+	h := &host{f: f, dir: handover.Dir(f.t.TempDir())}
+	f.dir = h.dir
+	f.cfg.Fleet.Listen = freeAddr(f.t)
+	f.cfg.Fleet.Etcd.Lease = config.Duration(2 * time.Second)
+	h.cfg = f.cfg
+	h.cfg.Fleet.Etcd.Endpoints = []string{coordinator.url()}
+	h.cfg.Admin.Listen = freeAddr(f.t)
+	h.admin = surface.Admin{Client: f.client, URL: "http://" + h.cfg.Admin.Listen}
+	h.start()
+	f.t.Cleanup(func() {
+		if h.kill(); f.t.Failed() {
+			f.t.Logf("coordinator %s:\n%s", h.cfg.Fleet.Listen, h.log.String())
+		}
+	})
+	f.cfg.Fleet.Etcd.Endpoints = []string{worker.url()}
+	h.worker = f.node(cmd.RoleWorker, 0)
+	f.workers = append(f.workers, h.worker)
+	eventually(f.t, "the worker is ready", func() bool { return f.status(h.worker.URL()+"/health") == 200 })
+	eventually(f.t, "the coordinator leads or is in step", h.ready)
+	return h
+}
+
+// start starts the coordinator.
+func (h *host) start() {
+	h.f.t.Helper()
+	path := h.dir.Path("config")
+	var data bytes.Buffer
+	if err := gob.NewEncoder(&data).Encode(h.cfg); err != nil {
+		h.f.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data.Bytes(), 0o600); err != nil {
+		h.f.t.Fatal(err)
+	}
+	h.cmd = exec.Command(os.Args[0])
+	h.cmd.Env = append(os.Environ(), asCoordinator+"="+path)
+	h.cmd.Stderr = &h.log
+	if err := h.cmd.Start(); err != nil {
+		h.f.t.Fatal(err)
+	}
+}
+
+// kill ends the coordinator as kill -9 does.
+func (h *host) kill() {
+	if h.cmd != nil {
+		_ = h.cmd.Process.Kill()
+		_ = h.cmd.Wait() // killed, it says
+		h.cmd = nil
+	}
+}
+
+func (h *host) ready() bool { return h.f.status(h.admin.URL+"/readyz") == 200 }
+
+// leases is how many leases the coordinator has; -1: it does not answer.
+func (h *host) leases() float64 {
+	n, err := h.admin.Metric("pdproxy_leases_open")
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// alone is how many requests the worker has placed without a coordinator.
+func (h *host) alone() float64 {
+	return h.f.metric(h.worker, "pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)
+}
+
+// leader is the record in etcd.
+func (s *store) leader() (l election.Leader) {
+	s.t.Helper()
+	answer, err := s.client.Get(s.t.Context(), "/pdproxy/fleets/pdproxy/leader")
+	if err != nil || len(answer.Kvs) != 1 {
+		s.t.Fatalf("%v, %v", answer, err)
+	}
+	if err := json.Unmarshal(answer.Kvs[0].Value, &l); err != nil {
+		s.t.Fatal(err)
+	}
+	return l
+}
+
+// turn is one turn of a conversation through a worker, which must be served; it
+// returns where.
+func (f *fleet) turn(w *node, conversation string) string {
+	f.t.Helper()
+	body := fmt.Sprintf(`{"model":"sim","prompt":"a turn of %s","max_tokens":2,"conversation_id":%q}`, conversation, conversation)
+	resp, err := f.client.Post(w.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		f.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, text)
+	}
+	return resp.Header.Get("X-Pdproxy-Prefill") + " " + resp.Header.Get("X-Pdproxy-Decode")
+}
+
+// led starts a fleet of two hosts over one etcd, of which the first leads.
+func led(t *testing.T) (f *fleet, s *store, hosts [2]*host, wires [2]*wire) {
+	t.Helper()
+	s = startStore(t)
+	f = bare(t, enginesim.ConnectorVLLMNixl, 1)
+	f.cfg.Server.ExposePlacement = true
+	f.cfg.Policy.Place = "conversation"
+	for i := range hosts {
+		wires[i] = newWire(t, s.addr)
+		hosts[i] = f.host(wires[i], wires[i])
+	}
+	if l := s.leader(); l.Address != hosts[0].cfg.Fleet.Listen {
+		t.Fatalf("%+v leads", l)
+	}
+	return f, s, hosts, wires
+}
+
+// nothingLeft asserts that a coordinator has no lease and that no engine has
+// anything.
+func (f *fleet) nothingLeft(hosts ...*host) {
+	f.t.Helper()
+	for _, h := range hosts {
+		eventually(f.t, "no lease is open", func() bool { return h.leases() == 0 })
+	}
+	f.idle()
+}
+
+// TestLeaderKilled kills the coordinator that leads while streams are open, and
+// the next one after it. Nobody waits, the leases are in the next one's books, and
+// conversations stay where they were.
+func TestLeaderKilled(t *testing.T) {
+	f, s, hosts, _ := led(t)
+	homes := map[string]string{}
+	for n := range 12 {
+		id := fmt.Sprint("c", n)
+		homes[id] = f.turn(hosts[n%2].worker, id)
+	}
+	var streams []*stream
+	for n, h := range hosts {
+		streams = append(streams, f.open(h.worker.URL(), fmt.Sprint("held ", n), 8000))
+		if n := h.alone(); n != 0 {
+			t.Errorf("%v requests were placed without a coordinator", n)
+		}
+	}
+	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	time.Sleep(300 * time.Millisecond) // three questions of the standby
+	for round := range 2 {
+		gone, next := hosts[round%2], hosts[(round+1)%2]
+		before := s.leader()
+		gone.kill()
+		served := 0
+		for ; next.leases() != 2; served++ {
+			f.turn(hosts[served%2].worker, fmt.Sprint("meanwhile ", served))
+		}
+		if hosts[0].alone()+hosts[1].alone() == 0 {
+			t.Errorf("%d requests were served while nobody led, and none is counted", served)
+		}
+		if l := s.leader(); l.Epoch <= before.Epoch || l.Address != next.cfg.Fleet.Listen {
+			t.Errorf("%+v leads after %+v", l, before)
+		}
+		was := hosts[0].alone() + hosts[1].alone()
+		for id, home := range homes {
+			if at := f.turn(hosts[round].worker, id); at != home {
+				t.Errorf("round %d: conversation %s was on %s and is on %s", round, id, home, at)
+			}
+		}
+		if n := hosts[0].alone() + hosts[1].alone() - was; n != 0 {
+			t.Errorf("round %d: %v requests were placed without the coordinator that leads", round, n)
+		}
+		gone.start()
+		eventually(t, "the one that was killed is in step", gone.ready)
+	}
+	for n, stream := range streams {
+		f.whole(stream, fmt.Sprint("held ", n), 8000)
+	}
+	f.nothingLeft(hosts[0], hosts[1])
+}
+
+// TestSplit cuts the host of the leader off from etcd. It leads on, for its own
+// worker, beside the next one; ids differ, and neither keeps a lease. When the wire
+// is joined all follow the later one.
+func TestSplit(t *testing.T) {
+	f, s, hosts, wires := led(t)
+	old := f.open(hosts[0].worker.URL(), "old", 4000)
+	both := f.open(hosts[1].worker.URL(), "both", 4000)
+	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	first := s.leader()
+	wires[0].set(true)
+	eventually(t, "each has its worker's lease", func() bool { return hosts[0].leases() == 1 && hosts[1].leases() == 1 })
+	if l := s.leader(); l.Epoch <= first.Epoch {
+		t.Errorf("%+v leads after %+v", l, first)
+	}
+	was := hosts[0].alone() + hosts[1].alone()
+	for n := range 40 {
+		f.turn(hosts[n%2].worker, fmt.Sprint("split ", n))
+	}
+	if n := hosts[0].alone() + hosts[1].alone() - was; n != 0 {
+		t.Errorf("%v requests were placed without a coordinator", n)
+	}
+	wires[0].set(false)
+	eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
+	f.whole(old, "old", 4000)
+	f.whole(both, "both", 4000)
+	f.nothingLeft(hosts[0], hosts[1])
+}
+
+// TestEtcdAway: for as long as PDPROXY_ETCD_AWAY says, or more than two leases,
+// there is no etcd, and requests notice nothing.
+func TestEtcdAway(t *testing.T) {
+	f, s, hosts, _ := led(t)
+	before := s.leader()
+	away, err := time.ParseDuration(os.Getenv("PDPROXY_ETCD_AWAY"))
+	if err != nil {
+		away = 5 * time.Second
+	}
+	n := 0
+	serve := func(d time.Duration) {
+		for end := time.Now().Add(d); time.Now().Before(end); n++ {
+			f.turn(hosts[n%2].worker, fmt.Sprint("c", n))
+		}
+	}
+	s.kill()
+	serve(away)
+	s.start()
+	serve(5 * time.Second)
+	if l := s.leader(); l != before {
+		t.Errorf("%+v leads after %+v", l, before)
+	}
+	if alone := hosts[0].alone() + hosts[1].alone(); alone != 0 {
+		t.Errorf("%v of %d requests were placed without a coordinator", alone, n)
+	}
+	f.nothingLeft(hosts[0], hosts[1])
+}
