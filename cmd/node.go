@@ -176,8 +176,12 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
+	var workers proxy.Workers
+	if n.leading != nil {
+		workers = proxy.NewWorkers(n.leading.workers)
+	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
-		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom,
+		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Workers: workers,
 		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Log: n.log, Version: readVersion().Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)

@@ -48,9 +48,6 @@ func (s *Server) adminHandler(token string) http.Handler {
 	return open
 }
 
-// WorkerAdmin is the operators' surface of one worker, for its coordinator alone.
-func (s *Server) WorkerAdmin() http.Handler { return s.adminHandler("") }
-
 // requireToken lets only callers through that send the token.
 func requireToken(token string, h http.Handler) http.Handler {
 	if token == "" {

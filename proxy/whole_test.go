@@ -61,7 +61,7 @@ func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front 
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
 		c := coordinator.NewClient(coordinator.ClientOptions{
 			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
-			Fallback: w.local, Mirror: nobody{}, Admin: w.WorkerAdmin(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
+			Fallback: w.local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
 		})
 		running.Go(func() { c.Run(ctx) })
 		for !c.Connected() {
