@@ -24,30 +24,39 @@ const quicBuffer = 7 << 20
 type quicFront struct {
 	conn   *net.UDPConn
 	server *http3.Server
+	lane   *quicLane // nil: the port is this process's alone
 }
 
-// listenQUIC opens the UDP socket. 0-RTT stays off: a replayed POST would
-// generate twice.
-func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, log *slog.Logger) (*quicFront, error) {
-	addr, err := net.ResolveUDPAddr("udp", cfg.Server.HTTP3)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.ListenUDP("udp", addr)
-	if err != nil {
-		return nil, err
-	}
-	checkBuffers(conn, log)
-	return &quicFront{conn: conn, server: &http3.Server{
+// listenQUIC opens the UDP socket, which processes of the directory lanes share
+// unless that is "". 0-RTT stays off: a replayed POST would generate twice.
+func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes string, log *slog.Logger) (*quicFront, error) {
+	q := &quicFront{server: &http3.Server{
 		Handler:        h,
-		Port:           conn.LocalAddr().(*net.UDPAddr).Port,
 		TLSConfig:      http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)),
 		MaxHeaderBytes: int(cfg.Server.MaxHeader),
 		IdleTimeout:    time.Duration(cfg.Server.IdleTimeout),
 		QUICConfig:     &quic.Config{Allow0RTT: false, MaxIncomingStreams: 10000, KeepAlivePeriod: 15 * time.Second},
 		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
 		Logger:         slog.New(slog.DiscardHandler),
-	}}, nil
+	}}
+	if lanes == "" {
+		addr, err := net.ResolveUDPAddr("udp", cfg.Server.HTTP3)
+		if err != nil {
+			return nil, err
+		}
+		if q.conn, err = net.ListenUDP("udp", addr); err != nil {
+			return nil, err
+		}
+	} else {
+		var err error
+		if q.lane, err = openLane(lanes, cfg.Server.HTTP3, q.server); err != nil {
+			return nil, err
+		}
+		q.conn = q.lane.conn.UDPConn
+	}
+	q.server.Port = q.conn.LocalAddr().(*net.UDPAddr).Port
+	checkBuffers(q.conn, log)
+	return q, nil
 }
 
 // withBase returns conn's context that also ends when base does, with its cause.
@@ -92,22 +101,36 @@ func (q *quicFront) advertise(h http.Handler) http.Handler {
 }
 
 func (q *quicFront) serve() error {
-	if err := q.server.Serve(q.conn); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, quic.ErrServerClosed) {
+	var err error
+	if q.lane != nil {
+		err = q.lane.serve(q.server)
+	} else {
+		err = q.server.Serve(q.conn)
+	}
+	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, quic.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
 func (q *quicFront) shutdown(ctx context.Context) error {
-	if q == nil {
+	switch {
+	case q == nil:
 		return nil
+	case q.lane != nil:
+		return q.lane.shutdown(ctx, q.server)
 	}
 	return q.server.Shutdown(ctx)
 }
 
 func (q *quicFront) close() {
-	if q != nil {
-		q.server.Close()
-		q.conn.Close()
+	if q == nil {
+		return
 	}
+	q.server.Close()
+	if q.lane != nil {
+		q.lane.close()
+		return
+	}
+	q.conn.Close()
 }

@@ -62,7 +62,7 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given So
 	}
 	handler := s.handler()
 	if cfg.Server.HTTP3 != "" && f.public != nil {
-		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.log); err != nil {
+		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.deps.Lanes, s.log); err != nil {
 			f.closeListeners()
 			return nil, fmt.Errorf("server.http3: %w", err)
 		}

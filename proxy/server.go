@@ -45,8 +45,11 @@ type Deps struct {
 	Workers  Workers   // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *Recorder // nil: nothing is recorded
-	Log      *slog.Logger
-	Version  string
+	// Lanes is the directory in which processes meet that share the UDP port of
+	// HTTP/3: those of a fleet, or one and its successor. "": nobody shares it.
+	Lanes   string
+	Log     *slog.Logger
+	Version string
 }
 
 // Policies is what operators see and do of the policies.

@@ -25,11 +25,11 @@ type Conn struct {
 	batch *ipv4.PacketConn
 	lane  *lane
 
-	inbox    inbox
-	waiting  atomic.Bool // the reader is, or will soon be, in the UDP socket
-	mu       sync.Mutex  // held while the read deadline changes
-	ended    bool        // quic-go set a deadline, to stop reading; guarded by mu
-	draining atomic.Bool
+	inbox   inbox
+	waiting atomic.Bool // the reader is, or will soon be, in the UDP socket
+	mu      sync.Mutex  // held while the read deadline changes
+	ended   bool        // quic-go set a deadline, to stop reading; guarded by mu
+	serving atomic.Bool // new clients are this lane's
 
 	known recent // of the reader
 	out   outlet // of the reader
@@ -48,8 +48,9 @@ var (
 
 // Listen takes the lowest free lane of dir and opens the UDP address, host:port,
 // next to the sockets that other lanes have open there. From then on the kernel
-// deals packets of running connections of theirs here too, so that Transport's
-// reading and Run should begin at once.
+// deals packets of running connections of theirs here too, so that the transport's
+// reading and Run must begin at once. New clients go to lanes that serve, if there
+// are any, until Serve.
 func Listen(dir, addr string) (*Conn, error) {
 	l, err := takeLane(dir)
 	if err != nil {
@@ -204,7 +205,7 @@ func (c *Conn) mine(m *ipv4.Message, hops []uint8, i int) bool {
 		return id[0] == c.lane.number || hops != nil // nobody forwards what is a lane's twice
 	case by == unknown:
 		return true
-	case !c.draining.Load():
+	case c.serving.Load():
 		c.known.add(id)
 		return true
 	}
@@ -309,11 +310,17 @@ func move(to, from *ipv4.Message) {
 	to.Flags, to.Addr = from.Flags, from.Addr
 }
 
-// Drain hands new clients to lanes that are not draining from now on; connections
-// that began before stay. Without such a lane all goes on as it was.
+// Serve makes new clients this lane's.
+func (c *Conn) Serve() error {
+	c.serving.Store(true)
+	return c.lane.say(serving)
+}
+
+// Drain hands new clients to lanes that serve from now on; those that this one has
+// met stay. Without another lane all goes on as it was.
 func (c *Conn) Drain() error {
 	err := c.lane.say(draining)
-	c.draining.Store(true)
+	c.serving.Store(false)
 	return err
 }
 
@@ -324,7 +331,7 @@ func (c *Conn) Counts() (forwarded, received, dropped uint64) {
 }
 
 // leaveTime bounds how long Close reads on.
-const leaveTime = 2 * time.Millisecond
+const leaveTime = 100 * time.Millisecond
 
 // Close gives the socket and the lane back; nobody may read any more. What the
 // kernel still holds for others is forwarded. Run returns.
@@ -337,7 +344,7 @@ func (c *Conn) Close() error {
 // this one: a socket that is connected to some address gets only what comes from
 // there.
 func (c *Conn) leave() {
-	c.draining.Store(true)
+	c.serving.Store(false)
 	raw, err := c.UDPConn.SyscallConn()
 	if err != nil {
 		return
@@ -356,11 +363,20 @@ func (c *Conn) leave() {
 	if c.UDPConn.SetReadDeadline(time.Now().Add(leaveTime)) != nil {
 		return
 	}
-	for {
+	for readable(raw) {
 		n, err := c.batch.ReadBatch(ms, 0)
 		if err != nil {
 			return
 		}
 		c.sort(ms[:n], nil)
 	}
+}
+
+// readable reports whether a packet waits in the socket.
+func readable(raw syscall.RawConn) (yes bool) {
+	_ = raw.Control(func(fd uintptr) { // of a closed one: nothing waits
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		yes = n > 0 && err == nil
+	})
+	return yes
 }

@@ -20,8 +20,18 @@ type member struct {
 	once            sync.Once
 }
 
-// join opens a lane of dir on addr and reads it.
+// join opens a lane of dir on addr, reads it and makes it serve.
 func join(t *testing.T, dir, addr string) *member {
+	t.Helper()
+	m := start(t, dir, addr)
+	if err := m.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// start is join of a lane that does not serve yet.
+func start(t *testing.T, dir, addr string) *member {
 	t.Helper()
 	c, err := Listen(dir, addr)
 	if err != nil {
@@ -205,6 +215,43 @@ func TestDrain(t *testing.T) {
 	}
 	if len(a.got)+len(b.got)+len(last.got) > 0 {
 		t.Errorf("%d, %d and %d too many", len(a.got), len(b.got), len(last.got))
+	}
+}
+
+// A lane that does not serve yet hands new clients to one that does, and keeps those
+// that nobody takes.
+func TestStart(t *testing.T) {
+	dir := t.TempDir()
+	a := start(t, dir, "127.0.0.1:0")
+	send := func(id byte) {
+		t.Helper()
+		if _, err := client(t, a.LocalAddr()).Write(long([]byte{id, 2, 3, 4, 5, 6, 7, 8})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(0)
+	a.next(t)
+	if err := a.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, dir, a.LocalAddr().String())
+	for id := byte(1); ; id++ {
+		send(id)
+		a.next(t)
+		if forwarded, _, _ := b.Counts(); forwarded > 2 {
+			break
+		}
+	}
+	if err := b.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	for id := byte(100); len(b.got) == 0; id++ {
+		send(id)
+		select {
+		case <-a.got:
+		case m := <-b.got:
+			b.got <- m
+		}
 	}
 }
 

@@ -5,8 +5,8 @@
 //
 // All that the processes share lies in one directory, which must belong to the
 // user and be closed to others: lane-K.lock is held by flock for as long as lane K
-// lives and says "PID serving" or "PID draining"; lane-K.sock takes forwarded
-// packets; quic.key is the secret of stateless resets and address tokens.
+// lives and says PID and "starting", "serving" or "draining"; lane-K.sock takes
+// forwarded packets; quic.key is the secret of stateless resets and address tokens.
 package quiclane
 
 import (
@@ -33,6 +33,8 @@ const (
 	// tells who made an id.
 	idLen = 7
 
+	// Only a serving lane is given new clients.
+	starting = "starting"
 	serving  = "serving"
 	draining = "draining"
 )
@@ -87,7 +89,7 @@ func (l *lane) take() (err error) {
 	if l.inlet, err = net.ListenUnixgram(at.Net, at); err != nil {
 		return err
 	}
-	if err := l.say(serving); err != nil {
+	if err := l.say(starting); err != nil {
 		return errors.Join(err, os.Remove(at.Name), l.inlet.Close())
 	}
 	return nil

@@ -123,6 +123,14 @@ func TestFindHeirs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "lane-300.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if got := findHeirs(dir, 0, nil); len(got) > 0 {
+		t.Errorf("heirs of 0: %v, all are starting", got)
+	}
+	for _, l := range []*lane{a, b, c} {
+		if err := l.say(serving); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if got := findHeirs(dir, 0, nil); !bytes.Equal(got, []byte{1, 2}) {
 		t.Errorf("heirs of 0: %v", got)
 	}

@@ -1,0 +1,263 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/quiclane"
+)
+
+// port is a UDP port that worlds share, one after the other or at once.
+type port struct {
+	t     *testing.T
+	certs *Certs
+	lanes string
+	addr  string // of all worlds but the first
+}
+
+func newPort(t *testing.T) *port {
+	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &port{t: t, certs: certs, lanes: t.TempDir(), addr: anyPort}
+}
+
+const anyPort = "127.0.0.1:0"
+
+// member is a world on the port, and what it has served.
+type member struct {
+	*world
+	served atomic.Int64
+}
+
+const (
+	parts     = 5
+	wholeBody = "part part part part part "
+)
+
+// join starts a world on the port. It answers /slow in parts, with a pause before
+// each but the first.
+func (p *port) join() *member {
+	p.t.Helper()
+	m := &member{}
+	o := setup{sockets: true, certs: p.certs}
+	o.config = func(c *config.Config) { c.Server.HTTP3 = p.addr }
+	o.deps = func(d *Deps) {
+		d.Lanes = p.lanes
+		d.Wrap = func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				m.served.Add(1)
+				body, err := io.ReadAll(r.Body)
+				if err != nil || string(body) != r.Header.Get("X-Body") {
+					w.WriteHeader(400)
+					return
+				}
+				for i := range parts {
+					if r.URL.Path == "/slow" && i > 0 {
+						time.Sleep(3 * time.Millisecond)
+					}
+					io.WriteString(w, "part ")
+					http.NewResponseController(w).Flush()
+				}
+			})
+		}
+	}
+	m.world = newWorld(p.t, o)
+	if p.addr == anyPort {
+		p.addr = m.front.HTTP3Addr().String()
+	}
+	return m
+}
+
+// call sends one request and reads the whole answer.
+func (p *port) call(h3 *http3.Transport, path string) error {
+	body := strings.Repeat("x", 3000)
+	r, err := http.NewRequest("POST", "https://"+p.addr+path, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("X-Body", body)
+	resp, err := h3.RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != 200 || string(got) != wholeBody {
+		return fmt.Errorf("status %d, body %q, error %w", resp.StatusCode, got, err)
+	}
+	return nil
+}
+
+func newClient() *http3.Transport {
+	return &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+}
+
+// load calls until ctx ends: many requests on one connection, and each on a new one.
+func (p *port) load(ctx context.Context, failures *atomic.Int64) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	calls := func(path string, fresh bool) {
+		h3 := newClient()
+		defer func() { h3.Close() }()
+		for ctx.Err() == nil {
+			if fresh {
+				h3.Close()
+				h3 = newClient()
+			}
+			if err := p.call(h3, path); err != nil {
+				failures.Add(1)
+				p.t.Errorf("%s, new connection %t: %v", path, fresh, err)
+			}
+		}
+	}
+	for range 2 {
+		shared := newClient()
+		var users sync.WaitGroup
+		for _, path := range []string{"/fast", "/slow", "/slow"} {
+			users.Go(func() {
+				for ctx.Err() == nil {
+					if err := p.call(shared, path); err != nil {
+						failures.Add(1)
+						p.t.Errorf("%s, shared connection: %v", path, err)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		wg.Go(func() {
+			users.Wait()
+			shared.Close()
+		})
+	}
+	wg.Go(func() { calls("/slow", true) })
+	return &wg
+}
+
+// Twenty times a process takes the port over from another while clients call: none
+// sees a failed request.
+func TestLaneTakeover(t *testing.T) {
+	p := newPort(t)
+	now := p.join()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var failures atomic.Int64
+	clients := p.load(ctx, &failures)
+	for i := range 20 {
+		for now.served.Load() < 20 {
+			time.Sleep(time.Millisecond)
+		}
+		next := p.join()
+		if err := now.stop(); err != nil {
+			t.Fatalf("hand-over %d: %v", i, err)
+		}
+		if failures.Load() > 20 {
+			t.Fatal("enough")
+		}
+		now = next
+	}
+	cancel()
+	clients.Wait()
+}
+
+// Connections without a request may stay for about lingerTime, however long requests
+// ran before.
+func TestLaneWaitsQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l quicLane
+		l.running.Store(1)
+		begun := time.Now()
+		const end = time.Minute + 100*time.Millisecond // between two looks
+		time.AfterFunc(end, func() { l.running.Store(0) })
+		l.waitQuiet(t.Context())
+		if took := time.Since(begun) - end; took < lingerTime*9/10 || took > lingerTime {
+			t.Errorf("waited %v", took)
+		}
+	})
+}
+
+// Handshakes have their time, and no more.
+func TestLaneWaitsYoung(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		last time.Duration // when the last one is through
+		want time.Duration
+	}{
+		{"none", 0, youngLeast},
+		{"one", time.Second, time.Second},
+		{"one that hangs", time.Hour, youngMost},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var l quicLane
+				conn, ended := context.WithCancel(t.Context())
+				ctx, err := l.begin(conn, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				begun := time.Now()
+				time.AfterFunc(tt.last, ctx.Value(grownKey{}).(func()))
+				l.waitYoung(t.Context())
+				if took := time.Since(begun); took < tt.want || took > tt.want+youngLeast {
+					t.Errorf("waited %v, want %v", took, tt.want)
+				}
+				ended() // after its handshake, or in it
+				time.Sleep(time.Hour)
+				if n := l.young.Load(); n != 0 {
+					t.Errorf("%d are young", n)
+				}
+			})
+		})
+	}
+}
+
+// A client whose process dies is told by one that is left, when it next sends.
+func TestLaneDies(t *testing.T) {
+	p := newPort(t)
+	dies, err := quiclane.Listen(p.lanes, p.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, err := dies.Transport()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil); err != nil {
+		t.Fatal(err)
+	}
+	p.addr = dies.LocalAddr().String()
+	conn, err := quic.DialAddr(t.Context(), p.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.join()
+	transport.Close() // which tells nobody, as a kill
+	dies.Close()
+	s, err := conn.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	<-conn.Context().Done()
+	var reset *quic.StatelessResetError
+	if err := context.Cause(conn.Context()); !errors.As(err, &reset) {
+		t.Errorf("ended by %v", err)
+	}
+}
