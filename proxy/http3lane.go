@@ -42,6 +42,7 @@ type quicLane struct {
 	listener  *quic.EarlyListener
 	young     atomic.Int64 // connections that the server has not taken yet
 	running   atomic.Int64 // requests
+	draining  atomic.Bool
 	inlet     sync.WaitGroup
 	taken     chan struct{} // closed when the server takes no more connections
 }
@@ -104,8 +105,12 @@ func (l *quicLane) serve(server *http3.Server) error {
 	return server.ServeListener(l.listener)
 }
 
-// shutdown drains, until ctx ends. Call it after serve.
+// shutdown drains, until ctx ends. Call it after serve. A second call only ends the
+// first when its own ctx ends.
 func (l *quicLane) shutdown(ctx context.Context, server *http3.Server) error {
+	if l.draining.Swap(true) {
+		return server.Shutdown(ctx)
+	}
 	err := l.conn.Drain() // an error: others do not know, and clients still come
 	l.waitYoung(ctx)
 	_ = l.listener.Close() // never fails

@@ -229,7 +229,7 @@ func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	case <-ctx.Done():
 	case err = <-failed:
 	case <-f.retired:
-		err = f.goOn(ctx, &accepting, failed, limits.Retire())
+		err = f.goOn(ctx, &wg, &accepting, failed, limits.Retire())
 	}
 	if errors.Is(err, errRetired) {
 		err = f.shutdown(0, limits.Retire())

@@ -29,24 +29,30 @@ func (f *Front) Retire() {
 	close(f.retired)
 }
 
-// goOn serves a retired front's connections until there is none.
-func (f *Front) goOn(ctx context.Context, accepting *sync.WaitGroup, failed <-chan error, limit time.Duration) error {
+// goOn serves a retired front's connections until there is none. What waits for
+// those of HTTP/3 runs in the group of all until shutdown has ended it.
+func (f *Front) goOn(ctx context.Context, all, accepting *sync.WaitGroup, failed <-chan error, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errRetired)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	quiet := make(chan struct{})
+	quiet, quicQuiet := make(chan struct{}), make(chan struct{})
+	all.Go(func() {
+		defer close(quicQuiet)
+		_ = f.quic.shutdown(context.Background()) // its own errors keep nobody from serving
+	})
 	wg.Go(func() {
 		defer close(quiet)
 		if f.demux != nil {
 			f.demux.finish()
 		}
 		accepting.Wait() // what was accepted is counted
-		select {
-		case <-f.conns.none():
-		case <-ctx.Done():
+		for _, none := range []<-chan struct{}{f.conns.none(), quicQuiet} {
+			select {
+			case <-none:
+			case <-ctx.Done():
+			}
 		}
-		_ = f.quic.shutdown(ctx) // the error is that of ctx
 	})
 	select {
 	case <-quiet:

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/quic-go/quic-go/http3"
 )
 
 const path = "/v1/completions"
@@ -80,6 +82,9 @@ func startLoad(t *testing.T, w *world, secure bool) *load {
 			l.ask(fmt.Sprintf("raw stream=%t", stream), stream, func(p int) (string, error) { return raw.do(p, stream) })
 		}
 	}
+	if secure {
+		l.askHTTP3()
+	}
 	versions := []string{"--http1.1"}
 	if secure { // curl 7.88 cannot use a connection of --http2-prior-knowledge twice
 		versions = append(versions, "--http2")
@@ -92,6 +97,26 @@ func startLoad(t *testing.T, w *world, secure bool) *load {
 		})
 	}
 	return l
+}
+
+// askHTTP3 asks over two connections that are kept, and over a new one each time.
+// quic-go's client sends a request again only if it was refused as never begun.
+func (l *load) askHTTP3() {
+	client := func() *http.Client { return &http.Client{Transport: &http3.Transport{TLSClientConfig: l.tls.Clone()}} }
+	end := func(c *http.Client) { c.Transport.(*http3.Transport).Close() }
+	url := l.scheme + "://" + l.addr + path
+	for _, stream := range []bool{false, true} {
+		kept := client()
+		l.closers = append(l.closers, func() { end(kept) })
+		for range 3 {
+			l.ask(fmt.Sprintf("h3 stream=%t", stream), stream, func(p int) (string, error) { return viaGo(kept, url, p, stream) })
+		}
+		l.ask(fmt.Sprintf("h3 new connection stream=%t", stream), stream, func(p int) (string, error) {
+			fresh := client()
+			defer end(fresh)
+			return viaGo(fresh, url, p, stream)
+		})
+	}
 }
 
 func (l *load) client(h2 bool) *http.Client {
@@ -172,7 +197,7 @@ func viaGo(c *http.Client, url string, p int, stream bool) (string, error) {
 		return "", err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if !c.Transport.(*http.Transport).Protocols.HTTP2() && !c.Transport.(*http.Transport).Protocols.UnencryptedHTTP2() {
+	if t, tcp := c.Transport.(*http.Transport); tcp && !t.Protocols.HTTP2() && !t.Protocols.UnencryptedHTTP2() {
 		req.GetBody = nil
 	}
 	resp, err := c.Do(req)

@@ -63,8 +63,8 @@ func newWorld(t *testing.T, tls bool) *world {
 	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: freeAddr(t), admin: freeAddr(t)}
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"20s\"\n", w.addr)
-	if tls {
-		text.WriteString("[server.tls]\nself_signed = true\n")
+	if tls { // with HTTP/3 on the same number
+		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
 	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\ndir = %q\n", w.admin, w.dir)
 	for i, role := range []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RoleDecode} {

@@ -70,6 +70,7 @@ func Listen(dir, addr string) (*Conn, error) {
 		return nil, errors.Join(err, l.close())
 	}
 	c := &Conn{UDPConn: udp.(*net.UDPConn), lane: l, known: newRecent()}
+	l.port = c.LocalAddr().(*net.UDPAddr).Port
 	c.batch = ipv4.NewPacketConn(c.UDPConn)
 	if c.out.socket, err = l.inlet.SyscallConn(); err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -5,8 +5,9 @@
 //
 // All that the processes share lies in one directory, which must belong to the
 // user and be closed to others: lane-K.lock is held by flock for as long as lane K
-// lives and says PID and "starting", "serving" or "draining"; lane-K.sock takes
-// forwarded packets; quic.key is the secret of stateless resets and address tokens.
+// lives and says the process, "starting", "serving" or "draining", and the UDP port;
+// lane-K.sock takes forwarded packets; quic.key is the secret of stateless resets
+// and address tokens.
 package quiclane
 
 import (
@@ -19,6 +20,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/quic-go/quic-go"
@@ -44,6 +46,7 @@ const (
 type lane struct {
 	dir    string
 	number byte
+	port   int // of UDP; 0: not open yet
 	lock   *os.File
 	inlet  *net.UnixConn
 	secret []byte
@@ -115,21 +118,21 @@ func lockFile(path string) (*os.File, error) {
 // say writes what the lane does into its lock file. The length never changes, so
 // that a reader sees the one or the other.
 func (l *lane) say(state string) error {
-	if _, err := l.lock.WriteAt(fmt.Appendf(nil, "%10d %-8s\n", os.Getpid(), state), 0); err != nil {
+	if _, err := l.lock.WriteAt(fmt.Appendf(nil, "%10d %-8s %5d\n", os.Getpid(), state, l.port), 0); err != nil {
 		return fmt.Errorf("write lane %d: %w", l.number, err)
 	}
 	return nil
 }
 
-// serves reports whether lane n of dir says that it takes new connections. A dead
-// one may say so still.
-func serves(dir string, n byte) bool {
+// serves reports whether lane n of dir says that it takes new connections of the
+// UDP port. A dead one may say so still.
+func serves(dir string, n byte, port int) bool {
 	text, err := os.ReadFile(lockPath(dir, n))
 	if err != nil {
 		return false
 	}
 	fields := strings.Fields(string(text))
-	return len(fields) == 2 && fields[1] == serving
+	return len(fields) == 3 && fields[1] == serving && fields[2] == strconv.Itoa(port)
 }
 
 // close gives the lane back. The socket's file goes while the lock is held, so

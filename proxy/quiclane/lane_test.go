@@ -123,7 +123,7 @@ func TestFindHeirs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "lane-300.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := findHeirs(dir, 0, nil); len(got) > 0 {
+	if got := findHeirs(a, nil); len(got) > 0 {
 		t.Errorf("heirs of 0: %v, all are starting", got)
 	}
 	for _, l := range []*lane{a, b, c} {
@@ -131,13 +131,17 @@ func TestFindHeirs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := findHeirs(dir, 0, nil); !bytes.Equal(got, []byte{1, 2}) {
+	if got := findHeirs(a, nil); !bytes.Equal(got, []byte{1, 2}) {
 		t.Errorf("heirs of 0: %v", got)
 	}
+	if a.port = 443; len(findHeirs(a, nil)) > 0 {
+		t.Error("heirs of another port")
+	}
+	a.port = 0
 	if err := b.say(draining); err != nil {
 		t.Fatal(err)
 	}
-	if got := findHeirs(dir, 0, nil); !bytes.Equal(got, []byte{2}) {
+	if got := findHeirs(a, nil); !bytes.Equal(got, []byte{2}) {
 		t.Errorf("heirs of 0: %v, 1 drains", got)
 	}
 }

@@ -79,7 +79,7 @@ const heirsAge = 100 * time.Millisecond
 // of those there are. false: there is none.
 func (o *outlet) heir(id []byte) (best byte, ok bool) {
 	if time.Since(o.scanned) > heirsAge {
-		o.heirs, o.scanned = findHeirs(o.lane.dir, o.lane.number, o.heirs[:0]), time.Now()
+		o.heirs, o.scanned = findHeirs(o.lane, o.heirs[:0]), time.Now()
 	}
 	var most uint64
 	for _, n := range o.heirs {
@@ -109,9 +109,10 @@ func weight(id []byte, n byte) uint64 {
 	return h ^ h>>31
 }
 
-// findHeirs appends to heirs the lanes of dir but own that take new clients.
-func findHeirs(dir string, own byte, heirs []byte) []byte {
-	entries, err := os.ReadDir(dir)
+// findHeirs appends to heirs the other lanes that take new clients of the lane's
+// port.
+func findHeirs(l *lane, heirs []byte) []byte {
+	entries, err := os.ReadDir(l.dir)
 	if err != nil {
 		return heirs
 	}
@@ -119,7 +120,7 @@ func findHeirs(dir string, own byte, heirs []byte) []byte {
 		name, isLane := strings.CutPrefix(e.Name(), "lane-")
 		name, isSock := strings.CutSuffix(name, ".sock")
 		n, err := strconv.ParseUint(name, 10, 8)
-		if isLane && isSock && err == nil && byte(n) != own && serves(dir, byte(n)) {
+		if isLane && isSock && err == nil && byte(n) != l.number && serves(l.dir, byte(n), l.port) {
 			heirs = append(heirs, byte(n))
 		}
 	}
