@@ -226,24 +226,33 @@ func (p *PolicyRow) add(o PolicyRow) {
 	p.P99US = max(p.P99US, o.P99US)
 }
 
-// reload answers POST /v1/policies/{name}/reload. Where one process keeps its old
-// version, that is said, and the others have the new one.
+// reload answers POST /v1/policies/{name}/reload. A process that has no such policy
+// is none that fails: filters are with workers alone. Where one process keeps its
+// old version, that is said, and the others have the new one.
 func (h whole) reload(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	if err := h.s.deps.Policies.Reload(name); err != nil {
-		status := 409
-		if errors.Is(err, ErrUnknownPolicy) {
-			status = 404
-		}
-		writeError(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: err.Error()})
+	refuse := func(status int, text string) {
+		writeError(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: text})
+	}
+	err := h.s.deps.Policies.Reload(name)
+	if err != nil && !errors.Is(err, ErrUnknownPolicy) {
+		refuse(409, err.Error())
 		return
 	}
 	answers, silent := h.each(r.Context(), http.MethodPost, "/v1/policies/"+url.PathEscape(name)+"/reload")
 	for _, a := range answers {
-		if a.Status != http.StatusOK {
-			writeError(w, &openai.Error{Status: 409, Code: "not_reloaded", Param: "name", Message: "worker " + a.Name + ": " + errorText(a.Body)})
+		switch a.Status {
+		case http.StatusOK:
+			err = nil
+		case http.StatusNotFound:
+		default:
+			refuse(409, "worker "+a.Name+": "+errorText(a.Body))
 			return
 		}
+	}
+	if err != nil && silent == 0 {
+		refuse(404, err.Error())
+		return
 	}
 	h.done(w, map[string]any{"name": name, "state": "active"}, len(answers), silent)
 }

@@ -181,12 +181,29 @@ func TestWholeSilent(t *testing.T) {
 	}
 }
 
-// TestWholeRefuses: a worker that keeps its old policy is named.
-func TestWholeRefuses(t *testing.T) {
-	front, _ := wholeFleet(t, 0, func(Workers) Workers {
-		return fixed{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}
-	})
-	if a := front.operate(http.MethodPost, "/v1/policies/auto/reload", ""); a.status != 409 || !strings.Contains(a.body, "worker a/1: it does not start") {
-		t.Errorf("%d %s", a.status, a.body)
+// TestWholeReload: a worker that keeps its old policy is named; one that has no
+// such policy does not matter, as long as some process has.
+func TestWholeReload(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		answers fixed
+		policy  string
+		status  int
+		want    string
+	}{
+		{"one keeps the old", fixed{{Name: "a/0", Status: 200}, {Name: "a/1", Status: 409, Body: []byte(`{"error":{"message":"it does not start"}}`)}}, "auto", 409, "worker a/1: it does not start"},
+		{"one says nothing of use", fixed{{Name: "a/0", Status: 500, Body: []byte(`x`)}}, "auto", 409, "worker a/0: it refused"},
+		{"workers have none", fixed{{Name: "a/0", Status: 404}}, "auto", 200, `"workers":1`},
+		{"only workers have it", fixed{{Name: "a/0", Status: 200}}, "filter", 200, `"workers":1`},
+		{"nobody has it", fixed{{Name: "a/0", Status: 404}}, "filter", 404, "no policy"},
+		{"who may have it is silent", fixed{{Name: "a/0", Err: errors.New("no answer")}}, "filter", 504, `"silent_workers":1`},
+		{"nobody is there", nil, "filter", 404, "no policy"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			front, _ := wholeFleet(t, 0, func(Workers) Workers { return tt.answers })
+			if a := front.operate(http.MethodPost, "/v1/policies/"+tt.policy+"/reload", ""); a.status != tt.status || !strings.Contains(a.body, tt.want) {
+				t.Errorf("%d %s", a.status, a.body)
+			}
+		})
 	}
 }

@@ -365,7 +365,7 @@ func (p *fakePolicies) List() []PolicyRow {
 
 func (p *fakePolicies) Reload(name string) error {
 	if name != "auto" {
-		return errors.New("no policy of that name is loaded")
+		return fmt.Errorf("reload %q: %w", name, ErrUnknownPolicy)
 	}
 	p.reloaded = append(p.reloaded, name)
 	return nil
