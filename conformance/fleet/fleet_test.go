@@ -276,6 +276,11 @@ func TestCoordinatorAway(t *testing.T) {
 				}
 			}
 
+			var running []json.RawMessage
+			if err := f.coordinator.admin.Get("/v1/exchanges", &running); err != nil || len(running) != 2 {
+				t.Errorf("the coordinator shows %d exchanges of two, %v", len(running), err)
+			}
+
 			f.end(f.coordinator)
 			f.coordinator = nil
 			var during []*stream
@@ -289,7 +294,12 @@ func TestCoordinatorAway(t *testing.T) {
 			f.coordinator = f.node(cmd.RoleCoordinator, 0)
 			eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
 			for n, w := range f.workers {
-				f.whole(f.open(w.URL(), fmt.Sprint("after ", n), 5), fmt.Sprint("after ", n), 5)
+				after := f.open(w.URL(), fmt.Sprint("after ", n), 5)
+				f.whole(after, fmt.Sprint("after ", n), 5)
+				id := after.resp.Header.Get("X-Request-Id")
+				eventually(t, "the coordinator explains the request", func() bool {
+					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
+				})
 				if n := alone(w); n != 1 {
 					t.Errorf("%v requests were placed without the coordinator after it was back, want 1 from before", n)
 				}
@@ -299,6 +309,9 @@ func TestCoordinatorAway(t *testing.T) {
 				f.whole(during[n], fmt.Sprint("during ", n), 2000)
 			}
 			f.settled()
+			if n := f.metric(f.coordinator, "pdproxy_exchanges_total", `outcome="ok"`); n != 6 {
+				t.Errorf("the coordinator counts %v exchanges, want 6", n)
+			}
 		})
 	}
 }
