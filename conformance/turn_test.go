@@ -298,6 +298,70 @@ func TestTurnWhoseDecodeFails(t *testing.T) {
 	}
 }
 
+// secondTurn is the second turn of a conversation whose first is kept.
+func (f *fleet) secondTurn() (body string) {
+	ids := words(100)
+	f.right(f.try("/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
+	f.eventually("it is kept", func() bool { return f.kept() > 0 })
+	answer := idsOf(f.t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+	return completionOf(append(append(ids, answer...), words(20)...), "")
+}
+
+// A client that leaves while prefill has the leg, before or after it has pulled
+// anything, leaves nothing behind.
+func TestTurnWhoseClientLeaves(t *testing.T) {
+	for _, phase := range []string{"head", "prefill"} {
+		t.Run(phase, func(t *testing.T) {
+			f := turnFleet(t, nil, nil)
+			next := f.secondTurn()
+			f.emptyPrefill()
+			f.prefill[0].SetFault("", 0, phase)
+			ctx, leave := context.WithCancel(context.Background())
+			gone := make(chan answer, 1)
+			go func() { gone <- f.post(ctx, f.url, "/v1/completions", next) }()
+			f.eventually("it is pulled", func() bool { return f.turns("pulled") == 1 })
+			if phase == "prefill" {
+				f.eventually("prefill works", func() bool { return f.busy(f.prefill) })
+			}
+			leave()
+			<-gone
+			f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 })
+			f.prefill[0].SetFault("", 0, "")
+			f.settled()
+		})
+	}
+}
+
+// Where prefill dies with the leg, another computes the prompt, and has decode free
+// what was to be pulled.
+func TestTurnWhosePrefillDies(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+		prefill: 2, decode: 1,
+		engine: func(role string, _ int, c *enginesim.Config) { c.Nixl.Bidirectional = role != enginesim.RoleBoth },
+		config: func(c *config.Config) {
+			for i := range c.Engines {
+				c.Engines[i].Bidirectional = true
+			}
+		},
+	})
+	next := f.secondTurn()
+	for _, p := range f.prefill {
+		p.SetFault("", 0, "head")
+	}
+	got := make(chan answer, 1)
+	go func() { got <- f.try("/v1/completions", next) }()
+	f.eventually("it is pulled", func() bool { return f.turns("pulled") == 1 })
+	f.prefill[0].Kill()
+	f.prefill[1].SetFault("", 0, "")
+	f.right(<-got, "/v1/completions", next)
+	if f.turns("pulled") != 1 {
+		t.Errorf("pulled %v times", f.turns("pulled"))
+	}
+	last := (len(words(120)) + 20 + 19 + 15) / 16
+	f.eventually("only the last turn is kept", func() bool { return f.kept() == last })
+	f.allForgotten()
+}
+
 // Neither a restarted decode engine nor one whose time is over is asked for what it
 // kept.
 func TestTurnComesTooLate(t *testing.T) {

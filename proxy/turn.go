@@ -206,10 +206,30 @@ func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) 
 	return k
 }
 
-// forgetTurn has the holder of k free it, after yield.
+// forgetTurn has the holder of k free it, after yield: by the prefill of that turn,
+// or by another where that one is not well.
 func (s *Server) forgetTurn(k *keptTurn, yield time.Duration) {
 	k.forget.since, k.forget.yield = time.Now(), yield
+	if c := &k.forget.calls[0]; c.Leg.Path != "" && c.target.State() != engine.Ready {
+		if p := s.messenger(k); p != nil {
+			c.target = engine.Target{Instance: p}
+		}
+	}
 	s.janitor.start(k.forget)
+}
+
+// messenger is a prefill engine that can tell the holder of k to free it; nil for
+// none.
+func (s *Server) messenger(k *keptTurn) *engine.Instance {
+	d := k.holder
+	conn := s.connector(d.Spec.Connector)
+	for _, p := range s.deps.Registry.Snapshot().Instances {
+		if p.Spec.Bidirectional && p.Role == abi.RolePrefill && p.State() == engine.Ready &&
+			p.BlockTokens() == d.BlockTokens() && conn.Compatible(p.Facts(), d.Facts()) == nil && d.Owns(k.host, p) {
+			return p
+		}
+	}
+	return nil
 }
 
 // giveUpTurn is for an attempt that failed before prefill had answered. A prefill
