@@ -34,26 +34,30 @@ var (
 	_ proxy.Policies      = policySet{}
 )
 
-// newPlugins returns the set of plugins and policies, with nothing in it yet.
+// newPlugins returns the set of plugins and policies, with nothing in it yet. Without
+// conversations, as in a worker, plugins can keep nothing for one.
 func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, conversations *conversation.Table, changed func(), log *slog.Logger) (*plugins.Set, error) {
 	guests := newGuestMetrics()
 	if err := reg.Register(guests); err != nil {
 		return nil, err
 	}
 	name, _ := os.Hostname()
-	return plugins.New(plugins.Deps{
-		Builtin:       policies.Wasm,
-		Meter:         func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
-		FilterMeter:   func(name string) filter.Meter { return newFilterMeter(metrics, name) },
-		Metrics:       guests.of,
-		Conversations: conversations,
-		Node:          filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
+	deps := plugins.Deps{
+		Builtin:     policies.Wasm,
+		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
+		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
+		Metrics:     guests.of,
+		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
 		// Straight to the upstreams, whatever the environment says of web proxies.
 		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
 		CacheDir:  compileCache(),
 		Changed:   changed,
 		Log:       log,
-	})
+	}
+	if conversations != nil { // an interface with a nil pointer in it is not nil
+		deps.Conversations = conversations
+	}
+	return plugins.New(deps)
 }
 
 // compileCache is the folder of compiled plugins; "" on a system without one.

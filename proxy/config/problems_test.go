@@ -320,6 +320,7 @@ kv_replay = '*:5558'
 		[]want{{"fleet.advertise", 2, "needs fleet.listen"}, {"fleet.etcd.endpoints", 3, "needs fleet.listen"}}},
 	{"workers of a leader that nobody names", "[fleet]\ncoordinator='leader'\nname=''\n",
 		[]want{{"fleet.coordinator", 2, "needs fleet.etcd.endpoints"}, {"fleet.coordinator", 2, "not supported"}, {"fleet.name", 3, "is required"}}},
+	{"fleet without patience", "[fleet]\npatience='0s'\n", []want{{"fleet.patience", 2, "more than 0"}}},
 	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
 		[]want{{"sidecar.local", 2, "scheme"}, {"sidecar.role", 3, "one of"}, {"sidecar.connector", 4, "one of"}, {"sidecar.header", 5, "name of a header"}}},
