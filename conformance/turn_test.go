@@ -189,7 +189,8 @@ func TestTurnThatIsRewritten(t *testing.T) {
 	a := f.try(chatPath, first)
 	f.right(a, chatPath, first)
 	f.eventually("it is kept", func() bool { return f.kept() > 0 })
-	second := chatTurn("c", long+"changed", a.text, "go on")
+	f.emptyPrefill()
+	second := chatTurn("c", "changed "+long, a.text, "go on")
 	b := f.try(chatPath, second)
 	f.right(b, chatPath, second)
 	if f.turns("pulled") != 0 || f.unusedTurns("not_a_prefix") != 1 {
