@@ -49,6 +49,7 @@ type fleet struct {
 	alone       *enginesim.Engine
 	coordinator *node
 	workers     []*node
+	socket      net.Listener // of fleet.listen, which coordinators share; nil: each opens its own
 	goroutines  int
 }
 
@@ -118,8 +119,18 @@ func (f *fleet) node(role cmd.Role, slot int) *node {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	cfg := f.cfg
-	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.Part{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}})
+	cfg, part := f.cfg, cmd.Part{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
+	if f.socket != nil && role == cmd.RoleCoordinator {
+		shared, err := f.socket.(*net.TCPListener).File()
+		if err == nil {
+			part.Fleet, err = net.FileListener(shared)
+			shared.Close()
+		}
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), part)
 	if err != nil {
 		f.t.Fatal(err)
 	}

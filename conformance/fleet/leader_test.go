@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -209,10 +211,13 @@ func TestLeaderKilled(t *testing.T) {
 		gone, next := hosts[round%2], hosts[(round+1)%2]
 		before := s.leader()
 		gone.kill()
-		served := 0
+		began, served, longest := time.Now(), 0, time.Duration(0)
 		for ; next.leases() != 2; served++ {
+			asked := time.Now()
 			f.turn(hosts[served%2].worker, fmt.Sprint("meanwhile ", served))
+			longest = max(longest, time.Since(asked))
 		}
+		t.Logf("round %d: the next one leads, with the leases, %v after the kill; %d requests meanwhile took %v at most", round, time.Since(began), served, longest)
 		if hosts[0].alone()+hosts[1].alone() == 0 {
 			t.Errorf("%d requests were served while nobody led, and none is counted", served)
 		}
@@ -233,6 +238,35 @@ func TestLeaderKilled(t *testing.T) {
 	}
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 8000)
+	}
+	f.nothingLeft(hosts[0], hosts[1])
+}
+
+// TestLeaderStopped stops the coordinator that leads, as SIGSTOP does, until the
+// next one has the leases. When it goes on it finds that its term is over.
+func TestLeaderStopped(t *testing.T) {
+	f, s, hosts, _ := led(t)
+	var streams []*stream
+	for n, h := range hosts {
+		streams = append(streams, f.open(h.worker.URL(), fmt.Sprint("held ", n), 5000))
+	}
+	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	before := s.leader()
+	if err := hosts[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; hosts[1].leases() != 2; n++ {
+		f.turn(hosts[n%2].worker, fmt.Sprint("meanwhile ", n))
+	}
+	if l := s.leader(); l.Epoch <= before.Epoch {
+		t.Errorf("%+v leads after %+v", l, before)
+	}
+	if err := hosts[0].cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the former one has no lease and is in step", func() bool { return hosts[0].leases() == 0 && hosts[0].ready() })
+	for n, stream := range streams {
+		f.whole(stream, fmt.Sprint("held ", n), 5000)
 	}
 	f.nothingLeft(hosts[0], hosts[1])
 }
@@ -263,6 +297,57 @@ func TestSplit(t *testing.T) {
 	f.whole(old, "old", 4000)
 	f.whole(both, "both", 4000)
 	f.nothingLeft(hosts[0], hosts[1])
+}
+
+// TestCoordinatorReplaced has a second coordinator take over from the first, as an
+// upgrade does, without etcd: it stands by until it knows all, and leads when the
+// first one leaves. Both have the same directory.
+func TestCoordinatorReplaced(t *testing.T) {
+	f := bare(t, enginesim.ConnectorVLLMNixl, 2)
+	f.cfg.Server.ExposePlacement = true
+	f.cfg.Policy.Place = "conversation"
+	f.cfg.Fleet.Listen = freeAddr(t)
+	var err error
+	if f.socket, err = net.Listen("tcp", f.cfg.Fleet.Listen); err != nil {
+		t.Fatal(err)
+	}
+	defer f.socket.Close()
+	f.coordinator = f.node(cmd.RoleCoordinator, 0)
+	f.workers = append(f.workers, f.node(cmd.RoleWorker, 0))
+	f.cfg.Fleet.Coordinator = f.cfg.Fleet.Listen
+	f.workers = append(f.workers, f.node(cmd.RoleWorker, 1)) // as one of another host
+	f.cfg.Fleet.Coordinator = ""
+	for _, w := range f.workers {
+		eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+	}
+	homes, streams := map[string]string{}, []*stream{}
+	for n := range 6 {
+		id := fmt.Sprint("c", n)
+		homes[id] = f.turn(f.workers[n%2], id)
+	}
+	for n, w := range f.workers {
+		streams = append(streams, f.open(w.URL(), fmt.Sprint("held ", n), 5000))
+	}
+	for round := range 2 {
+		first := f.coordinator
+		second := f.node(cmd.RoleCoordinator, 0)
+		eventually(t, "the second is in step", func() bool { return f.status(second.admin.URL+"/readyz") == 200 })
+		if n := f.metric(first, "pdproxy_leases_open"); n != 2 {
+			t.Errorf("round %d: the first has %v leases", round, n)
+		}
+		f.coordinator = second
+		f.end(first)
+		eventually(t, "the second has the leases", func() bool { return f.metric(second, "pdproxy_leases_open") == 2 })
+		for id, home := range homes {
+			if at := f.turn(f.workers[round], id); at != home {
+				t.Errorf("round %d: conversation %s was on %s and is on %s", round, id, home, at)
+			}
+		}
+	}
+	for n, stream := range streams {
+		f.whole(stream, fmt.Sprint("held ", n), 5000)
+	}
+	f.settled()
 }
 
 // TestEtcdAway: for as long as PDPROXY_ETCD_AWAY says, or more than two leases,
