@@ -1,38 +1,21 @@
 package proxy
 
 import (
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // maxOwed bounds a clean-up that is told beforehand. A longer one holds a prompt:
 // it is left to the engine's own time-out if this process dies.
-const maxOwed = 16 << 10
-
-// owedJob is a cleanupJob on its way to the process that runs it if this one dies
-// between the legs.
-type owedJob struct {
-	RequestID, Connector, Auth string
-	Limit                      time.Duration
-	Calls                      []owedCall
-}
-
-type owedCall struct {
-	connector.Cleanup
-	Target, Holder owedTarget
-}
-
-// owedTarget is a target by its engine's name: another process has other numbers.
-type owedTarget struct {
-	Engine string
-	Rank   int
-}
+const maxOwed = 64 << 10
 
 // owe tells the coordinator, if there is one, what frees prefill's blocks if nobody
 // is there to do so before decode has them, and that prefill is done.
@@ -45,43 +28,124 @@ func (a *attempt) owe() {
 	a.p.Lease.PrefillDone()
 }
 
-// owed encodes the job for CleanUp; nil if it is too long.
+// owed encodes the job for CleanUp; nil if it is too long. Texts and lists have
+// their length, a uvarint, before them; a target is its engine's name and its rank,
+// for another process has other numbers.
 func (j *cleanupJob) owed() []byte {
-	o := owedJob{RequestID: j.requestID, Connector: j.connector, Auth: j.auth, Limit: j.limit}
-	for _, c := range j.calls {
-		o.Calls = append(o.Calls, owedCall{
-			Cleanup: c.Cleanup, Target: owedTarget{c.target.Name(), c.target.Rank}, Holder: owedTarget{c.holder.Name(), c.holder.Rank},
-		})
+	size := 128 + len(j.requestID) + len(j.connector) + len(j.auth)
+	for i := range j.calls {
+		size += 512 + len(j.calls[i].Leg.Body)
 	}
-	b, err := json.Marshal(o)
-	if err != nil || len(b) > maxOwed {
+	if size > maxOwed {
 		return nil
 	}
+	b := make([]byte, 0, size)
+	b = appendOwed(appendOwed(appendOwed(b, j.requestID), j.connector), j.auth)
+	b = binary.AppendUvarint(b, uint64(max(0, j.limit)))
+	b = binary.AppendUvarint(b, uint64(len(j.calls)))
+	for i := range j.calls {
+		c := &j.calls[i]
+		anyTarget := byte(0)
+		if c.AnyTarget {
+			anyTarget = 1
+		}
+		b = append(b, byte(c.Phase), byte(c.Until), anyTarget)
+		b = appendOwed(appendOwed(appendOwed(b, c.How), c.Leg.Path), c.Leg.Body)
+		b = binary.AppendUvarint(b, uint64(len(c.Leg.Header)))
+		for _, f := range c.Leg.Header {
+			b = appendOwed(appendOwed(b, f.Name), f.Value)
+		}
+		for _, t := range [...]engine.Target{c.target, c.holder} {
+			b = binary.AppendUvarint(appendOwed(b, t.Name()), uint64(t.Rank))
+		}
+	}
 	return b
+}
+
+func appendOwed[T string | []byte](dst []byte, text T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(text))), text...)
 }
 
 // CleanUp does, in the background, what another process of the same deployment
 // owed its engines when it died: owed is of a Lease.Owe there.
 func (s *Server) CleanUp(owed []byte) error {
-	var o owedJob
-	if err := json.Unmarshal(owed, &o); err != nil {
-		return errors.New("clean up: it is not what a worker owes")
-	}
-	job := &cleanupJob{requestID: o.RequestID, connector: o.Connector, auth: o.Auth, since: time.Now(), limit: o.Limit}
-	snapshot := s.deps.Registry.Snapshot()
-	for _, c := range o.Calls {
-		target, ok := c.Target.in(snapshot)
-		holder, known := c.Holder.in(snapshot)
-		if !ok || !known {
-			return fmt.Errorf("clean up: engine %.64q or %.64q is not known any more", c.Target.Engine, c.Holder.Engine)
-		}
-		job.calls = append(job.calls, cleanupCall{Cleanup: c.Cleanup, target: target, holder: holder})
+	job, err := readOwed(owed, s.deps.Registry.Snapshot())
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
 	}
 	s.janitor.start(job)
 	return nil
 }
 
-func (t owedTarget) in(s *engine.Snapshot) (engine.Target, bool) {
-	i := s.Instance(t.Engine)
-	return engine.Target{Instance: i, Rank: t.Rank}, i != nil && t.Rank >= 0 && t.Rank < len(i.Load)
+// readOwed reads what owed wrote. Nothing of the job aliases b.
+func readOwed(b []byte, known *engine.Snapshot) (*cleanupJob, error) {
+	r := owedReader{b: b}
+	j := &cleanupJob{requestID: string(r.text()), connector: string(r.text()), auth: string(r.text()), since: time.Now()}
+	j.limit = time.Duration(min(r.uint(), uint64(time.Hour)))
+	for range r.list() {
+		head := r.take(3)
+		if head == nil {
+			break
+		}
+		c := cleanupCall{Cleanup: connector.Cleanup{Phase: abi.Phase(head[0]), Until: connector.Until(head[1]), AnyTarget: head[2] != 0}}
+		c.How, c.Leg.Path, c.Leg.Body = string(r.text()), string(r.text()), slices.Clone(r.text())
+		for range r.list() {
+			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.text()), Value: string(r.text())})
+		}
+		for _, to := range [...]*engine.Target{&c.target, &c.holder} {
+			name, rank := r.text(), r.uint()
+			i := known.Instance(string(name))
+			if !r.bad && (i == nil || rank >= uint64(len(i.Load))) {
+				return nil, fmt.Errorf("engine %.64q is not known any more", name)
+			}
+			*to = engine.Target{Instance: i, Rank: int(rank)}
+		}
+		j.slow = j.slow || c.Until == connector.UntilServed
+		j.calls = append(j.calls, c)
+	}
+	if r.bad || len(r.b) > 0 {
+		return nil, errOwed
+	}
+	return j, nil
 }
+
+var errOwed = errors.New("it is not what a worker owes")
+
+// owedReader reads from the front of b. What is not there makes it bad.
+type owedReader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *owedReader) uint() uint64 {
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.b, r.bad = nil, true
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+// list is the length of a list each of whose members takes a byte at least.
+func (r *owedReader) list() int {
+	n := r.uint()
+	if n > uint64(len(r.b)) {
+		r.b, r.bad = nil, true
+		return 0
+	}
+	return int(n)
+}
+
+// take returns the next n bytes; nil when there are not so many.
+func (r *owedReader) take(n int) []byte {
+	if n > len(r.b) {
+		r.b, r.bad = nil, true
+		return nil
+	}
+	b := r.b[:n]
+	r.b = r.b[n:]
+	return b
+}
+
+func (r *owedReader) text() []byte { return r.take(r.list()) }

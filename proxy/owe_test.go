@@ -1,15 +1,165 @@
 package proxy
 
 import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
+
+// shared is the Numbers of a worker that shares its coordinator's registry.
+type shared struct{ *engine.Registry }
+
+func (shared) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+func (s shared) Instance(n uint32) *engine.Instance {
+	for _, i := range s.Snapshot().Instances {
+		if i.ID == n {
+			return i
+		}
+	}
+	return nil
+}
+
+// remote puts a wire between a world's exchanges and their coordinator. The
+// exchanges' process dies, as far as the coordinator can tell, by cut.
+type remote struct {
+	client *coordinator.Client
+	server *coordinator.Server
+	cut    func()
+	stop   func() // waits for both
+}
+
+func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
+	t.Helper()
+	ids, err := disaggid.New(1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	native := &nativeDecider{}
+	l := newPipeListener()
+	var mu sync.Mutex
+	var conns []net.Conn
+	dead := false
+	r := &remote{
+		server: coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, OnOrphan: orphan}),
+		client: coordinator.NewClient(coordinator.ClientOptions{
+			Dial: func(context.Context) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if dead {
+					return nil, net.ErrClosed
+				}
+				c, err := l.dial()
+				conns = append(conns, c)
+				return c, err
+			},
+			Fallback: coordinator.NewLocal(d.Registry, native, native, coordinator.State{}, ids, d.Metrics),
+			Mirror:   shared{d.Registry}, Log: d.Log, Observer: d.Metrics,
+		}),
+	}
+	d.Coordinator = r.client
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.client.Run(ctx) })
+	running.Go(func() {
+		if err := r.server.Serve(ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	r.cut = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		dead = true
+		for _, c := range conns {
+			c.Close()
+		}
+	}
+	r.stop = func() { cancel(); running.Wait() }
+	return r
+}
+
+// TestADeadProcessOwesNothing: a process that dies between prefill's answer and
+// decode's read leaves blocks that the coordinator frees in its stead; one that
+// dies at any other time leaves nothing to do.
+func TestADeadProcessOwesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		decodeBegins bool
+		frees        int
+	}{{"before decode's answer", false, 1}, {"while decode streams", true, 0}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var r *remote
+				var w *world
+				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+					switch {
+					case nth > 1:
+						c.say(streamHead) // of the call that is aborted at once
+						c.hold()
+					case tt.decodeBegins:
+						c.say(streamHead)
+						c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+						c.hold()
+					default:
+						c.hold()
+					}
+				}}
+				w = newWorld(t, setup{
+					engines: []*fakeEngine{
+						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, nixlAnswer) }},
+						decode,
+					},
+					deps: func(d *Deps) {
+						r = newRemote(t, d, func(owed []byte) {
+							if err := w.CleanUp(owed); err != nil {
+								t.Error(err)
+							}
+						})
+					},
+				})
+				defer r.stop()
+				synctest.Wait()
+				ctx, hangUp := context.WithCancel(t.Context())
+				var asked sync.WaitGroup
+				asked.Go(func() {
+					ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(true))
+				})
+				time.Sleep(time.Second)
+				if n := len(decode.seen()); n != 1 || w.local.Open() != 1 {
+					t.Fatalf("%d decode legs, %d leases", n, w.local.Open())
+				}
+				r.cut()
+				time.Sleep(5 * time.Second)
+				legs := decode.seen()
+				if len(legs)-1 != tt.frees || w.local.Open() != 0 {
+					t.Fatalf("the coordinator has made %d calls and holds %d leases, want %d and none", len(legs)-1, w.local.Open(), tt.frees)
+				}
+				if tt.frees == 1 && !strings.Contains(legs[1].body, `"remote_block_ids":[1]`) {
+					t.Errorf("what is to be freed: %s", legs[1].body)
+				}
+				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
+					t.Errorf("%v clean-ups are counted", n)
+				}
+				hangUp()
+				asked.Wait()
+			})
+		})
+	}
+}
 
 // TestCleanUp: what another process owed its engines is done here, on the engines
 // of those names.
@@ -24,8 +174,7 @@ func TestCleanUp(t *testing.T) {
 			Leg: connector.Leg{Path: "/v1/completions", Header: []connector.Field{{Name: "X-Request-Id", Value: "leg-cleanup"}}, Body: []byte(`{"prompt":[0]}`)},
 		}
 		job := &cleanupJob{requestID: "r", connector: "vllm-nixl", limit: time.Second, calls: []cleanupCall{{Cleanup: call, target: target("d0"), holder: target("p0")}}}
-		owed := job.owed()
-		if err := w.CleanUp(owed); err != nil {
+		if err := w.CleanUp(job.owed()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
@@ -37,29 +186,117 @@ func TestCleanUp(t *testing.T) {
 		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 1 {
 			t.Errorf("%v clean-ups", n)
 		}
+	})
+}
 
-		for name, owed := range map[string]string{
-			"garbage":            "{",
-			"an engine unknown":  strings.Replace(string(owed), `"d0"`, `"d9"`, 1),
-			"a rank too many":    strings.Replace(string(owed), `"d0","Rank":0`, `"d0","Rank":1`, 1),
-			"a rank that is not": strings.Replace(string(owed), `"p0","Rank":0`, `"p0","Rank":-1`, 1),
-		} {
-			if err := w.CleanUp([]byte(owed)); err == nil {
-				t.Errorf("%s: no error", name)
-			}
+// owing is a request whose prefill holds so many blocks.
+func owing(t testing.TB, blocks int) (connector.Connector, []connector.Cleanup) {
+	t.Helper()
+	conn, _ := connector.ByName("vllm-nixl")
+	req := new(openai.Request)
+	if err := openai.ParseRequest(openai.Completions, []byte(completions(true)), req); err != nil {
+		t.Fatal(err)
+	}
+	prefill := targetNamed("p")
+	prefill.Host = "p.test"
+	a := connector.Attempt{Request: req, ID: abi.MinDisaggID, LegID: strings.Repeat("0", 32), Prefill: prefill, Decode: targetNamed("d"), Flow: abi.FlowPrefillFirst}
+	h, err := conn.ReadPrefill(&a, []byte(strings.Replace(nixlAnswer, "[1]", "["+strings.Repeat("123456,", blocks)+"1]", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := conn.Cleanup(&a, connector.Orphan{PrefillSent: true, PrefillDone: true, Handoff: &h})
+	if len(calls) == 0 {
+		t.Fatal("nothing is owed")
+	}
+	return conn, calls
+}
+
+// owingJob is the job of what is owed.
+func owingJob(t testing.TB, blocks int) *cleanupJob {
+	t.Helper()
+	conn, calls := owing(t, blocks)
+	cfg := config.Default()
+	x := &exchange{r: &http.Request{Header: http.Header{"Authorization": {"Bearer x"}}}, cfg: &cfg}
+	x.rec.RequestID = "r"
+	a := &attempt{x: x, conn: conn, p: &coordinator.Placement{Prefill: targetNamed("p"), Decode: targetNamed("d")}}
+	return a.cleanupJob(calls)
+}
+
+// TestOwedIsReadBack: what a job says comes back whole, or not at all.
+func TestOwedIsReadBack(t *testing.T) {
+	w := newWorld(t, setup{engines: []*fakeEngine{
+		{name: "p", role: "prefill", connector: "vllm-nixl"}, {name: "d", role: "decode", connector: "vllm-nixl"},
+	}})
+	known := w.registry.Snapshot()
+	job := owingJob(t, 3)
+	job.calls = append(job.calls, cleanupCall{
+		Cleanup: connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "test", Leg: connector.Leg{Path: "/x"}},
+		target:  job.calls[0].holder, holder: job.calls[0].target,
+	})
+	b := job.owed()
+	got, err := readOwed(b, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.requestID != "r" || got.connector != "vllm-nixl" || got.auth != "Bearer x" || got.limit != job.limit || !got.slow || len(got.calls) != len(job.calls) {
+		t.Errorf("%+v", got)
+	}
+	for i, c := range got.calls {
+		want := job.calls[i]
+		if c.Phase != want.Phase || c.Until != want.Until || c.AnyTarget != want.AnyTarget || c.How != want.How || c.Leg.Path != want.Leg.Path ||
+			string(c.Leg.Body) != string(want.Leg.Body) || !slices.Equal(c.Leg.Header, want.Leg.Header) ||
+			c.target.Name() != want.target.Name() || c.holder.Name() != want.holder.Name() {
+			t.Errorf("call %d: %+v, want %+v", i, c, want)
 		}
-		call.Leg.Body = make([]byte, maxOwed)
-		job.calls[0].Cleanup = call
-		if job.owed() != nil {
-			t.Error("a prompt is told beforehand")
+	}
+	for n := range b {
+		if err := w.CleanUp(b[:n]); err == nil {
+			t.Fatalf("%d of %d bytes are taken for a clean-up", n, len(b))
+		}
+	}
+	if err := w.CleanUp(append(b, 0)); err == nil {
+		t.Error("a clean-up with something behind it is taken")
+	}
+	for _, change := range []func(c *cleanupCall){
+		func(c *cleanupCall) { c.target = targetNamed("gone") },
+		func(c *cleanupCall) { c.holder.Rank = 7 },
+	} {
+		job := owingJob(t, 3)
+		change(&job.calls[0])
+		if err := w.CleanUp(job.owed()); err == nil {
+			t.Error("a clean-up of an engine that there is not is taken")
+		}
+	}
+	if owingJob(t, maxOwed).owed() != nil {
+		t.Error("a clean-up of any length is told beforehand")
+	}
+}
+
+func FuzzReadOwed(f *testing.F) {
+	f.Add(owingJob(f, 3).owed())
+	f.Add([]byte{0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0xff})
+	known := &engine.Snapshot{Instances: []*engine.Instance{targetNamed("p").Instance, targetNamed("d").Instance}}
+	for _, i := range known.Instances {
+		i.Load = make([]load.Counter, 1)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		job, err := readOwed(b, known)
+		if err != nil {
+			return
+		}
+		if again, err := readOwed(job.owed(), known); err == nil && len(again.calls) != len(job.calls) {
+			t.Errorf("%d calls become %d", len(job.calls), len(again.calls))
 		}
 	})
 }
 
-func FuzzCleanUp(f *testing.F) {
-	f.Add([]byte(`{"RequestID":"r","Connector":"c","Limit":1,"Calls":[{"Phase":1,"Leg":{"Path":"/x"},"Target":{"Engine":"e","Rank":0},"Holder":{"Engine":"e"}}]}`))
-	s := &Server{deps: Deps{Registry: engine.New(engine.Options{})}}
-	f.Fuzz(func(t *testing.T, owed []byte) {
-		_ = s.CleanUp(owed) // no engine is known: nothing may be called
-	})
+// BenchmarkOwe is what it costs a request that its clean-up is told beforehand.
+func BenchmarkOwe(b *testing.B) {
+	job := owingJob(b, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		if job.owed() == nil {
+			b.Fatal("too long")
+		}
+	}
 }
