@@ -65,6 +65,7 @@ type Node struct {
 	tracer     *telemetry.Tracer
 	ready      func()         // called once when a request could first be served; may be nil
 	started    *config.Config // with which the sockets were opened
+	serving    func()         // called when connections are accepted; may be nil
 	succession *succession    // nil: nobody takes over from the node
 }
 

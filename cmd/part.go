@@ -36,20 +36,21 @@ func publicSocket(cfg *config.Config) string { return "server.listen " + cfg.Ser
 func adminSocket(cfg *config.Config) string  { return "admin.listen " + cfg.Admin.Listen }
 func fleetSocket(cfg *config.Config) string  { return "fleet.listen " + cfg.Fleet.Listen }
 
-// take makes the listeners of what a predecessor or a parent has given. All of
-// given are closed; others than cfg knows are no longer wanted.
-func (p *Part) take(cfg *config.Config, given []handover.Socket) error {
-	defer handover.CloseAll(given)
+// open makes the listeners of those of the open sockets that the part has a use
+// for. They are copies.
+func (p *Part) open(cfg *config.Config, given []handover.Socket) error {
+	wanted := map[string]*net.Listener{}
+	if p.Role != RoleCoordinator {
+		wanted[publicSocket(cfg)] = &p.Sockets.Public
+	}
+	if p.Role != RoleWorker {
+		wanted[adminSocket(cfg)] = &p.Sockets.Admin
+		wanted[fleetSocket(cfg)] = &p.Fleet
+	}
+	p.Sockets.Only = p.Role != RoleSingle
 	for _, socket := range given {
-		var place *net.Listener
-		switch socket.Name {
-		case publicSocket(cfg):
-			place = &p.Sockets.Public
-		case adminSocket(cfg):
-			place = &p.Sockets.Admin
-		case fleetSocket(cfg):
-			place = &p.Fleet
-		default:
+		place := wanted[socket.Name]
+		if place == nil {
 			continue
 		}
 		l, err := socket.Listener()
@@ -62,7 +63,7 @@ func (p *Part) take(cfg *config.Config, given []handover.Socket) error {
 	return nil
 }
 
-// close closes what was taken.
+// close closes the sockets of a part that never serves.
 func (p *Part) close() {
 	for _, l := range []net.Listener{p.Sockets.Public, p.Sockets.Admin, p.Fleet} {
 		if l != nil {

@@ -51,13 +51,18 @@ func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 	for _, w := range cfg.Warnings() {
 		log.Warn(w.String())
 	}
+	if cfg.Fleet.Workers > 0 || cfg.Fleet.Coordinator != "" {
+		return a.supervise(cfg, path, takeover, log)
+	}
 	s, err := newSuccession(cfg, path, takeover, log)
 	if err != nil {
 		return failed(err)
 	}
 	defer s.abandon()
 	part := Part{Dir: s.home()}
-	if err := part.take(cfg, s.sockets()); err != nil {
+	err = part.open(cfg, s.sockets())
+	handover.CloseAll(s.sockets())
+	if err != nil {
 		return failed(fmt.Errorf("take over: %w", err))
 	}
 	node, err := NewNode(cfg, log, part)
@@ -66,6 +71,7 @@ func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 		return err
 	}
 	node.succession = s
+	node.serving = func() { node.notify("READY=1") }
 	return node.serveUntilSignal(func() error {
 		next, err := loadConfig(path)
 		if err != nil {
@@ -79,7 +85,7 @@ func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 // that nobody can take over from: that alone keeps no process from serving.
 func newSuccession(cfg *config.Config, path string, takeover bool, log *slog.Logger) (*succession, error) {
 	dir, err := fleetDir(cfg, path)
-	s := &succession{dir: dir, name: "single-0.lock", log: log}
+	s := &succession{dir: dir, log: log}
 	if err == nil {
 		err = s.begin(takeover)
 	}
@@ -198,7 +204,7 @@ func (n *Node) Serve(ctx context.Context) error {
 
 // serveFront opens the front, and makes room for a successor when there is one.
 func (n *Node) serveFront(ctx context.Context) error {
-	if err := n.equal(ctx); err != nil || ctx.Err() != nil {
+	if err := n.awaitReady(ctx); err != nil || ctx.Err() != nil {
 		n.front.Close()
 		return err
 	}
@@ -212,7 +218,9 @@ func (n *Node) serveFront(ctx context.Context) error {
 			}
 		})
 	}
-	n.notify("READY=1")
+	if n.serving != nil {
+		n.serving()
+	}
 	err := n.front.Serve(ctx, proxy.Limits{
 		Drain:  func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
 		Retire: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
@@ -225,17 +233,24 @@ func (n *Node) serveFront(ctx context.Context) error {
 	return err
 }
 
-// equal waits until the node can do what its predecessor could: engines answer.
-func (n *Node) equal(ctx context.Context) error {
-	if n.succession == nil || n.succession.taken == nil || !n.succession.taken.Offer.Ready {
+// awaitReady is done before connections are accepted where others accept them
+// meanwhile: of a worker they wait until it can serve a request, if that is not
+// long. A successor has to be able to, if its predecessor is.
+func (n *Node) awaitReady(ctx context.Context) error {
+	succeeds := n.succession != nil && n.succession.taken != nil && n.succession.taken.Offer.Ready
+	if !succeeds && n.part.Role != RoleWorker {
 		return nil
 	}
 	h := n.cfg.Load().Health
 	deadline := time.Now().Add(time.Duration(h.Interval) + time.Duration(h.Timeout))
 	for !n.server.Ready() {
-		if time.Now().After(deadline) {
+		switch {
+		case time.Now().Before(deadline):
+		case succeeds:
 			n.listMissing()
 			return errors.New("take over: no request could be served here, but the predecessor serves")
+		default:
+			return nil
 		}
 		if !sleep(ctx, 5*time.Millisecond) {
 			return nil

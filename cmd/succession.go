@@ -22,7 +22,6 @@ import (
 // takes over from the one, and is taken over from by the other.
 type succession struct {
 	dir   handover.Dir
-	name  string // of the lock that the one in office holds
 	log   *slog.Logger
 	taken *handover.Taken // nil: nobody was there to take over from
 
@@ -32,6 +31,10 @@ type succession struct {
 	heir    *exec.Cmd      // the successor that SIGUSR2 started and that is not ready; guarded by mu
 	retired *handover.Lock // held until the process ends; guarded by mu
 }
+
+// officeLock is held by the process that serves a configuration, alone or by its
+// children.
+const officeLock = "office.lock"
 
 // errRetired is the end of a process that has a successor.
 var errRetired = errors.New("a successor has taken over")
@@ -66,7 +69,7 @@ func (s *succession) begin(takeover bool) error {
 		}
 		s.log.Info("there is no process to take over from")
 	}
-	lock, err := s.dir.TryLock(s.name)
+	lock, err := s.dir.TryLock(officeLock)
 	if err != nil {
 		return err
 	}
@@ -93,7 +96,7 @@ func (s *succession) home() handover.Dir {
 // abandon lets the predecessor go on.
 func (s *succession) abandon() {
 	if s != nil && s.taken != nil {
-		s.taken.Close()
+		_ = s.taken.Close() // it may have been before
 	}
 }
 
@@ -114,7 +117,7 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 		}
 	}
 	for s.lock == nil {
-		lock, err := s.dir.TryLock(s.name)
+		lock, err := s.dir.TryLock(officeLock)
 		var locked *handover.LockedError
 		if err != nil && !errors.As(err, &locked) {
 			s.log.Warn("this process cannot be taken over from", "error", err)
@@ -127,7 +130,7 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 			return nil
 		}
 	}
-	server, err := handover.Listen(s.dir, s.log)
+	server, err := handover.Listen(s.dir, handover.Control, s.log)
 	if err != nil {
 		s.log.Warn("this process cannot be taken over from", "error", err)
 		return nil
@@ -184,8 +187,8 @@ func (s *succession) forward(sig os.Signal) {
 			continue
 		}
 		var locked *handover.LockedError
-		if errors.As(err, &locked) && locked.PID > 0 && locked.PID != os.Getpid() {
-			s.signal(locked.PID, sig)
+		if errors.As(err, &locked) && locked.Holder.PID > 0 && locked.Holder.PID != os.Getpid() {
+			s.signal(locked.Holder.PID, sig)
 		}
 	}
 	s.mu.Lock()

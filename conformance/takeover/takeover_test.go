@@ -3,6 +3,7 @@ package takeover
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -58,7 +59,7 @@ type world struct {
 	wg      sync.WaitGroup
 }
 
-func newWorld(t *testing.T, tls bool) *world {
+func newWorld(t *testing.T, tls bool, workers int) *world {
 	t.Helper()
 	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: freeAddr(t), admin: freeAddr(t)}
 	var text bytes.Buffer
@@ -66,7 +67,7 @@ func newWorld(t *testing.T, tls bool) *world {
 	if tls { // with HTTP/3 on the same number
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
-	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\ndir = %q\n", w.admin, w.dir)
+	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n", w.admin, workers, w.dir)
 	for i, role := range []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RoleDecode} {
 		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: role, PrefillUsPerToken: 100, DecodeUsPerToken: 10_000})
 		w.engines = append(w.engines, e)
@@ -98,15 +99,19 @@ func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 	return e
 }
 
-// freeAddr is an address that nobody listens on now.
+// freeAddr is an address that nobody listens on now; its port is not one that
+// outgoing connections get.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000))
+		if l, err := net.Listen("tcp", addr); err == nil {
+			l.Close()
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free port")
+	return ""
 }
 
 // run starts the program; what it starts is not the test's child.
@@ -121,13 +126,10 @@ func (w *world) run(flags ...string) {
 	w.wg.Go(func() { c.Wait() })
 }
 
-// holder is the process in office. The lock is not tried: that could be just when
-// a process takes it.
+// holder is the process in office.
 func (w *world) holder() int {
-	if pid := w.dir.Holder("single-0.lock"); pid != 0 && alive(pid) {
-		return pid
-	}
-	return 0
+	h, _ := w.dir.Look("office.lock")
+	return h.PID
 }
 
 // successor waits until another than old is in office; again is done from time
@@ -208,27 +210,30 @@ func alive(pid int) bool {
 	return err == nil && !strings.Contains(string(b), ") Z ")
 }
 
-// Twenty times a new process takes over, by signal and by hand in turn.
+// Twenty times a new process, or a new tree of processes, takes over, by signal and
+// by hand in turn.
 func TestTakeover(t *testing.T) {
-	for _, tls := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tls %v", tls), func(t *testing.T) {
-			w := newWorld(t, tls)
-			w.run()
-			pid := w.successor(0, func() {})
-			w.awaitReady()
-			load := startLoad(t, w, tls)
-			for n := range takeovers {
-				next := func() { syscall.Kill(pid, syscall.SIGUSR2) }
-				if n%2 == 1 {
-					next = func() { w.run("--takeover") }
+	for _, workers := range []int{0, 2} {
+		for _, tls := range []bool{false, true} {
+			t.Run(fmt.Sprintf("workers %d, tls %v", workers, tls), func(t *testing.T) {
+				w := newWorld(t, tls, workers)
+				w.run()
+				pid := w.successor(0, func() {})
+				w.awaitReady()
+				load := startLoad(t, w, tls)
+				for n := range takeovers {
+					next := func() { syscall.Kill(pid, syscall.SIGUSR2) }
+					if n%2 == 1 {
+						next = func() { w.run("--takeover") }
+					}
+					before := load.answered.Load()
+					next()
+					pid = w.successor(pid, next)
+					// Some requests meet the new process before the next comes.
+					load.await(before + 50)
 				}
-				before := load.answered.Load()
-				next()
-				pid = w.successor(pid, next)
-				// Some requests meet the new process before the next comes.
-				load.await(before + 50)
-			}
-			load.end()
-		})
+				load.end()
+			})
+		}
 	}
 }

@@ -310,16 +310,16 @@ kv_replay = '*:5558'
 	{"moriio of two modes", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='vllm-moriio'\nkv_address='host:p,handshake:1,notify:2'\n[[engine]]\nname='d'\nurl='http://d'\nrole='decode'\nconnector='vllm-moriio-read'\nkv_address='host:d,handshake:1,notify:2'\n",
 		[]want{{"engine[0].connector", 5, "cannot pair"}, {"engine[1].connector", 11, "cannot pair"}}},
 	{"fleet", "[fleet]\nworkers=-1\nlisten='x'\ncoordinator='unix:'\nnode_id=256\n",
-		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.workers", 2, "not supported"}, {"fleet.listen", 3, "want host:port"},
-			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.coordinator", 4, "not supported"}, {"fleet.node_id", 5, "from -1 to 255"}}},
-	{"fleet without an id", "[fleet]\nworkers=2\nnode_id=-1\n", []want{{"fleet.workers", 2, "not supported"}, {"fleet.node_id", 3, "must be chosen"}}},
+		[]want{{"fleet.workers", 2, "from 0 to 64"}, {"fleet.listen", 3, "want host:port"},
+			{"fleet.coordinator", 4, "no path"}, {"fleet.coordinator", 4, "cannot be together"}, {"fleet.node_id", 5, "from -1 to 255"}}},
+	{"fleet without an id", "[fleet]\nworkers=2\nnode_id=-1\n", []want{{"fleet.node_id", 3, "must be chosen"}}},
 	{"fleet of several coordinators", "[fleet]\nlisten='0.0.0.0:7000'\nname='a/b'\n[fleet.etcd]\nendpoints=['e:1',\n'http://e:2379']\nlease='1500ms'\nkey='k'\n",
 		[]want{{"fleet.listen", 2, "needs fleet.token_file or fleet.open"}, {"fleet.listen", 2, "no address to be dialled"}, {"fleet.name", 3, "invalid name"},
 			{"fleet.etcd.endpoints[0]", 5, "invalid URL"}, {"fleet.etcd.lease", 7, "whole seconds"}, {"fleet.etcd.key", 8, "needs fleet.etcd.cert"}}},
 	{"fleet of several coordinators without an address", "[fleet]\nadvertise='h:1'\netcd.endpoints=['http://e:2379']\n",
 		[]want{{"fleet.advertise", 2, "needs fleet.listen"}, {"fleet.etcd.endpoints", 3, "needs fleet.listen"}}},
 	{"workers of a leader that nobody names", "[fleet]\ncoordinator='leader'\nname=''\n",
-		[]want{{"fleet.coordinator", 2, "needs fleet.etcd.endpoints"}, {"fleet.coordinator", 2, "not supported"}, {"fleet.name", 3, "is required"}}},
+		[]want{{"fleet.coordinator", 2, "needs fleet.etcd.endpoints"}, {"fleet.name", 3, "is required"}}},
 	{"fleet without patience", "[fleet]\npatience='0s'\n", []want{{"fleet.patience", 2, "more than 0"}}},
 	{"fleet on the admin's address", "[fleet]\nlisten='localhost:9090'\n", []want{{"fleet.listen", 2, "taken by admin.listen"}}},
 	{"sidecar", "[sidecar]\nlocal='h'\nrole='x'\nconnector='x'\nheader='a b'\n",
@@ -342,7 +342,7 @@ kv_replay = '*:5558'
 	{"sidecar's engine cannot pair", "[[engine]]\nname='p'\nurl='http://p'\nrole='prefill'\nconnector='sglang'\n[sidecar]\nlocal='http://x'\n",
 		[]want{{"engine[0].connector", 5, `cannot pair with local ("vllm-nixl")`}}},
 	{"sidecar of MoRI-IO", "[sidecar]\nlocal='http://x'\nconnector='vllm-moriio'\n", []want{{"sidecar.connector", 3, "kv_address"}}},
-	{"sidecar in a fleet", "[fleet]\nworkers=2\n[sidecar]\nlocal='http://x'\n", []want{{"fleet.workers", 2, "not supported"}, {"sidecar.local", 4, "one process"}}},
+	{"sidecar in a fleet", "[fleet]\nworkers=2\n[sidecar]\nlocal='http://x'\n", []want{{"sidecar.local", 4, "one process"}}},
 	{"sidecar without protocol", "[sidecar]\nconnector='none'\nheader=''\n", []want{{"sidecar.connector", 2, "needs role"}, {"sidecar.header", 3, "name of a header"}}},
 }
 
@@ -383,10 +383,7 @@ func checkProblems(t *testing.T, text string, want []want) {
 // TestUnsupported turns every row of the table on, in a configuration that is
 // fine but for that.
 func TestUnsupported(t *testing.T) {
-	texts := map[missingFeature]string{
-		{"fleet.workers", ""}:     "fleet.workers = 2\n",
-		{"fleet.coordinator", ""}: "fleet.coordinator = '10.0.0.1:7000'\n",
-	}
+	texts := map[missingFeature]string{}
 	for _, m := range missingFeatures() {
 		t.Run(m.key+"="+m.value, func(t *testing.T) {
 			text, known := texts[m]

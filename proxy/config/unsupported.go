@@ -20,10 +20,7 @@ type missingFeature struct {
 // others; only turning it on is refused. A feature that arrives deletes its
 // rows and touches nothing else here.
 func missingFeatures() []missingFeature {
-	return []missingFeature{
-		{"fleet.workers", ""},
-		{"fleet.coordinator", ""},
-	}
+	return nil
 }
 
 // unsupported adds a problem for every feature that the configuration turns

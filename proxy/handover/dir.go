@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Dir is the directory in which the processes of one configuration meet. Only
@@ -57,78 +58,81 @@ func (d Dir) Open() error {
 // Path is that of a file in the directory.
 func (d Dir) Path(name string) string { return filepath.Join(string(d), name) }
 
-// Lock is a file that one process holds until it ends, however it does, with its
-// id inside.
+// Lock is a file that one process holds until it ends, however it does, with what
+// it says of itself inside.
 type Lock struct {
 	file *os.File
+	beat uint64
+}
+
+// Holder is what the process that holds a lock says of itself.
+type Holder struct {
+	PID   int    // 0: it has said nothing yet
+	State string // one word of its own choice; "" after TryLock
+	Beat  uint64 // grows with every Say
 }
 
 // LockedError is the error of TryLock for a lock that another process holds.
 type LockedError struct {
-	Name string
-	PID  int // 0: it has not written it yet
+	Name   string
+	Holder Holder
 }
 
 func (e *LockedError) Error() string {
-	return fmt.Sprintf("lock %s is held by process %d", e.Name, e.PID)
+	return fmt.Sprintf("lock %s is held by process %d", e.Name, e.Holder.PID)
 }
+
+// lockPatience is how long TryLock waits for those who only look.
+const lockPatience = 100 * time.Millisecond
 
 // TryLock takes the lock of that name, or tells who has it.
 func (d Dir) TryLock(name string) (*Lock, error) {
-	return d.lock(name, syscall.LOCK_EX|syscall.LOCK_NB)
-}
-
-// Lock waits for the lock of that name; there is no other end to that than the
-// holder's.
-func (d Dir) Lock(name string) (*Lock, error) { return d.lock(name, syscall.LOCK_EX) }
-
-func (d Dir) lock(name string, how int) (*Lock, error) {
 	f, err := os.OpenFile(d.Path(name), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
+	deadline := time.Now().Add(lockPatience)
+	for err = flock(f, syscall.LOCK_EX); errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(deadline); err = flock(f, syscall.LOCK_EX) {
+		time.Sleep(lockPatience / 20)
+	}
+	l := &Lock{file: f}
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = &LockedError{Name: name, Holder: d.holder(name)}
+	} else if err == nil {
+		err = l.Say("")
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// flock takes a lock, or fails with EWOULDBLOCK.
+func flock(f *os.File, how int) error {
 	for {
-		err = flock(f, how)
-		if !errors.Is(err, syscall.EINTR) {
-			break
+		if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); !errors.Is(err, syscall.EINTR) {
+			return err
 		}
 	}
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		f.Close()
-		return nil, &LockedError{Name: name, PID: d.Holder(name)}
-	}
-	if err == nil {
-		err = errors.Join(f.Truncate(0), write(f))
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", name, err)
-	}
-	return &Lock{f}, nil
 }
 
-func write(f *os.File) error {
-	_, err := f.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
+// maxState is the longest state.
+const maxState = 20
+
+// Say writes a state, one word, beside the process id. Said again and again it
+// shows others that the process is alive. One call at a time.
+func (l *Lock) Say(state string) error {
+	if len(state) > maxState || strings.ContainsAny(state, " \n") {
+		return fmt.Errorf("state %q is not a short word", state)
+	}
+	l.beat++
+	if state == "" {
+		state = "-"
+	}
+	// Always of one length, written at once: who reads it sees all of it.
+	_, err := l.file.WriteAt(fmt.Appendf(nil, "%10d %20s %20d\n", os.Getpid(), state, l.beat), 0)
 	return err
-}
-
-// flock is done on the raw descriptor: the file stays out of the poller.
-func flock(f *os.File, how int) error {
-	return syscall.Flock(int(f.Fd()), how)
-}
-
-// Holder is the process that a lock's file names, 0 for none. It may have ended:
-// only TryLock tells.
-func (d Dir) Holder(name string) int {
-	b, err := os.ReadFile(d.Path(name))
-	if err != nil {
-		return 0
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil || pid < 1 {
-		return 0
-	}
-	return pid
 }
 
 // Unlock gives the lock up. nil is allowed.
@@ -136,4 +140,42 @@ func (l *Lock) Unlock() {
 	if l != nil {
 		l.file.Close() // the lock is the descriptor's
 	}
+}
+
+// Look tells who holds the lock of that name; false when nobody does.
+func (d Dir) Look(name string) (Holder, bool) {
+	f, err := os.OpenFile(d.Path(name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return Holder{}, false
+	}
+	defer f.Close() // and with it the lock, if nobody had it
+	if err := flock(f, syscall.LOCK_SH); !errors.Is(err, syscall.EWOULDBLOCK) {
+		return Holder{}, false
+	}
+	return d.holder(name), true
+}
+
+// holder reads a lock's file: what its last holder said.
+func (d Dir) holder(name string) (h Holder) {
+	b, err := os.ReadFile(d.Path(name))
+	if err != nil {
+		return Holder{}
+	}
+	return parseHolder(b)
+}
+
+func parseHolder(b []byte) (h Holder) {
+	words := strings.Fields(string(b))
+	if len(words) != 3 || len(words[1]) > maxState {
+		return Holder{}
+	}
+	pid, err := strconv.Atoi(words[0])
+	if err != nil || pid < 1 {
+		return Holder{}
+	}
+	beat, err := strconv.ParseUint(words[2], 10, 64)
+	if err != nil {
+		return Holder{}
+	}
+	return Holder{PID: pid, State: strings.TrimPrefix(words[1], "-"), Beat: beat}
 }

@@ -73,6 +73,7 @@ type message struct {
 
 const (
 	sayHello     = "hello"     // successor
+	sayCopy      = "copy"      // who only wants what is offered
 	sayOffer     = "offer"     // predecessor, with the descriptors
 	sayBusy      = "busy"      // predecessor, instead of an offer
 	sayRefused   = "refused"   // predecessor, instead of an offer
@@ -93,6 +94,9 @@ func (s Socket) Listener() (net.Listener, error) {
 	return l, nil
 }
 
+// Copy returns another descriptor of the same socket.
+func (s Socket) Copy() (Socket, error) { return copyOf(s.Name, s.File) }
+
 // FromListener returns a copy of a listener's socket for Offer or a child. The
 // caller closes it.
 //
@@ -104,6 +108,10 @@ func FromListener(name string, l net.Listener) (Socket, error) {
 	if !ok {
 		return Socket{}, fmt.Errorf("socket %s: a %T has no descriptor", name, l)
 	}
+	return copyOf(name, c)
+}
+
+func copyOf(name string, c syscall.Conn) (Socket, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return Socket{}, fmt.Errorf("socket %s: %w", name, err)

@@ -17,21 +17,20 @@ const startLimit = 2 * time.Minute
 
 // Server serves the control socket of a process that can be taken over from.
 type Server struct {
-	dir      Dir
 	listener *net.UnixListener
 	log      *slog.Logger
 	starting chan struct{} // holds a token while no successor is starting
 }
 
-// controlName is the file of the control socket.
-const controlName = "control.sock"
+// Control is the name of the socket of the process that can be taken over from.
+const Control = "control.sock"
 
-// Listen opens the control socket in the place of that of a process which has
+// Listen opens a control socket in the place of that of a process which has
 // ended, or has been taken over from. The caller holds a lock that says so. It
 // starts nothing.
-func Listen(dir Dir, log *slog.Logger) (*Server, error) {
+func Listen(dir Dir, name string, log *slog.Logger) (*Server, error) {
 	// Under another name first: whoever dials finds a socket that is served.
-	aside := dir.Path(fmt.Sprintf("%s.%d", controlName, os.Getpid()))
+	aside := dir.Path(fmt.Sprintf("%s.%d", name, os.Getpid()))
 	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -40,10 +39,10 @@ func Listen(dir Dir, log *slog.Logger) (*Server, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // a successor's has the name by then
-	if err := os.Rename(aside, dir.Path(controlName)); err != nil {
+	if err := os.Rename(aside, dir.Path(name)); err != nil {
 		return nil, errors.Join(err, l.Close(), os.Remove(aside))
 	}
-	s := &Server{dir: dir, listener: l, log: log, starting: make(chan struct{}, 1)}
+	s := &Server{listener: l, log: log, starting: make(chan struct{}, 1)}
 	s.starting <- struct{}{}
 	return s, nil
 }
@@ -52,7 +51,8 @@ func Listen(dir Dir, log *slog.Logger) (*Server, error) {
 // time, until one of them is ready. Then it calls release, in which the caller stops
 // accepting on the sockets and gives up what only one process may have, tells the
 // successor, and returns its process id. It returns an error when ctx ends:
-// a successor that is just starting is told that the offer is withdrawn.
+// a successor that is just starting is told that the offer is withdrawn. With a
+// nil release there is no takeover: the sockets are only copied.
 func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -77,12 +77,13 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 			}
 			wg.Go(func() {
 				defer c.Close()
-				pid, err := s.give(ctx, c, offer, release)
-				if err != nil {
+				pid, over, err := s.give(ctx, c, offer, release)
+				switch {
+				case err != nil:
 					s.log.Warn("no takeover", "successor", pid, "error", err)
-					return
+				case over:
+					taken <- pid
 				}
-				taken <- pid
 			})
 		}
 	})
@@ -94,40 +95,49 @@ func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release
 	}
 }
 
-// give serves one successor; nil means that it has taken over.
-func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer, error), release func(int)) (pid int, err error) {
+// give serves one process; over means that it has taken over.
+func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer, error), release func(int)) (pid int, over bool, err error) {
 	if pid, err = peer(c); err != nil {
-		return pid, err
+		return pid, false, err
 	}
 	c.SetDeadline(time.Now().Add(patience))
 	m, sockets, err := receive(c)
 	CloseAll(sockets)
-	if err != nil {
-		return pid, err
-	}
-	if m.Say != sayHello {
-		return pid, fmt.Errorf("it said %.20q, not %s", m.Say, sayHello)
+	switch {
+	case err != nil:
+		return pid, false, err
+	case m.Say == sayCopy:
+		return pid, false, s.send(c, offer)
+	case m.Say != sayHello:
+		return pid, false, fmt.Errorf("it said %.20q, not %s", m.Say, sayHello)
+	case release == nil:
+		return pid, false, send(c, message{Say: sayRefused, Reason: "only its supervisor can be taken over from"}, nil)
 	}
 	select {
 	case <-s.starting:
 		defer func() { s.starting <- struct{}{} }()
 	default:
-		return pid, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
+		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
 	}
 	if ctx.Err() != nil { // another has just taken over
-		return pid, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
+		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
 	}
-	o, err := offer()
-	if err != nil {
-		return pid, errors.Join(err, send(c, message{Say: sayRefused, Reason: err.Error()}, nil))
-	}
-	err = send(c, message{Say: sayOffer, Ready: o.Ready}, o.Sockets)
-	CloseAll(o.Sockets)
-	if err != nil {
-		return pid, err
+	if err := s.send(c, offer); err != nil {
+		return pid, false, err
 	}
 	s.log.Info("a successor is starting", "successor", pid)
-	return pid, s.await(ctx, c, func() { release(pid) })
+	err = s.await(ctx, c, func() { release(pid) })
+	return pid, err == nil, err
+}
+
+// send sends what is offered.
+func (s *Server) send(c *net.UnixConn, offer func() (Offer, error)) error {
+	o, err := offer()
+	if err != nil {
+		return errors.Join(err, send(c, message{Say: sayRefused, Reason: err.Error()}, nil))
+	}
+	defer CloseAll(o.Sockets)
+	return send(c, message{Say: sayOffer, Ready: o.Ready}, o.Sockets)
 }
 
 // await waits for the successor to be ready, then releases.

@@ -20,9 +20,22 @@ type Taken struct {
 
 // Take asks the process that serves the control socket for its sockets, which
 // are the caller's to close. The predecessor goes on until Ready.
-func Take(ctx context.Context, dir Dir) (*Taken, error) {
+func Take(ctx context.Context, dir Dir) (*Taken, error) { return ask(ctx, dir.Path(Control), sayHello) }
+
+// Copy asks the process that serves a socket of that name for its sockets, which
+// are the caller's to close, and changes nothing. The error is ErrNobody when no
+// process does.
+func Copy(ctx context.Context, dir Dir, name string) (Offer, error) {
+	t, err := ask(ctx, dir.Path(name), sayCopy)
+	if err != nil {
+		return Offer{}, err
+	}
+	return t.Offer, t.Close()
+}
+
+func ask(ctx context.Context, path, what string) (*Taken, error) {
 	dialer := net.Dialer{Timeout: patience}
-	conn, err := dialer.DialContext(ctx, "unix", dir.Path(controlName))
+	conn, err := dialer.DialContext(ctx, "unix", path)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, ErrNobody
 	}
@@ -30,19 +43,19 @@ func Take(ctx context.Context, dir Dir) (*Taken, error) {
 		return nil, err
 	}
 	t := &Taken{conn: conn.(*net.UnixConn)}
-	if err := t.take(); err != nil {
+	if err := t.take(what); err != nil {
 		t.conn.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *Taken) take() (err error) {
+func (t *Taken) take(what string) (err error) {
 	if t.Predecessor, err = peer(t.conn); err != nil {
 		return err
 	}
 	t.conn.SetDeadline(time.Now().Add(patience))
-	if err := send(t.conn, message{Say: sayHello}, nil); err != nil {
+	if err := send(t.conn, message{Say: what}, nil); err != nil {
 		return err
 	}
 	m, sockets, err := receive(t.conn)
