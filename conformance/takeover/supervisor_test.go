@@ -1,0 +1,170 @@
+package takeover
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startFleet starts a fleet of two workers that serves.
+func startFleet(t *testing.T) (w *world, supervisor int) {
+	t.Helper()
+	w = newWorld(t, false, 2)
+	w.run()
+	supervisor = w.successor(0, func() {})
+	w.awaitReady()
+	w.eventually("there are not two workers", func() bool { return len(w.children("worker")) == 2 })
+	return w, supervisor
+}
+
+// The processes of a fleet outlive their supervisor, and the next one finds them:
+// no client notices, and no process is started anew.
+func TestSupervisorDies(t *testing.T) {
+	w, supervisor := startFleet(t)
+	workers, coordinators := w.children("worker"), w.children("coordinator")
+	load := startLoad(t, w, false)
+	for range 3 {
+		before := load.answered.Load()
+		syscall.Kill(supervisor, syscall.SIGKILL)
+		w.eventually("the supervisor is there", func() bool { return w.holder() == 0 })
+		load.await(before + 50)
+		w.run()
+		supervisor = w.successor(supervisor, func() {})
+		load.await(before + 100)
+		if now := w.children("worker"); !maps.Equal(now, workers) {
+			t.Errorf("workers %v, before %v", now, workers)
+		}
+		if now := w.children("coordinator"); !maps.Equal(now, coordinators) {
+			t.Errorf("coordinators %v, before %v", now, coordinators)
+		}
+	}
+	// The one that has adopted them can be taken over from like any other.
+	w.run("--takeover")
+	w.successor(supervisor, func() {})
+	for slot, pid := range w.children("worker") {
+		if workers[slot] == pid {
+			t.Errorf("worker %d goes on", slot)
+		}
+	}
+	load.end()
+}
+
+// A process that dies is replaced, one that hangs is killed first, whoever its
+// supervisor is. The others go on.
+func TestChildDies(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		signal  syscall.Signal
+		adopted bool
+	}{
+		{"killed", syscall.SIGKILL, false},
+		{"killed, adopted", syscall.SIGKILL, true},
+		{"stopped", syscall.SIGSTOP, false},
+		{"stopped, adopted", syscall.SIGSTOP, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, supervisor := startFleet(t)
+			w.expected = "a process " // has ended, shows no sign of life
+			if tt.adopted {
+				syscall.Kill(supervisor, syscall.SIGKILL)
+				w.eventually("the supervisor is there", func() bool { return w.holder() == 0 })
+				w.run()
+				w.successor(supervisor, func() {})
+			}
+			for _, role := range []string{"worker", "coordinator"} {
+				before := w.children(role)
+				for _, pid := range before {
+					syscall.Kill(pid, tt.signal)
+					w.eventually(role+" is not replaced", func() bool {
+						now := w.children(role)
+						replaced := len(now) == len(before)
+						for _, p := range now {
+							replaced = replaced && p != pid
+						}
+						return replaced
+					})
+					break
+				}
+				w.awaitReady()
+			}
+			w.serves(20)
+		})
+	}
+}
+
+// serves asks so many times, each over a new connection.
+func (w *world) serves(n int) {
+	w.t.Helper()
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for range n {
+		resp, err := c.Post("http://"+w.addr+path, "application/json", bytes.NewReader(body(0, false)))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != 200 {
+			w.t.Fatalf("status %d", resp.StatusCode)
+		}
+	}
+}
+
+// A successor that dies before it is ready, however it does, leaves nothing behind,
+// and its predecessor goes on.
+func TestSuccessorDies(t *testing.T) {
+	w, supervisor := startFleet(t)
+	workers := w.children("worker")
+	for n := range 5 {
+		c := exec.Command(pdproxy, "run", "--takeover", w.config)
+		var log bytes.Buffer
+		c.Stderr = &log
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(n*40) * time.Millisecond) // at different points of its start
+		c.Process.Kill()
+		c.Wait()
+		if strings.Contains(log.String(), "taken over") {
+			break // it was quicker than that: what it took is its own
+		}
+		w.eventually("what the successor had started goes on", func() bool { return maps.Equal(w.children("worker"), workers) })
+	}
+	if w.holder() == supervisor {
+		w.serves(20)
+	} else if w.holder() == 0 {
+		w.run()
+		w.pids = append(w.pids, w.successor(0, func() {}))
+	}
+}
+
+// What cannot work is said, with the exit code of its kind, and the fleet that
+// runs goes on.
+func TestRefusals(t *testing.T) {
+	w, _ := startFleet(t)
+	run := func(config string, flags ...string) (string, int) {
+		c := exec.Command(pdproxy, append([]string{"run", config}, flags...)...)
+		out, _ := c.CombinedOutput()
+		return string(out), c.ProcessState.ExitCode()
+	}
+	if out, code := run(w.config); code != 1 || !strings.Contains(out, "--takeover replaces it") {
+		t.Errorf("a second supervisor: %d, %s", code, out)
+	}
+	text, err := os.ReadFile(w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := w.config + ".broken"
+	if err := os.WriteFile(broken, append(text, fmt.Appendf(nil, "[[plugin]]\nname = \"x\"\npath = %q\n", w.config)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := run(broken, "--takeover"); code != 2 || strings.Contains(out, "taken over") {
+		t.Errorf("a successor with a plugin that is none: %d, %s", code, out)
+	}
+	w.serves(20)
+}
