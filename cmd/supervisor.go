@@ -497,7 +497,7 @@ func (s *supervisor) fill() {
 		return
 	}
 	for _, o := range s.posts {
-		if o.process != nil || time.Now().Before(o.next) {
+		if o.process != nil || time.Now().Before(o.next) || o.role == RoleWorker && !s.settled && !s.led() {
 			continue
 		}
 		p, err := s.start(o.role)
@@ -510,6 +510,17 @@ func (s *supervisor) fill() {
 		}
 		o.process = p
 	}
+}
+
+// led reports whether the fleet's coordinator can be reached: the first workers
+// would find that of the predecessor.
+func (s *supervisor) led() bool {
+	for _, o := range s.posts {
+		if o.role == RoleCoordinator {
+			return o.process != nil && (o.process.state == stateServing || o.process.state == stateReady)
+		}
+	}
+	return true
 }
 
 // start starts a process in the lowest slot that nobody has.

@@ -139,7 +139,7 @@ func (w *world) holder() int {
 func (w *world) successor(old int, again func()) int {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
-		for range 50 {
+		for range 500 {
 			if pid := w.holder(); pid != 0 && pid != old {
 				w.pids = append(w.pids, pid)
 				return pid

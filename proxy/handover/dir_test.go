@@ -1,0 +1,106 @@
+package handover
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestDefaultDir(t *testing.T) {
+	base := t.TempDir()
+	if err := os.Symlink(base, base+"-link"); err != nil {
+		t.Fatal(err)
+	}
+	one, err := DefaultDir(filepath.Join(base, "config.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, same := range map[string]bool{
+		filepath.Join(base, "x", "..", "config.toml"): true,
+		filepath.Join(base+"-link", "config.toml"):    true,
+		filepath.Join(base, "other.toml"):             false,
+	} {
+		if other, err := DefaultDir(path); err != nil || (other == one) != same {
+			t.Errorf("%s: %s, %v; the other is %s", path, other, err, one)
+		}
+	}
+}
+
+func TestOpenDir(t *testing.T) {
+	base := t.TempDir()
+	good := Dir(filepath.Join(base, "a", "b"))
+	for range 2 {
+		if err := good.Open(); err != nil {
+			t.Error(err)
+		}
+	}
+	wide, file, link := filepath.Join(base, "wide"), filepath.Join(base, "file"), filepath.Join(base, "link")
+	if err := errors.Join(os.Mkdir(wide, 0o755), os.Chmod(wide, 0o755), os.WriteFile(file, nil, 0o600), os.Symlink(string(good), link)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		wide:                               "open to others",
+		file:                               "no directory",
+		link:                               "no directory",
+		filepath.Join(base, "x", "y", "z"): "no such file",
+	} {
+		if err := Dir(path).Open(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}
+
+func TestLock(t *testing.T) {
+	d := openDir(t)
+	if _, held := d.Look("a.lock"); held {
+		t.Error("held before there is one")
+	}
+	lock, err := d.TryLock("a.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, held := d.Look("a.lock"); !held || h.PID != os.Getpid() || h.State != "" {
+		t.Errorf("%+v, %v", h, held)
+	}
+	_, before := d.Look("a.lock")
+	for _, state := range []string{"starting", "ready", "a-state-of-20-letters", "two words"} {
+		err := lock.Say(state)
+		if bad := len(state) > maxState || strings.Contains(state, " "); bad != (err != nil) {
+			t.Errorf("%q: %v", state, err)
+		} else if h, _ := d.Look("a.lock"); !bad && (h.State != state || !before) {
+			t.Errorf("%+v", h)
+		}
+	}
+	var locked *LockedError
+	if _, err := d.TryLock("a.lock"); !errors.As(err, &locked) || locked.Holder.PID != os.Getpid() || locked.Holder.State != "ready" {
+		t.Errorf("a second one: %v", err)
+	}
+	lock.Unlock()
+	if _, held := d.Look("a.lock"); held {
+		t.Error("held after its end")
+	}
+	again, err := d.TryLock("a.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Unlock()
+	if err := os.Symlink("elsewhere", d.Path("b.lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.TryLock("b.lock"); err == nil {
+		t.Error("a link is followed")
+	}
+}
+
+func FuzzParseHolder(f *testing.F) {
+	f.Add([]byte("        12               ready                    3\n"))
+	f.Add([]byte("12 - 3"))
+	f.Add([]byte("-1 x 18446744073709551616"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h := parseHolder(b); h.PID < 0 || h.PID == 0 && h != (Holder{}) || len(h.State) > maxState {
+			t.Errorf("%+v", h)
+		}
+	})
+}
