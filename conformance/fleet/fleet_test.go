@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -325,4 +326,40 @@ func TestCoordinatorAway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReload: what the coordinator reloads of engines reaches the workers, which
+// reload the rest themselves.
+func TestReload(t *testing.T) {
+	f := start(t, enginesim.ConnectorVLLMNixl, 2)
+	rows := func(n *node) (names []string) {
+		var list []struct{ Name string }
+		if err := n.admin.Get("/v1/engines", &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			names = append(names, e.Name)
+		}
+		return names
+	}
+	next := f.cfg
+	next.Engines = next.Engines[:3] // all but the second decode
+	next.Limits.MaxExchanges, next.Limits.Queue, next.Limits.QueueTimeout = 2, 0, 0
+	for _, n := range append(f.workers, f.coordinator) {
+		if err := n.Reload(&next); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range append(f.workers, f.coordinator) {
+		eventually(t, "the engine that was taken out has gone", func() bool { return slices.Equal(rows(n), []string{"p0", "p1", "d0"}) })
+	}
+	for n, w := range f.workers {
+		first := f.open(w.URL(), fmt.Sprint("first ", n), 300)
+		body := `{"model":"sim","prompt":"second","max_tokens":4}`
+		if status, text := f.call("POST", w.URL()+"/v1/completions", body); status != 429 { // one place of the two is this worker's
+			t.Errorf("a second request: %d %s", status, text)
+		}
+		f.whole(first, fmt.Sprint("first ", n), 300)
+	}
+	f.settled()
 }

@@ -521,6 +521,29 @@ func TestMirrorUnusable(t *testing.T) {
 	}
 }
 
+// BenchmarkMirrorLoads exports the loads of 64 instances of 8 ranks and imports them.
+func BenchmarkMirrorLoads(b *testing.B) {
+	f := newFleet(&testing.T{})
+	for n := range 64 {
+		if err := f.Add(config.Engine{Name: fmt.Sprint("e", n), URL: "http://e", Role: "both", Connector: "none", Ranks: 8}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var heard hearing
+	m := mirrorOf(f, &heard)
+	if err := m.Import(Members, f.exportMembers()); err != nil {
+		b.Fatal(err)
+	}
+	var part []byte
+	for b.Loop() {
+		part = f.appendLoads(part[:0], time.Now())
+		if err := m.Import(Loads, part); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(part)), "bytes")
+}
+
 func FuzzImport(f *testing.F) {
 	fleet := newFleet(&testing.T{})
 	fleet.mark = 1 // the same in every process that fuzzes
