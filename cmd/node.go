@@ -187,7 +187,11 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
-	return n.open(cfg, f)
+	if err := n.open(cfg, f); err != nil {
+		return err
+	}
+	prom.MustRegister(n.front)
+	return nil
 }
 
 // openRecording begins the recording that the configuration asks for, and returns

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
@@ -170,4 +171,21 @@ func (l *quicLane) close() {
 	_ = l.transport.Close() // the socket stays open
 	l.conn.Close()
 	l.inlet.Wait()
+}
+
+var forwardedDesc = prometheus.NewDesc("pdproxy_http3_forwarded_packets_total",
+	"QUIC packets that the kernel gave to another process than that of their connection, or of new clients that a process does not take any more: way out, in, or dropped.", []string{"way"}, nil)
+
+// Describe implements prometheus.Collector: what a front counts of its sockets.
+func (f *Front) Describe(ch chan<- *prometheus.Desc) { ch <- forwardedDesc }
+
+// Collect implements prometheus.Collector.
+func (f *Front) Collect(ch chan<- prometheus.Metric) {
+	if f.quic == nil || f.quic.lane == nil {
+		return
+	}
+	out, in, dropped := f.quic.lane.conn.Counts()
+	for way, n := range map[string]uint64{"out": out, "in": in, "dropped": dropped} {
+		ch <- prometheus.MustNewConstMetric(forwardedDesc, prometheus.CounterValue, float64(n), way)
+	}
 }

@@ -175,6 +175,46 @@ func TestLaneTakeover(t *testing.T) {
 	clients.Wait()
 }
 
+// Processes come and die, and the kernel deals the port's packets anew each time:
+// connections of the others go on, and so do new ones.
+func TestLaneOthersGoOn(t *testing.T) {
+	p := newPort(t)
+	members := []*member{p.join(), p.join()}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var failures atomic.Int64
+	clients := p.load(ctx, &failures)
+	for range 10 {
+		dies, err := quiclane.Listen(p.lanes, p.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport, err := dies.Transport()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil); err != nil {
+			t.Fatal(err)
+		}
+		for target := members[0].served.Load() + members[1].served.Load() + 20; members[0].served.Load()+members[1].served.Load() < target; {
+			time.Sleep(time.Millisecond)
+		}
+		transport.Close()
+		dies.UDPConn.Close() // with all that the kernel had put into it
+		dies.Close()
+	}
+	cancel()
+	clients.Wait()
+	came := 0.0
+	for _, m := range members {
+		m.prom.MustRegister(m.front)
+		came += m.metric("pdproxy_http3_forwarded_packets_total", "in")
+	}
+	if came == 0 {
+		t.Error("nothing was forwarded by those that died")
+	}
+}
+
 // Connections without a request may stay for about lingerTime, however long requests
 // ran before.
 func TestLaneWaitsQuiet(t *testing.T) {
