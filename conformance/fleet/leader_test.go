@@ -300,10 +300,19 @@ func TestSplit(t *testing.T) {
 }
 
 // TestCoordinatorReplaced has a second coordinator take over from the first, as an
-// upgrade does, without etcd: it stands by until it knows all, and leads when the
-// first one leaves. Both have the same directory.
+// upgrade does: it stands by until it knows all, and leads when the first one
+// leaves. Both have the same directory and the same socket of fleet.listen.
 func TestCoordinatorReplaced(t *testing.T) {
-	f := bare(t, enginesim.ConnectorVLLMNixl, 2)
+	t.Run("alone", func(t *testing.T) { replace(t, bare(t, enginesim.ConnectorVLLMNixl, 2)) })
+	t.Run("with etcd", func(t *testing.T) {
+		s := startStore(t)
+		f := bare(t, enginesim.ConnectorVLLMNixl, 2)
+		f.cfg.Fleet.Etcd.Endpoints = []string{"http://" + s.addr}
+		replace(t, f)
+	})
+}
+
+func replace(t *testing.T, f *fleet) {
 	f.cfg.Server.ExposePlacement = true
 	f.cfg.Policy.Place = "conversation"
 	f.cfg.Fleet.Listen = freeAddr(t)
