@@ -4,8 +4,7 @@
 // everything that is wrong with it, each entry with its key and line.
 //
 // The way is always the same: defaults, then a strict decode (an unknown key
-// or a wrong type is a problem), then the checks of validate*.go, then
-// unsupported.go, the one table of what this build does not do. The sections
+// or a wrong type is a problem), then the checks of validate*.go. The sections
 // are described where their structs are: server.go for the front door,
 // routing.go for policies and plugins, kv.go for what is known of KV blocks, conversation.go for conversations,
 // engines.go for engines and how they are called and found, fleet.go for more

@@ -50,7 +50,6 @@ func enginesOf(tree map[string]any, lines lineIndex) ([]Engine, error) {
 	}
 	k := &checker{config: &cfg}
 	k.engines()
-	k.unsupported()
 	reported := d.problems.keys()
 	for _, p := range k.problems {
 		if !reported[p.Key] {

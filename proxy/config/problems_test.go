@@ -380,32 +380,6 @@ func checkProblems(t *testing.T, text string, want []want) {
 	}
 }
 
-// TestUnsupported turns every row of the table on, in a configuration that is
-// fine but for that.
-func TestUnsupported(t *testing.T) {
-	texts := map[missingFeature]string{}
-	for _, m := range missingFeatures() {
-		t.Run(m.key+"="+m.value, func(t *testing.T) {
-			text, known := texts[m]
-			switch {
-			case known:
-			case m.key == "engine.connector":
-				text = "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nconnector='" + m.value + "'\n"
-			default:
-				text = m.key + " = '" + m.value + "'\n"
-			}
-			_, err := Parse([]byte(text))
-			problems, _ := err.(Problems)
-			if len(problems) != 1 || !strings.HasSuffix(problems[0].Message, "not supported by this build") || problems[0].Line == 0 {
-				t.Fatalf("got %v", err)
-			}
-			if m.value != "" && !strings.Contains(problems[0].Message, m.value) {
-				t.Errorf("%q does not name %q", problems[0].Message, m.value)
-			}
-		})
-	}
-}
-
 // TestAccepted lists configurations at the edge of what is valid.
 func TestAccepted(t *testing.T) {
 	for name, text := range map[string]string{

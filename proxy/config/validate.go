@@ -27,7 +27,6 @@ func (c *Config) Validate() []Problem {
 	k.trace()
 	k.listeners()
 	k.durations()
-	k.unsupported()
 	return k.problems
 }
 
@@ -147,9 +146,4 @@ func (k *checker) policyName(key, name string, builtins []string) {
 	if !slices.Contains(builtins, name) {
 		k.add(key, "no built-in policy or [[plugin]] is named %q; the built-in ones are %s", plugin, quoteAll(builtins))
 	}
-}
-
-// isPlugin reports whether a [[plugin]] has that name.
-func (k *checker) isPlugin(name string) bool {
-	return slices.ContainsFunc(k.config.Plugins, func(p Plugin) bool { return p.Name == name && name != "" })
 }

@@ -37,8 +37,8 @@ type entry struct {
 	sample bool
 }
 
-// value is a TOML value, and its plain text as config.Supports takes it.
-type value struct{ toml, plain string }
+// value is a TOML value.
+type value string
 
 // sectionOrder is the order of the reference config.toml.
 func sectionOrder() []string {
@@ -91,38 +91,8 @@ func (d *document) note(key, format string, args ...any) {
 	d.notes = append(d.notes, key+": "+fmt.Sprintf(format, args...))
 }
 
-// off reports whether the line is written as a comment; missing, that it is so
-// because the build lacks it.
-func (e entry) off(s *section, can supports) (off, missing bool) {
-	missing = !can(s.name+"."+e.key, e.value.plain)
-	return e.sample || missing, missing
-}
-
-// off reports whether a whole [[engine]] is written as comments: an engine
-// without its connector would be another engine.
-func (s *section) off(can supports) bool {
-	return s.array && slices.ContainsFunc(s.lines, func(e entry) bool {
-		_, missing := e.off(s, can)
-		return missing
-	})
-}
-
-// missing lists the keys that the build lacks, each once.
-func (d *document) missing(can supports) []string {
-	var keys []string
-	for _, s := range d.sections {
-		for _, e := range s.lines {
-			if _, missing := e.off(s, can); missing {
-				keys = append(keys, fmt.Sprintf("%s.%s = %s", s.name, e.key, e.value.toml))
-			}
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
-
-// render writes the text for a build.
-func (d *document) render(can supports) string {
+// render writes the text.
+func (d *document) render() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by pdproxy import from %s. Keys that are left out have pdproxy's defaults.\n", d.from)
 	b.WriteString("# Lines that begin with \"#\" and no space are keys that cannot be used as they stand; what they need is said beside them.\n")
@@ -130,7 +100,7 @@ func (d *document) render(can supports) string {
 	sections := slices.Clone(d.sections)
 	slices.SortStableFunc(sections, func(x, y *section) int { return slices.Index(order, x.name) - slices.Index(order, y.name) })
 	for _, s := range sections {
-		s.render(&b, can)
+		s.render(&b)
 	}
 	if len(d.notes) > 0 {
 		b.WriteString("\n# Without an equal here:\n")
@@ -141,7 +111,7 @@ func (d *document) render(can supports) string {
 	return b.String()
 }
 
-func (s *section) render(b *strings.Builder, can supports) {
+func (s *section) render(b *strings.Builder) {
 	if len(s.lines) == 0 {
 		return
 	}
@@ -149,22 +119,15 @@ func (s *section) render(b *strings.Builder, can supports) {
 	if s.above != "" {
 		b.WriteString("# " + printable(s.above) + "\n")
 	}
-	header, allOff := "["+s.name+"]", s.off(can)
+	header := "[" + s.name + "]"
 	if s.array {
 		header = "[" + header + "]"
 	}
-	if allOff {
-		header = "#" + header
-	}
 	b.WriteString(header + "\n")
 	for _, e := range s.lines {
-		off, missing := e.off(s, can)
-		text, comment := e.key+" = "+e.value.toml, e.comment
-		if off || allOff {
+		text, comment := e.key+" = "+string(e.value), e.comment
+		if e.sample {
 			text = "#" + text
-		}
-		if missing {
-			comment = strings.TrimPrefix(comment+"; not supported by this build", "; ")
 		}
 		if comment != "" {
 			text = fmt.Sprintf("%-32s # %s", text, printable(comment))
@@ -198,11 +161,11 @@ func text(s string) value {
 		}
 	}
 	b.WriteByte('"')
-	return value{b.String(), s}
+	return value(b.String())
 }
 
 // number is a TOML integer.
-func number(n int) value { s := strconv.Itoa(n); return value{s, s} }
+func number(n int) value { return value(strconv.Itoa(n)) }
 
 // float is a TOML float.
 func float(x float64) value {
@@ -210,16 +173,16 @@ func float(x float64) value {
 	if x == math.Trunc(x) {
 		s += ".0"
 	}
-	return value{s, s}
+	return value(s)
 }
 
 // list is a TOML array of strings.
 func list(items []string) value {
 	quoted := make([]string, len(items))
 	for i, item := range items {
-		quoted[i] = text(item).toml
+		quoted[i] = string(text(item))
 	}
-	return value{"[" + strings.Join(quoted, ", ") + "]", strings.Join(items, " ")}
+	return value("[" + strings.Join(quoted, ", ") + "]")
 }
 
 // seconds is a duration: whole seconds as 180s, others as Go writes them.

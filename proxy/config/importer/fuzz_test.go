@@ -21,8 +21,8 @@ func fuzz(f *testing.F, kind string, more ...string) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		res, err := importFile(kind, text, config.Supports)
-		again, _ := importFile(kind, text, config.Supports)
+		res, err := importFile(kind, text)
+		again, _ := importFile(kind, text)
 		if res.TOML != again.TOML || warnings(res.Warnings) != warnings(again.Warnings) {
 			t.Error("twice the same input, two results")
 		}

@@ -138,7 +138,7 @@ func (g *gateway) listeners() {
 	comment := "--prometheus-host, --prometheus-port"
 	if !loopback(host) {
 		g.warn(g.file, max(g.line("prometheus-host"), g.line("prometheus-port")), "--prometheus-host",
-			"metrics are open to %s there; here that address also takes commands: it stays on 127.0.0.1 until admin.token_file is set", text(host).toml)
+			"metrics are open to %s there; here that address also takes commands: it stays on 127.0.0.1 until admin.token_file is set", text(host))
 		host, comment = "127.0.0.1", "--prometheus-port; any other host needs token_file"
 	}
 	g.doc.set("admin", "listen", text(net.JoinHostPort(host, port)), comment)
@@ -252,7 +252,7 @@ func (g *gateway) addEngine(e gatewayEngine) {
 		return
 	}
 	if g.seen[address] {
-		g.warn(g.file, e.at.line, "--"+e.flag, "%s is there twice: it is one engine here", text(address).toml)
+		g.warn(g.file, e.at.line, "--"+e.flag, "%s is there twice: it is one engine here", text(address))
 		return
 	}
 	g.seen[address] = true

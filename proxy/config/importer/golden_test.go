@@ -4,7 +4,6 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,27 +12,16 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// everything is a build that does all that can be asked for, so that the golden
-// files do not depend on what this build does.
-func everything(string, string) bool { return true }
-
-// little is a build that lacks what a build may lack.
-func little(key, value string) bool {
-	lacks := []string{"engine.connector=vllm-mooncake", "engine.connector=vllm-moriio", "retry.schedule_style=generation_first",
-		"discovery.moriio.listen", "discovery.trtllm.cluster_uri", "discovery.trtllm.metadata_uri", "fleet.workers", "fleet.coordinator"}
-	return !slices.Contains(lacks, key) && !slices.Contains(lacks, key+"="+value)
-}
-
 // importFile imports an input of testdata by what its name begins with.
-func importFile(name string, text []byte, can supports) (Result, error) {
+func importFile(name string, text []byte) (Result, error) {
 	f := File{Name: filepath.Base(name), Text: text}
 	switch kind, _, _ := strings.Cut(f.Name, "-"); kind {
 	case "vllm":
-		return vllmRouterFor(f, can)
+		return VLLMRouter(f)
 	case "sglang":
-		return sglangRouterFor(f, can)
+		return SGLangRouter(f)
 	default:
-		return TRTLLM{Disagg: f, RequestTimeout: DefaultRequestTimeout}.importFor(can)
+		return TRTLLM{Disagg: f, RequestTimeout: DefaultRequestTimeout}.Import()
 	}
 }
 
@@ -85,7 +73,7 @@ func warnings(fs []Finding) string {
 func TestGolden(t *testing.T) {
 	for _, name := range inputs(t) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
-			res, err := importFile(name, read(t, name), everything)
+			res, err := importFile(name, read(t, name))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,52 +84,10 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// What a build lacks stays in the text as a comment, and is warned of.
-func TestWhatABuildLacks(t *testing.T) {
-	for _, name := range []string{"testdata/trtllm-cluster.yaml", "testdata/trtllm-metadata.yaml", "testdata/trtllm-multiturn.yaml", "testdata/vllm-mooncake.flags", "testdata/vllm-moriio.flags"} {
-		t.Run(filepath.Base(name), func(t *testing.T) {
-			all, err := importFile(name, read(t, name), everything)
-			if err != nil {
-				t.Fatal(err)
-			}
-			some, err := importFile(name, read(t, name), little)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := config.Parse([]byte(some.TOML)); err != nil {
-				t.Error(err)
-			}
-			if len(some.Warnings) <= len(all.Warnings) || !strings.Contains(warnings(some.Warnings), "this build does not support it") {
-				t.Errorf("warnings:\n%s", warnings(some.Warnings))
-			}
-			// But for the marks the two texts are the same.
-			with, without := strings.Split(all.TOML, "\n"), strings.Split(some.TOML, "\n")
-			if len(with) != len(without) {
-				t.Fatalf("%d lines, %d without", len(with), len(without))
-			}
-			marked := 0
-			for i := range with {
-				key, _, _ := strings.Cut(with[i], " #")
-				off, isOff := strings.CutPrefix(without[i], "#")
-				if with[i] == without[i] {
-					continue
-				}
-				marked++
-				if !isOff || !strings.HasPrefix(off, strings.TrimSpace(key)) {
-					t.Errorf("line %d: %q, %q without", i+1, with[i], without[i])
-				}
-			}
-			if marked == 0 {
-				t.Error("no line is marked")
-			}
-		})
-	}
-}
-
-// What this very build prints can be run by it.
+// What is printed can be run.
 func TestResultsParse(t *testing.T) {
 	for _, name := range inputs(t) {
-		res, err := importFile(name, read(t, name), config.Supports)
+		res, err := importFile(name, read(t, name))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -158,7 +104,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 	seen := map[string]bool{}
 	for _, name := range inputs(t) {
 		text := string(read(t, name))
-		res, err := importFile(name, []byte(text), everything)
+		res, err := importFile(name, []byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +129,7 @@ func TestSecretsStayWhereTheyAre(t *testing.T) {
 		"trtllm-b": "context_servers: {urls: ['user:sk-secret@h:1']}",
 		"trtllm-c": "disagg_cluster: {cluster_uri: 'etcd://user:sk-secret@h:1'}",
 	} {
-		_, err := importFile(name, []byte(text), everything)
+		_, err := importFile(name, []byte(text))
 		if err == nil || strings.Contains(err.Error(), "sk-secret") {
 			t.Errorf("%s: %v", name, err)
 		}

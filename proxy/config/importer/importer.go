@@ -5,8 +5,7 @@
 // Each reader (trtllm.go, vllmrouter.go, sglangrouter.go) fills a document
 // (document.go); what the two gateways share is in gateway.go. The text says
 // where each value comes from, holds a comment for each thing that has no
-// equal, and never a secret. What this build does not do stays in it as a
-// comment, so that the text always passes config.Parse.
+// equal, and never a secret. It always passes config.Parse.
 package importer
 
 import (
@@ -93,13 +92,9 @@ func (r *report) warn(file string, line int, key, format string, args ...any) {
 	r.warnings = append(r.warnings, Finding{file, line, key, fmt.Sprintf(format, args...)})
 }
 
-// supports tells whether the build that will read the result does what a key
-// turns on with a value: config.Supports, or another in tests.
-type supports func(key, value string) bool
-
-// finish renders d for a build, or returns the problems. What the readers do
+// finish renders d, or returns the problems. What the readers do
 // not check themselves is left to config.Parse.
-func (r *report) finish(file string, d *document, can supports) (Result, error) {
+func (r *report) finish(file string, d *document) (Result, error) {
 	if len(r.problems) == 0 {
 		r.check(file, d)
 	}
@@ -107,29 +102,17 @@ func (r *report) finish(file string, d *document, can supports) (Result, error) 
 		sortFindings(r.problems)
 		return Result{}, r.problems
 	}
-	for _, key := range d.missing(can) {
-		r.warn(file, 0, key, "this build does not support it: it stays a comment in the result")
-	}
 	sortFindings(r.warnings)
-	return Result{TOML: d.render(can), Warnings: append([]Finding{}, r.warnings...)}, nil
+	return Result{TOML: d.render(), Warnings: append([]Finding{}, r.warnings...)}, nil
 }
 
-// check has the result read as it will be read: whole, and as this build needs
-// it. That this build lacks something is no problem of the input.
+// check has the result read as it will be read.
 func (r *report) check(file string, d *document) {
-	whole := func(string, string) bool { return true }
-	for _, can := range []supports{whole, config.Supports} {
-		_, err := config.Parse([]byte(d.render(can)))
-		var problems config.Problems
-		errors.As(err, &problems)
-		for _, p := range problems {
-			if !strings.HasSuffix(p.Message, "supported by this build") {
-				r.problem(file, 0, "", "it leads to a %s that cannot be: %s", p.Key, p.Message)
-			}
-		}
-		if len(r.problems) > 0 {
-			return
-		}
+	_, err := config.Parse([]byte(d.render()))
+	var problems config.Problems
+	errors.As(err, &problems)
+	for _, p := range problems {
+		r.problem(file, 0, "", "it leads to a %s that cannot be: %s", p.Key, p.Message)
 	}
 }
 

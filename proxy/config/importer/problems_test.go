@@ -90,7 +90,7 @@ func TestProblems(t *testing.T) {
 		{"sglang-ports", "--worker-urls http://a --port 29000 --host 127.0.0.1", []string{"it leads to a admin.listen that cannot be ~ is taken by server.listen"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			res, err := importFile(tt.name, []byte(tt.text), everything)
+			res, err := importFile(tt.name, []byte(tt.text))
 			var problems Problems
 			if !errors.As(err, &problems) {
 				t.Fatalf("no problems: %v, %s", err, res.TOML)
@@ -148,7 +148,7 @@ func TestTraps(t *testing.T) {
 		{"sglang-CAs", "--worker-urls https://a --ca-cert-paths a.pem b.pem --prometheus-host localhost", nil, "# - --ca-cert-paths: engine.ca is one file: put the certificates of all 2 into one"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			res, err := importFile(tt.name, []byte(tt.text), everything)
+			res, err := importFile(tt.name, []byte(tt.text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,7 +167,7 @@ func TestMetadataBeside(t *testing.T) {
 		Metadata:       File{"metadata.yaml", read(t, "testdata/trtllm-metadata.yaml")},
 		RequestTimeout: 90 * time.Second,
 	}
-	res, err := in.importFor(everything)
+	res, err := in.Import()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestMetadataBeside(t *testing.T) {
 		t.Errorf("warnings:\n%s", got)
 	}
 	in.Metadata.Text = []byte("port: x\n")
-	_, err = in.importFor(everything)
+	_, err = in.Import()
 	if err == nil || !strings.Contains(err.Error(), "metadata.yaml: line 1: port: want a whole number") {
 		t.Errorf("error %v", err)
 	}
@@ -222,7 +222,7 @@ func TestTextStaysInItsPlace(t *testing.T) {
 		"context_servers: {urls: ['a:1'], router: {type: round_robin, x: \"a\\n[server]\\nlisten = 'b'\"}}",
 		"context_servers: {urls: ['a:1']}\n\"k\\n[server]\\u0085\": 1\n",
 	} {
-		res, err := importFile("trtllm", []byte(input), everything)
+		res, err := importFile("trtllm", []byte(input))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,9 +10,7 @@ import (
 // of the same name as sglang-router, smg and amg: those of its Rust program
 // (sgl-model-gateway/src/main.rs) as well as those of its Python launcher
 // (bindings/python/src/sglang_router/router_args.py).
-func SGLangRouter(f File) (Result, error) { return sglangRouterFor(f, config.Supports) }
-
-func sglangRouterFor(f File, can supports) (Result, error) {
+func SGLangRouter(f File) (Result, error) {
 	r := &report{}
 	programs := []string{"sglang-router", "sglang_router", "smg", "amg", "sgl-model-gateway", "sglang_router.launch_router", "launch_router.py"}
 	g := &gateway{
@@ -33,7 +31,7 @@ func sglangRouterFor(f File, can supports) (Result, error) {
 	g.sharedWarnings()
 	g.sglangTraps()
 	g.common()
-	return r.finish(f.Name, g.doc, can)
+	return r.finish(f.Name, g.doc)
 }
 
 func sglangFlags() map[string]flagSpec {

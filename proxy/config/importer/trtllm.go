@@ -28,9 +28,7 @@ const DefaultRequestTimeout = 180 * time.Second
 // Import makes a configuration. Keys and defaults are those of
 // extract_disagg_cfg in tensorrt_llm/llmapi/disagg_utils.py. A metadata server's
 // file alone is understood too.
-func (in TRTLLM) Import() (Result, error) { return in.importFor(config.Supports) }
-
-func (in TRTLLM) importFor(can supports) (Result, error) {
+func (in TRTLLM) Import() (Result, error) {
 	r := &trtllm{yamlFile: yamlFile{&report{}, in.Disagg.Name}, doc: &document{from: "a TensorRT-LLM disagg_config.yaml"}}
 	root, ok := r.document(in.Disagg)
 	switch {
@@ -48,7 +46,7 @@ func (in TRTLLM) importFor(can supports) (Result, error) {
 			m.metadata(t)
 		}
 	}
-	return r.finish(in.Disagg.Name, r.doc, can)
+	return r.finish(in.Disagg.Name, r.doc)
 }
 
 // trtllm reads a disagg_config.yaml into doc.
@@ -189,7 +187,7 @@ func (r *trtllm) cluster(root *table) {
 	if strings.HasPrefix(uri, "http://") {
 		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "the storage is served by a listener of its own here: give it another port than server.listen, and the workers that address")
 		if host, _, err := net.SplitHostPort(strings.TrimPrefix(uri, "http://")); err == nil && host != "localhost" && host != "127.0.0.1" && host != "::1" {
-			r.doc.set("discovery.trtllm", "open", value{"true", "true"}, "as there: whoever reaches the address is sent prompts; better token_file, where the workers can")
+			r.doc.set("discovery.trtllm", "open", value("true"), "as there: whoever reaches the address is sent prompts; better token_file, where the workers can")
 		}
 	}
 	name, _, _ := r.text(c, "cluster_name")
@@ -261,7 +259,7 @@ func (r *trtllm) behaviour(root *table) {
 		{"gen_strip_message_history", "strip_history"},
 	} {
 		if on, _, ok := r.boolean(root, b.key); ok && on {
-			r.doc.set("trtllm", b.own, value{"true", "true"}, b.key)
+			r.doc.set("trtllm", b.own, value("true"), b.key)
 		}
 	}
 }
@@ -272,7 +270,7 @@ func (r *trtllm) observability(root *table) {
 	on, _, ok := r.boolean(root, "return_perf_metrics")
 	_, _, dir := r.text(root, "perf_metrics_output_dir")
 	if dir || ok && on {
-		r.doc.set("trtllm", "perf_metrics", value{"true", "true"}, "return_perf_metrics; the workers themselves need it too")
+		r.doc.set("trtllm", "perf_metrics", value("true"), "return_perf_metrics; the workers themselves need it too")
 		r.doc.note("return_perf_metrics, perf_metrics_output_dir", "the times are in GET /perf_metrics and /v1/explain on the admin address, and in the answers to clients that ask; no file is written")
 	}
 	o, e, found := r.sub(root, "otlp_config")

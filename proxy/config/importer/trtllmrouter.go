@@ -98,7 +98,7 @@ func (r *trtllm) arguments(args *table) {
 		case n.Kind != yaml.ScalarNode || secretName(e.key):
 			r.doc.note(args.name(e.key), "its value is left out")
 		default:
-			r.doc.note(args.name(e.key), "%s", text(n.Value).toml)
+			r.doc.note(args.name(e.key), "%s", string(text(n.Value)))
 		}
 	}
 }

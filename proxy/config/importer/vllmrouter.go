@@ -11,9 +11,7 @@ import (
 // VLLMRouter makes a configuration from the flags of vllm-router
 // (vllm-project/router), those of its Rust program (src/main.rs) as well as
 // those of its Python launcher (py_src/vllm_router/router_args.py).
-func VLLMRouter(f File) (Result, error) { return vllmRouterFor(f, config.Supports) }
-
-func vllmRouterFor(f File, can supports) (Result, error) {
+func VLLMRouter(f File) (Result, error) {
 	r := &report{}
 	programs := []string{"vllm-router", "vllm_router", "vllm_router.launch_router", "launch_router.py"}
 	g := &gateway{
@@ -33,7 +31,7 @@ func vllmRouterFor(f File, can supports) (Result, error) {
 	g.vllmBackend()
 	g.sharedWarnings()
 	g.common()
-	return r.finish(f.Name, g.doc, can)
+	return r.finish(f.Name, g.doc)
 }
 
 func vllmFlags() map[string]flagSpec {
@@ -95,7 +93,7 @@ func (g *gateway) discovery(address string) {
 	}
 	g.doc.set("discovery.moriio", "listen", text("tcp://"+address), "--vllm-discovery-address")
 	if !loopback(host) {
-		g.doc.set("discovery.moriio", "open", value{"true", "true"}, "engines on other machines register")
+		g.doc.set("discovery.moriio", "open", value("true"), "engines on other machines register")
 		g.warn(g.file, g.line("vllm-discovery-address"), "--vllm-discovery-address", "registrations are not authenticated: whoever reaches the address can become an engine and see prompts")
 	}
 }
