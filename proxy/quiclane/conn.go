@@ -1,7 +1,6 @@
 package quiclane
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -27,9 +26,10 @@ type Conn struct {
 
 	inbox   inbox
 	waiting atomic.Bool // the reader is, or will soon be, in the UDP socket
-	mu      sync.Mutex  // held while the read deadline changes
+	mu      sync.Mutex  // held while the read deadline or the state changes
 	ended   bool        // quic-go set a deadline, to stop reading; guarded by mu
-	serving atomic.Bool // new clients are this lane's
+	drained bool        // guarded by mu
+	serving atomic.Bool // new clients are this lane's; changes with mu held
 
 	known recent // of the reader
 	out   outlet // of the reader
@@ -47,40 +47,26 @@ var (
 )
 
 // Listen takes the lowest free lane of dir and opens the UDP address, host:port,
-// next to the sockets that other lanes have open there. From then on the kernel
-// deals packets of running connections of theirs here too, so that the transport's
-// reading and Run must begin at once. New clients go to lanes that serve, if there
-// are any, until Serve.
+// next to the sockets that other lanes have open there; one that somebody else has
+// is refused. From then on the kernel deals packets of running connections of
+// theirs here too, so that the transport's reading and Run must begin at once. New
+// clients go to lanes that serve, if there are any, until Serve.
 func Listen(dir, addr string) (*Conn, error) {
 	l, err := takeLane(dir)
 	if err != nil {
 		return nil, err
 	}
-	shared := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var err error
-		if ctlErr := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-		}); ctlErr != nil {
-			return ctlErr
-		}
-		return err
-	}}
-	udp, err := shared.ListenPacket(context.Background(), "udp", addr)
+	udp, err := l.open(addr)
 	if err != nil {
 		return nil, errors.Join(err, l.close())
 	}
-	c := &Conn{UDPConn: udp.(*net.UDPConn), lane: l, known: newRecent()}
-	l.port = c.LocalAddr().(*net.UDPAddr).Port
-	c.batch = ipv4.NewPacketConn(c.UDPConn)
+	c := &Conn{UDPConn: udp, lane: l, known: newRecent(), batch: ipv4.NewPacketConn(udp)}
 	if c.out.socket, err = l.inlet.SyscallConn(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	c.out.lane = l
 	return c, nil
 }
-
-// Lane is the number of the lane.
-func (c *Conn) Lane() int { return int(c.lane.number) }
 
 // Transport returns a transport over c, with connection ids of the lane and with
 // the keys that all lanes of the directory share: whoever gets a packet of a
@@ -311,8 +297,13 @@ func move(to, from *ipv4.Message) {
 	to.Flags, to.Addr = from.Flags, from.Addr
 }
 
-// Serve makes new clients this lane's.
+// Serve makes new clients this lane's, unless it drains already.
 func (c *Conn) Serve() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.drained {
+		return nil
+	}
 	c.serving.Store(true)
 	return c.lane.say(serving)
 }
@@ -320,6 +311,9 @@ func (c *Conn) Serve() error {
 // Drain hands new clients to lanes that serve from now on; those that this one has
 // met stay. Without another lane all goes on as it was.
 func (c *Conn) Drain() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drained = true
 	err := c.lane.say(draining)
 	c.serving.Store(false)
 	return err
@@ -345,7 +339,9 @@ func (c *Conn) Close() error {
 // this one: a socket that is connected to some address gets only what comes from
 // there.
 func (c *Conn) leave() {
+	c.mu.Lock()
 	c.serving.Store(false)
+	c.mu.Unlock()
 	raw, err := c.UDPConn.SyscallConn()
 	if err != nil {
 		return

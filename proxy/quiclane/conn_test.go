@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 )
 
 // member is a Conn of a port with its reader.
@@ -78,7 +79,7 @@ func (m *member) next(t *testing.T) ipv4.Message {
 	case one := <-m.got:
 		return one
 	case <-time.After(10 * time.Second):
-		t.Fatalf("lane %d got nothing", m.Lane())
+		t.Fatalf("lane %d got nothing", m.lane.number)
 		panic("unreachable")
 	}
 }
@@ -124,7 +125,7 @@ func TestForwarding(t *testing.T) {
 		forwarded, received, dropped := m.Counts()
 		out, in = out+forwarded, in+received
 		if dropped > 0 || len(m.got) > 0 {
-			t.Errorf("lane %d: %d dropped, %d too many", m.Lane(), dropped, len(m.got))
+			t.Errorf("lane %d: %d dropped, %d too many", m.lane.number, dropped, len(m.got))
 		}
 	}
 	if out != in || out == 0 || out == clients*3 {
@@ -384,7 +385,26 @@ func TestListenFails(t *testing.T) {
 		t.Error("opened")
 	}
 	a := join(t, dir, "127.0.0.1:0")
-	if a.Lane() != 0 {
-		t.Errorf("lane %d: the failed one kept its own", a.Lane())
+	if a.lane.number != 0 {
+		t.Errorf("lane %d: the failed one kept its own", a.lane.number)
+	}
+	addr := a.LocalAddr().String()
+	if c, err := Listen(t.TempDir(), addr); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a port of another directory's lanes: %v, %v", c, err)
+	}
+	b := join(t, dir, addr)
+	a.leave()
+	join(t, dir, addr) // next to b
+	b.leave()
+}
+
+// A lane that was told to drain before it served does not serve.
+func TestServeAfterDrain(t *testing.T) {
+	a := start(t, t.TempDir(), "127.0.0.1:0")
+	if err := errors.Join(a.Drain(), a.Serve()); err != nil {
+		t.Fatal(err)
+	}
+	if its, port := state(a.lane.dir, 0); its != draining || port != a.LocalAddr().(*net.UDPAddr).Port || a.serving.Load() {
+		t.Errorf("%s, port %d", its, port)
 	}
 }

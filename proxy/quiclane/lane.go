@@ -7,7 +7,7 @@
 // user and be closed to others: lane-K.lock is held by flock for as long as lane K
 // lives and says the process, "starting", "serving" or "draining", and the UDP port;
 // lane-K.sock takes forwarded packets; quic.key is the secret of stateless resets
-// and address tokens.
+// and address tokens; lanes.lock is held while a lane opens its port.
 package quiclane
 
 import (
@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"net"
 	"os"
 	"path/filepath"
@@ -82,8 +83,7 @@ func (l *lane) take() (err error) {
 		}
 	}()
 	at := &net.UnixAddr{Name: sockPath(l.dir, l.number), Net: "unixgram"}
-	if c, err := net.DialUnix(at.Net, nil, at); err == nil {
-		c.Close()
+	if alive(l.dir, l.number) {
 		return unix.EWOULDBLOCK // its lock was swept away with other old files
 	}
 	if err := os.Remove(at.Name); err != nil && !errors.Is(err, fs.ErrNotExist) { // a killed process leaves it
@@ -124,15 +124,56 @@ func (l *lane) say(state string) error {
 	return nil
 }
 
-// serves reports whether lane n of dir says that it takes new connections of the
-// UDP port. A dead one may say so still.
-func serves(dir string, n byte, port int) bool {
+// state is what lane n of dir says of itself, and of which UDP port. A dead one
+// may say so still.
+func state(dir string, n byte) (state string, port int) {
 	text, err := os.ReadFile(lockPath(dir, n))
+	if err != nil {
+		return "", 0
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) != 3 {
+		return "", 0
+	}
+	if port, err = strconv.Atoi(fields[2]); err != nil {
+		return "", 0
+	}
+	return fields[1], port
+}
+
+// others are the other lanes of the directory whose sockets are there.
+func (l *lane) others() iter.Seq[byte] {
+	return func(yield func(byte) bool) {
+		entries, _ := os.ReadDir(l.dir) // an error: as if there were none
+		for _, e := range entries {
+			name, isLane := strings.CutPrefix(e.Name(), "lane-")
+			name, isSock := strings.CutSuffix(name, ".sock")
+			n, err := strconv.ParseUint(name, 10, 8)
+			if isLane && isSock && err == nil && byte(n) != l.number && !yield(byte(n)) {
+				return
+			}
+		}
+	}
+}
+
+// shares reports whether another living lane has the port open.
+func (l *lane) shares(port int) bool {
+	for n := range l.others() {
+		if _, its := state(l.dir, n); its == port && alive(l.dir, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// alive reports whether somebody reads the socket of lane n of dir.
+func alive(dir string, n byte) bool {
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: sockPath(dir, n), Net: "unixgram"})
 	if err != nil {
 		return false
 	}
-	fields := strings.Fields(string(text))
-	return len(fields) == 3 && fields[1] == serving && fields[2] == strconv.Itoa(port)
+	c.Close()
+	return true
 }
 
 // close gives the lane back. The socket's file goes while the lock is held, so

@@ -2,10 +2,7 @@ package quiclane
 
 import (
 	"errors"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -112,16 +109,9 @@ func weight(id []byte, n byte) uint64 {
 // findHeirs appends to heirs the other lanes that take new clients of the lane's
 // port.
 func findHeirs(l *lane, heirs []byte) []byte {
-	entries, err := os.ReadDir(l.dir)
-	if err != nil {
-		return heirs
-	}
-	for _, e := range entries {
-		name, isLane := strings.CutPrefix(e.Name(), "lane-")
-		name, isSock := strings.CutSuffix(name, ".sock")
-		n, err := strconv.ParseUint(name, 10, 8)
-		if isLane && isSock && err == nil && byte(n) != l.number && serves(l.dir, byte(n), l.port) {
-			heirs = append(heirs, byte(n))
+	for n := range l.others() {
+		if its, port := state(l.dir, n); its == serving && port == l.port {
+			heirs = append(heirs, n)
 		}
 	}
 	return heirs
