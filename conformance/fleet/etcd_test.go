@@ -26,10 +26,6 @@ type store struct {
 func startStore(t *testing.T) *store {
 	t.Helper()
 	s := &store{t: t, dir: filepath.Join(t.TempDir(), "etcd"), addr: freeAddr(t), peers: freeAddr(t)}
-	var err error
-	if s.client, err = clientv3.New(clientv3.Config{Endpoints: []string{"http://" + s.addr}, Logger: zap.NewNop()}); err != nil {
-		t.Fatal(err)
-	}
 	s.start()
 	t.Cleanup(func() {
 		s.client.Close()
@@ -59,6 +55,13 @@ func (s *store) start() {
 	s.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatalf("install etcd-server by hand: %v", err)
+	}
+	if s.client != nil { // one that has failed for long waits as long before it dials
+		s.client.Close()
+	}
+	var err error
+	if s.client, err = clientv3.New(clientv3.Config{Endpoints: []string{"http://" + s.addr}, Logger: zap.NewNop()}); err != nil {
+		s.t.Fatal(err)
 	}
 	eventually(s.t, "etcd answers", func() bool {
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
