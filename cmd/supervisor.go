@@ -53,6 +53,7 @@ type supervisor struct {
 
 	cfg      *config.Config
 	starting bool // the predecessor still serves
+	serving  bool // all have served once
 	settled  bool // all have been ready once
 	stopping bool
 	retired  bool
@@ -413,7 +414,7 @@ func (s *supervisor) release() {
 
 // look learns how the processes are, and kills those that hang.
 func (s *supervisor) look() {
-	ready, now := true, time.Now()
+	serving, ready, now := true, true, time.Now()
 	s.each(func(p *process) {
 		holder, held := s.dir.Look(slotName(p.role, p.slot, "lock"))
 		switch {
@@ -425,9 +426,11 @@ func (s *supervisor) look() {
 			s.log.Error("a process shows no sign of life; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
+		serving = serving && (p.state == stateServing || p.state == stateReady)
 		ready = ready && p.state == stateReady
 	})
 	for _, o := range s.posts {
+		serving = serving && o.process != nil
 		ready = ready && o.process != nil
 		if o.process != nil && o.process.gone {
 			s.vacate(o, "it was another supervisor's child")
@@ -437,6 +440,9 @@ func (s *supervisor) look() {
 	if ready && !s.settled {
 		s.settled = true
 		s.log.Info("all processes are ready", "workers", s.cfg.Fleet.Workers)
+	}
+	if serving && !s.serving {
+		s.serving = true
 		if err := notifySystemd("READY=1"); err != nil {
 			s.log.Warn("the service manager was not told", "error", err)
 		}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 )
@@ -73,9 +74,28 @@ func (e *eventWriter) frame(n int) []byte {
 // connection.
 type connKey struct{}
 
+// tlsKey is the key under which it has how that connection is secured.
+type tlsKey struct{}
+
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	if c, ok := c.(*framingConn); ok {
-		return context.WithValue(ctx, connKey{}, c.Conn)
+	fc, ok := c.(*framingConn)
+	if !ok {
+		return ctx
 	}
-	return ctx
+	if tc, ok := fc.Conn.(*tls.Conn); ok {
+		state := tc.ConnectionState()
+		ctx = context.WithValue(ctx, tlsKey{}, &state)
+	}
+	return context.WithValue(ctx, connKey{}, fc.Conn)
+}
+
+// withTLS says of requests how their connection is secured, which net/http does not
+// know of one that demux has done the handshake of.
+func withTLS(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if state, ok := r.Context().Value(tlsKey{}).(*tls.ConnectionState); ok {
+			r.TLS = state
+		}
+		h.ServeHTTP(w, r)
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"sync/atomic"
 )
 
 // framingListener refuses requests whose framing can be read in two ways, the
@@ -14,7 +15,10 @@ import (
 // connection and, instead of the rest of such a head, hands net/http a malformed
 // line, which it answers in its turn with 400 and closes. What cannot be
 // followed ends there too: no byte reaches net/http unchecked.
-type framingListener struct{ net.Listener }
+type framingListener struct {
+	net.Listener
+	conns *clientConns
+}
 
 // Accept implements net.Listener.
 func (l framingListener) Accept() (net.Conn, error) {
@@ -22,12 +26,31 @@ func (l framingListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &framingConn{Conn: c}, nil
+	fc := &framingConn{Conn: c, conns: l.conns}
+	l.conns.add(fc)
+	return fc, nil
 }
 
 type framingConn struct {
 	net.Conn
-	f framing // only Read touches it, and net/http has one reader at a time
+	conns *clientConns
+	f     framing     // only Read touches it, and net/http has one reader at a time
+	http2 atomic.Bool // its preface has been read
+	away  goAway      // of HTTP/2
+}
+
+// Write implements net.Conn.
+func (c *framingConn) Write(p []byte) (int, error) {
+	if c.http2.Load() {
+		return c.away.write(c.Conn, p)
+	}
+	return c.Conn.Write(p)
+}
+
+// Close implements net.Conn.
+func (c *framingConn) Close() error {
+	c.conns.remove(c)
+	return c.Conn.Close()
 }
 
 // Read implements net.Conn.
@@ -37,6 +60,9 @@ func (c *framingConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(p)
 	pass := c.f.follow(p[:n])
+	if c.f.state == framingOff && !c.http2.Load() {
+		c.http2.Store(true)
+	}
 	if pass < n {
 		err = nil // the next Read begins the refusal
 	}

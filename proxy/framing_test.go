@@ -100,7 +100,7 @@ func (c *pieces) Read(p []byte) (int, error) {
 // cuts, into a buffer of room bytes.
 func readFramed(t *testing.T, all string, room int, cuts ...int) string {
 	t.Helper()
-	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}}
+	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, conns: new(clientConns)}
 	var got bytes.Buffer
 	buf := make([]byte, room)
 	for {
@@ -187,7 +187,7 @@ func serveStream(all string, guard bool, cuts ...int) (got []handled, sent strin
 	}
 	var l net.Listener = &oneConn{conn: conn, done: make(chan struct{})}
 	if guard {
-		l = framingListener{l}
+		l = framingListener{l, new(clientConns)}
 	}
 	served := make(chan struct{})
 	go func() {

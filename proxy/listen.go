@@ -42,6 +42,8 @@ type Front struct {
 	retiring atomic.Bool
 	retired  chan struct{} // closed by Retire
 	conns    connCount     // of clients, over TCP
+	clients  clientConns
+	telling  sync.WaitGroup // clients that it retires
 }
 
 // Listen opens the sockets that the configuration names and given has not. certs
@@ -129,7 +131,8 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		f.demux = newDemux(f.public, f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
-		h2.SetHTTP2(true)
+		h2.SetUnencryptedHTTP2(true) // demux has taken TLS off
+		handler = withTLS(handler)
 		f.serve(f.httpServer(cfg, handler, &h1))
 		f.serve(f.httpServer(cfg, handler, &h2))
 	}
@@ -239,6 +242,7 @@ func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	}
 	accepting.Wait()
 	wg.Wait()
+	f.telling.Wait()
 	f.s.Wait()
 	return err
 }
@@ -249,9 +253,9 @@ func (f *Front) listeners() []net.Listener {
 	case f.public == nil:
 		return []net.Listener{f.admin}
 	case f.demux != nil:
-		return []net.Listener{framingListener{f.demux.h1}, f.demux.h2, f.admin}
+		return []net.Listener{framingListener{f.demux.h1, &f.clients}, framingListener{f.demux.h2, &f.clients}, f.admin}
 	}
-	return []net.Listener{framingListener{f.public}, f.admin}
+	return []net.Listener{framingListener{f.public, &f.clients}, f.admin}
 }
 
 // cutGrace is how long exchanges have to tell their clients that they are cut: a
@@ -302,8 +306,7 @@ func (f *Front) shutdownAll(ctx context.Context) error {
 }
 
 // demux does the TLS handshakes of one listener and hands each connection to
-// the server of the protocol that was agreed: net/http wants the *tls.Conn for
-// HTTP/2, while HTTP/1.1 goes through framingConn.
+// the server of the protocol that was agreed, both through framingConn.
 type demux struct {
 	inner   net.Listener
 	config  *tls.Config

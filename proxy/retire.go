@@ -14,8 +14,8 @@ var errRetired = errors.New("a successor serves")
 
 // Retire leaves the sockets to a successor that has them too: when it returns
 // this front accepts nothing any more. Connections that it has accepted are served
-// on, as long as their clients want, or the limit of Serve. Every answer on one
-// asks for a new connection from now on: Connection: close, or GOAWAY.
+// on, as long as their clients want, or the limit of Serve. Clients are asked to
+// make a new one: by GOAWAY at once, or by Connection: close with the next answer.
 //
 // A connection that is idle is not closed for that, because the client may just
 // be writing a request that nothing says it could send again; it ends as all idle
@@ -26,6 +26,7 @@ func (f *Front) Retire() {
 		return
 	}
 	f.closeListeners()
+	f.clients.retire(&f.telling)
 	close(f.retired)
 }
 
@@ -68,10 +69,10 @@ func (f *Front) goOn(ctx context.Context, all, accepting *sync.WaitGroup, failed
 }
 
 // lastAnswers makes the answers of a retired front the last ones of their
-// connections.
+// connections. In HTTP/2 that header would be net/http's GOAWAY.
 func (f *Front) lastAnswers(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if f.retiring.Load() && r.ProtoMajor < 3 {
+		if f.retiring.Load() && r.ProtoMajor < 2 {
 			w.Header().Set("Connection", "close")
 		}
 		h.ServeHTTP(w, r)

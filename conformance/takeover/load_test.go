@@ -186,8 +186,8 @@ func (l *load) end() {
 	l.t.Logf("%d requests, %d failed", l.answered.Load(), l.failed.Load())
 }
 
-// viaGo asks once. Without GetBody a client of HTTP/1.1 cannot send a body twice,
-// so that nothing is tried again unseen.
+// viaGo asks once: without GetBody the client cannot send a body twice, so that
+// nothing is tried again unseen.
 func viaGo(c *http.Client, url string, p int, stream bool) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
