@@ -414,7 +414,7 @@ func (s *supervisor) release() {
 
 // look learns how the processes are, and kills those that hang.
 func (s *supervisor) look() {
-	serving, ready, now := true, true, time.Now()
+	now := time.Now()
 	s.each(func(p *process) {
 		holder, held := s.dir.Look(slotName(p.role, p.slot, "lock"))
 		switch {
@@ -426,12 +426,11 @@ func (s *supervisor) look() {
 			s.log.Error("a process shows no sign of life; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
-		serving = serving && (p.state == stateServing || p.state == stateReady)
-		ready = ready && p.state == stateReady
 	})
+	serving, ready := true, true
 	for _, o := range s.posts {
-		serving = serving && o.process != nil
-		ready = ready && o.process != nil
+		ready = ready && o.process != nil && o.process.state == stateReady
+		serving = serving && o.process != nil && (o.process.state == stateReady || o.process.state == stateServing)
 		if o.process != nil && o.process.gone {
 			s.vacate(o, "it was another supervisor's child")
 		}
