@@ -6,8 +6,8 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
@@ -22,7 +22,8 @@ type leaders struct {
 	*world
 	ctx     context.Context
 	running sync.WaitGroup
-	path    chan string // of the one that the worker dials; there is always one
+	dialled atomic.Pointer[coordinator] // the one that the worker dials
+	dials   atomic.Int64                // that began
 }
 
 // coordinator is one of them.
@@ -35,7 +36,7 @@ type coordinator struct {
 
 func newLeaders(t *testing.T) *leaders {
 	t.Helper()
-	w := &leaders{world: newWorld(t, "p prefill", "d decode"), path: make(chan string, 1)}
+	w := &leaders{world: newWorld(t, "p prefill", "d decode")}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ctx = ctx
 	t.Cleanup(func() {
@@ -43,15 +44,6 @@ func newLeaders(t *testing.T) *leaders {
 		w.running.Wait()
 	})
 	return w
-}
-
-// dial makes the worker dial a coordinator from now on.
-func (w *leaders) dial(c *coordinator) {
-	select {
-	case <-w.path:
-	default:
-	}
-	w.path <- c.path
 }
 
 func (w *leaders) name(n uint32) string {
@@ -89,10 +81,9 @@ func (w *leaders) worker(t *testing.T) *Client {
 	t.Helper()
 	w.client = w.newClient(t, "")
 	w.client.o.Dial = func(ctx context.Context) (net.Conn, error) {
-		path := <-w.path
-		w.path <- path
+		w.dials.Add(1)
 		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
+		return d.DialContext(ctx, "unix", w.dialled.Load().path)
 	}
 	w.running.Go(func() { w.client.Run(w.ctx) })
 	return w.client
@@ -110,7 +101,7 @@ func turn(id string) *Ask {
 func TestTerms(t *testing.T) {
 	w := newLeaders(t)
 	first, second := w.coordinator(t), w.coordinator(t)
-	w.dial(first)
+	w.dialled.Store(first)
 	client := w.worker(t)
 
 	early := w.must(t, turn("early"))
@@ -160,7 +151,7 @@ func TestTerms(t *testing.T) {
 		}
 	}
 
-	w.dial(second)
+	w.dialled.Store(second)
 	second.Lead(6)
 	w.connected(t)
 	for second.Open() != 2 {
@@ -187,16 +178,16 @@ func TestSplit(t *testing.T) {
 	old, late := w.coordinator(t), w.coordinator(t)
 	old.Lead(5)
 	late.Lead(6)
-	w.dial(old)
+	w.dialled.Store(old)
 	client := w.worker(t)
 	w.connected(t)
 	held := w.must(t, ask())
-	w.dial(late)
+	w.dialled.Store(late)
 	client.Redial()
-	for late.Open() != 1 || old.Open() != 0 {
+	for late.Open() != 1 || old.Open() != 0 || len(old.Workers()) != 0 {
 		pause(t)
 	}
-	w.dial(old)
+	w.dialled.Store(old)
 	client.Redial()
 	for client.Connected() {
 		pause(t)
@@ -210,13 +201,13 @@ func TestSplit(t *testing.T) {
 	if !errors.Is(err, errFenced) {
 		t.Errorf("a standby that is to follow an earlier one: %v", err)
 	}
-	for range 20 {
-		time.Sleep(time.Millisecond)
+	for seen := w.dials.Load(); w.dials.Load() < seen+3; { // two at least were to old, and are over
 		if old.Open() != 0 || len(old.Workers()) != 0 {
 			t.Fatal("it has gone back")
 		}
+		pause(t)
 	}
-	w.dial(late)
+	w.dialled.Store(late)
 	w.connected(t)
 	for late.Open() != 2 {
 		pause(t)
