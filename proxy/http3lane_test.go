@@ -277,7 +277,8 @@ func TestLaneDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil); err != nil {
+	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	p.addr = dies.LocalAddr().String()
@@ -285,6 +286,7 @@ func TestLaneDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	handshaken(t, listener, conn)
 	p.join()
 	transport.Close() // which tells nobody, as a kill
 	dies.Close()
@@ -299,5 +301,30 @@ func TestLaneDies(t *testing.T) {
 	var reset *quic.StatelessResetError
 	if err := context.Cause(conn.Context()); !errors.As(err, &reset) {
 		t.Errorf("ended by %v", err)
+	}
+}
+
+// handshaken returns when both ends know that the handshake is complete. Before, a
+// client repeats long headers, which nobody resets (RFC 9000, 10.3).
+func handshaken(t *testing.T, listener *quic.EarlyListener, client *quic.Conn) {
+	t.Helper()
+	server, err := listener.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-server.HandshakeComplete()
+	out, err := server.OpenUniStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Write([]byte("x")); err != nil { // behind HANDSHAKE_DONE
+		t.Fatal(err)
+	}
+	in, err := client.AcceptUniStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(in, make([]byte, 1)); err != nil {
+		t.Fatal(err)
 	}
 }
