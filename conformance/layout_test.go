@@ -69,6 +69,7 @@ var mayImport = map[string][]string{
 	"conformance/load":            {},
 	"conformance/fleet":           {},
 	"conformance/takeover":        {},
+	"conformance/testbed":         {},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},
 	"proxy/coordinator/standby":   {"proxy/coordinator", "proxy/coordinator/..."},
 }

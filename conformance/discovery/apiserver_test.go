@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // engineHost is where the pods' engines are. A real API server takes no loopback
@@ -48,7 +50,7 @@ type change struct {
 func newAPIServer(t *testing.T, c *cluster) apiServer {
 	t.Helper()
 	s := &simServer{
-		t: t, listen: freeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
+		t: t, listen: testbed.FreeAddr(t), certs: c.certs, version: 100, news: make(chan struct{}),
 		objects: map[string]map[string]fields{slicesPath: {}, podsPath: {}},
 	}
 	s.start()

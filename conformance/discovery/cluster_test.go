@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -42,7 +43,7 @@ type apiServer interface {
 type cluster struct {
 	t      *testing.T
 	server apiServer
-	wire   *wire
+	wire   *testbed.Wire
 	certs  *certificates
 	token  string // file of the reader's token
 	client *http.Client
@@ -60,7 +61,7 @@ func newCluster(t *testing.T) *cluster {
 	roots.AppendCertsFromPEM(pem)
 	c.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	c.server = newAPIServer(t, c)
-	c.wire = newWire(t, c.server.addr())
+	c.wire = testbed.NewWire(t, c.server.addr())
 	return c
 }
 
@@ -178,7 +179,7 @@ func (c *cluster) configure(d *config.Discovery) {
 	e := config.DefaultEngine()
 	e.Name, e.URL, e.Role, e.Connector = "vllm", "http://vllm", config.RoleBoth, config.ConnectorVLLMNixl
 	d.Kubernetes = config.DiscoveryKubernetes{
-		API: "https://" + c.wire.addr(), TokenFile: c.token, CA: c.certs.ca, Namespace: "llm",
+		API: "https://" + c.wire.Addr(), TokenFile: c.token, CA: c.certs.ca, Namespace: "llm",
 		Pods: "llm-d.ai/inference-serving=true", Engines: []config.Engine{e},
 	}
 	d.Allow = []string{engineHost}

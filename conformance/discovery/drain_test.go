@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -34,7 +35,7 @@ func TestRemovalDrains(t *testing.T) {
 
 			d0.hold(inAnswer)
 			stream := n.open(40, true)
-			eventually(t, "the stream is on its way", func() bool { return d0.holds() == 1 })
+			testbed.Eventually(t, "the stream is on its way", func() bool { return d0.holds() == 1 })
 			if p0.hold(atAnswer); s.connector == config.ConnectorVLLMMoRIIO { // decode waits for what prefill writes
 				p0.hold(atRequest)
 			}
@@ -44,7 +45,7 @@ func TestRemovalDrains(t *testing.T) {
 				text, prefill := say(t, n.url)
 				answers <- answer{text, prefill}
 			}()
-			eventually(t, "the other request is at prefill", func() bool { return p0.holds() == 1 })
+			testbed.Eventually(t, "the other request is at prefill", func() bool { return p0.holds() == 1 })
 
 			s.has(n, p0, d0, p1, d1)
 			n.is(s.name(p1), "ready")
@@ -62,7 +63,7 @@ func TestRemovalDrains(t *testing.T) {
 				d0.hold(atRequest)
 				d1.hold(atRequest)
 				p0.hold(open)
-				eventually(t, "decode is asked", func() bool { return d0.holds()+d1.holds() > 0 })
+				testbed.Eventually(t, "decode is asked", func() bool { return d0.holds()+d1.holds() > 0 })
 				n.is(s.name(p0), "draining")
 			}
 			for _, g := range []*gate{p0, d0, d1} {
@@ -76,7 +77,7 @@ func TestRemovalDrains(t *testing.T) {
 			n.is(s.name(p0), "")
 			n.is(s.name(d0), "")
 			for _, g := range []*gate{p0, d0} {
-				eventually(t, "nothing is left on "+g.name, func() bool {
+				testbed.Eventually(t, "nothing is left on "+g.name, func() bool {
 					state := g.engine.State()
 					return state.BlocksPinned == 0 && state.RequestsRunning == 0
 				})

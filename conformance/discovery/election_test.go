@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
@@ -14,7 +15,7 @@ import (
 // voter is one process's part in an election, by a wire of its own.
 type voter struct {
 	*election.Election
-	wire *wire
+	wire *testbed.Wire
 	stop func() // as SIGTERM does; waits
 }
 
@@ -22,9 +23,9 @@ type voter struct {
 // address.
 func (s *store) vote(t *testing.T, address string) *voter {
 	t.Helper()
-	w := newWire(t, s.addr)
+	w := testbed.NewWire(t, s.Addr)
 	v := &voter{wire: w, Election: election.New(election.Options{
-		Etcd: etcd.Client([]string{"http://" + w.addr()}), Name: "f", Address: address, Node: address,
+		Etcd: etcd.Client([]string{"http://" + w.Addr()}), Name: "f", Address: address, Node: address,
 		Lease: 2 * time.Second, Log: slog.New(slog.DiscardHandler),
 	})}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -49,7 +50,7 @@ func (v *voter) standing() election.Standing {
 // leads waits until v leads by an epoch above one.
 func (v *voter) leads(t *testing.T, above uint64) election.Leader {
 	t.Helper()
-	eventually(t, "it leads", func() bool { s := v.standing(); return s.Leads && s.Leader.Epoch > above })
+	testbed.Eventually(t, "it leads", func() bool { s := v.standing(); return s.Leads && s.Leader.Epoch > above })
 	return v.standing().Leader
 }
 
@@ -57,7 +58,7 @@ func (v *voter) leads(t *testing.T, above uint64) election.Leader {
 func follows(t *testing.T, leader election.Leader, all ...*voter) {
 	t.Helper()
 	for _, v := range all {
-		eventually(t, "it follows", func() bool { return v.standing() == (election.Standing{Leader: leader}) })
+		testbed.Eventually(t, "it follows", func() bool { return v.standing() == (election.Standing{Leader: leader}) })
 	}
 }
 
@@ -73,7 +74,7 @@ func TestElection(t *testing.T) {
 		}
 		follows(t, first, b, c, worker)
 		a.Resign()
-		eventually(t, "another leads", func() bool { return b.standing().Leads || c.standing().Leads })
+		testbed.Eventually(t, "another leads", func() bool { return b.standing().Leads || c.standing().Leads })
 		if c.standing().Leads {
 			b, c = c, b
 		}
@@ -90,16 +91,16 @@ func TestElection(t *testing.T) {
 		first := a.leads(t, 0)
 		b, worker, near := s.vote(t, "b:1"), s.vote(t, ""), s.vote(t, "")
 		follows(t, first, b, worker, near)
-		near.wire.set(true)
-		a.wire.set(true)
+		near.wire.Cut(true)
+		a.wire.Cut(true)
 		second := b.leads(t, first.Epoch)
 		follows(t, second, worker)
 		if s := a.standing(); !s.Leads || s.Leader != first {
 			t.Errorf("the one that is cut off: %+v", s)
 		}
 		follows(t, first, near)
-		a.wire.set(false)
-		near.wire.set(false)
+		a.wire.Cut(false)
+		near.wire.Cut(false)
 		follows(t, second, a, near, worker)
 		b.stop()
 		third := a.leads(t, second.Epoch)
@@ -117,9 +118,9 @@ func TestElection(t *testing.T) {
 			_, changed := v.Standing()
 			changes = append(changes, changed)
 		}
-		s.kill()
+		s.Kill()
 		time.Sleep(away(5 * time.Second)) // more than twice the lease
-		s.start()
+		s.Start()
 		time.Sleep(5 * time.Second) // whoever would have lost his place leads no more
 		for n, changed := range changes {
 			select {
@@ -138,12 +139,12 @@ func TestElection(t *testing.T) {
 		first := a.leads(t, 0)
 		b, worker := s.vote(t, "b:1"), s.vote(t, "")
 		follows(t, first, b, worker)
-		s.kill()
-		s.empty()
-		s.start()
-		eventually(t, "one of them leads, and all know", func() bool {
+		s.Kill()
+		s.Empty()
+		s.Start()
+		testbed.Eventually(t, "one of them leads, and all know", func() bool {
 			l := worker.standing().Leader
-			record, err := s.client.Get(t.Context(), "/pdproxy/fleets/f/leader")
+			record, err := s.Client.Get(t.Context(), "/pdproxy/fleets/f/leader")
 			return err == nil && len(record.Kvs) == 1 && l.Epoch >= first.Epoch &&
 				a.standing().Leader == l && b.standing().Leader == l && a.standing().Leads != b.standing().Leads
 		})

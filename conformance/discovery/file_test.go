@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -30,7 +31,7 @@ func TestFile(t *testing.T) {
 	n.is("p0", "ready")
 	n.is("d0", "ready")
 	write(p0 + entry("d0", "decode", d0) + entry("d1", "chef", d1))
-	eventually(t, "the bad line is named", func() bool { return n.log.contains("line=14 key=engine[2].role") })
+	testbed.Eventually(t, "the bad line is named", func() bool { return n.log.contains("line=14 key=engine[2].role") })
 	if p, d := n.ask(); p != "p0" || d != "d0" {
 		t.Errorf("served by %q and %q", p, d)
 	}

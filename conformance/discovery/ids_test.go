@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -19,7 +20,7 @@ var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 
 // ids is the store of a coordinator, with a connection of its own.
 func (s *store) ids(name string) *idstore.Etcd {
-	e := idstore.NewEtcd(etcd.Client([]string{s.url()}), idstore.Prefix, name)
+	e := idstore.NewEtcd(etcd.Client([]string{s.URL()}), idstore.Prefix, name)
 	s.t.Cleanup(func() { _ = e.Close(context.WithoutCancel(s.t.Context())) }) // a test that wants to know closes it before
 	return e
 }
@@ -45,7 +46,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 	}
 	for n := range 256 {
 		if !there[n] {
-			if _, err := s.client.Put(t.Context(), idstore.Prefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
+			if _, err := s.Client.Put(t.Context(), idstore.Prefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -55,7 +56,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 // expire takes a node number away, as the end of its lease does.
 func (s *store) expire(t *testing.T, node uint8) {
 	t.Helper()
-	if d, err := s.client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
+	if d, err := s.Client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
 		t.Fatalf("node %d was not taken: %v", node, err)
 	}
 }
@@ -87,7 +88,7 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	left, err := s.client.Get(t.Context(), idstore.Prefix+"nodes/200")
+	left, err := s.Client.Get(t.Context(), idstore.Prefix+"nodes/200")
 	if err != nil || left.Count != 0 {
 		t.Errorf("%d keys are left: %v", left.Count, err)
 	}
@@ -114,7 +115,7 @@ func TestLostNodeIsFenced(t *testing.T) {
 	if third := reserve(t, old); third.Node != 77 || third.From != second.Until {
 		t.Errorf("%+v after %+v", third, second)
 	}
-	if _, err := s.client.Put(t.Context(), idstore.Prefix+"marks/77", "soon"); err != nil {
+	if _, err := s.Client.Put(t.Context(), idstore.Prefix+"marks/77", "soon"); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := old.Reserve(t.Context(), noon, time.Second); err == nil {
@@ -133,7 +134,7 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 			if err := k.Tend(t.Context(), noon); err != nil {
 				t.Fatal(err)
 			}
-			s.kill()
+			s.Kill()
 			var last disaggid.Range
 			for holder := range disaggid.Holder(63) { // one line is its own
 				r, ok := k.Grant(disaggid.Ask{Holder: holder})
@@ -148,10 +149,10 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 				t.Error("more was reserved nowhere")
 			}
 			if lose {
-				s.empty()
+				s.Empty()
 			}
-			s.start()
-			eventually(t, "ids are reserved again", func() bool { return k.Tend(t.Context(), noon) == nil })
+			s.Start()
+			testbed.Eventually(t, "ids are reserved again", func() bool { return k.Tend(t.Context(), noon) == nil })
 			r, ok := k.Grant(disaggid.Ask{Holder: 64})
 			if !ok || r.Node != last.Node || r.From < last.Until {
 				t.Errorf("%+v after %+v", r, last)
@@ -161,7 +162,7 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 			}
 			s.expire(t, r.Node)
 			s.onlyNodes(t, int(r.Node))
-			if _, err := s.client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idstore.Prefix, r.Node)); err != nil {
+			if _, err := s.Client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idstore.Prefix, r.Node)); err != nil {
 				t.Fatal(err)
 			}
 			if b := reserve(t, s.ids("b")); b.From < noon.Add(24*time.Hour).UnixMilli() || b.Node != r.Node {

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // engineHost is where the pods' engines are: an address of the network namespace
@@ -29,7 +31,7 @@ type realServer struct {
 func newAPIServer(t *testing.T, c *cluster) apiServer {
 	t.Helper()
 	dir := t.TempDir()
-	s := &realServer{t: t, c: c, listen: freeAddr(t), log: filepath.Join(dir, "log")}
+	s := &realServer{t: t, c: c, listen: testbed.FreeAddr(t), log: filepath.Join(dir, "log")}
 	tokens := filepath.Join(dir, "tokens.csv")
 	if err := os.WriteFile(tokens, []byte(adminToken+",admin,1,system:masters\n"+readerToken+",pdproxy,2\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -95,7 +97,7 @@ func (s *realServer) start() {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	eventually(s.t, "the API server is ready", func() bool {
+	testbed.Eventually(s.t, "the API server is ready", func() bool {
 		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "https://"+s.listen+"/readyz", nil)
 		if err != nil {
 			return false

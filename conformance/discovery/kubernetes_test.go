@@ -3,6 +3,8 @@ package discovery
 import (
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 func TestKubernetes(t *testing.T) {
@@ -72,7 +74,7 @@ func TestRoleIsChanged(t *testing.T) {
 		t.Errorf("the role is %q", got)
 	}
 	flips.plays("prefill")
-	eventually(t, "the role is the new one", func() bool { return n.role(podName("x")) == "prefill" && n.states()[podName("x")] == "ready" })
+	testbed.Eventually(t, "the role is the new one", func() bool { return n.role(podName("x")) == "prefill" && n.states()[podName("x")] == "ready" })
 	n.ask()
 }
 
@@ -93,16 +95,16 @@ func TestAPIServerAway(t *testing.T) {
 		}
 	}
 	c.server.start()
-	eventually(t, "it is found again", func() bool { return n.log.contains("engines can be looked for again") })
+	testbed.Eventually(t, "it is found again", func() bool { return n.log.contains("engines can be looked for again") })
 	c.run("d1", "decode", 0)
 	n.is(podName("d1"), "ready")
-	c.wire.set(true)
+	c.wire.Cut(true)
 	d0.leaves()
 	c.run("d2", "decode", 0)
 	if s := n.states(); s[podName("d0")] != "ready" || s[podName("d2")] != "" {
 		t.Errorf("cut off, engines are %v", s)
 	}
-	c.wire.set(false)
+	c.wire.Cut(false)
 	n.is(podName("d2"), "ready")
 	n.is(podName("d0"), "")
 	if s := n.states(); s[podName("p0")] != "ready" || s[podName("d1")] != "ready" {
@@ -120,7 +122,7 @@ func TestTokenIsReadAgain(t *testing.T) {
 	c.run("p0", "prefill", 0)
 	c.tell("nonsense")
 	n := c.node()
-	eventually(t, "it is said", func() bool { return n.log.contains("status 401") })
+	testbed.Eventually(t, "it is said", func() bool { return n.log.contains("status 401") })
 	c.tell(readerToken)
 	n.is(podName("p0"), "ready")
 	if n.log.contains("nonsense") || n.log.contains(readerToken) {

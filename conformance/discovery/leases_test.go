@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -85,7 +86,7 @@ func (n *node) traffic() *traffic {
 func (w *traffic) more(t *testing.T, requests int64) {
 	t.Helper()
 	from := w.served.Load()
-	eventually(t, "requests are served", func() bool { return w.served.Load() >= from+requests })
+	testbed.Eventually(t, "requests are served", func() bool { return w.served.Load() >= from+requests })
 }
 
 // Requests run while workers come, die, lose their leases, and etcd is killed and
@@ -97,7 +98,7 @@ func TestTrafficOverLeases(t *testing.T) {
 			t.Parallel()
 			s := startStore(t)
 			n := startNodeWith(t, func(c *config.Config) {
-				l.configure(&c.Discovery, s.addr)
+				l.configure(&c.Discovery, s.Addr)
 				c.Retry.MinBudget = 1000 // however few requests a busy machine serves
 			})
 			add := func(name, role string) (*gate, string, *registration) {
@@ -120,15 +121,15 @@ func TestTrafficOverLeases(t *testing.T) {
 			n.is(deadName, "")
 			// A heartbeat is gone, and the engine is not.
 			lostLease.die()
-			eventually(t, "the lease is over", func() bool {
-				got, err := s.client.Get(t.Context(), lostLease.key)
+			testbed.Eventually(t, "the lease is over", func() bool {
+				got, err := s.Client.Get(t.Context(), lostLease.key)
 				return err == nil && got.Count == 0
 			})
 			n.is(lostName, "")
 			asked := lost.asked()
 
 			away, awayName, awayLease := add("d3", "decode")
-			s.kill()
+			s.Kill()
 			away.die()
 			awayLease.die()
 			n.is(awayName, "unhealthy")
@@ -137,7 +138,7 @@ func TestTrafficOverLeases(t *testing.T) {
 					t.Fatalf("engines are %v", states)
 				}
 			}
-			s.start()
+			s.Start()
 			n.is(awayName, "")
 			_, d4, _ := add("d4", "decode")
 			w.more(t, 30)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -134,7 +135,7 @@ func (n *node) role(name string) (role string) {
 // is waits until an engine has a state; "" is to have left.
 func (n *node) is(name, state string) {
 	n.t.Helper()
-	eventually(n.t, name+" is "+state, func() bool { return n.states()[name] == state })
+	testbed.Eventually(n.t, name+" is "+state, func() bool { return n.states()[name] == state })
 }
 
 const prompt = `{"model":"sim","messages":[{"role":"user","content":"the tide comes in"}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`

@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -23,18 +24,18 @@ func record(name, role string, e *enginesim.Engine) string {
 type world struct {
 	*node
 	store *store
-	wire  *wire
+	wire  *testbed.Wire
 	p, d  *registration
 }
 
 func newWorld(t *testing.T, token time.Duration) *world {
 	t.Helper()
 	w := &world{store: startStore(t)}
-	w.wire = newWire(t, w.store.addr)
+	w.wire = testbed.NewWire(t, w.store.Addr)
 	w.p = w.add("p0", "prefill", 0)
 	w.d = w.add("d0", "decode", token)
 	w.node = startNode(t, func(d *config.Discovery) {
-		d.Etcd.Endpoints = []string{"http://" + w.wire.addr()}
+		d.Etcd.Endpoints = []string{"http://" + w.wire.Addr()}
 		d.Allow = []string{"127.0.0.0/8"}
 	})
 	w.is("p0", "ready")
@@ -101,7 +102,7 @@ func TestBadRecords(t *testing.T) {
 		"metadata": `{"name":"m","url":"http://169.254.169.254","role":"both"}`,
 		"twice":    `{"name":"p0","url":"http://127.0.0.1:1","role":"decode","connector":"vllm-nixl","max_conns":-1}`,
 	} {
-		if _, err := w.store.client.Put(t.Context(), prefix+key, value); err != nil {
+		if _, err := w.store.Client.Put(t.Context(), prefix+key, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -124,7 +125,7 @@ func TestEtcdKilled(t *testing.T) {
 	w := newWorld(t, 0)
 	gone := w.add("d1", "decode", 0)
 	w.is("d1", "ready")
-	w.store.kill()
+	w.store.Kill()
 	gone.die()
 	for end := time.Now().Add(2 * leaseTTL * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		w.ask()
@@ -132,7 +133,7 @@ func TestEtcdKilled(t *testing.T) {
 			t.Fatalf("engines are %v", s)
 		}
 	}
-	w.store.start()
+	w.store.Start()
 	w.add("d2", "decode", 0)
 	w.is("d2", "ready")
 	w.is("d1", "")
@@ -149,17 +150,17 @@ func TestEtcdKilled(t *testing.T) {
 func TestEtcdEmptied(t *testing.T) {
 	w := newWorld(t, 0)
 	for n := range 100 { // so that the new history is far behind
-		if _, err := w.store.client.Put(t.Context(), "/x", fmt.Sprint(n)); err != nil {
+		if _, err := w.store.Client.Put(t.Context(), "/x", fmt.Sprint(n)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	late := w.add("d1", "decode", 0)
 	w.is("d1", "ready")
-	w.store.kill()
+	w.store.Kill()
 	late.die() // it does not register again for now
-	w.store.empty()
-	w.store.start()
-	eventually(t, "the loss is noticed", func() bool {
+	w.store.Empty()
+	w.store.Start()
+	testbed.Eventually(t, "the loss is noticed", func() bool {
 		if s := w.states(); s["p0"] != "ready" || s["d0"] != "ready" || s["d1"] != "ready" {
 			t.Fatalf("engines are %v", s)
 		}
@@ -177,24 +178,24 @@ func TestEtcdEmptied(t *testing.T) {
 // away reads all anew.
 func TestCompaction(t *testing.T) {
 	w := newWorld(t, 0)
-	w.wire.set(true)
+	w.wire.Cut(true)
 	w.d.leave()
 	w.add("d1", "decode", 0)
 	var revision int64
 	for n := range 50 {
-		put, err := w.store.client.Put(t.Context(), prefix+"noise", strings.Repeat("x", n+1))
+		put, err := w.store.Client.Put(t.Context(), prefix+"noise", strings.Repeat("x", n+1))
 		if err != nil {
 			t.Fatal(err)
 		}
 		revision = put.Header.Revision
 	}
-	if _, err := w.store.client.Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
+	if _, err := w.store.Client.Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
 	if s := w.states(); s["p0"] != "ready" || s["d0"] != "ready" || len(s) != 2 {
 		t.Errorf("cut off, engines are %v", s)
 	}
-	w.wire.set(false)
+	w.wire.Cut(false)
 	w.is("d1", "ready")
 	w.is("d0", "")
 	if p, d := w.ask(); p != "p0" || d != "d1" {

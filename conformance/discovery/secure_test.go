@@ -18,6 +18,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -77,14 +78,14 @@ func TestCertificates(t *testing.T) {
 	s := startStoreWith(t, newCertificates(t))
 	s.register(prefix+"b0", record("b0", "both", startEngine(t, "vllm-nixl", "both", 0)), leaseTTL)
 	n := startNode(t, func(d *config.Discovery) {
-		d.Etcd.Endpoints = []string{s.url()}
+		d.Etcd.Endpoints = []string{s.URL()}
 		d.Etcd.CA, d.Etcd.Cert, d.Etcd.Key = s.certs.ca, s.certs.cert, s.certs.key
 	})
 	n.is("b0", "ready")
 	stranger := startNode(t, func(d *config.Discovery) {
-		d.Etcd.Endpoints, d.Etcd.CA = []string{s.url()}, s.certs.ca
+		d.Etcd.Endpoints, d.Etcd.CA = []string{s.URL()}, s.certs.ca
 	})
-	eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("engines cannot be looked for") })
+	testbed.Eventually(t, "without a certificate the trouble is said", func() bool { return stranger.log.contains("engines cannot be looked for") })
 	if got := stranger.states(); len(got) != 0 {
 		t.Errorf("without a certificate it found %v", got)
 	}
@@ -94,7 +95,7 @@ func TestPassword(t *testing.T) {
 	s := startStore(t)
 	s.register(prefix+"b0", record("b0", "both", startEngine(t, "vllm-nixl", "both", 0)), 600)
 	ctx := t.Context()
-	auth := s.client.Auth
+	auth := s.Client.Auth
 	for _, do := range []func() error{
 		func() error { _, err := auth.UserAdd(ctx, "root", "hunter2-root"); return err },
 		func() error { _, err := auth.UserGrantRole(ctx, "root", "root"); return err },
@@ -120,12 +121,12 @@ func TestPassword(t *testing.T) {
 	}
 	with := func(password string) *node {
 		return startNode(t, func(d *config.Discovery) {
-			d.Etcd.Endpoints, d.Etcd.Username, d.Etcd.PasswordFile = []string{s.url()}, "pdproxy", file(password)
+			d.Etcd.Endpoints, d.Etcd.Username, d.Etcd.PasswordFile = []string{s.URL()}, "pdproxy", file(password)
 		})
 	}
 	with("hunter2").is("b0", "ready")
 	wrong := with("hunter3")
-	eventually(t, "a wrong password is said", func() bool { return wrong.log.contains("authentication failed") })
+	testbed.Eventually(t, "a wrong password is said", func() bool { return wrong.log.contains("authentication failed") })
 	if got := wrong.states(); len(got) != 0 || wrong.log.contains("hunter") {
 		t.Errorf("with a wrong password it found %v, and logged %s", got, strings.ReplaceAll(wrong.log.text.String(), "\n", " "))
 	}

@@ -8,6 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -15,7 +16,7 @@ import (
 // themselves, as their own processes would.
 func startRegistered(t *testing.T, s *store, connector, role string) *enginesim.Engine {
 	t.Helper()
-	c := enginesim.Config{Connector: connector, Role: role, Etcd: s.url()}
+	c := enginesim.Config{Connector: connector, Role: role, Etcd: s.URL()}
 	c.TRTLLM.ClusterName = "blue"
 	c.TRTLLM.Heartbeat, c.TRTLLM.InactiveTimeout = 300*time.Millisecond, 6*time.Second
 	e, err := enginesim.New(c)
@@ -38,12 +39,12 @@ func TestEnginesRegisterThemselves(t *testing.T) {
 			s := startStore(t)
 			p, d := startRegistered(t, s, connector, "prefill"), startRegistered(t, s, connector, "decode")
 			n := startNode(t, func(c *config.Discovery) {
-				c.TRTLLM.ClusterURI, c.TRTLLM.ClusterName = "etcd://"+s.addr, "blue"
-				c.Etcd.Endpoints = []string{s.url()}
+				c.TRTLLM.ClusterURI, c.TRTLLM.ClusterName = "etcd://"+s.Addr, "blue"
+				c.Etcd.Endpoints = []string{s.URL()}
 			})
 			are := func(want ...string) {
 				t.Helper()
-				eventually(t, strings.Join(want, " and "), func() bool {
+				testbed.Eventually(t, strings.Join(want, " and "), func() bool {
 					states := n.states()
 					found := 0
 					for _, w := range want {
@@ -69,11 +70,11 @@ func TestEnginesRegisterThemselves(t *testing.T) {
 			other.Kill()
 			are(names[0]+p.Addr(), names[1]+d.Addr())
 
-			s.kill()
-			s.empty()
-			s.start()
-			eventually(t, "both have registered anew", func() bool {
-				got, err := s.client.Get(t.Context(), "/", clientv3.WithPrefix())
+			s.Kill()
+			s.Empty()
+			s.Start()
+			testbed.Eventually(t, "both have registered anew", func() bool {
+				got, err := s.Client.Get(t.Context(), "/", clientv3.WithPrefix())
 				return err == nil && got.Count == 2
 			})
 			are(names[0]+p.Addr(), names[1]+d.Addr())

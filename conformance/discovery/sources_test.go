@@ -19,6 +19,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -194,7 +195,7 @@ func fromEtcd(t *testing.T) source {
 	s := startStore(t)
 	return source{
 		connector: config.ConnectorVLLMNixl, name: own,
-		configure: func(c *config.Config) { c.Discovery.Etcd.Endpoints = []string{s.url()} },
+		configure: func(c *config.Config) { c.Discovery.Etcd.Endpoints = []string{s.URL()} },
 		has: difference(func(_ *node, g *gate) func() {
 			return s.register(prefix+g.name, fmt.Sprintf(`{"name":%q,"url":%q,"role":%q,"connector":"vllm-nixl"}`, g.name, g.server.URL, g.role), leaseTTL).die
 		}),
@@ -204,7 +205,7 @@ func fromEtcd(t *testing.T) source {
 // fromStorage is TensorRT-LLM's cluster storage, served by the proxy; the
 // workers' keys end.
 func fromStorage(t *testing.T) source {
-	address := freeAddr(t)
+	address := testbed.FreeAddr(t)
 	set := func(n *node, g *gate, ttl int) {
 		n.t.Helper()
 		role := 0
@@ -239,7 +240,7 @@ func fromStorage(t *testing.T) source {
 
 // fromPings is MoRI-IO's registrations over ZeroMQ, which cease.
 func fromPings(t *testing.T) source {
-	listen := "tcp://" + freeAddr(t)
+	listen := "tcp://" + testbed.FreeAddr(t)
 	return source{
 		connector: config.ConnectorVLLMMoRIIO,
 		name:      func(g *gate) string { return g.role + "@" + g.addr() },

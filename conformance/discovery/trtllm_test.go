@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -32,12 +33,12 @@ func TestTRTLLMWorkers(t *testing.T) {
 		"/trtllm-disagg/blue/workers/MM_ENCODER-h:1-1-1-001":   `{"host":"127.0.0.1","port":1,"role":2}`,
 		"/trtllm-disagg/blue/workers/GENERATION-junk-1-1-0001": `{"host":`,
 	} {
-		if _, err := s.client.Put(t.Context(), key, value); err != nil {
+		if _, err := s.Client.Put(t.Context(), key, value); err != nil {
 			t.Fatal(err)
 		}
 	}
 	n := startNode(t, func(d *config.Discovery) {
-		d.TRTLLM.ClusterURI, d.TRTLLM.ClusterName = "etcd://"+s.addr, "blue"
+		d.TRTLLM.ClusterURI, d.TRTLLM.ClusterName = "etcd://"+s.Addr, "blue"
 	})
 	n.is(cID, "ready")
 	n.is(gID, "ready")
@@ -52,8 +53,8 @@ func TestTRTLLMWorkers(t *testing.T) {
 	n.is(again, "ready")
 	n.is(gID, "")
 	first.die()
-	eventually(t, "the old record is gone", func() bool {
-		got, err := s.client.Get(t.Context(), first.key)
+	testbed.Eventually(t, "the old record is gone", func() bool {
+		got, err := s.Client.Get(t.Context(), first.key)
 		return err == nil && got.Count == 0
 	})
 	if _, d := n.ask(); d != again {
@@ -69,7 +70,7 @@ func TestTRTLLMMetadata(t *testing.T) {
 	c, g := startEngine(t, "trtllm", "prefill", 0), startEngine(t, "trtllm", "decode", 0)
 	put := func(id, value string) {
 		t.Helper()
-		if _, err := s.client.Put(t.Context(), "trtllm/"+id, value); err != nil {
+		if _, err := s.Client.Put(t.Context(), "trtllm/"+id, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -77,7 +78,7 @@ func TestTRTLLMMetadata(t *testing.T) {
 		return fmt.Sprintf(`{"model": "sim", "version": "1.1.0", "timestamp": "2025-10-13T10:00:00.000001", "server_role": %q, "url": %q}`, role, e.URL())
 	}
 	put("ctx-1", record("CONTEXT", c))
-	n := startNode(t, func(d *config.Discovery) { d.TRTLLM.MetadataURI = "etcd://" + s.addr })
+	n := startNode(t, func(d *config.Discovery) { d.TRTLLM.MetadataURI = "etcd://" + s.Addr })
 	n.is("ctx-1", "ready")
 	put("gen-1", record("GENERATION", g))
 	put("gen-1/more", "not a worker's")
@@ -95,14 +96,14 @@ func TestTRTLLMMetadata(t *testing.T) {
 	if _, d := n.ask(); d != "gen-2" {
 		t.Errorf("served by %q", d)
 	}
-	s.kill()
+	s.Kill()
 	n.ask() // etcd is away: nothing changes
-	s.start()
-	if _, err := s.client.Delete(t.Context(), "trtllm/ctx-1"); err != nil {
+	s.Start()
+	if _, err := s.Client.Delete(t.Context(), "trtllm/ctx-1"); err != nil {
 		t.Fatal(err)
 	}
 	n.is("ctx-1", "")
-	if got, err := s.client.Get(t.Context(), "trtllm/junk"); err != nil || got.Count != 1 {
+	if got, err := s.Client.Get(t.Context(), "trtllm/junk"); err != nil || got.Count != 1 {
 		t.Errorf("a key of another process was deleted: %v", err)
 	}
 }

@@ -18,26 +18,11 @@ import (
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 )
-
-// patience bounds every wait for a condition; it is not a claim about speed.
-const patience = 20 * time.Second
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	if !ok() {
-		t.Fatalf("never: %s", what)
-	}
-}
 
 // fleet is engines, a coordinator and workers, each a node of its own in this
 // process.
@@ -95,9 +80,9 @@ func start(t *testing.T, connector string, workers int) *fleet {
 		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
 	}
 	for _, w := range f.workers {
-		eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
 	}
-	eventually(t, "the fleet is ready", func() bool { return f.status(f.coordinator.admin.URL+"/readyz") == 200 })
+	testbed.Eventually(t, "the fleet is ready", func() bool { return f.status(f.coordinator.admin.URL+"/readyz") == 200 })
 	return f
 }
 
@@ -161,7 +146,7 @@ func (f *fleet) close() {
 		e.Close()
 	}
 	if !f.t.Failed() { // else streams may be open
-		eventually(f.t, "goroutines are back at the baseline", func() bool { return runtime.NumGoroutine() <= f.goroutines })
+		testbed.Eventually(f.t, "goroutines are back at the baseline", func() bool { return runtime.NumGoroutine() <= f.goroutines })
 	}
 }
 
@@ -249,7 +234,7 @@ func (f *fleet) whole(s *stream, prompt string, tokens int) {
 // settled asserts that nothing is left of any request.
 func (f *fleet) settled() {
 	f.t.Helper()
-	eventually(f.t, "no lease is open", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 0 })
+	testbed.Eventually(f.t, "no lease is open", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 0 })
 	f.idle()
 }
 
@@ -257,7 +242,7 @@ func (f *fleet) settled() {
 func (f *fleet) idle() {
 	f.t.Helper()
 	for _, e := range f.engines {
-		eventually(f.t, "engine "+e.Addr()+" is idle and empty", func() bool {
+		testbed.Eventually(f.t, "engine "+e.Addr()+" is idle and empty", func() bool {
 			s := e.State()
 			return s.BlocksUsed == 0 && s.BlocksPinned == 0 && s.RequestsRunning == 0 && s.RequestsWaiting == 0
 		})
@@ -281,7 +266,7 @@ func TestCoordinatorAway(t *testing.T) {
 			for n, w := range f.workers {
 				before = append(before, f.open(w.URL(), fmt.Sprint("before ", n), 2000))
 			}
-			eventually(t, "both are in the coordinator's books", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
+			testbed.Eventually(t, "both are in the coordinator's books", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 2 })
 			for _, w := range f.workers {
 				if n := alone(w); n != 0 {
 					t.Errorf("%v requests were placed without the coordinator", n)
@@ -304,12 +289,12 @@ func TestCoordinatorAway(t *testing.T) {
 			}
 
 			f.coordinator = f.node(cmd.RoleCoordinator, 0)
-			eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
+			testbed.Eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
 			for n, w := range f.workers {
 				after := f.open(w.URL(), fmt.Sprint("after ", n), 5)
 				f.whole(after, fmt.Sprint("after ", n), 5)
 				id := after.resp.Header.Get("X-Request-Id")
-				eventually(t, "the coordinator explains the request", func() bool {
+				testbed.Eventually(t, "the coordinator explains the request", func() bool {
 					return id != "" && f.status(f.coordinator.admin.URL+"/v1/explain/"+id) == 200
 				})
 				if n := alone(w); n != 1 {
@@ -351,7 +336,7 @@ func TestReload(t *testing.T) {
 		}
 	}
 	for _, n := range append(f.workers, f.coordinator) {
-		eventually(t, "the engine that was taken out has gone", func() bool { return slices.Equal(rows(n), []string{"p0", "p1", "d0"}) })
+		testbed.Eventually(t, "the engine that was taken out has gone", func() bool { return slices.Equal(rows(n), []string{"p0", "p1", "d0"}) })
 	}
 	for n, w := range f.workers {
 		first := f.open(w.URL(), fmt.Sprint("first ", n), 300)

@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
 	"github.com/pdproxy/pdproxy/proxy/handover"
@@ -63,15 +64,15 @@ type host struct {
 
 // host makes a host whose coordinator reaches etcd by one wire and whose worker by
 // another. Its coordinator is a process.
-func (f *fleet) host(coordinator, worker *wire) *host {
+func (f *fleet) host(coordinator, worker *testbed.Wire) *host {
 	f.t.Helper()
 	h := &host{f: f, dir: handover.Dir(f.t.TempDir())}
 	f.dir = h.dir
-	f.cfg.Fleet.Listen = freeAddr(f.t)
+	f.cfg.Fleet.Listen = testbed.FreeAddr(f.t)
 	f.cfg.Fleet.Etcd.Lease = config.Duration(2 * time.Second)
 	h.cfg = f.cfg
-	h.cfg.Fleet.Etcd.Endpoints = []string{coordinator.url()}
-	h.cfg.Admin.Listen = freeAddr(f.t)
+	h.cfg.Fleet.Etcd.Endpoints = []string{"http://" + coordinator.Addr()}
+	h.cfg.Admin.Listen = testbed.FreeAddr(f.t)
 	h.admin = surface.Admin{Client: f.client, URL: "http://" + h.cfg.Admin.Listen}
 	h.start()
 	f.t.Cleanup(func() {
@@ -79,11 +80,11 @@ func (f *fleet) host(coordinator, worker *wire) *host {
 			f.t.Logf("coordinator %s:\n%s", h.cfg.Fleet.Listen, h.log.String())
 		}
 	})
-	f.cfg.Fleet.Etcd.Endpoints = []string{worker.url()}
+	f.cfg.Fleet.Etcd.Endpoints = []string{"http://" + worker.Addr()}
 	h.worker = f.node(cmd.RoleWorker, 0)
 	f.workers = append(f.workers, h.worker)
-	eventually(f.t, "the worker is ready", func() bool { return f.status(h.worker.URL()+"/health") == 200 })
-	eventually(f.t, "the coordinator leads or is in step", h.ready)
+	testbed.Eventually(f.t, "the worker is ready", func() bool { return f.status(h.worker.URL()+"/health") == 200 })
+	testbed.Eventually(f.t, "the coordinator leads or is in step", h.ready)
 	return h
 }
 
@@ -132,14 +133,14 @@ func (h *host) alone() float64 {
 }
 
 // leader is the record in etcd.
-func (s *store) leader() (l election.Leader) {
-	s.t.Helper()
-	answer, err := s.client.Get(s.t.Context(), "/pdproxy/fleets/pdproxy/leader")
+func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
+	t.Helper()
+	answer, err := s.Client.Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
 	if err != nil || len(answer.Kvs) != 1 {
-		s.t.Fatalf("%v, %v", answer, err)
+		t.Fatalf("%v, %v", answer, err)
 	}
 	if err := json.Unmarshal(answer.Kvs[0].Value, &l); err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return l
 }
@@ -162,17 +163,17 @@ func (f *fleet) turn(w *node, conversation string) string {
 }
 
 // led starts a fleet of two hosts over one etcd, of which the first leads.
-func led(t *testing.T) (f *fleet, s *store, hosts [2]*host, wires [2]*wire) {
+func led(t *testing.T) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*testbed.Wire) {
 	t.Helper()
-	s = startStore(t)
+	s = testbed.StartEtcd(t, nil)
 	f = bare(t, enginesim.ConnectorVLLMNixl, 1)
 	f.cfg.Server.ExposePlacement = true
 	f.cfg.Policy.Place = "conversation"
 	for i := range hosts {
-		wires[i] = newWire(t, s.addr)
+		wires[i] = testbed.NewWire(t, s.Addr)
 		hosts[i] = f.host(wires[i], wires[i])
 	}
-	if l := s.leader(); l.Address != hosts[0].cfg.Fleet.Listen {
+	if l := leader(t, s); l.Address != hosts[0].cfg.Fleet.Listen {
 		t.Fatalf("%+v leads", l)
 	}
 	return f, s, hosts, wires
@@ -183,7 +184,7 @@ func led(t *testing.T) (f *fleet, s *store, hosts [2]*host, wires [2]*wire) {
 func (f *fleet) nothingLeft(hosts ...*host) {
 	f.t.Helper()
 	for _, h := range hosts {
-		eventually(f.t, "no lease is open", func() bool { return h.leases() == 0 })
+		testbed.Eventually(f.t, "no lease is open", func() bool { return h.leases() == 0 })
 	}
 	f.idle()
 }
@@ -205,11 +206,11 @@ func TestLeaderKilled(t *testing.T) {
 			t.Errorf("%v requests were placed without a coordinator", n)
 		}
 	}
-	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
 	time.Sleep(300 * time.Millisecond) // three questions of the standby
 	for round := range 2 {
 		gone, next := hosts[round%2], hosts[(round+1)%2]
-		before := s.leader()
+		before := leader(t, s)
 		gone.kill()
 		began, served, longest := time.Now(), 0, time.Duration(0)
 		for ; next.leases() != 2; served++ {
@@ -221,7 +222,7 @@ func TestLeaderKilled(t *testing.T) {
 		if hosts[0].alone()+hosts[1].alone() == 0 {
 			t.Errorf("%d requests were served while nobody led, and none is counted", served)
 		}
-		if l := s.leader(); l.Epoch <= before.Epoch || l.Address != next.cfg.Fleet.Listen {
+		if l := leader(t, s); l.Epoch <= before.Epoch || l.Address != next.cfg.Fleet.Listen {
 			t.Errorf("%+v leads after %+v", l, before)
 		}
 		was := hosts[0].alone() + hosts[1].alone()
@@ -234,7 +235,7 @@ func TestLeaderKilled(t *testing.T) {
 			t.Errorf("round %d: %v requests were placed without the coordinator that leads", round, n)
 		}
 		gone.start()
-		eventually(t, "the one that was killed is in step", gone.ready)
+		testbed.Eventually(t, "the one that was killed is in step", gone.ready)
 	}
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 8000)
@@ -250,21 +251,21 @@ func TestLeaderStopped(t *testing.T) {
 	for n, h := range hosts {
 		streams = append(streams, f.open(h.worker.URL(), fmt.Sprint("held ", n), 5000))
 	}
-	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
-	before := s.leader()
+	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	before := leader(t, s)
 	if err := hosts[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	for n := 0; hosts[1].leases() != 2; n++ {
 		f.turn(hosts[n%2].worker, fmt.Sprint("meanwhile ", n))
 	}
-	if l := s.leader(); l.Epoch <= before.Epoch {
+	if l := leader(t, s); l.Epoch <= before.Epoch {
 		t.Errorf("%+v leads after %+v", l, before)
 	}
 	if err := hosts[0].cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the former one has no lease and is in step", func() bool { return hosts[0].leases() == 0 && hosts[0].ready() })
+	testbed.Eventually(t, "the former one has no lease and is in step", func() bool { return hosts[0].leases() == 0 && hosts[0].ready() })
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 5000)
 	}
@@ -278,11 +279,11 @@ func TestSplit(t *testing.T) {
 	f, s, hosts, wires := led(t)
 	old := f.open(hosts[0].worker.URL(), "old", 4000)
 	both := f.open(hosts[1].worker.URL(), "both", 4000)
-	eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
-	first := s.leader()
-	wires[0].set(true)
-	eventually(t, "each has its worker's lease", func() bool { return hosts[0].leases() == 1 && hosts[1].leases() == 1 })
-	if l := s.leader(); l.Epoch <= first.Epoch {
+	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
+	first := leader(t, s)
+	wires[0].Cut(true)
+	testbed.Eventually(t, "each has its worker's lease", func() bool { return hosts[0].leases() == 1 && hosts[1].leases() == 1 })
+	if l := leader(t, s); l.Epoch <= first.Epoch {
 		t.Errorf("%+v leads after %+v", l, first)
 	}
 	was := hosts[0].alone() + hosts[1].alone()
@@ -292,8 +293,8 @@ func TestSplit(t *testing.T) {
 	if n := hosts[0].alone() + hosts[1].alone() - was; n != 0 {
 		t.Errorf("%v requests were placed without a coordinator", n)
 	}
-	wires[0].set(false)
-	eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
+	wires[0].Cut(false)
+	testbed.Eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
 	f.whole(old, "old", 4000)
 	f.whole(both, "both", 4000)
 	f.nothingLeft(hosts[0], hosts[1])
@@ -305,9 +306,9 @@ func TestSplit(t *testing.T) {
 func TestCoordinatorReplaced(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { replace(t, bare(t, enginesim.ConnectorVLLMNixl, 2)) })
 	t.Run("with etcd", func(t *testing.T) {
-		s := startStore(t)
+		s := testbed.StartEtcd(t, nil)
 		f := bare(t, enginesim.ConnectorVLLMNixl, 2)
-		f.cfg.Fleet.Etcd.Endpoints = []string{"http://" + s.addr}
+		f.cfg.Fleet.Etcd.Endpoints = []string{"http://" + s.Addr}
 		replace(t, f)
 	})
 }
@@ -315,7 +316,7 @@ func TestCoordinatorReplaced(t *testing.T) {
 func replace(t *testing.T, f *fleet) {
 	f.cfg.Server.ExposePlacement = true
 	f.cfg.Policy.Place = "conversation"
-	f.cfg.Fleet.Listen = freeAddr(t)
+	f.cfg.Fleet.Listen = testbed.FreeAddr(t)
 	var err error
 	if f.socket, err = net.Listen("tcp", f.cfg.Fleet.Listen); err != nil {
 		t.Fatal(err)
@@ -327,7 +328,7 @@ func replace(t *testing.T, f *fleet) {
 	f.workers = append(f.workers, f.node(cmd.RoleWorker, 1)) // as one of another host
 	f.cfg.Fleet.Coordinator = ""
 	for _, w := range f.workers {
-		eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
 	}
 	homes, streams := map[string]string{}, []*stream{}
 	for n := range 6 {
@@ -340,13 +341,13 @@ func replace(t *testing.T, f *fleet) {
 	for round := range 2 {
 		first := f.coordinator
 		second := f.node(cmd.RoleCoordinator, 0)
-		eventually(t, "the second is in step", func() bool { return f.status(second.admin.URL+"/readyz") == 200 })
+		testbed.Eventually(t, "the second is in step", func() bool { return f.status(second.admin.URL+"/readyz") == 200 })
 		if n := f.metric(first, "pdproxy_leases_open"); n != 2 {
 			t.Errorf("round %d: the first has %v leases", round, n)
 		}
 		f.coordinator = second
 		f.end(first)
-		eventually(t, "the second has the leases", func() bool { return f.metric(second, "pdproxy_leases_open") == 2 })
+		testbed.Eventually(t, "the second has the leases", func() bool { return f.metric(second, "pdproxy_leases_open") == 2 })
 		for id, home := range homes {
 			if at := f.turn(f.workers[round], id); at != home {
 				t.Errorf("round %d: conversation %s was on %s and is on %s", round, id, home, at)
@@ -363,7 +364,7 @@ func replace(t *testing.T, f *fleet) {
 // there is no etcd, and requests notice nothing.
 func TestEtcdAway(t *testing.T) {
 	f, s, hosts, _ := led(t)
-	before := s.leader()
+	before := leader(t, s)
 	away, err := time.ParseDuration(os.Getenv("PDPROXY_ETCD_AWAY"))
 	if err != nil {
 		away = 5 * time.Second
@@ -374,11 +375,11 @@ func TestEtcdAway(t *testing.T) {
 			f.turn(hosts[n%2].worker, fmt.Sprint("c", n))
 		}
 	}
-	s.kill()
+	s.Kill()
 	serve(away)
-	s.start()
+	s.Start()
 	serve(5 * time.Second)
-	if l := s.leader(); l != before {
+	if l := leader(t, s); l != before {
 		t.Errorf("%+v leads after %+v", l, before)
 	}
 	if alone := hosts[0].alone() + hosts[1].alone(); alone != 0 {

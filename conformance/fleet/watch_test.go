@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // call sends a request, and returns its status and content.
@@ -43,7 +44,7 @@ func TestWatched(t *testing.T) {
 		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
 	}
 	for _, w := range f.workers {
-		eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
 	}
 	admin := f.coordinator.admin
 	for n, w := range f.workers {
@@ -53,7 +54,7 @@ func TestWatched(t *testing.T) {
 			if status, text := f.call("POST", w.URL()+"/v1/completions", body, "X-Request-Id", id); status != 200 {
 				t.Fatalf("%d %s", status, text)
 			}
-			eventually(t, "the coordinator explains it, with what it chose from", func() bool {
+			testbed.Eventually(t, "the coordinator explains it, with what it chose from", func() bool {
 				var e struct {
 					Flow       string
 					Candidates []struct{ Engine string }

@@ -3,8 +3,6 @@ package takeover
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
@@ -63,7 +62,7 @@ type world struct {
 
 func newWorld(t *testing.T, tls bool, workers int) *world {
 	t.Helper()
-	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: freeAddr(t), admin: freeAddr(t)}
+	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t)}
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"20s\"\n", w.addr)
 	if tls { // with HTTP/3 on the same number
@@ -99,21 +98,6 @@ func startEngine(t *testing.T, c enginesim.Config) *enginesim.Engine {
 	}
 	t.Cleanup(func() { e.Close() })
 	return e
-}
-
-// freeAddr is an address that nobody listens on now; its port is not one that
-// outgoing connections get.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	for range 1000 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			l.Close()
-			return addr
-		}
-	}
-	t.Fatal("no free port")
-	return ""
 }
 
 // run starts the program; what it starts is not the test's child.

@@ -1,4 +1,4 @@
-package discovery
+package testbed
 
 import (
 	"io"
@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// wire is what stands between the proxy and etcd: it can be cut, so that both
-// live and one cannot reach the other.
-type wire struct {
+// Wire is what stands between two processes: it can be cut, so that both live and
+// one cannot reach the other. It ends with its test.
+type Wire struct {
 	listener net.Listener
 	to       string
 	wg       sync.WaitGroup
@@ -19,26 +19,28 @@ type wire struct {
 	conns map[net.Conn]bool // open ones, of both sides
 }
 
-func newWire(t *testing.T, to string) *wire {
+// NewWire returns a wire to an address, host:port.
+func NewWire(t *testing.T, to string) *Wire {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{listener: l, to: to, conns: map[net.Conn]bool{}}
+	w := &Wire{listener: l, to: to, conns: map[net.Conn]bool{}}
 	w.wg.Go(w.accept)
 	t.Cleanup(func() {
 		l.Close()
-		w.set(true)
+		w.Cut(true)
 		w.wg.Wait()
 	})
 	return w
 }
 
-func (w *wire) addr() string { return w.listener.Addr().String() }
+// Addr is where the wire is entered, host:port.
+func (w *Wire) Addr() string { return w.listener.Addr().String() }
 
-// set cuts the wire, or joins it.
-func (w *wire) set(cut bool) {
+// Cut cuts the wire, or joins it.
+func (w *Wire) Cut(cut bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.cut = cut
@@ -49,7 +51,7 @@ func (w *wire) set(cut bool) {
 	}
 }
 
-func (w *wire) accept() {
+func (w *Wire) accept() {
 	for {
 		near, err := w.listener.Accept()
 		if err != nil {
@@ -69,7 +71,7 @@ func (w *wire) accept() {
 }
 
 // keep notes a pair of connections; a cut wire has none.
-func (w *wire) keep(pair ...net.Conn) bool {
+func (w *Wire) keep(pair ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range pair {
@@ -82,7 +84,7 @@ func (w *wire) keep(pair ...net.Conn) bool {
 	return !w.cut
 }
 
-func (w *wire) copy(to, from net.Conn) {
+func (w *Wire) copy(to, from net.Conn) {
 	_, _ = io.Copy(to, from) // its end is all that counts
 	w.mu.Lock()
 	defer w.mu.Unlock()

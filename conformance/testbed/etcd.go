@@ -1,0 +1,136 @@
+package testbed
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// install sees to it that there is an etcd.
+var install = sync.OnceValue(func() error {
+	if _, err := exec.LookPath("etcd"); err == nil {
+		return nil
+	}
+	for _, args := range [][]string{
+		{"update", "-q"},
+		{"install", "-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", "etcd-server"},
+	} {
+		apt := exec.Command("apt-get", args...)
+		apt.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := apt.CombinedOutput(); err != nil {
+			return fmt.Errorf("install etcd-server by hand; apt-get %s: %w\n%s", args[0], err, out)
+		}
+	}
+	_, err := exec.LookPath("etcd")
+	return err
+})
+
+// Secured is an etcd that shows a certificate and asks for one.
+type Secured struct {
+	CA, Cert, Key string // files
+	Client        *tls.Config
+}
+
+// Etcd is a real etcd of one member. It ends with its test.
+type Etcd struct {
+	Addr   string           // of clients, host:port
+	Client *clientv3.Client // of the test; another one after each Start
+
+	t     *testing.T
+	dir   string
+	peers string
+	tls   *Secured // nil: plain http
+	cmd   *exec.Cmd
+}
+
+// StartEtcd starts an etcd that has nothing stored, and waits until it answers.
+func StartEtcd(t *testing.T, s *Secured) *Etcd {
+	t.Helper()
+	if err := install(); err != nil {
+		t.Fatal(err)
+	}
+	e := &Etcd{Addr: FreeAddr(t), t: t, dir: filepath.Join(t.TempDir(), "etcd"), peers: FreeAddr(t), tls: s}
+	e.Start()
+	t.Cleanup(func() {
+		e.Client.Close()
+		e.Kill()
+	})
+	return e
+}
+
+// URL is where clients find it.
+func (e *Etcd) URL() string {
+	if e.tls != nil {
+		return "https://" + e.Addr
+	}
+	return "http://" + e.Addr
+}
+
+// Start runs etcd on what is in its folder and waits until it answers.
+func (e *Etcd) Start() {
+	e.t.Helper()
+	e.cmd = exec.Command("etcd", "--name", "e0", "--data-dir", e.dir,
+		"--listen-client-urls", e.URL(), "--advertise-client-urls", e.URL(),
+		"--listen-peer-urls", "http://"+e.peers, "--initial-advertise-peer-urls", "http://"+e.peers,
+		"--initial-cluster", "e0=http://"+e.peers)
+	if e.tls != nil {
+		e.cmd.Args = append(e.cmd.Args, "--cert-file", e.tls.Cert, "--key-file", e.tls.Key,
+			"--client-cert-auth", "--trusted-ca-file", e.tls.CA)
+	}
+	e.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
+	if err := e.cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	e.dial()
+	Eventually(e.t, "etcd answers", func() bool {
+		ctx, cancel := context.WithTimeout(e.t.Context(), time.Second)
+		defer cancel()
+		_, err := e.Client.Get(ctx, "x")
+		return err == nil
+	})
+}
+
+// dial makes a new client: one that has failed for long waits as long before it
+// dials again.
+func (e *Etcd) dial() {
+	e.t.Helper()
+	if e.Client != nil {
+		e.Client.Close()
+	}
+	c := clientv3.Config{Endpoints: []string{e.URL()}, Logger: zap.NewNop()}
+	if e.tls != nil {
+		c.TLS = e.tls.Client
+	}
+	var err error
+	if e.Client, err = clientv3.New(c); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// Kill ends etcd as kill -9 does. It may be called twice.
+func (e *Etcd) Kill() {
+	if e.cmd.ProcessState != nil {
+		return
+	}
+	if err := e.cmd.Process.Kill(); err != nil {
+		e.t.Error(err)
+	}
+	_ = e.cmd.Wait() // killed, it says
+}
+
+// Empty deletes what etcd has stored, while it does not run.
+func (e *Etcd) Empty() {
+	e.t.Helper()
+	if err := os.RemoveAll(e.dir); err != nil {
+		e.t.Fatal(err)
+	}
+}
