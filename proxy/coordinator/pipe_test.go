@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -54,7 +55,7 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, errDown
 	}
 	mine, theirs := net.Pipe()
-	h := &held{Conn: mine, theirs: theirs, open: make(chan struct{}), closed: make(chan struct{})}
+	h := &held{Conn: mine, theirs: theirs, open: make(chan struct{}), closed: make(chan struct{}), late: make(chan struct{})}
 	close(h.open)
 	select {
 	case p.conns <- theirs:
@@ -89,17 +90,34 @@ type held struct {
 	closed chan struct{}
 	mu     sync.Mutex
 	open   chan struct{} // closed while it is not held; guarded by mu
+	late   chan struct{} // closed when the deadline of reads has passed; guarded by mu
+	passed bool          // it has; guarded by mu
 }
 
 func (h *held) Read(b []byte) (int, error) {
 	h.mu.Lock()
-	open := h.open
+	open, late := h.open, h.late
 	h.mu.Unlock()
 	select {
 	case <-open:
 	case <-h.closed:
+	case <-late:
+		return 0, os.ErrDeadlineExceeded
 	}
 	return h.Conn.Read(b)
+}
+
+// SetReadDeadline is for one that has passed, or none.
+func (h *held) SetReadDeadline(t time.Time) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t.IsZero() {
+		h.late = make(chan struct{})
+	} else if !h.passed {
+		close(h.late)
+	}
+	h.passed = !t.IsZero()
+	return h.Conn.SetReadDeadline(t)
 }
 
 func (h *held) Close() error {

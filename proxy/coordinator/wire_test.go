@@ -56,6 +56,7 @@ func TestConnectionLost(t *testing.T) {
 			}
 			w.pipes.fall(true)
 			lose(w)
+			later(2 * link.Linger) // nobody reads all the time
 			w.holds(t, 0)
 			if p.Requests() != 0 || d.Requests() != 0 || w.LiveIDs() != 0 {
 				t.Errorf("%d and %d requests, %d ids are left", p.Requests(), d.Requests(), w.LiveIDs())

@@ -64,12 +64,11 @@ func parse(b []byte) (f frame, size int, err error) {
 // grows as a large frame comes in, not when it is announced.
 func keepRest(in []byte, used int) []byte {
 	rest := in[used:]
-	const usual = 64 << 10
 	switch {
 	case len(rest) == 0 && cap(in) <= keptBuffer:
 		return in[:0]
 	case len(rest) == 0:
-		return make([]byte, 0, usual)
+		return make([]byte, 0, usualBuffer)
 	case len(rest) == cap(in):
 		grown := make([]byte, len(rest), 2*cap(in))
 		copy(grown, rest)

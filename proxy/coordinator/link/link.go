@@ -7,12 +7,13 @@
 // else does, and leaves it to the one who does otherwise: alone a call costs one
 // write, and under load many share one. No sender ever waits for the peer to
 // read: what the socket does not take is left to the connection's own goroutine.
+// In the same way a caller who is alone reads his answer himself, so that nobody
+// has to be woken to wake him.
 package link
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -38,6 +39,8 @@ const (
 	mostWaiting = 2 * MostFrame
 	// mostRounds is how often in a row a sender writes what others leave to him.
 	mostRounds = 4
+	// usualBuffer is how much is read at once.
+	usualBuffer = 64 << 10
 	// keptBuffer is up to which size a buffer is kept for the next frames.
 	keptBuffer = 256 << 10
 	// farewell is how long a connection that is closed may take to write the rest.
@@ -55,9 +58,9 @@ var (
 	ErrGarbage = errors.New("link: garbage")
 )
 
-// Handler takes what the peer sends, one frame at a time, in the connection's
-// reader: nothing else is read meanwhile. A payload is good until the method
-// returns. An error ends the connection.
+// Handler takes what the peer sends, one frame at a time; nothing else is read
+// meanwhile. It is called by whoever reads, a caller who waits for his answer among
+// them. A payload is good until the method returns. An error ends the connection.
 type Handler interface {
 	// Message is a message of the peer's.
 	Message(kind uint8, payload []byte) error
@@ -92,12 +95,27 @@ type Conn struct {
 
 	rest []byte // being written
 	try  attempt
+
+	in     []byte        // that has been read, of who reads
+	resume chan struct{} // tells Run's goroutine that it reads again
+	reader reader        // who reads; guarded by mu
+	leader *pending      // of the caller who reads; guarded by mu
+	kicked bool          // the deadline of reads has passed; guarded by mu
+	timed  bool          // there have been calls with a limit of late; guarded by mu
+	seen   uint64        // the reads as of the last look; guarded by mu
 }
+
+const (
+	ofRun    reader = iota // Run's goroutine
+	aCaller                // one that waits for its answer
+	ofNobody               // the next caller will, or tend has Run's do it
+)
 
 // pending is a call that waits for its answer.
 type pending struct {
 	done   chan struct{}
 	until  uint64 // the look at which it is late; 0: it has time
+	ctx    context.Context
 	answer []byte
 	err    error
 }
@@ -108,7 +126,7 @@ func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
 		nc: nc, handler: h,
 		wake: make(chan struct{}, 1), stir: make(chan struct{}, 1), ended: make(chan struct{}),
-		calls: make(map[uint32]*pending),
+		calls: make(map[uint32]*pending), in: make([]byte, 0, usualBuffer), resume: make(chan struct{}, 1),
 	}
 	c.pool.New = func() any { return &pending{done: make(chan struct{}, 1)} }
 	if s, ok := nc.(syscall.Conn); ok && canTry {
@@ -189,7 +207,7 @@ func (c *Conn) Send(kind uint8, payload []byte, urgent bool) error {
 }
 
 // Answer answers a call of the peer's. From elsewhere than the handler Flush has
-// to follow, else it waits for others as a message does.
+// to follow.
 func (c *Conn) Answer(number uint32, payload []byte) error {
 	return c.put(answer, 0, number, payload, false)
 }
@@ -208,7 +226,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 		return dst, ErrSize
 	}
 	p := c.pool.Get().(*pending)
-	p.answer, p.err, p.until = dst, nil, 0
+	p.answer, p.err, p.until, p.ctx = dst, nil, 0, ctx
 	c.mu.Lock()
 	if err := c.over(); err != nil {
 		c.mu.Unlock()
@@ -220,6 +238,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	c.calls[number] = p
 	if limit > 0 {
 		p.until = c.looks + uint64(limit/Linger) + 1
+		c.timed = true
 		c.look()
 	}
 	c.out = appendFrame(c.out, call, kind, number, payload)
@@ -230,15 +249,17 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	}
 
 	var err error
-	select {
-	case <-p.done:
-	case <-ctx.Done():
-		err = c.forget(number, p, context.Cause(ctx))
+	if limit <= 0 || !c.lead(number, p) {
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			err = c.forget(number, p, context.Cause(ctx))
+		}
 	}
 	if err == nil {
 		dst, err = p.answer, p.err
 	}
-	p.answer = nil
+	p.answer, p.ctx = nil, nil
 	c.pool.Put(p)
 	return dst, err
 }
@@ -258,18 +279,6 @@ func (c *Conn) forget(number uint32, p *pending, why error) error {
 	return why
 }
 
-// answered gives a call its answer.
-func (c *Conn) answered(number uint32, payload []byte) {
-	c.mu.Lock()
-	p := c.calls[number]
-	delete(c.calls, number)
-	c.mu.Unlock()
-	if p != nil {
-		p.answer = append(p.answer, payload...)
-		p.done <- struct{}{}
-	}
-}
-
 // over is why nothing can be sent any more; c.mu is held.
 func (c *Conn) over() error {
 	if c.err != nil {
@@ -277,252 +286,3 @@ func (c *Conn) over() error {
 	}
 	return c.leaving
 }
-
-func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent bool) error {
-	if len(payload) > MostFrame {
-		return ErrSize
-	}
-	c.mu.Lock()
-	if err := c.over(); err != nil {
-		c.mu.Unlock()
-		return err
-	}
-	c.out = appendFrame(c.out, what, kind, number, payload)
-	switch {
-	case len(c.out) > mostWaiting:
-		c.mu.Unlock()
-		c.fail(ErrBehind)
-		return ErrBehind
-	case urgent:
-		c.flush()
-		return nil
-	case !c.writing:
-		c.look()
-	}
-	c.mu.Unlock()
-	return nil
-}
-
-// flush writes what waits unless somebody does. c.mu is held, and is not any more
-// when it returns.
-func (c *Conn) flush() {
-	if c.writing || c.err != nil || len(c.out) == 0 {
-		c.mu.Unlock()
-		return
-	}
-	c.writing, c.wrote = true, true
-	for round := 0; len(c.out) > 0; round++ {
-		left := c.raw == nil || round == mostRounds
-		if !left {
-			c.take()
-			c.mu.Unlock()
-			left = !c.tryWrite()
-			c.mu.Lock()
-		}
-		if left {
-			c.mu.Unlock()
-			c.wake <- struct{}{} // has room: only who writes sends, and tend takes it before it lets go
-			return
-		}
-		c.keep()
-	}
-	c.written()
-}
-
-// take makes what waits the rest to be written; c.mu is held.
-func (c *Conn) take() { c.rest, c.out, c.spare = c.out, c.spare[:0], nil }
-
-// keep keeps the memory of a rest that is written; c.mu is held.
-func (c *Conn) keep() {
-	if cap(c.rest) <= keptBuffer {
-		c.spare = c.rest[:0]
-	}
-	c.rest = nil
-}
-
-// written ends the writing of who has written everything. c.mu is held, and is not
-// any more when it returns.
-func (c *Conn) written() {
-	c.writing = false
-	leaving := c.leaving
-	c.mu.Unlock()
-	if leaving != nil {
-		c.fail(leaving)
-	}
-}
-
-// tryWrite writes the rest as far as the socket takes it now; false: something is
-// left, or it failed, which whoever waits for the socket finds out too.
-func (c *Conn) tryWrite() bool {
-	done, rest := c.try.write(c.raw, c.rest)
-	if !done {
-		c.rest = rest
-	}
-	return done
-}
-
-// tend writes what senders leave to it, and watches over the peer, until the
-// connection ends.
-func (c *Conn) tend() {
-	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
-	defer beats.Stop()
-	defer looks.Stop()
-	looks.Stop()
-	var heard uint64
-	silent := 0
-	for {
-		select {
-		case <-c.ended:
-			return
-		case <-c.wake:
-			c.writeRest()
-		case <-c.stir:
-			looks.Reset(Linger)
-		case <-looks.C:
-			if !c.lookAfter() {
-				looks.Stop()
-			}
-		case <-beats.C:
-			if n := c.reads.Load(); n != heard {
-				heard, silent = n, 0
-			} else if silent++; silent >= Silence {
-				c.fail(ErrSilent)
-			}
-			c.beat()
-		}
-	}
-}
-
-// look has tend look after what waits; c.mu is held.
-func (c *Conn) look() {
-	c.vain = 0
-	if !c.active {
-		c.active = true
-		c.stir <- struct{}{} // has room: tend takes it before it lets active go
-	}
-}
-
-// lookAfter ends calls that are late, and writes what waits. False: there has been
-// nothing of the kind for a while, and it need not be called again.
-func (c *Conn) lookAfter() bool {
-	c.mu.Lock()
-	c.looks++
-	for number, p := range c.calls {
-		if p.until != 0 && p.until <= c.looks {
-			delete(c.calls, number)
-			p.err = ErrLate
-			p.done <- struct{}{}
-		}
-	}
-	if c.vain++; c.vain > restful && len(c.calls) == 0 && len(c.out) == 0 {
-		c.active = false
-	}
-	goesOn := c.active
-	c.flush()
-	return goesOn
-}
-
-// beat gives a sign of life if nothing else did.
-func (c *Conn) beat() {
-	c.mu.Lock()
-	if c.err == nil && !c.wrote {
-		c.out = appendFrame(c.out, beat, 0, 0, nil)
-	}
-	c.wrote = false
-	c.flush()
-}
-
-// writeRest writes all that waits, however long the peer takes to read, within
-// bounds.
-func (c *Conn) writeRest() {
-	for {
-		if len(c.rest) > 0 {
-			if err := c.writeWhole(c.rest); err != nil {
-				c.fail(err)
-				return
-			}
-		}
-		c.mu.Lock()
-		if c.rest != nil {
-			c.keep()
-		}
-		if c.err != nil {
-			c.mu.Unlock()
-			return
-		}
-		if len(c.out) == 0 {
-			c.written()
-			return
-		}
-		c.take()
-		c.mu.Unlock()
-	}
-}
-
-func (c *Conn) writeWhole(b []byte) error {
-	c.limitWrite(time.Now().Add(Silence * Beat))
-	_, err := c.nc.Write(b)
-	c.limitWrite(time.Time{})
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
-		return ErrBehind
-	}
-	return err
-}
-
-// limitWrite sets the deadline of writes, unless Close has set it.
-func (c *Conn) limitWrite(t time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.leaving == nil {
-		c.nc.SetWriteDeadline(t)
-	}
-}
-
-// read handles what comes, until the connection ends.
-func (c *Conn) read() error {
-	in := make([]byte, 0, 64<<10)
-	for {
-		n, err := c.nc.Read(in[len(in):cap(in)])
-		if n > 0 {
-			c.reads.Add(1)
-			in = in[:len(in)+n]
-			used, err := c.handle(in)
-			c.Flush()
-			if err != nil {
-				return err
-			}
-			in = keepRest(in, used)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// handle handles the whole frames of b and returns how many bytes those were.
-func (c *Conn) handle(b []byte) (used int, err error) {
-	for {
-		f, size, err := parse(b[used:])
-		if size == 0 || err != nil {
-			return used, err
-		}
-		used += size
-		switch f.class {
-		case message:
-			err = c.handler.Message(f.kind, f.payload)
-		case call:
-			err = c.handler.Call(f.number, f.kind, f.payload)
-		case answer:
-			c.answered(f.number, f.payload)
-		case bye:
-			err = ErrLeft
-		}
-		if err != nil {
-			return used, err
-		}
-	}
-}
-
-// Garbage is the error of bytes that are not what they should be.
-func Garbage(what string) error { return fmt.Errorf("%w: %s", ErrGarbage, what) }

@@ -1,0 +1,181 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// reading is who reads from a's peer.
+func reading(a *side) reader {
+	synctest.Wait()
+	a.conn.mu.Lock()
+	defer a.conn.mu.Unlock()
+	return a.conn.reader
+}
+
+// led returns the two sides of a pipe, of which the first has just made a call, so
+// that the next caller reads for himself. The second does not answer kind 9.
+func led(t *testing.T) (a, b *side) {
+	x, y := net.Pipe()
+	a = start(t, x, nil)
+	b = start(t, y, func(s *side, number uint32, kind uint8, payload []byte) error {
+		if kind == 9 {
+			return nil
+		}
+		return s.conn.Answer(number, payload)
+	})
+	if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got := reading(a); got != ofNobody {
+		t.Fatalf("%d reads after a call", got)
+	}
+	return a, b
+}
+
+// TestCallersRead: no answer waits for a look or a beat, whoever reads it, alone
+// and beside others, and what comes while nobody calls is soon read.
+func TestCallersRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := led(t)
+		for callers := range 4 {
+			began := time.Now()
+			var calling sync.WaitGroup
+			for g := range callers + 1 {
+				calling.Go(func() {
+					for n := range 500 {
+						want := fmt.Sprint(g, n)
+						if got, err := a.conn.Call(t.Context(), 1, []byte(want), nil, time.Hour); err != nil || string(got) != want {
+							t.Errorf("%q, %v, want %q", got, err, want)
+						}
+					}
+				})
+			}
+			calling.Wait()
+			if took := time.Since(began); took != 0 {
+				t.Errorf("%d callers waited %v", callers+1, took)
+			}
+		}
+		b.conn.Send(5, []byte("news"), true)
+		time.Sleep(2 * Linger)
+		synctest.Wait()
+		if got := a.heard(); !slices.Equal(got, []string{"5 news"}) {
+			t.Errorf("heard %q", got)
+		}
+		time.Sleep(time.Minute)
+		if got := reading(a); got != ofRun {
+			t.Errorf("%d reads when nobody has called for a minute", got)
+		}
+		if a.conn.Err() != nil || b.conn.Err() != nil {
+			t.Error(a.conn.Err(), b.conn.Err())
+		}
+	})
+}
+
+// TestLeadersGiveUp: who reads for himself waits no longer than he may, and leaves
+// the reading to others.
+func TestLeadersGiveUp(t *testing.T) {
+	left := errors.New("left")
+	for name, give := range map[string]func(c *Conn) error{
+		"late": func(c *Conn) error {
+			_, err := c.Call(context.Background(), 9, nil, nil, 10*time.Millisecond)
+			return err
+		},
+		"left": func(c *Conn) error {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			time.AfterFunc(10*time.Millisecond, func() { cancel(left) })
+			_, err := c.Call(ctx, 9, nil, nil, time.Hour)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, _ := led(t)
+				began := time.Now()
+				var second sync.WaitGroup
+				second.Go(func() { // it is led by the first, and outlasts him
+					time.Sleep(5 * time.Millisecond)
+					if _, err := a.conn.Call(context.Background(), 9, nil, nil, 50*time.Millisecond); !errors.Is(err, ErrLate) {
+						t.Error(err)
+					}
+				})
+				if err := give(a.conn); !errors.Is(err, ErrLate) && !errors.Is(err, left) {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > 10*time.Millisecond+2*Linger {
+					t.Errorf("it took %v", took)
+				}
+				if got := reading(a); got != ofRun {
+					t.Errorf("%d reads", got)
+				}
+				for range 3 {
+					if got, err := a.conn.Call(t.Context(), 1, []byte("x"), nil, time.Hour); err != nil || string(got) != "x" {
+						t.Errorf("%q, %v", got, err)
+					}
+				}
+				second.Wait()
+				if err := a.conn.Err(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestLeadersSeeTheEnd: a caller who reads hears of the end, and so does Run.
+func TestLeadersSeeTheEnd(t *testing.T) {
+	closed := errors.New("closed")
+	for name, end := range map[string]func(a, b *side){
+		"closed here":  func(a, _ *side) { a.conn.Close(closed) },
+		"closed there": func(_, b *side) { b.conn.Close(closed) },
+		"lost":         func(_, b *side) { b.conn.nc.Close() },
+		"garbage":      func(_, b *side) { b.conn.nc.Write(make([]byte, 100)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := led(t)
+				time.AfterFunc(time.Millisecond, func() { end(a, b) })
+				_, err := a.conn.Call(context.Background(), 9, nil, nil, time.Hour)
+				if err == nil || errors.Is(err, ErrLate) {
+					t.Errorf("the call: %v", err)
+				}
+				if got := <-a.end; !errors.Is(got, err) {
+					t.Errorf("the connection ended with %v, the call with %v", got, err)
+				}
+			})
+		})
+	}
+}
+
+// TestSilentLeaders: a caller who reads from one who has died without a word waits
+// no longer than others would.
+func TestSilentLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, y := net.Pipe()
+		defer y.Close()
+		a := start(t, x, nil)
+		go func() { // answers one call, and reads on in silence
+			b := make([]byte, headSize)
+			io.ReadFull(y, b)
+			y.Write(appendFrame(nil, answer, 0, 1, nil))
+			io.Copy(io.Discard, y)
+		}()
+		if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if got := reading(a); got != ofNobody {
+			t.Errorf("%d reads", got)
+		}
+		if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); !errors.Is(err, ErrSilent) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package link
+
+import (
+	"time"
+)
+
+// tend writes what senders leave to it, and watches over the peer, until the
+// connection ends.
+func (c *Conn) tend() {
+	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
+	defer beats.Stop()
+	defer looks.Stop()
+	looks.Stop()
+	var heard uint64
+	silent := 0
+	for {
+		select {
+		case <-c.ended:
+			return
+		case <-c.wake:
+			c.writeRest()
+		case <-c.stir:
+			looks.Reset(Linger)
+		case <-looks.C:
+			if !c.lookAfter() {
+				looks.Stop()
+			}
+		case <-beats.C:
+			if n := c.reads.Load(); n != heard {
+				heard, silent = n, 0
+			} else if silent++; silent >= Silence {
+				c.fail(ErrSilent)
+			}
+			c.beat()
+		}
+	}
+}
+
+// look has tend look after what waits; c.mu is held.
+func (c *Conn) look() {
+	c.vain = 0
+	if !c.active {
+		c.active = true
+		c.stir <- struct{}{} // has room: tend takes it before it lets active go
+	}
+}
+
+// lookAfter ends calls that are late, and writes what waits. False: there has been
+// nothing of the kind for a while, and it need not be called again.
+func (c *Conn) lookAfter() bool {
+	c.mu.Lock()
+	c.looks++
+	for number, p := range c.calls {
+		if p.until != 0 && p.until <= c.looks {
+			delete(c.calls, number)
+			p.err = ErrLate
+			p.done <- struct{}{}
+		}
+	}
+	if p := c.leader; p != nil && (p.until <= c.looks || p.ctx.Err() != nil) {
+		c.kicked = true
+		c.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+	if n := c.reads.Load(); n == c.seen && c.reader == ofNobody {
+		c.handBack()
+	} else {
+		c.seen = n
+	}
+	if c.vain++; c.vain > restful && len(c.calls) == 0 && len(c.out) == 0 && c.reader == ofRun {
+		c.active, c.timed = false, false
+	}
+	goesOn := c.active
+	c.flush()
+	return goesOn
+}
+
+// beat gives a sign of life if nothing else did.
+func (c *Conn) beat() {
+	c.mu.Lock()
+	if c.err == nil && !c.wrote {
+		c.out = appendFrame(c.out, beat, 0, 0, nil)
+	}
+	c.wrote = false
+	c.flush()
+}

@@ -1,0 +1,137 @@
+package link
+
+import (
+	"errors"
+	"net"
+	"time"
+)
+
+func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent bool) error {
+	if len(payload) > MostFrame {
+		return ErrSize
+	}
+	c.mu.Lock()
+	if err := c.over(); err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	c.out = appendFrame(c.out, what, kind, number, payload)
+	switch {
+	case len(c.out) > mostWaiting:
+		c.mu.Unlock()
+		c.fail(ErrBehind)
+		return ErrBehind
+	case urgent:
+		c.flush()
+		return nil
+	case what == message && !c.writing: // answers are flushed by who gives them
+		c.look()
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// flush writes what waits unless somebody does. c.mu is held, and is not any more
+// when it returns.
+func (c *Conn) flush() {
+	if c.writing || c.err != nil || len(c.out) == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.writing, c.wrote = true, true
+	for round := 0; len(c.out) > 0; round++ {
+		left := c.raw == nil || round == mostRounds
+		if !left {
+			c.take()
+			c.mu.Unlock()
+			left = !c.tryWrite()
+			c.mu.Lock()
+		}
+		if left {
+			c.mu.Unlock()
+			c.wake <- struct{}{} // has room: only who writes sends, and tend takes it before it lets go
+			return
+		}
+		c.keep()
+	}
+	c.written()
+}
+
+// take makes what waits the rest to be written; c.mu is held.
+func (c *Conn) take() { c.rest, c.out, c.spare = c.out, c.spare[:0], nil }
+
+// keep keeps the memory of a rest that is written; c.mu is held.
+func (c *Conn) keep() {
+	if cap(c.rest) <= keptBuffer {
+		c.spare = c.rest[:0]
+	}
+	c.rest = nil
+}
+
+// written ends the writing of who has written everything. c.mu is held, and is not
+// any more when it returns.
+func (c *Conn) written() {
+	c.writing = false
+	leaving := c.leaving
+	c.mu.Unlock()
+	if leaving != nil {
+		c.fail(leaving)
+	}
+}
+
+// tryWrite writes the rest as far as the socket takes it now; false: something is
+// left, or it failed, which whoever waits for the socket finds out too.
+func (c *Conn) tryWrite() bool {
+	done, rest := c.try.write(c.raw, c.rest)
+	if !done {
+		c.rest = rest
+	}
+	return done
+}
+
+// writeRest writes all that waits, however long the peer takes to read, within
+// bounds.
+func (c *Conn) writeRest() {
+	for {
+		if len(c.rest) > 0 {
+			if err := c.writeWhole(c.rest); err != nil {
+				c.fail(err)
+				return
+			}
+		}
+		c.mu.Lock()
+		if c.rest != nil {
+			c.keep()
+		}
+		if c.err != nil {
+			c.mu.Unlock()
+			return
+		}
+		if len(c.out) == 0 {
+			c.written()
+			return
+		}
+		c.take()
+		c.mu.Unlock()
+	}
+}
+
+func (c *Conn) writeWhole(b []byte) error {
+	c.limitWrite(time.Now().Add(Silence * Beat))
+	_, err := c.nc.Write(b)
+	c.limitWrite(time.Time{})
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return ErrBehind
+	}
+	return err
+}
+
+// limitWrite sets the deadline of writes, unless Close has set it.
+func (c *Conn) limitWrite(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leaving == nil {
+		c.nc.SetWriteDeadline(t)
+	}
+}
