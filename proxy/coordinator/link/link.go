@@ -105,12 +105,6 @@ type Conn struct {
 	seen   uint64        // the reads as of the last look; guarded by mu
 }
 
-const (
-	ofRun    reader = iota // Run's goroutine
-	aCaller                // one that waits for its answer
-	ofNobody               // the next caller will, or tend has Run's do it
-)
-
 // pending is a call that waits for its answer.
 type pending struct {
 	done   chan struct{}

@@ -10,6 +10,12 @@ import (
 // reader is who reads from the peer.
 type reader uint8
 
+const (
+	ofRun    reader = iota // Run's goroutine
+	aCaller                // one that waits for its answer
+	ofNobody               // the next caller will, or tend has Run's do it
+)
+
 // answered gives a call its answer.
 func (c *Conn) answered(number uint32, payload []byte) {
 	c.mu.Lock()
