@@ -68,6 +68,7 @@ var mayImport = map[string][]string{
 	"conformance/discovery":       {},
 	"conformance/load":            {},
 	"conformance/fleet":           {},
+	"conformance/chaos":           {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},

@@ -1,0 +1,203 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// late is how much longer than without faults a request may take.
+	late = time.Second
+	// settled is within what nothing may be left of the requests that have ended.
+	settled = 5 * time.Second
+	// holds is how long a fault lasts.
+	holds = 3 * time.Second
+	// noticed is within what an engine that hangs or is cut off must be known:
+	// two probes of half a second.
+	noticed = 2 * time.Second
+	// resent is how much later than a link's return TCP may send a packet again
+	// that was lost meanwhile: its waits double.
+	resent = 2 * holds
+	// slow is how much longer a round trip to a slow host takes. A request makes
+	// six of them at most: the client's, prefill's and decode's, each with one for
+	// a new connection.
+	slow, trips = 200 * time.Millisecond, 6
+)
+
+// fault is something that happens to a role.
+type fault struct {
+	name       string
+	short      bool // it is part of the short form
+	begin, end func()
+	holds      time.Duration // 0: holds
+	trips      time.Duration // of a slow link, that a request needs
+	// held tells the requests that the fault itself keeps waiting: they are
+	// answered rightly when it is over. nil: there are none.
+	held func(o *outcome, began time.Time) bool
+	// broken tells those that may break with the process that had them, and how
+	// many there may be.
+	broken func(o *outcome) bool
+	most   func() int
+}
+
+// at reports whether a request was under way when a fault began, or began within
+// a time from then on.
+func at(o *outcome, began time.Time, within time.Duration) bool {
+	return o.ended.After(began) && o.began.Before(began.Add(within))
+}
+
+// TestChaos has every role fail in every way, one after the other.
+func TestChaos(t *testing.T) {
+	w := newWorld(t)
+	l := newLoad(w)
+	l.start()
+	time.Sleep(6 * time.Second)
+	usual := w.usual(l.stop())
+	long := os.Getenv("PDPROXY_CHAOS") != ""
+	for _, f := range w.faults(l) {
+		if !long && !f.short {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) { w.suffer(t, l, &f, usual) })
+	}
+}
+
+// usual is how long each prompt takes at most without faults.
+func (w *world) usual(outcomes []*outcome) (longest [prompts]time.Duration) {
+	for _, o := range outcomes {
+		if o.err != nil {
+			w.t.Errorf("without any fault: %s", o)
+		}
+		longest[o.prompt] = max(longest[o.prompt], o.took())
+	}
+	w.t.Logf("%d requests without faults, the longest of each prompt %v", len(outcomes), longest)
+	return longest
+}
+
+// suffer lets a fault happen under load and judges what came of the requests.
+func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Duration) {
+	lasts := f.holds
+	if lasts == 0 {
+		lasts = holds
+	}
+	l.start()
+	time.Sleep(time.Second)
+	most := 0
+	if f.most != nil {
+		most = f.most()
+	}
+	began := time.Now()
+	f.begin()
+	time.Sleep(lasts)
+	f.end()
+	time.Sleep(time.Second)
+	outcomes := l.stop()
+	stopped := time.Now()
+
+	var held, broken int
+	var longest, longestHeld, longestAgain time.Duration
+	for _, o := range outcomes {
+		limit := usual[o.prompt] + late + f.trips
+		isHeld := f.held != nil && f.held(o, began)
+		if isHeld {
+			limit += lasts + resent
+		}
+		extra := max(0, o.took()-usual[o.prompt])
+		switch {
+		case o.err != nil && f.broken != nil && f.broken(o):
+			broken++
+			if o.broke {
+				longestAgain = max(longestAgain, o.again)
+				if o.againErr != nil || o.again > usual[o.prompt]+late {
+					t.Errorf("the second try of %s took %v: %v", o, o.again, o.againErr)
+				}
+			}
+		case o.err != nil:
+			t.Errorf("lost: %s", o)
+		case o.took() > limit:
+			t.Errorf("late: %s; usually %v", o, usual[o.prompt])
+		case isHeld && extra > late:
+			held++
+			longestHeld = max(longestHeld, extra)
+		default:
+			longest = max(longest, extra)
+		}
+	}
+	if broken > most {
+		t.Errorf("%d requests broke, of %d that the process can have had", broken, most)
+	}
+	left := w.rest()
+	for ; left != "" && time.Since(stopped) < settled; left = w.rest() {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if left != "" {
+		t.Errorf("left %v after the last request: %s", settled, left)
+	}
+	nothing := time.Since(stopped)
+	await(t, "the fleet is whole", w.whole)
+	t.Logf("%v: %d requests: %d broke, again within %v; %d held, %v longer than usual at most; the others %v; nothing left after %v; whole after %v",
+		lasts, len(outcomes), broken, longestAgain.Round(time.Millisecond), held, longestHeld.Round(time.Millisecond), longest.Round(time.Millisecond), nothing.Round(time.Millisecond), time.Since(stopped).Round(time.Millisecond))
+}
+
+// faults are all there are.
+func (w *world) faults(l *load) (all []fault) {
+	a := w.proxies[0]
+	var pid int
+	// Of processes that a supervisor starts again.
+	child := func(name string, short bool, of func() int) (kill, stop fault) {
+		kill = fault{name: name + " is killed", short: short, begin: func() { pid = of(); syscall.Kill(pid, syscall.SIGKILL) }, end: func() {}}
+		stop = fault{name: name + " is stopped", begin: func() { pid = of(); syscall.Kill(pid, syscall.SIGSTOP) }, end: func() { syscall.Kill(pid, syscall.SIGCONT) }}
+		return kill, stop
+	}
+	workerKill, workerStop := child("a worker", true, func() int { return a.children("worker")[0] })
+	workerKill.broken = func(o *outcome) bool { return o.c.p == a && o.broke }
+	workerKill.most = func() int { return l.open(a) }
+	workerStop.short = true
+	workerStop.held = func(o *outcome, began time.Time) bool { // those of its connections
+		return o.c.p == a && (at(o, began, 0) || o.reused && at(o, began, holds))
+	}
+	leaderKill, leaderStop := child("the coordinator that leads", true, func() int { p, _ := w.leader(); return p.children("coordinator")[0] })
+	standbyKill, standbyStop := child("the coordinator that stands by", false, func() int { _, p := w.leader(); return p.children("coordinator")[0] })
+	standbyStop.short = true
+	all = append(all, workerKill, workerStop, leaderKill, leaderStop, standbyKill, standbyStop)
+	all = append(all,
+		fault{name: "a supervisor is killed", short: true, begin: a.kill, end: a.start},
+		fault{name: "a supervisor is stopped", begin: func() { a.signal(syscall.SIGSTOP) }, end: func() { a.signal(syscall.SIGCONT) }},
+		fault{name: "etcd is killed", short: true, begin: w.etcd.kill, end: w.etcd.start},
+		fault{name: "etcd is stopped", begin: func() { w.etcd.signal(syscall.SIGSTOP) }, end: func() { w.etcd.signal(syscall.SIGCONT) }},
+		fault{name: "etcd is away for a minute", begin: w.etcd.kill, end: w.etcd.start, holds: time.Minute},
+	)
+	for i, e := range w.engines[:2] {
+		uses := func(o *outcome) bool { return o.prefill == e.name || o.decode == e.name }
+		decodes := func(o *outcome) bool { var event errEvent; return o.decode == e.name && errors.As(o.err, &event) }
+		all = append(all,
+			fault{name: fmt.Sprintf("engine %s is killed", e.name), short: i == 1, begin: e.kill, end: e.start, broken: decodes, most: func() int { return len(l.clients) }},
+			fault{name: fmt.Sprintf("engine %s is stopped", e.name), short: i == 0, begin: func() { e.signal(syscall.SIGSTOP) }, end: func() { e.signal(syscall.SIGCONT) },
+				held: func(o *outcome, began time.Time) bool { return uses(o) && at(o, began, noticed) }})
+	}
+	for _, h := range w.network.hosts {
+		var held func(o *outcome, began time.Time) bool
+		on := func(e string) bool {
+			return slices.ContainsFunc(w.engines, func(p *process) bool { return p.host == h && p.name == e })
+		}
+		switch {
+		case h == w.clients:
+			held = func(o *outcome, began time.Time) bool { return at(o, began, holds) }
+		case h == w.proxies[0].host, h == w.proxies[1].host:
+			held = func(o *outcome, began time.Time) bool { return o.c.p.host == h && at(o, began, holds) }
+		case h != w.etcds:
+			held = func(o *outcome, began time.Time) bool {
+				return (on(o.prefill) || on(o.decode)) && at(o, began, noticed)
+			}
+		}
+		all = append(all,
+			fault{name: "the link of host " + h.name + " is cut", short: h.name == "a" || h.name == "e1", begin: func() { h.setLink(true, 0) }, end: func() { h.setLink(false, 0) }, held: held},
+			fault{name: "the link of host " + h.name + " is slow", short: h.name == "e1", begin: func() { h.setLink(false, slow/2) }, end: func() { h.setLink(false, 0) }, trips: trips * slow})
+	}
+	return all
+}

@@ -1,0 +1,257 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	prompts = 4
+	// giveUp is when a client that has no answer stops waiting for it.
+	giveUp = 40 * time.Second
+	// pause is between two requests of a client, at most.
+	pause = 700 * time.Millisecond
+)
+
+// body is a request; the last prompt has a long answer, so that there are always
+// streams that nobody can begin anew.
+func body(prompt int, stream bool) []byte {
+	tokens := 2 + 8*prompt
+	if prompt == prompts-1 {
+		tokens = 150
+	}
+	return fmt.Appendf(nil, `{"model":"sim","prompt":%q,"max_tokens":%d,"ignore_eos":true,"stream":%t}`,
+		fmt.Sprintf("prompt %d ", prompt)+strings.Repeat("what is said here goes on and on. ", 1+3*prompt), tokens, stream)
+}
+
+// client asks one host, one request after the other.
+type client struct {
+	p      *proxy
+	h2     bool
+	stream bool
+	fresh  bool // each request has a connection of its own
+	http   *http.Client
+	asks   atomic.Bool // it has a request open
+}
+
+func (c *client) String() string {
+	kind := "H1"
+	if c.h2 {
+		kind = "h2c"
+	}
+	if c.fresh {
+		kind += ", new connection"
+	}
+	if c.stream {
+		kind += ", stream"
+	}
+	return kind + ", host " + c.p.host.name
+}
+
+// outcome is what came of one request.
+type outcome struct {
+	c               *client
+	prompt          int
+	began, ended    time.Time
+	reused          bool // its connection was older than it
+	prefill, decode string
+	err             error // nil: the right answer
+	broke           bool  // its connection did
+	again           time.Duration
+	againErr        error // of the second request after a break
+}
+
+func (o *outcome) took() time.Duration { return o.ended.Sub(o.began) }
+
+func (o *outcome) String() string {
+	return fmt.Sprintf("%s, prompt %d, from %s for %v, engines %s %s, reused %t: %v", o.c, o.prompt, o.began.Format("15:04:05.000"), o.took().Round(time.Millisecond), o.prefill, o.decode, o.reused, o.err)
+}
+
+// load is clients that ask from start to stop.
+type load struct {
+	want    []string // the text of each prompt
+	clients []*client
+
+	mu       sync.Mutex
+	outcomes []*outcome
+	quit     chan struct{}
+	wg       sync.WaitGroup
+}
+
+func newLoad(w *world) *load {
+	w.t.Helper()
+	l := &load{}
+	alone := &client{p: &proxy{process: w.alone}, http: &http.Client{}}
+	for p := range prompts {
+		text, err := alone.ask(p, false, &outcome{})
+		if err != nil || text == "" {
+			w.t.Fatalf("the engine that is asked alone says %q: %v", text, err)
+		}
+		l.want = append(l.want, text)
+	}
+	for _, p := range w.proxies {
+		for _, kind := range []struct{ h2, stream, fresh bool }{
+			{false, false, false}, {false, true, false}, {true, false, false}, {true, true, false}, {false, false, true}, {false, true, true},
+		} {
+			c := &client{p: p, h2: kind.h2, stream: kind.stream, fresh: kind.fresh}
+			c.http = newClient(kind.h2, kind.fresh)
+			l.clients = append(l.clients, c)
+			w.t.Cleanup(c.http.CloseIdleConnections)
+		}
+	}
+	return l
+}
+
+func newClient(h2, fresh bool) *http.Client {
+	var p http.Protocols
+	p.SetHTTP1(!h2)
+	p.SetUnencryptedHTTP2(h2)
+	return &http.Client{Transport: &http.Transport{Protocols: &p, DisableKeepAlives: fresh}}
+}
+
+// start has all clients ask.
+func (l *load) start() {
+	l.quit = make(chan struct{})
+	for _, c := range l.clients {
+		l.wg.Go(func() {
+			for {
+				select {
+				case <-l.quit:
+					return
+				case <-time.After(rand.N(pause)):
+				}
+				o := l.one(c)
+				l.mu.Lock()
+				l.outcomes = append(l.outcomes, o)
+				l.mu.Unlock()
+			}
+		})
+	}
+}
+
+// stop waits for the end of what is asked and returns what came of all requests.
+func (l *load) stop() []*outcome {
+	close(l.quit)
+	l.wg.Wait()
+	all := l.outcomes
+	l.outcomes = nil
+	return all
+}
+
+// open counts the requests that a host has now.
+func (l *load) open(p *proxy) (n int) {
+	for _, c := range l.clients {
+		if c.p == p && c.asks.Load() {
+			n++
+		}
+	}
+	return n
+}
+
+// one asks, and once more over a new connection if the first one broke.
+func (l *load) one(c *client) *outcome {
+	o := &outcome{c: c, prompt: rand.IntN(prompts), began: time.Now()}
+	c.asks.Store(true)
+	defer c.asks.Store(false)
+	text, err := c.ask(o.prompt, c.stream, o)
+	o.ended = time.Now()
+	if err == nil && text != l.want[o.prompt] {
+		err = fmt.Errorf("the text is %q, not %q", text, l.want[o.prompt])
+	}
+	if o.err = err; !o.broke {
+		return o
+	}
+	second := &client{p: c.p, http: newClient(c.h2, true)}
+	defer second.http.CloseIdleConnections()
+	text, o.againErr = second.ask(o.prompt, c.stream, &outcome{})
+	o.again = time.Since(o.ended)
+	if o.againErr == nil && text != l.want[o.prompt] {
+		o.againErr = fmt.Errorf("the text is %q, not %q", text, l.want[o.prompt])
+	}
+	return o
+}
+
+// ask sends a request and reads its answer. A client of HTTP/1.1 cannot send a
+// body twice here, so that nothing is tried again unseen.
+func (c *client) ask(prompt int, stream bool, o *outcome) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), giveUp)
+	defer cancel()
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { o.reused = i.Reused }})
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.p.url+"/v1/completions", bytes.NewReader(body(prompt, stream)))
+	if err != nil {
+		return "", err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if !c.h2 {
+		r.GetBody = nil
+	}
+	resp, err := c.http.Do(r)
+	if err != nil {
+		o.broke = ctx.Err() == nil
+		return "", err
+	}
+	defer resp.Body.Close()
+	o.prefill, o.decode = resp.Header.Get("X-Pdproxy-Prefill"), resp.Header.Get("X-Pdproxy-Decode")
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		o.broke = ctx.Err() == nil
+		return "", fmt.Errorf("after %d bytes: %w", len(b), err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("status %d: %s", resp.StatusCode, b)
+	}
+	if !stream {
+		return text(b)
+	}
+	var all strings.Builder
+	for line := range strings.Lines(string(b)) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if data == "[DONE]" {
+			return all.String(), nil
+		}
+		if !ok {
+			continue
+		}
+		piece, err := text([]byte(data))
+		if err != nil {
+			return "", err
+		}
+		all.WriteString(piece)
+	}
+	return "", errors.New("the stream has no end")
+}
+
+// errEvent is an error that the proxy tells of in a stream.
+type errEvent string
+
+func (e errEvent) Error() string { return "an error event: " + string(e) }
+
+// text is that of an answer, or of an event.
+func text(b []byte) (string, error) {
+	var c struct {
+		Choices []struct{ Text string }
+		Error   json.RawMessage
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return "", fmt.Errorf("%q: %w", b, err)
+	}
+	if c.Error != nil {
+		return "", errEvent(c.Error)
+	}
+	var all strings.Builder
+	for _, choice := range c.Choices {
+		all.WriteString(choice.Text)
+	}
+	return all.String(), nil
+}
