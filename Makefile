@@ -69,6 +69,10 @@ soak: ## mixed load with engines killed, hung and restarted, for SOAK
 ids: ## IDS ids from 64 workers through fail-overs, clock steps and restarts, each looked up
 	PDPROXY_IDS=$(IDS) $(GO) test -count=1 -run '^TestIDsOfAFleetAreUnique$$' -v ./conformance/discovery
 
+.PHONY: chaos
+chaos: ## every role of a fleet killed, stopped, cut off and slowed under load, etcd away for a minute (root, or user namespaces)
+	PDPROXY_CHAOS=long $(GO) test -count=1 -run '^TestChaos$$' -v -timeout 30m ./conformance/chaos
+
 .PHONY: bench
 bench: build ## CPU per request and per event against peers, as ratios
 	$(GO) run ./conformance/bench run -pdproxy bin/pdproxy

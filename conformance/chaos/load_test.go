@@ -22,6 +22,8 @@ const (
 	giveUp = 40 * time.Second
 	// pause is between two requests of a client, at most.
 	pause = 700 * time.Millisecond
+	// watchEvery is how often is looked how busy the machine is.
+	watchEvery = 100 * time.Millisecond
 )
 
 // body is a request; the last prompt has a long answer, so that there are always
@@ -78,23 +80,29 @@ func (o *outcome) String() string {
 	return fmt.Sprintf("%s, prompt %d, from %s for %v, engines %s %s, reused %t: %v", o.c, o.prompt, o.began.Format("15:04:05.000"), o.took().Round(time.Millisecond), o.prefill, o.decode, o.reused, o.err)
 }
 
+// stall is how long the machine itself kept the engine that is asked alone: a
+// request of one token through no proxy.
+type stall struct{ began, ended time.Time }
+
 // load is clients that ask from start to stop.
 type load struct {
 	want    []string // the text of each prompt
 	clients []*client
+	alone   *client // of the engine that is asked alone
 
 	mu       sync.Mutex
 	outcomes []*outcome
+	stalls   []stall
 	quit     chan struct{}
 	wg       sync.WaitGroup
 }
 
 func newLoad(w *world) *load {
 	w.t.Helper()
-	l := &load{}
-	alone := &client{p: &proxy{process: w.alone}, http: &http.Client{}}
+	l := &load{alone: &client{p: &proxy{process: w.alone}, http: newClient(false, false)}}
+	w.t.Cleanup(l.alone.http.CloseIdleConnections)
 	for p := range prompts {
-		text, err := alone.ask(p, false, &outcome{})
+		text, err := l.alone.ask(p, false, &outcome{})
 		if err != nil || text == "" {
 			w.t.Fatalf("the engine that is asked alone says %q: %v", text, err)
 		}
@@ -123,6 +131,7 @@ func newClient(h2, fresh bool) *http.Client {
 // start has all clients ask.
 func (l *load) start() {
 	l.quit = make(chan struct{})
+	l.wg.Go(l.watch)
 	for _, c := range l.clients {
 		l.wg.Go(func() {
 			for {
@@ -140,13 +149,39 @@ func (l *load) start() {
 	}
 }
 
-// stop waits for the end of what is asked and returns what came of all requests.
-func (l *load) stop() []*outcome {
+// stop waits for the end of what is asked and returns what came of all requests,
+// and how the machine was meanwhile.
+func (l *load) stop() ([]*outcome, []stall) {
 	close(l.quit)
 	l.wg.Wait()
-	all := l.outcomes
-	l.outcomes = nil
-	return all
+	all, stalls := l.outcomes, l.stalls
+	l.outcomes, l.stalls = nil, nil
+	return all, stalls
+}
+
+// watch asks the engine that is asked alone.
+func (l *load) watch() {
+	for {
+		select {
+		case <-l.quit:
+			return
+		case <-time.After(watchEvery):
+		}
+		s := stall{began: time.Now()}
+		_, _ = l.alone.ask(0, false, &outcome{}) // how long it takes is all that counts
+		s.ended = time.Now()
+		l.stalls = append(l.stalls, s) // read when this has ended
+	}
+}
+
+// stalled is the longest stall while a request ran.
+func stalled(o *outcome, stalls []stall) (longest time.Duration) {
+	for _, s := range stalls {
+		if s.ended.After(o.began) && s.began.Before(o.ended) {
+			longest = max(longest, s.ended.Sub(s.began))
+		}
+	}
+	return longest
 }
 
 // open counts the requests that a host has now.

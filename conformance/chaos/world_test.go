@@ -179,7 +179,7 @@ func (w *world) engine(h *host, name, role string, port int) *process {
 }
 
 // configuration is what both hosts have in common but for their addresses. Health
-// is looked at often, so that an engine that hangs is known to within a second.
+// is looked at often, so that an engine that hangs is known to within two seconds.
 const configuration = `
 [server]
 listen = "%[1]s:8080"
@@ -189,9 +189,9 @@ drain_timeout = "10s"
 listen = "%[1]s:9090"
 token_file = %[2]q
 [health]
-interval = "200ms"
+interval = "100ms"
 timeout = "500ms"
-unhealthy_after = 2
+unhealthy_after = 3
 healthy_after = 1
 [timeouts]
 dial = "500ms"
@@ -276,6 +276,28 @@ func (p *proxy) children(role string) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// busiest is the worker of a host that has the most requests.
+func (w *world) busiest(p *proxy) (pid int) {
+	leader, _ := w.leader()
+	await(w.t, "host "+p.host.name+" has requests", func() bool {
+		var rows []struct {
+			Node        string
+			PID, Leases int
+		}
+		most := 0
+		if leader.admin.Get("/v1/workers", &rows) != nil {
+			return false
+		}
+		for _, r := range rows {
+			if r.Node == p.host.name && r.Leases > most {
+				pid, most = r.PID, r.Leases
+			}
+		}
+		return most > 0
+	})
+	return pid
 }
 
 // whole reports whether all processes run and can serve, and one coordinator
