@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"time"
 
@@ -41,8 +40,9 @@ type leading struct {
 	token     string // that workers and standbys show
 	workers   *coordinator.Server
 	listeners []standby.Listener
-	put       func() error // puts the socket of this host in its place
+	name      *socketName // of the socket of this host
 	office    *standby.Office
+	succeed   func() // leads by a higher epoch; nil: an election gives them
 }
 
 // lead makes the node a coordinator, and returns who places its own requests.
@@ -85,7 +85,10 @@ func (w withWorkers) Ready() bool {
 // open opens the socket for workers of this host, beside that of fleet.listen,
 // which is nil if there is none.
 func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) error {
-	err := l.openAside(part.Dir.Path(linkName))
+	own, name, err := listenBeside(part.Dir.Path(linkName))
+	if err == nil {
+		l.name, l.listeners = name, append(l.listeners, own)
+	}
 	if err == nil && listener != nil {
 		public, ok := listener.(standby.Listener)
 		if !ok {
@@ -100,24 +103,6 @@ func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) err
 		return fmt.Errorf("listen for workers: %w", err)
 	}
 	return nil
-}
-
-// openAside opens a socket beside the one of a process which has ended, or of which
-// this is the successor. It is put in its place when this coordinator leads: until
-// then who dials finds the other.
-func (l *leading) openAside(path string) error {
-	aside := fmt.Sprintf("%s.%d", path, os.Getpid())
-	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	s, err := net.ListenUnix("unix", &net.UnixAddr{Name: aside, Net: "unix"})
-	if err != nil {
-		return err
-	}
-	s.SetUnlinkOnClose(false)
-	l.listeners = append(l.listeners, s)
-	l.put = sync.OnceValue(func() error { return os.Rename(aside, path) })
-	return os.Chmod(aside, 0o600)
 }
 
 // run serves the workers, or stands by, until ctx ends.
@@ -136,6 +121,7 @@ func (l *leading) run(ctx context.Context) {
 		})
 	})
 	<-told // a worker that comes is told all at once
+	wg.Go(func() { l.name.keep(ctx, l.office.Leads, l.regain) })
 	if err := l.office.Run(ctx); err != nil {
 		l.n.log.Error("workers can no longer connect", "error", err)
 	}

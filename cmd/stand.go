@@ -33,6 +33,7 @@ func (l *leading) stand(cfg *config.Config, part Part) error {
 		o.Address = "unix:" + part.Dir.Path(linkName)
 		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, part.Dir.Path(epochName))
 		o.Election, o.Succeed = e, e.Succeed
+		l.succeed = e.Succeed
 	}
 	l.office = standby.New(o)
 	return nil
@@ -61,10 +62,21 @@ func advertised(cfg *config.Config) string {
 	return cfg.Fleet.Listen
 }
 
-// appear puts the socket of this host in its place.
+// appear makes workers of this host find this coordinator.
 func (l *leading) appear() {
-	if err := l.put(); err != nil {
+	if err := l.name.take(); err != nil {
 		l.n.log.Error("workers of this host do not find this coordinator", "error", err)
+	}
+}
+
+// regain makes workers of this host find this coordinator again, after one that had
+// begun to lead in its place has ended. Some may have seen that one's epoch, and would
+// refuse this one's, which is below.
+func (l *leading) regain() {
+	l.n.log.Warn("another coordinator that led here has ended; this one takes its place")
+	l.appear()
+	if l.succeed != nil {
+		l.succeed()
 	}
 }
 

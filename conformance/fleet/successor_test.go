@@ -1,0 +1,33 @@
+package fleet
+
+import (
+	"net"
+	"os"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
+)
+
+// TestSuccessorFails: a coordinator that has put its socket in the other's place and
+// is gone then leaves a fleet in which workers that start find the other.
+func TestSuccessorFails(t *testing.T) {
+	f := start(t, enginesim.ConnectorVLLMNixl, 1)
+	gone := f.dir.Path("fleet.sock.gone")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gone})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	if err := os.Rename(gone, f.dir.Path("fleet.sock")); err != nil {
+		t.Fatal(err)
+	}
+	f.workers = append(f.workers, f.node(cmd.RoleWorker, 1))
+	testbed.Eventually(t, "both workers are there", func() bool { return f.metric(f.coordinator, "pdproxy_fleet_workers") == 2 })
+	for _, w := range f.workers {
+		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
+	}
+	f.settled()
+}
