@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +22,9 @@ var long = strings.Repeat("the tide comes in and the tide goes out again ", 20)
 // eachConnector runs one row of the failure table for every protocol.
 func eachConnector(t *testing.T, run func(t *testing.T, connector string)) {
 	for _, c := range connectors {
-		t.Run(c, func(t *testing.T) { run(t, c) })
+		if only := os.Getenv(connectorsVar); only == "" || slices.Contains(strings.Split(only, ","), c) {
+			t.Run(c, func(t *testing.T) { run(t, c) })
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -18,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
 // connectors are the protocols whose legs run on two engines.
@@ -65,11 +64,14 @@ type fleet struct {
 	decode    []*enginesim.Engine
 	encode    []*enginesim.Engine
 	alone     *enginesim.Engine
-	node      *cmd.Node
-	url       string
+	mode      string
+	front     *process   // whose admin address covers all: the node or the coordinator
+	workers   []*process // none in single mode
+	cfg       config.Config
+	log       io.Writer
+	dir       handover.Dir
+	url       string // of which the client's requests go to all workers in turn
 	client    *http.Client
-	stop      context.CancelFunc
-	done      chan error
 	drained   bool // the test has stopped the proxy itself
 	base      usage
 }
@@ -88,7 +90,7 @@ type fleetOptions struct {
 func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	t.Helper()
 	connector, style, _ := strings.Cut(connector, " ")
-	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	f := &fleet{t: t, connector: connector, base: measure()}
 	if o.prefill+o.decode == 0 {
 		o.prefill, o.decode = 2, 2
 	}
@@ -237,22 +239,6 @@ func quietPorts(t *testing.T, n int) int {
 	return 0
 }
 
-func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
-	f.t.Helper()
-	if log == nil {
-		log = io.Discard
-	}
-	node, err := cmd.NewNode(cfg, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), cmd.Part{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	f.node, f.url, f.stop = node, node.URL(), cancel
-	f.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
-	go func() { f.done <- node.Serve(ctx) }()
-	f.t.Cleanup(f.close)
-}
-
 // waitReady waits until every engine is ready, so that no test depends on which
 // one answered its probe first.
 func (f *fleet) waitReady() {
@@ -267,6 +253,9 @@ func (f *fleet) waitReady() {
 		}
 		return len(rows) > 0
 	})
+	for _, w := range f.workers {
+		f.eventually("the worker has heard of them", w.healthy)
+	}
 }
 
 // close ends the fleet and asserts that nothing is left.
@@ -274,9 +263,7 @@ func (f *fleet) close() {
 	if !f.drained {
 		f.settled()
 	}
-	f.client.CloseIdleConnections()
-	f.stop()
-	if err := <-f.done; err != nil {
+	if err := f.end(); err != nil {
 		f.t.Errorf("the drain was not clean: %v", err)
 	}
 	for _, e := range f.engines() {
@@ -296,7 +283,14 @@ func (f *fleet) close() {
 // request, no used or pinned block.
 func (f *fleet) settled() {
 	f.t.Helper()
-	f.eventually("no lease is open", func() bool { return f.metric("pdproxy_leases_open") == 0 })
+	f.eventually("no lease is open", func() bool {
+		for _, w := range f.workers {
+			if n, err := w.admin.Metric("pdproxy_leases_open"); n != 0 || err != nil {
+				return false
+			}
+		}
+		return f.metric("pdproxy_leases_open") == 0
+	})
 	for _, e := range f.engines() {
 		f.eventually("engine "+e.Addr()+" is idle and empty", func() bool {
 			s := e.State()
@@ -340,7 +334,7 @@ func measure() usage {
 // admin reads one admin endpoint.
 func (f *fleet) admin(path string, into any) {
 	f.t.Helper()
-	resp, err := f.client.Get(f.node.AdminURL() + path)
+	resp, err := f.client.Get(f.front.AdminURL() + path)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -354,7 +348,7 @@ func (f *fleet) admin(path string, into any) {
 // texts.
 func (f *fleet) metric(name string, labels ...string) float64 {
 	f.t.Helper()
-	resp, err := f.client.Get(f.node.AdminURL() + "/metrics")
+	resp, err := f.client.Get(f.front.AdminURL() + "/metrics")
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ var moriioModes = []string{enginesim.ConnectorVLLMMoRIIO, enginesim.ConnectorVLL
 // with it: one prefill in the newer form, and one decode in the older.
 func startRegistered(t *testing.T, connector string, ranks int) *fleet {
 	t.Helper()
-	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	f := &fleet{t: t, connector: connector, base: measure()}
 	f.alone = startEngine(t, enginesim.Config{Connector: connector})
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -40,7 +40,7 @@ func (f *fleet) register(role string, ranks int, listen string) *enginesim.Engin
 	return startEngine(f.t, enginesim.Config{
 		Connector: f.connector, Role: role, Ranks: ranks, Listen: listen,
 		MoRIIO: enginesim.MoRIIOConfig{
-			Register: "tcp://" + f.node.RegistrationAddr().String(), OldRegistration: role == enginesim.RoleDecode,
+			Register: "tcp://" + f.front.RegistrationAddr().String(), OldRegistration: role == enginesim.RoleDecode,
 			PingInterval: 50 * time.Millisecond, DeferTimeout: 2 * time.Second, ReceiveTimeout: 2 * time.Second,
 		},
 	})
@@ -160,7 +160,7 @@ func TestLostNotifications(t *testing.T) {
 				c.Retry.MinBudget, c.Retry.Budget = 1024, 1
 				c.Circuit.Failures = 1000
 			}})
-			f.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 512
+			f.client.Transport.(*spread).MaxIdleConnsPerHost = 512
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			const concurrent = 512

@@ -35,7 +35,7 @@ func TestReloadDropsNoStream(t *testing.T) {
 				f.decode = append(f.decode, e)
 			}
 		}
-		if err := f.node.Reload(&next); err != nil {
+		if err := f.reload(&next); err != nil {
 			t.Fatal(err)
 		}
 		f.eventually("the new engines are ready", func() bool { return f.engineState("newdecode") == "ready" && f.engineState("newprefill") == "ready" })
@@ -66,7 +66,7 @@ func TestReloadRefusedChangesNothing(t *testing.T) {
 	next.Engines = append([]config.Engine{}, cfg.Engines...)
 	next.Engines[0].APIKeyFile = "/nonexistent/key"
 	next.Limits.MaxExchanges = 1
-	if err := f.node.Reload(&next); err == nil {
+	if err := f.reload(&next); err == nil {
 		t.Fatal("a missing key file was accepted")
 	}
 	body := chat("still here", 5, false)
@@ -83,7 +83,7 @@ func TestEnginesByAdmin(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1, engine: slow(enginesim.RoleDecode, 5000)})
 	e := startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode})
 	f.decode = append(f.decode, e)
-	a := f.post(context.Background(), f.node.AdminURL(), "/v1/engines",
+	a := f.post(context.Background(), f.front.AdminURL(), "/v1/engines",
 		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`)
 	if a.status != 201 {
 		t.Fatalf("status %d: %s", a.status, a.body)
@@ -111,7 +111,7 @@ func TestEnginesByAdmin(t *testing.T) {
 
 func (f *fleet) delete(path string) int {
 	f.t.Helper()
-	req, err := http.NewRequest(http.MethodDelete, f.node.AdminURL()+path, nil)
+	req, err := http.NewRequest(http.MethodDelete, f.front.AdminURL()+path, nil)
 	if err != nil {
 		f.t.Fatal(err)
 	}

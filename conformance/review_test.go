@@ -88,12 +88,8 @@ func (s *scripted) seen(ok func(scriptedLeg) bool) []scriptedLeg {
 
 // drain stops the proxy before the test's end, and returns what it said.
 func (f *fleet) drain() error {
-	f.client.CloseIdleConnections()
-	f.stop()
-	err := <-f.done
 	f.drained = true
-	f.done <- nil // for close
-	return err
+	return f.end()
 }
 
 // startScripted starts a proxy before scripted engines.
@@ -124,7 +120,7 @@ func startScripted(t *testing.T, connector string, change func(*config.Config), 
 	if change != nil {
 		change(&cfg)
 	}
-	f := &fleet{t: t, connector: connector, base: measure(), done: make(chan error, 1)}
+	f := &fleet{t: t, connector: connector, base: measure()}
 	f.alone = startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: enginesim.RoleBoth})
 	f.startNode(&cfg, nil)
 	f.waitReady()

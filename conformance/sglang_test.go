@@ -261,7 +261,7 @@ func TestTransferSpeedIsTheEngines(t *testing.T) {
 // Prefill engines are found by their bootstrap registries, when these come, with
 // their ranks.
 func TestEnginesFoundByTheirRegistry(t *testing.T) {
-	f := &fleet{t: t, connector: enginesim.ConnectorSGLang, base: measure(), done: make(chan error, 1)}
+	f := &fleet{t: t, connector: enginesim.ConnectorSGLang, base: measure()}
 	f.alone = startEngine(t, enginesim.Config{Connector: f.connector})
 	port := quietPorts(t, 2)
 	start := func(port, ranks int) *enginesim.Engine {

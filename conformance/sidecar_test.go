@@ -265,7 +265,7 @@ func TestSidecarServesTokensInTokensOut(t *testing.T) {
 // put changes something through the admin API.
 func (f *fleet) put(path, body string) (int, string) {
 	f.t.Helper()
-	req, err := http.NewRequest(http.MethodPut, f.node.AdminURL()+path, strings.NewReader(body))
+	req, err := http.NewRequest(http.MethodPut, f.front.AdminURL()+path, strings.NewReader(body))
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -709,7 +709,7 @@ func TestSidecarByReload(t *testing.T) {
 		cfg    *config.Config
 		status int
 	}{{&beside, 403}, {&plain, 200}, {&beside, 403}} {
-		if err := f.node.Reload(tt.cfg); err != nil {
+		if err := f.reload(tt.cfg); err != nil {
 			t.Fatal(err)
 		}
 		if a := f.tell(chat("reloaded", 4, false), prefillerHeader, "1.2.3.4:5"); a.status != tt.status {

@@ -152,7 +152,7 @@ func (s *soak) problem(q asked, r reply, what string) {
 	if q.c != nil {
 		fmt.Fprintf(&b, "  got  %q\n  want %q\n", r.choices, q.c.want.choices)
 	}
-	if resp, err := s.client.Get(s.node.AdminURL() + "/v1/explain/" + q.id); err == nil {
+	if resp, err := s.client.Get(s.front.AdminURL() + "/v1/explain/" + q.id); err == nil {
 		text, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		fmt.Fprintf(&b, "  explain %s\n", text)
@@ -280,7 +280,7 @@ func (s *soak) report() {
 func (f *fleet) series(name string) map[string]float64 {
 	f.t.Helper()
 	values := make(map[string]float64)
-	resp, err := f.client.Get(f.node.AdminURL() + "/metrics")
+	resp, err := f.client.Get(f.front.AdminURL() + "/metrics")
 	if err != nil {
 		f.t.Error(err)
 		return values

@@ -123,7 +123,7 @@ func (s *soak) reload() {
 			next.Engines = append(next.Engines, s.config.Engines[i])
 		}
 	}
-	if err := s.node.Reload(&next); err != nil {
+	if err := s.fleet.reload(&next); err != nil {
 		s.t.Errorf("reload: %v", err)
 	}
 }

@@ -23,7 +23,7 @@ type cluster struct {
 // startCluster starts both; token is asked for, "" for none.
 func startCluster(t *testing.T, token string) *cluster {
 	t.Helper()
-	c := &cluster{token: token, fleet: &fleet{t: t, connector: enginesim.ConnectorTRTLLM, base: measure(), done: make(chan error, 1)}}
+	c := &cluster{token: token, fleet: &fleet{t: t, connector: enginesim.ConnectorTRTLLM, base: measure()}}
 	c.alone = startEngine(t, enginesim.Config{Connector: enginesim.ConnectorTRTLLM})
 	c.cfg = config.Default()
 	c.cfg.Server.Listen, c.cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -128,15 +128,11 @@ func TestTRTLLMWorkersRegister(t *testing.T) {
 func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 	c := startCluster(t, "")
 	c.served()
-	c.client.CloseIdleConnections()
-	c.stop()
-	if err := <-c.done; err != nil {
+	if err := c.drain(); err != nil {
 		t.Fatal(err)
 	}
-	c.done <- nil // for the first node's clean-up
-	c.drained = true
 	second := *c
-	second.fleet = &fleet{t: t, connector: c.connector, prefill: c.prefill, decode: c.decode, alone: c.alone, base: c.base, done: make(chan error, 1), drained: true}
+	second.fleet = &fleet{t: t, connector: c.connector, prefill: c.prefill, decode: c.decode, alone: c.alone, base: c.base, drained: true}
 	second.startNode(&second.cfg, nil)
 	second.eventually("both workers are ready again", func() bool { return second.ready("") == 2 })
 	second.served()

@@ -131,7 +131,7 @@ func TestTRTLLMFleetWorkers(t *testing.T) {
 				c.Fleet.Listen = "127.0.0.1:0"
 				c.Policy.Place = "conversation"
 			}})
-			w := &foreignWorker{base: "http://" + f.node.FleetAddr().String(), client: f.client, packed: packed}
+			w := &foreignWorker{base: "http://" + f.front.FleetAddr().String(), client: f.client, packed: packed}
 			prompt := func(n int) string { return fmt.Sprintf("%d. %s", n, long) }
 			var wg sync.WaitGroup
 			for g := range 4 {

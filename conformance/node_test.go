@@ -1,0 +1,236 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// The modes in which a proxy is tested. What it answers and counts is the same in
+// all of them.
+const (
+	modeSingle = "single" // one node does everything
+	modeFleet  = "fleet"  // a coordinator and its workers, over a Unix socket
+	modeHosts  = "hosts"  // workers of another host's coordinator, over TCP with a token
+)
+
+// modeVar and connectorsVar choose what the tests of this package run in and, by
+// their names with commas, which connectors the tests of every connector use: all
+// without it.
+const (
+	modeVar       = "PDPROXY_MODE"
+	connectorsVar = "PDPROXY_CONNECTORS"
+)
+
+// workers is how many a fleet has.
+const workers = 2
+
+// mode is the one in which the test runs.
+func mode(t *testing.T) string {
+	t.Helper()
+	m := os.Getenv(modeVar)
+	if m == "" {
+		return modeSingle
+	}
+	if !slices.Contains([]string{modeSingle, modeFleet, modeHosts}, m) {
+		t.Fatalf("%s: there is no mode %q", modeVar, m)
+	}
+	return m
+}
+
+// process is a node that runs here as a process of its own would.
+type process struct {
+	*cmd.Node
+	t     *testing.T
+	admin surface.Admin // of this process alone
+	stop  context.CancelFunc
+	done  chan error
+	ended bool
+}
+
+// startProcess starts a node.
+func startProcess(t *testing.T, cfg *config.Config, log io.Writer, part cmd.Part) *process {
+	t.Helper()
+	if log == nil {
+		log = io.Discard
+	}
+	name := "single"
+	if part.Role != cmd.RoleSingle {
+		name = fmt.Sprint(part.Role, part.Slot)
+	}
+	own := *cfg
+	node, err := cmd.NewNode(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &process{
+		Node: node, t: t, stop: cancel, done: make(chan error, 1),
+		admin: surface.Admin{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: node.AdminURL()},
+	}
+	go func() { p.done <- node.Serve(ctx) }()
+	return p
+}
+
+// end stops the node and returns what its drain said.
+func (p *process) end() error {
+	if p.ended {
+		return nil
+	}
+	p.ended = true
+	p.stop()
+	return <-p.done
+}
+
+// healthy reports whether the node would serve a request.
+func (p *process) healthy() bool {
+	resp, err := p.admin.Client.Get(p.URL() + "/health")
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// startNode starts the proxy in the mode of the test.
+func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
+	f.t.Helper()
+	f.cfg, f.log, f.mode = *cfg, log, mode(f.t)
+	var entries []string
+	switch f.mode {
+	case modeSingle:
+		f.front = startProcess(f.t, &f.cfg, log, cmd.Part{})
+		entries = []string{f.front.URL()}
+	default:
+		f.dir = fleetDir(f.t)
+		f.cfg.Fleet.Workers = workers
+		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
+		if f.mode == modeHosts {
+			f.cfg.Fleet.TokenFile = filepath.Join(f.t.TempDir(), "token")
+			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte("a token\n"), 0o600); err != nil {
+				f.t.Fatal(err)
+			}
+			if f.cfg.Fleet.Listen == "" {
+				f.cfg.Fleet.Listen = "127.0.0.1:0"
+			}
+		}
+		f.startCoordinator()
+		for slot := range workers {
+			f.workers = append(f.workers, f.startWorker(slot))
+			entries = append(entries, f.workers[slot].URL())
+		}
+	}
+	f.url = entries[0]
+	f.client = &http.Client{Transport: &spread{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, url: f.url, entries: entries}}
+	f.t.Cleanup(f.close)
+}
+
+// fleetDir is a directory whose name is short enough for a Unix socket.
+func fleetDir(t *testing.T) handover.Dir {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pdproxy-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return handover.Dir(dir)
+}
+
+// startCoordinator starts that of a fleet: its admin address is the proxy's. One
+// that comes after another takes its addresses.
+func (f *fleet) startCoordinator() {
+	f.t.Helper()
+	if f.front != nil {
+		f.cfg.Admin.Listen = f.front.admin.URL[len("http://"):]
+	}
+	f.front = startProcess(f.t, &f.cfg, f.log, cmd.Part{Role: cmd.RoleCoordinator, Dir: f.dir})
+	if a := f.front.FleetAddr(); a != nil {
+		f.cfg.Fleet.Listen = a.String()
+	}
+}
+
+// startWorker starts a worker, which has an admin address of its own for the
+// test's sake.
+func (f *fleet) startWorker(slot int) *process {
+	f.t.Helper()
+	admin, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cfg, dir := f.cfg, f.dir
+	if f.mode == modeHosts { // which knows the other host by its address alone
+		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", fleetDir(f.t)
+	}
+	return startProcess(f.t, &cfg, f.log, cmd.Part{Role: cmd.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
+}
+
+// reload gives every process another configuration, as SIGHUP does.
+func (f *fleet) reload(next *config.Config) error {
+	err := f.front.Reload(f.asStarted(next))
+	for _, w := range f.workers {
+		if err != nil {
+			return err
+		}
+		err = w.Reload(f.asStarted(next))
+	}
+	return err
+}
+
+// asStarted is a configuration with what is of the mode.
+func (f *fleet) asStarted(next *config.Config) *config.Config {
+	own := *next
+	own.Fleet = f.cfg.Fleet
+	return &own
+}
+
+// end stops the proxy, the workers first, and returns what their drains said.
+func (f *fleet) end() error {
+	f.client.CloseIdleConnections()
+	for _, w := range f.workers { // all at once
+		w.stop()
+	}
+	var errs []error
+	for _, w := range f.workers {
+		errs = append(errs, w.end())
+	}
+	return errors.Join(append(errs, f.front.end())...)
+}
+
+// spread sends requests for url to all entries in turn.
+type spread struct {
+	*http.Transport
+	url     string
+	entries []string
+	next    atomic.Uint32
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s *spread) RoundTrip(req *http.Request) (*http.Response, error) {
+	if len(s.entries) == 1 || req.URL.Scheme+"://"+req.URL.Host != s.url {
+		return s.Transport.RoundTrip(req)
+	}
+	entry, err := url.Parse(s.entries[int(s.next.Add(1))%len(s.entries)])
+	if err != nil {
+		return nil, err
+	}
+	to := req.Clone(req.Context())
+	to.URL.Host = entry.Host
+	return s.Transport.RoundTrip(to)
+}
