@@ -461,6 +461,7 @@ func TestOverload(t *testing.T) {
 			c.Limits.MaxExchanges, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, config.Duration(200*time.Millisecond)
 		},
 	})
+	f.oneEntry() // the limits are divided between workers, and rounded up
 	first := f.open(context.Background(), chat("first", 200, true))
 	answers := make(chan answer, 3)
 	for range 3 {
@@ -488,6 +489,7 @@ func TestRetryBudgetIsGlobal(t *testing.T) {
 		c.Retry.Budget, c.Retry.MinBudget = 0, 2
 		c.Circuit.Failures = 1000
 	}})
+	f.oneEntry() // a budget is a worker's
 	for _, p := range f.prefill {
 		p.SetFault("1:500", 0, "")
 	}

@@ -253,8 +253,14 @@ func (f *fleet) waitReady() {
 		}
 		return len(rows) > 0
 	})
+	f.heard()
+}
+
+// heard waits until every worker knows of engines that serve.
+func (f *fleet) heard() {
+	f.t.Helper()
 	for _, w := range f.workers {
-		f.eventually("the worker has heard of them", w.healthy)
+		f.eventually("the worker has heard of the engines", w.healthy)
 	}
 }
 

@@ -213,6 +213,12 @@ func (f *fleet) end() error {
 	return errors.Join(append(errs, f.front.end())...)
 }
 
+// oneEntry makes all that follows go through one worker.
+func (f *fleet) oneEntry() {
+	s := f.client.Transport.(*spread)
+	s.entries = s.entries[:1]
+}
+
 // spread sends requests for url to all entries in turn.
 type spread struct {
 	*http.Transport

@@ -27,6 +27,7 @@ const prefillerHeader = "x-prefiller-host-port"
 // startSidecar starts engines and a proxy beside the first one of a role.
 func startSidecar(t *testing.T, connector, role string, o fleetOptions) *fleet {
 	t.Helper()
+	t.Setenv(modeVar, modeSingle) // a sidecar is one process
 	change := o.config
 	o.config = func(c *config.Config) {
 		c.Sidecar.Role, c.Sidecar.Connector = role, kindOf(connector)
@@ -701,6 +702,7 @@ func TestSidecarUnderLoad(t *testing.T) {
 // TestSidecarByReload: a proxy becomes a sidecar, and ceases to be one, while it
 // runs.
 func TestSidecarByReload(t *testing.T) {
+	t.Setenv(modeVar, modeSingle) // a sidecar is one process
 	var plain config.Config
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{config: func(c *config.Config) { plain = *c }})
 	beside := plain

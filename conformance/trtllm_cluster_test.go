@@ -42,6 +42,7 @@ func startCluster(t *testing.T, token string) *cluster {
 	c.prefill = []*enginesim.Engine{c.worker(enginesim.RolePrefill, "")}
 	c.decode = []*enginesim.Engine{c.worker(enginesim.RoleDecode, "")}
 	c.eventually("both workers are ready", func() bool { return c.ready("") == 2 })
+	c.heard()
 	return c
 }
 
@@ -135,6 +136,7 @@ func TestTRTLLMWorkersRegisterAgain(t *testing.T) {
 	second.fleet = &fleet{t: t, connector: c.connector, prefill: c.prefill, decode: c.decode, alone: c.alone, base: c.base, drained: true}
 	second.startNode(&second.cfg, nil)
 	second.eventually("both workers are ready again", func() bool { return second.ready("") == 2 })
+	second.heard()
 	second.served()
 }
 
