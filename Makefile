@@ -12,6 +12,7 @@ RACE         := $(GO) test -race -shuffle=on -timeout 25m
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
+MODE         ?= fleet
 COVERAGE_MIN := 85
 
 .DEFAULT_GOAL := help
@@ -38,12 +39,17 @@ vet:
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
 	$(RACE) $$($(GO) list $(PACKAGES) | grep -v '/conformance$$')
-	@echo "$(RACE) ./conformance    (in four parts at once, for it mostly waits)"
+	@echo "$(RACE) ./conformance    (in five parts at once, for it mostly waits)"
 	@$(RACE) -run '^Test[A-D]' ./conformance & first=$$!; \
-	$(RACE) -run '^Test[E-O]' ./conformance & second=$$!; \
+	$(RACE) -run '^Test[E-O]' -skip '^TestModes$$' ./conformance & second=$$!; \
 	$(RACE) -run '^Test[PR]' ./conformance & third=$$!; \
 	$(RACE) -skip '^Test[A-PR]' ./conformance & fourth=$$!; \
-	failed=0; for part in $$first $$second $$third $$fourth; do wait $$part || failed=1; done; exit $$failed
+	$(RACE) -run '^TestModes$$' ./conformance & fifth=$$!; \
+	failed=0; for part in $$first $$second $$third $$fourth $$fifth; do wait $$part || failed=1; done; exit $$failed
+
+.PHONY: modes
+modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in CI, which runs the main ones
+	PDPROXY_MODE=$(MODE) $(RACE) -skip '^TestSoak$$' ./conformance
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -545,7 +546,9 @@ func (f *fleet) openAt(ctx context.Context, path, body string) *http.Response {
 		f.t.Fatal(err)
 	}
 	if resp.StatusCode != 200 {
-		f.t.Fatalf("status %d", resp.StatusCode)
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		f.t.Fatalf("status %d: %s", resp.StatusCode, text)
 	}
 	return resp
 }

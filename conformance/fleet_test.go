@@ -256,14 +256,6 @@ func (f *fleet) waitReady() {
 	f.heard()
 }
 
-// heard waits until every worker knows of engines that serve.
-func (f *fleet) heard() {
-	f.t.Helper()
-	for _, w := range f.workers {
-		f.eventually("the worker has heard of the engines", w.healthy)
-	}
-}
-
 // close ends the fleet and asserts that nothing is left.
 func (f *fleet) close() {
 	if !f.drained {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -59,6 +60,7 @@ func mode(t *testing.T) string {
 type process struct {
 	*cmd.Node
 	t     *testing.T
+	cfg   config.Config
 	admin surface.Admin // of this process alone
 	stop  context.CancelFunc
 	done  chan error
@@ -75,14 +77,14 @@ func startProcess(t *testing.T, cfg *config.Config, log io.Writer, part cmd.Part
 	if part.Role != cmd.RoleSingle {
 		name = fmt.Sprint(part.Role, part.Slot)
 	}
-	own := *cfg
+	own := *cfg // which the node keeps
 	node, err := cmd.NewNode(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), part)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &process{
-		Node: node, t: t, stop: cancel, done: make(chan error, 1),
+		Node: node, t: t, cfg: *cfg, stop: cancel, done: make(chan error, 1),
 		admin: surface.Admin{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: node.AdminURL()},
 	}
 	go func() { p.done <- node.Serve(ctx) }()
@@ -99,7 +101,21 @@ func (p *process) end() error {
 	return <-p.done
 }
 
-// healthy reports whether the node would serve a request.
+// engines are the states of the engines that the process knows, by name.
+func (p *process) engines() map[string]string {
+	p.t.Helper()
+	var rows []struct{ Name, State string }
+	if err := p.admin.Get("/v1/engines", &rows); err != nil {
+		p.t.Fatal(err)
+	}
+	states := make(map[string]string)
+	for _, r := range rows {
+		states[r.Name] = r.State
+	}
+	return states
+}
+
+// healthy is what the process tells balancers.
 func (p *process) healthy() bool {
 	resp, err := p.admin.Client.Get(p.URL() + "/health")
 	if err != nil {
@@ -211,6 +227,14 @@ func (f *fleet) end() error {
 		errs = append(errs, w.end())
 	}
 	return errors.Join(append(errs, f.front.end())...)
+}
+
+// heard waits until every worker knows of the engines what the coordinator does.
+func (f *fleet) heard() {
+	f.t.Helper()
+	for _, w := range f.workers {
+		f.eventually("the worker has heard of the engines", func() bool { return maps.Equal(w.engines(), f.front.engines()) })
+	}
 }
 
 // oneEntry makes all that follows go through one worker.

@@ -1,0 +1,248 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// modeConnectors are those that TestModes takes for all: one for each order of the
+// legs, and of each engine.
+const modeConnectors = enginesim.ConnectorVLLMNixl + "," + enginesim.ConnectorSGLang + "," + enginesim.ConnectorTRTLLM
+
+// scenario is a test of this package.
+type scenario struct {
+	name string
+	run  func(*testing.T)
+}
+
+// inFleet is what TestModes runs with workers of the coordinator's host; `make
+// modes` runs every test.
+var inFleet = []scenario{
+	{"answers", TestAnswersEqualOneEngine},
+	{"apis", TestAPIsEqualOneEngine},
+	{"client leaves prefill", TestClientLeavesBeforePrefillAnswered},
+	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
+	{"client leaves decode", TestClientLeavesWhileDecodeStreams},
+	{"prefill refuses", TestPrefillRefuses},
+	{"decode refuses", TestDecodeRefuses},
+	{"leg fails and is retried", TestLegFailsBeforeFirstByteAndIsRetried},
+	{"every engine fails", TestEveryEngineOfAPhaseFails},
+	{"prefill times out", TestPrefillTimesOut},
+	{"decode times out", TestDecodeTimesOutBeforeFirstByte},
+	{"decode dies mid-stream", TestDecodeDiesMidStream},
+	{"decode dies inside an answer", TestDecodeDiesInsideAUnaryAnswer},
+	{"stream is idle", TestStreamIsIdleTooLong},
+	{"no target", TestNoTargetForAPhase},
+	{"engine restarts", TestEngineRestarts},
+	{"overload", TestOverload},
+	{"retry budget", TestRetryBudgetIsGlobal},
+	{"circuit", TestBadPrefillAnswersOpenTheCircuit},
+	{"broken pair", TestRetryLeavesBothEnginesOfABrokenPair},
+	{"drain", TestDrainTellsClientsInEveryPhase},
+	{"reload", TestReloadDropsNoStream},
+	{"refused reload", TestReloadRefusedChangesNothing},
+	{"engines by admin", TestEnginesByAdmin},
+	{"keys", TestProxyKeysReachNoEngine},
+	{"key of the clean-up", TestCleanupCarriesTheKeyOfWhoIsCalled},
+	{"limit of a client", TestClientCapCountsTheQueue},
+	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
+	{"routing after a restart", TestARestartedEngineHoldsNothing},
+	{"distrust", TestTroubleIsNamed},
+	{"short prompts", TestShortPromptsStayWhole},
+	{"refused pair", TestRefusedPair},
+	{"cold pair", TestColdPairs},
+	{"failed warm-up", TestWarmUpFails},
+	{"batches", TestBatchesMeetOneByOne},
+	{"failing batches", TestFailingBatches},
+	{"turns", TestTurnIsPulled},
+	{"encode", TestEncodePrefillDecode},
+	{"generation first", TestGenerationIsSentFirst},
+	{"conditional", TestTRTLLMConditional},
+	{"MessagePack", TestTRTLLMMsgpack},
+	{"times", TestTRTLLMPerfMetrics},
+	{"foreign workers", TestTRTLLMFleetWorkers},
+	{"cluster", TestTRTLLMWorkersRegister},
+	{"registry", TestEnginesFoundByTheirRegistry},
+	{"fields of clients", TestNoPDFieldReachesAnEngine},
+}
+
+// onHosts is what TestModes runs with workers of other hosts, which differ by
+// their connection alone.
+var onHosts = []scenario{
+	{"answers", TestAnswersEqualOneEngine},
+	{"client leaves between the legs", TestClientLeavesBetweenTheLegs},
+	{"decode dies mid-stream", TestDecodeDiesMidStream},
+	{"reload", TestReloadDropsNoStream},
+	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
+}
+
+// TestModes: a fleet answers, counts and cleans up as one process does.
+func TestModes(t *testing.T) {
+	if os.Getenv(modeVar) != "" {
+		return // all tests of the package run in one
+	}
+	for _, m := range []struct {
+		mode      string
+		scenarios []scenario
+	}{{modeFleet, inFleet}, {modeHosts, onHosts}} {
+		t.Run(m.mode, func(t *testing.T) {
+			t.Setenv(modeVar, m.mode)
+			t.Setenv(connectorsVar, modeConnectors)
+			for _, s := range m.scenarios {
+				t.Run(s.name, s.run)
+			}
+		})
+	}
+}
+
+// eachFleet runs a test for fleets of both kinds and one connector of each engine.
+func eachFleet(t *testing.T, run func(t *testing.T, connector string)) {
+	for _, m := range []string{modeFleet, modeHosts} {
+		t.Run(m, func(t *testing.T) {
+			t.Setenv(modeVar, m)
+			t.Setenv(connectorsVar, modeConnectors)
+			eachConnector(t, run)
+		})
+	}
+}
+
+// strike makes a process end in the middle of all that it does.
+func (p *process) strike() {
+	p.t.Helper()
+	cfg := p.cfg
+	cfg.Server.DrainTimeout = config.Duration(time.Nanosecond)
+	if err := p.Reload(&cfg); err != nil {
+		p.t.Fatal(err)
+	}
+	p.stop()
+}
+
+// books is how many leases the coordinator has.
+func (f *fleet) books() float64 { return f.metric("pdproxy_leases_open") }
+
+// through posts a request through one worker.
+func (f *fleet) through(w *process, body string) answer {
+	g := *f
+	g.client = w.admin.Client // which is not spread
+	return g.post(context.Background(), w.URL(), chatPath, body)
+}
+
+// TestWorkerKilled: of a worker that is killed with requests in every phase nothing
+// is left, on engines or in the books; the other's go on, and so does its
+// successor.
+func TestWorkerKilled(t *testing.T) {
+	eachFleet(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000)})
+		victim, other := f.workers[1], f.workers[0]
+		kept := chat("kept", 700, true)
+		var wg sync.WaitGroup
+		whole := make(chan answer, 1)
+		go func() { whole <- f.through(other, kept) }()
+		for n := range 3 {
+			wg.Go(func() { f.through(victim, chat(fmt.Sprint("streams ", n), 4000, true)) })
+		}
+		f.eventually("they stream", func() bool {
+			return f.books() == 4 && f.decode[0].State().RequestsRunning+f.decode[1].State().RequestsRunning == 4
+		})
+		for _, d := range f.decode { // who comes now stays between the legs
+			d.SetFault("", 0, "head")
+		}
+		for n := range 3 {
+			wg.Go(func() { f.through(victim, chat(fmt.Sprint(n, " waits ", long), 20, n > 0)) })
+		}
+		f.eventually("blocks wait for decode", func() bool {
+			pinned := 0
+			for _, e := range append(f.prefill, f.decode...) {
+				s := e.State()
+				pinned += int(s.BlocksPinned) + int(s.RequestsWaiting)
+			}
+			return f.books() == 7 && pinned > 0
+		})
+		victim.strike()
+		f.workers = f.workers[:1]
+		for _, d := range f.decode {
+			d.SetFault("", 0, "")
+		}
+		_ = victim.end() // it says what was cut
+		f.eventually("its leases are gone", func() bool { return f.books() <= 1 })
+		body := chat("through the other one", 8, true)
+		f.right(f.through(other, body), chatPath, body)
+		f.right(<-whole, chatPath, kept)
+		wg.Wait()
+		f.settled()
+
+		f.workers = append(f.workers, f.startWorker(1))
+		f.heard()
+		f.right(f.through(f.workers[1], body), chatPath, body)
+		for _, e := range f.engines() {
+			if n := e.State().LeasesExpired; n != 0 && connector != enginesim.ConnectorTRTLLM { // whose engines nobody can tell
+				t.Errorf("%s freed %d by itself", e.Addr(), n)
+			}
+		}
+	})
+}
+
+// TestCoordinatorKilled: without their coordinator the workers' requests go on, in
+// every phase, new ones too; the next one has all that are open in its books, and
+// nothing is left in the end.
+func TestCoordinatorKilled(t *testing.T) {
+	eachFleet(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 3000), config: func(c *config.Config) {
+			c.Timeouts.FirstByte = config.Duration(3 * time.Second)
+		}})
+		for _, w := range f.workers {
+			f.eventually("the worker could do without its coordinator", w.healthy)
+		}
+		bodies := make(map[string]*http.Response)
+		open := func(when string) {
+			for n := range 2 * workers { // through each in turn
+				body := chat(fmt.Sprintf("%s %d %s", when, n, long), 3000, true)
+				bodies[body] = f.open(context.Background(), body)
+			}
+		}
+		open("before")
+		for _, d := range f.decode {
+			d.SetFault("", 0, "head")
+		}
+		between := chat("between the legs "+long, 8, true)
+		got := make(chan answer, 1)
+		go func() { got <- f.try(chatPath, between) }()
+		f.eventually("all are in the books", func() bool { return f.books() == 2*workers+1 })
+		f.front.strike()
+		_ = f.front.end() // it says what was cut
+		for _, d := range f.decode {
+			d.SetFault("", 0, "")
+		}
+		open("without")
+		body := chat("unary without", 8, false)
+		f.right(f.try(chatPath, body), chatPath, body)
+
+		f.startCoordinator()
+		f.eventually("all that are open are in the books", func() bool { return f.books() >= 4*workers }) // and what hangs is tried again
+		f.waitReady()
+		f.right(f.try(chatPath, body), chatPath, body)
+		for body, resp := range bodies {
+			f.right(readRest(resp), chatPath, body)
+		}
+		f.right(<-got, chatPath, between) // by another decode engine than the one that hung
+		alone := 0.0
+		for _, w := range f.workers {
+			n, err := w.admin.Metric("pdproxy_fallbacks_total", `what="place"`, `reason="coordinator"`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			alone += n
+		}
+		if alone < 2*workers {
+			t.Errorf("%v requests were placed without a coordinator, of %d at least", alone, 2*workers)
+		}
+	})
+}
