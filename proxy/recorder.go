@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -26,8 +25,7 @@ type Recorder struct {
 	start time.Time
 
 	mu   sync.Mutex
-	file *os.File      // nil: send takes the lines
-	out  *bufio.Writer // guarded by mu
+	file *os.File // nil: send takes the lines
 	send func(line []byte) bool
 	err  error // the first of writing; guarded by mu
 }
@@ -42,13 +40,14 @@ type RecordedLine struct {
 	Conversation string   `json:"conversation,omitempty"`
 }
 
-// NewRecorder begins the file at path anew, in blocks of so many tokens.
+// NewRecorder begins the file at path anew, in blocks of so many tokens. One that is
+// there is kept under another name: see openRecording.
 func NewRecorder(path string, blockTokens int) (*Recorder, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	f, err := openRecording(path)
 	if err != nil {
 		return nil, err
 	}
-	return &Recorder{block: blockTokens, seed: kvindex.Hash(rand.Uint64()), start: time.Now(), file: f, out: bufio.NewWriter(f)}, nil
+	return &Recorder{block: blockTokens, seed: kvindex.Hash(rand.Uint64()), start: time.Now(), file: f}, nil
 }
 
 // NewForwarder returns a recorder that hands each line to send, for Add of the
@@ -141,7 +140,7 @@ func (r *Recorder) add(l *RecordedLine) {
 	switch {
 	case err != nil:
 	case r.send == nil:
-		_, err = r.out.Write(append(text, '\n'))
+		_, err = r.file.Write(append(text, '\n')) // at once: what is killed has lost none
 	case !r.send(text):
 		err = errUnsent
 	}
@@ -162,17 +161,15 @@ func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 	return input, output
 }
 
-// Close writes what is left. The error is the first that there was.
+// Close ends the recording. The error is the first that there was.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.file == nil {
 		return r.err
 	}
-	for _, err := range []error{r.out.Flush(), r.file.Close()} {
-		if r.err == nil {
-			r.err = err
-		}
+	if err := r.file.Close(); r.err == nil {
+		r.err = err
 	}
 	return r.err
 }

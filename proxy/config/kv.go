@@ -47,8 +47,9 @@ type Tokens struct {
 // Recording is the trace that a node writes for the replay lab: lengths, hashes
 // of blocks and times, never text.
 type Recording struct {
-	// Path is the file, which is begun anew at each start. Default "": none is
-	// written.
+	// Path is the file, which is begun anew at each start and takeover, and with each
+	// new coordinator. One that is there and not empty is renamed to PATH.TIME, of its
+	// last change. Default "": none is written.
 	Path string `toml:"path"`
 	// BlockTokens is how many tokens a block of the recording has. Default 512.
 	BlockTokens int `toml:"block_tokens"`
