@@ -27,7 +27,7 @@ func (pd pair) firstTurn(t *testing.T, n int) turn {
 			Answer []int `json:"token_ids"`
 		}
 	}
-	if err := json.Unmarshal([]byte(a.body), &v); err != nil || a.status != http.StatusOK {
+	if err := json.Unmarshal(a.body, &v); err != nil || a.status != http.StatusOK {
 		t.Fatalf("%v: %s", err, a.body)
 	}
 	return turn{a.params(t), append(v.Choices[0].Prompt, v.Choices[0].Answer...)}

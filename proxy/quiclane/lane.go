@@ -206,7 +206,7 @@ func makeSecret(path string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }() // linked, or of no use
 	var secret [32]byte
 	_, _ = rand.Read(secret[:]) // never fails
 	if _, err := f.Write(secret[:]); err != nil {
