@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // inside names the built program, in the process that runs the tests.
@@ -23,6 +25,10 @@ var pdproxy = os.Getenv(inside)
 func TestMain(m *testing.M) {
 	if pdproxy != "" {
 		os.Exit(m.Run())
+	}
+	if err := testbed.InstallEtcd(); err != nil { // inside there is no network to fetch it from
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	code, err := outside()
 	if err != nil {

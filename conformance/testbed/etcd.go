@@ -15,8 +15,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// install sees to it that there is an etcd.
-var install = sync.OnceValue(func() error {
+var installed = sync.OnceValue(install)
+
+// InstallEtcd sees to it that there is an etcd, for tests that start one of their
+// own where no package can be fetched.
+func InstallEtcd() error { return installed() }
+
+func install() error {
 	if _, err := exec.LookPath("etcd"); err == nil {
 		return nil
 	}
@@ -32,7 +37,7 @@ var install = sync.OnceValue(func() error {
 	}
 	_, err := exec.LookPath("etcd")
 	return err
-})
+}
 
 // Secured is an etcd that shows a certificate and asks for one.
 type Secured struct {
@@ -55,7 +60,7 @@ type Etcd struct {
 // StartEtcd starts an etcd that has nothing stored, and waits until it answers.
 func StartEtcd(t *testing.T, s *Secured) *Etcd {
 	t.Helper()
-	if err := install(); err != nil {
+	if err := installed(); err != nil {
 		t.Fatal(err)
 	}
 	e := &Etcd{Addr: FreeAddr(t), t: t, dir: filepath.Join(t.TempDir(), "etcd"), peers: FreeAddr(t), tls: s}
