@@ -9,34 +9,23 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"sync"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // python is Debian's own, which finds Debian's packages.
 const python = "/usr/bin/python3"
 
 // install sees to it that python has what the script imports.
-var install = sync.OnceValue(func() error {
-	imports := exec.Command(python, "-c", "import zmq, msgpack")
-	if imports.Run() == nil {
-		return nil
-	}
-	for _, args := range [][]string{
-		{"update", "-q"},
-		{"install", "-q", "-y", "--no-install-recommends", "python3", "python3-zmq", "python3-msgpack"},
-	} {
-		apt := exec.Command("apt-get", args...)
-		apt.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := apt.CombinedOutput(); err != nil {
-			return fmt.Errorf("install python3-zmq and python3-msgpack by hand; apt-get %s: %w\n%s", args[0], err, out)
-		}
-	}
+func install() error { return testbed.Install(imports, "python3", "python3-zmq", "python3-msgpack") }
+
+func imports() error {
 	if out, err := exec.Command(python, "-c", "import zmq, msgpack").CombinedOutput(); err != nil {
 		return fmt.Errorf("import zmq and msgpack: %w\n%s", err, out)
 	}
 	return nil
-})
+}
 
 // script is a running engine.py.
 type script struct {

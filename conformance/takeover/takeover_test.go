@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 			err = fmt.Errorf("%w\n%s", err, out)
 		}
 	}
+	if err == nil {
+		err = testbed.InstallCurl()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

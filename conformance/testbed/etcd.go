@@ -3,41 +3,15 @@ package testbed
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
-
-var installed = sync.OnceValue(install)
-
-// InstallEtcd sees to it that there is an etcd, for tests that start one of their
-// own where no package can be fetched.
-func InstallEtcd() error { return installed() }
-
-func install() error {
-	if _, err := exec.LookPath("etcd"); err == nil {
-		return nil
-	}
-	for _, args := range [][]string{
-		{"update", "-q"},
-		{"install", "-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", "etcd-server"},
-	} {
-		apt := exec.Command("apt-get", args...)
-		apt.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := apt.CombinedOutput(); err != nil {
-			return fmt.Errorf("install etcd-server by hand; apt-get %s: %w\n%s", args[0], err, out)
-		}
-	}
-	_, err := exec.LookPath("etcd")
-	return err
-}
 
 // Secured is an etcd that shows a certificate and asks for one.
 type Secured struct {
@@ -60,7 +34,7 @@ type Etcd struct {
 // StartEtcd starts an etcd that has nothing stored, and waits until it answers.
 func StartEtcd(t *testing.T, s *Secured) *Etcd {
 	t.Helper()
-	if err := installed(); err != nil {
+	if err := InstallEtcd(); err != nil {
 		t.Fatal(err)
 	}
 	e := &Etcd{Addr: FreeAddr(t), t: t, dir: filepath.Join(t.TempDir(), "etcd"), peers: FreeAddr(t), tls: s}

@@ -1,0 +1,55 @@
+package testbed
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Install installs Debian packages, unless have finds that what they bring is
+// there. Processes that call it at once take turns.
+func Install(have func() error, packages ...string) error {
+	if have() == nil {
+		return nil
+	}
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "pdproxy-apt.lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	if have() == nil {
+		return nil
+	}
+	for _, args := range [][]string{
+		{"update", "-q"},
+		append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...),
+	} {
+		apt := exec.Command("apt-get", args...)
+		apt.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := apt.CombinedOutput(); err != nil {
+			return fmt.Errorf("install %s by hand; apt-get %s: %w\n%s", strings.Join(packages, ", "), args[0], err, out)
+		}
+	}
+	return have()
+}
+
+// InstallEtcd sees to it that there is an etcd.
+func InstallEtcd() error { return Install(program("etcd"), "etcd-server") }
+
+// InstallCurl sees to it that there is a curl.
+func InstallCurl() error { return Install(program("curl"), "curl", "ca-certificates") }
+
+// program finds out whether a program is there.
+func program(name string) func() error {
+	return func() error {
+		_, err := exec.LookPath(name)
+		return err
+	}
+}
