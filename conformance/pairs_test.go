@@ -133,35 +133,33 @@ func (f *fleet) waits() (waits, peers int64) {
 // of the clock only that the first took less than a connection does.
 func TestWarmPairs(t *testing.T) {
 	const connect = 2 * time.Second
-	for _, connector := range connectors {
-		t.Run(connector, func(t *testing.T) {
-			f := warmFleet(t, connector, 1, 1, connect, nil)
-			f.eventually("all pairs are ready", func() bool {
-				var rows []pairRow
-				f.admin("/v1/pairs", &rows)
-				return len(rows) == 1 && rows[0].State == "ready"
-			})
-			waited, peers := f.waits()
-			if waited == 0 || peers == 0 {
-				t.Fatalf("%d connections were made, %d transfers waited", peers, waited)
-			}
-			if n := f.metric("pdproxy_exchanges_total"); n != 0 {
-				t.Errorf("%v exchanges are counted before the first", n)
-			}
-			f.eventually("the warm-up is counted", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="ok"`) == 1 })
-			f.settled()
-			for n := range 100 {
-				body := chat("request "+strings.Repeat("word ", 40)+string(rune('a'+n%26))+string(rune('a'+n/26)), 2, true)
-				f.right(f.try("/v1/chat/completions", body), "/v1/chat/completions", body)
-				if w, p := f.waits(); w != waited || p != peers {
-					t.Fatalf("request %d waited for a connection", n+1)
-				}
-			}
-			if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 && connector != enginesim.ConnectorVLLMStore {
-				t.Errorf("%d transfers", n)
-			}
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := warmFleet(t, connector, 1, 1, connect, nil)
+		f.eventually("all pairs are ready", func() bool {
+			var rows []pairRow
+			f.admin("/v1/pairs", &rows)
+			return len(rows) == 1 && rows[0].State == "ready"
 		})
-	}
+		waited, peers := f.waits()
+		if waited == 0 || peers == 0 {
+			t.Fatalf("%d connections were made, %d transfers waited", peers, waited)
+		}
+		if n := f.metric("pdproxy_exchanges_total"); n != 0 {
+			t.Errorf("%v exchanges are counted before the first", n)
+		}
+		f.eventually("the warm-up is counted", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="ok"`) == 1 })
+		f.settled()
+		for n := range 100 {
+			body := chat("request "+strings.Repeat("word ", 40)+string(rune('a'+n%26))+string(rune('a'+n/26)), 2, true)
+			f.right(f.try("/v1/chat/completions", body), "/v1/chat/completions", body)
+			if w, p := f.waits(); w != waited || p != peers {
+				t.Fatalf("request %d waited for a connection", n+1)
+			}
+		}
+		if n := f.decode[0].State().Transfers + f.prefill[0].State().Transfers; n < 100 && connector != enginesim.ConnectorVLLMStore {
+			t.Errorf("%d transfers", n)
+		}
+	})
 }
 
 // TestColdPairs is the other side: without warm-up the first user's request
@@ -185,29 +183,27 @@ func TestColdPairs(t *testing.T) {
 // TestWarmUpFails: a pair that cannot transfer is known before a user meets it,
 // is tried again ever less often, and leaves nothing behind on the engines.
 func TestWarmUpFails(t *testing.T) {
-	for _, connector := range connectors {
-		t.Run(connector, func(t *testing.T) {
-			f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
-				engine: func(role string, _ int, c *enginesim.Config) {
-					c.Lease = 2 * time.Second // nobody else can free the blocks
-					if role == enginesim.RoleDecode {
-						c.Fail = failedTransfer(connector)
-					}
-				},
-				config: func(c *config.Config) {
-					c.Pairs.WarmUp = true
-					c.Circuit.Failures = 1
-				},
-			})
-			f.eventually("a warm-up has failed", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) > 0 })
-			var rows []pairRow
-			if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].State == "ready" ||
-				rows[0].Failures == 0 && kindOf(connector) != enginesim.ConnectorSGLang { // there both engines report the failure, as their own
-				t.Errorf("pairs %+v", rows)
-			}
-			if n := f.metric("pdproxy_exchanges_total"); n != 0 {
-				t.Errorf("%v exchanges are counted before the first", n)
-			}
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
+			engine: func(role string, _ int, c *enginesim.Config) {
+				c.Lease = 2 * time.Second // nobody else can free the blocks
+				if role == enginesim.RoleDecode {
+					c.Fail = failedTransfer(connector)
+				}
+			},
+			config: func(c *config.Config) {
+				c.Pairs.WarmUp = true
+				c.Circuit.Failures = 1
+			},
 		})
-	}
+		f.eventually("a warm-up has failed", func() bool { return f.metric("pdproxy_pair_warmups_total", `outcome="failed"`) > 0 })
+		var rows []pairRow
+		if f.admin("/v1/pairs", &rows); len(rows) != 1 || rows[0].State == "ready" ||
+			rows[0].Failures == 0 && kindOf(connector) != enginesim.ConnectorSGLang { // there both engines report the failure, as their own
+			t.Errorf("pairs %+v", rows)
+		}
+		if n := f.metric("pdproxy_exchanges_total"); n != 0 {
+			t.Errorf("%v exchanges are counted before the first", n)
+		}
+	})
 }

@@ -579,6 +579,7 @@ func TestDrainTellsClientsInEveryPhase(t *testing.T) {
 				c.Server.DrainTimeout = 0
 				c.Limits.MaxExchanges = 1
 			}, p, d)
+			f.oneEntry() // so that the second waits
 			got := make(chan answer, 2)
 			post := func() { got <- f.try(completionPath, plainCompletion(true)) }
 			go post()
@@ -613,6 +614,7 @@ func TestClientCapCountsTheQueue(t *testing.T) {
 	f := startScripted(t, "none", func(c *config.Config) {
 		c.Limits.MaxExchanges, c.Limits.PerClient, c.Limits.QueueTimeout = 1, 2, config.Duration(500*time.Millisecond)
 	}, e)
+	f.oneEntry() // the cap is of each worker
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	got := make(chan answer, 5)
@@ -642,6 +644,7 @@ func TestReadTimeoutBeginsBehindTheQueue(t *testing.T) {
 		c.Limits.MaxExchanges = 1
 		c.Server.ReadTimeout = config.Duration(300 * time.Millisecond)
 	}, e)
+	f.oneEntry() // so that one waits
 	got := make(chan answer, 2)
 	body := strings.Replace(plainCompletion(false), `"hi"`, `"`+strings.Repeat("hi ", 100<<10)+`"`, 1) // more than is read ahead
 	for range 2 {
