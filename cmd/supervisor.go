@@ -7,10 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,19 +18,10 @@ import (
 const (
 	// lookEvery is how often the supervisor looks at its children.
 	lookEvery = 50 * time.Millisecond
-	// hungAfter is how long a child may show no sign of life.
-	hungAfter = 10 * time.Second
-	// The first restart comes at once, the next ones after a time that doubles;
-	// who lived long enough begins anew.
-	firstBackOff = 100 * time.Millisecond
-	lastBackOff  = 5 * time.Second
-	longLife     = 30 * time.Second
 	// startLimit is how long the processes of a successor may take to be ready.
 	startLimit = time.Minute
 	// stopMargin is what a process may take to end beyond its own limits.
 	stopMargin = 15 * time.Second
-	// maxSlots bounds the processes of one role, those that have retired included.
-	maxSlots = 256
 )
 
 // supervisor starts the processes of a fleet and keeps them running. It serves
@@ -59,14 +46,6 @@ type supervisor struct {
 	retired  bool
 	deadline time.Time // of stopping
 	err      error     // why it stops
-}
-
-// post is a place in the fleet that is to have a process.
-type post struct {
-	role     Role
-	process  *process // nil: none now
-	failures int      // in a row
-	next     time.Time
 }
 
 // supervise runs a fleet until a signal, or a successor, ends it.
@@ -104,85 +83,6 @@ func (a *app) supervise(cfg *config.Config, path string, takeover bool, log *slo
 		return failed(err)
 	}
 	return s.run()
-}
-
-// adopt gives posts to the processes that a dead supervisor has left.
-func (s *supervisor) adopt() {
-	for _, role := range []Role{RoleCoordinator, RoleWorker} {
-		for slot := range maxSlots {
-			holder, held := s.dir.Look(slotName(role, slot, "lock"))
-			if !held || holder.PID == 0 {
-				continue
-			}
-			p := &process{role: role, slot: slot, pid: holder.PID, since: time.Now(), seen: time.Now()}
-			i := slices.IndexFunc(s.posts, func(o *post) bool { return o.role == role && o.process == nil })
-			if holder.State == stateRetired || i < 0 || !s.share(p) {
-				s.others = append(s.others, p)
-				s.leave(p)
-				continue
-			}
-			s.log.Info("a process of the last supervisor goes on", "process", role, "slot", slot, "pid", p.pid)
-			s.posts[i].process = p
-		}
-	}
-}
-
-// share takes over the sockets of an adopted process, and reports whether they are
-// those that the configuration wants.
-func (s *supervisor) share(p *process) bool {
-	o, err := handover.Copy(context.Background(), s.dir, slotName(p.role, p.slot, "sock"))
-	if err != nil {
-		s.log.Warn("a process of the last supervisor does not share its sockets", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
-		return false
-	}
-	names := s.wanted()
-	if len(s.sockets) == 0 && len(o.Sockets) == len(names) && !slices.ContainsFunc(o.Sockets, func(o handover.Socket) bool { return !slices.Contains(names, o.Name) }) {
-		s.sockets = o.Sockets
-		return true
-	}
-	handover.CloseAll(o.Sockets)
-	return len(o.Sockets) == len(names) && len(s.sockets) > 0
-}
-
-// wanted are the sockets of the configuration.
-func (s *supervisor) wanted() []string {
-	names := []string{publicSocket(s.cfg)}
-	if s.cfg.Fleet.Coordinator == "" {
-		names = append(names, adminSocket(s.cfg))
-	}
-	if listen := s.cfg.Fleet.Listen; listen != "" && !strings.HasPrefix(listen, "unix:") { // that is the coordinator's
-		names = append(names, fleetSocket(s.cfg))
-	}
-	return names
-}
-
-// open takes the predecessor's sockets and opens those that are missing.
-func (s *supervisor) open() error {
-	given := s.succession.sockets()
-	wanted := s.wanted()
-	for _, socket := range given {
-		if slices.Contains(wanted, socket.Name) {
-			s.sockets = append(s.sockets, socket)
-		} else {
-			socket.File.Close()
-		}
-	}
-	for _, name := range wanted {
-		if slices.ContainsFunc(s.sockets, func(o handover.Socket) bool { return o.Name == name }) {
-			continue
-		}
-		key, address, _ := strings.Cut(name, " ")
-		l, err := listenShared(context.Background(), address)
-		if err != nil {
-			return fmt.Errorf("%s: %w", key, err)
-		}
-		socket, err := handover.FromListener(name, l)
-		if err = errors.Join(err, l.Close()); err != nil {
-			return fmt.Errorf("%s: %w", key, err)
-		}
-		s.sockets = append(s.sockets, socket)
-	}
-	return nil
 }
 
 // run keeps the posts filled until nothing runs any more.
@@ -351,13 +251,6 @@ func (s *supervisor) over() bool {
 	return running == 0
 }
 
-// offer is what a successor is given.
-func (s *supervisor) offer() (handover.Offer, error) {
-	o, err := copies(s.sockets)
-	o.Ready = s.settled
-	return o, err
-}
-
 // do has run call f, and reports whether it did: not after ctx has ended.
 func (s *supervisor) do(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
@@ -368,30 +261,6 @@ func (s *supervisor) do(ctx context.Context, f func()) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// leaveAll leaves the sockets to the successor's processes.
-func (s *supervisor) leaveAll() {
-	s.retired = true
-	s.each(s.leave)
-	s.closeSockets()
-}
-
-// leave makes a process leave the sockets to others. A worker goes on with what it
-// has, and finds the coordinator that is there.
-func (s *supervisor) leave(p *process) {
-	switch {
-	case p.state == stateRetired:
-	case p.role == RoleWorker:
-		p.signal(s.log, syscall.SIGUSR1)
-	default:
-		p.signal(s.log, syscall.SIGTERM)
-	}
-}
-
-func (s *supervisor) closeSockets() {
-	handover.CloseAll(s.sockets)
-	s.sockets = nil
 }
 
 // equal reports whether the fleet can do what the predecessor's could.
@@ -410,155 +279,4 @@ func (s *supervisor) equal() bool {
 // release lets the processes go on without this one.
 func (s *supervisor) release() {
 	s.each(func(p *process) { p.unleash(s.log) })
-}
-
-// look learns how the processes are, and kills those that hang.
-func (s *supervisor) look() {
-	now := time.Now()
-	s.each(func(p *process) {
-		holder, held := s.dir.Look(slotName(p.role, p.slot, "lock"))
-		switch {
-		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted one has ended
-			p.gone = true
-		case held && holder.PID == p.pid && holder.Beat != p.beat:
-			p.state, p.beat, p.seen = holder.State, holder.Beat, now
-		case now.Sub(p.seen) > hungAfter && !p.killed:
-			s.log.Error("a process shows no sign of life; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
-			p.kill(s.log)
-		}
-	})
-	serving, ready := true, true
-	for _, o := range s.posts {
-		ready = ready && o.process != nil && o.process.state == stateReady
-		serving = serving && o.process != nil && (o.process.state == stateReady || o.process.state == stateServing)
-		if o.process != nil && o.process.gone {
-			s.vacate(o, "it was another supervisor's child")
-		}
-	}
-	s.others = slices.DeleteFunc(s.others, func(p *process) bool { return p.gone })
-	if ready && !s.settled {
-		s.settled = true
-		s.log.Info("all processes are ready", "workers", s.cfg.Fleet.Workers)
-	}
-	if serving && !s.serving {
-		s.serving = true
-		if err := notifySystemd("READY=1"); err != nil {
-			s.log.Warn("the service manager was not told", "error", err)
-		}
-	}
-}
-
-// vacate notes that the process of a post has ended, and when the next one starts.
-func (s *supervisor) vacate(o *post, how string) {
-	p := o.process
-	o.process = nil
-	if s.stopping || s.retired {
-		return
-	}
-	if time.Since(p.since) >= longLife {
-		o.failures = 0
-	}
-	wait := backOff(o.failures)
-	o.failures++
-	o.next = time.Now().Add(wait)
-	s.log.Error("a process has ended; another takes its place", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
-}
-
-// backOff is how long after so many failures in a row the next start waits.
-func backOff(failures int) time.Duration {
-	if failures == 0 {
-		return 0
-	}
-	return min(lastBackOff, firstBackOff<<min(failures-1, 10))
-}
-
-// ended notes the end of a child.
-func (s *supervisor) ended(e exited) {
-	code := e.process.cmd.ProcessState.ExitCode()
-	how := e.process.cmd.ProcessState.String()
-	e.process.unleash(s.log)
-	s.others = slices.DeleteFunc(s.others, func(p *process) bool { return p == e.process })
-	i := slices.IndexFunc(s.posts, func(o *post) bool { return o.process == e.process })
-	if code != 0 && (s.stopping || s.retired) && s.err == nil {
-		s.err = failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
-	}
-	if i < 0 {
-		return
-	}
-	switch {
-	case code == exitSlotTaken:
-		s.posts[i].process = nil // the next one takes another
-	case code == exitUsage && !s.settled && e.process.state != stateReady:
-		s.posts[i].process = nil
-		s.stop(&failure{exitUsage, fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
-	default:
-		s.vacate(s.posts[i], how)
-	}
-}
-
-// fill starts the processes that are missing.
-func (s *supervisor) fill() {
-	if s.stopping || s.retired {
-		return
-	}
-	for _, o := range s.posts {
-		if o.process != nil || time.Now().Before(o.next) || o.role == RoleWorker && !s.settled && !s.led() {
-			continue
-		}
-		p, err := s.start(o.role)
-		if err != nil {
-			wait := backOff(o.failures + 1)
-			o.failures++
-			o.next = time.Now().Add(wait)
-			s.log.Error("a process cannot be started", "process", o.role, "error", err, "again_after", wait.String())
-			continue
-		}
-		o.process = p
-	}
-}
-
-// led reports whether the fleet's coordinator can be reached: the first workers
-// would find that of the predecessor.
-func (s *supervisor) led() bool {
-	for _, o := range s.posts {
-		if o.role == RoleCoordinator {
-			return o.process != nil && (o.process.state == stateServing || o.process.state == stateReady)
-		}
-	}
-	return true
-}
-
-// start starts a process in the lowest slot that nobody has.
-func (s *supervisor) start(role Role) (*process, error) {
-	taken := map[int]bool{}
-	s.each(func(p *process) { taken[p.slot] = taken[p.slot] || p.role == role })
-	for slot := range maxSlots {
-		if taken[slot] {
-			continue
-		}
-		if _, held := s.dir.Look(slotName(role, slot, "lock")); held {
-			continue
-		}
-		p, err := startProcess(s, role, slot)
-		if err != nil {
-			return nil, err
-		}
-		if !s.starting {
-			p.unleash(s.log)
-		}
-		return p, nil
-	}
-	return nil, fmt.Errorf("all %d slots are taken", maxSlots)
-}
-
-// childArgs is the command line of a child.
-func (s *supervisor) childArgs(role Role, slot int) []string {
-	path := s.path
-	if abs, err := filepath.Abs(path); err == nil {
-		path = abs
-	}
-	return []string{
-		childCommand, "--role", string(role), "--slot", strconv.Itoa(slot), "--dir", string(s.dir),
-		"--log-level", s.app.logLevel, "--log-format", s.app.logFormat, path,
-	}
 }

@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 	"proxy/tokens":                {"proxy/openai", "proxy/tokens/bpe"},
 	"proxy/tokens/bpe":            {},
 	"proxy/handover":              {},
-	"proxy/quiclane":              {},
+	"proxy/quiclane":              {"proxy/handover"},
 	"proxy/state/conversation":    {"proxy/state/kvindex"},
 	"proxy/connector":             {"abi", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/coordinator":           {"abi", "proxy/coordinator/link", "proxy/engine", "proxy/state/..."},

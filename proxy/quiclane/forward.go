@@ -132,7 +132,7 @@ func controlFits(b []byte) bool {
 		level, kind := binary.NativeEndian.Uint32(b[word:]), binary.NativeEndian.Uint32(b[word+4:])
 		body := int(n) - unix.CmsgLen(0)
 		switch {
-		case level == unix.IPPROTO_IP && kind != unix.IP_PKTINFO && body != 1,
+		case level == unix.IPPROTO_IP && kind != localAddress && body != 1,
 			level == unix.IPPROTO_IPV6 && kind == unix.IPV6_TCLASS && body != 4:
 			return false
 		}

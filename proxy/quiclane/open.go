@@ -7,10 +7,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
 // open opens the UDP address, which other lanes of the directory may have open,
@@ -33,8 +34,7 @@ func (l *lane) open(addr string) (*net.UDPConn, error) {
 		}
 		alone.Close()
 	}
-	shared := net.ListenConfig{Control: reusePort}
-	c, err := shared.ListenPacket(context.Background(), "udp", at.String())
+	c, err := handover.Shared().ListenPacket(context.Background(), "udp", at.String())
 	if err != nil {
 		return nil, err
 	}
@@ -56,15 +56,4 @@ func (l *lane) lockPort() (*os.File, error) {
 			return f, err
 		}
 	}
-}
-
-// reusePort lets sockets of several processes have one address.
-func reusePort(_, _ string, raw syscall.RawConn) error {
-	var err error
-	if ctlErr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-	}); ctlErr != nil {
-		return ctlErr
-	}
-	return err
 }
