@@ -210,6 +210,7 @@ lease = "2s"
 func (w *world) proxy(h *host, token, engines string) *proxy {
 	w.t.Helper()
 	p := &proxy{host: h, dir: handover.Dir(filepath.Join(w.t.TempDir(), "run")), listen: h.ip + ":8331"}
+	w.t.Cleanup(func() { p.end(w.t) })
 	path := filepath.Join(w.t.TempDir(), "config.toml")
 	text := fmt.Sprintf(configuration, h.ip, token, string(p.dir), w.etcd.url) + engines
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -300,6 +301,17 @@ func (w *world) busiest(p *proxy) (pid int) {
 		return most > 0
 	})
 	return pid
+}
+
+// end kills what the supervisor, which was killed before, has left.
+func (p *proxy) end(t *testing.T) {
+	await(t, "the processes of host "+p.host.name+" end", func() bool {
+		left := append(p.children("worker"), p.children("coordinator")...)
+		for _, pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+		return len(left) == 0
+	})
 }
 
 // whole reports whether all processes run and can serve, and one coordinator
