@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/url"
+	"syscall"
 	"time"
 )
 
@@ -90,12 +91,27 @@ type Options struct {
 	// DialTimeout bounds name lookup, connect and TLS handshake. 0: 5 s.
 	DialTimeout time.Duration
 	// WriteTimeout bounds the sending of a request to an engine that does not
-	// read. 0: 30 s. A shorter HeadTimeout bounds it too.
+	// read. 0: 30 s. A shorter HeadTimeout bounds it too. It is also how long a
+	// host may acknowledge nothing until its connections are given up (without
+	// Dial).
 	WriteTimeout time.Duration
 	// MaxHeadBytes bounds the head of an answer. 0: 64 KiB.
 	MaxHeadBytes int
 	// Dial replaces the network dialer: tests, Unix sockets.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// dialer is the network's, with connections that notice when the other host has
+// lost its power or its link: who only waits for an answer would hear nothing of
+// it until the time-out of a slow engine.
+func (o *Options) dialer() *net.Dialer {
+	limit := o.WriteTimeout
+	return &net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: limit / 3, Interval: limit / 6, Count: 4},
+		Control: func(_, _ string, c syscall.RawConn) error {
+			return giveUpAfter(c, limit)
+		},
+	}
 }
 
 // withDefaults returns o with every zero that means a default replaced.
@@ -106,7 +122,7 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.WriteTimeout, 30*time.Second)
 	setDefault(&o.MaxHeadBytes, 64<<10)
 	if o.Dial == nil {
-		o.Dial = new(net.Dialer).DialContext
+		o.Dial = o.dialer().DialContext
 	}
 	if o.URL == nil {
 		o.URL = new(url.URL)

@@ -1,0 +1,21 @@
+package upstream
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// giveUpAfter has a socket fail when its peer's host acknowledges nothing for so
+// long: the system's own limit is a quarter of an hour.
+func giveUpAfter(c syscall.RawConn, limit time.Duration) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit.Milliseconds()))
+	})
+	if err == nil {
+		err = failed
+	}
+	return err
+}

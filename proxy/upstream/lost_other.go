@@ -1,0 +1,12 @@
+//go:build !linux
+
+package upstream
+
+import (
+	"syscall"
+	"time"
+)
+
+// giveUpAfter stands for what there is not: probes alone tell of a host that has
+// gone.
+func giveUpAfter(syscall.RawConn, time.Duration) error { return nil }
