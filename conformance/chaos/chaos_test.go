@@ -27,6 +27,10 @@ const (
 	// noticed is within what an engine that hangs or is cut off must be known:
 	// three probes of half a second. An engine's fault lasts longer.
 	noticed, engineHolds = 2500 * time.Millisecond, 4 * time.Second
+	// lost is within what a request is answered whose engine's host has no power:
+	// half a minute after which its connection is given up, and the same again for
+	// the KV that another engine pulls from there.
+	lost = 65 * time.Second
 	// resent is how much later than a link's return TCP may send a packet again
 	// that was lost meanwhile: its waits double.
 	resent = 2 * holds
@@ -189,6 +193,25 @@ func (w *world) faults(l *load) (all []fault) {
 			fault{name: fmt.Sprintf("engine %s is stopped", e.name), short: i == 0, begin: func() { e.signal(syscall.SIGSTOP) }, end: func() { e.signal(syscall.SIGCONT) }, holds: engineHolds,
 				held: func(o *outcome, began time.Time, _ time.Duration) bool { return uses(o) && at(o, began, noticed) }})
 	}
+	// A host without power says nothing, for longer than the proxy waits for that.
+	gone, engines := w.engines[0].host, w.engines[:2]
+	restart := func() {
+		for _, e := range engines {
+			e.kill()
+		}
+		gone.setLink(false, 0)
+		for _, e := range engines {
+			e.start()
+		}
+	}
+	all = append(all, fault{name: "the host of p1 and d1 loses its power", holds: 75 * time.Second, begin: func() { gone.setLink(true, 0) }, end: restart,
+		held: func(o *outcome, began time.Time, _ time.Duration) bool {
+			return at(o, began, noticed) && o.took() < lost
+		},
+		broken: func(o *outcome) bool {
+			var event errEvent
+			return o.decode == "d1" && errors.As(o.err, &event)
+		}, most: func() int { return len(l.clients) }})
 	for _, h := range w.network.hosts {
 		var held func(o *outcome, began time.Time, lasts time.Duration) bool
 		cut := holds

@@ -21,7 +21,7 @@ import (
 const (
 	prompts = 4
 	// giveUp is when a client that has no answer stops waiting for it.
-	giveUp = 40 * time.Second
+	giveUp = 100 * time.Second
 	// pause is between two requests of a client, at most.
 	pause = 700 * time.Millisecond
 	// watchEvery is how often is looked how busy the machine is.

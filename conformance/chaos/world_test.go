@@ -39,7 +39,6 @@ type world struct {
 	clients *host
 	proxies [2]*proxy
 	engines []*process // prefill and decode of the first host, then of the second
-	where   []*host    // of each engine
 	etcd    *process
 	alone   *process // an engine that says what the right text is
 	etcds   *host
@@ -133,7 +132,6 @@ func newWorld(t *testing.T) *world {
 	for i, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RolePrefill, enginesim.RoleDecode} {
 		name := fmt.Sprintf("%s%d", role[:1], 1+i/2)
 		w.engines = append(w.engines, w.engine(h[3+i/2], name, role, 8100+i))
-		w.where = append(w.where, h[3+i/2])
 		fmt.Fprintf(&engines, "[[engine]]\nname = %q\nurl = %q\nrole = %q\nconnector = %q\n", name, w.engines[i].url, role, enginesim.ConnectorVLLMNixl)
 	}
 	w.alone = w.engine(w.clients, "alone", enginesim.RoleBoth, 8199)
