@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -237,6 +238,11 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	}
 	c.out = appendFrame(c.out, call, kind, number, payload)
 	behind := len(c.out) > mostWaiting
+	if len(c.calls) > 1 { // under load others are about to call: let them, and what they send leaves with this
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
 	c.flush()
 	if behind {
 		c.fail(ErrBehind) // p hears of it
