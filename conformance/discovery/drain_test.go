@@ -19,7 +19,6 @@ import (
 func TestRemovalDrains(t *testing.T) {
 	for name, from := range sources() {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			s := from(t)
 			p0, d0 := startGate(t, "p0", s.connector, "prefill"), startGate(t, "d0", s.connector, "decode")
 			p1, d1 := startGate(t, "p1", s.connector, "prefill"), startGate(t, "d1", s.connector, "decode")

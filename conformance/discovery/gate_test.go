@@ -28,6 +28,7 @@ type gate struct {
 	name, role string
 	engine     *enginesim.Engine
 	server     *httptest.Server
+	via        *http.Transport // of its own: other tests' servers close what is idle in the default one
 
 	mu    sync.Mutex
 	cond  *sync.Cond
@@ -39,7 +40,7 @@ type gate struct {
 // startGate starts an engine behind a gate.
 func startGate(t *testing.T, name, connector, role string) *gate {
 	t.Helper()
-	g := &gate{name: name, role: role, engine: startEngine(t, connector, role, 0)}
+	g := &gate{name: name, role: role, engine: startEngine(t, connector, role, 0), via: http.DefaultTransport.(*http.Transport).Clone()}
 	g.cond = sync.NewCond(&g.mu)
 	to, err := url.Parse(g.engine.URL())
 	if err != nil {
@@ -53,6 +54,7 @@ func startGate(t *testing.T, name, connector, role string) *gate {
 		g.hold(open)
 		g.server.CloseClientConnections()
 		g.server.Close()
+		g.via.CloseIdleConnections()
 	})
 	return g
 }
@@ -103,13 +105,13 @@ func (g *gate) pass(point int) {
 // RoundTrip calls the engine.
 func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method != http.MethodPost {
-		return http.DefaultTransport.RoundTrip(r)
+		return g.via.RoundTrip(r)
 	}
 	g.mu.Lock()
 	g.posts++
 	g.mu.Unlock()
 	g.pass(atRequest)
-	resp, err := http.DefaultTransport.RoundTrip(r)
+	resp, err := g.via.RoundTrip(r)
 	if err == nil {
 		g.pass(atAnswer)
 		resp.Body = &gatedBody{ReadCloser: resp.Body, g: g}

@@ -83,7 +83,7 @@ func TestLostLeaseDrains(t *testing.T) {
 	w.p.die()
 	w.d.die()
 	w.is("d0", "draining")
-	eventually(t, "p0 gets nothing new", func() bool { return w.states()["p0"] != "ready" }) // it may have gone at once
+	testbed.Eventually(t, "p0 gets nothing new", func() bool { return w.states()["p0"] != "ready" }) // it may have gone at once
 	for range 5 {
 		if p, d := w.ask(); p != "p1" || d != "d1" {
 			t.Errorf("served by %q and %q", p, d)
