@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"syscall"
@@ -215,6 +216,10 @@ func (w *world) faults(l *load) (all []fault) {
 	for _, h := range w.network.hosts {
 		var held func(o *outcome, began time.Time, lasts time.Duration) bool
 		cut := holds
+		// Until its first probes are through, a host that was cut off knows no engine
+		// that is well, and says so.
+		var told func(o *outcome) bool
+		var most func() int
 		on := func(e string) bool {
 			return slices.ContainsFunc(w.engines, func(p *process) bool { return p.host == h && p.name == e })
 		}
@@ -225,6 +230,11 @@ func (w *world) faults(l *load) (all []fault) {
 			held = func(o *outcome, began time.Time, lasts time.Duration) bool {
 				return o.c.p.host == h && at(o, began, lasts)
 			}
+			told = func(o *outcome) bool {
+				var status errStatus
+				return o.c.p.host == h && errors.As(o.err, &status) && status.code == http.StatusServiceUnavailable
+			}
+			most = func() int { return len(l.clients) / 2 }
 		case h != w.etcds:
 			cut = engineHolds
 			held = func(o *outcome, began time.Time, _ time.Duration) bool {
@@ -232,7 +242,7 @@ func (w *world) faults(l *load) (all []fault) {
 			}
 		}
 		all = append(all,
-			fault{name: "the link of host " + h.name + " is cut", short: h.name == "a" || h.name == "e1", begin: func() { h.setLink(true, 0) }, end: func() { h.setLink(false, 0) }, holds: cut, held: held},
+			fault{name: "the link of host " + h.name + " is cut", short: h.name == "a" || h.name == "e1", begin: func() { h.setLink(true, 0) }, end: func() { h.setLink(false, 0) }, holds: cut, held: held, broken: told, most: most},
 			fault{name: "the link of host " + h.name + " is slow", short: h.name == "e1", begin: func() { h.setLink(false, slow/2) }, end: func() { h.setLink(false, 0) }, trips: trips * slow})
 	}
 	return all

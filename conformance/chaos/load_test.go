@@ -246,7 +246,7 @@ func (c *client) ask(prompt int, stream bool, o *outcome) (string, error) {
 		return "", fmt.Errorf("after %d bytes: %w", len(b), err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("status %d: %s", resp.StatusCode, b)
+		return "", errStatus{resp.StatusCode, string(b)}
 	}
 	if !stream {
 		return text(b)
@@ -268,6 +268,14 @@ func (c *client) ask(prompt int, stream bool, o *outcome) (string, error) {
 	}
 	return "", errors.New("the stream has no end")
 }
+
+// errStatus is an answer that is no good one.
+type errStatus struct {
+	code int
+	body string
+}
+
+func (e errStatus) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.body) }
 
 // errEvent is an error that the proxy tells of in a stream.
 type errEvent string
