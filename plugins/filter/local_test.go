@@ -155,28 +155,38 @@ func TestLocalResponseWhileNextIsSilent(t *testing.T) {
 	}
 }
 
-// TestLocalResponseToABodyThatHangs: next waits for a body that does not come.
+// TestLocalResponseToABodyThatHangs: next waits for a body that does not come, or
+// does something else when the guest answers.
 func TestLocalResponseToABodyThatHangs(t *testing.T) {
-	w := newWorld(t)
-	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
-	failed := make(chan error, 1)
-	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
-		_, err := io.ReadAll(r.Body)
-		failed <- err
-	})
-	body, answers := slowBody(t, srv, "s")
-	defer body.Close()
-	go io.WriteString(body, "begin") // the answer may come before it is taken
-	resp := <-answers
-	if resp == nil {
-		t.Fatal("no answer")
-	}
-	defer resp.Body.Close()
-	if line, _ := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != 403 || line != "denied" {
-		t.Errorf("got %d %q", resp.StatusCode, line)
-	}
-	if err := <-failed; err == nil {
-		t.Error("next read the body to its end")
+	for name, pause := range map[string]func(*http.Request){
+		"next reads":    func(*http.Request) {},
+		"next does not": func(r *http.Request) { <-r.Context().Done() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
+			failed := make(chan error, 1)
+			srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
+				io.ReadFull(r.Body, make([]byte, 5))
+				pause(r)
+				_, err := io.ReadAll(r.Body)
+				failed <- err
+			})
+			body, answers := slowBody(t, srv, "s")
+			defer body.Close()
+			go io.WriteString(body, "begin") // the answer may come before it is taken
+			resp := <-answers
+			if resp == nil {
+				t.Fatal("no answer")
+			}
+			defer resp.Body.Close()
+			if line, _ := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != 403 || line != "denied" {
+				t.Errorf("got %d %q", resp.StatusCode, line)
+			}
+			if err := <-failed; err == nil {
+				t.Error("next read the body to its end")
+			}
+		})
 	}
 }
 

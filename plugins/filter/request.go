@@ -25,10 +25,11 @@ const chunkSize = 32 << 10
 // handler.
 type source struct {
 	body    io.ReadCloser
-	done    bool  // nothing is left to be read
-	err     error // of the last read, but for its end
-	reading atomic.Bool
-	ahead   *readAhead // a read that is under way, or whose result waits
+	done    bool        // nothing is left to be read
+	err     error       // of the last read, but for its end
+	reading atomic.Bool // a read is under way
+	begun   atomic.Bool // the first has been, and the last has not
+	ahead   *readAhead  // a read that is under way, or whose result waits
 	buf     []byte
 
 	dst  []byte // where the next handler wants the bytes
@@ -113,6 +114,9 @@ func (s *stream) passHeaders() bool {
 	}
 	if limited {
 		_ = s.rc.SetReadDeadline(time.Time{}) // from here on it is the next handler's
+		if s.isOver() && s.src.begun.Load() {
+			s.breakRead() // once more: that was stop's
+		}
 	}
 	s.requestDone.Store(int64(time.Since(s.start)))
 	return !s.interrupted()
@@ -154,12 +158,12 @@ func (s *stream) advance(p []byte) bool {
 		p = src.buf
 	}
 	src.reading.Store(true)
+	src.begun.Store(true)
 	if s.isOver() {
 		src.reading.Store(false)
 		return false
 	}
-	n, err := src.body.Read(p)
-	src.reading.Store(false)
+	n, err := src.read(p)
 	s.arrived(p[:n], err)
 	return true
 }
@@ -169,6 +173,7 @@ func (s *stream) advanceAhead() bool {
 	src := &s.src
 	if src.ahead == nil {
 		src.reading.Store(true)
+		src.begun.Store(true)
 		if s.isOver() {
 			src.reading.Store(false)
 			return false
@@ -197,12 +202,21 @@ func (s *stream) advanceAhead() bool {
 }
 
 func (a *readAhead) read(src *source) {
-	a.n, a.err = src.body.Read(a.buf)
-	src.reading.Store(false)
+	a.n, a.err = src.read(a.buf)
 	close(a.done)
 }
 
-// breakRead ends a read of the client's body that is of no use any more.
+func (src *source) read(p []byte) (int, error) {
+	n, err := src.body.Read(p)
+	if err != nil {
+		src.begun.Store(false)
+	}
+	src.reading.Store(false)
+	return n, err
+}
+
+// breakRead ends reads of the client's body that are of no use any more: before the
+// head of an answer net/http itself reads on in a body that has been begun.
 func (s *stream) breakRead() {
 	if s.rc.SetReadDeadline(time.Unix(1, 0)) != nil {
 		s.src.body.Close()

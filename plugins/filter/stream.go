@@ -242,7 +242,7 @@ func (s *stream) stop(cause error) {
 	if cancel != nil {
 		cancel(cause)
 	}
-	if s.src.reading.Load() {
+	if s.src.reading.Load() || cause == errAnswered && s.src.begun.Load() {
 		s.breakRead()
 	}
 }
