@@ -293,10 +293,15 @@ func TestSplit(t *testing.T) {
 	if n := hosts[0].alone() + hosts[1].alone() - was; n != 0 {
 		t.Errorf("%v requests were placed without a coordinator", n)
 	}
-	wires[0].Cut(false)
-	testbed.Eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
 	f.whole(old, "old", 4000)
 	f.whole(both, "both", 4000)
+	f.nothingLeft(hosts[0], hosts[1])
+	near := f.open(hosts[0].worker.URL(), "near", 4000) // however long the split has taken, these are open when it ends
+	far := f.open(hosts[1].worker.URL(), "far", 4000)
+	wires[0].Cut(false)
+	testbed.Eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
+	f.whole(near, "near", 4000)
+	f.whole(far, "far", 4000)
 	f.nothingLeft(hosts[0], hosts[1])
 }
 
