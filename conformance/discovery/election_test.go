@@ -144,7 +144,7 @@ func TestElection(t *testing.T) {
 		s.Start()
 		testbed.Eventually(t, "one of them leads, and all know", func() bool {
 			l := worker.standing().Leader
-			record, err := s.Client.Get(t.Context(), "/pdproxy/fleets/f/leader")
+			record, err := s.Client().Get(t.Context(), "/pdproxy/fleets/f/leader")
 			return err == nil && len(record.Kvs) == 1 && l.Epoch >= first.Epoch &&
 				a.standing().Leader == l && b.standing().Leader == l && a.standing().Leads != b.standing().Leads
 		})

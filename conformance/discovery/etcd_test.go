@@ -61,12 +61,12 @@ func (s *store) register(key, value string, ttl int64) *registration {
 
 // put makes a lease and, with it, the key.
 func (r *registration) put(ctx context.Context) error {
-	lease, err := r.s.Client.Grant(ctx, r.ttl)
+	lease, err := r.s.Client().Grant(ctx, r.ttl)
 	if err != nil {
 		return err
 	}
 	r.lease = lease.ID
-	_, err = r.s.Client.Put(ctx, r.key, r.value, clientv3.WithLease(lease.ID))
+	_, err = r.s.Client().Put(ctx, r.key, r.value, clientv3.WithLease(lease.ID))
 	return err
 }
 
@@ -82,7 +82,7 @@ func (r *registration) beat(ctx context.Context) {
 		case <-tick.C:
 		}
 		try, cancel := context.WithTimeout(ctx, time.Second)
-		if _, err := r.s.Client.KeepAliveOnce(try, r.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if _, err := r.s.Client().KeepAliveOnce(try, r.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			_ = r.put(try) // else the next beat does it
 		}
 		cancel()
@@ -99,7 +99,7 @@ func (r *registration) die() {
 func (r *registration) leave() {
 	r.s.t.Helper()
 	r.die()
-	if _, err := r.s.Client.Delete(r.s.t.Context(), r.key); err != nil {
+	if _, err := r.s.Client().Delete(r.s.t.Context(), r.key); err != nil {
 		r.s.t.Fatal(err)
 	}
 }

@@ -46,7 +46,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 	}
 	for n := range 256 {
 		if !there[n] {
-			if _, err := s.Client.Put(t.Context(), idstore.Prefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
+			if _, err := s.Client().Put(t.Context(), idstore.Prefix+"nodes/"+strconv.Itoa(n), "another"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -56,7 +56,7 @@ func (s *store) onlyNodes(t *testing.T, free ...int) {
 // expire takes a node number away, as the end of its lease does.
 func (s *store) expire(t *testing.T, node uint8) {
 	t.Helper()
-	if d, err := s.Client.Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
+	if d, err := s.Client().Delete(t.Context(), fmt.Sprintf("%snodes/%d", idstore.Prefix, node)); err != nil || d.Deleted != 1 {
 		t.Fatalf("node %d was not taken: %v", node, err)
 	}
 }
@@ -88,7 +88,7 @@ func TestCoordinatorsHaveNodesOfTheirOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	left, err := s.Client.Get(t.Context(), idstore.Prefix+"nodes/200")
+	left, err := s.Client().Get(t.Context(), idstore.Prefix+"nodes/200")
 	if err != nil || left.Count != 0 {
 		t.Errorf("%d keys are left: %v", left.Count, err)
 	}
@@ -115,7 +115,7 @@ func TestLostNodeIsFenced(t *testing.T) {
 	if third := reserve(t, old); third.Node != 77 || third.From != second.Until {
 		t.Errorf("%+v after %+v", third, second)
 	}
-	if _, err := s.Client.Put(t.Context(), idstore.Prefix+"marks/77", "soon"); err != nil {
+	if _, err := s.Client().Put(t.Context(), idstore.Prefix+"marks/77", "soon"); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := old.Reserve(t.Context(), noon, time.Second); err == nil {
@@ -162,7 +162,7 @@ func TestIDsWhileEtcdIsAway(t *testing.T) {
 			}
 			s.expire(t, r.Node)
 			s.onlyNodes(t, int(r.Node))
-			if _, err := s.Client.Delete(t.Context(), fmt.Sprintf("%smarks/%d", idstore.Prefix, r.Node)); err != nil {
+			if _, err := s.Client().Delete(t.Context(), fmt.Sprintf("%smarks/%d", idstore.Prefix, r.Node)); err != nil {
 				t.Fatal(err)
 			}
 			if b := reserve(t, s.ids("b")); b.From < noon.Add(24*time.Hour).UnixMilli() || b.Node != r.Node {

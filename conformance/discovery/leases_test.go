@@ -122,7 +122,7 @@ func TestTrafficOverLeases(t *testing.T) {
 			// A heartbeat is gone, and the engine is not.
 			lostLease.die()
 			testbed.Eventually(t, "the lease is over", func() bool {
-				got, err := s.Client.Get(t.Context(), lostLease.key)
+				got, err := s.Client().Get(t.Context(), lostLease.key)
 				return err == nil && got.Count == 0
 			})
 			n.is(lostName, "")

@@ -103,7 +103,7 @@ func TestBadRecords(t *testing.T) {
 		"metadata": `{"name":"m","url":"http://169.254.169.254","role":"both"}`,
 		"twice":    `{"name":"p0","url":"http://127.0.0.1:1","role":"decode","connector":"vllm-nixl","max_conns":-1}`,
 	} {
-		if _, err := w.store.Client.Put(t.Context(), prefix+key, value); err != nil {
+		if _, err := w.store.Client().Put(t.Context(), prefix+key, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +151,7 @@ func TestEtcdKilled(t *testing.T) {
 func TestEtcdEmptied(t *testing.T) {
 	w := newWorld(t, 0)
 	for n := range 100 { // so that the new history is far behind
-		if _, err := w.store.Client.Put(t.Context(), "/x", fmt.Sprint(n)); err != nil {
+		if _, err := w.store.Client().Put(t.Context(), "/x", fmt.Sprint(n)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -184,13 +184,13 @@ func TestCompaction(t *testing.T) {
 	w.add("d1", "decode", 0)
 	var revision int64
 	for n := range 50 {
-		put, err := w.store.Client.Put(t.Context(), prefix+"noise", strings.Repeat("x", n+1))
+		put, err := w.store.Client().Put(t.Context(), prefix+"noise", strings.Repeat("x", n+1))
 		if err != nil {
 			t.Fatal(err)
 		}
 		revision = put.Header.Revision
 	}
-	if _, err := w.store.Client.Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
+	if _, err := w.store.Client().Compact(t.Context(), revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
 	if s := w.states(); s["p0"] != "ready" || s["d0"] != "ready" || len(s) != 2 {

@@ -95,7 +95,7 @@ func TestPassword(t *testing.T) {
 	s := startStore(t)
 	s.register(prefix+"b0", record("b0", "both", startEngine(t, "vllm-nixl", "both", 0)), 600)
 	ctx := t.Context()
-	auth := s.Client.Auth
+	auth := s.Client().Auth
 	for _, do := range []func() error{
 		func() error { _, err := auth.UserAdd(ctx, "root", "hunter2-root"); return err },
 		func() error { _, err := auth.UserGrantRole(ctx, "root", "root"); return err },

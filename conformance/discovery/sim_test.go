@@ -74,7 +74,7 @@ func TestEnginesRegisterThemselves(t *testing.T) {
 			s.Empty()
 			s.Start()
 			testbed.Eventually(t, "both have registered anew", func() bool {
-				got, err := s.Client.Get(t.Context(), "/", clientv3.WithPrefix())
+				got, err := s.Client().Get(t.Context(), "/", clientv3.WithPrefix())
 				return err == nil && got.Count == 2
 			})
 			are(names[0]+p.Addr(), names[1]+d.Addr())

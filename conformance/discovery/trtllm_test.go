@@ -33,7 +33,7 @@ func TestTRTLLMWorkers(t *testing.T) {
 		"/trtllm-disagg/blue/workers/MM_ENCODER-h:1-1-1-001":   `{"host":"127.0.0.1","port":1,"role":2}`,
 		"/trtllm-disagg/blue/workers/GENERATION-junk-1-1-0001": `{"host":`,
 	} {
-		if _, err := s.Client.Put(t.Context(), key, value); err != nil {
+		if _, err := s.Client().Put(t.Context(), key, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -54,7 +54,7 @@ func TestTRTLLMWorkers(t *testing.T) {
 	n.is(gID, "")
 	first.die()
 	testbed.Eventually(t, "the old record is gone", func() bool {
-		got, err := s.Client.Get(t.Context(), first.key)
+		got, err := s.Client().Get(t.Context(), first.key)
 		return err == nil && got.Count == 0
 	})
 	if _, d := n.ask(); d != again {
@@ -70,7 +70,7 @@ func TestTRTLLMMetadata(t *testing.T) {
 	c, g := startEngine(t, "trtllm", "prefill", 0), startEngine(t, "trtllm", "decode", 0)
 	put := func(id, value string) {
 		t.Helper()
-		if _, err := s.Client.Put(t.Context(), "trtllm/"+id, value); err != nil {
+		if _, err := s.Client().Put(t.Context(), "trtllm/"+id, value); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -99,11 +99,11 @@ func TestTRTLLMMetadata(t *testing.T) {
 	s.Kill()
 	n.ask() // etcd is away: nothing changes
 	s.Start()
-	if _, err := s.Client.Delete(t.Context(), "trtllm/ctx-1"); err != nil {
+	if _, err := s.Client().Delete(t.Context(), "trtllm/ctx-1"); err != nil {
 		t.Fatal(err)
 	}
 	n.is("ctx-1", "")
-	if got, err := s.Client.Get(t.Context(), "trtllm/junk"); err != nil || got.Count != 1 {
+	if got, err := s.Client().Get(t.Context(), "trtllm/junk"); err != nil || got.Count != 1 {
 		t.Errorf("a key of another process was deleted: %v", err)
 	}
 }

@@ -135,7 +135,7 @@ func (h *host) alone() float64 {
 // leader is the record in etcd.
 func leader(t *testing.T, s *testbed.Etcd) (l election.Leader) {
 	t.Helper()
-	answer, err := s.Client.Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
+	answer, err := s.Client().Get(t.Context(), "/pdproxy/fleets/pdproxy/leader")
 	if err != nil || len(answer.Kvs) != 1 {
 		t.Fatalf("%v, %v", answer, err)
 	}

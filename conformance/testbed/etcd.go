@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,14 +22,16 @@ type Secured struct {
 
 // Etcd is a real etcd of one member. It ends with its test.
 type Etcd struct {
-	Addr   string           // of clients, host:port
-	Client *clientv3.Client // of the test; another one after each Start
+	Addr string // of clients, host:port
 
 	t     *testing.T
 	dir   string
 	peers string
 	tls   *Secured // nil: plain http
 	cmd   *exec.Cmd
+
+	mu     sync.Mutex
+	client *clientv3.Client // guarded by mu
 }
 
 // StartEtcd starts an etcd that has nothing stored, and waits until it answers.
@@ -40,7 +43,7 @@ func StartEtcd(t *testing.T, s *Secured) *Etcd {
 	e := &Etcd{Addr: FreeAddr(t), t: t, dir: filepath.Join(t.TempDir(), "etcd"), peers: FreeAddr(t), tls: s}
 	e.Start()
 	t.Cleanup(func() {
-		e.Client.Close()
+		e.Client().Close()
 		e.Kill()
 	})
 	return e
@@ -73,25 +76,36 @@ func (e *Etcd) Start() {
 	Eventually(e.t, "etcd answers", func() bool {
 		ctx, cancel := context.WithTimeout(e.t.Context(), time.Second)
 		defer cancel()
-		_, err := e.Client.Get(ctx, "x")
+		_, err := e.Client().Get(ctx, "x")
 		return err == nil
 	})
+}
+
+// Client returns the test's client, another one after each Start.
+func (e *Etcd) Client() *clientv3.Client {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.client
 }
 
 // dial makes a new client: one that has failed for long waits as long before it
 // dials again.
 func (e *Etcd) dial() {
 	e.t.Helper()
-	if e.Client != nil {
-		e.Client.Close()
-	}
 	c := clientv3.Config{Endpoints: []string{e.URL()}, Logger: zap.NewNop()}
 	if e.tls != nil {
 		c.TLS = e.tls.Client
 	}
-	var err error
-	if e.Client, err = clientv3.New(c); err != nil {
+	client, err := clientv3.New(c)
+	if err != nil {
 		e.t.Fatal(err)
+	}
+	e.mu.Lock()
+	old := e.client
+	e.client = client
+	e.mu.Unlock()
+	if old != nil {
+		old.Close()
 	}
 }
 
