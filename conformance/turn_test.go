@@ -16,7 +16,7 @@ import (
 // turnFleet is a fleet whose decode engines keep the KV of what they have
 // answered, and whose prefill engines pull it.
 func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more func(*config.Config)) *fleet {
-	return startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
 		prefill: 1, decode: 2,
 		engine: func(role string, _ int, c *enginesim.Config) {
 			if c.Nixl.Bidirectional = role != enginesim.RoleBoth; change != nil {
@@ -32,6 +32,8 @@ func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more
 			}
 		},
 	})
+	f.oneEntry() // who served a turn knows what is kept of it
+	return f
 }
 
 // kept is how many blocks decode engines hold for a turn to come.
@@ -345,6 +347,7 @@ func TestTurnWhosePrefillDies(t *testing.T) {
 			}
 		},
 	})
+	f.oneEntry() // who served a turn knows what is kept of it
 	next := f.secondTurn()
 	for _, p := range f.prefill {
 		p.SetFault("", 0, "head")
@@ -352,8 +355,17 @@ func TestTurnWhosePrefillDies(t *testing.T) {
 	got := make(chan answer, 1)
 	go func() { got <- f.try("/v1/completions", next) }()
 	f.eventually("it is pulled", func() bool { return f.turns("pulled") == 1 })
-	f.prefill[0].Kill()
-	f.prefill[1].SetFault("", 0, "")
+	var open []struct{ Prefill string }
+	f.admin("/v1/exchanges", &open)
+	dies, other := f.prefill[0], f.prefill[1]
+	if len(open) != 1 {
+		t.Fatalf("%d exchanges are open", len(open))
+	}
+	if open[0].Prefill == "p1" {
+		dies, other = other, dies
+	}
+	other.SetFault("", 0, "")
+	dies.Kill()
 	f.right(<-got, "/v1/completions", next)
 	if f.turns("pulled") != 1 {
 		t.Errorf("pulled %v times", f.turns("pulled"))
