@@ -52,10 +52,11 @@ type cleanupJob struct {
 
 type cleanupCall struct {
 	connector.Cleanup
-	target engine.Target // who is called
-	avoid  engine.Target // who is called last: it failed the leg, and may fail this
-	vain   bool          // nothing comes of another try: the engine's own time-out frees
-	holder engine.Target // whose memory is to be freed
+	target engine.Target           // who is called
+	avoid  engine.Target           // who is called last: it failed the leg, and may fail this
+	vain   bool                    // nothing comes of another try: the engine's own time-out frees
+	holder engine.Target           // whose memory is to be freed
+	relay  func() *engine.Instance // another for a target that is not well, nil if there is none; nil: there is nobody else
 }
 
 // cleanup has the janitor free what a failed attempt left on the engines.
@@ -229,6 +230,11 @@ func begun(resp *upstream.Response) bool {
 
 // round tries the call's target, then its peers, each once.
 func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bool {
+	if c.relay != nil && c.target.State() != engine.Ready { // which may show after the first round
+		if i := c.relay(); i != nil {
+			c.target = engine.Target{Instance: i}
+		}
+	}
 	if !c.AnyTarget {
 		return j.try(ctx, c.target, job, c)
 	}

@@ -210,11 +210,7 @@ func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) 
 // or by another where that one is not well.
 func (s *Server) forgetTurn(k *keptTurn, yield time.Duration) {
 	k.forget.since, k.forget.yield = time.Now(), yield
-	if c := &k.forget.calls[0]; c.Leg.Path != "" && c.target.State() != engine.Ready {
-		if p := s.messenger(k); p != nil {
-			c.target = engine.Target{Instance: p}
-		}
-	}
+	k.forget.calls[0].relay = func() *engine.Instance { return s.messenger(k) }
 	s.janitor.start(k.forget)
 }
 
