@@ -125,19 +125,18 @@ func (s *script) check() [][]row {
 	return answer.Ranks
 }
 
-// freePorts returns the first of two ports that are free.
+// freePorts returns the first of two ports that are free, and that the script can
+// leave and take again.
 func freePorts(t *testing.T) int {
 	t.Helper()
 	for range 100 {
-		a, err := net.Listen("tcp", "127.0.0.1:0")
+		_, text, _ := net.SplitHostPort(testbed.FreeAddr(t))
+		port, err := strconv.Atoi(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		port := a.Addr().(*net.TCPAddr).Port
-		b, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port+1))
-		a.Close()
-		if err == nil {
-			b.Close()
+		if next, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port+1)); err == nil {
+			next.Close()
 			return port
 		}
 	}
