@@ -151,7 +151,7 @@ func TestWorkerKilled(t *testing.T) {
 			pinned := 0
 			for _, e := range append(f.prefill, f.decode...) {
 				s := e.State()
-				pinned += int(s.BlocksPinned) + int(s.RequestsWaiting)
+				pinned += s.BlocksPinned + s.RequestsWaiting
 			}
 			return f.books() == 7 && pinned > 0
 		})

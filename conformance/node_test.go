@@ -161,7 +161,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 // fleetDir is a directory whose name is short enough for a Unix socket.
 func fleetDir(t *testing.T) handover.Dir {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pdproxy-test-")
+	dir, err := os.MkdirTemp("", "pdproxy-test-") //nolint:usetesting // t.TempDir has the test's name in it
 	if err != nil {
 		t.Fatal(err)
 	}
