@@ -25,6 +25,7 @@ import (
 type soak struct {
 	*fleet
 	seed    uint64
+	brief   bool // too short to be without an engine of a phase for long
 	corpus  []*soakCase
 	clients []*http.Client // HTTP/1.1 and h2c
 	log     *logTail
@@ -43,6 +44,7 @@ type slot struct {
 	engine **enginesim.Engine
 	cfg    enginesim.Config
 	ends   time.Time // of its trouble; zero when it is well
+	well   time.Time // from when on, after its last trouble, it surely serves
 	dies   bool      // the trouble may kill it
 	closed bool      // it was shut down in order
 	away   bool      // the configuration does not name it

@@ -68,7 +68,7 @@ func runSoak(t *testing.T, connector string, d time.Duration, change func(*confi
 	s := startSoak(t, connector, seed, change)
 	defer s.report()
 	rounds := uint64(1)
-	if d >= soakHalves {
+	if s.brief = d < soakHalves; !s.brief {
 		rounds = 2
 	}
 	var heap uint64

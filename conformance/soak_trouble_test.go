@@ -27,8 +27,13 @@ func troublesOf(role string) []string {
 	return append(slices.Clone(troubles), "fail load", "fail sse-error")
 }
 
+// soakRecovery is how long probes and circuits may take to find an engine well
+// again.
+const soakRecovery = time.Second
+
 // trouble makes engines fail and heals them until ctx ends. Both engines of a
-// phase are in trouble for moments only.
+// phase are in trouble for moments only, in a brief soak never: there one such
+// moment, until probes have found out and found out again, is most of the time.
 func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
 	next := time.Now()
 	for tick := time.NewTicker(20 * time.Millisecond); ; {
@@ -51,7 +56,10 @@ func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
 		next = now.Add(50*time.Millisecond + upTo(rng, 400*time.Millisecond))
 		sl := s.slots[rng.IntN(len(s.slots))]
 		length := 100*time.Millisecond + upTo(rng, 2900*time.Millisecond)
-		if slices.ContainsFunc(s.slots, func(o *slot) bool { return o != sl && o.role == sl.role && !o.ends.IsZero() }) {
+		if slices.ContainsFunc(s.slots, func(o *slot) bool { return o != sl && o.role == sl.role && (!o.ends.IsZero() || s.brief && now.Before(o.well)) }) {
+			if s.brief {
+				continue
+			}
 			length = min(length, 400*time.Millisecond)
 		}
 		if sl.ends.IsZero() {
@@ -77,7 +85,7 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 	case "restart":
 		e.Kill()
 		s.restart(sl)
-		sl.ends = time.Time{}
+		sl.ends, sl.well = time.Time{}, time.Now().Add(soakRecovery)
 	case "die":
 		sl.dies = true
 		err = e.SetFault("", 1+rng.IntN(10), "")
@@ -101,7 +109,7 @@ func (s *soak) begin(sl *slot, what string, rng *rand.Rand) {
 // started anew on its address.
 func (s *soak) heal(sl *slot) {
 	s.note(sl, "healed")
-	sl.ends = time.Time{}
+	sl.ends, sl.well = time.Time{}, time.Now().Add(soakRecovery)
 	if sl.closed || sl.dies || dead(*sl.engine) {
 		s.restart(sl)
 	} else if err := (*sl.engine).SetFault("", 0, ""); err != nil {
