@@ -129,6 +129,7 @@ func (s *Server) adminEngines(w http.ResponseWriter, _ *http.Request) {
 		}
 		rows = append(rows, row)
 	}
+	s.deps.Registry.Settle()
 	writeJSON(w, 200, rows)
 }
 

@@ -128,6 +128,13 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 // Snapshot returns what is known now; never nil.
 func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
 
+// Settle returns when the snapshot shows every state that an instance showed before:
+// who is told of a ready instance may count on it.
+func (r *Registry) Settle() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+}
+
 // Apply makes the instances of a source those of specs. One whose spec and key
 // are unchanged stays as it is, with its load, its connections and its health;
 // one that is missing drains for at most drainFor and leaves; a changed one is
