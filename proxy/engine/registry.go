@@ -8,17 +8,13 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/load"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -249,80 +245,6 @@ func (r *Registry) Close() {
 	}
 }
 
-// newInstance builds an instance from its spec; r.mu is held.
-func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
-	i := &Instance{Spec: spec, Source: source}
-	i.stay, i.part = context.WithCancel(context.Background())
-	u, err := url.Parse(spec.URL)
-	if err != nil || u.Hostname() == "" {
-		return nil, errors.New("url is not an http address")
-	}
-	i.Host, i.Prefix = u.Hostname(), strings.TrimRight(u.Path, "/")
-	var ok bool
-	if i.Role, ok = abi.ParseRole(spec.Role); !ok {
-		return nil, fmt.Errorf("unknown role %q", spec.Role)
-	}
-	if i.protocol, ok = r.o.Protocols(spec.Connector); !ok {
-		return nil, fmt.Errorf("unknown connector %q", spec.Connector)
-	}
-	i.Flow = i.protocol.Flow()
-	if i.kvHosts, err = config.ParseKVHosts(spec.KVHosts); err != nil {
-		return nil, fmt.Errorf("kv_hosts: %w", err)
-	}
-	if spec.Name == "" || spec.Ranks < 1 {
-		return nil, errors.New("name and at least one rank are needed")
-	}
-	if _, err := config.ParseKVAddress(spec.KVAddress); err != nil {
-		return nil, fmt.Errorf("kv_address: %w", err)
-	} else if err := spec.CheckKVAddress(); err != nil {
-		return nil, fmt.Errorf("kv_address: %w", err)
-	}
-	if host, _ := spec.SideChannelOf(0); spec.Pushes() && (spec.EngineID == "" || host == "") {
-		return nil, fmt.Errorf("connector %q needs an engine_id and a side_channel", spec.Connector)
-	} else if spec.SideChannelled() && host == "" {
-		return nil, fmt.Errorf("connector %q needs a side_channel", spec.Connector)
-	}
-	i.Load = make([]load.Counter, spec.Ranks)
-	if r.o.APIKey != nil {
-		if i.APIKey, err = r.o.APIKey(spec); err != nil {
-			return nil, err
-		}
-	}
-	i.since.Store(time.Now().UnixMilli())
-	i.Breaker.arm(&r.circuit)
-	if r.reports != nil {
-		i.Breaker.tell = func(failed bool) { r.reports.breaker(i, failed) }
-	}
-	return i, nil
-}
-
-// connect gives new instances their clients and the transports of their probes.
-func (r *Registry) connect(come []*Instance) error {
-	for _, i := range come {
-		var err error
-		if i.Client, err = r.o.NewClient(i.Spec); err != nil {
-			return &SpecError{Name: i.Spec.Name, Cause: fmt.Errorf("create client: %w", err)}
-		}
-		i.asks = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-		if r.o.NewProbe == nil {
-			i.asks.Transport = &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
-		} else if i.asks.Transport, err = r.o.NewProbe(i.Spec); err != nil {
-			return &SpecError{Name: i.Spec.Name, Cause: fmt.Errorf("create probe: %w", err)}
-		}
-	}
-	return nil
-}
-
-// admit publishes new instances and has Run look after them; r.mu is held.
-func (r *Registry) admit(come []*Instance) {
-	for _, i := range come {
-		r.number(i)
-		r.instances = append(r.instances, i)
-	}
-	r.publish()
-	signal(r.wake)
-}
-
 // number gives a new instance its id and its slots in the index; r.mu is held.
 func (r *Registry) number(i *Instance) {
 	r.lastID++
@@ -341,20 +263,6 @@ func signal(c chan<- struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// untended returns the instances that Run has yet to look after, once.
-func (r *Registry) untended() []*Instance {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var list []*Instance
-	for _, i := range r.instances {
-		if !i.tended {
-			i.tended = true
-			list = append(list, i)
-		}
-	}
-	return list
 }
 
 // named returns the instance of that name that does not drain, or nil; r.mu is
