@@ -351,8 +351,9 @@ func (w *world) leader() (leads, standsBy *proxy) {
 	return w.proxies[1], w.proxies[0]
 }
 
-// rest is what is left of requests: "" for nothing.
-func (w *world) rest() string {
+// rest is what is left of requests: "" for nothing. Without blocks, an engine that
+// has no request has nothing left.
+func (w *world) rest(blocks bool) string {
 	var left []string
 	for _, p := range w.proxies {
 		n, err := p.admin.Metric("pdproxy_leases_open")
@@ -366,8 +367,8 @@ func (w *world) rest() string {
 		var s enginesim.State
 		if err := (surface.Admin{Client: &http.Client{Timeout: time.Second}, URL: e.url}).Get("/sim/state", &s); err != nil {
 			left = append(left, fmt.Sprintf("engine %s: %v", e.name, err))
-		} else if s.BlocksPinned+s.RequestsRunning+s.RequestsWaiting+s.BlocksUsed > 0 {
-			left = append(left, fmt.Sprintf("engine %s has %d blocks pinned, %d used, %d requests", e.name, s.BlocksPinned, s.BlocksUsed, s.RequestsRunning+s.RequestsWaiting))
+		} else if n := s.RequestsRunning + s.RequestsWaiting; n > 0 || blocks && s.BlocksPinned+s.BlocksUsed > 0 {
+			left = append(left, fmt.Sprintf("engine %s has %d blocks pinned, %d used, %d requests", e.name, s.BlocksPinned, s.BlocksUsed, n))
 		} else if s.DuplicateIDs > 0 {
 			left = append(left, fmt.Sprintf("engine %s saw %d ids twice", e.name, s.DuplicateIDs))
 		}
