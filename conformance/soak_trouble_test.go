@@ -56,7 +56,9 @@ func (s *soak) trouble(ctx context.Context, rng *rand.Rand) {
 		next = now.Add(50*time.Millisecond + upTo(rng, 400*time.Millisecond))
 		sl := s.slots[rng.IntN(len(s.slots))]
 		length := 100*time.Millisecond + upTo(rng, 2900*time.Millisecond)
-		if slices.ContainsFunc(s.slots, func(o *slot) bool { return o != sl && o.role == sl.role && (!o.ends.IsZero() || s.brief && now.Before(o.well)) }) {
+		if slices.ContainsFunc(s.slots, func(o *slot) bool {
+			return o != sl && o.role == sl.role && (!o.ends.IsZero() || s.brief && now.Before(o.well))
+		}) {
 			if s.brief {
 				continue
 			}
