@@ -2,11 +2,9 @@ package election
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/pdproxy/pdproxy/proxy/etcd"
@@ -94,32 +92,13 @@ func (e *Election) take(kv *mvccpb.KeyValue) {
 // changes takes in what becomes of the record after a revision, until it is
 // time to read it again.
 func (e *Election) changes(ctx context.Context, client *clientv3.Client, revision int64) error {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel()
-	events := client.Watch(ctx, e.key(), clientv3.WithRev(revision+1))
-	next := time.NewTimer(readEvery)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-next.C:
-			return nil
-		case batch, open := <-events:
-			if err := batch.Err(); errors.Is(err, rpctypes.ErrCompacted) {
-				return nil
-			} else if err != nil {
-				return err
-			} else if !open {
-				return errors.New("the watch has ended")
-			}
-			for _, event := range batch.Events {
-				if event.Type == mvccpb.PUT {
-					e.take(event.Kv)
-				}
+	return etcd.Follow(ctx, client, e.key(), revision, readEvery, func(batch clientv3.WatchResponse) {
+		for _, event := range batch.Events {
+			if event.Type == mvccpb.PUT {
+				e.take(event.Kv)
 			}
 		}
-	}
+	})
 }
 
 // trouble says once that etcd does not answer, and once that it does again.

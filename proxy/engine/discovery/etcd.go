@@ -2,13 +2,11 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -118,36 +116,17 @@ func (s *etcdSource) takeAll(head *etcdserverpb.ResponseHeader, kvs []*mvccpb.Ke
 // next one, or an error says why there must be one. What was compacted away is
 // none: the next listing has it.
 func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found func([]config.Engine)) error {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel()
-	events := client.Watch(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(s.revision+1))
-	next := time.NewTimer(s.every)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-next.C:
-			return nil
-		case batch, open := <-events:
-			if err := batch.Err(); errors.Is(err, rpctypes.ErrCompacted) {
-				return nil
-			} else if err != nil {
-				return err
-			} else if !open {
-				return errors.New("the watch has ended")
+	return etcd.Follow(ctx, client, s.prefix, s.revision, s.every, func(batch clientv3.WatchResponse) {
+		for _, e := range batch.Events {
+			if e.Type == mvccpb.DELETE {
+				s.drop(string(e.Kv.Key))
+			} else {
+				s.put(e.Kv)
 			}
-			for _, e := range batch.Events {
-				if e.Type == mvccpb.DELETE {
-					s.drop(string(e.Kv.Key))
-				} else {
-					s.put(e.Kv)
-				}
-			}
-			s.revision = max(s.revision, batch.Header.Revision)
-			found(s.engines())
 		}
-	}
+		s.revision = max(s.revision, batch.Header.Revision)
+		found(s.engines())
+	}, clientv3.WithPrefix())
 }
 
 // put takes a record in.
