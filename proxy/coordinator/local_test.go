@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -594,22 +595,24 @@ func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 	for name, over := range map[string]func(*Lease){"answered": func(l *Lease) { l.Answered(true) }, "released": (*Lease).Release} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "p prefill", "d decode")
-			p := w.must(t, ask())
-			p.Lease.PrefillDone()
-			w.arrived()
-			if err := w.reg.Remove("p", time.Hour); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(200 * time.Millisecond) // several looks of whoever lets it go
-			if p.Prefill.Gone() {
-				t.Error("prefill is gone before decode has its KV")
-			}
-			over(p.Lease)
-			for !p.Prefill.Gone() {
-				time.Sleep(time.Millisecond)
-			}
-			p.Lease.Release()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "p prefill", "d decode")
+				p := w.must(t, ask())
+				p.Lease.PrefillDone()
+				if err := w.reg.Remove("p", time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute) // many looks of whoever lets it go
+				if p.Prefill.Gone() {
+					t.Error("prefill is gone before decode has its KV")
+				}
+				over(p.Lease)
+				time.Sleep(time.Second)
+				if !p.Prefill.Gone() {
+					t.Error("prefill stays for nothing")
+				}
+				p.Lease.Release()
+			})
 		})
 	}
 }
