@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"time"
 )
 
 // begunConn is a connection of which the first bytes have been read.
@@ -23,8 +24,8 @@ func (c *begunConn) Read(p []byte) (int, error) {
 }
 
 // Others is a listener of the connections that come to the listeners of Serve and
-// do not begin as a worker's: those of HTTP clients. Until somebody accepts them
-// they wait; Close does not end those of Serve.
+// do not begin as a worker's: those of HTTP clients. They wait for somebody to
+// accept them as long as a greeting may take; Close does not end those of Serve.
 func (s *Server) Others(address net.Addr) net.Listener {
 	return &others{conns: s.others, address: address, closed: make(chan struct{})}
 }
@@ -55,11 +56,16 @@ func (o *others) Close() error {
 // Addr implements net.Listener.
 func (o *others) Addr() net.Addr { return o.address }
 
-// pass hands over a connection that is no worker's.
+// pass hands over a connection that is no worker's. One that nobody accepts is
+// closed: strangers must not pile up.
 func (s *Server) pass(ctx context.Context, nc net.Conn) {
+	limit := time.NewTimer(greetingLimit)
+	defer limit.Stop()
 	select {
 	case s.others <- nc:
+		return
+	case <-limit.C:
 	case <-ctx.Done():
-		nc.Close()
 	}
+	nc.Close()
 }
