@@ -10,7 +10,9 @@ import (
 // ExampleConnector, offloading to a shared tier. Prefill computes the prompt,
 // which puts its KV there; decode is sent the client's request and finds it
 // there, by the tokens. The legs say nothing of a transfer, and engines hold
-// nothing for each other: there is nothing to pair and nothing to free.
+// nothing for each other: there is nothing to pair and nothing to free. LMCache's
+// own PD form (enable_pd) is none of these: docs/engines.md says why it has no
+// connector.
 //
 // Sources, in vLLM: examples/disaggregated/lmcache/disagg_prefill_lmcache_v1/
 // disagg_proxy_server.py, examples/disaggregated/disaggregated_serving/
