@@ -1,7 +1,6 @@
 package connector
 
 import (
-	"bytes"
 	"errors"
 	"net"
 	"strconv"
@@ -131,20 +130,15 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 // it has not, and decode cannot do without: the leg failed. In READ mode they
 // are what decode gets.
 func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
-	}
-	params, _, err := openai.Lookup(body, "kv_transfer_params") // checks all of the body
+	params, err := transferParams(body)
 	switch {
 	case err != nil:
-		return Handoff{}, badReply(err.Error())
-	case openai.IsNull(params):
+		return Handoff{}, err
+	case params == nil:
 		if h, ended := endedAtOnce(a, body); ended {
 			return h, nil
 		}
 		return Handoff{}, badReply("no kv_transfer_params, without which decode has no KV")
-	case !isObject(params):
-		return Handoff{}, badReply("kv_transfer_params is no object")
 	}
 	id, _ := openai.Find(params, "transfer_id")
 	if s, _ := openai.String(id); !openai.IsNull(id) && s != transferID(a) {
@@ -153,8 +147,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !m.read {
 		return Handoff{Pinned: true}, nil
 	}
-	blocks, _ := openai.Find(params, "remote_block_ids")
-	if !bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
+	if !namesBlocks(params) {
 		return Handoff{}, badReply("kv_transfer_params without blocks")
 	}
 	if id, _ := openai.Find(params, "remote_engine_id"); openai.IsNull(id) {

@@ -152,23 +152,16 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 // Nor is it told of a host where prefill is not known to be: decode would connect
 // to whatever an engine, or who speaks for one, has named.
 func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
-	}
-	params, _, err := openai.Lookup(body, "kv_transfer_params") // checks all of the body
+	params, err := transferParams(body)
 	switch {
 	case err != nil:
-		return Handoff{}, badReply(err.Error())
-	case openai.IsNull(params):
+		return Handoff{}, err
+	case params == nil:
 		return Handoff{Fallback: "no_kv_params"}, nil
-	case !isObject(params):
-		return Handoff{}, badReply("kv_transfer_params is no object")
-	}
-	if text(params, "transfer_mode") == "push" {
+	case text(params, "transfer_mode") == "push":
 		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
 	}
-	blocks, _ := openai.Find(params, "remote_block_ids")
-	if bytes.ContainsAny(blocks, "0123456789") { // flat, or one list for each cache group
+	if namesBlocks(params) {
 		if !addressed(params) {
 			return Handoff{Fallback: "incomplete_kv_params"}, nil
 		}

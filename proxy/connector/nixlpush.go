@@ -1,7 +1,6 @@
 package connector
 
 import (
-	"bytes"
 	"strconv"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -75,21 +74,15 @@ func (nixlPush) decodeParams(a *Attempt) []byte {
 // pull mode, or is not the engine that decode was told of, it will not, and
 // decode would wait for ever: the leg failed.
 func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
-	}
-	params, _, err := openai.Lookup(body, "kv_transfer_params") // checks all of the body
+	params, err := transferParams(body)
 	switch {
 	case err != nil:
-		return Handoff{}, badReply(err.Error())
-	case openai.IsNull(params):
+		return Handoff{}, err
+	case params == nil:
 		return Handoff{}, badReply("no kv_transfer_params, without which prefill writes nothing")
-	case !isObject(params):
-		return Handoff{}, badReply("kv_transfer_params is no object")
 	case text(params, "transfer_mode") == "pull":
 		return Handoff{}, badReply("prefill runs in pull mode, which cannot be paired with push")
-	}
-	if blocks, _ := openai.Find(params, "remote_block_ids"); !bytes.ContainsAny(blocks, "0123456789") {
+	case !namesBlocks(params):
 		return Handoff{}, badReply("kv_transfer_params without blocks")
 	}
 	if id := text(params, "remote_engine_id"); id != a.Prefill.Spec.EngineIDOf(a.Prefill.Rank) {
