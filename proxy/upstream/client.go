@@ -129,7 +129,6 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 // dead. The slot is gone when it fails.
 func (cl *client) living(c *call, cn *conn) (*conn, error) {
 	for cn != nil {
-		cn.readDeadline(time.Time{})
 		if cn.alive() {
 			cl.reuses.Add(1)
 			return cn, nil

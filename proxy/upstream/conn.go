@@ -15,7 +15,7 @@ type conn struct {
 	net.Conn                 // what is read and written: the socket, or TLS on it
 	socket   net.Conn        // closed without ceremony by abort
 	raw      syscall.RawConn // of the socket; nil when it has no descriptor
-	peek     func(fd uintptr) bool
+	peek     func(fd uintptr)
 	isQuiet  bool // what peek found
 
 	served    bool      // has carried a call before this one
@@ -36,10 +36,7 @@ func newConn(socket net.Conn) *conn {
 	if s, ok := socket.(syscall.Conn); ok {
 		c.raw, _ = s.SyscallConn()
 	}
-	c.peek = func(fd uintptr) bool {
-		c.isQuiet = quiet(fd)
-		return true
-	}
+	c.peek = func(fd uintptr) { c.isQuiet = quiet(fd) }
 	return c
 }
 
@@ -71,12 +68,12 @@ func (c *conn) secure() bool { return c.Conn != c.socket }
 func (c *conn) abort() { c.socket.Close() }
 
 // alive reports whether an idle connection can carry a request: the engine has
-// neither closed it nor sent what nobody asked for. No read deadline may have
-// passed before; one has afterwards if the connection is TLS.
+// neither closed it nor sent what nobody asked for. A read deadline has passed
+// afterwards if the connection is TLS.
 func (c *conn) alive() bool {
 	if c.raw != nil {
 		c.isQuiet = false
-		if err := c.raw.Read(c.peek); err != nil || !c.isQuiet {
+		if err := c.raw.Control(c.peek); err != nil || !c.isQuiet {
 			return false
 		}
 	}
