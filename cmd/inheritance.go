@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"syscall"
@@ -55,6 +56,7 @@ func (s *supervisor) wanted() []string {
 	names := []string{publicSocket(s.cfg)}
 	if s.cfg.Fleet.Coordinator == "" {
 		names = append(names, adminSocket(s.cfg))
+		names = append(names, slices.DeleteFunc(registrationSockets(s.cfg), func(name string) bool { return name == "" })...)
 	}
 	if listen := s.cfg.Fleet.Listen; listen != "" && !strings.HasPrefix(listen, "unix:") { // that is the coordinator's
 		names = append(names, fleetSocket(s.cfg))
@@ -78,7 +80,11 @@ func (s *supervisor) open() error {
 			continue
 		}
 		key, address, _ := strings.Cut(name, " ")
-		l, err := handover.Shared().Listen(context.Background(), "tcp", address)
+		how := handover.Shared()
+		if slices.Contains(registrationSockets(s.cfg), name) {
+			how = &net.ListenConfig{} // of two who share it each would know a part of the engines
+		}
+		l, err := how.Listen(context.Background(), "tcp", address)
 		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}

@@ -134,13 +134,13 @@ var topics = [...]coordinator.Topic{
 
 // settle waits until the engines are known: workers would take what is not yet
 // found for gone, and what is not yet asked for down. Who registers here by itself
-// is given the whole time.
+// is given the whole time, where nobody has left word of who did before.
 func (l *leading) settle(ctx context.Context) {
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
-	for waits := l.n.registrar != nil || l.n.storage != nil; waits || !l.n.discovery.Told() || !l.n.registry.Settled(); {
+	for l.n.awaitsRegistrations() || !l.n.discovery.Told() || !l.n.registry.Settled() {
 		select {
 		case <-ctx.Done():
 			return

@@ -5,6 +5,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
+	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
@@ -17,7 +19,10 @@ type Part struct {
 	Dir  handover.Dir // where the processes of the fleet meet; "" for none
 	// Sockets are the open ones of the public and the admin address.
 	Sockets proxy.Sockets
-	Fleet   net.Listener // fleet.listen; nil: to be opened, if it is configured
+	// Those of the other addresses; nil: to be opened, if they are configured.
+	Fleet   net.Listener // fleet.listen
+	MoRIIO  net.Listener // discovery.moriio.listen
+	Storage net.Listener // discovery.trtllm.cluster_uri, where it is http
 }
 
 // Role is what a process of a fleet is.
@@ -36,6 +41,29 @@ func publicSocket(cfg *config.Config) string { return "server.listen " + cfg.Ser
 func adminSocket(cfg *config.Config) string  { return "admin.listen " + cfg.Admin.Listen }
 func fleetSocket(cfg *config.Config) string  { return "fleet.listen " + cfg.Fleet.Listen }
 
+// moriioSocket is "" where no engine registers.
+func moriioSocket(cfg *config.Config) string {
+	address, err := moriio.Address(cfg.Discovery.MoRIIO.Listen)
+	if err != nil {
+		return ""
+	}
+	return "discovery.moriio.listen " + address
+}
+
+// storageSocket is "" where no TensorRT-LLM worker registers.
+func storageSocket(cfg *config.Config) string {
+	address, served := discovery.StorageAddress(cfg.Discovery.TRTLLM)
+	if !served {
+		return ""
+	}
+	return "discovery.trtllm.cluster_uri " + address
+}
+
+// registrationSockets are those where engines register; "" where they do not.
+func registrationSockets(cfg *config.Config) []string {
+	return []string{moriioSocket(cfg), storageSocket(cfg)}
+}
+
 // open makes the listeners of those of the open sockets that the part has a use
 // for. They are copies.
 func (p *Part) open(cfg *config.Config, given []handover.Socket) error {
@@ -46,6 +74,8 @@ func (p *Part) open(cfg *config.Config, given []handover.Socket) error {
 	if p.Role != RoleWorker {
 		wanted[adminSocket(cfg)] = &p.Sockets.Admin
 		wanted[fleetSocket(cfg)] = &p.Fleet
+		wanted[moriioSocket(cfg)] = &p.MoRIIO
+		wanted[storageSocket(cfg)] = &p.Storage
 	}
 	p.Sockets.Only = p.Role != RoleSingle
 	for _, socket := range given {
@@ -65,7 +95,7 @@ func (p *Part) open(cfg *config.Config, given []handover.Socket) error {
 
 // close closes the sockets of a part that never serves.
 func (p *Part) close() {
-	for _, l := range []net.Listener{p.Sockets.Public, p.Sockets.Admin, p.Fleet} {
+	for _, l := range []net.Listener{p.Sockets.Public, p.Sockets.Admin, p.Fleet, p.MoRIIO, p.Storage} {
 		if l != nil {
 			l.Close()
 		}

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"net"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
 // findEngines builds what finds engines, and opens the sockets where they
@@ -24,13 +25,19 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		if err != nil {
 			return config.Problems{cfg.Problem("discovery.moriio.password_file", err.Error())}
 		}
-		if n.registrar, err = moriio.Listen(moriio.Options{Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost, Log: n.log}); err != nil {
+		if n.registrar, err = moriio.Listen(moriio.Options{
+			Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost,
+			Listener: n.part.MoRIIO, Roster: roster.New(n.part.Dir, "zmq", n.log), Log: n.log,
+		}); err != nil {
 			return failed(err)
 		}
 		o.More = append(o.More, registrations{n.registrar, n})
 	}
-	if strings.HasPrefix(cfg.Discovery.TRTLLM.ClusterURI, "http://") {
-		if n.storage, err = discovery.ListenStorage(cfg.Discovery.TRTLLM, token, n.log); err != nil {
+	if _, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
+		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
+			Cluster: cfg.Discovery.TRTLLM, Listener: n.part.Storage, Token: token, Roster: roster.New(n.part.Dir, "trtllm", n.log), Log: n.log,
+		})
+		if err != nil {
 			return errors.Join(failed(err), n.closeRegistrar())
 		}
 		o.More = append(o.More, registrations{n.storage, n})
@@ -54,6 +61,38 @@ func (n *Node) closeRegistrar() (err error) {
 		err = errors.Join(err, n.routes.listener.Close())
 	}
 	return err
+}
+
+// registered are the ways to register that there are.
+func (n *Node) registered() (list []registration) {
+	if n.registrar != nil {
+		list = append(list, n.registrar)
+	}
+	if n.storage != nil {
+		list = append(list, n.storage)
+	}
+	return list
+}
+
+// registration is a way to register that is handed from one process to the next.
+type registration interface {
+	Known() bool // those who registered with the process before are
+	Leave()
+	Listener() net.Listener
+}
+
+// awaitsRegistrations reports whether engines may be there that nobody knows yet.
+func (n *Node) awaitsRegistrations() bool {
+	return slices.ContainsFunc(n.registered(), func(r registration) bool { return !r.Known() })
+}
+
+// leaveRegistrations leaves them to another process, and returns when it has.
+func (n *Node) leaveRegistrations() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, r := range n.registered() {
+		wg.Go(r.Leave)
+	}
 }
 
 // registrations are the engines that register, less those that the configuration

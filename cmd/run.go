@@ -211,9 +211,15 @@ func (n *Node) serveFront(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
+	if n.part.Role == RoleCoordinator { // that another takes the place of
+		wg.Go(func() {
+			<-ctx.Done()
+			n.leaveRegistrations()
+		})
+	}
 	if n.succession != nil {
 		wg.Go(func() {
-			if err := n.succession.assume(ctx, n.offer, func() { n.front.Retire(); n.routes.retire() }); err != nil && !errors.Is(err, errRetired) {
+			if err := n.succession.assume(ctx, n.offer, func() { n.front.Retire(); n.routes.retire(); n.leaveRegistrations() }); err != nil && !errors.Is(err, errRetired) {
 				cancel(err)
 			}
 		})
@@ -262,7 +268,14 @@ func (n *Node) awaitReady(ctx context.Context) error {
 // offer is what a successor is given.
 func (n *Node) offer() (handover.Offer, error) {
 	opened, o := n.front.Opened(), handover.Offer{Ready: n.server.Ready()}
-	for name, l := range map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.routes.opened()} {
+	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.routes.opened()}
+	if n.registrar != nil {
+		sockets[moriioSocket(n.started)] = n.registrar.Listener()
+	}
+	if n.storage != nil {
+		sockets[storageSocket(n.started)] = n.storage.Listener()
+	}
+	for name, l := range sockets {
 		if l == nil {
 			continue
 		}

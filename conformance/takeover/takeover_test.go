@@ -65,19 +65,31 @@ type world struct {
 
 func newWorld(t *testing.T, tls bool, workers int) *world {
 	t.Helper()
-	w := &world{t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t)}
+	var engines []*enginesim.Engine
+	var keys bytes.Buffer
+	for i, role := range []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RoleDecode} {
+		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: role, PrefillUsPerToken: 100, DecodeUsPerToken: 10_000})
+		engines = append(engines, e)
+		fmt.Fprintf(&keys, "[[engine]]\nname = \"e%d\"\nurl = %q\nrole = %q\nconnector = %q\n", i, e.URL(), role, enginesim.ConnectorVLLMNixl)
+	}
+	alone := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: enginesim.RoleBoth})
+	return newWorldOf(t, tls, workers, engines, alone, keys.String())
+}
+
+// newWorldOf is one of engines that run, which the proxy knows by these keys of its
+// configuration.
+func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine, alone *enginesim.Engine, keys string) *world {
+	t.Helper()
+	w := &world{
+		t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t),
+		engines: engines, alone: alone,
+	}
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "[server]\nlisten = %q\ndrain_timeout = \"20s\"\n", w.addr)
 	if tls { // with HTTP/3 on the same number
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
-	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n", w.admin, workers, w.dir)
-	for i, role := range []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim.RoleDecode, enginesim.RoleDecode} {
-		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: role, PrefillUsPerToken: 100, DecodeUsPerToken: 10_000})
-		w.engines = append(w.engines, e)
-		fmt.Fprintf(&text, "[[engine]]\nname = \"e%d\"\nurl = %q\nrole = %q\nconnector = %q\n", i, e.URL(), role, enginesim.ConnectorVLLMNixl)
-	}
-	w.alone = startEngine(t, enginesim.Config{Connector: enginesim.ConnectorVLLMNixl, Role: enginesim.RoleBoth})
+	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, workers, w.dir, keys)
 	w.config = filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(w.config, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)

@@ -8,18 +8,24 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
 const (
 	// sweepEvery is how often expired keys are looked for.
-	sweepEvery = time.Second
-	// maxKeys bounds the keys that are stored.
-	maxKeys = 8192
+	sweepEvery = roster.WriteEvery
+	// maxKeys bounds the keys that are stored, maxTexts their bytes with their
+	// values: a worker has some 200.
+	maxKeys, maxTexts = 8192, 8 << 20
+	// leaveLimit is how long requests that have come may take to be answered when the
+	// store is left to another process.
+	leaveLimit = time.Second
 	// storageTimeout bounds the reading of one request; workers give one 5 s in
 	// all (HttpClusterStorageClient).
 	storageTimeout = 5 * time.Second
@@ -31,8 +37,9 @@ const (
 // Storage is the store of TensorRT-LLM's disagg_cluster, kept in memory and
 // served over HTTP: the five routes by which trtllm-serve workers register where
 // their cluster_uri is an http address. It is a Source of the workers of one
-// cluster. A proxy that was started anew knows nobody until the next heartbeats,
-// which fail and are followed by registrations.
+// cluster. Where no roster has them from the process before, a proxy that was
+// started anew knows nobody until the next heartbeats, which fail and are followed by
+// registrations.
 //
 // Source: TensorRT-LLM serve/cluster_storage.py (HttpClusterStorageServer),
 // serve/disagg_auto_scaling.py (the keys, the heartbeat).
@@ -41,9 +48,14 @@ type Storage struct {
 	token    string // "" asks for none
 	prefix   string // of the workers' keys
 	changed  chan struct{}
+	roster   *roster.Roster
+	own      context.Context // ends when the store is left to a successor
+	leave    context.CancelFunc
+	left     chan struct{} // closed when it is
 
 	mu    sync.Mutex
 	items map[string]item // guarded by mu
+	texts int             // bytes of the items; guarded by mu
 	born  int64           // counts the keys that came; guarded by mu
 	swept time.Time       // guarded by mu
 	book                  // of the workers among the items; guarded by mu
@@ -52,23 +64,49 @@ type Storage struct {
 // item is one key.
 type item struct {
 	value string
-	until time.Time // zero: for ever
+	peer  string        // who set it
+	born  int64         // grows from one to the next
+	ttl   time.Duration // from the last heartbeat on; 0: for ever
+	until time.Time     // zero: for ever
 }
 
-// ListenStorage opens the socket of the store at cfg.ClusterURI, which is an http
-// address. With a token each request must bear it. It starts nothing; log may be
-// nil.
-func ListenStorage(cfg config.DiscoveryTRTLLM, token string, log *slog.Logger) (*Storage, error) {
-	address, ok := strings.CutPrefix(cfg.ClusterURI, "http://")
+// StorageOptions says where a store is and who may use it.
+type StorageOptions struct {
+	// Cluster has a ClusterURI that is an http address.
+	Cluster config.DiscoveryTRTLLM
+	// Listener is the socket there, if it is already open.
+	Listener net.Listener
+	// Token is what each request must bear, "" for nothing.
+	Token string
+	// Roster is where others know the keys from; one without a directory: nowhere.
+	Roster *roster.Roster
+	// Log may be nil.
+	Log *slog.Logger
+}
+
+// StorageAddress is where the store of a cluster listens, as host:port; false: it is
+// none that is served here.
+func StorageAddress(cfg config.DiscoveryTRTLLM) (address string, ok bool) {
+	return strings.CutPrefix(cfg.ClusterURI, "http://")
+}
+
+// ListenStorage opens the socket of the store, if it is not open. It starts nothing.
+func ListenStorage(o StorageOptions) (*Storage, error) {
+	address, ok := StorageAddress(o.Cluster)
 	if !ok {
-		return nil, fmt.Errorf("listen for workers: %q is not http://host:port", cfg.ClusterURI)
+		return nil, fmt.Errorf("listen for workers: %q is not http://host:port", o.Cluster.ClusterURI)
 	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("listen for workers: %w", err)
+	s := newStorage(o.Cluster.ClusterName, o.Token, o.Log)
+	if o.Roster != nil {
+		s.roster = o.Roster
 	}
-	s := newStorage(cfg.ClusterName, token, log)
-	s.listener = l
+	if s.listener = o.Listener; s.listener == nil {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("listen for workers: %w", err)
+		}
+		s.listener = l
+	}
 	return s, nil
 }
 
@@ -78,8 +116,10 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 	}
 	s := &Storage{
 		token: token, prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
+		roster: roster.New("", "", log), left: make(chan struct{}),
 		items: map[string]item{}, swept: time.Now(), book: newBook("trtllm", log),
 	}
+	s.own, s.leave = context.WithCancel(context.Background())
 	s.read, s.same = readWorker, func(e config.Engine) string { return e.URL }
 	return s
 }
@@ -87,22 +127,85 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 // Addr is where workers register.
 func (s *Storage) Addr() net.Addr { return s.listener.Addr() }
 
+// Listener is the socket, for a successor.
+func (s *Storage) Listener() net.Listener { return s.listener }
+
+// Known reports whether the workers are known that had registered before this
+// process began.
+func (s *Storage) Known() bool { return s.roster.Known() }
+
 // Close closes a socket that Run was not called for.
 func (s *Storage) Close() error { return s.listener.Close() }
 
+// Leave leaves the store to a successor: when it returns nothing is answered here
+// any more, and the successor can know all that was stored. Run goes on with the
+// workers that that has.
+func (s *Storage) Leave() {
+	s.leave()
+	<-s.left
+}
+
 // Run serves the store until ctx ends, and then closes the socket and every
 // connection. It calls found, from its own goroutine, with all workers that are
-// there as often as that changes.
+// there as often as that changes. While another process serves the store, before it
+// is this one's turn and after Leave, they are those that it has.
 func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
-	server := &http.Server{Handler: s.routes(), ReadTimeout: storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer server.Close()
-	wg.Go(func() {
-		if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+	var last []config.Engine
+	told := false
+	tell := func() {
+		if list := s.workers(); !told || !slices.Equal(list, last) {
+			last, told = list, true
+			found(list)
+		}
+	}
+	shown := func(entries []roster.Entry) {
+		s.restore(entries)
+		tell()
+	}
+	s.take(ctx, shown, tell)
+	close(s.left)
+	s.roster.Follow(ctx, shown)
+}
+
+// take serves the store, when that is its turn, until it is left to another or ctx
+// ends.
+func (s *Storage) take(ctx context.Context, shown func([]roster.Entry), tell func()) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(s.own, stop)()
+	defer s.listener.Close()
+	entries, ok := s.roster.Take(ctx, shown)
+	if !ok {
+		return
+	}
+	s.restore(entries)
+	if len(entries) > 0 || s.Known() {
+		tell()
+	}
+	s.serve(ctx, tell)
+	s.roster.Leave(s.entries())
+}
+
+// serve answers requests until ctx ends.
+func (s *Storage) serve(ctx context.Context, tell func()) {
+	d := &door{}
+	server := &http.Server{
+		Handler: d.lastAnswers(s.routes()), ConnState: d.follow,
+		ReadTimeout: storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := server.Serve(s.listener); !errors.Is(err, net.ErrClosed) || ctx.Err() == nil {
 			s.log.Error("workers cannot register any more", "source", s.name, "error", err)
 		}
-	})
+	}()
+	defer func() {
+		s.listener.Close()
+		<-served
+		d.close(leaveLimit)
+		server.Close()
+	}()
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -111,10 +214,47 @@ func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 			return
 		case now := <-tick.C:
 			s.sweep(now)
+			s.roster.Write(s.entries())
 		case <-s.changed:
-			found(s.workers())
+			tell()
 		}
 	}
+}
+
+// restore makes the items those of entries that another store has made.
+func (s *Storage) restore(entries []roster.Entry) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.items)
+	clear(s.records)
+	s.texts, s.swept = 0, now
+	for _, e := range entries {
+		it := item{value: string(e.Value), peer: e.Peer, born: e.Born}
+		if e.Until > 0 {
+			it.ttl, it.until = time.Duration(e.TTL)*time.Millisecond, now.Add(e.Left(now))
+		}
+		if len(e.Key)+len(e.Value) <= maxRecord && len(s.items) < maxKeys {
+			s.put(e.Key, it)
+			s.born = max(s.born, e.Born)
+		}
+	}
+}
+
+// entries are what restore makes the same items of.
+func (s *Storage) entries() []roster.Entry {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]roster.Entry, 0, len(s.items))
+	for key, it := range s.items {
+		e := roster.Entry{Key: key, Value: []byte(it.value), Peer: it.peer, Born: it.born}
+		if !it.until.IsZero() {
+			e.End(now, it.ttl, it.until.Sub(now))
+		}
+		list = append(list, e)
+	}
+	return list
 }
 
 // workers lists the engines of the cluster.
@@ -149,22 +289,33 @@ func (s *Storage) set(key, value string, ttl time.Duration, overwrite bool, peer
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, there := s.live(key, now); there && !overwrite {
+	old, there := s.live(key, now)
+	switch more := len(value) - len(old.value); {
+	case there && !overwrite || len(key)+len(value) > maxRecord:
 		return false
-	} else if !there && len(s.items) >= maxKeys || len(key)+len(value) > maxRecord {
+	case !there && (len(s.items) >= maxKeys || s.texts+len(key)+more > maxTexts), there && s.texts+more > maxTexts:
 		return false
 	}
-	it := item{value: value}
+	s.born++
+	it := item{value: value, peer: peer, born: s.born}
 	if ttl > 0 {
-		it.until = now.Add(ttl)
+		it.ttl, it.until = ttl, now.Add(ttl)
+	}
+	s.put(key, it)
+	return true
+}
+
+// put stores an item; s.mu is held.
+func (s *Storage) put(key string, it item) {
+	if old, there := s.items[key]; there {
+		s.texts -= len(key) + len(old.value)
 	}
 	s.items[key] = it
+	s.texts += len(key) + len(it.value)
 	if strings.HasPrefix(key, s.prefix) {
-		s.born++
-		s.note(key, reachable([]byte(value), peer), s.born)
+		s.note(key, reachable([]byte(it.value), it.peer), it.born)
 		s.tell()
 	}
-	return true
 }
 
 // reachable is a worker's record with the worker's own address for a host of
@@ -191,7 +342,7 @@ func (s *Storage) expire(key string, ttl time.Duration) bool {
 	defer s.mu.Unlock()
 	it, there := s.live(key, now)
 	if there {
-		it.until = now.Add(ttl)
+		it.ttl, it.until = max(0, ttl), now.Add(ttl)
 		s.items[key] = it
 	}
 	return there
@@ -199,10 +350,12 @@ func (s *Storage) expire(key string, ttl time.Duration) bool {
 
 // remove takes a key out; false: it was not there. s.mu is held.
 func (s *Storage) remove(key string) bool {
-	if _, there := s.items[key]; !there {
+	it, there := s.items[key]
+	if !there {
 		return false
 	}
 	delete(s.items, key)
+	s.texts -= len(key) + len(it.value)
 	if strings.HasPrefix(key, s.prefix) {
 		s.drop(key)
 		s.tell()

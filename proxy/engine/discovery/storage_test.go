@@ -1,15 +1,23 @@
 package discovery
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
 // storageCase is a store of cluster blue.
@@ -176,6 +184,163 @@ func TestStorageExpires(t *testing.T) {
 		run(time.Hour)
 		c.want("GET", "/get?key=/for/ever", "", `200 {"result":"x"}`)
 	})
+}
+
+// What another store had is the same in the next, to the end of its time: keys,
+// heartbeats, who is the younger, where a worker called from.
+func TestStorageRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := storageCase{T: t, s: newStorage("blue", "", nil)}
+		again, anywhere := strings.Replace(contextW, "0123", "0999", 1), "GENERATION-any:4-1-1-001"
+		key := url.QueryEscape(blueKey + contextW)
+		first.want("POST", "/set", setBody(blueKey+again, workerJSON(again, "10.1.0.1", 7001, 0), 10), yes)
+		first.want("POST", "/set", setBody(blueKey+contextW, workerJSON(contextW, "10.1.0.1", 7001, 0), 10), yes) // the younger
+		first.want("POST", "/set", setBody(blueKey+anywhere, workerJSON("a", "0.0.0.0", 4, 1), 10), yes)
+		first.want("POST", "/set", setBody("/for/ever", "x", -1), yes)
+		time.Sleep(6 * time.Second)
+		first.want("GET", "/expire?key="+key+"&ttl=20", "", yes)
+
+		c := storageCase{T: t, s: newStorage("blue", "", nil)}
+		c.want("POST", "/set", setBody("/other", "x", -1), yes) // and is not there after
+		c.s.restore(first.s.entries())
+		if !reflect.DeepEqual(c.s.workers(), first.s.workers()) || c.names() != "prefill "+contextW+", decode "+anywhere {
+			t.Errorf("%s, were %s", c.names(), first.names())
+		}
+		c.want("GET", "/get?key=/other", "", `400 {"result":null}`)
+		c.want("GET", "/get?key=/for/ever", "", `200 {"result":"x"}`)
+		c.want("POST", "/set", setBody(blueKey+contextW, "x", 10), no)
+		c.want("DELETE", "/delete?key="+key, "", yes)
+		if got := c.names(); got != "prefill "+again+", decode "+anywhere {
+			t.Errorf("engines %s", got)
+		}
+		c.s.restore(first.s.entries())
+		for range 5 {
+			time.Sleep(sweepEvery)
+			c.s.sweep(time.Now())
+		}
+		if got := c.names(); got != "prefill "+contextW { // after 11 s and 5 of 20
+			t.Errorf("engines %s", got)
+		}
+		third := strings.Replace(contextW, "0123", "0001", 1)
+		c.want("POST", "/set", setBody(blueKey+third, workerJSON(third, "10.1.0.1", 7001, 0), 10), yes)
+		if got := c.names(); got != "prefill "+third {
+			t.Errorf("engines %s", got)
+		}
+		time.Sleep(10 * time.Second)
+		c.want("GET", "/get?key="+key, "", `200 {"result":`+fmt.Sprintf("%q", workerJSON(contextW, "10.1.0.1", 7001, 0))+`}`)
+		time.Sleep(6 * time.Second)
+		c.want("GET", "/get?key="+key, "", `400 {"result":null}`)
+		c.want("GET", "/get?key=/for/ever", "", `200 {"result":"x"}`)
+	})
+}
+
+// A successor answers with what its predecessor had, from the moment that that
+// leaves, and not before; who asks meanwhile is answered.
+func TestStorageSuccessor(t *testing.T) {
+	dir := handover.Dir(t.TempDir())
+	start := func(l net.Listener) (s *Storage, lists chan []config.Engine) {
+		log := slog.New(slog.DiscardHandler)
+		s, err := ListenStorage(StorageOptions{
+			Cluster: config.DiscoveryTRTLLM{ClusterURI: "http://127.0.0.1:0", ClusterName: "blue"}, Listener: l, Roster: roster.New(dir, "trtllm", log), Log: log,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		lists, done := make(chan []config.Engine, 100), make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Run(ctx, func(list []config.Engine) { lists <- list })
+		}()
+		t.Cleanup(func() { cancel(); <-done })
+		return s, lists
+	}
+	first, _ := start(nil)
+	uri := "http://" + first.Addr().String()
+	post := func(id string) {
+		t.Helper()
+		resp, err := http.Post(uri+"/set", "application/json", strings.NewReader(setBody(blueKey+id, workerJSON(id, "10.1.0.1", 7001, 0), 100)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Fatalf("status %d", resp.StatusCode)
+		}
+	}
+	post(contextW)
+	socket, err := handover.FromListener("x", first.Listener())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := socket.Listener()
+	socket.File.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, lists := start(l)
+	if list := <-lists; len(list) != 1 || list[0].Name != contextW {
+		t.Errorf("%+v", list)
+	}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for n := range 4 {
+		wg.Go(func() {
+			c := &http.Client{Transport: &http.Transport{DisableKeepAlives: n%2 == 0}}
+			defer c.CloseIdleConnections()
+			for {
+				resp, err := c.Get(uri + "/expire?ttl=100&key=" + url.QueryEscape(blueKey+contextW))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp.Body.Close()
+				if resp.StatusCode != 200 {
+					t.Errorf("a heartbeat failed: %d", resp.StatusCode)
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	again := strings.Replace(contextW, "0123", "0999", 1)
+	post(again)
+	first.Leave()
+	if list := <-lists; len(list) != 1 || list[0].Name != again {
+		t.Errorf("%+v", list)
+	}
+	third := strings.Replace(contextW, "0123", "0001", 1)
+	post(third)
+	if list := <-lists; len(list) != 1 || list[0].Name != third {
+		t.Errorf("%+v", list)
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// What is stored is bounded.
+func TestStorageIsBounded(t *testing.T) {
+	s := newStorage("blue", "", nil)
+	value := strings.Repeat("x", maxRecord-10)
+	n := 0
+	for s.set(fmt.Sprint("k", n), value, 0, false, "") {
+		n++
+	}
+	if n < maxTexts/maxRecord || n > maxTexts/maxRecord+1 {
+		t.Errorf("%d keys", n)
+	}
+	if !s.set("k0", "y", 0, true, "") || !s.set("more", value[:2000], 0, false, "") || s.set("k0", value, 0, true, "") {
+		t.Error("room that was given up is lost, or more is taken than there is")
+	}
+	for key := range s.items {
+		s.remove(key)
+	}
+	if s.texts != 0 {
+		t.Errorf("%d bytes are left of nothing", s.texts)
+	}
 }
 
 func TestStorageToken(t *testing.T) {

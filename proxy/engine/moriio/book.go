@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
 // maxEngines bounds the engines that are registered at a time.
@@ -27,6 +28,7 @@ type book struct {
 type entry struct {
 	engine config.Engine
 	last   time.Time // of its registrations
+	said   message   // one that made it what it is
 }
 
 func newBook(log *slog.Logger, ownHost bool) *book {
@@ -37,22 +39,8 @@ func newBook(log *slog.Logger, ownHost bool) *book {
 // engines. An engine is known by its address: with other ports, sizes or another
 // role it takes the place of what was there.
 func (b *book) take(m message, now time.Time) bool {
-	reg, err := readRegistration(m.text)
-	var e config.Engine
-	if err == nil && !reg.notARegister {
-		e, err = reg.engine()
-	}
-	if m.refused != nil {
-		err = fmt.Errorf("%w, from %s", m.refused, m.from)
-	}
-	if err == nil && !reg.notARegister && b.ownHost && !isOwn(e, m.from) {
-		err = fmt.Errorf("%q was registered from %s: discovery.moriio.own_host lets an engine register its own address alone", e.Name, m.from)
-	}
-	switch {
-	case err != nil:
-		b.refuse(err)
-		return false
-	case reg.notARegister:
+	e, ok := b.read(m)
+	if !ok {
 		return false
 	}
 	old := b.entries[e.URL]
@@ -64,9 +52,50 @@ func (b *book) take(m message, now time.Time) bool {
 		old.last = now
 		return false
 	}
-	b.entries[e.URL] = &entry{engine: e, last: now}
+	b.entries[e.URL] = &entry{engine: e, last: now, said: m}
 	b.log.Info("engine registered", "engine", e.Name, "connector", e.Connector, "ranks", e.Ranks, "kv_address", e.KVAddress, "again", old != nil)
 	return true
+}
+
+// read makes an engine of a message; false if it is of none that may register.
+func (b *book) read(m message) (e config.Engine, ok bool) {
+	reg, err := readRegistration(m.text)
+	if err == nil && !reg.notARegister {
+		e, err = reg.engine()
+	}
+	if m.refused != nil {
+		err = fmt.Errorf("%w, from %s", m.refused, m.from)
+	}
+	if err == nil && !reg.notARegister && b.ownHost && !isOwn(e, m.from) {
+		err = fmt.Errorf("%q was registered from %s: discovery.moriio.own_host lets an engine register its own address alone", e.Name, m.from)
+	}
+	if err != nil {
+		b.refuse(err)
+	}
+	return e, err == nil && !reg.notARegister
+}
+
+// restore makes the engines those of entries that another book has made at now or
+// before.
+func (b *book) restore(entries []roster.Entry, now time.Time) {
+	clear(b.entries)
+	for _, r := range entries {
+		m := message{from: r.Peer, text: r.Value}
+		if e, ok := b.read(m); ok && len(b.entries) < maxEngines {
+			b.entries[e.URL] = &entry{engine: e, last: now.Add(min(r.Left(now), Expiry) - Expiry), said: m}
+		}
+	}
+}
+
+// roster is what restore makes the same engines of.
+func (b *book) roster(now time.Time) []roster.Entry {
+	list := make([]roster.Entry, 0, len(b.entries))
+	for _, e := range b.entries {
+		r := roster.Entry{Value: e.said.text, Peer: e.said.from}
+		r.End(now, Expiry, e.last.Add(Expiry).Sub(now))
+		list = append(list, r)
+	}
+	return list
 }
 
 // isOwn reports whether both addresses of an engine, of its API and of its KV

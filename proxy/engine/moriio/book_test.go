@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
 func newTestBook() (*book, *bytes.Buffer) {
@@ -131,5 +134,50 @@ func TestRefusedPeers(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "from 10.0.0.7\""); n != 1 || len(b.refused) > maxEngines {
 		t.Errorf("said %d times; %d are kept", n, len(b.refused))
+	}
+}
+
+// What another book has is the same here, to the end of its time, as far as it may
+// register here.
+func TestRestoredBook(t *testing.T) {
+	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
+	first, _ := newTestBook()
+	first.take(message{text: bytesOf(t, newP), from: "10.0.0.5"}, start)
+	first.take(message{text: bytesOf(t, oldD), from: "10.0.0.9"}, start.Add(4*time.Second))
+	now := start.Add(5 * time.Second)
+	entries := first.roster(now)
+
+	b, out := newTestBook()
+	b.restore(entries, now)
+	if got, want := b.engines(), first.engines(); !slices.Equal(got, want) || len(got) != 2 {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if b.take(message{text: bytesOf(t, oldD)}, now) || out.Len() > 0 {
+		t.Errorf("the engine that is known changed something: %s", out)
+	}
+	if b.expire(start.Add(Expiry)) {
+		t.Error("an engine was taken out too early")
+	}
+	if !b.expire(start.Add(Expiry+500*time.Millisecond)) || len(b.engines()) != 1 {
+		t.Errorf("left are %+v", b.engines())
+	}
+	// What is there is no more than what was said last.
+	b.restore(entries[:1], now)
+	if len(b.engines()) != 1 {
+		t.Errorf("left are %+v", b.engines())
+	}
+	own, out := newTestBook()
+	own.ownHost = true
+	own.restore(append(entries, roster.Entry{Value: []byte("garbage")}), now)
+	if list := own.engines(); len(list) != 1 || list[0].Role != "prefill" || !strings.Contains(out.String(), "own_host") {
+		t.Errorf("%+v: %s", list, out)
+	}
+	// Another version's word is not taken for longer than this one's own.
+	for i := range entries {
+		entries[i].End(now, time.Hour, time.Hour)
+	}
+	b.restore(entries, now)
+	if !b.expire(now.Add(Expiry+time.Millisecond)) || len(b.engines()) != 0 {
+		t.Errorf("left are %+v", b.engines())
 	}
 }

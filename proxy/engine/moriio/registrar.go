@@ -14,11 +14,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
 const (
@@ -27,7 +29,7 @@ const (
 	// PING_INTERVAL.
 	Expiry = 10 * time.Second
 	// checkEvery is how often silent engines are looked for.
-	checkEvery = time.Second
+	checkEvery = roster.WriteEvery
 	// maxConnections bounds the connections of engines, each of which has one.
 	maxConnections = 4096
 )
@@ -40,18 +42,25 @@ type Options struct {
 	Password string
 	// OwnHost lets a peer register the host that it calls from and no other.
 	OwnHost bool
+	// Listener is the socket, if it is already open.
+	Listener net.Listener
+	// Roster is where others know the engines from; one without a directory: nowhere.
+	Roster *roster.Roster
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Registrar is the registry's socket. Its methods may be called once each, Addr
-// any time.
+// Registrar is the registry's socket. Run may be called once, and Close instead of
+// it; the other methods any time.
 type Registrar struct {
 	o        Options
 	listener net.Listener
 	log      *slog.Logger
 	places   chan struct{} // one for each connection
 	messages chan message
+	own      context.Context // ends when the registrations are left to a successor
+	leave    context.CancelFunc
+	left     chan struct{} // closed when they are
 }
 
 // message is what one peer said.
@@ -61,23 +70,38 @@ type message struct {
 	refused error // why it could not say anything
 }
 
-// Listen opens the socket. It starts nothing.
-func Listen(o Options) (*Registrar, error) {
-	address, ok := strings.CutPrefix(o.Endpoint, "tcp://")
+// Address is where an endpoint listens, as host:port.
+func Address(endpoint string) (string, error) {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
-		return nil, fmt.Errorf("listen for registrations: %q is not tcp://host:port", o.Endpoint)
+		return "", fmt.Errorf("listen for registrations: %q is not tcp://host:port", endpoint)
 	}
 	if rest, all := strings.CutPrefix(address, "*:"); all {
 		address = ":" + rest
 	}
-	l, err := net.Listen("tcp", address)
+	return address, nil
+}
+
+// Listen opens the socket, if it is not open. It starts nothing.
+func Listen(o Options) (*Registrar, error) {
+	address, err := Address(o.Endpoint)
+	if err == nil && o.Listener == nil {
+		if o.Listener, err = net.Listen("tcp", address); err != nil {
+			err = fmt.Errorf("listen for registrations: %w", err)
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("listen for registrations: %w", err)
+		return nil, err
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Registrar{o: o, listener: l, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message)}, nil
+	if o.Roster == nil {
+		o.Roster = roster.New("", "", o.Log)
+	}
+	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), left: make(chan struct{})}
+	r.own, r.leave = context.WithCancel(context.Background())
+	return r, nil
 }
 
 // Name is the source of the engines in the registry.
@@ -86,20 +110,72 @@ func (r *Registrar) Name() string { return "zmq" }
 // Addr is where engines register.
 func (r *Registrar) Addr() net.Addr { return r.listener.Addr() }
 
+// Listener is the socket, for a successor.
+func (r *Registrar) Listener() net.Listener { return r.listener }
+
+// Known reports whether the engines are known that had registered before this
+// process began.
+func (r *Registrar) Known() bool { return r.o.Roster.Known() }
+
+// Leave leaves the registrations to a successor: when it returns none is accepted
+// here any more, and the successor can know all that were. Run goes on with what
+// that has.
+func (r *Registrar) Leave() {
+	r.leave()
+	<-r.left
+}
+
 // Close closes a socket that Run was not called for.
 func (r *Registrar) Close() error { return r.listener.Close() }
 
 // Run takes registrations until ctx ends, and then closes the socket and every
 // connection. It calls found, from its own goroutine, with all engines that are
-// there as often as that changes.
+// there as often as that changes. While another process takes registrations, before
+// it is this one's turn and after Leave, the engines are those that it has.
 func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
+	b := newBook(r.log, r.o.OwnHost)
+	var last []config.Engine
+	told := false
+	tell := func() {
+		if list := b.engines(); !told || !slices.Equal(list, last) {
+			last, told = list, true
+			found(list)
+		}
+	}
+	shown := func(entries []roster.Entry) {
+		b.restore(entries, time.Now())
+		tell()
+	}
+	r.take(ctx, b, shown, tell)
+	close(r.left)
+	r.o.Roster.Follow(ctx, shown)
+}
+
+// take takes registrations, when that is its turn, until they are left to another
+// or ctx ends.
+func (r *Registrar) take(ctx context.Context, b *book, shown func([]roster.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(r.own, stop)()
+	defer r.listener.Close()
+	entries, ok := r.o.Roster.Take(ctx, shown)
+	if !ok {
+		return
+	}
+	b.restore(entries, time.Now())
+	if len(entries) > 0 || r.Known() {
+		tell()
+	}
+	r.accepting(ctx, b, tell)
+	r.o.Roster.Leave(b.roster(time.Now()))
+}
+
+// accepting takes the registrations of those who connect, until ctx ends and every
+// connection is closed.
+func (r *Registrar) accepting(ctx context.Context, b *book, tell func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer stop()
-	defer context.AfterFunc(ctx, func() { r.listener.Close() })()
 	wg.Go(func() { r.accept(ctx, &wg) })
-	b := newBook(r.log, r.o.OwnHost)
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
 	for {
@@ -112,9 +188,10 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 			changed = b.take(m, time.Now())
 		case <-tick.C:
 			changed = b.expire(time.Now())
+			r.o.Roster.Write(b.roster(time.Now()))
 		}
 		if changed {
-			found(b.engines())
+			tell()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -13,12 +14,17 @@ import (
 	"github.com/go-zeromq/zmq4/security/plain"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/handover"
 )
 
 // start runs a registrar; its lists come on the channel.
 func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
 	o.Endpoint = "tcp://127.0.0.1:0"
+	if o.Roster == nil {
+		o.Roster = roster.New(handover.Dir(t.TempDir()), "zmq", slog.New(slog.DiscardHandler))
+	}
 	r, err := Listen(o)
 	if err != nil {
 		t.Fatal(err)
@@ -58,6 +64,21 @@ func open(t *testing.T, r *Registrar, security zmq4.Security) (*zmq4.Conn, error
 	}
 	t.Cleanup(func() { tcp.Close() })
 	return zmq4.Open(tcp, security, zmq4.Dealer, nil, false, nil)
+}
+
+// copyOf is another listener of a registrar's socket.
+func copyOf(t *testing.T, r *Registrar) net.Listener {
+	t.Helper()
+	s, err := handover.FromListener("x", r.Listener())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.File.Close()
+	l, err := s.Listener()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 func next(t *testing.T, lists <-chan []config.Engine) []config.Engine {
@@ -144,6 +165,81 @@ func TestForeignBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+}
+
+// A successor knows the engines while its predecessor takes registrations, and takes
+// them itself when that leaves, on the same socket.
+func TestSuccessor(t *testing.T) {
+	dir, log := handover.Dir(t.TempDir()), slog.New(slog.DiscardHandler)
+	first, seenByFirst := start(t, Options{Roster: roster.New(dir, "zmq", log)})
+	p := dealer(t, first)
+	if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+		t.Fatal(err)
+	}
+	next(t, seenByFirst)
+	second, seen := start(t, Options{Roster: roster.New(dir, "zmq", log), Listener: copyOf(t, first)})
+	if list := next(t, seen); len(list) != 1 || list[0].Role != config.RolePrefill {
+		t.Fatalf("%+v", list)
+	}
+	// Who connects while both have the socket is the first one's.
+	for range 20 {
+		if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, oldD))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list := next(t, seenByFirst); len(list) != 2 {
+		t.Fatalf("%+v", list)
+	}
+	first.Leave()
+	if _, err := p.Read(make([]byte, 1)); err == nil {
+		t.Error("the predecessor keeps its connections")
+	}
+	if list := next(t, seen); len(list) != 2 {
+		t.Fatalf("%+v", list)
+	}
+	moved := bytes.Replace(bytesOf(t, oldD), []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
+	if err := dealer(t, second).SendMsg(zmq4.NewMsg(moved)); err != nil {
+		t.Fatal(err)
+	}
+	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // who has left knows them too
+		if list := next(t, lists); len(list) != 2 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
+			t.Errorf("%+v", list)
+		}
+	}
+}
+
+// A process that goes before it is its turn leaves the registrations to whom they are.
+func TestSuccessorGoes(t *testing.T) {
+	dir, log := handover.Dir(t.TempDir()), slog.New(slog.DiscardHandler)
+	first, seen := start(t, Options{Roster: roster.New(dir, "zmq", log)})
+	if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+		t.Fatal(err)
+	}
+	next(t, seen)
+	for _, leave := range []bool{false, true} {
+		second, err := Listen(Options{Endpoint: "tcp://127.0.0.1:0", Roster: roster.New(dir, "zmq", log), Listener: copyOf(t, first)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		lists, done := make(chan []config.Engine, 16), make(chan struct{})
+		go func() {
+			defer close(done)
+			second.Run(ctx, func(list []config.Engine) { lists <- list })
+		}()
+		next(t, lists)
+		if leave {
+			second.Leave()
+		}
+		cancel()
+		<-done
+	}
+	if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, oldD))); err != nil {
+		t.Fatal(err)
+	}
+	if list := next(t, seen); len(list) != 2 {
 		t.Errorf("%+v", list)
 	}
 }

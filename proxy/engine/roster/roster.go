@@ -1,0 +1,196 @@
+// Package roster keeps who has registered with a process in a file, so that the
+// next one knows them at once: a successor, or who comes after a crash.
+//
+// In a directory one process at a time takes registrations, the one that holds the
+// lock of their kind. It writes the file every second and a last time when it
+// leaves. Others read it meanwhile, and judge nothing by themselves: a record that
+// has run out in the file may have been renewed since. Who gets the lock goes on
+// from what the file said last, and each record ends when it would have ended
+// there.
+package roster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+const (
+	// WriteEvery is how often who takes registrations calls Write.
+	WriteEvery = time.Second
+	// lookEvery is how often others look at the file and the lock.
+	lookEvery = 20 * time.Millisecond
+	// allAfter is the time in which all register who are there: they say so every few
+	// seconds. An older file may lack some, and so may one that was begun later.
+	allAfter = 5 * time.Second
+)
+
+// Roster is one process's part in the registrations of one kind. Its methods but
+// Known are called by one goroutine.
+type Roster struct {
+	dir   handover.Dir
+	name  string
+	log   *slog.Logger
+	lock  *handover.Lock // nil: another has it
+	since time.Time      // when it became this one's
+	known atomic.Bool
+	last  []byte // the file as it was read last
+	said  string // the problem that was logged last
+}
+
+// New returns the roster of a kind in a directory, "" for none: it has no file then,
+// and no others. It opens nothing.
+func New(dir handover.Dir, kind string, log *slog.Logger) *Roster {
+	return &Roster{dir: dir, name: "registered-" + kind, log: log}
+}
+
+// Known reports whether all who are there are known, as far as anybody can know: by
+// the file, or because there was time for them to register. Safe for concurrent use.
+func (r *Roster) Known() bool { return r.known.Load() }
+
+// Take waits until this process is the one that takes registrations and returns
+// what was registered until then and has not run out; false when ctx ends before.
+// Meanwhile shown is called with what another has, as often as that changes.
+func (r *Roster) Take(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
+	if r.dir == "" {
+		return nil, ctx.Err() == nil
+	}
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if ctx.Err() != nil {
+			return nil, false
+		}
+		if r.tryLock() {
+			break
+		}
+		r.look(shown)
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	now := time.Now()
+	r.last, r.since = nil, now
+	r.look(func(list []Entry) { entries = slices.DeleteFunc(list, func(e Entry) bool { return e.Left(now) <= 0 }) })
+	return entries, true
+}
+
+// Follow calls shown with what another has, as often as that changes, until ctx
+// ends.
+func (r *Roster) Follow(ctx context.Context, shown func([]Entry)) {
+	if r.dir == "" {
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(WriteEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.look(shown)
+		}
+	}
+}
+
+// Write keeps the entries in the file. Only who has taken registrations may.
+func (r *Roster) Write(entries []Entry) {
+	if r.lock == nil {
+		return
+	}
+	if time.Since(r.since) >= allAfter {
+		r.known.Store(true)
+	}
+	b, left := encode(entries, r.Known(), time.Now())
+	err := r.replace(b)
+	if err == nil && left > 0 {
+		err = errors.New("there are too many")
+	}
+	r.note(err)
+}
+
+// Leave writes the entries and lets another process take registrations.
+func (r *Roster) Leave(entries []Entry) {
+	r.Write(entries)
+	r.lock.Unlock()
+	r.lock = nil
+}
+
+// tryLock reports whether the lock is this process's.
+func (r *Roster) tryLock() bool {
+	if _, held := r.dir.Look(r.name + ".lock"); held {
+		return false
+	}
+	lock, err := r.dir.TryLock(r.name + ".lock")
+	var locked *handover.LockedError
+	if err != nil && !errors.As(err, &locked) {
+		r.note(err)
+	}
+	r.lock = lock
+	return err == nil
+}
+
+// look reads the file, and calls shown if it has changed and can be used.
+func (r *Roster) look(shown func([]Entry)) {
+	b, err := r.read()
+	if errors.Is(err, fs.ErrNotExist) || err == nil && r.last != nil && bytes.Equal(b, r.last) {
+		return
+	}
+	var f file
+	if err == nil {
+		r.last = b
+		f, err = decode(b)
+	}
+	if r.note(err); err != nil {
+		return
+	}
+	age := time.Since(time.UnixMilli(f.Written))
+	r.known.Store(f.Whole && age > -allAfter && age < allAfter)
+	shown(f.Entries)
+}
+
+func (r *Roster) read() ([]byte, error) {
+	f, err := os.OpenFile(r.dir.Path(r.name+".json"), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f)
+}
+
+// replace puts b in the place of the file, at once.
+func (r *Roster) replace(b []byte) (err error) {
+	next := r.dir.Path(r.name + ".json.next")
+	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(next, r.dir.Path(r.name+".json"))
+}
+
+// note logs what goes wrong, once until it changes or is over.
+func (r *Roster) note(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != r.said && err != nil {
+		r.log.Warn("registrations may not outlive this process, or are not known from the one before", "file", r.name, "error", err)
+	}
+	r.said = text
+}
