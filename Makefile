@@ -39,18 +39,23 @@ vet:
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
 	$(RACE) $$($(GO) list $(PACKAGES) | grep -v '/conformance$$')
-	@echo "$(RACE) ./conformance    (in six parts at once, for it mostly waits)"
-	@$(RACE) -run '^Test[A-D]' ./conformance & first=$$!; \
-	$(RACE) -run '^Test[E-O]' -skip '^TestModes$$' ./conformance & second=$$!; \
-	$(RACE) -run '^Test[PR]' ./conformance & third=$$!; \
-	$(RACE) -run '^TestS' ./conformance & fourth=$$!; \
-	$(RACE) -run '^TestModes$$' ./conformance & fifth=$$!; \
-	$(RACE) -skip '^Test[A-PRS]' ./conformance & sixth=$$!; \
-	failed=0; for part in $$first $$second $$third $$fourth $$fifth $$sixth; do wait $$part || failed=1; done; exit $$failed
+	$(call conformance,'^TestModes$$','^TestModes$$')
 
 .PHONY: modes
+modes: export PDPROXY_MODE = $(MODE)
 modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in CI, which runs the main ones
-	PDPROXY_MODE=$(MODE) $(RACE) -skip '^TestSoak$$' ./conformance
+	$(call conformance,,'^Test(Modes|Soak)$$')
+
+# The tests of ./conformance mostly wait: they run in parts at once, $(1) apart from
+# the others, which leave out $(2).
+define conformance
+@echo "$(RACE) ./conformance    (in parts at once, for it mostly waits)"
+@parts=; for run in '^Test[A-D]' '^Test[E-O]' '^Test[PR]' '^TestS' '^Test[^A-PRS]' $(1); do \
+	skip=$(2); [ "$$run" != "$$skip" ] || skip='^$$'; \
+	$(RACE) -run "$$run" -skip "$$skip" ./conformance & parts="$$parts $$!"; \
+done; \
+failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
+endef
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3

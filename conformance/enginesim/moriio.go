@@ -53,7 +53,8 @@ type moriioSending struct {
 	lost     bool      // the fault "lost-notification"
 	remote   []blockID // consumer's blocks, nil until it has said them
 	peerRank int
-	released bool // the consumer takes nothing, or has taken it
+	peerGone <-chan struct{} // closed when the consumer has ended that said them
+	released bool            // the consumer takes nothing, or has taken it
 }
 
 // moriioReceiving is a consumer's wait for a producer's write.
@@ -229,7 +230,7 @@ func (m *moriio) write(ctx context.Context, r *rank, transfer string, t *moriioS
 		return
 	}
 	payload := r.readPinned(transfer, t.blocks[len(t.blocks)-len(t.remote):])
-	_, err := m.transfer(ctx, r, t.leg.peer, t.peerRank, sideMessage{
+	_, err := m.transfer(ctx, r, t.leg.peer, t.peerRank, t.peerGone, sideMessage{
 		Op: moriioWrite, Key: transfer, Blocks: t.remote, Payload: payload,
 	})
 	if err != nil {

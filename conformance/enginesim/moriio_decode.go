@@ -105,7 +105,7 @@ func (m *moriio) pull(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	err := s.rank.waitLoading(func() error {
 		limit, cancel := context.WithTimeout(m.e.ctx, min(nixlReadTimeout, m.e.cfg.MoRIIO.ReceiveTimeout))
 		defer cancel()
-		answer, err := m.transfer(limit, s.rank, leg.peer, leg.rank, sideMessage{
+		answer, err := m.transfer(limit, s.rank, leg.peer, leg.rank, nil, sideMessage{
 			Op: moriioRead, Key: leg.transfer, Blocks: blocks, Fields: leg.fields(),
 		})
 		if err != nil {

@@ -248,8 +248,8 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 }
 
 // transfer does an RDMA operation on a rank of a peer. A session with an engine
-// that has restarted since is made anew.
-func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, op sideMessage) (sideMessage, error) {
+// that has restarted since is made anew, but not for blocks of one that is gone.
+func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, gone <-chan struct{}, op sideMessage) (sideMessage, error) {
 	for first := true; ; first = false {
 		s, err := m.session(ctx, peer, rank)
 		if err != nil {
@@ -266,6 +266,11 @@ func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank in
 		m.mu.Lock()
 		delete(m.sessions, net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank)))
 		m.mu.Unlock()
+		select {
+		case <-gone:
+			return answer, err
+		default:
+		}
 	}
 }
 
@@ -304,12 +309,14 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 // engine's listener, and with it the engine.
 func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
 	return func(_ context.Context, c *zmtpConn) {
+		gone := make(chan struct{})
+		defer close(gone)
 		for {
 			frames, err := c.receive()
 			if err != nil {
 				return
 			}
-			if err := m.notified(r, frames[len(frames)-1]); err != nil {
+			if err := m.notified(r, gone, frames[len(frames)-1]); err != nil {
 				m.e.crash(err.Error())
 				return
 			}
@@ -317,7 +324,8 @@ func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
 	}
 }
 
-func (m *moriio) notified(r *rank, message []byte) error {
+// notified takes a notification of a peer that is there until gone is closed.
+func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
 	data, err := readMessage(message)
 	if err != nil {
 		return err
@@ -334,6 +342,7 @@ func (m *moriio) notified(r *rank, message []byte) error {
 		}
 		t := m.sendingOf(key)
 		t.peerRank, _ = whole(data["decode_rank"])
+		t.peerGone = gone
 		for _, v := range list {
 			id, ok := whole(v)
 			if !ok {
