@@ -62,6 +62,11 @@ func (n *Node) lead(token string) coordinator.Coordinator {
 				n.log.Warn("what a dead worker left on engines is not freed; their own time-out does it", "error", err)
 			}
 		},
+		OnForget: func(k *coordinator.KeptTurn) {
+			if err := n.server.ForgetTurn(k); err != nil {
+				n.log.Warn("what a decode engine keeps of a turn is not freed; its own time-out does it", "engine", k.Holder.Name(), "error", err)
+			}
+		},
 	})
 	n.leading = l
 	return withWorkers{n.local, l}

@@ -178,11 +178,15 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return err
 	}
 	var workers proxy.Workers
-	if n.leading != nil {
+	var turns *coordinator.Client
+	switch {
+	case n.leading != nil:
 		workers = proxy.NewWorkers(n.leading.workers)
+	case n.following != nil:
+		turns = n.following.client
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
-		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Workers: workers,
+		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
 		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: string(n.part.Dir), Log: n.log, Version: readVersion().Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)

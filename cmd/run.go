@@ -185,6 +185,9 @@ func (n *Node) Serve(ctx context.Context) error {
 	stopWarming()
 	stop()
 	wg.Wait()
+	if n.leading != nil {
+		n.server.Wait() // for what was freed when it stepped down
+	}
 	n.registry.Close()
 	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -65,6 +65,7 @@ type fleet struct {
 	encode    []*enginesim.Engine
 	alone     *enginesim.Engine
 	mode      string
+	size      int        // how many workers, in fleet mode; 0: the usual number
 	front     *process   // whose admin address covers all: the node or the coordinator
 	workers   []*process // none in single mode
 	cfg       config.Config
@@ -80,6 +81,7 @@ type fleet struct {
 type fleetOptions struct {
 	prefill, decode int
 	encode          int // vLLM's encoders
+	workers         int // 0: the usual number
 	engine          func(role string, n int, c *enginesim.Config)
 	config          func(c *config.Config)
 	log             io.Writer
@@ -90,7 +92,7 @@ type fleetOptions struct {
 func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	t.Helper()
 	connector, style, _ := strings.Cut(connector, " ")
-	f := &fleet{t: t, connector: connector, base: measure()}
+	f := &fleet{t: t, connector: connector, size: o.workers, base: measure()}
 	if o.prefill+o.decode == 0 {
 		o.prefill, o.decode = 2, 2
 	}

@@ -62,6 +62,13 @@ var inFleet = []scenario{
 	{"foreign workers", TestTRTLLMFleetWorkers},
 	{"registry", TestEnginesFoundByTheirRegistry},
 	{"fields of clients", TestNoPDFieldReachesAnEngine},
+	{"turns", TestTurnIsPulled},
+	{"turns of many conversations", TestTurnsOfManyConversations},
+	{"turn of a chat", TestTurnOfAChat},
+	{"turn that is rewritten", TestTurnThatIsRewritten},
+	{"turn whose client leaves", TestTurnWhoseClientLeaves},
+	{"turn whose prefill dies", TestTurnWhosePrefillDies},
+	{"turn that comes too late", TestTurnComesTooLate},
 }
 
 // onHosts is what TestModes runs with workers of other hosts, which differ by

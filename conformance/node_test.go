@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,12 @@ const (
 	connectorsVar = "PDPROXY_CONNECTORS"
 )
 
-// workers is how many a fleet has.
-const workers = 2
+// workers is how many a fleet has, and manyWorkers how many one through which
+// requests that follow each other hardly ever come the same way.
+const (
+	workers     = 2
+	manyWorkers = 4
+)
 
 // mode is the one in which the test runs.
 func mode(t *testing.T) string {
@@ -136,7 +141,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 		entries = []string{f.front.URL()}
 	default:
 		f.dir = fleetDir(f.t)
-		f.cfg.Fleet.Workers = workers
+		f.cfg.Fleet.Workers = cmp.Or(f.size, workers)
 		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
 		if f.mode == modeHosts {
 			f.cfg.Fleet.TokenFile = filepath.Join(f.t.TempDir(), "token")
@@ -148,7 +153,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 			}
 		}
 		f.startCoordinator()
-		for slot := range workers {
+		for slot := range f.cfg.Fleet.Workers {
 			f.workers = append(f.workers, f.startWorker(slot))
 			entries = append(entries, f.workers[slot].URL())
 		}

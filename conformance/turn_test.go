@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +19,7 @@ import (
 // answered, and whose prefill engines pull it.
 func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more func(*config.Config)) *fleet {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
-		prefill: 1, decode: 2,
+		prefill: 1, decode: 2, workers: manyWorkers,
 		engine: func(role string, _ int, c *enginesim.Config) {
 			if c.Nixl.Bidirectional = role != enginesim.RoleBoth; change != nil {
 				change(role, c)
@@ -32,7 +34,6 @@ func turnFleet(t *testing.T, change func(role string, c *enginesim.Config), more
 			}
 		},
 	})
-	f.oneEntry() // who served a turn knows what is kept of it
 	return f
 }
 
@@ -339,7 +340,7 @@ func TestTurnWhoseClientLeaves(t *testing.T) {
 // what was to be pulled.
 func TestTurnWhosePrefillDies(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
-		prefill: 2, decode: 1,
+		prefill: 2, decode: 1, workers: manyWorkers,
 		engine: func(role string, _ int, c *enginesim.Config) { c.Nixl.Bidirectional = role != enginesim.RoleBoth },
 		config: func(c *config.Config) {
 			for i := range c.Engines {
@@ -347,7 +348,6 @@ func TestTurnWhosePrefillDies(t *testing.T) {
 			}
 		},
 	})
-	f.oneEntry() // who served a turn knows what is kept of it
 	next := f.secondTurn()
 	for _, p := range f.prefill {
 		p.SetFault("", 0, "head")
@@ -425,4 +425,78 @@ func TestTurnWithoutPrefill(t *testing.T) {
 	if f.turns("pulled") != 0 {
 		t.Error("pulled")
 	}
+}
+
+// In a fleet the coordinator knows what is kept. When it ends that is freed; without
+// it nothing is kept; and the next one begins anew.
+func TestTurnWithoutCoordinator(t *testing.T) {
+	t.Setenv(modeVar, modeFleet)
+	f := turnFleet(t, nil, nil)
+	for _, w := range f.workers {
+		f.eventually("the worker could do without its coordinator", w.healthy)
+	}
+	next := f.secondTurn()
+	if err := f.front.end(); err != nil {
+		t.Error(err)
+	}
+	f.eventually("what was kept is free", func() bool { return f.kept() == 0 })
+	f.right(f.try("/v1/completions", next), "/v1/completions", next)
+	f.eventually("nothing is kept", func() bool { return f.kept() == 0 })
+	refused := 0.0
+	for _, w := range f.workers {
+		n, err := w.admin.Metric("pdproxy_fallbacks_total", `what="turn_kv"`, `reason="coordinator"`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused += n
+	}
+	if refused != 1 {
+		t.Errorf("%v turns were not kept", refused)
+	}
+
+	f.startCoordinator()
+	f.waitReady()
+	f.eventually("all workers are with the next coordinator", func() bool { return f.metric("pdproxy_fleet_workers") == manyWorkers })
+	next = f.secondTurn()
+	f.emptyPrefill()
+	f.right(f.try("/v1/completions", next), "/v1/completions", next)
+	if f.turns("pulled") != 1 {
+		t.Errorf("%v pulled", f.turns("pulled"))
+	}
+	f.allForgotten()
+}
+
+// Of many conversations at once, whose turns come through any worker, each turn's KV
+// is pulled once at most, and what is kept in the end is the last turns'.
+func TestTurnsOfManyConversations(t *testing.T) {
+	f := turnFleet(t, nil, nil)
+	const conversations, turns = 6, 4
+	var all sync.WaitGroup
+	var want atomic.Int64
+	for n := range conversations {
+		all.Go(func() {
+			session := fmt.Sprintf(`,"session_id":"c%d"`, n)
+			ids := append([]int{'A' + n}, words(60+16*n)...)
+			for turn := range turns {
+				body := completionOf(ids, session)
+				f.right(f.try("/v1/completions", body), "/v1/completions", body)
+				if turn == turns-1 {
+					want.Add(int64(len(ids)+19+15) / 16)
+				}
+				answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+				ids = append(append(ids, answer...), words(20+turn)...)
+			}
+		})
+	}
+	all.Wait()
+	if kept, pulled := f.turns("kept"), f.turns("pulled"); kept != conversations*turns || pulled != conversations*(turns-1) {
+		t.Errorf("%v kept, %v pulled", kept, pulled)
+	}
+	f.eventually("only the last turns' blocks are kept", func() bool { return f.kept() == int(want.Load()) })
+	for _, e := range f.engines() {
+		if s := e.State(); s.StaleReads > 0 {
+			t.Errorf("%s was asked for memory that nobody held", e.Addr())
+		}
+	}
+	f.allForgotten()
 }

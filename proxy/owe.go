@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -28,9 +29,7 @@ func (a *attempt) owe() {
 	a.p.Lease.PrefillDone()
 }
 
-// owed encodes the job for CleanUp; nil if it is too long. Texts and lists have
-// their length, a uvarint, before them; a target is its engine's name and its rank,
-// for another process has other numbers.
+// owed encodes the job for CleanUp; nil if it is too long.
 func (j *cleanupJob) owed() []byte {
 	size := 128 + len(j.requestID) + len(j.connector) + len(j.auth)
 	for i := range j.calls {
@@ -39,7 +38,13 @@ func (j *cleanupJob) owed() []byte {
 	if size > maxOwed {
 		return nil
 	}
-	b := make([]byte, 0, size)
+	return j.append(make([]byte, 0, size))
+}
+
+// append encodes the job for readJob. Texts and lists have their length, a uvarint,
+// before them; a target is its engine's name and its rank, for another process has
+// other numbers.
+func (j *cleanupJob) append(b []byte) []byte {
 	b = appendOwed(appendOwed(appendOwed(b, j.requestID), j.connector), j.auth)
 	b = binary.AppendUvarint(b, uint64(max(0, j.limit)))
 	b = binary.AppendUvarint(b, uint64(len(j.calls)))
@@ -79,8 +84,18 @@ func (s *Server) CleanUp(owed []byte) error {
 
 // readOwed reads what owed wrote. Nothing of the job aliases b.
 func readOwed(b []byte, known *engine.Snapshot) (*cleanupJob, error) {
+	j, lost, err := readJob(b, known)
+	if err = cmp.Or(err, lost); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// readJob reads what cleanupJob.append wrote. Nothing of the job aliases b. lost names
+// an engine that is not known any more: such targets are zero.
+func readJob(b []byte, known *engine.Snapshot) (j *cleanupJob, lost, err error) {
 	r := owedReader{b: b}
-	j := &cleanupJob{requestID: string(r.text()), connector: string(r.text()), auth: string(r.text()), since: time.Now()}
+	j = &cleanupJob{requestID: string(r.text()), connector: string(r.text()), auth: string(r.text()), since: time.Now()}
 	j.limit = time.Duration(min(r.uint(), uint64(time.Hour)))
 	for range r.list() {
 		head := r.take(3)
@@ -95,8 +110,9 @@ func readOwed(b []byte, known *engine.Snapshot) (*cleanupJob, error) {
 		for _, to := range [...]*engine.Target{&c.target, &c.holder} {
 			name, rank := r.text(), r.uint()
 			i := known.Instance(string(name))
-			if !r.bad && (i == nil || rank >= uint64(len(i.Load))) {
-				return nil, fmt.Errorf("engine %.64q is not known any more", name)
+			if i == nil || rank >= uint64(len(i.Load)) {
+				lost = fmt.Errorf("engine %.64q is not known any more", name)
+				continue
 			}
 			*to = engine.Target{Instance: i, Rank: int(rank)}
 		}
@@ -104,9 +120,9 @@ func readOwed(b []byte, known *engine.Snapshot) (*cleanupJob, error) {
 		j.calls = append(j.calls, c)
 	}
 	if r.bad || len(r.b) > 0 {
-		return nil, errOwed
+		return nil, nil, errOwed
 	}
-	return j, nil
+	return j, lost, nil
 }
 
 var errOwed = errors.New("it is not what a worker owes")

@@ -41,7 +41,9 @@ type Deps struct {
 	// Wrap puts filters around the handler of the public endpoints, before
 	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
-	Wrap     func(http.Handler) http.Handler
+	Wrap func(http.Handler) http.Handler
+	// Turns has what decode engines keep for the next turns; nil: this process has it.
+	Turns    *coordinator.Client
 	Workers  Workers   // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *Recorder // nil: nothing is recorded
@@ -97,7 +99,7 @@ type Server struct {
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
-	turns      *conversation.Shelf[*keptTurn]
+	turns      turnShelf
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -109,7 +111,11 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
 		process:    randomHex(8),
-		turns:      conversation.NewShelf[*keptTurn](mostTurns, mostTurnIDs),
+	}
+	if deps.Turns != nil {
+		s.turns = &fleetTurns{s, deps.Turns}
+	} else {
+		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](coordinator.MostTurns, coordinator.MostTurnIDs)}
 	}
 	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
 	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
@@ -151,9 +157,7 @@ func (s *Server) Wait() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	s.live.wait(ctx)
-	for _, k := range s.turns.TakeAll(time.Now()) {
-		s.forgetTurn(k, 0)
-	}
+	s.turns.clear(time.Now())
 	s.janitor.wait(limit)
 	s.sidecar.Load().close()
 }

@@ -7,21 +7,16 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-const (
-	// mostTurns and mostTurnIDs bound what is known of KV that decode engines keep:
-	// 32 MB of token ids, which is more than such engines hold.
-	mostTurns   = 16 << 10
-	mostTurnIDs = 8 << 20
-	// turnMargin is how long before decode's time-out its KV is not asked for any
-	// more: the request may wait at prefill, which itself gives up 5 s before.
-	turnMargin = 30 * time.Second
-)
+// turnMargin is how long before decode's time-out its KV is not asked for any
+// more: the request may wait at prefill, which itself gives up 5 s before.
+const turnMargin = 30 * time.Second
 
 // keptTurn is KV that a decode engine keeps of a turn, for prefill to pull at the
 // next one. It is used once: what is pulled, decode frees.
@@ -38,7 +33,7 @@ type keptTurn struct {
 // of: engines compare no token. The first attempt of an exchange alone does so.
 func (a *attempt) pullTurn() {
 	x := a.x
-	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || x.warm || x.turned || x.s.turns.Empty() {
+	if !a.p.Prefill.Spec.Bidirectional || a.c.Trust || x.warm || x.turned || x.s.turns.empty() {
 		return
 	}
 	x.turned = true
@@ -81,25 +76,34 @@ func (a *attempt) unfit(k *keptTurn) string {
 func (x *exchange) takeTurn() *keptTurn {
 	s, now, scope := x.s, time.Now(), turnScope(&x.req)
 	name := s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)
-	named := name != "" && s.turns.Named(scope, name)
+	named := name != "" && s.turns.named(x.ctx, scope, name)
 	reason := "not_text"
+	var ids []uint32
 	if textOnly(&x.req) {
-		ids := x.exactIDs(named)
-		if k, ok := s.turns.Take(scope, ids, now); ok {
-			return k
-		}
+		ids = x.exactIDs(named)
 		if reason = "not_a_prefix"; len(ids) == 0 {
 			reason = "no_token_ids"
 		}
 	}
-	if !named {
+	switch {
+	case named:
+	case len(ids) == 0:
 		return nil
+	default:
+		name = ""
 	}
-	old, ok := s.turns.TakeNamed(scope, name, now)
-	if !ok {
+	k, found := s.turns.take(x.ctx, scope, name, ids, now)
+	switch {
+	case found == coordinator.TurnTaken:
+		return k
+	case found == coordinator.NothingKept && named:
 		reason = "expired"
-	} else {
-		s.forgetTurn(old, 0)
+	case found == coordinator.TurnLost:
+		reason = "engine_gone"
+	case found == coordinator.TurnAway:
+		reason = coordinator.ReasonCoordinator
+	case found == coordinator.NothingKept:
+		return nil
 	}
 	x.turnFallback(reason)
 	return nil
@@ -158,17 +162,18 @@ func (a *attempt) keepTurn(answer []byte) {
 		return
 	}
 	now := time.Now()
-	out := x.s.turns.Put(conversation.OnShelf[*keptTurn]{
+	if !x.s.turns.put(conversation.OnShelf[*keptTurn]{
 		Scope:   turnScope(&x.req),
 		Name:    strings.Clone(x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)),
 		IDs:     ids,
 		Expires: now.Add(a.p.Decode.Spec.KeepsFor() - turnMargin),
 		Value:   k,
-	}, now)
-	x.s.deps.Metrics.Turn("kept")
-	for _, old := range out {
-		x.s.forgetTurn(old, 0)
+	}, now) {
+		x.turnFallback(coordinator.ReasonCoordinator)
+		x.s.forgetTurn(k, 0)
+		return
 	}
+	x.s.deps.Metrics.Turn("kept")
 }
 
 // turnIDs are the ids of the tokens whose KV is kept, or why they are not known.

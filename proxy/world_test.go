@@ -400,7 +400,9 @@ type fakeEngine struct {
 	ranks     int    // 0 for 1
 	refuse    bool   // no connection is taken
 	blocks    int    // tokens of a KV block in its events; 0: it has none
-	serve     func(c *engineConn, nth int)
+
+	bidirectional bool
+	serve         func(c *engineConn, nth int)
 
 	t    *testing.T
 	mu   sync.Mutex
@@ -420,7 +422,7 @@ func (e *fakeEngine) host() string { return or(e.name, "e") + ".test:80" }
 func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
-	s.URL, s.Ranks = "http://"+e.host(), max(e.ranks, 1)
+	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
 // ServerOptions is what a Server stands on. Local and Log are needed. The
@@ -37,6 +38,9 @@ type ServerOptions struct {
 	// OnOrphan gets what a worker that died had told Lease.Owe of each placement
 	// whose answer had not begun.
 	OnOrphan func(cleanup []byte)
+	// OnForget gets turns that nobody will take: they are to be freed. Nil: none are
+	// kept.
+	OnForget func(*KeptTurn)
 }
 
 // Server is a coordinator for workers: it answers their Clients out of a Local,
@@ -47,6 +51,7 @@ type Server struct {
 	numbers atomic.Pointer[ownNumbers]
 	asks    sync.Pool // of *heard
 	others  chan net.Conn
+	turns   *conversation.Shelf[[]byte] // that decode engines keep, in the form of the wire
 
 	mu      sync.Mutex
 	last    int // number of the last worker; guarded by mu
@@ -67,7 +72,7 @@ type WorkerRow struct {
 
 // NewServer returns a server; it starts nothing.
 func NewServer(o ServerOptions) *Server {
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), others: make(chan net.Conn)}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), others: make(chan net.Conn), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
 	s.asks.New = func() any { return new(heard) }
 	if !o.Standby {
 		s.Lead(o.Epoch)

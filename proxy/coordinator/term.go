@@ -47,9 +47,10 @@ func (s *Server) Lead(epoch uint64) {
 	s.term = t
 }
 
-// StandBy ends the term, if there is one: the workers' leases are released, and
-// then the standbys are given a moment to ask for what they do not know yet. It
-// returns when no connection is left; one that comes is closed.
+// StandBy ends the term, if there is one: the workers' leases are released, what
+// is kept of turns is freed, and then the standbys are given a moment to ask for what
+// they do not know yet. It returns when no connection is left; one that comes is
+// closed.
 func (s *Server) StandBy() {
 	s.mu.Lock()
 	t := s.term
@@ -60,6 +61,7 @@ func (s *Server) StandBy() {
 	}
 	t.dismiss(errStoodDown)
 	t.workers.Wait()
+	s.forgetTurns()
 	t.frozen.Store(true)
 	settled := make(chan struct{})
 	go func() { // ends with the standbys' connections

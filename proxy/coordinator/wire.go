@@ -19,6 +19,12 @@ const (
 	kindTopic               // message of the coordinator's: the latest of a topic
 	kindHomes               // call of a standby's: homes of conversations
 	kindAsk                 // call of the coordinator's: a request to the worker's admin surface
+	kindNamed               // call of the worker's: whether a turn of that name is kept
+	kindKeep                // call of the worker's: it shows a turn that is to be kept
+	kindKept                // call of the worker's: it lets go of that
+	kindTake                // call of the worker's: it is shown a turn that is kept
+	kindTook                // call of the worker's: it has that
+	kindUntake              // it will not say so any more
 )
 
 // Topic is what a coordinator keeps its workers informed of.

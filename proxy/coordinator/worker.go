@@ -23,6 +23,7 @@ type worker struct {
 
 	// Of the connection's reader.
 	names names
+	ids   []uint32
 	batch uint64 // that is being handled
 	began time.Time
 
@@ -30,8 +31,9 @@ type worker struct {
 	forms   forms // that the worker has been told last; guarded by formsMu
 	told    bool  // that it has been told any; guarded by formsMu
 
-	mu     sync.Mutex
-	leases map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
+	mu      sync.Mutex
+	leases  map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
+	passing passingTurns    // guarded by mu
 }
 
 // lent is a lease of a worker's.
@@ -91,7 +93,11 @@ const slowBatch = 200 * time.Microsecond
 
 // Call implements link.Handler.
 func (w *worker) Call(number uint32, kind uint8, payload []byte) error {
-	if kind != kindPlace {
+	switch kind {
+	case kindPlace:
+	case kindNamed, kindKeep, kindKept, kindTake, kindTook:
+		return w.turnCall(number, kind, payload)
+	default:
 		return link.Garbage("an unknown call")
 	}
 	if w.names == nil {
@@ -183,12 +189,14 @@ func (w *worker) placed(lease uint64, p *Placement) bool {
 	return true
 }
 
-// end releases all leases, and returns what was owed for them.
+// end releases all leases, frees the turns that were on their way, and returns what
+// was owed for the leases.
 func (w *worker) end() (owed [][]byte) {
 	w.mu.Lock()
-	leases := w.leases
-	w.leases = nil
+	leases, passing := w.leases, w.passing
+	w.leases, w.passing = nil, passingTurns{}
 	w.mu.Unlock()
+	passing.forget(w.s)
 	for _, l := range leases {
 		if l.lease != nil {
 			l.lease.Release()
@@ -215,6 +223,8 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 		w.release(&r)
 	case kindAdopt:
 		err = w.adopt(&r)
+	case kindUntake:
+		w.untake(&r)
 	case kindReport:
 		if w.s.o.OnReport != nil {
 			w.s.o.OnReport(w.number, payload)
