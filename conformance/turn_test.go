@@ -466,6 +466,27 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 	f.allForgotten()
 }
 
+// What is kept outlives the worker that served the turn.
+func TestTurnOfAKilledWorker(t *testing.T) {
+	t.Setenv(modeVar, modeFleet)
+	f := turnFleet(t, nil, nil)
+	victim, ids := f.workers[manyWorkers-1], words(100)
+	f.right(f.post(context.Background(), victim.URL(), "/v1/completions", completionOf(ids, "")), "/v1/completions", completionOf(ids, ""))
+	f.eventually("it is kept", func() bool { return f.kept() > 0 })
+	victim.strike()
+	_ = victim.end() // it says what was cut
+	f.workers = f.workers[:manyWorkers-1]
+	f.oneEntry()
+	f.emptyPrefill()
+	answer := idsOf(t, f.post(context.Background(), f.alone.URL(), "/v1/completions", completionOf(ids, `,"return_token_ids":true`)))
+	next := completionOf(append(append(ids, answer...), words(20)...), "")
+	f.right(f.try("/v1/completions", next), "/v1/completions", next)
+	if f.turns("pulled") != 1 {
+		t.Errorf("%v pulled", f.turns("pulled"))
+	}
+	f.allForgotten()
+}
+
 // Of many conversations at once, whose turns come through any worker, each turn's KV
 // is pulled once at most, and what is kept in the end is the last turns'.
 func TestTurnsOfManyConversations(t *testing.T) {
