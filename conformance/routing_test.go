@@ -188,9 +188,12 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 		c.TRTLLM.DisconnectPoll, c.TRTLLM.KVTransferTimeout = 20*time.Millisecond, 2*time.Second
 		old.Kill()
 		old.Close() // waits until its ports are free
+		name := fmt.Sprint("p", home)
+		// Not every engine says that it is another one; those take longer to start than
+		// it takes to see that they are gone.
+		f.eventually(name+" is seen to be gone", func() bool { return f.engineState(name) == "unhealthy" })
 		f.prefill[home] = startEngine(t, c)
 		f.waitReady()
-		name := fmt.Sprint("p", home)
 		f.eventually("the blocks of "+name+" are forgotten", func() bool { return f.byEvents() <= known-20 })
 		again := f.explained("again", prompt(0, 20*16))
 		if tokens := held(again)[name]; tokens != 0 {
