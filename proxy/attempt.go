@@ -11,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 // attempt is one placement of an exchange and what its legs have done. Once
@@ -48,6 +49,7 @@ type attempt struct {
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	merge    merge                      // of decode's answer with prefill's
 	turn     *keptTurn                  // that prefill pulls; nil: none
+	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -125,7 +127,10 @@ func (a *attempt) order() {
 func (a *attempt) end(err error) {
 	if err != nil {
 		a.cleanup(err)
-		a.giveUpTurn()
+		a.giveUpTurn(err)
+	}
+	if a.left != nil { // decode has what it said
+		a.left.Close()
 	}
 	a.p.Lease.Release()
 	a.leavePair()

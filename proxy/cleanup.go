@@ -47,6 +47,7 @@ type cleanupJob struct {
 	yield     time.Duration // before the first call
 	since     time.Time     // when the attempt died: time to free counts from here
 	limit     time.Duration // of one try
+	whole     time.Duration // of one that computes a prompt
 	slow      bool          // a call computes a prompt: nobody waits for it
 }
 
@@ -54,6 +55,7 @@ type cleanupCall struct {
 	connector.Cleanup
 	target engine.Target           // who is called
 	avoid  engine.Target           // who is called last: it failed the leg, and may fail this
+	after  engine.Target           // who has to be heard again before: silent, it may yet read what would be freed
 	vain   bool                    // nothing comes of another try: the engine's own time-out frees
 	holder engine.Target           // whose memory is to be freed
 	relay  func() *engine.Instance // another for a target that is not well, nil if there is none; nil: there is nobody else
@@ -63,6 +65,10 @@ type cleanupCall struct {
 // Concurrent legs are aborted, where that is possible, before it returns,
 // because a retry must not meet the old attempt.
 func (a *attempt) cleanup(err error) {
+	if a.left != nil && !a.orphan.DecodeTook {
+		a.hearOut()
+		return
+	}
 	if !maybeSent(err) && a.orphan.Handoff == nil && !a.together() {
 		return
 	}
@@ -74,6 +80,9 @@ func (a *attempt) cleanup(err error) {
 	var le *legError
 	if errors.As(err, &le) {
 		job.avoid(le.target)
+	}
+	if le := silentLeg(err); le != nil {
+		job.hold(le.target)
 	}
 	if a.orphan.DecodeSent && (le == nil || le.status == 0) && a.p.Flow == abi.FlowPrefillFirst {
 		job.yield = cleanupYield
@@ -94,26 +103,42 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		connector: a.conn.Name(),
 		since:     time.Now(),
 		limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
+		whole:     time.Duration(a.x.cfg.Timeouts.Prefill),
 	}
 	if a.x.key == "" {
 		j.auth = a.x.r.Header.Get("Authorization")
 	}
+	j.add(calls, a.p.Prefill, a.p.Decode)
+	return j
+}
+
+// add adds calls to the job of an attempt on the targets p and d.
+func (j *cleanupJob) add(calls []connector.Cleanup, p, d engine.Target) {
 	for _, c := range calls {
-		t := a.p.Decode
+		t := d
 		if c.Phase == abi.Prefill {
-			t = a.p.Prefill
+			t = p
 		}
 		cc := cleanupCall{Cleanup: c, target: t, holder: t}
 		switch {
 		case c.Until == connector.UntilServed: // prefill writes into decode's blocks, which frees them
-			cc.holder = a.p.Decode
-			j.slow, j.yield, j.limit = true, cleanupYield, time.Duration(a.x.cfg.Timeouts.Prefill)
+			cc.holder = d
+			j.slow, j.yield, j.limit = true, cleanupYield, j.whole
 		case c.AnyTarget: // any decode engine tells prefill to free its blocks
-			cc.holder = a.p.Prefill
+			cc.holder = p
 		}
 		j.calls = append(j.calls, cc)
 	}
-	return j
+}
+
+// hold has calls wait for t, which has fallen silent: those to itself, and those
+// that free what it may yet read when it is back. Its own abort may be the first.
+func (j *cleanupJob) hold(t engine.Target) {
+	for i := range j.calls {
+		if c := &j.calls[i]; c.AnyTarget || c.target == t {
+			c.after = t
+		}
+	}
 }
 
 // avoid puts t last where any target will do. A decode engine that could not load
@@ -134,12 +159,7 @@ func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	j.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
 		defer cancel()
-		if job.yield > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(job.yield):
-			}
-		}
+		sleep(ctx, job.yield)
 		var first, all sync.WaitGroup
 		first.Add(len(job.calls))
 		for i := range job.calls {
@@ -170,6 +190,12 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		tried()
 		m.Cleanup(job.connector, c.How, 0)
 		return
+	}
+	if !c.after.IsZero() {
+		tried()
+		tried = func() {}
+		awaitHeard(ctx, c.after)
+		sleep(ctx, cleanupYield)
 	}
 	if job.slow {
 		select {

@@ -64,7 +64,7 @@ func (a *attempt) concurrent() error {
 		}
 		// Either may be at fault: each waits for the other, and tells the other of
 		// its failure; who is heard first is chance.
-		if timedOut(err) && !a.orphan.PrefillDone || refused(err) || refused(perr) {
+		if timedOut(err) && !a.orphan.PrefillDone && silentLeg(err) == nil || refused(err) || refused(perr) {
 			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
 		}
 		return peerError(err, perr)

@@ -62,7 +62,9 @@ type legError struct {
 	refused    bool         // the retry budget was asked, and is used up
 	pair       *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
 	elapsed    time.Duration
-	spared     bool // it timed out by the plan policy's limit, or pulled KV from another: the engine is not at fault
+	spared     bool // it timed out by the plan policy's limit, or pulled KV from another, or was left: its engine's circuit has nothing to learn
+	silent     bool // it was left: its engine has fallen silent
+	granted    bool // the retry budget has been asked, and has given
 	judged     bool // the leg hook has been asked for the verdict
 	verdict    abi.LegDecision
 	same       coordinator.Pair // of a retry on the same targets
@@ -84,12 +86,18 @@ func (e *legError) Unwrap() error { return e.err }
 func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 	e := &legError{phase: phase, target: t, reason: "reset", code: 502, sent: true, err: err}
 	var ue *upstream.Error
+	if errors.Is(err, upstream.ErrAbandoned) {
+		e.silent, e.spared = true, true
+	}
 	if errors.As(err, &ue) {
 		e.sent = ue.Sent
 		e.reason = ue.Op
 		if ue.Timeout {
 			e.reason, e.code = "timeout", 504
 		}
+	}
+	if e.silent {
+		e.reason, e.code = "silent", 504
 	}
 	return e
 }

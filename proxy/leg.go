@@ -139,7 +139,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 // not come in time.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook {
+	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook || le.silent {
 		return err
 	}
 	switch {
@@ -178,12 +178,20 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
 		Once: !a.p.Prefill.IsZero() || x.side.phase != "",
 	}
+	if row.Phase != abi.Encode {
+		row.a = a
+		row.request.Waiter, row.request.Keep = row, row.Phase == abi.Prefill && hearsOut(a.conn)
+	}
 	if row.Phase == abi.Decode && a.decodeSent != nil {
 		row.request.Sent = sync.OnceFunc(func() { close(a.decodeSent) })
 	}
 	resp, err := t.Client.Do(ctx, &row.request)
 	row.free()
 	if err != nil {
+		var ue *upstream.Error
+		if errors.As(err, &ue) && ue.Left != nil {
+			a.left = ue.Left
+		}
 		return nil, newLegError(row.Phase, t, err)
 	}
 	row.head(time.Now(), resp.Status)
@@ -219,6 +227,7 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	now := time.Now()
 	row.end(now, le.reason)
 	le.elapsed, le.spared = now.Sub(row.Start), le.spared || row.short && le.code == 504
+	le.granted = row.grant
 	x.legFailed(le)
 	return le
 }
@@ -227,6 +236,9 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 // the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
+	if le.status == 0 && !le.silent {
+		le.target.Doubt()
+	}
 	switch {
 	case le.spared:
 	case le.final:

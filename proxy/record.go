@@ -70,7 +70,9 @@ type legRow struct {
 
 	timing connector.Timing // what the engine said of it
 	target engine.Target
-	short  bool // the plan policy's limit bounds its first byte
+	a      *attempt // whose leg it is, if that can be left
+	grant  bool     // the retry budget has given a retry to whoever leaves it
+	short  bool     // the plan policy's limit bounds its first byte
 
 	// The request under way; its memory is reused.
 	request upstream.Request

@@ -91,7 +91,7 @@ func (x *exchange) mayRetry(err error) bool {
 	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
 		return false
 	}
-	if !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
+	if !le.granted && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
 		x.s.deps.Metrics.Fallback("retry", "budget")
 		x.rec.fallback("retry", "budget")
 		le.refused = true

@@ -124,6 +124,9 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
+	if !resp.Commit() {
+		return newLegError(row.Phase, row.target, &upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrAbandoned})
+	}
 	if err := a.take(ctx, true); err != nil {
 		return err
 	}

@@ -235,14 +235,17 @@ func (s *Server) messenger(k *keptTurn) *engine.Instance {
 
 // giveUpTurn is for an attempt that failed before prefill had answered. A prefill
 // that may have the leg is given the time to abort it: what it still reads then
-// goes nowhere.
-func (a *attempt) giveUpTurn() {
+// goes nowhere. One that has fallen silent may do so when it is back.
+func (a *attempt) giveUpTurn(err error) {
 	if a.turn == nil || a.orphan.PrefillDone {
 		return
 	}
 	yield := time.Duration(0)
 	if a.orphan.PrefillSent {
 		yield = cleanupYield
+	}
+	if le := silentLeg(err); le != nil && le.target == a.p.Prefill {
+		a.turn.forget.calls[0].after = le.target
 	}
 	a.x.s.forgetTurn(a.turn, yield)
 }

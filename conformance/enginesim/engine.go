@@ -223,6 +223,7 @@ func (e *Engine) endLocked(abrupt bool) {
 		}
 	}
 	e.cancel(errEnded)
+	e.faults.stop(false)
 	e.server.Close()
 	for _, r := range e.ranks {
 		r.unpinAll()

@@ -56,6 +56,31 @@ type faults struct {
 	dieAfter int
 	seen     int
 	rng      *rand.Rand
+	stopped  chan struct{} // guarded by mu; closed when the engine goes on; nil: it runs
+}
+
+// stop has the engine stop, or go on.
+func (f *faults) stop(stopped bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case stopped && f.stopped == nil:
+		f.stopped = make(chan struct{})
+	case !stopped && f.stopped != nil:
+		close(f.stopped)
+		f.stopped = nil
+	}
+}
+
+// await waits until the engine runs, whatever becomes of the request: one that is
+// stopped notices nothing.
+func (f *faults) await() {
+	f.mu.Lock()
+	stopped := f.stopped
+	f.mu.Unlock()
+	if stopped != nil {
+		<-stopped
+	}
 }
 
 // newFaults checks the fault fields of a config.
@@ -106,8 +131,9 @@ func (f *faults) draw() (kind string, die bool) {
 // hanging reports whether the phase hangs now.
 func (f *faults) hanging(phase string) bool { return f.hangs.Load() == phase }
 
-// hang blocks until ctx ends when the phase hangs.
+// hang blocks until ctx ends when the phase hangs, after the engine has been awaited.
 func (f *faults) hang(ctx context.Context, phase string) error {
+	f.await()
 	if !f.hanging(phase) {
 		return nil
 	}

@@ -42,6 +42,7 @@ func (e *Engine) handler() http.Handler {
 	e.proto.routes(own)
 	headers, _ := e.proto.(headerProtocol)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.faults.await()
 		if headers != nil {
 			headers.answerHeader(r.Header, w.Header())
 		}
@@ -136,6 +137,11 @@ func (e *Engine) setFault(w http.ResponseWriter, r *http.Request) {
 func (e *Engine) SetFault(fail string, dieAfter int, hang string) error {
 	return e.faults.set(fail, dieAfter, hang)
 }
+
+// Stop has the engine stop, as SIGSTOP does, and with false go on: what comes over
+// HTTP is not answered, no step of a computation begins, and the end of a connection
+// is not noticed. What peers fetch or send goes on.
+func (e *Engine) Stop(stopped bool) { e.faults.stop(stopped) }
 
 // generating is the handler of a route that produces tokens.
 func (e *Engine) generating(route string) http.HandlerFunc {

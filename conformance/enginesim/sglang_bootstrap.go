@@ -65,7 +65,11 @@ func newBootstrapRegistry(g *sglang) *bootstrapRegistry {
 	mux.HandleFunc("POST /register_dp_rank", b.registerRank)
 	mux.HandleFunc("POST /query_dp_ranks", b.queryRanks)
 	b.server = &http.Server{
-		Handler: mux, ConnState: g.e.conns.state, ReadHeaderTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			g.e.faults.await()
+			mux.ServeHTTP(w, r)
+		}),
+		ConnState: g.e.conns.state, ReadHeaderTimeout: time.Minute,
 		BaseContext: func(net.Listener) context.Context { return g.e.ctx },
 	}
 	return b

@@ -52,7 +52,7 @@ func TestDefaults(t *testing.T) {
 		{"policy.place", c.Policy.Place, "least_load"},
 		{"policy.mint", c.Policy.Mint, "snowflake"},
 		{"policy.runtime", c.Policy.Runtime, "wasm"},
-		{"health", c.Health, Health{Interval: seconds(2), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2, LoadInterval: seconds(1)}},
+		{"health", c.Health, Health{Interval: seconds(2), SuspectInterval: Duration(250 * time.Millisecond), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2, LoadInterval: seconds(1)}},
 		{"retry.attempts", c.Retry.Attempts, 3},
 		{"retry.budget", c.Retry.Budget, 0.2},
 		{"retry.min_budget", c.Retry.MinBudget, 10},

@@ -210,7 +210,14 @@ type Health struct {
 	// Interval is the time between two probes of one instance. Default 2s;
 	// never 0.
 	Interval Duration `toml:"interval"`
-	// Timeout is how long a probe may take. Default 1s; never 0.
+	// SuspectInterval is the time between two probes of an instance that has not
+	// answered the last one, until UnhealthyAfter are full, and the least between
+	// two that failed legs ask for. Default 250ms; 0 is Interval, whatever fails.
+	SuspectInterval Duration `toml:"suspect_interval"`
+	// Timeout is how long a probe may take. Default 1s; never 0. An instance that
+	// falls silent is known after Interval + UnhealthyAfter * Timeout +
+	// (UnhealthyAfter-1) * SuspectInterval at the latest, by default 5.5s: legs that
+	// wait for it are then tried elsewhere.
 	Timeout Duration `toml:"timeout"`
 	// UnhealthyAfter is how many failed probes in a row make an instance
 	// unhealthy. Default 3; at least 1.
@@ -272,7 +279,7 @@ type Transport struct {
 func DefaultEngine() Engine { return Engine{Connector: ConnectorNone, Ranks: 1} }
 
 func defaultHealth() Health {
-	return Health{Interval: seconds(2), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2, LoadInterval: seconds(1)}
+	return Health{Interval: seconds(2), SuspectInterval: Duration(250 * time.Millisecond), Timeout: seconds(1), UnhealthyAfter: 3, HealthyAfter: 2, LoadInterval: seconds(1)}
 }
 
 func defaultRetry() Retry {

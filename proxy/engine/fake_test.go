@@ -142,12 +142,28 @@ func (f *fakeEngines) count(key string) int {
 
 // fakeClient is an upstream.Client that only counts how often it was closed.
 type fakeClient struct {
-	mu     sync.Mutex
-	closed int
+	mu        sync.Mutex
+	closed    int
+	abandoned int
 }
 
 func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
 	return nil, errors.New("not in this test")
+}
+
+func (c *fakeClient) Abandon(time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.abandoned++
+}
+
+// abandons is how often the calls were looked at since it was last asked.
+func (c *fakeClient) abandons() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.abandoned
+	c.abandoned = 0
+	return n
 }
 
 func (c *fakeClient) CloseIdle() {

@@ -120,6 +120,9 @@ type Instance struct {
 	gone     atomic.Bool   // it has left the registry
 	restarts atomic.Uint32 // how often it was found to be a new process
 	asked    atomic.Bool   // once at least, whatever came of it
+	silent   atomic.Bool
+	fell     chan struct{} // tells who leaves calls that it is silent
+	doubt    chan struct{} // asks for a probe soon
 	tended   bool          // Run looks after it; guarded by Registry.mu
 }
 

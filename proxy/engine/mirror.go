@@ -119,7 +119,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		m.refused = make(map[uint32]bool)
 	}
 	next := &numbering{mark: in.Mark, byNumber: make(map[uint32]*Instance), byInstance: make(map[*Instance]uint32)}
-	var list, restarted []*Instance
+	var list, restarted, silent []*Instance
 	r.mu.Lock()
 	for n := range in.Instances {
 		e := &in.Instances[n]
@@ -133,6 +133,9 @@ func (m *Mirror) importMembers(value []byte) error {
 			restarted = append(restarted, i)
 		}
 		i.mirror(e)
+		if e.Silent {
+			silent = append(silent, i)
+		}
 		list = append(list, i)
 		next.byNumber[e.Number], next.byInstance[i] = i, e.Number
 	}
@@ -150,6 +153,9 @@ func (m *Mirror) importMembers(value []byte) error {
 	r.mu.Unlock()
 	for _, i := range restarted {
 		r.restarted(i)
+	}
+	for _, i := range silent { // behind publish: it shows who is there instead
+		signal(i.fell)
 	}
 	signal(r.wake)
 	if in.Mark != old.mark {
@@ -233,6 +239,7 @@ func (i *Instance) mirror(e *member) {
 	i.facts.Store(e.Facts)
 	i.state.Store(uint32(e.State))
 	i.since.Store(e.Since)
+	i.silent.Store(e.Silent)
 	i.restarts.Store(e.Restarts)
 }
 

@@ -210,6 +210,7 @@ func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
 		case w.bad || !ok:
 		case kind == reportFailed:
 			t.Breaker.Failure()
+			t.Doubt()
 		case kind == reportWell:
 			t.Breaker.Success()
 		default:

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -34,11 +35,13 @@ const (
 type prober struct {
 	r     *Registry
 	i     *Instance
-	good  int    // probes in a row
-	bad   int    // probes in a row
-	fresh int    // good probes since the facts were learned
-	lost  bool   // since the last good probe one failed otherwise than by waiting
-	said  string // the last problem that was logged
+	good  int       // probes in a row
+	bad   int       // probes in a row
+	fresh int       // good probes since the facts were learned
+	mute  int       // probes in a row that got no answer at all
+	since time.Time // when the first of them was sent
+	lost  bool      // since the last good probe one failed otherwise than by waiting
+	said  string    // the last problem that was logged
 }
 
 // tend looks after i until it has left or ctx ends. No probe is in flight when
@@ -46,6 +49,11 @@ type prober struct {
 func (r *Registry) tend(ctx context.Context, i *Instance) {
 	p := &prober{r: r, i: i}
 	defer i.asks.CloseIdleConnections()
+	left, stop := context.WithCancel(ctx)
+	var leaving sync.WaitGroup
+	leaving.Go(func() { r.leave(left, i) })
+	defer leaving.Wait()
+	defer stop()
 	if r.reports == nil {
 		p.probeWhile(ctx)
 	} else { // a mirror is told
@@ -59,34 +67,38 @@ func (r *Registry) tend(ctx context.Context, i *Instance) {
 	}
 }
 
-// probeWhile probes at once and then every interval, until the instance is to
-// leave or ctx ends.
+// probeWhile probes at once and then every interval, sooner when the instance is
+// suspected, until it is to leave or ctx ends.
 func (p *prober) probeWhile(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(p.i.stay, stop)()
-	interval := time.Duration(p.r.health.Load().Interval)
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
 	for ctx.Err() == nil {
-		h := p.r.health.Load()
-		if d := time.Duration(h.Interval); d != interval {
-			interval = d
-			tick.Reset(d)
-		}
+		h, began := p.r.health.Load(), time.Now()
 		if p.probe(ctx, h); ctx.Err() == nil {
 			p.i.asked.Store(true)
 		}
+		next := time.NewTimer(p.pause(h, began))
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-next.C:
+		case <-p.i.doubt:
+			if again := time.Duration(h.SuspectInterval); again > 0 {
+				next.Reset(max(0, again-time.Since(began)))
+			}
+			select {
+			case <-ctx.Done():
+			case <-next.C:
+			}
 		}
+		next.Stop()
 	}
 }
 
 // drain waits until nothing is in flight, or the instance's time is up, and
 // takes it out.
 func (p *prober) drain(ctx context.Context) {
+	p.r.silence(p.i, false) // nobody asks it any more
 	p.r.announce(p.i, Draining)
 	limit := time.NewTimer(time.Duration(p.i.drainFor.Load()))
 	defer limit.Stop()
@@ -107,10 +119,12 @@ func (p *prober) drain(ctx context.Context) {
 
 // probe asks once how the instance is and draws the consequence.
 func (p *prober) probe(ctx context.Context, h *config.Health) {
+	began := time.Now()
 	epoch, err := p.health(ctx, h)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, errLate) {
 		return
 	}
+	defer p.listen(h, began, err) // once the state is what follows from it
 	if err != nil {
 		p.failed(h, err)
 		return
@@ -131,7 +145,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 	}
 	if err := p.learn(ctx, h); err != nil {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, errLate) {
 			p.failed(h, err)
 		}
 		return
@@ -333,10 +347,15 @@ func (p *prober) warn(f *Facts) {
 
 // get makes one GET within the time of a probe and reads the answer.
 func (p *prober) get(ctx context.Context, h *config.Health, base, path string) (status int, body []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))
+	limit, began := time.Duration(h.Timeout), time.Now()
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var answer bytes.Buffer
-	status, err = p.i.get(ctx, base, path, &answer)
+	if status, err = p.i.get(ctx, base, path, &answer); late(limit, time.Since(began), err) {
+		err = errLate
+	} else if err != nil {
+		err = unheardError{err}
+	}
 	return status, answer.Bytes(), err
 }
 

@@ -91,6 +91,8 @@ type Registry struct {
 	mark     uint64        // random: whose instance ids a mirror's numbers are
 	reports  *reports      // nil: this is no mirror
 	learned  learned       // from mirrors of this one
+	born     time.Time     // what answered counts from
+	answered atomic.Int64  // when the last probe was sent that any instance answered
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
@@ -99,7 +101,7 @@ type Registry struct {
 
 // New returns an empty registry. It starts nothing.
 func New(o Options) *Registry {
-	r := &Registry{o: o, log: o.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), mark: rand.Uint64()}
+	r := &Registry{o: o, log: o.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), mark: rand.Uint64(), born: time.Now()}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}

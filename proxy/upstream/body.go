@@ -79,7 +79,7 @@ func (c *call) tooEarly(err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	by := c.readAt.Add(c.idle)
-	if c.conn == nil || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
+	if c.conn == nil || c.left || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
 		return false
 	}
 	c.idleBy = by
@@ -109,6 +109,8 @@ func (c *call) begin() (*conn, error) {
 		return nil, ErrClosed
 	case c.ended != nil && c.lingerBy.IsZero():
 		return cn, c.ended
+	case c.left:
+		return cn, ErrAbandoned
 	case cn.buffered() > 0:
 		return cn, nil
 	}
@@ -142,6 +144,9 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 			c.client.freeBuffer(cn)
 			if k, lostBy = cn.Read(p); k == 0 && c.tooEarly(lostBy) {
 				k, lostBy = cn.Read(p)
+			}
+			if k > 0 {
+				c.client.roster.hear(&c.seat, time.Now())
 			}
 		}
 		m, used, err := c.body.decode(p[n : n+k])

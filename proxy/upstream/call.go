@@ -31,6 +31,8 @@ type call struct {
 	readAt time.Time // when the read under way began; the reader's
 	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
+	seat   seat   // on the client's roster
+	keeps  bool   // Request.Keep
 	once   bool   // the request must not reach the engine twice
 	told   func() // Request.Sent
 	noBody bool   // the request was HEAD
@@ -46,6 +48,8 @@ type call struct {
 	phase    phase     // guarded by mu
 	follows  bool      // guarded by mu; the socket is locked while a piece is used
 	ended    error     // guarded by mu; why ctx ended
+	left     bool      // guarded by mu; nobody waits for the answer any more
+	undo     func()    // guarded by mu; ends the wait for a connection
 	lingerBy time.Time // guarded by mu; set when the context ended and the call goes on
 }
 
@@ -139,6 +143,7 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 		if err != nil {
 			return h, answered, err
 		}
+		c.client.roster.hear(&c.seat, time.Now())
 		if h, err = parseHead(raw); err != nil {
 			return h, true, err
 		}
@@ -182,6 +187,8 @@ func (c *call) enter(cn *conn, ph phase) bool {
 	defer c.mu.Unlock()
 	c.conn, c.phase = cn, ph
 	switch {
+	case c.left && c.ended == nil:
+		return false
 	case c.ended == nil:
 		if ph == sending {
 			c.limitSending()
@@ -255,8 +262,9 @@ func (c *call) end() (cn *conn, ended error) {
 	return cn, ended
 }
 
-// forget makes the end of the context mean nothing from here on.
+// forget makes the end of the context, and of the engine, mean nothing from here on.
 func (c *call) forget() {
+	c.client.roster.rise(&c.seat)
 	if c.stop != nil {
 		c.stop()
 	}
@@ -291,15 +299,23 @@ func (c *call) finish(cn *conn) {
 // fail ends the call with e, completed by what only the call knows. The cause
 // is the context's when that had ended, whatever it made the connection say.
 func (c *call) fail(cn *conn, e *Error) *Error {
-	if cn != nil {
-		c.client.freeBuffer(cn)
-	}
 	first, ended := c.end()
+	c.mu.Lock()
+	left, phase := c.left, c.phase
+	c.mu.Unlock()
 	switch {
 	case ended != nil:
 		e.Err = ended
 	case first == nil:
 		e.Err = ErrClosed
+	case left:
+		e.Err = ErrAbandoned
+	}
+	if left && ended == nil && first != nil && c.keeps && phase == waiting {
+		e.Left = &Left{c, first}
+		first = nil
+	} else if cn != nil {
+		c.client.freeBuffer(cn)
 	}
 	if first != nil {
 		cn.abort()

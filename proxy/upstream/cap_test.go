@@ -136,7 +136,7 @@ func TestCapWithOldIdle(t *testing.T) {
 func TestCapHandOverToTheGone(t *testing.T) {
 	var p pool
 	p.maxConns, p.idleTimeout, p.maxIdle = 1, time.Hour, 1
-	if c, err := p.take(t.Context(), 0); c != nil || err != nil {
+	if c, err := p.take(&call{ctx: t.Context()}, 0); c != nil || err != nil {
 		t.Fatal(c, err)
 	}
 	for _, give := range []bool{true, false} {

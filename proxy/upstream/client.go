@@ -34,6 +34,7 @@ type client struct {
 	bad    error // of the options
 	tls    *tls.Config
 	pool   pool
+	roster roster
 	reads  sync.Pool // *[readSize]byte
 	writes sync.Pool // *message
 
@@ -44,7 +45,7 @@ type client struct {
 // first call.
 func New(o Options) Client {
 	o = o.withDefaults()
-	c := &client{opt: o, bad: o.checkURL()}
+	c := &client{opt: o, bad: o.checkURL(), roster: newRoster()}
 	if o.secure() {
 		c.tls = o.tlsConfig("http/1.1")
 	}
@@ -107,15 +108,18 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	cn, err := cl.pool.take(ctx, req.HeadTimeout)
+	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, told: req.Sent, noBody: req.Method == "HEAD"}
+	c.resp.body = c
+	cl.roster.sit(&c.seat, c, req.Waiter)
+	cn, err := cl.pool.take(c, req.HeadTimeout)
 	if err != nil {
+		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, told: req.Sent, noBody: req.Method == "HEAD"}
-	c.resp.body = c
 	m := cl.newMessage(req)
 	defer cl.freeMessage(m)
 	if cn, err = cl.living(c, cn); err != nil {
+		c.forget()
 		return nil, err
 	}
 	if req.HeadTimeout > 0 {
@@ -142,13 +146,15 @@ func (cl *client) living(c *call, cn *conn) (*conn, error) {
 // dial opens a connection in a slot that is taken; the slot is gone when it fails.
 func (cl *client) dial(c *call) (*conn, error) {
 	cl.dials.Add(1)
-	cn, err := dial(c.ctx, &cl.opt, cl.tls)
+	ctx, done := c.undoable()
+	defer done()
+	cn, err := dial(ctx, &cl.opt, cl.tls)
 	if err == nil {
 		return cn, nil
 	}
 	cl.pool.drop()
-	if c.ctx.Err() != nil {
-		err = contextError(c.ctx)
+	if ctx.Err() != nil {
+		err = c.undone()
 	}
 	return nil, &Error{Op: OpDial, Sent: c.sent, Timeout: isTimeout(err), Err: err}
 }

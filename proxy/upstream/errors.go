@@ -27,6 +27,8 @@ type Error struct {
 	// found by errors.Is. A connection that was lost before the end of a body
 	// is io.ErrUnexpectedEOF.
 	Err error
+	// Left is what goes on of a call that was left; nil: nothing.
+	Left *Left
 }
 
 // Error implements error.

@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"container/list"
-	"context"
 	"sync"
 	"time"
 )
@@ -24,8 +23,8 @@ type pool struct {
 }
 
 // take returns an idle connection, or nil with a slot to open one. At the cap
-// it waits until ctx ends or, when limit is not 0, for limit at most.
-func (p *pool) take(ctx context.Context, limit time.Duration) (*conn, error) {
+// it waits until the call ends or, when limit is not 0, for limit at most.
+func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 	p.mu.Lock()
 	c, old := p.pop()
 	if c != nil || p.maxConns == 0 || p.open < p.maxConns {
@@ -40,6 +39,8 @@ func (p *pool) take(ctx context.Context, limit time.Duration) (*conn, error) {
 	place := p.waiters.PushBack(ready)
 	p.mu.Unlock()
 
+	ctx, done := call.undoable()
+	defer done()
 	var late <-chan time.Time
 	if limit > 0 {
 		timer := time.NewTimer(limit)
@@ -51,7 +52,7 @@ func (p *pool) take(ctx context.Context, limit time.Duration) (*conn, error) {
 		return c, nil
 	case <-ctx.Done():
 		p.leave(place)
-		return nil, contextError(ctx)
+		return nil, call.undone()
 	case <-late:
 		p.leave(place)
 		return nil, errTimeout

@@ -24,6 +24,7 @@ type body interface {
 	io.ReadCloser
 	setIdle(d time.Duration)
 	atEnd() bool
+	commit() bool
 	each(p []byte, use func(n int, err error) bool)
 }
 
@@ -35,6 +36,11 @@ func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
 
 func (c *stdCall) setIdle(d time.Duration) { c.idle = d }
+
+// Commit says that the answer is wanted from here on, however silent the engine
+// falls: it is past being got elsewhere. False: the call has been left already.
+// The reader calls it.
+func (r *Response) Commit() bool { return r.body.commit() }
 
 // Ended reports whether the next Read ends without waiting, at the end of the
 // body or with an error. False also where that is not known. The reader calls

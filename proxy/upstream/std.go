@@ -20,6 +20,7 @@ type stdClient struct {
 	opt       Options
 	bad       error
 	transport *http.Transport
+	roster    roster
 
 	open, busy             atomic.Int64 // connections; calls that hold one
 	dials, reuses, retries atomic.Uint64
@@ -47,7 +48,7 @@ type stdClient struct {
 //   - Two goroutines per connection, and the memory that goes with them.
 func NewStd(o Options) Client {
 	o = o.withDefaults()
-	c := &stdClient{opt: o, bad: o.checkURL()}
+	c := &stdClient{opt: o, bad: o.checkURL(), roster: newRoster()}
 	c.transport = &http.Transport{
 		DialContext:            c.dial,
 		TLSHandshakeTimeout:    o.DialTimeout,

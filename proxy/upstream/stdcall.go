@@ -32,6 +32,7 @@ type stdCall struct {
 	once   bool   // the request must not reach the engine twice
 	sent   func() // Request.Sent
 	err    error  // of every further Read; the reader's
+	seat   seat   // on the client's roster
 
 	mu      sync.Mutex
 	socket  *stdConn      // guarded by mu; of the last try
@@ -43,6 +44,7 @@ type stdCall struct {
 	phase   phase         // guarded by mu; reading from the answer's first byte on
 	body    io.ReadCloser // guarded by mu; nil before the head
 	ended   error         // guarded by mu; why ctx ended
+	left    bool          // guarded by mu; nobody waits for the answer any more
 	late    bool          // guarded by mu; timer fired
 	patient *time.Timer   // guarded by mu; ends the linger, nil without one
 	over    bool          // guarded by mu
@@ -54,6 +56,7 @@ func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(c.head)
 	c.stop = context.AfterFunc(ctx, c.hangUp)
+	cl.roster.sit(&c.seat, c, req.Waiter)
 	return c
 }
 
@@ -127,6 +130,7 @@ func (c *stdCall) answerBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phase = reading
+	c.client.roster.hear(&c.seat, time.Now())
 }
 
 // mayRetry judges the loss of a reused connection as call.stale does.
@@ -179,7 +183,7 @@ func (c *stdCall) begin(body io.ReadCloser) bool {
 
 // live reports whether nothing has cut the call. mu is held.
 func (c *stdCall) live() bool {
-	return !c.over && !c.late && (c.ended == nil || c.patient != nil)
+	return !c.over && !c.late && !c.left && (c.ended == nil || c.patient != nil)
 }
 
 // Read implements io.Reader as Response.Read says.
@@ -201,6 +205,9 @@ func (c *stdCall) Read(p []byte) (int, error) {
 	n, err := 0, error(nil)
 	for n == 0 && err == nil {
 		n, err = c.body.Read(p)
+	}
+	if n > 0 {
+		c.client.roster.hear(&c.seat, time.Now())
 	}
 	c.timer.Stop()
 	switch {
@@ -226,6 +233,7 @@ func (c *stdCall) Close() error {
 
 // end frees what the call holds, and reports whether it is the first to do so.
 func (c *stdCall) end() bool {
+	c.client.roster.rise(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
@@ -252,6 +260,8 @@ func (c *stdCall) fail(e *Error) *Error {
 	switch {
 	case c.ended != nil:
 		e.Err = c.ended
+	case c.left:
+		e.Err = ErrAbandoned
 	case c.late:
 		e.Err = errTimeout
 	case !first:

@@ -52,6 +52,13 @@ type Request struct {
 	// do: servers on asyncio take that as a hang-up, and throw away the answer
 	// of an engine that no longer can stop.
 	Linger time.Duration
+	// Waiter, if not nil, is asked by Abandon whether the call is to be left, until
+	// the answer has ended or Response.Commit was called.
+	Waiter Waiter
+	// Keep says that a call which is left when all of the request is out, and none
+	// of the answer is there, is not hung up on: the engine may come back and
+	// answer it, which the Error's Left tells. NewStd's client hangs up.
+	Keep bool
 }
 
 // Client calls one engine. All methods may be called by many goroutines.
@@ -62,6 +69,10 @@ type Client interface {
 	// under way; after the body's end it means nothing. The caller must Close
 	// the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
+	// Abandon is called when the engine has fallen silent, and again as long as it
+	// is: the calls whose Waiter wants to leave fail with ErrAbandoned. If anything
+	// has come on any call within quiet it does nothing.
+	Abandon(quiet time.Duration)
 	// CloseIdle closes the connections that no call is using.
 	CloseIdle()
 	// Stats returns the present counts.

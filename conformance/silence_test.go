@@ -1,0 +1,45 @@
+package conformance
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// An engine that is stopped when legs have been sent to it answers nothing, and
+// breaks nothing: what waits for it is answered by others as soon as its probes say
+// so, and when it goes on nothing is left on it or its peers.
+func TestEngineStopped(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		for _, phase := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
+			t.Run(phase, func(t *testing.T) {
+				f := startFleet(t, connector, fleetOptions{config: func(c *config.Config) {
+					c.Health.Timeout, c.Health.SuspectInterval = config.Duration(300*time.Millisecond), config.Duration(50*time.Millisecond)
+				}})
+				stopped := f.prefill[0]
+				if phase == enginesim.RoleDecode {
+					stopped = f.decode[0]
+				}
+				stopped.Stop(true)
+				bodies := make([]string, 4)
+				answers := make([]chan answer, len(bodies))
+				for n := range bodies {
+					bodies[n] = chat(fmt.Sprint("who stops? ", n), 8, n%2 == 0)
+					answers[n] = make(chan answer, 1)
+					go func() { answers[n] <- f.try(chatPath, bodies[n]) }()
+				}
+				for n, body := range bodies {
+					f.right(<-answers[n], chatPath, body)
+				}
+				if f.metric("pdproxy_leg_errors_total", `reason="silent"`, `phase="`+phase+`"`) == 0 {
+					t.Error("no leg was left")
+				}
+				stopped.Stop(false)
+				f.settled()
+			})
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Leave implements upstream.Waiter: the engine of the leg has fallen silent. The leg
+// is left only to be tried elsewhere: where there is nobody else, or no try is left,
+// or the budget has no retry, it waits for the engine to come back. The retry is
+// taken from the budget here. Of the exchange it reads what no leg changes.
+func (l *legRow) Leave() bool {
+	a := l.a
+	x := a.x
+	if a.verdict.Load() == decodeTook { // nobody waits for prefill's answer
+		return true
+	}
+	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || l.target.Instance == side.home[0]) {
+		return false // the caller says where it runs
+	}
+	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(l.target, l.Phase, nil).IsZero() {
+		return false
+	}
+	l.grant = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
+	return l.grant
+}
+
+// silentLeg is the leg that was left because its engine has fallen silent; nil: err
+// tells of none.
+func silentLeg(err error) *legError {
+	var le *legError
+	if errors.As(err, &le) && le.silent {
+		return le
+	}
+	return nil
+}
+
+// hearsOut reports whether a prefill that is left is not hung up on: its answer lets
+// its blocks be freed, or it is to write what a decode waits for, which holds its own
+// blocks until then.
+func hearsOut(c connector.Connector) bool {
+	d, ok := c.(connector.Deferrer)
+	return c.Reclaims() || ok && d.Defers()
+}
+
+// hearOut hands the prefill leg that was left to the janitor, who does the clean-up
+// once the engine has answered, or cannot any more.
+func (a *attempt) hearOut() {
+	x, left := a.x, a.left
+	a.left = nil
+	req := new(openai.Request) // the exchange takes its own with it
+	body := x.body.hold()
+	if err := openai.ParseRequest(x.req.API, body.b, req); err != nil { // which it was before
+		body.free()
+		left.Close()
+		return
+	}
+	h := &hearing{left: left, conn: a.conn, c: a.c, orphan: a.orphan, body: body, job: a.cleanupJob(nil)}
+	h.c.Request = req
+	x.s.janitor.hear(h)
+}
+
+// hearing is a prefill leg that was left, and what its clean-up needs. It holds no
+// memory of the exchange but the client's body.
+type hearing struct {
+	left   *upstream.Left
+	conn   connector.Connector
+	c      connector.Attempt
+	orphan connector.Orphan
+	body   *buffer
+	job    *cleanupJob
+}
+
+// hear waits in the background for what the engine says when it is back, and has
+// freed what it then holds.
+func (j *janitor) hear(h *hearing) {
+	j.wg.Go(func() {
+		defer h.body.free()
+		ctx, cancel := context.WithTimeout(j.ctx, h.job.whole)
+		defer cancel()
+		if d, ok := h.conn.(connector.Deferrer); !ok || !d.Defers() {
+			j.wg.Go(func() { // as long as one whose client has left, and no longer: it aborts
+				awaitHeard(ctx, h.c.Prefill)
+				sleep(ctx, prefillLinger)
+				cancel()
+			})
+		}
+		if resp, err := h.left.Await(ctx); err == nil {
+			answer := h.read(resp)
+			defer answer.free()
+		}
+		h.job.since = time.Now() // nothing could be freed before
+		h.job.add(h.conn.Cleanup(&h.c, h.orphan), h.c.Prefill, h.c.Decode)
+		if len(h.job.calls) > 0 {
+			j.start(h.job)
+		}
+	})
+}
+
+// read takes the answer, whose memory the orphan refers to.
+func (h *hearing) read(resp *upstream.Response) *buffer {
+	defer resp.Close()
+	answer, err := readAnswer(resp, maxAnswer)
+	switch {
+	case err != nil:
+	case resp.Status/100 != 2:
+		h.orphan.Refused = true
+	default:
+		if said, err := h.conn.ReadPrefill(&h.c, answer.b); err == nil {
+			h.orphan.PrefillDone, h.orphan.Handoff = true, &said
+		}
+	}
+	return answer
+}
+
+// awaitHeard waits until t is not silent any more, or ctx ends.
+func awaitHeard(ctx context.Context, t engine.Target) {
+	for t.Silent() && !t.Gone() && ctx.Err() == nil {
+		sleep(ctx, cleanupPause)
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+var _ upstream.Waiter = (*legRow)(nil)

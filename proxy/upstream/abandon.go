@@ -1,0 +1,221 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrAbandoned is the cause of a call that was left because its engine has fallen
+// silent (Client.Abandon).
+var ErrAbandoned = errors.New("the engine is silent")
+
+// Waiter is who waits for the answer of a call and could get it elsewhere.
+type Waiter interface {
+	// Leave reports whether the call is to be left now. It is asked by the
+	// goroutine of Abandon, must not block, and must not call the Client. It is
+	// not called any more when the call has ended.
+	Leave() bool
+}
+
+// roster is the calls of one client that are under way, so that those which wait
+// can be left. Nothing on it is allocated for a call.
+type roster struct {
+	base  time.Time // what seats count from
+	mu    sync.Mutex
+	first *seat // guarded by mu
+	heard int64 // guarded by mu; that of the calls which have ended
+}
+
+// seat is the place of one call on the roster.
+type seat struct {
+	prev, next *seat // guarded by the roster's mu
+	seated     bool  // guarded by the roster's mu
+	kept       bool  // guarded by the roster's mu; it waits whatever comes
+	call       interface{ quit() }
+	waiter     Waiter       // nil: it waits whatever comes
+	heard      atomic.Int64 // when something last came from the engine, since base; 0: never
+}
+
+// newRoster has its time begin a moment ago, so that no time is 0.
+func newRoster() roster { return roster{base: time.Now().Add(-time.Second)} }
+
+// hear notes that something has come from the engine.
+func (r *roster) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(r.base))) }
+
+// sit puts the call on the roster.
+func (r *roster) sit(s *seat, call interface{ quit() }, waiter Waiter) {
+	s.call, s.waiter = call, waiter
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.seated = true
+	if s.next = r.first; s.next != nil {
+		s.next.prev = s
+	}
+	r.first = s
+}
+
+// rise takes the call off the roster, once.
+func (r *roster) rise(s *seat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !s.seated {
+		return
+	}
+	s.seated = false
+	r.heard = max(r.heard, s.heard.Load())
+	if s.next != nil {
+		s.next.prev = s.prev
+	}
+	if s.prev != nil {
+		s.prev.next = s.next
+	} else {
+		r.first = s.next
+	}
+	s.prev, s.next = nil, nil
+}
+
+// keep has the call wait whatever comes.
+func (r *roster) keep(s *seat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.kept = true
+}
+
+// abandon leaves the calls whose waiters want that, unless something has come on
+// any call within quiet.
+func (r *roster) abandon(quiet time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.heard
+	for s := r.first; s != nil; s = s.next {
+		last = max(last, s.heard.Load())
+	}
+	if last != 0 && time.Since(r.base)-time.Duration(last) < quiet {
+		return
+	}
+	for s := r.first; s != nil; s = s.next {
+		if s.waiter != nil && !s.kept && s.waiter.Leave() {
+			s.kept = true // it is not asked again
+			s.call.quit()
+		}
+	}
+}
+
+// Abandon implements Client.
+func (cl *client) Abandon(quiet time.Duration) { cl.roster.abandon(quiet) }
+
+// Abandon implements Client.
+func (cl *stdClient) Abandon(quiet time.Duration) { cl.roster.abandon(quiet) }
+
+// quit makes what the call waits for fail. A request that is out stays whole, for
+// Left.
+func (c *call) quit() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != nil {
+		return
+	}
+	c.left = true
+	switch {
+	case c.undo != nil:
+		c.undo()
+	case c.conn == nil:
+	case c.phase == sending: // one that had put the request out goes on to be left
+		c.conn.SetWriteDeadline(time.Unix(1, 0))
+	default:
+		c.conn.readDeadline(time.Unix(1, 0))
+	}
+}
+
+// undoable makes ctx one that quit ends, until done is called.
+func (c *call) undoable() (ctx context.Context, done context.CancelFunc) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left {
+		cancel()
+	}
+	c.undo = cancel
+	return ctx, func() {
+		c.mu.Lock()
+		c.undo = nil
+		c.mu.Unlock()
+		cancel()
+	}
+}
+
+// undone is why a context of undoable ended.
+func (c *call) undone() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left && c.ctx.Err() == nil {
+		return ErrAbandoned
+	}
+	return contextError(c.ctx)
+}
+
+func (c *call) commit() bool {
+	c.client.roster.keep(&c.seat)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.left
+}
+
+// quit cuts the call: what the transport has sent cannot be taken over from it.
+func (c *stdCall) quit() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil && !c.over {
+		c.left = true
+		c.cut()
+	}
+}
+
+func (c *stdCall) commit() bool {
+	c.client.roster.keep(&c.seat)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.left
+}
+
+// Left is a call that was left when its request was out (Request.Keep): the engine
+// may yet answer. Await or Close must be called, once.
+type Left struct {
+	c  *call
+	cn *conn
+}
+
+// Await waits for the head of the answer, as Do does, until ctx ends, which closes
+// the connection.
+func (l *Left) Await(ctx context.Context) (*Response, error) {
+	cl := l.c.client
+	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
+	c.resp.body = c
+	cl.roster.sit(&c.seat, c, nil)
+	if ctx.Done() != nil {
+		c.stop = context.AfterFunc(ctx, c.hangUp)
+	}
+	if !c.enter(l.cn, waiting) {
+		return nil, c.fail(l.cn, &Error{Op: OpHead})
+	}
+	l.cn.deadlines(time.Time{}, time.Time{})
+	h, _, err := c.awaitHead(l.cn)
+	if err != nil {
+		return nil, c.fail(l.cn, &Error{Op: OpHead, Err: err})
+	}
+	if !c.enter(l.cn, reading) {
+		return nil, c.fail(l.cn, &Error{Op: OpHead})
+	}
+	c.answer(l.cn, &h)
+	return &c.resp, nil
+}
+
+// Close hangs up.
+func (l *Left) Close() {
+	l.c.client.freeBuffer(l.cn)
+	l.cn.abort()
+	l.c.client.pool.drop()
+}
