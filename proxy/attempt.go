@@ -63,6 +63,9 @@ const (
 // reasonKVLate is the kind of failure of a transfer that did not come in time.
 const reasonKVLate = "kv_timeout"
 
+// reasonKVSilent is that of a leg whose KV is with an engine that has fallen silent.
+const reasonKVSilent = "kv_silent"
+
 var errKVLate = errors.New("the KV did not come over in time")
 
 // kvLimit is how long decode may take, from when prefill has answered, until it

@@ -132,7 +132,7 @@ func (j *cleanupJob) add(calls []connector.Cleanup, p, d engine.Target) {
 }
 
 // hold has calls wait for t, which has fallen silent: those to itself, and those
-// that free what it may yet read when it is back. Its own abort may be the first.
+// that free what it has, or may yet read when it is back. Its own abort may be the first.
 func (j *cleanupJob) hold(t engine.Target) {
 	for i := range j.calls {
 		if c := &j.calls[i]; c.AnyTarget || c.target == t {

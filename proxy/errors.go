@@ -62,10 +62,10 @@ type legError struct {
 	refused    bool         // the retry budget was asked, and is used up
 	pair       *engine.Pair // set when only the pair explains it: decode answers, but not with this KV
 	elapsed    time.Duration
-	spared     bool // it timed out by the plan policy's limit, or pulled KV from another, or was left: its engine's circuit has nothing to learn
-	silent     bool // it was left: its engine has fallen silent
-	granted    bool // the retry budget has been asked, and has given
-	judged     bool // the leg hook has been asked for the verdict
+	spared     bool          // it timed out by the plan policy's limit, or pulled KV from another, or was left: its engine's circuit has nothing to learn
+	silent     engine.Target // it was left: who has fallen silent, itself or whose KV it needs
+	granted    bool          // the retry budget has been asked, and has given
+	judged     bool          // the leg hook has been asked for the verdict
 	verdict    abi.LegDecision
 	same       coordinator.Pair // of a retry on the same targets
 	err        error
@@ -86,9 +86,6 @@ func (e *legError) Unwrap() error { return e.err }
 func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 	e := &legError{phase: phase, target: t, reason: "reset", code: 502, sent: true, err: err}
 	var ue *upstream.Error
-	if errors.Is(err, upstream.ErrAbandoned) {
-		e.silent, e.spared = true, true
-	}
 	if errors.As(err, &ue) {
 		e.sent = ue.Sent
 		e.reason = ue.Op
@@ -96,8 +93,8 @@ func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 			e.reason, e.code = "timeout", 504
 		}
 	}
-	if e.silent {
-		e.reason, e.code = "silent", 504
+	if errors.Is(err, upstream.ErrAbandoned) {
+		e.reason, e.code, e.silent, e.spared = "silent", 504, t, true
 	}
 	return e
 }

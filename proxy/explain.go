@@ -46,7 +46,7 @@ func (r *record) copyFrom(o *record) {
 	for i, row := range o.rows[:o.legs] {
 		*r.rows[i] = *row
 		r.rows[i].keepTiming()
-		r.rows[i].target.Instance = nil // an ended exchange keeps no engine alive
+		r.rows[i].target.Instance, r.rows[i].a = nil, nil // an ended exchange keeps no engine alive
 	}
 }
 

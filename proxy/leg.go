@@ -139,7 +139,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 // not come in time.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook || le.silent {
+	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook || !le.silent.IsZero() {
 		return err
 	}
 	switch {
@@ -225,9 +225,11 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 		return err
 	}
 	now := time.Now()
-	row.end(now, le.reason)
 	le.elapsed, le.spared = now.Sub(row.Start), le.spared || row.short && le.code == 504
-	le.granted = row.grant
+	if le.granted = row.grant; row.starved && !le.silent.IsZero() {
+		le.reason, le.silent = reasonKVSilent, row.a.p.Prefill
+	}
+	row.end(now, le.reason)
 	x.legFailed(le)
 	return le
 }
@@ -236,7 +238,7 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 // the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
-	if le.status == 0 && !le.silent {
+	if le.status == 0 && le.silent.IsZero() {
 		le.target.Doubt()
 	}
 	switch {

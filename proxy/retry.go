@@ -116,7 +116,11 @@ func (x *exchange) exclude(err error) {
 		})
 		return
 	}
-	x.ask.Excluded = append(x.ask.Excluded, le.target)
+	failed := le.target
+	if !le.silent.IsZero() { // it may be the one whose KV the target needed
+		failed = le.silent
+	}
+	x.ask.Excluded = append(x.ask.Excluded, failed)
 	if le.pair != nil {
 		x.ask.Excluded = append(x.ask.Excluded, le.pair.Prefill)
 	}

@@ -5,37 +5,54 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Leave implements upstream.Waiter: the engine of the leg has fallen silent. The leg
-// is left only to be tried elsewhere: where there is nobody else, or no try is left,
-// or the budget has no retry, it waits for the engine to come back. The retry is
-// taken from the budget here. Of the exchange it reads what no leg changes.
-func (l *legRow) Leave() bool {
+// Leave implements upstream.Waiter: an engine, the leg's own or the one whose KV it
+// needs, has fallen silent. The leg is left only to be tried elsewhere: where there
+// is nobody else, or no try is left, or the budget has no retry, it waits for the
+// engine to come back. The retry is taken from the budget here. Of the exchange it
+// reads what no leg changes.
+func (l *legRow) Leave(silent any) bool {
 	a := l.a
 	x := a.x
+	from, phase := l.target, l.Phase
+	switch {
+	case silent == from.Instance:
+	case silent == a.p.Prefill.Instance && a.fetches(phase):
+		from, phase = a.p.Prefill, abi.Prefill
+	default:
+		return false
+	}
 	if a.verdict.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || l.target.Instance == side.home[0]) {
+	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
 		return false // the caller says where it runs
 	}
-	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(l.target, l.Phase, nil).IsZero() {
+	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return false
 	}
 	l.grant = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
+	l.starved = l.grant && from != l.target
 	return l.grant
+}
+
+// fetches reports whether the leg of a phase may be waiting for prefill's KV: a
+// stream that has not begun. A whole answer says nothing of that before it is there.
+func (a *attempt) fetches(phase abi.Phase) bool {
+	return phase == abi.Decode && a.p.Flow == abi.FlowPrefillFirst && a.x.req.Stream && a.handoff.Pinned
 }
 
 // silentLeg is the leg that was left because its engine has fallen silent; nil: err
 // tells of none.
 func silentLeg(err error) *legError {
 	var le *legError
-	if errors.As(err, &le) && le.silent {
+	if errors.As(err, &le) && !le.silent.IsZero() {
 		return le
 	}
 	return nil
@@ -84,10 +101,12 @@ func (j *janitor) hear(h *hearing) {
 		defer h.body.free()
 		ctx, cancel := context.WithTimeout(j.ctx, h.job.whole)
 		defer cancel()
+		died := h.job.since
 		if d, ok := h.conn.(connector.Deferrer); !ok || !d.Defers() {
 			j.wg.Go(func() { // as long as one whose client has left, and no longer: it aborts
 				awaitHeard(ctx, h.c.Prefill)
-				sleep(ctx, prefillLinger)
+				// What was lost on the way TCP sends again after as long as the link was cut.
+				sleep(ctx, prefillLinger+time.Since(died))
 				cancel()
 			})
 		}

@@ -244,8 +244,8 @@ func (a *attempt) giveUpTurn(err error) {
 	if a.orphan.PrefillSent {
 		yield = cleanupYield
 	}
-	if le := silentLeg(err); le != nil && le.target == a.p.Prefill {
-		a.turn.forget.calls[0].after = le.target
+	if le := silentLeg(err); le != nil && le.silent == a.p.Prefill {
+		a.turn.forget.calls[0].after = le.silent
 	}
 	a.x.s.forgetTurn(a.turn, yield)
 }

@@ -404,10 +404,37 @@ type fakeEngine struct {
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
 
-	t    *testing.T
-	mu   sync.Mutex
-	wg   sync.WaitGroup
-	legs []seenLeg // guarded by mu
+	t     *testing.T
+	mu    sync.Mutex
+	wg    sync.WaitGroup
+	legs  []seenLeg     // guarded by mu
+	still chan struct{} // guarded by mu; closed when the engine goes on; nil: it is not stopped
+}
+
+// stop has the engine answer nothing, until the function that it returns is called.
+func (e *fakeEngine) stop() (proceed func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	still := make(chan struct{})
+	e.still = still
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.still = nil
+		close(still)
+	}
+}
+
+// stopped is closed when the engine is not stopped.
+func (e *fakeEngine) stopped() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.still != nil {
+		return e.still
+	}
+	runs := make(chan struct{})
+	close(runs)
+	return runs
 }
 
 // seenLeg is one request as an engine got it.
@@ -538,6 +565,11 @@ func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
 	e := p[r.URL.Hostname()+":80"] // whatever the port: a bootstrap server is the same engine
 	if e == nil {
 		return nil, errors.New("connection refused")
+	}
+	select {
+	case <-e.stopped():
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
 	}
 	resp := &http.Response{StatusCode: 404, Header: http.Header{}, Body: http.NoBody, Request: r}
 	switch r.URL.Path {

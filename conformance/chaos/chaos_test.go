@@ -25,9 +25,10 @@ const (
 	settled = 5 * time.Second
 	// holds is how long a fault lasts.
 	holds = 3 * time.Second
-	// noticed is within what an engine that hangs or is cut off must be known:
-	// three probes of half a second. An engine's fault lasts longer.
-	noticed, engineHolds = 2500 * time.Millisecond, 4 * time.Second
+	// noticed is within what an engine that is stopped or cut off must be known:
+	// three probes of 200 ms, and what is between them, by the configuration. What
+	// waits for it is then tried elsewhere. Its fault lasts longer.
+	noticed, engineHolds = 750 * time.Millisecond, 4 * time.Second
 	// lost is within what a request is answered whose engine's host has no power:
 	// half a minute after which its connection is given up, and the same again for
 	// the KV that another engine pulls from there.
@@ -40,7 +41,7 @@ const (
 	// slow is how much longer a round trip to a slow host takes. A request makes
 	// six of them at most: the client's, prefill's and decode's, each with one for
 	// a new connection.
-	slow, trips = 200 * time.Millisecond, 6
+	slow, trips = 80 * time.Millisecond, 6
 )
 
 // fault is something that happens to a role.
@@ -53,6 +54,9 @@ type fault struct {
 	// held tells the requests that the fault itself keeps waiting: they are
 	// answered rightly when it is over. nil: there are none.
 	held func(o *outcome, began time.Time, lasts time.Duration) bool
+	// anew tells the requests that the fault has had begun anew: what had been
+	// computed of them is computed again. nil: there are none.
+	anew func(o *outcome, began time.Time) bool
 	// broken tells those that may break with the process that had them, and how
 	// many there may be.
 	broken func(o *outcome) bool
@@ -68,6 +72,16 @@ type fault struct {
 func at(o *outcome, began time.Time, within time.Duration) bool {
 	return o.ended.After(began) && o.began.Before(began.Add(within))
 }
+
+// pinned reports whether a request has to wait for an engine that is silent: its
+// stream comes from there and has begun, or its KV is being fetched from there.
+func pinned(o *outcome, engine string) bool {
+	return o.c.stream && o.decode == engine || o.prefill == engine
+}
+
+// again reports whether a request may have been computed in part when its decode
+// fell silent.
+func again(o *outcome, began time.Time) bool { return !o.c.stream && at(o, began, noticed) }
 
 // TestChaos has every role fail in every way, one after the other.
 func TestChaos(t *testing.T) {
@@ -125,6 +139,10 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 			limit += lasts + resent
 		}
 		extra := max(0, o.took()-usual[o.prompt]-slack)
+		if f.anew != nil && f.anew(o, began) {
+			limit += usual[o.prompt]
+			extra = max(0, extra-usual[o.prompt])
+		}
 		switch {
 		case o.err != nil && f.broken != nil && f.broken(o):
 			broken++
@@ -200,12 +218,11 @@ func (w *world) faults(l *load) (all []fault) {
 		fault{name: "etcd is away for a minute", begin: w.etcd.kill, end: w.etcd.start, holds: time.Minute},
 	)
 	for i, e := range w.engines[:2] {
-		uses := func(o *outcome) bool { return o.prefill == e.name || o.decode == e.name }
+		waits := func(o *outcome, began time.Time, _ time.Duration) bool { return pinned(o, e.name) && at(o, began, noticed) }
 		decodes := func(o *outcome) bool { var event errEvent; return o.decode == e.name && errors.As(o.err, &event) }
 		all = append(all,
 			fault{name: fmt.Sprintf("engine %s is killed", e.name), short: i == 1, begin: e.kill, end: e.start, holds: engineHolds, broken: decodes, most: func() int { return len(l.clients) }},
-			fault{name: fmt.Sprintf("engine %s is stopped", e.name), short: i == 0, begin: func() { e.signal(syscall.SIGSTOP) }, end: func() { e.signal(syscall.SIGCONT) }, holds: engineHolds,
-				held: func(o *outcome, began time.Time, _ time.Duration) bool { return uses(o) && at(o, began, noticed) }})
+			fault{name: fmt.Sprintf("engine %s is stopped", e.name), short: i == 0, begin: func() { e.signal(syscall.SIGSTOP) }, end: func() { e.signal(syscall.SIGCONT) }, holds: engineHolds, held: waits, anew: again})
 	}
 	// A host without power says nothing, for longer than the proxy waits for that.
 	gone, engines := w.engines[0].host, w.engines[:2]
@@ -228,14 +245,12 @@ func (w *world) faults(l *load) (all []fault) {
 		}, most: func() int { return len(l.clients) }})
 	for _, h := range w.network.hosts {
 		var held func(o *outcome, began time.Time, lasts time.Duration) bool
+		var anew func(o *outcome, began time.Time) bool
 		cut := holds
 		// Until its first probes are through, a host that was cut off knows no engine
 		// that is well, and says so.
 		var told func(o *outcome) bool
 		var most func() int
-		on := func(e string) bool {
-			return slices.ContainsFunc(w.engines, func(p *process) bool { return p.host == h && p.name == e })
-		}
 		switch {
 		case h == w.clients:
 			held = func(o *outcome, began time.Time, lasts time.Duration) bool { return at(o, began, lasts) }
@@ -250,12 +265,13 @@ func (w *world) faults(l *load) (all []fault) {
 			most = func() int { return len(l.clients) / 2 }
 		case h != w.etcds:
 			cut = engineHolds
+			anew = again
 			held = func(o *outcome, began time.Time, _ time.Duration) bool {
-				return (on(o.prefill) || on(o.decode)) && at(o, began, noticed)
+				return at(o, began, noticed) && slices.ContainsFunc(w.engines, func(e *process) bool { return e.host == h && pinned(o, e.name) })
 			}
 		}
 		all = append(all,
-			fault{name: "the link of host " + h.name + " is cut", short: h.name == "a" || h.name == "e1", begin: func() { h.setLink(true, 0) }, end: func() { h.setLink(false, 0) }, holds: cut, held: held, broken: told, most: most},
+			fault{name: "the link of host " + h.name + " is cut", short: h.name == "a" || h.name == "e1", begin: func() { h.setLink(true, 0) }, end: func() { h.setLink(false, 0) }, holds: cut, held: held, anew: anew, broken: told, most: most},
 			fault{name: "the link of host " + h.name + " is slow", short: h.name == "e1", begin: func() { h.setLink(false, slow/2) }, end: func() { h.setLink(false, 0) }, trips: trips * slow})
 	}
 	return all

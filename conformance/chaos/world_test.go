@@ -179,7 +179,7 @@ func (w *world) engine(h *host, name, role string, port int) *process {
 }
 
 // configuration is what both hosts have in common but for their addresses. Health
-// is looked at often, so that an engine that hangs is known to within two seconds.
+// is looked at often, so that an engine that is stopped is known within 750 ms.
 const configuration = `
 [server]
 listen = "%[1]s:8080"
@@ -190,7 +190,8 @@ listen = "%[1]s:9090"
 token_file = %[2]q
 [health]
 interval = "100ms"
-timeout = "500ms"
+suspect_interval = "25ms"
+timeout = "200ms"
 unhealthy_after = 3
 healthy_after = 1
 [timeouts]

@@ -95,6 +95,7 @@ type fakeEngines struct {
 	calls map[string]int // by host:port + path
 	auth  string         // the last Authorization
 	delay map[string]time.Duration
+	stall time.Duration // for which nothing runs: a time-out fires later
 }
 
 func newFakeEngines() *fakeEngines {
@@ -106,8 +107,11 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 	host := r.URL.Host
 	f.calls[host+r.URL.Path]++
 	f.auth = r.Header.Get("Authorization")
-	down, facts, code, delay := f.down[host], f.facts[host], f.code[host], f.delay[host]
+	down, facts, code, delay, stall := f.down[host], f.facts[host], f.code[host], f.delay[host], f.stall
 	f.mu.Unlock()
+	if time.Sleep(stall); r.Context().Err() != nil {
+		return nil, r.Context().Err()
+	}
 	if delay > 0 {
 		select {
 		case <-time.After(delay):
@@ -151,7 +155,7 @@ func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, e
 	return nil, errors.New("not in this test")
 }
 
-func (c *fakeClient) Abandon(time.Duration) {
+func (c *fakeClient) Abandon(any, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.abandoned++

@@ -78,7 +78,8 @@ func (r *Registry) silence(i *Instance, silent bool) {
 	}
 }
 
-// leave has the calls left that wait for i whenever it is silent, until ctx ends.
+// leave has the calls left that wait for i, or elsewhere for its KV, whenever it is
+// silent, until ctx ends.
 func (r *Registry) leave(ctx context.Context, i *Instance) {
 	for {
 		select {
@@ -87,7 +88,12 @@ func (r *Registry) leave(ctx context.Context, i *Instance) {
 		case <-i.fell:
 		}
 		for i.Silent() {
-			i.Client.Abandon(time.Duration(r.health.Load().Timeout))
+			i.Client.Abandon(i, time.Duration(r.health.Load().Timeout))
+			for _, other := range r.Snapshot().Instances { // where KV of its is waited for
+				if other != i {
+					other.Client.Abandon(i, 0)
+				}
+			}
 			select {
 			case <-ctx.Done():
 				return

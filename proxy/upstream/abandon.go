@@ -14,10 +14,10 @@ var ErrAbandoned = errors.New("the engine is silent")
 
 // Waiter is who waits for the answer of a call and could get it elsewhere.
 type Waiter interface {
-	// Leave reports whether the call is to be left now. It is asked by the
-	// goroutine of Abandon, must not block, and must not call the Client. It is
-	// not called any more when the call has ended.
-	Leave() bool
+	// Leave reports whether the call is to be left now, because of what Abandon
+	// was told. It is asked by the goroutine of Abandon, must not block, and must
+	// not call the Client. It is not called any more when the call has ended.
+	Leave(silent any) bool
 }
 
 // roster is the calls of one client that are under way, so that those which wait
@@ -86,7 +86,7 @@ func (r *roster) keep(s *seat) {
 
 // abandon leaves the calls whose waiters want that, unless something has come on
 // any call within quiet.
-func (r *roster) abandon(quiet time.Duration) {
+func (r *roster) abandon(silent any, quiet time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last := r.heard
@@ -97,7 +97,7 @@ func (r *roster) abandon(quiet time.Duration) {
 		return
 	}
 	for s := r.first; s != nil; s = s.next {
-		if s.waiter != nil && !s.kept && s.waiter.Leave() {
+		if s.waiter != nil && !s.kept && s.waiter.Leave(silent) {
 			s.kept = true // it is not asked again
 			s.call.quit()
 		}
@@ -105,10 +105,10 @@ func (r *roster) abandon(quiet time.Duration) {
 }
 
 // Abandon implements Client.
-func (cl *client) Abandon(quiet time.Duration) { cl.roster.abandon(quiet) }
+func (cl *client) Abandon(silent any, quiet time.Duration) { cl.roster.abandon(silent, quiet) }
 
 // Abandon implements Client.
-func (cl *stdClient) Abandon(quiet time.Duration) { cl.roster.abandon(quiet) }
+func (cl *stdClient) Abandon(silent any, quiet time.Duration) { cl.roster.abandon(silent, quiet) }
 
 // quit makes what the call waits for fail. A request that is out stays whole, for
 // Left.
@@ -216,6 +216,6 @@ func (l *Left) Await(ctx context.Context) (*Response, error) {
 // Close hangs up.
 func (l *Left) Close() {
 	l.c.client.freeBuffer(l.cn)
-	l.cn.abort()
+	l.cn.discard()
 	l.c.client.pool.drop()
 }

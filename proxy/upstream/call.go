@@ -318,7 +318,11 @@ func (c *call) fail(cn *conn, e *Error) *Error {
 		c.client.freeBuffer(cn)
 	}
 	if first != nil {
-		cn.abort()
+		if left {
+			first.discard()
+		} else {
+			first.abort()
+		}
 		c.client.pool.drop()
 	}
 	e.Sent, e.Timeout = c.sent, isTimeout(e.Err)

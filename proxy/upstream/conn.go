@@ -67,6 +67,16 @@ func (c *conn) secure() bool { return c.Conn != c.socket }
 // would first send an alert, and wait if the engine does not read.
 func (c *conn) abort() { c.socket.Close() }
 
+// discard is abort for a call that was left: what its engine has not got it never
+// gets. Else TCP would bring the request when the link is back, and who reads KV by
+// it would find other KV there.
+func (c *conn) discard() {
+	if tcp, ok := c.socket.(*net.TCPConn); ok && unreceived(c.raw) {
+		_ = tcp.SetLinger(0) // a reset; the close that follows is what counts
+	}
+	c.abort()
+}
+
 // alive reports whether an idle connection can carry a request: the engine has
 // neither closed it nor sent what nobody asked for. A read deadline has passed
 // afterwards if the connection is TLS.

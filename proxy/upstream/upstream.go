@@ -69,10 +69,11 @@ type Client interface {
 	// under way; after the body's end it means nothing. The caller must Close
 	// the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
-	// Abandon is called when the engine has fallen silent, and again as long as it
-	// is: the calls whose Waiter wants to leave fail with ErrAbandoned. If anything
-	// has come on any call within quiet it does nothing.
-	Abandon(quiet time.Duration)
+	// Abandon is called when an engine has fallen silent, and again as long as it
+	// is: the calls whose Waiter wants to leave because of that fail with
+	// ErrAbandoned. silent is who it is, for the waiters. If anything has come on
+	// any call of this client within quiet it does nothing.
+	Abandon(silent any, quiet time.Duration)
 	// CloseIdle closes the connections that no call is using.
 	CloseIdle()
 	// Stats returns the present counts.

@@ -1,0 +1,253 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// asked is a Waiter that says so, and notes what it was asked.
+type asked struct {
+	leaves bool
+	silent []any
+}
+
+func (a *asked) Leave(silent any) bool {
+	a.silent = append(a.silent, silent)
+	return a.leaves
+}
+
+const quietFor = 200 * time.Millisecond
+
+// waits begins a call that waits for an engine which takes a minute, and returns
+// what comes of it.
+func waits(t *testing.T, cl Client, req *Request) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		resp, err := cl.Do(t.Context(), req)
+		if err == nil {
+			_, err = io.ReadAll(resp)
+			resp.Close()
+		}
+		done <- err
+	}()
+	synctest.Wait()
+	return done
+}
+
+// over reports whether a call has ended.
+func over(done <-chan error) bool {
+	synctest.Wait()
+	return len(done) > 0
+}
+
+func TestAbandon(t *testing.T) {
+	minute := func(c *duplex, _ int) {
+		for c.next() != nil {
+			time.Sleep(time.Minute)
+			c.say(okAnswer)
+		}
+	}
+	for name, tt := range map[string]struct {
+		serve  func(c *duplex, nth int)
+		waiter *asked
+		cap    int
+		dial   bool // it does not end
+		op     string
+		sent   bool
+	}{
+		"waits for the head": {serve: minute, waiter: &asked{leaves: true}, op: OpHead, sent: true},
+		"waits for the body": {serve: func(c *duplex, _ int) {
+			c.next()
+			c.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
+			c.next()
+		}, waiter: &asked{leaves: true}, op: OpBody, sent: true},
+		"waits for a connection":      {serve: minute, waiter: &asked{leaves: true}, cap: 1, op: OpCap},
+		"is being dialed":             {waiter: &asked{leaves: true}, dial: true, op: OpDial},
+		"is to wait":                  {serve: minute, waiter: &asked{}},
+		"has nobody to ask":           {serve: minute},
+		"the request is not all sent": {serve: func(c *duplex, _ int) { c.br.ReadByte(); time.Sleep(time.Minute) }, waiter: &asked{leaves: true}, op: OpWrite, sent: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+				e := newEngine(t, tt.serve)
+				cl := e.client(t, newClient, func(o *Options) {
+					o.MaxConns = tt.cap
+					if tt.dial {
+						o.DialTimeout, o.Dial = time.Hour, stuck
+					}
+				})
+				if tt.cap > 0 {
+					other := waits(t, cl, get())
+					defer func() { <-other }()
+				}
+				req := post(strings.Repeat("x", 64<<10))
+				var waiter asked
+				if tt.waiter != nil {
+					waiter = *tt.waiter
+					req.Waiter = &waiter
+				}
+				done := waits(t, cl, req)
+				time.Sleep(time.Second)
+				cl.Abandon("it", quietFor)
+				if tt.op == "" {
+					if over(done) {
+						t.Fatalf("the call ended: %v", <-done)
+					}
+					if err := <-done; err != nil {
+						t.Errorf("the answer did not come: %v", err)
+					}
+					return
+				}
+				if !over(done) {
+					t.Fatal("the call waits")
+				}
+				f := fault(t, <-done, tt.op)
+				if !errors.Is(f, ErrAbandoned) || f.Sent != tt.sent || f.Timeout || f.Left != nil {
+					t.Errorf("%+v", f)
+				}
+				if len(waiter.silent) != 1 || waiter.silent[0] != "it" {
+					t.Errorf("asked of %v", waiter.silent)
+				}
+				cl.Abandon("it", quietFor)
+				if len(waiter.silent) != 1 {
+					t.Error("asked when it had ended")
+				}
+			})
+		})
+	}
+}
+
+// stuck is a dial that ends with its context.
+func stuck(ctx context.Context, _, _ string) (net.Conn, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// What comes on any call shows that the engine lives; what came before does not.
+func TestAbandonHeard(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		e := newEngine(t, func(c *duplex, nth int) {
+			for c.next() != nil {
+				if nth == 1 {
+					time.Sleep(time.Hour)
+				}
+				c.say(okAnswer)
+			}
+		})
+		cl := e.client(t, newClient, nil)
+		w := &asked{leaves: true}
+		req := get()
+		req.Waiter = w
+		done := waits(t, cl, req)
+		time.Sleep(time.Second)
+		ask(t, cl, get())
+		cl.Abandon("it", quietFor)
+		time.Sleep(quietFor - time.Millisecond)
+		cl.Abandon("it", quietFor)
+		if over(done) || len(w.silent) > 0 {
+			t.Fatal("left though the engine lives")
+		}
+		time.Sleep(time.Millisecond)
+		cl.Abandon("it", quietFor)
+		if !over(done) {
+			t.Fatal("not left though nothing came")
+		}
+		<-done
+	})
+}
+
+// An answer that is wanted is waited for; one that had been left is not to be had.
+func TestCommit(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		for _, commits := range []bool{true, false} {
+			e := newEngine(t, func(c *duplex, _ int) {
+				c.next()
+				c.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
+				time.Sleep(time.Minute)
+				c.say("k")
+			})
+			cl := e.client(t, newClient, nil)
+			req := get()
+			req.Waiter = &asked{leaves: true}
+			resp, err := cl.Do(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := resp.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if commits && !resp.Commit() {
+				t.Error("left already")
+			}
+			time.Sleep(time.Second)
+			cl.Abandon("it", quietFor)
+			if !commits && resp.Commit() {
+				t.Error("not left")
+			}
+			if rest, err := io.ReadAll(resp); commits != (string(rest) == "k" && err == nil) {
+				t.Errorf("the rest is %q: %v", rest, err)
+			}
+			resp.Close()
+		}
+	})
+}
+
+// A request that is out is not hung up on if its answer is worth hearing.
+func TestLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hungUp := make(chan struct{}, 1)
+		e := newEngine(t, func(c *duplex, _ int) {
+			for c.next() != nil {
+				time.Sleep(time.Minute)
+				c.say("HTTP/1.1 200 OK\r\n")
+				time.Sleep(time.Second)
+				c.say("Content-Length: 2\r\n\r\nok")
+			}
+			hungUp <- struct{}{}
+		})
+		cl := e.client(t, New, func(o *Options) { o.IdleTimeout = time.Hour })
+		left := func(after time.Duration) *Left {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel() // what is left is no matter of the call's context
+			req := post("x")
+			req.Waiter, req.Keep, req.HeadTimeout = &asked{leaves: true}, true, time.Hour
+			time.AfterFunc(after, func() { cl.Abandon("it", quietFor) })
+			_, err := cl.Do(ctx, req)
+			f := fault(t, err, OpHead)
+			if f.Left == nil || !errors.Is(f, ErrAbandoned) || !f.Sent {
+				t.Fatalf("%+v", f)
+			}
+			return f.Left
+		}
+		for _, after := range []time.Duration{time.Second, time.Minute + time.Second/2} { // within the head too
+			resp, err := left(after).Await(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp)
+			if resp.Close(); string(body) != "ok" || err != nil {
+				t.Errorf("%q, %v", body, err)
+			}
+		}
+		if s := cl.Stats(); s.Dials != 1 || s.Idle != 1 {
+			t.Errorf("the connection was not used again: %+v", s)
+		}
+		left(time.Second).Close()
+		<-hungUp
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := left(time.Second).Await(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, though nobody waits", err)
+		}
+		<-hungUp
+		if s := cl.Stats(); s.Open != 0 {
+			t.Errorf("connections are left: %+v", s)
+		}
+	})
+}
