@@ -34,6 +34,7 @@ var inFleet = []scenario{
 	{"decode refuses", TestDecodeRefuses},
 	{"leg fails and is retried", TestLegFailsBeforeFirstByteAndIsRetried},
 	{"prefill times out", TestPrefillTimesOut},
+	{"engine stops", TestEngineStopped},
 	{"decode dies mid-stream", TestDecodeDiesMidStream},
 	{"decode dies inside an answer", TestDecodeDiesInsideAUnaryAnswer},
 	{"stream is idle", TestStreamIsIdleTooLong},

@@ -158,6 +158,7 @@ func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Dura
 			t.Errorf("late: %s; usually %v, the machine stalled for %v", o, usual[o.prompt], stalled(o, stalls))
 		case isHeld && extra > late:
 			held++
+			t.Logf("held: %s", o)
 			longestHeld = max(longestHeld, extra)
 		default:
 			longest = max(longest, extra)
