@@ -219,7 +219,9 @@ func (w *world) faults(l *load) (all []fault) {
 		fault{name: "etcd is away for a minute", begin: w.etcd.kill, end: w.etcd.start, holds: time.Minute},
 	)
 	for i, e := range w.engines[:2] {
-		waits := func(o *outcome, began time.Time, _ time.Duration) bool { return pinned(o, e.name) && at(o, began, noticed) }
+		waits := func(o *outcome, began time.Time, _ time.Duration) bool {
+			return pinned(o, e.name) && at(o, began, noticed)
+		}
 		decodes := func(o *outcome) bool { var event errEvent; return o.decode == e.name && errors.As(o.err, &event) }
 		all = append(all,
 			fault{name: fmt.Sprintf("engine %s is killed", e.name), short: i == 1, begin: e.kill, end: e.start, holds: engineHolds, broken: decodes, most: func() int { return len(l.clients) }},
