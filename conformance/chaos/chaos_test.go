@@ -240,8 +240,8 @@ func (w *world) faults(l *load) (all []fault) {
 	}
 	all = append(all, fault{name: "the host of p1 and d1 loses its power", holds: 75 * time.Second, begin: func() { gone.setLink(true, 0) }, end: restart,
 		held: func(o *outcome, began time.Time, _ time.Duration) bool {
-			return at(o, began, noticed) && o.took() < lost
-		},
+			return at(o, began, noticed) && o.took() < lost && (pinned(o, "p1") || pinned(o, "d1"))
+		}, anew: again,
 		broken: func(o *outcome) bool {
 			var event errEvent
 			return o.decode == "d1" && errors.As(o.err, &event)
