@@ -39,6 +39,7 @@ vet:
 .PHONY: race
 race: ## every package under the race detector, shuffled, with a short soak
 	$(RACE) $$($(GO) list $(PACKAGES) | grep -v '/conformance$$')
+	$(GO) test ./proxy/socket ./proxy/upstream ./proxy/coordinator/link # makes other system calls without the detector
 	$(call conformance,'^TestModes$$','^TestModes$$')
 
 .PHONY: modes

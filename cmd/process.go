@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -32,6 +33,11 @@ type process struct {
 
 // exited is the end of a child.
 type exited struct{ process *process }
+
+// processorsVariable is how many processors Go uses at once. A worker gets its
+// share, unless somebody has decided: threads for the others' would only wake one
+// another.
+const processorsVariable = "GOMAXPROCS"
 
 // startProcess starts the program that this is, as a child that shares its
 // output. It has a process group of its own: a terminal's signals come through the
@@ -65,6 +71,9 @@ func startProcess(s *supervisor, role Role, slot int) (*process, error) {
 		return nil, err
 	}
 	c.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "NOTIFY_SOCKET=") }), socketsVariable+"="+string(list))
+	if role == RoleWorker && os.Getenv(processorsVariable) == "" {
+		c.Env = append(c.Env, processorsVariable+"="+strconv.Itoa(divide(runtime.GOMAXPROCS(0), s.cfg.Fleet.Workers)))
+	}
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {
 		w.Close()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // Sockets are listeners that are already open: a process that has been started
@@ -127,7 +128,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		protocols.SetUnencryptedHTTP2(true)
 		f.serve(f.httpServer(cfg, handler, &protocols))
 	default:
-		f.demux = newDemux(f.public, f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
+		f.demux = newDemux(socket.Listener(f.public), f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
 		h2.SetUnencryptedHTTP2(true) // demux has taken TLS off
@@ -254,7 +255,7 @@ func (f *Front) listeners() []net.Listener {
 	case f.demux != nil:
 		return []net.Listener{framingListener{f.demux.h1, &f.clients}, framingListener{f.demux.h2, &f.clients}, f.admin}
 	}
-	return []net.Listener{framingListener{f.public, &f.clients}, f.admin}
+	return []net.Listener{framingListener{socket.Listener(f.public), &f.clients}, f.admin}
 }
 
 // cutGrace is how long exchanges have to tell their clients that they are cut: a

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -95,6 +96,36 @@ func TestChildDies(t *testing.T) {
 				w.awaitReady()
 			}
 			w.serves(20)
+		})
+	}
+}
+
+// Workers share the processors, unless somebody says how many each has.
+func TestWorkersShareProcessors(t *testing.T) {
+	for said, want := range map[string]map[string]string{
+		"":  {"worker": fmt.Sprint((runtime.GOMAXPROCS(0) + 1) / 2), "coordinator": ""},
+		"3": {"worker": "3", "coordinator": "3"},
+	} {
+		t.Run("GOMAXPROCS="+said, func(t *testing.T) {
+			t.Setenv("GOMAXPROCS", said)
+			w, _ := startFleet(t)
+			for role, n := range want {
+				for _, pid := range w.children(role) {
+					environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+					if err != nil {
+						t.Fatal(err)
+					}
+					got := ""
+					for v := range strings.SplitSeq(string(environ), "\x00") {
+						if value, ok := strings.CutPrefix(v, "GOMAXPROCS="); ok {
+							got = value
+						}
+					}
+					if got != n {
+						t.Errorf("%s: GOMAXPROCS=%q, want %q", role, got, n)
+					}
+				}
+			}
 		})
 	}
 }

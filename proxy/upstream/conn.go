@@ -7,6 +7,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // conn is one connection to an engine. One call at a time uses it; abort alone
@@ -44,17 +46,17 @@ func newConn(socket net.Conn) *conn {
 func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.DialTimeout)
 	defer cancel()
-	socket, err := o.Dial(ctx, "tcp", o.address())
+	nc, err := o.Dial(ctx, "tcp", o.address())
 	if err != nil {
 		return nil, err
 	}
-	c := newConn(socket)
+	c := newConn(socket.Of(nc))
 	if cfg == nil {
 		return c, nil
 	}
-	t := tls.Client(socket, cfg)
+	t := tls.Client(c.socket, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
-		socket.Close()
+		nc.Close()
 		return nil, err
 	}
 	c.Conn = t
@@ -124,7 +126,7 @@ func (c *conn) send(m *message) (sent bool, err error) {
 	}
 	c.store = append(append(c.store[:0], m.head), m.rest...)
 	c.vec = c.store
-	n, err := c.vec.WriteTo(c.Conn)
+	n, err := socket.WriteTo(c.Conn, &c.vec)
 	clear(c.store)
 	c.vec = nil
 	return n > 0 || c.secure(), err

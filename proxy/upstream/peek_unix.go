@@ -5,6 +5,8 @@ package upstream
 import (
 	"io"
 	"syscall"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 // quiet reports whether nothing waits to be read on the socket: no data that
@@ -12,7 +14,7 @@ import (
 func quiet(fd uintptr) bool {
 	var b [1]byte
 	for {
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK)
+		_, err := socket.PeekNow(fd, b[:])
 		if err != syscall.EINTR {
 			return err == syscall.EAGAIN
 		}
@@ -24,7 +26,7 @@ const canFollow = true
 // readNow reads what is there; again: nothing is. The end is io.EOF.
 func readNow(fd uintptr, p []byte) (n int, again bool, err error) {
 	for {
-		n, err = syscall.Read(int(fd), p)
+		n, err = socket.ReadNow(fd, p)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:

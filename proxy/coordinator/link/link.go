@@ -20,6 +20,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
 const (
@@ -75,6 +77,7 @@ type Conn struct {
 	nc      net.Conn
 	handler Handler
 	raw     syscall.RawConn // nil: only its own goroutine writes
+	single  bool            // Go runs on one processor
 	reads   atomic.Uint64
 	wake    chan struct{} // tells tend that it writes now
 	stir    chan struct{} // tells tend that there is something to look after
@@ -119,7 +122,7 @@ type pending struct {
 // before Run.
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
-		nc: nc, handler: h,
+		nc: socket.Of(nc), handler: h, single: runtime.GOMAXPROCS(0) == 1,
 		wake: make(chan struct{}, 1), stir: make(chan struct{}, 1), ended: make(chan struct{}),
 		calls: make(map[uint32]*pending), in: make([]byte, 0, usualBuffer), resume: make(chan struct{}, 1),
 	}
@@ -238,12 +241,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	}
 	c.out = appendFrame(c.out, call, kind, number, payload)
 	behind := len(c.out) > mostWaiting
-	if len(c.calls) > 1 { // under load others are about to call: let them, and what they send leaves with this
-		c.mu.Unlock()
-		runtime.Gosched()
-		c.mu.Lock()
-	}
-	c.flush()
+	c.flushSoon()
 	if behind {
 		c.fail(ErrBehind) // p hears of it
 	}

@@ -2,7 +2,11 @@
 
 package link
 
-import "syscall"
+import (
+	"syscall"
+
+	"github.com/pdproxy/pdproxy/proxy/socket"
+)
 
 // canTry says that a socket can be written to without waiting for the peer.
 const canTry = true
@@ -17,7 +21,7 @@ type attempt struct {
 func (a *attempt) init() {
 	a.once = func(fd uintptr) bool {
 		for {
-			n, err := syscall.Write(int(fd), a.b)
+			n, err := socket.WriteNow(fd, a.b)
 			if err == syscall.EINTR {
 				continue
 			}

@@ -3,6 +3,7 @@ package link
 import (
 	"errors"
 	"net"
+	"runtime"
 	"time"
 )
 
@@ -22,13 +23,27 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 		c.fail(ErrBehind)
 		return ErrBehind
 	case urgent:
-		c.flush()
+		c.flushSoon()
 		return nil
 	case what == message && !c.writing: // answers are flushed by who gives them
 		c.look()
 	}
 	c.mu.Unlock()
 	return nil
+}
+
+// flushSoon is flush. Under load it first lets others run who are about to send
+// something too, so that it leaves with this: what costs is that the peer is woken,
+// and where both share a core each write also ends the writer's turn. With idle
+// processors to spare the pause would cost more than it saves. c.mu is held, and is
+// not any more when it returns.
+func (c *Conn) flushSoon() {
+	if c.single || len(c.calls) > 1 {
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
+	c.flush()
 }
 
 // flush writes what waits unless somebody does. c.mu is held, and is not any more

@@ -1,0 +1,17 @@
+//go:build unix && !(linux && (amd64 || arm64) && !race)
+
+package socket
+
+import "syscall"
+
+// ReadNow is read(2) of a socket that does not block.
+func ReadNow(fd uintptr, p []byte) (int, error) { return syscall.Read(int(fd), p) }
+
+// WriteNow is write(2) to a socket that does not block.
+func WriteNow(fd uintptr, p []byte) (int, error) { return syscall.Write(int(fd), p) }
+
+// PeekNow is recv(2) with MSG_PEEK of a socket that does not block.
+func PeekNow(fd uintptr, p []byte) (int, error) {
+	n, _, err := syscall.Recvfrom(int(fd), p, syscall.MSG_PEEK)
+	return n, err
+}
