@@ -73,8 +73,8 @@ func (c *conn) abort() { c.socket.Close() }
 // gets. Else TCP would bring the request when the link is back, and who reads KV by
 // it would find other KV there.
 func (c *conn) discard() {
-	if tcp, ok := c.socket.(*net.TCPConn); ok && unreceived(c.raw) {
-		_ = tcp.SetLinger(0) // a reset; the close that follows is what counts
+	if c.raw != nil {
+		withdraw(c.raw)
 	}
 	c.abort()
 }

@@ -7,12 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unreceived reports whether some of what was sent has not been acknowledged by the
-// peer's host.
-func unreceived(c syscall.RawConn) bool {
-	queued := 0
-	err := c.Control(func(fd uintptr) { queued, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }) // 0: not known
-	return err == nil && queued > 0
+// withdraw makes the close that follows a reset, where some of what was sent has not
+// been acknowledged by the peer's host: that then never gets it. Nothing can be done
+// about a failure, nor need be of a socket that is already closed.
+func withdraw(c syscall.RawConn) {
+	_ = c.Control(func(fd uintptr) {
+		if queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err == nil && queued > 0 {
+			_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		}
+	})
 }
 
 // giveUpAfter has a socket fail when its peer's host acknowledges nothing for so

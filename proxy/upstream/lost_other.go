@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// unreceived stands for what there is not.
-func unreceived(syscall.RawConn) bool { return false }
+// withdraw stands for what there is not.
+func withdraw(syscall.RawConn) {}
 
 // giveUpAfter stands for what there is not: probes alone tell of a host that has
 // gone.
