@@ -299,6 +299,7 @@ func TestEnginesFoundByTheirRegistry(t *testing.T) {
 	for n, ranks := range []int{2, 3} {
 		p := start(port+n, ranks)
 		f.eventually("prefill is found", func() bool { return found(fmt.Sprint("p", n), ranks) })
+		f.heard()
 		f.prefill = []*enginesim.Engine{p}
 		for i := range 2 * ranks {
 			body := chat(fmt.Sprint(n, i, long), 5, i%2 == 0)
