@@ -41,7 +41,10 @@ const (
 	// slow is how much longer a round trip to a slow host takes. A request makes
 	// six of them at most: the client's, prefill's and decode's, each with one for
 	// a new connection.
-	slow, trips = 80 * time.Millisecond, 6
+	slow, trips = 200 * time.Millisecond, 6
+	// probed is how long a probe may take, patiently where a link is slow: with a
+	// new connection one needs two round trips, and would find the engine silent.
+	probed, patiently = 200 * time.Millisecond, 500 * time.Millisecond
 )
 
 // fault is something that happens to a role.
@@ -50,7 +53,7 @@ type fault struct {
 	short      bool // it is part of the short form
 	begin, end func()
 	holds      time.Duration // 0: holds
-	trips      time.Duration // of a slow link, that a request needs
+	trips      time.Duration // of a slow link, that a request needs; probes are given time then
 	// held tells the requests that the fault itself keeps waiting: they are
 	// answered rightly when it is over. nil: there are none.
 	held func(o *outcome, began time.Time, lasts time.Duration) bool
@@ -115,6 +118,10 @@ func (w *world) usual(outcomes []*outcome) (longest [prompts]time.Duration) {
 // suffer lets a fault happen under load and judges what came of the requests.
 func (w *world) suffer(t *testing.T, l *load, f *fault, usual [prompts]time.Duration) {
 	lasts := cmp.Or(f.holds, holds)
+	if f.trips > 0 {
+		w.probeFor(patiently)
+		defer w.probeFor(probed)
+	}
 	l.start()
 	time.Sleep(time.Second)
 	began := time.Now()

@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -52,6 +54,7 @@ type proxy struct {
 	dir    handover.Dir
 	admin  surface.Admin
 	listen string // of the coordinator
+	config string // the file's path
 }
 
 // process is a program on a host, which can be started again.
@@ -191,7 +194,7 @@ token_file = %[2]q
 [health]
 interval = "100ms"
 suspect_interval = "25ms"
-timeout = "200ms"
+timeout = "%[5]v"
 unhealthy_after = 3
 healthy_after = 1
 [timeouts]
@@ -210,9 +213,9 @@ func (w *world) proxy(h *host, token, engines string) *proxy {
 	w.t.Helper()
 	p := &proxy{host: h, dir: handover.Dir(filepath.Join(w.t.TempDir(), "run")), listen: h.ip + ":8331"}
 	w.t.Cleanup(func() { p.end(w.t) })
-	path := filepath.Join(w.t.TempDir(), "config.toml")
-	text := fmt.Sprintf(configuration, h.ip, token, string(p.dir), w.etcd.url) + engines
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	p.config = filepath.Join(w.t.TempDir(), "config.toml")
+	text := fmt.Sprintf(configuration, h.ip, token, string(p.dir), w.etcd.url, probed) + engines
+	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 	secret, err := os.ReadFile(token)
@@ -220,8 +223,34 @@ func (w *world) proxy(h *host, token, engines string) *proxy {
 		w.t.Fatal(err)
 	}
 	p.admin = surface.Admin{Client: &http.Client{Transport: bearer(secret), Timeout: 2 * time.Second}, URL: "http://" + h.ip + ":9090"}
-	p.process = w.process(h, "proxy-"+h.name, "http://"+h.ip+":8080", pdproxy, "run", path)
+	p.process = w.process(h, "proxy-"+h.name, "http://"+h.ip+":8080", pdproxy, "run", p.config)
 	return p
+}
+
+// probeFor has both hosts give a probe so long.
+func (w *world) probeFor(limit time.Duration) {
+	w.t.Helper()
+	for _, p := range w.proxies {
+		text, err := os.ReadFile(p.config)
+		if err == nil {
+			text = probeTimeout.ReplaceAll(text, fmt.Appendf(nil, "\ntimeout = %q\n", limit))
+			err = os.WriteFile(p.config, text, 0o600)
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		before := p.reloads()
+		p.signal(syscall.SIGHUP)
+		await(w.t, "coordinator and workers have read the file again", func() bool { return p.reloads() >= before+3 })
+	}
+}
+
+var probeTimeout = regexp.MustCompile(`\ntimeout = "[^"]*"\n`)
+
+// reloads is how often a process of the host has read the file again.
+func (p *proxy) reloads() int {
+	b, _ := os.ReadFile(p.log.Name()) // there is one
+	return bytes.Count(b, []byte("configuration reloaded"))
 }
 
 // bearer shows a token; each request has its own connection, for the processes
