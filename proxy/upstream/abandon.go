@@ -20,83 +20,83 @@ type Waiter interface {
 	Leave(silent any) bool
 }
 
-// roster is the calls of one client that are under way, so that those which wait
+// callList is the calls of one client that are under way, so that those which wait
 // can be left. Nothing on it is allocated for a call.
-type roster struct {
+type callList struct {
 	base  time.Time // what seats count from
 	mu    sync.Mutex
 	first *seat // guarded by mu
 	heard int64 // guarded by mu; that of the calls which have ended
 }
 
-// seat is the place of one call on the roster.
+// seat is the place of one call on the list.
 type seat struct {
-	prev, next *seat // guarded by the roster's mu
-	seated     bool  // guarded by the roster's mu
-	kept       bool  // guarded by the roster's mu; it waits whatever comes
+	prev, next *seat // guarded by the list's mu
+	seated     bool  // guarded by the list's mu
+	kept       bool  // guarded by the list's mu; it waits whatever comes
 	call       interface{ quit() }
 	waiter     Waiter       // nil: it waits whatever comes
 	heard      atomic.Int64 // when something last came from the engine, since base; 0: never
 }
 
-// newRoster has its time begin a moment ago, so that no time is 0.
-func newRoster() roster { return roster{base: time.Now().Add(-time.Second)} }
+// newCallList has its time begin a moment ago, so that no time is 0.
+func newCallList() callList { return callList{base: time.Now().Add(-time.Second)} }
 
 // hear notes that something has come from the engine.
-func (r *roster) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(r.base))) }
+func (l *callList) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(l.base))) }
 
-// sit puts the call on the roster.
-func (r *roster) sit(s *seat, call interface{ quit() }, waiter Waiter) {
+// sit puts the call on the list.
+func (l *callList) sit(s *seat, call interface{ quit() }, waiter Waiter) {
 	s.call, s.waiter = call, waiter
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	s.seated = true
-	if s.next = r.first; s.next != nil {
+	if s.next = l.first; s.next != nil {
 		s.next.prev = s
 	}
-	r.first = s
+	l.first = s
 }
 
-// rise takes the call off the roster, once.
-func (r *roster) rise(s *seat) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// rise takes the call off the list, once.
+func (l *callList) rise(s *seat) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if !s.seated {
 		return
 	}
 	s.seated = false
-	r.heard = max(r.heard, s.heard.Load())
+	l.heard = max(l.heard, s.heard.Load())
 	if s.next != nil {
 		s.next.prev = s.prev
 	}
 	if s.prev != nil {
 		s.prev.next = s.next
 	} else {
-		r.first = s.next
+		l.first = s.next
 	}
 	s.prev, s.next = nil, nil
 }
 
 // keep has the call wait whatever comes.
-func (r *roster) keep(s *seat) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (l *callList) keep(s *seat) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	s.kept = true
 }
 
 // abandon leaves the calls whose waiters want that, unless something has come on
 // any call within quiet.
-func (r *roster) abandon(silent any, quiet time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last := r.heard
-	for s := r.first; s != nil; s = s.next {
+func (l *callList) abandon(silent any, quiet time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := l.heard
+	for s := l.first; s != nil; s = s.next {
 		last = max(last, s.heard.Load())
 	}
-	if last != 0 && time.Since(r.base)-time.Duration(last) < quiet {
+	if last != 0 && time.Since(l.base)-time.Duration(last) < quiet {
 		return
 	}
-	for s := r.first; s != nil; s = s.next {
+	for s := l.first; s != nil; s = s.next {
 		if s.waiter != nil && !s.kept && s.waiter.Leave(silent) {
 			s.kept = true // it is not asked again
 			s.call.quit()
@@ -105,10 +105,10 @@ func (r *roster) abandon(silent any, quiet time.Duration) {
 }
 
 // Abandon implements Client.
-func (cl *client) Abandon(silent any, quiet time.Duration) { cl.roster.abandon(silent, quiet) }
+func (cl *client) Abandon(silent any, quiet time.Duration) { cl.calls.abandon(silent, quiet) }
 
 // Abandon implements Client.
-func (cl *stdClient) Abandon(silent any, quiet time.Duration) { cl.roster.abandon(silent, quiet) }
+func (cl *stdClient) Abandon(silent any, quiet time.Duration) { cl.calls.abandon(silent, quiet) }
 
 // quit makes what the call waits for fail. A request that is out stays whole, for
 // Left.
@@ -158,7 +158,7 @@ func (c *call) undone() error {
 }
 
 func (c *call) commit() bool {
-	c.client.roster.keep(&c.seat)
+	c.client.calls.keep(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.left
@@ -175,7 +175,7 @@ func (c *stdCall) quit() {
 }
 
 func (c *stdCall) commit() bool {
-	c.client.roster.keep(&c.seat)
+	c.client.calls.keep(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.left
@@ -194,7 +194,7 @@ func (l *Left) Await(ctx context.Context) (*Response, error) {
 	cl := l.c.client
 	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
 	c.resp.body = c
-	cl.roster.sit(&c.seat, c, nil)
+	cl.calls.sit(&c.seat, c, nil)
 	if ctx.Done() != nil {
 		c.stop = context.AfterFunc(ctx, c.hangUp)
 	}

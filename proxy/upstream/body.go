@@ -146,7 +146,7 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 				k, lostBy = cn.Read(p)
 			}
 			if k > 0 {
-				c.client.roster.hear(&c.seat, time.Now())
+				c.client.calls.hear(&c.seat, time.Now())
 			}
 		}
 		m, used, err := c.body.decode(p[n : n+k])

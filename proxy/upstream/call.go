@@ -31,7 +31,7 @@ type call struct {
 	readAt time.Time // when the read under way began; the reader's
 	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
-	seat   seat   // on the client's roster
+	seat   seat   // on the client's list of calls
 	keeps  bool   // Request.Keep
 	once   bool   // the request must not reach the engine twice
 	told   func() // Request.Sent
@@ -143,7 +143,7 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 		if err != nil {
 			return h, answered, err
 		}
-		c.client.roster.hear(&c.seat, time.Now())
+		c.client.calls.hear(&c.seat, time.Now())
 		if h, err = parseHead(raw); err != nil {
 			return h, true, err
 		}
@@ -264,7 +264,7 @@ func (c *call) end() (cn *conn, ended error) {
 
 // forget makes the end of the context, and of the engine, mean nothing from here on.
 func (c *call) forget() {
-	c.client.roster.rise(&c.seat)
+	c.client.calls.rise(&c.seat)
 	if c.stop != nil {
 		c.stop()
 	}

@@ -34,7 +34,7 @@ type client struct {
 	bad    error // of the options
 	tls    *tls.Config
 	pool   pool
-	roster roster
+	calls  callList
 	reads  sync.Pool // *[readSize]byte
 	writes sync.Pool // *message
 
@@ -45,7 +45,7 @@ type client struct {
 // first call.
 func New(o Options) Client {
 	o = o.withDefaults()
-	c := &client{opt: o, bad: o.checkURL(), roster: newRoster()}
+	c := &client{opt: o, bad: o.checkURL(), calls: newCallList()}
 	if o.secure() {
 		c.tls = o.tlsConfig("http/1.1")
 	}
@@ -110,7 +110,7 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	}
 	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, told: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
-	cl.roster.sit(&c.seat, c, req.Waiter)
+	cl.calls.sit(&c.seat, c, req.Waiter)
 	cn, err := cl.pool.take(c, req.HeadTimeout)
 	if err != nil {
 		c.forget()

@@ -62,7 +62,7 @@ func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool
 				return true
 			}
 			c.readAt = time.Now()
-			c.client.roster.hear(&c.seat, c.readAt)
+			c.client.calls.hear(&c.seat, c.readAt)
 			if n > 0 && !use(n, nil) {
 				stopped = true
 				return true

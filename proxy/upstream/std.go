@@ -20,7 +20,7 @@ type stdClient struct {
 	opt       Options
 	bad       error
 	transport *http.Transport
-	roster    roster
+	calls     callList
 
 	open, busy             atomic.Int64 // connections; calls that hold one
 	dials, reuses, retries atomic.Uint64
@@ -48,7 +48,7 @@ type stdClient struct {
 //   - Two goroutines per connection, and the memory that goes with them.
 func NewStd(o Options) Client {
 	o = o.withDefaults()
-	c := &stdClient{opt: o, bad: o.checkURL(), roster: newRoster()}
+	c := &stdClient{opt: o, bad: o.checkURL(), calls: newCallList()}
 	c.transport = &http.Transport{
 		DialContext:            c.dial,
 		TLSHandshakeTimeout:    o.DialTimeout,

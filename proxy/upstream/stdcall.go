@@ -32,7 +32,7 @@ type stdCall struct {
 	once   bool   // the request must not reach the engine twice
 	sent   func() // Request.Sent
 	err    error  // of every further Read; the reader's
-	seat   seat   // on the client's roster
+	seat   seat   // on the client's list of calls
 
 	mu      sync.Mutex
 	socket  *stdConn      // guarded by mu; of the last try
@@ -56,7 +56,7 @@ func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(c.head)
 	c.stop = context.AfterFunc(ctx, c.hangUp)
-	cl.roster.sit(&c.seat, c, req.Waiter)
+	cl.calls.sit(&c.seat, c, req.Waiter)
 	return c
 }
 
@@ -130,7 +130,7 @@ func (c *stdCall) answerBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phase = reading
-	c.client.roster.hear(&c.seat, time.Now())
+	c.client.calls.hear(&c.seat, time.Now())
 }
 
 // mayRetry judges the loss of a reused connection as call.stale does.
@@ -207,7 +207,7 @@ func (c *stdCall) Read(p []byte) (int, error) {
 		n, err = c.body.Read(p)
 	}
 	if n > 0 {
-		c.client.roster.hear(&c.seat, time.Now())
+		c.client.calls.hear(&c.seat, time.Now())
 	}
 	c.timer.Stop()
 	switch {
@@ -233,7 +233,7 @@ func (c *stdCall) Close() error {
 
 // end frees what the call holds, and reports whether it is the first to do so.
 func (c *stdCall) end() bool {
-	c.client.roster.rise(&c.seat)
+	c.client.calls.rise(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
