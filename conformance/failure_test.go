@@ -157,31 +157,39 @@ func TestClientLeavesWhileDecodeStreams(t *testing.T) {
 func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{})
-		for _, d := range f.decode {
-			d.SetFault("", 0, "head")
-		}
-		ctx, leave := context.WithCancel(context.Background())
-		gone := make(chan answer, 1)
-		go func() { gone <- f.post(ctx, f.url, chatPath, chat(long, 20, true)) }()
-		f.eventually("prefill holds blocks for decode", func() bool {
-			for _, e := range append(f.prefill, f.decode...) { // one protocol has them on decode by then
-				s := e.State()
-				if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
-					return true
-				}
-			}
-			return false
-		})
-		leave()
-		<-gone
-		f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may yet answer it
-		f.decode[0].SetFault("", 0, "")
-		f.decode[1].SetFault("", 0, "")
-		f.settled()
+		f.leaveBetweenLegs(chatPath, chat(long, 20, true))
 		if connector != enginesim.ConnectorVLLMStore { // whose engines hold nothing for each other
 			f.cleanupCounted()
 		}
 	})
+}
+
+// leaveBetweenLegs has a client leave when blocks are held for a decode that does not
+// look at its leg, and waits until they are free.
+func (f *fleet) leaveBetweenLegs(path, body string) {
+	f.t.Helper()
+	for _, d := range f.decode {
+		d.SetFault("", 0, "head")
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	gone := make(chan answer, 1)
+	go func() { gone <- f.post(ctx, f.url, path, body) }()
+	f.eventually("blocks are held for decode", func() bool {
+		for _, e := range append(f.prefill, f.decode...) { // some protocols have them on decode by then
+			s := e.State()
+			if s.BlocksPinned > 0 || s.RequestsWaiting > 0 || f.connector == enginesim.ConnectorVLLMStore && s.OutputTokens > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	leave()
+	<-gone
+	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may yet answer it
+	for _, d := range f.decode {
+		d.SetFault("", 0, "")
+	}
+	f.settled()
 }
 
 func TestPrefillRefuses(t *testing.T) {

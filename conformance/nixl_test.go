@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -38,33 +37,6 @@ func TestNixlWires(t *testing.T) {
 			f.eventually("two clean-ups are counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="abort_decode"`) == 2 })
 		})
 	}
-}
-
-// leaveBetweenLegs has a client leave when prefill holds blocks for a decode that
-// does not look at its leg, and waits until they are free.
-func (f *fleet) leaveBetweenLegs(path, body string) {
-	f.t.Helper()
-	for _, d := range f.decode {
-		d.SetFault("", 0, "head")
-	}
-	ctx, leave := context.WithCancel(context.Background())
-	gone := make(chan answer, 1)
-	go func() { gone <- f.post(ctx, f.url, path, body) }()
-	f.eventually("prefill holds blocks for decode", func() bool {
-		for _, p := range f.prefill {
-			if p.State().BlocksPinned > 0 {
-				return true
-			}
-		}
-		return false
-	})
-	leave()
-	<-gone
-	f.eventually("the proxy has noticed", func() bool { return f.metric("pdproxy_leases_open") == 0 }) // else decode may yet answer it
-	for _, d := range f.decode {
-		d.SetFault("", 0, "")
-	}
-	f.settled()
 }
 
 // Prefill and decode of different widths, both ways round: decode plans its reads

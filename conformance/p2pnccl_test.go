@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -14,21 +13,7 @@ func TestP2PNCCLBufferIsCleared(t *testing.T) {
 	f := startFleet(t, enginesim.ConnectorVLLMP2PNCCL, fleetOptions{
 		engine: func(_ string, _ int, c *enginesim.Config) { c.P2PNCCL.BufferTimeout = 10 * time.Minute },
 	})
-	for _, d := range f.decode {
-		d.SetFault("", 0, "head")
-	}
-	ctx, leave := context.WithCancel(context.Background())
-	gone := make(chan answer, 1)
-	go func() {
-		gone <- f.post(ctx, f.url, "/v1/completions", `{"model":"sim","prompt":"`+long+`","max_tokens":5}`)
-	}()
-	f.eventually("decode has the KV", func() bool { return f.decode[0].State().BlocksPinned+f.decode[1].State().BlocksPinned > 0 })
-	leave()
-	<-gone
-	for _, d := range f.decode {
-		d.SetFault("", 0, "")
-	}
-	f.settled()
+	f.leaveBetweenLegs("/v1/completions", `{"model":"sim","prompt":"`+long+`","max_tokens":5}`)
 	f.eventually("it is counted", func() bool { return f.metric("pdproxy_kv_cleanups_total", `how="same_id"`) == 1 })
 }
 
