@@ -526,7 +526,7 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 					<-left
 					select {
 					case <-leg.Context().Done():
-					case <-time.After(100 * time.Millisecond): // a hang-up would be here
+					case <-time.After(400 * time.Millisecond): // a hang-up would be here
 					}
 					hungUp <- leg.Context().Err() != nil
 					if begun {
@@ -541,10 +541,10 @@ func TestClientLeavesAShortPrefill(t *testing.T) {
 				gone := make(chan answer, 1)
 				go func() { gone <- f.post(ctx, f.url, completionPath, plainCompletion(true)) }()
 				f.eventually("prefill has the leg", func() bool { return len(p.seen(nil)) == 1 })
-				time.Sleep(20 * time.Millisecond) // so that the proxy knows that it is out
+				time.Sleep(100 * time.Millisecond) // so that the proxy knows that it is out
 				leave()
 				<-gone
-				time.Sleep(20 * time.Millisecond)
+				time.Sleep(100 * time.Millisecond)
 				close(left)
 				if <-hungUp {
 					t.Error("the proxy hung up before the answer")

@@ -207,7 +207,7 @@ func TestLeaderKilled(t *testing.T) {
 		}
 	}
 	testbed.Eventually(t, "both streams are in the books", func() bool { return hosts[0].leases() == 2 })
-	time.Sleep(300 * time.Millisecond) // three questions of the standby
+	time.Sleep(time.Second) // ten questions of the standby
 	for round := range 2 {
 		gone, next := hosts[round%2], hosts[(round+1)%2]
 		before := leader(t, s)
