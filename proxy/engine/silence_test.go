@@ -123,7 +123,7 @@ func TestSuspicion(t *testing.T) {
 		}
 		h.SuspectInterval = 0
 		f.Configure(h, *f.circuit.Load(), config.Pairs{})
-		time.Sleep(2 * time.Second)
+		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the instant of a probe
 		before = f.engines.count("b:80/live")
 		for range 100 {
 			b.Doubt()
