@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -19,13 +20,16 @@ type janitor struct {
 	s      *Server
 	wg     sync.WaitGroup
 	slow   chan struct{}   // bounds the slow jobs that run
+	queued atomic.Int64    // bytes that the slow jobs hold, by slowCost
 	ctx    context.Context // ends when the server has waited long enough
 	cancel context.CancelFunc
 }
 
 const (
 	// cleanupPatience is how long a clean-up is tried: vLLM's default lease
-	// (kv_lease_duration), after which the engine has freed the blocks itself.
+	// (kv_lease_duration), after which the engine has freed the blocks itself. What
+	// a slow job frees has no lease: its time begins when it is its turn, and is no
+	// shorter than one try's.
 	cleanupPatience = 30 * time.Second
 	// cleanupPause is the first pause between two rounds; it doubles.
 	cleanupPause = 50 * time.Millisecond
@@ -36,6 +40,11 @@ const (
 	// cleanupPrompts is how many clean-ups at a time compute a prompt: they are no
 	// client's, and come when engines are in trouble.
 	cleanupPrompts = 4
+	// cleanupQueue bounds the memory of those that wait for that, in bytes: all the
+	// clients of a gateway may leave at once.
+	cleanupQueue = 256 << 20
+	// cleanupFloor is the least that one of them counts for there, in bytes.
+	cleanupFloor = 64 << 10
 )
 
 // cleanupJob is the clean-up of one attempt. It holds no memory of the exchange.
@@ -156,7 +165,17 @@ func (j *cleanupJob) avoid(t engine.Target) {
 // reached keeps nobody waiting for the tries that follow.
 func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	each := make(chan struct{})
+	cost := job.slowCost()
+	if j.queued.Add(cost) > cleanupQueue && cost > 0 {
+		j.queued.Add(-cost)
+		for i := range job.calls {
+			j.tooLate(job, &job.calls[i])
+		}
+		close(each)
+		return each
+	}
 	j.wg.Go(func() {
+		defer j.queued.Add(-cost)
 		ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
 		defer cancel()
 		sleep(ctx, job.yield)
@@ -170,6 +189,24 @@ func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 		all.Wait()
 	})
 	return each
+}
+
+// slowCost is the memory that a slow job holds, in bytes; 0 for any other.
+func (j *cleanupJob) slowCost() (bytes int64) {
+	if !j.slow {
+		return 0
+	}
+	for i := range j.calls {
+		bytes += int64(len(j.calls[i].Leg.Body))
+	}
+	return max(bytes, cleanupFloor)
+}
+
+// tooLate books a call that is given up: only the engine's own time-out frees.
+func (j *janitor) tooLate(job *cleanupJob, c *cleanupCall) {
+	j.s.deps.Metrics.Cleanup(job.connector, "engine_timeout", 0)
+	j.s.log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
+		"request_id", job.requestID, "engine", c.target.Name(), "how", c.How)
 }
 
 // wait returns when no job runs any more, which takes at most limit: what an
@@ -197,19 +234,24 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		awaitHeard(ctx, c.after)
 		sleep(ctx, cleanupYield)
 	}
+	trying := ctx
 	if job.slow {
 		select {
 		case j.slow <- struct{}{}:
 			defer func() { <-j.slow }()
-		case <-ctx.Done():
+		case <-j.ctx.Done():
 		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(j.ctx, max(cleanupPatience, job.limit))
+		defer cancel()
+		trying = j.ctx // a try that has begun has its own limit
 		if c.gone() {
 			tried()
 			m.Cleanup(job.connector, "engine_gone", time.Since(job.since))
 			return
 		}
 	}
-	done := j.round(ctx, job, c)
+	done := j.round(trying, job, c)
 	tried()
 	for pause := cleanupPause; !done; pause *= 2 {
 		if c.gone() {
@@ -218,13 +260,11 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		}
 		select {
 		case <-ctx.Done():
-			m.Cleanup(job.connector, "engine_timeout", 0)
-			j.s.log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
-				"request_id", job.requestID, "engine", c.target.Name(), "how", c.How)
+			j.tooLate(job, c)
 			return
 		case <-time.After(pause):
 		}
-		done = j.round(ctx, job, c)
+		done = j.round(trying, job, c)
 	}
 	if c.vain {
 		m.Cleanup(job.connector, "engine_timeout", 0)

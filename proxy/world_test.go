@@ -453,6 +453,9 @@ func (e *fakeEngine) spec() config.Engine {
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
 	}
+	if s.Pushes() {
+		s.EngineID, s.SideChannel = "push", "10.0.0.5:5600"
+	}
 	if s.BlockTokens = e.blocks; e.blocks > 0 {
 		s.KVEvents = "tcp://" + e.host()
 	}
