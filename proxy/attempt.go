@@ -42,6 +42,7 @@ type attempt struct {
 	prefillOver chan struct{}
 
 	handed   time.Time                  // when decode could begin; zero: not known
+	readBy   time.Time                  // decode must have its leg by then to find prefill's blocks; zero: any time
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
 	limit    time.Duration              // of the wait for decode's first event
 	kvBound  bool                       // it is that of the transfer
@@ -65,6 +66,9 @@ const reasonKVLate = "kv_timeout"
 
 // reasonKVSilent is that of a leg whose KV is with an engine that has fallen silent.
 const reasonKVSilent = "kv_silent"
+
+// reasonKVLease is that of a leg that would have come when prefill's blocks are gone.
+const reasonKVLease = "kv_lease"
 
 var errKVLate = errors.New("the KV did not come over in time")
 
@@ -193,6 +197,9 @@ func (a *attempt) prefillFirst() error {
 	}
 	a.owe()
 	a.handed = time.Now()
+	if a.handoff.Lease > 0 { // half of it is decode's, to meet prefill and renew it
+		a.readBy = a.handed.Add(a.handoff.Lease / 2)
+	}
 	if a.x.info != nil {
 		a.x.informPrefill()
 	}
@@ -206,7 +213,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || maybeSent(err) || binds(a.conn) {
+		if err == nil || maybeSent(err) || binds(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
@@ -214,6 +221,9 @@ func (a *attempt) prefillFirst() error {
 		}
 	}
 }
+
+// leaseOver reports that decode must not be sent to prefill's blocks any more.
+func (a *attempt) leaseOver() bool { return !a.readBy.IsZero() && !time.Now().Before(a.readBy) }
 
 // binds reports whether no other decode engine can take the leg over.
 func binds(c connector.Connector) bool {

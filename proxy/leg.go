@@ -110,7 +110,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	if a.limit, row.short = a.within(a.limit); row.short {
 		a.kvBound = false
 	}
-	resp, err := a.send(ctx, row, l, waits{head: a.limit, idle: a.limit})
+	resp, err := a.send(ctx, row, l, waits{sendBy: a.readBy, head: a.limit, idle: a.limit})
 	if err != nil {
 		a.orphan.DecodeSent, a.orphan.DecodeEnded = maybeSent(err), ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
@@ -143,6 +143,10 @@ func (a *attempt) blame(err error) error {
 		return err
 	}
 	switch {
+	case !le.sent:
+		if le.code == 504 && a.leaseOver() { // nobody is at fault: it waited for its turn at max_conns
+			le.reason, le.spared = reasonKVLease, true
+		}
 	case le.status/100 == 5:
 		le.pair = a.pair
 	case a.kvBound && le.code == 504:
@@ -151,9 +155,12 @@ func (a *attempt) blame(err error) error {
 	return err
 }
 
-// waits bounds a leg: until its head, for each read of its body, and how long a
-// cancelled one listens (upstream.Request).
-type waits struct{ head, idle, linger time.Duration }
+// waits bounds a leg: until it is sent, until its head, for each read of its body,
+// and how long a cancelled one listens (upstream.Request).
+type waits struct {
+	sendBy             time.Time
+	head, idle, linger time.Duration
+}
 
 // send writes one leg and waits for the head of its answer.
 func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w waits) (*upstream.Response, error) {
@@ -175,7 +182,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
-		HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
+		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
 		Once: !a.p.Prefill.IsZero() || x.side.phase != "",
 	}
 	if row.Phase != abi.Encode {

@@ -70,10 +70,11 @@ type legRow struct {
 
 	timing  connector.Timing // what the engine said of it
 	target  engine.Target
-	a       *attempt // whose leg it is, if that can be left
-	grant   bool     // the retry budget has given a retry to whoever leaves it
-	starved bool     // it was left because prefill is silent, from where its KV should come
-	short   bool     // the plan policy's limit bounds its first byte
+	a       *attempt  // whose leg it is, if that can be left
+	grant   bool      // the retry budget has given a retry to whoever leaves it
+	mute    time.Time // since when its engine is silent and there is nobody else; guarded by the client that asks (Leave)
+	starved bool      // it was left because prefill is silent, from where its KV should come
+	short   bool      // the plan policy's limit bounds its first byte
 
 	// The request under way; its memory is reused.
 	request upstream.Request

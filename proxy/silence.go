@@ -15,8 +15,8 @@ import (
 // Leave implements upstream.Waiter: an engine, the leg's own or the one whose KV it
 // needs, has fallen silent. The leg is left only to be tried elsewhere: where there
 // is nobody else, or no try is left, or the budget has no retry, it waits for the
-// engine to come back. The retry is taken from the budget here. Of the exchange it
-// reads what no leg changes.
+// engine to come back, unless that is too late for prefill's blocks (expired). The
+// retry is taken from the budget here. Of the exchange it reads what no leg changes.
 func (l *legRow) Leave(silent any) bool {
 	a := l.a
 	x := a.x
@@ -32,14 +32,32 @@ func (l *legRow) Leave(silent any) bool {
 		return true
 	}
 	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
-		return false // the caller says where it runs
+		return l.expired(silent) // the caller says where it runs
 	}
 	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
-		return false
+		return l.expired(silent)
 	}
 	l.grant = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
 	l.starved = l.grant && from != l.target
-	return l.grant
+	return l.grant || l.expired(silent)
+}
+
+// expired reports whether prefill's blocks may be gone when the silent engine, the
+// leg's own, is back and reads them: it has renewed their lease for the last time.
+// No answer is better than one from another request's memory.
+//
+// A vLLM decode renews it every sixth, each time by two thirds from then: half of it
+// is left when decode stops, and of that half the probes need some to notice.
+// Source: nixl/base_worker.py _lease_extension, nixl/base_scheduler.py.
+func (l *legRow) expired(silent any) bool {
+	a, now := l.a, time.Now()
+	if a.readBy.IsZero() || silent != l.target.Instance {
+		return false
+	}
+	if l.mute.IsZero() {
+		l.mute = now
+	}
+	return a.leaseOver() && now.Sub(l.mute) >= a.handoff.Lease/4
 }
 
 // fetches reports whether the leg of a phase may be waiting for prefill's KV: a

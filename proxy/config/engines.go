@@ -122,6 +122,9 @@ type Engine struct {
 	// DecoderKVBlocksTTL is its decoder_kv_blocks_ttl: how long a bidirectional
 	// decode keeps that. Default 0: vLLM's, 480s.
 	DecoderKVBlocksTTL Duration `toml:"decoder_kv_blocks_ttl"`
+	// KVLeaseDuration is its kv_lease_duration: how long a prefill keeps what no
+	// decode has asked for; vllm-nixl only. Default 0: vLLM's, 30s.
+	KVLeaseDuration Duration `toml:"kv_lease_duration"`
 	// KVHosts is where its answers may send its peers besides the host of URL, as
 	// ParseKVHosts reads it: for engines of several hosts, or whose side channel is
 	// on another network. Default "": nowhere.
@@ -153,8 +156,15 @@ func (e *Engine) SideChannelled() bool {
 	return e.Pushes() || e.Connector == ConnectorVLLMP2PTier && e.Role == RolePrefill
 }
 
-// vllmBlocksTTL is vLLM's default of decoder_kv_blocks_ttl.
-const vllmBlocksTTL = 480 * time.Second
+// vLLM's defaults of decoder_kv_blocks_ttl and kv_lease_duration.
+const (
+	vllmBlocksTTL = 480 * time.Second
+	vllmLease     = 30 * time.Second
+)
+
+// KVLease is how long a prefill keeps what it has computed for a decode that does
+// not come.
+func (e *Engine) KVLease() time.Duration { return cmp.Or(time.Duration(e.KVLeaseDuration), vllmLease) }
 
 // KeepsFor is how long a bidirectional decode keeps what it has answered.
 func (e *Engine) KeepsFor() time.Duration {

@@ -12,6 +12,7 @@ package connector
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -73,6 +74,10 @@ type Handoff struct {
 	Fallback string
 	// Pinned says that prefill holds KV blocks for a decode that has not come.
 	Pinned bool
+	// Lease is how long it holds them from now on unless decode, once it has the
+	// request, renews that. Who reads them later reads whatever is there then, and
+	// nobody notices. 0: until they are read or freed.
+	Lease time.Duration
 	// Params is the raw JSON object that decode needs; its meaning is the
 	// connector's own.
 	Params []byte

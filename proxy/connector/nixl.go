@@ -168,7 +168,7 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		if !a.Prefill.Owns(text(params, "remote_host"), a.Decode.Instance) {
 			return Handoff{Fallback: ForeignHost}, nil
 		}
-		return Handoff{Params: params, Pinned: true}, nil
+		return Handoff{Params: params, Pinned: true, Lease: a.Prefill.Spec.KVLease()}, nil
 	}
 	if order, _ := openai.Find(params, "do_remote_prefill"); string(order) == "true" {
 		return Handoff{Fallback: "no_kv_blocks"}, nil

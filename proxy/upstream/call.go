@@ -38,6 +38,7 @@ type call struct {
 	noBody bool   // the request was HEAD
 	sent   bool
 	headBy time.Time // zero: no limit
+	sendBy time.Time // likewise
 
 	body framing
 	keep bool  // the connection can be used again after the body
@@ -208,6 +209,9 @@ func (c *call) limitSending() {
 	by := time.Now().Add(c.client.opt.WriteTimeout)
 	if !c.headBy.IsZero() {
 		by = earlier(by, c.headBy)
+	}
+	if !c.sendBy.IsZero() {
+		by = earlier(by, c.sendBy)
 	}
 	c.conn.deadlines(c.headBy, by)
 }

@@ -108,10 +108,10 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, told: req.Sent, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, told: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
 	cl.calls.sit(&c.seat, c, req.Waiter)
-	cn, err := cl.pool.take(c, req.HeadTimeout)
+	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))
 	if err != nil {
 		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}

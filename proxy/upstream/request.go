@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // check refuses what could not be written without changing its meaning.
@@ -24,6 +25,19 @@ func (r *Request) check() error {
 		}
 	}
 	return nil
+}
+
+// untilSent is limit, 0 for none, or the time that is left until by (Request.SendBy)
+// if that is less.
+func untilSent(by time.Time, limit time.Duration) time.Duration {
+	if by.IsZero() {
+		return limit
+	}
+	left := max(1, time.Until(by))
+	if limit > 0 {
+		left = min(left, limit)
+	}
+	return left
 }
 
 // ValidField reports whether a header field can be written as it is: its name is a

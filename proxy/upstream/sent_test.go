@@ -2,9 +2,12 @@ package upstream
 
 import (
 	"bytes"
+	"context"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // Sent comes when the engine has taken the whole request, before it answers, and
@@ -44,4 +47,68 @@ func TestSent(t *testing.T) {
 			}
 		})
 	})
+}
+
+// TestSendBy: an engine gets a request in time or not at all, and has its time to
+// answer.
+func TestSendBy(t *testing.T) {
+	const by = 2 * time.Second
+	for _, tt := range []struct {
+		name  string
+		serve func(c *duplex, nth int)
+		edit  func(e *engine, o *Options)
+		busy  bool // another call has the only connection
+		op    string
+		sent  bool
+		own   bool // NewStd differs there
+		after time.Duration
+	}{
+		{name: "sent in time", serve: func(c *duplex, _ int) { c.next(); time.Sleep(by + time.Second); c.say(okAnswer) }, after: by + time.Second},
+		{name: "no connection is free", serve: func(c *duplex, _ int) { c.next(); hold(c) }, busy: true, op: OpCap, after: by},
+		{name: "a connection is free too late", serve: func(c *duplex, nth int) { c.next(); time.Sleep(by); hold(c) }, busy: true, op: OpCap, after: by},
+		{name: "the engine stops reading", serve: func(c *duplex, _ int) { c.in.Read(make([]byte, 1)); time.Sleep(time.Hour) }, op: OpWrite, sent: true, own: true, after: by},
+		{name: "connected too late", serve: answering, op: OpWrite, own: true, after: by + time.Second, edit: func(e *engine, o *Options) {
+			o.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				time.Sleep(by + time.Second)
+				return e.dial(ctx, network, address)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+				e := newEngine(t, tt.serve)
+				cl := e.client(t, newClient, func(o *Options) {
+					if o.MaxConns = 1; tt.edit != nil {
+						tt.edit(e, o)
+					}
+				})
+				if tt.busy {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					go cl.Do(ctx, get())
+					synctest.Wait()
+				}
+				if _, std := cl.(*stdClient); std && tt.own {
+					return
+				}
+				start := time.Now()
+				req := get()
+				req.SendBy, req.HeadTimeout = start.Add(by), 10*time.Second
+				resp, err := cl.Do(t.Context(), req)
+				if took := time.Since(start); took != tt.after {
+					t.Errorf("after %v, want %v", took, tt.after)
+				}
+				if tt.op == "" {
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp.Close()
+					return
+				}
+				if f := fault(t, err, tt.op); !f.Timeout || f.Sent != tt.sent {
+					t.Errorf("%+v", f)
+				}
+			})
+		})
+	}
 }

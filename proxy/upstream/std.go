@@ -45,6 +45,8 @@ type stdClient struct {
 //   - Bytes behind an answer end the connection too, but later, and the
 //     transport writes the first of them to the standard logger.
 //   - DialTimeout bounds connect and TLS handshake each.
+//   - What is being sent when SendBy comes is not broken off; what is not sent
+//     because of it counts as sent, once it had a connection.
 //   - Two goroutines per connection, and the memory that goes with them.
 func NewStd(o Options) Client {
 	o = o.withDefaults()

@@ -27,6 +27,7 @@ type stdCall struct {
 	stop   func() bool // undoes hangUp
 	timer  *time.Timer // of the head, then of each Read: expire
 	head   time.Duration
+	sendBy time.Time
 	idle   time.Duration
 	linger time.Duration
 	once   bool   // the request must not reach the engine twice
@@ -51,10 +52,10 @@ type stdCall struct {
 }
 
 func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
-	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
+	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
 	c.inner, c.cut = context.WithCancel(context.Background())
 	c.timer = time.AfterFunc(1<<62, c.expire)
-	c.limit(c.head)
+	c.limit(untilSent(c.sendBy, c.head))
 	c.stop = context.AfterFunc(ctx, c.hangUp)
 	cl.calls.sit(&c.seat, c, req.Waiter)
 	return c
@@ -113,6 +114,13 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 		socket = t.NetConn()
 	}
 	c.socket, _ = socket.(*stdConn)
+	if by := c.sendBy; !by.IsZero() && !time.Now().Before(by) {
+		c.late = true
+		c.cut()
+		if !c.h2 { // else the transport may write before it looks
+			c.socket.Close()
+		}
+	}
 }
 
 func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {

@@ -32,6 +32,9 @@ type Request struct {
 	// HeadTimeout bounds the time from the first byte written to the head of
 	// the answer, and before that the wait for a connection at the cap. 0: none.
 	HeadTimeout time.Duration
+	// SendBy is when the engine must have all of the request at the latest: later it
+	// is not begun, and what is being sent is broken off. Zero: any time.
+	SendBy time.Time
 	// IdleTimeout bounds the wait of any one Read of the body. 0: none.
 	IdleTimeout time.Duration
 	// Once says that the engine must not see the request twice: a leg whose id
