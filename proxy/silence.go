@@ -47,7 +47,7 @@ func (l *legRow) Leave(silent any) bool {
 // No answer is better than one from another request's memory.
 //
 // A vLLM decode renews it every sixth, each time by two thirds from then: half of it
-// is left when decode stops, and of that half the probes need some to notice.
+// at least is left when decode stops, and half of that is for the probes to notice.
 // Source: nixl/base_worker.py _lease_extension, nixl/base_scheduler.py.
 func (l *legRow) expired(silent any) bool {
 	a, now := l.a, time.Now()
@@ -57,7 +57,8 @@ func (l *legRow) expired(silent any) bool {
 	if l.mute.IsZero() {
 		l.mute = now
 	}
-	return a.leaseOver() && now.Sub(l.mute) >= a.handoff.Lease/4
+	quarter := a.handoff.Lease / 4
+	return now.Sub(a.handed) >= 3*quarter && now.Sub(l.mute) >= quarter
 }
 
 // fetches reports whether the leg of a phase may be waiting for prefill's KV: a

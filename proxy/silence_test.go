@@ -247,6 +247,22 @@ func TestSilentEngineIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestSilentDecodeOutlivesItsKV: a decode that is silent until prefill's blocks may be
+// another's does not get to answer from them, though nobody can take its place.
+func TestSilentDecodeOutlivesItsKV(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := &halting{connector: "vllm-nixl", phase: "decode", answer: namedAnswer, alone: true}
+			newHalting(t, h, nil)
+			time.AfterFunc(40*time.Second, h.goesOn)
+			if a, took := h.asks(stream); a.status != 504 || took < 22*time.Second || took > 24*time.Second {
+				t.Errorf("status %d after %v: %s", a.status, took, a.body)
+			}
+			time.Sleep(time.Minute) // it is back, and its leg was withdrawn
+		})
+	}
+}
+
 // TestSilentSourceIsLeft: a stream that waits for the KV of an engine which stops is
 // begun anew. A whole answer may be under way, and is waited for.
 func TestSilentSourceIsLeft(t *testing.T) {
