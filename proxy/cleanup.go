@@ -20,7 +20,7 @@ type janitor struct {
 	s      *Server
 	wg     sync.WaitGroup
 	slow   chan struct{}   // bounds the slow jobs that run
-	queued atomic.Int64    // bytes that the slow jobs hold, by slowCost
+	queued atomic.Int64    // bytes that jobs hold, by queueCost
 	ctx    context.Context // ends when the server has waited long enough
 	cancel context.CancelFunc
 }
@@ -28,8 +28,8 @@ type janitor struct {
 const (
 	// cleanupPatience is how long a clean-up is tried: vLLM's default lease
 	// (kv_lease_duration), after which the engine has freed the blocks itself. What
-	// a slow job frees has no lease: its time begins when it is its turn, and is no
-	// shorter than one try's.
+	// a prefill frees that is to be served has no lease: the time of such a call
+	// begins when it is its turn, and is no shorter than one try's.
 	cleanupPatience = 30 * time.Second
 	// cleanupPause is the first pause between two rounds; it doubles.
 	cleanupPause = 50 * time.Millisecond
@@ -165,7 +165,7 @@ func (j *cleanupJob) avoid(t engine.Target) {
 // reached keeps nobody waiting for the tries that follow.
 func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	each := make(chan struct{})
-	cost := job.slowCost()
+	cost := job.queueCost()
 	if j.queued.Add(cost) > cleanupQueue && cost > 0 {
 		j.queued.Add(-cost)
 		for i := range job.calls {
@@ -191,15 +191,15 @@ func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	return each
 }
 
-// slowCost is the memory that a slow job holds, in bytes; 0 for any other.
-func (j *cleanupJob) slowCost() (bytes int64) {
-	if !j.slow {
-		return 0
-	}
+// queueCost is the memory that the job holds, in bytes, until its turn has come;
+// 0 for one that does not wait for longer than it is tried.
+func (j *cleanupJob) queueCost() (bytes int64) {
 	for i := range j.calls {
-		bytes += int64(len(j.calls[i].Leg.Body))
+		if c := &j.calls[i]; c.Until == connector.UntilServed {
+			bytes += max(int64(len(c.Leg.Body)), cleanupFloor)
+		}
 	}
-	return max(bytes, cleanupFloor)
+	return bytes
 }
 
 // tooLate books a call that is given up: only the engine's own time-out frees.
@@ -235,16 +235,20 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 		sleep(ctx, cleanupYield)
 	}
 	trying := ctx
+	if c.Until == connector.UntilServed {
+		ctx, trying = j.ctx, j.ctx // a try that has begun has its own limit
+	}
 	if job.slow {
 		select {
 		case j.slow <- struct{}{}:
 			defer func() { <-j.slow }()
-		case <-j.ctx.Done():
+		case <-ctx.Done():
 		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(j.ctx, max(cleanupPatience, job.limit))
-		defer cancel()
-		trying = j.ctx // a try that has begun has its own limit
+		if c.Until == connector.UntilServed {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(j.ctx, max(cleanupPatience, job.limit))
+			defer cancel()
+		}
 		if c.gone() {
 			tried()
 			m.Cleanup(job.connector, "engine_gone", time.Since(job.since))
