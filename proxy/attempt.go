@@ -268,11 +268,19 @@ func (a *attempt) placeDecode() (*coordinator.Placement, error) {
 	return p, err
 }
 
-// move makes p, which differs in the decode target, the attempt's placement.
+// move makes p, which differs in the decode target, the attempt's placement. Where
+// prefill's answer sends decode may be right for the one and foreign to the other:
+// it is judged again.
 func (a *attempt) move(p *coordinator.Placement) {
 	a.p.Lease.Release()
 	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
+	before := a.handoff.Fallback
+	if h, err := a.conn.ReadPrefill(&a.c, a.answer.b); err == nil { // as it was the first time
+		if a.handoff = h; h.Fallback != before {
+			a.countFallback()
+		}
+	}
 	a.joinPair()
 	a.x.placed(p)
 	a.owe()
@@ -318,17 +326,24 @@ func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 	}
 	a.orphan.Handoff = &a.handoff
 	a.computed(a.answer.b)
-	if reason := a.handoff.Fallback; reason != "" {
-		a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
-		a.x.rec.fallback("kv_transfer", reason)
-		if reason == connector.ForeignHost {
-			a.x.s.sayForeign(a.p.Prefill)
-		}
-	}
+	a.countFallback()
 	if ctx.Err() != nil { // the answer came while the client was leaving
 		return context.Cause(ctx)
 	}
 	return nil
+}
+
+// countFallback counts that decode works without the transferred KV, if it does.
+func (a *attempt) countFallback() {
+	reason := a.handoff.Fallback
+	if reason == "" {
+		return
+	}
+	a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
+	a.x.rec.fallback("kv_transfer", reason)
+	if reason == connector.ForeignHost {
+		a.x.s.sayForeign(a.p.Prefill)
+	}
 }
 
 // maybeSent reports whether a failed leg may have reached its engine.

@@ -309,7 +309,7 @@ func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bo
 		return j.try(ctx, c.target, job, c)
 	}
 	tried := []engine.Target{c.target}
-	if c.avoid.IsZero() && j.try(ctx, c.target, job, c) {
+	if c.avoid.IsZero() && c.reaches(c.target) && j.try(ctx, c.target, job, c) {
 		return true
 	}
 	for ctx.Err() == nil {
@@ -317,12 +317,23 @@ func (j *janitor) round(ctx context.Context, job *cleanupJob, c *cleanupCall) bo
 		if t.IsZero() {
 			break
 		}
-		if j.try(ctx, t, job, c) {
+		if c.reaches(t) && j.try(ctx, t, job, c) {
 			return true
 		}
 		tried = append(tried, t)
 	}
-	return !c.avoid.IsZero() && j.try(ctx, c.avoid, job, c)
+	return !c.avoid.IsZero() && c.reaches(c.avoid) && j.try(ctx, c.avoid, job, c)
+}
+
+// reaches reports whether t, called with the hosts that an answer named, would look
+// there for the engine whose memory is to be freed, and nowhere else.
+func (c *cleanupCall) reaches(t engine.Target) bool {
+	for _, host := range c.Hosts {
+		if host != "" && !c.holder.Owns(host, t.Instance) {
+			return false
+		}
+	}
+	return true
 }
 
 // gone reports that the engine whose memory is to be freed has restarted or

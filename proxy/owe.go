@@ -60,6 +60,10 @@ func (j *cleanupJob) append(b []byte) []byte {
 		for _, f := range c.Leg.Header {
 			b = appendOwed(appendOwed(b, f.Name), f.Value)
 		}
+		b = binary.AppendUvarint(b, uint64(len(c.Hosts)))
+		for _, host := range c.Hosts {
+			b = appendOwed(b, host)
+		}
 		for _, t := range [...]engine.Target{c.target, c.holder} {
 			b = binary.AppendUvarint(appendOwed(b, t.Name()), uint64(t.Rank))
 		}
@@ -106,6 +110,9 @@ func readJob(b []byte, known *engine.Snapshot) (j *cleanupJob, lost, err error) 
 		c.How, c.Leg.Path, c.Leg.Body = string(r.text()), string(r.text()), slices.Clone(r.text())
 		for range r.list() {
 			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.text()), Value: string(r.text())})
+		}
+		for range r.list() {
+			c.Hosts = append(c.Hosts, string(r.text()))
 		}
 		for _, to := range [...]*engine.Target{&c.target, &c.holder} {
 			name, rank := r.text(), r.uint()

@@ -170,7 +170,7 @@ func TestCleanUp(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
 		target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
 		call := connector.Cleanup{
-			Phase: abi.Decode, AnyTarget: true, Until: connector.UntilHead, How: "abort_decode",
+			Phase: abi.Decode, AnyTarget: true, Hosts: []string{"p0.test"}, Until: connector.UntilHead, How: "abort_decode",
 			Leg: connector.Leg{Path: "/v1/completions", Header: []connector.Field{{Name: "X-Request-Id", Value: "leg-cleanup"}}, Body: []byte(`{"prompt":[0]}`)},
 		}
 		job := &cleanupJob{requestID: "r", connector: "vllm-nixl", limit: time.Second, calls: []cleanupCall{{Cleanup: call, target: target("d0"), holder: target("p0")}}}
@@ -244,7 +244,7 @@ func TestOwedIsReadBack(t *testing.T) {
 	for i, c := range got.calls {
 		want := job.calls[i]
 		if c.Phase != want.Phase || c.Until != want.Until || c.AnyTarget != want.AnyTarget || c.How != want.How || c.Leg.Path != want.Leg.Path ||
-			string(c.Leg.Body) != string(want.Leg.Body) || !slices.Equal(c.Leg.Header, want.Leg.Header) ||
+			string(c.Leg.Body) != string(want.Leg.Body) || !slices.Equal(c.Leg.Header, want.Leg.Header) || !slices.Equal(c.Hosts, want.Hosts) ||
 			c.target.Name() != want.target.Name() || c.holder.Name() != want.holder.Name() {
 			t.Errorf("call %d: %+v, want %+v", i, c, want)
 		}

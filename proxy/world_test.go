@@ -393,6 +393,7 @@ func (l *logBuffer) String() string {
 // is one read of the proxy, which it waits for.
 type fakeEngine struct {
 	name      string // "" for e
+	at        string // its host and port; "" for NAME.test:80
 	role      string // "" for both
 	connector string // "" for none
 	key       string // what the proxy is to send as Authorization
@@ -444,7 +445,7 @@ type seenLeg struct {
 	body   string
 }
 
-func (e *fakeEngine) host() string { return or(e.name, "e") + ".test:80" }
+func (e *fakeEngine) host() string { return or(e.at, or(e.name, "e")+".test:80") }
 
 func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()

@@ -121,9 +121,12 @@ const (
 type Cleanup struct {
 	Phase     abi.Phase // whose engine is called
 	AnyTarget bool      // any ready engine of that phase and group will do
-	Leg       Leg
-	Until     Until
-	How       string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
+	// Hosts are those at which the call has its engine look for another, which an
+	// answer named: only engines get it for which they are that other's own.
+	Hosts []string
+	Leg   Leg
+	Until Until
+	How   string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
 }
 
 // Connector is one engine protocol. All methods are pure and safe for
@@ -151,8 +154,9 @@ type Connector interface {
 	Aggregated(a *Attempt, dst []byte) (Leg, error)
 	// Prefill shapes the prefill leg of a request that is Pairable.
 	Prefill(a *Attempt, dst []byte) (Leg, error)
-	// ReadPrefill judges prefill's answer with a 2xx status. An error means that
-	// the engine broke the protocol: the leg failed.
+	// ReadPrefill judges prefill's answer with a 2xx status, for the decode target
+	// of a: for another it is judged again. An error means that the engine broke the
+	// protocol: the leg failed.
 	ReadPrefill(a *Attempt, body []byte) (Handoff, error)
 	// Decode shapes the decode leg; h is nil for concurrent legs.
 	Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error)

@@ -247,6 +247,10 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		if params, err = m.decodeParams(a, o.Handoff); err != nil {
 			return nil
 		}
+		call := refusedDecode(a, params)
+		at, _, _ := net.SplitHostPort(text(params, "remote_engine_id"))
+		call.Hosts = []string{text(params, "remote_host"), at}
+		return []Cleanup{call}
 	case o.DecodeSent && o.PrefillDone:
 		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
 	case o.DecodeSent:

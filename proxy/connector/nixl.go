@@ -257,6 +257,7 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return []Cleanup{{
 		Phase:     abi.Decode,
 		AnyTarget: true,
+		Hosts:     []string{text(o.Handoff.Params, "remote_host")},
 		Leg: Leg{
 			Path:   openai.Completions.Path(),
 			Header: []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID + "-cleanup"}},
@@ -286,5 +287,8 @@ func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
 	}
 	leg := vllmLeg(a, nil, edits)
 	leg.Header = []Field{{Name: "Content-Type", Value: "application/json"}, {Name: "X-Request-Id", Value: a.LegID}}
-	return []Cleanup{{Phase: abi.Decode, AnyTarget: true, Leg: leg, Until: UntilHead, How: "abort_decode"}}
+	return []Cleanup{{
+		Phase: abi.Decode, AnyTarget: true, Hosts: []string{text(params, "remote_host")},
+		Leg: leg, Until: UntilHead, How: "abort_decode",
+	}}
 }

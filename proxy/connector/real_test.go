@@ -86,7 +86,7 @@ func TestRealPairs(t *testing.T) {
 				t.Errorf("prefill leg %v\nwant %v", got, want)
 			}
 
-			a.Prefill.Host = "127.0.0.1" // where the engines ran
+			a.Prefill.Host, a.Decode.Host = "127.0.0.1", "127.0.0.1" // where the engines ran
 			h, err := nixl{}.ReadPrefill(a, p.answer)
 			if err != nil || !h.Pinned || h.Fallback != "" {
 				t.Fatalf("handoff %+v, %v", h, err)
@@ -108,7 +108,7 @@ func TestRealPairs(t *testing.T) {
 // one.
 func TestRealAnswers(t *testing.T) {
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
-	a.Prefill.Host = "127.0.0.1" // where the engines ran
+	a.Prefill.Host, a.Decode.Host = "127.0.0.1", "127.0.0.1" // where the engines ran
 	if h, err := (nixl{}).ReadPrefill(a, readCapture(t, "completions_short_prefill").answer); err != nil || !h.Pinned {
 		t.Errorf("a prompt shorter than a block: %+v, %v", h, err)
 	}

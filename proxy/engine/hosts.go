@@ -13,13 +13,14 @@ import (
 // Owns reports whether host, an address or a name without port, is one at which
 // the instance is known to be: that of its URL, or what that name stands for, one
 // that is configured, or that it registered. What an engine says of itself is not
-// enough, because its peers will call what it names. peer is who would call:
-// two engines on one host may reach each other over the loopback.
+// enough, because its peers will call what it names. peer is who would call: over
+// the loopback it reaches what is on its own host, so that this is the instance's
+// only for one beside it.
 func (i *Instance) Owns(host string, peer *Instance) bool {
 	if host == "" {
 		return false
 	}
-	if strings.EqualFold(host, i.Host) || host == i.Facts().KVAddress.Host || host == i.Spec.BootstrapHost {
+	if host == i.Facts().KVAddress.Host || host == i.Spec.BootstrapHost {
 		return true
 	}
 	if side, _ := i.Spec.SideChannelOf(0); side == host {
@@ -27,24 +28,41 @@ func (i *Instance) Owns(host string, peer *Instance) bool {
 	}
 	ip, err := netip.ParseAddr(host)
 	ip = ip.Unmap()
-	if ip.IsLoopback() || strings.EqualFold(host, "localhost") {
-		if peer != nil && peer.Host == i.Host || i.local() {
-			return true
-		}
-	}
-	if err == nil && slices.Contains(i.Facts().Addresses, ip) {
+	if i.kvHosts.Contains(host, ip) {
 		return true
 	}
-	return i.kvHosts.Contains(host, ip)
+	if ip.IsLoopback() || strings.EqualFold(host, "localhost") {
+		return peer != nil && i.beside(peer)
+	}
+	return strings.EqualFold(host, i.Host) || err == nil && slices.Contains(i.Facts().Addresses, ip)
 }
 
-// local reports whether the instance is called over the loopback.
+// beside reports whether two engines are on one host: their URLs name the same, or
+// both this machine.
+func (i *Instance) beside(peer *Instance) bool {
+	return strings.EqualFold(i.Host, peer.Host) || i.local() && peer.on(i) || peer.local() && i.on(peer)
+}
+
+// local reports whether the instance is called as what is on this machine. Another
+// address of the loopback's network may be anything, a tunnel to elsewhere too.
 func (i *Instance) local() bool {
-	if strings.EqualFold(i.Host, "localhost") {
+	switch strings.ToLower(i.Host) {
+	case "localhost", "127.0.0.1", "::1":
 		return true
 	}
-	ip, err := netip.ParseAddr(i.Host)
-	return err == nil && ip.Unmap().IsLoopback()
+	return false
+}
+
+// on reports whether the instance is on the machine of a local one, whose addresses
+// are all that the machine has.
+func (i *Instance) on(local *Instance) bool {
+	if i.local() {
+		return true
+	}
+	at := i.Facts().Addresses
+	return len(at) > 0 && !slices.ContainsFunc(at, func(ip netip.Addr) bool {
+		return ip.IsLoopback() || !slices.Contains(local.Facts().Addresses, ip)
+	})
 }
 
 // addresses is what the host of the instance's URL stands for; what it did before

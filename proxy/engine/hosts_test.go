@@ -19,7 +19,12 @@ func TestOwns(t *testing.T) {
 		}
 		return a
 	}
-	far := &Instance{Host: "10.0.0.9"}
+	at := func(host string, list ...string) *Instance {
+		i := &Instance{Host: host}
+		i.facts.Store(&Facts{Addresses: addresses(list...)})
+		return i
+	}
+	far := at("10.0.0.9", "10.0.0.9")
 	for _, tt := range []struct {
 		name    string
 		host    string // of the URL
@@ -33,7 +38,18 @@ func TestOwns(t *testing.T) {
 		{"a name", "p0.svc", config.Engine{}, Facts{Addresses: addresses("10.0.0.5", "fd00::5")}, far,
 			[]string{"p0.svc", "P0.SVC", "10.0.0.5", "fd00::5", "::ffff:10.0.0.5"}, []string{"p1.svc", "p0", "10.0.0.6", "127.0.0.1"}},
 		{"the loopback", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7")}, far,
-			[]string{"localhost", "127.0.0.1", "::1", "127.0.1.1", "10.0.0.7"}, []string{"10.0.0.8", "0.0.0.0"}},
+			[]string{"10.0.0.7"}, []string{"localhost", "127.0.0.1", "::1", "127.0.1.1", "10.0.0.8", "0.0.0.0"}},
+		{"the loopback, for nobody", "127.0.0.1", config.Engine{}, Facts{Addresses: addresses("127.0.0.1")}, nil, nil, []string{"127.0.0.1"}},
+		{"two on this host", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1")}, &Instance{Host: "127.0.0.1"},
+			[]string{"localhost", "127.0.0.1", "::1"}, []string{"10.0.0.8"}},
+		{"two on this host, one by its name", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7", "fd00::7")},
+			at("me.svc", "10.0.0.7", "fd00::7"), []string{"localhost", "127.0.0.1"}, nil},
+		{"two on this host, the other by its name", "me.svc", config.Engine{}, Facts{Addresses: addresses("10.0.0.7")},
+			at("127.0.0.1", "127.0.0.1", "10.0.0.7", "fd00::7"), []string{"localhost", "127.0.0.1"}, nil},
+		{"a service, partly on this host", "localhost", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7")},
+			at("all.svc", "10.0.0.7", "10.0.0.8"), nil, []string{"localhost", "127.0.0.1"}},
+		{"another loopback address", "127.0.0.1", config.Engine{}, Facts{Addresses: addresses("127.0.0.1", "10.0.0.7")},
+			at("127.0.0.2", "127.0.0.2", "127.0.0.1", "10.0.0.7"), nil, []string{"localhost", "127.0.0.1"}},
 		{"two on one host", "10.0.0.5", config.Engine{}, Facts{}, &Instance{Host: "10.0.0.5"},
 			[]string{"10.0.0.5", "127.0.0.1", "localhost"}, []string{"10.0.0.6"}},
 		{"configured", "p0.svc", config.Engine{KVHosts: "10.1.0.0/16, 192.168.0.4,rdma0.svc,fd00::/8"}, Facts{}, far,

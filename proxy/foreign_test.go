@@ -1,0 +1,91 @@
+package proxy
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// localAnswer names a host that is prefill's own for who is on its host only.
+var localAnswer = strings.Replace(nixlAnswer, "p.test", "localhost", 1)
+
+// TestMovedDecodeIsSentToPrefillOnly: what prefill's answer says is right for the
+// decode that was placed, beside prefill. That one takes no connection, and the leg
+// moves to another host, where it would look for prefill on itself.
+func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			d2 := &fakeEngine{name: "d2", at: "127.0.0.2:80", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
+				if strings.Contains(c.leg.body, `"stream":true`) {
+					c.stream(`data: {"choices":[{"text":"right"}]}`+"\n\n", "data: [DONE]\n\n")
+					return
+				}
+				c.json(200, `{"choices":[{"text":"right"}]}`)
+			}}
+			w := newWorld(t, setup{engines: []*fakeEngine{
+				{name: "p", at: "127.0.0.1:80", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, localAnswer) }},
+				{name: "d1", at: "127.0.0.1:81", role: "decode", connector: "vllm-nixl", refuse: true},
+				d2,
+			}})
+			moved := 0
+			for range 4 { // some are placed on d2 to begin with
+				a := w.post(completionsPath, completions(stream))
+				if a.status != 200 || !strings.Contains(a.body, "right") {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+			}
+			for _, row := range w.explain.perfRows() {
+				e, _ := w.explain.get(row.RequestID)
+				for _, l := range e.Legs {
+					if l.Engine == "d1" {
+						moved++
+					}
+				}
+			}
+			for _, l := range d2.seen() {
+				if strings.Contains(l.body, "localhost") || strings.Contains(l.body, "kv_transfer_params") {
+					t.Errorf("d2 was sent %s", l.body)
+				}
+			}
+			if n := w.metric("pdproxy_fallbacks_total", "kv_transfer", "foreign_host"); moved == 0 || n != 4 {
+				t.Errorf("%d legs have moved; %v fallbacks", moved, n)
+			}
+			time.Sleep(time.Minute) // clean-ups
+			if n := len(d2.seen()); n != 4 {
+				t.Errorf("d2 was called %d times", n)
+			}
+		})
+	}
+}
+
+// TestCleanupsAreSentToPrefillOnly: any decode engine may free prefill's blocks, but
+// one that would look for prefill elsewhere is not asked to.
+func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
+	for host, peers := range map[string]int{"localhost": 0, "10.0.0.5": 1, "169.254.169.254": 0} {
+		t.Run(host, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d1 := &fakeEngine{name: "d1", at: "10.0.0.5:81", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.hangUp() }}
+				d2 := &fakeEngine{name: "d2", at: "10.0.0.6:80", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }}
+				w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", at: "10.0.0.5:80", role: "prefill", connector: "vllm-nixl"}, d1, d2}})
+				target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
+				job := &cleanupJob{connector: "vllm-nixl", limit: time.Second}
+				job.add([]connector.Cleanup{{
+					Phase: abi.Decode, AnyTarget: true, Hosts: []string{host}, Until: connector.UntilHead, How: "test", Leg: connector.Leg{Path: "/x"},
+				}}, target("p"), target("d1"))
+				w.janitor.start(job)
+				time.Sleep(time.Minute)
+				if n := len(d2.seen()); n != peers || w.cleaned("test") != float64(peers) {
+					t.Errorf("d2 was called %d times, want %d", n, peers)
+				}
+				if beside := len(d1.seen()) > 0; beside != (host != "169.254.169.254") {
+					t.Errorf("the engine beside prefill was called: %v", beside)
+				}
+			})
+		})
+	}
+}
