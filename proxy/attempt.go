@@ -197,9 +197,7 @@ func (a *attempt) prefillFirst() error {
 	}
 	a.owe()
 	a.handed = time.Now()
-	if a.handoff.Lease > 0 { // half of it is decode's, to meet prefill and renew it
-		a.readBy = a.handed.Add(a.handoff.Lease / 2)
-	}
+	a.noteLease()
 	if a.x.info != nil {
 		a.x.informPrefill()
 	}
@@ -219,6 +217,15 @@ func (a *attempt) prefillFirst() error {
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
 			return err
 		}
+	}
+}
+
+// noteLease sets readBy. Half of prefill's lease is decode's, to meet prefill and to
+// renew it.
+func (a *attempt) noteLease() {
+	a.readBy = time.Time{}
+	if lease := a.handoff.Lease; lease > 0 {
+		a.readBy = a.handed.Add(lease / 2)
 	}
 }
 
@@ -280,6 +287,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 		if a.handoff = h; h.Fallback != before {
 			a.countFallback()
 		}
+		a.noteLease()
 	}
 	a.joinPair()
 	a.x.placed(p)
