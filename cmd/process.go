@@ -22,8 +22,8 @@ type process struct {
 	cmd   *exec.Cmd // nil: it is another supervisor's child
 	leash *os.File  // nil: it goes on without this supervisor
 	since time.Time
-	told  bool // a coordinator: to end
-	gone  bool // its lock is free
+	due   time.Time // when it is to have ended; zero: it has not been told to
+	gone  bool      // its lock is free
 
 	state  string    // as it says itself
 	beat   uint64    // of its last sign of life
@@ -108,6 +108,12 @@ func (p *process) signal(log *slog.Logger, sig os.Signal) {
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
 		log.Warn("no signal could be sent", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 	}
+}
+
+// end tells the process to end, by a signal, within limit.
+func (p *process) end(log *slog.Logger, sig os.Signal, limit time.Duration) {
+	p.due = time.Now().Add(limit)
+	p.signal(log, sig)
 }
 
 func (p *process) kill(log *slog.Logger) {

@@ -44,8 +44,7 @@ type supervisor struct {
 	settled  bool // all have been ready once
 	stopping bool
 	retired  bool
-	deadline time.Time // of stopping
-	err      error     // why it stops
+	err      error // why it stops
 }
 
 // supervise runs a fleet until a signal, or a successor, ends it.
@@ -152,8 +151,7 @@ func (s *supervisor) signalled(sig os.Signal) {
 	case s.stopping:
 		s.log.Warn("stopping at once", "signal", sig.String())
 		s.succession.forward(sig)
-		s.each(func(p *process) { p.signal(s.log, syscall.SIGINT) })
-		s.deadline = time.Now().Add(stopMargin / 5)
+		s.each(func(p *process) { p.end(s.log, syscall.SIGINT, stopMargin/5) })
 		if s.err == nil {
 			s.err = failed(errors.New("stopped by a second signal"))
 		}
@@ -196,17 +194,17 @@ func (s *supervisor) stop(why error) {
 	if s.starting {
 		s.succession.abandon() // the predecessor goes on
 	}
-	s.deadline = time.Now().Add(s.drainLimit())
 	s.each(func(p *process) {
 		if p.role == RoleWorker {
-			p.signal(s.log, syscall.SIGTERM)
+			p.end(s.log, syscall.SIGTERM, s.drainLimit())
 		}
 	})
 }
 
-// drainLimit is what a process may need to drain.
+// drainLimit is what a process may need to drain: it waits for its exchanges and
+// for its clean-ups, for timeouts.cleanup each.
 func (s *supervisor) drainLimit() time.Duration {
-	return time.Duration(s.cfg.Server.DrainTimeout) + time.Duration(s.cfg.Timeouts.Cleanup) + stopMargin
+	return time.Duration(s.cfg.Server.DrainTimeout) + 2*time.Duration(s.cfg.Timeouts.Cleanup) + stopMargin
 }
 
 // each calls f for all processes that run.
@@ -222,7 +220,8 @@ func (s *supervisor) each(f func(*process)) {
 }
 
 // over reports whether the supervisor's work is done. Of a stopping fleet it ends
-// the coordinator when the workers have gone, and what does not end.
+// the coordinator when the workers have gone, and kills what has been told to end
+// and does not.
 func (s *supervisor) over() bool {
 	if !s.stopping && !s.retired {
 		return false
@@ -235,16 +234,14 @@ func (s *supervisor) over() bool {
 		}
 	})
 	if running > 0 && s.stopping {
-		late := time.Now().After(s.deadline)
+		now := time.Now()
 		s.each(func(p *process) {
 			switch {
-			case late && !p.killed:
+			case !p.due.IsZero() && now.After(p.due) && !p.killed:
 				s.log.Error("a process does not end; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 				p.kill(s.log)
-			case workers == 0 && p.role == RoleCoordinator && !p.told:
-				p.told = true
-				s.deadline = time.Now().Add(s.drainLimit())
-				p.signal(s.log, syscall.SIGTERM)
+			case workers == 0 && p.role == RoleCoordinator && p.due.IsZero():
+				p.end(s.log, syscall.SIGTERM, s.drainLimit())
 			}
 		})
 	}

@@ -1,0 +1,113 @@
+package cmd
+
+import (
+	"log/slog"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// newFleet is a supervisor whose posts are filled with processes that only wait.
+func newFleet(t *testing.T, roles ...Role) *supervisor {
+	t.Helper()
+	cfg := config.Default()
+	s := &supervisor{app: &app{}, log: slog.New(slog.DiscardHandler), dir: handover.Dir(t.TempDir()), cfg: &cfg, exits: make(chan exited)}
+	for slot, role := range roles {
+		s.posts = append(s.posts, &post{role: role, process: waiting(t, role, slot)})
+	}
+	return s
+}
+
+// waiting is a child that waits for a signal. Nobody awaits it before the test's end,
+// so that its number stays its own.
+func waiting(t *testing.T, role Role, slot int) *process {
+	t.Helper()
+	c := exec.Command("sleep", "600")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill() // it may have ended
+		_ = c.Wait()         // it says how
+	})
+	return &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, since: time.Now(), seen: time.Now()}
+}
+
+// ended waits for the end of a process's run, and says which signal it was by.
+func ended(t *testing.T, p *process) syscall.Signal {
+	t.Helper()
+	_ = p.cmd.Wait() // ProcessState says it
+	return p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
+}
+
+// TestLateWorker: of a fleet that stops, a worker that does not end is killed alone.
+// The coordinator is told to end when no worker is left, and is given a time of its own.
+func TestLateWorker(t *testing.T) {
+	s := newFleet(t, RoleWorker, RoleCoordinator)
+	worker, coordinator := s.posts[0].process, s.posts[1].process
+	before := time.Now()
+	s.stop(nil)
+	if worker.due.Before(before.Add(s.drainLimit())) || !coordinator.due.IsZero() {
+		t.Fatalf("due at %v and %v", worker.due, coordinator.due)
+	}
+	if s.over() || worker.killed || coordinator.killed || !coordinator.due.IsZero() {
+		t.Fatal("a worker that drains has not been left alone")
+	}
+	worker.due = time.Now().Add(-time.Second)
+	if s.over() || !worker.killed || coordinator.killed || !coordinator.due.IsZero() {
+		t.Fatalf("the worker killed: %v, the coordinator killed: %v, told: %v", worker.killed, coordinator.killed, !coordinator.due.IsZero())
+	}
+	ended(t, worker)
+	s.ended(exited{worker})
+	before = time.Now()
+	if s.over() || coordinator.killed || coordinator.due.Before(before.Add(s.drainLimit())) {
+		t.Fatalf("the coordinator killed: %v, due at %v", coordinator.killed, coordinator.due)
+	}
+	due := coordinator.due
+	if s.over() || coordinator.killed || coordinator.due != due {
+		t.Fatal("the coordinator is told once, and has its time")
+	}
+	if by := ended(t, coordinator); by != syscall.SIGTERM {
+		t.Errorf("it was told by %v", by)
+	}
+	s.ended(exited{coordinator})
+	if !s.over() {
+		t.Error("nothing runs")
+	}
+}
+
+// TestLateCoordinator: one that was told and does not end is killed too.
+func TestLateCoordinator(t *testing.T) {
+	s := newFleet(t, RoleCoordinator)
+	p := s.posts[0].process
+	s.stop(nil)
+	p.due = time.Now().Add(-time.Second)
+	if s.over() || !p.killed {
+		t.Fatal("it is waited for without end")
+	}
+	if by := ended(t, p); by != syscall.SIGKILL {
+		t.Errorf("it ended by %v", by)
+	}
+}
+
+// TestSecondSignal: all are stopped at once, and killed soon.
+func TestSecondSignal(t *testing.T) {
+	s := newFleet(t, RoleWorker, RoleCoordinator)
+	s.stop(nil)
+	s.signalled(syscall.SIGTERM)
+	for _, o := range s.posts {
+		if p := o.process; p.due.IsZero() || time.Until(p.due) > stopMargin/5 {
+			t.Errorf("%s is due at %v", p.role, p.due)
+		}
+	}
+	if by := ended(t, s.posts[1].process); by != syscall.SIGINT {
+		t.Errorf("the coordinator was told by %v", by)
+	}
+	if s.err == nil {
+		t.Error("a clean end")
+	}
+}
