@@ -168,9 +168,10 @@ func (n *Node) Serve(ctx context.Context) error {
 		wg.Go(func() { n.serveFleet(background) })
 		wg.Go(func() { n.server.WarmPairs(warming) })
 	}
+	stepDown := func() {}
 	switch {
 	case n.leading != nil:
-		wg.Go(func() { n.leading.run(background) })
+		stepDown = runUntil(n.leading.run)
 	case n.following != nil:
 		wg.Go(func() { n.following.run(background) })
 	}
@@ -183,11 +184,10 @@ func (n *Node) Serve(ctx context.Context) error {
 	wg.Go(func() { n.sayWhatIsMissing(background) })
 	err := n.serveFront(ctx)
 	stopWarming()
+	stepDown() // which has what its workers leave freed
+	n.server.Wait()
 	stop()
 	wg.Wait()
-	if n.leading != nil {
-		n.server.Wait() // for what was freed when it stepped down
-	}
 	n.registry.Close()
 	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -203,6 +203,17 @@ func (n *Node) Serve(ctx context.Context) error {
 		n.log.Warn("spans were lost", "error", cerr)
 	}
 	return err
+}
+
+// runUntil starts run; stop ends it and waits for that.
+func runUntil(run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
 }
 
 // serveFront opens the front, and makes room for a successor when there is one.

@@ -466,6 +466,60 @@ func TestTurnWithoutCoordinator(t *testing.T) {
 	f.allForgotten()
 }
 
+// A coordinator that ends has what is kept freed although a clean-up of before hangs:
+// that one's time is not the others'.
+func TestTurnsWhileACleanUpHangs(t *testing.T) {
+	t.Setenv(modeVar, modeFleet)
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{
+		prefill: 2, decode: 1,
+		engine: func(role string, n int, c *enginesim.Config) {
+			c.Nixl.Bidirectional = role != enginesim.RoleBoth
+			slow(enginesim.RoleDecode, 4000)(role, n, c)
+		},
+		config: func(c *config.Config) {
+			for i := range c.Engines {
+				c.Engines[i].Bidirectional = true
+			}
+			c.Timeouts.Cleanup = config.Duration(time.Second)
+		},
+	})
+	turn := func(n, tokens int, more string) string {
+		return strings.Replace(completionOf(append([]int{'A' + n}, words(100)...), more), `"max_tokens":20`, fmt.Sprint(`"max_tokens":`, tokens), 1)
+	}
+	blocks := map[string]int{} // that are kept, by the prefill that has them freed
+	keep := func(a answer, n, tokens int, more string) (prefill string) {
+		f.right(a, "/v1/completions", turn(n, tokens, more))
+		prefill = a.header.Get("X-Pdproxy-Prefill")
+		blocks[prefill] += (101 + tokens - 1 + 15) / 16
+		return prefill
+	}
+	for n := 0; len(blocks) < 2 && n < 20; n++ {
+		keep(f.try("/v1/completions", turn(n, 20, "")), n, 20, "")
+	}
+	f.eventually("decode is idle", func() bool { return f.decode[0].State().RequestsRunning == 0 })
+
+	// The coordinator has one turn of a conversation freed when another comes to its
+	// place, which had begun before it was there.
+	const session = `,"session_id":"c"`
+	long := make(chan answer, 1)
+	go func() { long <- f.try("/v1/completions", turn(20, 1000, session)) }()
+	f.eventually("the long one is being answered", func() bool { return f.decode[0].State().RequestsRunning > 0 })
+	hangs := keep(f.try("/v1/completions", turn(21, 20, session)), 21, 20, session)
+	f.prefill[hangs[1]-'0'].SetFault("", 0, "head")
+	if len(long) > 0 {
+		t.Fatal("the long one has been too quick")
+	}
+	keep(<-long, 20, 1000, session)
+	if all := blocks["p0"] + blocks["p1"]; len(blocks) != 2 || f.kept() != all {
+		t.Fatalf("%d blocks are kept, want %v", f.kept(), blocks)
+	}
+	if err := f.front.end(); err != nil {
+		t.Error(err)
+	}
+	f.drained = true
+	f.eventually("only what the engine that hangs was to have freed is kept", func() bool { return f.kept() == blocks[hangs] })
+}
+
 // What is kept outlives the worker that served the turn.
 func TestTurnOfAKilledWorker(t *testing.T) {
 	t.Setenv(modeVar, modeFleet)

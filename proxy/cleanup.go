@@ -18,7 +18,7 @@ import (
 // jobs outlive their exchange but not the server.
 type janitor struct {
 	s      *Server
-	wg     sync.WaitGroup
+	wg     background
 	slow   chan struct{}   // bounds the slow jobs that run
 	queued atomic.Int64    // bytes that jobs hold, by queueCost
 	ctx    context.Context // ends when the server has waited long enough
@@ -210,7 +210,8 @@ func (j *janitor) tooLate(job *cleanupJob, c *cleanupCall) {
 }
 
 // wait returns when no job runs any more, which takes at most limit: what an
-// engine has not freed by then it frees by its own time-out.
+// engine has not freed by then it frees by its own time-out. Jobs that start
+// meanwhile are waited for too.
 func (j *janitor) wait(limit time.Duration) {
 	t := time.AfterFunc(limit, j.cancel)
 	defer t.Stop()

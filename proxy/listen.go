@@ -198,7 +198,8 @@ type Limits struct {
 // Serve answers on all sockets until ctx ends; then it drains: no new
 // connection, running exchanges may end within the limit, those that do not are
 // told and cut. After Retire it goes on with the connections that it has. It
-// returns when nothing of it runs any more; the error is nil after a clean drain.
+// returns when it serves no connection any more, and Server.Wait is due; the error is
+// nil after a clean drain.
 func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	var wg, accepting sync.WaitGroup
 	failed := make(chan error, len(f.servers)+1)
@@ -243,7 +244,6 @@ func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	accepting.Wait()
 	wg.Wait()
 	f.telling.Wait()
-	f.s.Wait()
 	return err
 }
 

@@ -150,8 +150,10 @@ func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Wait returns when no exchange runs any more, nor a clean-up of a dead one, each
-// after timeouts.cleanup at most. Call it after the listeners have ended: those
-// cut what runs, but do not wait for it.
+// after timeouts.cleanup at most. Call it when nobody gives this server anything to
+// do any more: after the listeners have ended, which cut what runs but do not wait for
+// it, and, of a coordinator, after it has left its workers. Clean-ups that come when
+// it has returned may be cut at once.
 func (s *Server) Wait() {
 	limit := time.Duration(s.cfg.Load().Timeouts.Cleanup)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)

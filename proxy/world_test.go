@@ -178,10 +178,12 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	wg.Go(func() { w.registry.Run(probing) })
 	w.end = cancel
 	go func() {
-		w.ended <- w.front.Serve(ctx, Limits{
+		err := w.front.Serve(ctx, Limits{
 			Drain:  func() time.Duration { return time.Duration(cfg.Server.DrainTimeout) },
 			Retire: func() time.Duration { return time.Duration(cfg.Server.TakeoverTimeout) },
 		})
+		w.Wait()
+		w.ended <- err
 	}()
 	w.t.Cleanup(func() {
 		if err := w.stop(); err != nil {
