@@ -85,6 +85,7 @@ func TestMintAndFinish(t *testing.T) {
 	if id := onMint(abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{Counter: 9})); id != abi.MinDisaggID+9 {
 		t.Errorf("id %d", id)
 	}
+	finished = nil
 	onFinish(abi.AppendFinish(nil, &abi.Header{}, &abi.FinishFacts{OutputTokens: 77}))
 	if len(finished) != 1 || finished[0] != 77 {
 		t.Errorf("finished %v", finished)
