@@ -180,10 +180,17 @@ func (r *reader) target(n Numbers) (t engine.Target, known bool) {
 // goroutine at a time.
 type names map[string]string
 
-// mostNames bounds what is remembered.
-const mostNames = 1024
+// mostNames and longestName bound what is remembered: clients choose some of the
+// texts.
+const (
+	mostNames   = 1024
+	longestName = 256
+)
 
 func (n names) of(b []byte) string {
+	if len(b) > longestName {
+		return string(b)
+	}
 	if s, ok := n[string(b)]; ok {
 		return s
 	}

@@ -3,10 +3,12 @@ package coordinator
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
@@ -226,4 +228,27 @@ func FuzzReply(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestNames: texts that come again are the same memory, and what others choose does
+// not fill it.
+func TestNames(t *testing.T) {
+	known := make(names)
+	one := known.of([]byte("m"))
+	if unsafe.StringData(one) != unsafe.StringData(known.of([]byte("m"))) {
+		t.Error("a name that comes again is another text")
+	}
+	long := bytes.Repeat([]byte{'x'}, longestName+1)
+	if known.of(long) != string(long) || known.of(long[1:]) != string(long[1:]) {
+		t.Error("a long name is another one")
+	}
+	if _, kept := known[string(long)]; kept || len(known) != 2 {
+		t.Errorf("%d names are kept, a long one: %v", len(known), kept)
+	}
+	for i := range 3 * mostNames {
+		name := fmt.Append(long[:100:100], i)
+		if known.of(name) != string(name) || len(known) > mostNames {
+			t.Fatalf("%d names are kept", len(known))
+		}
+	}
 }

@@ -136,3 +136,7 @@ func below(field string, least int64) *Error {
 func above(field string) *Error {
 	return fieldError(field, "integer_above_max_value", "'"+field+"' is too large.")
 }
+
+func tooLong(field string, most int) *Error {
+	return fieldError(field, "string_above_max_length", "'"+field+"' must be of at most "+strconv.Itoa(most)+" bytes.")
+}

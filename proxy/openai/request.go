@@ -5,6 +5,10 @@ import (
 	"math"
 )
 
+// MaxModel is the most bytes of a model's name. Engines name a model by its path
+// unless they are told another name, and no path is longer (PATH_MAX of Linux).
+const MaxModel = 4096
+
 // Request is what routing needs to know of one request body. Like the Object
 // it embeds it refers to the body's bytes; it is made to be pooled.
 type Request struct {
@@ -132,6 +136,9 @@ func (r *Request) readModel(v []byte) error {
 	name := v[1 : len(v)-1]
 	if bytes.IndexByte(name, '\\') >= 0 {
 		name = appendUnescaped(nil, name)
+	}
+	if len(name) > MaxModel {
+		return tooLong("model", MaxModel)
 	}
 	if string(name) != r.Model {
 		r.Model = string(name)

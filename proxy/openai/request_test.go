@@ -215,6 +215,24 @@ func TestParseRequestRefuses(t *testing.T) {
 	}
 }
 
+// TestModelsNameIsBounded: what is more than any engine's model is called is refused,
+// however it is written.
+func TestModelsNameIsBounded(t *testing.T) {
+	for _, letter := range []string{"m", `\u006d`} {
+		for n, code := range map[int]string{MaxModel: "", MaxModel + 1: "string_above_max_length"} {
+			var r Request
+			err := ParseRequest(Completions, []byte(`{"prompt":"a","model":"`+strings.Repeat(letter, n)+`"}`), &r)
+			var e *Error
+			switch {
+			case code == "" && (err != nil || len(r.Model) != n):
+				t.Errorf("%d times %s: %v, a name of %d bytes", n, letter, err, len(r.Model))
+			case code != "" && (!errors.As(err, &e) || e.Status != 400 || e.Code != code || e.Param != "model"):
+				t.Errorf("%d times %s: %#v", n, letter, err)
+			}
+		}
+	}
+}
+
 // A pooled Request, the same model and a reused buffer: nothing is allocated.
 func TestParseRequestAllocatesNothing(t *testing.T) {
 	for _, bb := range benchBodies[:5] {
