@@ -179,3 +179,72 @@ func TestSilentLeaders(t *testing.T) {
 		}
 	})
 }
+
+// TestCallsWhileThePeerDoesNotRead: what is being written to a peer that has stopped
+// reading keeps no call beyond its limit, whoever reads, and the connection no longer
+// than it may.
+func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
+	left := errors.New("left")
+	const limit = 50 * time.Millisecond
+	for name, leads := range map[string]bool{"led": true, "beside": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x, y := net.Pipe()
+				a := start(t, x, nil)
+				var peer sync.WaitGroup
+				defer peer.Wait()
+				defer y.Close()
+				peer.Go(func() { // answers one call, and speaks on, but reads no more
+					b := make([]byte, headSize)
+					io.ReadFull(y, b)
+					y.Write(appendFrame(nil, answer, 0, 1, nil))
+					for {
+						time.Sleep(Beat)
+						if _, err := y.Write(appendFrame(nil, beat, 0, 0, nil)); err != nil {
+							return
+						}
+					}
+				})
+				if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				if !leads {
+					a.conn.Send(1, nil, true)
+					time.Sleep(10 * Linger) // Run's goroutine reads again
+				}
+				if got := reading(a); leads != (got == ofNobody) {
+					t.Fatalf("%d reads", got)
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(30*time.Millisecond, func() { cancel(left) })
+				var calling sync.WaitGroup
+				for _, call := range []struct {
+					after time.Duration
+					ctx   context.Context
+					takes time.Duration
+					want  error
+				}{
+					{0, t.Context(), limit, ErrLate},
+					{10 * time.Millisecond, ctx, 20 * time.Millisecond, left},
+					{20 * time.Millisecond, t.Context(), limit, ErrLate},
+					{time.Second + 20*time.Millisecond, t.Context(), limit, ErrLate},
+				} {
+					calling.Go(func() {
+						time.Sleep(call.after)
+						began := time.Now()
+						if _, err := a.conn.Call(call.ctx, 1, nil, nil, limit); !errors.Is(err, call.want) {
+							t.Errorf("begun after %v: %v, want %v", call.after, err, call.want)
+						}
+						if took := time.Since(began); took < call.takes || took > call.takes+2*Linger {
+							t.Errorf("begun after %v: it took %v", call.after, took)
+						}
+					})
+				}
+				calling.Wait()
+				if err := <-a.end; !errors.Is(err, ErrBehind) {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -6,7 +6,7 @@
 // Whoever has something urgent to send writes it to the socket himself if nobody
 // else does, and leaves it to the one who does otherwise: alone a call costs one
 // write, and under load many share one. No sender ever waits for the peer to
-// read: what the socket does not take is left to the connection's own goroutine.
+// read: what the socket does not take is left to a goroutine of the connection's.
 // In the same way a caller who is alone reads his answer himself, so that nobody
 // has to be woken to wake him.
 package link
@@ -31,8 +31,8 @@ const (
 	Beat    = time.Second
 	Silence = 3
 	// Linger is how long a message that is not urgent waits for company at most, and
-	// how exactly the limits of calls are kept. While there are any, the connection's
-	// goroutine looks after them so often: a timer for each would cost more.
+	// how exactly the limits of calls are kept. While there are any, a goroutine looks
+	// after them so often: a timer for each would cost more.
 	Linger = 2 * time.Millisecond
 	// restful is how many such looks in vain are the last.
 	restful = 50
@@ -76,10 +76,10 @@ type Handler interface {
 type Conn struct {
 	nc      net.Conn
 	handler Handler
-	raw     syscall.RawConn // nil: only its own goroutine writes
+	raw     syscall.RawConn // nil: only writeRests writes
 	single  bool            // Go runs on one processor
 	reads   atomic.Uint64
-	wake    chan struct{} // tells tend that it writes now
+	wake    chan struct{} // tells writeRests that it writes now
 	stir    chan struct{} // tells tend that there is something to look after
 	ended   chan struct{} // closed with err
 	pool    sync.Pool     // of *pending
@@ -144,6 +144,7 @@ func (c *Conn) Run(ctx context.Context) error {
 	})
 	var tended sync.WaitGroup
 	tended.Go(c.tend)
+	tended.Go(c.writeRests)
 	c.fail(c.read())
 	tended.Wait()
 	if !stop() {

@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// tend writes what senders leave to it, and watches over the peer, until the
-// connection ends.
+// tend looks after calls and messages, and watches over the peer, until the
+// connection ends. It never waits for the peer.
 func (c *Conn) tend() {
 	beats, looks := time.NewTicker(Beat), time.NewTicker(Linger)
 	defer beats.Stop()
@@ -17,8 +17,6 @@ func (c *Conn) tend() {
 		select {
 		case <-c.ended:
 			return
-		case <-c.wake:
-			c.writeRest()
 		case <-c.stir:
 			looks.Reset(Linger)
 		case <-looks.C:

@@ -7,7 +7,7 @@ import "syscall"
 // canTry says that a socket can be written to without waiting for the peer.
 const canTry = false
 
-// attempt stands for what there is not: the connection's own goroutine writes.
+// attempt stands for what there is not: writeRests writes.
 type attempt struct{}
 
 func (attempt) init() {}

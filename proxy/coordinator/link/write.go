@@ -64,7 +64,7 @@ func (c *Conn) flush() {
 		}
 		if left {
 			c.mu.Unlock()
-			c.wake <- struct{}{} // has room: only who writes sends, and tend takes it before it lets go
+			c.wake <- struct{}{} // has room: only who writes sends, and writeRests takes it before it lets go
 			return
 		}
 		c.keep()
@@ -102,6 +102,18 @@ func (c *Conn) tryWrite() bool {
 		c.rest = rest
 	}
 	return done
+}
+
+// writeRests writes what senders leave to it, until the connection ends.
+func (c *Conn) writeRests() {
+	for {
+		select {
+		case <-c.ended:
+			return
+		case <-c.wake:
+			c.writeRest()
+		}
+	}
 }
 
 // writeRest writes all that waits, however long the peer takes to read, within
