@@ -55,7 +55,7 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, errDown
 	}
 	mine, theirs := net.Pipe()
-	h := &held{Conn: mine, theirs: theirs, open: make(chan struct{}), closed: make(chan struct{}), late: make(chan struct{})}
+	h := &held{Conn: mine, open: make(chan struct{}), closed: make(chan struct{}), late: make(chan struct{})}
 	close(h.open)
 	select {
 	case p.conns <- theirs:
@@ -85,7 +85,6 @@ func (p *pipes) fall(down bool) {
 // held is a worker's end, which gets nothing to read while it is held.
 type held struct {
 	net.Conn
-	theirs net.Conn
 	once   sync.Once
 	closed chan struct{}
 	mu     sync.Mutex
@@ -140,7 +139,7 @@ func (h *held) let() {
 }
 
 // cut cuts the connection as the death of the worker would.
-func (h *held) cut() { h.theirs.Close(); h.Close() }
+func (h *held) cut() { h.Close() }
 
 // wired is a world whose Client is in the same bubble as its Server.
 type wired struct {

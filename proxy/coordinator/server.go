@@ -56,8 +56,9 @@ type Server struct {
 	mu      sync.Mutex
 	last    int // number of the last worker; guarded by mu
 	workers map[int]*worker
-	term    *term          // nil: it stands by; guarded by mu
-	topics  [topics][]byte // the latest of each; guarded by mu
+	mourned map[*worker]bool // that seem to have died, and have not been seen since; guarded by mu
+	term    *term            // nil: it stands by; guarded by mu
+	topics  [topics][]byte   // the latest of each; guarded by mu
 }
 
 // WorkerRow is a worker as an operator sees it.
@@ -72,7 +73,7 @@ type WorkerRow struct {
 
 // NewServer returns a server; it starts nothing.
 func NewServer(o ServerOptions) *Server {
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), others: make(chan net.Conn), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), mourned: make(map[*worker]bool), others: make(chan net.Conn), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
 	s.asks.New = func() any { return new(heard) }
 	if !o.Standby {
 		s.Lead(o.Epoch)
@@ -169,8 +170,15 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
 	err := w.conn.Run(ctx)
 	w.beside.Wait()
 	orphans := w.end()
+	mourn := errors.Is(err, link.ErrGone) && len(orphans) > 0
 	s.mu.Lock()
 	delete(s.workers, w.number)
+	for _, o := range s.workers {
+		mourn = mourn && o.process != w.process
+	}
+	if mourn {
+		s.mourned[w] = true
+	}
 	s.mu.Unlock()
 	if s.o.OnWorker != nil {
 		s.o.OnWorker(w.row(), false)
@@ -180,7 +188,7 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
 		level = slog.LevelInfo
 	}
 	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
-	if dead(err) && len(orphans) > 0 {
+	if mourn {
 		s.bury(ctx, w, orphans)
 	}
 }
@@ -198,6 +206,11 @@ func (s *Server) join(w *worker) {
 		}
 	}
 	s.workers[w.number] = w
+	for o := range s.mourned {
+		if o.process == w.process {
+			delete(s.mourned, o)
+		}
+	}
 	for topic, value := range s.topics {
 		if value != nil {
 			w.tell(Topic(topic), value)
@@ -213,31 +226,24 @@ func (s *Server) join(w *worker) {
 
 var errReplaced = errors.New("the worker has connected again")
 
-// dead reports whether a connection that ended so was that of a process that has
-// died: a living one says that it leaves. Of one that is silent nobody can tell.
-func dead(err error) bool {
-	return err != nil && !errors.Is(err, link.ErrLeft) && !errors.Is(err, link.ErrSilent) && !errors.Is(err, link.ErrBehind) &&
-		!errors.Is(err, link.ErrGarbage) && !errors.Is(err, errReplaced)
-}
-
 // mourning is how long a worker that seems to have died may take to show that it
-// lives.
-const mourning = time.Second
+// lives: longer than a Client pauses between two dials.
+const mourning = 2 * time.Second
 
-// bury has the clean-ups of a dead worker run, unless it lives after all.
+// bury has the clean-ups of a dead worker run, unless it has connected again since:
+// then it lives, or has died later, and had told of what it still owed.
 func (s *Server) bury(ctx context.Context, w *worker, orphans [][]byte) {
 	select {
 	case <-ctx.Done():
-		return
 	case <-time.After(mourning):
 	}
 	s.mu.Lock()
-	for _, o := range s.workers {
-		if o.process == w.process {
-			orphans = nil // it does that itself
-		}
-	}
+	mourned := s.mourned[w]
+	delete(s.mourned, w)
 	s.mu.Unlock()
+	if !mourned || ctx.Err() != nil {
+		return
+	}
 	for _, cleanup := range orphans {
 		if s.o.OnOrphan != nil {
 			s.o.OnOrphan(cleanup)

@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"context"
-	"errors"
 	"net"
 	"sync"
 	"time"
@@ -25,8 +24,7 @@ const homesLimit = 5 * time.Second
 
 // Follow connects a coordinator that stands by to the one that leads, and calls
 // run, which may ask for the homes of conversations until its ctx ends, with the
-// connection at the latest. The error is why it ended, or why there was none;
-// whether the leader said that it stands down is what Left tells.
+// connection at the latest. The error is why it ended, or why there was none.
 func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, ask func(ctx context.Context, question []byte) ([]byte, error))) error {
 	self := newPeer(0, o.Node)
 	self.standby = true
@@ -48,10 +46,6 @@ func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, 
 	runs.Wait()
 	return err
 }
-
-// Left reports whether an error of Follow says that the leader has ended its term
-// in order.
-func Left(err error) bool { return errors.Is(err, link.ErrLeft) }
 
 // deaf is the Handler of a standby: it asks and is asked nothing.
 type deaf struct{}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -138,7 +139,7 @@ func TestTerms(t *testing.T) {
 		t.Errorf("a standby is a worker: %+v", rows)
 	}
 	first.StandBy()
-	if err := <-ended; !Left(err) {
+	if err := <-ended; !errors.Is(err, link.ErrLeft) {
 		t.Errorf("the standby was left with %v", err)
 	}
 	if n := first.Open(); n != 0 {

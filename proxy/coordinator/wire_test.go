@@ -335,6 +335,7 @@ func TestGarbageFromAWorker(t *testing.T) {
 			p := w.must(t, ask())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
+			later(2 * link.Linger) // nobody reads all the time
 			w.holds(t, 0)
 			if n := len(w.server.Workers()); n != 0 {
 				t.Errorf("%d workers", n)
@@ -476,6 +477,30 @@ func TestOrphans(t *testing.T) {
 			w.pipes.last().cut()
 			later(2 * time.Second)
 		}, (*wired).die, "free it"},
+		{"was cut off within a frame", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.pipes.last().Write(make([]byte, 5))
+			w.pipes.last().cut()
+		}, ""},
+		{"was cut off, came back and left", nil, func(w *wired) {
+			w.pipes.last().cut()
+			later(100 * time.Millisecond)
+			w.stop()
+			w.gone.Wait()
+		}, ""},
+		{"hears nothing any more", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.pipes.last().hold()
+			later((link.Silence + 1) * link.Beat)
+		}, ""},
+		{"does not understand", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.server.Tell(1, topics, nil)
+		}, ""},
+		{"is not understood", nil, func(w *wired) {
+			w.pipes.fall(true)
+			w.client.session.Load().link.Call(context.Background(), kindPlace, nil, nil, 0)
+		}, ""},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			p := w.must(t, ask())

@@ -53,6 +53,7 @@ const (
 // Why a connection ended, or a call came to nothing.
 var (
 	ErrLeft   = errors.New("link: the peer has left")
+	ErrGone   = errors.New("link: the peer has gone without a word") // it has died: one that lives says that it leaves
 	ErrSilent = errors.New("link: the peer is silent")
 	ErrBehind = errors.New("link: the peer does not read")
 	ErrLate   = errors.New("link: no answer in time") // of a call; the connection stays
@@ -83,6 +84,9 @@ type Conn struct {
 	stir    chan struct{} // tells tend that there is something to look after
 	ended   chan struct{} // closed with err
 	pool    sync.Pool     // of *pending
+	began   time.Time
+	ticked  atomic.Int64 // the last beat, since began
+	resumed atomic.Int64 // the last one that came late, because this process was stopped; 0: none did
 
 	mu      sync.Mutex
 	out     []byte              // frames that wait; guarded by mu
@@ -96,11 +100,13 @@ type Conn struct {
 	last    uint32              // number of the last call; guarded by mu
 	err     error               // why it ended; guarded by mu
 	leaving error               // why it is to end when all is written; guarded by mu
+	lost    error               // why nothing can be written any more; guarded by mu
 
 	rest []byte // being written
 	try  attempt
 
 	in     []byte        // that has been read, of who reads
+	deaf   bool          // nothing is handled any more, of who reads
 	resume chan struct{} // tells Run's goroutine that it reads again
 	reader reader        // who reads; guarded by mu
 	leader *pending      // of the caller who reads; guarded by mu
@@ -122,7 +128,7 @@ type pending struct {
 // before Run.
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
-		nc: socket.Of(nc), handler: h, single: runtime.GOMAXPROCS(0) == 1,
+		nc: socket.Of(nc), handler: h, single: runtime.GOMAXPROCS(0) == 1, began: time.Now(),
 		wake: make(chan struct{}, 1), stir: make(chan struct{}, 1), ended: make(chan struct{}),
 		calls: make(map[uint32]*pending), in: make([]byte, 0, usualBuffer), resume: make(chan struct{}, 1),
 	}
@@ -163,8 +169,8 @@ func (c *Conn) Err() error {
 // Reads counts the times that something came from the peer.
 func (c *Conn) Reads() uint64 { return c.reads.Load() }
 
-// Close tells the peer that this side leaves, and ends the connection. It does
-// not wait for Run's end.
+// Close tells the peer that this side leaves, and ends the connection, after a
+// moment if the peer does not read. It does not wait for Run's end.
 func (c *Conn) Close(reason error) {
 	c.mu.Lock()
 	if c.err != nil || c.leaving != nil {
@@ -172,12 +178,18 @@ func (c *Conn) Close(reason error) {
 		return
 	}
 	c.leaving = reason
+	if c.lost != nil {
+		c.mu.Unlock()
+		c.fail(reason)
+		return
+	}
 	c.nc.SetWriteDeadline(time.Now().Add(farewell))
 	c.out = appendFrame(c.out, bye, 0, 0, nil)
 	c.flush()
 }
 
-// fail ends the connection for a reason; the first one counts.
+// fail ends the connection for a reason; the first one counts. The peer is not told:
+// it has gone, or does not read. Whoever gives up one that may live calls Close.
 func (c *Conn) fail(reason error) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -244,7 +256,7 @@ func (c *Conn) Call(ctx context.Context, kind uint8, payload, dst []byte, limit 
 	behind := len(c.out) > mostWaiting
 	c.flushSoon()
 	if behind {
-		c.fail(ErrBehind) // p hears of it
+		c.Close(ErrBehind) // p hears of it
 	}
 
 	var err error
@@ -280,8 +292,11 @@ func (c *Conn) forget(number uint32, p *pending, why error) error {
 
 // over is why nothing can be sent any more; c.mu is held.
 func (c *Conn) over() error {
-	if c.err != nil {
+	switch {
+	case c.err != nil:
 		return c.err
+	case c.leaving != nil:
+		return c.leaving
 	}
-	return c.leaving
+	return c.lost
 }

@@ -23,12 +23,17 @@ type side struct {
 	mu   sync.Mutex
 	got  []string // guarded by mu
 	end  chan error
+
+	message func(kind uint8) error // nil: all are taken
 }
 
 func (s *side) Message(kind uint8, payload []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.got = append(s.got, fmt.Sprintf("%d %s", kind, payload[:min(len(payload), 1<<10)]))
+	if s.message != nil {
+		return s.message(kind)
+	}
 	return nil
 }
 
@@ -369,6 +374,135 @@ func TestEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGivingUp: a side that gives the connection up says so, whatever for, and what
+// does not is taken for dead, unless nobody can tell.
+func TestGivingUp(t *testing.T) {
+	refused := errors.New("refused")
+	nothing := func(*side) {}
+	for _, tt := range []struct {
+		name        string
+		before      func(a *side)
+		end         func(a, b *side)
+		mine, yours error // nil: not ErrGone
+	}{
+		{"the handler's word", nothing, func(a, _ *side) { a.conn.Send(9, nil, true) }, ErrLeft, refused},
+		{"the handler's word, to one who leads", func(a *side) {
+			a.conn.Call(context.Background(), 1, nil, nil, time.Hour)
+		}, func(a, _ *side) { a.conn.Call(context.Background(), 9, nil, nil, time.Hour) }, ErrLeft, refused},
+		{"died", nothing, func(_, b *side) { b.conn.nc.Close() }, ErrGone, nil},
+		{"died, to one who leads", func(a *side) {
+			a.conn.Call(context.Background(), 1, nil, nil, time.Hour)
+		}, func(a, b *side) {
+			time.AfterFunc(time.Millisecond, func() { b.conn.nc.Close() })
+			a.conn.Call(context.Background(), 8, nil, nil, time.Hour)
+		}, ErrGone, nil},
+		{"within a frame", nothing, func(_, b *side) {
+			b.conn.nc.Write(appendFrame(nil, message, 1, 0, []byte("half"))[:headSize+1])
+			b.conn.nc.Close()
+		}, nil, nil},
+		{"while this side was stopped", func(a *side) {
+			a.conn.ticked.Add(-int64(time.Hour)) // it is that long since the last beat
+		}, func(_, b *side) { b.conn.nc.Close() }, nil, nil},
+		{"just after", func(a *side) {
+			a.conn.ticked.Add(-int64(time.Hour))
+			time.Sleep(Beat)
+		}, func(_, b *side) { b.conn.nc.Close() }, nil, nil},
+		{"long after", func(a *side) {
+			a.conn.ticked.Add(-int64(time.Hour))
+			time.Sleep((Silence + 2) * Beat)
+		}, func(_, b *side) { b.conn.nc.Close() }, ErrGone, nil},
+		{"nothing can be written", nothing, func(a, b *side) { // but what the peer said is read
+			a.conn.lose(errors.New("broken pipe"))
+			if err := a.conn.Send(1, nil, true); err == nil {
+				t.Error("a message is on its way nowhere")
+			}
+			b.conn.Close(refused)
+		}, ErrLeft, refused},
+		{"nothing can be written, and this side leaves", nothing, func(a, _ *side) {
+			a.conn.lose(errors.New("broken pipe"))
+			a.conn.Close(refused)
+		}, refused, ErrGone},
+		{"nothing can be written, for long", nothing, func(a, _ *side) {
+			a.conn.lose(errors.New("broken pipe"))
+			time.Sleep((Silence + 1) * Beat)
+		}, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x, y := net.Pipe()
+				a := start(t, x, nil)
+				b := start(t, y, func(s *side, number uint32, kind uint8, _ []byte) error {
+					switch kind {
+					case 8:
+						return nil
+					case 9:
+						return refused
+					}
+					return s.conn.Answer(number, nil)
+				})
+				b.message = func(kind uint8) error {
+					if kind == 9 {
+						return refused
+					}
+					return nil
+				}
+				synctest.Wait()
+				tt.before(a)
+				synctest.Wait()
+				tt.end(a, b)
+				for _, s := range []struct {
+					what string
+					side *side
+					want error
+				}{{"here", a, tt.mine}, {"there", b, tt.yours}} {
+					if err := <-s.side.end; s.want != nil && !errors.Is(err, s.want) || s.want == nil && s.side == a && errors.Is(err, ErrGone) {
+						t.Errorf("%s it ended with %v, want %v", s.what, err, s.want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestARefusalIsTheLast: after a frame that is refused none is handled, whoever reads.
+func TestARefusalIsTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, y := net.Pipe()
+		defer y.Close()
+		refused := errors.New("refused")
+		a := start(t, x, nil)
+		a.message = func(kind uint8) error {
+			if kind == 9 {
+				return refused
+			}
+			return nil
+		}
+		go func() { // answers a call, and to the next one says too much
+			b := make([]byte, headSize)
+			io.ReadFull(y, b)
+			y.Write(appendFrame(nil, answer, 0, 1, nil))
+			io.ReadFull(y, b)
+			var out []byte
+			for _, kind := range []uint8{1, 9, 2} {
+				out = appendFrame(out, message, kind, 0, nil)
+			}
+			y.Write(appendFrame(out, answer, 0, 2, nil))
+			y.Write(appendFrame(nil, message, 3, 0, nil))
+		}()
+		for _, want := range []error{nil, refused} {
+			if _, err := a.conn.Call(t.Context(), 1, nil, nil, time.Hour); !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+		if err := <-a.end; !errors.Is(err, refused) {
+			t.Error(err)
+		}
+		if got := a.heard(); !slices.Equal(got, []string{"1 ", "9 "}) {
+			t.Errorf("%q", got)
+		}
+	})
 }
 
 // TestGarbage ends the connection with a reason.

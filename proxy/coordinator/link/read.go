@@ -3,7 +3,9 @@ package link
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -91,19 +93,30 @@ func (c *Conn) handBack() {
 	c.resume <- struct{}{} // has room: it waits for this, and takes it before it lets nobody read again
 }
 
-// errKicked says that who reads is to see whether it still should.
-var errKicked = errors.New("link: the deadline of a read has passed")
+// errKicked says that who reads is to see whether it still should: the deadline of
+// reads has passed, or nothing is handled any more.
+var errKicked = errors.New("link: somebody else is to read")
 
-// readOnce reads once, and handles the frames that are whole then.
+// readOnce reads once, and handles the frames that are whole then. After one that is
+// refused the peer is told that this side leaves, and nothing is handled any more.
 func (c *Conn) readOnce() error {
+	if c.deaf {
+		<-c.ended
+		return c.Err()
+	}
 	n, err := c.nc.Read(c.in[len(c.in):cap(c.in)])
 	if n > 0 {
 		c.reads.Add(1)
 		c.in = c.in[:len(c.in)+n]
 		used, err := c.handle(c.in)
 		c.Flush()
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrLeft):
 			return err
+		case err != nil:
+			c.deaf = true
+			c.Close(err)
+			return errKicked
 		}
 		c.in = keepRest(c.in, used)
 	}
@@ -113,12 +126,26 @@ func (c *Conn) readOnce() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.kicked {
-		return err
+		return c.gone(err)
 	}
 	c.kicked = false
 	c.nc.SetReadDeadline(time.Time{})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return errKicked
+	}
+	return c.gone(err)
+}
+
+// gone is what the error of a read says of the peer. One that lives leaves with a
+// word, unless it had begun a frame, or found no room for it because this process was
+// stopped: then nobody can tell.
+func (c *Conn) gone(err error) error {
+	ends := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	switch {
+	case ends && len(c.in) > 0:
+		return fmt.Errorf("link: the peer has gone within a frame: %w", err)
+	case ends && !c.stopped():
+		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
 	return err
 }

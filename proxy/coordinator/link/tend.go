@@ -24,12 +24,13 @@ func (c *Conn) tend() {
 				looks.Stop()
 			}
 		case <-beats.C:
-			if n := c.reads.Load(); n != heard {
+			c.tick()
+			told := c.beat()
+			if n := c.reads.Load(); n != heard && told {
 				heard, silent = n, 0
 			} else if silent++; silent >= Silence {
-				c.fail(ErrSilent)
+				c.Close(ErrSilent)
 			}
-			c.beat()
 		}
 	}
 }
@@ -72,12 +73,36 @@ func (c *Conn) lookAfter() bool {
 	return goesOn
 }
 
-// beat gives a sign of life if nothing else did.
-func (c *Conn) beat() {
+// beat gives a sign of life if nothing else did; false: nothing can be written any
+// more, and it is time that the peer's end is read.
+func (c *Conn) beat() bool {
 	c.mu.Lock()
+	if c.lost != nil {
+		c.mu.Unlock()
+		return false
+	}
 	if c.err == nil && !c.wrote {
 		c.out = appendFrame(c.out, beat, 0, 0, nil)
 	}
 	c.wrote = false
 	c.flush()
+	return true
+}
+
+// tick notes that there is a beat, and whether it is late.
+func (c *Conn) tick() {
+	now := time.Since(c.began)
+	if now-time.Duration(c.ticked.Load()) > Silence*Beat {
+		c.resumed.Store(int64(now))
+	}
+	c.ticked.Store(int64(now))
+}
+
+// stopped reports whether this process has just been stopped for so long that the
+// peer, if it lives, has given the connection up, perhaps without being able to say
+// so.
+func (c *Conn) stopped() bool {
+	now := time.Since(c.began)
+	resumed := time.Duration(c.resumed.Load())
+	return now-time.Duration(c.ticked.Load()) > Silence*Beat || resumed != 0 && now-resumed <= Silence*Beat
 }

@@ -20,7 +20,7 @@ func (c *Conn) put(what class, kind uint8, number uint32, payload []byte, urgent
 	switch {
 	case len(c.out) > mostWaiting:
 		c.mu.Unlock()
-		c.fail(ErrBehind)
+		c.Close(ErrBehind)
 		return ErrBehind
 	case urgent:
 		c.flushSoon()
@@ -121,8 +121,12 @@ func (c *Conn) writeRests() {
 func (c *Conn) writeRest() {
 	for {
 		if len(c.rest) > 0 {
-			if err := c.writeWhole(c.rest); err != nil {
+			switch err := c.writeWhole(c.rest); {
+			case err == ErrBehind:
 				c.fail(err)
+				return
+			case err != nil:
+				c.lose(err)
 				return
 			}
 		}
@@ -140,6 +144,18 @@ func (c *Conn) writeRest() {
 		}
 		c.take()
 		c.mu.Unlock()
+	}
+}
+
+// lose notes that nothing can be written any more, and nobody does. What the peer
+// said last is still to be read: that it leaves, perhaps.
+func (c *Conn) lose(why error) {
+	c.mu.Lock()
+	c.rest, c.out, c.lost = nil, nil, why
+	leaving := c.leaving
+	c.mu.Unlock()
+	if leaving != nil {
+		c.fail(leaving)
 	}
 }
 
