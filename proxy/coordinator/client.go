@@ -97,7 +97,8 @@ func (c *Client) Run(ctx context.Context) {
 		if !errors.As(err, &refused) || !said {
 			c.o.Log.Warn("no coordinator: requests are placed by what is known here", "error", err)
 		}
-		if said = errors.As(err, &refused); !said || time.Since(began) > most {
+		said = errors.As(err, &refused)
+		if time.Since(began) > most { // else it may go on like that
 			pause = first
 		}
 		select {

@@ -58,14 +58,17 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 	if chain == foreignChain {
 		dst = appendHashes(dst, a.Key.Conversation.Chain)
 	}
-	dst = appendUint(dst, len(a.Key.Chains))
-	for i := range a.Key.Chains {
-		c := &a.Key.Chains[i]
-		form := c.Form.Block << 1
+	chains := a.chains()
+	dst = appendUint(dst, len(chains))
+	for i := range chains {
+		c := &chains[i]
+		dst = appendBlock(dst, c.Form.Block)
 		if c.Form.Text {
-			form |= 1
+			dst = append(dst, 1)
+		} else {
+			dst = append(dst, 0)
 		}
-		dst = appendHashes(appendUint(dst, form), c.Blocks)
+		dst = appendHashes(dst, c.Blocks)
 	}
 	if looked {
 		dst = a.turn.Append(dst)
@@ -116,13 +119,16 @@ const (
 	foreignChain = 1<<32 - 1
 )
 
+// chains is those of the key that are told.
+func (a *Ask) chains() []Chain { return a.Key.Chains[:min(len(a.Key.Chains), mostChains)] }
+
 func (a *Ask) chain() uint32 {
 	q := a.Key.Conversation.Chain
 	if len(q) == 0 {
 		return noChain
 	}
-	for i := range a.Key.Chains {
-		if b := a.Key.Chains[i].Blocks; len(b) == len(q) && &b[0] == &q[0] {
+	for i, c := range a.chains() {
+		if b := c.Blocks; len(b) == len(q) && &b[0] == &q[0] {
 			return uint32(i) + 1
 		}
 	}
@@ -230,16 +236,16 @@ func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
 		h.blocks[0] = r.hashes(h.blocks[0][:0])
 		q.Chain = h.blocks[0]
 	}
-	n := r.list(2)
+	n := r.list(3)
 	if n > mostChains {
 		r.spoil()
 		n = 0
 	}
 	for i := range n {
 		h.room(i + 1)
-		form := r.most(1 << 30)
+		form := kvindex.Form{Block: int(r.most(mostBlock)), Text: r.most(1) != 0}
 		h.blocks[i+1] = r.hashes(h.blocks[i+1][:0])
-		chains = append(chains, Chain{Form: kvindex.Form{Block: int(form >> 1), Text: form&1 != 0}, Blocks: h.blocks[i+1]})
+		chains = append(chains, Chain{Form: form, Blocks: h.blocks[i+1]})
 	}
 	switch {
 	case chain == noChain || chain == foreignChain:
@@ -299,12 +305,23 @@ func readAdoption(r *reader, n Numbers) (lease uint64, a Adoption, owed []byte) 
 	return lease, a, r.b
 }
 
-// micros is a duration as it goes over the wire.
-func micros(d time.Duration) uint64 { return uint64(max(0, d.Microseconds())) }
+// Nothing is written that the other side would not believe: it would give up the
+// connection, and the next one for the same reason.
 
 // mostMicros is the longest that is believed.
-const mostMicros = uint64(24 * time.Hour / time.Microsecond)
+const mostMicros = int64(24 * time.Hour / time.Microsecond)
+
+func appendDuration(dst []byte, d time.Duration) []byte {
+	return appendUint(dst, uint64(min(max(0, d.Microseconds()), mostMicros)))
+}
 
 func (r *reader) duration() time.Duration {
-	return time.Duration(r.most(mostMicros)) * time.Microsecond
+	return time.Duration(r.most(uint64(mostMicros))) * time.Microsecond
+}
+
+// mostBlock is the largest block that is believed. Its size is the engines' word.
+const mostBlock = 1<<31 - 1
+
+func appendBlock(dst []byte, block int) []byte {
+	return appendUint(dst, min(max(0, block), mostBlock))
 }

@@ -14,7 +14,7 @@ import (
 // clocks of two hosts differ.
 func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], now time.Time, n Numbers) (_ []byte, ok bool) {
 	dst = appendText(appendText(appendUint(dst, number), o.Scope), o.Name)
-	dst = appendIDs(appendUint(dst, min(micros(o.Expires.Sub(now)), mostMicros)), o.IDs)
+	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
 	k := o.Value
 	if dst, ok = appendTarget(dst, k.Holder, n); !ok || k.Holder.IsZero() {
 		return dst, false

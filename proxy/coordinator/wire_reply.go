@@ -50,7 +50,7 @@ func appendReply(dst []byte, a *Ask, p *Placement, err error) []byte {
 	dst = appendUint(dst, p.ID)
 	dst = appendText(dst, p.Policy)
 	dst = appendInt(dst, p.Matched)
-	dst = appendUint(dst, micros(p.FirstByte))
+	dst = appendDuration(dst, p.FirstByte)
 	b := &p.Lease.burden
 	dst = appendInt(appendInt(appendInt(dst, b.prompt), b.queued), b.tokens)
 	dst = appendUint(dst, len(p.Fallbacks))

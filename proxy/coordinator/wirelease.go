@@ -96,7 +96,7 @@ func (w *wireLease) tell(kind uint8, took time.Duration, owed []byte) {
 	}
 	m := w.client.scratch.Get().(*scratch)
 	defer w.client.scratch.Put(m)
-	m.out = append(appendUint(appendUint(m.out[:0], w.number), min(micros(took), mostMicros)), owed...)
+	m.out = append(appendDuration(appendUint(m.out[:0], w.number), took), owed...)
 	w.session.link.Send(kind, m.out, len(owed) > 0)
 }
 
@@ -108,6 +108,6 @@ func (w *wireLease) computed(key *Key, block int, prompt, cached int64, m *scrat
 		return
 	}
 	m.out = appendInt(appendInt(appendUint(m.out[:0], w.number), prompt), cached)
-	m.out = appendHashes(appendUint(m.out, block), key.reported(block, cached))
+	m.out = appendHashes(appendBlock(m.out, block), key.reported(block, cached))
 	w.session.link.Send(kindComputed, m.out, false)
 }

@@ -306,7 +306,7 @@ func (w *worker) adopt(r *reader) error {
 // placement was made here.
 func (w *worker) computed(r *reader) {
 	lease, prompt, cached := r.uint(), r.int(), r.int()
-	block := int(r.most(1 << 30))
+	block := int(r.most(mostBlock))
 	h := w.s.asks.Get().(*heard)
 	defer w.s.asks.Put(h)
 	h.room(0)
