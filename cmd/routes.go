@@ -51,7 +51,13 @@ func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener)
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
 		Token: token, Version: readVersion().Version, Log: n.log,
-		Leads: func() bool { return n.leading == nil || n.leading.office.Leads() },
+		Leading: func(do func()) bool {
+			if n.leading != nil {
+				return n.leading.office.Leading(do)
+			}
+			do()
+			return true
+		},
 	})}
 	n.routes.served = given
 	if n.leading != nil { // whose workers come there too

@@ -110,7 +110,12 @@ func (c *Copy) Lead(number func(name string) uint32) {
 	for i, name := range c.names {
 		known[i] = number(name)
 	}
-	c.table.Renumber(func(n uint32) uint32 { return known[n-1] })
+	c.table.Renumber(func(n uint32) uint32 {
+		if n == 0 || n > uint32(len(known)) { // it is none of the copy's
+			return 0
+		}
+		return known[n-1]
+	})
 	clear(c.numbers)
 	c.names = c.names[:0]
 }

@@ -106,6 +106,23 @@ func TestHomesFollowNames(t *testing.T) {
 	}
 }
 
+// TestStrayHomes: a home that somebody wrote while the table was a standby's is none
+// when it leads.
+func TestStrayHomes(t *testing.T) {
+	table := conversation.New(10)
+	here := fleet{1: "p0", 2: "d0", 9: "d1"}
+	c := NewCopy(table)
+	turn(table, "own", at(1, 0), at(9, 0))
+	c.Follow(here.name)
+	turn(table, "stray", at(1<<32-1, 0), at(9, 0))
+	c.Lead(here.number)
+	for id, want := range map[string]conversation.Turn{"own": {Prefill: at(1, 0), Decode: at(9, 0)}, "stray": {}} {
+		if got := table.Look(conversation.Query{ID: id}); got.Number != 2 || got.Prefill != want.Prefill || got.Decode != want.Decode {
+			t.Errorf("%s: %+v, want %+v", id, got, want)
+		}
+	}
+}
+
 // TestAnotherLeader: what one leader was asked for last says nothing to the next.
 func TestAnotherLeader(t *testing.T) {
 	instances := fleet{1: "a"}

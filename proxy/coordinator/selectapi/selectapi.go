@@ -37,9 +37,10 @@ type Options struct {
 	Local    *coordinator.Local
 	Registry *engine.Registry // of Local
 	Index    *kvindex.Index   // of Local's state; nil: block hashes say nothing
-	// Leads reports whether this coordinator is the one that places: others
-	// answer 503, as does /health. nil: always.
-	Leads func() bool
+	// Leading runs do if this coordinator is the one that places, which it stays until
+	// do has returned. False: it is not, and do has not been run: that answers 503, as
+	// does its /health. nil: it always is.
+	Leading func(do func()) bool
 	// Fallback is told of reservations that expired or found no room; may be nil.
 	Fallback func(what, reason string)
 	Token    string // bearer token of every request but /health; "" asks for none
@@ -244,11 +245,12 @@ func (h *Handler) selectServer(w http.ResponseWriter, r *http.Request) {
 	if lease := h.open.take(q.id); lease != nil {
 		lease.Release()
 	}
-	if !h.leads() {
+	var out *selected
+	var lease *coordinator.Lease
+	if !h.leading(func() { out, lease, err = h.reserve(r.Context(), &q) }) {
 		refuse(w, e, http.StatusServiceUnavailable, "this coordinator does not lead")
 		return
 	}
-	out, lease, err := h.reserve(r.Context(), &q)
 	if err != nil {
 		refuse(w, e, http.StatusServiceUnavailable, err.Error())
 		return
@@ -366,12 +368,19 @@ func (h *Handler) renew(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *Handler) leads() bool { return h.o.Leads == nil || h.o.Leads() }
+// leading is Options.Leading.
+func (h *Handler) leading(do func()) bool {
+	if h.o.Leading != nil {
+		return h.o.Leading(do)
+	}
+	do()
+	return true
+}
 
 // ready reports whether a request could have both of its phases placed.
 func (h *Handler) ready() bool {
 	v := h.servers()
-	return h.leads() && !v.several && len(v.context.instances) > 0 && len(v.generation.instances) > 0
+	return h.leading(func() {}) && !v.several && len(v.context.instances) > 0 && len(v.generation.instances) > 0
 }
 
 // clusterInfo answers GET /cluster_info.

@@ -225,7 +225,13 @@ func TestServers(t *testing.T) {
 // TestGuards: the token, and a coordinator that does not lead.
 func TestGuards(t *testing.T) {
 	leads := false
-	w := newWorld(t, "least_load", func(o *Options) { o.Token, o.Leads = "secret", func() bool { return leads } }, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
+	leading := func(do func()) bool {
+		if leads {
+			do()
+		}
+		return leads
+	}
+	w := newWorld(t, "least_load", func(o *Options) { o.Token, o.Leading = "secret", leading }, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	if status, _, _ := w.call(t, "GET", "/health", ""); status != 503 {
 		t.Errorf("a standby is healthy: %d", status)
 	}

@@ -61,6 +61,7 @@ type Office struct {
 	o     Options
 	doors []*door
 	leads atomic.Bool
+	using sync.RWMutex // of the leader's table, by Leading
 }
 
 // New returns an office; it starts nothing.
@@ -78,6 +79,18 @@ func (o *Office) Ready() bool { return o.leads.Load() || o.o.Copy.InStep() }
 
 // Leads reports whether this coordinator leads.
 func (o *Office) Leads() bool { return o.leads.Load() }
+
+// Leading runs do while this coordinator leads: it does not follow another one before
+// do has returned. False: it does not lead, and do has not been run.
+func (o *Office) Leading(do func()) bool {
+	o.using.RLock()
+	defer o.using.RUnlock()
+	if !o.leads.Load() {
+		return false
+	}
+	do()
+	return true
+}
 
 // Run stands for election, serves workers while this coordinator leads and follows
 // the one that leads while not, until ctx ends. Then it steps down in order: first
@@ -174,7 +187,9 @@ func (o *Office) stepDown() {
 		return
 	}
 	o.o.Server.StandBy()
+	o.using.Lock() // what has begun as the leader's ends before
 	o.leads.Store(false)
+	o.using.Unlock()
 	o.o.Copy.Follow(o.o.Instances.Name)
 	o.o.Log.Info("this coordinator has stepped down")
 }

@@ -168,3 +168,51 @@ func TestFailOver(t *testing.T) {
 	both[0].stop()
 	<-votes[0].resigned
 }
+
+// TestLeading: what has begun as the leader's is over before the table is a standby's,
+// and nothing of the kind begins after.
+func TestLeading(t *testing.T) {
+	v := newVote()
+	h := newHost(t, "p0", "d0")
+	c := newCandidate(t, h, listen(t), v, nil)
+	if c.Leading(func() { t.Error("it leads before it is called") }) {
+		t.Error("it leads before it is called")
+	}
+	v.set(election.Standing{Leader: election.Leader{Address: c.address, Epoch: 10}, Leads: true})
+	eventually(t, "it leads", c.Leads)
+	if !c.Leading(func() {
+		v.set(election.Standing{Leader: election.Leader{Address: "unix:nobody", Epoch: 11}})
+		eventually(t, "it waits to step down", func() bool {
+			if c.using.TryRLock() {
+				c.using.RUnlock()
+				return false
+			}
+			return true
+		})
+		p, err := h.Place(t.Context(), turn("x"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		p.Lease.Release()
+		if !c.Leads() {
+			t.Error("it has stepped down meanwhile")
+		}
+	}) {
+		t.Error("it does not lead")
+	}
+	eventually(t, "it follows", func() bool { return !c.Leads() })
+	if c.Leading(func() { t.Error("it leads still") }) {
+		t.Error("it leads still")
+	}
+	v.set(election.Standing{Leader: election.Leader{Address: c.address, Epoch: 12}, Leads: true})
+	eventually(t, "it leads again", c.Leads)
+	p, err := h.Place(t.Context(), turn("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Turn.Number != 2 || h.Name(p.Turn.Decode.Instance) != "d0" {
+		t.Errorf("%+v", p.Turn)
+	}
+	p.Lease.Release()
+}
