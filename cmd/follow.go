@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -92,8 +93,9 @@ func (s selfReliant) Ready() bool {
 	return granted.Taken > 0 && s.Client.Ready()
 }
 
-// hear takes in what the coordinator publishes.
-func (f *following) hear(topic coordinator.Topic, value []byte) {
+// hear takes in what the coordinator publishes. Without the engines as it numbers
+// them none of its placements could be read: that is an error.
+func (f *following) hear(topic coordinator.Topic, value []byte) error {
 	var err error
 	switch topic {
 	case coordinator.TopicMembership:
@@ -105,9 +107,13 @@ func (f *following) hear(topic coordinator.Topic, value []byte) {
 	case coordinator.TopicIDs:
 		err = f.ids.ExtendBy(value)
 	}
+	if err != nil && topic == coordinator.TopicMembership {
+		return fmt.Errorf("hear of the engines: %w", err)
+	}
 	if err != nil {
 		f.log.Error("what the coordinator tells is not understood", "error", err)
 	}
+	return nil
 }
 
 // run keeps in touch with the coordinator until ctx ends.

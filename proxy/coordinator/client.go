@@ -32,8 +32,9 @@ type ClientOptions struct {
 	Mirror   Numbers
 	// OnTopic gets what the coordinator publishes, in the order in which it answers:
 	// a placement that names a new instance comes when OnTopic has returned. So it
-	// must be quick. value is good until it returns.
-	OnTopic func(topic Topic, value []byte)
+	// must be quick. value is good until it returns. An error ends the connection:
+	// what else comes over it cannot be understood without.
+	OnTopic func(topic Topic, value []byte) error
 	// Admin answers what the coordinator asks of this worker.
 	Admin http.Handler
 	Slot  int

@@ -26,7 +26,7 @@ import (
 // it says. No request of HTTP and no record of TLS begins as the magic does.
 const (
 	magic   = "\x00pdlink"
-	version = 1
+	version = 2
 
 	nonceSize = 16
 	proofSize = sha256.Size

@@ -75,6 +75,13 @@ func (p *pipes) last() *held {
 	return p.made[len(p.made)-1]
 }
 
+// dials is how many connections there have been.
+func (p *pipes) dials() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.made)
+}
+
 // fall makes the listener refuse, or not.
 func (p *pipes) fall(down bool) {
 	p.mu.Lock()

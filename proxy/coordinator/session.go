@@ -47,7 +47,7 @@ func (s *session) Message(kind uint8, payload []byte) error {
 	topic, value := Topic(payload[0]), payload[1:]
 	if topic != TopicForms {
 		if s.client.o.OnTopic != nil {
-			s.client.o.OnTopic(topic, value)
+			return s.client.o.OnTopic(topic, value)
 		}
 		return nil
 	}

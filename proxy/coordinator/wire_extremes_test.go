@@ -247,11 +247,6 @@ func TestLimitOfAPlan(t *testing.T) {
 // and at once after a connection that has lasted.
 func TestShortSessions(t *testing.T) {
 	bubble(t, "left", nil, func(t *testing.T, w *wired) {
-		dials := func() int {
-			w.pipes.mu.Lock()
-			defer w.pipes.mu.Unlock()
-			return len(w.pipes.made)
-		}
 		leave := func() {
 			w.server.mu.Lock()
 			defer w.server.mu.Unlock()
@@ -259,19 +254,19 @@ func TestShortSessions(t *testing.T) {
 				worker.conn.Close(errors.New("away with it"))
 			}
 		}
-		before, began := dials(), time.Now()
+		before, began := w.pipes.dials(), time.Now()
 		for time.Since(began) < 10*time.Second {
 			leave()
 			later(time.Millisecond)
 		}
-		if n := dials() - before; n < 10 || n > 20 {
+		if n := w.pipes.dials() - before; n < 10 || n > 20 {
 			t.Errorf("%d dials in ten seconds", n)
 		}
 		later(3 * time.Second)
-		before = dials()
+		before = w.pipes.dials()
 		leave()
 		later(50 * time.Millisecond)
-		if n := dials() - before; n != 1 || !w.client.Connected() {
+		if n := w.pipes.dials() - before; n != 1 || !w.client.Connected() {
 			t.Errorf("%d dials, connected %v", n, w.client.Connected())
 		}
 	})

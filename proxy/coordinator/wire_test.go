@@ -353,7 +353,10 @@ func TestTopics(t *testing.T) {
 	var came []string
 	bubble(t, "topics", func(so *ServerOptions, co *ClientOptions) {
 		heard, reports, came = nil, nil, nil
-		co.OnTopic = func(topic Topic, value []byte) { heard = append(heard, fmt.Sprintf("%d %s", topic, value)) }
+		co.OnTopic = func(topic Topic, value []byte) error {
+			heard = append(heard, fmt.Sprintf("%d %s", topic, value))
+			return nil
+		}
 		so.OnReport = func(worker int, report []byte) { reports = append(reports, fmt.Sprintf("%d %s", worker, report)) }
 		so.OnWorker = func(w WorkerRow, here bool) {
 			came = append(came, fmt.Sprintf("%d %d %s %v", w.Number, w.Slot, w.Node, here))
@@ -391,6 +394,38 @@ func TestTopics(t *testing.T) {
 		later(time.Second)
 		expect("to one who comes later", &heard, "1 c", "2 d")
 		expect("workers", &came, "1 3 here true", "1 3 here false", "2 3 here true")
+	})
+	// A worker that does not understand leaves, places by itself, and comes back again
+	// and again, until it does.
+	var strange atomic.Bool
+	bubble(t, "not understood", func(_ *ServerOptions, co *ClientOptions) {
+		co.OnTopic = func(Topic, []byte) error {
+			if strange.Load() {
+				return errors.New("what does that mean?")
+			}
+			return nil
+		}
+	}, func(t *testing.T, w *wired) {
+		strange.Store(true)
+		w.server.Publish(TopicMembership, []byte("?"))
+		later(10 * time.Second)
+		if p := w.must(t, ask()); !here(p) || w.client.Connected() {
+			t.Errorf("fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
+		} else {
+			p.Lease.Release()
+		}
+		if n := w.pipes.dials(); n < 5 || n > 25 {
+			t.Errorf("%d connections in ten seconds", n)
+		}
+		strange.Store(false)
+		later(2 * time.Second)
+		p := w.must(t, ask())
+		if here(p) {
+			t.Error("the worker does not come back")
+		}
+		p.Lease.Release()
+		later(2 * link.Linger)
+		w.idle(t)
 	})
 	bubble(t, "needs", nil, func(t *testing.T, w *wired) {
 		if w.client.Needs() != 0 {

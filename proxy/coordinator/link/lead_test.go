@@ -248,3 +248,59 @@ func TestCallsWhileThePeerDoesNotRead(t *testing.T) {
 		})
 	}
 }
+
+// TestTheEndWaitsForLeaders: when Run returns nobody is in the handler any more, and
+// nothing is handled after the end.
+func TestTheEndWaitsForLeaders(t *testing.T) {
+	closed := errors.New("closed")
+	for name, outcome := range map[string]class{"answered": answer, "not answered": message} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := led(t)
+				handling, goOn := make(chan struct{}), make(chan struct{})
+				a.message = func(kind uint8) error {
+					if kind == 7 {
+						close(handling)
+						<-goOn
+					}
+					return nil
+				}
+				var calling sync.WaitGroup
+				calling.Go(func() {
+					if _, err := a.conn.Call(context.Background(), 9, nil, nil, time.Hour); err != nil && !errors.Is(err, closed) {
+						t.Error(err)
+					}
+				})
+				if got := reading(a); got != aCaller {
+					t.Fatalf("%d reads", got)
+				}
+				out := appendFrame(nil, message, 6, 0, nil)
+				if outcome == answer {
+					out = appendFrame(out, answer, 0, 2, nil)
+				}
+				out = appendFrame(appendFrame(out, message, 7, 0, nil), message, 8, 0, nil)
+				b.conn.nc.Write(out)
+				<-handling
+				a.conn.Close(closed)
+				time.Sleep(Beat)
+				synctest.Wait()
+				if a.conn.Err() == nil {
+					t.Error("the connection has not ended")
+				}
+				select {
+				case err := <-a.end:
+					t.Errorf("Run has returned %v beside the handler", err)
+				default:
+				}
+				close(goOn)
+				if err := <-a.end; !errors.Is(err, closed) {
+					t.Error(err)
+				}
+				calling.Wait()
+				if got := a.heard(); !slices.Equal(got, []string{"6 ", "7 "}) {
+					t.Errorf("heard %q", got)
+				}
+			})
+		})
+	}
+}

@@ -141,7 +141,8 @@ func New(nc net.Conn, h Handler) *Conn {
 }
 
 // Run serves the connection until it ends, or ctx, and returns why. All its
-// goroutines have ended then, and all calls have an answer or an error.
+// goroutines have ended then, nobody is in the Handler any more, and all calls have an
+// answer or an error.
 func (c *Conn) Run(ctx context.Context) error {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

@@ -49,6 +49,12 @@ func (c *Conn) read() error {
 		select {
 		case <-c.resume:
 		case <-c.ended:
+			c.mu.Lock()
+			led := c.reader == aCaller
+			c.mu.Unlock()
+			if led {
+				<-c.resume // it has handled what it was at
+			}
 			return c.Err()
 		}
 	}
@@ -77,7 +83,7 @@ func (c *Conn) lead(number uint32, p *pending) (answered bool) {
 	}
 	c.mu.Lock()
 	c.leader, c.reader = nil, ofNobody
-	if err != nil || len(c.calls) > 0 {
+	if err != nil || len(c.calls) > 0 || c.err != nil {
 		c.handBack()
 	}
 	c.mu.Unlock()
@@ -150,9 +156,15 @@ func (c *Conn) gone(err error) error {
 	return err
 }
 
-// handle handles the whole frames of b and returns how many bytes those were.
+// handle handles the whole frames of b and returns how many bytes those were. It
+// stops when the connection has ended.
 func (c *Conn) handle(b []byte) (used int, err error) {
 	for {
+		select {
+		case <-c.ended:
+			return used, c.Err()
+		default:
+		}
 		f, size, err := parse(b[used:])
 		if size == 0 || err != nil {
 			return used, err
