@@ -115,6 +115,10 @@ var pdFields = []string{
 	`"decode_tp_size":NUM`, `"routed_dp_rank":NUM`, `"disagg_prefill_dp_rank":NUM`, `"data_parallel_rank":NUM`,
 	`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":NUM,"disagg_request_id":NUM,"ctx_info_endpoint":["tcp://MARK:1"],"encoded_opaque_state":"MARK"}`,
 	`"prompt_token_ids_b64":"MARK"`,
+	`"need_wait_for_mm_inputs":"MARK"`, `"num_items_assigned":{"IMAGE":[NUM]}`, `"encoder_urls":["http://MARK"]`,
+	`"mm_data_mooncake":["MARK"]`, `"positional_embed_overrides":{"embeds":"MARK"}`, `"http_worker_ipc":"tcp://MARK:1"`,
+	`"kv_hints":{"protocol_version":"MARK","actions":[{"payload":{"source_control_endpoint":"tcp://MARK:1"}}]}`,
+	`"kv_router_hint":{"source_control_endpoint":"tcp://MARK:1","block_hashes":["NUM"]}`,
 }
 
 // vllmFields are those that vLLM takes out of members which clients may set.

@@ -62,21 +62,37 @@ func equalFold(name, low string) bool {
 	return true
 }
 
-// pdField reports whether a top-level member of a request body is a PD field.
+// pdFields are the PD fields of request bodies: top-level members by which
+// engines are told of a transfer, of the encoders and caches that they are to
+// call, and of the process that their answer goes to.
 //
 // Sources: vLLM entrypoints/openai/*/protocol.py (kv_transfer_params,
-// ec_transfer_params, request_id); SGLang managers/io_struct.py
-// GenerateReqInput and entrypoints/openai/protocol.py (bootstrap_*,
-// decode_tp_size, ranks, rid); TensorRT-LLM serve/openai_protocol.py
-// (disaggregated_params; prompt_token_ids_b64 is the orchestrator's own form of
-// prompt_token_ids, which clients may send).
+// ec_transfer_params, request_id) and v1/kv_hints/protocol.py (kv_hints); SGLang
+// managers/io_struct.py GenerateReqInput, all of which /generate takes from a
+// body, and entrypoints/openai/protocol.py (bootstrap_*, decode_tp_size, ranks,
+// rid, what its language servers agree with encoders, http_worker_ipc,
+// kv_router_hint, and positional_embed_overrides, a tensor between processes);
+// TensorRT-LLM serve/openai_protocol.py (disaggregated_params;
+// prompt_token_ids_b64 is the orchestrator's own form of prompt_token_ids, which
+// clients may send).
+var pdFields = [...]string{
+	"kv_transfer_params", "ec_transfer_params", "request_id", "kv_hints", "kv_router_hint",
+	"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
+	"routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "rid", "http_worker_ipc",
+	"need_wait_for_mm_inputs", "num_items_assigned", "encoder_urls", "mm_data_mooncake", "positional_embed_overrides",
+	"disaggregated_params", "prompt_token_ids_b64",
+}
+
+// pdCuts is how many edits cutPD makes at most: one for each PD field, and for
+// vllm_xargs and sampling_params. No body has a member twice.
+const pdCuts = len(pdFields) + 2
+
+// pdField reports whether a top-level member of a request body is a PD field.
 func pdField(key string) bool {
-	switch key {
-	case "kv_transfer_params", "ec_transfer_params", "request_id",
-		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
-		"routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "rid",
-		"disaggregated_params", "prompt_token_ids_b64":
-		return true
+	for i := range pdFields {
+		if pdFields[i] == key {
+			return true
+		}
 	}
 	return false
 }
@@ -97,8 +113,8 @@ func PDMember(key string, value []byte) bool {
 
 // cutPD adds to a leg's edits those that cut the client's PD fields out of a's
 // body, unless the edit before sets the field; none for a trusted client. The
-// edits must have room for them: it is not grown, so that they, and the values
-// that they point to, stay on the caller's stack.
+// edits must have room for pdCuts more: it is not grown, so that they, and the
+// values that they point to, stay on the caller's stack.
 func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
 	if a.Trust {
 		return edits

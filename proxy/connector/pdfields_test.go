@@ -2,8 +2,13 @@ package connector
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 func TestPDHeader(t *testing.T) {
@@ -50,7 +55,12 @@ func hostile(t *testing.T, extra string) string {
 		"kv_transfer_params", "ec_transfer_params", "request_id",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
 		"routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "rid",
+		"need_wait_for_mm_inputs", "num_items_assigned", "encoder_urls", "mm_data_mooncake",
+		"positional_embed_overrides", "http_worker_ipc", "kv_hints", "kv_router_hint",
 		"disaggregated_params", "prompt_token_ids_b64",
+	}
+	if len(fields) != len(pdFields) {
+		t.Errorf("%d fields of %d are tried", len(fields), len(pdFields))
 	}
 	var b strings.Builder
 	b.WriteByte('{')
@@ -64,34 +74,53 @@ func hostile(t *testing.T, extra string) string {
 	return b.String()
 }
 
-// TestHostileClient sends every PD field at once: no leg of any connector has a
-// value of the client's in one, and the list of edits has room for all.
+// TestHostileClient sends every PD field at once: no leg of any connector, nor
+// any call that cleans up after one, has a value of the client's in one, and the
+// list of edits has room for all, on every route and with all that a connector
+// edits itself.
 func TestHostileClient(t *testing.T) {
 	bodies := []struct{ path, extra string }{
 		{"/v1/completions", `"prompt":["x"],"stream":true,"stream_options":{},"max_completion_tokens":3,"min_tokens":1,"stop":"x"`},
-		{"/v1/chat/completions", `"messages":[],"max_completion_tokens":3,"min_tokens":1,"stop":"x"`},
-		{"/generate", `"text":["x"]`},
+		{"/v1/chat/completions", `"messages":[{"role":"user","content":"Hi"},{"role":"user","content":"Ho"}],"max_completion_tokens":3,"min_tokens":1,"stop":"x"`},
+		{"/v1/responses", `"input":"x","stop":"x","store":true`},
+		{"/v1/messages", `"messages":[{"role":"user","content":"Hi"}],"max_tokens":3,"stop_sequences":["x"]`},
+		{"/v1/embeddings", `"input":"x"`},
+		{"/tokenize", `"prompt":"x"`},
+		{"/detokenize", `"tokens":[1]`},
+		{"/generate", `"text":["x"],"sampling_params":{"extra_args":{"a":1}}`},
 		{"/inference/v1/generate", `"token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":"CLIENT","ec_transfer_params":"CLIENT"}}`},
-	}
-	ranked := func(a *Attempt) {
-		a.Prefill.Spec.Ranks, a.Decode.Spec.Ranks, a.Prefill.Rank = 4, 4, 3
 	}
 	for _, c := range All() {
 		for _, b := range bodies {
-			extra := strings.Replace(b.extra, `"messages":[]`, `"messages":[{"role":"user","content":"Hi"}]`, 1)
-			a := pair(t, b.path, hostile(t, extra))
-			ranked(a)
+			a := pair(t, b.path, hostile(t, b.extra))
 			if !c.Serves(a.Request.API) {
 				continue
 			}
+			a.Prefill = place(config.Engine{Ranks: 4, EngineID: "p0", SideChannel: "10.0.0.5:5600"}, "10.0.0.5", 3,
+				engine.Facts{EngineIDs: []string{"e0", "e1", "e2", "e3"}, Rendezvous: `"ctx_info_endpoint":"tcp://10.0.0.5:1"`})
+			a.Decode.Spec.Ranks = 4
+			a.Decode.Spec.Bidirectional = true
+			a.Decode.Spec.Model = "m"
+			a.Conversation, a.TRTLLM.StripHistory = "c", true
 			legs := map[string]func() (Leg, error){
 				"aggregated": func() (Leg, error) { return c.Aggregated(a, nil) },
 			}
-			if c.Name() != "none" {
-				h := &Handoff{Params: []byte(`{"ours":1}`), Prompt: []byte(`[1]`)}
+			if c.Name() != "none" && c.Pairable(a.Request) == nil {
+				h := &Handoff{Pinned: true, Params: []byte(`{"ours":1}`), Prompt: []byte(`[1]`)}
 				legs["prefill"] = func() (Leg, error) { return c.Prefill(a, nil) }
 				legs["decode"] = func() (Leg, error) { return c.Decode(a, h, nil) }
+				legs["decode with ids in base64"] = func() (Leg, error) {
+					return c.Decode(a, &Handoff{Params: h.Params, Prompt: []byte(`"AA=="`)}, nil)
+				}
 				legs["decode after a fallback"] = func() (Leg, error) { return c.Decode(a, &Handoff{Params: []byte(`{}`)}, nil) }
+				if _, ok := c.(Ordered); ok {
+					first := *a
+					first.Flow = abi.FlowDecodeFirst
+					legs["decode first"] = func() (Leg, error) { return c.Decode(&first, nil, nil) }
+				}
+				for i, call := range c.Cleanup(a, Orphan{PrefillSent: true, DecodeSent: true, Handoff: h}) {
+					legs[fmt.Sprint("clean-up ", i)] = func() (Leg, error) { return call.Leg, nil }
+				}
 			}
 			for name, shape := range legs {
 				leg, err := shape()
@@ -99,7 +128,7 @@ func TestHostileClient(t *testing.T) {
 					t.Errorf("%s %s %s: %v", c.Name(), b.path, name, err)
 					continue
 				}
-				if !json.Valid(leg.Body) {
+				if len(leg.Body) > 0 && !json.Valid(leg.Body) {
 					t.Errorf("%s %s %s is no JSON: %s", c.Name(), b.path, name, leg.Body)
 				}
 				if strings.Contains(string(leg.Body), "CLIENT") {

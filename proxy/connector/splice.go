@@ -8,9 +8,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// editRoom is how many edits a leg has room for: a connector's own, and one for
-// each PD field and each member that hides some.
-const editRoom = 32
+// editRoom is how many edits a leg has room for: up to twelve of a connector's own,
+// and those that cut what a client may not say.
+const editRoom = 12 + pdCuts
 
 // literal gives the bytes of a constant, for the value of an edit. They are
 // not to be written to.
