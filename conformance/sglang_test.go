@@ -119,6 +119,48 @@ func TestSamplesAreRefused(t *testing.T) {
 	}
 }
 
+// A batch of embeddings would count one room up into those of the requests behind
+// it. An engine that serves both phases has it whole, or the client is told; other
+// requests are right beside it.
+func TestEmbeddingsStayWhole(t *testing.T) {
+	var vectors []string
+	for i := range 40 {
+		vectors = append(vectors, fmt.Sprintf("[[0.%d],[%d]]", i+1, i))
+	}
+	body := `{"input_embeds":[` + strings.Join(vectors, ",") + `],"sampling_params":{"max_new_tokens":5,"ignore_eos":true}}`
+	beside := func(f *fleet) answer {
+		batch := make(chan answer, 1)
+		go func() { batch <- f.try("/generate", body) }()
+		var plain []chan answer
+		for i := range 8 {
+			got := make(chan answer, 1)
+			go func() { got <- f.try(chatPath, chat(fmt.Sprint(i, long), 6, true)) }()
+			plain = append(plain, got)
+		}
+		for i, got := range plain {
+			f.right(<-got, chatPath, chat(fmt.Sprint(i, long), 6, true))
+		}
+		return <-batch
+	}
+	t.Run("nobody serves both phases", func(t *testing.T) {
+		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1})
+		if a := beside(f); a.status != 400 || !strings.Contains(a.body, `"param":"input_embeds"`) {
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+	})
+	t.Run("an engine does", func(t *testing.T) {
+		both := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorSGLang, Role: enginesim.RoleBoth})
+		f := startFleet(t, enginesim.ConnectorSGLang, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+			c.Engines = append(c.Engines, engineSpec("b0", "both", enginesim.ConnectorSGLang, both))
+		}})
+		f.decode = append(f.decode, both)
+		want := f.post(context.Background(), f.alone.URL(), "/generate", body)
+		if got := beside(f); got.status != 200 || nativeTexts(t, got) != nativeTexts(t, want) {
+			t.Errorf("status %d: %s\nwant %s", got.status, got.body, want.body)
+		}
+	})
+}
+
 // Whatever becomes of a batch, nothing of it is left on either engine.
 func TestFailingBatches(t *testing.T) {
 	body := batchOf(9, 40, true)

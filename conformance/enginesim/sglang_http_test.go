@@ -276,6 +276,7 @@ func FuzzSGLangParse(f *testing.F) {
 		completion("x", `"bootstrap_host":"h","bootstrap_port":1,"bootstrap_room":9223372036854775807,"rid":"r"`),
 		`{"prompt":["a","b"],"n":2,"bootstrap_room":[1,2],"bootstrap_port":[null,3],"rid":["x","y"]}`,
 		`{"text":["a"],"input_ids":[[1]],"sampling_params":{"n":3},"bootstrap_room":5}`,
+		`{"input_embeds":[[[0.5],[1]],[[-2e9]]],"bootstrap_room":5}`, `{"input_embeds":[[0.5],[]]}`, `{"input_embeds":[[[]],[]]}`, `{"input_embeds":[]}`,
 		`{"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"routed_dp_rank":"0","disagg_prefill_dp_rank":1e3}`,
 		`{"prompt":[],"rid":{}}`, `{"text":[[]],"bootstrap_room":[[]]}`, `[]`, `{"prompt":"x","bootstrap_room":1.5}`,
 	} {

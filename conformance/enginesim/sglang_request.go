@@ -3,6 +3,7 @@ package enginesim
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -144,7 +145,7 @@ func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
 		prompt = f["input_ids"]
 	}
 	if p.err == nil && !f.has("text") && !f.has("input_ids") {
-		p.err = &fieldError{"text", "value_error", "Either text, input_ids or input_embeds should be provided."}
+		prompt, p.err = embedded(f)
 	}
 	if p.err == nil {
 		req.Prompts, p.err = parsePrompt(fields{"prompt": prompt})
@@ -153,6 +154,41 @@ func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
 		return nil, false, p.err
 	}
 	return req, req.N > 1 || batchPrompt(prompt), nil
+}
+
+// embedded gives the token ids that stand for input_embeds, one for each vector:
+// vectors are one prompt, lists of them a batch.
+func embedded(f fields) (json.RawMessage, *fieldError) {
+	if !f.has("input_embeds") {
+		return nil, &fieldError{"text", "value_error", "Either text, input_ids or input_embeds should be provided."}
+	}
+	idsOf := func(vectors [][]float64) []token {
+		ids := make([]token, len(vectors))
+		for i, v := range vectors {
+			for _, x := range v {
+				bits := math.Float64bits(x)
+				ids[i] = (ids[i]*31 + token(bits>>48^bits>>24^bits)) & 0xff
+			}
+		}
+		return ids
+	}
+	var one [][]float64
+	var batch [][][]float64
+	var ids any
+	switch {
+	case json.Unmarshal(f["input_embeds"], &one) == nil:
+		ids = idsOf(one)
+	case json.Unmarshal(f["input_embeds"], &batch) == nil:
+		lists := make([][]token, len(batch))
+		for i := range batch {
+			lists[i] = idsOf(batch[i])
+		}
+		ids = lists
+	default:
+		return nil, &fieldError{"input_embeds", "list_type", "Input should be a valid list"}
+	}
+	prompt, _ := json.Marshal(ids)
+	return prompt, nil
 }
 
 // batchPrompt reports whether a prompt is a list of prompts.

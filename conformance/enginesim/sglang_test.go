@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -163,6 +165,21 @@ func TestSGLangBatch(t *testing.T) {
 			}
 		})
 	}
+	t.Run("one room counts up over embeddings", func(t *testing.T) {
+		body := `{"input_embeds":[[[0.5],[1]],[[0.25],[2]],[[3]]],"sampling_params":{"max_new_tokens":5,"ignore_eos":true}`
+		want := post(t, one.URL()+routeGenerate, body+"}")
+		fields := `,"bootstrap_host":"127.0.0.1","bootstrap_port":%d,"bootstrap_room":%s}`
+		pa, hangUp := postAside(t, p.URL()+routeGenerate, body+fmt.Sprintf(fields, port, "[200,201,202]"))
+		defer hangUp()
+		da := post(t, d.URL()+routeGenerate, body+fmt.Sprintf(fields, port, "200"))
+		if a := <-pa; want.status != http.StatusOK || a.status != http.StatusOK || da.status != http.StatusOK {
+			t.Fatalf("alone %d %s, prefill %d %s, decode %d %s", want.status, want.body, a.status, a.body, da.status, da.body)
+		}
+		texts := regexp.MustCompile(`"text":"[^"]*"`)
+		if got, want := texts.FindAllString(string(da.body), -1), texts.FindAllString(string(want.body), -1); len(want) != 3 || !slices.Equal(got, want) {
+			t.Errorf("texts %q, want %q", got, want)
+		}
+	})
 	bad := post(t, d.URL()+routeCompletions, `{"prompt":["a","b"],"bootstrap_room":[1]}`)
 	if bad.status != http.StatusBadRequest {
 		t.Errorf("a short list: %d %s", bad.status, bad.body)

@@ -42,9 +42,13 @@ func (sglang) Serves(api openai.API) bool {
 }
 
 // Pairable refuses, besides several samples of a prompt, which share a room,
-// log probabilities of the prompt in a form that cannot be merged: only prefill
+// prompts of which the engine may see another number than the legs do, and log
+// probabilities of the prompt in a form that cannot be merged: only prefill
 // knows them.
 func (sglang) Pairable(r *openai.Request) error {
+	if field := uncounted(r); field != "" {
+		return notPairable(field, "'"+field+"' in this form cannot be split into prefill and decode, and no engine here serves the request whole.")
+	}
 	if !carriesBatch(r) {
 		if err := oneSequence(r); err != nil {
 			return err

@@ -45,6 +45,26 @@ func carriesBatch(r *openai.Request) bool {
 		(r.API == openai.Completions || r.API == openai.Generate)
 }
 
+// uncounted names the member of a request on /generate that may make it a batch
+// of another size for the engine than for its legs, "" for none: the engine would
+// count rooms up into those of other requests. It counts input_embeds where there
+// is nothing else, and texts before token ids (GenerateReqInput's
+// _determine_batch_size), which count here.
+func uncounted(r *openai.Request) string {
+	if r.API != openai.Generate {
+		return ""
+	}
+	if isSet(r, "input_embeds") {
+		return "input_embeds"
+	}
+	text, _ := r.Get("text")
+	ids := r.Prompt == openai.PromptTokens || r.Prompt == openai.PromptTokenLists
+	if ids && !openai.IsNull(text) && (text[0] != '"' || r.Prompt != openai.PromptTokens) {
+		return "text"
+	}
+	return ""
+}
+
 // ridOf is the id of sequence i of n on either engine: of fixed width, so that
 // none is the beginning of another.
 func ridOf(legID string, i, n int) string {
