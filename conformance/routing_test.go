@@ -12,11 +12,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// startKnowing starts a fleet whose engines tell of their KV blocks, and a proxy
-// that places by them.
-func startKnowing(t *testing.T, connector, place string) *fleet {
-	t.Helper()
-	return startFleet(t, connector, fleetOptions{
+// knowing is a fleet whose engines tell of their KV blocks, and a proxy that places
+// by them.
+func knowing(connector, place string) fleetOptions {
+	return fleetOptions{
 		prefill: 2, decode: 1,
 		engine: func(_ string, _ int, c *enginesim.Config) {
 			if kindOf(connector) != enginesim.ConnectorTRTLLM {
@@ -31,7 +30,13 @@ func startKnowing(t *testing.T, connector, place string) *fleet {
 				}
 			}
 		},
-	})
+	}
+}
+
+// startKnowing starts one.
+func startKnowing(t *testing.T, connector, place string) *fleet {
+	t.Helper()
+	return startFleet(t, connector, knowing(connector, place))
 }
 
 // prompt is a completion whose prompt is token ids, so that the number of its

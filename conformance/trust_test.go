@@ -163,33 +163,60 @@ func TestNoPDFieldReachesAnEngine(t *testing.T) {
 		{"/detokenize", `{"model":"sim","tokens":[1,2]%s}`},
 	}
 	eachConnector(t, func(t *testing.T, connector string) {
-		taps := newTaps(t, 2)
-		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) { before(taps, c) }})
-		for _, b := range bodies {
-			var escapes []string
-			for _, field := range pdFields {
-				escapes = append(escapes, escaped(field))
-			}
-			for name, fields := range map[string][]string{"plain": pdFields, "escaped": escapes, "vllm": vllmFields} {
-				body := marked(fmt.Sprintf(b.body, ","+strings.Join(fields, ",")))
-				var header []string
-				for _, h := range pdHeader {
-					header = append(header, marked(h))
+		for name, o := range map[string]fleetOptions{"legs": {}, "legs and questions": knowing(connector, "kv_aware")} {
+			t.Run(name, func(t *testing.T) {
+				taps := newTaps(t, 2)
+				change := o.config
+				o.prefill, o.decode, o.config = 1, 1, func(c *config.Config) {
+					if change != nil {
+						change(c)
+						c.Tokens.Sources = []string{"engine"}
+					}
+					before(taps, c)
 				}
-				a := f.post(context.Background(), f.url, b.path+marked("?bootstrap_host=MARK&kv_transfer_params=MARK"), body, header...)
-				if text := b.path == chatPath || b.path == "/v1/completions"; text && name != "vllm" && !strings.Contains(b.body, `"n":2`) {
-					f.right(a, b.path, fmt.Sprintf(b.body, ""))
-				}
-				for i, p := range taps {
-					for _, sent := range p.sent() {
-						if strings.Contains(sent, markText) || strings.Contains(sent, markNumber) {
-							t.Errorf("%s, %s: engine %d was sent %s", b.path, name, i, sent)
-						}
+				f := startFleet(t, connector, o)
+				asked := false
+				for _, b := range bodies {
+					for _, sent := range f.hostile(taps, b.path, b.body) {
+						asked = asked || strings.Contains(sent, "/render ") || strings.Contains(sent, "/v1/tokenize ") || strings.Contains(sent, "/_internal/tokenize ")
 					}
 				}
-			}
+				if asked != (change != nil) {
+					t.Errorf("engines were asked for token ids: %v", asked)
+				}
+			})
 		}
 	})
+}
+
+// hostile sends a body to a path with every PD field in every way, and returns what
+// the engines were sent, which is none of them.
+func (f *fleet) hostile(taps []*tap, path, body string) (all []string) {
+	f.t.Helper()
+	var escapes []string
+	for _, field := range pdFields {
+		escapes = append(escapes, escaped(field))
+	}
+	for name, fields := range map[string][]string{"plain": pdFields, "escaped": escapes, "vllm": vllmFields} {
+		var header []string
+		for _, h := range pdHeader {
+			header = append(header, marked(h))
+		}
+		a := f.post(context.Background(), f.url, path+marked("?bootstrap_host=MARK&kv_transfer_params=MARK"),
+			marked(fmt.Sprintf(body, ","+strings.Join(fields, ","))), header...)
+		if text := path == chatPath || path == "/v1/completions"; text && name != "vllm" && !strings.Contains(body, `"n":2`) {
+			f.right(a, path, fmt.Sprintf(body, ""))
+		}
+		for i, p := range taps {
+			for _, sent := range p.sent() {
+				if strings.Contains(sent, markText) || strings.Contains(sent, markNumber) {
+					f.t.Errorf("%s, %s: engine %d was sent %s", path, name, i, sent)
+				}
+				all = append(all, sent)
+			}
+		}
+	}
+	return all
 }
 
 // TestDecodeIsSentToPrefillOnly: a prefill engine, or whoever answers in its

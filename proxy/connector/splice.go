@@ -10,7 +10,7 @@ import (
 
 // editRoom is how many edits a leg has room for: up to twelve of a connector's own,
 // and those that cut what a client may not say.
-const editRoom = 12 + pdCuts
+const editRoom = 12 + openai.PDCuts
 
 // literal gives the bytes of a constant, for the value of an edit. They are
 // not to be written to.

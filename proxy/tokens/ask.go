@@ -126,20 +126,6 @@ func has(r *openai.Request, keys ...string) bool {
 	return false
 }
 
-// What a question need not carry, or must not: how the answer is delivered,
-// and what would make the engine take part in a transfer.
-var aside = []openai.Edit{
-	{Key: "stream", Remove: true},
-	{Key: "stream_options", Remove: true},
-	{Key: "kv_transfer_params", Remove: true},
-	{Key: "disaggregated_params", Remove: true},
-	{Key: "bootstrap_host", Remove: true},
-	{Key: "bootstrap_port", Remove: true},
-	{Key: "bootstrap_room", Remove: true},
-	{Key: "request_id", Remove: true},
-	{Key: "rid", Remove: true},
-}
-
 // Members of a vLLM chat request that its /tokenize knows.
 var tokenizeKeys = [...]string{
 	"messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
@@ -150,7 +136,7 @@ var tokenizeKeys = [...]string{
 func (w way) appendBody(dst []byte, r *openai.Request) []byte {
 	switch w {
 	case renderChat, renderPrompt, sglangMessages:
-		return r.Append(dst, aside...)
+		return appendQuestion(dst, r)
 	case tokenizeMessages:
 		return appendMembers(dst, r, tokenizeKeys[:]...)
 	}
@@ -167,6 +153,17 @@ func (w way) appendBody(dst []byte, r *openai.Request) []byte {
 	dst = append(dst, `"prompt":`...)
 	dst = append(dst, raw...)
 	return append(dst, '}')
+}
+
+// appendQuestion appends the client's body less what a question must not carry,
+// of a trusted client either: what engines are told of a transfer, and how the
+// answer is delivered.
+func appendQuestion(dst []byte, r *openai.Request) []byte {
+	room := [2 + openai.PDCuts]openai.Edit{
+		{Key: "stream", Remove: true},
+		{Key: "stream_options", Remove: true},
+	}
+	return r.Append(dst, openai.CutPD(room[:2], r)...)
 }
 
 // appendMembers appends an object of the model and the keys that the body has
