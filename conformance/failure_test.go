@@ -140,26 +140,41 @@ func TestPrefillOfALeftClient(t *testing.T) {
 func TestClientLeavesWhileDecodeStreams(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
-		ctx, leave := context.WithCancel(context.Background())
-		resp := f.open(ctx, chat(long, 2000, true))
-		if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
-			t.Fatal(err)
-		}
-		leave()
-		resp.Body.Close()
+		f.leaveStream()
 		f.settled()
 		f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total", `outcome="cancelled"`) == 1 })
 	})
 }
 
+// leaveStream has a client leave after the first event.
+func (f *fleet) leaveStream() {
+	f.t.Helper()
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	resp := f.open(ctx, chat(long, 2000, true))
+	defer resp.Body.Close()
+	if _, err := resp.Body.Read(make([]byte, 10)); err != nil {
+		f.t.Fatal(err)
+	}
+	leave()
+}
+
 // Decode accepts the request and never looks at it: prefill has answered, and
-// nobody reads its blocks. The client's leaving must free them all the same.
+// nobody reads its blocks. The client's leaving must free them all the same. One
+// that left while decode streamed left nothing to free.
 func TestClientLeavesBetweenTheLegs(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
-		f := startFleet(t, connector, fleetOptions{})
+		f := startFleet(t, connector, fleetOptions{engine: slow(enginesim.RoleDecode, 20000)})
+		if connector == enginesim.ConnectorVLLMStore { // whose engines hold nothing for each other
+			f.leaveBetweenLegs(chatPath, chat(long, 20, true))
+			return
+		}
+		f.leaveStream()
+		f.settled()
 		f.leaveBetweenLegs(chatPath, chat(long, 20, true))
-		if connector != enginesim.ConnectorVLLMStore { // whose engines hold nothing for each other
-			f.cleanupCounted()
+		f.cleanupCounted()
+		if n := f.metric("pdproxy_kv_cleanups_total", `how="engine_timeout"`); n > 1 {
+			t.Errorf("%v clean-ups are left to engines", n)
 		}
 	})
 }

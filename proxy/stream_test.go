@@ -371,6 +371,60 @@ func TestClientLeavesStream(t *testing.T) {
 	})
 }
 
+// A stream that is left, or breaks, after its first event leaves nothing to an
+// engine's time-out: decode has the KV by then.
+func TestBegunStreamOwesNothing(t *testing.T) {
+	for _, tt := range []struct{ connector, answer string }{
+		{"vllm-nixl", nixlAnswer}, {"vllm-moriio", `{"kv_transfer_params":{}}`}, {"sglang", doneAnswer}, {"trtllm", trtAnswer},
+	} {
+		for _, breaks := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s breaks %t", tt.connector, breaks), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, setup{engines: []*fakeEngine{
+						{name: "p", role: "prefill", connector: tt.connector, serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
+						{name: "d", role: "decode", connector: tt.connector, serve: func(c *engineConn, _ int) {
+							if c.leg.path == "/abort_request" {
+								c.json(200, "{}")
+								return
+							}
+							time.Sleep(time.Second) // until prefill has answered
+							c.say(streamHead)
+							c.chunks(eventA)
+							if breaks {
+								c.hangUp()
+								return
+							}
+							c.hold()
+						}},
+					}})
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(completions(true)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp, err := w.client.Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if breaks {
+						io.Copy(io.Discard, resp.Body)
+					}
+					leave()
+					resp.Body.Close()
+					time.Sleep(time.Minute) // clean-ups
+					if n := w.metric("pdproxy_exchanges_total"); n != 1 {
+						t.Errorf("%v exchanges have ended", n)
+					}
+					if n := w.metric("pdproxy_kv_cleanups_total", "engine_timeout"); n != 0 {
+						t.Errorf("%v clean-ups are left to engines", n)
+					}
+				})
+			})
+		}
+	}
+}
+
 // The error event has the form of the client's API.
 func TestBrokenStreamPerAPI(t *testing.T) {
 	tests := []struct{ path, body, first, want string }{

@@ -200,3 +200,23 @@ func legText(l Leg) string {
 	b.Write(l.Body)
 	return b.String()
 }
+
+// TestNothingIsHeldOnceDecodeTook: a decode that has begun to answer has read the
+// KV, whatever else is known of the attempt. Prefill's answer is not: it is given
+// up when decode takes over.
+func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
+	for _, c := range All() {
+		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
+		for bits := range 64 {
+			o := Orphan{
+				DecodeTook: true, PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
+				Refused: bits&8 != 0, DecodeEnded: bits&16 != 0, DecodeOver: bits&32 != 0,
+			}
+			for _, call := range c.Cleanup(a, o) {
+				if call.How == "engine_timeout" {
+					t.Errorf("%s leaves something to a time-out of %s: %+v", c.Name(), call.Phase, o)
+				}
+			}
+		}
+	}
+}

@@ -283,13 +283,14 @@ func (trtllm) Reclaims() bool { return false }
 
 // Cleanup can send nothing: no route of a worker frees a context whose
 // generation did not come. Its kv_transfer_timeout_ms does. A prefill that never
-// answered may have come as far as that.
+// answered may have come as far as that; one whose generation has begun holds
+// nothing any more.
 func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
 	pinned := o.PrefillSent && !o.Refused
 	if o.Handoff != nil {
-		pinned = o.Handoff.Pinned && !o.DecodeTook
+		pinned = o.Handoff.Pinned
 	}
-	if !pinned {
+	if o.DecodeTook || !pinned {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
