@@ -91,8 +91,12 @@ type child struct {
 func (c *child) run() error {
 	signal.Ignore(syscall.SIGUSR2) // is the supervisor's
 	lock, err := c.part.Dir.TryLock(slotName(c.part.Role, c.part.Slot, "lock"))
-	if err != nil {
+	var taken *handover.LockedError
+	if errors.As(err, &taken) {
 		return &failure{exitSlotTaken, err}
+	}
+	if err != nil {
+		return failed(err)
 	}
 	defer lock.Unlock()
 	c.lock = lock

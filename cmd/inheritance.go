@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"slices"
 	"strings"
@@ -14,10 +15,13 @@ import (
 )
 
 // adopt gives posts to the processes that a dead supervisor has left.
-func (s *supervisor) adopt() {
+func (s *supervisor) adopt() error {
 	for _, role := range []Role{RoleCoordinator, RoleWorker} {
 		for slot := range maxSlots {
-			holder, held := s.dir.Look(slotName(role, slot, "lock"))
+			holder, held, err := s.dir.Look(slotName(role, slot, "lock"))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("look for processes of the last supervisor: %w", err)
+			}
 			if !held || holder.PID == 0 {
 				continue
 			}
@@ -32,6 +36,7 @@ func (s *supervisor) adopt() {
 			s.posts[i].process = p
 		}
 	}
+	return nil
 }
 
 // share takes over the sockets of an adopted process, and reports whether they are

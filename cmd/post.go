@@ -1,10 +1,13 @@
 package cmd
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -32,13 +35,21 @@ type post struct {
 func (s *supervisor) look() {
 	now := time.Now()
 	s.each(func(p *process) {
-		holder, held := s.dir.Look(slotName(p.role, p.slot, "lock"))
+		holder, held, err := s.dir.Look(slotName(p.role, p.slot, "lock"))
+		if !p.known(err) {
+			s.overlook(p, err, now)
+			return
+		}
 		switch {
 		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted one has ended
 			p.gone = true
 		case held && holder.PID == p.pid && holder.Beat != p.beat:
-			p.state, p.beat, p.seen = holder.State, holder.Beat, now
+			p.state, p.beat, p.seen, p.overlooked = holder.State, holder.Beat, now, false
 		case now.Sub(p.seen) > hungAfter && !p.killed:
+			if err := s.succession.say(); err != nil { // nor could it say anything
+				s.overlook(p, err, now)
+				return
+			}
 			s.log.Error("a process shows no sign of life; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
@@ -61,6 +72,27 @@ func (s *supervisor) look() {
 		if err := notifySystemd("READY=1"); err != nil {
 			s.log.Warn("the service manager was not told", "error", err)
 		}
+	}
+}
+
+// known reports whether what Look says, with that error, tells how the process is. A
+// child that has just been started may not have come to its lock yet.
+func (p *process) known(err error) bool {
+	return err == nil || p.cmd != nil && p.beat == 0 && errors.Is(err, fs.ErrNotExist)
+}
+
+// overlook is for a process whose lock cannot be read, or written. That is no word against it: the
+// supervisor's own children live until they have ended, and others as long as there is
+// a process of that number.
+func (s *supervisor) overlook(p *process, err error, now time.Time) {
+	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
+		p.gone = true
+		return
+	}
+	p.seen = now
+	if !p.overlooked {
+		p.overlooked = true
+		s.log.Error("it cannot be seen how a process is; it is left alone", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 	}
 }
 
@@ -152,7 +184,11 @@ func (s *supervisor) start(role Role) (*process, error) {
 		if taken[slot] {
 			continue
 		}
-		if _, held := s.dir.Look(slotName(role, slot, "lock")); held {
+		_, held, err := s.dir.Look(slotName(role, slot, "lock"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("look for a slot: %w", err)
+		}
+		if held {
 			continue
 		}
 		p, err := startProcess(s, role, slot)

@@ -29,6 +29,8 @@ type process struct {
 	beat   uint64    // of its last sign of life
 	seen   time.Time // when that was
 	killed bool
+
+	overlooked bool // its lock cannot be read or written, which has been said
 }
 
 // exited is the end of a child.

@@ -144,6 +144,20 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 	return errRetired
 }
 
+// say writes what the office's lock says once more. An error says that no process can
+// write in the directory now.
+func (s *succession) say() error {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock == nil {
+		return nil
+	}
+	return s.lock.Say("")
+}
+
 func (s *succession) setServing(serving bool) {
 	s.mu.Lock()
 	s.serving = serving

@@ -76,7 +76,9 @@ func (a *app) supervise(cfg *config.Config, path string, takeover bool, log *slo
 		s.posts = append(s.posts, &post{role: RoleWorker})
 	}
 	if !s.starting {
-		s.adopt()
+		if err := s.adopt(); err != nil {
+			return failed(err)
+		}
 	}
 	if err := s.open(); err != nil {
 		return failed(err)

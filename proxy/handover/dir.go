@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -97,7 +98,8 @@ func (d Dir) TryLock(name string) (*Lock, error) {
 	}
 	l := &Lock{file: f}
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = &LockedError{Name: name, Holder: d.holder(name)}
+		h, _ := readHolder(f) // zero: it cannot be told
+		err = &LockedError{Name: name, Holder: h}
 	} else if err == nil {
 		err = l.Say("")
 	}
@@ -117,8 +119,12 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// maxState is the longest state.
-const maxState = 20
+const (
+	// maxState is the longest state.
+	maxState = 20
+	// maxHolder is more than the longest of what a holder says.
+	maxHolder = 256
+)
 
 // Say writes a state, one word, beside the process id. Said again and again it
 // shows others that the process is alive. One call at a time.
@@ -142,26 +148,28 @@ func (l *Lock) Unlock() {
 	}
 }
 
-// Look tells who holds the lock of that name; false when nobody does.
-func (d Dir) Look(name string) (Holder, bool) {
+// Look tells who holds the lock of that name; false when nobody does. An error says
+// that nobody can tell. It is fs.ErrNotExist where there is no such file: then nobody
+// has ever held the lock, or the file has been lost with who holds it.
+func (d Dir) Look(name string) (h Holder, held bool, err error) {
 	f, err := os.OpenFile(d.Path(name), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
-		return Holder{}, false
+		return Holder{}, false, err
 	}
 	defer f.Close() // and with it the lock, if nobody had it
 	if err := flock(f, syscall.LOCK_SH); !errors.Is(err, syscall.EWOULDBLOCK) {
-		return Holder{}, false
+		return Holder{}, false, err
 	}
-	return d.holder(name), true
+	if h, err = readHolder(f); err != nil {
+		return Holder{}, false, err
+	}
+	return h, true, nil
 }
 
-// holder reads a lock's file: what its last holder said.
-func (d Dir) holder(name string) (h Holder) {
-	b, err := os.ReadFile(d.Path(name))
-	if err != nil {
-		return Holder{}
-	}
-	return parseHolder(b)
+// readHolder reads a lock's file: what its last holder said.
+func readHolder(f *os.File) (Holder, error) {
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
+	return parseHolder(b), err
 }
 
 func parseHolder(b []byte) (h Holder) {

@@ -2,6 +2,7 @@ package handover
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,22 +55,21 @@ func TestOpenDir(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	d := openDir(t)
-	if _, held := d.Look("a.lock"); held {
-		t.Error("held before there is one")
+	if _, held, err := d.Look("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before there is one: %v, %v", held, err)
 	}
 	lock, err := d.TryLock("a.lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h, held := d.Look("a.lock"); !held || h.PID != os.Getpid() || h.State != "" {
-		t.Errorf("%+v, %v", h, held)
+	if h, held, err := d.Look("a.lock"); !held || err != nil || h.PID != os.Getpid() || h.State != "" {
+		t.Errorf("%+v, %v, %v", h, held, err)
 	}
-	_, before := d.Look("a.lock")
 	for _, state := range []string{"starting", "ready", "a-state-of-20-letters", "two words"} {
 		err := lock.Say(state)
 		if bad := len(state) > maxState || strings.Contains(state, " "); bad != (err != nil) {
 			t.Errorf("%q: %v", state, err)
-		} else if h, _ := d.Look("a.lock"); !bad && (h.State != state || !before) {
+		} else if h, held, _ := d.Look("a.lock"); !bad && (h.State != state || !held) {
 			t.Errorf("%+v", h)
 		}
 	}
@@ -78,8 +78,8 @@ func TestLock(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	lock.Unlock()
-	if _, held := d.Look("a.lock"); held {
-		t.Error("held after its end")
+	if _, held, err := d.Look("a.lock"); held || err != nil {
+		t.Errorf("after its end: %v, %v", held, err)
 	}
 	again, err := d.TryLock("a.lock")
 	if err != nil {
@@ -91,6 +91,9 @@ func TestLock(t *testing.T) {
 	}
 	if _, err := d.TryLock("b.lock"); err == nil {
 		t.Error("a link is followed")
+	}
+	if _, held, err := d.Look("b.lock"); held || err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link: %v, %v", held, err)
 	}
 }
 

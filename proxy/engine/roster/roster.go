@@ -129,7 +129,7 @@ func (r *Roster) Leave(entries []Entry) {
 
 // tryLock reports whether the lock is this process's.
 func (r *Roster) tryLock() bool {
-	if _, held := r.dir.Look(r.name + ".lock"); held {
+	if _, held, _ := r.dir.Look(r.name + ".lock"); held { // an error is TryLock's too
 		return false
 	}
 	lock, err := r.dir.TryLock(r.name + ".lock")

@@ -1,0 +1,202 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// lockOf holds the lock of a process's slot in its stead; beat says that it lives.
+func lockOf(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
+	t.Helper()
+	f, err := os.Create(s.dir.Path(slotName(p.role, p.slot, "lock")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatal(err)
+	}
+	return func(n uint64) {
+		if _, err := f.WriteAt(fmt.Appendf(nil, "%10d %20s %20d\n", p.pid, stateReady, n), 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// lookFor has a supervisor look at its children as run does.
+func lookFor(s *supervisor, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(lookEvery) {
+		s.look()
+	}
+}
+
+// TestLostDirectory: processes whose locks cannot be read are neither killed nor taken
+// for ended while they live; when they can be, they have their time again.
+func TestLostDirectory(t *testing.T) {
+	s := newFleet(t, RoleCoordinator, RoleWorker)
+	own, adopted := s.posts[0].process, s.posts[1].process
+	child := adopted.cmd
+	adopted.cmd = nil
+	beats := []func(uint64){lockOf(t, s, own), lockOf(t, s, adopted)}
+	away := string(s.dir) + "-away"
+	rename := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	well := func(when string) {
+		t.Helper()
+		for _, o := range s.posts {
+			if p := o.process; p == nil || p.killed || p.gone {
+				t.Fatalf("%s: %+v", when, p)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for _, p := range []*process{own, adopted} {
+			p.since, p.seen = time.Now(), time.Now()
+		}
+		for round := range uint64(2) {
+			for _, beat := range beats {
+				beat(round + 1)
+			}
+			s.look()
+			if own.state != stateReady || adopted.state != stateReady {
+				t.Fatalf("%+v, %+v", own, adopted)
+			}
+			rename(string(s.dir), away)
+			lookFor(s, 15*time.Second)
+			well("away")
+			rename(away, string(s.dir))
+			lookFor(s, hungAfter/2)
+			well("back")
+		}
+		rename(string(s.dir), away)
+		_ = child.Process.Kill() // it lives
+		_ = child.Wait()         // it says how
+		lookFor(s, time.Second)
+		if s.posts[0].process != own || own.killed || s.posts[1].process != nil {
+			t.Errorf("%+v; the adopted one has ended: %+v", own, s.posts[1].process)
+		}
+		rename(away, string(s.dir))
+		lookFor(s, hungAfter+time.Second)
+		if !own.killed {
+			t.Error("a silent process is not killed")
+		}
+	})
+}
+
+// TestFullDirectory: nobody is silent where nobody can write.
+func TestFullDirectory(t *testing.T) {
+	s := newFleet(t, RoleWorker)
+	p := s.posts[0].process
+	lockOf(t, s, p)(1)
+	lock, err := s.dir.TryLock(officeLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.succession = &succession{dir: s.dir, log: s.log, lock: lock}
+	lock.Unlock() // nothing can be written any more
+	synctest.Test(t, func(t *testing.T) {
+		p.since, p.seen = time.Now(), time.Now()
+		lookFor(s, 3*hungAfter)
+		if p.killed || p.state != stateReady {
+			t.Fatalf("%+v", p)
+		}
+		s.succession.lock = nil
+		lookFor(s, hungAfter+time.Second)
+		if !p.killed {
+			t.Error("a silent process is not killed")
+		}
+	})
+}
+
+// TestNotYetLocked: a child that never comes to its lock is silent.
+func TestNotYetLocked(t *testing.T) {
+	s := newFleet(t, RoleWorker)
+	p := s.posts[0].process
+	synctest.Test(t, func(t *testing.T) {
+		p.since, p.seen = time.Now(), time.Now()
+		lookFor(s, hungAfter-time.Second)
+		if p.killed {
+			t.Fatal("it is killed too soon")
+		}
+		lookFor(s, 2*time.Second)
+		if !p.killed {
+			t.Error("it is not killed")
+		}
+	})
+}
+
+// TestChildWithoutLock: a child says that its slot is taken only if it is.
+func TestChildWithoutLock(t *testing.T) {
+	dir := handover.Dir(t.TempDir())
+	lock, err := dir.TryLock(slotName(RoleWorker, 1, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	for _, tt := range []struct {
+		dir  handover.Dir
+		slot int
+		code int
+	}{{dir, 1, exitSlotTaken}, {handover.Dir(filepath.Join(string(dir), "away")), 1, exitFailed}} {
+		c := &child{part: Part{Role: RoleWorker, Slot: tt.slot, Dir: tt.dir}, log: slog.New(slog.DiscardHandler)}
+		var f *failure
+		if err := c.run(); !errors.As(err, &f) || f.code != tt.code {
+			t.Errorf("in %s: %v, want code %d", tt.dir, err, tt.code)
+		}
+	}
+}
+
+// TestBackOff: whatever a child ends of, but that its slot is taken, the next ones wait
+// longer and longer; so do starts that fail.
+func TestBackOff(t *testing.T) {
+	s := newFleet(t, RoleWorker)
+	o := s.posts[0]
+	for n := range 5 {
+		c := exec.Command("false")
+		if err := c.Run(); c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		o.process = &process{role: RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}
+		before := time.Now()
+		s.ended(exited{o.process})
+		if o.process != nil || o.failures != n+1 || o.next.Before(before.Add(backOff(n))) {
+			t.Errorf("after %d: %+v", n+1, o)
+		}
+	}
+	file := filepath.Join(string(s.dir), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.dir = handover.Dir(file) // in which there is nothing, and never will be
+	if _, err := s.start(RoleWorker); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("started: %v", err)
+	}
+	o.next = time.Time{}
+	before := time.Now()
+	s.fill()
+	if o.process != nil || o.failures != 6 || o.next.Before(before.Add(backOff(6))) {
+		t.Errorf("%+v", o)
+	}
+	s.fill()
+	if o.failures != 6 {
+		t.Error("it is tried again at once")
+	}
+	if err := s.adopt(); err == nil {
+		t.Error("nobody can tell who is there")
+	}
+}
