@@ -36,6 +36,10 @@ type succession struct {
 // children.
 const officeLock = "office.lock"
 
+// refreshEvery is how often what is in the fleet's directory is made new: those who
+// sweep temporary directories wait for days.
+const refreshEvery = time.Hour
+
 // errRetired is the end of a process that has a successor.
 var errRetired = errors.New("a successor has taken over")
 
@@ -130,6 +134,11 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 			return nil
 		}
 	}
+	refreshing, end := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer end()
+	wg.Go(func() { s.refresh(refreshing) })
 	server, err := handover.Listen(s.dir, handover.Control, s.log)
 	if err != nil {
 		s.log.Warn("this process cannot be taken over from", "error", err)
@@ -142,6 +151,15 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 		return nil
 	}
 	return errRetired
+}
+
+// refresh keeps what is in the directory from looking as if nobody used it.
+func (s *succession) refresh(ctx context.Context) {
+	for sleep(ctx, refreshEvery) {
+		if err := s.dir.Refresh(); err != nil {
+			s.log.Warn("files of fleet.dir may look unused, and be swept away", "error", err)
+		}
+	}
 }
 
 // say writes what the office's lock says once more. An error says that no process can

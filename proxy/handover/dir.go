@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -54,6 +55,26 @@ func (d Dir) Open() error {
 		return fmt.Errorf("%s is open to others (mode %04o): it must be 0700", d, info.Mode().Perm())
 	}
 	return nil
+}
+
+// Refresh makes everything in the directory as new as it can be, for those who sweep
+// old files out of temporary directories: a lock that has gone is nobody's.
+func (d Dir) Refresh() error {
+	entries, err := os.ReadDir(string(d))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	now := time.Now()
+	for _, e := range entries {
+		if e.Type()&fs.ModeSymlink != 0 {
+			continue // its own times cannot be set, and what it names is here too, if it is ours
+		}
+		if err := os.Chtimes(d.Path(e.Name()), now, now); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Path is that of a file in the directory.

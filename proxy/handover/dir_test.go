@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestDefaultDir(t *testing.T) {
@@ -94,6 +95,44 @@ func TestLock(t *testing.T) {
 	}
 	if _, held, err := d.Look("b.lock"); held || err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a link: %v, %v", held, err)
+	}
+}
+
+// TestRefresh: what is in use is not swept out as old, and nothing outside is touched.
+func TestRefresh(t *testing.T) {
+	d := openDir(t)
+	lock, err := d.TryLock("a.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := errors.Join(os.WriteFile(outside, nil, 0o600), os.WriteFile(d.Path("epoch"), nil, 0o600), os.Symlink(outside, d.Path("link"))); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-30 * 24 * time.Hour)
+	for _, path := range []string{d.Path("a.lock"), d.Path("epoch"), outside} {
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	for path, renewed := range map[string]bool{d.Path("a.lock"): true, d.Path("epoch"): true, outside: false} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if age := time.Since(info.ModTime()); renewed != (age < time.Hour) {
+			t.Errorf("%s is %v old", path, age)
+		}
+	}
+	if h, held, err := d.Look("a.lock"); !held || err != nil || h.PID != os.Getpid() {
+		t.Errorf("%+v, %v, %v", h, held, err)
+	}
+	if err := Dir(filepath.Join(string(d), "away")).Refresh(); err == nil {
+		t.Error("what is not there is new")
 	}
 }
 
