@@ -22,6 +22,7 @@ type pipes struct {
 
 	mu   sync.Mutex
 	down bool    // guarded by mu
+	far  bool    // what comes looks like from another host; guarded by mu
 	made []*held // guarded by mu
 }
 
@@ -55,6 +56,9 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, errDown
 	}
 	mine, theirs := net.Pipe()
+	if p.far {
+		theirs = farConn{theirs}
+	}
 	h := &held{Conn: mine, open: make(chan struct{}), closed: make(chan struct{}), late: make(chan struct{})}
 	close(h.open)
 	select {
@@ -66,6 +70,19 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 	}
 	p.made = append(p.made, h)
 	return h, nil
+}
+
+// farConn is a connection that seems to come over a network.
+type farConn struct{ net.Conn }
+
+// RemoteAddr implements net.Conn.
+func (farConn) RemoteAddr() net.Addr { return &net.TCPAddr{} }
+
+// move has later connections come from another host.
+func (p *pipes) move() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.far = true
 }
 
 // last is the connection that was made last.

@@ -82,7 +82,8 @@ func NewServer(o ServerOptions) *Server {
 }
 
 // Serve serves the workers that connect to l, which it closes, until ctx ends, and
-// returns when their leases are released. It may be called for several listeners.
+// returns when their leases are released and OnOrphan has been told of those that have
+// died. It may be called for several listeners.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	var conns sync.WaitGroup
@@ -147,7 +148,11 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	}
 	nc.SetDeadline(time.Time{})
 	if !who.standby {
-		s.attend(working, nc, who)
+		w, orphans := s.attend(working, nc, who)
+		done() // who mourns holds up no step-down
+		if len(orphans) > 0 {
+			s.bury(working, w, orphans, overNetwork(nc))
+		}
 		return
 	}
 	t.standbys.Add(1) // before done: StandBy waits for these later
@@ -158,9 +163,10 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	s.inform(shadowed, t, nc, who)
 }
 
-// attend serves a worker until its connection ends, and says what became of it.
-func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
-	w := &worker{s: s, peer: who, ctx: ctx, since: time.Now(), leases: make(map[uint64]lent)}
+// attend serves a worker until its connection ends, and says what became of it:
+// orphans are to be buried.
+func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, orphans [][]byte) {
+	w = &worker{s: s, peer: who, ctx: ctx, since: time.Now(), leases: make(map[uint64]lent)}
 	w.conn = link.New(nc, w)
 	s.join(w)
 	if s.o.OnWorker != nil {
@@ -169,7 +175,7 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
 	s.o.Log.Info("worker connected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid)
 	err := w.conn.Run(ctx)
 	w.beside.Wait()
-	orphans := w.end()
+	orphans = w.end()
 	mourn := errors.Is(err, link.ErrGone) && len(orphans) > 0
 	s.mu.Lock()
 	delete(s.workers, w.number)
@@ -188,9 +194,10 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) {
 		level = slog.LevelInfo
 	}
 	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
-	if mourn {
-		s.bury(ctx, w, orphans)
+	if !mourn {
+		return w, nil
 	}
+	return w, orphans
 }
 
 // join makes w one of the workers. Another connection of the same process is one
@@ -230,18 +237,20 @@ var errReplaced = errors.New("the worker has connected again")
 // lives: longer than a Client pauses between two dials.
 const mourning = 2 * time.Second
 
+// overNetwork reports whether a connection can end although both its ends live.
+func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
+
 // bury has the clean-ups of a dead worker run, unless it has connected again since:
-// then it lives, or has died later, and had told of what it still owed.
-func (s *Server) bury(ctx context.Context, w *worker, orphans [][]byte) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(mourning):
-	}
+// then it lives, or has died later, and had told of what it still owed. When the term
+// ends before, by ctx, it may be with another coordinator: those of one whose
+// connection the network may have ended are then left to the engines' own time-outs.
+func (s *Server) bury(ctx context.Context, w *worker, orphans [][]byte, network bool) {
+	time.Sleep(mourning) // Serve waits for it
 	s.mu.Lock()
 	mourned := s.mourned[w]
 	delete(s.mourned, w)
 	s.mu.Unlock()
-	if !mourned || ctx.Err() != nil {
+	if !mourned || network && ctx.Err() != nil {
 		return
 	}
 	for _, cleanup := range orphans {

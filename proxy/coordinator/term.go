@@ -50,7 +50,7 @@ func (s *Server) Lead(epoch uint64) {
 // StandBy ends the term, if there is one: the workers' leases are released, what
 // is kept of turns is freed, and then the standbys are given a moment to ask for what
 // they do not know yet. It returns when no connection is left; one that comes is
-// closed.
+// closed. What workers that have just died owe is paid after it.
 func (s *Server) StandBy() {
 	s.mu.Lock()
 	t := s.term

@@ -536,6 +536,26 @@ func TestOrphans(t *testing.T) {
 			w.pipes.fall(true)
 			w.client.session.Load().link.Call(context.Background(), kindPlace, nil, nil, 0)
 		}, ""},
+		{"died just before the coordinator stepped down", nil, func(w *wired) {
+			w.die()
+			later(100 * time.Millisecond)
+			w.stepDown(t)
+		}, "free it"},
+		{"was left by a coordinator that stepped down", nil, func(w *wired) { w.stepDown(t) }, ""},
+		{"of another host was cut off just before that", func(w *wired, _ *Placement) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, func(w *wired) {
+			w.die()
+			later(100 * time.Millisecond)
+			w.stepDown(t)
+		}, ""},
+		{"of another host died", func(w *wired, _ *Placement) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, (*wired).die, "free it"},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
 			p := w.must(t, ask())
@@ -570,6 +590,14 @@ func TestOrphans(t *testing.T) {
 		p.Lease.Owe([]byte("free it"))
 		p.Lease.Release()
 	})
+}
+
+// stepDown ends the coordinator's term, which nobody who mourns holds up.
+func (w *wired) stepDown(t *testing.T) {
+	began := time.Now()
+	if w.server.StandBy(); time.Since(began) >= settling {
+		t.Errorf("it took %v", time.Since(began))
+	}
 }
 
 // die makes the worker die: its end is cut, and it does not come back.
