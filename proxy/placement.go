@@ -20,25 +20,26 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 }
 
 // placeOnce asks for a placement that the request's form allows. What its
-// connector cannot pair goes to one engine that answers it alone, if there is
-// one; that is counted.
+// connector cannot pair, or not with this prefill, goes to one engine that answers
+// it alone, if there is one; that is counted.
 func (x *exchange) placeOnce() (*coordinator.Placement, error) {
-	p, err := x.placeWhere(func(_ *coordinator.Placement, c connector.Connector) error {
+	serves := func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
 			return errNotCarried(c.Name(), x.req.API)
 		}
 		return nil
-	})
+	}
+	p, err := x.placeWhere(serves)
 	if err != nil || p.Flow == abi.FlowAggregated {
 		return p, err
 	}
 	conn := x.s.connector(p.Decode.Spec.Connector)
-	unpairable := conn.Pairable(&x.req)
+	reason, sure, unpairable := x.unpairable(conn, p.Prefill)
 	if unpairable == nil {
 		return p, nil
 	}
 	p.Lease.Release()
-	limit := p.FirstByte // the plan policy is not asked again
+	limit, aggregate, excluded := p.FirstByte, x.ask.Aggregate, len(x.ask.Excluded) // the plan policy is not asked again
 	x.ask.Aggregate, x.ask.Request.PairBroken = conn.AggregatesOn(), true
 	p, err = x.placeWhere(func(p *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) || p.Decode.Role != abi.RoleBoth && p.Decode.Role&c.AggregatesOn() == 0 {
@@ -46,13 +47,32 @@ func (x *exchange) placeOnce() (*coordinator.Placement, error) {
 		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+		x.s.deps.Metrics.Fallback("aggregated", reason)
+		x.rec.fallback("aggregated", reason)
+	case sure:
 		return nil, unpairable
+	default:
+		x.ask.Aggregate, x.ask.Request.PairBroken, x.ask.Excluded = aggregate, false, x.ask.Excluded[:excluded]
+		if p, err = x.placeWhere(serves); err != nil {
+			return nil, err
+		}
 	}
-	x.s.deps.Metrics.Fallback("aggregated", "not_pairable")
-	x.rec.fallback("aggregated", "not_pairable")
 	p.FirstByte = limit
 	return p, nil
+}
+
+// unpairable reports why the request cannot run as two legs, the first on prefill,
+// and the reason to count; sure is false where it perhaps can.
+func (x *exchange) unpairable(conn connector.Connector, prefill engine.Target) (reason string, sure bool, err error) {
+	if err = conn.Pairable(&x.req); err != nil {
+		return "not_pairable", true, err
+	}
+	if d, ok := conn.(connector.Dated); ok {
+		sure, err = d.Unfit(&x.req, prefill.Facts())
+	}
+	return "forced_tool", sure, err
 }
 
 // placeWhere asks for a placement whose connector suits the request; check says

@@ -110,6 +110,9 @@ type Config struct {
 	WrongTokens bool
 	// Store is the directory that vllm-store engines share; "" for none.
 	Store string
+	// Version is the release of vLLM; default "0.32.0+sim". One before 0.21 fails on
+	// forced tool calls that are cut off after a token, one of 0.1 does not.
+	Version string
 	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are what only those connectors
 	// have.
 	Nixl     NixlConfig
@@ -136,6 +139,7 @@ func (c Config) withDefaults() (Config, error) {
 	text(&c.Listen, "127.0.0.1:0")
 	text(&c.Name, c.Connector+"-"+c.Role)
 	text(&c.Model, "sim")
+	text(&c.Version, "0.32.0+sim")
 	number := func(field *int, def int) {
 		if *field == 0 {
 			*field = def

@@ -98,6 +98,9 @@ func (v *vllm) routes(mux *http.ServeMux) {
 		// Without --enable-server-load-tracking the answer is constant.
 		writeJSON(w, http.StatusOK, obj("server_load", 0))
 	})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, obj("version", v.e.cfg.Version))
+	})
 	mux.HandleFunc("POST /tokenize", v.tokenize)
 	for _, route := range []string{routeChat, routeCompletions} {
 		mux.HandleFunc("POST "+route+"/render", v.render(route))
@@ -365,6 +368,9 @@ func internalID(s *sequence) string {
 
 func (v *vllm) generate(ctx context.Context, s *sequence, emit func(token)) error {
 	err := v.run(ctx, s, emit)
+	if err == nil {
+		err = v.parseTools(s)
+	}
 	var failure *apiError
 	if s.req.Route == routeMessages && errors.As(err, &failure) {
 		copied := *failure

@@ -96,7 +96,7 @@ type Handoff struct {
 type Orphan struct {
 	PrefillSent bool     // the prefill leg may have reached its engine
 	PrefillDone bool     // prefill answered whole
-	Refused     bool     // prefill answered with an error status: it holds nothing
+	Refused     bool     // prefill answered with an error status: it holds nothing, as far as Dated can help it
 	DecodeSent  bool     // the decode leg may have reached its engine
 	DecodeEnded bool     // decode answered with an error status, or broke the connection: it waits for nothing
 	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
@@ -177,6 +177,15 @@ type Connector interface {
 // reason, to be counted, why it is not the style's.
 type Ordered interface {
 	Order(a *Attempt, style string) (flow abi.Flow, fallback string)
+}
+
+// Dated is a connector whose engines, of some releases, fail on the prefill leg of
+// some requests.
+type Dated interface {
+	// Unfit reports, as an *openai.Error that names the field, why prefill cannot be
+	// sent a leg of r, which is Pairable; by its facts. sure is false where it may yet
+	// turn out well: the leg is sent then if nobody answers the request whole.
+	Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err error)
 }
 
 // Deferrer is a connector whose prefill may answer before decode has said where

@@ -68,11 +68,21 @@ func nixlCompatible(p, d *engine.Facts) error {
 }
 
 // hashesVersion reports whether a vLLM release compares its version with its
-// peer's. A build without a release's number (0.1.dev…) tells nothing.
+// peer's.
 func hashesVersion(version string) bool {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, errA := strconv.Atoi(major)
-	b, errB := strconv.Atoi(minor)
-	return errA == nil && errB == nil && (a > 0 || b >= 13)
+	major, minor := release(version)
+	return major > 0 || minor >= 13
+}
+
+// release gives the numbers of a vLLM release; 0, 0 for a build that has none
+// (0.1.dev…), which tells nothing, and where the version is not known.
+func release(version string) (major, minor int) {
+	first, rest, _ := strings.Cut(version, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	major, errA := strconv.Atoi(first)
+	minor, errB := strconv.Atoi(second)
+	if errA != nil || errB != nil || major < 0 || minor < 0 || major == 0 && minor <= 1 {
+		return 0, 0
+	}
+	return major, minor
 }

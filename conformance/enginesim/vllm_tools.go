@@ -1,0 +1,49 @@
+package enginesim
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// The errors of the releases that look for a forced tool call in what was cut off
+// after its first token.
+var (
+	errToolJSON = &apiError{
+		Status: http.StatusBadRequest, Type: "BadRequestError",
+		Message: "1 validation error for list[function-wrap[__log_extra_fields__()]]\n  Invalid JSON: expected value at line 1 column 1",
+	}
+	errToolAssertion = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError"}
+)
+
+// parseTools is what the serving layer makes of a whole answer whose request forces a
+// tool call. The engine core has ended the request by then, and holds what it is
+// to hold: releases before 0.18 ("required"), 0.19 (that in a response) and 0.21 (a
+// named function, with a reasoning parser, which the engine has) fail the request
+// all the same.
+func (v *vllm) parseTools(s *sequence) error {
+	if s.req.Stream || len(s.output) != 1 || s.finish != "length" {
+		return nil
+	}
+	_, rest, _ := strings.Cut(v.e.cfg.Version, ".")
+	digits, _, _ := strings.Cut(rest, ".")
+	minor, _ := strconv.Atoi(digits)
+	if minor <= 1 { // a build of today's that has no number
+		return nil
+	}
+	word, err := s.req.Fields.str("tool_choice", "")
+	kind := ""
+	if err != nil { // an object
+		choice, _ := s.req.Fields.object("tool_choice")
+		kind, _ = choice.str("type", "")
+	}
+	switch {
+	case word == "required" && s.req.Route == routeResponses && minor < 19,
+		word == "required" && s.req.Route == routeChat && minor < 18,
+		kind == "any" && s.req.Route == routeMessages && minor < 18:
+		return errToolJSON
+	case (kind == "function" || kind == "tool") && minor < 21:
+		return errToolAssertion
+	}
+	return nil
+}

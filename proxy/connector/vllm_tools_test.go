@@ -1,0 +1,74 @@
+package connector
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// TestUnfit: which releases are sent the prefill leg of a forced tool call.
+func TestUnfit(t *testing.T) {
+	const (
+		chat      = `{"messages":[{"role":"user","content":"x"}],"tool_choice":`
+		responses = `{"input":"x","tool_choice":`
+		messages  = `{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"x"}],"tool_choice":`
+		named     = `{"type":"function","function":{"name":"f"}}}`
+	)
+	for _, tt := range []struct {
+		path, body string
+		first      string // release that takes it
+		last       string // that does not
+		sure       bool
+	}{
+		{"/v1/chat/completions", chat + `"required"}`, "0.18.0", "0.17.1", true},
+		{"/v1/chat/completions", chat + ` ` + named, "0.21.0", "0.20.2", false},
+		{"/v1/responses", responses + `"required"}`, "0.19.0", "0.18.0", true},
+		{"/v1/responses", responses + `{"type":"function","name":"f"}}`, "0.21.0", "0.20.2", false},
+		{"/v1/messages", messages + `{"type":"any"}}`, "0.18.0", "0.17.1", true},
+		{"/v1/messages", messages + `{"type":"tool","name":"f"}}`, "0.21.0", "0.20.2", false},
+		{"/v1/chat/completions", chat + `"auto"}`, "0.9.0", "", false},
+		{"/v1/chat/completions", chat + `"none"}`, "0.9.0", "", false},
+		{"/v1/chat/completions", chat + `null}`, "0.9.0", "", false},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}]}`, "0.9.0", "", false},
+		{"/v1/messages", messages + `{"type":"auto"}}`, "0.9.0", "", false},
+		{"/v1/messages", messages + `"required"}`, "0.9.0", "", false},                     // refused before it is computed
+		{"/v1/completions", `{"prompt":"x","tool_choice":"required"}`, "0.9.0", "", false}, // no member of it
+	} {
+		api, _ := openai.APIFor(tt.path)
+		var r openai.Request
+		if err := openai.ParseRequest(api, []byte(tt.body), &r); err != nil {
+			t.Fatal(err)
+		}
+		for _, version := range []string{tt.first, tt.first + "rc1.dev3+g0123abc", "0.32.0+sim", "0.100.0", "1.0.0"} {
+			if _, err := (nixl{}).Unfit(&r, &engine.Facts{Version: version}); err != nil {
+				t.Errorf("%s %s: %s: %v", tt.path, tt.body, version, err)
+			}
+		}
+		if tt.last == "" {
+			if _, err := (nixl{}).Unfit(&r, &engine.Facts{}); err != nil {
+				t.Errorf("%s %s: %v", tt.path, tt.body, err)
+			}
+			continue
+		}
+		for _, version := range []string{tt.last, "0.8.5.post1", "0.11.0+rocm", "", "0.1.dev1+g0123abc", "dev", "x.y", "0.-9.1"} {
+			known := version != "" && version[0] == '0' && version[2] != '-' && version != "0.1.dev1+g0123abc"
+			sure, err := nixl{}.Unfit(&r, &engine.Facts{Version: version})
+			var refusal *openai.Error
+			if !errors.As(err, &refusal) || refusal.Param != "tool_choice" || sure != (tt.sure && known) {
+				t.Errorf("%s %s: %q: %v, sure %v", tt.path, tt.body, version, err, sure)
+			}
+		}
+	}
+}
+
+// TestDated: every connector of vLLM's two legs sends prefill one token.
+func TestDated(t *testing.T) {
+	for _, c := range All() {
+		_, dated := c.(Dated)
+		if want := c.Name() != "sglang" && c.Name() != "trtllm" && c.Name() != "none"; dated != want {
+			t.Errorf("%s: %v", c.Name(), dated)
+		}
+	}
+}
