@@ -81,9 +81,9 @@ func (p *process) known(err error) bool {
 	return err == nil || p.cmd != nil && p.beat == 0 && errors.Is(err, fs.ErrNotExist)
 }
 
-// overlook is for a process whose lock cannot be read, or written. That is no word against it: the
-// supervisor's own children live until they have ended, and others as long as there is
-// a process of that number.
+// overlook is for a process whose lock cannot be read, or written. That is no word
+// against it: the supervisor's own children live until they have ended, and others as
+// long as there is a process of that number.
 func (s *supervisor) overlook(p *process, err error, now time.Time) {
 	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
 		p.gone = true
