@@ -321,6 +321,10 @@ func TestPlanPolicy(t *testing.T) {
 			if status, why := n.reloadPlugin("p"); status != 200 {
 				t.Fatalf("reload: %d %s", status, why)
 			}
+			if !tt.falls {
+				n.patient(time.Minute)
+				defer n.patient(0)
+			}
 			before := fallbacks()
 			for range 5 {
 				if r := n.post(""); r.status != tt.status {
@@ -342,9 +346,7 @@ func TestMintPolicy(t *testing.T) {
 	}
 	const counting = `get 0 i32 24 i32.add i64.load i64 1 i64 50 i64.shl i64.add`
 	replaceFile(t, file, mint(counting))
-	n := startFleet(t, enginesim.ConnectorTRTLLM, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) {
-		c.Policy.Mint, c.Timeouts.Policy = "p", config.Duration(200*time.Millisecond) // a busy machine holds a guest up for longer than usual
-	}})
+	n := startFleet(t, enginesim.ConnectorTRTLLM, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) { c.Policy.Mint = "p" }})
 	fallbacks := func() float64 { return n.metric("pdproxy_fallbacks_total", `what="mint"`) }
 	for _, tt := range []struct {
 		name, answer string
@@ -363,6 +365,10 @@ func TestMintPolicy(t *testing.T) {
 			replaceFile(t, file, mint(tt.answer))
 			if status, why := n.reloadPlugin("p"); status != 200 {
 				t.Fatalf("reload: %d %s", status, why)
+			}
+			if !tt.falls {
+				n.patient(time.Minute)
+				defer n.patient(0)
 			}
 			before := fallbacks()
 			const requests = 30
