@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -345,14 +344,7 @@ func TestClientLeavesStream(t *testing.T) {
 		}}
 		w := newWorld(t, setup{engines: []*fakeEngine{e}})
 		ctx, leave := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(completions(true)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := w.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := w.streams(ctx)
 		begin := time.Now()
 		leave()
 		resp.Body.Close()
@@ -399,14 +391,7 @@ func TestBegunStreamOwesNothing(t *testing.T) {
 					}})
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
-					req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(completions(true)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					resp, err := w.client.Do(req)
-					if err != nil {
-						t.Fatal(err)
-					}
+					resp := w.streams(ctx)
 					if breaks {
 						io.Copy(io.Discard, resp.Body)
 					}

@@ -252,6 +252,21 @@ func (w *world) post(path, body string, header ...string) answer {
 	return ask(context.Background(), w.client, "POST", "http://proxy"+path, body, header...)
 }
 
+// streams asks for a stream, as a client that leaves when ctx ends, and returns when it
+// begins.
+func (w *world) streams(ctx context.Context) *http.Response {
+	w.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, "POST", "http://proxy"+completionsPath, strings.NewReader(completions(true)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	resp, err := w.client.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp
+}
+
 func (w *world) get(path string) answer {
 	return ask(context.Background(), w.client, "GET", "http://proxy"+path, "")
 }
