@@ -148,7 +148,7 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
 	a.x.flush()
 	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
-	a.x.rc.SetWriteDeadline(time.Now().Add(limit + time.Duration(a.x.cfg.Timeouts.StreamIdle)))
+	limitWrites(&a.x.rc, a.x.r, limit+time.Duration(a.x.cfg.Server.WriteTimeout))
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {

@@ -26,16 +26,18 @@ func (l framingListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	fc := &framingConn{Conn: c, conns: l.conns}
+	fc := &framingConn{Conn: c, tcp: tcpOf(c), conns: l.conns}
 	l.conns.add(fc)
 	return fc, nil
 }
 
 type framingConn struct {
 	net.Conn
+	tcp   *tcpConn // below Conn; nil where none is
 	conns *clientConns
 	f     framing     // only Read touches it, and net/http has one reader at a time
 	http2 atomic.Bool // its preface has been read
+	heads headWatch   // of HTTP/2; only Read touches it
 	away  goAway      // of HTTP/2
 }
 
@@ -59,14 +61,33 @@ func (c *framingConn) Read(p []byte) (int, error) {
 		return c.f.refuse(p)
 	}
 	n, err := c.Conn.Read(p)
+	if c.f.state == framingOff {
+		c.watchHead(p[:n])
+		return n, err
+	}
+	begun := c.f.preface
 	pass := c.f.follow(p[:n])
-	if c.f.state == framingOff && !c.http2.Load() {
+	if c.f.state == framingOff {
 		c.http2.Store(true)
+		c.watchHead(p[len(http2Preface)-begun : n])
 	}
 	if pass < n {
 		err = nil // the next Read begins the refusal
 	}
 	return pass, err
+}
+
+// watchHead notes when a request head begins and ends among the frames in p.
+func (c *framingConn) watchHead(p []byte) {
+	was, parts := c.heads.inside(), c.heads.parts
+	c.heads.follow(p)
+	switch inside := c.heads.inside(); {
+	case c.tcp == nil:
+	case !inside && was:
+		c.tcp.head.end()
+	case inside && (!was || c.heads.parts != parts):
+		c.tcp.head.begin(&c.tcp.all.watch)
+	}
 }
 
 // CloseWrite lets net/http send its FIN before it closes a connection with

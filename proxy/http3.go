@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -22,41 +21,80 @@ const quicBuffer = 7 << 20
 
 // quicFront is the HTTP/3 listener. A nil *quicFront does nothing.
 type quicFront struct {
-	conn   *net.UDPConn
-	server *http3.Server
-	lane   *quicLane // nil: the port is this process's alone
+	conn      *net.UDPConn
+	port      int
+	transport *quic.Transport
+	listener  *quic.Listener
+	conns     *http3Conns
+	lane      *quicLane // nil: the port is this process's alone
 }
+
+// Limits of one connection of HTTP/2 and of HTTP/3.
+const (
+	// streamsPerConn is how many requests run at a time.
+	streamsPerConn = 250
+	// receiveWindow is how many bytes of bodies a client may send that nobody has
+	// read yet.
+	receiveWindow = 1 << 20
+	// controlStreams is how many streams without a request an HTTP/3 client may
+	// have; it needs three, and some clients send further ones to be ignored.
+	controlStreams = 8
+)
 
 // listenQUIC opens the UDP socket, which processes of the directory lanes share
 // unless that is "". 0-RTT stays off: a replayed POST would generate twice.
-func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes string, log *slog.Logger) (*quicFront, error) {
-	q := &quicFront{server: &http3.Server{
+func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes string, places *connections, log *slog.Logger) (*quicFront, error) {
+	q := new(quicFront)
+	if err := q.open(lanes, cfg.Server.HTTP3, &h); err != nil {
+		return nil, err
+	}
+	headLimit := time.Duration(cfg.Server.ReadHeaderTimeout)
+	q.conns = newHTTP3Conns(&http3.Server{
 		Handler:        h,
-		TLSConfig:      http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)),
 		MaxHeaderBytes: int(cfg.Server.MaxHeader),
 		IdleTimeout:    time.Duration(cfg.Server.IdleTimeout),
-		QUICConfig:     &quic.Config{Allow0RTT: false, MaxIncomingStreams: 10000, KeepAlivePeriod: 15 * time.Second},
 		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
 		Logger:         slog.New(slog.DiscardHandler),
-	}}
-	if lanes == "" {
-		addr, err := net.ResolveUDPAddr("udp", cfg.Server.HTTP3)
-		if err != nil {
-			return nil, err
-		}
-		if q.conn, err = net.ListenUDP("udp", addr); err != nil {
-			return nil, err
-		}
-	} else {
-		var err error
-		if q.lane, err = openLane(lanes, cfg.Server.HTTP3, q.server); err != nil {
-			return nil, err
-		}
-		q.conn = q.lane.conn.UDPConn
+	}, headLimit)
+	q.conns.admit(q.transport, places)
+	var err error
+	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)), &quic.Config{
+		HandshakeIdleTimeout:       headLimit / 2, // a handshake may take twice that in all
+		MaxIncomingStreams:         streamsPerConn,
+		MaxIncomingUniStreams:      controlStreams,
+		MaxStreamReceiveWindow:     receiveWindow,
+		MaxConnectionReceiveWindow: receiveWindow,
+		KeepAlivePeriod:            15 * time.Second,
+	})
+	if err != nil {
+		q.close()
+		return nil, err
 	}
-	q.server.Port = q.conn.LocalAddr().(*net.UDPAddr).Port
 	checkBuffers(q.conn, log)
 	return q, nil
+}
+
+// open opens the UDP socket. A lane counts the requests of h.
+func (q *quicFront) open(lanes, address string, h *http.Handler) error {
+	if lanes == "" {
+		addr, err := net.ResolveUDPAddr("udp", address)
+		if err != nil {
+			return err
+		}
+		if q.conn, err = net.ListenUDP("udp", addr); err != nil {
+			return err
+		}
+		q.transport = &quic.Transport{Conn: q.conn}
+	} else {
+		var err error
+		if q.lane, err = openLane(lanes, address); err != nil {
+			return err
+		}
+		*h = q.lane.count(*h)
+		q.conn, q.transport = q.lane.conn.UDPConn, q.lane.transport
+	}
+	q.port = q.conn.LocalAddr().(*net.UDPAddr).Port
+	return nil
 }
 
 // withBase returns conn's context that also ends when base does, with its cause.
@@ -93,7 +131,7 @@ func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
 
 // advertise adds Alt-Svc to the answers of the TCP listener.
 func (q *quicFront) advertise(h http.Handler) http.Handler {
-	value := fmt.Sprintf(`h3=":%d"; ma=86400`, q.server.Port)
+	value := fmt.Sprintf(`h3=":%d"; ma=86400`, q.port)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header()["Alt-Svc"] = []string{value}
 		h.ServeHTTP(w, r)
@@ -101,16 +139,13 @@ func (q *quicFront) advertise(h http.Handler) http.Handler {
 }
 
 func (q *quicFront) serve() error {
-	var err error
 	if q.lane != nil {
-		err = q.lane.serve(q.server)
-	} else {
-		err = q.server.Serve(q.conn)
+		defer close(q.lane.taken)
+		if err := q.lane.conn.Serve(); err != nil {
+			return err
+		}
 	}
-	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, quic.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return q.conns.serve(q.listener)
 }
 
 func (q *quicFront) shutdown(ctx context.Context) error {
@@ -118,16 +153,21 @@ func (q *quicFront) shutdown(ctx context.Context) error {
 	case q == nil:
 		return nil
 	case q.lane != nil:
-		return q.lane.shutdown(ctx, q.server)
+		return q.lane.shutdown(ctx, q)
 	}
-	return q.server.Shutdown(ctx)
+	_ = q.listener.Close() // never fails
+	return q.conns.shutdown(ctx)
 }
 
 func (q *quicFront) close() {
 	if q == nil {
 		return
 	}
-	q.server.Close()
+	if q.listener != nil {
+		_ = q.listener.Close() // never fails
+	}
+	q.conns.close()
+	_ = q.transport.Close() // the socket stays open
 	if q.lane != nil {
 		q.lane.close()
 		return

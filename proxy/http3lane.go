@@ -8,9 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
-	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
@@ -40,17 +38,16 @@ const (
 type quicLane struct {
 	conn      *quiclane.Conn
 	transport *quic.Transport
-	listener  *quic.EarlyListener
-	young     atomic.Int64 // connections that the server has not taken yet
 	running   atomic.Int64 // requests
 	draining  atomic.Bool
 	inlet     sync.WaitGroup
-	taken     chan struct{} // closed when the server takes no more connections
+	taken     chan struct{} // closed when no more connections are accepted
 }
 
 // openLane opens addr next to the other lanes of dir. From then on it forwards
-// their packets, until close; only serve makes it answer new clients.
-func openLane(dir, addr string, server *http3.Server) (*quicLane, error) {
+// their packets, until close, once its transport listens; only conn.Serve makes it
+// answer new clients.
+func openLane(dir, addr string) (*quicLane, error) {
 	l := &quicLane{taken: make(chan struct{})}
 	var err error
 	if l.conn, err = quiclane.Listen(dir, addr); err != nil {
@@ -61,32 +58,7 @@ func openLane(dir, addr string, server *http3.Server) (*quicLane, error) {
 		return nil, err
 	}
 	l.inlet.Go(l.conn.Run)
-	l.transport.ConnContext = l.begin
-	withConn := server.ConnContext
-	server.ConnContext = func(ctx context.Context, c *quic.Conn) context.Context {
-		if grown, ok := ctx.Value(grownKey{}).(func()); ok {
-			grown()
-		}
-		return withConn(ctx, c)
-	}
-	server.Handler = l.count(server.Handler)
-	if l.listener, err = l.transport.ListenEarly(server.TLSConfig, server.QUICConfig); err != nil {
-		l.close()
-		return nil, err
-	}
 	return l, nil
-}
-
-// grownKey finds, in the context of a connection, the function that counts it as
-// taken.
-type grownKey struct{}
-
-// begin counts a connection as young until the server has taken it or it ends.
-func (l *quicLane) begin(ctx context.Context, _ *quic.ClientInfo) (context.Context, error) {
-	l.young.Add(1)
-	grown := sync.OnceFunc(func() { l.young.Add(-1) })
-	context.AfterFunc(ctx, grown)
-	return context.WithValue(ctx, grownKey{}, grown), nil
 }
 
 // count counts the requests that run.
@@ -98,23 +70,15 @@ func (l *quicLane) count(h http.Handler) http.Handler {
 	})
 }
 
-func (l *quicLane) serve(server *http3.Server) error {
-	defer close(l.taken)
-	if err := l.conn.Serve(); err != nil {
-		return err
-	}
-	return server.ServeListener(l.listener)
-}
-
 // shutdown drains, until ctx ends. Call it after serve. A second call only ends the
 // first when its own ctx ends.
-func (l *quicLane) shutdown(ctx context.Context, server *http3.Server) error {
+func (l *quicLane) shutdown(ctx context.Context, q *quicFront) error {
 	if l.draining.Swap(true) {
-		return server.Shutdown(ctx)
+		return q.conns.shutdown(ctx)
 	}
 	err := l.conn.Drain() // an error: others do not know, and clients still come
-	l.waitYoung(ctx)
-	_ = l.listener.Close() // never fails
+	waitYoung(ctx, &q.conns.young)
+	_ = q.listener.Close() // never fails
 	<-l.taken
 	lingering, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -122,7 +86,7 @@ func (l *quicLane) shutdown(ctx context.Context, server *http3.Server) error {
 		defer cancel()
 		l.waitQuiet(lingering)
 	})
-	serr := server.Shutdown(lingering)
+	serr := q.conns.shutdown(lingering)
 	if ctx.Err() == nil {
 		serr = nil // at most idle connections were closed
 	}
@@ -132,7 +96,7 @@ func (l *quicLane) shutdown(ctx context.Context, server *http3.Server) error {
 }
 
 // waitYoung waits until no handshake runs whose connection would be lost.
-func (l *quicLane) waitYoung(ctx context.Context) {
+func waitYoung(ctx context.Context, young *atomic.Int64) {
 	ctx, cancel := context.WithTimeout(ctx, youngMost)
 	defer cancel()
 	tick := time.NewTicker(youngLeast)
@@ -142,7 +106,7 @@ func (l *quicLane) waitYoung(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if l.young.Load() == 0 {
+			if young.Load() == 0 {
 				return
 			}
 		}
@@ -166,26 +130,8 @@ func (l *quicLane) waitQuiet(ctx context.Context) {
 	}
 }
 
-// close gives the port and the lane back. The server has closed its connections.
+// close gives the port and the lane back. The transport is closed.
 func (l *quicLane) close() {
-	_ = l.transport.Close() // the socket stays open
 	l.conn.Close()
 	l.inlet.Wait()
-}
-
-var forwardedDesc = prometheus.NewDesc("pdproxy_http3_forwarded_packets_total",
-	"QUIC packets that the kernel gave to another process than that of their connection, or of new clients that a process does not take any more: way out, in, or dropped.", []string{"way"}, nil)
-
-// Describe implements prometheus.Collector: what a front counts of its sockets.
-func (f *Front) Describe(ch chan<- *prometheus.Desc) { ch <- forwardedDesc }
-
-// Collect implements prometheus.Collector.
-func (f *Front) Collect(ch chan<- prometheus.Metric) {
-	if f.quic == nil || f.quic.lane == nil {
-		return
-	}
-	out, in, dropped := f.quic.lane.conn.Counts()
-	for way, n := range map[string]uint64{"out": out, "in": in, "dropped": dropped} {
-		ch <- prometheus.MustNewConstMetric(forwardedDesc, prometheus.CounterValue, float64(n), way)
-	}
 }

@@ -244,21 +244,22 @@ func TestLaneWaitsYoung(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var l quicLane
+				h, transport := new(http3Conns), new(quic.Transport)
+				h.admit(transport, newConnections(func() (all, perAddress int) { return 1, 0 }))
 				conn, ended := context.WithCancel(t.Context())
-				ctx, err := l.begin(conn, nil)
+				ctx, err := transport.ConnContext(conn, &quic.ClientInfo{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				begun := time.Now()
-				time.AfterFunc(tt.last, ctx.Value(grownKey{}).(func()))
-				l.waitYoung(t.Context())
+				time.AfterFunc(tt.last, func() { grown(ctx) })
+				waitYoung(t.Context(), &h.young)
 				if took := time.Since(begun); took < tt.want || took > tt.want+youngLeast {
 					t.Errorf("waited %v, want %v", took, tt.want)
 				}
 				ended() // after its handshake, or in it
 				time.Sleep(time.Hour)
-				if n := l.young.Load(); n != 0 {
+				if n := h.young.Load(); n != 0 {
 					t.Errorf("%d are young", n)
 				}
 			})

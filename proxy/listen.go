@@ -35,7 +35,8 @@ type Front struct {
 	certs   *Certs
 	quic    *quicFront // nil without HTTP/3
 	servers []*http.Server
-	demux   *demux // nil without TLS
+	tcp     net.Listener // public, and counted; nil with TLS
+	demux   *demux       // nil without TLS
 
 	base     context.Context // parent of every public request
 	cancel   context.CancelCauseFunc
@@ -44,6 +45,11 @@ type Front struct {
 	conns    connCount     // of clients, over TCP
 	clients  clientConns
 	telling  sync.WaitGroup // clients that it retires
+
+	places    *connections // of clients, over TCP and QUIC
+	operators *connections // of the admin address
+	stall     stallLimits
+	watchers  sync.WaitGroup
 }
 
 // Listen opens the sockets that the configuration names and given has not. certs
@@ -64,7 +70,7 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given So
 	}
 	handler := s.handler()
 	if cfg.Server.HTTP3 != "" && f.public != nil {
-		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.deps.Lanes, s.log); err != nil {
+		if f.quic, err = listenQUIC(cfg, certs, handler, f.base, s.deps.Lanes, f.places, s.log); err != nil {
 			f.closeListeners()
 			return nil, fmt.Errorf("server.http3: %w", err)
 		}
@@ -77,6 +83,9 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given So
 func newFront(s *Server, public, admin net.Listener, certs *Certs) *Front {
 	f := &Front{s: s, log: s.log, public: public, admin: admin, certs: certs, retired: make(chan struct{})}
 	f.base, f.cancel = context.WithCancelCause(context.Background())
+	d := descriptorShares()
+	f.places = newConnections(func() (all, perAddress int) { return connectionLimits(&s.cfg.Load().Limits, d) })
+	f.operators = newConnections(func() (all, perAddress int) { return d.operators, 0 })
 	return f
 }
 
@@ -123,12 +132,13 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 	switch {
 	case f.public == nil:
 	case f.certs == nil:
+		f.tcp = tcpListener{socket.Listener(f.public), f.places, true}
 		var protocols http.Protocols
 		protocols.SetHTTP1(true)
 		protocols.SetUnencryptedHTTP2(true)
 		f.serve(f.httpServer(cfg, handler, &protocols))
 	default:
-		f.demux = newDemux(socket.Listener(f.public), f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
+		f.demux = newDemux(tcpListener{socket.Listener(f.public), f.places, false}, f.certs.config("h2", "http/1.1"), time.Duration(cfg.Server.ReadHeaderTimeout))
 		var h1, h2 http.Protocols
 		h1.SetHTTP1(true)
 		h2.SetUnencryptedHTTP2(true) // demux has taken TLS off
@@ -137,11 +147,32 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		f.serve(f.httpServer(cfg, handler, &h2))
 	}
 	for _, srv := range f.servers {
-		srv.ConnState = f.conns.follow
+		srv.ConnState = f.connState
 	}
+	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
 	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.adminHandler(token))), nil)
-	admin.BaseContext = nil
+	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
+}
+
+// connState follows the connections of clients over TCP.
+func (f *Front) connState(c net.Conn, state http.ConnState) {
+	f.conns.follow(c, state)
+	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
+		placeState(fc.tcp, state)
+	}
+}
+
+// placeState is the http.Server.ConnState of connections that are counted.
+func placeState(c net.Conn, state http.ConnState) {
+	t, ok := c.(*tcpConn)
+	switch {
+	case !ok:
+	case state == http.StateActive:
+		t.busy()
+	case state == http.StateIdle:
+		t.rest()
+	}
 }
 
 func (f *Front) serve(srv *http.Server) { f.servers = append(f.servers, srv) }
@@ -153,9 +184,14 @@ func (f *Front) httpServer(cfg *config.Config, h http.Handler, p *http.Protocols
 		ReadHeaderTimeout: time.Duration(cfg.Server.ReadHeaderTimeout),
 		IdleTimeout:       time.Duration(cfg.Server.IdleTimeout),
 		MaxHeaderBytes:    int(cfg.Server.MaxHeader),
-		BaseContext:       func(net.Listener) context.Context { return f.base },
-		ConnContext:       withConn,
-		ErrorLog:          slog.NewLogLogger(f.log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          streamsPerConn,
+			MaxReceiveBufferPerConnection: receiveWindow,
+			MaxReceiveBufferPerStream:     receiveWindow,
+		},
+		BaseContext: func(net.Listener) context.Context { return f.base },
+		ConnContext: withConn,
+		ErrorLog:    slog.NewLogLogger(f.log.Handler(), slog.LevelDebug),
 	}
 }
 
@@ -202,6 +238,11 @@ type Limits struct {
 // nil after a clean drain.
 func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	var wg, accepting sync.WaitGroup
+	watching, unwatch := context.WithCancel(context.Background())
+	defer unwatch()
+	for _, c := range []*connections{f.places, f.operators} {
+		f.watchers.Go(func() { c.cutStalled(watching, f.stall) })
+	}
 	failed := make(chan error, len(f.servers)+1)
 	for i, l := range f.listeners() {
 		serve := func() {
@@ -244,6 +285,8 @@ func (f *Front) Serve(ctx context.Context, limits Limits) error {
 	accepting.Wait()
 	wg.Wait()
 	f.telling.Wait()
+	unwatch()
+	f.watchers.Wait()
 	return err
 }
 
@@ -251,11 +294,19 @@ func (f *Front) Serve(ctx context.Context, limits Limits) error {
 func (f *Front) listeners() []net.Listener {
 	switch {
 	case f.public == nil:
-		return []net.Listener{f.admin}
+		return []net.Listener{f.adminListener()}
 	case f.demux != nil:
-		return []net.Listener{framingListener{f.demux.h1, &f.clients}, framingListener{f.demux.h2, &f.clients}, f.admin}
+		return []net.Listener{framingListener{f.demux.h1, &f.clients}, framingListener{f.demux.h2, &f.clients}, f.adminListener()}
 	}
-	return []net.Listener{framingListener{socket.Listener(f.public), &f.clients}, f.admin}
+	return []net.Listener{framingListener{f.tcp, &f.clients}, f.adminListener()}
+}
+
+// adminListener is the listener of the operators' server, nil without one.
+func (f *Front) adminListener() net.Listener {
+	if f.admin == nil {
+		return nil
+	}
+	return tcpListener{f.admin, f.operators, true}
 }
 
 // cutGrace is how long exchanges have to tell their clients that they are cut: a

@@ -21,6 +21,7 @@ func (x *exchange) reply(err error) {
 	oe := publicError(err)
 	x.rec.Status = oe.Status
 	x.committed = true
+	limitWrites(&x.rc, x.r, time.Duration(x.cfg.Server.WriteTimeout))
 	writeErrorOf(x.w, x.req.API, oe)
 }
 
@@ -64,7 +65,7 @@ func (x *exchange) commit(status int) {
 // writeWhole answers with a body that is there in full.
 func (x *exchange) writeWhole(status int, body []byte) error {
 	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	x.rc.SetWriteDeadline(time.Now().Add(time.Duration(x.cfg.Timeouts.StreamIdle)))
+	limitWrites(&x.rc, x.r, time.Duration(x.cfg.Server.WriteTimeout))
 	x.commit(status)
 	if _, err := x.w.Write(body); err != nil {
 		return errClientWrite

@@ -227,14 +227,26 @@ func limitBody(rc *http.ResponseController, r *http.Request, cfg *config.Config)
 	}
 }
 
+// limitWrites gives the client that long from now to take what is written to it, for
+// streams of HTTP/2 and HTTP/3, whose flow control may block a write. The writes of
+// connections have their own limit (stallWatch), which is all of it for HTTP/1.1: a
+// deadline there would hold for the next answers, too.
+func limitWrites(rc *http.ResponseController, r *http.Request, limit time.Duration) {
+	if r.ProtoMajor >= 2 {
+		rc.SetWriteDeadline(time.Now().Add(limit))
+	}
+}
+
 // servePath serves r if its path is one of the public endpoints.
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
-	if api, ok := openai.APIFor(r.URL.Path); ok {
-		if r.Method != http.MethodPost {
-			methodNotAllowed(w, r, "POST")
-			return true
-		}
+	api, ok := openai.APIFor(r.URL.Path)
+	if ok && r.Method == http.MethodPost {
 		s.serveExchange(w, r, api)
+		return true
+	}
+	limitWrites(http.NewResponseController(w), r, time.Duration(s.cfg.Load().Server.WriteTimeout))
+	if ok {
+		methodNotAllowed(w, r, "POST")
 		return true
 	}
 	var serve func(http.ResponseWriter, *http.Request)

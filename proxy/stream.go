@@ -228,10 +228,10 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
 	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
-	limit := idle + 2*writeCheck
+	limit := max(time.Duration(x.cfg.Server.WriteTimeout), idle+2*writeCheck)
 	last := x.rec.FirstByte
 	renewed, lastEvent, seen := last, last, int64(0)
-	x.rc.SetWriteDeadline(last.Add(limit))
+	limitWrites(&x.rc, x.r, limit)
 	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
@@ -277,7 +277,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
-			x.rc.SetWriteDeadline(now.Add(limit))
+			limitWrites(&x.rc, x.r, limit)
 			renewed = now
 		}
 		return use(out.space()[:n], err)
@@ -332,7 +332,7 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 	if errors.Is(context.Cause(ctx), errDraining) {
 		e = publicError(errDraining)
 	}
-	x.rc.SetWriteDeadline(time.Now().Add(writeCheck))
+	limitWrites(&x.rc, x.r, writeCheck)
 	x.w.Write(x.req.API.AppendErrorEvent(nil, e))
 	x.rc.Flush()
 }

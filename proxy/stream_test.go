@@ -274,7 +274,7 @@ func TestClientStopsReading(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		}}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(10 * time.Second) }})
+		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(10 * time.Second) }})
 		conn, err := w.public.dial()
 		if err != nil {
 			t.Fatal(err)

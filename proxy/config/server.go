@@ -31,6 +31,11 @@ type Server struct {
 	// IdleTimeout is how long a client's connection may stay open between
 	// requests. Default 120s; never 0.
 	IdleTimeout Duration `toml:"idle_timeout"`
+	// WriteTimeout is how long a client may make one write of an answer wait; its
+	// connection or stream is cut then. It does not bound the time of a whole
+	// stream. A stream of events over HTTP/2 or HTTP/3 has at least
+	// timeouts.stream_idle. Default 60s; never 0.
+	WriteTimeout Duration `toml:"write_timeout"`
 	// ExposePlacement adds x-pdproxy-prefill, -decode and -flow to answers.
 	// Default false.
 	ExposePlacement bool `toml:"expose_placement"`
@@ -127,6 +132,15 @@ type Limits struct {
 	// PerClient is how many exchanges one API key (or, without keys, one
 	// client address) may have at a time. Default 0: no cap.
 	PerClient int `toml:"per_client"`
+	// MaxConnections is how many connections clients may have open at a time, TCP
+	// and QUIC together, in each process. At the limit the connection closes that
+	// has had no request for the longest time; where all are busy the new one is
+	// refused. Default 0: half of the descriptors that are left when 48 and those
+	// of the admin address are taken off the soft limit, 65536 at most.
+	MaxConnections int `toml:"max_connections"`
+	// MaxConnectionsPerAddress is how many of them may have one client address, for
+	// IPv6 one /64. Default 0: a quarter of MaxConnections; -1: no cap.
+	MaxConnectionsPerAddress int `toml:"max_connections_per_address"`
 }
 
 func defaultServer() Server {
@@ -139,6 +153,7 @@ func defaultServer() Server {
 		ReadHeaderTimeout: seconds(10),
 		ReadTimeout:       seconds(60),
 		IdleTimeout:       seconds(120),
+		WriteTimeout:      seconds(60),
 	}
 }
 

@@ -37,6 +37,7 @@ func (k *checker) server() {
 	k.positive("server.max_header", int64(s.MaxHeader))
 	k.positive("server.read_header_timeout", int64(s.ReadHeaderTimeout))
 	k.positive("server.idle_timeout", int64(s.IdleTimeout))
+	k.positive("server.write_timeout", int64(s.WriteTimeout))
 	if s.HTTP3 != "" && !s.TLS.Enabled() {
 		k.add("server.http3", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
 	}
@@ -60,6 +61,8 @@ func (k *checker) server() {
 		k.positive("limits.queue_timeout", int64(l.QueueTimeout))
 	}
 	k.atLeast("limits.per_client", l.PerClient, 0)
+	k.atLeast("limits.max_connections", l.MaxConnections, 0)
+	k.atLeast("limits.max_connections_per_address", l.MaxConnectionsPerAddress, -1)
 }
 
 // timeouts checks [timeouts], where zero would end every exchange.

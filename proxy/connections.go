@@ -1,0 +1,332 @@
+package proxy
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// transport is what carries a client's connection.
+type transport uint8
+
+const (
+	carriedByTCP transport = iota
+	carriedByQUIC
+	transports // how many there are
+)
+
+// Why a connection is refused: labels of pdproxy_connections_refused_total.
+const (
+	refusedAll     = "max_connections"
+	refusedAddress = "max_connections_per_address"
+)
+
+// settleTime is how long a QUIC connection has had no request before it may be
+// closed to make room: what it sent last must have arrived, because closing drops
+// what has not. The kernel delivers the rest of a TCP connection by itself.
+const settleTime = time.Second
+
+// connections counts open connections, in all and by address, and makes room for
+// new ones: at a limit the connection closes that has had no request for the longest
+// time. Where all are busy the new one is refused. Safe for concurrent use.
+type connections struct {
+	// limits returns how many connections may be open in all, and how many of one
+	// address; the second is 0 for no limit. It is called with mu held.
+	limits func() (all, perAddress int)
+
+	mu      sync.Mutex
+	open    [transports]int                 // guarded by mu
+	from    map[netip.Prefix]*clientAddress // those with connections; guarded by mu
+	idle    idleList                        // of all; guarded by mu
+	tcp     map[*tcpConn]struct{}           // guarded by mu
+	refused map[string]uint64               // by reason; guarded by mu
+	evicted uint64                          // closed to make room; guarded by mu
+
+	watch stallWatch
+}
+
+// clientAddress has the connections of one client address.
+type clientAddress struct {
+	open int
+	idle idleList
+}
+
+func newConnections(limits func() (all, perAddress int)) *connections {
+	c := &connections{
+		limits: limits, from: make(map[netip.Prefix]*clientAddress), tcp: make(map[*tcpConn]struct{}),
+		refused: map[string]uint64{refusedAll: 0, refusedAddress: 0},
+	}
+	c.watch.tick.Store(1)
+	return c
+}
+
+// connection is a place in connections. Safe for concurrent use.
+type connection struct {
+	all      *connections
+	over     transport
+	prefix   netip.Prefix   // invalid: the address is not known
+	address  *clientAddress // nil: the address is not known
+	end      func()         // closes the connection; nil: not yet known, and it is not idle; guarded by all.mu
+	requests int            // of QUIC: streams under way; guarded by all.mu
+	rested   time.Time      // of QUIC: when the last one ended; guarded by all.mu
+	idle     bool           // it is in both lists; guarded by all.mu
+	gone     bool           // guarded by all.mu
+	links    [idleLists]link
+}
+
+// take counts a new connection of a client. It returns nil if there is no place
+// for it.
+func (c *connections) take(client net.Addr, over transport) *connection {
+	k := &connection{all: c, over: over, prefix: prefixOf(client)}
+	c.mu.Lock()
+	victims, reason := c.makeRoom(k.prefix)
+	if reason == "" {
+		c.add(k)
+	} else {
+		c.refused[reason]++
+	}
+	c.mu.Unlock()
+	for _, v := range victims {
+		go v() // to close may take a moment
+	}
+	if reason != "" {
+		return nil
+	}
+	return k
+}
+
+// makeRoom removes the idle connections that a new one takes the places of, and
+// returns what closes them, or why there is no place. c.mu is held.
+func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason string) {
+	all, perAddress := c.limits()
+	if a := c.from[prefix]; a != nil && perAddress > 0 && a.open >= perAddress {
+		v := a.idle.longest(byAddress)
+		if v == nil {
+			return nil, refusedAddress
+		}
+		ends = append(ends, c.evict(v))
+	}
+	if c.count() >= all {
+		v := c.idle.longest(byAll)
+		if v == nil {
+			return ends, refusedAll
+		}
+		ends = append(ends, c.evict(v))
+	}
+	return ends, ""
+}
+
+// evict removes a connection and returns what closes it. c.mu is held.
+func (c *connections) evict(v *connection) func() {
+	c.evicted++
+	end := v.end
+	c.remove(v)
+	return end
+}
+
+// spare closes the connection that has been idle for the longest time; false means
+// that none is idle.
+func (c *connections) spare() bool {
+	c.mu.Lock()
+	v := c.idle.longest(byAll)
+	var end func()
+	if v != nil {
+		end = c.evict(v)
+	}
+	c.mu.Unlock()
+	if end == nil {
+		return false
+	}
+	end()
+	return true
+}
+
+// count returns how many connections are open. c.mu is held.
+func (c *connections) count() int { return c.open[carriedByTCP] + c.open[carriedByQUIC] }
+
+// mostUnproven is how many QUIC handshakes may run at most whose clients have not
+// proven their address.
+const mostUnproven = 64
+
+// unproven is how many QUIC handshakes may run whose clients have not proven their
+// address.
+func (c *connections) unproven() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, perAddress := c.limits()
+	if perAddress > 0 {
+		all = perAddress
+	}
+	return min(all/2, mostUnproven)
+}
+
+// add counts k. c.mu is held.
+func (c *connections) add(k *connection) {
+	c.open[k.over]++
+	if !k.prefix.IsValid() {
+		return
+	}
+	k.address = c.from[k.prefix]
+	if k.address == nil {
+		k.address = new(clientAddress)
+		c.from[k.prefix] = k.address
+	}
+	k.address.open++
+}
+
+// remove gives the place of k back. c.mu is held.
+func (c *connections) remove(k *connection) {
+	if k.gone {
+		return
+	}
+	k.gone = true
+	k.unlist()
+	c.open[k.over]--
+	if k.address == nil {
+		return
+	}
+	if k.address.open--; k.address.open == 0 {
+		delete(c.from, k.prefix)
+	}
+}
+
+// leave gives the place back. It may be called more than once.
+func (k *connection) leave() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.all.remove(k)
+}
+
+// ready notes how the connection is closed. From here on it may be closed to make
+// room while it has no request.
+func (k *connection) ready(end func()) {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.end, k.rested = end, time.Now()
+	k.list()
+}
+
+// busy notes that a request runs on a TCP connection.
+func (k *connection) busy() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.unlist()
+}
+
+// rest notes that no request runs on a TCP connection.
+func (k *connection) rest() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.list()
+}
+
+// begin notes a stream of a QUIC connection.
+func (k *connection) begin() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.requests++
+	k.unlist()
+}
+
+// done notes the end of a stream of a QUIC connection.
+func (k *connection) done() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	if k.requests--; k.requests == 0 {
+		k.rested = time.Now()
+		k.list()
+	}
+}
+
+// list puts k behind those that have been idle for longer. all.mu is held.
+func (k *connection) list() {
+	if k.idle || k.gone || k.end == nil {
+		return
+	}
+	k.idle = true
+	k.all.idle.push(k, byAll)
+	if k.address != nil {
+		k.address.idle.push(k, byAddress)
+	}
+}
+
+// unlist takes k out of the lists. all.mu is held.
+func (k *connection) unlist() {
+	if !k.idle {
+		return
+	}
+	k.idle = false
+	k.all.idle.remove(k, byAll)
+	if k.address != nil {
+		k.address.idle.remove(k, byAddress)
+	}
+}
+
+// The lists that an idle connection is in.
+const (
+	byAll = iota
+	byAddress
+	idleLists // how many there are
+)
+
+// idleList has idle connections, the longest idle first. The zero value is empty.
+type idleList struct{ first, last *connection }
+
+// link is the place of a connection in one list.
+type link struct{ prev, next *connection }
+
+func (l *idleList) push(k *connection, list int) {
+	k.links[list] = link{prev: l.last}
+	if l.last != nil {
+		l.last.links[list].next = k
+	} else {
+		l.first = k
+	}
+	l.last = k
+}
+
+func (l *idleList) remove(k *connection, list int) {
+	at := k.links[list]
+	if at.prev != nil {
+		at.prev.links[list].next = at.next
+	} else {
+		l.first = at.next
+	}
+	if at.next != nil {
+		at.next.links[list].prev = at.prev
+	} else {
+		l.last = at.prev
+	}
+	k.links[list] = link{}
+}
+
+// longest returns the connection that has been idle for the longest time and may be
+// closed, nil without one.
+func (l *idleList) longest(list int) *connection {
+	for k := l.first; k != nil; k = k.links[list].next {
+		if k.over == carriedByTCP || time.Since(k.rested) >= settleTime {
+			return k
+		}
+	}
+	return nil
+}
+
+// prefixOf returns what counts as one client address: an IPv4 address, or the /64
+// that one host has of IPv6. It is invalid for other networks.
+func prefixOf(a net.Addr) netip.Prefix {
+	var ip netip.Addr
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ip = a.AddrPort().Addr()
+	case *net.UDPAddr:
+		ip = a.AddrPort().Addr()
+	}
+	ip = ip.Unmap().WithZone("")
+	bits := 64
+	if ip.Is4() {
+		bits = 32
+	}
+	p, _ := ip.Prefix(bits) // of an invalid address: invalid
+	return p
+}
