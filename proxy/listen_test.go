@@ -274,6 +274,9 @@ func TestDrainCuts(t *testing.T) {
 	})
 }
 
+// http2Begin is what an HTTP/2 client sends first: the preface and its settings.
+const http2Begin = http2Preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
 // A client that is slow with its head, its handshake or its next request is hung
 // up on, and holds no drain up.
 func TestSlowClients(t *testing.T) {
@@ -287,6 +290,11 @@ func TestSlowClients(t *testing.T) {
 		{"nothing", false, "", limit},
 		{"half a head", false, "POST / HTTP/1.1\r\nHost: a\r\nX-", limit},
 		{"half a preface", false, "PRI * HTTP/2.0\r\n", limit},
+		{"only a preface", false, http2Preface, 2 * time.Second},
+		{"half a frame", false, http2Begin + "\x00\x00\x08\x06\x00\x00\x00\x00\x00ping", limit},
+		{"half a frame's head", false, http2Begin + "\x00\x00\x08", limit},
+		{"half a head, h2c", false, http2Begin + "\x00\x00\x60\x01\x04\x00\x00\x00\x01\x82", limit},
+		{"a head that goes on, h2c", false, http2Begin + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82", limit},
 		{"no handshake", true, "", limit},
 		{"half a handshake", true, "\x16\x03\x01\x02\x00", limit},
 		{"no next request", false, "GET /version HTTP/1.1\r\nHost: a\r\n\r\n", 120 * time.Second},
@@ -328,7 +336,7 @@ func TestSlowClients(t *testing.T) {
 						}
 						return
 					}
-					if d := <-gone; d < tt.after || d > tt.after+time.Second {
+					if d := <-gone; d < tt.after || d > tt.after+2*tickMost {
 						t.Errorf("hung up after %v, want %v", d, tt.after)
 					}
 				})

@@ -46,7 +46,7 @@ func (c *connections) cutStalled(ctx context.Context, limits stallLimits) {
 		}
 		now := c.watch.tick.Add(1)
 		for _, t := range c.stalled(now-heads, now-writes) {
-			t.Close()
+			t.abort()
 		}
 	}
 }

@@ -94,6 +94,19 @@ func (t *tcpConn) Close() error {
 	return t.Conn.Close()
 }
 
+// abort closes the connection of a client that does not read: the kernel drops what
+// is not yet sent, instead of keeping it until the client takes it.
+func (t *tcpConn) abort() {
+	if s, ok := t.Conn.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { // an error: the kernel keeps it for some minutes
+				_ = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1})
+			})
+		}
+	}
+	t.Close()
+}
+
 // CloseWrite ends what is written, as net/http and crypto/tls ask for.
 func (t *tcpConn) CloseWrite() error {
 	if w, ok := t.Conn.(interface{ CloseWrite() error }); ok {
