@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
 )
@@ -75,6 +76,10 @@ func (r *reply) headerMap(requestID string) *headerMap {
 	return m
 }
 
+// replyTimeout is how long a client may take to read a reply over HTTP/2 or HTTP/3.
+// Over HTTP/1.1 the limit of its connection holds.
+const replyTimeout = time.Minute
+
 // write sends the reply past all filters.
 func (r *reply) write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), r.headerMap("").take())
@@ -102,6 +107,9 @@ func (s *stream) reply(r *reply) {
 	w.headers, w.trailers, w.headed, w.ended = r.headerMap(s.requestHeaders.get("X-Request-Id")), nil, false, false
 	s.responseHeaders.Store(w.headers)
 	s.dst.wrote, s.dst.closed = true, true
+	if s.r.ProtoMajor >= 2 { // a client may leave the flow control of its stream at 0
+		s.rc.SetWriteDeadline(time.Now().Add(replyTimeout))
+	}
 	if w.begin(len(r.body) == 0); len(r.body) > 0 && !s.interrupted() {
 		w.dataFrom(0, r.body, true)
 	}

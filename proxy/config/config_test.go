@@ -35,6 +35,7 @@ func TestDefaults(t *testing.T) {
 		{"server.read_header_timeout", c.Server.ReadHeaderTimeout.String(), "10s"},
 		{"server.read_timeout", c.Server.ReadTimeout.String(), "1m0s"},
 		{"server.idle_timeout", c.Server.IdleTimeout.String(), "2m0s"},
+		{"server.write_timeout", c.Server.WriteTimeout.String(), "1m0s"},
 		{"server.tls", c.Server.TLS, TLS{}},
 		{"server.tls enabled", c.Server.TLS.Enabled(), false},
 		{"admin.listen", c.Admin.Listen, "127.0.0.1:9090"},
