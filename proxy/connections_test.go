@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -132,13 +134,13 @@ func TestDescriptorShares(t *testing.T) {
 		limit uint64
 		want  shares
 	}{
-		{0, shares{clients: 1, operators: 8}},
-		{64, shares{clients: 4, operators: 8}},
-		{256, shares{clients: 96, operators: 16}},
-		{1024, shares{clients: 456, operators: 64}},
-		{65536, shares{clients: 32616, operators: 256}},
-		{1 << 62, shares{clients: 65536, operators: 256}},
-		{1<<64 - 1, shares{clients: 65536, operators: 256}}, // RLIM_INFINITY
+		{0, shares{clients: 1, both: 2, operators: 8}},
+		{64, shares{clients: 4, both: 8, operators: 8}},
+		{256, shares{clients: 96, both: 192, operators: 16}},
+		{1024, shares{clients: 456, both: 912, operators: 64}},
+		{65536, shares{clients: 32616, both: 65232, operators: 256}},
+		{1 << 62, shares{clients: 65536, both: 1<<30 - 304, operators: 256}},
+		{1<<64 - 1, shares{clients: 65536, both: 1<<30 - 304, operators: 256}}, // RLIM_INFINITY
 	} {
 		if got := divide(tt.limit); got != tt.want {
 			t.Errorf("%d: %+v, want %+v", tt.limit, got, tt.want)
@@ -150,6 +152,20 @@ func TestDescriptorShares(t *testing.T) {
 		all, per := connectionLimits(&config.Limits{MaxConnections: tt.all, MaxConnectionsPerAddress: tt.per}, shares{clients: 100})
 		if all != tt.wantAll || per != tt.wantPer {
 			t.Errorf("%d, %d: %d, %d, want %d, %d", tt.all, tt.per, all, per, tt.wantAll, tt.wantPer)
+		}
+	}
+}
+
+// A limit that leaves engines no descriptors is said.
+func TestTooManyConnections(t *testing.T) {
+	for _, tt := range []struct {
+		limit int
+		said  bool
+	}{{0, false}, {192, false}, {193, true}} {
+		var logged bytes.Buffer
+		divide(256).sayTooMany(&config.Limits{MaxConnections: tt.limit}, slog.New(slog.NewTextHandler(&logged, nil)))
+		if said := strings.Contains(logged.String(), "limits.max_connections"); said != tt.said {
+			t.Errorf("%d: %q", tt.limit, &logged)
 		}
 	}
 }

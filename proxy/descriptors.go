@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"log/slog"
 	"syscall"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -9,6 +10,7 @@ import (
 // shares are how the process divides its descriptors.
 type shares struct {
 	clients   int // connections of clients; engines have as many
+	both      int // connections of clients and of engines, in all
 	operators int // connections of the admin address
 }
 
@@ -36,10 +38,19 @@ func descriptorShares() shares {
 // divide gives operators a sixteenth, and of the rest one half to clients: a client
 // whose request runs takes at least one descriptor more, of an engine's connection.
 func divide(descriptors uint64) shares {
-	n := int(min(descriptors, 4*mostClients))
+	n := int(min(descriptors, 1<<30)) // of no limit at all, too
 	s := shares{operators: min(max(n/16, 8), mostOperators)}
-	s.clients = min(max((n-ownDescriptors-s.operators)/2, 1), mostClients)
+	s.both = max(n-ownDescriptors-s.operators, 2)
+	s.clients = min(s.both/2, mostClients)
 	return s
+}
+
+// sayTooMany warns of a limit of connections that leaves engines no descriptors.
+func (s shares) sayTooMany(l *config.Limits, log *slog.Logger) {
+	if l.MaxConnections > s.both {
+		log.Warn("limits.max_connections is more than there are descriptors for; raise the hard limit (ulimit -n)",
+			"max_connections", l.MaxConnections, "descriptors", s.both)
+	}
 }
 
 // connectionLimits are how many connections clients may have, in all and from one

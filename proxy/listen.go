@@ -84,6 +84,7 @@ func newFront(s *Server, public, admin net.Listener, certs *Certs) *Front {
 	f := &Front{s: s, log: s.log, public: public, admin: admin, certs: certs, retired: make(chan struct{})}
 	f.base, f.cancel = context.WithCancelCause(context.Background())
 	d := descriptorShares()
+	d.sayTooMany(&s.cfg.Load().Limits, s.log)
 	f.places = newConnections(func() (all, perAddress int) { return connectionLimits(&s.cfg.Load().Limits, d) })
 	f.operators = newConnections(func() (all, perAddress int) { return d.operators, 0 })
 	return f
