@@ -66,14 +66,7 @@ func equalFold(name, low string) bool {
 // carries, or could carry, the transfer: a PD field, or one that vLLM takes its
 // transfer parameters out of. The value may be empty.
 func PDMember(key string, value []byte) bool {
-	switch {
-	case key == "vllm_xargs":
-		return true
-	case key == "sampling_params" && len(value) > 0:
-		_, args, err := openai.Lookup(value, "extra_args")
-		return args || err != nil
-	}
-	return openai.PDField(key)
+	return openai.PDField(key) || openai.HoldsPD(key, value)
 }
 
 // cutPD adds to a leg's edits those that cut the client's PD fields out of a's

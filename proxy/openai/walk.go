@@ -104,6 +104,9 @@ func keyEqual(key []byte, want string) bool {
 	if bytes.IndexByte(key, '\\') < 0 {
 		return string(key) == want
 	}
+	if len(key) > 6*len(want) { // an escape is six bytes for each byte of text at most
+		return false
+	}
 	var room [64]byte
 	s := scanner{b: append(append(append(room[:0], '"'), key...), '"')}
 	if end, _ := s.str(0); end != len(s.b) {
