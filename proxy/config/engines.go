@@ -183,6 +183,9 @@ func (e *Engine) EngineIDOf(rank int) string {
 // SideChannelOf is where peers reach the side channel of a rank; "" when that is
 // not known.
 func (e *Engine) SideChannelOf(rank int) (host string, port int) {
+	if e.SideChannel == "" {
+		return "", 0
+	}
 	host, digits, err := net.SplitHostPort(e.SideChannel)
 	port, notNumber := strconv.Atoi(digits)
 	if err != nil || notNumber != nil {
