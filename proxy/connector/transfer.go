@@ -208,15 +208,22 @@ func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool 
 		case !all:
 		case c == '"':
 			text, _ := openai.String(value)
-			if text != "" && (aboutHosts(key) || isAddress(text)) {
+			if text != "" && (aboutHosts(key) || isAddress(text) || key == "remote_engine_id" && hasPort(text)) {
 				all = visit(hostPort(text))
 			}
 		case c == '-' || c-'0' <= 9:
 			all = !aboutHosts(key) || visit("", 0)
 		}
-		return all && typeOf(key) != paramBlocks
+		return all && !(typeOf(key) == paramBlocks && value[0] == '[' && blockIDs(value))
 	})
 	return all
+}
+
+// hasPort reports whether a text ends in a port: MoRI-IO's engines find each other by
+// such an id.
+func hasPort(text string) bool {
+	_, port := hostPort(text)
+	return port > 0
 }
 
 // aboutHosts reports whether a member of that name holds hosts.
