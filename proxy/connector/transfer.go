@@ -207,6 +207,9 @@ func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool 
 		switch c := value[0]; {
 		case !all:
 		case c == '"':
+			if !aboutHosts(key) && !bytes.ContainsAny(value, `:.\`) {
+				break // no address is written so
+			}
 			text, _ := openai.String(value)
 			if text != "" && (aboutHosts(key) || isAddress(text) || key == "remote_engine_id" && hasPort(text)) {
 				all = visit(hostPort(text))
