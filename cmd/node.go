@@ -58,6 +58,7 @@ type Node struct {
 	discovery *discovery.Manager
 	registrar *moriio.Registrar  // nil: no engine registers
 	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers here
+	reloads   []chan struct{}    // one for each way to register: another configuration is there
 	routes    *fleetRoutes       // nil: no fleet.listen
 
 	front      *proxy.Front
@@ -332,6 +333,7 @@ func (n *Node) Reload(next *config.Config) error {
 			n.cfg.Store(old)
 			return errors.Join(err, applyPlugins(n.plugins, old, n.part.Role))
 		}
+		n.tellRegistrations()
 		n.loads.Configure(next.Health)
 	}
 	n.registry.Configure(next.Health, next.Circuit, next.Pairs)

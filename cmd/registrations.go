@@ -31,7 +31,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		}); err != nil {
 			return failed(err)
 		}
-		o.More = append(o.More, registrations{n.registrar, n})
+		o.More = append(o.More, n.newRegistrations(n.registrar))
 	}
 	if _, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
 		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
@@ -40,7 +40,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		if err != nil {
 			return errors.Join(failed(err), n.closeRegistrar())
 		}
-		o.More = append(o.More, registrations{n.storage, n})
+		o.More = append(o.More, n.newRegistrations(n.storage))
 	}
 	if n.discovery, err = discovery.New(cfg.Discovery, o); err != nil {
 		return errors.Join(err, n.closeRegistrar())
@@ -99,17 +99,66 @@ func (n *Node) leaveRegistrations() {
 // names too: they stay as they are there.
 type registrations struct {
 	discovery.Source
-	n *Node
+	n        *Node
+	reloaded chan struct{} // the configuration may name others now
 }
 
-// Run implements discovery.Source.
+// newRegistrations returns what Reload tells of another configuration.
+func (n *Node) newRegistrations(s discovery.Source) registrations {
+	r := registrations{s, n, make(chan struct{}, 1)}
+	n.reloads = append(n.reloads, r.reloaded)
+	return r
+}
+
+// Run implements discovery.Source. What has registered is told again when the
+// configuration changes, because it may name those engines from now on, or no longer.
 func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
-	r.Source.Run(ctx, func(list []config.Engine) {
+	var (
+		mu   sync.Mutex
+		all  []config.Engine // guarded by mu
+		told bool            // guarded by mu
+	)
+	tell := func() {
+		if !told {
+			return
+		}
 		configured := r.n.cfg.Load().AllEngines()
-		found(slices.DeleteFunc(list, func(e config.Engine) bool {
+		found(slices.DeleteFunc(slices.Clone(all), func(e config.Engine) bool {
 			return slices.ContainsFunc(configured, func(o config.Engine) bool { return o.URL == e.URL })
 		}))
+	}
+	var again sync.WaitGroup
+	defer again.Wait()
+	ended, end := context.WithCancel(ctx)
+	defer end()
+	again.Go(func() {
+		for {
+			select {
+			case <-ended.Done():
+				return
+			case <-r.reloaded:
+				mu.Lock()
+				tell()
+				mu.Unlock()
+			}
+		}
 	})
+	r.Source.Run(ctx, func(list []config.Engine) {
+		mu.Lock()
+		defer mu.Unlock()
+		all, told = slices.Clone(list), true
+		tell()
+	})
+}
+
+// tellRegistrations has those who registered judged by the present configuration.
+func (n *Node) tellRegistrations() {
+	for _, r := range n.reloads {
+		select {
+		case r <- struct{}{}:
+		default: // it is about to be
+		}
+	}
 }
 
 // StorageAddr is where TensorRT-LLM's workers register, nil when they cannot.

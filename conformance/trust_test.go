@@ -234,7 +234,10 @@ func TestDecodeIsSentToPrefillOnly(t *testing.T) {
 		}
 		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1,
 			engine: func(_ string, _ int, c *enginesim.Config) { c.Lease = time.Second }, // nobody is sent to free the blocks
-			config: func(c *config.Config) { before(taps, c) },
+			config: func(c *config.Config) {
+				before(taps, c)
+				c.Engines[0].KVHosts = "192.0.2.1" // held to the hosts that are known
+			},
 		})
 		for _, stream := range []bool{true, false} {
 			body := chat("a prompt of some words, which all have to be read", 6, stream)

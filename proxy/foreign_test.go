@@ -71,7 +71,7 @@ func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d1 := &fakeEngine{name: "d1", at: "10.0.0.5:81", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.hangUp() }}
 				d2 := &fakeEngine{name: "d2", at: "10.0.0.6:80", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }}
-				w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", at: "10.0.0.5:80", role: "prefill", connector: "vllm-nixl"}, d1, d2}})
+				w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", at: "10.0.0.5:80", role: "prefill", connector: "vllm-nixl", kvHosts: "10.0.0.5"}, d1, d2}})
 				target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
 				job := &cleanupJob{connector: "vllm-nixl", limit: time.Second}
 				job.add([]connector.Cleanup{{

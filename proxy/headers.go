@@ -29,16 +29,33 @@ func endsHere(name string) bool {
 	return false
 }
 
+// lineName is the name by which a header line is judged: many servers read an
+// underscore as a hyphen. name is in canonical form.
+func lineName(name string) string {
+	if strings.IndexByte(name, '_') < 0 {
+		return name
+	}
+	return http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+}
+
+// ownLine reports whether a line is one of those by which the proxy tells of itself:
+// neither clients nor engines write them. name is as lineName gives it.
+func ownLine(name string) bool { return strings.HasPrefix(name, "X-Pdproxy-") }
+
 // clientFields appends the client's header lines that every leg carries. The two
 // lines that may hold an API key pass only where the proxy asks for none itself;
 // PD lines (rank, x-override-*) only when the client is trusted.
 func clientFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []upstream.Field {
 	// The body has been read as JSON; vLLM refuses any other name for it.
 	dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
-	named := connectionNamed(h)
+	var named map[string]bool
+	for _, v := range h["Connection"] {
+		named = addNamed(named, v)
+	}
 	for k, vs := range h {
-		if hopByHop(k) || endsHere(k) || named[k] ||
-			!keepKey && (k == "Authorization" || k == "X-Api-Key") || !trust && connector.PDHeader(k) {
+		name := lineName(k)
+		if hopByHop(name) || endsHere(name) || named[name] || ownLine(name) ||
+			!keepKey && (name == "Authorization" || name == "X-Api-Key") || !trust && connector.PDHeader(name) {
 			continue
 		}
 		for _, v := range vs {
@@ -48,21 +65,18 @@ func clientFields(dst []upstream.Field, h http.Header, keepKey, trust bool) []up
 	return dst
 }
 
-// connectionNamed returns the lines that the Connection header names as
-// hop-by-hop; nil for the usual values.
-func connectionNamed(h http.Header) map[string]bool {
-	var named map[string]bool
-	for _, v := range h["Connection"] {
-		for name := range strings.SplitSeq(v, ",") {
-			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-			if name == "" || name == "Keep-Alive" || name == "Close" {
-				continue
-			}
-			if named == nil {
-				named = make(map[string]bool)
-			}
-			named[name] = true
+// addNamed adds the lines that the value of a Connection line names as hop-by-hop
+// (RFC 9110 7.6.1), as lineName gives them; named stays nil for the usual values.
+func addNamed(named map[string]bool, value string) map[string]bool {
+	for name := range strings.SplitSeq(value, ",") {
+		name = lineName(http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		if name == "" || name == "Keep-Alive" || name == "Close" {
+			continue
 		}
+		if named == nil {
+			named = make(map[string]bool)
+		}
+		named[name] = true
 	}
 	return named
 }

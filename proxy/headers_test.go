@@ -44,6 +44,12 @@ func TestClientFields(t *testing.T) {
 			"Authorization=Bearer k " + plain + " X-Api-Key=k"},
 		{"keys end where they are asked for", http.Header{"Authorization": {"Bearer k"}, "X-Api-Key": {"k"}}, false, true, plain},
 		{"PD lines end", http.Header{"X-Data-Parallel-Rank": {"1"}, "X-Override-Model": {"m"}, "X-Prefiller-Host-Port": {"h"}, "X-Trtllm-A": {"b"}}, true, false, plain},
+		{"PD lines end in any spelling", http.Header{"X_data_parallel_rank": {"1"}, "X-Override_rid": {"m"}, "Kv_transfer_params": {"{}"}, "X-Bootstrap-Room": {"1"}, "Rid": {"x"}, "X_request_id": {"y"}}, true, false, plain},
+		{"lines of the connection end in any spelling", http.Header{"Transfer_encoding": {"chunked"}, "Content_length": {"3"}, "Content_type": {"x"}}, true, true, plain},
+		{"keys end in any spelling", http.Header{"X_api_key": {"k"}}, false, true, plain},
+		{"lines of the proxy end", http.Header{"X-Pdproxy-Prefill": {"p"}, "X_pdproxy_decode": {"d"}, "X-Pdprox": {"x"}}, true, true, plain + " X-Pdprox=x"},
+		{"an underscore stays", http.Header{"X_a": {"1"}}, true, false, plain + " X_a=1"},
+		{"lines that Connection names end in any spelling", http.Header{"Connection": {"x_a"}, "X-A": {"1"}, "X_a": {"2"}}, true, false, plain},
 		{"PD lines of a trusted client pass", http.Header{"X-Data-Parallel-Rank": {"1"}, "X-Override-Model": {"m"}}, true, true,
 			plain + " X-Data-Parallel-Rank=1 X-Override-Model=m"},
 	}
@@ -68,6 +74,8 @@ func TestCopyHeader(t *testing.T) {
 		{Name: "content-type", Value: "text/event-stream"}, {Name: "X-A", Value: "1"}, {Name: "x-a", Value: "2"},
 		{Name: "Connection", Value: "close"}, {Name: "transfer-encoding", Value: "chunked"}, {Name: "Content-Length", Value: "9"},
 		{Name: "Keep-Alive", Value: "x"}, {Name: "Date", Value: "today"}, {Name: "X-Request-Id", Value: "theirs"}, {Name: "Alt-Svc", Value: "h3"},
+		{Name: "connection", Value: "X-Secret , x_other"}, {Name: "x-secret", Value: "1"}, {Name: "X-Other", Value: "1"},
+		{Name: "x-pdproxy-prefill", Value: "forged"}, {Name: "X_Pdproxy_Decode", Value: "forged"}, {Name: "X-Pdproxy-New", Value: "forged"},
 	}}
 	got := http.Header{"X-Request-Id": {"ours"}}
 	copyHeader(got, resp)

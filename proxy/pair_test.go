@@ -216,7 +216,7 @@ func TestWarmUpWithoutKV(t *testing.T) {
 				w := newWorld(t, setup{
 					config: func(c *config.Config) { c.Pairs.WarmUp = true },
 					engines: []*fakeEngine{
-						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
+						{name: "p", role: "prefill", connector: "vllm-nixl", kvHosts: "p.test", serve: func(c *engineConn, _ int) { c.json(200, tt.answer) }},
 						{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) {
 							if strings.Contains(c.leg.body, "kv_transfer_params") {
 								t.Errorf("decode was sent %s", c.leg.body)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -76,11 +77,19 @@ func (x *exchange) writeWhole(status int, body []byte) error {
 func (x *exchange) flush() { x.rc.Flush() }
 
 // copyHeader copies an engine's header lines to the client's answer, less those
-// of the connection and those that the proxy sets itself.
+// of the connection, those that the engine's Connection line names, and those that
+// the proxy sets itself.
 func copyHeader(dst http.Header, resp *upstream.Response) {
+	var named map[string]bool
+	for _, f := range resp.Header {
+		if strings.EqualFold(f.Name, "Connection") {
+			named = addNamed(named, f.Value)
+		}
+	}
 	for _, f := range resp.Header {
 		k := http.CanonicalHeaderKey(f.Name)
-		if hopByHop(k) || k == "X-Request-Id" || k == "Date" || k == "Alt-Svc" {
+		name := lineName(k)
+		if hopByHop(name) || named[name] || ownLine(name) || name == "X-Request-Id" || name == "Date" || name == "Alt-Svc" {
 			continue
 		}
 		dst[k] = append(dst[k], f.Value)

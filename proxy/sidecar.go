@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -287,15 +286,4 @@ func canonicalHost(host string) string {
 		return ip.Unmap().String()
 	}
 	return strings.TrimSuffix(strings.ToLower(host), ".")
-}
-
-// hostOf is the host of what may be a host, host:port or a URL.
-func hostOf(text string) string {
-	if u, err := url.Parse(text); err == nil && u.Host != "" {
-		return canonicalHost(u.Hostname())
-	}
-	if host, _, err := net.SplitHostPort(text); err == nil {
-		return canonicalHost(host)
-	}
-	return canonicalHost(text)
 }

@@ -1,10 +1,7 @@
 package proxy
 
 import (
-	"encoding/json"
-	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -27,57 +24,20 @@ func (x *exchange) checkParams() error {
 		if !connector.PDMember(key, raw) {
 			continue
 		}
-		var value any
-		if json.Unmarshal(raw, &value) != nil || foreign(instances, key, value) {
+		if !connector.Hosts(key, raw, func(host string, _ int) bool { return knownHost(instances, host) }) {
 			return badHeader(x.side.sc.cfg.ProfileHeader, 403, "goes with '"+key+"', which names a host that is none of the engines for that")
 		}
 	}
 	return nil
 }
 
-// foreign reports whether a value, or one inside it, is a host that is none of
-// the instances': a text under a key that is about hosts, or one that can only
-// be an address.
-func foreign(instances []*engine.Instance, key string, value any) bool {
-	switch v := value.(type) {
-	case string:
-		if v == "" || !aboutHosts(key) && !isAddress(v) {
-			return false
-		}
-		host := hostOf(v)
-		return !slices.ContainsFunc(instances, func(i *engine.Instance) bool {
-			return canonicalHost(i.Host) == host || canonicalHost(i.Facts().KVAddress.Host) == host
-		})
-	case float64:
-		return aboutHosts(key) // an address may be a number
-	case []any:
-		return slices.ContainsFunc(v, func(e any) bool { return foreign(instances, key, e) })
-	case map[string]any:
-		for k, e := range v {
-			if foreign(instances, k, e) {
-				return true
-			}
-		}
+// knownHost reports whether a host is that of one of the instances.
+func knownHost(instances []*engine.Instance, host string) bool {
+	if host == "" {
+		return false
 	}
-	return false
-}
-
-// aboutHosts reports whether a member of that name holds hosts.
-func aboutHosts(key string) bool {
-	key = strings.ToLower(key)
-	for _, word := range [...]string{"host", "addr", "endpoint", "url", "uri"} {
-		if strings.Contains(key, word) {
-			return true
-		}
-	}
-	return key == "ip" || strings.HasSuffix(key, "_ip")
-}
-
-// isAddress reports whether a text is an address wherever it stands.
-func isAddress(text string) bool {
-	if _, err := netip.ParseAddr(text); err == nil {
-		return true
-	}
-	_, err := netip.ParseAddrPort(text)
-	return err == nil || strings.Contains(text, "://")
+	host = canonicalHost(host)
+	return slices.ContainsFunc(instances, func(i *engine.Instance) bool {
+		return canonicalHost(i.Host) == host || canonicalHost(i.Facts().KVAddress.Host) == host
+	})
 }

@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -41,12 +41,13 @@ func TestForeign(t *testing.T) {
 		`{"x":["169.254.169.254"]}`:                            true,
 		`{"x":"[::1]:80"}`:                                     true,
 		`{"x":"tcp://evil:1"}`:                                 true,
+		`{"remote_engine_id":"evil:6301"}`:                     true,
+		`{"remote_engine_id":"10.0.0.5:6301"}`:                 false,
+		`{"remote_block_ids":[{"remote_host":"evil"}]}`:        true,
+		`{"\u0068ost":"evil"}`:                                 true,
 	} {
-		var v any
-		if err := json.Unmarshal([]byte(text), &v); err != nil {
-			t.Fatal(err)
-		}
-		if got := foreign(instances, "kv_transfer_params", v); got != want {
+		known := func(host string, _ int) bool { return knownHost(instances, host) }
+		if got := !connector.Hosts("kv_transfer_params", []byte(text), known); got != want {
 			t.Errorf("%s: %v", text, got)
 		}
 	}

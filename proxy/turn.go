@@ -65,7 +65,7 @@ func (a *attempt) unfit(k *keptTurn) string {
 		return "engine_gone"
 	case p.BlockTokens() != d.BlockTokens() || a.conn.Compatible(p.Facts(), d.Facts()) != nil:
 		return "incompatible"
-	case !d.Owns(k.host, p.Instance):
+	case !connector.Sound(d.Instance, p.Instance, k.params):
 		return connector.ForeignHost
 	}
 	return ""
@@ -201,7 +201,7 @@ func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) 
 	k := &keptTurn{params: bytes.Clone(params), host: host, holder: d, since: d.Since()}
 	call := connector.Cleanup{Phase: abi.Decode, How: "engine_timeout"}
 	switch {
-	case !d.Owns(host, p.Instance):
+	case !d.Owns(host, p.Instance) || !connector.Sound(d.Instance, p.Instance, params):
 		k.host = ""
 	case p.Spec.Bidirectional:
 		call = keeper.Forget(&a.c, params)
@@ -226,7 +226,7 @@ func (s *Server) messenger(k *keptTurn) *engine.Instance {
 	conn := s.connector(d.Spec.Connector)
 	for _, p := range s.deps.Registry.Snapshot().Instances {
 		if p.Spec.Bidirectional && p.Role == abi.RolePrefill && p.State() == engine.Ready &&
-			p.BlockTokens() == d.BlockTokens() && conn.Compatible(p.Facts(), d.Facts()) == nil && d.Owns(k.host, p) {
+			p.BlockTokens() == d.BlockTokens() && conn.Compatible(p.Facts(), d.Facts()) == nil && d.Owns(k.host, p) && connector.Sound(d.Instance, p, k.params) {
 			return p
 		}
 	}

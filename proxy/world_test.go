@@ -418,6 +418,7 @@ type fakeEngine struct {
 	ranks     int    // 0 for 1
 	refuse    bool   // no connection is taken
 	blocks    int    // tokens of a KV block in its events; 0: it has none
+	kvHosts   string // where else it may be; "": it is trusted with what it answers
 
 	bidirectional bool
 	serve         func(c *engineConn, nth int)
@@ -468,6 +469,7 @@ func (e *fakeEngine) spec() config.Engine {
 	s := config.DefaultEngine()
 	s.Name, s.Role, s.Connector, s.APIKeyFile = or(e.name, "e"), or(e.role, "both"), or(e.connector, "none"), e.key
 	s.URL, s.Ranks, s.Bidirectional = "http://"+e.host(), max(e.ranks, 1), e.bidirectional
+	s.KVHosts = e.kvHosts
 	if s.MoRIIO() {
 		s.KVAddress = "host:10.0.0.5,handshake:6301,notify:61005"
 	}

@@ -125,9 +125,11 @@ type Engine struct {
 	// KVLeaseDuration is its kv_lease_duration: how long a prefill keeps what no
 	// decode has asked for; vllm-nixl only. Default 0: vLLM's, 30s.
 	KVLeaseDuration Duration `toml:"kv_lease_duration"`
-	// KVHosts is where its answers may send its peers besides the host of URL, as
-	// ParseKVHosts reads it: for engines of several hosts, or whose side channel is
-	// on another network. Default "": nowhere.
+	// KVHosts is where its answers may send its peers besides the hosts that are known
+	// to be its own, as ParseKVHosts reads it: for engines of several hosts, or whose
+	// side channel is on another network. Default "": anywhere for an engine of the
+	// configuration file, except where the peer itself is (the loopback); nowhere for
+	// an engine that registered or was discovered.
 	KVHosts string `toml:"kv_hosts"`
 	// HealthPath is the path of the health probe. Default "": the connector's
 	// cheap one. Probes never generate.
@@ -183,6 +185,9 @@ func (e *Engine) EngineIDOf(rank int) string {
 // SideChannelOf is where peers reach the side channel of a rank; "" when that is
 // not known.
 func (e *Engine) SideChannelOf(rank int) (host string, port int) {
+	if e.SideChannel == "" {
+		return "", 0
+	}
 	host, digits, err := net.SplitHostPort(e.SideChannel)
 	port, notNumber := strconv.Atoi(digits)
 	if err != nil || notNumber != nil {

@@ -82,7 +82,7 @@ func TestLegAllocations(t *testing.T) {
 		// The parameters and the request id, which names two addresses; in READ mode
 		// prefill's own besides.
 		"vllm-moriio":      {1, 4, 4},
-		"vllm-moriio-read": {1, 4, 32},
+		"vllm-moriio-read": {1, 4, 34},
 		"vllm-p2p-nccl":    {1, 2, 2}, // the request id
 		"vllm-p2p-tier":    {1, 3, 3}, // the parameters and the transfer's id
 		"vllm-mooncake":    {1, 4, 5}, // the parameters and what they name

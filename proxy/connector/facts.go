@@ -68,6 +68,13 @@ func text(raw []byte, key string) string {
 	return s
 }
 
+// memberText is text for JSON that has been checked.
+func memberText(raw []byte, key string) string {
+	v, _ := openai.Find(raw, key)
+	s, _ := openai.String(v)
+	return s
+}
+
 // textOf gives a member of o that is a string, "" for any other.
 func textOf(o *openai.Object, key string) string {
 	v, _ := o.Get(key)

@@ -123,20 +123,17 @@ func (mooncake) transferID(a *Attempt) string { return "xfer-" + a.LegID }
 // ReadPrefill looks whether prefill has kept its blocks, which it says only by
 // the reason why the text ended.
 func (mooncake) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
+	if _, err := transferParams(body); err != nil {
+		return Handoff{}, err
 	}
-	reason, found, err := openai.Lookup(body, "choices", "0", "finish_reason") // checks all of the body
-	if err == nil && !found {
-		reason, found, err = openai.Lookup(body, "stop_reason") // of /v1/messages
+	reason, found := openai.Find(body, "choices", "0", "finish_reason")
+	if !found {
+		reason, found = openai.Find(body, "stop_reason") // of /v1/messages
 	}
-	if err == nil && !found {
-		reason, found, err = openai.Lookup(body, "status") // of /v1/responses, whose reason some releases hide
+	if !found {
+		reason, found = openai.Find(body, "status") // of /v1/responses, whose reason some releases hide
 	}
-	switch {
-	case err != nil:
-		return Handoff{}, badReply(err.Error())
-	case !found:
+	if !found || !openai.IsNull(reason) && reason[0] != '"' {
 		return Handoff{}, badReply("no reason for its end")
 	}
 	if h, ended := endedAtOnce(a, body); ended {

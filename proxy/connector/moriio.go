@@ -153,6 +153,12 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if id, _ := openai.Find(params, "remote_engine_id"); openai.IsNull(id) {
 		return Handoff{}, badReply("kv_transfer_params without an engine")
 	}
+	// decodeParams sees to these.
+	rest := openai.AppendEdited(nil, params, cut("remote_host"), cut("remote_engine_id"),
+		cut("remote_port"), cut("remote_handshake_port"), cut("remote_notify_port"))
+	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, rest) {
+		return Handoff{}, badReply("kv_transfer_params name a host at which prefill is not known to be")
+	}
 	return Handoff{Params: params, Pinned: true}, nil
 }
 
@@ -187,11 +193,7 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	if err := said.Parse(h.Params); err != nil {
 		return nil, err
 	}
-	foreign := false // it names a host where prefill is not known to be
-	at, _, _ := net.SplitHostPort(textOf(&said, "remote_engine_id"))
-	for _, host := range [...]string{textOf(&said, "remote_host"), at} {
-		foreign = foreign || host != "" && !a.Prefill.Owns(host, a.Decode.Instance)
-	}
+	foreign := m.foreign(a, &said)
 	edits := make([]openai.Edit, 0, 16)
 	for key, value := range base.Members {
 		if foreign && key == "remote_engine_id" { // an engine's id is where its handshake is
@@ -212,6 +214,24 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 		}
 	}
 	return said.Append(nil, edits...), nil
+}
+
+// foreign reports whether prefill's answer names a host or a port at which it is not
+// known to be.
+func (moriio) foreign(a *Attempt, said *openai.Object) bool {
+	at, handshake, _ := net.SplitHostPort(textOf(said, "remote_engine_id"))
+	for _, host := range [...]string{textOf(said, "remote_host"), at} {
+		if host != "" && !a.Prefill.Owns(host, a.Decode.Instance) {
+			return true
+		}
+	}
+	for _, key := range [...]string{"remote_handshake_port", "remote_notify_port"} {
+		if v, _ := said.Get(key); !openai.IsNull(v) && !a.Prefill.OwnsPort(portOf(v)) {
+			return true
+		}
+	}
+	port, _ := strconv.Atoi(handshake) // 0 is nobody's
+	return handshake != "" && !a.Prefill.OwnsPort(port)
 }
 
 // Defers: in WRITE mode prefill writes when decode has set blocks aside, and gives

@@ -144,13 +144,15 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 	}
 }
 
-// ReadPrefill takes kv_transfer_params over as they are, whatever is in them.
+// ReadPrefill takes kv_transfer_params over as they are, if their types are those of
+// an engine.
 // An answer without them is legal: decode then computes the prompt itself, as
 // it does when there is no block to read. It must not be told of a transfer
 // then: an order to read an empty list of blocks ends a vLLM engine.
 //
-// Nor is it told of a host where prefill is not known to be: decode would connect
-// to whatever an engine, or who speaks for one, has named.
+// Nor is it told of a host, or a port where those are known, at which prefill is not
+// known to be, at whatever depth: decode would connect to whatever an engine, or
+// another that speaks for it, has named.
 func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -158,14 +160,14 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		return Handoff{}, err
 	case params == nil:
 		return Handoff{Fallback: "no_kv_params"}, nil
-	case text(params, "transfer_mode") == "push":
+	case memberText(params, "transfer_mode") == "push":
 		return Handoff{}, badReply("prefill runs in push mode, which cannot be paired with pull")
 	}
 	if namesBlocks(params) {
 		if !addressed(params) {
 			return Handoff{Fallback: "incomplete_kv_params"}, nil
 		}
-		if !a.Prefill.Owns(text(params, "remote_host"), a.Decode.Instance) {
+		if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
 			return Handoff{Fallback: ForeignHost}, nil
 		}
 		return Handoff{Params: params, Pinned: true, Lease: a.Prefill.Spec.KVLease()}, nil
@@ -175,6 +177,9 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	}
 	if len(bytes.Trim(params, "{} \n\t\r")) == 0 {
 		return Handoff{Fallback: "no_kv_params"}, nil
+	}
+	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
+		return Handoff{Fallback: ForeignHost}, nil
 	}
 	return Handoff{Params: params}, nil // of another connector beside this one
 }

@@ -85,7 +85,7 @@ func (nixl) Kept(a *Attempt, answer []byte) (k Kept, ok bool) {
 	request, _ := openai.Find(params, "remote_request_id")
 	size := a.Decode.BlockTokens()
 	switch {
-	case n <= 0 || n > 1<<31-1 || openai.IsNull(request) || !addressed(params):
+	case n <= 0 || n > 1<<31-1 || openai.IsNull(request) || !addressed(params) || checkParams(params) != nil:
 		k.Unfit = "incomplete_kv_params"
 		return k, true
 	case groups > 1:

@@ -80,12 +80,12 @@ func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		return Handoff{}, err
 	case params == nil:
 		return Handoff{}, badReply("no kv_transfer_params, without which prefill writes nothing")
-	case text(params, "transfer_mode") == "pull":
+	case memberText(params, "transfer_mode") == "pull":
 		return Handoff{}, badReply("prefill runs in pull mode, which cannot be paired with push")
 	case !namesBlocks(params):
 		return Handoff{}, badReply("kv_transfer_params without blocks")
 	}
-	if id := text(params, "remote_engine_id"); id != a.Prefill.Spec.EngineIDOf(a.Prefill.Rank) {
+	if id := memberText(params, "remote_engine_id"); id != a.Prefill.Spec.EngineIDOf(a.Prefill.Rank) {
 		return Handoff{}, badReply("prefill's engine_id is not the configured one")
 	}
 	return Handoff{Pinned: true}, nil

@@ -71,17 +71,14 @@ func (p2pNCCL) Prefill(a *Attempt, dst []byte) (Leg, error) {
 
 // ReadPrefill: any answer says that the KV was sent, to this attempt's decode.
 func (p2pNCCL) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
+	if _, err := transferParams(body); err != nil { // checks all of the body
+		return Handoff{}, err
 	}
 	key := "choices"
 	if a.Request.API == openai.Messages {
 		key = "content"
 	}
-	switch _, found, err := openai.Lookup(body, key); { // checks all of the body
-	case err != nil:
-		return Handoff{}, badReply(err.Error())
-	case !found:
+	if _, found := openai.Find(body, key); !found {
 		return Handoff{}, badReply("no text")
 	}
 	return Handoff{Pinned: true}, nil

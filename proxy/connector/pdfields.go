@@ -1,6 +1,8 @@
 package connector
 
 import (
+	"unsafe"
+
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -13,7 +15,9 @@ import (
 
 // PDHeader reports whether a request line of that name belongs to the protocol
 // between proxy and engines, and is therefore not forwarded from a client that
-// is not trusted. Names are compared without regard to case.
+// is not trusted. Names are compared without regard to case, and an underscore
+// counts as a hyphen: many servers read the two alike. A line that has the name of a
+// PD field of bodies, with or without "X-", is one.
 //
 // Sources: vLLM entrypoints/serve/engine/serving.py (X-Request-Id) and
 // entrypoints/generate/base/serving.py (X-data-parallel-rank); SGLang
@@ -24,11 +28,12 @@ import (
 // x-encoder-hosts-ports, x-kv-cache-source-*), its rank (x-data-parallel-*) and
 // that their caller coordinates the phases (EPP-Profile).
 func PDHeader(name string) bool {
-	switch len(name) {
-	case len("x-request-id"):
-		if equalFold(name, "x-request-id") {
+	for i := range headerFamilies {
+		if prefixFold(name, headerFamilies[i]) {
 			return true
 		}
+	}
+	switch len(name) {
 	case len("epp-profile"):
 		if equalFold(name, "epp-profile") {
 			return true
@@ -38,8 +43,26 @@ func PDHeader(name string) bool {
 			return true
 		}
 	}
-	return prefixFold(name, "x-override-") || prefixFold(name, "x-data-parallel-") ||
-		prefixFold(name, "x-prefiller-") || prefixFold(name, "x-kv-cache-source-") || prefixFold(name, "x-trtllm-")
+	var room [32]byte
+	if prefixFold(name, "x-") {
+		name = name[len("x-"):]
+	}
+	if len(name) > len(room) {
+		return false
+	}
+	field := room[:len(name)]
+	for i := range len(name) {
+		if field[i] = lowered(name[i]); field[i] == '-' {
+			field[i] = '_'
+		}
+	}
+	return openai.PDField(unsafe.String(unsafe.SliceData(field), len(field)))
+}
+
+// headerFamilies are the beginnings of names of which every line is of the protocol
+// between proxy and engines.
+var headerFamilies = [...]string{
+	"x-override-", "x-data-parallel-", "x-prefiller-", "x-kv-", "x-bootstrap-", "x-disagg-", "x-trtllm-",
 }
 
 // prefixFold reports whether name begins with prefix, which is lower case.
@@ -47,33 +70,33 @@ func prefixFold(name, prefix string) bool {
 	return len(name) >= len(prefix) && equalFold(name[:len(prefix)], prefix)
 }
 
-// equalFold compares ASCII without regard to case; low is lower case and as
+// equalFold compares names of lines; low is lower case, has no underscore and is as
 // long as name.
 func equalFold(name, low string) bool {
 	for i := range len(low) {
-		c := name[i]
-		if c-'A' < 26 {
-			c |= 0x20
-		}
-		if c != low[i] {
+		if lowered(name[i]) != low[i] {
 			return false
 		}
 	}
 	return true
 }
 
+// lowered is a byte of a line's name in lower case, a hyphen for an underscore.
+func lowered(c byte) byte {
+	switch {
+	case c-'A' < 26:
+		return c | 0x20
+	case c == '_':
+		return '-'
+	}
+	return c
+}
+
 // PDMember reports whether a top-level member of a leg's body with that value
 // carries, or could carry, the transfer: a PD field, or one that vLLM takes its
 // transfer parameters out of. The value may be empty.
 func PDMember(key string, value []byte) bool {
-	switch {
-	case key == "vllm_xargs":
-		return true
-	case key == "sampling_params" && len(value) > 0:
-		_, args, err := openai.Lookup(value, "extra_args")
-		return args || err != nil
-	}
-	return openai.PDField(key)
+	return openai.PDField(key) || openai.HoldsPD(key, value)
 }
 
 // cutPD adds to a leg's edits those that cut the client's PD fields out of a's

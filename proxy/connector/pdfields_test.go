@@ -32,7 +32,23 @@ func TestPDHeader(t *testing.T) {
 		{"EPP-Profile", true},
 		{"EPP-Profiles", false},
 		{"X-Request-Ids", false},
-		{"X-Request_Id", false},
+		{"X-Request_Id", true},
+		{"X_Request_Id", true},
+		{"Request-Id", true},
+		{"x_override_rid", true},
+		{"X-Data_Parallel-Rank", true},
+		{"kv_transfer_params", true},
+		{"X-KV-Transfer-Params", true},
+		{"Ec-Transfer-Params", true},
+		{"X-Bootstrap-Host", true},
+		{"bootstrap_room", true},
+		{"X-Routed-DP-Rank", true},
+		{"X-Disagg-Prefill-Dp-Rank", true},
+		{"X-Rid", true},
+		{"X-Disaggregated-Params", true},
+		{"X-Kvasir", false},
+		{"X-Rids", false},
+		{"Bootstrap", false},
 		{"X-Overrid", false},
 		{"Override-Rid", false},
 		{"X-Session-ID", false},
@@ -60,7 +76,7 @@ func hostile(t *testing.T, extra string) string {
 		"positional_embed_overrides", "http_worker_ipc", "kv_hints", "kv_router_hint",
 		"disaggregated_params", "prompt_token_ids_b64",
 	}
-	if n := openai.PDCuts - 2; len(fields) != n { // less the members that hide some
+	if n := openai.PDCuts - 3; len(fields) != n { // less the members that hide some
 		t.Errorf("%d fields of %d are tried", len(fields), n)
 	}
 	var b strings.Builder
@@ -71,7 +87,8 @@ func hostile(t *testing.T, extra string) string {
 		}
 		b.WriteString(`"` + f + `":"CLIENT",`)
 	}
-	b.WriteString(`"vllm_xargs":{"kv_transfer_params":"CLIENT","ec_transfer_params":"CLIENT"},` + extra + `}`)
+	b.WriteString(`"vllm_xargs":{"kv_transfer_params":"CLIENT","ec_transfer_params":"CLIENT"},` +
+		`"extra_args":{"a":[{"Kv_Transfer_Params":"CLIENT"}],"\u006bv_transfer_params":"CLIENT"},` + extra + `}`)
 	return b.String()
 }
 
@@ -146,12 +163,16 @@ func TestNestedCuts(t *testing.T) {
 	tests := []struct{ name, path, body, want string }{
 		{"xargs", "/v1/completions", `{"prompt":"x","vllm_xargs":{"a":1.0, "kv_transfer_params":{}}}`, `{"prompt":"x","vllm_xargs":{"a":1.0}}`},
 		{"xargs become empty", "/v1/completions", `{"prompt":"x","vllm_xargs":{"ec_transfer_params":1}}`, `{"prompt":"x","vllm_xargs":{}}`},
-		{"xargs without", "/v1/completions", `{"prompt":"x","vllm_xargs":{"a":{"kv_transfer_params":1}}}`, `{"prompt":"x","vllm_xargs":{"a":{"kv_transfer_params":1}}}`},
-		{"xargs no object", "/v1/completions", `{"prompt":"x","vllm_xargs":["kv_transfer_params"]}`, `{"prompt":"x","vllm_xargs":["kv_transfer_params"]}`},
+		{"xargs without", "/v1/completions", `{"prompt":"x","vllm_xargs":{"a":["kv_transfer_params"]}}`, `{"prompt":"x","vllm_xargs":{"a":["kv_transfer_params"]}}`},
+		{"xargs, deeper", "/v1/completions", `{"prompt":"x","vllm_xargs":{"a":[{"kv_transfer_params":1}, 2]}}`, `{"prompt":"x","vllm_xargs":{"a":[{}, 2]}}`},
+		{"xargs, spelt otherwise", "/v1/responses", `{"input":"x","vllm_xargs":{"\u006bv_transfer_params":1, "KV_Transfer_Params":2,"b":3}}`, `{"input":"x","vllm_xargs":{"b":3}}`},
+		{"xargs null", "/v1/completions", `{"prompt":"x","vllm_xargs":null}`, `{"prompt":"x","vllm_xargs":null}`},
+		{"xargs of sampling_params", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"vllm_xargs":{"kv_transfer_params":{},"b":2}}}`, `{"token_ids":[1],"sampling_params":{"vllm_xargs":{"b":2}}}`},
+		{"sampling_params themselves", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"kv_transfer_params":{}}}`, `{"token_ids":[1],"sampling_params":{}}`},
 		{"extra args", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{"kv_transfer_params":{},"b":2}}}`, `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{"b":2}}}`},
 		{"extra args without", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"extra_args":{"b":2}}}`, `{"token_ids":[1],"sampling_params":{"extra_args":{"b":2}}}`},
 		{"extra args null", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"extra_args":null}}`, `{"token_ids":[1],"sampling_params":{"extra_args":null}}`},
-		{"sampling_params of another route", "/v1/completions", `{"prompt":"x","sampling_params":{"extra_args":{"kv_transfer_params":1}}}`, `{"prompt":"x","sampling_params":{"extra_args":{"kv_transfer_params":1}}}`},
+		{"sampling_params of another route", "/v1/completions", `{"prompt":"x","sampling_params":{"extra_args":{"kv_transfer_params":1}}}`, `{"prompt":"x","sampling_params":{"extra_args":{}}}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -163,5 +184,47 @@ func TestNestedCuts(t *testing.T) {
 				t.Errorf("alias = %v", leg.Alias)
 			}
 		})
+	}
+}
+
+// TestManyMembers: nested objects of more members than a body may have are cut like
+// small ones, on every leg, and their other members stay.
+func TestManyMembers(t *testing.T) {
+	pad := func(more string) string {
+		var b strings.Builder
+		b.WriteByte('{')
+		for i := range 5000 {
+			fmt.Fprintf(&b, `"p%d":%d,`, i, i)
+		}
+		return b.String() + more + "}"
+	}
+	client := `"kv_transfer_params":{"remote_host":"CLIENT"}`
+	for _, tt := range []struct{ name, path, body string }{
+		{"xargs", "/v1/completions", `{"prompt":"x","vllm_xargs":` + pad(client) + `}`},
+		{"extra args", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"extra_args":` + pad(client) + `}}`},
+		{"sampling_params", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":` + pad(`"extra_args":{`+client+`}`) + `}`},
+	} {
+		for _, c := range All() {
+			a := pair(t, tt.path, tt.body)
+			if !c.Serves(a.Request.API) {
+				continue
+			}
+			a.Prefill.Spec.EngineID, a.Prefill.Spec.SideChannel = "p0", "10.0.0.5:5600"
+			shapes := map[string]func() (Leg, error){"aggregated": func() (Leg, error) { return c.Aggregated(a, nil) }}
+			if _, ok := c.(nixl); ok {
+				shapes["prefill"] = func() (Leg, error) { return c.Prefill(a, nil) }
+				shapes["decode"] = func() (Leg, error) { return c.Decode(a, &Handoff{Params: []byte(`{"ours":1}`)}, nil) }
+			}
+			for name, shape := range shapes {
+				leg, err := shape()
+				if err != nil {
+					t.Errorf("%s, %s %s: %v", tt.name, c.Name(), name, err)
+					continue
+				}
+				if body := string(leg.Body); !json.Valid(leg.Body) || strings.Contains(body, "CLIENT") || !strings.Contains(body, `"p4999":4999`) {
+					t.Errorf("%s, %s %s: %d bytes of %d", tt.name, c.Name(), name, len(body), len(tt.body))
+				}
+			}
+		}
 	}
 }

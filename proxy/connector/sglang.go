@@ -122,13 +122,21 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 		switch {
 		case err != nil:
 			return Handoff{}, badReply(err.Error())
-		case ok && string(reason) == `"abort"`:
+		case ok && !openai.IsNull(reason) && reason[0] != '"':
+			return Handoff{}, badReply("the finish reason is no text")
+		case ok && isAbort(reason):
 			return Handoff{}, badReply("the engine aborted the request")
 		case ok:
 			return sglangHandoff(a, body), nil
 		}
 	}
 	return Handoff{}, badReply("no finish reason")
+}
+
+// isAbort reports whether a finish reason says that the engine gave up.
+func isAbort(reason []byte) bool {
+	text, _ := openai.String(reason)
+	return text == "abort"
 }
 
 func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {

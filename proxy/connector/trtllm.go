@@ -183,13 +183,16 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	if !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
+	if err := checkParams(params); err != nil {
+		return Handoff{}, err
+	}
 	if id, _ := openai.Find(params, "ctx_request_id"); openai.IsNull(id) {
 		return Handoff{}, badReply("ctx_request_id is null")
 	}
 	if id, _ := openai.Find(params, "disagg_request_id"); openai.IsNull(id) && wire(a.Prefill) != wireG1 {
 		return Handoff{}, badReply("disagg_request_id is null")
 	}
-	if where, _ := openai.Find(params, "ctx_info_endpoint"); !ownEndpoint(a, where) {
+	if where, _ := openai.Find(params, "ctx_info_endpoint"); !ownEndpoint(a, where) || !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
 		return Handoff{Fallback: ForeignHost}, nil
 	}
 	h := Handoff{Pinned: true, Params: params}
@@ -199,6 +202,8 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	ids64, _ := answer.Get("prompt_token_ids_b64")
 	tokens, _ := answer.Get("prompt_token_ids")
 	switch {
+	case !openai.IsNull(ids64) && ids64[0] != '"' || !openai.IsNull(tokens) && !tokenIDs(tokens):
+		return Handoff{}, badReply("prompt_token_ids are no token ids")
 	case a.Request.API == openai.Chat && !openai.IsNull(ids64):
 		h.Prompt = ids64
 	case !openai.IsNull(tokens):

@@ -139,6 +139,9 @@ func readSecond(a *Attempt, choices []byte) (Handoff, error) {
 	if err != nil || !ok || !isObject(params) {
 		return Handoff{}, badReply("no disaggregated_params")
 	}
+	if err := checkParams(params); err != nil {
+		return Handoff{}, err
+	}
 	id, _ := openai.Find(params, "disagg_request_id")
 	if !openai.IsNull(id) && string(id) != strconv.FormatUint(a.ID, 10) {
 		return Handoff{}, badReply("disagg_request_id of another transfer")

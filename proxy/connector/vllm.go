@@ -1,6 +1,8 @@
 package connector
 
 import (
+	"errors"
+
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -117,25 +119,27 @@ func isSet(r *openai.Request, key string) bool {
 // server takes them from (it drops those beside it), and with the edits applied;
 // without any where transfer is nil.
 func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]byte, error) {
-	raw, _ := a.Request.Get("sampling_params")
-	var params, args openai.Object
-	if err := params.Parse(raw); err != nil {
-		return nil, err
+	params, _ := a.Request.Get("sampling_params")
+	args, _ := openai.Find(params, "extra_args")
+	switch {
+	case !isObject(params) || !openai.IsNull(args) && !isObject(args):
+		return nil, errNoSamplingParams
+	case openai.IsNull(args):
+		args = literal("{}")
 	}
-	if rawArgs, _ := params.Get("extra_args"); !openai.IsNull(rawArgs) {
-		if err := args.Parse(rawArgs); err != nil {
-			return nil, err
-		}
-	}
-	extra := make([]openai.Edit, 0, 2)
+	ours := ""
 	if transfer != nil {
-		extra = append(extra, openai.Edit{Key: "kv_transfer_params", Value: transfer})
-	} else if !a.Trust {
-		extra = append(extra, cut("kv_transfer_params"))
+		ours = "kv_transfer_params"
 	}
 	if !a.Trust {
-		extra = append(extra, cut("ec_transfer_params"))
+		params, args = openai.CutTransferParams(params, "extra_args"), openai.CutTransferParams(args, ours)
 	}
-	edits = append(edits, openai.Edit{Key: "extra_args", Value: args.Append(nil, extra...)})
-	return params.Append(nil, edits...), nil
+	if ours != "" {
+		args = openai.AppendEdited(nil, args, openai.Edit{Key: ours, Value: transfer})
+	}
+	edits = append(edits, openai.Edit{Key: "extra_args", Value: args})
+	return openai.AppendEdited(nil, params, edits...), nil
 }
+
+// errNoSamplingParams: Pairable refuses such a request.
+var errNoSamplingParams = errors.New("sampling_params and its extra_args must be objects")

@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// transferParams gives kv_transfer_params of prefill's answer, nil when it has none,
-// and checks all of the answer on the way.
+// transferParams gives kv_transfer_params of prefill's answer, nil when it has none.
+// It checks all of the answer on the way, and the types of the parameters.
 func transferParams(answer []byte) ([]byte, error) {
 	if !isObject(answer) {
 		return nil, badReply("no JSON object")
@@ -21,7 +21,7 @@ func transferParams(answer []byte) ([]byte, error) {
 	case !isObject(params):
 		return nil, badReply("kv_transfer_params is no object")
 	}
-	return params, nil
+	return params, checkParams(params)
 }
 
 // namesBlocks reports whether params name a block that prefill holds. The ids are

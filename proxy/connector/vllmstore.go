@@ -1,9 +1,6 @@
 package connector
 
-import (
-	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/openai"
-)
+import "github.com/pdproxy/pdproxy/proxy/engine"
 
 // vllmStore is vLLM with a KV cache that its engines share, whichever connector
 // they reach it by: LMCacheConnectorV1 and LMCacheMPConnector, MooncakeStore,
@@ -35,13 +32,8 @@ func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
 
 // ReadPrefill has nothing to learn but that the prompt was computed.
 func (vllmStore) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
-	if !isObject(body) {
-		return Handoff{}, badReply("no JSON object")
-	}
-	if _, _, err := openai.Lookup(body, "usage"); err != nil { // checks all of the body
-		return Handoff{}, badReply(err.Error())
-	}
-	return Handoff{}, nil
+	_, err := transferParams(body) // checks all of the body
+	return Handoff{}, err
 }
 
 // Decode is the client's request.

@@ -13,9 +13,10 @@ import (
 // Owns reports whether host, an address or a name without port, is one at which
 // the instance is known to be: that of its URL, or what that name stands for, one
 // that is configured, or that it registered. What an engine says of itself is not
-// enough, because its peers will call what it names. peer is who would call: over
-// the loopback it reaches what is on its own host, so that this is the instance's
-// only for one beside it.
+// enough, because its peers will call what it names; an instance of the
+// configuration file without kv_hosts is trusted with any host that is not the
+// caller's own. peer is the instance that would call: over the loopback it reaches
+// what is on its own host, so that this is the instance's only for one beside it.
 func (i *Instance) Owns(host string, peer *Instance) bool {
 	if host == "" {
 		return false
@@ -34,7 +35,33 @@ func (i *Instance) Owns(host string, peer *Instance) bool {
 	if ip.IsLoopback() || strings.EqualFold(host, "localhost") {
 		return peer != nil && i.beside(peer)
 	}
+	if i.trusted() && !ip.IsUnspecified() {
+		return true
+	}
 	return strings.EqualFold(host, i.Host) || err == nil && slices.Contains(i.Facts().Addresses, ip)
+}
+
+// trusted reports whether the instance is believed where it says it is: the operator
+// wrote it into the configuration, and did not say where else it may be.
+func (i *Instance) trusted() bool { return i.Source == SourceStatic && i.Spec.KVHosts == "" }
+
+// OwnsPort reports whether port can be one of the instance's side channels: true
+// where they are not known. Each rank has a port of its own, counted from the one
+// that is configured or registered.
+func (i *Instance) OwnsPort(port int) bool {
+	f := i.Facts()
+	ranks := max(1, i.Spec.Ranks, f.DPSize) * max(1, i.Spec.TPSize, f.TPSize)
+	_, side := i.Spec.SideChannelOf(0)
+	known := false
+	for _, first := range [...]int{side, f.KVAddress.Handshake, f.KVAddress.Notify} {
+		if first == 0 {
+			continue
+		}
+		if known = true; port >= first && port < first+ranks {
+			return true
+		}
+	}
+	return !known
 }
 
 // beside reports whether two engines are on one host: their URLs name the same, or

@@ -55,12 +55,18 @@ func TestOwns(t *testing.T) {
 		{"configured", "p0.svc", config.Engine{KVHosts: "10.1.0.0/16, 192.168.0.4,rdma0.svc,fd00::/8"}, Facts{}, far,
 			[]string{"p0.svc", "10.1.2.3", "192.168.0.4", "rdma0.svc", "fd12::1"}, []string{"10.2.0.1", "192.168.0.5", "rdma1.svc", "127.0.0.1"}},
 		{"anywhere", "p0.svc", config.Engine{KVHosts: "*"}, Facts{}, far, []string{"evil", "127.0.0.1"}, []string{""}},
+		{"trusted", "p0.svc", config.Engine{Name: SourceStatic}, Facts{}, far,
+			[]string{"p0.svc", "10.9.9.9", "rdma.far", "fd00::1"}, []string{"", "localhost", "127.0.0.1", "::1", "127.0.1.1", "0.0.0.0", "::"}},
+		{"trusted, on one host", "10.0.0.5", config.Engine{Name: SourceStatic}, Facts{}, &Instance{Host: "10.0.0.5"},
+			[]string{"localhost", "127.0.0.1", "10.9.9.9"}, nil},
+		{"of the configuration, with hosts", "p0.svc", config.Engine{Name: SourceStatic, KVHosts: "10.1.0.0/16"}, Facts{}, far,
+			[]string{"p0.svc", "10.1.2.3"}, []string{"10.9.9.9", "localhost"}},
 		{"its other addresses", "p0.svc", config.Engine{SideChannel: "10.0.1.1:5600", BootstrapHost: "10.0.1.2"},
 			Facts{KVAddress: config.KVAddress{Host: "10.0.1.3"}}, far,
 			[]string{"10.0.1.1", "10.0.1.2", "10.0.1.3"}, []string{"10.0.1.4"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			i := &Instance{Host: tt.host, Spec: tt.spec}
+			i := &Instance{Host: tt.host, Spec: tt.spec, Source: tt.spec.Name}
 			var err error
 			if i.kvHosts, err = config.ParseKVHosts(tt.spec.KVHosts); err != nil {
 				t.Fatal(err)
@@ -77,6 +83,35 @@ func TestOwns(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestOwnsPort: ports count from those that are known, one for each rank.
+func TestOwnsPort(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		spec    config.Engine
+		facts   Facts
+		yes, no []int
+	}{
+		{"nothing known", config.Engine{Ranks: 2}, Facts{}, []int{1, 5600, 65535}, nil},
+		{"side channel", config.Engine{SideChannel: "h:5600"}, Facts{}, []int{5600}, []int{0, 5599, 5601, 22}},
+		{"ranks", config.Engine{SideChannel: "h:5600", Ranks: 4}, Facts{}, []int{5600, 5603}, []int{5604, 5599}},
+		{"ranks that it tells", config.Engine{SideChannel: "h:5600"}, Facts{DPSize: 2}, []int{5601}, []int{5602}},
+		{"registered", config.Engine{}, Facts{KVAddress: config.KVAddress{Host: "h", Handshake: 6301, Notify: 61005}}, []int{6301, 61005}, []int{6302, 22}},
+	} {
+		i := &Instance{Spec: tt.spec}
+		i.facts.Store(&tt.facts)
+		for _, port := range tt.yes {
+			if !i.OwnsPort(port) {
+				t.Errorf("%s: not its own: %d", tt.name, port)
+			}
+		}
+		for _, port := range tt.no {
+			if i.OwnsPort(port) {
+				t.Errorf("%s: its own: %d", tt.name, port)
+			}
+		}
 	}
 }
 
@@ -100,7 +135,7 @@ func TestAddresses(t *testing.T) {
 			found = list
 		}
 		set([]netip.Addr{netip.MustParseAddr("10.0.0.5")})
-		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("p", "prefill", "fake")}, 0))
+		f.must(t, f.Apply("etcd", []config.Engine{f.spec("p", "prefill", "fake")}, 0))
 		f.start(t)
 		p := f.get(t, "p")
 		if !p.Owns("10.0.0.5", nil) || p.Owns("10.0.0.6", nil) {

@@ -136,15 +136,18 @@ func (r *Registry) Settle() {
 // Apply makes the instances of a source those of specs. One whose spec and key
 // are unchanged stays as it is, with its load, its connections and its health;
 // one that is missing drains for at most drainFor and leaves; a changed one is
-// a new instance, and the old one drains. On any error nothing is changed; those
+// a new instance, and the old one drains. A name belongs to the source that has it,
+// but for SourceStatic, which takes it over: the instance of the other source drains,
+// because what an engine is trusted with depends on its source. On any error nothing is changed; those
 // that are due to single engines are each a SpecError.
 func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var (
-		come []*Instance
-		errs []error
-		keep = make(map[*Instance]bool)
+		come  []*Instance
+		errs  []error
+		taken []*Instance // of other sources
+		keep  = make(map[*Instance]bool)
 	)
 	for n, spec := range specs {
 		i, err := r.newInstance(source, spec)
@@ -155,6 +158,9 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 			err = errors.New("the name is there twice")
 		case old == nil:
 			come = append(come, i)
+		case old.Source != source && source == SourceStatic:
+			come = append(come, i)
+			taken = append(taken, old)
 		case old.Source != source:
 			err = fmt.Errorf("the name is taken by an engine of source %s", old.Source)
 		case old.Spec == i.Spec && old.APIKey == i.APIKey:
@@ -173,7 +179,7 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 		return err
 	}
 	for _, i := range r.instances {
-		if i.Source == source && !keep[i] {
+		if i.Source == source && !keep[i] || slices.Contains(taken, i) {
 			part(i, drainFor)
 		}
 	}

@@ -74,6 +74,41 @@ func TestApplyReload(t *testing.T) {
 	})
 }
 
+// TestSourceMoves: an engine that the configuration names from now on is another
+// instance, trusted with the hosts that it answers, and one that it names no longer
+// can be found again, and is not.
+func TestSourceMoves(t *testing.T) {
+	f := newFleet(t)
+	list := []config.Engine{f.spec("a", "both", "fake")}
+	owns := func(source string, want bool) {
+		t.Helper()
+		i := f.get(t, "a")
+		if i.Source != source || i.Owns("10.9.9.9", nil) != want {
+			t.Errorf("source %s, trusted %v; want %s, %v", i.Source, i.Owns("10.9.9.9", nil), source, want)
+		}
+	}
+	f.must(t, f.Apply("etcd", list, 0))
+	owns("etcd", false)
+	first := f.get(t, "a")
+	f.must(t, f.Apply(SourceStatic, list, 0))
+	owns(SourceStatic, true)
+	if first.State() != Draining || first.Owns("10.9.9.9", nil) {
+		t.Errorf("the instance that was found is %v, trusted %v", first.State(), first.Owns("10.9.9.9", nil))
+	}
+	if err := f.Apply("etcd", list, 0); err == nil {
+		t.Error("a name of the configuration was taken over")
+	}
+	f.must(t, f.Apply("etcd", nil, 0)) // what the finder is left with
+	owns(SourceStatic, true)
+	f.must(t, f.Apply(SourceStatic, nil, 0))
+	f.must(t, f.Apply("etcd", list, 0))
+	owns("etcd", false)
+	f.must(t, f.Apply(SourceStatic, list, 0))
+	list[0].KVHosts = "10.0.0.0/16"
+	f.must(t, f.Apply(SourceStatic, list, 0))
+	owns(SourceStatic, false) // the operator says where
+}
+
 // TestApplyKeepsOthersSources: each source speaks for its own instances.
 func TestApplyKeepsOthersSources(t *testing.T) {
 	f := newFleet(t)

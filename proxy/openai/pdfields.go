@@ -1,5 +1,7 @@
 package openai
 
+import "strings"
+
 // pdFields are the PD fields of request bodies: top-level members by which
 // engines are told of a transfer, of the encoders and caches that they are to
 // call, and of the process that their answer goes to.
@@ -21,47 +23,124 @@ var pdFields = [...]string{
 	"disaggregated_params", "prompt_token_ids_b64",
 }
 
-// PDCuts is how many edits CutPD makes at most: one for each PD field, and for
-// vllm_xargs and sampling_params. No body has a member twice.
-const PDCuts = len(pdFields) + 2
+// pdContainers are the top-level members inside which engines look for transfer
+// parameters too.
+//
+// Sources, in vLLM: entrypoints/openai/*/protocol.py (vllm_xargs, which
+// to_sampling_params merges with the transfer parameters), sampling_params.py
+// (extra_args, from which v1/request.py takes them), and the sampling parameters
+// of the Rust front end (extra_args and vllm_xargs).
+var pdContainers = [...]string{"vllm_xargs", "extra_args", "sampling_params"}
+
+// PDCuts is how many edits CutPD makes at most: one for each PD field, and one for
+// each member that may hold transfer parameters. No body has a member twice, and
+// [ParseRequest] refuses these names in another case.
+const PDCuts = len(pdFields) + len(pdContainers)
 
 // PDField reports whether a top-level member of a request body is a PD field: one
-// that no client sets unless it is trusted, whatever its request meets.
+// that no client sets unless it is trusted, whatever its request meets. Case does
+// not count: some decoders of JSON ignore it.
 func PDField(key string) bool {
-	for i := range pdFields {
-		if pdFields[i] == key {
+	found, _ := named(pdFields[:], key)
+	return found
+}
+
+// HoldsPD reports whether a top-level member of a request body with that value
+// holds, or could be given, transfer parameters: one in which engines look for them.
+// sampling_params is one only if it has a place for them; a value of it that is no
+// valid JSON counts as one. Case does not count.
+func HoldsPD(key string, value []byte) bool {
+	found, exact := named(pdContainers[:], key)
+	if !exact || key != "sampling_params" {
+		return found
+	}
+	if len(value) == 0 {
+		return false
+	}
+	_, args, err := Lookup(value, "extra_args")
+	if args || err != nil {
+		return true
+	}
+	_, xargs := Find(value, "vllm_xargs")
+	_, cut := cutTransferParams(value, "")
+	return xargs || cut
+}
+
+// named reports whether key is one of the names without regard to case, as
+// encoding/json of Go and similar decoders compare, and whether it is exactly one.
+func named(names []string, key string) (found, exact bool) {
+	for i := range names {
+		if names[i] == key {
+			return true, true
+		}
+	}
+	if !hasCase(key) {
+		return false, false
+	}
+	for i := range names {
+		if strings.EqualFold(names[i], key) {
+			return true, false
+		}
+	}
+	return false, false
+}
+
+// hasCase reports whether folding could change key: it has an upper-case letter, or
+// one outside ASCII (the Kelvin sign folds to k, the long s to s).
+func hasCase(key string) bool {
+	for i := range len(key) {
+		if c := key[i]; c-'A' < 26 || c >= 0x80 {
 			return true
 		}
 	}
 	return false
 }
 
+// checkPDName refuses a member whose name is that of a PD field, or of a member
+// that may hold one, but for the case: engines do not agree what it is.
+func checkPDName(key string) error {
+	if !hasCase(key) {
+		return nil
+	}
+	field, exact := named(pdFields[:], key)
+	holder, exactly := named(pdContainers[:], key)
+	if field && !exact || holder && !exactly {
+		return fieldError(clip(key), "invalid_name", "'"+clip(key)+"' must be written in lower case.")
+	}
+	return nil
+}
+
+// checkPDHolder refuses a text or a list where engines expect the object that may
+// hold transfer parameters: an engine could make such an object of it.
+func checkPDHolder(field string, value []byte) error {
+	if value[0] == '"' || value[0] == '[' {
+		return mistyped(field, "an object")
+	}
+	return nil
+}
+
 // CutPD adds to the edits of r's body those that cut the PD fields out of it,
-// unless an edit before sets the field. The edits must have room for PDCuts more:
-// it is not grown, so that they, and the values that they point to, stay on the
-// caller's stack.
+// unless an edit before sets the field. Transfer parameters are cut out of the
+// members that may hold them at every depth. The edits must have room for PDCuts
+// more: it is not grown, so that they, and the values that they point to, stay on
+// the caller's stack.
 func CutPD(edits []Edit, r *Request) []Edit {
 	n := len(edits)
 	edits = edits[:cap(edits)]
 	for key, value := range r.Members {
-		switch {
-		case PDField(key):
+		if field, _ := named(pdFields[:], key); field {
 			if !sets(edits[:n], key) {
 				edits[n] = Edit{Key: key, Remove: true}
 				n++
 			}
-		case key == "vllm_xargs":
-			// vLLM merges these into the same arguments that its transfer
-			// parameters travel in.
-			if rest, cut := cutTransferParams(value); cut {
-				edits[n] = Edit{Key: key, Value: rest}
-				n++
-			}
-		case key == "sampling_params" && r.API == VLLMGenerate && !sets(edits[:n], key):
-			if rest, cut := cutExtraArgs(value); cut {
-				edits[n] = Edit{Key: key, Value: rest}
-				n++
-			}
+			continue
+		}
+		if holder, _ := named(pdContainers[:], key); !holder || sets(edits[:n], key) {
+			continue
+		}
+		if rest, cut := cutTransferParams(value, ""); cut {
+			edits[n] = Edit{Key: key, Value: rest}
+			n++
 		}
 	}
 	return edits[:n]
@@ -75,39 +154,4 @@ func sets(edits []Edit, key string) bool {
 		}
 	}
 	return false
-}
-
-// cutExtraArgs cuts the transfer parameters out of the extra_args of vLLM's
-// sampling parameters; cut is false, and rest nil, when there are none.
-func cutExtraArgs(params []byte) (rest []byte, cut bool) {
-	args, ok, err := Lookup(params, "extra_args")
-	if err != nil || !ok {
-		return nil, false
-	}
-	args, cut = cutTransferParams(args)
-	if !cut {
-		return nil, false
-	}
-	var o Object
-	if o.Parse(params) != nil {
-		return nil, false
-	}
-	return o.Append(nil, Edit{Key: "extra_args", Value: args}), true
-}
-
-// cutTransferParams cuts vLLM's transfer parameters out of an object that vLLM
-// takes them from; cut is false, and rest nil, when there are none.
-func cutTransferParams(args []byte) (rest []byte, cut bool) {
-	var o Object
-	if o.Parse(args) != nil { // no object: nothing is taken from it
-		return nil, false
-	}
-	_, kv := o.Get("kv_transfer_params")
-	_, ec := o.Get("ec_transfer_params")
-	if !kv && !ec {
-		return nil, false
-	}
-	return o.Append(nil,
-		Edit{Key: "kv_transfer_params", Remove: true},
-		Edit{Key: "ec_transfer_params", Remove: true}), true
 }

@@ -106,6 +106,9 @@ func (r *Request) checkPrompt() error {
 // read takes over one member that is not null.
 func (r *Request) read(m *member) (err error) {
 	key, v := r.keyString(m), r.value(m)
+	if err := checkPDName(key); err != nil {
+		return err
+	}
 	switch key {
 	case "model":
 		err = r.readModel(v)
@@ -119,6 +122,8 @@ func (r *Request) read(m *member) (err error) {
 		}
 	case "sampling_params":
 		err = r.readSamplingParams(m, v)
+	case "vllm_xargs", "extra_args":
+		err = checkPDHolder(key, v)
 	case "n", "best_of", "use_beam_search":
 		if r.API == Completions || r.API == Chat {
 			err = r.readSequences(key, v)
@@ -217,6 +222,10 @@ func (r *Request) readSamplingParams(m *member, v []byte) (err error) {
 		case keyEqual(key, "n"):
 			n, err = readCount("sampling_params.n", value, 1)
 			r.N = max(r.N, n)
+		case keyEqual(key, "extra_args"):
+			err = checkPDHolder("sampling_params.extra_args", value)
+		case keyEqual(key, "vllm_xargs"):
+			err = checkPDHolder("sampling_params.vllm_xargs", value)
 		}
 		return err == nil
 	}

@@ -93,3 +93,86 @@ func editOf(edits []Edit, key string) *Edit {
 	}
 	return nil
 }
+
+// AppendEdited is [Object.Append] for an object inside a body that has been scanned:
+// raw is one valid JSON object with any number of members, of which it makes no
+// list. It is read twice.
+func AppendEdited(dst, raw []byte, edits ...Edit) []byte {
+	open := skipSpace(raw, 0)
+	dst = append(dst, raw[:open+1]...)
+	room := [8]bool{}
+	there := append(room[:0], make([]bool, len(edits))...) // has a member of the key
+	stays := false                                         // a member does
+	eachMember(raw[open:], func(key, _ []byte) bool {
+		e := editOfKey(edits, key)
+		stays = stays || e < 0 || !edits[e].Remove
+		if e >= 0 {
+			there[e] = true
+		}
+		return true
+	})
+	added := false
+	for i := range edits {
+		e := &edits[i]
+		if e.Remove || there[i] || editOf(edits, e.Key) != e {
+			continue
+		}
+		if added {
+			dst = append(dst, ',')
+		}
+		added = true
+		dst = append(AppendQuoted(dst, e.Key), ':')
+		dst = append(dst, e.Value...)
+	}
+	if added && stays {
+		dst = append(dst, ',')
+	}
+	return appendStaying(dst, raw, open, edits)
+}
+
+// appendStaying appends what AppendEdited has of raw's members and behind them.
+func appendStaying(dst, raw []byte, open int, edits []Edit) []byte {
+	from := open + 1 // what is not yet written begins here
+	kept := -1       // end of the last member that stays
+	for i := skipSpace(raw, from); i < len(raw) && raw[i] == '"'; {
+		at, end := i, skipString(raw, i)
+		value := skipSpace(raw, skipSpace(raw, end)+1)
+		e := editOfKey(edits, raw[at+1:end-1])
+		end = skipValue(raw, value)
+		i = skipSpace(raw, end)
+		more := i < len(raw) && raw[i] == ','
+		if more {
+			i = skipSpace(raw, i+1)
+		}
+		switch {
+		case e < 0:
+			kept = end
+		case !edits[e].Remove:
+			dst = append(append(dst, raw[from:value]...), edits[e].Value...)
+			kept, from = end, end
+		case kept >= 0: // out, with the comma in front
+			dst = append(dst, raw[from:max(from, kept)]...)
+			from = end
+		default: // out, with the comma behind
+			dst = append(dst, raw[from:at]...)
+			if from = end; more {
+				from = i
+			}
+		}
+		if !more {
+			break
+		}
+	}
+	return append(dst, raw[from:]...)
+}
+
+// editOfKey gives the index of the edit that counts for a key as it is between its
+// quotes; -1: there is none.
+func editOfKey(edits []Edit, key []byte) int {
+	for i := len(edits) - 1; i >= 0; i-- {
+		if e := &edits[i]; !e.idle() && keyEqual(key, e.Key) {
+			return i
+		}
+	}
+	return -1
+}

@@ -96,6 +96,9 @@ func FuzzAppend(f *testing.F) {
 			}
 		}
 		out := o.Append(nil, edits...)
+		if again := AppendEdited(nil, body, edits...); !bytes.Equal(again, out) {
+			t.Fatalf("%s\nbecame %s, without a list of its members %s", body, out, again)
+		}
 		if got := decode(t, out); !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s\nbecame %s\nwant %v", body, out, want)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"iter"
 	"strconv"
+	"unsafe"
 )
 
 // SyntaxError says that bytes from an engine are not JSON as the scan wants it.
@@ -103,6 +104,9 @@ func child(raw []byte, step string) (value []byte, ok bool) {
 func keyEqual(key []byte, want string) bool {
 	if bytes.IndexByte(key, '\\') < 0 {
 		return string(key) == want
+	}
+	if len(key) > 6*len(want) { // an escape is six bytes for each byte of text at most
+		return false
 	}
 	var room [64]byte
 	s := scanner{b: append(append(append(room[:0], '"'), key...), '"')}
@@ -206,4 +210,61 @@ func skipValue(b []byte, i int) int {
 		i++
 	}
 	return len(b)
+}
+
+// Walk visits every value in JSON that has been checked, at every depth, in one
+// pass; the outermost is one of them. key is the unescaped name of the member that
+// holds the value, and lists how many arrays of that member it lies in; the outermost
+// has the key that Walk was given. value is raw; that of an object or an array only
+// begins there, and runs to the end of raw. visit reports whether to go into it. A
+// key is good only as long as visit runs.
+func Walk(raw []byte, key string, visit func(key string, lists int, value []byte) (enter bool)) {
+	w := walker{raw, visit}
+	w.value(skipSpace(raw, 0), key, 0)
+}
+
+type walker struct {
+	raw   []byte
+	visit func(key string, lists int, value []byte) bool
+}
+
+// value visits the value at i, and gives the index after it.
+func (w *walker) value(i int, key string, lists int) int {
+	if i >= len(w.raw) {
+		return i
+	}
+	c := w.raw[i]
+	if c != '{' && c != '[' {
+		end := skipValue(w.raw, i)
+		w.visit(key, lists, w.raw[i:end:end])
+		return end
+	}
+	if !w.visit(key, lists, w.raw[i:]) {
+		return skipValue(w.raw, i)
+	}
+	for i = skipSpace(w.raw, i+1); i < len(w.raw) && w.raw[i] != c+2; { // the closing one is two behind
+		if c == '[' {
+			i = w.value(i, key, lists+1)
+		} else {
+			at := i
+			i = skipString(w.raw, i)
+			name := keyText(w.raw[at:i])
+			i = w.value(skipSpace(w.raw, skipSpace(w.raw, i)+1), name, 0)
+		}
+		if i = skipSpace(w.raw, i); i >= len(w.raw) || w.raw[i] != ',' {
+			break
+		}
+		i = skipSpace(w.raw, i+1)
+	}
+	return min(i+1, len(w.raw))
+}
+
+// keyText gives the text of a key with its quotes, which lies in the raw bytes
+// unless it has escapes.
+func keyText(quoted []byte) string {
+	if bytes.IndexByte(quoted, '\\') >= 0 || len(quoted) < 2 {
+		text, _ := String(quoted)
+		return text
+	}
+	return unsafe.String(unsafe.SliceData(quoted[1:]), len(quoted)-2)
 }

@@ -1,0 +1,297 @@
+package connector
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// What engines answer of a transfer goes to other engines, which act on it: they
+// connect to the hosts and read the blocks that it names, and some end at a value
+// of another type than they expect. So it is judged before.
+
+// paramType is what a member of transfer parameters must be. Null stands for an
+// absent member, but for a paramBool.
+type paramType uint8
+
+const (
+	paramAny paramType = iota // a member that is not known here
+	paramBool
+	paramText
+	paramTexts  // a text, or a list of texts
+	paramCount  // a whole number from 0
+	paramInt    // a whole number
+	paramNumber // any number
+	paramPort   // a whole number from 1 to 65535
+	paramDigits // that, or a text of it
+	paramInts   // a list of whole numbers
+	paramList
+	paramObject
+	paramBlocks // see blockIDs
+)
+
+// typeOf gives the type of a member of vLLM's kv_transfer_params or TensorRT-LLM's
+// disaggregated_params, at whatever depth. An engine tests some of them by what
+// Python takes for true, so that any other type may mean anything.
+//
+// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/
+// pull_scheduler.py, push_scheduler.py (request_finished) and metadata.py,
+// moriio/moriio_connector.py (request_finished; the ports are texts where they are
+// configured as texts), lmcache_integration/vllm_v1_adapter.py. In TensorRT-LLM:
+// serve/openai_protocol.py, DisaggregatedParams (ctx_info_endpoint is a list in
+// GET /server_info).
+func typeOf(key string) paramType {
+	switch key {
+	case "do_remote_prefill", "do_remote_decode", "remote_dp_rank_override", "is_request_leader":
+		return paramBool
+	case "remote_engine_id", "remote_request_id", "transfer_id", "transfer_mode", "kv_request_id", "remote_host", "remote_bootstrap_addr",
+		"request_type", "encoded_opaque_state", "conversation_id":
+		return paramText
+	case "ctx_info_endpoint", "remote_hosts":
+		return paramTexts
+	case "tp_size", "pp_size", "dcp_size", "pcp_size", "remote_tp_size", "remote_pp_size", "remote_dp_size", "remote_dp_size_local",
+		"remote_dp_rank", "remote_num_tokens", "remote_block_size", "num_lmcache_extra_cached_tokens":
+		return paramCount
+	case "ctx_request_id", "disagg_request_id", "ctx_dp_rank", "schedule_style", "first_tok":
+		return paramInt
+	case "remote_blocks_expiry_time":
+		return paramNumber
+	case "remote_port":
+		return paramPort
+	case "remote_handshake_port", "remote_notify_port":
+		return paramDigits
+	case "first_gen_tokens", "draft_tokens", "first_token_ids":
+		return paramInts
+	case "first_gen_log_probs", "first_gen_logits":
+		return paramList
+	case "ctx_usage", "remote_prefiller", "remote_decoder", "remote_kv_source":
+		return paramObject
+	case "remote_block_ids":
+		return paramBlocks
+	}
+	return paramAny
+}
+
+// fits reports whether a value, which Walk gave as that of a member of the type, is
+// of it; lists is how many arrays of the member it lies in.
+func (t paramType) fits(lists int, value []byte) bool {
+	c := value[0]
+	switch {
+	case t == paramAny:
+		return true
+	case string(value) == "null":
+		return t != paramBool && lists == 0
+	case t == paramBlocks:
+		return c == '[' && blockIDs(value)
+	case t == paramList:
+		return c == '[' || lists > 0
+	case t == paramInts:
+		return c == '[' && lists == 0 || lists == 1 && isInt(value)
+	case t == paramTexts:
+		return c == '[' && lists == 0 || lists <= 1 && c == '"'
+	case lists > 0:
+		return false
+	}
+	switch t {
+	case paramBool:
+		return c == 't' || c == 'f'
+	case paramText:
+		return c == '"'
+	case paramCount:
+		return isInt(value) && c != '-'
+	case paramInt:
+		return isInt(value)
+	case paramNumber:
+		return c == '-' || c-'0' <= 9
+	case paramPort:
+		return c != '"' && portOf(value) != 0
+	case paramDigits:
+		return portOf(value) != 0
+	case paramObject:
+		return c == '{'
+	}
+	return false
+}
+
+// isInt reports whether a scanned scalar is a number without fraction and exponent.
+func isInt(value []byte) bool {
+	for i, c := range value {
+		if c-'0' > 9 && (c != '-' || i > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// portOf gives the port that a value is, as a number or as a text of one; 0 for none.
+func portOf(value []byte) int {
+	if len(value) > 2 && value[0] == '"' {
+		value = value[1 : len(value)-1]
+	}
+	n, ok := openai.Int64(value)
+	if !ok || n < 1 || n > 65535 {
+		return 0
+	}
+	return int(n)
+}
+
+// blockIDs reports whether raw begins with a list of block ids: whole numbers from 0,
+// flat or in one list for each cache group, or the texts of llm-d's simulator. raw
+// is valid JSON.
+func blockIDs(raw []byte) bool {
+	depth, flat, grouped := 0, false, false
+	for i := 0; i < len(raw); {
+		switch c := raw[i]; {
+		case c-'0' <= 9:
+			for i++; i < len(raw) && raw[i]-'0' <= 9; i++ {
+			}
+			flat = flat || depth == 1
+			continue
+		case c == '"':
+			for i++; i < len(raw) && raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+			flat = flat || depth == 1
+		case c == '[':
+			depth++
+			grouped = grouped || depth == 2
+		case c == ']':
+			if depth--; depth == 0 {
+				return !flat || !grouped
+			}
+		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
+		default: // anything else, and what is left of a number with a fraction
+			return false
+		}
+		if depth > 2 {
+			return false
+		}
+		i++
+	}
+	return false
+}
+
+// tokenIDs reports whether raw, which is valid JSON, is a list of whole numbers from
+// 0, or of such lists.
+func tokenIDs(raw []byte) bool {
+	return raw[0] == '[' && blockIDs(raw) && bytes.IndexByte(raw, '"') < 0
+}
+
+// checkParams refuses transfer parameters of which a member has another type than
+// the engines' have. raw has been scanned. The error names the member, never a value.
+func checkParams(raw []byte) (err error) {
+	openai.Walk(raw, "", func(key string, lists int, value []byte) bool {
+		t := typeOf(key)
+		if err == nil && !t.fits(lists, value) {
+			err = badReply(strings.Clone(key) + " has a type that no engine gives it")
+		}
+		return err == nil && t != paramBlocks
+	})
+	return err
+}
+
+// Hosts visits what may be the host of a connection in a value that has been scanned,
+// at every depth: a text under a key that is about hosts, or one that can only be an
+// address. port is 0 where there is none beside it. A number under such a key may be
+// an address too: its host is "". It reports whether every visit did.
+func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool {
+	all := true
+	openai.Walk(raw, key, func(key string, _ int, value []byte) bool {
+		switch c := value[0]; {
+		case !all:
+		case c == '"':
+			if !aboutHosts(key) && !bytes.ContainsAny(value, `:.\`) {
+				break // no address is written so
+			}
+			text, _ := openai.String(value)
+			if text != "" && (aboutHosts(key) || isAddress(text) || key == "remote_engine_id" && hasPort(text)) {
+				all = visit(hostPort(text))
+			}
+		case c == '-' || c-'0' <= 9:
+			all = !aboutHosts(key) || visit("", 0)
+		}
+		return all && !(typeOf(key) == paramBlocks && value[0] == '[' && blockIDs(value))
+	})
+	return all
+}
+
+// hasPort reports whether a text ends in a port: MoRI-IO's engines find each other by
+// such an id.
+func hasPort(text string) bool {
+	_, port := hostPort(text)
+	return port > 0
+}
+
+// aboutHosts reports whether a member of that name holds hosts.
+func aboutHosts(key string) bool {
+	for i := range key {
+		for _, word := range [...]string{"host", "addr", "endpoint", "url", "uri"} {
+			if prefixFold(key[i:], word) {
+				return true
+			}
+		}
+	}
+	return strings.EqualFold(key, "ip") || len(key) > 3 && prefixFold(key[len(key)-3:], "-ip")
+}
+
+// isAddress reports whether a text is an address wherever it stands.
+func isAddress(text string) bool {
+	if strings.IndexByte(text, ':') < 0 && strings.IndexByte(text, '.') < 0 {
+		return false
+	}
+	if _, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return true
+	}
+	_, err := netip.ParseAddrPort(text)
+	return err == nil || strings.Contains(text, "://")
+}
+
+// hostPort takes a host, host:port or a URL apart.
+func hostPort(text string) (host string, port int) {
+	if _, rest, found := strings.Cut(text, "://"); found {
+		text = rest
+		if end := strings.IndexAny(text, "/?#\\"); end >= 0 {
+			text = text[:end]
+		}
+		text = text[strings.LastIndexByte(text, '@')+1:]
+	}
+	if h, digits, err := net.SplitHostPort(text); err == nil {
+		n, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil {
+			return text, 0
+		}
+		return h, int(n)
+	}
+	return strings.Trim(text, "[]"), 0
+}
+
+// Sound reports whether transfer parameters that holder answered, which have been
+// scanned, may go to peer: their types are those of an engine, and their hosts and
+// ports holder's own.
+func Sound(holder, peer *engine.Instance, params []byte) bool {
+	return checkParams(params) == nil && ownHosts(holder, peer, params)
+}
+
+// ownHosts reports whether every host in transfer parameters that holder answered,
+// which have been scanned, is one at which peer would reach it, and every port one of
+// its own where those are known.
+func ownHosts(holder, peer *engine.Instance, params []byte) bool {
+	if !Hosts("", params, func(host string, _ int) bool { return holder.Owns(host, peer) }) {
+		return false
+	}
+	own := true
+	openai.Walk(params, "", func(key string, _ int, value []byte) bool {
+		if t := typeOf(key); own && (t == paramPort || t == paramDigits) {
+			own = string(value) == "null" || holder.OwnsPort(portOf(value))
+		}
+		return own && typeOf(key) != paramBlocks
+	})
+	return own
+}

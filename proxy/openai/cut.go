@@ -1,0 +1,130 @@
+package openai
+
+import "bytes"
+
+// The names under which vLLM takes its transfer parameters out of an object.
+var transferNames = [...][]byte{[]byte("kv_transfer_params"), []byte("ec_transfer_params")}
+
+// longestTransferName is the most bytes that one of them has in a body, its quotes
+// included: each letter may be an escape of six bytes.
+const longestTransferName = 6*len("kv_transfer_params") + 2
+
+// transferName reports whether a key, as it is with its quotes, is one of them. Case
+// does not count.
+func transferName(quoted []byte) bool {
+	if len(quoted) < 2 || len(quoted) > longestTransferName {
+		return false
+	}
+	var room [longestTransferName]byte
+	key := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(key, '\\') >= 0 {
+		if !isString(quoted) {
+			return false
+		}
+		key = appendUnescaped(room[:0], key)
+	}
+	return bytes.EqualFold(key, transferNames[0]) || bytes.EqualFold(key, transferNames[1])
+}
+
+// CutTransferParams gives a value of a body that has been scanned without vLLM's
+// transfer parameters, at every depth: the value itself when there are none. keep
+// names a member of the value that stays whatever is in it, for the caller to
+// replace; "" is none.
+func CutTransferParams(value []byte, keep string) []byte {
+	if rest, cut := cutTransferParams(value, keep); cut {
+		return rest
+	}
+	return value
+}
+
+// cutTransferParams is CutTransferParams; cut is false, and rest nil, when there is
+// nothing to cut. The value is valid JSON of any size, and is read once. Other bytes
+// stay as they are.
+func cutTransferParams(value []byte, keep string) (rest []byte, cut bool) {
+	c := cutter{raw: value, outer: skipSpace(value, 0), keep: keep}
+	c.value(c.outer)
+	if c.out == nil {
+		return nil, false
+	}
+	return append(c.out, value[c.from:]...), true
+}
+
+// cutter copies a value less some members of its objects.
+type cutter struct {
+	raw   []byte
+	out   []byte // nil until the first member is cut
+	from  int    // raw from here on is not copied yet
+	outer int    // where the outermost object opens
+	keep  string // a member of that which stays as it is; "" for none
+}
+
+// drop leaves raw[start:end] out.
+func (c *cutter) drop(start, end int) {
+	if c.out == nil {
+		c.out = make([]byte, 0, len(c.raw))
+	}
+	c.out = append(c.out, c.raw[c.from:start]...)
+	c.from = end
+}
+
+// value reads the value at i, and gives the index after it.
+func (c *cutter) value(i int) int {
+	if i < len(c.raw) {
+		switch c.raw[i] {
+		case '{':
+			return c.object(i)
+		case '[':
+			return c.array(i)
+		}
+	}
+	return skipValue(c.raw, i)
+}
+
+func (c *cutter) array(i int) int {
+	for i = skipSpace(c.raw, i+1); i < len(c.raw) && c.raw[i] != ']'; {
+		if i = skipSpace(c.raw, c.value(i)); i >= len(c.raw) || c.raw[i] != ',' {
+			break
+		}
+		i = skipSpace(c.raw, i+1)
+	}
+	return min(i+1, len(c.raw))
+}
+
+// object cuts a member together with one comma, as [Object.Append] does.
+func (c *cutter) object(i int) int {
+	keeps := i == c.outer && c.keep != ""
+	kept := -1 // end of the last member that stays
+	for i = skipSpace(c.raw, i+1); i < len(c.raw)-1 && c.raw[i] == '"'; {
+		at, end := i, skipString(c.raw, i)
+		i = skipSpace(c.raw, skipSpace(c.raw, end)+1) // behind the colon
+		out := false
+		switch {
+		case keeps && keyEqual(c.raw[at+1:end-1], c.keep):
+			i = skipValue(c.raw, i)
+		case transferName(c.raw[at:end]):
+			i, out = skipValue(c.raw, i), true
+		default:
+			i = c.value(i)
+		}
+		end = i
+		i = skipSpace(c.raw, i)
+		more := i < len(c.raw) && c.raw[i] == ','
+		if more {
+			i = skipSpace(c.raw, i+1)
+		}
+		switch {
+		case !out:
+			kept = end
+		case kept >= 0: // with the comma in front
+			c.drop(max(kept, c.from), end)
+		case more: // with the comma behind
+			c.drop(at, i)
+		default:
+			c.drop(at, end)
+		}
+		if !more {
+			break
+		}
+	}
+	return min(i+1, len(c.raw))
+}

@@ -1,0 +1,185 @@
+package openai
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestRefusedPDNames: the members by which engines are told of a transfer, in a
+// spelling or a form that engines may read differently, are refused by name.
+func TestRefusedPDNames(t *testing.T) {
+	for _, tt := range []struct{ member, param string }{
+		{`"KV_TRANSFER_PARAMS":{}`, "KV_TRANSFER_PARAMS"},
+		{`"kv_transfer_Params":{}`, "kv_transfer_Params"},
+		{`"\u004bv_transfer_params":{}`, "Kv_transfer_params"},
+		{`"\u212av_transfer_params":{}`, "\u212av_transfer_params"},
+		{`"Bootstrap_Host":"x"`, "Bootstrap_Host"},
+		{`"RID":"x"`, "RID"},
+		{`"disaggregated_param\u017f":{}`, "disaggregated_param\u017f"},
+		{`"Vllm_Xargs":{}`, "Vllm_Xargs"},
+		{`"Sampling_Params":{}`, "Sampling_Params"},
+		{`"vllm_xargs":"{\"kv_transfer_params\":1}"`, "vllm_xargs"},
+		{`"vllm_xargs":[["kv_transfer_params",{}]]`, "vllm_xargs"},
+		{`"extra_args":[]`, "extra_args"},
+		{`"Model":"m"`, ""},
+		{`"vllm_xargs":7`, ""},
+		{`"vllm_xargs":null`, ""},
+		{`"KV_TRANSFER_PARAMS":null`, ""},
+		{`"Kv":1,"rids":2,"\u00e9":3`, ""},
+	} {
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings", "/tokenize", "/detokenize"} {
+			api, _ := APIFor(path)
+			err := ParseRequest(api, []byte(`{"model":"m","prompt":"x","messages":[{"role":"user"}],"input":"x","text":"x","token_ids":[1],"tokens":[1],`+tt.member+`}`), new(Request))
+			var refusal *Error
+			switch errors.As(err, &refusal); {
+			case tt.param == "" && err != nil && refusal.Param != "prompt":
+				t.Errorf("%s %s: %v", path, tt.member, err)
+			case tt.param != "" && (err == nil || refusal.Status != 400 || refusal.Param != tt.param || !strings.Contains(refusal.Message, tt.param)):
+				t.Errorf("%s %s: %+v", path, tt.member, refusal)
+			}
+		}
+	}
+	for _, member := range []string{`"extra_args":["kv_transfer_params"]`, `"vllm_xargs":"x"`} {
+		err := ParseRequest(VLLMGenerate, []byte(`{"token_ids":[1],"sampling_params":{`+member+`}}`), new(Request))
+		var refusal *Error
+		if !errors.As(err, &refusal) || !strings.HasPrefix(refusal.Param, "sampling_params.") {
+			t.Errorf("%s: %v", member, err)
+		}
+	}
+}
+
+// wanted is what encoding/json makes of a body after the cut, by its own rules: the
+// PD fields are gone, in the members that may hold transfer parameters at every
+// depth.
+func wanted(t *testing.T, body []byte) map[string]any {
+	t.Helper()
+	whole := decode(t, body)
+	for key, value := range whole {
+		if PDField(key) {
+			delete(whole, key)
+		} else if slices.Contains(pdContainers[:], key) {
+			strip(value)
+		}
+	}
+	return whole
+}
+
+func strip(value any) {
+	switch v := value.(type) {
+	case []any:
+		for _, e := range v {
+			strip(e)
+		}
+	case map[string]any:
+		for key, e := range v {
+			if strings.EqualFold(key, "kv_transfer_params") || strings.EqualFold(key, "ec_transfer_params") {
+				delete(v, key)
+			} else {
+				strip(e)
+			}
+		}
+	}
+}
+
+func checkCut(t *testing.T, api API, body []byte) {
+	var r Request
+	if ParseRequest(api, body, &r) != nil {
+		return
+	}
+	out := r.Append(nil, CutPD(make([]Edit, 0, PDCuts), &r)...)
+	if got, want := decode(t, out), wanted(t, body); !reflect.DeepEqual(got, want) {
+		t.Fatalf("%.300s\nbecame %.300s\nwant %.300v", body, out, want)
+	}
+	if err := new(Object).Parse(out); err != nil {
+		t.Fatalf("%.300s\nbecame %.300s: %v", body, out, err)
+	}
+}
+
+// FuzzCut builds bodies with a key, as it is between its quotes, in each place where
+// an engine looks, beside any number of other members and at any depth, and holds
+// what is left against encoding/json.
+func FuzzCut(f *testing.F) {
+	for _, key := range []string{
+		`kv_transfer_params`, `ec_transfer_params`, `\u006bv_transfer_params`, `kv\u005ftransfer\u005fparams`, `KV_TRANSFER_PARAMS`, `\u212av_transfer_param\u017f`,
+		`kv_transfer_param`, `bootstrap_host`, `vllm_xargs`, `extra_args`, `\`, ``, `kv_transfer_params\"`,
+	} {
+		f.Add(key, uint8(0), uint16(0), uint8(0))
+		f.Add(key, uint8(1), uint16(4097), uint8(3))
+		f.Add(key, uint8(2), uint16(9000), uint8(200))
+		f.Add(key, uint8(3), uint16(33), uint8(1))
+	}
+	f.Fuzz(func(t *testing.T, key string, place uint8, pad uint16, depth uint8) {
+		inner := `{"` + key + `":{"remote_host":"CLIENT"},"` + key + `x":1}`
+		for d := range depth {
+			if d%2 == 0 {
+				inner = `[1, ` + inner + `]`
+			} else {
+				inner = `{ "a" : ` + inner + ` , "b":2}`
+			}
+		}
+		var b strings.Builder
+		b.WriteString(`{`)
+		for i := range pad % 10000 {
+			fmt.Fprintf(&b, `"p%d":%d,`, i, i)
+		}
+		b.WriteString(`"` + key + `":"CLIENT","n":` + inner + `}`)
+		held := b.String()
+		places := []string{
+			`"vllm_xargs":` + held, `"extra_args":` + held, `"sampling_params":` + held,
+			`"sampling_params":{"extra_args":` + held + `}`, `"sampling_params":{"vllm_xargs":` + held + `,"max_tokens":1}`, `"` + key + `":` + held,
+		}
+		body := []byte(`{"model":"m","prompt":"x","token_ids":[1],"messages":[{"role":"user","content":"x"}],` + places[int(place)%len(places)] + `}`)
+		checkCut(t, []API{Completions, Chat, Responses, Messages, VLLMGenerate, Tokenize}[int(place)/len(places)%6], body)
+	})
+}
+
+// FuzzCutBody does the same with any body.
+func FuzzCutBody(f *testing.F) {
+	for _, s := range seeds {
+		f.Add([]byte(s), uint8(Tokenize))
+	}
+	f.Add([]byte(`{"prompt":"x","rid":"x","vllm_xargs":{"a":1,"kv_transfer_params":{}}, "sampling_params":[{"extra_args":{"ec_transfer_params":[]}}]}`), uint8(Completions))
+	f.Fuzz(func(t *testing.T, body []byte, api uint8) { checkCut(t, API(api%9)+1, body) })
+}
+
+// TestCutAllocates: a body without anything to cut costs no allocation, whatever its
+// members hold.
+func TestCutAllocates(t *testing.T) {
+	body := []byte(`{"model":"m","prompt":"x","vllm_xargs":{"a":[1,{"b":"\u006bv"}]},"sampling_params":{"extra_args":{"c":{}}}}`)
+	var r Request
+	if err := ParseRequest(Completions, body, &r); err != nil {
+		t.Fatal(err)
+	}
+	var room [PDCuts]Edit
+	if n := testing.AllocsPerRun(100, func() {
+		if len(CutPD(room[:0], &r)) > 0 {
+			t.Error("something was cut")
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestAppendEdited: an object without a list of its members is edited as one with it.
+func TestAppendEdited(t *testing.T) {
+	for _, body := range []string{`{}`, ` { } `, `{"a":1}`, `{ "a":1 , "b":2, "c":[{}] }`, `{"\u0061":1,"b":{"a":2}}`, `{"b":1,"c":2,"a":3}`} {
+		for how := range 64 {
+			edits := []Edit{set("a", "[9]"), set("b", "8"), set("x\"", "7"), set("a", "6"), {Key: "c"}}
+			for i := range edits {
+				edits[i].Remove = how>>i&1 == 1
+			}
+			var o Object
+			if err := o.Parse([]byte(body)); err != nil {
+				t.Fatal(err)
+			}
+			want, got := o.Append(nil, edits...), AppendEdited(nil, []byte(body), edits...)
+			if string(got) != string(want) {
+				t.Errorf("%s with %v: %s, want %s", body, edits, got, want)
+			}
+		}
+	}
+}
