@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,7 +33,7 @@ type checkResult struct {
 func (a *app) check(path string) error {
 	cfg, err := loadConfig(path)
 	if err == nil {
-		_, err = loadFiles(cfg)
+		_, err = loadFiles(cfg, slog.New(slog.DiscardHandler))
 	}
 	if err == nil {
 		err = checkEngines(cfg.Discovery.File.Path)

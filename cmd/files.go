@@ -22,14 +22,14 @@ type files struct {
 	token string       // of the admin endpoints; "" none
 
 	trtllm      connector.TRTLLM
-	workerToken string                    // of those that register; "" none
-	fleetToken  string                    // of workers and their coordinator; "" none
+	workerToken string // of those that register; "" none
+	fleet       fleetAccess
 	tokenizers  map[string]tokens.Encoder // by model
 }
 
 // loadFiles reads the files that cfg names. Errors name the key and never a
-// file's content.
-func loadFiles(cfg *config.Config) (*files, error) {
+// file's content. log hears later of certificates that change.
+func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var f files
 	var problems config.Problems
 	note := func(key string, err error) {
@@ -51,8 +51,7 @@ func loadFiles(cfg *config.Config) (*files, error) {
 	note("trtllm.auth_key_file", err)
 	f.workerToken, err = readSecret(cfg.Discovery.TRTLLM.TokenFile)
 	note("discovery.trtllm.token_file", err)
-	f.fleetToken, err = readSecret(cfg.Fleet.TokenFile)
-	note("fleet.token_file", err)
+	f.fleet = openFleetAccess(cfg, log, note)
 	for i, e := range cfg.Engines {
 		_, err := readSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)

@@ -41,11 +41,11 @@ func (n *Node) mirrorEngines(cfg *config.Config) {
 }
 
 // follow makes what asks the coordinator, and in its absence the node's own Local.
-func (n *Node) follow(cfg *config.Config, token string, ids *disaggid.Source) (coordinator.Coordinator, error) {
+func (n *Node) follow(cfg *config.Config, a fleetAccess, ids *disaggid.Source) (coordinator.Coordinator, error) {
 	f := n.following
 	f.ids = ids
 	host, _ := os.Hostname() // empty: it only shows
-	dial, err := n.dialler(cfg)
+	dial, err := n.dialler(cfg, a.credentials.Dial)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (n *Node) follow(cfg *config.Config, token string, ids *disaggid.Source) (c
 		Dial:     dial,
 		Fallback: n.local, Mirror: f.mirror, OnTopic: f.hear,
 		Admin: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { admin().ServeHTTP(w, r) }),
-		Slot:  n.part.Slot, Node: host, Token: []byte(token), Log: n.log, Observer: n.metrics,
+		Slot:  n.part.Slot, Node: host, Token: []byte(a.token), Log: n.log, Observer: n.metrics,
 		Patience: time.Duration(cfg.Fleet.Patience),
 	})
 	return selfReliant{f.client, ids}, nil
@@ -62,7 +62,7 @@ func (n *Node) follow(cfg *config.Config, token string, ids *disaggid.Source) (c
 
 // dialler is how the coordinator is dialled: at the address that the configuration
 // has or that of this host's, or wherever the one is that leads.
-func (n *Node) dialler(cfg *config.Config) (func(context.Context) (net.Conn, error), error) {
+func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Context) (net.Conn, error), error) {
 	address, same := cfg.Fleet.Coordinator, advertised(cfg)
 	switch address {
 	case "":
@@ -71,13 +71,13 @@ func (n *Node) dialler(cfg *config.Config) (func(context.Context) (net.Conn, err
 		address, same = "", ""
 	}
 	if len(cfg.Fleet.Etcd.Endpoints) == 0 || address != "" && cfg.Fleet.Coordinator != "" {
-		return func(ctx context.Context) (net.Conn, error) { return standby.Dial(ctx, address) }, nil
+		return func(ctx context.Context) (net.Conn, error) { return dial(ctx, address) }, nil
 	}
 	e, err := newElection(cfg, "", n)
 	if err != nil {
 		return nil, err
 	}
-	n.following.finder = standby.NewFinder(e, address, same)
+	n.following.finder = standby.NewFinder(e, dial, address, same)
 	return n.following.finder.Dial, nil
 }
 

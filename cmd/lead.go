@@ -37,7 +37,7 @@ const linkName = "fleet.sock"
 // leading is a coordinator's side of its workers.
 type leading struct {
 	n         *Node
-	token     string // that workers and standbys show
+	access    fleetAccess
 	workers   *coordinator.Server
 	listeners []standby.Listener
 	name      *socketName // of the socket of this host
@@ -46,10 +46,10 @@ type leading struct {
 }
 
 // lead makes the node a coordinator, and returns who places its own requests.
-func (n *Node) lead(token string) coordinator.Coordinator {
-	l := &leading{n: n, token: token}
+func (n *Node) lead(a fleetAccess) coordinator.Coordinator {
+	l := &leading{n: n, access: a}
 	l.workers = coordinator.NewServer(coordinator.ServerOptions{
-		Local: n.local, Log: n.log, Token: []byte(token), Standby: true,
+		Gate: n.gate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
 		Homes: replica.NewSource(n.knowledge.state.Conversations, named{n.registry}.Name).Answer,
 		OnWorker: func(w coordinator.WorkerRow, here bool) {
 			if !here {

@@ -73,7 +73,7 @@ type Node struct {
 // NewNode builds a node that does a part, and opens the sockets that it was not
 // given; it starts nothing. After an error the caller closes those.
 func NewNode(cfg *config.Config, log *slog.Logger, part Part) (*Node, error) {
-	f, err := loadFiles(cfg)
+	f, err := loadFiles(cfg, log)
 	if err != nil {
 		return nil, err
 	}
@@ -226,9 +226,9 @@ func (n *Node) openRecording(cfg *config.Config) (*proxy.Recorder, error) {
 func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) (coordinator.Coordinator, error) {
 	switch n.part.Role {
 	case RoleCoordinator:
-		return n.lead(f.fleetToken), nil
+		return n.lead(f.fleet), nil
 	case RoleWorker:
-		return n.follow(cfg, f.fleetToken, ids)
+		return n.follow(cfg, f.fleet, ids)
 	}
 	return n.local, nil
 }
@@ -247,7 +247,7 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 		}
 	}
 	if err == nil && n.part.Role != RoleWorker {
-		err = n.listenFleet(cfg, f.fleetToken, n.part.Fleet)
+		err = n.listenFleet(cfg, f.fleet, n.part.Fleet)
 	}
 	if err == nil && n.part.Role == RoleCoordinator {
 		err = n.leading.open(cfg, n.part, n.routes.opened())
@@ -299,7 +299,7 @@ func (n *Node) where() string {
 // certificates. Nothing changes when any part of it cannot be used. What needs
 // new sockets stays as it is, and that is said.
 func (n *Node) Reload(next *config.Config) error {
-	f, err := loadFiles(next)
+	f, err := loadFiles(next, n.log)
 	if err != nil {
 		return err
 	}

@@ -6,9 +6,11 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/selectapi"
 )
 
@@ -18,6 +20,8 @@ type fleetRoutes struct {
 	handler  *selectapi.Handler
 	listener net.Listener    // fleet.listen
 	served   net.Listener    // what of it is theirs
+	queue    *access.Queue   // of served; nil: a coordinator lets in who comes to listener
+	gate     *access.Gate    // of queue
 	own      context.Context // ends when a successor serves them
 	leave    context.CancelFunc
 }
@@ -37,9 +41,8 @@ func (r *fleetRoutes) opened() net.Listener {
 	return r.listener
 }
 
-// listenFleet opens fleet.listen, if there is one and given is not that. token is
-// what callers show.
-func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener) (err error) {
+// listenFleet opens fleet.listen, if there is one and given is not that.
+func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener) (err error) {
 	if cfg.Fleet.Listen == "" {
 		return nil
 	}
@@ -50,7 +53,7 @@ func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener)
 	}
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
-		Token: token, Version: readVersion().Version, Log: n.log,
+		Token: a.token, PlainHTTP: cfg.Fleet.PlainHTTP, Version: readVersion().Version, Log: n.log,
 		Leading: func(do func()) bool {
 			if n.leading != nil {
 				return n.leading.office.Leading(do)
@@ -59,9 +62,11 @@ func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener)
 			return true
 		},
 	})}
-	n.routes.served = given
 	if n.leading != nil { // whose workers come there too
 		n.routes.served = n.leading.workers.Others(given.Addr())
+	} else {
+		n.routes.queue, n.routes.gate = access.NewQueue(), n.gate(a)
+		n.routes.served = n.routes.queue.Listener(given.Addr())
 	}
 	n.routes.own, n.routes.leave = context.WithCancel(context.Background())
 	return nil
@@ -77,10 +82,34 @@ func (n *Node) serveFleet(ctx context.Context) {
 	defer n.routes.leave()
 	stop := context.AfterFunc(n.routes.own, cancel)
 	defer stop()
+	if n.routes.queue != nil {
+		var accepting sync.WaitGroup
+		defer accepting.Wait()
+		accepting.Go(func() { n.acceptFleet(ctx) })
+	}
 	if err := n.routes.handler.Serve(ctx, n.routes.served); err != nil {
 		n.log.Error("TensorRT-LLM's fleet workers are not served any more", "error", err)
 	}
 }
+
+// acceptFleet lets HTTP callers in, where no coordinator does, until ctx ends.
+func (n *Node) acceptFleet(ctx context.Context) {
+	err := access.Accept(ctx, n.routes.listener, n.log, func(nc net.Conn) {
+		v := n.routes.gate.Receive(ctx, nc)
+		switch {
+		case v == nil:
+		case v.HTTP:
+			n.routes.queue.Offer(ctx, v)
+		default:
+			v.Refuse(access.ReasonProtocol, errNoWorkers)
+		}
+	})
+	if err != nil {
+		n.log.Error("TensorRT-LLM's fleet workers can no longer connect", "error", err)
+	}
+}
+
+var errNoWorkers = errors.New("this process has no workers: fleet.workers is 0")
 
 // FleetAddr is where TensorRT-LLM's fleet workers are served, nil if nowhere.
 func (n *Node) FleetAddr() net.Addr {

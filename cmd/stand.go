@@ -21,7 +21,7 @@ func (l *leading) stand(cfg *config.Config, part Part) error {
 	host, _ := os.Hostname() // empty: it only shows
 	o := standby.Options{
 		Server: l.workers, Listeners: l.listeners, Copy: replica.NewCopy(l.n.knowledge.state.Conversations),
-		Instances: named{l.n.registry}, Appear: l.appear, Token: []byte(l.token), Node: host, Log: l.n.log,
+		Instances: named{l.n.registry}, Appear: l.appear, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
 	}
 	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
 		e, err := newElection(cfg, advertised(cfg), l.n)

@@ -145,7 +145,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
 		if f.mode == modeHosts {
 			f.cfg.Fleet.TokenFile = filepath.Join(f.t.TempDir(), "token")
-			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte("a token\n"), 0o600); err != nil {
+			if err := os.WriteFile(f.cfg.Fleet.TokenFile, []byte("the token of this fleet\n"), 0o600); err != nil {
 				f.t.Fatal(err)
 			}
 			if f.cfg.Fleet.Listen == "" {

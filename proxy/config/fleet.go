@@ -84,11 +84,14 @@ type DiscoveryEtcd struct {
 	// with the other. Default "": none.
 	Cert string `toml:"cert"`
 	Key  string `toml:"key"`
+	// PlainHTTP lets the password go to http:// endpoints of other hosts, where anybody
+	// on the way can read it. Default false.
+	PlainHTTP bool `toml:"plain_http"`
 }
 
 // Access is how the etcd with the records is reached.
 func (d DiscoveryEtcd) Access() EtcdAccess {
-	return EtcdAccess{Endpoints: d.Endpoints, Username: d.Username, PasswordFile: d.PasswordFile, CA: d.CA, Cert: d.Cert, Key: d.Key}
+	return EtcdAccess{Endpoints: d.Endpoints, Username: d.Username, PasswordFile: d.PasswordFile, CA: d.CA, Cert: d.Cert, Key: d.Key, PlainHTTP: d.PlainHTTP}
 }
 
 // EtcdAccess is how an etcd is reached: keys that several tables have.
@@ -96,6 +99,7 @@ type EtcdAccess struct {
 	Endpoints              []string // http(s)://host:port
 	Username, PasswordFile string
 	CA, Cert, Key          string // files (PEM)
+	PlainHTTP              bool   // the password may go to http:// endpoints of other hosts
 }
 
 // DiscoveryFile is a list of engines that is watched.
@@ -167,12 +171,20 @@ type Fleet struct {
 	// unix:path. Where it is set, TensorRT-LLM's fleet workers are served there
 	// too (docs/fleet.md). Default "": a private Unix socket.
 	Listen string `toml:"listen"`
-	// TokenFile is a file with the token that workers show the coordinator; in
-	// HTTP it is a bearer token. Default "": none.
+	// TokenFile is a file with the token, of at least 16 characters, by which workers
+	// and coordinators prove themselves to each other; in HTTP it is a bearer token.
+	// Default "": none.
 	TokenFile string `toml:"token_file"`
-	// Open lets Listen be other than loopback without a token: whoever reaches it
-	// can say how loaded engines are, and be told where they are. Default false.
+	// Open lets Listen and Coordinator be other than loopback without a token and
+	// without certificates. The connections are encrypted, but nobody is proven: any
+	// host that reaches Listen can follow as a worker, and gets the engines' API keys.
+	// Default false.
 	Open bool `toml:"open"`
+	// PlainHTTP serves the routes of TensorRT-LLM's workers to other hosts over HTTP
+	// without TLS too. Then anybody on the way can read and change the token, the
+	// engines' addresses, conversation ids and prompt hashes. The link of pdproxy's own
+	// workers is always over TLS between hosts. Default false.
+	PlainHTTP bool `toml:"plain_http"`
 	// Coordinator is the coordinator to dial, host:port or unix:path, or
 	// "leader" for the one that leads by Etcd; set, this process is workers of
 	// it. Default "": none.
@@ -195,9 +207,28 @@ type Fleet struct {
 	// configuration meet: sockets and locks. Default "": one below the
 	// temporary directory, by the user and the path of the configuration file.
 	Dir string `toml:"dir"`
+	// TLS is certificates for Listen and Coordinator.
+	TLS FleetTLS `toml:"tls"`
 	// Etcd is where several coordinators settle which of them leads.
 	Etcd FleetEtcd `toml:"etcd"`
 }
+
+// FleetTLS is certificates by which the hosts of a fleet know each other: all three
+// files, or none. They are read again when they change. Without them the connections
+// between hosts are over TLS too, and the token proves both sides.
+type FleetTLS struct {
+	// Cert is a file (PEM) with this host's certificate, for clients and servers: its
+	// names and addresses are those that other hosts dial. Default "".
+	Cert string `toml:"cert"`
+	// Key is a file (PEM) with the private key of Cert. Default "".
+	Key string `toml:"key"`
+	// CA is a file (PEM) with the certificates of the CAs that sign every host's Cert.
+	// Default "".
+	CA string `toml:"ca"`
+}
+
+// Enabled reports whether there are certificates.
+func (t FleetTLS) Enabled() bool { return t.CA != "" }
 
 // CoordinatorLeader, as Fleet.Coordinator, is the coordinator that leads.
 const CoordinatorLeader = "leader"
@@ -224,11 +255,14 @@ type FleetEtcd struct {
 	// with the other. Default "": none.
 	Cert string `toml:"cert"`
 	Key  string `toml:"key"`
+	// PlainHTTP lets the password go to http:// endpoints of other hosts, where anybody
+	// on the way can read it. Default false.
+	PlainHTTP bool `toml:"plain_http"`
 }
 
 // Access is how the fleet's etcd is reached.
 func (e FleetEtcd) Access() EtcdAccess {
-	return EtcdAccess{Endpoints: e.Endpoints, Username: e.Username, PasswordFile: e.PasswordFile, CA: e.CA, Cert: e.Cert, Key: e.Key}
+	return EtcdAccess{Endpoints: e.Endpoints, Username: e.Username, PasswordFile: e.PasswordFile, CA: e.CA, Cert: e.Cert, Key: e.Key, PlainHTTP: e.PlainHTTP}
 }
 
 func defaultFleet() Fleet {

@@ -43,6 +43,14 @@ func (k *checker) etcd(at string, a EtcdAccess) {
 	}
 	k.together(joinKey(at, "cert"), a.Cert, joinKey(at, "key"), a.Key)
 	k.together(joinKey(at, "username"), a.Username, joinKey(at, "password_file"), a.PasswordFile)
+	if a.PasswordFile != "" && !a.PlainHTTP {
+		for i, endpoint := range a.Endpoints {
+			if exposed(endpoint) {
+				k.add(joinKey(at, "password_file"), "would be sent in the clear: endpoints[%d] is neither https nor loopback; needs https or %s.plain_http", i, at)
+				break
+			}
+		}
+	}
 }
 
 // storage checks where TensorRT-LLM's cluster storage is served.
@@ -155,7 +163,7 @@ func (k *checker) kubernetes() {
 	d := k.config.Discovery.Kubernetes
 	if d.API != "" {
 		k.httpURL("discovery.kubernetes.api", d.API)
-		if u, err := url.Parse(d.API); err == nil && u.Scheme == "http" && d.TokenFile != "" && !isLoopback(u.Host) {
+		if exposed(d.API) && d.TokenFile != "" {
 			k.add("discovery.kubernetes.token_file", "would be sent in the clear: discovery.kubernetes.api is neither https nor loopback")
 		}
 	}
@@ -188,6 +196,8 @@ func (k *checker) cluster(key, value string, schemes ...string) {
 // fleet checks [fleet].
 func (k *checker) fleet() {
 	f := k.config.Fleet
+	k.together("fleet.tls.cert", f.TLS.Cert, "fleet.tls.key", f.TLS.Key)
+	k.together("fleet.tls.cert", f.TLS.Cert, "fleet.tls.ca", f.TLS.CA)
 	// A disagg id has 6 bits for the worker and 8 for the node.
 	k.within("fleet.workers", f.Workers, 0, 64)
 	k.within("fleet.node_id", f.NodeID, -1, 255)
@@ -197,8 +207,11 @@ func (k *checker) fleet() {
 	}
 	if f.Listen != "" {
 		k.dialOrListen("fleet.listen", f.Listen)
-		if _, _, err := net.SplitHostPort(f.Listen); err == nil && !strings.HasPrefix(f.Listen, "unix:") && !isLoopback(f.Listen) && f.TokenFile == "" && !f.Open {
-			k.add("fleet.listen", "%q is not loopback: needs fleet.token_file or fleet.open", f.Listen)
+		if betweenHosts(f.Listen) && !f.proven() && !f.Open {
+			k.add("fleet.listen", "%q is not loopback: needs fleet.token_file, fleet.tls or fleet.open", f.Listen)
+		}
+		if betweenHosts(f.Listen) && f.PlainHTTP && f.TokenFile == "" && !f.Open {
+			k.add("fleet.plain_http", "needs fleet.token_file or fleet.open: plain HTTP shows no certificate")
 		}
 	}
 	if f.Coordinator != "" {
@@ -207,10 +220,43 @@ func (k *checker) fleet() {
 		} else if len(f.Etcd.Endpoints) == 0 {
 			k.add("fleet.coordinator", "%q needs fleet.etcd.endpoints", CoordinatorLeader)
 		}
+		if f.dialsHosts() && !f.proven() && !f.Open {
+			k.add("fleet.coordinator", "%q is not loopback, and any host between could stand in for the coordinator: needs fleet.token_file, fleet.tls or fleet.open", f.Coordinator)
+		}
 		if f.Listen != "" {
 			k.add("fleet.coordinator", "cannot be together with fleet.listen: a process is the coordinator or dials one")
 		}
 	}
+}
+
+// proven reports whether workers and coordinators prove themselves to each other.
+func (f Fleet) proven() bool { return f.TokenFile != "" || f.TLS.Enabled() }
+
+// dialsHosts reports whether the coordinator that workers dial may be another host's.
+func (f Fleet) dialsHosts() bool {
+	if f.Coordinator != CoordinatorLeader {
+		return betweenHosts(f.Coordinator)
+	}
+	for _, endpoint := range f.Etcd.Endpoints {
+		if u, err := url.Parse(endpoint); err == nil && !hostIP(u.Hostname()).IsLoopback() {
+			return true
+		}
+	}
+	return false
+}
+
+// betweenHosts reports whether a well-formed host:port or unix:path is reached from
+// other hosts.
+func betweenHosts(address string) bool {
+	_, _, err := net.SplitHostPort(address)
+	return err == nil && !strings.HasPrefix(address, "unix:") && !isLoopback(address)
+}
+
+// exposed reports whether what goes to a well-formed URL can be read on the way: it is
+// http:// and another host's.
+func exposed(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && u.Scheme == "http" && !hostIP(u.Hostname()).IsLoopback()
 }
 
 // election checks what several coordinators need: [fleet.etcd], and an address

@@ -16,6 +16,7 @@ func (c *Config) Warnings() []Problem {
 			k.add(joinKey(indexKey("plugin", i), "sha256"), "is empty: whatever the server of path sends is run")
 		}
 	}
+	k.warnClear()
 	for i, e := range c.Engines {
 		k.warnUnused(i, e)
 		if e.InsecureSkipVerify {
@@ -24,6 +25,31 @@ func (c *Config) Warnings() []Problem {
 	}
 	sortProblems(k.problems)
 	return k.problems
+}
+
+// warnClear warns of secrets that other hosts may read.
+func (k *checker) warnClear() {
+	c := k.config
+	for i, e := range c.Engines {
+		if e.APIKeyFile == "" {
+			continue
+		}
+		if exposed(e.URL) {
+			k.add(engineKey(i, "api_key_file"), "the key goes over the network in the clear: url is neither https nor loopback")
+		}
+		if c.Fleet.Open && !c.Fleet.proven() && betweenHosts(c.Fleet.Listen) {
+			k.add(engineKey(i, "api_key_file"), "any host that reaches fleet.listen gets the key: fleet.open lets it be a worker")
+		}
+	}
+	if c.Fleet.PlainHTTP && c.Fleet.TokenFile != "" && betweenHosts(c.Fleet.Listen) {
+		k.add("fleet.plain_http", "TensorRT-LLM's workers send fleet.token_file's token in the clear; it is also what workers of the fleet prove themselves by")
+	}
+	if t := c.Discovery.TRTLLM; t.TokenFile != "" && exposed(t.ClusterURI) {
+		k.add("discovery.trtllm.token_file", "engines send the token over the network in the clear: discovery.trtllm.cluster_uri is http and not loopback")
+	}
+	if address, isTCP := strings.CutPrefix(c.Discovery.MoRIIO.Listen, "tcp://"); isTCP && c.Discovery.MoRIIO.PasswordFile != "" && betweenHosts(address) {
+		k.add("discovery.moriio.password_file", "engines send the password over the network in the clear, as PLAIN of ZeroMQ does")
+	}
 }
 
 // warnPartners warns of a role that has no engine to pair with, once a role,

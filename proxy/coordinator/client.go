@@ -24,7 +24,8 @@ const DefaultPatience = 50 * time.Millisecond
 // ClientOptions is what a Client stands on. All but Token, OnTopic and Admin are
 // needed.
 type ClientOptions struct {
-	// Dial connects to the coordinator. It is called until ctx ends, by Run alone.
+	// Dial connects to the coordinator, over TLS (access.Credentials.Dial) unless by a
+	// Unix socket. It is called until ctx ends, by Run alone.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Fallback places while there is no coordinator, by what Mirror knows, and holds
 	// what this worker's exchanges load the instances of Mirror with.
@@ -50,12 +51,11 @@ type ClientOptions struct {
 // its own Fallback while that does not answer. Safe for concurrent use.
 type Client struct {
 	o       ClientOptions
-	self    peer
+	self    peer                    // Run's; its least epoch is the highest that this worker has known
 	session atomic.Pointer[session] // nil: not connected
 	forms   atomic.Pointer[forms]   // nil: no coordinator has told yet
 	tables  sync.Pool               // of *table
 	scratch sync.Pool               // of *scratch
-	epoch   uint64                  // the highest known; Run's
 	bare    bool                    // the instances are the coordinator's own: it alone counts their load
 
 	redial chan struct{} // 1; another coordinator is to be dialled
@@ -122,11 +122,11 @@ func (c *Client) connect(ctx context.Context) error {
 	dialled, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c.leaveBy(cancel)
-	nc, epoch, process, err := dialCoordinator(dialled, c.o.Dial, c.o.Token, &c.self, c.epoch)
+	nc, epoch, process, err := dialCoordinator(dialled, c.o.Dial, c.o.Token, &c.self)
 	if err != nil {
 		return err
 	}
-	c.epoch = epoch
+	c.self.least = epoch
 	return c.serve(ctx, nc, epoch, process)
 }
 

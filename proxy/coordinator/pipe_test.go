@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -19,6 +20,7 @@ type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
+	certs  *access.Credentials // of connections that seem to come over a network
 
 	mu   sync.Mutex
 	down bool    // guarded by mu
@@ -26,8 +28,13 @@ type pipes struct {
 	made []*held // guarded by mu
 }
 
-func newPipes() *pipes {
-	return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+func newPipes(t testing.TB) *pipes {
+	t.Helper()
+	certs, err := access.NewCredentials(access.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pipes{conns: make(chan net.Conn), closed: make(chan struct{}), certs: certs}
 }
 
 func (p *pipes) Accept() (net.Conn, error) {
@@ -56,7 +63,8 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, errDown
 	}
 	mine, theirs := net.Pipe()
-	if p.far {
+	far := p.far
+	if far {
 		theirs = farConn{theirs}
 	}
 	h := &held{Conn: mine, open: make(chan struct{}), closed: make(chan struct{}), late: make(chan struct{})}
@@ -69,6 +77,9 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 		return nil, ctx.Err()
 	}
 	p.made = append(p.made, h)
+	if far {
+		return p.certs.Secure(ctx, h, "coordinator")
+	}
 	return h, nil
 }
 
@@ -177,12 +188,15 @@ type wired struct {
 // newWired returns a world over the wire, in a bubble; change is for its options.
 func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs ...string) *wired {
 	t.Helper()
-	w := &wired{world: newWorld(t, specs...), pipes: newPipes(), orphans: make(chan string, 100)}
+	w := &wired{world: newWorld(t, specs...), pipes: newPipes(t), orphans: make(chan string, 100)}
 	mint, err := disaggid.New(1, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	so := ServerOptions{Local: w.Local, Log: quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) }}
+	so := ServerOptions{
+		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: quiet()}),
+		Local: w.Local, Log: quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
+	}
 	co := ClientOptions{
 		Dial:     w.pipes.dial,
 		Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),

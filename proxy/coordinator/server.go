@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -21,6 +22,8 @@ import (
 type ServerOptions struct {
 	Local *Local
 	Log   *slog.Logger
+	// Gate lets workers in. Nil: it lets in those that come over a Unix socket.
+	Gate *access.Gate
 	// Token is what workers must know; empty where nobody else reaches the listener.
 	Token []byte
 	// Epoch is that of the coordinator's term: a worker that has known a higher one
@@ -50,7 +53,7 @@ type Server struct {
 	process uint64
 	numbers atomic.Pointer[ownNumbers]
 	asks    sync.Pool // of *heard
-	others  chan net.Conn
+	others  *access.Queue
 	turns   *conversation.Shelf[[]byte] // that decode engines keep, in the form of the wire
 
 	mu      sync.Mutex
@@ -73,7 +76,10 @@ type WorkerRow struct {
 
 // NewServer returns a server; it starts nothing.
 func NewServer(o ServerOptions) *Server {
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), mourned: make(map[*worker]bool), others: make(chan net.Conn), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
+	if o.Gate == nil {
+		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
+	}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), mourned: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
 	s.asks.New = func() any { return new(heard) }
 	if !o.Standby {
 		s.Lead(o.Epoch)
@@ -85,33 +91,12 @@ func NewServer(o ServerOptions) *Server {
 // returns when their leases are released and OnOrphan has been told of those that have
 // died. It may be called for several listeners.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	defer context.AfterFunc(ctx, func() { l.Close() })()
-	var conns sync.WaitGroup
-	defer conns.Wait()
-	defer l.Close()
-	for pause := time.Duration(0); ; {
-		nc, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				nc.Close()
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept worker: %w", err)
-		case err != nil: // out of file descriptors, mostly
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			s.o.Log.Warn("accepting a worker failed", "error", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-			continue
-		}
-		pause = 0
-		conns.Go(func() { s.serve(ctx, nc) })
-	}
+	return access.Accept(ctx, l, s.o.Log, func(nc net.Conn) { s.serve(ctx, nc) })
 }
+
+// Others is a listener of the connections that come to the listeners of Serve and
+// are those of HTTP clients. Close does not end those of Serve.
+func (s *Server) Others(address net.Addr) net.Listener { return s.others.Listener(address) }
 
 // serve greets one peer and serves it until the connection ends.
 func (s *Server) serve(ctx context.Context, nc net.Conn) {
@@ -124,29 +109,23 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	defer done()
 	working, end := within(ctx, t.working)
 	defer end()
-	greeted := context.AfterFunc(working, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	nc.SetDeadline(time.Now().Add(greetingLimit))
-	var first [1]byte
-	if _, err := nc.Read(first[:]); err != nil {
-		greeted()
-		nc.Close()
+	v := s.o.Gate.Receive(working, nc)
+	switch {
+	case v == nil:
+		return
+	case v.HTTP:
+		s.others.Offer(working, v)
 		return
 	}
-	if first[0] != magic[0] {
-		greeted()
-		nc.SetDeadline(time.Time{})
-		s.pass(working, &begunConn{Conn: nc, begun: first[:]})
+	who, err := greetWorker(v.Conn, v.Begun, s.o.Token, t.epoch, s.process)
+	if err != nil {
+		v.Refuse(refusal(err), err)
 		return
 	}
-	who, err := greetWorker(nc, first[:], s.o.Token, t.epoch, s.process)
-	if !greeted() || err != nil {
-		nc.Close()
-		if working.Err() == nil {
-			s.o.Log.Warn("a worker was refused", "address", nc.RemoteAddr().String(), "error", err)
-		}
+	if !v.Admit() {
 		return
 	}
-	nc.SetDeadline(time.Time{})
+	nc = v.Conn
 	if !who.standby {
 		w, orphans := s.attend(working, nc, who)
 		done() // who mourns holds up no step-down

@@ -11,7 +11,7 @@ import (
 
 // FollowOptions is what Follow stands on. All but Token are needed.
 type FollowOptions struct {
-	// Dial connects to the coordinator that leads.
+	// Dial connects to the coordinator that leads; see ClientOptions.Dial.
 	Dial  func(ctx context.Context) (net.Conn, error)
 	Token []byte // see ServerOptions.Token
 	Node  string
@@ -27,8 +27,8 @@ const homesLimit = 5 * time.Second
 // connection at the latest. The error is why it ended, or why there was none.
 func Follow(ctx context.Context, o FollowOptions, run func(ctx context.Context, ask func(ctx context.Context, question []byte) ([]byte, error))) error {
 	self := newPeer(0, o.Node)
-	self.standby = true
-	nc, _, _, err := dialCoordinator(ctx, o.Dial, o.Token, &self, o.Epoch)
+	self.standby, self.least = true, o.Epoch
+	nc, _, _, err := dialCoordinator(ctx, o.Dial, o.Token, &self)
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func (w *leaders) coordinator(t *testing.T) *coordinator {
 // worker starts the worker.
 func (w *leaders) worker(t *testing.T) *Client {
 	t.Helper()
-	w.client = w.newClient(t, "")
+	w.client = w.newClient(t, "unix", "")
 	w.client.o.Dial = func(ctx context.Context) (net.Conn, error) {
 		w.dials.Add(1)
 		var d net.Dialer

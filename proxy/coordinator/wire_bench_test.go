@@ -18,13 +18,16 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 )
 
 // These benchmarks have the coordinator in a process of its own, this test binary
-// run again, behind a Unix socket. CPU is that of both processes.
+// run again, behind a Unix socket ("wire") or TCP ("tcp"). CPU is that of both
+// processes.
 
-// coordinatorAt is the socket that TestCoordinatorProcess serves, if that is to be
-// a process and not a test.
+// coordinatorAt is the network, the address and the fleet that
+// TestCoordinatorProcess serves, if that is to be a process and not a test.
 const coordinatorAt = "PDPROXY_TEST_COORDINATOR"
 
 // benchFleet is what is placed on: 8 targets, that each take a whole request, so
@@ -37,13 +40,14 @@ var benchFleets = map[string][]string{
 // TestCoordinatorProcess is the coordinator of the benchmarks: until its standard
 // input ends. Without coordinatorAt it is no test of anything.
 func TestCoordinatorProcess(t *testing.T) {
-	path, fleet, _ := strings.Cut(os.Getenv(coordinatorAt), " ")
-	if path == "" {
+	where := strings.Fields(os.Getenv(coordinatorAt))
+	if len(where) == 0 {
 		return
 	}
+	network, address, fleet := where[0], where[1], where[2]
 	w := newWorld(t, benchFleets[fleet]...)
 	w.SetDecider(builtin(t, "auto", "least_load"))
-	l, err := net.Listen("unix", path)
+	l, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,19 +56,27 @@ func TestCoordinatorProcess(t *testing.T) {
 		io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	fmt.Println("serving")
-	if err := NewServer(ServerOptions{Local: w.Local, Log: quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
+	fmt.Println("serving", l.Addr())
+	certs, err := access.NewCredentials(access.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: quiet()})
+	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// coordinatorProcess starts one and returns its socket and what CPU time it and
+// coordinatorProcess starts one and returns its address and what CPU time it and
 // this process have taken.
-func coordinatorProcess(b *testing.B, fleet string) (path string, cpu func() time.Duration) {
+func coordinatorProcess(b *testing.B, network, fleet string) (address string, cpu func() time.Duration) {
 	b.Helper()
-	path = filepath.Join(b.TempDir(), "s")
+	address = "127.0.0.1:0"
+	if network == "unix" {
+		address = filepath.Join(b.TempDir(), "s")
+	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestCoordinatorProcess$")
-	cmd.Env = append(os.Environ(), coordinatorAt+"="+path+" "+fleet)
+	cmd.Env = append(os.Environ(), coordinatorAt+"="+network+" "+address+" "+fleet)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -80,10 +92,12 @@ func coordinatorProcess(b *testing.B, fleet string) (path string, cpu func() tim
 		stdin.Close()
 		cmd.Wait()
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "serving\n" {
+	line, err := bufio.NewReader(out).ReadString('\n')
+	address, serving := strings.CutPrefix(strings.TrimSpace(line), "serving ")
+	if !serving {
 		b.Fatalf("the coordinator says %q, %v", line, err)
 	}
-	return path, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
+	return address, func() time.Duration { return ownCPU() + processCPU(b, cmd.Process.Pid) }
 }
 
 // ownCPU is the CPU time that this process has taken.
@@ -110,10 +124,10 @@ func processCPU(b *testing.B, pid int) time.Duration {
 }
 
 // benchClient is a worker of that fleet, connected.
-func benchClient(b *testing.B, fleet, path string) *Client {
+func benchClient(b *testing.B, fleet, network, address string) *Client {
 	b.Helper()
 	w := newWorld(b, benchFleets[fleet]...)
-	c := w.newClient(b, path)
+	c := w.newClient(b, network, address)
 	c.bare = false
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -131,10 +145,12 @@ func placers(b *testing.B, fleet string, run func(b *testing.B, c Coordinator, c
 		w.SetDecider(builtin(b, "auto", "least_load"))
 		run(b, w.Local, ownCPU)
 	})
-	b.Run(fleet+"/wire", func(b *testing.B) {
-		path, cpu := coordinatorProcess(b, fleet)
-		run(b, benchClient(b, fleet, path), cpu)
-	})
+	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
+		b.Run(fleet+"/"+name, func(b *testing.B) {
+			address, cpu := coordinatorProcess(b, network, fleet)
+			run(b, benchClient(b, fleet, network, address), cpu)
+		})
+	}
 }
 
 // placeOnce is what an exchange with one leg, or two, asks of its coordinator.
@@ -212,11 +228,17 @@ func BenchmarkWirePaced(b *testing.B) {
 // BenchmarkWireWorkers has 64 workers place as fast as they can, 16 exchanges
 // each, on one coordinator.
 func BenchmarkWireWorkers(b *testing.B) {
+	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
+		b.Run(name, func(b *testing.B) { benchWorkers(b, network) })
+	}
+}
+
+func benchWorkers(b *testing.B, network string) {
 	const workers, each = 64, 16
-	path, cpu := coordinatorProcess(b, "aggregated")
+	address, cpu := coordinatorProcess(b, network, "aggregated")
 	clients := make([]*Client, workers)
 	for i := range clients {
-		clients[i] = benchClient(b, "aggregated", path)
+		clients[i] = benchClient(b, "aggregated", network, address)
 	}
 	before, began := cpu(), time.Now()
 	var running sync.WaitGroup

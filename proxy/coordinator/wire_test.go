@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
 
@@ -307,7 +308,7 @@ func TestStrangers(t *testing.T) {
 			if _, err := io.Copy(io.Discard, mine); err != nil {
 				t.Error(err)
 			}
-			if took := time.Since(began); took > greetingLimit {
+			if took := time.Since(began); took > access.GreetingLimit {
 				t.Errorf("it was listened to for %v", took)
 			}
 			if n := len(w.server.Workers()); n != 1 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
@@ -96,24 +97,28 @@ func (w *world) connect(t testing.TB) {
 			t.Error(err)
 		}
 	})
-	w.client = w.newClient(t, path)
+	w.client = w.newClient(t, "unix", path)
 	running.Go(func() { w.client.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	w.connected(t)
 }
 
-// newClient returns a client of the server at path.
-func (w *world) newClient(t testing.TB, path string) *Client {
+// newClient returns a client of the server at an address.
+func (w *world) newClient(t testing.TB, network, address string) *Client {
 	t.Helper()
 	mint, err := disaggid.New(1, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
+	certs, err := access.NewCredentials(access.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if network == "unix" {
+		address = "unix:" + address
+	}
 	c := NewClient(ClientOptions{
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", path)
-		},
+		Dial:     func(ctx context.Context) (net.Conn, error) { return certs.Dial(ctx, address) },
 		Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),
 		Mirror:   same{w.reg}, Log: quiet(), Observer: w.counts, Patience: patience,
 	})

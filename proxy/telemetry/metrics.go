@@ -40,6 +40,7 @@ type Metrics struct {
 	kvEvents      *prometheus.CounterVec
 	distrust      *prometheus.GaugeVec
 	coordinations *prometheus.CounterVec
+	fleetRefused  *prometheus.CounterVec
 }
 
 // waits are the bucket borders in seconds for things that engines do.
@@ -91,6 +92,7 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.warmUps = counter("pdproxy_pair_warmups_total", "Requests that were sent through new pairs before users' requests: ok, failed, or busy: not sent.", "outcome")
 	m.kvEvents = counter("pdproxy_kv_events_total", "KV events of engines: applied blocks, gaps, replays, resyncs by reason, malformed.", "engine", "kind", "reason")
 	m.coordinations = counter("pdproxy_coordinations_total", "Placements of a sidecar, by its coordination policy.", "policy")
+	m.fleetRefused = counter("pdproxy_fleet_refused_total", "Connections to a coordinator that it refused, of workers, standbys and HTTP callers, by reason.", "reason")
 	m.turns = counter("pdproxy_turn_kv_total", "KV of a conversation's turn that a decode engine keeps for the next one: kept, or pulled by prefill.", "outcome")
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
@@ -130,6 +132,10 @@ func (m *Metrics) LegError(phase abi.Phase, engine, reason string) {
 func (m *Metrics) Retry(phase abi.Phase, reason string) {
 	m.retries.WithLabelValues(phase.String(), reason).Inc()
 }
+
+// FleetRefused counts a connection to fleet.listen, or to the socket of this host's
+// workers, that was refused.
+func (m *Metrics) FleetRefused(reason string) { m.fleetRefused.WithLabelValues(reason).Inc() }
 
 // Fallback counts one deviation from what was configured.
 func (m *Metrics) Fallback(what, reason string) { m.fallbacks.WithLabelValues(what, reason).Inc() }

@@ -157,6 +157,9 @@ func (r *trtllm) fleet(root *table) {
 			r.problem(r.file, e.line, "disagg_coordinator_url", "want http://host:port or unix:/path")
 		} else {
 			r.doc.set("fleet", "coordinator", text(address), "disagg_coordinator_url")
+			if host, _, err := net.SplitHostPort(address); err == nil && http && !loopback(host) {
+				r.doc.set("fleet", "open", value("true"), "as there: the connection is encrypted here, but nobody proves who they are; better token_file, the same on both sides")
+			}
 		}
 	}
 	if id, _, ok := r.integer(root, "node_id", 0, 255); ok {
@@ -186,7 +189,7 @@ func (r *trtllm) cluster(root *table) {
 	}
 	if strings.HasPrefix(uri, "http://") {
 		r.warn(r.file, at.line, "disagg_cluster.cluster_uri", "the storage is served by a listener of its own here: give it another port than server.listen, and the workers that address")
-		if host, _, err := net.SplitHostPort(strings.TrimPrefix(uri, "http://")); err == nil && host != "localhost" && host != "127.0.0.1" && host != "::1" {
+		if host, _, err := net.SplitHostPort(strings.TrimPrefix(uri, "http://")); err == nil && !loopback(host) {
 			r.doc.set("discovery.trtllm", "open", value("true"), "as there: whoever reaches the address is sent prompts; better token_file, where the workers can")
 		}
 	}

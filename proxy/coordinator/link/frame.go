@@ -73,6 +73,8 @@ func keepRest(in []byte, used int) []byte {
 		grown := make([]byte, len(rest), 2*cap(in))
 		copy(grown, rest)
 		return grown
+	case used == 0: // a record of TLS is a small part of a large frame
+		return in
 	}
 	return in[:copy(in[:cap(in)], rest)]
 }

@@ -75,7 +75,9 @@ type Handler interface {
 
 // Conn is a connection. Its methods are safe for concurrent use.
 type Conn struct {
-	nc      net.Conn
+	nc      net.Conn // frames are read from it
+	socket  net.Conn // frames are written to it, encrypted if tls is set
+	tls     *TLS     // nil: frames go over the socket as they are
 	handler Handler
 	raw     syscall.RawConn // nil: only writeRests writes
 	single  bool            // Go runs on one processor
@@ -91,7 +93,7 @@ type Conn struct {
 	mu      sync.Mutex
 	out     []byte              // frames that wait; guarded by mu
 	spare   []byte              // memory for the next out; guarded by mu
-	writing bool                // somebody writes, and owns rest and try; guarded by mu
+	writing bool                // somebody writes, and owns rest, unsealed and try; guarded by mu
 	wrote   bool                // since the last beat; guarded by mu
 	active  bool                // tend looks after things; guarded by mu
 	looks   uint64              // that it has taken; guarded by mu
@@ -102,8 +104,9 @@ type Conn struct {
 	leaving error               // why it is to end when all is written; guarded by mu
 	lost    error               // why nothing can be written any more; guarded by mu
 
-	rest []byte // being written
-	try  attempt
+	rest     []byte // being written, encrypted if tls is set
+	unsealed error  // why TLS did not encrypt the rest
+	try      attempt
 
 	in     []byte        // that has been read, of who reads
 	deaf   bool          // nothing is handled any more, of who reads
@@ -124,17 +127,21 @@ type pending struct {
 	err    error
 }
 
-// New returns a connection over nc, which it owns. Nothing is read or written
-// before Run.
+// New returns a connection over nc, which it owns. A *TLS must have completed its
+// handshake. Nothing is read or written before Run.
 func New(nc net.Conn, h Handler) *Conn {
 	c := &Conn{
-		nc: socket.Of(nc), handler: h, single: runtime.GOMAXPROCS(0) == 1, began: time.Now(),
+		handler: h, single: runtime.GOMAXPROCS(0) == 1, began: time.Now(),
 		wake: make(chan struct{}, 1), stir: make(chan struct{}, 1), ended: make(chan struct{}),
 		calls: make(map[uint32]*pending), in: make([]byte, 0, usualBuffer), resume: make(chan struct{}, 1),
 	}
 	c.pool.New = func() any { return &pending{done: make(chan struct{}, 1)} }
-	if s, ok := nc.(syscall.Conn); ok && canTry {
-		c.raw, _ = s.SyscallConn()
+	if t, ok := nc.(*TLS); ok {
+		t.under.hold()
+		c.nc, c.socket, c.tls, c.raw = t, t.under.Conn, t, t.under.raw
+	} else {
+		c.nc, c.raw = socket.Of(nc), rawOf(nc)
+		c.socket = c.nc
 	}
 	c.try.init()
 	return c

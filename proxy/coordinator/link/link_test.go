@@ -86,12 +86,10 @@ func sockets(t testing.TB) (a, b net.Conn) {
 // TestCallsAndMessages: what one side sends comes in order, whoever wrote it to
 // the socket, and every call gets its own answer.
 func TestCallsAndMessages(t *testing.T) {
-	for _, kind := range []string{"unix", "pipe"} {
+	pipe := func(testing.TB) (a, b net.Conn) { return net.Pipe() }
+	for kind, ends := range map[string]func(testing.TB) (a, b net.Conn){"unix": sockets, "pipe": pipe, "tls": secured} {
 		t.Run(kind, func(t *testing.T) {
-			x, y := sockets(t)
-			if kind == "pipe" {
-				x, y = net.Pipe()
-			}
+			x, y := ends(t)
 			a, b := start(t, x, nil), start(t, y, nil)
 			var callers sync.WaitGroup
 			for g := range 8 {
@@ -135,10 +133,16 @@ func TestCallsAndMessages(t *testing.T) {
 }
 
 // TestLargeFrames: of any size up to the limit, whatever the socket takes at once.
-func TestLargeFrames(t *testing.T) {
+func TestLargeFrames(t *testing.T) { overBoth(t, testLargeFrames) }
+
+func testLargeFrames(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, y := sockets(t)
 	a, _ := start(t, x, nil), start(t, y, nil)
-	for _, n := range []int{0, 1, 64 << 10, 64<<10 - headSize, 1 << 20, MostFrame - 3} {
+	largest := MostFrame - 3
+	if raceEnabled { // under which 16 MiB of TLS take seconds on a busy machine
+		largest = 4 << 20
+	}
+	for _, n := range []int{0, 1, 64 << 10, 64<<10 - headSize, 1 << 20, largest} {
 		payload := bytes.Repeat([]byte{'x', 'y', 'z'}, n/3+1)[:n]
 		got, err := a.conn.Call(t.Context(), 1, payload, nil, 0)
 		if err != nil || len(got) != n+3 || !bytes.Equal(got[3:], payload) {
@@ -287,7 +291,9 @@ func TestBeats(t *testing.T) {
 
 // TestNobodyWaitsForAReader: senders do not wait for a peer that has stopped
 // reading, and what waits for it is bounded.
-func TestNobodyWaitsForAReader(t *testing.T) {
+func TestNobodyWaitsForAReader(t *testing.T) { overBoth(t, testNobodyWaitsForAReader) }
+
+func testNobodyWaitsForAReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, _ := sockets(t)
 	a := start(t, x, nil)
 	payload := make([]byte, 1<<20)
@@ -307,7 +313,9 @@ func TestNobodyWaitsForAReader(t *testing.T) {
 }
 
 // TestAPausedReader gets everything when it reads again.
-func TestAPausedReader(t *testing.T) {
+func TestAPausedReader(t *testing.T) { overBoth(t, testAPausedReader) }
+
+func testAPausedReader(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, y := sockets(t)
 	a := start(t, x, nil)
 	const frames = 200
@@ -329,7 +337,9 @@ func TestAPausedReader(t *testing.T) {
 	}
 }
 
-func TestEnd(t *testing.T) {
+func TestEnd(t *testing.T) { overBoth(t, testEnd) }
+
+func testEnd(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	cause := errors.New("enough")
 	never := func(*side, uint32, uint8, []byte) error { return nil }
 	for _, tt := range []struct {
@@ -506,7 +516,9 @@ func TestARefusalIsTheLast(t *testing.T) {
 }
 
 // TestGarbage ends the connection with a reason.
-func TestGarbage(t *testing.T) {
+func TestGarbage(t *testing.T) { overBoth(t, testGarbage) }
+
+func testGarbage(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	head := func(length uint32, what class) []byte {
 		b := appendFrame(nil, what, 1, 1, nil)
 		binary.LittleEndian.PutUint32(b, length)
@@ -545,7 +557,9 @@ func TestGarbage(t *testing.T) {
 
 // TestAnswersFromElsewhere: a call need not be answered where it is heard, nor in
 // order.
-func TestAnswersFromElsewhere(t *testing.T) {
+func TestAnswersFromElsewhere(t *testing.T) { overBoth(t, testAnswersFromElsewhere) }
+
+func testAnswersFromElsewhere(t *testing.T, sockets func(testing.TB) (a, b net.Conn)) {
 	x, y := sockets(t)
 	var later sync.WaitGroup
 	a := start(t, x, nil)

@@ -148,7 +148,7 @@ func (c *Conn) readOnce() error {
 func (c *Conn) gone(err error) error {
 	ends := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 	switch {
-	case ends && len(c.in) > 0:
+	case ends && len(c.in) > 0, errors.Is(err, io.ErrUnexpectedEOF): // the latter within a TLS record
 		return fmt.Errorf("link: the peer has gone within a frame: %w", err)
 	case ends && !c.stopped():
 		return fmt.Errorf("%w: %w", ErrGone, err)

@@ -59,7 +59,7 @@ func (c *Conn) flush() {
 		if !left {
 			c.take()
 			c.mu.Unlock()
-			left = !c.tryWrite()
+			left = !c.seal() || !c.tryWrite()
 			c.mu.Lock()
 		}
 		if left {
@@ -74,6 +74,19 @@ func (c *Conn) flush() {
 
 // take makes what waits the rest to be written; c.mu is held.
 func (c *Conn) take() { c.rest, c.out, c.spare = c.out, c.spare[:0], nil }
+
+// seal encrypts the rest, where the connection is over TLS; false: it failed, and no
+// rest is left.
+func (c *Conn) seal() bool {
+	if c.tls == nil {
+		return true
+	}
+	c.rest, c.unsealed = c.tls.seal(c.rest)
+	if c.unsealed != nil {
+		c.rest = nil
+	}
+	return c.unsealed == nil
+}
 
 // keep keeps the memory of a rest that is written; c.mu is held.
 func (c *Conn) keep() {
@@ -120,6 +133,10 @@ func (c *Conn) writeRests() {
 // bounds.
 func (c *Conn) writeRest() {
 	for {
+		if c.unsealed != nil {
+			c.lose(c.unsealed)
+			return
+		}
 		if len(c.rest) > 0 {
 			switch err := c.writeWhole(c.rest); {
 			case err == ErrBehind:
@@ -144,6 +161,7 @@ func (c *Conn) writeRest() {
 		}
 		c.take()
 		c.mu.Unlock()
+		c.seal()
 	}
 }
 
@@ -161,7 +179,7 @@ func (c *Conn) lose(why error) {
 
 func (c *Conn) writeWhole(b []byte) error {
 	c.limitWrite(time.Now().Add(Silence * Beat))
-	_, err := c.nc.Write(b)
+	_, err := c.socket.Write(b)
 	c.limitWrite(time.Time{})
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {

@@ -44,8 +44,10 @@ type Options struct {
 	// Fallback is told of reservations that expired or found no room; may be nil.
 	Fallback func(what, reason string)
 	Token    string // bearer token of every request but /health; "" asks for none
-	Version  string // of GET /version
-	Log      *slog.Logger
+	// PlainHTTP lets callers of other hosts speak HTTP without TLS.
+	PlainHTTP bool
+	Version   string // of GET /version
+	Log       *slog.Logger
 }
 
 // Bounds of what is read and kept.
@@ -103,7 +105,7 @@ func (h *Handler) Open() int { return h.open.len() }
 // Serve serves the routes on l, and lets reservations expire, until ctx ends;
 // then it closes l, answers what it has read and releases what is still reserved.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
-	server := &http.Server{Handler: h, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
+	server := &http.Server{Handler: h, ConnContext: noteExposed, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -163,14 +165,25 @@ func (h *Handler) fallback(reason string) {
 	}
 }
 
-// guarded asks for the token.
+// exposedKey is where a request's context says that its connection can be read
+// between two hosts.
+type exposedKey struct{}
+
+// noteExposed is http.Server.ConnContext.
+func noteExposed(ctx context.Context, c net.Conn) context.Context {
+	e, ok := c.(interface{ Exposed() bool }) // those of access.Queue
+	return context.WithValue(ctx, exposedKey{}, ok && e.Exposed())
+}
+
+// guarded asks for TLS or a caller of this host, and for the token.
 func (h *Handler) guarded(next http.HandlerFunc) http.HandlerFunc {
-	if h.o.Token == "" {
-		return next
-	}
 	want := []byte("Bearer " + h.o.Token)
 	return func(w http.ResponseWriter, r *http.Request) {
-		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
+		if exposed, _ := r.Context().Value(exposedKey{}).(bool); exposed && !h.o.PlainHTTP {
+			refuse(w, wanted(r), http.StatusForbidden, "plain HTTP is for callers of this host: use https, or set fleet.plain_http")
+			return
+		}
+		if h.o.Token != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
 			refuse(w, wanted(r), http.StatusUnauthorized, "a bearer token is needed")
 			return
 		}

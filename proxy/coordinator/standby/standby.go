@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,8 +35,11 @@ type Instances interface {
 	Number(name string) uint32
 }
 
-// Options is what an Office stands on. All but Token and the functions
-// are needed.
+// Dialer connects to an address of a fleet, host:port or unix:path:
+// access.Credentials.Dial.
+type Dialer func(ctx context.Context, address string) (net.Conn, error)
+
+// Options is what an Office stands on. All but Token, Appear and Succeed are needed.
 type Options struct {
 	Election  Election
 	Server    *coordinator.Server // created with ServerOptions.Standby
@@ -46,6 +48,7 @@ type Options struct {
 	Copy      *replica.Copy       // of the Server's table of conversations
 	Instances Instances
 	Token     []byte // see coordinator.ServerOptions.Token
+	Dial      Dialer // to the coordinator that leads
 	Node      string
 	Log       *slog.Logger
 	// Appear is called when this coordinator begins to lead: workers that come from
@@ -199,7 +202,7 @@ func (o *Office) follow(ctx context.Context, leader election.Leader) {
 	said := false
 	for ctx.Err() == nil {
 		err := coordinator.Follow(ctx, coordinator.FollowOptions{
-			Dial:  func(ctx context.Context) (net.Conn, error) { return Dial(ctx, leader.Address) },
+			Dial:  func(ctx context.Context) (net.Conn, error) { return o.o.Dial(ctx, leader.Address) },
 			Token: o.o.Token, Node: o.o.Node, Epoch: leader.Epoch,
 		}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {
 			said = false
@@ -220,30 +223,20 @@ func (o *Office) follow(ctx context.Context, leader election.Leader) {
 	}
 }
 
-// Dial connects to an address of a fleet: host:port or unix:path.
-func Dial(ctx context.Context, address string) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialTimeout}
-	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
-		return d.DialContext(ctx, "unix", path)
-	}
-	return d.DialContext(ctx, "tcp", address)
-}
-
-// dialTimeout bounds a dial to a host that does not answer.
-const dialTimeout = time.Second
-
 // Finder finds the coordinator that leads, for a worker.
 type Finder struct {
 	election   *election.Election
+	dial       Dialer
 	near, same string
 	dialled    atomic.Pointer[string]
 }
 
-// NewFinder returns a finder by an election that this process only follows. near is
+// NewFinder returns a finder by an election that this process only follows; dial
+// connects to the coordinator that it finds. near is
 // where the coordinator of the same host is dialled, which the election calls same:
 // while that leads and while nobody is known to. Both are "" where there is none.
-func NewFinder(e *election.Election, near, same string) *Finder {
-	return &Finder{election: e, near: near, same: same}
+func NewFinder(e *election.Election, dial Dialer, near, same string) *Finder {
+	return &Finder{election: e, dial: dial, near: near, same: same}
 }
 
 var errNobody = errors.New("no coordinator is known to lead")
@@ -255,7 +248,7 @@ func (f *Finder) Dial(ctx context.Context) (net.Conn, error) {
 	if address == "" {
 		return nil, errNobody
 	}
-	return Dial(ctx, address)
+	return f.dial(ctx, address)
 }
 
 func (f *Finder) address() string {

@@ -51,7 +51,7 @@ func TestTakeOver(t *testing.T) {
 	eventually(t, "the first leads", first.Leads)
 
 	numbers := newOwn(newHost(t, "d1", "d0", "p0", "p1"), first.host)
-	w := worker(t, numbers, func(ctx context.Context) (net.Conn, error) { return Dial(ctx, first.address) })
+	w := worker(t, numbers, func(ctx context.Context) (net.Conn, error) { return dial(ctx, first.address) })
 	eventually(t, "the worker is connected", w.Connected)
 	held, by := place(t, w, "held")
 	home := map[string]string{"held": names(held)}
@@ -127,9 +127,9 @@ func TestFailOver(t *testing.T) {
 	w := worker(t, numbers, func(ctx context.Context) (net.Conn, error) {
 		i := <-at
 		at <- i
-		return Dial(ctx, both[i].address)
+		return dial(ctx, both[i].address)
 	})
-	c, err := Dial(t.Context(), both[1].address)
+	c, err := dial(t.Context(), both[1].address)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -167,7 +167,7 @@ func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succee
 	})
 	c.Office = New(Options{
 		Election: e, Server: c.server, Listeners: []Listener{l}, Address: c.address, Copy: replica.NewCopy(h.table), Instances: h,
-		Node: t.Name(), Log: quiet, Succeed: succeed,
+		Dial: dial, Node: t.Name(), Log: quiet, Succeed: succeed,
 	})
 	c.stop = start(t, func(ctx context.Context) {
 		if err := c.Run(ctx); err != nil {
@@ -175,6 +175,12 @@ func newCandidate(t *testing.T, h *host, l *net.UnixListener, e Election, succee
 		}
 	})
 	return c
+}
+
+// dial connects to a Unix socket.
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", strings.TrimPrefix(address, "unix:"))
 }
 
 func listen(t *testing.T) *net.UnixListener {

@@ -1,0 +1,394 @@
+package access
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// echo sends back one byte to who gets in.
+func echo(_ context.Context, v *Visitor) {
+	if !v.Admit() {
+		return
+	}
+	defer v.Conn.Close()
+	b := make([]byte, 1)
+	if _, err := io.ReadFull(v.Conn, b); err == nil {
+		v.Conn.Write(b)
+	}
+}
+
+// try dials as a worker does; nil: it has got in.
+func try(t *testing.T, c *Credentials, address string) error {
+	t.Helper()
+	nc, err := c.Dial(t.Context(), address)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	if _, err := nc.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(nc, make([]byte, 1)) // the first that says that the client's certificate is taken
+	return err
+}
+
+// TestCertificates: both sides want one of their CA, for the address that was dialled
+// and for what it is used for.
+func TestCertificates(t *testing.T) {
+	ours, others := newAuthority(t), newAuthority(t)
+	of := func(a *authority, change func(*x509.Certificate)) Files { return a.files(t, t.TempDir(), change) }
+	good := of(ours, nil)
+	expired := func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
+	mixed := of(others, nil)
+	mixed.CA = good.CA // shows another CA's, and believes ours
+	for _, tt := range []struct {
+		name                string
+		coordinator, worker Files
+		want                string // in the worker's error; "" for none
+	}{
+		{"of one CA", good, of(ours, nil), ""},
+		{"the worker's of another CA", good, mixed, "tls: "},
+		{"the worker's expired", good, of(ours, expired), "tls: "},
+		{"the worker's not for clients", good, of(ours, func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[:1] }), "tls: "},
+		{"the worker has none", good, Files{}, "tls: "},
+		{"the coordinator's of another CA", of(others, nil), of(ours, nil), "unknown authority"},
+		{"the coordinator's expired", of(ours, expired), of(ours, nil), "expired"},
+		{"the coordinator's for another host", of(ours, func(c *x509.Certificate) { c.IPAddresses[0] = net.IPv4(127, 0, 0, 2) }), of(ours, nil), "127.0.0.2"},
+		{"the coordinator's not for servers", of(ours, func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[1:] }), of(ours, nil), "key usage"},
+		{"the coordinator has none", Files{}, good, "certificate"},
+		{"nobody has one", Files{}, Files{}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := newDoor(t, credentials(t, Options{Files: tt.coordinator}), echo)
+			err := try(t, credentials(t, Options{Files: tt.worker}), d.address)
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			if err != nil {
+				eventually(t, "it is counted", func() bool { return d.count(ReasonTLS) == 1 })
+			}
+		})
+	}
+}
+
+// TestCertificatesChange: handshakes use what the files have when they begin, and the
+// former content while a file cannot be used.
+func TestCertificatesChange(t *testing.T) {
+	old, next := newAuthority(t), newAuthority(t)
+	dir := t.TempDir()
+	c := credentials(t, Options{Files: old.files(t, dir, nil)})
+	d := newDoor(t, c, echo)
+	aged := func() { // as if the files had been read long ago
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.looked = time.Time{}
+	}
+	before := credentials(t, Options{Files: old.files(t, t.TempDir(), nil)})
+	after := credentials(t, Options{Files: next.files(t, t.TempDir(), nil)})
+	check := func(what string, want *Credentials) {
+		t.Helper()
+		aged()
+		for _, w := range []*Credentials{before, after} {
+			if err := try(t, w, d.address); (err == nil) != (w == want) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	check("at first", before)
+	if err := os.WriteFile(c.files.Key, []byte("half of"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("with half a key", before)
+	next.files(t, dir, nil)
+	check("with other files", after)
+	for _, f := range []Files{{"none", "none", "none"}, {c.files.Cert, c.files.Key, c.files.Key}, {c.files.Cert, c.files.Cert, c.files.CA}} {
+		if _, err := NewCredentials(Options{Files: f}); err == nil {
+			t.Errorf("%v can be used", f)
+		}
+	}
+}
+
+// TestOldTLS is refused on both sides, and there is no resumption.
+func TestOldTLS(t *testing.T) {
+	c := credentials(t, Options{})
+	d := newDoor(t, c, echo)
+	old := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}}
+	if nc, err := tls.Dial("tcp", d.address, old); err == nil {
+		nc.Close()
+		t.Error("TLS 1.2 gets in")
+	}
+	eventually(t, "it is counted", func() bool { return d.count(ReasonTLS) == 1 })
+
+	cache := tls.NewLRUClientSessionCache(4)
+	again := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{Protocol}, ClientSessionCache: cache, ServerName: "x"}
+	for range 2 {
+		nc, err := tls.Dial("tcp", d.address, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc.Write([]byte("x"))
+		io.ReadFull(nc, make([]byte, 1))
+		if nc.ConnectionState().DidResume {
+			t.Error("a session is resumed")
+		}
+		nc.Close()
+	}
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := c.current()
+	for name, conf := range map[string]*tls.Config{
+		"version":           {Certificates: []tls.Certificate{m.cert}, MaxVersion: tls.VersionTLS12, NextProtos: []string{Protocol}},
+		"negotiate ALPN":    {Certificates: []tls.Certificate{m.cert}},
+		"no coordinator":    {Certificates: []tls.Certificate{m.cert}, NextProtos: []string{"http/1.1"}},
+		"does not speak":    nil,
+		"of an earlier ver": nil,
+	} {
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			nc, err := l.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer nc.Close()
+			if conf == nil { // as a coordinator of version 2 does
+				io.WriteString(nc, "HTTP/1.1 400 Bad Request\r\n\r\n")
+				io.Copy(io.Discard, nc)
+				return
+			}
+			s := tls.Server(nc, conf)
+			s.Handshake()
+			io.Copy(io.Discard, s)
+		})
+		if _, err := c.Dial(t.Context(), l.Addr().String()); err == nil {
+			t.Errorf("%s: a worker takes it for a coordinator", name)
+		} else if conf == nil && !strings.Contains(err.Error(), name) {
+			t.Errorf("got %v, want %q", err, name)
+		}
+		serving.Wait()
+	}
+}
+
+// TestUnprovenAreBounded in all and of one address, so that one host keeps no other
+// out.
+func TestUnprovenAreBounded(t *testing.T) {
+	g := NewGate(GateOptions{})
+	address := func(nc net.IP) *net.TCPAddr { return &net.TCPAddr{IP: nc, Port: 1} }
+	var entered int
+	for range mostUnprovenOfOne + 5 {
+		if g.enter(addressOf(from{nil, address(net.IPv4(10, 0, 0, 1))})) {
+			entered++
+		}
+	}
+	if entered != mostUnprovenOfOne {
+		t.Errorf("%d of one address are let in", entered)
+	}
+	for n := range 1000 { // one host with many addresses of its own
+		if g.enter(addressOf(from{nil, address(net.IP{0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, byte(n >> 8), byte(n)})})) {
+			entered++
+		}
+	}
+	if entered != 2*mostUnprovenOfOne {
+		t.Errorf("%d of two hosts are let in", entered)
+	}
+	for n := range 1000 {
+		if g.enter(addressOf(from{nil, address(net.IPv4(10, 1, byte(n>>8), byte(n)))})) {
+			entered++
+		}
+	}
+	if entered != mostUnproven {
+		t.Errorf("%d are let in", entered)
+	}
+	if !g.enter(addressOf(from{nil, &net.UnixAddr{Name: "s"}})) {
+		t.Error("a worker of this host is kept out by strangers")
+	}
+}
+
+// from is a connection that comes from an address.
+type from struct {
+	net.Conn
+	address net.Addr
+}
+
+func (f from) RemoteAddr() net.Addr { return f.address }
+
+// TestSilentStrangers are cut at the limit, and not logged.
+func TestSilentStrangers(t *testing.T) {
+	d := newDoor(t, credentials(t, Options{}), echo)
+	said := map[string][]byte{"nothing": nil, "a byte": {handshake}, "a head": {handshake, 3, 1, 0x3f, 0xff, 1, 0, 0x3f}}
+	var cut sync.WaitGroup
+	for name, b := range said {
+		cut.Go(func() {
+			nc, err := net.Dial("tcp", d.address)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer nc.Close()
+			nc.Write(b)
+			began := time.Now()
+			if _, err := io.Copy(io.Discard, nc); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if took := time.Since(began); took < GreetingLimit/2 {
+				t.Errorf("%s: cut after %v", name, took)
+			}
+		})
+	}
+	cut.Wait()
+	eventually(t, "all are counted", func() bool { return d.count(ReasonSilent) == 1 && d.count(ReasonTLS) == 2 })
+	if n := strings.Count(d.log.String(), "refused"); n != 1 {
+		t.Errorf("%d lines: %s", n, d.log)
+	}
+}
+
+// TestRefusalsAreLoggedOnce for each address, and of so many addresses.
+func TestRefusalsAreLoggedOnce(t *testing.T) {
+	var r refusals
+	now := time.Now()
+	address := func(n int) *net.TCPAddr { return &net.TCPAddr{IP: net.IPv4(10, 0, byte(n>>8), byte(n)), Port: n} }
+	logged := 0
+	for range 3 {
+		for n := range 2 * mostNoted {
+			if r.first(addressOf(from{nil, address(n)}), now) {
+				logged++
+			}
+		}
+	}
+	if logged != mostNoted || len(r.noted) != mostNoted {
+		t.Errorf("%d lines, %d addresses are known", logged, len(r.noted))
+	}
+	if !r.first(addressOf(from{nil, address(1 << 14)}), now.Add(quiet)) || len(r.noted) != 1 {
+		t.Errorf("later: %d addresses are known", len(r.noted))
+	}
+}
+
+// TestHTTPS: callers of the routes get a queue's connection over TLS where there are
+// certificates: with a certificate of theirs where nothing else proves them.
+func TestHTTPS(t *testing.T) {
+	ours := newAuthority(t)
+	files := ours.files(t, t.TempDir(), nil)
+	for _, tt := range []struct {
+		name        string
+		o           Options
+		shows, gets bool
+	}{
+		{"bearer", Options{Files: files, Bearer: true}, false, true},
+		{"no proof", Options{Files: files}, false, false},
+		{"certificate", Options{Files: files}, true, true},
+		{"no certificates here", Options{Bearer: true}, true, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			q := NewQueue()
+			d := newDoor(t, credentials(t, tt.o), func(ctx context.Context, v *Visitor) {
+				if !v.HTTP {
+					t.Error("a worker has come")
+				}
+				q.Offer(ctx, v)
+			})
+			l := q.Listener(&net.TCPAddr{})
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") })}
+			var serving sync.WaitGroup
+			serving.Go(func() { server.Serve(l) })
+			defer serving.Wait()
+			defer server.Close()
+			conf := &tls.Config{RootCAs: x509.NewCertPool()}
+			conf.RootCAs.AddCert(ours.cert)
+			if tt.shows {
+				pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				conf.Certificates = []tls.Certificate{pair}
+			}
+			transport := &http.Transport{TLSClientConfig: conf}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			resp, err := client.Get("https://" + d.address)
+			if (err == nil) != tt.gets {
+				t.Fatalf("over TLS: %v", err)
+			}
+			if err == nil {
+				resp.Body.Close()
+			}
+			plain, err := client.Get("http://" + d.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plain.Body.Close()
+		})
+	}
+}
+
+// TestExposed: what is said in the clear between two hosts is known as such.
+func TestExposed(t *testing.T) {
+	here, there := net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 0, 2)
+	for _, tt := range []struct {
+		conn net.Conn
+		want bool
+	}{
+		{ends{remote: &net.TCPAddr{IP: there}, local: &net.TCPAddr{IP: here}}, true},
+		{ends{remote: &net.TCPAddr{IP: here}, local: &net.TCPAddr{IP: here}}, false},
+		{ends{remote: &net.TCPAddr{IP: net.IPv6loopback}, local: &net.TCPAddr{IP: here}}, false},
+		{ends{remote: &net.UnixAddr{}, local: &net.UnixAddr{}}, false},
+		{link.Client(ends{remote: &net.TCPAddr{IP: there}, local: &net.TCPAddr{IP: here}}, &tls.Config{ServerName: "x"}), false},
+	} {
+		if c := (&httpConn{Conn: tt.conn}); c.Exposed() != tt.want {
+			t.Errorf("%v: %v", tt.conn.RemoteAddr(), c.Exposed())
+		}
+	}
+}
+
+type ends struct {
+	net.Conn
+	remote, local net.Addr
+}
+
+func (e ends) RemoteAddr() net.Addr { return e.remote }
+func (e ends) LocalAddr() net.Addr  { return e.local }
+
+// TestQueueIsBounded: connections of HTTP callers do not pile up, neither those that
+// nobody accepts nor those that are open.
+func TestQueueIsBounded(t *testing.T) {
+	q := NewQueue()
+	q.open.Store(mostHTTP)
+	d := newDoor(t, nil, func(ctx context.Context, v *Visitor) { q.Offer(ctx, v) })
+	call := func() {
+		t.Helper()
+		nc, err := net.Dial("tcp", d.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		io.WriteString(nc, "G")
+		if n, err := nc.Read(make([]byte, 1)); n > 0 || err == nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+	}
+	call()
+	eventually(t, "it is counted", func() bool { return d.count(ReasonBusy) == 1 })
+	if n := q.open.Load(); n != mostHTTP {
+		t.Errorf("%d are open", n)
+	}
+	q.open.Store(0)
+	call() // nobody accepts it
+	eventually(t, "it is not counted as open", func() bool { return q.open.Load() == 0 })
+	if n := d.count(ReasonBusy); n != 1 {
+		t.Errorf("%d are refused", n)
+	}
+}

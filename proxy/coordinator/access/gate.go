@@ -1,0 +1,177 @@
+package access
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// Why a connection is refused: the label reason of pdproxy_fleet_refused_total.
+const (
+	ReasonSilent   = "silent"   // the peer said nothing, or left
+	ReasonBusy     = "busy"     // too many connections have not proven themselves yet
+	ReasonTLS      = "tls"      // the handshake failed: its version, a certificate
+	ReasonVersion  = "version"  // a worker of another version of the protocol
+	ReasonToken    = "token"    // the peer does not know the token
+	ReasonEpoch    = "epoch"    // the peer has known a later coordinator
+	ReasonProtocol = "protocol" // the peer speaks something else
+)
+
+const (
+	// mostUnproven bounds the TCP connections that have not proven themselves yet, in
+	// all and of one address. A host has at most 64 workers.
+	mostUnproven           = 512
+	mostUnprovenOfOne      = 128
+	longestError           = 200
+	greeting          byte = 0x00 // first byte of a worker's greeting
+	handshake         byte = 0x16 // first byte of TLS (RFC 8446, section 5.1)
+)
+
+// GateOptions is what a Gate stands on. Log is needed.
+type GateOptions struct {
+	Credentials *Credentials // nil: nothing comes over TLS
+	Log         *slog.Logger
+	OnRefused   func(reason string) // hears of each refusal; nil: nobody does
+}
+
+// Gate lets connections in that come to a coordinator's listeners. Safe for concurrent
+// use.
+type Gate struct {
+	o        GateOptions
+	tls      *tls.Config // nil without Credentials
+	refusals refusals
+
+	mu       sync.Mutex
+	unproven map[netip.Addr]int // guarded by mu
+	all      int                // the sum of unproven; guarded by mu
+}
+
+// NewGate returns a gate.
+func NewGate(o GateOptions) *Gate {
+	g := &Gate{o: o, unproven: make(map[netip.Addr]int)}
+	if o.Credentials != nil {
+		g.tls = o.Credentials.Server()
+	}
+	return g
+}
+
+// Visitor is a connection of which nothing is proven yet. Whoever has it calls Admit
+// or Refuse.
+type Visitor struct {
+	Conn  net.Conn // over TLS if the peer wanted that
+	Begun []byte   // what has been read of Conn already
+	HTTP  bool     // the peer speaks HTTP; otherwise it greets as a worker does
+
+	gate *Gate
+	nc   net.Conn
+	from netip.Addr
+	stop func() bool
+}
+
+// Receive looks at how a connection begins, and does the handshake of TLS. Nil: it has
+// been refused. All until Admit takes GreetingLimit at most, and ends with ctx.
+func (g *Gate) Receive(ctx context.Context, nc net.Conn) *Visitor {
+	v := &Visitor{Conn: nc, gate: g, nc: nc, from: addressOf(nc)}
+	v.stop = context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	if !g.enter(v.from) {
+		g.refuse(v, ReasonBusy, errors.New("too many connections have not proven themselves yet"))
+		return nil
+	}
+	nc.SetDeadline(time.Now().Add(GreetingLimit))
+	v.Begun = make([]byte, 1)
+	if _, err := io.ReadFull(nc, v.Begun); err != nil {
+		v.Refuse(ReasonSilent, err)
+		return nil
+	}
+	switch {
+	case v.Begun[0] == greeting:
+	case v.Begun[0] == handshake && g.tls == nil:
+		v.Refuse(ReasonTLS, errors.New("TLS is not spoken here"))
+		return nil
+	case v.Begun[0] == handshake:
+		t := link.Server(nc, v.Begun, g.tls)
+		if err := t.Handshake(); err != nil { // the deadline of nc bounds it
+			v.Refuse(ReasonTLS, err)
+			return nil
+		}
+		v.Conn, v.Begun, v.HTTP = t, nil, t.ConnectionState().NegotiatedProtocol != Protocol
+	default:
+		v.HTTP = true
+	}
+	return v
+}
+
+// Admit ends the limits of a connection that has proven itself. False: ctx has ended
+// meanwhile, and the connection is closed.
+func (v *Visitor) Admit() bool {
+	v.gate.leave(v.from)
+	if !v.stop() {
+		v.nc.Close()
+		return false
+	}
+	v.nc.SetDeadline(time.Time{})
+	return true
+}
+
+// Refuse closes the connection, and counts and logs why.
+func (v *Visitor) Refuse(reason string, err error) {
+	v.gate.leave(v.from)
+	v.gate.refuse(v, reason, err)
+}
+
+// refuse closes a connection. One that the coordinator itself has given up, by ctx, is
+// no refusal.
+func (g *Gate) refuse(v *Visitor, reason string, err error) {
+	wanted := v.stop()
+	v.nc.Close()
+	if !wanted {
+		return
+	}
+	if g.o.OnRefused != nil {
+		g.o.OnRefused(reason)
+	}
+	if reason == ReasonSilent || !g.refusals.first(v.from, time.Now()) {
+		return
+	}
+	text := err.Error()
+	if len(text) > longestError { // the peer may choose a part of it
+		text = text[:longestError] + "..."
+	}
+	g.o.Log.Warn("a worker was refused", "address", v.nc.RemoteAddr().String(), "reason", reason, "error", text, "further_refusals_of_the_address", "counted and not logged for "+quiet.String())
+}
+
+// enter counts a connection; false: there are too many.
+func (g *Gate) enter(from netip.Addr) bool {
+	if !from.IsValid() {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.all >= mostUnproven || g.unproven[from] >= mostUnprovenOfOne {
+		return false
+	}
+	g.all++
+	g.unproven[from]++
+	return true
+}
+
+// leave ends what enter counted.
+func (g *Gate) leave(from netip.Addr) {
+	if !from.IsValid() {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all--
+	if g.unproven[from]--; g.unproven[from] == 0 {
+		delete(g.unproven, from)
+	}
+}

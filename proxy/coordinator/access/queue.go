@@ -1,0 +1,156 @@
+package access
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+)
+
+// mostHTTP bounds the open connections of HTTP callers.
+const mostHTTP = 4096
+
+// Queue hands connections of HTTP callers from those who accept to those who serve
+// them. Safe for concurrent use.
+type Queue struct {
+	conns chan net.Conn
+	open  atomic.Int64
+}
+
+// NewQueue returns a queue without connections.
+func NewQueue() *Queue { return &Queue{conns: make(chan net.Conn)} }
+
+// Offer hands over a connection of an HTTP caller. One that nobody accepts within
+// GreetingLimit is closed: connections of strangers must not pile up.
+func (q *Queue) Offer(ctx context.Context, v *Visitor) {
+	c := &httpConn{Conn: v.Conn, begun: v.Begun, queue: q}
+	if q.open.Add(1) > mostHTTP {
+		c.release()
+		v.Refuse(ReasonBusy, errors.New("too many connections speak HTTP"))
+		return
+	}
+	if !v.Admit() {
+		c.release()
+		return
+	}
+	limit := time.NewTimer(GreetingLimit)
+	defer limit.Stop()
+	select {
+	case q.conns <- c:
+		return
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	c.Close()
+}
+
+// Listener returns a listener of the connections that are offered. Its Close ends
+// nothing but its Accept.
+func (q *Queue) Listener(address net.Addr) net.Listener {
+	return &listener{queue: q, address: address, closed: make(chan struct{})}
+}
+
+type listener struct {
+	queue   *Queue
+	address net.Addr
+	once    sync.Once
+	closed  chan struct{}
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.queue.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (l *listener) Addr() net.Addr { return l.address }
+
+// httpConn is a connection of an HTTP caller, of which the first bytes may have been
+// read.
+type httpConn struct {
+	net.Conn
+	begun []byte
+	queue *Queue
+	once  sync.Once
+}
+
+// Read implements net.Conn. It gives what has been read before first.
+func (c *httpConn) Read(p []byte) (int, error) {
+	if len(c.begun) > 0 {
+		n := copy(p, c.begun)
+		c.begun = c.begun[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// Close implements net.Conn.
+func (c *httpConn) Close() error {
+	c.release()
+	return c.Conn.Close()
+}
+
+func (c *httpConn) release() { c.once.Do(func() { c.queue.open.Add(-1) }) }
+
+// Exposed reports whether what goes over the connection can be read between two
+// hosts: it is not encrypted, and its peer is another host.
+func (c *httpConn) Exposed() bool {
+	if _, secured := c.Conn.(*link.TLS); secured {
+		return false
+	}
+	remote, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok || remote.IP.IsLoopback() {
+		return false
+	}
+	local, ok := c.LocalAddr().(*net.TCPAddr)
+	return !ok || !local.IP.Equal(remote.IP)
+}
+
+// Accept calls handle with each connection that comes to l, in a goroutine of its own,
+// until ctx ends or l is closed. Then it closes l, and returns when all of them have
+// returned.
+func Accept(ctx context.Context, l net.Listener, log *slog.Logger, handle func(net.Conn)) error {
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer l.Close()
+	for pause := time.Duration(0); ; {
+		nc, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				nc.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept worker: %w", err)
+		case err != nil: // out of file descriptors, mostly
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			log.Warn("accepting a worker failed", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			continue
+		}
+		pause = 0
+		conns.Go(func() { handle(nc) })
+	}
+}
