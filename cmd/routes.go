@@ -50,7 +50,8 @@ func (n *Node) listenFleet(cfg *config.Config, token string, given net.Listener)
 	}
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
-		Token: token, Version: readVersion().Version, Log: n.log,
+		Token: token, Address: given.Addr(), Hosts: cfg.Admin.InternalHosts(cfg.Fleet.Listen, cfg.Fleet.Advertise),
+		Version: readVersion().Version, Log: n.log,
 		Leading: func(do func()) bool {
 			if n.leading != nil {
 				return n.leading.office.Leading(do)
