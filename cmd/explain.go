@@ -33,6 +33,9 @@ func (a *app) explain(id string, admin adminFlags) error {
 	if err != nil {
 		return err
 	}
+	if target.missing != nil {
+		fmt.Fprintln(a.err, "pdproxy: asking without the admin token:", target.missing)
+	}
 	resp, err := target.get("/v1/explain/" + url.PathEscape(id))
 	if err != nil {
 		return failed(err)
