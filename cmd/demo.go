@@ -145,7 +145,9 @@ The same request to one engine alone gives the same text:
 Why it went where it went (-i on the first line shows its x-request-id), and what runs:
   pdproxy explain REQUEST_ID --admin %s
   curl -s %s/v1/engines
+What changes something needs the token of the admin address:
+  curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
 Ctrl-C ends it.
-`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.front.AdminAddr(), n.AdminURL())
+`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.front.AdminAddr(), n.AdminURL(), n.front.AdminAddr(), n.AdminURL())
 }

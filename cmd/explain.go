@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,35 +17,26 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	var admin, tokenFile string
+	var admin adminFlags
 	c := &cobra.Command{
 		Use:   "explain REQUEST_ID",
 		Short: "Why a request went where it went",
 		Args:  cobra.ExactArgs(1),
-		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin, tokenFile) },
+		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin) },
 	}
-	c.Flags().StringVar(&admin, "admin", "127.0.0.1:9090", "admin address of the proxy")
-	c.Flags().StringVar(&tokenFile, "token-file", "", "file with the admin token")
+	admin.add(c)
 	return c
 }
 
-func (a *app) explain(id, admin, tokenFile string) error {
-	token, err := readSecret(tokenFile)
+func (a *app) explain(id string, admin adminFlags) error {
+	target, err := admin.target()
 	if err != nil {
 		return err
 	}
-	if !strings.Contains(admin, "://") {
-		admin = "http://" + admin
+	if target.missing != nil {
+		fmt.Fprintln(a.err, "pdproxy: asking without the admin token:", target.missing)
 	}
-	req, err := http.NewRequest(http.MethodGet, admin+"/v1/explain/"+url.PathEscape(id), nil)
-	if err != nil {
-		return err
-	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Do(req)
+	resp, err := target.get("/v1/explain/" + url.PathEscape(id))
 	if err != nil {
 		return failed(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -64,10 +66,11 @@ type Node struct {
 	front      *proxy.Front
 	certs      *proxy.Certs // nil without TLS
 	tracer     *telemetry.Tracer
-	ready      func()         // called once when a request could first be served; may be nil
-	started    *config.Config // with which the sockets were opened
-	serving    func()         // called when connections are accepted; may be nil
-	succession *succession    // nil: nobody takes over from the node
+	ready      func()            // called once when a request could first be served; may be nil
+	started    *config.Config    // with which the sockets were opened
+	serving    func()            // called when connections are accepted; may be nil
+	succession *succession       // nil: nobody takes over from the node
+	token      *admintoken.Token // of the admin address, made by this process; nil: it is configured
 }
 
 // NewNode builds a node that does a part, and opens the sockets that it was not
@@ -236,14 +239,14 @@ func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) (coord
 // open opens the sockets of the part that were not given.
 func (n *Node) open(cfg *config.Config, f *files) (err error) {
 	given := n.part.Sockets
-	switch {
-	case n.part.Role == RoleWorker:
-		if given.Only = true; given.Public == nil {
+	given.Only = n.part.Role != RoleSingle
+	if n.part.Role == RoleWorker {
+		if given.Public == nil {
 			given.Public, err = net.Listen("tcp", cfg.Server.Listen)
 		}
-	case n.part.Role == RoleCoordinator:
-		if given.Only = true; given.Admin == nil {
-			given.Admin, err = net.Listen("tcp", cfg.Admin.Listen)
+	} else if given.Admin == nil {
+		if given.Admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
+			return failed(fmt.Errorf("admin.listen: %w", err))
 		}
 	}
 	if err == nil && n.part.Role != RoleWorker {
@@ -253,10 +256,13 @@ func (n *Node) open(cfg *config.Config, f *files) (err error) {
 		err = n.leading.open(cfg, n.part, n.routes.opened())
 	}
 	if err == nil {
-		n.front, err = n.server.Listen(cfg, n.certs, f.token, given)
+		n.front, err = n.server.Listen(cfg, n.certs, n.adminToken(f.token, given.Admin), given)
 	}
 	if err != nil {
-		return failed(err)
+		if given.Admin != nil {
+			given.Admin.Close()
+		}
+		return failed(errors.Join(err, n.token.Close()))
 	}
 	return nil
 }
@@ -311,7 +317,9 @@ func (n *Node) Reload(next *config.Config) error {
 		{"server.listen", old.Server.Listen != next.Server.Listen},
 		{"server.http3", old.Server.HTTP3 != next.Server.HTTP3},
 		{"server.tls", old.Server.TLS != next.Server.TLS},
-		{"admin", old.Admin != next.Admin},
+		{"admin.listen", old.Admin.Listen != next.Admin.Listen},
+		{"admin.token_file", old.Admin.TokenFile != next.Admin.TokenFile},
+		{"admin.allowed_hosts", !slices.Equal(old.Admin.AllowedHosts, next.Admin.AllowedHosts)},
 		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
 		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
 		{"kv_index", old.KVIndex != next.KVIndex},

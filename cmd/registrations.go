@@ -33,9 +33,9 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		}
 		o.More = append(o.More, n.newRegistrations(n.registrar))
 	}
-	if _, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
+	if address, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
 		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
-			Cluster: cfg.Discovery.TRTLLM, Listener: n.part.Storage, Token: token, Roster: roster.New(n.part.Dir, "trtllm", n.log), Log: n.log,
+			Cluster: cfg.Discovery.TRTLLM, Listener: n.part.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: roster.New(n.part.Dir, "trtllm", n.log), Log: n.log,
 		})
 		if err != nil {
 			return errors.Join(failed(err), n.closeRegistrar())

@@ -53,7 +53,8 @@ func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener
 	}
 	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
-		Token: a.token, PlainHTTP: cfg.Fleet.PlainHTTP, Version: readVersion().Version, Log: n.log,
+		Token: a.token, PlainHTTP: cfg.Fleet.PlainHTTP, Address: given.Addr(), Hosts: cfg.Admin.InternalHosts(cfg.Fleet.Listen, cfg.Fleet.Advertise),
+		Version: readVersion().Version, Log: n.log,
 		Leading: func(do func()) bool {
 			if n.leading != nil {
 				return n.leading.office.Leading(do)

@@ -182,6 +182,7 @@ func (n *Node) Serve(ctx context.Context) error {
 		wg.Go(func() { n.certs.Run(background) })
 	}
 	wg.Go(func() { n.sayWhatIsMissing(background) })
+	wg.Go(func() { n.keepToken(background) })
 	err := n.serveFront(ctx)
 	stopWarming()
 	stepDown() // which has what its workers leave freed
@@ -189,6 +190,9 @@ func (n *Node) Serve(ctx context.Context) error {
 	stop()
 	wg.Wait()
 	n.registry.Close()
+	if cerr := n.token.Close(); cerr != nil {
+		n.log.Warn("the file of the admin token was not removed", "error", cerr)
+	}
 	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if cerr := n.plugins.Close(flush); cerr != nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -84,7 +85,7 @@ func TestEnginesByAdmin(t *testing.T) {
 	e := startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode})
 	f.decode = append(f.decode, e)
 	a := f.post(context.Background(), f.front.AdminURL(), "/v1/engines",
-		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`)
+		`{"name":"extra","url":"`+e.URL()+`","role":"decode","connector":"vllm-nixl"}`, "Authorization", "Bearer "+f.front.AdminToken())
 	if a.status != 201 {
 		t.Fatalf("status %d: %s", a.status, a.body)
 	}
@@ -115,6 +116,7 @@ func (f *fleet) delete(path string) int {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	testbed.Authorize(f.t, req)
 	resp, err := f.client.Do(req)
 	if err != nil {
 		f.t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"
@@ -270,6 +271,7 @@ func (f *fleet) put(path, body string) (int, string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	testbed.Authorize(f.t, req)
 	resp, err := f.client.Do(req)
 	if err != nil {
 		f.t.Fatal(err)

@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -12,55 +12,72 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// adminHandler is the operators' surface. token is what callers must send as a
-// bearer token; "" asks for none (loopback only, as the configuration checks).
-// /healthz and /readyz are open, because probes carry no token.
-func (s *Server) adminHandler(token string) http.Handler {
-	open, guarded := http.NewServeMux(), http.NewServeMux()
-	open.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+// adminRoutes are the operators' routes. Those that change something have another
+// method than GET.
+func (s *Server) adminRoutes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, 200, map[string]string{"status": "ok"})
 	})
-	open.HandleFunc("GET /readyz", s.serveHealth)
+	mux.HandleFunc("GET "+readyzPath, s.serveHealth)
 	whole := whole{s, s.deps.Workers}
-	guarded.Handle("GET /metrics", whole.metrics())
-	guarded.HandleFunc("GET /v1/engines", s.adminEngines)
-	guarded.HandleFunc("POST /v1/engines", s.adminAddEngine)
-	guarded.HandleFunc("DELETE /v1/engines/{name}", s.adminRemoveEngine)
-	guarded.HandleFunc("GET /v1/pairs", s.adminPairs)
-	guarded.HandleFunc("GET /v1/policies", whole.policies)
-	guarded.HandleFunc("POST /v1/policies/{name}/reload", whole.reload)
-	guarded.HandleFunc("GET /v1/exchanges", whole.exchanges)
-	guarded.HandleFunc("GET /v1/explain/{id}", whole.explain)
-	guarded.HandleFunc("GET /perf_metrics", whole.perfMetrics)
-	guarded.HandleFunc("GET /v1/sidecar", s.sidecarOf(s.adminSidecar))
-	guarded.HandleFunc("PUT /v1/sidecar/policies", s.sidecarOf(s.adminOrder))
-	guarded.HandleFunc("DELETE /v1/sidecar/policies", s.sidecarOf(s.adminOrderReset))
-	guarded.HandleFunc("POST /v1/drain", whole.drain)
+	mux.Handle("GET /metrics", whole.metrics())
+	mux.HandleFunc("GET /v1/engines", s.adminEngines)
+	mux.HandleFunc("POST /v1/engines", s.adminAddEngine)
+	mux.HandleFunc("DELETE /v1/engines/{name}", s.adminRemoveEngine)
+	mux.HandleFunc("GET /v1/pairs", s.adminPairs)
+	mux.HandleFunc("GET /v1/policies", whole.policies)
+	mux.HandleFunc("POST /v1/policies/{name}/reload", whole.reload)
+	mux.HandleFunc("GET /v1/exchanges", whole.exchanges)
+	mux.HandleFunc("GET /v1/explain/{id}", whole.explain)
+	mux.HandleFunc("GET /perf_metrics", whole.perfMetrics)
+	mux.HandleFunc("GET /v1/sidecar", s.sidecarOf(s.adminSidecar))
+	mux.HandleFunc("PUT /v1/sidecar/policies", s.sidecarOf(s.adminOrder))
+	mux.HandleFunc("DELETE /v1/sidecar/policies", s.sidecarOf(s.adminOrderReset))
+	mux.HandleFunc("POST /v1/drain", whole.drain)
 	if s.deps.Workers != nil {
-		guarded.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
+		mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
 			writeJSON(w, 200, s.deps.Workers.List())
 		})
 	}
-	open.Handle("/", requireToken(token, guarded))
-	return open
+	return mux
 }
 
-// requireToken lets only callers through that send the token.
-func requireToken(token string, h http.Handler) http.Handler {
-	if token == "" {
-		return h
-	}
-	want := []byte("Bearer " + token)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
-			writeError(w, &openai.Error{Status: 401, Code: "invalid_token", Message: "the admin token is needed: Authorization: Bearer TOKEN"})
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
+// The routes of probes, which have no token.
+const (
+	healthzPath = "/healthz"
+	readyzPath  = "/readyz"
+)
+
+// AdminToken is the bearer token of the admin address.
+type AdminToken struct {
+	// Token is never empty at an admin address.
+	Token string
+	// Made says that the proxy has made the token itself. Requests on loopback that
+	// only read do without such a token.
+	Made bool
+}
+
+// adminHandler is the operators' routes at an address, behind a guard. /healthz and
+// /readyz need no token.
+func (s *Server) adminHandler(cfg *config.Config, address net.Addr, token AdminToken) http.Handler {
+	reading := token.Made && httpguard.Loopback(address)
+	return httpguard.Guard{
+		Name: "admin.listen", Address: address, Hosts: cfg.Admin.InternalHosts(cfg.Admin.Listen), Token: token.Token,
+		Types: []string{"application/json"}, Log: s.log,
+		Open: func(r *http.Request) bool {
+			get := r.Method == http.MethodGet || r.Method == http.MethodHead
+			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath)
+		},
+		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
+			code := map[int]string{401: "invalid_token", 403: "forbidden", 415: "unsupported_media_type"}[status]
+			writeError(w, &openai.Error{Status: status, Code: code, Message: text})
+		},
+	}.Wrap(s.adminRoutes())
 }
 
 // EngineRow is one row of GET /v1/engines.
@@ -142,11 +159,25 @@ func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		spec, err = config.EngineFromJSON(body)
 	}
-	if err == nil {
-		err = s.deps.Registry.Add(spec)
+	if err == nil && !s.cfg.Load().Admin.TrustAddedEngines {
+		err = spec.CheckAdded()
 	}
 	if err != nil {
-		writeError(w, &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()})
+		refusal := &openai.Error{Status: 400, Code: "bad_engine", Message: err.Error()}
+		var problems config.Problems
+		if errors.As(err, &problems) {
+			refusal.Param = problems[0].Key
+		}
+		writeError(w, refusal)
+		return
+	}
+	if err := s.deps.Registry.Add(spec); err != nil {
+		text := err.Error()
+		if spec.APIKeyFile != "" || spec.CA != "" {
+			s.log.Error("an added engine cannot be used", "error", err)
+			text = "the engine cannot be used; the log of the proxy has the reason" // which tells about local files
+		}
+		writeError(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
 		return
 	}
 	writeJSON(w, 201, map[string]string{"name": spec.Name})

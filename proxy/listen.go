@@ -53,8 +53,8 @@ type Front struct {
 }
 
 // Listen opens the sockets that the configuration names and given has not. certs
-// is nil without TLS; token is what the admin endpoints ask for, "" for nothing.
-func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given Sockets) (*Front, error) {
+// is nil without TLS; token is what the admin endpoints ask for.
+func (s *Server) Listen(cfg *config.Config, certs *Certs, token AdminToken, given Sockets) (*Front, error) {
 	f := newFront(s, given.Public, given.Admin, certs)
 	var err error
 	if f.public == nil && !given.Only {
@@ -67,6 +67,10 @@ func (s *Server) Listen(cfg *config.Config, certs *Certs, token string, given So
 			f.closeListeners()
 			return nil, fmt.Errorf("admin.listen: %w", err)
 		}
+	}
+	if f.admin != nil && token.Token == "" {
+		f.closeListeners()
+		return nil, errors.New("admin.listen: there is no token")
 	}
 	handler := s.handler()
 	if cfg.Server.HTTP3 != "" && f.public != nil {
@@ -128,7 +132,7 @@ func (s *Server) guard(h http.Handler) http.Handler {
 
 // prepare makes the HTTP servers of the TCP listeners: those of clients, then
 // that of operators.
-func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) {
+func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminToken) {
 	handler = f.lastAnswers(handler)
 	switch {
 	case f.public == nil:
@@ -151,7 +155,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token string) 
 		srv.ConnState = f.connState
 	}
 	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
-	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.adminHandler(token))), nil)
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.adminHandler(cfg, addrOf(f.admin), token))), nil)
 	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
 }

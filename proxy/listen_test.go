@@ -460,7 +460,7 @@ func TestListenErrors(t *testing.T) {
 			cfg := config.Default()
 			cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 			tt.set(&cfg)
-			if _, err := w.Listen(&cfg, certs, "", Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			if _, err := w.Listen(&cfg, certs, AdminToken{Token: adminToken}, Sockets{}); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 				t.Errorf("error %v, want one that begins with %q", err, tt.want)
 			}
 		})

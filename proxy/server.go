@@ -164,9 +164,9 @@ func (s *Server) Wait() {
 	s.sidecar.Load().close()
 }
 
-// AdminHandler is the operators' surface without a listener, for a caller that
-// needs no token.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminHandler("")) }
+// AdminHandler is the operators' routes without a listener and without any check of
+// who calls: for the coordinator of this worker.
+func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {

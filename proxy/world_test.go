@@ -35,7 +35,6 @@ type setup struct {
 	engines []*fakeEngine
 	config  func(*config.Config)
 	keys    string            // lines of a keys file; "": none are asked for
-	token   string            // of the admin endpoints
 	certs   *Certs            // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
 	deps    func(*Deps)       // nil: as they are
@@ -135,13 +134,13 @@ func (w *world) open(cfg *config.Config, o setup) {
 	w.t.Helper()
 	if o.sockets {
 		var err error
-		if w.front, err = w.Listen(cfg, o.certs, o.token, Sockets{}); err != nil {
+		if w.front, err = w.Listen(cfg, o.certs, AdminToken{Token: adminToken}, Sockets{}); err != nil {
 			w.t.Fatal(err)
 		}
 	} else {
 		w.public, w.admin = newPipeListener(), newPipeListener()
 		f := newFront(w.Server, w.public, w.admin, o.certs)
-		f.prepare(cfg, w.handler(), o.token)
+		f.prepare(cfg, w.handler(), AdminToken{Token: adminToken})
 		w.front = f
 	}
 	w.client = &http.Client{Transport: w.transport(new(http.Protocols), nil)}
@@ -271,9 +270,13 @@ func (w *world) get(path string) answer {
 	return ask(context.Background(), w.client, "GET", "http://proxy"+path, "")
 }
 
-// operate sends one request to the admin side.
+// adminToken is the token of the admin side.
+const adminToken = "operators-only"
+
+// operate sends one request, with the token, to the admin side.
 func (w *world) operate(method, path, body string, header ...string) answer {
-	return ask(context.Background(), w.ops, method, "http://admin"+path, body, header...)
+	header = append([]string{"Authorization", "Bearer " + adminToken, "Content-Type", "application/json"}, header...)
+	return ask(context.Background(), w.ops, method, "http://127.0.0.1:9090"+path, body, header...)
 }
 
 func ask(ctx context.Context, c *http.Client, method, url, body string, header ...string) answer {

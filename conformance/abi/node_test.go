@@ -17,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/cmd"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -307,7 +308,12 @@ func (n *node) row(name string) map[string]any {
 // reloadPlugin is POST /v1/policies/{name}/reload.
 func (n *node) reloadPlugin(name string) (status int, body string) {
 	n.t.Helper()
-	resp, err := n.client.Post(n.node.AdminURL()+"/v1/policies/"+name+"/reload", "", nil)
+	req, err := http.NewRequest(http.MethodPost, n.node.AdminURL()+"/v1/policies/"+name+"/reload", nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	testbed.Authorize(n.t, req)
+	resp, err := n.client.Do(req)
 	if err != nil {
 		n.t.Fatal(err)
 	}

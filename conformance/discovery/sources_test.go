@@ -88,6 +88,7 @@ func fromAdmin(*testing.T) source {
 		if err != nil {
 			n.t.Fatal(err)
 		}
+		testbed.Authorize(n.t, req)
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			n.t.Fatal(err)

@@ -19,6 +19,11 @@ func (f *fleet) call(method, url, body string, header ...string) (status int, te
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	if strings.HasPrefix(url, f.coordinator.AdminURL()+"/") {
+		testbed.Authorize(f.t, r)
+	} else if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}

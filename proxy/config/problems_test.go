@@ -72,6 +72,8 @@ var problemCases = []struct {
 
 	// [server], [admin], [limits], [timeouts].
 	{"http3 without TLS", "[server]\nhttp3 = ':8443'\n", []want{{"server.http3", 2, "needs TLS"}}},
+	{"host with a port", "[admin]\nallowed_hosts = ['proxy.svc', 'proxy:9090', '']\n",
+		[]want{{"admin.allowed_hosts[1]", 2, "without a port"}, {"admin.allowed_hosts[2]", 2, "without a port"}}},
 	{"cert without key", "[server.tls]\ncert = 'c'\n", []want{{"server.tls.cert", 2, "needs server.tls.key"}}},
 	{"key without cert", "[server.tls]\nkey = 'k'\n", []want{{"server.tls.key", 2, "needs server.tls.cert"}}},
 	{"self_signed with cert", "[server.tls]\ncert = 'c'\nkey = 'k'\nself_signed = true\n", []want{{"server.tls.self_signed", 4, "cannot be together"}}},
@@ -445,6 +447,8 @@ func TestWarnings(t *testing.T) {
 			[]want{{"engine[0].role", 4, "no decode engine"}}},
 		{"ranks of trtllm", "[[engine]]\nname='a'\nurl='http://a'\nrole='both'\nconnector='trtllm'\nranks=4\n",
 			[]want{{"engine[0].ranks", 6, "choose their ranks themselves"}}},
+		{"added engines", "[admin]\ntrust_added_engines = true\n[[engine]]\nname='a'\nurl='https://a'\nrole='both'\n",
+			[]want{{"admin.trust_added_engines", 2, "files of this machine"}}},
 		{"no verification", "[[engine]]\nname='a'\nurl='https://a'\nrole='both'\ninsecure_skip_verify=true\nca='c'\n",
 			[]want{{"engine[0].insecure_skip_verify", 5, "any certificate"}, {"engine[0].ca", 6, "insecure_skip_verify"}}},
 	} {

@@ -1,6 +1,10 @@
 package config
 
-import "time"
+import (
+	"net"
+	"slices"
+	"time"
+)
 
 // Server is the public side of the proxy.
 type Server struct {
@@ -81,9 +85,34 @@ type Admin struct {
 	// Listen is the TCP address, host:port. Default "127.0.0.1:9090"; never
 	// empty.
 	Listen string `toml:"listen"`
-	// TokenFile is a file with the bearer token that callers must send; needed
-	// when Listen is not loopback. Default "": no token.
+	// TokenFile is a file with the bearer token that every request must bear,
+	// except those for /healthz and /readyz; needed when Listen is not loopback.
+	// Default "": requests that only read need none, the others need the token
+	// that the proxy makes at its start and keeps in a file for its owner.
 	TokenFile string `toml:"token_file"`
+	// AllowedHosts are host names, without a port, that requests without a token
+	// may have in their Host line at the internal addresses: Listen, fleet.listen
+	// and discovery.trtllm.cluster_uri. localhost, IP addresses, the names in
+	// these keys and, beyond loopback, the machine's own name need no entry.
+	// Default empty.
+	AllowedHosts []string `toml:"allowed_hosts"`
+	// TrustAddedEngines allows POST /v1/engines to set the keys that name local
+	// files (api_key_file, ca) or widen trust (insecure_skip_verify, kv_hosts for
+	// most of the address space). Default false: they are refused.
+	TrustAddedEngines bool `toml:"trust_added_engines"`
+}
+
+// InternalHosts returns the names by which requests without a token may call an
+// internal address: the hosts of the configured addresses, host:port, that lead to it,
+// and AllowedHosts.
+func (a Admin) InternalHosts(addresses ...string) []string {
+	names := slices.Clone(a.AllowedHosts)
+	for _, address := range addresses {
+		if host, _, err := net.SplitHostPort(address); err == nil && host != "" {
+			names = append(names, host)
+		}
+	}
+	return names
 }
 
 // Timeouts bounds each wait of an exchange. None may be 0.
@@ -157,7 +186,7 @@ func defaultServer() Server {
 	}
 }
 
-func defaultAdmin() Admin { return Admin{Listen: "127.0.0.1:9090"} }
+func defaultAdmin() Admin { return Admin{Listen: "127.0.0.1:9090", AllowedHosts: []string{}} }
 
 func defaultTimeouts() Timeouts {
 	return Timeouts{

@@ -54,6 +54,12 @@ func (k *checker) server() {
 		k.add("server.tls.client_ca", "needs TLS: set server.tls.cert and server.tls.key, or server.tls.self_signed")
 	}
 
+	for i, name := range k.config.Admin.AllowedHosts {
+		if name == "" || !validHost(name) {
+			k.add(indexKey("admin.allowed_hosts", i), "must be a host name without a port, found %q", name)
+		}
+	}
+
 	l := k.config.Limits
 	k.atLeast("limits.max_exchanges", l.MaxExchanges, 1)
 	k.atLeast("limits.queue", l.Queue, 0)

@@ -187,7 +187,7 @@ func FuzzBodies(f *testing.F) {
 	w := newWorld(f, "kv_aware", nil, "prefill 10.0.0.1:7001", "prefill 10.0.0.2:7001", "decode 10.0.1.1:7101")
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, path := range []string{"/select", "/renew", "/finish"} {
-			r := httptest.NewRequest("POST", path, strings.NewReader(string(body)))
+			r := request("POST", path, string(body))
 			rec := httptest.NewRecorder()
 			w.ServeHTTP(rec, r)
 			switch rec.Code {

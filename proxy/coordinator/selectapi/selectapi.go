@@ -15,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -29,6 +28,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
@@ -46,7 +46,9 @@ type Options struct {
 	Token    string // bearer token of every request but /health; "" asks for none
 	// PlainHTTP lets callers of other hosts speak HTTP without TLS.
 	PlainHTTP bool
-	Version   string // of GET /version
+	Address   net.Addr // where the routes are served; nil: beyond loopback
+	Hosts     []string // names by which workers without a token may call
+	Version   string   // of GET /version
 	Log       *slog.Logger
 }
 
@@ -71,33 +73,45 @@ const (
 
 // Handler serves the routes. It is safe for concurrent use.
 type Handler struct {
-	o     Options
-	log   *slog.Logger
-	open  *table
-	known serversCache
-	mux   *http.ServeMux
+	o       Options
+	log     *slog.Logger
+	open    *table
+	known   serversCache
+	guarded http.Handler // the routes
 }
+
+// healthPath is the route of probes, which have no token.
+const healthPath = "/health"
 
 // New returns a handler; its reservations expire while Run runs.
 func New(o Options) *Handler {
-	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable(), mux: http.NewServeMux()}
-	h.mux.HandleFunc("POST /select", h.guarded(h.selectServer))
-	h.mux.HandleFunc("POST /finish", h.guarded(h.finish))
-	h.mux.HandleFunc("POST /renew", h.guarded(h.renew))
-	h.mux.HandleFunc("GET /cluster_info", h.guarded(h.clusterInfo))
-	h.mux.HandleFunc("GET /version", h.guarded(func(w http.ResponseWriter, r *http.Request) {
+	h := &Handler{o: o, log: cmp.Or(o.Log, slog.New(slog.DiscardHandler)), open: newTable()}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /select", h.selectServer)
+	mux.HandleFunc("POST /finish", h.finish)
+	mux.HandleFunc("POST /renew", h.renew)
+	mux.HandleFunc("GET /cluster_info", h.clusterInfo)
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, wanted(r), 200, map[string]string{"version": o.Version})
-	}))
-	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+	})
+	mux.HandleFunc("GET "+healthPath, func(w http.ResponseWriter, _ *http.Request) {
 		if !h.ready() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	})
+	h.guarded = h.private(httpguard.Guard{
+		Name: "fleet.listen", Address: o.Address, Hosts: o.Hosts, Token: o.Token, Log: h.log,
+		Open:  func(r *http.Request) bool { return r.URL.Path == healthPath },
+		Types: []string{typeJSON, typeMsgpack, "application/x-msgpack", "application/octet-stream"}, // the last is what aiohttp says of bytes
+		Refuse: func(w http.ResponseWriter, r *http.Request, status int, text string) {
+			refuse(w, wanted(r), status, text)
+		},
+	}.Wrap(mux))
 	return h
 }
 
 // ServeHTTP implements http.Handler.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.ServeHTTP(w, r) }
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.guarded.ServeHTTP(w, r) }
 
 // Open is the number of reservations.
 func (h *Handler) Open() int { return h.open.len() }
@@ -175,20 +189,15 @@ func noteExposed(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, exposedKey{}, ok && e.Exposed())
 }
 
-// guarded asks for TLS or a caller of this host, and for the token.
-func (h *Handler) guarded(next http.HandlerFunc) http.HandlerFunc {
-	want := []byte("Bearer " + h.o.Token)
-	return func(w http.ResponseWriter, r *http.Request) {
-		if exposed, _ := r.Context().Value(exposedKey{}).(bool); exposed && !h.o.PlainHTTP {
+// private asks for TLS or a caller of this host, but for /health.
+func (h *Handler) private(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if exposed, _ := r.Context().Value(exposedKey{}).(bool); exposed && !h.o.PlainHTTP && r.URL.Path != healthPath {
 			refuse(w, wanted(r), http.StatusForbidden, "plain HTTP is for callers of this host: use https, or set fleet.plain_http")
 			return
 		}
-		if h.o.Token != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
-			refuse(w, wanted(r), http.StatusUnauthorized, "a bearer token is needed")
-			return
-		}
-		next(w, r)
-	}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // read reads the request's body; ok is false when it was answered.

@@ -260,7 +260,7 @@ func TestGone(t *testing.T) {
 	w := newWorld(t, "least_load", nil, "prefill 10.0.0.1:7001", "decode 10.0.1.1:7101")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	r := httptest.NewRequest("POST", "/select", strings.NewReader(`{"role":"ctx","routing_key":null,"req_id":1}`)).WithContext(ctx)
+	r := request("POST", "/select", `{"role":"ctx","routing_key":null,"req_id":1}`).WithContext(ctx)
 	w.ServeHTTP(httptest.NewRecorder(), r)
 	w.idle(t)
 }

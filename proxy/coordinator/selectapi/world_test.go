@@ -135,10 +135,24 @@ func newWorld(t testing.TB, place string, change func(*Options), instances ...st
 	return w
 }
 
+// request has the Host and the Content-Type of a worker's request.
+func request(method, path, body string) *http.Request {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Host = "10.0.0.9:8000"
+	switch {
+	case body == "":
+	case body[0] < 0x80:
+		r.Header.Set("Content-Type", typeJSON)
+	default:
+		r.Header.Set("Content-Type", typeMsgpack)
+	}
+	return r
+}
+
 // call sends a body; headers are pairs of name and value.
 func (w *world) call(t testing.TB, method, path, body string, headers ...string) (status int, answer, media string) {
 	t.Helper()
-	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r := request(method, path, body)
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}

@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"errors"
 	"log/slog"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -20,12 +19,12 @@ func newRecords(cfg config.DiscoveryEtcd, log *slog.Logger) (*etcdSource, error)
 	return s, nil
 }
 
-// readRecord makes an engine of one record. Who may write to etcd may not
-// thereby have files of this machine read, and sent: no key names one.
+// readRecord makes an engine of one record. Whoever may write to etcd must not
+// thereby be able to have local files read and sent, nor to widen trust.
 func readRecord(_ string, value []byte) (config.Engine, error) {
 	e, err := config.EngineFromJSON(value)
-	if err == nil && (e.APIKeyFile != "" || e.CA != "") {
-		err = errors.New("api_key_file and ca name local files: they cannot be in a registration")
+	if err == nil {
+		err = e.CheckAdded()
 	}
 	if err != nil {
 		return config.Engine{}, err

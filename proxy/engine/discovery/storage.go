@@ -15,6 +15,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/httpguard"
 )
 
 const (
@@ -45,7 +46,7 @@ const (
 // serve/disagg_auto_scaling.py (the keys, the heartbeat).
 type Storage struct {
 	listener net.Listener
-	token    string // "" asks for none
+	guard    httpguard.Guard
 	prefix   string // of the workers' keys
 	changed  chan struct{}
 	roster   *roster.Roster
@@ -78,6 +79,8 @@ type StorageOptions struct {
 	Listener net.Listener
 	// Token is what each request must bear, "" for nothing.
 	Token string
+	// Hosts are the names by which workers without a token may call.
+	Hosts []string
 	// Roster is where others know the keys from; one without a directory: nowhere.
 	Roster *roster.Roster
 	// Log may be nil.
@@ -97,6 +100,7 @@ func ListenStorage(o StorageOptions) (*Storage, error) {
 		return nil, fmt.Errorf("listen for workers: %q is not http://host:port", o.Cluster.ClusterURI)
 	}
 	s := newStorage(o.Cluster.ClusterName, o.Token, o.Log)
+	s.guard.Hosts = o.Hosts
 	if o.Roster != nil {
 		s.roster = o.Roster
 	}
@@ -107,6 +111,7 @@ func ListenStorage(o StorageOptions) (*Storage, error) {
 		}
 		s.listener = l
 	}
+	s.guard.Address = s.listener.Addr()
 	return s, nil
 }
 
@@ -115,7 +120,13 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Storage{
-		token: token, prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
+		guard: httpguard.Guard{
+			Name: "discovery.trtllm.cluster_uri", Token: token, Types: []string{"application/json"}, Log: log,
+			Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
+				answer(w, status, "detail", text)
+			},
+		},
+		prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
 		roster: roster.New("", "", log), left: make(chan struct{}),
 		items: map[string]item{}, swept: time.Now(), book: newBook("trtllm", log),
 	}

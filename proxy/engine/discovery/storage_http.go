@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"crypto/subtle"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -10,31 +9,22 @@ import (
 	"time"
 )
 
-// routes are the five routes of the store. Each answers {"result": …}, with
-// status 400 where the result is false, null or empty, as the workers' client
-// expects it, and 422 to what is no such request.
+// routes are the five routes of the store, for requests that its guard lets through.
+// Each answers {"result": …}, with status 400 where the result is false, null or
+// empty, as the workers' client expects it, and 422 to what is no such request.
+// GET /expire changes something: that is TensorRT-LLM's protocol.
 func (s *Storage) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /set", s.serveSet)
 	mux.HandleFunc("GET /expire", s.serveExpire)
+	mux.HandleFunc("HEAD /expire", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusMethodNotAllowed) })
 	mux.HandleFunc("GET /get", s.serveGet)
 	mux.HandleFunc("GET /get_prefix", s.servePrefix)
 	mux.HandleFunc("DELETE /delete", s.serveDelete)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.allowed(r) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			answer(w, http.StatusUnauthorized, "detail", "a bearer token is needed")
-			return
-		}
+	return s.guard.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, 2*maxRecord)
 		mux.ServeHTTP(w, r)
-	})
-}
-
-// allowed reports whether the request bears the token, if one is asked for.
-func (s *Storage) allowed(r *http.Request) bool {
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	return s.token == "" || ok && subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
+	}))
 }
 
 // serveSet stores one StorageItem.

@@ -27,10 +27,20 @@ type storageCase struct {
 	token string
 }
 
+// storageRequest has the Host and the Content-Type of a worker's request.
+func storageRequest(method, path, body string) *http.Request {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Host = "192.0.2.9:8333"
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	return r
+}
+
 // ask sends one request as the workers' client does and returns status and body.
 func (c storageCase) ask(method, path, body string) string {
 	c.Helper()
-	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r := storageRequest(method, path, body)
 	if c.token != "" {
 		r.Header.Set("Authorization", "Bearer "+c.token)
 	}
@@ -385,7 +395,7 @@ func FuzzStorageSet(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string) {
 		s := newStorage("blue", "", nil)
 		w := httptest.NewRecorder()
-		s.routes().ServeHTTP(w, httptest.NewRequest("POST", "/set", strings.NewReader(body)))
+		s.routes().ServeHTTP(w, storageRequest("POST", "/set", body))
 		if w.Code != http.StatusOK && w.Code != http.StatusBadRequest && w.Code != http.StatusUnprocessableEntity {
 			t.Errorf("status %d", w.Code)
 		}

@@ -1,0 +1,196 @@
+// Package httpguard protects the internal HTTP addresses: the admin address and those
+// at which TensorRT-LLM's workers register and are placed. A guard refuses requests
+// that a web page made, and requests without the bearer token.
+//
+// A browser sends requests to internal addresses for any web page that asks it to. It
+// marks them: Origin names the page's origin (on every request that is not GET or
+// HEAD), Sec-Fetch-Site says whether the page is of another origin, and Host is the
+// name by which the page reached the address, also where the page's owner has made
+// that name point here (DNS rebinding). A page of another origin can send only three
+// media types without asking first; the guard takes none of them.
+package httpguard
+
+import (
+	"cmp"
+	"crypto/subtle"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Guard says which requests an internal address serves. The zero value serves, without
+// a token, requests whose Host is an IP address or localhost and that have no body.
+type Guard struct {
+	// Name names the address in the log, such as "admin.listen".
+	Name string
+	// Address is where the listener is; nil is an address beyond loopback.
+	Address net.Addr
+	// Hosts are names without a port. A request without the token may have one of
+	// them as its Host, besides localhost and, beyond loopback, this machine's name.
+	Hosts []string
+	// Token is the bearer token. "": no request needs one.
+	Token string
+	// Open reports whether a request without the token is served; nil: none is.
+	Open func(*http.Request) bool
+	// Types are the media types that a request's body may have, in lower case.
+	Types []string
+	// Refuse answers a request with an error: 401, 403 or 415.
+	Refuse func(w http.ResponseWriter, r *http.Request, status int, text string)
+	// Log gets one line a minute and client address for refused requests; nil: none.
+	Log *slog.Logger
+}
+
+// The texts of refusals. They repeat nothing of the request.
+const (
+	textOrigin = "requests of web pages of another origin are refused"
+	textHost   = "the Host line names neither an IP address nor a name of this address; send the token, or add the name to admin.allowed_hosts"
+	textToken  = "the token of this address is needed: Authorization: Bearer TOKEN"
+	textType   = "the body's Content-Type is missing or is not one of: "
+)
+
+// Wrap returns a handler that checks each request before h sees it. It reads no body.
+func (g Guard) Wrap(h http.Handler) http.Handler {
+	quiet := newQuiet()
+	g.Hosts = g.allHosts()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		head := w.Header()
+		head.Set("Cache-Control", "no-store")
+		head.Set("Cross-Origin-Resource-Policy", "same-origin")
+		head.Set("X-Content-Type-Options", "nosniff")
+		status, text := g.check(r)
+		if status == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		if status == http.StatusUnauthorized {
+			head.Set("WWW-Authenticate", "Bearer")
+		}
+		if from := remote(r); g.Log != nil && quiet.first(from) {
+			g.Log.Warn("a request to an internal address was refused", "address", g.Name, "client", from, "status", status, "reason", text)
+		}
+		g.Refuse(w, r, status, text)
+	})
+}
+
+// check returns why a request is refused; status 0: it is not.
+func (g *Guard) check(r *http.Request) (status int, text string) {
+	known := g.Token != "" && g.bears(r)
+	switch {
+	case !sameOrigin(r):
+		return http.StatusForbidden, textOrigin
+	case !known && !g.ownHost(r.Host):
+		return http.StatusForbidden, textHost
+	case !known && g.Token != "" && (g.Open == nil || !g.Open(r)):
+		return http.StatusUnauthorized, textToken
+	case r.ContentLength != 0 && !g.takes(r.Header["Content-Type"]):
+		return http.StatusUnsupportedMediaType, textType + strings.Join(g.Types, ", ")
+	}
+	return 0, ""
+}
+
+// bears reports whether the request has the token. The comparison takes the same time
+// for every token of the right length.
+func (g *Guard) bears(r *http.Request) bool {
+	lines := r.Header["Authorization"]
+	if len(lines) != 1 {
+		return false
+	}
+	scheme, token, _ := strings.Cut(lines[0], " ")
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare([]byte(token), []byte(g.Token)) == 1
+}
+
+// sameOrigin reports whether no page of another origin can have made the request. A
+// page has an origin of this address only if its scheme is HTTP and its host and port
+// are those of Host, which ownHost judges.
+func sameOrigin(r *http.Request) bool {
+	for _, site := range r.Header["Sec-Fetch-Site"] {
+		if site != "same-origin" && site != "none" {
+			return false
+		}
+	}
+	for _, origin := range r.Header["Origin"] {
+		u, err := url.Parse(origin)
+		if err != nil || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
+			return false
+		}
+		port, ok := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+		if !ok || withPort(u.Host, port) != withPort(r.Host, port) {
+			return false
+		}
+	}
+	return true
+}
+
+// withPort is a host in lower case with its port.
+func withPort(hostport, port string) string {
+	host := &url.URL{Host: hostport}
+	return strings.ToLower(host.Hostname()) + ":" + cmp.Or(host.Port(), port)
+}
+
+// ownHost reports whether Host names this address in a way that the owner of another
+// name cannot bring about. An empty one is of HTTP/1.0, which no browser speaks.
+func (g *Guard) ownHost(hostport string) bool {
+	if _, local := g.Address.(*net.UnixAddr); local || hostport == "" {
+		return true // no browser reaches a Unix socket
+	}
+	host := canonical((&url.URL{Host: hostport}).Hostname())
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().IsLoopback() || !g.loopback() || slices.Contains(g.Hosts, host)
+	}
+	return host == "localhost" || slices.Contains(g.Hosts, host)
+}
+
+// allHosts are Hosts and, beyond loopback, the name of this machine, by which the
+// others of its network know it.
+func (g *Guard) allHosts() []string {
+	var all []string
+	for _, name := range g.Hosts {
+		all = append(all, canonical(name))
+	}
+	if name, err := os.Hostname(); err == nil && name != "" && !g.loopback() {
+		short, _, _ := strings.Cut(name, ".")
+		all = append(all, canonical(name), canonical(short))
+	}
+	return all
+}
+
+// loopback reports whether only this host reaches the address.
+func (g *Guard) loopback() bool { return Loopback(g.Address) }
+
+// Loopback reports whether only this host reaches a listener at an address. A Unix
+// socket is such an address.
+func Loopback(a net.Addr) bool {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return a.IP.IsLoopback()
+	case *net.UnixAddr:
+		return true
+	}
+	return false
+}
+
+// canonical is a host name in lower case without the dot of the root.
+func canonical(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
+
+// takes reports whether a body of that Content-Type is read.
+func (g *Guard) takes(lines []string) bool {
+	if len(lines) != 1 {
+		return false
+	}
+	media, _, _ := strings.Cut(lines[0], ";")
+	return slices.Contains(g.Types, strings.ToLower(strings.TrimSpace(media)))
+}
+
+// remote is the address of the client without its port.
+func remote(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return "local" // a Unix socket
+	}
+	return host
+}

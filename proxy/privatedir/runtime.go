@@ -1,0 +1,58 @@
+package privatedir
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// systemRuntime is where services keep their sockets and locks.
+const systemRuntime = "/run"
+
+// Runtime returns the path of the folder for the sockets, locks and keys of this
+// user's processes: pdproxy in $XDG_RUNTIME_DIR if that is a private folder of the
+// user; else /run/pdproxy for root, and for a user whose service manager has made
+// /run/pdproxy for it; else pdproxy-UID in the temporary folder. Runtime makes nothing;
+// Open checks the folder.
+func Runtime() string { return runtimeBelow(systemRuntime) }
+
+func runtimeBelow(system string) string {
+	const name = "pdproxy"
+	if base := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(base) {
+		if d, err := OpenExisting(base); err == nil {
+			d.Close()
+			return filepath.Join(base, name)
+		}
+	}
+	service := filepath.Join(system, name)
+	if os.Geteuid() == 0 {
+		if info, err := os.Stat(system); err == nil && info.IsDir() {
+			return service
+		}
+	} else if ownFolder(service) {
+		return service
+	}
+	return filepath.Join(os.TempDir(), name+"-"+strconv.Itoa(os.Geteuid()))
+}
+
+// ownFolder reports whether a folder belongs to this user and others cannot change it.
+// Others may read it: the folders below are private.
+func ownFolder(path string) bool {
+	f, err := openFolder(path, 0, openSearch, func(f *os.File) error {
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+			return fs.ErrPermission
+		}
+		return checkAbove(f)
+	})
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
