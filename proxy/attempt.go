@@ -196,9 +196,7 @@ func (a *attempt) prefillFirst() error {
 	if err != nil {
 		return err
 	}
-	err = a.prefill(a.x.ctx, leg)
-	body.Free()
-	if err != nil {
+	if err = a.prefillAlone(leg, body); err != nil {
 		return err
 	}
 	a.owe()
@@ -228,6 +226,12 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 	}
+}
+
+// prefillAlone runs the prefill leg, whose body nobody needs afterwards.
+func (a *attempt) prefillAlone(leg connector.Leg, body *buffer.Buffer) error {
+	defer body.Free()
+	return a.prefill(a.x.ctx, leg)
 }
 
 // noteLease sets readBy. Half of prefill's lease is decode's, to meet prefill and to
@@ -310,9 +314,14 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
+	shaped := false
+	defer func() { // also after a panic
+		if !shaped {
+			body.Free()
+		}
+	}()
 	leg, err := a.conn.Prefill(&a.c, body.B)
 	if err != nil {
-		body.Free()
 		return leg, nil, err
 	}
 	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
@@ -323,10 +332,10 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	}
 	if a.x.legPolicy != nil {
 		if leg, err = a.edited(abi.Prefill, leg, &body); err != nil {
-			body.Free()
 			return leg, nil, err
 		}
 	}
+	shaped = true
 	return leg, body, nil
 }
 

@@ -41,7 +41,7 @@ func (x *exchange) hold(n int) (*buffer.Buffer, error) {
 // noMemory is the answer to a request that the budget has no room for: n more
 // bytes beside its body.
 func (x *exchange) noMemory(n int) error {
-	if x.body.Counted()+int64(n) > x.s.memory.Limit() {
+	if x.body.Counted()+int64(buffer.Room(n)) > x.s.memory.Limit() {
 		return errBodyNeverFits
 	}
 	return errMemory

@@ -68,7 +68,7 @@ func (x *exchange) receive(limit int) (err error) {
 // grow gives b, which is full, more room for a body of at most limit bytes.
 func (x *exchange) grow(b *buffer.Buffer, announced, limit int) error {
 	if err := b.Grow(announced, limit+1); err != nil {
-		return x.noMemory(min(2*cap(b.B), limit))
+		return x.noMemory(max(announced, min(2*cap(b.B), limit)))
 	}
 	return nil
 }

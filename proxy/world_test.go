@@ -224,6 +224,12 @@ func (w *world) settled() {
 	if n := w.live.len(); n != 0 {
 		w.t.Errorf("%d exchanges are live", n)
 	}
+	if n := w.readers.len(); n != 0 {
+		w.t.Errorf("%d bodies are being read", n)
+	}
+	if n := w.memory.Used(); n != 0 {
+		w.t.Errorf("%d bytes of requests and answers are held", n)
+	}
 	w.admission.mu.Lock()
 	defer w.admission.mu.Unlock()
 	if a := &w.admission; a.running != 0 || len(a.waiting) != 0 || len(a.clients) != 0 {

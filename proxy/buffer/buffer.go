@@ -40,16 +40,13 @@ func Get(n int) *Buffer {
 	if v := pools[class].Get(); v != nil {
 		return v.(*Buffer)
 	}
-	return &Buffer{B: make([]byte, 0, 1<<(class+minBits))}
+	return &Buffer{B: make([]byte, 0, Room(n))}
 }
 
 // Get returns an empty buffer with room for n bytes, which g counts until the
 // buffer is freed. The error is ErrFull.
 func (g *Budget) Get(n int) (*Buffer, error) {
-	size := int64(n)
-	if class := sizeClass(n); class >= 0 {
-		size = 1 << (class + minBits)
-	}
+	size := int64(Room(n))
 	if !g.Take(size) {
 		return nil, ErrFull
 	}
@@ -106,7 +103,9 @@ func (b *Buffer) Grow(want, most int) error {
 	if want > cap(b.B) && want-1 <= 2*n {
 		n = want
 	}
-	n = min(n, most)
+	if n >= most-1 { // the byte beyond is the one that finds the end
+		n = most
+	}
 	next := (*Buffer)(nil)
 	if b.budget == nil {
 		next = Get(n)
@@ -131,6 +130,14 @@ func (b *Buffer) Set(p []byte) {
 		b.counted += more
 	}
 	b.B = p
+}
+
+// Room is how many bytes a buffer for n bytes takes.
+func Room(n int) int {
+	if class := sizeClass(n); class >= 0 {
+		return 1 << (class + minBits)
+	}
+	return n
 }
 
 func sizeClass(n int) int {

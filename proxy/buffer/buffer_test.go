@@ -72,6 +72,7 @@ func TestGrow(t *testing.T) {
 		{65536, 16<<20 + 1, 1 << 26, 131072}, // and far: as the bytes come
 		{4 << 20, 16<<20 + 1, 1 << 26, 16<<20 + 1},
 		{40 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // not twice the limit
+		{32 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // nor once more for its last byte
 	}
 	for _, tt := range tests {
 		var g Budget
