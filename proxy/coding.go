@@ -100,39 +100,48 @@ func (x *exchange) gunzip(coded []byte, limit int) (err error) {
 	}
 }
 
-// unzstds is the decoder of zstd, whose calls run at the same time. It writes into
-// the buffer that it is given and nowhere else.
-var unzstds = sync.OnceValue(func() *zstd.Decoder {
+// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write into the buffer that they are given and nowhere else.
+func newUnzstd() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithDecoderMaxWindow(maxWindow),
 		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
 	if err != nil { // only options can be wrong
 		panic(err)
 	}
 	return d
-})
+}
 
+// maxBlock is the most that one block of zstd becomes, in bytes (RFC 8878, 3.1.1.2.4).
+const maxBlock = 128 << 10
+
+// unzstd decodes into a buffer of the size that the frame names, or of a guess,
+// which it makes larger until the text fits. The decoder says in several ways that
+// it does not; what tells is how much room was left.
 func (x *exchange) unzstd(coded []byte, limit int) (err error) {
-	size := 4 * len(coded)
+	size, last := max(4*len(coded), 2*maxBlock), limit+2*maxBlock
 	var head zstd.Header
-	if head.Decode(coded) == nil && head.HasFCS { // what it says is checked below
-		size = int(min(head.FrameContentSize, uint64(limit)))
+	if head.Decode(coded) == nil && head.HasFCS {
+		if head.FrameContentSize > uint64(limit) {
+			return errBodyTooLarge(int64(limit))
+		}
+		size = int(head.FrameContentSize)
 	}
 	for {
-		if x.body, err = x.hold(min(max(size, 1), limit+1)); err != nil {
+		size = min(size, last)
+		if x.body, err = x.hold(size); err != nil {
 			return err
 		}
-		plain, err := unzstds().DecodeAll(coded, x.body.B)
+		room := cap(x.body.B)
+		plain, err := x.s.zstd().DecodeAll(coded, x.body.B)
 		switch {
-		case err == nil && len(plain) <= limit:
-			x.body.B = plain
-			return nil
-		case err == nil || errors.Is(err, zstd.ErrDecoderSizeExceeded) && cap(x.body.B) > limit:
+		case len(plain) > limit:
 			return errBodyTooLarge(int64(limit))
-		case !errors.Is(err, zstd.ErrDecoderSizeExceeded):
+		case err == nil:
+			x.body.Set(plain)
+			return nil
+		case room >= last, !errors.Is(err, zstd.ErrDecoderSizeExceeded) && len(plain)+maxBlock <= room:
 			return errCoded
 		}
-		size = 4 * cap(x.body.B)
 		x.body.Free()
-		x.body = nil
+		x.body, size = nil, max(4*room, 2*maxBlock)
 	}
 }

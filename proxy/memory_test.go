@@ -4,13 +4,16 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -247,6 +250,39 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 				took := time.Since(begin)
 				if a.status != 504 || took < tt.limit || took > tt.limit+prefillLinger+time.Second {
 					t.Errorf("status %d after %v, want 504 after %v: %s", a.status, took, tt.limit, a.body)
+				}
+			})
+		})
+	}
+}
+
+// A connection to an engine that the proxy's host cannot open is the proxy's failure.
+func TestDialWithoutDescriptors(t *testing.T) {
+	full := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
+	for _, c := range []string{"", "vllm-nixl", "sglang", "vllm-moriio"} {
+		t.Run("connector "+c, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engines := []*fakeEngine{{name: "e", dialing: full}, {name: "f", dialing: full}}
+				if c != "" {
+					engines = []*fakeEngine{{name: "p", role: "prefill", connector: c, dialing: full}, {name: "d", role: "decode", connector: c, dialing: full}}
+				}
+				w := newWorld(t, setup{engines: engines})
+				for range 10 {
+					a := w.post(completionsPath, completions(true))
+					if a.status != 503 || !strings.Contains(a.body, "proxy_overloaded") || a.header.Get("Retry-After") == "" {
+						t.Fatalf("%+v", a)
+					}
+				}
+				if n := w.metric("pdproxy_shed_total", "proxy_overloaded"); n != 10 {
+					t.Errorf("%v are counted as shed, want 10", n)
+				}
+				if n := w.metric("pdproxy_leg_errors_total") + w.metric("pdproxy_retries_total"); n != 0 {
+					t.Errorf("%v failures of engines and retries", n)
+				}
+				for _, i := range w.registry.Snapshot().Instances {
+					if i.Breaker.Failures() != 0 || i.State() != engine.Ready {
+						t.Errorf("%s: %d failures, %v", i.Spec.Name, i.Breaker.Failures(), i.State())
+					}
 				}
 			})
 		})

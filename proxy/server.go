@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
@@ -104,6 +105,7 @@ type Server struct {
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
 	readers    readers
+	zstd       func() *zstd.Decoder // made at its first call
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -116,6 +118,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		explain:    new(explainStore),
 		process:    randomHex(8),
 		memory:     deps.Memory,
+		zstd:       sync.OnceValue(newUnzstd),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)

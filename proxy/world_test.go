@@ -423,6 +423,7 @@ type fakeEngine struct {
 	models    string // of GET /v1/models; "" for m
 	ranks     int    // 0 for 1
 	refuse    bool   // no connection is taken
+	dialing   error  // how dialing it fails, for the legs; nil: not
 	blocks    int    // tokens of a KV block in its events; 0: it has none
 
 	bidirectional bool
@@ -496,6 +497,9 @@ func or(s, instead string) string {
 func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
 	if e.refuse {
 		return nil, errors.New("connection refused")
+	}
+	if e.dialing != nil {
+		return nil, e.dialing
 	}
 	client, server := net.Pipe()
 	e.wg.Go(func() {
