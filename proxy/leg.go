@@ -190,6 +190,13 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 			row.fields = append(row.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
 		}
 	}
+	if x.cfg.Transport.Client == "nethttp" { // which copies the body
+		n := int64(len(row.body[0]))
+		if !x.s.memory.Take(n) {
+			return nil, newLegError(row.Phase, t, errMemory)
+		}
+		defer x.s.memory.Release(n)
+	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
