@@ -27,9 +27,6 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 	edit := o.config
 	for _, name := range []string{"h1", "h2c", "tls h1", "tls h2", "h3"} {
 		t.Run(name, func(t *testing.T) {
-			if o.engines == nil { // else the worlds have them in common
-				t.Parallel()
-			}
 			o := o
 			o.sockets = true
 			secure := name != "h1" && name != "h2c"
@@ -47,12 +44,12 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 			}
 			w := newWorld(t, o)
 			if name == "h3" {
-				h3 := &http3.Transport{TLSClientConfig: insecure}
+				h3 := &http3.Transport{TLSClientConfig: insecure.Clone()}
 				defer h3.Close()
 				f(t, w, &http.Client{Transport: h3}, "https://"+w.front.HTTP3Addr().String())
 				return
 			}
-			tr := &http.Transport{TLSClientConfig: insecure, Protocols: new(http.Protocols)}
+			tr := &http.Transport{TLSClientConfig: insecure.Clone(), Protocols: new(http.Protocols)}
 			defer tr.CloseIdleConnections()
 			base := "http://" + w.front.Addr().String()
 			tr.Protocols.SetHTTP1(!strings.HasSuffix(name, "h2") && name != "h2c")
@@ -154,7 +151,6 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 // A body that stops coming is answered after the time that server.min_body_rate
 // gives it, over every protocol.
 func TestBodyRateOverSockets(t *testing.T) {
-	t.Parallel()
 	o := setup{config: func(c *config.Config) { c.Server.MinBodyRate = 1 << 30 }} // at once after the grace
 	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
 		status := make(chan string, 1)
