@@ -97,7 +97,7 @@ func (a *app) tryPlugins(cfg *config.Config) error {
 	if err != nil {
 		return failed(err)
 	}
-	return errors.Join(applyPlugins(set, cfg, RoleSingle), set.Close(context.Background()))
+	return errors.Join(applyPlugins(set, cfg, RoleSingle, nil), set.Close(context.Background()))
 }
 
 // loadConfig reads and checks a configuration file.

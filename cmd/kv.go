@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -178,8 +179,8 @@ func (k *knowledge) judged(v trust.Verdict) {
 }
 
 // newTokenizer is what finds the token ids of prompts.
-func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry) (*tokens.Tokenizer, error) {
-	o := tokens.Options{Asker: proxy.Asker{Registry: registry}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
+func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry, memory *buffer.Budget) (*tokens.Tokenizer, error) {
+	o := tokens.Options{Asker: proxy.Asker{Registry: registry, Memory: memory}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
 	if o.CacheTokens == 0 {
 		o.CacheTokens = -1
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -49,6 +50,7 @@ type Node struct {
 	tokens    *tokens.Tokenizer
 	recorder  *proxy.Recorder // nil: nothing is recorded here
 	plugins   *plugins.Set
+	memory    *buffer.Budget // of requests and answers
 	server    *proxy.Server
 	leading   *leading   // a coordinator's workers; else nil
 	following *following // a worker's coordinator; else nil
@@ -80,7 +82,7 @@ func NewNode(cfg *config.Config, log *slog.Logger, part Part) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{log: log, part: part, started: cfg}
+	n := &Node{log: log, part: part, started: cfg, memory: new(buffer.Budget)}
 	if part.Role != RoleCoordinator {
 		n.certs = f.certs
 	}
@@ -153,7 +155,7 @@ func (n *Node) state() coordinator.State {
 // serveWith loads the plugins, builds what decides and serves, and opens the
 // sockets.
 func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry) error {
-	if err := applyPlugins(n.plugins, cfg, n.part.Role); err != nil {
+	if err := applyPlugins(n.plugins, cfg, n.part.Role, n.memory); err != nil {
 		return err
 	}
 	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
@@ -165,7 +167,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return err
 	}
 	n.local = coordinator.NewLocal(n.registry, n.plugins, fallback, n.state(), ids, n.metrics)
-	if n.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry); err != nil {
+	if n.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry, n.memory); err != nil {
 		return err
 	}
 	if n.part.Role != RoleWorker {
@@ -191,7 +193,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: string(n.part.Dir), Log: n.log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: string(n.part.Dir), Memory: n.memory, Log: n.log, Version: readVersion().Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
@@ -332,14 +334,14 @@ func (n *Node) Reload(next *config.Config) error {
 		}
 	}
 	next = n.part.share(next, n.started.Fleet.Workers)
-	if err := applyPlugins(n.plugins, next, n.part.Role); err != nil {
+	if err := applyPlugins(n.plugins, next, n.part.Role, n.memory); err != nil {
 		return err
 	}
 	n.cfg.Store(next) // the clients of new engines are built by it
 	if n.part.Role != RoleWorker {
 		if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
 			n.cfg.Store(old)
-			return errors.Join(err, applyPlugins(n.plugins, old, n.part.Role))
+			return errors.Join(err, applyPlugins(n.plugins, old, n.part.Role, n.memory))
 		}
 		n.tellRegistrations()
 		n.loads.Configure(next.Health)

@@ -22,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -90,11 +91,15 @@ func natives(built *policies.Set) plugins.Natives {
 
 // applyPlugins makes the plugins and policies of cfg serve in a process of that
 // role; a coordinator, which no client calls, has no filters. What cannot be used
-// is an error with the key and its line, and changes nothing.
-func applyPlugins(set *plugins.Set, cfg *config.Config, role Role) error {
+// is an error with the key and its line, and changes nothing. memory counts what
+// filters hold; nil: nobody does.
+func applyPlugins(set *plugins.Set, cfg *config.Config, role Role, memory *buffer.Budget) error {
 	c, err := pluginConfig(cfg)
 	if err != nil {
 		return err
+	}
+	if memory != nil {
+		c.Limits.Memory = memory
 	}
 	if role == RoleCoordinator {
 		c.Plugins = slices.DeleteFunc(c.Plugins, func(s plugins.Spec) bool { return s.Filter })

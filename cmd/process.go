@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // process is one of a fleet, as its supervisor sees it.
@@ -74,7 +76,7 @@ func startProcess(s *supervisor, role Role, slot int) (*process, error) {
 	}
 	c.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "NOTIFY_SOCKET=") }), socketsVariable+"="+string(list))
 	if role == RoleWorker && os.Getenv(processorsVariable) == "" {
-		c.Env = append(c.Env, processorsVariable+"="+strconv.Itoa(divide(runtime.GOMAXPROCS(0), s.cfg.Fleet.Workers)))
+		c.Env = append(c.Env, processorsVariable+"="+strconv.Itoa(config.Divide(runtime.GOMAXPROCS(0), s.cfg.Fleet.Workers)))
 	}
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {

@@ -29,6 +29,7 @@ var mayImport = map[string][]string{
 	"policies/param":              {},
 	"policies/wasm":               {"abi", "abi/guest", "policies/..."},
 	"examples/...":                {"abi", "abi/guest"},
+	"proxy/buffer":                {},
 	"proxy/config":                {},
 	"proxy/config/importer":       {"proxy/config"},
 	"proxy/etcd":                  {"proxy/config"},

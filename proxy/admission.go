@@ -15,14 +15,21 @@ import (
 // concurrent use; the limits may differ from call to call (reload).
 type admission struct {
 	mu      sync.Mutex
-	running int            // guarded by mu
-	waiting []*ticket      // guarded by mu; in order of arrival
-	clients map[string]int // guarded by mu; only while a cap is set
-	limit   int            // guarded by mu; the limit last seen
+	running int              // guarded by mu
+	waiting []*ticket        // guarded by mu; in order of arrival
+	clients map[string]share // guarded by mu; only while a cap is set
+	limit   int              // guarded by mu; the limit last seen
 }
 
+// share is what one client has open.
+type share struct{ all, waiting int }
+
 // ticket is one place in the queue. admitted is closed when its turn comes.
-type ticket struct{ admitted chan struct{} }
+type ticket struct {
+	admitted chan struct{}
+	client   string
+	capped   bool // the client's exchanges are counted
+}
 
 // Refusals. Their codes are the reasons of pdproxy_shed_total.
 var (
@@ -39,18 +46,20 @@ func (a *admission) enter(ctx context.Context, client string, l config.Limits) (
 	capped := l.PerClient > 0
 	if capped {
 		if a.clients == nil {
-			a.clients = make(map[string]int)
+			a.clients = make(map[string]share)
 		}
-		if a.clients[client] >= l.PerClient {
+		has := a.clients[client]
+		if has.all >= l.PerClient {
 			a.mu.Unlock()
 			return nil, errClientCap
 		}
-		a.clients[client]++ // what waits counts
+		has.all++ // what waits counts
+		a.clients[client] = has
 	}
 	if a.running < l.MaxExchanges { // nobody waits then
 		a.running++
 		a.mu.Unlock()
-	} else if err := a.wait(ctx, l); err != nil { // unlocks
+	} else if err := a.wait(ctx, client, capped, l); err != nil { // unlocks
 		if capped {
 			a.forget(client)
 		}
@@ -63,20 +72,37 @@ func (a *admission) enter(ctx context.Context, client string, l config.Limits) (
 func (a *admission) forget(client string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.clients[client]--; a.clients[client] == 0 {
+	has := a.clients[client]
+	if has.all--; has.all == 0 {
 		delete(a.clients, client)
+		return
+	}
+	a.clients[client] = has
+}
+
+// waits counts how many of a client wait, n more or fewer; mu is held.
+func (a *admission) waits(t *ticket, n int) {
+	if t.capped {
+		has := a.clients[t.client]
+		has.waiting += n
+		a.clients[t.client] = has
 	}
 }
 
 // wait queues the caller, who holds mu; mu is released when it returns. A nil
 // error means that the place is already counted as running.
-func (a *admission) wait(ctx context.Context, l config.Limits) error {
+func (a *admission) wait(ctx context.Context, client string, capped bool, l config.Limits) error {
 	if len(a.waiting) >= l.Queue {
 		a.mu.Unlock()
 		return errQueueFull
 	}
-	t := &ticket{admitted: make(chan struct{})}
+	if capped && a.clients[client].waiting >= l.QueueShare() {
+		a.mu.Unlock()
+		return errClientCap
+	}
+	t := &ticket{admitted: make(chan struct{}), client: client, capped: capped}
 	a.waiting = append(a.waiting, t)
+	a.waits(t, 1)
 	a.mu.Unlock()
 
 	timer := time.NewTimer(time.Duration(l.QueueTimeout))
@@ -103,6 +129,7 @@ func (a *admission) abandon(t *ticket) bool {
 	for i, w := range a.waiting {
 		if w == t {
 			a.waiting = append(a.waiting[:i], a.waiting[i+1:]...)
+			a.waits(t, -1)
 			return true
 		}
 	}
@@ -124,6 +151,7 @@ func (a *admission) admit() {
 	for a.running < a.limit && len(a.waiting) > 0 {
 		t := a.waiting[0]
 		a.waiting = a.waiting[1:]
+		a.waits(t, -1)
 		a.running++
 		close(t.admitted)
 	}

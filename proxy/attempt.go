@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -24,11 +25,11 @@ type attempt struct {
 	c       connector.Attempt
 	orphan  connector.Orphan
 	handoff connector.Handoff
-	answer  *buffer       // prefill's answer; handoff aliases it
-	verdict atomic.Uint32 // of concurrent legs: who settled the attempt first
-	legBody *buffer       // body of the leg that answers the client
-	pair    *engine.Pair  // of the two targets; nil with one leg
-	fresh   bool          // nothing had come over it when the attempt began
+	answer  *buffer.Buffer // prefill's answer; handoff aliases it
+	verdict atomic.Uint32  // of concurrent legs: who settled the attempt first
+	legBody *buffer.Buffer // body of the leg that answers the client
+	pair    *engine.Pair   // of the two targets; nil with one leg
+	fresh   bool           // nothing had come over it when the attempt began
 
 	// timed says that the engines have been asked how the legs went there.
 	timed bool
@@ -49,6 +50,7 @@ type attempt struct {
 	late     *time.Timer                // ends concurrent legs whose KV does not come over
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	merge    merge                      // of decode's answer with prefill's
+	held     int                        // bytes of the budget for parts of events
 	turn     *keptTurn                  // that prefill pulls; nil: none
 	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
 }
@@ -141,8 +143,8 @@ func (a *attempt) end(err error) {
 	}
 	a.p.Lease.Release()
 	a.leavePair()
-	a.answer.free()
-	a.legBody.free()
+	a.answer.Free()
+	a.legBody.Free()
 	a.handoff = connector.Handoff{}
 }
 
@@ -165,17 +167,21 @@ func (a *attempt) leavePair() {
 // it came and as it was sent, and prefill's answer.
 func (a *attempt) releaseRequest() {
 	a.x.releaseBody()
-	a.legBody.free()
+	a.legBody.Free()
 	a.legBody = nil
 	if !a.together() { // there it may only now be coming
-		a.answer.free()
+		a.answer.Free()
 		a.answer, a.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
 	}
 }
 
 // aggregated sends one leg to an engine that serves both phases.
 func (a *attempt) aggregated() error {
-	leg, err := a.conn.Aggregated(&a.c, a.bodyBuffer(&a.legBody))
+	body, err := a.bodyBuffer()
+	if err != nil {
+		return err
+	}
+	leg, err := a.conn.Aggregated(&a.c, body)
 	if err != nil {
 		return err
 	}
@@ -190,9 +196,7 @@ func (a *attempt) prefillFirst() error {
 	if err != nil {
 		return err
 	}
-	err = a.prefill(a.x.ctx, leg)
-	body.free()
-	if err != nil {
+	if err = a.prefillAlone(leg, body); err != nil {
 		return err
 	}
 	a.owe()
@@ -206,18 +210,28 @@ func (a *attempt) prefillFirst() error {
 	}
 	a.pick()
 	for {
-		leg, err := a.conn.Decode(&a.c, &a.handoff, a.bodyBuffer(&a.legBody))
+		body, err := a.bodyBuffer()
+		if err != nil {
+			return err
+		}
+		leg, err := a.conn.Decode(&a.c, &a.handoff, body)
 		if err != nil {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || maybeSent(err) || binds(a.conn) || a.leaseOver() {
+		if err == nil || ownFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
 			return err
 		}
 	}
+}
+
+// prefillAlone runs the prefill leg, whose body nobody needs afterwards.
+func (a *attempt) prefillAlone(leg connector.Leg, body *buffer.Buffer) error {
+	defer body.Free()
+	return a.prefill(a.x.ctx, leg)
 }
 
 // noteLease sets readBy. Half of prefill's lease is decode's, to meet prefill and to
@@ -283,7 +297,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
 	before := a.handoff.Fallback
-	if h, err := a.conn.ReadPrefill(&a.c, a.answer.b); err == nil { // as it was the first time
+	if h, err := a.conn.ReadPrefill(&a.c, a.answer.B); err == nil { // as it was the first time
 		if a.handoff = h; h.Fallback != before {
 			a.countFallback()
 		}
@@ -295,22 +309,33 @@ func (a *attempt) move(p *coordinator.Placement) {
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
-func (a *attempt) shapePrefill() (connector.Leg, *buffer, error) {
-	body := getBuffer(len(a.x.body.b) + legSlack)
-	leg, err := a.conn.Prefill(&a.c, body.b)
+func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
+	body, err := a.x.hold(len(a.x.body.B) + legSlack)
 	if err != nil {
-		body.free()
+		return connector.Leg{}, nil, err
+	}
+	shaped := false
+	defer func() { // also after a panic
+		if !shaped {
+			body.Free()
+		}
+	}()
+	leg, err := a.conn.Prefill(&a.c, body.B)
+	if err != nil {
 		return leg, nil, err
 	}
 	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
-		body.free()
-		body = a.x.body.hold()
+		body.Free()
+		body = a.x.body.Hold()
 	} else {
-		body.b = leg.Body
+		body.Set(leg.Body)
 	}
 	if a.x.legPolicy != nil {
-		leg = a.edited(abi.Prefill, leg, &body)
+		if leg, err = a.edited(abi.Prefill, leg, &body); err != nil {
+			return leg, nil, err
+		}
 	}
+	shaped = true
 	return leg, body, nil
 }
 
@@ -333,7 +358,7 @@ func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
 		return err
 	}
 	a.orphan.Handoff = &a.handoff
-	a.computed(a.answer.b)
+	a.computed(a.answer.B)
 	a.countFallback()
 	if ctx.Err() != nil { // the answer came while the client was leaving
 		return context.Cause(ctx)
@@ -366,12 +391,15 @@ func refused(err error) bool {
 	return errors.As(err, &le) && le.status != 0
 }
 
-// bodyBuffer returns an empty slice to append a leg's body to, owned by *slot.
-func (a *attempt) bodyBuffer(slot **buffer) []byte {
-	if *slot == nil {
-		*slot = getBuffer(len(a.x.body.b) + legSlack)
+// bodyBuffer returns an empty slice to append the body to of the leg that answers
+// the client; legBody owns it.
+func (a *attempt) bodyBuffer() (b []byte, err error) {
+	if a.legBody == nil {
+		if a.legBody, err = a.x.hold(len(a.x.body.B) + legSlack); err != nil {
+			return nil, err
+		}
 	}
-	return (*slot).b[:0]
+	return a.legBody.B[:0], nil
 }
 
 // legSlack is the room that a connector's own fields usually need.

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -44,7 +45,7 @@ func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	if err := a.prefillBeside(t.Context(), connector.Leg{}, getBuffer(1), cancel); !errors.Is(err, errPanicked) {
+	if err := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(err, errPanicked) {
 		t.Errorf("prefillBeside: %v", err)
 	}
 	if !errors.Is(context.Cause(ctx), errPanicked) || a.verdict.Load() != prefillFailed {

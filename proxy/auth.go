@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -83,7 +84,8 @@ func (s *Server) authenticate(r *http.Request) (*http.Request, error) {
 	return r.WithContext(context.WithValue(r.Context(), clientKey{}, name)), nil
 }
 
-// clientOf names the client for limits: its key's name, else its address.
+// clientOf names the client for limits: its key's name, else its address. One
+// client has a whole IPv6 network of 64 bits.
 func clientOf(r *http.Request) string {
 	if name := keyName(r); name != "" {
 		return name
@@ -92,7 +94,23 @@ func clientOf(r *http.Request) string {
 	if err != nil {
 		return r.RemoteAddr
 	}
+	if strings.Contains(host, ":") {
+		return networkOf(host)
+	}
 	return host
+}
+
+// networkOf is the network of 64 bits of an IPv6 address; an IPv4 address in the
+// form of IPv6 stays one address.
+func networkOf(host string) string {
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return host
+	}
+	if ip = ip.Unmap().WithZone(""); ip.Is4() || ip.IsLoopback() {
+		return ip.String()
+	}
+	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
 // keyName is the name of the client's API key; "" when none is asked for. It

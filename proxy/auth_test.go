@@ -120,7 +120,8 @@ func TestAuthenticate(t *testing.T) {
 }
 
 func TestClientOfWithoutKeys(t *testing.T) {
-	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe"} {
+	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe",
+		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[2001:db8:1:2::9]:81": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64", "[::ffff:10.0.0.1]:1": "10.0.0.1"} {
 		r := &http.Request{RemoteAddr: addr}
 		if got := clientOf(r); got != want || keyName(r) != "" {
 			t.Errorf("%s: client %q, want %q", addr, got, want)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
@@ -50,10 +51,7 @@ func (a *attempt) concurrent() error {
 			a.late.Stop()
 		}
 	}()
-	leg, err := a.conn.Decode(&a.c, nil, a.bodyBuffer(&a.legBody))
-	if err == nil {
-		err = a.answerLeg(ctx, leg)
-	}
+	err = a.decodeBeside(ctx)
 	if err != nil {
 		a.orphan.DecodeOver = decodeOver(err)
 		stop(errPeerLeg)
@@ -73,10 +71,23 @@ func (a *attempt) concurrent() error {
 	return nil
 }
 
+// decodeBeside shapes the decode leg and runs it.
+func (a *attempt) decodeBeside(ctx context.Context) error {
+	body, err := a.bodyBuffer()
+	if err != nil {
+		return err
+	}
+	leg, err := a.conn.Decode(&a.c, nil, body)
+	if err != nil {
+		return err
+	}
+	return a.answerLeg(ctx, leg)
+}
+
 // prefillBeside runs the prefill leg beside the decode leg. Its failure ends
 // decode with that cause, unless decode has taken over.
-func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *buffer, cancel context.CancelCauseFunc) (err error) {
-	defer body.free()
+func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *buffer.Buffer, cancel context.CancelCauseFunc) (err error) {
+	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
 			a.x.logPanic(v)

@@ -135,8 +135,8 @@ func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(resp, maxAnswer)
-	defer answer.free()
+	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(limit))
+	defer answer.Free()
 	switch {
 	case err != nil:
 		err = newLegError(abi.Encode, row.target, err)

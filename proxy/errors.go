@@ -35,7 +35,10 @@ var errBodyTimeout = &openai.Error{Status: 408, Type: "invalid_request_error", C
 // bodyReadError is a request body that did not come whole: the client left, was
 // too slow, or broke the framing.
 func bodyReadError(ctx context.Context, err error) error {
+	var stopped *stoppedBody
 	switch {
+	case errors.As(err, &stopped):
+		return stopped.why
 	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the context as well
 		return errBodyTimeout
 	case ctx.Err() != nil:
@@ -86,8 +89,17 @@ func (e *legError) Unwrap() error { return e.err }
 func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 	e := &legError{phase: phase, target: t, reason: "reset", code: 502, sent: true, err: err}
 	var ue *upstream.Error
+	if ownFault(err) {
+		e.reason, e.code, e.spared = publicError(err).Code, 503, true
+		return e
+	}
 	if errors.As(err, &ue) {
 		e.sent = ue.Sent
+		if ue.Local {
+			e.reason, e.code, e.spared = errOverloaded.Code, errOverloaded.Status, true
+			e.err = fmt.Errorf("%w: %w", errOverloaded, err)
+			return e
+		}
 		e.reason = ue.Op
 		if ue.Timeout {
 			e.reason, e.code = "timeout", 504

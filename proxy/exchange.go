@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -29,13 +31,14 @@ type exchange struct {
 	r   *http.Request
 	ctx context.Context
 
-	req    openai.Request
-	body   *buffer
-	base   []upstream.Field // the client's lines that every leg carries
-	ask    coordinator.Ask
-	prompt prompt
-	last   coordinator.Pair   // of the last placement
-	held   *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
+	req      openai.Request
+	body     *buffer.Buffer
+	reserved atomic.Int64     // bytes of the budget, beside those of buffers
+	base     []upstream.Field // the client's lines that every leg carries
+	ask      coordinator.Ask
+	prompt   prompt
+	last     coordinator.Pair   // of the last placement
+	held     *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      liveView
 	key       string              // name of the client's API key; "" without keys
@@ -103,8 +106,10 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	return x
 }
 
-// serve admits the exchange, reads its body and runs it; an error means that
-// nothing has been answered yet, unless x.committed.
+// serve reads the body of the exchange, admits the exchange and runs it; an error
+// means that nothing has been answered yet, unless x.committed. A request that is
+// refused for what it says, or whose body does not come, takes no place of those
+// that run.
 func (x *exchange) serve(api openai.API) error {
 	x.req.API = api // errors have its form from here on
 	r, err := x.s.authenticate(x.r)
@@ -112,30 +117,33 @@ func (x *exchange) serve(api openai.API) error {
 		return err
 	}
 	x.key = keyName(r)
-	leave, err := x.s.admission.enter(x.ctx, clientOf(r), x.cfg.Limits)
-	if err != nil {
-		x.s.deps.Metrics.Shed(shedReason(err))
-		return err
-	}
-	defer leave()
+	client := clientOf(r)
 	if err := x.heed(); err != nil {
 		return err
 	}
-	if err := x.readBody(); err != nil {
+	if err := x.readBody(client); err != nil {
 		return err
 	}
-	if err := openai.ParseRequest(api, x.body.b, &x.req); err != nil {
+	if err := openai.ParseRequest(api, x.body.B, &x.req); err != nil {
 		return err
 	}
 	if err := x.checkParams(); err != nil {
 		return err
 	}
-	x.prepare()
+	leave, err := x.s.admission.enter(x.ctx, client, x.cfg.Limits)
+	if err != nil {
+		x.s.deps.Metrics.Shed(shedReason(err))
+		return err
+	}
+	defer leave()
+	if err := x.prepare(); err != nil {
+		return err
+	}
 	return x.run()
 }
 
 // prepare turns the scanned request into what is asked of the coordinator.
-func (x *exchange) prepare() {
+func (x *exchange) prepare() error {
 	x.base = clientFields(x.base[:0], x.r.Header, x.key == "", x.cfg.Server.TrustPDFields)
 	if x.side.sc != nil {
 		x.base = x.side.sc.strip(x.base)
@@ -151,6 +159,9 @@ func (x *exchange) prepare() {
 		Stream:       x.req.Stream,
 	}
 	if x.s.deps.Coordinator.Needs()&abi.NeedPrompt != 0 {
+		if err := x.reserve(len(x.req.PromptRaw())); err != nil {
+			return err
+		}
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
 	x.matchBy()
@@ -165,6 +176,7 @@ func (x *exchange) prepare() {
 	if x.info != nil {
 		x.informRequest()
 	}
+	return nil
 }
 
 // run places the request and runs attempts until one ends it. Retries happen
@@ -208,7 +220,7 @@ func (x *exchange) fail(err error) {
 		}
 		return
 	}
-	if x.clientGone() && !errors.Is(err, errBodyTimeout) || errors.Is(err, errClientWrite) {
+	if x.clientGone() && !bodyStopped(err) || errors.Is(err, errClientWrite) {
 		x.outcome = telemetry.OutcomeCancelled
 		x.rec.Status = 499
 		x.cut = true // to return in silence would make it an empty 200, or a stream that looks whole
@@ -218,6 +230,9 @@ func (x *exchange) fail(err error) {
 		return
 	}
 	x.outcome = outcomeOf(err)
+	if ownFault(err) || errors.Is(err, errReading) {
+		x.s.deps.Metrics.Shed(publicError(err).Code)
+	}
 	if x.outcome == telemetry.OutcomeEngineError || x.outcome == telemetry.OutcomeTimeout {
 		x.s.log.Warn("request failed", x.logAttrs("error", err)...) // names phase and engine, never bodies
 	}
@@ -242,6 +257,7 @@ func (x *exchange) close() {
 	}
 	x.s.live.remove(&x.view)
 	x.releaseBody()
+	x.unreserve()
 	s := x.s
 	x.reset()
 	s.exchanges.Put(x)
@@ -280,7 +296,7 @@ func (x *exchange) settle(now time.Time) {
 // releaseBody gives the request's bytes back; nothing may be retried after it.
 func (x *exchange) releaseBody() {
 	x.req.Object.Reset() // it refers to the bytes
-	x.body.free()
+	x.body.Free()
 	x.body = nil
 }
 
@@ -331,6 +347,9 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 // outcomeOf says how an exchange ended that was answered with err.
 func outcomeOf(err error) telemetry.Outcome {
 	var le *legError
+	if ownFault(err) {
+		return telemetry.OutcomeShed
+	}
 	if errors.As(err, &le) && !le.final {
 		if le.code == 504 {
 			return telemetry.OutcomeTimeout

@@ -23,7 +23,7 @@ func hopByHop(name string) bool {
 // engines plain and whole, and the answer must come back uncompressed.
 func endsHere(name string) bool {
 	switch name {
-	case "Host", "Expect", "Accept-Encoding", "X-Request-Id", "Alt-Used", "Content-Type":
+	case "Host", "Expect", "Accept-Encoding", "X-Request-Id", "Alt-Used", "Content-Type", "Content-Encoding":
 		return true
 	}
 	return false

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -220,20 +221,20 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 	if c.Until == connector.UntilEvent {
 		return begun(resp)
 	}
-	answer, err := readAnswer(resp, limit)
-	answer.free()
+	answer, err := readAnswer(j.s.memory, resp, limit, time.Time{}) // ctx bounds it
+	answer.Free()
 	return err == nil
 }
 
 // begun reports whether the first event of a stream comes, and is none that tells
 // of an error. The limit of the try bounds the wait.
 func begun(resp *upstream.Response) bool {
-	buf := getBuffer(4 << 10)
-	defer func() { buf.free() }()
-	for len(buf.b) < cap(buf.b) {
-		n, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
-		buf.b = buf.b[:len(buf.b)+n]
-		switch openai.ReadFirstEvent(buf.b).Verdict {
+	buf := buffer.Get(4 << 10)
+	defer func() { buf.Free() }()
+	for len(buf.B) < cap(buf.B) {
+		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
+		buf.B = buf.B[:len(buf.B)+n]
+		switch openai.ReadFirstEvent(buf.B).Verdict {
 		case openai.DataEvent:
 			return true
 		case openai.ErrorEvent:

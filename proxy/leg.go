@@ -1,14 +1,15 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -43,12 +44,12 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill], a.c.LegID)
 	var limit time.Duration
 	limit, row.short = a.within(time.Duration(x.cfg.Timeouts.Prefill))
-	w := waits{head: limit, idle: limit}
+	w, by := waits{head: limit, idle: limit}, row.Start.Add(limit)
 	sctx := ctx
 	if a.conn.Reclaims() {
 		// As a deadline of the context the limit ends like a hang-up, with an ear
 		// for an answer that crosses it and holds blocks.
-		w = waits{idle: limit, linger: prefillLinger}
+		w, by = waits{idle: limit, linger: prefillLinger}, time.Time{}
 		var cancel context.CancelFunc
 		sctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -58,35 +59,35 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(resp, maxAnswer)
+	answer, err := readAnswer(x.s.memory, resp, maxAnswer, by)
 	switch {
 	case err != nil:
 		err = newLegError(abi.Prefill, t, err)
 	case resp.Status/100 != 2:
 		err = a.spare(x.statusError(abi.Prefill, t, resp, answer))
 	default:
-		if err = streamError(row, resp, answer.b); err != nil {
+		if err = x.streamError(row, resp, answer.B); err != nil {
 			break
 		}
 		a.answer, a.orphan.PrefillDone = answer, true
-		if a.handoff, err = a.conn.ReadPrefill(&a.c, answer.b); err == nil {
+		if a.handoff, err = a.conn.ReadPrefill(&a.c, answer.B); err == nil {
 			x.legSucceeded(row)
 			return nil
 		}
 		return x.legEnded(ctx, row, &legError{phase: abi.Prefill, target: t, reason: "bad_answer", code: 502, sent: true, err: err})
 	}
-	answer.free()
+	answer.Free()
 	return x.legEnded(ctx, row, err)
 }
 
 // streamError is the failure that the first event of a prefill's answer tells
 // of, where that is a stream; nil for none.
-func streamError(row *legRow, resp *upstream.Response, answer []byte) error {
+func (x *exchange) streamError(row *legRow, resp *upstream.Response, answer []byte) error {
 	if !isStream(resp) {
 		return nil
 	}
 	if f := openai.ReadFirstEvent(answer); f.Verdict == openai.ErrorEvent {
-		return engineError(row, "error_event", f.Status, f.Data)
+		return x.engineError(row, "error_event", f.Status, f.Data)
 	}
 	return nil
 }
@@ -95,10 +96,13 @@ func streamError(row *legRow, resp *upstream.Response, answer []byte) error {
 func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Decode
 	if !l.Alias {
-		a.legBody.b = l.Body[:0] // keep a grown body's memory
+		a.legBody.Set(l.Body[:0]) // keep a grown body's memory
 	}
 	if x.legPolicy != nil {
-		l = a.edited(abi.Decode, l, &a.legBody)
+		var err error
+		if l, err = a.edited(abi.Decode, l, &a.legBody); err != nil {
+			return err
+		}
 	}
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
@@ -117,12 +121,12 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
-		answer, err := readAnswer(resp, maxAnswer) // refusals may quote the prompt
+		answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.limit)) // refusals may quote the prompt
 		le := newLegError(abi.Decode, t, err)
 		if err == nil {
 			le = x.statusError(abi.Decode, t, resp, answer)
 		}
-		answer.free()
+		answer.Free()
 		a.orphan.DecodeEnded = true
 		return x.legEnded(ctx, row, a.blame(le))
 	}
@@ -175,10 +179,23 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	row.body[0] = l.Body
 	if l.Msgpack {
-		if packed, err := connector.AppendMsgpack(make([]byte, 0, len(l.Body)), l.Body); err == nil {
+		copied, err := x.s.memory.Get(len(l.Body))
+		if err != nil {
+			return nil, newLegError(row.Phase, t, errMemory)
+		}
+		defer copied.Free() // the client reads it only until Do returns
+		if packed, err := connector.AppendMsgpack(copied.B, l.Body); err == nil {
+			copied.Set(packed)
 			row.body[0] = packed
 			row.fields = append(row.fields, upstream.Field{Name: connector.HeaderMsgpack, Value: "1"})
 		}
+	}
+	if x.cfg.Transport.Client == "nethttp" { // which copies the body
+		n := int64(len(row.body[0]))
+		if !x.s.memory.Take(n) {
+			return nil, newLegError(row.Phase, t, errMemory)
+		}
+		defer x.s.memory.Release(n)
 	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
@@ -241,9 +258,12 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 	return le
 }
 
-// legFailed counts a failed leg against its engine, unless the request itself or
-// the plan policy's limit was at fault.
+// legFailed counts a failed leg against its engine, unless the request itself, the
+// proxy or the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
+	if ownFault(le) {
+		return
+	}
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
 	if le.status == 0 && le.silent.IsZero() {
 		le.target.Doubt()
@@ -274,42 +294,22 @@ func (x *exchange) legSucceeded(row *legRow) {
 // statusError classifies an answer that is no success. A 4xx is the request's
 // fault and goes to the client as the engine wrote it; all else may go better
 // on another engine. So may a 401 where the client's own key was not sent.
-func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.Response, answer *buffer) *legError {
+func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.Response, answer *buffer.Buffer) *legError {
 	e := &legError{phase: phase, target: t, reason: fmt.Sprintf("status_%d", resp.Status), status: resp.Status, code: 502, sent: true}
 	ownKey := t.APIKey != "" || x.key != ""
 	if resp.Status/100 == 4 && !(resp.Status == 401 && ownKey) {
 		e.final = resp.Status != 408 && resp.Status != 429
-		e.relay = true
-		e.body = append([]byte(nil), answer.b...)
 		e.ctype, e.retryAfter = resp.Get("Content-Type"), resp.Get("Retry-After")
+		x.relayed(e, answer.B)
 	}
 	return e
 }
 
-// readAnswer reads an answer whole into a pooled buffer.
-func readAnswer(resp *upstream.Response, limit int) (*buffer, error) {
-	n := 4 << 10
-	if resp.ContentLength > int64(limit) {
-		return nil, errAnswerTooLarge
+// relayed makes answer, which is copied, what the client gets for e.
+func (x *exchange) relayed(e *legError, answer []byte) {
+	if err := x.reserve(len(answer)); err != nil {
+		*e = *newLegError(e.phase, e.target, err)
+		return
 	}
-	if resp.ContentLength > 0 {
-		n = int(resp.ContentLength) + 1 // room for the read that finds the end
-	}
-	buf := getBuffer(n)
-	for {
-		if len(buf.b) == cap(buf.b) {
-			buf = buf.grown()
-		}
-		m, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
-		buf.b = buf.b[:len(buf.b)+m]
-		if err == io.EOF {
-			return buf, nil
-		}
-		if err == nil && len(buf.b) > limit {
-			err = errAnswerTooLarge
-		}
-		if err != nil {
-			return buf, err
-		}
-	}
+	e.relay, e.body = true, bytes.Clone(answer)
 }

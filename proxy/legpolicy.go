@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -94,7 +95,7 @@ func (x *exchange) legFallback(reason string) {
 // edited lets the leg hook edit a leg that has been shaped. slot is the buffer of
 // its body. An answer with an edit that is not allowed changes nothing. To be
 // called by the exchange's goroutine, which alone may read the request.
-func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer) connector.Leg {
+func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer) (connector.Leg, error) {
 	t := a.p.Decode
 	if phase == abi.Prefill {
 		t = a.p.Prefill
@@ -103,7 +104,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer) connec
 	f := a.legFacts(abi.LegSend, phase, t, a.x.tries[phase]+1)
 	d, list := a.x.askLeg(&f)
 	if d != abi.LegEdited {
-		return l
+		return l, nil
 	}
 	var body openai.Object
 	if body.Parse(l.Body) != nil { // only what is JSON has members
@@ -112,17 +113,20 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer) connec
 	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
 		a.x.legFallback(coordinator.ReasonNonsense)
-		return l
+		return l, nil
 	}
 	a.edits[phase] = headers
 	if len(members) > 0 {
-		b := getBuffer(len(l.Body) + len(list) + legSlack)
-		b.b = body.Append(b.b, members...)
-		(*slot).free()
+		b, err := a.x.hold(len(l.Body) + len(list) + legSlack)
+		if err != nil {
+			return l, err
+		}
+		b.Set(body.Append(b.B, members...))
+		(*slot).Free()
 		*slot = b
-		l.Body, l.Alias = b.b, false
+		l.Body, l.Alias = b.B, false
 	}
-	return l
+	return l, nil
 }
 
 // readEdits reads a list of edits and checks that each is allowed. client is the
@@ -172,7 +176,7 @@ func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
 // of the connection, nor those that the protocol with the engine uses.
 func headerEditable(e *abi.Edit) bool {
 	k := http.CanonicalHeaderKey(e.Name)
-	return !hopByHop(k) && !endsHere(k) && k != "Content-Encoding" && !connector.PDHeader(e.Name) &&
+	return !hopByHop(k) && !endsHere(k) && !connector.PDHeader(e.Name) &&
 		upstream.ValidField(upstream.Field{Name: e.Name, Value: e.Value})
 }
 

@@ -108,7 +108,7 @@ func (s *Server) handler() http.Handler {
 	if s.deps.Wrap != nil {
 		h = s.deps.Wrap(h)
 	}
-	return s.guard(h)
+	return s.guard(s.bounded(h))
 }
 
 // guard makes a handler's fault visible, which the servers of the protocols tell

@@ -385,7 +385,7 @@ func TestBodyLimit(t *testing.T) {
 // A body that stops coming is answered, whatever the protocol.
 func TestBodyTimeout(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
-		w, c := start(setup{})
+		w, c := start(setup{config: func(c *config.Config) { c.Server.MinBodyRate = 0 }})
 		r, stop := io.Pipe()
 		defer stop.Close()
 		go stop.Write([]byte(`{"model":`))

@@ -48,6 +48,23 @@ func (a *attempt) awaitPrefill(ctx context.Context) error {
 	}
 }
 
+// public is decode's whole answer as the client gets it. The error is errMemory or
+// an errMerge.
+func (a *attempt) public(answer []byte) ([]byte, error) {
+	public := a.conn.Public(&a.c, answer)
+	room := 0
+	if len(public) != len(answer) { // it is a copy
+		room = len(public)
+	}
+	if a.merge.merger != nil {
+		room += len(public) + len(a.answer.B)
+	}
+	if err := a.x.reserve(room); err != nil {
+		return nil, err
+	}
+	return a.completed(public)
+}
+
 // completed gives decode's whole answer completed from prefill's.
 func (a *attempt) completed(answer []byte) ([]byte, error) {
 	if a.merge.merger == nil {

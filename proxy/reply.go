@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -45,6 +44,9 @@ func writeErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
 	h := w.Header()
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
 		h.Set("Retry-After", "1")
+	}
+	if e.Status == http.StatusUnsupportedMediaType {
+		h.Set("Accept-Encoding", acceptedCodings)
 	}
 	body := api.AppendError(nil, e)
 	h.Set("Content-Type", "application/json")
@@ -96,36 +98,6 @@ func copyHeader(dst http.Header, resp *upstream.Response) {
 	}
 }
 
-// readBody reads the client's body whole, within the limit.
-func (x *exchange) readBody() error {
-	limit := int64(x.cfg.Server.MaxBody)
-	n := x.r.ContentLength
-	if n > limit {
-		return errBodyTooLarge(limit)
-	}
-	if time.Since(x.rec.Start) > time.Millisecond { // the wait in the queue was not the client's
-		limitBody(&x.rc, x.r, x.cfg)
-	}
-	x.body = getBuffer(int(max(n, 0)) + 1)
-	for {
-		if len(x.body.b) == cap(x.body.b) {
-			x.body = x.body.grown()
-		}
-		m, err := x.r.Body.Read(x.body.b[len(x.body.b):cap(x.body.b)])
-		x.body.b = x.body.b[:len(x.body.b)+m]
-		if int64(len(x.body.b)) > limit {
-			return errBodyTooLarge(limit)
-		}
-		if err == io.EOF {
-			x.rc.SetReadDeadline(time.Time{}) // what follows only listens for the hang-up
-			return nil
-		}
-		if err != nil {
-			return bodyReadError(x.ctx, err)
-		}
-	}
-}
-
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
@@ -137,7 +109,7 @@ func (a *attempt) replyHandoff() error {
 	if x.info != nil {
 		x.informFirstByte(now)
 	}
-	if u, ok := openai.ParseUsage(a.answer.b); ok {
+	if u, ok := openai.ParseUsage(a.answer.B); ok {
 		x.usage = u
 	}
 	x.w.Header().Set("Content-Type", "application/json")

@@ -79,7 +79,7 @@ func firstError(ctx context.Context, leg, place error) error {
 // from the budget and counts it.
 func (x *exchange) mayRetry(err error) bool {
 	var le *legError
-	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) {
+	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || ownFault(err) {
 		return false
 	}
 	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {

@@ -16,8 +16,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -50,6 +52,7 @@ type Deps struct {
 	// Lanes is the directory in which processes meet that share the UDP port of
 	// HTTP/3: those of a fleet, or one and its successor. "": nobody shares it.
 	Lanes   string
+	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
 }
@@ -100,6 +103,9 @@ type Server struct {
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
+	memory     *buffer.Budget // of the bodies and answers that are held
+	readers    readers
+	zstd       func() *zstd.Decoder // made at its first call
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -111,7 +117,13 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
 		process:    randomHex(8),
+		memory:     deps.Memory,
+		zstd:       sync.OnceValue(newUnzstd),
 	}
+	if s.memory == nil {
+		s.memory = new(buffer.Budget)
+	}
+	deps.Metrics.WatchBuffers(s.memory.Used)
 	if deps.Turns != nil {
 		s.turns = &fleetTurns{s, deps.Turns}
 	} else {
@@ -136,6 +148,11 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	c := &cfg.Conversation
 	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
+	limit := int64(cfg.Limits.BufferMemory)
+	if limit == 0 {
+		limit = buffer.DefaultLimit()
+	}
+	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
 	next := newSidecar(cfg, old)
 	if s.sidecar.Store(next); next != old {
@@ -213,7 +230,7 @@ func (s *Server) sayForeign(prefill engine.Target) {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Also for requests that are refused unread: net/http drains a little of
 	// their bodies before it answers. readBody lifts it at the body's end.
-	limitBody(http.NewResponseController(w), r, s.cfg.Load())
+	limitBody(r, s.cfg.Load())
 	if !s.servePath(w, r) {
 		w.Header().Set("X-Request-Id", requestID(r))
 		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
@@ -221,9 +238,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // limitBody gives the client server.read_timeout from now for its body.
-func limitBody(rc *http.ResponseController, r *http.Request, cfg *config.Config) {
+func limitBody(r *http.Request, cfg *config.Config) {
 	if t := time.Duration(cfg.Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
-		rc.SetReadDeadline(time.Now().Add(t))
+		if b := incomingOf(r.Context()); b != nil {
+			b.limit(time.Now().Add(t))
+		}
 	}
 }
 

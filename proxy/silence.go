@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -91,9 +92,9 @@ func (a *attempt) hearOut() {
 	x, left := a.x, a.left
 	a.left = nil
 	req := new(openai.Request) // the exchange takes its own with it
-	body := x.body.hold()
-	if err := openai.ParseRequest(x.req.API, body.b, req); err != nil { // which it was before
-		body.free()
+	body := x.body.Hold()
+	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // which it was before
+		body.Free()
 		left.Close()
 		return
 	}
@@ -109,7 +110,7 @@ type hearing struct {
 	conn   connector.Connector
 	c      connector.Attempt
 	orphan connector.Orphan
-	body   *buffer
+	body   *buffer.Buffer
 	job    *cleanupJob
 }
 
@@ -117,7 +118,7 @@ type hearing struct {
 // freed what it then holds.
 func (j *janitor) hear(h *hearing) {
 	j.wg.Go(func() {
-		defer h.body.free()
+		defer h.body.Free()
 		ctx, cancel := context.WithTimeout(j.ctx, h.job.whole)
 		defer cancel()
 		died := h.job.since
@@ -130,8 +131,8 @@ func (j *janitor) hear(h *hearing) {
 			})
 		}
 		if resp, err := h.left.Await(ctx); err == nil {
-			answer := h.read(resp)
-			defer answer.free()
+			answer := h.read(j.s.memory, resp)
+			defer answer.Free()
 		}
 		h.job.since = time.Now() // nothing could be freed before
 		h.job.add(h.conn.Cleanup(&h.c, h.orphan), h.c.Prefill, h.c.Decode)
@@ -142,15 +143,15 @@ func (j *janitor) hear(h *hearing) {
 }
 
 // read takes the answer, whose memory the orphan refers to.
-func (h *hearing) read(resp *upstream.Response) *buffer {
+func (h *hearing) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buffer {
 	defer resp.Close()
-	answer, err := readAnswer(resp, maxAnswer)
+	answer, err := readAnswer(memory, resp, maxAnswer, time.Time{}) // ctx bounds it
 	switch {
 	case err != nil:
 	case resp.Status/100 != 2:
 		h.orphan.Refused = true
 	default:
-		if said, err := h.conn.ReadPrefill(&h.c, answer.b); err == nil {
+		if said, err := h.conn.ReadPrefill(&h.c, answer.B); err == nil {
 			h.orphan.PrefillDone, h.orphan.Handoff = true, &said
 		}
 	}

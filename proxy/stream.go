@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -46,21 +47,24 @@ func isStream(resp *upstream.Response) bool {
 // relayWhole reads the answer to its end, then writes it.
 func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Response) error {
 	x := a.x
-	answer, err := readAnswer(resp, maxAnswer)
-	defer func() { answer.free() }()
+	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.wholeLimit()))
+	defer func() { answer.Free() }()
 	if err != nil {
 		return newLegError(row.Phase, row.target, err)
 	}
-	if len(answer.b) == 0 {
+	if len(answer.B) == 0 {
 		return &legError{phase: row.Phase, target: row.target, reason: "empty_answer", code: 502, sent: true}
 	}
-	if status, ok := openai.AbortStatus(x.req.API, answer.b); ok {
-		return engineError(row, "aborted", status, answer.b)
+	if status, ok := openai.AbortStatus(x.req.API, answer.B); ok {
+		return x.engineError(row, "aborted", status, answer.B)
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
-	public, err := a.completed(a.conn.Public(&a.c, answer.b))
+	public, err := a.public(answer.B)
+	if ownFault(err) {
+		return newLegError(row.Phase, row.target, err)
+	}
 	if err != nil {
 		return &legError{phase: row.Phase, target: row.target, reason: "bad_answer", code: 502, sent: true, err: err}
 	}
@@ -68,16 +72,26 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 		return err
 	}
 	x.firstByte(row)
-	if u, ok := openai.ParseUsage(answer.b); ok {
+	if u, ok := openai.ParseUsage(answer.B); ok {
 		x.usage = u
 		if a.p.Flow == abi.FlowAggregated {
-			a.computed(answer.b)
+			a.computed(answer.B)
 		}
 	}
 	copyHeader(x.w.Header(), resp)
 	a.tellTiming()
-	a.keepTurn(answer.b)
+	a.keepTurn(answer.B)
 	return x.writeWhole(resp.Status, public)
+}
+
+// wholeLimit bounds the whole of an answer that is no stream, from the start of its
+// leg. The limit of a transfer is none for that.
+func (a *attempt) wholeLimit() time.Duration {
+	if !a.kvBound {
+		return a.limit
+	}
+	limit, _ := a.within(time.Duration(a.x.cfg.Timeouts.FirstByte))
+	return limit
 }
 
 // take settles that decode has the KV; stream says that its answer has only
@@ -115,10 +129,12 @@ func (a *attempt) notePair(stream bool) {
 // there is a failed leg, which may be retried.
 func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.Response) error {
 	x := a.x
-	buf := getBuffer(streamBuffer)
-	defer func() { buf.free() }()
-	var err error
-	if buf, err = readFirstEvent(row, resp, buf, a.limit); err != nil {
+	buf, err := x.s.memory.Get(streamBuffer)
+	if err != nil {
+		return newLegError(row.Phase, row.target, errMemory)
+	}
+	defer buf.Free()
+	if err := x.readFirstEvent(row, resp, buf, a.limit); err != nil {
 		return err
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
@@ -153,7 +169,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	}
 	switch {
 	case err == nil && events.Failed: // the client has been told
-		return engineError(row, "error_event", events.Status, nil)
+		return x.engineError(row, "error_event", events.Status, nil)
 	case err == nil:
 		return a.timingEvent()
 	case errors.Is(err, errClientWrite):
@@ -162,10 +178,12 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	le := newLegError(row.Phase, row.target, err)
 	switch {
 	case errors.Is(err, errAborted):
-		le = engineError(row, "aborted", events.Status, nil)
+		le = x.engineError(row, "aborted", events.Status, nil)
 		le.err = err
 	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
+	case errors.Is(err, errMemory):
+		x.s.deps.Metrics.Shed(errMemory.Code)
 	case errors.Is(err, errMerge):
 		le.reason = "bad_answer"
 	}
@@ -176,32 +194,34 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 // readFirstEvent reads until an event with data is there, which must come within
 // limit of the leg's start whatever comments come before. An error event is a
 // failed leg with the engine's own status.
-func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer, limit time.Duration) (*buffer, error) {
+func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer.Buffer, limit time.Duration) error {
 	for {
 		left := limit - time.Since(row.Start)
 		if left <= 0 {
-			return buf, &legError{phase: row.Phase, target: row.target, reason: "timeout", code: 504, sent: true}
+			return &legError{phase: row.Phase, target: row.target, reason: "timeout", code: 504, sent: true}
 		}
 		resp.SetIdleTimeout(left)
-		if len(buf.b) == cap(buf.b) {
-			if len(buf.b) >= maxErrorAnswer {
-				return buf, nil // an event as large as that is no error
+		if len(buf.B) == cap(buf.B) {
+			if len(buf.B) >= maxErrorAnswer {
+				return nil // an event as large as that is no error
 			}
-			buf = buf.grown()
+			if err := buf.Grow(0, 2*maxErrorAnswer); err != nil {
+				return newLegError(row.Phase, row.target, errMemory)
+			}
 		}
-		n, err := resp.Read(buf.b[len(buf.b):cap(buf.b)])
-		buf.b = buf.b[:len(buf.b)+n]
-		switch f := openai.ReadFirstEvent(buf.b); f.Verdict {
+		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
+		buf.B = buf.B[:len(buf.B)+n]
+		switch f := openai.ReadFirstEvent(buf.B); f.Verdict {
 		case openai.DataEvent:
-			return buf, nil
+			return nil
 		case openai.ErrorEvent:
-			return buf, engineError(row, "error_event", f.Status, f.Data)
+			return x.engineError(row, "error_event", f.Status, f.Data)
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			return buf, newLegError(row.Phase, row.target, err)
+			return newLegError(row.Phase, row.target, err)
 		}
 	}
 }
@@ -209,13 +229,12 @@ func readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer, limit tim
 // engineError is a leg that failed inside a 200: vLLM and SGLang report what
 // happens before a stream's first token as an event with the status in it, and
 // SGLang some aborts as a finish reason.
-func engineError(row *legRow, reason string, status int, data []byte) *legError {
+func (x *exchange) engineError(row *legRow, reason string, status int, data []byte) *legError {
 	e := &legError{phase: row.Phase, target: row.target, reason: reason, status: status, code: 502, sent: true}
 	if status/100 == 4 {
 		e.final = status != http.StatusTooManyRequests
-		e.relay = true
-		e.body = append([]byte(nil), data...)
 		e.ctype = "application/json"
+		x.relayed(e, data)
 	}
 	return e
 }
@@ -223,7 +242,7 @@ func engineError(row *legRow, reason string, status int, data []byte) *legError 
 // pump moves the stream: what is there is read, whole events are written, one
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
-func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.EventScanner) error {
+func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *openai.EventScanner) error {
 	x := a.x
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
@@ -232,10 +251,13 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 	last := x.rec.FirstByte
 	renewed, lastEvent, seen := last, last, int64(0)
 	limitWrites(&x.rc, x.r, limit)
-	out := newEventWriter(x, resp.Status, first.b[:cap(first.b)])
+	out := newEventWriter(x, resp.Status, first.B[:cap(first.B)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
 		whole := events.Feed(chunk)
+		if failed = a.holdEvents(events); failed != nil {
+			return false
+		}
 		if events.Aborted {
 			whole, failed = openai.BeforeAbort(whole), errAborted
 		}
@@ -267,7 +289,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 		}
 		return failed == nil
 	}
-	if !use(first.b, nil) {
+	if !use(first.B, nil) {
 		return failed
 	}
 	resp.Each(out.space(), func(n int, err error) bool {
@@ -283,6 +305,17 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer, events *openai.Ev
 		return use(out.space()[:n], err)
 	})
 	return failed
+}
+
+// holdEvents counts the memory that takes part of an event, or its completion.
+func (a *attempt) holdEvents(events *openai.EventScanner) error {
+	n := events.Held() + cap(a.merge.buf)
+	if n <= a.held {
+		return nil
+	}
+	more := n - a.held
+	a.held = n
+	return a.x.reserve(more)
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its

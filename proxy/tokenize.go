@@ -3,7 +3,9 @@ package proxy
 import (
 	"context"
 	"errors"
+	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -13,7 +15,10 @@ import (
 // Asker asks the engines of a registry for token ids, over the connections of
 // the data path. An engine that wants the client's own key is not asked with it,
 // and refuses.
-type Asker struct{ Registry *engine.Registry }
+type Asker struct {
+	Registry *engine.Registry
+	Memory   *buffer.Budget // counts the answers that are held; nil: nobody does
+}
 
 var _ tokens.Asker = Asker{}
 
@@ -35,12 +40,12 @@ func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (sta
 		return 0, nil, err
 	}
 	defer resp.Close()
-	b, err := readAnswer(resp, tokens.MaxAnswer)
+	b, err := readAnswer(a.Memory, resp, tokens.MaxAnswer, time.Time{}) // ctx bounds it
 	if err != nil {
 		return 0, nil, err
 	}
-	defer b.free()
-	return resp.Status, append([]byte(nil), b.b...), nil
+	defer b.Free()
+	return resp.Status, append([]byte(nil), b.B...), nil
 }
 
 // dialectOf is how an instance tokenizes. What has no transfer may be any engine;

@@ -121,9 +121,11 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
 	x.cfg = &cfg
 
-	x.body = getBuffer(256)
-	x.body.b = appendWarmUp(x.body.b, model, s.legID())
-	if err := openai.ParseRequest(openai.Completions, x.body.b, &x.req); err != nil {
+	if x.body, err = x.hold(256); err != nil {
+		return errors.Join(errWarmBusy, err)
+	}
+	x.body.B = appendWarmUp(x.body.B, model, s.legID())
+	if err := openai.ParseRequest(openai.Completions, x.body.B, &x.req); err != nil {
 		return err
 	}
 	x.ask.Model, x.rec.Model = model, model

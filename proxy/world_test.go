@@ -223,6 +223,12 @@ func (w *world) settled() {
 	if n := w.live.len(); n != 0 {
 		w.t.Errorf("%d exchanges are live", n)
 	}
+	if n := w.readers.len(); n != 0 {
+		w.t.Errorf("%d bodies are being read", n)
+	}
+	if n := w.memory.Used(); n != 0 {
+		w.t.Errorf("%d bytes of requests and answers are held", n)
+	}
 	w.admission.mu.Lock()
 	defer w.admission.mu.Unlock()
 	if a := &w.admission; a.running != 0 || len(a.waiting) != 0 || len(a.clients) != 0 {
@@ -420,6 +426,7 @@ type fakeEngine struct {
 	models    string // of GET /v1/models; "" for m
 	ranks     int    // 0 for 1
 	refuse    bool   // no connection is taken
+	dialing   error  // how dialing it fails, for the legs; nil: not
 	blocks    int    // tokens of a KV block in its events; 0: it has none
 	kvHosts   string // where else it may be; "": it is trusted with what it answers
 
@@ -495,6 +502,9 @@ func or(s, instead string) string {
 func (e *fakeEngine) dial(context.Context, string, string) (net.Conn, error) {
 	if e.refuse {
 		return nil, errors.New("connection refused")
+	}
+	if e.dialing != nil {
+		return nil, e.dialing
 	}
 	client, server := net.Pipe()
 	e.wg.Go(func() {

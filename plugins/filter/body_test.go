@@ -7,7 +7,9 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // slowBody is a request body whose chunks the test sends one by one.
@@ -192,6 +194,58 @@ response_body: return 1`))
 	}
 	if resp, body := do(t, srv, "a", big); resp.StatusCode != 500 || !strings.Contains(body, "answer_too_large") {
 		t.Errorf("got %d %.100s", resp.StatusCode, body)
+	}
+}
+
+// bytesHeld is a Memory with room for some bytes.
+type bytesHeld struct{ room, used, most atomic.Int64 }
+
+func (m *bytesHeld) Take(n int64) bool {
+	used := m.used.Add(n)
+	if used > m.room.Load() {
+		m.used.Add(-n)
+		return false
+	}
+	m.most.Store(max(m.most.Load(), used))
+	return true
+}
+
+func (m *bytesHeld) Release(n int64) { m.used.Add(-n) }
+
+func TestHeldBodiesAreCounted(t *testing.T) {
+	w := newWorld(t)
+	w.start(spec("f", `[q]
+request_body: !eos return 1
+[a]
+response_body: !eos return 1`))
+	memory := new(bytesHeld)
+	w.chain.Set(w.plugins, Limits{MaxBody: 1 << 20, Memory: memory})
+	srv := w.serve(echo)
+	big := strings.Repeat("y", 1<<19)
+	for _, section := range []string{"q", "a"} {
+		for _, room := range []int64{1 << 20, 100 << 10} {
+			memory.room.Store(room)
+			memory.most.Store(0)
+			resp, body := do(t, srv, section, big)
+			if room == 1<<20 && (resp.StatusCode != 200 || body != big) {
+				t.Errorf("%s: %d, %d bytes", section, resp.StatusCode, len(body))
+			}
+			if room < 1<<20 && (resp.StatusCode != 503 || !strings.Contains(body, "memory_limit")) {
+				t.Errorf("%s without memory: %d %.100s", section, resp.StatusCode, body)
+			}
+			if section == "q" && memory.most.Load() < 64<<10 {
+				t.Errorf("%s: at most %d bytes are counted", section, memory.most.Load())
+			}
+			for range 1000 { // the stream ends behind its answer
+				if memory.used.Load() == 0 {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if n := memory.used.Load(); n != 0 {
+				t.Errorf("%s: %d bytes are counted of nothing", section, n)
+			}
+		}
 	}
 }
 

@@ -16,6 +16,17 @@ type Limits struct {
 	// ReadTimeout is how long a client may take for its body while a filter holds
 	// the request; 0: for ever.
 	ReadTimeout time.Duration
+	// Memory counts the bytes of bodies that filters hold; nil: nobody counts them.
+	// What it has no room for is answered with 503.
+	Memory Memory
+}
+
+// Memory counts bytes. Its methods are safe for concurrent use.
+type Memory interface {
+	// Take counts n bytes; false: there is no room for them.
+	Take(n int64) bool
+	// Release gives n bytes back.
+	Release(n int64)
 }
 
 func (l Limits) bodyLimit() int64 {

@@ -1,6 +1,8 @@
 package filter
 
 import (
+	"net/http"
+
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
@@ -18,6 +20,7 @@ type flow struct {
 	trailers *headerMap // nil as long as there are none
 	signal   chan struct{}
 	limit    int64
+	counted  int64 // bytes that limits.Memory counts
 
 	begun  bool // the headers have set out
 	headed bool // they have reached the sink
@@ -42,6 +45,37 @@ type hop struct {
 	dataEnd bool  // the end of the data is held
 	trailed bool  // the trailers are held
 	told    bool  // the guest has seen them
+}
+
+// count counts what the flow holds now, and rest more bytes; where there is no
+// memory for that the stream fails.
+func (w *flow) count(rest int) {
+	memory := w.s.limits.Memory
+	if memory == nil {
+		return
+	}
+	now := int64(rest)
+	for i := range w.hops {
+		if held := w.hops[i].held; held != nil {
+			now += int64(len(held.bytes()))
+		}
+	}
+	switch more := now - w.counted; {
+	case more < 0:
+		memory.Release(-more)
+	case more > 0 && !memory.Take(more):
+		w.s.fail(newFailure(http.StatusServiceUnavailable, "overloaded_error", "memory_limit", "the memory of the proxy for requests and answers is used up"))
+		return
+	}
+	w.counted = now
+}
+
+// release gives back what is counted, at the end of the stream.
+func (w *flow) release() {
+	if w.counted > 0 {
+		w.s.limits.Memory.Release(w.counted)
+		w.counted = 0
+	}
 }
 
 // begin sends the headers on their way; end says that nothing follows.

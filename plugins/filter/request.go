@@ -145,6 +145,7 @@ func (s *stream) advance(p []byte) bool {
 	src := &s.src
 	switch {
 	case s.req.resumeAll():
+		s.req.count(len(src.rest))
 		return true
 	case src.done, src.ahead == nil && s.req.closed(s.req.limit):
 		return s.wait(&s.req, &s.in, s.over)
@@ -251,6 +252,7 @@ func (s *stream) endRead() {
 func (s *stream) arrived(b []byte, err error) {
 	s.requestBytes.Add(int64(len(b)))
 	src := &s.src
+	defer func() { s.req.count(len(src.rest)) }()
 	if err != nil && err != io.EOF {
 		src.done, src.err = true, err
 		return
@@ -388,6 +390,7 @@ func (b requestBody) Read(p []byte) (int, error) {
 			n := copy(p, src.rest)
 			if src.rest = src.rest[n:]; len(src.rest) == 0 {
 				src.rest = nil
+				s.req.count(0)
 			}
 			return n, nil
 		}

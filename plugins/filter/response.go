@@ -108,6 +108,7 @@ func (w *answerWriter) Write(p []byte) (int, error) {
 	d.closed = d.declared >= 0 && d.came >= d.declared
 	if len(p) > 0 || d.closed {
 		s.resp.dataFrom(0, p, d.closed)
+		s.resp.count(0)
 	}
 	if s.settle(); s.isOver() {
 		return 0, s.writeError()

@@ -95,6 +95,8 @@ func (s *stream) end() {
 	s.stop(context.Canceled)
 	s.workers.Wait()
 	s.closeSource()
+	s.req.release()
+	s.resp.release()
 	s.responseDone.CompareAndSwap(0, int64(time.Since(s.start)))
 	for i := range s.filters {
 		s.filters[i].end()

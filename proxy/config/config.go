@@ -106,6 +106,9 @@ func Parse(data []byte) (Config, error) {
 	cfg.lines = scanLines(string(data))
 
 	problems := decodeTree(tree, &cfg)
+	limits, _ := tree["limits"].(map[string]any)
+	_, set := limits["per_client"]
+	cfg.Limits.defaultClient(set)
 	reported := problems.keys()
 	for _, p := range cfg.Validate() {
 		// A key that could not be decoded still has its default: what the

@@ -48,7 +48,7 @@ func TestDefaults(t *testing.T) {
 		{"timeouts.policy", time.Duration(c.Timeouts.Policy), 5 * time.Millisecond},
 		{"timeouts.dial", time.Duration(c.Timeouts.Dial), 5 * time.Second},
 		{"timeouts.cleanup", time.Duration(c.Timeouts.Cleanup), 5 * time.Second},
-		{"limits", c.Limits, Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10), PerClient: 0}},
+		{"limits", c.Limits, Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10), PerClient: 5000, clientHalf: 5000}},
 		{"policy.plan", c.Policy.Plan, "auto"},
 		{"policy.place", c.Policy.Place, "least_load"},
 		{"policy.mint", c.Policy.Mint, "snowflake"},

@@ -32,6 +32,10 @@ type Server struct {
 	// ReadTimeout is how long a client may take to send a whole request, body
 	// included. Default 60s; 0 sets no limit.
 	ReadTimeout Duration `toml:"read_timeout"`
+	// MinBodyRate is how many bytes of a request body a client must send in each
+	// second that the proxy waits for them, on average, after the first 5 s.
+	// Default 1KiB; 0 sets no limit but ReadTimeout.
+	MinBodyRate ByteSize `toml:"min_body_rate"`
 	// IdleTimeout is how long a client's connection may stay open between
 	// requests. Default 120s; never 0.
 	IdleTimeout Duration `toml:"idle_timeout"`
@@ -121,10 +125,11 @@ type Timeouts struct {
 	// whole answer. Default 120s.
 	Prefill Duration `toml:"prefill"`
 	// FirstByte is how long the leg that answers the client may take, per
-	// attempt, until its first byte. Default 300s.
+	// attempt, until the first event of a stream, or all of an answer that is no
+	// stream. Default 300s.
 	FirstByte Duration `toml:"first_byte"`
-	// StreamIdle is how long a stream may be silent between two events.
-	// Default 60s.
+	// StreamIdle is how long a stream may be silent between two events, and how
+	// long one event may take to come. Default 60s.
 	StreamIdle Duration `toml:"stream_idle"`
 	// Handshake is how much longer than Transfer the first transfer of a pair may
 	// take, while its engines connect; a warm-up may take no more in all. Default
@@ -158,8 +163,13 @@ type Limits struct {
 	// QueueTimeout is how long one may wait. Default 10s; 0 only together with
 	// Queue = 0.
 	QueueTimeout Duration `toml:"queue_timeout"`
-	// PerClient is how many exchanges one API key (or, without keys, one
-	// client address) may have at a time. Default 0: no cap.
+	// MaxReading is how many requests may be sending their bodies at a time; one
+	// more takes the place of the slowest. Default 0: as MaxExchanges.
+	MaxReading int `toml:"max_reading"`
+	// PerClient is how many exchanges one API key may have at a time, those that
+	// wait included, and how many bodies it may be sending. Without keys it counts
+	// for one client address, an IPv6 one being a network of 64 bits. Default: half
+	// of MaxExchanges, and half of MaxReading and of Queue; 0: no cap.
 	PerClient int `toml:"per_client"`
 	// MaxConnections is how many connections clients may have open at a time, TCP
 	// and QUIC together, in each process. At the limit the connection closes that
@@ -170,7 +180,67 @@ type Limits struct {
 	// MaxConnectionsPerAddress is how many of them may have one client address, for
 	// IPv6 one /64. Default 0: a quarter of MaxConnections; -1: no cap.
 	MaxConnectionsPerAddress int `toml:"max_connections_per_address"`
+	// BufferMemory is how many bytes of requests and answers the proxy may hold.
+	// Default 0: a quarter of the memory that the process may use.
+	BufferMemory ByteSize `toml:"buffer_memory"`
+
+	// The value that PerClient has where it was left out, or says the same.
+	clientHalf int
 }
+
+// Reading is how many bodies may be read at a time.
+func (l Limits) Reading() int {
+	if l.MaxReading > 0 {
+		return l.MaxReading
+	}
+	return l.MaxExchanges
+}
+
+// ReadingShare is how many bodies of one client may be read at a time, 0: all.
+func (l Limits) ReadingShare() int { return l.clientShare(l.Reading()) }
+
+// QueueShare is how many exchanges of one client may wait for a place, 0: all.
+func (l Limits) QueueShare() int { return l.clientShare(l.Queue) }
+
+func (l Limits) clientShare(of int) int {
+	if l.halves() {
+		return half(of)
+	}
+	return l.PerClient
+}
+
+func (l Limits) halves() bool { return l.clientHalf > 0 && l.PerClient == l.clientHalf }
+
+// Share returns l as one of n processes goes by it, whose part of the bytes of
+// BufferMemory is given. What is of one client is not divided, but a half stays a
+// half.
+func (l Limits) Share(n int, bufferMemory ByteSize) Limits {
+	halves := l.halves()
+	l.MaxExchanges, l.MaxReading, l.Queue = Divide(l.MaxExchanges, n), Divide(l.MaxReading, n), Divide(l.Queue, n)
+	l.BufferMemory = bufferMemory
+	if halves {
+		l.clientHalf = half(l.MaxExchanges)
+		l.PerClient = l.clientHalf
+	}
+	return l
+}
+
+// Divide is n divided by by, at least 1, and rounds up: what is allowed at all is allowed to each.
+func Divide(n, by int) int {
+	by = max(1, by)
+	return (n + by - 1) / by
+}
+
+// defaultClient sets PerClient where the file does not.
+func (l *Limits) defaultClient(set bool) {
+	l.clientHalf = half(l.MaxExchanges)
+	if !set {
+		l.PerClient = l.clientHalf
+	}
+}
+
+// half is the half of n, and at least 1.
+func half(n int) int { return max(1, n/2) }
 
 func defaultServer() Server {
 	return Server{
@@ -181,6 +251,7 @@ func defaultServer() Server {
 		MaxHeader:         64 << 10,
 		ReadHeaderTimeout: seconds(10),
 		ReadTimeout:       seconds(60),
+		MinBodyRate:       1 << 10,
 		IdleTimeout:       seconds(120),
 		WriteTimeout:      seconds(60),
 	}
@@ -203,7 +274,7 @@ func defaultTimeouts() Timeouts {
 }
 
 func defaultLimits() Limits {
-	return Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10)}
+	return Limits{MaxExchanges: 10000, Queue: 1000, QueueTimeout: seconds(10), PerClient: 5000, clientHalf: 5000}
 }
 
 // seconds returns n seconds.

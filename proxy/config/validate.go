@@ -30,6 +30,9 @@ func (c *Config) Validate() []Problem {
 	return k.problems
 }
 
+// leastBuffers is the least memory for buffers that requests can be served in.
+const leastBuffers = ByteSize(1 << 20)
+
 // server checks [server], [admin] and [limits].
 func (k *checker) server() {
 	s := k.config.Server
@@ -69,6 +72,10 @@ func (k *checker) server() {
 	k.atLeast("limits.per_client", l.PerClient, 0)
 	k.atLeast("limits.max_connections", l.MaxConnections, 0)
 	k.atLeast("limits.max_connections_per_address", l.MaxConnectionsPerAddress, -1)
+	k.atLeast("limits.max_reading", l.MaxReading, 0)
+	if l.BufferMemory > 0 && l.BufferMemory < leastBuffers {
+		k.add("limits.buffer_memory", "must be at least %s, or 0B for a quarter of the memory, found %s", leastBuffers, l.BufferMemory)
+	}
 }
 
 // timeouts checks [timeouts], where zero would end every exchange.

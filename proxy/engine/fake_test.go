@@ -88,18 +88,19 @@ func (fakeProtocol) Compatible(p, d *Facts) error {
 
 // fakeEngines is a RoundTripper that answers for every engine by host:port.
 type fakeEngines struct {
-	mu    sync.Mutex
-	down  map[string]bool
-	facts map[string]string
-	code  map[string]int // status of /health and /live
-	calls map[string]int // by host:port + path
-	auth  string         // the last Authorization
-	delay map[string]time.Duration
-	stall time.Duration // for which nothing runs: a time-out fires later
+	mu      sync.Mutex
+	down    map[string]bool
+	dialing map[string]error // guarded by mu; how dialing fails on this side
+	facts   map[string]string
+	code    map[string]int // status of /health and /live
+	calls   map[string]int // by host:port + path
+	auth    string         // the last Authorization
+	delay   map[string]time.Duration
+	stall   time.Duration // for which nothing runs: a time-out fires later
 }
 
 func newFakeEngines() *fakeEngines {
-	return &fakeEngines{down: map[string]bool{}, facts: map[string]string{}, code: map[string]int{}, delay: map[string]time.Duration{}, calls: map[string]int{}}
+	return &fakeEngines{down: map[string]bool{}, dialing: map[string]error{}, facts: map[string]string{}, code: map[string]int{}, delay: map[string]time.Duration{}, calls: map[string]int{}}
 }
 
 func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -118,6 +119,9 @@ func (f *fakeEngines) RoundTrip(r *http.Request) (*http.Response, error) {
 		case <-r.Context().Done():
 			return nil, r.Context().Err()
 		}
+	}
+	if err := f.dialing[host]; err != nil {
+		return nil, err
 	}
 	if down {
 		return nil, errors.New("connection refused")

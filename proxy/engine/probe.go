@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
 const (
@@ -121,7 +122,7 @@ func (p *prober) drain(ctx context.Context) {
 func (p *prober) probe(ctx context.Context, h *config.Health) {
 	began := time.Now()
 	epoch, err := p.health(ctx, h)
-	if ctx.Err() != nil || errors.Is(err, errLate) {
+	if ctx.Err() != nil || errors.Is(err, errLate) || p.ownFault(err) {
 		return
 	}
 	defer p.listen(h, began, err) // once the state is what follows from it
@@ -145,13 +146,26 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 	}
 	if err := p.learn(ctx, h); err != nil {
-		if ctx.Err() == nil && !errors.Is(err, errLate) {
+		if ctx.Err() == nil && !errors.Is(err, errLate) && !p.ownFault(err) {
 			p.failed(h, err)
 		}
 		return
 	}
 	p.bad, p.fresh, p.lost, p.said = 0, 0, false, ""
 	p.syncClock(ctx, h)
+}
+
+// ownFault reports whether a probe failed because this host could not open a
+// connection. Such a probe says nothing of the engine.
+func (p *prober) ownFault(err error) bool {
+	if !upstream.IsLocal(err) {
+		return false
+	}
+	if text := err.Error(); text != p.said {
+		p.said = text
+		p.r.log.Warn("engine not probed: this host cannot open a connection", "engine", p.i.Spec.Name, "error", err)
+	}
+	return true
 }
 
 // failed counts a failed probe.

@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -404,4 +406,40 @@ func TestProbeErrorsHideTheURL(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A probe that this host cannot send says nothing of the engine, whatever its state.
+func TestProbeWithoutDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		a := f.get(t, "a")
+		time.Sleep(time.Second)
+		full := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
+		set := func(err error, code int) {
+			f.engines.set(func() { f.engines.dialing["a:80"], f.engines.code["a:80"] = err, code })
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+		}
+		for n, s := range []struct {
+			err  error
+			code int
+			want State
+		}{
+			{nil, 200, Ready},
+			{full, 200, Ready},
+			{errors.New("connection refused"), 200, Unhealthy},
+			{full, 200, Unhealthy},
+			{nil, 200, Ready},
+		} {
+			set(s.err, s.code)
+			if got := a.State(); got != s.want {
+				t.Errorf("step %d: %v, want %v", n, got, s.want)
+			}
+			if a.Silent() {
+				t.Errorf("step %d: the engine counts as silent", n)
+			}
+		}
+	})
 }

@@ -132,6 +132,9 @@ func (s *EventScanner) Finish() []byte {
 // of the proxy's own must then be preceded by a blank line.
 func (s *EventScanner) MidEvent() bool { return s.mid }
 
+// Held is how many bytes of memory the scanner takes for what it holds back.
+func (s *EventScanner) Held() int { return cap(s.held) + cap(s.spare) }
+
 // Usage gives what the stream's last usage object said, and for numbers that
 // it lacked, the first one (the two ends of a messages stream). ok is false if
 // there was none.

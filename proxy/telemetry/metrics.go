@@ -41,6 +41,7 @@ type Metrics struct {
 	distrust      *prometheus.GaugeVec
 	coordinations *prometheus.CounterVec
 	fleetRefused  *prometheus.CounterVec
+	buffers       atomic.Pointer[func() int64] // nil: nobody counts
 }
 
 // waits are the bucket borders in seconds for things that engines do.
@@ -97,7 +98,8 @@ func New(reg prometheus.Registerer) *Metrics {
 	m.distrust = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "pdproxy_kv_distrust", Help: "1 while an engine's reported cached tokens disagree with the KV index, by the likely reason.",
 	}, []string{"engine", "reason"})
-	reg.MustRegister(m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pdproxy_buffer_bytes", Help: "Memory that holds requests and answers, in bytes."}, m.bufferBytes)
+	reg.MustRegister(held, m.interEvent, m.disaggIDs, m.matchRatio, m.distrust)
 	return m
 }
 
@@ -160,6 +162,16 @@ func (m *Metrics) BrokenStream(reason string) { m.brokenStreams.WithLabelValues(
 
 // Shed counts a request refused by a limit.
 func (m *Metrics) Shed(reason string) { m.shed.WithLabelValues(reason).Inc() }
+
+// WatchBuffers makes used, safe for concurrent use, what pdproxy_buffer_bytes shows.
+func (m *Metrics) WatchBuffers(used func() int64) { m.buffers.Store(&used) }
+
+func (m *Metrics) bufferBytes() float64 {
+	if used := m.buffers.Load(); used != nil {
+		return float64((*used)())
+	}
+	return 0
+}
 
 // Tokens adds what an engine reported of one exchange; a negative number is one
 // that it did not report.

@@ -156,7 +156,7 @@ func (cl *client) dial(c *call) (*conn, error) {
 	if ctx.Err() != nil {
 		err = c.undone()
 	}
-	return nil, &Error{Op: OpDial, Sent: c.sent, Timeout: isTimeout(err), Err: err}
+	return nil, &Error{Op: OpDial, Sent: c.sent, Timeout: isTimeout(err), Local: IsLocal(err), Err: err}
 }
 
 // lendBuffer gives cn a read buffer.

@@ -23,6 +23,9 @@ type Error struct {
 	Op      string // one of the Op constants
 	Sent    bool   // some of the request may have reached the engine, on any try
 	Timeout bool   // a deadline passed: an option's, the request's or the context's
+	// Local says that this host could not open a connection, for want of a
+	// descriptor, a port or memory: the engine has had no part in that.
+	Local bool
 	// Err is the cause. When the context ended, both its Err and its Cause are
 	// found by errors.Is. A connection that was lost before the end of a body
 	// is io.ErrUnexpectedEOF.

@@ -277,7 +277,7 @@ func (c *stdCall) fail(e *Error) *Error {
 	default:
 		e.Err = c.plain(e.Op, e.Err)
 	}
-	e.Sent, e.Timeout = c.tries > 0, isTimeout(e.Err)
+	e.Sent, e.Timeout, e.Local = c.tries > 0, isTimeout(e.Err), e.Op == OpDial && IsLocal(e.Err)
 	return e
 }
 

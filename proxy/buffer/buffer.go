@@ -1,0 +1,152 @@
+// Package buffer owns the memory that the data path holds: pooled buffers, and
+// the budget that counts the bytes of those that hold requests and answers.
+package buffer
+
+import (
+	"errors"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+// Buffers come in size classes so that a stream's 4 KiB piece never carries the
+// resident pages of a 1 MiB prompt.
+const (
+	minBits = 12 // 4 KiB: the read buffer of a stream
+	maxBits = 22 // 4 MiB: larger buffers are left to the garbage collector
+)
+
+// ErrFull says that the budget has no room for the bytes that were asked for.
+var ErrFull = errors.New("the memory for buffers is used up")
+
+var pools [maxBits - minBits + 1]sync.Pool
+
+// Buffer is a pooled byte slice with one owner. The owner appends to B within
+// its capacity, and calls Grow for more. A buffer that has several holders is not
+// written to.
+type Buffer struct {
+	B       []byte
+	budget  *Budget      // nil: the buffer is not counted
+	counted int64        // bytes that the budget counts for it
+	holders atomic.Int32 // besides the owner
+}
+
+// Get returns an empty buffer with room for n bytes, which no budget counts.
+func Get(n int) *Buffer {
+	class := sizeClass(n)
+	if class < 0 {
+		return &Buffer{B: make([]byte, 0, n)}
+	}
+	if v := pools[class].Get(); v != nil {
+		return v.(*Buffer)
+	}
+	return &Buffer{B: make([]byte, 0, Room(n))}
+}
+
+// Get returns an empty buffer with room for n bytes, which g counts until the
+// buffer is freed. The error is ErrFull.
+func (g *Budget) Get(n int) (*Buffer, error) {
+	size := int64(Room(n))
+	if !g.Take(size) {
+		return nil, ErrFull
+	}
+	b := Get(n)
+	if c := int64(cap(b.B)); c != size { // the pool had one with more room
+		g.add(c - size)
+		size = c
+	}
+	b.budget, b.counted = g, size
+	return b, nil
+}
+
+// Counted is how many bytes the budget counts for b; 0 for nil.
+func (b *Buffer) Counted() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.counted
+}
+
+// Hold makes another holder of the buffer, who calls Free too.
+func (b *Buffer) Hold() *Buffer {
+	b.holders.Add(1)
+	return b
+}
+
+// Free gives the buffer back when its last holder calls it; nil is allowed.
+// Nothing of the caller's may alias the buffer afterwards.
+func (b *Buffer) Free() {
+	if b == nil || b.holders.Load() > 0 && b.holders.Add(-1) >= 0 {
+		return
+	}
+	b.holders.Store(0)
+	if b.budget != nil {
+		b.budget.Release(b.counted)
+		b.budget, b.counted = nil, 0
+	}
+	c := cap(b.B)
+	if c < 1<<minBits || c > 1<<maxBits {
+		return
+	}
+	class := bits.Len(uint(c)) - 1 - minBits // the largest class it can serve
+	b.B = b.B[:0]
+	pools[class].Put(b)
+}
+
+// Grow gives a full buffer more room: twice what it has, or room for want bytes
+// where that is at most four times as much, and never more than most, which must
+// be greater than what it has. Want is what a peer announced, 0 for nothing. The
+// budget counts the old and the new memory while the bytes are copied. The error
+// is ErrFull, and leaves the buffer as it was.
+func (b *Buffer) Grow(want, most int) error {
+	n := 2 * cap(b.B)
+	if want > cap(b.B) && want-1 <= 2*n {
+		n = want
+	}
+	if n >= most-1 { // the byte beyond is the one that finds the end
+		n = most
+	}
+	next := (*Buffer)(nil)
+	if b.budget == nil {
+		next = Get(n)
+	} else {
+		var err error
+		if next, err = b.budget.Get(n); err != nil {
+			return err
+		}
+	}
+	next.B = append(next.B, b.B...)
+	b.B, next.B = next.B, b.B
+	b.counted, next.counted = next.counted, b.counted
+	next.Free()
+	return nil
+}
+
+// Set makes p, which append made of b.B, the bytes of b. What append took beyond
+// the buffer's room is counted, also where the budget is used up by that.
+func (b *Buffer) Set(p []byte) {
+	if more := int64(cap(p)) - b.counted; b.budget != nil && more > 0 {
+		b.budget.add(more)
+		b.counted += more
+	}
+	b.B = p
+}
+
+// Room is how many bytes a buffer for n bytes takes.
+func Room(n int) int {
+	if class := sizeClass(n); class >= 0 {
+		return 1 << (class + minBits)
+	}
+	return n
+}
+
+func sizeClass(n int) int {
+	if n <= 1<<minBits {
+		return 0
+	}
+	class := bits.Len(uint(n-1)) - minBits
+	if class >= len(pools) {
+		return -1
+	}
+	return class
+}

@@ -1,0 +1,158 @@
+package buffer
+
+import (
+	"bytes"
+	"sync"
+	"testing"
+)
+
+func TestBufferClasses(t *testing.T) {
+	for _, n := range []int{0, 1, 4095, 4096, 4097, 8192, 100_000, 1 << 20, 1<<22 - 1, 1 << 22, 1<<22 + 1, 1 << 24} {
+		b := Get(n)
+		if len(b.B) != 0 || cap(b.B) < n {
+			t.Errorf("Get(%d): length %d, room %d", n, len(b.B), cap(b.B))
+		}
+		if n > 1<<maxBits && cap(b.B) != n {
+			t.Errorf("Get(%d): room %d for one that is not kept", n, cap(b.B))
+		}
+		if n <= 1<<maxBits && n > 4096 && cap(b.B) >= 4*n {
+			t.Errorf("Get(%d): room %d", n, cap(b.B))
+		}
+		b.Free()
+	}
+}
+
+// What comes out of the pools always has the room that was asked for, however
+// odd the buffers are that were put in.
+func TestBufferRoomAfterFree(t *testing.T) {
+	for c := 1; c < 3<<22; c = c*3/2 + 1 {
+		b := &Buffer{B: make([]byte, c/2, c)}
+		b.Free()
+		for _, n := range []int{c, c / 2, c/2 + 1, c * 2} {
+			if got := Get(n); len(got.B) != 0 || cap(got.B) < n {
+				t.Fatalf("after a free of %d: Get(%d) has length %d, room %d", c, n, len(got.B), cap(got.B))
+			}
+		}
+	}
+}
+
+// A buffer that several hold comes back to its pool with the last of them, once.
+func TestBufferHeld(t *testing.T) {
+	const n = 3 << 20 // a class that nothing else here uses
+	for range 1000 {
+		b := Get(n)
+		b.B = append(b.B, "whole"...)
+		var wg sync.WaitGroup
+		for range 3 {
+			b.Hold()
+			wg.Go(func() {
+				if string(b.B) != "whole" {
+					t.Error("given back before its time")
+				}
+				b.Free()
+			})
+		}
+		b.Free()
+		wg.Wait()
+		x, y := Get(n), Get(n)
+		if x == y {
+			t.Fatal("given back twice")
+		}
+		x.Free()
+		y.Free()
+	}
+}
+
+func TestGrow(t *testing.T) {
+	tests := []struct {
+		room, want, most, after int
+	}{
+		{4096, 0, 1 << 20, 8192},
+		{4096, 9000, 1 << 20, 16384},         // what was announced is near: at once
+		{65536, 16<<20 + 1, 1 << 26, 131072}, // and far: as the bytes come
+		{4 << 20, 16<<20 + 1, 1 << 26, 16<<20 + 1},
+		{40 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // not twice the limit
+		{32 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // nor once more for its last byte
+	}
+	for _, tt := range tests {
+		var g Budget
+		b, err := g.Get(tt.room)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []byte("what was read so far")
+		b.B = append(b.B, want...)
+		if err := b.Grow(tt.want, tt.most); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(b.B, want) || cap(b.B) != tt.after || g.Used() != int64(cap(b.B)) {
+			t.Errorf("%d grown to %d, %d are counted; want %d", tt.room, cap(b.B), g.Used(), tt.after)
+		}
+		b.Free()
+		if g.Used() != 0 {
+			t.Errorf("%d bytes are counted of nothing", g.Used())
+		}
+	}
+	(*Buffer)(nil).Free() // allowed
+}
+
+// What the budget has no room for stays as it was; the copy counts while it is made.
+func TestBudgetFull(t *testing.T) {
+	var g Budget
+	g.SetLimit(20 << 10)
+	b, err := g.Get(8 << 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.B = append(b.B, "kept"...)
+	if err := b.Grow(0, 1<<20); err != ErrFull { // 8 and 16 KiB at a time
+		t.Fatalf("grown beyond the limit: %v", err)
+	}
+	if string(b.B) != "kept" || g.Used() != 8<<10 {
+		t.Errorf("%q, %d bytes counted", b.B, g.Used())
+	}
+	if _, err := g.Get(16 << 10); err != ErrFull {
+		t.Errorf("a second buffer: %v", err)
+	}
+	if !g.Take(12<<10) || g.Take(1) {
+		t.Error("the limit is not exact")
+	}
+	g.Release(12 << 10)
+	b.Set(append(b.B, make([]byte, 100<<10)...)) // what is there is counted
+	if g.Used() != int64(cap(b.B)) {
+		t.Errorf("%d bytes counted of %d", g.Used(), cap(b.B))
+	}
+	b.Hold()
+	b.Free()
+	if g.Used() == 0 {
+		t.Error("given back before the last holder")
+	}
+	b.Free()
+	if g.Used() != 0 {
+		t.Errorf("%d bytes are counted of nothing", g.Used())
+	}
+}
+
+func TestBudgetTogether(t *testing.T) {
+	var g Budget
+	g.SetLimit(1 << 20)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 1000 {
+				b, err := g.Get(100 << 10)
+				if err != nil {
+					continue
+				}
+				if g.Used() > 1<<20+8*(128<<10) { // those that are refused count for a moment
+					t.Error("beyond the limit")
+				}
+				b.Free()
+			}
+		})
+	}
+	wg.Wait()
+	if g.Used() != 0 {
+		t.Errorf("%d bytes are counted of nothing", g.Used())
+	}
+}

@@ -1,0 +1,112 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// firstRead is how much memory a body or an answer gets before its bytes are
+// there, whatever length its sender announces.
+const firstRead = 64 << 10
+
+// Failures of the proxy itself, for want of memory or of descriptors. No engine is
+// charged for them, and no leg is retried because of them. Their codes are reasons
+// of pdproxy_shed_total.
+var (
+	errMemory     = &openai.Error{Status: 503, Type: "overloaded_error", Code: "memory_limit", Message: "the memory of the proxy for requests and answers is used up"}
+	errOverloaded = &openai.Error{Status: 503, Type: "overloaded_error", Code: "proxy_overloaded", Message: "the proxy has no descriptor, port or memory for a connection to an engine"}
+)
+
+var errBodyNeverFits = &openai.Error{Status: 413, Code: "body_too_large", Message: "the request does not fit in limits.buffer_memory"}
+
+// ownFault reports whether err is a failure of the proxy itself.
+func ownFault(err error) bool { return errors.Is(err, errMemory) || errors.Is(err, errOverloaded) }
+
+// hold returns a buffer with room for n bytes of the request, counted by the
+// process's budget. The exchange's goroutine calls it.
+func (x *exchange) hold(n int) (*buffer.Buffer, error) {
+	b, err := x.s.memory.Get(n)
+	if err != nil {
+		return nil, x.noMemory(n)
+	}
+	return b, nil
+}
+
+// noMemory is the answer to a request that the budget has no room for: n more
+// bytes beside its body.
+func (x *exchange) noMemory(n int) error {
+	if x.body.Counted()+int64(buffer.Room(n)) > x.s.memory.Limit() {
+		return errBodyNeverFits
+	}
+	return errMemory
+}
+
+// reserve counts n bytes that the exchange holds outside of pooled buffers, until
+// it is closed. Any goroutine of the exchange may call it.
+func (x *exchange) reserve(n int) error {
+	if n <= 0 {
+		return nil
+	}
+	if !x.s.memory.Take(int64(n)) {
+		return errMemory
+	}
+	x.reserved.Add(int64(n))
+	return nil
+}
+
+// unreserve gives back what reserve counted.
+func (x *exchange) unreserve() {
+	if n := x.reserved.Swap(0); n > 0 {
+		x.s.memory.Release(n)
+	}
+}
+
+// readAnswer reads an answer whole into a buffer that memory counts. The whole
+// answer must be there at the time by; zero sets no limit but that of each read.
+// The error is errMemory, errAnswerTooLarge or an *upstream.Error; the buffer may
+// then be nil.
+func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by time.Time) (*buffer.Buffer, error) {
+	if resp.ContentLength > int64(limit) {
+		return nil, errAnswerTooLarge
+	}
+	first, announced := 4<<10, 0
+	if resp.ContentLength > 0 {
+		announced = int(resp.ContentLength) + 1 // room for the read that finds the end
+		first = min(announced, firstRead)
+	}
+	buf, err := memory.Get(first)
+	if err != nil {
+		return nil, errMemory
+	}
+	for {
+		if len(buf.B) == cap(buf.B) {
+			if err := buf.Grow(announced, limit+1); err != nil {
+				return buf, errMemory
+			}
+		}
+		if !by.IsZero() {
+			left := time.Until(by)
+			if left <= 0 {
+				return buf, &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}
+			}
+			resp.SetIdleTimeout(left)
+		}
+		m, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
+		buf.B = buf.B[:len(buf.B)+m]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err == nil && len(buf.B) > limit {
+			err = errAnswerTooLarge
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}

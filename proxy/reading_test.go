@@ -1,0 +1,354 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+// overSockets runs f with a world on real sockets and a client of each protocol.
+func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.Client, base string)) {
+	insecure := &tls.Config{InsecureSkipVerify: true}
+	edit := o.config
+	for _, name := range []string{"h1", "h2c", "tls h1", "tls h2", "h3"} {
+		t.Run(name, func(t *testing.T) {
+			o := o
+			o.sockets = true
+			secure := name != "h1" && name != "h2c"
+			o.config = func(c *config.Config) {
+				edit(c)
+				if name == "h3" {
+					c.Server.HTTP3 = "127.0.0.1:0"
+				}
+			}
+			if secure {
+				var err error
+				if o.certs, err = LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := newWorld(t, o)
+			if name == "h3" {
+				h3 := &http3.Transport{TLSClientConfig: insecure.Clone()}
+				defer h3.Close()
+				f(t, w, &http.Client{Transport: h3}, "https://"+w.front.HTTP3Addr().String())
+				return
+			}
+			tr := &http.Transport{TLSClientConfig: insecure.Clone(), Protocols: new(http.Protocols)}
+			defer tr.CloseIdleConnections()
+			base := "http://" + w.front.Addr().String()
+			tr.Protocols.SetHTTP1(!strings.HasSuffix(name, "h2") && name != "h2c")
+			tr.Protocols.SetHTTP2(name == "tls h2")
+			tr.Protocols.SetUnencryptedHTTP2(name == "h2c")
+			if secure {
+				base = "https://" + w.front.Addr().String()
+			}
+			f(t, w, &http.Client{Transport: tr}, base)
+		})
+	}
+}
+
+// slowBody is a body of which one byte comes, and then nothing until it is closed.
+type slowBody struct {
+	sent bool
+	over chan struct{}
+	once sync.Once
+}
+
+func newSlowBody() *slowBody { return &slowBody{over: make(chan struct{})} }
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	if !b.sent {
+		b.sent = true
+		return copy(p, "{"), nil
+	}
+	<-b.over
+	return 0, io.EOF
+}
+
+func (b *slowBody) Close() error {
+	b.once.Do(func() { close(b.over) })
+	return nil
+}
+
+// announce sends a head and one byte of a body, and tells the status of the answer.
+func announce(ctx context.Context, c *http.Client, url string, status chan<- string) {
+	body := newSlowBody()
+	defer body.Close()
+	defer context.AfterFunc(ctx, func() { body.Close() })() // the transport waits for it
+	r, err := http.NewRequestWithContext(ctx, "POST", url, body)
+	if err != nil {
+		status <- err.Error()
+		return
+	}
+	r.ContentLength = 1 << 20
+	resp, err := c.Do(r)
+	if err != nil {
+		status <- err.Error()
+		return
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	status <- fmt.Sprintf("%d %s", resp.StatusCode, text)
+}
+
+// Requests whose bodies are here are served while as many bodies are announced as
+// may be read, over every protocol and from the same address.
+func TestFloodOfAnnouncedBodies(t *testing.T) {
+	const places = 8
+	o := setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}, config: func(c *config.Config) {
+		c.Limits.MaxExchanges, c.Limits.MaxReading, c.Limits.PerClient = 2, places, 0
+	}}
+	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		status := make(chan string, 2*places)
+		var flood sync.WaitGroup
+		for range places {
+			flood.Go(func() { announce(ctx, c, base+completionsPath, status) })
+		}
+		for w.readers.len() < places {
+			time.Sleep(time.Millisecond)
+		}
+		for range 3 {
+			if a := ask(ctx, c, "POST", base+completionsPath, completions(false)); a.status != 200 {
+				t.Fatalf("an honest request: %+v", a)
+			}
+			if s := <-status; !strings.HasPrefix(s, "408 ") || !strings.Contains(s, "reading_limit") {
+				t.Errorf("the slowest body: %s", s)
+			}
+			flood.Go(func() { announce(ctx, c, base+completionsPath, status) })
+			for w.readers.len() < places {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if n := w.metric("pdproxy_shed_total", "reading_limit"); n != 3 {
+			t.Errorf("%v bodies are counted as shed, want 3", n)
+		}
+		cancel()
+		flood.Wait()
+		for w.live.len() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// A body that stops coming is answered after the time that server.min_body_rate
+// gives it, over every protocol.
+func TestBodyRateOverSockets(t *testing.T) {
+	o := setup{config: func(c *config.Config) { c.Server.MinBodyRate = 1 << 30 }} // at once after the grace
+	overSockets(t, o, func(t *testing.T, w *world, c *http.Client, base string) {
+		status := make(chan string, 1)
+		begin := time.Now()
+		announce(t.Context(), c, base+completionsPath, status)
+		s := <-status
+		if !strings.HasPrefix(s, "408 ") || !strings.Contains(s, "min_body_rate") {
+			t.Errorf("%s", s)
+		}
+		if took := time.Since(begin); took < rateGrace {
+			t.Errorf("answered after %v, in the time of grace", took)
+		}
+		for w.live.len() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		w.outcome(telemetry.OutcomeClientError)
+	})
+}
+
+// A body is bounded by its rate, not by how long it takes, and only the time counts
+// in which the proxy waits for it.
+func TestBodyRate(t *testing.T) {
+	cfg := config.Default()
+	cfg.Server.ReadTimeout = config.Duration(100 * time.Second)
+	tests := []struct {
+		name    string
+		got     int64
+		waited  time.Duration // in earlier reads
+		waiting time.Duration // in this one, 0: none
+		want    *openai.Error
+	}{
+		{"within the grace", 0, 0, 5 * time.Second, nil},
+		{"behind the grace", 1, 0, 6 * time.Second, errBodySlow},
+		{"in two reads", 1, 3 * time.Second, 3 * time.Second, errBodySlow},
+		{"fast enough", 1 << 10, 0, 6 * time.Second, nil},
+		{"fast enough for long", 85 << 10, 85 * time.Second, 5 * time.Second, nil},
+		{"too slow in the end", 84 << 10, 85 * time.Second, 5 * time.Second, errBodySlow},
+		{"not waited for", 1, 5 * time.Second, 0, nil},
+		{"too long", 1 << 30, 50 * time.Second, 51 * time.Second, errBodyTimeout},
+	}
+	for _, tt := range tests {
+		now := time.Now()
+		b := bodyFor("a")
+		b.got.Store(tt.got)
+		b.waited.Store(int64(tt.waited))
+		if tt.waiting > 0 {
+			b.since.Store(now.Add(-tt.waiting).UnixNano())
+		}
+		if got := b.tooSlow(now.UnixNano(), &cfg); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	cfg.Server.MinBodyRate = 0
+	b := bodyFor("a")
+	b.waited.Store(int64(99 * time.Second))
+	if why := b.tooSlow(time.Now().UnixNano(), &cfg); why != nil {
+		t.Errorf("without a rate: %v", why)
+	}
+}
+
+// A request that is refused unread holds its connection for a moment only, also if
+// the rest of its body never comes.
+func TestRefusedUnread(t *testing.T) {
+	tests := []struct {
+		name, method, path string
+		length             int64
+		status             int
+	}{
+		{"not found", "POST", "/nothing", 1000, 404},
+		{"wrong method", "PUT", completionsPath, 1000, 405},
+		{"of a list", "GET", "/v1/models", 1000, 401},
+		{"no key", "POST", completionsPath, 1000, 401},
+		{"no key, long", "POST", completionsPath, 1 << 30, 401},
+		{"too large", "POST", completionsPath, 1 << 30, 413},
+		{"coded", "POST", completionsPath, 1000, 415},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{keys: keyLine("team", "good")})
+				conn, err := w.public.dial()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				key := ""
+				if tt.status == 413 || tt.status == 415 {
+					key = "Authorization: Bearer good\r\n"
+				}
+				fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: proxy\r\n%sContent-Encoding: br\r\nContent-Length: %d\r\n\r\n{", tt.method, tt.path, key, tt.length)
+				begin := time.Now()
+				text, _ := io.ReadAll(conn) // until the proxy hangs up
+				if took := time.Since(begin); took > 2*time.Second || !strings.HasPrefix(string(text), fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+					t.Errorf("after %v: %q", took, text)
+				}
+			})
+		})
+	}
+}
+
+func bodyFor(client string) *incoming { return &incoming{client: client} }
+
+// enterAll lets bodies in, in that order, a second apart.
+func enterAll(l *readers, cfg *config.Config, bodies ...*incoming) {
+	for _, b := range bodies {
+		now := time.Now()
+		b.since.Store(now.UnixNano())
+		l.enter(b, now, cfg)
+		time.Sleep(time.Second)
+	}
+}
+
+// The body that gives up its place is the one that is most behind, of the client
+// that has its share, or of all.
+func TestReadersTakeTheSlowest(t *testing.T) {
+	tests := []struct {
+		name   string
+		limits config.Limits
+		got    []int64 // of the bodies a, a, b and a
+		want   int     // which of them is stopped by one more of a
+	}{
+		{"the oldest of equals", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, 0},
+		{"not one that comes on", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, 1},
+		{"of all clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 1, 1}, 2},
+		{"not the newest without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, 0},
+		{"of its own client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, 3},
+		{"by a bound of its own", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, 0},
+		{"none", config.Limits{MaxExchanges: 5}, []int64{1, 1, 1, 1}, -1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var l readers
+				cfg := &config.Config{Limits: tt.limits}
+				bodies := []*incoming{bodyFor("a"), bodyFor("a"), bodyFor("b"), bodyFor("a")}
+				for _, b := range bodies {
+					b.rc = *http.NewResponseController(nowhere{})
+				}
+				enterAll(&l, cfg, bodies...)
+				for i, n := range tt.got {
+					bodies[i].got.Store(n)
+				}
+				more := bodyFor("a")
+				enterAll(&l, cfg, more)
+				for i, b := range bodies {
+					if stopped := errors.Is(b.stopped(), errReading); stopped != (i == tt.want) {
+						t.Errorf("body %d: stopped %v", i, stopped)
+					}
+				}
+				for _, b := range append(bodies, more) {
+					l.leave(b)
+					l.leave(b) // again: nothing
+				}
+				if l.len() != 0 || len(l.clients) != 0 {
+					t.Errorf("%d bodies of %d clients are left", l.len(), len(l.clients))
+				}
+				time.Sleep(2 * sweepEvery)
+			})
+		})
+	}
+}
+
+// The client's share holds by default, and so does the queue's.
+func TestHalfOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a admission
+		l := config.Default().Limits
+		l.MaxExchanges, l.Queue = 1, 4
+		leave := mustEnter(t, &a, "x", l)
+		var waiting sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, client := range []string{"a", "a", "b"} {
+			waiting.Go(func() {
+				if _, err := a.enter(ctx, client, l); !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: %v", client, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if _, err := a.enter(ctx, "a", l); err != errClientCap {
+			t.Errorf("a third one of four places: %v", err)
+		}
+		cancel()
+		waiting.Wait()
+		leave()
+		a.empty(t)
+	})
+}
+
+func BenchmarkReaders(b *testing.B) {
+	var l readers
+	cfg := config.Default()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		body := bodyFor("10.0.0.1")
+		for pb.Next() {
+			l.enter(body, time.Now(), &cfg)
+			l.leave(body)
+		}
+	})
+}

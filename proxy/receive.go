@@ -1,0 +1,74 @@
+package proxy
+
+import (
+	"io"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+)
+
+// readBody reads the client's body whole, within the limits, and takes off the
+// coding that the client has put on it.
+func (x *exchange) readBody(client string) error {
+	limit := int64(x.cfg.Server.MaxBody)
+	if x.r.ContentLength > limit {
+		return errBodyTooLarge(limit)
+	}
+	coding, err := bodyCoding(x.r.Header)
+	if err != nil {
+		return err
+	}
+	if b := incomingOf(x.ctx); b != nil && !b.begun {
+		b.client = client
+	}
+	if err := x.receive(int(limit)); err != nil {
+		return err
+	}
+	x.rc.SetReadDeadline(time.Time{}) // what follows only listens for the hang-up
+	if coding == nil {
+		return nil
+	}
+	return x.decode(coding, int(limit))
+}
+
+// receive reads the body as it comes into x.body. Memory follows the bytes that
+// have come, not the length that the client announces.
+func (x *exchange) receive(limit int) (err error) {
+	first, announced := 4<<10, 0
+	if x.r.ContentLength >= 0 {
+		announced = int(x.r.ContentLength) + 1 // room for the read that finds the end
+		first = min(announced, firstRead)
+	}
+	if announced > firstRead && int64(announced) > x.s.memory.Limit() {
+		return errBodyNeverFits
+	}
+	if x.body, err = x.hold(first); err != nil {
+		return err
+	}
+	for {
+		if len(x.body.B) == cap(x.body.B) {
+			if err := x.grow(x.body, announced, limit); err != nil {
+				return err
+			}
+		}
+		n, err := x.r.Body.Read(x.body.B[len(x.body.B):cap(x.body.B)])
+		x.body.B = x.body.B[:len(x.body.B)+n]
+		if len(x.body.B) > limit {
+			return errBodyTooLarge(int64(limit))
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return bodyReadError(x.ctx, err)
+		}
+	}
+}
+
+// grow gives b, which is full, more room for a body of at most limit bytes.
+func (x *exchange) grow(b *buffer.Buffer, announced, limit int) error {
+	if err := b.Grow(announced, limit+1); err != nil {
+		return x.noMemory(max(announced, min(2*cap(b.B), limit)))
+	}
+	return nil
+}

@@ -1,0 +1,46 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"syscall"
+	"testing"
+)
+
+// A connection that this host could not open is told from one that the engine did
+// not take, by both clients.
+func TestLocalFailure(t *testing.T) {
+	dialing := func(ip string, err error) error {
+		return &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 80}, Err: os.NewSyscallError("connect", err)}
+	}
+	tests := []struct {
+		err  error
+		want bool
+	}{
+		{dialing("10.0.0.1", syscall.EMFILE), true},
+		{dialing("10.0.0.1", syscall.ENFILE), true},
+		{dialing("10.0.0.1", syscall.ENOBUFS), true},
+		{dialing("::1", syscall.ENOMEM), true},
+		{dialing("10.0.0.1", syscall.EADDRNOTAVAIL), true},
+		{dialing("::1", syscall.EADDRNOTAVAIL), false}, // this host has no IPv6, and no engine there
+		{fmt.Errorf("lookup engine: %w", syscall.EMFILE), true},
+		{dialing("10.0.0.1", syscall.ECONNREFUSED), false},
+		{dialing("10.0.0.1", syscall.EHOSTUNREACH), false},
+		{errors.New("other"), false},
+	}
+	u := &url.URL{Scheme: "http", Host: "engine.test"}
+	for _, tt := range tests {
+		o := Options{URL: u, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, tt.err }}
+		for name, c := range map[string]Client{"own": New(o), "nethttp": NewStd(o)} {
+			_, err := c.Do(t.Context(), &Request{Path: "/"})
+			var ue *Error
+			if !errors.As(err, &ue) || ue.Op != OpDial || ue.Sent || ue.Local != tt.want {
+				t.Errorf("%s, %v: %#v, want local %v", name, tt.err, err, tt.want)
+			}
+		}
+	}
+}
