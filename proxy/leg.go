@@ -45,16 +45,13 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	var limit time.Duration
 	limit, row.short = a.within(time.Duration(x.cfg.Timeouts.Prefill))
 	w, by := waits{head: limit, idle: limit}, row.Start.Add(limit)
-	sctx := ctx
 	if a.conn.Reclaims() {
-		// As a deadline of the context the limit ends like a hang-up, with an ear
-		// for an answer that crosses it and holds blocks.
-		w, by = waits{idle: limit, linger: prefillLinger}, time.Time{}
-		var cancel context.CancelFunc
-		sctx, cancel = context.WithTimeout(ctx, limit)
-		defer cancel()
+		// An answer that comes after the limit, or after the client has left, names
+		// blocks that the clean-up frees. After the limit the clean-up waits for the
+		// answer, beside the next attempt.
+		w.linger, w.keepLate = prefillLinger, true
 	}
-	resp, err := a.send(sctx, row, l, w)
+	resp, err := a.send(ctx, row, l, w)
 	if err != nil {
 		return x.legEnded(ctx, row, err)
 	}
@@ -160,10 +157,12 @@ func (a *attempt) blame(err error) error {
 }
 
 // waits bounds a leg: until it is sent, until its head, for each read of its body,
-// and how long a cancelled one listens (upstream.Request).
+// how long a cancelled one listens, and whether one that is late goes on
+// (upstream.Request).
 type waits struct {
 	sendBy             time.Time
 	head, idle, linger time.Duration
+	keepLate           bool
 }
 
 // send writes one leg and waits for the head of its answer.
@@ -200,7 +199,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero() || x.side.phase != "",
+		Once: !a.p.Prefill.IsZero() || x.side.phase != "", KeepLate: w.keepLate,
 	}
 	if row.Phase != abi.Encode {
 		row.a = a

@@ -119,7 +119,7 @@ type hearing struct {
 func (j *janitor) hear(h *hearing) {
 	j.wg.Go(func() {
 		defer h.body.Free()
-		ctx, cancel := context.WithTimeout(j.ctx, h.job.whole)
+		ctx, cancel := context.WithTimeout(j.ctx, max(h.job.whole, 2*prefillLinger)) // the engine may answer soon, however short timeouts.prefill is
 		defer cancel()
 		died := h.job.since
 		if d, ok := h.conn.(connector.Deferrer); !ok || !d.Defers() {

@@ -306,3 +306,34 @@ func TestBegunStreamIsNotLeft(t *testing.T) {
 		}
 	})
 }
+
+// TestLateAnswerIsHeardBesideTheRetry: an attempt whose prefill hangs ends when
+// timeouts.prefill is over. The prefill's late answer is awaited beside the next
+// attempt, and the blocks that it names are freed.
+func TestLateAnswerIsHeardBesideTheRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := func(after time.Duration) func(*engineConn, int) {
+			return func(c *engineConn, n int) {
+				time.Sleep(after)
+				prefillAnswers(c, n)
+			}
+		}
+		engines := []*fakeEngine{
+			{name: "p0", role: "prefill", connector: "vllm-nixl", serve: hang(2500 * time.Millisecond)},
+			{name: "d0", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }},
+		}
+		w := newWorld(t, setup{engines: engines, config: func(c *config.Config) {
+			c.Timeouts.Prefill, c.Retry.Attempts = config.Duration(time.Second), 3
+		}})
+		begin := time.Now()
+		a := w.post(completionsPath, completions(false))
+		if took := time.Since(begin); a.status != 504 || took != 3*time.Second {
+			t.Errorf("status %d after %v, want 504 after three attempts of 1s: %s", a.status, took, a.body)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 3 {
+			t.Errorf("%v of 3 late answers were freed", n)
+		}
+	})
+}

@@ -31,14 +31,16 @@ type call struct {
 	readAt time.Time // when the read under way began; the reader's
 	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
-	seat   seat   // on the client's list of calls
-	keeps  bool   // Request.Keep
-	once   bool   // the request must not reach the engine twice
-	told   func() // Request.Sent
-	noBody bool   // the request was HEAD
-	sent   bool
-	headBy time.Time // zero: no limit
-	sendBy time.Time // likewise
+	seat   seat // on the client's list of calls
+	keeps  bool // Request.Keep
+	// keepsLate is Request.KeepLate.
+	keepsLate bool
+	once      bool   // the request must not reach the engine twice
+	told      func() // Request.Sent
+	noBody    bool   // the request was HEAD
+	sent      bool
+	headBy    time.Time // zero: no limit
+	sendBy    time.Time // likewise
 
 	body framing
 	keep bool  // the connection can be used again after the body
@@ -315,7 +317,8 @@ func (c *call) fail(cn *conn, e *Error) *Error {
 	case left:
 		e.Err = ErrAbandoned
 	}
-	if left && ended == nil && first != nil && c.keeps && phase == waiting {
+	late := e.Op == OpHead && isTimeout(e.Err)
+	if ended == nil && first != nil && phase == waiting && (left && c.keeps || late && c.keepsLate) {
 		e.Left = &Left{c, first}
 		first = nil
 	} else if cn != nil {

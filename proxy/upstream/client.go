@@ -108,7 +108,7 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, told: req.Sent, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, keepsLate: req.KeepLate, told: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
 	cl.calls.sit(&c.seat, c, req.Waiter)
 	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))

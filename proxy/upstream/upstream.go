@@ -62,6 +62,9 @@ type Request struct {
 	// of the answer is there, is not hung up on: the engine may come back and
 	// answer it, which the Error's Left tells. NewStd's client hangs up.
 	Keep bool
+	// KeepLate says the same of a call whose HeadTimeout has passed: the Error is a
+	// timeout and has a Left.
+	KeepLate bool
 }
 
 // Client calls one engine. All methods may be called by many goroutines.
