@@ -53,6 +53,7 @@ var inFleet = []scenario{
 	{"limit of a client", TestClientCapCountsTheQueue},
 	{"routing by blocks", TestRequestsGoWhereTheirBlocksAre},
 	{"routing after a restart", TestARestartedEngineHoldsNothing},
+	{"short turns", TestShortTurnsGoHome},
 	{"distrust", TestTroubleIsNamed},
 	{"refused pair", TestRefusedPair},
 	{"batches", TestBatchesMeetOneByOne},

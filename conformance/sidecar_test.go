@@ -121,6 +121,15 @@ func TestSidecarCallsTheEngineThatIsNamed(t *testing.T) {
 				}
 			}
 		}
+		// llm-d's own test sends the address as a URL.
+		for _, form := range []string{"http://%s", "HTTP://%s", "https://%s", "http://%s/"} {
+			body := chat("named by a URL "+long, 12, false)
+			a := f.tell(body, prefillerHeader, fmt.Sprintf(form, f.remotes(role)[1].Addr()))
+			f.right(a, chatPath, body)
+			if got := remoteOf(a, role); got != other+"1" {
+				t.Errorf("%s: %s was called, not %s", form, got, other+"1")
+			}
+		}
 		// Of several, in one line or in more, the place policy chooses.
 		both := f.remotes(role)[0].Addr() + " , " + strings.ToUpper(f.remotes(role)[1].Addr())
 		body := chat("one of two", 12, true)
@@ -162,6 +171,10 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 			"a URL":                   "http://" + stranger.Addr().String() + "/x",
 			"a known one with a tail": good + "/../../" + stranger.Addr().String(),
 			"another host's port":     "169.254.169.254:" + port,
+			"a known one and a path":  "http://" + good + "/x",
+			"a known one, two URLs":   "http://http://" + good,
+			"a URL with user":         "http://a@" + good,
+			"another scheme":          "ftp://" + good,
 			"no port":                 "127.0.0.1",
 			"with user":               "a@" + good,
 			"the local engine":        local.Addr(),
@@ -183,7 +196,7 @@ func TestSidecarCallsNobodyElse(t *testing.T) {
 			}
 		}
 		f.eventually("the refusals are counted", func() bool {
-			return f.metric("pdproxy_exchanges_total", `outcome="client_error"`) == 11
+			return f.metric("pdproxy_exchanges_total", `outcome="client_error"`) == 15
 		})
 	})
 }

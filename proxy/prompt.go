@@ -5,6 +5,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -17,6 +18,9 @@ type prompt struct {
 	exact  bool     // found are what an engine computes
 	chains []coordinator.Chain
 	blocks [][]kvindex.Hash // memory of the chains
+	seed   kvindex.Hash     // before the first block of the text
+	at     []int32          // positions of the ends
+	ends   []conversation.End
 }
 
 // mostKept is how many token ids or blocks an exchange at rest keeps room for.
@@ -26,6 +30,9 @@ const mostKept = 64 << 10
 func (p *prompt) reset() {
 	if cap(p.ids) > mostKept {
 		p.ids = nil
+	}
+	if cap(p.at) > mostKept {
+		p.at = nil
 	}
 	clear(p.chains)
 	p.found, p.exact = nil, false
@@ -88,6 +95,7 @@ func (x *exchange) appendText(dst []kvindex.Hash, seed kvindex.Hash, block int) 
 		dst = kvindex.AppendText(dst[:0], seed, raw, len(raw))
 		seed = dst[0]
 	}
+	x.prompt.seed = seed
 	return kvindex.AppendText(dst[:0], seed, x.req.PromptText(), block)
 }
 
@@ -99,10 +107,47 @@ func (x *exchange) nameConversation() {
 	for _, c := range x.prompt.chains {
 		if c.Form == coordinator.TextForm {
 			q.Chain = c.Blocks
+			x.nameEnds(q)
 		}
 	}
 	holds, known := x.req.HoldsAnswer()
 	q.First = known && !holds
+}
+
+const (
+	// leastNamed is the shortest prompt that names a conversation, in bytes of its
+	// text: shorter ones are sent by many clients.
+	leastNamed = 64
+	// endsWithin is the part of a prompt, in bytes before its end, whose words or
+	// token ids are ends. An earlier prompt that ended before that part is found by
+	// its last whole block.
+	endsWithin = 4 << 10
+	// mostEnds bounds the ends of one prompt: a coordinator is sent 9 bytes each.
+	mostEnds = 1024
+)
+
+// nameEnds adds the positions at which an earlier turn may have ended.
+func (x *exchange) nameEnds(q *conversation.Query) {
+	p, text, block := &x.prompt, x.req.PromptText(), coordinator.TextForm.Block
+	if q.ID != "" || len(text) < leastNamed {
+		return
+	}
+	from := 0
+	if x.req.Prompt != openai.PromptMessages {
+		from = max(0, len(text)-endsWithin) / block * block
+	}
+	p.at = x.req.AppendPromptEnds(p.at[:0], from)
+	at := p.at
+	if len(at) > mostEnds { // whole blocks of them only
+		at = at[len(at)-mostEnds:]
+		from = (int(at[0])/block + 1) * block
+		for len(at) > 1 && int(at[0]) < from {
+			at = at[1:]
+		}
+	}
+	q.EndsFrom = from / block
+	p.ends = conversation.AppendEnds(p.ends[:0], p.seed, q.Chain, block, text, at)
+	q.Ends = p.ends
 }
 
 // conversation is what engines are told of the conversation: the client's own id,

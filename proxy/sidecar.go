@@ -189,7 +189,7 @@ func (x *exchange) heedNames(list []*engine.Instance, header string, role abi.Ro
 			if name = strings.TrimSpace(name); name == "" {
 				continue
 			}
-			i := c.sc.find(snapshot, name)
+			i := c.sc.find(snapshot, withoutScheme(name))
 			if i == nil || home != nil && !partners(home, i, role) {
 				return list, badHeader(header, 403, "does not name an engine that may be called for "+role.String())
 			}
@@ -197,6 +197,18 @@ func (x *exchange) heedNames(list []*engine.Instance, header string, role abi.Ro
 		}
 	}
 	return list, nil
+}
+
+// withoutScheme returns the host:port of an address that a header may also give
+// as a URL, http://host:port, as llm-d's sidecar accepts it. The scheme of the
+// call is that of the engine's own URL.
+func withoutScheme(address string) string {
+	for _, scheme := range [...]string{"http://", "https://"} {
+		if len(address) >= len(scheme) && strings.EqualFold(address[:len(scheme)], scheme) {
+			return strings.TrimSuffix(address[len(scheme):], "/")
+		}
+	}
+	return address
 }
 
 // heedProfile notes the phase that the caller coordinates itself.

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -71,9 +72,28 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 		dst = appendHashes(dst, c.Blocks)
 	}
 	if looked {
-		dst = a.turn.Append(dst)
+		return a.turn.Append(dst), true
 	}
-	return dst, true
+	return appendEnds(dst, &a.Key.Conversation), true
+}
+
+// appendEnds appends the ends of a prompt: how many there are, the block from
+// which they are complete, and for each the blocks since the one before it.
+func appendEnds(dst []byte, q *conversation.Query) []byte {
+	dst = appendUint(dst, len(q.Ends))
+	if len(q.Ends) == 0 {
+		return dst
+	}
+	blocks := len(q.Chain)
+	dst = appendUint(dst, min(max(q.EndsFrom, 0), blocks))
+	before := 0
+	for _, e := range q.Ends {
+		at := min(max(int(e.Blocks), before), blocks)
+		dst = appendUint(dst, at-before)
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(e.Hash))
+		before = at
+	}
+	return dst
 }
 
 // appendTargets appends the targets that an Ask names. What it would rather not
@@ -141,6 +161,7 @@ type heard struct {
 	lease  uint64
 	lost   bool // a target that it insists on is not known here
 	blocks [][]kvindex.Hash
+	ends   []conversation.End
 	within [3][]*engine.Instance
 	out    []byte
 }
@@ -172,6 +193,8 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 		}
 		h.turn, h.looked = turn, true
 		q.Turn, q.Conversation = turn.Number, string(turn.Key.AppendText(nil))
+	} else {
+		h.readEnds(&r)
 	}
 	if r.bad || len(r.b) > 0 {
 		return link.Garbage("a request for a placement")
@@ -257,6 +280,27 @@ func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
 	h.Key.Chains = chains
 }
 
+// readEnds reads what appendEnds wrote. The positions of ends lie within the chain.
+func (h *heard) readEnds(r *reader) {
+	q := &h.Key.Conversation
+	n := r.list(9)
+	if n == 0 {
+		return
+	}
+	blocks := uint64(len(q.Chain))
+	q.EndsFrom = int(r.most(blocks))
+	ends, at := h.ends[:0], uint64(0)
+	for range n {
+		at += r.most(blocks - at)
+		hash := r.take(8)
+		if r.bad {
+			return
+		}
+		ends = append(ends, conversation.End{Blocks: int32(at), Hash: kvindex.Hash(binary.LittleEndian.Uint64(hash))})
+	}
+	h.ends, q.Ends = ends, ends
+}
+
 // room makes room for a chain of that number.
 func (h *heard) room(i int) {
 	if i == len(h.blocks) {
@@ -273,6 +317,9 @@ func (h *heard) drop() {
 		if cap(h.blocks[i]) > mostKept {
 			h.blocks[i] = nil
 		}
+	}
+	if cap(h.ends) > mostKept {
+		h.ends = nil
 	}
 	if cap(h.out) > 8*mostKept {
 		h.out = nil

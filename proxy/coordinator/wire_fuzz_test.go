@@ -32,6 +32,8 @@ func asks(w *world, t testing.TB) []*Ask {
 		{Model: "m", Same: Pair{Prefill: p, Decode: d}, Within: Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
 		{Model: "m", Only: Pair{Prefill: q, Decode: d}, Within: Within{Decode: []*engine.Instance{d.Instance}}},
 		{Key: Key{Chains: text, Conversation: conversation.Query{Chain: chain, First: true}}},
+		{Key: Key{Chains: text, Conversation: conversation.Query{Chain: chain, EndsFrom: 1, Ends: []conversation.End{{Blocks: 1, Hash: 5}, {Blocks: 1, Hash: 6}, {Blocks: 3, Hash: 7}}}}},
+		{Key: Key{Conversation: conversation.Query{Ends: []conversation.End{{Hash: 7}}}}},
 		{Key: Key{Chains: text[:1], Conversation: conversation.Query{ID: "x", Chain: chain}}, turn: table.Look(conversation.Query{ID: "x"}), looked: true},
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // version is that of questions and answers. Between coordinators of two versions
 // a fail-over forgets the homes.
-const version = 1
+const version = 2
 
 // A question is the version, then two numbers of 8 bytes, little-endian as all
 // are: the table that the last answer was of, 0 before the first, and the change
@@ -19,12 +19,12 @@ const questionBytes = 1 + 8 + 8
 // An answer is the version; the table and the change to go on from, of 8 bytes
 // each; the names of instances; and the conversations. A name is its length in
 // 2 bytes and its text, and there are as many as 2 bytes before them say; a count
-// of 4 bytes is before the conversations, each of entryBytes: hash, mark, key,
+// of 4 bytes is before the conversations, each of entryBytes: hash, block, mark, key,
 // last use, turn (4), branches (1), flags (1), and twice the number of a name, from
 // 1 on (2), and a rank (4).
 const (
 	headBytes  = 1 + 8 + 8
-	entryBytes = 4*8 + 4 + 1 + 1 + 2*(2+4)
+	entryBytes = 5*8 + 4 + 1 + 1 + 2*(2+4)
 
 	flagSpent, flagByID = 1, 2
 
@@ -91,7 +91,7 @@ func appendAnswer(dst []byte, of, until uint64, entries []conversation.Entry, na
 }
 
 func appendEntry(dst []byte, e *conversation.Entry, names *naming) []byte {
-	for _, n := range [...]uint64{e.Hash, e.Mark, uint64(e.Key), uint64(e.LastUse)} {
+	for _, n := range [...]uint64{e.Hash, e.Block, e.Mark, uint64(e.Key), uint64(e.LastUse)} {
 		dst = binary.LittleEndian.AppendUint64(dst, n)
 	}
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(e.Turn))
@@ -163,15 +163,15 @@ func readNames(b []byte) (names [][]byte, rest []byte, ok bool) {
 func readEntry(b []byte, numbers []uint32) (e conversation.Entry, ok bool) {
 	u64 := binary.LittleEndian.Uint64
 	e = conversation.Entry{
-		Hash: u64(b), Mark: u64(b[8:]), Key: conversation.Key(u64(b[16:])), LastUse: int64(u64(b[24:])),
-		Turn: int32(binary.LittleEndian.Uint32(b[32:])), Branches: b[36],
-		Spent: b[37]&flagSpent != 0, ByID: b[37]&flagByID != 0,
+		Hash: u64(b), Block: u64(b[8:]), Mark: u64(b[16:]), Key: conversation.Key(u64(b[24:])), LastUse: int64(u64(b[32:])),
+		Turn: int32(binary.LittleEndian.Uint32(b[40:])), Branches: b[44],
+		Spent: b[45]&flagSpent != 0, ByID: b[45]&flagByID != 0,
 	}
-	if e.Turn < 1 || b[37]&^(flagSpent|flagByID) != 0 {
+	if e.Turn < 1 || b[45]&^(flagSpent|flagByID) != 0 {
 		return e, false
 	}
 	for i, home := range [...]*conversation.Target{&e.Prefill, &e.Decode} {
-		b := b[38+6*i:]
+		b := b[46+6*i:]
 		number, rank := int(binary.LittleEndian.Uint16(b)), int32(binary.LittleEndian.Uint32(b[2:]))
 		if number >= len(numbers) || rank < 0 {
 			return e, false

@@ -5,6 +5,7 @@ package conversation
 // that it comes from.
 type Entry struct {
 	Hash, Mark      uint64
+	Block           uint64
 	Key             Key
 	LastUse         int64 // Unix time in ms
 	Prefill, Decode Target
@@ -34,7 +35,7 @@ func (t *Table) Changes(dst []Entry, since uint64, most int) (entries []Entry, u
 		}
 		e := &t.entries[n]
 		dst = append(dst, Entry{
-			Hash: e.hash, Mark: e.mark, Key: e.key, LastUse: e.last, Prefill: e.prefill, Decode: e.decode,
+			Hash: e.hash, Mark: e.mark, Block: e.block, Key: e.key, LastUse: e.last, Prefill: e.prefill, Decode: e.decode,
 			Turn: e.turn, Branches: e.branches, Spent: list == spent, ByID: e.byID,
 		})
 		since, next[list] = e.change, t.lists.links[n].newer
@@ -77,7 +78,7 @@ func (t *Table) take(from *Entry) {
 	switch {
 	case n == 0:
 		n = t.room(list)
-		t.entries[n] = entry{hash: from.Hash, mark: from.Mark, byID: from.ByID}
+		t.entries[n] = entry{hash: from.Hash, block: from.Block, mark: from.Mark, byID: from.ByID}
 		t.enter(n, list)
 	case t.entries[n].list == list:
 		t.touch(n)

@@ -9,7 +9,10 @@
 // prompt: if the whole prompt of an earlier request, less its partial last
 // block, is a prefix of this one, then this is a later turn of the same
 // conversation, because a client that goes on sends the earlier prompt, the
-// answer, and what it has to say to it. The longest such prompt counts. Ids and
+// answer, and what it has to say to it. The longest such prompt counts. A caller
+// that has the prompt's text also gives the positions at which an earlier prompt
+// may have ended ([Query.Ends]): a prompt is then known by its exact end, and the
+// next turn is recognized however little it adds. Ids and
 // prompts never meet: a request with an id neither continues a conversation
 // that was known by its prompts, nor can it be continued without the id.
 //
@@ -18,8 +21,8 @@
 //   - Two requests that share their first blocks, neither prompt being a prefix
 //     of the other, are two conversations: a shared system prompt names nothing.
 //   - A prompt that is a shared system prompt and hardly more is a prefix of
-//     everybody's first turn. So a prompt of fewer than [LeastBlocks] blocks is
-//     not remembered; a caller that can see that a request holds no answer yet
+//     everybody's first turn. So a prompt of fewer than [LeastBlocks] blocks that
+//     comes without ends is not remembered; a caller that can see that a request holds no answer yet
 //     says so in [Query.First], and nothing is inherited; and a prompt that has
 //     been continued in [MostBranches] ways names nothing for further ones.
 //   - The same prompt once more is no next turn: it has the number of the turn
@@ -105,6 +108,15 @@ type Query struct {
 	// Chain is the prompt's whole blocks. All requests of a model must have theirs
 	// cut in one way. It is not looked at beside an ID.
 	Chain []kvindex.Hash
+	// Ends are the positions, in ascending order, at which an earlier prompt of the
+	// conversation may have ended: after each message of a chat, after each token
+	// id or word of a completion. The last one is the end of this prompt. Without
+	// Ends a prompt ends with its last whole block. See AppendEnds.
+	Ends []End
+	// EndsFrom is the number of whole blocks before the part of the prompt whose
+	// ends are complete. Earlier prompts that ended before that part are found by
+	// their last whole block, if only one of them is known.
+	EndsFrom int
 	// First says that the request shows itself to be a first turn, because its
 	// messages hold no answer.
 	First bool
@@ -124,7 +136,8 @@ type Turn struct {
 	// LastUse is when a turn was recorded last, Unix time in ms; 0: never.
 	LastUse int64
 
-	hash      uint64 // of the entry: of the id, or of the prompt's last block
+	hash      uint64 // of the entry: of the id, or of the prompt's end
+	block     uint64 // hash of the last whole block before the prompt's end
 	mark      uint64 // of the window in which the prompt ends
 	parent    uint64 // hash of the entry that is continued, if continues
 	kept      bool   // there is an entry to be written
@@ -139,7 +152,8 @@ type Table struct {
 	entries  []entry    // the first two are the heads of the lists; guarded by mu
 	lists    lru        // guarded by mu
 	index    index      // entries by hash; guarded by mu
-	marks    index      // windows that prompts end in, counted; guarded by mu
+	marks    index      // windows and blocks that prompts end in, counted; guarded by mu
+	blocks   index      // first entry of those that end after one block; guarded by mu
 	free     []uint32   // entries of neither list; guarded by mu
 	count    [lists]int // entries of each list; guarded by mu
 	changes  uint64     // how many there have been; guarded by mu
@@ -158,7 +172,8 @@ func New(capacity int) *Table {
 		entries:  make([]entry, lists),
 		lists:    newLRU(lists),
 		index:    newIndex(2 * capacity),
-		marks:    newIndex(2 * capacity),
+		marks:    newIndex(4 * capacity),
+		blocks:   newIndex(2 * capacity),
 		values:   newValues(capacity),
 	}
 }
@@ -178,13 +193,13 @@ func (t *Table) Look(q Query) Turn {
 	if q.ID != "" {
 		return t.lookID(q)
 	}
-	if len(q.Chain) < LeastBlocks {
+	if len(q.Ends) == 0 && len(q.Chain) < LeastBlocks {
 		if len(q.Chain) > 0 || q.First {
 			return Turn{Number: 1}
 		}
 		return Turn{}
 	}
-	return t.lookChain(q)
+	return t.lookPrompt(q)
 }
 
 func (t *Table) lookID(q Query) Turn {
@@ -200,13 +215,11 @@ func (t *Table) lookID(q Query) Turn {
 	return turn
 }
 
-func (t *Table) lookChain(q Query) Turn {
-	last := len(q.Chain) - 1
-	end := uint64(q.Chain[last])
-	turn := Turn{Key: promptKey(end), Number: 1, hash: end, mark: markOf(q.Chain, last/window), kept: true}
+func (t *Table) lookPrompt(q Query) Turn {
+	turn := q.turn()
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if n := t.find(end, false); n != 0 {
+	if n := t.find(turn.hash, false); n != 0 {
 		e := &t.entries[n]
 		turn.Key = e.key
 		if e.turn > 1 && !q.First {
@@ -218,7 +231,7 @@ func (t *Table) lookChain(q Query) Turn {
 	if q.First {
 		return turn
 	}
-	n := t.longest(q.Chain[:last])
+	n := t.longest(q)
 	if n == 0 {
 		return turn
 	}
@@ -229,6 +242,28 @@ func (t *Table) lookChain(q Query) Turn {
 		turn.inherit(e)
 	}
 	return turn
+}
+
+// turn is the first turn of a conversation that begins with the prompt.
+func (q *Query) turn() Turn {
+	blocks := len(q.Chain)
+	end := q.blockBefore(blocks)
+	if n := len(q.Ends); n > 0 {
+		blocks, end = int(q.Ends[n-1].Blocks), uint64(q.Ends[n-1].Hash)
+	}
+	return Turn{
+		Key: promptKey(end), Number: 1, hash: end,
+		block: q.blockBefore(blocks), mark: q.markOf(max(blocks-1, 0) / window), kept: true,
+	}
+}
+
+// blockBefore is the hash of the last of so many blocks: of all of the prompt up
+// to there. No blocks have the hash of the scope.
+func (q *Query) blockBefore(blocks int) uint64 {
+	if blocks == 0 {
+		return uint64(q.Scope)
+	}
+	return uint64(q.Chain[blocks-1])
 }
 
 // promptKey is the key of a conversation that begins with a prompt: never 0, and
@@ -245,28 +280,80 @@ func (turn *Turn) inherit(e *entry) {
 // 4,096 blocks.
 const window = 64
 
-// markOf names a window of a chain: by the block before it, which stands for
-// all of the chain up to there; the first window by the first block.
-func markOf(chain []kvindex.Hash, n int) uint64 {
+// markOf names a window of the prompt's blocks by the block before it, which
+// stands for all of the prompt up to there. The first window has the name of the
+// first block; a prompt without a whole block has that of the scope.
+func (q *Query) markOf(n int) uint64 {
 	if n == 0 {
-		return uint64(chain[0])
+		return q.blockBefore(min(1, len(q.Chain)))
 	}
-	return uint64(chain[n*window-1])
+	return uint64(q.Chain[n*window-1])
 }
 
-// longest finds the longest remembered prompt that ends on the chain; 0 if there
+// longest finds the longest remembered prompt that this one continues; 0 if there
 // is none.
-func (t *Table) longest(chain []kvindex.Hash) uint32 {
-	last := len(chain) - 1
-	for w := last / window; w >= 0; w-- {
-		if !t.marks.has(markOf(chain, w)) {
+func (t *Table) longest(q Query) uint32 {
+	ends := q.Ends
+	if len(ends) > 0 {
+		ends = ends[:len(ends)-1] // the last is this prompt's own end
+	}
+	for w := max(len(q.Chain)-1, 0) / window; w >= 0; w-- {
+		if !t.marks.has(q.markOf(w)) {
 			continue
 		}
-		for i := min(last, w*window+window-1); i >= max(w*window, LeastBlocks-1); i-- {
-			if n := t.find(uint64(chain[i]), false); n != 0 {
+		for blocks := min(len(q.Chain), (w+1)*window); blocks > w*window; blocks-- {
+			n, rest := t.endAfter(&q, blocks, ends)
+			if n != 0 {
 				return n
 			}
+			ends = rest
+		}
+	}
+	if !t.marks.has(uint64(q.Scope)) {
+		return 0
+	}
+	n, _ := t.endAfter(&q, 0, ends)
+	return n
+}
+
+// endAfter finds the longest remembered prompt that ends behind so many of the
+// prompt's blocks and before the next one. It returns the ends before that block.
+func (t *Table) endAfter(q *Query, blocks int, ends []End) (n uint32, rest []End) {
+	for len(ends) > 0 && int(ends[len(ends)-1].Blocks) > blocks {
+		ends = ends[:len(ends)-1]
+	}
+	block := q.blockBefore(blocks)
+	if !t.marks.has(blockMark(block)) {
+		return 0, ends
+	}
+	for ; len(ends) > 0 && int(ends[len(ends)-1].Blocks) == blocks; ends = ends[:len(ends)-1] {
+		if n := t.find(uint64(ends[len(ends)-1].Hash), false); n != 0 {
+			return n, ends
+		}
+	}
+	complete := len(q.Ends) > 0 && blocks >= q.EndsFrom
+	own := len(q.Ends) == 0 && blocks == len(q.Chain)
+	if complete || own || blocks < LeastBlocks {
+		return 0, ends
+	}
+	return t.only(block), ends
+}
+
+// only finds the remembered prompt that ends after a block, if there is one and no
+// other.
+func (t *Table) only(block uint64) uint32 {
+	if t.marks.times(blockMark(block)) != 1 {
+		return t.find(block, false)
+	}
+	h := spread(block)
+	x := &t.blocks
+	for i := h >> x.shift; x.cells[i] != 0; i = x.step(i) {
+		if n := uint32(x.cells[i]); x.cells[i]>>32 == h>>32 && t.entries[n].block == block {
+			return n
 		}
 	}
 	return 0
 }
+
+// blockMark is the name under which the prompts that end after a block are counted.
+func blockMark(block uint64) uint64 { return block ^ 0xA0761D6478BD642F }

@@ -322,7 +322,7 @@ func TestBytesPerEntry(t *testing.T) {
 			serve(table, Query{Chain: []kvindex.Hash{1, kvindex.Hash(3*i + 7), kvindex.Hash(3*i + 8)}}, at(1), at(1))
 		}
 		bytes := cap(table.entries)*int(unsafe.Sizeof(entry{})) + cap(table.lists.links)*int(unsafe.Sizeof(link{})) +
-			8*(len(table.index.cells)+len(table.marks.cells)+cap(table.free)/2)
+			8*(len(table.index.cells)+len(table.marks.cells)+len(table.blocks.cells)+cap(table.free)/2)
 		if capacity > 1 && bytes > 2*capacity*BytesPerEntry+1024 {
 			t.Errorf("%d conversations take %d bytes, more than %d an entry", capacity, bytes, BytesPerEntry)
 		}

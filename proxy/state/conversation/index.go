@@ -55,6 +55,9 @@ func (x *index) count(hash uint64) uint64 {
 // has reports whether a count is above 0.
 func (x *index) has(hash uint64) bool { return x.cells[x.count(hash)] != 0 }
 
+// times gives a count.
+func (x *index) times(hash uint64) uint32 { return uint32(x.cells[x.count(hash)]) }
+
 func (x *index) add(hash uint64) {
 	i := x.count(hash)
 	if x.cells[i] == 0 {

@@ -169,7 +169,12 @@ func extend(r *rand.Rand, from []kvindex.Hash, n int) []kvindex.Hash {
 // else is.
 func checkIndexes(t *testing.T, table *Table) {
 	t.Helper()
-	marks, entries := 0, 0
+	marks, entries, blocks := 0, 0, 0
+	for _, cell := range table.blocks.cells {
+		if cell != 0 {
+			blocks++
+		}
+	}
 	for _, cell := range table.marks.cells {
 		marks += int(uint32(cell))
 	}
@@ -184,10 +189,16 @@ func checkIndexes(t *testing.T, table *Table) {
 			t.Errorf("entry %d is not found", n)
 		}
 		if !e.byID {
-			if marks--; !table.marks.has(e.mark) {
+			if marks -= 2; !table.marks.has(e.mark) || !table.marks.has(blockMark(e.block)) {
 				t.Errorf("entry %d has no mark", n)
 			}
+			if e.first {
+				blocks--
+			}
 		}
+	}
+	if blocks != 0 {
+		t.Errorf("%d blocks too many", blocks)
 	}
 	if marks != 0 || entries != table.count[live]+table.count[spent] {
 		t.Errorf("%d marks too many; %d entries in the index, %d and %d in the lists", marks, entries, table.count[live], table.count[spent])

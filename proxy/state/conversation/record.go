@@ -4,12 +4,12 @@ import "time"
 
 // BytesPerEntry is the most that a table takes for one conversation or one
 // continued prompt: its entry, its links, and its room in the two indexes.
-const BytesPerEntry = 144
+const BytesPerEntry = 216
 
 // entry is one conversation with an id, or one prompt.
 type entry struct {
 	hash            uint64
-	mark            uint64 // 0 with an id
+	block, mark     uint64 // 0 with an id
 	key             Key
 	last            int64  // Unix time in ms
 	change          uint64 // number of the last change, as Changes counts them
@@ -18,6 +18,7 @@ type entry struct {
 	branches        uint8 // prompts that went on from it, up to MostBranches
 	list            uint8
 	byID            bool
+	first           bool // it is in the table's blocks
 }
 
 // The lists of entries, each in the order of use.
@@ -81,7 +82,7 @@ func (t *Table) branch(parent uint64) {
 func (t *Table) insert(turn *Turn) uint32 {
 	n := t.room(live)
 	t.entries[n] = entry{
-		hash: turn.hash, mark: turn.mark, key: turn.Key, byID: turn.byID,
+		hash: turn.hash, block: turn.block, mark: turn.mark, key: turn.Key, byID: turn.byID,
 		prefill: turn.Prefill, decode: turn.Decode,
 	}
 	t.enter(n, live)
@@ -109,6 +110,11 @@ func (t *Table) enter(n uint32, list uint8) {
 	e := &t.entries[n]
 	t.index.put(e.hash, n)
 	if !e.byID {
+		if !t.marks.has(blockMark(e.block)) {
+			t.blocks.put(e.block, n)
+			e.first = true
+		}
+		t.marks.add(blockMark(e.block))
 		t.marks.add(e.mark)
 	}
 	t.link(n, list)
@@ -120,6 +126,10 @@ func (t *Table) evict(list uint8) {
 	e := &t.entries[n]
 	t.index.remove(e.hash, n)
 	if !e.byID {
+		if e.first {
+			t.blocks.remove(e.block, n)
+		}
+		t.marks.sub(blockMark(e.block))
 		t.marks.sub(e.mark)
 	}
 	t.unlink(n)

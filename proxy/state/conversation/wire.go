@@ -3,7 +3,7 @@ package conversation
 import "encoding/binary"
 
 // turnSize is how many bytes a Turn takes.
-const turnSize = 8 + 4 + 2*8 + 8 + 3*8 + 1
+const turnSize = 8 + 4 + 2*8 + 8 + 4*8 + 1
 
 const (
 	turnKept = 1 << iota
@@ -22,7 +22,7 @@ func (turn *Turn) Append(dst []byte) []byte {
 		dst = le.AppendUint32(dst, uint32(home.Rank))
 	}
 	dst = le.AppendUint64(dst, uint64(turn.LastUse))
-	for _, hash := range [...]uint64{turn.hash, turn.mark, turn.parent} {
+	for _, hash := range [...]uint64{turn.hash, turn.block, turn.mark, turn.parent} {
 		dst = le.AppendUint64(dst, hash)
 	}
 	var flags byte
@@ -48,7 +48,7 @@ func ReadTurn(b []byte) (turn Turn, rest []byte, ok bool) {
 	return Turn{
 		Key: Key(le.Uint64(b)), Number: int32(le.Uint32(b[8:])),
 		Prefill: home(b[12:]), Decode: home(b[20:]), LastUse: int64(le.Uint64(b[28:])),
-		hash: le.Uint64(b[36:]), mark: le.Uint64(b[44:]), parent: le.Uint64(b[52:]),
+		hash: le.Uint64(b[36:]), block: le.Uint64(b[44:]), mark: le.Uint64(b[52:]), parent: le.Uint64(b[60:]),
 		kept: flags&turnKept != 0, byID: flags&turnByID != 0, continues: flags&turnContinues != 0,
 	}, b[turnSize:], true
 }

@@ -1,0 +1,58 @@
+package openai
+
+// AppendPromptEnds appends the positions in PromptText, in ascending order, at
+// which an earlier prompt of the same conversation may have ended: after each
+// message, after each token id, between two words of a text. The last one is the
+// end of the prompt. Positions of token ids and texts below from are left out: a
+// prompt of that kind has too many of them. It appends nothing where PromptText
+// has nothing.
+func (r *Request) AppendPromptEnds(dst []int32, from int) []int32 {
+	text := r.PromptText()
+	switch {
+	case len(text) == 0:
+		return dst
+	case r.Prompt == PromptMessages:
+		return appendElementEnds(dst, text)
+	case text[0] == '[' && (r.Prompt == PromptTokens || r.Prompt == PromptTokenLists):
+		return appendNumberEnds(dst, text, from)
+	}
+	return appendWordEnds(dst, text, from)
+}
+
+// appendElementEnds appends the end of each element of a list that lacks its
+// closing bracket.
+func appendElementEnds(dst []int32, list []byte) []int32 {
+	for i := skipSpace(list, 1); i < len(list); {
+		end := skipValue(list, i)
+		dst = append(dst, int32(end))
+		i = skipSpace(list, end)
+		i = skipSpace(list, i+1) // behind the comma
+	}
+	return dst
+}
+
+// appendNumberEnds appends the end of each number of a list from a position on.
+func appendNumberEnds(dst []int32, list []byte, from int) []int32 {
+	for i := max(from, 1); i < len(list); i++ {
+		if isDigit(list[i-1]) && !isDigit(list[i]) {
+			dst = append(dst, int32(i))
+		}
+	}
+	return append(dst, int32(len(list)))
+}
+
+// appendWordEnds appends the positions of a string's raw text, from one on, that
+// are not within a word of ASCII letters and digits, nor within a character.
+func appendWordEnds(dst []int32, text []byte, from int) []int32 {
+	for i := max(from, 1); i < len(text); i++ {
+		within := inWord(text[i-1]) && inWord(text[i]) && (i < 2 || text[i-2] != '\\')
+		if !within && text[i]&0xC0 != 0x80 {
+			dst = append(dst, int32(i))
+		}
+	}
+	return append(dst, int32(len(text)))
+}
+
+func isDigit(c byte) bool { return c-'0' <= 9 }
+
+func inWord(c byte) bool { return isDigit(c) || c|0x20-'a' < 26 }
