@@ -23,6 +23,10 @@ func chat(prompt string, stream bool) string {
 	return fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":3,"stream":%t}`, prompt, stream)
 }
 
+// honestPatience is how long an honest client waits for an answer. Alone it gets one
+// within milliseconds.
+const honestPatience = 20 * time.Second
+
 // honestClient is a client that keeps to the protocol and keeps its connections.
 // It is safe for concurrent use.
 type honestClient struct {
@@ -90,7 +94,7 @@ func (e *errStatus) Error() string { return fmt.Sprintf("status %d: %.300s", e.s
 
 // post sends a body and returns the whole answer.
 func (c *honestClient) post(path, body string, header ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), honestPatience)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, "POST", c.url+path, strings.NewReader(body))
 	if err != nil {

@@ -281,7 +281,7 @@ func TestSpellings(t *testing.T) {
 		`"vllm_xargs":{"kv_transfer_params":{},"kv_transfer_params":` + value + `}`,
 		`"vllm_xargs":{"kv_transfer_params":"` + foreignHost + `"}`,
 		`"vllm_xargs":{"z":` + deep + `1` + strings.Repeat("}", 200) + `,"kv_transfer_params":` + value + `}`,
-				`"kv_transfer_params":[` + value + `]`, `"ec_transfer_params":{"x":` + value + `}`,
+		`"kv_transfer_params":[` + value + `]`, `"ec_transfer_params":{"x":` + value + `}`,
 	} {
 		body := `{"model":"sim",` + member + `,"messages":[{"role":"user","content":"spell"}],"max_tokens":3}`
 		_, err := c.post(chatPath, body) // 200 without the member, or an error: both are right
@@ -306,7 +306,7 @@ func TestSpellings(t *testing.T) {
 // connect to the client's listener.
 func TestEngineIsNotDirected(t *testing.T) {
 	t.Parallel()
-	w := newPair(t, setup{})
+	w := newPair(t, setup{sections: "[retry]\nattempts = 1\n"})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
