@@ -372,7 +372,7 @@ func TestConnectionFlood(t *testing.T) {
 				t.Error("the attack did not reach the proxy")
 			}
 			for range 3 {
-				if err := early.ask("during the flood", false); err != nil {
+				if err := askAgain(early, false); err != nil {
 					t.Errorf("a client that was there before: %v", err)
 				}
 			}
