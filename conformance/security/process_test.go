@@ -45,8 +45,8 @@ type setup struct {
 	noToken  bool     // no admin.token_file
 	fleet    string   // keys of [fleet] besides dir
 	files    int      // limit of open files; 0 = the machine's
+	memory   int      // limit of address space in GiB; 0 = the machine's
 	env      []string // of the process, added to the test's
-	notReady bool     // the proxy may have no engine when the test begins
 }
 
 // resources is what a process holds.
@@ -60,7 +60,7 @@ func startProxy(t *testing.T, s setup) *proxyProcess {
 	t.Helper()
 	p := prepare(t, s)
 	p.run(s)
-	p.awaitReady(s.notReady)
+	p.awaitReady()
 	p.before = p.resources()
 	return p
 }
@@ -110,8 +110,15 @@ func (w withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 func (p *proxyProcess) run(s setup) {
 	p.t.Helper()
 	p.cmd = exec.Command(pdproxy, "run", p.config)
+	limits := ""
 	if s.files > 0 {
-		p.cmd = exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" run "$1"`, s.files), pdproxy, p.config)
+		limits = fmt.Sprintf("ulimit -n %d; ", s.files)
+	}
+	if s.memory > 0 {
+		limits += fmt.Sprintf("ulimit -v %d; ", s.memory<<20)
+	}
+	if limits != "" {
+		p.cmd = exec.Command("sh", "-c", limits+`exec "$0" run "$1"`, pdproxy, p.config)
 	}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -160,21 +167,27 @@ func (p *proxyProcess) logged() string {
 	return string(text)
 }
 
-// awaitReady waits until the proxy answers, and serves unless it has no engine.
-func (p *proxyProcess) awaitReady(anyStatus bool) {
+// awaitReady waits until the proxy serves.
+func (p *proxyProcess) awaitReady() {
 	p.t.Helper()
-	testbed.Eventually(p.t, "the proxy is ready", func() bool {
-		select {
-		case <-p.ended:
-			p.t.Fatalf("the proxy did not start:\n%s", p.logged())
-		default:
-		}
+	p.await("the proxy is ready", func() bool {
 		resp, err := p.admin.Client.Get(p.admin.URL + "/readyz")
 		if err != nil {
 			return false
 		}
 		resp.Body.Close()
-		return anyStatus || resp.StatusCode == 200
+		return resp.StatusCode == 200
+	})
+}
+
+// await waits for a condition, but not longer than the process lives.
+func (p *proxyProcess) await(what string, ok func() bool) {
+	p.t.Helper()
+	testbed.Eventually(p.t, what, func() bool {
+		if !p.alive() {
+			p.t.Fatalf("the proxy has ended:\n%s", p.logged())
+		}
+		return ok()
 	})
 }
 
