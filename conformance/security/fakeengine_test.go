@@ -23,9 +23,10 @@ type fakeEngine struct {
 	// request gets a good answer. Set before the first request.
 	act func(c net.Conn, r received) (end bool)
 
-	mu    sync.Mutex
-	conns map[net.Conn]bool
-	seen  []received // the POSTs, guarded by mu
+	mu       sync.Mutex // guards what follows
+	conns    map[net.Conn]bool
+	accepted int        // connections so far
+	seen     []received // the POSTs
 }
 
 // received is one request at an engine.
@@ -84,7 +85,19 @@ func newFakeEngine(t *testing.T) *fakeEngine {
 // section is the engine's part of a configuration.
 func (e *fakeEngine) section(role, connector string, keys ...string) string {
 	return fmt.Sprintf("[[engine]]\nname = %q\nurl = \"http://%s\"\nrole = %q\nconnector = %q\n%s\n",
-		role+"-"+strconv.Itoa(e.listener.Addr().(*net.TCPAddr).Port), e.listener.Addr(), role, connector, strings.Join(keys, "\n"))
+		e.name(role), e.listener.Addr(), role, connector, strings.Join(keys, "\n"))
+}
+
+// name is what section names the engine in that role.
+func (e *fakeEngine) name(role string) string {
+	return role + "-" + strconv.Itoa(e.listener.Addr().(*net.TCPAddr).Port)
+}
+
+// connections is how many connections there have been.
+func (e *fakeEngine) connections() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.accepted
 }
 
 func (e *fakeEngine) accept() {
@@ -95,6 +108,7 @@ func (e *fakeEngine) accept() {
 		}
 		e.mu.Lock()
 		e.conns[c] = true
+		e.accepted++
 		e.mu.Unlock()
 		e.wg.Go(func() {
 			e.serve(c)

@@ -33,6 +33,9 @@ type proxyProcess struct {
 	log    string // path of the file with the standard error
 	admin  surface.Admin
 	ended  chan struct{} // closed when the process has ended
+	// stopped says that the test ends the process, or allows it to end. The test's
+	// goroutine has it.
+	stopped bool
 
 	before resources // at the start, when nothing had been asked
 }
@@ -44,6 +47,7 @@ type setup struct {
 	secure   bool     // TLS with a self-signed certificate, and HTTP/3
 	noToken  bool     // no admin.token_file
 	fleet    string   // keys of [fleet] besides dir
+	dir      string   // fleet.dir; "" = one of the test, "default" = none is configured
 	files    int      // limit of open files; 0 = the machine's
 	memory   int      // limit of address space in GiB; 0 = the machine's
 	env      []string // of the process, added to the test's
@@ -70,7 +74,7 @@ func prepare(t *testing.T, s setup) *proxyProcess {
 	t.Helper()
 	home := t.TempDir()
 	p := &proxyProcess{
-		t: t, addr: testbed.FreeAddr(t), secure: s.secure, ended: make(chan struct{}),
+		t: t, addr: testbed.FreeAddr(t), secure: s.secure,
 		dir: filepath.Join(home, "run"), config: filepath.Join(home, "config.toml"), log: filepath.Join(home, "log"),
 	}
 	admin, token := testbed.FreeAddr(t), filepath.Join(home, "admin-token")
@@ -85,7 +89,14 @@ func prepare(t *testing.T, s setup) *proxyProcess {
 		fmt.Fprintf(&text, "token_file = %q\n", token)
 		write(t, token, adminToken+"\n")
 	}
-	fmt.Fprintf(&text, "[transport]\nidle_timeout = \"500ms\"\n[fleet]\ndir = %q\n%s\n%s", p.dir, s.fleet, s.sections)
+	fmt.Fprintf(&text, "[transport]\nidle_timeout = \"500ms\"\n[fleet]\n%s\n", s.fleet)
+	if s.dir != "" {
+		p.dir = s.dir
+	}
+	if p.dir != "default" {
+		fmt.Fprintf(&text, "dir = %q\n", p.dir)
+	}
+	text.WriteString(s.sections)
 	write(t, p.config, text.String())
 	return p
 }
@@ -126,32 +137,25 @@ func (p *proxyProcess) run(s setup) {
 	}
 	defer log.Close()
 	p.cmd.Stderr = log
+	p.ended, p.stopped = make(chan struct{}), false
 	p.cmd.Env = append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(buildDir, "cache")), s.env...)
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}
+	cmd, ended := p.cmd, p.ended
 	go func() {
-		p.cmd.Wait()
-		close(p.ended)
+		cmd.Wait()
+		close(ended)
 	}()
 	p.t.Cleanup(p.stop)
 }
 
 // stop ends the process. It must still run and must not have panicked.
 func (p *proxyProcess) stop() {
-	select {
-	case <-p.ended:
+	if !p.alive() && !p.stopped {
 		p.t.Errorf("the proxy died: %s", p.cmd.ProcessState)
-	default:
-		p.cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-p.ended:
-		case <-time.After(patience):
-			p.t.Error("the proxy does not end")
-			p.cmd.Process.Kill()
-			<-p.ended
-		}
 	}
+	p.terminate()
 	text := p.logged()
 	if strings.Contains(text, "panic") {
 		p.t.Error("the proxy panicked")
@@ -159,6 +163,19 @@ func (p *proxyProcess) stop() {
 	if p.t.Failed() {
 		lines := strings.Split(strings.TrimSpace(text), "\n")
 		p.t.Logf("last log lines of the proxy:\n%.4000s", strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	}
+}
+
+// terminate ends the process as an operator does.
+func (p *proxyProcess) terminate() {
+	p.stopped = true
+	p.cmd.Process.Signal(syscall.SIGTERM) // an error says that the process has ended
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		p.t.Error("the proxy does not end")
+		p.cmd.Process.Kill()
+		<-p.ended
 	}
 }
 
