@@ -66,4 +66,5 @@ func TestLong(t *testing.T) {
 	if !long() {
 		return // the package comment lists the tiers
 	}
+	t.Run("browser", testBrowser)
 }

@@ -271,7 +271,7 @@ func guessable(t *testing.T, a attacker, name, greeting string) {
 func TestSelectNeedsToken(t *testing.T) {
 	t.Parallel()
 	h := newTwoHosts(t)
-	for _, path := range []string{"/select", "/renew", "/release", "/complete"} {
+	for _, path := range []string{"/select", "/renew", "/finish"} {
 		for _, token := range []string{"", "Bearer wrong", "Bearer ", "Basic " + fleetToken, "Bearer " + fleetToken + "x"} {
 			r, err := http.NewRequest("POST", "http://"+h.listen+path, strings.NewReader(`{"model":"sim","prompt":"x"}`))
 			if err != nil {
