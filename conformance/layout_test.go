@@ -71,6 +71,7 @@ var mayImport = map[string][]string{
 	"conformance/load":            {},
 	"conformance/fleet":           {},
 	"conformance/chaos":           {},
+	"conformance/security":        {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},

@@ -279,9 +279,6 @@ func status3(in quicvarint.Reader) (string, error) {
 	return field.Value, err
 }
 
-// refused is true for an outcome that is no success.
-func refused(outcome string) bool { return !strings.HasPrefix(outcome, "2") }
-
 // parallel runs f for 0 to n-1, at most width at a time.
 func parallel(n, width int, f func(int)) {
 	var wg sync.WaitGroup

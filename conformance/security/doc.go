@@ -10,10 +10,10 @@
 //
 //   - The short tier is the default and part of make race. It needs root only for
 //     the tests of local users.
-//   - PDPROXY_SECURITY=long adds the tests that wait for default time limits and the
-//     requests of a real Chromium, and makes the floods as large as those of a
-//     determined attacker. The tests of that tier are not part of the short one:
-//     TestLong runs them, and runs none without the variable.
+//   - PDPROXY_SECURITY=long makes the floods as large as those of a determined
+//     attacker, and adds the pages that a real Chromium opens (Debian's package, which
+//     root's tests install). TestLong runs what only this tier has, and runs nothing
+//     without the variable.
 //   - PDPROXY_SECURITY_SOAK=10m sets how long TestHostileSoak mixes honest and
 //     hostile load. It is a few seconds by default; from a minute on, the test also
 //     asserts the latency and the memory of the proxy.
