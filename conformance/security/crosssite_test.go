@@ -153,3 +153,41 @@ func TestForeignPages(t *testing.T) {
 	}
 	i.unchanged()
 }
+
+// TestAddedEngineKeys: an operator adds and removes an engine, but not with keys that
+// name files of the proxy's host or widen its trust.
+func TestAddedEngineKeys(t *testing.T) {
+	t.Parallel()
+	e, added := newFakeEngine(t), newFakeEngine(t)
+	p := startProxy(t, setup{sections: e.section("both", "none")})
+	secret := t.TempDir() + "/secret"
+	write(t, secret, "ONE-LINE-SECRET\n")
+	send := func(method, path, body string) (int, string) {
+		status, text, err := rawRequest(strings.TrimPrefix(p.admin.URL, "http://"), method+" "+path,
+			"Host: HOST\r\nAuthorization: Bearer "+adminToken+"\r\nContent-Type: application/json\r\n", body)
+		if err != nil {
+			t.Error(err)
+		}
+		return status, text
+	}
+	for n, key := range []string{
+		fmt.Sprintf(`"api_key_file":%q`, secret), `"api_key_file":"/etc/hostname"`, fmt.Sprintf(`"ca":%q`, secret), `"ca":"/etc/shadow"`,
+		`"kv_hosts":"*"`, `"kv_hosts":"10.0.0.1,*"`, `"kv_hosts":"0.0.0.0/0"`, `"kv_hosts":"::/0"`, `"insecure_skip_verify":true`,
+	} {
+		body := fmt.Sprintf(`{"name":"added-%d","url":"http://%s","role":"both","connector":"vllm-nixl",%s}`, n, added.listener.Addr(), key)
+		if status, text := send("POST", "/v1/engines", body); status < 400 || status > 499 || strings.Contains(text, "SECRET") {
+			t.Errorf("%s: status %d: %s", key, status, text)
+		}
+	}
+	if n := added.connections(); n > 0 {
+		t.Errorf("the proxy connected to an engine that it refused, %d times", n)
+	}
+	plainEngine := fmt.Sprintf(`{"name":"added","url":"http://%s","role":"both","connector":"none"}`, added.listener.Addr())
+	if status, text := send("POST", "/v1/engines", plainEngine); status != 201 {
+		t.Errorf("an engine without such keys: status %d: %s", status, text)
+	}
+	if status, text := send("DELETE", "/v1/engines/added?drain=0s", ""); status != 202 {
+		t.Errorf("its removal: status %d: %s", status, text)
+	}
+	p.serves("after the additions")
+}
