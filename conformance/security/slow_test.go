@@ -272,7 +272,7 @@ func TestSlowReaders(t *testing.T) {
 		return false
 	}
 	for _, secure := range []bool{false, true} {
-		p := startProxy(t, setup{secure: secure, server: "write_timeout = \"1s\"\n", sections: e.section("both", "none")})
+		p := startProxy(t, setup{secure: secure, server: "write_timeout = \"1s\"\nidle_timeout = \"2s\"\n", sections: e.section("both", "none")})
 		var held holder
 		for range 20 {
 			pipeline(&held, p.attacker())
