@@ -78,6 +78,11 @@ fuzz: ## every fuzz target for FUZZTIME
 soak: ## mixed load with engines killed, hung and restarted, for SOAK
 	PDPROXY_SOAK=$(SOAK) $(GO) test -race -run '^TestSoak$$' -v -timeout 2h ./conformance
 
+.PHONY: security
+security: ## attacks of every kind on the built program, Chromium's too, then hostile load beside honest for SOAK (root)
+	PDPROXY_SECURITY=long $(GO) test -count=1 -skip '^TestHostileSoak$$' -timeout 30m ./conformance/security
+	PDPROXY_SECURITY=long PDPROXY_SECURITY_SOAK=$(SOAK) $(GO) test -count=1 -run '^TestHostileSoak$$' -v -timeout 2h ./conformance/security
+
 .PHONY: ids
 ids: ## IDS ids from 64 workers through fail-overs, clock steps and restarts, each looked up
 	PDPROXY_IDS=$(IDS) $(GO) test -count=1 -run '^TestIDsOfAFleetAreUnique$$' -v ./conformance/discovery

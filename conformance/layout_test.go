@@ -76,6 +76,7 @@ var mayImport = map[string][]string{
 	"conformance/load":            {},
 	"conformance/fleet":           {},
 	"conformance/chaos":           {},
+	"conformance/security":        {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {"proxy/admintoken"},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},

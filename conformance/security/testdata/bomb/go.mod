@@ -1,0 +1,3 @@
+module bomb
+
+go 1.24
