@@ -189,6 +189,7 @@ func (s *Set) swap(next *table) {
 	}
 	watches := make(map[string]*source.Watch)
 	for _, p := range next.plugins {
+		p.host.SetLimit(p.spec.HostMemory)
 		if p.filter != nil {
 			filters = append(filters, p.filter)
 		}

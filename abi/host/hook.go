@@ -128,6 +128,9 @@ func (vm *VM) Text(ctx context.Context, export string) (text string, ok bool, er
 	if !inside {
 		return "", true, fmt.Errorf("call %s: the text lies outside guest memory", export)
 	}
+	if len(view) > MaxName {
+		return "", true, fmt.Errorf("call %s: the text is longer than %d bytes", export, MaxName)
+	}
 	return string(view), true, nil
 }
 

@@ -29,11 +29,16 @@ type filter struct {
 	released atomic.Bool // the plugin was told so
 	resumed  [2]atomic.Bool
 
+	held  [3]atomic.Int64 // bytes that the host holds for the guest in this stream, by what they are of
+	freed atomic.Bool     // nothing is held any more
+
 	// What follows is guarded by v.lock.
 	sides    [2]side
-	over     bool // done and log run: all maps can be read
-	doneSaid bool // proxy_on_done was called
-	waiting  bool // it answered false, and proxy_done has not come
+	maps     [host.HTTPResponseTrailers + 1]guestMap // as the guest was handed them
+	called   bool                                    // the stream has to hear what the guest asked for
+	over     bool                                    // done and log run: all maps can be read
+	doneSaid bool                                    // proxy_on_done was called
+	waiting  bool                                    // it answered false, and proxy_done has not come
 }
 
 // side is what the guest may touch of one direction: while one of its callbacks
@@ -101,6 +106,55 @@ func (f *filter) live() bool { return f.id != 0 && !f.dead.Load() }
 // has reports whether a callback will be called.
 func (f *filter) has(c host.Callback) bool { return f.live() && f.p.has[c] }
 
+// What the bytes are of that the host holds for a guest in a stream: of a body in
+// one direction (those are numbered as the directions), or of anything that lasts
+// as long as the stream.
+const ofStream = 2
+
+// hold counts n bytes more that the host holds for the guest; n below 0 gives
+// back, but no more than was taken. false: the plugin's budget does not suffice.
+func (f *filter) hold(of direction, n int64) bool {
+	budget := f.p.deps.Host
+	if n <= 0 {
+		f.letGo(of, -n)
+		return true
+	}
+	if !budget.Take(n) {
+		return false
+	}
+	f.held[of].Add(n)
+	if f.freed.Load() { // a guest that outlives its stream, because nothing can interrupt the guest
+		budget.Give(f.held[of].Swap(0))
+		return false
+	}
+	return true
+}
+
+// letGo gives back n bytes, or all that is held.
+func (f *filter) letGo(of direction, n int64) {
+	for {
+		held := f.held[of].Load()
+		n = min(n, held)
+		if n == 0 {
+			return
+		}
+		if f.held[of].CompareAndSwap(held, held-n) {
+			f.p.deps.Host.Give(n)
+			return
+		}
+	}
+}
+
+// free gives back all that is held, for good.
+func (f *filter) free() {
+	f.freed.Store(true)
+	for of := range f.held {
+		if n := f.held[of].Swap(0); n != 0 {
+			f.p.deps.Host.Give(n)
+		}
+	}
+}
+
 // release lets the plugin go, once.
 func (f *filter) release() {
 	if f.released.CompareAndSwap(false, true) {
@@ -111,6 +165,7 @@ func (f *filter) release() {
 // lose is called when the VM is lost.
 func (f *filter) lose() {
 	if f.gone.Load() {
+		f.free()
 		f.release()
 		return
 	}
@@ -123,6 +178,7 @@ func (f *filter) lose() {
 func (f *filter) end() {
 	f.gone.Store(true)
 	if f.id == 0 || f.v.dead.Load() {
+		f.free()
 		f.release()
 		return
 	}
@@ -327,7 +383,8 @@ func (f *filter) Header(kind host.MapKind) host.HeaderMap {
 	if m == nil {
 		return nil
 	}
-	return m
+	f.maps[kind] = guestMap{m, f}
+	return &f.maps[kind]
 }
 
 // trailer returns the trailer, or begins one where that is possible.
@@ -354,11 +411,15 @@ func (f *filter) Body(kind host.BufferKind) ([]byte, host.Status) {
 	return nil, host.NotFound
 }
 
-// SetBody implements host.Stream.
+// SetBody implements host.Stream. InternalFailure: the plugin's budget does not
+// suffice.
 func (f *filter) SetBody(kind host.BufferKind, start, length int, value []byte) host.Status {
 	b := f.sideOf(kind).body
 	if b == nil {
 		return host.NotFound
+	}
+	if !f.hold(direction(kind), int64(len(value)-length)) { // bodies are numbered as the directions
+		return host.InternalFailure
 	}
 	b.splice(start, length, value)
 	return host.OK
@@ -397,8 +458,17 @@ func (f *filter) Close(host.StreamKind) host.Status {
 
 // LocalResponse implements host.Stream. BadArgument: the status is none, there
 // was a local response before, or the client has seen a head already.
+// InternalFailure: the plugin's budget does not suffice.
 func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
-	if f.over || r.Status < 200 || r.Status > 599 || !f.s.answer(newReply(f, r)) {
+	if f.over || r.Status < 200 || r.Status > 599 {
+		return host.BadArgument
+	}
+	size := sizeOf(r.Headers).cost() + int64(len(r.Body)+len(r.Details))
+	if !f.hold(ofStream, size) {
+		return host.InternalFailure
+	}
+	if !f.s.answer(func() *reply { return newReply(f, r) }) {
+		f.letGo(ofStream, size)
 		return host.BadArgument
 	}
 	f.touch()
@@ -420,4 +490,9 @@ func (f *filter) Done() host.Status {
 }
 
 // touch has the stream told of a change when the call has returned.
-func (f *filter) touch() { f.v.touched = append(f.v.touched, f) }
+func (f *filter) touch() {
+	if !f.called {
+		f.called = true
+		f.v.touched = append(f.v.touched, f)
+	}
+}

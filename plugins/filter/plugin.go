@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
@@ -47,7 +48,6 @@ type Plugin struct {
 	ctx    context.Context // of the VMs' goroutines and calls; ends in Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup // background goroutines of VMs, starts of new ones, HTTP calls
-	calls  atomic.Int64   // HTTP calls under way
 
 	next atomic.Uint32 // whose turn it is among the live VMs
 
@@ -72,6 +72,9 @@ func New(spec Spec, deps Deps) *Plugin {
 		spec.Timeout = DefaultTimeout
 	}
 	p := &Plugin{spec: spec, deps: deps, changed: make(chan struct{}), idle: make(chan struct{}), allowed: make(map[string]bool), metrics: shared.NewMetricTable(deps.Metrics)}
+	if p.deps.Host == nil {
+		p.deps.Host = budget.NewHost(0, nil)
+	}
 	p.deps.Log = deps.Log.With("plugin", spec.Name)
 	for _, name := range spec.Upstreams {
 		p.allowed[name] = true

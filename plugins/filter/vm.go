@@ -48,7 +48,7 @@ type vm struct {
 	streams  map[uint32]*filter // by context id; nil once the VM is lost; guarded by mu
 	period   time.Duration      // of ticks; guarded by mu
 	rearm    bool               // period was set; guarded by mu
-	ready    []uint32           // queues to be told of; guarded by mu
+	ready    map[uint32]int     // items to be told of, by queue; guarded by mu
 	ended    []*filter          // contexts to be ended; guarded by mu
 	lastCall uint32             // token of the last HTTP call; guarded by mu
 }
@@ -72,6 +72,7 @@ func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 		gone:    make(chan struct{}),
 		budget:  newTimeBudget(p.spec.Timeout),
 		streams: make(map[uint32]*filter),
+		ready:   make(map[uint32]int),
 		lastID:  rootContext,
 		wake:    make(chan struct{}, 1),
 	}
@@ -167,6 +168,9 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	}
 	touched := v.touched
 	v.touched = nil
+	for _, f := range touched {
+		f.called = false
+	}
 	failure := v.guest.Err()
 	if failure != nil {
 		v.lose(c, "")

@@ -175,6 +175,9 @@ func newWorld(t *testing.T) *world {
 			if err := p.Close(context.Background()); err != nil {
 				t.Errorf("close: %v", err)
 			}
+			if held := p.deps.Host.Held(); held != 0 {
+				t.Errorf("%d bytes are held for a plugin that is closed", held)
+			}
 		}
 		w.transport.CloseIdleConnections()
 		if t.Failed() {

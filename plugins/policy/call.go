@@ -264,8 +264,9 @@ func (c *call) edits(frame int, to []byte) ([]byte, bool) {
 		return to, false
 	}
 	list := view[offset : offset+size]
-	for rest := list; len(rest) > 0; {
-		if _, rest, ok = abi.NextEdit(rest); !ok {
+	rest := list
+	for n := 0; len(rest) > 0; n++ {
+		if _, rest, ok = abi.NextEdit(rest); !ok || n == abi.MaxEdits {
 			return to, false
 		}
 	}

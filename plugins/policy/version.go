@@ -24,6 +24,9 @@ import (
 // frames make it grow.
 const scratchSize = 64 << 10
 
+// maxPolicies is how many policies one module may name.
+const maxPolicies = 256
+
 // root is the id of the one context that a policy's VM has.
 const root = 1
 
@@ -171,6 +174,9 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 	}
 	var count [abi.HookFinish + 1]uint32
 	for line := range strings.Lines(list) {
+		if len(v.policies) == maxPolicies {
+			return fmt.Errorf("read policies: there are more than %d", maxPolicies)
+		}
 		line = strings.TrimSpace(line)
 		if line == "" {
 			continue

@@ -79,6 +79,11 @@ type Plugin struct {
 	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
 	// page) to 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
+	// HostMemory is the most memory that the proxy holds for the plugin outside
+	// of its instances, over all of them and all streams: HTTP calls with their
+	// answers, header lines, body bytes and answers that it adds. 64KiB or more.
+	// Default 64MiB.
+	HostMemory ByteSize `toml:"host_memory"`
 	// Canary is the share of decisions that a new version takes first, 0 to 1:
 	// for CrashWindow, or until it fails and the old one stays. A version that
 	// fails on made-up requests is refused. For policies only. Default 0: a new
@@ -119,6 +124,7 @@ func DefaultPlugin() Plugin {
 		Upstreams:     []string{"*"},
 		HostFunctions: []string{"*"},
 		Memory:        64 << 20,
+		HostMemory:    64 << 20,
 		CrashBudget:   20,
 		CrashWindow:   seconds(10),
 	}

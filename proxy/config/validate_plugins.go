@@ -27,6 +27,9 @@ func (k *checker) plugins() {
 		k.oneOf(key("header_stop"), p.HeaderStop, "all", "headers")
 		k.allowed(i, p)
 		k.memory(key("memory"), p.Memory)
+		if p.HostMemory < 64<<10 {
+			k.add(key("host_memory"), "must be at least 64KiB, found %v", p.HostMemory)
+		}
 		k.share(key("canary"), p.Canary)
 		if p.Phase == PhaseFilter && p.Canary != 0 {
 			k.add(key("canary"), "is for policies only")
