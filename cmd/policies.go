@@ -146,7 +146,7 @@ func pluginSpec(p *config.Plugin) plugins.Spec {
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
 		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
 		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
-		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow),
+		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow), CrashCPUShare: p.CrashCPUShare,
 	}
 }
 

@@ -38,7 +38,7 @@ const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
 // build compiles, starts and configures a version. It serves nothing yet.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
-	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow), host: s.hostOf(spec)}
+	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, spec.CrashCPUShare), host: s.hostOf(spec)}
 	opts := host.LoadOptions{
 		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, Cache: s.cache,
 		HostFunctions: spec.HostFunctions, CompileWorkers: runtime.GOMAXPROCS(0),

@@ -51,6 +51,7 @@ type Spec struct {
 	FailOpen, HoldHeaders bool // of filters, see filter.Spec
 	CrashBudget           int
 	CrashWindow           time.Duration
+	CrashCPUShare         float64 // see budget.New
 	// Canary is the share of decisions, 0 to 1, that a new version of a policy
 	// takes first, if the old one works: for CrashWindow, or until it fails and
 	// is dropped. It is refused when it fails on made-up requests. 0: it takes

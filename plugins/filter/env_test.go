@@ -298,7 +298,7 @@ request_headers: trap`)
 	v := p.live[0]
 	p.mu.Unlock()
 	v.lock <- struct{}{}
-	v.lose(host.OnTick, "test")
+	v.lose(host.OnTick, "test", 0)
 	v.exit()
 	w.log.wait(t, 2, "proxy_register_shared_queue=0 1")
 	do(t, srv, "s", "")

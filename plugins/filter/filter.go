@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
 )
@@ -192,6 +193,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		return host.Continue, err
 	}
 	f.v = v
+	began := time.Now()
 	var action host.Action
 	var doubt complaint
 	err = v.call(host.OnRequestHeaders, func(ctx context.Context) error {
@@ -220,7 +222,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		f.dead.Store(true)
 		return host.Continue, nil
 	case doubt != noComplaint:
-		f.p.failed(host.OnRequestHeaders, f.p.report(err))
+		f.p.failed(host.OnRequestHeaders, f.p.report(err), timeoutOf(err, began))
 	}
 	return action, err
 }

@@ -271,17 +271,34 @@ func (p *Plugin) pickLater(ctx context.Context, changed <-chan struct{}) (*vm, e
 	}
 }
 
-// failed books a failure of the plugin.
-func (p *Plugin) failed(c host.Callback, reason string) {
+// failed books a failure of the plugin; timeout is how long a call took that used
+// up its time, 0 for any other failure.
+func (p *Plugin) failed(c host.Callback, reason string, timeout time.Duration) {
 	if p.deps.Meter != nil {
 		p.deps.Meter.Fail(c, reason)
 	}
-	if p.deps.Budget.Fail(time.Now()) {
-		p.deps.Log.Error("plugin is parked: it failed too often", "fail_open", p.spec.FailOpen)
+	parked := false
+	if timeout > 0 {
+		parked = p.deps.Budget.Timeout(time.Now(), timeout)
+	} else {
+		parked = p.deps.Budget.Fail(time.Now())
+	}
+	if parked {
+		p.deps.Log.Error("plugin is parked: it failed too often, or used too much time in calls that timed out", "fail_open", p.spec.FailOpen)
 		p.mu.Lock()
 		p.announce()
 		p.mu.Unlock()
 	}
+}
+
+// timeoutOf is how long a call took that began then, if err says that it used up
+// its time; else 0.
+func timeoutOf(err error, began time.Time) time.Duration {
+	var failure *host.Error
+	if errors.As(err, &failure) && failure.Failure == host.Timeout {
+		return time.Since(began)
+	}
+	return 0
 }
 
 // announce wakes who waits for a VM. p.mu is held.
@@ -306,6 +323,7 @@ func (p *Plugin) lost(v *vm) {
 // it closes.
 func (p *Plugin) replace() {
 	for pause := restartPause; !p.deps.Budget.Parked(); pause = min(2*pause, restartPauseMax) {
+		began := time.Now()
 		ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
 		v, err := p.startVM(ctx)
 		cancel()
@@ -326,7 +344,7 @@ func (p *Plugin) replace() {
 			return
 		}
 		p.deps.Log.Error("plugin does not start again", "error", err)
-		p.failed(host.OnVMStart, "start")
+		p.failed(host.OnVMStart, "start", timeoutOf(err, began))
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:

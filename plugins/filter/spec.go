@@ -66,6 +66,8 @@ type Node struct {
 type Budget interface {
 	// Fail counts a failure and reports whether this one parked the plugin.
 	Fail(now time.Time) (parked bool)
+	// Timeout is Fail for a call that used up its time.
+	Timeout(now time.Time, took time.Duration) (parked bool)
 	Parked() bool
 }
 

@@ -128,7 +128,7 @@ func (v *vm) enterLater(bounded bool) error {
 	case <-late:
 		// A guest that cannot be interrupted may never come back.
 		if began := v.began.Load(); began != 0 && time.Since(time.Unix(0, began)) >= v.p.spec.Timeout {
-			v.lose(host.OnVMStart, "timeout")
+			v.lose(host.OnVMStart, "timeout", time.Since(time.Unix(0, began)))
 		}
 		return errBusy
 	}
@@ -173,7 +173,7 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	}
 	failure := v.guest.Err()
 	if failure != nil {
-		v.lose(c, "")
+		v.lose(c, "", timeoutOf(failure, began))
 	}
 	v.exit()
 	for _, f := range touched {
@@ -186,8 +186,8 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 }
 
 // lose gives the VM up: it is replaced, and its streams hear of it. reason is
-// set when the failure is not the guest's own.
-func (v *vm) lose(c host.Callback, reason string) {
+// set when the failure is not the guest's own, timeout when it is one.
+func (v *vm) lose(c host.Callback, reason string, timeout time.Duration) {
 	if !v.dead.CompareAndSwap(false, true) {
 		return
 	}
@@ -204,7 +204,7 @@ func (v *vm) lose(c host.Callback, reason string) {
 	p.space.Forget(v)
 	p.lost(v)
 	if !doubted {
-		p.failed(c, reason)
+		p.failed(c, reason, timeout)
 	}
 	p.spawn(v.abandon)
 }

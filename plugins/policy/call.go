@@ -244,7 +244,7 @@ func (c *call) blame() {
 	if errors.As(why, &failure) && failure.Stack != "" {
 		v.opts.Log.Debug("where the guest was", "policy", c.p.Label, "stack", failure.Stack)
 	}
-	v.failed()
+	v.failed(timeoutOf(why, c.began))
 	if why != nil {
 		v.replace(c.vm)
 		return

@@ -180,7 +180,7 @@ func TestAbsent(t *testing.T) {
 
 func TestParked(t *testing.T) {
 	l := newLoading()
-	l.Failures = budget.New(3, time.Hour)
+	l.Failures = budget.New(3, time.Hour, 0)
 	v := l.load(t)
 	place, plan := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan)
 	for range 4 {

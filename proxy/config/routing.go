@@ -96,6 +96,11 @@ type Plugin struct {
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
+	// CrashCPUShare is the share of one processor's time, 0 to 1, that calls
+	// which end by Timeout may use over CrashWindow; the third such call or a
+	// later one beyond it parks the plugin. Default 0.1; 0: their time does not
+	// count.
+	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 
 // Remote reports whether the module comes over http(s).
@@ -127,6 +132,7 @@ func DefaultPlugin() Plugin {
 		HostMemory:    64 << 20,
 		CrashBudget:   20,
 		CrashWindow:   seconds(10),
+		CrashCPUShare: 0.1,
 	}
 }
 

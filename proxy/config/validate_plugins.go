@@ -36,6 +36,7 @@ func (k *checker) plugins() {
 		}
 		k.atLeast(key("crash_budget"), p.CrashBudget, 0)
 		k.positive(key("crash_window"), int64(p.CrashWindow))
+		k.share(key("crash_cpu_share"), p.CrashCPUShare)
 	}
 }
 
