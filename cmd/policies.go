@@ -141,7 +141,7 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 func pluginSpec(p *config.Plugin) plugins.Spec {
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256}, Filter: p.Phase == config.PhaseFilter,
-		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
+		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), TotalMemory: uint64(p.MemoryTotal), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
 		// Not nil, which would allow everything.
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
 		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,

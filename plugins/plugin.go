@@ -40,8 +40,11 @@ const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
 	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, spec.CrashCPUShare), host: s.hostOf(spec)}
 	opts := host.LoadOptions{
-		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, Cache: s.cache,
+		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, TotalMemory: spec.TotalMemory, Cache: s.cache,
 		HostFunctions: spec.HostFunctions, CompileWorkers: runtime.GOMAXPROCS(0),
+	}
+	if opts.TotalMemory == 0 {
+		opts.TotalMemory = uint64(spec.MemoryPages) * host.PageSize * uint64(runtime.GOMAXPROCS(0)+2)
 	}
 	name := spec.Name
 	if name == "" {

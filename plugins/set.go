@@ -165,13 +165,17 @@ func (t *table) plugin(name string) *plugin {
 // what fails once in them is likely to fail again.
 const builtinBudget, builtinWindow, builtinShare = 20, 10 * time.Second, 0.1
 
+// builtinPages is the memory of an instance of the built-in policies, in pages of
+// 64 KiB.
+const builtinPages = 1024
+
 // buildBuiltin loads the built-in policies.
 func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 	content := source.Content{Wasm: s.deps.Builtin()}
 	digest := sha256.Sum256(content.Wasm)
 	content.SHA256 = hex.EncodeToString(digest[:])
 	p, err := s.build(ctx, c, Spec{
-		Trusted: true, HostFunctions: []string{"*"}, CrashBudget: builtinBudget, CrashWindow: builtinWindow, CrashCPUShare: builtinShare, Config: c.Params,
+		Trusted: true, HostFunctions: []string{"*"}, MemoryPages: builtinPages, CrashBudget: builtinBudget, CrashWindow: builtinWindow, CrashCPUShare: builtinShare, Config: c.Params,
 	}, content)
 	if err != nil {
 		return nil, fmt.Errorf("load built-in policies: %w", err)

@@ -41,6 +41,7 @@ type Spec struct {
 
 	Trusted       bool // runs in the runtime that cannot interrupt loops
 	MemoryPages   uint32
+	TotalMemory   uint64        // of all instances of a version, in bytes; 0: enough for all of them and two more
 	HostMemory    int64         // most bytes that the host holds for the plugin; 0: budget.DefaultMemory
 	Timeout       time.Duration // of one call; 0: Config.Budget, for a filter filter.DefaultTimeout
 	HostFunctions []string      // that it may call; "*": all

@@ -70,7 +70,6 @@ func TestWhatAStreamHolds(t *testing.T) {
 				io.Copy(io.Discard, r.Body)
 				io.WriteString(rw, "answer")
 			})
-			srv.Config.MaxHeaderBytes = 1 << 20
 			if resp, _ := do(t, srv, "s", "body"); resp.StatusCode != 200 && resp.StatusCode != 403 {
 				t.Errorf("status %d", resp.StatusCode)
 			}

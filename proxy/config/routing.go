@@ -79,6 +79,10 @@ type Plugin struct {
 	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
 	// page) to 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
+	// MemoryTotal is the most memory that all instances of one version may have
+	// together, at least Memory. Default "0B": Memory for each processor and two
+	// more.
+	MemoryTotal ByteSize `toml:"memory_total"`
 	// HostMemory is the most memory that the proxy holds for the plugin outside
 	// of its instances, over all of them and all streams: HTTP calls with their
 	// answers, header lines, body bytes and answers that it adds. 64KiB or more.
