@@ -3,8 +3,6 @@ package filter
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
-	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
 const (
@@ -200,36 +197,4 @@ func (p *Plugin) take(a *callAnswer, n int64) bool {
 	}
 	a.held += n
 	return true
-}
-
-var (
-	errNoRoom  = errors.New("the plugin's budget does not suffice")
-	errTooLong = errors.New("it is too long")
-)
-
-// readHeld reads r to its end and counts the capacity of what it returns, also
-// with an error, in budget: the caller gives that back. errTooLong: there are
-// more than most bytes. errNoRoom: the budget does not suffice.
-func readHeld(budget *budget.Host, r io.Reader, most int) (b []byte, err error) {
-	for {
-		if len(b) == cap(b) {
-			size := min(max(4<<10, 2*cap(b)), most+1)
-			if !budget.Take(int64(size)) {
-				return b, errNoRoom
-			}
-			grown := append(make([]byte, 0, size), b...)
-			budget.Give(int64(cap(b)))
-			b = grown
-		}
-		n, err := r.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		switch {
-		case len(b) > most:
-			return b, errTooLong
-		case errors.Is(err, io.EOF):
-			return b, nil
-		case err != nil:
-			return b, err
-		}
-	}
 }

@@ -107,55 +107,6 @@ func (f *filter) live() bool { return f.id != 0 && !f.dead.Load() }
 // has reports whether a callback will be called.
 func (f *filter) has(c host.Callback) bool { return f.live() && f.p.has[c] }
 
-// What the bytes are of that the host holds for a guest in a stream: of a body in
-// one direction (those are numbered as the directions), or of anything that lasts
-// as long as the stream.
-const ofStream = 2
-
-// hold counts n bytes more that the host holds for the guest; n below 0 gives
-// back, but no more than was taken. false: the plugin's budget does not suffice.
-func (f *filter) hold(of direction, n int64) bool {
-	budget := f.p.deps.Host
-	if n <= 0 {
-		f.letGo(of, -n)
-		return true
-	}
-	if !budget.Take(n) {
-		return false
-	}
-	f.held[of].Add(n)
-	if f.freed.Load() { // a guest that outlives its stream, because nothing can interrupt the guest
-		budget.Give(f.held[of].Swap(0))
-		return false
-	}
-	return true
-}
-
-// letGo gives back n bytes, or all that is held.
-func (f *filter) letGo(of direction, n int64) {
-	for {
-		held := f.held[of].Load()
-		n = min(n, held)
-		if n == 0 {
-			return
-		}
-		if f.held[of].CompareAndSwap(held, held-n) {
-			f.p.deps.Host.Give(n)
-			return
-		}
-	}
-}
-
-// free gives back all that is held, for good.
-func (f *filter) free() {
-	f.freed.Store(true)
-	for of := range f.held {
-		if n := f.held[of].Swap(0); n != 0 {
-			f.p.deps.Host.Give(n)
-		}
-	}
-}
-
 // release lets the plugin go, once.
 func (f *filter) release() {
 	if f.released.CompareAndSwap(false, true) {
