@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
@@ -18,7 +19,9 @@ func repeated(n int, line string) string { return strings.Repeat(line+"\n", n) }
 func (w *world) startWithin(bytes int64, script string) (*Plugin, *budget.Host) {
 	d := w.deps()
 	d.Host = budget.NewHost(bytes, func(reason string) { w.meter.Fail(0, reason) })
-	return w.startWith(spec("f", script), d), d.Host
+	s := spec("f", script)
+	s.Timeout = 20 * time.Second // much is copied, under the race detector too
+	return w.startWith(s, d), d.Host
 }
 
 // statuses counts the statuses that a host function answered.
