@@ -13,6 +13,12 @@ const (
 	EditRemoveField                    // has no value
 )
 
+// The limits of a list of edits; the host refuses a longer list.
+const (
+	MaxEdits       = 256
+	MaxEditHeaders = 64 << 10 // bytes of the names and values of header lines, together
+)
+
 // Edit is one change to a leg. Its texts are part of what it was read from.
 type Edit struct {
 	Op          EditOp

@@ -2,6 +2,7 @@ package abi
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 )
@@ -85,7 +86,7 @@ func (s *StreamInfo) AddNote(note string) bool {
 	if len(s.notes) == MaxNotes {
 		return false
 	}
-	s.notes = append(s.notes, note[:min(len(note), MaxNoteSize)])
+	s.notes = append(s.notes, strings.Clone(note[:min(len(note), MaxNoteSize)]))
 	return true
 }
 

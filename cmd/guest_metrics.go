@@ -18,13 +18,20 @@ import (
 // pdproxy_plugin_<name>{plugin="..."}. They outlive the versions of a plugin, as
 // counters must. It is safe for concurrent use.
 type guestMetrics struct {
-	mu      sync.Mutex
-	kinds   map[string]host.MetricKind         // by sanitised name; guarded by mu
-	metrics map[string]map[string]*guestMetric // by sanitised name and plugin; guarded by mu
+	mu       sync.Mutex
+	families map[string]*guestFamily // by sanitised name; guarded by mu
+	counts   map[string]int          // metrics by plugin; guarded by mu
+}
+
+// guestFamily is the metrics of one name.
+type guestFamily struct {
+	name     string // as the plugin wrote it
+	kind     host.MetricKind
+	byPlugin map[string]*guestMetric
 }
 
 func newGuestMetrics() *guestMetrics {
-	return &guestMetrics{kinds: make(map[string]host.MetricKind), metrics: make(map[string]map[string]*guestMetric)}
+	return &guestMetrics{families: make(map[string]*guestFamily), counts: make(map[string]int)}
 }
 
 // of returns the metrics of one plugin.
@@ -35,28 +42,52 @@ type pluginMetrics struct {
 	plugin string
 }
 
-// Define implements shared.Metrics. Names that differ only in what Prometheus
-// does not take are one metric, and a name has one kind over all plugins.
+// Define implements shared.Metrics. Plugins share a name if they give it the same
+// kind; the label tells their metrics apart. Everything that Prometheus would
+// refuse as a whole is refused here: /metrics must survive any plugin.
 func (p pluginMetrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	g, clean := p.all, metricName(name)
-	if clean == "" {
-		return nil, fmt.Errorf("define metric: empty name")
+	if clean == "" || len(name) > host.MaxMetricName {
+		return nil, fmt.Errorf("define metric: a name has 1 to %d bytes", host.MaxMetricName)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if known, ok := g.kinds[clean]; ok && known != kind {
+	family := g.families[clean]
+	switch {
+	case family == nil && g.collides(kind, clean):
+		return nil, fmt.Errorf("define metric: %s collides with the series of another metric", clean)
+	case family == nil:
+		family = &guestFamily{name, kind, make(map[string]*guestMetric)}
+	case family.kind != kind:
 		return nil, fmt.Errorf("define metric: %s has another kind", clean)
+	case family.name != name:
+		return nil, fmt.Errorf("define metric: another name is shown as %s already", clean)
 	}
-	g.kinds[clean] = kind
-	if g.metrics[clean] == nil {
-		g.metrics[clean] = make(map[string]*guestMetric)
-	}
-	m := g.metrics[clean][p.plugin]
+	m := family.byPlugin[p.plugin]
 	if m == nil {
+		if g.counts[p.plugin] >= shared.MaxMetrics {
+			return nil, shared.ErrTooManyMetrics
+		}
+		g.counts[p.plugin]++
 		m = newGuestMetric(kind, clean, p.plugin)
-		g.metrics[clean][p.plugin] = m
+		family.byPlugin[p.plugin] = m
+		g.families[clean] = family
 	}
 	return m, nil
+}
+
+// collides reports whether a new metric would share series with another one: a
+// histogram named h is shown as h_bucket, h_count and h_sum. g.mu is held.
+func (g *guestMetrics) collides(kind host.MetricKind, clean string) bool {
+	for _, suffix := range telemetry.HistogramSuffixes {
+		if kind == host.Histogram && g.families[clean+suffix] != nil {
+			return true
+		}
+		if base, ok := strings.CutSuffix(clean, suffix); ok && g.families[base] != nil && g.families[base].kind == host.Histogram {
+			return true
+		}
+	}
+	return false
 }
 
 // metricName makes a guest's name one of Prometheus'.
@@ -77,8 +108,8 @@ func (g *guestMetrics) Describe(chan<- *prometheus.Desc) {}
 func (g *guestMetrics) Collect(ch chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, byPlugin := range g.metrics {
-		for _, m := range byPlugin {
+	for _, family := range g.families {
+		for _, m := range family.byPlugin {
 			m.collect(ch)
 		}
 	}

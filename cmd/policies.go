@@ -50,7 +50,7 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		Metrics:     guests.of,
 		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
 		// Straight to the upstreams, whatever the environment says of web proxies.
-		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
+		Transport: &http.Transport{DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
 		CacheDir:  compileCache(),
 		Changed:   changed,
 		Log:       log,
@@ -146,12 +146,12 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 func pluginSpec(p *config.Plugin) plugins.Spec {
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256}, Filter: p.Phase == config.PhaseFilter,
-		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), Timeout: time.Duration(p.Timeout),
+		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), TotalMemory: uint64(p.MemoryTotal), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
 		// Not nil, which would allow everything.
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
 		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
 		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
-		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow),
+		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow), CrashCPUShare: p.CrashCPUShare,
 	}
 }
 

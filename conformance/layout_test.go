@@ -20,7 +20,7 @@ var mayImport = map[string][]string{
 	"plugins/build":               {},
 	"plugins/policy":              {"abi", "abi/host", "plugins/budget", "plugins/shared"},
 	"plugins/policy/policytest":   {"abi"},
-	"plugins/filter":              {"abi", "abi/host", "plugins/shared"},
+	"plugins/filter":              {"abi", "abi/host", "plugins/budget", "plugins/shared"},
 	"plugins/trial":               {"abi", "abi/host", "plugins/budget", "plugins/filter", "plugins/policy", "plugins/shared"},
 	"plugins":                     {"abi", "abi/host", "plugins/..."},
 	"policies":                    {"abi", "policies/..."},

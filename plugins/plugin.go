@@ -23,7 +23,8 @@ type plugin struct {
 	spec     Spec
 	digest   string
 	failures *budget.Budget
-	failed   atomic.Bool // the version that was to replace this one could not be used
+	host     *budget.Host // of all versions of the plugin
+	failed   atomic.Bool  // the version that was to replace this one could not be used
 
 	version *policy.Version // of a policy
 	world   *policy.World   // of a policy
@@ -37,10 +38,13 @@ const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
 // build compiles, starts and configures a version. It serves nothing yet.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
-	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow)}
+	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, spec.CrashCPUShare), host: s.hostOf(spec)}
 	opts := host.LoadOptions{
-		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, Cache: s.cache,
+		Guarded: !spec.Trusted, MemoryPages: spec.MemoryPages, TotalMemory: spec.TotalMemory, Cache: s.cache,
 		HostFunctions: spec.HostFunctions, CompileWorkers: runtime.GOMAXPROCS(0),
+	}
+	if opts.TotalMemory == 0 {
+		opts.TotalMemory = uint64(spec.MemoryPages) * host.PageSize * uint64(runtime.GOMAXPROCS(0)+2)
 	}
 	name := spec.Name
 	if name == "" {
@@ -96,7 +100,7 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	p.world = policy.NewWorld(policy.Setting{
 		Name: p.spec.Name, Config: p.spec.Config, VMConfig: p.spec.VMConfig, VMID: p.spec.VMID, RootID: p.spec.RootID,
 		Level: max(host.LowestLevel(log), host.LogInfo), Log: log, Store: &s.shared,
-		Metrics: shared.NewMetricTable(s.metricsOf(p.spec.Name)), Conversations: s.deps.Conversations,
+		Metrics: shared.NewMetricTable(s.metricsOf(p.spec.Name)), Conversations: s.deps.Conversations, Host: p.host,
 	})
 	limit := p.spec.Timeout
 	if limit == 0 {
@@ -119,6 +123,17 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	return nil
 }
 
+// hostOf is what limits the host's resources for a plugin: that of the version
+// that serves, so that reloads give no fresh budget.
+func (s *Set) hostOf(spec Spec) *budget.Host {
+	if t := s.table.Load(); t != nil {
+		if p := t.plugin(spec.Name); p != nil {
+			return p.host
+		}
+	}
+	return budget.NewHost(spec.HostMemory, s.deps.Meter(spec.Name, "host").Fail)
+}
+
 // metricsOf makes the metrics of a plugin, nil if none can be defined. A later
 // version goes on with the numbers.
 func (s *Set) metricsOf(name string) shared.Metrics {
@@ -136,7 +151,7 @@ func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.L
 	deps := filter.Deps{
 		Shared: &s.shared, Budget: p.failures, Upstreams: c.Upstreams, Transport: s.deps.Transport,
 		Metrics: s.metricsOf(p.spec.Name), Meter: p.calls, Node: s.deps.Node, Log: s.deps.Log,
-		Conversations: s.deps.Conversations,
+		Conversations: s.deps.Conversations, Host: p.host,
 	}
 	p.filter = filter.New(filter.Spec{
 		Name: p.spec.Name, Wasm: wasm, Load: load, Compiled: compiled, Config: p.spec.Config, VMConfig: p.spec.VMConfig,

@@ -163,7 +163,11 @@ func (t *table) plugin(name string) *plugin {
 
 // builtinBudget is what is borne of the built-in policies: they are ours, and
 // what fails once in them is likely to fail again.
-const builtinBudget, builtinWindow = 20, 10 * time.Second
+const builtinBudget, builtinWindow, builtinShare = 20, 10 * time.Second, 0.1
+
+// builtinPages is the memory of an instance of the built-in policies, in pages of
+// 64 KiB.
+const builtinPages = 1024
 
 // buildBuiltin loads the built-in policies.
 func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
@@ -171,7 +175,7 @@ func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 	digest := sha256.Sum256(content.Wasm)
 	content.SHA256 = hex.EncodeToString(digest[:])
 	p, err := s.build(ctx, c, Spec{
-		Trusted: true, HostFunctions: []string{"*"}, CrashBudget: builtinBudget, CrashWindow: builtinWindow, Config: c.Params,
+		Trusted: true, HostFunctions: []string{"*"}, MemoryPages: builtinPages, CrashBudget: builtinBudget, CrashWindow: builtinWindow, CrashCPUShare: builtinShare, Config: c.Params,
 	}, content)
 	if err != nil {
 		return nil, fmt.Errorf("load built-in policies: %w", err)
@@ -189,6 +193,7 @@ func (s *Set) swap(next *table) {
 	}
 	watches := make(map[string]*source.Watch)
 	for _, p := range next.plugins {
+		p.host.SetLimit(p.spec.HostMemory)
 		if p.filter != nil {
 			filters = append(filters, p.filter)
 		}

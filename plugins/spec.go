@@ -41,6 +41,8 @@ type Spec struct {
 
 	Trusted       bool // runs in the runtime that cannot interrupt loops
 	MemoryPages   uint32
+	TotalMemory   uint64        // of all instances of a version, in bytes; 0: enough for all of them and two more
+	HostMemory    int64         // most bytes that the host holds for the plugin; 0: budget.DefaultMemory
 	Timeout       time.Duration // of one call; 0: Config.Budget, for a filter filter.DefaultTimeout
 	HostFunctions []string      // that it may call; "*": all
 	Upstreams     []string      // that it may call; "*": all
@@ -50,6 +52,7 @@ type Spec struct {
 	FailOpen, HoldHeaders bool // of filters, see filter.Spec
 	CrashBudget           int
 	CrashWindow           time.Duration
+	CrashCPUShare         float64 // see budget.New
 	// Canary is the share of decisions, 0 to 1, that a new version of a policy
 	// takes first, if the old one works: for CrashWindow, or until it fails and
 	// is dropped. It is refused when it fails on made-up requests. 0: it takes

@@ -132,6 +132,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 // readEdits reads a list of edits and checks that each is allowed. client is the
 // client's body, leg the leg's.
 func readEdits(list []byte, client, leg *openai.Object) (headers []abi.Edit, members []openai.Edit, ok bool) {
+	lines := 0 // bytes of header lines
 	for len(list) > 0 {
 		var e abi.Edit
 		if e, list, ok = abi.NextEdit(list); !ok {
@@ -148,7 +149,8 @@ func readEdits(list []byte, client, leg *openai.Object) (headers []abi.Edit, mem
 			}
 			members = append(members, m)
 		default:
-			if !headerEditable(&e) {
+			lines += len(e.Name) + len(e.Value)
+			if lines > abi.MaxEditHeaders || !headerEditable(&e) {
 				return nil, nil, false
 			}
 			headers = append(headers, e)

@@ -61,7 +61,7 @@ func (l *fakeLegs) failures() (failed []abi.LegFacts) {
 
 // edits encodes what change does.
 func edits(change func(*abi.Edits)) []byte {
-	e := abi.NewEdits(make([]byte, 4096))
+	e := abi.NewEdits(make([]byte, 256<<10))
 	change(&e)
 	return e.Bytes()
 }
@@ -159,6 +159,10 @@ func TestLegEditsRefused(t *testing.T) {
 		list []byte
 	}{
 		{"Content-Length", edits(func(e *abi.Edits) { e.SetHeader("content-length", "1") })},
+		{"long lines", edits(func(e *abi.Edits) {
+			e.SetHeader("x-a", strings.Repeat("a", abi.MaxEditHeaders/2))
+			e.SetHeader("x-b", strings.Repeat("b", abi.MaxEditHeaders/2))
+		})},
 		{"Host", edits(func(e *abi.Edits) { e.SetHeader("Host", "other") })},
 		{"Connection", edits(func(e *abi.Edits) { e.AddHeader("Connection", "close") })},
 		{"Transfer-Encoding", edits(func(e *abi.Edits) { e.RemoveHeader("Transfer-Encoding") })},

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -127,7 +128,10 @@ func (h whole) metrics() http.Handler {
 			return list
 		})
 	}
-	show := promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})
+	show := promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, // one bad metric must not hide the others
+		ErrorLog:      slog.NewLogLogger(h.s.log.Handler(), slog.LevelError),
+	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.RawQuery == fleetQuery {
 			r.Header.Set("Accept", telemetry.WireFormat)

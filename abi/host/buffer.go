@@ -30,13 +30,17 @@ func (vm *VM) buffer(kind BufferKind) ([]byte, Status) {
 
 // getBufferBytes implements proxy_get_buffer_bytes: up to max bytes from start
 // on. A start beyond the end is an empty answer, as in Envoy; the specification
-// would have BadArgument.
+// would have BadArgument. BadArgument: a start beyond the end whose sum with max
+// exceeds 32 bits.
 func getBufferBytes(vm *VM, args []uint64) Status {
 	body, status := vm.buffer(BufferKind(uint32(args[0])))
 	if status != OK {
 		return status
 	}
 	size := uint64(len(body))
+	if begin, most := uint32(args[1]), uint32(args[2]); uint64(begin) > size && begin+most < begin {
+		return BadArgument
+	}
 	start := min(uint64(uint32(args[1])), size)
 	end := min(start+uint64(uint32(args[2])), size)
 	return vm.writeBytes(args[3], args[4], body[start:end])

@@ -7,7 +7,7 @@ import "time"
 // call, so no method may call back into the VM or block. Bytes handed in belong
 // to the guest's memory and must be copied to be kept; bytes handed out are
 // copied into the guest before the next call. An *HTTPCall and a *LocalResponse
-// are the embedder's, with all that they hold. Effects on streams (continue,
+// are the embedder's, but for their bodies, which belong to the guest's memory. Effects on streams (continue,
 // close, local responses) take place after the guest call has returned. An Env
 // that lets root contexts end late implements RootEnv too.
 type Env interface {
@@ -38,7 +38,7 @@ type Env interface {
 	SharedData(key string) (value []byte, cas uint32, status Status)
 	SetSharedData(key string, value []byte, cas uint32) Status
 
-	RegisterQueue(root uint32, name string) uint32
+	RegisterQueue(root uint32, name string) uint32                // 0: there are too many
 	ResolveQueue(vmID, name string) (queue uint32, status Status) // vmID "": the VM's own
 	Enqueue(queue uint32, value []byte) Status
 	Dequeue(queue uint32) (value []byte, status Status)
@@ -59,8 +59,8 @@ type Env interface {
 // HTTPCall is proxy_http_call.
 type HTTPCall struct {
 	Upstream string
-	Headers  Pairs // with :method, :path and :authority
-	Body     []byte
+	Headers  Pairs  // with :method, :path and :authority
+	Body     []byte // a view of guest memory
 	Trailers Pairs
 	Timeout  time.Duration
 }
@@ -69,7 +69,7 @@ type HTTPCall struct {
 type LocalResponse struct {
 	Status     uint32
 	Details    string
-	Body       []byte
+	Body       []byte // a view of guest memory
 	Headers    Pairs
 	GRPCStatus int32 // outside 0 to 16: none
 }

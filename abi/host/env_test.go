@@ -156,6 +156,7 @@ func (w *world) HTTPCall(_ uint32, call *HTTPCall) (uint32, Status) {
 		return 0, BadArgument
 	}
 	w.effects++
+	call.Body = slices.Clone(call.Body)
 	w.calls = append(w.calls, call)
 	return uint32(40 + len(w.calls)), OK
 }
@@ -208,6 +209,7 @@ func (s *fakeStream) Close(kind StreamKind) Status {
 }
 func (s *fakeStream) LocalResponse(r *LocalResponse) Status {
 	s.world.effects++
+	r.Body = slices.Clone(r.Body)
 	s.local = r
 	return OK
 }

@@ -9,6 +9,9 @@ func callForeignFunction(vm *VM, args []uint64) Status {
 	if !ok1 || !ok2 || !vm.inside(args[4], args[5]) {
 		return InvalidMemoryAccess
 	}
+	if len(name) > MaxName {
+		return NotFound
+	}
 	result, status := vm.env.Foreign(vm.contextID(), string(name), arguments)
 	if status != OK {
 		return status

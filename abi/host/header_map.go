@@ -87,7 +87,10 @@ func getHeaderMapValue(vm *VM, args []uint64) Status {
 	if !ok || !vm.inside(args[3], args[4]) {
 		return InvalidMemoryAccess
 	}
-	value, ok := m.Value(string(key))
+	value, ok := "", len(key) <= MaxPairsBytes
+	if ok {
+		value, ok = m.Value(string(key))
+	}
 	if !ok && !vm.module.v010 {
 		return NotFound
 	}
@@ -105,6 +108,7 @@ func replaceHeaderMapValue(vm *VM, args []uint64) Status {
 }
 
 // changeValue reads a map, a key and a value, and does the change.
+// InternalFailure: key and value are longer than a map may be.
 func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value string) Status) Status {
 	m, status := vm.changeable(args[0])
 	if status != OK {
@@ -113,6 +117,9 @@ func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value stri
 	key, value, ok := vm.readTwo(args[1:])
 	if !ok {
 		return InvalidMemoryAccess
+	}
+	if len(key)+len(value) > MaxPairsBytes {
+		return InternalFailure
 	}
 	return change(m, string(key), string(value))
 }
@@ -127,6 +134,9 @@ func removeHeaderMapValue(vm *VM, args []uint64) Status {
 	key, ok := vm.read(args[1], args[2])
 	if !ok {
 		return InvalidMemoryAccess
+	}
+	if len(key) > MaxPairsBytes {
+		return OK
 	}
 	return m.Remove(string(key))
 }

@@ -48,7 +48,7 @@ func (h *Hook) Call(ctx context.Context, ptr, size uint32) (int64, error) {
 // before is too small; else this costs next to nothing, so take the view again
 // for each frame and after each hook call.
 func (vm *VM) Scratch(ctx context.Context, size uint32) (view []byte, ptr uint32, err error) {
-	if vm.failed != nil {
+	if vm.failed != nil || vm.linear.space == nil {
 		return nil, 0, ErrPoisoned
 	}
 	if size > vm.scratchSize || vm.scratchSize == 0 {
@@ -93,8 +93,12 @@ func (vm *VM) askScratch(ctx context.Context, size uint32) error {
 }
 
 // View returns size bytes of guest memory at ptr without copying; ok is false
-// when they are not all inside it. It is good until the next call into the VM.
+// when they are not all inside it. It is good until the next call into the VM,
+// or its Close, after which there is none.
 func (vm *VM) View(ptr, size uint32) (view []byte, ok bool) {
+	if vm.linear.space == nil {
+		return nil, false
+	}
 	return vm.memory.Read(ptr, size)
 }
 
@@ -127,6 +131,9 @@ func (vm *VM) Text(ctx context.Context, export string) (text string, ok bool, er
 	view, inside := vm.View(uint32(uint64(value)>>32), uint32(value))
 	if !inside {
 		return "", true, fmt.Errorf("call %s: the text lies outside guest memory", export)
+	}
+	if len(view) > MaxName {
+		return "", true, fmt.Errorf("call %s: the text is longer than %d bytes", export, MaxName)
 	}
 	return string(view), true, nil
 }

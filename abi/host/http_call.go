@@ -1,13 +1,10 @@
 package host
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // httpCall implements proxy_http_call for the root of the context. BadArgument:
-// :method, :path or :authority is missing, the timeout is negative, or there is
-// no context. Other statuses are Env's.
+// :method, :path or :authority is missing, the upstream's name is longer than
+// MaxName, the timeout is negative, or there is no context. Other statuses are Env's.
 func httpCall(vm *VM, args []uint64) Status {
 	upstream, ok1 := vm.read(args[0], args[1])
 	headers, status1 := vm.readPairs(args[2], args[3])
@@ -18,7 +15,7 @@ func httpCall(vm *VM, args []uint64) Status {
 	}
 	root := vm.rootID()
 	timeout := int32(uint32(args[8]))
-	if root == 0 || timeout < 0 {
+	if root == 0 || timeout < 0 || len(upstream) > MaxName {
 		return BadArgument
 	}
 	for _, key := range []string{":method", ":path", ":authority"} {
@@ -29,7 +26,7 @@ func httpCall(vm *VM, args []uint64) Status {
 	token, status := vm.env.HTTPCall(root, &HTTPCall{
 		Upstream: string(upstream),
 		Headers:  headers,
-		Body:     slices.Clone(body),
+		Body:     body,
 		Trailers: trailers,
 		Timeout:  time.Duration(timeout) * time.Millisecond,
 	})

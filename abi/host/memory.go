@@ -2,49 +2,98 @@ package host
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
 
 	"github.com/tetratelabs/wazero/experimental"
 )
 
+// memoryTotal counts the memory of all VMs of a module.
+type memoryTotal struct {
+	limit uint64 // bytes; 0: none
+	used  atomic.Uint64
+}
+
+// take counts size bytes more. false: the limit would be exceeded.
+func (t *memoryTotal) take(size uint64) bool {
+	if used := t.used.Add(size); t.limit > 0 && used > t.limit {
+		t.give(size)
+		return false
+	}
+	return true
+}
+
+func (t *memoryTotal) give(size uint64) { t.used.Add(-size) }
+
 // linearMemory is a guest's memory, limited. It implements the engine's
 // MemoryAllocator and LinearMemory for one VM. The limit is kept here and not
 // by the engine, because here a refusal is seen.
+//
+// The memory is mapped by the host and not by Go: a VM that ends gives it back at
+// once, where the garbage collector would keep the memory of many dead VMs. The
+// address space of the whole limit is reserved at first, so the memory never
+// moves.
 type linearMemory struct {
-	limit   uint64
-	buffer  []byte
-	refused bool // the running call was told that there is no more
+	total   *memoryTotal
+	space   []byte // all that is reserved; nil once it is released
+	size    uint64 // bytes that are in use
+	refused bool   // the running call was told that there is no more
+	cleanup runtime.Cleanup
+}
+
+// newLinearMemory reserves a memory of at most limit bytes, of which the first
+// least are in use. It needs a release; a memory that nobody can reach any more is
+// released by the garbage collector.
+func newLinearMemory(limit, least uint64, total *memoryTotal) (*linearMemory, error) {
+	space, err := reserve(int(limit))
+	if err != nil {
+		return nil, fmt.Errorf("reserve %d bytes: %w", limit, err)
+	}
+	l := &linearMemory{total: total, space: space}
+	if l.Reallocate(least) == nil {
+		unmap(space)
+		return nil, errors.New("the instances of the module have as much memory as they may")
+	}
+	l.cleanup = runtime.AddCleanup(l, unmap, space)
+	return l, nil
 }
 
 // Allocate implements experimental.MemoryAllocator.
-func (l *linearMemory) Allocate(_, max uint64) experimental.LinearMemory {
-	l.limit = min(l.limit, max)
-	return l
-}
+func (l *linearMemory) Allocate(uint64, uint64) experimental.LinearMemory { return l }
 
-// Reallocate implements experimental.LinearMemory. It leaves a quarter of room,
-// so that a guest that grows page by page is not copied each time.
+// Reallocate implements experimental.LinearMemory.
 func (l *linearMemory) Reallocate(size uint64) []byte {
-	switch {
-	case size > l.limit:
-		l.refused = true
-		return nil
-	case size > uint64(cap(l.buffer)):
-		room := size
-		if len(l.buffer) > 0 {
-			room = min(size+size/4, l.limit)
+	if size > l.size {
+		if size > uint64(len(l.space)) || !l.total.take(size-l.size) {
+			l.refused = true
+			return nil
 		}
-		grown := make([]byte, size, room)
-		copy(grown, l.buffer)
-		l.buffer = grown
-	default:
-		l.buffer = l.buffer[:size]
+		if commit(l.space[l.size:size]) != nil {
+			l.total.give(size - l.size)
+			l.refused = true
+			return nil
+		}
+		l.size = size
 	}
-	return l.buffer
+	return l.space[:size:size]
 }
 
-// Free implements experimental.LinearMemory. Views that are still around stay
-// readable.
-func (l *linearMemory) Free() { l.buffer = nil }
+// Free implements experimental.LinearMemory. The engine calls it when it closes
+// an instance, maybe in the middle of a call: the owner of the VM releases.
+func (l *linearMemory) Free() {}
+
+// release gives the memory back. Nothing may use it any more.
+func (l *linearMemory) release() {
+	if l.space == nil {
+		return
+	}
+	l.cleanup.Stop()
+	unmap(l.space)
+	l.total.give(l.size)
+	l.space, l.size = nil, 0
+}
 
 // read returns a view of the guest's memory; ok is false when it is not wholly
 // inside, also for an empty one.

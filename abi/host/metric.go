@@ -1,6 +1,7 @@
 package host
 
-// defineMetric implements proxy_define_metric. BadArgument: no such type.
+// defineMetric implements proxy_define_metric. BadArgument: no such type,
+// or a name of more than MaxMetricName bytes.
 func defineMetric(vm *VM, args []uint64) Status {
 	kind := MetricKind(uint32(args[0]))
 	if kind > Histogram {
@@ -9,6 +10,9 @@ func defineMetric(vm *VM, args []uint64) Status {
 	name, ok := vm.read(args[1], args[2])
 	if !ok || !vm.inside(args[3]) {
 		return InvalidMemoryAccess
+	}
+	if len(name) > MaxMetricName {
+		return BadArgument
 	}
 	id, status := vm.env.DefineMetric(kind, string(name))
 	if status != OK {

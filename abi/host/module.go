@@ -48,6 +48,10 @@ type LoadOptions struct {
 	Guarded bool
 	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
 	MemoryPages uint32
+	// TotalMemory is the limit of the memory of all VMs together, in bytes; 0:
+	// none. A VM whose memory cannot grow for it sees the same as at its own
+	// limit; one that cannot start is an error of NewVM.
+	TotalMemory uint64
 	// Cache is where compiled code is looked up and kept; nil: nowhere.
 	Cache *Cache
 	// HostFunctions are the names of the host functions that the guest may use;
@@ -84,6 +88,8 @@ type Module struct {
 	info     Info
 	guarded  bool
 	pages    uint32
+	minPages uint32
+	total    memoryTotal
 	v010     bool
 	exports  map[string]api.FunctionDefinition
 	has      [callbackCount]bool
@@ -121,6 +127,7 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 		return fmt.Errorf("compile module: %w", err)
 	}
 	m.compiled = compiled
+	m.total.limit = opts.TotalMemory
 	m.exports = compiled.ExportedFunctions()
 	m.info = Info{SizeBytes: len(wasm), CompileTime: time.Since(began)}
 	if err := m.readExports(); err != nil {
@@ -197,8 +204,9 @@ func (m *Module) checkMemory() error {
 	if !ok {
 		return errors.New(`load module: no memory is exported as "memory"`)
 	}
-	if memory.Min() > m.pages {
-		return fmt.Errorf("load module: needs %d pages of memory at least, the limit is %d", memory.Min(), m.pages)
+	m.minPages = memory.Min()
+	if m.minPages > m.pages {
+		return fmt.Errorf("load module: needs %d pages of memory at least, the limit is %d", m.minPages, m.pages)
 	}
 	return nil
 }

@@ -6,6 +6,9 @@ func getSharedData(vm *VM, args []uint64) Status {
 	if !ok || !vm.inside(args[2], args[3], args[4]) {
 		return InvalidMemoryAccess
 	}
+	if len(key) > MaxName {
+		return NotFound
+	}
 	value, cas, status := vm.env.SharedData(string(key))
 	if status != OK {
 		return status
@@ -17,27 +20,35 @@ func getSharedData(vm *VM, args []uint64) Status {
 }
 
 // setSharedData implements proxy_set_shared_data. CASMismatch: cas is not 0 and
-// not the value's.
+// not the value's. BadArgument: the key is longer than MaxName.
 func setSharedData(vm *VM, args []uint64) Status {
 	key, value, ok := vm.readTwo(args)
 	if !ok {
 		return InvalidMemoryAccess
 	}
+	if len(key) > MaxName {
+		return BadArgument
+	}
 	return vm.env.SetSharedData(string(key), value, uint32(args[4]))
 }
 
 // registerSharedQueue implements proxy_register_shared_queue for the root of
-// the context. BadArgument: there is no context.
+// the context. BadArgument: there is no context, or the name is longer than
+// MaxName. InternalFailure: the vm_id has too many queues.
 func registerSharedQueue(vm *VM, args []uint64) Status {
 	name, ok := vm.read(args[0], args[1])
 	if !ok || !vm.inside(args[2]) {
 		return InvalidMemoryAccess
 	}
 	root := vm.rootID()
-	if root == 0 {
+	if root == 0 || len(name) > MaxName {
 		return BadArgument
 	}
-	return vm.writeU32(args[2], vm.env.RegisterQueue(root, string(name)))
+	queue := vm.env.RegisterQueue(root, string(name))
+	if queue == 0 {
+		return InternalFailure
+	}
+	return vm.writeU32(args[2], queue)
 }
 
 // resolveSharedQueue implements proxy_resolve_shared_queue. NotFound: no such
@@ -46,6 +57,9 @@ func resolveSharedQueue(vm *VM, args []uint64) Status {
 	vmID, name, ok := vm.readTwo(args)
 	if !ok || !vm.inside(args[4]) {
 		return InvalidMemoryAccess
+	}
+	if len(name) > MaxName || len(vmID) > MaxName {
+		return NotFound
 	}
 	queue, status := vm.env.ResolveQueue(string(vmID), string(name))
 	if status != OK {

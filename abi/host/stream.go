@@ -1,7 +1,5 @@
 package host
 
-import "slices"
-
 // continueStream implements proxy_continue_stream.
 func continueStream(vm *VM, args []uint64) Status {
 	return vm.onStream(StreamKind(uint32(args[0])), Stream.Continue)
@@ -39,7 +37,7 @@ func (vm *VM) onStream(kind StreamKind, do func(Stream, StreamKind) Status) Stat
 func clearRouteCache(*VM, []uint64) Status { return OK }
 
 // sendLocalResponse implements proxy_send_local_response. NotFound: the context
-// has no stream. Other statuses are the stream's.
+// has no stream. Details are cut at MaxDetails. Other statuses are the stream's.
 func sendLocalResponse(vm *VM, args []uint64) Status {
 	details, ok1 := vm.read(args[1], args[2])
 	body, ok2 := vm.read(args[3], args[4])
@@ -53,8 +51,8 @@ func sendLocalResponse(vm *VM, args []uint64) Status {
 	}
 	return stream.LocalResponse(&LocalResponse{
 		Status:     uint32(args[0]),
-		Details:    string(details),
-		Body:       slices.Clone(body),
+		Details:    string(details[:min(len(details), MaxDetails)]),
+		Body:       body,
 		Headers:    headers,
 		GRPCStatus: int32(uint32(args[7])),
 	})

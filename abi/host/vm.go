@@ -70,7 +70,10 @@ func (*callScope) Value(any) any { return nil }
 // with ContextCreate, VMStart and Configure.
 func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	vm := &VM{module: m, env: env, contexts: make(map[uint32]uint32)}
-	vm.linear = &linearMemory{limit: uint64(m.pages) * PageSize}
+	var err error
+	if vm.linear, err = newLinearMemory(uint64(m.pages)*PageSize, uint64(m.minPages)*PageSize, &m.total); err != nil {
+		return nil, fmt.Errorf("make vm: %w", err)
+	}
 	vm.scope.vm = vm
 	vm.out = lineBuffer{level: LogInfo}
 	vm.err = lineBuffer{level: LogError}
@@ -82,6 +85,7 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 		wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
 		vm.flush()
+		vm.linear.release()
 		return nil, fmt.Errorf("make vm: %w", callError("instantiate", err, ctx.Err(), vm.linear.refused))
 	}
 	vm.instance = instance
@@ -127,7 +131,7 @@ func (vm *VM) start(ctx context.Context) error {
 // call runs a function of the guest with its parameters in stack, where its
 // result will be. id is the current and effective context meanwhile.
 func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
-	if vm.failed != nil {
+	if vm.failed != nil || vm.linear.space == nil {
 		return ErrPoisoned
 	}
 	if vm.busy {
@@ -165,14 +169,17 @@ func (vm *VM) Err() error {
 	return vm.failed
 }
 
-// MemorySize returns the size of the guest's memory in bytes.
-func (vm *VM) MemorySize() uint32 { return vm.memory.Size() }
+// MemorySize returns the size of the guest's memory in bytes, 0 after Close.
+func (vm *VM) MemorySize() uint32 { return uint32(vm.linear.size) }
 
-// Close ends the VM without a word to the guest and frees it. It may be called
-// more than once, and while it is poisoned, but not during a call.
+// Close ends the VM without a word to the guest and frees it, with its memory. It
+// may be called more than once, and while it is poisoned, but not during a call;
+// every call after it answers ErrPoisoned.
 func (vm *VM) Close(ctx context.Context) error {
 	vm.flush()
-	return vm.instance.Close(ctx)
+	err := vm.instance.Close(ctx)
+	vm.linear.release()
+	return err
 }
 
 // flush logs what the guest printed without an end of line.

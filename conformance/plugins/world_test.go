@@ -105,7 +105,7 @@ func (w *world) start(module []byte, change func(*filter.Spec)) *filter.Plugin {
 	return p
 }
 
-func newBudget() *budget.Budget { return budget.New(20, time.Minute) }
+func newBudget() *budget.Budget { return budget.New(20, time.Minute, 0) }
 
 func (w *world) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(&w.log, &slog.HandlerOptions{Level: slog.LevelDebug - 4}))

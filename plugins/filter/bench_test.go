@@ -35,7 +35,7 @@ func BenchmarkChain(b *testing.B) {
 			var plugins []*Plugin
 			for range bb.filters {
 				p := New(Spec{Name: "h", Wasm: guests[headersOnly], Load: host.LoadOptions{Guarded: bb.guarded, Cache: compiled}},
-					Deps{Shared: &store, Budget: budget.New(1, time.Second), Log: slog.New(slog.DiscardHandler)})
+					Deps{Shared: &store, Budget: budget.New(1, time.Second, 0), Log: slog.New(slog.DiscardHandler)})
 				if err := p.Start(b.Context()); err != nil {
 					b.Fatal(err)
 				}

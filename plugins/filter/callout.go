@@ -3,9 +3,9 @@ package filter
 import (
 	"bytes"
 	"context"
-	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,18 +14,20 @@ import (
 )
 
 const (
-	// maxCalls is how many HTTP calls of a plugin may be under way.
-	maxCalls = 1024
 	// maxCallAnswer is the largest answer to an HTTP call, in bytes; a larger one
 	// is a failure.
 	maxCallAnswer = 4 << 20
+	// callCost is what an HTTP call counts beside what it sends and receives, in
+	// bytes: a connection, a goroutine, and the head of an answer before it has
+	// been read.
+	callCost = 32 << 10
 	// defaultCallTimeout is for calls that name none.
 	defaultCallTimeout = 10 * time.Second
 )
 
 // HTTPCall implements host.Env. BadArgument: the upstream is unknown or not
 // allowed, or a line of the head cannot be sent. InternalFailure: too many calls
-// are under way.
+// are under way, or the plugin's budget does not suffice.
 func (v *vm) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
 	p := v.p
 	base := p.deps.Upstreams[call.Upstream]
@@ -36,13 +38,22 @@ func (v *vm) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
 	if timeout == 0 {
 		timeout = defaultCallTimeout
 	}
+	size := callCost + int64(len(call.Body)) + sizeOf(call.Headers).cost() + sizeOf(call.Trailers).cost()
+	if !p.deps.Host.BeginCall() {
+		return 0, host.InternalFailure
+	}
+	if !p.deps.Host.Take(size) {
+		p.deps.Host.EndCall()
+		return 0, host.InternalFailure
+	}
+	drop := func() {
+		p.deps.Host.Give(size)
+		p.deps.Host.EndCall()
+	}
 	req, err := newCallRequest(base, call)
 	if err != nil {
+		drop()
 		return 0, host.BadArgument
-	}
-	if p.calls.Add(1) > maxCalls {
-		p.calls.Add(-1)
-		return 0, host.InternalFailure
 	}
 	v.mu.Lock()
 	v.lastCall++
@@ -51,8 +62,8 @@ func (v *vm) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
 	}
 	token := v.lastCall
 	v.mu.Unlock()
-	if !p.spawn(func() { v.exchange(root, token, req, timeout) }) {
-		p.calls.Add(-1)
+	if !p.spawn(func() { v.exchange(root, token, req, size, timeout) }) {
+		drop()
 		return 0, host.InternalFailure
 	}
 	return token, host.OK
@@ -90,7 +101,7 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	target.Path = strings.TrimSuffix(base.Path, "/") + ref.Path
 	target.RawPath = strings.TrimSuffix(base.EscapedPath(), "/") + ref.EscapedPath()
 	target.RawQuery, target.Fragment = ref.RawQuery, ""
-	req, err := http.NewRequest(method, target.String(), bytes.NewReader(call.Body))
+	req, err := http.NewRequest(method, target.String(), bytes.NewReader(slices.Clone(call.Body)))
 	if err != nil {
 		return nil, err
 	}
@@ -119,20 +130,31 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 
 // exchange does one HTTP call and hands its answer to the guest, also when the
 // stream that asked is over: exactly one callback for each token, unless the VM
-// is gone.
-func (v *vm) exchange(root, token uint32, req *http.Request, timeout time.Duration) {
-	defer v.p.calls.Add(-1)
+// is gone. size is what the budget holds for the call.
+func (v *vm) exchange(root, token uint32, req *http.Request, size int64, timeout time.Duration) {
+	budget := v.p.deps.Host
+	defer budget.EndCall()
 	ctx, cancel := context.WithTimeout(v.p.ctx, timeout)
 	defer cancel()
-	headers, body, trailers := v.p.roundTrip(req.WithContext(ctx))
+	a := v.p.roundTrip(req.WithContext(ctx))
+	budget.Give(size) // what was sent is held no longer
+	defer budget.Give(a.held)
 	_ = v.callRoot(host.OnHTTPCallResponse, func(ctx context.Context) error {
-		return v.guest.HTTPCallResponse(ctx, root, token, headers, body, trailers)
+		return v.guest.HTTPCallResponse(ctx, root, token, a.headers, a.body, a.trailers)
 	})
 }
 
-// roundTrip sends a call and reads its answer whole; no headers mean that it
+// callAnswer is the answer to an HTTP call; no headers mean that the call
 // failed.
-func (p *Plugin) roundTrip(req *http.Request) (headers host.Pairs, body []byte, trailers host.Pairs) {
+type callAnswer struct {
+	headers  host.Pairs
+	body     []byte
+	trailers host.Pairs
+	held     int64 // bytes of it that count in the plugin's budget
+}
+
+// roundTrip sends a call and reads its answer whole.
+func (p *Plugin) roundTrip(req *http.Request) (a callAnswer) {
 	transport := p.deps.Transport
 	if transport == nil {
 		transport = http.DefaultTransport
@@ -140,18 +162,39 @@ func (p *Plugin) roundTrip(req *http.Request) (headers host.Pairs, body []byte, 
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		p.deps.Log.Debug("call to upstream failed", "upstream", req.URL.Host, "error", err)
-		return nil, nil, nil
+		return a
 	}
 	defer resp.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(resp.Body, maxCallAnswer+1))
-	if err != nil || len(body) > maxCallAnswer {
-		p.deps.Log.Debug("answer of upstream failed", "upstream", req.URL.Host, "bytes", len(body), "error", err)
-		return nil, nil, nil
+	fail := func(err error) callAnswer {
+		p.deps.Log.Debug("answer of upstream failed", "upstream", req.URL.Host, "bytes", len(a.body), "error", err)
+		p.deps.Host.Give(a.held)
+		return callAnswer{}
 	}
-	answer := headerMap{
+	head := headerMap{
 		pseudo: host.Pairs{{Key: ":status", Value: strconv.Itoa(resp.StatusCode)}},
 		lines:  resp.Header,
 	}
+	if a.headers = head.Pairs(); !p.take(&a, sizeOf(a.headers).cost()) {
+		return fail(errNoRoom)
+	}
+	a.body, err = readHeld(p.deps.Host, resp.Body, maxCallAnswer)
+	a.held += int64(cap(a.body))
+	if err != nil {
+		return fail(err)
+	}
 	trailer := headerMap{lines: resp.Trailer}
-	return answer.Pairs(), body, trailer.Pairs()
+	if a.trailers = trailer.Pairs(); !p.take(&a, sizeOf(a.trailers).cost()) {
+		return fail(errNoRoom)
+	}
+	return a
+}
+
+// take counts n bytes more of an answer. false: the plugin's budget does not
+// suffice.
+func (p *Plugin) take(a *callAnswer, n int64) bool {
+	if !p.deps.Host.Take(n) {
+		return false
+	}
+	a.held += n
+	return true
 }

@@ -19,6 +19,9 @@ func (v *vm) Log(level host.LogLevel, message string) {
 	if !v.p.served.Load() {
 		v.complaint = max(v.complaint, complaintIn(message))
 	}
+	if !v.p.deps.Host.Log(time.Now(), len(message)) {
+		return
+	}
 	v.p.deps.Log.Log(context.Background(), level.Slog(), message)
 }
 

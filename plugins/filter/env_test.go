@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
 // u64 is a number as guests get it, as a Go string literal without its quotes.
@@ -180,7 +181,8 @@ request_headers: call proxy_call_foreign_function "pdproxy.v1.explain_note" "cho
 
 func TestCompress(t *testing.T) {
 	data := []byte(strings.Repeat("prefill and decode ", 1000))
-	packed, status := compress(data)
+	p := &Plugin{deps: Deps{Host: budget.NewHost(1<<30, nil)}}
+	packed, status := p.compress(data)
 	r, err := zlib.NewReader(bytes.NewReader(packed))
 	if status != host.OK || err != nil {
 		t.Fatal(status, err)
@@ -188,15 +190,28 @@ func TestCompress(t *testing.T) {
 	if got, _ := io.ReadAll(r); !bytes.Equal(got, data) || len(packed) > len(data)/10 {
 		t.Errorf("%d bytes packed into %d", len(data), len(packed))
 	}
-	if got, status := uncompress(packed); status != host.OK || !bytes.Equal(got, data) {
+	if got, status := p.uncompress(packed); status != host.OK || !bytes.Equal(got, data) {
 		t.Errorf("got %d bytes, status %d", len(got), status)
 	}
-	bomb, _ := compress(make([]byte, maxInflated+1))
-	if _, status := uncompress(bomb); status != host.SerializationFailure {
+	bomb, _ := p.compress(make([]byte, maxInflated+1))
+	if _, status := p.uncompress(bomb); status != host.SerializationFailure {
 		t.Errorf("bomb: %d", status)
 	}
-	if _, status := uncompress(packed[:len(packed)-3]); status != host.SerializationFailure {
+	if _, status := p.uncompress(packed[:len(packed)-3]); status != host.SerializationFailure {
 		t.Errorf("cut short: %d", status)
+	}
+	if held := p.deps.Host.Held(); held != 0 {
+		t.Errorf("%d bytes are still held", held)
+	}
+	p.deps.Host.SetLimit(1 << 20)
+	if _, status := p.uncompress(bomb); status != host.InternalFailure {
+		t.Errorf("over the budget: %d", status)
+	}
+	if _, status := p.compress(data); status != host.InternalFailure {
+		t.Errorf("over the budget: %d", status)
+	}
+	if held := p.deps.Host.Held(); held != 0 {
+		t.Errorf("%d bytes are still held", held)
 	}
 }
 
@@ -283,7 +298,7 @@ request_headers: trap`)
 	v := p.live[0]
 	p.mu.Unlock()
 	v.lock <- struct{}{}
-	v.lose(host.OnTick, "test")
+	v.lose(host.OnTick, "test", 0)
 	v.exit()
 	w.log.wait(t, 2, "proxy_register_shared_queue=0 1")
 	do(t, srv, "s", "")

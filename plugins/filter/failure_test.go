@@ -150,6 +150,32 @@ response_body: say $size`)
 	}
 }
 
+// TestLoopsPark: a filter that loops is parked after the third loop, with one
+// client, however few failures that are; instances that are busy are not charged.
+func TestLoopsPark(t *testing.T) {
+	w := newWorld(t)
+	s := spec("f", "[s]\nrequest_headers: loop\n[fine]\nrequest_headers: say fine")
+	s.Timeout = 50 * time.Millisecond
+	s.FailOpen = true
+	d := w.deps()
+	d.Budget = budget.New(1000, time.Second, 0.1)
+	p := w.startWith(s, d)
+	srv := w.serve(echo)
+	for n := 1; n <= 5; n++ {
+		do(t, srv, "s", "x")
+		want := Serving
+		if n >= 3 {
+			want = Parked
+		}
+		if got := p.State(); got != want {
+			t.Fatalf("%s after %d loops, want %s", got, n, want)
+		}
+	}
+	if got := w.meter.all(); !slices.Equal(got, []string{"timeout", "timeout", "timeout"}) {
+		t.Errorf("failures %q", got)
+	}
+}
+
 func TestLoopIsEnded(t *testing.T) {
 	w := newWorld(t)
 	s := spec("f", "[s]\nrequest_headers: loop\n[slow]\nrequest_headers: say $nth")
@@ -195,7 +221,7 @@ func TestParked(t *testing.T) {
 		s := spec("f", "[s]\nrequest_headers: trap")
 		s.FailOpen = open
 		d := w.deps()
-		d.Budget = budget.New(2, time.Hour)
+		d.Budget = budget.New(2, time.Hour, 0)
 		p := w.startWith(s, d)
 		srv := w.serve(echo)
 		for range 5 {
@@ -217,7 +243,7 @@ func TestVMThatDoesNotStartAgain(t *testing.T) {
 	w := newWorld(t)
 	s := spec("f", "[main]\nconfigure: incr n\n[s]\nrequest_headers: trap")
 	d := w.deps()
-	d.Budget = budget.New(3, time.Hour)
+	d.Budget = budget.New(3, time.Hour, 0)
 	p := w.startWith(s, d)
 	p.spec.Config = "[main]\nconfigure: trap"
 	srv := w.serve(echo)

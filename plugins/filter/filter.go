@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
 )
@@ -29,11 +30,16 @@ type filter struct {
 	released atomic.Bool // the plugin was told so
 	resumed  [2]atomic.Bool
 
+	held  [3]atomic.Int64 // bytes that the host holds for the guest in this stream, by what they are of
+	freed atomic.Bool     // nothing is held any more
+
 	// What follows is guarded by v.lock.
 	sides    [2]side
-	over     bool // done and log run: all maps can be read
-	doneSaid bool // proxy_on_done was called
-	waiting  bool // it answered false, and proxy_done has not come
+	maps     [host.HTTPResponseTrailers + 1]guestMap // as the guest was handed them
+	called   bool                                    // the stream has to hear what the guest asked for
+	over     bool                                    // done and log run: all maps can be read
+	doneSaid bool                                    // proxy_on_done was called
+	waiting  bool                                    // it answered false, and proxy_done has not come
 }
 
 // side is what the guest may touch of one direction: while one of its callbacks
@@ -111,6 +117,7 @@ func (f *filter) release() {
 // lose is called when the VM is lost.
 func (f *filter) lose() {
 	if f.gone.Load() {
+		f.free()
 		f.release()
 		return
 	}
@@ -123,6 +130,7 @@ func (f *filter) lose() {
 func (f *filter) end() {
 	f.gone.Store(true)
 	if f.id == 0 || f.v.dead.Load() {
+		f.free()
 		f.release()
 		return
 	}
@@ -136,6 +144,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		return host.Continue, err
 	}
 	f.v = v
+	began := time.Now()
 	var action host.Action
 	var doubt complaint
 	err = v.call(host.OnRequestHeaders, func(ctx context.Context) error {
@@ -164,7 +173,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 		f.dead.Store(true)
 		return host.Continue, nil
 	case doubt != noComplaint:
-		f.p.failed(host.OnRequestHeaders, f.p.report(err))
+		f.p.failed(host.OnRequestHeaders, f.p.report(err), timeoutOf(err, began))
 	}
 	return action, err
 }
@@ -327,7 +336,8 @@ func (f *filter) Header(kind host.MapKind) host.HeaderMap {
 	if m == nil {
 		return nil
 	}
-	return m
+	f.maps[kind] = guestMap{m, f}
+	return &f.maps[kind]
 }
 
 // trailer returns the trailer, or begins one where that is possible.
@@ -354,11 +364,15 @@ func (f *filter) Body(kind host.BufferKind) ([]byte, host.Status) {
 	return nil, host.NotFound
 }
 
-// SetBody implements host.Stream.
+// SetBody implements host.Stream. InternalFailure: the plugin's budget does not
+// suffice.
 func (f *filter) SetBody(kind host.BufferKind, start, length int, value []byte) host.Status {
 	b := f.sideOf(kind).body
 	if b == nil {
 		return host.NotFound
+	}
+	if !f.hold(direction(kind), int64(len(value)-length)) { // bodies are numbered as the directions
+		return host.InternalFailure
 	}
 	b.splice(start, length, value)
 	return host.OK
@@ -397,8 +411,17 @@ func (f *filter) Close(host.StreamKind) host.Status {
 
 // LocalResponse implements host.Stream. BadArgument: the status is none, there
 // was a local response before, or the client has seen a head already.
+// InternalFailure: the plugin's budget does not suffice.
 func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
-	if f.over || r.Status < 200 || r.Status > 599 || !f.s.answer(newReply(f, r)) {
+	if f.over || r.Status < 200 || r.Status > 599 {
+		return host.BadArgument
+	}
+	size := sizeOf(r.Headers).cost() + int64(len(r.Body)+len(r.Details))
+	if !f.hold(ofStream, size) {
+		return host.InternalFailure
+	}
+	if !f.s.answer(func() *reply { return newReply(f, r) }) {
+		f.letGo(ofStream, size)
 		return host.BadArgument
 	}
 	f.touch()
@@ -420,4 +443,9 @@ func (f *filter) Done() host.Status {
 }
 
 // touch has the stream told of a change when the call has returned.
-func (f *filter) touch() { f.v.touched = append(f.v.touched, f) }
+func (f *filter) touch() {
+	if !f.called {
+		f.called = true
+		f.v.touched = append(f.v.touched, f)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"compress/zlib"
 	"encoding/binary"
 	"errors"
-	"io"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -26,9 +25,9 @@ var (
 func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
 	switch name {
 	case "compress":
-		return compress(args)
+		return v.p.compress(args)
 	case "uncompress":
-		return uncompress(args)
+		return v.p.uncompress(args)
 	case "clear_route_cache":
 		return nil, host.OK // routes are chosen after the filters
 	case "get_log_level":
@@ -46,7 +45,7 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 		switch {
 		case f == nil:
 			return nil, host.BadArgument
-		case !f.s.info.AddNote(v.p.spec.Name + ": " + string(args)):
+		case !f.s.info.AddNote(v.p.spec.Name + ": " + string(args[:min(len(args), abi.MaxNoteSize)])):
 			return nil, host.InternalFailure
 		}
 		return nil, host.OK
@@ -54,8 +53,17 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 	return nil, host.NotFound
 }
 
+// compressCost is what compressing takes beside input and result, in bytes.
+const compressCost = 1 << 20
+
 // compress is zlib's compress(): a zlib stream at the default level.
-func compress(data []byte) ([]byte, host.Status) {
+// InternalFailure: the plugin's budget does not suffice.
+func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
+	size := int64(compressCost + 2*len(data)) // the buffer doubles as it grows
+	if !p.deps.Host.Take(size) {
+		return nil, host.InternalFailure
+	}
+	defer p.deps.Host.Give(size)
 	var out bytes.Buffer
 	w := zlib.NewWriter(&out)
 	if _, err := w.Write(data); err != nil {
@@ -68,14 +76,19 @@ func compress(data []byte) ([]byte, host.Status) {
 }
 
 // uncompress is zlib's uncompress(). SerializationFailure: that is no zlib
-// stream, or a larger one than maxInflated.
-func uncompress(data []byte) ([]byte, host.Status) {
+// stream, or a larger one than maxInflated. InternalFailure: the plugin's budget
+// does not suffice.
+func (p *Plugin) uncompress(data []byte) ([]byte, host.Status) {
 	r, err := zlib.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, host.SerializationFailure
 	}
-	out, err := io.ReadAll(io.LimitReader(r, maxInflated+1))
-	if err != nil || len(out) > maxInflated {
+	out, err := readHeld(p.deps.Host, r, maxInflated)
+	defer p.deps.Host.Give(int64(cap(out)))
+	switch {
+	case errors.Is(err, errNoRoom):
+		return nil, host.InternalFailure
+	case err != nil:
 		return nil, host.SerializationFailure
 	}
 	return out, host.OK
@@ -92,7 +105,7 @@ func (v *vm) setFilterState(ctx uint32, args []byte) host.Status {
 	case f == nil:
 		return host.NotFound
 	}
-	return f.s.state.set("filter_state\x00"+path, []byte(value))
+	return f.s.state.set(f, "filter_state\x00"+path, []byte(value))
 }
 
 // parseFilterState reads the message SetEnvoyFilterStateArguments: path = 1,

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
 // headerMap is a header or a trailer on its way through the chain. The filter
@@ -20,6 +21,74 @@ type headerMap struct {
 	lines  http.Header // canonical names; guarded by mu
 	shared bool        // lines belong to somebody else: copied before a change; guarded by mu
 	plain  bool        // a trailer, which has no pseudo-headers
+
+	// The size of the map, known from a guest's first change on; guarded by mu.
+	known bool
+	size  mapSize
+}
+
+// mapSize is the size of header lines.
+type mapSize struct{ lines, bytes int }
+
+// lineCost is what a header line counts beside its text, in bytes: about what
+// the maps of net/http take for it.
+const lineCost = 128
+
+func (s mapSize) cost() int64 { return int64(s.lines)*lineCost + int64(s.bytes) }
+
+func (s mapSize) plus(t mapSize) mapSize { return mapSize{s.lines + t.lines, s.bytes + t.bytes} }
+
+func (s mapSize) minus(t mapSize) mapSize { return mapSize{s.lines - t.lines, s.bytes - t.bytes} }
+
+// sizeOfLines is the size of all lines of a name.
+func sizeOfLines(name string, values []string) mapSize {
+	s := mapSize{len(values), len(values) * len(name)}
+	for _, value := range values {
+		s.bytes += len(value)
+	}
+	return s
+}
+
+// sizeOf is the size of pairs.
+func sizeOf(pairs host.Pairs) mapSize {
+	s := mapSize{lines: len(pairs)}
+	for i := range pairs {
+		s.bytes += len(pairs[i].Key) + len(pairs[i].Value)
+	}
+	return s
+}
+
+// sizeNow returns the size of the map. m.mu is held.
+func (m *headerMap) sizeNow() mapSize {
+	if !m.known {
+		m.known, m.size = true, sizeOf(m.pseudo)
+		for name, values := range m.lines {
+			m.size = m.size.plus(sizeOfLines(name, values))
+		}
+	}
+	return m.size
+}
+
+// resize counts a change from old to fresh that f's guest makes; the host's own
+// changes have no f. InternalFailure: the map grows beyond what a map may hold,
+// or the plugin's budget does not suffice. m.mu is held.
+func (m *headerMap) resize(f *filter, old, fresh mapSize) host.Status {
+	if f == nil {
+		m.known = false
+		return host.OK
+	}
+	before := m.sizeNow()
+	after := before.minus(old).plus(fresh)
+	grows := after.lines > before.lines || after.bytes > before.bytes
+	if grows && (after.lines > host.MaxPairs || after.bytes > host.MaxPairsBytes) {
+		f.p.deps.Host.Refuse(budget.RefusedMemory)
+		return host.InternalFailure
+	}
+	if !f.hold(ofStream, after.cost()-before.cost()) {
+		return host.InternalFailure
+	}
+	m.size = after
+	return host.OK
 }
 
 // lowerNames spares the usual names an allocation.
@@ -117,9 +186,10 @@ func pseudoName(key string) string {
 	return ""
 }
 
-// SetPairs implements host.HeaderMap. BadArgument: one of the lines cannot
-// stand in a header; nothing is changed then.
-func (m *headerMap) SetPairs(pairs host.Pairs) host.Status {
+// setPairs replaces all lines on behalf of f's guest. BadArgument: one of the
+// lines cannot stand in a header. InternalFailure: see resize. Nothing is changed
+// then.
+func (m *headerMap) setPairs(f *filter, pairs host.Pairs) host.Status {
 	var pseudo host.Pairs
 	lines := make(http.Header, len(pairs))
 	for _, p := range pairs {
@@ -136,17 +206,21 @@ func (m *headerMap) SetPairs(pairs host.Pairs) host.Status {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if status := m.resize(f, m.sizeNow(), sizeOf(pairs)); status != host.OK {
+		return status
+	}
 	m.pseudo, m.lines, m.shared = pseudo, lines, false
 	return host.OK
 }
 
-// Add implements host.HeaderMap. BadArgument: the line cannot stand in a header.
-func (m *headerMap) Add(key, value string) host.Status { return m.put(key, value, false) }
+// Add adds a line for the host. BadArgument: the line cannot stand in a header.
+func (m *headerMap) Add(key, value string) host.Status { return m.put(nil, key, value, false) }
 
-// Replace implements host.HeaderMap: one line instead of all of that name.
-func (m *headerMap) Replace(key, value string) host.Status { return m.put(key, value, true) }
+// Replace is Add of one line instead of all of that name.
+func (m *headerMap) Replace(key, value string) host.Status { return m.put(nil, key, value, true) }
 
-func (m *headerMap) put(key, value string, replace bool) host.Status {
+// put adds a line, on behalf of f's guest if there is an f.
+func (m *headerMap) put(f *filter, key, value string, replace bool) host.Status {
 	name := pseudoName(key)
 	if m.plain {
 		name = ""
@@ -157,15 +231,30 @@ func (m *headerMap) put(key, value string, replace bool) host.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if name != "" { // there is one of each
-		if i := m.pseudoAt(name); i >= 0 {
+		i := m.pseudoAt(name)
+		fresh, old := mapSize{1, len(name) + len(value)}, mapSize{}
+		if i >= 0 {
+			old = sizeOf(m.pseudo[i : i+1])
+		}
+		if status := m.resize(f, old, fresh); status != host.OK {
+			return status
+		}
+		if i >= 0 {
 			m.pseudo[i].Value = value
 		} else {
 			m.pseudo = append(m.pseudo, host.Pair{Key: name, Value: value})
 		}
 		return host.OK
 	}
-	m.own()
 	key = http.CanonicalHeaderKey(key)
+	var old mapSize
+	if replace {
+		old = sizeOfLines(key, m.lines[key])
+	}
+	if status := m.resize(f, old, mapSize{1, len(key) + len(value)}); status != host.OK {
+		return status
+	}
+	m.own()
 	if replace {
 		m.lines[key] = []string{value}
 	} else {
@@ -174,16 +263,21 @@ func (m *headerMap) put(key, value string, replace bool) host.Status {
 	return host.OK
 }
 
-// Remove implements host.HeaderMap. A key that is not there is OK.
-func (m *headerMap) Remove(key string) host.Status {
+// Remove removes lines for the host. A key that is not there is OK.
+func (m *headerMap) Remove(key string) host.Status { return m.remove(nil, key) }
+
+// remove removes lines, on behalf of f's guest if there is an f.
+func (m *headerMap) remove(f *filter, key string) host.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if i := m.pseudoAt(key); i >= 0 {
+		m.resize(f, sizeOf(m.pseudo[i:i+1]), mapSize{})
 		m.pseudo = slices.Delete(m.pseudo, i, i+1)
 		return host.OK
 	}
 	key = http.CanonicalHeaderKey(key)
-	if _, ok := m.lines[key]; ok {
+	if values, ok := m.lines[key]; ok {
+		m.resize(f, sizeOfLines(key, values), mapSize{})
 		m.own()
 		delete(m.lines, key)
 	}
@@ -212,6 +306,25 @@ func (m *headerMap) take() http.Header {
 	}
 	return m.lines
 }
+
+// guestMap is a map as the guest of one filter sees it: what the guest adds
+// counts in its plugin's budget.
+type guestMap struct {
+	*headerMap
+	f *filter
+}
+
+// SetPairs implements host.HeaderMap.
+func (g *guestMap) SetPairs(p host.Pairs) host.Status { return g.setPairs(g.f, p) }
+
+// Add implements host.HeaderMap.
+func (g *guestMap) Add(key, value string) host.Status { return g.put(g.f, key, value, false) }
+
+// Replace implements host.HeaderMap: one line instead of all of that name.
+func (g *guestMap) Replace(key, value string) host.Status { return g.put(g.f, key, value, true) }
+
+// Remove implements host.HeaderMap. A key that is not there is OK.
+func (g *guestMap) Remove(key string) host.Status { return g.remove(g.f, key) }
 
 // readOnly is a map after its stream has ended.
 type readOnly struct{ *headerMap }

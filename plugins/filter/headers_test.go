@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
 func TestHeaderMap(t *testing.T) {
 	r := httptest.NewRequest("POST", "/v1/x?q=1", nil)
 	r.Header = http.Header{"X-B": {"1", "2"}, "Accept": {"*/*"}, "X-Request-Id": {"id"}}
 	original := r.Header.Clone()
-	m := requestMap(r)
+	f := &filter{p: &Plugin{deps: Deps{Host: budget.NewHost(0, nil)}}}
+	m := &guestMap{requestMap(r), f}
 	want := host.Pairs{
 		{Key: ":authority", Value: "example.com"}, {Key: ":method", Value: "POST"}, {Key: ":path", Value: "/v1/x?q=1"}, {Key: ":scheme", Value: "http"},
 		{Key: "accept", Value: "*/*"}, {Key: "x-b", Value: "1"}, {Key: "x-b", Value: "2"}, {Key: "x-request-id", Value: "id"},
@@ -43,7 +45,7 @@ func TestHeaderMap(t *testing.T) {
 		{"no name", m.Add("", "x"), host.BadArgument},
 		{"bad value", m.Replace("x-c", "a\nb"), host.BadArgument},
 		{"bad pairs", m.SetPairs(host.Pairs{{Key: "ok", Value: "1"}, {Key: "x", Value: "\x00"}}), host.BadArgument},
-		{"read-only", readOnly{m}.Add("x-c", "1"), host.BadArgument},
+		{"read-only", readOnly{m.headerMap}.Add("x-c", "1"), host.BadArgument},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%s: got %d, want %d", tt.name, tt.got, tt.want)
@@ -62,6 +64,13 @@ func TestHeaderMap(t *testing.T) {
 	set := host.Pairs{{Key: ":path", Value: "/"}, {Key: "a", Value: "1"}, {Key: "a", Value: ""}}
 	if status := m.SetPairs(set); status != host.OK || !reflect.DeepEqual(m.Pairs(), set) {
 		t.Errorf("got %d %v", status, m.Pairs())
+	}
+	kept := m.size
+	if m.known = false; m.sizeNow() != kept {
+		t.Errorf("the size is %v, but was kept as %v", m.size, kept)
+	}
+	if f.free(); f.p.deps.Host.Held() != 0 {
+		t.Errorf("%d bytes are held", f.p.deps.Host.Held())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
@@ -47,7 +48,6 @@ type Plugin struct {
 	ctx    context.Context // of the VMs' goroutines and calls; ends in Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup // background goroutines of VMs, starts of new ones, HTTP calls
-	calls  atomic.Int64   // HTTP calls under way
 
 	next atomic.Uint32 // whose turn it is among the live VMs
 
@@ -72,6 +72,9 @@ func New(spec Spec, deps Deps) *Plugin {
 		spec.Timeout = DefaultTimeout
 	}
 	p := &Plugin{spec: spec, deps: deps, changed: make(chan struct{}), idle: make(chan struct{}), allowed: make(map[string]bool), metrics: shared.NewMetricTable(deps.Metrics)}
+	if p.deps.Host == nil {
+		p.deps.Host = budget.NewHost(0, nil)
+	}
 	p.deps.Log = deps.Log.With("plugin", spec.Name)
 	for _, name := range spec.Upstreams {
 		p.allowed[name] = true
@@ -268,17 +271,34 @@ func (p *Plugin) pickLater(ctx context.Context, changed <-chan struct{}) (*vm, e
 	}
 }
 
-// failed books a failure of the plugin.
-func (p *Plugin) failed(c host.Callback, reason string) {
+// failed books a failure of the plugin; timeout is how long a call took that used
+// up its time, 0 for any other failure.
+func (p *Plugin) failed(c host.Callback, reason string, timeout time.Duration) {
 	if p.deps.Meter != nil {
 		p.deps.Meter.Fail(c, reason)
 	}
-	if p.deps.Budget.Fail(time.Now()) {
-		p.deps.Log.Error("plugin is parked: it failed too often", "fail_open", p.spec.FailOpen)
+	parked := false
+	if timeout > 0 {
+		parked = p.deps.Budget.Timeout(time.Now(), timeout)
+	} else {
+		parked = p.deps.Budget.Fail(time.Now())
+	}
+	if parked {
+		p.deps.Log.Error("plugin is parked: it failed too often, or used too much time in calls that timed out", "fail_open", p.spec.FailOpen)
 		p.mu.Lock()
 		p.announce()
 		p.mu.Unlock()
 	}
+}
+
+// timeoutOf is how long a call took that began then, if err says that it used up
+// its time; else 0.
+func timeoutOf(err error, began time.Time) time.Duration {
+	var failure *host.Error
+	if errors.As(err, &failure) && failure.Failure == host.Timeout {
+		return time.Since(began)
+	}
+	return 0
 }
 
 // announce wakes who waits for a VM. p.mu is held.
@@ -303,6 +323,7 @@ func (p *Plugin) lost(v *vm) {
 // it closes.
 func (p *Plugin) replace() {
 	for pause := restartPause; !p.deps.Budget.Parked(); pause = min(2*pause, restartPauseMax) {
+		began := time.Now()
 		ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
 		v, err := p.startVM(ctx)
 		cancel()
@@ -323,7 +344,7 @@ func (p *Plugin) replace() {
 			return
 		}
 		p.deps.Log.Error("plugin does not start again", "error", err)
-		p.failed(host.OnVMStart, "start")
+		p.failed(host.OnVMStart, "start", timeoutOf(err, began))
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:

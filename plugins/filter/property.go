@@ -18,8 +18,12 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// maxState bounds what guests may keep with one stream, in bytes.
-const maxState = 1 << 20
+// maxState bounds what guests may keep with one stream, in bytes; a property
+// counts stateCost beside its name and its value.
+const (
+	maxState  = 1 << 20
+	stateCost = 128
+)
 
 // state is the properties that guests made in a stream. It is safe for
 // concurrent use.
@@ -29,16 +33,17 @@ type state struct {
 	size   int               // guarded by mu
 }
 
-// set keeps a copy of value. InternalFailure: the stream holds too much.
-func (s *state) set(key string, value []byte) host.Status {
+// set keeps a copy of value for f's guest. InternalFailure: the stream holds too
+// much, or the plugin's budget does not suffice.
+func (s *state) set(f *filter, key string, value []byte) host.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, there := s.values[key]
 	size := s.size + len(value) - len(old)
 	if !there {
-		size += len(key)
+		size += len(key) + stateCost
 	}
-	if size > maxState {
+	if size > maxState || !f.hold(ofStream, int64(size-s.size)) {
 		return host.InternalFailure
 	}
 	if s.values == nil {
@@ -63,7 +68,7 @@ func (v *vm) SetProperty(ctx uint32, path []string, value []byte) host.Status {
 	if f == nil {
 		return host.NotFound
 	}
-	return f.s.state.set(strings.Join(path, "\x00"), value)
+	return f.s.state.set(f, strings.Join(path, "\x00"), value)
 }
 
 // Property implements host.Env. The tree is Envoy's (its "attributes" and what

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,7 +24,7 @@ type reply struct {
 // newReply returns a guest's local response. Its gRPC status is left out: no
 // client here speaks gRPC.
 func newReply(f *filter, r *host.LocalResponse) *reply {
-	p := &reply{status: int(r.Status), headers: r.Headers, body: r.Body, details: r.Details}
+	p := &reply{status: int(r.Status), headers: r.Headers, body: slices.Clone(r.Body), details: r.Details}
 	if p.details == "" {
 		p.details = "via_wasm::" + f.p.spec.Name
 	}

@@ -386,6 +386,9 @@ func (b requestBody) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	for {
+		if len(src.rest) == 0 {
+			s.passed(request)
+		}
 		if len(src.rest) > 0 {
 			n := copy(p, src.rest)
 			if src.rest = src.rest[n:]; len(src.rest) == 0 {

@@ -64,8 +64,10 @@ func (s *stream) head(status int, header http.Header) {
 		return
 	}
 	d.wrote = true
-	if n, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil && n >= 0 {
-		d.declared = n
+	if length := header.Get("Content-Length"); length != "" { // the error of an empty one would cost an allocation
+		if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
+			d.declared = n
+		}
 	}
 	d.noBody = !bodyAllowed(status) || s.r.Method == http.MethodHead
 	lines := make(http.Header, len(header))
@@ -228,18 +230,24 @@ func (s *stream) closeAnswer(header http.Header) {
 // nextTrailer returns the trailer that the next handler gave, by either of the
 // ways of net/http; nil if there is none.
 func nextTrailer(header http.Header) *headerMap {
-	lines := make(http.Header)
+	var lines http.Header // most answers have none
+	add := func(name string, values []string) {
+		if lines == nil {
+			lines = make(http.Header)
+		}
+		lines[name] = values
+	}
 	for _, announced := range header["Trailer"] {
 		for name := range strings.SplitSeq(announced, ",") {
 			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
 			if values := header[name]; len(values) > 0 {
-				lines[name] = values
+				add(name, values)
 			}
 		}
 	}
 	for name, values := range header {
 		if name, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			lines[http.CanonicalHeaderKey(name)] = values
+			add(http.CanonicalHeaderKey(name), values)
 		}
 	}
 	if len(lines) == 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
@@ -37,10 +38,12 @@ type Spec struct {
 	Timeout     time.Duration // of one call into the guest, and of the wait for its VM; 0: DefaultTimeout
 }
 
-// Deps is what a plugin stands on. Only Transport, Meter and Metrics may be nil.
+// Deps is what a plugin stands on. Only Host, Transport, Meter and
+// Metrics may be nil.
 type Deps struct {
 	Shared    *shared.Store
 	Budget    Budget
+	Host      *budget.Host        // nil: one of the version's own
 	Upstreams map[string]*url.URL // by the name that guests call them by
 	Transport http.RoundTripper   // for calls to upstreams; nil: http.DefaultTransport
 	Metrics   shared.Metrics      // nil: guests cannot define any
@@ -63,6 +66,8 @@ type Node struct {
 type Budget interface {
 	// Fail counts a failure and reports whether this one parked the plugin.
 	Fail(now time.Time) (parked bool)
+	// Timeout is Fail for a call that used up its time.
+	Timeout(now time.Time, took time.Duration) (parked bool)
 	Parked() bool
 }
 

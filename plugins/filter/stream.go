@@ -124,15 +124,15 @@ func (s *stream) isOver() bool {
 	return s.stopping || s.pending != nil || s.cutting
 }
 
-// answer accepts a guest's local response; false: it is too late, or not the
-// first one.
-func (s *stream) answer(r *reply) bool {
+// answer accepts a guest's local response, which make makes; false: it is too
+// late, or not the first one.
+func (s *stream) answer(make func() *reply) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.answered || s.headOut || s.ended || s.cutting {
 		return false
 	}
-	s.answered, s.pending = true, r
+	s.answered, s.pending = true, make()
 	return true
 }
 
@@ -218,7 +218,28 @@ func (s *stream) settle() {
 			s.stop(errAnswered)
 			_ = s.flush() // the client may be gone
 		case !s.resp.resumeAll():
+			s.passed(response)
 			return
+		}
+	}
+}
+
+// passed gives back what guests have added to the bodies of a direction, if none
+// of that is held any more. The direction's lock is held.
+func (s *stream) passed(d direction) {
+	hops := s.resp.hops
+	if d == request {
+		hops = s.req.hops
+	}
+	for i := range hops {
+		if hops[i].held != nil {
+			return
+		}
+	}
+	for i := range s.filters {
+		f := &s.filters[i]
+		if n := f.held[d].Load(); n != 0 {
+			f.letGo(d, n)
 		}
 	}
 }

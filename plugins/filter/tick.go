@@ -16,10 +16,14 @@ func (v *vm) stir() {
 	}
 }
 
+// maxReady is of how many items of one queue a guest is told that have come
+// since it was told of the last one.
+const maxReady = 1 << 16
+
 // queueReady is told of an item by the queue, from inside some guest's call.
 func (v *vm) queueReady(queue uint32) {
 	v.mu.Lock()
-	v.ready = append(v.ready, queue)
+	v.ready[queue] = min(v.ready[queue]+1, maxReady)
 	v.mu.Unlock()
 	v.stir()
 }
@@ -74,14 +78,18 @@ func (v *vm) callRoot(c host.Callback, do func(ctx context.Context) error) error
 func (v *vm) tellQueues() {
 	v.mu.Lock()
 	ready := v.ready
-	v.ready = nil
+	if len(ready) > 0 {
+		v.ready = make(map[uint32]int)
+	}
 	v.mu.Unlock()
-	for _, queue := range ready {
-		err := v.callRoot(host.OnQueueReady, func(ctx context.Context) error {
-			return v.guest.QueueReady(ctx, rootContext, queue)
-		})
-		if err != nil {
-			return
+	for queue, items := range ready {
+		for range items {
+			err := v.callRoot(host.OnQueueReady, func(ctx context.Context) error {
+				return v.guest.QueueReady(ctx, rootContext, queue)
+			})
+			if err != nil {
+				return
+			}
 		}
 	}
 }
@@ -91,6 +99,7 @@ func (v *vm) end(f *filter) {
 	v.mu.Lock()
 	if v.streams == nil {
 		v.mu.Unlock()
+		f.free()
 		f.release()
 		return
 	}
@@ -111,6 +120,7 @@ func (v *vm) endContexts() {
 		f.release()
 		if err != nil && v.dead.Load() {
 			for _, f := range ended {
+				f.free()
 				f.release()
 			}
 			return
@@ -140,6 +150,7 @@ func (v *vm) endContext(ctx context.Context, f *filter, force bool) error {
 	}
 	err := v.guest.Log(ctx, f.id)
 	v.remove(f.id)
+	f.free()
 	return errors.Join(err, v.guest.Delete(ctx, f.id))
 }
 

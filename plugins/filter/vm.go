@@ -48,7 +48,7 @@ type vm struct {
 	streams  map[uint32]*filter // by context id; nil once the VM is lost; guarded by mu
 	period   time.Duration      // of ticks; guarded by mu
 	rearm    bool               // period was set; guarded by mu
-	ready    []uint32           // queues to be told of; guarded by mu
+	ready    map[uint32]int     // items to be told of, by queue; guarded by mu
 	ended    []*filter          // contexts to be ended; guarded by mu
 	lastCall uint32             // token of the last HTTP call; guarded by mu
 }
@@ -72,6 +72,7 @@ func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 		gone:    make(chan struct{}),
 		budget:  newTimeBudget(p.spec.Timeout),
 		streams: make(map[uint32]*filter),
+		ready:   make(map[uint32]int),
 		lastID:  rootContext,
 		wake:    make(chan struct{}, 1),
 	}
@@ -127,7 +128,7 @@ func (v *vm) enterLater(bounded bool) error {
 	case <-late:
 		// A guest that cannot be interrupted may never come back.
 		if began := v.began.Load(); began != 0 && time.Since(time.Unix(0, began)) >= v.p.spec.Timeout {
-			v.lose(host.OnVMStart, "timeout")
+			v.lose(host.OnVMStart, "timeout", time.Since(time.Unix(0, began)))
 		}
 		return errBusy
 	}
@@ -167,9 +168,12 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	}
 	touched := v.touched
 	v.touched = nil
+	for _, f := range touched {
+		f.called = false
+	}
 	failure := v.guest.Err()
 	if failure != nil {
-		v.lose(c, "")
+		v.lose(c, "", timeoutOf(failure, began))
 	}
 	v.exit()
 	for _, f := range touched {
@@ -182,8 +186,8 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 }
 
 // lose gives the VM up: it is replaced, and its streams hear of it. reason is
-// set when the failure is not the guest's own.
-func (v *vm) lose(c host.Callback, reason string) {
+// set when the failure is not the guest's own, timeout when it is one.
+func (v *vm) lose(c host.Callback, reason string, timeout time.Duration) {
 	if !v.dead.CompareAndSwap(false, true) {
 		return
 	}
@@ -200,7 +204,7 @@ func (v *vm) lose(c host.Callback, reason string) {
 	p.space.Forget(v)
 	p.lost(v)
 	if !doubted {
-		p.failed(c, reason)
+		p.failed(c, reason, timeout)
 	}
 	p.spawn(v.abandon)
 }

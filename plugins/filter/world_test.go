@@ -175,6 +175,9 @@ func newWorld(t *testing.T) *world {
 			if err := p.Close(context.Background()); err != nil {
 				t.Errorf("close: %v", err)
 			}
+			if held := p.deps.Host.Held(); held != 0 {
+				t.Errorf("%d bytes are held for a plugin that is closed", held)
+			}
 		}
 		w.transport.CloseIdleConnections()
 		if t.Failed() {
@@ -192,7 +195,7 @@ func spec(name, script string) Spec {
 
 func (w *world) deps() Deps {
 	return Deps{
-		Shared: &w.shared, Budget: budget.New(1000, time.Minute), Upstreams: w.upstreams, Transport: w.transport,
+		Shared: &w.shared, Budget: budget.New(1000, time.Minute, 0), Upstreams: w.upstreams, Transport: w.transport,
 		Metrics: &w.metrics, Meter: &w.meter, Log: slog.New(w.log),
 		Node: Node{ID: "node-1", Cluster: "lab", Listener: "127.0.0.1:8000", Metadata: map[string]string{"zone": "b", "rack": "7"}},
 	}

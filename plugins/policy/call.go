@@ -244,7 +244,7 @@ func (c *call) blame() {
 	if errors.As(why, &failure) && failure.Stack != "" {
 		v.opts.Log.Debug("where the guest was", "policy", c.p.Label, "stack", failure.Stack)
 	}
-	v.failed()
+	v.failed(timeoutOf(why, c.began))
 	if why != nil {
 		v.replace(c.vm)
 		return
@@ -264,8 +264,9 @@ func (c *call) edits(frame int, to []byte) ([]byte, bool) {
 		return to, false
 	}
 	list := view[offset : offset+size]
-	for rest := list; len(rest) > 0; {
-		if _, rest, ok = abi.NextEdit(rest); !ok {
+	rest := list
+	for n := 0; len(rest) > 0; n++ {
+		if _, rest, ok = abi.NextEdit(rest); !ok || n == abi.MaxEdits {
 			return to, false
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins/budget"
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
@@ -30,18 +31,27 @@ type Setting struct {
 	Metrics *shared.MetricTable
 
 	Conversations shared.Conversations // nil: none
+	Host          *budget.Host         // nil: one of the World's own
 }
 
 var _ host.Env = (*World)(nil)
 
 // NewWorld returns a World, which needs a Close.
-func NewWorld(s Setting) *World { return &World{setting: s, space: s.Store.Open(s.VMID)} }
+func NewWorld(s Setting) *World {
+	if s.Host == nil {
+		s.Host = budget.NewHost(0, nil)
+	}
+	return &World{setting: s, space: s.Store.Open(s.VMID)}
+}
 
 // Close gives the shared data back, after the last VM has ended.
 func (w *World) Close() { w.space.Release() }
 
 // Log implements host.Env.
 func (w *World) Log(level host.LogLevel, message string) {
+	if !w.setting.Host.Log(time.Now(), len(message)) {
+		return
+	}
 	w.setting.Log.Log(context.Background(), level.Slog(), message)
 }
 

@@ -64,6 +64,10 @@ func TestHooks(t *testing.T) {
 				second != (abi.Edit{Op: abi.EditSetField, Name: "seed", Value: "7"}) {
 				t.Errorf("edits: %+v %+v", first, second)
 			}
+			many := &abi.LegFacts{Request: abi.RequestFacts{Model: "do:many"}}
+			if _, list, reason := leg.Leg(many, nil); reason != Nonsense || len(list) > 0 {
+				t.Errorf("more edits than may be: %d bytes, %q", len(list), reason)
+			}
 			again := &abi.LegFacts{Event: abi.LegFailed, Request: abi.RequestFacts{Model: "do:again"}}
 			if d, _, reason := leg.Leg(again, nil); d != abi.LegPlaceAgain || reason != "" {
 				t.Errorf("failed leg: %v, %q", d, reason)
@@ -176,7 +180,7 @@ func TestAbsent(t *testing.T) {
 
 func TestParked(t *testing.T) {
 	l := newLoading()
-	l.Failures = budget.New(3, time.Hour)
+	l.Failures = budget.New(3, time.Hour, 0)
 	v := l.load(t)
 	place, plan := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan)
 	for range 4 {

@@ -24,6 +24,9 @@ import (
 // frames make it grow.
 const scratchSize = 64 << 10
 
+// maxPolicies is how many policies one module may name.
+const maxPolicies = 256
+
 // root is the id of the one context that a policy's VM has.
 const root = 1
 
@@ -171,6 +174,9 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 	}
 	var count [abi.HookFinish + 1]uint32
 	for line := range strings.Lines(list) {
+		if len(v.policies) == maxPolicies {
+			return fmt.Errorf("read policies: there are more than %d", maxPolicies)
+		}
 		line = strings.TrimSpace(line)
 		if line == "" {
 			continue
@@ -263,6 +269,7 @@ func (v *Version) replace(m *vm) {
 	}
 	v.starts.Go(func() {
 		for {
+			began := time.Now()
 			ctx, cancel := context.WithTimeout(v.ctx, host.StartBudget)
 			m, err := v.newVM(ctx, v.opts.NewEnv())
 			cancel()
@@ -273,7 +280,7 @@ func (v *Version) replace(m *vm) {
 			if v.ctx.Err() == nil {
 				v.opts.Log.Error("policy could not be started again", "plugin", v.opts.Name, "error", err)
 			}
-			if v.ctx.Err() != nil || v.failed() {
+			if v.ctx.Err() != nil || v.failed(timeoutOf(err, began)) {
 				break
 			}
 			select {
@@ -293,10 +300,27 @@ func (v *Version) lose() {
 	v.pool.nudge()
 }
 
-// failed counts a failure and reports whether the version is parked now.
-func (v *Version) failed() bool {
-	if v.opts.Failures.Fail(time.Now()) {
-		v.opts.Log.Error("policy failed too often and is parked until it is loaded again", "plugin", v.opts.Name)
+// timeoutOf is how long a call took that began then, if err says that it used up
+// its time; else 0.
+func timeoutOf(err error, began time.Time) time.Duration {
+	var failure *host.Error
+	if errors.As(err, &failure) && failure.Failure == host.Timeout {
+		return time.Since(began)
+	}
+	return 0
+}
+
+// failed counts a failure and reports whether the version is parked now; timeout
+// is how long a call took that used up its time, 0 for any other failure.
+func (v *Version) failed(timeout time.Duration) bool {
+	parked := false
+	if timeout > 0 {
+		parked = v.opts.Failures.Timeout(time.Now(), timeout)
+	} else {
+		parked = v.opts.Failures.Fail(time.Now())
+	}
+	if parked {
+		v.opts.Log.Error("policy failed too often, or used too much time in calls that timed out, and is parked until it is loaded again", "plugin", v.opts.Name)
 	}
 	return v.Parked()
 }

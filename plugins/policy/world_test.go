@@ -99,7 +99,7 @@ func newLoading() *loading {
 		Name:     "p",
 		Budget:   time.Minute, // tests judge no times, apart from those that wait for lateness
 		VMs:      2,
-		Failures: budget.New(1000, time.Hour),
+		Failures: budget.New(1000, time.Hour, 0),
 		Meter:    func(string, abi.Hook) Meter { return m },
 		Log:      slog.New(slog.DiscardHandler),
 	}}

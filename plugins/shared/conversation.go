@@ -20,6 +20,9 @@ func ConversationGet(c Conversations, args []byte) ([]byte, host.Status) {
 	if c == nil {
 		return nil, host.NotFound
 	}
+	if len(args) > host.MaxName {
+		return nil, host.NotFound
+	}
 	value, ok := c.Value(nil, string(args))
 	if !ok {
 		return nil, host.NotFound
@@ -36,6 +39,9 @@ func ConversationPut(c Conversations, args []byte) ([]byte, host.Status) {
 		return nil, host.BadArgument
 	}
 	end := 4 + binary.LittleEndian.Uint32(args)
+	if end > 4+host.MaxName {
+		return nil, host.BadArgument
+	}
 	if c.SetValue(string(args[4:end]), args[end:]) != nil {
 		return nil, host.BadArgument
 	}

@@ -2,6 +2,7 @@ package shared
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -36,6 +37,7 @@ func TestConversationValues(t *testing.T) {
 		{"half a size", "\x01\x00\x00", host.BadArgument},
 		{"a key that is not there", "\x02\x00\x00\x00a", host.BadArgument},
 		{"a key of 4 GiB", "\xff\xff\xff\xffab", host.BadArgument},
+		{"a key that is too long", "\x01\x00\x01\x00" + strings.Repeat("k", host.MaxName+1), host.BadArgument},
 		{"too long", "\x01\x00\x00\x00dwxyz", host.BadArgument},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -2,13 +2,18 @@ package shared
 
 import (
 	"encoding/binary"
+	"errors"
 	"sync"
 
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// MaxMetrics is how many metrics a plugin may define.
+// MaxMetrics is how many metrics a plugin may define, over all its versions.
 const MaxMetrics = 1000
+
+// ErrTooManyMetrics is the error of Metrics.Define for one more metric than
+// MaxMetrics.
+var ErrTooManyMetrics = errors.New("define metric: the plugin has too many")
 
 // Metrics makes the metrics that the guests of one plugin define. It is safe for
 // concurrent use, and gives the same metric for the same kind and name, also to
@@ -49,8 +54,12 @@ func NewMetricTable(maker Metrics) *MetricTable {
 }
 
 // Define returns the id of a metric, which is made if need be. BadArgument: the
-// name has another kind or cannot be had. InternalFailure: there are too many.
+// name is longer than host.MaxMetricName, has another kind or cannot be had.
+// InternalFailure: there are too many.
 func (t *MetricTable) Define(kind host.MetricKind, name string) (uint32, host.Status) {
+	if len(name) > host.MaxMetricName {
+		return 0, host.BadArgument
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if id, ok := t.ids[name]; ok {
@@ -63,7 +72,10 @@ func (t *MetricTable) Define(kind host.MetricKind, name string) (uint32, host.St
 		return 0, host.InternalFailure
 	}
 	metric, err := t.maker.Define(kind, name)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrTooManyMetrics):
+		return 0, host.InternalFailure
+	case err != nil:
 		return 0, host.BadArgument
 	}
 	t.rows = append(t.rows, metricRow{kind, metric})
@@ -123,7 +135,7 @@ func (t *MetricTable) Value(id uint32) (uint64, host.Status) {
 // counter, an i64, and the counter's name; the result is its value, an i64.
 // BadArgument: args is no such thing, or the counter would shrink.
 func (t *MetricTable) Count(args []byte) ([]byte, host.Status) {
-	if len(args) < 9 {
+	if len(args) < 9 || len(args)-8 > host.MaxMetricName {
 		return nil, host.BadArgument
 	}
 	id, status := t.Define(host.Counter, string(args[8:]))

@@ -3,6 +3,7 @@ package shared
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -63,6 +64,16 @@ func TestMetricTableIsBounded(t *testing.T) {
 		t.Errorf("without a maker: status %d", status)
 	}
 	m := NewMetricTable(new(LocalMetrics))
+	for size, want := range map[int]host.Status{host.MaxMetricName: host.OK, host.MaxMetricName + 1: host.BadArgument} {
+		name := strings.Repeat("n", size)
+		if _, status := NewMetricTable(new(LocalMetrics)).Define(host.Counter, name); status != want {
+			t.Errorf("a name of %d bytes: status %d", size, status)
+		}
+		if _, status := m.Count(append(make([]byte, 8), name...)); status != want {
+			t.Errorf("a counter's name of %d bytes: status %d", size, status)
+		}
+	}
+	m = NewMetricTable(new(LocalMetrics))
 	for i := range MaxMetrics {
 		if _, status := m.Define(host.Counter, fmt.Sprint(i)); status != host.OK {
 			t.Fatalf("metric %d: status %d", i, status)

@@ -9,7 +9,8 @@ import (
 
 // queue is one shared queue: items in the order they came.
 type queue struct {
-	id uint32
+	id    uint32
+	space *Space
 
 	mu        sync.Mutex
 	items     [][]byte
@@ -27,7 +28,7 @@ type listener struct {
 // is unique in the store and never 0. From now on ready is called once for each
 // item that comes, until owner forgets the space or another one registers; it
 // must not block nor call the store. A queue that was there keeps its items. The
-// id is 0 when the space holds too many queues.
+// id is 0 when the space holds too many queues, or too many bytes in them.
 func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint32 {
 	s := sp.store
 	s.mu.Lock()
@@ -61,12 +62,21 @@ func (sp *Space) Queue(name string) uint32 {
 func (sp *Space) queue(name string) *queue {
 	s := sp.store
 	q := sp.queues[name]
-	if q == nil && len(sp.queues) < maxNames {
-		q = &queue{id: s.nextQueue()}
+	if q == nil && len(sp.queues) < maxNames && sp.take(len(name)+itemCost) {
+		q = &queue{id: s.nextQueue(), space: sp}
 		sp.queues[name] = q
 		s.queues[q.id] = q
 	}
 	return q
+}
+
+// take counts n bytes of queues. false: the space would hold too many.
+func (sp *Space) take(n int) bool {
+	if sp.queued.Add(int64(n)) > MaxQueues {
+		sp.queued.Add(-int64(n))
+		return false
+	}
+	return true
 }
 
 // nextQueue returns an id that no queue has. s.mu is held.
@@ -114,7 +124,8 @@ func (s *Store) queue(id uint32) *queue {
 }
 
 // Enqueue appends a copy of value to a queue and tells its last registrar.
-// NotFound: there is no such queue. InternalFailure: it is full.
+// NotFound: there is no such queue. InternalFailure: it is full, or all queues
+// of its space together are.
 func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	q := s.queue(id)
 	if q == nil {
@@ -122,7 +133,7 @@ func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.size+len(value)+itemCost > MaxQueue {
+	if q.size+len(value)+itemCost > MaxQueue || !q.space.take(len(value)+itemCost) {
 		return host.InternalFailure
 	}
 	q.size += len(value) + itemCost
@@ -148,5 +159,6 @@ func (s *Store) Dequeue(id uint32) (value []byte, status host.Status) {
 	value, q.items[0] = q.items[0], nil
 	q.items = q.items[1:]
 	q.size -= len(value) + itemCost
+	q.space.queued.Add(-int64(len(value) + itemCost))
 	return value, host.OK
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// The bounds of what one vm_id may hold, so that a guest cannot eat the
-// process's memory by way of its host. Keys, names and values count.
+// The limits of what one vm_id may hold, so that guests cannot exhaust the
+// memory of the process. Keys, names and values count.
 const (
-	MaxData  = 64 << 20 // bytes of shared data
-	MaxQueue = 16 << 20 // bytes of the items in one queue
-	maxNames = 10000    // keys, and queues
+	MaxData   = 64 << 20 // bytes of shared data
+	MaxQueue  = 16 << 20 // bytes of the items in one queue
+	MaxQueues = 64 << 20 // bytes of the names and the items of all queues
+	maxNames  = 10000    // keys, and queues
 )
 
 // itemCost is what an entry or an item counts besides its bytes.
@@ -45,6 +46,7 @@ type Space struct {
 	data   map[string]entry
 	size   int               // of data, in bytes; guarded by mu
 	queues map[string]*queue // guarded by store.mu
+	queued atomic.Int64      // bytes of the names and the items of queues
 }
 
 type entry struct {

@@ -134,7 +134,32 @@ func TestSpaceIsBounded(t *testing.T) {
 	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
 		t.Fatalf("room was not given back: %d", status)
 	}
+	for i := 0; i < MaxQueues/MaxQueue+2; i++ { // all queues together have a limit, too
+		q := sp.Register(fmt.Sprint("more", i), 1, func(uint32) {})
+		for s.Enqueue(q, big[:1<<20]) == host.OK {
+		}
+	}
+	if queued := sp.queued.Load(); queued > MaxQueues || queued < MaxQueues-2<<20 {
+		t.Fatalf("%d bytes in queues, the limit is %d", queued, MaxQueues)
+	}
+	if status := s.Enqueue(q, big[:1<<20]); status != host.InternalFailure {
+		t.Fatalf("all queues are full: %d", status)
+	}
+	for names := 0; sp.Queue(fmt.Sprint(names, string(big[:1<<16]))) != 0; names++ {
+		if names > MaxQueues>>16 {
+			t.Fatal("names of queues have no limit")
+		}
+	}
+	for s.items(q) > 0 {
+		s.Dequeue(q)
+	}
+	if status := s.Enqueue(q, big[:1<<20]); status != host.OK {
+		t.Fatalf("room was not given back: %d", status)
+	}
 }
+
+// items is how many items a queue has.
+func (s *Store) items(id uint32) int { return len(s.queue(id).items) }
 
 func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 	var s Store

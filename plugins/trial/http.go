@@ -85,7 +85,7 @@ func newStreamTrial(ctx context.Context, wasm []byte, o *Options) (*streamTrial,
 			Name: "trial", Wasm: wasm, VMs: 1, Config: o.Config, Timeout: o.Timeout, Upstreams: []string{"*"}, Load: o.load(),
 		},
 		filter.Deps{
-			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour), Upstreams: o.Upstreams,
+			Shared: new(shared.Store), Budget: budget.New(1<<30, time.Hour, 0), Upstreams: o.Upstreams,
 			Metrics: new(shared.LocalMetrics), Meter: &t.meter, Log: o.Log,
 		})
 	if err := t.plugin.Start(ctx); err != nil {

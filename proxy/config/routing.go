@@ -79,6 +79,15 @@ type Plugin struct {
 	// Memory is the most memory one guest instance may have, 64KiB (one Wasm
 	// page) to 4GiB. Default 64MiB.
 	Memory ByteSize `toml:"memory"`
+	// MemoryTotal is the most memory that all instances of one version may have
+	// together, at least Memory. Default "0B": Memory for each processor and two
+	// more.
+	MemoryTotal ByteSize `toml:"memory_total"`
+	// HostMemory is the most memory that the proxy holds for the plugin outside
+	// of its instances, over all of them and all streams: HTTP calls with their
+	// answers, header lines, body bytes and answers that it adds. 64KiB or more.
+	// Default 64MiB.
+	HostMemory ByteSize `toml:"host_memory"`
 	// Canary is the share of decisions that a new version takes first, 0 to 1:
 	// for CrashWindow, or until it fails and the old one stays. A version that
 	// fails on made-up requests is refused. For policies only. Default 0: a new
@@ -91,6 +100,11 @@ type Plugin struct {
 	// CrashWindow is the time over which failures are counted. Default 10s;
 	// never 0.
 	CrashWindow Duration `toml:"crash_window"`
+	// CrashCPUShare is the share of one processor's time, 0 to 1, that calls
+	// which end by Timeout may use over CrashWindow; the third such call or a
+	// later one beyond it parks the plugin. Default 0.1; 0: their time does not
+	// count.
+	CrashCPUShare float64 `toml:"crash_cpu_share"`
 }
 
 // Remote reports whether the module comes over http(s).
@@ -119,8 +133,10 @@ func DefaultPlugin() Plugin {
 		Upstreams:     []string{"*"},
 		HostFunctions: []string{"*"},
 		Memory:        64 << 20,
+		HostMemory:    64 << 20,
 		CrashBudget:   20,
 		CrashWindow:   seconds(10),
+		CrashCPUShare: 0.1,
 	}
 }
 

@@ -73,12 +73,9 @@ var ofCoordinator = map[string]bool{
 // startTime is when a process began; it tells two of one name apart.
 const startTime = "process_start_time_seconds"
 
-// Gather implements prometheus.Gatherer.
+// Gather implements prometheus.Gatherer. With an error it returns what it has.
 func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
-	own, err := f.own.Gather()
-	if err != nil {
-		return nil, err
-	}
+	own, failed := f.own.Gather() // what could be gathered counts
 	answers := f.ask()
 	t := total{}
 	for _, family := range own {
@@ -107,7 +104,7 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	f.recall(t, now)
 	t.gauge("pdproxy_fleet_workers", "Workers that are connected to the coordinator.", float64(len(answers)))
 	t.gauge("pdproxy_fleet_silent_workers", "Workers that did not say their metrics in time: their counters are as they were last seen.", float64(silent))
-	return t.families(), nil
+	return t.families(), failed
 }
 
 // recall adds what is remembered of processes that did not answer now, and
@@ -288,11 +285,25 @@ func (t total) gauge(name, help string, v float64) {
 	t[name] = &sum{family: &dto.MetricFamily{Name: &name, Help: &help, Type: &typ, Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: &v}}}}}
 }
 
+// HistogramSuffixes are the endings of the series of a histogram.
+var HistogramSuffixes = [...]string{"_bucket", "_count", "_sum"}
+
+// isSeries reports whether a name is that of a series of a histogram: plugins of
+// two processes may have defined both.
+func (t total) isSeries(name string) bool {
+	for _, suffix := range HistogramSuffixes {
+		if base, ok := strings.CutSuffix(name, suffix); ok && t[base] != nil && t[base].family.GetType() == dto.MetricType_HISTOGRAM {
+			return true
+		}
+	}
+	return false
+}
+
 // families lists the sums by name.
 func (t total) families() []*dto.MetricFamily {
 	list := make([]*dto.MetricFamily, 0, len(t))
 	for _, name := range slices.Sorted(maps.Keys(t)) {
-		if len(t[name].family.Metric) > 0 {
+		if len(t[name].family.Metric) > 0 && !t.isSeries(name) {
 			list = append(list, t[name].family)
 		}
 	}

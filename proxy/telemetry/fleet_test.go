@@ -168,3 +168,33 @@ func TestFleetOfUnlikeProcesses(t *testing.T) {
 	f := NewFleet(own, func() []Process { return []Process{{Name: "h/0", Text: other.text(t)}} })
 	expect(t, f, map[string]string{"x": "3"})
 }
+
+// TestFleetOfCollidingProcesses: a histogram of one process and a series of the
+// same name of another do not make the metrics unreadable, nor does a metric that
+// cannot be gathered.
+func TestFleetOfCollidingProcesses(t *testing.T) {
+	own, other := prometheus.NewRegistry(), &process{Registry: prometheus.NewRegistry()}
+	times, count := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "h", Buckets: []float64{1}}), prometheus.NewCounter(prometheus.CounterOpts{Name: "h_count"})
+	times.Observe(0.5)
+	count.Add(7)
+	own.MustRegister(times)
+	other.MustRegister(count)
+	f := NewFleet(own, func() []Process { return []Process{{Name: "h/0", Text: other.text(t)}} })
+	expect(t, f, map[string]string{"h_count": "1"})
+
+	own.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fine"}, func() float64 { return 2 }))
+	own.MustRegister(badMetric{})
+	list, err := f.Gather()
+	if err == nil || !slices.ContainsFunc(list, func(m *dto.MetricFamily) bool { return m.GetName() == "fine" }) {
+		t.Errorf("%d families, %v: the bad one hides the others", len(list), err)
+	}
+}
+
+// badMetric is a collector whose metric cannot be gathered.
+type badMetric struct{}
+
+func (badMetric) Describe(chan<- *prometheus.Desc) {}
+
+func (badMetric) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.NewInvalidMetric(prometheus.NewDesc("bad", "h", nil, nil), fmt.Errorf("bad"))
+}

@@ -217,12 +217,15 @@ func onLeg(ptr *byte, size uint32) uint64 {
 	do := told("leg", legFacts.Request.Model)
 	misbehave(do)
 	switch do {
-	case "edit", "wrong":
+	case "edit", "wrong", "many":
 		whole := unsafe.Slice((*byte)(unsafe.Pointer(&scratch[0])), len(scratch)*8)
 		at := int(size+7) &^ 7
 		edits := abi.NewEdits(whole[at:])
 		edits.SetHeader("x-by", legFacts.Engine)
 		edits.SetField("seed", "7")
+		for do == "many" && len(edits.Bytes()) < (abi.MaxEdits+1)*13 {
+			edits.RemoveHeader("x")
+		}
 		if do == "wrong" {
 			at = len(whole) - 3
 		}

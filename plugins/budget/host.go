@@ -1,0 +1,115 @@
+package budget
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// DefaultMemory is the limit of a Host that is made without one, in bytes.
+const DefaultMemory = 64 << 20
+
+// MaxCalls is how many HTTP calls of one plugin may be under way.
+const MaxCalls = 1024
+
+// The limit of a plugin's log: logBurst bytes at once, then logRate bytes each
+// second. A line counts lineCost bytes beside its text.
+const (
+	logBurst = 4 << 20
+	logRate  = 1 << 20
+	lineCost = 256
+)
+
+// The reasons of refusals.
+const (
+	RefusedMemory = "host_memory" // the host holds as much for the plugin as it may
+	RefusedCalls  = "calls"       // too many HTTP calls are under way
+	RefusedLog    = "log"         // the plugin logs too much
+)
+
+// Host limits the resources that the host spends on one plugin outside of the
+// plugin's own memory. All versions, instances and streams of the plugin share
+// one Host. It is safe for concurrent use.
+type Host struct {
+	limit, held, calls atomic.Int64
+	refused            func(reason string)
+
+	mu     sync.Mutex
+	logged time.Time // of the last line; guarded by mu
+	spent  int64     // bytes of the log's burst that are used up; guarded by mu
+}
+
+// NewHost returns a Host with a limit in bytes; 0 means DefaultMemory. It calls
+// refused, which may be nil, for each refusal.
+func NewHost(limit int64, refused func(reason string)) *Host {
+	h := &Host{refused: refused}
+	h.SetLimit(limit)
+	return h
+}
+
+// SetLimit changes the limit in bytes; 0 means DefaultMemory. What is held stays.
+func (h *Host) SetLimit(limit int64) {
+	if limit <= 0 {
+		limit = DefaultMemory
+	}
+	h.limit.Store(limit)
+}
+
+// Take counts n bytes that the host is about to hold. false: the limit would be
+// exceeded, and nothing is counted. Each Take that succeeds needs a Give.
+func (h *Host) Take(n int64) bool {
+	for {
+		held := h.held.Load()
+		if n > h.limit.Load()-held {
+			h.Refuse(RefusedMemory)
+			return false
+		}
+		if h.held.CompareAndSwap(held, held+n) {
+			return true
+		}
+	}
+}
+
+// Give counts n bytes that the host holds no longer.
+func (h *Host) Give(n int64) { h.held.Add(-n) }
+
+// Held returns how many bytes the host holds.
+func (h *Host) Held() int64 { return h.held.Load() }
+
+// BeginCall counts an HTTP call. false: MaxCalls are under way. Each call that
+// began needs an EndCall.
+func (h *Host) BeginCall() bool {
+	if h.calls.Add(1) > MaxCalls {
+		h.calls.Add(-1)
+		h.Refuse(RefusedCalls)
+		return false
+	}
+	return true
+}
+
+// EndCall ends an HTTP call.
+func (h *Host) EndCall() { h.calls.Add(-1) }
+
+// Log counts a log line of n bytes at that time. false: the line must be dropped.
+func (h *Host) Log(now time.Time, n int) bool {
+	h.mu.Lock()
+	passed := max(0, min(now.Sub(h.logged), logBurst/logRate*time.Second))
+	h.logged = now
+	h.spent = max(0, h.spent-int64(passed)*logRate/int64(time.Second))
+	fits := h.spent+int64(n)+lineCost <= logBurst
+	if fits {
+		h.spent += int64(n) + lineCost
+	}
+	h.mu.Unlock()
+	if !fits {
+		h.Refuse(RefusedLog)
+	}
+	return fits
+}
+
+// Refuse counts a refusal for that reason.
+func (h *Host) Refuse(reason string) {
+	if h.refused != nil {
+		h.refused(reason)
+	}
+}
