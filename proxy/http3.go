@@ -15,6 +15,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // quicBuffer is the socket buffer that quic-go asks for (sys_conn_buffers.go).
@@ -28,8 +29,8 @@ type quicFront struct {
 }
 
 // listenQUIC opens the UDP socket, which processes of the directory lanes share
-// unless that is "". 0-RTT stays off: a replayed POST would generate twice.
-func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes string, log *slog.Logger) (*quicFront, error) {
+// unless that is nil. 0-RTT stays off: a replayed POST would generate twice.
+func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes *privatedir.Dir, log *slog.Logger) (*quicFront, error) {
 	q := &quicFront{server: &http3.Server{
 		Handler:        h,
 		TLSConfig:      http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)),
@@ -39,7 +40,7 @@ func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.C
 		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
 		Logger:         slog.New(slog.DiscardHandler),
 	}}
-	if lanes == "" {
+	if lanes == nil {
 		addr, err := net.ResolveUDPAddr("udp", cfg.Server.HTTP3)
 		if err != nil {
 			return nil, err

@@ -12,6 +12,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
 
@@ -50,7 +51,7 @@ type quicLane struct {
 
 // openLane opens addr next to the other lanes of dir. From then on it forwards
 // their packets, until close; only serve makes it answer new clients.
-func openLane(dir, addr string, server *http3.Server) (*quicLane, error) {
+func openLane(dir *privatedir.Dir, addr string, server *http3.Server) (*quicLane, error) {
 	l := &quicLane{taken: make(chan struct{})}
 	var err error
 	if l.conn, err = quiclane.Listen(dir, addr); err != nil {

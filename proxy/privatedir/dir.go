@@ -59,6 +59,9 @@ func open(path string, missing int) (*Dir, error) {
 // for other processes, which open the folder themselves.
 func (d *Dir) Name() string { return d.path }
 
+// Path returns the path of a file of the folder, for messages and for other processes.
+func (d *Dir) Path(name string) string { return filepath.Join(d.path, name) }
+
 // Close closes the folder. Files and sockets of the folder stay open. nil is allowed.
 func (d *Dir) Close() error {
 	if d == nil {
@@ -79,6 +82,9 @@ func (d *Dir) do(op, name string, f func(fd int) error) error {
 	again := func(fd uintptr) {
 		for err = f(int(fd)); errors.Is(err, unix.EINTR); err = f(int(fd)) {
 		}
+		if errors.Is(err, unix.ENOENT) && d.reopen(int(fd)) {
+			err = f(int(fd))
+		}
 	}
 	if conn.Control(again) != nil {
 		err = os.ErrClosed
@@ -89,7 +95,22 @@ func (d *Dir) do(op, name string, f func(fd int) error) error {
 	if errors.Is(err, unix.ELOOP) {
 		err = errLink
 	}
-	return &os.PathError{Op: op, Path: filepath.Join(d.path, name), Err: err}
+	return &os.PathError{Op: op, Path: d.Path(name), Err: err}
+}
+
+// reopen opens the folder again, with all checks, if it was removed and another one has
+// been made in its place. The descriptor keeps its number.
+func (d *Dir) reopen(fd int) bool {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Nlink > 0 {
+		return false
+	}
+	f, err := openFolder(d.path, 0, unix.O_RDONLY, checkOwn)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return replaceDescriptor(int(f.Fd()), fd) == nil
 }
 
 // errLink is the error for a file that is a symbolic link.
@@ -108,7 +129,7 @@ func (d *Dir) OpenFile(name string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(d.path, name)
+	path := d.Path(name)
 	if err = checkFile(fd, path, flag); err == nil {
 		err = unix.SetNonblock(fd, false)
 	}

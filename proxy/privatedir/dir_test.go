@@ -275,6 +275,33 @@ func TestDescriptor(t *testing.T) {
 	}
 }
 
+// TestReopen: a folder that was removed and made again is used again, if it is safe.
+func TestReopen(t *testing.T) {
+	d := openDir(t)
+	path := d.SocketPath("f")
+	if err := os.RemoveAll(d.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.WriteFile("f", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Mkdir(d.Name(), 0o700), os.Chmod(d.Name(), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.WriteFile("f", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Chmod(d.Name(), 0o700), d.WriteFile("f", nil)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(d.Path("f")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSockets(t *testing.T) {
 	d, err := Open(filepath.Join(t.TempDir(), strings.Repeat("long", 30), "run"))
 	if err != nil {
