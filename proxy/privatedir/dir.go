@@ -130,7 +130,10 @@ func (d *Dir) OpenFile(name string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	path := d.Path(name)
-	if err = checkFile(fd, path, flag); err == nil {
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err != nil {
+		err = &os.PathError{Op: "stat", Path: path, Err: err}
+	} else if err = checkFile(&st, path, flag); err == nil {
 		err = unix.SetNonblock(fd, false)
 	}
 	if err == nil && flag&os.O_TRUNC != 0 {
@@ -143,21 +146,18 @@ func (d *Dir) OpenFile(name string, flag int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-func checkFile(fd int, path string, flag int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: path, Err: err}
-	}
+// checkFile checks a file that is opened with a flag.
+func checkFile(st *unix.Stat_t, path string, flag int) error {
 	const remedy = "remove the file"
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return unsafe(path, &st, "is not a regular file", remedy)
+		return unsafe(path, st, "is not a regular file", remedy)
 	case int(st.Uid) != os.Geteuid():
-		return unsafe(path, &st, fmt.Sprintf("does not belong to user %d", os.Geteuid()), remedy)
+		return unsafe(path, st, fmt.Sprintf("does not belong to user %d", os.Geteuid()), remedy)
 	case st.Mode&0o022 != 0:
-		return unsafe(path, &st, "can be changed by other users", remedy)
+		return unsafe(path, st, "can be changed by other users", remedy)
 	case flag&unix.O_ACCMODE != unix.O_RDONLY && st.Nlink > 1:
-		return unsafe(path, &st, "has more than one name", remedy)
+		return unsafe(path, st, "has more than one name", remedy)
 	}
 	return nil
 }
@@ -260,7 +260,10 @@ func (d *Dir) Readlink(name string) (string, error) {
 		n, err = unix.Readlinkat(fd, name, buf)
 		return err
 	})
-	return string(buf[:n]), err
+	if err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
 }
 
 // Names returns the sorted names of all entries that begin with prefix and end with

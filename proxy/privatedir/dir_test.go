@@ -150,6 +150,9 @@ func TestFiles(t *testing.T) {
 	if to, err := d.Readlink("link"); to != "c" || err != nil {
 		t.Error(to, err)
 	}
+	if to, err := d.Readlink("missing"); to != "" || !errors.Is(err, fs.ErrNotExist) {
+		t.Error(to, err)
+	}
 	if names, err := d.Names("", ""); !slices.Equal(names, []string{"a", "c", "link"}) || err != nil {
 		t.Error(names, err)
 	}
