@@ -10,13 +10,14 @@ import (
 
 // compileCache is the folder of compiled plugins; "" for none, which is logged. The
 // content is machine code that this process executes. So no other user may be able to
-// write there, and none may have written there before.
+// write there, and none may have written there before. A service manager may have made
+// the folder above for others to read, or as a link.
 func compileCache(log *slog.Logger) string {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		return "" // no home folder
 	}
-	dir, err := privatedir.Open(filepath.Join(base, "pdproxy"))
+	dir, err := privatedir.Open(filepath.Join(base, "pdproxy", "compiled"))
 	if err == nil {
 		defer dir.Close()
 		err = dir.CheckTree()

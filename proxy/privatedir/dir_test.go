@@ -59,8 +59,8 @@ func TestOpenRefuses(t *testing.T) {
 		owner string // of the folder or link that the error names
 	}{
 		{name: "new", setup: steps(), path: "new"},
-		{name: "new, with the one above", setup: steps(), path: "new2/run"},
-		{name: "two are missing above", setup: steps(), path: "a/b/c", want: "no such file"},
+		{name: "new, with the one above", setup: steps(), path: "new2/above/run"},
+		{name: "three are missing above", setup: steps(), path: "a/b/c/d", want: "no such file"},
 		{name: "own", setup: mkdir("own", 0o700), path: "own"},
 		{name: "others read", setup: mkdir("read", 0o755), path: "read", want: "read is open to other users"},
 		{name: "group reads", setup: mkdir("group", 0o740), path: "group", want: "group is open to other users"},
