@@ -2,6 +2,7 @@
 
 GO           ?= go
 STATICCHECK  := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK  := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 GOLANGCI     := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VERSION      ?= 0.1.0-dev
 COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -116,6 +117,21 @@ bench-wasm: ## what a decision costs: native, built-in Wasm, guests in Go, C and
 bench-kv: ## KV index: events a second, matches beside them, bytes a block; a whole decision over 64 ranks
 	$(GO) test -run '^$$' -bench . ./proxy/state/kvindex ./proxy/engine/kvevents ./proxy/state/conversation
 	$(GO) test -run '^$$' -bench '^BenchmarkRoute$$' ./conformance/policies
+
+.PHONY: notices
+notices: ## cmd/THIRD_PARTY_NOTICES.md from the modules that are linked in
+	$(GO) test -count=1 -run '^TestNotices$$' ./conformance -args -update-notices
+
+.PHONY: audit
+audit: ## checksums and known vulnerabilities of modules, security rules of gosec, the attacks of conformance/security
+	$(GO) mod verify
+	@echo "govulncheck ./..."; \
+	if out=$$($(GO) run $(GOVULNCHECK) $(PACKAGES) 2>&1); then echo "$$out"; \
+	elif echo "$$out" | grep -qE 'fetching vulnerabilities|vuln\.go\.dev|no such host|connection refused|i/o timeout'; then \
+	  echo "NOT CHECKED: the database of known vulnerabilities (vuln.go.dev) cannot be reached from here"; \
+	else echo "$$out"; exit 1; fi
+	$(GO) run $(GOLANGCI) run --enable-only gosec
+	$(RACE) -count=1 ./conformance/security/...
 
 .PHONY: lint
 lint: ## staticcheck and golangci-lint

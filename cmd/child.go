@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // What a supervisor and its children agree about. Signals: SIGTERM drains, however
@@ -62,8 +63,13 @@ func (a *app) childCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			home, err := privatedir.OpenExisting(dir)
+			if err != nil {
+				return failed(fmt.Errorf("fleet.dir: %w", err))
+			}
+			defer home.Close()
 			c := &child{
-				part: Part{Role: Role(role), Slot: slot, Dir: handover.Dir(dir)},
+				part: Part{Role: Role(role), Slot: slot, Dir: home},
 				path: args[0], log: log.With("role", role, "slot", slot),
 			}
 			return c.run()
@@ -84,14 +90,14 @@ type child struct {
 	sockets []handover.Socket // all of the fleet's, for a supervisor that comes later
 
 	mu    sync.Mutex
-	lock  *handover.Lock // guarded by mu
-	state string         // guarded by mu
+	lock  *privatedir.Lock // guarded by mu
+	state string           // guarded by mu
 }
 
 func (c *child) run() error {
 	signal.Ignore(syscall.SIGUSR2) // is the supervisor's
 	lock, err := c.part.Dir.TryLock(slotName(c.part.Role, c.part.Slot, "lock"))
-	var taken *handover.LockedError
+	var taken *privatedir.LockedError
 	if errors.As(err, &taken) {
 		return &failure{exitSlotTaken, err}
 	}

@@ -44,6 +44,7 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"version":             {[]string{"version"}, exitOK, "pdproxy ", ""},
 		"version as JSON":     {[]string{"version", "--json"}, exitOK, `"version"`, ""},
+		"licences":            {[]string{"version", "--licenses"}, exitOK, "github.com/spf13/cobra", ""},
 		"help":                {[]string{"--help"}, exitOK, "run", ""},
 		"unknown command":     {[]string{"fly"}, exitUsage, "", "unknown command"},
 		"unknown flag":        {[]string{"check", "--fast", good}, exitUsage, "", "--fast"},

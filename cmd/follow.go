@@ -66,7 +66,7 @@ func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Co
 	address, same := cfg.Fleet.Coordinator, advertised(cfg)
 	switch address {
 	case "":
-		address = "unix:" + n.part.Dir.Path(linkName)
+		address = "unix:" + n.part.Dir.SocketPath(linkName)
 	case config.CoordinatorLeader:
 		address, same = "", ""
 	}

@@ -38,20 +38,19 @@ func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
 		return n.ids.Source(), nil
 	}
 	node, worker := idRange(cfg)
-	dir := string(n.part.Dir)
-	if dir == "" {
+	if n.part.Dir == nil {
 		return disaggid.New(node, worker)
 	}
 	lines := disaggid.Block{Node: uint8(node), Lines: 64}
 	if cfg.Fleet.NodeID < 0 {
 		lines.First, lines.Lines = uint8(worker), 1
 	}
-	k := idstore.NewKeeper(idstore.NewFile(dir, lines), disaggid.Width, n.log)
+	k := idstore.NewKeeper(idstore.NewFile(n.part.Dir, lines), disaggid.Width, n.log)
 	if err := k.Tend(context.Background(), time.Now()); err != nil { // it is logged
 		if n.part.Role == RoleCoordinator {
 			return nil, failed(err)
 		}
-		n.log.Warn("ids begin at the clock: one that is set back repeats them", "dir", dir)
+		n.log.Warn("ids begin at the clock: one that is set back repeats them", "dir", n.part.Dir.Name())
 		return disaggid.New(node, worker)
 	}
 	n.ids = k

@@ -90,7 +90,7 @@ func (w withWorkers) Ready() bool {
 // open opens the socket for workers of this host, beside that of fleet.listen,
 // which is nil if there is none.
 func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) error {
-	own, name, err := listenBeside(part.Dir.Path(linkName))
+	own, name, err := listenBeside(part.Dir, linkName)
 	if err == nil {
 		l.name, l.listeners = name, append(l.listeners, own)
 	}
@@ -130,6 +130,7 @@ func (l *leading) run(ctx context.Context) {
 	if err := l.office.Run(ctx); err != nil {
 		l.n.log.Error("workers can no longer connect", "error", err)
 	}
+	l.name.leave()
 }
 
 // topics is where the parts of a registry go.

@@ -3,24 +3,26 @@ package cmd
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 // TestIDsOfOneProcess: with a folder a start goes on where the one before may have
 // come to, whatever the clock says, within the lines that are the process's.
 func TestIDsOfOneProcess(t *testing.T) {
-	mint := func(nodeID int, dir string) (abi.MintFacts, *Node) {
+	mint := func(nodeID int, dir *privatedir.Dir) (abi.MintFacts, *Node) {
 		t.Helper()
 		cfg := config.Default()
 		cfg.Fleet.NodeID = nodeID
-		n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: handover.Dir(dir)}}
+		n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: dir}}
 		s, err := n.openIDs(&cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -31,7 +33,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 		}
 		return f, n
 	}
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	first, n := mint(7, dir)
 	if n.ids == nil || first.Node != 7 || first.UnixMilli > time.Now().UnixMilli() {
 		t.Errorf("%+v", first)
@@ -45,9 +47,13 @@ func TestIDsOfOneProcess(t *testing.T) {
 	if f, _ := mint(-1, dir); int(f.Node) != node || int(f.Worker) != worker {
 		t.Errorf("%+v, want node %d and worker %d", f, node, worker)
 	}
-	for _, dir := range []string{"", filepath.Join(dir, "away")} {
+	away := privatedirtest.Open(t)
+	if err := os.RemoveAll(away.Name()); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []*privatedir.Dir{nil, away} {
 		if f, n := mint(7, dir); n.ids != nil || f.Node != 7 || f.Worker != 0 || f.UnixMilli > time.Now().UnixMilli() {
-			t.Errorf("in %q: %+v", dir, f)
+			t.Errorf("in %v: %+v", dir, f)
 		}
 	}
 }
@@ -56,7 +62,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 func TestIDsWithoutTheirEtcd(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.Etcd.Endpoints = []string{"http://127.0.0.1:1"}
-	n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: handover.Dir(t.TempDir())}}
+	n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: privatedirtest.Open(t)}}
 	s, err := n.openIDs(&cfg)
 	if err != nil || n.ids == nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // Part is what one process does of the work, and what it was given for that by
@@ -15,8 +16,8 @@ import (
 // does everything and opens its own sockets.
 type Part struct {
 	Role Role
-	Slot int          // among those of its role
-	Dir  handover.Dir // where the processes of the fleet meet; "" for none
+	Slot int             // among those of its role
+	Dir  *privatedir.Dir // where the processes of the fleet meet; nil for none. Who opened it closes it, after the process has served
 	// Sockets are the open ones of the public and the admin address.
 	Sockets proxy.Sockets
 	// Those of the other addresses; nil: to be opened, if they are configured.

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -51,7 +50,7 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
 		// Straight to the upstreams, whatever the environment says of web proxies.
 		Transport: &http.Transport{DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
-		CacheDir:  compileCache(),
+		CacheDir:  compileCache(log),
 		Changed:   changed,
 		Log:       log,
 	}
@@ -59,15 +58,6 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		deps.Conversations = conversations
 	}
 	return plugins.New(deps)
-}
-
-// compileCache is the folder of compiled plugins; "" on a system without one.
-func compileCache() string {
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(dir, "pdproxy")
 }
 
 // natives finds the built-in policies that are compiled in.

@@ -210,7 +210,7 @@ func (s *supervisor) childArgs(role Role, slot int) []string {
 		path = abs
 	}
 	return []string{
-		childCommand, "--role", string(role), "--slot", strconv.Itoa(slot), "--dir", string(s.dir),
+		childCommand, "--role", string(role), "--slot", strconv.Itoa(slot), "--dir", s.dir.Name(),
 		"--log-level", s.app.logLevel, "--log-format", s.app.logFormat, path,
 	}
 }

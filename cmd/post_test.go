@@ -13,7 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // lockOf holds the lock of a process's slot in its stead; beat says that it lives.
@@ -49,11 +50,17 @@ func TestLostDirectory(t *testing.T) {
 	child := adopted.cmd
 	adopted.cmd = nil
 	beats := []func(uint64){lockOf(t, s, own), lockOf(t, s, adopted)}
-	away := string(s.dir) + "-away"
-	rename := func(from, to string) {
+	here, away := s.dir.Name(), t.TempDir()
+	move := func(from, to string) { // all files
 		t.Helper()
-		if err := os.Rename(from, to); err != nil {
+		entries, err := os.ReadDir(from)
+		if err != nil {
 			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if err := os.Rename(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	well := func(when string) {
@@ -76,21 +83,21 @@ func TestLostDirectory(t *testing.T) {
 			if own.state != stateReady || adopted.state != stateReady {
 				t.Fatalf("%+v, %+v", own, adopted)
 			}
-			rename(string(s.dir), away)
+			move(here, away)
 			lookFor(s, 15*time.Second)
 			well("away")
-			rename(away, string(s.dir))
+			move(away, here)
 			lookFor(s, hungAfter/2)
 			well("back")
 		}
-		rename(string(s.dir), away)
+		move(here, away)
 		_ = child.Process.Kill() // it lives
 		_ = child.Wait()         // it says how
 		lookFor(s, time.Second)
 		if s.posts[0].process != own || own.killed || s.posts[1].process != nil {
 			t.Errorf("%+v; the adopted one has ended: %+v", own, s.posts[1].process)
 		}
-		rename(away, string(s.dir))
+		move(away, here)
 		lookFor(s, hungAfter+time.Second)
 		if !own.killed {
 			t.Error("a silent process is not killed")
@@ -142,21 +149,25 @@ func TestNotYetLocked(t *testing.T) {
 
 // TestChildWithoutLock: a child says that its slot is taken only if it is.
 func TestChildWithoutLock(t *testing.T) {
-	dir := handover.Dir(t.TempDir())
+	dir := privatedirtest.Open(t)
 	lock, err := dir.TryLock(slotName(RoleWorker, 1, "lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
+	away := privatedirtest.Open(t)
+	if err := os.RemoveAll(away.Name()); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
-		dir  handover.Dir
+		dir  *privatedir.Dir
 		slot int
 		code int
-	}{{dir, 1, exitSlotTaken}, {handover.Dir(filepath.Join(string(dir), "away")), 1, exitFailed}} {
+	}{{dir, 1, exitSlotTaken}, {away, 1, exitFailed}} {
 		c := &child{part: Part{Role: RoleWorker, Slot: tt.slot, Dir: tt.dir}, log: slog.New(slog.DiscardHandler)}
 		var f *failure
 		if err := c.run(); !errors.As(err, &f) || f.code != tt.code {
-			t.Errorf("in %s: %v, want code %d", tt.dir, err, tt.code)
+			t.Errorf("in %s: %v, want code %d", tt.dir.Name(), err, tt.code)
 		}
 	}
 }
@@ -178,11 +189,7 @@ func TestBackOff(t *testing.T) {
 			t.Errorf("after %d: %+v", n+1, o)
 		}
 	}
-	file := filepath.Join(string(s.dir), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.dir = handover.Dir(file) // in which there is nothing, and never will be
+	s.dir.Close() // nothing can be read there any more
 	if _, err := s.start(RoleWorker); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("started: %v", err)
 	}

@@ -249,7 +249,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		Meter:         func(string, string) policy.Meter { return deafMeter{} },
 		Conversations: conversation.New(0),
 		Transport:     http.DefaultTransport,
-		CacheDir:      compileCache(),
+		CacheDir:      compileCache(log),
 		Log:           log,
 	})
 	if err != nil {

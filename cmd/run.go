@@ -58,7 +58,7 @@ func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 	if err != nil {
 		return failed(err)
 	}
-	defer s.abandon()
+	defer s.close()
 	part := Part{Dir: s.home()}
 	err = part.open(cfg, s.sockets())
 	handover.CloseAll(s.sockets())
@@ -89,13 +89,14 @@ func newSuccession(cfg *config.Config, path string, takeover bool, log *slog.Log
 	if err == nil {
 		err = s.begin(takeover)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return s, nil
-	case takeover:
+	}
+	s.close()
+	if takeover {
 		return nil, err
 	}
-	log.Warn("this process cannot be taken over from", "error", err)
+	log.Warn("this process works without fleet.dir: it cannot be taken over from, and keeps no files", "error", err)
 	return nil, nil
 }
 

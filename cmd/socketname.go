@@ -8,11 +8,12 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // lookAtNameEvery is how often a coordinator that leads looks whether it is the one
@@ -23,45 +24,47 @@ const lookAtNameEvery = time.Second
 // that leads: a symbolic link to the socket, which each coordinator has beside it
 // under a name of its own. So a name that a coordinator has lost it can take back.
 type socketName struct {
-	path string // of the name
-	own  string // of this coordinator's socket, in the same directory
+	dir  *privatedir.Dir
+	name string
+	own  string // name of this coordinator's socket
 }
 
 // listenBeside opens the socket of this process beside its name, by which it is not
 // found yet.
-func listenBeside(path string) (*net.UnixListener, *socketName, error) {
-	removeDead(path)
-	n := &socketName{path: path, own: fmt.Sprintf("%s.%d.%04x", path, os.Getpid(), rand.N(1<<16))}
-	s, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.own, Net: "unix"})
-	if err != nil {
+func listenBeside(dir *privatedir.Dir, name string) (*net.UnixListener, *socketName, error) {
+	n := &socketName{dir: dir, name: name, own: fmt.Sprintf("%s.%d.%04x", name, os.Getpid(), rand.N(1<<16))}
+	if err := n.removeDead(); err != nil {
 		return nil, nil, err
 	}
-	if err := os.Chmod(n.own, 0o600); err != nil {
-		s.Close()
+	s, err := dir.ListenUnix(n.own)
+	if err != nil {
 		return nil, nil, err
 	}
 	return s, n, nil
 }
 
-// removeDead removes the sockets that processes have left beside a name.
-func removeDead(path string) {
-	sockets, _ := filepath.Glob(path + ".*") // a directory with a pattern's signs keeps them
+// removeDead removes the sockets that processes have left beside the name.
+func (n *socketName) removeDead() error {
+	sockets, err := n.dir.Names(n.name+".", "")
 	for _, socket := range sockets {
-		text, _, _ := strings.Cut(strings.TrimPrefix(socket, path+"."), ".")
+		text, _, _ := strings.Cut(strings.TrimPrefix(socket, n.name+"."), ".")
 		pid, err := strconv.Atoi(text)
 		// Between its opening and its listening a socket looks dead.
 		if err != nil || pid != os.Getpid() && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			continue
 		}
-		if deserted(socket) {
-			_ = os.Remove(socket) // it only takes room
+		if n.deserted(socket) {
+			_ = n.dir.Remove(socket) // it only takes room
 		}
 	}
+	return err
 }
 
-// deserted reports whether nobody listens at a path.
-func deserted(path string) bool {
-	c, err := net.DialTimeout("unix", path, time.Second)
+// deserted reports whether nobody listens at a socket.
+func (n *socketName) deserted(socket string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	c, err := n.dir.Dial(ctx, "unix", socket)
 	if err == nil {
 		c.Close()
 	}
@@ -71,20 +74,23 @@ func deserted(path string) bool {
 // take makes this coordinator the one that is found.
 func (n *socketName) take() error {
 	next := n.own + ".next"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := n.dir.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Symlink(filepath.Base(n.own), next); err != nil {
+	if err := n.dir.Symlink(n.own, next); err != nil {
 		return err
 	}
-	return os.Rename(next, n.path)
+	return n.dir.Rename(next, n.name)
 }
+
+// leave removes the socket of this coordinator, which has been closed.
+func (n *socketName) leave() { _ = n.dir.Remove(n.own) } // the next coordinator removes it otherwise
 
 // lost reports whether another has taken the name, and is gone: a successor that
 // failed.
 func (n *socketName) lost() bool {
-	to, err := os.Readlink(n.path)
-	return (err != nil || to != filepath.Base(n.own)) && deserted(n.path)
+	to, err := n.dir.Readlink(n.name)
+	return (err != nil || to != n.own) && n.deserted(n.name)
 }
 
 // keep looks from time to time until ctx ends, and calls lost when the name is, while

@@ -4,13 +4,15 @@ import (
 	"context"
 	"net"
 	"os"
-	"path/filepath"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-func beside(t *testing.T, path string) (*net.UnixListener, *socketName) {
+func beside(t *testing.T, dir *privatedir.Dir) (*net.UnixListener, *socketName) {
 	t.Helper()
-	l, n, err := listenBeside(path)
+	l, n, err := listenBeside(dir, "s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,14 +28,14 @@ func take(t *testing.T, n *socketName) {
 }
 
 func TestSocketName(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	first, own := beside(t, path)
+	dir := privatedirtest.Open(t)
+	first, own := beside(t, dir)
 	if !own.lost() {
 		t.Error("a name that nobody has is not lost")
 	}
 	take(t, own)
 	take(t, own) // again, as after a while without it
-	second, other := beside(t, path)
+	second, other := beside(t, dir)
 	take(t, other)
 	if own.lost() {
 		t.Error("lost, though another serves there")
@@ -46,7 +48,7 @@ func TestSocketName(t *testing.T) {
 	if own.lost() {
 		t.Error("lost after it was taken back")
 	}
-	c, err := net.Dial("unix", path)
+	c, err := dir.Dial(t.Context(), "unix", "s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,25 +61,24 @@ func TestSocketName(t *testing.T) {
 // What a killed process has left goes when the next one comes, what is another's
 // stays.
 func TestSocketsOfTheDead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	killed, left := beside(t, path)
-	killed.SetUnlinkOnClose(false)
+	dir := privatedirtest.Open(t)
+	killed, left := beside(t, dir)
 	killed.Close()
-	_, alive := beside(t, path)
-	foreign := path + ".lock"
-	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+	_, alive := beside(t, dir)
+	const foreign = "s.lock"
+	if err := dir.WriteFile(foreign, nil); err != nil {
 		t.Fatal(err)
 	}
-	beside(t, path)
+	beside(t, dir)
 	for file, want := range map[string]bool{left.own: false, alive.own: true, foreign: true} {
-		if _, err := os.Lstat(file); (err == nil) != want {
+		if _, err := os.Lstat(dir.Path(file)); (err == nil) != want {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
 }
 
 func TestKeepSocketName(t *testing.T) {
-	_, own := beside(t, filepath.Join(t.TempDir(), "s"))
+	_, own := beside(t, privatedirtest.Open(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	leads := false

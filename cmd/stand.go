@@ -12,10 +12,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// epochName is the file in the fleet's directory that keeps the epoch of a
-// coordinator that no election calls.
-const epochName = "epoch"
-
 // stand makes the coordinator's part in who leads: by fleet.etcd, or alone.
 func (l *leading) stand(cfg *config.Config, part Part) error {
 	host, _ := os.Hostname() // empty: it only shows
@@ -30,8 +26,8 @@ func (l *leading) stand(cfg *config.Config, part Part) error {
 		}
 		o.Address, o.Election = advertised(cfg), e
 	} else {
-		o.Address = "unix:" + part.Dir.Path(linkName)
-		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, part.Dir.Path(epochName))
+		o.Address = "unix:" + part.Dir.SocketPath(linkName)
+		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, part.Dir)
 		o.Election, o.Succeed = e, e.Succeed
 		l.succeed = e.Succeed
 	}

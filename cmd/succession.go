@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -16,20 +17,21 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // succession is a process's place between its predecessor and its successor: it
 // takes over from the one, and is taken over from by the other.
 type succession struct {
-	dir   handover.Dir
+	dir   *privatedir.Dir
 	log   *slog.Logger
 	taken *handover.Taken // nil: nobody was there to take over from
 
 	mu      sync.Mutex
-	lock    *handover.Lock // guarded by mu; nil: not in office
-	serving bool           // the control socket is served; guarded by mu
-	heir    *exec.Cmd      // the successor that SIGUSR2 started and that is not ready; guarded by mu
-	retired *handover.Lock // held until the process ends; guarded by mu
+	lock    *privatedir.Lock // guarded by mu; nil: not in office
+	serving bool             // the control socket is served; guarded by mu
+	heir    *exec.Cmd        // the successor that SIGUSR2 started and that is not ready; guarded by mu
+	retired *privatedir.Lock // held until the process ends; guarded by mu
 }
 
 // officeLock is held by the process that serves a configuration, alone or by its
@@ -43,19 +45,36 @@ const refreshEvery = time.Hour
 // errRetired is the end of a process that has a successor.
 var errRetired = errors.New("a successor has taken over")
 
-// fleetDir is the directory in which the processes of a configuration file meet.
-func fleetDir(cfg *config.Config, path string) (handover.Dir, error) {
-	dir := handover.Dir(cfg.Fleet.Dir)
-	if dir == "" {
+// fleetDir opens the folder in which the processes of a configuration file meet. The
+// caller closes it.
+func fleetDir(cfg *config.Config, path string) (*privatedir.Dir, error) {
+	name := cfg.Fleet.Dir
+	if name == "" {
 		var err error
-		if dir, err = handover.DefaultDir(path); err != nil {
-			return "", err
+		if name, err = defaultFleetDir(path); err != nil {
+			return nil, fmt.Errorf("fleet.dir: %w", err)
 		}
 	}
-	if err := dir.Open(); err != nil {
-		return "", fmt.Errorf("fleet.dir: %w", err)
+	dir, err := privatedir.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("fleet.dir: %w", err)
 	}
 	return dir, nil
+}
+
+// defaultFleetDir is the folder of a configuration file: the same for all processes of
+// this user that name the same file, whatever path they use, and no other file's.
+func defaultFleetDir(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		path = filepath.Join(real, filepath.Base(path))
+	}
+	h := fnv.New64a()
+	h.Write([]byte(path))
+	return filepath.Join(privatedir.Runtime(), fmt.Sprintf("%016x", h.Sum64())), nil
 }
 
 // begin takes the sockets of a predecessor if takeover is asked for, or else the
@@ -89,10 +108,10 @@ func (s *succession) sockets() []handover.Socket {
 	return s.taken.Sockets
 }
 
-// home is the directory of the process, "" for none.
-func (s *succession) home() handover.Dir {
+// home is the folder of the process, nil for none.
+func (s *succession) home() *privatedir.Dir {
 	if s == nil {
-		return ""
+		return nil
 	}
 	return s.dir
 }
@@ -101,6 +120,15 @@ func (s *succession) home() handover.Dir {
 func (s *succession) abandon() {
 	if s != nil && s.taken != nil {
 		_ = s.taken.Close() // it may have been before
+	}
+}
+
+// close ends the part of this process: a predecessor that has not been told otherwise
+// goes on.
+func (s *succession) close() {
+	if s != nil {
+		s.abandon()
+		s.dir.Close()
 	}
 }
 
@@ -122,7 +150,7 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 	}
 	for s.lock == nil {
 		lock, err := s.dir.TryLock(officeLock)
-		var locked *handover.LockedError
+		var locked *privatedir.LockedError
 		if err != nil && !errors.As(err, &locked) {
 			s.log.Warn("this process cannot be taken over from", "error", err)
 			return nil
@@ -209,16 +237,18 @@ func (s *succession) forward(sig os.Signal) {
 	if s == nil {
 		return
 	}
-	names, _ := filepath.Glob(s.dir.Path("retired-*.lock")) // the pattern is good
-	for _, path := range names {
-		name := filepath.Base(path)
+	names, err := s.dir.Names("retired-", ".lock")
+	if err != nil {
+		s.log.Warn("no signal could be sent to processes that were taken over from", "error", err)
+	}
+	for _, name := range names {
 		lock, err := s.dir.TryLock(name)
 		if err == nil { // it has ended
-			_ = os.Remove(path)
+			_ = s.dir.Remove(name)
 			lock.Unlock()
 			continue
 		}
-		var locked *handover.LockedError
+		var locked *privatedir.LockedError
 		if errors.As(err, &locked) && locked.Holder.PID > 0 && locked.Holder.PID != os.Getpid() {
 			s.signal(locked.Holder.PID, sig)
 		}

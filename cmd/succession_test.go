@@ -4,17 +4,18 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // TestRefresh: the office's lock is made new from time to time.
 func TestRefresh(t *testing.T) {
-	dir := handover.Dir(t.TempDir())
+	dir := privatedirtest.Open(t)
 	lock, err := dir.TryLock(officeLock)
 	if err != nil {
 		t.Fatal(err)
@@ -39,4 +40,24 @@ func TestRefresh(t *testing.T) {
 		cancel()
 		refreshing.Wait()
 	})
+}
+
+func TestDefaultFleetDir(t *testing.T) {
+	base := t.TempDir()
+	if err := os.Symlink(base, base+"-link"); err != nil {
+		t.Fatal(err)
+	}
+	one, err := defaultFleetDir(filepath.Join(base, "config.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, same := range map[string]bool{
+		filepath.Join(base, "x", "..", "config.toml"): true,
+		filepath.Join(base+"-link", "config.toml"):    true,
+		filepath.Join(base, "other.toml"):             false,
+	} {
+		if other, err := defaultFleetDir(path); err != nil || (other == one) != same {
+			t.Errorf("%s: %s, %v; the other is %s", path, other, err, one)
+		}
+	}
 }

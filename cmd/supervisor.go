@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 const (
@@ -30,7 +31,7 @@ type supervisor struct {
 	app        *app
 	path       string // of the configuration
 	log        *slog.Logger
-	dir        handover.Dir
+	dir        *privatedir.Dir
 	succession *succession
 	sockets    []handover.Socket // that children inherit
 	posts      []*post
@@ -53,13 +54,14 @@ func (a *app) supervise(cfg *config.Config, path string, takeover bool, log *slo
 	if err != nil {
 		return failed(err)
 	}
+	defer dir.Close()
 	s := &supervisor{
 		app: a, path: path, log: log.With("role", "supervisor"), dir: dir, cfg: cfg,
 		exits: make(chan exited), calls: make(chan func()),
 	}
 	s.succession = &succession{dir: dir, log: s.log}
 	if err := s.succession.begin(takeover); err != nil {
-		var locked *handover.LockedError
+		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {
 			err = fmt.Errorf("process %d runs this configuration; pdproxy run %s replaces it", locked.Holder.PID, takeoverFlag)
 		}

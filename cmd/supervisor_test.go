@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // newFleet is a supervisor whose posts are filled with processes that only wait.
 func newFleet(t *testing.T, roles ...Role) *supervisor {
 	t.Helper()
 	cfg := config.Default()
-	s := &supervisor{app: &app{}, log: slog.New(slog.DiscardHandler), dir: handover.Dir(t.TempDir()), cfg: &cfg, exits: make(chan exited)}
+	s := &supervisor{app: &app{}, log: slog.New(slog.DiscardHandler), dir: privatedirtest.Open(t), cfg: &cfg, exits: make(chan exited)}
 	for slot, role := range roles {
 		s.posts = append(s.posts, &post{role: role, process: waiting(t, role, slot)})
 	}

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	_ "embed"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -39,12 +40,22 @@ func readVersion() versionInfo {
 	return v
 }
 
+// thirdParty lists the modules that are linked in, with the texts of their licences.
+//
+//go:embed THIRD_PARTY_NOTICES.md
+var thirdParty string
+
 func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
+	licenses := false
+	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print version, ABI versions, Go and commit",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if licenses {
+				_, err := fmt.Fprint(a.out, thirdParty)
+				return err
+			}
 			v := readVersion()
 			if a.json {
 				return a.printJSON(v)
@@ -53,4 +64,6 @@ func (a *app) versionCommand() *cobra.Command {
 			return nil
 		},
 	}
+	c.Flags().BoolVar(&licenses, "licenses", false, "print the modules of others that the program contains, with the texts of their licences")
+	return c
 }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // connectors are the protocols whose legs run on two engines.
@@ -70,7 +70,7 @@ type fleet struct {
 	workers   []*process // none in single mode
 	cfg       config.Config
 	log       io.Writer
-	dir       handover.Dir
+	dir       *privatedir.Dir
 	url       string // of which the client's requests go to all workers in turn
 	client    *http.Client
 	drained   bool // the test has stopped the proxy itself

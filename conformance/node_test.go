@@ -22,7 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // The modes in which a proxy is tested. What it answers and counts is the same in
@@ -140,7 +140,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 		f.front = startProcess(f.t, &f.cfg, log, cmd.Part{})
 		entries = []string{f.front.URL()}
 	default:
-		f.dir = fleetDir(f.t)
+		f.dir = privatedirtest.Open(f.t)
 		f.cfg.Fleet.Workers = cmp.Or(f.size, workers)
 		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
 		if f.mode == modeHosts {
@@ -161,17 +161,6 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	f.url = entries[0]
 	f.client = &http.Client{Transport: &spread{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, url: f.url, entries: entries}}
 	f.t.Cleanup(f.close)
-}
-
-// fleetDir is a directory whose name is short enough for a Unix socket.
-func fleetDir(t *testing.T) handover.Dir {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pdproxy-test-") //nolint:usetesting // t.TempDir has the test's name in it
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return handover.Dir(dir)
 }
 
 // startCoordinator starts that of a fleet: its admin address is the proxy's. One
@@ -197,7 +186,7 @@ func (f *fleet) startWorker(slot int) *process {
 	}
 	cfg, dir := f.cfg, f.dir
 	if f.mode == modeHosts { // which knows the other host by its address alone
-		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", fleetDir(f.t)
+		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", privatedirtest.Open(f.t)
 	}
 	return startProcess(f.t, &cfg, f.log, cmd.Part{Role: cmd.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
 }

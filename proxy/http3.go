@@ -14,6 +14,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // quicBuffer is the socket buffer that quic-go asks for (sys_conn_buffers.go).
@@ -42,8 +43,8 @@ const (
 )
 
 // listenQUIC opens the UDP socket, which processes of the directory lanes share
-// unless that is "". 0-RTT stays off: a replayed POST would generate twice.
-func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes string, places *connections, log *slog.Logger) (*quicFront, error) {
+// unless that is nil. 0-RTT stays off: a replayed POST would generate twice.
+func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes *privatedir.Dir, places *connections, log *slog.Logger) (*quicFront, error) {
 	q := new(quicFront)
 	if err := q.open(lanes, cfg.Server.HTTP3, &h); err != nil {
 		return nil, err
@@ -75,8 +76,8 @@ func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.C
 }
 
 // open opens the UDP socket. A lane counts the requests of h.
-func (q *quicFront) open(lanes, address string, h *http.Handler) error {
-	if lanes == "" {
+func (q *quicFront) open(lanes *privatedir.Dir, address string, h *http.Handler) error {
+	if lanes == nil {
 		addr, err := net.ResolveUDPAddr("udp", address)
 		if err != nil {
 			return err

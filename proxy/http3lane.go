@@ -10,6 +10,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
 
@@ -47,7 +48,7 @@ type quicLane struct {
 // openLane opens addr next to the other lanes of dir. From then on it forwards
 // their packets, until close, once its transport listens; only conn.Serve makes it
 // answer new clients.
-func openLane(dir, addr string) (*quicLane, error) {
+func openLane(dir *privatedir.Dir, addr string) (*quicLane, error) {
 	l := &quicLane{taken: make(chan struct{})}
 	var err error
 	if l.conn, err = quiclane.Listen(dir, addr); err != nil {

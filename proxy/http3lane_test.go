@@ -19,6 +19,8 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
 
@@ -26,7 +28,7 @@ import (
 type port struct {
 	t     *testing.T
 	certs *Certs
-	lanes string
+	lanes *privatedir.Dir
 	addr  string // of all worlds but the first
 }
 
@@ -35,7 +37,7 @@ func newPort(t *testing.T) *port {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &port{t: t, certs: certs, lanes: t.TempDir(), addr: anyPort}
+	return &port{t: t, certs: certs, lanes: privatedirtest.Open(t), addr: anyPort}
 }
 
 const anyPort = "127.0.0.1:0"

@@ -16,6 +16,8 @@ import (
 // not a file, such as a pipe, is written to as it is.
 func openRecording(path string) (*os.File, error) {
 	for range 10 { // others may do the same now
+		// The operator names the file, which may be a link: O_NOFOLLOW is for names that
+		// others can guess.
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return nil, err

@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -50,8 +51,8 @@ type Deps struct {
 	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *Recorder // nil: nothing is recorded
 	// Lanes is the directory in which processes meet that share the UDP port of
-	// HTTP/3: those of a fleet, or one and its successor. "": nobody shares it.
-	Lanes   string
+	// HTTP/3: those of a fleet, or one and its successor. nil: nobody shares it.
+	Lanes   *privatedir.Dir
 	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string

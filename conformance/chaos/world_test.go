@@ -24,7 +24,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -51,7 +52,7 @@ type world struct {
 type proxy struct {
 	*process
 	host   *host
-	dir    handover.Dir
+	dir    *privatedir.Dir
 	admin  surface.Admin
 	listen string // of the coordinator
 	config string // the file's path
@@ -211,10 +212,10 @@ lease = "2s"
 
 func (w *world) proxy(h *host, token, engines string) *proxy {
 	w.t.Helper()
-	p := &proxy{host: h, dir: handover.Dir(filepath.Join(w.t.TempDir(), "run")), listen: h.ip + ":8331"}
+	p := &proxy{host: h, dir: privatedirtest.Open(w.t), listen: h.ip + ":8331"}
 	w.t.Cleanup(func() { p.end(w.t) })
 	p.config = filepath.Join(w.t.TempDir(), "config.toml")
-	text := fmt.Sprintf(configuration, h.ip, token, string(p.dir), w.etcd.url, probed) + engines
+	text := fmt.Sprintf(configuration, h.ip, token, p.dir.Name(), w.etcd.url, probed) + engines
 	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -38,7 +39,7 @@ func TestIDsOfAFleetAreUnique(t *testing.T) {
 		}
 	}
 	t.Run("file", func(t *testing.T) {
-		dir := t.TempDir()
+		dir := privatedirtest.Open(t)
 		f := newIDFleet(t, total, func() idStore {
 			return idStore{Store: idstore.NewFile(dir, disaggid.Block{Node: 9, Lines: 64}), lose: func() {}, end: func() {}}
 		})

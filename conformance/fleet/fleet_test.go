@@ -21,7 +21,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // fleet is engines, a coordinator and workers, each a node of its own in this
@@ -29,7 +30,7 @@ import (
 type fleet struct {
 	t           *testing.T
 	cfg         config.Config
-	dir         handover.Dir
+	dir         *privatedir.Dir
 	client      *http.Client
 	engines     []*enginesim.Engine
 	alone       *enginesim.Engine
@@ -51,7 +52,7 @@ type node struct {
 // configuration of its nodes.
 func bare(t *testing.T, connector string, workers int) *fleet {
 	t.Helper()
-	f := &fleet{t: t, cfg: config.Default(), dir: handover.Dir(t.TempDir()), client: &http.Client{Transport: &http.Transport{}}, goroutines: runtime.NumGoroutine()}
+	f := &fleet{t: t, cfg: config.Default(), dir: privatedirtest.Open(t), client: &http.Client{Transport: &http.Transport{}}, goroutines: runtime.NumGoroutine()}
 	f.cfg.Server.Listen, f.cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	f.cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
 	f.cfg.Health.Interval, f.cfg.Health.Timeout = config.Duration(100*time.Millisecond), config.Duration(2*time.Second)

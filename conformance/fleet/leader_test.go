@@ -24,7 +24,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // asCoordinator is the variable of the environment that names the file by which
@@ -41,9 +42,13 @@ func TestMain(m *testing.M) {
 	if err == nil {
 		err = gob.NewDecoder(bytes.NewReader(data)).Decode(&cfg)
 	}
+	var dir *privatedir.Dir
+	if err == nil {
+		dir, err = privatedir.OpenExisting(filepath.Dir(path))
+	}
 	if err == nil {
 		var n *cmd.Node
-		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.Part{Role: cmd.RoleCoordinator, Dir: handover.Dir(filepath.Dir(path))}); err == nil {
+		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.Part{Role: cmd.RoleCoordinator, Dir: dir}); err == nil {
 			err = n.Serve(context.Background())
 		}
 	}
@@ -55,7 +60,7 @@ func TestMain(m *testing.M) {
 type host struct {
 	f      *fleet
 	cfg    config.Config // of the coordinator
-	dir    handover.Dir
+	dir    *privatedir.Dir
 	admin  surface.Admin // of the coordinator
 	worker *node
 	log    bytes.Buffer
@@ -66,7 +71,7 @@ type host struct {
 // another. Its coordinator is a process.
 func (f *fleet) host(coordinator, worker *testbed.Wire) *host {
 	f.t.Helper()
-	h := &host{f: f, dir: handover.Dir(f.t.TempDir())}
+	h := &host{f: f, dir: privatedirtest.Open(f.t)}
 	f.dir = h.dir
 	f.cfg.Fleet.Listen = testbed.FreeAddr(f.t)
 	f.cfg.Fleet.Etcd.Lease = config.Duration(2 * time.Second)

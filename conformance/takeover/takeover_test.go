@@ -15,7 +15,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // patience bounds every wait for a condition; it is not a claim about speed.
@@ -52,7 +53,7 @@ type world struct {
 	t       *testing.T
 	engines []*enginesim.Engine
 	alone   *enginesim.Engine // says what the right text is
-	dir     handover.Dir
+	dir     *privatedir.Dir
 	config  string
 	addr    string // of clients
 	admin   string
@@ -81,7 +82,7 @@ func newWorld(t *testing.T, tls bool, workers int) *world {
 func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine, alone *enginesim.Engine, keys string) *world {
 	t.Helper()
 	w := &world{
-		t: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run")), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t),
+		t: t, dir: privatedirtest.Open(t), addr: testbed.FreeAddr(t), admin: testbed.FreeAddr(t),
 		engines: engines, alone: alone,
 	}
 	var text bytes.Buffer
@@ -89,7 +90,7 @@ func newWorldOf(t *testing.T, tls bool, workers int, engines []*enginesim.Engine
 	if tls { // with HTTP/3 on the same number
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", w.addr)
 	}
-	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, workers, w.dir, keys)
+	fmt.Fprintf(&text, "[admin]\nlisten = %q\n[health]\ninterval = \"200ms\"\ntimeout = \"10s\"\n[fleet]\nworkers = %d\ndir = %q\n%s", w.admin, workers, w.dir.Name(), keys)
 	w.config = filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(w.config, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)

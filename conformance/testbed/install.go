@@ -16,7 +16,7 @@ func Install(have func() error, packages ...string) error {
 	if have() == nil {
 		return nil
 	}
-	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "pdproxy-apt.lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "pdproxy-apt.lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}

@@ -204,8 +204,11 @@ type Fleet struct {
 	// coordinator, host:port or unix:path. Default "": Listen.
 	Advertise string `toml:"advertise"`
 	// Dir is the directory, of mode 0700, in which the processes of this
-	// configuration meet: sockets and locks. Default "": one below the
-	// temporary directory, by the user and the path of the configuration file.
+	// configuration meet: sockets and locks. It must belong to the user of the
+	// processes, and only root and that user may be able to write to the folders
+	// above, unless they have the sticky bit. Default "": one by the path of the
+	// configuration file, below pdproxy in $XDG_RUNTIME_DIR, below /run/pdproxy, or
+	// below pdproxy-UID in the temporary directory; see privatedir.Runtime.
 	Dir string `toml:"dir"`
 	// TLS is certificates for Listen and Coordinator.
 	TLS FleetTLS `toml:"tls"`

@@ -15,12 +15,15 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // office is a process that can be taken over from.
 type office struct {
 	t        *testing.T
-	dir      Dir
+	dir      *privatedir.Dir
 	listener net.Listener
 	released chan int
 	served   chan error
@@ -28,16 +31,7 @@ type office struct {
 	cancel   context.CancelCauseFunc
 }
 
-func openDir(t *testing.T) Dir {
-	t.Helper()
-	d := Dir(filepath.Join(t.TempDir(), "run"))
-	if err := d.Open(); err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func startOffice(t *testing.T, d Dir, copiesOnly bool) *office {
+func startOffice(t *testing.T, d *privatedir.Dir, copiesOnly bool) *office {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -105,7 +99,7 @@ func answersOn(t *testing.T, l net.Listener, addr string) {
 }
 
 func TestTakeOver(t *testing.T) {
-	o := startOffice(t, openDir(t), false)
+	o := startOffice(t, privatedirtest.Open(t), false)
 	addr := o.listener.Addr().String()
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
@@ -154,7 +148,7 @@ func TestTakeOver(t *testing.T) {
 // Who comes while a successor is starting is told so; when that gives up, the next
 // one may.
 func TestOneAtATime(t *testing.T) {
-	o := startOffice(t, openDir(t), false)
+	o := startOffice(t, privatedirtest.Open(t), false)
 	first, err := Take(t.Context(), o.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +174,7 @@ func TestOneAtATime(t *testing.T) {
 }
 
 func TestWithdrawn(t *testing.T) {
-	o := startOffice(t, openDir(t), false)
+	o := startOffice(t, privatedirtest.Open(t), false)
 	taken, err := Take(t.Context(), o.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +190,7 @@ func TestWithdrawn(t *testing.T) {
 }
 
 func TestCopy(t *testing.T) {
-	o := startOffice(t, openDir(t), true)
+	o := startOffice(t, privatedirtest.Open(t), true)
 	for range 3 {
 		offer, err := Copy(t.Context(), o.dir, Control)
 		if err != nil {
@@ -223,7 +217,7 @@ func TestGarbage(t *testing.T) {
 	frame := func(body string) string {
 		return string(binary.BigEndian.AppendUint32(nil, uint32(len(body)))) + body
 	}
-	o := startOffice(t, openDir(t), false)
+	o := startOffice(t, privatedirtest.Open(t), false)
 	for name, said := range map[string]string{
 		"nothing":          "",
 		"half a length":    "\x00\x00",
@@ -237,7 +231,7 @@ func TestGarbage(t *testing.T) {
 		"HTTP":             "GET / HTTP/1.1\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := net.Dial("unix", o.dir.Path(Control))
+			c, err := o.dir.Dial(t.Context(), "unix", Control)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // startLimit is how long a successor may take from its offer until it is ready.
@@ -28,19 +30,19 @@ const Control = "control.sock"
 // Listen opens a control socket in the place of that of a process which has
 // ended, or has been taken over from. The caller holds a lock that says so. It
 // starts nothing.
-func Listen(dir Dir, name string, log *slog.Logger) (*Server, error) {
-	// Under another name first: whoever dials finds a socket that is served.
-	aside := dir.Path(fmt.Sprintf("%s.%d", name, os.Getpid()))
-	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
+	// Under another name first, so that a process which dials finds a socket that is
+	// served.
+	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
+	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: aside, Net: "unix"})
+	l, err := dir.ListenUnix(aside)
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // a successor's has the name by then
-	if err := os.Rename(aside, dir.Path(name)); err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(aside))
+	if err := dir.Rename(aside, name); err != nil {
+		return nil, errors.Join(err, l.Close(), dir.Remove(aside))
 	}
 	s := &Server{listener: l, log: log, starting: make(chan struct{}, 1)}
 	s.starting <- struct{}{}

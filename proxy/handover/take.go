@@ -9,6 +9,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // Taken is what a successor has been given, until it is Ready or Closed.
@@ -20,22 +22,25 @@ type Taken struct {
 
 // Take asks the process that serves the control socket for its sockets, which
 // are the caller's to close. The predecessor goes on until Ready.
-func Take(ctx context.Context, dir Dir) (*Taken, error) { return ask(ctx, dir.Path(Control), sayHello) }
+func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
+	return ask(ctx, dir, Control, sayHello)
+}
 
 // Copy asks the process that serves a socket of that name for its sockets, which
 // are the caller's to close, and changes nothing. The error is ErrNobody when no
 // process does.
-func Copy(ctx context.Context, dir Dir, name string) (Offer, error) {
-	t, err := ask(ctx, dir.Path(name), sayCopy)
+func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
+	t, err := ask(ctx, dir, name, sayCopy)
 	if err != nil {
 		return Offer{}, err
 	}
 	return t.Offer, t.Close()
 }
 
-func ask(ctx context.Context, path, what string) (*Taken, error) {
-	dialer := net.Dialer{Timeout: patience}
-	conn, err := dialer.DialContext(ctx, "unix", path)
+func ask(ctx context.Context, dir *privatedir.Dir, name, what string) (*Taken, error) {
+	dialling, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := dir.Dial(dialling, "unix", name)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, ErrNobody
 	}

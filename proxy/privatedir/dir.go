@@ -30,12 +30,12 @@ type Dir struct {
 }
 
 // Open opens a folder that belongs to this process's user and has mode 0700. Open
-// makes the folder, and the one above it, if they are missing. Every folder above must
+// makes the folder, and up to two above it, if they are missing. Every folder above must
 // belong to root or to the user, and others may write to it only if it has the sticky
 // bit. The last component of the path must not be a symbolic link; the other ones may
 // be links that belong to root or to the user. The error is *UnsafeError if another
 // user could change the folder. The caller closes the folder.
-func Open(path string) (*Dir, error) { return open(path, 2) }
+func Open(path string) (*Dir, error) { return open(path, 3) }
 
 // OpenExisting is Open without making anything. A folder that is missing is an
 // fs.ErrNotExist.
@@ -59,6 +59,9 @@ func open(path string, missing int) (*Dir, error) {
 // for other processes, which open the folder themselves.
 func (d *Dir) Name() string { return d.path }
 
+// Path returns the path of a file of the folder, for messages and for other processes.
+func (d *Dir) Path(name string) string { return filepath.Join(d.path, name) }
+
 // Close closes the folder. Files and sockets of the folder stay open. nil is allowed.
 func (d *Dir) Close() error {
 	if d == nil {
@@ -79,6 +82,9 @@ func (d *Dir) do(op, name string, f func(fd int) error) error {
 	again := func(fd uintptr) {
 		for err = f(int(fd)); errors.Is(err, unix.EINTR); err = f(int(fd)) {
 		}
+		if errors.Is(err, unix.ENOENT) && d.reopen(int(fd)) {
+			err = f(int(fd))
+		}
 	}
 	if conn.Control(again) != nil {
 		err = os.ErrClosed
@@ -89,7 +95,22 @@ func (d *Dir) do(op, name string, f func(fd int) error) error {
 	if errors.Is(err, unix.ELOOP) {
 		err = errLink
 	}
-	return &os.PathError{Op: op, Path: filepath.Join(d.path, name), Err: err}
+	return &os.PathError{Op: op, Path: d.Path(name), Err: err}
+}
+
+// reopen opens the folder again, with all checks, if it was removed and another one has
+// been made in its place. The descriptor keeps its number.
+func (d *Dir) reopen(fd int) bool {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Nlink > 0 {
+		return false
+	}
+	f, err := openFolder(d.path, 0, unix.O_RDONLY, checkOwn)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return replaceDescriptor(int(f.Fd()), fd) == nil
 }
 
 // errLink is the error for a file that is a symbolic link.
@@ -108,8 +129,11 @@ func (d *Dir) OpenFile(name string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(d.path, name)
-	if err = checkFile(fd, path, flag); err == nil {
+	path := d.Path(name)
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err != nil {
+		err = &os.PathError{Op: "stat", Path: path, Err: err}
+	} else if err = checkFile(&st, path, flag); err == nil {
 		err = unix.SetNonblock(fd, false)
 	}
 	if err == nil && flag&os.O_TRUNC != 0 {
@@ -122,21 +146,18 @@ func (d *Dir) OpenFile(name string, flag int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-func checkFile(fd int, path string, flag int) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: path, Err: err}
-	}
+// checkFile checks a file that is opened with a flag.
+func checkFile(st *unix.Stat_t, path string, flag int) error {
 	const remedy = "remove the file"
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return unsafe(path, &st, "is not a regular file", remedy)
+		return unsafe(path, st, "is not a regular file", remedy)
 	case int(st.Uid) != os.Geteuid():
-		return unsafe(path, &st, fmt.Sprintf("does not belong to user %d", os.Geteuid()), remedy)
+		return unsafe(path, st, fmt.Sprintf("does not belong to user %d", os.Geteuid()), remedy)
 	case st.Mode&0o022 != 0:
-		return unsafe(path, &st, "can be changed by other users", remedy)
+		return unsafe(path, st, "can be changed by other users", remedy)
 	case flag&unix.O_ACCMODE != unix.O_RDONLY && st.Nlink > 1:
-		return unsafe(path, &st, "has more than one name", remedy)
+		return unsafe(path, st, "has more than one name", remedy)
 	}
 	return nil
 }
@@ -239,7 +260,10 @@ func (d *Dir) Readlink(name string) (string, error) {
 		n, err = unix.Readlinkat(fd, name, buf)
 		return err
 	})
-	return string(buf[:n]), err
+	if err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
 }
 
 // Names returns the sorted names of all entries that begin with prefix and end with

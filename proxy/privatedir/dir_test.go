@@ -59,8 +59,8 @@ func TestOpenRefuses(t *testing.T) {
 		owner string // of the folder or link that the error names
 	}{
 		{name: "new", setup: steps(), path: "new"},
-		{name: "new, with the one above", setup: steps(), path: "new2/run"},
-		{name: "two are missing above", setup: steps(), path: "a/b/c", want: "no such file"},
+		{name: "new, with the one above", setup: steps(), path: "new2/above/run"},
+		{name: "three are missing above", setup: steps(), path: "a/b/c/d", want: "no such file"},
 		{name: "own", setup: mkdir("own", 0o700), path: "own"},
 		{name: "others read", setup: mkdir("read", 0o755), path: "read", want: "read is open to other users"},
 		{name: "group reads", setup: mkdir("group", 0o740), path: "group", want: "group is open to other users"},
@@ -148,6 +148,9 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if to, err := d.Readlink("link"); to != "c" || err != nil {
+		t.Error(to, err)
+	}
+	if to, err := d.Readlink("missing"); to != "" || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(to, err)
 	}
 	if names, err := d.Names("", ""); !slices.Equal(names, []string{"a", "c", "link"}) || err != nil {
@@ -271,6 +274,33 @@ func TestDescriptor(t *testing.T) {
 	}
 	defer l.Close()
 	if _, err := os.Stat(filepath.Join(moved, "s")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReopen: a folder that was removed and made again is used again, if it is safe.
+func TestReopen(t *testing.T) {
+	d := openDir(t)
+	path := d.SocketPath("f")
+	if err := os.RemoveAll(d.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.WriteFile("f", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Mkdir(d.Name(), 0o700), os.Chmod(d.Name(), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.WriteFile("f", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Chmod(d.Name(), 0o700), d.WriteFile("f", nil)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(d.Path("f")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); err != nil {
 		t.Error(err)
 	}
 }

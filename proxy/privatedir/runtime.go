@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // systemRuntime is where services keep their sockets and locks.
@@ -27,11 +29,8 @@ func runtimeBelow(system string) string {
 		}
 	}
 	service := filepath.Join(system, name)
-	if os.Geteuid() == 0 {
-		if info, err := os.Stat(system); err == nil && info.IsDir() {
-			return service
-		}
-	} else if ownFolder(service) {
+	rootCanMakeIt := os.Geteuid() == 0 && unix.Access(system, unix.W_OK) == nil // not where it is read-only
+	if rootCanMakeIt || ownFolder(service) {
 		return service
 	}
 	return filepath.Join(os.TempDir(), name+"-"+strconv.Itoa(os.Geteuid()))

@@ -32,7 +32,7 @@ func (d *Dir) SocketPath(name string) string {
 	if d.proc != "" {
 		return filepath.Join(d.proc, name)
 	}
-	return filepath.Join(d.path, name)
+	return d.Path(name)
 }
 
 // ListenUnix opens a socket of the folder, with mode 0600. Closing the listener leaves

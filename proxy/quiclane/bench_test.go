@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/ipv4"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // BenchmarkReadBatch is what the lane adds to reading one's own packets, eight at a
@@ -14,7 +16,7 @@ func BenchmarkReadBatch(b *testing.B) {
 	type reader interface {
 		ReadBatch([]ipv4.Message, int) (int, error)
 	}
-	c, err := Listen(b.TempDir(), "127.0.0.1:0")
+	c, err := Listen(privatedirtest.Open(b), "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -58,7 +60,7 @@ func BenchmarkReadBatch(b *testing.B) {
 // BenchmarkForward is what eight packets of another lane cost both processes: two
 // system calls, two copies, and the reader's waking.
 func BenchmarkForward(b *testing.B) {
-	dir := b.TempDir()
+	dir := privatedirtest.Open(b)
 	from, err := Listen(dir, "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"github.com/quic-go/quic-go"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 // Conn is a UDP socket of a shared port together with a lane. It is read as
@@ -51,7 +53,7 @@ var (
 // is refused. From then on the kernel deals packets of running connections of
 // theirs here too, so that the transport's reading and Run must begin at once. New
 // clients go to lanes that serve, if there are any, until Serve.
-func Listen(dir, addr string) (*Conn, error) {
+func Listen(dir *privatedir.Dir, addr string) (*Conn, error) {
 	l, err := takeLane(dir)
 	if err != nil {
 		return nil, err

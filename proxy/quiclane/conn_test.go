@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // member is a Conn of a port with its reader.
@@ -22,7 +25,7 @@ type member struct {
 }
 
 // join opens a lane of dir on addr, reads it and makes it serve.
-func join(t *testing.T, dir, addr string) *member {
+func join(t *testing.T, dir *privatedir.Dir, addr string) *member {
 	t.Helper()
 	m := start(t, dir, addr)
 	if err := m.Serve(); err != nil {
@@ -32,7 +35,7 @@ func join(t *testing.T, dir, addr string) *member {
 }
 
 // start is join of a lane that does not serve yet.
-func start(t *testing.T, dir, addr string) *member {
+func start(t *testing.T, dir *privatedir.Dir, addr string) *member {
 	t.Helper()
 	c, err := Listen(dir, addr)
 	if err != nil {
@@ -98,7 +101,7 @@ func client(t *testing.T, to net.Addr) *net.UDPConn {
 // A packet reaches the lane of its id whichever socket the kernel chose, once and
 // with its source; packets of new clients stay where they came.
 func TestForwarding(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	members := []*member{join(t, dir, "127.0.0.1:0")}
 	addr := members[0].LocalAddr().String()
 	members = append(members, join(t, dir, addr), join(t, dir, addr))
@@ -135,7 +138,7 @@ func TestForwarding(t *testing.T) {
 
 // A packet of a lane that nobody has stays where it came: quic-go resets it.
 func TestGoneLane(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a := join(t, dir, "127.0.0.1:0")
 	b := join(t, dir, a.LocalAddr().String())
 	c := client(t, a.LocalAddr())
@@ -161,7 +164,7 @@ func (m *member) inletDies(t *testing.T) {
 		m.running.Wait()
 		m.lane.lock.Close()
 	})
-	if _, err := os.Stat(sockPath(m.lane.dir, m.lane.number)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(m.lane.dir.Path(sockName(m.lane.number))); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -170,7 +173,7 @@ func (m *member) inletDies(t *testing.T) {
 // to one heir; those that it knows stay. A second one that begins to drain hands
 // on what it gets.
 func TestDrain(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a := join(t, dir, "127.0.0.1:0")
 	addr := a.LocalAddr().String()
 	known := client(t, a.LocalAddr())
@@ -222,7 +225,7 @@ func TestDrain(t *testing.T) {
 // A lane that does not serve yet hands new clients to one that does, and keeps those
 // that nobody takes.
 func TestStart(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a := start(t, dir, "127.0.0.1:0")
 	send := func(id byte) {
 		t.Helper()
@@ -259,9 +262,9 @@ func TestStart(t *testing.T) {
 // quic-go's deadline ends a reader however busy the inbox is.
 func TestReaderEnds(t *testing.T) {
 	for range 50 {
-		dir := t.TempDir()
+		dir := privatedirtest.Open(t)
 		a := join(t, dir, "127.0.0.1:0")
-		to, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: sockPath(dir, 0), Net: "unixgram"})
+		to, err := dir.Dial(t.Context(), "unixgram", sockName(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -278,9 +281,9 @@ func TestReaderEnds(t *testing.T) {
 
 // Garbage on the lane's socket is dropped and ends nothing.
 func TestGarbage(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a := join(t, dir, "127.0.0.1:0")
-	to, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: sockPath(dir, 0), Net: "unixgram"})
+	to, err := dir.Dial(t.Context(), "unixgram", sockName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +305,7 @@ func TestGarbage(t *testing.T) {
 // A batch keeps its own packets in order, moved to the front; one that is all own
 // is not touched, and costs no memory.
 func TestSort(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a, b := join(t, dir, "127.0.0.1:0"), join(t, dir, "127.0.0.1:0")
 	c := &Conn{lane: a.lane, known: newRecent()}
 	c.out = outlet{lane: a.lane, socket: a.out.socket}
@@ -345,7 +348,7 @@ func TestSort(t *testing.T) {
 
 // What the kernel had put into a socket that closes goes to who is left.
 func TestLeave(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a := join(t, dir, "127.0.0.1:0")
 	b, err := Listen(dir, a.LocalAddr().String()) // read by nobody
 	if err != nil {
@@ -375,12 +378,16 @@ func TestLeave(t *testing.T) {
 }
 
 func TestListenFails(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	if c, err := Listen(dir, "nowhere:port"); err == nil {
 		c.Close()
 		t.Error("opened")
 	}
-	if c, err := Listen(dir+"/nowhere", "127.0.0.1:0"); err == nil {
+	removed := privatedirtest.Open(t)
+	if err := os.RemoveAll(removed.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := Listen(removed, "127.0.0.1:0"); err == nil {
 		c.Close()
 		t.Error("opened")
 	}
@@ -389,7 +396,7 @@ func TestListenFails(t *testing.T) {
 		t.Errorf("lane %d: the failed one kept its own", a.lane.number)
 	}
 	addr := a.LocalAddr().String()
-	if c, err := Listen(t.TempDir(), addr); !errors.Is(err, unix.EADDRINUSE) {
+	if c, err := Listen(privatedirtest.Open(t), addr); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port of another directory's lanes: %v, %v", c, err)
 	}
 	b := join(t, dir, addr)
@@ -400,7 +407,7 @@ func TestListenFails(t *testing.T) {
 
 // A lane that was told to drain before it served does not serve.
 func TestServeAfterDrain(t *testing.T) {
-	a := start(t, t.TempDir(), "127.0.0.1:0")
+	a := start(t, privatedirtest.Open(t), "127.0.0.1:0")
 	if err := errors.Join(a.Drain(), a.Serve()); err != nil {
 		t.Fatal(err)
 	}

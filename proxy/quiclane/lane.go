@@ -11,6 +11,7 @@
 package quiclane
 
 import (
+	"context"
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
@@ -20,12 +21,13 @@ import (
 	"iter"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/quic-go/quic-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 const (
@@ -45,7 +47,7 @@ const (
 // lane is the claim to one number of a directory, and the socket where its
 // packets are handed in.
 type lane struct {
-	dir    string
+	dir    *privatedir.Dir
 	number byte
 	port   int // of UDP; 0: not open yet
 	lock   *os.File
@@ -54,10 +56,10 @@ type lane struct {
 }
 
 // takeLane takes the lowest free lane of dir.
-func takeLane(dir string) (*lane, error) {
+func takeLane(dir *privatedir.Dir) (*lane, error) {
 	l := &lane{dir: dir}
 	var err error
-	if l.secret, err = loadSecret(filepath.Join(dir, "quic.key")); err != nil {
+	if l.secret, err = loadSecret(dir); err != nil {
 		return nil, err
 	}
 	for n := range lanes {
@@ -69,12 +71,12 @@ func takeLane(dir string) (*lane, error) {
 			return nil, fmt.Errorf("take lane %d: %w", n, err)
 		}
 	}
-	return nil, fmt.Errorf("take a lane: all %d of %s are taken", lanes, dir)
+	return nil, fmt.Errorf("take a lane: all %d of %s are taken", lanes, dir.Name())
 }
 
 // take takes the lane of l.number; the error is EWOULDBLOCK when somebody has it.
 func (l *lane) take() (err error) {
-	if l.lock, err = lockFile(lockPath(l.dir, l.number)); err != nil {
+	if l.lock, err = lockFile(l.dir, lockName(l.number)); err != nil {
 		return err
 	}
 	defer func() {
@@ -82,29 +84,29 @@ func (l *lane) take() (err error) {
 			l.lock.Close()
 		}
 	}()
-	at := &net.UnixAddr{Name: sockPath(l.dir, l.number), Net: "unixgram"}
+	name := sockName(l.number)
 	if alive(l.dir, l.number) {
 		return unix.EWOULDBLOCK // its lock was swept away with other old files
 	}
-	if err := os.Remove(at.Name); err != nil && !errors.Is(err, fs.ErrNotExist) { // a killed process leaves it
+	if err := l.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // a killed process leaves it
 		return err
 	}
-	if l.inlet, err = net.ListenUnixgram(at.Net, at); err != nil {
+	if l.inlet, err = l.dir.ListenUnixgram(name); err != nil {
 		return err
 	}
 	if err := l.say(starting); err != nil {
-		return errors.Join(err, os.Remove(at.Name), l.inlet.Close())
+		return errors.Join(err, l.dir.Remove(name), l.inlet.Close())
 	}
 	return nil
 }
 
-func lockPath(dir string, n byte) string { return filepath.Join(dir, fmt.Sprintf("lane-%d.lock", n)) }
-func sockPath(dir string, n byte) string { return filepath.Join(dir, fmt.Sprintf("lane-%d.sock", n)) }
+func lockName(n byte) string { return fmt.Sprintf("lane-%d.lock", n) }
+func sockName(n byte) string { return fmt.Sprintf("lane-%d.sock", n) }
 
 // lockFile opens the file and holds it by flock; the error is EWOULDBLOCK when
 // somebody else does.
-func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+func lockFile(dir *privatedir.Dir, name string) (*os.File, error) {
+	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
@@ -126,8 +128,8 @@ func (l *lane) say(state string) error {
 
 // state is what lane n of dir says of itself, and of which UDP port. A dead one
 // may say so still.
-func state(dir string, n byte) (state string, port int) {
-	text, err := os.ReadFile(lockPath(dir, n))
+func state(dir *privatedir.Dir, n byte) (state string, port int) {
+	text, err := dir.ReadFile(lockName(n), 64)
 	if err != nil {
 		return "", 0
 	}
@@ -144,12 +146,10 @@ func state(dir string, n byte) (state string, port int) {
 // others are the other lanes of the directory whose sockets are there.
 func (l *lane) others() iter.Seq[byte] {
 	return func(yield func(byte) bool) {
-		entries, _ := os.ReadDir(l.dir) // an error: as if there were none
-		for _, e := range entries {
-			name, isLane := strings.CutPrefix(e.Name(), "lane-")
-			name, isSock := strings.CutSuffix(name, ".sock")
-			n, err := strconv.ParseUint(name, 10, 8)
-			if isLane && isSock && err == nil && byte(n) != l.number && !yield(byte(n)) {
+		names, _ := l.dir.Names("lane-", ".sock") // an error: as if there were none
+		for _, name := range names {
+			n, err := strconv.ParseUint(name[len("lane-"):len(name)-len(".sock")], 10, 8)
+			if err == nil && byte(n) != l.number && !yield(byte(n)) {
 				return
 			}
 		}
@@ -167,8 +167,8 @@ func (l *lane) shares(port int) bool {
 }
 
 // alive reports whether somebody reads the socket of lane n of dir.
-func alive(dir string, n byte) bool {
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: sockPath(dir, n), Net: "unixgram"})
+func alive(dir *privatedir.Dir, n byte) bool {
+	c, err := dir.Dial(context.Background(), "unixgram", sockName(n))
 	if err != nil {
 		return false
 	}
@@ -179,47 +179,34 @@ func alive(dir string, n byte) bool {
 // close gives the lane back. The socket's file goes while the lock is held, so
 // that it cannot be the next holder's.
 func (l *lane) close() error {
-	err := os.Remove(sockPath(l.dir, l.number))
+	err := l.dir.Remove(sockName(l.number))
 	return errors.Join(err, l.inlet.Close(), l.lock.Close())
 }
 
+// secretFile is the name of the file with the shared secret, which has secretLen bytes.
+const (
+	secretFile = "quic.key"
+	secretLen  = 32
+)
+
 // loadSecret reads the shared secret, and makes it when there is none: of two
 // processes that do so at once, one wins and both read its.
-func loadSecret(path string) ([]byte, error) {
-	secret, err := os.ReadFile(path)
+func loadSecret(dir *privatedir.Dir) ([]byte, error) {
+	secret, err := dir.ReadFile(secretFile, secretLen)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeSecret(path); err == nil {
-			secret, err = os.ReadFile(path)
+		fresh := make([]byte, secretLen)
+		_, _ = rand.Read(fresh) // never fails
+		if err = dir.CreateFile(secretFile, fresh); err == nil || errors.Is(err, fs.ErrExist) {
+			secret, err = dir.ReadFile(secretFile, secretLen)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load the lanes' key: %w", err)
 	}
-	if len(secret) != 32 {
-		return nil, fmt.Errorf("load the lanes' key: %s has %d bytes, not 32", path, len(secret))
+	if len(secret) != secretLen {
+		return nil, fmt.Errorf("load the lanes' key: %s has %d bytes, not %d", dir.Path(secretFile), len(secret), secretLen)
 	}
 	return secret, nil
-}
-
-func makeSecret(path string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".quic.key-*") // of mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // linked, or of no use
-	var secret [32]byte
-	_, _ = rand.Read(secret[:]) // never fails
-	if _, err := f.Write(secret[:]); err != nil {
-		f.Close()
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
 }
 
 // key derives one key of the shared secret.

@@ -2,12 +2,15 @@ package quiclane
 
 import (
 	"bytes"
+	"errors"
 	"os"
-	"path/filepath"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-func openLane(t *testing.T, dir string) *lane {
+func openLane(t *testing.T, dir *privatedir.Dir) *lane {
 	t.Helper()
 	l, err := takeLane(dir)
 	if err != nil {
@@ -26,7 +29,7 @@ func (l *lane) mustClose(t *testing.T) {
 // Lanes are taken from the lowest on and come back; a file that a killed process
 // left is in nobody's way, one whose lock was swept away stays its owner's.
 func TestTakeLane(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a, b := openLane(t, dir), openLane(t, dir)
 	if a.number != 0 || b.number != 1 {
 		t.Fatalf("lanes %d and %d", a.number, b.number)
@@ -35,7 +38,7 @@ func TestTakeLane(t *testing.T) {
 	if a = openLane(t, dir); a.number != 0 {
 		t.Fatalf("lane %d, 0 is free", a.number)
 	}
-	if err := os.Remove(lockPath(dir, 0)); err != nil {
+	if err := dir.Remove(lockName(0)); err != nil {
 		t.Fatal(err)
 	}
 	c := openLane(t, dir)
@@ -50,13 +53,13 @@ func TestTakeLane(t *testing.T) {
 	for _, l := range []*lane{a, b, c} {
 		l.mustClose(t)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "*.sock")); len(left) > 0 {
+	if left, _ := dir.Names("", ".sock"); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }
 
 func TestNoFreeLane(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	for range lanes {
 		defer openLane(t, dir).mustClose(t)
 	}
@@ -67,8 +70,8 @@ func TestNoFreeLane(t *testing.T) {
 
 // All lanes of a directory have the same keys, of different directories others.
 func TestKeys(t *testing.T) {
-	dir := t.TempDir()
-	a, b, c := openLane(t, dir), openLane(t, dir), openLane(t, t.TempDir())
+	dir := privatedirtest.Open(t)
+	a, b, c := openLane(t, dir), openLane(t, dir), openLane(t, privatedirtest.Open(t))
 	defer a.mustClose(t)
 	defer b.mustClose(t)
 	defer c.mustClose(t)
@@ -82,24 +85,33 @@ func TestKeys(t *testing.T) {
 	if !bytes.Equal(key(a, "x"), key(b, "x")) || bytes.Equal(key(a, "x"), key(c, "x")) || bytes.Equal(key(a, "x"), key(a, "y")) {
 		t.Error("keys are shared by the wrong ones")
 	}
-	info, err := os.Stat(filepath.Join(dir, "quic.key"))
+	info, err := os.Stat(dir.Path(secretFile))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, ".quic*")); len(left) > 0 {
+	if left, _ := dir.Names(".quic", ""); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }
 
 func TestBadSecret(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "quic.key"), []byte("short"), 0o600); err != nil {
+	dir := privatedirtest.Open(t)
+	if err := dir.WriteFile(secretFile, []byte("short")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := takeLane(dir); err == nil {
 		t.Error("taken")
 	}
-	if _, err := takeLane(filepath.Join(dir, "nowhere")); err == nil {
+	if err := errors.Join(dir.Remove(secretFile), os.Symlink("/dev/zero", dir.Path(secretFile))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := takeLane(dir); err == nil {
+		t.Error("a link is followed")
+	}
+	if err := os.RemoveAll(dir.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := takeLane(dir); err == nil {
 		t.Error("taken in no directory")
 	}
 }
@@ -115,12 +127,12 @@ func TestGenerateConnectionID(t *testing.T) {
 
 // A lane says whether it takes new clients; one that never was does not.
 func TestFindHeirs(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	a, b, c := openLane(t, dir), openLane(t, dir), openLane(t, dir)
 	defer a.mustClose(t)
 	defer b.mustClose(t)
 	defer c.mustClose(t)
-	if err := os.WriteFile(filepath.Join(dir, "lane-300.sock"), nil, 0o600); err != nil {
+	if err := dir.WriteFile("lane-300.sock", nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := findHeirs(a, nil); len(got) > 0 {

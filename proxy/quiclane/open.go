@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +50,7 @@ func (l *lane) open(addr string) (*net.UDPConn, error) {
 // unless a process was stopped in the middle.
 func (l *lane) lockPort() (*os.File, error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		f, err := lockFile(filepath.Join(l.dir, "lanes.lock"))
+		f, err := lockFile(l.dir, "lanes.lock")
 		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			return f, err
 		}

@@ -55,7 +55,7 @@ func (o *outlet) packets() int { return len(o.parts) / 2 }
 // datagram is lost: the lane's process is behind with reading.
 func (o *outlet) send(n byte) error {
 	if o.to[n] == nil {
-		o.to[n] = &unix.SockaddrUnix{Name: sockPath(o.lane.dir, n)}
+		o.to[n] = &unix.SockaddrUnix{Name: o.lane.dir.SocketPath(sockName(n))}
 	}
 	var err error
 	if ctlErr := o.socket.Control(func(fd uintptr) {

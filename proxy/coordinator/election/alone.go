@@ -7,27 +7,30 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
+
+// epochFile is the name of the file that keeps the epoch.
+const epochFile = "epoch"
 
 // Alone is the election of a fleet that has one coordinator and no etcd: whoever
 // is started leads, at once or when the process that it takes over from has ended
 // its term. Its methods are safe for concurrent use.
 type Alone struct {
-	e    *Election
-	path string
+	e   *Election
+	dir *privatedir.Dir
 }
 
 // NewAlone returns the election of a coordinator that begins to lead with Succeed.
-// path is the file that keeps the epoch; "" for none: then the clock alone says
-// that one is later. Until Succeed the leader is the one of that epoch, at the
+// dir is the folder with the file that keeps the epoch; nil for none: then the clock
+// alone says that one is later. Until Succeed the leader is the one of that epoch, at the
 // same address. Address, Node and Log of o are used.
-func NewAlone(o Options, path string) *Alone {
-	a := &Alone{e: New(o), path: path}
+func NewAlone(o Options, dir *privatedir.Dir) *Alone {
+	a := &Alone{e: New(o), dir: dir}
 	if before := a.before(o.Log); before != 0 {
 		a.e.saw(Leader{Address: o.Address, Epoch: before})
 	}
@@ -61,10 +64,10 @@ func (a *Alone) Succeed() {
 
 // before is the epoch in the file; 0: none is known.
 func (a *Alone) before(log *slog.Logger) uint64 {
-	if a.path == "" {
+	if a.dir == nil {
 		return 0
 	}
-	text, err := os.ReadFile(a.path)
+	text, err := a.dir.ReadFile(epochFile, 64)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0
 	}
@@ -84,21 +87,8 @@ func (a *Alone) before(log *slog.Logger) uint64 {
 
 // keep writes the epoch to the file, in whole or not at all.
 func (a *Alone) keep(epoch uint64) error {
-	if a.path == "" {
+	if a.dir == nil {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(a.path), ".epoch-*")
-	if err != nil {
-		return fmt.Errorf("keep epoch: %w", err)
-	}
-	_, err = fmt.Fprintln(f, epoch)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), a.path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // what is said is why it was not kept
-		return fmt.Errorf("keep epoch: %w", err)
-	}
-	return nil
+	return a.dir.WriteFile(epochFile, fmt.Appendln(nil, epoch))
 }

@@ -2,22 +2,26 @@ package election
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-func alone(path string) *Alone {
-	return NewAlone(Options{Address: "unix:/f", Node: "a", Log: slog.New(slog.DiscardHandler)}, path)
+func alone(dir *privatedir.Dir) *Alone {
+	return NewAlone(Options{Address: "unix:/f", Node: "a", Log: slog.New(slog.DiscardHandler)}, dir)
 }
 
 func TestAlone(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "epoch")
+	dir := privatedirtest.Open(t)
 	now := uint64(time.Now().UnixMilli())
-	first := alone(path)
+	first := alone(dir)
 	s, changed1 := first.Standing()
 	if s != (Standing{}) {
 		t.Errorf("before it leads %+v", s)
@@ -29,10 +33,10 @@ func TestAlone(t *testing.T) {
 	}
 	// The clock has been set back since.
 	ahead := now + 1_000_000_000
-	if err := os.WriteFile(path, []byte(strconv.FormatUint(ahead, 10)+"\n"), 0o600); err != nil {
+	if err := dir.WriteFile(epochFile, []byte(strconv.FormatUint(ahead, 10)+"\n")); err != nil {
 		t.Fatal(err)
 	}
-	second := alone(path)
+	second := alone(dir)
 	if s, _ := second.Standing(); s != (Standing{Leader: Leader{Address: "unix:/f", Epoch: ahead}}) {
 		t.Errorf("it follows %+v", s)
 	}
@@ -46,23 +50,30 @@ func TestAlone(t *testing.T) {
 	if s, _ := second.Standing(); s.Leads {
 		t.Error("it leads after its end")
 	}
-	left, err := os.ReadDir(filepath.Dir(path))
+	left, err := dir.Names("", "")
 	if err != nil || len(left) != 1 {
 		t.Errorf("files %v, %v", left, err)
 	}
 }
 
 func TestAloneWithoutAFile(t *testing.T) {
-	bad := filepath.Join(t.TempDir(), "epoch")
-	if err := os.WriteFile(bad, []byte("18446744073709551615"), 0o600); err != nil {
+	last, link, removed := privatedirtest.Open(t), privatedirtest.Open(t), privatedirtest.Open(t)
+	precious := filepath.Join(t.TempDir(), "precious")
+	if err := errors.Join(
+		last.WriteFile(epochFile, []byte("18446744073709551615")), os.RemoveAll(removed.Name()),
+		os.WriteFile(precious, []byte("18446744073709551614"), 0o600), os.Symlink(precious, link.Path(epochFile)),
+	); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{"", bad, filepath.Join(t.TempDir(), "none", "epoch")} {
+	for name, dir := range map[string]*privatedir.Dir{"none": nil, "the last epoch": last, "a link": link, "removed": removed} {
 		now := uint64(time.Now().UnixMilli())
-		a := alone(path)
+		a := alone(dir)
 		a.Succeed()
 		if s, _ := a.Standing(); !s.Leads || s.Leader.Epoch < now || s.Leader.Epoch > now+10_000_000 {
-			t.Errorf("%q: %+v", path, s)
+			t.Errorf("%s: %+v", name, s)
 		}
+	}
+	if text, err := os.ReadFile(precious); string(text) != "18446744073709551614" || err != nil {
+		t.Errorf("the target of the link: %q, %v", text, err)
 	}
 }

@@ -6,10 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -17,7 +16,7 @@ import (
 // use the folder share, whatever their lines are. It is written anew, synced and
 // renamed, under a lock on ids.lock.
 type File struct {
-	dir   string
+	dir   *privatedir.Dir
 	lines disaggid.Block
 }
 
@@ -31,9 +30,9 @@ type marks struct {
 // for one write.
 const lockAgain = 5 * time.Millisecond
 
-// NewFile returns the store in a folder that exists, for the given lines; the
-// block's times mean nothing.
-func NewFile(dir string, lines disaggid.Block) *File { return &File{dir: dir, lines: lines} }
+// NewFile returns the store in a folder, for the given lines; the block's times mean
+// nothing.
+func NewFile(dir *privatedir.Dir, lines disaggid.Block) *File { return &File{dir: dir, lines: lines} }
 
 // Reserve implements Store.
 func (f *File) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {
@@ -42,8 +41,7 @@ func (f *File) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 		return disaggid.Block{}, err
 	}
 	defer unlock()
-	path := filepath.Join(f.dir, "ids.json")
-	mark, err := readMark(path)
+	mark, err := f.readMark()
 	if err != nil {
 		return disaggid.Block{}, err
 	}
@@ -51,7 +49,7 @@ func (f *File) Reserve(ctx context.Context, now time.Time, width time.Duration) 
 	if b.From, b.Until, err = block(now, mark, width); err != nil {
 		return disaggid.Block{}, err
 	}
-	return b, writeMark(path, b.Until)
+	return b, f.writeMark(b.Until)
 }
 
 // Close implements Store.
@@ -59,31 +57,29 @@ func (f *File) Close(context.Context) error { return nil }
 
 // lock waits for the lock and returns what ends it.
 func (f *File) lock(ctx context.Context) (unlock func(), err error) {
-	file, err := os.OpenFile(filepath.Join(f.dir, "ids.lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
 	for {
-		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		lock, err := f.dir.TryLock("ids.lock")
 		if err == nil {
-			return func() { file.Close() }, nil // with it goes the lock
+			return lock.Unlock, nil
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			file.Close()
-			return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
+		var locked *privatedir.LockedError
+		if !errors.As(err, &locked) {
+			return nil, err
 		}
 		select {
 		case <-ctx.Done():
-			file.Close()
-			return nil, fmt.Errorf("lock %s: another process has it: %w", file.Name(), context.Cause(ctx))
+			return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
 		case <-time.After(lockAgain):
 		}
 	}
 }
 
-// readMark is the mark of a file, 0 without one.
-func readMark(path string) (int64, error) {
-	text, err := os.ReadFile(path)
+// markFile is the name of the file that holds the mark.
+const markFile = "ids.json"
+
+// readMark is the mark of the folder, 0 without one.
+func (f *File) readMark() (int64, error) {
+	text, err := f.dir.ReadFile(markFile, 1024)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, nil
 	}
@@ -92,35 +88,19 @@ func readMark(path string) (int64, error) {
 	}
 	var m marks
 	if err := json.Unmarshal(text, &m); err != nil {
-		return 0, fmt.Errorf("read %s: %w", path, err)
+		return 0, fmt.Errorf("read %s: %w", f.dir.Path(markFile), err)
 	}
 	if m.Mark < disaggid.Epoch || m.Mark > disaggid.End {
-		return 0, fmt.Errorf("read %s: mark %d is outside of id-time", path, m.Mark)
+		return 0, fmt.Errorf("read %s: mark %d is outside of id-time", f.dir.Path(markFile), m.Mark)
 	}
 	return m.Mark, nil
 }
 
-// writeMark makes the file hold mark, whole and on the disk.
-func writeMark(path string, mark int64) error {
+// writeMark makes the folder hold mark, whole and on the disk.
+func (f *File) writeMark(mark int64) error {
 	text, err := json.Marshal(marks{mark})
 	if err != nil {
 		return err
 	}
-	next := path + ".new"
-	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(append(text, '\n'))
-	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(next, path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return f.dir.WriteFile(markFile, append(text, '\n'))
 }

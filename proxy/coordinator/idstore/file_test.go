@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -22,7 +23,7 @@ var lines = disaggid.Block{Node: 7, First: 2, Lines: 3}
 var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 
 func TestFileRaisesItsMark(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	reserve := func(now time.Time, width time.Duration) disaggid.Block {
 		t.Helper()
 		b, err := NewFile(dir, lines).Reserve(t.Context(), now, width) // as after a restart
@@ -44,7 +45,7 @@ func TestFileRaisesItsMark(t *testing.T) {
 	if b := reserve(later, time.Second); b != want {
 		t.Errorf("%+v", b)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "ids.json"))
+	text, err := os.ReadFile(dir.Path(markFile))
 	if want := `{"mark":1772629201000}` + "\n"; err != nil || string(text) != want {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -52,7 +53,7 @@ func TestFileRaisesItsMark(t *testing.T) {
 
 // TestFileAmongProcesses: those that share a folder have blocks of their own.
 func TestFileAmongProcesses(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	var (
 		mu   sync.Mutex
 		from []int64
@@ -88,8 +89,8 @@ func TestFileRefuses(t *testing.T) {
 		"at the end":     {`{"mark":2285445348350}`, "used up"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, "ids.json")
+			dir := privatedirtest.Open(t)
+			path := dir.Path(markFile)
 			if err := os.WriteFile(path, []byte(tt.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -106,7 +107,7 @@ func TestFileRefuses(t *testing.T) {
 
 // TestFileOfAStoppedProcess: one that has the lock and does not go on.
 func TestFileOfAStoppedProcess(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	f := NewFile(dir, lines)
 	unlock, err := f.lock(t.Context())
 	if err != nil {
@@ -126,7 +127,10 @@ func TestFileOfAStoppedProcess(t *testing.T) {
 // TestKeeperWithoutItsStore: what has been reserved goes on being granted, and is
 // filled up when the store is back.
 func TestKeeperWithoutItsStore(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "folder")
+	dir := privatedirtest.Open(t)
+	if err := os.Remove(dir.Name()); err != nil {
+		t.Fatal(err)
+	}
 	k := NewKeeper(NewFile(dir, lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	if err := k.Tend(t.Context(), noon); !errors.Is(err, syscall.ENOENT) {
 		t.Fatal(err)
@@ -134,7 +138,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	if _, ok := k.Source().Next(); ok {
 		t.Error("an id of nowhere")
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir.Name(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Tend(t.Context(), noon); err != nil { // one of three lines for itself
@@ -143,7 +147,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	if _, ok := k.Source().Next(); !ok {
 		t.Error("no id")
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := os.RemoveAll(dir.Name()); err != nil {
 		t.Fatal(err)
 	}
 	for holder := range disaggid.Holder(2) {
@@ -157,7 +161,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 	if _, ok := k.Grant(disaggid.Ask{Holder: 2}); ok {
 		t.Error("more was granted than reserved")
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir.Name(), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Tend(t.Context(), noon.Add(time.Second)); err != nil {
@@ -175,7 +179,7 @@ func TestKeeperWithoutItsStore(t *testing.T) {
 
 // TestKeeperRuns: without being told, it is full again after a grant.
 func TestKeeperRuns(t *testing.T) {
-	k := NewKeeper(NewFile(t.TempDir(), lines), time.Millisecond, slog.New(slog.DiscardHandler))
+	k := NewKeeper(NewFile(privatedirtest.Open(t), lines), time.Millisecond, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); k.Run(ctx) }()
@@ -185,6 +189,24 @@ func TestKeeperRuns(t *testing.T) {
 			holder++
 		} else {
 			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// TestFileFollowsNoLink: another file is neither locked nor overwritten.
+func TestFileFollowsNoLink(t *testing.T) {
+	for _, name := range []string{markFile, markFile + ".new", "ids.lock"} {
+		dir := privatedirtest.Open(t)
+		victim := filepath.Join(t.TempDir(), "victim")
+		if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, dir.Path(name))); err != nil {
+			t.Fatal(err)
+		}
+		_, err := NewFile(dir, lines).Reserve(t.Context(), noon, time.Second)
+		if name != markFile+".new" && err == nil { // no process uses that name any more
+			t.Errorf("%s: a link is followed", name)
+		}
+		if text, err := os.ReadFile(victim); string(text) != "precious" || err != nil {
+			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}
 }

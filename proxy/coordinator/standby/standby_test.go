@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // place places a turn by a worker; by says whether the coordinator did.
@@ -41,9 +41,9 @@ func names(p *coordinator.Placement) string { return p.Prefill.Name() + " " + p.
 // socket, which leads when it is in step and the first one ends. Leases and homes
 // are then its own.
 func TestTakeOver(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "epoch")
+	dir := privatedirtest.Open(t)
 	alone := func(l net.Listener) *election.Alone {
-		return election.NewAlone(election.Options{Address: "unix:" + l.Addr().String(), Node: "a", Log: quiet}, path)
+		return election.NewAlone(election.Options{Address: "unix:" + l.Addr().String(), Node: "a", Log: quiet}, dir)
 	}
 	l := listen(t)
 	firstElection := alone(l)
@@ -94,10 +94,10 @@ func TestTakeOver(t *testing.T) {
 // TestNobodyToTakeOverFrom: there has been a coordinator, and nobody is at its
 // address.
 func TestNobodyToTakeOverFrom(t *testing.T) {
-	dir := t.TempDir()
+	dir := privatedirtest.Open(t)
 	for range 2 {
 		l := listen(t)
-		e := election.NewAlone(election.Options{Address: "unix:" + filepath.Join(dir, "gone"), Node: "a", Log: quiet}, filepath.Join(dir, "epoch"))
+		e := election.NewAlone(election.Options{Address: "unix:" + dir.SocketPath("gone"), Node: "a", Log: quiet}, dir)
 		c := newCandidate(t, newHost(t, "p0", "d0"), l, e, e.Succeed)
 		eventually(t, "it leads", c.Leads)
 		c.stop()

@@ -127,7 +127,7 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 			},
 		},
 		prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
-		roster: roster.New("", "", log), left: make(chan struct{}),
+		roster: roster.New(nil, "", log), left: make(chan struct{}),
 		items: map[string]item{}, swept: time.Now(), book: newBook("trtllm", log),
 	}
 	s.own, s.leave = context.WithCancel(context.Background())

@@ -18,6 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // storageCase is a store of cluster blue.
@@ -247,7 +248,7 @@ func TestStorageRestored(t *testing.T) {
 // A successor answers with what its predecessor had, from the moment that that
 // leaves, and not before; who asks meanwhile is answered.
 func TestStorageSuccessor(t *testing.T) {
-	dir := handover.Dir(t.TempDir())
+	dir := privatedirtest.Open(t)
 	start := func(l net.Listener) (s *Storage, lists chan []config.Engine) {
 		log := slog.New(slog.DiscardHandler)
 		s, err := ListenStorage(StorageOptions{

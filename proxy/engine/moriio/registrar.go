@@ -97,7 +97,7 @@ func Listen(o Options) (*Registrar, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Roster == nil {
-		o.Roster = roster.New("", "", o.Log)
+		o.Roster = roster.New(nil, "", o.Log)
 	}
 	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), left: make(chan struct{})}
 	r.own, r.leave = context.WithCancel(context.Background())

@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // start runs a registrar; its lists come on the channel.
@@ -23,7 +24,7 @@ func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
 	o.Endpoint = "tcp://127.0.0.1:0"
 	if o.Roster == nil {
-		o.Roster = roster.New(handover.Dir(t.TempDir()), "zmq", slog.New(slog.DiscardHandler))
+		o.Roster = roster.New(privatedirtest.Open(t), "zmq", slog.New(slog.DiscardHandler))
 	}
 	r, err := Listen(o)
 	if err != nil {
@@ -172,7 +173,7 @@ func TestForeignBytes(t *testing.T) {
 // A successor knows the engines while its predecessor takes registrations, and takes
 // them itself when that leaves, on the same socket.
 func TestSuccessor(t *testing.T) {
-	dir, log := handover.Dir(t.TempDir()), slog.New(slog.DiscardHandler)
+	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seenByFirst := start(t, Options{Roster: roster.New(dir, "zmq", log)})
 	p := dealer(t, first)
 	if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
@@ -212,7 +213,7 @@ func TestSuccessor(t *testing.T) {
 
 // A process that goes before it is its turn leaves the registrations to whom they are.
 func TestSuccessorGoes(t *testing.T) {
-	dir, log := handover.Dir(t.TempDir()), slog.New(slog.DiscardHandler)
+	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seen := start(t, Options{Roster: roster.New(dir, "zmq", log)})
 	if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
 		t.Fatal(err)

@@ -18,10 +18,9 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 const (
@@ -37,19 +36,19 @@ const (
 // Roster is one process's part in the registrations of one kind. Its methods but
 // Known are called by one goroutine.
 type Roster struct {
-	dir   handover.Dir
+	dir   *privatedir.Dir
 	name  string
 	log   *slog.Logger
-	lock  *handover.Lock // nil: another has it
-	since time.Time      // when it became this one's
+	lock  *privatedir.Lock // nil: another has it
+	since time.Time        // when it became this one's
 	known atomic.Bool
 	last  []byte // the file as it was read last
 	said  string // the problem that was logged last
 }
 
-// New returns the roster of a kind in a directory, "" for none: it has no file then,
+// New returns the roster of a kind in a directory, nil for none: it has no file then,
 // and no others. It opens nothing.
-func New(dir handover.Dir, kind string, log *slog.Logger) *Roster {
+func New(dir *privatedir.Dir, kind string, log *slog.Logger) *Roster {
 	return &Roster{dir: dir, name: "registered-" + kind, log: log}
 }
 
@@ -61,7 +60,7 @@ func (r *Roster) Known() bool { return r.known.Load() }
 // what was registered until then and has not run out; false when ctx ends before.
 // Meanwhile shown is called with what another has, as often as that changes.
 func (r *Roster) Take(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
-	if r.dir == "" {
+	if r.dir == nil {
 		return nil, ctx.Err() == nil
 	}
 	tick := time.NewTicker(lookEvery)
@@ -88,7 +87,7 @@ func (r *Roster) Take(ctx context.Context, shown func([]Entry)) (entries []Entry
 // Follow calls shown with what another has, as often as that changes, until ctx
 // ends.
 func (r *Roster) Follow(ctx context.Context, shown func([]Entry)) {
-	if r.dir == "" {
+	if r.dir == nil {
 		<-ctx.Done()
 		return
 	}
@@ -113,7 +112,7 @@ func (r *Roster) Write(entries []Entry) {
 		r.known.Store(true)
 	}
 	b, left := encode(entries, r.Known(), time.Now())
-	err := r.replace(b)
+	err := r.dir.WriteFileNoSync(r.name+".json", b)
 	if err == nil && left > 0 {
 		err = errors.New("there are too many")
 	}
@@ -133,7 +132,7 @@ func (r *Roster) tryLock() bool {
 		return false
 	}
 	lock, err := r.dir.TryLock(r.name + ".lock")
-	var locked *handover.LockedError
+	var locked *privatedir.LockedError
 	if err != nil && !errors.As(err, &locked) {
 		r.note(err)
 	}
@@ -161,26 +160,12 @@ func (r *Roster) look(shown func([]Entry)) {
 }
 
 func (r *Roster) read() ([]byte, error) {
-	f, err := os.OpenFile(r.dir.Path(r.name+".json"), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	f, err := r.dir.OpenFile(r.name+".json", os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	return readAll(f)
-}
-
-// replace puts b in the place of the file, at once.
-func (r *Roster) replace(b []byte) (err error) {
-	next := r.dir.Path(r.name + ".json.next")
-	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(next, r.dir.Path(r.name+".json"))
 }
 
 // note logs what goes wrong, once until it changes or is over.

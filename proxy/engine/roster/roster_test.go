@@ -14,21 +14,19 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // place is a directory and what those who share it have logged.
 type place struct {
 	*testing.T
-	dir handover.Dir
+	dir *privatedir.Dir
 	log bytes.Buffer
 }
 
 func newPlace(t *testing.T) *place {
-	p := &place{T: t, dir: handover.Dir(filepath.Join(t.TempDir(), "run"))}
-	if err := p.dir.Open(); err != nil {
-		t.Fatal(err)
-	}
+	p := &place{T: t, dir: privatedirtest.Open(t)}
 	return p
 }
 
@@ -242,7 +240,7 @@ func TestLinks(t *testing.T) {
 
 // Without a directory there is nobody else.
 func TestNoDirectory(t *testing.T) {
-	r := New("", "x", slog.New(slog.DiscardHandler))
+	r := New(nil, "x", slog.New(slog.DiscardHandler))
 	if entries, ok := r.Take(t.Context(), nil); !ok || len(entries) > 0 || r.Known() {
 		t.Error(entries, ok)
 	}
