@@ -19,7 +19,7 @@ import (
 // A test that needs another local user runs this test binary again as one. asStranger
 // names the folder in which that process acts.
 const (
-	asStranger  = "PDPROXY_TEST_STRANGER"
+	asStranger  = "PDPROXY_TEST_FOLDER_STRANGER"
 	strangerUID = 65534
 )
 

@@ -276,7 +276,7 @@ func TestFrontMaxConnections(t *testing.T) {
 				t.Errorf("%s %s is %v, want %v", tt.name, tt.label, got, tt.want)
 			}
 		}
-		if a := ask(t.Context(), w.ops, "GET", "http://admin/readyz", ""); a.status != 200 {
+		if a := w.operate("GET", "/readyz", ""); a.status != 200 {
 			t.Errorf("an operator got %+v", a)
 		}
 		close(answer)
