@@ -164,9 +164,23 @@ func (t *Token) Close() error {
 func (t *Token) line() []byte { return []byte(t.text + "\n") }
 
 // Find returns the token of the process of this user that serves an admin address,
-// host:port. The error is fs.ErrNotExist if there is none.
-func Find(address string) (string, error) {
-	d, err := privatedir.OpenExisting(privatedir.Runtime())
+// host:port. It looks in every folder that such a process may use (privatedir.Runtimes).
+// The error is fs.ErrNotExist if there is none.
+func Find(address string) (text string, err error) {
+	missing := error(fs.ErrNotExist)
+	for _, folder := range privatedir.Runtimes() {
+		if text, err = findIn(folder, address); err == nil {
+			return text, nil
+		}
+		if errors.Is(missing, fs.ErrNotExist) { // a file that must not be used says more
+			missing = err
+		}
+	}
+	return "", missing
+}
+
+func findIn(folder, address string) (string, error) {
+	d, err := privatedir.OpenExisting(folder)
 	if err != nil {
 		return "", err
 	}

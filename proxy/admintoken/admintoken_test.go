@@ -261,3 +261,25 @@ func TestFileName(t *testing.T) {
 		}
 	}
 }
+
+// TestFindInAnotherEnvironment: a command finds the token although its process was
+// started with another $XDG_RUNTIME_DIR, as a service is.
+func TestFindInAnotherEnvironment(t *testing.T) {
+	tmp := t.TempDir()
+	if err := os.Chmod(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", tmp)
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	const address = "127.0.0.1:9191" // as root the file is in /run/pdproxy
+	token := mustMake(t, address)
+	private(t)
+	finds(t, address, token.Text())
+	if err := token.file.Close(); err != nil { // the process ends without a chance to remove the file
+		t.Fatal(err)
+	}
+	finds(t, address, "")
+	if err := os.Remove(token.file.Name()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -394,7 +394,7 @@ func TestRuntime(t *testing.T) {
 		{"", filepath.Join(base, "missing"), filepath.Join(base, "pdproxy-"+strconv.Itoa(os.Geteuid()))},
 	} {
 		t.Setenv("XDG_RUNTIME_DIR", c.xdg)
-		if got := runtimeBelow(c.system); got != c.want {
+		if got := runtimesBelow(c.system)[0]; got != c.want {
 			t.Errorf("XDG_RUNTIME_DIR %q, system %s: %s, want %s", c.xdg, c.system, got, c.want)
 		}
 	}

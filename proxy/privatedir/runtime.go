@@ -18,22 +18,27 @@ const systemRuntime = "/run"
 // user; else /run/pdproxy for root, and for a user whose service manager has made
 // /run/pdproxy for it; else pdproxy-UID in the temporary folder. Runtime makes nothing;
 // Open checks the folder.
-func Runtime() string { return runtimeBelow(systemRuntime) }
+func Runtime() string { return Runtimes()[0] }
 
-func runtimeBelow(system string) string {
+// Runtimes returns the path that Runtime returns, and behind it those that Runtime
+// returns to processes of this user with another environment: a service has no
+// $XDG_RUNTIME_DIR, the shell of its user mostly has one.
+func Runtimes() []string { return runtimesBelow(systemRuntime) }
+
+func runtimesBelow(system string) (paths []string) {
 	const name = "pdproxy"
 	if base := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(base) {
 		if d, err := OpenExisting(base); err == nil {
 			d.Close()
-			return filepath.Join(base, name)
+			paths = append(paths, filepath.Join(base, name))
 		}
 	}
 	service := filepath.Join(system, name)
 	rootCanMakeIt := os.Geteuid() == 0 && unix.Access(system, unix.W_OK) == nil // not where it is read-only
 	if rootCanMakeIt || ownFolder(service) {
-		return service
+		paths = append(paths, service)
 	}
-	return filepath.Join(os.TempDir(), name+"-"+strconv.Itoa(os.Geteuid()))
+	return append(paths, filepath.Join(os.TempDir(), name+"-"+strconv.Itoa(os.Geteuid())))
 }
 
 // ownFolder reports whether a folder belongs to this user and others cannot change it.
