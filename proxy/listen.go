@@ -106,9 +106,21 @@ func (f *Front) closeListeners() {
 func (s *Server) handler() http.Handler {
 	var h http.Handler = s
 	if s.deps.Wrap != nil {
-		h = s.deps.Wrap(h)
+		h = s.healthFirst(s.deps.Wrap(h))
 	}
 	return s.guard(s.bounded(h))
+}
+
+// healthFirst answers health checks before filters see them. A filter that asks for
+// a key, is parked or pauses would make an orchestrator stop a healthy proxy.
+func (s *Server) healthFirst(filtered http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == healthPath {
+			s.ServeHTTP(w, r)
+			return
+		}
+		filtered.ServeHTTP(w, r)
+	})
 }
 
 // guard makes a handler's fault visible, which the servers of the protocols tell

@@ -41,8 +41,8 @@ type Deps struct {
 	Policies    Policies
 	Tracer      *telemetry.Tracer // nil: no spans
 	Tokens      *tokens.Tokenizer // nil: only the client has token ids
-	// Wrap puts filters around the handler of the public endpoints, before
-	// routing, for all protocols; it is called once. nil: none. A wrapper ends a
+	// Wrap puts filters around the handler of the public endpoints but /health,
+	// before routing, for all protocols; it is called once. nil: none. A wrapper ends a
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
@@ -273,7 +273,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 	switch path := r.URL.Path; {
 	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
 		serve = s.serveModels
-	case path == "/health":
+	case path == healthPath:
 		serve = s.serveHealth
 	case path == "/version":
 		serve = s.serveVersion
@@ -295,7 +295,10 @@ func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 	writeError(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
 }
 
-const modelsPath = "/v1/models"
+const (
+	modelsPath = "/v1/models"
+	healthPath = "/health"
+)
 
 // model is one row of the list of models, in OpenAI's form.
 type model struct {

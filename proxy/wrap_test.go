@@ -29,7 +29,8 @@ func wrapped(wrap func(http.Handler, http.ResponseWriter, *http.Request)) setup 
 	}
 }
 
-// A wrapper meets every public request before routing, and no admin request.
+// A wrapper meets every public request before routing, but no health check and no
+// admin request.
 func TestWrap(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, _ string, start func(setup) (*world, *http.Client)) {
 		w, _ := start(wrapped(func(h http.Handler, w http.ResponseWriter, r *http.Request) {
@@ -42,7 +43,10 @@ func TestWrap(t *testing.T) {
 		if a := w.post("/nowhere", completions(true)); a.body != eventA+done || a.header.Get("X-Wrapped") != "/nowhere" {
 			t.Errorf("%+v", a)
 		}
-		for _, path := range []string{"/health", "/v1/models", "/unknown"} {
+		if a := w.get("/health"); a.status != 200 || a.header.Get("X-Wrapped") != "" {
+			t.Errorf("health check: %+v", a)
+		}
+		for _, path := range []string{"/v1/models", "/health/", "/unknown"} {
 			if a := w.get(path); a.header.Get("X-Wrapped") != path {
 				t.Errorf("%s: %+v", path, a)
 			}
