@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
@@ -21,9 +22,12 @@ const (
 	rateGrace = 5 * time.Second
 	// sweepEvery is how often the bodies that are being read are checked.
 	sweepEvery = time.Second
-	// unreadWait is how long a connection waits for the rest of a body that nobody
-	// reads any more, so that the connection can be used again.
-	unreadWait = 250 * time.Millisecond
+	// unreadWait is how long the proxy waits for each further byte of a body that has
+	// been answered before its end, and unreadTime how long for all of them. A
+	// connection that was closed with unread bytes would be reset, and a client that
+	// sends all before it reads would lose the answer.
+	unreadWait = time.Second
+	unreadTime = 30 * time.Second
 	// fairRate is the rate, in bytes a second, by which bodies are compared when
 	// one has to make room: a body is behind by the time that it has taken, less the
 	// time that its bytes take at this rate.
@@ -46,24 +50,25 @@ func (e *stoppedBody) Unwrap() []error { return []error{e.why, os.ErrDeadlineExc
 
 // incoming is the body of a client's request, whoever reads it: the exchange or a
 // filter. It is also the context of the request, in which the exchange finds it.
-// One goroutine at a time reads it.
+// One goroutine at a time reads it, and not always that of the handler.
 type incoming struct {
 	context.Context
 	io.ReadCloser // as net/http gave it
 	s             *Server
 	rc            http.ResponseController
 	from, to      *http.Request // as net/http made it; as the handlers see it
-	client        string        // for limits; set before the first read
-	begun, ended  bool          // the reader's
+	ended         atomic.Bool   // its end has been read
 	got           atomic.Int64  // bytes
 	since         atomic.Int64  // when the read under way began, in Unix nanoseconds; 0: none is
 	waited        atomic.Int64  // nanoseconds in earlier reads
 	due           int64         // guarded by the readers' mu; when a body at fairRate would have begun, in nanoseconds
 	all, own      int           // guarded by the readers' mu; places in the heaps
 
-	mu   sync.Mutex
-	over bool         // guarded by mu; the connection is not the body's any more
-	why  *stoppedBody // guarded by mu; nil: nothing has stopped it
+	mu     sync.Mutex
+	client string       // for limits; guarded by mu until the first read, constant from then on
+	begun  bool         // guarded by mu; the first read has begun
+	over   bool         // guarded by mu; the connection is not the body's any more
+	why    *stoppedBody // guarded by mu; nil: nothing has stopped it
 }
 
 type incomingKey struct{}
@@ -92,19 +97,21 @@ func (s *Server) bounded(next http.Handler) http.Handler {
 		b := &incoming{Context: r.Context(), ReadCloser: r.Body, s: s, rc: *http.NewResponseController(w), from: r}
 		b.to = r.WithContext(b) // net/http looks at the body of its own request
 		b.to.Body = b
-		defer b.end()
+		answered := false
+		defer func() {
+			if b.leave(); answered {
+				b.discard()
+			}
+		}()
 		next.ServeHTTP(w, b.to)
+		answered = true // else a handler cuts the connection by its panic
 	})
 }
 
 // Read implements io.Reader. The error of a body that was stopped is a *stoppedBody.
 func (b *incoming) Read(p []byte) (int, error) {
 	now := time.Now()
-	if !b.begun {
-		b.begun = true
-		if b.client == "" {
-			b.client = clientOf(b.from)
-		}
+	if b.begin() {
 		b.s.readers.enter(b, now, b.s.cfg.Load())
 	}
 	b.since.Store(now.UnixNano())
@@ -121,12 +128,35 @@ func (b *incoming) Read(p []byte) (int, error) {
 	}
 	b.leave()
 	if err == io.EOF {
-		b.ended = true
+		b.ended.Store(true)
 		b.to.Trailer = b.from.Trailer
 	} else if why := b.stopped(); why != nil {
 		err = why
 	}
 	return n, err
+}
+
+// begin reports whether the read is the first one.
+func (b *incoming) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.begun {
+		return false
+	}
+	b.begun = true
+	if b.client == "" {
+		b.client = clientOf(b.from)
+	}
+	return true
+}
+
+// of makes the body count for a client, unless a filter has begun to read it.
+func (b *incoming) of(client string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.begun {
+		b.client = client
+	}
 }
 
 func (b *incoming) stopped() error {
@@ -167,13 +197,34 @@ func (b *incoming) leave() {
 	b.mu.Unlock()
 }
 
-// end is called when the request has been answered. Over HTTP/1.1 net/http reads
-// what is left of a body before it sends the answer.
-func (b *incoming) end() {
-	b.leave()
-	if b.from.ProtoMajor == 1 && !b.ended && b.stopped() == nil {
-		b.rc.SetReadDeadline(time.Now().Add(unreadWait))
+// discard reads the rest of a body whose request has been answered, and closes the
+// connection if the client does not send the rest: what remains must not be taken for
+// another request. Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
+func (b *incoming) discard() {
+	if b.from.ProtoMajor != 1 || b.ended.Load() || b.stopped() != nil {
+		return
 	}
+	if b.from.Header.Get("Expect") != "" && b.begin() { // the client may wait for a word to send the body
+		b.rc.SetReadDeadline(time.Now()) // net/http answers and closes
+		return
+	}
+	_ = b.rc.EnableFullDuplex() // always there over HTTP/1.1; without it net/http reads before it answers
+	if b.rc.Flush() != nil || !b.readRest() {
+		panic(http.ErrAbortHandler) // the answer is out
+	}
+}
+
+// readRest reads the body without keeping it, and reports whether its end came.
+func (b *incoming) readRest() bool {
+	piece := buffer.Get(firstRead)
+	defer piece.Free()
+	for end := time.Now().Add(unreadTime); time.Now().Before(end); {
+		b.rc.SetReadDeadline(time.Now().Add(unreadWait))
+		if _, err := b.ReadCloser.Read(piece.B[:cap(piece.B)]); err != nil {
+			return err == io.EOF
+		}
+	}
+	return false
 }
 
 // waiting is how long the body has kept its reader waiting. A time in which a

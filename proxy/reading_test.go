@@ -1,12 +1,14 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -249,6 +251,67 @@ func TestRefusedUnread(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAnswerIsReadBehindTheBody: a client that sends a whole body before it reads gets
+// the answer, however large the body is, and the connection is good for another
+// request.
+func TestAnswerIsReadBehindTheBody(t *testing.T) {
+	for _, chunked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("chunked %v", chunked), func(t *testing.T) {
+			w := newWorld(t, setup{sockets: true, config: func(c *config.Config) { c.Server.MaxBody = 1 << 20 }})
+			conn, err := net.Dial("tcp", w.front.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			answers := bufio.NewReader(conn)
+			const pieces, size = 40, 1 << 20
+			head, piece, end := fmt.Sprintf("Content-Length: %d", pieces*size), strings.Repeat("a", size), ""
+			if chunked {
+				head, piece, end = "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n%s\r\n", size, piece), "0\r\n\r\n"
+			}
+			for range 2 {
+				fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\n%s\r\n\r\n", completionsPath, head)
+				for range pieces {
+					if _, err := io.WriteString(conn, piece); err != nil {
+						t.Fatal(err)
+					}
+				}
+				io.WriteString(conn, end)
+				resp, err := http.ReadResponse(answers, nil)
+				if err != nil || resp.StatusCode != 413 {
+					t.Fatalf("%+v, %v", resp, err)
+				}
+				if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestRestOfABodyIsNoRequest: a client that stops sending a body after the answer is
+// cut.
+func TestRestOfABodyIsNoRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		conn, err := w.public.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go func() {
+			fmt.Fprintf(conn, "POST /nothing HTTP/1.1\r\nHost: proxy\r\nContent-Length: 1000\r\n\r\n")
+			time.Sleep(2 * unreadWait)
+			io.WriteString(conn, "GET /version HTTP/1.1\r\nHost: proxy\r\n\r\n")
+		}()
+		text, _ := io.ReadAll(conn)
+		time.Sleep(2 * unreadWait) // for the second request
+		if strings.Count(string(text), "HTTP/1.1 ") != 1 || !strings.HasPrefix(string(text), "HTTP/1.1 404 ") {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 func bodyFor(client string) *incoming { return &incoming{client: client} }

@@ -18,8 +18,8 @@ func (x *exchange) readBody(client string) error {
 	if err != nil {
 		return err
 	}
-	if b := incomingOf(x.ctx); b != nil && !b.begun {
-		b.client = client
+	if b := incomingOf(x.ctx); b != nil {
+		b.of(client)
 	}
 	if err := x.receive(int(limit)); err != nil {
 		return err
