@@ -205,6 +205,7 @@ func (f *Front) httpServer(cfg *config.Config, h http.Handler, p *http.Protocols
 			MaxConcurrentStreams:          streamsPerConn,
 			MaxReceiveBufferPerConnection: receiveWindow,
 			MaxReceiveBufferPerStream:     receiveWindow,
+			MaxReadFrameSize:              16 << 10, // net/http takes the memory of a frame when its head is there
 		},
 		BaseContext: func(net.Listener) context.Context { return f.base },
 		ConnContext: withConn,

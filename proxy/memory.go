@@ -13,7 +13,7 @@ import (
 
 // firstRead is how much memory a body or an answer gets before its bytes are
 // there, whatever length its sender announces.
-const firstRead = 64 << 10
+const firstRead = 16 << 10
 
 // Failures of the proxy itself, for want of memory or of descriptors. No engine is
 // charged for them, and no leg is retried because of them. Their codes are reasons

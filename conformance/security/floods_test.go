@@ -297,6 +297,8 @@ func continuationFlood(t *testing.T, p *proxyProcess) {
 	defer c.Close()
 	go c.drain()
 	c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	c.mu.Lock() // no other frame may come between
+	defer c.mu.Unlock()
 	c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields(post2()...)})
 	fragment := c.fields("x-junk", strings.Repeat("z", 8000))
 	for n := range 20000 { // 120 MB

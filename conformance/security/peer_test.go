@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	fleetToken = "fleet-token-1"
+	fleetToken = "fleet-token-of-the-test"
 	engineKey  = "ENGINE-API-KEY-SECRET"
 )
 

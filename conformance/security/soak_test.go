@@ -233,8 +233,9 @@ func (s *soak) kinds() []soakKind {
 	kinds := []soakKind{
 		{"slow heads and bodies", func(a attacker, rng *rand.Rand) bool {
 			var ended atomic.Int64
-			parallel(8, 8, func(int) {
-				if ok, _ := slow[rng.IntN(len(slow))].run(a, brief); ok {
+			first := rng.IntN(len(slow))
+			parallel(8, 8, func(n int) {
+				if ok, _ := slow[(first+n)%len(slow)].run(a, brief); ok {
 					ended.Add(1)
 				}
 			})
