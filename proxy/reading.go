@@ -129,7 +129,9 @@ func (b *incoming) Read(p []byte) (int, error) {
 	b.leave()
 	if err == io.EOF {
 		b.ended.Store(true)
-		b.to.Trailer = b.from.Trailer
+		if t := b.from.Trailer; t != nil && b.to.Trailer == nil { // else both have one map
+			b.to.Trailer = t
+		}
 	} else if why := b.stopped(); why != nil {
 		err = why
 	}
