@@ -23,9 +23,10 @@ const (
 	// sweepEvery is how often the bodies that are being read are checked.
 	sweepEvery = time.Second
 	// unreadWait is how long the proxy waits for each further byte of a body that has
-	// been answered before its end, and unreadTime how long for all of them. A
-	// connection that was closed with unread bytes would be reset, and a client that
-	// sends all before it reads would lose the answer.
+	// been answered before its end, and unreadTime how long for all of them; the body
+	// must come at fairRate after unreadWait. A connection that was closed with unread
+	// bytes would be reset, and a client that sends all before it reads would lose the
+	// answer.
 	unreadWait = time.Second
 	unreadTime = 30 * time.Second
 	// fairRate is the rate, in bytes a second, by which bodies are compared when
@@ -57,7 +58,7 @@ type incoming struct {
 	s             *Server
 	rc            http.ResponseController
 	from, to      *http.Request // as net/http made it; as the handlers see it
-	ended         atomic.Bool   // its end has been read
+	ended, broken atomic.Bool   // its end has been read; a read has failed before
 	got           atomic.Int64  // bytes
 	since         atomic.Int64  // when the read under way began, in Unix nanoseconds; 0: none is
 	waited        atomic.Int64  // nanoseconds in earlier reads
@@ -132,7 +133,10 @@ func (b *incoming) Read(p []byte) (int, error) {
 		if t := b.from.Trailer; t != nil && b.to.Trailer == nil { // else both have one map
 			b.to.Trailer = t
 		}
-	} else if why := b.stopped(); why != nil {
+		return n, err
+	}
+	b.broken.Store(true)
+	if why := b.stopped(); why != nil {
 		err = why
 	}
 	return n, err
@@ -203,7 +207,7 @@ func (b *incoming) leave() {
 // connection if the client does not send the rest: what remains must not be taken for
 // another request. Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
 func (b *incoming) discard() {
-	if b.from.ProtoMajor != 1 || b.ended.Load() || b.stopped() != nil {
+	if b.from.ProtoMajor != 1 || b.ended.Load() || b.broken.Load() || b.stopped() != nil {
 		return
 	}
 	if b.from.Header.Get("Expect") != "" && b.begin() { // the client may wait for a word to send the body
@@ -220,13 +224,20 @@ func (b *incoming) discard() {
 func (b *incoming) readRest() bool {
 	piece := buffer.Get(firstRead)
 	defer piece.Free()
-	for end := time.Now().Add(unreadTime); time.Now().Before(end); {
-		b.rc.SetReadDeadline(time.Now().Add(unreadWait))
-		if _, err := b.ReadCloser.Read(piece.B[:cap(piece.B)]); err != nil {
+	begin, got := time.Now(), 0
+	for {
+		now := time.Now()
+		fair := begin.Add(unreadWait + time.Duration(got)*time.Second/fairRate)
+		if now.After(fair) || now.After(begin.Add(unreadTime)) {
+			return false
+		}
+		b.rc.SetReadDeadline(now.Add(unreadWait))
+		n, err := b.ReadCloser.Read(piece.B[:cap(piece.B)])
+		if err != nil {
 			return err == io.EOF
 		}
+		got += n
 	}
-	return false
 }
 
 // waiting is how long the body has kept its reader waiting. A time in which a

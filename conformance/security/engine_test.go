@@ -232,7 +232,7 @@ func judged(mode string, stream bool, resp *http.Response, text string) error {
 func TestHeldAnswers(t *testing.T) {
 	t.Parallel()
 	e := hostileEngine(t)
-	p := startProxy(t, setup{sections: e.section("both", "none") + "[limits]\nbuffer_memory = \"64MiB\"\n[retry]\nattempts = 1\n[circuit]\nfailures = 100000\n"})
+	p := startProxy(t, setup{sections: e.section("both", "none") + "[limits]\nbuffer_memory = \"64MiB\"\n[retry]\nattempts = 1\n[circuit]\nfailures = 100000\n", env: []string{"GOGC=50"}})
 	p.serves("before the answers")
 	modes := []string{"endless event", "endless first event", "endless answer", "announces 64 MiB", "deep JSON"}
 	p.wantGrowth("endless answers", 256, func() {
