@@ -70,8 +70,9 @@ type fleet struct {
 	workers   []*process // none in single mode
 	cfg       config.Config
 	log       io.Writer
-	dir       *privatedir.Dir
-	url       string // of which the client's requests go to all workers in turn
+	dir       *privatedir.Dir   // of the host of the coordinator
+	dirs      []*privatedir.Dir // of all hosts
+	url       string            // of which the client's requests go to all workers in turn
 	client    *http.Client
 	drained   bool // the test has stopped the proxy itself
 	base      usage
@@ -268,6 +269,9 @@ func (f *fleet) close() {
 	}
 	for _, e := range f.engines() {
 		e.Close()
+	}
+	for _, d := range f.dirs {
+		d.Close()
 	}
 	f.eventually("goroutines and descriptors are back at the baseline", func() bool {
 		now := measure()

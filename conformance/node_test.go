@@ -22,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
@@ -140,7 +141,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 		f.front = startProcess(f.t, &f.cfg, log, cmd.Part{})
 		entries = []string{f.front.URL()}
 	default:
-		f.dir = privatedirtest.Open(f.t)
+		f.dir = f.privateDir()
 		f.cfg.Fleet.Workers = cmp.Or(f.size, workers)
 		f.cfg.Fleet.Patience = config.Duration(5 * time.Second) // who is alive has time on a busy machine
 		if f.mode == modeHosts {
@@ -161,6 +162,13 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	f.url = entries[0]
 	f.client = &http.Client{Transport: &spread{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, url: f.url, entries: entries}}
 	f.t.Cleanup(f.close)
+}
+
+// privateDir is a folder of the fleet's, which close closes.
+func (f *fleet) privateDir() *privatedir.Dir {
+	d := privatedirtest.Open(f.t)
+	f.dirs = append(f.dirs, d)
+	return d
 }
 
 // startCoordinator starts that of a fleet: its admin address is the proxy's. One
@@ -186,7 +194,7 @@ func (f *fleet) startWorker(slot int) *process {
 	}
 	cfg, dir := f.cfg, f.dir
 	if f.mode == modeHosts { // which knows the other host by its address alone
-		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", privatedirtest.Open(f.t)
+		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", f.privateDir()
 	}
 	return startProcess(f.t, &cfg, f.log, cmd.Part{Role: cmd.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
 }
