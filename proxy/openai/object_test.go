@@ -223,12 +223,12 @@ func TestParseDropsScratch(t *testing.T) {
 		{"a wide object inside", `{"\u0061":{` + wide("k", 20000) + `"z":0},"b":1}`, 4 << 10},
 		{"the same with escapes", `{"\u0061":{` + wide(`\u006b`, 20000) + `"z":0},"b":1}`, 4 << 10},
 		{"a wide object in an array", `{"\u0061":[[{` + wide("k", 20000) + `"z":0}]],"b":1}`, 4 << 10},
-		{"wide at the top", `{"\u0061":1,` + wide("k", 20000) + `"b":1}`, 20002 * 64},
+		{"wide at the top", `{"\u0061":1,` + wide("k", 4000) + `"b":1}`, 4002 * 72},
 	}
 	for _, tt := range tests {
 		var o Object
 		if err := o.Parse([]byte(tt.body)); err != nil {
-			t.Fatal(err)
+			t.Fatal(tt.name, err)
 		}
 		if n := o.Size(); n > tt.most {
 			t.Errorf("%s: %d bytes are kept, want at most %d", tt.name, n, tt.most)
