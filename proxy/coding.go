@@ -113,8 +113,12 @@ func newUnzstd() *zstd.Decoder {
 // maxBlock is the most that one block of zstd becomes, in bytes (RFC 8878, 3.1.1.2.4).
 const maxBlock = 128 << 10
 
-// unzstd decodes into a buffer of the size that the frame names, or of a guess,
-// which it makes larger until the text fits. The decoder says in several ways that
+// mostRatio bounds the first buffer for a coded body, as a multiple of its length. A
+// frame may name any size, and memory must follow the bytes that have come.
+const mostRatio = 64
+
+// unzstd decodes into a buffer of the size that the frame names, if that is likely,
+// or of a guess, which it makes larger until the text fits. The decoder says in several ways that
 // it does not; what tells is how much room was left.
 func (x *exchange) unzstd(coded []byte, limit int) (err error) {
 	size, last := max(4*len(coded), 2*maxBlock), limit+2*maxBlock
@@ -123,7 +127,7 @@ func (x *exchange) unzstd(coded []byte, limit int) (err error) {
 		if head.FrameContentSize > uint64(limit) {
 			return errBodyTooLarge(int64(limit))
 		}
-		size = int(head.FrameContentSize)
+		size = min(int(head.FrameContentSize), max(mostRatio*len(coded), 2*maxBlock))
 	}
 	for {
 		size = min(size, last)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"net/http"
 	"runtime"
 	"strings"
@@ -118,7 +119,8 @@ func FuzzDecodeBody(f *testing.F) {
 		const limit = 64 << 10
 		memory := new(buffer.Budget)
 		memory.SetLimit(1 << 20)
-		x := &exchange{s: &Server{memory: memory, zstd: newUnzstd}, body: buffer.Get(len(coded))}
+		x := exchangeOf(&Server{memory: memory, zstd: newUnzstd})
+		x.body = buffer.Get(len(coded))
 		x.body.B = append(x.body.B, coded...)
 		h := http.Header{"Content-Encoding": {"zstd"}}
 		if zipped {
@@ -142,7 +144,7 @@ func FuzzDecodeBody(f *testing.F) {
 // The decoder of zstd keeps nothing of a large frame.
 func TestZstdKeepsNothing(t *testing.T) {
 	coded := []byte(zstdOf(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
-	x := &exchange{s: &Server{memory: new(buffer.Budget), zstd: sync.OnceValue(newUnzstd)}}
+	x := exchangeOf(&Server{memory: new(buffer.Budget), zstd: sync.OnceValue(newUnzstd)})
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -158,5 +160,21 @@ func TestZstdKeepsNothing(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if kept := int64(after.HeapAlloc) - int64(before.HeapAlloc); kept > 4<<20 {
 		t.Errorf("%d bytes are kept", kept)
+	}
+}
+
+// The size that a frame of zstd names takes no memory before its bytes are there.
+func TestZstdAnnouncedSize(t *testing.T) {
+	memory := new(buffer.Budget)
+	memory.SetLimit(1 << 20)
+	x := exchangeOf(&Server{memory: memory, zstd: sync.OnceValue(newUnzstd)})
+	// One segment, a size of 15 MiB in four bytes, and a block that is not there.
+	err := x.unzstd([]byte("\x28\xb5\x2f\xfd\xa0\x00\x00\xf0\x00\x01"), 16<<20)
+	if !errors.Is(err, errCoded) {
+		t.Errorf("%v, want that the body is broken: the memory that it names is not there", err)
+	}
+	x.body.Free()
+	if n := memory.Used(); n != 0 {
+		t.Errorf("%d bytes are held", n)
 	}
 }

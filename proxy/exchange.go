@@ -33,7 +33,9 @@ type exchange struct {
 
 	req      openai.Request
 	body     *buffer.Buffer
-	reserved atomic.Int64     // bytes of the budget, beside those of buffers
+	share    *buffer.Share    // what the exchange holds of the budget
+	reserved atomic.Int64     // bytes of the share, beside those of buffers
+	derived  int64            // bytes of the share for what is made of the body
 	base     []upstream.Field // the client's lines that every leg carries
 	ask      coordinator.Ask
 	prompt   prompt
@@ -93,6 +95,10 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := s.exchanges.Get().(*exchange)
 	x.s, x.cfg, x.w, x.r, x.ctx = s, s.cfg.Load(), w, r, r.Context()
 	x.rc = *http.NewResponseController(w)
+	if x.share == nil {
+		x.share = new(buffer.Share)
+	}
+	x.share.Open(s.memory, nil, "")
 	x.rec.open(requestID(r), time.Now())
 	w.Header().Set("X-Request-Id", x.rec.RequestID)
 	x.span = s.deps.Tracer.Start(r.Header, x.rec.Start)
@@ -121,11 +127,17 @@ func (x *exchange) serve(api openai.API) error {
 	if err := x.heed(); err != nil {
 		return err
 	}
+	x.shareOf(client)
 	if err := x.readBody(client); err != nil {
 		return err
 	}
 	if err := openai.ParseRequest(api, x.body.B, &x.req); err != nil {
 		return err
+	}
+	if n := x.req.Size(); n > leastDerived {
+		if err := x.derive(n); err != nil {
+			return err
+		}
 	}
 	if err := x.checkParams(); err != nil {
 		return err
@@ -164,7 +176,9 @@ func (x *exchange) prepare() error {
 		}
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
-	x.matchBy()
+	if err := x.matchBy(); err != nil {
+		return err
+	}
 	if r := x.s.deps.Recorder; r != nil && x.req.API.Generates() {
 		r.note(x)
 	}
@@ -258,6 +272,9 @@ func (x *exchange) close() {
 	x.s.live.remove(&x.view)
 	x.releaseBody()
 	x.unreserve()
+	if x.share.Held() > 0 { // the clean-up of a leg still has the body
+		x.share = nil
+	}
 	s := x.s
 	x.reset()
 	s.exchanges.Put(x)
@@ -293,11 +310,17 @@ func (x *exchange) settle(now time.Time) {
 	x.s.explain.put(&x.rec)
 }
 
-// releaseBody gives the request's bytes back; nothing may be retried after it.
+// releaseBody gives the request's bytes back, and what was made of them; nothing may
+// be retried after it.
 func (x *exchange) releaseBody() {
 	x.req.Object.Reset() // it refers to the bytes
+	x.prompt.dropIDs()
 	x.body.Free()
 	x.body = nil
+	if x.derived > 0 {
+		x.share.Release(x.derived)
+		x.derived = 0
+	}
 }
 
 // reset drops every reference to the request and keeps the memory.

@@ -94,6 +94,9 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Decode
 	if !l.Alias {
 		a.legBody.Set(l.Body[:0]) // keep a grown body's memory
+	} else { // not held while the engine generates
+		a.legBody.Free()
+		a.legBody = nil
 	}
 	if x.legPolicy != nil {
 		var err error
@@ -178,9 +181,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	row.body[0] = l.Body
 	if l.Msgpack {
-		copied, err := x.s.memory.Get(len(l.Body))
+		copied, err := x.share.Get(len(l.Body))
 		if err != nil {
-			return nil, newLegError(row.Phase, t, errMemory)
+			return nil, newLegError(row.Phase, t, memoryError(err))
 		}
 		defer copied.Free() // the client reads it only until Do returns
 		if packed, err := connector.AppendMsgpack(copied.B, l.Body); err == nil {
@@ -191,10 +194,10 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	if x.cfg.Transport.Client == "nethttp" { // which copies the body
 		n := int64(len(row.body[0]))
-		if !x.s.memory.Take(n) {
-			return nil, newLegError(row.Phase, t, errMemory)
+		if err := x.share.Take(n); err != nil {
+			return nil, newLegError(row.Phase, t, memoryError(err))
 		}
-		defer x.s.memory.Release(n)
+		defer x.share.Release(n)
 	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],

@@ -28,14 +28,11 @@ const mostKept = 64 << 10
 
 // reset drops what is too large to be kept for the next exchange.
 func (p *prompt) reset() {
-	if cap(p.ids) > mostKept {
-		p.ids = nil
-	}
+	p.dropIDs()
 	if cap(p.at) > mostKept {
 		p.at = nil
 	}
 	clear(p.chains)
-	p.found, p.exact = nil, false
 	for i := range p.blocks {
 		if cap(p.blocks[i]) > mostKept/8 {
 			p.blocks[i] = nil
@@ -43,14 +40,24 @@ func (p *prompt) reset() {
 	}
 }
 
+// dropIDs drops the token ids that are too many to be kept, when nobody needs them
+// any more.
+func (p *prompt) dropIDs() {
+	if cap(p.ids) > mostKept {
+		p.ids = nil
+	}
+	p.found, p.exact = nil, false
+}
+
 // matchBy says what the policies' needs are met by: the prompt's blocks in each
 // form that some engine has them in, and what names the conversation. A prompt
-// whose token ids cannot be had is placed without its blocks.
-func (x *exchange) matchBy() {
+// whose token ids cannot be had is placed without its blocks. The error says that
+// there is no memory for them.
+func (x *exchange) matchBy() error {
 	c := x.s.deps.Coordinator
 	needs := c.Needs()
 	if needs&(abi.NeedBlocks|abi.NeedConversation) == 0 || !x.req.API.Generates() {
-		return
+		return nil
 	}
 	p := &x.prompt
 	c.Cut(&p.cut, x.req.Model)
@@ -65,7 +72,11 @@ func (x *exchange) matchBy() {
 			x.chain(form, func(dst []kvindex.Hash) []kvindex.Hash { return x.appendText(dst, seed, form.Block) })
 			continue
 		}
-		if ids := x.tokenIDs(); len(ids) > 0 {
+		ids, err := x.tokenIDs()
+		if err != nil {
+			return err
+		}
+		if len(ids) > 0 {
 			p.found = ids
 			x.ask.Request.PromptTokens = int64(len(ids))
 			x.chain(form, func(dst []kvindex.Hash) []kvindex.Hash { return kvindex.AppendTokens(dst, seed, ids, form.Block) })
@@ -75,6 +86,7 @@ func (x *exchange) matchBy() {
 	if needs&abi.NeedConversation != 0 {
 		x.nameConversation()
 	}
+	return nil
 }
 
 // chain adds the chain of one form, in memory that is kept.
@@ -163,8 +175,26 @@ func (x *exchange) conversation() string {
 	return ""
 }
 
-// tokenIDs are those of the prompt; none where nobody has them in time.
-func (x *exchange) tokenIDs() []uint32 {
+// roomForIDs gives p.ids room for the token ids that the client sent, which is
+// counted before it is taken.
+func (x *exchange) roomForIDs() error {
+	p, n := &x.prompt, x.req.MostTokenIDs()
+	if n <= max(mostKept, cap(p.ids)) {
+		return nil
+	}
+	if err := x.derive(4 * n); err != nil {
+		return err
+	}
+	p.ids = make([]uint32, 0, n)
+	return nil
+}
+
+// tokenIDs are those of the prompt; none where nobody has them in time. The error
+// says that there is no memory for them.
+func (x *exchange) tokenIDs() ([]uint32, error) {
+	if err := x.roomForIDs(); err != nil {
+		return nil, err
+	}
 	p := &x.prompt
 	var err error
 	if p.ids, err = x.req.AppendTokenIDs(p.ids[:0]); err != nil {
@@ -173,7 +203,7 @@ func (x *exchange) tokenIDs() []uint32 {
 	t := x.s.deps.Tokens
 	if t == nil {
 		p.exact = len(p.ids) > 0 && x.req.API != openai.Chat // where vLLM takes none
-		return p.ids
+		return p.ids, nil
 	}
 	result := t.Tokens(x.ctx, tokens.Prompt{Request: &x.req, IDs: p.ids, Model: p.cut.Model, Instances: x.s.askable(p.cut.Model)})
 	x.s.deps.Metrics.Prompt(result.Source.String(), result.Reason.String())
@@ -181,7 +211,7 @@ func (x *exchange) tokenIDs() []uint32 {
 		x.s.log.Debug("no token ids", x.logAttrs("engine", result.Instance, "reason", result.Reason.String(), "error", result.Err)...)
 	}
 	p.exact = result.Exact && (result.Source != tokens.Client || x.req.API != openai.Chat)
-	return result.IDs
+	return result.IDs, nil
 }
 
 // askables are the instances that tokenize, by the model they serve.

@@ -39,7 +39,7 @@ func (x *exchange) receive(limit int) (err error) {
 		announced = int(x.r.ContentLength) + 1 // room for the read that finds the end
 		first = min(announced, firstRead)
 	}
-	if announced > firstRead && int64(announced) > x.s.memory.Limit() {
+	if announced > firstRead && int64(announced) > x.share.Most() {
 		return errBodyNeverFits
 	}
 	if x.body, err = x.hold(first); err != nil {
@@ -68,7 +68,7 @@ func (x *exchange) receive(limit int) (err error) {
 // grow gives b, which is full, more room for a body of at most limit bytes.
 func (x *exchange) grow(b *buffer.Buffer, announced, limit int) error {
 	if err := b.Grow(announced, limit+1); err != nil {
-		return x.noMemory(max(announced, min(2*cap(b.B), limit)))
+		return x.noMemory(max(announced, min(2*cap(b.B), limit)), err)
 	}
 	return nil
 }

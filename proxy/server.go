@@ -105,6 +105,7 @@ type Server struct {
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
+	holding    buffer.Clients // of the memory that large requests hold
 	readers    readers
 	zstd       func() *zstd.Decoder // made at its first call
 }

@@ -182,8 +182,8 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		le.err = err
 	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
-	case errors.Is(err, errMemory):
-		x.s.deps.Metrics.Shed(errMemory.Code)
+	case ownFault(err):
+		x.s.deps.Metrics.Shed(publicError(err).Code)
 	case errors.Is(err, errMerge):
 		le.reason = "bad_answer"
 	}

@@ -121,7 +121,7 @@ func (x *exchange) exactIDs(worth bool) []uint32 {
 			return nil
 		}
 		x.s.deps.Coordinator.Cut(&p.cut, x.req.Model)
-		p.found = x.tokenIDs()
+		p.found, _ = x.tokenIDs() // without memory for them there are none
 	}
 	if !p.exact {
 		return nil

@@ -33,6 +33,13 @@ func (g *Budget) Take(n int64) bool {
 	return true
 }
 
+func (g *Budget) take(n int64) error {
+	if !g.Take(n) {
+		return ErrFull
+	}
+	return nil
+}
+
 // Release gives back n bytes that were taken.
 func (g *Budget) Release(n int64) { g.add(-n) }
 

@@ -19,6 +19,12 @@ const (
 // ErrFull says that the budget has no room for the bytes that were asked for.
 var ErrFull = errors.New("the memory for buffers is used up")
 
+// owner is who counts the memory of buffers: a Budget, or a request's Share of one.
+type owner interface {
+	take(n int64) error
+	add(n int64) // whatever the limits
+}
+
 var pools [maxBits - minBits + 1]sync.Pool
 
 // Buffer is a pooled byte slice with one owner. The owner appends to B within
@@ -26,8 +32,8 @@ var pools [maxBits - minBits + 1]sync.Pool
 // written to.
 type Buffer struct {
 	B       []byte
-	budget  *Budget      // nil: the buffer is not counted
-	counted int64        // bytes that the budget counts for it
+	owner   owner        // who counts the buffer; nil: nobody
+	counted int64        // bytes that the owner counts for it
 	holders atomic.Int32 // besides the owner
 }
 
@@ -45,21 +51,24 @@ func Get(n int) *Buffer {
 
 // Get returns an empty buffer with room for n bytes, which g counts until the
 // buffer is freed. The error is ErrFull.
-func (g *Budget) Get(n int) (*Buffer, error) {
+func (g *Budget) Get(n int) (*Buffer, error) { return get(g, n) }
+
+// get returns an empty buffer with room for n bytes, which o counts.
+func get(o owner, n int) (*Buffer, error) {
 	size := int64(Room(n))
-	if !g.Take(size) {
-		return nil, ErrFull
+	if err := o.take(size); err != nil {
+		return nil, err
 	}
 	b := Get(n)
 	if c := int64(cap(b.B)); c != size { // the pool had one with more room
-		g.add(c - size)
+		o.add(c - size)
 		size = c
 	}
-	b.budget, b.counted = g, size
+	b.owner, b.counted = o, size
 	return b, nil
 }
 
-// Counted is how many bytes the budget counts for b; 0 for nil.
+// Counted is how many bytes are counted for b; 0 for nil.
 func (b *Buffer) Counted() int64 {
 	if b == nil {
 		return 0
@@ -80,9 +89,9 @@ func (b *Buffer) Free() {
 		return
 	}
 	b.holders.Store(0)
-	if b.budget != nil {
-		b.budget.Release(b.counted)
-		b.budget, b.counted = nil, 0
+	if b.owner != nil {
+		b.owner.add(-b.counted)
+		b.owner, b.counted = nil, 0
 	}
 	c := cap(b.B)
 	if c < 1<<minBits || c > 1<<maxBits {
@@ -97,7 +106,7 @@ func (b *Buffer) Free() {
 // where that is at most four times as much, and never more than most, which must
 // be greater than what it has. Want is what a peer announced, 0 for nothing. The
 // budget counts the old and the new memory while the bytes are copied. The error
-// is ErrFull, and leaves the buffer as it was.
+// is ErrFull or ErrShare, and leaves the buffer as it was.
 func (b *Buffer) Grow(want, most int) error {
 	n := 2 * cap(b.B)
 	if want > cap(b.B) && want-1 <= 2*n {
@@ -107,11 +116,11 @@ func (b *Buffer) Grow(want, most int) error {
 		n = most
 	}
 	next := (*Buffer)(nil)
-	if b.budget == nil {
+	if b.owner == nil {
 		next = Get(n)
 	} else {
 		var err error
-		if next, err = b.budget.Get(n); err != nil {
+		if next, err = get(b.owner, n); err != nil {
 			return err
 		}
 	}
@@ -125,8 +134,8 @@ func (b *Buffer) Grow(want, most int) error {
 // Set makes p, which append made of b.B, the bytes of b. What append took beyond
 // the buffer's room is counted, also where the budget is used up by that.
 func (b *Buffer) Set(p []byte) {
-	if more := int64(cap(p)) - b.counted; b.budget != nil && more > 0 {
-		b.budget.add(more)
+	if more := int64(cap(p)) - b.counted; b.owner != nil && more > 0 {
+		b.owner.add(more)
 		b.counted += more
 	}
 	b.B = p

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -89,16 +90,7 @@ var ErrTokenIDs = errors.New("the prompt is not one list of token ids")
 // whole number from 0 to 2^32-1, or if there are several prompts; dst is then as
 // it was.
 func (r *Request) AppendTokenIDs(dst []uint32) ([]uint32, error) {
-	raw := r.PromptRaw()
-	switch {
-	case r.Prompt == PromptTokens:
-	case r.Prompt == PromptTokenLists && r.PromptCount == 1:
-		raw, _ = Find(raw, "0")
-	case r.API == Chat:
-		raw, _ = r.Get("prompt_token_ids")
-	default:
-		return dst, ErrTokenIDs
-	}
+	raw := r.rawTokenIDs()
 	if len(raw) == 0 || raw[0] != '[' {
 		return dst, ErrTokenIDs
 	}
@@ -119,6 +111,31 @@ func (r *Request) AppendTokenIDs(dst []uint32) ([]uint32, error) {
 		return dst, ErrTokenIDs
 	}
 	return ids, nil
+}
+
+// rawTokenIDs is the raw value that AppendTokenIDs reads; empty for none.
+func (r *Request) rawTokenIDs() []byte {
+	switch {
+	case r.Prompt == PromptTokens:
+		return r.PromptRaw()
+	case r.Prompt == PromptTokenLists && r.PromptCount == 1:
+		raw, _ := Find(r.PromptRaw(), "0")
+		return raw
+	case r.API == Chat:
+		raw, _ := r.Get("prompt_token_ids")
+		return raw
+	}
+	return nil
+}
+
+// MostTokenIDs is how many token ids AppendTokenIDs can append at most. It is exact
+// where the client sent a list of ids.
+func (r *Request) MostTokenIDs() int {
+	raw := r.rawTokenIDs()
+	if len(raw) == 0 {
+		return 0
+	}
+	return bytes.Count(raw, []byte{','}) + 1
 }
 
 // tokenID reads the token id at i; ok is false for any other value.

@@ -71,7 +71,29 @@ func (o *Object) Parse(raw []byte) error {
 		o.Reset()
 		return s.refusal()
 	}
+	o.dropScratch()
 	return nil
+}
+
+// dropScratch gives up the room that only the scan needed. The widest object at any
+// depth sets its size, and a request is held much longer than its scan takes.
+// Members hold copies of their keys' references, so nothing refers to the scratch.
+func (o *Object) dropScratch() {
+	if cap(o.keys) > keepScratch {
+		o.keys = nil
+	}
+	if cap(o.text) > max(keepScratch*8, 2*len(o.text)) {
+		o.text = append([]byte(nil), o.text...)
+	}
+	if cap(o.members) > max(keepScratch, len(o.members)+len(o.members)/8) {
+		o.members = append(make([]member, 0, len(o.members)), o.members...)
+	}
+}
+
+// Size is how many bytes of memory the scan keeps beside the scanned bytes until
+// Reset. It grows with the number of top-level members.
+func (o *Object) Size() int {
+	return cap(o.members)*int(unsafe.Sizeof(member{})) + cap(o.keys)*int(unsafe.Sizeof(keyRef{})) + cap(o.text)
 }
 
 // refusal is the scanner's fault as the client sees it.

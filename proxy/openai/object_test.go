@@ -206,6 +206,41 @@ func TestResetDropsLargeScratch(t *testing.T) {
 	}
 }
 
+// TestParseDropsScratch: what only the scan needed is gone when Parse returns, and
+// every member is still found.
+func TestParseDropsScratch(t *testing.T) {
+	wide := func(key string, n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `"%s%d":0,`, key, i)
+		}
+		return b.String()
+	}
+	tests := []struct {
+		name, body string
+		most       int // bytes
+	}{
+		{"a wide object inside", `{"\u0061":{` + wide("k", 20000) + `"z":0},"b":1}`, 4 << 10},
+		{"the same with escapes", `{"\u0061":{` + wide(`\u006b`, 20000) + `"z":0},"b":1}`, 4 << 10},
+		{"a wide object in an array", `{"\u0061":[[{` + wide("k", 20000) + `"z":0}]],"b":1}`, 4 << 10},
+		{"wide at the top", `{"\u0061":1,` + wide("k", 4000) + `"b":1}`, 4002 * 72},
+	}
+	for _, tt := range tests {
+		var o Object
+		if err := o.Parse([]byte(tt.body)); err != nil {
+			t.Fatal(tt.name, err)
+		}
+		if n := o.Size(); n > tt.most {
+			t.Errorf("%s: %d bytes are kept, want at most %d", tt.name, n, tt.most)
+		}
+		for _, key := range []string{"a", "b"} {
+			if v, ok := o.Get(key); !ok || len(v) == 0 {
+				t.Errorf("%s: %s is missing", tt.name, key)
+			}
+		}
+	}
+}
+
 // strict is an independent and slow statement of what Parse accepts.
 func strict(body []byte) bool {
 	if !json.Valid(body) || !utf8.Valid(body) || loneSurrogate(body) {

@@ -1,6 +1,9 @@
 package openai
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // pdFields are the PD fields of request bodies: top-level members by which
 // engines are told of a transfer, of the encoders and caches that they are to
@@ -123,19 +126,21 @@ func checkPDHolder(field string, value []byte) error {
 // unless an edit before sets the field. Transfer parameters are cut out of the
 // members that may hold them at every depth. The edits must have room for PDCuts
 // more: it is not grown, so that they, and the values that they point to, stay on
-// the caller's stack.
+// the caller's stack. Only the exact names are cut, because [ParseRequest] refuses
+// them in another case. A scanned body has each name once, so that PDCuts edits are
+// always enough.
 func CutPD(edits []Edit, r *Request) []Edit {
 	n := len(edits)
 	edits = edits[:cap(edits)]
 	for key, value := range r.Members {
-		if field, _ := named(pdFields[:], key); field {
+		if slices.Contains(pdFields[:], key) {
 			if !sets(edits[:n], key) {
 				edits[n] = Edit{Key: key, Remove: true}
 				n++
 			}
 			continue
 		}
-		if holder, _ := named(pdContainers[:], key); !holder || sets(edits[:n], key) {
+		if !slices.Contains(pdContainers[:], key) || sets(edits[:n], key) {
 			continue
 		}
 		if rest, cut := cutTransferParams(value, ""); cut {

@@ -28,7 +28,10 @@ func TestRefusedPDNames(t *testing.T) {
 		{`"Model":"m"`, ""},
 		{`"vllm_xargs":7`, ""},
 		{`"vllm_xargs":null`, ""},
-		{`"KV_TRANSFER_PARAMS":null`, ""},
+		{`"KV_TRANSFER_PARAMS":null`, "KV_TRANSFER_PARAMS"},
+		{`"\u212av_transfer_params":null`, "\u212av_transfer_params"},
+		{`"Vllm_Xargs":null`, "Vllm_Xargs"},
+		{`"kv_transfer_params":null`, ""},
 		{`"Kv":1,"rids":2,"\u00e9":3`, ""},
 	} {
 		for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate", "/inference/v1/generate", "/v1/embeddings", "/tokenize", "/detokenize"} {
@@ -137,12 +140,54 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
+// spellings is a body with n members whose names are kv_transfer_params but for the
+// case.
+func spellings(n int, value string) []byte {
+	b := []byte(`{"model":"m","prompt":"x","messages":[{"role":"user"}]`)
+	for i := 1; n > 0; i++ {
+		if i>>2&1 == 1 { // the underscore has no case: the same name again
+			continue
+		}
+		key := []byte("kv_transfer_params")
+		for at := range 10 {
+			if i>>at&1 == 1 {
+				key[at] -= 'a' - 'A'
+			}
+		}
+		b = fmt.Appendf(b, `,%q:%s`, key, value)
+		n--
+	}
+	return append(b, '}')
+}
+
+// TestManySpellings: no number of spellings of a name makes more edits than there is
+// room for, also in a request whose names nobody has checked.
+func TestManySpellings(t *testing.T) {
+	for _, value := range []string{"null", "{}"} {
+		body := spellings(4*PDCuts, value)
+		var r Request
+		var refusal *Error
+		if err := ParseRequest(Completions, body, &r); !errors.As(err, &refusal) || refusal.Code != "invalid_name" {
+			t.Errorf("%s: %v, want a refusal of the name", value, err)
+		}
+		if err := r.Parse(body); err != nil {
+			t.Fatal(err)
+		}
+		if cuts := CutPD(make([]Edit, 0, PDCuts), &r); len(cuts) > PDCuts {
+			t.Errorf("%s: %d edits", value, len(cuts))
+		}
+	}
+}
+
 // FuzzCutBody does the same with any body.
 func FuzzCutBody(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s), uint8(Tokenize))
 	}
 	f.Add([]byte(`{"prompt":"x","rid":"x","vllm_xargs":{"a":1,"kv_transfer_params":{}}, "sampling_params":[{"extra_args":{"ec_transfer_params":[]}}]}`), uint8(Completions))
+	f.Add(spellings(PDCuts+13, "null"), uint8(Completions))
+	f.Add(spellings(2*PDCuts, "{}"), uint8(Chat))
+	f.Add([]byte(`{"prompt":"x","kv_transfer_params":null,"rid":null,"vllm_xargs":null,"request_id":null}`), uint8(Completions))
 	f.Fuzz(func(t *testing.T, body []byte, api uint8) { checkCut(t, API(api%9)+1, body) })
 }
 

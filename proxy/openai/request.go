@@ -63,10 +63,15 @@ func ParseRequest(api API, body []byte, r *Request) error {
 		return err
 	}
 	for i := range r.members {
-		if m := &r.members[i]; m.kind != kindNull {
-			if err := r.read(m); err != nil {
-				return err
-			}
+		m := &r.members[i]
+		if err := checkPDName(r.keyString(m)); err != nil { // whatever the value, null too
+			return err
+		}
+		if m.kind == kindNull {
+			continue
+		}
+		if err := r.read(m); err != nil {
+			return err
 		}
 	}
 	if !r.HasModel {
@@ -106,9 +111,6 @@ func (r *Request) checkPrompt() error {
 // read takes over one member that is not null.
 func (r *Request) read(m *member) (err error) {
 	key, v := r.keyString(m), r.value(m)
-	if err := checkPDName(key); err != nil {
-		return err
-	}
 	switch key {
 	case "model":
 		err = r.readModel(v)

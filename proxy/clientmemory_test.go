@@ -1,0 +1,103 @@
+package proxy
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// exchangeOf is an exchange of s that holds nothing.
+func exchangeOf(s *Server) *exchange {
+	x := &exchange{s: s, share: new(buffer.Share)}
+	x.share.Open(s.memory, nil, "")
+	return x
+}
+
+// One client holds at most half of the budget by bodies that grow when they are
+// decoded, unless clients are not counted. A body that goes on as it came is held once.
+func TestClientMemory(t *testing.T) {
+	const limit, body, requests = 16 << 20, 1<<20 - 100, 12
+	for _, tt := range []struct {
+		name      string
+		perClient int
+		refused   bool
+	}{{"counted", 100, true}, {"not counted", 0, false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				answer := make(chan struct{})
+				e := &fakeEngine{serve: func(c *engineConn, _ int) { <-answer; c.json(200, unary) }}
+				w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) {
+					c.Limits.BufferMemory, c.Limits.PerClient = limit, tt.perClient
+				}})
+				coded := gzipped(bodyOf(body))
+				statuses := make(chan int, requests)
+				var wg sync.WaitGroup
+				for range requests {
+					wg.Go(func() {
+						a := w.post(completionsPath, coded, "Content-Encoding", "gzip")
+						if a.status == 429 && (!strings.Contains(a.body, "client_memory_limit") || a.header.Get("Retry-After") == "") {
+							t.Errorf("%+v", a)
+						}
+						statuses <- a.status
+					})
+					synctest.Wait()
+				}
+				used := w.memory.Used()
+				if most := int64(len(e.seen())) * (1<<20 + 64<<10); used > most {
+					t.Errorf("%d bytes are held for %d requests, want at most %d", used, len(e.seen()), most)
+				}
+				if tt.refused && used > limit/2 {
+					t.Errorf("one client holds %d bytes of %d", used, limit)
+				}
+				close(answer)
+				wg.Wait()
+				close(statuses)
+				count := map[int]int{}
+				for s := range statuses {
+					count[s]++
+				}
+				if (count[429] > 0) != tt.refused || count[200] == 0 || count[200]+count[429] != requests {
+					t.Errorf("answers by status: %v", count)
+				}
+				if n := w.metric("pdproxy_shed_total", "client_memory_limit"); n != float64(count[429]) {
+					t.Errorf("%v are counted as shed, want %d", n, count[429])
+				}
+				if a := w.post(completionsPath, coded, "Content-Encoding", "gzip"); a.status != 200 {
+					t.Errorf("afterwards: %+v", a)
+				}
+				synctest.Wait()
+				if n := w.holding.Len(); n != 0 || w.memory.Used() != 0 {
+					t.Errorf("%d clients are counted and %d bytes held at the end", n, w.memory.Used())
+				}
+			})
+		})
+	}
+}
+
+// Token ids of the client are counted before they are read, and neither they nor
+// their count outlive the body.
+func TestTokenIDsAreCounted(t *testing.T) {
+	const n = 200_000
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"prompt_token_ids":[` + strings.Repeat("1,", n-1) + `1]}`)
+	for _, limit := range []int64{8 << 20, 512 << 10} {
+		memory := new(buffer.Budget)
+		memory.SetLimit(limit)
+		x := exchangeOf(&Server{memory: memory})
+		if err := openai.ParseRequest(openai.Chat, body, &x.req); err != nil {
+			t.Fatal(err)
+		}
+		ids, err := x.tokenIDs()
+		if fits := limit > 4*n; fits != (err == nil && len(ids) == n && memory.Used() == 4*n) || !fits && err != errMemory {
+			t.Errorf("limit %d: %d ids, %v, %d bytes are counted", limit, len(ids), err, memory.Used())
+		}
+		x.releaseBody()
+		if x.prompt.ids != nil && cap(x.prompt.ids) > mostKept || memory.Used() != 0 {
+			t.Errorf("limit %d: room for %d ids and %d bytes stay", limit, cap(x.prompt.ids), memory.Used())
+		}
+	}
+}
