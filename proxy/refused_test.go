@@ -38,7 +38,7 @@ func TestAdminUnread(t *testing.T) {
 		{"wrong method", "PUT /v1/drain HTTP/1.1" + json, 405, 2 * unreadWait},
 		{"foreign page", "POST /v1/drain HTTP/1.1\r\nOrigin: http://evil.test" + json, 403, 2 * unreadWait},
 		{"other type", "POST /v1/drain HTTP/1.1\r\nContent-Type: text/plain", 415, 2 * unreadWait},
-		{"long answer", "GET /metrics HTTP/1.1", 200, 2 * unreadWait},
+		{"long answer", "GET /metrics HTTP/1.1" + json, 200, 2 * unreadWait},
 		{"body that is read", "POST /v1/engines HTTP/1.1" + json, 400, operatorBody + 2*unreadWait},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
