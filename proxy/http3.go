@@ -37,6 +37,9 @@ const (
 	// receiveWindow is how many bytes of bodies a client may send that nobody has
 	// read yet.
 	receiveWindow = 1 << 20
+	// firstStreamWindow and firstConnWindow are what an HTTP/3 client may send before
+	// anything has been read, on a stream and in all.
+	firstStreamWindow, firstConnWindow = 128 << 10, 256 << 10
 	// controlStreams is how many streams without a request an HTTP/3 client may
 	// have; it needs three, and some clients send further ones to be ignored.
 	controlStreams = 8
@@ -60,12 +63,16 @@ func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.C
 	q.conns.admit(q.transport, places)
 	var err error
 	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)), &quic.Config{
-		HandshakeIdleTimeout:       headLimit / 2, // a handshake may take twice that in all
-		MaxIncomingStreams:         streamsPerConn,
-		MaxIncomingUniStreams:      controlStreams,
-		MaxStreamReceiveWindow:     receiveWindow,
-		MaxConnectionReceiveWindow: receiveWindow,
-		KeepAlivePeriod:            15 * time.Second,
+		HandshakeIdleTimeout:  headLimit / 2, // a handshake may take twice that in all
+		MaxIncomingStreams:    streamsPerConn,
+		MaxIncomingUniStreams: controlStreams,
+		// Many frames of one byte behind a gap take far more memory than their bytes.
+		// The windows grow as bytes are read.
+		InitialStreamReceiveWindow:     firstStreamWindow,
+		InitialConnectionReceiveWindow: firstConnWindow,
+		MaxStreamReceiveWindow:         receiveWindow,
+		MaxConnectionReceiveWindow:     receiveWindow,
+		KeepAlivePeriod:                15 * time.Second,
 	})
 	if err != nil {
 		q.close()

@@ -167,7 +167,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminTok
 		srv.ConnState = f.connState
 	}
 	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
-	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.adminHandler(cfg, addrOf(f.admin), token))), nil)
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.boundedForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
 	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
 }

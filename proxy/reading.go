@@ -56,9 +56,10 @@ type incoming struct {
 	context.Context
 	io.ReadCloser // as net/http gave it
 	s             *Server
+	readers       *readers // nil: the deadline is the body's only limit
 	rc            http.ResponseController
 	from, to      *http.Request // as net/http made it; as the handlers see it
-	ended, broken atomic.Bool   // its end has been read; a read has failed before
+	ended         atomic.Bool   // its end has been read
 	got           atomic.Int64  // bytes
 	since         atomic.Int64  // when the read under way began, in Unix nanoseconds; 0: none is
 	waited        atomic.Int64  // nanoseconds in earlier reads
@@ -89,15 +90,34 @@ func incomingOf(ctx context.Context) *incoming {
 }
 
 // bounded gives requests with a body one that the server's limits bound.
-func (s *Server) bounded(next http.Handler) http.Handler {
+func (s *Server) bounded(next http.Handler) http.Handler { return boundedBy(&s.readers, s, next) }
+
+// operatorBody is how long the body of a request to the admin address may take.
+const operatorBody = 5 * time.Second
+
+// boundedForOperators gives each body operatorBody. These bodies take no place of
+// limits.max_reading, and no client's body takes a place of theirs.
+func (s *Server) boundedForOperators(next http.Handler) http.Handler {
+	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if b := incomingOf(r.Context()); b != nil {
+			b.limit(time.Now().Add(operatorBody))
+		}
+		next.ServeHTTP(w, r)
+	})
+	return boundedBy(nil, s, limited)
+}
+
+// boundedBy counts bodies in readers, unless readers is nil.
+func boundedBy(readers *readers, s *Server, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
 			next.ServeHTTP(w, r)
 			return
 		}
-		b := &incoming{Context: r.Context(), ReadCloser: r.Body, s: s, rc: *http.NewResponseController(w), from: r}
+		b := &incoming{Context: r.Context(), ReadCloser: r.Body, s: s, readers: readers, rc: *http.NewResponseController(w), from: r}
 		b.to = r.WithContext(b) // net/http looks at the body of its own request
 		b.to.Body = b
+		_ = b.rc.EnableFullDuplex() // always there over HTTP/1.1; without it net/http reads the body before it answers
 		answered := false
 		defer func() {
 			if b.leave(); answered {
@@ -112,8 +132,8 @@ func (s *Server) bounded(next http.Handler) http.Handler {
 // Read implements io.Reader. The error of a body that was stopped is a *stoppedBody.
 func (b *incoming) Read(p []byte) (int, error) {
 	now := time.Now()
-	if b.begin() {
-		b.s.readers.enter(b, now, b.s.cfg.Load())
+	if b.begin() && b.readers != nil {
+		b.readers.enter(b, now, b.s.cfg.Load())
 	}
 	b.since.Store(now.UnixNano())
 	if err := b.stopped(); err != nil {
@@ -133,10 +153,10 @@ func (b *incoming) Read(p []byte) (int, error) {
 		if t := b.from.Trailer; t != nil && b.to.Trailer == nil { // else both have one map
 			b.to.Trailer = t
 		}
-		return n, err
-	}
-	b.broken.Store(true)
-	if why := b.stopped(); why != nil {
+		if b.readers == nil {
+			b.rc.SetReadDeadline(time.Time{}) // else the request's context ends with the deadline
+		}
+	} else if why := b.stopped(); why != nil {
 		err = why
 	}
 	return n, err
@@ -197,24 +217,25 @@ func (b *incoming) limit(by time.Time) {
 
 // leave ends the body's part in the limits.
 func (b *incoming) leave() {
-	b.s.readers.leave(b)
+	if b.readers != nil {
+		b.readers.leave(b)
+	}
 	b.mu.Lock()
 	b.over = true
 	b.mu.Unlock()
 }
 
 // discard reads the rest of a body whose request has been answered, and closes the
-// connection if the client does not send the rest: what remains must not be taken for
-// another request. Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
+// connection if the rest does not come: what remains must not be taken for another
+// request. Over HTTP/2 and HTTP/3 the protocol tells the client to stop.
 func (b *incoming) discard() {
-	if b.from.ProtoMajor != 1 || b.ended.Load() || b.broken.Load() || b.stopped() != nil {
+	if b.from.ProtoMajor != 1 || b.ended.Load() {
 		return
 	}
 	if b.from.Header.Get("Expect") != "" && b.begin() { // the client may wait for a word to send the body
 		b.rc.SetReadDeadline(time.Now()) // net/http answers and closes
 		return
 	}
-	_ = b.rc.EnableFullDuplex() // always there over HTTP/1.1; without it net/http reads before it answers
 	if b.rc.Flush() != nil || !b.readRest() {
 		panic(http.ErrAbortHandler) // the answer is out
 	}

@@ -230,8 +230,8 @@ func (s *Server) sayForeign(prefill engine.Target) {
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// Also for requests that are refused unread: net/http drains a little of
-	// their bodies before it answers. readBody lifts it at the body's end.
+	// The deadline holds for handlers that read a part of the body, too. readBody
+	// lifts it at the body's end.
 	limitBody(r, s.cfg.Load())
 	if !s.servePath(w, r) {
 		w.Header().Set("X-Request-Id", requestID(r))

@@ -120,8 +120,6 @@ func serve(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Requ
 	passed := s.passHeaders()
 	if passed {
 		s.serveNext(next, header)
-	} else {
-		s.limitRead() // net/http drains a little of the body
 	}
 	s.finish(header, passed)
 	if s.isCut() {

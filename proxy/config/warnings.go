@@ -20,6 +20,7 @@ func (c *Config) Warnings() []Problem {
 		}
 	}
 	k.warnClear()
+	k.warnUnproven()
 	for i, e := range c.Engines {
 		k.warnUnused(i, e)
 		if e.InsecureSkipVerify {
@@ -53,6 +54,37 @@ func (k *checker) warnClear() {
 	if address, isTCP := strings.CutPrefix(c.Discovery.MoRIIO.Listen, "tcp://"); isTCP && c.Discovery.MoRIIO.PasswordFile != "" && betweenHosts(address) {
 		k.add("discovery.moriio.password_file", "engines send the password over the network in the clear, as PLAIN of ZeroMQ does")
 	}
+}
+
+// warnUnproven warns of addresses that ask nobody for a proof.
+func (k *checker) warnUnproven() {
+	c := k.config
+	if f := c.Fleet; isLoopback(f.Listen) && !f.proven() && !f.Open && c.hasKeys() {
+		k.add("fleet.listen", "any user of this host can connect as a worker and read the engines' API keys: set fleet.token_file or fleet.tls, or listen on a Unix socket")
+	}
+	if t := c.Discovery.TRTLLM; t.TokenFile == "" {
+		if address, plain := strings.CutPrefix(t.ClusterURI, "http://"); plain && isLoopback(address) {
+			k.add("discovery.trtllm.cluster_uri", "any user of this host can register an engine that receives prompts: set discovery.trtllm.token_file")
+		}
+	}
+	if m := c.Discovery.MoRIIO; m.PasswordFile == "" {
+		if address, isTCP := strings.CutPrefix(m.Listen, "tcp://"); isTCP && isLoopback(address) {
+			k.add("discovery.moriio.listen", "any user of this host can register an engine that receives prompts: set discovery.moriio.password_file")
+		}
+	}
+	if betweenHosts(c.Server.Listen) && c.Server.Auth.KeysFile == "" && c.Server.TLS.ClientCA == "" {
+		k.add("server.listen", "any host that reaches this address may use the engines: there are no API keys and no client certificates")
+	}
+}
+
+// hasKeys reports whether an engine has an API key.
+func (c *Config) hasKeys() bool {
+	for _, e := range c.Engines {
+		if e.APIKeyFile != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // warnPartners warns of a role that has no engine to pair with, once a role,

@@ -202,7 +202,7 @@ func (s *Storage) serve(ctx context.Context, tell func()) {
 	d := &door{}
 	server := &http.Server{
 		Handler: d.lastAnswers(s.routes()), ConnState: d.follow,
-		ReadTimeout: storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ReadTimeout: storageTimeout, WriteTimeout: 2 * storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan struct{})
 	go func() {

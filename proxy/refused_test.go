@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// exchangeUnended sends a head with an announced body that never comes, and returns
+// all that the proxy sends until it closes the connection, and how long that takes.
+func exchangeUnended(t *testing.T, l *pipeListener, head string) (string, time.Duration) {
+	t.Helper()
+	conn, err := l.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	begin := time.Now()
+	fmt.Fprintf(conn, "%s\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{", head)
+	text, _ := io.ReadAll(conn) // until the proxy closes the connection
+	return string(text), time.Since(begin)
+}
+
+// TestAdminUnread: a body that never comes does not hold the admin address.
+func TestAdminUnread(t *testing.T) {
+	const json = "\r\nContent-Type: application/json"
+	for _, tt := range []struct {
+		name, head string
+		status     int
+		within     time.Duration
+	}{
+		{"no token", "POST /v1/drain HTTP/1.1", 401, 2 * unreadWait},
+		{"not found", "POST /nothing HTTP/1.1" + json, 404, 2 * unreadWait},
+		{"wrong method", "PUT /v1/drain HTTP/1.1" + json, 405, 2 * unreadWait},
+		{"foreign page", "POST /v1/drain HTTP/1.1\r\nOrigin: http://evil.test" + json, 403, 2 * unreadWait},
+		{"other type", "POST /v1/drain HTTP/1.1\r\nContent-Type: text/plain", 415, 2 * unreadWait},
+		{"long answer", "GET /metrics HTTP/1.1" + json, 200, 2 * unreadWait},
+		{"body that is read", "POST /v1/engines HTTP/1.1" + json, 400, operatorBody + 2*unreadWait},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{})
+				head := tt.head
+				if tt.status != 401 {
+					head += "\r\nAuthorization: Bearer " + adminToken
+				}
+				text, took := exchangeUnended(t, w.admin, head)
+				if took > tt.within || !strings.HasPrefix(text, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+					t.Errorf("after %v: %.200q", took, text)
+				}
+			})
+		})
+	}
+}
+
+// TestLongAnswerUnread: an answer that does not fit into net/http's buffer does not
+// wait for a body that nobody reads, with filters and without.
+func TestLongAnswerUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{deps: func(d *Deps) {
+			d.Wrap = func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Minute))
+					io.WriteString(w, strings.Repeat("a", 4096))
+				})
+			}
+		}})
+		text, took := exchangeUnended(t, w.public, "GET /v1/models HTTP/1.1")
+		if took > 2*unreadWait || !strings.HasPrefix(text, "HTTP/1.1 200 ") {
+			t.Errorf("after %v: %.200q", took, text)
+		}
+	})
+}
+
+// TestAdminContextOutlivesBody: the limit of bodies does not end a request whose body
+// has been read.
+func TestAdminContextOutlivesBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newPipeListener()
+		srv := &http.Server{Handler: new(Server).boundedForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.ReadAll(r.Body)
+			time.Sleep(2 * operatorBody)
+			fmt.Fprint(w, r.Context().Err())
+		}))}
+		go srv.Serve(l)
+		defer srv.Close()
+		conn, err := l.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+		if text, _ := io.ReadAll(conn); !strings.HasSuffix(string(text), "<nil>") {
+			t.Errorf("%q", text)
+		}
+	})
+}
