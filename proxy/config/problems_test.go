@@ -454,8 +454,6 @@ func TestWarnings(t *testing.T) {
 		{"local workers with a token", "[fleet]\nlisten='127.0.0.1:7000'\ntoken_file='t'\n[[engine]]\nname='a'\nurl='https://a'\nrole='both'\napi_key_file='k'\n", nil},
 		{"any local user registers", "[discovery.trtllm]\ncluster_uri='http://127.0.0.1:7001'\n[discovery.moriio]\nlisten='tcp://127.0.0.1:7002'\n",
 			[]want{{"discovery.trtllm.cluster_uri", 2, "register an engine"}, {"discovery.moriio.listen", 4, "register an engine"}}},
-		{"no proof of clients", "[server]\nlisten='0.0.0.0:80'\n[[engine]]\nname='a'\nurl='https://a'\nrole='both'\n",
-			[]want{{"server.listen", 2, "any host"}}},
 		{"no verification", "[[engine]]\nname='a'\nurl='https://a'\nrole='both'\ninsecure_skip_verify=true\nca='c'\n",
 			[]want{{"engine[0].insecure_skip_verify", 5, "any certificate"}, {"engine[0].ca", 6, "insecure_skip_verify"}}},
 	} {

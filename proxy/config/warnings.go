@@ -72,9 +72,6 @@ func (k *checker) warnUnproven() {
 			k.add("discovery.moriio.listen", "any user of this host can register an engine that receives prompts: set discovery.moriio.password_file")
 		}
 	}
-	if betweenHosts(c.Server.Listen) && c.Server.Auth.KeysFile == "" && c.Server.TLS.ClientCA == "" {
-		k.add("server.listen", "any host that reaches this address may use the engines: there are no API keys and no client certificates")
-	}
 }
 
 // hasKeys reports whether an engine has an API key.
