@@ -418,7 +418,7 @@ func TestClientThatDoesNotReadIsCancelled(t *testing.T) {
 			}
 		}
 	})
-	f := startScripted(t, "none", func(c *config.Config) { c.Timeouts.StreamIdle = config.Duration(200 * time.Millisecond) }, e)
+	f := startScripted(t, "none", func(c *config.Config) { c.Server.WriteTimeout = config.Duration(200 * time.Millisecond) }, e)
 	c := f.speak(plainCompletion(true))
 	defer c.Close()
 	f.eventually("the outcome is counted", func() bool { return f.metric("pdproxy_exchanges_total") == 1 })
