@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -376,16 +377,16 @@ func TestReadersTakeTheSlowest(t *testing.T) {
 	}
 }
 
-// The client's share holds by default, and so does the queue's.
+// The client's share holds by default, and so does the queue's. Small limits have none.
 func TestHalfOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a admission
 		l := config.Default().Limits
-		l.MaxExchanges, l.Queue = 1, 4
+		l.MaxExchanges, l.Queue = 1, 200
 		leave := mustEnter(t, &a, "x", l)
 		var waiting sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
-		for _, client := range []string{"a", "a", "b"} {
+		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
 			waiting.Go(func() {
 				if _, err := a.enter(ctx, client, l); !errors.Is(err, context.Canceled) {
 					t.Errorf("%s: %v", client, err)
@@ -394,12 +395,15 @@ func TestHalfOfTheQueue(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := a.enter(ctx, "a", l); err != errClientCap {
-			t.Errorf("a third one of four places: %v", err)
+			t.Errorf("one more than half of the places: %v", err)
 		}
 		cancel()
 		waiting.Wait()
 		leave()
 		a.empty(t)
+		if l.Queue = 4; l.QueueShare() < l.Queue {
+			t.Errorf("one client may use %d of %d places", l.QueueShare(), l.Queue)
+		}
 	})
 }
 

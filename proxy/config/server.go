@@ -169,7 +169,8 @@ type Limits struct {
 	// PerClient is how many exchanges one API key may have at a time, those that
 	// wait included, and how many bodies it may be sending. Without keys it counts
 	// for one client address, an IPv6 one being a network of 64 bits. Default: half
-	// of MaxExchanges, and half of MaxReading and of Queue; 0: no cap.
+	// of MaxExchanges, and half of MaxReading and of Queue, each at least 64; 0: no
+	// cap.
 	PerClient int `toml:"per_client"`
 	// MaxConnections is how many connections clients may have open at a time, TCP
 	// and QUIC together, in each process. At the limit the connection closes that
@@ -239,8 +240,12 @@ func (l *Limits) defaultClient(set bool) {
 	}
 }
 
-// half is the half of n, and at least 1.
-func half(n int) int { return max(1, n/2) }
+// leastHalf is the least that a half of a limit is: small limits are for all, so that
+// one client alone may use and queue behind them.
+const leastHalf = 64
+
+// half is the half of n, and at least leastHalf.
+func half(n int) int { return max(leastHalf, n/2) }
 
 func defaultServer() Server {
 	return Server{
