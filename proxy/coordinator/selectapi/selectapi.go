@@ -65,6 +65,8 @@ const (
 	sweepEvery = time.Second
 
 	readTimeout = 10 * time.Second
+	// writeTimeout bounds a request in all: a worker that does not read its answer is cut.
+	writeTimeout = time.Minute
 	// closeTimeout is how long requests that have come may take when Serve ends.
 	closeTimeout = 2 * time.Second
 	// idleTimeout is longer than the workers' clients keep a connection.
@@ -119,7 +121,7 @@ func (h *Handler) Open() int { return h.open.len() }
 // Serve serves the routes on l, and lets reservations expire, until ctx ends;
 // then it closes l, answers what it has read and releases what is still reserved.
 func (h *Handler) Serve(ctx context.Context, l net.Listener) error {
-	server := &http.Server{Handler: h, ConnContext: noteExposed, ReadTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
+	server := &http.Server{Handler: h, ConnContext: noteExposed, ConnState: httpguard.NewConns().Follow, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))

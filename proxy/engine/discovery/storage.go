@@ -199,9 +199,13 @@ func (s *Storage) take(ctx context.Context, shown func([]roster.Entry), tell fun
 
 // serve answers requests until ctx ends.
 func (s *Storage) serve(ctx context.Context, tell func()) {
-	d := &door{}
+	d, limit := &door{}, httpguard.NewConns()
 	server := &http.Server{
-		Handler: d.lastAnswers(s.routes()), ConnState: d.follow,
+		Handler: d.lastAnswers(s.routes()),
+		ConnState: func(c net.Conn, state http.ConnState) {
+			limit.Follow(c, state)
+			d.follow(c, state)
+		},
 		ReadTimeout: storageTimeout, WriteTimeout: 2 * storageTimeout, IdleTimeout: storageIdle, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan struct{})

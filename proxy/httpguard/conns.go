@@ -1,0 +1,93 @@
+package httpguard
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// mostConns is how many connections an internal address serves at a time, and
+	// connsShare the part of the process's descriptors that they may have, if that is
+	// less.
+	mostConns  = 4096
+	connsShare = 8
+	// mostConnsOfOne is how many of them one address may have, IPv6 addresses by /64.
+	// A host of many workers needs a few for each.
+	mostConnsOfOne = 512
+)
+
+// Conns limits the connections of an internal HTTP server, in all and of one address:
+// connections beyond the limits are closed at once. Safe for concurrent use.
+type Conns struct {
+	most, mostOfOne int
+
+	mu   sync.Mutex
+	open map[net.Conn]netip.Addr // guarded by mu
+	of   map[netip.Addr]int      // guarded by mu; none is 0
+}
+
+// NewConns returns a limit for one server.
+func NewConns() *Conns {
+	most := mostConns
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil && files.Cur/connsShare < mostConns {
+		most = max(1, int(files.Cur/connsShare))
+	}
+	return &Conns{most: most, mostOfOne: min(mostConnsOfOne, most), open: make(map[net.Conn]netip.Addr), of: make(map[netip.Addr]int)}
+}
+
+// Follow is a http.Server's ConnState.
+func (k *Conns) Follow(c net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		if !k.enter(c) {
+			c.Close() // the server notices at its first read
+		}
+	case http.StateClosed, http.StateHijacked:
+		k.leave(c)
+	}
+}
+
+func (k *Conns) enter(c net.Conn) bool {
+	from := addressOf(c)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.open) >= k.most || k.of[from] >= k.mostOfOne {
+		return false
+	}
+	k.open[c] = from
+	k.of[from]++
+	return true
+}
+
+func (k *Conns) leave(c net.Conn) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	from, entered := k.open[c]
+	if !entered {
+		return
+	}
+	delete(k.open, c)
+	if k.of[from]--; k.of[from] == 0 {
+		delete(k.of, from)
+	}
+}
+
+// addressOf is the address of the peer; all peers without one have the zero address.
+func addressOf(c net.Conn) netip.Addr {
+	from, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return netip.Addr{}
+	}
+	ip := from.Addr().Unmap().WithZone("")
+	if ip.Is6() && !ip.IsLoopback() {
+		if network, err := ip.Prefix(64); err == nil {
+			return network.Addr()
+		}
+	}
+	return ip
+}
