@@ -147,7 +147,7 @@ func TestDescriptorShares(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ all, per, wantAll, wantPer int }{
-		{0, 0, 100, 25}, {8, 0, 8, 2}, {1, 0, 1, 1}, {8, 3, 8, 3}, {8, -1, 8, 0}, {0, -1, 100, 0},
+		{0, 0, 100, 75}, {8, 0, 8, 6}, {1, 0, 1, 1}, {8, 3, 8, 3}, {8, -1, 8, 0}, {0, -1, 100, 0},
 	} {
 		all, per := connectionLimits(&config.Limits{MaxConnections: tt.all, MaxConnectionsPerAddress: tt.per}, shares{clients: 100})
 		if all != tt.wantAll || per != tt.wantPer {

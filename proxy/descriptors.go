@@ -64,7 +64,7 @@ func connectionLimits(l *config.Limits, s shares) (all, perAddress int) {
 	case perAddress < 0:
 		return all, 0
 	case perAddress == 0:
-		return all, max(all/4, 1)
+		return all, max(all/4*3, 1)
 	}
 	return all, perAddress
 }

@@ -168,6 +168,8 @@ func (p *programs) pdproxyConfig(kind, addr, upstream string) (path string, err 
 		fmt.Fprintf(&text, "http3 = %q\n[server.tls]\nself_signed = true\n", addr)
 	}
 	fmt.Fprintf(&text, "[admin]\nlisten = %q\n", admin)
+	// All load comes from one address, as behind a gateway.
+	text.WriteString("[limits]\nper_client = 0\nmax_connections_per_address = -1\n")
 	if kind == pdproxyNative {
 		text.WriteString("[policy]\nruntime = \"native\"\n")
 	}

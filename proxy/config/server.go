@@ -179,7 +179,7 @@ type Limits struct {
 	// of the admin address are taken off the soft limit, 65536 at most.
 	MaxConnections int `toml:"max_connections"`
 	// MaxConnectionsPerAddress is how many of them may have one client address, for
-	// IPv6 one /64. Default 0: a quarter of MaxConnections; -1: no cap.
+	// IPv6 one /64. Default 0: three quarters of MaxConnections; -1: no cap.
 	MaxConnectionsPerAddress int `toml:"max_connections_per_address"`
 	// BufferMemory is how many bytes of requests and answers the proxy may hold.
 	// Default 0: a quarter of the memory that the process may use.
