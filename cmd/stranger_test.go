@@ -34,9 +34,7 @@ func TestStranger(t *testing.T) {
 	if os.Geteuid() != strangerUID {
 		t.Fatalf("runs as user %d", os.Geteuid())
 	}
-	if err := os.Chdir(base); err != nil {
-		t.Fatal(err)
-	}
+	t.Chdir(base)
 	fmt.Println("begins")
 	for { // until it is killed
 		exchange("leaf", "mine")

@@ -32,7 +32,7 @@ func descriptorShares() shares {
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return divide(1024)
 	}
-	return divide(uint64(limit.Cur))
+	return divide(uint64(limit.Cur)) //nolint:unconvert // signed on FreeBSD
 }
 
 // divide gives operators a sixteenth, and of the rest one half to clients: a client

@@ -73,11 +73,11 @@ func (h *http3Conns) serve(l *quic.Listener) error {
 func (h *http3Conns) serveConn(c *quic.Conn) {
 	hc, control, err := newRawServerConn(h.server, c)
 	if err != nil {
-		c.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeInternalError), "")
+		_ = c.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeInternalError), "")
 		return
 	}
 	place := placeOf(c.Context())
-	place.ready(func() { hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "too many connections") })
+	place.ready(func() { _ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "too many connections") })
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
@@ -108,7 +108,7 @@ func (h *http3Conns) serveConn(c *quic.Conn) {
 	}
 	wg.Go(func() { _, _ = control.Write(goAway3(next)) }) // returns when the connection is closed
 	h.refuseStreams(c)
-	hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
+	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
 }
 
 // refuseStreams refuses new requests as never begun (RFC 9114 4.1.1) until the

@@ -167,7 +167,7 @@ func (t *Token) line() []byte { return []byte(t.text + "\n") }
 // host:port. It looks in every folder that such a process may use (privatedir.Runtimes).
 // The error is fs.ErrNotExist if there is none.
 func Find(address string) (text string, err error) {
-	missing := error(fs.ErrNotExist)
+	missing := fs.ErrNotExist
 	for _, folder := range privatedir.Runtimes() {
 		if text, err = findIn(folder, address); err == nil {
 			return text, nil

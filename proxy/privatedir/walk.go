@@ -28,7 +28,8 @@ func (e *UnsafeError) Error() string {
 }
 
 func unsafe(path string, st *unix.Stat_t, reason, remedy string) error {
-	return &UnsafeError{Path: path, Owner: int(st.Uid), Mode: uint32(st.Mode) & 0o7777, Reason: reason, Remedy: remedy}
+	mode := uint32(st.Mode) //nolint:unconvert // has 16 bits on darwin
+	return &UnsafeError{Path: path, Owner: int(st.Uid), Mode: mode & 0o7777, Reason: reason, Remedy: remedy}
 }
 
 // walker opens a path one component at a time. It holds a descriptor of the folder
