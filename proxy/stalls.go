@@ -30,8 +30,9 @@ type stallLimits struct {
 	write time.Duration // in one write to a TCP connection
 }
 
-// cutStalled closes, until ctx ends, TCP connections whose client exceeds a limit. A connection closes at most two ticks late; a tick is an eighth
-// of the shorter limit, and a second at most.
+// cutStalled closes TCP connections whose client exceeds a limit, until ctx ends. A
+// connection closes at most two ticks late. A tick is an eighth of the shorter limit,
+// and a second at most.
 func (c *connections) cutStalled(ctx context.Context, limits stallLimits) {
 	period := min(max(min(limits.head, limits.write)/8, tickLeast), tickMost)
 	ticks := func(limit time.Duration) int64 { return int64((limit+period-1)/period) + 1 }
