@@ -102,17 +102,20 @@ func (b *Buffer) Free() {
 	pools[class].Put(b)
 }
 
-// Grow gives a full buffer more room: twice what it has, or room for want bytes
-// where that is at most four times as much, and never more than most, which must
-// be greater than what it has. Want is what a peer announced, 0 for nothing. The
-// budget counts the old and the new memory while the bytes are copied. The error
-// is ErrFull or ErrShare, and leaves the buffer as it was.
+// Grow gives a full buffer more room: twice what the buffer has, or up to four times
+// as much where want asks for that, and never more than most, which must be greater
+// than what the buffer has. Want is the number of bytes that a peer announced, 0 for
+// none. The budget counts the old and the new memory while the bytes are copied. The
+// error is ErrFull or ErrShare, and leaves the buffer as it was.
 func (b *Buffer) Grow(want, most int) error {
 	n := 2 * cap(b.B)
-	if want > cap(b.B) && want-1 <= 2*n {
+	switch {
+	case want > cap(b.B) && want-1 <= 2*n: // the byte beyond is the one that finds the end
 		n = want
+	case want > n:
+		n = 2 * n
 	}
-	if n >= most-1 { // the byte beyond is the one that finds the end
+	if n >= most-1 { // likewise
 		n = most
 	}
 	next := (*Buffer)(nil)
