@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
-	"io"
 	"net/http"
 	"runtime"
 	"strings"
@@ -80,24 +79,7 @@ func (x *exchange) gunzip(coded []byte, limit int) (err error) {
 	if x.body, err = x.hold(min(4*len(coded), firstRead)); err != nil {
 		return err
 	}
-	for {
-		if len(x.body.B) == cap(x.body.B) {
-			if err := x.grow(x.body, 0, limit); err != nil {
-				return err
-			}
-		}
-		n, err := z.Read(x.body.B[len(x.body.B):cap(x.body.B)])
-		x.body.B = x.body.B[:len(x.body.B)+n]
-		if len(x.body.B) > limit {
-			return errBodyTooLarge(int64(limit))
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return errCoded
-		}
-	}
+	return x.fill(z, 0, limit, func(error) error { return errCoded })
 }
 
 // newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write into the buffer that they are given and nowhere else.

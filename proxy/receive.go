@@ -45,13 +45,19 @@ func (x *exchange) receive(limit int) (err error) {
 	if x.body, err = x.hold(first); err != nil {
 		return err
 	}
+	return x.fill(x.r.Body, announced, limit, func(err error) error { return bodyReadError(x.ctx, err) })
+}
+
+// fill reads r to its end into x.body. It takes announced bytes of r for likely, and
+// refuses more than limit. Failed makes the error of a read the client's.
+func (x *exchange) fill(r io.Reader, announced, limit int, failed func(error) error) error {
 	for {
 		if len(x.body.B) == cap(x.body.B) {
 			if err := x.grow(x.body, announced, limit); err != nil {
 				return err
 			}
 		}
-		n, err := x.r.Body.Read(x.body.B[len(x.body.B):cap(x.body.B)])
+		n, err := r.Read(x.body.B[len(x.body.B):cap(x.body.B)])
 		x.body.B = x.body.B[:len(x.body.B)+n]
 		if len(x.body.B) > limit {
 			return errBodyTooLarge(int64(limit))
@@ -60,7 +66,7 @@ func (x *exchange) receive(limit int) (err error) {
 			return nil
 		}
 		if err != nil {
-			return bodyReadError(x.ctx, err)
+			return failed(err)
 		}
 	}
 }

@@ -21,6 +21,9 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // Guard says which requests an internal address serves. The zero value serves, without
@@ -45,6 +48,9 @@ type Guard struct {
 	Log *slog.Logger
 }
 
+// refusalEvery is how long further refusals of a client's address are not logged.
+const refusalEvery = time.Minute
+
 // The texts of refusals. They repeat nothing of the request.
 const (
 	textOrigin = "requests of web pages of another origin are refused"
@@ -55,7 +61,7 @@ const (
 
 // Wrap returns a handler that checks each request before h sees it. It reads no body.
 func (g Guard) Wrap(h http.Handler) http.Handler {
-	quiet := newQuiet()
+	lines := &lograte.Limiter[string]{Every: refusalEvery}
 	g.Hosts = g.allHosts()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		head := w.Header()
@@ -70,7 +76,7 @@ func (g Guard) Wrap(h http.Handler) http.Handler {
 		if status == http.StatusUnauthorized {
 			head.Set("WWW-Authenticate", "Bearer")
 		}
-		if from := remote(r); g.Log != nil && quiet.first(from) {
+		if from := remote(r); g.Log != nil && lines.Allow(from) {
 			g.Log.Warn("a request to an internal address was refused", "address", g.Name, "client", from, "status", status, "reason", text)
 		}
 		g.Refuse(w, r, status, text)

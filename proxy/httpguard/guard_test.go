@@ -188,32 +188,13 @@ func TestLogIsQuiet(t *testing.T) {
 		if n := strings.Count(log.String(), "\n"); n != 2 {
 			t.Errorf("%d lines for two clients:\n%s", n, log.String())
 		}
-		time.Sleep(quietFor)
+		time.Sleep(refusalEvery)
 		from("10.0.0.1:7")
 		if n := strings.Count(log.String(), "\n"); n != 3 {
 			t.Errorf("%d lines after a minute:\n%s", n, log.String())
 		}
 		if strings.Contains(log.String(), "stranger") {
 			t.Errorf("the log repeats the request: %s", log.String())
-		}
-	})
-}
-
-func TestQuietIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuiet()
-		logged := 0
-		for i := range 2 * maxQuiet {
-			if q.first(net.IPv4(10, 0, byte(i>>8), byte(i)).String()) {
-				logged++
-			}
-		}
-		if logged != maxQuiet || len(q.last) != maxQuiet {
-			t.Errorf("%d logged, %d remembered", logged, len(q.last))
-		}
-		time.Sleep(quietFor)
-		if !q.first("192.0.2.1") || len(q.last) != 1 {
-			t.Errorf("%d remembered after a minute", len(q.last))
 		}
 	})
 }

@@ -257,27 +257,6 @@ func TestSilentStrangers(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreLoggedOnce for each address, and of so many addresses.
-func TestRefusalsAreLoggedOnce(t *testing.T) {
-	var r refusals
-	now := time.Now()
-	address := func(n int) *net.TCPAddr { return &net.TCPAddr{IP: net.IPv4(10, 0, byte(n>>8), byte(n)), Port: n} }
-	logged := 0
-	for range 3 {
-		for n := range 2 * mostNoted {
-			if r.first(addressOf(from{nil, address(n)}), now) {
-				logged++
-			}
-		}
-	}
-	if logged != mostNoted || len(r.noted) != mostNoted {
-		t.Errorf("%d lines, %d addresses are known", logged, len(r.noted))
-	}
-	if !r.first(addressOf(from{nil, address(1 << 14)}), now.Add(quiet)) || len(r.noted) != 1 {
-		t.Errorf("later: %d addresses are known", len(r.noted))
-	}
-}
-
 // TestHTTPS: callers of the routes get a queue's connection over TLS where there are
 // certificates: with a certificate of theirs where nothing else proves them.
 func TestHTTPS(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/lograte"
 )
 
 // Why a connection is refused: the label reason of pdproxy_fleet_refused_total.
@@ -26,6 +27,8 @@ const (
 )
 
 const (
+	// refusalEvery is how long further refusals of an address are counted and not logged.
+	refusalEvery = 10 * time.Minute
 	// mostUnproven bounds the TCP connections that have not proven themselves yet, in
 	// all and of one address. A host has at most 64 workers.
 	mostUnproven           = 512
@@ -46,8 +49,8 @@ type GateOptions struct {
 // use.
 type Gate struct {
 	o        GateOptions
-	tls      *tls.Config // nil without Credentials
-	refusals refusals
+	tls      *tls.Config                 // nil without Credentials
+	refusals lograte.Limiter[netip.Addr] // which refusals are logged
 
 	mu       sync.Mutex
 	unproven map[netip.Addr]int // guarded by mu
@@ -56,7 +59,7 @@ type Gate struct {
 
 // NewGate returns a gate.
 func NewGate(o GateOptions) *Gate {
-	g := &Gate{o: o, unproven: make(map[netip.Addr]int)}
+	g := &Gate{o: o, refusals: lograte.Limiter[netip.Addr]{Every: refusalEvery}, unproven: make(map[netip.Addr]int)}
 	if o.Credentials != nil {
 		g.tls = o.Credentials.Server()
 	}
@@ -138,14 +141,14 @@ func (g *Gate) refuse(v *Visitor, reason string, err error) {
 	if g.o.OnRefused != nil {
 		g.o.OnRefused(reason)
 	}
-	if reason == ReasonSilent || !g.refusals.first(v.from, time.Now()) {
+	if reason == ReasonSilent || !g.refusals.Allow(v.from) {
 		return
 	}
 	text := err.Error()
 	if len(text) > longestError { // the peer may choose a part of it
 		text = text[:longestError] + "..."
 	}
-	g.o.Log.Warn("a worker was refused", "address", v.nc.RemoteAddr().String(), "reason", reason, "error", text, "further_refusals_of_the_address", "counted and not logged for "+quiet.String())
+	g.o.Log.Warn("a worker was refused", "address", v.nc.RemoteAddr().String(), "reason", reason, "error", text, "further_refusals_of_the_address", "counted and not logged for "+refusalEvery.String())
 }
 
 // enter counts a connection; false: there are too many.

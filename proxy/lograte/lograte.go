@@ -1,0 +1,50 @@
+// Package lograte keeps strangers from filling the log: the peers of one address get
+// one line in a time.
+package lograte
+
+import (
+	"sync"
+	"time"
+)
+
+// most bounds the keys that a Limiter remembers.
+const most = 1024
+
+// Limiter says which keys may be logged now: each key once in Every. It remembers at
+// most 1024 keys; while all of these are younger than Every, no other key is logged.
+// Limiter is safe for concurrent use. The zero value logs everything.
+type Limiter[K comparable] struct {
+	Every time.Duration // must not change after the first call of Allow
+
+	mu   sync.Mutex
+	last map[K]time.Time // guarded by mu
+}
+
+// Allow reports whether key may be logged now, and then counts the line.
+func (l *Limiter[K]) Allow(key K) bool {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if then, known := l.last[key]; known && now.Sub(then) < l.Every {
+		return false
+	}
+	if len(l.last) >= most && !l.forget(now) {
+		return false
+	}
+	if l.last == nil {
+		l.last = make(map[K]time.Time)
+	}
+	l.last[key] = now
+	return true
+}
+
+// forget drops the keys whose time is over, and reports whether there is room for
+// another one; mu is held.
+func (l *Limiter[K]) forget(now time.Time) bool {
+	for key, then := range l.last {
+		if now.Sub(then) >= l.Every {
+			delete(l.last, key)
+		}
+	}
+	return len(l.last) < most
+}
