@@ -5,6 +5,7 @@ package buffer
 import (
 	"errors"
 	"math/bits"
+	"runtime"
 	"sync"
 	"sync/atomic"
 )
@@ -94,12 +95,28 @@ func (b *Buffer) Free() {
 		b.owner, b.counted = nil, 0
 	}
 	c := cap(b.B)
+	if c > 1<<maxBits {
+		leave(int64(c))
+	}
 	if c < 1<<minBits || c > 1<<maxBits {
 		return
 	}
 	class := bits.Len(uint(c)) - 1 - minBits // the largest class it can serve
 	b.B = b.B[:0]
 	pools[class].Put(b)
+}
+
+// mostGarbage is how many bytes of buffers that no pool takes may wait for the garbage
+// collector. The collector by itself would let the heap double, whatever the budget.
+const mostGarbage = 64 << 20
+
+var garbage atomic.Int64 // bytes of such buffers since the last collection that they caused
+
+// leave leaves n bytes to the garbage collector.
+func leave(n int64) {
+	if garbage.Add(n) >= mostGarbage && garbage.Swap(0) >= mostGarbage {
+		go runtime.GC()
+	}
 }
 
 // Grow gives a full buffer more room: twice what the buffer has, or up to four times

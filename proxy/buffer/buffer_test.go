@@ -2,6 +2,7 @@ package buffer
 
 import (
 	"bytes"
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -155,4 +156,26 @@ func TestBudgetTogether(t *testing.T) {
 	if g.Used() != 0 {
 		t.Errorf("%d bytes are counted of nothing", g.Used())
 	}
+}
+
+// Large buffers that are free do not wait until the heap has doubled.
+func TestLargeBuffersAreCollected(t *testing.T) {
+	forced := func() uint32 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.NumForcedGC
+	}
+	for range 100 { // each in turn becomes the garbage that is collected
+		before := forced()
+		for range mostGarbage / (8 << 20) {
+			Get(8 << 20).Free()
+		}
+		for range 1000 {
+			if forced() > before {
+				return
+			}
+			runtime.Gosched()
+		}
+	}
+	t.Error("100 times the most garbage caused no collection")
 }
