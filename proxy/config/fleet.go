@@ -175,8 +175,8 @@ type Fleet struct {
 	// and coordinators prove themselves to each other; in HTTP it is a bearer token.
 	// Default "": none.
 	TokenFile string `toml:"token_file"`
-	// Open lets Listen and Coordinator be other than loopback without a token and
-	// without certificates. The connections are encrypted, but nobody is proven: any
+	// Open lets Listen and Coordinator be other than loopback, and Listen a TCP port of
+	// loopback while engines have API keys, without a token and without certificates. The connections are encrypted, but nobody is proven: any
 	// host that reaches Listen can follow as a worker, and gets the engines' API keys.
 	// Default false.
 	Open bool `toml:"open"`

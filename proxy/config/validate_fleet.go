@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -210,6 +211,9 @@ func (k *checker) fleet() {
 		if betweenHosts(f.Listen) && !f.proven() && !f.Open {
 			k.add("fleet.listen", "%q is not loopback: needs fleet.token_file, fleet.tls or fleet.open", f.Listen)
 		}
+		if isLoopback(f.Listen) && !f.proven() && !f.Open && k.config.hasKeys() {
+			k.add("fleet.listen", "every user of this host could connect as a worker and read the engines' API keys: needs fleet.token_file, fleet.tls, fleet.open or a Unix socket")
+		}
 		if betweenHosts(f.Listen) && f.PlainHTTP && f.TokenFile == "" && !f.Open {
 			k.add("fleet.plain_http", "needs fleet.token_file or fleet.open: plain HTTP shows no certificate")
 		}
@@ -296,4 +300,9 @@ func isHeaderName(name string) bool {
 		}
 	}
 	return name != ""
+}
+
+// hasKeys reports whether an engine has an API key.
+func (c *Config) hasKeys() bool {
+	return slices.ContainsFunc(c.Engines, func(e Engine) bool { return e.APIKeyFile != "" })
 }

@@ -59,9 +59,6 @@ func (k *checker) warnClear() {
 // warnUnproven warns of addresses that ask nobody for a proof.
 func (k *checker) warnUnproven() {
 	c := k.config
-	if f := c.Fleet; isLoopback(f.Listen) && !f.proven() && !f.Open && c.hasKeys() {
-		k.add("fleet.listen", "any user of this host can connect as a worker and read the engines' API keys: set fleet.token_file or fleet.tls, or listen on a Unix socket")
-	}
 	if t := c.Discovery.TRTLLM; t.TokenFile == "" {
 		if address, plain := strings.CutPrefix(t.ClusterURI, "http://"); plain && isLoopback(address) {
 			k.add("discovery.trtllm.cluster_uri", "any user of this host can register an engine that receives prompts: set discovery.trtllm.token_file")
@@ -72,16 +69,6 @@ func (k *checker) warnUnproven() {
 			k.add("discovery.moriio.listen", "any user of this host can register an engine that receives prompts: set discovery.moriio.password_file")
 		}
 	}
-}
-
-// hasKeys reports whether an engine has an API key.
-func (c *Config) hasKeys() bool {
-	for _, e := range c.Engines {
-		if e.APIKeyFile != "" {
-			return true
-		}
-	}
-	return false
 }
 
 // warnPartners warns of a role that has no engine to pair with, once a role,
