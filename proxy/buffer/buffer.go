@@ -119,15 +119,16 @@ func leave(n int64) {
 	}
 }
 
-// Grow gives a full buffer more room: twice what the buffer has, or up to four times
-// as much where want asks for that, and never more than most, which must be greater
-// than what the buffer has. Want is the number of bytes that a peer announced, 0 for
-// none. The budget counts the old and the new memory while the bytes are copied. The
-// error is ErrFull or ErrShare, and leaves the buffer as it was.
+// Grow gives a full buffer more room: room for want bytes where that is at most eight
+// times what the buffer has, four times what it has where want is more than that, and
+// twice where want is 0. Want is the number of bytes that a peer announced. Most is the
+// largest room and must be greater than the present one. The budget counts the old and
+// the new memory while the bytes are copied. The error is ErrFull or ErrShare, and
+// leaves the buffer as it was.
 func (b *Buffer) Grow(want, most int) error {
 	n := 2 * cap(b.B)
 	switch {
-	case want > cap(b.B) && want-1 <= 2*n: // the byte beyond is the one that finds the end
+	case want > cap(b.B) && want-1 <= 4*n: // the byte beyond is the one that finds the end
 		n = want
 	case want > n:
 		n = 2 * n

@@ -69,7 +69,8 @@ func TestGrow(t *testing.T) {
 		room, want, most, after int
 	}{
 		{4096, 0, 1 << 20, 8192},
-		{4096, 9000, 1 << 20, 16384},         // what was announced is near: at once
+		{4096, 9000, 1 << 20, 16384}, // what was announced is near: at once
+		{65536, 263_000, 1 << 26, 1 << 19},
 		{65536, 16<<20 + 1, 1 << 26, 262144}, // and far: as the bytes come
 		{4 << 20, 16<<20 + 1, 1 << 26, 16<<20 + 1},
 		{40 << 20, 0, 64<<20 + 1, 64<<20 + 1}, // not twice the limit
