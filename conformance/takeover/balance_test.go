@@ -1,0 +1,224 @@
+package takeover
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+)
+
+// spreadWorkers is how many workers the connections of these tests spread over.
+const spreadWorkers = 4
+
+// newSpread is a fleet whose two engines hold many streams.
+func newSpread(t *testing.T, secure bool) *world {
+	t.Helper()
+	var engines []*enginesim.Engine
+	var keys bytes.Buffer
+	fmt.Fprint(&keys, "[limits]\nmax_exchanges = 4000\nmax_reading = 4000\nper_client = 4000\n")
+	for i := range 2 {
+		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorNone, Role: enginesim.RoleBoth, DecodeUsPerToken: 200_000})
+		engines = append(engines, e)
+		fmt.Fprintf(&keys, "[[engine]]\nname = \"e%d\"\nurl = %q\nconnector = %q\n", i, e.URL(), enginesim.ConnectorNone)
+	}
+	alone := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorNone, Role: enginesim.RoleBoth})
+	w := newWorldOf(t, secure, spreadWorkers, engines, alone, keys.String())
+	w.run()
+	w.successor(0, func() {})
+	w.awaitReady()
+	w.eventually("not all workers are there", func() bool { return len(w.perWorker("pdproxy_worker_exchanges_open")) == spreadWorkers })
+	return w
+}
+
+// perWorker returns the values of a gauge by worker, in ascending order.
+func (w *world) perWorker(name string) []int {
+	w.t.Helper()
+	resp, err := http.Get("http://" + w.admin + "/metrics")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	values := map[string]int{}
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		series, value, _ := strings.Cut(lines.Text(), "} ")
+		labels, found := strings.CutPrefix(series, name+"{")
+		_, process, _ := strings.Cut(labels, `process="`)
+		process, _, _ = strings.Cut(process, `"`)
+		if n, err := strconv.Atoi(value); found && err == nil && process != "coordinator" {
+			values[process] += n
+		}
+	}
+	var list []int
+	for _, n := range values {
+		list = append(list, n)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// visitor is a client with a connection of its own.
+type visitor struct {
+	http.Client
+	base string
+	body io.ReadCloser // of an open stream; nil: none
+}
+
+func (w *world) visitor(protocol string) *visitor {
+	v := &visitor{base: "http://" + w.addr}
+	var p http.Protocols
+	switch protocol {
+	case "HTTP/1.1":
+		p.SetHTTP1(true)
+	case "HTTP/2":
+		p.SetUnencryptedHTTP2(true)
+	default:
+		v.base = "https://" + w.addr
+		v.Transport = &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+		return v
+	}
+	v.Transport = &http.Transport{Protocols: &p}
+	return v
+}
+
+// come opens the connection, and a stream on it if that is asked for.
+func (v *visitor) come(stream bool) error {
+	resp, err := v.Get(v.base + "/version")
+	if stream && err == nil {
+		resp.Body.Close()
+		resp, err = v.Post(v.base+path, "application/json", strings.NewReader(`{"model":"sim","prompt":"Say a lot.","max_tokens":4000,"ignore_eos":true,"stream":true}`))
+	}
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != 200 {
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+	if stream {
+		v.body = resp.Body
+		return nil
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	return err
+}
+
+func (v *visitor) leave() {
+	if v.body != nil {
+		v.body.Close()
+	}
+	if c, ok := v.Transport.(io.Closer); ok {
+		c.Close()
+	}
+	v.CloseIdleConnections()
+}
+
+// come makes so many clients come, each after the one before by gap, and returns when
+// all are served.
+func (w *world) come(protocol string, n int, gap time.Duration, stream bool) (all []*visitor) {
+	w.t.Helper()
+	var wg sync.WaitGroup
+	for range n {
+		v := w.visitor(protocol)
+		all = append(all, v)
+		wg.Go(func() {
+			if err := v.come(stream); err != nil {
+				w.t.Error(err)
+			}
+		})
+		time.Sleep(gap)
+	}
+	wg.Wait()
+	return all
+}
+
+// even asserts that a gauge has that sum, and that no worker has more than 1.3 times
+// its part of it.
+func (w *world) even(name string, n int) {
+	w.t.Helper()
+	var values []int
+	w.eventually(fmt.Sprintf("%s is not %d", name, n), func() bool {
+		values = w.perWorker(name)
+		sum := 0
+		for _, v := range values {
+			sum += v
+		}
+		return len(values) == spreadWorkers && sum == n
+	})
+	w.t.Logf("%s: %v", name, values)
+	if most := values[len(values)-1]; 10*most*spreadWorkers > 13*n {
+		w.t.Errorf("%s: one worker has %d of %d: %v", name, most, n, values)
+	}
+}
+
+// TestSpread: connections spread evenly over the workers, however they come, and
+// streams with them.
+func TestSpread(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
+		t.Run(protocol, func(t *testing.T) {
+			w := newSpread(t, protocol == "HTTP/3")
+			for _, tt := range []struct {
+				name   string
+				n      int
+				gap    time.Duration
+				stream bool
+			}{
+				{"at once", 200, 0, false},
+				{"in a second", 200, 5 * time.Millisecond, false},
+				{"streams at once", 400, 0, true},
+				{"streams in a second", 400, 2500 * time.Microsecond, true},
+			} {
+				t.Run(tt.name, func(t *testing.T) {
+					defer func(outer *testing.T) { w.t = outer }(w.t)
+					w.t = t
+					all := w.come(protocol, tt.n, tt.gap, tt.stream)
+					w.even("pdproxy_worker_connections_open", tt.n)
+					if tt.stream {
+						w.even("pdproxy_worker_exchanges_open", tt.n)
+					}
+					for _, v := range all {
+						v.leave()
+					}
+					w.even("pdproxy_worker_connections_open", 0)
+				})
+			}
+		})
+	}
+}
+
+// TestSpreadWithout: a worker that is killed or stopped keeps no connection waiting.
+func TestSpreadWithout(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			w := newSpread(t, false)
+			w.expected = "a process " // has ended
+			for slot, pid := range w.children("worker") {
+				if slot == 0 {
+					syscall.Kill(pid, signal)
+				}
+			}
+			defer func() {
+				for _, v := range w.come("HTTP/1.1", 1, 0, false) {
+					v.leave()
+				}
+			}()
+			for _, v := range w.come("HTTP/1.1", 300, 0, false) {
+				v.leave()
+			}
+		})
+	}
+}
