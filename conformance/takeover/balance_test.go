@@ -30,9 +30,9 @@ func newSpread(t *testing.T, secure bool) *world {
 	var keys bytes.Buffer
 	fmt.Fprint(&keys, "[limits]\nmax_exchanges = 4000\nmax_reading = 4000\nper_client = 4000\n")
 	for i := range 2 {
-		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorNone, Role: enginesim.RoleBoth, DecodeUsPerToken: 200_000})
+		e := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorNone, Role: enginesim.RoleBoth, DecodeUsPerToken: 1_000_000, MaxRunning: 1000, KVBlocks: 1 << 16})
 		engines = append(engines, e)
-		fmt.Fprintf(&keys, "[[engine]]\nname = \"e%d\"\nurl = %q\nconnector = %q\n", i, e.URL(), enginesim.ConnectorNone)
+		fmt.Fprintf(&keys, "[[engine]]\nname = \"e%d\"\nurl = %q\nrole = \"both\"\nconnector = %q\n", i, e.URL(), enginesim.ConnectorNone)
 	}
 	alone := startEngine(t, enginesim.Config{Connector: enginesim.ConnectorNone, Role: enginesim.RoleBoth})
 	w := newWorldOf(t, secure, spreadWorkers, engines, alone, keys.String())
