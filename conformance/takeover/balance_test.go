@@ -39,7 +39,15 @@ func newSpread(t *testing.T, secure bool) *world {
 	w.run()
 	w.successor(0, func() {})
 	w.awaitReady()
-	w.eventually("not all workers are there", func() bool { return len(w.perWorker("pdproxy_worker_exchanges_open")) == spreadWorkers })
+	w.eventually("not all workers are ready", func() bool {
+		ready := 0
+		for slot := range w.children("worker") {
+			if h, _, _ := w.dir.Look(fmt.Sprintf("worker-%d.lock", slot)); h.State == "ready" {
+				ready++
+			}
+		}
+		return ready == spreadWorkers
+	})
 	return w
 }
 

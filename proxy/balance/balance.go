@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,10 +44,20 @@ type entry struct {
 	_           [32]byte // an entry fills a cache line
 }
 
+// table is the shared file.
+type table struct {
+	// late is the last time that a worker took a connection because the others had not
+	// used their head start, in nanoseconds since 1970.
+	late    atomic.Int64
+	used    atomic.Int64 // how many entries have ever been used: the first ones
+	_       [48]byte
+	entries [slots]entry
+}
+
 // Worker is the entry of this process, and its view of the others. A nil *Worker
 // counts nothing. The methods Connection and Exchange are safe for concurrent use.
 type Worker struct {
-	all    *[slots]entry
+	all    *table
 	own    *entry
 	socket uint64
 	others [slots]rival // of the goroutine that accepts
@@ -79,7 +90,9 @@ func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener,
 		socket.File.Close()
 		return nil, nil, err
 	}
-	w := &Worker{all: all, own: &all[slot], socket: gate.inode}
+	w := &Worker{all: all, own: &all.entries[slot], socket: gate.inode}
+	for used := all.used.Load(); used <= int64(slot) && !all.used.CompareAndSwap(used, int64(slot)+1); used = all.used.Load() {
+	}
 	w.own.connections.Store(0)
 	w.own.exchanges.Store(0)
 	w.own.looks.Add(1)
@@ -89,13 +102,13 @@ func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener,
 }
 
 // share maps the shared file. It stays mapped until the process ends.
-func share(dir *privatedir.Dir) (*[slots]entry, error) {
+func share(dir *privatedir.Dir) (*table, error) {
 	f, err := dir.OpenFile(fileName, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	const size = int64(unsafe.Sizeof([slots]entry{}))
+	const size = int64(unsafe.Sizeof(table{}))
 	if err := f.Truncate(size); err != nil { // the same size for all: nothing is cut
 		return nil, err
 	}
@@ -103,7 +116,7 @@ func share(dir *privatedir.Dir) (*[slots]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", f.Name(), err)
 	}
-	return (*[slots]entry)(unsafe.Pointer(unsafe.SliceData(b))), nil
+	return (*table)(unsafe.Pointer(unsafe.SliceData(b))), nil
 }
 
 // Connection counts a connection of a client that has been opened (1) or closed (-1).
@@ -123,6 +136,11 @@ func (w *Worker) Exchange(change int64) {
 // leave notes that the worker does not accept any more.
 func (w *Worker) leave() { w.own.socket.Store(0) }
 
+// entries are those of all workers that there have been.
+func (w *Worker) entries() []entry {
+	return w.all.entries[:max(0, min(w.all.used.Load(), slots))]
+}
+
 // part is how the load of the workers that accept compares at one moment.
 type part struct {
 	workers     int
@@ -133,8 +151,8 @@ type part struct {
 // part adds up the workers that accept and use their head starts.
 func (w *Worker) part(waiting int) part {
 	p := part{connections: float64(waiting)}
-	for i := range w.all {
-		if e := &w.all[i]; w.counts(i) {
+	for i := range w.entries() {
+		if e := &w.all.entries[i]; w.counts(i) {
 			p.workers++
 			p.connections += float64(e.connections.Load())
 			p.exchanges += float64(e.exchanges.Load())
@@ -149,7 +167,7 @@ func (w *Worker) part(waiting int) part {
 // used its last head starts does not count until it is ready to accept again: it is
 // dead, stopped, or has no processor.
 func (w *Worker) counts(i int) bool {
-	e := &w.all[i]
+	e := &w.all.entries[i]
 	if e == w.own {
 		return true
 	}
@@ -167,7 +185,7 @@ func (p part) score(e *entry) float64 {
 
 // before reports whether worker i should take the next connection rather than this one.
 func (w *Worker) before(p part, i int) bool {
-	return &w.all[i] != w.own && w.counts(i) && p.score(&w.all[i])+p.connections*tolerance < p.score(w.own)
+	return &w.all.entries[i] != w.own && w.counts(i) && p.score(&w.all.entries[i])+p.connections*tolerance < p.score(w.own)
 }
 
 // ahead reports whether another worker should take the next of the connections that
@@ -178,7 +196,7 @@ func (w *Worker) ahead(waiting int) (part, bool) {
 	if p.workers < 2 || float64(w.own.connections.Load()) < math.Floor(p.connections) {
 		return p, false
 	}
-	for i := range w.all {
+	for i := range w.entries() {
 		if w.before(p, i) {
 			return p, true
 		}
@@ -188,8 +206,8 @@ func (w *Worker) ahead(waiting int) (part, bool) {
 
 // begin notes where the others are when a head start begins.
 func (w *Worker) begin() {
-	for i := range w.others {
-		r, looks := &w.others[i], w.all[i].looks.Load()
+	for i := range w.entries() {
+		r, looks := &w.others[i], w.all.entries[i].looks.Load()
 		if r.looks != looks {
 			r.looks, r.missed = looks, 0
 		}
@@ -198,9 +216,18 @@ func (w *Worker) begin() {
 
 // end notes who has not used the head start.
 func (w *Worker) end(p part) {
-	for i := range w.others {
+	for i := range w.entries() {
 		if w.before(p, i) {
 			w.others[i].missed++
 		}
 	}
+}
+
+// turn reports whether this worker may take a connection for which the others have not
+// used their head start. All workers together take one in each headStart, because the
+// others may only be late.
+func (w *Worker) turn() bool {
+	now, last := time.Now().UnixNano(), w.all.late.Load()
+	early := now >= last && now-last < int64(headStart) // the clock may have been set back
+	return !early && w.all.late.CompareAndSwap(last, now)
 }

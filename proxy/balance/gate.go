@@ -16,8 +16,9 @@ const (
 	// headStart is how long a worker leaves a connection to the others.
 	headStart = time.Millisecond
 	// mostMissed is how many head starts in a row a worker may leave unused until the
-	// others do not wait for it any more.
-	mostMissed = 50
+	// others do not wait for it any more. On a busy machine a worker that is well may
+	// get no processor for some ten milliseconds.
+	mostMissed = 100
 )
 
 // gate is a listener that leaves connections to workers that have fewer.
@@ -71,7 +72,9 @@ func (g *gate) yield() {
 		time.Sleep(headStart)
 		if g.waiting() > 0 {
 			g.worker.end(p)
-			return
+			if g.worker.turn() {
+				return
+			}
 		}
 	}
 }
