@@ -154,9 +154,9 @@ func (w *world) come(protocol string, n int, gap time.Duration, stream bool) (al
 	return all
 }
 
-// even asserts that a gauge has that sum, and that no worker has more than 1.3 times
+// even asserts that a gauge has that sum, and that no worker has more than most times
 // its part of it.
-func (w *world) even(name string, n int) {
+func (w *world) even(name string, n int, most float64) {
 	w.t.Helper()
 	var values []int
 	w.eventually(fmt.Sprintf("%s is not %d", name, n), func() bool {
@@ -168,17 +168,21 @@ func (w *world) even(name string, n int) {
 		return len(values) == spreadWorkers && sum == n
 	})
 	w.t.Logf("%s: %v", name, values)
-	if most := values[len(values)-1]; 10*most*spreadWorkers > 13*n {
-		w.t.Errorf("%s: one worker has %d of %d: %v", name, most, n, values)
+	if share := float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n)); share > most {
+		w.t.Errorf("%s: one worker has %.2f times its part: %v", name, share, values)
 	}
 }
 
 // TestSpread: connections spread evenly over the workers, however they come, and
-// streams with them.
+// streams with them. Those of HTTP/3 go where the kernel deals their addresses: by
+// chance, with 1.6 times the part once in a million times.
 func TestSpread(t *testing.T) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
-			w := newSpread(t, protocol == "HTTP/3")
+			w, most := newSpread(t, protocol == "HTTP/3"), 1.3
+			if protocol == "HTTP/3" {
+				most = 1.6
+			}
 			for _, tt := range []struct {
 				name   string
 				n      int
@@ -194,14 +198,14 @@ func TestSpread(t *testing.T) {
 					defer func(outer *testing.T) { w.t = outer }(w.t)
 					w.t = t
 					all := w.come(protocol, tt.n, tt.gap, tt.stream)
-					w.even("pdproxy_worker_connections_open", tt.n)
+					w.even("pdproxy_worker_connections_open", tt.n, most)
 					if tt.stream {
-						w.even("pdproxy_worker_exchanges_open", tt.n)
+						w.even("pdproxy_worker_exchanges_open", tt.n, most)
 					}
 					for _, v := range all {
 						v.leave()
 					}
-					w.even("pdproxy_worker_connections_open", 0)
+					w.even("pdproxy_worker_connections_open", 0, most)
 				})
 			}
 		})
@@ -213,19 +217,17 @@ func TestSpreadWithout(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
 			w := newSpread(t, false)
-			w.expected = "a process " // has ended
-			for slot, pid := range w.children("worker") {
-				if slot == 0 {
-					syscall.Kill(pid, signal)
-				}
+			w.expected = "a process "                            // has ended
+			for _, v := range w.come("HTTP/1.1", 40, 0, false) { // each worker has met some
+				v.leave()
 			}
-			defer func() {
-				for _, v := range w.come("HTTP/1.1", 1, 0, false) {
-					v.leave()
-				}
-			}()
+			pid := w.children("worker")[0]
+			syscall.Kill(pid, signal)
 			for _, v := range w.come("HTTP/1.1", 300, 0, false) {
 				v.leave()
+			}
+			if signal == syscall.SIGSTOP {
+				syscall.Kill(pid, syscall.SIGCONT)
 			}
 		})
 	}
