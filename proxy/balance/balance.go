@@ -9,6 +9,7 @@
 package balance
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -41,7 +42,8 @@ type entry struct {
 	looks       atomic.Uint64 // how often the worker was ready to accept
 	connections atomic.Int64
 	exchanges   atomic.Int64
-	_           [32]byte // an entry fills a cache line
+	pid         atomic.Int64 // of the worker
+	_           [24]byte     // an entry fills a cache line
 }
 
 // table is the shared file.
@@ -95,6 +97,7 @@ func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener,
 	}
 	w.own.connections.Store(0)
 	w.own.exchanges.Store(0)
+	w.own.pid.Store(int64(os.Getpid()))
 	w.own.looks.Add(1)
 	w.own.socket.Store(w.socket)
 	gate.worker = w
@@ -214,20 +217,28 @@ func (w *Worker) begin() {
 	}
 }
 
-// end notes who has not used the head start.
+// end notes who has not used the head start. The dead do not count from then on.
 func (w *Worker) end(p part) {
 	for i := range w.entries() {
-		if w.before(p, i) {
-			w.others[i].missed++
+		if !w.before(p, i) {
+			continue
+		}
+		w.others[i].missed++
+		if errors.Is(unix.Kill(int(w.all.entries[i].pid.Load()), 0), unix.ESRCH) {
+			w.others[i].missed = mostMissed
 		}
 	}
 }
 
 // turn reports whether this worker may take a connection for which the others have not
 // used their head start. All workers together take one in each headStart, because the
-// others may only be late.
-func (w *Worker) turn() bool {
+// others may only be late; a worker that has far more than its part waits for longer.
+func (w *Worker) turn(p part) bool {
+	wait := headStart
+	if float64(w.own.connections.Load()) > p.connections*(1+2*tolerance) {
+		wait *= farAhead
+	}
 	now, last := time.Now().UnixNano(), w.all.late.Load()
-	early := now >= last && now-last < int64(headStart) // the clock may have been set back
+	early := now >= last && now-last < int64(wait) // the clock may have been set back
 	return !early && w.all.late.CompareAndSwap(last, now)
 }

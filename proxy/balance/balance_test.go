@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -187,6 +188,17 @@ func TestOthersThatDoNotCount(t *testing.T) {
 	if !ahead() {
 		t.Error("it does not wait for a worker that goes on")
 	}
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	other.own.pid.Store(int64(dead.Process.Pid))
+	w.begin()
+	p, _ := w.ahead(1)
+	if w.end(p); ahead() {
+		t.Error("it waits for a worker that is dead")
+	}
+	other.own.looks.Add(1)
 	if l.Close(); ahead() {
 		t.Error("it waits for a worker that has left")
 	}

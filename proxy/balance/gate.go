@@ -17,8 +17,11 @@ const (
 	headStart = time.Millisecond
 	// mostMissed is how many head starts in a row a worker may leave unused until the
 	// others do not wait for it any more. On a busy machine a worker that is well may
-	// get no processor for some ten milliseconds.
-	mostMissed = 100
+	// get no processor for 100 ms.
+	mostMissed = 250
+	// farAhead is how many head starts a worker leaves to the others that has far more
+	// than its part.
+	farAhead = 4
 )
 
 // gate is a listener that leaves connections to workers that have fewer.
@@ -72,7 +75,7 @@ func (g *gate) yield() {
 		time.Sleep(headStart)
 		if g.waiting() > 0 {
 			g.worker.end(p)
-			if g.worker.turn() {
+			if g.worker.turn(p) {
 				return
 			}
 		}
