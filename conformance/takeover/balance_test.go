@@ -154,9 +154,9 @@ func (w *world) come(protocol string, n int, gap time.Duration, stream bool) (al
 	return all
 }
 
-// even asserts that a gauge has that sum, and that no worker has more than most times
-// its part of it.
-func (w *world) even(name string, n int, most float64) {
+// most waits until a gauge has that sum, and returns how many times its part the worker
+// with the most has.
+func (w *world) most(name string, n int) float64 {
 	w.t.Helper()
 	var values []int
 	w.eventually(fmt.Sprintf("%s is not %d", name, n), func() bool {
@@ -168,10 +168,12 @@ func (w *world) even(name string, n int, most float64) {
 		return len(values) == spreadWorkers && sum == n
 	})
 	w.t.Logf("%s: %v", name, values)
-	if share := float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n)); share > most {
-		w.t.Errorf("%s: one worker has %.2f times its part: %v", name, share, values)
-	}
+	return float64(values[len(values)-1]*spreadWorkers) / float64(max(1, n))
 }
+
+// rounds is how often a test of the spread may begin anew. On a busy machine a worker may
+// have no processor while all connections come, and the others serve them.
+const rounds = 3
 
 // TestSpread: connections spread evenly over the workers, however they come, and
 // streams with them. Those of HTTP/3 go where the kernel deals their addresses: by
@@ -197,15 +199,22 @@ func TestSpread(t *testing.T) {
 				t.Run(tt.name, func(t *testing.T) {
 					defer func(outer *testing.T) { w.t = outer }(w.t)
 					w.t = t
-					all := w.come(protocol, tt.n, tt.gap, tt.stream)
-					w.even("pdproxy_worker_connections_open", tt.n, most)
-					if tt.stream {
-						w.even("pdproxy_worker_exchanges_open", tt.n, most)
+					var share float64
+					for range rounds {
+						all := w.come(protocol, tt.n, tt.gap, tt.stream)
+						share = w.most("pdproxy_worker_connections_open", tt.n)
+						if tt.stream {
+							share = max(share, w.most("pdproxy_worker_exchanges_open", tt.n))
+						}
+						for _, v := range all {
+							v.leave()
+						}
+						w.most("pdproxy_worker_connections_open", 0)
+						if share <= most {
+							return
+						}
 					}
-					for _, v := range all {
-						v.leave()
-					}
-					w.even("pdproxy_worker_connections_open", 0, most)
+					t.Errorf("one worker has %.2f times its part, %d times in a row", share, rounds)
 				})
 			}
 		})

@@ -21,7 +21,7 @@ const (
 	mostMissed = 250
 	// farAhead is how many head starts a worker leaves to the others that has far more
 	// than its part.
-	farAhead = 4
+	farAhead = 8
 )
 
 // gate is a listener that leaves connections to workers that have fewer.
