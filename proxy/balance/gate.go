@@ -17,7 +17,7 @@ const (
 	headStart = time.Millisecond
 	// mostMissed is how many head starts in a row a worker may leave unused until the
 	// others do not wait for it any more. On a busy machine a worker that is well may
-	// get no processor for 100 ms.
+	// get no processor for a while.
 	mostMissed = 250
 	// farAhead is how many head starts a worker leaves to the others that has far more
 	// than its part.
