@@ -23,6 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
+	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -183,6 +184,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	if err != nil {
 		return err
 	}
+	spread := n.joinWorkers()
 	var workers proxy.Workers
 	var turns *coordinator.Client
 	switch {
@@ -193,7 +195,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: n.part.Dir, Memory: n.memory, Log: n.log, Version: readVersion().Version,
+		Policies: policySet{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: n.part.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: readVersion().Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
@@ -202,6 +204,21 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	prom.MustRegister(n.front)
 	return nil
+}
+
+// joinWorkers makes this process one of the workers that share the public socket; nil
+// if it shares none.
+func (n *Node) joinWorkers() *balance.Worker {
+	if n.part.Role != RoleWorker || n.part.Sockets.Public == nil {
+		return nil
+	}
+	w, l, err := balance.Join(n.part.Dir, n.part.Slot, n.part.Sockets.Public)
+	if err != nil {
+		n.log.Warn("connections may spread unevenly over the workers", "error", err)
+		return nil
+	}
+	n.part.Sockets.Public = l
+	return w
 }
 
 // openRecording begins the recording that the configuration asks for, and returns

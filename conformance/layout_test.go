@@ -29,6 +29,7 @@ var mayImport = map[string][]string{
 	"policies/param":              {},
 	"policies/wasm":               {"abi", "abi/guest", "policies/..."},
 	"examples/...":                {"abi", "abi/guest"},
+	"proxy/balance":               {"proxy/handover", "proxy/privatedir"},
 	"proxy/buffer":                {},
 	"proxy/config":                {},
 	"proxy/config/importer":       {"proxy/config"},

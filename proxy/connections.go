@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/balance"
 )
 
 // transport is what carries a client's connection.
@@ -44,6 +46,7 @@ type connections struct {
 	evicted uint64                          // closed to make room; guarded by mu
 
 	watch stallWatch
+	shown *balance.Worker // learns of each connection; nil: nobody needs to know
 }
 
 // clientAddress has the connections of one client address.
@@ -164,6 +167,7 @@ func (c *connections) unproven() int {
 // add counts k. c.mu is held.
 func (c *connections) add(k *connection) {
 	c.open[k.over]++
+	c.shown.Connection(1)
 	if !k.prefix.IsValid() {
 		return
 	}
@@ -183,6 +187,7 @@ func (c *connections) remove(k *connection) {
 	k.gone = true
 	k.unlist()
 	c.open[k.over]--
+	c.shown.Connection(-1)
 	if k.address == nil {
 		return
 	}

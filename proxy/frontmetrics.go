@@ -9,13 +9,17 @@ var (
 		"Connections of clients that were refused, by the limit: max_connections or max_connections_per_address.", []string{"reason"}, nil)
 	evictedDesc = prometheus.NewDesc("pdproxy_connections_evicted_total",
 		"Connections of clients that had no request and were closed to make room for new ones.", nil, nil)
+	ownConnectionsDesc = prometheus.NewDesc("pdproxy_worker_connections_open",
+		"Open connections of clients of this process, by protocol: tcp or quic. In a fleet each worker has a series.", []string{"protocol"}, nil)
+	ownExchangesDesc = prometheus.NewDesc("pdproxy_worker_exchanges_open",
+		"Requests that this process serves now. In a fleet each worker has a series.", nil, nil)
 	forwardedDesc = prometheus.NewDesc("pdproxy_http3_forwarded_packets_total",
 		"QUIC packets that the kernel gave to another process than that of their connection, or of new clients that a process does not take any more: way out, in, or dropped.", []string{"way"}, nil)
 )
 
 // Describe implements prometheus.Collector: what a front counts of its sockets.
 func (f *Front) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{openDesc, refusedDesc, evictedDesc, forwardedDesc} {
+	for _, d := range []*prometheus.Desc{openDesc, ownConnectionsDesc, ownExchangesDesc, refusedDesc, evictedDesc, forwardedDesc} {
 		ch <- d
 	}
 }
@@ -24,6 +28,7 @@ func (f *Front) Describe(ch chan<- *prometheus.Desc) {
 func (f *Front) Collect(ch chan<- prometheus.Metric) {
 	if f.public != nil {
 		f.places.collect(ch)
+		ch <- prometheus.MustNewConstMetric(ownExchangesDesc, prometheus.GaugeValue, float64(f.s.live.len()))
 	}
 	if f.quic == nil || f.quic.lane == nil {
 		return
@@ -39,6 +44,7 @@ func (c *connections) collect(ch chan<- prometheus.Metric) {
 	defer c.mu.Unlock()
 	for over, name := range [transports]string{carriedByTCP: "tcp", carriedByQUIC: "quic"} {
 		ch <- prometheus.MustNewConstMetric(openDesc, prometheus.GaugeValue, float64(c.open[over]), name)
+		ch <- prometheus.MustNewConstMetric(ownConnectionsDesc, prometheus.GaugeValue, float64(c.open[over]), name)
 	}
 	for reason, n := range c.refused {
 		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(n), reason)

@@ -90,6 +90,7 @@ func newFront(s *Server, public, admin net.Listener, certs *Certs) *Front {
 	d := descriptorShares()
 	d.sayTooMany(&s.cfg.Load().Limits, s.log)
 	f.places = newConnections(func() (all, perAddress int) { return connectionLimits(&s.cfg.Load().Limits, d) })
+	f.places.shown = s.deps.Balance
 	f.operators = newConnections(func() (all, perAddress int) { return d.operators, 0 })
 	return f
 }

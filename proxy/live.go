@@ -7,14 +7,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 )
 
 // liveSet is the exchanges that run now. Safe for concurrent use.
 type liveSet struct {
 	mu    sync.Mutex
-	views []*liveView   // guarded by mu; in no order
-	end   chan struct{} // guarded by mu; closed when the last one has gone, if somebody waits
+	views []*liveView     // guarded by mu; in no order
+	end   chan struct{}   // guarded by mu; closed when the last one has gone, if somebody waits
+	shown *balance.Worker // learns of each; nil: nobody needs to know
 }
 
 // liveView is what others may see of a running exchange: while it is in the set
@@ -40,6 +42,7 @@ func (l *liveSet) add(v *liveView) {
 	defer l.mu.Unlock()
 	l.views = append(l.views, v)
 	v.place = len(l.views)
+	l.shown.Exchange(1)
 }
 
 func (l *liveSet) remove(v *liveView) {
@@ -53,6 +56,7 @@ func (l *liveSet) remove(v *liveView) {
 	l.views[v.place-1], last.place = last, v.place
 	l.views[end], v.place = nil, 0
 	l.views = l.views[:end]
+	l.shown.Exchange(-1)
 	if len(l.views) == 0 && l.end != nil {
 		close(l.end)
 		l.end = nil

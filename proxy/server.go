@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -52,7 +53,10 @@ type Deps struct {
 	Recorder *Recorder // nil: nothing is recorded
 	// Lanes is the directory in which processes meet that share the UDP port of
 	// HTTP/3: those of a fleet, or one and its successor. nil: nobody shares it.
-	Lanes   *privatedir.Dir
+	Lanes *privatedir.Dir
+	// Balance is the part of a worker whose public socket other workers have, too. nil: no
+	// others have it.
+	Balance *balance.Worker
 	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
@@ -131,6 +135,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	} else {
 		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](coordinator.MostTurns, coordinator.MostTurnIDs)}
 	}
+	s.live.shown = deps.Balance
 	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
 	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
 	s.exchanges.New = func() any { return new(exchange) }

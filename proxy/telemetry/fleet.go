@@ -174,7 +174,7 @@ func adds(f *dto.MetricFamily) bool {
 
 // aboutProcess reports whether a family is about the process and its runtime.
 func aboutProcess(name string) bool {
-	for _, prefix := range [...]string{"go_", "process_", "promhttp_"} {
+	for _, prefix := range [...]string{"go_", "process_", "promhttp_", "pdproxy_worker_"} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}
