@@ -8,24 +8,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 )
 
-// leastToken is how many characters a fleet's token has at least. Somebody who stands
-// in for a coordinator is shown a worker's proof, by which a short token can be guessed.
-const leastToken = 16
+// minTokenLength is the least number of characters of a fleet's token. A host that
+// pretends to be a coordinator receives a worker's proof of the token. From the proof, a
+// short token can be guessed.
+const minTokenLength = 16
 
-// fleetAccess is by what the workers and coordinators of a fleet know each other.
+// fleetAccess holds the credentials by which the workers and coordinators of a fleet
+// authenticate each other.
 type fleetAccess struct {
-	token       string // "" none
+	token       string // "" for none
 	credentials *access.Credentials
 }
 
-// openFleetAccess reads the files of [fleet]; note is told what is wrong with which
-// key.
+// openFleetAccess reads the files that the keys of [fleet] name. It calls note with each
+// key and the error of its file, which may be nil.
 func openFleetAccess(cfg *config.Config, log *slog.Logger, note func(key string, err error)) fleetAccess {
 	var a fleetAccess
 	var err error
-	a.token, err = readSecret(cfg.Fleet.TokenFile)
-	if err == nil && a.token != "" && len(a.token) < leastToken {
-		err = fmt.Errorf("the token must have at least %d characters: openssl rand -base64 32 makes one", leastToken)
+	a.token, err = config.ReadSecret(cfg.Fleet.TokenFile)
+	if err == nil && a.token != "" && len(a.token) < minTokenLength {
+		err = fmt.Errorf("the token must have at least %d characters: openssl rand -base64 32 makes one", minTokenLength)
 	}
 	note("fleet.token_file", err)
 	a.credentials, err = access.NewCredentials(access.Options{
@@ -36,7 +38,7 @@ func openFleetAccess(cfg *config.Config, log *slog.Logger, note func(key string,
 	return a
 }
 
-// gate returns what lets connections in that come to fleet.listen.
-func (n *Node) gate(a fleetAccess) *access.Gate {
+// newGate returns the gate that authenticates the connections to fleet.listen.
+func (n *Node) newGate(a fleetAccess) *access.Gate {
 	return access.NewGate(access.GateOptions{Credentials: a.credentials, Log: n.log, OnRefused: n.metrics.FleetRefused})
 }

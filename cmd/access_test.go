@@ -13,7 +13,7 @@ import (
 // TestShortTokenOfAFleet is refused: it could be guessed.
 func TestShortTokenOfAFleet(t *testing.T) {
 	for token, want := range map[string]string{
-		strings.Repeat("x", leastToken): "", strings.Repeat("x", leastToken-1): "at least 16 characters", " \n": "one line",
+		strings.Repeat("x", minTokenLength): "", strings.Repeat("x", minTokenLength-1): "at least 16 characters", " \n": "one line",
 	} {
 		cfg := config.Default()
 		cfg.Fleet.TokenFile = filepath.Join(t.TempDir(), "token")

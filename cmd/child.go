@@ -9,85 +9,73 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// What a supervisor and its children agree about. Signals: SIGTERM drains, however
-// often it comes, SIGINT stops at once, SIGUSR1 leaves the sockets to others,
-// SIGHUP reloads. A child says in its lock how it is.
+// The protocol between a supervisor and its children. SIGTERM drains the child, however
+// often the signal comes. SIGINT stops the child at once. SIGUSR1 makes it leave the sockets
+// to other processes. SIGHUP makes it read the configuration again. The child writes its
+// state and a heartbeat to its lock file.
 const (
-	childCommand = "child"
-	// socketsVariable names the open sockets that a child is given, a JSON list, in
-	// the order of the descriptors from firstSocket on.
+	// socketsVariable holds a JSON list of the names of the open sockets that the child
+	// inherits. Their file descriptors begin at firstSocket, in the order of the list.
 	socketsVariable = "PDPROXY_SOCKETS"
-	// leashFD is the end of a pipe: as long as nothing has come of it the child
-	// ends with its supervisor.
-	leashFD     = 3
-	firstSocket = 4
+	// parentPipeFD is the reading end of a pipe. If the supervisor ends before it has
+	// written one byte there, the child ends too.
+	parentPipeFD = 3
+	firstSocket  = 4
 
 	stateStarting = "starting"
-	stateServing  = "serving" // its sockets are served
-	stateReady    = "ready"   // and requests could be
-	stateRetired  = "retired" // others have the sockets
+	stateServing  = "serving" // the child accepts connections
+	stateReady    = "ready"   // and can serve requests
+	stateRetired  = "retired" // other processes have the sockets
 
-	// beatEvery is how often a child shows that it is alive.
-	beatEvery = time.Second
-	// exitSlotTaken says that another process has the child's slot.
-	exitSlotTaken = 3
+	// heartbeatEvery is how often a child writes a heartbeat.
+	heartbeatEvery = time.Second
+	// readyEvery is how often a child that serves checks whether it is ready.
+	readyEvery = 20 * time.Millisecond
 )
 
-// slotName is the name of what a child has in the fleet's directory.
-func slotName(role Role, slot int, kind string) string {
-	return string(role) + "-" + strconv.Itoa(slot) + "." + kind
+// ChildOptions says which process of a fleet RunChild is.
+type ChildOptions struct {
+	Role    Role
+	Slot    int                            // number among the processes of the role
+	Dir     string                         // the fleet's directory, which must exist
+	Load    func() (*config.Config, error) // reads and checks the configuration file
+	Version string                         // of the program
+	Log     *slog.Logger
 }
 
-// childCommand is how a supervisor starts the processes of its fleet.
-func (a *app) childCommand() *cobra.Command {
-	var role, dir string
-	var slot int
-	c := &cobra.Command{
-		Use:    childCommand + " config.toml",
-		Short:  "A process of a fleet, started by pdproxy run",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			home, err := privatedir.OpenExisting(dir)
-			if err != nil {
-				return failed(fmt.Errorf("fleet.dir: %w", err))
-			}
-			defer home.Close()
-			c := &child{
-				part: Part{Role: Role(role), Slot: slot, Dir: home},
-				path: args[0], log: log.With("role", role, "slot", slot),
-			}
-			return c.run()
-		},
+// RunChild is a child that a supervisor started: it serves until a signal ends it. The
+// error has the exit code SlotTaken if another process has the slot.
+func RunChild(o ChildOptions) error {
+	dir, err := privatedir.OpenExisting(o.Dir)
+	if err != nil {
+		return exit.Failed(fmt.Errorf("fleet.dir: %w", err))
 	}
-	c.Flags().StringVar(&role, "role", "", "coordinator or worker")
-	c.Flags().StringVar(&dir, "dir", "", "the fleet's directory")
-	c.Flags().IntVar(&slot, "slot", 0, "the number among its role's")
-	return c
+	defer dir.Close()
+	c := &child{
+		options: NodeOptions{Role: o.Role, Slot: o.Slot, Dir: dir, Version: o.Version},
+		load:    o.Load, log: o.Log.With("role", string(o.Role), "slot", o.Slot),
+	}
+	return c.run()
 }
 
-// child is this process as one of a fleet.
+// child is this process as a child of a supervisor.
 type child struct {
-	part    Part
-	path    string // of the configuration
+	options NodeOptions
+	load    func() (*config.Config, error)
 	log     *slog.Logger
 	node    *Node
-	sockets []handover.Socket // all of the fleet's, for a supervisor that comes later
+	serving chan struct{}     // closed when the node accepts connections
+	sockets []handover.Socket // all sockets of the fleet, which a later supervisor copies; guarded by mu
 
 	mu    sync.Mutex
 	lock  *privatedir.Lock // guarded by mu
@@ -95,39 +83,40 @@ type child struct {
 }
 
 func (c *child) run() error {
-	signal.Ignore(syscall.SIGUSR2) // is the supervisor's
-	lock, err := c.part.Dir.TryLock(slotName(c.part.Role, c.part.Slot, "lock"))
+	signal.Ignore(syscall.SIGUSR2) // only the supervisor handles it
+	lock, err := c.options.Dir.TryLock(slotFile(c.options.Role, c.options.Slot, "lock"))
 	var taken *privatedir.LockedError
 	if errors.As(err, &taken) {
-		return &failure{exitSlotTaken, err}
+		return &exit.Error{Code: exit.SlotTaken, Err: err}
 	}
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer lock.Unlock()
 	c.lock = lock
-	c.say(stateStarting)
+	c.report(stateStarting)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	wg.Go(func() { c.beat(ctx) })
-	go func() { // ends with the process: a pipe cannot be read until ctx ends
-		if err := awaitRelease(os.NewFile(leashFD, "leash")); err != nil {
+	wg.Go(func() { c.sendHeartbeats(ctx) })
+	go func() { // ends with the process, because the reading of a pipe does not end with ctx
+		if err := awaitDetach(os.NewFile(parentPipeFD, "parent pipe")); err != nil {
 			cancel(err)
 		}
 	}()
 	if err := c.build(); err != nil {
 		return err
 	}
-	defer func() { c.dropSockets() }()
+	defer c.closeSockets()
 	return c.serve(ctx, cancel)
 }
 
-// awaitRelease waits until the supervisor lets the process go on without it.
-func awaitRelease(leash *os.File) error {
-	defer leash.Close()
-	if _, err := io.ReadFull(leash, make([]byte, 1)); err != nil {
+// awaitDetach waits until the supervisor lets the process go on without it. It returns an
+// error if the supervisor ends before.
+func awaitDetach(parentPipe *os.File) error {
+	defer parentPipe.Close()
+	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {
 		return errors.New("the supervisor has ended while the fleet was starting")
 	}
 	return nil
@@ -135,24 +124,26 @@ func awaitRelease(leash *os.File) error {
 
 // build makes the node.
 func (c *child) build() error {
-	cfg, err := loadConfig(c.path)
+	cfg, err := c.load()
 	if err != nil {
 		return err
 	}
-	if c.sockets, err = inherited(); err != nil {
-		return failed(err)
+	if c.sockets, err = inheritedSockets(); err != nil {
+		return exit.Failed(err)
 	}
-	if err := c.part.open(cfg, c.sockets); err != nil {
-		return failed(err)
+	if err := c.options.UseSockets(cfg, c.sockets); err != nil {
+		return exit.Failed(err)
 	}
-	if c.node, err = NewNode(cfg, c.log, c.part); err != nil {
-		c.part.close()
+	c.serving = make(chan struct{})
+	c.options.OnServing = func() { close(c.serving) }
+	if c.node, err = NewNode(cfg, c.log, c.options); err != nil {
+		c.options.CloseSockets()
 	}
 	return err
 }
 
-// inherited returns the sockets that the supervisor has given.
-func inherited() ([]handover.Socket, error) {
+// inheritedSockets returns the sockets that the supervisor passed on.
+func inheritedSockets() ([]handover.Socket, error) {
 	var names []string
 	if err := json.Unmarshal([]byte(os.Getenv(socketsVariable)), &names); err != nil {
 		return nil, fmt.Errorf("read %s: %w", socketsVariable, err)
@@ -168,23 +159,21 @@ func inherited() ([]handover.Socket, error) {
 	return sockets, nil
 }
 
-// serve serves until a signal, or ctx, ends it.
+// serve serves until a signal or the end of ctx.
 func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
 	defer signal.Stop(signals)
-	control, err := handover.Listen(c.part.Dir, slotName(c.part.Role, c.part.Slot, "sock"), c.log)
+	control, err := handover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	background, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { _, _ = control.Serve(background, c.offer, nil) }) // ends with background
-	serving := make(chan struct{})
-	c.node.serving = func() { close(serving) }
-	wg.Go(func() { c.watch(background, serving) })
+	wg.Go(func() { c.reportServing(background) })
 	done := make(chan error, 1)
 	go func() { done <- c.node.Serve(ctx) }()
 	for {
@@ -193,18 +182,18 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc) error
 			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 				err = errors.Join(cause, err)
 			}
-			return failed(err)
+			return exit.Failed(err)
 		case s := <-signals:
 			switch s {
 			case syscall.SIGHUP:
-				c.node.logReload(c.reload())
+				logReload(c.log, reload(c.node, c.load))
 			case syscall.SIGUSR1:
-				c.log.Info("leaving the sockets to others; going on with what runs")
-				c.say(stateRetired)
-				c.node.front.Retire()
-				c.dropSockets()
+				c.log.Info("leaving the sockets to other processes; the remaining requests go on")
+				c.report(stateRetired)
+				c.node.StopAccepting()
+				c.closeSockets()
 			case syscall.SIGINT:
-				return failed(errors.New("stopped at once"))
+				return exit.Failed(errors.New("stopped at once"))
 			default:
 				cancel(nil)
 			}
@@ -212,39 +201,32 @@ func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc) error
 	}
 }
 
-func (c *child) reload() error {
-	next, err := loadConfig(c.path)
-	if err != nil {
-		return err
-	}
-	return c.node.Reload(next)
-}
-
-// watch says how the node is, once it serves.
-func (c *child) watch(ctx context.Context, serving <-chan struct{}) {
+// reportServing reports that the node accepts connections, and then that it is ready.
+func (c *child) reportServing(ctx context.Context) {
 	select {
-	case <-serving:
-		c.say(stateServing)
+	case <-c.serving:
+		c.report(stateServing)
 	case <-ctx.Done():
 		return
 	}
-	for sleep(ctx, 20*time.Millisecond) {
-		if c.node.server.Ready() {
-			c.say(stateReady)
+	for sleep(ctx, readyEvery) {
+		if c.node.Ready() {
+			c.report(stateReady)
 			return
 		}
 	}
 }
 
-// beat shows that the process is alive, and how it is.
-func (c *child) beat(ctx context.Context) {
-	for sleep(ctx, beatEvery) {
-		c.say("")
+// sendHeartbeats writes the state again until ctx ends.
+func (c *child) sendHeartbeats(ctx context.Context) {
+	for sleep(ctx, heartbeatEvery) {
+		c.report("")
 	}
 }
 
-// say sets the state, or repeats it. What has retired stays so.
-func (c *child) say(state string) {
+// report writes a state to the lock file; "" repeats the last one. A retired child stays
+// retired.
+func (c *child) report(state string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if state != "" && c.state != stateRetired {
@@ -255,15 +237,15 @@ func (c *child) say(state string) {
 	}
 }
 
-// offer is what a supervisor that comes later is given.
-func (c *child) offer() (o handover.Offer, err error) {
+// offer returns copies of the sockets for a later supervisor.
+func (c *child) offer() (handover.Offer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return copies(c.sockets)
+	return copySockets(c.sockets)
 }
 
-// copies makes an offer of sockets that stay open.
-func copies(sockets []handover.Socket) (o handover.Offer, err error) {
+// copySockets returns an offer of copies of the sockets.
+func copySockets(sockets []handover.Socket) (o handover.Offer, err error) {
 	for _, s := range sockets {
 		copied, err := s.Copy()
 		if err != nil {
@@ -275,7 +257,7 @@ func copies(sockets []handover.Socket) (o handover.Offer, err error) {
 	return o, nil
 }
 
-func (c *child) dropSockets() {
+func (c *child) closeSockets() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	handover.CloseAll(c.sockets)

@@ -8,11 +8,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// compileCache is the folder of compiled plugins; "" for none, which is logged. The
-// content is machine code that this process executes. So no other user may be able to
-// write there, and none may have written there before. A service manager may have made
-// the folder above for others to read, or as a link.
-func compileCache(log *slog.Logger) string {
+// CompileCache returns the folder of compiled plugins. It returns "" if the folder cannot
+// be used, and logs why. The folder contains machine code that this process executes.
+// Therefore no other user may be able to write to it, or may have written to it. The
+// folder above may be a link, or readable by others: some service managers make it so.
+func CompileCache(log *slog.Logger) string {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		return "" // no home folder

@@ -78,7 +78,7 @@ func TestCompileCache(t *testing.T) {
 				t.Fatal(err)
 			}
 			var log bytes.Buffer
-			got := compileCache(slog.New(slog.NewTextHandler(&log, nil)))
+			got := CompileCache(slog.New(slog.NewTextHandler(&log, nil)))
 			switch {
 			case c.want == "" && (got != at("pdproxy/compiled") || log.Len() > 0):
 				t.Errorf("%q, log %s", got, log.String())

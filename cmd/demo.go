@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -64,15 +66,17 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		err = alone.Start()
 	}
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer alone.Close()
-	n, err := NewNode(&cfg, log, Part{})
+	var n *Node
+	n, err = NewNode(&cfg, log, NodeOptions{
+		Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) },
+	})
 	if err != nil {
 		return err
 	}
-	n.ready = func() { a.printDemo(n, d, alone.URL()) }
-	return n.serveUntilSignal(func() error { return errors.New("the demo has no configuration file") })
+	return ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
 
 // startDemoEngines starts the engines and enters them in cfg.
@@ -84,7 +88,7 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 			return err
 		}
 		if err := e.Start(); err != nil {
-			return failed(err)
+			return exit.Failed(err)
 		}
 		engines = append(engines, e)
 		spec := config.DefaultEngine()
@@ -134,6 +138,7 @@ func (a *app) printDemo(n *Node, d demoFlags, alone string) {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
 		return
 	}
+	admin := strings.TrimPrefix(n.AdminURL(), "http://")
 	fmt.Fprintf(a.out, `pdproxy serves %s with %d prefill and %d decode engines (%s, simulated).
 
 A stream through two engines:
@@ -149,5 +154,5 @@ What changes something needs the token of the admin address:
   curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
 Ctrl-C ends it.
-`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.front.AdminAddr(), n.AdminURL(), n.front.AdminAddr(), n.AdminURL())
+`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, admin, n.AdminURL(), admin, n.AdminURL())
 }

@@ -1,11 +1,9 @@
 package cmd
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -15,20 +13,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
 )
 
-// files is what a configuration's file keys name, read.
+// files holds the content of the files that a configuration names.
 type files struct {
-	keys  *proxy.Keys  // nil: no key is asked for
+	keys  *proxy.Keys  // nil: clients need no API key
 	certs *proxy.Certs // nil: no TLS
-	token string       // of the admin endpoints; "" none
+	token string       // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
-	workerToken string // of those that register; "" none
+	workerToken string // of the workers that register; "" for none
 	fleet       fleetAccess
 	tokenizers  map[string]tokens.Encoder // by model
 }
 
-// loadFiles reads the files that cfg names. Errors name the key and never a
-// file's content. log hears later of certificates that change.
+// loadFiles reads the files that cfg names. Its errors name the key, and never contain
+// the content of a file. Later changes of the fleet's certificates are logged to log.
 func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var f files
 	var problems config.Problems
@@ -40,26 +38,26 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	var err error
 	f.keys, err = loadKeys(cfg)
 	note("server.auth.keys_file", err)
-	f.token, err = readSecret(cfg.Admin.TokenFile)
+	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
 	if cfg.Server.TLS.Enabled() {
 		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
 	}
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
-	f.trtllm.AuthKey, err = readSecret(cfg.TRTLLM.AuthKeyFile)
+	f.trtllm.AuthKey, err = config.ReadSecret(cfg.TRTLLM.AuthKeyFile)
 	note("trtllm.auth_key_file", err)
-	f.workerToken, err = readSecret(cfg.Discovery.TRTLLM.TokenFile)
+	f.workerToken, err = config.ReadSecret(cfg.Discovery.TRTLLM.TokenFile)
 	note("discovery.trtllm.token_file", err)
 	f.fleet = openFleetAccess(cfg, log, note)
 	for i, e := range cfg.Engines {
-		_, err := readSecret(e.APIKeyFile)
+		_, err := config.ReadSecret(e.APIKeyFile)
 		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
 	}
-	_, err = readSecret(cfg.Discovery.MoRIIO.PasswordFile)
+	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
 	note("discovery.moriio.password_file", err)
 	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
-		problems = append(problems, asProblems(err)...)
+		problems = append(problems, config.AsProblems(err)...)
 	}
 	f.tokenizers = make(map[string]tokens.Encoder)
 	for model, path := range cfg.Tokens.Files {
@@ -81,7 +79,7 @@ func loadTokenizer(path string) (tokens.Encoder, error) {
 	return bpe.Parse(file)
 }
 
-// loadKeys reads the API keys; nil when none are asked for.
+// loadKeys reads the API keys; nil if clients need none.
 func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
 	if cfg.Server.Auth.KeysFile == "" {
 		return nil, nil
@@ -91,29 +89,4 @@ func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
 		return nil, err
 	}
 	return proxy.ParseKeys(text)
-}
-
-// readSecret reads a one-line secret; "" for no file.
-func readSecret(path string) (string, error) {
-	if path == "" {
-		return "", nil
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	secret := strings.TrimSpace(string(text))
-	if secret == "" || strings.ContainsAny(secret, "\r\n") {
-		return "", errors.New("the file must hold one line")
-	}
-	return secret, nil
-}
-
-// asProblems lists an error as problems, one at least.
-func asProblems(err error) config.Problems {
-	var p config.Problems
-	if errors.As(err, &p) {
-		return p
-	}
-	return config.Problems{{Message: err.Error()}}
 }

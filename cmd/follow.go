@@ -17,56 +17,58 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// askEvery is how often a worker that has few ids left asks for more.
+// askEvery is how often a worker that has few disagg ids left asks for more.
 const askEvery = 50 * time.Millisecond
 
-// following is a worker's side of its coordinator.
-type following struct {
+// workerSide is what a worker needs for its coordinator.
+type workerSide struct {
 	log    *slog.Logger
 	mirror *engine.Mirror
 	client *coordinator.Client
-	finder *standby.Finder // of the coordinator that leads; nil: there is one address
+	finder *standby.Finder // finds the coordinator that leads; nil: the address is fixed
 	ids    *disaggid.Source
 }
 
-// mirrorEngines makes the registry of a worker, which probes nothing.
+// mirrorEngines makes the registry of a worker, which copies the coordinator's and probes
+// no engine.
 func (n *Node) mirrorEngines(cfg *config.Config) {
 	o := n.engineOptions(cfg)
 	forget := func(i *engine.Instance) { n.tokens.Forget(i.Spec.Name) }
 	o.OnRestart, o.OnGone = forget, forget
-	n.following = &following{log: n.log, mirror: engine.NewMirror(o, func() time.Duration {
+	n.worker = &workerSide{log: n.log, mirror: engine.NewMirror(o, func() time.Duration {
 		return time.Duration(n.cfg.Load().Server.DrainTimeout)
 	})}
-	n.registry = n.following.mirror.Registry()
+	n.registry = n.worker.mirror.Registry()
 }
 
-// follow makes what asks the coordinator, and in its absence the node's own Local.
-func (n *Node) follow(cfg *config.Config, a fleetAccess, ids *disaggid.Source) (coordinator.Coordinator, error) {
-	f := n.following
-	f.ids = ids
-	host, _ := os.Hostname() // empty: it only shows
+// connectWorker returns a client that asks the coordinator for placements. Without a
+// coordinator the client asks the node's own Local.
+func (n *Node) connectWorker(cfg *config.Config, a fleetAccess, ids *disaggid.Source) (coordinator.Coordinator, error) {
+	w := n.worker
+	w.ids = ids
+	host, _ := os.Hostname() // may be empty: the name is only displayed
 	dial, err := n.dialler(cfg, a.credentials.Dial)
 	if err != nil {
 		return nil, err
 	}
 	admin := sync.OnceValue(func() http.Handler { return n.server.AdminHandler() })
-	f.client = coordinator.NewClient(coordinator.ClientOptions{
+	w.client = coordinator.NewClient(coordinator.ClientOptions{
 		Dial:     dial,
-		Fallback: n.local, Mirror: f.mirror, OnTopic: f.hear,
-		Admin: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { admin().ServeHTTP(w, r) }),
-		Slot:  n.part.Slot, Node: host, Token: []byte(a.token), Log: n.log, Observer: n.metrics,
+		Fallback: n.local, Mirror: w.mirror, OnTopic: w.receive,
+		Admin: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { admin().ServeHTTP(rw, r) }),
+		Slot:  n.options.Slot, Node: host, Token: []byte(a.token), Log: n.log, Observer: n.metrics,
 		Patience: time.Duration(cfg.Fleet.Patience),
 	})
-	return selfReliant{f.client, ids}, nil
+	return selfReliant{w.client, ids}, nil
 }
 
-// dialler is how the coordinator is dialled: at the address that the configuration
-// has or that of this host's, or wherever the one is that leads.
+// dialler returns a function that connects to the coordinator: at the configured address,
+// at that of the coordinator on this host, or at that of the coordinator that leads.
 func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Context) (net.Conn, error), error) {
 	address, same := cfg.Fleet.Coordinator, advertised(cfg)
 	switch address {
 	case "":
-		address = "unix:" + n.part.Dir.SocketPath(linkName)
+		address = "unix:" + n.options.Dir.SocketPath(linkName)
 	case config.CoordinatorLeader:
 		address, same = "", ""
 	}
@@ -77,11 +79,11 @@ func (n *Node) dialler(cfg *config.Config, dial standby.Dialer) (func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	n.following.finder = standby.NewFinder(e, dial, address, same)
-	return n.following.finder.Dial, nil
+	n.worker.finder = standby.NewFinder(e, dial, address, same)
+	return n.worker.finder.Dial, nil
 }
 
-// selfReliant is ready when it could do without its coordinator too.
+// selfReliant is ready when the worker could also place requests without its coordinator.
 type selfReliant struct {
 	*coordinator.Client
 	ids *disaggid.Source
@@ -93,39 +95,39 @@ func (s selfReliant) Ready() bool {
 	return granted.Taken > 0 && s.Client.Ready()
 }
 
-// hear takes in what the coordinator publishes. Without the engines as it numbers
-// them none of its placements could be read: that is an error.
-func (f *following) hear(topic coordinator.Topic, value []byte) error {
+// receive processes what the coordinator publishes. An error means that the worker cannot
+// read placements, because it does not know the coordinator's numbers of the engines.
+func (w *workerSide) receive(topic coordinator.Topic, value []byte) error {
 	var err error
 	switch topic {
 	case coordinator.TopicMembership:
-		err = f.mirror.Import(engine.Members, value)
+		err = w.mirror.Import(engine.Members, value)
 	case coordinator.TopicLoads:
-		err = f.mirror.Import(engine.Loads, value)
+		err = w.mirror.Import(engine.Loads, value)
 	case coordinator.TopicPairs:
-		err = f.mirror.Import(engine.Pairs, value)
+		err = w.mirror.Import(engine.Pairs, value)
 	case coordinator.TopicIDs:
-		err = f.ids.ExtendBy(value)
+		err = w.ids.ExtendBy(value)
 	}
 	if err != nil && topic == coordinator.TopicMembership {
-		return fmt.Errorf("hear of the engines: %w", err)
+		return fmt.Errorf("read the membership of engines: %w", err)
 	}
 	if err != nil {
-		f.log.Error("what the coordinator tells is not understood", "error", err)
+		w.log.Error("a message of the coordinator cannot be used", "error", err)
 	}
 	return nil
 }
 
-// run keeps in touch with the coordinator until ctx ends.
-func (f *following) run(ctx context.Context) {
+// run keeps the connection to the coordinator until ctx ends.
+func (w *workerSide) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { f.client.Run(ctx) })
-	if f.finder != nil {
-		wg.Go(func() { f.finder.Run(ctx, f.client.Redial) })
+	wg.Go(func() { w.client.Run(ctx) })
+	if w.finder != nil {
+		wg.Go(func() { w.finder.Run(ctx, w.client.Redial) })
 	}
 	wg.Go(func() {
-		f.mirror.Run(ctx, func(report []byte) { f.client.Report(append([]byte{reportEngines}, report...)) })
+		w.mirror.Run(ctx, func(report []byte) { w.client.Report(append([]byte{reportEngines}, report...)) })
 	})
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
@@ -135,8 +137,8 @@ func (f *following) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if ask, few := f.ids.Ask(); few {
-			f.client.Report(ask.Append([]byte{reportIDs}))
+		if ask, few := w.ids.Ask(); few {
+			w.client.Report(ask.Append([]byte{reportIDs}))
 		}
 	}
 }

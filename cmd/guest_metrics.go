@@ -14,38 +14,39 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// guestMetrics are the metrics that plugins define, shown as
-// pdproxy_plugin_<name>{plugin="..."}. They outlive the versions of a plugin, as
-// counters must. It is safe for concurrent use.
-type guestMetrics struct {
+// pluginMetrics holds the metrics that plugins define. They are shown as
+// pdproxy_plugin_<name>{plugin="..."}. A new version of a plugin goes on with the values
+// of the former one, because counters must not fall. pluginMetrics is safe for concurrent
+// use.
+type pluginMetrics struct {
 	mu       sync.Mutex
-	families map[string]*guestFamily // by sanitised name; guarded by mu
-	counts   map[string]int          // metrics by plugin; guarded by mu
+	families map[string]*metricFamily // by metricName; guarded by mu
+	counts   map[string]int           // metrics by plugin; guarded by mu
 }
 
-// guestFamily is the metrics of one name.
-type guestFamily struct {
+// metricFamily holds the metrics of one name.
+type metricFamily struct {
 	name     string // as the plugin wrote it
 	kind     host.MetricKind
-	byPlugin map[string]*guestMetric
+	byPlugin map[string]*pluginMetric
 }
 
-func newGuestMetrics() *guestMetrics {
-	return &guestMetrics{families: make(map[string]*guestFamily), counts: make(map[string]int)}
+func newPluginMetrics() *pluginMetrics {
+	return &pluginMetrics{families: make(map[string]*metricFamily), counts: make(map[string]int)}
 }
 
 // of returns the metrics of one plugin.
-func (g *guestMetrics) of(plugin string) shared.Metrics { return pluginMetrics{g, plugin} }
+func (g *pluginMetrics) of(plugin string) shared.Metrics { return metricsOf{g, plugin} }
 
-type pluginMetrics struct {
-	all    *guestMetrics
+type metricsOf struct {
+	all    *pluginMetrics
 	plugin string
 }
 
-// Define implements shared.Metrics. Plugins share a name if they give it the same
-// kind; the label tells their metrics apart. Everything that Prometheus would
-// refuse as a whole is refused here: /metrics must survive any plugin.
-func (p pluginMetrics) Define(kind host.MetricKind, name string) (shared.Metric, error) {
+// Define implements shared.Metrics. Several plugins may use one name with the same kind;
+// the label distinguishes their metrics. Define returns an error for every metric that
+// would make Prometheus reject the whole answer of /metrics.
+func (p metricsOf) Define(kind host.MetricKind, name string) (shared.Metric, error) {
 	g, clean := p.all, metricName(name)
 	if clean == "" || len(name) > host.MaxMetricName {
 		return nil, fmt.Errorf("define metric: a name has 1 to %d bytes", host.MaxMetricName)
@@ -57,7 +58,7 @@ func (p pluginMetrics) Define(kind host.MetricKind, name string) (shared.Metric,
 	case family == nil && g.collides(kind, clean):
 		return nil, fmt.Errorf("define metric: %s collides with the series of another metric", clean)
 	case family == nil:
-		family = &guestFamily{name, kind, make(map[string]*guestMetric)}
+		family = &metricFamily{name, kind, make(map[string]*pluginMetric)}
 	case family.kind != kind:
 		return nil, fmt.Errorf("define metric: %s has another kind", clean)
 	case family.name != name:
@@ -69,16 +70,16 @@ func (p pluginMetrics) Define(kind host.MetricKind, name string) (shared.Metric,
 			return nil, shared.ErrTooManyMetrics
 		}
 		g.counts[p.plugin]++
-		m = newGuestMetric(kind, clean, p.plugin)
+		m = newPluginMetric(kind, clean, p.plugin)
 		family.byPlugin[p.plugin] = m
 		g.families[clean] = family
 	}
 	return m, nil
 }
 
-// collides reports whether a new metric would share series with another one: a
-// histogram named h is shown as h_bucket, h_count and h_sum. g.mu is held.
-func (g *guestMetrics) collides(kind host.MetricKind, clean string) bool {
+// collides reports whether a new metric would have a series in common with another one. A
+// histogram named h has the series h_bucket, h_count and h_sum. g.mu is held.
+func (g *pluginMetrics) collides(kind host.MetricKind, clean string) bool {
 	for _, suffix := range telemetry.HistogramSuffixes {
 		if kind == host.Histogram && g.families[clean+suffix] != nil {
 			return true
@@ -90,7 +91,7 @@ func (g *guestMetrics) collides(kind host.MetricKind, clean string) bool {
 	return false
 }
 
-// metricName makes a guest's name one of Prometheus'.
+// metricName replaces the characters of a plugin's name that Prometheus does not allow.
 func metricName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' {
@@ -100,12 +101,12 @@ func metricName(name string) string {
 	}, name)
 }
 
-// Describe implements prometheus.Collector: what plugins will define is not
-// known.
-func (g *guestMetrics) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector. It describes nothing, because plugins define
+// metrics at any time.
+func (g *pluginMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (g *guestMetrics) Collect(ch chan<- prometheus.Metric) {
+func (g *pluginMetrics) Collect(ch chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, family := range g.families {
@@ -115,32 +116,32 @@ func (g *guestMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// guestBuckets are Envoy's bucket borders (source/common/stats/histogram_impl.cc),
-// for guests do not say what they measure.
-var guestBuckets = []float64{.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 600000, 1800000, 3600000}
+// histogramBuckets are Envoy's bucket borders (source/common/stats/histogram_impl.cc).
+// Plugins do not say what they measure, so the borders are the same for all.
+var histogramBuckets = []float64{.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 600000, 1800000, 3600000}
 
-// guestMetric is one metric of one plugin.
-type guestMetric struct {
+// pluginMetric is one metric of one plugin.
+type pluginMetric struct {
 	kind      host.MetricKind
 	desc      *prometheus.Desc
 	value     atomic.Int64         // of counters and gauges
 	histogram prometheus.Histogram // nil for others
 }
 
-func newGuestMetric(kind host.MetricKind, name, plugin string) *guestMetric {
+func newPluginMetric(kind host.MetricKind, name, plugin string) *pluginMetric {
 	name, help, labels := "pdproxy_plugin_"+name, "Defined by a plugin.", prometheus.Labels{"plugin": plugin}
-	m := &guestMetric{kind: kind, desc: prometheus.NewDesc(name, help, nil, labels)}
+	m := &pluginMetric{kind: kind, desc: prometheus.NewDesc(name, help, nil, labels)}
 	if kind == host.Histogram {
-		m.histogram = prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: guestBuckets})
+		m.histogram = prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: histogramBuckets})
 	}
 	return m
 }
 
 // Add implements shared.Metric.
-func (m *guestMetric) Add(delta int64) { m.value.Add(delta) }
+func (m *pluginMetric) Add(delta int64) { m.value.Add(delta) }
 
 // Record implements shared.Metric.
-func (m *guestMetric) Record(value uint64) {
+func (m *pluginMetric) Record(value uint64) {
 	switch m.kind {
 	case host.Histogram:
 		m.histogram.Observe(float64(value))
@@ -152,9 +153,9 @@ func (m *guestMetric) Record(value uint64) {
 }
 
 // Value implements shared.Metric.
-func (m *guestMetric) Value() uint64 { return uint64(m.value.Load()) }
+func (m *pluginMetric) Value() uint64 { return uint64(m.value.Load()) }
 
-func (m *guestMetric) collect(ch chan<- prometheus.Metric) {
+func (m *pluginMetric) collect(ch chan<- prometheus.Metric) {
 	switch m.kind {
 	case host.Histogram:
 		m.histogram.Collect(ch)
@@ -165,7 +166,7 @@ func (m *guestMetric) collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// filterMeter watches the callbacks of a filter as the hooks of a policy are.
+// filterMeter measures the callbacks of a filter in the same way as the hooks of a policy.
 type filterMeter struct {
 	metrics *telemetry.Metrics
 	name    string
@@ -177,7 +178,7 @@ func newFilterMeter(metrics *telemetry.Metrics, name string) *filterMeter {
 }
 
 func (f *filterMeter) hook(c host.Callback) *telemetry.PolicyMeter {
-	c = min(c, host.OnDelete) // those beyond it are never called
+	c = min(c, host.OnDelete) // later callbacks are never called
 	m := f.hooks[c].Load()
 	if m == nil {
 		m = f.metrics.PolicyMeter(f.name, strings.TrimPrefix(c.String(), "proxy_on_"))

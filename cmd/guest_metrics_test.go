@@ -18,9 +18,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-func TestGuestMetrics(t *testing.T) {
+func TestPluginMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	g := newGuestMetrics()
+	g := newPluginMetrics()
 	reg.MustRegister(g)
 	define := func(plugin string, kind host.MetricKind, name string) shared.Metric {
 		t.Helper()
@@ -83,7 +83,7 @@ func TestMetricsSurviveAnyPlugin(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		reg := prometheus.NewRegistry()
 		telemetry.New(reg).PolicyMeter("p", "place").Fail("trap")
-		g := newGuestMetrics()
+		g := newPluginMetrics()
 		reg.MustRegister(g)
 		defined := 0
 		for range 200 {
@@ -121,7 +121,7 @@ func TestMetricsSurviveAnyPlugin(t *testing.T) {
 // TestMetricsOfAPluginAreBounded: versions of a plugin define no more metrics
 // together than one may.
 func TestMetricsOfAPluginAreBounded(t *testing.T) {
-	g := newGuestMetrics()
+	g := newPluginMetrics()
 	for version := range 3 {
 		table := shared.NewMetricTable(g.of("a"))
 		for i := range shared.MaxMetrics {

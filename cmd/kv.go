@@ -20,11 +20,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// knowledge is what a node knows of the engines' KV beside their loads, and who
-// keeps it up to date.
+// knowledge is what a node knows of the engines' KV, and the KV events that keep it up to
+// date. The registry calls engineChanged, engineRestarted and engineGone.
 type knowledge struct {
 	state   coordinator.State
-	limits  kvindex.Limits // of engines without events
+	limits  kvindex.Limits // of what is expected of engines without events
 	events  *kvevents.Manager
 	tokens  *tokens.Tokenizer
 	metrics *telemetry.Metrics
@@ -32,10 +32,10 @@ type knowledge struct {
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
-	byName   sync.Map            // the same instances, for hooks of events: mu is held while those end
+	byName   sync.Map            // the same instances, for setBlockTokens: mu may be held while event hooks run
 }
 
-// followed is an instance whose events are taken in, and where they come from.
+// followed is an instance whose KV events are read, and the addresses of the events.
 type followed struct {
 	instance               *engine.Instance
 	model, events, replays string
@@ -48,7 +48,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect),
 		}),
 		Conversations: conversation.New(cfg.Conversation.Capacity),
-		Trust:         trust.New(k.judged),
+		Trust:         trust.New(k.trustChanged),
 	}
 	k.limits = kvindex.Limits{
 		TTL:    time.Duration(cfg.KVIndex.TextTTL),
@@ -63,7 +63,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 		Replay:      count("replay"),
 		Resync:      count("resync"),
 		Malformed:   func(engine string, n int) { metrics.KVEvents(engine, "malformed", "", n) },
-		BlockTokens: k.sized,
+		BlockTokens: k.setBlockTokens,
 	}})
 	return k
 }
@@ -85,8 +85,9 @@ func (k *knowledge) run(ctx context.Context) {
 	}
 }
 
-// ready is told of an instance that is ready, or has new facts.
-func (k *knowledge) ready(i *engine.Instance, s engine.State) {
+// engineChanged starts to follow the KV events of an instance that is ready or has new
+// facts.
+func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
 	if s != engine.Ready {
 		return
 	}
@@ -129,8 +130,8 @@ func (k *knowledge) ready(i *engine.Instance, s engine.State) {
 	}
 }
 
-// restarted is told that an instance is another process than before.
-func (k *knowledge) restarted(i *engine.Instance) {
+// engineRestarted forgets what the former process of an instance held.
+func (k *knowledge) engineRestarted(i *engine.Instance) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.followed[i.Spec.Name].instance == i {
@@ -139,15 +140,16 @@ func (k *knowledge) restarted(i *engine.Instance) {
 	k.forget(i)
 }
 
-// forget drops what was learned of an instance by asking it and by its answers.
+// forget drops what was learned from requests to an instance and from its answers.
 func (k *knowledge) forget(i *engine.Instance) {
 	k.tokens.Forget(i.Spec.Name)
 	k.state.Trust.Forget(i.Spec.Name)
 	k.metrics.Distrust(i.Spec.Name, "")
 }
 
-// gone is told that an instance has left. Nothing touches its slots afterwards.
-func (k *knowledge) gone(i *engine.Instance) {
+// engineGone forgets an instance that was removed. Nothing uses its index slots
+// afterwards.
+func (k *knowledge) engineGone(i *engine.Instance) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.followed[i.Spec.Name].instance == i {
@@ -158,16 +160,16 @@ func (k *knowledge) gone(i *engine.Instance) {
 	k.forget(i)
 }
 
-// sized is told how long an engine's blocks are.
-func (k *knowledge) sized(name string, blockTokens int) {
+// setBlockTokens stores how many tokens a block of an engine has, as its events say.
+func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 	if i, ok := k.byName.Load(name); ok {
 		i.(*engine.Instance).SetBlockTokens(blockTokens)
 	}
 }
 
-// judged is told that an engine's reports disagree with the index, or agree
-// again.
-func (k *knowledge) judged(v trust.Verdict) {
+// trustChanged logs and counts that the cached tokens which an engine reports disagree
+// with the index, or agree again.
+func (k *knowledge) trustChanged(v trust.Verdict) {
 	if v.Reason == trust.Agrees {
 		k.metrics.Distrust(v.Engine, "")
 		k.log.Info("cached tokens agree with the KV index again", "engine", v.Engine)
@@ -178,7 +180,8 @@ func (k *knowledge) judged(v trust.Verdict) {
 		"requests", v.Requests, "against", v.Against, "predicted", v.Predicted, "reported", v.Reported)
 }
 
-// newTokenizer is what finds the token ids of prompts.
+// newTokenizer returns the tokenizer that finds the token ids of prompts. local holds the
+// tokenizers of files by model.
 func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry, memory *buffer.Budget) (*tokens.Tokenizer, error) {
 	o := tokens.Options{Asker: proxy.Asker{Registry: registry, Memory: memory}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
 	if o.CacheTokens == 0 {

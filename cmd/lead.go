@@ -16,81 +16,83 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// What a worker's report is about: its first byte.
+// The first byte of a worker's report says what the report is about.
 const (
-	reportEngines byte = iota // what it has learned of them, for engine.Registry.Learn
+	reportEngines byte = iota // what the worker learned of engines, for engine.Registry.Learn
 	reportIDs                 // a disaggid.Ask
 	reportRequest             // a line of a recording
 )
 
 const (
-	// settleEvery is how often a coordinator that starts looks whether it knows the
-	// engines.
+	// settleEvery is how often a coordinator that starts checks whether it knows the
+	// state of all engines.
 	settleEvery = 5 * time.Millisecond
-	// settleLimit is how long its workers go on without it until it does.
+	// settleLimit is how long a coordinator waits for that before it serves workers.
+	// The workers place requests themselves in the meantime.
 	settleLimit = 5 * time.Second
 )
 
-// linkName is the socket of local workers in the fleet's directory.
+// linkName is the name of the socket for workers of this host in the fleet's directory.
 const linkName = "fleet.sock"
 
-// leading is a coordinator's side of its workers.
-type leading struct {
-	n         *Node
-	access    fleetAccess
-	workers   *coordinator.Server
-	listeners []standby.Listener
-	name      *socketName // of the socket of this host
-	office    *standby.Office
-	succeed   func() // leads by a higher epoch; nil: an election gives them
+// leaderSide is what a coordinator needs for its workers.
+type leaderSide struct {
+	n          *Node
+	access     fleetAccess
+	workers    *coordinator.Server
+	listeners  []standby.Listener
+	name       *socketName     // of the socket for workers of this host
+	member     *standby.Office // takes part in the election of the leader
+	raiseEpoch func()          // leads on with a higher epoch; nil: an election assigns epochs
 }
 
-// lead makes the node a coordinator, and returns who places its own requests.
-func (n *Node) lead(a fleetAccess) coordinator.Coordinator {
-	l := &leading{n: n, access: a}
+// newLeaderSide makes the node a coordinator. It returns the coordinator that places
+// the requests which this process receives itself.
+func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
+	l := &leaderSide{n: n, access: a}
 	l.workers = coordinator.NewServer(coordinator.ServerOptions{
-		Gate: n.gate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
-		Homes: replica.NewSource(n.knowledge.state.Conversations, named{n.registry}.Name).Answer,
+		Gate: n.newGate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
+		Homes: replica.NewSource(n.knowledge.state.Conversations, engineNames{n.registry}.Name).Answer,
 		OnWorker: func(w coordinator.WorkerRow, here bool) {
 			if !here {
 				n.registry.Unlearn(w.Number)
 			}
 		},
-		OnReport: l.hear,
+		OnReport: l.receive,
 		OnOrphan: func(cleanup []byte) {
 			if err := n.server.CleanUp(cleanup); err != nil {
-				n.log.Warn("what a dead worker left on engines is not freed; their own time-out does it", "error", err)
+				n.log.Warn("KV blocks that a dead worker left on engines are not freed; the engines free them after their own time-out", "error", err)
 			}
 		},
 		OnForget: func(k *coordinator.KeptTurn) {
 			if err := n.server.ForgetTurn(k); err != nil {
-				n.log.Warn("what a decode engine keeps of a turn is not freed; its own time-out does it", "engine", k.Holder.Name(), "error", err)
+				n.log.Warn("KV that a decode engine keeps of a turn is not freed; the engine frees it after its own time-out", "engine", k.Holder.Name(), "error", err)
 			}
 		},
 	})
-	n.leading = l
+	n.leader = l
 	return withWorkers{n.local, l}
 }
 
-// withWorkers is ready when there are workers too, or would be there at once if it
-// were to lead.
+// withWorkers is ready when the coordinator knows the engines and has workers. A
+// coordinator that does not lead is ready when it could lead at once.
 type withWorkers struct {
 	*coordinator.Local
-	leading *leading
+	leader *leaderSide
 }
 
 // Ready implements coordinator.Coordinator.
 func (w withWorkers) Ready() bool {
-	if w.leading.office.Leads() {
-		return w.Local.Ready() && len(w.leading.workers.Workers()) > 0
+	if w.leader.member.Leads() {
+		return w.Local.Ready() && len(w.leader.workers.Workers()) > 0
 	}
-	return w.Local.Ready() && w.leading.office.Ready()
+	return w.Local.Ready() && w.leader.member.Ready()
 }
 
-// open opens the socket for workers of this host, beside that of fleet.listen,
-// which is nil if there is none.
-func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) error {
-	own, name, err := listenBeside(part.Dir, linkName)
+// open opens the socket for workers of this host and joins the election. listener is
+// that of fleet.listen, nil for none.
+func (l *leaderSide) open(cfg *config.Config, listener net.Listener) error {
+	own, name, err := listenUnderOwnName(l.n.options.Dir, linkName)
 	if err == nil {
 		l.name, l.listeners = name, append(l.listeners, own)
 	}
@@ -102,7 +104,7 @@ func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) err
 		l.listeners = append(l.listeners, public)
 	}
 	if err == nil {
-		err = l.stand(cfg, part)
+		err = l.joinElection(cfg)
 	}
 	if err != nil {
 		return fmt.Errorf("listen for workers: %w", err)
@@ -110,13 +112,13 @@ func (l *leading) open(cfg *config.Config, part Part, listener net.Listener) err
 	return nil
 }
 
-// run serves the workers, or stands by, until ctx ends.
-func (l *leading) run(ctx context.Context) {
+// run serves the workers, or stands by for the leader, until ctx ends.
+func (l *leaderSide) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	l.settle(ctx)
-	told := make(chan struct{})
-	first := sync.OnceFunc(func() { close(told) })
+	exported := make(chan struct{})
+	first := sync.OnceFunc(func() { close(exported) })
 	wg.Go(func() {
 		defer first()
 		l.n.registry.Export(ctx, func(part engine.Part, value []byte) {
@@ -125,23 +127,24 @@ func (l *leading) run(ctx context.Context) {
 			}
 		})
 	})
-	<-told // a worker that comes is told all at once
-	wg.Go(func() { l.name.keep(ctx, l.office.Leads, l.regain) })
-	if err := l.office.Run(ctx); err != nil {
+	<-exported // a worker that connects receives everything at once
+	wg.Go(func() { l.name.keep(ctx, l.member.Leads, l.reclaim) })
+	if err := l.member.Run(ctx); err != nil {
 		l.n.log.Error("workers can no longer connect", "error", err)
 	}
-	l.name.leave()
+	l.name.removeSocket()
 }
 
-// topics is where the parts of a registry go.
+// topics are the topics on which the parts of a registry are published.
 var topics = [...]coordinator.Topic{
 	engine.Members: coordinator.TopicMembership, engine.Loads: coordinator.TopicLoads, engine.Pairs: coordinator.TopicPairs,
 }
 
-// settle waits until the engines are known: workers would take what is not yet
-// found for gone, and what is not yet asked for down. Who registers here by itself
-// is given the whole time, where nobody has left word of who did before.
-func (l *leading) settle(ctx context.Context) {
+// settle waits until the state of all engines is known. Otherwise workers would take an
+// engine that is not found yet for removed, and one that is not probed yet for down. If
+// no file says which engines were registered before, settle waits for settleLimit,
+// because engines register at times of their own.
+func (l *leaderSide) settle(ctx context.Context) {
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
 	tick := time.NewTicker(settleEvery)
@@ -157,28 +160,29 @@ func (l *leading) settle(ctx context.Context) {
 	}
 }
 
-// hear takes in what a worker reports.
-func (l *leading) hear(worker int, report []byte) {
+// receive processes the report of a worker.
+func (l *leaderSide) receive(worker int, report []byte) {
 	var err error
 	switch {
 	case len(report) == 0:
-		err = errors.New("it is empty")
+		err = errors.New("the report is empty")
 	case report[0] == reportEngines:
 		err = l.n.registry.Learn(worker, report[1:])
 	case report[0] == reportIDs:
-		err = l.grant(report[1:])
+		err = l.grantIDs(report[1:])
 	case report[0] == reportRequest && l.n.recorder != nil:
 		err = l.n.recorder.Add(report[1:])
 	default:
-		err = fmt.Errorf("it is of an unknown kind, %d", report[0])
+		err = fmt.Errorf("the report has the unknown kind %d", report[0])
 	}
 	if err != nil {
-		l.n.log.Warn("a worker's report is not understood", "worker", worker, "error", err)
+		l.n.log.Warn("the report of a worker cannot be used", "worker", worker, "error", err)
 	}
 }
 
-// grant answers a worker that asks for ids. Where there are none now it asks again.
-func (l *leading) grant(report []byte) error {
+// grantIDs answers a worker that asks for disagg ids. If there are none now, the worker
+// asks again later.
+func (l *leaderSide) grantIDs(report []byte) error {
 	ask, err := disaggid.ReadAsk(report)
 	if err != nil {
 		return err

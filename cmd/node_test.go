@@ -22,7 +22,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 		t.Helper()
 		cfg := config.Default()
 		cfg.Fleet.NodeID = nodeID
-		n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: dir}}
+		n := &Node{log: slog.New(slog.DiscardHandler), options: NodeOptions{Dir: dir}}
 		s, err := n.openIDs(&cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 func TestIDsWithoutTheirEtcd(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.Etcd.Endpoints = []string{"http://127.0.0.1:1"}
-	n := &Node{log: slog.New(slog.DiscardHandler), part: Part{Dir: privatedirtest.Open(t)}}
+	n := &Node{log: slog.New(slog.DiscardHandler), options: NodeOptions{Dir: privatedirtest.Open(t)}}
 	s, err := n.openIDs(&cfg)
 	if err != nil || n.ids == nil {
 		t.Fatal(err)
@@ -97,29 +97,5 @@ func TestIDRange(t *testing.T) {
 	}
 	if len(seen) < 60 { // all, but for a chance of one in eight
 		t.Errorf("64 processes have %d numbers", len(seen))
-	}
-}
-
-// TestShare: the workers of a host together are allowed what the configuration
-// allows; a limit that is off stays off.
-func TestShare(t *testing.T) {
-	cfg := config.Default()
-	cfg.Limits.MaxExchanges, cfg.Limits.Queue, cfg.Limits.PerClient = 10, 0, 5
-	for _, tt := range []struct {
-		role    Role
-		workers int
-		want    int
-	}{{RoleSingle, 4, 10}, {RoleCoordinator, 4, 10}, {RoleWorker, 4, 3}, {RoleWorker, 0, 10}, {RoleWorker, 64, 1}} {
-		p := Part{Role: tt.role}
-		got := p.share(&cfg, tt.workers).Limits
-		if got.MaxExchanges != tt.want || got.Queue != 0 || got.PerClient != 5 {
-			t.Errorf("%s of %d: %+v", tt.role, tt.workers, got)
-		}
-		if n := p.shareEngine(config.Engine{MaxConns: 10}, tt.workers).MaxConns; n != tt.want {
-			t.Errorf("%s of %d: %d connections", tt.role, tt.workers, n)
-		}
-		if n := p.shareEngine(config.Engine{}, tt.workers).MaxConns; n != 0 {
-			t.Errorf("%s of %d: %d connections of no limit", tt.role, tt.workers, n)
-		}
 	}
 }

@@ -31,14 +31,14 @@ import (
 var (
 	_ coordinator.Decider = (*plugins.Set)(nil)
 	_ proxy.LegPolicy     = (*plugins.Set)(nil)
-	_ proxy.Policies      = policySet{}
+	_ proxy.Policies      = policyRows{}
 )
 
-// newPlugins returns the set of plugins and policies, with nothing in it yet. Without
-// conversations, as in a worker, plugins can keep nothing for one.
+// newPlugins returns an empty set of plugins and policies. Without conversations, as in a
+// worker, plugins cannot store data of a conversation.
 func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, conversations *conversation.Table, changed func(), log *slog.Logger) (*plugins.Set, error) {
-	guests := newGuestMetrics()
-	if err := reg.Register(guests); err != nil {
+	defined := newPluginMetrics()
+	if err := reg.Register(defined); err != nil {
 		return nil, err
 	}
 	name, _ := os.Hostname()
@@ -46,22 +46,22 @@ func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetr
 		Builtin:     policies.Wasm,
 		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
 		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
-		Metrics:     guests.of,
+		Metrics:     defined.of,
 		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
-		// Straight to the upstreams, whatever the environment says of web proxies.
+		// Without Proxy: upstreams are called directly, whatever HTTP_PROXY says.
 		Transport: &http.Transport{DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
-		CacheDir:  compileCache(log),
+		CacheDir:  CompileCache(log),
 		Changed:   changed,
 		Log:       log,
 	}
-	if conversations != nil { // an interface with a nil pointer in it is not nil
+	if conversations != nil { // an interface that holds a nil pointer is not nil
 		deps.Conversations = conversations
 	}
 	return plugins.New(deps)
 }
 
-// natives finds the built-in policies that are compiled in.
-func natives(built *policies.Set) plugins.Natives {
+// Natives returns the compiled built-in policies in the form that package plugins uses.
+func Natives(built *policies.Set) plugins.Natives {
 	return plugins.Natives{
 		Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
 			f, ok := built.Plan(name)
@@ -79,10 +79,10 @@ func natives(built *policies.Set) plugins.Natives {
 	}
 }
 
-// applyPlugins makes the plugins and policies of cfg serve in a process of that
-// role; a coordinator, which no client calls, has no filters. What cannot be used
-// is an error with the key and its line, and changes nothing. memory counts what
-// filters hold; nil: nobody does.
+// applyPlugins puts the plugins and policies of cfg into use in a process of that role. A
+// coordinator has no filters, because no client calls it. If a plugin or policy cannot be
+// used, applyPlugins changes nothing and returns an error with the key and its line.
+// memory counts the memory of filters; nil: it is not counted.
 func applyPlugins(set *plugins.Set, cfg *config.Config, role Role, memory *buffer.Budget) error {
 	c, err := pluginConfig(cfg)
 	if err != nil {
@@ -102,7 +102,7 @@ func applyPlugins(set *plugins.Set, cfg *config.Config, role Role, memory *buffe
 	return err
 }
 
-// pluginConfig is cfg as package plugins takes it.
+// pluginConfig converts cfg to the configuration of package plugins.
 func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 	params := policies.Params(cfg.Policy.Params)
 	built, err := policies.New(params)
@@ -110,7 +110,7 @@ func pluginConfig(cfg *config.Config) (plugins.Config, error) {
 		return plugins.Config{}, config.Problems{cfg.Problem("policy.params", err.Error())}
 	}
 	c := plugins.Config{
-		Natives: natives(built), Params: params.Text(),
+		Natives: Natives(built), Params: params.Text(),
 		Upstreams: make(map[string]*url.URL),
 		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
 		Native: cfg.Policy.Runtime == "native",
@@ -137,7 +137,7 @@ func pluginSpec(p *config.Plugin) plugins.Spec {
 	return plugins.Spec{
 		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256}, Filter: p.Phase == config.PhaseFilter,
 		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), TotalMemory: uint64(p.MemoryTotal), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
-		// Not nil, which would allow everything.
+		// Never nil: nil would allow everything.
 		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
 		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
 		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
@@ -145,11 +145,11 @@ func pluginSpec(p *config.Plugin) plugins.Spec {
 	}
 }
 
-// policySet is the set as the operators' endpoints see it.
-type policySet struct{ *plugins.Set }
+// policyRows shows a set of plugins on the admin address.
+type policyRows struct{ *plugins.Set }
 
 // List implements proxy.Policies.
-func (p policySet) List() []proxy.PolicyRow {
+func (p policyRows) List() []proxy.PolicyRow {
 	rows := []proxy.PolicyRow{}
 	for _, r := range p.Rows() {
 		rows = append(rows, proxy.PolicyRow{
@@ -161,7 +161,7 @@ func (p policySet) List() []proxy.PolicyRow {
 }
 
 // Reload implements proxy.Policies.
-func (p policySet) Reload(name string) error {
+func (p policyRows) Reload(name string) error {
 	err := p.Set.Reload(context.Background(), name)
 	if errors.Is(err, plugins.ErrUnknown) {
 		return fmt.Errorf("reload %q: %w", name, proxy.ErrUnknownPolicy)

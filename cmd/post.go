@@ -4,100 +4,99 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
 )
 
 const (
-	// hungAfter is how long a child may show no sign of life.
-	hungAfter = 10 * time.Second
-	// The first restart comes at once, the next ones after a time that doubles;
-	// who lived long enough begins anew.
+	// heartbeatLimit is how long a child may go without a heartbeat.
+	heartbeatLimit = 10 * time.Second
+	// The first restart comes at once, the next ones after a time that doubles. After a
+	// process that ran for longLife the first restart comes at once again.
 	firstBackOff = 100 * time.Millisecond
 	lastBackOff  = 5 * time.Second
 	longLife     = 30 * time.Second
-	// maxSlots bounds the processes of one role, those that have retired included.
+	// maxSlots limits the processes of one role, including those that have retired.
 	maxSlots = 256
 )
 
-// post is a place in the fleet that is to have a process.
-type post struct {
+// position is a place in the fleet that a process must fill. A process of any slot number
+// can fill it: while a retired process still has its slot, the new one has another.
+type position struct {
 	role     Role
-	process  *process // nil: none now
-	failures int      // in a row
-	next     time.Time
+	process  *process  // nil: none now
+	failures int       // in a row
+	next     time.Time // of the earliest restart
 }
 
-// look learns how the processes are, and kills those that hang.
-func (s *supervisor) look() {
+// checkProcesses reads the states of the processes and kills those without a heartbeat.
+func (s *supervisor) checkProcesses() {
 	now := time.Now()
-	s.each(func(p *process) {
-		holder, held, err := s.dir.Look(slotName(p.role, p.slot, "lock"))
-		if !p.known(err) {
-			s.overlook(p, err, now)
+	s.eachProcess(func(p *process) {
+		holder, held, err := s.dir.Look(slotFile(p.role, p.slot, "lock"))
+		if !p.lockReadable(err) {
+			s.tolerate(p, err, now)
 			return
 		}
 		switch {
-		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted one has ended
-			p.gone = true
-		case held && holder.PID == p.pid && holder.Beat != p.beat:
-			p.state, p.beat, p.seen, p.overlooked = holder.State, holder.Beat, now, false
-		case now.Sub(p.seen) > hungAfter && !p.killed:
-			if err := s.succession.say(); err != nil { // nor could it say anything
-				s.overlook(p, err, now)
+		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted process has ended
+			p.ended = true
+		case held && holder.PID == p.pid && holder.Beat != p.heartbeat:
+			p.state, p.heartbeat, p.heartbeatAt, p.tolerated = holder.State, holder.Beat, now, false
+		case now.Sub(p.heartbeatAt) > heartbeatLimit && !p.killed:
+			if err := s.takeover.testWrite(); err != nil { // the process cannot write a heartbeat either
+				s.tolerate(p, err, now)
 				return
 			}
-			s.log.Error("a process shows no sign of life; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+			s.log.Error("a process has sent no heartbeat; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 			p.kill(s.log)
 		}
 	})
 	serving, ready := true, true
-	for _, o := range s.posts {
+	for _, o := range s.positions {
 		ready = ready && o.process != nil && o.process.state == stateReady
 		serving = serving && o.process != nil && (o.process.state == stateReady || o.process.state == stateServing)
-		if o.process != nil && o.process.gone {
-			s.vacate(o, "it was another supervisor's child")
+		if o.process != nil && o.process.ended {
+			s.scheduleRestart(o, "unknown: the process was the child of another supervisor")
 		}
 	}
-	s.others = slices.DeleteFunc(s.others, func(p *process) bool { return p.gone })
-	if ready && !s.settled {
-		s.settled = true
+	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p.ended })
+	if ready && !s.wasReady {
+		s.wasReady = true
 		s.log.Info("all processes are ready", "workers", s.cfg.Fleet.Workers)
 	}
-	if serving && !s.serving {
-		s.serving = true
-		if err := notifySystemd("READY=1"); err != nil {
-			s.log.Warn("the service manager was not told", "error", err)
-		}
+	if serving && !s.wasServing {
+		s.wasServing = true
+		notify(s.log, "READY=1")
 	}
 }
 
-// known reports whether what Look says, with that error, tells how the process is. A
-// child that has just been started may not have come to its lock yet.
-func (p *process) known(err error) bool {
-	return err == nil || p.cmd != nil && p.beat == 0 && errors.Is(err, fs.ErrNotExist)
+// lockReadable reports whether the lock file, whose reading returned err, says how the
+// process is. A child that has just started may not have created the file yet.
+func (p *process) lockReadable(err error) bool {
+	return err == nil || p.cmd != nil && p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
 }
 
-// overlook is for a process whose lock cannot be read, or written. That is no word
-// against it: the supervisor's own children live until they have ended, and others as
-// long as there is a process of that number.
-func (s *supervisor) overlook(p *process, err error, now time.Time) {
+// tolerate lets a process live whose lock file cannot be read or written, because the
+// fault may not be the process's. A child has ended when the system says so, and an adopted
+// process when there is no process with its number.
+func (s *supervisor) tolerate(p *process, err error, now time.Time) {
 	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
-		p.gone = true
+		p.ended = true
 		return
 	}
-	p.seen = now
-	if !p.overlooked {
-		p.overlooked = true
-		s.log.Error("it cannot be seen how a process is; it is left alone", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
+	p.heartbeatAt = now
+	if !p.tolerated {
+		p.tolerated = true
+		s.log.Error("the state of a process cannot be read; the process goes on", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 	}
 }
 
-// vacate notes that the process of a post has ended, and when the next one starts.
-func (s *supervisor) vacate(o *post, how string) {
+// scheduleRestart sets when the next process of a position starts, after one has ended.
+func (s *supervisor) scheduleRestart(o *position, how string) {
 	p := o.process
 	o.process = nil
 	if s.stopping || s.retired {
@@ -112,7 +111,7 @@ func (s *supervisor) vacate(o *post, how string) {
 	s.log.Error("a process has ended; another takes its place", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
 }
 
-// backOff is how long after so many failures in a row the next start waits.
+// backOff returns how long the next start waits after that many failures in a row.
 func backOff(failures int) time.Duration {
 	if failures == 0 {
 		return 0
@@ -120,40 +119,40 @@ func backOff(failures int) time.Duration {
 	return min(lastBackOff, firstBackOff<<min(failures-1, 10))
 }
 
-// ended notes the end of a child.
-func (s *supervisor) ended(e exited) {
+// childExited processes the end of a child.
+func (s *supervisor) childExited(e exited) {
 	code := e.process.cmd.ProcessState.ExitCode()
 	how := e.process.cmd.ProcessState.String()
-	e.process.unleash(s.log)
-	s.others = slices.DeleteFunc(s.others, func(p *process) bool { return p == e.process })
-	i := slices.IndexFunc(s.posts, func(o *post) bool { return o.process == e.process })
+	e.process.detach(s.log)
+	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p == e.process })
+	i := slices.IndexFunc(s.positions, func(o *position) bool { return o.process == e.process })
 	if code != 0 && (s.stopping || s.retired) && s.err == nil {
-		s.err = failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
+		s.err = exit.Failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
 	}
 	if i < 0 {
 		return
 	}
 	switch {
-	case code == exitSlotTaken:
-		s.posts[i].process = nil // the next one takes another
-	case code == exitUsage && !s.settled && e.process.state != stateReady:
-		s.posts[i].process = nil
-		s.stop(&failure{exitUsage, fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
+	case code == exit.SlotTaken:
+		s.positions[i].process = nil // the next process takes another slot
+	case code == exit.Usage && !s.wasReady && e.process.state != stateReady:
+		s.positions[i].process = nil
+		s.stop(&exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
 	default:
-		s.vacate(s.posts[i], how)
+		s.scheduleRestart(s.positions[i], how)
 	}
 }
 
-// fill starts the processes that are missing.
-func (s *supervisor) fill() {
+// startMissing starts the processes that are missing.
+func (s *supervisor) startMissing() {
 	if s.stopping || s.retired {
 		return
 	}
-	for _, o := range s.posts {
-		if o.process != nil || time.Now().Before(o.next) || o.role == RoleWorker && !s.settled && !s.led() {
+	for _, o := range s.positions {
+		if o.process != nil || time.Now().Before(o.next) || o.role == RoleWorker && !s.wasReady && !s.coordinatorServes() {
 			continue
 		}
-		p, err := s.start(o.role)
+		p, err := s.startInFreeSlot(o.role)
 		if err != nil {
 			wait := backOff(o.failures + 1)
 			o.failures++
@@ -165,10 +164,10 @@ func (s *supervisor) fill() {
 	}
 }
 
-// led reports whether the fleet's coordinator can be reached: the first workers
-// would find that of the predecessor.
-func (s *supervisor) led() bool {
-	for _, o := range s.posts {
+// coordinatorServes reports whether the fleet's coordinator accepts connections. Workers
+// that start before would connect to the predecessor's coordinator.
+func (s *supervisor) coordinatorServes() bool {
+	for _, o := range s.positions {
 		if o.role == RoleCoordinator {
 			return o.process != nil && (o.process.state == stateServing || o.process.state == stateReady)
 		}
@@ -176,17 +175,17 @@ func (s *supervisor) led() bool {
 	return true
 }
 
-// start starts a process in the lowest slot that nobody has.
-func (s *supervisor) start(role Role) (*process, error) {
+// startInFreeSlot starts a process in the lowest slot that no process has.
+func (s *supervisor) startInFreeSlot(role Role) (*process, error) {
 	taken := map[int]bool{}
-	s.each(func(p *process) { taken[p.slot] = taken[p.slot] || p.role == role })
+	s.eachProcess(func(p *process) { taken[p.slot] = taken[p.slot] || p.role == role })
 	for slot := range maxSlots {
 		if taken[slot] {
 			continue
 		}
-		_, held, err := s.dir.Look(slotName(role, slot, "lock"))
+		_, held, err := s.dir.Look(slotFile(role, slot, "lock"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("look for a slot: %w", err)
+			return nil, fmt.Errorf("look for a free slot: %w", err)
 		}
 		if held {
 			continue
@@ -195,22 +194,10 @@ func (s *supervisor) start(role Role) (*process, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !s.starting {
-			p.unleash(s.log)
+		if !s.takingOver {
+			p.detach(s.log)
 		}
 		return p, nil
 	}
 	return nil, fmt.Errorf("all %d slots are taken", maxSlots)
-}
-
-// childArgs is the command line of a child.
-func (s *supervisor) childArgs(role Role, slot int) []string {
-	path := s.path
-	if abs, err := filepath.Abs(path); err == nil {
-		path = abs
-	}
-	return []string{
-		childCommand, "--role", string(role), "--slot", strconv.Itoa(slot), "--dir", s.dir.Name(),
-		"--log-level", s.app.logLevel, "--log-format", s.app.logFormat, path,
-	}
 }

@@ -13,14 +13,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
 // lockOf holds the lock of a process's slot in its stead; beat says that it lives.
-func lockOf(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
+func holdLock(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
 	t.Helper()
-	f, err := os.Create(s.dir.Path(slotName(p.role, p.slot, "lock")))
+	f, err := os.Create(s.dir.Path(slotFile(p.role, p.slot, "lock")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,9 +37,9 @@ func lockOf(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
 }
 
 // lookFor has a supervisor look at its children as run does.
-func lookFor(s *supervisor, d time.Duration) {
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(lookEvery) {
-		s.look()
+func checkFor(s *supervisor, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(checkEvery) {
+		s.checkProcesses()
 	}
 }
 
@@ -46,10 +47,10 @@ func lookFor(s *supervisor, d time.Duration) {
 // for ended while they live; when they can be, they have their time again.
 func TestLostDirectory(t *testing.T) {
 	s := newFleet(t, RoleCoordinator, RoleWorker)
-	own, adopted := s.posts[0].process, s.posts[1].process
+	own, adopted := s.positions[0].process, s.positions[1].process
 	child := adopted.cmd
 	adopted.cmd = nil
-	beats := []func(uint64){lockOf(t, s, own), lockOf(t, s, adopted)}
+	beats := []func(uint64){holdLock(t, s, own), holdLock(t, s, adopted)}
 	here, away := s.dir.Name(), t.TempDir()
 	move := func(from, to string) { // all files
 		t.Helper()
@@ -65,40 +66,40 @@ func TestLostDirectory(t *testing.T) {
 	}
 	well := func(when string) {
 		t.Helper()
-		for _, o := range s.posts {
-			if p := o.process; p == nil || p.killed || p.gone {
+		for _, o := range s.positions {
+			if p := o.process; p == nil || p.killed || p.ended {
 				t.Fatalf("%s: %+v", when, p)
 			}
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, p := range []*process{own, adopted} {
-			p.since, p.seen = time.Now(), time.Now()
+			p.since, p.heartbeatAt = time.Now(), time.Now()
 		}
 		for round := range uint64(2) {
 			for _, beat := range beats {
 				beat(round + 1)
 			}
-			s.look()
+			s.checkProcesses()
 			if own.state != stateReady || adopted.state != stateReady {
 				t.Fatalf("%+v, %+v", own, adopted)
 			}
 			move(here, away)
-			lookFor(s, 15*time.Second)
+			checkFor(s, 15*time.Second)
 			well("away")
 			move(away, here)
-			lookFor(s, hungAfter/2)
+			checkFor(s, heartbeatLimit/2)
 			well("back")
 		}
 		move(here, away)
 		_ = child.Process.Kill() // it lives
 		_ = child.Wait()         // it says how
-		lookFor(s, time.Second)
-		if s.posts[0].process != own || own.killed || s.posts[1].process != nil {
-			t.Errorf("%+v; the adopted one has ended: %+v", own, s.posts[1].process)
+		checkFor(s, time.Second)
+		if s.positions[0].process != own || own.killed || s.positions[1].process != nil {
+			t.Errorf("%+v; the adopted one has ended: %+v", own, s.positions[1].process)
 		}
 		move(away, here)
-		lookFor(s, hungAfter+time.Second)
+		checkFor(s, heartbeatLimit+time.Second)
 		if !own.killed {
 			t.Error("a silent process is not killed")
 		}
@@ -108,22 +109,22 @@ func TestLostDirectory(t *testing.T) {
 // TestFullDirectory: nobody is silent where nobody can write.
 func TestFullDirectory(t *testing.T) {
 	s := newFleet(t, RoleWorker)
-	p := s.posts[0].process
-	lockOf(t, s, p)(1)
-	lock, err := s.dir.TryLock(officeLock)
+	p := s.positions[0].process
+	holdLock(t, s, p)(1)
+	lock, err := s.dir.TryLock(servingLock)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.succession = &succession{dir: s.dir, log: s.log, lock: lock}
+	s.takeover.lock = lock
 	lock.Unlock() // nothing can be written any more
 	synctest.Test(t, func(t *testing.T) {
-		p.since, p.seen = time.Now(), time.Now()
-		lookFor(s, 3*hungAfter)
+		p.since, p.heartbeatAt = time.Now(), time.Now()
+		checkFor(s, 3*heartbeatLimit)
 		if p.killed || p.state != stateReady {
 			t.Fatalf("%+v", p)
 		}
-		s.succession.lock = nil
-		lookFor(s, hungAfter+time.Second)
+		s.takeover.lock = nil
+		checkFor(s, heartbeatLimit+time.Second)
 		if !p.killed {
 			t.Error("a silent process is not killed")
 		}
@@ -133,14 +134,14 @@ func TestFullDirectory(t *testing.T) {
 // TestNotYetLocked: a child that never comes to its lock is silent.
 func TestNotYetLocked(t *testing.T) {
 	s := newFleet(t, RoleWorker)
-	p := s.posts[0].process
+	p := s.positions[0].process
 	synctest.Test(t, func(t *testing.T) {
-		p.since, p.seen = time.Now(), time.Now()
-		lookFor(s, hungAfter-time.Second)
+		p.since, p.heartbeatAt = time.Now(), time.Now()
+		checkFor(s, heartbeatLimit-time.Second)
 		if p.killed {
 			t.Fatal("it is killed too soon")
 		}
-		lookFor(s, 2*time.Second)
+		checkFor(s, 2*time.Second)
 		if !p.killed {
 			t.Error("it is not killed")
 		}
@@ -150,7 +151,7 @@ func TestNotYetLocked(t *testing.T) {
 // TestChildWithoutLock: a child says that its slot is taken only if it is.
 func TestChildWithoutLock(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	lock, err := dir.TryLock(slotName(RoleWorker, 1, "lock"))
+	lock, err := dir.TryLock(slotFile(RoleWorker, 1, "lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,10 +164,10 @@ func TestChildWithoutLock(t *testing.T) {
 		dir  *privatedir.Dir
 		slot int
 		code int
-	}{{dir, 1, exitSlotTaken}, {away, 1, exitFailed}} {
-		c := &child{part: Part{Role: RoleWorker, Slot: tt.slot, Dir: tt.dir}, log: slog.New(slog.DiscardHandler)}
-		var f *failure
-		if err := c.run(); !errors.As(err, &f) || f.code != tt.code {
+	}{{dir, 1, exit.SlotTaken}, {away, 1, exit.Failure}} {
+		c := &child{options: NodeOptions{Role: RoleWorker, Slot: tt.slot, Dir: tt.dir}, log: slog.New(slog.DiscardHandler)}
+		var f *exit.Error
+		if err := c.run(); !errors.As(err, &f) || f.Code != tt.code {
 			t.Errorf("in %s: %v, want code %d", tt.dir.Name(), err, tt.code)
 		}
 	}
@@ -176,7 +177,7 @@ func TestChildWithoutLock(t *testing.T) {
 // longer and longer; so do starts that fail.
 func TestBackOff(t *testing.T) {
 	s := newFleet(t, RoleWorker)
-	o := s.posts[0]
+	o := s.positions[0]
 	for n := range 5 {
 		c := exec.Command("false")
 		if err := c.Run(); c.ProcessState == nil {
@@ -184,22 +185,22 @@ func TestBackOff(t *testing.T) {
 		}
 		o.process = &process{role: RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}
 		before := time.Now()
-		s.ended(exited{o.process})
+		s.childExited(exited{o.process})
 		if o.process != nil || o.failures != n+1 || o.next.Before(before.Add(backOff(n))) {
 			t.Errorf("after %d: %+v", n+1, o)
 		}
 	}
 	s.dir.Close() // nothing can be read there any more
-	if _, err := s.start(RoleWorker); err == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.startInFreeSlot(RoleWorker); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("started: %v", err)
 	}
 	o.next = time.Time{}
 	before := time.Now()
-	s.fill()
+	s.startMissing()
 	if o.process != nil || o.failures != 6 || o.next.Before(before.Add(backOff(6))) {
 		t.Errorf("%+v", o)
 	}
-	s.fill()
+	s.startMissing()
 	if o.failures != 6 {
 		t.Error("it is tried again at once")
 	}

@@ -16,35 +16,33 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// process is one of a fleet, as its supervisor sees it.
+// process is a process of the fleet, as its supervisor sees it.
 type process struct {
-	role  Role
-	slot  int
-	pid   int
-	cmd   *exec.Cmd // nil: it is another supervisor's child
-	leash *os.File  // nil: it goes on without this supervisor
-	since time.Time
-	due   time.Time // when it is to have ended; zero: it has not been told to
-	gone  bool      // its lock is free
+	role       Role
+	slot       int
+	pid        int
+	cmd        *exec.Cmd // nil: the process was adopted, it is another supervisor's child
+	parentPipe *os.File  // nil: the process goes on without this supervisor
+	since      time.Time // of the start, or of the adoption
+	deadline   time.Time // by which the process must have ended; zero: it may run on
+	ended      bool      // an adopted process has ended
+	killed     bool
 
-	state  string    // as it says itself
-	beat   uint64    // of its last sign of life
-	seen   time.Time // when that was
-	killed bool
-
-	overlooked bool // its lock cannot be read or written, which has been said
+	state       string // as the process reports it
+	heartbeat   uint64 // the last value that was read
+	heartbeatAt time.Time
+	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 
-// exited is the end of a child.
+// exited says that a child has ended.
 type exited struct{ process *process }
 
-// processorsVariable is how many processors Go uses at once. A worker gets its
-// share, unless somebody has decided: threads for the others' would only wake one
-// another.
+// processorsVariable sets how many processors Go uses at once. Unless it is set already,
+// each worker gets its share of them: with more threads the workers would only compete.
 const processorsVariable = "GOMAXPROCS"
 
-// startProcess starts the program that this is, as a child that shares its
-// output. It has a process group of its own: a terminal's signals come through the
+// startProcess starts the running program as a child with the same output. The child has a
+// process group of its own, so that the signals of a terminal reach it only through the
 // supervisor.
 func startProcess(s *supervisor, role Role, slot int) (*process, error) {
 	self, err := os.Executable()
@@ -53,14 +51,14 @@ func startProcess(s *supervisor, role Role, slot int) (*process, error) {
 	}
 	path := self
 	if runtime.GOOS == "linux" {
-		path = "/proc/self/exe" // also when another version has taken its place on disk
+		path = "/proc/self/exe" // the same version, even if another one is on disk now
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	c := exec.Command(path, s.childArgs(role, slot)...)
+	c := exec.Command(path, s.options.ChildArgs(role, slot, s.dir.Name())...)
 	c.Args[0] = self
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
 	c.ExtraFiles = []*os.File{r}
@@ -83,25 +81,26 @@ func startProcess(s *supervisor, role Role, slot int) (*process, error) {
 		w.Close()
 		return nil, err
 	}
-	p := &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, leash: w, since: time.Now(), seen: time.Now()}
+	p := &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, parentPipe: w, since: time.Now(), heartbeatAt: time.Now()}
 	s.log.Info("process started", "process", role, "slot", slot, "pid", p.pid)
 	go func() { // ends with the child, or with the supervisor, which waits for its children
-		_ = c.Wait() // ProcessState says it
+		_ = c.Wait() // the result is in ProcessState
 		s.exits <- exited{p}
 	}()
 	return p, nil
 }
 
-// unleash lets the process go on when this one ends. It may have ended itself.
-func (p *process) unleash(log *slog.Logger) {
-	if p.leash == nil {
+// detach lets the process go on when the supervisor ends. The process may have ended
+// already.
+func (p *process) detach(log *slog.Logger) {
+	if p.parentPipe == nil {
 		return
 	}
-	if _, err := p.leash.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
-		log.Warn("a process was not told to go on by itself", "process", p.role, "slot", p.slot, "error", err)
+	if _, err := p.parentPipe.Write([]byte{1}); err != nil && !errors.Is(err, syscall.EPIPE) {
+		log.Warn("a process could not be told to go on without the supervisor", "process", p.role, "slot", p.slot, "error", err)
 	}
-	p.leash.Close()
-	p.leash = nil
+	p.parentPipe.Close()
+	p.parentPipe = nil
 }
 
 func (p *process) signal(log *slog.Logger, sig os.Signal) {
@@ -114,9 +113,9 @@ func (p *process) signal(log *slog.Logger, sig os.Signal) {
 	}
 }
 
-// end tells the process to end, by a signal, within limit.
+// end sends the signal, after which the process has to end within limit.
 func (p *process) end(log *slog.Logger, sig os.Signal, limit time.Duration) {
-	p.due = time.Now().Add(limit)
+	p.deadline = time.Now().Add(limit)
 	p.signal(log, sig)
 }
 

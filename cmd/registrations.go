@@ -8,37 +8,38 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
 )
 
-// findEngines builds what finds engines, and opens the sockets where they
-// register; token is that of TensorRT-LLM's workers.
+// findEngines builds the discovery of engines and opens the sockets at which engines
+// register. token is the token of TensorRT-LLM's workers.
 func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	o := discovery.Options{
 		Registry: n.registry, Log: n.log, DrainFor: func() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) },
 	}
 	if m := cfg.Discovery.MoRIIO; m.Listen != "" {
-		password, err := readSecret(m.PasswordFile)
+		password, err := config.ReadSecret(m.PasswordFile)
 		if err != nil {
 			return config.Problems{cfg.Problem("discovery.moriio.password_file", err.Error())}
 		}
 		if n.registrar, err = moriio.Listen(moriio.Options{
 			Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost,
-			Listener: n.part.MoRIIO, Roster: roster.New(n.part.Dir, "zmq", n.log), Log: n.log,
+			Listener: n.options.MoRIIO, Roster: roster.New(n.options.Dir, "zmq", n.log), Log: n.log,
 		}); err != nil {
-			return failed(err)
+			return exit.Failed(err)
 		}
 		o.More = append(o.More, n.newRegistrations(n.registrar))
 	}
 	if address, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
 		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
-			Cluster: cfg.Discovery.TRTLLM, Listener: n.part.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: roster.New(n.part.Dir, "trtllm", n.log), Log: n.log,
+			Cluster: cfg.Discovery.TRTLLM, Listener: n.options.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: roster.New(n.options.Dir, "trtllm", n.log), Log: n.log,
 		})
 		if err != nil {
-			return errors.Join(failed(err), n.closeRegistrar())
+			return errors.Join(exit.Failed(err), n.closeRegistrar())
 		}
 		o.More = append(o.More, n.newRegistrations(n.storage))
 	}
@@ -48,8 +49,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	return nil
 }
 
-// closeRegistrar closes the sockets of a node that never serves, but for its
-// front's.
+// closeRegistrar closes the sockets of a node that never serves, except those of n.front.
 func (n *Node) closeRegistrar() (err error) {
 	if n.registrar != nil {
 		err = n.registrar.Close()
@@ -57,14 +57,14 @@ func (n *Node) closeRegistrar() (err error) {
 	if n.storage != nil {
 		err = errors.Join(err, n.storage.Close())
 	}
-	if n.routes != nil {
-		err = errors.Join(err, n.routes.listener.Close())
+	if n.fleet != nil {
+		err = errors.Join(err, n.fleet.listener.Close())
 	}
 	return err
 }
 
-// registered are the ways to register that there are.
-func (n *Node) registered() (list []registration) {
+// registrars returns the registrars of this process.
+func (n *Node) registrars() (list []registrar) {
 	if n.registrar != nil {
 		list = append(list, n.registrar)
 	}
@@ -74,52 +74,54 @@ func (n *Node) registered() (list []registration) {
 	return list
 }
 
-// registration is a way to register that is handed from one process to the next.
-type registration interface {
-	Known() bool // those who registered with the process before are
-	Leave()
+// registrar is a socket at which engines register. A process hands it to its successor.
+type registrar interface {
+	Known() bool // the engines that registered with the predecessor are known
+	Leave()      // returns when another process has the socket
 	Listener() net.Listener
 }
 
-// awaitsRegistrations reports whether engines may be there that nobody knows yet.
+// awaitsRegistrations reports whether engines may be running that did not register with
+// this process yet.
 func (n *Node) awaitsRegistrations() bool {
-	return slices.ContainsFunc(n.registered(), func(r registration) bool { return !r.Known() })
+	return slices.ContainsFunc(n.registrars(), func(r registrar) bool { return !r.Known() })
 }
 
-// leaveRegistrations leaves them to another process, and returns when it has.
+// leaveRegistrations leaves the registrars to another process, and returns when that
+// process has them.
 func (n *Node) leaveRegistrations() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, r := range n.registered() {
+	for _, r := range n.registrars() {
 		wg.Go(r.Leave)
 	}
 }
 
-// registrations are the engines that register, less those that the configuration
-// names too: they stay as they are there.
+// registrations is a source of engines that register. It leaves out engines that the
+// configuration names too: for those the configuration applies.
 type registrations struct {
 	discovery.Source
 	n        *Node
-	reloaded chan struct{} // the configuration may name others now
+	reloaded chan struct{} // receives after each reload; holds one value
 }
 
-// newRegistrations returns what Reload tells of another configuration.
+// newRegistrations returns a source that learns of each reload.
 func (n *Node) newRegistrations(s discovery.Source) registrations {
 	r := registrations{s, n, make(chan struct{}, 1)}
-	n.reloads = append(n.reloads, r.reloaded)
+	n.reloaded = append(n.reloaded, r.reloaded)
 	return r
 }
 
-// Run implements discovery.Source. What has registered is told again when the
-// configuration changes, because it may name those engines from now on, or no longer.
+// Run implements discovery.Source. It reports the registered engines again after each
+// reload, because the new configuration may name some of them, or no longer name them.
 func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
 	var (
-		mu   sync.Mutex
-		all  []config.Engine // guarded by mu
-		told bool            // guarded by mu
+		mu    sync.Mutex
+		all   []config.Engine // guarded by mu
+		known bool            // all has been set; guarded by mu
 	)
-	tell := func() {
-		if !told {
+	report := func() {
+		if !known {
 			return
 		}
 		configured := r.n.cfg.Load().AllEngines()
@@ -138,7 +140,7 @@ func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
 				return
 			case <-r.reloaded:
 				mu.Lock()
-				tell()
+				report()
 				mu.Unlock()
 			}
 		}
@@ -146,22 +148,23 @@ func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
 	r.Source.Run(ctx, func(list []config.Engine) {
 		mu.Lock()
 		defer mu.Unlock()
-		all, told = slices.Clone(list), true
-		tell()
+		all, known = slices.Clone(list), true
+		report()
 	})
 }
 
-// tellRegistrations has those who registered judged by the present configuration.
-func (n *Node) tellRegistrations() {
-	for _, r := range n.reloads {
+// reapplyRegistrations makes all registrations compare their engines with the present
+// configuration.
+func (n *Node) reapplyRegistrations() {
+	for _, r := range n.reloaded {
 		select {
 		case r <- struct{}{}:
-		default: // it is about to be
+		default: // a reload is pending already
 		}
 	}
 }
 
-// StorageAddr is where TensorRT-LLM's workers register, nil when they cannot.
+// StorageAddr returns the address at which TensorRT-LLM's workers register, nil without one.
 func (n *Node) StorageAddr() net.Addr {
 	if n.storage == nil {
 		return nil
@@ -169,7 +172,7 @@ func (n *Node) StorageAddr() net.Addr {
 	return n.storage.Addr()
 }
 
-// RegistrationAddr is where engines register, nil when they cannot.
+// RegistrationAddr returns the address at which vLLM engines register, nil without one.
 func (n *Node) RegistrationAddr() net.Addr {
 	if n.registrar == nil {
 		return nil

@@ -54,7 +54,7 @@ func TestRegistrationsAfterReload(t *testing.T) {
 				t.Errorf("engines %v, want %v", got, names)
 			}
 		}
-		n.tellRegistrations() // before anything has registered
+		n.reapplyRegistrations() // before anything has registered
 		synctest.Wait()
 		if len(got) > 0 {
 			t.Errorf("engines %v before any registered", got)
@@ -63,10 +63,10 @@ func TestRegistrationsAfterReload(t *testing.T) {
 		source <- list
 		want("a", "b")
 		n.cfg.Store(&config.Config{Engines: []config.Engine{{Name: "mine", URL: "http://a"}}})
-		n.tellRegistrations()
+		n.reapplyRegistrations()
 		want("b")
 		n.cfg.Store(new(config.Config))
-		n.tellRegistrations()
+		n.reapplyRegistrations()
 		want("a", "b")
 		if list[0].Name != "a" || list[1].Name != "b" {
 			t.Errorf("the source's own list was changed: %v", list)

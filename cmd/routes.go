@@ -14,34 +14,34 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/selectapi"
 )
 
-// fleetRoutes is where TensorRT-LLM's fleet workers are served.
-// nil: they are not.
-type fleetRoutes struct {
-	handler  *selectapi.Handler
-	listener net.Listener    // fleet.listen
-	served   net.Listener    // what of it is theirs
-	queue    *access.Queue   // of served; nil: a coordinator lets in who comes to listener
-	gate     *access.Gate    // of queue
-	own      context.Context // ends when a successor serves them
-	leave    context.CancelFunc
+// fleetListener serves fleet.listen. TensorRT-LLM's fleet workers send HTTP requests
+// there; a coordinator's own workers connect there too. nil: fleet.listen is empty.
+type fleetListener struct {
+	handler  *selectapi.Handler // of the HTTP requests
+	listener net.Listener
+	http     net.Listener    // the connections of listener that speak HTTP
+	queue    *access.Queue   // feeds http; nil in a coordinator, whose server of workers does it
+	gate     *access.Gate    // authenticates what goes to queue
+	serving  context.Context // ends when a successor serves fleet.listen
+	stop     context.CancelFunc
 }
 
-// retire leaves the workers to a successor.
-func (r *fleetRoutes) retire() {
-	if r != nil {
-		r.leave()
+// retire leaves the listener to a successor.
+func (f *fleetListener) retire() {
+	if f != nil {
+		f.stop()
 	}
 }
 
-// opened is the listener, nil without one.
-func (r *fleetRoutes) opened() net.Listener {
-	if r == nil {
+// opened returns the listener, nil without one.
+func (f *fleetListener) opened() net.Listener {
+	if f == nil {
 		return nil
 	}
-	return r.listener
+	return f.listener
 }
 
-// listenFleet opens fleet.listen, if there is one and given is not that.
+// listenFleet opens fleet.listen if it is configured and given is nil.
 func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener) (err error) {
 	if cfg.Fleet.Listen == "" {
 		return nil
@@ -51,56 +51,57 @@ func (n *Node) listenFleet(cfg *config.Config, a fleetAccess, given net.Listener
 			return err
 		}
 	}
-	n.routes = &fleetRoutes{listener: given, handler: selectapi.New(selectapi.Options{
+	n.fleet = &fleetListener{listener: given, handler: selectapi.New(selectapi.Options{
 		Local: n.local, Registry: n.registry, Index: n.knowledge.state.Index, Fallback: n.metrics.Fallback,
 		Token: a.token, PlainHTTP: cfg.Fleet.PlainHTTP, Address: given.Addr(), Hosts: cfg.Admin.InternalHosts(cfg.Fleet.Listen, cfg.Fleet.Advertise),
-		Version: readVersion().Version, Log: n.log,
+		Version: n.options.Version, Log: n.log,
 		Leading: func(do func()) bool {
-			if n.leading != nil {
-				return n.leading.office.Leading(do)
+			if n.leader != nil {
+				return n.leader.member.Leading(do)
 			}
 			do()
 			return true
 		},
 	})}
-	if n.leading != nil { // whose workers come there too
-		n.routes.served = n.leading.workers.Others(given.Addr())
+	if n.leader != nil { // its workers connect there too
+		n.fleet.http = n.leader.workers.Others(given.Addr())
 	} else {
-		n.routes.queue, n.routes.gate = access.NewQueue(), n.gate(a)
-		n.routes.served = n.routes.queue.Listener(given.Addr())
+		n.fleet.queue, n.fleet.gate = access.NewQueue(), n.newGate(a)
+		n.fleet.http = n.fleet.queue.Listener(given.Addr())
 	}
-	n.routes.own, n.routes.leave = context.WithCancel(context.Background())
+	n.fleet.serving, n.fleet.stop = context.WithCancel(context.Background())
 	return nil
 }
 
 // serveFleet serves fleet.listen until ctx ends or a successor does.
 func (n *Node) serveFleet(ctx context.Context) {
-	if n.routes == nil {
+	if n.fleet == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer n.routes.leave()
-	stop := context.AfterFunc(n.routes.own, cancel)
+	defer n.fleet.stop()
+	stop := context.AfterFunc(n.fleet.serving, cancel)
 	defer stop()
-	if n.routes.queue != nil {
+	if n.fleet.queue != nil {
 		var accepting sync.WaitGroup
 		defer accepting.Wait()
 		accepting.Go(func() { n.acceptFleet(ctx) })
 	}
-	if err := n.routes.handler.Serve(ctx, n.routes.served); err != nil {
-		n.log.Error("TensorRT-LLM's fleet workers are not served any more", "error", err)
+	if err := n.fleet.handler.Serve(ctx, n.fleet.http); err != nil {
+		n.log.Error("requests of TensorRT-LLM's fleet workers are no longer served", "error", err)
 	}
 }
 
-// acceptFleet lets HTTP callers in, where no coordinator does, until ctx ends.
+// acceptFleet accepts HTTP connections until ctx ends, in a process that is no
+// coordinator.
 func (n *Node) acceptFleet(ctx context.Context) {
-	err := access.Accept(ctx, n.routes.listener, n.log, func(nc net.Conn) {
-		v := n.routes.gate.Receive(ctx, nc)
+	err := access.Accept(ctx, n.fleet.listener, n.log, func(nc net.Conn) {
+		v := n.fleet.gate.Receive(ctx, nc)
 		switch {
 		case v == nil:
 		case v.HTTP:
-			n.routes.queue.Offer(ctx, v)
+			n.fleet.queue.Offer(ctx, v)
 		default:
 			v.Refuse(access.ReasonProtocol, errNoWorkers)
 		}
@@ -112,31 +113,34 @@ func (n *Node) acceptFleet(ctx context.Context) {
 
 var errNoWorkers = errors.New("this process has no workers: fleet.workers is 0")
 
-// FleetAddr is where TensorRT-LLM's fleet workers are served, nil if nowhere.
+// FleetAddr returns the address of fleet.listen, nil without one.
 func (n *Node) FleetAddr() net.Addr {
-	if n.routes == nil {
+	if n.fleet == nil {
 		return nil
 	}
-	return n.routes.listener.Addr()
+	return n.fleet.listener.Addr()
 }
 
-// listenAt opens host:port or unix:path. A socket that was left behind, where
-// nobody listens, is replaced.
+const unixPrefix = "unix:"
+
+func isUnix(address string) bool { return strings.HasPrefix(address, unixPrefix) }
+
+// listenAt opens host:port or unix:path. It replaces the socket of a dead process.
 func listenAt(address string) (net.Listener, error) {
-	path, isUnix := strings.CutPrefix(address, "unix:")
-	if !isUnix {
+	if !isUnix(address) {
 		return net.Listen("tcp", address)
 	}
+	path := strings.TrimPrefix(address, unixPrefix)
 	if c, err := net.Dial("unix", path); err == nil {
-		_ = c.Close() // it was only a question
+		_ = c.Close() // the connection was only a test
 	} else if errors.Is(err, syscall.ECONNREFUSED) {
-		_ = os.Remove(path) // if that fails, to listen does too
+		_ = os.Remove(path) // if this fails, Listen fails too
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // a successor may have it
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // a successor may use the socket
 	if err := os.Chmod(path, 0o600); err != nil {
 		l.Close()
 		return nil, err

@@ -16,22 +16,23 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// lookAtNameEvery is how often a coordinator that leads looks whether it is the one
-// that is found.
-const lookAtNameEvery = time.Second
+// checkNameEvery is how often a coordinator that leads checks whether the socket name
+// still leads to it.
+const checkNameEvery = time.Second
 
-// socketName is the name by which local processes find the socket of the coordinator
-// that leads: a symbolic link to the socket, which each coordinator has beside it
-// under a name of its own. So a name that a coordinator has lost it can take back.
+// socketName is the name by which workers of this host find the coordinator that leads.
+// The name is a symbolic link to the socket of that coordinator. Each coordinator has a
+// socket of its own name in the same folder, so a coordinator that lost the name can
+// claim it again.
 type socketName struct {
 	dir  *privatedir.Dir
 	name string
 	own  string // name of this coordinator's socket
 }
 
-// listenBeside opens the socket of this process beside its name, by which it is not
-// found yet.
-func listenBeside(dir *privatedir.Dir, name string) (*net.UnixListener, *socketName, error) {
+// listenUnderOwnName opens the socket of this process under its own name. The shared name
+// does not lead to it before claim.
+func listenUnderOwnName(dir *privatedir.Dir, name string) (*net.UnixListener, *socketName, error) {
 	n := &socketName{dir: dir, name: name, own: fmt.Sprintf("%s.%d.%04x", name, os.Getpid(), rand.N(1<<16))}
 	if err := n.removeDead(); err != nil {
 		return nil, nil, err
@@ -43,25 +44,25 @@ func listenBeside(dir *privatedir.Dir, name string) (*net.UnixListener, *socketN
 	return s, n, nil
 }
 
-// removeDead removes the sockets that processes have left beside the name.
+// removeDead removes the sockets that dead processes left.
 func (n *socketName) removeDead() error {
 	sockets, err := n.dir.Names(n.name+".", "")
 	for _, socket := range sockets {
 		text, _, _ := strings.Cut(strings.TrimPrefix(socket, n.name+"."), ".")
 		pid, err := strconv.Atoi(text)
-		// Between its opening and its listening a socket looks dead.
+		// A socket of a live process may look dead: between bind and listen.
 		if err != nil || pid != os.Getpid() && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			continue
 		}
-		if n.deserted(socket) {
-			_ = n.dir.Remove(socket) // it only takes room
+		if n.refusesConnections(socket) {
+			_ = n.dir.Remove(socket) // if this fails, a useless file stays
 		}
 	}
 	return err
 }
 
-// deserted reports whether nobody listens at a socket.
-func (n *socketName) deserted(socket string) bool {
+// refusesConnections reports whether no process listens at a socket.
+func (n *socketName) refusesConnections(socket string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	c, err := n.dir.Dial(ctx, "unix", socket)
@@ -71,8 +72,8 @@ func (n *socketName) deserted(socket string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
 }
 
-// take makes this coordinator the one that is found.
-func (n *socketName) take() error {
+// claim makes the name lead to this coordinator.
+func (n *socketName) claim() error {
 	next := n.own + ".next"
 	if err := n.dir.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -83,20 +84,20 @@ func (n *socketName) take() error {
 	return n.dir.Rename(next, n.name)
 }
 
-// leave removes the socket of this coordinator, which has been closed.
-func (n *socketName) leave() { _ = n.dir.Remove(n.own) } // the next coordinator removes it otherwise
+// removeSocket removes the socket of this coordinator, which has been closed.
+func (n *socketName) removeSocket() { _ = n.dir.Remove(n.own) } // if this fails, the next coordinator removes it
 
-// lost reports whether another has taken the name, and is gone: a successor that
-// failed.
+// lost reports whether the name leads to another coordinator, and that one has ended. The
+// other coordinator was a successor that failed.
 func (n *socketName) lost() bool {
 	to, err := n.dir.Readlink(n.name)
-	return (err != nil || to != n.own) && n.deserted(n.name)
+	return (err != nil || to != n.own) && n.refusesConnections(n.name)
 }
 
-// keep looks from time to time until ctx ends, and calls lost when the name is, while
-// leads says that it is to be this coordinator's.
-func (n *socketName) keep(ctx context.Context, leads func() bool, lost func()) {
-	tick := time.NewTicker(lookAtNameEvery)
+// keep checks the name every checkNameEvery until ctx ends. It calls reclaim if the name
+// is lost while this coordinator leads.
+func (n *socketName) keep(ctx context.Context, leads func() bool, reclaim func()) {
+	tick := time.NewTicker(checkNameEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -105,7 +106,7 @@ func (n *socketName) keep(ctx context.Context, leads func() bool, lost func()) {
 		case <-tick.C:
 		}
 		if leads() && n.lost() {
-			lost()
+			reclaim()
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 func beside(t *testing.T, dir *privatedir.Dir) (*net.UnixListener, *socketName) {
 	t.Helper()
-	l, n, err := listenBeside(dir, "s")
+	l, n, err := listenUnderOwnName(dir, "s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,9 +20,9 @@ func beside(t *testing.T, dir *privatedir.Dir) (*net.UnixListener, *socketName) 
 	return l, n
 }
 
-func take(t *testing.T, n *socketName) {
+func claim(t *testing.T, n *socketName) {
 	t.Helper()
-	if err := n.take(); err != nil {
+	if err := n.claim(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -33,10 +33,10 @@ func TestSocketName(t *testing.T) {
 	if !own.lost() {
 		t.Error("a name that nobody has is not lost")
 	}
-	take(t, own)
-	take(t, own) // again, as after a while without it
+	claim(t, own)
+	claim(t, own) // again, as after a while without it
 	second, other := beside(t, dir)
-	take(t, other)
+	claim(t, other)
 	if own.lost() {
 		t.Error("lost, though another serves there")
 	}
@@ -44,7 +44,7 @@ func TestSocketName(t *testing.T) {
 	if !own.lost() {
 		t.Error("not lost, though the other is gone")
 	}
-	take(t, own)
+	claim(t, own)
 	if own.lost() {
 		t.Error("lost after it was taken back")
 	}

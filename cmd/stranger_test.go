@@ -11,9 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 // A test that needs another local user runs this test binary again as one. asStranger
@@ -48,7 +51,7 @@ func TestStranger(t *testing.T) {
 
 // fleetFiles are the files that a process of this version or of earlier ones writes in
 // fleet.dir.
-var fleetFiles = []string{officeLock, "ids.lock", "ids.json", "ids.json.new", "epoch", "quic.key", "lane-0.lock", "lanes.lock", "control.sock"}
+var fleetFiles = []string{servingLock, "ids.lock", "ids.json", "ids.json.new", "epoch", "quic.key", "lane-0.lock", "lanes.lock", "control.sock"}
 
 // exchange gives each of two folders the other's name.
 func exchange(a, b string) {
@@ -165,7 +168,7 @@ func runStranger(t *testing.T, base string) (stop func()) {
 // reports whether that could be opened.
 func useFleetDir(t *testing.T, cfg *config.Config) bool {
 	t.Helper()
-	dir, err := fleetDir(cfg, "config.toml")
+	dir, err := openFleetDir(cfg, "config.toml")
 	var refused *privatedir.UnsafeError
 	if err != nil {
 		// Between two renames of the stranger's there is no folder of the name.
@@ -175,20 +178,21 @@ func useFleetDir(t *testing.T, cfg *config.Config) bool {
 		return false
 	}
 	defer dir.Close()
-	s := &succession{dir: dir, log: slog.New(slog.DiscardHandler)}
+	s := &takeover{dir: dir, log: slog.New(slog.DiscardHandler)}
 	if err := s.begin(false); err != nil {
 		t.Fatal(err)
 	}
 	defer s.lock.Unlock()
-	n := &Node{log: s.log, part: Part{Dir: dir}}
-	if _, err := n.openIDs(cfg); err != nil || n.ids == nil {
+	ids := idstore.NewKeeper(idstore.NewFile(dir, disaggid.Block{Lines: 64}), disaggid.Width, s.log)
+	if err := ids.Tend(t.Context(), time.Now()); err != nil {
 		t.Fatalf("ids: %v", err)
 	}
-	l, own, err := listenBeside(dir, linkName)
+	const socket = "fleet.sock.test"
+	l, err := dir.ListenUnix(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer own.leave()
+	defer dir.Remove(socket)
 	defer l.Close()
 	return true
 }
@@ -202,7 +206,7 @@ func TestRefusedFleetDir(t *testing.T) {
 	}
 	cfg := config.Default()
 	cfg.Fleet.Dir = filepath.Join(base, "run")
-	_, err := fleetDir(&cfg, "config.toml")
+	_, err := openFleetDir(&cfg, "config.toml")
 	var refused *privatedir.UnsafeError
 	if !errors.As(err, &refused) || refused.Path != base || refused.Owner != os.Geteuid() || refused.Mode != 0o777 {
 		t.Fatalf("%v", err)
@@ -212,10 +216,32 @@ func TestRefusedFleetDir(t *testing.T) {
 			t.Errorf("%v does not say %q", err, word)
 		}
 	}
-	if s, err := newSuccession(&cfg, "config.toml", false, slog.New(slog.DiscardHandler)); s != nil || err != nil {
+	o := RunOptions{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}
+	if s, err := joinTakeover(&cfg, o); s != nil || err != nil {
 		t.Errorf("a process that can do without: %v, %v", s, err)
 	}
-	if _, err := newSuccession(&cfg, "config.toml", true, slog.New(slog.DiscardHandler)); err == nil {
+	o.Takeover = true
+	if _, err := joinTakeover(&cfg, o); err == nil {
 		t.Error("a process that is to take over goes on without")
+	}
+}
+
+func TestDefaultFleetDir(t *testing.T) {
+	base := t.TempDir()
+	if err := os.Symlink(base, base+"-link"); err != nil {
+		t.Fatal(err)
+	}
+	one, err := defaultFleetDir(filepath.Join(base, "config.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, same := range map[string]bool{
+		filepath.Join(base, "x", "..", "config.toml"): true,
+		filepath.Join(base+"-link", "config.toml"):    true,
+		filepath.Join(base, "other.toml"):             false,
+	} {
+		if other, err := defaultFleetDir(path); err != nil || (other == one) != same {
+			t.Errorf("%s: %s, %v; the other is %s", path, other, err, one)
+		}
 	}
 }

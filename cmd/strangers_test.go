@@ -43,7 +43,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *Node {
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen, cfg.Policy.Runtime = "127.0.0.1:0", "127.0.0.1:0", "native"
 	change(&cfg)
-	n, err := NewNode(&cfg, slog.New(slog.DiscardHandler), Part{})
+	n, err := NewNode(&cfg, slog.New(slog.DiscardHandler), NodeOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestInternalListeners(t *testing.T) {
 				401, 0, 200, 201, 0,
 			},
 			{
-				"cluster_uri", "http://" + n.storage.Addr().String(), "/get_prefix?key_prefix=/nothing", "/set", `{"key":"k%d","value":"v"}`, secret,
+				"cluster_uri", "http://" + n.StorageAddr().String(), "/get_prefix?key_prefix=/nothing", "/set", `{"key":"k%d","value":"v"}`, secret,
 				0, 0, 400, 200, 403, // 400 says that there are no such keys
 			},
 			{
@@ -241,57 +241,6 @@ func TestAddedEngines(t *testing.T) {
 	}
 	if status, text := add(free, "api_key_file", quoted(there)); status != 201 {
 		t.Errorf("allowed: %d %s", status, text)
-	}
-}
-
-// TestCommandsFindTheToken: of a proxy of this user on loopback, under each of its
-// names; and nowhere else.
-func TestCommandsFindTheToken(t *testing.T) {
-	n := servingNode(t, func(*config.Config) {})
-	address := n.front.AdminAddr().String()
-	_, port, _ := strings.Cut(address, ":")
-	for _, admin := range []string{address, "localhost:" + port, "http://" + address + "/", "http://LOCALHOST:" + port, ":" + port} {
-		if code, stdout, stderr := run("admin-token", "--admin", admin); code != exitOK || stdout != n.AdminToken()+"\n" {
-			t.Errorf("%s: exit %d, %q %s", admin, code, stdout, stderr)
-		}
-	}
-	for _, admin := range []string{"127.0.0.1:1", "127.0.0.2:" + port, "[::1]:" + port, "10.0.0.1:" + port, "proxy.example:" + port, "127.0.0.1.evil.example:" + port} {
-		if code, stdout, _ := run("admin-token", "--admin", admin); code != exitFailed || stdout != "" {
-			t.Errorf("%s: exit %d, %q", admin, code, stdout)
-		}
-	}
-	flags := adminFlags{address: "localhost:" + port}
-	target, err := flags.target()
-	if err != nil || target.base.Host != address || target.token != n.AdminToken() {
-		t.Errorf("the token goes to %+v, %v", target, err)
-	}
-	given := write(t, "given\n")
-	t.Setenv(adminTokenVariable, given)
-	if code, stdout, _ := run("admin-token", "--admin", "proxy.example:9090"); code != exitOK || stdout != "given\n" {
-		t.Errorf("by the environment: exit %d, %q", code, stdout)
-	}
-	if code, _, stderr := run("explain", "x", "--admin", address); code != exitFailed || !strings.Contains(stderr, "404") {
-		t.Errorf("a token that is not needed: exit %d %s", code, stderr) // reads are open
-	}
-}
-
-// TestConfiguredToken: a token that is configured is needed for reads, too, and none is
-// made.
-func TestConfiguredToken(t *testing.T) {
-	file := write(t, "let-me-in\n")
-	n := servingNode(t, func(cfg *config.Config) { cfg.Admin.TokenFile = file })
-	address := n.front.AdminAddr().String()
-	if _, err := os.Stat(admintoken.Path(address)); !os.IsNotExist(err) {
-		t.Errorf("a token was made: %v", err)
-	}
-	if code, _, stderr := run("explain", "x", "--admin", address); code != exitFailed || !strings.Contains(stderr, adminTokenVariable) {
-		t.Errorf("exit %d %s", code, stderr)
-	}
-	if code, _, stderr := run("explain", "x", "--admin", address, "--token-file", file); code != exitFailed || !strings.Contains(stderr, "404") {
-		t.Errorf("exit %d %s", code, stderr)
-	}
-	if status, _, _ := call(t, "POST", n.AdminURL()+"/v1/drain", "", "Authorization: Bearer let-me-in"); status != 200 {
-		t.Errorf("%d", status)
 	}
 }
 

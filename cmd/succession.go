@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -15,149 +14,104 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// succession is a process's place between its predecessor and its successor: it
-// takes over from the one, and is taken over from by the other.
-type succession struct {
+// takeover connects a process with its predecessor, from which it takes the sockets, and
+// with its successor, to which it gives them. It implements Takeover.
+type takeover struct {
 	dir   *privatedir.Dir
 	log   *slog.Logger
-	taken *handover.Taken // nil: nobody was there to take over from
+	flag  string          // command-line flag by which a successor is started
+	taken *handover.Taken // received from the predecessor; nil without one
 
-	mu      sync.Mutex
-	lock    *privatedir.Lock // guarded by mu; nil: not in office
-	serving bool             // the control socket is served; guarded by mu
-	heir    *exec.Cmd        // the successor that SIGUSR2 started and that is not ready; guarded by mu
-	retired *privatedir.Lock // held until the process ends; guarded by mu
+	mu          sync.Mutex
+	lock        *privatedir.Lock // servingLock, nil until this process has it; guarded by mu
+	serving     bool             // the control socket is served; guarded by mu
+	successor   *exec.Cmd        // started by SIGUSR2 and not ready yet; guarded by mu
+	retiredLock *privatedir.Lock // held from the takeover until the process ends; guarded by mu
 }
 
-// officeLock is held by the process that serves a configuration, alone or by its
-// children.
-const officeLock = "office.lock"
+// noSuccessor is logged when SIGUSR2 comes to a process that no successor can replace.
+const noSuccessor = "no process can take over from this one"
 
-// refreshEvery is how often what is in the fleet's directory is made new: those who
-// sweep temporary directories wait for days.
+// refreshEvery is how often the files in the fleet's directory get a new modification
+// time. Programs that clean temporary directories remove files that are days old.
 const refreshEvery = time.Hour
 
-// errRetired is the end of a process that has a successor.
-var errRetired = errors.New("a successor has taken over")
-
-// fleetDir opens the folder in which the processes of a configuration file meet. The
-// caller closes it.
-func fleetDir(cfg *config.Config, path string) (*privatedir.Dir, error) {
-	name := cfg.Fleet.Dir
-	if name == "" {
-		var err error
-		if name, err = defaultFleetDir(path); err != nil {
-			return nil, fmt.Errorf("fleet.dir: %w", err)
-		}
-	}
-	dir, err := privatedir.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("fleet.dir: %w", err)
-	}
-	return dir, nil
-}
-
-// defaultFleetDir is the folder of a configuration file: the same for all processes of
-// this user that name the same file, whatever path they use, and no other file's.
-func defaultFleetDir(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	if real, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
-		path = filepath.Join(real, filepath.Base(path))
-	}
-	h := fnv.New64a()
-	h.Write([]byte(path))
-	return filepath.Join(privatedir.Runtime(), fmt.Sprintf("%016x", h.Sum64())), nil
-}
-
-// begin takes the sockets of a predecessor if takeover is asked for, or else the
-// office, which nobody may have.
-func (s *succession) begin(takeover bool) error {
-	if takeover {
-		taken, err := handover.Take(context.Background(), s.dir)
+// begin takes the sockets of the predecessor, if replace is set and there is one.
+// Otherwise it takes servingLock, and returns *privatedir.LockedError if another process
+// has the lock.
+func (t *takeover) begin(replace bool) error {
+	if replace {
+		taken, err := handover.Take(context.Background(), t.dir)
 		if err == nil {
-			s.taken = taken
-			s.log.Info("taking over", "predecessor", taken.Predecessor)
+			t.taken = taken
+			t.log.Info("taking over", "predecessor", taken.Predecessor)
 			return nil
 		}
 		if !errors.Is(err, handover.ErrNobody) {
 			return fmt.Errorf("take over: %w", err)
 		}
-		s.log.Info("there is no process to take over from")
+		t.log.Info("there is no process to take over from")
 	}
-	lock, err := s.dir.TryLock(officeLock)
+	lock, err := t.dir.TryLock(servingLock)
 	if err != nil {
 		return err
 	}
-	s.lock = lock
+	t.lock = lock
 	return nil
 }
 
-// sockets are what the predecessor has given.
-func (s *succession) sockets() []handover.Socket {
-	if s == nil || s.taken == nil {
+// sockets returns the sockets of the predecessor.
+func (t *takeover) sockets() []handover.Socket {
+	if t.taken == nil {
 		return nil
 	}
-	return s.taken.Sockets
+	return t.taken.Sockets
 }
 
-// home is the folder of the process, nil for none.
-func (s *succession) home() *privatedir.Dir {
-	if s == nil {
-		return nil
-	}
-	return s.dir
-}
+// PredecessorReady implements Takeover.
+func (t *takeover) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
-// abandon lets the predecessor go on.
-func (s *succession) abandon() {
-	if s != nil && s.taken != nil {
-		_ = s.taken.Close() // it may have been before
+// abandon lets the predecessor go on, unless it has been told to stop accepting.
+func (t *takeover) abandon() {
+	if t.taken != nil {
+		_ = t.taken.Close() // may be closed already
 	}
 }
 
-// close ends the part of this process: a predecessor that has not been told otherwise
-// goes on.
-func (s *succession) close() {
-	if s != nil {
-		s.abandon()
-		s.dir.Close()
-	}
+// close abandons the predecessor and closes the directory.
+func (t *takeover) close() {
+	t.abandon()
+	t.dir.Close()
 }
 
-// assume makes the predecessor stop accepting, and then waits for a successor,
-// until ctx ends. offer is what it gets, release is called when it is ready. The
-// error is errRetired after that, and nil when the process merely cannot be taken
-// over from.
-func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, error), release func()) error {
-	if s.taken != nil {
-		err := s.taken.Ready()
+// Run implements Takeover. It also returns nil when the process serves but no
+// successor can take over from it; the log says why.
+func (t *takeover) Run(ctx context.Context, offer func() (handover.Offer, error), stopAccepting func()) error {
+	if t.taken != nil {
+		err := t.taken.Ready()
 		if errors.Is(err, handover.ErrWithdrawn) {
 			return err
 		}
 		if err != nil {
-			s.log.Warn("the predecessor may still accept", "predecessor", s.taken.Predecessor, "error", err)
+			t.log.Warn("the predecessor may still accept", "predecessor", t.taken.Predecessor, "error", err)
 		} else {
-			s.log.Info("taken over", "predecessor", s.taken.Predecessor)
+			t.log.Info("taken over", "predecessor", t.taken.Predecessor)
 		}
 	}
-	for s.lock == nil {
-		lock, err := s.dir.TryLock(officeLock)
+	for t.lock == nil {
+		lock, err := t.dir.TryLock(servingLock)
 		var locked *privatedir.LockedError
 		if err != nil && !errors.As(err, &locked) {
-			s.log.Warn("this process cannot be taken over from", "error", err)
+			t.log.Warn("this process cannot be taken over from", "error", err)
 			return nil
 		}
-		s.mu.Lock()
-		s.lock = lock
-		s.mu.Unlock()
+		t.mu.Lock()
+		t.lock = lock
+		t.mu.Unlock()
 		if lock == nil && !sleep(ctx, 20*time.Millisecond) {
 			return nil
 		}
@@ -166,153 +120,139 @@ func (s *succession) assume(ctx context.Context, offer func() (handover.Offer, e
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer end()
-	wg.Go(func() { s.refresh(refreshing) })
-	server, err := handover.Listen(s.dir, handover.Control, s.log)
+	wg.Go(func() { t.refresh(refreshing) })
+	server, err := handover.Listen(t.dir, handover.Control, t.log)
 	if err != nil {
-		s.log.Warn("this process cannot be taken over from", "error", err)
+		t.log.Warn("this process cannot be taken over from", "error", err)
 		return nil
 	}
-	s.setServing(true)
-	defer s.setServing(false)
-	_, err = server.Serve(ctx, offer, func(successor int) { s.release(successor, release) })
-	if err != nil {
-		return nil
-	}
-	return errRetired
+	t.setServing(true)
+	defer t.setServing(false)
+	_, _ = server.Serve(ctx, offer, func(successor int) { t.release(successor, stopAccepting) }) // fails only when ctx ends
+	return nil
 }
 
-// refresh keeps what is in the directory from looking as if nobody used it.
-func (s *succession) refresh(ctx context.Context) {
+// refresh renews the files in the directory until ctx ends.
+func (t *takeover) refresh(ctx context.Context) {
 	for sleep(ctx, refreshEvery) {
-		if err := s.dir.Refresh(); err != nil {
-			s.log.Warn("files of fleet.dir may look unused, and be swept away", "error", err)
+		if err := t.dir.Refresh(); err != nil {
+			t.log.Warn("files of fleet.dir may look unused and be removed", "error", err)
 		}
 	}
 }
 
-// say writes what the office's lock says once more. An error says that no process can
-// write in the directory now.
-func (s *succession) say() error {
-	if s == nil {
+// testWrite writes the state in servingLock again. An error means that at present no
+// process can write in the directory.
+func (t *takeover) testWrite() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lock == nil {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lock == nil {
-		return nil
-	}
-	return s.lock.Say("")
+	return t.lock.Say("")
 }
 
-func (s *succession) setServing(serving bool) {
-	s.mu.Lock()
-	s.serving = serving
-	s.mu.Unlock()
+func (t *takeover) setServing(serving bool) {
+	t.mu.Lock()
+	t.serving = serving
+	t.mu.Unlock()
 }
 
-// release makes room for the successor, which waits for the answer.
-func (s *succession) release(successor int, stopAccepting func()) {
-	s.log.Info("a successor has taken over; going on with what runs", "successor", successor)
+// release leaves the sockets and servingLock to the successor, which waits for the answer.
+func (t *takeover) release(successor int, stopAccepting func()) {
+	t.log.Info("a successor has taken over; going on with what runs", "successor", successor)
 	stopAccepting()
-	retired, err := s.dir.TryLock(retiredName(os.Getpid()))
+	retired, err := t.dir.TryLock(retiredLock(os.Getpid()))
 	if err != nil {
-		s.log.Warn("the successor cannot end this process with itself", "error", err)
+		t.log.Warn("a signal that ends the successor will not end this process", "error", err)
 	}
 	if err := notifySystemd("MAINPID=" + strconv.Itoa(successor)); err != nil {
-		s.log.Warn("the service manager was not told of the successor", "error", err)
+		t.log.Warn("the service manager was not told of the successor", "error", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lock.Unlock()
-	s.lock, s.heir, s.retired, s.serving = nil, nil, retired, false
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lock.Unlock()
+	t.lock, t.successor, t.retiredLock, t.serving = nil, nil, retired, false
 }
 
-// retiredName is the lock of a process that has been taken over from and still
-// serves what it had.
-func retiredName(pid int) string { return fmt.Sprintf("retired-%d.lock", pid) }
-
-// forward sends a signal to the processes that still serve what they had when
-// they were taken over from, and to the successor that is just starting.
-func (s *succession) forward(sig os.Signal) {
-	if s == nil {
+// forward sends a signal to the processes that have a successor and still serve their
+// remaining requests, and to the successor that is starting. A nil t has neither.
+func (t *takeover) forward(sig os.Signal) {
+	if t == nil {
 		return
 	}
-	names, err := s.dir.Names("retired-", ".lock")
+	names, err := t.dir.Names("retired-", ".lock")
 	if err != nil {
-		s.log.Warn("no signal could be sent to processes that were taken over from", "error", err)
+		t.log.Warn("no signal could be sent to processes that were taken over from", "error", err)
 	}
 	for _, name := range names {
-		lock, err := s.dir.TryLock(name)
-		if err == nil { // it has ended
-			_ = s.dir.Remove(name)
+		lock, err := t.dir.TryLock(name)
+		if err == nil { // the process has ended
+			_ = t.dir.Remove(name)
 			lock.Unlock()
 			continue
 		}
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) && locked.Holder.PID > 0 && locked.Holder.PID != os.Getpid() {
-			s.signal(locked.Holder.PID, sig)
+			t.signal(locked.Holder.PID, sig)
 		}
 	}
-	s.mu.Lock()
-	heir := s.heir
-	s.mu.Unlock()
-	if heir != nil {
-		s.signal(heir.Process.Pid, sig)
+	t.mu.Lock()
+	successor := t.successor
+	t.mu.Unlock()
+	if successor != nil {
+		t.signal(successor.Process.Pid, sig)
 	}
 }
 
-func (s *succession) signal(pid int, sig os.Signal) {
+func (t *takeover) signal(pid int, sig os.Signal) {
 	p, err := os.FindProcess(pid)
 	if err == nil {
 		err = p.Signal(sig)
 	}
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
-		s.log.Warn("no signal could be sent", "process", pid, "error", err)
+		t.log.Warn("no signal could be sent", "process", pid, "error", err)
 	}
 }
 
-// startHeir starts the program, as it is now on disk, to take over.
-func (s *succession) startHeir() {
-	if s == nil {
-		slog.Warn("nobody can take over from this process")
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// startSuccessor starts the program, as it is on disk now, as the successor.
+func (t *takeover) startSuccessor() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch {
-	case s.heir != nil:
-		s.log.Warn("a successor is already starting", "successor", s.heir.Process.Pid)
+	case t.successor != nil:
+		t.log.Warn("a successor is already starting", "successor", t.successor.Process.Pid)
 		return
-	case !s.serving:
-		s.log.Warn("nobody can take over from this process")
+	case !t.serving:
+		t.log.Warn(noSuccessor)
 		return
 	}
 	args := os.Args[1:]
-	if !slices.Contains(args, takeoverFlag) {
-		args = append(slices.Clip(args), takeoverFlag)
+	if !slices.Contains(args, t.flag) {
+		args = append(slices.Clip(args), t.flag)
 	}
-	heir := exec.Command(program(), args...)
-	heir.Stdin, heir.Stdout, heir.Stderr = os.Stdin, os.Stdout, os.Stderr
-	heir.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's signals reach it through this process, once
-	if err := heir.Start(); err != nil {
-		s.log.Error("the successor cannot be started; this process goes on", "error", err)
+	successor := exec.Command(program(), args...)
+	successor.Stdin, successor.Stdout, successor.Stderr = os.Stdin, os.Stdout, os.Stderr
+	successor.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of the terminal reach the successor only through this process
+	if err := successor.Start(); err != nil {
+		t.log.Error("the successor cannot be started; this process goes on", "error", err)
 		return
 	}
-	s.heir = heir
-	s.log.Info("successor started", "successor", heir.Process.Pid, "program", heir.Path)
+	t.successor = successor
+	t.log.Info("successor started", "successor", successor.Process.Pid, "program", successor.Path)
 	go func() { // ends with the successor, or with this process
-		err := heir.Wait()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.heir == heir {
-			s.heir = nil
-			s.log.Error("the successor has ended before it was ready; this process goes on", "error", err)
+		err := successor.Wait()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.successor == successor {
+			t.successor = nil
+			t.log.Error("the successor has ended before it was ready; this process goes on", "error", err)
 		}
 	}()
 }
 
-// program is the path of what runs, by which a new version is found: through the
-// symbolic link by which it was started, if it was.
+// program returns the path of the running program. If the program was started through a
+// symbolic link, the path is that of the link, which may lead to a new version by now.
 func program() string {
 	if filepath.IsAbs(os.Args[0]) {
 		return os.Args[0]
@@ -329,7 +269,7 @@ func program() string {
 	return path
 }
 
-// sleep waits, or returns false when ctx ends first.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,20 +15,20 @@ import (
 // TestRefresh: the office's lock is made new from time to time.
 func TestRefresh(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	lock, err := dir.TryLock(officeLock)
+	lock, err := dir.TryLock(servingLock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
 	synctest.Test(t, func(t *testing.T) {
-		s := &succession{dir: dir, log: slog.New(slog.DiscardHandler), lock: lock}
+		r := &takeover{dir: dir, log: slog.New(slog.DiscardHandler), lock: lock}
 		ctx, cancel := context.WithCancel(t.Context())
 		var refreshing sync.WaitGroup
-		refreshing.Go(func() { s.refresh(ctx) })
+		refreshing.Go(func() { r.refresh(ctx) })
 		for range 3 {
 			time.Sleep(refreshEvery + refreshEvery/4)
 			synctest.Wait()
-			info, err := os.Stat(dir.Path(officeLock))
+			info, err := os.Stat(dir.Path(servingLock))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,24 +39,4 @@ func TestRefresh(t *testing.T) {
 		cancel()
 		refreshing.Wait()
 	})
-}
-
-func TestDefaultFleetDir(t *testing.T) {
-	base := t.TempDir()
-	if err := os.Symlink(base, base+"-link"); err != nil {
-		t.Fatal(err)
-	}
-	one, err := defaultFleetDir(filepath.Join(base, "config.toml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, same := range map[string]bool{
-		filepath.Join(base, "x", "..", "config.toml"): true,
-		filepath.Join(base+"-link", "config.toml"):    true,
-		filepath.Join(base, "other.toml"):             false,
-	} {
-		if other, err := defaultFleetDir(path); err != nil || (other == one) != same {
-			t.Errorf("%s: %s, %v; the other is %s", path, other, err, one)
-		}
-	}
 }

@@ -11,84 +11,85 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
 const (
-	// lookEvery is how often the supervisor looks at its children.
-	lookEvery = 50 * time.Millisecond
+	// checkEvery is how often the supervisor checks its processes.
+	checkEvery = 50 * time.Millisecond
 	// startLimit is how long the processes of a successor may take to be ready.
 	startLimit = time.Minute
-	// stopMargin is what a process may take to end beyond its own limits.
+	// stopMargin is how long a process may take to end beyond its own limits.
 	stopMargin = 15 * time.Second
 )
 
-// supervisor starts the processes of a fleet and keeps them running. It serves
-// nobody itself, and when it dies they go on: the next one adopts them.
+// supervisor starts the processes of a fleet and keeps them running. It serves no
+// requests. When it dies the processes go on, and the next supervisor adopts them. All
+// methods but runInLoop are called from run's goroutine alone.
 type supervisor struct {
-	app        *app
-	path       string // of the configuration
-	log        *slog.Logger
-	dir        *privatedir.Dir
-	succession *succession
-	sockets    []handover.Socket // that children inherit
-	posts      []*post
-	others     []*process // that run and have no post: retired, or one too many
-	exits      chan exited
-	calls      chan func() // for run to do
+	options   RunOptions
+	log       *slog.Logger
+	dir       *privatedir.Dir
+	takeover  *takeover
+	sockets   []handover.Socket // children receive copies
+	positions []*position
+	surplus   []*process // without a position: retired, or more than configured
+	exits     chan exited
+	calls     chan func() // run calls the functions
 
-	cfg      *config.Config
-	starting bool // the predecessor still serves
-	serving  bool // all have served once
-	settled  bool // all have been ready once
-	stopping bool
-	retired  bool
-	err      error // why it stops
+	cfg        *config.Config
+	takingOver bool // the predecessor still serves
+	wasServing bool // all positions have served at the same time
+	wasReady   bool // all positions have been ready at the same time
+	stopping   bool
+	retired    bool  // a successor has the sockets
+	err        error // why the supervisor stops
 }
 
-// supervise runs a fleet until a signal, or a successor, ends it.
-func (a *app) supervise(cfg *config.Config, path string, takeover bool, log *slog.Logger) error {
-	dir, err := fleetDir(cfg, path)
+// runFleet runs a fleet until a signal or a successor ends it.
+func runFleet(cfg *config.Config, o RunOptions) error {
+	dir, err := openFleetDir(cfg, o.Path)
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer dir.Close()
 	s := &supervisor{
-		app: a, path: path, log: log.With("role", "supervisor"), dir: dir, cfg: cfg,
+		options: o, log: o.Log.With("role", "supervisor"), dir: dir, cfg: cfg,
 		exits: make(chan exited), calls: make(chan func()),
 	}
-	s.succession = &succession{dir: dir, log: s.log}
-	if err := s.succession.begin(takeover); err != nil {
+	s.takeover = &takeover{dir: dir, log: s.log, flag: o.TakeoverFlag}
+	if err := s.takeover.begin(o.Takeover); err != nil {
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {
-			err = fmt.Errorf("process %d runs this configuration; pdproxy run %s replaces it", locked.Holder.PID, takeoverFlag)
+			err = fmt.Errorf("process %d runs this configuration; pdproxy run %s replaces it", locked.Holder.PID, o.TakeoverFlag)
 		}
-		return failed(err)
+		return exit.Failed(err)
 	}
-	defer s.succession.abandon()
-	s.starting = s.succession.taken != nil
+	defer s.takeover.abandon()
+	s.takingOver = s.takeover.taken != nil
 	for range cfg.Fleet.Workers {
-		s.posts = append(s.posts, &post{role: RoleWorker})
+		s.positions = append(s.positions, &position{role: RoleWorker})
 	}
 	if cfg.Fleet.Coordinator == "" {
-		s.posts = append(s.posts, &post{role: RoleCoordinator})
+		s.positions = append(s.positions, &position{role: RoleCoordinator})
 	} else if cfg.Fleet.Workers == 0 {
-		s.posts = append(s.posts, &post{role: RoleWorker})
+		s.positions = append(s.positions, &position{role: RoleWorker})
 	}
-	if !s.starting {
+	if !s.takingOver {
 		if err := s.adopt(); err != nil {
-			return failed(err)
+			return exit.Failed(err)
 		}
 	}
-	if err := s.open(); err != nil {
-		return failed(err)
+	if err := s.openSockets(); err != nil {
+		return exit.Failed(err)
 	}
 	return s.run()
 }
 
-// run keeps the posts filled until nothing runs any more.
+// run keeps a process in each position until no process runs any more.
 func (s *supervisor) run() error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
@@ -97,96 +98,92 @@ func (s *supervisor) run() error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	assumed := make(chan error, 1)
-	assume := func() {
+	takeoverEnded := make(chan error, 1)
+	awaitSuccessor := func() {
 		wg.Go(func() {
-			assumed <- s.succession.assume(ctx, func() (o handover.Offer, err error) {
-				if !s.do(ctx, func() { o, err = s.offer() }) {
+			takeoverEnded <- s.takeover.Run(ctx, func() (o handover.Offer, err error) {
+				if !s.runInLoop(ctx, func() { o, err = s.offer() }) {
 					err = context.Cause(ctx)
 				}
 				return o, err
-			}, func() { s.do(ctx, s.leaveAll) })
+			}, func() { s.runInLoop(ctx, s.retireAll) })
 		})
 	}
-	if !s.starting {
-		assume()
+	if !s.takingOver {
+		awaitSuccessor()
 	}
 	began := time.Now()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
 	for {
-		s.look()
-		s.fill()
+		s.checkProcesses()
+		s.startMissing()
 		switch {
-		case s.over():
+		case s.finished():
 			cancel()
 			wg.Wait()
 			s.closeSockets()
 			return s.err
-		case s.starting && !s.stopping && s.equal():
-			s.starting = false
-			s.release() // before the predecessor goes: from here on they outlive this process
-			assume()
-		case s.starting && !s.stopping && time.Since(began) > startLimit:
-			s.stop(failed(errors.New("take over: not all processes were ready in time")))
+		case s.takingOver && !s.stopping && s.matchesPredecessor():
+			s.takingOver = false
+			s.detachAll() // before the predecessor stops: from now on the processes outlive this one
+			awaitSuccessor()
+		case s.takingOver && !s.stopping && time.Since(began) > startLimit:
+			s.stop(exit.Failed(errors.New("take over: not all processes were ready in time")))
 		}
 		select {
 		case e := <-s.exits:
-			s.ended(e)
-		case err := <-assumed:
-			if err != nil && !errors.Is(err, errRetired) {
-				s.stop(failed(err))
+			s.childExited(e)
+		case err := <-takeoverEnded:
+			if err != nil {
+				s.stop(exit.Failed(err))
 			}
 		case call := <-s.calls:
 			call()
 		case sig := <-signals:
-			s.signalled(sig)
+			s.handleSignal(sig)
 		case <-tick.C:
 		}
 	}
 }
 
-func (s *supervisor) signalled(sig os.Signal) {
+func (s *supervisor) handleSignal(sig os.Signal) {
 	switch {
 	case sig == syscall.SIGHUP:
 		s.reload()
 	case sig == syscall.SIGUSR2:
-		s.succession.startHeir()
+		s.takeover.startSuccessor()
 	case s.stopping:
 		s.log.Warn("stopping at once", "signal", sig.String())
-		s.succession.forward(sig)
-		s.each(func(p *process) { p.end(s.log, syscall.SIGINT, stopMargin/5) })
+		s.takeover.forward(sig)
+		s.eachProcess(func(p *process) { p.end(s.log, syscall.SIGINT, stopMargin/5) })
 		if s.err == nil {
-			s.err = failed(errors.New("stopped by a second signal"))
+			s.err = exit.Failed(errors.New("stopped by a second signal"))
 		}
 	default:
 		s.log.Info("draining", "signal", sig.String(), "limit", s.cfg.Server.DrainTimeout.String())
-		s.succession.forward(sig)
-		if err := notifySystemd("STOPPING=1"); err != nil {
-			s.log.Warn("the service manager was not told", "error", err)
-		}
+		s.takeover.forward(sig)
+		notify(s.log, "STOPPING=1")
 		s.stop(nil)
 	}
 }
 
-// reload makes the children read the file again, if it can be used.
+// reload checks the configuration file and makes the children read it again.
 func (s *supervisor) reload() {
-	next, err := loadConfig(s.path)
+	next, err := s.options.Load()
 	if err != nil {
-		for _, p := range asProblems(err) {
-			s.log.Error("reload refused; the old configuration stays", "problem", p.String())
-		}
+		logRefused(s.log, err)
 		return
 	}
 	if next.Fleet.Workers != s.cfg.Fleet.Workers {
 		s.log.Warn("this key is read at start only; it stays until a takeover", "key", "fleet.workers")
 	}
 	s.cfg = next
-	s.each(func(p *process) { p.signal(s.log, syscall.SIGHUP) })
+	s.eachProcess(func(p *process) { p.signal(s.log, syscall.SIGHUP) })
 }
 
-// stop drains the fleet: the workers first, for their exchanges may need the
-// coordinator.
+// stop drains the fleet. It ends the workers first, because their requests may need the
+// coordinator; finished ends the coordinator later.
 func (s *supervisor) stop(why error) {
 	if s.err == nil {
 		s.err = why
@@ -195,43 +192,43 @@ func (s *supervisor) stop(why error) {
 		return
 	}
 	s.stopping = true
-	if s.starting {
-		s.succession.abandon() // the predecessor goes on
+	if s.takingOver {
+		s.takeover.abandon() // the predecessor goes on
 	}
-	s.each(func(p *process) {
+	s.eachProcess(func(p *process) {
 		if p.role == RoleWorker {
 			p.end(s.log, syscall.SIGTERM, s.drainLimit())
 		}
 	})
 }
 
-// drainLimit is what a process may need to drain: it waits for its exchanges and
-// for its clean-ups, for timeouts.cleanup each.
+// drainLimit returns how long a process may take to drain. The process waits for its
+// requests, and then for two clean-ups of timeouts.cleanup each.
 func (s *supervisor) drainLimit() time.Duration {
 	return time.Duration(s.cfg.Server.DrainTimeout) + 2*time.Duration(s.cfg.Timeouts.Cleanup) + stopMargin
 }
 
-// each calls f for all processes that run.
-func (s *supervisor) each(f func(*process)) {
-	for _, o := range s.posts {
+// eachProcess calls f for all processes that run.
+func (s *supervisor) eachProcess(f func(*process)) {
+	for _, o := range s.positions {
 		if o.process != nil {
 			f(o.process)
 		}
 	}
-	for _, p := range s.others {
+	for _, p := range s.surplus {
 		f(p)
 	}
 }
 
-// over reports whether the supervisor's work is done. Of a stopping fleet it ends
-// the coordinator when the workers have gone, and kills what has been told to end
-// and does not.
-func (s *supervisor) over() bool {
+// finished reports whether the supervisor stops or has retired, and no process runs. While
+// it stops, finished ends the coordinator when no worker is left, and kills each process
+// whose deadline has passed.
+func (s *supervisor) finished() bool {
 	if !s.stopping && !s.retired {
 		return false
 	}
 	running, workers := 0, 0
-	s.each(func(p *process) {
+	s.eachProcess(func(p *process) {
 		running++
 		if p.role == RoleWorker {
 			workers++
@@ -239,12 +236,12 @@ func (s *supervisor) over() bool {
 	})
 	if running > 0 && s.stopping {
 		now := time.Now()
-		s.each(func(p *process) {
+		s.eachProcess(func(p *process) {
 			switch {
-			case !p.due.IsZero() && now.After(p.due) && !p.killed:
+			case !p.deadline.IsZero() && now.After(p.deadline) && !p.killed:
 				s.log.Error("a process does not end; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
 				p.kill(s.log)
-			case workers == 0 && p.role == RoleCoordinator && p.due.IsZero():
+			case workers == 0 && p.role == RoleCoordinator && p.deadline.IsZero():
 				p.end(s.log, syscall.SIGTERM, s.drainLimit())
 			}
 		})
@@ -252,8 +249,9 @@ func (s *supervisor) over() bool {
 	return running == 0
 }
 
-// do has run call f, and reports whether it did: not after ctx has ended.
-func (s *supervisor) do(ctx context.Context, f func()) bool {
+// runInLoop makes run call f, and returns true after the call. It returns false if ctx
+// ends before.
+func (s *supervisor) runInLoop(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
 	select {
 	case s.calls <- func() { f(); close(done) }:
@@ -264,20 +262,21 @@ func (s *supervisor) do(ctx context.Context, f func()) bool {
 	}
 }
 
-// equal reports whether the fleet can do what the predecessor's could.
-func (s *supervisor) equal() bool {
-	for _, o := range s.posts {
+// matchesPredecessor reports whether every position serves, and is ready if the
+// predecessor's fleet was ready.
+func (s *supervisor) matchesPredecessor() bool {
+	for _, o := range s.positions {
 		switch {
 		case o.process == nil || o.process.state == "" || o.process.state == stateStarting:
 			return false
-		case s.succession.taken.Offer.Ready && o.process.state != stateReady:
+		case s.takeover.taken.Offer.Ready && o.process.state != stateReady:
 			return false
 		}
 	}
 	return true
 }
 
-// release lets the processes go on without this one.
-func (s *supervisor) release() {
-	s.each(func(p *process) { p.unleash(s.log) })
+// detachAll lets all processes go on without the supervisor.
+func (s *supervisor) detachAll() {
+	s.eachProcess(func(p *process) { p.detach(s.log) })
 }

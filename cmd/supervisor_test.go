@@ -15,9 +15,10 @@ import (
 func newFleet(t *testing.T, roles ...Role) *supervisor {
 	t.Helper()
 	cfg := config.Default()
-	s := &supervisor{app: &app{}, log: slog.New(slog.DiscardHandler), dir: privatedirtest.Open(t), cfg: &cfg, exits: make(chan exited)}
+	log, dir := slog.New(slog.DiscardHandler), privatedirtest.Open(t)
+	s := &supervisor{log: log, dir: dir, takeover: &takeover{dir: dir, log: log}, cfg: &cfg, exits: make(chan exited)}
 	for slot, role := range roles {
-		s.posts = append(s.posts, &post{role: role, process: waiting(t, role, slot)})
+		s.positions = append(s.positions, &position{role: role, process: waiting(t, role, slot)})
 	}
 	return s
 }
@@ -34,7 +35,7 @@ func waiting(t *testing.T, role Role, slot int) *process {
 		_ = c.Process.Kill() // it may have ended
 		_ = c.Wait()         // it says how
 	})
-	return &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, since: time.Now(), seen: time.Now()}
+	return &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, since: time.Now(), heartbeatAt: time.Now()}
 }
 
 // ended waits for the end of a process's run, and says which signal it was by.
@@ -48,34 +49,34 @@ func ended(t *testing.T, p *process) syscall.Signal {
 // The coordinator is told to end when no worker is left, and is given a time of its own.
 func TestLateWorker(t *testing.T) {
 	s := newFleet(t, RoleWorker, RoleCoordinator)
-	worker, coordinator := s.posts[0].process, s.posts[1].process
+	worker, coordinator := s.positions[0].process, s.positions[1].process
 	before := time.Now()
 	s.stop(nil)
-	if worker.due.Before(before.Add(s.drainLimit())) || !coordinator.due.IsZero() {
-		t.Fatalf("due at %v and %v", worker.due, coordinator.due)
+	if worker.deadline.Before(before.Add(s.drainLimit())) || !coordinator.deadline.IsZero() {
+		t.Fatalf("due at %v and %v", worker.deadline, coordinator.deadline)
 	}
-	if s.over() || worker.killed || coordinator.killed || !coordinator.due.IsZero() {
+	if s.finished() || worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
 		t.Fatal("a worker that drains has not been left alone")
 	}
-	worker.due = time.Now().Add(-time.Second)
-	if s.over() || !worker.killed || coordinator.killed || !coordinator.due.IsZero() {
-		t.Fatalf("the worker killed: %v, the coordinator killed: %v, told: %v", worker.killed, coordinator.killed, !coordinator.due.IsZero())
+	worker.deadline = time.Now().Add(-time.Second)
+	if s.finished() || !worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
+		t.Fatalf("the worker killed: %v, the coordinator killed: %v, told: %v", worker.killed, coordinator.killed, !coordinator.deadline.IsZero())
 	}
 	ended(t, worker)
-	s.ended(exited{worker})
+	s.childExited(exited{worker})
 	before = time.Now()
-	if s.over() || coordinator.killed || coordinator.due.Before(before.Add(s.drainLimit())) {
-		t.Fatalf("the coordinator killed: %v, due at %v", coordinator.killed, coordinator.due)
+	if s.finished() || coordinator.killed || coordinator.deadline.Before(before.Add(s.drainLimit())) {
+		t.Fatalf("the coordinator killed: %v, due at %v", coordinator.killed, coordinator.deadline)
 	}
-	due := coordinator.due
-	if s.over() || coordinator.killed || coordinator.due != due {
+	due := coordinator.deadline
+	if s.finished() || coordinator.killed || coordinator.deadline != due {
 		t.Fatal("the coordinator is told once, and has its time")
 	}
 	if by := ended(t, coordinator); by != syscall.SIGTERM {
 		t.Errorf("it was told by %v", by)
 	}
-	s.ended(exited{coordinator})
-	if !s.over() {
+	s.childExited(exited{coordinator})
+	if !s.finished() {
 		t.Error("nothing runs")
 	}
 }
@@ -83,10 +84,10 @@ func TestLateWorker(t *testing.T) {
 // TestLateCoordinator: one that was told and does not end is killed too.
 func TestLateCoordinator(t *testing.T) {
 	s := newFleet(t, RoleCoordinator)
-	p := s.posts[0].process
+	p := s.positions[0].process
 	s.stop(nil)
-	p.due = time.Now().Add(-time.Second)
-	if s.over() || !p.killed {
+	p.deadline = time.Now().Add(-time.Second)
+	if s.finished() || !p.killed {
 		t.Fatal("it is waited for without end")
 	}
 	if by := ended(t, p); by != syscall.SIGKILL {
@@ -98,13 +99,13 @@ func TestLateCoordinator(t *testing.T) {
 func TestSecondSignal(t *testing.T) {
 	s := newFleet(t, RoleWorker, RoleCoordinator)
 	s.stop(nil)
-	s.signalled(syscall.SIGTERM)
-	for _, o := range s.posts {
-		if p := o.process; p.due.IsZero() || time.Until(p.due) > stopMargin/5 {
-			t.Errorf("%s is due at %v", p.role, p.due)
+	s.handleSignal(syscall.SIGTERM)
+	for _, o := range s.positions {
+		if p := o.process; p.deadline.IsZero() || time.Until(p.deadline) > stopMargin/5 {
+			t.Errorf("%s is due at %v", p.role, p.deadline)
 		}
 	}
-	if by := ended(t, s.posts[1].process); by != syscall.SIGINT {
+	if by := ended(t, s.positions[1].process); by != syscall.SIGINT {
 		t.Errorf("the coordinator was told by %v", by)
 	}
 	if s.err == nil {

@@ -9,27 +9,27 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 )
 
-// restoreEvery is how often the file of the admin token is looked for.
+// restoreEvery is how often a node checks that the file of its admin token exists.
 const restoreEvery = time.Minute
 
-// adminToken is the token of the admin address: the configured one, or else one that
-// this process makes. The zero value is that of a process without such an address.
-func (n *Node) adminToken(configured string, l net.Listener) proxy.AdminToken {
+// openAdminToken returns the token of the admin address l: the configured one, or else one
+// that this process makes. Without an admin address it returns the zero value.
+func (n *Node) openAdminToken(configured string, l net.Listener) proxy.AdminToken {
 	if configured != "" || l == nil {
 		return proxy.AdminToken{Token: configured}
 	}
 	address := l.Addr().String()
 	var err error
 	if n.token, err = admintoken.Make(address); err != nil {
-		n.log.Warn("no command can use the token of the admin address, which only reads now; admin.token_file sets one", "error", err)
+		n.log.Warn("the token of the admin address cannot be stored for commands, so the address only serves reads; admin.token_file sets a token", "error", err)
 	} else {
 		n.log.Info("the token of the admin address was made", "file", admintoken.Path(address))
 	}
 	return proxy.AdminToken{Token: n.token.Text(), Made: true}
 }
 
-// AdminToken is the token that the node has made for its admin address; "" if the
-// token is configured.
+// AdminToken returns the token that the node made for its admin address; "" if a token is
+// configured.
 func (n *Node) AdminToken() string {
 	if n.token == nil {
 		return ""
@@ -37,17 +37,24 @@ func (n *Node) AdminToken() string {
 	return n.token.Text()
 }
 
-// keepToken makes the file of the token again if it is removed, until ctx ends.
+// keepToken writes the file of the token again if the file was removed, until ctx ends.
 func (n *Node) keepToken(ctx context.Context) {
 	if n.token == nil {
 		return
 	}
-	var said bool
-	for sleep(ctx, restoreEvery) {
-		err := n.token.Restore()
-		if err != nil && !said {
-			n.log.Warn("the file of the admin token cannot be made again", "error", err)
+	tick := time.NewTicker(restoreEvery)
+	defer tick.Stop()
+	var failing bool // an error is logged once in a row
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
 		}
-		said = err != nil
+		err := n.token.Restore()
+		if err != nil && !failing {
+			n.log.Warn("the file of the admin token cannot be written again", "error", err)
+		}
+		failing = err != nil
 	}
 }

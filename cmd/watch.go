@@ -11,20 +11,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// watch registers the gauges that are read off the registry and the
-// coordinator when somebody asks.
-func watch(reg prometheus.Registerer, r *engine.Registry, c *coordinator.Local, x *kvindex.Index) {
+// registerGauges registers the gauges whose values are read from the registry, the
+// coordinator and the KV index at each scrape.
+func registerGauges(reg prometheus.Registerer, r *engine.Registry, c *coordinator.Local, x *kvindex.Index) {
 	reg.MustRegister(&fleetGauges{registry: r, coordinator: c, index: x})
 }
 
 var (
-	leasesDesc = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
-	loadDesc   = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
-	stateDesc  = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
-	blocksDesc = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
-	indexDesc  = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
-	apartDesc  = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
-	pairDesc   = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
+	leasesDesc  = prometheus.NewDesc("pdproxy_leases_open", "Placements whose lease is not released.", nil, nil)
+	loadDesc    = prometheus.NewDesc("pdproxy_engine_load", "Requests in flight on a rank, by this proxy's count.", []string{"engine", "rank"}, nil)
+	stateDesc   = prometheus.NewDesc("pdproxy_engine_up", "1 when the engine is ready.", []string{"engine", "role"}, nil)
+	blocksDesc  = prometheus.NewDesc("pdproxy_kv_index_blocks", "KV blocks known to be on targets, each counted once a target: by events, or expected.", []string{"by"}, nil)
+	indexDesc   = prometheus.NewDesc("pdproxy_kv_index_bytes", "Memory of the KV index.", nil, nil)
+	refusedDesc = prometheus.NewDesc("pdproxy_pair_refused", "1 for each pair that no request meets, because the two engines exclude a transfer.", []string{"prefill", "decode"}, nil)
+	pairDesc    = prometheus.NewDesc("pdproxy_pair_state", "State of a pair: 0 unknown, 1 warming, 2 ready, 3 broken; the worst of its ranks.", []string{"prefill", "decode"}, nil)
 )
 
 type fleetGauges struct {
@@ -39,7 +39,7 @@ func (g *fleetGauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- loadDesc
 	ch <- stateDesc
 	ch <- pairDesc
-	ch <- apartDesc
+	ch <- refusedDesc
 	ch <- blocksDesc
 	ch <- indexDesc
 }
@@ -54,7 +54,7 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 	gauge(blocksDesc, float64(kv.Entries-kv.Guesses), "event")
 	gauge(blocksDesc, float64(kv.Guesses), "expected")
 	gauge(indexDesc, float64(kv.Bytes))
-	seen := make(map[string]bool) // while one drains, another may have its name
+	seen := make(map[string]bool) // while an instance drains, a new one may have its name
 	for _, i := range g.registry.Snapshot().Instances {
 		if seen[i.Spec.Name] {
 			continue
@@ -75,7 +75,7 @@ func (g *fleetGauges) Collect(ch chan<- prometheus.Metric) {
 		key := [2]string{p.Prefill, p.Decode}
 		if p.Refused != "" && !refused[key] {
 			refused[key] = true
-			gauge(apartDesc, 1, key[0], key[1])
+			gauge(refusedDesc, 1, key[0], key[1])
 		}
 		for s := abi.PairUnknown; s <= abi.PairBroken; s++ {
 			if s.String() == p.State {

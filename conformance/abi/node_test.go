@@ -158,7 +158,7 @@ func start(t *testing.T, o options) *node {
 func (n *node) run() {
 	n.t.Helper()
 	cfg := n.cfg
-	made, err := cmd.NewNode(&cfg, slog.New(n.book), cmd.Part{})
+	made, err := cmd.NewNode(&cfg, slog.New(n.book), cmd.NodeOptions{})
 	if err != nil {
 		n.endEngines()
 		n.t.Fatal(err)
@@ -217,7 +217,7 @@ func refuse(t *testing.T, plugins ...config.Plugin) string {
 	t.Helper()
 	cfg := baseConfig("http://127.0.0.1:1")
 	cfg.Plugins = plugins
-	made, err := cmd.NewNode(&cfg, slog.New(&logBook{}), cmd.Part{})
+	made, err := cmd.NewNode(&cfg, slog.New(&logBook{}), cmd.NodeOptions{})
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

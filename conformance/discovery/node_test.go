@@ -64,7 +64,7 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 		t.Fatal(problems)
 	}
 	n := &node{t: t, log: &logs{}, cfg: &cfg}
-	running, err := cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(n.log, nil)), cmd.Part{})
+	running, err := cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(n.log, nil)), cmd.NodeOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,18 +106,18 @@ func (f *fleet) node(role cmd.Role, slot int) *node {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	cfg, part := f.cfg, cmd.Part{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
+	cfg, o := f.cfg, cmd.NodeOptions{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
 	if f.socket != nil && role == cmd.RoleCoordinator {
 		shared, err := f.socket.(*net.TCPListener).File()
 		if err == nil {
-			part.Fleet, err = net.FileListener(shared)
+			o.Fleet, err = net.FileListener(shared)
 			shared.Close()
 		}
 		if err != nil {
 			f.t.Fatal(err)
 		}
 	}
-	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), part)
+	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), o)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	}
 	if err == nil {
 		var n *cmd.Node
-		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.Part{Role: cmd.RoleCoordinator, Dir: dir}); err == nil {
+		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.NodeOptions{Role: cmd.RoleCoordinator, Dir: dir}); err == nil {
 			err = n.Serve(context.Background())
 		}
 	}

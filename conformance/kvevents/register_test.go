@@ -34,20 +34,20 @@ func startRegistry(t *testing.T) *registry {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	node, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.Part{})
+	n, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.NodeOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- node.Serve(ctx) }()
+	go func() { done <- n.Serve(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
-	return &registry{t, node}
+	return &registry{t, n}
 }
 
 // run starts a simulated engine that does not register by itself.

@@ -1,0 +1,73 @@
+package cmd
+
+import (
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/proxy/admintoken"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestCommandsFindTheToken: of a proxy of this user on loopback, under each of its
+// names; and nowhere else.
+func TestCommandsFindTheToken(t *testing.T) {
+	n := servingNode(t, func(*config.Config) {})
+	address := strings.TrimPrefix(n.AdminURL(), "http://")
+	_, port, _ := strings.Cut(address, ":")
+	for _, admin := range []string{address, "localhost:" + port, "http://" + address + "/", "http://LOCALHOST:" + port, ":" + port} {
+		if code, stdout, stderr := run("admin-token", "--admin", admin); code != exit.OK || stdout != n.AdminToken()+"\n" {
+			t.Errorf("%s: exit %d, %q %s", admin, code, stdout, stderr)
+		}
+	}
+	for _, admin := range []string{"127.0.0.1:1", "127.0.0.2:" + port, "[::1]:" + port, "10.0.0.1:" + port, "proxy.example:" + port, "127.0.0.1.evil.example:" + port} {
+		if code, stdout, _ := run("admin-token", "--admin", admin); code != exit.Failure || stdout != "" {
+			t.Errorf("%s: exit %d, %q", admin, code, stdout)
+		}
+	}
+	flags := adminFlags{address: "localhost:" + port}
+	target, err := flags.target()
+	if err != nil || target.base.Host != address || target.token != n.AdminToken() {
+		t.Errorf("the token goes to %+v, %v", target, err)
+	}
+	given := write(t, "given\n")
+	t.Setenv(adminTokenVariable, given)
+	if code, stdout, _ := run("admin-token", "--admin", "proxy.example:9090"); code != exit.OK || stdout != "given\n" {
+		t.Errorf("by the environment: exit %d, %q", code, stdout)
+	}
+	if code, _, stderr := run("explain", "x", "--admin", address); code != exit.Failure || !strings.Contains(stderr, "404") {
+		t.Errorf("a token that is not needed: exit %d %s", code, stderr) // reads are open
+	}
+}
+
+// TestConfiguredToken: a token that is configured is needed for reads, too, and none is
+// made.
+func TestConfiguredToken(t *testing.T) {
+	file := write(t, "let-me-in\n")
+	n := servingNode(t, func(cfg *config.Config) { cfg.Admin.TokenFile = file })
+	address := strings.TrimPrefix(n.AdminURL(), "http://")
+	if _, err := os.Stat(admintoken.Path(address)); !os.IsNotExist(err) {
+		t.Errorf("a token was made: %v", err)
+	}
+	if code, _, stderr := run("explain", "x", "--admin", address); code != exit.Failure || !strings.Contains(stderr, adminTokenVariable) {
+		t.Errorf("exit %d %s", code, stderr)
+	}
+	if code, _, stderr := run("explain", "x", "--admin", address, "--token-file", file); code != exit.Failure || !strings.Contains(stderr, "404") {
+		t.Errorf("exit %d %s", code, stderr)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.AdminURL()+"/v1/drain", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer let-me-in")
+	resp, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("%d", resp.StatusCode)
+	}
+}

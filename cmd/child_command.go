@@ -1,0 +1,52 @@
+package cmd
+
+import (
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+const childName = "child"
+
+// childCommand is the command with which a supervisor starts the processes of its fleet.
+func (a *app) childCommand() *cobra.Command {
+	var role, dir string
+	var slot int
+	c := &cobra.Command{
+		Use:    childName + " config.toml",
+		Short:  "A process of a fleet, started by pdproxy run",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			return RunChild(ChildOptions{
+				Role: Role(role), Slot: slot, Dir: dir,
+				Load:    func() (*config.Config, error) { return loadConfig(args[0]) },
+				Version: Version, Log: log,
+			})
+		},
+	}
+	c.Flags().StringVar(&role, "role", "", "coordinator or worker")
+	c.Flags().StringVar(&dir, "dir", "", "the fleet's directory")
+	c.Flags().IntVar(&slot, "slot", 0, "the number among its role's")
+	return c
+}
+
+// childArgs returns a function that returns the command line of a child of this process.
+func (a *app) childArgs(path string) func(role Role, slot int, dir string) []string {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	return func(role Role, slot int, dir string) []string {
+		return []string{
+			childName, "--role", string(role), "--slot", strconv.Itoa(slot), "--dir", dir,
+			"--log-level", a.logLevel, "--log-format", a.logFormat, path,
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package cmd
+
+import (
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// takeoverFlag is the flag with which SIGUSR2 starts the next process.
+const takeoverFlag = "--takeover"
+
+func (a *app) runCommand() *cobra.Command {
+	takeover := false
+	c := &cobra.Command{
+		Use:   "run config.toml",
+		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads, SIGUSR2 hands over to the program as it is now on disk",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			return a.run(args[0], takeover, log)
+		},
+	}
+	c.Flags().BoolVar(&takeover, takeoverFlag[2:], false, "take the sockets of the process that runs this configuration, which then serves only what it has")
+	return c
+}
+
+// run serves a configuration file until a signal or a successor ends it.
+func (a *app) run(path string, takeover bool, log *slog.Logger) error {
+	return Run(RunOptions{
+		Path:     path,
+		Load:     func() (*config.Config, error) { return loadConfig(path) },
+		Takeover: takeover, TakeoverFlag: takeoverFlag,
+		ChildArgs: a.childArgs(path),
+		Version:   Version, Log: log,
+	})
+}
