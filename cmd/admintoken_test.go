@@ -1,15 +1,49 @@
 package cmd
 
 import (
+	"context"
+	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
+
+// servingNode is a node that serves until the test ends.
+func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	cfg := config.Default()
+	cfg.Server.Listen, cfg.Admin.Listen, cfg.Policy.Runtime = "127.0.0.1:0", "127.0.0.1:0", "native"
+	change(&cfg)
+	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "pdproxy", "*.token")); len(left) > 0 {
+			t.Errorf("left are %q", left)
+		}
+	})
+	return n
+}
 
 // TestCommandsFindTheToken: of a proxy of this user on loopback, under each of its
 // names; and nowhere else.

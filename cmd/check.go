@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -28,7 +29,7 @@ type checkResult struct {
 func (a *app) check(path string) error {
 	cfg, err := loadConfig(path)
 	if err == nil {
-		err = CheckFiles(cfg)
+		err = node.CheckFiles(cfg)
 	}
 	if err == nil {
 		err = a.checkPlugins(cfg)
@@ -61,7 +62,7 @@ func (a *app) checkPlugins(cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
-	return CheckPlugins(cfg, log)
+	return node.CheckPlugins(cfg, log)
 }
 
 // loadConfig reads and checks a configuration file.

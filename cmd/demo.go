@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/cmd/supervisor"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -69,14 +71,14 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		return exit.Failed(err)
 	}
 	defer alone.Close()
-	var n *Node
-	n, err = NewNode(&cfg, log, NodeOptions{
+	var n *node.Node
+	n, err = node.New(&cfg, log, node.Options{
 		Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) },
 	})
 	if err != nil {
 		return err
 	}
-	return ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
+	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
 
 // startDemoEngines starts the engines and enters them in cfg.
@@ -133,7 +135,7 @@ const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"rol
 
 // printDemo says what to try. The second line asks one engine alone: the text
 // is the same, which proves that the right KV blocks arrived.
-func (a *app) printDemo(n *Node, d demoFlags, alone string) {
+func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
 		return

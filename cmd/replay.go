@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
 	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/replay"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/plugins/policy"
@@ -232,7 +233,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		return nil, err
 	}
 	cfg := plugins.Config{
-		Natives: Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
+		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
 		Native: native, Budget: replayBudget,
 	}
 	path, in, isFile := cutWasm(name)
@@ -250,7 +251,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		Meter:         func(string, string) policy.Meter { return deafMeter{} },
 		Conversations: conversation.New(0),
 		Transport:     http.DefaultTransport,
-		CacheDir:      CompileCache(log),
+		CacheDir:      node.CompileCache(log),
 		Log:           log,
 	})
 	if err != nil {

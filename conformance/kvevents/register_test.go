@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -22,7 +22,7 @@ import (
 // registry is a proxy that knows no engine but those that register.
 type registry struct {
 	t    *testing.T
-	node *cmd.Node
+	node *node.Node
 }
 
 func startRegistry(t *testing.T) *registry {
@@ -34,7 +34,7 @@ func startRegistry(t *testing.T) *registry {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	n, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.NodeOptions{})
+	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
