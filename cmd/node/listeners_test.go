@@ -43,7 +43,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *Node {
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen, cfg.Policy.Runtime = "127.0.0.1:0", "127.0.0.1:0", "native"
 	change(&cfg)
-	n, err := New(&cfg, slog.New(slog.DiscardHandler), Options{})
+	n, err := New(&cfg, slog.New(slog.DiscardHandler), Options{Version: "1.2.3"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,6 +204,9 @@ func TestAdminRoutes(t *testing.T) {
 	}
 	if status, _, _ := call(t, "GET", n.AdminURL()+"/healthz", ""); status != 200 {
 		t.Errorf("/healthz: %d", status)
+	}
+	if status, text, _ := call(t, "GET", n.URL()+"/version", ""); status != 200 || !strings.Contains(text, `"1.2.3"`) {
+		t.Errorf("/version: %d %s", status, text)
 	}
 }
 
