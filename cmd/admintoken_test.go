@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// servingNode is a node that serves until the test ends.
+// servingNode starts a node that serves until the test ends.
 func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,8 +45,8 @@ func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
 	return n
 }
 
-// TestCommandsFindTheToken: of a proxy of this user on loopback, under each of its
-// names; and nowhere else.
+// TestCommandsFindTheToken: commands find the token of a proxy that this user runs on a
+// loopback address, by each of its names. They find no other token.
 func TestCommandsFindTheToken(t *testing.T) {
 	n := servingNode(t, func(*config.Config) {})
 	address := strings.TrimPrefix(n.AdminURL(), "http://")
@@ -76,8 +76,8 @@ func TestCommandsFindTheToken(t *testing.T) {
 	}
 }
 
-// TestConfiguredToken: a token that is configured is needed for reads, too, and none is
-// made.
+// TestConfiguredToken: a configured token is also needed for reads, and the node makes no
+// token of its own.
 func TestConfiguredToken(t *testing.T) {
 	file := write(t, "let-me-in\n")
 	n := servingNode(t, func(cfg *config.Config) { cfg.Admin.TokenFile = file })

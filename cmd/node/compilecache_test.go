@@ -63,7 +63,7 @@ func TestCompileCache(t *testing.T) {
 			}
 			base := filepath.Join(t.TempDir(), "cache")
 			t.Setenv("XDG_CACHE_HOME", base)
-			t.Setenv("HOME", filepath.Dir(base)) // systems without XDG_CACHE_HOME have it below
+			t.Setenv("HOME", filepath.Dir(base)) // other systems derive the folder from HOME
 			base, err := os.UserCacheDir()
 			if err != nil {
 				t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestShortTokenOfAFleet is refused: it could be guessed.
+// TestShortTokenOfAFleet: a short token is refused, because it could be guessed.
 func TestShortTokenOfAFleet(t *testing.T) {
 	for token, want := range map[string]string{
 		strings.Repeat("x", minTokenLength): "", strings.Repeat("x", minTokenLength-1): "at least 16 characters", " \n": "one line",

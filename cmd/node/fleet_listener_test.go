@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestListenAt: a socket that a dead process left behind is replaced, one where
-// somebody listens is not.
+// TestListenAt: the socket of a dead process is replaced. A socket at which a process
+// listens is not.
 func TestListenAt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	left, err := net.Listen("unix", path)

@@ -15,8 +15,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// TestIDsOfOneProcess: with a folder a start goes on where the one before may have
-// come to, whatever the clock says, within the lines that are the process's.
+// TestIDsOfOneProcess: with a folder, the ids of a start begin after those that the start
+// before may have used, whatever the clock says. They stay in the process's own range.
 func TestIDsOfOneProcess(t *testing.T) {
 	mint := func(nodeID int, dir *privatedir.Dir) (abi.MintFacts, *Node) {
 		t.Helper()
@@ -58,7 +58,7 @@ func TestIDsOfOneProcess(t *testing.T) {
 	}
 }
 
-// TestIDsWithoutTheirEtcd: a process starts without ids, and does not make any up.
+// TestIDsWithoutTheirEtcd: a process that does not reach etcd starts without ids.
 func TestIDsWithoutTheirEtcd(t *testing.T) {
 	cfg := config.Default()
 	cfg.Fleet.Etcd.Endpoints = []string{"http://127.0.0.1:1"}
@@ -72,7 +72,7 @@ func TestIDsWithoutTheirEtcd(t *testing.T) {
 	}
 	cfg.Fleet.Etcd.CA = filepath.Join(t.TempDir(), "away")
 	if _, err := n.openIDs(&cfg); err == nil {
-		t.Error("a file that is not there was read")
+		t.Error("no error, although the file does not exist")
 	}
 }
 
@@ -95,7 +95,7 @@ func TestIDRange(t *testing.T) {
 		}
 		seen[[2]int{node, worker}] = true
 	}
-	if len(seen) < 60 { // all, but for a chance of one in eight
+	if len(seen) < 60 { // with a probability of 7/8 all differ
 		t.Errorf("64 processes have %d numbers", len(seen))
 	}
 }

@@ -32,7 +32,7 @@ type knowledge struct {
 
 	mu       sync.Mutex
 	followed map[string]followed // by the instance's name; guarded by mu
-	byName   sync.Map            // the same instances, for setBlockTokens: mu may be held while event hooks run
+	byName   sync.Map            // the same instances, for setBlockTokens: mu is held while the end of event hooks is awaited
 }
 
 // followed is an instance whose KV events are read, and the addresses of the events.

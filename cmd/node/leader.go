@@ -75,7 +75,7 @@ func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
 }
 
 // withWorkers is ready when the coordinator knows the engines and has workers. A
-// coordinator that does not lead is ready when it could lead at once.
+// coordinator that does not lead is ready when it knows everything that the leader knows.
 type withWorkers struct {
 	*coordinator.Local
 	leader *leaderSide

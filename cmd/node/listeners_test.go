@@ -20,8 +20,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// strangerVariable makes the test's program act as a stranger who attacks the admin
-// address and the token's file that it names.
+// strangerVariable makes the test's program act as another user who attacks the admin
+// address and the token's file that the variable names.
 const strangerVariable = "PDPROXY_TEST_STRANGER"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// servingNode is a node that serves until the test ends.
+// servingNode starts a node that serves until the test ends.
 func servingNode(t *testing.T, change func(*config.Config)) *Node {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func servingNode(t *testing.T, change func(*config.Config)) *Node {
 	return n
 }
 
-// write writes a file of the test.
+// write writes text to a new file and returns its path.
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
@@ -72,7 +72,8 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// call sends a request with the lines "Name: value"; a Host line is the request's own.
+// call sends a request with the header lines "Name: value". A Host line sets the host of
+// the request.
 func call(t *testing.T, method, url, body string, lines ...string) (int, string, http.Header) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -99,8 +100,8 @@ func call(t *testing.T, method, url, body string, lines ...string) (int, string,
 	return resp.StatusCode, string(text), resp.Header
 }
 
-// TestInternalListeners: what each internal address answers to a request that reads and
-// to one that changes something, when a web page, a stranger or the operator sends it.
+// TestInternalListeners checks what each internal address answers to a read and to a change,
+// if a web page, another user or the operator sends the request.
 func TestInternalListeners(t *testing.T) {
 	const secret = "the-token-of-workers"
 	tokenFile := write(t, secret+"\n")
@@ -114,9 +115,9 @@ func TestInternalListeners(t *testing.T) {
 		})
 		for _, l := range []struct {
 			name, base, read, change, body, token string
-			asks, readAsks                        int // what a change and a read without the token get; 0: what one with it gets
+			asks, readAsks                        int // status of a change and a read without the token; 0: the same as with the token
 			readOK, changeOK                      int
-			named                                 int // what the operator gets by another name; 0: what else
+			named                                 int // status of the operator's request by another host name; 0: the same as by the address
 		}{
 			{
 				"admin", n.AdminURL(), "/v1/exchanges", "/v1/engines", `{"name":"e%d","url":"http://127.0.0.1:1","role":"both"}`, n.AdminToken(),
@@ -124,11 +125,11 @@ func TestInternalListeners(t *testing.T) {
 			},
 			{
 				"cluster_uri", "http://" + n.StorageAddr().String(), "/get_prefix?key_prefix=/nothing", "/set", `{"key":"k%d","value":"v"}`, secret,
-				0, 0, 400, 200, 403, // 400 says that there are no such keys
+				0, 0, 400, 200, 403, // 400: there are no such keys
 			},
 			{
 				"fleet.listen", "http://" + n.FleetAddr().String(), "/cluster_info", "/select", `{"role":"ctx","routing_key":null,"req_id":%d}`, secret,
-				0, 0, 200, 503, 403, // 503: no engine is there
+				0, 0, 200, 503, 403, // 503: there is no engine
 			},
 		} {
 			if withTokens && l.name != "admin" {
@@ -139,7 +140,7 @@ func TestInternalListeners(t *testing.T) {
 			for i, tt := range []struct {
 				name         string
 				lines        []string
-				read, change int // 0: what the operator gets
+				read, change int // 0: the same as for the operator
 			}{
 				{"operator", []string{right, jsonType}, 0, 0},
 				{"operator by the name of a service", []string{right, jsonType, "Host: pdproxy.default.svc:9090"}, l.named, l.named},
@@ -183,8 +184,8 @@ func TestInternalListeners(t *testing.T) {
 	}
 }
 
-// TestAdminRoutes: every route that changes something asks for the token, every other
-// one reads.
+// TestAdminRoutes: every route that changes something needs the token. Every other route
+// only reads.
 func TestAdminRoutes(t *testing.T) {
 	n := servingNode(t, func(cfg *config.Config) { cfg.Sidecar.Local = "http://127.0.0.1:1" })
 	for _, path := range []string{"/v1/engines", "/v1/engines/x", "/v1/drain", "/v1/policies/auto/reload", "/v1/sidecar/policies", "/v1/nothing", "/", "/healthz", "//v1/drain"} {
@@ -210,8 +211,9 @@ func TestAdminRoutes(t *testing.T) {
 	}
 }
 
-// TestAddedEngines: keys that name local files or widen trust are refused alike,
-// whether the files exist or not, unless the configuration allows them.
+// TestAddedEngines: keys that name local files or make the proxy trust more hosts are
+// refused, unless the configuration allows them. The answer does not tell whether a file
+// exists.
 func TestAddedEngines(t *testing.T) {
 	there := write(t, "THE-SECRET\n")
 	add := func(n *Node, key, value string) (int, string) {
@@ -257,11 +259,11 @@ func TestAddedEngines(t *testing.T) {
 	}
 }
 
-// attack is what a stranger got.
+// attack is the result of one attack.
 type attack struct{ Name, Got string }
 
-// stranger attacks an admin address and the file of its token, "URL FILE", and prints
-// what it got.
+// stranger attacks an admin address and the file of its token, which target names as
+// "URL FILE". It prints the results.
 func stranger(target string) {
 	base, file, _ := strings.Cut(target, " ")
 	var got []attack
@@ -282,7 +284,7 @@ func stranger(target string) {
 		}
 		got = append(got, attack{request, err.Error()})
 	}
-	_ = json.NewEncoder(os.Stdout).Encode(got) // the test sees that nothing came
+	_ = json.NewEncoder(os.Stdout).Encode(got) // on an error the test misses the output
 }
 
 // TestLocalUser: a process of another user on this machine neither reads the token nor

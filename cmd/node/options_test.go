@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// TestShare: the workers of a host together are allowed what the configuration
-// allows; a limit that is off stays off.
+// TestShare: the limits of all workers of a host add up to the configured limits. A limit
+// that is off stays off.
 func TestShare(t *testing.T) {
 	cfg := config.Default()
 	cfg.Limits.MaxExchanges, cfg.Limits.Queue, cfg.Limits.PerClient = 10, 0, 5

@@ -76,8 +76,8 @@ var hostileNames = []string{
 	"le", "_", "__name__", strings.Repeat("h", host.MaxMetricName), strings.Repeat("h", host.MaxMetricName+1), strings.Repeat("h", 16<<20),
 }
 
-// TestMetricsSurviveAnyPlugin: whatever plugins define in whatever order, all
-// metrics can be gathered and read, and no name is longer than it may be.
+// TestMetricsSurviveAnyPlugin: whatever plugins define, in any order, all metrics can be
+// gathered and read, and no name is too long.
 func TestMetricsSurviveAnyPlugin(t *testing.T) {
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -118,8 +118,8 @@ func TestMetricsSurviveAnyPlugin(t *testing.T) {
 	}
 }
 
-// TestMetricsOfAPluginAreBounded: versions of a plugin define no more metrics
-// together than one may.
+// TestMetricsOfAPluginAreBounded: the limit of metrics applies to all versions of a plugin
+// together.
 func TestMetricsOfAPluginAreBounded(t *testing.T) {
 	g := newPluginMetrics()
 	for version := range 3 {
@@ -145,8 +145,8 @@ func TestMetricsOfAPluginAreBounded(t *testing.T) {
 	}
 }
 
-// TestOwnMetricsAreApart: no metric of the proxy has a name that a plugin can
-// define.
+// TestOwnMetricsAreApart: plugins cannot define a metric with the name of one of the
+// proxy's own.
 func TestOwnMetricsAreApart(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	telemetry.New(reg)
@@ -170,7 +170,7 @@ func TestFilterMeter(t *testing.T) {
 	m := newFilterMeter(telemetry.New(reg), "f")
 	m.Observe(host.OnRequestHeaders, time.Millisecond)
 	m.Fail(host.OnRequestHeaders, "trap")
-	m.Fail(host.OnGRPCClose, "trap") // never called, and harmless
+	m.Fail(host.OnGRPCClose, "trap") // is never called; must not panic
 	err := testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP pdproxy_policy_failures_total Policy calls whose answer could not be used.
 # TYPE pdproxy_policy_failures_total counter

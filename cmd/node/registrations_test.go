@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// registered is a source of engines that a test tells.
+// registered is a source of the engines that a test sends.
 type registered chan []config.Engine
 
 func (registered) Name() string { return "zmq" }
@@ -25,9 +25,9 @@ func (r registered) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// TestRegistrationsAfterReload: an engine that registered gives way to the one of the
-// configuration that has its URL as soon as that is loaded, and comes back when the
-// configuration names it no longer, although it said nothing new.
+// TestRegistrationsAfterReload: a reload removes a registered engine if the new
+// configuration has an engine with its URL. A later reload without that engine brings the
+// registered one back, although it did not register again.
 func TestRegistrationsAfterReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := new(Node)

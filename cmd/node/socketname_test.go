@@ -31,10 +31,10 @@ func TestSocketName(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	first, own := beside(t, dir)
 	if !own.lost() {
-		t.Error("a name that nobody has is not lost")
+		t.Error("a name that leads nowhere is not lost")
 	}
 	claim(t, own)
-	claim(t, own) // again, as after a while without it
+	claim(t, own) // again, as after the name was lost
 	second, other := beside(t, dir)
 	claim(t, other)
 	if own.lost() {
@@ -58,8 +58,7 @@ func TestSocketName(t *testing.T) {
 	}
 }
 
-// What a killed process has left goes when the next one comes, what is another's
-// stays.
+// The next process removes the sockets of killed processes, and no other files.
 func TestSocketsOfTheDead(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	killed, left := beside(t, dir)
@@ -82,10 +81,10 @@ func TestKeepSocketName(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	leads := false
-	// It is lost from the start, but this one does not lead at first.
+	// The name is lost from the start, but this coordinator does not lead at first.
 	own.keep(ctx, func() bool { leads = !leads; return !leads }, func() {
 		if leads {
-			t.Error("asked for while another leads")
+			t.Error("claimed while another coordinator leads")
 		}
 		cancel()
 	})

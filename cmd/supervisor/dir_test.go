@@ -19,16 +19,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
-// A test that needs another local user runs this test binary again as one. asStranger
-// names the folder in which that process acts.
+// A test that needs another local user runs this test binary again as that user. The
+// environment variable asStranger names the folder in which that process acts.
 const (
 	asStranger  = "PDPROXY_TEST_FOLDER_STRANGER"
 	strangerUID = 65534
 )
 
-// TestStranger is no test by itself: it is the other user of TestStrangerExchanges.
-// As often as it can it exchanges root's folder "leaf" and its own "mine", and puts
-// links to root's file into whatever has either name.
+// TestStranger is no test by itself: TestStrangerExchanges runs it as another user. As often
+// as it can it exchanges root's folder "leaf" and its own folder "mine", and creates links
+// to root's file in both.
 func TestStranger(t *testing.T) {
 	base := os.Getenv(asStranger)
 	if base == "" {
@@ -39,7 +39,7 @@ func TestStranger(t *testing.T) {
 	}
 	t.Chdir(base)
 	fmt.Println("begins")
-	for { // until it is killed
+	for { // until the process is killed
 		exchange("leaf", "mine")
 		for _, folder := range []string{"leaf", "mine"} {
 			for _, name := range fleetFiles {
@@ -53,7 +53,7 @@ func TestStranger(t *testing.T) {
 // fleet.dir.
 var fleetFiles = []string{servingLock, "ids.lock", "ids.json", "ids.json.new", "epoch", "quic.key", "lane-0.lock", "lanes.lock", "control.sock"}
 
-// exchange gives each of two folders the other's name.
+// exchange exchanges the names of two folders.
 func exchange(a, b string) {
 	if os.Rename(a, "between") == nil {
 		_ = os.Rename(b, a)
@@ -62,8 +62,8 @@ func exchange(a, b string) {
 }
 
 // TestStrangerExchanges: a stranger who owns the folder above fleet.dir exchanges
-// fleet.dir while processes of root's open and use it. Root's file is not touched, and
-// fleet.dir is refused. Where the folder above is root's and sticky, as /tmp is, the
+// fleet.dir while processes of root open and use it. Root's file does not change, and
+// fleet.dir is refused. If the folder above belongs to root and is sticky, as /tmp is, the
 // stranger can exchange nothing, and fleet.dir is used.
 func TestStrangerExchanges(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -152,7 +152,7 @@ func runStranger(t *testing.T, base string) (stop func()) {
 	}
 	stop = func() {
 		if c.ProcessState == nil {
-			_ = c.Process.Kill() // it never ends by itself
+			_ = c.Process.Kill() // the process never ends by itself
 			_ = c.Wait()
 		}
 	}
@@ -164,14 +164,14 @@ func runStranger(t *testing.T, base string) (stop func()) {
 	return stop
 }
 
-// useFleetDir opens fleet.dir and writes there as a process that starts does. It
-// reports whether that could be opened.
+// useFleetDir opens fleet.dir and writes there as a process does that starts. It reports
+// whether fleet.dir could be opened.
 func useFleetDir(t *testing.T, cfg *config.Config) bool {
 	t.Helper()
 	dir, err := openFleetDir(cfg, "config.toml")
 	var refused *privatedir.UnsafeError
 	if err != nil {
-		// Between two renames of the stranger's there is no folder of the name.
+		// Between two renames by the stranger no folder has the name.
 		if !errors.As(err, &refused) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func useFleetDir(t *testing.T, cfg *config.Config) bool {
 }
 
 // TestRefusedFleetDir: a folder that others can change is refused with an error that says
-// which folder and what to do. A process that does not need it goes on without it.
+// which folder and what to do. A process that does not need the folder works without it.
 func TestRefusedFleetDir(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Chmod(base, 0o777); err != nil {
@@ -218,11 +218,11 @@ func TestRefusedFleetDir(t *testing.T) {
 	}
 	o := Options{Path: "config.toml", Log: slog.New(slog.DiscardHandler)}
 	if s, err := joinTakeover(&cfg, o); s != nil || err != nil {
-		t.Errorf("a process that can do without: %v, %v", s, err)
+		t.Errorf("a process that does not need the folder: %v, %v", s, err)
 	}
 	o.Takeover = true
 	if _, err := joinTakeover(&cfg, o); err == nil {
-		t.Error("a process that is to take over goes on without")
+		t.Error("a process that must take over works without the folder")
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// lockOf holds the lock of a process's slot in its stead; beat says that it lives.
+// holdLock holds the lock of a process's slot as the process would. beat writes a heartbeat.
 func holdLock(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
 	t.Helper()
 	f, err := os.Create(s.dir.Path(slotFile(p.role, p.slot, "lock")))
@@ -37,15 +37,16 @@ func holdLock(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
 	}
 }
 
-// lookFor has a supervisor look at its children as run does.
+// checkFor makes a supervisor check its children for d, as run does.
 func checkFor(s *supervisor, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(checkEvery) {
 		s.checkProcesses()
 	}
 }
 
-// TestLostDirectory: processes whose locks cannot be read are neither killed nor taken
-// for ended while they live; when they can be, they have their time again.
+// TestLostDirectory: a process that lives but whose lock file cannot be read is neither
+// killed nor counted as ended. When the file can be read again, the process has
+// heartbeatLimit again.
 func TestLostDirectory(t *testing.T) {
 	s := newFleet(t, node.RoleCoordinator, node.RoleWorker)
 	own, adopted := s.positions[0].process, s.positions[1].process
@@ -93,21 +94,21 @@ func TestLostDirectory(t *testing.T) {
 			well("back")
 		}
 		move(here, away)
-		_ = child.Process.Kill() // it lives
-		_ = child.Wait()         // it says how
+		_ = child.Process.Kill() // the child lives
+		_ = child.Wait()         // the error says that it was killed
 		checkFor(s, time.Second)
 		if s.positions[0].process != own || own.killed || s.positions[1].process != nil {
-			t.Errorf("%+v; the adopted one has ended: %+v", own, s.positions[1].process)
+			t.Errorf("%+v; the adopted process has ended: %+v", own, s.positions[1].process)
 		}
 		move(away, here)
 		checkFor(s, heartbeatLimit+time.Second)
 		if !own.killed {
-			t.Error("a silent process is not killed")
+			t.Error("a process without heartbeat is not killed")
 		}
 	})
 }
 
-// TestFullDirectory: nobody is silent where nobody can write.
+// TestFullDirectory: no process is killed for a missing heartbeat while no process can write.
 func TestFullDirectory(t *testing.T) {
 	s := newFleet(t, node.RoleWorker)
 	p := s.positions[0].process
@@ -127,12 +128,12 @@ func TestFullDirectory(t *testing.T) {
 		s.takeover.lock = nil
 		checkFor(s, heartbeatLimit+time.Second)
 		if !p.killed {
-			t.Error("a silent process is not killed")
+			t.Error("a process without heartbeat is not killed")
 		}
 	})
 }
 
-// TestNotYetLocked: a child that never comes to its lock is silent.
+// TestNotYetLocked: a child that never creates its lock file is killed.
 func TestNotYetLocked(t *testing.T) {
 	s := newFleet(t, node.RoleWorker)
 	p := s.positions[0].process
@@ -140,16 +141,16 @@ func TestNotYetLocked(t *testing.T) {
 		p.since, p.heartbeatAt = time.Now(), time.Now()
 		checkFor(s, heartbeatLimit-time.Second)
 		if p.killed {
-			t.Fatal("it is killed too soon")
+			t.Fatal("the child is killed too soon")
 		}
 		checkFor(s, 2*time.Second)
 		if !p.killed {
-			t.Error("it is not killed")
+			t.Error("the child is not killed")
 		}
 	})
 }
 
-// TestChildWithoutLock: a child says that its slot is taken only if it is.
+// TestChildWithoutLock: a child returns SlotTaken only if another process has the slot.
 func TestChildWithoutLock(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	lock, err := dir.TryLock(slotFile(node.RoleWorker, 1, "lock"))
@@ -174,8 +175,8 @@ func TestChildWithoutLock(t *testing.T) {
 	}
 }
 
-// TestBackOff: whatever a child ends of, but that its slot is taken, the next ones wait
-// longer and longer; so do starts that fail.
+// TestBackOff: after each failure of a child the next start waits longer, unless the slot
+// was taken. After a start that failed it waits longer too.
 func TestBackOff(t *testing.T) {
 	s := newFleet(t, node.RoleWorker)
 	o := s.positions[0]
@@ -203,9 +204,9 @@ func TestBackOff(t *testing.T) {
 	}
 	s.startMissing()
 	if o.failures != 6 {
-		t.Error("it is tried again at once")
+		t.Error("the start is tried again at once")
 	}
 	if err := s.adopt(); err == nil {
-		t.Error("nobody can tell who is there")
+		t.Error("processes were adopted from a directory that cannot be read")
 	}
 }

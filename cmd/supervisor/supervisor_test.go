@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// newFleet is a supervisor whose posts are filled with processes that only wait.
+// newFleet returns a supervisor with processes in all positions. The processes only wait.
 func newFleet(t *testing.T, roles ...node.Role) *supervisor {
 	t.Helper()
 	cfg := config.Default()
@@ -24,8 +24,8 @@ func newFleet(t *testing.T, roles ...node.Role) *supervisor {
 	return s
 }
 
-// waiting is a child that waits for a signal. Nobody awaits it before the test's end,
-// so that its number stays its own.
+// waiting returns a child that waits for a signal. Its process id stays in use until the
+// end of the test, because only the test's clean-up waits for its end.
 func waiting(t *testing.T, role node.Role, slot int) *process {
 	t.Helper()
 	c := exec.Command("sleep", "600")
@@ -33,21 +33,21 @@ func waiting(t *testing.T, role node.Role, slot int) *process {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = c.Process.Kill() // it may have ended
-		_ = c.Wait()         // it says how
+		_ = c.Process.Kill() // the child may have ended
+		_ = c.Wait()         // the error says how it ended
 	})
 	return &process{role: role, slot: slot, pid: c.Process.Pid, cmd: c, since: time.Now(), heartbeatAt: time.Now()}
 }
 
-// ended waits for the end of a process's run, and says which signal it was by.
+// ended waits for the end of a process and returns the signal that ended it.
 func ended(t *testing.T, p *process) syscall.Signal {
 	t.Helper()
-	_ = p.cmd.Wait() // ProcessState says it
+	_ = p.cmd.Wait() // the result is in ProcessState
 	return p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
 }
 
-// TestLateWorker: of a fleet that stops, a worker that does not end is killed alone.
-// The coordinator is told to end when no worker is left, and is given a time of its own.
+// TestLateWorker: when a fleet stops, only the worker that does not end is killed. The
+// coordinator is told to end when no worker is left, and has a time limit of its own.
 func TestLateWorker(t *testing.T) {
 	s := newFleet(t, node.RoleWorker, node.RoleCoordinator)
 	worker, coordinator := s.positions[0].process, s.positions[1].process
@@ -57,7 +57,7 @@ func TestLateWorker(t *testing.T) {
 		t.Fatalf("due at %v and %v", worker.deadline, coordinator.deadline)
 	}
 	if s.finished() || worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
-		t.Fatal("a worker that drains has not been left alone")
+		t.Fatal("a worker that drains was disturbed")
 	}
 	worker.deadline = time.Now().Add(-time.Second)
 	if s.finished() || !worker.killed || coordinator.killed || !coordinator.deadline.IsZero() {
@@ -71,32 +71,32 @@ func TestLateWorker(t *testing.T) {
 	}
 	due := coordinator.deadline
 	if s.finished() || coordinator.killed || coordinator.deadline != due {
-		t.Fatal("the coordinator is told once, and has its time")
+		t.Fatal("the coordinator was told twice, or killed before its deadline")
 	}
 	if by := ended(t, coordinator); by != syscall.SIGTERM {
-		t.Errorf("it was told by %v", by)
+		t.Errorf("the coordinator was told by %v", by)
 	}
 	s.childExited(exited{coordinator})
 	if !s.finished() {
-		t.Error("nothing runs")
+		t.Error("not finished, although no process runs")
 	}
 }
 
-// TestLateCoordinator: one that was told and does not end is killed too.
+// TestLateCoordinator: a coordinator that was told to end and does not is killed.
 func TestLateCoordinator(t *testing.T) {
 	s := newFleet(t, node.RoleCoordinator)
 	p := s.positions[0].process
 	s.stop(nil)
 	p.deadline = time.Now().Add(-time.Second)
 	if s.finished() || !p.killed {
-		t.Fatal("it is waited for without end")
+		t.Fatal("the coordinator is not killed")
 	}
 	if by := ended(t, p); by != syscall.SIGKILL {
-		t.Errorf("it ended by %v", by)
+		t.Errorf("the coordinator ended by %v", by)
 	}
 }
 
-// TestSecondSignal: all are stopped at once, and killed soon.
+// TestSecondSignal: all processes are stopped at once, and killed soon after.
 func TestSecondSignal(t *testing.T) {
 	s := newFleet(t, node.RoleWorker, node.RoleCoordinator)
 	s.stop(nil)
@@ -110,6 +110,6 @@ func TestSecondSignal(t *testing.T) {
 		t.Errorf("the coordinator was told by %v", by)
 	}
 	if s.err == nil {
-		t.Error("a clean end")
+		t.Error("the supervisor ends without error")
 	}
 }

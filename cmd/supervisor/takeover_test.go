@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// TestRefresh: the office's lock is made new from time to time.
+// TestRefresh: the modification time of servingLock is renewed from time to time.
 func TestRefresh(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	lock, err := dir.TryLock(servingLock)
@@ -33,7 +33,7 @@ func TestRefresh(t *testing.T) {
 				t.Fatal(err)
 			}
 			if age := time.Since(info.ModTime()); age < 0 || age >= refreshEvery {
-				t.Errorf("it is %v old", age)
+				t.Errorf("the lock file is %v old", age)
 			}
 		}
 		cancel()
