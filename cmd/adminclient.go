@@ -15,7 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // adminTokenVariable names the token's file where --token-file does not.
@@ -51,7 +53,7 @@ func (f *adminFlags) target() (*adminTarget, error) {
 	}
 	t := &adminTarget{base: base}
 	if file := cmp.Or(f.tokenFile, os.Getenv(adminTokenVariable)); file != "" {
-		if t.token, err = readSecret(file); err != nil {
+		if t.token, err = config.ReadSecret(file); err != nil {
 			return nil, fmt.Errorf("the admin token: %w", err)
 		}
 		return t, nil
@@ -116,12 +118,12 @@ func (a *app) adminTokenCommand() *cobra.Command {
 			case err != nil:
 				return err
 			case t.token == "":
-				return failed(cmp.Or(t.missing, fmt.Errorf("no proxy of this user serves %s with a token that it has made", t.base.Host)))
+				return exit.Failed(cmp.Or(t.missing, fmt.Errorf("no proxy of this user serves %s with a token that it has made", t.base.Host)))
 			case a.json:
-				return failed(a.printJSON(map[string]string{"token": t.token}))
+				return exit.Failed(a.printJSON(map[string]string{"token": t.token}))
 			}
 			_, err = fmt.Fprintln(a.out, t.token)
-			return failed(err)
+			return exit.Failed(err)
 		},
 	}
 	admin.add(c)

@@ -14,7 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/conformance/load"
+	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 func (a *app) benchCommand() *cobra.Command {
@@ -37,7 +39,7 @@ interrupt ends the run and prints what was measured until then.`,
 				return err
 			}
 			var err error
-			if c.Key, err = readSecret(keyFile); err != nil {
+			if c.Key, err = config.ReadSecret(keyFile); err != nil {
 				return fmt.Errorf("--key-file: %w", err)
 			}
 			return a.bench(c)
@@ -91,7 +93,7 @@ func (a *app) bench(c load.Config) error {
 	defer stop()
 	r, err := load.Run(ctx, c)
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	if a.json {
 		err = a.printJSON(r)
@@ -101,7 +103,7 @@ func (a *app) bench(c load.Config) error {
 	if err == nil && r.Failed == r.Requests {
 		err = errors.New("no request had a good answer")
 	}
-	return failed(err)
+	return exit.Failed(err)
 }
 
 func (a *app) printBench(r *load.Result) error {

@@ -1,18 +1,14 @@
 package cmd
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/state/conversation"
-	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
 func (a *app) checkCommand() *cobra.Command {
@@ -33,23 +29,20 @@ type checkResult struct {
 func (a *app) check(path string) error {
 	cfg, err := loadConfig(path)
 	if err == nil {
-		_, err = loadFiles(cfg, slog.New(slog.DiscardHandler))
+		err = node.CheckFiles(cfg)
 	}
 	if err == nil {
-		err = checkEngines(cfg.Discovery.File.Path)
-	}
-	if err == nil {
-		err = a.tryPlugins(cfg)
+		err = a.checkPlugins(cfg)
 	}
 	if a.json {
 		res := checkResult{OK: err == nil, Problems: []config.Problem{}, Warnings: []config.Problem{}}
 		if err == nil {
 			res.Warnings = append(res.Warnings, cfg.Warnings()...)
 		} else {
-			res.Problems = append(res.Problems, asProblems(err)...)
+			res.Problems = append(res.Problems, config.AsProblems(err)...)
 		}
 		if perr := a.printJSON(res); perr != nil {
-			return failed(perr)
+			return exit.Failed(perr)
 		}
 		return err
 	}
@@ -63,41 +56,13 @@ func (a *app) check(path string) error {
 	return nil
 }
 
-// checkEngines reads the list of engines that would be watched; "" is none.
-func checkEngines(path string) error {
-	if path == "" {
-		return nil
-	}
-	data, err := os.ReadFile(path)
-	if err == nil {
-		_, err = config.ParseEngines(data)
-	}
-	if err == nil {
-		return nil
-	}
-	var problems config.Problems
-	for _, p := range asProblems(err) {
-		message := p.Message
-		if p.Key != "" {
-			message = fmt.Sprintf("%s line %d: %s: %s", path, p.Line, p.Key, p.Message)
-		}
-		problems = append(problems, config.Problem{Key: "discovery.file.path", Message: message})
-	}
-	return problems
-}
-
-// tryPlugins starts and configures the plugins and ends them again.
-func (a *app) tryPlugins(cfg *config.Config) error {
+// checkPlugins starts the plugins and ends them again.
+func (a *app) checkPlugins(cfg *config.Config) error {
 	log, err := a.logger()
 	if err != nil {
 		return err
 	}
-	reg := prometheus.NewRegistry()
-	set, err := newPlugins(cfg, reg, telemetry.New(reg), conversation.New(1), nil, log)
-	if err != nil {
-		return failed(err)
-	}
-	return errors.Join(applyPlugins(set, cfg, RoleSingle, nil), set.Close(context.Background()))
+	return node.CheckPlugins(cfg, log)
 }
 
 // loadConfig reads and checks a configuration file.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
 )
 
 // run runs one command line.
@@ -42,32 +44,32 @@ func TestExitCodes(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		"version":             {[]string{"version"}, exitOK, "pdproxy ", ""},
-		"version as JSON":     {[]string{"version", "--json"}, exitOK, `"version"`, ""},
-		"licences":            {[]string{"version", "--licenses"}, exitOK, "github.com/spf13/cobra", ""},
-		"help":                {[]string{"--help"}, exitOK, "run", ""},
-		"unknown command":     {[]string{"fly"}, exitUsage, "", "unknown command"},
-		"unknown flag":        {[]string{"check", "--fast", good}, exitUsage, "", "--fast"},
-		"check without file":  {[]string{"check"}, exitUsage, "", "arg"},
-		"check good":          {[]string{"check", good}, exitOK, "ok\n", ""},
-		"check bad":           {[]string{"check", bad}, exitUsage, "", "line 3: server.colour"},
-		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exitUsage, "", "nonexistent"},
-		"check missing keys":  {[]string{"check", noKeys}, exitUsage, "", "server.auth.keys_file"},
-		"check no etcd CA":    {[]string{"check", noEtcdKeys}, exitUsage, "", "discovery.etcd.ca: open /nonexistent/ca"},
-		"check no list":       {[]string{"check", noList}, exitUsage, "", "discovery.file.path: open /nonexistent/engines"},
-		"check bad list":      {[]string{"check", badList}, exitUsage, "", "line 4: engine[0].role: must be one of"},
-		"check list":          {[]string{"check", list}, exitOK, "ok\n", ""},
-		"check no plugin":     {[]string{"check", noPlugin}, exitUsage, "", `line 5: plugin[0].path: "p": `},
-		"check no module":     {[]string{"check", garbage}, exitUsage, "", `line 1: plugin[0]: "p": compile module`},
-		"run no plugin":       {[]string{"run", noPlugin}, exitUsage, "", `line 5: plugin[0].path: "p": `},
-		"run no module":       {[]string{"run", garbage}, exitUsage, "", `line 1: plugin[0]: "p": compile module`},
-		"run bad":             {[]string{"run", bad}, exitUsage, "", "server.listen"},
-		"run missing keys":    {[]string{"run", noKeys}, exitUsage, "", "server.auth.keys_file"},
-		"run bad log level":   {[]string{"run", "--log-level", "loud", good}, exitUsage, "", "--log-level"},
-		"sim bad role":        {[]string{"sim", "--role", "chef"}, exitUsage, "", "role"},
-		"sim bad fault":       {[]string{"sim", "--fail", "often"}, exitUsage, "", "RATE:KIND"},
-		"demo without engine": {[]string{"demo", "--prefill", "0"}, exitUsage, "", "--prefill"},
-		"explain nobody":      {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exitFailed, "", "refused"},
+		"version":             {[]string{"version"}, exit.OK, "pdproxy ", ""},
+		"version as JSON":     {[]string{"version", "--json"}, exit.OK, `"version"`, ""},
+		"licences":            {[]string{"version", "--licenses"}, exit.OK, "github.com/spf13/cobra", ""},
+		"help":                {[]string{"--help"}, exit.OK, "run", ""},
+		"unknown command":     {[]string{"fly"}, exit.Usage, "", "unknown command"},
+		"unknown flag":        {[]string{"check", "--fast", good}, exit.Usage, "", "--fast"},
+		"check without file":  {[]string{"check"}, exit.Usage, "", "arg"},
+		"check good":          {[]string{"check", good}, exit.OK, "ok\n", ""},
+		"check bad":           {[]string{"check", bad}, exit.Usage, "", "line 3: server.colour"},
+		"check missing file":  {[]string{"check", "/nonexistent.toml"}, exit.Usage, "", "nonexistent"},
+		"check missing keys":  {[]string{"check", noKeys}, exit.Usage, "", "server.auth.keys_file"},
+		"check no etcd CA":    {[]string{"check", noEtcdKeys}, exit.Usage, "", "discovery.etcd.ca: open /nonexistent/ca"},
+		"check no list":       {[]string{"check", noList}, exit.Usage, "", "discovery.file.path: open /nonexistent/engines"},
+		"check bad list":      {[]string{"check", badList}, exit.Usage, "", "line 4: engine[0].role: must be one of"},
+		"check list":          {[]string{"check", list}, exit.OK, "ok\n", ""},
+		"check no plugin":     {[]string{"check", noPlugin}, exit.Usage, "", `line 5: plugin[0].path: "p": `},
+		"check no module":     {[]string{"check", garbage}, exit.Usage, "", `line 1: plugin[0]: "p": compile module`},
+		"run no plugin":       {[]string{"run", noPlugin}, exit.Usage, "", `line 5: plugin[0].path: "p": `},
+		"run no module":       {[]string{"run", garbage}, exit.Usage, "", `line 1: plugin[0]: "p": compile module`},
+		"run bad":             {[]string{"run", bad}, exit.Usage, "", "server.listen"},
+		"run missing keys":    {[]string{"run", noKeys}, exit.Usage, "", "server.auth.keys_file"},
+		"run bad log level":   {[]string{"run", "--log-level", "loud", good}, exit.Usage, "", "--log-level"},
+		"sim bad role":        {[]string{"sim", "--role", "chef"}, exit.Usage, "", "role"},
+		"sim bad fault":       {[]string{"sim", "--fail", "often"}, exit.Usage, "", "RATE:KIND"},
+		"demo without engine": {[]string{"demo", "--prefill", "0"}, exit.Usage, "", "--prefill"},
+		"explain nobody":      {[]string{"explain", "x", "--admin", "127.0.0.1:1"}, exit.Failure, "", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
@@ -87,14 +89,14 @@ func TestCheckAsJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitUsage || res.OK || len(res.Problems) != 1 || res.Problems[0].Key != "server.colour" || res.Problems[0].Line != 2 {
+	if code != exit.Usage || res.OK || len(res.Problems) != 1 || res.Problems[0].Key != "server.colour" || res.Problems[0].Line != 2 {
 		t.Errorf("exit %d, %+v", code, res)
 	}
 	code, stdout, _ = run("check", "--json", write(t, "[[engine]]\nname='d'\nurl='http://h:1'\nrole='decode'\nconnector='sglang'\n"))
 	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitOK || !res.OK || len(res.Warnings) == 0 {
+	if code != exit.OK || !res.OK || len(res.Warnings) == 0 {
 		t.Errorf("decode without prefill: exit %d, %+v", code, res)
 	}
 }
@@ -113,11 +115,11 @@ func TestExplain(t *testing.T) {
 	token := write(t, "secret\n")
 	code, stdout, stderr := run("explain", "a b", "--admin", admin.URL, "--token-file", token)
 	for _, want := range []string{"flow prefill_first", "policy least_load", "p0", "fallback: plan (late)"} {
-		if code != exitOK || !strings.Contains(stdout, want) {
+		if code != exit.OK || !strings.Contains(stdout, want) {
 			t.Fatalf("exit %d, %q is missing: %s%s", code, want, stdout, stderr)
 		}
 	}
-	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exitFailed || !strings.Contains(stderr, "404") {
+	if code, _, stderr := run("explain", "other", "--admin", admin.URL, "--token-file", token); code != exit.Failure || !strings.Contains(stderr, "404") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 }

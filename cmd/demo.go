@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/cmd/supervisor"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -64,15 +68,17 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 		err = alone.Start()
 	}
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer alone.Close()
-	n, err := NewNode(&cfg, log, Part{})
+	var n *node.Node
+	n, err = node.New(&cfg, log, node.Options{
+		Version: Version, OnReady: func() { a.printDemo(n, d, alone.URL()) },
+	})
 	if err != nil {
 		return err
 	}
-	n.ready = func() { a.printDemo(n, d, alone.URL()) }
-	return n.serveUntilSignal(func() error { return errors.New("the demo has no configuration file") })
+	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
 
 // startDemoEngines starts the engines and enters them in cfg.
@@ -84,7 +90,7 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 			return err
 		}
 		if err := e.Start(); err != nil {
-			return failed(err)
+			return exit.Failed(err)
 		}
 		engines = append(engines, e)
 		spec := config.DefaultEngine()
@@ -129,11 +135,12 @@ const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"rol
 
 // printDemo says what to try. The second line asks one engine alone: the text
 // is the same, which proves that the right KV blocks arrived.
-func (a *app) printDemo(n *Node, d demoFlags, alone string) {
+func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})
 		return
 	}
+	admin := strings.TrimPrefix(n.AdminURL(), "http://")
 	fmt.Fprintf(a.out, `pdproxy serves %s with %d prefill and %d decode engines (%s, simulated).
 
 A stream through two engines:
@@ -149,5 +156,5 @@ What changes something needs the token of the admin address:
   curl -s -X POST -H "Authorization: Bearer $(pdproxy admin-token --admin %s)" %s/v1/policies/auto/reload
 
 Ctrl-C ends it.
-`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, n.front.AdminAddr(), n.AdminURL(), n.front.AdminAddr(), n.AdminURL())
+`, n.URL(), d.prefill, d.decode, d.connector, n.URL(), demoBody, alone, demoBody, admin, n.AdminURL(), admin, n.AdminURL())
 }

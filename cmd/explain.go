@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy"
 )
 
@@ -38,25 +39,25 @@ func (a *app) explain(id string, admin adminFlags) error {
 	}
 	resp, err := target.get("/v1/explain/" + url.PathEscape(id))
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
 	if err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return failed(fmt.Errorf("explain %s: %s", id, resp.Status))
+		return exit.Failed(fmt.Errorf("explain %s: %s", id, resp.Status))
 	}
 	if a.json {
 		_, err := a.out.Write(body)
-		return failed(err)
+		return exit.Failed(err)
 	}
 	var e proxy.Explanation
 	if err := json.Unmarshal(body, &e); err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
-	return failed(a.printExplanation(&e))
+	return exit.Failed(a.printExplanation(&e))
 }
 
 func (a *app) printExplanation(e *proxy.Explanation) error {

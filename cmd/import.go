@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config/importer"
 )
 
@@ -104,7 +105,7 @@ func (a *app) printImport(res importer.Result, err error) error {
 			out.Problems = problems
 		}
 		if perr := a.printJSON(out); perr != nil {
-			return failed(perr)
+			return exit.Failed(perr)
 		}
 		return err
 	}
@@ -115,5 +116,5 @@ func (a *app) printImport(res importer.Result, err error) error {
 		fmt.Fprintln(a.err, "warning:", w)
 	}
 	_, err = fmt.Fprint(a.out, res.TOML)
-	return failed(err)
+	return exit.Failed(err)
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -20,23 +21,23 @@ func TestImport(t *testing.T) {
 		code           int
 		stdout, stderr string
 	}{
-		"help":             {[]string{"import", "--help"}, exitOK, "sglang-router", ""},
-		"help of trtllm":   {[]string{"import", "trtllm", "--help"}, exitOK, "disagg_config.yaml", ""},
-		"alone":            {[]string{"import"}, exitUsage, "", "want trtllm, vllm-router or sglang-router"},
-		"unknown router":   {[]string{"import", "nginx", badYAML}, exitUsage, "", "nginx"},
-		"no file":          {[]string{"import", "vllm-router"}, exitUsage, "", "arg"},
-		"missing file":     {[]string{"import", "trtllm", "/nonexistent.yaml"}, exitUsage, "", "nonexistent"},
-		"bad YAML":         {[]string{"import", "trtllm", badYAML}, exitUsage, "", badYAML + ": line 2: port: is there twice"},
-		"bad flags":        {[]string{"import", "sglang-router", badFlags}, exitUsage, "", badFlags + ": line 1: --port: want a whole number"},
-		"trtllm":           {[]string{"import", "trtllm", imports + "trtllm-static.yaml"}, exitOK, `url = "http://p0.lab:7001"`, ""},
-		"request time-out": {[]string{"import", "trtllm", "-r", "42", imports + "trtllm-static.yaml"}, exitOK, `prefill = "42s"`, ""},
-		"bad time-out":     {[]string{"import", "trtllm", "-r", "0", imports + "trtllm-static.yaml"}, exitUsage, "", "--request-timeout"},
-		"metadata":         {[]string{"import", "trtllm", imports + "trtllm-static.yaml", "-m", imports + "trtllm-metadata.yaml"}, exitOK, `"etcd://etcd.lab:2379"`, "line 4: refersh_interval: "},
-		"metadata second":  {[]string{"import", "trtllm", imports + "trtllm-static.yaml", imports + "trtllm-metadata.yaml"}, exitOK, `"etcd://etcd.lab:2379"`, "line 4: refersh_interval: "},
-		"metadata twice":   {[]string{"import", "trtllm", "-m", badYAML, badYAML, badYAML}, exitUsage, "", "twice"},
-		"missing metadata": {[]string{"import", "trtllm", badYAML, "/nonexistent.yaml"}, exitUsage, "", "nonexistent"},
-		"vllm-router":      {[]string{"import", "vllm-router", imports + "vllm-regular.flags"}, exitOK, "ranks = 8", "warning: " + imports + "vllm-regular.flags: line 11: --api-key: "},
-		"sglang-router":    {[]string{"import", "sglang-router", imports + "sglang-pd.flags"}, exitOK, "bootstrap_port = 9001", "warning: "},
+		"help":             {[]string{"import", "--help"}, exit.OK, "sglang-router", ""},
+		"help of trtllm":   {[]string{"import", "trtllm", "--help"}, exit.OK, "disagg_config.yaml", ""},
+		"alone":            {[]string{"import"}, exit.Usage, "", "want trtllm, vllm-router or sglang-router"},
+		"unknown router":   {[]string{"import", "nginx", badYAML}, exit.Usage, "", "nginx"},
+		"no file":          {[]string{"import", "vllm-router"}, exit.Usage, "", "arg"},
+		"missing file":     {[]string{"import", "trtllm", "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
+		"bad YAML":         {[]string{"import", "trtllm", badYAML}, exit.Usage, "", badYAML + ": line 2: port: is there twice"},
+		"bad flags":        {[]string{"import", "sglang-router", badFlags}, exit.Usage, "", badFlags + ": line 1: --port: want a whole number"},
+		"trtllm":           {[]string{"import", "trtllm", imports + "trtllm-static.yaml"}, exit.OK, `url = "http://p0.lab:7001"`, ""},
+		"request time-out": {[]string{"import", "trtllm", "-r", "42", imports + "trtllm-static.yaml"}, exit.OK, `prefill = "42s"`, ""},
+		"bad time-out":     {[]string{"import", "trtllm", "-r", "0", imports + "trtllm-static.yaml"}, exit.Usage, "", "--request-timeout"},
+		"metadata":         {[]string{"import", "trtllm", imports + "trtllm-static.yaml", "-m", imports + "trtllm-metadata.yaml"}, exit.OK, `"etcd://etcd.lab:2379"`, "line 4: refersh_interval: "},
+		"metadata second":  {[]string{"import", "trtllm", imports + "trtllm-static.yaml", imports + "trtllm-metadata.yaml"}, exit.OK, `"etcd://etcd.lab:2379"`, "line 4: refersh_interval: "},
+		"metadata twice":   {[]string{"import", "trtllm", "-m", badYAML, badYAML, badYAML}, exit.Usage, "", "twice"},
+		"missing metadata": {[]string{"import", "trtllm", badYAML, "/nonexistent.yaml"}, exit.Usage, "", "nonexistent"},
+		"vllm-router":      {[]string{"import", "vllm-router", imports + "vllm-regular.flags"}, exit.OK, "ranks = 8", "warning: " + imports + "vllm-regular.flags: line 11: --api-key: "},
+		"sglang-router":    {[]string{"import", "sglang-router", imports + "sglang-pd.flags"}, exit.OK, "bootstrap_port = 9001", "warning: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
@@ -62,14 +63,14 @@ func TestImportAsJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := config.Parse([]byte(res.TOML)); err != nil || code != exitOK || stderr != "" || len(res.Warnings) == 0 || res.Problems == nil {
+	if _, err := config.Parse([]byte(res.TOML)); err != nil || code != exit.OK || stderr != "" || len(res.Warnings) == 0 || res.Problems == nil {
 		t.Errorf("exit %d, %v, %+v, stderr %q", code, err, res, stderr)
 	}
 	code, stdout, _ = run("import", "vllm-router", "--json", write(t, "--port x"))
 	if err := json.Unmarshal([]byte(stdout), &res); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitUsage || res.TOML != "" || len(res.Problems) != 1 || res.Problems[0].Line != 1 || res.Problems[0].Key != "--port" {
+	if code != exit.Usage || res.TOML != "" || len(res.Problems) != 1 || res.Problems[0].Line != 1 || res.Problems[0].Key != "--port" {
 		t.Errorf("exit %d, %+v", code, res)
 	}
 }
@@ -82,7 +83,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left
 func TestImportThatCannotBePrinted(t *testing.T) {
 	for _, args := range [][]string{{"import", "trtllm"}, {"import", "trtllm", "--json"}} {
 		var stderr bytes.Buffer
-		if code := Main(append(args, imports+"trtllm-static.yaml"), fullDisk{}, &stderr); code != exitFailed {
+		if code := Main(append(args, imports+"trtllm-static.yaml"), fullDisk{}, &stderr); code != exit.Failure {
 			t.Errorf("%v: exit %d: %s", args, code, stderr.String())
 		}
 	}
@@ -96,10 +97,10 @@ func TestImportedConfigurationsCheck(t *testing.T) {
 		"vllm-regular.flags": "vllm-router", "vllm-mooncake.flags": "vllm-router", "sglang-pd.flags": "sglang-router",
 	} {
 		code, stdout, stderr := run("import", router, filepath.Join(imports, name))
-		if code != exitOK {
+		if code != exit.OK {
 			t.Fatalf("%s: exit %d: %s", name, code, stderr)
 		}
-		if code, _, stderr = run("check", write(t, stdout)); code != exitOK {
+		if code, _, stderr = run("check", write(t, stdout)); code != exit.OK {
 			t.Errorf("%s: exit %d: %s", name, code, stderr)
 		}
 	}

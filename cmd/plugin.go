@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/plugins/build"
 )
 
@@ -57,10 +58,10 @@ func (a *app) pluginBuild(o build.Options) error {
 	defer stop()
 	r, err := build.Build(ctx, o)
 	if err != nil {
-		return failed(fmt.Errorf("build %s: %w", o.Dir, err))
+		return exit.Failed(fmt.Errorf("build %s: %w", o.Dir, err))
 	}
 	if a.json {
-		return failed(a.printJSON(r))
+		return exit.Failed(a.printJSON(r))
 	}
 	sdk := "no SDK that is known"
 	if r.SDK != "" {
@@ -108,7 +109,7 @@ func (a *app) pluginNew(dir string, kind build.Kind, sdk string) error {
 		return fmt.Errorf("new plugin: %w", err)
 	}
 	if a.json {
-		return failed(a.printJSON(struct {
+		return exit.Failed(a.printJSON(struct {
 			Dir   string   `json:"dir"`
 			Files []string `json:"files"`
 		}{dir, files}))

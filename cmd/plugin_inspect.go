@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/plugins/trial"
 )
 
@@ -29,10 +30,10 @@ func (a *app) pluginInspect(path string) error {
 	}
 	i, err := trial.Inspect(context.Background(), wasm, a.guestLog(host.LogInfo))
 	if err != nil {
-		return failed(fmt.Errorf("inspect %s: %w", path, err))
+		return exit.Failed(fmt.Errorf("inspect %s: %w", path, err))
 	}
 	if a.json {
-		return failed(a.printJSON(i))
+		return exit.Failed(a.printJSON(i))
 	}
 	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
 	list := func(name string, values []string) {
@@ -50,5 +51,5 @@ func (a *app) pluginInspect(path string) error {
 	fmt.Fprintf(w, "size\t%.1f kB, %.1f MiB of memory when started\n", float64(i.SizeBytes)/1e3, float64(i.MemoryBytes)/(1<<20))
 	fmt.Fprintf(w, "compile\t%.0f ms\n", i.CompileMS)
 	fmt.Fprintf(w, "instantiate\t%.0f µs\n", i.InstantiateUS)
-	return failed(w.Flush())
+	return exit.Failed(w.Flush())
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/plugins/trial"
 )
 
@@ -86,15 +87,15 @@ func TestNewPolicy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-policy")
-			must(t, exitOK, append([]string{"plugin", "new", dir}, tt.args...)...)
-			must(t, exitUsage, append([]string{"plugin", "new", dir}, tt.args...)...) // it is there
+			must(t, exit.OK, append([]string{"plugin", "new", dir}, tt.args...)...)
+			must(t, exit.Usage, append([]string{"plugin", "new", dir}, tt.args...)...) // it is there
 			checkSource(t, dir)
 			goRun(t, dir, "test", ".")
-			must(t, exitOK, "plugin", "build", dir)
+			must(t, exit.OK, "plugin", "build", dir)
 			module := filepath.Join(dir, "my-policy.wasm")
 
 			var results []trial.Result
-			stdout, _ := must(t, exitOK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
+			stdout, _ := must(t, exit.OK, "plugin", "test", "--json", module, filepath.Join(dir, "frames.json"))
 			unmarshal(t, stdout, &results)
 			if len(results) != 3 {
 				t.Fatalf("%d results", len(results))
@@ -120,10 +121,10 @@ func TestInspect(t *testing.T) {
 			module := filepath.Join(repository(t), tt.module)
 			if tt.module == "" {
 				module = filepath.Join(t.TempDir(), "policy.wasm")
-				must(t, exitOK, "plugin", "build", filepath.Join(repository(t), "examples/policy-go"), "-o", module)
+				must(t, exit.OK, "plugin", "build", filepath.Join(repository(t), "examples/policy-go"), "-o", module)
 			}
 			var i trial.Inspection
-			stdout, _ := must(t, exitOK, "plugin", "inspect", "--json", module)
+			stdout, _ := must(t, exit.OK, "plugin", "inspect", "--json", module)
 			unmarshal(t, stdout, &i)
 			if i.ABI != tt.abi || !slices.Equal(i.Hooks, tt.hooks) || !slices.Equal(i.Policies, tt.policies) {
 				t.Errorf("inspected as %+v", i)
@@ -138,7 +139,7 @@ func TestInspect(t *testing.T) {
 			}
 		})
 	}
-	stdout, _ := must(t, exitOK, "plugin", "inspect", filepath.Join(repository(t), "examples/policy-c/policy.wasm"))
+	stdout, _ := must(t, exit.OK, "plugin", "inspect", filepath.Join(repository(t), "examples/policy-c/policy.wasm"))
 	for _, want := range []string{"hooks        pdproxy_v1_on_place\n", "imports      none\n", "size         0.9 kB"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
@@ -152,12 +153,12 @@ func TestTrialAsText(t *testing.T) {
 	frames := filepath.Join(t.TempDir(), "frames.json")
 	writeFile(t, frames, `{"hook": "place", "name": "first", `+twoRows+`} {"hook": "place", "expect": {"decode": "x"}, `+twoRows+`} {"hook": "http"}`)
 	module := filepath.Join(repository(t), "examples/policy-c/policy.wasm")
-	_, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	_, stderr := must(t, exit.Failure, "plugin", "test", module, frames)
 	if !strings.Contains(stderr, "a filter needs the marker") {
 		t.Errorf("stderr %s", stderr)
 	}
 	writeFile(t, frames, `{"hook": "place", "name": "first", `+twoRows+`} {"hook": "place", "expect": {"decode": "x"}, `+twoRows+`}`)
-	stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	stdout, stderr := must(t, exit.Failure, "plugin", "test", module, frames)
 	for _, want := range []string{"FRAME", "first  place", `{"prefill":"p/0","decode":"d/0"`, `expected {"decode": "x"}`} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
@@ -181,24 +182,24 @@ func TestPluginUsage(t *testing.T) {
 		stderr string
 		args   []string
 	}{
-		"no subcommand":      {exitUsage, "one of new", nil},
-		"build nothing":      {exitUsage, "arg", []string{"build"}},
-		"build no folder":    {exitUsage, "absent", []string{"build", filepath.Join(dir, "absent")}},
-		"build a file":       {exitUsage, "is no folder", []string{"build", text}},
-		"build empty folder": {exitFailed, "go.mod", []string{"build", dir}},
-		"new bad name":       {exitUsage, "no name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
-		"new bad kind":       {exitUsage, "no kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},
-		"new filter of sdk":  {exitUsage, "stock SDKs", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--sdk-dir", "."}},
-		"new no sources":     {exitUsage, "find pdproxy's sources", []string{"new", filepath.Join(dir, "a"), "--sdk-dir", dir}},
-		"inspect no file":    {exitUsage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
-		"inspect text":       {exitFailed, "inspect ", []string{"inspect", text}},
-		"inspect empty":      {exitFailed, "neither a proxy-wasm marker", []string{"inspect", empty}},
-		"test one argument":  {exitUsage, "arg", []string{"test", empty}},
-		"test no frames":     {exitUsage, "frame 0", []string{"test", empty, text}},
-		"test bad module":    {exitFailed, "neither a proxy-wasm marker", []string{"test", empty, frames}},
-		"test bad repeat":    {exitUsage, "--repeat", []string{"test", "--repeat", "0", empty, frames}},
-		"test bad level":     {exitUsage, "--guest-log", []string{"test", "--guest-log", "loud", empty, frames}},
-		"test bad upstream":  {exitUsage, "--upstream u", []string{"test", "--upstream", "u=http://[", empty, frames}},
+		"no subcommand":      {exit.Usage, "one of new", nil},
+		"build nothing":      {exit.Usage, "arg", []string{"build"}},
+		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
+		"build a file":       {exit.Usage, "is no folder", []string{"build", text}},
+		"build empty folder": {exit.Failure, "go.mod", []string{"build", dir}},
+		"new bad name":       {exit.Usage, "no name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
+		"new bad kind":       {exit.Usage, "no kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},
+		"new filter of sdk":  {exit.Usage, "stock SDKs", []string{"new", filepath.Join(dir, "a"), "--kind", "filter", "--sdk-dir", "."}},
+		"new no sources":     {exit.Usage, "find pdproxy's sources", []string{"new", filepath.Join(dir, "a"), "--sdk-dir", dir}},
+		"inspect no file":    {exit.Usage, "absent", []string{"inspect", filepath.Join(dir, "absent")}},
+		"inspect text":       {exit.Failure, "inspect ", []string{"inspect", text}},
+		"inspect empty":      {exit.Failure, "neither a proxy-wasm marker", []string{"inspect", empty}},
+		"test one argument":  {exit.Usage, "arg", []string{"test", empty}},
+		"test no frames":     {exit.Usage, "frame 0", []string{"test", empty, text}},
+		"test bad module":    {exit.Failure, "neither a proxy-wasm marker", []string{"test", empty, frames}},
+		"test bad repeat":    {exit.Usage, "--repeat", []string{"test", "--repeat", "0", empty, frames}},
+		"test bad level":     {exit.Usage, "--guest-log", []string{"test", "--guest-log", "loud", empty, frames}},
+		"test bad upstream":  {exit.Usage, "--upstream u", []string{"test", "--upstream", "u=http://[", empty, frames}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, stderr := must(t, tt.code, append([]string{"plugin"}, tt.args...)...)
@@ -211,16 +212,16 @@ func TestPluginUsage(t *testing.T) {
 
 func TestNewFilter(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "My-Filter")
-	must(t, exitOK, "plugin", "new", "--kind", "filter", dir)
+	must(t, exit.OK, "plugin", "new", "--kind", "filter", dir)
 	checkSource(t, dir)
-	must(t, exitOK, "plugin", "build", dir)
+	must(t, exit.OK, "plugin", "build", dir)
 	module, frames := filepath.Join(dir, "My-Filter.wasm"), filepath.Join(dir, "frames.json")
 	text, err := os.ReadFile(frames)
 	if err != nil {
 		t.Fatal(err)
 	}
 	writeFile(t, frames, string(text)+`{"hook": "http", "expect": {"response": {"status": 403}}}`)
-	stdout, stderr := must(t, exitFailed, "plugin", "test", module, frames)
+	stdout, stderr := must(t, exit.Failure, "plugin", "test", module, frames)
 	for _, want := range []string{"request: POST /v1/completions, 15 bytes; answer: 200, 14 bytes", `expected {"response": {"status": 403}}`} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/plugins/trial"
 )
 
@@ -90,7 +91,7 @@ func (a *app) pluginTest(modulePath, framesPath string, o trial.Options) error {
 	}
 	results, err := trial.Run(context.Background(), wasm, frames, o)
 	if err != nil {
-		return failed(fmt.Errorf("test %s: %w", modulePath, err))
+		return exit.Failed(fmt.Errorf("test %s: %w", modulePath, err))
 	}
 	if a.json {
 		err = a.printJSON(results)
@@ -106,7 +107,7 @@ func (a *app) pluginTest(modulePath, framesPath string, o trial.Options) error {
 	if bad > 0 {
 		err = fmt.Errorf("test %s: %d of %d frames failed", modulePath, bad, len(results))
 	}
-	return failed(err)
+	return exit.Failed(err)
 }
 
 func printResults(out io.Writer, results []trial.Result) error {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/replay"
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/plugins/policy"
@@ -112,7 +114,7 @@ func (a *app) replay(r *replayFlags) error {
 			}
 			results[i] = append(results[i], lab.Run(name, p))
 			if err := p.set.Close(context.Background()); err != nil {
-				return failed(err)
+				return exit.Failed(err)
 			}
 		}
 	}
@@ -120,7 +122,7 @@ func (a *app) replay(r *replayFlags) error {
 	for i, lab := range labs {
 		reports = append(reports, lab.Report(results[i]))
 	}
-	return failed(a.writeReports(reports, r.html))
+	return exit.Failed(a.writeReports(reports, r.html))
 }
 
 func (a *app) writeReports(reports []*replay.Report, html string) error {
@@ -231,7 +233,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		return nil, err
 	}
 	cfg := plugins.Config{
-		Natives: natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
+		Natives: node.Natives(built), Params: params.Text(), Plan: []string{"auto"}, Place: name, Mint: "snowflake",
 		Native: native, Budget: replayBudget,
 	}
 	path, in, isFile := cutWasm(name)
@@ -249,7 +251,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 		Meter:         func(string, string) policy.Meter { return deafMeter{} },
 		Conversations: conversation.New(0),
 		Transport:     http.DefaultTransport,
-		CacheDir:      compileCache(log),
+		CacheDir:      node.CompileCache(log),
 		Log:           log,
 	})
 	if err != nil {

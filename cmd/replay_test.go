@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/policies"
 )
 
@@ -28,7 +29,7 @@ type replayResult struct {
 func replayJSON(t *testing.T, args ...string) replayResult {
 	t.Helper()
 	code, out, errs := run(replayFleet(append(args, "--json")...)...)
-	if code != exitOK {
+	if code != exit.OK {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
 	var r replayResult
@@ -75,7 +76,7 @@ func TestReplay(t *testing.T) {
 func TestReplayWrites(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "report.html")
 	code, out, errs := run(replayFleet("--trace", replayTrace, "--html", page, "--slo-ttft", "7s", "--slo-itl", "33ms", "--runtime", "native")...)
-	if code != exitOK {
+	if code != exit.OK {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
 	if n := strings.Count(out, "300 requests"); n != 2 {
@@ -98,22 +99,22 @@ func TestReplayRefuses(t *testing.T) {
 		code int
 		err  string
 	}{
-		"no trace":        {[]string{"replay"}, exitUsage, "--trace is needed"},
-		"no such trace":   {[]string{"replay", "--trace", "/nonexistent"}, exitUsage, "/nonexistent"},
-		"not a trace":     {[]string{"replay", "--trace", model}, exitUsage, "line 1"},
-		"two with JSON":   {replayFleet("--trace", replayTrace, "--json"), exitUsage, "--trace"},
-		"no such policy":  {replayFleet("--policy", "best"), exitUsage, "--policy best"},
-		"no such native":  {replayFleet("--policy", "best", "--runtime", "native"), exitUsage, "--policy best"},
-		"no such file":    {replayFleet("--policy", "/nonexistent.wasm"), exitUsage, "--policy /nonexistent.wasm"},
-		"no number":       {replayFleet("--param", "kv_aware.patience"), exitUsage, "POLICY.NAME=NUMBER"},
-		"no such param":   {replayFleet("--param", "kv_aware.haste=1"), exitUsage, "haste"},
-		"no such runtime": {replayFleet("--runtime", "java"), exitUsage, "--runtime"},
-		"no such preset":  {replayFleet("--preset", "best"), exitUsage, "--preset"},
-		"no such model":   {replayFleet("--model-file", "/nonexistent"), exitUsage, "--model-file"},
-		"half a model":    {replayFleet("--model-file", model), exitUsage, "prefill_us_per_token is missing"},
-		"no block":        {replayFleet("--block-tokens", "0"), exitUsage, "--block-tokens"},
-		"little memory":   {replayFleet("--blocks-per-rank", "10"), exitUsage, "ranks of 10"},
-		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exitFailed, "/nonexistent/r.html"},
+		"no trace":        {[]string{"replay"}, exit.Usage, "--trace is needed"},
+		"no such trace":   {[]string{"replay", "--trace", "/nonexistent"}, exit.Usage, "/nonexistent"},
+		"not a trace":     {[]string{"replay", "--trace", model}, exit.Usage, "line 1"},
+		"two with JSON":   {replayFleet("--trace", replayTrace, "--json"), exit.Usage, "--trace"},
+		"no such policy":  {replayFleet("--policy", "best"), exit.Usage, "--policy best"},
+		"no such native":  {replayFleet("--policy", "best", "--runtime", "native"), exit.Usage, "--policy best"},
+		"no such file":    {replayFleet("--policy", "/nonexistent.wasm"), exit.Usage, "--policy /nonexistent.wasm"},
+		"no number":       {replayFleet("--param", "kv_aware.patience"), exit.Usage, "POLICY.NAME=NUMBER"},
+		"no such param":   {replayFleet("--param", "kv_aware.haste=1"), exit.Usage, "haste"},
+		"no such runtime": {replayFleet("--runtime", "java"), exit.Usage, "--runtime"},
+		"no such preset":  {replayFleet("--preset", "best"), exit.Usage, "--preset"},
+		"no such model":   {replayFleet("--model-file", "/nonexistent"), exit.Usage, "--model-file"},
+		"half a model":    {replayFleet("--model-file", model), exit.Usage, "prefill_us_per_token is missing"},
+		"no block":        {replayFleet("--block-tokens", "0"), exit.Usage, "--block-tokens"},
+		"little memory":   {replayFleet("--blocks-per-rank", "10"), exit.Usage, "ranks of 10"},
+		"no page":         {replayFleet("--html", "/nonexistent/r.html", "--policy", "round_robin", "--runtime", "native"), exit.Failure, "/nonexistent/r.html"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, errs := run(tt.args...)
@@ -136,7 +137,7 @@ func TestReplayParams(t *testing.T) {
 
 func TestReplayWarnsOfOtherBlocks(t *testing.T) {
 	code, _, errs := run(replayFleet("--block-tokens", "64", "--blocks-per-rank", "4000", "--policy", "round_robin", "--runtime", "native")...)
-	if code != exitOK || !strings.Contains(errs, "--block-tokens") {
+	if code != exit.OK || !strings.Contains(errs, "--block-tokens") {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 }

@@ -1,5 +1,6 @@
-// Package cmd is the command line and all wiring: the only place that knows
-// every other package. Results go to standard output, logs to standard error.
+// Package cmd is the command line. Each command is a thin layer over another package; the
+// processes that serve are those of cmd/supervisor and cmd/node. Results go to standard
+// output, logs to standard error.
 package cmd
 
 import (
@@ -13,34 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Exit codes of every command.
-const (
-	exitOK     = 0
-	exitFailed = 1 // failed at run time
-	exitUsage  = 2 // bad configuration or usage
-)
-
-// failure is an error with an exit code of its own. Errors of any other kind
-// are usage errors: the command line library's.
-type failure struct {
-	code int
-	err  error
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
-func failed(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &failure{exitFailed, err}
-}
-
-// app is what the commands share: where they write, and the global flags.
+// app holds the outputs and the global flags, which all commands use.
 type app struct {
 	out, err  io.Writer
 	json      bool
@@ -50,8 +28,8 @@ type app struct {
 
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdout, stderr io.Writer) int {
-	// A larger heap floor than Go's 4 MiB: collections would be frequent at
-	// microseconds per request (docs/performance.md).
+	// Go's smallest heap of 4 MiB would make garbage collections too frequent for requests
+	// that take microseconds (docs/performance.md).
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
@@ -62,21 +40,21 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	err := root.Execute()
 	if err == nil {
-		return exitOK
+		return exit.OK
 	}
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		for _, p := range problems {
 			fmt.Fprintln(stderr, "pdproxy:", p)
 		}
-		return exitUsage
+		return exit.Usage
 	}
 	fmt.Fprintln(stderr, "pdproxy:", err)
-	var f *failure
-	if errors.As(err, &f) {
-		return f.code
+	var withCode *exit.Error
+	if errors.As(err, &withCode) {
+		return withCode.Code
 	}
-	return exitUsage
+	return exit.Usage
 }
 
 func (a *app) root() *cobra.Command {
@@ -95,7 +73,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// logger makes the log that the global flags ask for.
+// logger returns the log that the global flags ask for.
 func (a *app) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(a.logLevel)); err != nil {

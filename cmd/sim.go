@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 )
 
@@ -78,7 +79,7 @@ func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 		return err
 	}
 	if err := e.Start(); err != nil {
-		return failed(err)
+		return exit.Failed(err)
 	}
 	defer e.Close()
 	fmt.Fprintf(a.out, "%s %s engine on %s\n", cfg.Connector, cfg.Role, e.URL())
@@ -88,6 +89,6 @@ func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	case <-ctx.Done():
 		return nil
 	case <-e.Died():
-		return failed(fmt.Errorf("the simulated engine died"))
+		return exit.Failed(fmt.Errorf("the simulated engine died"))
 	}
 }

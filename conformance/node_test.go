@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -64,7 +64,7 @@ func mode(t *testing.T) string {
 
 // process is a node that runs here as a process of its own would.
 type process struct {
-	*cmd.Node
+	*node.Node
 	t     *testing.T
 	cfg   config.Config
 	admin surface.Admin // of this process alone
@@ -74,26 +74,26 @@ type process struct {
 }
 
 // startProcess starts a node.
-func startProcess(t *testing.T, cfg *config.Config, log io.Writer, part cmd.Part) *process {
+func startProcess(t *testing.T, cfg *config.Config, log io.Writer, o node.Options) *process {
 	t.Helper()
 	if log == nil {
 		log = io.Discard
 	}
 	name := "single"
-	if part.Role != cmd.RoleSingle {
-		name = fmt.Sprint(part.Role, part.Slot)
+	if o.Role != node.RoleSingle {
+		name = fmt.Sprint(o.Role, o.Slot)
 	}
 	own := *cfg // which the node keeps
-	node, err := cmd.NewNode(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), part)
+	n, err := node.New(&own, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})).With("process", name), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &process{
-		Node: node, t: t, cfg: *cfg, stop: cancel, done: make(chan error, 1),
-		admin: surface.Admin{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: node.AdminURL()},
+		Node: n, t: t, cfg: *cfg, stop: cancel, done: make(chan error, 1),
+		admin: surface.Admin{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: n.AdminURL()},
 	}
-	go func() { p.done <- node.Serve(ctx) }()
+	go func() { p.done <- n.Serve(ctx) }()
 	return p
 }
 
@@ -138,7 +138,7 @@ func (f *fleet) startNode(cfg *config.Config, log io.Writer) {
 	var entries []string
 	switch f.mode {
 	case modeSingle:
-		f.front = startProcess(f.t, &f.cfg, log, cmd.Part{})
+		f.front = startProcess(f.t, &f.cfg, log, node.Options{})
 		entries = []string{f.front.URL()}
 	default:
 		f.dir = f.privateDir()
@@ -178,7 +178,7 @@ func (f *fleet) startCoordinator() {
 	if f.front != nil {
 		f.cfg.Admin.Listen = f.front.admin.URL[len("http://"):]
 	}
-	f.front = startProcess(f.t, &f.cfg, f.log, cmd.Part{Role: cmd.RoleCoordinator, Dir: f.dir})
+	f.front = startProcess(f.t, &f.cfg, f.log, node.Options{Role: node.RoleCoordinator, Dir: f.dir})
 	if a := f.front.FleetAddr(); a != nil {
 		f.cfg.Fleet.Listen = a.String()
 	}
@@ -196,7 +196,7 @@ func (f *fleet) startWorker(slot int) *process {
 	if f.mode == modeHosts { // which knows the other host by its address alone
 		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", f.privateDir()
 	}
-	return startProcess(f.t, &cfg, f.log, cmd.Part{Role: cmd.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
+	return startProcess(f.t, &cfg, f.log, node.Options{Role: node.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
 }
 
 // reload gives every process another configuration, as SIGHUP does.

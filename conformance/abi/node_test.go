@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
@@ -108,7 +108,7 @@ func scripted(t *testing.T, name, script string) config.Plugin {
 // node is a running proxy with plugins, in front of one scripted engine.
 type node struct {
 	t      *testing.T
-	node   *cmd.Node
+	node   *pdnode.Node
 	engine *engine             // nil in a fleet
 	sims   []*enginesim.Engine // of a fleet
 	url    string
@@ -158,7 +158,7 @@ func start(t *testing.T, o options) *node {
 func (n *node) run() {
 	n.t.Helper()
 	cfg := n.cfg
-	made, err := cmd.NewNode(&cfg, slog.New(n.book), cmd.Part{})
+	made, err := pdnode.New(&cfg, slog.New(n.book), pdnode.Options{})
 	if err != nil {
 		n.endEngines()
 		n.t.Fatal(err)
@@ -217,7 +217,7 @@ func refuse(t *testing.T, plugins ...config.Plugin) string {
 	t.Helper()
 	cfg := baseConfig("http://127.0.0.1:1")
 	cfg.Plugins = plugins
-	made, err := cmd.NewNode(&cfg, slog.New(&logBook{}), cmd.Part{})
+	made, err := pdnode.New(&cfg, slog.New(&logBook{}), pdnode.Options{})
 	if err == nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -27,7 +27,7 @@ type node struct {
 	adm     string
 	log     *logs
 	cfg     *config.Config
-	running *cmd.Node
+	running *pdnode.Node
 }
 
 type logs struct {
@@ -64,7 +64,7 @@ func startNodeWith(t *testing.T, configure func(*config.Config)) *node {
 		t.Fatal(problems)
 	}
 	n := &node{t: t, log: &logs{}, cfg: &cfg}
-	running, err := cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(n.log, nil)), cmd.Part{})
+	running, err := pdnode.New(&cfg, slog.New(slog.NewTextHandler(n.log, nil)), pdnode.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

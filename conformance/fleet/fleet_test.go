@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
@@ -42,7 +42,7 @@ type fleet struct {
 
 // node is one that runs.
 type node struct {
-	*cmd.Node
+	*pdnode.Node
 	admin surface.Admin
 	stop  context.CancelFunc
 	done  chan error
@@ -76,9 +76,9 @@ func bare(t *testing.T, connector string, workers int) *fleet {
 func start(t *testing.T, connector string, workers int) *fleet {
 	t.Helper()
 	f := bare(t, connector, workers)
-	f.coordinator = f.node(cmd.RoleCoordinator, 0)
+	f.coordinator = f.node(pdnode.RoleCoordinator, 0)
 	for slot := range workers {
-		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
+		f.workers = append(f.workers, f.node(pdnode.RoleWorker, slot))
 	}
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
@@ -100,24 +100,24 @@ func (f *fleet) engine(connector, role string, tokenMicros int) *enginesim.Engin
 }
 
 // node starts one. A worker has an admin address of its own here, for the test.
-func (f *fleet) node(role cmd.Role, slot int) *node {
+func (f *fleet) node(role pdnode.Role, slot int) *node {
 	f.t.Helper()
 	admin, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	cfg, part := f.cfg, cmd.Part{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
-	if f.socket != nil && role == cmd.RoleCoordinator {
+	cfg, o := f.cfg, pdnode.Options{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
+	if f.socket != nil && role == pdnode.RoleCoordinator {
 		shared, err := f.socket.(*net.TCPListener).File()
 		if err == nil {
-			part.Fleet, err = net.FileListener(shared)
+			o.Fleet, err = net.FileListener(shared)
 			shared.Close()
 		}
 		if err != nil {
 			f.t.Fatal(err)
 		}
 	}
-	made, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), part)
+	made, err := pdnode.New(&cfg, slog.New(slog.DiscardHandler), o)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -289,7 +289,7 @@ func TestCoordinatorAway(t *testing.T) {
 				}
 			}
 
-			f.coordinator = f.node(cmd.RoleCoordinator, 0)
+			f.coordinator = f.node(pdnode.RoleCoordinator, 0)
 			testbed.Eventually(t, "all four are in the books of the next", func() bool { return f.metric(f.coordinator, "pdproxy_leases_open") == 4 })
 			for n, w := range f.workers {
 				after := f.open(w.URL(), fmt.Sprint("after ", n), 5)

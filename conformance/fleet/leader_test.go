@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 		dir, err = privatedir.OpenExisting(filepath.Dir(path))
 	}
 	if err == nil {
-		var n *cmd.Node
-		if n, err = cmd.NewNode(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), cmd.Part{Role: cmd.RoleCoordinator, Dir: dir}); err == nil {
+		var n *pdnode.Node
+		if n, err = pdnode.New(&cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)), pdnode.Options{Role: pdnode.RoleCoordinator, Dir: dir}); err == nil {
 			err = n.Serve(context.Background())
 		}
 	}
@@ -86,7 +86,7 @@ func (f *fleet) host(coordinator, worker *testbed.Wire) *host {
 		}
 	})
 	f.cfg.Fleet.Etcd.Endpoints = []string{"http://" + worker.Addr()}
-	h.worker = f.node(cmd.RoleWorker, 0)
+	h.worker = f.node(pdnode.RoleWorker, 0)
 	f.workers = append(f.workers, h.worker)
 	testbed.Eventually(f.t, "the worker is ready", func() bool { return f.status(h.worker.URL()+"/health") == 200 })
 	testbed.Eventually(f.t, "the coordinator leads or is in step", h.ready)
@@ -332,10 +332,10 @@ func replace(t *testing.T, f *fleet) {
 		t.Fatal(err)
 	}
 	defer f.socket.Close()
-	f.coordinator = f.node(cmd.RoleCoordinator, 0)
-	f.workers = append(f.workers, f.node(cmd.RoleWorker, 0))
+	f.coordinator = f.node(pdnode.RoleCoordinator, 0)
+	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 0))
 	f.cfg.Fleet.Coordinator = f.cfg.Fleet.Listen
-	f.workers = append(f.workers, f.node(cmd.RoleWorker, 1)) // as one of another host
+	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 1)) // as one of another host
 	f.cfg.Fleet.Coordinator = ""
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })
@@ -350,7 +350,7 @@ func replace(t *testing.T, f *fleet) {
 	}
 	for round := range 2 {
 		first := f.coordinator
-		second := f.node(cmd.RoleCoordinator, 0)
+		second := f.node(pdnode.RoleCoordinator, 0)
 		testbed.Eventually(t, "the second is in step", func() bool { return f.status(second.admin.URL+"/readyz") == 200 })
 		if n := f.metric(first, "pdproxy_leases_open"); n != 2 {
 			t.Errorf("round %d: the first has %v leases", round, n)

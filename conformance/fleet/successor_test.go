@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
@@ -24,7 +24,7 @@ func TestSuccessorFails(t *testing.T) {
 	if err := os.Rename(gone, f.dir.Path("fleet.sock")); err != nil {
 		t.Fatal(err)
 	}
-	f.workers = append(f.workers, f.node(cmd.RoleWorker, 1))
+	f.workers = append(f.workers, f.node(pdnode.RoleWorker, 1))
 	testbed.Eventually(t, "both workers are there", func() bool { return f.metric(f.coordinator, "pdproxy_fleet_workers") == 2 })
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	pdnode "github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
@@ -44,9 +44,9 @@ func (f *fleet) call(method, url, body string, header ...string) (status int, te
 func TestWatched(t *testing.T) {
 	f := bare(t, enginesim.ConnectorTRTLLM, 2)
 	f.cfg.Fleet.Listen = "127.0.0.1:0"
-	f.coordinator = f.node(cmd.RoleCoordinator, 0)
+	f.coordinator = f.node(pdnode.RoleCoordinator, 0)
 	for slot := range 2 {
-		f.workers = append(f.workers, f.node(cmd.RoleWorker, slot))
+		f.workers = append(f.workers, f.node(pdnode.RoleWorker, slot))
 	}
 	for _, w := range f.workers {
 		testbed.Eventually(t, "the worker is ready", func() bool { return f.status(w.URL()+"/health") == 200 })

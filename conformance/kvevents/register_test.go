@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/cmd"
+	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
@@ -22,7 +22,7 @@ import (
 // registry is a proxy that knows no engine but those that register.
 type registry struct {
 	t    *testing.T
-	node *cmd.Node
+	node *node.Node
 }
 
 func startRegistry(t *testing.T) *registry {
@@ -34,20 +34,20 @@ func startRegistry(t *testing.T) *registry {
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
-	node, err := cmd.NewNode(&cfg, slog.New(slog.DiscardHandler), cmd.Part{})
+	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- node.Serve(ctx) }()
+	go func() { done <- n.Serve(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
-	return &registry{t, node}
+	return &registry{t, n}
 }
 
 // run starts a simulated engine that does not register by itself.

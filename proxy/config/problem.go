@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,6 +47,16 @@ func (ps Problems) Error() string {
 		lines[i] = p.String()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// AsProblems returns the Problems in the chain of err, or else one Problem without a
+// key that has the text of err. err is not nil.
+func AsProblems(err error) Problems {
+	var p Problems
+	if errors.As(err, &p) {
+		return p
+	}
+	return Problems{{Message: err.Error()}}
 }
 
 // Problem returns what is wrong with a key, with its line: for what shows only

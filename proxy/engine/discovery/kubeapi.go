@@ -73,7 +73,7 @@ func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(stri
 			a.namespace = strings.TrimSpace(string(name))
 		}
 	}
-	if _, err := a.token(); err != nil {
+	if _, err := config.ReadSecret(a.tokenFile); err != nil {
 		return nil, config.Problems{{Key: "discovery.kubernetes.token_file", Message: err.Error()}}
 	}
 	transport := &http.Transport{
@@ -109,26 +109,13 @@ func readCAs(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// token returns what the API server is shown, "" for nothing.
-func (a *kubeAPI) token() (string, error) {
-	if a.tokenFile == "" {
-		return "", nil
-	}
-	text, err := os.ReadFile(a.tokenFile)
-	token := strings.TrimSpace(string(text))
-	if err == nil && (token == "" || strings.ContainsAny(token, "\r\n")) {
-		err = errors.New("the file must hold one line")
-	}
-	return token, err
-}
-
 // get asks for a path. An answer other than 200 is an error, errGone for 410.
 func (a *kubeAPI) get(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, err
 	}
-	token, err := a.token()
+	token, err := config.ReadSecret(a.tokenFile)
 	if err != nil {
 		return nil, err
 	}

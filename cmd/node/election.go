@@ -1,0 +1,100 @@
+package node
+
+import (
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/election"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
+)
+
+// joinElection makes the coordinator a member of the election of the leader: by
+// fleet.etcd, or else among the coordinators of this host.
+func (l *leaderSide) joinElection(cfg *config.Config) error {
+	host, _ := os.Hostname() // may be empty: the name is only displayed
+	dir := l.n.options.Dir
+	o := standby.Options{
+		Server: l.workers, Listeners: l.listeners, Copy: replica.NewCopy(l.n.knowledge.state.Conversations),
+		Instances: engineNames{l.n.registry}, Appear: l.claimSocket, Token: []byte(l.access.token), Dial: l.access.credentials.Dial, Node: host, Log: l.n.log,
+	}
+	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+		e, err := newElection(cfg, advertised(cfg), l.n)
+		if err != nil {
+			return err
+		}
+		o.Address, o.Election = advertised(cfg), e
+	} else {
+		o.Address = "unix:" + dir.SocketPath(linkName)
+		e := election.NewAlone(election.Options{Address: o.Address, Node: host, Log: l.n.log}, dir)
+		o.Election, o.Succeed = e, e.Succeed
+		l.raiseEpoch = e.Succeed
+	}
+	l.member = standby.New(o)
+	return nil
+}
+
+// newElection returns this process's access to the election by fleet.etcd. With an empty
+// address the process is no candidate and only learns who leads.
+func newElection(cfg *config.Config, address string, n *Node) (*election.Election, error) {
+	access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+	if err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname() // may be empty: the name is only displayed
+	return election.New(election.Options{
+		Etcd: access, Name: cfg.Fleet.Name, Address: address, Node: host,
+		Lease: time.Duration(cfg.Fleet.Etcd.Lease), Log: n.log,
+	}), nil
+}
+
+// advertised returns the address at which other hosts reach the coordinator of this
+// configuration.
+func advertised(cfg *config.Config) string {
+	if cfg.Fleet.Advertise != "" {
+		return cfg.Fleet.Advertise
+	}
+	return cfg.Fleet.Listen
+}
+
+// claimSocket makes workers of this host find this coordinator.
+func (l *leaderSide) claimSocket() {
+	if err := l.name.claim(); err != nil {
+		l.n.log.Error("workers of this host do not find this coordinator", "error", err)
+	}
+}
+
+// reclaim makes workers of this host find this coordinator again, after another
+// coordinator took the lead and ended. Some workers may have seen the higher epoch of the
+// other coordinator. They would refuse the present epoch, so it is raised.
+func (l *leaderSide) reclaim() {
+	l.n.log.Warn("another coordinator that led here has ended; this one takes its place")
+	l.claimSocket()
+	if l.raiseEpoch != nil {
+		l.raiseEpoch()
+	}
+}
+
+// engineNames translates between the numbers and the names of a registry's engines.
+type engineNames struct{ *engine.Registry }
+
+// Name implements standby.Instances.
+func (r engineNames) Name(number uint32) string {
+	for _, i := range r.Snapshot().Instances {
+		if i.ID == number {
+			return i.Spec.Name
+		}
+	}
+	return ""
+}
+
+// Number implements standby.Instances.
+func (r engineNames) Number(name string) uint32 {
+	if i := r.Snapshot().Instance(name); i != nil {
+		return i.ID
+	}
+	return 0
+}

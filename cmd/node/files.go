@@ -1,0 +1,92 @@
+package node
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
+)
+
+// files holds the content of the files that a configuration names.
+type files struct {
+	keys  *proxy.Keys  // nil: clients need no API key
+	certs *proxy.Certs // nil: no TLS
+	token string       // of the admin address; "" for none
+
+	trtllm      connector.TRTLLM
+	workerToken string // of the workers that register; "" for none
+	fleet       fleetAccess
+	tokenizers  map[string]tokens.Encoder // by model
+}
+
+// loadFiles reads the files that cfg names. Its errors name the key, and never contain
+// the content of a file. Later changes of the fleet's certificates are logged to log.
+func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
+	var f files
+	var problems config.Problems
+	note := func(key string, err error) {
+		if err != nil {
+			problems = append(problems, config.Problem{Key: key, Message: err.Error()})
+		}
+	}
+	var err error
+	f.keys, err = loadKeys(cfg)
+	note("server.auth.keys_file", err)
+	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
+	note("admin.token_file", err)
+	if cfg.Server.TLS.Enabled() {
+		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
+		note("server.tls", err)
+	}
+	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
+	f.trtllm.AuthKey, err = config.ReadSecret(cfg.TRTLLM.AuthKeyFile)
+	note("trtllm.auth_key_file", err)
+	f.workerToken, err = config.ReadSecret(cfg.Discovery.TRTLLM.TokenFile)
+	note("discovery.trtllm.token_file", err)
+	f.fleet = openFleetAccess(cfg, log, note)
+	for i, e := range cfg.Engines {
+		_, err := config.ReadSecret(e.APIKeyFile)
+		note(fmt.Sprintf("engine[%d].api_key_file", i), err)
+	}
+	_, err = config.ReadSecret(cfg.Discovery.MoRIIO.PasswordFile)
+	note("discovery.moriio.password_file", err)
+	if _, err := discovery.New(cfg.Discovery, discovery.Options{}); err != nil {
+		problems = append(problems, config.AsProblems(err)...)
+	}
+	f.tokenizers = make(map[string]tokens.Encoder)
+	for model, path := range cfg.Tokens.Files {
+		f.tokenizers[model], err = loadTokenizer(path)
+		note(fmt.Sprintf("tokens.files.%q", model), err)
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return &f, nil
+}
+
+// loadTokenizer reads a tokenizer.json.
+func loadTokenizer(path string) (tokens.Encoder, error) {
+	file, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return bpe.Parse(file)
+}
+
+// loadKeys reads the API keys; nil if clients need none.
+func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
+	if cfg.Server.Auth.KeysFile == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(cfg.Server.Auth.KeysFile)
+	if err != nil {
+		return nil, err
+	}
+	return proxy.ParseKeys(text)
+}

@@ -1,0 +1,74 @@
+package node
+
+import (
+	"context"
+	"hash/fnv"
+	"io"
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/etcd"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// openIDs returns the source of the disagg ids that this process uses.
+//
+// If possible, a mark in fleet.etcd or in the fleet's directory says which ids may have
+// been used. Then no later start issues them again, even if the clock was set back.
+// Without a directory, or if it cannot be written to, ids begin at the clock. A process
+// that starts while etcd does not answer has no ids until etcd answers.
+//
+// A coordinator needs the mark, or openIDs fails: the coordinator grants ids to workers,
+// which have none of their own. A worker's source is empty at first.
+func (n *Node) openIDs(cfg *config.Config) (*disaggid.Source, error) {
+	if n.options.Role == RoleWorker {
+		return disaggid.NewSource(), nil
+	}
+	if len(cfg.Fleet.Etcd.Endpoints) > 0 {
+		access, err := etcd.Open(cfg.Fleet.Etcd.Access(), "fleet.etcd")
+		if err != nil {
+			return nil, err
+		}
+		host, _ := os.Hostname() // may be empty: then the fleet's name alone identifies the process
+		n.ids = idstore.NewKeeper(idstore.NewEtcd(access, idstore.Prefix, cfg.Fleet.Name+" "+host), disaggid.Width, n.log)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = n.ids.Tend(ctx, time.Now()) // the keeper logs an error and tries again
+		return n.ids.Source(), nil
+	}
+	node, worker := idRange(cfg)
+	if n.options.Dir == nil {
+		return disaggid.New(node, worker)
+	}
+	lines := disaggid.Block{Node: uint8(node), Lines: 64}
+	if cfg.Fleet.NodeID < 0 {
+		lines.First, lines.Lines = uint8(worker), 1
+	}
+	k := idstore.NewKeeper(idstore.NewFile(n.options.Dir, lines), disaggid.Width, n.log)
+	if err := k.Tend(context.Background(), time.Now()); err != nil { // the keeper logged it
+		if n.options.Role == RoleCoordinator {
+			return nil, exit.Failed(err)
+		}
+		n.log.Warn("ids begin at the clock: if the clock is set back, ids repeat", "dir", n.options.Dir.Name())
+		return disaggid.New(node, worker)
+	}
+	n.ids = k
+	return k.Source(), nil
+}
+
+// idRange returns the node number and the worker number of this process. With
+// fleet.node_id -1 they are hashes of the host name and the public address, which no
+// other process has in common.
+func idRange(cfg *config.Config) (node, worker int) {
+	if cfg.Fleet.NodeID >= 0 {
+		return cfg.Fleet.NodeID, 0
+	}
+	h := fnv.New32a()
+	name, _ := os.Hostname()                             // may be empty: then the address alone counts
+	_, _ = io.WriteString(h, name+" "+cfg.Server.Listen) // a hash returns no error
+	sum := h.Sum32()
+	return int(sum & 255), int(sum >> 8 & 63)
+}

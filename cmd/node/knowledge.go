@@ -1,0 +1,199 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/state/trust"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
+
+// knowledge is what a node knows of the engines' KV, and the KV events that keep it up to
+// date. The registry calls engineChanged, engineRestarted and engineGone.
+type knowledge struct {
+	state   coordinator.State
+	limits  kvindex.Limits // of what is expected of engines without events
+	events  *kvevents.Manager
+	tokens  *tokens.Tokenizer
+	metrics *telemetry.Metrics
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	followed map[string]followed // by the instance's name; guarded by mu
+	byName   sync.Map            // the same instances, for setBlockTokens: mu is held while the end of event hooks is awaited
+}
+
+// followed is an instance whose KV events are read, and the addresses of the events.
+type followed struct {
+	instance               *engine.Instance
+	model, events, replays string
+}
+
+func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logger) *knowledge {
+	k := &knowledge{metrics: metrics, log: log, followed: make(map[string]followed)}
+	k.state = coordinator.State{
+		Index: kvindex.New(kvindex.Options{
+			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect),
+		}),
+		Conversations: conversation.New(cfg.Conversation.Capacity),
+		Trust:         trust.New(k.trustChanged),
+	}
+	k.limits = kvindex.Limits{
+		TTL:    time.Duration(cfg.KVIndex.TextTTL),
+		Blocks: coordinator.TextBlocks(cfg.KVIndex.TextTokens),
+	}
+	count := func(kind string) func(string, string) {
+		return func(engine, reason string) { metrics.KVEvents(engine, kind, reason, 1) }
+	}
+	k.events = kvevents.New(kvevents.Options{Index: k.state.Index, Log: log, Hooks: kvevents.Hooks{
+		Applied:     func(engine string, blocks int) { metrics.KVEvents(engine, "applied", "", blocks) },
+		Gap:         func(engine string) { metrics.KVEvents(engine, "gap", "", 1) },
+		Replay:      count("replay"),
+		Resync:      count("resync"),
+		Malformed:   func(engine string, n int) { metrics.KVEvents(engine, "malformed", "", n) },
+		BlockTokens: k.setBlockTokens,
+	}})
+	return k
+}
+
+// run keeps the index up to date until ctx ends.
+func (k *knowledge) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { _ = k.events.Run(ctx) }) // ends with ctx alone
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			k.state.Index.Tend(now)
+		}
+	}
+}
+
+// engineChanged starts to follow the KV events of an instance that is ready or has new
+// facts.
+func (k *knowledge) engineChanged(i *engine.Instance, s engine.State) {
+	if s != engine.Ready {
+		return
+	}
+	if !i.Events() {
+		for _, slot := range i.KV {
+			k.state.Index.Limit(slot, k.limits)
+		}
+		return
+	}
+	next := followed{instance: i, replays: i.Spec.KVReplay}
+	if models := i.Models(); len(models) > 0 {
+		next.model = models[0]
+	}
+	source := kvevents.Source{
+		Name: i.Spec.Name, Model: next.model, Targets: i.KV, Replay: i.Spec.KVReplay, BlockTokens: i.BlockTokens(), APIKey: i.APIKey,
+	}
+	switch p := i.Facts().KVEvents; {
+	case i.Spec.KVEvents == "poll":
+		source.Kind, next.events = kvevents.Poll, i.Spec.URL
+		var err error
+		if source.Transport, err = newProbe(i.Spec); err != nil {
+			k.log.Error("KV events are not polled", "engine", i.Spec.Name, "error", err)
+			return
+		}
+	case i.Spec.KVEvents != "":
+		next.events = i.Spec.KVEvents
+	default:
+		next.events = kvevents.Announced(p.Host, p.Port, i.Host)
+	}
+	source.Events = next.events
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name] == next {
+		return
+	}
+	k.followed[i.Spec.Name] = next
+	k.byName.Store(i.Spec.Name, i)
+	if err := k.events.Follow(source); err != nil {
+		k.log.Error("KV events are not followed", "engine", i.Spec.Name, "error", err)
+	}
+}
+
+// engineRestarted forgets what the former process of an instance held.
+func (k *knowledge) engineRestarted(i *engine.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name].instance == i {
+		k.events.Restarted(i.Spec.Name)
+	}
+	k.forget(i)
+}
+
+// forget drops what was learned from requests to an instance and from its answers.
+func (k *knowledge) forget(i *engine.Instance) {
+	k.tokens.Forget(i.Spec.Name)
+	k.state.Trust.Forget(i.Spec.Name)
+	k.metrics.Distrust(i.Spec.Name, "")
+}
+
+// engineGone forgets an instance that was removed. Nothing uses its index slots
+// afterwards.
+func (k *knowledge) engineGone(i *engine.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.followed[i.Spec.Name].instance == i {
+		delete(k.followed, i.Spec.Name)
+		k.byName.CompareAndDelete(i.Spec.Name, i)
+		k.events.Forget(i.Spec.Name)
+	}
+	k.forget(i)
+}
+
+// setBlockTokens stores how many tokens a block of an engine has, as its events say.
+func (k *knowledge) setBlockTokens(name string, blockTokens int) {
+	if i, ok := k.byName.Load(name); ok {
+		i.(*engine.Instance).SetBlockTokens(blockTokens)
+	}
+}
+
+// trustChanged logs and counts that the cached tokens which an engine reports disagree
+// with the index, or agree again.
+func (k *knowledge) trustChanged(v trust.Verdict) {
+	if v.Reason == trust.Agrees {
+		k.metrics.Distrust(v.Engine, "")
+		k.log.Info("cached tokens agree with the KV index again", "engine", v.Engine)
+		return
+	}
+	k.metrics.Distrust(v.Engine, v.Reason.String())
+	k.log.Warn("cached tokens disagree with the KV index", "engine", v.Engine, "rank", v.Rank, "reason", v.Reason.String(),
+		"requests", v.Requests, "against", v.Against, "predicted", v.Predicted, "reported", v.Reported)
+}
+
+// newTokenizer returns the tokenizer that finds the token ids of prompts. local holds the
+// tokenizers of files by model.
+func newTokenizer(cfg *config.Config, local map[string]tokens.Encoder, registry *engine.Registry, memory *buffer.Budget) (*tokens.Tokenizer, error) {
+	o := tokens.Options{Asker: proxy.Asker{Registry: registry, Memory: memory}, Local: local, Timeout: time.Duration(cfg.Tokens.Timeout), CacheTokens: cfg.Tokens.CacheTokens}
+	if o.CacheTokens == 0 {
+		o.CacheTokens = -1
+	}
+	o.Order = []tokens.Source{} // nil would be the default
+	for _, name := range cfg.Tokens.Sources {
+		s, ok := tokens.ParseSource(name)
+		if !ok {
+			return nil, fmt.Errorf("unknown source of tokens %q", name)
+		}
+		o.Order = append(o.Order, s)
+	}
+	return tokens.New(o), nil
+}

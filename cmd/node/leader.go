@@ -1,0 +1,194 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/standby"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// The first byte of a worker's report says what the report is about.
+const (
+	reportEngines byte = iota // what the worker learned of engines, for engine.Registry.Learn
+	reportIDs                 // a disaggid.Ask
+	reportRequest             // a line of a recording
+)
+
+const (
+	// settleEvery is how often a coordinator that starts checks whether it knows the
+	// state of all engines.
+	settleEvery = 5 * time.Millisecond
+	// settleLimit is how long a coordinator waits for that before it serves workers.
+	// The workers place requests themselves in the meantime.
+	settleLimit = 5 * time.Second
+)
+
+// linkName is the name of the socket for workers of this host in the fleet's directory.
+const linkName = "fleet.sock"
+
+// leaderSide is what a coordinator needs for its workers.
+type leaderSide struct {
+	n          *Node
+	access     fleetAccess
+	workers    *coordinator.Server
+	listeners  []standby.Listener
+	name       *socketName     // of the socket for workers of this host
+	member     *standby.Office // takes part in the election of the leader
+	raiseEpoch func()          // leads on with a higher epoch; nil: an election assigns epochs
+}
+
+// newLeaderSide makes the node a coordinator. It returns the coordinator that places
+// the requests which this process receives itself.
+func (n *Node) newLeaderSide(a fleetAccess) coordinator.Coordinator {
+	l := &leaderSide{n: n, access: a}
+	l.workers = coordinator.NewServer(coordinator.ServerOptions{
+		Gate: n.newGate(a), Local: n.local, Log: n.log, Token: []byte(a.token), Standby: true,
+		Homes: replica.NewSource(n.knowledge.state.Conversations, engineNames{n.registry}.Name).Answer,
+		OnWorker: func(w coordinator.WorkerRow, here bool) {
+			if !here {
+				n.registry.Unlearn(w.Number)
+			}
+		},
+		OnReport: l.receive,
+		OnOrphan: func(cleanup []byte) {
+			if err := n.server.CleanUp(cleanup); err != nil {
+				n.log.Warn("KV blocks that a dead worker left on engines are not freed; the engines free them after their own time-out", "error", err)
+			}
+		},
+		OnForget: func(k *coordinator.KeptTurn) {
+			if err := n.server.ForgetTurn(k); err != nil {
+				n.log.Warn("KV that a decode engine keeps of a turn is not freed; the engine frees it after its own time-out", "engine", k.Holder.Name(), "error", err)
+			}
+		},
+	})
+	n.leader = l
+	return withWorkers{n.local, l}
+}
+
+// withWorkers is ready when the coordinator knows the engines and has workers. A
+// coordinator that does not lead is ready when it knows everything that the leader knows.
+type withWorkers struct {
+	*coordinator.Local
+	leader *leaderSide
+}
+
+// Ready implements coordinator.Coordinator.
+func (w withWorkers) Ready() bool {
+	if w.leader.member.Leads() {
+		return w.Local.Ready() && len(w.leader.workers.Workers()) > 0
+	}
+	return w.Local.Ready() && w.leader.member.Ready()
+}
+
+// open opens the socket for workers of this host and joins the election. listener is
+// that of fleet.listen, nil for none.
+func (l *leaderSide) open(cfg *config.Config, listener net.Listener) error {
+	own, name, err := listenUnderOwnName(l.n.options.Dir, linkName)
+	if err == nil {
+		l.name, l.listeners = name, append(l.listeners, own)
+	}
+	if err == nil && listener != nil {
+		public, ok := listener.(standby.Listener)
+		if !ok {
+			return errors.New("listen for workers: the socket of fleet.listen is of a kind that cannot be shared")
+		}
+		l.listeners = append(l.listeners, public)
+	}
+	if err == nil {
+		err = l.joinElection(cfg)
+	}
+	if err != nil {
+		return fmt.Errorf("listen for workers: %w", err)
+	}
+	return nil
+}
+
+// run serves the workers, or stands by for the leader, until ctx ends.
+func (l *leaderSide) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	l.settle(ctx)
+	exported := make(chan struct{})
+	first := sync.OnceFunc(func() { close(exported) })
+	wg.Go(func() {
+		defer first()
+		l.n.registry.Export(ctx, func(part engine.Part, value []byte) {
+			if l.workers.Publish(topics[part], value); part == engine.Loads { // the last of the first round
+				first()
+			}
+		})
+	})
+	<-exported // a worker that connects receives everything at once
+	wg.Go(func() { l.name.keep(ctx, l.member.Leads, l.reclaim) })
+	if err := l.member.Run(ctx); err != nil {
+		l.n.log.Error("workers can no longer connect", "error", err)
+	}
+	l.name.removeSocket()
+}
+
+// topics are the topics on which the parts of a registry are published.
+var topics = [...]coordinator.Topic{
+	engine.Members: coordinator.TopicMembership, engine.Loads: coordinator.TopicLoads, engine.Pairs: coordinator.TopicPairs,
+}
+
+// settle waits until the state of all engines is known. Otherwise workers would take an
+// engine that is not found yet for removed, and one that is not probed yet for down. If
+// no file says which engines were registered before, settle waits for settleLimit,
+// because engines register at times of their own.
+func (l *leaderSide) settle(ctx context.Context) {
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	tick := time.NewTicker(settleEvery)
+	defer tick.Stop()
+	for l.n.awaitsRegistrations() || !l.n.discovery.Told() || !l.n.registry.Settled() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-limit.C:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// receive processes the report of a worker.
+func (l *leaderSide) receive(worker int, report []byte) {
+	var err error
+	switch {
+	case len(report) == 0:
+		err = errors.New("the report is empty")
+	case report[0] == reportEngines:
+		err = l.n.registry.Learn(worker, report[1:])
+	case report[0] == reportIDs:
+		err = l.grantIDs(report[1:])
+	case report[0] == reportRequest && l.n.recorder != nil:
+		err = l.n.recorder.Add(report[1:])
+	default:
+		err = fmt.Errorf("the report has the unknown kind %d", report[0])
+	}
+	if err != nil {
+		l.n.log.Warn("the report of a worker cannot be used", "worker", worker, "error", err)
+	}
+}
+
+// grantIDs answers a worker that asks for disagg ids. If there are none now, the worker
+// asks again later.
+func (l *leaderSide) grantIDs(report []byte) error {
+	ask, err := disaggid.ReadAsk(report)
+	if err != nil {
+		return err
+	}
+	if _, ok := l.n.ids.Grant(ask); ok {
+		l.workers.Publish(coordinator.TopicIDs, l.n.ids.Table())
+	}
+	return nil
+}

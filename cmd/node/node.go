@@ -1,0 +1,314 @@
+// Package node wires one process of the proxy together: the registry of the engines,
+// what finds them, the plugins, the policies, the sockets and the server. A node does
+// everything alone, or has the role of a coordinator or a worker in a fleet.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/plugins"
+	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admintoken"
+	"github.com/pdproxy/pdproxy/proxy/balance"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
+	"github.com/pdproxy/pdproxy/proxy/engine/loads"
+	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Node is one process of the proxy.
+type Node struct {
+	cfg      atomic.Pointer[config.Config] // in force now
+	started  *config.Config                // with which the sockets were opened
+	log      *slog.Logger
+	options  Options
+	metrics  *telemetry.Metrics
+	registry *engine.Registry
+	local    *coordinator.Local // places requests; in a worker only while it has no coordinator
+	tokens   *tokens.Tokenizer
+	recorder *proxy.Recorder // nil: nothing is recorded
+	plugins  *plugins.Set
+	memory   *buffer.Budget // of the bodies of requests and answers
+	server   *proxy.Server
+	front    *proxy.Front // the public and the admin address
+	certs    *proxy.Certs // nil without TLS
+	tracer   *telemetry.Tracer
+	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
+	leader   *leaderSide       // of a coordinator, else nil
+	worker   *workerSide       // of a worker, else nil
+
+	// The following fields are nil in a worker, which learns of the engines from its
+	// coordinator.
+	ids       *idstore.Keeper // nil: the range of the used ids is not kept
+	knowledge *knowledge
+	loads     *loads.Poller
+	discovery *discovery.Manager
+	registrar *moriio.Registrar  // nil: no engine registers
+	storage   *discovery.Storage // nil: no TensorRT-LLM worker registers
+	reloaded  []chan struct{}    // one for each source of registrations; told of a new configuration
+	fleet     *fleetListener     // nil: no fleet.listen
+}
+
+// New builds a node and opens the sockets that o does not hold. It starts nothing.
+// After an error the caller closes the sockets of o. An error of type *exit.Error is a
+// failure of the machine or the network; any other error is a fault of the
+// configuration.
+func New(cfg *config.Config, log *slog.Logger, o Options) (*Node, error) {
+	f, err := loadFiles(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{log: log, options: o, started: cfg, memory: new(buffer.Budget)}
+	if o.Role != RoleCoordinator {
+		n.certs = f.certs
+	}
+	cfg = o.share(cfg, cfg.Fleet.Workers)
+	n.cfg.Store(cfg)
+	prom := prometheus.NewRegistry()
+	prom.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	n.metrics = telemetry.New(prom)
+	if n.tracer, err = telemetry.NewTracer(context.Background()); err != nil {
+		return nil, exit.Failed(fmt.Errorf("start tracing: %w", err))
+	}
+	if o.Role == RoleWorker {
+		n.mirrorEngines(cfg)
+	} else if err := n.probeEngines(cfg); err != nil {
+		return nil, err
+	}
+	if n.plugins, err = newPlugins(cfg, prom, n.metrics, n.state().Conversations, n.askLegs, log); err != nil {
+		return nil, exit.Failed(err)
+	}
+	if o.Role != RoleWorker {
+		if err := n.findEngines(cfg, f.workerToken); err != nil {
+			return nil, errors.Join(err, n.plugins.Close(context.Background()))
+		}
+	}
+	if err := n.serveWith(cfg, f, prom); err != nil {
+		return nil, errors.Join(err, n.closeRegistrar(), n.plugins.Close(context.Background()))
+	}
+	return n, nil
+}
+
+// engineOptions returns the options that the registries of all roles have in common.
+func (n *Node) engineOptions(cfg *config.Config) engine.Options {
+	return engine.Options{
+		Health: cfg.Health, Circuit: cfg.Circuit, Pairs: cfg.Pairs,
+		Protocols: func(name string) (engine.Protocol, bool) { return connector.ByName(name) },
+		NewClient: func(spec config.Engine) (upstream.Client, error) {
+			return newClient(n.cfg.Load(), n.options.shareEngine(spec, n.started.Fleet.Workers))
+		},
+		NewProbe: newProbe,
+		Log:      n.log,
+	}
+}
+
+// probeEngines makes the registry that probes the engines. The registry reports to
+// n.knowledge.
+func (n *Node) probeEngines(cfg *config.Config) error {
+	n.knowledge = newKnowledge(cfg, n.metrics, n.log)
+	o := n.engineOptions(cfg)
+	o.APIKey = func(spec config.Engine) (string, error) { return config.ReadSecret(spec.APIKeyFile) }
+	o.Resolve = resolve
+	o.SyncClocks = func() bool { return n.cfg.Load().TRTLLM.PerfMetrics }
+	o.Index = n.knowledge.state.Index
+	o.OnState = n.knowledge.engineChanged
+	o.OnRestart = func(i *engine.Instance) {
+		n.metrics.Restart(i.Spec.Name)
+		n.knowledge.engineRestarted(i)
+	}
+	o.OnGone = n.knowledge.engineGone
+	n.registry = engine.New(o)
+	return n.registry.Apply(engine.SourceStatic, cfg.AllEngines(), 0)
+}
+
+// state returns what the process knows of the engines' KV. A worker knows nothing.
+func (n *Node) state() coordinator.State {
+	if n.knowledge == nil {
+		return coordinator.State{}
+	}
+	return n.knowledge.state
+}
+
+// serveWith loads the plugins, builds the coordinator and the server, and opens the
+// sockets.
+func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry) error {
+	if err := applyPlugins(n.plugins, cfg, n.options.Role, n.memory); err != nil {
+		return err
+	}
+	fallback, err := policies.NewNative(policies.Names{Plan: "auto", Place: "least_load", Mint: "snowflake"})
+	if err != nil {
+		return exit.Failed(err)
+	}
+	ids, err := n.openIDs(cfg)
+	if err != nil {
+		return err
+	}
+	n.local = coordinator.NewLocal(n.registry, n.plugins, fallback, n.state(), ids, n.metrics)
+	if n.tokens, err = newTokenizer(cfg, f.tokenizers, n.registry, n.memory); err != nil {
+		return err
+	}
+	if n.options.Role != RoleWorker {
+		n.knowledge.tokens = n.tokens
+		n.loads = loads.New(n.registry, cfg.Health, n.log)
+		registerGauges(prom, n.registry, n.local, n.knowledge.state.Index)
+	}
+	placer, err := n.placer(cfg, f, ids)
+	if err != nil {
+		return err
+	}
+	exchanges, err := n.openRecording(cfg)
+	if err != nil {
+		return err
+	}
+	spread := n.joinWorkers()
+	var workers proxy.Workers
+	var turns *coordinator.Client
+	switch {
+	case n.leader != nil:
+		workers = proxy.NewWorkers(n.leader.workers)
+	case n.worker != nil:
+		turns = n.worker.client
+	}
+	n.server = proxy.New(cfg, f.keys, proxy.Deps{
+		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+	})
+	n.server.SetTRTLLM(f.trtllm)
+	n.askLegs()
+	if err := n.open(cfg, f); err != nil {
+		return err
+	}
+	prom.MustRegister(n.front)
+	return nil
+}
+
+// joinWorkers makes this process one of the workers that share the public socket. The
+// result is nil if this process shares no socket.
+func (n *Node) joinWorkers() *balance.Worker {
+	if n.options.Role != RoleWorker || n.options.Sockets.Public == nil {
+		return nil
+	}
+	w, l, err := balance.Join(n.options.Dir, n.options.Slot, n.options.Sockets.Public)
+	if err != nil {
+		n.log.Warn("connections may spread unevenly over the workers", "error", err)
+		return nil
+	}
+	n.options.Sockets.Public = l
+	return w
+}
+
+// openRecording opens the recording that the configuration asks for. It returns the
+// recorder of the exchanges of this process, nil for none. Workers send theirs to their
+// coordinator, which writes the file.
+func (n *Node) openRecording(cfg *config.Config) (*proxy.Recorder, error) {
+	if cfg.Recording.Path == "" {
+		return nil, nil
+	}
+	if n.options.Role == RoleWorker {
+		n.recorder = proxy.NewForwarder(cfg.Recording.BlockTokens, func(line []byte) bool {
+			return n.worker.client.Report(append([]byte{reportRequest}, line...))
+		})
+		return n.recorder, nil
+	}
+	var err error
+	if n.recorder, err = proxy.NewRecorder(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
+		return nil, config.Problems{cfg.Problem("recording.path", err.Error())}
+	}
+	if n.options.Role == RoleCoordinator {
+		return nil, nil
+	}
+	return n.recorder, nil
+}
+
+// placer returns the coordinator that places the requests of this process.
+func (n *Node) placer(cfg *config.Config, f *files, ids *disaggid.Source) (coordinator.Coordinator, error) {
+	switch n.options.Role {
+	case RoleCoordinator:
+		return n.newLeaderSide(f.fleet), nil
+	case RoleWorker:
+		return n.connectWorker(cfg, f.fleet, ids)
+	}
+	return n.local, nil
+}
+
+// open opens the sockets of the role that were not given.
+func (n *Node) open(cfg *config.Config, f *files) (err error) {
+	given := n.options.Sockets
+	given.Only = n.options.Role != RoleSingle
+	if n.options.Role == RoleWorker {
+		if given.Public == nil {
+			given.Public, err = net.Listen("tcp", cfg.Server.Listen)
+		}
+	} else if given.Admin == nil {
+		if given.Admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
+			return exit.Failed(fmt.Errorf("admin.listen: %w", err))
+		}
+	}
+	if err == nil && n.options.Role != RoleWorker {
+		err = n.listenFleet(cfg, f.fleet, n.options.Fleet)
+	}
+	if err == nil && n.options.Role == RoleCoordinator {
+		err = n.leader.open(cfg, n.fleet.opened())
+	}
+	if err == nil {
+		n.front, err = n.server.Listen(cfg, n.certs, n.openAdminToken(f.token, given.Admin), given)
+	}
+	if err != nil {
+		if given.Admin != nil {
+			given.Admin.Close()
+		}
+		return exit.Failed(errors.Join(err, n.token.Close()))
+	}
+	return nil
+}
+
+// askLegs makes the server call the leg and finish hooks if a plugin has them.
+func (n *Node) askLegs() {
+	switch {
+	case n.server == nil: // not built yet
+	case n.plugins.HasLegs():
+		n.server.SetLegs(n.plugins)
+	default:
+		n.server.SetLegs(nil)
+	}
+}
+
+// AdminURL returns the URL of the admin address.
+func (n *Node) AdminURL() string { return "http://" + n.front.AdminAddr().String() }
+
+// URL returns the URL of the public address.
+func (n *Node) URL() string {
+	scheme := "http"
+	if n.certs != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + n.front.Addr().String()
+}
+
+// loggedURL returns the URL that log lines show: the public one, or the admin one of a
+// coordinator, which serves no clients.
+func (n *Node) loggedURL() string {
+	if n.options.Role == RoleCoordinator {
+		return n.AdminURL()
+	}
+	return n.URL()
+}

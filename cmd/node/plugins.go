@@ -1,0 +1,170 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/abi/host"
+	"github.com/pdproxy/pdproxy/plugins"
+	"github.com/pdproxy/pdproxy/plugins/filter"
+	"github.com/pdproxy/pdproxy/plugins/policy"
+	"github.com/pdproxy/pdproxy/plugins/source"
+	"github.com/pdproxy/pdproxy/policies"
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+var (
+	_ coordinator.Decider = (*plugins.Set)(nil)
+	_ proxy.LegPolicy     = (*plugins.Set)(nil)
+	_ proxy.Policies      = policyRows{}
+)
+
+// newPlugins returns an empty set of plugins and policies. Without conversations, as in a
+// worker, plugins cannot store data of a conversation.
+func newPlugins(cfg *config.Config, reg prometheus.Registerer, metrics *telemetry.Metrics, conversations *conversation.Table, changed func(), log *slog.Logger) (*plugins.Set, error) {
+	defined := newPluginMetrics()
+	if err := reg.Register(defined); err != nil {
+		return nil, err
+	}
+	name, _ := os.Hostname()
+	deps := plugins.Deps{
+		Builtin:     policies.Wasm,
+		Meter:       func(name, hook string) policy.Meter { return metrics.PolicyMeter(name, hook) },
+		FilterMeter: func(name string) filter.Meter { return newFilterMeter(metrics, name) },
+		Metrics:     defined.of,
+		Node:        filter.Node{ID: name, Cluster: "pdproxy", Listener: cfg.Server.Listen},
+		// Without Proxy: upstreams are called directly, whatever HTTP_PROXY says.
+		Transport: &http.Transport{DisableCompression: true, MaxResponseHeaderBytes: 64 << 10, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second},
+		CacheDir:  CompileCache(log),
+		Changed:   changed,
+		Log:       log,
+	}
+	if conversations != nil { // an interface that holds a nil pointer is not nil
+		deps.Conversations = conversations
+	}
+	return plugins.New(deps)
+}
+
+// Natives returns the compiled built-in policies in the form that package plugins uses.
+func Natives(built *policies.Set) plugins.Natives {
+	return plugins.Natives{
+		Plan: func(name string) (func(*abi.PlanFacts) abi.PlanDecision, bool) {
+			f, ok := built.Plan(name)
+			return f, ok
+		},
+		Place: func(name string) (func(*abi.PlaceFacts) abi.PlaceDecision, bool) {
+			f, ok := built.Place(name)
+			return f, ok
+		},
+		Mint: func(name string) (func(*abi.MintFacts) uint64, bool) {
+			f, ok := built.Mint(name)
+			return f, ok
+		},
+		Needs: policies.Needs,
+	}
+}
+
+// applyPlugins puts the plugins and policies of cfg into use in a process of that role. A
+// coordinator has no filters, because no client calls it. If a plugin or policy cannot be
+// used, applyPlugins changes nothing and returns an error with the key and its line.
+// memory counts the memory of filters; nil: it is not counted.
+func applyPlugins(set *plugins.Set, cfg *config.Config, role Role, memory *buffer.Budget) error {
+	c, err := pluginConfig(cfg)
+	if err != nil {
+		return err
+	}
+	if memory != nil {
+		c.Limits.Memory = memory
+	}
+	if role == RoleCoordinator {
+		c.Plugins = slices.DeleteFunc(c.Plugins, func(s plugins.Spec) bool { return s.Filter })
+	}
+	err = set.Apply(context.Background(), c)
+	var e *plugins.Error
+	if errors.As(err, &e) {
+		return config.Problems{cfg.Problem(e.Key, e.Err.Error())}
+	}
+	return err
+}
+
+// pluginConfig converts cfg to the configuration of package plugins.
+func pluginConfig(cfg *config.Config) (plugins.Config, error) {
+	params := policies.Params(cfg.Policy.Params)
+	built, err := policies.New(params)
+	if err != nil {
+		return plugins.Config{}, config.Problems{cfg.Problem("policy.params", err.Error())}
+	}
+	c := plugins.Config{
+		Natives: Natives(built), Params: params.Text(),
+		Upstreams: make(map[string]*url.URL),
+		Plan:      slices.Clone(cfg.Policy.Order), Place: cfg.Policy.Place, Mint: cfg.Policy.Mint,
+		Native: cfg.Policy.Runtime == "native",
+		Budget: time.Duration(cfg.Timeouts.Policy),
+		Limits: filter.Limits{MaxBody: int64(cfg.Server.MaxBody), ReadTimeout: time.Duration(cfg.Server.ReadTimeout)},
+	}
+	if !slices.Contains(c.Plan, cfg.Policy.Plan) {
+		c.Plan = append(c.Plan, cfg.Policy.Plan)
+	}
+	for _, u := range cfg.Upstreams {
+		parsed, err := url.Parse(u.URL)
+		if err != nil {
+			return c, err
+		}
+		c.Upstreams[u.Name] = parsed
+	}
+	for _, p := range cfg.Plugins {
+		c.Plugins = append(c.Plugins, pluginSpec(&p))
+	}
+	return c, nil
+}
+
+func pluginSpec(p *config.Plugin) plugins.Spec {
+	return plugins.Spec{
+		Name: p.Name, Source: source.Source{Location: p.Path, SHA256: p.SHA256}, Filter: p.Phase == config.PhaseFilter,
+		Trusted: p.Trusted, MemoryPages: uint32(p.Memory / host.PageSize), TotalMemory: uint64(p.MemoryTotal), HostMemory: int64(p.HostMemory), Timeout: time.Duration(p.Timeout),
+		// Never nil: nil would allow everything.
+		HostFunctions: append([]string{}, p.HostFunctions...), Upstreams: append([]string{}, p.Upstreams...),
+		Config: p.Config, VMConfig: p.VMConfig, VMID: p.VMID, RootID: p.RootID,
+		FailOpen: p.Fail == "open", HoldHeaders: p.HeaderStop == "headers",
+		Canary: p.Canary, CrashBudget: p.CrashBudget, CrashWindow: time.Duration(p.CrashWindow), CrashCPUShare: p.CrashCPUShare,
+	}
+}
+
+// policyRows shows a set of plugins on the admin address.
+type policyRows struct{ *plugins.Set }
+
+// List implements proxy.Policies.
+func (p policyRows) List() []proxy.PolicyRow {
+	rows := []proxy.PolicyRow{}
+	for _, r := range p.Rows() {
+		rows = append(rows, proxy.PolicyRow{
+			Name: r.Name, Phase: r.Phase, VersionSHA256: r.SHA256, Runtime: r.Runtime, State: r.State,
+			Calls: r.Calls, Failures: r.Failures, MeanUS: r.MeanUS, P99US: r.P99US,
+		})
+	}
+	return rows
+}
+
+// Reload implements proxy.Policies.
+func (p policyRows) Reload(name string) error {
+	err := p.Set.Reload(context.Background(), name)
+	if errors.Is(err, plugins.ErrUnknown) {
+		return fmt.Errorf("reload %q: %w", name, proxy.ErrUnknownPolicy)
+	}
+	return err
+}

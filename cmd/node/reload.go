@@ -1,0 +1,64 @@
+package node
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// Reload makes new exchanges use the engines, policies, limits, API keys and
+// certificates of next. If a part of next cannot be used, Reload returns an error and
+// changes nothing. Keys that are read at the start only keep their values, and a log
+// line names each of them that differs.
+func (n *Node) Reload(next *config.Config) error {
+	f, err := loadFiles(next, n.log)
+	if err != nil {
+		return err
+	}
+	old := n.cfg.Load()
+	for _, key := range []struct {
+		name    string
+		changed bool
+	}{
+		{"server.listen", old.Server.Listen != next.Server.Listen},
+		{"server.http3", old.Server.HTTP3 != next.Server.HTTP3},
+		{"server.tls", old.Server.TLS != next.Server.TLS},
+		{"admin.listen", old.Admin.Listen != next.Admin.Listen},
+		{"admin.token_file", old.Admin.TokenFile != next.Admin.TokenFile},
+		{"admin.allowed_hosts", !slices.Equal(old.Admin.AllowedHosts, next.Admin.AllowedHosts)},
+		{"discovery", !reflect.DeepEqual(old.Discovery, next.Discovery)},
+		{"fleet", !reflect.DeepEqual(old.Fleet, next.Fleet)},
+		{"kv_index", old.KVIndex != next.KVIndex},
+		{"tokens", !reflect.DeepEqual(old.Tokens, next.Tokens)},
+		{"recording", old.Recording != next.Recording},
+		{"conversation.capacity", old.Conversation.Capacity != next.Conversation.Capacity},
+	} {
+		if key.changed {
+			n.log.Warn("this key is read at start only; it stays until a restart", "key", key.name)
+		}
+	}
+	next = n.options.share(next, n.started.Fleet.Workers)
+	if err := applyPlugins(n.plugins, next, n.options.Role, n.memory); err != nil {
+		return err
+	}
+	n.cfg.Store(next) // before Apply, which builds the clients of new engines from it
+	if n.options.Role != RoleWorker {
+		if err := n.registry.Apply(engine.SourceStatic, next.AllEngines(), time.Duration(next.Server.DrainTimeout)); err != nil {
+			n.cfg.Store(old)
+			return errors.Join(err, applyPlugins(n.plugins, old, n.options.Role, n.memory))
+		}
+		n.reapplyRegistrations()
+		n.loads.Configure(next.Health)
+	}
+	n.registry.Configure(next.Health, next.Circuit, next.Pairs)
+	n.server.Reload(next, f.keys)
+	n.server.SetTRTLLM(f.trtllm)
+	if n.certs != nil {
+		return n.certs.Reload()
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// Serve runs the node until ctx ends and the node has drained, or until a successor has
+// taken over and the node has served its remaining requests. Call it once. Serve closes
+// the sockets and ends the plugins before it returns.
+func (n *Node) Serve(ctx context.Context) error {
+	background, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.registry.Run(background) })
+	wg.Go(func() { n.plugins.Run(background) })
+	wg.Go(func() { n.local.Run(background) })
+	warming, stopWarming := context.WithCancel(ctx)
+	if n.options.Role != RoleWorker {
+		wg.Go(func() { n.discovery.Run(background) })
+		wg.Go(func() { n.knowledge.run(background) })
+		wg.Go(func() { n.loads.Run(background) })
+		wg.Go(func() { n.serveFleet(background) })
+		wg.Go(func() { n.server.WarmPairs(warming) })
+	}
+	stopLeading := func() {}
+	switch {
+	case n.leader != nil:
+		stopLeading = startUntil(n.leader.run)
+	case n.worker != nil:
+		wg.Go(func() { n.worker.run(background) })
+	}
+	if n.ids != nil {
+		wg.Go(func() { n.ids.Run(background) })
+	}
+	if n.certs != nil {
+		wg.Go(func() { n.certs.Run(background) })
+	}
+	wg.Go(func() { n.reportReadiness(background) })
+	wg.Go(func() { n.keepToken(background) })
+	err := n.serveFront(ctx)
+	stopWarming()
+	stopLeading() // also frees what the workers left on engines
+	n.server.Wait()
+	stop()
+	wg.Wait()
+	n.registry.Close()
+	if cerr := n.token.Close(); cerr != nil {
+		n.log.Warn("the file of the admin token was not removed", "error", cerr)
+	}
+	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if cerr := n.plugins.Close(flush); cerr != nil {
+		n.log.Warn("a plugin did not end cleanly", "error", cerr)
+	}
+	if n.recorder != nil {
+		if cerr := n.recorder.Close(); cerr != nil {
+			n.log.Warn("the recording is incomplete", "error", cerr)
+		}
+	}
+	if cerr := n.tracer.Close(flush); cerr != nil {
+		n.log.Warn("spans were lost", "error", cerr)
+	}
+	return err
+}
+
+// startUntil starts run. stop ends the context of run and waits for its return.
+func startUntil(run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// serveFront accepts connections at the public and the admin address. When a successor
+// comes, serveFront leaves the sockets to it.
+func (n *Node) serveFront(ctx context.Context) error {
+	if err := n.awaitReady(ctx); err != nil || ctx.Err() != nil {
+		n.front.Close()
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	if n.options.Role == RoleCoordinator { // another coordinator takes its place
+		wg.Go(func() {
+			<-ctx.Done()
+			n.leaveRegistrations()
+		})
+	}
+	if n.options.Takeover != nil {
+		wg.Go(func() {
+			if err := n.options.Takeover.Run(ctx, n.offer, n.leaveSockets); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	if n.options.OnServing != nil {
+		n.options.OnServing()
+	}
+	err := n.front.Serve(ctx, proxy.Limits{
+		Drain:  n.DrainTimeout,
+		Retire: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
+	})
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = errors.Join(cause, err)
+	}
+	cancel(nil)
+	wg.Wait()
+	return err
+}
+
+// leaveSockets leaves all sockets of the node to its successor. Requests that run go on.
+func (n *Node) leaveSockets() {
+	n.front.Retire()
+	n.fleet.retire()
+	n.leaveRegistrations()
+}
+
+// StopAccepting stops accepting connections at the public and the admin address, which
+// other processes now serve. Serve returns when the remaining requests have ended.
+func (n *Node) StopAccepting() { n.front.Retire() }
+
+// awaitReady waits before a worker or a successor accepts connections, because other
+// processes accept them in the meantime. It waits until the node can serve a request, or
+// until the first probes had their time. It returns an error only if the predecessor could
+// serve requests and this node still cannot.
+func (n *Node) awaitReady(ctx context.Context) error {
+	succeeds := n.options.Takeover != nil && n.options.Takeover.PredecessorReady()
+	if !succeeds && n.options.Role != RoleWorker {
+		return nil
+	}
+	h := n.cfg.Load().Health
+	deadline := time.Now().Add(time.Duration(h.Interval) + time.Duration(h.Timeout))
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !n.server.Ready() {
+		switch {
+		case time.Now().Before(deadline):
+		case succeeds:
+			n.listMissing()
+			return errors.New("take over: no request could be served here, but the predecessor serves")
+		default:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// offer returns copies of the open sockets for a successor.
+func (n *Node) offer() (handover.Offer, error) {
+	opened, o := n.front.Opened(), handover.Offer{Ready: n.server.Ready()}
+	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened()}
+	if n.registrar != nil {
+		sockets[moriioSocket(n.started)] = n.registrar.Listener()
+	}
+	if n.storage != nil {
+		sockets[storageSocket(n.started)] = n.storage.Listener()
+	}
+	for name, l := range sockets {
+		if l == nil {
+			continue
+		}
+		s, err := handover.FromListener(name, l)
+		if err != nil {
+			handover.CloseAll(o.Sockets)
+			return handover.Offer{}, err
+		}
+		o.Sockets = append(o.Sockets, s)
+	}
+	return o, nil
+}
+
+// reportReadiness logs when the node can serve requests. If it cannot after the first
+// probes had their time, reportReadiness logs which engines do not answer.
+func (n *Node) reportReadiness(ctx context.Context) {
+	h := n.cfg.Load().Health
+	patience := time.After(time.Duration(h.Interval) + time.Duration(h.Timeout))
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !n.server.Ready() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-patience:
+			n.listMissing()
+		}
+	}
+	n.log.Info("ready to serve", "url", n.loggedURL())
+	if n.options.OnReady != nil {
+		n.options.OnReady()
+	}
+}
+
+// Ready reports whether the node can serve a request.
+func (n *Node) Ready() bool { return n.server.Ready() }
+
+// DrainTimeout returns the present value of server.drain_timeout.
+func (n *Node) DrainTimeout() time.Duration { return time.Duration(n.cfg.Load().Server.DrainTimeout) }
+
+// listMissing logs the engines that do not answer.
+func (n *Node) listMissing() {
+	n.log.Warn("no request can be served now; clients get 503 until the engines below answer", "url", n.loggedURL())
+	for _, i := range n.registry.Snapshot().Instances {
+		if i.State() != engine.Ready {
+			n.log.Warn("engine does not answer", "engine", i.Spec.Name, "url", i.Spec.URL,
+				"role", i.Role.String(), "connector", i.Spec.Connector, "state", i.State().String())
+		}
+	}
+}

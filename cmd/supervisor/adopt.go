@@ -1,0 +1,130 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// adopt gives positions to the processes that a dead supervisor left. It retires those that
+// do not fit the configuration.
+func (s *supervisor) adopt() error {
+	for _, role := range []node.Role{node.RoleCoordinator, node.RoleWorker} {
+		for slot := range maxSlots {
+			holder, held, err := s.dir.Look(slotFile(role, slot, "lock"))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("look for processes of the last supervisor: %w", err)
+			}
+			if !held || holder.PID == 0 {
+				continue
+			}
+			p := &process{role: role, slot: slot, pid: holder.PID, since: time.Now(), heartbeatAt: time.Now()}
+			i := slices.IndexFunc(s.positions, func(o *position) bool { return o.role == role && o.process == nil })
+			if holder.State == stateRetired || i < 0 || !s.adoptSockets(p) {
+				s.surplus = append(s.surplus, p)
+				s.retire(p)
+				continue
+			}
+			s.log.Info("a process of the last supervisor goes on", "process", role, "slot", slot, "pid", p.pid)
+			s.positions[i].process = p
+		}
+	}
+	return nil
+}
+
+// adoptSockets copies the sockets of an adopted process, and reports whether they are those
+// of the configuration.
+func (s *supervisor) adoptSockets(p *process) bool {
+	o, err := handover.Copy(context.Background(), s.dir, slotFile(p.role, p.slot, "sock"))
+	if err != nil {
+		s.log.Warn("a process of the last supervisor does not share its sockets", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
+		return false
+	}
+	wanted := node.FleetSockets(s.cfg)
+	unwanted := func(o handover.Socket) bool {
+		return !slices.ContainsFunc(wanted, func(w node.Socket) bool { return w.Name == o.Name })
+	}
+	if len(s.sockets) == 0 && len(o.Sockets) == len(wanted) && !slices.ContainsFunc(o.Sockets, unwanted) {
+		s.sockets = o.Sockets
+		return true
+	}
+	handover.CloseAll(o.Sockets)
+	return len(o.Sockets) == len(wanted) && len(s.sockets) > 0
+}
+
+// openSockets takes the sockets of the predecessor and opens those that are missing.
+func (s *supervisor) openSockets() error {
+	wanted := node.FleetSockets(s.cfg)
+	for _, socket := range s.takeover.sockets() {
+		if slices.ContainsFunc(wanted, func(w node.Socket) bool { return w.Name == socket.Name }) {
+			s.sockets = append(s.sockets, socket)
+		} else {
+			socket.File.Close()
+		}
+	}
+	for _, w := range wanted {
+		if slices.ContainsFunc(s.sockets, func(o handover.Socket) bool { return o.Name == w.Name }) {
+			continue
+		}
+		key, address, _ := strings.Cut(w.Name, " ")
+		socket, err := openSocket(w, address)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		s.sockets = append(s.sockets, socket)
+	}
+	return nil
+}
+
+func openSocket(w node.Socket, address string) (handover.Socket, error) {
+	how := handover.Shared()
+	if w.Exclusive {
+		how = &net.ListenConfig{}
+	}
+	l, err := how.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return handover.Socket{}, err
+	}
+	socket, err := handover.FromListener(w.Name, l)
+	return socket, errors.Join(err, l.Close())
+}
+
+// offer returns copies of the sockets for a successor.
+func (s *supervisor) offer() (handover.Offer, error) {
+	o, err := copySockets(s.sockets)
+	o.Ready = s.wasReady
+	return o, err
+}
+
+// retireAll leaves the sockets to the processes of the successor.
+func (s *supervisor) retireAll() {
+	s.retired = true
+	s.eachProcess(s.retire)
+	s.closeSockets()
+}
+
+// retire makes a process leave the sockets to other processes. A worker goes on with its
+// remaining requests and connects to the new coordinator. A coordinator ends.
+func (s *supervisor) retire(p *process) {
+	switch {
+	case p.state == stateRetired:
+	case p.role == node.RoleWorker:
+		p.signal(s.log, syscall.SIGUSR1)
+	default:
+		p.signal(s.log, syscall.SIGTERM)
+	}
+}
+
+func (s *supervisor) closeSockets() {
+	handover.CloseAll(s.sockets)
+	s.sockets = nil
+}

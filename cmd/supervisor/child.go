@@ -1,0 +1,266 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+)
+
+// The protocol between a supervisor and its children. SIGTERM drains the child, however
+// often the signal comes. SIGINT stops the child at once. SIGUSR1 makes it leave the sockets
+// to other processes. SIGHUP makes it read the configuration again. The child writes its
+// state and a heartbeat to its lock file.
+const (
+	// socketsVariable holds a JSON list of the names of the open sockets that the child
+	// inherits. Their file descriptors begin at firstSocket, in the order of the list.
+	socketsVariable = "PDPROXY_SOCKETS"
+	// parentPipeFD is the reading end of a pipe. If the supervisor ends before it has
+	// written one byte there, the child ends too.
+	parentPipeFD = 3
+	firstSocket  = 4
+
+	stateStarting = "starting"
+	stateServing  = "serving" // the child accepts connections
+	stateReady    = "ready"   // and can serve requests
+	stateRetired  = "retired" // other processes have the sockets
+
+	// heartbeatEvery is how often a child writes a heartbeat.
+	heartbeatEvery = time.Second
+	// readyEvery is how often a child that serves checks whether it is ready.
+	readyEvery = 20 * time.Millisecond
+)
+
+// ChildOptions says which process of a fleet RunChild is.
+type ChildOptions struct {
+	Role    node.Role
+	Slot    int                            // number among the processes of the role
+	Dir     string                         // the fleet's directory, which must exist
+	Load    func() (*config.Config, error) // reads and checks the configuration file
+	Version string                         // of the program
+	Log     *slog.Logger
+}
+
+// RunChild is a child that a supervisor started: it serves until a signal ends it. The
+// error has the exit code SlotTaken if another process has the slot.
+func RunChild(o ChildOptions) error {
+	dir, err := privatedir.OpenExisting(o.Dir)
+	if err != nil {
+		return exit.Failed(fmt.Errorf("fleet.dir: %w", err))
+	}
+	defer dir.Close()
+	c := &child{
+		options: node.Options{Role: o.Role, Slot: o.Slot, Dir: dir, Version: o.Version},
+		load:    o.Load, log: o.Log.With("role", string(o.Role), "slot", o.Slot),
+	}
+	return c.run()
+}
+
+// child is this process as a child of a supervisor.
+type child struct {
+	options node.Options
+	load    func() (*config.Config, error)
+	log     *slog.Logger
+	node    *node.Node
+	serving chan struct{}     // closed when the node accepts connections
+	sockets []handover.Socket // all sockets of the fleet, which a later supervisor copies; guarded by mu
+
+	mu    sync.Mutex
+	lock  *privatedir.Lock // guarded by mu
+	state string           // guarded by mu
+}
+
+func (c *child) run() error {
+	signal.Ignore(syscall.SIGUSR2) // only the supervisor handles it
+	lock, err := c.options.Dir.TryLock(slotFile(c.options.Role, c.options.Slot, "lock"))
+	var taken *privatedir.LockedError
+	if errors.As(err, &taken) {
+		return &exit.Error{Code: exit.SlotTaken, Err: err}
+	}
+	if err != nil {
+		return exit.Failed(err)
+	}
+	defer lock.Unlock()
+	c.lock = lock
+	c.report(stateStarting)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() { c.sendHeartbeats(ctx) })
+	go func() { // ends with the process, because the reading of a pipe does not end with ctx
+		if err := awaitDetach(os.NewFile(parentPipeFD, "parent pipe")); err != nil {
+			cancel(err)
+		}
+	}()
+	if err := c.build(); err != nil {
+		return err
+	}
+	defer c.closeSockets()
+	return c.serve(ctx, cancel)
+}
+
+// awaitDetach waits until the supervisor lets the process go on without it. It returns an
+// error if the supervisor ends before.
+func awaitDetach(parentPipe *os.File) error {
+	defer parentPipe.Close()
+	if _, err := io.ReadFull(parentPipe, make([]byte, 1)); err != nil {
+		return errors.New("the supervisor has ended while the fleet was starting")
+	}
+	return nil
+}
+
+// build makes the node.
+func (c *child) build() error {
+	cfg, err := c.load()
+	if err != nil {
+		return err
+	}
+	if c.sockets, err = inheritedSockets(); err != nil {
+		return exit.Failed(err)
+	}
+	if err := c.options.UseSockets(cfg, c.sockets); err != nil {
+		return exit.Failed(err)
+	}
+	c.serving = make(chan struct{})
+	c.options.OnServing = func() { close(c.serving) }
+	if c.node, err = node.New(cfg, c.log, c.options); err != nil {
+		c.options.CloseSockets()
+	}
+	return err
+}
+
+// inheritedSockets returns the sockets that the supervisor passed on.
+func inheritedSockets() ([]handover.Socket, error) {
+	var names []string
+	if err := json.Unmarshal([]byte(os.Getenv(socketsVariable)), &names); err != nil {
+		return nil, fmt.Errorf("read %s: %w", socketsVariable, err)
+	}
+	if err := os.Unsetenv(socketsVariable); err != nil {
+		return nil, err
+	}
+	sockets := make([]handover.Socket, len(names))
+	for i, name := range names {
+		syscall.CloseOnExec(firstSocket + i)
+		sockets[i] = handover.Socket{Name: name, File: os.NewFile(uintptr(firstSocket+i), name)}
+	}
+	return sockets, nil
+}
+
+// serve serves until a signal or the end of ctx.
+func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc) error {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
+	defer signal.Stop(signals)
+	control, err := handover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
+	if err != nil {
+		return exit.Failed(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	background, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { _, _ = control.Serve(background, c.offer, nil) }) // ends with background
+	wg.Go(func() { c.reportServing(background) })
+	done := make(chan error, 1)
+	go func() { done <- c.node.Serve(ctx) }()
+	for {
+		select {
+		case err := <-done:
+			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+				err = errors.Join(cause, err)
+			}
+			return exit.Failed(err)
+		case s := <-signals:
+			switch s {
+			case syscall.SIGHUP:
+				logReload(c.log, reload(c.node, c.load))
+			case syscall.SIGUSR1:
+				c.log.Info("leaving the sockets to other processes; the remaining requests go on")
+				c.report(stateRetired)
+				c.node.StopAccepting()
+				c.closeSockets()
+			case syscall.SIGINT:
+				return exit.Failed(errors.New("stopped at once"))
+			default:
+				cancel(nil)
+			}
+		}
+	}
+}
+
+// reportServing reports that the node accepts connections, and then that it is ready.
+func (c *child) reportServing(ctx context.Context) {
+	select {
+	case <-c.serving:
+		c.report(stateServing)
+	case <-ctx.Done():
+		return
+	}
+	for sleep(ctx, readyEvery) {
+		if c.node.Ready() {
+			c.report(stateReady)
+			return
+		}
+	}
+}
+
+// sendHeartbeats writes the state again until ctx ends.
+func (c *child) sendHeartbeats(ctx context.Context) {
+	for sleep(ctx, heartbeatEvery) {
+		c.report("")
+	}
+}
+
+// report writes a state to the lock file; "" repeats the last one. A retired child stays
+// retired.
+func (c *child) report(state string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if state != "" && c.state != stateRetired {
+		c.state = state
+	}
+	if err := c.lock.Say(c.state); err != nil {
+		c.log.Warn("the supervisor cannot see that this process is alive", "error", err)
+	}
+}
+
+// offer returns copies of the sockets for a later supervisor.
+func (c *child) offer() (handover.Offer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return copySockets(c.sockets)
+}
+
+// copySockets returns an offer of copies of the sockets.
+func copySockets(sockets []handover.Socket) (o handover.Offer, err error) {
+	for _, s := range sockets {
+		copied, err := s.Copy()
+		if err != nil {
+			handover.CloseAll(o.Sockets)
+			return handover.Offer{}, err
+		}
+		o.Sockets = append(o.Sockets, copied)
+	}
+	return o, nil
+}
+
+func (c *child) closeSockets() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	handover.CloseAll(c.sockets)
+	c.sockets = nil
+}

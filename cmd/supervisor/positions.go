@@ -1,0 +1,204 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+)
+
+const (
+	// heartbeatLimit is how long a child may go without a heartbeat.
+	heartbeatLimit = 10 * time.Second
+	// The first restart comes at once, the next ones after a time that doubles. After a
+	// process that ran for longLife the first restart comes at once again.
+	firstBackOff = 100 * time.Millisecond
+	lastBackOff  = 5 * time.Second
+	longLife     = 30 * time.Second
+	// maxSlots limits the processes of one role, including those that have retired.
+	maxSlots = 256
+)
+
+// position is a place in the fleet that a process must fill. A process of any slot number
+// can fill it: while a retired process still has its slot, the new one has another.
+type position struct {
+	role     node.Role
+	process  *process  // nil: none now
+	failures int       // in a row
+	next     time.Time // of the earliest restart
+}
+
+// checkProcesses reads the states of the processes and kills those without a heartbeat.
+func (s *supervisor) checkProcesses() {
+	now := time.Now()
+	s.eachProcess(func(p *process) {
+		holder, held, err := s.dir.Look(slotFile(p.role, p.slot, "lock"))
+		if !p.lockReadable(err) {
+			s.tolerate(p, err, now)
+			return
+		}
+		switch {
+		case p.cmd == nil && (!held || holder.PID != p.pid): // an adopted process has ended
+			p.ended = true
+		case held && holder.PID == p.pid && holder.Beat != p.heartbeat:
+			p.state, p.heartbeat, p.heartbeatAt, p.tolerated = holder.State, holder.Beat, now, false
+		case now.Sub(p.heartbeatAt) > heartbeatLimit && !p.killed:
+			if err := s.takeover.testWrite(); err != nil { // the process cannot write a heartbeat either
+				s.tolerate(p, err, now)
+				return
+			}
+			s.log.Error("a process has sent no heartbeat; it is killed", "process", p.role, "slot", p.slot, "pid", p.pid)
+			p.kill(s.log)
+		}
+	})
+	serving, ready := true, true
+	for _, o := range s.positions {
+		ready = ready && o.process != nil && o.process.state == stateReady
+		serving = serving && o.process != nil && (o.process.state == stateReady || o.process.state == stateServing)
+		if o.process != nil && o.process.ended {
+			s.scheduleRestart(o, "unknown: the process was the child of another supervisor")
+		}
+	}
+	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p.ended })
+	if ready && !s.wasReady {
+		s.wasReady = true
+		s.log.Info("all processes are ready", "workers", s.cfg.Fleet.Workers)
+	}
+	if serving && !s.wasServing {
+		s.wasServing = true
+		notify(s.log, "READY=1")
+	}
+}
+
+// lockReadable reports whether the lock file, whose reading returned err, says how the
+// process is. A child that has just started may not have created the file yet.
+func (p *process) lockReadable(err error) bool {
+	return err == nil || p.cmd != nil && p.heartbeat == 0 && errors.Is(err, fs.ErrNotExist)
+}
+
+// tolerate lets a process live whose lock file cannot be read or written, because the
+// fault may not be the process's. A child has ended when the system says so, and an adopted
+// process when there is no process with its number.
+func (s *supervisor) tolerate(p *process, err error, now time.Time) {
+	if p.cmd == nil && errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) {
+		p.ended = true
+		return
+	}
+	p.heartbeatAt = now
+	if !p.tolerated {
+		p.tolerated = true
+		s.log.Error("the state of a process cannot be read; the process goes on", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
+	}
+}
+
+// scheduleRestart sets when the next process of a position starts, after one has ended.
+func (s *supervisor) scheduleRestart(o *position, how string) {
+	p := o.process
+	o.process = nil
+	if s.stopping || s.retired {
+		return
+	}
+	if time.Since(p.since) >= longLife {
+		o.failures = 0
+	}
+	wait := backOff(o.failures)
+	o.failures++
+	o.next = time.Now().Add(wait)
+	s.log.Error("a process has ended; another takes its place", "process", p.role, "slot", p.slot, "pid", p.pid, "how", how, "after", wait.String())
+}
+
+// backOff returns how long the next start waits after that many failures in a row.
+func backOff(failures int) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	return min(lastBackOff, firstBackOff<<min(failures-1, 10))
+}
+
+// childExited processes the end of a child.
+func (s *supervisor) childExited(e exited) {
+	code := e.process.cmd.ProcessState.ExitCode()
+	how := e.process.cmd.ProcessState.String()
+	e.process.detach(s.log)
+	s.surplus = slices.DeleteFunc(s.surplus, func(p *process) bool { return p == e.process })
+	i := slices.IndexFunc(s.positions, func(o *position) bool { return o.process == e.process })
+	if code != 0 && (s.stopping || s.retired) && s.err == nil {
+		s.err = exit.Failed(fmt.Errorf("%s %d: %s", e.process.role, e.process.slot, how))
+	}
+	if i < 0 {
+		return
+	}
+	switch {
+	case code == exit.SlotTaken:
+		s.positions[i].process = nil // the next process takes another slot
+	case code == exit.Usage && !s.wasReady && e.process.state != stateReady:
+		s.positions[i].process = nil
+		s.stop(&exit.Error{Code: exit.Usage, Err: fmt.Errorf("%s %d does not start", e.process.role, e.process.slot)})
+	default:
+		s.scheduleRestart(s.positions[i], how)
+	}
+}
+
+// startMissing starts the processes that are missing.
+func (s *supervisor) startMissing() {
+	if s.stopping || s.retired {
+		return
+	}
+	for _, o := range s.positions {
+		if o.process != nil || time.Now().Before(o.next) || o.role == node.RoleWorker && !s.wasReady && !s.coordinatorServes() {
+			continue
+		}
+		p, err := s.startInFreeSlot(o.role)
+		if err != nil {
+			wait := backOff(o.failures + 1)
+			o.failures++
+			o.next = time.Now().Add(wait)
+			s.log.Error("a process cannot be started", "process", o.role, "error", err, "again_after", wait.String())
+			continue
+		}
+		o.process = p
+	}
+}
+
+// coordinatorServes reports whether the fleet's coordinator accepts connections. Workers
+// that start before would connect to the predecessor's coordinator.
+func (s *supervisor) coordinatorServes() bool {
+	for _, o := range s.positions {
+		if o.role == node.RoleCoordinator {
+			return o.process != nil && (o.process.state == stateServing || o.process.state == stateReady)
+		}
+	}
+	return true
+}
+
+// startInFreeSlot starts a process in the lowest slot that no process has.
+func (s *supervisor) startInFreeSlot(role node.Role) (*process, error) {
+	taken := map[int]bool{}
+	s.eachProcess(func(p *process) { taken[p.slot] = taken[p.slot] || p.role == role })
+	for slot := range maxSlots {
+		if taken[slot] {
+			continue
+		}
+		_, held, err := s.dir.Look(slotFile(role, slot, "lock"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("look for a free slot: %w", err)
+		}
+		if held {
+			continue
+		}
+		p, err := startProcess(s, role, slot)
+		if err != nil {
+			return nil, err
+		}
+		if !s.takingOver {
+			p.detach(s.log)
+		}
+		return p, nil
+	}
+	return nil, fmt.Errorf("all %d slots are taken", maxSlots)
+}

@@ -1,0 +1,212 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+)
+
+// holdLock holds the lock of a process's slot as the process would. beat writes a heartbeat.
+func holdLock(t *testing.T, s *supervisor, p *process) (beat func(n uint64)) {
+	t.Helper()
+	f, err := os.Create(s.dir.Path(slotFile(p.role, p.slot, "lock")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatal(err)
+	}
+	return func(n uint64) {
+		if _, err := f.WriteAt(fmt.Appendf(nil, "%10d %20s %20d\n", p.pid, stateReady, n), 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// checkFor makes a supervisor check its children for d, as run does.
+func checkFor(s *supervisor, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(checkEvery) {
+		s.checkProcesses()
+	}
+}
+
+// TestLostDirectory: a process that lives but whose lock file cannot be read is neither
+// killed nor counted as ended. When the file can be read again, the process has
+// heartbeatLimit again.
+func TestLostDirectory(t *testing.T) {
+	s := newFleet(t, node.RoleCoordinator, node.RoleWorker)
+	own, adopted := s.positions[0].process, s.positions[1].process
+	child := adopted.cmd
+	adopted.cmd = nil
+	beats := []func(uint64){holdLock(t, s, own), holdLock(t, s, adopted)}
+	here, away := s.dir.Name(), t.TempDir()
+	move := func(from, to string) { // all files
+		t.Helper()
+		entries, err := os.ReadDir(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if err := os.Rename(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	well := func(when string) {
+		t.Helper()
+		for _, o := range s.positions {
+			if p := o.process; p == nil || p.killed || p.ended {
+				t.Fatalf("%s: %+v", when, p)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for _, p := range []*process{own, adopted} {
+			p.since, p.heartbeatAt = time.Now(), time.Now()
+		}
+		for round := range uint64(2) {
+			for _, beat := range beats {
+				beat(round + 1)
+			}
+			s.checkProcesses()
+			if own.state != stateReady || adopted.state != stateReady {
+				t.Fatalf("%+v, %+v", own, adopted)
+			}
+			move(here, away)
+			checkFor(s, 15*time.Second)
+			well("away")
+			move(away, here)
+			checkFor(s, heartbeatLimit/2)
+			well("back")
+		}
+		move(here, away)
+		_ = child.Process.Kill() // the child lives
+		_ = child.Wait()         // the error says that it was killed
+		checkFor(s, time.Second)
+		if s.positions[0].process != own || own.killed || s.positions[1].process != nil {
+			t.Errorf("%+v; the adopted process has ended: %+v", own, s.positions[1].process)
+		}
+		move(away, here)
+		checkFor(s, heartbeatLimit+time.Second)
+		if !own.killed {
+			t.Error("a process without heartbeat is not killed")
+		}
+	})
+}
+
+// TestFullDirectory: no process is killed for a missing heartbeat while no process can write.
+func TestFullDirectory(t *testing.T) {
+	s := newFleet(t, node.RoleWorker)
+	p := s.positions[0].process
+	holdLock(t, s, p)(1)
+	lock, err := s.dir.TryLock(servingLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.takeover.lock = lock
+	lock.Unlock() // nothing can be written any more
+	synctest.Test(t, func(t *testing.T) {
+		p.since, p.heartbeatAt = time.Now(), time.Now()
+		checkFor(s, 3*heartbeatLimit)
+		if p.killed || p.state != stateReady {
+			t.Fatalf("%+v", p)
+		}
+		s.takeover.lock = nil
+		checkFor(s, heartbeatLimit+time.Second)
+		if !p.killed {
+			t.Error("a process without heartbeat is not killed")
+		}
+	})
+}
+
+// TestNotYetLocked: a child that never creates its lock file is killed.
+func TestNotYetLocked(t *testing.T) {
+	s := newFleet(t, node.RoleWorker)
+	p := s.positions[0].process
+	synctest.Test(t, func(t *testing.T) {
+		p.since, p.heartbeatAt = time.Now(), time.Now()
+		checkFor(s, heartbeatLimit-time.Second)
+		if p.killed {
+			t.Fatal("the child is killed too soon")
+		}
+		checkFor(s, 2*time.Second)
+		if !p.killed {
+			t.Error("the child is not killed")
+		}
+	})
+}
+
+// TestChildWithoutLock: a child returns SlotTaken only if another process has the slot.
+func TestChildWithoutLock(t *testing.T) {
+	dir := privatedirtest.Open(t)
+	lock, err := dir.TryLock(slotFile(node.RoleWorker, 1, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	away := privatedirtest.Open(t)
+	if err := os.RemoveAll(away.Name()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		dir  *privatedir.Dir
+		slot int
+		code int
+	}{{dir, 1, exit.SlotTaken}, {away, 1, exit.Failure}} {
+		c := &child{options: node.Options{Role: node.RoleWorker, Slot: tt.slot, Dir: tt.dir}, log: slog.New(slog.DiscardHandler)}
+		var f *exit.Error
+		if err := c.run(); !errors.As(err, &f) || f.Code != tt.code {
+			t.Errorf("in %s: %v, want code %d", tt.dir.Name(), err, tt.code)
+		}
+	}
+}
+
+// TestBackOff: after each failure of a child the next start waits longer, unless the slot
+// was taken. After a start that failed it waits longer too.
+func TestBackOff(t *testing.T) {
+	s := newFleet(t, node.RoleWorker)
+	o := s.positions[0]
+	for n := range 5 {
+		c := exec.Command("false")
+		if err := c.Run(); c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		o.process = &process{role: node.RoleWorker, cmd: c, pid: c.Process.Pid, since: time.Now()}
+		before := time.Now()
+		s.childExited(exited{o.process})
+		if o.process != nil || o.failures != n+1 || o.next.Before(before.Add(backOff(n))) {
+			t.Errorf("after %d: %+v", n+1, o)
+		}
+	}
+	s.dir.Close() // nothing can be read there any more
+	if _, err := s.startInFreeSlot(node.RoleWorker); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("started: %v", err)
+	}
+	o.next = time.Time{}
+	before := time.Now()
+	s.startMissing()
+	if o.process != nil || o.failures != 6 || o.next.Before(before.Add(backOff(6))) {
+		t.Errorf("%+v", o)
+	}
+	s.startMissing()
+	if o.failures != 6 {
+		t.Error("the start is tried again at once")
+	}
+	if err := s.adopt(); err == nil {
+		t.Error("processes were adopted from a directory that cannot be read")
+	}
+}

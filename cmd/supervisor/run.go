@@ -1,0 +1,167 @@
+// Package supervisor runs the processes that serve a configuration: one process that does
+// everything, or a coordinator and workers that a supervisor starts and watches. It
+// handles the signals, and hands the sockets over to a successor without refusing a
+// connection.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/pdproxy/pdproxy/cmd/exit"
+	"github.com/pdproxy/pdproxy/cmd/node"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/handover"
+)
+
+// Options says what Run serves and how. All fields but Takeover and Version are needed.
+type Options struct {
+	Path string // of the configuration file
+	// Load reads and checks the configuration file. It is called at the start and at each
+	// reload.
+	Load func() (*config.Config, error)
+	// Takeover: take the sockets of the process that runs the same file. Without such a
+	// process Run starts as usual.
+	Takeover bool
+	// TakeoverFlag is the command-line flag that sets Takeover. SIGUSR2 starts the program
+	// again with its present arguments and this flag.
+	TakeoverFlag string
+	// ChildArgs returns the command line, without the program's name, by which the program
+	// starts as a child. It calls RunChild with the same values.
+	ChildArgs func(role node.Role, slot int, dir string) []string
+	Version   string // of the program
+	Log       *slog.Logger
+}
+
+// Run serves the configuration until a signal ends it, or until a successor has taken over
+// and the remaining requests have ended. An error of type *exit.Error is a failure at run
+// time; any other error is a fault of the configuration.
+func Run(o Options) error {
+	cfg, err := o.Load()
+	if err != nil {
+		return err
+	}
+	for _, w := range cfg.Warnings() {
+		o.Log.Warn(w.String())
+	}
+	if cfg.Fleet.Workers > 0 || cfg.Fleet.Coordinator != "" {
+		return runFleet(cfg, o)
+	}
+	return runSingle(cfg, o)
+}
+
+// runSingle serves everything in this process.
+func runSingle(cfg *config.Config, o Options) error {
+	t, err := joinTakeover(cfg, o)
+	if err != nil {
+		return exit.Failed(err)
+	}
+	no := node.Options{Version: o.Version, OnServing: func() { notify(o.Log, "READY=1") }}
+	if t != nil {
+		defer t.close()
+		no.Dir, no.Takeover = t.dir, t
+		err = no.UseSockets(cfg, t.sockets())
+		handover.CloseAll(t.sockets())
+		if err != nil {
+			return exit.Failed(fmt.Errorf("take over: %w", err))
+		}
+	}
+	n, err := node.New(cfg, o.Log, no)
+	if err != nil {
+		no.CloseSockets()
+		return err
+	}
+	return serveUntilSignal(n, t, o.Log, func() error { return reload(n, o.Load) })
+}
+
+// joinTakeover returns the takeover of a process that does everything. It returns nil if
+// no successor will be able to take over: the process serves nevertheless.
+func joinTakeover(cfg *config.Config, o Options) (*takeover, error) {
+	dir, err := openFleetDir(cfg, o.Path)
+	t := &takeover{dir: dir, log: o.Log, flag: o.TakeoverFlag}
+	if err == nil {
+		err = t.begin(o.Takeover)
+	}
+	if err == nil {
+		return t, nil
+	}
+	t.close()
+	if o.Takeover {
+		return nil, err
+	}
+	o.Log.Warn("this process works without fleet.dir: it cannot be taken over from, and keeps no files", "error", err)
+	return nil, nil
+}
+
+// ServeUntilSignal runs a node that has no configuration file and no successor. SIGHUP
+// calls reload and logs its error. The first SIGINT or SIGTERM drains the node, the second
+// one stops it at once.
+func ServeUntilSignal(n *node.Node, log *slog.Logger, reload func() error) error {
+	return serveUntilSignal(n, nil, log, reload)
+}
+
+// serveUntilSignal does the same for a node that may have a successor, which SIGUSR2
+// starts. t may be nil.
+func serveUntilSignal(n *node.Node, t *takeover, log *slog.Logger, reload func() error) error {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
+	defer signal.Stop(signals)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- n.Serve(ctx) }()
+	stopping := false
+	for {
+		select {
+		case err := <-done:
+			return exit.Failed(err)
+		case s := <-signals:
+			switch {
+			case s == syscall.SIGHUP:
+				logReload(log, reload())
+			case s == syscall.SIGUSR2 && t == nil:
+				log.Warn(noSuccessor)
+			case s == syscall.SIGUSR2:
+				t.startSuccessor()
+			case stopping:
+				t.forward(s)
+				return exit.Failed(errors.New("stopped by a second signal"))
+			default:
+				stopping = true
+				log.Info("draining", "signal", s.String(), "limit", n.DrainTimeout().String())
+				t.forward(s)
+				notify(log, "STOPPING=1")
+				cancel()
+			}
+		}
+	}
+}
+
+// reload makes a node use the configuration file as it is now.
+func reload(n *node.Node, load func() (*config.Config, error)) error {
+	next, err := load()
+	if err != nil {
+		return err
+	}
+	return n.Reload(next)
+}
+
+func logReload(log *slog.Logger, err error) {
+	if err != nil {
+		logRefused(log, err)
+		return
+	}
+	log.Info("configuration reloaded")
+}
+
+// logRefused logs what is wrong with a configuration that cannot be used.
+func logRefused(log *slog.Logger, err error) {
+	for _, p := range config.AsProblems(err) {
+		log.Error("reload refused; the old configuration stays", "problem", p.String())
+	}
+}
