@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -14,13 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
 	"github.com/tinylib/msgp/msgp"
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
 // source is one way by which engines are known and leave.
@@ -247,22 +247,19 @@ func fromPings(t *testing.T) source {
 		name:      func(g *gate) string { return g.role + "@" + g.addr() },
 		configure: func(c *config.Config) { c.Discovery.MoRIIO.Listen = listen },
 		has: difference(func(n *node, g *gate) func() {
-			tcp, err := net.Dial("tcp", n.running.RegistrationAddr().String())
-			if err != nil {
-				n.t.Fatal(err)
-			}
-			c, err := zmq4.Open(tcp, null.Security(), zmq4.Dealer, nil, false, nil)
+			c, err := zmtp.Dial(context.Background(), "tcp://"+n.running.RegistrationAddr().String(),
+				zmtp.Options{Socket: zmtp.Dealer, MaxMessage: 1 << 10, MaxFrames: 1, ReadBuffer: 1 << 10})
 			if err != nil {
 				n.t.Fatal(err)
 			}
 			stop, done := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(done)
-				defer tcp.Close()
+				defer c.Close()
 				tick := time.NewTicker(time.Second)
 				defer tick.Stop()
 				for err := error(nil); err == nil; {
-					err = c.SendMsg(zmq4.NewMsg(ping(g)))
+					err = c.Send(ping(g))
 					select {
 					case <-stop:
 						return

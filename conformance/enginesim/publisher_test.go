@@ -1,7 +1,6 @@
 package enginesim
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -14,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
 // published is one message of a publisher, its batch decoded.
@@ -43,17 +42,22 @@ func readPublished(t *testing.T, topic, seq, raw []byte) published {
 	return p
 }
 
-// subscriber is a SUB socket of another implementation, whose messages are read
-// in the background.
-func subscriber(t *testing.T, e *Engine, endpoint, topic string) <-chan published {
+// dial connects another implementation of ZMTP.
+func dial(t *testing.T, endpoint string, kind zmtp.Socket) *zmtp.Conn {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	sub := zmq4.NewSub(ctx)
-	before := e.State().KVSubscribers
-	if err := sub.Dial(endpoint); err != nil {
+	c, err := zmtp.Dial(t.Context(), endpoint, zmtp.Options{Socket: kind, MaxMessage: 1 << 20, MaxFrames: 4, ReadBuffer: 4 << 10})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sub.SetOption(zmq4.OptionSubscribe, topic); err != nil {
+	return c
+}
+
+// subscriber is a SUB socket whose messages are read in the background.
+func subscriber(t *testing.T, e *Engine, endpoint, topic string) <-chan published {
+	t.Helper()
+	before := e.State().KVSubscribers
+	sub := dial(t, endpoint, zmtp.Sub)
+	if err := sub.Subscribe(topic); err != nil {
 		t.Fatal(err)
 	}
 	messages := make(chan published, 1000)
@@ -61,18 +65,18 @@ func subscriber(t *testing.T, e *Engine, endpoint, topic string) <-chan publishe
 	go func() {
 		defer close(done)
 		for {
-			m, err := sub.Recv()
+			frames, err := sub.Receive(0)
 			if err != nil {
 				return
 			}
-			if len(m.Frames) != 3 {
-				t.Errorf("message of %d frames", len(m.Frames))
+			if len(frames) != 3 {
+				t.Errorf("message of %d frames", len(frames))
 				continue
 			}
-			messages <- readPublished(t, m.Frames[0], m.Frames[1], m.Frames[2])
+			messages <- readPublished(t, frames[0], frames[1], slices.Clone(frames[2]))
 		}
 	}()
-	t.Cleanup(func() { cancel(); sub.Close(); <-done })
+	t.Cleanup(func() { sub.Close(); <-done })
 	eventually(t, "the subscription", func() bool { return e.State().KVSubscribers > before })
 	return messages
 }
@@ -265,34 +269,33 @@ func TestFlushCacheWhileBusy(t *testing.T) {
 // replays asks for the batches from a number on, as a DEALER does.
 func replays(t *testing.T, endpoint string, from uint64) [][][]byte {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	dealer := zmq4.NewDealer(ctx)
+	dealer := dial(t, endpoint, zmtp.Dealer)
 	defer dealer.Close()
-	if err := dealer.Dial(endpoint); err != nil {
-		t.Fatal(err)
-	}
-	for _, malformed := range []zmq4.Msg{zmq4.NewMsg([]byte("x")), zmq4.NewMsgFrom(nil, nil, []byte("y"))} {
-		if err := dealer.Send(malformed); err != nil { // dropped
+	for _, malformed := range [][][]byte{{[]byte("x")}, {nil, nil, []byte("y")}} {
+		if err := dealer.Send(malformed...); err != nil { // dropped
 			t.Fatal(err)
 		}
 	}
-	if err := dealer.Send(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
+	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		t.Fatal(err)
 	}
 	var list [][][]byte
 	for {
-		m, err := dealer.Recv()
+		frames, err := dealer.Receive(time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq := m.Frames[len(m.Frames)-2]; string(seq) == "\xff\xff\xff\xff\xff\xff\xff\xff" {
-			if last := m.Frames[len(m.Frames)-1]; len(last) != 0 || len(m.Frames) == 4 && len(m.Frames[1]) != 0 {
-				t.Errorf("end %q", m.Frames)
+		if seq := frames[len(frames)-2]; string(seq) == "\xff\xff\xff\xff\xff\xff\xff\xff" {
+			if last := frames[len(frames)-1]; len(last) != 0 || len(frames) == 4 && len(frames[1]) != 0 {
+				t.Errorf("end %q", frames)
 			}
 			return list
 		}
-		list = append(list, m.Frames)
+		var kept [][]byte // frames are valid until the next message
+		for _, frame := range frames {
+			kept = append(kept, slices.Clone(frame))
+		}
+		list = append(list, kept)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ type registry struct {
 	node *node.Node
 }
 
-func startRegistry(t *testing.T) *registry {
+func startRegistry(t *testing.T, password string) *registry {
 	t.Helper()
 	if err := install(); err != nil {
 		t.Fatal(err)
@@ -33,6 +34,12 @@ func startRegistry(t *testing.T) *registry {
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Discovery.MoRIIO.Listen = "tcp://127.0.0.1:0"
+	if password != "" {
+		cfg.Discovery.MoRIIO.PasswordFile = filepath.Join(t.TempDir(), "password")
+		if err := os.WriteFile(cfg.Discovery.MoRIIO.PasswordFile, []byte(password), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	cfg.Health.Interval = config.Duration(100 * time.Millisecond)
 	n, err := node.New(&cfg, slog.New(slog.DiscardHandler), node.Options{})
 	if err != nil {
@@ -190,7 +197,7 @@ func TestMoRIIORegistrations(t *testing.T) {
 		{enginesim.ConnectorVLLMMoRIIORead, "READ", "old", "new"},
 	} {
 		t.Run(tt.connector, func(t *testing.T) {
-			r := startRegistry(t)
+			r := startRegistry(t, "")
 			start := func(role, listen, handshake, notify string) *enginesim.Engine {
 				c := enginesim.Config{Connector: tt.connector, Role: role, Listen: listen}
 				c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort = portOf(handshake), portOf(notify)
@@ -233,7 +240,7 @@ func TestMoRIIORegistrations(t *testing.T) {
 
 // The same of P2P-NCCL's engines, which have one form.
 func TestP2PNCCLRegistrations(t *testing.T) {
-	r := startRegistry(t)
+	r := startRegistry(t, "")
 	at := quietAddrs(t, 4)
 	for i, role := range []string{enginesim.RolePrefill, enginesim.RoleDecode} {
 		c := enginesim.Config{Connector: enginesim.ConnectorVLLMP2PNCCL, Role: role, Listen: at[2*i]}
@@ -245,5 +252,21 @@ func TestP2PNCCLRegistrations(t *testing.T) {
 	r.ready(enginesim.ConnectorVLLMP2PNCCL)
 	if got, want := r.try(r.node.URL()), r.try(alone.URL()); got != want || want == "" {
 		t.Errorf("text %q, want %q", got, want)
+	}
+}
+
+// With a password only engines whose libzmq presents it are registered.
+func TestPasswords(t *testing.T) {
+	r := startRegistry(t, "hunter2")
+	at := quietAddrs(t, 4)
+	for i, args := range [][]string{{"hunter3"}, {}, {"hunter2"}} {
+		r.register(append([]string{"new", "P", at[i], "6301", "61005", "WRITE"}, args...)...)
+	}
+	r.eventually("the engine with the password is known", func() bool { return r.state("prefill@"+at[2]) != "" })
+	// It registers again, by when the others have tried more than once.
+	r.register("new", "D", at[3], "6301", "61005", "WRITE", "hunter2")
+	r.eventually("the second engine is known", func() bool { return r.state("decode@"+at[3]) != "" })
+	if rows := r.engines(); len(rows) != 2 {
+		t.Errorf("%+v", rows)
 	}
 }

@@ -8,10 +8,4 @@
 // connection that was lost, a batch that cannot be read) ends the same way: the
 // feed is cleared, it is counted as a resync, and the blocks come back with the
 // events that follow.
-//
-// The ZeroMQ protocol itself is github.com/go-zeromq/zmq4's, but not its
-// sockets: those give up after ten attempts to connect or, if told not to, cannot
-// be cancelled while they greet, leave a goroutine behind when they are closed
-// unread, answer no heartbeat, and allocate whatever length a peer claims. A link
-// takes the connection below them and keeps it within bounds.
 package kvevents

@@ -100,7 +100,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 	}
 	_, err = p.answer.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
 	if err == nil && p.answer.Len() > maxAnswer {
-		err = errOversize
+		err = fmt.Errorf("more than %d bytes", maxAnswer)
 	}
 	if err != nil {
 		p.lost() // what was drained does not come again

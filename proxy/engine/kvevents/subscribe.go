@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
 const (
@@ -24,7 +24,17 @@ const (
 	replayPatience = 2 * time.Second
 	// endOfReplay is the number in the message that ends a replay.
 	endOfReplay = 1<<64 - 1
+	// maxMessage limits a message in bytes: a batch of 2 million token ids has
+	// about 10 MB.
+	maxMessage = 32 << 20
+	// maxFrames limits the frames of a message; the longest known have four.
+	maxFrames = 16
 )
+
+// connect connects to a publisher as SUB, or to its replay as DEALER.
+func connect(ctx context.Context, endpoint string, kind zmtp.Socket) (*zmtp.Conn, error) {
+	return zmtp.Dial(ctx, endpoint, zmtp.Options{Socket: kind, MaxMessage: maxMessage, MaxFrames: maxFrames, ReadBuffer: 64 << 10})
+}
 
 // subscriber takes in what one rank publishes: messages of topic, number and
 // batch by PUB, and missed ones by ROUTER on request. Source: vLLM
@@ -44,19 +54,19 @@ type subscriber struct {
 // session connects to the publisher and takes in its batches until the context
 // or the connection ends. It never returns nil.
 func (s *subscriber) session(ctx context.Context) error {
-	l, err := dial(ctx, s.events, zmq4.Sub)
+	c, err := connect(ctx, s.events, zmtp.Sub)
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	if err := l.send([]byte{1}); err != nil { // subscribe to every topic
+	defer c.Close()
+	if err := c.Subscribe(""); err != nil {
 		return err
 	}
 	s.rank.connect(nil)
 	s.begun = time.Now()
 	s.catchUp(ctx)
 	for {
-		frames, err := l.recv(0)
+		frames, err := c.Receive(0)
 		if err != nil {
 			return err
 		}
@@ -177,10 +187,10 @@ func (s *subscriber) ask(ctx context.Context, from uint64, take func(seq uint64,
 	if s.replay == "" || time.Since(s.silent) < replayPause {
 		return
 	}
-	l, err := s.reach(ctx)
+	c, err := s.reach(ctx)
 	if err == nil {
-		err = s.request(l, from, take)
-		l.close()
+		err = s.request(c, from, take)
+		c.Close()
 	}
 	if err == nil {
 		s.rank.replayed(ReplayComplete)
@@ -195,11 +205,11 @@ func (s *subscriber) ask(ctx context.Context, from uint64, take func(seq uint64,
 
 // reach connects to the replay endpoint. It has patience with an engine that has
 // only just begun.
-func (s *subscriber) reach(ctx context.Context) (*link, error) {
+func (s *subscriber) reach(ctx context.Context) (*zmtp.Conn, error) {
 	for {
-		l, err := dial(ctx, s.replay, zmq4.Dealer)
+		c, err := connect(ctx, s.replay, zmtp.Dealer)
 		if err == nil || time.Since(s.begun) > replayPatience || errors.Is(err, os.ErrDeadlineExceeded) {
-			return l, err
+			return c, err
 		}
 		select {
 		case <-ctx.Done():
@@ -212,12 +222,12 @@ func (s *subscriber) reach(ctx context.Context) (*link, error) {
 // request is one exchange with the replay endpoint: an empty frame and the
 // number, as from a REQ socket; then one message a batch, and one with the
 // number of the end.
-func (s *subscriber) request(l *link, from uint64, take func(seq uint64, batch []byte) bool) error {
-	if err := l.send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
+func (s *subscriber) request(c *zmtp.Conn, from uint64, take func(seq uint64, batch []byte) bool) error {
+	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return err
 	}
 	for {
-		frames, err := l.recv(s.idle)
+		frames, err := c.Receive(s.idle)
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"slices"
@@ -13,8 +12,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/go-zeromq/zmq4"
 
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
@@ -144,114 +141,6 @@ func TestMessages(t *testing.T) {
 		"resync unreadable": 1, "malformed": 6})
 }
 
-// publisher is an engine's side: PUB, and a buffer behind a ROUTER if it has a
-// replay endpoint.
-type publisher struct {
-	pub, router zmq4.Socket
-	topics      bool // the replay names the topic too
-
-	mu      sync.Mutex
-	batches [][]byte // by number; guarded by mu
-	first   int      // of those still in the buffer; guarded by mu
-	served  sync.WaitGroup
-}
-
-// publish starts a publisher with batches that it has published before; an
-// empty endpoint is a new one.
-func publish(t *testing.T, events, replay string, topics bool, before ...[]byte) *publisher {
-	t.Helper()
-	p := &publisher{topics: topics, batches: before}
-	quiet := zmq4.WithLogger(log.New(io.Discard, "", 0))
-	p.pub = zmq4.NewPub(t.Context(), quiet)
-	listen := func(s zmq4.Socket, endpoint string) {
-		if endpoint == "" {
-			endpoint = "tcp://127.0.0.1:0"
-		}
-		if err := s.Listen(endpoint); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if replay != "none" {
-		p.router = zmq4.NewRouter(t.Context(), quiet)
-		listen(p.router, replay)
-		p.served.Go(p.serve)
-	}
-	listen(p.pub, events)
-	t.Cleanup(p.close)
-	return p
-}
-
-func (p *publisher) close() {
-	p.pub.Close()
-	if p.router != nil {
-		p.router.Close()
-	}
-	p.served.Wait()
-}
-
-func (p *publisher) events() string { return "tcp://" + p.pub.Addr().String() }
-
-func (p *publisher) replay() string {
-	if p.router == nil {
-		return ""
-	}
-	return "tcp://" + p.router.Addr().String()
-}
-
-// serve answers replays until the socket is closed. What a peer that has left
-// does not take is dropped, as by libzmq's ROUTER.
-func (p *publisher) serve() {
-	for {
-		m, err := p.router.Recv()
-		if err != nil {
-			return
-		}
-		if len(m.Frames) != 3 || len(m.Frames[1]) != 0 {
-			continue
-		}
-		head := [][]byte{m.Frames[0], {}}
-		if p.topics {
-			head = append(head, []byte("kv"))
-		}
-		p.mu.Lock()
-		batches, first := slices.Clone(p.batches), p.first
-		p.mu.Unlock()
-		for i := max(first, int(binary.BigEndian.Uint64(m.Frames[2]))); i < len(batches); i++ {
-			_ = p.router.Send(zmq4.NewMsgFrom(append(slices.Clone(head), number(uint64(i)), batches[i])...))
-		}
-		_ = p.router.Send(zmq4.NewMsgFrom(append(head, number(endOfReplay), nil)...))
-	}
-}
-
-// add puts a batch into the buffer; send says whether it is published too.
-func (p *publisher) add(t *testing.T, batch []byte, send bool) {
-	t.Helper()
-	p.mu.Lock()
-	seq := len(p.batches)
-	p.batches = append(p.batches, batch)
-	p.mu.Unlock()
-	if send {
-		p.send(t, uint64(seq), batch)
-	}
-}
-
-func (p *publisher) send(t *testing.T, seq uint64, batch []byte) {
-	t.Helper()
-	if err := p.pub.Send(zmq4.NewMsgFrom([]byte("kv"), number(seq), batch)); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// subscribed waits until somebody has subscribed.
-func (p *publisher) subscribed(t *testing.T) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); len(p.pub.(zmq4.Topics).Topics()) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nobody subscribed")
-		}
-	}
-}
-
 // follow runs a subscriber until the test ends.
 func follow(t *testing.T, s *subscriber) *worker {
 	w := &worker{session: s.session, restarted: s.restarted, down: s.rank.connect}
@@ -280,7 +169,7 @@ func TestLateJoin(t *testing.T) {
 			p.add(t, removal(3), true)
 			p.add(t, removal(4), false)
 			p.add(t, removal(5), true)
-			p.send(t, 3, removal(4))
+			p.send(3, removal(4))
 			p.add(t, removal(6), true)
 			to.await(t, "remove gpu: [3]", "remove gpu: [4]", "remove gpu: [5]", "remove gpu: [6]")
 			counts.expect(t, map[string]int{"applied": 6, "gap": 1, "replay complete": 2})
@@ -370,11 +259,8 @@ func TestReplayFails(t *testing.T) {
 			endpoint := "tcp://" + l.Addr().String()
 			l.Close()
 			if !tt.refuse {
-				mute := zmq4.NewRouter(t.Context())
-				defer mute.Close()
-				if err := mute.Listen(endpoint); err != nil {
-					t.Fatal(err)
-				}
+				mute := listen(t, endpoint, "ROUTER", func(c net.Conn) { io.Copy(io.Discard, c) })
+				defer mute.close()
 			}
 			p := publish(t, "", "none", false)
 			s, to, counts := testSubscriber(p.events(), endpoint)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
 func newTestBook() (*book, *bytes.Buffer) {
@@ -127,7 +128,7 @@ func TestOwnHost(t *testing.T) {
 func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {
-		m := message{from: fmt.Sprint("10.0.0.", n/4), refused: errPassword}
+		m := message{from: fmt.Sprint("10.0.0.", n/4), refused: zmtp.ErrPassword}
 		if b.take(m, time.Now()) {
 			t.Fatal("a refused peer changed something")
 		}

@@ -9,6 +9,7 @@
 package moriio
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
 const (
@@ -32,6 +34,12 @@ const (
 	checkEvery = roster.WriteEvery
 	// maxConnections bounds the connections of engines, each of which has one.
 	maxConnections = 4096
+	// idleTimeout is how long a connection may take for its next registration.
+	idleTimeout = time.Minute
+	// maxMessage limits a registration in bytes: it has some 200.
+	maxMessage = 16 << 10
+	// maxFrames limits its frames: a REQ puts an empty one first.
+	maxFrames = 4
 )
 
 // Options says where the socket is and who may register there.
@@ -215,33 +223,35 @@ func (r *Registrar) accept(ctx context.Context, wg *sync.WaitGroup) {
 		}
 		wg.Go(func() {
 			defer func() { <-r.places }()
-			defer conn.Close()
-			defer context.AfterFunc(ctx, func() { conn.Close() })()
 			r.serve(ctx, conn)
 		})
 	}
 }
 
-// serve hands on the messages of one connection until it ends.
+// serve hands on the messages of one connection until it ends or ctx ends, and
+// closes the connection.
 func (r *Registrar) serve(ctx context.Context, conn net.Conn) {
-	from, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-	p, err := greet(conn, r.o.Password)
+	peer := conn.RemoteAddr().String()
+	from, _, _ := net.SplitHostPort(peer)
 	hand := func(m message) {
 		select {
 		case r.messages <- m:
 		case <-ctx.Done():
 		}
 	}
-	if errors.Is(err, errPassword) || errors.Is(err, errGreeting) {
+	c, err := zmtp.Accept(ctx, conn, r.o.Password, zmtp.Options{Socket: zmtp.Router, MaxMessage: maxMessage, MaxFrames: maxFrames, ReadBuffer: 1 << 10})
+	if err == nil {
+		defer c.Close()
+	} else if errors.Is(err, zmtp.ErrPassword) || errors.Is(err, zmtp.ErrMechanism) {
 		hand(message{from: from, refused: err})
 	}
+	var frames [][]byte
 	for err == nil && ctx.Err() == nil {
-		m := message{from: from}
-		if m.text, err = p.message(); err == nil {
-			hand(m)
+		if frames, err = c.Receive(idleTimeout); err == nil {
+			hand(message{from: from, text: bytes.Clone(frames[len(frames)-1])})
 		}
 	}
-	r.log.Debug("a registration's connection ended", "peer", conn.RemoteAddr().String(), "error", err)
+	r.log.Debug("a registration's connection ended", "peer", peer, "error", err)
 }
 
 // wait returns after d, or when ctx ends.

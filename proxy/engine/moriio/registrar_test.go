@@ -9,12 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
-	"github.com/go-zeromq/zmq4/security/plain"
-
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
@@ -47,24 +44,46 @@ func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	return r, lists
 }
 
-// dealer connects another implementation of ZMTP.
-func dealer(t *testing.T, r *Registrar) *zmq4.Conn {
+// dealer connects as an engine does.
+func dealer(t *testing.T, r *Registrar) *zmtp.Conn {
 	t.Helper()
-	c, err := open(t, r, null.Security())
+	c, err := zmtp.Dial(t.Context(), "tcp://"+r.Addr().String(),
+		zmtp.Options{Socket: zmtp.Dealer, MaxMessage: 1 << 10, MaxFrames: 1, ReadBuffer: 1 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { c.Close() })
 	return c
 }
 
-func open(t *testing.T, r *Registrar, security zmq4.Security) (*zmq4.Conn, error) {
+// The greeting of ZMTP 3.0 with a mechanism, and a DEALER's READY.
+func greeting(mechanism string) []byte {
+	b := make([]byte, 64)
+	b[0], b[9], b[10] = 0xff, 0x7f, 3
+	copy(b[12:], mechanism)
+	return b
+}
+
+const ready = "\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+
+// plain connects with a name and a password and sends a registration. It reports
+// whether it was let in.
+func plain(t *testing.T, r *Registrar, name, password string) bool {
 	t.Helper()
 	tcp, err := net.Dial("tcp", r.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { tcp.Close() })
-	return zmq4.Open(tcp, security, zmq4.Dealer, nil, false, nil)
+	hello := "\x05HELLO" + string(rune(len(name))) + name + string(rune(len(password))) + password
+	tcp.Write(append(greeting("PLAIN"), "\x04"+string(rune(len(hello)))+hello...))
+	answer := make([]byte, 64+10)
+	if _, err := io.ReadFull(tcp, answer); err != nil || string(answer[64:]) != "\x04\x08\x07WELCOME" {
+		return false
+	}
+	text := bytesOf(t, newP)
+	io.WriteString(tcp, "\x04\x1f\x08INITIATE\x0bSocket-Type\x00\x00\x00\x06DEALER\x00"+string([]byte{byte(len(text))})+string(text))
+	return true
 }
 
 // copyOf is another listener of a registrar's socket.
@@ -97,14 +116,14 @@ func TestRegistration(t *testing.T) {
 	r, lists := start(t, Options{})
 	p, d := dealer(t, r), dealer(t, r)
 	for range 2 {
-		if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+		if err := p.Send(bytesOf(t, newP)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if list := next(t, lists); len(list) != 1 || list[0].Role != config.RolePrefill {
 		t.Fatalf("%+v", list)
 	}
-	if err := d.SendMsg(zmq4.NewMsgFrom(nil, bytesOf(t, oldD))); err != nil { // as a REQ does
+	if err := d.Send(nil, bytesOf(t, oldD)); err != nil { // as a REQ does
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 2 {
@@ -112,22 +131,18 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// With a password, who does not show it cannot register.
+// With a password only a peer that presents it can register.
 func TestPassword(t *testing.T) {
 	r, lists := start(t, Options{Password: "hunter2"})
-	for _, security := range []zmq4.Security{null.Security(), plain.Security("vllm", "hunter3"), plain.Security("vllm", ""), plain.Security("", "hunter22")} {
+	for _, who := range [][2]string{{"vllm", "hunter3"}, {"vllm", ""}, {"", "hunter22"}} {
 		for range 2 {
-			if _, err := open(t, r, security); err == nil {
-				t.Errorf("%v security is let in", security.Type())
+			if plain(t, r, who[0], who[1]) {
+				t.Errorf("%q is let in", who)
 			}
 		}
 	}
-	c, err := open(t, r, plain.Security("vllm", "hunter2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
-		t.Fatal(err)
+	if !plain(t, r, "vllm", "hunter2") {
+		t.Fatal("the password is refused")
 	}
 	if list := next(t, lists); len(list) != 1 {
 		t.Errorf("%+v", list)
@@ -138,18 +153,12 @@ func TestPassword(t *testing.T) {
 // says, ends its connection and nothing else.
 func TestForeignBytes(t *testing.T) {
 	r, lists := start(t, Options{})
-	greeting := make([]byte, 64)
-	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-	copy(greeting[12:], "NULL")
-	ready := append([]byte{4, 28}, "\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"...)
-	curve := bytes.Clone(greeting)
-	copy(curve[12:], "CURVE")
 	for name, sent := range map[string][]byte{
 		"HTTP":                  []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + string(make([]byte, 64))),
-		"another security":      curve,
-		"no READY":              append(bytes.Clone(greeting), 0, 1, 'x'),
-		"a frame too long":      append(append(bytes.Clone(greeting), ready...), 2, 0xff, 0, 0, 0, 0, 0, 0, 0),
-		"frames without an end": append(append(bytes.Clone(greeting), ready...), 1, 0, 1, 0, 1, 0, 1, 0, 1, 0),
+		"another security":      greeting("CURVE"),
+		"no READY":              append(greeting("NULL"), 0, 1, 'x'),
+		"a frame too long":      append(append(greeting("NULL"), ready...), 2, 0xff, 0, 0, 0, 0, 0, 0, 0),
+		"frames without an end": append(append(greeting("NULL"), ready...), 1, 0, 1, 0, 1, 0, 1, 0, 1, 0),
 	} {
 		c, err := net.Dial("tcp", r.Addr().String())
 		if err != nil {
@@ -162,7 +171,7 @@ func TestForeignBytes(t *testing.T) {
 		}
 		c.Close()
 	}
-	if err := dealer(t, r).SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+	if err := dealer(t, r).Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	if list := next(t, lists); len(list) != 1 {
@@ -176,7 +185,7 @@ func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seenByFirst := start(t, Options{Roster: roster.New(dir, "zmq", log)})
 	p := dealer(t, first)
-	if err := p.SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+	if err := p.Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seenByFirst)
@@ -186,7 +195,7 @@ func TestSuccessor(t *testing.T) {
 	}
 	// Who connects while both have the socket is the first one's.
 	for range 20 {
-		if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, oldD))); err != nil {
+		if err := dealer(t, first).Send(bytesOf(t, oldD)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -194,14 +203,14 @@ func TestSuccessor(t *testing.T) {
 		t.Fatalf("%+v", list)
 	}
 	first.Leave()
-	if _, err := p.Read(make([]byte, 1)); err == nil {
+	if _, err := p.Receive(0); err == nil {
 		t.Error("the predecessor keeps its connections")
 	}
 	if list := next(t, seen); len(list) != 2 {
 		t.Fatalf("%+v", list)
 	}
 	moved := bytes.Replace(bytesOf(t, oldD), []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
-	if err := dealer(t, second).SendMsg(zmq4.NewMsg(moved)); err != nil {
+	if err := dealer(t, second).Send(moved); err != nil {
 		t.Fatal(err)
 	}
 	for _, lists := range []<-chan []config.Engine{seen, seenByFirst} { // who has left knows them too
@@ -215,7 +224,7 @@ func TestSuccessor(t *testing.T) {
 func TestSuccessorGoes(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
 	first, seen := start(t, Options{Roster: roster.New(dir, "zmq", log)})
-	if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, newP))); err != nil {
+	if err := dealer(t, first).Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seen)
@@ -237,7 +246,7 @@ func TestSuccessorGoes(t *testing.T) {
 		cancel()
 		<-done
 	}
-	if err := dealer(t, first).SendMsg(zmq4.NewMsg(bytesOf(t, oldD))); err != nil {
+	if err := dealer(t, first).Send(bytesOf(t, oldD)); err != nil {
 		t.Fatal(err)
 	}
 	if list := next(t, seen); len(list) != 2 {
