@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,21 +196,21 @@ func TestLingerIsAsked(t *testing.T) {
 // reaches the engine, and the connection is free for the next one.
 func TestUnwanted(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
-		seen := 0
+		var seen atomic.Int32
 		e := newEngine(t, func(c *duplex, _ int) {
 			for c.next() != nil {
-				seen++
+				seen.Add(1)
 				time.Sleep(time.Second)
 				c.say(okAnswer)
 			}
 		})
 		cl := e.client(t, newClient, func(o *Options) { o.MaxConns = 1 })
 		first := waits(t, cl, get())
-		waiter := &asked{}
+		var unwanted atomic.Bool
 		req := get()
-		req.Waiter = waiter
+		req.Waiter = &asked{unwanted: unwanted.Load}
 		second := waits(t, cl, req)
-		waiter.unwanted = true
+		unwanted.Store(true)
 		var ue *Error
 		if err := <-second; !errors.Is(err, ErrUnwanted) || !errors.As(err, &ue) || ue.Sent || ue.Timeout {
 			t.Errorf("got %+v", err)
@@ -220,8 +221,8 @@ func TestUnwanted(t *testing.T) {
 		if err := <-waits(t, cl, get()); err != nil {
 			t.Error(err)
 		}
-		if synctest.Wait(); seen != 2 {
-			t.Errorf("the engine saw %d requests", seen)
+		if synctest.Wait(); seen.Load() != 2 {
+			t.Errorf("the engine saw %d requests", seen.Load())
 		}
 		if s := cl.Stats(); s.Open != s.Idle {
 			t.Errorf("%+v: a call holds its connection", s)
