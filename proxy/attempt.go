@@ -31,6 +31,9 @@ type attempt struct {
 	pair    *engine.Pair   // of the two targets; nil with one leg
 	fresh   bool           // nothing had come over it when the attempt began
 
+	restarts uint32 // of the decode engine when the attempt began
+	forced   bool   // decode was placed with an open circuit: as a trial
+
 	// timed says that the engines have been asked how the legs went there.
 	timed bool
 	// timing is the row of the leg whose stream ends with that; nil: none does.
@@ -296,6 +299,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 	a.p.Lease.Release()
 	a.leavePair()
 	a.p, a.c.Decode = p, p.Decode
+	a.restarts = p.Decode.Restarts()
 	before := a.handoff.Fallback
 	if h, err := a.conn.ReadPrefill(&a.c, a.answer.B); err == nil { // as it was the first time
 		if a.handoff = h; h.Fallback != before {
@@ -382,7 +386,10 @@ func (a *attempt) countFallback() {
 // maybeSent reports whether a failed leg may have reached its engine.
 func maybeSent(err error) bool {
 	var le *legError
-	return !errors.As(err, &le) || le.sent
+	if errors.As(err, &le) {
+		return le.sent
+	}
+	return !errors.Is(err, coordinator.ErrNoTarget)
 }
 
 // refused reports whether the engine answered a failed leg with an error status.

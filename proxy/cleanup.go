@@ -21,6 +21,8 @@ type cleanupJob struct {
 	limit     time.Duration // of one try
 	whole     time.Duration // of one that computes a prompt
 	slow      bool          // a call computes a prompt: nobody waits for it
+	decode    *engine.Instance
+	restarts  uint32 // of decode when the attempt began
 }
 
 type cleanupCall struct {
@@ -76,6 +78,8 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		since:     time.Now(),
 		limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
 		whole:     time.Duration(a.x.cfg.Timeouts.Prefill),
+		decode:    a.p.Decode.Instance,
+		restarts:  a.restarts,
 	}
 	if a.x.key == "" {
 		j.auth = a.x.r.Header.Get("Authorization")
@@ -121,6 +125,18 @@ func (j *cleanupJob) avoid(t engine.Target) {
 			c.avoid = t
 		}
 	}
+}
+
+// patience is how long the call is tried, or kept until it can be made.
+func (c *cleanupCall) patience() time.Duration { return max(cleanupPatience, c.Hold) }
+
+// patience is that of the most patient call.
+func (j *cleanupJob) patience() time.Duration {
+	longest := cleanupPatience
+	for i := range j.calls {
+		longest = max(longest, j.calls[i].patience())
+	}
+	return longest
 }
 
 // queueCost is the memory that the job holds, in bytes, until its turn has come;

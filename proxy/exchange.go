@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -206,6 +207,9 @@ func (x *exchange) run() error {
 		if err == nil {
 			return nil
 		}
+		if errors.Is(err, coordinator.ErrNoTarget) && x.tries[abi.Prefill] < x.cfg.Retry.Attempts {
+			continue // nothing was sent: the last decode of the group went away before
+		}
 		if !x.mayRetry(err) {
 			return err
 		}
@@ -358,6 +362,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		},
 	}
 	a.timed = a.c.TRTLLM.PerfMetrics && p.Decode.Spec.Connector == config.ConnectorTRTLLM
+	a.restarts, a.forced = p.Decode.Restarts(), p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen
 	a.order()
 	x.placed(p)
 	a.joinPair()

@@ -18,20 +18,24 @@ import (
 type janitor struct {
 	s      *Server
 	wg     background
-	slow   chan struct{}   // bounds the slow jobs that run
-	queued atomic.Int64    // bytes that jobs hold, by queueCost
+	slow   chan struct{} // bounds the slow jobs that run
+	queued atomic.Int64  // bytes that jobs hold, by queueCost
+	debts  debts
 	ctx    context.Context // ends when the server has waited long enough
 	cancel context.CancelFunc
 }
 
 const (
-	// cleanupPatience is how long a clean-up is tried: vLLM's default lease
-	// (kv_lease_duration), after which the engine has freed the blocks itself. What
+	// cleanupPatience is how long a clean-up is tried at least: vLLM's default lease
+	// (kv_lease_duration), after which the engine has freed the blocks itself. Where
+	// the engine holds them longer the call says so (connector.Cleanup.Hold). What
 	// a prefill frees that is to be served has no lease: the time of such a call
 	// begins when it is its turn, and is no shorter than one try's.
 	cleanupPatience = 30 * time.Second
-	// cleanupPause is the first pause between two rounds; it doubles.
-	cleanupPause = 50 * time.Millisecond
+	// cleanupPause is the first pause between two rounds; it doubles up to
+	// cleanupPauses: blocks whose only decode was away are free soon after it is back.
+	cleanupPause  = 50 * time.Millisecond
+	cleanupPauses = time.Second
 	// cleanupYield is how long a clean-up leaves it to a decode engine that has
 	// been hung up on. Its own abort frees prefill's blocks; a second engine that
 	// freed them while it still reads would hand it another request's memory.
@@ -62,7 +66,7 @@ func (j *janitor) start(job *cleanupJob) (tried <-chan struct{}) {
 	}
 	j.wg.Go(func() {
 		defer j.queued.Add(-cost)
-		ctx, cancel := context.WithTimeout(j.ctx, cleanupPatience)
+		ctx, cancel := context.WithTimeout(j.ctx, job.patience())
 		defer cancel()
 		sleep(ctx, job.yield)
 		var first, all sync.WaitGroup
@@ -88,6 +92,7 @@ func (j *janitor) tooLate(job *cleanupJob, c *cleanupCall) {
 // engine has not freed by then it frees by its own time-out. Jobs that start
 // meanwhile are waited for too.
 func (j *janitor) wait(limit time.Duration) {
+	j.debts.close()
 	t := time.AfterFunc(limit, j.cancel)
 	defer t.Stop()
 	j.wg.Wait()
@@ -102,6 +107,11 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 	if c.Leg.Path == "" {
 		tried()
 		m.Cleanup(job.connector, c.How, 0)
+		return
+	}
+	if c.Restarted {
+		tried()
+		j.owe(job, c)
 		return
 	}
 	if !c.after.IsZero() {
@@ -146,7 +156,7 @@ func (j *janitor) repeat(ctx, patience context.Context, job *cleanupJob, c *clea
 	}
 	done := j.round(ctx, job, c)
 	tried()
-	for pause := cleanupPause; !done; pause *= 2 {
+	for pause := cleanupPause; !done; pause = min(2*pause, cleanupPauses) {
 		if c.gone() {
 			return "engine_gone"
 		}

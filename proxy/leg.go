@@ -11,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -23,10 +24,11 @@ const (
 	// maxErrorAnswer bounds the first event of a stream that may be an error, and
 	// the answer to a clean-up.
 	maxErrorAnswer = 64 << 10
-	// prefillLinger is how long a prefill leg goes on after its client has left,
-	// where the answer is what lets its blocks be freed: a prefill of one step
-	// cannot be stopped, and a vLLM that finishes it unheard holds the blocks for
-	// its whole lease (8 to 23 % of short prompts, conformance/real/README.md).
+	// prefillLinger is how long a prefill leg goes on after its client has left, where
+	// the answer is what lets its blocks be freed and prefill may be near its end: a
+	// prefill of one step cannot be stopped, and a vLLM that finishes it unheard holds
+	// the blocks for its whole lease (8 to 23 % of short prompts,
+	// conformance/real/README.md).
 	prefillLinger = 2 * time.Second
 )
 
@@ -52,6 +54,10 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		w.linger, w.keepLate = prefillLinger, true
 	}
 	resp, err := a.send(ctx, row, l, w)
+	if errors.Is(err, upstream.ErrUnwanted) {
+		row.end(time.Now(), "no_decode")
+		return &coordinator.NoTargetError{Phase: abi.Decode, Model: x.ask.Model}
+	}
 	if err != nil {
 		return x.legEnded(ctx, row, err)
 	}
@@ -272,6 +278,8 @@ func (x *exchange) legFailed(le *legError) {
 	}
 	switch {
 	case le.spared:
+	case engine.IsRefused(le.err):
+		le.target.Refused()
 	case le.final:
 		le.target.Breaker.Success()
 	case le.pair != nil:

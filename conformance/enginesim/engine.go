@@ -22,6 +22,7 @@ var errEnded = errors.New("engine ended")
 type Engine struct {
 	cfg     Config
 	id      string // as the real engine's engine_id: a fresh uuid
+	born    time.Time
 	weights weights
 	proto   protocol
 	faults  *faults
@@ -59,7 +60,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		cfg: cfg, id: newUUID(), weights: newWeights(cfg.Model), conns: newConnSet(),
+		cfg: cfg, id: newUUID(), born: time.Now(), weights: newWeights(cfg.Model), conns: newConnSet(),
 		kvFault: &kvFault{}, peers: zmtpPeers{conns: newConnSet()},
 		inFlight: make(map[string]int), died: make(chan struct{}),
 	}

@@ -144,6 +144,9 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q%s} %v\n", name, r.index, e.cfg.Model, more, value(r.load()))
 		}
 	}
+	// Of prometheus_client's ProcessCollector, which is in the registry that vLLM
+	// exposes. Source: vLLM, v1/metrics/prometheus.py get_prometheus_registry.
+	fmt.Fprintf(&b, "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.13e\n", float64(e.born.UnixNano())/1e9)
 	head := func(name string) { fmt.Fprintf(&b, "# TYPE vllm:%s gauge\n", name) }
 	head("num_requests_running")
 	gauge("num_requests_running", "", func(l rankLoad) float64 { return float64(l.running) })

@@ -235,9 +235,11 @@ type Health struct {
 	// wait for it are then tried elsewhere.
 	Timeout Duration `toml:"timeout"`
 	// UnhealthyAfter is how many failed probes in a row make an instance
-	// unhealthy. Default 3; at least 1.
+	// unhealthy; one that is refused a connection does so by itself. Default 3; at
+	// least 1.
 	UnhealthyAfter int `toml:"unhealthy_after"`
-	// HealthyAfter is how many good probes in a row make it healthy again.
+	// HealthyAfter is how many good probes in a row make it healthy again; one does
+	// after a refused connection.
 	// Default 2; at least 1.
 	HealthyAfter int `toml:"healthy_after"`
 	// LoadInterval is the time between two looks at what a ready instance says

@@ -126,7 +126,13 @@ type Cleanup struct {
 	Hosts []string
 	Leg   Leg
 	Until Until
-	How   string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
+	// Restarted says that the call is made only if the decode engine of the attempt is
+	// found to be another process than when the attempt began: while that process
+	// lives the engines settle the transfer, and the call would do harm.
+	Restarted bool
+	// Hold is how long the engine keeps the memory if nothing frees it; 0: at most 30 s.
+	Hold time.Duration
+	How  string // label of pdproxy_kv_cleanups_total: abort_decode, abort_rid, engine_timeout, forget_turn, prefill_again, refused_decode, same_id
 }
 
 // Connector is one engine protocol. All methods are pure and safe for

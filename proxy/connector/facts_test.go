@@ -217,3 +217,18 @@ func TestWireOf(t *testing.T) {
 		}
 	}
 }
+
+func TestProcessStart(t *testing.T) {
+	for _, tt := range []struct{ name, body, want string }{
+		{"prometheus_client's form", "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.76382958352e+09\nx 1\n", "1.76382958352e+09"},
+		{"the last line", "x 1\nprocess_start_time_seconds 5", "5"},
+		{"none", "vllm:x 1\n", ""},
+		{"no number", "x 1\nprocess_start_time_seconds soon\n", ""},
+		{"not the whole name", "x 1\nmy_process_start_time_seconds 5\n", ""},
+		{"too long", "x 1\nprocess_start_time_seconds 1" + strings.Repeat("0", 40) + "\n", ""},
+	} {
+		if got := processStart([]byte(tt.body)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}

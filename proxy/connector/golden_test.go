@@ -119,6 +119,7 @@ type goldenCall struct {
 	AnyTarget bool `json:"any_target"`
 	Leg       goldenLeg
 	Until     string
+	Restarted bool
 	How       string
 }
 
@@ -339,6 +340,9 @@ func (g *golden) checkCalls(t *testing.T, when string, got []Cleanup, want []gol
 	for i, w := range want {
 		c := got[i]
 		until := map[Until]string{UntilAnswer: "answer", UntilHead: "head", UntilEvent: "event", UntilRefused: "refused", UntilServed: "served"}[c.Until]
+		if c.Restarted != w.Restarted {
+			t.Errorf("%s: call %d waits for a restart: %v", when, i, c.Restarted)
+		}
 		if c.Phase.String() != w.Phase || c.AnyTarget != w.AnyTarget || until != w.Until || c.How != w.How {
 			t.Errorf("%s: call %d is %s any %v until %s how %s, want %+v", when, i, c.Phase, c.AnyTarget, until, c.How, w)
 		}

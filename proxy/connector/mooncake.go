@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -46,6 +47,9 @@ func (mooncake) RegistryProbed() bool { return true }
 // "worker_addr": {"<tp rank>": {"<pp rank>": …}}}}, besides what every vLLM tells.
 // All of it is the epoch: ids may be configured, the workers' ports never are.
 func (m mooncake) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
+	if path == metricsPath && status/100 == 2 {
+		f.Epoch = processStart(body) // of prefill the query replaces it
+	}
 	if path != queryPath {
 		return m.nixl.ReadFacts(f, path, status, body)
 	}
@@ -188,8 +192,11 @@ func (mooncake) Reclaims() bool { return true }
 // it does not know of, or not any more, keeps one of its few senders waiting for
 // minutes. So a decode engine that has the leg must be over. Else the engines have
 // it out between themselves: decode, when it is hung up on, calls the transfer off
-// if it was not scheduled, and otherwise takes it. Where prefill failed nobody
-// writes: what decode then holds ends with its time-out, and is counted as that.
+// if it was not scheduled, and otherwise takes it. But a decode whose process ends
+// before that leaves prefill's blocks to their time-out: they are freed by the same
+// refused request once decode is seen to be a new process, which cannot be waiting.
+// Where prefill failed nobody writes: what decode then holds ends with its time-out,
+// and is counted as that.
 func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	held := o.PrefillDone && o.Handoff != nil && o.Handoff.Pinned
 	waits := o.DecodeSent && !o.DecodeOver
@@ -200,12 +207,22 @@ func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}
 	case !held && (!o.PrefillSent || o.PrefillDone || o.Refused):
 		return nil
-	case waits || !held:
+	case !held:
 		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}
 	}
 	params, err := m.decodeParams(a)
 	if err != nil {
 		return nil
 	}
-	return []Cleanup{refusedDecode(a, params)}
+	call := refusedDecode(a, params)
+	call.Hold = mooncakeHold
+	if waits {
+		call.Restarted = true
+		return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}, call}
+	}
+	return []Cleanup{call}
 }
+
+// mooncakeHold is how long prefill holds blocks that nobody takes: the default of
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. Source: vLLM, envs.py.
+const mooncakeHold = 480 * time.Second

@@ -269,6 +269,7 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 			Body:   append(body, '}'),
 		},
 		Until: UntilHead,
+		Hold:  o.Handoff.Lease,
 		How:   "abort_decode",
 	}}
 }

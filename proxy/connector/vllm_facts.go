@@ -30,6 +30,25 @@ func readCacheConfig(f *engine.Facts, body []byte) {
 	}
 }
 
+// processStart is when the engine's process began, by its metrics; "" where they do
+// not tell. Source: vLLM, v1/metrics/prometheus.py get_prometheus_registry, which is
+// prometheus_client's REGISTRY with its ProcessCollector, unless several API servers
+// share a directory of metrics.
+func processStart(body []byte) string {
+	_, rest, ok := bytes.Cut(body, []byte("\nprocess_start_time_seconds "))
+	if !ok {
+		return ""
+	}
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	if _, err := strconv.ParseFloat(string(line), 64); err != nil || len(line) > maxProcessStart {
+		return ""
+	}
+	return string(line)
+}
+
+// maxProcessStart bounds the text of a time.
+const maxProcessStart = 32
+
 // maxCacheType bounds what is believed to be the name of a type.
 const maxCacheType = 32
 

@@ -73,7 +73,8 @@ func (t *table) least(phase abi.Role, other int32, ok func(int32) bool) int32 {
 // settle claims what the decision needs: the trial of each half-open circuit
 // among its targets and its pair. What cannot be had is replaced by the least
 // loaded row that needs no claim; where there is none the decision stands, for
-// a request that may fail is better than one that surely does.
+// a request that may fail is better than one that surely does. The exception is a
+// pair whose circuit is open, unless prefill has computed the KV: see anyPair.
 func (l *Local) settle(t *table, g *grant, d abi.PlaceDecision, now time.Time) abi.PlaceDecision {
 	calm := func(i int32) bool { return !t.place.Candidates[i].Trial }
 	if d.Prefill >= 0 && d.Prefill != t.place.Fixed && !t.claim(d.Prefill) {
@@ -96,10 +97,29 @@ func (l *Local) settle(t *table, g *grant, d abi.PlaceDecision, now time.Time) a
 		d.Decode = decode
 		return d
 	}
-	d.Prefill = t.replace(nil, ReasonPair, abi.RolePrefill, d.Prefill, d.Decode, func(i int32) bool {
+	if prefill := t.replace(nil, ReasonPair, abi.RolePrefill, d.Prefill, d.Decode, func(i int32) bool {
 		return calm(i) && !l.blocked(t.targets[i], t.targets[d.Decode], now)
-	})
-	return d
+	}); prefill != d.Prefill {
+		d.Prefill = prefill
+		return d
+	}
+	return l.anyPair(t, calm, now)
+}
+
+// anyPair is the first pair whose circuit is not open and of which no row needs a
+// claim. Without one the rows are -1: prefill would hold blocks that nobody takes and
+// nobody can free.
+func (l *Local) anyPair(t *table, calm func(int32) bool, now time.Time) abi.PlaceDecision {
+	rows := t.place.Candidates
+	for i := range rows {
+		for j := range rows {
+			d := abi.PlaceDecision{Prefill: int32(i), Decode: int32(j)}
+			if rows[i].Instance != rows[j].Instance && calm(d.Prefill) && calm(d.Decode) && t.place.Allows(d) && !l.blocked(t.targets[i], t.targets[j], now) {
+				return d
+			}
+		}
+	}
+	return abi.PlaceDecision{Prefill: -1, Decode: -1}
 }
 
 // claim takes the trial of row i if its circuit is half open; false means that

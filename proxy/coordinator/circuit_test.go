@@ -36,10 +36,14 @@ func TestOffered(t *testing.T) {
 		{"excluded if nothing else", []string{"p prefill", "d decode"}, nil, []string{"p"}, "p:prefill d:decode "},
 		{"broken before excluded", []string{"p prefill", "q prefill", "d decode"}, []string{"q"}, []string{"p"}, "q:prefill d:decode "},
 		{"all prefill broken, one decode broken", []string{"p prefill", "q prefill", "d decode", "e decode"}, []string{"p", "q", "e"}, nil, "p:prefill q:prefill d:decode "},
-		{"everything broken", []string{"p prefill", "d decode", "e decode"}, []string{"p", "d", "e"}, nil, "p:prefill d:decode e:decode "},
+		{"every prefill broken", []string{"p prefill", "d decode", "e decode"}, []string{"p"}, nil, "p:prefill d:decode e:decode "},
+		{"every decode broken", []string{"p prefill", "d decode", "e decode"}, []string{"d", "e"}, nil, ""},
+		{"a broken decode before an excluded one", []string{"p prefill", "d decode", "e decode"}, []string{"d"}, []string{"e"}, "p:prefill e:decode "},
 		{"the fitter group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, nil, "p2:prefill d2:decode "},
 		{"the fitter group, in the other order", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p2"}, nil, "p1:prefill d1:decode "},
-		{"the less unfit group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, []string{"p2"}, "p1:prefill d1:decode "},
+		{"the less unfit group", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"p1"}, []string{"p2"}, "p1:prefill d1:decode "},
+		{"the group with a decode", []string{"p1 prefill", "d1 decode", "p2 prefill", "d2 decode"}, []string{"d1"}, []string{"p2"}, "p2:prefill d2:decode "},
+		{"a broken one of role both is prefill only", []string{"a both", "b both"}, []string{"a"}, nil, "a:prefill b:decode "},
 		{"two of role both: decode on the fit one", []string{"b both", "c both"}, []string{"c"}, nil, "b:decode c:prefill "},
 		{"the only fit decode cannot prefill too", []string{"a both", "b both", "p prefill"}, []string{"b"}, nil, "a:decode p:prefill "},
 		{"the only fit prefill cannot decode too", []string{"a both", "b both", "d decode"}, []string{"b"}, nil, "a:prefill d:decode "},
@@ -51,6 +55,13 @@ func TestOffered(t *testing.T) {
 			a := ask()
 			for _, name := range tt.excluded {
 				a.Excluded = append(a.Excluded, w.target(t, name, 0))
+			}
+			if tt.want == "" {
+				var nt *NoTargetError
+				if _, err := w.Place(t.Context(), a); !errors.As(err, &nt) || nt.Phase != abi.Decode {
+					t.Errorf("got %v, want no target for decode", err)
+				}
+				return
 			}
 			p := w.must(t, a)
 			if got := offered(p); got != tt.want {
@@ -177,7 +188,8 @@ func TestPairCircuit(t *testing.T) {
 	}{
 		{"another decode", []string{"pd"}, "p", "e", "place/pair_broken"},
 		{"another prefill", []string{"pd", "pe"}, "q", "d", "place/pair_broken"},
-		{"none: tried all the same", []string{"pd", "pe", "qd", "qe"}, "p", "d", "place/pair_broken"},
+		{"another of both", []string{"pd", "pe", "qd"}, "q", "e", "place/pair_broken"},
+		{"none", []string{"pd", "pe", "qd", "qe"}, "", "", ""},
 		{"not this pair", []string{"qe"}, "p", "d", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -190,6 +202,14 @@ func TestPairCircuit(t *testing.T) {
 			w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 2}, "mine", true
 			}})
+			if tt.prefill == "" {
+				var nt *NoTargetError
+				if _, err := w.Place(t.Context(), ask()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
+					t.Errorf("got %v, want no target for decode", err)
+				}
+				w.idle(t)
+				return
+			}
 			p := w.must(t, ask())
 			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || show(p.Fallbacks) != tt.fallbacks {
 				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), show(p.Fallbacks))

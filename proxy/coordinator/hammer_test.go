@@ -107,12 +107,6 @@ func TestTablesKeepThePromise(t *testing.T) {
 		w := newWorld(t, specs...)
 		w.SetDecider(builtin(t, "always", "round_robin"))
 		instances := w.reg.Snapshot().Instances
-		exists := false
-		for _, p := range instances {
-			for _, d := range instances {
-				exists = exists || p != d && p.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0 && p.Facts().Version == d.Facts().Version
-			}
-		}
 		for range 8 {
 			a := ask()
 			for _, i := range instances {
@@ -123,6 +117,13 @@ func TestTablesKeepThePromise(t *testing.T) {
 					a.Excluded = append(a.Excluded, engine.Target{Instance: i, Rank: rnd.IntN(len(i.Load))})
 				default:
 					i.Breaker.Success()
+				}
+			}
+			exists := false
+			for _, p := range instances {
+				for _, d := range instances {
+					exists = exists || p != d && p.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0 && p.Facts().Version == d.Facts().Version &&
+						d.Breaker.Circuit(time.Now()) != engine.CircuitOpen
 				}
 			}
 			p, err := w.Place(t.Context(), a)

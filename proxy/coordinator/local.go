@@ -74,7 +74,8 @@ type grant struct {
 //
 // Targets whose circuit is open are not offered, and neither are excluded ones,
 // as long as the phase has others. When it has none they are: an engine that
-// failed before may serve, an error surely does not.
+// failed before may serve, an error surely does not. The exception is a decode whose
+// circuit is open: prefill would compute KV, and hold it, for nobody.
 func (l *Local) Place(ctx context.Context, a *Ask) (*Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -166,8 +167,8 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 			return &NoTargetError{Phase: fixedLacks(pool, a), Model: a.Model}
 		}
 	default:
-		if !t.fillPairs(pool, a, now) {
-			return &NoTargetError{Phase: lacks(pool), Model: a.Model}
+		if missing, ok := t.fillPairs(pool, a, now); !ok {
+			return &NoTargetError{Phase: missing, Model: a.Model}
 		}
 	}
 	t.keepSame(a)
@@ -176,13 +177,20 @@ func (l *Local) decide(ctx context.Context, d Decider, s *engine.Snapshot, pool 
 	}
 	t.place.Sequence = l.turns.of(pool, s).next(a, two)
 	t.place.Random = rand.Uint64()
-	return l.commit(ctx, d, a, t, g, l.choose(ctx, d, t, g, now), now)
+	chosen := l.choose(ctx, d, t, g, now)
+	if chosen.Decode < 0 {
+		return &NoTargetError{Phase: abi.Decode, Model: a.Model}
+	}
+	return l.commit(ctx, d, a, t, g, chosen, now)
 }
 
 // decideOnly places both legs on the targets of a.Only.
 func (l *Local) decideOnly(ctx context.Context, d Decider, pool *engine.Pool, a *Ask, t *table, g *grant, now time.Time) error {
 	p, e := a.Only.Prefill, a.Only.Decode
-	if !p.Free(now) || !e.Free(now) || !t.fillPairs(pool, a, now) {
+	if !p.Free(now) || !e.Free(now) {
+		return &NoTargetError{Model: a.Model}
+	}
+	if _, ok := t.fillPairs(pool, a, now); !ok {
 		return &NoTargetError{Model: a.Model}
 	}
 	chosen := abi.PlaceDecision{Prefill: t.row(p, abi.RolePrefill), Decode: t.row(e, abi.RoleDecode)}

@@ -234,15 +234,20 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 
 // fillPairs lists the targets that can be paired: of each group the fittest of
 // each phase, and of the groups those whose least fit phase is fittest. What it
-// leaves keeps the promise of abi.PlaceFacts. It is false when nothing is left.
-func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) bool {
-	best, n, start := worst+1, 0, 0
+// leaves keeps the promise of abi.PlaceFacts. A target whose circuit is open is no
+// decode: prefill would hold blocks that nobody takes and nobody can free. When nothing is left, ok is false and missing is the phase without a target.
+func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Phase, ok bool) {
+	best, n, start, noDecode := worst+1, 0, 0, false
 	for _, end := range p.Groups {
 		from := len(t.fitness)
 		all, narrowed := fit, false
 		for i := start; i < end; i++ {
 			r := &p.Paired[i]
 			roles := a.Within.roles(r)
+			if roles&abi.RoleDecode != 0 && r.Breaker.Circuit(now) == engine.CircuitOpen {
+				roles &^= abi.RoleDecode
+				noDecode = true
+			}
 			if roles != 0 {
 				t.add(r, roles, a, now)
 				all = max(all, t.fitness[len(t.fitness)-1])
@@ -265,11 +270,14 @@ func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) bool {
 			t.truncate(n)
 		}
 	}
-	if len(t.targets) == 0 {
-		return false
+	switch {
+	case len(t.targets) > 0:
+		t.place.Flow = t.targets[0].Flow
+		return abi.PhaseNone, true
+	case noDecode:
+		return abi.Decode, false
 	}
-	t.place.Flow = t.targets[0].Flow
-	return true
+	return lacks(p), false
 }
 
 // roles is the phases of two legs that the row may be given.

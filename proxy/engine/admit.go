@@ -74,6 +74,7 @@ func (r *Registry) connect(come []*Instance) error {
 		} else if i.asks.Transport, err = r.o.NewProbe(i.Spec); err != nil {
 			return &SpecError{Name: i.Spec.Name, Cause: fmt.Errorf("create probe: %w", err)}
 		}
+		r.watchProbes(i)
 	}
 	return nil
 }

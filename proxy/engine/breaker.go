@@ -77,7 +77,12 @@ func (b *Breaker) Success() {
 // Failure notes that a leg failed by the engine's fault. In an open circuit it
 // changes nothing: legs begun before it opened fail late, and a trial has set
 // its own time already.
-func (b *Breaker) Failure() {
+func (b *Breaker) Failure() { b.fail(false) }
+
+// Trip notes a failure that opens the circuit by itself, however few came before.
+func (b *Breaker) Trip() { b.fail(true) }
+
+func (b *Breaker) fail(trip bool) {
 	if b.config == nil {
 		return
 	}
@@ -86,7 +91,7 @@ func (b *Breaker) Failure() {
 	}
 	n := b.failures.Add(1)
 	until, now := b.until.Load(), b.now()
-	if until > now || until == 0 && int(n) < b.config.Load().Failures {
+	if until > now || until == 0 && !trip && int(n) < b.config.Load().Failures {
 		return
 	}
 	b.until.CompareAndSwap(until, now+b.openFor())

@@ -123,11 +123,16 @@ type Instance struct {
 	silent   atomic.Bool
 	fell     chan struct{} // tells who leaves calls that it is silent
 	doubt    chan struct{} // asks for a probe soon
+	relearn  atomic.Bool   // the connection of its probes was lost: it may be another process
+	refused  atomic.Bool   // a leg was refused a connection since the last good probe
 	tended   bool          // Run looks after it; guarded by Registry.mu
 }
 
 // Gone reports that the instance has left the registry.
 func (i *Instance) Gone() bool { return i.gone.Load() }
+
+// Restarts is how often the instance was found to be another process than before.
+func (i *Instance) Restarts() uint32 { return i.restarts.Load() }
 
 // State returns the instance's state.
 func (i *Instance) State() State { return State(i.state.Load()) }

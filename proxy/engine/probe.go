@@ -42,6 +42,7 @@ type prober struct {
 	mute  int       // probes in a row that got no answer at all
 	since time.Time // when the first of them was sent
 	lost  bool      // since the last good probe one failed otherwise than by waiting
+	gone  bool      // the last probe was refused a connection
 	said  string    // the last problem that was logged
 }
 
@@ -130,12 +131,15 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		p.failed(h, err)
 		return
 	}
+	p.listens()
 	failedBefore := p.bad > 0
 	p.good++
-	p.fresh++
+	if p.fresh++; p.i.relearn.Swap(false) {
+		p.fresh = relearnEvery
+	}
 	switch p.i.State() {
 	case Unhealthy:
-		if p.good < h.HealthyAfter {
+		if p.good < h.HealthyAfter && !p.gone {
 			p.bad = 0
 			return
 		}
@@ -151,7 +155,7 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 		return
 	}
-	p.bad, p.fresh, p.lost, p.said = 0, 0, false, ""
+	p.bad, p.fresh, p.lost, p.gone, p.said = 0, 0, false, false, ""
 	p.syncClock(ctx, h)
 }
 
@@ -168,16 +172,18 @@ func (p *prober) ownFault(err error) bool {
 	return true
 }
 
-// failed counts a failed probe.
+// failed counts a failed probe. One refused connection is enough to know that the
+// engine's process is gone.
 func (p *prober) failed(h *config.Health, err error) {
 	p.good = 0
 	p.bad++
 	p.lost = p.lost || !timedOut(err)
+	p.gone = IsRefused(err)
 	if text := err.Error(); text != p.said {
 		p.said = text
 		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
 	}
-	if p.i.State() == Ready && p.bad >= h.UnhealthyAfter {
+	if p.i.State() == Ready && (p.bad >= h.UnhealthyAfter || p.gone) {
 		p.r.become(p.i, Unhealthy)
 	}
 }

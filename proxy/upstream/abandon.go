@@ -12,11 +12,21 @@ import (
 // silent (Client.Abandon).
 var ErrAbandoned = errors.New("the engine is silent")
 
-// Waiter is who waits for the answer of a call and could get it elsewhere.
+// ErrUnwanted is the cause of a call that was not sent: its Waiter did not want it
+// any more when its turn had come.
+var ErrUnwanted = errors.New("the request is not wanted any more")
+
+// Waiter is who waits for the answer of a call and could get it elsewhere. Its methods
+// are called by any goroutine, must not block, and must not call the Client.
 type Waiter interface {
+	// Wanted reports whether the request is still to be sent. It is asked once, when
+	// the call need not wait for a connection any more.
+	Wanted() bool
+	// Lingers reports whether the call, whose context has ended, is to go on for
+	// Request.Linger. It is asked once at most, and only if that is not 0.
+	Lingers() bool
 	// Leave reports whether the call is to be left now, because of what Abandon
-	// was told. It is asked by the goroutine of Abandon, must not block, and must
-	// not call the Client. It is not called any more when the call has ended.
+	// was told. It is not called any more when the call has ended.
 	Leave(silent any) bool
 }
 
@@ -41,6 +51,14 @@ type seat struct {
 
 // newCallList has its time begin a moment ago, so that no time is 0.
 func newCallList() callList { return callList{base: time.Now().Add(-time.Second)} }
+
+// lingers is how long a call of the request lingers whose context has ended now.
+func (s *seat) lingers(linger time.Duration) time.Duration {
+	if linger > 0 && s.waiter != nil && !s.waiter.Lingers() {
+		return 0
+	}
+	return linger
+}
 
 // hear notes that something has come from the engine.
 func (l *callList) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(l.base))) }

@@ -13,9 +13,14 @@ import (
 
 // asked is a Waiter that says so, and notes what it was asked.
 type asked struct {
-	leaves bool
-	silent []any
+	leaves   bool
+	unwanted func() bool // nil: it is wanted
+	hangsUp  bool        // does not linger
+	silent   []any
 }
+
+func (a *asked) Wanted() bool  { return a.unwanted == nil || !a.unwanted() }
+func (a *asked) Lingers() bool { return !a.hangsUp }
 
 func (a *asked) Leave(silent any) bool {
 	a.silent = append(a.silent, silent)

@@ -233,6 +233,9 @@ func (c *call) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
+	if c.conn != nil {
+		c.linger = c.seat.lingers(c.linger)
+	}
 	switch {
 	case c.conn == nil:
 	case c.linger == 0:

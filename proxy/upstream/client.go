@@ -116,6 +116,15 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
+	if req.Waiter != nil && !req.Waiter.Wanted() {
+		if cn != nil {
+			cl.pool.give(cn)
+		} else {
+			cl.pool.drop()
+		}
+		c.forget()
+		return nil, &Error{Op: OpCap, Err: ErrUnwanted}
+	}
 	m := cl.newMessage(req)
 	defer cl.freeMessage(m)
 	if cn, err = cl.living(c, cn); err != nil {

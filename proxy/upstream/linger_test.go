@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,6 +163,69 @@ func TestNoLingerBeforeTheRequest(t *testing.T) {
 		_, err := e.client(t, newClient, nil).Do(ctx, req)
 		if fault(t, err, OpWrite); !errors.Is(err, context.Canceled) || time.Since(start) != time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
+
+// A call whose waiter hears nothing in lingering is hung up on at once. Neither is one
+// asked that has got its answer.
+func TestLingerIsAsked(t *testing.T) {
+	for _, hangsUp := range []bool{false, true} {
+		bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+			e := newEngine(t, func(c *duplex, _ int) { c.next(); time.Sleep(2500 * time.Millisecond); c.say(okAnswer) })
+			cl := e.client(t, newClient, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			resp, err := cl.Do(ctx, &Request{Path: "/", Linger: lingerFor, Waiter: &asked{hangsUp: hangsUp}})
+			if err == nil {
+				resp.Close()
+			}
+			want := 2500 * time.Millisecond
+			if hangsUp {
+				want = time.Second
+			}
+			if took := time.Since(start); took != want || (err != nil) != hangsUp {
+				t.Errorf("hangs up %v: %v after %v", hangsUp, err, took)
+			}
+		})
+	}
+}
+
+// A request that is not wanted any more when its turn for a connection has come never
+// reaches the engine, and the connection is free for the next one.
+func TestUnwanted(t *testing.T) {
+	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
+		var seen atomic.Int32
+		e := newEngine(t, func(c *duplex, _ int) {
+			for c.next() != nil {
+				seen.Add(1)
+				time.Sleep(time.Second)
+				c.say(okAnswer)
+			}
+		})
+		cl := e.client(t, newClient, func(o *Options) { o.MaxConns = 1 })
+		first := waits(t, cl, get())
+		var unwanted atomic.Bool
+		req := get()
+		req.Waiter = &asked{unwanted: unwanted.Load}
+		second := waits(t, cl, req)
+		unwanted.Store(true)
+		var ue *Error
+		if err := <-second; !errors.Is(err, ErrUnwanted) || !errors.As(err, &ue) || ue.Sent || ue.Timeout {
+			t.Errorf("got %+v", err)
+		}
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := <-waits(t, cl, get()); err != nil {
+			t.Error(err)
+		}
+		if synctest.Wait(); seen.Load() != 2 {
+			t.Errorf("the engine saw %d requests", seen.Load())
+		}
+		if s := cl.Stats(); s.Open != s.Idle {
+			t.Errorf("%+v: a call holds its connection", s)
 		}
 	})
 }

@@ -46,6 +46,7 @@ type stdCall struct {
 	body    io.ReadCloser // guarded by mu; nil before the head
 	ended   error         // guarded by mu; why ctx ended
 	left    bool          // guarded by mu; nobody waits for the answer any more
+	refused bool          // guarded by mu; the waiter did not want it to be sent
 	late    bool          // guarded by mu; timer fired
 	patient *time.Timer   // guarded by mu; ends the linger, nil without one
 	over    bool          // guarded by mu
@@ -114,8 +115,10 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 		socket = t.NetConn()
 	}
 	c.socket, _ = socket.(*stdConn)
-	if by := c.sendBy; !by.IsZero() && !time.Now().Before(by) {
-		c.late = true
+	by, waiter := c.sendBy, c.seat.waiter
+	c.late = c.late || !by.IsZero() && !time.Now().Before(by)
+	c.refused = c.tries == 1 && waiter != nil && !waiter.Wanted()
+	if c.late || c.refused {
 		c.cut()
 		if !c.h2 { // else the transport may write before it looks
 			c.socket.Close()
@@ -145,7 +148,7 @@ func (c *stdCall) answerBegins() {
 func (c *stdCall) mayRetry() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ended == nil && !c.late && !(c.once && c.phase == waiting) && time.Since(c.since) < staleWithin
+	return c.ended == nil && !c.late && !c.refused && !(c.once && c.phase == waiting) && time.Since(c.since) < staleWithin
 }
 
 // hangUp runs when the context has ended, in a goroutine of its own.
@@ -154,7 +157,10 @@ func (c *stdCall) hangUp() {
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
 	sent := c.phase == reading || c.phase == waiting && !c.unsent()
-	if sent && c.linger > 0 && !c.over {
+	if !sent || c.over {
+		c.linger = 0
+	}
+	if c.linger = c.seat.lingers(c.linger); c.linger > 0 {
 		c.patient = time.AfterFunc(c.linger, c.cut)
 		return
 	}
@@ -270,6 +276,8 @@ func (c *stdCall) fail(e *Error) *Error {
 		e.Err = c.ended
 	case c.left:
 		e.Err = ErrAbandoned
+	case c.refused:
+		e.Err = ErrUnwanted
 	case c.late:
 		e.Err = errTimeout
 	case !first:
@@ -277,7 +285,7 @@ func (c *stdCall) fail(e *Error) *Error {
 	default:
 		e.Err = c.plain(e.Op, e.Err)
 	}
-	e.Sent, e.Timeout, e.Local = c.tries > 0, isTimeout(e.Err), e.Op == OpDial && IsLocal(e.Err)
+	e.Sent, e.Timeout, e.Local = c.tries > 0 && !c.refused, isTimeout(e.Err), e.Op == OpDial && IsLocal(e.Err)
 	return e
 }
 

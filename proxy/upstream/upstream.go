@@ -55,8 +55,9 @@ type Request struct {
 	// do: servers on asyncio take that as a hang-up, and throw away the answer
 	// of an engine that no longer can stop.
 	Linger time.Duration
-	// Waiter, if not nil, is asked by Abandon whether the call is to be left, until
-	// the answer has ended or Response.Commit was called.
+	// Waiter, if not nil, is asked whether the call is to be sent, to linger, and, by
+	// Abandon, to be left: the latter until the answer has ended or Response.Commit
+	// was called.
 	Waiter Waiter
 	// Keep says that a call which is left when all of the request is out, and none
 	// of the answer is there, is not hung up on: the engine may come back and

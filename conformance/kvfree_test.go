@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// pinned is how many blocks the prefill engines hold for a decode.
+func (f *fleet) pinned() (blocks int) {
+	for _, p := range f.prefill {
+		blocks += p.State().BlocksPinned
+	}
+	return blocks
+}
+
+// prompts is how many requests have reached the prefill engines.
+func (f *fleet) prompts() int64 {
+	return sum(f.prefill, func(s enginesim.State) int64 { return s.Requests })
+}
+
+// burst posts n requests within a tenth of a second and returns how many were answered
+// with each status.
+func (f *fleet) burst(n int, name string) map[int]int {
+	var wg sync.WaitGroup
+	statuses := make(chan int, n)
+	for i := range n {
+		wg.Go(func() { statuses <- f.try(chatPath, chat(fmt.Sprint(name, i, long), 8, i%2 == 0)).status })
+		time.Sleep(100 * time.Millisecond / time.Duration(n))
+	}
+	wg.Wait()
+	close(statuses)
+	got := make(map[int]int)
+	for status := range statuses {
+		got[status]++
+	}
+	return got
+}
+
+// The only decode engine has died, which its probes find out without a request. No
+// prompt is computed for nobody, and no block is held.
+func TestNoPrefillForADeadDecode(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+			c.Health.UnhealthyAfter = 1000 // one refused connection is enough
+		}})
+		body := chat("before", 8, true)
+		f.right(f.try(chatPath, body), chatPath, body)
+		addr := f.decode[0].Addr()
+		f.decode[0].Kill()
+		f.decode[0].Close()
+		f.eventually("the engine is seen to be gone", func() bool { return f.engineState("d0") == "unhealthy" })
+		f.heard()
+		before := f.prompts()
+		if got := f.burst(20, "dead "); got[http.StatusServiceUnavailable] != 20 {
+			t.Errorf("statuses %v, want 503 of all", got)
+		}
+		if n := f.prompts() - before; n != 0 || f.pinned() != 0 {
+			t.Errorf("%d requests reached prefill, which holds %d blocks", n, f.pinned())
+		}
+		c := enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: addr}
+		c.SGLang.HeaderOverrides = connector == sglangHeaders
+		keepKVPorts(&c, f.decode[0])
+		f.decode[0] = startEngine(t, c)
+		f.eventually("the engine is ready again", func() bool { return f.engineState("d0") == "ready" })
+	})
+}
+
+// The only decode engine answers 500: when its circuit has opened nothing is sent to
+// prefill, and the blocks that it holds do not grow.
+func TestNoPrefillForAFailingDecode(t *testing.T) {
+	eachConnector(t, func(t *testing.T, connector string) {
+		f := startFleet(t, connector, fleetOptions{prefill: 1, decode: 1, config: func(c *config.Config) {
+			c.Circuit.OpenFor, c.Retry.MinBudget = config.Duration(3*time.Second), 100
+		}})
+		f.decode[0].SetFault("1:500", 0, "")
+		for n := 0; n < 20 && f.try(chatPath, chat(fmt.Sprint("opens ", n, long), 8, true)).status != http.StatusServiceUnavailable; n++ {
+		}
+		before := f.prompts()
+		got := f.burst(20, "fails ")
+		if got[http.StatusServiceUnavailable] < 19 { // one may be the trial
+			t.Errorf("statuses %v, want 503", got)
+		}
+		if n := f.prompts() - before; n > 1 {
+			t.Errorf("%d requests reached prefill", n)
+		}
+		f.decode[0].SetFault("", 0, "")
+		body := chat("after", 8, true)
+		f.eventually("the trial has come", func() bool { return f.try(chatPath, body).status == http.StatusOK })
+		f.settled()
+	})
+}
+
+// Requests that wait for their turn at prefill are not sent there when the only decode
+// engine goes away meanwhile.
+func TestWaitingPrefillsStop(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMNixl, fleetOptions{prefill: 1, decode: 1,
+		engine: slow(enginesim.RolePrefill, 2000),
+		config: func(c *config.Config) {
+			for i := range c.Engines {
+				if c.Engines[i].Role == config.RolePrefill {
+					c.Engines[i].MaxConns = 1
+				}
+			}
+		},
+	})
+	f.oneEntry() // the cap is of each worker
+	before := f.prompts()
+	done := make(chan map[int]int)
+	go func() { done <- f.burst(8, "waits ") }()
+	f.eventually("one is computed", func() bool { return f.busy(f.prefill) })
+	f.decode[0].Kill()
+	f.eventually("the engine is seen to be gone", func() bool { return f.engineState("d0") == "unhealthy" })
+	if got := <-done; got[http.StatusOK] != 0 || got[http.StatusServiceUnavailable] < 7 {
+		t.Errorf("statuses %v", got)
+	}
+	if n := f.prompts() - before; n > 2 { // the one that was computed, and one that may have been let in before the proxy knew
+		t.Errorf("%d requests reached prefill", n)
+	}
+	addr := f.decode[0].Addr()
+	f.decode[0].Close()
+	f.decode[0] = startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: addr})
+	f.settled() // a block that was held for the dead engine is freed by its successor
+}
+
+// A decode that was left to settle a transfer with prefill, and whose process ends
+// before it has, leaves the blocks to a request that the next process refuses. So it
+// does when that is there before any probe could miss the first.
+func TestMooncakeDecodeRestartsAtOnce(t *testing.T) {
+	f := startFleet(t, enginesim.ConnectorVLLMMooncake, fleetOptions{prefill: 1, decode: 1,
+		engine: func(role string, n int, c *enginesim.Config) {
+			c.Mooncake.AbortTimeout = 10 * time.Minute
+			slow(enginesim.RolePrefill, 1000)(role, n, c)
+		},
+	})
+	for round := range 3 {
+		f.decode[0].SetFault("1:lost-notification", 0, "") // decode waits, and asks nobody
+		ctx, leave := context.WithCancel(context.Background())
+		gone := make(chan answer, 1)
+		go func() { gone <- f.post(ctx, f.url, chatPath, chat(fmt.Sprint(round, long), 8, true)) }()
+		f.eventually("decode waits, prefill computes", func() bool {
+			return f.decode[0].State().RequestsWaiting == 1 && f.busy(f.prefill)
+		})
+		leave()
+		<-gone
+		f.eventually("prefill holds the blocks", func() bool { return f.pinned() > 0 && f.metric("pdproxy_leases_open") == 0 })
+		old := f.decode[0]
+		c := enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: old.Addr()}
+		old.Kill()
+		f.decode[0] = startEngine(t, c)
+		old.Close()
+		f.eventually("the blocks are free", func() bool { return f.pinned() == 0 })
+	}
+	if n := f.prefill[0].State().LeasesExpired; n != 0 {
+		t.Errorf("prefill freed %d by itself", n)
+	}
+}

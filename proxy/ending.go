@@ -1,0 +1,76 @@
+package proxy
+
+import (
+	"slices"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// speedDoubt is how many times faster than measured a prefill may be.
+const speedDoubt = 2
+
+// Lingers implements upstream.Waiter: a prefill leg whose client has left, or whose
+// decode leg has failed, is hung up on at once unless prefill may be near its end.
+// Of the exchange it reads what no leg changes.
+func (l *legRow) Lingers() bool {
+	a := l.a
+	tokens := a.x.ask.Request.PromptTokens - max(0, a.p.Matched)
+	return nearEnd(time.Since(l.Start), tokens, l.target.Load[l.target.Rank].Prefill.PerToken())
+}
+
+// nearEnd reports whether a prefill of so many tokens that began so long ago may end
+// within prefillLinger; micros is the measured time per token in µs, 0 if it is not
+// known. Before that nothing would be heard within prefillLinger, and closing the
+// connection makes the engine free the blocks by itself: only a prefill that finishes
+// keeps them. The tokens of other requests in the queue only make prefill end later,
+// so they do not count.
+//
+// Source: vLLM, v1/core/sched/scheduler.py finish_requests, and request_finished in
+// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py and
+// mooncake/mooncake_connector.py: blocks are kept only of a request that has stopped
+// or has come to its limit of tokens, never of one that was aborted.
+func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
+	if micros <= 0 {
+		return true
+	}
+	least := float64(tokens) * float64(micros) / speedDoubt * float64(time.Microsecond)
+	return least <= float64(elapsed+prefillLinger)
+}
+
+// Wanted implements upstream.Waiter: a prefill leg that has waited for a connection is
+// not sent when no decode may take the KV over any more.
+func (l *legRow) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
+
+// decodeWaits reports whether there is a decode engine that may take over what prefill
+// computes. With concurrent legs the failure of decode's own leg tells that.
+func (a *attempt) decodeWaits() bool {
+	now, t := time.Now(), a.p.Decode
+	if a.together() || takesKV(t, now) || a.forced && up(t) {
+		return true
+	}
+	if binds(a.conn) {
+		return false
+	}
+	known := a.x.s.deps.Registry.Snapshot()
+	for tried := []engine.Target{t}; ; tried = append(tried, t) {
+		if t = known.Peer(a.p.Decode, abi.Decode, tried); t.IsZero() || slices.Contains(tried, t) {
+			return false
+		}
+		if takesKV(t, now) {
+			return true
+		}
+	}
+}
+
+// takesKV reports whether a decode target may be given KV at now.
+func takesKV(t engine.Target, now time.Time) bool {
+	return up(t) && t.Breaker.Circuit(now) != engine.CircuitOpen
+}
+
+// up reports whether the engine has not been found to be away.
+func up(t engine.Target) bool {
+	s := t.State()
+	return s == engine.Ready || s == engine.Draining
+}
