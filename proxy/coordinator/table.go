@@ -235,7 +235,8 @@ func (t *table) fillFixed(reg *engine.Registry, p *engine.Pool, a *Ask, now time
 // fillPairs lists the targets that can be paired: of each group the fittest of
 // each phase, and of the groups those whose least fit phase is fittest. What it
 // leaves keeps the promise of abi.PlaceFacts. A target whose circuit is open is no
-// decode: prefill would hold blocks that nobody takes and nobody can free. When nothing is left, ok is false and missing is the phase without a target.
+// decode: prefill would hold blocks that nobody takes and nobody can free. When nothing
+// is left, ok is false and missing is the phase without a target.
 func (t *table) fillPairs(p *engine.Pool, a *Ask, now time.Time) (missing abi.Phase, ok bool) {
 	best, n, start, noDecode := worst+1, 0, 0, false
 	for _, end := range p.Groups {
