@@ -95,12 +95,13 @@ func (w *worker) do(v *Version, m *vm, until time.Time) (answer int64, err error
 }
 
 // aside deals with the VM of a call that the request has left, when the guest is
-// out of it: a guest that used up its time is charged and replaced; one that began
-// late and ended in time is used again.
+// out of it. A guest that used up its time is charged, and its VM replaced. One
+// that began late and ended in time is used again; if that one failed, the cause
+// may be that the host refused its calls, so its VM is replaced without a charge.
 func (v *Version) aside(m *vm) {
-	w := m.worker
+	w, innocent := m.worker, false
 	if w.kill != nil {
-		if !w.kill.Stop() {
+		if innocent = w.kill.Stop(); !innocent {
 			m.Interrupt() // the timer may be about to, and must not meet the next call
 		}
 		w.kill = nil
@@ -112,6 +113,8 @@ func (v *Version) aside(m *vm) {
 		v.pool.put(m)
 		return
 	}
-	v.blame(w.p, Late, why, w.began)
+	if !innocent {
+		v.blame(w.p, Late, why, w.began)
+	}
 	v.replace(m)
 }
