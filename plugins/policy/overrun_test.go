@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,17 +54,12 @@ func BenchmarkOverrun(b *testing.B) {
 // keepBusy has n goroutines use processors until stop is called.
 func keepBusy(n int) (stop func()) {
 	var group sync.WaitGroup
-	over := make(chan struct{})
+	var over atomic.Bool
 	for range n {
 		group.Go(func() {
-			for {
-				select {
-				case <-over:
-					return
-				default:
-				}
+			for !over.Load() {
 			}
 		})
 	}
-	return func() { close(over); group.Wait() }
+	return func() { over.Store(true); group.Wait() }
 }
