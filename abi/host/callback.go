@@ -139,7 +139,7 @@ func (vm *VM) callback(ctx context.Context, c Callback, id uint32, params ...uin
 		if !vm.module.has[c] {
 			return 0, false, nil
 		}
-		fn = vm.instance.ExportedFunction(c.String())
+		fn = vm.exported(c.String())
 		vm.callbacks[c] = fn
 	}
 	vm.stack[0] = uint64(id)

@@ -23,7 +23,7 @@ type Hook struct {
 // Hook returns the hook exported under a name such as pdproxy_v1_on_place; ok
 // is false when the guest has none of that name. Keep it: a look-up allocates.
 func (vm *VM) Hook(name string) (h *Hook, ok bool) {
-	fn := vm.instance.ExportedFunction(name)
+	fn := vm.exported(name)
 	if fn == nil || checkHook(name, fn.Definition()) != nil || len(fn.Definition().ParamTypes()) != 2 {
 		return nil, false
 	}
@@ -65,7 +65,7 @@ func (vm *VM) Scratch(ctx context.Context, size uint32) (view []byte, ptr uint32
 
 // askScratch asks the guest for a scratch buffer of at least size bytes.
 func (vm *VM) askScratch(ctx context.Context, size uint32) error {
-	fn := vm.instance.ExportedFunction(scratchExport)
+	fn := vm.exported(scratchExport)
 	if fn == nil {
 		return fmt.Errorf("take scratch buffer: no export %s", scratchExport)
 	}
@@ -105,7 +105,7 @@ func (vm *VM) View(ptr, size uint32) (view []byte, ok bool) {
 // Value calls an export without parameters that returns an i64, such as
 // pdproxy_v1_needs; ok is false when there is no such export.
 func (vm *VM) Value(ctx context.Context, export string) (value int64, ok bool, err error) {
-	fn := vm.instance.ExportedFunction(export)
+	fn := vm.exported(export)
 	if fn == nil {
 		return 0, false, nil
 	}

@@ -72,7 +72,7 @@ func (m *Module) link(ctx context.Context, allowed []string) error {
 			builders[module] = m.runtime.NewHostModuleBuilder(module)
 		}
 		builders[module].NewFunctionBuilder().
-			WithGoModuleFunction(f.bind(name, len(def.ResultTypes()) > 0), def.ParamTypes(), def.ResultTypes()).
+			WithGoModuleFunction(f.bind(module, name, len(def.ResultTypes()) > 0), def.ParamTypes(), def.ResultTypes()).
 			Export(name)
 	}
 	slices.Sort(m.info.Imports)
@@ -91,7 +91,12 @@ func (m *Module) link(ctx context.Context, allowed []string) error {
 // of a C library in env are no capability.
 func permitted(allowed []string, module, name string) bool {
 	return allowed == nil || slices.Contains(allowed, "*") || slices.Contains(allowed, name) ||
-		module == moduleEnv && !strings.HasPrefix(name, "proxy_")
+		module == moduleEnv && !isCapability(module, name)
+}
+
+// isCapability reports whether a host function is one of proxy-wasm's.
+func isCapability(module, name string) bool {
+	return module == moduleEnv && strings.HasPrefix(name, "proxy_")
 }
 
 // fits reports whether a guest's import has the function's type. The result may
@@ -104,13 +109,18 @@ func (f hostFunction) fits(def api.FunctionDefinition) bool {
 }
 
 // bind makes the function callable by the engine.
-func (f hostFunction) bind(name string, result bool) api.GoModuleFunc {
+func (f hostFunction) bind(module, name string, result bool) api.GoModuleFunc {
+	capability := isCapability(module, name)
 	return func(ctx context.Context, mod api.Module, stack []uint64) {
 		vm := vmOf(ctx, mod)
 		if vm.phase > f.until {
 			panic(&forbiddenCall{name})
 		}
-		if answer := f.call(vm, stack); result {
+		answer := InternalFailure
+		if !capability || !vm.detached.Load() {
+			answer = f.call(vm, stack)
+		}
+		if result {
 			stack[0] = uint64(answer)
 		}
 	}

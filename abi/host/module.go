@@ -44,7 +44,7 @@ func (c *Cache) Close(ctx context.Context) error { return c.cache.Close(ctx) }
 // LoadOptions is how Load compiles a module.
 type LoadOptions struct {
 	// Guarded compiles checks into the guest's loops, so that the end of a call's
-	// context interrupts it. Without it nothing does.
+	// context, or VM.Interrupt, interrupts it. Without it nothing does.
 	Guarded bool
 	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
 	MemoryPages uint32
@@ -86,7 +86,7 @@ type Module struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
 	info     Info
-	guarded  bool
+	gates    *gates // of a guarded module; nil: it is not guarded
 	pages    uint32
 	minPages uint32
 	total    memoryTotal
@@ -105,7 +105,6 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	}
 	m := &Module{
 		runtime: wazero.NewRuntimeWithConfig(ctx, config),
-		guarded: opts.Guarded,
 		pages:   opts.MemoryPages,
 	}
 	if m.pages == 0 || m.pages > maxPages {
@@ -121,6 +120,13 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 // load fills a module whose runtime is there.
 func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
+	if opts.Guarded { // the types of the gate first, see gates
+		types, err := m.runtime.CompileModule(ctx, gateBinary(nil))
+		if err != nil {
+			return fmt.Errorf("compile types of gate: %w", err)
+		}
+		_ = types.Close(ctx) // the runtime keeps the numbers
+	}
 	began := time.Now()
 	compiled, err := m.runtime.CompileModule(ctx, wasm)
 	if err != nil {
@@ -135,6 +141,11 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	}
 	if err := m.checkMemory(); err != nil {
 		return err
+	}
+	if opts.Guarded {
+		if m.gates, err = newGates(ctx, m.exports); err != nil {
+			return err
+		}
 	}
 	return m.link(ctx, opts.HostFunctions)
 }
@@ -228,6 +239,9 @@ func (m *Module) Info() Info { return m.info }
 // Close frees the module and every VM of it. No call may be running.
 func (m *Module) Close(ctx context.Context) error {
 	err := m.runtime.Close(ctx)
+	if m.gates != nil {
+		err = errors.Join(err, m.gates.runtime.Close(ctx))
+	}
 	if m.compiled != nil {
 		err = errors.Join(err, m.compiled.Close(ctx))
 	}

@@ -3,10 +3,12 @@ package host
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
+	"github.com/tetratelabs/wazero/sys"
 )
 
 // phase says which host functions a guest may call now.
@@ -25,12 +27,13 @@ type VM struct {
 	module   *Module
 	env      Env
 	instance api.Module
+	gate     api.Module // of a guarded module: calls go through it, see gates; else nil
 	memory   api.Memory
 	linear   *linearMemory
 
 	callbacks [callbackCount]api.Function
 	allocator api.Function
-	scope     callScope  // of unguarded calls, used again and again
+	scope     callScope  // of calls, used again and again
 	running   *callScope // of the call that is running
 	stack     [8]uint64  // parameters and result of the call from outside
 	allocArg  [1]uint64
@@ -42,6 +45,9 @@ type VM struct {
 	phase     phase
 	busy      bool
 	failed    *Error
+
+	interrupted atomic.Bool // Interrupt was called
+	detached    atomic.Bool // host functions refuse, see Detach
 
 	answer     *callAnswer // of the HTTP call whose callback runs
 	foreign    *[]byte     // arguments of the foreign function whose callback runs
@@ -90,8 +96,14 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	}
 	vm.instance = instance
 	vm.memory = instance.Memory()
+	if m.gates != nil {
+		if vm.gate, err = m.gates.open(ctx, instance); err != nil {
+			_ = vm.Close(ctx)
+			return nil, fmt.Errorf("make vm: %w", err)
+		}
+	}
 	if name := m.allocatorName(); name != "" {
-		vm.allocator = instance.ExportedFunction(name)
+		vm.allocator = vm.exported(name)
 	}
 	if err := vm.start(ctx); err != nil {
 		_ = vm.Close(ctx)
@@ -104,14 +116,14 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 // start runs the guest's own initialisation.
 func (vm *VM) start(ctx context.Context) error {
 	names := []string{"_start"}
-	if vm.instance.ExportedFunction("_initialize") != nil {
+	if vm.exported("_initialize") != nil {
 		names = []string{"_initialize", "main"}
-		if vm.instance.ExportedFunction("main") == nil {
+		if vm.exported("main") == nil {
 			names[1] = "__main_void"
 		}
 	}
 	for _, name := range names {
-		fn := vm.instance.ExportedFunction(name)
+		fn := vm.exported(name)
 		if fn == nil {
 			continue
 		}
@@ -128,6 +140,15 @@ func (vm *VM) start(ctx context.Context) error {
 	return nil
 }
 
+// exported returns a function of the guest that the host may call; nil: there is
+// none of that name.
+func (vm *VM) exported(name string) api.Function {
+	if vm.gate != nil {
+		return vm.gate.ExportedFunction(name)
+	}
+	return vm.instance.ExportedFunction(name)
+}
+
 // call runs a function of the guest with its parameters in stack, where its
 // result will be. id is the current and effective context meanwhile.
 func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
@@ -137,36 +158,81 @@ func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint3
 	if vm.busy {
 		return ErrBusy
 	}
-	scope := &vm.scope
-	if vm.module.guarded {
-		// The engine's watcher may look at the scope after the call.
-		scope = &callScope{vm: vm}
+	if vm.gate == nil || ctx.Done() == nil {
+		return vm.run(ctx, fn, export, id, stack)
 	}
-	scope.Context = ctx
+	if ctx.Err() != nil {
+		vm.Interrupt()
+	}
+	stop := context.AfterFunc(ctx, vm.Interrupt)
+	err := vm.run(ctx, fn, export, id, stack)
+	if !stop() && err == nil { // it ended too late to be noticed in the call
+		vm.Interrupt()
+		err = vm.fail(ctx, export, errInterrupted)
+	}
+	return err
+}
+
+// run is call without a watch over ctx.
+func (vm *VM) run(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
+	vm.scope.Context = ctx
 	vm.linear.refused = false
-	vm.busy, vm.running, vm.current, vm.effective = true, scope, id, id
-	err := fn.CallWithStack(scope, stack)
+	vm.busy, vm.running, vm.current, vm.effective = true, &vm.scope, id, id
+	err := errInterrupted
+	if !vm.interrupted.Load() {
+		err = fn.CallWithStack(&vm.scope, stack)
+	}
 	vm.busy, vm.running, vm.current, vm.effective = false, nil, 0, 0
 	vm.scope.Context = nil
+	if err == nil && vm.interrupted.Load() {
+		err = errInterrupted
+	}
 	if err != nil {
 		return vm.fail(ctx, export, err)
 	}
 	return nil
 }
 
+// errInterrupted is how the engine reports a call that was interrupted.
+var errInterrupted error = sys.NewExitError(sys.ExitCodeDeadlineExceeded)
+
 // fail poisons the VM.
 func (vm *VM) fail(ctx context.Context, export string, err error) error {
-	vm.failed = callError(export, err, ctx.Err(), vm.linear.refused)
+	ended := ctx.Err()
+	if ended == nil && vm.interrupted.Load() {
+		ended = context.DeadlineExceeded
+	}
+	vm.failed = callError(export, err, ended, vm.linear.refused)
 	vm.flush()
 	return vm.failed
 }
 
+// Interrupt ends the call that runs, or the next one, with a Timeout: the guest
+// stops at its next loop. The VM is poisoned, also when no call runs. It does
+// nothing to a module that is not guarded. It is safe for concurrent use.
+func (vm *VM) Interrupt() {
+	if vm.gate != nil && vm.interrupted.CompareAndSwap(false, true) {
+		closeGate(vm.gate)
+	}
+}
+
+// Detach has all proxy-wasm functions of the host answer INTERNAL_FAILURE and do
+// nothing from now on, until Attach, also in a call that runs. A function that
+// runs already comes to its end. It is safe for concurrent use.
+func (vm *VM) Detach() { vm.detached.Store(true) }
+
+// Attach ends what Detach began. It is for the owner of the VM, between calls.
+func (vm *VM) Attach() { vm.detached.Store(false) }
+
 // Err returns the failure that poisoned the VM; nil while it is healthy.
 func (vm *VM) Err() error {
-	if vm.failed == nil {
-		return nil
+	switch {
+	case vm.failed != nil:
+		return vm.failed
+	case vm.interrupted.Load():
+		return vm.fail(context.Background(), "between calls", errInterrupted)
 	}
-	return vm.failed
+	return nil
 }
 
 // MemorySize returns the size of the guest's memory in bytes, 0 after Close.
@@ -177,6 +243,9 @@ func (vm *VM) MemorySize() uint32 { return uint32(vm.linear.size) }
 // every call after it answers ErrPoisoned.
 func (vm *VM) Close(ctx context.Context) error {
 	vm.flush()
+	if vm.gate != nil {
+		closeGate(vm.gate)
+	}
 	err := vm.instance.Close(ctx)
 	vm.linear.release()
 	return err

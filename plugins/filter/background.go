@@ -92,12 +92,13 @@ func (p *Plugin) probe(about complaint) bool {
 	}
 	defer v.exit()
 	v.complaint = noComplaint
-	ctx = v.budget.arm()
-	err = v.guest.ContextCreate(ctx, probed, rootContext)
-	if err == nil && about == noHTTP {
-		_, err = v.guest.RequestHeaders(ctx, probed, 0, true)
-	}
-	v.budget = v.budget.disarm()
+	err = v.limited(func(ctx context.Context) error {
+		err := v.guest.ContextCreate(ctx, probed, rootContext)
+		if err == nil && about == noHTTP {
+			_, err = v.guest.RequestHeaders(ctx, probed, 0, true)
+		}
+		return err
+	})
 	return err != nil && v.complaint == about
 }
 

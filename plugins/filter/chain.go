@@ -146,5 +146,6 @@ func (s *stream) serveNext(next http.Handler, header http.Header) {
 			}
 		}
 	}()
-	next.ServeHTTP(&answerWriter{s, header}, r)
+	s.room.writer = answerWriter{s, header}
+	next.ServeHTTP(&s.room.writer, r)
 }

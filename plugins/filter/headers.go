@@ -17,10 +17,11 @@ import (
 // them sorted.
 type headerMap struct {
 	mu     sync.Mutex
-	pseudo host.Pairs  // :method, :path, :authority, :scheme or :status; guarded by mu
-	lines  http.Header // canonical names; guarded by mu
-	shared bool        // lines belong to somebody else: copied before a change; guarded by mu
-	plain  bool        // a trailer, which has no pseudo-headers
+	pseudo host.Pairs   // :method, :path, :authority, :scheme or :status; guarded by mu
+	room   [4]host.Pair // where pseudo begins; guarded by mu
+	lines  http.Header  // canonical names; guarded by mu
+	shared bool         // lines belong to somebody else: copied before a change; guarded by mu
+	plain  bool         // a trailer, which has no pseudo-headers
 
 	// The size of the map, known from a guest's first change on; guarded by mu.
 	known bool

@@ -109,7 +109,7 @@ func (s *stream) reply(r *reply) {
 	s.responseHeaders.Store(w.headers)
 	s.dst.wrote, s.dst.closed = true, true
 	if s.r.ProtoMajor >= 2 { // a client may leave the flow control of its stream at 0
-		s.rc.SetWriteDeadline(time.Now().Add(replyTimeout))
+		s.rc().SetWriteDeadline(time.Now().Add(replyTimeout))
 	}
 	if w.begin(len(r.body) == 0); len(r.body) > 0 && !s.interrupted() {
 		w.dataFrom(0, r.body, true)

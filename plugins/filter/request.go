@@ -49,8 +49,8 @@ type readAhead struct {
 	done chan struct{}
 }
 
-// requestMap returns the headers of a request as filters see them.
-func requestMap(r *http.Request) *headerMap {
+// setRequest makes an empty map the headers of a request as filters see them.
+func (m *headerMap) setRequest(r *http.Request) {
 	scheme := "http"
 	if r.TLS != nil {
 		scheme = "https"
@@ -59,15 +59,11 @@ func requestMap(r *http.Request) *headerMap {
 	if path == "" {
 		path = r.URL.RequestURI()
 	}
-	m := &headerMap{
-		pseudo: host.Pairs{{Key: ":authority", Value: r.Host}, {Key: ":method", Value: r.Method}, {Key: ":path", Value: path}, {Key: ":scheme", Value: scheme}},
-		lines:  r.Header,
-		shared: true,
-	}
+	m.room = [...]host.Pair{{Key: ":authority", Value: r.Host}, {Key: ":method", Value: r.Method}, {Key: ":path", Value: path}, {Key: ":scheme", Value: scheme}}
+	m.pseudo, m.lines, m.shared = m.room[:], r.Header, true
 	if !validID(r.Header.Get("X-Request-Id")) {
 		m.Replace("X-Request-Id", newID())
 	}
-	return m
 }
 
 // validID reports whether a client's request id is fit for log lines, by the
@@ -113,7 +109,7 @@ func (s *stream) passHeaders() bool {
 		}
 	}
 	if limited {
-		_ = s.rc.SetReadDeadline(time.Time{}) // from here on it is the next handler's
+		_ = s.rc().SetReadDeadline(time.Time{}) // from here on it is the next handler's
 		if s.isOver() && s.src.begun.Load() {
 			s.breakRead() // once more: that was stop's
 		}
@@ -125,7 +121,7 @@ func (s *stream) passHeaders() bool {
 // limitRead gives the client the configured time for its body.
 func (s *stream) limitRead() {
 	if t := s.limits.ReadTimeout; t > 0 && s.r.ContentLength != 0 {
-		_ = s.rc.SetReadDeadline(time.Now().Add(t))
+		_ = s.rc().SetReadDeadline(time.Now().Add(t))
 	}
 }
 
@@ -219,7 +215,7 @@ func (src *source) read(p []byte) (int, error) {
 // breakRead ends reads of the client's body that are of no use any more: before the
 // head of an answer net/http itself reads on in a body that has been begun.
 func (s *stream) breakRead() {
-	if s.rc.SetReadDeadline(time.Unix(1, 0)) != nil {
+	if s.rc().SetReadDeadline(time.Unix(1, 0)) != nil {
 		s.src.body.Close()
 	}
 }

@@ -76,8 +76,19 @@ func (s *stream) head(status int, header http.Header) {
 			lines[name] = values
 		}
 	}
-	s.resp.headers = &headerMap{pseudo: host.Pairs{{Key: ":status", Value: strconv.Itoa(status)}}, lines: lines}
+	m := &s.room.response
+	m.room[0] = host.Pair{Key: ":status", Value: statusText(status)}
+	m.pseudo, m.lines = m.room[:1], lines
+	s.resp.headers = m
 	s.responseHeaders.Store(s.resp.headers)
+}
+
+// statusText is a status in digits; the usual one costs no allocation.
+func statusText(status int) string {
+	if status == http.StatusOK {
+		return "200"
+	}
+	return strconv.Itoa(status)
 }
 
 // Write implements io.Writer.
@@ -180,7 +191,7 @@ func (s *stream) flush() error {
 	if !out {
 		return nil
 	}
-	if err := s.rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	if err := s.rc().Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
 	return nil

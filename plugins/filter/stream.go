@@ -24,7 +24,6 @@ var (
 type stream struct {
 	limits  Limits
 	w       http.ResponseWriter
-	rc      *http.ResponseController
 	r       *http.Request
 	ctx     context.Context // of the client's request
 	info    *abi.StreamInfo
@@ -59,17 +58,26 @@ type stream struct {
 	over       chan struct{}           // closed when there is nothing to wait for any more
 	stopping   bool                    // over is closed; guarded by mu
 	workers    sync.WaitGroup          // goroutines that poke started
+
+	// room has what every stream needs once, so that one allocation makes it.
+	room struct {
+		info              abi.StreamInfo // where the context has none
+		request, response headerMap
+		writer            answerWriter
+	}
 }
+
+// rc controls the client's connection.
+func (s *stream) rc() *http.ResponseController { return http.NewResponseController(s.w) }
 
 // open begins a stream through plugins, all of which are acquired.
 func open(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Request) *stream {
 	s := &stream{
 		limits: limits, w: w, r: r, ctx: r.Context(), start: time.Now(),
-		rc: http.NewResponseController(w), over: make(chan struct{}),
-		filters: make([]filter, len(plugins)),
+		over: make(chan struct{}), filters: make([]filter, len(plugins)),
 	}
 	if s.info = abi.StreamInfoFrom(s.ctx); s.info == nil {
-		s.info = new(abi.StreamInfo)
+		s.info = &s.room.info
 	}
 	hops := make([]hop, 2*len(plugins))
 	for i, p := range plugins {
@@ -78,7 +86,8 @@ func open(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Reque
 		hops[i].f = f
 		hops[len(hops)-1-i].f = f
 	}
-	s.requestHeaders = requestMap(r)
+	s.requestHeaders = &s.room.request
+	s.requestHeaders.setRequest(r)
 	s.req = flow{s: s, d: request, hops: hops[:len(plugins)], sink: requestSink{s}, headers: s.requestHeaders, signal: make(chan struct{}, 1), limit: limits.bodyLimit()}
 	s.src.body = r.Body
 	s.resp = flow{s: s, d: response, hops: hops[len(plugins):], sink: answerSink{s}, signal: make(chan struct{}, 1), limit: limits.bodyLimit()}

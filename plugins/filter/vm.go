@@ -33,7 +33,7 @@ type vm struct {
 	probing bool // it serves nothing, see Plugin.probe
 
 	// What follows up to mu is guarded by lock.
-	budget    *timeBudget
+	limit     *time.Timer // of the call that runs: interrupts the guest
 	lastID    uint32
 	waiting   int       // contexts that wait for proxy_done
 	touched   []*filter // those whose stream has to hear what the guest asked for
@@ -70,7 +70,6 @@ func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 		probing: probing,
 		lock:    make(chan struct{}, 1),
 		gone:    make(chan struct{}),
-		budget:  newTimeBudget(p.spec.Timeout),
 		streams: make(map[uint32]*filter),
 		ready:   make(map[uint32]int),
 		lastID:  rootContext,
@@ -90,6 +89,8 @@ func (v *vm) start(ctx context.Context) (err error) {
 	if v.guest, err = v.p.module.NewVM(ctx, v); err != nil {
 		return fmt.Errorf("start plugin: %w", err)
 	}
+	v.limit = time.AfterFunc(v.p.spec.Timeout, v.guest.Interrupt)
+	v.limit.Stop()
 	return v.guest.Begin(ctx, rootContext)
 }
 
@@ -160,8 +161,7 @@ func (v *vm) call(c host.Callback, do func(ctx context.Context) error) error {
 func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	began := time.Now()
 	v.began.Store(began.UnixNano())
-	err := do(v.budget.arm())
-	v.budget = v.budget.disarm()
+	err := v.limited(do)
 	v.began.Store(0)
 	if v.p.deps.Meter != nil {
 		v.p.deps.Meter.Observe(c, time.Since(began))
@@ -181,6 +181,17 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	}
 	if failure != nil {
 		return failure
+	}
+	return err
+}
+
+// limited calls do, which enters the guest, and has the guest interrupted when the
+// time of a call is over. v.lock is held.
+func (v *vm) limited(do func(ctx context.Context) error) error {
+	v.limit.Reset(v.p.spec.Timeout)
+	err := do(context.Background())
+	if !v.limit.Stop() {
+		v.guest.Interrupt() // the timer may be about to, and must not meet the next call
 	}
 	return err
 }
@@ -244,7 +255,6 @@ func (v *vm) kill() bool {
 // close frees the guest. v.lock is held.
 func (v *vm) close() {
 	v.closed = true
-	v.budget.stop()
 	if v.guest != nil {
 		// The context is only looked at for values.
 		_ = v.guest.Close(context.WithoutCancel(v.p.ctx))
@@ -273,57 +283,3 @@ func (v *vm) remove(id uint32) {
 	defer v.mu.Unlock()
 	delete(v.streams, id)
 }
-
-// timeBudget is the context of a VM's calls: each of them may take the same time. It
-// is used again and again, since a context of its own for each call would cost
-// more than the call.
-type timeBudget struct {
-	limit time.Duration
-	timer *time.Timer
-	done  chan struct{}
-	over  atomic.Bool
-}
-
-func newTimeBudget(limit time.Duration) *timeBudget {
-	b := &timeBudget{limit: limit, done: make(chan struct{})}
-	b.timer = time.AfterFunc(limit, func() {
-		b.over.Store(true)
-		close(b.done)
-	})
-	b.timer.Stop()
-	return b
-}
-
-// arm begins a call.
-func (b *timeBudget) arm() context.Context {
-	b.timer.Reset(b.limit)
-	return b
-}
-
-// disarm ends a call and returns the budget for the next one: another one when
-// the time was over, which a guest that cannot be interrupted survives.
-func (b *timeBudget) disarm() *timeBudget {
-	if b.timer.Stop() {
-		return b
-	}
-	return newTimeBudget(b.limit)
-}
-
-func (b *timeBudget) stop() { b.timer.Stop() }
-
-// Deadline implements context.Context; nobody needs to know it.
-func (b *timeBudget) Deadline() (time.Time, bool) { return time.Time{}, false }
-
-// Done implements context.Context.
-func (b *timeBudget) Done() <-chan struct{} { return b.done }
-
-// Err implements context.Context.
-func (b *timeBudget) Err() error {
-	if b.over.Load() {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// Value implements context.Context. It has none.
-func (b *timeBudget) Value(any) any { return nil }

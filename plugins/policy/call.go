@@ -67,11 +67,9 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	if c.begin(p, f.FrameSize()) {
 		h := p.header(c.began)
 		frame := abi.AppendPlace(c.scratch[:0], &h, f)
-		notes := c.vm.notes
-		notes.rows = f.Candidates
-		answer, ok := c.run(frame)
-		notes.rows = nil
-		if ok {
+		c.vm.notes.show(f.Candidates)
+		if answer, ok := c.run(frame); ok {
+			c.vm.notes.show(nil)
 			if d = abi.UnpackPlace(uint64(answer)); !f.Allows(d) {
 				c.reason = Nonsense
 			} else if frame, ok = c.vm.View(c.at, uint32(len(frame))); ok {
@@ -143,10 +141,8 @@ func (p *Policy) header(now time.Time) abi.Header {
 // call is one call of a hook, from taking a VM to giving it back.
 type call struct {
 	p       *Policy
-	vm      *vm
+	vm      *vm // nil: none was free, or the call was left
 	began   time.Time
-	ctx     context.Context
-	cancel  context.CancelFunc // nil in an unguarded module
 	scratch []byte
 	at      uint32 // address of scratch in the guest
 	reason  string
@@ -167,16 +163,36 @@ func (c *call) begin(p *Policy, frame int) bool {
 		}
 		return false
 	}
-	c.ctx = context.Background()
-	if v.opts.Load.Guarded {
-		c.ctx, c.cancel = context.WithDeadline(c.ctx, c.began.Add(v.opts.Budget))
-	}
 	var err error
-	if c.scratch, c.at, err = c.vm.Scratch(c.ctx, roomFor(frame)); err != nil {
-		c.reason = reasonOf(err)
+	if c.scratch, c.at, err = c.room(roomFor(frame)); err != nil {
+		c.fail(err)
 		return false
 	}
 	return true
+}
+
+// room returns the guest's scratch, of size bytes at least.
+func (c *call) room(size uint32) (scratch []byte, at uint32, err error) {
+	if w := c.vm.worker; w != nil && size > c.vm.room {
+		c.vm.room, w.p, w.room = 0, c.p, size
+		if _, err := w.do(c.p.version, c.vm, c.until()); err != nil {
+			return nil, 0, err
+		}
+		c.vm.room = size
+	}
+	return c.vm.Scratch(context.Background(), size) // guarded guests have it already
+}
+
+// until is when the call gives up.
+func (c *call) until() time.Time { return c.began.Add(c.p.version.opts.Budget) }
+
+// fail notes why there is no decision.
+func (c *call) fail(err error) {
+	if errors.Is(err, errLeft) {
+		c.reason, c.vm = Late, nil
+		return
+	}
+	c.reason = reasonOf(err)
 }
 
 // roomFor is the size of the scratch for a frame: powers of two, so that a guest
@@ -192,9 +208,15 @@ func roomFor(frame int) uint32 {
 // run calls the hook with the frame that stands in the scratch.
 func (c *call) run(frame []byte) (answer int64, ok bool) {
 	c.vm.notes.Take() // of a call that gave no decision
-	answer, err := c.vm.hooks[c.p.Hook].Call(c.ctx, c.at, uint32(len(frame)))
+	var err error
+	if w := c.vm.worker; w != nil {
+		w.p, w.room, w.at, w.size = c.p, 0, c.at, uint32(len(frame))
+		answer, err = w.do(c.p.version, c.vm, c.until())
+	} else {
+		answer, err = c.vm.hooks[c.p.Hook].Call(context.Background(), c.at, uint32(len(frame)))
+	}
 	if err != nil {
-		c.reason = reasonOf(err)
+		c.fail(err)
 		return 0, false
 	}
 	return answer, true
@@ -207,9 +229,6 @@ func (c *call) end() string {
 		return Closed // asked again, and counted there
 	}
 	took := time.Since(c.began)
-	if c.cancel != nil {
-		c.cancel()
-	}
 	if c.reason != Parked {
 		p.calls.Observe(took)
 		p.meter.Observe(took)
@@ -225,31 +244,30 @@ func (c *call) end() string {
 	}
 	p.calls.Fail()
 	p.meter.Fail(c.reason)
-	if c.vm != nil { // else it is the load that was too high, not the guest
-		c.blame()
+	if c.vm != nil { // else the load was too high, or the guest is dealt with aside
+		why := c.vm.Err()
+		if v.blame(p, c.reason, why, c.began); why != nil {
+			v.replace(c.vm)
+		} else {
+			v.pool.put(c.vm)
+		}
 	}
 	return c.reason
 }
 
-// blame charges the failure to the guest, says so, and replaces its VM if that
-// is poisoned.
-func (c *call) blame() {
-	v, why := c.p.version, c.vm.Err()
-	attrs := []any{"policy", c.p.Label, "hook", c.p.Hook.String(), "reason", c.reason}
+// blame logs a failure of the guest and charges it; why is what poisoned its VM,
+// nil if nothing did.
+func (v *Version) blame(p *Policy, reason string, why error, began time.Time) {
+	attrs := []any{"policy", p.Label, "hook", p.Hook.String(), "reason", reason}
 	if why != nil {
 		attrs = append(attrs, "error", why)
 	}
 	v.opts.Log.Warn("policy failed; the built-in rule decides", attrs...)
 	var failure *host.Error
 	if errors.As(why, &failure) && failure.Stack != "" {
-		v.opts.Log.Debug("where the guest was", "policy", c.p.Label, "stack", failure.Stack)
+		v.opts.Log.Debug("where the guest was", "policy", p.Label, "stack", failure.Stack)
 	}
-	v.failed(timeoutOf(why, c.began))
-	if why != nil {
-		v.replace(c.vm)
-		return
-	}
-	v.pool.put(c.vm)
+	v.failed(timeoutOf(why, began))
 }
 
 // edits appends the list of edits that the guest left behind its frame, if it

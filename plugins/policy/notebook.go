@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/binary"
+	"sync"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/abi/host"
@@ -9,11 +10,21 @@ import (
 
 // Notebook is the Env of one VM, and what belongs to the decision under way: its
 // candidates, and the notes that the guest leaves on it. Like its VM it is not
-// safe for concurrent use.
+// safe for concurrent use, but for show.
 type Notebook struct {
 	host.Env
 	notes []string
-	rows  []abi.Candidate // of a place frame
+
+	mu   sync.Mutex
+	rows []abi.Candidate // of a place frame, the request's own; guarded by mu
+}
+
+// show gives the guest the candidates of a decision. After show(nil) the guest
+// reads none of those that were given before. It is safe for concurrent use.
+func (n *Notebook) show(rows []abi.Candidate) {
+	n.mu.Lock()
+	n.rows = rows
+	n.mu.Unlock()
 }
 
 // Take returns the notes since it was called last.
@@ -45,6 +56,8 @@ func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
 		return nil, host.BadArgument
 	}
 	row := binary.LittleEndian.Uint32(args)
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if uint64(row) >= uint64(len(n.rows)) {
 		return nil, host.BadArgument
 	}

@@ -322,14 +322,17 @@ func TestHammerClose(t *testing.T) {
 }
 
 func TestDecisionsDoNotAllocate(t *testing.T) {
-	l := newLoading()
-	v := l.load(t)
-	plan, place, mint := hook(t, v, abi.HookPlan), hook(t, v, abi.HookPlace), hook(t, v, abi.HookMint)
-	a, b, c := &abi.PlanFacts{}, policytest.Pair(""), &abi.MintFacts{}
-	all := func() { plan.Plan(a); place.Place(b); mint.Mint(c) }
-	all()
-	if n := testing.AllocsPerRun(200, all); n != 0 {
-		t.Errorf("%v allocations in three decisions", n)
+	for _, guarded := range []bool{false, true} {
+		l := newLoading()
+		l.Load.Guarded = guarded
+		v := l.load(t)
+		plan, place, mint := hook(t, v, abi.HookPlan), hook(t, v, abi.HookPlace), hook(t, v, abi.HookMint)
+		a, b, c := &abi.PlanFacts{}, policytest.Pair(""), &abi.MintFacts{}
+		all := func() { plan.Plan(a); place.Place(b); mint.Mint(c) }
+		all()
+		if n := testing.AllocsPerRun(200, all); n != 0 {
+			t.Errorf("%v allocations in three decisions, guarded: %v", n, guarded)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,8 +13,18 @@ import (
 // vm is one guest instance with its hooks looked up.
 type vm struct {
 	*host.VM
-	hooks [abi.HookFinish + 1]*host.Hook // nil: not exported
-	notes *Notebook
+	hooks  [abi.HookFinish + 1]*host.Hook // nil: not exported
+	notes  *Notebook
+	worker *worker // nil in an unguarded module, whose guests are trusted to come back
+	room   uint32  // the size of scratch that a guarded guest has given, in bytes
+}
+
+// close frees the VM, outside of any call.
+func (m *vm) close(ctx context.Context) error {
+	if m.worker != nil {
+		close(m.worker.tasks)
+	}
+	return m.Close(ctx)
 }
 
 // slot is one place of the pool, on a cache line of its own.

@@ -106,7 +106,7 @@ func (v *Version) tryOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer m.Close(ctx)
+	defer m.close(ctx)
 	if err := v.describe(ctx, m); err != nil {
 		return err
 	}

@@ -66,9 +66,10 @@ type Version struct {
 	pool     *pool
 	trial    error
 
-	ctx    context.Context // ends when the version closes
-	cancel context.CancelFunc
-	starts sync.WaitGroup // of VMs that replace others
+	ctx     context.Context // ends when the version closes
+	cancel  context.CancelFunc
+	starts  sync.WaitGroup // of VMs that replace others
+	workers sync.WaitGroup // of VMs of a guarded module
 
 	mu     sync.Mutex
 	live   int  // VMs that are in the pool, in use or being replaced; guarded by mu
@@ -130,6 +131,9 @@ func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	if err := v.configure(ctx, m); err != nil {
 		return nil, errors.Join(err, guest.Close(ctx))
 	}
+	if v.opts.Load.Guarded {
+		v.startWorker(m)
+	}
 	return m, nil
 }
 
@@ -150,6 +154,7 @@ func (v *Version) configure(ctx context.Context, m *vm) error {
 		return errNoHook
 	}
 	_, _, err := m.Scratch(ctx, scratchSize)
+	m.room = scratchSize
 	return err
 }
 
@@ -260,7 +265,7 @@ const restartPause = 100 * time.Millisecond
 // replace ends a VM that failed and starts another in its place, in the
 // background, unless the version is parked or closed.
 func (v *Version) replace(m *vm) {
-	_ = m.Close(v.ctx)
+	_ = m.close(v.ctx)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed || v.Parked() {
@@ -346,10 +351,11 @@ func (v *Version) Close(ctx context.Context) error {
 		live := v.live
 		v.mu.Unlock()
 		if live == 0 {
+			v.workers.Wait()
 			return v.module.Close(ctx)
 		}
 		if m := v.pool.grab(); m != nil {
-			_ = m.Close(ctx)
+			_ = m.close(ctx)
 			v.mu.Lock()
 			v.live--
 			v.mu.Unlock()
