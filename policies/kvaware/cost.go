@@ -25,6 +25,9 @@ type Pool struct {
 	weight  float64 // of what is above that
 	held    float64 // of a µs above that which a request keeps its row from others, for each that came there of late
 	few     float64 // so many that came there do not count
+	even    float64 // so many are added for a row that lacks much of the mean row's work
+	lack    float64 // of that work a row lacks lack - share x its tokens of late: 0 is
+	share   float64 // the lower bound, and 1 the upper one
 	spread  float64 // of being one row off the place for this size; 0: there is none
 	place   float64 // for prompts of this size, counted in rows
 }
@@ -84,7 +87,9 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	calm := p.calm(busy, all)
 	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
 	mean := max(1, requests/max(1, all))
-	s.held, s.few = calm*p.HeldWeight/mean, p.HeldFree*mean
+	s.held, s.few, s.even = calm*p.HeldWeight/mean, p.HeldFree*mean, p.EvenWeight*mean
+	band := max(0.001, p.EvenTo-p.EvenFrom)
+	s.lack, s.share = (1-p.EvenFrom)/band, all/(band*max(1, recent))
 	s.balance = p.BalanceWeight * s.micros
 	s.request = p.RequestTokens * s.balance
 	if most := float64(best); most > p.SharedTokens {
@@ -167,9 +172,10 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		micros := s.micros + float64(float64(differs)*(own-s.micros))
 		saved := float64(c.Score)
 		cost := float64((s.prompt - saved) * micros)
-		over, others := cost-s.late, float64(c.RecentRequests)-s.few
+		over, others, lack := cost-s.late, float64(c.RecentRequests)-s.few, s.lack-float64(s.share*float64(c.RecentTokens))
+		others += math.Abs(others) + float64(s.even*(math.Abs(lack)-math.Abs(lack-1)+1))
 		cost += float64(float64(p.QueueWeight*float64(c.Queued)) * micros)
-		cost += float64(held * float64((over+math.Abs(over))*(others+math.Abs(others))))
+		cost += float64(held * float64((over+math.Abs(over))*others))
 		over = cost - s.late
 		cost += float64(lateness * (math.Abs(over) - math.Abs(over-s.late) + s.late))
 		over = math.Abs(off) - 1
