@@ -19,6 +19,7 @@ type Pool struct {
 	prompt  float64
 	micros  float64 // prefill of one uncached token, over all rows
 	worth   float64 // of patience, for a saved token
+	home    float64 // of patience, for the conversation's home
 	balance float64 // of a token placed on a row of late
 	request float64 // of a request placed there
 	late    float64 // from here on waiting costs more
@@ -83,6 +84,7 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		typical = max(1, recent/requests)
 	}
 	typical *= s.micros
+	s.home = p.HomeRequests * typical
 	all := float64(n)
 	calm := p.calm(busy, all)
 	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
@@ -183,6 +185,7 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		off++
 		over = saved - p.SharedTokens
 		cost -= float64(worth * (over + math.Abs(over)))
+		cost -= float64(s.home * float64(c.Home&abi.RolePrefill))
 		cost += float64(float64(c.RecentTokens)*s.balance) + float64(float64(c.RecentRequests)*s.request)
 		cost += float64(inFlight * float64(c.Tokens))
 		over = float64(c.Usage) - p.PressureFrom

@@ -17,7 +17,7 @@ type Params struct {
 	TokenMicros, CPUMicros, DiskMicros float64
 	DecodeMicros, TransferMicros       float64
 	PressureFrom, PressureSeconds      float64
-	HomeShare                          float64
+	HomeShare, HomeRequests            float64
 }
 
 // Table describes the parameters; it points into p.
@@ -51,6 +51,7 @@ func (p *Params) Table() param.Table {
 		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of one token's KV that the decode target does not hold"},
 		{Name: "pressure_from", Value: &p.PressureFrom, Default: 0.9, Most: 0.99, Meaning: "share of KV memory in use from which it costs"},
 		{Name: "pressure_seconds", Value: &p.PressureSeconds, Default: 2, Most: large, Unit: "s", Meaning: "what a target with all of its KV memory in use costs"},
+		{Name: "home_requests", Value: &p.HomeRequests, Default: 8, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the conversation's last target before its next turn goes elsewhere, beside the patience for blocks"},
 		{Name: "home_share", Value: &p.HomeShare, Default: 0.8, Most: 1, Meaning: "share of the prompt that the conversation's last target is taken to hold, where no index knows"},
 	}
 }
