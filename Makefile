@@ -41,6 +41,7 @@ vet:
 race: ## every package under the race detector, shuffled, with a short soak
 	$(RACE) $$($(GO) list $(PACKAGES) | grep -vE '/conformance(/security)?$$')
 	$(GO) test ./proxy/socket ./proxy/upstream ./proxy/coordinator/link # makes other system calls without the detector
+	$(GO) test -run '^TestVariantsAreEven$$' ./conformance/replay # every kind of trace, which the detector makes ten times as slow
 	$(call conformance,'^TestModes$$','^TestModes$$')
 
 # The attacked program is a process of its own, which the detector does not see.
@@ -122,6 +123,10 @@ bench-wasm: ## what a decision costs: native, built-in Wasm, guests in Go, C and
 bench-kv: ## KV index: events a second, matches beside them, bytes a block; a whole decision over 64 ranks
 	$(GO) test -run '^$$' -bench . ./proxy/state/kvindex ./proxy/engine/kvevents ./proxy/state/conversation
 	$(GO) test -run '^$$' -bench '^BenchmarkRoute$$' ./conformance/policies
+
+.PHONY: routing
+routing: ## hits and evenness of kv_aware and pair_aware on variants of a real trace
+	PDPROXY_ROUTING=long $(GO) test -count=1 -run '^TestVariantsAreEven$$' -v ./conformance/replay
 
 .PHONY: notices
 notices: ## cmd/THIRD_PARTY_NOTICES.md from the modules that are linked in

@@ -26,8 +26,8 @@
 //
 // # The parts
 //
-// trace.go reads traces; model.go has the models and models/ the presets;
-// cache.go, prefill.go and decode.go are the engines; clock.go is virtual time;
-// view.go is what the proxy knows; lab.go joins them; result.go counts; table.go
-// and report.go write down.
+// trace.go reads traces, and vary.go makes other traces from their conversations;
+// model.go has the models and models/ the presets; cache.go, prefill.go and
+// decode.go are the engines; clock.go is virtual time; view.go is what the proxy
+// knows; lab.go joins them; result.go counts; table.go and report.go write down.
 package replay

@@ -56,3 +56,43 @@ func TestSharedPromptDoesNotFunnel(t *testing.T) {
 		t.Errorf("plain affinity does well: %+v", plain.Row)
 	}
 }
+
+// shortTurns is sharedPrompt with six turns, each of which adds less than two
+// blocks.
+func shortTurns(seed uint64) *Trace {
+	rnd := rand.New(rand.NewPCG(seed, 96))
+	t := new(traceWriter)
+	for c := range 96 {
+		at, tokens := rnd.Float64()*4, 2048+20+rnd.IntN(100)
+		for range 6 {
+			ids := make([]uint64, 0, tokens/64)
+			for i := range tokens / 64 {
+				id := uint64(i)
+				if (i+1)*64 > 2048 {
+					id |= uint64(c+1) << 32
+				}
+				ids = append(ids, id)
+			}
+			t.add(time.Duration(at*float64(time.Second)), tokens, 20, ids)
+			tokens += 20 + rnd.IntN(100)
+			at += 4 * (.5 + rnd.Float64())
+		}
+	}
+	return t.trace("short-turns", 64)
+}
+
+// Short turns go home: without it each turn goes where a little less waits, for
+// all ranks hold the long system prompt, and its conversation is computed anew.
+func TestShortTurnsAreNotComputedTwice(t *testing.T) {
+	m := preset(t, "deepseek-v3-h200")
+	m.PrefillMicros, m.PrefillAttentionMicros = 4*m.PrefillMicros, 4*m.PrefillAttentionMicros
+	for seed := range uint64(2) {
+		tr := shortTurns(seed + 1)
+		l := newLab(t, Config{Prefill: 1, Ranks: 8, Decode: 1, BlocksPerRank: 30000, BlockTokens: 64, Load: .4, Seed: 1, Model: m}, tr)
+		for _, name := range []string{"kv_aware", "pair_aware"} {
+			if r := l.Run(name, builtin(t, name)); r.HitRatio < 0.97*tr.IdealHitRatio || r.RoutedCV > .25 {
+				t.Errorf("%s, seed %d: hits %.4f of %.4f, CV %.3f", name, seed+1, r.HitRatio, tr.IdealHitRatio, r.RoutedCV)
+			}
+		}
+	}
+}

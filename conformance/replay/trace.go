@@ -79,22 +79,7 @@ func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
 		if blocks := len(q.HashIDs); blocks != whole && blocks != (q.InputLength+blockTokens-1)/blockTokens {
 			t.Uneven++
 		}
-		leading := true
-		for _, id := range q.HashIDs {
-			if seen[id] {
-				known++
-			} else {
-				leading = false
-			}
-			if leading {
-				q.Ideal++
-			}
-		}
-		for _, id := range q.HashIDs {
-			seen[id] = true
-		}
-		t.Blocks += len(q.HashIDs)
-		t.Requests = append(t.Requests, q)
+		known += t.add(q, seen)
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
@@ -102,11 +87,39 @@ func ReadTrace(name string, r io.Reader, blockTokens int) (*Trace, error) {
 	if len(t.Requests) == 0 {
 		return nil, errors.New("read trace: no requests")
 	}
+	t.count(known)
+	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.Arrival, b.Arrival) })
+	return t, nil
+}
+
+// add appends a request and returns how many of its blocks are in seen, which are
+// those of the requests before it. Its own are in seen afterwards.
+func (t *Trace) add(q Request, seen map[uint64]bool) (known int) {
+	q.Ideal = 0
+	leading := true
+	for _, id := range q.HashIDs {
+		if seen[id] {
+			known++
+		} else {
+			leading = false
+		}
+		if leading {
+			q.Ideal++
+		}
+	}
+	for _, id := range q.HashIDs {
+		seen[id] = true
+	}
+	t.Blocks += len(q.HashIDs)
+	t.Requests = append(t.Requests, q)
+	return known
+}
+
+// count sets the ideal hit ratio, by the number of blocks that were known.
+func (t *Trace) count(known int) {
 	if t.Blocks > 0 {
 		t.IdealHitRatio = float64(known) / float64(t.Blocks)
 	}
-	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.Arrival, b.Arrival) })
-	return t, nil
 }
 
 // uncached is how many of the prompt's tokens have to be computed when so many

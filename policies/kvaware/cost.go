@@ -19,12 +19,16 @@ type Pool struct {
 	prompt  float64
 	micros  float64 // prefill of one uncached token, over all rows
 	worth   float64 // of patience, for a saved token
+	home    float64 // of patience, for the conversation's home
 	balance float64 // of a token placed on a row of late
 	request float64 // of a request placed there
 	late    float64 // from here on waiting costs more
 	weight  float64 // of what is above that
 	held    float64 // of a µs above that which a request keeps its row from others, for each that came there of late
 	few     float64 // so many that came there do not count
+	even    float64 // so many are added for a row that lacks much of the mean row's work
+	lack    float64 // of that work a row lacks lack - share x its tokens of late: 0 is
+	share   float64 // the lower bound, and 1 the upper one
 	spread  float64 // of being one row off the place for this size; 0: there is none
 	place   float64 // for prompts of this size, counted in rows
 }
@@ -80,11 +84,14 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 		typical = max(1, recent/requests)
 	}
 	typical *= s.micros
+	s.home = p.HomeRequests * typical
 	all := float64(n)
 	calm := p.calm(busy, all)
 	s.weight = p.BusyLateWeight + float64(calm*(p.LateWeight-p.BusyLateWeight))
 	mean := max(1, requests/max(1, all))
-	s.held, s.few = calm*p.HeldWeight/mean, p.HeldFree*mean
+	s.held, s.few, s.even = calm*p.HeldWeight/mean, p.HeldFree*mean, p.EvenWeight*mean
+	band := max(0.001, p.EvenTo-p.EvenFrom)
+	s.lack, s.share = (1-p.EvenFrom)/band, all/(band*max(1, recent))
 	s.balance = p.BalanceWeight * s.micros
 	s.request = p.RequestTokens * s.balance
 	if most := float64(best); most > p.SharedTokens {
@@ -167,9 +174,10 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		micros := s.micros + float64(float64(differs)*(own-s.micros))
 		saved := float64(c.Score)
 		cost := float64((s.prompt - saved) * micros)
-		over, others := cost-s.late, float64(c.RecentRequests)-s.few
+		over, others, lack := cost-s.late, float64(c.RecentRequests)-s.few, s.lack-float64(s.share*float64(c.RecentTokens))
+		others += math.Abs(others) + float64(s.even*(math.Abs(lack)-math.Abs(lack-1)+1))
 		cost += float64(float64(p.QueueWeight*float64(c.Queued)) * micros)
-		cost += float64(held * float64((over+math.Abs(over))*(others+math.Abs(others))))
+		cost += float64(held * float64((over+math.Abs(over))*others))
 		over = cost - s.late
 		cost += float64(lateness * (math.Abs(over) - math.Abs(over-s.late) + s.late))
 		over = math.Abs(off) - 1
@@ -177,6 +185,7 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 		off++
 		over = saved - p.SharedTokens
 		cost -= float64(worth * (over + math.Abs(over)))
+		cost -= float64(s.home * float64(c.Home&abi.RolePrefill))
 		cost += float64(float64(c.RecentTokens)*s.balance) + float64(float64(c.RecentRequests)*s.request)
 		cost += float64(inFlight * float64(c.Tokens))
 		over = float64(c.Usage) - p.PressureFrom

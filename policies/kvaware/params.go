@@ -8,6 +8,7 @@ type Params struct {
 	LateSeconds                        float64
 	LateWeight, BusyLateWeight         float64
 	HeldWeight, HeldFree               float64
+	EvenWeight, EvenFrom, EvenTo       float64
 	BusyFrom, BusyTo, BusyPatience     float64
 	Patience, FirstPatience            float64
 	SizeSpread, SizeMiddle             float64
@@ -16,7 +17,7 @@ type Params struct {
 	TokenMicros, CPUMicros, DiskMicros float64
 	DecodeMicros, TransferMicros       float64
 	PressureFrom, PressureSeconds      float64
-	HomeShare                          float64
+	HomeShare, HomeRequests            float64
 }
 
 // Table describes the parameters; it points into p.
@@ -31,7 +32,10 @@ func (p *Params) Table() param.Table {
 		{Name: "busy_late_weight", Value: &p.BusyLateWeight, Default: 5, Most: 1000, Meaning: "the same where targets are busy"},
 		{Name: "held_weight", Value: &p.HeldWeight, Default: 10, Most: 1000, Meaning: "how many requests a second of computing above late_seconds holds up at a target that gets as many as the others; 0 where targets are busy"},
 		{Name: "held_free", Value: &p.HeldFree, Default: 0.2, Most: 1000, Meaning: "share of the mean target's requests up to which a target's do not count for that"},
-		{Name: "patience", Value: &p.Patience, Default: 70, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the one target that holds the whole prompt before another computes it anew; with part of it, or several holders, accordingly fewer"},
+		{Name: "even_weight", Value: &p.EvenWeight, Default: 1, Most: 1000, Meaning: "how many requests a target counts as having, beside its own, for that price if it lacks much of the mean target's work of late, as a share of the mean target's requests; 0 lets long prompts have targets for themselves"},
+		{Name: "even_from", Value: &p.EvenFrom, Default: 0.05, Most: 1, Meaning: "share of the mean target's work of late, in uncached tokens, above which a target begins to lack it"},
+		{Name: "even_to", Value: &p.EvenTo, Default: 0.25, Most: 1, Meaning: "the same, from which it lacks much"},
+		{Name: "patience", Value: &p.Patience, Default: 85, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the one target that holds the whole prompt before another computes it anew; with part of it, or several holders, accordingly fewer"},
 		{Name: "first_patience", Value: &p.FirstPatience, Default: 140, Most: 10000, Unit: "requests", Meaning: "the same for the first turn of a conversation, which can match shared prefixes only"},
 		{Name: "busy_patience", Value: &p.BusyPatience, Default: 0.25, Most: 1000, Meaning: "how much more patience there is where targets are busy, as a share"},
 		{Name: "busy_from", Value: &p.BusyFrom, Default: 0.59, Most: 1000, Meaning: "busy share of the last minute, on average, at which targets begin to count as busy"},
@@ -47,6 +51,7 @@ func (p *Params) Table() param.Table {
 		{Name: "transfer_micros", Value: &p.TransferMicros, Default: 5, Most: large, Unit: "µs", Meaning: "transfer of one token's KV that the decode target does not hold"},
 		{Name: "pressure_from", Value: &p.PressureFrom, Default: 0.9, Most: 0.99, Meaning: "share of KV memory in use from which it costs"},
 		{Name: "pressure_seconds", Value: &p.PressureSeconds, Default: 2, Most: large, Unit: "s", Meaning: "what a target with all of its KV memory in use costs"},
+		{Name: "home_requests", Value: &p.HomeRequests, Default: 8, Most: 10000, Unit: "requests", Meaning: "how many typical requests more may wait at the conversation's last target before its next turn goes elsewhere, beside the patience for blocks"},
 		{Name: "home_share", Value: &p.HomeShare, Default: 0.8, Most: 1, Meaning: "share of the prompt that the conversation's last target is taken to hold, where no index knows"},
 	}
 }

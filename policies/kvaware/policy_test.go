@@ -90,6 +90,18 @@ func TestPrefill(t *testing.T) {
 			}
 			r[1].RecentRequests, r[1].Queued = 1, 5000
 		}, nil, 1},
+		{"nor where work is lacking because long prompts meet", 60_000, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 100_000, 3, 10
+			}
+			r[1].RecentTokens, r[1].RecentRequests, r[1].Queued, r[2].Queued = 60_000, 1, 5000, 0
+		}, nil, 2},
+		{"but for a price of 0", 60_000, 1, func(r []abi.Candidate) {
+			for i := range 4 {
+				r[i].RecentTokens, r[i].RecentRequests, r[i].Queued = 100_000, 3, 10
+			}
+			r[1].RecentTokens, r[1].RecentRequests, r[1].Queued, r[2].Queued = 60_000, 1, 5000, 0
+		}, func(p *Params) { p.EvenWeight = 0 }, 1},
 		{"unless the targets are busy", 60_000, 1, func(r []abi.Candidate) {
 			for i := range 4 {
 				r[i].RecentTokens, r[i].RecentRequests, r[i].Busy = 90_000, 3, 0.9
