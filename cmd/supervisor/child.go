@@ -95,6 +95,9 @@ func (c *child) run() error {
 	}
 	defer lock.Unlock()
 	c.lock = lock
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGHUP) // before the supervisor sees the state
+	defer signal.Stop(signals)
 	c.report(stateStarting)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var wg sync.WaitGroup
@@ -110,7 +113,7 @@ func (c *child) run() error {
 		return err
 	}
 	defer c.closeSockets()
-	return c.serve(ctx, cancel)
+	return c.serve(ctx, cancel, signals)
 }
 
 // awaitDetach waits until the supervisor lets the process go on without it. It returns an
@@ -161,10 +164,8 @@ func inheritedSockets() ([]handover.Socket, error) {
 }
 
 // serve serves until a signal or the end of ctx.
-func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc) error {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
-	defer signal.Stop(signals)
+func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signals chan os.Signal) error {
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1)
 	control, err := handover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
 	if err != nil {
 		return exit.Failed(err)

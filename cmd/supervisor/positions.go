@@ -47,6 +47,9 @@ func (s *supervisor) checkProcesses() {
 			p.ended = true
 		case held && holder.PID == p.pid && holder.Beat != p.heartbeat:
 			p.state, p.heartbeat, p.heartbeatAt, p.tolerated = holder.State, holder.Beat, now, false
+			if p.reloadLater {
+				p.reload(s.log)
+			}
 		case now.Sub(p.heartbeatAt) > heartbeatLimit && !p.killed:
 			if err := s.takeover.testWrite(); err != nil { // the process cannot write a heartbeat either
 				s.tolerate(p, err, now)

@@ -32,6 +32,7 @@ type process struct {
 	state       string // as the process reports it
 	heartbeat   uint64 // the last value that was read
 	heartbeatAt time.Time
+	reloadLater bool // SIGHUP would end the process, which has not reported a state yet
 	tolerated   bool // the lock file cannot be read or written, which has been logged
 }
 
@@ -102,6 +103,14 @@ func (p *process) detach(log *slog.Logger) {
 	}
 	p.parentPipe.Close()
 	p.parentPipe = nil
+}
+
+// reload makes the process read the configuration again, as soon as the process handles
+// SIGHUP.
+func (p *process) reload(log *slog.Logger) {
+	if p.reloadLater = p.state == ""; !p.reloadLater {
+		p.signal(log, syscall.SIGHUP)
+	}
 }
 
 func (p *process) signal(log *slog.Logger, sig os.Signal) {

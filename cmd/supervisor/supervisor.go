@@ -180,7 +180,7 @@ func (s *supervisor) reload() {
 		s.log.Warn("this key is read at start only; it stays until a takeover", "key", "fleet.workers")
 	}
 	s.cfg = next
-	s.eachProcess(func(p *process) { p.signal(s.log, syscall.SIGHUP) })
+	s.eachProcess(func(p *process) { p.reload(s.log) })
 }
 
 // stop drains the fleet. It ends the workers first, because their requests may need the

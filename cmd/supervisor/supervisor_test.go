@@ -113,3 +113,22 @@ func TestSecondSignal(t *testing.T) {
 		t.Error("the supervisor ends without error")
 	}
 }
+
+// TestReloadOfAStartingProcess: SIGHUP would end a process that does not handle the signal
+// yet, so the process gets the signal when it has reported its first state.
+func TestReloadOfAStartingProcess(t *testing.T) {
+	s := newFleet(t, node.RoleWorker)
+	s.options.Load = func() (*config.Config, error) { return s.cfg, nil }
+	worker := s.positions[0].process
+	beat := holdLock(t, s, worker)
+	s.reload()
+	s.checkProcesses()
+	if !worker.reloadLater {
+		t.Fatal("the process was signalled before it reported a state")
+	}
+	beat(1)
+	s.checkProcesses()
+	if got := ended(t, worker); got != syscall.SIGHUP || worker.reloadLater {
+		t.Errorf("ended by %v, reloadLater %t", got, worker.reloadLater)
+	}
+}

@@ -94,6 +94,7 @@ func TestAdminToken(t *testing.T) {
 			if workers == 0 {
 				return
 			}
+			w.eventually("the coordinators of the predecessors end", func() bool { return len(w.children("coordinator")) == 1 })
 			w.expected = "a process " // has ended
 			for _, coordinator := range w.children("coordinator") {
 				syscall.Kill(coordinator, syscall.SIGKILL)
