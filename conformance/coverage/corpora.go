@@ -130,8 +130,8 @@ func (p *program) run(dir, target string) (c corpus, err error) {
 	if err != nil {
 		return c, err
 	}
-	reached, err := parseProfile(string(text))
-	if err != nil {
+	reached := make(profile)
+	if err := reached.add(string(text)); err != nil {
 		return c, err
 	}
 	c.reached = reached.tally(p.pkg)

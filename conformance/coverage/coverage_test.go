@@ -19,8 +19,8 @@ example.com/m/c/z.go:1.1,2.2 5 0
 
 // A block counts once, and has run if one test program has run it.
 func TestProfile(t *testing.T) {
-	p, err := parseProfile(lines)
-	if err != nil {
+	p := make(profile)
+	if err := p.add(lines); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(p.packages(), " "); got != "example.com/m/a example.com/m/a/b example.com/m/c" {
@@ -35,7 +35,7 @@ func TestProfile(t *testing.T) {
 		t.Errorf("a share is %s", got)
 	}
 	for _, text := range []string{"x", "x.go:1.1,2.2 a 1", "x.go 1.1,2.2 1 1\n"} {
-		if _, err := parseProfile(text); err == nil {
+		if err := make(profile).add(text); err == nil {
 			t.Errorf("%q is taken for a profile", text)
 		}
 	}
@@ -66,7 +66,7 @@ func newModule(t *testing.T) (profile string) {
 func TestShow(t *testing.T) {
 	profile := newModule(t)
 	var out bytes.Buffer
-	if err := show(&out, profile, []string{"a"}, 50); err != nil {
+	if err := show(&out, []string{profile}, []string{"a"}, 50); err != nil {
 		t.Fatal(err)
 	}
 	words := strings.Join(strings.Fields(out.String()), " ")
@@ -75,13 +75,13 @@ func TestShow(t *testing.T) {
 			t.Errorf("no %q in %s", want, words)
 		}
 	}
-	if err := show(&out, profile, []string{"a"}, 51); err == nil || !strings.Contains(err.Error(), "a/... is covered to 50.0 %") {
+	if err := show(&out, []string{profile}, []string{"a"}, 51); err == nil || !strings.Contains(err.Error(), "a/... is covered to 50.0 %") {
 		t.Errorf("below the minimum: %v", err)
 	}
 	if err := os.WriteFile("a/testdata/fuzz/FuzzEven/y", []byte("go test fuzz v1\nint(-1)\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := show(&out, profile, []string{"a"}, 50); err == nil || !strings.Contains(err.Error(), "FuzzEven") {
+	if err := show(&out, []string{profile}, []string{"a"}, 50); err == nil || !strings.Contains(err.Error(), "FuzzEven") {
 		t.Errorf("a seed that fails: %v", err)
 	}
 }

@@ -4,11 +4,12 @@
 //
 // Usage:
 //
-//	coverage [-min percent] profile folder...
+//	coverage [-min percent] -profiles file,file folder...
 //
-// The profile is one of go test -coverpkg. A folder with all below it is a group, for
-// which the minimum holds. The command fails when a group is below it, and when a fuzz
-// target has no seed or fails on one.
+// The profiles are of go test -coverprofile; a statement counts as covered if it is in
+// one of them. A folder with all below it is a group, for which the minimum holds. The
+// command fails when a group is below it, and when a fuzz target has no seed or fails on
+// one.
 package main
 
 import (
@@ -25,25 +26,28 @@ import (
 
 func main() {
 	least := flag.Float64("min", 0, "per cent of the statements of each group that must be covered")
+	profiles := flag.String("profiles", "", "coverage profiles, with commas between them")
 	flag.Parse()
-	if flag.NArg() < 2 {
+	if *profiles == "" || flag.NArg() == 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := show(os.Stdout, flag.Arg(0), flag.Args()[1:], *least); err != nil {
+	if err := show(os.Stdout, strings.Split(*profiles, ","), flag.Args(), *least); err != nil {
 		fmt.Fprintln(os.Stderr, "coverage:", err)
 		os.Exit(1)
 	}
 }
 
-func show(to io.Writer, path string, folders []string, least float64) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	p, err := parseProfile(string(text))
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+func show(to io.Writer, profiles, folders []string, least float64) error {
+	p := make(profile)
+	for _, path := range profiles {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := p.add(string(text)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	module, err := goList("-m")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// profile is the blocks of a coverage profile, by their file and place. A block that
+// profile is the blocks of coverage profiles, by their file and place. A block that
 // several test programs name has run if it has run in one of them.
 type profile map[string]block
 
@@ -32,9 +32,8 @@ func (t tally) percent() float64 {
 
 func (t tally) String() string { return fmt.Sprintf("%.1f %%", t.percent()) }
 
-// parseProfile reads the text of a profile, with or without its first line.
-func parseProfile(text string) (profile, error) {
-	p := make(profile)
+// add adds the text of a coverage profile.
+func (p profile) add(text string) error {
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "mode:") {
 			continue
@@ -43,12 +42,12 @@ func parseProfile(text string) (profile, error) {
 		var place string
 		var statements, count int
 		if _, err := fmt.Sscanf(rest, "%s %d %d", &place, &statements, &count); err != nil || !found {
-			return nil, fmt.Errorf("no line of a coverage profile: %q", line)
+			return fmt.Errorf("no line of a coverage profile: %q", line)
 		}
 		key := file + ":" + place
 		p[key] = block{pkg: path.Dir(file), statements: statements, ran: p[key].ran || count > 0}
 	}
-	return p, nil
+	return nil
 }
 
 // packages are the import paths of the blocks, in order.

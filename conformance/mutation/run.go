@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -63,19 +67,32 @@ func (j *job) run(dir, scratch string, limit time.Duration) outcome {
 	if j.tests != "" {
 		args = append(args, "-run="+j.tests)
 	}
-	var out bytes.Buffer
-	test := exec.Command("go", append(args, j.packages...)...)
-	test.Dir, test.Stdout, test.Stderr = dir, &out, &out
 	began := time.Now()
-	err := test.Run()
-	var failed *exec.ExitError
-	if err != nil && !errors.As(err, &failed) {
+	o := watch(dir, append(args, j.packages...))
+	o.took = time.Since(began)
+	return o
+}
+
+// watch runs the go command until it ends, or until a test has failed.
+func watch(dir string, args []string) (o outcome) {
+	test := exec.Command("go", args...)
+	test.Dir, test.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
+	var complaint bytes.Buffer
+	test.Stderr = &complaint
+	events, err := test.StdoutPipe()
+	if err != nil {
 		return outcome{err: err}
 	}
-	o := judge(out.Bytes())
-	o.took = time.Since(began)
-	if err != nil && o.killer == "" && o.err == nil {
-		o.err = fmt.Errorf("go test: %w\n%s", err, out.Bytes())
+	if err := test.Start(); err != nil {
+		return outcome{err: err}
+	}
+	o = judge(events)
+	if o.killer != "" {
+		_ = syscall.Kill(-test.Process.Pid, syscall.SIGKILL) // with the test programs; it may have ended
+	}
+	_, _ = io.Copy(io.Discard, events)
+	if err := test.Wait(); err != nil && o.killer == "" && o.err == nil {
+		o.err = fmt.Errorf("go test: %w\n%s", err, complaint.Bytes())
 	}
 	return o
 }
@@ -108,32 +125,32 @@ type event struct {
 	FailedBuild string
 }
 
-// judge reads the events of a run.
-func judge(events []byte) (o outcome) {
+// judge reads the events of a run up to the first failure.
+func judge(events io.Reader) (o outcome) {
 	ran := false
 	var build strings.Builder
-	for line := range bytes.Lines(events) {
+	for lines := bufio.NewReader(events); ; {
+		line, err := lines.ReadBytes('\n')
+		if err != nil { // the end
+			break
+		}
 		var e event
 		if json.Unmarshal(line, &e) != nil {
 			continue // of the go command itself
 		}
 		ran = ran || e.Test != ""
-		switch e.Action {
-		case "build-output":
+		switch {
+		case e.Action == "build-output":
 			build.WriteString(e.Output)
-		case "fail":
-			switch {
-			case e.FailedBuild != "":
-				o.err = fmt.Errorf("it does not compile:\n%s", build.String())
-			case o.killer == "" && e.Test != "":
-				o.killer = e.Test
-			case o.killer == "":
-				o.killer = e.Package
-			}
+		case e.Action != "fail":
+		case e.FailedBuild != "":
+			return outcome{err: fmt.Errorf("it does not compile:\n%s", build.String())}
+		default:
+			return outcome{killer: cmp.Or(e.Test, e.Package)}
 		}
 	}
-	if !ran && o.err == nil {
-		o.err = errors.New("no test ran")
+	if !ran {
+		return outcome{err: errors.New("no test ran")}
 	}
-	return o
+	return outcome{}
 }
