@@ -61,7 +61,11 @@ func run(lists string, folders []string, only string, least float64, workers int
 	if err != nil {
 		return err
 	}
-	jobs, err := prepareAll(s, list, pattern)
+	c, err := newChecker(dir)
+	if err != nil {
+		return err
+	}
+	jobs, err := prepareAll(s, c, list, pattern)
 	if err != nil || check {
 		return err
 	}
@@ -75,14 +79,14 @@ func run(lists string, folders []string, only string, least float64, workers int
 
 // prepareAll prepares the mutants whose names match. The error names every entry that
 // is not right.
-func prepareAll(s *sources, list []mutant, pattern *regexp.Regexp) (jobs []*job, err error) {
+func prepareAll(s *sources, c *checker, list []mutant, pattern *regexp.Regexp) (jobs []*job, err error) {
 	var wrong []string
 	for i := range list {
 		m := &list[i]
 		if !pattern.MatchString(m.name) {
 			continue
 		}
-		j, err := prepare(s, m)
+		j, err := prepare(s, c, m)
 		if err != nil {
 			wrong = append(wrong, fmt.Sprintf("%s: mutant %s: %v", m.where, m.name, err))
 			continue

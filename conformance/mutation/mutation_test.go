@@ -78,12 +78,21 @@ func newModule(t *testing.T) string {
 	return dir
 }
 
-func TestRuns(t *testing.T) {
-	dir := newModule(t)
+func readModule(t *testing.T, dir string) (*sources, *checker) {
 	s, err := readSources(dir, []string{"code"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	c, err := newChecker(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, c
+}
+
+func TestRuns(t *testing.T) {
+	dir := newModule(t)
+	s, c := readModule(t, dir)
 	before, _ := os.ReadFile(filepath.Join(dir, "code", "code.go"))
 	for _, tt := range []struct{ name, entry, killer, wrong string }{
 		{"killed", "-a + b\n+a - b", "TestSum", ""},
@@ -100,7 +109,7 @@ func TestRuns(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			j, err := prepare(s, &list[0])
+			j, err := prepare(s, c, &list[0])
 			var o outcome
 			if err == nil {
 				o = j.run(dir, t.TempDir(), 2*time.Second)
@@ -118,10 +127,7 @@ func TestRuns(t *testing.T) {
 
 func TestSuite(t *testing.T) {
 	dir := newModule(t)
-	s, err := readSources(dir, []string{"code"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, c := readModule(t, dir)
 	list, err := parseList("x.txt", "mutant a: killed\n-a + b\n+a - b\n\nmutant b: survives\n-return 7\n+return 8\n")
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +142,7 @@ func TestSuite(t *testing.T) {
 		{"none", "^c$", "no mutant", 95},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			jobs, err := prepareAll(s, list, regexp.MustCompile(tt.only))
+			jobs, err := prepareAll(s, c, list, regexp.MustCompile(tt.only))
 			if err == nil {
 				err = suite{dir: dir, scratch: t.TempDir(), limit: time.Minute, workers: 2}.run(jobs, tt.least)
 			}
@@ -146,7 +152,7 @@ func TestSuite(t *testing.T) {
 		})
 	}
 	write(t, filepath.Join(dir, "code", "red_test.go"), "package code\n\nimport \"testing\"\n\nfunc TestRed(t *testing.T) { t.Error() }\n")
-	jobs, err := prepareAll(s, list, regexp.MustCompile("^a$"))
+	jobs, err := prepareAll(s, c, list, regexp.MustCompile("^a$"))
 	if err != nil {
 		t.Fatal(err)
 	}

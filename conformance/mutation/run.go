@@ -32,12 +32,15 @@ type outcome struct {
 }
 
 // prepare finds what a mutant changes and the tests that are to notice.
-func prepare(s *sources, m *mutant) (*job, error) {
+func prepare(s *sources, c *checker, m *mutant) (*job, error) {
 	file, err := s.find(m.old)
 	if err != nil {
 		return nil, err
 	}
 	j := &job{m: m, file: file, packages: s.testers(file.pkg, m.tests)}
+	if err := c.compiles(s, file, j.text()); err != nil {
+		return nil, err
+	}
 	if m.tests != nil {
 		j.tests = m.tests.String()
 	}
@@ -46,6 +49,9 @@ func prepare(s *sources, m *mutant) (*job, error) {
 	}
 	return j, nil
 }
+
+// text is the mutated file.
+func (j *job) text() string { return strings.Replace(j.file.text, j.m.old, j.m.new, 1) }
 
 // baseline returns the same run without the mutant.
 func (j *job) baseline() job { return job{packages: j.packages, tests: j.tests} }
@@ -104,8 +110,7 @@ func (j *job) overlay(scratch string) (path string, err error) {
 		return "", err
 	}
 	mutated := filepath.Join(dir, filepath.Base(j.file.path))
-	text := strings.Replace(j.file.text, j.m.old, j.m.new, 1)
-	if err := os.WriteFile(mutated, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(mutated, []byte(j.text()), 0o600); err != nil {
 		return "", err
 	}
 	list, err := json.Marshal(map[string]map[string]string{"Replace": {j.file.path: mutated}})
