@@ -99,3 +99,36 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 		}
 	})
 }
+
+// TestKeyOfACleanup: an engine gets the client's Authorization with a clean-up, as it
+// got it with the leg, but never a key of the proxy.
+func TestKeyOfACleanup(t *testing.T) {
+	for name, tt := range map[string]struct{ keys, want string }{
+		"of the client": {"", "Bearer secret"},
+		"of the proxy":  {keyLine("alice", "secret"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sent := make(chan string, 1)
+				w := newWorld(t, setup{keys: tt.keys, engines: []*fakeEngine{
+					{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
+					{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+						if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+							sent <- c.leg.header.Get("Authorization")
+							c.say(streamHead)
+							c.hold()
+							return
+						}
+						c.hangUp()
+					}},
+				}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+				if a := w.post(completionsPath, completions(false), "Authorization", "Bearer secret"); a.status != 502 {
+					t.Errorf("status %d: %s", a.status, a.body)
+				}
+				if got := <-sent; got != tt.want {
+					t.Errorf("the clean-up has the key %q, want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
