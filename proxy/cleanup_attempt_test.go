@@ -132,3 +132,36 @@ func TestKeyOfACleanup(t *testing.T) {
 		})
 	}
 }
+
+// TestDecodeThatFailedIsAskedLast: a decode that could not load the blocks is not asked
+// first to have prefill free them.
+func TestDecodeThatFailedIsAskedLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var failed string
+		asked := make(chan string, 2)
+		serve := func(c *engineConn, _ int) {
+			if strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-cleanup") {
+				asked <- c.e.name
+				c.say(streamHead)
+				c.hold()
+				return
+			}
+			mu.Lock()
+			failed = c.e.name
+			mu.Unlock()
+			c.say("HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\nno")
+		}
+		w := newWorld(t, setup{engines: []*fakeEngine{
+			{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, namedAnswer) }},
+			{name: "d0", role: "decode", connector: "vllm-nixl", serve: serve},
+			{name: "d1", role: "decode", connector: "vllm-nixl", serve: serve},
+		}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+		if a := w.post(completionsPath, completions(false)); a.status != 502 {
+			t.Errorf("status %d: %s", a.status, a.body)
+		}
+		if first := <-asked; first == failed || failed == "" {
+			t.Errorf("%q failed, and %q was asked", failed, first)
+		}
+	})
+}
