@@ -8,7 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // TestPrefillThatDiesIsCounted: a prefill that had the leg may hold the prompt's KV,
@@ -164,4 +167,37 @@ func TestDecodeThatFailedIsAskedLast(t *testing.T) {
 			t.Errorf("%q failed, and %q was asked", failed, first)
 		}
 	})
+}
+
+// TestCleanupIsRepeated: a clean-up that an engine answers with a failure is sent again,
+// also to one that only drains.
+func TestCleanupIsRepeated(t *testing.T) {
+	for _, draining := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &fakeEngine{name: "p", role: "prefill", connector: "sglang", serve: func(c *engineConn, nth int) {
+				if nth < 3 {
+					c.say("HTTP/1.1 503 x\r\nContent-Length: 2\r\n\r\nno")
+					return
+				}
+				c.json(200, "{}")
+			}}
+			w := newWorld(t, setup{engines: []*fakeEngine{p}})
+			target := engine.Target{Instance: w.registry.Snapshot().Instance("p")}
+			if draining {
+				target.Pin() // it drains until nobody has its blocks
+				defer target.Unpin()
+				if err := w.registry.Remove("p", time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			}
+			job := &cleanupJob{connector: "sglang", limit: time.Second}
+			job.add([]connector.Cleanup{{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x"}, How: "abort_rid"}}, target, target)
+			w.janitor.start(job)
+			time.Sleep(cleanupPatience)
+			synctest.Wait()
+			if n := w.cleaned("abort_rid"); n != 1 || len(p.seen()) != 3 {
+				t.Errorf("draining %v: %v clean-ups after %d calls", draining, n, len(p.seen()))
+			}
+		})
+	}
 }
