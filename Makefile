@@ -70,9 +70,11 @@ clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HT
 	cd conformance/clients && ./run.sh
 
 .PHONY: cover
-cover: ## coverage of proxy/..., fails below $(COVERAGE_MIN) %
-	$(GO) test -coverpkg=./proxy/... -coverprofile=build/cover.out ./proxy/... ./conformance/... ./cmd/...
-	@$(GO) tool cover -func=build/cover.out | awk '/^total:/ { sub("%","",$$3); print "coverage of proxy/...: " $$3 " %"; exit !($$3 >= $(COVERAGE_MIN)) }'
+cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
+	@mkdir -p build
+	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
+	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd ./conformance/abi
+	$(GO) run ./conformance/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME
@@ -157,3 +159,7 @@ check: vet lint ## all that must hold before a commit lands
 	$(GO) build $(PACKAGES)
 	GOARCH=arm64 $(GO) build $(PACKAGES)
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "the tree is not clean"; exit 1; }
+
+.PHONY: mutants
+mutants: ## deliberate faults of conformance/mutation/mutants, one at a time; fails unless tests notice 95 %
+	$(GO) run ./conformance/mutation -min 95

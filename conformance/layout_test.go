@@ -83,6 +83,8 @@ var mayImport = map[string][]string{
 	"conformance/load":            {},
 	"conformance/fleet":           {},
 	"conformance/chaos":           {},
+	"conformance/coverage":        {},
+	"conformance/mutation":        {},
 	"conformance/security":        {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {"proxy/admintoken"},

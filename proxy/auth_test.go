@@ -164,3 +164,21 @@ func TestKeysReload(t *testing.T) {
 		}
 	})
 }
+
+// FuzzParseKeys: a file of keys is refused, by an error that has nothing of it, or it
+// has names with hashes.
+func FuzzParseKeys(f *testing.F) {
+	sum := strings.Repeat("0f", sha256.Size)
+	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		k, err := ParseKeys(text)
+		switch {
+		case err != nil && k != nil, err != nil && len(err.Error()) > 60:
+			t.Errorf("%+v, %v", k, err)
+		case err == nil && (len(k.names) == 0 || len(k.names) != len(k.hashes)):
+			t.Errorf("%d names, %d hashes", len(k.names), len(k.hashes))
+		}
+	})
+}

@@ -97,13 +97,16 @@ func checkWholeAnswer(t *testing.T, answer []byte, stream bool) {
 	}
 }
 
-func FuzzReadPrefillNixl(f *testing.F)    { fuzzReadPrefill(f, "vllm-nixl") }
-func FuzzReadPrefillPush(f *testing.F)    { fuzzReadPrefill(f, "vllm-nixl-push") }
-func FuzzReadPrefillP2PTier(f *testing.F) { fuzzReadPrefill(f, "vllm-p2p-tier") }
-func FuzzReadPrefillStore(f *testing.F)   { fuzzReadPrefill(f, "vllm-store") }
-func FuzzReadPrefillMoRIIO(f *testing.F)  { fuzzReadPrefill(f, "vllm-moriio-read") }
-func FuzzReadPrefillSGLang(f *testing.F)  { fuzzReadPrefill(f, "sglang") }
-func FuzzReadPrefillTRTLLM(f *testing.F)  { fuzzReadPrefill(f, "trtllm") }
+func FuzzReadPrefillNixl(f *testing.F)     { fuzzReadPrefill(f, "vllm-nixl") }
+func FuzzReadPrefillPush(f *testing.F)     { fuzzReadPrefill(f, "vllm-nixl-push") }
+func FuzzReadPrefillP2PTier(f *testing.F)  { fuzzReadPrefill(f, "vllm-p2p-tier") }
+func FuzzReadPrefillStore(f *testing.F)    { fuzzReadPrefill(f, "vllm-store") }
+func FuzzReadPrefillMoRIIO(f *testing.F)   { fuzzReadPrefill(f, "vllm-moriio-read") }
+func FuzzReadPrefillWrite(f *testing.F)    { fuzzReadPrefill(f, "vllm-moriio") }
+func FuzzReadPrefillMooncake(f *testing.F) { fuzzReadPrefill(f, "vllm-mooncake") }
+func FuzzReadPrefillP2PNCCL(f *testing.F)  { fuzzReadPrefill(f, "vllm-p2p-nccl") }
+func FuzzReadPrefillSGLang(f *testing.F)   { fuzzReadPrefill(f, "sglang") }
+func FuzzReadPrefillTRTLLM(f *testing.F)   { fuzzReadPrefill(f, "trtllm") }
 
 // fuzzLegs feeds any request: every leg that it can have is sound JSON without
 // duplicate keys, and each leg is the same when shaped again.
@@ -160,10 +163,12 @@ func fuzzLegs(f *testing.F, connector string) {
 	})
 }
 
-func FuzzLegsNixl(f *testing.F)    { fuzzLegs(f, "vllm-nixl") }
-func FuzzLegsPush(f *testing.F)    { fuzzLegs(f, "vllm-nixl-push") }
-func FuzzLegsP2PTier(f *testing.F) { fuzzLegs(f, "vllm-p2p-tier") }
-func FuzzLegsStore(f *testing.F)   { fuzzLegs(f, "vllm-store") }
-func FuzzLegsMoRIIO(f *testing.F)  { fuzzLegs(f, "vllm-moriio") }
-func FuzzLegsSGLang(f *testing.F)  { fuzzLegs(f, "sglang") }
-func FuzzLegsTRTLLM(f *testing.F)  { fuzzLegs(f, "trtllm") }
+func FuzzLegsNixl(f *testing.F)     { fuzzLegs(f, "vllm-nixl") }
+func FuzzLegsPush(f *testing.F)     { fuzzLegs(f, "vllm-nixl-push") }
+func FuzzLegsP2PTier(f *testing.F)  { fuzzLegs(f, "vllm-p2p-tier") }
+func FuzzLegsStore(f *testing.F)    { fuzzLegs(f, "vllm-store") }
+func FuzzLegsMoRIIO(f *testing.F)   { fuzzLegs(f, "vllm-moriio") }
+func FuzzLegsMooncake(f *testing.F) { fuzzLegs(f, "vllm-mooncake") }
+func FuzzLegsP2PNCCL(f *testing.F)  { fuzzLegs(f, "vllm-p2p-nccl") }
+func FuzzLegsSGLang(f *testing.F)   { fuzzLegs(f, "sglang") }
+func FuzzLegsTRTLLM(f *testing.F)   { fuzzLegs(f, "trtllm") }

@@ -116,6 +116,19 @@ func TestPhaseOfAnAdoption(t *testing.T) {
 	})
 }
 
+// TestReleaseDuringReconnect: a new coordinator is not told of a lease that is released
+// but still in the client's list.
+func TestReleaseDuringReconnect(t *testing.T) {
+	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
+		p := w.must(t, ask())
+		p.Lease.release()
+		w.client.Redial()
+		later(time.Second)
+		w.idle(t)
+		w.client.forget(p.Lease)
+	})
+}
+
 // TestLateAnswers: nobody waits longer than the patience, nor a second time before
 // there is a sign of life; the lease that comes too late is given back.
 func TestLateAnswers(t *testing.T) {
@@ -513,6 +526,11 @@ func TestOrphans(t *testing.T) {
 			w.pipes.last().cut()
 			later(2 * time.Second)
 		}, (*wired).die, "free it"},
+		{"was cut off after its answer had begun, came back and died", func(w *wired, p *Placement) {
+			p.Lease.Answered(true)
+			w.pipes.last().cut()
+			later(2 * time.Second)
+		}, (*wired).die, ""},
 		{"was cut off within a frame", nil, func(w *wired) {
 			w.pipes.fall(true)
 			w.pipes.last().Write(make([]byte, 5))

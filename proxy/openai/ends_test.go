@@ -75,3 +75,50 @@ func TestPromptEndsOfTurns(t *testing.T) {
 		})
 	}
 }
+
+// FuzzPromptEnds: the ends of a prompt ascend within its text and end with it, and a
+// part of a prompt has the ends that the whole one has there.
+func FuzzPromptEnds(f *testing.F) {
+	for _, body := range []string{
+		`{"messages": [ {"role":"user","content":"a, b"} ,{"role":"x","content":[1,2]}]}`, `{"prompt":[1, 23,456 ]}`, `{"prompt":[[1,23]]}`,
+		`{"prompt":"One, two 3x"}`, `{"prompt":"a\nb\u00e9c 日本"}`, `{"prompt":["a b"]}`, `{"prompt":""}`, `{"input":[{"content":"x"}]}`,
+	} {
+		f.Add([]byte(body), "/v1/completions", uint16(0))
+		f.Add([]byte(body), "/v1/chat/completions", uint16(3))
+		f.Add([]byte(body), "/v1/responses", uint16(9))
+	}
+	f.Fuzz(func(t *testing.T, body []byte, path string, from uint16) {
+		api, ok := APIFor(path)
+		var r Request
+		if !ok || ParseRequest(api, body, &r) != nil {
+			return
+		}
+		text := r.PromptText()
+		ends := r.AppendPromptEnds(nil, 0)
+		if len(text) == 0 != (len(ends) == 0) && r.Prompt != PromptMessages {
+			t.Fatalf("%d ends of %q", len(ends), text)
+		}
+		for i, end := range ends {
+			if end <= 0 || int(end) > len(text) || i > 0 && end <= ends[i-1] {
+				t.Fatalf("ends %v of %q", ends, text)
+			}
+		}
+		if len(ends) == 0 {
+			return
+		}
+		last := ends[len(ends)-1]
+		if r.Prompt == PromptMessages {
+			if strings.Trim(string(text[last:]), " \t\r\n") != "" {
+				t.Errorf("the last end of %q is %d", text, last)
+			}
+			return
+		}
+		if int(last) != len(text) {
+			t.Errorf("the last end of %q is %d", text, last)
+		}
+		want := slices.DeleteFunc(slices.Clone(ends), func(end int32) bool { return int(end) < int(from) && end != last })
+		if part := r.AppendPromptEnds(nil, min(int(from), len(text))); !slices.Equal(part, want) {
+			t.Errorf("ends %v of %q from %d, want %v", part, text, from, want)
+		}
+	})
+}

@@ -69,6 +69,27 @@ func TestErrorStatus(t *testing.T) {
 	}
 }
 
+// TestFirstStatusCounts: a type that says nothing of the status takes nothing from the
+// status that the error names, wherever the two stand.
+func TestFirstStatusCounts(t *testing.T) {
+	for name, event := range map[string]string{
+		"data, then the type":    "data: {\"error\":{\"code\":429}}\nevent: error\n\n",
+		"the type, then data":    "event: error\ndata: {\"error\":{\"code\":429}}\n\n",
+		"a second status":        "data: {\"error\":{\"code\":429}}\ndata: {\"error\":{\"code\":503}}\n\n",
+		"a second data, a guess": "data: {\"error\":{\"code\":429}}\ndata: {\"error\":{}}\n\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if f := ReadFirstEvent([]byte(event)); f.Verdict != ErrorEvent || f.Status != 429 {
+				t.Errorf("first event: verdict %d, status %d", f.Verdict, f.Status)
+			}
+			var s EventScanner
+			if s.Feed([]byte(event)); !s.Failed || s.Status != 429 {
+				t.Errorf("stream: failed %v, status %d", s.Failed, s.Status)
+			}
+		})
+	}
+}
+
 func FuzzFirstEvent(f *testing.F) {
 	for _, tt := range streams {
 		f.Add([]byte(tt.text))

@@ -383,3 +383,25 @@ func FuzzKubeWatch(f *testing.F) {
 		})
 	})
 }
+
+// FuzzKubeList: whatever a server lists, the engines that come of it are sound.
+func FuzzKubeList(f *testing.F) {
+	f.Add(recorded(f, "list.json"))
+	f.Add(`{"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"},"endpoints":[{"addresses":["10.0.0.1","::1"]}],"ports":[{"port":70000}]},{"metadata":{"name":"a"}}]}`)
+	f.Add(`{"metadata":{},"items":null}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		api := &kubeAPI{base: "http://127.0.0.1:1", client: &http.Client{Transport: &kubeWire{lists: []func() (int, io.Reader){says(200, text)}}}}
+		u := &url.URL{Scheme: "http", Host: "p.llm"}
+		w := &kubeWatch{api: api, changed: func() {}}
+		k := &kubeService{pattern: kubePattern(u.String()), url: u, slices: w}
+		err := w.list(t.Context())
+		if _, listed := w.now(); listed == (err != nil) {
+			t.Errorf("listed: %v, though the error is %v", listed, err)
+		}
+		k.engines(func(e config.Engine, err error) {
+			if err == nil && e.Check() != nil {
+				t.Errorf("an engine that is none: %+v", e)
+			}
+		})
+	})
+}

@@ -261,6 +261,28 @@ func TestEndOfIDTime(t *testing.T) {
 	}
 }
 
+// TestGrantedRangesAreChecked: a range that a peer grants lies within id-time, on a line
+// that there is.
+func TestGrantedRangesAreChecked(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		r    Range
+		ok   bool
+	}{
+		{"all of id-time", Range{Node: 255, Worker: maxWorker, From: Epoch, Until: End}, true},
+		{"before the epoch", Range{From: Epoch - 1, Until: End}, false},
+		{"beyond the end", Range{From: Epoch, Until: End + 1}, false},
+		{"empty", Range{From: Epoch + 1, Until: Epoch + 1}, false},
+		{"backwards", Range{From: Epoch + 1, Until: Epoch}, false},
+		{"no such line", Range{Worker: maxWorker + 1, From: Epoch, Until: End}, false},
+	} {
+		table := tt.r.append([]byte{7, 0, 0, 0, 0, 0, 0, 0})
+		if r, found, err := FindGrant(table, 7); !found || r != tt.r || (err == nil) != tt.ok {
+			t.Errorf("%s: %+v, %v, %v", tt.name, r, found, err)
+		}
+	}
+}
+
 func FuzzTable(f *testing.F) {
 	g := NewGrants(time.Millisecond)
 	g.Add(Block{Node: 1, Lines: 64, From: Epoch, Until: Epoch + 8})

@@ -3,6 +3,7 @@ package bpe
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -199,6 +200,33 @@ func FuzzAppend(f *testing.F) {
 		}
 		if b.String() != s {
 			t.Fatalf("%q comes back as %q", s, b.String())
+		}
+	})
+}
+
+// FuzzParse: a file is refused, or its tokenizer encodes any text, always in the same
+// way.
+func FuzzParse(f *testing.F) {
+	for _, name := range []string{"gpt2", "llama3", "qwen", "deepseek", "o200k", "starcoder"} {
+		raw, err := os.ReadFile("testdata/" + name + ".json")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw, "It's 1234 words:\n\n\u65e5\u672c <|endoftext|>")
+	}
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0},"merges":["a a",["a","a"]]}}`), "aa")
+	f.Fuzz(func(t *testing.T, raw []byte, text string) {
+		tk, err := Parse(raw)
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "read tokenizer: ") {
+				t.Errorf("error %q", err)
+			}
+			return
+		}
+		ids, err := tk.Append([]uint32{1}, text, true)
+		again, errAgain := tk.Append([]uint32{1}, text, true)
+		if !errors.Is(errAgain, err) || !slices.Equal(ids, again) || len(ids) == 0 || ids[0] != 1 || err != nil && len(ids) != 1 {
+			t.Errorf("%d, %v, then %d, %v", ids, err, again, errAgain)
 		}
 	})
 }
