@@ -78,6 +78,7 @@ var mayImport = map[string][]string{
 	"conformance/fleet":           {},
 	"conformance/chaos":           {},
 	"conformance/security":        {},
+	"conformance/suite":           {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {"proxy/admintoken"},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},
