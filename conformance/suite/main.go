@@ -2,63 +2,69 @@
 // line for each package, the output of the tests that failed, the slowest ten
 // tests, and each reason for which a test was skipped.
 //
-//	suite [-strict] [-split N:PACKAGE[:[!]PATTERN]] -- ARGUMENTS...
+//	suite [-strict] ARGUMENTS... [-- ARGUMENTS...]...
 //
-// The arguments are those of go test; a flag with a value is one argument
-// (-timeout=10m). With -split the tests of one more package run at the same time
-// in N processes, each with its share of the tests, under the same flags: for a
-// package whose tests mostly wait. The pattern is a regular expression that chooses
-// tests by name; with a "!" it leaves them out. With -strict a skipped test fails the
-// run.
+// Each group of arguments is for one go test, and the groups run at the same time. A
+// flag with a value is one argument (-timeout=10m), and the flags come first.
 //
-// The exit code is 0 only if tests ran and every test passed.
+//   - -strict: a skipped test fails the run.
+//   - -split=N, in a group with one package: its tests run in N processes, each with
+//     its share of the tests that -run and -skip choose. That is for a package whose
+//     tests mostly wait.
+//
+// The exit code is 0 only if every group ran tests and every test passed.
 package main
 
 import (
-	"flag"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
 )
 
 func main() {
-	strict := flag.Bool("strict", false, "a skipped test fails the run")
-	split := flag.String("split", "", "`N:PACKAGE:PATTERN` whose tests run in N processes at the same time")
-	flag.Parse()
-	ok, err := suite(*strict, *split, flag.Args())
+	ok, err := suite(os.Stdout, os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 	}
-	if err != nil || !ok {
+	if !ok {
 		os.Exit(1)
 	}
 }
 
 // suite runs the tests, and reports whether all passed.
-func suite(strict bool, split string, args []string) (bool, error) {
+func suite(w io.Writer, args []string) (bool, error) {
 	start := time.Now()
-	flags, packages := divide(args)
-	if len(packages) == 0 && split == "" {
-		return false, fmt.Errorf("no package is named")
+	strict := len(args) > 0 && args[0] == "-strict"
+	if strict {
+		args = args[1:]
 	}
-	r := newReport(os.Stdout)
+	dir, err := os.MkdirTemp("", "suite")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	r := newReport(w)
+	var runs []func()
+	for _, g := range groups(args) {
+		switch {
+		case len(g.packages) == 0:
+			return false, errors.New("a group of arguments names no package")
+		case g.split == 0:
+			runs = append(runs, func() { goTest(r, g) })
+		default: // is compiled before the others start, so that nothing is compiled twice
+			s, err := buildShards(g, dir)
+			if err != nil {
+				return false, err
+			}
+			runs = append(runs, func() { s.run(r) })
+		}
+	}
 	var wg sync.WaitGroup
-	if split != "" {
-		dir, err := os.MkdirTemp("", "suite")
-		if err != nil {
-			return false, err
-		}
-		defer os.RemoveAll(dir)
-		// Before the other packages, so that nothing is compiled twice.
-		s, err := buildShards(split, dir, flags)
-		if err != nil {
-			return false, err
-		}
-		wg.Go(func() { s.run(r) })
-	}
-	if len(packages) > 0 {
-		wg.Go(func() { goTest(r, args) })
+	for _, run := range runs {
+		wg.Go(run)
 	}
 	wg.Wait()
 	return r.finish(time.Since(start), strict), nil

@@ -15,18 +15,37 @@ import (
 	"sync"
 )
 
-// divide splits the arguments of go test into flags and packages.
-func divide(args []string) (flags, packages []string) {
-	n := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
-	if n < 0 {
-		return args, nil
+// group is what one go test is asked for.
+type group struct {
+	split           int // into how many processes; 0: one for each package
+	flags, packages []string
+}
+
+// groups parses the arguments.
+func groups(args []string) []group {
+	all := []group{{}}
+	for _, a := range args {
+		g := &all[len(all)-1]
+		n, split := strings.CutPrefix(a, "-split=")
+		switch {
+		case a == "--":
+			all = append(all, group{})
+		case split:
+			if g.split, _ = strconv.Atoi(n); g.split < 1 {
+				g.split = 1
+			}
+		case strings.HasPrefix(a, "-"):
+			g.flags = append(g.flags, a)
+		default:
+			g.packages = append(g.packages, a)
+		}
 	}
-	return args[:n], args[n:]
+	return all
 }
 
 // goTest runs one go test.
-func goTest(r *report, args []string) {
-	c := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+func goTest(r *report, g group) {
+	c := exec.Command("go", slices.Concat([]string{"test", "-json"}, g.flags, g.packages)...)
 	c.Stderr = os.Stderr
 	events, write := io.Pipe()
 	c.Stdout = write
@@ -53,60 +72,54 @@ type shards struct {
 }
 
 // buildFlags are the flags of go test that are not for the program.
-var buildFlags = regexp.MustCompile(`^--?(race|tags=.*|gcflags=.*|ldflags=.*|p=.*|vet=.*|trimpath)$`)
+var buildFlags = regexp.MustCompile(`^(race|tags|gcflags|ldflags|p|vet|trimpath)$`)
 
-// chosen parses N:PACKAGE:PATTERN. The function says which tests the pattern chooses.
-func chosen(split string) (n int, pkg string, choose func(string) bool, err error) {
-	count, rest, _ := strings.Cut(split, ":")
-	pkg, text, _ := strings.Cut(rest, ":")
-	text, not := strings.CutPrefix(text, "!")
-	pattern, err := regexp.Compile(text)
-	if err != nil {
-		return 0, "", nil, err
+// buildShards compiles the tests of a group's package into dir and divides those that
+// its flags choose.
+func buildShards(g group, dir string) (*shards, error) {
+	if len(g.packages) != 1 {
+		return nil, fmt.Errorf("-split: want one package, not %q", g.packages)
 	}
-	if n, err = strconv.Atoi(count); err != nil || n < 1 || pkg == "" {
-		return 0, "", nil, fmt.Errorf("-split=%q: want N:PACKAGE:PATTERN", split)
-	}
-	return n, pkg, func(test string) bool { return pattern.MatchString(test) != not }, nil
-}
-
-// buildShards compiles the tests of a package into dir and divides those that split
-// chooses.
-func buildShards(split, dir string, flags []string) (*shards, error) {
-	n, pkg, choose, err := chosen(split)
+	out, err := output("go", "list", "-f", "{{.Dir}}\n{{.ImportPath}}", g.packages[0])
 	if err != nil {
 		return nil, err
 	}
-	out, err := output("go", "list", "-f", "{{.Dir}}\n{{.ImportPath}}", pkg)
-	if err != nil {
-		return nil, err
-	}
-	s := &shards{program: filepath.Join(dir, "shard.test"), tests: make([][]string, n)}
+	s := &shards{tests: make([][]string, g.split)}
 	s.dir, s.path, _ = strings.Cut(strings.TrimSpace(out), "\n")
+	s.program = filepath.Join(dir, strings.ReplaceAll(s.path, "/", "_"))
 	compile := []string{"test", "-c", "-o", s.program}
-	for _, f := range flags {
-		if buildFlags.MatchString(f) {
+	run, skip := regexp.MustCompile("^Test"), regexp.MustCompile("^$")
+	for _, f := range g.flags {
+		switch name, value, _ := strings.Cut(strings.TrimLeft(f, "-"), "="); {
+		case buildFlags.MatchString(name):
 			compile = append(compile, f)
-		} else {
+		case name == "run":
+			run, err = regexp.Compile(value)
+		case name == "skip":
+			skip, err = regexp.Compile(value)
+		default:
 			s.flags = append(s.flags, "-test."+strings.TrimLeft(f, "-"))
 		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	if _, err := output("go", append(compile, pkg)...); err != nil {
+	if _, err := output("go", append(compile, s.path)...); err != nil {
 		return nil, err
 	}
 	names, err := output(s.program, "-test.list=^Test")
 	if err != nil {
 		return nil, err
 	}
-	i := 0
+	n := 0
 	for name := range strings.Lines(names) {
-		if name = strings.TrimSpace(name); choose(name) {
-			s.tests[i%n] = append(s.tests[i%n], name)
-			i++
+		if name = strings.TrimSpace(name); run.MatchString(name) && !skip.MatchString(name) {
+			s.tests[n%g.split] = append(s.tests[n%g.split], name)
+			n++
 		}
 	}
-	if i < n {
-		return nil, fmt.Errorf("-split=%q chooses %d tests", split, i)
+	if n < g.split {
+		return nil, fmt.Errorf("-split=%d: %d tests of %s are chosen", g.split, n, s.path)
 	}
 	return s, nil
 }
