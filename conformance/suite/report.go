@@ -50,14 +50,22 @@ func (r *report) broken(err error) {
 type stream struct {
 	*report
 	output map[key][]string // of tests that have not ended, and of packages
+	whole  bool             // it has all tests of a package
 	ran    bool             // a test has ended
 	bad    bool             // something has failed
 }
 
-// read takes the events of one go test until they end. It reports whether a test
-// ended, and whether anything failed.
-func (r *report) read(events io.Reader) (ran, failed bool) {
-	s := stream{report: r, output: make(map[key][]string)}
+// done prints the line of a package.
+func (r *report) done(pkg string, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.w, "%7.1f s  %s\n", took.Seconds(), pkg)
+}
+
+// read takes the events of one go test, of whole packages or of some of one's tests,
+// until they end. It reports whether a test ended, and whether anything failed.
+func (r *report) read(events io.Reader, whole bool) (ran, failed bool) {
+	s := stream{report: r, output: make(map[key][]string), whole: whole}
 	lines := bufio.NewReader(events)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -124,7 +132,9 @@ func (s *stream) endTest(k key, e event) {
 func (s *stream) endPackage(e event) {
 	switch e.Action {
 	case "pass":
-		fmt.Fprintf(s.w, "ok  %7.1f s  %s\n", e.Elapsed, e.Package)
+		if s.whole {
+			fmt.Fprintf(s.w, "%7.1f s  %s\n", e.Elapsed, e.Package)
+		}
 	case "fail":
 		for _, open := range slices.SortedFunc(maps.Keys(s.output), func(a, b key) int { return cmp.Compare(a.test, b.test) }) {
 			if open.pkg == e.Package && open.test != "" {
@@ -156,21 +166,21 @@ func (r *report) finish(took time.Duration, strict bool) bool {
 		return cmp.Or(cmp.Compare(r.times[b], r.times[a]), cmp.Compare(a.pkg, b.pkg), cmp.Compare(a.test, b.test))
 	})
 	for _, k := range byTime[:min(slowest, len(byTime))] {
-		fmt.Fprintf(r.w, "    %7.1f s  %s %s\n", r.times[k], k.pkg, k.test)
+		fmt.Fprintf(r.w, "%7.1f s  %s %s\n", r.times[k], k.pkg, k.test)
 	}
 	skipped := 0
 	for _, why := range slices.Sorted(maps.Keys(r.skips)) {
 		skipped += len(r.skips[why])
 		fmt.Fprintf(r.w, "skipped, %s:\n", why)
 		for _, t := range slices.Sorted(slices.Values(r.skips[why])) {
-			fmt.Fprintf(r.w, "               %s\n", t)
+			fmt.Fprintf(r.w, "           %s\n", t)
 		}
 	}
 	if strict && skipped > 0 {
 		r.failed = append(r.failed, fmt.Sprintf("%d tests were skipped; this run may skip none", skipped))
 	}
 	for _, f := range r.failed {
-		fmt.Fprintf(r.w, "FAILED         %s\n", f)
+		fmt.Fprintf(r.w, "FAILED     %s\n", f)
 	}
 	fmt.Fprintf(r.w, "%d tests, %d skipped with subtests, %d failures, %s\n", len(r.times), skipped, len(r.failed), took.Round(time.Second))
 	return len(r.failed) == 0

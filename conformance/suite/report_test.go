@@ -31,18 +31,18 @@ func TestReport(t *testing.T) {
 		want        []string
 	}{
 		"good":       {events: events(pass, ok), ran: true, good: true, want: []string{"2.0 s  a\n", "1.5 s  a TestGood", "1 tests, 0 skipped"}},
-		"skipped":    {events: events(why, done, skip, pass, ok), ran: true, good: true, want: []string{"skipped, needs root:\n               a TestGood/root\n", "1 tests, 1 skipped"}},
+		"skipped":    {events: events(why, done, skip, pass, ok), ran: true, good: true, want: []string{"skipped, needs root:\n           a TestGood/root\n", "1 tests, 1 skipped"}},
 		"strict":     {events: events(why, done, skip, pass, ok), strict: true, ran: true, want: []string{"1 tests were skipped; this run may skip none"}},
-		"failed":     {events: events(pass, says, fail, bad), ran: true, failed: true, want: []string{"a TestBad:\n    bad_test.go:7: it broke\n", "FAILED         a TestBad\n", "2 failures"}},
-		"panic":      {events: events(pass, panik, bad), ran: true, failed: true, want: []string{"a TestOpen did not end:\npanic: oh\n", "FAILED         a\n"}},
-		"not built":  {events: events(build, stops), failed: true, want: []string{"a.go:1: undefined: x\n", "FAILED         build of a\n"}},
+		"failed":     {events: events(pass, says, fail, bad), ran: true, failed: true, want: []string{"a TestBad:\n    bad_test.go:7: it broke\n", "FAILED     a TestBad\n", "2 failures"}},
+		"panic":      {events: events(pass, panik, bad), ran: true, failed: true, want: []string{"a TestOpen did not end:\npanic: oh\n", "FAILED     a\n"}},
+		"not built":  {events: events(build, stops), failed: true, want: []string{"a.go:1: undefined: x\n", "FAILED     build of a\n"}},
 		"no events":  {good: true, want: []string{"slowest 0 of 0 tests", "0 tests"}},
 		"other text": {events: "go: downloading\n", good: true, want: []string{"go: downloading\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			r := newReport(&out)
-			if ran, failed := r.read(strings.NewReader(tt.events)); ran != tt.ran || failed != tt.failed {
+			if ran, failed := r.read(strings.NewReader(tt.events), true); ran != tt.ran || failed != tt.failed {
 				t.Errorf("ran %v, failed %v", ran, failed)
 			}
 			if good := r.finish(time.Second, tt.strict); good != tt.good {
@@ -65,7 +65,7 @@ func TestSlowest(t *testing.T) {
 		in.WriteString(`{"Action":"pass","Package":"p","Test":"Test_` + string(name) + `","Elapsed":` + string('1'+(name-'a')%9) + `}` + "\n")
 	}
 	r := newReport(&out)
-	r.read(strings.NewReader(in.String()))
+	r.read(strings.NewReader(in.String()), true)
 	r.finish(0, false)
 	if n := strings.Count(out.String(), "p Test_"); n != slowest || strings.Contains(out.String(), "99.0") {
 		t.Errorf("%d lines:\n%s", n, out.String())

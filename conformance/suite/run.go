@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // group is what one go test is asked for.
@@ -51,7 +52,7 @@ func goTest(r *report, g group) {
 	c.Stdout = write
 	var ran, failed bool
 	var wg sync.WaitGroup
-	wg.Go(func() { ran, failed = r.read(events) })
+	wg.Go(func() { ran, failed = r.read(events, true) })
 	err := c.Run()
 	write.Close()
 	wg.Wait()
@@ -67,9 +68,14 @@ func goTest(r *report, g group) {
 // shards are the shares of one package's tests, and the program that has them.
 type shards struct {
 	program, dir, path string
-	tests              [][]string // names, one list for each process
+	processes          int        // at once
+	tests              [][]string // names, each list for one process
 	flags              []string   // of the program
 }
+
+// share is about how many tests a process has. Few of them spread long tests over
+// the processes; with fewer, starting processes would take longer than the tests.
+const share = 4
 
 // buildFlags are the flags of go test that are not for the program.
 var buildFlags = regexp.MustCompile(`^(race|tags|gcflags|ldflags|p|vet|trimpath)$`)
@@ -84,7 +90,7 @@ func buildShards(g group, dir string) (*shards, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &shards{tests: make([][]string, g.split)}
+	s := &shards{processes: g.split}
 	s.dir, s.path, _ = strings.Cut(strings.TrimSpace(out), "\n")
 	s.program = filepath.Join(dir, strings.ReplaceAll(s.path, "/", "_"))
 	compile := []string{"test", "-c", "-o", s.program}
@@ -111,15 +117,18 @@ func buildShards(g group, dir string) (*shards, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := 0
+	var tests []string
 	for name := range strings.Lines(names) {
 		if name = strings.TrimSpace(name); run.MatchString(name) && !skip.MatchString(name) {
-			s.tests[n%g.split] = append(s.tests[n%g.split], name)
-			n++
+			tests = append(tests, name)
 		}
 	}
-	if n < g.split {
-		return nil, fmt.Errorf("-split=%d: %d tests of %s are chosen", g.split, n, s.path)
+	if len(tests) == 0 {
+		return nil, fmt.Errorf("-split: no test of %s is chosen", s.path)
+	}
+	s.tests = make([][]string, (len(tests)+share-1)/share) // neighbours of a file in different ones
+	for n, name := range tests {
+		s.tests[n%len(s.tests)] = append(s.tests[n%len(s.tests)], name)
 	}
 	return s, nil
 }
@@ -135,21 +144,30 @@ func output(name string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// run runs every share at once.
+// run runs all tests.
 func (s *shards) run(r *report) {
-	var wg sync.WaitGroup
+	start := time.Now()
+	next := make(chan []string, len(s.tests))
 	for _, tests := range s.tests {
+		next <- tests
+	}
+	close(next)
+	var wg sync.WaitGroup
+	for range s.processes {
 		wg.Go(func() {
-			if err := s.share(r, tests); err != nil {
-				r.broken(fmt.Errorf("%s: %w", s.path, err))
+			for tests := range next {
+				if err := s.process(r, tests); err != nil {
+					r.broken(fmt.Errorf("%s: %w", s.path, err))
+				}
 			}
 		})
 	}
 	wg.Wait()
+	r.done(fmt.Sprintf("%s (in %d processes)", s.path, s.processes), time.Since(start))
 }
 
-// share runs some of the tests; the go command turns what they print into events.
-func (s *shards) share(r *report, tests []string) error {
+// process runs some of the tests; the go command turns what they print into events.
+func (s *shards) process(r *report, tests []string) error {
 	c := exec.Command(s.program, append([]string{"-test.v=test2json", "-test.run=^(" + strings.Join(tests, "|") + ")$"}, s.flags...)...)
 	c.Dir = s.dir
 	convert := exec.Command("go", "tool", "test2json", "-t", "-p", s.path)
@@ -168,7 +186,7 @@ func (s *shards) share(r *report, tests []string) error {
 	c.Stdout, c.Stderr = text, text
 	var ran, failed bool
 	var wg sync.WaitGroup
-	wg.Go(func() { ran, failed = r.read(events) })
+	wg.Go(func() { ran, failed = r.read(events, false) })
 	err = c.Run()
 	text.Close()
 	wg.Wait()
