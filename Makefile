@@ -16,7 +16,7 @@ SUITE        := $(GO) run ./conformance/suite
 # The second tier has these packages below conformance, and these tests of conformance
 # itself: they start many processes, or need root, the network, or other programs.
 SECOND       := abi chaos deploy discovery fleet kvevents plugins policies security takeover
-SECOND_TESTS := ^Test(Modes|Soak|WorkerKilled|CoordinatorKilled)$$
+SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
 FIRST         = $(filter-out %/conformance $(foreach p,$(SECOND),%/conformance/$p),$(shell $(GO) list ./...))
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
