@@ -114,7 +114,7 @@ func (p *port) callOnce(h3 *http3.Transport, path string) error {
 	defer resp.Body.Close()
 	got, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != 200 || string(got) != wholeBody {
-		return fmt.Errorf("status %d, body %q, error %w", resp.StatusCode, got, err)
+		return fmt.Errorf("status %d, body %q, error %v", resp.StatusCode, got, err) // it has begun
 	}
 	return nil
 }
