@@ -9,7 +9,18 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
-RACE         := $(GO) test -race -shuffle=on -timeout 25m
+# The race detector watches all code but that of the Wasm engine: with it there, a guest
+# takes ten times as long to compile.
+RACE         := -race -gcflags=github.com/tetratelabs/wazero/...=-race=false -shuffle=on
+SUITE        := $(GO) run ./conformance/suite
+# The second tier has these packages below conformance, and these tests of conformance
+# itself: they start many processes, or need root, the network, or other programs.
+SECOND       := abi chaos deploy discovery fleet kvevents plugins policies security takeover
+SECOND_TESTS := ^Test(Modes|Soak|Std|WorkerKilled|CoordinatorKilled)$$
+# The first tier has these without the race detector: conformance, whose failures it runs
+# with every connector, and conformance/replay, which computes in one goroutine.
+UNRACED      := ./conformance/replay
+FIRST         = $(filter-out %/conformance %/conformance/replay $(foreach p,$(SECOND),%/conformance/$p),$(shell $(GO) list ./...))
 BENCHTIME    ?= 200ms
 SOAK         ?= 10m
 IDS          ?= 100000000
@@ -31,39 +42,31 @@ demo: ## simulated engines and the proxy in one process
 	$(GO) run ./cmd/pdproxy demo
 
 .PHONY: test
-test: vet race attacks clients ## all that CI runs: vet, tests under the race detector, attacks, real clients
+test: ## the first tier, for every change: unit tests under the race detector, every failure with every connector
+	$(SUITE) -split=6 -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -shuffle=on -timeout=10m $(UNRACED) -- $(RACE) -timeout=10m $(FIRST)
+
+.PHONY: test-all
+test-all: vet processes alone clients ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients (root)
 
 .PHONY: vet
 vet:
 	$(GO) vet $(PACKAGES)
 
-.PHONY: race
-race: ## every package under the race detector, shuffled, with a short soak
-	$(RACE) $$($(GO) list $(PACKAGES) | grep -vE '/conformance(/security)?$$')
-	$(GO) test ./proxy/socket ./proxy/upstream ./proxy/coordinator/link # makes other system calls without the detector
-	$(GO) test -run '^TestVariantsAreEven$$' ./conformance/replay # every kind of trace, which the detector makes ten times as slow
-	$(call conformance,'^TestModes$$','^TestModes$$')
+.PHONY: processes
+processes: # the second tier under the race detector, and the failures with every connector again
+	$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p)
 
-# The attacked program is a process of its own, which the detector does not see.
-.PHONY: attacks
-attacks: ## the attack suite in its short form
-	$(GO) test -count=1 -timeout 10m ./conformance/security
+# The attacked program is a process of its own, which the race detector does not see. The
+# other packages make other system calls without the detector, or run as root what
+# the first tier may skip.
+.PHONY: alone
+alone: # the second tier without the race detector
+	$(SUITE) -strict -shuffle=on -timeout=10m ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator/link ./proxy/privatedir ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
 modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in CI, which runs the main ones
-	$(call conformance,,'^Test(Modes|Soak)$$')
-
-# The tests of ./conformance mostly wait: they run in parts at once, $(1) apart from
-# the others, which leave out $(2).
-define conformance
-@echo "$(RACE) ./conformance    (in parts at once, for it mostly waits)"
-@parts=; for run in '^Test[A-D]' '^Test[E-O]' '^Test[PR]' '^TestS' '^Test[^A-PRS]' $(1); do \
-	skip=$(2); [ "$$run" != "$$skip" ] || skip='^$$'; \
-	$(RACE) -run "$$run" -skip "$$skip" ./conformance & parts="$$parts $$!"; \
-done; \
-failed=0; for part in $$parts; do wait $$part || failed=1; done; exit $$failed
-endef
+	$(SUITE) -split=6 $(RACE) -timeout=25m '-skip=^Test(Modes|Soak)$$' ./conformance
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
@@ -73,7 +76,7 @@ clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HT
 cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
 	@mkdir -p build
 	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
-	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd ./conformance/abi
+	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi
 	$(GO) run ./conformance/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz

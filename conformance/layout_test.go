@@ -86,6 +86,7 @@ var mayImport = map[string][]string{
 	"conformance/coverage":        {},
 	"conformance/mutation":        {},
 	"conformance/security":        {},
+	"conformance/suite":           {},
 	"conformance/takeover":        {},
 	"conformance/testbed":         {"proxy/admintoken"},
 	"conformance/replay":          {"abi", "policies/...", "proxy/state/..."},

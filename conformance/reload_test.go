@@ -17,7 +17,7 @@ func TestReloadDropsNoStream(t *testing.T) {
 		var cfg config.Config
 		f := startFleet(t, connector, fleetOptions{
 			prefill: 1, decode: 1,
-			engine: slow(enginesim.RoleDecode, 5000),
+			engine: slow(enginesim.RoleDecode, 300_000), // until the test lets the stream end
 			config: func(c *config.Config) { cfg = *c },
 		})
 		body := chat(long, 100, true)
@@ -49,6 +49,7 @@ func TestReloadDropsNoStream(t *testing.T) {
 		if a.header.Get("X-Pdproxy-Decode") != "newdecode" {
 			t.Errorf("served by %q", a.header.Get("X-Pdproxy-Decode"))
 		}
+		f.decode[0].SetDecodeUsPerToken(0)
 		f.right(readRest(resp), chatPath, body)
 		f.eventually("the drained engines have left", func() bool { return f.engineState("d0") == "" && f.engineState("p0") == "" })
 		var policies []struct{ Name string }

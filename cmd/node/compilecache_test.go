@@ -59,7 +59,7 @@ func TestCompileCache(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root")
+				t.Skip("needs root; make test-all has it")
 			}
 			base := filepath.Join(t.TempDir(), "cache")
 			t.Setenv("XDG_CACHE_HOME", base)

@@ -291,7 +291,7 @@ func stranger(target string) {
 // changes anything.
 func TestLocalUser(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("only root can start a process of another user, and only Linux has /proc/self/exe")
+		t.Skip("needs Linux and root, to run a process of another user; make test-all has it")
 	}
 	n := servingNode(t, func(cfg *config.Config) {
 		e := config.DefaultEngine()

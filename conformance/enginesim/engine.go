@@ -39,6 +39,8 @@ type Engine struct {
 	// wrongTokens makes the tokenize endpoints answer other ids than the engine
 	// computes.
 	wrongTokens atomic.Bool
+	// step is the time of one decoded token, in nanoseconds; it can change.
+	step atomic.Int64
 
 	ctx    context.Context // ends with the engine
 	cancel context.CancelCauseFunc
@@ -68,6 +70,7 @@ func New(cfg Config) (*Engine, error) {
 		e.id = cfg.Nixl.EngineID
 	}
 	e.wrongTokens.Store(cfg.WrongTokens)
+	e.SetDecodeUsPerToken(cfg.DecodeUsPerToken)
 	if e.faults, err = newFaults(cfg); err != nil {
 		return nil, err
 	}

@@ -247,13 +247,16 @@ func (r *rank) decode(ctx context.Context, s *sequence, emit func(token)) error 
 	}
 	last := *r.cache.at(s.blocks, len(s.prompt)-1)
 	r.mu.Unlock()
-	start := time.Now()
-	step := time.Duration(r.e.cfg.DecodeUsPerToken) * time.Microsecond
+	due := time.Now()
 	for n := 1; ; n++ {
 		if err := r.e.faults.hang(ctx, hangDecode); err != nil {
 			return err
 		}
-		if err := sleep(ctx, time.Until(start.Add(time.Duration(n)*step))); err != nil {
+		step := time.Duration(r.e.step.Load())
+		if due = due.Add(step); step == 0 {
+			due = time.Now() // what has been waited for before is no debt
+		}
+		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
 		var t token

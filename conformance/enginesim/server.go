@@ -138,6 +138,12 @@ func (e *Engine) SetFault(fail string, dieAfter int, hang string) error {
 	return e.faults.set(fail, dieAfter, hang)
 }
 
+// SetDecodeUsPerToken replaces Config.DecodeUsPerToken, also for requests that are
+// being decoded.
+func (e *Engine) SetDecodeUsPerToken(micros int) {
+	e.step.Store(int64(time.Duration(micros) * time.Microsecond))
+}
+
 // Stop has the engine stop, as SIGSTOP does, and with false go on: what comes over
 // HTTP is not answered, no step of a computation begins, and the end of a connection
 // is not noticed. What peers fetch or send goes on.

@@ -232,6 +232,19 @@ func (f *fleet) whole(s *stream, prompt string, tokens int) {
 	}
 }
 
+// held makes the engines decode so slowly that no stream ends by itself, and with
+// false so fast that those that are open end at once: however long a busy machine
+// takes for what happens meanwhile, the streams outlast it.
+func (f *fleet) held(hold bool) {
+	micros := 0
+	if hold {
+		micros = 50_000
+	}
+	for _, e := range f.engines {
+		e.SetDecodeUsPerToken(micros)
+	}
+}
+
 // settled asserts that nothing is left of any request.
 func (f *fleet) settled() {
 	f.t.Helper()

@@ -181,6 +181,7 @@ func led(t *testing.T) (f *fleet, s *testbed.Etcd, hosts [2]*host, wires [2]*tes
 	if l := leader(t, s); l.Address != hosts[0].cfg.Fleet.Listen {
 		t.Fatalf("%+v leads", l)
 	}
+	f.held(true)
 	return f, s, hosts, wires
 }
 
@@ -242,6 +243,7 @@ func TestLeaderKilled(t *testing.T) {
 		gone.start()
 		testbed.Eventually(t, "the one that was killed is in step", gone.ready)
 	}
+	f.held(false)
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 8000)
 	}
@@ -271,6 +273,7 @@ func TestLeaderStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	testbed.Eventually(t, "the former one has no lease and is in step", func() bool { return hosts[0].leases() == 0 && hosts[0].ready() })
+	f.held(false)
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 5000)
 	}
@@ -298,13 +301,16 @@ func TestSplit(t *testing.T) {
 	if n := hosts[0].alone() + hosts[1].alone() - was; n != 0 {
 		t.Errorf("%v requests were placed without a coordinator", n)
 	}
+	f.held(false)
 	f.whole(old, "old", 4000)
 	f.whole(both, "both", 4000)
 	f.nothingLeft(hosts[0], hosts[1])
-	near := f.open(hosts[0].worker.URL(), "near", 4000) // however long the split has taken, these are open when it ends
+	f.held(true)
+	near := f.open(hosts[0].worker.URL(), "near", 4000)
 	far := f.open(hosts[1].worker.URL(), "far", 4000)
 	wires[0].Cut(false)
 	testbed.Eventually(t, "all follow the later one", func() bool { return hosts[0].leases() == 0 && hosts[1].leases() == 2 })
+	f.held(false)
 	f.whole(near, "near", 4000)
 	f.whole(far, "far", 4000)
 	f.nothingLeft(hosts[0], hosts[1])
@@ -345,6 +351,7 @@ func replace(t *testing.T, f *fleet) {
 		id := fmt.Sprint("c", n)
 		homes[id] = f.turn(f.workers[n%2], id)
 	}
+	f.held(true)
 	for n, w := range f.workers {
 		streams = append(streams, f.open(w.URL(), fmt.Sprint("held ", n), 5000))
 	}
@@ -364,6 +371,7 @@ func replace(t *testing.T, f *fleet) {
 			}
 		}
 	}
+	f.held(false)
 	for n, stream := range streams {
 		f.whole(stream, fmt.Sprint("held ", n), 5000)
 	}

@@ -8,8 +8,8 @@
 //
 // The suite has three tiers:
 //
-//   - The short tier is the default and part of make race. It needs root only for
-//     the tests of local users.
+//   - The short tier is the default and part of make test-all. It needs root for
+//     the tests of local users, and skips those without.
 //   - PDPROXY_SECURITY=long makes the floods as large as those of a determined
 //     attacker, and adds the pages that a real Chromium opens (Debian's package, which
 //     root's tests install). TestLong runs what only this tier has, and runs nothing

@@ -65,6 +65,7 @@ type relay struct {
 
 	mu     sync.Mutex
 	passed bytes.Buffer          // of both directions
+	before int                   // bytes that had passed at the last change
 	change func(b []byte) []byte // nil: nothing is changed
 	conns  map[net.Conn]bool     // open ones, of both sides
 }
@@ -99,9 +100,19 @@ func (r *relay) cut() {
 // corrupt sets the change and cuts, so that everything is sent anew.
 func (r *relay) corrupt(change func([]byte) []byte) {
 	r.mu.Lock()
-	r.change = change
+	r.change, r.before = change, r.passed.Len()
 	r.mu.Unlock()
 	r.cut()
+}
+
+// used waits until the worker has connected again, and both sides have sent some bytes.
+func (r *relay) used(t *testing.T) {
+	t.Helper()
+	testbed.Eventually(t, "the worker connects again", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.passed.Len() > r.before+1000
+	})
 }
 
 func (r *relay) saw(text string) bool {
@@ -172,7 +183,7 @@ func TestRelayedLink(t *testing.T) {
 		t.Fatalf("the addresses %s and %s differ in length", from, to)
 	}
 	h.relay.corrupt(func(b []byte) []byte { return bytes.ReplaceAll(b, from, to) })
-	time.Sleep(2 * time.Second) // the worker connects again
+	h.relay.used(t)
 	askSome(h, "a private prompt")
 	n := 0
 	h.relay.corrupt(func(b []byte) []byte { // one bit of some pieces
@@ -182,7 +193,7 @@ func TestRelayedLink(t *testing.T) {
 		}
 		return b
 	})
-	time.Sleep(time.Second)
+	h.relay.used(t)
 	askSome(h, "a private prompt")
 	if stolen := thief.with(""); len(stolen) > 0 {
 		t.Errorf("the relay diverted %d requests, the first with %q: %s", len(stolen), stolen[0].values("Authorization"), stolen[0].body)

@@ -89,7 +89,7 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root")
+				t.Skip("needs root; make test-all has it")
 			}
 			if err := c.setup(); err != nil {
 				t.Fatal(err)
@@ -206,7 +206,7 @@ func TestFilesRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
-				t.Skip("needs root")
+				t.Skip("needs root; make test-all has it")
 			}
 			d := openDir(t)
 			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), c.make(filepath.Join(d.Name(), "f"))); err != nil {

@@ -1,0 +1,71 @@
+// Command suite runs tests by the go command and prints one report of them: a
+// line for each package, the output of the tests that failed, the slowest ten
+// tests, and each reason for which a test was skipped.
+//
+//	suite [-strict] ARGUMENTS... [-- ARGUMENTS...]...
+//
+// Each group of arguments is for one go test, and the groups run at the same time. A
+// flag with a value is one argument (-timeout=10m), and the flags come first.
+//
+//   - -strict: a skipped test fails the run.
+//   - -split=N, in a group with one package: its tests run in N processes, each with
+//     its share of the tests that -run and -skip choose. That is for a package whose
+//     tests mostly wait.
+//
+// The exit code is 0 only if every group ran tests and every test passed.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+func main() {
+	ok, err := suite(os.Stdout, os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "suite:", err)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+// suite runs the tests, and reports whether all passed.
+func suite(w io.Writer, args []string) (bool, error) {
+	start := time.Now()
+	strict := len(args) > 0 && args[0] == "-strict"
+	if strict {
+		args = args[1:]
+	}
+	dir, err := os.MkdirTemp("", "suite")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	r := newReport(w)
+	var runs []func()
+	for _, g := range groups(args) {
+		switch {
+		case len(g.packages) == 0:
+			return false, errors.New("a group of arguments names no package")
+		case g.split == 0:
+			runs = append(runs, func() { goTest(r, g) })
+		default: // is compiled before the others start, so that nothing is compiled twice
+			s, err := buildShards(g, dir)
+			if err != nil {
+				return false, err
+			}
+			runs = append(runs, func() { s.run(r) })
+		}
+	}
+	var wg sync.WaitGroup
+	for _, run := range runs {
+		wg.Go(run)
+	}
+	wg.Wait()
+	return r.finish(time.Since(start), strict), nil
+}
