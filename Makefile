@@ -43,7 +43,7 @@ demo: ## simulated engines and the proxy in one process
 
 .PHONY: test
 test: ## the first tier, for every change: unit tests under the race detector, every failure with every connector
-	$(SUITE) -split=6 -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -shuffle=on -timeout=10m $(UNRACED) -- $(RACE) -timeout=10m $(FIRST)
+	@$(SUITE) -split=6 -shuffle=on -timeout=10m '-skip=$(SECOND_TESTS)' ./conformance -- -shuffle=on -timeout=10m $(UNRACED) -- $(RACE) -timeout=10m $(FIRST)
 
 .PHONY: test-all
 test-all: vet processes alone clients ## the second tier: fleets, takeover, chaos, plugins, discovery, attacks, real clients (root)
@@ -54,19 +54,19 @@ vet:
 
 .PHONY: processes
 processes: # the second tier under the race detector, and the failures with every connector again
-	$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p)
+	@$(SUITE) -strict -split=6 $(RACE) -timeout=25m ./conformance -- $(RACE) -timeout=25m $(foreach p,$(filter-out security,$(SECOND)),./conformance/$p)
 
 # The attacked program is a process of its own, which the race detector does not see. The
 # other packages make other system calls without the detector, or run as root what
 # the first tier may skip.
 .PHONY: alone
 alone: # the second tier without the race detector
-	$(SUITE) -strict -shuffle=on -timeout=10m ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator/link ./proxy/privatedir ./cmd/...
+	@$(SUITE) -strict -shuffle=on -timeout=10m ./conformance/security ./proxy/socket ./proxy/upstream ./proxy/coordinator/link ./proxy/privatedir ./cmd/...
 
 .PHONY: modes
 modes: export PDPROXY_MODE = $(MODE)
 modes: ## every scenario of conformance in MODE: fleet, hosts or single; not in CI, which runs the main ones
-	$(SUITE) -split=6 $(RACE) -timeout=25m '-skip=^Test(Modes|Soak)$$' ./conformance
+	@$(SUITE) -split=6 $(RACE) -timeout=25m '-skip=^Test(Modes|Soak)$$' ./conformance
 
 .PHONY: clients
 clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HTTP/3
