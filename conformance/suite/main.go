@@ -20,6 +20,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -46,25 +48,38 @@ func suite(w io.Writer, args []string) (bool, error) {
 		return false, err
 	}
 	defer os.RemoveAll(dir)
-	r := newReport(w)
-	var runs []func()
-	for _, g := range groups(args) {
-		switch {
-		case len(g.packages) == 0:
+	r, all := newReport(w), groups(args)
+	// Groups with the same build flags wait for a program of shards, so that no package
+	// is compiled twice at the same time.
+	builds := map[string]*sync.WaitGroup{}
+	for _, g := range all {
+		if len(g.packages) == 0 {
 			return false, errors.New("a group of arguments names no package")
-		case g.split == 0:
-			runs = append(runs, func() { goTest(r, g) })
-		default: // is compiled before the others start, so that nothing is compiled twice
-			s, err := buildShards(g, dir)
-			if err != nil {
-				return false, err
-			}
-			runs = append(runs, func() { s.run(r) })
+		}
+		if builds[g.build()] == nil {
+			builds[g.build()] = new(sync.WaitGroup)
+		}
+		if g.split > 0 {
+			builds[g.build()].Add(1)
 		}
 	}
 	var wg sync.WaitGroup
-	for _, run := range runs {
-		wg.Go(run)
+	for n, g := range all {
+		wg.Go(func() {
+			built := builds[g.build()]
+			if g.split == 0 {
+				built.Wait()
+				goTest(r, g)
+				return
+			}
+			s, err := buildShards(g, filepath.Join(dir, strconv.Itoa(n)))
+			built.Done()
+			if err != nil {
+				r.broken(err)
+				return
+			}
+			s.run(r)
+		})
 	}
 	wg.Wait()
 	return r.finish(time.Since(start), strict), nil

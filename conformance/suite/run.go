@@ -44,6 +44,17 @@ func groups(args []string) []group {
 	return all
 }
 
+// build is the flags of the group that make one compilation differ from another.
+func (g group) build() string {
+	var flags []string
+	for _, f := range g.flags {
+		if name, _, _ := strings.Cut(strings.TrimLeft(f, "-"), "="); buildFlags.MatchString(name) && name != "vet" {
+			flags = append(flags, f)
+		}
+	}
+	return strings.Join(flags, " ")
+}
+
 // goTest runs one go test.
 func goTest(r *report, g group) {
 	c := exec.Command("go", slices.Concat([]string{"test", "-json"}, g.flags, g.packages)...)
