@@ -145,9 +145,9 @@ func TestReportedTimesAreElapsed(t *testing.T) {
 func TestLostNotifications(t *testing.T) {
 	for connector, held := range map[string]time.Duration{
 		// In WRITE mode decode waits so long for what is lost, and fails then, twice
-		// for some. In READ mode what is read later is rubbish, so that it must be
-		// longer than any read waits on a busy machine.
-		enginesim.ConnectorVLLMMoRIIO: 4 * time.Second, enginesim.ConnectorVLLMMoRIIORead: 10 * time.Second,
+		// for some. What is transferred later is rubbish, so that it must be longer
+		// than any transfer waits on a busy machine.
+		enginesim.ConnectorVLLMMoRIIO: 10 * time.Second, enginesim.ConnectorVLLMMoRIIORead: 10 * time.Second,
 	} {
 		t.Run(connector, func(t *testing.T) {
 			lossy := func(role string, _ int, c *enginesim.Config) {
