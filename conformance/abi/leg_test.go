@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -193,6 +194,7 @@ func TestNamedPolicies(t *testing.T) {
 	p := policyPlugin(file)
 	n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{p}, config: func(c *config.Config) {
 		c.Policy.Place, c.Policy.Plan = "p/last", "p/two"
+		c.Timeouts.Policy = config.Duration(time.Minute) // a busy machine makes no decision late
 	}})
 	n.storm(20)
 	if f := n.metric("pdproxy_fallbacks_total"); f != 0 {
