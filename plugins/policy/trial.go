@@ -106,7 +106,7 @@ func (v *Version) tryOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer m.close(ctx)
+	defer func() { _ = m.close(ctx) }() // what the trial found is returned
 	if err := v.describe(ctx, m); err != nil {
 		return err
 	}

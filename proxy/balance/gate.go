@@ -46,7 +46,7 @@ func newGate(l net.Listener, ready *os.File) (*gate, error) {
 	err = g.raw.Control(func(fd uintptr) {
 		var st unix.Stat_t
 		failed = unix.Fstat(int(fd), &st)
-		g.inode = uint64(st.Ino)
+		g.inode = st.Ino
 	})
 	if err = errors.Join(err, failed); err != nil {
 		return nil, fmt.Errorf("find the inode of a socket: %w", err)
