@@ -11,9 +11,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// firstRead is how much memory a body or an answer gets before its bytes are
-// there, whatever length its sender announces.
-const firstRead = 16 << 10
+const (
+	// firstRead is how much memory a body or an answer gets before its bytes are
+	// there, whatever length its sender announces.
+	firstRead = 16 << 10
+	// wholeRead is the announced length up to which it gets all at once: most prompts
+	// are not copied then.
+	wholeRead = 64 << 10
+)
+
+// firstRoom is the memory for a body or an answer of so many announced bytes.
+func firstRoom(announced int) int {
+	if announced <= wholeRead {
+		return announced
+	}
+	return firstRead
+}
 
 // leastDerived is how much memory for what is made of a body is not counted, in
 // bytes: exchanges keep that much for the next request.
@@ -114,7 +127,7 @@ func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by ti
 	first, announced := 4<<10, 0
 	if resp.ContentLength > 0 {
 		announced = int(resp.ContentLength) + 1 // room for the read that finds the end
-		first = min(announced, firstRead)
+		first = firstRoom(announced)
 	}
 	buf, err := memory.Get(first)
 	if err != nil {
