@@ -180,8 +180,13 @@ func TestARestartedEngineHoldsNothing(t *testing.T) {
 	eachConnector(t, func(t *testing.T, connector string) {
 		f := startKnowing(t, connector, "kv_aware")
 		first := f.explained("first", prompt(0, 20*16))
-		f.eventually("the blocks' events are in", func() bool { return f.byEvents() >= 20 })
-		known, home := f.byEvents(), 0
+		known, home := 0.0, 0
+		f.eventually("the blocks' events are in", func() bool { // decode's come later
+			before := known
+			time.Sleep(300 * time.Millisecond)
+			known = f.byEvents()
+			return known >= 20 && known == before
+		})
 		if prefilledBy(first) == "p1" {
 			home = 1
 		}

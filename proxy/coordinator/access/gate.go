@@ -138,12 +138,15 @@ func (g *Gate) refuse(v *Visitor, reason string, err error) {
 	if !wanted {
 		return
 	}
+	if reason != ReasonSilent && g.refusals.Allow(v.from) {
+		g.logRefusal(v, reason, err)
+	}
 	if g.o.OnRefused != nil {
 		g.o.OnRefused(reason)
 	}
-	if reason == ReasonSilent || !g.refusals.Allow(v.from) {
-		return
-	}
+}
+
+func (g *Gate) logRefusal(v *Visitor, reason string, err error) {
 	text := err.Error()
 	if len(text) > longestError { // the peer may choose a part of it
 		text = text[:longestError] + "..."
