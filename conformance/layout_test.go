@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -141,4 +143,39 @@ func matches(names []string, pkg string) bool {
 		}
 	}
 	return false
+}
+
+// TestUnwatchedPackages: the packages that the Makefile keeps from the race detector
+// use no generic code that synchronizes: the detector would see races that are none.
+func TestUnwatchedPackages(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := regexp.MustCompile(`(?m)^WAZEVO +:= (\S+)$`).FindStringSubmatch(string(makefile))
+	names := regexp.MustCompile(`foreach p,([^,]+),-gcflags=\$\(WAZEVO\)/\$p=-race=false`).FindStringSubmatch(string(makefile))
+	if root == nil || names == nil || strings.Count(string(makefile), "-race=false") != 1 {
+		t.Fatal("the Makefile names the packages in another way")
+	}
+	args := []string{"list", "-f", `{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}{{"\n"}}{{end}}`}
+	for _, name := range strings.Fields(names[1]) {
+		args = append(args, root[1]+"/"+name)
+	}
+	out, err := exec.Command("go", args...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := strings.Fields(string(out))
+	if len(files) < 20 {
+		t.Errorf("only %d files are found", len(files))
+	}
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if used := regexp.MustCompile(`\bsync\.(Map|Once\w*)|"sync/atomic"`).Find(source); used != nil {
+			t.Errorf("%s uses %s", file, used)
+		}
+	}
 }
