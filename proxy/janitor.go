@@ -16,13 +16,13 @@ import (
 // janitor runs the calls that make engines free what dead exchanges left. Its
 // jobs outlive their exchange but not the server.
 type janitor struct {
-	s      *Server
-	wg     background
-	slow   chan struct{} // bounds the slow jobs that run
-	queued atomic.Int64  // bytes that jobs hold, by queueCost
-	debts  debts
-	ctx    context.Context // ends when the server has waited long enough
-	cancel context.CancelFunc
+	s             *Server
+	wg            background
+	slow          chan struct{} // bounds the slow jobs that run
+	queued        atomic.Int64  // bytes that jobs hold, by queueCost
+	afterRestarts restartCleanups
+	ctx           context.Context // ends when the server has waited long enough
+	cancel        context.CancelFunc
 }
 
 const (
@@ -92,7 +92,7 @@ func (j *janitor) tooLate(job *cleanupJob, c *cleanupCall) {
 // engine has not freed by then it frees by its own time-out. Jobs that start
 // meanwhile are waited for too.
 func (j *janitor) wait(limit time.Duration) {
-	j.debts.close()
+	j.afterRestarts.close()
 	t := time.AfterFunc(limit, j.cancel)
 	defer t.Stop()
 	j.wg.Wait()
@@ -111,7 +111,7 @@ func (j *janitor) call(ctx context.Context, job *cleanupJob, c *cleanupCall, tri
 	}
 	if c.Restarted {
 		tried()
-		j.owe(job, c)
+		j.afterRestart(job, c)
 		return
 	}
 	if !c.after.IsZero() {

@@ -137,7 +137,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	}
 	s.live.shown = deps.Balance
 	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
-	s.janitor.debts.leaving = make(chan struct{})
+	s.janitor.afterRestarts.leaving = make(chan struct{})
 	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
 	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {
