@@ -127,10 +127,11 @@ func (j *cleanupJob) avoid(t engine.Target) {
 	}
 }
 
-// patience is how long the call is tried, or kept until it can be made.
+// patience is the time for which the janitor repeats the call, or keeps it until it can
+// be made.
 func (c *cleanupCall) patience() time.Duration { return max(cleanupPatience, c.Hold) }
 
-// patience is that of the most patient call.
+// patience is the longest patience of the calls of the job.
 func (j *cleanupJob) patience() time.Duration {
 	longest := cleanupPatience
 	for i := range j.calls {

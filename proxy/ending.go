@@ -11,9 +11,10 @@ import (
 // speedDoubt is how many times faster than measured a prefill may be.
 const speedDoubt = 2
 
-// Lingers implements upstream.Waiter: a prefill leg whose client has left, or whose
-// decode leg has failed, is hung up on at once unless prefill may be near its end.
-// Of the exchange it reads what no leg changes.
+// Lingers implements upstream.Waiter. It reports whether the proxy waits for the answer
+// of a prefill leg after the client has left, or after the decode leg has failed. The
+// proxy waits only if prefill may be near its end; otherwise it closes the connection at
+// once. Lingers reads only those fields of the exchange that no leg changes.
 func (l *legRow) Lingers() bool {
 	a := l.a
 	tokens := a.x.ask.Request.PromptTokens - max(0, a.p.Matched)
@@ -21,11 +22,11 @@ func (l *legRow) Lingers() bool {
 }
 
 // nearEnd reports whether a prefill of so many tokens that began so long ago may end
-// within prefillLinger; micros is the measured time per token in µs, 0 if it is not
-// known. Before that nothing would be heard within prefillLinger, and closing the
-// connection makes the engine free the blocks by itself: only a prefill that finishes
-// keeps them. The tokens of other requests in the queue only make prefill end later,
-// so they do not count.
+// within prefillLinger. Micros is the measured time per token in µs; 0 means that the
+// time is not known. If prefill ends later, no answer comes within prefillLinger. The
+// proxy then closes the connection, and the engine frees the blocks itself: an engine
+// keeps the blocks only of a prefill that finishes. Other requests in the queue only
+// delay the end of prefill, so their tokens do not count.
 //
 // Source: vLLM, v1/core/sched/scheduler.py finish_requests, and request_finished in
 // distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py and

@@ -48,8 +48,9 @@ func (x *exchange) receive(limit int) (err error) {
 	return x.fill(x.r.Body, announced, limit, func(err error) error { return bodyReadError(x.ctx, err) })
 }
 
-// fill reads r to its end into x.body. It takes announced bytes of r for likely, and
-// refuses more than limit. Failed makes the error of a read the client's.
+// fill reads r to its end into x.body. Announced is the likely number of bytes, 0 if it
+// is not known. More than limit bytes are an error. Failed turns the error of a read into
+// the error that the client gets.
 func (x *exchange) fill(r io.Reader, announced, limit int, failed func(error) error) error {
 	for {
 		if len(x.body.B) == cap(x.body.B) {

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// maxRestartCleanups bounds the clean-ups that wait for the restart of an engine. Each is
-	// below 2 KiB. The oldest makes room for a new one.
+	// maxRestartCleanups limits the clean-ups that wait for the restart of an engine. Each is
+	// below 2 KiB. A new one replaces the oldest.
 	maxRestartCleanups = 1024
 	// restartPoll is how often the engines of these clean-ups are looked at.
 	restartPoll = 100 * time.Millisecond
@@ -34,7 +34,8 @@ type restartCleanup struct {
 	until    time.Time
 }
 
-// due reports whether the call can be made now; over whether it never has to be.
+// due reports whether the call can be made now. over reports whether the call is no
+// longer needed.
 func (d *restartCleanup) due(now time.Time) (due, over bool) {
 	return d.process.Restarts() != d.restarts, d.process.Gone() || now.After(d.until)
 }

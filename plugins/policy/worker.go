@@ -11,11 +11,11 @@ import (
 // that a request can leave a call that takes too long: the guest then comes to its
 // end here, and its VM is used again or closed here.
 //
-// Who holds the VM writes the task and hands over; the worker runs the guest.
-// Then each of the two says that it is out of the call, by exits. If the worker is
-// the first the request takes the VM back. If the request is the first it has left
-// the call, and touches nothing of the VM any more; the one that is out last deals
-// with the VM, by aside.
+// The request that holds the VM writes the task and wakes the worker, which runs the
+// guest. Each of the two leaves the call once and counts that in exits. If the worker
+// leaves first, the request has the result and keeps the VM. If the request leaves
+// first, it does not touch the VM any more. Then the one that leaves last calls aside,
+// which puts the VM back or closes it.
 type worker struct {
 	tasks chan struct{} // a task is written; closed with the VM
 	done  chan struct{} // the worker is out first

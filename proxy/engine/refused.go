@@ -15,10 +15,10 @@ import (
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // Refused notes that a leg was refused a connection: no process listens there. The
-// circuit opens at once, and the instance is probed soon. If the probe is refused
-// too, the instance is unhealthy at once; if the probe is answered, the circuit
-// closes again. A mirror opens its own circuit and reports a failure; its registry
-// then probes.
+// circuit opens at once, and the registry probes the instance soon. If the probe is
+// refused too, the instance becomes unhealthy. If the engine answers the probe, the
+// circuit closes again. A mirror opens its own circuit and reports a failure to the
+// coordinator, whose registry then probes.
 func (i *Instance) Refused() {
 	i.refused.Store(true)
 	i.Breaker.Trip()

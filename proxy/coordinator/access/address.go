@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// addressOf is the address that a connection counts for: the peer's IPv4 address or its IPv6
-// network of 64 bits, which one host may have for itself. The zero address is that of
-// all peers that do not come over TCP.
+// addressOf is the address for which a connection counts. It is the peer's IPv4 address, or
+// its IPv6 network of 64 bits, because one host may own such a network. All peers that do
+// not come over TCP have the zero address.
 func addressOf(nc net.Conn) netip.Addr {
 	tcp, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {
