@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
@@ -107,7 +107,7 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 	}
 	store := t.TempDir() // before the fleet's own clean-up, which ends who writes there
 	start := func(role string, n int) *enginesim.Engine {
-		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: quietAddr(t)}
+		c := enginesim.Config{Connector: connector, Role: role, Lease: time.Minute, Listen: testbed.FreeAddr(t)}
 		c.SGLang.HeaderOverrides = style == "header_overrides"
 		c.TRTLLM.DisconnectPoll = 20 * time.Millisecond
 		c.TRTLLM.KVTransferTimeout = 2 * time.Second
@@ -126,17 +126,17 @@ func startFleet(t *testing.T, connector string, o fleetOptions) *fleet {
 		}
 		if connector == enginesim.ConnectorVLLMMoRIIO || connector == enginesim.ConnectorVLLMMoRIIORead {
 			ranks := max(1, c.Ranks)
-			c.MoRIIO.HandshakePort = quietPorts(t, 2*ranks)
+			c.MoRIIO.HandshakePort = testbed.Ports(t, 2*ranks)
 			c.MoRIIO.NotifyPort = c.MoRIIO.HandshakePort + ranks
 		}
 		if (connector == enginesim.ConnectorVLLMNixlPush || connector == enginesim.ConnectorVLLMP2PTier) && role == enginesim.RolePrefill {
-			c.SideChannelPort = quietPorts(t, max(1, c.Ranks))
+			c.SideChannelPort = testbed.Ports(t, max(1, c.Ranks))
 		}
 		if connector == enginesim.ConnectorVLLMMooncake && role != enginesim.RoleDecode {
-			c.BootstrapPort = quietPorts(t, 1)
+			c.BootstrapPort = testbed.Ports(t, 1)
 		}
 		if connector == enginesim.ConnectorVLLMP2PNCCL {
-			c.Ranks, c.P2PNCCL.Port = 1, quietPorts(t, 1)
+			c.Ranks, c.P2PNCCL.Port = 1, testbed.Ports(t, 1)
 		}
 		e := startEngine(t, c)
 		if role != enginesim.RoleBoth {
@@ -209,37 +209,6 @@ func keepKVPorts(c *enginesim.Config, e *enginesim.Engine) {
 	if at, err := config.ParseKVAddress(e.KVAddress()); err == nil {
 		c.MoRIIO.HandshakePort, c.MoRIIO.NotifyPort, c.P2PNCCL.Port = at.Handshake, at.Notify, at.Handshake
 	}
-}
-
-// quietAddr is a loopback address that an engine can leave and take again.
-func quietAddr(t *testing.T) string {
-	t.Helper()
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(quietPorts(t, 1)))
-}
-
-// quietPorts is the first of n ports that an engine can leave and take again:
-// they are below those that the system gives to outgoing connections.
-func quietPorts(t *testing.T, n int) int {
-	t.Helper()
-	free := func(port int) bool {
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err == nil {
-			l.Close()
-		}
-		return err == nil
-	}
-	for range 1000 {
-		first := 12000 + rand.IntN(20000)
-		taken := 0
-		for taken < n && free(first+taken) {
-			taken++
-		}
-		if taken == n {
-			return first
-		}
-	}
-	t.Fatal("no free ports")
-	return 0
 }
 
 // waitReady waits until every engine is ready, so that no test depends on which
@@ -332,7 +301,7 @@ type usage struct{ goroutines, descriptors int }
 
 func measure() usage {
 	fds, _ := os.ReadDir("/proc/self/fd")
-	return usage{runtime.NumGoroutine(), len(fds)}
+	return usage{runtime.NumGoroutine(), len(fds) - testbed.Reservations()}
 }
 
 // admin reads one admin endpoint.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -305,13 +306,13 @@ func TestTransferSpeedIsTheEngines(t *testing.T) {
 func TestEnginesFoundByTheirRegistry(t *testing.T) {
 	f := &fleet{t: t, connector: enginesim.ConnectorSGLang, base: measure()}
 	f.alone = startEngine(t, enginesim.Config{Connector: f.connector})
-	port := quietPorts(t, 2)
+	port := testbed.Ports(t, 2)
 	start := func(port, ranks int) *enginesim.Engine {
 		return startEngine(t, enginesim.Config{
-			Connector: f.connector, Role: enginesim.RolePrefill, Listen: quietAddr(t), BootstrapPort: port, Ranks: ranks,
+			Connector: f.connector, Role: enginesim.RolePrefill, Listen: testbed.FreeAddr(t), BootstrapPort: port, Ranks: ranks,
 		})
 	}
-	f.decode = append(f.decode, startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: quietAddr(t)}))
+	f.decode = append(f.decode, startEngine(t, enginesim.Config{Connector: f.connector, Role: enginesim.RoleDecode, Listen: testbed.FreeAddr(t)}))
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.DrainTimeout = config.Duration(5 * time.Second)

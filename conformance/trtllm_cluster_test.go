@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -30,7 +31,7 @@ func startCluster(t *testing.T, token string) *cluster {
 	c.cfg.Health.Interval = config.Duration(100 * time.Millisecond)
 	c.cfg.Server.ExposePlacement = true
 	c.cfg.Server.DrainTimeout = config.Duration(5 * time.Second)
-	c.cfg.Discovery.TRTLLM.ClusterURI, c.cfg.Discovery.TRTLLM.ClusterName = "http://"+quietAddr(t), "blue"
+	c.cfg.Discovery.TRTLLM.ClusterURI, c.cfg.Discovery.TRTLLM.ClusterName = "http://"+testbed.FreeAddr(t), "blue"
 	if token != "" {
 		file := filepath.Join(t.TempDir(), "token")
 		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
@@ -50,7 +51,7 @@ func startCluster(t *testing.T, token string) *cluster {
 func (c *cluster) worker(role, listen string) *enginesim.Engine {
 	c.t.Helper()
 	if listen == "" {
-		listen = quietAddr(c.t)
+		listen = testbed.FreeAddr(c.t)
 	}
 	return startEngine(c.t, enginesim.Config{Connector: c.connector, Role: role, Listen: listen, TRTLLM: enginesim.TRTLLMConfig{
 		ClusterURI: c.cfg.Discovery.TRTLLM.ClusterURI, ClusterName: "blue", ClusterToken: c.token,

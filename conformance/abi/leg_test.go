@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -77,6 +76,13 @@ func TestLegPolicy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := n.with(t)
+			if tt.falls {
+				patient := n.usualPolicyTimeout()
+				defer func() {
+					replaceFile(t, file, legs(`i64 0`, `i64 0`))
+					patient()
+				}()
+			}
 			load(t, tt.wasm)
 			before := fallbacks()
 			body := strings.Replace(unary, "{", `{"user":"someone",`, 1)
@@ -168,6 +174,7 @@ func TestFinishPolicy(t *testing.T) {
 	if got := finished(); got > 17 { // whether one that was refused counts is the contract's
 		t.Errorf("17 exchanges were finished %v times", got)
 	}
+	n.usualPolicyTimeout()
 	for _, body := range []string{`unreachable`, `loop br 0 end`} {
 		replaceFile(t, file, finishing(body))
 		if status, why := n.reloadPlugin("p"); status != 200 {
@@ -194,7 +201,6 @@ func TestNamedPolicies(t *testing.T) {
 	p := policyPlugin(file)
 	n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{p}, config: func(c *config.Config) {
 		c.Policy.Place, c.Policy.Plan = "p/last", "p/two"
-		c.Timeouts.Policy = config.Duration(time.Minute) // a busy machine makes no decision late
 	}})
 	n.storm(20)
 	if f := n.metric("pdproxy_fallbacks_total"); f != 0 {

@@ -131,6 +131,7 @@ func baseConfig(engineURL string) config.Config {
 	cfg := config.Default()
 	cfg.Server.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Server.DrainTimeout = config.Duration(10 * time.Second)
+	cfg.Timeouts.Policy = config.Duration(time.Minute) // see node.usualPolicyTimeout
 	if engineURL != "" {
 		e := config.DefaultEngine()
 		e.Name, e.URL, e.Role, e.Connector, e.Model = "e0", engineURL, "both", "none", "sim"

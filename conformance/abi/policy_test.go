@@ -132,16 +132,19 @@ func badPlaces() map[string][]byte {
 	}
 }
 
-// patient sets the time budget of decisions, 0 for the usual one: where none may
-// be late, a busy machine must make none late.
-func (n *node) patient(budget time.Duration) {
+// usualPolicyTimeout limits policy calls to the default of timeouts.policy, until the
+// returned function is called. All other tests give policies a minute, because a busy
+// machine may delay any policy call by more than the default.
+func (n *node) usualPolicyTimeout() (patient func()) {
 	n.t.Helper()
-	if budget == 0 {
-		budget = time.Duration(config.Default().Timeouts.Policy)
+	set := func(limit config.Duration) {
+		n.t.Helper()
+		if err := n.reload(func(c *config.Config) { c.Timeouts.Policy = limit }); err != nil {
+			n.t.Fatal(err)
+		}
 	}
-	if err := n.reload(func(c *config.Config) { c.Timeouts.Policy = config.Duration(budget) }); err != nil {
-		n.t.Fatal(err)
-	}
+	set(config.Default().Timeouts.Policy)
+	return func() { set(config.Duration(time.Minute)) }
 }
 
 // storm sends requests from several clients at once and asserts that each is
@@ -183,7 +186,6 @@ func TestPoliciesThatDecide(t *testing.T) {
 			replaceFile(t, file, wasm)
 			n := startFleet(t, enginesim.ConnectorVLLMNixl, options{plugins: []config.Plugin{policyPlugin(file)}, config: func(c *config.Config) {
 				c.Policy.Place = "p"
-				c.Timeouts.Policy = config.Duration(time.Minute) // a busy machine makes no decision late
 			}})
 			n.storm(requests)
 			fell, failed := n.metric("pdproxy_fallbacks_total", `what="place"`), n.metric("pdproxy_policy_failures_total", `policy="p"`)
@@ -225,12 +227,15 @@ func TestBadPolicies(t *testing.T) {
 	for name, wasm := range badPlaces() {
 		t.Run(name, func(t *testing.T) {
 			n := n.with(t)
+			patient := n.usualPolicyTimeout()
 			replaceFile(t, file, wasm)
 			if status, why := n.reloadPlugin("p"); status != 200 {
 				// The trial at load may already see it; then the good one stays.
 				if status != http.StatusConflict || !strings.HasPrefix(name, "scratch") {
 					t.Fatalf("reload: %d %s", status, why)
 				}
+				replaceFile(t, file, right)
+				patient()
 				n.storm(10)
 				return
 			}
@@ -243,8 +248,7 @@ func TestBadPolicies(t *testing.T) {
 				t.Error("no failure was counted")
 			}
 			load(t, right)
-			n.patient(time.Minute)
-			defer n.patient(0)
+			patient()
 			fell = fallbacks()
 			n.storm(20)
 			if got := fallbacks() - fell; got != 0 {
@@ -271,7 +275,6 @@ func TestBadPolicies(t *testing.T) {
 			t.Errorf("it is not parked: %s", row)
 		}
 		load(t, right)
-		n.patient(time.Minute)
 		before = fallbacks()
 		n.storm(requests)
 		if got := fallbacks() - before; got != 0 {
@@ -317,13 +320,16 @@ func TestPlanPolicy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := n.with(t)
+			if tt.falls {
+				patient := n.usualPolicyTimeout()
+				defer func() {
+					replaceFile(t, file, plan(`i64 2`))
+					patient()
+				}()
+			}
 			replaceFile(t, file, plan(tt.answer))
 			if status, why := n.reloadPlugin("p"); status != 200 {
 				t.Fatalf("reload: %d %s", status, why)
-			}
-			if !tt.falls {
-				n.patient(time.Minute)
-				defer n.patient(0)
 			}
 			before := fallbacks()
 			for range 5 {
@@ -362,13 +368,16 @@ func TestMintPolicy(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := n.with(t)
+			if tt.falls {
+				patient := n.usualPolicyTimeout()
+				defer func() {
+					replaceFile(t, file, mint(counting))
+					patient()
+				}()
+			}
 			replaceFile(t, file, mint(tt.answer))
 			if status, why := n.reloadPlugin("p"); status != 200 {
 				t.Fatalf("reload: %d %s", status, why)
-			}
-			if !tt.falls {
-				n.patient(time.Minute)
-				defer n.patient(0)
 			}
 			before := fallbacks()
 			const requests = 30

@@ -18,6 +18,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -292,7 +293,7 @@ func testPod(t *testing.T, file, name string) {
 	text := find(t, all, "ConfigMap", name).Data["config.toml"]
 	spec := find(t, all, "Deployment", name).Spec.Template.Spec
 	hosts := map[string]string{"prefill": "127.0.0.11", "decode": "127.0.0.12"}
-	port := freePorts(t, 4, "127.0.0.1", hosts["prefill"], hosts["decode"])
+	port := testbed.Ports(t, 4, "127.0.0.1", hosts["prefill"], hosts["decode"])
 	dir := t.TempDir()
 
 	// The pod's addresses and files are those of the test.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 // Two commands of SLURM, as far as the script uses them. A node is a loopback
@@ -41,7 +43,7 @@ func slurmJob(t *testing.T, nodes []string, port int, env ...string) (job *proce
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "bin/srun"), fakeSrun, 0o755)
 	write(t, filepath.Join(dir, "bin/scontrol"), fakeScontrol, 0o755)
-	listen := "127.0.0.1:" + strconv.Itoa(freePorts(t, 2, "127.0.0.1"))
+	listen := "127.0.0.1:" + strconv.Itoa(testbed.Ports(t, 2, "127.0.0.1"))
 	base := write(t, filepath.Join(dir, "base.toml"), fmt.Sprintf(
 		"[server]\nlisten = %q\nexpose_placement = true\n[admin]\nlisten = \"127.0.0.1:0\"\n[health]\ninterval = \"100ms\"\n", listen), 0o644)
 	work = filepath.Join(dir, "pdproxy-7")
@@ -67,7 +69,7 @@ func slurmJob(t *testing.T, nodes []string, port int, env ...string) (job *proce
 // TestSLURM: four engines on two nodes, and the proxy; the job is told to end.
 func TestSLURM(t *testing.T) {
 	nodes := []string{"127.0.0.2", "127.0.0.3"}
-	port := freePorts(t, 20, nodes...)
+	port := testbed.Ports(t, 20, nodes...)
 	job, work, url := slurmJob(t, nodes, port, "ENGINES_PER_NODE=2", "PREFILL=2")
 	ready(t, url)
 	decodes := map[string]bool{}
@@ -110,7 +112,7 @@ func TestSLURM(t *testing.T) {
 // the proxy does.
 func TestSLURMEngineEnds(t *testing.T) {
 	nodes := []string{"127.0.0.4", "127.0.0.5", "127.0.0.6"}
-	port := freePorts(t, 20, nodes...)
+	port := testbed.Ports(t, 20, nodes...)
 	flag := filepath.Join(t.TempDir(), "end")
 	job, _, url := slurmJob(t, nodes, port, "END="+flag,
 		`DECODE_COMMAND=if [ $NAME = d1 ]; then (until [ -e "$END" ]; do sleep 0.1; done; kill $$) & fi; `+simCommand)
@@ -138,7 +140,7 @@ func TestSLURMRefuses(t *testing.T) {
 		"a wrong key": "ENGINE_KEYS=rank = 2",
 	} {
 		t.Run(name, func(t *testing.T) {
-			port := freePorts(t, 20, nodes...)
+			port := testbed.Ports(t, 20, nodes...)
 			job, work, _ := slurmJob(t, nodes, port, env)
 			if status := job.ended(); status != 2 {
 				t.Errorf("the job ended with %d", status)

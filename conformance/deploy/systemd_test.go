@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -91,7 +92,7 @@ func TestUnits(t *testing.T) {
 
 func testUnit(t *testing.T, name string) {
 	u := readUnit(t, name, "d0")
-	port := freePorts(t, 5, "127.0.0.1")
+	port := testbed.Ports(t, 5, "127.0.0.1")
 	engine := fmt.Sprintf("127.0.0.1:%d", port+2)
 	start(t, nil, pdproxy, "sim", "--role", "both", "--listen", engine, "--decode-us-per-token", "50000")
 	text := fmt.Sprintf("[server]\nlisten = \"127.0.0.1:%d\"\nexpose_placement = true\n[admin]\nlisten = \"127.0.0.1:%d\"\n[health]\ninterval = \"100ms\"\n", port, port+1)

@@ -6,13 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -142,33 +139,6 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 	t.Fatalf("never: %s", what)
-}
-
-// freePorts is the first of n ports that are free on all of the hosts, below those
-// that the system gives to outgoing connections.
-func freePorts(t *testing.T, n int, hosts ...string) int {
-	t.Helper()
-	free := func(port int) bool {
-		for _, host := range hosts {
-			l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-			if err != nil {
-				return false
-			}
-			l.Close()
-		}
-		return true
-	}
-	for range 1000 {
-		first, taken := 12000+rand.IntN(20000), 0
-		for taken < n && free(first+taken) {
-			taken++
-		}
-		if taken == n {
-			return first
-		}
-	}
-	t.Fatal("no free ports")
-	return 0
 }
 
 // status is that of a GET; 0 when there was no answer.

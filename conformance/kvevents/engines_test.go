@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -52,7 +51,7 @@ func start(t *testing.T, encoding string, events, replay, seed int) *script {
 		t.Fatal(err)
 	}
 	if events == 0 {
-		events, replay = freePorts(t), freePorts(t)
+		events, replay = testbed.Ports(t, 2), testbed.Ports(t, 2)
 	}
 	s := &script{t: t, events: events, replay: replay}
 	s.cmd = exec.Command(python, "testdata/engine.py", encoding, strconv.Itoa(events), strconv.Itoa(replay), strconv.Itoa(seed))
@@ -123,23 +122,4 @@ func (s *script) check() [][]row {
 	var answer struct{ Ranks [][]row }
 	s.do(map[string]any{"op": "check"}, &answer)
 	return answer.Ranks
-}
-
-// freePorts returns the first of two ports that are free, and that the script can
-// leave and take again.
-func freePorts(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		_, text, _ := net.SplitHostPort(testbed.FreeAddr(t))
-		port, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if next, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port+1)); err == nil {
-			next.Close()
-			return port
-		}
-	}
-	t.Fatal("no two ports are free")
-	return 0
 }
