@@ -10,8 +10,8 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/pdproxy/pdproxy/proxy/edge/quicshare"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
-	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 //  4. A connection ends when its client closes it, or when no request has run on
 //     any for lingerTime.
 type quicLane struct {
-	conn      *quiclane.Conn
+	conn      *quicshare.Conn
 	transport *quic.Transport
 	running   atomic.Int64 // requests
 	draining  atomic.Bool
@@ -51,7 +51,7 @@ type quicLane struct {
 func openLane(dir *privatedir.Dir, addr string) (*quicLane, error) {
 	l := &quicLane{taken: make(chan struct{})}
 	var err error
-	if l.conn, err = quiclane.Listen(dir, addr); err != nil {
+	if l.conn, err = quicshare.Listen(dir, addr); err != nil {
 		return nil, err
 	}
 	if l.transport, err = l.conn.Transport(); err != nil {

@@ -19,9 +19,9 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge/quicshare"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
-	"github.com/pdproxy/pdproxy/proxy/quiclane"
 )
 
 // port is a UDP port that worlds share, one after the other or at once.
@@ -199,7 +199,7 @@ func TestLaneOthersGoOn(t *testing.T) {
 	var failures atomic.Int64
 	clients := p.load(ctx, &failures)
 	for range 10 {
-		dies, err := quiclane.Listen(p.lanes, p.addr)
+		dies, err := quicshare.Listen(p.lanes, p.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestLaneWaitsYoung(t *testing.T) {
 // A client whose process dies is told by one that is left, when it next sends.
 func TestLaneDies(t *testing.T) {
 	p := newPort(t)
-	dies, err := quiclane.Listen(p.lanes, p.addr)
+	dies, err := quicshare.Listen(p.lanes, p.addr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/kvevents"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/trust"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -48,7 +48,7 @@ func newKnowledge(cfg *config.Config, metrics *telemetry.Metrics, log *slog.Logg
 			MaxEntries: cfg.KVIndex.MaxEntries, GuessTTL: time.Duration(cfg.KVIndex.Expect),
 		}),
 		Conversations: conversation.New(cfg.Conversation.Capacity),
-		Trust:         trust.New(k.trustChanged),
+		Trust:         indexcheck.New(k.trustChanged),
 	}
 	k.limits = kvindex.Limits{
 		TTL:    time.Duration(cfg.KVIndex.TextTTL),
@@ -169,8 +169,8 @@ func (k *knowledge) setBlockTokens(name string, blockTokens int) {
 
 // trustChanged logs and counts that the cached tokens which an engine reports disagree
 // with the index, or agree again.
-func (k *knowledge) trustChanged(v trust.Verdict) {
-	if v.Reason == trust.Agrees {
+func (k *knowledge) trustChanged(v indexcheck.Verdict) {
+	if v.Reason == indexcheck.Agrees {
 		k.metrics.Distrust(v.Engine, "")
 		k.log.Info("cached tokens agree with the KV index again", "engine", v.Engine)
 		return

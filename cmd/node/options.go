@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // Options says which part of the work one process does, and holds the open sockets
@@ -48,7 +48,7 @@ type Takeover interface {
 	// successor until ctx ends. It calls offer for what the successor receives, and
 	// stopAccepting when the successor accepts connections. The error says that the
 	// node must stop, because the predecessor goes on.
-	Run(ctx context.Context, offer func() (handover.Offer, error), stopAccepting func()) error
+	Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error
 }
 
 // Role is the role of a process in a fleet.
@@ -115,7 +115,7 @@ func storageSocket(cfg *config.Config) string {
 // UseSockets opens a listener for each of the given sockets that the role needs, and
 // stores it in o. The listeners are copies: the caller still closes the given sockets.
 // After an error o holds no open listener.
-func (o *Options) UseSockets(cfg *config.Config, given []handover.Socket) error {
+func (o *Options) UseSockets(cfg *config.Config, given []takeover.Socket) error {
 	wanted := map[string]*net.Listener{}
 	if o.Role != RoleCoordinator {
 		wanted[publicSocket(cfg)] = &o.Sockets.Public

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 )
 
 // findEngines builds the discovery of engines and opens the sockets at which engines
@@ -28,7 +28,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		}
 		if n.registrar, err = moriio.Listen(moriio.Options{
 			Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost,
-			Listener: n.options.MoRIIO, Roster: roster.New(n.options.Dir, "zmq", n.log), Log: n.log,
+			Listener: n.options.MoRIIO, Roster: registrations.New(n.options.Dir, "zmq", n.log), Log: n.log,
 		}); err != nil {
 			return exit.Failed(err)
 		}
@@ -36,7 +36,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	}
 	if address, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
 		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
-			Cluster: cfg.Discovery.TRTLLM, Listener: n.options.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: roster.New(n.options.Dir, "trtllm", n.log), Log: n.log,
+			Cluster: cfg.Discovery.TRTLLM, Listener: n.options.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: registrations.New(n.options.Dir, "trtllm", n.log), Log: n.log,
 		})
 		if err != nil {
 			return errors.Join(exit.Failed(err), n.closeRegistrar())
@@ -97,24 +97,24 @@ func (n *Node) leaveRegistrations() {
 	}
 }
 
-// registrations is a source of engines that register. It leaves out engines that the
+// registeredEngines is a source of engines that register. It leaves out engines that the
 // configuration names too: for those the configuration applies.
-type registrations struct {
+type registeredEngines struct {
 	discovery.Source
 	n        *Node
 	reloaded chan struct{} // receives after each reload; holds one value
 }
 
 // newRegistrations returns a source that learns of each reload.
-func (n *Node) newRegistrations(s discovery.Source) registrations {
-	r := registrations{s, n, make(chan struct{}, 1)}
+func (n *Node) newRegistrations(s discovery.Source) registeredEngines {
+	r := registeredEngines{s, n, make(chan struct{}, 1)}
 	n.reloaded = append(n.reloaded, r.reloaded)
 	return r
 }
 
 // Run implements discovery.Source. It reports the registered engines again after each
 // reload, because the new configuration may name some of them, or no longer name them.
-func (r registrations) Run(ctx context.Context, found func([]config.Engine)) {
+func (r registeredEngines) Run(ctx context.Context, found func([]config.Engine)) {
 	var (
 		mu    sync.Mutex
 		all   []config.Engine // guarded by mu

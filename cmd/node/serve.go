@@ -9,7 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // Serve runs the node until ctx ends and the node has drained, or until a successor has
@@ -162,8 +162,8 @@ func (n *Node) awaitReady(ctx context.Context) error {
 }
 
 // offer returns copies of the open sockets for a successor.
-func (n *Node) offer() (handover.Offer, error) {
-	opened, o := n.front.Opened(), handover.Offer{Ready: n.server.Ready()}
+func (n *Node) offer() (takeover.Offer, error) {
+	opened, o := n.front.Opened(), takeover.Offer{Ready: n.server.Ready()}
 	sockets := map[string]net.Listener{publicSocket(n.started): opened.Public, adminSocket(n.started): opened.Admin, fleetSocket(n.started): n.fleet.opened()}
 	if n.registrar != nil {
 		sockets[moriioSocket(n.started)] = n.registrar.Listener()
@@ -175,10 +175,10 @@ func (n *Node) offer() (handover.Offer, error) {
 		if l == nil {
 			continue
 		}
-		s, err := handover.FromListener(name, l)
+		s, err := takeover.FromListener(name, l)
 		if err != nil {
-			handover.CloseAll(o.Sockets)
-			return handover.Offer{}, err
+			takeover.CloseAll(o.Sockets)
+			return takeover.Offer{}, err
 		}
 		o.Sockets = append(o.Sockets, s)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/cmd/node"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // adopt gives positions to the processes that a dead supervisor left. It retires those that
@@ -44,20 +44,20 @@ func (s *supervisor) adopt() error {
 // adoptSockets copies the sockets of an adopted process, and reports whether they are those
 // of the configuration.
 func (s *supervisor) adoptSockets(p *process) bool {
-	o, err := handover.Copy(context.Background(), s.dir, slotFile(p.role, p.slot, "sock"))
+	o, err := takeover.Copy(context.Background(), s.dir, slotFile(p.role, p.slot, "sock"))
 	if err != nil {
 		s.log.Warn("a process of the last supervisor does not share its sockets", "process", p.role, "slot", p.slot, "pid", p.pid, "error", err)
 		return false
 	}
 	wanted := node.FleetSockets(s.cfg)
-	unwanted := func(o handover.Socket) bool {
+	unwanted := func(o takeover.Socket) bool {
 		return !slices.ContainsFunc(wanted, func(w node.Socket) bool { return w.Name == o.Name })
 	}
 	if len(s.sockets) == 0 && len(o.Sockets) == len(wanted) && !slices.ContainsFunc(o.Sockets, unwanted) {
 		s.sockets = o.Sockets
 		return true
 	}
-	handover.CloseAll(o.Sockets)
+	takeover.CloseAll(o.Sockets)
 	return len(o.Sockets) == len(wanted) && len(s.sockets) > 0
 }
 
@@ -72,7 +72,7 @@ func (s *supervisor) openSockets() error {
 		}
 	}
 	for _, w := range wanted {
-		if slices.ContainsFunc(s.sockets, func(o handover.Socket) bool { return o.Name == w.Name }) {
+		if slices.ContainsFunc(s.sockets, func(o takeover.Socket) bool { return o.Name == w.Name }) {
 			continue
 		}
 		key, address, _ := strings.Cut(w.Name, " ")
@@ -85,21 +85,21 @@ func (s *supervisor) openSockets() error {
 	return nil
 }
 
-func openSocket(w node.Socket, address string) (handover.Socket, error) {
-	how := handover.Shared()
+func openSocket(w node.Socket, address string) (takeover.Socket, error) {
+	how := takeover.Shared()
 	if w.Exclusive {
 		how = &net.ListenConfig{}
 	}
 	l, err := how.Listen(context.Background(), "tcp", address)
 	if err != nil {
-		return handover.Socket{}, err
+		return takeover.Socket{}, err
 	}
-	socket, err := handover.FromListener(w.Name, l)
+	socket, err := takeover.FromListener(w.Name, l)
 	return socket, errors.Join(err, l.Close())
 }
 
 // offer returns copies of the sockets for a successor.
-func (s *supervisor) offer() (handover.Offer, error) {
+func (s *supervisor) offer() (takeover.Offer, error) {
 	o, err := copySockets(s.sockets)
 	o.Ready = s.wasReady
 	return o, err
@@ -125,6 +125,6 @@ func (s *supervisor) retire(p *process) {
 }
 
 func (s *supervisor) closeSockets() {
-	handover.CloseAll(s.sockets)
+	takeover.CloseAll(s.sockets)
 	s.sockets = nil
 }

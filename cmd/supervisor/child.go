@@ -16,8 +16,8 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // The protocol between a supervisor and its children. SIGTERM drains the child, however
@@ -76,7 +76,7 @@ type child struct {
 	log     *slog.Logger
 	node    *node.Node
 	serving chan struct{}     // closed when the node accepts connections
-	sockets []handover.Socket // all sockets of the fleet, which a later supervisor copies; guarded by mu
+	sockets []takeover.Socket // all sockets of the fleet, which a later supervisor copies; guarded by mu
 
 	mu    sync.Mutex
 	lock  *privatedir.Lock // guarded by mu
@@ -147,7 +147,7 @@ func (c *child) build() error {
 }
 
 // inheritedSockets returns the sockets that the supervisor passed on.
-func inheritedSockets() ([]handover.Socket, error) {
+func inheritedSockets() ([]takeover.Socket, error) {
 	var names []string
 	if err := json.Unmarshal([]byte(os.Getenv(socketsVariable)), &names); err != nil {
 		return nil, fmt.Errorf("read %s: %w", socketsVariable, err)
@@ -155,10 +155,10 @@ func inheritedSockets() ([]handover.Socket, error) {
 	if err := os.Unsetenv(socketsVariable); err != nil {
 		return nil, err
 	}
-	sockets := make([]handover.Socket, len(names))
+	sockets := make([]takeover.Socket, len(names))
 	for i, name := range names {
 		syscall.CloseOnExec(firstSocket + i)
-		sockets[i] = handover.Socket{Name: name, File: os.NewFile(uintptr(firstSocket+i), name)}
+		sockets[i] = takeover.Socket{Name: name, File: os.NewFile(uintptr(firstSocket+i), name)}
 	}
 	return sockets, nil
 }
@@ -166,7 +166,7 @@ func inheritedSockets() ([]handover.Socket, error) {
 // serve serves until a signal or the end of ctx.
 func (c *child) serve(ctx context.Context, cancel context.CancelCauseFunc, signals chan os.Signal) error {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1)
-	control, err := handover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
+	control, err := takeover.Listen(c.options.Dir, slotFile(c.options.Role, c.options.Slot, "sock"), c.log)
 	if err != nil {
 		return exit.Failed(err)
 	}
@@ -240,19 +240,19 @@ func (c *child) report(state string) {
 }
 
 // offer returns copies of the sockets for a later supervisor.
-func (c *child) offer() (handover.Offer, error) {
+func (c *child) offer() (takeover.Offer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return copySockets(c.sockets)
 }
 
 // copySockets returns an offer of copies of the sockets.
-func copySockets(sockets []handover.Socket) (o handover.Offer, err error) {
+func copySockets(sockets []takeover.Socket) (o takeover.Offer, err error) {
 	for _, s := range sockets {
 		copied, err := s.Copy()
 		if err != nil {
-			handover.CloseAll(o.Sockets)
-			return handover.Offer{}, err
+			takeover.CloseAll(o.Sockets)
+			return takeover.Offer{}, err
 		}
 		o.Sockets = append(o.Sockets, copied)
 	}
@@ -262,6 +262,6 @@ func copySockets(sockets []handover.Socket) (o handover.Offer, err error) {
 func (c *child) closeSockets() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	handover.CloseAll(c.sockets)
+	takeover.CloseAll(c.sockets)
 	c.sockets = nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // Options says what Run serves and how. All fields but Takeover and Version are needed.
@@ -66,7 +66,7 @@ func runSingle(cfg *config.Config, o Options) error {
 		defer t.close()
 		no.Dir, no.Takeover = t.dir, t
 		err = no.UseSockets(cfg, t.sockets())
-		handover.CloseAll(t.sockets())
+		takeover.CloseAll(t.sockets())
 		if err != nil {
 			return exit.Failed(fmt.Errorf("take over: %w", err))
 		}
@@ -81,9 +81,9 @@ func runSingle(cfg *config.Config, o Options) error {
 
 // joinTakeover returns the takeover of a process that does everything. It returns nil if
 // no successor will be able to take over: the process serves nevertheless.
-func joinTakeover(cfg *config.Config, o Options) (*takeover, error) {
+func joinTakeover(cfg *config.Config, o Options) (*succession, error) {
 	dir, err := openFleetDir(cfg, o.Path)
-	t := &takeover{dir: dir, log: o.Log, flag: o.TakeoverFlag}
+	t := &succession{dir: dir, log: o.Log, flag: o.TakeoverFlag}
 	if err == nil {
 		err = t.begin(o.Takeover)
 	}
@@ -107,7 +107,7 @@ func ServeUntilSignal(n *node.Node, log *slog.Logger, reload func() error) error
 
 // serveUntilSignal does the same for a node that may have a successor, which SIGUSR2
 // starts. t may be nil.
-func serveUntilSignal(n *node.Node, t *takeover, log *slog.Logger, reload func() error) error {
+func serveUntilSignal(n *node.Node, t *succession, log *slog.Logger, reload func() error) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR2)
 	defer signal.Stop(signals)

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/cmd/exit"
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 const (
@@ -34,8 +34,8 @@ type supervisor struct {
 	options   Options
 	log       *slog.Logger
 	dir       *privatedir.Dir
-	takeover  *takeover
-	sockets   []handover.Socket // children receive copies
+	takeover  *succession
+	sockets   []takeover.Socket // children receive copies
 	positions []*position
 	surplus   []*process // without a position: retired, or more than configured
 	exits     chan exited
@@ -61,7 +61,7 @@ func runFleet(cfg *config.Config, o Options) error {
 		options: o, log: o.Log.With("role", "supervisor"), dir: dir, cfg: cfg,
 		exits: make(chan exited), calls: make(chan func()),
 	}
-	s.takeover = &takeover{dir: dir, log: s.log, flag: o.TakeoverFlag}
+	s.takeover = &succession{dir: dir, log: s.log, flag: o.TakeoverFlag}
 	if err := s.takeover.begin(o.Takeover); err != nil {
 		var locked *privatedir.LockedError
 		if errors.As(err, &locked) {
@@ -102,7 +102,7 @@ func (s *supervisor) run() error {
 	takeoverEnded := make(chan error, 1)
 	awaitSuccessor := func() {
 		wg.Go(func() {
-			takeoverEnded <- s.takeover.Run(ctx, func() (o handover.Offer, err error) {
+			takeoverEnded <- s.takeover.Run(ctx, func() (o takeover.Offer, err error) {
 				if !s.runInLoop(ctx, func() { o, err = s.offer() }) {
 					err = context.Cause(ctx)
 				}

@@ -14,17 +14,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// takeover connects a process with its predecessor, from which it takes the sockets, and
+// succession connects a process with its predecessor, from which it takes the sockets, and
 // with its successor, to which it gives them. It implements node.Takeover.
-type takeover struct {
+type succession struct {
 	dir   *privatedir.Dir
 	log   *slog.Logger
 	flag  string          // command-line flag by which a successor is started
-	taken *handover.Taken // received from the predecessor; nil without one
+	taken *takeover.Taken // received from the predecessor; nil without one
 
 	mu          sync.Mutex
 	lock        *privatedir.Lock // servingLock, nil until this process has it; guarded by mu
@@ -43,15 +43,15 @@ const refreshEvery = time.Hour
 // begin takes the sockets of the predecessor, if replace is set and there is one.
 // Otherwise it takes servingLock, and returns *privatedir.LockedError if another process
 // has the lock.
-func (t *takeover) begin(replace bool) error {
+func (t *succession) begin(replace bool) error {
 	if replace {
-		taken, err := handover.Take(context.Background(), t.dir)
+		taken, err := takeover.Take(context.Background(), t.dir)
 		if err == nil {
 			t.taken = taken
 			t.log.Info("taking over", "predecessor", taken.Predecessor)
 			return nil
 		}
-		if !errors.Is(err, handover.ErrNobody) {
+		if !errors.Is(err, takeover.ErrNobody) {
 			return fmt.Errorf("take over: %w", err)
 		}
 		t.log.Info("there is no process to take over from")
@@ -65,7 +65,7 @@ func (t *takeover) begin(replace bool) error {
 }
 
 // sockets returns the sockets of the predecessor.
-func (t *takeover) sockets() []handover.Socket {
+func (t *succession) sockets() []takeover.Socket {
 	if t.taken == nil {
 		return nil
 	}
@@ -73,27 +73,27 @@ func (t *takeover) sockets() []handover.Socket {
 }
 
 // PredecessorReady implements node.Takeover.
-func (t *takeover) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
+func (t *succession) PredecessorReady() bool { return t.taken != nil && t.taken.Offer.Ready }
 
 // abandon lets the predecessor go on, unless it has been told to stop accepting.
-func (t *takeover) abandon() {
+func (t *succession) abandon() {
 	if t.taken != nil {
 		_ = t.taken.Close() // may be closed already
 	}
 }
 
 // close abandons the predecessor and closes the directory.
-func (t *takeover) close() {
+func (t *succession) close() {
 	t.abandon()
 	t.dir.Close()
 }
 
 // Run implements node.Takeover. It also returns nil when the process serves but no
 // successor can take over from it; the log says why.
-func (t *takeover) Run(ctx context.Context, offer func() (handover.Offer, error), stopAccepting func()) error {
+func (t *succession) Run(ctx context.Context, offer func() (takeover.Offer, error), stopAccepting func()) error {
 	if t.taken != nil {
 		err := t.taken.Ready()
-		if errors.Is(err, handover.ErrWithdrawn) {
+		if errors.Is(err, takeover.ErrWithdrawn) {
 			return err
 		}
 		if err != nil {
@@ -121,7 +121,7 @@ func (t *takeover) Run(ctx context.Context, offer func() (handover.Offer, error)
 	defer wg.Wait()
 	defer end()
 	wg.Go(func() { t.refresh(refreshing) })
-	server, err := handover.Listen(t.dir, handover.Control, t.log)
+	server, err := takeover.Listen(t.dir, takeover.Control, t.log)
 	if err != nil {
 		t.log.Warn("this process cannot be taken over from", "error", err)
 		return nil
@@ -133,7 +133,7 @@ func (t *takeover) Run(ctx context.Context, offer func() (handover.Offer, error)
 }
 
 // refresh renews the files in the directory until ctx ends.
-func (t *takeover) refresh(ctx context.Context) {
+func (t *succession) refresh(ctx context.Context) {
 	for sleep(ctx, refreshEvery) {
 		if err := t.dir.Refresh(); err != nil {
 			t.log.Warn("files of fleet.dir may look unused and be removed", "error", err)
@@ -143,7 +143,7 @@ func (t *takeover) refresh(ctx context.Context) {
 
 // testWrite writes the state in servingLock again. An error means that at present no
 // process can write in the directory.
-func (t *takeover) testWrite() error {
+func (t *succession) testWrite() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lock == nil {
@@ -152,14 +152,14 @@ func (t *takeover) testWrite() error {
 	return t.lock.Say("")
 }
 
-func (t *takeover) setServing(serving bool) {
+func (t *succession) setServing(serving bool) {
 	t.mu.Lock()
 	t.serving = serving
 	t.mu.Unlock()
 }
 
 // release leaves the sockets and servingLock to the successor, which waits for the answer.
-func (t *takeover) release(successor int, stopAccepting func()) {
+func (t *succession) release(successor int, stopAccepting func()) {
 	t.log.Info("a successor has taken over; going on with what runs", "successor", successor)
 	stopAccepting()
 	retired, err := t.dir.TryLock(retiredLock(os.Getpid()))
@@ -177,7 +177,7 @@ func (t *takeover) release(successor int, stopAccepting func()) {
 
 // forward sends a signal to the processes that have a successor and still serve their
 // remaining requests, and to the successor that is starting. A nil t has neither.
-func (t *takeover) forward(sig os.Signal) {
+func (t *succession) forward(sig os.Signal) {
 	if t == nil {
 		return
 	}
@@ -205,7 +205,7 @@ func (t *takeover) forward(sig os.Signal) {
 	}
 }
 
-func (t *takeover) signal(pid int, sig os.Signal) {
+func (t *succession) signal(pid int, sig os.Signal) {
 	p, err := os.FindProcess(pid)
 	if err == nil {
 		err = p.Signal(sig)
@@ -216,7 +216,7 @@ func (t *takeover) signal(pid int, sig os.Signal) {
 }
 
 // startSuccessor starts the program, as it is on disk now, as the successor.
-func (t *takeover) startSuccessor() {
+func (t *succession) startSuccessor() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {

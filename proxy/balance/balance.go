@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 const (
@@ -83,7 +83,7 @@ func Join(dir *privatedir.Dir, slot int, l net.Listener) (*Worker, net.Listener,
 	if err != nil {
 		return nil, nil, err
 	}
-	socket, err := handover.FromListener("public", l)
+	socket, err := takeover.FromListener("public", l)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,15 +9,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // join makes a worker of a copy of the socket.
 func join(t *testing.T, dir *privatedir.Dir, slot int, socket net.Listener) (*Worker, net.Listener) {
 	t.Helper()
-	s, err := handover.FromListener("public", socket)
+	s, err := takeover.FromListener("public", socket)
 	if err != nil {
 		t.Fatal(err)
 	}

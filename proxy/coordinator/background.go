@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/trust"
 )
 
 // mostWaiting bounds what waits for Run. What comes beyond is not expected:
@@ -21,7 +21,7 @@ type job struct {
 	target kvindex.Target
 	blocks *[]kvindex.Hash // a copy, of background.pool; Run's from expect to the end of it
 	at     time.Time
-	seen   trust.Observation
+	seen   indexcheck.Observation
 }
 
 // work is what is to be done with a job's blocks.
@@ -89,7 +89,7 @@ func (b *background) add(j job, blocks []kvindex.Hash) job {
 
 // compare has the engine's word for a request's cached tokens compared with its
 // events'.
-func (b *background) compare(target kvindex.Target, blocks []kvindex.Hash, o trust.Observation) {
+func (b *background) compare(target kvindex.Target, blocks []kvindex.Hash, o indexcheck.Observation) {
 	b.add(job{do: compare, target: target, seen: o}, blocks)
 }
 

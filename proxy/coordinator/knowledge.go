@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/trust"
 )
 
 // State is what a Local knows beside the loads. A nil field is not known: what
@@ -15,7 +15,7 @@ import (
 type State struct {
 	Index         *kvindex.Index // the same as the registry's
 	Conversations *conversation.Table
-	Trust         *trust.Check
+	Trust         *indexcheck.Check
 }
 
 // Key is what of a prompt is matched with earlier ones: the blocks it is cut
@@ -209,7 +209,7 @@ func (l *Local) computed(p *Placement, blocks []kvindex.Hash, block int, prompt,
 		return
 	}
 	slot := target.KV[target.Rank]
-	o := trust.Observation{
+	o := indexcheck.Observation{
 		Engine: target.Name(), Rank: target.Rank, Exact: true, Stored: l.state.Index.Counts(slot).Stored,
 		Prompt: int(prompt), Predicted: int(p.Matched), Reported: int(cached), Block: block,
 	}

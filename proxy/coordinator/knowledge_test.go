@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/trust"
 )
 
 // knowing makes the policies ask for blocks and conversations. They place by the
@@ -221,7 +221,7 @@ func TestComputed(t *testing.T) {
 	for range 100 {
 		w.Computed(p, &Key{}, 1000, 0)
 	}
-	if len(w.verdicts) != 1 || w.verdicts[0].Engine != "p" || w.verdicts[0].Reason == trust.Agrees {
+	if len(w.verdicts) != 1 || w.verdicts[0].Engine != "p" || w.verdicts[0].Reason == indexcheck.Agrees {
 		t.Fatalf("verdicts %+v", w.verdicts)
 	}
 	p.Matched = -1 // nothing was believed

@@ -17,8 +17,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/state/trust"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -95,7 +95,7 @@ type world struct {
 	reg      *engine.Registry
 	counts   *counts
 	known    State
-	verdicts []trust.Verdict
+	verdicts []indexcheck.Verdict
 }
 
 // stub is a Decider whose nil hooks are absent.
@@ -148,7 +148,7 @@ func newWorld(t testing.TB, specs ...string) *world {
 	w := &world{counts: &counts{fallbacks: map[Fallback]int{}, minted: map[string]int{}}}
 	w.known = State{
 		Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(100),
-		Trust: trust.New(func(v trust.Verdict) { w.verdicts = append(w.verdicts, v) }),
+		Trust: indexcheck.New(func(v indexcheck.Verdict) { w.verdicts = append(w.verdicts, v) }),
 	}
 	w.reg = engine.New(engine.Options{
 		Index:   w.known.Index,

@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 )
 
 const (
 	// sweepEvery is how often expired keys are looked for.
-	sweepEvery = roster.WriteEvery
+	sweepEvery = registrations.WriteEvery
 	// maxKeys bounds the keys that are stored, maxTexts their bytes with their
 	// values: a worker has some 200.
 	maxKeys, maxTexts = 8192, 8 << 20
@@ -49,7 +49,7 @@ type Storage struct {
 	guard    httpguard.Guard
 	prefix   string // of the workers' keys
 	changed  chan struct{}
-	roster   *roster.Roster
+	roster   *registrations.Store
 	own      context.Context // ends when the store is left to a successor
 	leave    context.CancelFunc
 	left     chan struct{} // closed when it is
@@ -82,7 +82,7 @@ type StorageOptions struct {
 	// Hosts are the names by which workers without a token may call.
 	Hosts []string
 	// Roster is where others know the keys from; one without a directory: nowhere.
-	Roster *roster.Roster
+	Roster *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -127,7 +127,7 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 			},
 		},
 		prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
-		roster: roster.New(nil, "", log), left: make(chan struct{}),
+		roster: registrations.New(nil, "", log), left: make(chan struct{}),
 		items: map[string]item{}, swept: time.Now(), book: newBook("trtllm", log),
 	}
 	s.own, s.leave = context.WithCancel(context.Background())
@@ -169,7 +169,7 @@ func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 			found(list)
 		}
 	}
-	shown := func(entries []roster.Entry) {
+	shown := func(entries []registrations.Entry) {
 		s.restore(entries)
 		tell()
 	}
@@ -180,7 +180,7 @@ func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 
 // take serves the store, when that is its turn, until it is left to another or ctx
 // ends.
-func (s *Storage) take(ctx context.Context, shown func([]roster.Entry), tell func()) {
+func (s *Storage) take(ctx context.Context, shown func([]registrations.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(s.own, stop)()
@@ -237,7 +237,7 @@ func (s *Storage) serve(ctx context.Context, tell func()) {
 }
 
 // restore makes the items those of entries that another store has made.
-func (s *Storage) restore(entries []roster.Entry) {
+func (s *Storage) restore(entries []registrations.Entry) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,13 +257,13 @@ func (s *Storage) restore(entries []roster.Entry) {
 }
 
 // entries are what restore makes the same items of.
-func (s *Storage) entries() []roster.Entry {
+func (s *Storage) entries() []registrations.Entry {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]roster.Entry, 0, len(s.items))
+	list := make([]registrations.Entry, 0, len(s.items))
 	for key, it := range s.items {
-		e := roster.Entry{Key: key, Value: []byte(it.value), Peer: it.peer, Born: it.born}
+		e := registrations.Entry{Key: key, Value: []byte(it.value), Peer: it.peer, Born: it.born}
 		if !it.until.IsZero() {
 			e.End(now, it.ttl, it.until.Sub(now))
 		}

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
-	"github.com/pdproxy/pdproxy/proxy/handover"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // storageCase is a store of cluster blue.
@@ -252,7 +252,7 @@ func TestStorageSuccessor(t *testing.T) {
 	start := func(l net.Listener) (s *Storage, lists chan []config.Engine) {
 		log := slog.New(slog.DiscardHandler)
 		s, err := ListenStorage(StorageOptions{
-			Cluster: config.DiscoveryTRTLLM{ClusterURI: "http://127.0.0.1:0", ClusterName: "blue"}, Listener: l, Roster: roster.New(dir, "trtllm", log), Log: log,
+			Cluster: config.DiscoveryTRTLLM{ClusterURI: "http://127.0.0.1:0", ClusterName: "blue"}, Listener: l, Roster: registrations.New(dir, "trtllm", log), Log: log,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -280,7 +280,7 @@ func TestStorageSuccessor(t *testing.T) {
 		}
 	}
 	post(contextW)
-	socket, err := handover.FromListener("x", first.Listener())
+	socket, err := takeover.FromListener("x", first.Listener())
 	if err != nil {
 		t.Fatal(err)
 	}

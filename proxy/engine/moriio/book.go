@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 )
 
 // maxEngines bounds the engines that are registered at a time.
@@ -77,7 +77,7 @@ func (b *book) read(m message) (e config.Engine, ok bool) {
 
 // restore makes the engines those of entries that another book has made at now or
 // before.
-func (b *book) restore(entries []roster.Entry, now time.Time) {
+func (b *book) restore(entries []registrations.Entry, now time.Time) {
 	clear(b.entries)
 	for _, r := range entries {
 		m := message{from: r.Peer, text: r.Value}
@@ -88,10 +88,10 @@ func (b *book) restore(entries []roster.Entry, now time.Time) {
 }
 
 // roster is what restore makes the same engines of.
-func (b *book) roster(now time.Time) []roster.Entry {
-	list := make([]roster.Entry, 0, len(b.entries))
+func (b *book) roster(now time.Time) []registrations.Entry {
+	list := make([]registrations.Entry, 0, len(b.entries))
 	for _, e := range b.entries {
-		r := roster.Entry{Value: e.said.text, Peer: e.said.from}
+		r := registrations.Entry{Value: e.said.text, Peer: e.said.from}
 		r.End(now, Expiry, e.last.Add(Expiry).Sub(now))
 		list = append(list, r)
 	}

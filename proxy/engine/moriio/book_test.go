@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
@@ -169,7 +169,7 @@ func TestRestoredBook(t *testing.T) {
 	}
 	own, out := newTestBook()
 	own.ownHost = true
-	own.restore(append(entries, roster.Entry{Value: []byte("garbage")}), now)
+	own.restore(append(entries, registrations.Entry{Value: []byte("garbage")}), now)
 	if list := own.engines(); len(list) != 1 || list[0].Role != "prefill" || !strings.Contains(out.String(), "own_host") {
 		t.Errorf("%+v: %s", list, out)
 	}

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
 )
 
@@ -31,7 +31,7 @@ const (
 	// PING_INTERVAL.
 	Expiry = 10 * time.Second
 	// checkEvery is how often silent engines are looked for.
-	checkEvery = roster.WriteEvery
+	checkEvery = registrations.WriteEvery
 	// maxConnections bounds the connections of engines, each of which has one.
 	maxConnections = 4096
 	// idleTimeout is how long a connection may take for its next registration.
@@ -53,7 +53,7 @@ type Options struct {
 	// Listener is the socket, if it is already open.
 	Listener net.Listener
 	// Roster is where others know the engines from; one without a directory: nowhere.
-	Roster *roster.Roster
+	Roster *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -105,7 +105,7 @@ func Listen(o Options) (*Registrar, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Roster == nil {
-		o.Roster = roster.New(nil, "", o.Log)
+		o.Roster = registrations.New(nil, "", o.Log)
 	}
 	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), left: make(chan struct{})}
 	r.own, r.leave = context.WithCancel(context.Background())
@@ -150,7 +150,7 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 			found(list)
 		}
 	}
-	shown := func(entries []roster.Entry) {
+	shown := func(entries []registrations.Entry) {
 		b.restore(entries, time.Now())
 		tell()
 	}
@@ -161,7 +161,7 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 
 // take takes registrations, when that is its turn, until they are left to another
 // or ctx ends.
-func (r *Registrar) take(ctx context.Context, b *book, shown func([]roster.Entry), tell func()) {
+func (r *Registrar) take(ctx context.Context, b *book, shown func([]registrations.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(r.own, stop)()

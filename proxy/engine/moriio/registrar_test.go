@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/engine/roster"
+	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 	"github.com/pdproxy/pdproxy/proxy/engine/zmtp"
-	"github.com/pdproxy/pdproxy/proxy/handover"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
 // start runs a registrar; its lists come on the channel.
@@ -21,7 +21,7 @@ func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
 	o.Endpoint = "tcp://127.0.0.1:0"
 	if o.Roster == nil {
-		o.Roster = roster.New(privatedirtest.Open(t), "zmq", slog.New(slog.DiscardHandler))
+		o.Roster = registrations.New(privatedirtest.Open(t), "zmq", slog.New(slog.DiscardHandler))
 	}
 	r, err := Listen(o)
 	if err != nil {
@@ -89,7 +89,7 @@ func plain(t *testing.T, r *Registrar, name, password string) bool {
 // copyOf is another listener of a registrar's socket.
 func copyOf(t *testing.T, r *Registrar) net.Listener {
 	t.Helper()
-	s, err := handover.FromListener("x", r.Listener())
+	s, err := takeover.FromListener("x", r.Listener())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,13 +183,13 @@ func TestForeignBytes(t *testing.T) {
 // them itself when that leaves, on the same socket.
 func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
-	first, seenByFirst := start(t, Options{Roster: roster.New(dir, "zmq", log)})
+	first, seenByFirst := start(t, Options{Roster: registrations.New(dir, "zmq", log)})
 	p := dealer(t, first)
 	if err := p.Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seenByFirst)
-	second, seen := start(t, Options{Roster: roster.New(dir, "zmq", log), Listener: copyOf(t, first)})
+	second, seen := start(t, Options{Roster: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
 	if list := next(t, seen); len(list) != 1 || list[0].Role != config.RolePrefill {
 		t.Fatalf("%+v", list)
 	}
@@ -223,13 +223,13 @@ func TestSuccessor(t *testing.T) {
 // A process that goes before it is its turn leaves the registrations to whom they are.
 func TestSuccessorGoes(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
-	first, seen := start(t, Options{Roster: roster.New(dir, "zmq", log)})
+	first, seen := start(t, Options{Roster: registrations.New(dir, "zmq", log)})
 	if err := dealer(t, first).Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seen)
 	for _, leave := range []bool{false, true} {
-		second, err := Listen(Options{Endpoint: "tcp://127.0.0.1:0", Roster: roster.New(dir, "zmq", log), Listener: copyOf(t, first)})
+		second, err := Listen(Options{Endpoint: "tcp://127.0.0.1:0", Roster: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
 		if err != nil {
 			t.Fatal(err)
 		}

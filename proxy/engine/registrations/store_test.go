@@ -1,0 +1,322 @@
+package registrations
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
+)
+
+// place is a directory and what those who share it have logged.
+type place struct {
+	*testing.T
+	dir *privatedir.Dir
+	log bytes.Buffer
+}
+
+func newPlace(t *testing.T) *place {
+	p := &place{T: t, dir: privatedirtest.Open(t)}
+	return p
+}
+
+func (p *place) store() *Store {
+	return New(p.dir, "x", slog.New(slog.NewTextHandler(&p.log, nil)))
+}
+
+// take is Take of one that need not wait.
+func (p *place) take(r *Store) []Entry {
+	p.Helper()
+	entries, ok := r.Take(p.Context(), func([]Entry) { p.Error("another takes registrations") })
+	if !ok {
+		p.Fatal("it does not take registrations")
+	}
+	return entries
+}
+
+// entry lasts for ttl from now on.
+func entry(key string, ttl time.Duration) Entry {
+	e := Entry{Key: key, Value: []byte("value of " + key), Peer: "10.0.0.1", Born: 7}
+	if ttl > 0 {
+		e.End(time.Now(), ttl, ttl)
+	}
+	return e
+}
+
+func keys(entries []Entry) (s string) {
+	for _, e := range entries {
+		s += e.Key
+	}
+	return s
+}
+
+// One process at a time takes registrations; the next one sees what it has, and
+// goes on from its last word.
+func TestTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		first, second := p.store(), p.store()
+		if entries := p.take(first); len(entries) != 0 || first.Known() {
+			t.Errorf("%v are known of nobody", entries)
+		}
+		first.Write([]Entry{entry("a", time.Minute)})
+		var seen []string
+		var had []Entry
+		done := make(chan bool)
+		go func() {
+			var ok bool
+			had, ok = second.Take(t.Context(), func(entries []Entry) { seen = append(seen, keys(entries)) })
+			done <- ok
+		}()
+		time.Sleep(time.Second)
+		if second.Known() {
+			t.Error("all are known a second after the first has begun")
+		}
+		a, b := entry("a", 2*time.Second), entry("b", 0)
+		for range 10 { // what has run out by its clock is the first one's to say
+			time.Sleep(WriteEvery)
+			first.Write([]Entry{a, b})
+		}
+		if !first.Known() || !second.Known() {
+			t.Error("not all are known after ten seconds")
+		}
+		select {
+		case <-done:
+			t.Fatal("two take registrations")
+		default:
+		}
+		c := entry("c", time.Minute)
+		first.Leave([]Entry{a, b, c})
+		if !<-done || !reflect.DeepEqual(had, []Entry{b, c}) {
+			t.Errorf("the second has %v", had)
+		}
+		if got := strings.Join(seen, " "); !strings.HasPrefix(got, "a ab ab") {
+			t.Errorf("the second saw %s", got)
+		}
+		// Who has left sees what the second has.
+		ctx, cancel := context.WithCancel(t.Context())
+		var last string
+		followed := make(chan struct{})
+		go func() {
+			defer close(followed)
+			first.Follow(ctx, func(entries []Entry) { last = keys(entries) })
+		}()
+		second.Write([]Entry{c})
+		time.Sleep(2 * WriteEvery)
+		cancel()
+		<-followed
+		if last != "c" {
+			t.Errorf("the first saw %q", last)
+		}
+		second.Leave(nil)
+		if p.log.Len() > 0 {
+			t.Error(p.log.String())
+		}
+	})
+}
+
+// Who dies leaves its last word, which counts for as long as nobody can be missing.
+func TestCrash(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		lived, gone   time.Duration
+		known, before bool
+		want          string
+	}{
+		{"at once", time.Minute, time.Second, true, true, "ab"},
+		{"some have run out", time.Minute, 4 * time.Second, true, true, "b"},
+		{"others may have come", time.Minute, 6 * time.Second, false, true, "b"},
+		{"it had not lived for long", 2 * time.Second, time.Second, false, false, "ab"},
+		{"the clock was set back", time.Minute, -time.Hour, false, true, "ab"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPlace(t)
+				r := p.store()
+				p.take(r)
+				time.Sleep(tt.lived)
+				a, b := entry("a", 3*time.Second), entry("b", 0)
+				r.Write([]Entry{a, b})
+				if r.Known() != tt.before {
+					t.Errorf("known: %v", r.Known())
+				}
+				r.lock.Unlock() // as the system does
+				if tt.gone < 0 {
+					a.Until -= tt.gone.Milliseconds()
+					text, _ := encode([]Entry{a, b}, true, time.Now().Add(-tt.gone))
+					if err := os.WriteFile(p.dir.Path("registered-x.json"), text, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					time.Sleep(tt.gone)
+				}
+				next := p.store()
+				entries := p.take(next)
+				if keys(entries) != tt.want || next.Known() != tt.known {
+					t.Errorf("%s, all: %v; want %s, %v", keys(entries), next.Known(), tt.want, tt.known)
+				}
+				for _, e := range entries {
+					if e.Key == "a" && e.Left(time.Now()) > 3*time.Second {
+						t.Errorf("it stays for %s", e.Left(time.Now()))
+					}
+				}
+				next.Leave(entries)
+			})
+		})
+	}
+}
+
+// What is no file of this version is as good as none; it is said once, and replaced.
+func TestForeignFile(t *testing.T) {
+	good, _ := encode([]Entry{entry("a", time.Minute)}, true, time.Now())
+	for name, text := range map[string]string{
+		"empty":           "",
+		"half":            string(good[:len(good)/2]),
+		"more":            string(good) + "{}",
+		"brace":           string(good) + "}",
+		"another version": strings.Replace(string(good), `"version":1`, `"version":2`, 1),
+		"another member":  strings.Replace(string(good), `"version":1`, `"version":1,"x":1`, 1),
+		"never":           strings.Replace(string(good), `"written":`, `"written":-`, 1),
+		"no time":         strings.Replace(string(good), `"ttl":60000`, `"ttl":0`, 1),
+		"negative":        strings.Replace(string(good), `"ttl":60000`, `"ttl":-1`, 1),
+		"long":            strings.Replace(string(good), `"10.0.0.1"`, `"`+strings.Repeat("x", maxEntry)+`"`, 1),
+		"no base64":       strings.Replace(string(good), `"value":"`, `"value":"!`, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			if err := os.WriteFile(p.dir.Path("registered-x.json"), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r := p.store()
+			if entries := p.take(r); len(entries) > 0 || r.Known() {
+				t.Errorf("%v", entries)
+			}
+			if n := strings.Count(p.log.String(), "\n"); n != 1 {
+				t.Errorf("logged: %s", p.log.String())
+			}
+			r.Leave([]Entry{entry("b", 0)})
+			next := p.store()
+			if entries := p.take(next); keys(entries) != "b" {
+				t.Errorf("%v", entries)
+			}
+			next.Leave(nil)
+			info, err := os.Stat(p.dir.Path("registered-x.json"))
+			if err != nil || info.Mode().Perm() != 0o600 {
+				t.Errorf("%v, %v", info, err)
+			}
+		})
+	}
+}
+
+// Where others could have put a link, none is followed.
+func TestLinks(t *testing.T) {
+	p := newPlace(t)
+	precious := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(precious, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"registered-x.json", "registered-x.json.next"} {
+		if err := os.Symlink(precious, p.dir.Path(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := p.store()
+	p.take(r)
+	r.Leave([]Entry{entry("a", 0)})
+	if b, err := os.ReadFile(precious); string(b) != "x" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// Without a directory there is nobody else.
+func TestNoDirectory(t *testing.T) {
+	r := New(nil, "x", slog.New(slog.DiscardHandler))
+	if entries, ok := r.Take(t.Context(), nil); !ok || len(entries) > 0 || r.Known() {
+		t.Error(entries, ok)
+	}
+	r.Write([]Entry{entry("a", 0)})
+	r.Leave(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.Follow(ctx, nil)
+	if _, ok := r.Take(ctx, nil); ok {
+		t.Error("its time is over")
+	}
+}
+
+// More than a file has room for is left out, and said.
+func TestTooMany(t *testing.T) {
+	p := newPlace(t)
+	r := p.store()
+	p.take(r)
+	var many []Entry
+	const room = maxFile / (6 * (maxEntry - 100))
+	for n := range room + 10 {
+		e := entry(fmt.Sprint(n), 0)
+		e.Key += strings.Repeat("<", maxEntry-100)
+		many = append(many, e)
+	}
+	many = append(many, Entry{Key: "long", Value: make([]byte, maxEntry)})
+	r.Leave(many)
+	next := p.store()
+	entries := p.take(next)
+	if len(entries) < room-1 || len(entries) > room {
+		t.Errorf("%d of %d", len(entries), len(many))
+	}
+	next.Leave(nil)
+	if !strings.Contains(p.log.String(), "too many") {
+		t.Error(p.log.String())
+	}
+}
+
+func TestLeft(t *testing.T) {
+	now := time.UnixMilli(1_000_000)
+	for _, tt := range []struct {
+		ttl, until int64
+		want       time.Duration
+	}{
+		{0, 0, math.MaxInt64},
+		{10_000, 1_004_000, 4 * time.Second},
+		{10_000, 1_000_000, 0},
+		{10_000, 1, -999_999 * time.Millisecond},
+		{10_000, math.MaxInt64, 10 * time.Second}, // the clock was ahead
+	} {
+		if got := (Entry{TTL: tt.ttl, Until: tt.until}).Left(now); got != tt.want {
+			t.Errorf("%d, %d: %s, want %s", tt.ttl, tt.until, got, tt.want)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	good, _ := encode([]Entry{{Key: "a", Value: []byte("b"), Peer: "10.0.0.1", Born: 1, TTL: 10, Until: 20}, {Value: []byte{0xff}}}, true, time.UnixMilli(1_700_000_000_000))
+	f.Add(good)
+	f.Add([]byte(`{"version":1,"written":1,"whole":false,"entries":[]}`))
+	f.Add([]byte(`{"version":1,"written":1,"entries":[{"value":null,"ttl":9223372036854775807,"until":1}]}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		read, err := decode(b)
+		if err != nil {
+			return
+		}
+		for _, e := range read.Entries {
+			if left := e.Left(time.UnixMilli(read.Written)); e.Until > 0 && left > time.Duration(e.TTL)*time.Millisecond {
+				t.Errorf("%+v is left %s", e, left)
+			}
+		}
+		again, left := encode(read.Entries, read.Whole, time.UnixMilli(read.Written))
+		same, err := decode(again)
+		if err != nil || left == 0 && len(read.Entries) > 0 && !reflect.DeepEqual(same, read) {
+			t.Errorf("%+v, %v; was %+v", same, err, read)
+		}
+	})
+}

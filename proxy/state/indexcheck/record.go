@@ -1,0 +1,223 @@
+package indexcheck
+
+// class is what one observation says.
+type class uint8
+
+const (
+	cold  class = iota // nothing: too little was cached
+	agree              // both found about the same
+	over               // more was predicted
+	under              // more was reported than events tell of
+)
+
+// entry is one observation in the window.
+type entry struct {
+	rank                int
+	predicted, reported int
+	class               class
+	exact               bool
+	blind               bool // no event told of any of the prompt
+	fresh               bool // events had come since the rank's observation before
+}
+
+// ring is the last observations, the oldest one replaced by the next.
+type ring struct {
+	entries []entry
+	next    int // the oldest one, once all are in use
+}
+
+func (r *ring) add(e entry, most int) {
+	if len(r.entries) < most {
+		r.entries = append(r.entries, e)
+		return
+	}
+	r.entries[r.next] = e
+	r.next = (r.next + 1) % most
+}
+
+// record is what is remembered of one engine.
+type record struct {
+	all     ring
+	ranks   map[int]*rankRecord
+	since   int // observations since the verdict changed
+	verdict Verdict
+}
+
+type rankRecord struct {
+	ring
+	stored uint64 // at the last observation
+}
+
+func newEntry(o *Observation) entry {
+	e := entry{rank: o.Rank, predicted: o.Predicted, reported: o.Reported, exact: o.Exact, blind: o.Held == 0}
+	slack := o.slack()
+	switch {
+	case o.Predicted-o.Reported > slack:
+		e.class = over
+	case o.Exact && o.Reported-o.Held > slack:
+		e.class = under
+	case !o.Exact && o.Reported-o.Predicted > slack: // others may use the engine too
+	case o.Reported > slack:
+		e.class = agree
+	}
+	return e
+}
+
+// observe adds an observation; changed reports whether the verdict is another
+// one now.
+func (r *record) observe(o *Observation) (v Verdict, changed bool) {
+	rank := r.ranks[o.Rank]
+	if rank == nil {
+		rank = new(rankRecord)
+		r.ranks[o.Rank] = rank
+	}
+	e := newEntry(o)
+	e.fresh = o.Stored != rank.stored
+	rank.stored = o.Stored
+	r.all.add(e, window)
+	rank.add(e, rankWindow)
+	r.since++
+
+	next, ok := r.judge(o.Rank)
+	if !ok {
+		return Verdict{}, false
+	}
+	before := r.verdict
+	if before.Reason != Agrees && next.Reason != Agrees && (next.Rank == before.Rank || r.since < window) {
+		// Told already. While trouble begins or ends its requests look like
+		// those of another one, so the name stays until it is over, or until a
+		// whole window says that it is of more or fewer ranks.
+		next.Reason, next.Rank = before.Reason, before.Rank
+	}
+	r.verdict = next
+	if before.Reason == next.Reason && before.Rank == next.Rank {
+		return Verdict{}, false
+	}
+	r.since = 0
+	return next, true
+}
+
+// judge weighs the windows. ok is false while they say too little to change
+// anything.
+func (r *record) judge(rank int) (v Verdict, ok bool) {
+	engine := r.verdict.Engine
+	whole := count(&r.all)
+	if reason := whole.reason(engineLeast, engineShare); reason != Agrees {
+		return whole.verdict(engine, All, reason), true
+	}
+	part := count(&r.ranks[rank].ring)
+	if reason := part.reason(rankLeast, rankShare); reason != Agrees && r.othersAgree(rank) {
+		return part.verdict(engine, rank, reason), true
+	}
+	if r.verdict.Reason != Agrees {
+		of := whole
+		if r.verdict.Rank != All {
+			of = count(&r.ranks[r.verdict.Rank].ring)
+		}
+		if of.informative() < calmLeast || of.against()*100 >= of.informative()*calmShare {
+			return Verdict{}, false
+		}
+	}
+	return whole.verdict(engine, All, Agrees), true
+}
+
+// othersAgree reports whether the engine has other ranks, and nothing to say
+// against them.
+func (r *record) othersAgree(rank int) bool {
+	n, against := 0, 0
+	for i := range r.all.entries {
+		if e := &r.all.entries[i]; e.rank != rank && e.class != cold {
+			n++
+			if e.class != agree {
+				against++
+			}
+		}
+	}
+	return n >= rankLeast && against*100 < n*calmShare
+}
+
+// counts is the sum of the entries of a window that say something.
+type counts struct {
+	sums
+	late                sums // of the latest of them
+	predicted, reported int
+}
+
+type sums struct {
+	agree, over, under int
+	underBlind         int // of under, with nothing of the prompt told by events
+	underFresh         int // of under, with events since the one before
+	overGuess          int // of over, without events, and nothing was cached
+}
+
+// count sums up a window.
+func count(r *ring) (c counts) {
+	for i := range r.entries {
+		// From the youngest on, so that the latest are known.
+		e := &r.entries[(r.next-1-i+2*len(r.entries))%len(r.entries)]
+		if e.class == cold {
+			continue
+		}
+		c.predicted += e.predicted
+		c.reported += e.reported
+		c.add(e)
+		if c.informative() <= latest {
+			c.late.add(e)
+		}
+	}
+	return c
+}
+
+func (s *sums) add(e *entry) {
+	switch e.class {
+	case agree:
+		s.agree++
+	case over:
+		s.over++
+		if !e.exact && e.reported == 0 {
+			s.overGuess++
+		}
+	case under:
+		s.under++
+		if e.blind {
+			s.underBlind++
+		}
+		if e.fresh {
+			s.underFresh++
+		}
+	}
+}
+
+func (s *sums) informative() int { return s.agree + s.over + s.under }
+func (s *sums) against() int     { return s.over + s.under }
+
+// reason names what a share of the requests has against the index. The latest
+// of them tell which reason it is: those before may be of better times.
+func (c *counts) reason(least, share int) Reason {
+	n, late := c.informative(), &c.late
+	never := late.agree*20 <= late.informative() // hardly once did the two agree
+	switch {
+	case n < least:
+		return Agrees
+	case c.under*100 >= n*share:
+		// Ids of another tokenizer are found nowhere, though events come.
+		if never && late.underBlind*10 >= late.under*9 && late.underFresh*2 >= late.under {
+			return TokenizerMismatch
+		}
+		return MissingEvents
+	case c.over*100 >= n*share:
+		// Blocks that events announced were found by the right ids, so an
+		// index that is wrong about them is old. A guess that never once came
+		// true was not about what the engine computes.
+		if never && late.overGuess*10 >= late.over*9 {
+			return TokenizerMismatch
+		}
+		return StaleIndex
+	}
+	return Agrees
+}
+
+func (c *counts) verdict(engine string, rank int, reason Reason) Verdict {
+	return Verdict{Engine: engine, Rank: rank, Reason: reason,
+		Requests: c.informative(), Against: c.against(), Predicted: c.predicted, Reported: c.reported}
+}

@@ -1,0 +1,170 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+)
+
+// startLimit is how long a successor may take from its offer until it is ready.
+const startLimit = 2 * time.Minute
+
+// Server serves the control socket of a process that can be taken over from.
+type Server struct {
+	listener *net.UnixListener
+	log      *slog.Logger
+	starting chan struct{} // holds a token while no successor is starting
+}
+
+// Control is the name of the socket of the process that can be taken over from.
+const Control = "control.sock"
+
+// Listen opens a control socket in the place of that of a process which has
+// ended, or has been taken over from. The caller holds a lock that says so. It
+// starts nothing.
+func Listen(dir *privatedir.Dir, name string, log *slog.Logger) (*Server, error) {
+	// Under another name first, so that a process which dials finds a socket that is
+	// served.
+	aside := fmt.Sprintf("%s.%d", name, os.Getpid())
+	if err := dir.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := dir.ListenUnix(aside)
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.Rename(aside, name); err != nil {
+		return nil, errors.Join(err, l.Close(), dir.Remove(aside))
+	}
+	s := &Server{listener: l, log: log, starting: make(chan struct{}, 1)}
+	s.starting <- struct{}{}
+	return s, nil
+}
+
+// Serve gives what offer says, and closes it, to each successor that asks, one at a
+// time, until one of them is ready. Then it calls release, in which the caller stops
+// accepting on the sockets and gives up what only one process may have, tells the
+// successor, and returns its process id. It returns an error when ctx ends:
+// a successor that is just starting is told that the offer is withdrawn. With a
+// nil release there is no takeover: the sockets are only copied.
+func (s *Server) Serve(ctx context.Context, offer func() (Offer, error), release func(successor int)) (successor int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	defer s.listener.Close()
+	context.AfterFunc(ctx, func() { s.listener.Close() })
+	taken := make(chan int, 1)
+	wg.Go(func() {
+		for {
+			c, err := s.listener.AcceptUnix()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				s.log.Warn("the control socket failed", "error", err)
+				select {
+				case <-time.After(100 * time.Millisecond): // out of descriptors
+				case <-ctx.Done():
+				}
+				continue
+			}
+			wg.Go(func() {
+				defer c.Close()
+				pid, over, err := s.give(ctx, c, offer, release)
+				switch {
+				case err != nil:
+					s.log.Warn("no takeover", "successor", pid, "error", err)
+				case over:
+					taken <- pid
+				}
+			})
+		}
+	})
+	select {
+	case pid := <-taken:
+		return pid, nil
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// give serves one process; over means that it has taken over.
+func (s *Server) give(ctx context.Context, c *net.UnixConn, offer func() (Offer, error), release func(int)) (pid int, over bool, err error) {
+	if pid, err = peer(c); err != nil {
+		return pid, false, err
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	m, sockets, err := receive(c)
+	CloseAll(sockets)
+	switch {
+	case err != nil:
+		return pid, false, err
+	case m.Say == sayCopy:
+		return pid, false, s.send(c, offer)
+	case m.Say != sayHello:
+		return pid, false, fmt.Errorf("it said %.20q, not %s", m.Say, sayHello)
+	case release == nil:
+		return pid, false, send(c, message{Say: sayRefused, Reason: "only its supervisor can be taken over from"}, nil)
+	}
+	select {
+	case <-s.starting:
+		defer func() { s.starting <- struct{}{} }()
+	default:
+		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
+	}
+	if ctx.Err() != nil { // another has just taken over
+		return pid, false, errors.Join(ErrBusy, send(c, message{Say: sayBusy}, nil))
+	}
+	if err := s.send(c, offer); err != nil {
+		return pid, false, err
+	}
+	s.log.Info("a successor is starting", "successor", pid)
+	err = s.await(ctx, c, func() { release(pid) })
+	return pid, err == nil, err
+}
+
+// send sends what is offered.
+func (s *Server) send(c *net.UnixConn, offer func() (Offer, error)) error {
+	o, err := offer()
+	if err != nil {
+		return errors.Join(err, send(c, message{Say: sayRefused, Reason: err.Error()}, nil))
+	}
+	defer CloseAll(o.Sockets)
+	return send(c, message{Say: sayOffer, Ready: o.Ready}, o.Sockets)
+}
+
+// await waits for the successor to be ready, then releases.
+func (s *Server) await(ctx context.Context, c *net.UnixConn, release func()) error {
+	c.SetDeadline(time.Now().Add(startLimit))
+	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Now()) })
+	defer stop()
+	m, sockets, err := receive(c)
+	CloseAll(sockets)
+	c.SetWriteDeadline(time.Now().Add(patience))
+	switch {
+	case ctx.Err() != nil:
+		return errors.Join(context.Cause(ctx), send(c, message{Say: sayWithdrawn}, nil))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errors.Join(fmt.Errorf("it is not ready after %s", startLimit), send(c, message{Say: sayWithdrawn}, nil))
+	case errors.Is(err, io.EOF):
+		return errors.New("it has ended before it was ready")
+	case err != nil:
+		return err
+	case m.Say != sayReady:
+		return fmt.Errorf("it said %.20q, not %s", m.Say, sayReady)
+	}
+	release()
+	if err := send(c, message{Say: sayReleased}, nil); err != nil {
+		s.log.Warn("the successor was not told that the sockets are its own", "error", err)
+	}
+	return nil
+}

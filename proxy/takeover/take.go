@@ -1,0 +1,117 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+)
+
+// Taken is what a successor has been given, until it is Ready or Closed.
+type Taken struct {
+	Offer
+	Predecessor int // its process id, 0 where the system does not tell
+	conn        *net.UnixConn
+}
+
+// Take asks the process that serves the control socket for its sockets, which
+// are the caller's to close. The predecessor goes on until Ready.
+func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
+	return ask(ctx, dir, Control, sayHello)
+}
+
+// Copy asks the process that serves a socket of that name for its sockets, which
+// are the caller's to close, and changes nothing. The error is ErrNobody when no
+// process does.
+func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
+	t, err := ask(ctx, dir, name, sayCopy)
+	if err != nil {
+		return Offer{}, err
+	}
+	return t.Offer, t.Close()
+}
+
+func ask(ctx context.Context, dir *privatedir.Dir, name, what string) (*Taken, error) {
+	dialling, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := dir.Dial(dialling, "unix", name)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, ErrNobody
+	}
+	if err != nil {
+		return nil, err
+	}
+	t := &Taken{conn: conn.(*net.UnixConn)}
+	if err := t.take(what); err != nil {
+		t.conn.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *Taken) take(what string) (err error) {
+	if t.Predecessor, err = peer(t.conn); err != nil {
+		return err
+	}
+	t.conn.SetDeadline(time.Now().Add(patience))
+	if err := send(t.conn, message{Say: what}, nil); err != nil {
+		return err
+	}
+	m, sockets, err := receive(t.conn)
+	if err != nil {
+		return err
+	}
+	switch m.Say {
+	case sayOffer:
+		t.Offer = Offer{Sockets: sockets, Ready: m.Ready}
+		return nil
+	case sayBusy:
+		err = ErrBusy
+	case sayRefused:
+		err = fmt.Errorf("the predecessor refuses: %.500q", m.Reason)
+	default:
+		err = fmt.Errorf("the predecessor said %.20q, not %s", m.Say, sayOffer)
+	}
+	CloseAll(sockets)
+	return err
+}
+
+// Ready tells the predecessor that requests can be served, and returns when it
+// has stopped accepting. Call it once, while the sockets are already being
+// accepted on. After ErrWithdrawn the caller must go. After any other error the
+// predecessor is stuck, and the caller goes on, as it does after nil, which is
+// also the answer of a predecessor that has died.
+func (t *Taken) Ready() error {
+	defer t.conn.Close()
+	t.conn.SetDeadline(time.Now().Add(2 * patience))
+	if err := send(t.conn, message{Say: sayReady}, nil); err != nil {
+		if m, _, rerr := receive(t.conn); rerr == nil && m.Say == sayWithdrawn {
+			return ErrWithdrawn
+		}
+		return nil
+	}
+	m, sockets, err := receive(t.conn)
+	CloseAll(sockets)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errors.New("the predecessor does not answer")
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		return nil
+	case err != nil:
+		return err
+	case m.Say == sayWithdrawn:
+		return ErrWithdrawn
+	case m.Say != sayReleased:
+		return fmt.Errorf("the predecessor said %.20q, not %s", m.Say, sayReleased)
+	}
+	return nil
+}
+
+// Close gives up: the predecessor goes on. The sockets stay open.
+func (t *Taken) Close() error { return t.conn.Close() }
