@@ -185,7 +185,7 @@ func TestPluginUsage(t *testing.T) {
 		"no subcommand":      {exit.Usage, "one of new", nil},
 		"build nothing":      {exit.Usage, "arg", []string{"build"}},
 		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
-		"build a file":       {exit.Usage, "is no folder", []string{"build", text}},
+		"build a file":       {exit.Usage, "is not a folder", []string{"build", text}},
 		"build empty folder": {exit.Failure, "go.mod", []string{"build", dir}},
 		"new bad name":       {exit.Usage, "no name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
 		"new bad kind":       {exit.Usage, "no kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},

@@ -54,7 +54,7 @@ func newLinearMemory(limit, least uint64, total *memoryTotal) (*linearMemory, er
 	l := &linearMemory{total: total, space: space}
 	if l.Reallocate(least) == nil {
 		unmap(space)
-		return nil, errors.New("the instances of the module have as much memory as they may")
+		return nil, errors.New("the instances of the module have reached their memory limit")
 	}
 	l.cleanup = runtime.AddCleanup(l, unmap, space)
 	return l, nil
