@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
@@ -109,7 +110,7 @@ func (s *Server) handler() http.Handler {
 	if s.deps.Wrap != nil {
 		h = s.healthFirst(s.deps.Wrap(h))
 	}
-	return s.guard(s.bounded(h))
+	return s.guard(s.bodies.Limit(h))
 }
 
 // healthFirst answers health checks before filters see them. A filter that asks for
@@ -168,7 +169,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminTok
 		srv.ConnState = f.connState
 	}
 	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
-	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.boundedForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.bodies.LimitForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
 	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
 }
@@ -340,7 +341,7 @@ func (f *Front) shutdown(limit, waited time.Duration) error {
 	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
 		cut.Store(int64(f.s.live.len()))
-		f.cancel(errDraining)
+		f.cancel(downstream.ErrDraining)
 	})
 	err := f.shutdownAll(ctx)
 	if err != nil {
