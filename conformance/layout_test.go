@@ -37,6 +37,7 @@ var mayImport = map[string][]string{
 	"proxy/config/importer":       {"proxy/config"},
 	"proxy/etcd":                  {"proxy/config"},
 	"proxy/openai":                {},
+	"proxy/inflight":              {},
 	"proxy/socket":                {},
 	"proxy/upstream":              {"proxy/socket"},
 	"proxy/state/...":             {"abi"},
