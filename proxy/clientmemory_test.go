@@ -8,7 +8,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
 // exchangeOf is an exchange of s that holds nothing.
@@ -76,28 +75,5 @@ func TestClientMemory(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// Token ids of the client are counted before they are read, and neither they nor
-// their count outlive the body.
-func TestTokenIDsAreCounted(t *testing.T) {
-	const n = 200_000
-	body := []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"prompt_token_ids":[` + strings.Repeat("1,", n-1) + `1]}`)
-	for _, limit := range []int64{8 << 20, 512 << 10} {
-		memory := new(buffer.Budget)
-		memory.SetLimit(limit)
-		x := exchangeOf(&Server{memory: memory})
-		if err := openai.ParseRequest(openai.Chat, body, &x.req); err != nil {
-			t.Fatal(err)
-		}
-		ids, err := x.tokenIDs()
-		if fits := limit > 4*n; fits != (err == nil && len(ids) == n && memory.Used() == 4*n) || !fits && err != errMemory {
-			t.Errorf("limit %d: %d ids, %v, %d bytes are counted", limit, len(ids), err, memory.Used())
-		}
-		x.releaseBody()
-		if x.prompt.ids != nil && cap(x.prompt.ids) > mostKept || memory.Used() != 0 {
-			t.Errorf("limit %d: room for %d ids and %d bytes stay", limit, cap(x.prompt.ids), memory.Used())
-		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -76,7 +77,7 @@ func (x *exchange) gunzip(coded []byte, limit int) (err error) {
 	if z.Reset(bytes.NewReader(coded)) != nil {
 		return errCoded
 	}
-	if x.body, err = x.hold(min(4*len(coded), firstRead)); err != nil {
+	if x.body, err = x.hold(min(4*len(coded), buffer.FirstRead)); err != nil {
 		return err
 	}
 	return x.fill(z, 0, limit, func(error) error { return errCoded })

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -113,7 +114,7 @@ func TestNewLegError(t *testing.T) {
 		{"sent", &upstream.Error{Op: upstream.OpHead, Sent: true, Err: io.EOF}, "head", 502, true},
 		{"timed out", &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, true},
 		{"dial timed out", &upstream.Error{Op: upstream.OpDial, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, false},
-		{"of another kind", errAnswerTooLarge, "reset", 502, true},
+		{"of another kind", buffer.ErrTooLarge, "reset", 502, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

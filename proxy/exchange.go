@@ -16,6 +16,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -39,7 +41,7 @@ type exchange struct {
 	derived  int64            // bytes of the share for what is made of the body
 	base     []upstream.Field // the client's lines that every leg carries
 	ask      coordinator.Ask
-	prompt   prompt
+	prompt   prompt.Prompt
 	last     coordinator.Pair   // of the last placement
 	held     *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
@@ -55,7 +57,7 @@ type exchange struct {
 	intervals telemetry.Intervals
 	span      *telemetry.Span
 	rec       record
-	line      RecordedLine    // of the recording
+	line      recording.Line  // of the recording
 	legPolicy LegPolicy       // nil: none
 	info      *abi.StreamInfo // nil: no filter asks
 	warm      bool            // a warm-up: no client asked for it
@@ -136,7 +138,7 @@ func (x *exchange) serve(api openai.API) error {
 		return err
 	}
 	if n := x.req.Size(); n > leastDerived {
-		if err := x.derive(n); err != nil {
+		if err := x.Derive(n); err != nil {
 			return err
 		}
 	}
@@ -177,11 +179,11 @@ func (x *exchange) prepare() error {
 		}
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
 	}
-	if err := x.matchBy(); err != nil {
+	if err := x.s.prompts.Match(x.ctx, &x.prompt, x.source(), &x.ask); err != nil {
 		return err
 	}
 	if r := x.s.deps.Recorder; r != nil && x.req.API.Generates() {
-		r.note(x)
+		x.line = r.Note(x.rec.Start, &x.req, x.prompt.TokenIDs(), x.s.prompts.ClientID(x.source()))
 	}
 	if !x.req.API.Generates() {
 		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
@@ -192,6 +194,11 @@ func (x *exchange) prepare() error {
 		x.informRequest()
 	}
 	return nil
+}
+
+// source is where the prompt of the exchange comes from.
+func (x *exchange) source() prompt.Source {
+	return prompt.Source{Request: &x.req, Header: x.r.Header, RequestID: x.rec.RequestID, Memory: x}
 }
 
 // run places the request and runs attempts until one ends it. Retries happen
@@ -294,8 +301,8 @@ func (x *exchange) settle(now time.Time) {
 		m.Client(x.key, x.outcome)
 	}
 	x.trace(now)
-	if r := x.s.deps.Recorder; r != nil {
-		r.write(x)
+	if r := x.s.deps.Recorder; r != nil && x.outcome == telemetry.OutcomeOK {
+		r.Write(&x.line, x.usage, x.ask.Request.PromptTokens, x.intervals.Count())
 	}
 	if x.s.log.Enabled(context.Background(), slog.LevelDebug) {
 		for _, l := range x.rec.rows[:x.rec.legs] {
@@ -318,7 +325,7 @@ func (x *exchange) settle(now time.Time) {
 // be retried after it.
 func (x *exchange) releaseBody() {
 	x.req.Object.Reset() // it refers to the bytes
-	x.prompt.dropIDs()
+	x.prompt.DropTokenIDs()
 	x.body.Free()
 	x.body = nil
 	if x.derived > 0 {
@@ -339,9 +346,9 @@ func (x *exchange) reset() {
 	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
 	x.encoded, x.turned = false, false
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
-	x.prompt.reset()
+	x.prompt.Reset()
 	x.side.reset()
-	x.line = RecordedLine{}
+	x.line = recording.Line{}
 	x.req.Reset()
 	x.rec.reset()
 }
@@ -358,7 +365,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		c: connector.Attempt{
 			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
 			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields || x.side.phase != "",
-			TRTLLM: *x.s.trtllm.Load(), Conversation: x.conversation(),
+			TRTLLM: *x.s.trtllm.Load(), Conversation: prompt.Conversation(&x.ask),
 		},
 	}
 	a.timed = a.c.TRTLLM.PerfMetrics && p.Decode.Spec.Connector == config.ConnectorTRTLLM

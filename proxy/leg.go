@@ -33,7 +33,6 @@ const (
 )
 
 var (
-	errAnswerTooLarge = errors.New("the answer is too large")
 	// errAnswered ends a decode leg whose prefill had the whole answer.
 	errAnswered = errors.New("prefill had the whole answer")
 )

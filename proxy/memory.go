@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"errors"
-	"io"
 	"os"
 	"time"
 
@@ -10,23 +9,6 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
-
-const (
-	// firstRead is how much memory a body or an answer gets before its bytes are
-	// there, whatever length its sender announces.
-	firstRead = 16 << 10
-	// wholeRead is the announced length up to which it gets all at once: most prompts
-	// are not copied then.
-	wholeRead = 64 << 10
-)
-
-// firstRoom is the memory for a body or an answer of so many announced bytes.
-func firstRoom(announced int) int {
-	if announced <= wholeRead {
-		return announced
-	}
-	return firstRead
-}
 
 // leastDerived is how much memory for what is made of a body is not counted, in
 // bytes: exchanges keep that much for the next request.
@@ -99,9 +81,9 @@ func (x *exchange) reserve(n int) error {
 	return nil
 }
 
-// derive is reserve for what is made of the request's body, until the body is given
+// Derive is reserve for what is made of the request's body, until the body is given
 // back. The exchange's goroutine calls it.
-func (x *exchange) derive(n int) error {
+func (x *exchange) Derive(n int) error {
 	if err := x.share.Take(int64(n)); err != nil {
 		return memoryError(err)
 	}
@@ -118,44 +100,15 @@ func (x *exchange) unreserve() {
 
 // readAnswer reads an answer whole into a buffer that memory counts. The whole
 // answer must be there at the time by; zero sets no limit but that of each read.
-// The error is errMemory, errAnswerTooLarge or an *upstream.Error; the buffer may
+// The error is errMemory, buffer.ErrTooLarge or an *upstream.Error; the buffer may
 // then be nil.
 func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by time.Time) (*buffer.Buffer, error) {
-	if resp.ContentLength > int64(limit) {
-		return nil, errAnswerTooLarge
+	b, err := memory.ReadAll(resp, resp.ContentLength, limit, by)
+	switch err {
+	case buffer.ErrFull:
+		err = errMemory
+	case os.ErrDeadlineExceeded:
+		err = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: err}
 	}
-	first, announced := 4<<10, 0
-	if resp.ContentLength > 0 {
-		announced = int(resp.ContentLength) + 1 // room for the read that finds the end
-		first = firstRoom(announced)
-	}
-	buf, err := memory.Get(first)
-	if err != nil {
-		return nil, errMemory
-	}
-	for {
-		if len(buf.B) == cap(buf.B) {
-			if err := buf.Grow(announced, limit+1); err != nil {
-				return buf, errMemory
-			}
-		}
-		if !by.IsZero() {
-			left := time.Until(by)
-			if left <= 0 {
-				return buf, &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}
-			}
-			resp.SetIdleTimeout(left)
-		}
-		m, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
-		buf.B = buf.B[:len(buf.B)+m]
-		if err == io.EOF {
-			return buf, nil
-		}
-		if err == nil && len(buf.B) > limit {
-			err = errAnswerTooLarge
-		}
-		if err != nil {
-			return buf, err
-		}
-	}
+	return b, err
 }

@@ -243,7 +243,7 @@ func (b *incoming) discard() {
 
 // readRest reads the body without keeping it, and reports whether its end came.
 func (b *incoming) readRest() bool {
-	piece := buffer.Get(firstRead)
+	piece := buffer.Get(buffer.FirstRead)
 	defer piece.Free()
 	begin, got := time.Now(), 0
 	for {

@@ -37,9 +37,9 @@ func (x *exchange) receive(limit int) (err error) {
 	first, announced := 4<<10, 0
 	if x.r.ContentLength >= 0 {
 		announced = int(x.r.ContentLength) + 1 // room for the read that finds the end
-		first = firstRoom(announced)
+		first = buffer.FirstRoom(announced)
 	}
-	if announced > wholeRead && int64(announced) > x.share.Most() {
+	if announced > buffer.WholeRead && int64(announced) > x.share.Most() {
 		return errBodyNeverFits
 	}
 	if x.body, err = x.hold(first); err != nil {

@@ -27,6 +27,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -48,9 +50,9 @@ type Deps struct {
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
 	Turns    *coordinator.Client
-	Workers  Workers   // of a coordinator, whose answers to operators are theirs too; nil: there are none
-	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
-	Recorder *Recorder // nil: nothing is recorded
+	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
+	Recorder *recording.Recorder // nil: nothing is recorded
 	// Lanes is the directory in which processes meet that share the UDP port of
 	// HTTP/3: those of a fleet, or one and its successor. nil: nobody shares it.
 	Lanes *privatedir.Dir
@@ -102,8 +104,7 @@ type Server struct {
 	encodes    atomic.Uint64 // requests for encoders
 	draining   atomic.Bool
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
-	idSources  atomic.Pointer[openai.IDSources]
-	askables   atomic.Pointer[askables]
+	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
@@ -123,6 +124,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
 		process:    randomHex(8),
+		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
 		zstd:       sync.OnceValue(newUnzstd),
 	}
@@ -154,7 +156,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
-	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {

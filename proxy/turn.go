@@ -75,12 +75,12 @@ func (a *attempt) unfit(k *keptTurn) string {
 // is proven to begin with.
 func (x *exchange) takeTurn() *keptTurn {
 	s, now, scope := x.s, time.Now(), turnScope(&x.req)
-	name := s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)
+	name := s.prompts.ClientID(x.source())
 	named := name != "" && s.turns.named(x.ctx, scope, name)
 	reason := "not_text"
 	var ids []uint32
 	if textOnly(&x.req) {
-		ids = x.exactIDs(named)
+		ids = s.prompts.ExactIDs(x.ctx, &x.prompt, x.source(), named)
 		if reason = "not_a_prefix"; len(ids) == 0 {
 			reason = "no_token_ids"
 		}
@@ -107,26 +107,6 @@ func (x *exchange) takeTurn() *keptTurn {
 	}
 	x.turnFallback(reason)
 	return nil
-}
-
-// exactIDs are the token ids that prefill will compute; none where that is not
-// certain. Engines are asked for them only if it is worth it.
-func (x *exchange) exactIDs(worth bool) []uint32 {
-	if v, _ := x.req.Get("truncate_prompt_tokens"); !openai.IsNull(v) {
-		return nil
-	}
-	p := &x.prompt
-	if len(p.found) == 0 {
-		if !worth && x.req.Prompt != openai.PromptTokens && x.req.Prompt != openai.PromptTokenLists {
-			return nil
-		}
-		x.s.deps.Coordinator.Cut(&p.cut, x.req.Model)
-		p.found, _ = x.tokenIDs() // without memory for them there are none
-	}
-	if !p.exact {
-		return nil
-	}
-	return p.found
 }
 
 // keepTurn remembers what decode says, in its whole answer, that it keeps; what no
@@ -164,7 +144,7 @@ func (a *attempt) keepTurn(answer []byte) {
 	now := time.Now()
 	if !x.s.turns.put(conversation.OnShelf[*keptTurn]{
 		Scope:   turnScope(&x.req),
-		Name:    strings.Clone(x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)),
+		Name:    strings.Clone(x.s.prompts.ClientID(x.source())),
 		IDs:     ids,
 		Expires: now.Add(a.p.Decode.Spec.KeepsFor() - turnMargin),
 		Value:   k,
