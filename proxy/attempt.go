@@ -376,8 +376,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
-	a.x.rec.fallback("kv_transfer", reason)
+	a.x.fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}

@@ -101,14 +101,7 @@ func copyHeader(dst http.Header, resp *upstream.Response) {
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
-	now := time.Now()
-	x.rec.FirstByte = now
-	if !x.warm {
-		x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
-	}
-	if x.info != nil {
-		x.informFirstByte(now)
-	}
+	x.firstByte(nil)
 	if u, ok := openai.ParseUsage(a.answer.B); ok {
 		x.usage = u
 	}
