@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 	"proxy/etcd":                  {"proxy/config"},
 	"proxy/openai":                {},
 	"proxy/downstream":            {"proxy/buffer", "proxy/config", "proxy/connector", "proxy/openai", "proxy/upstream"},
+	"proxy/inflight":              {},
 	"proxy/prompt":                {"abi", "proxy/buffer", "proxy/config", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/...", "proxy/telemetry", "proxy/tokens", "proxy/upstream"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/socket":                {},

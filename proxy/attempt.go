@@ -378,8 +378,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
-	a.x.rec.fallback("kv_transfer", reason)
+	a.x.fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
@@ -417,14 +416,7 @@ const legSlack = 2 << 10
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
-	now := time.Now()
-	x.rec.FirstByte = now
-	if !x.warm {
-		x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
-	}
-	if x.info != nil {
-		x.informFirstByte(now)
-	}
+	x.firstByte(nil)
 	if u, ok := openai.ParseUsage(a.answer.B); ok {
 		x.usage = u
 	}

@@ -308,7 +308,7 @@ func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.
 	e := &legError{phase: phase, target: t, reason: fmt.Sprintf("status_%d", resp.Status), status: resp.Status, code: 502, sent: true}
 	ownKey := t.APIKey != "" || x.key != ""
 	if resp.Status/100 == 4 && !(resp.Status == 401 && ownKey) {
-		e.final = resp.Status != 408 && resp.Status != 429
+		e.final = upstream.RequestAtFault(resp.Status)
 		e.ctype, e.retryAfter = resp.Get("Content-Type"), resp.Get("Retry-After")
 		x.relayed(e, answer.B)
 	}

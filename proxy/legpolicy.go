@@ -79,18 +79,13 @@ func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":
-		x.legFallback(reason)
+		x.fallback("leg", reason)
 	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
-		x.legFallback(coordinator.ReasonNonsense)
+		x.fallback("leg", coordinator.ReasonNonsense)
 	default:
 		return d, list
 	}
 	return abi.LegPass, nil
-}
-
-func (x *exchange) legFallback(reason string) {
-	x.s.deps.Metrics.Fallback("leg", reason)
-	x.rec.fallback("leg", reason)
 }
 
 // edited lets the leg hook edit a leg that has been shaped. slot is the buffer of
@@ -113,7 +108,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	}
 	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
-		a.x.legFallback(coordinator.ReasonNonsense)
+		a.x.fallback("leg", coordinator.ReasonNonsense)
 		return l, nil
 	}
 	a.edits[phase] = headers

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
@@ -42,8 +43,8 @@ type Front struct {
 	base     context.Context // parent of every public request
 	cancel   context.CancelCauseFunc
 	retiring atomic.Bool
-	retired  chan struct{} // closed by Retire
-	conns    connCount     // of clients, over TCP
+	retired  chan struct{}  // closed by Retire
+	conns    inflight.Group // of clients, over TCP
 	clients  clientConns
 	telling  sync.WaitGroup // clients that it retires
 
@@ -176,7 +177,12 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminTok
 
 // connState follows the connections of clients over TCP.
 func (f *Front) connState(c net.Conn, state http.ConnState) {
-	f.conns.follow(c, state)
+	switch state {
+	case http.StateNew:
+		f.conns.Add()
+	case http.StateClosed, http.StateHijacked:
+		f.conns.Done()
+	}
 	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
 		placeState(fc.tcp, state)
 	}

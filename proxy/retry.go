@@ -93,8 +93,7 @@ func (x *exchange) mayRetry(err error) bool {
 		return false
 	}
 	if !le.granted && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
-		x.s.deps.Metrics.Fallback("retry", "budget")
-		x.rec.fallback("retry", "budget")
+		x.fallback("retry", "budget")
 		le.refused = true
 		return false
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/http"
 	"strings"
 	"time"
 
@@ -232,7 +231,7 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 func (x *exchange) engineError(row *legRow, reason string, status int, data []byte) *legError {
 	e := &legError{phase: row.Phase, target: row.target, reason: reason, status: status, code: 502, sent: true}
 	if status/100 == 4 {
-		e.final = status != http.StatusTooManyRequests
+		e.final = upstream.RequestAtFault(status)
 		e.ctype = "application/json"
 		x.relayed(e, data)
 	}
@@ -365,17 +364,4 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 		e = downstream.Draining
 	}
 	x.client.Break(x.req.API, e)
-}
-
-// firstByte notes that the client's answer begins now.
-func (x *exchange) firstByte(row *legRow) {
-	now := time.Now()
-	x.rec.firstByte(row, now)
-	if x.warm {
-		return
-	}
-	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
-	if x.info != nil {
-		x.informFirstByte(now)
-	}
 }

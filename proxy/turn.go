@@ -44,10 +44,10 @@ func (a *attempt) pullTurn() {
 	switch reason := a.unfit(k); reason {
 	case "":
 	case "engine_gone":
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		return
 	default:
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -105,7 +105,7 @@ func (x *exchange) takeTurn() *keptTurn {
 	case found == coordinator.NothingKept:
 		return nil
 	}
-	x.turnFallback(reason)
+	x.fallback("turn_kv", reason)
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		return
 	}
 	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
-		x.turnFallback(kept.Unfit)
+		x.fallback("turn_kv", kept.Unfit)
 		return
 	}
 	k := a.holdTurn(keeper, kept.Host, kept.Params)
@@ -137,7 +137,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		reason = "not_text"
 	}
 	if reason != "" {
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -149,7 +149,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		Expires: now.Add(a.p.Decode.Spec.KeepsFor() - turnMargin),
 		Value:   k,
 	}, now) {
-		x.turnFallback(coordinator.ReasonCoordinator)
+		x.fallback("turn_kv", coordinator.ReasonCoordinator)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -235,7 +235,7 @@ func (a *attempt) giveUpTurn(err error) {
 func (a *attempt) spare(e *legError) *legError {
 	if a.turn != nil && e.status/100 == 5 {
 		e.spared = true
-		a.x.turnFallback("pull_failed")
+		a.x.fallback("turn_kv", "pull_failed")
 	}
 	return e
 }
@@ -254,15 +254,10 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	rest, params := keeper.CutKept(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
-		a.x.turnFallback("stream")
+		a.x.fallback("turn_kv", "stream")
 		a.x.s.forgetTurn(a.holdTurn(keeper, name, params), 0)
 	}
 	return rest
-}
-
-func (x *exchange) turnFallback(reason string) {
-	x.s.deps.Metrics.Fallback("turn_kv", reason)
-	x.rec.fallback("turn_kv", reason)
 }
 
 // turnScope is what, besides the token ids, KV depends on, and what sets clients'
