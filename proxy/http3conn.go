@@ -13,6 +13,8 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
+
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // newRawServerConn makes the HTTP/3 side of a connection and returns its control
@@ -33,7 +35,7 @@ type http3Conns struct {
 	retire context.CancelFunc
 	open   context.Context // ends with close: connections are closed
 	end    context.CancelFunc
-	conns  background
+	conns  inflight.Group
 	young  atomic.Int64 // connections whose handshake runs, or that are not yet accepted
 }
 

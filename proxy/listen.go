@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
@@ -41,8 +43,8 @@ type Front struct {
 	base     context.Context // parent of every public request
 	cancel   context.CancelCauseFunc
 	retiring atomic.Bool
-	retired  chan struct{} // closed by Retire
-	conns    connCount     // of clients, over TCP
+	retired  chan struct{}  // closed by Retire
+	conns    inflight.Group // of clients, over TCP
 	clients  clientConns
 	telling  sync.WaitGroup // clients that it retires
 
@@ -109,7 +111,7 @@ func (s *Server) handler() http.Handler {
 	if s.deps.Wrap != nil {
 		h = s.healthFirst(s.deps.Wrap(h))
 	}
-	return s.guard(s.bounded(h))
+	return s.guard(s.bodies.Limit(h))
 }
 
 // healthFirst answers health checks before filters see them. A filter that asks for
@@ -168,14 +170,19 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminTok
 		srv.ConnState = f.connState
 	}
 	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
-	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.boundedForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.bodies.LimitForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
 	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
 }
 
 // connState follows the connections of clients over TCP.
 func (f *Front) connState(c net.Conn, state http.ConnState) {
-	f.conns.follow(c, state)
+	switch state {
+	case http.StateNew:
+		f.conns.Add()
+	case http.StateClosed, http.StateHijacked:
+		f.conns.Done()
+	}
 	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
 		placeState(fc.tcp, state)
 	}
@@ -340,7 +347,7 @@ func (f *Front) shutdown(limit, waited time.Duration) error {
 	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
 		cut.Store(int64(f.s.live.len()))
-		f.cancel(errDraining)
+		f.cancel(downstream.ErrDraining)
 	})
 	err := f.shutdownAll(ctx)
 	if err != nil {

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -48,7 +47,7 @@ func (f *Front) goOn(ctx context.Context, all, accepting *sync.WaitGroup, failed
 			f.demux.finish()
 		}
 		accepting.Wait() // what was accepted is counted
-		for _, none := range []<-chan struct{}{f.conns.none(), quicQuiet} {
+		for _, none := range []<-chan struct{}{f.conns.Idle(), quicQuiet} {
 			select {
 			case <-none:
 			case <-ctx.Done():
@@ -77,45 +76,4 @@ func (f *Front) lastAnswers(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// connCount counts the connections of HTTP servers. Safe for concurrent use.
-type connCount struct {
-	mu    sync.Mutex
-	n     int           // guarded by mu
-	empty chan struct{} // closed when n falls to 0; nil: nobody waits; guarded by mu
-}
-
-// follow is a http.Server's ConnState.
-func (c *connCount) follow(_ net.Conn, state http.ConnState) {
-	change := 0
-	switch state {
-	case http.StateNew:
-		change = 1
-	case http.StateClosed, http.StateHijacked:
-		change = -1
-	default:
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.n += change
-	if c.n == 0 && c.empty != nil {
-		close(c.empty)
-		c.empty = nil
-	}
-}
-
-// none returns what is closed when there is no connection. Called once, when no
-// more are taken.
-func (c *connCount) none() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	empty := make(chan struct{})
-	if c.n == 0 {
-		close(empty)
-		return empty
-	}
-	c.empty = empty
-	return empty
 }
