@@ -33,9 +33,9 @@ type Attempt struct {
 	Decode  engine.Target   // also the target of an aggregated leg
 	Trust   bool            // the client's own PD fields pass (server.trust_pd_fields)
 	Merging bool            // decode's answer is completed from prefill's, see Merger
-	// Turn is the raw Kept.Params of KV, of a prefix of the prompt, that prefill is to
+	// RetainedKV is the raw Retained.Params of KV, of a prefix of the prompt, that prefill is to
 	// pull instead of computing it; empty for none.
-	Turn []byte
+	RetainedKV []byte
 	// TRTLLM is what the operator asks of the trtllm connector.
 	TRTLLM TRTLLM
 	// Flow is the order of this attempt's legs: that of the connector, or what its
@@ -94,14 +94,14 @@ type Handoff struct {
 // Orphan says how far an attempt had come when it ended badly, so that the
 // connector can say what the engines may still hold.
 type Orphan struct {
-	PrefillSent bool     // the prefill leg may have reached its engine
-	PrefillDone bool     // prefill answered whole
-	Refused     bool     // prefill answered with an error status: it holds nothing, as far as Dated can help it
-	DecodeSent  bool     // the decode leg may have reached its engine
-	DecodeEnded bool     // decode answered with an error status, or broke the connection: it waits for nothing
-	DecodeTook  bool     // decode's first event or whole answer came: it has read the KV
-	DecodeOver  bool     // decode's connection broke, or it answered with a status of 5xx: it will not read the KV
-	Handoff     *Handoff // prefill's answer as judged; nil when there is none
+	PrefillSent  bool     // the prefill leg may have reached its engine
+	PrefillDone  bool     // prefill answered whole
+	Refused      bool     // prefill answered with an error status: it holds nothing, as far as Dated can help it
+	DecodeSent   bool     // the decode leg may have reached its engine
+	DecodeIdle   bool     // decode answered with an error status, or broke the connection: it waits for nothing
+	KVRead       bool     // decode's first event or whole answer came: it has read the KV
+	DecodeFailed bool     // decode's connection broke, or it answered with a status of 5xx: it will not read the KV
+	Handoff      *Handoff // prefill's answer as judged; nil when there is none
 }
 
 // Until says when a clean-up call has done its work.

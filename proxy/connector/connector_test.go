@@ -209,8 +209,8 @@ func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
 		for bits := range 64 {
 			o := Orphan{
-				DecodeTook: true, PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
-				Refused: bits&8 != 0, DecodeEnded: bits&16 != 0, DecodeOver: bits&32 != 0,
+				KVRead: true, PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
+				Refused: bits&8 != 0, DecodeIdle: bits&16 != 0, DecodeFailed: bits&32 != 0,
 			}
 			for _, call := range c.Cleanup(a, o) {
 				if call.How == "engine_timeout" {

@@ -86,7 +86,7 @@ func waysOf(t *testing.T, c Connector, g *golden) (hows []string) {
 	for bits := range 64 {
 		o := Orphan{
 			PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
-			DecodeTook: bits&8 != 0, Refused: bits&16 != 0, DecodeEnded: bits&32 != 0,
+			KVRead: bits&8 != 0, Refused: bits&16 != 0, DecodeIdle: bits&32 != 0,
 		}
 		if o.PrefillDone {
 			o.Handoff = h

@@ -167,7 +167,7 @@ func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 	a := &Attempt{
 		Request: request(t, g.API, g.Request),
 		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation, TRTLLM: g.TRTLLM,
-		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), Turn: []byte(g.Turn),
+		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), RetainedKV: []byte(g.Turn),
 	}
 	if g.Order != "" {
 		var reason string
@@ -216,8 +216,8 @@ func (g *golden) run(t *testing.T, c Connector) {
 	for _, want := range g.Cleanups {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
-			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, DecodeOver: want.After.DecodeOver,
-			Refused: want.After.Refused, DecodeEnded: want.After.DecodeEnded,
+			DecodeSent: want.After.DecodeSent, KVRead: want.After.DecodeTook, DecodeFailed: want.After.DecodeOver,
+			Refused: want.After.Refused, DecodeIdle: want.After.DecodeEnded,
 		}
 		if o.PrefillDone {
 			o.Handoff = h
@@ -233,7 +233,7 @@ func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 		if got := string(c.Public(a, []byte(g.DecodeAnswer))); got != g.Public {
 			t.Errorf("public answer\n got %s\nwant %s", got, g.Public)
 		}
-		k, ok := c.(Keeper).Kept(a, []byte(g.DecodeAnswer))
+		k, ok := c.(Retainer).Retained(a, []byte(g.DecodeAnswer))
 		if ok != (g.Kept != nil) {
 			t.Fatalf("kept %v", ok)
 		}
@@ -242,11 +242,11 @@ func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 			t.Errorf("kept\n got %+v\nwant %+v", got, *g.Kept)
 		}
 		if g.Forget != nil {
-			g.checkCalls(t, "kept", []Cleanup{c.(Keeper).Forget(a, k.Params)}, []goldenCall{*g.Forget})
+			g.checkCalls(t, "kept", []Cleanup{c.(Retainer).FreeRetained(a, k.Params)}, []goldenCall{*g.Forget})
 		}
 	}
 	if g.DecodeStream != "" {
-		rest, params := c.(Keeper).CutKept(nil, []byte(g.DecodeStream))
+		rest, params := c.(Retainer).CutRetained(nil, []byte(g.DecodeStream))
 		if string(rest) != g.PublicStream || string(params) != g.Kept.Params {
 			t.Errorf("stream\n got %s\nwant %s\nparams %s", rest, g.PublicStream, params)
 		}

@@ -199,9 +199,9 @@ func (mooncake) Reclaims() bool { return true }
 // and is counted as that.
 func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	held := o.PrefillDone && o.Handoff != nil && o.Handoff.Pinned
-	waits := o.DecodeSent && !o.DecodeOver
+	waits := o.DecodeSent && !o.DecodeFailed
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook:
+	case a.Prefill.IsZero() || o.KVRead:
 		return nil
 	case waits && !held:
 		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}

@@ -254,7 +254,7 @@ func (m moriio) Reclaims() bool { return m.read }
 // nobody writes, and where decode died nobody asks: that is left to time-outs of
 // theirs, and counted as such.
 func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if a.Prefill.IsZero() || o.DecodeTook {
+	if a.Prefill.IsZero() || o.KVRead {
 		return nil
 	}
 	params := m.transfer(a, a.Prefill, false)

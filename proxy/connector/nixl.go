@@ -84,7 +84,7 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 // the client's own stops are taken away from this leg. All that makes the
 // prompt (template, truncation, salt, adapter) stays as the client sent it.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	params := a.Turn
+	params := a.RetainedKV
 	if len(params) == 0 {
 		params = literal(nixlPrefill)
 	}
@@ -245,7 +245,7 @@ func (nixl) Reclaims() bool { return true }
 // The salt keeps what it may have read out of the engine's prefix cache, where
 // it would stand for a prompt that it is not of.
 func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
+	if o.Handoff == nil || !o.Handoff.Pinned || o.KVRead {
 		return nil
 	}
 	if id, _ := openai.Find(o.Handoff.Params, "remote_request_id"); openai.IsNull(id) {

@@ -118,9 +118,9 @@ func (nixlPush) Reclaims() bool { return false }
 // them, but a decode that registers for blocks which are gone waits for ever.
 func (p nixlPush) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook:
+	case a.Prefill.IsZero() || o.KVRead:
 		return nil
-	case o.DecodeSent && !o.DecodeEnded && !o.PrefillDone:
+	case o.DecodeSent && !o.DecodeIdle && !o.PrefillDone:
 		leg, err := p.Prefill(a, nil)
 		if err != nil {
 			return nil

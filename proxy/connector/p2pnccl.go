@@ -102,7 +102,7 @@ func (p2pNCCL) Reclaims() bool { return true }
 // is not there stops the engine, so that what a chat left ends with the engine.
 func (p2pNCCL) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused:
+	case a.Prefill.IsZero() || o.KVRead || !o.PrefillSent || o.Refused:
 		return nil
 	case a.Request.API != openai.Completions:
 		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}

@@ -76,7 +76,7 @@ func (p2pTier) Reclaims() bool { return false }
 // its time-out (60 s, _UNBOUND_STORE_TIMEOUT_S); one that fetches none tells it
 // nothing (session/client.py, finish).
 func (p2pTier) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused {
+	if a.Prefill.IsZero() || o.KVRead || !o.PrefillSent || o.Refused {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}

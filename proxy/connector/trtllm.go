@@ -295,7 +295,7 @@ func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
 	if o.Handoff != nil {
 		pinned = o.Handoff.Pinned
 	}
-	if o.DecodeTook || !pinned {
+	if o.KVRead || !pinned {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}

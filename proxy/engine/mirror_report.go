@@ -210,7 +210,7 @@ func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
 		case w.bad || !ok:
 		case kind == reportFailed:
 			t.Breaker.Failure()
-			t.Doubt()
+			t.ProbeSoon()
 		case kind == reportWell:
 			t.Breaker.Success()
 		default:

@@ -110,7 +110,7 @@ func (c *call) begin() (*conn, error) {
 	case c.ended != nil && c.lingerBy.IsZero():
 		return cn, c.ended
 	case c.left:
-		return cn, ErrAbandoned
+		return cn, ErrEvicted
 	case cn.buffered() > 0:
 		return cn, nil
 	}

@@ -32,7 +32,7 @@ type call struct {
 	idleBy time.Time // the read deadline that is set; the reader's
 	linger time.Duration
 	seat   seat // on the client's list of calls
-	keeps  bool // Request.Keep
+	keeps  bool // Request.Detach
 	// keepsLate is Request.KeepLate.
 	keepsLate bool
 	once      bool   // the request must not reach the engine twice
@@ -318,11 +318,11 @@ func (c *call) fail(cn *conn, e *Error) *Error {
 	case first == nil:
 		e.Err = ErrClosed
 	case left:
-		e.Err = ErrAbandoned
+		e.Err = ErrEvicted
 	}
 	late := e.Op == OpHead && isTimeout(e.Err)
 	if ended == nil && first != nil && phase == waiting && (left && c.keeps || late && c.keepsLate) {
-		e.Left = &Left{c, first}
+		e.Detached = &Detached{c, first}
 		first = nil
 	} else if cn != nil {
 		c.client.freeBuffer(cn)

@@ -108,15 +108,15 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, keepsLate: req.KeepLate, told: req.Sent, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Detach, keepsLate: req.KeepLate, told: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
-	cl.calls.sit(&c.seat, c, req.Waiter)
+	cl.calls.sit(&c.seat, c, req.Control)
 	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))
 	if err != nil {
 		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	if req.Waiter != nil && !req.Waiter.Wanted() {
+	if req.Control != nil && !req.Control.Wanted() {
 		if cn != nil {
 			cl.pool.give(cn)
 		} else {

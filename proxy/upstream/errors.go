@@ -30,8 +30,8 @@ type Error struct {
 	// found by errors.Is. A connection that was lost before the end of a body
 	// is io.ErrUnexpectedEOF.
 	Err error
-	// Left is what goes on of a call that was left; nil: nothing.
-	Left *Left
+	// Detached is what goes on of a call that was left; nil: nothing.
+	Detached *Detached
 }
 
 // Error implements error.

@@ -17,7 +17,7 @@ const lookAgain = time.Second
 // once, but wait for a use under way; use must not call Close.
 func (r *Response) Each(p []byte, use func(n int, err error) bool) { r.body.each(p, use) }
 
-func (c *stdCall) each(p []byte, use func(n int, err error) bool) {
+func (c *netHTTPCall) each(p []byte, use func(n int, err error) bool) {
 	for {
 		if n, err := c.Read(p); !use(n, err) || err != nil {
 			return

@@ -177,7 +177,7 @@ func TestLingerIsAsked(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			start := time.Now()
-			resp, err := cl.Do(ctx, &Request{Path: "/", Linger: lingerFor, Waiter: &asked{hangsUp: hangsUp}})
+			resp, err := cl.Do(ctx, &Request{Path: "/", Linger: lingerFor, Control: &asked{hangsUp: hangsUp}})
 			if err == nil {
 				resp.Close()
 			}
@@ -208,7 +208,7 @@ func TestUnwanted(t *testing.T) {
 		first := waits(t, cl, get())
 		var unwanted atomic.Bool
 		req := get()
-		req.Waiter = &asked{unwanted: unwanted.Load}
+		req.Control = &asked{unwanted: unwanted.Load}
 		second := waits(t, cl, req)
 		unwanted.Store(true)
 		var ue *Error

@@ -22,7 +22,7 @@ func TestAbandonWithdraws(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		req := post(strings.Repeat("x", 32<<20)) // more than the sockets hold
-		req.Waiter = &asked{leaves: true}
+		req.Control = &asked{leaves: true}
 		_, err := cl.Do(t.Context(), req)
 		done <- err
 	}()
@@ -34,9 +34,9 @@ func TestAbandonWithdraws(t *testing.T) {
 	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	cl.Abandon("it", 0)
-	if err := <-done; !errors.Is(err, ErrAbandoned) {
-		t.Errorf("the call ended with %v, want ErrAbandoned", err)
+	cl.EvictIdle("it", 0)
+	if err := <-done; !errors.Is(err, ErrEvicted) {
+		t.Errorf("the call ended with %v, want ErrEvicted", err)
 	}
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the engine's connection ended with %v, want a reset", err)

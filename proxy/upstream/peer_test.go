@@ -20,7 +20,7 @@ var kinds = []struct {
 	new  func(Options) Client
 }{
 	{"own", New},
-	{"std", NewStd},
+	{"std", NewNetHTTP},
 }
 
 // both runs f as a subtest for each implementation.

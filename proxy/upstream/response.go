@@ -35,7 +35,7 @@ func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 
 func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
 
-func (c *stdCall) setIdle(d time.Duration) { c.idle = d }
+func (c *netHTTPCall) setIdle(d time.Duration) { c.idle = d }
 
 // Commit says that the answer is wanted from here on, however silent the engine
 // falls: it is past being got elsewhere. False: the call has been left already.
@@ -49,7 +49,7 @@ func (r *Response) Ended() bool { return r.body.atEnd() }
 
 func (c *call) atEnd() bool { return c.err != nil }
 
-func (c *stdCall) atEnd() bool { return false }
+func (c *netHTTPCall) atEnd() bool { return false }
 
 // Get returns the value of the first header line of that name, in any case, or "".
 func (r *Response) Get(name string) string {

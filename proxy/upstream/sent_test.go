@@ -60,7 +60,7 @@ func TestSendBy(t *testing.T) {
 		busy  bool // another call has the only connection
 		op    string
 		sent  bool
-		own   bool // NewStd differs there
+		own   bool // NewNetHTTP differs there
 		after time.Duration
 	}{
 		{name: "sent in time", serve: func(c *duplex, _ int) { c.next(); time.Sleep(by + time.Second); c.say(okAnswer) }, after: by + time.Second},
@@ -88,7 +88,7 @@ func TestSendBy(t *testing.T) {
 					go cl.Do(ctx, get())
 					synctest.Wait()
 				}
-				if _, std := cl.(*stdClient); std && tt.own {
+				if _, std := cl.(*netHTTPClient); std && tt.own {
 					return
 				}
 				start := time.Now()

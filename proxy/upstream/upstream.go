@@ -58,11 +58,11 @@ type Request struct {
 	// Waiter, if not nil, is asked whether the call is to be sent, to linger, and, by
 	// Abandon, to be left: the latter until the answer has ended or Response.Commit
 	// was called.
-	Waiter Waiter
+	Control CallControl
 	// Keep says that a call which is left when all of the request is out, and none
 	// of the answer is there, is not hung up on: the engine may come back and
-	// answer it, which the Error's Left tells. NewStd's client hangs up.
-	Keep bool
+	// answer it, which the Error's Left tells. NewNetHTTP's client hangs up.
+	Detach bool
 	// KeepLate says the same of a call whose HeadTimeout has passed: the Error is a
 	// timeout and has a Left.
 	KeepLate bool
@@ -76,11 +76,11 @@ type Client interface {
 	// under way; after the body's end it means nothing. The caller must Close
 	// the Response.
 	Do(ctx context.Context, req *Request) (*Response, error)
-	// Abandon is called when an engine has fallen silent, and again as long as it
+	// EvictIdle is called when an engine has fallen silent, and again as long as it
 	// is: the calls whose Waiter wants to leave because of that fail with
-	// ErrAbandoned. silent is who it is, for the waiters. If anything has come on
+	// ErrEvicted. silent is who it is, for the waiters. If anything has come on
 	// any call of this client within quiet it does nothing.
-	Abandon(silent any, quiet time.Duration)
+	EvictIdle(silent any, quiet time.Duration)
 	// CloseIdle closes the connections that no call is using.
 	CloseIdle()
 	// Stats returns the present counts.

@@ -7,25 +7,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Keeper is a connector whose decode engines may keep the KV of what they have
+// Retainer is a connector whose decode engines may keep the KV of what they have
 // answered, for prefill to pull at the conversation's next turn
 // (config.Engine.Bidirectional). Its methods are pure and safe for concurrent use.
-type Keeper interface {
-	// Kept is what decode says, in a whole answer with a 2xx status, that it keeps;
+type Retainer interface {
+	// Retained is what decode says, in a whole answer with a 2xx status, that it keeps;
 	// ok is false where that is nothing.
-	Kept(a *Attempt, answer []byte) (k Kept, ok bool)
-	// CutKept appends whole events of decode's stream less what they say of that to
+	Retained(a *Attempt, answer []byte) (k Retained, ok bool)
+	// CutRetained appends whole events of decode's stream less what they say of that to
 	// dst, and gives it: parameters alone, nil for none.
-	CutKept(dst, events []byte) (rest, params []byte)
-	// Forget has prefill, which must be bidirectional, tell decode to free what it
+	CutRetained(dst, events []byte) (rest, params []byte)
+	// FreeRetained has prefill, which must be bidirectional, tell decode to free what it
 	// keeps.
-	Forget(a *Attempt, params []byte) Cleanup
+	FreeRetained(a *Attempt, params []byte) Cleanup
 }
 
-// Kept is KV that a decode engine keeps of a request. Its slices alias the answer
+// Retained is KV that a decode engine keeps of a request. Its slices alias the answer
 // and the request.
-type Kept struct {
-	// Params is the raw object by which prefill pulls it: Attempt.Turn of one later
+type Retained struct {
+	// Params is the raw object by which prefill pulls it: Attempt.RetainedKV of one later
 	// request.
 	Params []byte
 	// Host is where prefill would look for it.
@@ -66,20 +66,20 @@ func asksIDs(a *Attempt) bool {
 	return string(v) != "true"
 }
 
-// Kept implements Keeper.
-func (nixl) Kept(a *Attempt, answer []byte) (k Kept, ok bool) {
+// Retained implements Retainer.
+func (nixl) Retained(a *Attempt, answer []byte) (k Retained, ok bool) {
 	params, _ := openai.Find(answer, "kv_transfer_params")
 	if !keeps(a) || !isObject(params) {
-		return Kept{}, false
+		return Retained{}, false
 	}
 	if order, _ := openai.Find(params, "do_remote_decode"); string(order) != "true" {
-		return Kept{}, false
+		return Retained{}, false
 	}
 	blocks, groups := countBlocks(params)
 	if blocks == 0 {
-		return Kept{}, false
+		return Retained{}, false
 	}
-	k = Kept{Params: params, Host: text(params, "remote_host")}
+	k = Retained{Params: params, Host: text(params, "remote_host")}
 	tokens, _ := openai.Find(params, "remote_num_tokens")
 	n, _ := openai.Int64(tokens)
 	request, _ := openai.Find(params, "remote_request_id")
@@ -191,9 +191,9 @@ func publicChoice(answer *openai.Object) (list []byte, ok bool) {
 	return append(list, ']'), true
 }
 
-// CutKept implements Keeper. Releases up to vLLM pull request 40186 say nothing of
+// CutRetained implements Retainer. Releases up to vLLM pull request 40186 say nothing of
 // it in streams, but for the last event of responses.
-func (nixl) CutKept(dst, events []byte) (rest, params []byte) {
+func (nixl) CutRetained(dst, events []byte) (rest, params []byte) {
 	word := literal(`"kv_transfer_params"`)
 	for len(events) > 0 {
 		event, after, found := bytes.Cut(events, literal("\n\n"))
@@ -231,13 +231,13 @@ func (nixl) CutKept(dst, events []byte) (rest, params []byte) {
 	return dst, params
 }
 
-// Forget has a prompt of one token computed, which is too little to pull anything
+// FreeRetained has a prompt of one token computed, which is too little to pull anything
 // for (kv_recompute_threshold): prefill then tells decode that it needs none of
 // the blocks it was told of. When the first token comes that has happened, and the
 // request is dropped, because one that ended would leave its own block behind for
 // prefill's lease. The salt is for engines without a threshold: what they pull is
 // not of that prompt.
-func (nixl) Forget(a *Attempt, params []byte) Cleanup {
+func (nixl) FreeRetained(a *Attempt, params []byte) Cleanup {
 	body := append(make([]byte, 0, len(params)+256), '{')
 	if model, _ := a.Request.Get("model"); !openai.IsNull(model) {
 		body = append(append(append(body, `"model":`...), model...), ',')

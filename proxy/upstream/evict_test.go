@@ -22,7 +22,7 @@ type asked struct {
 func (a *asked) Wanted() bool  { return a.unwanted == nil || !a.unwanted() }
 func (a *asked) Lingers() bool { return !a.hangsUp }
 
-func (a *asked) Leave(silent any) bool {
+func (a *asked) Evict(silent any) bool {
 	a.silent = append(a.silent, silent)
 	return a.leaves
 }
@@ -95,11 +95,11 @@ func TestAbandon(t *testing.T) {
 				var waiter asked
 				if tt.waiter != nil {
 					waiter = *tt.waiter
-					req.Waiter = &waiter
+					req.Control = &waiter
 				}
 				done := waits(t, cl, req)
 				time.Sleep(time.Second)
-				cl.Abandon("it", quietFor)
+				cl.EvictIdle("it", quietFor)
 				if tt.op == "" {
 					if over(done) {
 						t.Fatalf("the call ended: %v", <-done)
@@ -113,13 +113,13 @@ func TestAbandon(t *testing.T) {
 					t.Fatal("the call waits")
 				}
 				f := fault(t, <-done, tt.op)
-				if !errors.Is(f, ErrAbandoned) || f.Sent != tt.sent || f.Timeout || f.Left != nil {
+				if !errors.Is(f, ErrEvicted) || f.Sent != tt.sent || f.Timeout || f.Detached != nil {
 					t.Errorf("%+v", f)
 				}
 				if len(waiter.silent) != 1 || waiter.silent[0] != "it" {
 					t.Errorf("asked of %v", waiter.silent)
 				}
-				cl.Abandon("it", quietFor)
+				cl.EvictIdle("it", quietFor)
 				if len(waiter.silent) != 1 {
 					t.Error("asked when it had ended")
 				}
@@ -148,18 +148,18 @@ func TestAbandonHeard(t *testing.T) {
 		cl := e.client(t, newClient, nil)
 		w := &asked{leaves: true}
 		req := get()
-		req.Waiter = w
+		req.Control = w
 		done := waits(t, cl, req)
 		time.Sleep(time.Second)
 		ask(t, cl, get())
-		cl.Abandon("it", quietFor)
+		cl.EvictIdle("it", quietFor)
 		time.Sleep(quietFor - time.Millisecond)
-		cl.Abandon("it", quietFor)
+		cl.EvictIdle("it", quietFor)
 		if over(done) || len(w.silent) > 0 {
 			t.Fatal("left though the engine lives")
 		}
 		time.Sleep(time.Millisecond)
-		cl.Abandon("it", quietFor)
+		cl.EvictIdle("it", quietFor)
 		if !over(done) {
 			t.Fatal("not left though nothing came")
 		}
@@ -179,7 +179,7 @@ func TestCommit(t *testing.T) {
 			})
 			cl := e.client(t, newClient, nil)
 			req := get()
-			req.Waiter = &asked{leaves: true}
+			req.Control = &asked{leaves: true}
 			resp, err := cl.Do(t.Context(), req)
 			if err != nil {
 				t.Fatal(err)
@@ -191,7 +191,7 @@ func TestCommit(t *testing.T) {
 				t.Error("left already")
 			}
 			time.Sleep(time.Second)
-			cl.Abandon("it", quietFor)
+			cl.EvictIdle("it", quietFor)
 			if !commits && resp.Commit() {
 				t.Error("not left")
 			}
@@ -217,18 +217,18 @@ func TestLeft(t *testing.T) {
 			hungUp <- struct{}{}
 		})
 		cl := e.client(t, New, func(o *Options) { o.IdleTimeout = time.Hour })
-		left := func(after time.Duration) *Left {
+		left := func(after time.Duration) *Detached {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel() // what is left is no matter of the call's context
 			req := post("x")
-			req.Waiter, req.Keep, req.HeadTimeout = &asked{leaves: true}, true, time.Hour
-			time.AfterFunc(after, func() { cl.Abandon("it", quietFor) })
+			req.Control, req.Detach, req.HeadTimeout = &asked{leaves: true}, true, time.Hour
+			time.AfterFunc(after, func() { cl.EvictIdle("it", quietFor) })
 			_, err := cl.Do(ctx, req)
 			f := fault(t, err, OpHead)
-			if f.Left == nil || !errors.Is(f, ErrAbandoned) || !f.Sent {
+			if f.Detached == nil || !errors.Is(f, ErrEvicted) || !f.Sent {
 				t.Fatalf("%+v", f)
 			}
-			return f.Left
+			return f.Detached
 		}
 		for _, after := range []time.Duration{time.Second, time.Minute + time.Second/2} { // within the head too
 			resp, err := left(after).Await(t.Context())

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// stdClient is http.Transport as a Client.
-type stdClient struct {
+// netHTTPClient is http.Transport as a Client.
+type netHTTPClient struct {
 	opt       Options
 	bad       error
 	transport *http.Transport
@@ -26,7 +26,7 @@ type stdClient struct {
 	dials, reuses, retries atomic.Uint64
 }
 
-// NewStd returns a Client on net/http's Transport: HTTP/1.1, and HTTP/2 where
+// NewNetHTTP returns a Client on net/http's Transport: HTTP/1.1, and HTTP/2 where
 // an https engine offers it. It differs from New in these points.
 //
 //   - Header names are sent in canonical form and sorted order.
@@ -48,9 +48,9 @@ type stdClient struct {
 //   - What is being sent when SendBy comes is not broken off; what is not sent
 //     because of it counts as sent, once it had a connection.
 //   - Two goroutines per connection, and the memory that goes with them.
-func NewStd(o Options) Client {
+func NewNetHTTP(o Options) Client {
 	o = o.withDefaults()
-	c := &stdClient{opt: o, bad: o.checkURL(), calls: newCallList()}
+	c := &netHTTPClient{opt: o, bad: o.checkURL(), calls: newCallList()}
 	c.transport = &http.Transport{
 		DialContext:            c.dial,
 		TLSHandshakeTimeout:    o.DialTimeout,
@@ -71,10 +71,10 @@ func NewStd(o Options) Client {
 }
 
 // CloseIdle implements Client.
-func (cl *stdClient) CloseIdle() { cl.transport.CloseIdleConnections() }
+func (cl *netHTTPClient) CloseIdle() { cl.transport.CloseIdleConnections() }
 
 // Stats implements Client.
-func (cl *stdClient) Stats() Stats {
+func (cl *netHTTPClient) Stats() Stats {
 	open := int(cl.open.Load())
 	return Stats{
 		Open:    open,
@@ -88,9 +88,9 @@ func (cl *stdClient) Stats() Stats {
 // dialKey finds, in the context of a dial, the call that asked for it.
 type dialKey struct{}
 
-func (cl *stdClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+func (cl *netHTTPClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	cl.dials.Add(1)
-	if call, ok := ctx.Value(dialKey{}).(*stdCall); ok {
+	if call, ok := ctx.Value(dialKey{}).(*netHTTPCall); ok {
 		call.dialBegins()
 	}
 	ctx, cancel := context.WithTimeout(ctx, cl.opt.DialTimeout)
@@ -100,18 +100,18 @@ func (cl *stdClient) dial(ctx context.Context, network, addr string) (net.Conn, 
 		return nil, err
 	}
 	cl.open.Add(1)
-	return &stdConn{Conn: nc, client: cl}, nil
+	return &netHTTPConn{Conn: nc, client: cl}, nil
 }
 
-// stdConn counts open connections and bounds each write.
-type stdConn struct {
+// netHTTPConn counts open connections and bounds each write.
+type netHTTPConn struct {
 	net.Conn
-	client *stdClient
+	client *netHTTPClient
 	closed atomic.Bool
 	unsent atomic.Bool // a write is under way or has failed
 }
 
-func (c *stdConn) Write(p []byte) (int, error) {
+func (c *netHTTPConn) Write(p []byte) (int, error) {
 	c.SetWriteDeadline(time.Now().Add(c.client.opt.WriteTimeout))
 	c.unsent.Store(true)
 	n, err := c.Conn.Write(p)
@@ -119,7 +119,7 @@ func (c *stdConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *stdConn) Close() error {
+func (c *netHTTPConn) Close() error {
 	if !c.closed.Swap(true) {
 		c.client.open.Add(-1)
 	}
@@ -127,7 +127,7 @@ func (c *stdConn) Close() error {
 }
 
 // Do implements Client.
-func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
+func (cl *netHTTPClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err := req.check(); err != nil {
 		return nil, &Error{Op: OpWrite, Err: err}
 	}
@@ -142,7 +142,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, &Error{Op: OpWrite, Err: err}
 	}
-	c := newStdCall(cl, ctx, req)
+	c := newNetHTTPCall(cl, ctx, req)
 	answer, err := cl.transport.RoundTrip(c.request(req, target))
 	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols {
 		answer.Body.Close()
@@ -165,7 +165,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 // request translates req for the transport. The body is copied, because the
 // transport may read it after RoundTrip has returned, and handed over as a type
 // that it knows: of others it sends the head alone first.
-func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
+func (c *netHTTPCall) request(req *Request, target *url.URL) *http.Request {
 	body := bytes.Join(req.Body, nil)
 	header := make(http.Header, len(req.Header)+2)
 	for i := range req.Header {
@@ -203,7 +203,7 @@ func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
 }
 
 // target is the URL of path such that the transport writes path as it is.
-func (cl *stdClient) target(path string) (*url.URL, error) {
+func (cl *netHTTPClient) target(path string) (*url.URL, error) {
 	if !strings.HasPrefix(path, "//") { // which Opaque takes for a host
 		return &url.URL{Scheme: cl.opt.URL.Scheme, Host: cl.opt.URL.Host, Opaque: path}, nil
 	}
@@ -216,7 +216,7 @@ func (cl *stdClient) target(path string) (*url.URL, error) {
 }
 
 // response is the transport's answer in our form.
-func (c *stdCall) response(answer *http.Response) *Response {
+func (c *netHTTPCall) response(answer *http.Response) *Response {
 	r := &Response{Status: answer.StatusCode, ContentLength: answer.ContentLength, body: c}
 	r.Header = make([]Field, 0, len(answer.Header))
 	for _, name := range slices.Sorted(maps.Keys(answer.Header)) {

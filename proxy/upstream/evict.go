@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// ErrAbandoned is the cause of a call that was left because its engine has fallen
-// silent (Client.Abandon).
-var ErrAbandoned = errors.New("the engine is silent")
+// ErrEvicted is the cause of a call that was left because its engine has fallen
+// silent (Client.EvictIdle).
+var ErrEvicted = errors.New("the engine is silent")
 
 // ErrUnwanted is the cause of a call that was not sent: its Waiter did not want it
 // any more when its turn had come.
 var ErrUnwanted = errors.New("the request is not wanted any more")
 
-// Waiter is who waits for the answer of a call and could get it elsewhere. Its methods
+// CallControl is who waits for the answer of a call and could get it elsewhere. Its methods
 // are called by any goroutine, must not block, and must not call the Client.
-type Waiter interface {
+type CallControl interface {
 	// Wanted reports whether the request is still to be sent. It is asked once, when
 	// the call need not wait for a connection any more.
 	Wanted() bool
 	// Lingers reports whether the call, whose context has ended, is to go on for
 	// Request.Linger. It is asked once at most, and only if that is not 0.
 	Lingers() bool
-	// Leave reports whether the call is to be left now, because of what Abandon
+	// Evict reports whether the call is to be left now, because of what Abandon
 	// was told. It is not called any more when the call has ended.
-	Leave(silent any) bool
+	Evict(silent any) bool
 }
 
 // callList is the calls of one client that are under way, so that those which wait
@@ -45,7 +45,7 @@ type seat struct {
 	seated     bool  // guarded by the list's mu
 	kept       bool  // guarded by the list's mu; it waits whatever comes
 	call       interface{ quit() }
-	waiter     Waiter       // nil: it waits whatever comes
+	waiter     CallControl  // nil: it waits whatever comes
 	heard      atomic.Int64 // when something last came from the engine, since base; 0: never
 }
 
@@ -64,7 +64,7 @@ func (s *seat) lingers(linger time.Duration) time.Duration {
 func (l *callList) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(l.base))) }
 
 // sit puts the call on the list.
-func (l *callList) sit(s *seat, call interface{ quit() }, waiter Waiter) {
+func (l *callList) sit(s *seat, call interface{ quit() }, waiter CallControl) {
 	s.call, s.waiter = call, waiter
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,7 @@ func (l *callList) keep(s *seat) {
 
 // abandon leaves the calls whose waiters want that, unless something has come on
 // any call within quiet.
-func (l *callList) abandon(silent any, quiet time.Duration) {
+func (l *callList) evictIdle(silent any, quiet time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last := l.heard
@@ -115,18 +115,20 @@ func (l *callList) abandon(silent any, quiet time.Duration) {
 		return
 	}
 	for s := l.first; s != nil; s = s.next {
-		if s.waiter != nil && !s.kept && s.waiter.Leave(silent) {
+		if s.waiter != nil && !s.kept && s.waiter.Evict(silent) {
 			s.kept = true // it is not asked again
 			s.call.quit()
 		}
 	}
 }
 
-// Abandon implements Client.
-func (cl *client) Abandon(silent any, quiet time.Duration) { cl.calls.abandon(silent, quiet) }
+// EvictIdle implements Client.
+func (cl *client) EvictIdle(silent any, quiet time.Duration) { cl.calls.evictIdle(silent, quiet) }
 
-// Abandon implements Client.
-func (cl *stdClient) Abandon(silent any, quiet time.Duration) { cl.calls.abandon(silent, quiet) }
+// EvictIdle implements Client.
+func (cl *netHTTPClient) EvictIdle(silent any, quiet time.Duration) {
+	cl.calls.evictIdle(silent, quiet)
+}
 
 // quit makes what the call waits for fail. A request that is out stays whole, for
 // Left.
@@ -170,7 +172,7 @@ func (c *call) undone() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.left && c.ctx.Err() == nil {
-		return ErrAbandoned
+		return ErrEvicted
 	}
 	return contextError(c.ctx)
 }
@@ -183,7 +185,7 @@ func (c *call) commit() bool {
 }
 
 // quit cuts the call: what the transport has sent cannot be taken over from it.
-func (c *stdCall) quit() {
+func (c *netHTTPCall) quit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended == nil && !c.over {
@@ -192,23 +194,23 @@ func (c *stdCall) quit() {
 	}
 }
 
-func (c *stdCall) commit() bool {
+func (c *netHTTPCall) commit() bool {
 	c.client.calls.keep(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.left
 }
 
-// Left is a call that was left when its request was out (Request.Keep): the engine
+// Detached is a call that was left when its request was out (Request.Detach): the engine
 // may yet answer. Await or Close must be called, once.
-type Left struct {
+type Detached struct {
 	c  *call
 	cn *conn
 }
 
 // Await waits for the head of the answer, as Do does, until ctx ends, which closes
 // the connection.
-func (l *Left) Await(ctx context.Context) (*Response, error) {
+func (l *Detached) Await(ctx context.Context) (*Response, error) {
 	cl := l.c.client
 	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
 	c.resp.body = c
@@ -232,7 +234,7 @@ func (l *Left) Await(ctx context.Context) (*Response, error) {
 }
 
 // Close hangs up.
-func (l *Left) Close() {
+func (l *Detached) Close() {
 	l.c.client.freeBuffer(l.cn)
 	l.cn.discard()
 	l.c.client.pool.drop()

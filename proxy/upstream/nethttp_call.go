@@ -17,10 +17,10 @@ var (
 	errNotHTTP    = errors.New("malformed answer")
 )
 
-// stdCall is one call through the transport, whose own context never ends by
-// itself: stdCall decides when a hang-up cuts it.
-type stdCall struct {
-	client *stdClient
+// netHTTPCall is one call through the transport, whose own context never ends by
+// itself: netHTTPCall decides when a hang-up cuts it.
+type netHTTPCall struct {
+	client *netHTTPClient
 	ctx    context.Context // the caller's
 	inner  context.Context // the transport's
 	cut    context.CancelFunc
@@ -36,7 +36,7 @@ type stdCall struct {
 	seat   seat   // on the client's list of calls
 
 	mu      sync.Mutex
-	socket  *stdConn      // guarded by mu; of the last try
+	socket  *netHTTPConn  // guarded by mu; of the last try
 	h2      bool          // guarded by mu; it is shared with other calls
 	getting bool          // guarded by mu; the transport looks for a connection
 	dialing bool          // guarded by mu; and opens one
@@ -52,18 +52,18 @@ type stdCall struct {
 	over    bool          // guarded by mu
 }
 
-func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
-	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
+func newNetHTTPCall(cl *netHTTPClient, ctx context.Context, req *Request) *netHTTPCall {
+	c := &netHTTPCall{client: cl, ctx: ctx, head: req.HeadTimeout, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
 	c.inner, c.cut = context.WithCancel(context.Background())
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(untilSent(c.sendBy, c.head))
 	c.stop = context.AfterFunc(ctx, c.hangUp)
-	cl.calls.sit(&c.seat, c, req.Waiter)
+	cl.calls.sit(&c.seat, c, req.Control)
 	return c
 }
 
 // limit starts the timer over; 0 stops it.
-func (c *stdCall) limit(d time.Duration) {
+func (c *netHTTPCall) limit(d time.Duration) {
 	if d > 0 {
 		c.timer.Reset(d)
 	} else {
@@ -71,14 +71,14 @@ func (c *stdCall) limit(d time.Duration) {
 	}
 }
 
-func (c *stdCall) expire() {
+func (c *netHTTPCall) expire() {
 	c.mu.Lock()
 	c.late = true
 	c.mu.Unlock()
 	c.cut()
 }
 
-func (c *stdCall) getConn(string) {
+func (c *netHTTPCall) getConn(string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.getting = true
@@ -86,7 +86,7 @@ func (c *stdCall) getConn(string) {
 
 // dialBegins hands the call's time over to DialTimeout, unless another
 // connection came free first.
-func (c *stdCall) dialBegins() {
+func (c *netHTTPCall) dialBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dialing = c.getting; c.dialing && c.tries == 0 {
@@ -95,7 +95,7 @@ func (c *stdCall) dialBegins() {
 }
 
 // gotConn begins a try: from here on bytes may reach the engine.
-func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
+func (c *netHTTPCall) gotConn(info httptrace.GotConnInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.getting, c.dialing = false, false
@@ -114,7 +114,7 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 		c.h2 = t.ConnectionState().NegotiatedProtocol == "h2"
 		socket = t.NetConn()
 	}
-	c.socket, _ = socket.(*stdConn)
+	c.socket, _ = socket.(*netHTTPConn)
 	by, waiter := c.sendBy, c.seat.waiter
 	c.late = c.late || !by.IsZero() && !time.Now().Before(by)
 	c.refused = c.tries == 1 && waiter != nil && !waiter.Wanted()
@@ -126,7 +126,7 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
-func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
+func (c *netHTTPCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if info.Err == nil && c.phase == sending {
@@ -137,7 +137,7 @@ func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	}
 }
 
-func (c *stdCall) answerBegins() {
+func (c *netHTTPCall) answerBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phase = reading
@@ -145,14 +145,14 @@ func (c *stdCall) answerBegins() {
 }
 
 // mayRetry judges the loss of a reused connection as call.stale does.
-func (c *stdCall) mayRetry() bool {
+func (c *netHTTPCall) mayRetry() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended == nil && !c.late && !c.refused && !(c.once && c.phase == waiting) && time.Since(c.since) < staleWithin
 }
 
 // hangUp runs when the context has ended, in a goroutine of its own.
-func (c *stdCall) hangUp() {
+func (c *netHTTPCall) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
@@ -168,7 +168,7 @@ func (c *stdCall) hangUp() {
 }
 
 // failedOp is what the call was doing, before the head.
-func (c *stdCall) failedOp() string {
+func (c *netHTTPCall) failedOp() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -184,10 +184,10 @@ func (c *stdCall) failedOp() string {
 
 // unsent reports whether part of the request is still in the transport's
 // buffer: it calls a request written before it has flushed it. mu is held.
-func (c *stdCall) unsent() bool { return !c.h2 && c.socket.unsent.Load() }
+func (c *netHTTPCall) unsent() bool { return !c.h2 && c.socket.unsent.Load() }
 
 // begin takes the body over from the transport, unless the call has ended.
-func (c *stdCall) begin(body io.ReadCloser) bool {
+func (c *netHTTPCall) begin(body io.ReadCloser) bool {
 	c.timer.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,12 +196,12 @@ func (c *stdCall) begin(body io.ReadCloser) bool {
 }
 
 // live reports whether nothing has cut the call. mu is held.
-func (c *stdCall) live() bool {
+func (c *netHTTPCall) live() bool {
 	return !c.over && !c.late && !c.left && (c.ended == nil || c.patient != nil)
 }
 
 // Read implements io.Reader as Response.Read says.
-func (c *stdCall) Read(p []byte) (int, error) {
+func (c *netHTTPCall) Read(p []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
 	}
@@ -238,7 +238,7 @@ func (c *stdCall) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer as Response.Close says.
-func (c *stdCall) Close() error {
+func (c *netHTTPCall) Close() error {
 	if c.end() {
 		c.body.Close()
 	}
@@ -246,7 +246,7 @@ func (c *stdCall) Close() error {
 }
 
 // end frees what the call holds, and reports whether it is the first to do so.
-func (c *stdCall) end() bool {
+func (c *netHTTPCall) end() bool {
 	c.client.calls.rise(&c.seat)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,7 +267,7 @@ func (c *stdCall) end() bool {
 }
 
 // fail ends the call with e, completed by what only the call knows.
-func (c *stdCall) fail(e *Error) *Error {
+func (c *netHTTPCall) fail(e *Error) *Error {
 	first := c.end()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *stdCall) fail(e *Error) *Error {
 	case c.ended != nil:
 		e.Err = c.ended
 	case c.left:
-		e.Err = ErrAbandoned
+		e.Err = ErrEvicted
 	case c.refused:
 		e.Err = ErrUnwanted
 	case c.late:
@@ -292,7 +292,7 @@ func (c *stdCall) fail(e *Error) *Error {
 // plain tells the end of a connection or stream from an answer that is not
 // HTTP. The transport quotes the latter, so its words are dropped: they may be
 // part of somebody's answer.
-func (c *stdCall) plain(op string, err error) error {
+func (c *netHTTPCall) plain(op string, err error) error {
 	var ne net.Error
 	switch {
 	case op != OpHead && op != OpBody, err == errSwitched, err == errLostReused:
