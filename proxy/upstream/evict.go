@@ -8,82 +8,82 @@ import (
 	"time"
 )
 
-// ErrEvicted is the cause of a call that was left because its engine has fallen
-// silent (Client.EvictIdle).
-var ErrEvicted = errors.New("the engine is silent")
+// ErrEvicted is the cause of a call that EvictIdle ended because its engine is
+// unresponsive.
+var ErrEvicted = errors.New("the engine is unresponsive")
 
-// ErrUnwanted is the cause of a call that was not sent: its Waiter did not want it
-// any more when its turn had come.
+// ErrUnwanted is the cause of a call that was not sent: CallControl.Wanted returned
+// false when the call got a connection.
 var ErrUnwanted = errors.New("the request is not wanted any more")
 
-// CallControl is who waits for the answer of a call and could get it elsewhere. Its methods
-// are called by any goroutine, must not block, and must not call the Client.
+// CallControl lets the caller of Do decide about a call in progress. Any goroutine may
+// call its methods. They must not block and must not call the Client.
 type CallControl interface {
-	// Wanted reports whether the request is still to be sent. It is asked once, when
-	// the call need not wait for a connection any more.
+	// Wanted reports whether the request should still be sent. It is called once, when
+	// the call has got a connection.
 	Wanted() bool
-	// Lingers reports whether the call, whose context has ended, is to go on for
-	// Request.Linger. It is asked once at most, and only if that is not 0.
+	// Lingers reports whether the call, whose context has ended, should go on for
+	// Request.Linger. It is called at most once, and only if Linger is not 0.
 	Lingers() bool
-	// Evict reports whether the call is to be left now, because of what Abandon
-	// was told. It is not called any more when the call has ended.
-	Evict(silent any) bool
+	// Evict reports whether the call should end now because engine, the argument of
+	// EvictIdle, is unresponsive. It is not called after the end of the call.
+	Evict(engine any) bool
 }
 
-// callList is the calls of one client that are under way, so that those which wait
-// can be left. Nothing on it is allocated for a call.
+// callList lists the calls of one client that are in progress, so that EvictIdle can
+// end them. Adding a call allocates nothing.
 type callList struct {
-	base  time.Time // what seats count from
-	mu    sync.Mutex
-	first *seat // guarded by mu
-	heard int64 // guarded by mu; that of the calls which have ended
+	base     time.Time // origin of the times in entries
+	mu       sync.Mutex
+	first    *entry // guarded by mu
+	lastRead int64  // guarded by mu; the latest lastRead of calls that have ended
 }
 
-// seat is the place of one call on the list.
-type seat struct {
-	prev, next *seat // guarded by the list's mu
-	seated     bool  // guarded by the list's mu
-	kept       bool  // guarded by the list's mu; it waits whatever comes
-	call       interface{ quit() }
-	waiter     CallControl  // nil: it waits whatever comes
-	heard      atomic.Int64 // when something last came from the engine, since base; 0: never
+// entry is one call in the list.
+type entry struct {
+	prev, next *entry // guarded by the list's mu
+	listed     bool   // guarded by the list's mu
+	pinned     bool   // guarded by the list's mu; the call cannot be evicted
+	call       interface{ interrupt() }
+	control    CallControl  // nil: the call cannot be evicted
+	lastRead   atomic.Int64 // when bytes last came from the engine, since base; 0: never
 }
 
-// newCallList has its time begin a moment ago, so that no time is 0.
+// newCallList sets base to one second ago, so that no time is 0.
 func newCallList() callList { return callList{base: time.Now().Add(-time.Second)} }
 
-// lingers is how long a call of the request lingers whose context has ended now.
-func (s *seat) lingers(linger time.Duration) time.Duration {
-	if linger > 0 && s.waiter != nil && !s.waiter.Lingers() {
+// lingers returns how long the call lingers if its context ends now.
+func (s *entry) lingers(linger time.Duration) time.Duration {
+	if linger > 0 && s.control != nil && !s.control.Lingers() {
 		return 0
 	}
 	return linger
 }
 
-// hear notes that something has come from the engine.
-func (l *callList) hear(s *seat, now time.Time) { s.heard.Store(int64(now.Sub(l.base))) }
+// noteRead notes that bytes have come from the engine.
+func (l *callList) noteRead(s *entry, now time.Time) { s.lastRead.Store(int64(now.Sub(l.base))) }
 
-// sit puts the call on the list.
-func (l *callList) sit(s *seat, call interface{ quit() }, waiter CallControl) {
-	s.call, s.waiter = call, waiter
+// add puts the call on the list.
+func (l *callList) add(s *entry, call interface{ interrupt() }, waiter CallControl) {
+	s.call, s.control = call, waiter
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.seated = true
+	s.listed = true
 	if s.next = l.first; s.next != nil {
 		s.next.prev = s
 	}
 	l.first = s
 }
 
-// rise takes the call off the list, once.
-func (l *callList) rise(s *seat) {
+// remove takes the call off the list. Further calls do nothing.
+func (l *callList) remove(s *entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !s.seated {
+	if !s.listed {
 		return
 	}
-	s.seated = false
-	l.heard = max(l.heard, s.heard.Load())
+	s.listed = false
+	l.lastRead = max(l.lastRead, s.lastRead.Load())
 	if s.next != nil {
 		s.next.prev = s.prev
 	}
@@ -95,126 +95,128 @@ func (l *callList) rise(s *seat) {
 	s.prev, s.next = nil, nil
 }
 
-// keep has the call wait whatever comes.
-func (l *callList) keep(s *seat) {
+// pin makes the call immune to eviction.
+func (l *callList) pin(s *entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.kept = true
+	s.pinned = true
 }
 
-// abandon leaves the calls whose waiters want that, unless something has come on
-// any call within quiet.
-func (l *callList) evictIdle(silent any, quiet time.Duration) {
+// evictIdle evicts the calls whose control agrees. It does nothing if bytes came on any
+// call within quiet.
+func (l *callList) evictIdle(engine any, quiet time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := l.heard
+	last := l.lastRead
 	for s := l.first; s != nil; s = s.next {
-		last = max(last, s.heard.Load())
+		last = max(last, s.lastRead.Load())
 	}
 	if last != 0 && time.Since(l.base)-time.Duration(last) < quiet {
 		return
 	}
 	for s := l.first; s != nil; s = s.next {
-		if s.waiter != nil && !s.kept && s.waiter.Evict(silent) {
-			s.kept = true // it is not asked again
-			s.call.quit()
+		if s.control != nil && !s.pinned && s.control.Evict(engine) {
+			s.pinned = true // Evict is not called again
+			s.call.interrupt()
 		}
 	}
 }
 
 // EvictIdle implements Client.
-func (cl *client) EvictIdle(silent any, quiet time.Duration) { cl.calls.evictIdle(silent, quiet) }
+func (cl *client) EvictIdle(engine any, quiet time.Duration) { cl.calls.evictIdle(engine, quiet) }
 
 // EvictIdle implements Client.
-func (cl *netHTTPClient) EvictIdle(silent any, quiet time.Duration) {
-	cl.calls.evictIdle(silent, quiet)
+func (cl *netHTTPClient) EvictIdle(engine any, quiet time.Duration) {
+	cl.calls.evictIdle(engine, quiet)
 }
 
-// quit makes what the call waits for fail. A request that is out stays whole, for
-// Left.
-func (c *call) quit() {
+// interrupt makes the step that the call waits for fail. If the request is sent
+// already, the connection stays open, for Detached.
+func (c *call) interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended != nil {
 		return
 	}
-	c.left = true
+	c.evicted = true
 	switch {
-	case c.undo != nil:
-		c.undo()
+	case c.cancelWait != nil:
+		c.cancelWait()
 	case c.conn == nil:
-	case c.phase == sending: // one that had put the request out goes on to be left
+	case c.phase == sending: // if the write has finished, the call goes on and is evicted in its next phase
 		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
 		c.conn.readDeadline(time.Unix(1, 0))
 	}
 }
 
-// undoable makes ctx one that quit ends, until done is called.
-func (c *call) undoable() (ctx context.Context, done context.CancelFunc) {
+// interruptible returns a child of the call's context that interrupt cancels, until
+// done is called.
+func (c *call) interruptible() (ctx context.Context, done context.CancelFunc) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left {
+	if c.evicted {
 		cancel()
 	}
-	c.undo = cancel
+	c.cancelWait = cancel
 	return ctx, func() {
 		c.mu.Lock()
-		c.undo = nil
+		c.cancelWait = nil
 		c.mu.Unlock()
 		cancel()
 	}
 }
 
-// undone is why a context of undoable ended.
-func (c *call) undone() error {
+// waitError returns why a context of interruptible ended.
+func (c *call) waitError() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left && c.ctx.Err() == nil {
+	if c.evicted && c.ctx.Err() == nil {
 		return ErrEvicted
 	}
 	return contextError(c.ctx)
 }
 
 func (c *call) commit() bool {
-	c.client.calls.keep(&c.seat)
+	c.client.calls.pin(&c.entry)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.left
+	return !c.evicted
 }
 
-// quit cuts the call: what the transport has sent cannot be taken over from it.
-func (c *netHTTPCall) quit() {
+// interrupt cuts the call: net/http's transport does not give up a connection with a
+// request in progress.
+func (c *netHTTPCall) interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended == nil && !c.over {
-		c.left = true
+		c.evicted = true
 		c.cut()
 	}
 }
 
 func (c *netHTTPCall) commit() bool {
-	c.client.calls.keep(&c.seat)
+	c.client.calls.pin(&c.entry)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.left
+	return !c.evicted
 }
 
-// Detached is a call that was left when its request was out (Request.Detach): the engine
-// may yet answer. Await or Close must be called, once.
+// Detached is a call that was evicted after its request was sent (Request.Detach): the
+// engine may still answer. The caller must call either Await or Close, once.
 type Detached struct {
 	c  *call
 	cn *conn
 }
 
-// Await waits for the head of the answer, as Do does, until ctx ends, which closes
-// the connection.
+// Await waits for the head of the answer, as Do does. The end of ctx closes the
+// connection.
 func (l *Detached) Await(ctx context.Context) (*Response, error) {
 	cl := l.c.client
 	c := &call{client: cl, ctx: ctx, idle: l.c.idle, once: true, sent: true, noBody: l.c.noBody}
 	c.resp.body = c
-	cl.calls.sit(&c.seat, c, nil)
+	cl.calls.add(&c.entry, c, nil)
 	if ctx.Done() != nil {
 		c.stop = context.AfterFunc(ctx, c.hangUp)
 	}
@@ -233,7 +235,7 @@ func (l *Detached) Await(ctx context.Context) (*Response, error) {
 	return &c.resp, nil
 }
 
-// Close hangs up.
+// Close closes the connection.
 func (l *Detached) Close() {
 	l.c.client.freeBuffer(l.cn)
 	l.cn.discard()

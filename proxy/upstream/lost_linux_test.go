@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestAbandonWithdraws: what an engine's host has not acknowledged when a call is
-// left, it does not get.
-func TestAbandonWithdraws(t *testing.T) {
+// TestEvictResets: an engine's host never receives the bytes that it has not
+// acknowledged when a call is evicted.
+func TestEvictResets(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -21,8 +21,8 @@ func TestAbandonWithdraws(t *testing.T) {
 	cl := New(Options{URL: &url.URL{Scheme: "http", Host: l.Addr().String()}})
 	done := make(chan error, 1)
 	go func() {
-		req := post(strings.Repeat("x", 32<<20)) // more than the sockets hold
-		req.Control = &asked{leaves: true}
+		req := post(strings.Repeat("x", 32<<20)) // more than the socket buffers hold
+		req.Control = &fakeControl{evicts: true}
 		_, err := cl.Do(t.Context(), req)
 		done <- err
 	}()

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Sent comes when the engine has taken the whole request, before it answers, and
-// not for a request that never left.
+// Sent is called when the whole request was written and before the answer. It is not
+// called for a request that was never sent.
 func TestSent(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		synctest.Test(t, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestSent(t *testing.T) {
 	})
 }
 
-// TestSendBy: an engine gets a request in time or not at all, and has its time to
-// answer.
+// TestSendBy: an engine receives the request in time or not at all. The time for its
+// answer is not affected.
 func TestSendBy(t *testing.T) {
 	const by = 2 * time.Second
 	for _, tt := range []struct {
