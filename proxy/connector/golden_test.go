@@ -14,10 +14,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// golden is one file of testdata: a client's request, where it was placed, and
-// the bytes of every message that the protocol's documents prescribe for it.
-// Parts that a case is not about are left out and not tested. Bodies are texts,
-// so that white space and escapes in them are exact.
+// golden is one file of testdata: a client's request, its placement, and the bytes of
+// every message that the protocol's documents prescribe for it. Parts that a case does
+// not set are not tested. Bodies are strings, so that white space and escapes in them
+// are exact.
 type golden struct {
 	About        string       // what the case shows
 	API          string       // the client's path
@@ -25,29 +25,29 @@ type golden struct {
 	Trust        bool         // server.trust_pd_fields
 	ID           uint64       // the disagg id
 	LegID        string       `json:"leg_id"`
-	Conversation string       // what the proxy names it by
-	TRTLLM       TRTLLM       // what the operator asks
+	Conversation string       // the proxy's name for the conversation
+	TRTLLM       TRTLLM       // the operator's settings
 	Style        string       // retry.schedule_style; "" is the connector's own order
-	Order        string       // the order that it comes to
+	Order        string       // the resulting order
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace
 
 	Encode        []goldenLeg   // the calls to encoders
-	NotPairable   *string       `json:"not_pairable"` // the field that the refusal names
+	NotPairable   *string       `json:"not_pairable"` // the field that the error names
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
 	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
-	PrefillAnswer *string       `json:"prefill_answer"` // canned
+	PrefillAnswer *string       `json:"prefill_answer"` // fixed
 	Handoff       *goldenHand   // what the answer means
 	DecodeLeg     *goldenLeg    `json:"decode_leg"`
-	Cleanups      []goldenClean // what is owed, by how far the attempt had come
+	Cleanups      []goldenClean // the clean-up calls, by how far the attempt had come
 
-	Turn         string      // the KV of the turn before that prefill is to pull
-	DecodeAnswer string      `json:"decode_answer"` // canned
-	Public       string      // what the client sees of it
-	Kept         *goldenKept // what decode says that it keeps
-	DecodeStream string      `json:"decode_stream"` // whole events, canned
+	Turn         string      // the KV of the turn before, which prefill pulls
+	DecodeAnswer string      `json:"decode_answer"` // fixed
+	Public       string      // the part that the client sees
+	Kept         *goldenKept // the KV that decode retains
+	DecodeStream string      `json:"decode_stream"` // whole events, fixed
 	PublicStream string      `json:"public_stream"`
-	Forget       *goldenCall // how that is freed
+	Forget       *goldenCall // the call that frees the KV
 }
 
 type goldenKept struct {
@@ -99,7 +99,7 @@ type goldenHand struct {
 }
 
 type goldenClean struct {
-	When  string // a word for the case
+	When  string // a name for the case
 	After goldenOrphan
 	Calls []goldenCall
 }
@@ -226,7 +226,7 @@ func (g *golden) run(t *testing.T, c Connector) {
 	}
 }
 
-// checkKept checks what becomes of decode's answer, of which it keeps the KV.
+// checkKept checks the handling of decode's answer, whose KV decode retains.
 func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 	t.Helper()
 	if g.DecodeAnswer != "" {
@@ -364,7 +364,7 @@ func request(t testing.TB, path, body string) *openai.Request {
 	return r
 }
 
-// pair is an attempt placed on an instance for each phase.
+// pair returns an attempt placed on one instance for each phase.
 func pair(t testing.TB, path, body string) *Attempt {
 	t.Helper()
 	return &Attempt{

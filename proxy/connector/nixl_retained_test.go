@@ -9,15 +9,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// bidirectional is an attempt whose decode engine keeps what it has answered.
+// bidirectional returns an attempt whose decode engine retains its KV.
 func bidirectional(t testing.TB, path, body string) *Attempt {
 	a := pair(t, path, body)
 	a.Decode = place(config.Engine{Ranks: 1, Bidirectional: true}, "10.0.1.7", 0, engine.Facts{PageSize: 16})
 	return a
 }
 
-// Whoever is trusted gets an engine's answer as it is, and has the blocks for
-// himself; so has the client of an engine that serves alone.
+// A trusted client gets an engine's answer unchanged, and alone uses the blocks. The
+// same holds for the client of an aggregated request.
 func TestKeptIsForOneUser(t *testing.T) {
 	answer := []byte(`{"choices":[{"token_ids":[1]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]],"remote_num_tokens":2,` +
 		`"remote_engine_id":"d","remote_request_id":"r","remote_host":"h","remote_port":1}}`)
@@ -35,8 +35,8 @@ func TestKeptIsForOneUser(t *testing.T) {
 	}
 }
 
-// FuzzKept: whatever an engine answers, nothing breaks, and what was JSON without
-// transfer parameters is so for the client.
+// FuzzKept: no answer of an engine causes a failure, and JSON stays valid JSON, without
+// transfer parameters, for the client.
 func FuzzKept(f *testing.F) {
 	for _, s := range []string{
 		`{"choices":[{"index":0,"token_ids":[1],"prompt_token_ids":[2]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1],[2]]}}`,
