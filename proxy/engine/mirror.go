@@ -240,7 +240,7 @@ func (i *Instance) mirror(e *member) {
 	i.facts.Store(e.Facts)
 	i.state.Store(uint32(e.State))
 	i.since.Store(e.Since)
-	i.silent.Store(e.Silent)
+	i.unresponsive.Store(e.Silent)
 	i.restarts.Store(e.Restarts)
 }
 

@@ -212,7 +212,7 @@ func (r *Registry) learnOne(w *partReader, mirror int, home *numbering) {
 		case w.Failed() || !ok:
 		case kind == reportFailed:
 			t.Breaker.Failure()
-			t.Doubt()
+			t.ProbeSoon()
 		case kind == reportWell:
 			t.Breaker.Success()
 		default:

@@ -7,56 +7,58 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Keeper is a connector whose decode engines may keep the KV of what they have
-// answered, for prefill to pull at the conversation's next turn
+// Retainer is a connector whose decode engines may retain the KV of a finished request,
+// so that prefill can pull it at the conversation's next turn
 // (config.Engine.Bidirectional). Its methods are pure and safe for concurrent use.
-type Keeper interface {
-	// Kept is what decode says, in a whole answer with a 2xx status, that it keeps;
-	// ok is false where that is nothing.
-	Kept(a *Attempt, answer []byte) (k Kept, ok bool)
-	// CutKept appends whole events of decode's stream less what they say of that to
-	// dst, and gives it: parameters alone, nil for none.
-	CutKept(dst, events []byte) (rest, params []byte)
-	// Forget has prefill, which must be bidirectional, tell decode to free what it
-	// keeps.
-	Forget(a *Attempt, params []byte) Cleanup
+type Retainer interface {
+	// Retained returns the KV that decode retains, from a whole answer with a 2xx
+	// status. ok is false if it retains none.
+	Retained(a *Attempt, answer []byte) (k Retained, ok bool)
+	// CutRetained appends whole events of decode's stream to dst, without the
+	// parameters of retained KV, and returns these parameters; nil for none.
+	CutRetained(dst, events []byte) (rest, params []byte)
+	// FreeRetained makes prefill, which must be bidirectional, tell decode to free what
+	// it retains.
+	FreeRetained(a *Attempt, params []byte) Cleanup
 }
 
-// Kept is KV that a decode engine keeps of a request. Its slices alias the answer
-// and the request.
-type Kept struct {
-	// Params is the raw object by which prefill pulls it: Attempt.Turn of one later
-	// request.
+// Retained describes KV that a decode engine retains of a request. Its slices alias the
+// answer and the request.
+type Retained struct {
+	// Params is the raw object with which prefill pulls the KV: Attempt.RetainedKV of
+	// one later request.
 	Params []byte
-	// Host is where prefill would look for it.
+	// Host is the host from which prefill pulls it.
 	Host string
-	// Tokens is of how many tokens it is the KV: the first of Prompt and Answer.
+	// Tokens is the number of tokens whose KV is retained: the first ones of Prompt and
+	// Answer.
 	Tokens int
-	// Prompt and Answer are raw lists of token ids, of which one may be absent.
+	// Prompt and Answer are raw lists of token ids. One of them may be missing.
 	Prompt, Answer []byte
-	// Unfit says why no request may pull it; "" for none. kv_groups: more than one
-	// group of blocks, whose ends need not be those of the tokens; kv_blocks: their
-	// number is not what the tokens need, so that an engine which counts from the
-	// end would read others; incomplete_kv_params; no_token_ids.
+	// Unfit is the reason why no request may pull the KV; "" if one may. kv_groups:
+	// there is more than one group of blocks, and their ends may differ from those of
+	// the tokens. kv_blocks: the number of blocks does not match the tokens, so an
+	// engine that counts from the end would read wrong blocks. Also
+	// incomplete_kv_params and no_token_ids.
 	Unfit string
 }
 
 // Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py
-// (get_num_new_matched_tokens: what prefill pulls is the KV of as many tokens as
-// it is told, whatever its prompt is; request_finished: what decode keeps, and
-// how long), base_worker.py (_apply_prefix_caching: blocks are matched from the
-// end), tests/v1/kv_connector/unit/test_bidirectional_kv_transfer.py. Pull
-// requests 32553 and 47021.
+// (get_num_new_matched_tokens: prefill pulls the KV of as many tokens as it is told,
+// whatever its prompt is; request_finished: what decode retains, and how long),
+// base_worker.py (_apply_prefix_caching: blocks are matched from the end),
+// tests/v1/kv_connector/unit/test_bidirectional_kv_transfer.py. Pull requests 32553 and
+// 47021.
 
-// keeps reports whether a's decode engine keeps what it answers. A trusted client
-// gets the parameters, and with them the use of the blocks.
+// keeps reports whether a's decode engine retains KV for the proxy. A trusted client
+// gets the parameters itself and may use the blocks.
 func keeps(a *Attempt) bool {
 	return a.Decode.Spec.Bidirectional && !a.Prefill.IsZero() && !a.Trust
 }
 
-// asksIDs reports whether decode is to say the token ids, which prove what the
-// kept KV is of, although the client did not ask for them. A stream would say
-// them in each event, and never what is kept.
+// asksIDs reports whether the proxy asks decode for the token ids although the client
+// did not. The ids prove which text the retained KV belongs to. In a stream decode
+// would send ids with each event, and no parameters of retained KV.
 func asksIDs(a *Attempt) bool {
 	r := a.Request
 	if !keeps(a) || r.Stream || r.API != openai.Completions && r.API != openai.Chat {
@@ -66,20 +68,20 @@ func asksIDs(a *Attempt) bool {
 	return string(v) != "true"
 }
 
-// Kept implements Keeper.
-func (nixl) Kept(a *Attempt, answer []byte) (k Kept, ok bool) {
+// Retained implements Retainer.
+func (nixl) Retained(a *Attempt, answer []byte) (k Retained, ok bool) {
 	params, _ := openai.Find(answer, "kv_transfer_params")
 	if !keeps(a) || !isObject(params) {
-		return Kept{}, false
+		return Retained{}, false
 	}
 	if order, _ := openai.Find(params, "do_remote_decode"); string(order) != "true" {
-		return Kept{}, false
+		return Retained{}, false
 	}
 	blocks, groups := countBlocks(params)
 	if blocks == 0 {
-		return Kept{}, false
+		return Retained{}, false
 	}
-	k = Kept{Params: params, Host: text(params, "remote_host")}
+	k = Retained{Params: params, Host: text(params, "remote_host")}
 	tokens, _ := openai.Find(params, "remote_num_tokens")
 	n, _ := openai.Int64(tokens)
 	request, _ := openai.Find(params, "remote_request_id")
@@ -111,8 +113,8 @@ func (nixl) Kept(a *Attempt, answer []byte) (k Kept, ok bool) {
 	return k, true
 }
 
-// countBlocks counts the blocks of the first group of remote_block_ids, and the
-// groups.
+// countBlocks returns the number of blocks in the first group of remote_block_ids, and
+// the number of groups.
 func countBlocks(params []byte) (blocks, groups int) {
 	list, _ := openai.Find(params, "remote_block_ids")
 	outer, err := openai.Elements(list)
@@ -124,7 +126,7 @@ func countBlocks(params []byte) (blocks, groups int) {
 			continue
 		}
 		inner, err := openai.Elements(group)
-		if err != nil { // flat, of releases that keep nothing
+		if err != nil { // a flat list comes from releases that retain nothing
 			return 0, 0
 		}
 		for range inner {
@@ -134,9 +136,9 @@ func countBlocks(params []byte) (blocks, groups int) {
 	return blocks, groups
 }
 
-// vllmPublic is an answer less its transfer parameters, and less the token ids
-// that the client did not ask for. What was null without asking is null again;
-// messages leave absent members out.
+// vllmPublic returns an answer without its transfer parameters, and without the token
+// ids that the client did not ask for. Members that an engine sends as null when not
+// asked become null; in answers of messages they are removed.
 func vllmPublic(a *Attempt, answer []byte) []byte {
 	asked := asksIDs(a)
 	kv, _ := openai.Find(answer, "kv_transfer_params")
@@ -144,7 +146,7 @@ func vllmPublic(a *Attempt, answer []byte) []byte {
 		return answer
 	}
 	var o openai.Object
-	if o.Parse(answer) != nil { // the client is to see it as it is
+	if o.Parse(answer) != nil { // the client gets the malformed answer unchanged
 		return answer
 	}
 	room := make([]openai.Edit, 0, 3)
@@ -158,7 +160,7 @@ func vllmPublic(a *Attempt, answer []byte) []byte {
 	return o.Append(make([]byte, 0, len(answer)), edits...)
 }
 
-// hide adds the edit that takes a member's value away, where it has one.
+// hide appends the edit that removes a member's value, if it has one.
 func hide(edits []openai.Edit, o *openai.Object, key string, remove bool) []openai.Edit {
 	switch v, _ := o.Get(key); {
 	case openai.IsNull(v):
@@ -169,7 +171,7 @@ func hide(edits []openai.Edit, o *openai.Object, key string, remove bool) []open
 	return append(edits, openai.Edit{Key: key, Value: literal("null")})
 }
 
-// publicChoice gives the list of the one choice, less its token ids.
+// publicChoice returns the list with the one choice, without its token ids.
 func publicChoice(answer *openai.Object) (list []byte, ok bool) {
 	raw, _ := answer.Get("choices")
 	choices, err := openai.Elements(raw)
@@ -191,9 +193,9 @@ func publicChoice(answer *openai.Object) (list []byte, ok bool) {
 	return append(list, ']'), true
 }
 
-// CutKept implements Keeper. Releases up to vLLM pull request 40186 say nothing of
-// it in streams, but for the last event of responses.
-func (nixl) CutKept(dst, events []byte) (rest, params []byte) {
+// CutRetained implements Retainer. Releases up to vLLM pull request 40186 send no
+// parameters in streams, except in the last event of responses.
+func (nixl) CutRetained(dst, events []byte) (rest, params []byte) {
 	word := literal(`"kv_transfer_params"`)
 	for len(events) > 0 {
 		event, after, found := bytes.Cut(events, literal("\n\n"))
@@ -231,13 +233,13 @@ func (nixl) CutKept(dst, events []byte) (rest, params []byte) {
 	return dst, params
 }
 
-// Forget has a prompt of one token computed, which is too little to pull anything
-// for (kv_recompute_threshold): prefill then tells decode that it needs none of
-// the blocks it was told of. When the first token comes that has happened, and the
-// request is dropped, because one that ended would leave its own block behind for
-// prefill's lease. The salt is for engines without a threshold: what they pull is
-// not of that prompt.
-func (nixl) Forget(a *Attempt, params []byte) Cleanup {
+// FreeRetained sends prefill a prompt of one token, which is too short to pull anything
+// (kv_recompute_threshold). Prefill then tells decode that it needs none of the named
+// blocks. That has happened when the first token arrives, and the call ends there: a
+// request that finished would leave its own block pinned for prefill's lease. The salt
+// is for engines without a threshold: the KV that they pull does not belong to this
+// prompt.
+func (nixl) FreeRetained(a *Attempt, params []byte) Cleanup {
 	body := append(make([]byte, 0, len(params)+256), '{')
 	if model, _ := a.Request.Get("model"); !openai.IsNull(model) {
 		body = append(append(append(body, `"model":`...), model...), ',')

@@ -15,42 +15,42 @@ import (
 	"time"
 )
 
-// stdClient is http.Transport as a Client.
-type stdClient struct {
+// netHTTPClient is http.Transport as a Client.
+type netHTTPClient struct {
 	opt       Options
 	bad       error
 	transport *http.Transport
 	calls     callList
 
-	open, busy             atomic.Int64 // connections; calls that hold one
+	open, busy             atomic.Int64 // open connections; calls that hold one
 	dials, reuses, retries atomic.Uint64
 }
 
-// NewStd returns a Client on net/http's Transport: HTTP/1.1, and HTTP/2 where
-// an https engine offers it. It differs from New in these points.
+// NewNetHTTP returns a Client on net/http's Transport: HTTP/1.1, and HTTP/2 if an https
+// engine offers it. It differs from New in these points.
 //
 //   - Header names are sent in canonical form and sorted order.
-//   - Its parser is laxer: Transfer-Encoding wins over Content-Length, folded
-//     lines are joined, unknown transfer codings of HTTP/1.0 are ignored. The
-//     framing lines are missing from Response.Header, whose order is by name.
+//   - Its parser is laxer: Transfer-Encoding wins over Content-Length, folded lines are
+//     joined, unknown transfer codings of HTTP/1.0 are ignored. Response.Header lacks
+//     the framing lines and is ordered by name.
 //   - A retry may meet another dead idle connection and is then repeated; each
-//     costs one of them. A request without body is retried however late its
-//     connection was lost; one of more than 16 KiB is not when the first part
-//     of it was written.
-//   - The body is copied before it is sent. If sending fails after an engine
-//     has refused the request early, its answer may be lost.
-//   - A dial that a call gave up goes on in the background until DialTimeout,
-//     and its connection stays in the pool. Stats.Idle and Waiting are
-//     estimates, and over HTTP/2 meaningless.
-//   - Bytes behind an answer end the connection too, but later, and the
-//     transport writes the first of them to the standard logger.
-//   - DialTimeout bounds connect and TLS handshake each.
-//   - What is being sent when SendBy comes is not broken off; what is not sent
-//     because of it counts as sent, once it had a connection.
-//   - Two goroutines per connection, and the memory that goes with them.
-func NewStd(o Options) Client {
+//     repetition uses up one of them. A request without body is retried however late
+//     its connection was lost. A request of more than 16 KiB is not retried once its
+//     first part was written.
+//   - The body is copied before it is sent. If sending fails after an engine has
+//     rejected the request early, the engine's answer may be lost.
+//   - A dial whose call has ended goes on in the background until DialTimeout, and its
+//     connection stays in the pool. Stats.Idle and Waiting are estimates, and
+//     meaningless over HTTP/2.
+//   - Bytes after an answer end the connection too, but later, and the transport writes
+//     the first of them to the standard logger.
+//   - DialTimeout bounds the connect and the TLS handshake separately.
+//   - A write in progress at SendBy is not interrupted. A request that is not sent
+//     because of SendBy counts as sent if it had a connection.
+//   - Each connection needs two goroutines and their memory.
+func NewNetHTTP(o Options) Client {
 	o = o.withDefaults()
-	c := &stdClient{opt: o, bad: o.checkURL(), calls: newCallList()}
+	c := &netHTTPClient{opt: o, bad: o.checkURL(), calls: newCallList()}
 	c.transport = &http.Transport{
 		DialContext:            c.dial,
 		TLSHandshakeTimeout:    o.DialTimeout,
@@ -59,7 +59,7 @@ func NewStd(o Options) Client {
 		IdleConnTimeout:        o.IdleTimeout,
 		MaxResponseHeaderBytes: int64(o.MaxHeadBytes),
 		DisableCompression:     true,
-		WriteBufferSize:        16 << 10, // most requests in one write
+		WriteBufferSize:        16 << 10, // most requests fit into one write
 		Protocols:              new(http.Protocols),
 	}
 	c.transport.Protocols.SetHTTP1(true)
@@ -71,10 +71,10 @@ func NewStd(o Options) Client {
 }
 
 // CloseIdle implements Client.
-func (cl *stdClient) CloseIdle() { cl.transport.CloseIdleConnections() }
+func (cl *netHTTPClient) CloseIdle() { cl.transport.CloseIdleConnections() }
 
 // Stats implements Client.
-func (cl *stdClient) Stats() Stats {
+func (cl *netHTTPClient) Stats() Stats {
 	open := int(cl.open.Load())
 	return Stats{
 		Open:    open,
@@ -85,12 +85,12 @@ func (cl *stdClient) Stats() Stats {
 	}
 }
 
-// dialKey finds, in the context of a dial, the call that asked for it.
+// dialKey is the context key under which a dial finds the call that asked for it.
 type dialKey struct{}
 
-func (cl *stdClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+func (cl *netHTTPClient) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	cl.dials.Add(1)
-	if call, ok := ctx.Value(dialKey{}).(*stdCall); ok {
+	if call, ok := ctx.Value(dialKey{}).(*netHTTPCall); ok {
 		call.dialBegins()
 	}
 	ctx, cancel := context.WithTimeout(ctx, cl.opt.DialTimeout)
@@ -100,18 +100,18 @@ func (cl *stdClient) dial(ctx context.Context, network, addr string) (net.Conn, 
 		return nil, err
 	}
 	cl.open.Add(1)
-	return &stdConn{Conn: nc, client: cl}, nil
+	return &netHTTPConn{Conn: nc, client: cl}, nil
 }
 
-// stdConn counts open connections and bounds each write.
-type stdConn struct {
+// netHTTPConn counts open connections and bounds each write.
+type netHTTPConn struct {
 	net.Conn
-	client *stdClient
+	client *netHTTPClient
 	closed atomic.Bool
-	unsent atomic.Bool // a write is under way or has failed
+	unsent atomic.Bool // a write is in progress or has failed
 }
 
-func (c *stdConn) Write(p []byte) (int, error) {
+func (c *netHTTPConn) Write(p []byte) (int, error) {
 	c.SetWriteDeadline(time.Now().Add(c.client.opt.WriteTimeout))
 	c.unsent.Store(true)
 	n, err := c.Conn.Write(p)
@@ -119,7 +119,7 @@ func (c *stdConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *stdConn) Close() error {
+func (c *netHTTPConn) Close() error {
 	if !c.closed.Swap(true) {
 		c.client.open.Add(-1)
 	}
@@ -127,7 +127,7 @@ func (c *stdConn) Close() error {
 }
 
 // Do implements Client.
-func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
+func (cl *netHTTPClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err := req.check(); err != nil {
 		return nil, &Error{Op: OpWrite, Err: err}
 	}
@@ -142,7 +142,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	if err != nil {
 		return nil, &Error{Op: OpWrite, Err: err}
 	}
-	c := newStdCall(cl, ctx, req)
+	c := newNetHTTPCall(cl, ctx, req)
 	answer, err := cl.transport.RoundTrip(c.request(req, target))
 	if err == nil && answer.StatusCode == http.StatusSwitchingProtocols {
 		answer.Body.Close()
@@ -150,7 +150,7 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	}
 	if err == nil && !c.begin(answer.Body) {
 		answer.Body.Close()
-		err = context.Canceled // fail says why
+		err = context.Canceled // fail finds the cause
 	}
 	if err != nil {
 		return nil, c.fail(&Error{Op: c.failedOp(), Err: err})
@@ -162,10 +162,10 @@ func (cl *stdClient) Do(ctx context.Context, req *Request) (*Response, error) {
 	return c.response(answer), nil
 }
 
-// request translates req for the transport. The body is copied, because the
-// transport may read it after RoundTrip has returned, and handed over as a type
-// that it knows: of others it sends the head alone first.
-func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
+// request translates req for the transport. The body is copied, because the transport
+// may read it after RoundTrip has returned. It has a type that the transport knows,
+// because the transport sends the head alone first for other types.
+func (c *netHTTPCall) request(req *Request, target *url.URL) *http.Request {
 	body := bytes.Join(req.Body, nil)
 	header := make(http.Header, len(req.Header)+2)
 	for i := range req.Header {
@@ -174,7 +174,7 @@ func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
 		}
 	}
 	if header["User-Agent"] == nil {
-		header["User-Agent"] = []string{} // else the transport names itself
+		header["User-Agent"] = []string{} // otherwise the transport sends its own
 	}
 	if header["Idempotency-Key"] == nil && !req.Once {
 		header["Idempotency-Key"] = []string{} // not sent; permits the retry of any method
@@ -202,9 +202,9 @@ func (c *stdCall) request(req *Request, target *url.URL) *http.Request {
 	}))
 }
 
-// target is the URL of path such that the transport writes path as it is.
-func (cl *stdClient) target(path string) (*url.URL, error) {
-	if !strings.HasPrefix(path, "//") { // which Opaque takes for a host
+// target returns the URL of path with which the transport sends path unchanged.
+func (cl *netHTTPClient) target(path string) (*url.URL, error) {
+	if !strings.HasPrefix(path, "//") { // Opaque would take it for a host
 		return &url.URL{Scheme: cl.opt.URL.Scheme, Host: cl.opt.URL.Host, Opaque: path}, nil
 	}
 	u, err := url.ParseRequestURI(path)
@@ -215,8 +215,8 @@ func (cl *stdClient) target(path string) (*url.URL, error) {
 	return u, nil
 }
 
-// response is the transport's answer in our form.
-func (c *stdCall) response(answer *http.Response) *Response {
+// response converts the transport's answer.
+func (c *netHTTPCall) response(answer *http.Response) *Response {
 	r := &Response{Status: answer.StatusCode, ContentLength: answer.ContentLength, body: c}
 	r.Header = make([]Field, 0, len(answer.Header))
 	for _, name := range slices.Sorted(maps.Keys(answer.Header)) {

@@ -17,53 +17,53 @@ var (
 	errNotHTTP    = errors.New("malformed answer")
 )
 
-// stdCall is one call through the transport, whose own context never ends by
-// itself: stdCall decides when a hang-up cuts it.
-type stdCall struct {
-	client *stdClient
+// netHTTPCall is one call through the transport. The transport's context does not end
+// with the caller's: netHTTPCall decides when to cut the call.
+type netHTTPCall struct {
+	client *netHTTPClient
 	ctx    context.Context // the caller's
 	inner  context.Context // the transport's
 	cut    context.CancelFunc
-	stop   func() bool // undoes hangUp
-	timer  *time.Timer // of the head, then of each Read: expire
+	stop   func() bool // cancels hangUp
+	timer  *time.Timer // of the head, then of each Read; runs expire
 	head   time.Duration
 	sendBy time.Time
 	idle   time.Duration
 	linger time.Duration
 	once   bool   // the request must not reach the engine twice
 	sent   func() // Request.Sent
-	err    error  // of every further Read; the reader's
-	seat   seat   // on the client's list of calls
+	err    error  // returned by every further Read; used by the reader only
+	entry  entry  // in the client's list of calls
 
 	mu      sync.Mutex
-	socket  *stdConn      // guarded by mu; of the last try
-	h2      bool          // guarded by mu; it is shared with other calls
-	getting bool          // guarded by mu; the transport looks for a connection
-	dialing bool          // guarded by mu; and opens one
-	tries   int           // guarded by mu; connections got
-	since   time.Time     // guarded by mu; when the last was got
-	phase   phase         // guarded by mu; reading from the answer's first byte on
+	socket  *netHTTPConn  // guarded by mu; connection of the last try
+	h2      bool          // guarded by mu; the connection is shared with other calls
+	getting bool          // guarded by mu; the transport is getting a connection
+	dialing bool          // guarded by mu; the transport is dialing
+	tries   int           // guarded by mu; number of connections got
+	since   time.Time     // guarded by mu; when the last connection was got
+	phase   phase         // guarded by mu; reading from the first byte of the answer
 	body    io.ReadCloser // guarded by mu; nil before the head
 	ended   error         // guarded by mu; why ctx ended
-	left    bool          // guarded by mu; nobody waits for the answer any more
-	refused bool          // guarded by mu; the waiter did not want it to be sent
-	late    bool          // guarded by mu; timer fired
-	patient *time.Timer   // guarded by mu; ends the linger, nil without one
+	evicted bool          // guarded by mu; the call was evicted and must end
+	refused bool          // guarded by mu; Wanted returned false
+	late    bool          // guarded by mu; timer has fired
+	patient *time.Timer   // guarded by mu; ends the linger; nil if the call does not linger
 	over    bool          // guarded by mu
 }
 
-func newStdCall(cl *stdClient, ctx context.Context, req *Request) *stdCall {
-	c := &stdCall{client: cl, ctx: ctx, head: req.HeadTimeout, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
+func newNetHTTPCall(cl *netHTTPClient, ctx context.Context, req *Request) *netHTTPCall {
+	c := &netHTTPCall{client: cl, ctx: ctx, head: req.HeadTimeout, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, sent: req.Sent}
 	c.inner, c.cut = context.WithCancel(context.Background())
 	c.timer = time.AfterFunc(1<<62, c.expire)
 	c.limit(untilSent(c.sendBy, c.head))
 	c.stop = context.AfterFunc(ctx, c.hangUp)
-	cl.calls.sit(&c.seat, c, req.Waiter)
+	cl.calls.add(&c.entry, c, req.Control)
 	return c
 }
 
-// limit starts the timer over; 0 stops it.
-func (c *stdCall) limit(d time.Duration) {
+// limit restarts the timer; 0 stops it.
+func (c *netHTTPCall) limit(d time.Duration) {
 	if d > 0 {
 		c.timer.Reset(d)
 	} else {
@@ -71,22 +71,22 @@ func (c *stdCall) limit(d time.Duration) {
 	}
 }
 
-func (c *stdCall) expire() {
+func (c *netHTTPCall) expire() {
 	c.mu.Lock()
 	c.late = true
 	c.mu.Unlock()
 	c.cut()
 }
 
-func (c *stdCall) getConn(string) {
+func (c *netHTTPCall) getConn(string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.getting = true
 }
 
-// dialBegins hands the call's time over to DialTimeout, unless another
-// connection came free first.
-func (c *stdCall) dialBegins() {
+// dialBegins stops the call's timer, because DialTimeout now bounds the wait. It does
+// nothing if another connection has become free first.
+func (c *netHTTPCall) dialBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dialing = c.getting; c.dialing && c.tries == 0 {
@@ -95,7 +95,7 @@ func (c *stdCall) dialBegins() {
 }
 
 // gotConn begins a try: from here on bytes may reach the engine.
-func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
+func (c *netHTTPCall) gotConn(info httptrace.GotConnInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.getting, c.dialing = false, false
@@ -114,19 +114,19 @@ func (c *stdCall) gotConn(info httptrace.GotConnInfo) {
 		c.h2 = t.ConnectionState().NegotiatedProtocol == "h2"
 		socket = t.NetConn()
 	}
-	c.socket, _ = socket.(*stdConn)
-	by, waiter := c.sendBy, c.seat.waiter
+	c.socket, _ = socket.(*netHTTPConn)
+	by, waiter := c.sendBy, c.entry.control
 	c.late = c.late || !by.IsZero() && !time.Now().Before(by)
 	c.refused = c.tries == 1 && waiter != nil && !waiter.Wanted()
 	if c.late || c.refused {
 		c.cut()
-		if !c.h2 { // else the transport may write before it looks
+		if !c.h2 { // on HTTP/2 the connection is shared and must not be closed
 			c.socket.Close()
 		}
 	}
 }
 
-func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
+func (c *netHTTPCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if info.Err == nil && c.phase == sending {
@@ -137,22 +137,22 @@ func (c *stdCall) wroteRequest(info httptrace.WroteRequestInfo) {
 	}
 }
 
-func (c *stdCall) answerBegins() {
+func (c *netHTTPCall) answerBegins() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.phase = reading
-	c.client.calls.hear(&c.seat, time.Now())
+	c.client.calls.noteRead(&c.entry, time.Now())
 }
 
-// mayRetry judges the loss of a reused connection as call.stale does.
-func (c *stdCall) mayRetry() bool {
+// mayRetry decides about the loss of a reused connection as call.stale does.
+func (c *netHTTPCall) mayRetry() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended == nil && !c.late && !c.refused && !(c.once && c.phase == waiting) && time.Since(c.since) < staleWithin
 }
 
-// hangUp runs when the context has ended, in a goroutine of its own.
-func (c *stdCall) hangUp() {
+// hangUp runs in its own goroutine when the context has ended.
+func (c *netHTTPCall) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
@@ -160,15 +160,15 @@ func (c *stdCall) hangUp() {
 	if !sent || c.over {
 		c.linger = 0
 	}
-	if c.linger = c.seat.lingers(c.linger); c.linger > 0 {
+	if c.linger = c.entry.lingers(c.linger); c.linger > 0 {
 		c.patient = time.AfterFunc(c.linger, c.cut)
 		return
 	}
 	c.cut()
 }
 
-// failedOp is what the call was doing, before the head.
-func (c *stdCall) failedOp() string {
+// failedOp returns the step at which the call failed, before the head.
+func (c *netHTTPCall) failedOp() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -182,12 +182,12 @@ func (c *stdCall) failedOp() string {
 	return OpHead
 }
 
-// unsent reports whether part of the request is still in the transport's
-// buffer: it calls a request written before it has flushed it. mu is held.
-func (c *stdCall) unsent() bool { return !c.h2 && c.socket.unsent.Load() }
+// unsent reports whether part of the request is still in the transport's buffer: the
+// transport reports a request as written before it flushes the buffer. mu is held.
+func (c *netHTTPCall) unsent() bool { return !c.h2 && c.socket.unsent.Load() }
 
-// begin takes the body over from the transport, unless the call has ended.
-func (c *stdCall) begin(body io.ReadCloser) bool {
+// begin takes the body over from the transport. It returns false if the call has ended.
+func (c *netHTTPCall) begin(body io.ReadCloser) bool {
 	c.timer.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,12 +196,12 @@ func (c *stdCall) begin(body io.ReadCloser) bool {
 }
 
 // live reports whether nothing has cut the call. mu is held.
-func (c *stdCall) live() bool {
-	return !c.over && !c.late && !c.left && (c.ended == nil || c.patient != nil)
+func (c *netHTTPCall) live() bool {
+	return !c.over && !c.late && !c.evicted && (c.ended == nil || c.patient != nil)
 }
 
 // Read implements io.Reader as Response.Read says.
-func (c *stdCall) Read(p []byte) (int, error) {
+func (c *netHTTPCall) Read(p []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
 	}
@@ -212,7 +212,7 @@ func (c *stdCall) Read(p []byte) (int, error) {
 	live := c.live()
 	c.mu.Unlock()
 	if !live {
-		c.err = c.fail(&Error{Op: OpBody, Err: context.Canceled}) // fail says why
+		c.err = c.fail(&Error{Op: OpBody, Err: context.Canceled}) // fail finds the cause
 		return 0, c.err
 	}
 	c.limit(c.idle)
@@ -221,7 +221,7 @@ func (c *stdCall) Read(p []byte) (int, error) {
 		n, err = c.body.Read(p)
 	}
 	if n > 0 {
-		c.client.calls.hear(&c.seat, time.Now())
+		c.client.calls.noteRead(&c.entry, time.Now())
 	}
 	c.timer.Stop()
 	switch {
@@ -238,16 +238,16 @@ func (c *stdCall) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer as Response.Close says.
-func (c *stdCall) Close() error {
+func (c *netHTTPCall) Close() error {
 	if c.end() {
 		c.body.Close()
 	}
 	return nil
 }
 
-// end frees what the call holds, and reports whether it is the first to do so.
-func (c *stdCall) end() bool {
-	c.client.calls.rise(&c.seat)
+// end releases what the call holds. It reports whether it is the first call of end.
+func (c *netHTTPCall) end() bool {
+	c.client.calls.remove(&c.entry)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
@@ -266,16 +266,16 @@ func (c *stdCall) end() bool {
 	return true
 }
 
-// fail ends the call with e, completed by what only the call knows.
-func (c *stdCall) fail(e *Error) *Error {
+// fail ends the call with e, and fills in the fields that only the call knows.
+func (c *netHTTPCall) fail(e *Error) *Error {
 	first := c.end()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.ended != nil:
 		e.Err = c.ended
-	case c.left:
-		e.Err = ErrAbandoned
+	case c.evicted:
+		e.Err = ErrEvicted
 	case c.refused:
 		e.Err = ErrUnwanted
 	case c.late:
@@ -289,17 +289,16 @@ func (c *stdCall) fail(e *Error) *Error {
 	return e
 }
 
-// plain tells the end of a connection or stream from an answer that is not
-// HTTP. The transport quotes the latter, so its words are dropped: they may be
-// part of somebody's answer.
-func (c *stdCall) plain(op string, err error) error {
+// plain distinguishes the end of a connection or stream from an answer that is not
+// HTTP. For the latter it drops the transport's text, which quotes the answer.
+func (c *netHTTPCall) plain(op string, err error) error {
 	var ne net.Error
 	switch {
 	case op != OpHead && op != OpBody, err == errSwitched, err == errLostReused:
 		return err
 	case errors.As(err, &ne), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), c.h2,
-		strings.HasSuffix(err.Error(), "unexpected EOF reading trailer"), // has no type
-		strings.HasSuffix(err.Error(), "server closed idle connection"):  // nor has this
+		strings.HasSuffix(err.Error(), "unexpected EOF reading trailer"), // has no error type
+		strings.HasSuffix(err.Error(), "server closed idle connection"):  // has no error type
 		if op == OpBody && !isTimeout(err) {
 			return lost(err)
 		}

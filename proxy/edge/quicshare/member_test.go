@@ -10,47 +10,48 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-func openLane(t *testing.T, dir *privatedir.Dir) *lane {
+func joinMember(t *testing.T, dir *privatedir.Dir) *member {
 	t.Helper()
-	l, err := takeLane(dir)
+	l, err := join(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-func (l *lane) mustClose(t *testing.T) {
+func (l *member) mustClose(t *testing.T) {
 	t.Helper()
 	if err := l.close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// Lanes are taken from the lowest on and come back; a file that a killed process
-// left is in nobody's way, one whose lock was swept away stays its owner's.
-func TestTakeLane(t *testing.T) {
+// Member numbers are claimed from the lowest on, and become free again. A socket file
+// that a killed process left does not block a claim. A number whose lock file was
+// removed by a cleaner stays with its owner.
+func TestJoin(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a, b := openLane(t, dir), openLane(t, dir)
+	a, b := joinMember(t, dir), joinMember(t, dir)
 	if a.number != 0 || b.number != 1 {
-		t.Fatalf("lanes %d and %d", a.number, b.number)
+		t.Fatalf("members %d and %d", a.number, b.number)
 	}
 	a.mustClose(t)
-	if a = openLane(t, dir); a.number != 0 {
-		t.Fatalf("lane %d, 0 is free", a.number)
+	if a = joinMember(t, dir); a.number != 0 {
+		t.Fatalf("member %d, 0 is free", a.number)
 	}
 	if err := dir.Remove(lockName(0)); err != nil {
 		t.Fatal(err)
 	}
-	c := openLane(t, dir)
+	c := joinMember(t, dir)
 	if c.number != 2 {
-		t.Fatalf("lane %d, 0 and 1 live", c.number)
+		t.Fatalf("member %d, 0 and 1 live", c.number)
 	}
-	c.inlet.Close() // as a kill would
+	c.forwardSocket.Close() // as if the process were killed
 	c.lock.Close()
-	if c = openLane(t, dir); c.number != 2 {
-		t.Fatalf("lane %d, 2 is dead", c.number)
+	if c = joinMember(t, dir); c.number != 2 {
+		t.Fatalf("member %d, 2 is dead", c.number)
 	}
-	for _, l := range []*lane{a, b, c} {
+	for _, l := range []*member{a, b, c} {
 		l.mustClose(t)
 	}
 	if left, _ := dir.Names("", ".sock"); len(left) > 0 {
@@ -58,24 +59,25 @@ func TestTakeLane(t *testing.T) {
 	}
 }
 
-func TestNoFreeLane(t *testing.T) {
+func TestNoFreeNumber(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	for range lanes {
-		defer openLane(t, dir).mustClose(t)
+	for range maxMembers {
+		defer joinMember(t, dir).mustClose(t)
 	}
-	if l, err := takeLane(dir); err == nil {
-		t.Errorf("lane %d", l.number)
+	if l, err := join(dir); err == nil {
+		t.Errorf("member %d", l.number)
 	}
 }
 
-// All lanes of a directory have the same keys, of different directories others.
+// All members of a directory derive the same keys. Members of different directories
+// derive different keys.
 func TestKeys(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a, b, c := openLane(t, dir), openLane(t, dir), openLane(t, privatedirtest.Open(t))
+	a, b, c := joinMember(t, dir), joinMember(t, dir), joinMember(t, privatedirtest.Open(t))
 	defer a.mustClose(t)
 	defer b.mustClose(t)
 	defer c.mustClose(t)
-	key := func(l *lane, purpose string) []byte {
+	key := func(l *member, purpose string) []byte {
 		k, err := l.key(purpose)
 		if err != nil {
 			t.Fatal(err)
@@ -99,25 +101,25 @@ func TestBadSecret(t *testing.T) {
 	if err := dir.WriteFile(secretFile, []byte("short")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := takeLane(dir); err == nil {
+	if _, err := join(dir); err == nil {
 		t.Error("taken")
 	}
 	if err := errors.Join(dir.Remove(secretFile), os.Symlink("/dev/zero", dir.Path(secretFile))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := takeLane(dir); err == nil {
+	if _, err := join(dir); err == nil {
 		t.Error("a link is followed")
 	}
 	if err := os.RemoveAll(dir.Name()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := takeLane(dir); err == nil {
+	if _, err := join(dir); err == nil {
 		t.Error("taken in no directory")
 	}
 }
 
 func TestGenerateConnectionID(t *testing.T) {
-	l := &lane{number: 7}
+	l := &member{number: 7}
 	a, err := l.GenerateConnectionID()
 	b, err2 := l.GenerateConnectionID()
 	if err != nil || err2 != nil || a == b || a.Len() != idLen || a.Len() != l.ConnectionIDLen() || a.Bytes()[0] != 7 || b.Bytes()[0] != 7 {
@@ -125,45 +127,45 @@ func TestGenerateConnectionID(t *testing.T) {
 	}
 }
 
-// A lane says whether it takes new clients; one that never was does not.
-func TestFindHeirs(t *testing.T) {
+// A serving member is found as successor. A member that never served is not.
+func TestFindSuccessors(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a, b, c := openLane(t, dir), openLane(t, dir), openLane(t, dir)
+	a, b, c := joinMember(t, dir), joinMember(t, dir), joinMember(t, dir)
 	defer a.mustClose(t)
 	defer b.mustClose(t)
 	defer c.mustClose(t)
 	if err := dir.WriteFile("lane-300.sock", nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := findHeirs(a, nil); len(got) > 0 {
-		t.Errorf("heirs of 0: %v, all are starting", got)
+	if got := findSuccessors(a, nil); len(got) > 0 {
+		t.Errorf("successors of 0: %v, all are starting", got)
 	}
-	for _, l := range []*lane{a, b, c} {
-		if err := l.say(serving); err != nil {
+	for _, l := range []*member{a, b, c} {
+		if err := l.setState(serving); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := findHeirs(a, nil); !bytes.Equal(got, []byte{1, 2}) {
-		t.Errorf("heirs of 0: %v", got)
+	if got := findSuccessors(a, nil); !bytes.Equal(got, []byte{1, 2}) {
+		t.Errorf("successors of 0: %v", got)
 	}
-	if a.port = 443; len(findHeirs(a, nil)) > 0 {
-		t.Error("heirs of another port")
+	if a.port = 443; len(findSuccessors(a, nil)) > 0 {
+		t.Error("successors of another port")
 	}
 	a.port = 0
-	if err := b.say(draining); err != nil {
+	if err := b.setState(draining); err != nil {
 		t.Fatal(err)
 	}
-	if got := findHeirs(a, nil); !bytes.Equal(got, []byte{2}) {
-		t.Errorf("heirs of 0: %v, 1 drains", got)
+	if got := findSuccessors(a, nil); !bytes.Equal(got, []byte{2}) {
+		t.Errorf("successors of 0: %v, 1 drains", got)
 	}
 }
 
-// Each client goes to one heir whatever the order of the list; a heir that goes
-// moves its own clients only.
+// Each client gets one successor, whatever the order of the list. Removing a successor
+// moves only its own clients.
 func TestWeight(t *testing.T) {
-	choose := func(id []byte, heirs ...byte) (best byte) {
+	choose := func(id []byte, successors ...byte) (best byte) {
 		var most uint64
-		for _, n := range heirs {
+		for _, n := range successors {
 			if w := weight(id, n); w >= most {
 				best, most = n, w
 			}
@@ -181,7 +183,7 @@ func TestWeight(t *testing.T) {
 	}
 	for n, count := range counts {
 		if count < 900 || count > 1100 {
-			t.Errorf("lane %d: %d of 3000 clients", n, count)
+			t.Errorf("member %d: %d of 3000 clients", n, count)
 		}
 	}
 }

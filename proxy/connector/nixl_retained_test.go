@@ -9,34 +9,34 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// bidirectional is an attempt whose decode engine keeps what it has answered.
+// bidirectional returns an attempt whose decode engine retains its KV.
 func bidirectional(t testing.TB, path, body string) *Attempt {
 	a := pair(t, path, body)
 	a.Decode = place(config.Engine{Ranks: 1, Bidirectional: true}, "10.0.1.7", 0, engine.Facts{PageSize: 16})
 	return a
 }
 
-// Whoever is trusted gets an engine's answer as it is, and has the blocks for
-// himself; so has the client of an engine that serves alone.
+// A trusted client gets an engine's answer unchanged, and alone uses the blocks. The
+// same holds for the client of an aggregated request.
 func TestKeptIsForOneUser(t *testing.T) {
 	answer := []byte(`{"choices":[{"token_ids":[1]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]],"remote_num_tokens":2,` +
 		`"remote_engine_id":"d","remote_request_id":"r","remote_host":"h","remote_port":1}}`)
 	a := bidirectional(t, "/v1/completions", `{"prompt":"x"}`)
-	if _, ok := (nixl{}).Kept(a, answer); !ok {
+	if _, ok := (nixl{}).Retained(a, answer); !ok {
 		t.Error("not kept")
 	}
 	a.Trust = true
-	if _, ok := (nixl{}).Kept(a, answer); ok || string(vllmPublic(a, answer)) != string(answer) || asksIDs(a) {
+	if _, ok := (nixl{}).Retained(a, answer); ok || string(vllmPublic(a, answer)) != string(answer) || asksIDs(a) {
 		t.Error("a trusted client's blocks are taken from it")
 	}
 	a.Trust, a.Prefill = false, engine.Target{}
-	if _, ok := (nixl{}).Kept(a, answer); ok || asksIDs(a) {
+	if _, ok := (nixl{}).Retained(a, answer); ok || asksIDs(a) {
 		t.Error("kept without a prefill")
 	}
 }
 
-// FuzzKept: whatever an engine answers, nothing breaks, and what was JSON without
-// transfer parameters is so for the client.
+// FuzzKept: no answer of an engine causes a failure, and JSON stays valid JSON, without
+// transfer parameters, for the client.
 func FuzzKept(f *testing.F) {
 	for _, s := range []string{
 		`{"choices":[{"index":0,"token_ids":[1],"prompt_token_ids":[2]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1],[2]]}}`,
@@ -47,7 +47,7 @@ func FuzzKept(f *testing.F) {
 	}
 	a := bidirectional(f, "/v1/completions", `{"prompt":"x"}`)
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		k, ok := nixl{}.Kept(a, answer)
+		k, ok := nixl{}.Retained(a, answer)
 		if ok && len(k.Params) == 0 {
 			t.Error("kept, but not how")
 		}
@@ -55,7 +55,7 @@ func FuzzKept(f *testing.F) {
 		if json.Valid(answer) && !json.Valid(public) {
 			t.Errorf("%s became %s", answer, public)
 		}
-		rest, params := nixl{}.CutKept(nil, answer)
+		rest, params := nixl{}.CutRetained(nil, answer)
 		if params == nil && bytes.Count(rest, []byte("\n\n")) != bytes.Count(answer, []byte("\n\n")) {
 			t.Errorf("%q became %q", answer, rest)
 		}

@@ -11,26 +11,27 @@ import (
 	"time"
 )
 
-// asked is a Waiter that says so, and notes what it was asked.
-type asked struct {
-	leaves   bool
-	unwanted func() bool // nil: it is wanted
-	hangsUp  bool        // does not linger
-	silent   []any
+// fakeControl is a CallControl with fixed answers. It records the engines that Evict
+// was called with.
+type fakeControl struct {
+	evicts   bool
+	unwanted func() bool // nil: always wanted
+	hangsUp  bool        // Lingers returns false
+	engines  []any
 }
 
-func (a *asked) Wanted() bool  { return a.unwanted == nil || !a.unwanted() }
-func (a *asked) Lingers() bool { return !a.hangsUp }
+func (a *fakeControl) Wanted() bool  { return a.unwanted == nil || !a.unwanted() }
+func (a *fakeControl) Lingers() bool { return !a.hangsUp }
 
-func (a *asked) Leave(silent any) bool {
-	a.silent = append(a.silent, silent)
-	return a.leaves
+func (a *fakeControl) Evict(engine any) bool {
+	a.engines = append(a.engines, engine)
+	return a.evicts
 }
 
 const quietFor = 200 * time.Millisecond
 
-// waits begins a call that waits for an engine which takes a minute, and returns
-// what comes of it.
+// waits starts a call to an engine that takes a minute, and returns the channel of its
+// result.
 func waits(t *testing.T, cl Client, req *Request) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -51,7 +52,7 @@ func over(done <-chan error) bool {
 	return len(done) > 0
 }
 
-func TestAbandon(t *testing.T) {
+func TestEvictIdle(t *testing.T) {
 	minute := func(c *duplex, _ int) {
 		for c.next() != nil {
 			time.Sleep(time.Minute)
@@ -60,23 +61,23 @@ func TestAbandon(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		serve  func(c *duplex, nth int)
-		waiter *asked
+		waiter *fakeControl
 		cap    int
-		dial   bool // it does not end
+		dial   bool // the dial does not end
 		op     string
 		sent   bool
 	}{
-		"waits for the head": {serve: minute, waiter: &asked{leaves: true}, op: OpHead, sent: true},
+		"waits for the head": {serve: minute, waiter: &fakeControl{evicts: true}, op: OpHead, sent: true},
 		"waits for the body": {serve: func(c *duplex, _ int) {
 			c.next()
 			c.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
 			c.next()
-		}, waiter: &asked{leaves: true}, op: OpBody, sent: true},
-		"waits for a connection":      {serve: minute, waiter: &asked{leaves: true}, cap: 1, op: OpCap},
-		"is being dialed":             {waiter: &asked{leaves: true}, dial: true, op: OpDial},
-		"is to wait":                  {serve: minute, waiter: &asked{}},
+		}, waiter: &fakeControl{evicts: true}, op: OpBody, sent: true},
+		"waits for a connection":      {serve: minute, waiter: &fakeControl{evicts: true}, cap: 1, op: OpCap},
+		"is being dialed":             {waiter: &fakeControl{evicts: true}, dial: true, op: OpDial},
+		"is to wait":                  {serve: minute, waiter: &fakeControl{}},
 		"has nobody to ask":           {serve: minute},
-		"the request is not all sent": {serve: func(c *duplex, _ int) { c.br.ReadByte(); time.Sleep(time.Minute) }, waiter: &asked{leaves: true}, op: OpWrite, sent: true},
+		"the request is not all sent": {serve: func(c *duplex, _ int) { c.br.ReadByte(); time.Sleep(time.Minute) }, waiter: &fakeControl{evicts: true}, op: OpWrite, sent: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubbles(t, func(t *testing.T, newClient func(Options) Client) {
@@ -92,14 +93,14 @@ func TestAbandon(t *testing.T) {
 					defer func() { <-other }()
 				}
 				req := post(strings.Repeat("x", 64<<10))
-				var waiter asked
+				var waiter fakeControl
 				if tt.waiter != nil {
 					waiter = *tt.waiter
-					req.Waiter = &waiter
+					req.Control = &waiter
 				}
 				done := waits(t, cl, req)
 				time.Sleep(time.Second)
-				cl.Abandon("it", quietFor)
+				cl.EvictIdle("it", quietFor)
 				if tt.op == "" {
 					if over(done) {
 						t.Fatalf("the call ended: %v", <-done)
@@ -113,14 +114,14 @@ func TestAbandon(t *testing.T) {
 					t.Fatal("the call waits")
 				}
 				f := fault(t, <-done, tt.op)
-				if !errors.Is(f, ErrAbandoned) || f.Sent != tt.sent || f.Timeout || f.Left != nil {
+				if !errors.Is(f, ErrEvicted) || f.Sent != tt.sent || f.Timeout || f.Detached != nil {
 					t.Errorf("%+v", f)
 				}
-				if len(waiter.silent) != 1 || waiter.silent[0] != "it" {
-					t.Errorf("asked of %v", waiter.silent)
+				if len(waiter.engines) != 1 || waiter.engines[0] != "it" {
+					t.Errorf("asked of %v", waiter.engines)
 				}
-				cl.Abandon("it", quietFor)
-				if len(waiter.silent) != 1 {
+				cl.EvictIdle("it", quietFor)
+				if len(waiter.engines) != 1 {
 					t.Error("asked when it had ended")
 				}
 			})
@@ -128,14 +129,14 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// stuck is a dial that ends with its context.
+// stuck is a dial that blocks until its context ends.
 func stuck(ctx context.Context, _, _ string) (net.Conn, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-// What comes on any call shows that the engine lives; what came before does not.
-func TestAbandonHeard(t *testing.T) {
+// Bytes on any call show that the engine is alive, if they came within quietFor.
+func TestEvictIdleQuiet(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, nth int) {
 			for c.next() != nil {
@@ -146,20 +147,20 @@ func TestAbandonHeard(t *testing.T) {
 			}
 		})
 		cl := e.client(t, newClient, nil)
-		w := &asked{leaves: true}
+		w := &fakeControl{evicts: true}
 		req := get()
-		req.Waiter = w
+		req.Control = w
 		done := waits(t, cl, req)
 		time.Sleep(time.Second)
 		ask(t, cl, get())
-		cl.Abandon("it", quietFor)
+		cl.EvictIdle("it", quietFor)
 		time.Sleep(quietFor - time.Millisecond)
-		cl.Abandon("it", quietFor)
-		if over(done) || len(w.silent) > 0 {
+		cl.EvictIdle("it", quietFor)
+		if over(done) || len(w.engines) > 0 {
 			t.Fatal("left though the engine lives")
 		}
 		time.Sleep(time.Millisecond)
-		cl.Abandon("it", quietFor)
+		cl.EvictIdle("it", quietFor)
 		if !over(done) {
 			t.Fatal("not left though nothing came")
 		}
@@ -167,7 +168,7 @@ func TestAbandonHeard(t *testing.T) {
 	})
 }
 
-// An answer that is wanted is waited for; one that had been left is not to be had.
+// A committed call is not evicted. A call that was evicted cannot be committed.
 func TestCommit(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		for _, commits := range []bool{true, false} {
@@ -179,7 +180,7 @@ func TestCommit(t *testing.T) {
 			})
 			cl := e.client(t, newClient, nil)
 			req := get()
-			req.Waiter = &asked{leaves: true}
+			req.Control = &fakeControl{evicts: true}
 			resp, err := cl.Do(t.Context(), req)
 			if err != nil {
 				t.Fatal(err)
@@ -191,7 +192,7 @@ func TestCommit(t *testing.T) {
 				t.Error("left already")
 			}
 			time.Sleep(time.Second)
-			cl.Abandon("it", quietFor)
+			cl.EvictIdle("it", quietFor)
 			if !commits && resp.Commit() {
 				t.Error("not left")
 			}
@@ -203,8 +204,8 @@ func TestCommit(t *testing.T) {
 	})
 }
 
-// A request that is out is not hung up on if its answer is worth hearing.
-func TestLeft(t *testing.T) {
+// An evicted call with Detach keeps its connection, and its answer can still be read.
+func TestDetached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hungUp := make(chan struct{}, 1)
 		e := newEngine(t, func(c *duplex, _ int) {
@@ -217,20 +218,20 @@ func TestLeft(t *testing.T) {
 			hungUp <- struct{}{}
 		})
 		cl := e.client(t, New, func(o *Options) { o.IdleTimeout = time.Hour })
-		left := func(after time.Duration) *Left {
+		left := func(after time.Duration) *Detached {
 			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel() // what is left is no matter of the call's context
+			defer cancel() // the end of the call's context does not affect the detached call
 			req := post("x")
-			req.Waiter, req.Keep, req.HeadTimeout = &asked{leaves: true}, true, time.Hour
-			time.AfterFunc(after, func() { cl.Abandon("it", quietFor) })
+			req.Control, req.Detach, req.HeadTimeout = &fakeControl{evicts: true}, true, time.Hour
+			time.AfterFunc(after, func() { cl.EvictIdle("it", quietFor) })
 			_, err := cl.Do(ctx, req)
 			f := fault(t, err, OpHead)
-			if f.Left == nil || !errors.Is(f, ErrAbandoned) || !f.Sent {
+			if f.Detached == nil || !errors.Is(f, ErrEvicted) || !f.Sent {
 				t.Fatalf("%+v", f)
 			}
-			return f.Left
+			return f.Detached
 		}
-		for _, after := range []time.Duration{time.Second, time.Minute + time.Second/2} { // within the head too
+		for _, after := range []time.Duration{time.Second, time.Minute + time.Second/2} { // also during the head
 			resp, err := left(after).Await(t.Context())
 			if err != nil {
 				t.Fatal(err)
