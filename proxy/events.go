@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"context"
-	"crypto/tls"
 	"net"
 	"net/http"
+
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // eventWriter puts the events of one open stream on the wire, a flush after each
@@ -34,7 +34,7 @@ func newEventWriter(x *exchange, status int, buf []byte) eventWriter {
 	e := eventWriter{w: x.w, rc: &x.rc, buf: buf}
 	_, wrapped := x.w.(interface{ Unwrap() http.ResponseWriter }) // a filter may want to see it
 	if !wrapped && status == http.StatusOK && x.r.ProtoMajor == 1 && x.r.ProtoMinor == 1 {
-		e.conn, _ = x.ctx.Value(connKey{}).(net.Conn)
+		e.conn = downstream.Connection(x.ctx)
 	}
 	return e
 }
@@ -68,34 +68,4 @@ func (e *eventWriter) frame(n int) []byte {
 		e.buf[at] = "0123456789abcdef"[n&15]
 	}
 	return e.buf[at : end+chunkTail]
-}
-
-// connKey is the key under which the context of an HTTP/1.1 request has its
-// connection.
-type connKey struct{}
-
-// tlsKey is the key under which it has how that connection is secured.
-type tlsKey struct{}
-
-func withConn(ctx context.Context, c net.Conn) context.Context {
-	fc, ok := c.(*framingConn)
-	if !ok {
-		return ctx
-	}
-	if tc, ok := fc.Conn.(*tls.Conn); ok {
-		state := tc.ConnectionState()
-		ctx = context.WithValue(ctx, tlsKey{}, &state)
-	}
-	return context.WithValue(ctx, connKey{}, fc.Conn)
-}
-
-// withTLS says of requests how their connection is secured, which net/http does not
-// know of one that demux has done the handshake of.
-func withTLS(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if state, ok := r.Context().Value(tlsKey{}).(*tls.ConnectionState); ok {
-			r.TLS = state
-		}
-		h.ServeHTTP(w, r)
-	})
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 func TestEventFrame(t *testing.T) {
@@ -101,7 +103,7 @@ func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // The writer of an answer is net/http's own, or one that can be unwrapped.
 func TestEventsOnlyPastNetHTTP(t *testing.T) {
 	r := httptest.NewRequest("POST", completionsPath, nil)
-	r = r.WithContext(withConn(r.Context(), &framingConn{Conn: &pieces{}}))
+	r = r.WithContext(downstream.WithConnection(r.Context(), &net.TCPConn{}))
 	for _, tt := range []struct {
 		name   string
 		w      http.ResponseWriter
