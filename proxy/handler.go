@@ -21,8 +21,8 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token AdminToken,
 		Sockets: given, Certs: certs,
 		Limits:  func() *config.Limits { return &s.cfg.Load().Limits },
 		Running: s.live.len, OnDrain: s.Drain,
-		ErrDraining: errDraining, CutGrace: cutGrace,
-		QUICDir: s.deps.QUICDir, Balance: s.deps.Balance, Log: s.log,
+		CutGrace: cutGrace,
+		QUICDir:  s.deps.QUICDir, Balance: s.deps.Balance, Log: s.log,
 	})
 	if err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token AdminToken,
 		e.Close()
 		return nil, errors.New("admin.listen: there is no token")
 	}
-	e.Handle(s.handler(), s.guard(s.boundedForOperators(s.adminHandler(cfg, e.AdminAddr(), token))))
+	e.Handle(s.handler(), s.guard(s.bodies.LimitForOperators(s.adminHandler(cfg, e.AdminAddr(), token))))
 	return e, nil
 }
 
@@ -41,7 +41,7 @@ func (s *Server) handler() http.Handler {
 	if s.deps.Wrap != nil {
 		h = s.healthFirst(s.deps.Wrap(h))
 	}
-	return s.guard(s.bounded(h))
+	return s.guard(s.bodies.Limit(h))
 }
 
 // healthFirst answers health checks before filters see them. A filter that asks for

@@ -219,7 +219,7 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 		return resp.Status/100 == 4
 	case connector.UntilServed:
 		limit = maxAnswer
-		if c.vain = resp.Status/100 == 4 && resp.Status != 408 && resp.Status != 429; c.vain {
+		if c.vain = upstream.RequestAtFault(resp.Status); c.vain {
 			return true
 		}
 	}

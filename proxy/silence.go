@@ -92,7 +92,7 @@ func (a *attempt) hearOut() {
 	x, left := a.x, a.left
 	a.left = nil
 	req := new(openai.Request) // the exchange takes its own with it
-	body := x.body.Hold()
+	body := x.client.HoldBody()
 	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // which it was before
 		body.Free()
 		left.Close()

@@ -22,7 +22,7 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 		state := tc.ConnectionState()
 		ctx = context.WithValue(ctx, tlsStateKey{}, &state)
 	}
-	return downstream.WithConnection(ctx, fc.Conn)
+	return downstream.WithConn(ctx, fc.Conn)
 }
 
 // withTLSState sets http.Request.TLS. net/http cannot do so, because the TLS listener has

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // Limits bound how long Serve takes to return. They are functions because a reload may
@@ -20,7 +22,7 @@ type Limits struct {
 
 // Serve answers on all sockets until ctx ends. Then it drains: it accepts no new
 // connection, and running requests may end within the limit. Requests that do not end in
-// time are cancelled with ErrDraining. After StopAccepting, Serve goes on with the
+// time are cancelled with downstream.ErrDraining. After StopAccepting, Serve goes on with the
 // connections that it has. Serve returns when no connection is left. The error is nil
 // after a drain that cancelled nothing. Call Serve once, after Handle.
 func (s *Server) Serve(ctx context.Context, limits Limits) error {
@@ -111,7 +113,7 @@ func (s *Server) shutdown(limit, waited time.Duration) error {
 	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
 		cut.Store(int64(s.options.Running()))
-		s.cancel(s.options.ErrDraining)
+		s.cancel(downstream.ErrDraining)
 	})
 	err := s.shutdownAll(ctx)
 	if err != nil {

@@ -43,10 +43,9 @@ type Options struct {
 	Running func() int
 	// OnDrain is called when the server begins to drain.
 	OnDrain func()
-	// ErrDraining is the cause that ends the contexts of requests at the drain's limit.
-	// Their handlers then have CutGrace to tell the clients.
-	ErrDraining error
-	CutGrace    time.Duration
+	// CutGrace is how long handlers have to tell their clients when the drain's limit has
+	// ended the contexts of the requests, with the cause downstream.ErrDraining.
+	CutGrace time.Duration
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3. nil:
 	// this process has the port alone.
 	QUICDir *privatedir.Dir

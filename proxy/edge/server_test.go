@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"sync/atomic"
@@ -34,8 +33,8 @@ func serve(t *testing.T, h http.Handler, change func(*config.Config, *Options)) 
 	o := Options{
 		Limits:  func() *config.Limits { return &cfg.Limits },
 		Running: func() int { return int(s.running.Load()) }, OnDrain: func() {},
-		ErrDraining: errors.New("draining"), CutGrace: time.Second,
-		Log: slog.New(slog.DiscardHandler),
+		CutGrace: time.Second,
+		Log:      slog.New(slog.DiscardHandler),
 	}
 	change(&cfg, &o)
 	var err error

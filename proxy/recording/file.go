@@ -1,4 +1,4 @@
-package proxy
+package recording
 
 import (
 	"errors"
@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// openRecording opens an empty file at path for a recording. One that has lines, or
-// that a process is recording to, first gets the name of its last change, such as
-// trace.jsonl.20260102T150405.678Z: the times and hashes of two recordings have
-// nothing in common, and who records goes on with the file that it has open. What is
-// not a file, such as a pipe, is written to as it is.
-func openRecording(path string) (*os.File, error) {
-	for range 10 { // others may do the same now
+// openFile opens an empty file at path for a recording. A file that has lines, or that
+// another process is recording to, is first renamed to the time of its last change, such
+// as trace.jsonl.20260102T150405.678Z: the times and hashes of two recordings cannot be
+// compared. The other process goes on writing to the file that it has open. A path that
+// is not a regular file, such as a pipe, is opened without renaming.
+func openFile(path string) (*os.File, error) {
+	for range 10 { // other processes may rename the file at the same time
 		// The operator names the file, which may be a link: O_NOFOLLOW is for names that
-		// others can guess.
+		// an attacker can guess.
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return nil, err
@@ -35,7 +35,7 @@ func openRecording(path string) (*os.File, error) {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		now, err := os.Stat(path)
-		moved := err != nil || !os.SameFile(now, info) // by another, between the two
+		moved := err != nil || !os.SameFile(now, info) // another process has renamed the file since it was opened
 		if free && !moved && now.Size() == 0 {
 			return f, nil
 		}
@@ -47,11 +47,11 @@ func openRecording(path string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("%s is renamed by others again and again", path)
+	return nil, fmt.Errorf("other processes rename %s again and again", path)
 }
 
-// setAside renames a recording by the time of its last change, or the next that is
-// free.
+// setAside renames a recording to the time of its last change, or to the next
+// millisecond whose name is free.
 func setAside(path string, changed time.Time) error {
 	for ; ; changed = changed.Add(time.Millisecond) {
 		name := path + "." + changed.UTC().Format("20060102T150405.000Z")

@@ -1,4 +1,4 @@
-package proxy
+package recording
 
 import (
 	"fmt"
@@ -17,14 +17,14 @@ func addLine(t *testing.T, r *Recorder, tokens int) {
 	}
 }
 
-// TestRecordingGoesOn: whoever begins a recording leaves alone what is there and who
-// is at it, one that has not written yet too.
+// TestRecordingGoesOn: a new recording keeps the lines of the earlier ones, and their
+// processes go on writing, also those that have not written yet.
 func TestRecordingGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "trace.jsonl")
 	at := time.Date(2026, 1, 2, 15, 4, 5, 678e6, time.UTC)
 	begin := func() *Recorder {
-		r, err := NewRecorder(path, 4)
+		r, err := New(path, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,8 +78,8 @@ func TestRecordingGoesOn(t *testing.T) {
 	}
 }
 
-func TestRecordingIntoNoFile(t *testing.T) {
-	r, err := NewRecorder(os.DevNull, 4)
+func TestRecordingToADevice(t *testing.T) {
+	r, err := New(os.DevNull, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestRecordingIntoNoFile(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	if r, err := NewRecorder(t.TempDir(), 4); err == nil {
+	if r, err := New(t.TempDir(), 4); err == nil {
 		r.Close()
 		t.Error("a directory is a recording")
 	}

@@ -1,4 +1,6 @@
-package proxy
+// Package recording writes traces for the replay lab: the times and lengths of requests
+// and hashes of their blocks, never text.
+package recording
 
 import (
 	"encoding/binary"
@@ -12,13 +14,11 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
-	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
-// Recorder writes what arrived as a trace for the replay lab: times, lengths and
-// hashes of blocks, never text. The hashes are seeded by chance, so that nobody
-// can find out by them whether a prompt was among those recorded. It is safe for
-// concurrent use.
+// Recorder writes the requests that arrived as a trace for the replay lab. The hashes
+// have a random seed, so that a reader of the trace cannot test whether a given prompt
+// is in it. Safe for concurrent use.
 type Recorder struct {
 	block int // tokens
 	seed  kvindex.Hash
@@ -27,12 +27,12 @@ type Recorder struct {
 	mu   sync.Mutex
 	file *os.File // nil: send takes the lines
 	send func(line []byte) bool
-	err  error // the first of writing; guarded by mu
+	err  error // the first error of writing; guarded by mu
 }
 
-// RecordedLine is one request of a recording. Its form is that of Mooncake's
-// traces, with the conversation beside it.
-type RecordedLine struct {
+// Line is one request of a recording, in the format of Mooncake's traces with the
+// conversation added. The zero value is not written.
+type Line struct {
 	Timestamp    int64    `json:"timestamp"`     // ms since the recording began
 	InputLength  int64    `json:"input_length"`  // tokens
 	OutputLength int64    `json:"output_length"` // tokens
@@ -40,10 +40,10 @@ type RecordedLine struct {
 	Conversation string   `json:"conversation,omitempty"`
 }
 
-// NewRecorder begins the file at path anew, in blocks of so many tokens. One that is
-// there is kept under another name: see openRecording.
-func NewRecorder(path string, blockTokens int) (*Recorder, error) {
-	f, err := openRecording(path)
+// New returns a recorder that writes to a new file at path, with blocks of blockTokens
+// tokens. An existing recording is renamed: see openFile.
+func New(path string, blockTokens int) (*Recorder, error) {
+	f, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -51,15 +51,15 @@ func NewRecorder(path string, blockTokens int) (*Recorder, error) {
 }
 
 // NewForwarder returns a recorder that hands each line to send, for Add of the
-// Recorder of another process: what several of them see is one recording. send
+// Recorder of another process. Several processes make one recording in this way. Send
 // reports whether the line was taken.
 func NewForwarder(blockTokens int, send func(line []byte) bool) *Recorder {
 	return &Recorder{block: blockTokens, start: time.UnixMilli(0), send: send}
 }
 
-// Add adds a line of a NewForwarder.
+// Add adds a line of a recorder that NewForwarder made. Its hashes get the seed of r.
 func (r *Recorder) Add(line []byte) error {
-	var l RecordedLine
+	var l Line
 	if err := json.Unmarshal(line, &l); err != nil {
 		return errors.New("record request: it is not a line of a recording")
 	}
@@ -76,15 +76,16 @@ func (r *Recorder) Add(line []byte) error {
 	return nil
 }
 
-// bytesPerToken is what a token of text is taken to measure.
+// bytesPerToken is the assumed length of a token of text.
 const bytesPerToken = 4
 
-// hashes names the blocks of a request's prompt.
-func (r *Recorder) hashes(x *exchange) []uint64 {
+// hashes returns the names of the blocks of a prompt. Ids are its token ids where they
+// are known.
+func (r *Recorder) hashes(req *openai.Request, ids []uint32) []uint64 {
 	var chain []kvindex.Hash
-	seed, ids := r.seed, x.prompt.found
-	if len(ids) == 0 { // nobody needed them
-		ids, _ = x.req.AppendTokenIDs(nil)
+	seed := r.seed
+	if len(ids) == 0 { // no policy has needed them
+		ids, _ = req.AppendTokenIDs(nil)
 	}
 	if len(ids) > 0 {
 		chain = kvindex.AppendTokens(nil, seed, ids, r.block)
@@ -92,7 +93,7 @@ func (r *Recorder) hashes(x *exchange) []uint64 {
 			chain = append(chain, kvindex.AppendTokens(nil, last(chain, seed), ids[n:], len(ids)-n)...)
 		}
 	} else {
-		text, size := x.req.PromptText(), r.block*bytesPerToken
+		text, size := req.PromptText(), r.block*bytesPerToken
 		chain = kvindex.AppendText(nil, seed, text, size)
 		if rest := text[len(chain)*size:]; len(rest) > 0 {
 			chain = append(chain, kvindex.AppendText(nil, last(chain, seed), rest, len(rest))...)
@@ -112,35 +113,39 @@ func last(chain []kvindex.Hash, seed kvindex.Hash) kvindex.Hash {
 	return chain[len(chain)-1]
 }
 
-// note keeps what of the request is recorded, while its body is there.
-func (r *Recorder) note(x *exchange) {
-	x.line = RecordedLine{Timestamp: x.rec.Start.Sub(r.start).Milliseconds(), HashIDs: r.hashes(x)}
-	if id := x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get); id != "" {
-		x.line.Conversation = fmt.Sprintf("%016x", kvindex.AppendText(nil, r.seed, []byte(id), len(id))[0])
+// Note returns the line of a request that arrived at the time start, without the
+// lengths. Ids are its token ids, nil where they are unknown; conversation is the
+// client's id of the conversation. Note keeps nothing of the request's body.
+func (r *Recorder) Note(start time.Time, req *openai.Request, ids []uint32, conversation string) Line {
+	l := Line{Timestamp: start.Sub(r.start).Milliseconds(), HashIDs: r.hashes(req, ids)}
+	if conversation != "" {
+		l.Conversation = fmt.Sprintf("%016x", kvindex.AppendText(nil, r.seed, []byte(conversation), len(conversation))[0])
 	}
+	return l
 }
 
-// write adds the line of a request that was answered.
-func (r *Recorder) write(x *exchange) {
-	if x.line.HashIDs == nil || x.outcome != telemetry.OutcomeOK {
+// Write adds the lengths to a line and writes it. The lengths are those that the engine
+// reported, else the estimate promptTokens, and the number of reads of the stream.
+func (r *Recorder) Write(l *Line, u openai.Usage, promptTokens, reads int64) {
+	if l.HashIDs == nil {
 		return
 	}
-	x.line.InputLength, x.line.OutputLength = lengths(x.usage, x.ask.Request.PromptTokens, x.intervals.Count())
-	r.add(&x.line)
+	l.InputLength, l.OutputLength = lengths(u, promptTokens, reads)
+	r.add(l)
 }
 
-// errUnsent is what is wrong with a recording of which lines were not taken.
-var errUnsent = errors.New("record request: there was nobody to send it to")
+// errUnsent says that the recording lacks lines.
+var errUnsent = errors.New("record request: the recording process is not connected")
 
-// add adds a line.
-func (r *Recorder) add(l *RecordedLine) {
+// add writes a line.
+func (r *Recorder) add(l *Line) {
 	text, err := json.Marshal(l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case err != nil:
 	case r.send == nil:
-		_, err = r.file.Write(append(text, '\n')) // at once: what is killed has lost none
+		_, err = r.file.Write(append(text, '\n')) // unbuffered: a killed process has lost no line
 	case !r.send(text):
 		err = errUnsent
 	}
@@ -149,8 +154,8 @@ func (r *Recorder) add(l *RecordedLine) {
 	}
 }
 
-// lengths are those that the engine reported, else the prompt's estimate and as
-// many tokens as the stream was read in.
+// lengths returns the lengths that the engine reported, else the estimate prompt, and
+// one token for each read of the stream.
 func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 	if input = u.Prompt; input <= 0 {
 		input = prompt
@@ -161,7 +166,7 @@ func lengths(u openai.Usage, prompt, reads int64) (input, output int64) {
 	return input, output
 }
 
-// Close ends the recording. The error is the first that there was.
+// Close ends the recording. The error is the first error of writing.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,4 +1,4 @@
-package proxy
+package prompt
 
 import (
 	"context"
@@ -12,12 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Asker asks the engines of a registry for token ids, over the connections of
-// the data path. An engine that wants the client's own key is not asked with it,
-// and refuses.
+// Asker asks the engines of a registry for token ids, over the connections of the data
+// path. It does not send the client's own key: an engine that requires one refuses.
 type Asker struct {
 	Registry *engine.Registry
-	Memory   *buffer.Budget // counts the answers that are held; nil: nobody does
+	Memory   *buffer.Budget // counts the answers while they are read; nil: they are not counted
 }
 
 var _ tokens.Asker = Asker{}
@@ -26,7 +25,7 @@ var _ tokens.Asker = Asker{}
 func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (status int, answer []byte, err error) {
 	i := a.Registry.Snapshot().Instance(instance)
 	if i == nil {
-		return 0, nil, errors.New("ask for tokens: the engine is gone")
+		return 0, nil, errors.New("ask for token ids: the engine is gone")
 	}
 	r := upstream.Request{
 		Method: "POST", Path: i.Prefix + path, Body: [][]byte{body},
@@ -40,16 +39,16 @@ func (a Asker) Ask(ctx context.Context, instance, path string, body []byte) (sta
 		return 0, nil, err
 	}
 	defer resp.Close()
-	b, err := readAnswer(a.Memory, resp, tokens.MaxAnswer, time.Time{}) // ctx bounds it
+	b, err := a.Memory.ReadAll(resp, resp.ContentLength, tokens.MaxAnswer, time.Time{}) // ctx bounds the time
+	defer b.Free()
 	if err != nil {
 		return 0, nil, err
 	}
-	defer b.Free()
 	return resp.Status, append([]byte(nil), b.B...), nil
 }
 
-// dialectOf is how an instance tokenizes. What has no transfer may be any engine;
-// it is taken for vLLM, and left alone when it refuses.
+// dialectOf returns how an instance tokenizes. An instance without a transfer protocol
+// may be any engine: the proxy takes it for vLLM, and stops asking it if it refuses.
 func dialectOf(i *engine.Instance) tokens.Dialect {
 	switch i.Spec.Connector {
 	case config.ConnectorSGLang:
