@@ -31,11 +31,11 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	return leg
 }
 
-// plain returns the leg for an engine that answers alone: the client's body without its PD
-// fields. Only a body with such fields needs room for edits. An array for them on the
-// stack would cost each stream a page of memory.
+// plain gives the leg that an engine answers by itself: the client's body less
+// its PD fields.
 func plain(a *Attempt, dst []byte) Leg {
-	return spliced(a, dst, cutPD(nil, a))
+	var room [editRoom]openai.Edit
+	return spliced(a, dst, cutPD(room[:0], a))
 }
 
 // isObject reports whether raw holds a JSON object, by its first byte.
