@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"net"
@@ -9,47 +9,47 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/balance"
 )
 
-// transport is what carries a client's connection.
+// transport is the protocol below a client's connection.
 type transport uint8
 
 const (
 	carriedByTCP transport = iota
 	carriedByQUIC
-	transports // how many there are
+	transports // the number of transports
 )
 
-// Why a connection is refused: labels of pdproxy_connections_refused_total.
+// Reasons to refuse a connection: labels of pdproxy_connections_refused_total.
 const (
 	refusedAll     = "max_connections"
 	refusedAddress = "max_connections_per_address"
 )
 
-// settleTime is how long a QUIC connection has had no request before it may be
-// closed to make room: what it sent last must have arrived, because closing drops
-// what has not. The kernel delivers the rest of a TCP connection by itself.
+// settleTime is how long a QUIC connection must have had no request before the proxy may
+// close it to make room. Its last answer must have arrived by then, because closing drops
+// unacknowledged bytes. On a TCP connection the kernel delivers them after the close.
 const settleTime = time.Second
 
-// connections counts open connections, in all and by address, and makes room for
-// new ones: at a limit the connection closes that has had no request for the longest
-// time. Where all are busy the new one is refused. Safe for concurrent use.
+// connections counts open connections, in total and by address, and makes room for new
+// ones. At a limit it closes the connection that has had no request for the longest time.
+// If all connections are busy it refuses the new one. Safe for concurrent use.
 type connections struct {
-	// limits returns how many connections may be open in all, and how many of one
-	// address; the second is 0 for no limit. It is called with mu held.
+	// limits returns how many connections may be open in total, and how many from one
+	// address, where 0 means no limit. It is called with mu held.
 	limits func() (all, perAddress int)
 
 	mu      sync.Mutex
 	open    [transports]int                 // guarded by mu
-	from    map[netip.Prefix]*clientAddress // those with connections; guarded by mu
-	idle    idleList                        // of all; guarded by mu
+	from    map[netip.Prefix]*clientAddress // addresses with connections; guarded by mu
+	idle    idleList                        // of all addresses; guarded by mu
 	tcp     map[*tcpConn]struct{}           // guarded by mu
 	refused map[string]uint64               // by reason; guarded by mu
 	evicted uint64                          // closed to make room; guarded by mu
 
-	watch stallWatch
-	shown *balance.Worker // learns of each connection; nil: nobody needs to know
+	watch   stallWatch
+	balance *balance.Worker // learns of each connection; may be nil
 }
 
-// clientAddress has the connections of one client address.
+// clientAddress counts the connections of one client address.
 type clientAddress struct {
 	open int
 	idle idleList
@@ -64,22 +64,21 @@ func newConnections(limits func() (all, perAddress int)) *connections {
 	return c
 }
 
-// connection is a place in connections. Safe for concurrent use.
+// connection is one counted connection. Safe for concurrent use.
 type connection struct {
 	all      *connections
 	over     transport
-	prefix   netip.Prefix   // invalid: the address is not known
-	address  *clientAddress // nil: the address is not known
-	end      func()         // closes the connection; nil: not yet known, and it is not idle; guarded by all.mu
-	requests int            // of QUIC: streams under way; guarded by all.mu
-	rested   time.Time      // of QUIC: when the last one ended; guarded by all.mu
-	idle     bool           // it is in both lists; guarded by all.mu
-	gone     bool           // guarded by all.mu
+	prefix   netip.Prefix   // invalid: the address is unknown
+	address  *clientAddress // nil: the address is unknown
+	end      func()         // closes the connection; nil until ready, and then it is not idle; guarded by all.mu
+	requests int            // of QUIC: running streams; guarded by all.mu
+	rested   time.Time      // of QUIC: end of the last stream; guarded by all.mu
+	idle     bool           // the connection is in both lists; guarded by all.mu
+	gone     bool           // the place has been given back; guarded by all.mu
 	links    [idleLists]link
 }
 
-// take counts a new connection of a client. It returns nil if there is no place
-// for it.
+// take counts a new connection of a client. It returns nil if there is no place for it.
 func (c *connections) take(client net.Addr, over transport) *connection {
 	k := &connection{all: c, over: over, prefix: prefixOf(client)}
 	c.mu.Lock()
@@ -91,7 +90,7 @@ func (c *connections) take(client net.Addr, over transport) *connection {
 	}
 	c.mu.Unlock()
 	for _, v := range victims {
-		go v() // to close may take a moment
+		go v() // closing may take a moment
 	}
 	if reason != "" {
 		return nil
@@ -99,8 +98,8 @@ func (c *connections) take(client net.Addr, over transport) *connection {
 	return k
 }
 
-// makeRoom removes the idle connections that a new one takes the places of, and
-// returns what closes them, or why there is no place. c.mu is held.
+// makeRoom removes the idle connections whose places a new connection takes. It returns
+// functions that close them, or the reason to refuse the new one. c.mu is held.
 func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason string) {
 	all, perAddress := c.limits()
 	if a := c.from[prefix]; a != nil && perAddress > 0 && a.open >= perAddress {
@@ -120,7 +119,7 @@ func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason strin
 	return ends, ""
 }
 
-// evict removes a connection and returns what closes it. c.mu is held.
+// evict removes a connection and returns the function that closes it. c.mu is held.
 func (c *connections) evict(v *connection) func() {
 	c.evicted++
 	end := v.end
@@ -128,8 +127,8 @@ func (c *connections) evict(v *connection) func() {
 	return end
 }
 
-// spare closes the connection that has been idle for the longest time; false means
-// that none is idle.
+// spare closes the connection that has been idle for the longest time. It returns false
+// if no connection is idle.
 func (c *connections) spare() bool {
 	c.mu.Lock()
 	v := c.idle.longest(byAll)
@@ -148,11 +147,11 @@ func (c *connections) spare() bool {
 // count returns how many connections are open. c.mu is held.
 func (c *connections) count() int { return c.open[carriedByTCP] + c.open[carriedByQUIC] }
 
-// mostUnproven is how many QUIC handshakes may run at most whose clients have not
-// proven their address.
+// mostUnproven bounds the running QUIC handshakes of clients that have not proven their
+// address.
 const mostUnproven = 64
 
-// unproven is how many QUIC handshakes may run whose clients have not proven their
+// unproven returns how many QUIC handshakes may run whose clients have not proven their
 // address.
 func (c *connections) unproven() int {
 	c.mu.Lock()
@@ -167,7 +166,7 @@ func (c *connections) unproven() int {
 // add counts k. c.mu is held.
 func (c *connections) add(k *connection) {
 	c.open[k.over]++
-	c.shown.Connection(1)
+	c.balance.Connection(1)
 	if !k.prefix.IsValid() {
 		return
 	}
@@ -187,7 +186,7 @@ func (c *connections) remove(k *connection) {
 	k.gone = true
 	k.unlist()
 	c.open[k.over]--
-	c.shown.Connection(-1)
+	c.balance.Connection(-1)
 	if k.address == nil {
 		return
 	}
@@ -203,8 +202,8 @@ func (k *connection) leave() {
 	k.all.remove(k)
 }
 
-// ready notes how the connection is closed. From here on it may be closed to make
-// room while it has no request.
+// ready sets the function that closes the connection. From now on the connection may be
+// closed to make room while it has no request.
 func (k *connection) ready(end func()) {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
@@ -212,21 +211,21 @@ func (k *connection) ready(end func()) {
 	k.list()
 }
 
-// busy notes that a request runs on a TCP connection.
+// busy records that a request runs on a TCP connection.
 func (k *connection) busy() {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
 	k.unlist()
 }
 
-// rest notes that no request runs on a TCP connection.
+// rest records that no request runs on a TCP connection.
 func (k *connection) rest() {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
 	k.list()
 }
 
-// begin notes a stream of a QUIC connection.
+// begin records a new stream of a QUIC connection.
 func (k *connection) begin() {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
@@ -234,7 +233,7 @@ func (k *connection) begin() {
 	k.unlist()
 }
 
-// done notes the end of a stream of a QUIC connection.
+// done records the end of a stream of a QUIC connection.
 func (k *connection) done() {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
@@ -244,7 +243,7 @@ func (k *connection) done() {
 	}
 }
 
-// list puts k behind those that have been idle for longer. all.mu is held.
+// list puts k at the end of the idle lists. all.mu is held.
 func (k *connection) list() {
 	if k.idle || k.gone || k.end == nil {
 		return
@@ -256,7 +255,7 @@ func (k *connection) list() {
 	}
 }
 
-// unlist takes k out of the lists. all.mu is held.
+// unlist removes k from the idle lists. all.mu is held.
 func (k *connection) unlist() {
 	if !k.idle {
 		return
@@ -268,14 +267,14 @@ func (k *connection) unlist() {
 	}
 }
 
-// The lists that an idle connection is in.
+// The idle lists of a connection.
 const (
 	byAll = iota
 	byAddress
-	idleLists // how many there are
+	idleLists // the number of lists
 )
 
-// idleList has idle connections, the longest idle first. The zero value is empty.
+// idleList is a list of idle connections, the longest idle first. The zero value is empty.
 type idleList struct{ first, last *connection }
 
 // link is the place of a connection in one list.
@@ -307,7 +306,7 @@ func (l *idleList) remove(k *connection, list int) {
 }
 
 // longest returns the connection that has been idle for the longest time and may be
-// closed, nil without one.
+// closed, nil if there is none.
 func (l *idleList) longest(list int) *connection {
 	for k := l.first; k != nil; k = k.links[list].next {
 		if k.over == carriedByTCP || time.Since(k.rested) >= settleTime {
@@ -317,8 +316,8 @@ func (l *idleList) longest(list int) *connection {
 	return nil
 }
 
-// prefixOf returns what counts as one client address: an IPv4 address, or the /64
-// that one host has of IPv6. It is invalid for other networks.
+// prefixOf returns the network that counts as one client address: one IPv4 address, or the
+// IPv6 /64 of one host. It is invalid for other kinds of addresses.
 func prefixOf(a net.Addr) netip.Prefix {
 	var ip netip.Addr
 	switch a := a.(type) {

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -17,57 +17,56 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// quicBuffer is the socket buffer that quic-go asks for (sys_conn_buffers.go).
+// quicBuffer is the size of the socket buffers that quic-go asks for
+// (sys_conn_buffers.go), in bytes.
 const quicBuffer = 7 << 20
 
-// quicFront is the HTTP/3 listener. A nil *quicFront does nothing.
-type quicFront struct {
+// quicListener is the HTTP/3 listener. A nil *quicListener does nothing.
+type quicListener struct {
 	conn      *net.UDPConn
 	port      int
 	transport *quic.Transport
 	listener  *quic.Listener
 	conns     *http3Conns
-	lane      *quicLane // nil: the port is this process's alone
+	shared    *sharedPort // nil: this process has the port alone
 }
 
 // Limits of one connection of HTTP/2 and of HTTP/3.
 const (
-	// streamsPerConn is how many requests run at a time.
+	// streamsPerConn is the number of concurrent requests.
 	streamsPerConn = 250
-	// receiveWindow is how many bytes of bodies a client may send that nobody has
-	// read yet.
+	// receiveWindow is the number of unread bytes of bodies that a client may send.
 	receiveWindow = 1 << 20
-	// firstStreamWindow and firstConnWindow are what an HTTP/3 client may send before
-	// anything has been read, on a stream and in all.
+	// firstStreamWindow and firstConnWindow are the bytes that an HTTP/3 client may send
+	// before the first read, on one stream and on all.
 	firstStreamWindow, firstConnWindow = 128 << 10, 256 << 10
-	// controlStreams is how many streams without a request an HTTP/3 client may
-	// have; it needs three, and some clients send further ones to be ignored.
+	// controlStreams is the number of streams without a request that an HTTP/3 client
+	// may open. It needs three, and some clients open more, which servers ignore.
 	controlStreams = 8
 )
 
-// listenQUIC opens the UDP socket, which processes of the directory lanes share
-// unless that is nil. 0-RTT stays off: a replayed POST would generate twice.
-func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.Context, lanes *privatedir.Dir, places *connections, log *slog.Logger) (*quicFront, error) {
-	q := new(quicFront)
-	if err := q.open(lanes, cfg.Server.HTTP3, &h); err != nil {
+// listenQUIC opens the UDP socket. It shares the port with the processes of o.QUICDir
+// unless that is nil. 0-RTT stays off, because a replayed POST would generate twice.
+func listenQUIC(cfg *config.Config, o Options, base context.Context, places *connections) (*quicListener, error) {
+	q := new(quicListener)
+	if err := q.open(o.QUICDir, cfg.Server.HTTP3); err != nil {
 		return nil, err
 	}
 	headLimit := time.Duration(cfg.Server.ReadHeaderTimeout)
 	q.conns = newHTTP3Conns(&http3.Server{
-		Handler:        h,
 		MaxHeaderBytes: int(cfg.Server.MaxHeader),
 		IdleTimeout:    time.Duration(cfg.Server.IdleTimeout),
 		ConnContext:    func(ctx context.Context, _ *quic.Conn) context.Context { return withBase(ctx, base) },
 		Logger:         slog.New(slog.DiscardHandler),
 	}, headLimit)
-	q.conns.admit(q.transport, places)
+	q.conns.limit(q.transport, places)
 	var err error
-	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(certs.config(http3.NextProtoH3)), &quic.Config{
-		HandshakeIdleTimeout:  headLimit / 2, // a handshake may take twice that in all
+	q.listener, err = q.transport.Listen(http3.ConfigureTLSConfig(o.Certs.config(http3.NextProtoH3)), &quic.Config{
+		HandshakeIdleTimeout:  headLimit / 2, // a whole handshake may take twice as long
 		MaxIncomingStreams:    streamsPerConn,
 		MaxIncomingUniStreams: controlStreams,
 		// Many frames of one byte behind a gap take far more memory than their bytes.
-		// The windows grow as bytes are read.
+		// The windows grow when the handler reads.
 		InitialStreamReceiveWindow:     firstStreamWindow,
 		InitialConnectionReceiveWindow: firstConnWindow,
 		MaxStreamReceiveWindow:         receiveWindow,
@@ -78,13 +77,13 @@ func listenQUIC(cfg *config.Config, certs *Certs, h http.Handler, base context.C
 		q.close()
 		return nil, err
 	}
-	checkBuffers(q.conn, log)
+	checkBuffers(q.conn, o.Log)
 	return q, nil
 }
 
-// open opens the UDP socket. A lane counts the requests of h.
-func (q *quicFront) open(lanes *privatedir.Dir, address string, h *http.Handler) error {
-	if lanes == nil {
+// open opens the UDP socket.
+func (q *quicListener) open(dir *privatedir.Dir, address string) error {
+	if dir == nil {
 		addr, err := net.ResolveUDPAddr("udp", address)
 		if err != nil {
 			return err
@@ -95,17 +94,24 @@ func (q *quicFront) open(lanes *privatedir.Dir, address string, h *http.Handler)
 		q.transport = &quic.Transport{Conn: q.conn}
 	} else {
 		var err error
-		if q.lane, err = openLane(lanes, address); err != nil {
+		if q.shared, err = openShared(dir, address); err != nil {
 			return err
 		}
-		*h = q.lane.count(*h)
-		q.conn, q.transport = q.lane.conn.UDPConn, q.lane.transport
+		q.conn, q.transport = q.shared.conn.UDPConn, q.shared.transport
 	}
 	q.port = q.conn.LocalAddr().(*net.UDPAddr).Port
 	return nil
 }
 
-// withBase returns conn's context that also ends when base does, with its cause.
+// handle sets the handler of requests. Call it before serve.
+func (q *quicListener) handle(h http.Handler) {
+	if q.shared != nil {
+		h = q.shared.count(h)
+	}
+	q.conns.server.Handler = liftHeadLimit(h)
+}
+
+// withBase returns a context of conn that also ends when base ends, with its cause.
 func withBase(conn, base context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(conn)
 	stop := context.AfterFunc(base, func() { cancel(context.Cause(base)) })
@@ -116,11 +122,11 @@ func withBase(conn, base context.Context) context.Context {
 	return ctx
 }
 
-// checkBuffers says in the proxy's own log what quic-go would print on
-// standard error when the kernel grants less than it asks for.
+// checkBuffers warns in the proxy's log if the kernel grants smaller buffers than quic-go
+// asks for. quic-go would print that to standard error.
 func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
 	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
-	_ = conn.SetReadBuffer(quicBuffer) // what was granted is read below
+	_ = conn.SetReadBuffer(quicBuffer) // the granted size is read below
 	_ = conn.SetWriteBuffer(quicBuffer)
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -130,15 +136,15 @@ func checkBuffers(conn *net.UDPConn, log *slog.Logger) {
 		rcv, err1 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF)
 		snd, err2 := syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF)
 		if err1 != nil || err2 != nil || rcv >= quicBuffer && snd >= quicBuffer {
-			return // the kernel reports twice what was set
+			return // the kernel reports twice the set size
 		}
 		log.Warn("UDP buffers are small for HTTP/3; set: sysctl -w net.core.rmem_max=7500000; sysctl -w net.core.wmem_max=7500000",
 			"receive_bytes", rcv, "send_bytes", snd, "wanted_bytes", quicBuffer)
 	})
 }
 
-// advertise adds Alt-Svc to the answers of the TCP listener.
-func (q *quicFront) advertise(h http.Handler) http.Handler {
+// advertise adds Alt-Svc to the answers over TCP.
+func (q *quicListener) advertise(h http.Handler) http.Handler {
 	value := fmt.Sprintf(`h3=":%d"; ma=86400`, q.port)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header()["Alt-Svc"] = []string{value}
@@ -146,28 +152,28 @@ func (q *quicFront) advertise(h http.Handler) http.Handler {
 	})
 }
 
-func (q *quicFront) serve() error {
-	if q.lane != nil {
-		defer close(q.lane.taken)
-		if err := q.lane.conn.Serve(); err != nil {
+func (q *quicListener) serve() error {
+	if q.shared != nil {
+		defer close(q.shared.accepted)
+		if err := q.shared.conn.Serve(); err != nil {
 			return err
 		}
 	}
 	return q.conns.serve(q.listener)
 }
 
-func (q *quicFront) shutdown(ctx context.Context) error {
+func (q *quicListener) shutdown(ctx context.Context) error {
 	switch {
 	case q == nil:
 		return nil
-	case q.lane != nil:
-		return q.lane.shutdown(ctx, q)
+	case q.shared != nil:
+		return q.shared.shutdown(ctx, q)
 	}
 	_ = q.listener.Close() // never fails
 	return q.conns.shutdown(ctx)
 }
 
-func (q *quicFront) close() {
+func (q *quicListener) close() {
 	if q == nil {
 		return
 	}
@@ -176,8 +182,8 @@ func (q *quicFront) close() {
 	}
 	q.conns.close()
 	_ = q.transport.Close() // the socket stays open
-	if q.lane != nil {
-		q.lane.close()
+	if q.shared != nil {
+		q.shared.close()
 		return
 	}
 	q.conn.Close()

@@ -1,14 +1,12 @@
-package proxy
+package edge
 
 import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,23 +17,23 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// newHTTP3World starts a world with HTTP/3 on a socket of its own.
-func newHTTP3World(t *testing.T, engines []*fakeEngine, change func(*config.Config)) *world {
+// serveHTTP3 starts a server with HTTP/3 on a socket of its own.
+func serveHTTP3(t *testing.T, h http.HandlerFunc, change func(*config.Config)) *served {
 	t.Helper()
 	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newWorld(t, setup{sockets: true, certs: certs, engines: engines, config: func(c *config.Config) {
-		c.Server.HTTP3 = anyPort
+	return serve(t, h, func(c *config.Config, o *Options) {
+		c.Server.HTTP3, o.Certs = anyPort, certs
 		change(c)
-	}})
+	})
 }
 
 // dialQUIC opens a connection to w. It has no HTTP/3 of its own.
-func dialQUIC(t *testing.T, w *world, conf *quic.Config) (*quic.Conn, error) {
+func dialQUIC(t *testing.T, s *served, conf *quic.Config) (*quic.Conn, error) {
 	t.Helper()
-	c, err := quic.DialAddr(t.Context(), w.front.HTTP3Addr().String(),
+	c, err := quic.DialAddr(t.Context(), s.HTTP3Addr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, conf)
 	if err == nil {
 		t.Cleanup(func() { c.CloseWithError(0, "") })
@@ -43,9 +41,9 @@ func dialQUIC(t *testing.T, w *world, conf *quic.Config) (*quic.Conn, error) {
 	return c, err
 }
 
-func mustDialQUIC(t *testing.T, w *world) *quic.Conn {
+func mustDialQUIC(t *testing.T, s *served) *quic.Conn {
 	t.Helper()
-	c, err := dialQUIC(t, w, nil)
+	c, err := dialQUIC(t, s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +67,8 @@ func openStream(t *testing.T, c *quic.Conn, p []byte) *quic.Stream {
 // body may take longer than a head.
 func TestHTTP3HeadLimit(t *testing.T) {
 	const limit = 200 * time.Millisecond
-	e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{"id":"1","choices":[]}`) }}
-	w := newHTTP3World(t, []*fakeEngine{e}, func(c *config.Config) { c.Server.ReadHeaderTimeout = config.Duration(limit) })
+	echo := func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }
+	w := serveHTTP3(t, echo, func(c *config.Config) { c.Server.ReadHeaderTimeout = config.Duration(limit) })
 	c := mustDialQUIC(t, w)
 	frame := quicvarint.Append(quicvarint.Append(nil, 1), 60000) // HEADERS
 	for _, sent := range [][]byte{frame[:1], frame[:2], frame, append(frame, 0)} {
@@ -86,10 +84,10 @@ func TestHTTP3HeadLimit(t *testing.T) {
 	body, late := io.Pipe()
 	go func() {
 		time.Sleep(2 * limit)
-		io.WriteString(late, completions(false))
+		io.WriteString(late, "late")
 		late.Close()
 	}()
-	r, err := http.NewRequestWithContext(t.Context(), "POST", "https://proxy"+completionsPath, body)
+	r, err := http.NewRequestWithContext(t.Context(), "POST", "https://proxy"+"/", body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,16 +95,16 @@ func TestHTTP3HeadLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.Body.Close()
-	if resp.StatusCode != 200 {
-		t.Errorf("a late body got %d", resp.StatusCode)
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "late" {
+		t.Errorf("a late body got %d, %q, %v", resp.StatusCode, got, err)
 	}
 }
 
 // A connection without a request ends after idle_timeout, although it is kept alive,
 // also when it had streams that were no requests.
 func TestHTTP3Idle(t *testing.T) {
-	w := newHTTP3World(t, nil, func(c *config.Config) {
+	w := serveHTTP3(t, nil, func(c *config.Config) {
 		c.Server.ReadHeaderTimeout = config.Duration(200 * time.Millisecond)
 		c.Server.IdleTimeout = config.Duration(200 * time.Millisecond)
 	})
@@ -128,7 +126,7 @@ func TestHTTP3Idle(t *testing.T) {
 
 // Streams of one connection are limited.
 func TestHTTP3Streams(t *testing.T) {
-	w := newHTTP3World(t, nil, func(*config.Config) {})
+	w := serveHTTP3(t, nil, func(*config.Config) {})
 	c := mustDialQUIC(t, w)
 	for i := range streamsPerConn {
 		if _, err := c.OpenStream(); err != nil {
@@ -152,18 +150,14 @@ func TestHTTP3Streams(t *testing.T) {
 // gives way. Places come back.
 func TestHTTP3MaxConnections(t *testing.T) {
 	release := make(chan struct{})
-	e := &fakeEngine{serve: func(c *engineConn, _ int) {
-		<-release
-		c.json(200, `{"id":"1","choices":[]}`)
-	}}
-	w := newHTTP3World(t, []*fakeEngine{e}, func(c *config.Config) { c.Limits.MaxConnections = 1 })
+	w := serveHTTP3(t, func(http.ResponseWriter, *http.Request) { <-release }, func(c *config.Config) { c.Limits.MaxConnections = 1 })
 	c := mustDialQUIC(t, w)
 	tr := &http3.Transport{}
 	defer tr.Close()
 	conn := tr.NewClientConn(c)
 	answered := make(chan error, 1)
 	go func() {
-		r, err := http.NewRequest("POST", "https://proxy"+completionsPath, strings.NewReader(completions(false)))
+		r, err := http.NewRequest("POST", "https://proxy"+"/", http.NoBody)
 		if err == nil {
 			var resp *http.Response
 			if resp, err = conn.RoundTrip(r); err == nil {
@@ -172,7 +166,7 @@ func TestHTTP3MaxConnections(t *testing.T) {
 		}
 		answered <- err
 	}()
-	for w.live.len() == 0 {
+	for w.running.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	var refused *quic.TransportError
@@ -195,7 +189,7 @@ func TestHTTP3MaxConnections(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	for openPlaces(w.front.places) != 0 {
+	for openPlaces(w.places) != 0 {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -203,22 +197,22 @@ func TestHTTP3MaxConnections(t *testing.T) {
 // While many handshakes run, clients have to prove their address.
 func TestHTTP3Retry(t *testing.T) {
 	for _, tt := range []struct {
-		all, perAddress, young int
-		want                   bool
+		all, perAddress, handshaking int
+		want                         bool
 	}{
 		{1000, 250, mostUnproven - 1, false}, {1000, 250, mostUnproven, true},
 		{1000, 10, 4, false}, {1000, 10, 5, true}, {1, 1, 0, true}, {10, 0, 4, false}, {10, 0, 5, true},
 	} {
 		h, transport := new(http3Conns), new(quic.Transport)
-		h.admit(transport, newConnections(func() (all, perAddress int) { return tt.all, tt.perAddress }))
-		h.young.Store(int64(tt.young))
+		h.limit(transport, newConnections(func() (all, perAddress int) { return tt.all, tt.perAddress }))
+		h.handshaking.Store(int64(tt.handshaking))
 		if got := transport.VerifySourceAddress(nil); got != tt.want {
 			t.Errorf("%+v: %t", tt, got)
 		}
 	}
-	w := newHTTP3World(t, nil, func(c *config.Config) { c.Limits.MaxConnectionsPerAddress = 1 })
+	w := serveHTTP3(t, nil, func(c *config.Config) { c.Limits.MaxConnectionsPerAddress = 1 })
 	c := mustDialQUIC(t, w) // by a Retry
-	if n := openPlaces(w.front.places); n != 1 {
+	if n := openPlaces(w.places); n != 1 {
 		t.Errorf("%d connections are open", n)
 	}
 	c.CloseWithError(0, "")
@@ -227,7 +221,7 @@ func TestHTTP3Retry(t *testing.T) {
 // GOAWAY is on the control stream and names the first request that is not served;
 // later ones are refused as never begun.
 func TestHTTP3GoAway(t *testing.T) {
-	w := newHTTP3World(t, nil, func(*config.Config) {})
+	w := serveHTTP3(t, nil, func(*config.Config) {})
 	c := mustDialQUIC(t, w)
 	openStream(t, c, []byte{1}) // keeps the connection open
 	control, err := c.AcceptUniStream(t.Context())
@@ -248,7 +242,7 @@ func TestHTTP3GoAway(t *testing.T) {
 	if _, err := io.CopyN(io.Discard, r, int64(number())); err != nil {
 		t.Fatal(err)
 	}
-	for w.front.places.requests() == 0 {
+	for w.places.requests() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	stopped := make(chan error, 1)
@@ -278,30 +272,4 @@ func (c *connections) requests() int {
 		}
 	}
 	return n
-}
-
-// A client over HTTP/3 that stops reading has its stream reset.
-func TestHTTP3Unread(t *testing.T) {
-	e := &fakeEngine{serve: func(c *engineConn, _ int) {
-		c.json(200, fmt.Sprintf(`{"id":"1","choices":[],"x":%q}`, strings.Repeat("x", 4<<20)))
-	}}
-	w := newHTTP3World(t, []*fakeEngine{e}, func(c *config.Config) { c.Server.WriteTimeout = config.Duration(300 * time.Millisecond) })
-	tr := &http3.Transport{}
-	defer tr.Close()
-	r, err := http.NewRequest("POST", "https://proxy"+completionsPath, strings.NewReader(completions(false)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := tr.NewClientConn(mustDialQUIC(t, w)).RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	for w.live.len() > 0 {
-		time.Sleep(time.Millisecond)
-	}
-	var reset *http3.Error
-	if _, err := io.ReadAll(resp.Body); !errors.As(err, &reset) {
-		t.Errorf("the client that reads at last: %v", err)
-	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -17,46 +17,47 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
-// newRawServerConn makes the HTTP/3 side of a connection and returns its control
-// stream, too. The public http3.Server.NewRawServerConn is the same function, but
-// drops that stream, and so the only way to send GOAWAY; http3.Server itself sends
-// GOAWAY, but sets no deadline for the head of a request.
+// newRawServerConn makes the HTTP/3 side of a connection and also returns its control
+// stream, which is the only way to send GOAWAY. The public http3.Server.NewRawServerConn
+// is the same function but drops that stream. http3.Server itself sends GOAWAY but sets
+// no deadline for the head of a request.
 //
 //go:linkname newRawServerConn github.com/quic-go/quic-go/http3.(*Server).newRawServerConn
 func newRawServerConn(s *http3.Server, c *quic.Conn) (*http3.RawServerConn, *quic.SendStream, error)
 
-// http3Conns serves the connections of one QUIC listener: as http3.Server does, but
-// with a limit for the time that the head of a request may take.
+// http3Conns serves the connections of one QUIC listener as http3.Server does, but with a
+// limit for the time of a request head.
 type http3Conns struct {
 	server    *http3.Server // makes the HTTP/3 side of connections
 	headLimit time.Duration
 
-	grace  context.Context // ends with shutdown: streams are refused from then on
-	retire context.CancelFunc
-	open   context.Context // ends with close: connections are closed
+	grace  context.Context // ends at shutdown; later streams are refused
+	goAway context.CancelFunc
+	open   context.Context // ends at close; connections are closed then
 	end    context.CancelFunc
 	conns  inflight.Group
-	young  atomic.Int64 // connections whose handshake runs, or that are not yet accepted
+	// handshaking counts the connections that serve has not accepted yet: their
+	// handshakes run or have just ended.
+	handshaking atomic.Int64
 }
 
 func newHTTP3Conns(server *http3.Server, headLimit time.Duration) *http3Conns {
 	h := &http3Conns{server: server, headLimit: headLimit}
 	h.open, h.end = context.WithCancel(context.Background())
-	h.grace, h.retire = context.WithCancel(h.open)
-	server.Handler = headRead(server.Handler)
+	h.grace, h.goAway = context.WithCancel(h.open)
 	return h
 }
 
-// headRead lifts the deadline of the head, which has been read.
-func headRead(h http.Handler) http.Handler {
+// liftHeadLimit removes the read deadline of the head, because the head has been read.
+func liftHeadLimit(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // never fails
 		h.ServeHTTP(w, r)
 	})
 }
 
-// serve accepts connections until the listener closes or shutdown; then the error is
-// nil.
+// serve accepts connections until the listener closes or shutdown begins, and returns nil
+// then.
 func (h *http3Conns) serve(l *quic.Listener) error {
 	for {
 		c, err := l.Accept(h.grace)
@@ -66,7 +67,7 @@ func (h *http3Conns) serve(l *quic.Listener) error {
 		case err != nil:
 			return err
 		}
-		grown(c.Context())
+		accepted(c.Context())
 		h.conns.Go(func() { h.serveConn(c) })
 	}
 }
@@ -113,8 +114,8 @@ func (h *http3Conns) serveConn(c *quic.Conn) {
 	_ = hc.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
 }
 
-// refuseStreams refuses new requests as never begun (RFC 9114 4.1.1) until the
-// connection is closed, or is to be.
+// refuseStreams refuses new requests as not processed (RFC 9114 4.1.1) until the
+// connection is closed or close is called.
 func (h *http3Conns) refuseStreams(c *quic.Conn) {
 	for {
 		s, err := c.AcceptStream(h.open)
@@ -127,8 +128,9 @@ func (h *http3Conns) refuseStreams(c *quic.Conn) {
 	}
 }
 
-// goAway3 is the frame that asks an HTTP/3 client to send no more requests here; the
-// one of stream next, and later ones, have not been served (RFC 9114 5.2).
+// goAway3 returns the frame that asks an HTTP/3 client to send no more requests on this
+// connection. The requests of stream next and of later streams are not served (RFC 9114
+// 5.2).
 func goAway3(next quic.StreamID) []byte {
 	const frameType = 0x7
 	b := quicvarint.Append(nil, frameType)
@@ -136,33 +138,33 @@ func goAway3(next quic.StreamID) []byte {
 	return quicvarint.Append(b, uint64(next))
 }
 
-// shutdown sends GOAWAY on all connections and waits until they are closed. It
-// closes them when ctx ends, and returns its error.
+// shutdown sends GOAWAY on all connections and waits until they are closed. When ctx ends
+// it closes them and returns the error of ctx.
 func (h *http3Conns) shutdown(ctx context.Context) error {
-	h.retire()
+	h.goAway()
 	stop := context.AfterFunc(ctx, h.end)
 	defer stop()
 	h.conns.Wait()
 	return ctx.Err()
 }
 
-// close closes all connections and waits for their requests.
+// close closes all connections and waits for their handlers.
 func (h *http3Conns) close() {
 	h.end()
 	h.conns.Wait()
 }
 
-// youngKey finds, in the context of a connection, what counts it as accepted;
-// placeKey its place.
+// Keys of the context of a connection: a func() that counts the connection as accepted,
+// and its *connection.
 type (
-	youngKey struct{}
-	placeKey struct{}
+	acceptedKey struct{}
+	placeKey    struct{}
 )
 
-// grown counts the connection as accepted.
-func grown(conn context.Context) {
-	if accepted, ok := conn.Value(youngKey{}).(func()); ok {
-		accepted()
+// accepted counts the connection as accepted.
+func accepted(conn context.Context) {
+	if done, ok := conn.Value(acceptedKey{}).(func()); ok {
+		done()
 	}
 }
 
@@ -173,24 +175,24 @@ func placeOf(conn context.Context) *connection {
 
 var errNoPlace = errors.New("too many connections")
 
-// admit makes a transport count its connections and bounds them: it refuses one that
-// has no place, and makes clients prove their address by a Retry while many
-// handshakes run. Until then a handshake may bear the address of somebody else; such
+// limit makes a transport count its connections. The transport refuses a connection for
+// which there is no place. While many handshakes run, clients must prove their address by
+// a Retry, because an attacker can send a handshake from a foreign address. Unproven
 // handshakes take at most half of the places of one address.
-func (h *http3Conns) admit(t *quic.Transport, places *connections) {
-	t.VerifySourceAddress = func(addr net.Addr) bool { return int(h.young.Load()) >= places.unproven() }
+func (h *http3Conns) limit(t *quic.Transport, places *connections) {
+	t.VerifySourceAddress = func(addr net.Addr) bool { return int(h.handshaking.Load()) >= places.unproven() }
 	t.ConnContext = func(ctx context.Context, client *quic.ClientInfo) (context.Context, error) {
 		place := places.take(client.RemoteAddr, carriedByQUIC)
 		if place == nil {
 			return nil, errNoPlace // CONNECTION_REFUSED
 		}
-		h.young.Add(1)
-		accepted := sync.OnceFunc(func() { h.young.Add(-1) })
+		h.handshaking.Add(1)
+		done := sync.OnceFunc(func() { h.handshaking.Add(-1) })
 		context.AfterFunc(ctx, func() {
-			accepted()
+			done()
 			place.leave()
 		})
-		ctx = context.WithValue(ctx, youngKey{}, accepted)
+		ctx = context.WithValue(ctx, acceptedKey{}, done)
 		return context.WithValue(ctx, placeKey{}, place), nil
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import "encoding/binary"
 
@@ -10,10 +10,10 @@ const (
 	flagEndHeaders    = 0x4
 )
 
-// headWatch follows the frames that a client sends over HTTP/2, for the time that a
-// request head may take. net/http waits without a limit in the middle of a frame and
-// of a header block. Frames of data are exempt: the limits of bodies hold for them.
-// The zero value stands before a frame.
+// headWatch follows the frames that a client sends over HTTP/2, to limit the time of a
+// request head. net/http waits without a limit in the middle of a frame and of a header
+// block. DATA frames are exempt, because the limits of bodies apply to them. The zero
+// value stands before a frame.
 type headWatch struct {
 	head  [frameHead]byte
 	n     int    // bytes of head
@@ -23,10 +23,10 @@ type headWatch struct {
 	parts uint64 // how many frames and header blocks have ended
 }
 
-// inside reports whether something has begun that has to end in time.
+// inside reports whether a frame or a header block has begun and not ended.
 func (w *headWatch) inside() bool { return w.block || w.n > 0 || w.left > 0 && !w.data }
 
-// follow reads what came.
+// follow reads the next bytes of the connection.
 func (w *headWatch) follow(p []byte) {
 	for len(p) > 0 {
 		if w.left > 0 {
@@ -51,7 +51,7 @@ func (w *headWatch) follow(p []byte) {
 	}
 }
 
-// ended acts on the end of a frame.
+// ended handles the end of a frame.
 func (w *headWatch) ended() {
 	switch w.head[3] {
 	case frameHeaders, frameContinuation:

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import "github.com/prometheus/client_golang/prometheus"
 
@@ -17,23 +17,23 @@ var (
 		"QUIC packets that the kernel gave to another process than that of their connection, or of new clients that a process does not take any more: way out, in, or dropped.", []string{"way"}, nil)
 )
 
-// Describe implements prometheus.Collector: what a front counts of its sockets.
-func (f *Front) Describe(ch chan<- *prometheus.Desc) {
+// Describe implements prometheus.Collector.
+func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{openDesc, ownConnectionsDesc, ownExchangesDesc, refusedDesc, evictedDesc, forwardedDesc} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (f *Front) Collect(ch chan<- prometheus.Metric) {
-	if f.public != nil {
-		f.places.collect(ch)
-		ch <- prometheus.MustNewConstMetric(ownExchangesDesc, prometheus.GaugeValue, float64(f.s.live.len()))
+func (s *Server) Collect(ch chan<- prometheus.Metric) {
+	if s.public != nil {
+		s.places.collect(ch)
+		ch <- prometheus.MustNewConstMetric(ownExchangesDesc, prometheus.GaugeValue, float64(s.options.Running()))
 	}
-	if f.quic == nil || f.quic.lane == nil {
+	if s.quic == nil || s.quic.shared == nil {
 		return
 	}
-	out, in, dropped := f.quic.lane.conn.Counts()
+	out, in, dropped := s.quic.shared.conn.Counts()
 	for way, n := range map[string]uint64{"out": out, "in": in, "dropped": dropped} {
 		ch <- prometheus.MustNewConstMetric(forwardedDesc, prometheus.CounterValue, float64(n), way)
 	}

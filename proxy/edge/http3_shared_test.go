@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -24,12 +24,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// port is a UDP port that worlds share, one after the other or at once.
+// port is a UDP port that servers share, one after the other or at once.
 type port struct {
 	t     *testing.T
 	certs *Certs
-	lanes *privatedir.Dir
-	addr  string // of all worlds but the first
+	dir   *privatedir.Dir
+	addr  string // of all servers but the first
 }
 
 func newPort(t *testing.T) *port {
@@ -37,15 +37,15 @@ func newPort(t *testing.T) *port {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &port{t: t, certs: certs, lanes: privatedirtest.Open(t), addr: anyPort}
+	return &port{t: t, certs: certs, dir: privatedirtest.Open(t), addr: anyPort}
 }
 
 const anyPort = "127.0.0.1:0"
 
-// member is a world on the port, and what it has served.
+// member is a server on the port, and the number of requests that it has served.
 type member struct {
-	*world
-	served atomic.Int64
+	*served
+	requests atomic.Int64
 }
 
 const (
@@ -53,36 +53,28 @@ const (
 	wholeBody = "part part part part part "
 )
 
-// join starts a world on the port. It answers /slow in parts, with a pause before
-// each but the first.
+// join starts a server on the port. It answers /slow in parts, with a pause before each
+// part but the first.
 func (p *port) join() *member {
 	p.t.Helper()
 	m := &member{}
-	o := setup{sockets: true, certs: p.certs}
-	o.config = func(c *config.Config) { c.Server.HTTP3 = p.addr }
-	o.deps = func(d *Deps) {
-		d.Lanes = p.lanes
-		d.Wrap = func(http.Handler) http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				m.served.Add(1)
-				body, err := io.ReadAll(r.Body)
-				if err != nil || string(body) != r.Header.Get("X-Body") {
-					w.WriteHeader(400)
-					return
-				}
-				for i := range parts {
-					if r.URL.Path == "/slow" && i > 0 {
-						time.Sleep(3 * time.Millisecond)
-					}
-					io.WriteString(w, "part ")
-					http.NewResponseController(w).Flush()
-				}
-			})
+	m.served = serve(p.t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.requests.Add(1)
+		body, err := io.ReadAll(r.Body)
+		if err != nil || string(body) != r.Header.Get("X-Body") {
+			w.WriteHeader(400)
+			return
 		}
-	}
-	m.world = newWorld(p.t, o)
+		for i := range parts {
+			if r.URL.Path == "/slow" && i > 0 {
+				time.Sleep(3 * time.Millisecond)
+			}
+			io.WriteString(w, "part ")
+			http.NewResponseController(w).Flush()
+		}
+	}), func(c *config.Config, o *Options) { c.Server.HTTP3, o.Certs, o.QUICDir = p.addr, p.certs, p.dir })
 	if p.addr == anyPort {
-		p.addr = m.front.HTTP3Addr().String()
+		p.addr = m.HTTP3Addr().String()
 	}
 	return m
 }
@@ -170,7 +162,7 @@ func (p *port) load(ctx context.Context, failures *atomic.Int64) *sync.WaitGroup
 
 // Twenty times a process takes the port over from another while clients call: none
 // sees a failed request.
-func TestLaneTakeover(t *testing.T) {
+func TestSharedPortTakeover(t *testing.T) {
 	p := newPort(t)
 	now := p.join()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -178,7 +170,7 @@ func TestLaneTakeover(t *testing.T) {
 	var failures atomic.Int64
 	clients := p.load(ctx, &failures)
 	for i := range 20 {
-		for now.served.Load() < 20 {
+		for now.requests.Load() < 20 {
 			time.Sleep(time.Millisecond)
 		}
 		next := p.join()
@@ -196,7 +188,7 @@ func TestLaneTakeover(t *testing.T) {
 
 // Processes come and die, and the kernel deals the port's packets anew each time:
 // connections of the others go on, and so do new ones.
-func TestLaneOthersGoOn(t *testing.T) {
+func TestSharedPortOthersGoOn(t *testing.T) {
 	p := newPort(t)
 	members := []*member{p.join(), p.join()}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,7 +196,7 @@ func TestLaneOthersGoOn(t *testing.T) {
 	var failures atomic.Int64
 	clients := p.load(ctx, &failures)
 	for range 10 {
-		dies, err := quicshare.Listen(p.lanes, p.addr)
+		dies, err := quicshare.Listen(p.dir, p.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +207,7 @@ func TestLaneOthersGoOn(t *testing.T) {
 		if _, err := transport.ListenEarly(http3.ConfigureTLSConfig(p.certs.config(http3.NextProtoH3)), nil); err != nil {
 			t.Fatal(err)
 		}
-		for target := members[0].served.Load() + members[1].served.Load() + 20; members[0].served.Load()+members[1].served.Load() < target; {
+		for target := members[0].requests.Load() + members[1].requests.Load() + 20; members[0].requests.Load()+members[1].requests.Load() < target; {
 			time.Sleep(time.Millisecond)
 		}
 		transport.Close()
@@ -224,10 +216,10 @@ func TestLaneOthersGoOn(t *testing.T) {
 	}
 	cancel()
 	clients.Wait()
-	came := 0.0
+	came := uint64(0)
 	for _, m := range members {
-		m.prom.MustRegister(m.front)
-		came += m.metric("pdproxy_http3_forwarded_packets_total", "in")
+		_, in, _ := m.quic.shared.conn.Counts()
+		came += in
 	}
 	if came == 0 {
 		t.Error("nothing was forwarded by those that died")
@@ -236,9 +228,9 @@ func TestLaneOthersGoOn(t *testing.T) {
 
 // Connections without a request may stay for about lingerTime, however long requests
 // ran before.
-func TestLaneWaitsQuiet(t *testing.T) {
+func TestSharedPortWaitsQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l quicLane
+		var l sharedPort
 		l.running.Store(1)
 		begun := time.Now()
 		const end = time.Minute + 100*time.Millisecond // between two looks
@@ -251,35 +243,35 @@ func TestLaneWaitsQuiet(t *testing.T) {
 }
 
 // Handshakes have their time, and no more.
-func TestLaneWaitsYoung(t *testing.T) {
+func TestSharedPortWaitsForHandshakes(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		last time.Duration // when the last one is through
 		want time.Duration
 	}{
-		{"none", 0, youngLeast},
+		{"none", 0, handshakesLeast},
 		{"one", time.Second, time.Second},
-		{"one that hangs", time.Hour, youngMost},
+		{"one that hangs", time.Hour, handshakesMost},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, transport := new(http3Conns), new(quic.Transport)
-				h.admit(transport, newConnections(func() (all, perAddress int) { return 1, 0 }))
+				h.limit(transport, newConnections(func() (all, perAddress int) { return 1, 0 }))
 				conn, ended := context.WithCancel(t.Context())
 				ctx, err := transport.ConnContext(conn, &quic.ClientInfo{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				begun := time.Now()
-				time.AfterFunc(tt.last, func() { grown(ctx) })
-				waitYoung(t.Context(), &h.young)
-				if took := time.Since(begun); took < tt.want || took > tt.want+youngLeast {
+				time.AfterFunc(tt.last, func() { accepted(ctx) })
+				waitHandshakes(t.Context(), &h.handshaking)
+				if took := time.Since(begun); took < tt.want || took > tt.want+handshakesLeast {
 					t.Errorf("waited %v, want %v", took, tt.want)
 				}
 				ended() // after its handshake, or in it
 				time.Sleep(time.Hour)
-				if n := h.young.Load(); n != 0 {
-					t.Errorf("%d are young", n)
+				if n := h.handshaking.Load(); n != 0 {
+					t.Errorf("%d handshakes run", n)
 				}
 			})
 		})
@@ -287,9 +279,9 @@ func TestLaneWaitsYoung(t *testing.T) {
 }
 
 // A client whose process dies is told by one that is left, when it next sends.
-func TestLaneDies(t *testing.T) {
+func TestSharedPortMemberDies(t *testing.T) {
 	p := newPort(t)
-	dies, err := quicshare.Listen(p.lanes, p.addr)
+	dies, err := quicshare.Listen(p.dir, p.addr)
 	if err != nil {
 		t.Fatal(err)
 	}

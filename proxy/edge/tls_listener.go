@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -9,78 +9,79 @@ import (
 	"time"
 )
 
-// demux does the TLS handshakes of one listener and hands each connection to
-// the server of the protocol that was agreed, both through framingConn.
-type demux struct {
+// tlsListener does the TLS handshakes of one listener and hands each connection to the
+// server of the negotiated protocol. The servers do no handshake of their own, so that a
+// framingConn can stand between them and TLS.
+type tlsListener struct {
 	inner   net.Listener
 	config  *tls.Config
 	timeout time.Duration
 	h1, h2  *handoffListener
-	ctx     context.Context // ends when no new connection is taken any more
+	ctx     context.Context // ends when the listener accepts no more connections
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when run has returned
 }
 
-func newDemux(inner net.Listener, config *tls.Config, timeout time.Duration) *demux {
+func newTLSListener(inner net.Listener, config *tls.Config, timeout time.Duration) *tlsListener {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &demux{
+	return &tlsListener{
 		inner: inner, config: config, timeout: timeout, ctx: ctx, cancel: cancel,
 		h1: newHandoffListener(inner.Addr()), h2: newHandoffListener(inner.Addr()),
 		done: make(chan struct{}),
 	}
 }
 
-// run accepts until the listener closes, and returns when no handshake runs.
-func (d *demux) run() {
-	defer close(d.done)
+// run accepts until the listener closes. It returns when no handshake runs.
+func (l *tlsListener) run() {
+	defer close(l.done)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		c, err := d.inner.Accept()
+		c, err := l.inner.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			time.Sleep(5 * time.Millisecond) // out of descriptors: let some close
+			time.Sleep(acceptPause) // no descriptor is left: wait until some connections close
 			continue
 		}
-		wg.Go(func() { d.handshake(c) })
+		wg.Go(func() { l.handshake(c) })
 	}
 }
 
-func (d *demux) handshake(c net.Conn) {
-	tc := tls.Server(c, d.config)
-	ctx, cancel := context.WithTimeout(d.ctx, d.timeout)
+func (l *tlsListener) handshake(c net.Conn) {
+	tc := tls.Server(c, l.config)
+	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
 		c.Close()
 		return
 	}
-	l := d.h1
+	to := l.h1
 	if tc.ConnectionState().NegotiatedProtocol == "h2" {
-		l = d.h2
+		to = l.h2
 	}
-	if !l.put(tc) {
+	if !to.put(tc) {
 		tc.Close()
 	}
 }
 
-// finish lets the handshakes under way end, after inner has been closed, and then
-// the servers' accepting.
-func (d *demux) finish() {
-	<-d.done
-	d.h1.Close()
-	d.h2.Close()
+// finish waits for the running handshakes after inner has been closed. Then it ends the
+// accepting of the servers.
+func (l *tlsListener) finish() {
+	<-l.done
+	l.h1.Close()
+	l.h2.Close()
 }
 
-func (d *demux) close() {
-	d.cancel()
-	d.inner.Close()
-	d.h1.Close()
-	d.h2.Close()
+func (l *tlsListener) close() {
+	l.cancel()
+	l.inner.Close()
+	l.h1.Close()
+	l.h2.Close()
 }
 
-// handoffListener is a net.Listener whose connections are put in.
+// handoffListener is a net.Listener of the connections that put gets.
 type handoffListener struct {
 	addr  net.Addr
 	conns chan net.Conn

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"bytes"
@@ -8,13 +8,13 @@ import (
 	"sync/atomic"
 )
 
-// framingListener refuses requests whose framing can be read in two ways, the
-// classic way to smuggle one request inside another: Content-Length together
-// with Transfer-Encoding above all. net/http lets those pass and hides the
-// length from the handler, so the check sits below it: it follows the bytes of a
-// connection and, instead of the rest of such a head, hands net/http a malformed
-// line, which it answers in its turn with 400 and closes. What cannot be
-// followed ends there too: no byte reaches net/http unchecked.
+// framingListener refuses requests with ambiguous framing, above all Content-Length
+// together with Transfer-Encoding. Attackers use such requests to smuggle one request
+// inside another. net/http accepts them and hides the length from the handler, so the
+// check stands below net/http and follows the bytes of the connection. In place of the
+// rest of a bad head it gives net/http a malformed line; net/http answers with 400 and
+// closes the connection. A connection whose framing cannot be followed ends, too: no byte
+// reaches net/http unchecked.
 type framingListener struct {
 	net.Listener
 	conns *clientConns
@@ -33,11 +33,11 @@ func (l framingListener) Accept() (net.Conn, error) {
 
 type framingConn struct {
 	net.Conn
-	tcp   *tcpConn // below Conn; nil where none is
+	tcp   *tcpConn // below Conn; may be nil
 	conns *clientConns
-	f     framing     // only Read touches it, and net/http has one reader at a time
-	http2 atomic.Bool // its preface has been read
-	heads headWatch   // of HTTP/2; only Read touches it
+	f     framing     // only Read uses it, and net/http has one reader at a time
+	http2 atomic.Bool // the preface of HTTP/2 has been read
+	heads headWatch   // of HTTP/2; only Read uses it
 	away  goAway      // of HTTP/2
 }
 
@@ -72,12 +72,12 @@ func (c *framingConn) Read(p []byte) (int, error) {
 		c.watchHead(p[len(http2Preface)-begun : n])
 	}
 	if pass < n {
-		err = nil // the next Read begins the refusal
+		err = nil // the next Read returns the malformed line
 	}
 	return pass, err
 }
 
-// watchHead notes when a request head begins and ends among the frames in p.
+// watchHead records the begins and ends of request heads among the frames in p.
 func (c *framingConn) watchHead(p []byte) {
 	was, parts := c.heads.inside(), c.heads.parts
 	c.heads.follow(p)
@@ -90,8 +90,8 @@ func (c *framingConn) watchHead(p []byte) {
 	}
 }
 
-// CloseWrite lets net/http send its FIN before it closes a connection with
-// unread input, so that the client can read the refusal.
+// CloseWrite lets net/http send FIN before it closes a connection with unread input, so
+// that the client can read the answer.
 func (c *framingConn) CloseWrite() error {
 	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -99,23 +99,23 @@ func (c *framingConn) CloseWrite() error {
 	return nil
 }
 
-// framing follows the requests of one HTTP/1.1 connection: heads line by line,
-// bodies by their length. Where net/http is lenient it sees what net/http sees,
-// or refuses. The zero value stands before the first request.
+// framing follows the requests of one HTTP/1.1 connection: heads line by line, bodies by
+// their length. Where net/http is lenient, framing reads the bytes as net/http does, or
+// refuses them. The zero value stands before the first request.
 type framing struct {
 	state    framingState
 	inHead   bool     // the request line has been read
-	http11   bool     // it ended in HTTP/1.1
+	http11   bool     // the request line ended in HTTP/1.1
 	chunked  bool     // this head has a Transfer-Encoding
 	sized    bool     // this head has a Content-Length
-	framed   bool     // the last header line was one of the two
-	preface  int      // bytes of the connection that are http2Preface, -1: it is none
+	framed   bool     // the last header line was one of these two
+	preface  int      // matched bytes of http2Preface, -1: the connection begins differently
 	length   int64    // Content-Length of this head
-	skip     int64    // bytes of the body or chunk still to come
-	line     [64]byte // the begin of the current line
-	tail     [9]byte  // its last bytes
-	n        int      // its length so far, also past len(line)
-	refusing []byte   // what is handed out before the end
+	skip     int64    // remaining bytes of the body or chunk
+	line     [64]byte // the first bytes of the current line
+	tail     [9]byte  // the last bytes of the current line
+	n        int      // the length of the current line so far, may exceed len(line)
+	refusing []byte   // bytes that Read returns before EOF
 }
 
 type framingState uint8
@@ -126,8 +126,8 @@ const (
 	framingChunk                       // a chunk-size line
 	framingData                        // skip bytes of a chunk, then a size line
 	framingTrailer                     // lines until an empty one
-	framingOff                         // HTTP/2: nothing to follow
-	framingEnd                         // nothing passes any more
+	framingOff                         // HTTP/2: every byte passes
+	framingEnd                         // no byte passes any more
 )
 
 var (
@@ -137,15 +137,15 @@ var (
 )
 
 const (
-	// http2Preface begins an HTTP/2 connection (RFC 9113 3.4). net/http looks
-	// for it at the begin of a connection only.
+	// http2Preface begins an HTTP/2 connection (RFC 9113 3.4). net/http accepts it only
+	// as the first bytes of a connection.
 	http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	// malformedLine is a header line that net/http answers with 400.
 	malformedLine = "\x00\n"
 )
 
-// follow reads p and returns how many of its bytes may pass; after fewer than
-// len(p) the state is framingEnd.
+// follow reads p and returns how many of its bytes may pass. If fewer than len(p) may pass
+// the state is framingEnd.
 func (f *framing) follow(p []byte) int {
 	f.matchPreface(p)
 	for i := 0; i < len(p); {
@@ -168,8 +168,8 @@ func (f *framing) follow(p []byte) int {
 	return len(p)
 }
 
-// matchPreface compares the first bytes of the connection with the preface. It
-// is followed as HTTP/1.1 until it is whole.
+// matchPreface compares the first bytes of the connection with the preface. Until the
+// preface is complete, framing follows the connection as HTTP/1.1.
 func (f *framing) matchPreface(p []byte) {
 	if f.preface < 0 || f.preface == len(http2Preface) {
 		return
@@ -184,7 +184,7 @@ func (f *framing) matchPreface(p []byte) {
 	}
 }
 
-// begin stands before the next request.
+// begin resets f for the next request.
 func (f *framing) begin() { *f = framing{preface: f.preface} }
 
 func (f *framing) bodyDone() {
@@ -195,8 +195,8 @@ func (f *framing) bodyDone() {
 	}
 }
 
-// readLine takes the rest of a line that is in p, acts on its end, and returns
-// where the next one begins.
+// readLine reads the rest of a line from p[i:] and handles the end of the line. It returns
+// the index at which the next line begins.
 func (f *framing) readLine(p []byte, i int) int {
 	end := bytes.IndexByte(p[i:], '\n')
 	part := p[i:]
@@ -218,7 +218,7 @@ func (f *framing) readLine(p []byte, i int) int {
 	return i + end + 1
 }
 
-// keepTail notes the last bytes of a line that may come in pieces.
+// keepTail keeps the last bytes of a line that may come in pieces.
 func (f *framing) keepTail(part []byte) {
 	if n := len(f.tail) - len(part); n > 0 {
 		copy(f.tail[:n], f.tail[len(part):])
@@ -228,7 +228,7 @@ func (f *framing) keepTail(part []byte) {
 	copy(f.tail[:], part[len(part)-len(f.tail):])
 }
 
-// endLine acts on one line, of which only the begin is there unless whole.
+// endLine handles one line. If whole is false, line is only the beginning of the line.
 func (f *framing) endLine(line []byte, whole bool) {
 	switch f.state {
 	case framingChunk:
@@ -249,8 +249,8 @@ func (f *framing) endLine(line []byte, whole bool) {
 	}
 }
 
-// requestLine looks at the first line of a head. net/http skips line ends before
-// it, if it lets them pass at all.
+// requestLine handles the first line of a head. Empty lines before it do not count, as in
+// net/http.
 func (f *framing) requestLine(line []byte) {
 	if len(bytes.TrimRight(line, "\r")) == 0 {
 		return
@@ -259,7 +259,7 @@ func (f *framing) requestLine(line []byte) {
 	f.http11 = bytes.HasSuffix(bytes.TrimSuffix(f.tail[:], []byte("\r")), http11)
 }
 
-// field looks at one header line; false means that the request must not pass.
+// field handles one header line. It returns false if the request must not pass.
 func (f *framing) field(line []byte, whole bool) bool {
 	framed := f.framed
 	f.framed = false
@@ -292,8 +292,8 @@ func (f *framing) endHead() {
 	}
 }
 
-// chunk acts on a chunk-size line: hex digits, then perhaps an extension. After
-// a line that net/http must refuse nothing passes.
+// chunk handles a chunk-size line: hex digits and an optional extension. After a line that
+// net/http must refuse, no byte passes.
 func (f *framing) chunk(line []byte, whole bool) {
 	size, _, cut := bytes.Cut(line, []byte(";"))
 	if !cut {
@@ -310,7 +310,7 @@ func (f *framing) chunk(line []byte, whole bool) {
 	}
 }
 
-// refuse hands out what makes net/http refuse the request, then the end.
+// refuse returns the bytes that make net/http refuse the request, then io.EOF.
 func (f *framing) refuse(p []byte) (int, error) {
 	if len(f.refusing) == 0 {
 		return 0, io.EOF
@@ -320,7 +320,7 @@ func (f *framing) refuse(p []byte) (int, error) {
 	return n, nil
 }
 
-// parseLength reads the value of a Content-Length line: digits alone.
+// parseLength parses the value of a Content-Length line, which must be digits only.
 func parseLength(v []byte) (int64, bool) {
 	n, err := strconv.ParseUint(string(bytes.Trim(v, " \t")), 10, 63)
 	return int64(n), err == nil

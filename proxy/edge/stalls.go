@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// stallWatch is a coarse clock for what a client must not make the proxy wait for.
-// A connection notes the tick at which it began to wait, and run closes those that
-// have waited for too long. So a read or a write costs two stores and no timer.
+// stallWatch is a coarse clock that limits how long a client can make the proxy wait. A
+// connection notes the tick at which a wait began, and cutStalled closes the connections
+// that have waited for too long. So a read or a write costs two stores and no timer.
 type stallWatch struct{ tick atomic.Int64 }
 
-// waiting is when a wait began, in ticks of a stallWatch; 0: there is none.
+// waiting is the begin of a wait, in ticks of a stallWatch; 0: there is no wait.
 type waiting struct{ since atomic.Int64 }
 
 func (w *waiting) begin(watch *stallWatch) { w.since.Store(watch.tick.Load()) }
@@ -24,15 +24,15 @@ const (
 	tickMost  = time.Second
 )
 
-// stallLimits are how long a client may make the proxy wait.
+// stallLimits are the longest times that a client can make the proxy wait.
 type stallLimits struct {
 	head  time.Duration // for the head of a request over HTTP/2
 	write time.Duration // in one write to a TCP connection
 }
 
-// cutStalled closes TCP connections whose client exceeds a limit, until ctx ends. A
-// connection closes at most two ticks late. A tick is an eighth of the shorter limit,
-// and a second at most.
+// cutStalled closes the TCP connections whose client exceeds a limit, until ctx ends. A
+// connection closes at most two ticks late. A tick is an eighth of the shorter limit, but
+// at most a second.
 func (c *connections) cutStalled(ctx context.Context, limits stallLimits) {
 	period := min(max(min(limits.head, limits.write)/8, tickLeast), tickMost)
 	ticks := func(limit time.Duration) int64 { return int64((limit+period-1)/period) + 1 }

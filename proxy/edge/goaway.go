@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"encoding/binary"
@@ -7,28 +7,28 @@ import (
 	"sync/atomic"
 )
 
-// goAwayFrame asks an HTTP/2 client to open no more streams here, and promises that
-// those it has just opened are served: its last stream is the highest there can be
-// (RFC 9113 6.8). net/http's own GOAWAY names the last stream that it has seen, and
-// drops what the client sent before it knew.
+// goAwayFrame asks an HTTP/2 client to open no more streams on this connection. It names
+// the highest possible stream, so that the streams that the client has just opened are
+// served (RFC 9113 6.8). The GOAWAY of net/http names the last stream that net/http has
+// seen, and net/http drops later streams.
 var goAwayFrame = []byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0}
 
 // frameHead is the length of an HTTP/2 frame's head.
 const frameHead = 9
 
-// goAway puts a goAwayFrame between two frames that net/http writes. The zero value
-// stands before the first frame, which has to be net/http's.
+// goAway writes a goAwayFrame between two frames of net/http. The zero value stands before
+// the first frame, which must come from net/http.
 type goAway struct {
 	wanted atomic.Bool
-	mu     sync.Mutex // held while something is written
+	mu     sync.Mutex // held during a write
 	head   [frameHead]byte
 	n      int    // bytes of head; guarded by mu
 	left   uint32 // bytes of the payload still to come; guarded by mu
-	begun  bool   // a frame has been written whole; guarded by mu
+	begun  bool   // one whole frame has been written; guarded by mu
 	sent   bool   // guarded by mu
 }
 
-// write writes what is net/http's.
+// write writes bytes of net/http.
 func (g *goAway) write(c net.Conn, p []byte) (int, error) {
 	g.mu.Lock()
 	n, err := c.Write(p)
@@ -40,8 +40,8 @@ func (g *goAway) write(c net.Conn, p []byte) (int, error) {
 	return n, err
 }
 
-// put writes the frame, if this is the time. Whoever writes just now does it after
-// that.
+// put writes the frame if the connection stands between two frames. If another goroutine
+// writes now, that goroutine calls put afterwards.
 func (g *goAway) put(c net.Conn) {
 	if !g.mu.TryLock() {
 		return
@@ -49,7 +49,7 @@ func (g *goAway) put(c net.Conn) {
 	defer g.mu.Unlock()
 	if g.begun && g.n == 0 && g.left == 0 && !g.sent {
 		g.sent = true
-		_, _ = c.Write(goAwayFrame) // a broken connection shows elsewhere
+		_, _ = c.Write(goAwayFrame) // net/http notices a broken connection itself
 	}
 }
 
@@ -75,12 +75,11 @@ func (g *goAway) follow(p []byte) {
 	}
 }
 
-// clientConns are the connections of a front's clients over TCP. Safe for
-// concurrent use.
+// clientConns is the set of the open TCP connections of clients. Safe for concurrent use.
 type clientConns struct {
-	mu       sync.Mutex
-	conns    map[*framingConn]bool // guarded by mu
-	retiring bool                  // guarded by mu
+	mu     sync.Mutex
+	conns  map[*framingConn]bool // guarded by mu
+	goAway bool                  // new connections get GOAWAY, too; guarded by mu
 }
 
 func (s *clientConns) add(c *framingConn) {
@@ -90,7 +89,7 @@ func (s *clientConns) add(c *framingConn) {
 		s.conns = make(map[*framingConn]bool)
 	}
 	s.conns[c] = true
-	if s.retiring {
+	if s.goAway {
 		c.away.wanted.Store(true)
 	}
 }
@@ -101,16 +100,16 @@ func (s *clientConns) remove(c *framingConn) {
 	delete(s.conns, c)
 }
 
-// retire tells all clients of HTTP/2, those to come too. What it starts ends with
-// the connections, and is waited for by wg.
-func (s *clientConns) retire(wg *sync.WaitGroup) {
+// sendGoAway sends GOAWAY on all connections of HTTP/2, also on later ones. It starts
+// goroutines in wg, which end with their connections at the latest.
+func (s *clientConns) sendGoAway(wg *sync.WaitGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.retiring = true
+	s.goAway = true
 	for c := range s.conns {
 		c.away.wanted.Store(true)
 		if c.http2.Load() {
-			wg.Go(func() { c.away.put(c.Conn) }) // the client may not be reading
+			wg.Go(func() { c.away.put(c.Conn) }) // the client may not read
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"log/slog"
@@ -7,21 +7,22 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// shares are how the process divides its descriptors.
+// shares is the division of the process's descriptors.
 type shares struct {
 	clients   int // connections of clients; engines have as many
-	both      int // connections of clients and of engines, in all
+	both      int // connections of clients and of engines together
 	operators int // connections of the admin address
 }
 
 const (
-	// ownDescriptors are those that belong to no connection: listening sockets,
-	// files, logs, links to other processes, probes of engines.
+	// ownDescriptors is the number of descriptors that belong to no connection of a
+	// client or leg: listening sockets, files, logs, links to other processes, probes
+	// of engines.
 	ownDescriptors = 48
-	// mostOperators is how many connections the admin address takes at most.
+	// mostOperators is the largest number of connections at the admin address.
 	mostOperators = 256
-	// mostClients bounds the memory of idle connections where descriptors do not:
-	// one takes up to 17 KiB.
+	// mostClients bounds the memory of idle connections if descriptors do not. One
+	// connection takes up to 17 KiB.
 	mostClients = 65536
 )
 
@@ -35,26 +36,26 @@ func descriptorShares() shares {
 	return divide(uint64(limit.Cur)) //nolint:unconvert // signed on FreeBSD
 }
 
-// divide gives operators a sixteenth, and of the rest one half to clients: a client
-// whose request runs takes at least one descriptor more, of an engine's connection.
+// divide gives operators a sixteenth, and clients half of the rest, because the running
+// request of a client needs at least one more descriptor, for an engine's connection.
 func divide(descriptors uint64) shares {
-	n := int(min(descriptors, 1<<30)) // of no limit at all, too
+	n := int(min(descriptors, 1<<30)) // the limit may be infinite
 	s := shares{operators: min(max(n/16, 8), mostOperators)}
 	s.both = max(n-ownDescriptors-s.operators, 2)
 	s.clients = min(s.both/2, mostClients)
 	return s
 }
 
-// sayTooMany warns of a limit of connections that leaves engines no descriptors.
-func (s shares) sayTooMany(l *config.Limits, log *slog.Logger) {
+// warnTooMany warns about a limit of connections that leaves no descriptors for engines.
+func (s shares) warnTooMany(l *config.Limits, log *slog.Logger) {
 	if l.MaxConnections > s.both {
 		log.Warn("limits.max_connections is more than there are descriptors for; raise the hard limit (ulimit -n)",
 			"max_connections", l.MaxConnections, "descriptors", s.both)
 	}
 }
 
-// connectionLimits are how many connections clients may have, in all and from one
-// address, 0: no cap.
+// connectionLimits returns how many connections clients may have: in total, and from one
+// address, where 0 means no limit.
 func connectionLimits(l *config.Limits, s shares) (all, perAddress int) {
 	all = l.MaxConnections
 	if all == 0 {

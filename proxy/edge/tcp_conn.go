@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"crypto/tls"
@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// tcpListener counts the connections that it accepts, and refuses those that have no
-// place. Where descriptors run out all the same it closes an idle connection.
+// tcpListener counts the connections that it accepts, and refuses a connection for which
+// there is no place. If the process has no descriptor left it closes an idle connection.
 type tcpListener struct {
 	net.Listener
 	conns *connections
-	plain bool // a client that is refused understands an answer of HTTP/1.1
+	plain bool // refused clients get an HTTP/1.1 answer
 }
 
 // Accept implements net.Listener.
@@ -21,7 +21,7 @@ func (l tcpListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if outOfDescriptors(err) && l.conns.spare() {
-			time.Sleep(acceptPause) // until the system has closed it
+			time.Sleep(acceptPause) // until the kernel has closed it
 			continue
 		}
 		if err != nil {
@@ -34,20 +34,20 @@ func (l tcpListener) Accept() (net.Conn, error) {
 	}
 }
 
-// acceptPause is how long accepting waits after an error that may pass.
+// acceptPause is the wait after a temporary error of Accept.
 const acceptPause = 5 * time.Millisecond
 
 func outOfDescriptors(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// busyAnswer is what a client gets for whose connection there is no place.
+// busyAnswer is the answer to a client for whose connection there is no place.
 const busyAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n" +
 	"Connection: close\r\nContent-Length: 127\r\n\r\n" +
 	`{"error":{"message":"too many connections are open","type":"overloaded_error","param":null,"code":"too_many_connections"}}     `
 
-// refuse closes a connection. Its send buffer is empty, so that the answer does not
-// block.
+// refuse answers and closes a connection. The write does not block, because the send
+// buffer of a new connection is empty.
 func (l tcpListener) refuse(c net.Conn) {
 	if l.plain && c.SetWriteDeadline(time.Now().Add(acceptPause)) == nil {
 		_, _ = c.Write([]byte(busyAnswer)) // the client may be gone
@@ -55,7 +55,7 @@ func (l tcpListener) refuse(c net.Conn) {
 	c.Close()
 }
 
-// adopt counts an accepted connection; nil means that there is no place for it.
+// adopt counts an accepted connection. It returns nil if there is no place for it.
 func (c *connections) adopt(nc net.Conn) *tcpConn {
 	k := c.take(nc.RemoteAddr(), carriedByTCP)
 	if k == nil {
@@ -94,12 +94,12 @@ func (t *tcpConn) Close() error {
 	return t.Conn.Close()
 }
 
-// abort closes the connection of a client that does not read: the kernel drops what
-// is not yet sent, instead of keeping it until the client takes it.
+// abort closes the connection of a client that does not read. The kernel drops the unsent
+// bytes; otherwise it would keep them until the client reads them.
 func (t *tcpConn) abort() {
 	if s, ok := t.Conn.(syscall.Conn); ok {
 		if raw, err := s.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { // an error: the kernel keeps it for some minutes
+			_ = raw.Control(func(fd uintptr) { // after an error the kernel keeps the bytes for some minutes
 				_ = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1})
 			})
 		}
@@ -107,7 +107,7 @@ func (t *tcpConn) abort() {
 	t.Close()
 }
 
-// CloseWrite ends what is written, as net/http and crypto/tls ask for.
+// CloseWrite closes the sending side. net/http and crypto/tls call it.
 func (t *tcpConn) CloseWrite() error {
 	if w, ok := t.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()

@@ -1,6 +1,7 @@
-package proxy
+package edge
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -165,7 +166,7 @@ func TestCertsReload(t *testing.T) {
 		a, b := newIdentity(t, "a", nil), newIdentity(t, "b", nil)
 		files.write("cert", a.cert)
 		files.write("key", a.pem)
-		logged := &logBuffer{}
+		logged := new(bytes.Buffer)
 		c, err := LoadCerts(files.config(), slog.New(slog.NewTextHandler(logged, nil)))
 		if err != nil {
 			t.Fatal(err)

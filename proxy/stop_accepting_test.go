@@ -4,10 +4,9 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,9 +14,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// A front that has retired takes no connection, serves those that it has, and ends
+// After StopAccepting the server accepts no connection, serves its open ones, and ends
 // when the last one does.
-func TestRetire(t *testing.T) {
+func TestStopAccepting(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, proto string, start func(setup) (*world, *http.Client)) {
 		end := make(chan struct{})
 		w, c := start(setup{engines: []*fakeEngine{{serve: func(c *engineConn, nth int) {
@@ -33,13 +32,13 @@ func TestRetire(t *testing.T) {
 		}}}})
 		resp := open(t, t.Context(), c, completions(true))
 		w.stopped.Store(true)
-		w.front.Retire()
-		w.front.Retire() // does nothing
+		w.front.StopAccepting()
+		w.front.StopAccepting() // does nothing
 		synctest.Wait()
-		if _, err := w.public.dial(); err == nil {
+		if _, err := w.public.Dial(); err == nil {
 			t.Error("a new connection is taken")
 		}
-		if _, err := w.admin.dial(); err == nil {
+		if _, err := w.admin.Dial(); err == nil {
 			t.Error("a new connection of operators is taken")
 		}
 		select {
@@ -68,11 +67,12 @@ func TestRetire(t *testing.T) {
 
 // An answer of HTTP/1.1 says that it is the last one; an idle connection lives as
 // long as ever.
-func TestRetireKeepAlive(t *testing.T) {
+func TestStopAcceptingKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, unary) }}}})
+		var last atomic.Bool // answers close their connections
 		post := func(used bool) (io.Reader, func()) {
-			conn, err := w.public.dial()
+			conn, err := w.public.Dial()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func TestRetireKeepAlive(t *testing.T) {
 					return
 				}
 				text, err := io.ReadAll(resp.Body)
-				if err != nil || string(text) != unary || resp.Close != w.front.retiring.Load() {
+				if err != nil || string(text) != unary || resp.Close != last.Load() {
 					t.Errorf("%v, close %v: %s", err, resp.Close, text)
 				}
 			}
@@ -100,7 +100,8 @@ func TestRetireKeepAlive(t *testing.T) {
 		idle, _ := post(true)
 		fresh, askFresh := post(false)
 		w.stopped.Store(true)
-		w.front.Retire()
+		w.front.StopAccepting()
+		last.Store(true)
 		begin := time.Now()
 		gone := func(r io.Reader) time.Duration {
 			if n, err := r.Read(make([]byte, 1)); n > 0 || err != io.EOF {
@@ -128,7 +129,7 @@ func TestRetireKeepAlive(t *testing.T) {
 }
 
 // What outlives the limit is told and cut; a signal drains as ever.
-func TestRetireEnds(t *testing.T) {
+func TestStopAcceptingEnds(t *testing.T) {
 	for _, signal := range []bool{false, true} {
 		t.Run(fmt.Sprintf("signal %t", signal), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -142,7 +143,7 @@ func TestRetireEnds(t *testing.T) {
 				})
 				resp := open(t, t.Context(), w.client, completions(true))
 				w.stopped.Store(true)
-				w.front.Retire()
+				w.front.StopAccepting()
 				begin, limit := time.Now(), time.Hour
 				if signal {
 					time.AfterFunc(time.Minute, w.end)
@@ -162,56 +163,4 @@ func TestRetireEnds(t *testing.T) {
 			})
 		})
 	}
-}
-
-// GOAWAY stands between two frames, wherever the writes end, not before the first
-// one, and once.
-func TestGoAway(t *testing.T) {
-	frame := func(kind byte, payload string) string {
-		return string([]byte{0, 0, byte(len(payload)), kind, 0, 0, 0, 0, 1}) + payload
-	}
-	frames := []string{frame(4, ""), frame(1, "head"), frame(0, strings.Repeat("x", 200)), frame(8, "1234"), frame(0, "")}
-	all := strings.Join(frames, "")
-	for size := 1; size <= len(all); size++ {
-		for wanted := 0; wanted <= len(all); wanted += size {
-			var g goAway
-			conn := &sink{}
-			for i := 0; i < len(all); i += size {
-				if i == wanted {
-					g.wanted.Store(true)
-					g.put(conn)
-				}
-				if n, err := g.write(conn, []byte(all[i:min(i+size, len(all))])); err != nil || n != min(size, len(all)-i) {
-					t.Fatal(n, err)
-				}
-			}
-			if wanted >= len(all) {
-				g.wanted.Store(true)
-				g.put(conn)
-			}
-			got := conn.text.String()
-			before, after, found := strings.Cut(got, string(goAwayFrame))
-			if !found || before+after != all || !slices.Contains(ends(frames), len(before)) {
-				t.Fatalf("writes of %d bytes, wanted after %d: %q", size, wanted, got)
-			}
-		}
-	}
-}
-
-// sink keeps what is written.
-type sink struct {
-	net.Conn
-	text strings.Builder
-}
-
-func (s *sink) Write(p []byte) (int, error) { return s.text.Write(p) }
-
-// ends are where frames end.
-func ends(frames []string) (at []int) {
-	n := 0
-	for _, f := range frames {
-		n += len(f)
-		at = append(at, n)
-	}
-	return at
 }

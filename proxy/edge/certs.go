@@ -1,4 +1,4 @@
-package proxy
+package edge
 
 import (
 	"context"
@@ -22,22 +22,23 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// certCheck is how often certificate files are looked at.
+// certCheck is the time between two checks of the certificate files.
 const certCheck = 2 * time.Second
 
-// Certs holds the TLS configuration of the public side and replaces it when the
-// files change. Handshakes use what is there when they begin. Safe for
+// Certs holds the TLS configuration of the public address and replaces it when the files
+// change. A handshake uses the configuration that is in force when it begins. Safe for
 // concurrent use.
 type Certs struct {
 	cfg     config.TLS
-	own     []tls.Certificate // the self-signed one, made once; else empty
+	own     []tls.Certificate // the self-signed certificate, made once; empty if files are used
 	log     *slog.Logger
 	current atomic.Pointer[tls.Config]
 	mu      sync.Mutex
-	sum     [sha256.Size]byte // of the files last loaded; guarded by mu
+	sum     [sha256.Size]byte // of the loaded files; guarded by mu
 }
 
-// LoadCerts reads the files that cfg names, or makes a self-signed certificate.
+// LoadCerts reads the files that cfg names, or makes a self-signed certificate. Errors
+// name the configuration key.
 func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	c := &Certs{cfg: cfg, log: log}
 	if cfg.SelfSigned {
@@ -53,13 +54,13 @@ func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
 	return c, nil
 }
 
-// Reload reads the files again. On an error the old ones stay in use.
+// Reload reads the files again. After an error the old certificates stay in use.
 func (c *Certs) Reload() error {
 	_, err := c.refresh()
 	return err
 }
 
-// refresh loads the files and reports whether their content had changed.
+// refresh loads the files and reports whether their content has changed.
 func (c *Certs) refresh() (changed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,8 +73,8 @@ func (c *Certs) refresh() (changed bool, err error) {
 	return true, nil
 }
 
-// Run looks at the files until ctx ends and reloads them when their content
-// changed. It starts no goroutine.
+// Run checks the files every two seconds and loads them again when their content has
+// changed. It returns when ctx ends, and starts no goroutine.
 func (c *Certs) Run(ctx context.Context) {
 	tick := time.NewTicker(certCheck)
 	defer tick.Stop()
@@ -87,7 +88,7 @@ func (c *Certs) Run(ctx context.Context) {
 		changed, err := c.refresh()
 		if err == nil {
 			failures = 0
-		} else if failures++; failures == 2 { // the first time they may be half written
+		} else if failures++; failures == 2 { // at the first failure a file may be half written
 			c.log.Warn("certificate files cannot be used, the old ones stay", "error", err)
 		}
 		if changed {
@@ -96,10 +97,11 @@ func (c *Certs) Run(ctx context.Context) {
 	}
 }
 
-// config is what one listener uses; it asks for the current state per handshake.
+// config returns the configuration of one listener. It reads the current certificates for
+// each handshake.
 func (c *Certs) config(protos ...string) *tls.Config {
 	type derived struct{ from, conf *tls.Config }
-	var last atomic.Pointer[derived] // one config per certificate keeps session tickets valid
+	var last atomic.Pointer[derived] // reusing the configuration keeps session tickets valid
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: protos,
@@ -150,7 +152,7 @@ func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
 	return conf, sha256.Sum256(files), nil
 }
 
-// selfSigned makes a certificate for localhost that is good for a year.
+// selfSigned makes a certificate for localhost that is valid for a year.
 func selfSigned() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
