@@ -65,3 +65,30 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 	leave()
 	a.empty(t)
 }
+
+// TestAdmissionCountsWaiting: a request that is admitted waits no longer, so that its
+// client may have others wait, one after another.
+func TestAdmissionCountsWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a admission
+		l := config.Limits{MaxExchanges: 1, Queue: 4, QueueTimeout: config.Duration(time.Second), PerClient: 3}
+		leave := mustEnter(t, &a, "b", l)
+		for range 3 * l.PerClient {
+			next := make(chan func(), 1)
+			go func() {
+				leave, err := a.enter(t.Context(), "b", l)
+				if err != nil {
+					t.Error(err)
+				}
+				next <- leave
+			}()
+			synctest.Wait()
+			leave()
+			if leave = <-next; leave == nil {
+				return
+			}
+		}
+		leave()
+		a.empty(t)
+	})
+}
