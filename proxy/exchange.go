@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -108,12 +109,12 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 // that run.
 func (x *exchange) serve(r *http.Request, api openai.API) error {
 	x.req.API = api // errors have its form from here on
-	r, err := x.s.authenticate(r)
+	r, err := x.s.keys.Load().Authenticate(r)
 	if err != nil {
 		return err
 	}
-	x.key = keyName(r)
-	client := clientOf(r)
+	x.key = admission.KeyName(r)
+	client := admission.Client(r)
 	if err := x.heed(); err != nil {
 		return err
 	}
@@ -132,9 +133,9 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	if err := x.checkParams(); err != nil {
 		return err
 	}
-	leave, err := x.s.admission.enter(x.ctx, client, x.cfg.Limits)
+	leave, err := x.s.queue.Enter(x.ctx, client, x.cfg.Limits)
 	if err != nil {
-		x.s.deps.Metrics.Shed(shedReason(err))
+		x.s.deps.Metrics.Shed(admission.Reason(err))
 		return err
 	}
 	defer leave()

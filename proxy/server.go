@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -89,10 +90,10 @@ type PolicyRow struct {
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
-	cfg        atomic.Pointer[config.Config] // replaced as a whole by Reload
-	keys       atomic.Pointer[Keys]          // nil: everybody may call
+	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
+	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
 	connectors map[string]connector.Connector
-	admission  admission
+	queue      admission.Queue
 	budget     retryBudget
 	janitor    janitor
 	explain    *explainStore
@@ -114,7 +115,7 @@ type Server struct {
 
 // New returns a server with that configuration; keys is nil when none are asked
 // for. It starts nothing.
-func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
 		log:        deps.Log,
@@ -127,7 +128,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, clientOf)
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	if deps.Turns != nil {
 		s.turns = &fleetTurns{s, deps.Turns}
@@ -150,7 +151,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 
 // Reload makes new exchanges use cfg and keys; those that run keep theirs. The
 // listeners' addresses do not change.
-func (s *Server) Reload(cfg *config.Config, keys *Keys) {
+func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
@@ -289,7 +290,7 @@ type model struct {
 // serveModels lists the models of all engines that are ready, or shows the one
 // that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.authenticate(r); err != nil {
+	if _, err := s.keys.Load().Authenticate(r); err != nil {
 		downstream.Error(w, publicError(err))
 		return
 	}
