@@ -63,7 +63,7 @@ so far.`,
 	return cmd
 }
 
-// checkBench finds what cannot be run.
+// checkBench checks the flags.
 func checkBench(c *load.Config) error {
 	u, err := url.Parse(c.URL)
 	switch {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -55,7 +57,7 @@ type attempt struct {
 	merge    merge                      // of decode's answer with prefill's
 	held     int                        // bytes of the budget for parts of events
 	turn     *keptTurn                  // that prefill pulls; nil: none
-	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
+	left     *upstream.Detached         // of prefill's leg, if that was left and may yet be answered
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -222,7 +224,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || ownFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
+		if err == nil || downstream.OwnFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
@@ -314,7 +316,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
 func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
-	body, err := a.x.hold(len(a.x.body.B) + legSlack)
+	body, err := a.x.client.Buffer(len(a.x.client.Body()) + legSlack)
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
@@ -330,7 +332,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	}
 	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
 		body.Free()
-		body = a.x.body.Hold()
+		body = a.x.client.HoldBody()
 	} else {
 		body.Set(leg.Body)
 	}
@@ -376,8 +378,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
-	a.x.rec.fallback("kv_transfer", reason)
+	a.x.fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
@@ -402,7 +403,7 @@ func refused(err error) bool {
 // the client; legBody owns it.
 func (a *attempt) bodyBuffer() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.x.hold(len(a.x.body.B) + legSlack); err != nil {
+		if a.legBody, err = a.x.client.Buffer(len(a.x.client.Body()) + legSlack); err != nil {
 			return nil, err
 		}
 	}
@@ -411,3 +412,20 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 
 // legSlack is the room that a connector's own fields usually need.
 const legSlack = 2 << 10
+
+// replyHandoff answers with prefill's answer, which was the whole text.
+func (a *attempt) replyHandoff() error {
+	x := a.x
+	x.firstByte(nil)
+	if u, ok := openai.ParseUsage(a.answer.B); ok {
+		x.usage = u
+	}
+	h := x.client.AnswerHeader()
+	h.Set("Content-Type", "application/json")
+	if x.req.Stream {
+		h.Set("Content-Type", "text/event-stream")
+	} else {
+		a.tellTiming()
+	}
+	return x.writeWhole(http.StatusOK, a.handoff.Answer)
+}

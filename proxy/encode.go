@@ -34,8 +34,7 @@ func (a *attempt) encode() error {
 	if len(legs) > 0 {
 		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
 		if len(targets) == 0 {
-			x.s.deps.Metrics.Fallback("encode", "no_target")
-			x.rec.fallback("encode", "no_target")
+			x.fallback("encode", "no_target")
 		} else if err := a.encodeAll(legs, targets); err != nil {
 			return err
 		}

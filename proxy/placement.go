@@ -49,8 +49,7 @@ func (x *exchange) placeOnce() (*coordinator.Placement, error) {
 	})
 	switch {
 	case err == nil:
-		x.s.deps.Metrics.Fallback("aggregated", reason)
-		x.rec.fallback("aggregated", reason)
+		x.fallback("aggregated", reason)
 	case sure:
 		return nil, unpairable
 	default:
@@ -124,6 +123,6 @@ func (x *exchange) placed(p *coordinator.Placement) {
 		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
 	}
 	for _, f := range p.Fallbacks {
-		x.s.deps.Metrics.Fallback(f.What, f.Reason)
+		x.fallback(f.What, f.Reason)
 	}
 }

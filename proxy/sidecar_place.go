@@ -49,12 +49,12 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 	for _, name := range order {
 		if !x.narrow(name) {
 			if name == c.first {
-				x.passedOver(name, "not_applicable")
+				x.fallback(name, "not_applicable")
 			}
 			continue
 		}
 		if !desperate && x.spent(name) {
-			x.passedOver(name, "failed")
+			x.fallback(name, "failed")
 			skipped = true
 			continue
 		}
@@ -69,7 +69,7 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 		if !errors.Is(err, coordinator.ErrNoTarget) {
 			return nil, skipped, err
 		}
-		x.passedOver(name, "no_target")
+		x.fallback(name, "no_target")
 	}
 	return nil, skipped, err
 }
@@ -138,12 +138,6 @@ func (x *exchange) coordinated(name string) {
 	x.s.deps.Metrics.Coordinated(name)
 }
 
-// passedOver counts a coordination policy that should have served and did not.
-func (x *exchange) passedOver(name, reason string) {
-	x.s.deps.Metrics.Fallback(name, reason)
-	x.rec.fallback(name, reason)
-}
-
 // widen lets the decode leg move to other engines than that which the header or
 // the picker named, when that has failed; what the header named only if the
 // policies allow it.
@@ -162,7 +156,7 @@ func (x *exchange) widen() {
 		return
 	}
 	x.ask.Within.Decode = nil
-	x.passedOver(c.policy, "failed")
+	x.fallback(c.policy, "failed")
 }
 
 // pick has the picker choose decode for a prefill that has answered. What it
@@ -175,7 +169,7 @@ func (a *attempt) pick() {
 	p, err := a.placeDecode()
 	if err != nil {
 		x.ask.Within.Decode = nil
-		x.passedOver(config.CoordinateDecodePicked, "no_target")
+		x.fallback(config.CoordinateDecodePicked, "no_target")
 		return
 	}
 	a.move(p)
@@ -187,7 +181,7 @@ func (x *exchange) pickInto() bool {
 	c := &x.side
 	i, reason := x.askPicker()
 	if reason != "" {
-		x.passedOver(config.CoordinateDecodePicked, reason)
+		x.fallback(config.CoordinateDecodePicked, reason)
 		return false
 	}
 	c.choice[0] = i
