@@ -219,6 +219,12 @@ type Bound interface {
 	BindsDecode()
 }
 
+// PinsDecode reports whether c is a Bound.
+func PinsDecode(c Connector) bool {
+	_, pins := c.(Bound)
+	return pins
+}
+
 // ErrBadReply is what ReadPrefill's errors wrap: an engine that answered with
 // success, but not what its protocol promises. Their text holds nothing of the
 // answer.
