@@ -39,7 +39,7 @@ type cleanupCall struct {
 // Concurrent legs are aborted, where that is possible, before it returns,
 // because a retry must not meet the old attempt.
 func (a *attempt) cleanup(err error) {
-	if a.left != nil && !a.orphan.DecodeTook {
+	if a.left != nil && !a.orphan.KVRead {
 		a.hearOut()
 		return
 	}

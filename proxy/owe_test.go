@@ -18,6 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
@@ -51,7 +52,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 		t.Fatal(err)
 	}
 	native := &nativeDecider{}
-	l := newPipeListener()
+	l := proxytest.NewPipeListener()
 	var mu sync.Mutex
 	var conns []net.Conn
 	dead := false
@@ -64,7 +65,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 				if dead {
 					return nil, net.ErrClosed
 				}
-				c, err := l.dial()
+				c, err := l.Dial()
 				conns = append(conns, c)
 				return c, err
 			},

@@ -13,12 +13,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Leave implements upstream.Waiter: an engine, the leg's own or the one whose KV it
+// Evict implements upstream.CallControl: an engine, the leg's own or the one whose KV it
 // needs, has fallen silent. The leg is left only to be tried elsewhere: where there
 // is nobody else, or no try is left, or the budget has no retry, it waits for the
 // engine to come back, unless that is too late for prefill's blocks (expired). The
 // retry is taken from the budget here. Of the exchange it reads what no leg changes.
-func (l *legRow) Leave(silent any) bool {
+func (l *legRow) Evict(silent any) bool {
 	a := l.a
 	x := a.x
 	from, phase := l.target, l.Phase
@@ -106,7 +106,7 @@ func (a *attempt) hearOut() {
 // hearing is a prefill leg that was left, and what its clean-up needs. It holds no
 // memory of the exchange but the client's body.
 type hearing struct {
-	left   *upstream.Left
+	left   *upstream.Detached
 	conn   connector.Connector
 	c      connector.Attempt
 	orphan connector.Orphan
@@ -160,7 +160,7 @@ func (h *hearing) read(memory *buffer.Budget, resp *upstream.Response) *buffer.B
 
 // awaitHeard waits until t is not silent any more, or ctx ends.
 func awaitHeard(ctx context.Context, t engine.Target) {
-	for t.Silent() && !t.Gone() && ctx.Err() == nil {
+	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
 		sleep(ctx, cleanupPause)
 	}
 }
@@ -176,4 +176,4 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-var _ upstream.Waiter = (*legRow)(nil)
+var _ upstream.CallControl = (*legRow)(nil)

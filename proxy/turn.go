@@ -51,7 +51,7 @@ func (a *attempt) pullTurn() {
 		x.s.forgetTurn(k, 0)
 		return
 	}
-	a.turn, a.c.Turn = k, k.params
+	a.turn, a.c.RetainedKV = k, k.params
 	x.rec.notes = append(x.rec.notes, "prefill pulls the KV of the turn before from "+k.holder.Name())
 	x.s.deps.Metrics.Turn("pulled")
 }
@@ -113,11 +113,11 @@ func (x *exchange) takeTurn() *keptTurn {
 // turn can use, it is told to free.
 func (a *attempt) keepTurn(answer []byte) {
 	x := a.x
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
 		return
 	}
-	kept, ok := keeper.Kept(&a.c, answer)
+	kept, ok := keeper.Retained(&a.c, answer)
 	if !ok {
 		return
 	}
@@ -157,7 +157,7 @@ func (a *attempt) keepTurn(answer []byte) {
 }
 
 // turnIDs are the ids of the tokens whose KV is kept, or why they are not known.
-func turnIDs(k *connector.Kept) (ids []uint32, unfit string) {
+func turnIDs(k *connector.Retained) (ids []uint32, unfit string) {
 	if k.Unfit != "" {
 		return nil, k.Unfit
 	}
@@ -176,7 +176,7 @@ func turnIDs(k *connector.Kept) (ids []uint32, unfit string) {
 
 // holdTurn is the KV that a's decode says it keeps. Its host is empty, and nobody
 // is sent there, if that is one at which decode is not known to be.
-func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) *keptTurn {
+func (a *attempt) holdTurn(keeper connector.Retainer, host string, params []byte) *keptTurn {
 	p, d := a.p.Prefill, a.p.Decode
 	k := &keptTurn{params: bytes.Clone(params), host: host, holder: d, since: d.Since()}
 	call := connector.Cleanup{Phase: abi.Decode, How: "engine_timeout"}
@@ -184,7 +184,7 @@ func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) 
 	case !d.Owns(host, p.Instance) || !connector.Sound(d.Instance, p.Instance, params):
 		k.host = ""
 	case p.Spec.Bidirectional:
-		call = keeper.Forget(&a.c, params)
+		call = keeper.FreeRetained(&a.c, params)
 	}
 	k.forget = a.cleanupJob([]connector.Cleanup{call})
 	k.forget.calls[0].holder, k.forget.slow = d, true
@@ -247,11 +247,11 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok {
 		return whole
 	}
-	rest, params := keeper.CutKept(make([]byte, 0, len(whole)), whole)
+	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
 		a.x.fallback("turn_kv", "stream")
