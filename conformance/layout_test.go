@@ -41,6 +41,7 @@ var mayImport = map[string][]string{
 	"proxy/inflight":              {},
 	"proxy/prompt":                {"abi", "proxy/buffer", "proxy/config", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/...", "proxy/telemetry", "proxy/tokens", "proxy/upstream"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
+	"proxy/sidecar":               {"abi", "proxy/config", "proxy/connector", "proxy/coordinator", "proxy/downstream", "proxy/engine", "proxy/openai", "proxy/upstream"},
 	"proxy/socket":                {},
 	"proxy/upstream":              {"proxy/socket"},
 	"proxy/state/...":             {"abi"},

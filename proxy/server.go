@@ -28,6 +28,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -107,7 +108,7 @@ type Server struct {
 	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
 	bodies     *downstream.Bodies
@@ -162,9 +163,9 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := newSidecar(cfg, old)
+	next := sidecar.New(cfg, s.deps.Registry, old)
 	if s.sidecar.Store(next); next != old {
-		old.close()
+		old.Close()
 	}
 }
 
@@ -186,7 +187,7 @@ func (s *Server) Wait() {
 	s.live.wait(ctx)
 	s.turns.clear(time.Now())
 	s.janitor.wait(limit)
-	s.sidecar.Load().close()
+	s.sidecar.Load().Close()
 }
 
 // AdminHandler is the operators' routes without a listener and without any check of
@@ -196,7 +197,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return s.ready(sc)
+		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
 }
