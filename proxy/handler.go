@@ -44,7 +44,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 func (s *Server) adminRoutes() http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.deps.Registry, Gatherer: s.deps.Gatherer, Policies: s.deps.Policies, Workers: s.deps.Workers,
-		Ready: s.serveHealth, Drain: s.Drain, Running: s.runningRows, Explain: s.explanation, Perf: s.perfRows, Sidecar: s.adminSidecar,
+		Ready: s.serveHealth, Drain: s.Drain, Running: s.runningRows, Explain: s.explanation, Perf: s.perfRows, Sidecar: s.sidecar.Load,
 		Log: s.log,
 	})
 }

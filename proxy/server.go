@@ -29,6 +29,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -87,7 +88,7 @@ type Server struct {
 	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
 	bodies     *downstream.Bodies
@@ -142,9 +143,9 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := newSidecar(cfg, old)
+	next := sidecar.New(cfg, s.deps.Registry, old)
 	if s.sidecar.Store(next); next != old {
-		old.close()
+		old.Close()
 	}
 }
 
@@ -166,13 +167,13 @@ func (s *Server) Wait() {
 	s.live.wait(ctx)
 	s.turns.clear(time.Now())
 	s.janitor.wait(limit)
-	s.sidecar.Load().close()
+	s.sidecar.Load().Close()
 }
 
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return s.ready(sc)
+		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
 // Options are the parts of the process that operators see and change. Fields that may be
@@ -33,7 +34,7 @@ type Options struct {
 	// there is none.
 	Explain func(id string) (explanation any, ok bool)
 	Perf    func() []json.RawMessage // rows of GET /perf_metrics, the oldest first
-	Sidecar func() Sidecar           // returns nil if the process is no sidecar
+	Sidecar func() *sidecar.Sidecar  // returns nil if the process is no sidecar
 	Log     *slog.Logger
 }
 

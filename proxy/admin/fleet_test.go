@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
 func TestMain(m *testing.M) { proxytest.Main(m) }
@@ -41,9 +42,9 @@ func (policies) Reload(name string) error {
 // ask sends a request to a coordinator with these workers.
 func ask(w workers, method, path string) *httptest.ResponseRecorder {
 	h := Handler(Options{
-		Gatherer: prometheus.NewRegistry(), Policies: policies{}, Workers: w, Drain: func() {},
+		Gatherer: prometheus.NewRegistry(), Policies: policies{}, Workers: w, Ready: http.NotFound, Drain: func() {},
 		Running: func() []RunningRow { return []RunningRow{{RequestID: "own", AgeMS: 25}} },
-		Sidecar: func() Sidecar { return nil },
+		Sidecar: func() *sidecar.Sidecar { return nil },
 		Log:     slog.New(slog.DiscardHandler),
 	})
 	r := httptest.NewRecorder()

@@ -4,9 +4,9 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
 // SidecarRow is the answer of GET /v1/sidecar.
@@ -21,24 +21,11 @@ type SidecarRow struct {
 // maxOrderBody bounds the body of PUT /v1/sidecar/policies.
 const maxOrderBody = 4 << 10
 
-// Sidecar is the sidecar of the process. Safe for concurrent use.
-type Sidecar interface {
-	Config() config.Sidecar
-	LocalName() string // name of the local engine
-	// Order returns the coordination policies in the order in which they are tried. The
-	// caller must not change it.
-	Order() []string
-	// SetOrder makes later requests try these policies in this order, and no others. The
-	// error says what is wrong with them.
-	SetOrder(policies []string) error
-	ResetOrder() // restores the order of the configuration
-}
-
 // sidecarRoutes has the handlers of /v1/sidecar.
 type sidecarRoutes struct{ o Options }
 
 // with calls h with the sidecar. It answers 404 if the process is no sidecar.
-func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, Sidecar)) http.HandlerFunc {
+func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, *sidecar.Sidecar)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		sc := s.o.Sidecar()
 		if sc == nil {
@@ -49,7 +36,7 @@ func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, Sidecar))
 	}
 }
 
-func (s sidecarRoutes) show(w http.ResponseWriter, _ *http.Request, sc Sidecar) {
+func (s sidecarRoutes) show(w http.ResponseWriter, _ *http.Request, sc *sidecar.Sidecar) {
 	cfg := sc.Config()
 	downstream.JSON(w, 200, SidecarRow{
 		Engine: sc.LocalName(), Role: cfg.Role, Connector: cfg.Connector,
@@ -59,7 +46,7 @@ func (s sidecarRoutes) show(w http.ResponseWriter, _ *http.Request, sc Sidecar) 
 
 // setOrder makes later requests try the coordination policies in the given order. They do
 // not try a policy that the list leaves out.
-func (s sidecarRoutes) setOrder(w http.ResponseWriter, r *http.Request, sc Sidecar) {
+func (s sidecarRoutes) setOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
 	var body struct {
 		Policies []string `json:"policies"`
 	}
@@ -77,7 +64,7 @@ func (s sidecarRoutes) setOrder(w http.ResponseWriter, r *http.Request, sc Sidec
 	s.show(w, r, sc)
 }
 
-func (s sidecarRoutes) resetOrder(w http.ResponseWriter, r *http.Request, sc Sidecar) {
+func (s sidecarRoutes) resetOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
 	sc.ResetOrder()
 	s.show(w, r, sc)
 }
