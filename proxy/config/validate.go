@@ -23,7 +23,6 @@ func (c *Config) Validate() []Problem {
 	k.fleet()
 	k.election()
 	k.sidecar()
-	k.trace()
 	k.listeners()
 	k.durations()
 	return k.problems
@@ -89,10 +88,6 @@ func (k *checker) timeouts() {
 	k.positive("timeouts.policy", int64(t.Policy))
 	k.positive("timeouts.dial", int64(t.Dial))
 	k.positive("timeouts.cleanup", int64(t.Cleanup))
-}
-
-// trace has no checks yet.
-func (k *checker) trace() {
 }
 
 // listeners checks the listening addresses, and that no two TCP addresses overlap.
