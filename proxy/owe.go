@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // maxOwed bounds a clean-up that is told beforehand. A longer one holds a prompt:
@@ -45,9 +45,9 @@ func (j *cleanupJob) owed() []byte {
 // before them; a target is its engine's name and its rank, for another process has
 // other numbers.
 func (j *cleanupJob) append(b []byte) []byte {
-	b = appendOwed(appendOwed(appendOwed(b, j.requestID), j.connector), j.auth)
-	b = binary.AppendUvarint(b, uint64(max(0, j.limit)))
-	b = binary.AppendUvarint(b, uint64(len(j.calls)))
+	b = wire.AppendText(wire.AppendText(wire.AppendText(b, j.requestID), j.connector), j.auth)
+	b = wire.AppendUint(b, uint64(max(0, j.limit)))
+	b = wire.AppendUint(b, uint64(len(j.calls)))
 	for i := range j.calls {
 		c := &j.calls[i]
 		anyTarget := byte(0)
@@ -55,24 +55,20 @@ func (j *cleanupJob) append(b []byte) []byte {
 			anyTarget = 1
 		}
 		b = append(b, byte(c.Phase), byte(c.Until), anyTarget)
-		b = appendOwed(appendOwed(appendOwed(b, c.How), c.Leg.Path), c.Leg.Body)
-		b = binary.AppendUvarint(b, uint64(len(c.Leg.Header)))
+		b = wire.AppendText(wire.AppendText(wire.AppendText(b, c.How), c.Leg.Path), c.Leg.Body)
+		b = wire.AppendUint(b, uint64(len(c.Leg.Header)))
 		for _, f := range c.Leg.Header {
-			b = appendOwed(appendOwed(b, f.Name), f.Value)
+			b = wire.AppendText(wire.AppendText(b, f.Name), f.Value)
 		}
-		b = binary.AppendUvarint(b, uint64(len(c.Hosts)))
+		b = wire.AppendUint(b, uint64(len(c.Hosts)))
 		for _, host := range c.Hosts {
-			b = appendOwed(b, host)
+			b = wire.AppendText(b, host)
 		}
 		for _, t := range [...]engine.Target{c.target, c.holder} {
-			b = binary.AppendUvarint(appendOwed(b, t.Name()), uint64(t.Rank))
+			b = wire.AppendUint(wire.AppendText(b, t.Name()), uint64(t.Rank))
 		}
 	}
 	return b
-}
-
-func appendOwed[T string | []byte](dst []byte, text T) []byte {
-	return append(binary.AppendUvarint(dst, uint64(len(text))), text...)
 }
 
 // CleanUp does, in the background, what another process of the same deployment
@@ -98,24 +94,24 @@ func readOwed(b []byte, known *engine.Snapshot) (*cleanupJob, error) {
 // readJob reads what cleanupJob.append wrote. Nothing of the job aliases b. lost names
 // an engine that is not known any more: such targets are zero.
 func readJob(b []byte, known *engine.Snapshot) (j *cleanupJob, lost, err error) {
-	r := owedReader{b: b}
-	j = &cleanupJob{requestID: string(r.text()), connector: string(r.text()), auth: string(r.text()), since: time.Now()}
-	j.limit = time.Duration(min(r.uint(), uint64(time.Hour)))
-	for range r.list() {
-		head := r.take(3)
+	r := wire.Read(b)
+	j = &cleanupJob{requestID: string(r.Text()), connector: string(r.Text()), auth: string(r.Text()), since: time.Now()}
+	j.limit = time.Duration(min(r.Uint(), uint64(time.Hour)))
+	for range r.List(1) {
+		head := r.Bytes(3)
 		if head == nil {
 			break
 		}
 		c := cleanupCall{Cleanup: connector.Cleanup{Phase: abi.Phase(head[0]), Until: connector.Until(head[1]), AnyTarget: head[2] != 0}}
-		c.How, c.Leg.Path, c.Leg.Body = string(r.text()), string(r.text()), slices.Clone(r.text())
-		for range r.list() {
-			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.text()), Value: string(r.text())})
+		c.How, c.Leg.Path, c.Leg.Body = string(r.Text()), string(r.Text()), slices.Clone(r.Text())
+		for range r.List(1) {
+			c.Leg.Header = append(c.Leg.Header, upstream.Field{Name: string(r.Text()), Value: string(r.Text())})
 		}
-		for range r.list() {
-			c.Hosts = append(c.Hosts, string(r.text()))
+		for range r.List(1) {
+			c.Hosts = append(c.Hosts, string(r.Text()))
 		}
 		for _, to := range [...]*engine.Target{&c.target, &c.holder} {
-			name, rank := r.text(), r.uint()
+			name, rank := r.Text(), r.Uint()
 			i := known.Instance(string(name))
 			if i == nil || rank >= uint64(len(i.Load)) {
 				lost = fmt.Errorf("engine %.64q is not known any more", name)
@@ -126,49 +122,10 @@ func readJob(b []byte, known *engine.Snapshot) (j *cleanupJob, lost, err error) 
 		j.slow = j.slow || c.Until == connector.UntilServed
 		j.calls = append(j.calls, c)
 	}
-	if r.bad || len(r.b) > 0 {
+	if !r.Done() {
 		return nil, nil, errOwed
 	}
 	return j, lost, nil
 }
 
 var errOwed = errors.New("it is not what a worker owes")
-
-// owedReader reads from the front of b. What is not there makes it bad.
-type owedReader struct {
-	b   []byte
-	bad bool
-}
-
-func (r *owedReader) uint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.b, r.bad = nil, true
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-// list is the length of a list each of whose members takes a byte at least.
-func (r *owedReader) list() int {
-	n := r.uint()
-	if n > uint64(len(r.b)) {
-		r.b, r.bad = nil, true
-		return 0
-	}
-	return int(n)
-}
-
-// take returns the next n bytes; nil when there are not so many.
-func (r *owedReader) take(n int) []byte {
-	if n > len(r.b) {
-		r.b, r.bad = nil, true
-		return nil
-	}
-	b := r.b[:n]
-	r.b = r.b[n:]
-	return b
-}
-
-func (r *owedReader) text() []byte { return r.take(r.list()) }

@@ -44,10 +44,10 @@ func (a *attempt) pullTurn() {
 	switch reason := a.unfit(k); reason {
 	case "":
 	case "engine_gone":
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		return
 	default:
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -75,12 +75,12 @@ func (a *attempt) unfit(k *keptTurn) string {
 // is proven to begin with.
 func (x *exchange) takeTurn() *keptTurn {
 	s, now, scope := x.s, time.Now(), turnScope(&x.req)
-	name := s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)
+	name := s.prompts.ClientID(x.source())
 	named := name != "" && s.turns.named(x.ctx, scope, name)
 	reason := "not_text"
 	var ids []uint32
 	if textOnly(&x.req) {
-		ids = x.exactIDs(named)
+		ids = s.prompts.ExactIDs(x.ctx, &x.prompt, x.source(), named)
 		if reason = "not_a_prefix"; len(ids) == 0 {
 			reason = "no_token_ids"
 		}
@@ -105,28 +105,8 @@ func (x *exchange) takeTurn() *keptTurn {
 	case found == coordinator.NothingKept:
 		return nil
 	}
-	x.turnFallback(reason)
+	x.fallback("turn_kv", reason)
 	return nil
-}
-
-// exactIDs are the token ids that prefill will compute; none where that is not
-// certain. Engines are asked for them only if it is worth it.
-func (x *exchange) exactIDs(worth bool) []uint32 {
-	if v, _ := x.req.Get("truncate_prompt_tokens"); !openai.IsNull(v) {
-		return nil
-	}
-	p := &x.prompt
-	if len(p.found) == 0 {
-		if !worth && x.req.Prompt != openai.PromptTokens && x.req.Prompt != openai.PromptTokenLists {
-			return nil
-		}
-		x.s.deps.Coordinator.Cut(&p.cut, x.req.Model)
-		p.found, _ = x.tokenIDs() // without memory for them there are none
-	}
-	if !p.exact {
-		return nil
-	}
-	return p.found
 }
 
 // keepTurn remembers what decode says, in its whole answer, that it keeps; what no
@@ -142,7 +122,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		return
 	}
 	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
-		x.turnFallback(kept.Unfit)
+		x.fallback("turn_kv", kept.Unfit)
 		return
 	}
 	k := a.holdTurn(keeper, kept.Host, kept.Params)
@@ -157,19 +137,19 @@ func (a *attempt) keepTurn(answer []byte) {
 		reason = "not_text"
 	}
 	if reason != "" {
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
 	now := time.Now()
 	if !x.s.turns.put(conversation.OnShelf[*keptTurn]{
 		Scope:   turnScope(&x.req),
-		Name:    strings.Clone(x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)),
+		Name:    strings.Clone(x.s.prompts.ClientID(x.source())),
 		IDs:     ids,
 		Expires: now.Add(a.p.Decode.Spec.KeepsFor() - turnMargin),
 		Value:   k,
 	}, now) {
-		x.turnFallback(coordinator.ReasonCoordinator)
+		x.fallback("turn_kv", coordinator.ReasonCoordinator)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -255,7 +235,7 @@ func (a *attempt) giveUpTurn(err error) {
 func (a *attempt) spare(e *legError) *legError {
 	if a.turn != nil && e.status/100 == 5 {
 		e.spared = true
-		a.x.turnFallback("pull_failed")
+		a.x.fallback("turn_kv", "pull_failed")
 	}
 	return e
 }
@@ -274,15 +254,10 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
-		a.x.turnFallback("stream")
+		a.x.fallback("turn_kv", "stream")
 		a.x.s.forgetTurn(a.holdTurn(keeper, name, params), 0)
 	}
 	return rest
-}
-
-func (x *exchange) turnFallback(reason string) {
-	x.s.deps.Metrics.Fallback("turn_kv", reason)
-	x.rec.fallback("turn_kv", reason)
 }
 
 // turnScope is what, besides the token ids, KV depends on, and what sets clients'

@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // Part is one part of an exported registry. A mirror needs the latest value of each
@@ -201,60 +202,48 @@ func appendPairKey(b []byte, key pairKey) []byte {
 	return binary.LittleEndian.AppendUint16(b, uint16(key.decodeRank))
 }
 
-// wire reads a binary part. Missing values are 0, and then bad is true.
-type wire struct {
-	b   []byte
-	bad bool
-}
-
-func (w *wire) take(n int) []byte {
-	if len(w.b) < n {
-		w.b, w.bad = nil, true
-		return make([]byte, n)
-	}
-	head := w.b[:n]
-	w.b = w.b[n:]
-	return head
-}
-
-func (w *wire) uint8() uint8   { return w.take(1)[0] }
-func (w *wire) uint16() uint16 { return binary.LittleEndian.Uint16(w.take(2)) }
-func (w *wire) uint32() uint32 { return binary.LittleEndian.Uint32(w.take(4)) }
-func (w *wire) uint64() uint64 { return binary.LittleEndian.Uint64(w.take(8)) }
+// partReader reads a binary part.
+type partReader struct{ wire.Reader }
 
 // float reads a non-negative number.
-func (w *wire) float() float32 {
-	f := math.Float32frombits(w.uint32())
+func (r *partReader) float() float32 {
+	f := math.Float32frombits(r.Uint32())
 	if f >= 0 && f <= math.MaxFloat32 {
 		return f
 	}
-	w.bad = true
+	r.Fail()
 	return 0
 }
 
 // natural reads a non-negative count.
-func (w *wire) natural() int64 {
-	n := int64(w.uint64())
-	w.bad = w.bad || n < 0
+func (r *partReader) natural() int64 {
+	n := int64(r.Uint64())
+	if n < 0 {
+		r.Fail()
+	}
 	return max(0, n)
 }
 
 // int32 reads a non-negative count.
-func (w *wire) int32() int32 {
-	n := int32(w.uint32())
-	w.bad = w.bad || n < 0
+func (r *partReader) int32() int32 {
+	n := int32(r.Uint32())
+	if n < 0 {
+		r.Fail()
+	}
 	return max(0, n)
 }
 
-func (w *wire) fit() load.Fit { return load.Fit{PerToken: w.float(), Fixed: w.float()} }
+func (r *partReader) fit() load.Fit { return load.Fit{PerToken: r.float(), Fixed: r.float()} }
 
-func (w *wire) pairKey() pairKey {
-	return pairKey{prefill: w.uint32(), decode: w.uint32(), prefillRank: int(w.uint16()), decodeRank: int(w.uint16())}
+func (r *partReader) pairKey() pairKey {
+	return pairKey{prefill: r.Uint32(), decode: r.Uint32(), prefillRank: int(r.Uint16()), decodeRank: int(r.Uint16())}
 }
 
 // pairState reads a state other than broken, which the circuit tells.
-func (w *wire) pairState() abi.PairState {
-	s := abi.PairState(w.uint8())
-	w.bad = w.bad || s > abi.PairReady
+func (r *partReader) pairState() abi.PairState {
+	s := abi.PairState(r.Uint8())
+	if s > abi.PairReady {
+		r.Fail()
+	}
 	return s
 }
