@@ -19,6 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"
 )
@@ -344,7 +345,7 @@ func TestSidecarPoliciesAreSwitched(t *testing.T) {
 		t.Errorf("DELETE answered %d", status)
 	}
 	ask("local")
-	var row proxy.SidecarRow
+	var row admin.SidecarRow
 	if f.admin("/v1/sidecar", &row); row.Engine != "d0" || row.Role != "decode" || strings.Join(row.Policies, " ") != "prefill_named local prefill_placed" {
 		t.Errorf("got %+v", row)
 	}

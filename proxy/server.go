@@ -16,6 +16,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
@@ -27,6 +29,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -39,7 +42,7 @@ type Deps struct {
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
 	Gatherer    prometheus.Gatherer // what GET /metrics shows
-	Policies    Policies
+	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
 	Tokens      *tokens.Tokenizer // nil: only the client has token ids
 	// Wrap puts filters around the handler of the public endpoints but /health,
@@ -48,7 +51,7 @@ type Deps struct {
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
 	Turns    *coordinator.Client
-	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
@@ -63,36 +66,15 @@ type Deps struct {
 	Version string
 }
 
-// Policies is what operators see and do of the policies.
-type Policies interface {
-	List() []PolicyRow
-	// Reload loads the policy of that name again; on an error the old version
-	// stays.
-	Reload(name string) error
-}
-
-// PolicyRow is one row of GET /v1/policies.
-type PolicyRow struct {
-	Name          string  `json:"name"`
-	Phase         string  `json:"phase"`
-	VersionSHA256 string  `json:"version_sha256"`
-	Runtime       string  `json:"runtime"`
-	State         string  `json:"state"`
-	Calls         uint64  `json:"calls"`
-	Failures      uint64  `json:"failures"`
-	MeanUS        float64 `json:"mean_us"`
-	P99US         float64 `json:"p99_us"`
-}
-
 // Server serves the public and the admin endpoints. Its methods are safe for
 // concurrent use.
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
-	cfg        atomic.Pointer[config.Config] // replaced as a whole by Reload
-	keys       atomic.Pointer[Keys]          // nil: everybody may call
+	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
+	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
 	connectors map[string]connector.Connector
-	admission  admission
+	queue      admission.Queue
 	budget     retryBudget
 	janitor    janitor
 	explain    *explainStore
@@ -106,7 +88,7 @@ type Server struct {
 	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
 	bodies     *downstream.Bodies
@@ -114,7 +96,7 @@ type Server struct {
 
 // New returns a server with that configuration; keys is nil when none are asked
 // for. It starts nothing.
-func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
 		log:        deps.Log,
@@ -127,7 +109,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, clientOf)
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	if deps.Turns != nil {
 		s.turns = &fleetTurns{s, deps.Turns}
@@ -150,7 +132,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 
 // Reload makes new exchanges use cfg and keys; those that run keep theirs. The
 // listeners' addresses do not change.
-func (s *Server) Reload(cfg *config.Config, keys *Keys) {
+func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
@@ -161,9 +143,9 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := newSidecar(cfg, old)
+	next := sidecar.New(cfg, s.deps.Registry, old)
 	if s.sidecar.Store(next); next != old {
-		old.close()
+		old.Close()
 	}
 }
 
@@ -185,17 +167,13 @@ func (s *Server) Wait() {
 	s.live.wait(ctx)
 	s.turns.clear(time.Now())
 	s.janitor.wait(limit)
-	s.sidecar.Load().close()
+	s.sidecar.Load().Close()
 }
-
-// AdminHandler is the operators' routes without a listener and without any check of
-// who calls: for the coordinator of this worker.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return s.ready(sc)
+		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
 }
@@ -289,7 +267,7 @@ type model struct {
 // serveModels lists the models of all engines that are ready, or shows the one
 // that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.authenticate(r); err != nil {
+	if _, err := s.keys.Load().Authenticate(r); err != nil {
 		downstream.Error(w, publicError(err))
 		return
 	}

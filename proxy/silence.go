@@ -32,7 +32,7 @@ func (l *legRow) Evict(silent any) bool {
 	if a.verdict.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
+	if x.route.Fixes(from.Instance) {
 		return l.expired(silent) // the caller says where it runs
 	}
 	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
