@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -27,7 +27,7 @@ type Workers interface {
 	// Each asks the operators' surface of every worker at once, and returns what
 	// each said, in the order of List. One that does not answer in time has an Err.
 	Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer
-	List() []coordinator.WorkerRow
+	List() []fleet.WorkerRow
 }
 
 // WorkerAnswer is what one worker answered.
@@ -45,14 +45,14 @@ const (
 	workerActs     = 30 * time.Second
 )
 
-// serverWorkers are the workers of a coordinator.Server.
-type serverWorkers struct{ server *coordinator.Server }
+// serverWorkers are the workers of a fleet.Server.
+type serverWorkers struct{ server *fleet.Server }
 
 // NewWorkers returns the workers that are connected to s.
-func NewWorkers(s *coordinator.Server) Workers { return serverWorkers{s} }
+func NewWorkers(s *fleet.Server) Workers { return serverWorkers{s} }
 
 // List implements Workers.
-func (w serverWorkers) List() []coordinator.WorkerRow { return w.server.Workers() }
+func (w serverWorkers) List() []fleet.WorkerRow { return w.server.Workers() }
 
 // Each implements Workers.
 func (w serverWorkers) Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -41,9 +42,9 @@ func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front 
 	if err != nil {
 		t.Fatal(err)
 	}
-	var server *coordinator.Server
+	var server *fleet.Server
 	front = newWorld(t, setup{deps: func(d *Deps) {
-		server = coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
+		server = fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
 		d.Workers = NewWorkers(server)
 		if change != nil {
 			d.Workers = change(d.Workers)
@@ -59,7 +60,7 @@ func wholeFleet(t *testing.T, workers int, change func(Workers) Workers) (front 
 	})
 	for slot := range workers {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
-		c := coordinator.NewClient(coordinator.ClientOptions{
+		c := fleet.NewClient(fleet.ClientOptions{
 			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
 			Fallback: w.local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
 		})
@@ -126,7 +127,7 @@ func TestWhole(t *testing.T) {
 	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
 		t.Errorf("%+v", rows)
 	}
-	var workers []coordinator.WorkerRow
+	var workers []fleet.WorkerRow
 	if front.into(&workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
 		t.Errorf("%+v", workers)
 	}
@@ -162,7 +163,7 @@ func TestWholeLive(t *testing.T) {
 type fixed []WorkerAnswer
 
 func (f fixed) Each(context.Context, string, string, []byte) []WorkerAnswer { return slices.Clone(f) }
-func (fixed) List() []coordinator.WorkerRow                                 { return nil }
+func (fixed) List() []fleet.WorkerRow                                       { return nil }
 
 // TestWholeSilent: a worker that does not answer holds nothing up and is said to
 // be silent; what was to reach all of them is then no success.

@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
@@ -181,7 +182,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	spread := n.joinWorkers()
 	var workers proxy.Workers
-	var turns *coordinator.Client
+	var turns *fleet.Client
 	switch {
 	case n.leader != nil:
 		workers = proxy.NewWorkers(n.leader.workers)

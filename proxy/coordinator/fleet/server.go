@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -21,7 +22,7 @@ import (
 // ServerOptions is what a Server stands on. Local and Log are needed. The
 // functions are called by many goroutines and must not block; nil: not called.
 type ServerOptions struct {
-	Local *Local
+	Local *coordinator.Local
 	Log   *slog.Logger
 	// Gate lets workers in. Nil: it lets in those that come over a Unix socket.
 	Gate *access.Gate
@@ -203,7 +204,7 @@ func (s *Server) join(w *worker) {
 			w.tell(Topic(topic), value)
 		}
 	}
-	w.tellForms(s.o.Local.forms())
+	w.tellForms(s.o.Local.Demand())
 	s.mu.Unlock()
 	for _, o := range old {
 		o.conn.Close(errReplaced)
@@ -301,7 +302,7 @@ type ownNumbers struct {
 
 // own returns the numbers of the instances that there are now.
 func (s *Server) own() *ownNumbers {
-	now := s.o.Local.registry.Snapshot()
+	now := s.o.Local.Snapshot()
 	if n := s.numbers.Load(); n != nil && n.of == now {
 		return n
 	}

@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -194,19 +196,19 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 		t.Fatal(err)
 	}
 	so := ServerOptions{
-		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: quiet()}),
-		Local: w.Local, Log: quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
+		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: coordinatortest.Quiet()}),
+		Local: w.Local, Log: coordinatortest.Quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
 	}
 	co := ClientOptions{
 		Dial:     w.pipes.dial,
-		Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),
-		Mirror:   same{w.reg}, Log: quiet(), Observer: w.counts, Slot: 3, Node: "here",
+		Fallback: coordinatortest.Uncounted{Local: coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Slot: 3, Node: "here",
 	}
 	if change != nil {
 		change(&so, &co)
 	}
-	w.server, w.client = NewServer(so), NewClient(co)
-	w.client.bare = true
+	w.server = NewServer(so)
+	w.use(NewClient(co))
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
