@@ -14,7 +14,7 @@ import (
 func (a *app) checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check config.toml",
-		Short: "Validate a configuration and start its plugins; probes nothing",
+		Short: "Validate a configuration and start its plugins, without calls to engines",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
 	}
@@ -56,7 +56,7 @@ func (a *app) check(path string) error {
 	return nil
 }
 
-// checkPlugins starts the plugins and ends them again.
+// checkPlugins starts the plugins and stops them again.
 func (a *app) checkPlugins(cfg *config.Config) error {
 	log, err := a.logger()
 	if err != nil {

@@ -21,7 +21,7 @@ func (a *app) explainCommand() *cobra.Command {
 	var admin adminFlags
 	c := &cobra.Command{
 		Use:   "explain REQUEST_ID",
-		Short: "Why a request went where it went",
+		Short: "Show why each leg of a request ran on its engine",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin) },
 	}
@@ -91,7 +91,7 @@ func (a *app) printExplanation(e *proxy.Explanation) error {
 	return nil
 }
 
-// factsThatSay lists the facts of a candidate that are not nothing.
+// factsThatSay lists the facts of a candidate that are not zero.
 func factsThatSay(facts map[string]any) string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(facts)) {

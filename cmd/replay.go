@@ -43,33 +43,34 @@ func (a *app) replayCommand() *cobra.Command {
 		Long: `Measure place policies on a recorded trace against a simulated fleet, faster
 than real time.
 
-A trace has one JSON object a line: timestamp (ms), input_length, output_length
-(tokens) and hash_ids, one id for each block of the prompt that names the block
-and all before it; and conversation, if the client named it. That is the form of
-the Mooncake traces and of what pdproxy run records.
+A trace has one JSON object per line: timestamp (ms), input_length, output_length
+(tokens), hash_ids, and conversation if the client named it. Each of the hash_ids
+identifies one block of the prompt together with all blocks before it. Mooncake's
+traces and the recordings of pdproxy run have this form.
 
-Arrivals are scaled once for all policies, so that the trace's prefill work would
-use --load of the fleet's prefill capacity if all prompts shared one cache without
-bounds. The same flags give the same result, but for the decisions per second.`,
+The command scales the arrival times once for all policies. With the scaled times
+and one unlimited cache for all prompts, the prefill work of the trace would use
+--load of the fleet's prefill capacity. The same flags give the same result,
+except for the decisions per second.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
 	}
 	f := c.Flags()
-	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, but with --json")
-	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME where the module has several; repeatable; default all built-in ones")
-	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, as kv_aware.patience=16; repeatable")
-	f.StringVar(&r.runtime, "runtime", "wasm", "how built-in policies run: wasm or native")
+	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
+	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
+	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: wasm or native")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
 	f.IntVar(&r.fleet.Ranks, "ranks", 4, "ranks of each prefill instance")
 	f.IntVar(&r.fleet.Decode, "decode", 4, "decode instances")
 	f.IntVar(&r.fleet.BlocksPerRank, "blocks-per-rank", 4000, "KV blocks of each prefill rank")
-	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens of a block of the trace")
+	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens in one block of the trace")
 	f.Float64Var(&r.fleet.Load, "load", 0.9, "share of the prefill capacity that the trace would use with the ideal hit ratio")
 	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), " or "))
-	f.StringVar(&r.model, "model-file", "", "TOML file of the same keys instead of a preset")
-	f.DurationVar(&r.ttft, "slo-ttft", 0, "time to the first token of a good request; 0: as the preset has it")
-	f.DurationVar(&r.itl, "slo-itl", 0, "mean time between tokens of a good request; 0: as the preset has it")
-	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers that policies are given")
+	f.StringVar(&r.model, "model-file", "", "TOML file with the keys of a preset, instead of --preset")
+	f.DurationVar(&r.ttft, "slo-ttft", 0, "limit of a good request for the time to first token; 0: as in the preset")
+	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")
+	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers for policies")
 	f.StringVar(&r.html, "html", "", "file for a report with plots")
 	return c
 }
@@ -107,7 +108,8 @@ func (a *app) replay(r *replayFlags) error {
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
-			// A set of its own for each run: a guest may remember the last one.
+			// Each run has a set of its own, because a guest may have state of
+			// an earlier run.
 			p, err := newPlacer(name, params, r.runtime == "native", log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
@@ -153,7 +155,7 @@ func (a *app) writeReports(reports []*replay.Report, html string) error {
 	return nil
 }
 
-// readModel takes the model that the flags name.
+// readModel reads the model that the flags name.
 func (r *replayFlags) readModel() error {
 	m, err := replay.Preset(r.preset)
 	if r.model != "" {
@@ -219,14 +221,14 @@ func parseParams(texts []string) (policies.Params, error) {
 	return params, nil
 }
 
-// placer is a set of plugins that has one place policy.
+// placer is a set of plugins with one place policy.
 type placer struct{ set *plugins.Set }
 
-// replayBudget is the time budget of a decision. It is long: a decision that came
-// late by chance would make two runs differ.
+// replayBudget is the time limit of a decision. It is long, because a decision
+// that is late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
-// newPlacer loads a built-in policy, or the one of a module.
+// newPlacer loads a built-in policy or a policy of a module.
 func newPlacer(name string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
@@ -248,7 +250,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 	}
 	set, err := plugins.New(plugins.Deps{
 		Builtin:       policies.Wasm,
-		Meter:         func(string, string) policy.Meter { return deafMeter{} },
+		Meter:         func(string, string) policy.Meter { return nopMeter{} },
 		Conversations: conversation.New(0),
 		Transport:     http.DefaultTransport,
 		CacheDir:      node.CompileCache(log),
@@ -266,7 +268,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 
 const wasmSuffix = ".wasm"
 
-// cutWasm splits FILE.wasm/NAME; in is "/NAME", or "" without one.
+// cutWasm splits FILE.wasm/NAME. in is "/NAME", or "" without a name.
 func cutWasm(name string) (path, in string, ok bool) {
 	if strings.HasSuffix(name, wasmSuffix) {
 		return name, "", true
@@ -287,8 +289,8 @@ func (p *placer) Place(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
 // Needs implements replay.Placer.
 func (p *placer) Needs() abi.Needs { return p.set.Needs() }
 
-// deafMeter is for policies that nobody watches.
-type deafMeter struct{}
+// nopMeter ignores the calls.
+type nopMeter struct{}
 
-func (deafMeter) Observe(time.Duration) {}
-func (deafMeter) Fail(string)           {}
+func (nopMeter) Observe(time.Duration) {}
+func (nopMeter) Fail(string)           {}

@@ -60,7 +60,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pdproxy",
-		Short:         "Coordinates prefill and decode in front of LLM serving engines",
+		Short:         "Coordinate prefill and decode in front of LLM serving engines",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -73,7 +73,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// logger returns the log that the global flags ask for.
+// logger returns the log that the global flags describe.
 func (a *app) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(a.logLevel)); err != nil {

@@ -18,7 +18,7 @@ func (a *app) simCommand() *cobra.Command {
 	var cfg enginesim.Config
 	c := &cobra.Command{
 		Use:   "sim",
-		Short: "Run one simulated engine as its own process",
+		Short: "Run one simulated engine as a separate process",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()
@@ -33,45 +33,45 @@ func (a *app) simCommand() *cobra.Command {
 	f.StringVar(&cfg.Role, "role", enginesim.RoleBoth, "prefill, decode or both, or encode for a vLLM encoder")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar(&cfg.Name, "name", "", "name in logs; default the connector and role")
-	f.StringVar(&cfg.Model, "model", "sim", "name of the served model; engines that exchange KV must agree")
+	f.StringVar(&cfg.Model, "model", "sim", "name of the served model; engines that exchange KV need the same name")
 	f.IntVar(&cfg.KVBlocks, "kv-blocks", 4096, "KV blocks of each rank")
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block")
 	f.IntVar(&cfg.Ranks, "ranks", 1, "data-parallel ranks")
 	f.IntVar(&cfg.SideChannelPort, "side-channel-port", 0, "port of the KV side channel; 0: any")
-	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id by which peers know the engine; default a random one")
-	f.StringVar(&cfg.Store, "store", "", "vllm-store: directory of the KV cache that engines share; default none")
-	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params, 1 (2025) to 6; default the newest")
+	f.StringVar(&cfg.Nixl.EngineID, "engine-id", "", "vllm-nixl, vllm-nixl-push: id of the engine for its peers; default a random id")
+	f.StringVar(&cfg.Store, "store", "", "vllm-store: directory of the shared KV cache; default none")
+	f.IntVar(&cfg.Nixl.Wire, "nixl-wire", 0, "vllm-nixl: generation of kv_transfer_params, 1 (2025) to 6; default the newest generation")
 	f.IntVar(&cfg.Nixl.TPSize, "tp-size", 1, "vllm-nixl, vllm-nixl-push: tensor-parallel size")
-	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy recompute, not fail")
-	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps what it has answered, prefill pulls it")
+	f.BoolVar(&cfg.Nixl.Recompute, "recompute", false, "vllm-nixl, vllm-nixl-push: kv_load_failure_policy is recompute instead of fail")
+	f.BoolVar(&cfg.Nixl.Bidirectional, "bidirectional", false, "vllm-nixl: bidirectional_kv_xfer: decode keeps the KV of its answers, and prefill pulls it")
 	f.IntVar(&cfg.BootstrapPort, "bootstrap-port", 0, "sglang, vllm-mooncake prefill: port of the bootstrap server; 0: any")
 	f.BoolVar(&cfg.SGLang.HeaderOverrides, "header-overrides", false, "sglang: x-override-* header lines replace members of the body")
-	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair must agree")
-	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT where rank 0 publishes KV events, rank r on PORT+r; HOST may be *")
-	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT where they are replayed, likewise")
+	f.StringVar(&cfg.SGLang.KVCacheDtype, "kv-cache-dtype", "auto", "sglang: type of the KV cache; both sides of a pair need the same type")
+	f.StringVar(&cfg.KVEvents.Endpoint, "zmq-events", "", "vllm-nixl, sglang: tcp://HOST:PORT for the KV events of rank 0; rank r uses PORT+r; HOST may be *")
+	f.StringVar(&cfg.KVEvents.Replay, "zmq-replay", "", "tcp://HOST:PORT for replays of KV events, in the same form")
 	f.IntVar(&cfg.MoRIIO.HandshakePort, "handshake-port", 0, "vllm-moriio: port of the handshake; 0: any")
 	f.IntVar(&cfg.MoRIIO.NotifyPort, "notify-port", 0, "vllm-moriio: port of the notifications; 0: any")
 	f.StringVar(&cfg.MoRIIO.Register, "register", "", "vllm-moriio, vllm-p2p-nccl: tcp://HOST:PORT of the proxy's registry")
-	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port where prefill sends its KV; 0: any")
-	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory through which encoders hand on what they have worked up")
-	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "how long setting up the connection to a peer takes")
+	f.IntVar(&cfg.P2PNCCL.Port, "kv-port", 0, "vllm-p2p-nccl: port for the KV that prefill sends; 0: any")
+	f.StringVar(&cfg.ECDir, "ec-dir", "", "vllm: directory with the output of encoders")
+	f.DurationVar(&cfg.ConnectDelay, "connect-delay", 0, "time to connect to a peer")
 	f.StringVar(&cfg.TRTLLM.ClusterURI, "cluster-uri", "", "trtllm: http://HOST:PORT or etcd://HOST:PORT of the cluster storage where the worker registers")
-	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster there")
-	f.StringVar(&cfg.Etcd, "etcd", "", "http://HOST:PORT of the etcd where the engine registers: trtllm as a worker does, others below /pdproxy/engines/")
+	f.StringVar(&cfg.TRTLLM.ClusterName, "cluster-name", "", "trtllm: name of the cluster in the storage")
+	f.StringVar(&cfg.Etcd, "etcd", "", "http://HOST:PORT of the etcd for the registration: trtllm in the form of a worker, others below /pdproxy/engines/")
 	f.StringVar(&cfg.TRTLLM.AuthKey, "auth-key", "", "trtllm: the workers' internal_request_auth_key")
 	f.BoolVar(&cfg.TRTLLM.PerfMetrics, "perf-metrics", false, "trtllm: return_perf_metrics")
 	f.BoolVar(&cfg.TRTLLM.Msgpack, "msgpack", false, "trtllm: TRTLLM_SERVE_ENABLE_MSGSPEC")
-	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "how long blocks wait for a transfer")
-	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds of one uncached prompt token")
-	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds of one decoded token")
-	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences computed at once on a rank")
-	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, the share of requests that meet a fault")
-	f.IntVar(&cfg.DieAfter, "die-after", 0, "die abruptly after that many requests; 0: never")
+	f.DurationVar(&cfg.Lease, "lease", 30*time.Second, "time that blocks wait for a transfer")
+	f.IntVar(&cfg.PrefillUsPerToken, "prefill-us-per-token", 0, "microseconds per uncached prompt token")
+	f.IntVar(&cfg.DecodeUsPerToken, "decode-us-per-token", 0, "microseconds per decoded token")
+	f.IntVar(&cfg.MaxRunning, "max-running", 256, "sequences that a rank computes at the same time")
+	f.StringVar(&cfg.Fail, "fail", "", "RATE:KIND, share of requests with a fault, and kind of the fault")
+	f.IntVar(&cfg.DieAfter, "die-after", 0, "exit abruptly after this number of requests; 0: never")
 	f.StringVar(&cfg.Hang, "hang", "", "phase in which requests hang")
 	return c
 }
 
-// sim runs the engine until a signal, or until it dies by its own fault.
+// sim runs the engine until a signal, or until a fault of its own ends it.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
 	e, err := enginesim.New(cfg)

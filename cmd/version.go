@@ -15,7 +15,7 @@ var (
 	commit  string        // the commit it was built from
 )
 
-// abiVersions are the proxy-wasm versions whose plugins load.
+// abiVersions are the versions of proxy-wasm that plugins may have.
 var abiVersions = []string{"0.1.0", "0.2.0", "0.2.1"}
 
 type versionInfo struct {
@@ -64,6 +64,6 @@ func (a *app) versionCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&licenses, "licenses", false, "print the modules of others that the program contains, with the texts of their licences")
+	c.Flags().BoolVar(&licenses, "licenses", false, "print the third-party modules in the program, with the texts of their licences")
 	return c
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -55,7 +57,7 @@ type attempt struct {
 	merge    merge                      // of decode's answer with prefill's
 	held     int                        // bytes of the budget for parts of events
 	turn     *keptTurn                  // that prefill pulls; nil: none
-	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
+	left     *upstream.Detached         // of prefill's leg, if that was left and may yet be answered
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,
@@ -222,7 +224,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || ownFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
+		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
@@ -249,12 +251,6 @@ func (a *attempt) noteLease() {
 // leaseOver reports that decode must not be sent to prefill's blocks any more.
 func (a *attempt) leaseOver() bool { return !a.readBy.IsZero() && !time.Now().Before(a.readBy) }
 
-// binds reports whether no other decode engine can take the leg over.
-func binds(c connector.Connector) bool {
-	_, bound := c.(connector.Bound)
-	return bound
-}
-
 // afresh reports whether the leg hook wants another attempt, or none, instead of
 // another decode for the same blocks.
 func afresh(err error) bool {
@@ -267,9 +263,7 @@ func afresh(err error) bool {
 func (a *attempt) moveDecode(err error) bool {
 	x := a.x
 	x.exclude(err)
-	if x.side.sc != nil {
-		x.widen()
-	}
+	x.route.Relax()
 	p, placeErr := a.placeDecode()
 	if placeErr != nil {
 		return false
@@ -314,7 +308,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
 func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
-	body, err := a.x.hold(len(a.x.body.B) + legSlack)
+	body, err := a.x.client.Buffer(len(a.x.client.Body()) + legSlack)
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
@@ -330,7 +324,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	}
 	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
 		body.Free()
-		body = a.x.body.Hold()
+		body = a.x.client.HoldBody()
 	} else {
 		body.Set(leg.Body)
 	}
@@ -376,8 +370,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.s.deps.Metrics.Fallback("kv_transfer", reason)
-	a.x.rec.fallback("kv_transfer", reason)
+	a.x.fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
@@ -402,7 +395,7 @@ func refused(err error) bool {
 // the client; legBody owns it.
 func (a *attempt) bodyBuffer() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.x.hold(len(a.x.body.B) + legSlack); err != nil {
+		if a.legBody, err = a.x.client.Buffer(len(a.x.client.Body()) + legSlack); err != nil {
 			return nil, err
 		}
 	}
@@ -411,3 +404,35 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 
 // legSlack is the room that a connector's own fields usually need.
 const legSlack = 2 << 10
+
+// pick lets the picker of a sidecar choose decode for a prefill that has answered.
+// Without a usable answer decode stays the engine of the place policy.
+func (a *attempt) pick() {
+	x := a.x
+	if !x.route.Pick(a.p.Decode.Instance) {
+		return
+	}
+	p, err := a.placeDecode()
+	if err != nil {
+		x.route.DropPick()
+		return
+	}
+	a.move(p)
+}
+
+// replyHandoff answers with prefill's answer, which was the whole text.
+func (a *attempt) replyHandoff() error {
+	x := a.x
+	x.firstByte(nil)
+	if u, ok := openai.ParseUsage(a.answer.B); ok {
+		x.usage = u
+	}
+	h := x.client.AnswerHeader()
+	h.Set("Content-Type", "application/json")
+	if x.req.Stream {
+		h.Set("Content-Type", "text/event-stream")
+	} else {
+		a.tellTiming()
+	}
+	return x.writeWhole(http.StatusOK, a.handoff.Answer)
+}

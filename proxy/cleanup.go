@@ -39,7 +39,7 @@ type cleanupCall struct {
 // Concurrent legs are aborted, where that is possible, before it returns,
 // because a retry must not meet the old attempt.
 func (a *attempt) cleanup(err error) {
-	if a.left != nil && !a.orphan.DecodeTook {
+	if a.left != nil && !a.orphan.KVRead {
 		a.hearOut()
 		return
 	}
@@ -62,7 +62,7 @@ func (a *attempt) cleanup(err error) {
 		job.yield = cleanupYield
 	}
 	tried := a.x.s.janitor.start(job)
-	if !a.together() || a.x.committed || job.slow {
+	if !a.together() || a.x.client.Begun() || job.slow {
 		return
 	}
 	select {
@@ -82,7 +82,7 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanupJob {
 		restarts:  a.restarts,
 	}
 	if a.x.key == "" {
-		j.auth = a.x.r.Header.Get("Authorization")
+		j.auth = a.x.client.Header().Get("Authorization")
 	}
 	j.add(calls, a.p.Prefill, a.p.Decode)
 	return j

@@ -113,6 +113,9 @@ func TestPromptsAgainAreBounded(t *testing.T) {
 			how  string
 		}{{1, true, "slow"}, {cleanupFloor + 1, true, "engine_timeout"}, {cleanupFloor + 1, false, "plain"}} {
 			call := connector.Cleanup{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x", Body: make([]byte, tt.body)}, How: tt.how}
+			if tt.how == "engine_timeout" {
+				call.How = "too much"
+			}
 			if tt.slow {
 				call.Until = connector.UntilServed
 			}

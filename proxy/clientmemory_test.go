@@ -6,17 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 )
-
-// exchangeOf is an exchange of s that holds nothing.
-func exchangeOf(s *Server) *exchange {
-	x := &exchange{s: s, share: new(buffer.Share)}
-	x.share.Open(s.memory, nil, "")
-	return x
-}
 
 // One client holds at most half of the budget by bodies that grow when they are
 // decoded, unless clients are not counted. A body that goes on as it came is held once.
@@ -71,33 +62,10 @@ func TestClientMemory(t *testing.T) {
 					t.Errorf("afterwards: %+v", a)
 				}
 				synctest.Wait()
-				if n := w.holding.Len(); n != 0 || w.memory.Used() != 0 {
+				if n := w.bodies.Clients(); n != 0 || w.memory.Used() != 0 {
 					t.Errorf("%d clients are counted and %d bytes held at the end", n, w.memory.Used())
 				}
 			})
 		})
-	}
-}
-
-// Token ids of the client are counted before they are read, and neither they nor
-// their count outlive the body.
-func TestTokenIDsAreCounted(t *testing.T) {
-	const n = 200_000
-	body := []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"prompt_token_ids":[` + strings.Repeat("1,", n-1) + `1]}`)
-	for _, limit := range []int64{8 << 20, 512 << 10} {
-		memory := new(buffer.Budget)
-		memory.SetLimit(limit)
-		x := exchangeOf(&Server{memory: memory})
-		if err := openai.ParseRequest(openai.Chat, body, &x.req); err != nil {
-			t.Fatal(err)
-		}
-		ids, err := x.tokenIDs()
-		if fits := limit > 4*n; fits != (err == nil && len(ids) == n && memory.Used() == 4*n) || !fits && err != errMemory {
-			t.Errorf("limit %d: %d ids, %v, %d bytes are counted", limit, len(ids), err, memory.Used())
-		}
-		x.releaseBody()
-		if x.prompt.ids != nil && cap(x.prompt.ids) > mostKept || memory.Used() != 0 {
-			t.Errorf("limit %d: room for %d ids and %d bytes stay", limit, cap(x.prompt.ids), memory.Used())
-		}
 	}
 }

@@ -34,8 +34,7 @@ func (a *attempt) encode() error {
 	if len(legs) > 0 {
 		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
 		if len(targets) == 0 {
-			x.s.deps.Metrics.Fallback("encode", "no_target")
-			x.rec.fallback("encode", "no_target")
+			x.fallback("encode", "no_target")
 		} else if err := a.encodeAll(legs, targets); err != nil {
 			return err
 		}
@@ -67,7 +66,7 @@ func (x *exchange) encoders(pool *engine.Pool, connector string) []engine.Target
 	var good, bad []engine.Target
 	for _, r := range pool.Encode {
 		switch {
-		case r.Spec.Connector != connector || len(x.side.encode) > 0 && !slices.Contains(x.side.encode, r.Instance):
+		case r.Spec.Connector != connector || !x.route.AllowsEncoder(r.Instance):
 		case slices.Contains(x.ask.Excluded, r.Target) || !r.Breaker.Allow():
 			bad = append(bad, r.Target)
 		default:

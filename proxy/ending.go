@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
 // speedDoubt is how many times faster than measured a prefill may be.
 const speedDoubt = 2
 
-// Lingers implements upstream.Waiter. It reports whether the proxy waits for the answer
+// Lingers implements upstream.CallControl. It reports whether the proxy waits for the answer
 // of a prefill leg after the client has left, or after the decode leg has failed. The
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only those fields of the exchange that no leg changes.
@@ -40,7 +41,7 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 	return least <= float64(elapsed+prefillLinger)
 }
 
-// Wanted implements upstream.Waiter: a prefill leg that has waited for a connection is
+// Wanted implements upstream.CallControl: a prefill leg that has waited for a connection is
 // not sent when no decode may take the KV over any more.
 func (l *legRow) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
 
@@ -51,7 +52,7 @@ func (a *attempt) decodeWaits() bool {
 	if a.together() || takesKV(t, now) || a.forced && up(t) {
 		return true
 	}
-	if binds(a.conn) {
+	if connector.PinsDecode(a.conn) {
 		return false
 	}
 	known := a.x.s.deps.Registry.Snapshot()

@@ -12,8 +12,11 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -40,14 +43,11 @@ func TestPublicError(t *testing.T) {
 		retryAfter        bool
 	}{
 		{"request is at fault", &openai.Error{Status: 400, Code: "invalid_type", Param: "model", Message: "m"}, 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
-		{"no key", errNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
-		{"body too large", errBodyTooLarge(9), 413, "invalid_request_error", "body_too_large", "9 bytes", "", telemetry.OutcomeClientError, false},
-		{"body too slow", bodyReadError(t.Context(), os.ErrDeadlineExceeded), 408, "invalid_request_error", "body_timeout", "in time", "", telemetry.OutcomeClientError, false},
-		{"body broken", bodyReadError(t.Context(), io.ErrUnexpectedEOF), 400, "invalid_request_error", "body_incomplete", "body", "", telemetry.OutcomeClientError, false},
+		{"no key", admission.ErrNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
 		{"not carried", errNotCarried("sglang", openai.VLLMGenerate), 501, "invalid_request_error", "not_implemented", "sglang", "", telemetry.OutcomeClientError, false},
-		{"queue full", errQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
-		{"queue time", errQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
-		{"client's share", errClientCap, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
+		{"queue full", admission.ErrQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
+		{"queue time", admission.ErrQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
+		{"client's share", admission.ErrClientLimit, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
 		{"no target", &coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, 503, "overloaded_error", "no_target", "prefill", "", telemetry.OutcomeNoTarget, true},
 		{"rejected", &coordinator.RejectedError{}, 503, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
 		{"rejected as too much", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
@@ -56,7 +56,7 @@ func TestPublicError(t *testing.T) {
 		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},
 		{"no id", coordinator.ErrNoID, 503, "overloaded_error", "no_id", "no disagg id", "", telemetry.OutcomeInternal, true},
 		{"model needed", coordinator.ErrModelNeeded, 400, "invalid_request_error", "missing_field", "model", "model", telemetry.OutcomeClientError, false},
-		{"draining", errDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
+		{"draining", downstream.ErrDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"cancelled", context.Canceled, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"leg failed", leg(&legError{reason: "reset", code: 502}), 502, "upstream_error", "leg_failed", `the decode leg on engine "d0" failed (reset)`, "", telemetry.OutcomeEngineError, false},
 		{"leg timed out", leg(&legError{reason: "timeout", code: 504}), 504, "upstream_error", "leg_timeout", `the decode leg on engine "d0" timed out (timeout)`, "", telemetry.OutcomeTimeout, false},
@@ -66,7 +66,7 @@ func TestPublicError(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			writeError(w, publicError(tt.err))
+			downstream.Error(w, publicError(tt.err))
 			var got struct {
 				Error struct{ Message, Type, Code, Param *string }
 			}
@@ -113,7 +113,7 @@ func TestNewLegError(t *testing.T) {
 		{"sent", &upstream.Error{Op: upstream.OpHead, Sent: true, Err: io.EOF}, "head", 502, true},
 		{"timed out", &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, true},
 		{"dial timed out", &upstream.Error{Op: upstream.OpDial, Timeout: true, Err: os.ErrDeadlineExceeded}, "timeout", 504, false},
-		{"of another kind", errAnswerTooLarge, "reset", 502, true},
+		{"of another kind", buffer.ErrTooLarge, "reset", 502, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -36,9 +36,9 @@ func fullRecord(id string) *record {
 			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
 			{Roles: abi.RoleDecode, Rank: 2, Trial: true},
 		}},
-		Targets:   []engine.Target{p0, p1, d0},
-		Fallbacks: []coordinator.Fallback{{What: "mint", Reason: "late"}},
+		Targets: []engine.Target{p0, p1, d0},
 	})
+	r.fallback("mint", "late")
 	r.Placed = at(2)
 	decode := r.leg(abi.Decode, d0, 1, "leg-b") // begun by another goroutine before prefill's row
 	failed := r.leg(abi.Prefill, p0, 1, "leg-a")

@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -17,7 +18,7 @@ import (
 // jobs outlive their exchange but not the server.
 type janitor struct {
 	s             *Server
-	wg            background
+	wg            inflight.Group
 	slow          chan struct{} // bounds the slow jobs that run
 	queued        atomic.Int64  // bytes that jobs hold, by queueCost
 	afterRestarts restartCleanups
@@ -218,7 +219,7 @@ func (j *janitor) try(ctx context.Context, t engine.Target, job *cleanupJob, c *
 		return resp.Status/100 == 4
 	case connector.UntilServed:
 		limit = maxAnswer
-		if c.vain = resp.Status/100 == 4 && resp.Status != 408 && resp.Status != 429; c.vain {
+		if c.vain = upstream.RequestAtFault(resp.Status); c.vain {
 			return true
 		}
 	}

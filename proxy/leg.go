@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -33,7 +34,6 @@ const (
 )
 
 var (
-	errAnswerTooLarge = errors.New("the answer is too large")
 	// errAnswered ends a decode leg whose prefill had the whole answer.
 	errAnswered = errors.New("prefill had the whole answer")
 )
@@ -122,7 +122,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	resp, err := a.send(ctx, row, l, waits{sendBy: a.readBy, head: a.limit, idle: a.limit})
 	if err != nil {
-		a.orphan.DecodeSent, a.orphan.DecodeEnded = maybeSent(err), ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	defer resp.Close()
@@ -133,11 +133,11 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 			le = x.statusError(abi.Decode, t, resp, answer)
 		}
 		answer.Free()
-		a.orphan.DecodeEnded = true
+		a.orphan.DecodeIdle = true
 		return x.legEnded(ctx, row, a.blame(le))
 	}
 	if err := a.relay(ctx, row, resp); err != nil {
-		a.orphan.DecodeEnded = refused(err) || ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeIdle = refused(err) || ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	x.legSucceeded(row)
@@ -149,7 +149,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 // not come in time.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook || !le.silent.IsZero() {
+	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.KVRead || !le.silent.IsZero() {
 		return err
 	}
 	switch {
@@ -179,7 +179,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	x, t := a.x, row.target
 	fields := append(row.fields[:0], x.base...)
 	if t.APIKey != "" {
-		fields = append(without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
+		fields = append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}
 	row.fields = append(fields, l.Header...)
 	if e := a.edits[row.Phase]; len(e) > 0 {
@@ -187,9 +187,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	row.body[0] = l.Body
 	if l.Msgpack {
-		copied, err := x.share.Get(len(l.Body))
+		copied, err := x.client.LegBuffer(len(l.Body))
 		if err != nil {
-			return nil, newLegError(row.Phase, t, memoryError(err))
+			return nil, newLegError(row.Phase, t, err)
 		}
 		defer copied.Free() // the client reads it only until Do returns
 		if packed, err := connector.AppendMsgpack(copied.B, l.Body); err == nil {
@@ -200,19 +200,19 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	if x.cfg.Transport.Client == "nethttp" { // which copies the body
 		n := int64(len(row.body[0]))
-		if err := x.share.Take(n); err != nil {
-			return nil, newLegError(row.Phase, t, memoryError(err))
+		if err := x.client.TakeMemory(n); err != nil {
+			return nil, newLegError(row.Phase, t, err)
 		}
-		defer x.share.Release(n)
+		defer x.client.ReleaseMemory(n)
 	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero() || x.side.phase != "", KeepLate: w.keepLate,
+		Once: !a.p.Prefill.IsZero() || x.route.CallerCoordinates(), KeepLate: w.keepLate,
 	}
 	if row.Phase != abi.Encode {
 		row.a = a
-		row.request.Waiter, row.request.Keep = row, row.Phase == abi.Prefill && hearsOut(a.conn)
+		row.request.Control, row.request.Detach = row, row.Phase == abi.Prefill && hearsOut(a.conn)
 	}
 	if row.Phase == abi.Decode && a.decodeSent != nil {
 		row.request.Sent = sync.OnceFunc(func() { close(a.decodeSent) })
@@ -221,8 +221,8 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	row.free()
 	if err != nil {
 		var ue *upstream.Error
-		if errors.As(err, &ue) && ue.Left != nil {
-			a.left = ue.Left
+		if errors.As(err, &ue) && ue.Detached != nil {
+			a.left = ue.Detached
 		}
 		return nil, newLegError(row.Phase, t, err)
 	}
@@ -269,12 +269,12 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 // legFailed counts a failed leg against its engine, unless the request itself, the
 // proxy or the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
-	if ownFault(le) {
+	if downstream.OwnFault(le) {
 		return
 	}
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
 	if le.status == 0 && le.silent.IsZero() {
-		le.target.Doubt()
+		le.target.ProbeSoon()
 	}
 	switch {
 	case le.spared:
@@ -308,7 +308,7 @@ func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.
 	e := &legError{phase: phase, target: t, reason: fmt.Sprintf("status_%d", resp.Status), status: resp.Status, code: 502, sent: true}
 	ownKey := t.APIKey != "" || x.key != ""
 	if resp.Status/100 == 4 && !(resp.Status == 401 && ownKey) {
-		e.final = resp.Status != 408 && resp.Status != 429
+		e.final = upstream.RequestAtFault(resp.Status)
 		e.ctype, e.retryAfter = resp.Get("Content-Type"), resp.Get("Retry-After")
 		x.relayed(e, answer.B)
 	}
@@ -317,7 +317,7 @@ func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.
 
 // relayed makes answer, which is copied, what the client gets for e.
 func (x *exchange) relayed(e *legError, answer []byte) {
-	if err := x.reserve(len(answer)); err != nil {
+	if err := x.client.Reserve(len(answer)); err != nil {
 		*e = *newLegError(e.phase, e.target, err)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -78,18 +79,13 @@ func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":
-		x.legFallback(reason)
+		x.fallback("leg", reason)
 	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
-		x.legFallback(coordinator.ReasonNonsense)
+		x.fallback("leg", coordinator.ReasonNonsense)
 	default:
 		return d, list
 	}
 	return abi.LegPass, nil
-}
-
-func (x *exchange) legFallback(reason string) {
-	x.s.deps.Metrics.Fallback("leg", reason)
-	x.rec.fallback("leg", reason)
 }
 
 // edited lets the leg hook edit a leg that has been shaped. slot is the buffer of
@@ -112,12 +108,12 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	}
 	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
-		a.x.legFallback(coordinator.ReasonNonsense)
+		a.x.fallback("leg", coordinator.ReasonNonsense)
 		return l, nil
 	}
 	a.edits[phase] = headers
 	if len(members) > 0 {
-		b, err := a.x.hold(len(l.Body) + len(list) + legSlack)
+		b, err := a.x.client.Buffer(len(l.Body) + len(list) + legSlack)
 		if err != nil {
 			return l, err
 		}
@@ -178,7 +174,7 @@ func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
 // of the connection, nor those that the protocol with the engine uses.
 func headerEditable(e *abi.Edit) bool {
 	k := http.CanonicalHeaderKey(e.Name)
-	return !hopByHop(k) && !endsHere(k) && !connector.PDHeader(e.Name) &&
+	return !downstream.Proxied(k) && !connector.PDHeader(e.Name) &&
 		upstream.ValidField(upstream.Field{Name: e.Name, Value: e.Value})
 }
 
@@ -186,7 +182,7 @@ func headerEditable(e *abi.Edit) bool {
 func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	for _, e := range edits {
 		if e.Op != abi.EditAddHeader {
-			fields = without(fields, e.Name)
+			fields = downstream.Without(fields, e.Name)
 		}
 		if e.Op != abi.EditRemoveHeader {
 			fields = append(fields, upstream.Field{Name: e.Name, Value: e.Value})
@@ -200,7 +196,7 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 func (a *attempt) judge(err error) {
 	x := a.x
 	var le *legError
-	if x.legPolicy == nil || x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
+	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
 		return
 	}
 	le.judged = true

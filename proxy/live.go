@@ -9,14 +9,15 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
 )
 
 // liveSet is the exchanges that run now. Safe for concurrent use.
 type liveSet struct {
-	mu    sync.Mutex
-	views []*liveView     // guarded by mu; in no order
-	end   chan struct{}   // guarded by mu; closed when the last one has gone, if somebody waits
-	shown *balance.Worker // learns of each; nil: nobody needs to know
+	mu      sync.Mutex
+	views   []*liveView // guarded by mu; in no order
+	running inflight.Group
+	shown   *balance.Worker // learns of each; nil: nobody needs to know
 }
 
 // liveView is what others may see of a running exchange: while it is in the set
@@ -42,6 +43,7 @@ func (l *liveSet) add(v *liveView) {
 	defer l.mu.Unlock()
 	l.views = append(l.views, v)
 	v.place = len(l.views)
+	l.running.Add()
 	l.shown.Exchange(1)
 }
 
@@ -57,24 +59,13 @@ func (l *liveSet) remove(v *liveView) {
 	l.views[end], v.place = nil, 0
 	l.views = l.views[:end]
 	l.shown.Exchange(-1)
-	if len(l.views) == 0 && l.end != nil {
-		close(l.end)
-		l.end = nil
-	}
+	l.running.Done()
 }
 
-// wait returns when no exchange runs, or ctx has ended. One at a time may wait.
+// wait returns when no exchange runs, or ctx has ended.
 func (l *liveSet) wait(ctx context.Context) {
-	l.mu.Lock()
-	if len(l.views) == 0 {
-		l.mu.Unlock()
-		return
-	}
-	end := make(chan struct{})
-	l.end = end
-	l.mu.Unlock()
 	select {
-	case <-end:
+	case <-l.running.Idle():
 	case <-ctx.Done():
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -34,7 +35,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{}}})
 		var conns []net.Conn
 		for range 50 {
-			conn, err := w.public.dial()
+			conn, err := w.public.Dial()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -42,10 +43,10 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n{", completionsPath, 16<<20)
 		}
 		synctest.Wait()
-		if n := w.readers.len(); n != len(conns) {
+		if n := w.bodies.Reading(); n != len(conns) {
 			t.Errorf("%d bodies are being read, want %d", n, len(conns))
 		}
-		if n := w.memory.Used(); n > int64(len(conns))*firstRead {
+		if n := w.memory.Used(); n > int64(len(conns))*buffer.FirstRead {
 			t.Errorf("%d bytes are held for %d bytes that came", n, len(conns))
 		}
 		if n := w.metric("pdproxy_buffer_bytes"); n != float64(w.memory.Used()) {

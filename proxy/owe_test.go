@@ -3,7 +3,7 @@ package proxy
 import (
 	"context"
 	"net"
-	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -16,8 +16,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
@@ -51,7 +53,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 		t.Fatal(err)
 	}
 	native := &nativeDecider{}
-	l := newPipeListener()
+	l := proxytest.NewPipeListener()
 	var mu sync.Mutex
 	var conns []net.Conn
 	dead := false
@@ -64,7 +66,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 				if dead {
 					return nil, net.ErrClosed
 				}
-				c, err := l.dial()
+				c, err := l.Dial()
 				conns = append(conns, c)
 				return c, err
 			},
@@ -217,7 +219,10 @@ func owingJob(t testing.TB, blocks int) *cleanupJob {
 	t.Helper()
 	conn, calls := owing(t, blocks)
 	cfg := config.Default()
-	x := &exchange{r: &http.Request{Header: http.Header{"Authorization": {"Bearer x"}}}, cfg: &cfg}
+	x := &exchange{cfg: &cfg}
+	r := httptest.NewRequest("POST", completionsPath, nil)
+	r.Header.Set("Authorization", "Bearer x")
+	x.client.Open(downstream.NewBodies(nil, nil, nil), &cfg, httptest.NewRecorder(), r)
 	x.rec.RequestID = "r"
 	a := &attempt{x: x, conn: conn, p: &coordinator.Placement{Prefill: targetNamed("p"), Decode: targetNamed("d")}}
 	return a.cleanupJob(calls)

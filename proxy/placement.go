@@ -13,16 +13,26 @@ import (
 // place asks for a placement.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.rec.placing(time.Now())
-	if x.side.sc != nil {
-		return x.coordinate()
+	if x.route.Sidecar() == nil {
+		return x.PlaceOnce()
 	}
-	return x.placeOnce()
+	x.encoded = x.encoded || x.route.CallerCoordinates()
+	return x.route.Place()
 }
 
-// placeOnce asks for a placement that the request's form allows. What its
+// Coordinated implements sidecar.Exchange.
+func (x *exchange) Coordinated(policy string) {
+	x.rec.coordination = policy
+	x.s.deps.Metrics.Coordinated(policy)
+}
+
+// Fallback implements sidecar.Exchange.
+func (x *exchange) Fallback(policy, reason string) { x.fallback(policy, reason) }
+
+// PlaceOnce implements sidecar.Exchange. It asks for a placement that the request's form allows. What its
 // connector cannot pair, or not with this prefill, goes to one engine that answers
 // it alone, if there is one; that is counted.
-func (x *exchange) placeOnce() (*coordinator.Placement, error) {
+func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	serves := func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
 			return errNotCarried(c.Name(), x.req.API)
@@ -49,8 +59,7 @@ func (x *exchange) placeOnce() (*coordinator.Placement, error) {
 	})
 	switch {
 	case err == nil:
-		x.s.deps.Metrics.Fallback("aggregated", reason)
-		x.rec.fallback("aggregated", reason)
+		x.fallback("aggregated", reason)
 	case sure:
 		return nil, unpairable
 	default:
@@ -124,6 +133,6 @@ func (x *exchange) placed(p *coordinator.Placement) {
 		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
 	}
 	for _, f := range p.Fallbacks {
-		x.s.deps.Metrics.Fallback(f.What, f.Reason)
+		x.fallback(f.What, f.Reason)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -23,7 +24,7 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 		needs:   abi.NeedBlocks | abi.NeedConversation,
 		known:   coordinator.State{Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(10)},
 	}
-	var asker Asker
+	var asker prompt.Asker
 	o.deps = func(d *Deps) {
 		asker.Registry = d.Registry
 		d.Tokens = tokens.New(tokens.Options{Asker: asker})

@@ -106,7 +106,6 @@ func (r *record) place(p *coordinator.Placement) {
 		t := p.Targets[i]
 		r.candidates = append(r.candidates, candidate{engine: t.Name(), rank: t.Rank, facts: c})
 	}
-	r.fallbacks = append(r.fallbacks, p.Fallbacks...)
 	r.notes = append(r.notes, p.Notes...)
 }
 
@@ -123,15 +122,36 @@ func (r *record) leg(phase abi.Phase, t engine.Target, attempt int, id string) *
 	return row
 }
 
+// fallback counts a deviation from what was configured and shows it in the record.
+// Both legs of an exchange may call it at the same time.
+func (x *exchange) fallback(what, reason string) {
+	x.s.deps.Metrics.Fallback(what, reason)
+	x.rec.fallback(what, reason)
+}
+
 func (r *record) fallback(what, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fallbacks = append(r.fallbacks, coordinator.Fallback{What: what, Reason: reason})
 }
 
-// firstByte notes that the client's first event goes out now.
+// firstByte notes that the client's answer begins now. row is the leg that answers; nil
+// if the answer is that of prefill alone.
+func (x *exchange) firstByte(row *legRow) {
+	now := time.Now()
+	x.rec.firstByte(row, now)
+	if x.warm {
+		return
+	}
+	x.s.deps.Metrics.FirstToken(now.Sub(x.rec.Start))
+	x.informFirstByte(now)
+}
+
 func (r *record) firstByte(row *legRow, now time.Time) {
-	r.FirstByte, row.FirstByte, row.short = now, now, false
+	r.FirstByte = now
+	if row != nil {
+		row.FirstByte, row.short = now, false
+	}
 }
 
 func (r *record) close(now time.Time, o telemetry.Outcome, u openai.Usage) {

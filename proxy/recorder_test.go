@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/recording"
 )
 
 // TestRecorder: prompts that begin alike have the same first hashes, and nothing
@@ -17,7 +19,7 @@ func TestRecorder(t *testing.T) { synctest.Test(t, testRecorder) }
 
 func testRecorder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
-	rec, err := NewRecorder(path, 4)
+	rec, err := recording.New(path, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,9 +45,9 @@ func testRecorder(t *testing.T) {
 	if bytes.Contains(text, []byte("secret")) || bytes.Contains(text, []byte("s-1")) {
 		t.Errorf("text is in the recording: %s", text)
 	}
-	var lines []RecordedLine
+	var lines []recording.Line
 	for line := range bytes.Lines(text) {
-		var l RecordedLine
+		var l recording.Line
 		if err := json.Unmarshal(line, &l); err != nil {
 			t.Fatal(err)
 		}
@@ -74,14 +76,14 @@ func TestRecorderOfSeveral(t *testing.T) { synctest.Test(t, testRecorderOfSevera
 
 func testRecorderOfSeveral(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
-	rec, err := NewRecorder(path, 4)
+	rec, err := recording.New(path, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var sent [][]byte
 	away := false
-	forward := func() *Recorder {
-		return NewForwarder(4, func(line []byte) bool {
+	forward := func() *recording.Recorder {
+		return recording.NewForwarder(4, func(line []byte) bool {
 			sent = append(sent, line)
 			if !away && rec.Add(line) != nil {
 				t.Error("a line was refused")
@@ -89,7 +91,7 @@ func testRecorderOfSeveral(t *testing.T) {
 			return !away
 		})
 	}
-	forwarders := []*Recorder{forward(), forward()}
+	forwarders := []*recording.Recorder{forward(), forward()}
 	const body = `{"model":"m","prompt":"a secret of sixteen and more","max_tokens":3,"session_id":"s-1"}`
 	time.Sleep(time.Second)
 	for n, one := range append(forwarders, forwarders[0]) {
@@ -110,15 +112,15 @@ func testRecorderOfSeveral(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lines []RecordedLine
+	var lines []recording.Line
 	for line := range bytes.Lines(text) {
-		var l RecordedLine
+		var l recording.Line
 		if err := json.Unmarshal(line, &l); err != nil {
 			t.Fatal(err)
 		}
 		lines = append(lines, l)
 	}
-	var raw RecordedLine
+	var raw recording.Line
 	if err := json.Unmarshal(sent[0], &raw); err != nil {
 		t.Fatal(err)
 	}

@@ -8,13 +8,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/admission"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // exchangeUnended sends a head with an announced body that never comes, and returns
 // all that the proxy sends until it closes the connection, and how long that takes.
-func exchangeUnended(t *testing.T, l *pipeListener, head string) (string, time.Duration) {
+func exchangeUnended(t *testing.T, l *proxytest.PipeListener, head string) (string, time.Duration) {
 	t.Helper()
-	conn, err := l.dial()
+	conn, err := l.Dial()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,15 +85,15 @@ func TestLongAnswerUnread(t *testing.T) {
 // has been read.
 func TestAdminContextOutlivesBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newPipeListener()
-		srv := &http.Server{Handler: new(Server).boundedForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l := proxytest.NewPipeListener()
+		srv := &http.Server{Handler: downstream.NewBodies(new(buffer.Budget), nil, admission.Client).LimitForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			time.Sleep(2 * operatorBody)
 			fmt.Fprint(w, r.Context().Err())
 		}))}
 		go srv.Serve(l)
 		defer srv.Close()
-		conn, err := l.dial()
+		conn, err := l.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}

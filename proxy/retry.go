@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -79,21 +80,20 @@ func firstError(ctx context.Context, leg, place error) error {
 // from the budget and counts it.
 func (x *exchange) mayRetry(err error) bool {
 	var le *legError
-	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || ownFault(err) {
+	if x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || downstream.OwnFault(err) {
 		return false
 	}
 	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
 		return false
 	}
-	if x.side.phase != "" && maybeSent(err) { // the blocks it names may have been read, and be free
+	if x.route.CallerCoordinates() && maybeSent(err) { // the blocks it names may have been read, and be free
 		return false
 	}
 	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
 		return false
 	}
 	if !le.granted && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
-		x.s.deps.Metrics.Fallback("retry", "budget")
-		x.rec.fallback("retry", "budget")
+		x.fallback("retry", "budget")
 		le.refused = true
 		return false
 	}

@@ -6,8 +6,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -16,18 +14,22 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/prompt"
+	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -49,12 +51,13 @@ type Deps struct {
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
 	Turns    *fleet.Client
-	Workers  Workers   // of a coordinator, whose answers to operators are theirs too; nil: there are none
-	Legs     LegPolicy // nil: no leg or finish hook; SetLegs replaces it
-	Recorder *Recorder // nil: nothing is recorded
-	// Lanes is the directory in which processes meet that share the UDP port of
-	// HTTP/3: those of a fleet, or one and its successor. nil: nobody shares it.
-	Lanes *privatedir.Dir
+	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
+	Recorder *recording.Recorder // nil: nothing is recorded
+	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
+	// processes of a fleet, or a process and its successor. nil: this process has the
+	// port alone.
+	QUICDir *privatedir.Dir
 	// Balance is the part of a worker whose public socket other workers have, too. nil: no
 	// others have it.
 	Balance *balance.Worker
@@ -89,10 +92,10 @@ type PolicyRow struct {
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
-	cfg        atomic.Pointer[config.Config] // replaced as a whole by Reload
-	keys       atomic.Pointer[Keys]          // nil: everybody may call
+	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
+	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
 	connectors map[string]connector.Connector
-	admission  admission
+	queue      admission.Queue
 	budget     retryBudget
 	janitor    janitor
 	explain    *explainStore
@@ -103,33 +106,31 @@ type Server struct {
 	encodes    atomic.Uint64 // requests for encoders
 	draining   atomic.Bool
 	legPolicy  atomic.Pointer[LegPolicy] // nil: none
-	idSources  atomic.Pointer[openai.IDSources]
-	askables   atomic.Pointer[askables]
+	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
 	turns      turnShelf
 	memory     *buffer.Budget // of the bodies and answers that are held
-	holding    buffer.Clients // of the memory that large requests hold
-	readers    readers
-	zstd       func() *zstd.Decoder // made at its first call
+	bodies     *downstream.Bodies
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
 // for. It starts nothing.
-func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
-		process:    randomHex(8),
+		process:    downstream.RandomHex(8),
+		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
-		zstd:       sync.OnceValue(newUnzstd),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	if deps.Turns != nil {
 		s.turns = &fleetTurns{s, deps.Turns}
@@ -152,10 +153,10 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 
 // Reload makes new exchanges use cfg and keys; those that run keep theirs. The
 // listeners' addresses do not change.
-func (s *Server) Reload(cfg *config.Config, keys *Keys) {
+func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
-	s.idSources.Store(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
+	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
 	s.cfg.Store(cfg)
 	limit := int64(cfg.Limits.BufferMemory)
 	if limit == 0 {
@@ -163,9 +164,9 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := newSidecar(cfg, old)
+	next := sidecar.New(cfg, s.deps.Registry, old)
 	if s.sidecar.Store(next); next != old {
-		old.close()
+		old.Close()
 	}
 }
 
@@ -187,7 +188,7 @@ func (s *Server) Wait() {
 	s.live.wait(ctx)
 	s.turns.clear(time.Now())
 	s.janitor.wait(limit)
-	s.sidecar.Load().close()
+	s.sidecar.Load().Close()
 }
 
 // AdminHandler is the operators' routes without a listener and without any check of
@@ -197,7 +198,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return s.ready(sc)
+		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
 }
@@ -219,14 +220,6 @@ func (s *Server) legID() string {
 	return string(b[:])
 }
 
-// randomHex returns n random bytes, 16 at most, in hexadecimal.
-func randomHex(n int) string {
-	var raw [16]byte
-	var text [2 * len(raw)]byte
-	rand.Read(raw[:n]) // never fails (crypto/rand)
-	return string(text[:hex.Encode(text[:], raw[:n])])
-}
-
 // sayForeign logs, once for each engine, that prefill would send decode elsewhere.
 func (s *Server) sayForeign(prefill engine.Target) {
 	if _, said := s.foreign.LoadOrStore(prefill.ID, true); !said {
@@ -237,31 +230,12 @@ func (s *Server) sayForeign(prefill engine.Target) {
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The deadline holds for handlers that read a part of the body, too. readBody
+	// The deadline holds for handlers that read a part of the body, too. ReadBody
 	// lifts it at the body's end.
-	limitBody(r, s.cfg.Load())
+	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
 	if !s.servePath(w, r) {
-		w.Header().Set("X-Request-Id", requestID(r))
-		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
-	}
-}
-
-// limitBody gives the client server.read_timeout from now for its body.
-func limitBody(r *http.Request, cfg *config.Config) {
-	if t := time.Duration(cfg.Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
-		if b := incomingOf(r.Context()); b != nil {
-			b.limit(time.Now().Add(t))
-		}
-	}
-}
-
-// limitWrites gives the client that long from now to take what is written to it, for
-// streams of HTTP/2 and HTTP/3, whose flow control may block a write. The writes of
-// connections have their own limit (stallWatch), which is all of it for HTTP/1.1: a
-// deadline there would hold for the next answers, too.
-func limitWrites(rc *http.ResponseController, r *http.Request, limit time.Duration) {
-	if r.ProtoMajor >= 2 {
-		rc.SetWriteDeadline(time.Now().Add(limit))
+		w.Header().Set("X-Request-Id", downstream.RequestID(r))
+		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
 	}
 }
 
@@ -272,7 +246,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 		s.serveExchange(w, r, api)
 		return true
 	}
-	limitWrites(http.NewResponseController(w), r, time.Duration(s.cfg.Load().Server.WriteTimeout))
+	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if ok {
 		methodNotAllowed(w, r, "POST")
 		return true
@@ -292,15 +266,15 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 		methodNotAllowed(w, r, "GET")
 		return true
 	}
-	w.Header().Set("X-Request-Id", requestID(r))
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
 	serve(w, r)
 	return true
 }
 
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 	w.Header().Set("Allow", allow)
-	w.Header().Set("X-Request-Id", requestID(r))
-	writeError(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
+	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
 }
 
 const (
@@ -318,8 +292,8 @@ type model struct {
 // serveModels lists the models of all engines that are ready, or shows the one
 // that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.authenticate(r); err != nil {
-		writeError(w, publicError(err))
+	if _, err := s.keys.Load().Authenticate(r); err != nil {
+		downstream.Error(w, publicError(err))
 		return
 	}
 	rows := []model{}
@@ -328,7 +302,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
 	if !one {
-		writeJSON(w, 200, struct {
+		downstream.JSON(w, 200, struct {
 			Object string  `json:"object"`
 			Data   []model `json:"data"`
 		}{"list", rows})
@@ -336,36 +310,21 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
 	if i < 0 {
-		writeError(w, publicError(coordinator.ErrUnknownModel))
+		downstream.Error(w, publicError(coordinator.ErrUnknownModel))
 		return
 	}
-	writeJSON(w, 200, rows[i])
+	downstream.JSON(w, 200, rows[i])
 }
 
 // serveHealth answers 200 when one request could be served now.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if s.draining.Load() || !s.Ready() {
-		writeError(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
+		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
 		return
 	}
-	writeJSON(w, 200, map[string]string{"status": "ok"})
+	downstream.JSON(w, 200, map[string]string{"status": "ok"})
 }
 
 func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, map[string]string{"version": s.deps.Version})
-}
-
-// requestID returns the client's x-request-id, or a fresh one when it sent none
-// that is fit for a log line.
-func requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	if id == "" || len(id) > 128 {
-		return randomHex(16)
-	}
-	for i := range len(id) {
-		if id[i] <= ' ' || id[i] > '~' {
-			return randomHex(16)
-		}
-	}
-	return id
+	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
 }

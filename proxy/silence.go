@@ -13,12 +13,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Leave implements upstream.Waiter: an engine, the leg's own or the one whose KV it
+// Evict implements upstream.CallControl: an engine, the leg's own or the one whose KV it
 // needs, has fallen silent. The leg is left only to be tried elsewhere: where there
 // is nobody else, or no try is left, or the budget has no retry, it waits for the
 // engine to come back, unless that is too late for prefill's blocks (expired). The
 // retry is taken from the budget here. Of the exchange it reads what no leg changes.
-func (l *legRow) Leave(silent any) bool {
+func (l *legRow) Evict(silent any) bool {
 	a := l.a
 	x := a.x
 	from, phase := l.target, l.Phase
@@ -32,7 +32,7 @@ func (l *legRow) Leave(silent any) bool {
 	if a.verdict.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
+	if x.route.Fixes(from.Instance) {
 		return l.expired(silent) // the caller says where it runs
 	}
 	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
@@ -92,7 +92,7 @@ func (a *attempt) hearOut() {
 	x, left := a.x, a.left
 	a.left = nil
 	req := new(openai.Request) // the exchange takes its own with it
-	body := x.body.Hold()
+	body := x.client.HoldBody()
 	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // which it was before
 		body.Free()
 		left.Close()
@@ -106,7 +106,7 @@ func (a *attempt) hearOut() {
 // hearing is a prefill leg that was left, and what its clean-up needs. It holds no
 // memory of the exchange but the client's body.
 type hearing struct {
-	left   *upstream.Left
+	left   *upstream.Detached
 	conn   connector.Connector
 	c      connector.Attempt
 	orphan connector.Orphan
@@ -160,7 +160,7 @@ func (h *hearing) read(memory *buffer.Budget, resp *upstream.Response) *buffer.B
 
 // awaitHeard waits until t is not silent any more, or ctx ends.
 func awaitHeard(ctx context.Context, t engine.Target) {
-	for t.Silent() && !t.Gone() && ctx.Err() == nil {
+	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
 		sleep(ctx, cleanupPause)
 	}
 }
@@ -176,4 +176,4 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-var _ upstream.Waiter = (*legRow)(nil)
+var _ upstream.CallControl = (*legRow)(nil)

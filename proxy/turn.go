@@ -45,14 +45,14 @@ func (a *attempt) pullTurn() {
 	switch reason := a.unfit(k); reason {
 	case "":
 	case "engine_gone":
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		return
 	default:
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
-	a.turn, a.c.Turn = k, k.params
+	a.turn, a.c.RetainedKV = k, k.params
 	x.rec.notes = append(x.rec.notes, "prefill pulls the KV of the turn before from "+k.holder.Name())
 	x.s.deps.Metrics.Turn("pulled")
 }
@@ -76,12 +76,12 @@ func (a *attempt) unfit(k *keptTurn) string {
 // is proven to begin with.
 func (x *exchange) takeTurn() *keptTurn {
 	s, now, scope := x.s, time.Now(), turnScope(&x.req)
-	name := s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)
+	name := s.prompts.ClientID(x.source())
 	named := name != "" && s.turns.named(x.ctx, scope, name)
 	reason := "not_text"
 	var ids []uint32
 	if textOnly(&x.req) {
-		ids = x.exactIDs(named)
+		ids = s.prompts.ExactIDs(x.ctx, &x.prompt, x.source(), named)
 		if reason = "not_a_prefix"; len(ids) == 0 {
 			reason = "no_token_ids"
 		}
@@ -106,44 +106,24 @@ func (x *exchange) takeTurn() *keptTurn {
 	case found == fleet.NothingKept:
 		return nil
 	}
-	x.turnFallback(reason)
+	x.fallback("turn_kv", reason)
 	return nil
-}
-
-// exactIDs are the token ids that prefill will compute; none where that is not
-// certain. Engines are asked for them only if it is worth it.
-func (x *exchange) exactIDs(worth bool) []uint32 {
-	if v, _ := x.req.Get("truncate_prompt_tokens"); !openai.IsNull(v) {
-		return nil
-	}
-	p := &x.prompt
-	if len(p.found) == 0 {
-		if !worth && x.req.Prompt != openai.PromptTokens && x.req.Prompt != openai.PromptTokenLists {
-			return nil
-		}
-		x.s.deps.Coordinator.Cut(&p.cut, x.req.Model)
-		p.found, _ = x.tokenIDs() // without memory for them there are none
-	}
-	if !p.exact {
-		return nil
-	}
-	return p.found
 }
 
 // keepTurn remembers what decode says, in its whole answer, that it keeps; what no
 // turn can use, it is told to free.
 func (a *attempt) keepTurn(answer []byte) {
 	x := a.x
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
 		return
 	}
-	kept, ok := keeper.Kept(&a.c, answer)
+	kept, ok := keeper.Retained(&a.c, answer)
 	if !ok {
 		return
 	}
 	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
-		x.turnFallback(kept.Unfit)
+		x.fallback("turn_kv", kept.Unfit)
 		return
 	}
 	k := a.holdTurn(keeper, kept.Host, kept.Params)
@@ -158,19 +138,19 @@ func (a *attempt) keepTurn(answer []byte) {
 		reason = "not_text"
 	}
 	if reason != "" {
-		x.turnFallback(reason)
+		x.fallback("turn_kv", reason)
 		x.s.forgetTurn(k, 0)
 		return
 	}
 	now := time.Now()
 	if !x.s.turns.put(conversation.OnShelf[*keptTurn]{
 		Scope:   turnScope(&x.req),
-		Name:    strings.Clone(x.s.idSources.Load().ConversationID(&x.req, x.r.Header.Get)),
+		Name:    strings.Clone(x.s.prompts.ClientID(x.source())),
 		IDs:     ids,
 		Expires: now.Add(a.p.Decode.Spec.KeepsFor() - turnMargin),
 		Value:   k,
 	}, now) {
-		x.turnFallback(coordinator.ReasonCoordinator)
+		x.fallback("turn_kv", coordinator.ReasonCoordinator)
 		x.s.forgetTurn(k, 0)
 		return
 	}
@@ -178,7 +158,7 @@ func (a *attempt) keepTurn(answer []byte) {
 }
 
 // turnIDs are the ids of the tokens whose KV is kept, or why they are not known.
-func turnIDs(k *connector.Kept) (ids []uint32, unfit string) {
+func turnIDs(k *connector.Retained) (ids []uint32, unfit string) {
 	if k.Unfit != "" {
 		return nil, k.Unfit
 	}
@@ -197,7 +177,7 @@ func turnIDs(k *connector.Kept) (ids []uint32, unfit string) {
 
 // holdTurn is the KV that a's decode says it keeps. Its host is empty, and nobody
 // is sent there, if that is one at which decode is not known to be.
-func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) *keptTurn {
+func (a *attempt) holdTurn(keeper connector.Retainer, host string, params []byte) *keptTurn {
 	p, d := a.p.Prefill, a.p.Decode
 	k := &keptTurn{params: bytes.Clone(params), host: host, holder: d, since: d.Since()}
 	call := connector.Cleanup{Phase: abi.Decode, How: "engine_timeout"}
@@ -205,7 +185,7 @@ func (a *attempt) holdTurn(keeper connector.Keeper, host string, params []byte) 
 	case !d.Owns(host, p.Instance) || !connector.Sound(d.Instance, p.Instance, params):
 		k.host = ""
 	case p.Spec.Bidirectional:
-		call = keeper.Forget(&a.c, params)
+		call = keeper.FreeRetained(&a.c, params)
 	}
 	k.forget = a.cleanupJob([]connector.Cleanup{call})
 	k.forget.calls[0].holder, k.forget.slow = d, true
@@ -256,7 +236,7 @@ func (a *attempt) giveUpTurn(err error) {
 func (a *attempt) spare(e *legError) *legError {
 	if a.turn != nil && e.status/100 == 5 {
 		e.spared = true
-		a.x.turnFallback("pull_failed")
+		a.x.fallback("turn_kv", "pull_failed")
 	}
 	return e
 }
@@ -268,22 +248,17 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok {
 		return whole
 	}
-	rest, params := keeper.CutKept(make([]byte, 0, len(whole)), whole)
+	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
-		a.x.turnFallback("stream")
+		a.x.fallback("turn_kv", "stream")
 		a.x.s.forgetTurn(a.holdTurn(keeper, name, params), 0)
 	}
 	return rest
-}
-
-func (x *exchange) turnFallback(reason string) {
-	x.s.deps.Metrics.Fallback("turn_kv", reason)
-	x.rec.fallback("turn_kv", reason)
 }
 
 // turnScope is what, besides the token ids, KV depends on, and what sets clients'

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -44,13 +45,13 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		case <-timer.C:
 		}
 		cfg := s.cfg.Load()
-		home, all := s.home()
-		if !cfg.Pairs.WarmUp || home == nil && !all {
+		local, all := s.localEngine()
+		if !cfg.Pairs.WarmUp || local == nil && !all {
 			timer.Reset(warmRest)
 			continue
 		}
 		now := time.Now()
-		model, p, d, ok := s.deps.Registry.ClaimFresh(now, home, func(i *engine.Instance) bool {
+		model, p, d, ok := s.deps.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return !taken[i] && i.Free(now)
@@ -75,6 +76,16 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		})
 		timer.Reset(time.Duration(cfg.Pairs.WarmUpInterval))
 	}
+}
+
+// localEngine returns the engine beside the proxy, nil while it is being replaced. All is
+// set on a proxy that is no sidecar: it may pair any two engines.
+func (s *Server) localEngine() (i *engine.Instance, all bool) {
+	sc := s.sidecar.Load()
+	if sc == nil {
+		return nil, true
+	}
+	return sc.Local(), false
 }
 
 // warmPair sends the request through the pair of p and d. Like a client's it has
@@ -102,7 +113,7 @@ var (
 )
 
 func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, s.legID())))
 	if err != nil {
 		return err
 	}
@@ -121,11 +132,10 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
 	x.cfg = &cfg
 
-	if x.body, err = x.hold(256); err != nil {
+	if err = x.client.ReadBody(""); err != nil {
 		return errors.Join(errWarmBusy, err)
 	}
-	x.body.B = appendWarmUp(x.body.B, model, s.legID())
-	if err := openai.ParseRequest(openai.Completions, x.body.B, &x.req); err != nil {
+	if err := openai.ParseRequest(openai.Completions, x.client.Body(), &x.req); err != nil {
 		return err
 	}
 	x.ask.Model, x.rec.Model = model, model

@@ -5,9 +5,10 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
@@ -15,9 +16,9 @@ import (
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys  *proxy.Keys  // nil: clients need no API key
-	certs *proxy.Certs // nil: no TLS
-	token string       // of the admin address; "" for none
+	keys  *admission.Keys // nil: clients need no API key
+	certs *edge.Certs     // nil: no TLS
+	token string          // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
 	workerToken string // of the workers that register; "" for none
@@ -41,7 +42,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
 	if cfg.Server.TLS.Enabled() {
-		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
+		f.certs, err = edge.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
 	}
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}
@@ -80,7 +81,7 @@ func loadTokenizer(path string) (tokens.Encoder, error) {
 }
 
 // loadKeys reads the API keys; nil if clients need none.
-func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
+func loadKeys(cfg *config.Config) (*admission.Keys, error) {
 	if cfg.Server.Auth.KeysFile == "" {
 		return nil, nil
 	}
@@ -88,5 +89,5 @@ func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proxy.ParseKeys(text)
+	return admission.ParseKeys(text)
 }

@@ -26,10 +26,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
+	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
@@ -46,12 +48,12 @@ type Node struct {
 	registry *engine.Registry
 	local    *coordinator.Local // places requests; in a worker only while it has no coordinator
 	tokens   *tokens.Tokenizer
-	recorder *proxy.Recorder // nil: nothing is recorded
+	recorder *recording.Recorder // nil: nothing is recorded
 	plugins  *plugins.Set
 	memory   *buffer.Budget // of the bodies of requests and answers
 	server   *proxy.Server
-	front    *proxy.Front // the public and the admin address
-	certs    *proxy.Certs // nil without TLS
+	front    *edge.Server // the public and the admin address
+	certs    *edge.Certs  // nil without TLS
 	tracer   *telemetry.Tracer
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
@@ -191,7 +193,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()
@@ -220,18 +222,18 @@ func (n *Node) joinWorkers() *balance.Worker {
 // openRecording opens the recording that the configuration asks for. It returns the
 // recorder of the exchanges of this process, nil for none. Workers send theirs to their
 // coordinator, which writes the file.
-func (n *Node) openRecording(cfg *config.Config) (*proxy.Recorder, error) {
+func (n *Node) openRecording(cfg *config.Config) (*recording.Recorder, error) {
 	if cfg.Recording.Path == "" {
 		return nil, nil
 	}
 	if n.options.Role == RoleWorker {
-		n.recorder = proxy.NewForwarder(cfg.Recording.BlockTokens, func(line []byte) bool {
+		n.recorder = recording.NewForwarder(cfg.Recording.BlockTokens, func(line []byte) bool {
 			return n.worker.client.Report(append([]byte{reportRequest}, line...))
 		})
 		return n.recorder, nil
 	}
 	var err error
-	if n.recorder, err = proxy.NewRecorder(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
+	if n.recorder, err = recording.New(cfg.Recording.Path, cfg.Recording.BlockTokens); err != nil {
 		return nil, config.Problems{cfg.Problem("recording.path", err.Error())}
 	}
 	if n.options.Role == RoleCoordinator {

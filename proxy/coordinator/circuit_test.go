@@ -9,7 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -53,8 +53,8 @@ func TestOffered(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.BreakCircuit(t, tt.broken...)
-			w.SetDecider(coordinatortest.Builtin(t, "always", "least_load"))
-			a := coordinatortest.NewAsk()
+			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
+			a := placetest.NewAsk()
 			for _, name := range tt.excluded {
 				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
@@ -91,7 +91,7 @@ func TestOfferedAggregated(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "a both one", "b both one", "c both one")
 			w.BreakCircuit(t, tt.broken...)
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			for _, name := range tt.excluded {
 				a.Excluded = append(a.Excluded, w.Target(t, name, 0))
 			}
@@ -118,19 +118,19 @@ func halfOpen(t *testing.T, specs []string, names []string, f func(t *testing.T,
 func TestTrial(t *testing.T) {
 	halfOpen(t, []string{"p prefill", "d decode", "e decode"}, []string{"e"}, func(t *testing.T, w *world) {
 		// The policy insists on e.
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: int32(len(f.Candidates)) - 1}, "mine", true
 		}})
-		first := w.Must(t, coordinatortest.NewAsk())
+		first := w.Must(t, placetest.NewAsk())
 		if first.Decode.Name() != "e" || !first.Facts.Candidates[2].Trial {
 			t.Fatalf("the trial went to %q", first.Decode.Name())
 		}
-		second := w.Must(t, coordinatortest.NewAsk())
+		second := w.Must(t, placetest.NewAsk())
 		if second.Decode.Name() != "d" || len(second.Facts.Candidates) != 2 {
 			t.Errorf("while the trial runs a request went to %q of %q", second.Decode.Name(), offered(second))
 		}
 		first.Decode.Breaker.Success()
-		if third := w.Must(t, coordinatortest.NewAsk()); third.Decode.Name() != "e" {
+		if third := w.Must(t, placetest.NewAsk()); third.Decode.Name() != "e" {
 			t.Errorf("after the trial a request went to %q", third.Decode.Name())
 		}
 	})
@@ -149,7 +149,7 @@ func TestTrialTaken(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			halfOpen(t, tt.specs, []string{tt.taken}, func(t *testing.T, w *world) {
-				w.SetDecider(coordinatortest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+				w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 					if !w.Target(t, tt.taken, 0).Breaker.Allow() {
 						t.Error("the trial was not free")
 					}
@@ -159,9 +159,9 @@ func TestTrialTaken(t *testing.T) {
 					}
 					return d, "mine", true
 				}})
-				p := w.Must(t, coordinatortest.NewAsk())
-				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || coordinatortest.Show(p.Fallbacks) != "place/trial_taken" {
-					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), coordinatortest.Show(p.Fallbacks))
+				p := w.Must(t, placetest.NewAsk())
+				if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != "place/trial_taken" {
+					t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 				}
 			})
 		})
@@ -170,11 +170,11 @@ func TestTrialTaken(t *testing.T) {
 
 func TestTrialTakenAggregated(t *testing.T) {
 	halfOpen(t, []string{"a both one", "b both one"}, []string{"a"}, func(t *testing.T, w *world) {
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			w.Target(t, "a", 0).Breaker.Allow()
 			return abi.PlaceDecision{Prefill: -1, Decode: 0}, "mine", true
 		}})
-		if p := w.Must(t, coordinatortest.NewAsk()); p.Decode.Name() != "b" {
+		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "b" {
 			t.Errorf("placed on %q", p.Decode.Name())
 		}
 	})
@@ -201,20 +201,20 @@ func TestPairCircuit(t *testing.T) {
 					w.Reg.Pair(w.Target(t, b[:1], 0), w.Target(t, b[1:], 0)).Failure("kv_load")
 				}
 			}
-			w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 2}, "mine", true
 			}})
 			if tt.prefill == "" {
 				var nt *coordinator.NoTargetError
-				if _, err := w.Place(t.Context(), coordinatortest.NewAsk()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
+				if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.As(err, &nt) || nt.Phase != abi.Decode {
 					t.Errorf("got %v, want no target for decode", err)
 				}
 				w.Idle(t)
 				return
 			}
-			p := w.Must(t, coordinatortest.NewAsk())
-			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || coordinatortest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), coordinatortest.Show(p.Fallbacks))
+			p := w.Must(t, placetest.NewAsk())
+			if p.Prefill.Name() != tt.prefill || p.Decode.Name() != tt.decode || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 			}
 			if len(p.Facts.Candidates) != 4 {
 				t.Error("a broken pair is no reason to leave out its engines")
@@ -233,16 +233,16 @@ func TestPairTrial(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 		}})
 		for n, want := range []string{"d", "e", "e"} {
-			if p := w.Must(t, coordinatortest.NewAsk()); p.Decode.Name() != want {
+			if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != want {
 				t.Errorf("request %d went to %q, want %q", n, p.Decode.Name(), want)
 			}
 		}
 		pair.Success()
-		if p := w.Must(t, coordinatortest.NewAsk()); p.Decode.Name() != "d" {
+		if p := w.Must(t, placetest.NewAsk()); p.Decode.Name() != "d" {
 			t.Errorf("after the trial a request went to %q", p.Decode.Name())
 		}
 	})
@@ -251,8 +251,8 @@ func TestPairTrial(t *testing.T) {
 // TestFixed: the prefill target of an earlier placement stays, with its id.
 func TestFixed(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
-	first := w.Must(t, coordinatortest.NewAsk())
-	a := coordinatortest.NewAsk()
+	first := w.Must(t, placetest.NewAsk())
+	a := placetest.NewAsk()
 	a.Prefill, a.ID, a.Excluded = first.Prefill, first.ID, []engine.Target{first.Decode}
 	second := w.Must(t, a)
 	if second.Prefill != first.Prefill || second.ID != first.ID || second.Decode == first.Decode || second.Flow != first.Flow {
@@ -279,13 +279,13 @@ func TestFixedVerifies(t *testing.T) {
 		prefill, decode int32
 		ok              bool
 	}{{0, 1, true}, {0, 2, true}, {1, 2, false}, {-1, 1, false}, {0, 0, false}} {
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			if f.Fixed != 0 || len(f.Candidates) != 3 {
 				t.Errorf("facts %+v", f)
 			}
 			return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 		}})
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 		p := w.Must(t, a)
 		if (p.Policy == "mine") != tt.ok || p.Prefill.Name() != "p" || p.ID != abi.MinDisaggID {
@@ -315,10 +315,10 @@ func TestFixedWhere(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 			// The policy takes the first decode.
-			w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				return abi.PlaceDecision{Prefill: 0, Decode: 1}, "mine", true
 			}})
 			hold := a.Prefill.Load[0].Hold(1) // keeps p from leaving
@@ -333,8 +333,8 @@ func TestFixedWhere(t *testing.T) {
 				}
 			case err != nil:
 				t.Error(err)
-			case p.Decode.Name() != tt.want || p.Prefill != a.Prefill || coordinatortest.Show(p.Fallbacks) != tt.count:
-				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), coordinatortest.Show(p.Fallbacks))
+			case p.Decode.Name() != tt.want || p.Prefill != a.Prefill || placetest.Show(p.Fallbacks) != tt.count:
+				t.Errorf("placed on %q and %q, fallbacks %q", p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 			}
 		})
 	}
@@ -343,7 +343,7 @@ func TestFixedWhere(t *testing.T) {
 // TestFixedGone: a prefill target that has left cannot be kept.
 func TestFixedGone(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Prefill, a.ID = engine.Target{Instance: &engine.Instance{}}, abi.MinDisaggID
 	_, err := w.Place(context.Background(), a)
 	var nt *coordinator.NoTargetError

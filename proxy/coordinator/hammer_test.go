@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -21,14 +21,14 @@ import (
 // instances are reloaded; afterwards nothing is held.
 func TestHammer(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode", "b both", "n both one")
-	w.SetDecider(coordinatortest.Builtin(t, "auto", "power_of_two"))
+	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
 	var instances sync.Map // every instance that was ever placed on
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for n := range 400 {
-				a := coordinatortest.NewAsk()
+				a := placetest.NewAsk()
 				a.Request.PairBroken = rnd.IntN(8) == 0
 				p, err := w.Place(context.Background(), a)
 				if err != nil {
@@ -70,7 +70,7 @@ func TestHammer(t *testing.T) {
 				p.Lease.Release()
 				both.Wait()
 				if n%100 == 0 {
-					w.SetDecider(coordinatortest.Builtin(t, "auto", []string{"round_robin", "least_load"}[n/100%2]))
+					w.SetDecider(placetest.Builtin(t, "auto", []string{"round_robin", "least_load"}[n/100%2]))
 				}
 			}
 		})
@@ -107,10 +107,10 @@ func TestTablesKeepThePromise(t *testing.T) {
 				[]string{"prefill", "decode", "both"}[rnd.IntN(3)], 1+rnd.IntN(2)))
 		}
 		w := newWorld(t, specs...)
-		w.SetDecider(coordinatortest.Builtin(t, "always", "round_robin"))
+		w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
 		instances := w.Reg.Snapshot().Instances
 		for range 8 {
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			for _, i := range instances {
 				switch rnd.IntN(4) {
 				case 0:
@@ -163,10 +163,10 @@ func TestSpread(t *testing.T) {
 	for _, policy := range []string{"round_robin", "least_load", "power_of_two"} {
 		t.Run(policy, func(t *testing.T) {
 			w := newWorld(t, "p prefill two 4", "q prefill two 4", "d decode two 2", "e decode two 2")
-			w.SetDecider(coordinatortest.Builtin(t, "auto", policy))
+			w.SetDecider(placetest.Builtin(t, "auto", policy))
 			hits := map[engine.Target]int{}
 			for range rounds {
-				p := w.Must(t, coordinatortest.NewAsk())
+				p := w.Must(t, placetest.NewAsk())
 				hits[p.Prefill]++
 				hits[p.Decode]++
 				p.Lease.Release()
@@ -202,11 +202,11 @@ func TestPlaceAllocatesOnlyThePlacement(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(coordinatortest.Builtin(t, "auto", "least_load"))
+			w.SetDecider(placetest.Builtin(t, "auto", "least_load"))
 			if len(tt.specs) == 3 {
 				w.BreakCircuit(t, "q")
 			}
-			ctx, a := t.Context(), coordinatortest.NewAsk()
+			ctx, a := t.Context(), placetest.NewAsk()
 			place := func() {
 				p, err := w.Place(ctx, a)
 				if err != nil {
@@ -237,8 +237,8 @@ func BenchmarkPlaceAggregated(b *testing.B) {
 	for _, n := range []int{8, 64, 512} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			w := newWorld(b, fmt.Sprintf("b both one %d", n))
-			w.SetDecider(coordinatortest.Builtin(b, "auto", "least_load"))
-			ctx, a := context.Background(), coordinatortest.NewAsk()
+			w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
+			ctx, a := context.Background(), placetest.NewAsk()
 			b.ReportAllocs()
 			for b.Loop() {
 				p, err := w.Place(ctx, a)
@@ -261,8 +261,8 @@ func BenchmarkPlace(b *testing.B) {
 					specs = append(specs, fmt.Sprintf("p%dp prefill", k), fmt.Sprintf("d%dd decode", k))
 				}
 				w := newWorld(b, specs...)
-				w.SetDecider(coordinatortest.Builtin(b, "auto", policy))
-				ctx, a := context.Background(), coordinatortest.NewAsk()
+				w.SetDecider(placetest.Builtin(b, "auto", policy))
+				ctx, a := context.Background(), placetest.NewAsk()
 				b.ReportAllocs()
 				for b.Loop() {
 					p, err := w.Place(ctx, a)

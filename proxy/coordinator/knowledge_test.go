@@ -12,7 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/indexcheck"
@@ -21,7 +21,7 @@ import (
 
 // knowing makes the policies ask for blocks and conversations. They place by the
 // native rule.
-func (w *world) knowing(needs abi.Needs) { w.SetDecider(coordinatortest.Stub{Wants: needs}) }
+func (w *world) knowing(needs abi.Needs) { w.SetDecider(placetest.Stub{Wants: needs}) }
 
 // settle does what waits for Run.
 func (w *world) settle() {
@@ -31,7 +31,7 @@ func (w *world) settle() {
 
 // asking is a request for text of so many blocks, 128 tokens each.
 func asking(text string) *coordinator.Ask {
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	blocks := kvindex.AppendText(nil, kvindex.Seed("m", "", ""), []byte(text), coordinator.TextForm.Block)
 	a.Key.Chains = []coordinator.Chain{{Form: coordinator.TextForm, Blocks: blocks}}
 	a.Key.Conversation.Chain = blocks
@@ -178,7 +178,7 @@ func TestConversationsComeHome(t *testing.T) {
 
 func named(id string) func() *coordinator.Ask {
 	return func() *coordinator.Ask {
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		a.Key.Conversation = conversation.Query{ID: id}
 		return a
 	}
@@ -246,7 +246,7 @@ func TestCosts(t *testing.T) {
 		defer hold.Drop()
 	}
 	var got abi.PlanFacts
-	w.SetDecider(coordinatortest.Stub{Wants: abi.NeedBlocks, OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks, OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		got = *f
 		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "p", true
 	}})

@@ -12,14 +12,14 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies/snowflake"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 func TestPlacePair(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.Must(t, coordinatortest.NewAsk())
+	p := w.Must(t, placetest.NewAsk())
 	if p.Flow != abi.FlowConcurrent || p.Prefill != w.Target(t, "p", 0) || p.Decode != w.Target(t, "d", 0) {
 		t.Errorf("placed %v on %q and %q", p.Flow, p.Prefill.Name(), p.Decode.Name())
 	}
@@ -27,7 +27,7 @@ func TestPlacePair(t *testing.T) {
 		t.Errorf("id %d, %d in flight, %d leases", p.ID, w.LiveIDs(), w.Open())
 	}
 	if p.Policy != "native" || len(p.Fallbacks) != 0 {
-		t.Errorf("policy %q, fallbacks %q", p.Policy, coordinatortest.Show(p.Fallbacks))
+		t.Errorf("policy %q, fallbacks %q", p.Policy, placetest.Show(p.Fallbacks))
 	}
 	if len(p.Targets) != 2 || len(p.Facts.Candidates) != 2 || p.Facts.Candidates[1].Instance != p.Targets[1].ID || p.Facts.Flow != p.Flow {
 		t.Errorf("table %+v", p.Facts)
@@ -73,8 +73,8 @@ func TestPlaceAggregated(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(coordinatortest.Builtin(t, tt.plan, "least_load"))
-			a := coordinatortest.NewAsk()
+			w.SetDecider(placetest.Builtin(t, tt.plan, "least_load"))
+			a := placetest.NewAsk()
 			if tt.change != nil {
 				tt.change(a)
 			}
@@ -129,12 +129,12 @@ func TestPlaceErrors(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			w.SetDecider(coordinatortest.Builtin(t, tt.plan, "least_load"))
+			w.SetDecider(placetest.Builtin(t, tt.plan, "least_load"))
 			ctx := tt.ctx
 			if ctx == nil {
 				ctx = t.Context()
 			}
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			a.Model = tt.model
 			p, err := w.Place(ctx, a)
 			if p != nil || !errors.Is(err, tt.is) {
@@ -151,7 +151,7 @@ func TestPlaceErrors(t *testing.T) {
 
 func TestPlaceOnlyModel(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "downer both")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Model = ""
 	w.Must(t, a).Lease.Release()
 	if !w.Ready() || newWorld(t, "p prefill").Ready() {
@@ -196,8 +196,8 @@ func TestPlanAnswer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
-			w.SetDecider(coordinatortest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
-			p, err := w.Place(t.Context(), coordinatortest.NewAsk())
+			w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) { return tt.answer, "x", true }})
+			p, err := w.Place(t.Context(), placetest.NewAsk())
 			if err != nil {
 				var re *coordinator.RejectedError
 				if tt.flow != 0 || !errors.As(err, &re) || !errors.Is(err, coordinator.ErrRejected) || re.Status != tt.status {
@@ -205,8 +205,8 @@ func TestPlanAnswer(t *testing.T) {
 				}
 				return
 			}
-			if p.Flow != tt.flow || p.FirstByte != tt.limit || coordinatortest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, coordinatortest.Show(p.Fallbacks))
+			if p.Flow != tt.flow || p.FirstByte != tt.limit || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, limit %v, fallbacks %q", p.Flow, p.FirstByte, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 		})
@@ -237,7 +237,7 @@ func TestPlaceSame(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			a.Same.Decode = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.decode)}
 			if tt.prefill != "" {
 				a.Same.Prefill = engine.Target{Instance: w.Reg.Snapshot().Instance(tt.prefill)}
@@ -269,11 +269,11 @@ func TestPlaceSame(t *testing.T) {
 func TestPlaceScores(t *testing.T) {
 	for _, row := range []int32{0, 9} {
 		w := newWorld(t, "a both one", "b both one")
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			f.Scored, f.Candidates[0].Score = true, 0.5
 			return abi.PlaceDecision{Prefill: -1, Decode: row}, "x", true
 		}})
-		p, err := w.Place(t.Context(), coordinatortest.NewAsk())
+		p, err := w.Place(t.Context(), placetest.NewAsk())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,8 +285,8 @@ func TestPlaceScores(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
-	plan := func(d abi.PlanDecision, policy string, ok bool) coordinatortest.Stub {
-		return coordinatortest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	plan := func(d abi.PlanDecision, policy string, ok bool) placetest.Stub {
+		return placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 			return abi.PlanAnswer{Decision: d}, policy, ok
 		}}
 	}
@@ -315,7 +315,7 @@ func TestPlan(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.SetDecider(tt.d)
-			p, err := w.Place(t.Context(), coordinatortest.NewAsk())
+			p, err := w.Place(t.Context(), placetest.NewAsk())
 			if !errors.Is(err, tt.err) {
 				t.Fatalf("error %v, want %v", err, tt.err)
 			}
@@ -323,8 +323,8 @@ func TestPlan(t *testing.T) {
 				w.Idle(t)
 				return
 			}
-			if p.Flow != tt.flow || coordinatortest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("flow %v, fallbacks %q", p.Flow, coordinatortest.Show(p.Fallbacks))
+			if p.Flow != tt.flow || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("flow %v, fallbacks %q", p.Flow, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 			w.Idle(t)
@@ -335,11 +335,11 @@ func TestPlan(t *testing.T) {
 func TestPlanFacts(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "d decode two 3", "b both one 4", "e both two 1")
 	var seen abi.PlanFacts
-	w.SetDecider(coordinatortest.Stub{OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetDecider(placetest.Stub{OnPlan: func(f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		seen = *f
 		return abi.PlanAnswer{Decision: abi.PlanAggregate}, "x", true
 	}})
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	w.Must(t, a).Lease.Release()
 	a.Request.Model = "m"
 	if want := (abi.PlanFacts{Request: a.Request, PrefillTargets: 3, DecodeTargets: 4, BothTargets: 5}); !reflect.DeepEqual(seen, want) {
@@ -371,19 +371,19 @@ func TestPlaceVerifies(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, specs...)
-			w.SetDecider(coordinatortest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+			w.SetDecider(placetest.Stub{OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 				if len(f.Candidates) != 5 || f.Fixed != -1 {
 					t.Errorf("facts %+v", f)
 				}
 				return abi.PlaceDecision{Prefill: tt.prefill, Decode: tt.decode}, "mine", true
 			}})
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			if tt.ok {
 				if p.Policy != "mine" || p.Prefill != p.Targets[tt.prefill] || p.Decode != p.Targets[tt.decode] || len(p.Fallbacks) != 0 {
-					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), coordinatortest.Show(p.Fallbacks))
+					t.Errorf("policy %q placed on %q, %q, fallbacks %q", p.Policy, p.Prefill.Name(), p.Decode.Name(), placetest.Show(p.Fallbacks))
 				}
-			} else if p.Policy != "native" || coordinatortest.Show(p.Fallbacks) != "place/nonsense" {
-				t.Errorf("policy %q, fallbacks %q", p.Policy, coordinatortest.Show(p.Fallbacks))
+			} else if p.Policy != "native" || placetest.Show(p.Fallbacks) != "place/nonsense" {
+				t.Errorf("policy %q, fallbacks %q", p.Policy, placetest.Show(p.Fallbacks))
 			}
 			p.Lease.Release()
 			w.Idle(t)
@@ -402,8 +402,8 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 		{abi.PlaceDecision{Prefill: -1, Decode: 2}, false},
 		{abi.PlaceDecision{Prefill: -1, Decode: -1}, false},
 	} {
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
-		p := w.Must(t, coordinatortest.NewAsk())
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) { return tt.d, "mine", true }})
+		p := w.Must(t, placetest.NewAsk())
 		if ok := p.Policy == "mine"; ok != tt.ok {
 			t.Errorf("%+v: policy %q", tt.d, p.Policy)
 		}
@@ -415,17 +415,17 @@ func TestPlaceVerifiesAggregated(t *testing.T) {
 // TestPlaceWithoutAnyAnswer: the last rule needs no Decider.
 func TestPlaceWithoutAnyAnswer(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode", "b both one")
-	w.SetFallback(coordinatortest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetFallback(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		return abi.PlanAnswer{Decision: abi.PlanDisaggregate}, "", true
 	}})
 	w.Target(t, "p", 0).Load[0].Hold(10)
 	w.Target(t, "e", 0).Load[0].Hold(10)
-	p := w.Must(t, coordinatortest.NewAsk())
+	p := w.Must(t, placetest.NewAsk())
 	if p.Prefill.Name() != "q" || p.Decode.Name() != "d" || p.Policy != "native" {
 		t.Errorf("%q placed on %q and %q", p.Policy, p.Prefill.Name(), p.Decode.Name())
 	}
 	p.Lease.Release()
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Request.PairBroken = true
 	p = w.Must(t, a)
 	if p.Decode.Name() != "b" {
@@ -435,8 +435,8 @@ func TestPlaceWithoutAnyAnswer(t *testing.T) {
 }
 
 func TestMint(t *testing.T) {
-	mint := func(id uint64, policy string, ok bool) coordinatortest.Stub {
-		return coordinatortest.Stub{OnMint: func(*abi.MintFacts) (uint64, string, bool) { return id, policy, ok }}
+	mint := func(id uint64, policy string, ok bool) placetest.Stub {
+		return placetest.Stub{OnMint: func(*abi.MintFacts) (uint64, string, bool) { return id, policy, ok }}
 	}
 	for _, tt := range []struct {
 		name      string
@@ -458,14 +458,14 @@ func TestMint(t *testing.T) {
 			w.SetDecider(tt.d)
 			var p *coordinator.Placement
 			for range tt.times {
-				p = w.Must(t, coordinatortest.NewAsk())
+				p = w.Must(t, placetest.NewAsk())
 				defer p.Lease.Release()
 			}
 			if !disaggid.InRange(p.ID) || w.LiveIDs() != tt.times {
 				t.Errorf("id %d, %d in flight", p.ID, w.LiveIDs())
 			}
-			if got := w.Counts.IDs["mine"] == tt.times; got != tt.own || coordinatortest.Show(p.Fallbacks) != tt.fallbacks {
-				t.Errorf("minted %v, fallbacks %q", w.Counts.IDs, coordinatortest.Show(p.Fallbacks))
+			if got := w.Counts.IDs["mine"] == tt.times; got != tt.own || placetest.Show(p.Fallbacks) != tt.fallbacks {
+				t.Errorf("minted %v, fallbacks %q", w.Counts.IDs, placetest.Show(p.Fallbacks))
 			}
 		})
 	}
@@ -475,7 +475,7 @@ func TestMint(t *testing.T) {
 // would issue next.
 func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	w.SetDecider(coordinatortest.Stub{OnMint: func(f *abi.MintFacts) (uint64, string, bool) {
+	w.SetDecider(placetest.Stub{OnMint: func(f *abi.MintFacts) (uint64, string, bool) {
 		next := *f
 		for range 3 { // takes what would come next
 			next.Counter++
@@ -485,7 +485,7 @@ func TestNativeMintSkipsForeignIDs(t *testing.T) {
 	}})
 	seen := map[uint64]bool{}
 	for range 50 {
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		if seen[p.ID] {
 			t.Fatalf("id %d twice", p.ID)
 		}
@@ -514,7 +514,7 @@ func TestNoIDIsLeft(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both")
 	ids := disaggid.NewSource()
 	w.SetIDs(ids)
-	if _, err := w.Place(t.Context(), coordinatortest.NewAsk()); !errors.Is(err, coordinator.ErrNoID) {
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoID) {
 		t.Fatal(err)
 	}
 	if w.Open() != 0 || w.LiveIDs() != 0 {
@@ -525,7 +525,7 @@ func TestNoIDIsLeft(t *testing.T) {
 			t.Errorf("%s has %d requests", name, l.Requests())
 		}
 	}
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.ID = 1 << 41
 	kept, err := w.Place(t.Context(), a)
 	if err != nil {
@@ -533,17 +533,17 @@ func TestNoIDIsLeft(t *testing.T) {
 	}
 	kept.Lease.Release()
 	ids.Extend(disaggid.Range{From: disaggid.Epoch, Until: disaggid.Epoch + 1})
-	w.Must(t, coordinatortest.NewAsk())
+	w.Must(t, placetest.NewAsk())
 }
 
 // TestFallbacksOfAFailedPlace are told to the observer, as no Placement can
 // carry them.
 func TestFallbacksOfAFailedPlace(t *testing.T) {
 	w := newWorld(t, "p prefill")
-	w.SetDecider(coordinatortest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		return abi.PlanAnswer{}, coordinator.ReasonTrap, false
 	}})
-	if _, err := w.Place(t.Context(), coordinatortest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Fatal(err)
 	}
 	if w.Counts.Fallbacks[coordinator.Fallback{What: "plan", Reason: "trap"}] != 1 {
@@ -565,10 +565,10 @@ func TestExpected(t *testing.T) {
 // TestSetDecider: placements see the new decider at once, those made stay.
 func TestSetDecider(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "b both one")
-	w.SetDecider(coordinatortest.Builtin(t, "always", "round_robin"))
-	a := w.Must(t, coordinatortest.NewAsk())
-	w.SetDecider(coordinatortest.Builtin(t, "never", "power_of_two"))
-	b := w.Must(t, coordinatortest.NewAsk())
+	w.SetDecider(placetest.Builtin(t, "always", "round_robin"))
+	a := w.Must(t, placetest.NewAsk())
+	w.SetDecider(placetest.Builtin(t, "never", "power_of_two"))
+	b := w.Must(t, placetest.NewAsk())
 	if a.Policy != "round_robin" || a.Flow != abi.FlowConcurrent || b.Policy != "power_of_two" || b.Flow != abi.FlowAggregated {
 		t.Errorf("%s %v, then %s %v", a.Policy, a.Flow, b.Policy, b.Flow)
 	}
@@ -579,11 +579,11 @@ func TestSetDecider(t *testing.T) {
 
 func TestRemovedInstanceFreesItsLoad(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	p := w.Must(t, coordinatortest.NewAsk())
+	p := w.Must(t, placetest.NewAsk())
 	if err := w.Reg.Remove("d", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Place(t.Context(), coordinatortest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); !errors.Is(err, coordinator.ErrNoTarget) {
 		t.Errorf("placed on a draining instance: %v", err)
 	}
 	p.Lease.Release()
@@ -602,7 +602,7 @@ func TestDrainingPrefillIsFetchedFrom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "p prefill", "d decode")
-				p := w.Must(t, coordinatortest.NewAsk())
+				p := w.Must(t, placetest.NewAsk())
 				p.Lease.PrefillDone()
 				if err := w.Reg.Remove("p", time.Hour); err != nil {
 					t.Fatal(err)
@@ -630,7 +630,7 @@ func TestPairsOnRequest(t *testing.T) {
 	w.Reg.Pair(target("p"), target("e")).Success()
 	var seen abi.PlaceFacts
 	for _, needs := range []abi.Needs{0, abi.NeedPairs} {
-		w.SetDecider(coordinatortest.Stub{Wants: needs, OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{Wants: needs, OnPlace: func(f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			seen = *f
 			seen.Pairs, seen.Candidates = slices.Clone(f.Pairs), slices.Clone(f.Candidates)
 			return abi.PlaceDecision{}, coordinator.ReasonAbsent, false

@@ -7,14 +7,14 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // TestPlaceOnly: two targets and no others, whatever the policies want, and only
 // while neither engine has anything else to do.
 func TestPlaceOnly(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode", "e decode")
-	var asked coordinatortest.Stub
+	var asked placetest.Stub
 	asked.OnPlan = func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 		t.Error("the plan policy was asked")
 		return abi.PlanAnswer{}, "", false
@@ -25,7 +25,7 @@ func TestPlaceOnly(t *testing.T) {
 	}
 	w.SetDecider(asked)
 	only := func(p string, rank int, d string) *coordinator.Ask {
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		a.Only = coordinator.Pair{Prefill: w.Target(t, p, rank), Decode: w.Target(t, d, 0)}
 		return a
 	}

@@ -10,17 +10,17 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 // world is a World that is behind a Unix socket in the subtests of TestOverTheWire.
-type world struct{ *coordinatortest.World }
+type world struct{ *placetest.World }
 
 func newWorld(t testing.TB, specs ...string) *world {
 	t.Helper()
-	w := &world{coordinatortest.NewWorld(t, specs...)}
+	w := &world{placetest.NewWorld(t, specs...)}
 	if strings.HasPrefix(t.Name(), overTheWire) {
 		w.connect(t)
 	}
@@ -43,12 +43,12 @@ func (w *world) connect(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	here := coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, ids, w.Counts)
-	server := fleet.NewServer(fleet.ServerOptions{Local: w.Local, Log: coordinatortest.Quiet(), Epoch: 1})
+	here := coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, ids, w.Counts)
+	server := fleet.NewServer(fleet.ServerOptions{Local: w.Local, Log: placetest.Quiet(), Epoch: 1})
 	client := fleet.NewClient(fleet.ClientOptions{
 		Dial:     func(ctx context.Context) (net.Conn, error) { return certs.Dial(ctx, "unix:"+path) },
-		Fallback: coordinatortest.Uncounted{Local: here},
-		Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Patience: 1 << 40,
+		Fallback: placetest.Uncounted{Local: here},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Patience: 1 << 40,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -60,7 +60,7 @@ func (w *world) connect(t testing.TB) {
 	running.Go(func() { client.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	for !client.Connected() {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	w.Remote = client
 }

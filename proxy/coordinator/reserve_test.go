@@ -7,7 +7,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
@@ -17,7 +17,7 @@ func TestReserve(t *testing.T) {
 	for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
 		t.Run(phase.String(), func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "x both one")
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			a.ID = 1<<40 + 5
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {
@@ -60,7 +60,7 @@ func TestReserveWithin(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "b both", "d decode")
 	seen := map[string]int{}
 	for range 6 {
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		p, err := w.Reserve(context.Background(), a, abi.Prefill)
 		if err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func TestReserveWithin(t *testing.T) {
 		t.Errorf("prefill went to %v", seen)
 	}
 	w.BreakCircuit(t, "q")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Within.Prefill = w.instances(t, "q")
 	p, err := w.Reserve(context.Background(), a, abi.Prefill)
 	if err != nil || p.Prefill.Name() != "q" {
@@ -94,11 +94,11 @@ func TestReserveWithin(t *testing.T) {
 // TestReserveTurns: both phases of a turn are one turn.
 func TestReserveTurns(t *testing.T) {
 	w := newWorld(t, "p prefill", "q prefill", "d decode", "e decode")
-	w.SetDecider(coordinatortest.Builtin(t, "always", "conversation"))
+	w.SetDecider(placetest.Builtin(t, "always", "conversation"))
 	homes := map[abi.Phase]string{}
 	for turn := int32(1); turn <= 3; turn++ {
 		for _, phase := range []abi.Phase{abi.Prefill, abi.Decode} {
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			a.Key.Conversation = conversation.Query{ID: "c"}
 			p, err := w.Reserve(context.Background(), a, phase)
 			if err != nil {

@@ -6,17 +6,17 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // TestSequencesOfTwoModels: two models that come alternately, and two shapes of
 // legs, use every target alike under round_robin.
 func TestSequencesOfTwoModels(t *testing.T) {
 	w := newWorld(t, "a=a both two 2", "b=b both two 2", "p=c prefill two 2", "d=c decode two 2", "e=c both two 2")
-	w.SetDecider(coordinatortest.Builtin(t, "auto", "round_robin"))
+	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
 	hits := map[string]int{}
 	for i := range 240 {
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		a.Model = []string{"a", "b", "c", "c"}[i%4]
 		if i%4 == 3 {
 			a.Aggregate = abi.RoleBoth
@@ -69,7 +69,7 @@ func TestEachPlacementDraws(t *testing.T) {
 	w := newWorld(t, "b both")
 	seen := map[uint64]bool{}
 	for i := range uint64(50) {
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		if p.Facts.Sequence != i || seen[p.Facts.Random] {
 			t.Fatalf("placement %d: sequence %d, random %d", i, p.Facts.Sequence, p.Facts.Random)
 		}

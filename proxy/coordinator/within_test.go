@@ -6,7 +6,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -50,8 +50,8 @@ func TestWithin(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, tt.specs...)
 			w.BreakCircuit(t, tt.broken...)
-			w.SetDecider(coordinatortest.Builtin(t, "always", "least_load"))
-			a := coordinatortest.NewAsk()
+			w.SetDecider(placetest.Builtin(t, "always", "least_load"))
+			a := placetest.NewAsk()
 			list := func(names []string) []*engine.Instance {
 				if names == nil {
 					return nil
@@ -88,7 +88,7 @@ func TestWithin(t *testing.T) {
 // TestWithinFixed: the decode of a kept prefill is limited too.
 func TestWithinFixed(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode", "e decode")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Prefill, a.ID = w.Target(t, "p", 0), abi.MinDisaggID
 	a.Within.Decode = w.instances(t, "e")
 	p := w.Must(t, a)
@@ -112,8 +112,8 @@ func TestTwo(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "p prefill", "d decode", "b both")
-			w.SetDecider(coordinatortest.Builtin(t, "never", "least_load"))
-			a := coordinatortest.NewAsk()
+			w.SetDecider(placetest.Builtin(t, "never", "least_load"))
+			a := placetest.NewAsk()
 			a.Two = true
 			tt.ask(a)
 			p := w.Must(t, a)

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/wire"
@@ -73,8 +73,8 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 	}
 	o := ClientOptions{
 		Dial:     w.pipes.dial,
-		Fallback: coordinatortest.Uncounted{Local: coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
-		Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Slot: 4, Node: "here",
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: 4, Node: "here",
 	}
 	if change != nil {
 		change(&o)
@@ -337,7 +337,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 func TestTurnsHammer(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	f := new(freed)
-	s := NewServer(ServerOptions{Local: w.Local, Log: coordinatortest.Quiet(), OnForget: f.forget, Epoch: 1})
+	s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: f.forget, Epoch: 1})
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -359,8 +359,8 @@ func TestTurnsHammer(t *testing.T) {
 		}
 		c := NewClient(ClientOptions{
 			Dial:     func(context.Context) (net.Conn, error) { return net.Dial("unix", path) },
-			Fallback: coordinatortest.Uncounted{Local: coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
-			Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Slot: slot, Patience: time.Second,
+			Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+			Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: slot, Patience: time.Second,
 		})
 		clients = append(clients, c)
 		running.Go(func() { c.Run(workers) })
@@ -433,7 +433,7 @@ func TestTurnsHammer(t *testing.T) {
 // in the end, and an answer reads as it was written.
 func FuzzTurns(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
-	numbers := coordinatortest.Same{Reg: w.Reg}
+	numbers := placetest.Same{Reg: w.Reg}
 	now := time.Now()
 	o := (&wired{world: w}).turnOf(f, "c", "forget", 1, 2)
 	keep, _ := appendKeep(nil, 1, &o, now, numbers)
@@ -451,7 +451,7 @@ func FuzzTurns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
 		freed := new(freed)
-		s := NewServer(ServerOptions{Local: w.Local, Log: coordinatortest.Quiet(), OnForget: freed.forget})
+		s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: freed.forget})
 		mine, theirs := net.Pipe()
 		defer mine.Close()
 		defer theirs.Close()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -196,13 +196,13 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 		t.Fatal(err)
 	}
 	so := ServerOptions{
-		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: coordinatortest.Quiet()}),
-		Local: w.Local, Log: coordinatortest.Quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
+		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: placetest.Quiet()}),
+		Local: w.Local, Log: placetest.Quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
 	}
 	co := ClientOptions{
 		Dial:     w.pipes.dial,
-		Fallback: coordinatortest.Uncounted{Local: coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
-		Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Slot: 3, Node: "here",
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: 3, Node: "here",
 	}
 	if change != nil {
 		change(&so, &co)

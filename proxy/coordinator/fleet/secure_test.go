@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 const (
@@ -124,7 +124,7 @@ func (r *host) worker(t *testing.T, address, token string) *apart {
 // until waits for a condition; its bound is no claim about speed.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); coordinatortest.Pause(t) {
+	for end := time.Now().Add(30 * time.Second); !ok(); placetest.Pause(t) {
 		if time.Now().After(end) {
 			t.Fatal("never")
 		}
@@ -150,7 +150,7 @@ func newRelay(t *testing.T, to string, open func(worker, coordinator net.Conn) (
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := access.Accept(ctx, l, coordinatortest.Quiet(), func(worker net.Conn) {
+		if err := access.Accept(ctx, l, placetest.Quiet(), func(worker net.Conn) {
 			defer worker.Close()
 			coordinator, err := net.Dial("tcp", to)
 			if err != nil {
@@ -219,7 +219,7 @@ func TestTokenOverTCP(t *testing.T) {
 func (w *apart) connected(t *testing.T, r *host) {
 	t.Helper()
 	until(t, w.Connected)
-	p, err := w.Place(t.Context(), coordinatortest.NewAsk())
+	p, err := w.Place(t.Context(), placetest.NewAsk())
 	if err != nil || here(p) {
 		t.Fatalf("%v, %v", p, err)
 	}

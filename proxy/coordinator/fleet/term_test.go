@@ -11,8 +11,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -26,7 +26,7 @@ type leaders struct {
 	ctx     context.Context
 	running sync.WaitGroup
 	dialled atomic.Pointer[leader] // the one that the worker dials
-	dials   atomic.Int64                // that began
+	dials   atomic.Int64           // that began
 }
 
 // leader is one of them.
@@ -65,8 +65,8 @@ func (w *leaders) coordinator(t *testing.T) *leader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Local = coordinator.NewLocal(w.Reg, coordinatortest.Stub{Wants: abi.NeedConversation}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{Conversations: c.table}, mint, w.Counts)
-	c.Server = NewServer(ServerOptions{Local: c.Local, Log: coordinatortest.Quiet(), Standby: true, Homes: replica.NewSource(c.table, w.name).Answer})
+	c.Local = coordinator.NewLocal(w.Reg, placetest.Stub{Wants: abi.NeedConversation}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{Conversations: c.table}, mint, w.Counts)
+	c.Server = NewServer(ServerOptions{Local: c.Local, Log: placetest.Quiet(), Standby: true, Homes: replica.NewSource(c.table, w.name).Answer})
 	l, err := net.Listen("unix", c.path)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func (w *leaders) worker(t *testing.T) *Client {
 
 // turn is a request of a conversation.
 func turn(id string) *coordinator.Ask {
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	a.Key.Conversation = conversation.Query{ID: id}
 	return a
 }
@@ -114,7 +114,7 @@ func TestTerms(t *testing.T) {
 	first.Lead(5)
 	w.connected(t)
 	for first.Open() != 1 {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	held := w.Must(t, turn("c"))
 	if len(held.Fallbacks) != 0 || first.Open() != 2 {
@@ -134,7 +134,7 @@ func TestTerms(t *testing.T) {
 		})
 	}()
 	for !shadow.InStep() {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	w.Must(t, turn("last")).Lease.Release()
 	if rows := first.Workers(); len(rows) != 1 {
@@ -158,7 +158,7 @@ func TestTerms(t *testing.T) {
 	second.Lead(6)
 	w.connected(t)
 	for second.Open() != 2 {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	p := w.Must(t, turn("c"))
 	if p.Turn.Number != 2 || len(p.Fallbacks) != 0 {
@@ -168,8 +168,8 @@ func TestTerms(t *testing.T) {
 		p.Lease.Release()
 	}
 	w.Arrived()
-	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.(coordinatortest.Uncounted).Open() != 0 {
-		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.(coordinatortest.Uncounted).Open())
+	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.(placetest.Uncounted).Open() != 0 {
+		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.(placetest.Uncounted).Open())
 	}
 }
 
@@ -184,18 +184,18 @@ func TestSplit(t *testing.T) {
 	w.dialled.Store(old)
 	client := w.worker(t)
 	w.connected(t)
-	held := w.Must(t, coordinatortest.NewAsk())
+	held := w.Must(t, placetest.NewAsk())
 	w.dialled.Store(late)
 	client.Redial()
 	for late.Open() != 1 || old.Open() != 0 || len(old.Workers()) != 0 {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	w.dialled.Store(old)
 	client.Redial()
 	for client.Connected() {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), coordinatortest.NewAsk()); err != nil { // by itself
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // by itself
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {
@@ -208,12 +208,12 @@ func TestSplit(t *testing.T) {
 		if old.Open() != 0 || len(old.Workers()) != 0 {
 			t.Fatal("it has gone back")
 		}
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	w.dialled.Store(late)
 	w.connected(t)
 	for late.Open() != 2 {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 	held.Lease.Release()
 	w.Arrived()

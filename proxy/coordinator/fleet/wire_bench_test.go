@@ -21,7 +21,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // These benchmarks have the coordinator in a process of its own, this test binary
@@ -48,7 +48,7 @@ func TestCoordinatorProcess(t *testing.T) {
 	}
 	network, address, fleet := where[0], where[1], where[2]
 	w := newWorld(t, benchFleets[fleet]...)
-	w.SetDecider(coordinatortest.Builtin(t, "auto", "least_load"))
+	w.SetDecider(placetest.Builtin(t, "auto", "least_load"))
 	l, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
@@ -63,8 +63,8 @@ func TestCoordinatorProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: coordinatortest.Quiet()})
-	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: coordinatortest.Quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
+	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: placetest.Quiet()})
+	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: placetest.Quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -130,7 +130,7 @@ func benchClient(b *testing.B, fleet, network, address string) *Client {
 	b.Helper()
 	w := newWorld(b, benchFleets[fleet]...)
 	c := w.newClient(b, network, address)
-	c.o.Fallback = c.o.Fallback.(coordinatortest.Uncounted).Local
+	c.o.Fallback = c.o.Fallback.(placetest.Uncounted).Local
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); c.Run(ctx) }()
@@ -144,7 +144,7 @@ func benchClient(b *testing.B, fleet, network, address string) *Client {
 func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration)) {
 	b.Run(fleet+"/local", func(b *testing.B) {
 		w := newWorld(b, benchFleets[fleet]...)
-		w.SetDecider(coordinatortest.Builtin(b, "auto", "least_load"))
+		w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
 		run(b, w.Local, ownCPU)
 	})
 	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
@@ -178,7 +178,7 @@ func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 func BenchmarkWireAlone(b *testing.B) {
 	for _, fleet := range []string{"aggregated", "pair"} {
 		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			before := cpu()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -199,7 +199,7 @@ func BenchmarkWirePaced(b *testing.B) {
 			before, began := cpu(), time.Now()
 			for i := range callers {
 				running.Go(func() {
-					a := coordinatortest.NewAsk()
+					a := placetest.NewAsk()
 					for n := i; n < b.N; n += callers {
 						at := began.Add(time.Duration(n) * time.Second / (callers * each))
 						time.Sleep(time.Until(at))
@@ -246,7 +246,7 @@ func benchWorkers(b *testing.B, network string) {
 	var running sync.WaitGroup
 	for i := range workers * each {
 		running.Go(func() {
-			a := coordinatortest.NewAsk()
+			a := placetest.NewAsk()
 			for range b.N / (workers * each) {
 				placeOnce(b, clients[i%workers], a)
 			}

@@ -13,8 +13,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
@@ -65,8 +65,8 @@ func extremes(v reflect.Value, path string, try func(what string)) {
 // other side: it would leave, come back, and be written the same again.
 func TestExtremes(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
-	w.SetDecider(coordinatortest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
-	numbers := coordinatortest.Same{Reg: w.Reg}
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+	numbers := placetest.Same{Reg: w.Reg}
 	var many []coordinator.Chain
 	for i := range mostChains + 2 {
 		many = append(many, coordinator.Chain{Form: kvindex.Form{Block: i + 1}, Blocks: []kvindex.Hash{kvindex.Hash(i)}})
@@ -96,13 +96,13 @@ func TestExtremes(t *testing.T) {
 		}
 	})
 	t.Run("reply", func(t *testing.T) {
-		a := coordinatortest.NewAsk()
+		a := placetest.NewAsk()
 		p := w.Must(t, a)
 		defer p.Lease.Release()
 		p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 		read := func(what string, a *coordinator.Ask) {
 			g := &granted{}
-			if err := readReply(appendReply(nil, a, p, nil), coordinatortest.NewAsk(), g, numbers, make(names)); err != nil {
+			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, numbers, make(names)); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
@@ -134,7 +134,7 @@ func TestExtremes(t *testing.T) {
 			errs = append(errs, &coordinator.NoTargetError{Phase: phase, Model: "m"})
 		}
 		for _, want := range errs {
-			if err := readReply(appendReply(nil, a, nil, want), coordinatortest.NewAsk(), &granted{}, numbers, make(names)); !reflect.DeepEqual(err, want) {
+			if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, numbers, make(names)); !reflect.DeepEqual(err, want) {
 				t.Errorf("%v became %v", want, err)
 			}
 		}
@@ -203,7 +203,7 @@ func TestExtremeMessages(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
 		blocks := []kvindex.Hash{1, 2}
 		for _, n := range []int64{math.MinInt64, -1, 0, 1, 1 << 31, math.MaxInt64} {
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) {
 				t.Fatalf("%d: placed without the coordinator", n)
 			}
@@ -228,11 +228,11 @@ func TestExtremeMessages(t *testing.T) {
 // its coordinator.
 func TestLimitOfAPlan(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		w.SetDecider(coordinatortest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 			return abi.PlanAnswer{Decision: abi.PlanDisaggregate, LimitMillis: math.MaxUint32}, "patient", true
 		}})
 		for range 3 {
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) || p.FirstByte != 24*time.Hour || !w.client.Connected() {
 				t.Errorf("fallbacks %v, limit %v, connected %v", p.Fallbacks, p.FirstByte, w.client.Connected())
 			}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
@@ -31,7 +31,7 @@ func asks(w *world, t testing.TB) []*coordinator.Ask {
 	table.Record(table.Look(conversation.Query{ID: "x"}), home(p), home(d), time.UnixMilli(77))
 	return []*coordinator.Ask{
 		{},
-		coordinatortest.NewAsk(),
+		placetest.NewAsk(),
 		{Model: "m", Request: abi.RequestFacts{PromptTokens: 1 << 40, MaxTokens: -1, N: 3, Stream: true, PairBroken: true, Prompt: `"hi"`}, Aggregate: abi.RoleDecode, Two: true},
 		{Model: "m", Prefill: p, ID: 1<<63 - 2, Excluded: []engine.Target{q, d}, Same: coordinator.Pair{Decode: d}},
 		{Model: "m", Same: coordinator.Pair{Prefill: p, Decode: d}, Within: coordinator.Within{Prefill: []*engine.Instance{p.Instance, q.Instance}, Whole: []*engine.Instance{}}},
@@ -50,7 +50,7 @@ func home(t engine.Target) conversation.Target {
 // TestAsksAndAdoptions come out as they went in.
 func TestAsksAndAdoptions(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
-	numbers, known := coordinatortest.Same{Reg: w.Reg}, make(names)
+	numbers, known := placetest.Same{Reg: w.Reg}, make(names)
 	h := new(heard)
 	for i, a := range asks(w, t) {
 		b, ok := appendAsk(nil, uint64(i)<<40, a, a.Lookup.Done, numbers)
@@ -116,12 +116,12 @@ func TestWhatIsNotKnown(t *testing.T) {
 	}
 	b, _ := appendAsk(nil, 1, &coordinator.Ask{Prefill: stranger}, false, numbersOf{stranger.Instance: 999})
 	h := new(heard)
-	if err := h.read(b, coordinatortest.Same{Reg: w.Reg}, make(names)); err != nil || !h.lost {
+	if err := h.read(b, placetest.Same{Reg: w.Reg}, make(names)); err != nil || !h.lost {
 		t.Errorf("%v, lost %v", err, h.lost)
 	}
 	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
 	r := newReader(beyond)
-	if _, known := r.target(coordinatortest.Same{Reg: w.Reg}); known || r.Failed() {
+	if _, known := r.target(placetest.Same{Reg: w.Reg}); known || r.Failed() {
 		t.Error("a rank that the instance does not have is known")
 	}
 }
@@ -142,26 +142,26 @@ func (n numbersOf) Instance(number uint32) *engine.Instance {
 // TestRepliesAreWhole: a reply that was cut short is never taken for one.
 func TestRepliesAreWhole(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	p := w.Must(t, a)
 	p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
 	b := appendReply(nil, a, p, nil)
 	for n := range len(b) + 1 {
 		g := &granted{}
-		err := readReply(b[:n], coordinatortest.NewAsk(), g, coordinatortest.Same{Reg: w.Reg}, make(names))
+		err := readReply(b[:n], placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names))
 		rest := len(b) - n
 		if whole := rest%abi.RowSize == 0 && rest <= 2*abi.RowSize; whole != (err == nil) {
 			t.Errorf("%d of %d bytes: %v", n, len(b), err)
 		}
 	}
 	g := &granted{}
-	if err := readReply(b, coordinatortest.NewAsk(), g, coordinatortest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
+	if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
 		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.charge != p.Lease.Charge() {
 		t.Errorf("%v: %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {
-		if err := readReply(appendReply(nil, a, nil, want), coordinatortest.NewAsk(), &granted{}, coordinatortest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
+		if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, placetest.Same{Reg: w.Reg}, make(names)); !reflect.DeepEqual(err, want) {
 			t.Errorf("%v became %v", want, err)
 		}
 	}
@@ -172,8 +172,8 @@ func TestRepliesAreWhole(t *testing.T) {
 // nothing of it in the end.
 func FuzzWorker(f *testing.F) {
 	w := newWorld(f, "p prefill two 2", "q prefill", "d decode")
-	w.SetDecider(coordinatortest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
-	numbers := coordinatortest.Same{Reg: w.Reg}
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+	numbers := placetest.Same{Reg: w.Reg}
 	for i, a := range asks(w, f) {
 		b, _ := appendAsk(nil, uint64(i), a, a.Lookup.Done, numbers)
 		f.Add(uint8(kindPlace), b, uint8(kindRelease), wire.AppendUint(nil, uint64(i)))
@@ -187,7 +187,7 @@ func FuzzWorker(f *testing.F) {
 	running.Go(func() { w.Run(ctx) })
 	f.Cleanup(func() { cancel(); running.Wait() })
 	f.Fuzz(func(t *testing.T, kind uint8, first []byte, then uint8, second []byte) {
-		s := NewServer(ServerOptions{Local: w.Local, Log: coordinatortest.Quiet()})
+		s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet()})
 		mine, theirs := net.Pipe()
 		defer mine.Close()
 		defer theirs.Close()
@@ -218,7 +218,7 @@ func FuzzWorker(f *testing.F) {
 // FuzzReply: nothing that a coordinator answers upsets a worker.
 func FuzzReply(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
-	a := coordinatortest.NewAsk()
+	a := placetest.NewAsk()
 	p := w.Must(f, a)
 	f.Add(appendReply(nil, a, p, nil))
 	for _, err := range []error{coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode}, errAway} {
@@ -226,7 +226,7 @@ func FuzzReply(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g := &granted{}
-		if err := readReply(b, coordinatortest.NewAsk(), g, coordinatortest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
+		if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err == nil && (g.Decode.IsZero() || len(g.Targets) != len(g.Facts.Candidates)) {
 			t.Fatalf("%+v", g.Placement)
 		}
 		readDemand(b)

@@ -18,8 +18,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // here reports whether a placement was made without the coordinator.
@@ -49,7 +49,7 @@ func TestConnectionLost(t *testing.T) {
 		"thrown": func(w *wired) { w.server.workers[1].conn.Close(errors.New("away with it")) },
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			computing, streaming, ended := w.Must(t, coordinatortest.NewAsk()), w.Must(t, coordinatortest.NewAsk()), w.Must(t, coordinatortest.NewAsk())
+			computing, streaming, ended := w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk())
 			streaming.Lease.PrefillDone()
 			later(link.Linger)
 			w.holds(t, 3)
@@ -65,7 +65,7 @@ func TestConnectionLost(t *testing.T) {
 				t.Errorf("%d and %d requests, %d ids are left", p.Requests(), d.Requests(), w.LiveIDs())
 			}
 			ended.Lease.Release()
-			alone := w.Must(t, coordinatortest.NewAsk())
+			alone := w.Must(t, placetest.NewAsk())
 			if !here(alone) {
 				t.Error("placed by nobody knows whom")
 			}
@@ -78,7 +78,7 @@ func TestConnectionLost(t *testing.T) {
 			if w.LiveIDs() != 3 {
 				t.Errorf("%d ids in flight", w.LiveIDs())
 			}
-			next := w.Must(t, coordinatortest.NewAsk())
+			next := w.Must(t, placetest.NewAsk())
 			if here(next) {
 				t.Error("the coordinator is back, and is not asked")
 			}
@@ -95,7 +95,7 @@ func TestConnectionLost(t *testing.T) {
 // TestPhaseOfAnAdoption: a prompt that has been computed is not waited for again.
 func TestPhaseOfAnAdoption(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		counter := &p.Prefill.Load[0]
 		for round := range 3 {
 			if round == 1 {
@@ -127,7 +127,7 @@ func (listed) Forget() {}
 // but still in the client's list.
 func TestReleaseDuringReconnect(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		remote := listed{w.client.open}
 		p.Lease.Attach(remote)
 		p.Lease.Release()
@@ -144,27 +144,27 @@ func TestLateAnswers(t *testing.T) {
 	bubble(t, "slow policy", nil, func(t *testing.T, w *wired) {
 		var slow atomic.Bool
 		slow.Store(true)
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			if slow.Load() {
 				time.Sleep(300 * time.Millisecond)
 			}
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
 		began := time.Now()
-		first := w.Must(t, coordinatortest.NewAsk())
+		first := w.Must(t, placetest.NewAsk())
 		took := time.Since(began)
 		if !here(first) || took < DefaultPatience || took > DefaultPatience+2*link.Linger {
 			t.Errorf("placed by %v after %v", first.Fallbacks, took)
 		}
 		began = time.Now()
-		second := w.Must(t, coordinatortest.NewAsk())
+		second := w.Must(t, placetest.NewAsk())
 		if !here(second) || time.Since(began) != 0 {
 			t.Errorf("the second waited %v, fallbacks %v", time.Since(began), second.Fallbacks)
 		}
 		slow.Store(false)
 		later(time.Second) // the answer is a sign of life
 		w.holds(t, 2)      // the two that the worker placed; the late one has been given back
-		third := w.Must(t, coordinatortest.NewAsk())
+		third := w.Must(t, placetest.NewAsk())
 		if here(third) || third.Policy != "slow" {
 			t.Errorf("after a sign of life: %v by %q", third.Fallbacks, third.Policy)
 		}
@@ -179,7 +179,7 @@ func TestLateAnswers(t *testing.T) {
 		c.hold()
 		began := time.Now()
 		for n := range 100 {
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			defer p.Lease.Release()
 			if n > 0 && !here(p) { // the first answer was waited for before the line went dead
 				t.Fatal("answered by one who cannot be heard")
@@ -202,17 +202,17 @@ func TestLateAnswers(t *testing.T) {
 // leaves nothing.
 func TestCancelledPlace(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			time.Sleep(20 * time.Millisecond)
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		left := errors.New("left")
 		time.AfterFunc(10*time.Millisecond, func() { cancel(left) })
-		if _, err := w.client.Place(ctx, coordinatortest.NewAsk()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
 			t.Error(err)
 		}
-		if _, err := w.client.Place(ctx, coordinatortest.NewAsk()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
 			t.Error(err)
 		}
 		later(time.Second)
@@ -224,7 +224,7 @@ func TestCancelledPlace(t *testing.T) {
 // TestSlowPlacementsHoldUpNobody: what comes with a slow one is placed beside it.
 func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 	bubble(t, "pair", func(_ *ServerOptions, co *ClientOptions) { co.Patience = time.Hour }, func(t *testing.T, w *wired) {
-		w.SetDecider(coordinatortest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			time.Sleep(10 * time.Millisecond)
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
@@ -232,7 +232,7 @@ func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 		began := time.Now()
 		for range 50 {
 			placing.Go(func() {
-				p, err := w.client.Place(t.Context(), coordinatortest.NewAsk())
+				p, err := w.client.Place(t.Context(), placetest.NewAsk())
 				if err != nil {
 					t.Error(err)
 					return
@@ -259,7 +259,7 @@ func TestEpochs(t *testing.T) {
 			w.server.StandBy()
 			w.server.Lead(tt.epoch)
 			later(2 * time.Second)
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) == tt.follow {
 				t.Errorf("epoch %d: fallbacks %v", tt.epoch, p.Fallbacks)
 			}
@@ -351,11 +351,11 @@ func TestGarbageFromAWorker(t *testing.T) {
 		"an empty ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, nil, nil, 0) },
 		"a broken release": func(s *session) { s.link.Send(kindRelease, long, true) },
 		"a lease again": func(s *session) {
-			s.link.Send(kindAdopt, appendAdoption(nil, 1, &coordinator.Adoption{}, coordinatortest.Same{}, nil), true)
+			s.link.Send(kindAdopt, appendAdoption(nil, 1, &coordinator.Adoption{}, placetest.Same{}, nil), true)
 		},
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
 			later(2 * link.Linger) // nobody reads all the time
@@ -432,7 +432,7 @@ func TestTopics(t *testing.T) {
 		strange.Store(true)
 		w.server.Publish(TopicMembership, []byte("?"))
 		later(10 * time.Second)
-		if p := w.Must(t, coordinatortest.NewAsk()); !here(p) || w.client.Connected() {
+		if p := w.Must(t, placetest.NewAsk()); !here(p) || w.client.Connected() {
 			t.Errorf("fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
 		} else {
 			p.Lease.Release()
@@ -442,7 +442,7 @@ func TestTopics(t *testing.T) {
 		}
 		strange.Store(false)
 		later(2 * time.Second)
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		if here(p) {
 			t.Error("the worker does not come back")
 		}
@@ -454,8 +454,8 @@ func TestTopics(t *testing.T) {
 		if w.client.Needs() != 0 {
 			t.Errorf("needs %v", w.client.Needs())
 		}
-		w.SetDecider(coordinatortest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
-		w.Must(t, coordinatortest.NewAsk()).Lease.Release() // is told with the answer
+		w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+		w.Must(t, placetest.NewAsk()).Lease.Release() // is told with the answer
 		var c, own coordinator.Cut
 		w.client.Cut(&c, "m")
 		w.Local.Cut(&own, "m")
@@ -586,7 +586,7 @@ func TestOrphans(t *testing.T) {
 		}, (*wired).die, "free it"},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
-			p := w.Must(t, coordinatortest.NewAsk())
+			p := w.Must(t, placetest.NewAsk())
 			if !p.Lease.Owes() {
 				t.Fatal("nobody would pay")
 			}
@@ -611,7 +611,7 @@ func TestOrphans(t *testing.T) {
 	}
 	t.Run("of one process", func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
-		p := w.Must(t, coordinatortest.NewAsk())
+		p := w.Must(t, placetest.NewAsk())
 		if p.Lease.Owes() {
 			t.Error("who would pay?")
 		}
@@ -639,7 +639,7 @@ func (w *wired) die() {
 func TestLeasesUnderFire(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode")
 	w.connect(t)
-	w.SetDecider(coordinatortest.Builtin(t, "auto", "power_of_two"))
+	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
 	stop := make(chan struct{})
 	var cutting, placing sync.WaitGroup
 	cutting.Go(func() {
@@ -664,7 +664,7 @@ func TestLeasesUnderFire(t *testing.T) {
 		placing.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for range 300 {
-				a := coordinatortest.NewAsk()
+				a := placetest.NewAsk()
 				p, err := w.client.Place(context.Background(), a)
 				if err != nil {
 					t.Error(err)
@@ -697,7 +697,7 @@ func TestLeasesUnderFire(t *testing.T) {
 	if w.client.open != nil {
 		t.Error("the worker keeps leases that have ended")
 	}
-	if n := w.client.o.Fallback.(coordinatortest.Uncounted).Open(); n != 0 {
+	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
 		t.Errorf("the worker's own books have %d leases", n)
 	}
 }

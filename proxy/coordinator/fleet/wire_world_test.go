@@ -9,19 +9,19 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
-	"github.com/pdproxy/pdproxy/proxy/coordinator/coordinatortest"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
 // world is a World that may be behind a Server and a Client.
 type world struct {
-	*coordinatortest.World
+	*placetest.World
 	client *Client // nil before connect
 	server *Server
 }
 
 func newWorld(t testing.TB, specs ...string) *world {
-	return &world{World: coordinatortest.NewWorld(t, specs...)}
+	return &world{World: placetest.NewWorld(t, specs...)}
 }
 
 // use makes c what the tests ask.
@@ -35,7 +35,7 @@ func (w *world) connect(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.server = NewServer(ServerOptions{Local: w.Local, Log: coordinatortest.Quiet(), Epoch: 1})
+	w.server = NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), Epoch: 1})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -65,8 +65,8 @@ func (w *world) newClient(t testing.TB, network, address string) *Client {
 	}
 	c := NewClient(ClientOptions{
 		Dial:     func(ctx context.Context) (net.Conn, error) { return certs.Dial(ctx, address) },
-		Fallback: coordinatortest.Uncounted{Local: coordinator.NewLocal(w.Reg, coordinatortest.Stub{}, coordinatortest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
-		Mirror:   coordinatortest.Same{Reg: w.Reg}, Log: coordinatortest.Quiet(), Observer: w.Counts, Patience: patience,
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Patience: patience,
 	})
 	return c
 }
@@ -74,7 +74,7 @@ func (w *world) newClient(t testing.TB, network, address string) *Client {
 // connected waits until the client is.
 func (w *world) connected(t testing.TB) {
 	for !w.client.Connected() {
-		coordinatortest.Pause(t)
+		placetest.Pause(t)
 	}
 }
 

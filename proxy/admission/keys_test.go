@@ -1,0 +1,143 @@
+package admission
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// keyLine is the line of a keys file for a key.
+func keyLine(name, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return name + " " + hex.EncodeToString(sum[:]) + "\n"
+}
+
+func TestParseKeys(t *testing.T) {
+	good := keyLine("team-a", "secret-a")
+	secret := strings.Repeat("5e", 31)
+	tests := []struct{ name, text, err string }{
+		{"one", good, ""},
+		{"comments, empty lines, spaces", "# teams\n\n  " + good + "\t\r\n" + keyLine("b", "x"), ""},
+		{"upper case", strings.ToUpper(good), ""},
+		{"several spaces", strings.Replace(good, " ", "   ", 1), ""},
+		{"no last line end", strings.TrimSpace(good), ""},
+		{"nothing", "", "no key in the file"},
+		{"comments only", "# a\n\n", "no key in the file"},
+		{"short digest", good + "team-b " + secret + "\n", "line 2"},
+		{"long digest", "\n\nteam-b " + secret + "5e5e\n", "line 3"},
+		{"no hex", "team-b " + strings.Repeat("zz", 32), "line 1"},
+		{"no digest", good + "\n" + secret, "line 3"},
+		{"a third word", strings.TrimSpace(good) + " x", "line 1"},
+		{"endless line", good + strings.Repeat("a", 100_000), "line 2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			k, err := ParseKeys([]byte(tt.text))
+			switch {
+			case tt.err == "" && err == nil:
+				if name, ok := k.name("secret-a"); tt.name != "upper case" && (!ok || name != "team-a") {
+					t.Errorf("the key is that of %q, %v", name, ok)
+				}
+			case tt.err == "":
+				t.Fatal(err)
+			case err == nil || !strings.Contains(err.Error(), tt.err):
+				t.Errorf("error %v, want one with %q", err, tt.err)
+			case strings.Contains(err.Error(), "5e5e") || strings.Contains(err.Error(), "team"):
+				t.Errorf("the error holds content of the file: %v", err)
+			}
+		})
+	}
+}
+
+// All keys are found, wherever they stand, and nothing that is near to one.
+func TestKeysName(t *testing.T) {
+	var text string
+	for i := range 50 {
+		text += keyLine(fmt.Sprintf("n%d", i), fmt.Sprintf("key-%d", i))
+	}
+	k, err := ParseKeys([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		if name, ok := k.name(fmt.Sprintf("key-%d", i)); !ok || name != fmt.Sprintf("n%d", i) {
+			t.Errorf("key %d is that of %q, %v", i, name, ok)
+		}
+	}
+	for _, wrong := range []string{"", "key-", "key-50", "key-1 ", "KEY-1"} {
+		if name, ok := k.name(wrong); ok || name != "" {
+			t.Errorf("%q is taken for the key of %q", wrong, name)
+		}
+	}
+}
+
+func TestAuthenticate(t *testing.T) {
+	tests := []struct {
+		name   string
+		header []string
+		client string // "": refused
+	}{
+		{"bearer", []string{"Authorization", "Bearer good"}, "team"},
+		{"scheme in lower case", []string{"Authorization", "bearer good"}, "team"},
+		{"Anthropic's line", []string{"X-Api-Key", "good"}, "team"},
+		{"both, bearer counts", []string{"Authorization", "Bearer good", "X-Api-Key", "bad"}, "team"},
+		{"both, bearer is bad", []string{"Authorization", "Bearer bad", "X-Api-Key", "good"}, ""},
+		{"other scheme", []string{"Authorization", "Basic good"}, ""},
+		{"none", nil, ""},
+		{"empty", []string{"Authorization", "Bearer "}, ""},
+	}
+	keys, err := ParseKeys([]byte(keyLine("team", "good")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := httptest.NewRequest("POST", "/v1/completions", nil)
+			for i := 0; i < len(tt.header); i += 2 {
+				r.Header.Set(tt.header[i], tt.header[i+1])
+			}
+			got, err := keys.Authenticate(r)
+			if tt.client == "" {
+				if err != ErrNoKey {
+					t.Errorf("let in: %v", err)
+				}
+				return
+			}
+			if err != nil || KeyName(got) != tt.client || Client(got) != tt.client {
+				t.Errorf("client %q, error %v", KeyName(got), err)
+			}
+		})
+	}
+}
+
+func TestClientWithoutKeys(t *testing.T) {
+	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe",
+		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[2001:db8:1:2::9]:81": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64", "[::ffff:10.0.0.1]:1": "10.0.0.1"} {
+		r := &http.Request{RemoteAddr: addr}
+		if got := Client(r); got != want || KeyName(r) != "" {
+			t.Errorf("%s: client %q, want %q", addr, got, want)
+		}
+	}
+}
+
+// FuzzParseKeys: a file of keys is refused, by an error that has nothing of it, or it
+// has names with hashes.
+func FuzzParseKeys(f *testing.F) {
+	sum := strings.Repeat("0f", sha256.Size)
+	for _, text := range []string{"alice " + sum, "# who\n\nalice " + sum + "\r\nbob\t" + sum + "\n", "alice", "alice " + sum[1:], "", "\x00 " + sum} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		k, err := ParseKeys(text)
+		switch {
+		case err != nil && k != nil, err != nil && len(err.Error()) > 60:
+			t.Errorf("%+v, %v", k, err)
+		case err == nil && (len(k.names) == 0 || len(k.names) != len(k.hashes)):
+			t.Errorf("%d names, %d hashes", len(k.names), len(k.hashes))
+		}
+	})
+}

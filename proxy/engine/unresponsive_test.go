@@ -1,0 +1,210 @@
+package engine
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// abandons is how often calls on i were looked at since it was last asked.
+func abandons(i *Instance) int { return i.Client.(*fakeClient).abandons() }
+
+// TestSilence: an instance is silent when as many probes as make it unhealthy got no
+// answer of any kind while another instance answered, and until it answers one.
+func TestSilence(t *testing.T) {
+	hangs := func(e *fakeEngines, host string) { e.delay[host] = time.Minute }
+	refuses := func(e *fakeEngines, host string) { e.down[host] = true }
+	for name, tt := range map[string]struct {
+		fails  func(e *fakeEngines, host string)
+		others func(e *fakeEngines, host string) // nil: they answer
+		back   func(e *fakeEngines, host string) // nil: it answers
+		silent bool
+	}{
+		"it hangs":                   {fails: hangs, silent: true},
+		"it is not there":            {fails: refuses, silent: true},
+		"it is ill":                  {fails: func(e *fakeEngines, host string) { e.code[host] = 503 }},
+		"it is slow":                 {fails: func(e *fakeEngines, host string) { e.delay[host] = 900 * time.Millisecond }},
+		"nobody answers":             {fails: hangs, others: hangs},
+		"others are ill":             {fails: hangs, others: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
+		"it is ill when it is back":  {fails: hangs, back: func(e *fakeEngines, host string) { e.code[host] = 503 }, silent: true},
+		"it is gone when it is back": {fails: refuses, back: hangs, silent: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t)
+				f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "prefill", "fake"), f.spec("b", "decode", "fake")}, 0))
+				f.start(t)
+				a, b := f.get(t, "a"), f.get(t, "b")
+				time.Sleep(time.Second)
+				f.engines.set(func() {
+					tt.fails(f.engines, "a:80")
+					if tt.others != nil {
+						tt.others(f.engines, "b:80")
+					}
+				})
+				time.Sleep(4 * time.Second)
+				synctest.Wait()
+				if a.Unresponsive() || abandons(a)+abandons(b) > 0 {
+					t.Fatal("silent after two probes")
+				}
+				time.Sleep(8 * time.Second)
+				synctest.Wait()
+				if a.Unresponsive() != tt.silent || b.Unresponsive() {
+					t.Fatalf("silent: %t and %t, want %t and false", a.Unresponsive(), b.Unresponsive(), tt.silent)
+				}
+				if (abandons(a) > 10) != tt.silent || (abandons(b) > 10) != tt.silent {
+					t.Error("calls are left though it is not silent, or not again and again")
+				}
+				if !tt.silent {
+					return
+				}
+				f.engines.set(func() {
+					f.engines.down["a:80"], f.engines.delay["a:80"] = false, 0
+					if tt.back != nil {
+						tt.back(f.engines, "a:80")
+					}
+				})
+				time.Sleep(3 * time.Second)
+				synctest.Wait()
+				still := name == "it is gone when it is back"
+				abandons(a)
+				time.Sleep(time.Second)
+				if synctest.Wait(); a.Unresponsive() != still || (abandons(a) > 0) != still {
+					t.Errorf("silent: %t, want %t", a.Unresponsive(), still)
+				}
+				f.must(t, f.Remove("a", time.Hour))
+				if synctest.Wait(); a.Unresponsive() {
+					t.Error("silent though nobody asks it any more")
+				}
+			})
+		})
+	}
+}
+
+// TestSuspicion: one that did not answer is asked again soon, until it is known how
+// it is; so is one whose leg failed, and no sooner than that.
+func TestSuspicion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		h := *f.health.Load()
+		h.SuspectInterval = config.Duration(250 * time.Millisecond)
+		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake"), f.spec("b", "both", "fake")}, 0))
+		f.start(t)
+		a := f.get(t, "a")
+		time.Sleep(time.Millisecond) // behind a probe: the worst time
+		f.engines.set(func() { f.engines.delay["a:80"] = time.Minute })
+		const known = 2*time.Second + 3*time.Second + 2*250*time.Millisecond
+		time.Sleep(known - 2*time.Millisecond)
+		if synctest.Wait(); a.State() != Ready {
+			t.Errorf("%v too early", a.State())
+		}
+		time.Sleep(2 * time.Millisecond)
+		if synctest.Wait(); a.State() != Unhealthy || !a.Unresponsive() {
+			t.Errorf("%v, silent %t, after %v", a.State(), a.Unresponsive(), known)
+		}
+		before := f.engines.count("a:80/live")
+		time.Sleep(10 * time.Second)
+		if n := f.engines.count("a:80/live") - before; n != 5 {
+			t.Errorf("%d probes in ten seconds of an instance that is known to be silent", n)
+		}
+
+		b := f.get(t, "b")
+		before = f.engines.count("b:80/live")
+		for range 1000 { // legs fail for a second
+			b.ProbeSoon()
+			time.Sleep(time.Millisecond)
+		}
+		if n := f.engines.count("b:80/live") - before; n < 3 || n > 5 {
+			t.Errorf("%d probes in a second of failing legs", n)
+		}
+		h.SuspectInterval = 0
+		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the instant of a probe
+		before = f.engines.count("b:80/live")
+		for range 100 {
+			b.ProbeSoon()
+			time.Sleep(20 * time.Millisecond)
+		}
+		if n := f.engines.count("b:80/live") - before; n != 1 {
+			t.Errorf("%d probes in two seconds, though none are to come sooner", n)
+		}
+	})
+}
+
+// TestProbeOfAStarvedProcess: a time-out that fires too late says nothing.
+func TestProbeOfAStarvedProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		f.engines.set(func() { f.engines.stall = 1300 * time.Millisecond })
+		time.Sleep(20 * time.Second)
+		if synctest.Wait(); f.get(t, "a").State() != Ready {
+			t.Error("probes count that ended late")
+		}
+		f.engines.set(func() { f.engines.stall = 1200 * time.Millisecond })
+		time.Sleep(20 * time.Second)
+		if synctest.Wait(); f.get(t, "a").State() != Unhealthy {
+			t.Error("probes do not count that ended a little late")
+		}
+	})
+}
+
+// TestSilenceMirrored: a mirror leaves calls when its registry finds an instance
+// silent, and stops when that has heard of it again.
+func TestSilenceMirrored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "prefill", "fake"), f.spec("b", "decode", "fake")}, 0))
+		f.start(t)
+		m := mirrorOf(f, new(hearing))
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Registry().Run(ctx) }()
+		go f.Export(ctx, func(part Part, value []byte) {
+			if err := m.Import(part, value); err != nil {
+				t.Error(err)
+			}
+		})
+		defer func() { stop(); <-done }()
+		f.engines.set(func() { f.engines.delay["a:80"] = time.Minute })
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		a := m.Registry().Snapshot().Instance("a")
+		if !a.Unresponsive() || abandons(a) == 0 {
+			t.Fatalf("silent: %t", a.Unresponsive())
+		}
+		f.engines.set(func() { f.engines.delay["a:80"] = 0 })
+		time.Sleep(3 * time.Second)
+		abandons(a)
+		time.Sleep(3 * time.Second)
+		if synctest.Wait(); a.Unresponsive() || abandons(a) > 0 {
+			t.Errorf("silent: %t", a.Unresponsive())
+		}
+	})
+}
+
+// TestDoubtIsReported: what fails on a mirror has the registry probe sooner.
+func TestDoubtIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		h := *f.health.Load()
+		h.SuspectInterval = config.Duration(250 * time.Millisecond)
+		f.Configure(h, *f.circuit.Load(), config.Pairs{})
+		f.must(t, f.Apply(SourceStatic, []config.Engine{f.spec("a", "both", "fake")}, 0))
+		f.start(t)
+		m := mirrorOf(f, new(hearing))
+		imports(t, m, f.Registry)
+		time.Sleep(time.Second)
+		before := f.engines.count("a:80/live")
+		m.Registry().Snapshot().Instance("a").Breaker.Failure()
+		f.must(t, f.Learn(1, m.registry.reports.encode(m.now.Load())))
+		if synctest.Wait(); f.engines.count("a:80/live") != before+1 {
+			t.Error("no probe came")
+		}
+	})
+}
