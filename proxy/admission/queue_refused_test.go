@@ -1,4 +1,4 @@
-package proxy
+package admission
 
 import (
 	"context"
@@ -15,21 +15,21 @@ import (
 // its client has open.
 func TestAdmissionForgetsTheRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a admission
+		var a Queue
 		l := config.Limits{MaxExchanges: 1, Queue: 1, QueueTimeout: config.Duration(time.Second), PerClient: 2}
 		leave := mustEnter(t, &a, "a", l)
 		late := make(chan error)
 		go func() {
-			_, err := a.enter(t.Context(), "b", l)
+			_, err := a.Enter(t.Context(), "b", l)
 			late <- err
 		}()
 		synctest.Wait()
 		for range 3 * l.PerClient {
-			if _, err := a.enter(t.Context(), "c", l); !errors.Is(err, errQueueFull) {
+			if _, err := a.Enter(t.Context(), "c", l); !errors.Is(err, ErrQueueFull) {
 				t.Errorf("with the queue full: %v", err)
 			}
 		}
-		if err := <-late; !errors.Is(err, errQueueTimeout) {
+		if err := <-late; !errors.Is(err, ErrQueueTimeout) {
 			t.Errorf("after the time in the queue: %v", err)
 		}
 		leave()
@@ -54,11 +54,11 @@ func (c leavingContext) Err() error {
 // TestAdmissionAtTheMomentOfLeaving: a place that comes after the client has left, and
 // before its ticket is out of the queue, is not lost.
 func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
-	var a admission
+	var a Queue
 	gone := make(chan struct{})
 	close(gone)
 	first := mustEnter(t, &a, "a", limits(1))
-	leave, err := a.enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
+	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
 	if err != nil {
 		t.Fatalf("the place is given back, but nobody did so: %v", err)
 	}
@@ -70,13 +70,13 @@ func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
 // client may have others wait, one after another.
 func TestAdmissionCountsWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a admission
+		var a Queue
 		l := config.Limits{MaxExchanges: 1, Queue: 4, QueueTimeout: config.Duration(time.Second), PerClient: 3}
 		leave := mustEnter(t, &a, "b", l)
 		for range 3 * l.PerClient {
 			next := make(chan func(), 1)
 			go func() {
-				leave, err := a.enter(t.Context(), "b", l)
+				leave, err := a.Enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 				}
