@@ -73,13 +73,6 @@ func (a API) Path() string {
 	return routes[a].path
 }
 
-// EndsWithDone reports whether a whole stream of this API ends in a
-// "data: [DONE]" event. The two APIs with typed events end in an event of
-// their own instead (response.completed, message_stop).
-func (a API) EndsWithDone() bool {
-	return a != Responses && a != Messages
-}
-
 // Generates reports whether answers of this API are text that an engine
 // produces token by token.
 func (a API) Generates() bool {

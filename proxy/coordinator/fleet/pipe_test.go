@@ -185,6 +185,8 @@ type wired struct {
 	orphans chan string
 	stop    context.CancelFunc // of the worker
 	gone    sync.WaitGroup     // the worker
+	// stopServing ends Serve and waits for it.
+	stopServing func()
 }
 
 // newWired returns a world over the wire, in a bubble; change is for its options.
@@ -216,14 +218,17 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 			t.Error(err)
 		}
 	})
+	w.stopServing = func() {
+		cancel()
+		serving.Wait()
+	}
 	of, stop := context.WithCancel(context.Background())
 	w.stop = stop
 	w.gone.Go(func() { w.client.Run(of) })
 	t.Cleanup(func() {
 		stop()
 		w.gone.Wait()
-		cancel()
-		serving.Wait()
+		w.stopServing()
 	})
 	synctest.Wait()
 	return w

@@ -397,10 +397,6 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("b"))
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
-		if !w.server.Tell(1, TopicIDs, []byte("mine")) || w.server.Tell(2, TopicIDs, []byte("whose")) {
-			t.Error("told the wrong worker")
-		}
-		expect("told", &heard, fmt.Sprintf("%d mine", TopicIDs))
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
 			t.Error("nobody to report to")
 		}
@@ -558,7 +554,9 @@ func TestOrphans(t *testing.T) {
 		}, ""},
 		{"does not understand", nil, func(w *wired) {
 			w.pipes.fall(true)
-			w.server.Tell(1, topics, nil)
+			w.server.mu.Lock()
+			defer w.server.mu.Unlock()
+			w.server.workers[1].tell(topics, nil)
 		}, ""},
 		{"is not understood", nil, func(w *wired) {
 			w.pipes.fall(true)
@@ -598,7 +596,7 @@ func TestOrphans(t *testing.T) {
 				later(link.Linger)
 			}
 			tt.end(w)
-			later(2 * mourning)
+			later(2 * reconnectGrace)
 			got := ""
 			select {
 			case got = <-w.orphans:
@@ -620,7 +618,39 @@ func TestOrphans(t *testing.T) {
 	})
 }
 
-// stepDown ends the coordinator's term, which nobody who mourns holds up.
+// TestStopAfterADeath: a coordinator that stops does not wait until a worker that died
+// can no longer reconnect.
+func TestStopAfterADeath(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		host func(w *wired)
+		want int // clean-ups
+	}{
+		{"of this host", func(*wired) {}, 1},
+		{"of another host", func(w *wired) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, 0},
+	} {
+		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
+			tt.host(w)
+			p := w.Must(t, placetest.NewAsk())
+			p.Lease.Owe([]byte("free it"))
+			p.Lease.PrefillDone()
+			later(link.Linger)
+			w.die()
+			later(100 * time.Millisecond)
+			began := time.Now()
+			w.stopServing()
+			if took := time.Since(began); took > 0 || len(w.orphans) != tt.want {
+				t.Errorf("%v and %d clean-ups, want 0s and %d", took, len(w.orphans), tt.want)
+			}
+		})
+	}
+}
+
+// stepDown ends the coordinator's term, which does not wait for clean-ups.
 func (w *wired) stepDown(t *testing.T) {
 	began := time.Now()
 	if w.server.StandBy(); time.Since(began) >= settling {
