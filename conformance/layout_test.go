@@ -39,6 +39,8 @@ var mayImport = map[string][]string{
 	"proxy/openai":                {},
 	"proxy/inflight":              {},
 	"proxy/prompt":                {"abi", "proxy/buffer", "proxy/config", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/...", "proxy/telemetry", "proxy/tokens", "proxy/upstream"},
+	"proxy/cleanup":               {"abi", "proxy/buffer", "proxy/connector", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/telemetry", "proxy/upstream"},
+	"proxy/retained":              {"abi", "proxy/cleanup", "proxy/connector", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/conversation", "proxy/tokens"},
 	"proxy/recording":             {"proxy/openai", "proxy/state/kvindex"},
 	"proxy/socket":                {},
 	"proxy/upstream":              {"proxy/socket"},

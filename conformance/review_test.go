@@ -457,7 +457,7 @@ func TestRetryDoesNotWaitForADeadEngine(t *testing.T) {
 			})
 			body := chat(long, 40, false)
 			got := make(chan answer, 1)
-			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second) // half of the janitor's patience
+			ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second) // half of the time for which a clean-up is repeated
 			defer cancel()
 			engines := f.decode
 			if role == enginesim.RolePrefill {

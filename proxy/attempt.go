@@ -12,6 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -54,7 +55,7 @@ type attempt struct {
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	merge    merge                      // of decode's answer with prefill's
 	held     int                        // bytes of the budget for parts of events
-	turn     *keptTurn                  // that prefill pulls; nil: none
+	turn     *retained.KV               // that prefill pulls; nil: none
 	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
 }
 
@@ -138,7 +139,7 @@ func (a *attempt) order() {
 // would meet the old attempt again) has been awaited when it returns.
 func (a *attempt) end(err error) {
 	if err != nil {
-		a.cleanup(err)
+		a.cleanUp(err)
 		a.giveUpTurn(err)
 	}
 	if a.left != nil { // decode has what it said
@@ -202,7 +203,7 @@ func (a *attempt) prefillFirst() error {
 	if err = a.prefillAlone(leg, body); err != nil {
 		return err
 	}
-	a.owe()
+	a.setOrphanCleanup()
 	a.handed = time.Now()
 	a.noteLease()
 	if a.x.info != nil {
@@ -309,7 +310,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 	}
 	a.joinPair()
 	a.x.placed(p)
-	a.owe()
+	a.setOrphanCleanup()
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.

@@ -57,7 +57,7 @@ func (a *attempt) concurrent() error {
 		stop(errPeerLeg)
 		perr := <-done
 		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.DecodeTook && a.x.ctx.Err() == nil {
-			a.cleanup(errAnswered)
+			a.cleanUp(errAnswered)
 			return a.replyHandoff()
 		}
 		// Either may be at fault: each waits for the other, and tells the other of
@@ -167,6 +167,6 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	case <-t.C:
 		stop(errPeerLeg)
 		<-done
-		a.x.s.janitor.start(job)
+		a.x.s.cleanups.Start(job)
 	}
 }

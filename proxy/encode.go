@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -134,7 +135,7 @@ func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(limit))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -22,8 +23,8 @@ func (l *legRow) Lingers() bool {
 }
 
 // nearEnd reports whether a prefill of so many tokens that began so long ago may end
-// within prefillLinger. Micros is the measured time per token in µs; 0 means that the
-// time is not known. If prefill ends later, no answer comes within prefillLinger. The
+// within cleanup.PrefillLinger. Micros is the measured time per token in µs; 0 means that the
+// time is not known. If prefill ends later, no answer comes within cleanup.PrefillLinger. The
 // proxy then closes the connection, and the engine frees the blocks itself: an engine
 // keeps the blocks only of a prefill that finishes. Other requests in the queue only
 // delay the end of prefill, so their tokens do not count.
@@ -37,7 +38,7 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 		return true
 	}
 	least := float64(tokens) * float64(micros) / speedDoubt * float64(time.Microsecond)
-	return least <= float64(elapsed+prefillLinger)
+	return least <= float64(elapsed+cleanup.PrefillLinger)
 }
 
 // Wanted implements upstream.Waiter: a prefill leg that has waited for a connection is

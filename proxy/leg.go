@@ -10,26 +10,12 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
-)
-
-const (
-	// maxAnswer bounds an answer that is held whole, in bytes: token ids of a
-	// very long prompt and an opaque state fit.
-	maxAnswer = 64 << 20
-	// maxErrorAnswer bounds the first event of a stream that may be an error, and
-	// the answer to a clean-up.
-	maxErrorAnswer = 64 << 10
-	// prefillLinger is how long a prefill leg goes on after its client has left, where
-	// the answer is what lets its blocks be freed and prefill may be near its end: a
-	// prefill of one step cannot be stopped, and a vLLM that finishes it unheard holds
-	// the blocks for its whole lease (8 to 23 % of short prompts,
-	// conformance/real/README.md).
-	prefillLinger = 2 * time.Second
 )
 
 var (
@@ -50,7 +36,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		// An answer that comes after the limit, or after the client has left, names
 		// blocks that the clean-up frees. After the limit the clean-up waits for the
 		// answer, beside the next attempt.
-		w.linger, w.keepLate = prefillLinger, true
+		w.linger, w.keepLate = cleanup.PrefillLinger, true
 	}
 	resp, err := a.send(ctx, row, l, w)
 	if errors.Is(err, upstream.ErrUnwanted) {
@@ -61,7 +47,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, by)
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, by)
 	switch {
 	case err != nil:
 		err = newLegError(abi.Prefill, t, err)
@@ -126,7 +112,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
-		answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.limit)) // refusals may quote the prompt
+		answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(a.limit)) // refusals may quote the prompt
 		le := newLegError(abi.Decode, t, err)
 		if err == nil {
 			le = x.statusError(abi.Decode, t, resp, answer)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -45,11 +46,11 @@ func TestUnaryAnswers(t *testing.T) {
 		{"empty", false, say("200 OK\r\nContent-Length: 0", ""), 200, unary, "application/json", "empty_answer"},
 		{"aborted", false, func(c *engineConn, _ int) { c.json(200, `{"choices":[{"finish_reason":"abort"}]}`) }, 200, unary, "application/json", "aborted"},
 		{"cut in the middle", false, say("200 OK\r\nContent-Length: 500", unary), 200, unary, "application/json", "body"},
-		{"larger than the limit", false, say(fmt.Sprintf("200 OK\r\nContent-Length: %d", maxAnswer+1), ""), 200, unary, "application/json", "reset"},
+		{"larger than the limit", false, say(fmt.Sprintf("200 OK\r\nContent-Length: %d", buffer.MaxAnswer+1), ""), 200, unary, "application/json", "reset"},
 		{"grows past the limit", false, func(c *engineConn, _ int) {
 			c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 			piece := strings.Repeat("x", 1<<20)
-			for range maxAnswer>>20 + 1 {
+			for range buffer.MaxAnswer>>20 + 1 {
 				c.chunks(piece)
 			}
 			c.hangUp()

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/socket"
@@ -336,7 +337,7 @@ func (f *Front) adminListener() net.Listener {
 
 // cutGrace is how long exchanges have to tell their clients that they are cut: a
 // prefill leg may listen for its answer first.
-const cutGrace = prefillLinger + time.Second
+const cutGrace = cleanup.PrefillLinger + time.Second
 
 // shutdown drains within limit; they had waited so long in all when they are cut.
 func (f *Front) shutdown(limit, waited time.Duration) error {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -29,7 +30,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
-	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -95,7 +96,7 @@ type Server struct {
 	connectors map[string]connector.Connector
 	admission  admission
 	budget     retryBudget
-	janitor    janitor
+	cleanups   *cleanup.Runner
 	explain    *explainStore
 	live       liveSet
 	exchanges  sync.Pool
@@ -108,7 +109,7 @@ type Server struct {
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
-	turns      turnShelf
+	retained   retained.Store
 	memory     *buffer.Budget // of the bodies and answers that are held
 	holding    buffer.Clients // of the memory that large requests hold
 	readers    readers
@@ -132,15 +133,13 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		s.memory = new(buffer.Budget)
 	}
 	deps.Metrics.WatchBuffers(s.memory.Used)
-	if deps.Turns != nil {
-		s.turns = &fleetTurns{s, deps.Turns}
-	} else {
-		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](coordinator.MostTurns, coordinator.MostTurnIDs)}
-	}
 	s.live.shown = deps.Balance
-	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
-	s.janitor.afterRestarts.leaving = make(chan struct{})
-	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
+	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
+	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
+	s.retained = retained.NewLocal(free)
+	if deps.Turns != nil {
+		s.retained = retained.NewFleet(free, deps.Turns)
+	}
 	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
@@ -176,6 +175,16 @@ func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 // Drain makes /readyz and /health answer 503, so that balancers turn away.
 func (s *Server) Drain() { s.draining.Store(true) }
 
+// CleanUp makes the calls that another process of the same deployment gave to
+// Lease.Owe before it died, in the background.
+func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job) }
+
+// ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
+// the background: no request of the fleet will use it.
+func (s *Server) ForgetTurn(t *coordinator.KeptTurn) error {
+	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
+}
+
 // Wait returns when no exchange runs any more, nor a clean-up of a dead one, each
 // after timeouts.cleanup at most. Call it when nobody gives this server anything to
 // do any more: after the listeners have ended, which cut what runs but do not wait for
@@ -186,8 +195,8 @@ func (s *Server) Wait() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	s.live.wait(ctx)
-	s.turns.clear(time.Now())
-	s.janitor.wait(limit)
+	s.retained.Clear(time.Now())
+	s.cleanups.Wait(limit)
 	s.sidecar.Load().close()
 }
 

@@ -1,15 +1,11 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
-	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -84,96 +80,6 @@ func silentLeg(err error) *legError {
 func hearsOut(c connector.Connector) bool {
 	d, ok := c.(connector.Deferrer)
 	return c.Reclaims() || ok && d.Defers()
-}
-
-// hearOut hands the prefill leg that was left to the janitor, who does the clean-up
-// once the engine has answered, or cannot any more.
-func (a *attempt) hearOut() {
-	x, left := a.x, a.left
-	a.left = nil
-	req := new(openai.Request) // the exchange takes its own with it
-	body := x.body.Hold()
-	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // which it was before
-		body.Free()
-		left.Close()
-		return
-	}
-	h := &hearing{left: left, conn: a.conn, c: a.c, orphan: a.orphan, body: body, job: a.cleanupJob(nil)}
-	h.c.Request = req
-	x.s.janitor.hear(h)
-}
-
-// hearing is a prefill leg that was left, and what its clean-up needs. It holds no
-// memory of the exchange but the client's body.
-type hearing struct {
-	left   *upstream.Left
-	conn   connector.Connector
-	c      connector.Attempt
-	orphan connector.Orphan
-	body   *buffer.Buffer
-	job    *cleanupJob
-}
-
-// hear waits in the background for what the engine says when it is back, and has
-// freed what it then holds.
-func (j *janitor) hear(h *hearing) {
-	j.wg.Go(func() {
-		defer h.body.Free()
-		ctx, cancel := context.WithTimeout(j.ctx, max(h.job.whole, 2*prefillLinger)) // the engine may answer soon, however short timeouts.prefill is
-		defer cancel()
-		died := h.job.since
-		if d, ok := h.conn.(connector.Deferrer); !ok || !d.Defers() {
-			j.wg.Go(func() { // as long as one whose client has left, and no longer: it aborts
-				awaitHeard(ctx, h.c.Prefill)
-				// What was lost on the way TCP sends again after as long as the link was cut.
-				sleep(ctx, prefillLinger+time.Since(died))
-				cancel()
-			})
-		}
-		if resp, err := h.left.Await(ctx); err == nil {
-			answer := h.read(j.s.memory, resp)
-			defer answer.Free()
-		}
-		h.job.since = time.Now() // nothing could be freed before
-		h.job.add(h.conn.Cleanup(&h.c, h.orphan), h.c.Prefill, h.c.Decode)
-		if len(h.job.calls) > 0 {
-			j.start(h.job)
-		}
-	})
-}
-
-// read takes the answer, whose memory the orphan refers to.
-func (h *hearing) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buffer {
-	defer resp.Close()
-	answer, err := readAnswer(memory, resp, maxAnswer, time.Time{}) // ctx bounds it
-	switch {
-	case err != nil:
-	case resp.Status/100 != 2:
-		h.orphan.Refused = true
-	default:
-		if said, err := h.conn.ReadPrefill(&h.c, answer.B); err == nil {
-			h.orphan.PrefillDone, h.orphan.Handoff = true, &said
-		}
-	}
-	return answer
-}
-
-// awaitHeard waits until t is not silent any more, or ctx ends.
-func awaitHeard(ctx context.Context, t engine.Target) {
-	for t.Silent() && !t.Gone() && ctx.Err() == nil {
-		sleep(ctx, cleanupPause)
-	}
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 var _ upstream.Waiter = (*legRow)(nil)

@@ -46,7 +46,7 @@ func isStream(resp *upstream.Response) bool {
 // relayWhole reads the answer to its end, then writes it.
 func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Response) error {
 	x := a.x
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.wholeLimit()))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(a.wholeLimit()))
 	defer func() { answer.Free() }()
 	if err != nil {
 		return newLegError(row.Phase, row.target, err)
@@ -153,7 +153,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 
 	var events openai.EventScanner
 	if a.merge.merger != nil {
-		events.Limit = maxAnswer // they can be completed only whole
+		events.Limit = buffer.MaxAnswer // they can be completed only whole
 	}
 	if a.timed {
 		a.timing = row
@@ -201,10 +201,10 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= maxErrorAnswer {
+			if len(buf.B) >= buffer.MaxErrorAnswer {
 				return nil // an event as large as that is no error
 			}
-			if err := buf.Grow(0, 2*maxErrorAnswer); err != nil {
+			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
 				return newLegError(row.Phase, row.target, errMemory)
 			}
 		}
