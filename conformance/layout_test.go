@@ -37,6 +37,7 @@ var mayImport = map[string][]string{
 	"proxy/config/importer":       {"proxy/config"},
 	"proxy/etcd":                  {"proxy/config"},
 	"proxy/openai":                {},
+	"proxy/downstream":            {"proxy/buffer", "proxy/config", "proxy/connector", "proxy/openai", "proxy/upstream"},
 	"proxy/inflight":              {},
 	"proxy/prompt":                {"abi", "proxy/buffer", "proxy/config", "proxy/coordinator", "proxy/engine", "proxy/openai", "proxy/state/...", "proxy/telemetry", "proxy/tokens", "proxy/upstream"},
 	"proxy/cleanup":               {"abi", "proxy/buffer", "proxy/connector", "proxy/engine", "proxy/inflight", "proxy/openai", "proxy/telemetry", "proxy/upstream"},

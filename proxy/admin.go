@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -21,7 +21,7 @@ import (
 func (s *Server) adminRoutes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, 200, map[string]string{"status": "ok"})
+		downstream.JSON(w, 200, map[string]string{"status": "ok"})
 	})
 	mux.HandleFunc("GET "+readyzPath, s.serveHealth)
 	whole := whole{s, s.deps.Workers}
@@ -41,7 +41,7 @@ func (s *Server) adminRoutes() http.Handler {
 	mux.HandleFunc("POST /v1/drain", whole.drain)
 	if s.deps.Workers != nil {
 		mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
-			writeJSON(w, 200, s.deps.Workers.List())
+			downstream.JSON(w, 200, s.deps.Workers.List())
 		})
 	}
 	return mux
@@ -75,7 +75,7 @@ func (s *Server) adminHandler(cfg *config.Config, address net.Addr, token AdminT
 		},
 		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
 			code := map[int]string{401: "invalid_token", 403: "forbidden", 415: "unsupported_media_type"}[status]
-			writeError(w, &openai.Error{Status: status, Code: code, Message: text})
+			downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})
 		},
 	}.Wrap(s.adminRoutes())
 }
@@ -147,7 +147,7 @@ func (s *Server) adminEngines(w http.ResponseWriter, _ *http.Request) {
 		rows = append(rows, row)
 	}
 	s.deps.Registry.Settle()
-	writeJSON(w, 200, rows)
+	downstream.JSON(w, 200, rows)
 }
 
 // maxEngineBody bounds the body of POST /v1/engines.
@@ -168,7 +168,7 @@ func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
 		if errors.As(err, &problems) {
 			refusal.Param = problems[0].Key
 		}
-		writeError(w, refusal)
+		downstream.Error(w, refusal)
 		return
 	}
 	if err := s.deps.Registry.Add(spec); err != nil {
@@ -177,10 +177,10 @@ func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
 			s.log.Error("an added engine cannot be used", "error", err)
 			text = "the engine cannot be used; the log of the proxy has the reason" // which tells about local files
 		}
-		writeError(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
+		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
 		return
 	}
-	writeJSON(w, 201, map[string]string{"name": spec.Name})
+	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
 }
 
 func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
@@ -188,7 +188,7 @@ func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
 	if v := r.URL.Query().Get("drain"); v != "" {
 		d, err := time.ParseDuration(v)
 		if err != nil || d < 0 {
-			writeError(w, &openai.Error{Status: 400, Code: "bad_value", Param: "drain", Message: "drain is a duration such as 60s"})
+			downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "drain", Message: "drain is a duration such as 60s"})
 			return
 		}
 		drain = d
@@ -198,26 +198,15 @@ func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
 		if errors.Is(err, engine.ErrUnknown) {
 			status = 404
 		}
-		writeError(w, &openai.Error{Status: status, Code: "unknown_engine", Param: "name", Message: err.Error()})
+		downstream.Error(w, &openai.Error{Status: status, Code: "unknown_engine", Param: "name", Message: err.Error()})
 		return
 	}
-	writeJSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})
+	downstream.JSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})
 }
 
 func (s *Server) adminPairs(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, s.deps.Registry.Pairs())
+	downstream.JSON(w, 200, s.deps.Registry.Pairs())
 }
 
 // ErrUnknownPolicy is the error of Policies.Reload for a name that nothing has.
 var ErrUnknownPolicy = errors.New("no policy or plugin of that name")
-
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	body, err := json.Marshal(v)
-	if err != nil {
-		writeError(w, &openai.Error{Status: 500, Code: "internal", Message: "internal error"})
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	w.Write(append(body, '\n'))
-}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -163,7 +164,7 @@ func shedReason(err error) string {
 	switch {
 	case errors.As(err, &oe):
 		return oe.Code
-	case errors.Is(err, errDraining):
+	case errors.Is(err, downstream.ErrDraining):
 		return "draining"
 	}
 	return "left"

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // limits are the limits of these tests: a run of places, a queue of ten, a wait
@@ -92,10 +93,10 @@ func TestAdmissionRefuses(t *testing.T) {
 		}, errLeft, 3 * time.Second, "left"},
 		{"proxy drains", limits(1), func(ctx context.Context, a *admission, l config.Limits) error {
 			ctx, cancel := context.WithCancelCause(ctx)
-			cancel(errDraining)
+			cancel(downstream.ErrDraining)
 			_, err := a.enter(ctx, "b", l)
 			return err
-		}, errDraining, 0, "draining"},
+		}, downstream.ErrDraining, 0, "draining"},
 		{"client has its share", config.Limits{MaxExchanges: 2, PerClient: 1}, func(ctx context.Context, a *admission, l config.Limits) error {
 			_, err := a.enter(ctx, "a", l)
 			return err

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/retained"
@@ -223,7 +225,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || ownFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
+		if err == nil || downstream.OwnFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
@@ -315,7 +317,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
 func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
-	body, err := a.x.hold(len(a.x.body.B) + legSlack)
+	body, err := a.x.client.Buffer(len(a.x.client.Body()) + legSlack)
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
@@ -331,7 +333,7 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	}
 	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
 		body.Free()
-		body = a.x.body.Hold()
+		body = a.x.client.HoldBody()
 	} else {
 		body.Set(leg.Body)
 	}
@@ -402,7 +404,7 @@ func refused(err error) bool {
 // the client; legBody owns it.
 func (a *attempt) bodyBuffer() (b []byte, err error) {
 	if a.legBody == nil {
-		if a.legBody, err = a.x.hold(len(a.x.body.B) + legSlack); err != nil {
+		if a.legBody, err = a.x.client.Buffer(len(a.x.client.Body()) + legSlack); err != nil {
 			return nil, err
 		}
 	}
@@ -411,3 +413,20 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 
 // legSlack is the room that a connector's own fields usually need.
 const legSlack = 2 << 10
+
+// replyHandoff answers with prefill's answer, which was the whole text.
+func (a *attempt) replyHandoff() error {
+	x := a.x
+	x.firstByte(nil)
+	if u, ok := openai.ParseUsage(a.answer.B); ok {
+		x.usage = u
+	}
+	h := x.client.AnswerHeader()
+	h.Set("Content-Type", "application/json")
+	if x.req.Stream {
+		h.Set("Content-Type", "text/event-stream")
+	} else {
+		a.tellTiming()
+	}
+	return x.writeWhole(http.StatusOK, a.handoff.Answer)
+}

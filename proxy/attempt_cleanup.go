@@ -38,7 +38,7 @@ func (a *attempt) cleanUp(err error) {
 		job.Delay(cleanup.Yield)
 	}
 	tried := a.x.s.cleanups.Start(job)
-	if !a.together() || a.x.committed || job.Slow() {
+	if !a.together() || a.x.client.Begun() || job.Slow() {
 		return
 	}
 	select {
@@ -66,7 +66,7 @@ func (a *attempt) newJob() cleanup.Job {
 		Restarts:  a.restarts,
 	}
 	if a.x.key == "" {
-		j.Auth = a.x.r.Header.Get("Authorization")
+		j.Auth = a.x.client.Header().Get("Authorization")
 	}
 	return j
 }
@@ -89,7 +89,7 @@ func (a *attempt) awaitLate() {
 	x, left := a.x, a.left
 	a.left = nil
 	req := new(openai.Request) // the request of the exchange ends with it
-	body := x.body.Hold()
+	body := x.client.HoldBody()
 	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // cannot happen: it was parsed before
 		body.Free()
 		left.Close()

@@ -6,16 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
-
-// exchangeOf is an exchange of s that holds nothing.
-func exchangeOf(s *Server) *exchange {
-	x := &exchange{s: s, share: new(buffer.Share)}
-	x.share.Open(s.memory, nil, "")
-	return x
-}
 
 // One client holds at most half of the budget by bodies that grow when they are
 // decoded, unless clients are not counted. A body that goes on as it came is held once.
@@ -70,7 +62,7 @@ func TestClientMemory(t *testing.T) {
 					t.Errorf("afterwards: %+v", a)
 				}
 				synctest.Wait()
-				if n := w.holding.Len(); n != 0 || w.memory.Used() != 0 {
+				if n := w.bodies.Clients(); n != 0 || w.memory.Used() != 0 {
 					t.Errorf("%d clients are counted and %d bytes held at the end", n, w.memory.Used())
 				}
 			})

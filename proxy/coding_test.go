@@ -3,18 +3,14 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
-	"errors"
-	"net/http"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 func gzipped(parts ...string) string {
@@ -99,86 +95,10 @@ func TestContentEncoding(t *testing.T) {
 						t.Errorf("%d legs, %s", len(e.seen()), a.body)
 					}
 				}
-				if got := a.header.Get("Accept-Encoding"); (got == acceptedCodings) != (tt.status == 415) {
+				if got := a.header.Get("Accept-Encoding"); (got == downstream.AcceptedCodings) != (tt.status == 415) {
 					t.Errorf("Accept-Encoding %q", got)
 				}
 			})
 		})
-	}
-}
-
-// What decoding takes is bounded by what comes out, and that by the limits.
-func FuzzDecodeBody(f *testing.F) {
-	plain := bodyOf(300)
-	for _, zipped := range []bool{true, false} {
-		for _, s := range []string{gzipped(plain), zstdOf(f, plain), zstdWhole(f, plain), zstdOf(f, strings.Repeat("a", 1<<20)), "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f"} {
-			f.Add([]byte(s), zipped)
-		}
-	}
-	f.Fuzz(func(t *testing.T, coded []byte, zipped bool) {
-		const limit = 64 << 10
-		memory := new(buffer.Budget)
-		memory.SetLimit(1 << 20)
-		x := exchangeOf(&Server{memory: memory, zstd: newUnzstd})
-		x.body = buffer.Get(len(coded))
-		x.body.B = append(x.body.B, coded...)
-		h := http.Header{"Content-Encoding": {"zstd"}}
-		if zipped {
-			h.Set("Content-Encoding", "gzip")
-		}
-		decode, err := bodyCoding(h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		most := buffer.Room(limit + 1)
-		if !zipped { // its decoder wants room for whole blocks
-			most = buffer.Room(limit + 2*maxBlock)
-		}
-		err = x.decode(decode, limit)
-		if err == nil && (len(x.body.B) > limit || cap(x.body.B) > most) {
-			t.Errorf("%d bytes of %d, which may be %d", len(x.body.B), cap(x.body.B), most)
-		}
-		x.body.Free()
-		if memory.Used() != 0 {
-			t.Errorf("%d bytes are counted of nothing", memory.Used())
-		}
-	})
-}
-
-// The decoder of zstd keeps nothing of a large frame.
-func TestZstdKeepsNothing(t *testing.T) {
-	coded := []byte(zstdOf(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
-	x := exchangeOf(&Server{memory: new(buffer.Budget), zstd: sync.OnceValue(newUnzstd)})
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	for range 20 {
-		if err := x.unzstd(coded, 16<<20); err != nil {
-			t.Fatal(err)
-		}
-		x.body.Free()
-		x.body = nil
-	}
-	runtime.GC()
-	runtime.GC() // the pools too
-	runtime.ReadMemStats(&after)
-	if kept := int64(after.HeapAlloc) - int64(before.HeapAlloc); kept > 4<<20 {
-		t.Errorf("%d bytes are kept", kept)
-	}
-}
-
-// The size that a frame of zstd names takes no memory before its bytes are there.
-func TestZstdAnnouncedSize(t *testing.T) {
-	memory := new(buffer.Budget)
-	memory.SetLimit(1 << 20)
-	x := exchangeOf(&Server{memory: memory, zstd: sync.OnceValue(newUnzstd)})
-	// One segment, a size of 15 MiB in four bytes, and a block that is not there.
-	err := x.unzstd([]byte("\x28\xb5\x2f\xfd\xa0\x00\x00\xf0\x00\x01"), 16<<20)
-	if !errors.Is(err, errCoded) {
-		t.Errorf("%v, want that the body is broken: the memory that it names is not there", err)
-	}
-	x.body.Free()
-	if n := memory.Used(); n != 0 {
-		t.Errorf("%d bytes are held", n)
 	}
 }

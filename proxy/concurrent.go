@@ -157,9 +157,9 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	// The leg still uses the attempt's record and buffers: wait here, after
 	// the answer has been flushed, so that close finds nothing running.
 	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
-	a.x.flush()
+	a.x.client.Flush()
 	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
-	limitWrites(&a.x.rc, a.x.r, limit+time.Duration(a.x.cfg.Server.WriteTimeout))
+	a.x.client.LimitWrites(limit + time.Duration(a.x.cfg.Server.WriteTimeout))
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {

@@ -4,47 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Causes with which an exchange's context ends.
+// Causes with which the context of a leg ends, beside downstream.ErrDraining.
 var (
-	errDraining = errors.New("the proxy is shutting down")
 	errPeerLeg  = errors.New("the other leg failed")
 	errPanicked = errors.New("the proxy failed")
 )
 
-func errBodyTooLarge(limit int64) error {
-	return &openai.Error{Status: 413, Code: "body_too_large", Message: fmt.Sprintf("the request body is larger than %d bytes", limit)}
-}
-
 func errNotCarried(connector string, api openai.API) error {
 	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
 		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
-}
-
-var errBodyTimeout = &openai.Error{Status: 408, Type: "invalid_request_error", Code: "body_timeout", Message: "the request body did not come in time"}
-
-// bodyReadError is a request body that did not come whole: the client left, was
-// too slow, or broke the framing.
-func bodyReadError(ctx context.Context, err error) error {
-	var stopped *stoppedBody
-	switch {
-	case errors.As(err, &stopped):
-		return stopped.why
-	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the context as well
-		return errBodyTimeout
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	}
-	return &openai.Error{Status: 400, Code: "body_incomplete", Message: "the request body could not be read"}
 }
 
 // legError is a failed leg. Its text names the phase and the engine and holds
@@ -89,15 +67,15 @@ func (e *legError) Unwrap() error { return e.err }
 func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 	e := &legError{phase: phase, target: t, reason: "reset", code: 502, sent: true, err: err}
 	var ue *upstream.Error
-	if ownFault(err) {
+	if downstream.OwnFault(err) {
 		e.reason, e.code, e.spared = publicError(err).Code, 503, true
 		return e
 	}
 	if errors.As(err, &ue) {
 		e.sent = ue.Sent
 		if ue.Local {
-			e.reason, e.code, e.spared = errOverloaded.Code, errOverloaded.Status, true
-			e.err = fmt.Errorf("%w: %w", errOverloaded, err)
+			e.reason, e.code, e.spared = downstream.ErrOverloaded.Code, downstream.ErrOverloaded.Status, true
+			e.err = fmt.Errorf("%w: %w", downstream.ErrOverloaded, err)
 			return e
 		}
 		e.reason = ue.Op
@@ -162,8 +140,8 @@ func publicError(err error) *openai.Error {
 		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
 	case errors.As(err, &re):
 		return rejectedError(re.Status)
-	case errors.Is(err, errDraining), errors.Is(err, context.Canceled):
-		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
+	case errors.Is(err, downstream.ErrDraining), errors.Is(err, context.Canceled):
+		return downstream.Draining
 	}
 	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
 }

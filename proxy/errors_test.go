@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -42,9 +43,6 @@ func TestPublicError(t *testing.T) {
 	}{
 		{"request is at fault", &openai.Error{Status: 400, Code: "invalid_type", Param: "model", Message: "m"}, 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
 		{"no key", errNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
-		{"body too large", errBodyTooLarge(9), 413, "invalid_request_error", "body_too_large", "9 bytes", "", telemetry.OutcomeClientError, false},
-		{"body too slow", bodyReadError(t.Context(), os.ErrDeadlineExceeded), 408, "invalid_request_error", "body_timeout", "in time", "", telemetry.OutcomeClientError, false},
-		{"body broken", bodyReadError(t.Context(), io.ErrUnexpectedEOF), 400, "invalid_request_error", "body_incomplete", "body", "", telemetry.OutcomeClientError, false},
 		{"not carried", errNotCarried("sglang", openai.VLLMGenerate), 501, "invalid_request_error", "not_implemented", "sglang", "", telemetry.OutcomeClientError, false},
 		{"queue full", errQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
 		{"queue time", errQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
@@ -57,7 +55,7 @@ func TestPublicError(t *testing.T) {
 		{"unknown model", coordinator.ErrUnknownModel, 404, "invalid_request_error", "model_not_found", "model", "model", telemetry.OutcomeClientError, false},
 		{"no id", coordinator.ErrNoID, 503, "overloaded_error", "no_id", "no disagg id", "", telemetry.OutcomeInternal, true},
 		{"model needed", coordinator.ErrModelNeeded, 400, "invalid_request_error", "missing_field", "model", "model", telemetry.OutcomeClientError, false},
-		{"draining", errDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
+		{"draining", downstream.ErrDraining, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"cancelled", context.Canceled, 503, "overloaded_error", "draining", "shutting down", "", telemetry.OutcomeInternal, true},
 		{"leg failed", leg(&legError{reason: "reset", code: 502}), 502, "upstream_error", "leg_failed", `the decode leg on engine "d0" failed (reset)`, "", telemetry.OutcomeEngineError, false},
 		{"leg timed out", leg(&legError{reason: "timeout", code: 504}), 504, "upstream_error", "leg_timeout", `the decode leg on engine "d0" timed out (timeout)`, "", telemetry.OutcomeTimeout, false},
@@ -67,7 +65,7 @@ func TestPublicError(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			writeError(w, publicError(tt.err))
+			downstream.Error(w, publicError(tt.err))
 			var got struct {
 				Error struct{ Message, Type, Code, Param *string }
 			}

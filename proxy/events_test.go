@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,16 +12,6 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
-
-func TestEventFrame(t *testing.T) {
-	for _, n := range []int{1, 15, 16, 255, 256, 4086} {
-		e := eventWriter{buf: make([]byte, chunkHead+n+chunkTail)}
-		copy(e.space(), strings.Repeat("x", n))
-		if got, want := string(e.frame(n)), fmt.Sprintf("%x\r\n%s\r\n", n, strings.Repeat("x", n)); got != want {
-			t.Errorf("%d bytes: %.20q, want %.20q", n, got, want)
-		}
-	}
-}
 
 // streamBytes has one client ask for a stream and then for another on the same
 // connection, and returns the bytes of both answers.
@@ -97,30 +86,6 @@ func TestEventsPastNetHTTP(t *testing.T) {
 type wrappedWriter struct{ http.ResponseWriter }
 
 func (w wrappedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// The writer of an answer is net/http's own, or one that can be unwrapped.
-func TestEventsOnlyPastNetHTTP(t *testing.T) {
-	r := httptest.NewRequest("POST", completionsPath, nil)
-	r = r.WithContext(withConn(r.Context(), &framingConn{Conn: &pieces{}}))
-	for _, tt := range []struct {
-		name   string
-		w      http.ResponseWriter
-		status int
-		major  int
-		want   bool
-	}{
-		{"plain", httptest.NewRecorder(), 200, 1, true},
-		{"wrapped", wrappedWriter{httptest.NewRecorder()}, 200, 1, false},
-		{"HTTP/2", httptest.NewRecorder(), 200, 2, false},
-		{"no body", httptest.NewRecorder(), 204, 1, false},
-	} {
-		r.ProtoMajor = tt.major
-		e := newEventWriter(&exchange{w: tt.w, r: r, ctx: r.Context()}, tt.status, make([]byte, 64))
-		if got := e.conn != nil; got != tt.want {
-			t.Errorf("%s: writes past net/http: %v", tt.name, got)
-		}
-	}
-}
 
 // An answer that is out stays whole while prefill's is waited for, however long
 // the client's stream may be idle: over HTTP/2 a passed deadline would reset it.

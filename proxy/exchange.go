@@ -6,14 +6,13 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -29,26 +28,18 @@ import (
 type exchange struct {
 	s   *Server
 	cfg *config.Config // as it stood when the exchange opened
-	w   http.ResponseWriter
-	rc  http.ResponseController
-	r   *http.Request
 	ctx context.Context
 
-	req      openai.Request
-	body     *buffer.Buffer
-	share    *buffer.Share    // what the exchange holds of the budget
-	reserved atomic.Int64     // bytes of the share, beside those of buffers
-	derived  int64            // bytes of the share for what is made of the body
-	base     []upstream.Field // the client's lines that every leg carries
-	ask      coordinator.Ask
-	prompt   prompt.Prompt
-	last     coordinator.Pair   // of the last placement
-	held     *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
+	client downstream.Client
+	req    openai.Request
+	base   []upstream.Field // the client's lines that every leg carries
+	ask    coordinator.Ask
+	prompt prompt.Prompt
+	last   coordinator.Pair   // of the last placement
+	held   *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
 	view      liveView
 	key       string              // name of the client's API key; "" without keys
-	committed bool                // the client has seen a status line
-	cut       bool                // the connection must be cut: no end of the answer would be true
 	tries     [abi.Encode + 1]int // legs sent, by phase
 	encoded   bool                // encoders have done their part
 	side      coordination
@@ -69,8 +60,8 @@ func (s *Server) serveExchange(w http.ResponseWriter, r *http.Request, api opena
 	x := s.open(w, r)
 	defer x.close()
 	defer x.recovered()
-	x.fail(x.serve(api))
-	if x.cut {
+	x.fail(x.serve(r, api))
+	if x.client.MustCut() {
 		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
 	}
 }
@@ -96,13 +87,9 @@ func (x *exchange) logPanic(v any) {
 // open begins the exchange: request id, span, start of the clock.
 func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := s.exchanges.Get().(*exchange)
-	x.s, x.cfg, x.w, x.r, x.ctx = s, s.cfg.Load(), w, r, r.Context()
-	x.rc = *http.NewResponseController(w)
-	if x.share == nil {
-		x.share = new(buffer.Share)
-	}
-	x.share.Open(s.memory, nil, "")
-	x.rec.open(requestID(r), time.Now())
+	x.s, x.cfg, x.ctx = s, s.cfg.Load(), r.Context()
+	x.client.Open(s.bodies, x.cfg, w, r)
+	x.rec.open(downstream.RequestID(r), time.Now())
 	w.Header().Set("X-Request-Id", x.rec.RequestID)
 	x.span = s.deps.Tracer.Start(r.Header, x.rec.Start)
 	x.view.requestID, x.view.start = x.rec.RequestID, x.rec.Start
@@ -116,12 +103,12 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 }
 
 // serve reads the body of the exchange, admits the exchange and runs it; an error
-// means that nothing has been answered yet, unless x.committed. A request that is
+// means that nothing has been answered yet, unless x.client.Begun(). A request that is
 // refused for what it says, or whose body does not come, takes no place of those
 // that run.
-func (x *exchange) serve(api openai.API) error {
+func (x *exchange) serve(r *http.Request, api openai.API) error {
 	x.req.API = api // errors have its form from here on
-	r, err := x.s.authenticate(x.r)
+	r, err := x.s.authenticate(r)
 	if err != nil {
 		return err
 	}
@@ -130,15 +117,15 @@ func (x *exchange) serve(api openai.API) error {
 	if err := x.heed(); err != nil {
 		return err
 	}
-	x.shareOf(client)
-	if err := x.readBody(client); err != nil {
+	x.client.CountFor(client)
+	if err := x.client.ReadBody(client); err != nil {
 		return err
 	}
-	if err := openai.ParseRequest(api, x.body.B, &x.req); err != nil {
+	if err := openai.ParseRequest(api, x.client.Body(), &x.req); err != nil {
 		return err
 	}
-	if n := x.req.Size(); n > leastDerived {
-		if err := x.Derive(n); err != nil {
+	if n := x.req.Size(); n > downstream.MinDerived {
+		if err := x.client.Derive(n); err != nil {
 			return err
 		}
 	}
@@ -159,12 +146,12 @@ func (x *exchange) serve(api openai.API) error {
 
 // prepare turns the scanned request into what is asked of the coordinator.
 func (x *exchange) prepare() error {
-	x.base = clientFields(x.base[:0], x.r.Header, x.key == "", x.cfg.Server.TrustPDFields)
+	x.base = x.client.AppendFields(x.base[:0], x.key == "", x.cfg.Server.TrustPDFields)
 	if x.side.sc != nil {
 		x.base = x.side.sc.strip(x.base)
 	}
 	x.span.Inject(func(name, value string) {
-		x.base = append(without(x.base, name), upstream.Field{Name: name, Value: value})
+		x.base = append(downstream.Without(x.base, name), upstream.Field{Name: name, Value: value})
 	})
 	x.ask.Model = x.req.Model
 	x.ask.Request = abi.RequestFacts{
@@ -174,7 +161,7 @@ func (x *exchange) prepare() error {
 		Stream:       x.req.Stream,
 	}
 	if x.s.deps.Coordinator.Needs()&abi.NeedPrompt != 0 {
-		if err := x.reserve(len(x.req.PromptRaw())); err != nil {
+		if err := x.client.Reserve(len(x.req.PromptRaw())); err != nil {
 			return err
 		}
 		x.ask.Request.Prompt = string(x.req.PromptRaw())
@@ -198,7 +185,7 @@ func (x *exchange) prepare() error {
 
 // source is where the prompt of the exchange comes from.
 func (x *exchange) source() prompt.Source {
-	return prompt.Source{Request: &x.req, Header: x.r.Header, RequestID: x.rec.RequestID, Memory: x}
+	return prompt.Source{Request: &x.req, Header: x.client.Header(), RequestID: x.rec.RequestID, Memory: &x.client}
 }
 
 // run places the request and runs attempts until one ends it. Retries happen
@@ -245,28 +232,23 @@ func (x *exchange) fail(err error) {
 		}
 		return
 	}
-	if x.clientGone() && !bodyStopped(err) || errors.Is(err, errClientWrite) {
+	if x.client.Gone() && !downstream.BodyStopped(err) || errors.Is(err, downstream.ErrWrite) {
 		x.outcome = telemetry.OutcomeCancelled
 		x.rec.Status = 499
-		x.cut = true // to return in silence would make it an empty 200, or a stream that looks whole
+		x.client.Cut() // to return in silence would make it an empty 200, or a stream that looks whole
 		return
 	}
-	if x.committed { // a stream that broke off has said so
+	if x.client.Begun() { // a stream that broke off has said so
 		return
 	}
 	x.outcome = outcomeOf(err)
-	if ownFault(err) || errors.Is(err, errReading) {
+	if downstream.OwnFault(err) || errors.Is(err, downstream.ErrReading) {
 		x.s.deps.Metrics.Shed(publicError(err).Code)
 	}
 	if x.outcome == telemetry.OutcomeEngineError || x.outcome == telemetry.OutcomeTimeout {
 		x.s.log.Warn("request failed", x.logAttrs("error", err)...) // names phase and engine, never bodies
 	}
 	x.reply(err)
-}
-
-// clientGone reports that the client left by itself (a drain is not that).
-func (x *exchange) clientGone() bool {
-	return x.ctx.Err() != nil && !errors.Is(context.Cause(x.ctx), errDraining)
 }
 
 // close is the one exit of an exchange. Every attempt has ended its legs and
@@ -282,10 +264,7 @@ func (x *exchange) close() {
 	}
 	x.s.live.remove(&x.view)
 	x.releaseBody()
-	x.unreserve()
-	if x.share.Held() > 0 { // the clean-up of a leg still has the body
-		x.share = nil
-	}
+	x.client.Close()
 	s := x.s
 	x.reset()
 	s.exchanges.Put(x)
@@ -326,12 +305,7 @@ func (x *exchange) settle(now time.Time) {
 func (x *exchange) releaseBody() {
 	x.req.Object.Reset() // it refers to the bytes
 	x.prompt.DropTokenIDs()
-	x.body.Free()
-	x.body = nil
-	if x.derived > 0 {
-		x.share.Release(x.derived)
-		x.derived = 0
-	}
+	x.client.ReleaseBody()
 }
 
 // reset drops every reference to the request and keeps the memory.
@@ -339,11 +313,10 @@ func (x *exchange) reset() {
 	clear(x.base)
 	clear(x.ask.Excluded)
 	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.s, x.cfg, x.w, x.r, x.ctx, x.span, x.held = nil, nil, nil, nil, nil, nil, nil
-	x.rc = http.ResponseController{}
+	x.s, x.cfg, x.ctx, x.span, x.held = nil, nil, nil, nil, nil
 	x.view.placed.Store(nil)
 	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
-	x.key, x.committed, x.cut, x.warm, x.tries, x.outcome = "", false, false, false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
+	x.key, x.warm, x.tries, x.outcome = "", false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
 	x.encoded, x.turned = false, false
 	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
 	x.prompt.Reset()
@@ -382,7 +355,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 // outcomeOf says how an exchange ended that was answered with err.
 func outcomeOf(err error) telemetry.Outcome {
 	var le *legError
-	if ownFault(err) {
+	if downstream.OwnFault(err) {
 		return telemetry.OutcomeShed
 	}
 	if errors.As(err, &le) && !le.final {
@@ -404,4 +377,49 @@ func outcomeOf(err error) telemetry.Outcome {
 		return telemetry.OutcomeClientError
 	}
 	return telemetry.OutcomeInternal
+}
+
+// reply answers the client with err. Nothing has been sent before.
+func (x *exchange) reply(err error) {
+	var le *legError
+	if errors.As(err, &le) && le.relay {
+		x.replyEngineError(le)
+		return
+	}
+	oe := publicError(err)
+	x.rec.Status = oe.Status
+	x.client.Error(x.req.API, oe)
+}
+
+// replyEngineError relays an engine's own 4xx as it wrote it.
+func (x *exchange) replyEngineError(le *legError) {
+	h := x.client.AnswerHeader()
+	if le.ctype != "" {
+		h.Set("Content-Type", le.ctype)
+	}
+	if le.retryAfter != "" {
+		h.Set("Retry-After", le.retryAfter)
+	}
+	_ = x.writeWhole(le.status, le.body) // the client may be gone
+}
+
+// commit sends the head of the answer. From here on nothing is retried.
+func (x *exchange) commit(status int) {
+	x.noteStatus(status)
+	x.client.Begin(status)
+}
+
+// writeWhole answers with a body that is there in full.
+func (x *exchange) writeWhole(status int, body []byte) error {
+	x.noteStatus(status)
+	return x.client.Whole(status, body)
+}
+
+// noteStatus records the status of the answer, and puts the placement into its header
+// where the configuration asks for that.
+func (x *exchange) noteStatus(status int) {
+	x.rec.Status = status
+	if x.cfg.Server.ExposePlacement {
+		x.rec.expose(x.client.AnswerHeader())
+	}
 }

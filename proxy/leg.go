@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -164,7 +165,7 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	x, t := a.x, row.target
 	fields := append(row.fields[:0], x.base...)
 	if t.APIKey != "" {
-		fields = append(without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
+		fields = append(downstream.Without(fields, "Authorization"), upstream.Field{Name: "Authorization", Value: "Bearer " + t.APIKey})
 	}
 	row.fields = append(fields, l.Header...)
 	if e := a.edits[row.Phase]; len(e) > 0 {
@@ -172,9 +173,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	row.body[0] = l.Body
 	if l.Msgpack {
-		copied, err := x.share.Get(len(l.Body))
+		copied, err := x.client.LegBuffer(len(l.Body))
 		if err != nil {
-			return nil, newLegError(row.Phase, t, memoryError(err))
+			return nil, newLegError(row.Phase, t, err)
 		}
 		defer copied.Free() // the client reads it only until Do returns
 		if packed, err := connector.AppendMsgpack(copied.B, l.Body); err == nil {
@@ -185,10 +186,10 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 	}
 	if x.cfg.Transport.Client == "nethttp" { // which copies the body
 		n := int64(len(row.body[0]))
-		if err := x.share.Take(n); err != nil {
-			return nil, newLegError(row.Phase, t, memoryError(err))
+		if err := x.client.TakeMemory(n); err != nil {
+			return nil, newLegError(row.Phase, t, err)
 		}
-		defer x.share.Release(n)
+		defer x.client.ReleaseMemory(n)
 	}
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
@@ -254,7 +255,7 @@ func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
 // legFailed counts a failed leg against its engine, unless the request itself, the
 // proxy or the plan policy's limit was at fault.
 func (x *exchange) legFailed(le *legError) {
-	if ownFault(le) {
+	if downstream.OwnFault(le) {
 		return
 	}
 	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
@@ -302,7 +303,7 @@ func (x *exchange) statusError(phase abi.Phase, t engine.Target, resp *upstream.
 
 // relayed makes answer, which is copied, what the client gets for e.
 func (x *exchange) relayed(e *legError, answer []byte) {
-	if err := x.reserve(len(answer)); err != nil {
+	if err := x.client.Reserve(len(answer)); err != nil {
 		*e = *newLegError(e.phase, e.target, err)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -112,7 +113,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	}
 	a.edits[phase] = headers
 	if len(members) > 0 {
-		b, err := a.x.hold(len(l.Body) + len(list) + legSlack)
+		b, err := a.x.client.Buffer(len(l.Body) + len(list) + legSlack)
 		if err != nil {
 			return l, err
 		}
@@ -173,7 +174,7 @@ func memberEditable(e *openai.Edit, client, leg *openai.Object) bool {
 // of the connection, nor those that the protocol with the engine uses.
 func headerEditable(e *abi.Edit) bool {
 	k := http.CanonicalHeaderKey(e.Name)
-	return !hopByHop(k) && !endsHere(k) && !connector.PDHeader(e.Name) &&
+	return !downstream.Proxied(k) && !connector.PDHeader(e.Name) &&
 		upstream.ValidField(upstream.Field{Name: e.Name, Value: e.Value})
 }
 
@@ -181,7 +182,7 @@ func headerEditable(e *abi.Edit) bool {
 func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	for _, e := range edits {
 		if e.Op != abi.EditAddHeader {
-			fields = without(fields, e.Name)
+			fields = downstream.Without(fields, e.Name)
 		}
 		if e.Op != abi.EditRemoveHeader {
 			fields = append(fields, upstream.Field{Name: e.Name, Value: e.Value})
@@ -195,7 +196,7 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 func (a *attempt) judge(err error) {
 	x := a.x
 	var le *legError
-	if x.legPolicy == nil || x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
+	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
 		return
 	}
 	le.judged = true

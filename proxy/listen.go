@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/inflight"
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
@@ -111,7 +112,7 @@ func (s *Server) handler() http.Handler {
 	if s.deps.Wrap != nil {
 		h = s.healthFirst(s.deps.Wrap(h))
 	}
-	return s.guard(s.bounded(h))
+	return s.guard(s.bodies.Limit(h))
 }
 
 // healthFirst answers health checks before filters see them. A filter that asks for
@@ -170,7 +171,7 @@ func (f *Front) prepare(cfg *config.Config, handler http.Handler, token AdminTok
 		srv.ConnState = f.connState
 	}
 	f.stall = stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)}
-	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.boundedForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
+	admin := f.httpServer(cfg, f.lastAnswers(f.s.guard(f.s.bodies.LimitForOperators(f.s.adminHandler(cfg, addrOf(f.admin), token)))), nil)
 	admin.BaseContext, admin.ConnState = nil, placeState
 	f.serve(admin)
 }
@@ -347,7 +348,7 @@ func (f *Front) shutdown(limit, waited time.Duration) error {
 	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
 		cut.Store(int64(f.s.live.len()))
-		f.cancel(errDraining)
+		f.cancel(downstream.ErrDraining)
 	})
 	err := f.shutdownAll(ctx)
 	if err != nil {

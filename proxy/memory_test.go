@@ -44,7 +44,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n{", completionsPath, 16<<20)
 		}
 		synctest.Wait()
-		if n := w.readers.len(); n != len(conns) {
+		if n := w.bodies.Reading(); n != len(conns) {
 			t.Errorf("%d bodies are being read, want %d", n, len(conns))
 		}
 		if n := w.memory.Used(); n > int64(len(conns))*buffer.FirstRead {

@@ -48,7 +48,7 @@ func (a *attempt) awaitPrefill(ctx context.Context) error {
 	}
 }
 
-// public is decode's whole answer as the client gets it. The error is errMemory or
+// public is decode's whole answer as the client gets it. The error is downstream.ErrMemory or
 // an errMerge.
 func (a *attempt) public(answer []byte) ([]byte, error) {
 	public := a.conn.Public(&a.c, answer)
@@ -59,7 +59,7 @@ func (a *attempt) public(answer []byte) ([]byte, error) {
 	if a.merge.merger != nil {
 		room += len(public) + len(a.answer.B)
 	}
-	if err := a.x.reserve(room); err != nil {
+	if err := a.x.client.Reserve(room); err != nil {
 		return nil, err
 	}
 	return a.completed(public)

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 )
 
 // exchangeUnended sends a head with an announced body that never comes, and returns
@@ -81,7 +84,7 @@ func TestLongAnswerUnread(t *testing.T) {
 func TestAdminContextOutlivesBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newPipeListener()
-		srv := &http.Server{Handler: new(Server).boundedForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		srv := &http.Server{Handler: downstream.NewBodies(new(buffer.Budget), nil, clientOf).LimitForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			time.Sleep(2 * operatorBody)
 			fmt.Fprint(w, r.Context().Err())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -79,7 +80,7 @@ func firstError(ctx context.Context, leg, place error) error {
 // from the budget and counts it.
 func (x *exchange) mayRetry(err error) bool {
 	var le *legError
-	if x.committed || x.ctx.Err() != nil || !errors.As(err, &le) || ownFault(err) {
+	if x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || downstream.OwnFault(err) {
 		return false
 	}
 	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {

@@ -6,8 +6,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -16,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/proxy/balance"
@@ -25,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
@@ -111,9 +109,7 @@ type Server struct {
 	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
 	retained   retained.Store
 	memory     *buffer.Budget // of the bodies and answers that are held
-	holding    buffer.Clients // of the memory that large requests hold
-	readers    readers
-	zstd       func() *zstd.Decoder // made at its first call
+	bodies     *downstream.Bodies
 }
 
 // New returns a server with that configuration; keys is nil when none are asked
@@ -124,14 +120,14 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
 		explain:    new(explainStore),
-		process:    randomHex(8),
+		process:    downstream.RandomHex(8),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
-		zstd:       sync.OnceValue(newUnzstd),
 	}
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, clientOf)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	s.live.shown = deps.Balance
 	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
@@ -229,14 +225,6 @@ func (s *Server) legID() string {
 	return string(b[:])
 }
 
-// randomHex returns n random bytes, 16 at most, in hexadecimal.
-func randomHex(n int) string {
-	var raw [16]byte
-	var text [2 * len(raw)]byte
-	rand.Read(raw[:n]) // never fails (crypto/rand)
-	return string(text[:hex.Encode(text[:], raw[:n])])
-}
-
 // sayForeign logs, once for each engine, that prefill would send decode elsewhere.
 func (s *Server) sayForeign(prefill engine.Target) {
 	if _, said := s.foreign.LoadOrStore(prefill.ID, true); !said {
@@ -247,31 +235,12 @@ func (s *Server) sayForeign(prefill engine.Target) {
 
 // ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The deadline holds for handlers that read a part of the body, too. readBody
+	// The deadline holds for handlers that read a part of the body, too. ReadBody
 	// lifts it at the body's end.
-	limitBody(r, s.cfg.Load())
+	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
 	if !s.servePath(w, r) {
-		w.Header().Set("X-Request-Id", requestID(r))
-		writeError(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
-	}
-}
-
-// limitBody gives the client server.read_timeout from now for its body.
-func limitBody(r *http.Request, cfg *config.Config) {
-	if t := time.Duration(cfg.Server.ReadTimeout); t > 0 && r.ContentLength != 0 {
-		if b := incomingOf(r.Context()); b != nil {
-			b.limit(time.Now().Add(t))
-		}
-	}
-}
-
-// limitWrites gives the client that long from now to take what is written to it, for
-// streams of HTTP/2 and HTTP/3, whose flow control may block a write. The writes of
-// connections have their own limit (stallWatch), which is all of it for HTTP/1.1: a
-// deadline there would hold for the next answers, too.
-func limitWrites(rc *http.ResponseController, r *http.Request, limit time.Duration) {
-	if r.ProtoMajor >= 2 {
-		rc.SetWriteDeadline(time.Now().Add(limit))
+		w.Header().Set("X-Request-Id", downstream.RequestID(r))
+		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
 	}
 }
 
@@ -282,7 +251,7 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 		s.serveExchange(w, r, api)
 		return true
 	}
-	limitWrites(http.NewResponseController(w), r, time.Duration(s.cfg.Load().Server.WriteTimeout))
+	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
 	if ok {
 		methodNotAllowed(w, r, "POST")
 		return true
@@ -302,15 +271,15 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
 		methodNotAllowed(w, r, "GET")
 		return true
 	}
-	w.Header().Set("X-Request-Id", requestID(r))
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
 	serve(w, r)
 	return true
 }
 
 func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
 	w.Header().Set("Allow", allow)
-	w.Header().Set("X-Request-Id", requestID(r))
-	writeError(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
+	w.Header().Set("X-Request-Id", downstream.RequestID(r))
+	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
 }
 
 const (
@@ -329,7 +298,7 @@ type model struct {
 // that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	if _, err := s.authenticate(r); err != nil {
-		writeError(w, publicError(err))
+		downstream.Error(w, publicError(err))
 		return
 	}
 	rows := []model{}
@@ -338,7 +307,7 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
 	if !one {
-		writeJSON(w, 200, struct {
+		downstream.JSON(w, 200, struct {
 			Object string  `json:"object"`
 			Data   []model `json:"data"`
 		}{"list", rows})
@@ -346,36 +315,21 @@ func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
 	}
 	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
 	if i < 0 {
-		writeError(w, publicError(coordinator.ErrUnknownModel))
+		downstream.Error(w, publicError(coordinator.ErrUnknownModel))
 		return
 	}
-	writeJSON(w, 200, rows[i])
+	downstream.JSON(w, 200, rows[i])
 }
 
 // serveHealth answers 200 when one request could be served now.
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if s.draining.Load() || !s.Ready() {
-		writeError(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
+		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
 		return
 	}
-	writeJSON(w, 200, map[string]string{"status": "ok"})
+	downstream.JSON(w, 200, map[string]string{"status": "ok"})
 }
 
 func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, 200, map[string]string{"version": s.deps.Version})
-}
-
-// requestID returns the client's x-request-id, or a fresh one when it sent none
-// that is fit for a log line.
-func requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	if id == "" || len(id) > 128 {
-		return randomHex(16)
-	}
-	for i := range len(id) {
-		if id[i] <= ' ' || id[i] > '~' {
-			return randomHex(16)
-		}
-	}
-	return id
+	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"net"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -148,10 +148,10 @@ func (c *coordination) reset() {
 // known is refused, before anything is called.
 func (x *exchange) heed() error {
 	c := &x.side
-	if c.sc = x.s.sidecar.Load(); c.sc == nil || !c.sc.heeds(x.r) {
+	if c.sc = x.s.sidecar.Load(); c.sc == nil || !c.sc.heeds(x.client.RemoteAddr()) {
 		return nil
 	}
-	cfg, h := &c.sc.cfg, x.r.Header
+	cfg, h := &c.sc.cfg, x.client.Header()
 	order := *c.sc.order.Load()
 	if cfg.PolicyHeader != "" {
 		if c.first = h.Get(cfg.PolicyHeader); c.first != "" && !slices.Contains(order, c.first) {
@@ -184,7 +184,7 @@ func (x *exchange) heedNames(list []*engine.Instance, header string, role abi.Ro
 	c := &x.side
 	snapshot := x.s.deps.Registry.Snapshot()
 	home := c.sc.home(snapshot)
-	for _, line := range x.r.Header.Values(header) {
+	for _, line := range x.client.Header().Values(header) {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = strings.TrimSpace(name); name == "" {
 				continue
@@ -236,12 +236,12 @@ func badHeader(name string, status int, problem string) error {
 	return &openai.Error{Status: status, Code: "bad_header", Param: name, Message: "the header " + name + " " + problem}
 }
 
-// heeds reports whether the headers of a request are the sidecar's business.
-func (sc *sidecar) heeds(r *http.Request) bool {
+// heeds reports whether the headers of a client are the sidecar's business.
+func (sc *sidecar) heeds(remoteAddr string) bool {
 	if sc.callers == nil {
 		return true
 	}
-	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	from, err := netip.ParseAddrPort(remoteAddr)
 	if err != nil {
 		return false
 	}
@@ -254,7 +254,7 @@ func (sc *sidecar) heeds(r *http.Request) bool {
 func (sc *sidecar) strip(fields []upstream.Field) []upstream.Field {
 	for _, name := range [...]string{sc.cfg.Header, sc.cfg.EncoderHeader, sc.cfg.PolicyHeader, sc.cfg.ProfileHeader} {
 		if name != "" {
-			fields = without(fields, name)
+			fields = downstream.Without(fields, name)
 		}
 	}
 	return fields

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
@@ -25,7 +26,7 @@ func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar))
 	return func(w http.ResponseWriter, r *http.Request) {
 		sc := s.sidecar.Load()
 		if sc == nil {
-			writeError(w, &openai.Error{Status: 404, Code: "no_sidecar", Message: "this proxy is no sidecar: sidecar.local is not set"})
+			downstream.Error(w, &openai.Error{Status: 404, Code: "no_sidecar", Message: "this proxy is no sidecar: sidecar.local is not set"})
 			return
 		}
 		h(w, r, sc)
@@ -33,7 +34,7 @@ func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar))
 }
 
 func (s *Server) adminSidecar(w http.ResponseWriter, _ *http.Request, sc *sidecar) {
-	writeJSON(w, 200, SidecarRow{
+	downstream.JSON(w, 200, SidecarRow{
 		Engine: sc.local, Role: sc.cfg.Role, Connector: sc.cfg.Connector,
 		Policies: *sc.order.Load(), Configured: sc.cfg.Order(),
 	})
@@ -52,7 +53,7 @@ func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar)
 		err = sc.cfg.CheckOrder(body.Policies)
 	}
 	if err != nil {
-		writeError(w, &openai.Error{Status: 400, Code: "bad_value", Param: "policies", Message: "policies: " + err.Error()})
+		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "policies", Message: "policies: " + err.Error()})
 		return
 	}
 	sc.order.Store(&body.Policies)

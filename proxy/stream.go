@@ -10,6 +10,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -23,10 +24,9 @@ const (
 )
 
 var (
-	errClientWrite = errors.New("write to client")
-	errNoEnd       = errors.New("the stream ended without its closing event")
-	errAborted     = errors.New("the engine aborted the request")
-	errNoEvent     = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
+	errNoEnd   = errors.New("the stream ended without its closing event")
+	errAborted = errors.New("the engine aborted the request")
+	errNoEvent = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: errors.New("comments only")}
 )
 
 // relay gives the client a 2xx answer: streams as they come, all else when it
@@ -61,7 +61,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 		return err
 	}
 	public, err := a.public(answer.B)
-	if ownFault(err) {
+	if downstream.OwnFault(err) {
 		return newLegError(row.Phase, row.target, err)
 	}
 	if err != nil {
@@ -77,7 +77,7 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 			a.computed(answer.B)
 		}
 	}
-	copyHeader(x.w.Header(), resp)
+	x.client.CopyHeader(resp)
 	a.tellTiming()
 	a.keepTurn(answer.B)
 	return x.writeWhole(resp.Status, public)
@@ -130,7 +130,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	x := a.x
 	buf, err := x.s.memory.Get(streamBuffer)
 	if err != nil {
-		return newLegError(row.Phase, row.target, errMemory)
+		return newLegError(row.Phase, row.target, downstream.ErrMemory)
 	}
 	defer buf.Free()
 	if err := x.readFirstEvent(row, resp, buf, a.limit); err != nil {
@@ -147,7 +147,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	}
 	a.releaseRequest()
 	x.firstByte(row)
-	copyHeader(x.w.Header(), resp)
+	x.client.CopyHeader(resp)
 	x.commit(resp.Status)
 	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
 
@@ -163,7 +163,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		x.usage = u
 		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.rec.FirstByte))
 	}
-	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, errClientWrite) {
+	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
 		err = a.endStream(&events) // all was said before the connection broke
 	}
 	switch {
@@ -171,7 +171,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		return x.engineError(row, "error_event", events.Status, nil)
 	case err == nil:
 		return a.timingEvent()
-	case errors.Is(err, errClientWrite):
+	case errors.Is(err, downstream.ErrWrite):
 		return err
 	}
 	le := newLegError(row.Phase, row.target, err)
@@ -181,7 +181,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		le.err = err
 	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
-	case ownFault(err):
+	case downstream.OwnFault(err):
 		x.s.deps.Metrics.Shed(publicError(err).Code)
 	case errors.Is(err, errMerge):
 		le.reason = "bad_answer"
@@ -205,7 +205,7 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 				return nil // an event as large as that is no error
 			}
 			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
-				return newLegError(row.Phase, row.target, errMemory)
+				return newLegError(row.Phase, row.target, downstream.ErrMemory)
 			}
 		}
 		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
@@ -249,8 +249,8 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	limit := max(time.Duration(x.cfg.Server.WriteTimeout), idle+2*writeCheck)
 	last := x.rec.FirstByte
 	renewed, lastEvent, seen := last, last, int64(0)
-	limitWrites(&x.rc, x.r, limit)
-	out := newEventWriter(x, resp.Status, first.B[:cap(first.B)])
+	x.client.LimitWrites(limit)
+	out := x.client.Events(resp.Status, first.B[:cap(first.B)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
 		whole := events.Feed(chunk)
@@ -270,8 +270,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 		}
 		whole = a.cutKept(whole)
 		if len(whole) > 0 {
-			if err := out.write(whole, resp.Ended()); err != nil {
-				failed = errClientWrite
+			if failed = out.Write(whole, resp.Ended()); failed != nil {
 				return false
 			}
 		}
@@ -291,17 +290,17 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	if !use(first.B, nil) {
 		return failed
 	}
-	resp.Each(out.space(), func(n int, err error) bool {
+	resp.Each(out.Space(), func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
 			x.intervals.Observe(now.Sub(last))
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
-			limitWrites(&x.rc, x.r, limit)
+			x.client.LimitWrites(limit)
 			renewed = now
 		}
-		return use(out.space()[:n], err)
+		return use(out.Space()[:n], err)
 	})
 	return failed
 }
@@ -314,7 +313,7 @@ func (a *attempt) holdEvents(events *openai.EventScanner) error {
 	}
 	more := n - a.held
 	a.held = n
-	return a.x.reserve(more)
+	return a.x.client.Reserve(more)
 }
 
 // endStream closes a stream whose framing ended in order. One that lacks its
@@ -332,8 +331,8 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 	if rest, err := a.completedEvents(rest); err != nil {
 		return err
 	} else if rest = a.cutKept(rest); len(rest) > 0 {
-		if _, err := x.w.Write(rest); err != nil {
-			return errClientWrite
+		if err := x.client.Write(rest); err != nil {
+			return err
 		}
 	}
 	if events.Failed {
@@ -347,7 +346,7 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 // event border, or, inside an event that is half out, a cut connection.
 func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner, le *legError) {
 	x.outcome = telemetry.OutcomeBroken
-	if x.clientGone() {
+	if x.client.Gone() {
 		return
 	}
 	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
@@ -358,13 +357,11 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 	x.s.deps.Metrics.BrokenStream(kind)
 	x.s.log.Warn("stream broke off", x.logAttrs("error", le)...)
 	if events.MidEvent() {
-		x.cut = true
+		x.client.Cut()
 		return
 	}
-	if errors.Is(context.Cause(ctx), errDraining) {
-		e = publicError(errDraining)
+	if errors.Is(context.Cause(ctx), downstream.ErrDraining) {
+		e = downstream.Draining
 	}
-	limitWrites(&x.rc, x.r, writeCheck)
-	x.w.Write(x.req.API.AppendErrorEvent(nil, e))
-	x.rc.Flush()
+	x.client.Break(x.req.API, e)
 }

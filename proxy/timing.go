@@ -36,7 +36,7 @@ func (a *attempt) cutTiming(whole []byte) []byte {
 // asksTiming reports whether the client wants to know how its request went, and
 // the engines have been asked.
 func (a *attempt) asksTiming() bool {
-	return a.timed && a.x.r.Header.Get(connector.HeaderReturnMetrics) == "1"
+	return a.timed && a.x.client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
 // awaitTiming waits for prefill to say how it went, where both legs are under way.
@@ -59,7 +59,7 @@ func (a *attempt) tellTiming() {
 	if !a.timed {
 		return
 	}
-	h := a.x.w.Header()
+	h := a.x.client.AnswerHeader()
 	for name := range h {
 		if connector.TimingHeader(name) {
 			h.Del(name)
@@ -80,13 +80,10 @@ func (a *attempt) timingEvent() error {
 	if !a.asksTiming() {
 		return nil
 	}
-	a.x.flush() // the answer itself waits for nothing
+	a.x.client.Flush() // the answer itself waits for nothing
 	a.awaitTiming()
 	t := a.x.rec.timing()
-	if _, err := a.x.w.Write(t.AppendEvent(nil)); err != nil {
-		return errClientWrite
-	}
-	return nil
+	return a.x.client.Write(t.AppendEvent(nil))
 }
 
 // timing joins what the proxy and the engines of the last legs say, under

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -102,7 +103,7 @@ var (
 )
 
 func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, openai.Completions.Path(), bytes.NewReader(appendWarmUp(nil, model, s.legID())))
 	if err != nil {
 		return err
 	}
@@ -121,11 +122,10 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	cfg.Retry.Attempts, cfg.Server.TrustPDFields = 1, false
 	x.cfg = &cfg
 
-	if x.body, err = x.hold(256); err != nil {
+	if err = x.client.ReadBody(""); err != nil {
 		return errors.Join(errWarmBusy, err)
 	}
-	x.body.B = appendWarmUp(x.body.B, model, s.legID())
-	if err := openai.ParseRequest(openai.Completions, x.body.B, &x.req); err != nil {
+	if err := openai.ParseRequest(openai.Completions, x.client.Body(), &x.req); err != nil {
 		return err
 	}
 	x.ask.Model, x.rec.Model = model, model

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -152,14 +153,14 @@ var _ prometheus.Gatherer = (*telemetry.Fleet)(nil)
 func (h whole) exchanges(w http.ResponseWriter, r *http.Request) {
 	rows := gather(r.Context(), h, "/v1/exchanges", h.s.live.list(time.Now()))
 	slices.SortStableFunc(rows, func(a, b LiveExchange) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
-	writeJSON(w, 200, rows)
+	downstream.JSON(w, 200, rows)
 }
 
 // perfMetrics answers GET /perf_metrics: the rows of each process oldest first,
 // one process after the other.
 func (h whole) perfMetrics(w http.ResponseWriter, r *http.Request) {
 	if h.workers == nil {
-		writeJSON(w, 200, h.s.explain.perfRows())
+		downstream.JSON(w, 200, h.s.explain.perfRows())
 		return
 	}
 	own := []json.RawMessage{}
@@ -169,14 +170,14 @@ func (h whole) perfMetrics(w http.ResponseWriter, r *http.Request) {
 			own = append(own, text)
 		}
 	}
-	writeJSON(w, 200, gather(r.Context(), h, "/perf_metrics", own))
+	downstream.JSON(w, 200, gather(r.Context(), h, "/perf_metrics", own))
 }
 
 // explain answers GET /v1/explain/{id}: the last exchange of that id.
 func (h whole) explain(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	if e, ok := h.s.explain.get(id); ok {
-		writeJSON(w, 200, e)
+		downstream.JSON(w, 200, e)
 		return
 	}
 	answers, silent := h.each(r.Context(), http.MethodGet, "/v1/explain/"+url.PathEscape(id))
@@ -195,10 +196,10 @@ func (h whole) explain(w http.ResponseWriter, r *http.Request) {
 		if silent > 0 {
 			text += fmt.Sprintf("; %d workers did not answer", silent)
 		}
-		writeError(w, &openai.Error{Status: 404, Code: "unknown_request", Param: "request_id", Message: text})
+		downstream.Error(w, &openai.Error{Status: 404, Code: "unknown_request", Param: "request_id", Message: text})
 		return
 	}
-	writeJSON(w, 200, json.RawMessage(bytes.TrimSpace(last.body)))
+	downstream.JSON(w, 200, json.RawMessage(bytes.TrimSpace(last.body)))
 }
 
 // policies answers GET /v1/policies: what each policy did in all processes.
@@ -217,7 +218,7 @@ func (h whole) policies(w http.ResponseWriter, r *http.Request) {
 	if sums == nil {
 		sums = []PolicyRow{}
 	}
-	writeJSON(w, 200, sums)
+	downstream.JSON(w, 200, sums)
 }
 
 // add adds what the policy did in another process. Of two p99 it has the larger.
@@ -236,7 +237,7 @@ func (p *PolicyRow) add(o PolicyRow) {
 func (h whole) reload(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	refuse := func(status int, text string) {
-		writeError(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: text})
+		downstream.Error(w, &openai.Error{Status: status, Code: "not_reloaded", Param: "name", Message: text})
 	}
 	err := h.s.deps.Policies.Reload(name)
 	if err != nil && !errors.Is(err, ErrUnknownPolicy) {
@@ -278,7 +279,7 @@ func (h whole) done(w http.ResponseWriter, body map[string]any, workers, silent 
 			status = 504
 		}
 	}
-	writeJSON(w, status, body)
+	downstream.JSON(w, status, body)
 }
 
 // errorText is the message of an answer with an error.

@@ -223,7 +223,7 @@ func (w *world) settled() {
 	if n := w.live.len(); n != 0 {
 		w.t.Errorf("%d exchanges are live", n)
 	}
-	if n := w.readers.len(); n != 0 {
+	if n := w.bodies.Reading(); n != 0 {
 		w.t.Errorf("%d bodies are being read", n)
 	}
 	if n := w.memory.Used(); n != 0 {

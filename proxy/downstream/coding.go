@@ -1,4 +1,4 @@
-package proxy
+package downstream
 
 import (
 	"bytes"
@@ -15,26 +15,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// acceptedCodings are the content codings that a client may put on its body.
-const acceptedCodings = "gzip, zstd"
+// AcceptedCodings are the content codings that a request body may have.
+const AcceptedCodings = "gzip, zstd"
 
 // maxWindow is the largest window of zstd that is decoded, in bytes: the one that
-// every decoder is to support (RFC 8878, 3.1.1.1.2).
+// every decoder must support (RFC 8878, 3.1.1.1.2).
 const maxWindow = 8 << 20
 
 var (
 	errCoding = &openai.Error{Status: 415, Code: "unsupported_content_encoding", Param: "Content-Encoding",
-		Message: "the header Content-Encoding names another coding than gzip or zstd, or more than one"}
+		Message: "the header Content-Encoding names a coding other than gzip or zstd, or more than one"}
 	errCoded = &openai.Error{Status: 400, Code: "bad_content_encoding", Param: "Content-Encoding",
 		Message: "the request body is not what the header Content-Encoding says"}
 )
 
-// decodeBody decodes coded, the whole body as it came, into x.body.
-type decodeBody func(x *exchange, coded []byte, limit int) error
+// decoder decodes coded, the whole body as it came, into c.body.
+type decoder func(c *Client, coded []byte, limit int) error
 
-// bodyCoding is how the body of a request with those header lines is decoded; nil:
-// it is plain. The error is a 415.
-func bodyCoding(h http.Header) (decodeBody, error) {
+// decoderOf returns the decoder of a request with those header lines; nil: its body is
+// not coded. The error is a 415.
+func decoderOf(h http.Header) (decoder, error) {
 	lines := h["Content-Encoding"]
 	if len(lines) == 0 {
 		return nil, nil
@@ -54,40 +54,41 @@ func bodyCoding(h http.Header) (decodeBody, error) {
 	case "":
 		return nil, nil
 	case "gzip", "x-gzip":
-		return (*exchange).gunzip, nil
+		return (*Client).gunzip, nil
 	case "zstd":
-		return (*exchange).unzstd, nil
+		return (*Client).unzstd, nil
 	}
 	return nil, errCoding
 }
 
-// decode replaces x.body by what it stands for, which may have limit bytes.
-func (x *exchange) decode(decoded decodeBody, limit int) error {
-	coded := x.body
-	x.body = nil
+// decode replaces c.body by its decoded form of at most limit bytes.
+func (c *Client) decode(by decoder, limit int) error {
+	coded := c.body
+	c.body = nil
 	defer coded.Free()
-	return decoded(x, coded.B, limit)
+	return by(c, coded.B, limit)
 }
 
 var gunzips = sync.Pool{New: func() any { return new(gzip.Reader) }}
 
-func (x *exchange) gunzip(coded []byte, limit int) (err error) {
+func (c *Client) gunzip(coded []byte, limit int) (err error) {
 	z := gunzips.Get().(*gzip.Reader)
 	defer gunzips.Put(z)
 	if z.Reset(bytes.NewReader(coded)) != nil {
 		return errCoded
 	}
-	if x.body, err = x.hold(min(4*len(coded), buffer.FirstRead)); err != nil {
+	if c.body, err = c.Buffer(min(4*len(coded), buffer.FirstRead)); err != nil {
 		return err
 	}
-	return x.fill(z, 0, limit, func(error) error { return errCoded })
+	return c.fill(z, 0, limit, func(error) error { return errCoded })
 }
 
-// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write into the buffer that they are given and nowhere else.
+// newUnzstd makes a decoder of zstd. Its calls may run at the same time, and write only
+// into the buffers that they get.
 func newUnzstd() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithDecoderMaxWindow(maxWindow),
 		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
-	if err != nil { // only options can be wrong
+	if err != nil { // only wrong options fail
 		panic(err)
 	}
 	return d
@@ -100,10 +101,11 @@ const maxBlock = 128 << 10
 // frame may name any size, and memory must follow the bytes that have come.
 const mostRatio = 64
 
-// unzstd decodes into a buffer of the size that the frame names, if that is likely,
-// or of a guess, which it makes larger until the text fits. The decoder says in several ways that
-// it does not; what tells is how much room was left.
-func (x *exchange) unzstd(coded []byte, limit int) (err error) {
+// unzstd decodes into a buffer of the size that the frame names, if that size is likely.
+// Otherwise it guesses a size, and makes the buffer larger until the text fits. The
+// decoder has several errors for a buffer that is too small; the room that is left in
+// the buffer tells them from other errors.
+func (c *Client) unzstd(coded []byte, limit int) (err error) {
 	size, last := max(4*len(coded), 2*maxBlock), limit+2*maxBlock
 	var head zstd.Header
 	if head.Decode(coded) == nil && head.HasFCS {
@@ -114,21 +116,21 @@ func (x *exchange) unzstd(coded []byte, limit int) (err error) {
 	}
 	for {
 		size = min(size, last)
-		if x.body, err = x.hold(size); err != nil {
+		if c.body, err = c.Buffer(size); err != nil {
 			return err
 		}
-		room := cap(x.body.B)
-		plain, err := x.s.zstd().DecodeAll(coded, x.body.B)
+		room := cap(c.body.B)
+		plain, err := c.bodies.zstd().DecodeAll(coded, c.body.B)
 		switch {
 		case len(plain) > limit:
 			return errBodyTooLarge(int64(limit))
 		case err == nil:
-			x.body.Set(plain)
+			c.body.Set(plain)
 			return nil
 		case room >= last, !errors.Is(err, zstd.ErrDecoderSizeExceeded) && len(plain)+maxBlock <= room:
 			return errCoded
 		}
-		x.body.Free()
-		x.body, size = nil, max(4*room, 2*maxBlock)
+		c.body.Free()
+		c.body, size = nil, max(4*room, 2*maxBlock)
 	}
 }

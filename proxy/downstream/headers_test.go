@@ -1,4 +1,4 @@
-package proxy
+package downstream
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ func fieldText(fields []upstream.Field) string {
 	return strings.Join(list, " ")
 }
 
-func TestClientFields(t *testing.T) {
+func TestAppendFields(t *testing.T) {
 	const plain = "Content-Type=application/json"
 	tests := []struct {
 		name    string
@@ -55,7 +55,7 @@ func TestClientFields(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := fieldText(clientFields(nil, tt.header, tt.keepKey, tt.trust)); got != tt.want {
+			if got := fieldText(appendFields(nil, tt.header, tt.keepKey, tt.trust)); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
@@ -64,7 +64,7 @@ func TestClientFields(t *testing.T) {
 
 func TestWithout(t *testing.T) {
 	fields := []upstream.Field{{Name: "traceparent", Value: "1"}, {Name: "A", Value: "2"}, {Name: "TraceParent", Value: "3"}}
-	if got := fieldText(without(fields, "Traceparent")); got != "A=2" {
+	if got := fieldText(Without(fields, "Traceparent")); got != "A=2" {
 		t.Errorf("left over: %s", got)
 	}
 }
@@ -92,22 +92,9 @@ func TestRequestID(t *testing.T) {
 	} {
 		r := &http.Request{Header: http.Header{}}
 		r.Header.Set("X-Request-Id", id)
-		got := requestID(r)
+		got := RequestID(r)
 		if (got == id) != kept || !kept && len(got) != 32 {
 			t.Errorf("%q became %q", id, got)
 		}
-	}
-}
-
-// Leg ids have a fixed width, because SGLang aborts by prefix, and never repeat.
-func TestLegID(t *testing.T) {
-	s := &Server{process: randomHex(8)}
-	seen := make(map[string]bool)
-	for range 1000 {
-		id := s.legID()
-		if len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "" || seen[id] {
-			t.Fatalf("bad leg id %q", id)
-		}
-		seen[id] = true
 	}
 }

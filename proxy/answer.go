@@ -1,0 +1,25 @@
+package proxy
+
+import (
+	"os"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// readAnswer reads an engine's answer whole into a buffer that memory counts. The whole
+// answer must have come at the time by; zero sets no limit but that of each read. The
+// error is downstream.ErrMemory, buffer.ErrTooLarge or an *upstream.Error; the buffer
+// may then be nil.
+func readAnswer(memory *buffer.Budget, resp *upstream.Response, limit int, by time.Time) (*buffer.Buffer, error) {
+	b, err := memory.ReadAll(resp, resp.ContentLength, limit, by)
+	switch err {
+	case buffer.ErrFull:
+		err = downstream.ErrMemory
+	case os.ErrDeadlineExceeded:
+		err = &upstream.Error{Op: upstream.OpBody, Sent: true, Timeout: true, Err: err}
+	}
+	return b, err
+}

@@ -1,0 +1,151 @@
+// Package downstream is the side of a client: the bytes of its request, with the limits
+// of memory and time for them, and the only way to write the answer.
+package downstream
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// ErrWrite says that the client does not take the answer.
+var ErrWrite = errors.New("write to client")
+
+// ErrDraining is the cause with which the contexts of requests end when the proxy shuts
+// down, and Draining is the answer.
+var (
+	ErrDraining = errors.New("the proxy is shutting down")
+	Draining    = &openai.Error{Status: 503, Type: "overloaded_error", Code: "draining", Message: "the proxy is shutting down"}
+)
+
+// Client is one request of a client, and its answer. The goroutine of the handler uses
+// it; Reserve, TakeMemory and ReleaseMemory are safe for concurrent use. Open comes
+// first and Close last; then the Client may be opened for another request. The zero
+// value is not open.
+type Client struct {
+	bodies *Bodies
+	cfg    *config.Config
+	w      http.ResponseWriter
+	rc     http.ResponseController
+	r      *http.Request
+
+	body     *buffer.Buffer // nil: not read, or released
+	share    *buffer.Share  // the memory that the request holds
+	reserved atomic.Int64   // bytes of the share that are not in buffers
+	derived  int64          // bytes of the share for data made of the body
+
+	begun bool // the client has a status line
+	cut   bool // the connection must be cut
+}
+
+// Open begins a request. It counts the request's memory in b, and takes the limits of
+// the body and of writes from cfg.
+func (c *Client) Open(b *Bodies, cfg *config.Config, w http.ResponseWriter, r *http.Request) {
+	c.bodies, c.cfg, c.w, c.r = b, cfg, w, r
+	c.rc = *http.NewResponseController(w)
+	if c.share == nil {
+		c.share = new(buffer.Share)
+	}
+	c.share.Open(b.memory, nil, "")
+}
+
+// Close frees the memory that the request holds and forgets the request.
+func (c *Client) Close() {
+	c.ReleaseBody()
+	if n := c.reserved.Swap(0); n > 0 {
+		c.share.Release(n)
+	}
+	if c.share.Held() > 0 { // the clean-up of a leg still holds the body
+		c.share = nil
+	}
+	c.bodies, c.cfg, c.w, c.r = nil, nil, nil, nil
+	c.rc = http.ResponseController{}
+	c.begun, c.cut = false, false
+}
+
+// Header returns the header lines of the request. The caller must not change them.
+func (c *Client) Header() http.Header { return c.r.Header }
+
+// RemoteAddr returns the address of the client, as net/http has it.
+func (c *Client) RemoteAddr() string { return c.r.RemoteAddr }
+
+// Gone reports whether the client has left. A shutdown of the proxy does not count.
+func (c *Client) Gone() bool {
+	ctx := c.r.Context()
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrDraining)
+}
+
+// AnswerHeader returns the header lines of the answer. Changes have an effect until the
+// answer begins.
+func (c *Client) AnswerHeader() http.Header { return c.w.Header() }
+
+// CopyHeader copies the header lines of an engine's answer to the client's answer.
+func (c *Client) CopyHeader(resp *upstream.Response) { copyHeader(c.w.Header(), resp) }
+
+// Begun reports whether the client has a status line: nothing can be retried then.
+func (c *Client) Begun() bool { return c.begun }
+
+// Begin sends the head of the answer.
+func (c *Client) Begin(status int) {
+	c.begun = true
+	c.w.WriteHeader(status)
+}
+
+// Whole sends the answer with its whole body. The error is ErrWrite.
+func (c *Client) Whole(status int, body []byte) error {
+	c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	c.limitAnswer()
+	c.Begin(status)
+	return c.Write(body)
+}
+
+// Error answers with an error in the form of an API.
+func (c *Client) Error(api openai.API, e *openai.Error) {
+	c.begun = true
+	c.limitAnswer()
+	ErrorOf(c.w, api, e)
+}
+
+// limitAnswer gives the client server.write_timeout from now to take what is written.
+func (c *Client) limitAnswer() { c.LimitWrites(time.Duration(c.cfg.Server.WriteTimeout)) }
+
+// LimitWrites gives the client that long from now to take what is written to it: see
+// the function LimitWrites.
+func (c *Client) LimitWrites(limit time.Duration) { limitWrites(&c.rc, c.r, limit) }
+
+// Write writes a part of an answer that has begun. The error is ErrWrite.
+func (c *Client) Write(p []byte) error {
+	if _, err := c.w.Write(p); err != nil {
+		return ErrWrite
+	}
+	return nil
+}
+
+// Flush sends what has been written.
+func (c *Client) Flush() { c.rc.Flush() }
+
+// breakLimit is how long the client has to take the event of a broken stream.
+const breakLimit = time.Second
+
+// Break ends a stream, between two events, with an event that says that the stream is
+// not complete.
+func (c *Client) Break(api openai.API, e *openai.Error) {
+	c.LimitWrites(breakLimit)
+	c.w.Write(api.AppendErrorEvent(nil, e))
+	c.rc.Flush()
+}
+
+// Cut marks the connection to be cut, because any regular end would look like the end
+// of a complete answer. The handler then panics with http.ErrAbortHandler.
+func (c *Client) Cut() { c.cut = true }
+
+// MustCut reports whether Cut was called.
+func (c *Client) MustCut() bool { return c.cut }

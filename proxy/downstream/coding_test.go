@@ -1,0 +1,136 @@
+package downstream
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// clientWith is a client whose memory counts in that budget.
+func clientWith(memory *buffer.Budget) *Client {
+	var c Client
+	cfg := config.Default()
+	bodies := NewBodies(memory, func() *config.Config { return &cfg }, func(*http.Request) string { return "" })
+	c.Open(bodies, &cfg, httptest.NewRecorder(), httptest.NewRequest("POST", "/", nil))
+	return &c
+}
+
+// bodyOf is a request whose body has n bytes.
+func bodyOf(n int) string {
+	const around = `{"model":"m","prompt":"","max_tokens":5}`
+	return `{"model":"m","prompt":"` + strings.Repeat("a", n-len(around)) + `","max_tokens":5}`
+}
+
+func gzipped(text string) string {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	z.Write([]byte(text))
+	z.Close()
+	return b.String()
+}
+
+func zstdOf(t testing.TB, text string, o ...zstd.EOption) string {
+	var b bytes.Buffer
+	z, err := zstd.NewWriter(&b, append(o, zstd.WithEncoderConcurrency(1))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z.Write([]byte(text))
+	z.Close()
+	return b.String()
+}
+
+// zstdWhole names the size of the text in the head of its frame.
+func zstdWhole(t testing.TB, text string) string {
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	return string(z.EncodeAll([]byte(text), nil))
+}
+
+// What decoding takes is bounded by what comes out, and that by the limits.
+func FuzzDecodeBody(f *testing.F) {
+	plain := bodyOf(300)
+	for _, zipped := range []bool{true, false} {
+		for _, s := range []string{gzipped(plain), zstdOf(f, plain), zstdWhole(f, plain), zstdOf(f, strings.Repeat("a", 1<<20)), "\x28\xb5\x2f\xfd\xa0\xff\xff\xff\x7f"} {
+			f.Add([]byte(s), zipped)
+		}
+	}
+	f.Fuzz(func(t *testing.T, coded []byte, zipped bool) {
+		const limit = 64 << 10
+		memory := new(buffer.Budget)
+		memory.SetLimit(1 << 20)
+		c := clientWith(memory)
+		c.body = buffer.Get(len(coded))
+		c.body.B = append(c.body.B, coded...)
+		h := http.Header{"Content-Encoding": {"zstd"}}
+		if zipped {
+			h.Set("Content-Encoding", "gzip")
+		}
+		decode, err := decoderOf(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := buffer.Room(limit + 1)
+		if !zipped { // its decoder wants room for whole blocks
+			most = buffer.Room(limit + 2*maxBlock)
+		}
+		err = c.decode(decode, limit)
+		if err == nil && (len(c.body.B) > limit || cap(c.body.B) > most) {
+			t.Errorf("%d bytes of %d, which may be %d", len(c.body.B), cap(c.body.B), most)
+		}
+		c.body.Free()
+		if memory.Used() != 0 {
+			t.Errorf("%d bytes are counted of nothing", memory.Used())
+		}
+	})
+}
+
+// The decoder of zstd keeps nothing of a large frame.
+func TestZstdKeepsNothing(t *testing.T) {
+	coded := []byte(zstdOf(t, strings.Repeat(bodyOf(4000), 1000), zstd.WithWindowSize(8<<20)))
+	c := clientWith(new(buffer.Budget))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range 20 {
+		if err := c.unzstd(coded, 16<<20); err != nil {
+			t.Fatal(err)
+		}
+		c.body.Free()
+		c.body = nil
+	}
+	runtime.GC()
+	runtime.GC() // the pools too
+	runtime.ReadMemStats(&after)
+	if kept := int64(after.HeapAlloc) - int64(before.HeapAlloc); kept > 4<<20 {
+		t.Errorf("%d bytes are kept", kept)
+	}
+}
+
+// The size that a frame of zstd names takes no memory before its bytes are there.
+func TestZstdAnnouncedSize(t *testing.T) {
+	memory := new(buffer.Budget)
+	memory.SetLimit(1 << 20)
+	c := clientWith(memory)
+	// One segment, a size of 15 MiB in four bytes, and a block that is not there.
+	err := c.unzstd([]byte("\x28\xb5\x2f\xfd\xa0\x00\x00\xf0\x00\x01"), 16<<20)
+	if !errors.Is(err, errCoded) {
+		t.Errorf("%v, want that the body is broken: the memory that it names is not there", err)
+	}
+	c.body.Free()
+	if n := memory.Used(); n != 0 {
+		t.Errorf("%d bytes are held", n)
+	}
+}

@@ -1,0 +1,182 @@
+package downstream
+
+import (
+	"container/heap"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// sweepEvery is how often the bodies that are being read are checked.
+const sweepEvery = time.Second
+
+// readers has the bodies that are being read. At most limits.max_reading are read at a
+// time, and only a share of them belongs to one client. One more body takes the place of
+// the body that is most behind. Safe for concurrent use. The zero value is empty.
+type readers struct {
+	mu      sync.Mutex
+	all     readerHeap             // guarded by mu
+	clients map[string]*readerHeap // guarded by mu; none is empty
+	spare   []*readerHeap          // guarded by mu; empty ones, for new clients
+	armed   bool                   // guarded by mu; a sweep is scheduled
+	cfg     *config.Config         // guarded by mu; the configuration of the last body
+}
+
+func (l *readers) enter(b *incoming, now time.Time, cfg *config.Config) {
+	l.mu.Lock()
+	l.cfg = cfg
+	var stopped []*incoming
+	own := l.clients[b.client]
+	share := cfg.Limits.ReadingShare()
+	for own != nil && share > 0 && len(own.list) >= share {
+		stopped = append(stopped, l.takeSlowest(own, now))
+		own = l.clients[b.client]
+	}
+	for len(l.all.list) >= cfg.Limits.Reading() {
+		stopped = append(stopped, l.takeSlowest(&l.all, now))
+		own = l.clients[b.client]
+	}
+	if own == nil {
+		own = l.newClient(b.client)
+	}
+	b.due = now.UnixNano()
+	heap.Push(&l.all, b)
+	heap.Push(own, b)
+	if !l.armed {
+		l.armed = true
+		time.AfterFunc(sweepEvery, l.sweep)
+	}
+	l.mu.Unlock()
+	for _, b := range stopped {
+		b.stop(ErrReading)
+	}
+}
+
+// newClient makes a heap for a client without one; mu is held.
+func (l *readers) newClient(client string) *readerHeap {
+	own := &readerHeap{own: true}
+	if n := len(l.spare); n > 0 {
+		own, l.spare = l.spare[n-1], l.spare[:n-1]
+	}
+	if l.clients == nil {
+		l.clients = make(map[string]*readerHeap)
+	}
+	l.clients[client] = own
+	return own
+}
+
+// takeSlowest removes the body that is most behind; mu is held. A body that has received
+// bytes since its place was computed gets its new place first.
+func (l *readers) takeSlowest(h *readerHeap, now time.Time) *incoming {
+	for {
+		b := h.list[0]
+		// Only the time in which the reader waited for the client counts.
+		due := now.UnixNano() - int64(b.waiting(now.UnixNano())) + b.got.Load()*int64(time.Second)/fairRate
+		if due <= b.due || len(h.list) == 1 {
+			l.remove(b)
+			return b
+		}
+		b.due = due
+		heap.Fix(&l.all, b.all-1)
+		heap.Fix(l.clients[b.client], b.own-1)
+	}
+}
+
+func (l *readers) leave(b *incoming) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b.all > 0 {
+		l.remove(b)
+	}
+}
+
+// remove removes b; mu is held.
+func (l *readers) remove(b *incoming) {
+	heap.Remove(&l.all, b.all-1)
+	own := l.clients[b.client]
+	heap.Remove(own, b.own-1)
+	b.all, b.own = 0, 0
+	if len(own.list) == 0 {
+		delete(l.clients, b.client)
+		if len(l.spare) < 64 {
+			l.spare = append(l.spare, own)
+		}
+	}
+}
+
+// sweep stops the bodies that come too slowly.
+func (l *readers) sweep() {
+	now := time.Now().UnixNano()
+	type slow struct {
+		b   *incoming
+		why *openai.Error
+	}
+	var stopped []slow
+	l.mu.Lock()
+	for _, b := range l.all.list {
+		if why := b.tooSlow(now, l.cfg); why != nil {
+			stopped = append(stopped, slow{b, why})
+		}
+	}
+	for _, s := range stopped {
+		l.remove(s.b)
+	}
+	if l.armed = len(l.all.list) > 0; l.armed {
+		time.AfterFunc(sweepEvery, l.sweep)
+	}
+	l.mu.Unlock()
+	for _, s := range stopped {
+		s.b.stop(s.why)
+	}
+}
+
+// len returns how many bodies are being read.
+func (l *readers) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.all.list)
+}
+
+// readerHeap implements heap.Interface. The body that is most behind is first.
+type readerHeap struct {
+	list []*incoming
+	own  bool // the heap of one client
+}
+
+// Len implements heap.Interface.
+func (h *readerHeap) Len() int { return len(h.list) }
+
+// Less implements heap.Interface.
+func (h *readerHeap) Less(i, j int) bool { return h.list[i].due < h.list[j].due }
+
+// Swap implements heap.Interface.
+func (h *readerHeap) Swap(i, j int) {
+	h.list[i], h.list[j] = h.list[j], h.list[i]
+	h.place(i)
+	h.place(j)
+}
+
+// place sets the place of the body at i, counted from 1.
+func (h *readerHeap) place(i int) {
+	if h.own {
+		h.list[i].own = i + 1
+	} else {
+		h.list[i].all = i + 1
+	}
+}
+
+// Push implements heap.Interface.
+func (h *readerHeap) Push(v any) {
+	h.list = append(h.list, v.(*incoming))
+	h.place(len(h.list) - 1)
+}
+
+// Pop implements heap.Interface.
+func (h *readerHeap) Pop() any {
+	end := len(h.list) - 1
+	b := h.list[end]
+	h.list[end], h.list = nil, h.list[:end]
+	return b
+}

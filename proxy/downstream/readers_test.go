@@ -1,0 +1,129 @@
+package downstream
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// A body is bounded by its rate, not by how long it takes, and only the time counts
+// in which the proxy waits for it.
+func TestBodyRate(t *testing.T) {
+	cfg := config.Default()
+	cfg.Server.ReadTimeout = config.Duration(100 * time.Second)
+	tests := []struct {
+		name    string
+		got     int64
+		waited  time.Duration // in earlier reads
+		waiting time.Duration // in this one, 0: none
+		want    *openai.Error
+	}{
+		{"within the grace", 0, 0, 5 * time.Second, nil},
+		{"behind the grace", 1, 0, 6 * time.Second, errBodySlow},
+		{"in two reads", 1, 3 * time.Second, 3 * time.Second, errBodySlow},
+		{"fast enough", 1 << 10, 0, 6 * time.Second, nil},
+		{"fast enough for long", 85 << 10, 85 * time.Second, 5 * time.Second, nil},
+		{"too slow in the end", 84 << 10, 85 * time.Second, 5 * time.Second, errBodySlow},
+		{"not waited for", 1, 5 * time.Second, 0, nil},
+		{"too long", 1 << 30, 50 * time.Second, 51 * time.Second, errBodyTimeout},
+	}
+	for _, tt := range tests {
+		now := time.Now()
+		b := bodyFor("a")
+		b.got.Store(tt.got)
+		b.waited.Store(int64(tt.waited))
+		if tt.waiting > 0 {
+			b.since.Store(now.Add(-tt.waiting).UnixNano())
+		}
+		if got := b.tooSlow(now.UnixNano(), &cfg); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	cfg.Server.MinBodyRate = 0
+	b := bodyFor("a")
+	b.waited.Store(int64(99 * time.Second))
+	if why := b.tooSlow(time.Now().UnixNano(), &cfg); why != nil {
+		t.Errorf("without a rate: %v", why)
+	}
+}
+
+func bodyFor(client string) *incoming { return &incoming{client: client} }
+
+// enterAll lets bodies in, in that order, a second apart.
+func enterAll(l *readers, cfg *config.Config, bodies ...*incoming) {
+	for _, b := range bodies {
+		now := time.Now()
+		b.since.Store(now.UnixNano())
+		l.enter(b, now, cfg)
+		time.Sleep(time.Second)
+	}
+}
+
+// The body that gives up its place is the one that is most behind, of the client
+// that has its share, or of all.
+func TestReadersTakeTheSlowest(t *testing.T) {
+	tests := []struct {
+		name   string
+		limits config.Limits
+		got    []int64 // of the bodies a, a, b and a
+		want   int     // which of them is stopped by one more of a
+	}{
+		{"the oldest of equals", config.Limits{MaxExchanges: 4}, []int64{1, 1, 1, 1}, 0},
+		{"not one that comes on", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1, 1, 1}, 1},
+		{"of all clients", config.Limits{MaxExchanges: 4}, []int64{1 << 20, 1 << 20, 1, 1}, 2},
+		{"not the newest without a byte", config.Limits{MaxExchanges: 4}, []int64{1, 1 << 20, 1 << 20, 0}, 0},
+		{"of its own client", config.Limits{MaxExchanges: 100, PerClient: 3}, []int64{1 << 20, 1 << 20, 0, 1}, 3},
+		{"by a bound of its own", config.Limits{MaxExchanges: 100, MaxReading: 4}, []int64{1, 1, 1, 1}, 0},
+		{"none", config.Limits{MaxExchanges: 5}, []int64{1, 1, 1, 1}, -1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var l readers
+				cfg := &config.Config{Limits: tt.limits}
+				bodies := []*incoming{bodyFor("a"), bodyFor("a"), bodyFor("b"), bodyFor("a")}
+				for _, b := range bodies {
+					b.rc = *http.NewResponseController(httptest.NewRecorder())
+				}
+				enterAll(&l, cfg, bodies...)
+				for i, n := range tt.got {
+					bodies[i].got.Store(n)
+				}
+				more := bodyFor("a")
+				enterAll(&l, cfg, more)
+				for i, b := range bodies {
+					if stopped := errors.Is(b.stopped(), ErrReading); stopped != (i == tt.want) {
+						t.Errorf("body %d: stopped %v", i, stopped)
+					}
+				}
+				for _, b := range append(bodies, more) {
+					l.leave(b)
+					l.leave(b) // again: nothing
+				}
+				if l.len() != 0 || len(l.clients) != 0 {
+					t.Errorf("%d bodies of %d clients are left", l.len(), len(l.clients))
+				}
+				time.Sleep(2 * sweepEvery)
+			})
+		})
+	}
+}
+
+func BenchmarkReaders(b *testing.B) {
+	var l readers
+	cfg := config.Default()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		body := bodyFor("10.0.0.1")
+		for pb.Next() {
+			l.enter(body, time.Now(), &cfg)
+			l.leave(body)
+		}
+	})
+}

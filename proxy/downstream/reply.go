@@ -1,0 +1,80 @@
+package downstream
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+// Error answers with an error in OpenAI's form.
+func Error(w http.ResponseWriter, e *openai.Error) { ErrorOf(w, 0, e) }
+
+// ErrorOf answers with an error in the form of an API.
+func ErrorOf(w http.ResponseWriter, api openai.API, e *openai.Error) {
+	h := w.Header()
+	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
+		h.Set("Retry-After", "1")
+	}
+	if e.Status == http.StatusUnsupportedMediaType {
+		h.Set("Accept-Encoding", AcceptedCodings)
+	}
+	body := api.AppendError(nil, e)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(e.Status)
+	w.Write(body)
+}
+
+// JSON answers with v as JSON.
+func JSON(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		Error(w, &openai.Error{Status: 500, Code: "internal", Message: "internal error"})
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(append(body, '\n'))
+}
+
+// LimitWrites gives the client that long from now to take what is written to it. It acts
+// on streams of HTTP/2 and HTTP/3, whose flow control may block a write. The listener
+// limits each write of a connection, and so all of HTTP/1.1: a deadline there would also
+// hold for the next answers.
+func LimitWrites(w http.ResponseWriter, r *http.Request, limit time.Duration) {
+	limitWrites(http.NewResponseController(w), r, limit)
+}
+
+func limitWrites(rc *http.ResponseController, r *http.Request, limit time.Duration) {
+	if r.ProtoMajor >= 2 {
+		rc.SetWriteDeadline(time.Now().Add(limit))
+	}
+}
+
+// RequestID returns the client's X-Request-Id, or a new one where the client sent none
+// that is fit for a line of the log.
+func RequestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	if id == "" || len(id) > 128 {
+		return RandomHex(16)
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return RandomHex(16)
+		}
+	}
+	return id
+}
+
+// RandomHex returns n random bytes, 16 at most, in hexadecimal.
+func RandomHex(n int) string {
+	var raw [16]byte
+	var text [2 * len(raw)]byte
+	rand.Read(raw[:n]) // never fails (crypto/rand)
+	return string(text[:hex.Encode(text[:], raw[:n])])
+}
