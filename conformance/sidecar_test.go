@@ -21,6 +21,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 const prefillerHeader = "x-prefiller-host-port"
@@ -84,7 +85,7 @@ func (f *fleet) tell(body string, header ...string) answer {
 func (f *fleet) coordination(a answer) (policy string, fallbacks []string) {
 	f.t.Helper()
 	id := a.header.Get("X-Request-Id")
-	var e proxy.Explanation
+	var e journal.Explanation
 	f.eventually("the request is explained", func() bool {
 		f.admin("/v1/explain/"+id, &e)
 		return e.RequestID == id

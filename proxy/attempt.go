@@ -40,7 +40,7 @@ type attempt struct {
 	// timed says that the engines have been asked how the legs went there.
 	timed bool
 	// timing is the row of the leg whose stream ends with that; nil: none does.
-	timing *legRow
+	timing *leg
 	// decodeSent is closed when all of the decode leg has been sent, where prefill
 	// waits for that; else nil.
 	decodeSent chan struct{}
@@ -208,9 +208,7 @@ func (a *attempt) prefillFirst() error {
 	a.setOrphanCleanup()
 	a.handed = time.Now()
 	a.noteLease()
-	if a.x.info != nil {
-		a.x.informPrefill()
-	}
+	a.x.journal.PrefillDone()
 	if a.handoff.Done {
 		return a.replyHandoff()
 	}
@@ -379,7 +377,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.fallback("kv_transfer", reason)
+	a.x.journal.Fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
@@ -417,9 +415,9 @@ const legSlack = 2 << 10
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
-	x.firstByte(nil)
+	x.journal.FirstByte(nil)
 	if u, ok := openai.ParseUsage(a.answer.B); ok {
-		x.usage = u
+		x.journal.Used(u)
 	}
 	h := x.client.AnswerHeader()
 	h.Set("Content-Type", "application/json")

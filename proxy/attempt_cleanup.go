@@ -57,7 +57,7 @@ func (a *attempt) cleanupJob(calls []connector.Cleanup) *cleanup.Job {
 // newJob returns a job of this attempt without calls.
 func (a *attempt) newJob() cleanup.Job {
 	j := cleanup.Job{
-		RequestID: a.x.rec.RequestID,
+		RequestID: a.x.journal.ID(),
 		Connector: a.conn.Name(),
 		Since:     time.Now(),
 		Limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),

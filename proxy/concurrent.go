@@ -90,7 +90,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
-			a.x.logPanic(v)
+			a.x.journal.Panic(v)
 			err = errPanicked
 		}
 		switch {
@@ -102,9 +102,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 			a.prefillAnswered()
 			a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
-			if a.x.info != nil {
-				a.x.informPrefill()
-			}
+			a.x.journal.PrefillDone()
 		case a.verdict.CompareAndSwap(0, prefillFailed):
 			cancel(err)
 		}

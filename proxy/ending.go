@@ -16,7 +16,7 @@ const speedDoubt = 2
 // of a prefill leg after the client has left, or after the decode leg has failed. The
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only those fields of the exchange that no leg changes.
-func (l *legRow) Lingers() bool {
+func (l *leg) Lingers() bool {
 	a := l.a
 	tokens := a.x.ask.Request.PromptTokens - max(0, a.p.Matched)
 	return nearEnd(time.Since(l.Start), tokens, l.target.Load[l.target.Rank].Prefill.PerToken())
@@ -43,7 +43,7 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 
 // Wanted implements upstream.Waiter: a prefill leg that has waited for a connection is
 // not sent when no decode may take the KV over any more.
-func (l *legRow) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
+func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
 
 // decodeWaits reports whether there is a decode engine that may take over what prefill
 // computes. With concurrent legs the failure of decode's own leg tells that.

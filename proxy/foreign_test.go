@@ -40,8 +40,8 @@ func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 					t.Fatalf("status %d: %s", a.status, a.body)
 				}
 			}
-			for _, row := range w.explain.perfRows() {
-				e, _ := w.explain.get(row.RequestID)
+			for _, row := range w.books.Ended.PerfRows() {
+				e, _ := w.books.Ended.Get(row.RequestID)
 				for _, l := range e.Legs {
 					if l.Engine == "d1" {
 						moved++

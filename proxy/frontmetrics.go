@@ -28,7 +28,7 @@ func (f *Front) Describe(ch chan<- *prometheus.Desc) {
 func (f *Front) Collect(ch chan<- prometheus.Metric) {
 	if f.public != nil {
 		f.places.collect(ch)
-		ch <- prometheus.MustNewConstMetric(ownExchangesDesc, prometheus.GaugeValue, float64(f.s.live.len()))
+		ch <- prometheus.MustNewConstMetric(ownExchangesDesc, prometheus.GaugeValue, float64(f.s.books.Running.Len()))
 	}
 	if f.quic == nil || f.quic.lane == nil {
 		return

@@ -172,7 +172,7 @@ func TestHTTP3MaxConnections(t *testing.T) {
 		}
 		answered <- err
 	}()
-	for w.live.len() == 0 {
+	for w.books.Running.Len() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	var refused *quic.TransportError
@@ -297,7 +297,7 @@ func TestHTTP3Unread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for w.live.len() > 0 {
+	for w.books.Running.Len() > 0 {
 		time.Sleep(time.Millisecond)
 	}
 	var reset *http3.Error

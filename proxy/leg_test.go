@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -89,7 +90,7 @@ func TestUnaryAnswers(t *testing.T) {
 					t.Errorf("%v retries for %s, %d requests on the other engine", n, tt.retried, len(good.seen()))
 				}
 				if strings.HasPrefix(a.body, `{"choices":[{"text"`) {
-					if row := w.explain.perfRows()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
+					if row := w.books.Ended.PerfRows()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
 						t.Errorf("usage %+v", row)
 					}
 				}
@@ -262,7 +263,7 @@ func TestPrefillAnswers(t *testing.T) {
 					t.Fatalf("status %d: %s", a.status, a.body)
 				}
 				e := w.explained()
-				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != ExplainedFallback{"kv_transfer", tt.fallback} || w.metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
+				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != journal.ExplainedFallback{What: "kv_transfer", Reason: tt.fallback} || w.metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
 					t.Errorf("fallbacks %+v", e.Fallbacks)
 				}
 				if e.Legs[0].Error != tt.reason {

@@ -347,7 +347,7 @@ func (f *Front) shutdown(limit, waited time.Duration) error {
 	defer cancel()
 	var cut atomic.Int64
 	timer := time.AfterFunc(limit, func() {
-		cut.Store(int64(f.s.live.len()))
+		cut.Store(int64(f.s.books.Running.Len()))
 		f.cancel(downstream.ErrDraining)
 	})
 	err := f.shutdownAll(ctx)

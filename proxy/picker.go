@@ -112,7 +112,7 @@ func (x *exchange) askPicker() (*engine.Instance, string) {
 		return nil, "failed" // an operator's order outlived it
 	}
 	q := &pickRequest{
-		RequestID: x.rec.RequestID, Model: x.req.Model, Phase: abi.Decode.String(),
+		RequestID: x.journal.ID(), Model: x.req.Model, Phase: abi.Decode.String(),
 		PromptTokens: x.ask.Request.PromptTokens, MaxTokens: x.req.MaxTokens, Stream: x.req.Stream,
 		Prefill: home.Spec.Address(), Candidates: []string{},
 	}

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"slices"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -12,7 +11,7 @@ import (
 
 // place asks for a placement.
 func (x *exchange) place() (*coordinator.Placement, error) {
-	x.rec.placing(time.Now())
+	x.journal.Placing()
 	if x.side.sc != nil {
 		return x.coordinate()
 	}
@@ -49,7 +48,7 @@ func (x *exchange) placeOnce() (*coordinator.Placement, error) {
 	})
 	switch {
 	case err == nil:
-		x.fallback("aggregated", reason)
+		x.journal.Fallback("aggregated", reason)
 	case sure:
 		return nil, unpairable
 	default:
@@ -112,17 +111,5 @@ func (x *exchange) excludeConnector(name string) bool {
 
 // placed books a placement.
 func (x *exchange) placed(p *coordinator.Placement) {
-	x.rec.place(p)
-	p.Recycle()
-	x.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
-	if x.info != nil {
-		x.informPlaced(p)
-	}
-	x.view.placed.Store(p)
-	if p.Matched >= 0 {
-		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
-	}
-	for _, f := range p.Fallbacks {
-		x.fallback(f.What, f.Reason)
-	}
+	x.journal.Placed(p, x.ask.Request.PromptTokens)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
@@ -95,8 +96,7 @@ type Server struct {
 	admission  admission
 	budget     retryBudget
 	cleanups   *cleanup.Runner
-	explain    *explainStore
-	live       liveSet
+	books      *journal.Books
 	exchanges  sync.Pool
 	process    string // 16 hex digits, random: the first half of leg ids
 	legs       atomic.Uint64
@@ -119,7 +119,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 		deps:       deps,
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
-		explain:    new(explainStore),
+		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
 		process:    downstream.RandomHex(8),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
@@ -129,7 +129,6 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	}
 	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, clientOf)
 	deps.Metrics.WatchBuffers(s.memory.Used)
-	s.live.shown = deps.Balance
 	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
 	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
 	s.retained = retained.NewLocal(free)
@@ -190,7 +189,7 @@ func (s *Server) Wait() {
 	limit := time.Duration(s.cfg.Load().Timeouts.Cleanup)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	s.live.wait(ctx)
+	s.books.Running.Wait(ctx)
 	s.retained.Clear(time.Now())
 	s.cleanups.Wait(limit)
 	s.sidecar.Load().close()

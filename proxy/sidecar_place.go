@@ -49,12 +49,12 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 	for _, name := range order {
 		if !x.narrow(name) {
 			if name == c.first {
-				x.fallback(name, "not_applicable")
+				x.journal.Fallback(name, "not_applicable")
 			}
 			continue
 		}
 		if !desperate && x.spent(name) {
-			x.fallback(name, "failed")
+			x.journal.Fallback(name, "failed")
 			skipped = true
 			continue
 		}
@@ -69,7 +69,7 @@ func (x *exchange) coordinateBy(desperate bool) (p *coordinator.Placement, skipp
 		if !errors.Is(err, coordinator.ErrNoTarget) {
 			return nil, skipped, err
 		}
-		x.fallback(name, "no_target")
+		x.journal.Fallback(name, "no_target")
 	}
 	return nil, skipped, err
 }
@@ -134,8 +134,8 @@ func (x *exchange) failedOn(i *engine.Instance) bool {
 
 // coordinated notes which policy placed the request.
 func (x *exchange) coordinated(name string) {
-	x.side.policy, x.rec.coordination = name, name
-	x.s.deps.Metrics.Coordinated(name)
+	x.side.policy = name
+	x.journal.Coordinated(name)
 }
 
 // widen lets the decode leg move to other engines than that which the header or
@@ -156,7 +156,7 @@ func (x *exchange) widen() {
 		return
 	}
 	x.ask.Within.Decode = nil
-	x.fallback(c.policy, "failed")
+	x.journal.Fallback(c.policy, "failed")
 }
 
 // pick has the picker choose decode for a prefill that has answered. What it
@@ -169,7 +169,7 @@ func (a *attempt) pick() {
 	p, err := a.placeDecode()
 	if err != nil {
 		x.ask.Within.Decode = nil
-		x.fallback(config.CoordinateDecodePicked, "no_target")
+		x.journal.Fallback(config.CoordinateDecodePicked, "no_target")
 		return
 	}
 	a.move(p)
@@ -181,7 +181,7 @@ func (x *exchange) pickInto() bool {
 	c := &x.side
 	i, reason := x.askPicker()
 	if reason != "" {
-		x.fallback(config.CoordinateDecodePicked, reason)
+		x.journal.Fallback(config.CoordinateDecodePicked, reason)
 		return false
 	}
 	c.choice[0] = i

@@ -14,7 +14,7 @@ import (
 // is nobody else, or no try is left, or the budget has no retry, it waits for the
 // engine to come back, unless that is too late for prefill's blocks (expired). The
 // retry is taken from the budget here. Of the exchange it reads what no leg changes.
-func (l *legRow) Leave(silent any) bool {
+func (l *leg) Leave(silent any) bool {
 	a := l.a
 	x := a.x
 	from, phase := l.target, l.Phase
@@ -31,7 +31,7 @@ func (l *legRow) Leave(silent any) bool {
 	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
 		return l.expired(silent) // the caller says where it runs
 	}
-	if l.Attempt >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
+	if l.try >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
 		return l.expired(silent)
 	}
 	l.grant = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
@@ -46,7 +46,7 @@ func (l *legRow) Leave(silent any) bool {
 // A vLLM decode renews it every sixth, each time by two thirds from then: half of it
 // at least is left when decode stops, and half of that is for the probes to notice.
 // Source: nixl/base_worker.py _lease_extension, nixl/base_scheduler.py.
-func (l *legRow) expired(silent any) bool {
+func (l *leg) expired(silent any) bool {
 	a, now := l.a, time.Now()
 	if a.readBy.IsZero() || silent != l.target.Instance {
 		return false
@@ -82,4 +82,4 @@ func hearsOut(c connector.Connector) bool {
 	return c.Reclaims() || ok && d.Defers()
 }
 
-var _ upstream.Waiter = (*legRow)(nil)
+var _ upstream.Waiter = (*leg)(nil)

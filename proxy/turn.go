@@ -28,16 +28,16 @@ func (a *attempt) pullTurn() {
 	switch reason := k.Unusable(a.p.Prefill, a.conn); reason {
 	case "":
 	case retained.HolderGone:
-		x.fallback("turn_kv", reason)
+		x.journal.Fallback("turn_kv", reason)
 		return
 	default:
-		x.fallback("turn_kv", reason)
+		x.journal.Fallback("turn_kv", reason)
 		x.s.retained.Free(k, 0)
 		return
 	}
 	a.turn, a.c.Turn = k, k.Params()
-	x.rec.notes = append(x.rec.notes, "prefill pulls the KV of the turn before from "+k.Holder().Name())
-	x.s.deps.Metrics.Turn("pulled")
+	x.journal.Note("prefill pulls the KV of the turn before from " + k.Holder().Name())
+	x.journal.RetainedKV("pulled")
 }
 
 // takeTurn takes what is kept of the turn before; nil for nothing that the prompt
@@ -74,7 +74,7 @@ func (x *exchange) takeTurn() *retained.KV {
 	case found == coordinator.NothingKept:
 		return nil
 	}
-	x.fallback("turn_kv", reason)
+	x.journal.Fallback("turn_kv", reason)
 	return nil
 }
 
@@ -91,7 +91,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		return
 	}
 	if kept.Unfit == "incomplete_kv_params" { // there is no telling it apart
-		x.fallback("turn_kv", kept.Unfit)
+		x.journal.Fallback("turn_kv", kept.Unfit)
 		return
 	}
 	k := retained.New(keeper, &a.c, a.newJob(), kept.Host, kept.Params)
@@ -106,7 +106,7 @@ func (a *attempt) keepTurn(answer []byte) {
 		reason = "not_text"
 	}
 	if reason != "" {
-		x.fallback("turn_kv", reason)
+		x.journal.Fallback("turn_kv", reason)
 		x.s.retained.Free(k, 0)
 		return
 	}
@@ -118,11 +118,11 @@ func (a *attempt) keepTurn(answer []byte) {
 		Expires: retained.Expires(a.p.Decode, now),
 		Value:   k,
 	}, now) {
-		x.fallback("turn_kv", coordinator.ReasonCoordinator)
+		x.journal.Fallback("turn_kv", coordinator.ReasonCoordinator)
 		x.s.retained.Free(k, 0)
 		return
 	}
-	x.s.deps.Metrics.Turn("kept")
+	x.journal.RetainedKV("kept")
 }
 
 // giveUpTurn is for an attempt that failed before prefill had answered. A prefill
@@ -147,7 +147,7 @@ func (a *attempt) giveUpTurn(err error) {
 func (a *attempt) spare(e *legError) *legError {
 	if a.turn != nil && e.status/100 == 5 {
 		e.spared = true
-		a.x.fallback("turn_kv", "pull_failed")
+		a.x.journal.Fallback("turn_kv", "pull_failed")
 	}
 	return e
 }
@@ -166,7 +166,7 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	rest, params := keeper.CutKept(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
-		a.x.fallback("turn_kv", "stream")
+		a.x.journal.Fallback("turn_kv", "stream")
 		a.x.s.retained.Free(retained.New(keeper, &a.c, a.newJob(), name, params), 0)
 	}
 	return rest

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -151,8 +152,8 @@ var _ prometheus.Gatherer = (*telemetry.Fleet)(nil)
 
 // exchanges answers GET /v1/exchanges, oldest first.
 func (h whole) exchanges(w http.ResponseWriter, r *http.Request) {
-	rows := gather(r.Context(), h, "/v1/exchanges", h.s.live.list(time.Now()))
-	slices.SortStableFunc(rows, func(a, b LiveExchange) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
+	rows := gather(r.Context(), h, "/v1/exchanges", h.s.books.Running.List(time.Now()))
+	slices.SortStableFunc(rows, func(a, b journal.RunningRow) int { return cmp.Compare(b.AgeMS, a.AgeMS) })
 	downstream.JSON(w, 200, rows)
 }
 
@@ -160,11 +161,11 @@ func (h whole) exchanges(w http.ResponseWriter, r *http.Request) {
 // one process after the other.
 func (h whole) perfMetrics(w http.ResponseWriter, r *http.Request) {
 	if h.workers == nil {
-		downstream.JSON(w, 200, h.s.explain.perfRows())
+		downstream.JSON(w, 200, h.s.books.Ended.PerfRows())
 		return
 	}
 	own := []json.RawMessage{}
-	for _, row := range h.s.explain.perfRows() {
+	for _, row := range h.s.books.Ended.PerfRows() {
 		text, err := json.Marshal(row)
 		if err == nil {
 			own = append(own, text)
@@ -176,7 +177,7 @@ func (h whole) perfMetrics(w http.ResponseWriter, r *http.Request) {
 // explain answers GET /v1/explain/{id}: the last exchange of that id.
 func (h whole) explain(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	if e, ok := h.s.explain.get(id); ok {
+	if e, ok := h.s.books.Ended.Get(id); ok {
 		downstream.JSON(w, 200, e)
 		return
 	}

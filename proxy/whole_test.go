@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // nobody is the Numbers of a worker that knows no instances of the coordinator.
@@ -103,7 +104,7 @@ func (w *world) shows(lines ...string) {
 func TestWhole(t *testing.T) {
 	front, behind := wholeFleet(t, 3, nil)
 	for slot := range behind {
-		var e Explanation
+		var e journal.Explanation
 		if front.into(&e, fmt.Sprint("/v1/explain/request-", slot)); e.RequestID != fmt.Sprint("request-", slot) || len(e.Legs) != 1 || e.Arrival == 0 {
 			t.Errorf("explained as %+v", e)
 		}
@@ -113,11 +114,11 @@ func TestWhole(t *testing.T) {
 	}
 	behind[2].post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", "request-0")
 	behind[2].settled()
-	var last Explanation
-	var all []PerfRow
+	var last journal.Explanation
+	var all []journal.PerfRow
 	front.into(&last, "/v1/explain/request-0")
 	front.into(&all, "/perf_metrics")
-	slices.SortFunc(all, func(a, b PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
+	slices.SortFunc(all, func(a, b journal.PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
 	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
 		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
 	}
@@ -152,7 +153,7 @@ func TestWholeLive(t *testing.T) {
 		return fixed{{Name: "a", Status: 200, Body: []byte(`[{"request_id":"young","age_ms":1},{"request_id":"old","age_ms":30}]`)},
 			{Name: "b", Status: 200, Body: []byte(`[{"request_id":"between","age_ms":20.5,"decode":"d0"}]`)}, {Name: "c", Status: 200, Body: []byte(`x`)}, {Name: "d", Status: 503}}
 	})
-	var rows []LiveExchange
+	var rows []journal.RunningRow
 	if front.into(&rows, "/v1/exchanges"); len(rows) != 3 || rows[0].RequestID != "old" || rows[1].Decode != "d0" || rows[2].RequestID != "young" {
 		t.Errorf("%+v", rows)
 	}
@@ -168,7 +169,7 @@ func (fixed) List() []coordinator.WorkerRow                                 { re
 // be silent; what was to reach all of them is then no success.
 func TestWholeSilent(t *testing.T) {
 	front, _ := wholeFleet(t, 1, func(w Workers) Workers { return mute{w} })
-	var e Explanation
+	var e journal.Explanation
 	front.into(&e, "/v1/explain/request-0")
 	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
 	if a := front.operate("GET", "/v1/explain/none", ""); a.status != 404 || !strings.Contains(a.body, "1 workers did not answer") {
