@@ -10,9 +10,9 @@ func (a PlanAnswer) Pack() uint64 {
 	return uint64(a.Decision) | uint64(a.Status)<<16 | uint64(a.LimitMillis)<<32
 }
 
-// UnpackPlan is the inverse of PlanAnswer.Pack. ok is false for what the
-// contract does not know: another decision, a bit that is not defined, a status
-// that is no error's or goes with no reject.
+// UnpackPlan is the inverse of PlanAnswer.Pack. ok is false for a value that
+// the contract does not allow: an unknown decision, an undefined bit, a status
+// that is not an error's, or a status without a reject.
 func UnpackPlan(v uint64) (a PlanAnswer, ok bool) {
 	a = PlanAnswer{Decision: PlanDecision(v), Status: uint16(v >> 16), LimitMillis: uint32(v >> 32)}
 	switch {
@@ -26,14 +26,14 @@ func UnpackPlan(v uint64) (a PlanAnswer, ok bool) {
 // Pack returns the decision as pdproxy_v1_on_place returns it.
 func (d PlaceDecision) Pack() uint64 { return uint64(uint32(d.Decode)) | uint64(uint32(d.Prefill))<<32 }
 
-// UnpackPlace is the inverse of PlaceDecision.Pack. Whether the rows exist and
-// suit the legs is the caller's to check.
+// UnpackPlace is the inverse of PlaceDecision.Pack. It does not check that the
+// rows exist and suit the legs: the caller does.
 func UnpackPlace(v uint64) PlaceDecision {
 	return PlaceDecision{Prefill: int32(v >> 32), Decode: int32(v)}
 }
 
-// UnpackLeg reads what pdproxy_v1_on_leg returns for the event; ok is false for
-// what the contract does not know.
+// UnpackLeg decodes the answer of pdproxy_v1_on_leg to the event. ok is false
+// for a value that the contract does not allow.
 func UnpackLeg(v uint64, e LegEvent) (d LegDecision, ok bool) {
 	last := LegGiveUp
 	if e == LegSend {
@@ -45,12 +45,12 @@ func UnpackLeg(v uint64, e LegEvent) (d LegDecision, ok bool) {
 	return LegDecision(v), true
 }
 
-// StoreScores writes the scores of f's candidates into the rows of its frame and
-// tells the host so. It is the guest's.
+// StoreScores writes the scores of f's candidates into the rows of its frame
+// and sets the flag OutScored for the host. Guests call it.
 func StoreScores(frame []byte, f *PlaceFacts) {
 	facts := frame[get32(frame, offHeader):]
 	from, stride := int(get32(facts, placeRows)), int(get32(facts, placeRows+8))
-	if len(f.Candidates) != 0 && unsafe.Pointer(&f.Candidates[0]) != unsafe.Pointer(&frame[from]) { // or they are the frame's own
+	if len(f.Candidates) != 0 && unsafe.Pointer(&f.Candidates[0]) != unsafe.Pointer(&frame[from]) { // else the candidates are the frame's own rows
 		for i := range f.Candidates {
 			put32(frame, from+rowScore+i*stride, math.Float32bits(f.Candidates[i].Score))
 		}
@@ -58,10 +58,10 @@ func StoreScores(frame []byte, f *PlaceFacts) {
 	put32(frame, offOut, get32(frame, offOut)|OutScored)
 }
 
-// ReadScores copies the scores that the guest wrote into the frame of f into its
-// candidates and sets f.Scored, if the guest says that it wrote any. frame is
-// what AppendPlace appended for f; of what stands in it now only the flag and
-// the scores are believed. A score that is no number counts as 0.
+// ReadScores copies the scores that the guest wrote into the frame of f to the
+// candidates of f. It sets f.Scored if the guest set the flag OutScored. frame
+// is the result of AppendPlace for f. ReadScores trusts only the flag and the
+// scores in it. A score that is not a finite number counts as 0.
 func ReadScores(frame []byte, f *PlaceFacts) {
 	if get32(frame, offOut)&OutScored == 0 {
 		return

@@ -1,7 +1,7 @@
 package abi
 
-// DecodeHeader reads the header of a frame into h and returns its hook; ok is
-// false when b does not begin with a whole frame of this version.
+// DecodeHeader reads the header of a frame into h and returns the frame's hook.
+// ok is false when b does not begin with a whole frame of this version.
 func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 	if len(b) < HeaderSize || get32(b, offMagic) != Magic || get16(b, offVersion) != Version {
 		return HookNone, false
@@ -21,9 +21,9 @@ func DecodeHeader(b []byte, h *Header) (hook Hook, ok bool) {
 // PolicyOf returns the index of the policy that a decoded frame is for.
 func PolicyOf(b []byte) uint32 { return get32(b, offPolicy) }
 
-// DecodePlan reads a plan frame into f; ok is false when b is none, or breaks
-// the contract, and f is then useless. This and the other Decode functions
-// allocate nothing, and the texts that they give are part of b.
+// DecodePlan reads a plan frame into f. When ok is false, b is not a plan frame
+// or breaks the contract, and f must not be used. This and the other Decode
+// functions do not allocate, and the texts in f share the memory of b.
 func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 	facts, ok := factsOf(b, HookPlan, planSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
@@ -44,8 +44,9 @@ func DecodePlan(b []byte, f *PlanFacts) (ok bool) {
 }
 
 // DecodePlace reads a place frame into f. The candidates are the frame's own
-// rows where their layout is that of version 1; else they are copied to spare,
-// which grows if it must and serves the next call again, as f.Pairs does.
+// rows where the layout is that of version 1. Otherwise DecodePlace copies them
+// to spare, which grows when needed and can be reused in the next call. The
+// same holds for f.Pairs.
 func DecodePlace(b []byte, f *PlaceFacts, spare *[]Candidate) (ok bool) {
 	facts, ok := factsOf(b, HookPlace, placeSize)
 	if !ok || !decodeRequest(b, facts, &f.Request) {
@@ -156,8 +157,8 @@ func DecodeFinish(b []byte, f *FinishFacts) (ok bool) {
 	return ok
 }
 
-// factsOf returns the facts of a frame of this hook and version, which are at
-// least so long.
+// factsOf returns the facts of a frame of this hook and version. ok is false
+// when they are shorter than atLeast bytes.
 func factsOf(b []byte, hook Hook, atLeast int) (facts []byte, ok bool) {
 	if len(b) < HeaderSize || get64(b, offMagic) != Magic|Version<<32|uint64(hook)<<48 {
 		return nil, false
@@ -181,7 +182,7 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 		return false
 	}
 	r.Conversation, r.Prompt = "", ""
-	if get32(facts, reqConversation+4)|get32(facts, reqPrompt+4) == 0 { // as most policies ask for
+	if get32(facts, reqConversation+4)|get32(facts, reqPrompt+4) == 0 { // most policies ask for neither text
 		return true
 	}
 	if r.Conversation, ok = textOf(b, facts, reqConversation); !ok {
@@ -191,8 +192,8 @@ func decodeRequest(b, facts []byte, r *RequestFacts) (ok bool) {
 	return ok
 }
 
-// textOf returns the text that the facts name at the offset. It shares the
-// frame's memory.
+// textOf returns the text whose position the facts give at the offset. It
+// shares the frame's memory.
 func textOf(b, facts []byte, at int) (s string, ok bool) {
 	from, size := int(get32(facts, at)), int(get32(facts, at+4))
 	if size == 0 {

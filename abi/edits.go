@@ -3,8 +3,8 @@ package abi
 // EditOp is what an edit does to a leg.
 type EditOp uint32
 
-// The edits. Names of headers compare without regard to case; a field is a
-// member of the top level of the leg's JSON body.
+// The edits. Comparison of header names ignores case. A field is a member of
+// the top level of the leg's JSON body.
 const (
 	EditSetHeader    EditOp = 1 + iota // replaces every line of that name
 	EditAddHeader                      // adds a line
@@ -13,13 +13,14 @@ const (
 	EditRemoveField                    // has no value
 )
 
-// The limits of a list of edits; the host refuses a longer list.
+// The limits of a list of edits. The host rejects a list that exceeds them.
 const (
 	MaxEdits       = 256
 	MaxEditHeaders = 64 << 10 // bytes of the names and values of header lines, together
 )
 
-// Edit is one change to a leg. Its texts are part of what it was read from.
+// Edit is one change to a leg. Its texts share the memory of the list that it
+// was read from.
 type Edit struct {
 	Op          EditOp
 	Name, Value string
@@ -32,14 +33,14 @@ const (
 	editHeader = 12
 )
 
-// Edits is a list of edits in the making. It writes into memory that it is given
-// and never allocates: see Full.
+// Edits builds a list of edits in memory that the caller provides. It never
+// allocates: see Full.
 type Edits struct {
 	b    []byte
 	full bool
 }
 
-// NewEdits returns an empty list that will lie in room.
+// NewEdits returns an empty list that uses the memory of room.
 func NewEdits(room []byte) Edits { return Edits{b: room[:0:len(room)]} }
 
 // SetHeader replaces every line of that name by one.
@@ -57,8 +58,8 @@ func (e *Edits) SetField(name, json string) { e.add(EditSetField, name, json) }
 // RemoveField removes a top-level member of the body.
 func (e *Edits) RemoveField(name string) { e.add(EditRemoveField, name, "") }
 
-// Full reports that an edit found no room and was dropped. The answer must then
-// not be LegEdited.
+// Full reports whether an edit was dropped because it did not fit. In that case
+// the answer must not be LegEdited.
 func (e *Edits) Full() bool { return e.full }
 
 // Bytes returns the list in its encoding.
@@ -77,8 +78,8 @@ func (e *Edits) add(op EditOp, name, value string) {
 	e.b = append(append(e.b, name...), value...)
 }
 
-// NextEdit reads the first edit of a list and returns the rest. ok is false when
-// the list breaks the contract; an empty list is read to its end.
+// NextEdit reads the first edit of a list and returns the rest. ok is false
+// when the list breaks the contract. The caller stops when the list is empty.
 func NextEdit(list []byte) (e Edit, rest []byte, ok bool) {
 	if len(list) < editHeader {
 		return Edit{}, nil, false
@@ -93,16 +94,16 @@ func NextEdit(list []byte) (e Edit, rest []byte, ok bool) {
 	return e, rest, true
 }
 
-// MarkEdits tells the host where the list lies: at offset from the frame's
-// beginning.
+// MarkEdits stores the position of the list in the frame's header. The offset
+// counts from the frame's beginning.
 func MarkEdits(frame []byte, offset, size int) {
 	put32(frame, offEdits, uint32(offset))
 	put32(frame, offEditsLen, uint32(size))
 }
 
-// EditsOf returns the offset and size of the list that a guest left. The frame's
-// header is trusted for nothing: the caller checks that the list lies behind the
-// frame and within the scratch.
+// EditsOf returns the offset and size of the list that a guest left. It does
+// not validate them: the caller checks that the list lies after the frame and
+// within the scratch buffer.
 func EditsOf(frame []byte) (offset, size int) {
 	return int(get32(frame, offEdits)), int(get32(frame, offEditsLen))
 }

@@ -1,9 +1,9 @@
 package abi
 
 // AppendPlan appends a frame of the plan hook to dst and returns the extended
-// slice. This and the other Append functions allocate only when the capacity of
-// dst does not suffice; dst may be the guest's memory itself. A frame is to
-// begin at an address that is a multiple of 8.
+// slice. This and the other Append functions allocate only when dst is too
+// small; dst may be the guest's memory itself. The frame must begin at an
+// address that is a multiple of 8.
 func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	w := begin(dst, HookPlan, h, planSize, f.FrameSize())
 	w.request(&f.Request)
@@ -21,8 +21,8 @@ func AppendPlan(dst []byte, h *Header, f *PlanFacts) []byte {
 	return w.dst
 }
 
-// AppendPlace appends a frame of the place hook. Its sequence and random number
-// are those of the facts, not of the header.
+// AppendPlace appends a frame of the place hook. The sequence and the random
+// number come from the facts, not from the header.
 func AppendPlace(dst []byte, h *Header, f *PlaceFacts) []byte {
 	w := begin(dst, HookPlace, h, placeSize, f.FrameSize())
 	put64(w.frame, offSequence, f.Sequence)
@@ -94,8 +94,8 @@ func AppendFinish(dst []byte, h *Header, f *FinishFacts) []byte {
 	return w.dst
 }
 
-// writer writes one frame. dst has room for all of it, so frame and facts, which
-// are its parts, stay where they are.
+// writer writes one frame. dst has room for the whole frame, so frame and
+// facts, which are parts of it, do not move.
 type writer struct {
 	dst, frame, facts []byte
 	base              int // where the frame begins in dst
@@ -145,14 +145,14 @@ func (w *writer) request(r *RequestFacts) {
 	w.text(reqPrompt, r.Prompt)
 }
 
-// text appends s and says at the given offset of the facts where it is.
+// text appends s and stores its position at the given offset of the facts.
 func (w *writer) text(at int, s string) {
 	put32(w.facts, at, uint32(len(w.dst)-w.base))
 	put32(w.facts, at+4, uint32(len(s)))
 	w.dst = append(w.dst, s...)
 }
 
-// section says at the given offset of the facts that so many rows follow.
+// section stores at the given offset of the facts that count rows follow.
 func (w *writer) section(at, count, stride int) {
 	put32(w.facts, at, uint32(len(w.dst)-w.base))
 	put32(w.facts, at+4, uint32(count))

@@ -128,7 +128,7 @@ const (
 	finSize         = reqSize + 96
 )
 
-// Header is what a frame says beside its facts.
+// Header holds the values of a frame that are not facts.
 type Header struct {
 	Policy    uint32 // index of the policy among those of its hook
 	Sequence  uint64 // see README.md; of a place frame PlaceFacts.Sequence
@@ -137,8 +137,8 @@ type Header struct {
 	Seed      uint32 // the same in all frames of one process, drawn at its start
 }
 
-// FrameSize returns the size of the facts' frame, for a caller that has to fit
-// it into a guest's scratch.
+// FrameSize returns the size of the facts' frame in bytes, so that a caller can
+// fit it into a guest's scratch buffer.
 func (f *PlanFacts) FrameSize() int { return HeaderSize + planSize + f.Request.textSize() }
 
 // FrameSize returns the size of the facts' frame.

@@ -43,8 +43,8 @@ func finishFacts() *FinishFacts {
 
 var header = Header{Policy: 3, Sequence: 41, Random: 42, UnixMilli: 1735689600123, Seed: 7}
 
-// TestFramesKeepTheFacts takes the facts of each hook through a frame, one that
-// begins the slice and one that does not.
+// TestFramesKeepTheFacts encodes and decodes the facts of each hook, in a frame
+// at the start of the slice and in one after it.
 func TestFramesKeepTheFacts(t *testing.T) {
 	place := placeFacts(5)
 	place.Pairs = []Pair{{Prefill: 0, Decode: 1, State: PairReady, TransferMicros: 0.5}, {Prefill: 2, Decode: 1, State: PairBroken}}
@@ -95,15 +95,15 @@ func TestFramesKeepTheFacts(t *testing.T) {
 			if !reflect.DeepEqual(tt.got, any(tt.facts)) {
 				t.Errorf("got  %+v\nwant %+v", tt.got, tt.facts)
 			}
-			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish build their facts anew
+			if n := testing.AllocsPerRun(10, func() { tt.append(dirty[:0]); tt.decode(frame) }); n > 1 { // Leg and Finish allocate their facts
 				t.Errorf("%v allocations", n)
 			}
 		})
 	}
 }
 
-// TestRowsAreRows: the move of a whole table and the writing of each field give
-// the same bytes; a view and a copy the same rows.
+// TestRowsAreRows: copying a whole table and writing each field give the same
+// bytes; a view and a copy give the same rows.
 func TestRowsAreRows(t *testing.T) {
 	f := placeFacts(9)
 	if !bytes.Equal(appendFields(nil, f.Candidates), appendRows(nil, f.Candidates)) {
@@ -257,8 +257,8 @@ func TestHookNames(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever the bytes, decoding ends without a panic, and facts that
-// it accepts make a frame that decodes to the same.
+// FuzzDecode: decoding any bytes ends without a panic. Facts that it accepts
+// make a frame that decodes to the same facts.
 func FuzzDecode(f *testing.F) {
 	place := placeFacts(3)
 	place.Pairs = []Pair{{Prefill: 1}}

@@ -1,6 +1,6 @@
 package abi
 
-// Hook is one of the decisions that a policy module may take.
+// Hook is one of the decisions that a policy module can make.
 type Hook uint16
 
 // The hooks, in the order of an exchange.
@@ -16,7 +16,7 @@ const (
 // hookNames are the names of the hooks; their exports are prefix + "on_" + name.
 var hookNames = [...]string{"none", "plan", "place", "mint", "leg", "finish"}
 
-// String returns the hook as it stands in the list of policies, in metrics and
+// String returns the name of the hook in the list of policies, in metrics and
 // in explain.
 func (h Hook) String() string {
 	if int(h) >= len(hookNames) {
@@ -41,7 +41,7 @@ const Version = 1
 
 const prefix = "pdproxy_v1_"
 
-// Export returns the name of the hook's export, as pdproxy_v1_on_place.
+// Export returns the name of the hook's export, such as pdproxy_v1_on_place.
 func (h Hook) Export() string { return prefix + "on_" + h.String() }
 
 // The other exports of a policy module.
@@ -53,8 +53,8 @@ const (
 	ExportPolicyNeeds = prefix + "policy_needs" // () -> i64, optional
 )
 
-// Needs is the set of facts that a module asks for beyond those that are always
-// there. What nobody asks for is not computed.
+// Needs is a set of additional facts that a module asks for. The proxy computes
+// such a fact only when a module asks for it.
 type Needs uint64
 
 // The needs.
@@ -68,8 +68,8 @@ const (
 
 var needNames = [...]string{"prompt", "blocks", "conversation", "ranks", "pairs"}
 
-// Names returns the needs as `pdproxy plugin inspect` shows them. Bits that this
-// version does not know are left out.
+// Names returns the needs as `pdproxy plugin inspect` shows them. It leaves out
+// bits that this version does not know.
 func (n Needs) Names() []string {
 	var names []string
 	for i, name := range needNames {
@@ -81,8 +81,8 @@ func (n Needs) Names() []string {
 }
 
 // The foreign functions (proxy_call_foreign_function) of policies and filters.
-// README.md has their arguments and results. One that a host lacks answers
-// NOT_FOUND.
+// README.md has their arguments and results. A host that lacks a function
+// answers NOT_FOUND.
 const (
 	ForeignNote            = "pdproxy.v1.explain_note"
 	ForeignCounter         = "pdproxy.v1.counter"

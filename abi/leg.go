@@ -1,15 +1,15 @@
 package abi
 
-// LegEvent is the moment at which the leg hook is asked.
+// LegEvent is the moment at which the proxy calls the leg hook.
 type LegEvent uint8
 
 // The leg events.
 const (
-	LegSend   LegEvent = iota // the leg is shaped and not yet sent
-	LegFailed                 // it failed before the client's first byte
+	LegSend   LegEvent = iota // the leg is ready but not sent yet
+	LegFailed                 // the leg failed before the client's first byte
 )
 
-// LegFacts is what the leg hook decides on.
+// LegFacts are the facts for the leg hook.
 type LegFacts struct {
 	Request  RequestFacts
 	Event    LegEvent
@@ -24,30 +24,31 @@ type LegFacts struct {
 	ID       uint64 // disagg id, 0 for an aggregated leg
 	Engine   string // the instance's name
 
-	// Of a leg that failed:
-	Status  uint32 // HTTP status that the engine answered; 0: none
+	// These fields describe a leg that failed:
+	Status  uint32 // HTTP status of the engine's answer; 0: none
 	Elapsed int64  // microseconds since it was sent
 	Reason  string // as in pdproxy_leg_errors_total
 
-	Notes []string // out: what the policy left for explain
+	Notes []string // out: the policy's notes for explain
 }
 
-// LegDecision is the leg hook's answer; what a number means depends on the
+// LegDecision is the leg hook's answer. The meaning of a number depends on the
 // event.
 type LegDecision uint8
 
 // The leg decisions.
 const (
-	LegPass LegDecision = 0 // both events: send as it is; the built-in retry rule
+	LegPass LegDecision = 0 // LegSend: send the leg as it is; LegFailed: apply the built-in retry rule
 
-	LegEdited LegDecision = 1 // LegSend: the edits are applied first
+	LegEdited LegDecision = 1 // LegSend: apply the edits first
 
-	LegRetry      LegDecision = 1 // LegFailed: send it again to the same targets
+	LegRetry      LegDecision = 1 // LegFailed: send the leg again to the same targets
 	LegPlaceAgain LegDecision = 2 // LegFailed: ask the place policy for other targets
-	LegGiveUp     LegDecision = 3 // LegFailed: tell the client
+	LegGiveUp     LegDecision = 3 // LegFailed: report the error to the client
 )
 
-// Outcome is how an exchange ended, as in the label of pdproxy_exchanges_total.
+// Outcome is the way in which an exchange ended, as in the label of
+// pdproxy_exchanges_total.
 type Outcome uint8
 
 // The outcomes.
@@ -59,12 +60,12 @@ const (
 	OutcomeTimeout             // a leg timed out and no retry was left
 	OutcomeCancelled           // the client left
 	OutcomeBroken              // a stream ended in an error event
-	OutcomeShed                // refused by a limit
+	OutcomeShed                // rejected by a limit
 	OutcomeNoTarget            // no engine could serve it
 	OutcomeInternal            // the proxy itself was at fault, or shut down
 )
 
-// FinishFacts is what the finish hook learns of an exchange that has ended.
+// FinishFacts are the facts of an exchange that has ended, for the finish hook.
 type FinishFacts struct {
 	Request      RequestFacts
 	Outcome      Outcome
@@ -80,8 +81,8 @@ type FinishFacts struct {
 	Placed       int64  // microseconds from the request's arrival to its placement
 	FirstByte    int64  // ... to the client's first byte; -1: there was none
 	Total        int64  // ... to the end
-	PromptTokens int64  // as the engine counted them; -1: it did not tell
-	CachedTokens int64  // of these found in the KV cache; -1: it did not tell
+	PromptTokens int64  // as the engine counted them; -1: the engine did not report it
+	CachedTokens int64  // of these found in the KV cache; -1: the engine did not report it
 	OutputTokens int64  // -1: not known
 	Reason       string // of the error; "" without one
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// PolicyNeeds is what one policy of a module asks for beyond what the module does.
+// PolicyNeeds are the needs of one policy in addition to those of its module.
 type PolicyNeeds struct {
 	Hook  Hook
 	Name  string

@@ -1,15 +1,15 @@
 // Package abi is the contract between the proxy and its policies: the names,
-// the facts that a policy is shown, and the shapes of its answers, as Go values
-// and as the bytes that cross the border of a guest. It imports nothing of this
-// module, holds no state, and compiles natively and for WebAssembly.
+// the facts that a policy receives, and the shapes of its answers, as Go values
+// and as the bytes that cross the border of a guest. It imports no other
+// package of this module, holds no state, and compiles natively and for
+// WebAssembly.
 package abi
 
-// Phase is one of the halves of a request's work on engines, or what comes before
-// them.
+// Phase is one step of a request's work on engines: encode, prefill or decode.
 type Phase uint8
 
-// The phases. PhaseNone is the zero value and never placed; Encode, of images and
-// sounds ahead of prefill, is not placed by policies.
+// The phases. PhaseNone is the zero value and never placed. Encode processes
+// images and sounds before prefill; policies do not place it.
 const (
 	PhaseNone Phase = iota
 	Prefill
@@ -17,7 +17,7 @@ const (
 	Encode
 )
 
-// String returns the phase as it stands in errors, metrics and explain.
+// String returns the name of the phase in errors, metrics and explain.
 func (p Phase) String() string {
 	switch p {
 	case Prefill:
@@ -33,8 +33,8 @@ func (p Phase) String() string {
 // Role is the set of phases that an instance serves.
 type Role uint8
 
-// The roles; RoleBoth also serves aggregated requests. RoleEncode is never that of
-// a candidate.
+// The roles. RoleBoth also serves aggregated requests. A candidate never has
+// RoleEncode.
 const (
 	RolePrefill Role = 1 << iota
 	RoleDecode
@@ -42,7 +42,7 @@ const (
 	RoleBoth = RolePrefill | RoleDecode
 )
 
-// String returns the role as it stands in the configuration.
+// String returns the name of the role in the configuration.
 func (r Role) String() string {
 	switch r {
 	case RolePrefill:
@@ -81,11 +81,11 @@ const (
 	FlowAggregated        // one leg on an engine that serves both phases
 	FlowPrefillFirst      // decode is shaped by prefill's answer
 	FlowConcurrent        // both legs at once
-	FlowDecodeFirst       // decode waits for prefill to find it
+	FlowDecodeFirst       // decode is sent first and waits for prefill
 	FlowReject
 )
 
-// String returns the flow as it stands in metrics and explain.
+// String returns the name of the flow in metrics and explain.
 func (f Flow) String() string {
 	switch f {
 	case FlowAggregated:
@@ -102,8 +102,8 @@ func (f Flow) String() string {
 	return "none"
 }
 
-// PairState is what is known of the connection between one prefill and one
-// decode target.
+// PairState is the state of the connection between one prefill and one decode
+// target.
 type PairState uint8
 
 // The pair states, in the order of the gauge pdproxy_pair_state.
@@ -114,50 +114,53 @@ const (
 	PairBroken
 )
 
-// String returns the state as GET /v1/pairs shows it.
+// String returns the name of the state in GET /v1/pairs.
 func (s PairState) String() string {
 	return [...]string{"unknown", "warming", "ready", "broken"}[s&3]
 }
 
-// RequestFacts is what a policy may know of a request. Token counts are
-// estimates (exact only for prompts sent as token ids). In a guest the texts lie
-// in the frame: they are good during the call of the hook only.
+// RequestFacts are the facts of a request that a policy may receive. Token
+// counts are estimates (exact only for prompts sent as token ids). In a guest
+// the texts lie in the frame: they are valid only during the call of the hook.
 type RequestFacts struct {
 	PromptTokens int64
 	MaxTokens    int64 // -1: the client set none
 	N            int64 // choices asked for
 	Stream       bool
-	PairBroken   bool   // the request's form cannot be carried as two legs
+	PairBroken   bool   // the request's form does not work with two legs
 	Model        string // as the engines name it; "" when not known
 	Conversation string // key of the conversation; "" without NeedConversation or when there is none
 	Prompt       string // the JSON of prompt or messages; "" without NeedPrompt
 	Turn         int32  // of the conversation, from 1; 0: not known; needs NeedConversation
 }
 
-// PlanFacts is what the plan policy decides on: the request, how many targets
-// could serve each phase of it now, and what one leg and two would cost.
+// PlanFacts are the facts for the plan policy: the request, the number of
+// targets that can serve each phase of it now, and the cost of one leg and of
+// two.
 type PlanFacts struct {
 	Request        RequestFacts
 	PrefillTargets int32 // targets of role prefill or both that have a decode partner
 	DecodeTargets  int32 // targets of role decode or both that have a prefill partner
 	BothTargets    int32 // targets that can serve an aggregated leg
 
-	// The most prompt tokens that one target holds, and the fewest that wait for
-	// their prefill at one, of those that take prefill and of those that take an
-	// aggregated leg; need NeedBlocks.
+	// PrefillCached and BothCached are the most prompt tokens that one target
+	// holds. The next two fields are the fewest tokens that wait for their
+	// prefill at one target. Each pair has a field for targets of prefill and
+	// one for targets of an aggregated leg. They need NeedBlocks.
 	PrefillCached, BothCached int64
 	PrefillQueued, BothQueued int64
-	// Measured in µs, 0 while not known: prefill of one uncached token, by the
-	// same two kinds of targets, and of two legs the transfer of one prompt token
-	// and what they cost beside; need NeedBlocks.
+	// Measured times in µs, 0 while not known. The first two are the prefill of
+	// one uncached token at the same two kinds of targets. The others are, for
+	// two legs, the transfer of one prompt token and the remaining cost. They
+	// need NeedBlocks.
 	PrefillMicros, BothMicros      float32
 	TransferMicros, HandoverMicros float32
 
-	Notes []string // out: what the policy left for explain
+	Notes []string // out: the policy's notes for explain
 }
 
-// PlanDecision is the plan policy's answer. The order of two legs belongs to
-// the connector, so the plan says only how many.
+// PlanDecision is the plan policy's answer. It says only the number of legs,
+// because the connector determines the order of two legs.
 type PlanDecision uint8
 
 // The plan decisions. PlanPass leaves the decision to the next plan policy.
@@ -168,7 +171,7 @@ const (
 	PlanReject
 )
 
-// PlanAnswer is the plan decision with what may go along with it.
+// PlanAnswer is the plan decision with its optional values.
 type PlanAnswer struct {
 	Decision    PlanDecision
 	Status      uint16 // HTTP status of a reject; 0: 503
@@ -176,86 +179,90 @@ type PlanAnswer struct {
 }
 
 // Candidate is one target (instance and rank) offered to the place policy. Its
-// layout in memory is that of a row of the place frame: see rows.go before
-// moving a field.
+// layout in memory is that of a row of the place frame: read rows.go before you
+// move a field.
 type Candidate struct {
 	Instance uint32 // stable number of the instance, never 0
 	Rank     int32
 	Group    uint32 // targets of two groups cannot be paired
 	Roles    Role
-	Trial    bool      // its circuit is half open: one request may try it
+	Trial    bool      // its circuit is half open: one request may test it
 	Pair     PairState // with the fixed prefill target; PairUnknown without one
 	Home     Role      // the phases of the conversation's last turn that were served here; needs NeedConversation
 	Requests int32     // requests in flight through this proxy
-	Score    float32   // out: the policy's, for explain; counts when PlaceFacts.Scored is set
+	Score    float32   // out: the policy's score, for explain; valid when PlaceFacts.Scored is set
 	Tokens   int64     // tokens in flight: prompts being computed and streams being decoded
 	Queued   int64     // of these, prompt tokens whose prefill has not been computed
 
-	// The request's leading KV blocks that the target holds, each counted in its
-	// fastest tier, so that the match is their sum; and the tokens of one block.
-	// They need NeedBlocks, and are 0 for what no index knows.
+	// The request's leading KV blocks that the target holds, and the tokens of
+	// one block. Each block counts in its fastest tier only, so the sum of the
+	// three counts is the match. They need NeedBlocks, and are 0 when no index
+	// knows the blocks.
 	BlocksGPU, BlocksCPU, BlocksDisk, BlockTokens uint32
 
-	Usage       float32 // share of its KV memory in use, as the engine says; 0: not known
+	Usage       float32 // share of its KV memory in use, as the engine reports; 0: not known
 	TokenMicros float32 // measured µs of prefill for one uncached token; 0: not known
 
-	// What was placed here of late for its prompt to be computed, each placement
-	// weighing less the longer it is ago (1/e after ten minutes): uncached prompt
-	// tokens, and requests. Need NeedBlocks.
+	// RecentTokens and RecentRequests are the uncached prompt tokens and the
+	// requests of recent prefills that were placed here. The weight of a
+	// placement decays with its age, to 1/e after ten minutes. They need
+	// NeedBlocks.
 	RecentTokens, RecentRequests float32
 
-	// Busy is about the share of the last minute that computing what was placed
-	// here takes, as measured: more than 1 when more was placed than is computed
-	// in a minute; 0: nothing was, or no speed is known. Needs NeedBlocks.
+	// Busy estimates the share of the last minute that the target needs to
+	// compute the prefills placed here, from measured speeds. It is more than 1
+	// when a minute does not suffice, and 0 when nothing was placed or no speed
+	// is known. It needs NeedBlocks.
 	Busy float32
 	_    uint32
 }
 
-// Matched is how many prompt tokens the target holds in any tier.
+// Matched returns the number of prompt tokens that the target holds in any tier.
 func (c *Candidate) Matched() int64 {
 	return int64(c.BlocksGPU+c.BlocksCPU+c.BlocksDisk) * int64(c.BlockTokens)
 }
 
-// Pair is one row of the pair table: what is known of the connection between
-// two candidates.
+// Pair is one row of the pair table: the state of the connection between two
+// candidates.
 type Pair struct {
 	Prefill, Decode int32 // rows of PlaceFacts.Candidates
 	State           PairState
 	TransferMicros  float32 // measured µs to transfer one prompt token; 0: not known
 }
 
-// PlaceFacts is the snapshot that the place policy decides on. Candidates are
-// healthy, of the right model and not excluded by an earlier attempt, unless
-// nothing else is left. With one leg every candidate can take it. With two,
-// every candidate of a phase has a partner for the other phase in its group on
-// another instance, so that prefill may be chosen first and decode after it.
+// PlaceFacts is the snapshot for the place policy. Candidates are healthy,
+// serve the right model and were not excluded by an earlier attempt; other
+// targets are candidates only when no such target is left. With one leg every
+// candidate can take it. With two legs, every candidate of a phase has a
+// partner for the other phase in its group on another instance, so a policy may
+// choose prefill first and decode after it.
 type PlaceFacts struct {
 	Request    RequestFacts
-	Flow       Flow  // of two legs that of the first candidate; only aggregated or not matters
-	Fixed      int32 // index of a prefill candidate that stays, or -1
+	Flow       Flow  // of two legs the flow of the first candidate; only aggregated or not matters
+	Fixed      int32 // index of a prefill candidate that the policy must keep, or -1
 	Candidates []Candidate
 	Pairs      []Pair // needs NeedPairs; a pair that is not listed is PairUnknown
 
-	// Sequence counts the placements before this one whose candidates are drawn
-	// from the same targets: those of one model and one shape of legs, and of
-	// first turns or others where conversations are needed. Random is
-	// drawn for this placement. With them a policy takes turns and draws without
-	// a state of its own.
+	// Sequence counts the earlier placements with candidates from the same
+	// targets: the same model and the same shape of legs. Where conversations
+	// are needed, first turns and later turns count separately. Random is drawn
+	// for this placement. With these two a policy can take turns or draw
+	// without state of its own.
 	Sequence, Random uint64
 
-	Scored bool     // out: the policy wrote Candidate.Score into every row it weighed
-	Notes  []string // out: what the policy left for explain
+	Scored bool     // out: the policy wrote Candidate.Score into every row that it considered
+	Notes  []string // out: the policy's notes for explain
 }
 
-// PlaceDecision names rows of PlaceFacts.Candidates; -1 is none. An aggregated
-// leg is placed by Decode alone.
+// PlaceDecision names rows of PlaceFacts.Candidates; -1 means none. An
+// aggregated leg uses only Decode.
 type PlaceDecision struct {
 	Prefill, Decode int32
 }
 
-// Allows reports whether a decision keeps the contract: the legs that the flow
-// has, each on a row that may take it, the pair within a group and on two
-// targets, the fixed prefill where it was.
+// Allows reports whether a decision keeps the contract. Each leg of the flow
+// has a row that may take it. The rows of a pair are two targets of one group.
+// A fixed prefill stays as it is.
 func (f *PlaceFacts) Allows(d PlaceDecision) bool {
 	rows := f.Candidates
 	if d.Decode < 0 || int(d.Decode) >= len(rows) {
@@ -272,23 +279,23 @@ func (f *PlaceFacts) Allows(d PlaceDecision) bool {
 		(f.Fixed < 0 || d.Prefill == f.Fixed)
 }
 
-// MintFacts is the raw material of a disagg id. (UnixMilli, Node, Worker,
-// Counter) is unique for a deployment whose processes have lines (node and worker)
-// of their own, or are granted ranges of them.
+// MintFacts are the numbers of which a disagg id is made. The tuple (UnixMilli,
+// Node, Worker, Counter) is unique in a deployment whose processes each have
+// their own node and worker numbers, or their own granted ranges of them.
 type MintFacts struct {
-	UnixMilli int64  // counts on with the ids from when they were reserved: no clock
+	UnixMilli int64  // starts at the time of the reservation and advances with the ids; it is not a clock
 	Node      uint8  // 0 to 255
 	Worker    uint8  // 0 to 63
 	Counter   uint16 // 0 to 1023
 }
 
 // DisaggEpochMilli is the Unix time in milliseconds from which disagg ids count
-// time: 2025-01-01T00:00:00Z. Their 39 bits of it last until 2042.
+// time: 2025-01-01T00:00:00Z. The 39 bits of time in an id last until 2042.
 const DisaggEpochMilli int64 = 1735689600000
 
-// The legal range of a disagg id, [MinDisaggID, MaxDisaggID). Source:
-// TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, which keeps the ids below
-// for workers' own use; the other engines accept the range too.
+// The legal range of a disagg id is [MinDisaggID, MaxDisaggID). Source:
+// TensorRT-LLM tensorrt_llm/llmapi/disagg_utils.py, which reserves the lower
+// ids for its workers. The other engines accept the range too.
 const (
 	MinDisaggID uint64 = 1 << 40
 	MaxDisaggID uint64 = 1<<63 - 1

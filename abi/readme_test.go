@@ -14,8 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "write the examples of README.md anew")
 
-// layouts are the tables of README.md, by their heading and number below it, as
-// the code has them.
+// layouts are the tables of README.md with the offsets in the code. The key is
+// the table's heading and its number below it.
 var layouts = map[string]map[string]int{
 	"Header 1": {
 		"magic": offMagic, "version": offVersion, "hook": offHook, "header_size": offHeader, "total_size": offTotal, "policy": offPolicy,
@@ -55,7 +55,8 @@ var layouts = map[string]map[string]int{
 	},
 }
 
-// sizes are those of the types in README.md; what has no type is in bytes.
+// sizes are the sizes in bytes of the types in README.md. A field without a
+// type gives its size directly.
 var sizes = map[string]int{"u8": 1, "u16": 2, "u32": 4, "i32": 4, "f32": 4, "u64": 8, "i64": 8, "text": 8, "table": 12}
 
 // TestREADMELayouts: README.md and the code have the same fields at the same
@@ -77,7 +78,8 @@ func TestREADMELayouts(t *testing.T) {
 	}
 }
 
-// readTables returns the fields of each table with offsets, and its end.
+// readTables returns the fields of each table with their offsets, and the
+// table's end.
 func readTables(t *testing.T) map[string]map[string]int {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -148,7 +150,7 @@ func exampleFrames() map[string][]byte {
 	}
 }
 
-// TestREADMEExamples: the worked examples are what the encoder writes.
+// TestREADMEExamples: the worked examples are the output of the encoder.
 func TestREADMEExamples(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -195,7 +197,8 @@ func dump(frame []byte) string {
 	return b.String()
 }
 
-// TestREADMENames: every export and foreign function of the code is described.
+// TestREADMENames: README.md describes every export and foreign function of the
+// code.
 func TestREADMENames(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {

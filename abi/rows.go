@@ -2,16 +2,16 @@ package abi
 
 import "unsafe"
 
-// This file is the one place where frames and memory are the same thing. A row
-// of the place frame has the layout that Go gives to Candidate on every 64-bit
-// little-endian machine and on wasm: the host copies a table in one move, and a
-// Go guest reads the rows where the host wrote them. Hosts of the other byte
-// order, and guests that meet rows of another stride, go field by field.
+// Only this file uses the memory of a Go value as a frame. A row of the place
+// frame has the layout that Go gives to Candidate on every 64-bit little-endian
+// machine and on wasm. So the host copies a table in one move, and a Go guest
+// reads the rows where the host wrote them. Hosts of the other byte order, and
+// guests that get rows of another stride, copy field by field.
 
 // RowSize is the size of a candidate row in version 1 of the contract.
 const RowSize = 80
 
-// The layout is checked by the compiler: an index out of range does not build.
+// The compiler checks the layout: an index out of range does not build.
 var (
 	_ = [1]struct{}{}[unsafe.Sizeof(Candidate{})-RowSize]
 	_ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Instance)-rowInstance]
@@ -53,10 +53,10 @@ func appendRows(dst []byte, rows []Candidate) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&rows[0])), len(rows)*RowSize)...)
 }
 
-// AppendRows appends rows, RowSize bytes each, as they are in a frame.
+// AppendRows appends rows in the layout of a frame, RowSize bytes each.
 func AppendRows(dst []byte, rows []Candidate) []byte { return appendRows(dst, rows) }
 
-// ReadRows appends to rows those that b holds whole, as AppendRows wrote them.
+// ReadRows appends to rows the complete rows in b, which AppendRows wrote.
 func ReadRows(rows []Candidate, b []byte) []Candidate {
 	return decodeRows(b, len(b)/RowSize, RowSize, rows)
 }
@@ -64,9 +64,9 @@ func ReadRows(rows []Candidate, b []byte) []Candidate {
 // aligned reports whether the byte at an offset of b can begin a row in memory.
 func aligned(b []byte, from int) bool { return uintptr(unsafe.Pointer(&b[from]))%8 == 0 }
 
-// rowsView is the n rows of b that begin at an aligned offset, seen as rows: a
-// score written into one of them is written into the frame. Trial must be 0 or 1,
-// as the host writes it, for its byte is now Go's bool.
+// rowsView returns the n rows of b that begin at an aligned offset, without a
+// copy: a score written into a row is written into the frame. Trial must be 0
+// or 1, as the host writes it, because Go reads its byte as a bool.
 func rowsView(b []byte, from, n int) []Candidate {
 	b = b[from : from+n*RowSize]
 	return unsafe.Slice((*Candidate)(unsafe.Pointer(&b[0])), n)

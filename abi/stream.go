@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// StreamFacts is what the proxy knows of one exchange, as filters see it in the
+// StreamFacts are the proxy's facts of one exchange, as filters see them in the
 // properties pdproxy.*, upstream.* and request.id. Empty and zero fields are
 // not known (yet).
 type StreamFacts struct {
@@ -20,10 +20,10 @@ type StreamFacts struct {
 	DisaggID  uint64
 	Attempts  int32 // placements so far
 
-	// Times since the request came; 0: not yet, or never.
-	Placed      time.Duration // the first placement was there
+	// Times since the arrival of the request; 0: not yet, or never.
+	Placed      time.Duration // the first placement was made
 	PrefillDone time.Duration // prefill had answered
-	FirstByte   time.Duration // the answer began
+	FirstByte   time.Duration // the first byte of the answer was sent
 	End         time.Duration
 
 	PromptTokens int64 // estimate, exact only for prompts sent as token ids
@@ -34,28 +34,29 @@ type StreamFacts struct {
 // StreamTarget is one target of an exchange.
 type StreamTarget struct {
 	Engine  string // name in the configuration
-	Address string // host:port of the engine's HTTP face
+	Address string // host:port of the engine's HTTP address
 	Rank    int32
 }
 
-// The bounds of what a filter, or one decision of a policy, may add to an
-// exchange's explanation.
+// The limits of the notes that a filter, or one decision of a policy, may add
+// to an exchange's explanation.
 const (
 	MaxNotes    = 16
 	MaxNoteSize = 512 // bytes; the rest is cut off
 )
 
-// StreamInfo is the board between the proxy, which fills in the facts of an
-// exchange as they come, and the filters, which read them and leave notes. It
-// travels in the request's context. Its methods are safe for concurrent use; on
-// a nil StreamInfo they do nothing.
+// StreamInfo connects the proxy, which fills in the facts of an exchange, and
+// the filters, which read them and leave notes. It travels in the request's
+// context. Its methods are safe for concurrent use; on a nil StreamInfo they do
+// nothing.
 type StreamInfo struct {
 	mu    sync.Mutex
 	facts StreamFacts
 	notes []string
 }
 
-// Update lets set change the facts. set must not block nor keep the pointer.
+// Update calls set to change the facts. set must not block and must not keep
+// the pointer.
 func (s *StreamInfo) Update(set func(*StreamFacts)) {
 	if s == nil {
 		return
@@ -65,7 +66,7 @@ func (s *StreamInfo) Update(set func(*StreamFacts)) {
 	set(&s.facts)
 }
 
-// Facts returns the facts as they stand.
+// Facts returns a copy of the current facts.
 func (s *StreamInfo) Facts() StreamFacts {
 	if s == nil {
 		return StreamFacts{}
@@ -75,8 +76,8 @@ func (s *StreamInfo) Facts() StreamFacts {
 	return s.facts
 }
 
-// AddNote keeps a line for the exchange's explanation, and reports whether
-// there was room for it.
+// AddNote adds a line to the exchange's explanation, and reports whether there
+// was room for it.
 func (s *StreamInfo) AddNote(note string) bool {
 	if s == nil {
 		return false
@@ -90,7 +91,7 @@ func (s *StreamInfo) AddNote(note string) bool {
 	return true
 }
 
-// Notes returns the notes in the order they came.
+// Notes returns the notes in their order of arrival.
 func (s *StreamInfo) Notes() []string {
 	if s == nil {
 		return nil

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestNotesKeepNoMore: a note that was cut does not keep the text alive that it
-// was cut from.
+// TestNotesKeepNoMore: a cut note does not keep the memory of the whole text.
 func TestNotesKeepNoMore(t *testing.T) {
 	var s StreamInfo
 	heap := func() uint64 {

@@ -20,10 +20,11 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// adminTokenVariable names the token's file where --token-file does not.
+// adminTokenVariable is the environment variable with the name of the token's
+// file. --token-file has priority.
 const adminTokenVariable = "PDPROXY_ADMIN_TOKEN_FILE"
 
-// adminFlags say where an admin address is and which token it asks for.
+// adminFlags are the flags for an admin address and its token.
 type adminFlags struct{ address, tokenFile string }
 
 func (f *adminFlags) add(c *cobra.Command) {
@@ -31,17 +32,19 @@ func (f *adminFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.tokenFile, "token-file", "", "file with the admin token (default $"+adminTokenVariable+", else the file that a proxy of this user on this machine has made)")
 }
 
-// adminTarget is an admin address and what is sent there.
+// adminTarget is an admin address with the token for it.
 type adminTarget struct {
 	base  *url.URL
-	token string // "": none
-	// missing is why there is no token; nil if there is one, or if the proxy has made none.
+	token string // "": no token
+	// missing is the reason why there is no token; nil if there is one, or if
+	// the proxy made none.
 	missing error
 }
 
-// target finds the token: in the file that was named, or else, of an address on
-// loopback, in the file that the proxy has made. That token is sent to the very address
-// that it is for: another one of the same name may belong to another user.
+// target finds the token: in the named file, or, for an address on loopback, in
+// the file that the proxy has made. It sends such a token only to the address
+// in that file, because another address of the same name may belong to another
+// user.
 func (f *adminFlags) target() (*adminTarget, error) {
 	address := f.address
 	if !strings.Contains(address, "://") {
@@ -71,7 +74,7 @@ func (f *adminFlags) target() (*adminTarget, error) {
 	return t, nil
 }
 
-// loopbackAddresses are the addresses on loopback that a URL may stand for.
+// loopbackAddresses returns the addresses on loopback that a URL may stand for.
 func loopbackAddresses(u *url.URL) []string {
 	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	host := u.Hostname()
@@ -84,8 +87,8 @@ func loopbackAddresses(u *url.URL) []string {
 	return nil
 }
 
-// get asks for what is at an escaped path. It follows no redirections, so that the token
-// goes nowhere else.
+// get requests an escaped path. It follows no redirections, so that no other
+// host receives the token.
 func (t *adminTarget) get(path string) (*http.Response, error) {
 	req, err := http.NewRequest(http.MethodGet, t.base.JoinPath(path).String(), nil)
 	if err != nil {
@@ -101,7 +104,7 @@ func (t *adminTarget) get(path string) (*http.Response, error) {
 	resp, err := client.Do(req)
 	if err == nil && resp.StatusCode == http.StatusUnauthorized {
 		resp.Body.Close()
-		return nil, errors.Join(fmt.Errorf("%s asks for another token than was found; name its file by --token-file or $%s", t.base.Host, adminTokenVariable), t.missing)
+		return nil, errors.Join(fmt.Errorf("%s requires another token than the one found; name its file by --token-file or $%s", t.base.Host, adminTokenVariable), t.missing)
 	}
 	return resp, err
 }

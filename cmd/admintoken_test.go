@@ -45,8 +45,9 @@ func servingNode(t *testing.T, change func(*config.Config)) *node.Node {
 	return n
 }
 
-// TestCommandsFindTheToken: commands find the token of a proxy that this user runs on a
-// loopback address, by each of its names. They find no other token.
+// TestCommandsFindTheToken: commands find the token of a proxy that this user
+// runs on a loopback address, by each of the address's names. They find no
+// other token.
 func TestCommandsFindTheToken(t *testing.T) {
 	n := servingNode(t, func(*config.Config) {})
 	address := strings.TrimPrefix(n.AdminURL(), "http://")

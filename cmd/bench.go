@@ -62,7 +62,7 @@ interrupt ends the run and prints what was measured until then.`,
 	return cmd
 }
 
-// checkBench finds what cannot be run.
+// checkBench checks the flags.
 func checkBench(c *load.Config) error {
 	u, err := url.Parse(c.URL)
 	switch {

@@ -56,7 +56,7 @@ func (a *app) check(path string) error {
 	return nil
 }
 
-// checkPlugins starts the plugins and ends them again.
+// checkPlugins starts the plugins and stops them again.
 func (a *app) checkPlugins(cfg *config.Config) error {
 	log, err := a.logger()
 	if err != nil {

@@ -81,7 +81,7 @@ func (a *app) demo(d demoFlags, log *slog.Logger) error {
 	return supervisor.ServeUntilSignal(n, log, func() error { return errors.New("the demo has no configuration file") })
 }
 
-// startDemoEngines starts the engines and enters them in cfg.
+// startDemoEngines starts the engines and adds them to cfg.
 func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, error) {
 	var engines []*enginesim.Engine
 	start := func(role, name string) error {
@@ -122,10 +122,11 @@ func startDemoEngines(cfg *config.Config, d demoFlags) ([]*enginesim.Engine, err
 	return engines, nil
 }
 
-// demoEngine is slow enough for a stream to be seen, and tells of its KV blocks.
+// demoEngine returns an engine that streams slowly enough to watch, and that
+// reports its KV blocks.
 func demoEngine(connector, role string) enginesim.Config {
 	c := enginesim.Config{Connector: connector, Role: role, PrefillUsPerToken: 200, DecodeUsPerToken: 20000}
-	if connector != enginesim.ConnectorTRTLLM { // whose events are always to be had
+	if connector != enginesim.ConnectorTRTLLM { // whose events are always enabled
 		c.KVEvents.Endpoint, c.KVEvents.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
 	}
 	return c
@@ -133,8 +134,9 @@ func demoEngine(connector, role string) enginesim.Config {
 
 const demoBody = `{"model":"sim","stream":true,"max_tokens":24,"messages":[{"role":"user","content":"Tell me of the sea."}]}`
 
-// printDemo says what to try. The second line asks one engine alone: the text
-// is the same, which proves that the right KV blocks arrived.
+// printDemo prints commands to try. The second one asks one engine alone. The
+// text of its answer is the same, which proves that the right KV blocks
+// arrived.
 func (a *app) printDemo(n *node.Node, d demoFlags, alone string) {
 	if a.json {
 		_ = a.printJSON(map[string]string{"url": n.URL(), "admin": n.AdminURL(), "engine_alone": alone})

@@ -91,7 +91,7 @@ func (a *app) printExplanation(e *journal.Explanation) error {
 	return nil
 }
 
-// factsThatSay lists the facts of a candidate that are not nothing.
+// factsThatSay lists the facts of a candidate that are not zero.
 func factsThatSay(facts map[string]any) string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(facts)) {

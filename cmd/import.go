@@ -93,7 +93,7 @@ type importResult struct {
 	Problems importer.Problems `json:"problems"`
 }
 
-// printImport prints a result, or returns the problems for which there is none.
+// printImport prints a result, or returns the problems that prevented one.
 func (a *app) printImport(res importer.Result, err error) error {
 	if a.json {
 		out := importResult{Result: res, Problems: importer.Problems{}}

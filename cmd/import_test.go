@@ -75,7 +75,7 @@ func TestImportAsJSON(t *testing.T) {
 	}
 }
 
-// fullDisk takes nothing.
+// fullDisk is a writer that always fails.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left") }
@@ -89,8 +89,8 @@ func TestImportThatCannotBePrinted(t *testing.T) {
 	}
 }
 
-// What is printed can be used as it is: check starts its policies with their
-// parameters too.
+// The printed configuration is valid: check also starts its policies with their
+// parameters.
 func TestImportedConfigurationsCheck(t *testing.T) {
 	for name, router := range map[string]string{
 		"trtllm-kv.yaml": "trtllm", "trtllm-multiturn.yaml": "trtllm",

@@ -74,14 +74,14 @@ func (a *app) pluginBuild(o build.Options) error {
 	return nil
 }
 
-// isFolder makes a wrong DIR an error of usage.
+// isFolder returns an error of usage when DIR is not a folder.
 func isFolder(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return err
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s is no folder", dir)
+		return fmt.Errorf("%s is not a folder", dir)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/trial"
 )
 
-// must runs a command line that has to end with code.
+// must runs a command line that must end with code.
 func must(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	got, stdout, stderr := run(args...)
@@ -48,7 +48,7 @@ func repository(t *testing.T) string {
 	return dir
 }
 
-// checkSource looks at the form of a new plugin's source.
+// checkSource checks the formatting of a new plugin's source.
 func checkSource(t *testing.T, dir string) {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -66,7 +66,7 @@ func checkSource(t *testing.T, dir string) {
 	}
 }
 
-// goRun runs the go command in a plugin's folder, without the flags of this one.
+// goRun runs the go command in a plugin's folder, without the flags of this test.
 func goRun(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	c := exec.Command("go", args...)
@@ -88,7 +88,7 @@ func TestNewPolicy(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-policy")
 			must(t, exit.OK, append([]string{"plugin", "new", dir}, tt.args...)...)
-			must(t, exit.Usage, append([]string{"plugin", "new", dir}, tt.args...)...) // it is there
+			must(t, exit.Usage, append([]string{"plugin", "new", dir}, tt.args...)...) // the folder exists already
 			checkSource(t, dir)
 			goRun(t, dir, "test", ".")
 			must(t, exit.OK, "plugin", "build", dir)
@@ -185,7 +185,7 @@ func TestPluginUsage(t *testing.T) {
 		"no subcommand":      {exit.Usage, "one of new", nil},
 		"build nothing":      {exit.Usage, "arg", []string{"build"}},
 		"build no folder":    {exit.Usage, "absent", []string{"build", filepath.Join(dir, "absent")}},
-		"build a file":       {exit.Usage, "is no folder", []string{"build", text}},
+		"build a file":       {exit.Usage, "is not a folder", []string{"build", text}},
 		"build empty folder": {exit.Failure, "go.mod", []string{"build", dir}},
 		"new bad name":       {exit.Usage, "no name for a plugin", []string{"new", filepath.Join(dir, "a b")}},
 		"new bad kind":       {exit.Usage, "no kind of plugin", []string{"new", filepath.Join(dir, "a"), "--kind", "cake"}},

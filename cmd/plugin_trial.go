@@ -70,7 +70,8 @@ func parseUpstreams(texts map[string]string) (map[string]*url.URL, error) {
 	return upstreams, nil
 }
 
-// guestLog is a log on standard error for what guests say, from a level on.
+// guestLog returns a log on standard error for the guests' lines of a level or
+// above.
 func (a *app) guestLog(lowest host.LogLevel) *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: lowest.Slog()}))
 }
@@ -122,7 +123,7 @@ func printResults(out io.Writer, results []trial.Result) error {
 			problem = "-"
 		}
 		decision, _ := json.Marshal(r.Decision)
-		if d, ok := r.Decision.(fmt.Stringer); ok { // one line, where JSON would be many
+		if d, ok := r.Decision.(fmt.Stringer); ok { // one line, where JSON would have many
 			decision = []byte(d.String())
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f\t%s\n", name, r.Hook, decision, r.US, problem)

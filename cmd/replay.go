@@ -107,7 +107,8 @@ func (a *app) replay(r *replayFlags) error {
 	results := make([][]*replay.Result, len(labs))
 	for _, name := range r.policies {
 		for i, lab := range labs {
-			// A set of its own for each run: a guest may remember the last one.
+			// Each run has a set of its own, because a guest may have state of
+			// an earlier run.
 			p, err := newPlacer(name, params, r.runtime == "native", log)
 			if err != nil {
 				return fmt.Errorf("--policy %s: %w", name, err)
@@ -153,7 +154,7 @@ func (a *app) writeReports(reports []*replay.Report, html string) error {
 	return nil
 }
 
-// readModel takes the model that the flags name.
+// readModel reads the model that the flags name.
 func (r *replayFlags) readModel() error {
 	m, err := replay.Preset(r.preset)
 	if r.model != "" {
@@ -219,14 +220,14 @@ func parseParams(texts []string) (policies.Params, error) {
 	return params, nil
 }
 
-// placer is a set of plugins that has one place policy.
+// placer is a set of plugins with one place policy.
 type placer struct{ set *plugins.Set }
 
-// replayBudget is the time budget of a decision. It is long: a decision that came
-// late by chance would make two runs differ.
+// replayBudget is the time limit of a decision. It is long, because a decision
+// that is late by chance would make two runs differ.
 const replayBudget = 10 * time.Second
 
-// newPlacer loads a built-in policy, or the one of a module.
+// newPlacer loads a built-in policy or a policy of a module.
 func newPlacer(name string, params policies.Params, native bool, log *slog.Logger) (*placer, error) {
 	built, err := policies.New(params)
 	if err != nil {
@@ -248,7 +249,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 	}
 	set, err := plugins.New(plugins.Deps{
 		Builtin:       policies.Wasm,
-		Meter:         func(string, string) policy.Meter { return deafMeter{} },
+		Meter:         func(string, string) policy.Meter { return nopMeter{} },
 		Conversations: conversation.New(0),
 		Transport:     http.DefaultTransport,
 		CacheDir:      node.CompileCache(log),
@@ -266,7 +267,7 @@ func newPlacer(name string, params policies.Params, native bool, log *slog.Logge
 
 const wasmSuffix = ".wasm"
 
-// cutWasm splits FILE.wasm/NAME; in is "/NAME", or "" without one.
+// cutWasm splits FILE.wasm/NAME. in is "/NAME", or "" without a name.
 func cutWasm(name string) (path, in string, ok bool) {
 	if strings.HasSuffix(name, wasmSuffix) {
 		return name, "", true
@@ -287,8 +288,8 @@ func (p *placer) Place(f *abi.PlaceFacts) (abi.PlaceDecision, bool) {
 // Needs implements replay.Placer.
 func (p *placer) Needs() abi.Needs { return p.set.Needs() }
 
-// deafMeter is for policies that nobody watches.
-type deafMeter struct{}
+// nopMeter ignores the calls.
+type nopMeter struct{}
 
-func (deafMeter) Observe(time.Duration) {}
-func (deafMeter) Fail(string)           {}
+func (nopMeter) Observe(time.Duration) {}
+func (nopMeter) Fail(string)           {}

@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 )
 
-// replayTrace is a short trace, and replayFleet flags of a fleet that is busy
-// with it.
+// replayTrace is a short trace. replayFleet are flags of a fleet that is busy
+// during it.
 const replayTrace = "../conformance/replay/testdata/mooncake_300.jsonl"
 
 func replayFleet(args ...string) []string {
@@ -45,8 +45,8 @@ func replayJSON(t *testing.T, args ...string) replayResult {
 	return r
 }
 
-// A built-in policy decides the same compiled in, as WebAssembly, and out of a
-// file, and rows come in the order of the flags.
+// A built-in policy decides the same compiled in, as WebAssembly, and from a
+// file. Rows are in the order of the flags.
 func TestReplay(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "builtin.wasm")
 	if err := os.WriteFile(file, policies.Wasm(), 0o600); err != nil {
@@ -125,7 +125,7 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
-// Parameters reach a policy compiled in and as WebAssembly alike.
+// Parameters reach a policy that is compiled in and one in WebAssembly.
 func TestReplayParams(t *testing.T) {
 	plain := replayJSON(t, "--policy", "kv_aware")
 	natively := replayJSON(t, "--policy", "kv_aware", "--param", "kv_aware.queue_weight=0", "--runtime", "native")

@@ -73,7 +73,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// logger returns the log that the global flags ask for.
+// logger returns the log that the global flags describe.
 func (a *app) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(a.logLevel)); err != nil {

@@ -30,7 +30,8 @@ func (a *app) runCommand() *cobra.Command {
 	return c
 }
 
-// run serves a configuration file until a signal or a successor ends it.
+// run serves a configuration file until a signal ends it or a successor
+// replaces it.
 func (a *app) run(path string, takeover bool, log *slog.Logger) error {
 	return supervisor.Run(supervisor.Options{
 		Path:     path,

@@ -71,7 +71,7 @@ func (a *app) simCommand() *cobra.Command {
 	return c
 }
 
-// sim runs the engine until a signal, or until it dies by its own fault.
+// sim runs the engine until a signal, or until a fault of its own ends it.
 func (a *app) sim(cfg enginesim.Config, log *slog.Logger) error {
 	cfg.Log = log
 	e, err := enginesim.New(cfg)

@@ -15,7 +15,7 @@ var (
 	commit  string        // the commit it was built from
 )
 
-// abiVersions are the proxy-wasm versions whose plugins load.
+// abiVersions are the versions of proxy-wasm that plugins may have.
 var abiVersions = []string{"0.1.0", "0.2.0", "0.2.1"}
 
 type versionInfo struct {

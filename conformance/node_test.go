@@ -20,8 +20,8 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/surface"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
@@ -196,7 +196,7 @@ func (f *fleet) startWorker(slot int) *process {
 	if f.mode == modeHosts { // which knows the other host by its address alone
 		cfg.Fleet.Coordinator, cfg.Fleet.Listen, dir = cfg.Fleet.Listen, "", f.privateDir()
 	}
-	return startProcess(f.t, &cfg, f.log, node.Options{Role: node.RoleWorker, Slot: slot, Dir: dir, Sockets: proxy.Sockets{Admin: admin}})
+	return startProcess(f.t, &cfg, f.log, node.Options{Role: node.RoleWorker, Slot: slot, Dir: dir, Sockets: edge.Sockets{Admin: admin}})
 }
 
 // reload gives every process another configuration, as SIGHUP does.

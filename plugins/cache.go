@@ -9,12 +9,13 @@ import (
 	"time"
 )
 
-// The compile cache keeps every version of every plugin that it has seen, each
-// with some MiB. Past maxCache bytes the oldest go, until it is half as large.
+// maxCache is the size in bytes above which the compile cache is pruned to
+// half. The cache keeps every version of every plugin, each with some MiB; the
+// oldest are removed first.
 const maxCache = 1 << 30
 
-// prune keeps the compile cache in dir from growing without end. What it cannot
-// read or remove it leaves: the cache is only there to save time.
+// prune limits the compile cache in dir. It ignores files that it cannot read
+// or remove, because the cache only saves time.
 func prune(dir string, limit int64) {
 	type entry struct {
 		path  string

@@ -11,15 +11,14 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
-// canary is a new version of a policy plugin that takes a share of the decisions
-// of the one that it is to replace, until it has proved itself or failed.
+// canary is a new version of a policy plugin. It takes a share of the decisions
+// of the version that it will replace, until its trial succeeds or fails.
 type canary struct {
 	old, fresh *plugin
 	until      time.Time
 }
 
-// turn returns the policy that this decision falls to: p, or its successor on
-// trial.
+// turn returns the policy for this decision: p, or its successor on trial.
 func (t *table) turn(p *policy.Policy) *policy.Policy {
 	for i := range t.canaries {
 		c := &t.canaries[i]
@@ -33,18 +32,18 @@ func (t *table) turn(p *policy.Policy) *policy.Policy {
 	return p
 }
 
-// without returns the canaries but that of p.
+// without returns the canaries except that of p.
 func (t *table) without(p *plugin) []canary {
 	return slices.DeleteFunc(slices.Clone(t.canaries), func(c canary) bool { return c.old == p })
 }
 
-// wantsProof reports whether a successor of p has to prove itself.
+// wantsProof reports whether a new version of p must pass a trial.
 func (p *plugin) wantsProof() bool {
 	return p.version != nil && p.spec.Canary > 0 && !p.failures.Parked()
 }
 
-// release lets fresh take its share beside p, which it has to suit in
-// everything that the configuration names. s.mu is held.
+// release lets fresh take its share of p's decisions. fresh must have
+// everything that the configuration names. The caller holds s.mu.
 func (s *Set) release(t *table, p, fresh *plugin) error {
 	if err := fresh.version.Trial(); err != nil {
 		return err
@@ -62,8 +61,8 @@ func (s *Set) release(t *table, p, fresh *plugin) error {
 	return nil
 }
 
-// judge ends the trials that have failed or lasted long enough.
-func (s *Set) judge(now time.Time) {
+// endTrials ends the trials that have failed or lasted long enough.
+func (s *Set) endTrials(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.table.Load()
@@ -83,7 +82,7 @@ func (s *Set) judge(now time.Time) {
 			_ = s.refuse(c.old, errors.New("it failed while it took a share of the decisions"))
 		case !now.Before(c.until):
 			next := t.with(c.old, c.fresh)
-			if err := s.resolve(next); err != nil { // it was resolved before: cannot happen
+			if err := s.resolve(next); err != nil { // cannot fail: the same table was resolved before
 				_ = s.refuse(c.old, err)
 				continue
 			}
@@ -93,7 +92,7 @@ func (s *Set) judge(now time.Time) {
 	}
 }
 
-// with returns a table in which fresh stands in p's place, to be resolved.
+// with returns a table in which fresh replaces p. The caller must resolve it.
 func (t *table) with(p, fresh *plugin) *table {
 	next := *t
 	next.canaries = t.without(p)
@@ -102,7 +101,7 @@ func (t *table) with(p, fresh *plugin) *table {
 	return &next
 }
 
-// all lists every version of a table.
+// all returns every version of a table.
 func (t *table) all() []*plugin {
 	list := slices.Clone(t.plugins)
 	if t.builtin != nil {
@@ -114,7 +113,7 @@ func (t *table) all() []*plugin {
 	return list
 }
 
-// replace lets fresh serve instead of p at once. s.mu is held.
+// replace lets fresh serve in place of p at once. The caller holds s.mu.
 func (s *Set) replace(t *table, p, fresh *plugin) error {
 	next := t.with(p, fresh)
 	if err := s.resolve(next); err != nil {
@@ -125,13 +124,13 @@ func (s *Set) replace(t *table, p, fresh *plugin) error {
 	return nil
 }
 
-// reload loads p, of table t, again. s.mu is held.
+// reload loads p, of table t, again. The caller holds s.mu.
 func (s *Set) reload(ctx context.Context, t *table, p *plugin) error {
 	content, err := p.spec.Source.Read(ctx)
 	if err != nil {
 		return s.refuse(p, err)
 	}
-	// Whatever becomes of it, these bytes need not be tried again.
+	// Whatever the result, the same bytes are not tried again.
 	s.watches[p.spec.Name] = source.NewWatch(p.spec.Source, content.SHA256)
 	fresh, err := s.build(ctx, t.config, p.spec, content)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 )
 
 // Plan asks the plan policies in their order; the first that does not pass
-// decides. A limit that one of them sets holds unless who decides sets another.
-// by names who decided; when ok is false it is the reason why there is no
-// decision, one of package policy's.
+// decides. A limit set by a policy that passes applies unless the deciding
+// policy sets another. by is the name of the policy that decided. When ok is
+// false, by is the reason why there is no decision, one of package policy's.
 func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by string, ok bool) {
 	var limit uint32
 	for {
@@ -23,7 +23,7 @@ func (s *Set) Plan(_ context.Context, f *abi.PlanFacts) (a abi.PlanAnswer, by st
 			} else {
 				by, a = p.name, abi.PlanAnswer{Decision: p.decide(f)}
 			}
-			if reason == policy.Closed && s.table.Load() != t { // replaced meanwhile
+			if reason == policy.Closed && s.table.Load() != t { // replaced in the meantime
 				break
 			}
 			if reason != "" {
@@ -49,8 +49,9 @@ func (s *Set) Mint(_ context.Context, f *abi.MintFacts) (id uint64, by string, o
 	return ask(s, func(t *table) *minter { return &t.mint }, (*policy.Policy).Mint, f)
 }
 
-// ask has one policy of the table decide, again where its version was replaced
-// meanwhile. in is its place in a table, call its hook in WebAssembly.
+// ask gets a decision of one policy of the table. It asks again when the
+// policy's version was replaced in the meantime. in selects the decider of a
+// table, call calls its hook in WebAssembly.
 func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Policy, F) (A, string), f F) (a A, by string, ok bool) {
 	for {
 		t := s.table.Load()
@@ -69,7 +70,7 @@ func ask[F, A any](s *Set, in func(*table) *decider[F, A], call func(*policy.Pol
 	}
 }
 
-// Needs is what the loaded policies want to be shown.
+// Needs returns the needs of the loaded policies.
 func (s *Set) Needs() abi.Needs { return s.table.Load().needs }
 
 // HasLegs reports whether a policy has the leg or the finish hook.
@@ -78,15 +79,15 @@ func (s *Set) HasLegs() bool {
 	return len(t.legs)+len(t.finish) > 0
 }
 
-// Leg asks the policies that have the leg hook; the first whose answer is not to
-// leave things as they are decides. Edits are appended to edits. The reason is
-// that of the first one that failed, when none decided.
+// Leg asks the policies that have the leg hook; the first answer other than
+// abi.LegPass decides. Edits are appended to edits. When no policy decided, the
+// reason is that of the first one that failed.
 func (s *Set) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	t := s.table.Load()
 	for i := 0; i < len(t.legs); i++ {
 		d, list, why := t.turn(t.legs[i]).Leg(f, edits)
 		switch now := s.table.Load(); {
-		case why == policy.Closed && now != t: // replaced meanwhile
+		case why == policy.Closed && now != t: // replaced in the meantime
 			t, i, reason = now, -1, ""
 		case why == "" && d != abi.LegPass:
 			return d, list, ""
@@ -100,12 +101,12 @@ func (s *Set) Leg(_ context.Context, f *abi.LegFacts, edits []byte) (d abi.LegDe
 	return abi.LegPass, edits, reason
 }
 
-// Finish tells all policies that have the finish hook.
+// Finish calls all policies that have the finish hook.
 func (s *Set) Finish(f *abi.FinishFacts) {
 	t := s.table.Load()
 	for _, p := range t.finish {
-		// A version that was replaced meanwhile has no say, and its successor no
-		// claim to an exchange that it has not seen.
+		// A version that was replaced in the meantime is not called. Its
+		// successor is not called either, because it has not seen the exchange.
 		t.turn(p).Finish(f)
 	}
 }

@@ -24,7 +24,7 @@ type plugin struct {
 	digest   string
 	failures *budget.Budget
 	host     *budget.Host // of all versions of the plugin
-	failed   atomic.Bool  // the version that was to replace this one could not be used
+	failed   atomic.Bool  // the last new version that should replace this one could not be used
 
 	version *policy.Version // of a policy
 	world   *policy.World   // of a policy
@@ -32,11 +32,12 @@ type plugin struct {
 	calls   *filterCalls    // of a filter
 }
 
-// After what time it is said that a module is being compiled, and that it is
-// being waited for.
+// slowCompile is the time after which the log says that a module is being
+// compiled, slowStart the time after which it says that the proxy waits for a
+// plugin.
 const slowCompile, slowStart = 200 * time.Millisecond, time.Second
 
-// build compiles, starts and configures a version. It serves nothing yet.
+// build compiles, starts and configures a version. The version does not serve yet.
 func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Content) (*plugin, error) {
 	p := &plugin{spec: spec, digest: content.SHA256, failures: budget.New(spec.CrashBudget, spec.CrashWindow, spec.CrashCPUShare), host: s.hostOf(spec)}
 	opts := host.LoadOptions{
@@ -51,15 +52,15 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 		name = "built-in policies"
 	}
 	began := time.Now()
-	quiet := s.sayAfter(slowCompile, "compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
-	defer func() { quiet() }()
+	stop := s.sayAfter(slowCompile, "compiling, which takes a moment once; the result is kept", "plugin", name, "cache", s.deps.CacheDir)
+	defer func() { stop() }()
 	compiled := func() {
-		quiet()
+		stop()
 		about := []any{"plugin", name}
 		if opts.Guarded {
 			about = append(about, "limit", host.StartBudget)
 		}
-		quiet = s.sayAfter(slowStart, "waiting for the plugin to start", about...)
+		stop = s.sayAfter(slowStart, "waiting for the plugin to start", about...)
 	}
 	var err error
 	if spec.Filter {
@@ -77,9 +78,9 @@ func (s *Set) build(ctx context.Context, c *Config, spec Spec, content source.Co
 	return p, nil
 }
 
-// sayAfter logs something after a while unless quiet is called before. Once quiet
-// has returned nothing is logged any more.
-func (s *Set) sayAfter(wait time.Duration, message string, attrs ...any) (quiet func()) {
+// sayAfter logs a message after a while, unless stop is called before. After
+// stop has returned, it logs nothing any more.
+func (s *Set) sayAfter(wait time.Duration, message string, attrs ...any) (stop func()) {
 	said := make(chan struct{})
 	timer := time.AfterFunc(wait, func() {
 		defer close(said)
@@ -123,8 +124,8 @@ func (s *Set) buildPolicy(ctx context.Context, c *Config, p *plugin, load host.L
 	return nil
 }
 
-// hostOf is what limits the host's resources for a plugin: that of the version
-// that serves, so that reloads give no fresh budget.
+// hostOf returns the Host of a plugin. A new version gets that of the serving
+// version, so a reload does not give a new budget.
 func (s *Set) hostOf(spec Spec) *budget.Host {
 	if t := s.table.Load(); t != nil {
 		if p := t.plugin(spec.Name); p != nil {
@@ -134,8 +135,8 @@ func (s *Set) hostOf(spec Spec) *budget.Host {
 	return budget.NewHost(spec.HostMemory, s.deps.Meter(spec.Name, "host").Fail)
 }
 
-// metricsOf makes the metrics of a plugin, nil if none can be defined. A later
-// version goes on with the numbers.
+// metricsOf returns the metrics of a plugin, nil if none can be defined. A
+// later version continues with the same values.
 func (s *Set) metricsOf(name string) shared.Metrics {
 	if s.deps.Metrics == nil {
 		return nil
@@ -161,7 +162,8 @@ func (s *Set) buildFilter(ctx context.Context, c *Config, p *plugin, load host.L
 	return p.filter.Start(ctx)
 }
 
-// close ends the version after what it serves has ended, or ctx.
+// close ends the version after its running calls and streams have ended, or
+// when ctx ends.
 func (p *plugin) close(ctx context.Context) error {
 	if p.filter != nil {
 		return p.filter.Close(ctx)
@@ -171,8 +173,8 @@ func (p *plugin) close(ctx context.Context) error {
 	return err
 }
 
-// find returns the policy of a hook by its name within the module; "" means the
-// only one.
+// find returns the policy of a hook by its name within the module. The name ""
+// means the only one.
 func (p *plugin) find(h abi.Hook, name string) (*policy.Policy, error) {
 	if p.version == nil {
 		return nil, fmt.Errorf("plugin %q is a filter", p.spec.Name)
@@ -198,7 +200,7 @@ func (p *plugin) find(h abi.Hook, name string) (*policy.Policy, error) {
 	return nil, fmt.Errorf("plugin %q has no %s policy %q, but %s", p.spec.Name, h, name, strings.Join(names, ", "))
 }
 
-// state is what operators see.
+// state returns the state for operators.
 func (p *plugin) state() string {
 	switch {
 	case p.failures.Parked():
@@ -209,7 +211,7 @@ func (p *plugin) state() string {
 	return "active"
 }
 
-// filterCalls counts the calls into a filter's guests, and hands them on.
+// filterCalls counts the calls into a filter's guests, and passes them to next.
 type filterCalls struct {
 	calls policy.Calls
 	next  filter.Meter // may be nil
@@ -231,5 +233,5 @@ func (f *filterCalls) Fail(c host.Callback, reason string) {
 	}
 }
 
-// ErrUnknown is the answer to a reload of what is not there.
+// ErrUnknown is the error of a reload of an unknown policy or plugin.
 var ErrUnknown = errors.New("there is no such policy or plugin")

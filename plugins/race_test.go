@@ -2,5 +2,6 @@
 
 package plugins
 
-// reloads are fewer under the race detector, where each takes half a second.
+// reloads is smaller under the race detector, where each reload takes half a
+// second.
 const reloads = 20

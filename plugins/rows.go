@@ -5,7 +5,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 )
 
-// Row is one policy or filter as operators see it.
+// Row describes one policy or filter for operators.
 type Row struct {
 	Name    string // as the configuration has it
 	Phase   string // plan, place, mint, leg, finish or filter
@@ -15,8 +15,9 @@ type Row struct {
 	policy.Summary
 }
 
-// Rows lists what is loaded: the built-in policies that are used, then every
-// policy of every plugin and the filters, in the order of the configuration.
+// Rows lists the loaded policies and filters: the used built-in policies, then
+// every policy of every plugin and the filters, in the order of the
+// configuration.
 func (s *Set) Rows() []Row {
 	t := s.table.Load()
 	if t == nil {
@@ -70,7 +71,8 @@ func (p *plugin) row(q *policy.Policy) Row {
 	return Row{Name: q.Label, Phase: q.Hook.String(), SHA256: p.digest, Runtime: "wasm", State: p.state(), Summary: q.Summary()}
 }
 
-// builtinNamed says where the built-in policy of that name runs, if it is used.
+// builtinNamed returns the runtime of the built-in policy of that name, if it
+// is used.
 func (t *table) builtinNamed(name string) (isNative, used bool) {
 	native := []*compiledIn{t.place.compiledIn, t.mint.compiledIn}
 	for i := range t.plan {

@@ -1,13 +1,15 @@
-// Package plugins is the life of the plugins of a configuration, and what the
-// proxy asks of them: Set loads each module aside, starts, configures and tries
-// it, and swaps it in between two decisions; versions that were replaced end
-// what they have begun and are freed. It has the shape of the coordinator's
-// Decider, of the proxy's LegPolicy and of its filters, and knows neither.
+// Package plugins manages the plugins of a configuration and passes the proxy's
+// questions to them. Set loads, starts, configures and tests each module while
+// the old version serves, and replaces the old version between two decisions. A
+// replaced version finishes its work and is freed. Set has the methods of the
+// coordinator's Decider, of the proxy's LegPolicy and of its filters, and
+// imports neither package.
 //
-// The rooms below it: source (where modules come from), budget (how much failure
-// is borne), shared (what guests share), policy (one version of a policy module),
-// filter (one version of a filter, and the chain of them); for authors build (from
-// source to module) and trial (a module on recorded inputs).
+// The packages below it: source (where modules come from), budget (limits of
+// failures and resources), shared (data that guests share), policy (one version
+// of a policy module), filter (one version of a filter, and the chain of
+// filters). For authors there are build (from source to module) and trial (a
+// module on recorded inputs).
 package plugins
 
 import (
@@ -30,15 +32,15 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
-// How long a replaced version may take to end: a policy longer than any time
-// budget, a filter as long as an answer may stream.
+// The times in which a replaced version must end: for a policy longer than any
+// time limit of a call, for a filter as long as an answer may stream.
 const (
 	policyDrain = time.Minute
 	filterDrain = time.Hour
 )
 
-// Set is the plugins and policies that serve. Its methods are safe for
-// concurrent use; decisions never wait for a reload.
+// Set holds the plugins and policies that serve. Its methods are safe for
+// concurrent use. Decisions never wait for a reload.
 type Set struct {
 	deps   Deps
 	cache  *host.Cache
@@ -47,26 +49,27 @@ type Set struct {
 	seed   uint32
 	table  atomic.Pointer[table]
 
-	mu      sync.Mutex // held by one change at a time
+	mu      sync.Mutex // each change holds it
 	natives map[nativeKey]*compiledIn
 	watches map[string]*source.Watch // by the plugin's name
 	closed  bool
 
-	draining sync.WaitGroup // replaced versions
-	drains   context.Context
-	hurry    context.CancelFunc // ends the patience with draining
+	draining     sync.WaitGroup // replaced versions
+	drains       context.Context
+	cancelDrains context.CancelFunc // ends the wait for replaced versions
 }
 
-// New returns a Set in which nothing is loaded: call Apply before anything else,
-// and Close in the end.
+// New returns a Set in which nothing is loaded. Call Apply before any other
+// method, and Close at the end.
 func New(deps Deps) (*Set, error) {
 	if deps.CacheDir != "" {
 		prune(deps.CacheDir, maxCache)
 	}
 	cache, err := host.NewCache(deps.CacheDir)
 	if err != nil {
-		// Compiling again costs a moment at each start, and nothing else.
-		deps.Log.Warn("compiled plugins are not kept", "error", err)
+		// Without the cache each start has to compile again, which only takes
+		// time.
+		deps.Log.Warn("the compile cache cannot be used: each start compiles the plugins again", "error", err)
 		if cache, err = host.NewCache(""); err != nil {
 			return nil, err
 		}
@@ -76,14 +79,14 @@ func New(deps Deps) (*Set, error) {
 		deps: deps, cache: cache, seed: rand.Uint32(),
 		natives: make(map[nativeKey]*compiledIn), watches: make(map[string]*source.Watch),
 	}
-	s.drains, s.hurry = context.WithCancel(context.Background())
+	s.drains, s.cancelDrains = context.WithCancel(context.Background())
 	return s, nil
 }
 
-// Apply makes c what serves. Versions whose module and settings are the same go
-// on, unless they are parked; the others are built aside first. When one of them
-// cannot be used, or a policy that c names is not there, nothing changes and the
-// *Error says why.
+// Apply makes the Set serve c. Versions with the same module and settings
+// continue, unless they are parked; the others are built first. When a version
+// cannot be used, or c names a policy that does not exist, nothing changes and
+// Apply returns an *Error.
 func (s *Set) Apply(ctx context.Context, c Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +115,7 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 				}
 				fresh = append(fresh, p)
 			}
-			p.failed.Store(false) // what is in the file serves
+			p.failed.Store(false) // the file contains the serving version again
 			next.plugins = append(next.plugins, p)
 		}
 		if !c.Native && c.needsBuiltin() {
@@ -136,8 +139,8 @@ func (s *Set) Apply(ctx context.Context, c Config) error {
 	return nil
 }
 
-// same returns the version of spec that can go on under config c; nil if there
-// is none.
+// same returns the version of spec that can continue with config c; nil if
+// there is none.
 func (t *table) same(c *Config, spec Spec, digest string) *plugin {
 	p := t.plugin(spec.Name)
 	switch {
@@ -151,7 +154,7 @@ func (t *table) same(c *Config, spec Spec, digest string) *plugin {
 	return p
 }
 
-// plugin returns the plugin of that name, or nil.
+// plugin returns the plugin of that name, nil if there is none.
 func (t *table) plugin(name string) *plugin {
 	for _, p := range t.plugins {
 		if p.spec.Name == name {
@@ -161,12 +164,12 @@ func (t *table) plugin(name string) *plugin {
 	return nil
 }
 
-// builtinBudget is what is borne of the built-in policies: they are ours, and
-// what fails once in them is likely to fail again.
+// builtinBudget is the number of failures of the built-in policies that are
+// allowed. It is small, because an error of our own code is likely to repeat.
 const builtinBudget, builtinWindow, builtinShare = 20, 10 * time.Second, 0.1
 
-// builtinPages is the memory of an instance of the built-in policies, in pages of
-// 64 KiB.
+// builtinPages is the memory of an instance of the built-in policies, in pages
+// of 64 KiB.
 const builtinPages = 1024
 
 // buildBuiltin loads the built-in policies.
@@ -183,7 +186,8 @@ func (s *Set) buildBuiltin(ctx context.Context, c *Config) (*plugin, error) {
 	return p, nil
 }
 
-// swap lets next serve and ends what only the old table had. s.mu is held.
+// swap makes next serve and ends the versions that only the old table had. The
+// caller holds s.mu.
 func (s *Set) swap(next *table) {
 	old := s.table.Swap(next)
 	var filters []*filter.Plugin
@@ -217,7 +221,7 @@ func (s *Set) swap(next *table) {
 	}
 }
 
-// drain ends a version that serves nothing new, in the background.
+// drain ends a version in the background after its last work.
 func (s *Set) drain(p *plugin) {
 	limit := policyDrain
 	if p.filter != nil {
@@ -227,14 +231,14 @@ func (s *Set) drain(p *plugin) {
 		ctx, cancel := context.WithTimeout(s.drains, limit)
 		defer cancel()
 		if err := p.close(ctx); err != nil {
-			s.deps.Log.Warn("a replaced plugin version did not end well", "plugin", p.spec.Name, "sha256", p.digest, "error", err)
+			s.deps.Log.Warn("a replaced plugin version did not stop cleanly", "plugin", p.spec.Name, "sha256", p.digest, "error", err)
 		}
 	})
 }
 
-// Reload loads a plugin, by its name or that of one of its policies, or the
-// built-in policies, by the name of one that is used, again, and returns when
-// the new version serves. On an error the old one goes on.
+// Reload loads a plugin again, by its name or that of one of its policies, or
+// the built-in policies, by the name of a used one. It returns when the new
+// version serves. On an error the old version continues.
 func (s *Set) Reload(ctx context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,7 +268,7 @@ func (s *Set) Reload(ctx context.Context, name string) error {
 	return nil
 }
 
-// refuse says that the new version of p cannot be used.
+// refuse records that the new version of p cannot be used.
 func (s *Set) refuse(p *plugin, err error) error {
 	p.failed.Store(true)
 	s.countRefusal(p)
@@ -282,11 +286,12 @@ func (s *Set) countRefusal(p *plugin) {
 	}
 }
 
-// Wrap puts the filters around h: those that are loaded when a request comes.
+// Wrap returns h with the filters around it. Each request passes the filters
+// that are loaded when it arrives.
 func (s *Set) Wrap(h http.Handler) http.Handler { return s.chain.Wrap(h) }
 
-// Close ends all versions; ctx bounds how long streams may still run. Whoever
-// asks for a decision afterwards gets none.
+// Close ends all versions. ctx bounds how long streams may still run. Later
+// calls get no decision.
 func (s *Set) Close(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,8 +299,8 @@ func (s *Set) Close(ctx context.Context) error {
 		return nil
 	}
 	s.closed = true
-	defer context.AfterFunc(ctx, s.hurry)()
-	defer s.hurry()
+	defer context.AfterFunc(ctx, s.cancelDrains)()
+	defer s.cancelDrains()
 	var errs []error
 	if t := s.table.Load(); t != nil {
 		for _, p := range t.all() {

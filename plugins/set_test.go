@@ -114,8 +114,8 @@ func TestNamedPolicies(t *testing.T) {
 	}
 }
 
-// TestPlanOrder: the first that does not pass decides, and what fails ends the
-// search.
+// TestPlanOrder: the first policy that does not pass decides, and a failure
+// ends the search.
 func TestPlanOrder(t *testing.T) {
 	first, second := guest(t, "plan=pass"), guest(t, "plan=reject")
 	first.Name, second.Name = "first", "second"
@@ -141,8 +141,8 @@ func TestPlanOrder(t *testing.T) {
 	}
 }
 
-// TestApplyRefuses: what cannot be used changes nothing, and the error has the
-// key.
+// TestApplyRefuses: a configuration that cannot be used changes nothing, and
+// the error names the key.
 func TestApplyRefuses(t *testing.T) {
 	good := guest(t, "")
 	w := newWorld(t, good)
@@ -199,7 +199,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// TestApplyKeeps: a version whose module and settings are the same goes on.
+// TestApplyKeeps: a version with the same module and settings continues.
 func TestApplyKeeps(t *testing.T) {
 	w := newWorld(t, guest(t, ""))
 	w.config.Place = "p"
@@ -221,8 +221,8 @@ func TestApplyKeeps(t *testing.T) {
 	}
 }
 
-// TestReloadKeepsTheOld: a version that cannot be used leaves the old one, which
-// says so until something can be used.
+// TestReloadKeepsTheOld: when a new version cannot be used, the old one
+// continues, and its state says so until a reload succeeds.
 func TestReloadKeepsTheOld(t *testing.T) {
 	spec := guest(t, "")
 	wasm, err := os.ReadFile(spec.Source.Location)
@@ -263,7 +263,7 @@ func TestReloadKeepsTheOld(t *testing.T) {
 	}
 }
 
-// TestCanary: a new version takes its share, and then all or nothing.
+// TestCanary: a new version first takes its share, and then all decisions or none.
 func TestCanary(t *testing.T) {
 	next := func(t *testing.T, share float64, config string) (*world, error) {
 		spec := guest(t, "")
@@ -271,7 +271,7 @@ func TestCanary(t *testing.T) {
 		w := newWorld(t, spec)
 		w.config.Place = "p"
 		w.apply()
-		w.table.Load().plugins[0].spec.Config = config // the next version's
+		w.table.Load().plugins[0].spec.Config = config // for the next version
 		return w, w.Reload(t.Context(), "p")
 	}
 	states := func(w *world) (states string) {
@@ -309,11 +309,11 @@ func TestCanary(t *testing.T) {
 				t.Errorf("of 200 decisions %d fell to %s", r.Calls, r.State)
 			}
 		}
-		w.judge(time.Now())
+		w.endTrials(time.Now())
 		if states(w) != "active canary" {
 			t.Errorf("before its time: %s", states(w))
 		}
-		w.judge(time.Now().Add(2 * time.Hour))
+		w.endTrials(time.Now().Add(2 * time.Hour))
 		if _, by, ok := w.Mint(t.Context(), &abi.MintFacts{}); states(w) != "active" || by != "snowflake" || !ok {
 			t.Errorf("after its time: %s", states(w))
 		}
@@ -329,7 +329,7 @@ func TestCanary(t *testing.T) {
 		if _, by, ok := w.place("nonsense"); ok || by != policy.Nonsense {
 			t.Errorf("%q, %v", by, ok)
 		}
-		w.judge(time.Now())
+		w.endTrials(time.Now())
 		if _, _, ok := w.place(""); states(w) != "failed" || !ok || w.failed("p load failed") != 1 {
 			t.Errorf("%s, %v", states(w), ok)
 		}
@@ -429,7 +429,7 @@ func TestModuleOverHTTP(t *testing.T) {
 	}
 }
 
-// TestHammerReload: many reloads cost no decision and leave nothing behind.
+// TestHammerReload: many reloads lose no decision and leave nothing over.
 func TestHammerReload(t *testing.T) { synctest.Test(t, hammerReload) }
 
 func hammerReload(t *testing.T) {
@@ -463,8 +463,9 @@ func hammerReload(t *testing.T) {
 	if decided.Load() == 0 {
 		t.Error("nothing was decided")
 	}
-	// Those that were told to end do so in synctest.Wait. The runtime's goroutine of
-	// finalizers counts as long as it runs one, which nothing here can wait for.
+	// Goroutines that were told to stop end in synctest.Wait. The runtime's
+	// goroutine of finalizers counts while it runs one, and this test cannot
+	// wait for it.
 	var after int
 	for range 100_000 {
 		synctest.Wait()
@@ -476,8 +477,8 @@ func hammerReload(t *testing.T) {
 	t.Errorf("%d goroutines before, %d after", before, after)
 }
 
-// waiting is a log that ends a context when it is said that a plugin is waited
-// for.
+// waiting is a log handler that ends a context when a line says that the proxy
+// waits for a plugin.
 type waiting struct {
 	slog.Handler
 	end  context.CancelFunc
@@ -487,7 +488,7 @@ type waiting struct {
 // Enabled implements slog.Handler.
 func (*waiting) Enabled(context.Context, slog.Level) bool { return true }
 
-// WithAttrs implements slog.Handler; attributes are not needed here.
+// WithAttrs implements slog.Handler and ignores the attributes.
 func (h *waiting) WithAttrs([]slog.Attr) slog.Handler { return h }
 
 // Handle implements slog.Handler.
@@ -501,8 +502,8 @@ func (h *waiting) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestStartThatLoops: it is said which plugin is waited for, and how long, and
-// the wait can be ended.
+// TestStartThatLoops: a log line names the plugin that the proxy waits for and
+// the duration, and the wait can be ended.
 func TestStartThatLoops(t *testing.T) {
 	w := newWorld(t, guest(t, "configure=loop"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -545,7 +546,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestCompileCache: what was compiled once is found by the next Set.
+// TestCompileCache: the next Set finds a module that was compiled before.
 func TestCompileCache(t *testing.T) {
 	w := newWorld(t, guest(t, ""))
 	w.apply()
@@ -603,8 +604,8 @@ func BenchmarkPlace(b *testing.B) {
 	}
 }
 
-// TestNeedsOfTheChosen: a policy makes the proxy compute what it needs, and only
-// while it is asked.
+// TestNeedsOfTheChosen: the proxy computes the facts that a policy needs only
+// while that policy is in use.
 func TestNeedsOfTheChosen(t *testing.T) {
 	for _, native := range []bool{true, false} {
 		w := newWorld(t)
@@ -625,8 +626,8 @@ func TestNeedsOfTheChosen(t *testing.T) {
 	}
 }
 
-// TestParamsReachThePolicies: a parameter out of its bounds is seen by the module
-// of the built-in policies too.
+// TestParamsReachThePolicies: the module of the built-in policies also checks
+// the bounds of a parameter.
 func TestParamsReachThePolicies(t *testing.T) {
 	w := newWorld(t)
 	w.config.Native, w.config.Place = false, "kv_aware"

@@ -10,14 +10,14 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy"
 )
 
-// table is everything that serves at one moment. It is replaced as a whole and
-// never changed.
+// table holds everything that serves at one moment. It is replaced as a whole
+// and never changed.
 type table struct {
 	config  *Config
 	plugins []*plugin // as in config
 	builtin *plugin   // the built-in policies as WebAssembly; nil when they are not used
 
-	canaries []canary // beside their predecessors in plugins
+	canaries []canary // they serve next to their predecessors in plugins
 
 	plan   []planner
 	place  placer
@@ -25,7 +25,7 @@ type table struct {
 	legs   []*policy.Policy // in the order of the configuration
 	finish []*policy.Policy
 
-	needs abi.Needs // of all policies that are asked
+	needs abi.Needs // of all policies in use
 }
 
 // decider is one policy, in WebAssembly or compiled in.
@@ -42,7 +42,7 @@ type (
 	minter  = decider[*abi.MintFacts, uint64]
 )
 
-// decide asks the policy that is compiled in.
+// decide asks the compiled-in policy.
 func (d *decider[F, A]) decide(f F) A {
 	began := time.Now()
 	a := d.native(f)
@@ -52,15 +52,15 @@ func (d *decider[F, A]) decide(f F) A {
 	return a
 }
 
-// compiledIn is the name of a policy that runs natively and what its calls were
-// like.
+// compiledIn is the name of a policy that runs natively, and the figures of its
+// calls.
 type compiledIn struct {
 	name  string
 	calls policy.Calls
 	meter policy.Meter
 }
 
-// resolve finds the policies that the configuration names among what is loaded.
+// resolve finds the policies that the configuration names among the loaded ones.
 func (s *Set) resolve(t *table) error {
 	c := t.config
 	t.plan, t.legs, t.finish = nil, nil, nil
@@ -105,9 +105,10 @@ func (s *Set) resolve(t *table) error {
 	return nil
 }
 
-// find finds the policy that a name of the configuration means. A plugin wins
-// over a built-in policy of the same name; those are compiled in where the table
-// has none in WebAssembly. s.mu is held.
+// find returns the policy that a name of the configuration means. A plugin has
+// priority over a built-in policy of the same name. Built-in policies run
+// compiled in where the table does not have them in WebAssembly. The caller
+// holds s.mu.
 func find[F, A any](s *Set, t *table, h abi.Hook, name string, native func(string) (func(F) A, bool)) (d decider[F, A], err error) {
 	plugin, within, _ := strings.Cut(name, "/")
 	if p := t.plugin(plugin); p != nil {
@@ -130,8 +131,8 @@ func find[F, A any](s *Set, t *table, h abi.Hook, name string, native func(strin
 	return d, err
 }
 
-// compiledIn is what watches a native policy, the same over all tables. s.mu is
-// held.
+// compiledIn returns the meter of a native policy, the same one in all tables.
+// The caller holds s.mu.
 func (s *Set) compiledIn(h abi.Hook, name string) *compiledIn {
 	key := nativeKey{h, name}
 	if s.natives[key] == nil {

@@ -7,12 +7,12 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/source"
 )
 
-// watchEvery is the time between two looks at the files. A change has to rest
-// for one of them and is taken up within 2 s.
+// watchEvery is the interval between two polls of the files. A changed file
+// must stay the same for one interval, and is loaded within 2 s.
 const watchEvery = 500 * time.Millisecond
 
-// Run loads plugins again whose files hold something else than before, and ends
-// the trials of new versions, until ctx ends.
+// Run reloads plugins whose files have changed, and ends the trials of new
+// versions, until ctx ends.
 func (s *Set) Run(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -22,13 +22,13 @@ func (s *Set) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.lookAtFiles(ctx)
-			s.judge(time.Now())
+			s.endTrials(time.Now())
 		}
 	}
 }
 
-// lookAtFiles reloads what has changed. What cannot be used is tried again when
-// its file changes again.
+// lookAtFiles reloads the changed plugins. A version that cannot be used is
+// tried again only when its file changes again.
 func (s *Set) lookAtFiles(ctx context.Context) {
 	s.mu.Lock()
 	watches := make(map[string]*source.Watch, len(s.watches))
@@ -38,7 +38,7 @@ func (s *Set) lookAtFiles(ctx context.Context) {
 	s.mu.Unlock()
 	for name, w := range watches {
 		if w.Changed() {
-			_ = s.Reload(ctx, name) // it has logged and counted what is wrong
+			_ = s.Reload(ctx, name) // Reload has logged and counted the error
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies"
 )
 
-// bench is what all tests share: the guest and a directory of compiled code.
+// bench is shared by all tests: the guest and a directory of compiled code.
 var bench struct {
 	dir, guest string
 }
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// meters counts what the metrics would show.
+// meters counts the values of the metrics.
 type meters struct {
 	mu    sync.Mutex
 	calls map[string]int // by policy and hook
@@ -79,8 +79,7 @@ type world struct {
 	changed int
 }
 
-// newWorld returns a Set with the built-in policies, compiled in; nothing is
-// applied yet.
+// newWorld returns a Set with the compiled-in policies. The test must call Apply.
 func newWorld(t testing.TB, specs ...Spec) *world {
 	t.Helper()
 	w := &world{t: t, meters: &meters{calls: make(map[string]int), fails: make(map[string]int)}}
@@ -158,7 +157,7 @@ func (w *world) row(name, phase string) Row {
 	return Row{}
 }
 
-// place asks for a decision, and by and reason are those of the guest.
+// place asks for a decision. by and reason are those of the guest.
 func (w *world) place(do string) (d abi.PlaceDecision, by string, ok bool) {
 	return w.Place(w.t.Context(), policytest.Pair(do))
 }

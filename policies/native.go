@@ -8,7 +8,7 @@ import (
 )
 
 // Native decides with built-in policies that are compiled in. It satisfies
-// coordinator.Decider, never lacks an answer and is safe for concurrent use.
+// coordinator.Decider, always has an answer and is safe for concurrent use.
 type Native struct {
 	plan  Planner
 	place Placer
@@ -17,15 +17,16 @@ type Native struct {
 	needs abi.Needs
 }
 
-// Names are the policies of a Native, as in [policy] of the configuration.
+// Names are the names of the policies of a Native, as in [policy] of the
+// configuration.
 type Names struct{ Plan, Place, Mint string }
 
-// NewNative returns the built-ins of the given names with the defaults of their
-// parameters. The error names the policy that is unknown.
+// NewNative returns the built-in policies of the given names with default
+// parameters. The error names the unknown policy.
 func NewNative(names Names) (*Native, error) { return defaults().Native(names) }
 
-// Native returns the built-ins of the given names. The error names the policy
-// that is unknown.
+// Native returns the built-in policies of the given names. The error names the
+// unknown policy.
 func (s *Set) Native(names Names) (*Native, error) {
 	n := &Native{names: names, needs: Needs(names.Plan) | Needs(names.Place) | Needs(names.Mint)}
 	var ok bool
@@ -51,7 +52,7 @@ func (n *Native) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision,
 	return n.place(f), n.names.Place, true
 }
 
-// Needs is what the three policies ask for beyond the usual facts.
+// Needs returns the additional facts that the three policies need.
 func (n *Native) Needs() abi.Needs { return n.needs }
 
 // Mint issues an id with the mint policy.

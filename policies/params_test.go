@@ -26,8 +26,8 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestParamsHold: a parameter changes what the policy of that set decides, and
-// no other set's.
+// TestParamsHold: a parameter changes the decisions of that set's policy, and
+// of no other set's.
 func TestParamsHold(t *testing.T) {
 	f := &abi.PlaceFacts{Flow: abi.FlowAggregated, Fixed: -1, Request: abi.RequestFacts{PromptTokens: 100}, Candidates: both(2, 1, 1)}
 	for i := range f.Candidates {
@@ -50,7 +50,7 @@ func TestParamsHold(t *testing.T) {
 	}
 }
 
-// TestText: the text that the module is configured with sets what New sets.
+// TestText: the module's configuration text sets the same values as New.
 func TestText(t *testing.T) {
 	p := Params{"kv_aware": {"patience": 8, "balance_weight": 0.1}, "conversation": {"overload_factor": 1e3}}
 	want := "conversation.overload_factor=1000\nkv_aware.balance_weight=0.1\nkv_aware.patience=8\n"

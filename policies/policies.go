@@ -1,8 +1,8 @@
-// Package policies is the built-in policies as the proxy uses them: decisions
-// written in plain Go, one folder each, that run as WebAssembly or, through
-// Native, compiled in. They import nothing of the proxy but the contract, are
-// pure functions of their facts and parameters, and do not allocate while they
-// decide.
+// Package policies provides the built-in policies to the proxy. They are
+// written in plain Go, one folder each, and run as WebAssembly or, through
+// Native, compiled in. They import nothing of the proxy except the contract.
+// They are pure functions of their facts and parameters and do not allocate
+// while they decide.
 package policies
 
 import (
@@ -26,12 +26,12 @@ type Placer func(*abi.PlaceFacts) abi.PlaceDecision
 // Minter is a mint policy.
 type Minter func(*abi.MintFacts) uint64
 
-// Params is the parameters that are set, by policy and name, as the tables
-// [policy.params.NAME] of the configuration have them. What is not there keeps
+// Params are the configured parameters by policy and name, as in the tables
+// [policy.params.NAME] of the configuration. A parameter that is absent keeps
 // its default.
 type Params map[string]map[string]float64
 
-// Text is the parameters as the module of Wasm takes them for its configuration,
+// Text returns the parameters as the configuration text of the module in Wasm,
 // one a line, in the order of their names.
 func (p Params) Text() string {
 	var b strings.Builder
@@ -43,12 +43,12 @@ func (p Params) Text() string {
 	return b.String()
 }
 
-// Set is the built-in policies with their parameters. It is safe for concurrent
-// use.
+// Set holds the built-in policies with their parameters. It is safe for
+// concurrent use.
 type Set struct{ all *builtin.Policies }
 
-// New returns the policies with these parameters. The error names what is not
-// known or out of its bounds.
+// New returns the policies with these parameters. The error names an unknown
+// policy or parameter, or a value out of its bounds.
 func New(p Params) (*Set, error) {
 	s := &Set{all: builtin.New()}
 	for _, policy := range slices.Sorted(maps.Keys(p)) {
@@ -82,8 +82,8 @@ func (s *Set) Mint(name string) (Minter, bool) {
 	return p.Decide, ok
 }
 
-// Plan returns the plan policy of that name with the defaults of its parameters,
-// as Place and Mint do theirs.
+// Plan returns the plan policy of that name with default parameters. Place and
+// Mint do the same for their hooks.
 func Plan(name string) (Planner, bool) { return defaults().Plan(name) }
 
 // Place returns the place policy of that name.
@@ -94,8 +94,8 @@ func Mint(name string) (Minter, bool) { return defaults().Mint(name) }
 
 func defaults() *Set { return &Set{all: builtin.New()} }
 
-// Needs is what the policy of that name asks for beyond the usual facts; nothing
-// for a name that is not known. No two policies of different hooks share a name.
+// Needs returns the additional facts that the policy of that name needs, none
+// for an unknown name. No two policies of different hooks share a name.
 func Needs(name string) abi.Needs {
 	all := builtin.New()
 	plan, _ := find(all.Plans(), name)
@@ -104,18 +104,17 @@ func Needs(name string) abi.Needs {
 	return plan.Needs | place.Needs | mint.Needs
 }
 
-// PlanNames, PlaceNames and MintNames list the policies of a hook by their names
-// in the configuration, in the order in which the module of builtin.wasm has
-// them.
+// PlanNames lists the names of the plan policies in the configuration, in the
+// order of the module of builtin.wasm.
 func PlanNames() []string { return names(builtin.New().Plans()) }
 
-// PlaceNames lists the place policies.
+// PlaceNames lists the names of the place policies, as PlanNames.
 func PlaceNames() []string { return names(builtin.New().Places()) }
 
-// MintNames lists the mint policies.
+// MintNames lists the names of the mint policies, as PlanNames.
 func MintNames() []string { return names(builtin.New().Mints()) }
 
-// Param is what is to be known of one parameter of a policy.
+// Param describes one parameter of a policy.
 type Param struct {
 	Policy, Name         string
 	Default, Least, Most float64
@@ -123,7 +122,7 @@ type Param struct {
 	Meaning              string
 }
 
-// AllParams lists the parameters of all policies, those of one together.
+// AllParams lists the parameters of all policies, grouped by policy.
 func AllParams() []Param {
 	var list []Param
 	all := builtin.New()

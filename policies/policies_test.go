@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// turner is a place policy that is given the sequence and random numbers that
-// the coordinator gives for one model and shape of legs.
+// turner calls a place policy with the sequence and random numbers that the
+// coordinator gives for one model and shape of legs.
 type turner struct {
 	policy Placer
 	turn   uint64
@@ -32,7 +32,8 @@ func (p *turner) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return p.policy(f)
 }
 
-// pd returns p prefill and d decode instances of so many ranks, one group.
+// pd returns p prefill and d decode instances with so many ranks each, in one
+// group.
 func pd(p, d, ranks int) []abi.Candidate {
 	var rows []abi.Candidate
 	for i := range p + d {
@@ -170,8 +171,8 @@ func TestPlaceInsideOneInstance(t *testing.T) {
 	}
 }
 
-// TestTrialGetsOneRequest: an idle half-open candidate is chosen like any other;
-// once its trial request runs it is left alone.
+// TestTrialGetsOneRequest: an idle half-open candidate is chosen like any
+// other. While its trial request runs, it is not chosen.
 func TestTrialGetsOneRequest(t *testing.T) {
 	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
@@ -197,8 +198,8 @@ func TestTrialGetsOneRequest(t *testing.T) {
 	}
 }
 
-// TestPlaceSpreads: over idle targets each policy uses every instance x rank
-// slot of each phase alike, however instances and ranks divide each other.
+// TestPlaceSpreads: over idle targets each policy uses every slot (instance and
+// rank) of each phase equally, for all numbers of instances and ranks.
 func TestPlaceSpreads(t *testing.T) {
 	const rounds = 4800
 	tables := []struct {
@@ -251,7 +252,7 @@ func TestPlaceSpreads(t *testing.T) {
 	}
 }
 
-// TestPlaceIsPure: the facts alone decide.
+// TestPlaceIsPure: the decision depends only on the facts.
 func TestPlaceIsPure(t *testing.T) {
 	for _, name := range PlaceNames() {
 		t.Run(name, func(t *testing.T) {
@@ -296,7 +297,7 @@ func TestPlaceDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestNamesAreThere: each name in the lists is a policy.
+// TestNamesAreThere: each name in the lists belongs to a policy.
 func TestNamesAreThere(t *testing.T) {
 	for _, plan := range PlanNames() {
 		for _, place := range PlaceNames() {

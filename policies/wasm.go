@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// module is that of policies/wasm, as `make policies` built it.
+// module is the module of policies/wasm, built by `make policies`.
 //
 //go:embed builtin.wasm.gz
 var module []byte
@@ -17,8 +17,8 @@ var module []byte
 //go:embed builtin.toolchain
 var toolchain string
 
-// Wasm returns the WebAssembly module of all built-in policies, about 2 MB. It
-// is unpacked by each call: keep it.
+// Wasm returns the WebAssembly module of all built-in policies, about 2 MB.
+// Each call unpacks it, so the caller should keep it.
 func Wasm() []byte {
 	r, err := gzip.NewReader(bytes.NewReader(module))
 	if err != nil {
@@ -31,6 +31,6 @@ func Wasm() []byte {
 	return wasm.Bytes()
 }
 
-// Toolchain is the version of Go that built the module, as in "go1.26.8".
-// Another one gives other bytes.
+// Toolchain returns the version of Go that built the module, such as
+// "go1.26.8". Another version gives other bytes.
 func Toolchain() string { return strings.TrimSpace(toolchain) }

@@ -58,7 +58,7 @@ type attempt struct {
 	merge    merge                      // of decode's answer with prefill's
 	held     int                        // bytes of the budget for parts of events
 	turn     *retained.KV               // that prefill pulls; nil: none
-	left     *upstream.Left             // of prefill's leg, if that was left and may yet be answered
+	left     *upstream.Detached         // of prefill's leg, if that was left and may yet be answered
 }
 
 // The verdicts of concurrent legs. Once decode has taken over it has the KV,

@@ -15,7 +15,7 @@ import (
 // concurrent legs it returns after the engines have answered their aborts, because the
 // legs of a retry must not meet those of this attempt.
 func (a *attempt) cleanUp(err error) {
-	if a.left != nil && !a.orphan.DecodeTook {
+	if a.left != nil && !a.orphan.KVRead {
 		a.awaitLate()
 		return
 	}

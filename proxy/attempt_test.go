@@ -32,7 +32,7 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 		if err := a.take(ctx, true); !errors.Is(err, failure) {
 			t.Errorf("take: %v", err)
 		}
-		if a.orphan.DecodeTook {
+		if a.orphan.KVRead {
 			t.Error("decode counts as having taken over")
 		}
 	})

@@ -53,10 +53,10 @@ func (a *attempt) concurrent() error {
 	}()
 	err = a.decodeBeside(ctx)
 	if err != nil {
-		a.orphan.DecodeOver = decodeOver(err)
+		a.orphan.DecodeFailed = decodeOver(err)
 		stop(errPeerLeg)
 		perr := <-done
-		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.DecodeTook && a.x.ctx.Err() == nil {
+		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
 			a.cleanUp(errAnswered)
 			return a.replyHandoff()
 		}

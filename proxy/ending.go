@@ -12,7 +12,7 @@ import (
 // speedDoubt is how many times faster than measured a prefill may be.
 const speedDoubt = 2
 
-// Lingers implements upstream.Waiter. It reports whether the proxy waits for the answer
+// Lingers implements upstream.CallControl. It reports whether the proxy waits for the answer
 // of a prefill leg after the client has left, or after the decode leg has failed. The
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only those fields of the exchange that no leg changes.
@@ -41,7 +41,7 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 	return least <= float64(elapsed+cleanup.PrefillLinger)
 }
 
-// Wanted implements upstream.Waiter: a prefill leg that has waited for a connection is
+// Wanted implements upstream.CallControl: a prefill leg that has waited for a connection is
 // not sent when no decode may take the KV over any more.
 func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
 

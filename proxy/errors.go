@@ -83,7 +83,7 @@ func newLegError(phase abi.Phase, t engine.Target, err error) *legError {
 			e.reason, e.code = "timeout", 504
 		}
 	}
-	if errors.Is(err, upstream.ErrAbandoned) {
+	if errors.Is(err, upstream.ErrEvicted) {
 		e.reason, e.code, e.silent, e.spared = "silent", 504, t, true
 	}
 	return e

@@ -108,7 +108,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	resp, err := a.send(ctx, row, l, waits{sendBy: a.readBy, head: a.limit, idle: a.limit})
 	if err != nil {
-		a.orphan.DecodeSent, a.orphan.DecodeEnded = maybeSent(err), ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeSent, a.orphan.DecodeIdle = maybeSent(err), ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	defer resp.Close()
@@ -119,11 +119,11 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 			le = x.statusError(abi.Decode, t, resp, answer)
 		}
 		answer.Free()
-		a.orphan.DecodeEnded = true
+		a.orphan.DecodeIdle = true
 		return x.legEnded(ctx, row, a.blame(le))
 	}
 	if err := a.relay(ctx, row, resp); err != nil {
-		a.orphan.DecodeEnded = refused(err) || ctx.Err() == nil && !timedOut(err)
+		a.orphan.DecodeIdle = refused(err) || ctx.Err() == nil && !timedOut(err)
 		return x.legEnded(ctx, row, a.blame(err))
 	}
 	x.legSucceeded(row)
@@ -135,7 +135,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 // not come in time.
 func (a *attempt) blame(err error) error {
 	var le *legError
-	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.DecodeTook || !le.silent.IsZero() {
+	if !errors.As(err, &le) || le.phase != abi.Decode || a.pair == nil || a.orphan.KVRead || !le.silent.IsZero() {
 		return err
 	}
 	switch {
@@ -198,7 +198,7 @@ func (a *attempt) send(ctx context.Context, row *leg, l connector.Leg, w waits) 
 	}
 	if row.Phase != abi.Encode {
 		row.a = a
-		row.request.Waiter, row.request.Keep = row, row.Phase == abi.Prefill && hearsOut(a.conn)
+		row.request.Control, row.request.Detach = row, row.Phase == abi.Prefill && hearsOut(a.conn)
 	}
 	if row.Phase == abi.Decode && a.decodeSent != nil {
 		row.request.Sent = sync.OnceFunc(func() { close(a.decodeSent) })
@@ -207,8 +207,8 @@ func (a *attempt) send(ctx context.Context, row *leg, l connector.Leg, w waits) 
 	row.free()
 	if err != nil {
 		var ue *upstream.Error
-		if errors.As(err, &ue) && ue.Left != nil {
-			a.left = ue.Left
+		if errors.As(err, &ue) && ue.Detached != nil {
+			a.left = ue.Detached
 		}
 		return nil, newLegError(row.Phase, t, err)
 	}
@@ -257,7 +257,7 @@ func (x *exchange) legFailed(row *leg, le *legError) {
 	}
 	x.journal.LegFailed(row.Leg, le.reason)
 	if le.status == 0 && le.silent.IsZero() {
-		le.target.Doubt()
+		le.target.ProbeSoon()
 	}
 	switch {
 	case le.spared:

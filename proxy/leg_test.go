@@ -357,7 +357,7 @@ func TestSlowBody(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, setup{})
-				conn, err := w.public.dial()
+				conn, err := w.public.Dial()
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -36,7 +36,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{}}})
 		var conns []net.Conn
 		for range 50 {
-			conn, err := w.public.dial()
+			conn, err := w.public.Dial()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -46,7 +47,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 		t.Fatal(err)
 	}
 	native := &nativeDecider{}
-	l := newPipeListener()
+	l := proxytest.NewPipeListener()
 	var mu sync.Mutex
 	var conns []net.Conn
 	dead := false
@@ -59,7 +60,7 @@ func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
 				if dead {
 					return nil, net.ErrClosed
 				}
-				c, err := l.dial()
+				c, err := l.Dial()
 				conns = append(conns, c)
 				return c, err
 			},

@@ -20,6 +20,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -47,7 +48,7 @@ func overSockets(t *testing.T, o setup, f func(t *testing.T, w *world, c *http.C
 			}
 			if secure {
 				var err error
-				if o.certs, err = LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
+				if o.certs, err = edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -199,7 +200,7 @@ func TestRefusedUnread(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, setup{keys: keyLine("team", "good")})
-				conn, err := w.public.dial()
+				conn, err := w.public.Dial()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -262,7 +263,7 @@ func TestAnswerIsReadBehindTheBody(t *testing.T) {
 func TestRestOfABodyIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
-		conn, err := w.public.dial()
+		conn, err := w.public.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}

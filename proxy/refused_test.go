@@ -11,13 +11,14 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 )
 
 // exchangeUnended sends a head with an announced body that never comes, and returns
 // all that the proxy sends until it closes the connection, and how long that takes.
-func exchangeUnended(t *testing.T, l *pipeListener, head string) (string, time.Duration) {
+func exchangeUnended(t *testing.T, l *proxytest.PipeListener, head string) (string, time.Duration) {
 	t.Helper()
-	conn, err := l.dial()
+	conn, err := l.Dial()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +84,7 @@ func TestLongAnswerUnread(t *testing.T) {
 // has been read.
 func TestAdminContextOutlivesBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newPipeListener()
+		l := proxytest.NewPipeListener()
 		srv := &http.Server{Handler: downstream.NewBodies(new(buffer.Budget), nil, clientOf).LimitForOperators(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.ReadAll(r.Body)
 			time.Sleep(2 * operatorBody)
@@ -91,7 +92,7 @@ func TestAdminContextOutlivesBody(t *testing.T) {
 		}))}
 		go srv.Serve(l)
 		defer srv.Close()
-		conn, err := l.dial()
+		conn, err := l.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -53,9 +53,10 @@ type Deps struct {
 	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
-	// Lanes is the directory in which processes meet that share the UDP port of
-	// HTTP/3: those of a fleet, or one and its successor. nil: nobody shares it.
-	Lanes *privatedir.Dir
+	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
+	// processes of a fleet, or a process and its successor. nil: this process has the
+	// port alone.
+	QUICDir *privatedir.Dir
 	// Balance is the part of a worker whose public socket other workers have, too. nil: no
 	// others have it.
 	Balance *balance.Worker

@@ -9,12 +9,12 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// Leave implements upstream.Waiter: an engine, the leg's own or the one whose KV it
+// Evict implements upstream.CallControl: an engine, the leg's own or the one whose KV it
 // needs, has fallen silent. The leg is left only to be tried elsewhere: where there
 // is nobody else, or no try is left, or the budget has no retry, it waits for the
 // engine to come back, unless that is too late for prefill's blocks (expired). The
 // retry is taken from the budget here. Of the exchange it reads what no leg changes.
-func (l *leg) Leave(silent any) bool {
+func (l *leg) Evict(silent any) bool {
 	a := l.a
 	x := a.x
 	from, phase := l.target, l.Phase
@@ -82,4 +82,4 @@ func hearsOut(c connector.Connector) bool {
 	return c.Reclaims() || ok && d.Defers()
 }
 
-var _ upstream.Waiter = (*leg)(nil)
+var _ upstream.CallControl = (*leg)(nil)

@@ -101,7 +101,7 @@ func (a *attempt) take(ctx context.Context, stream bool) error {
 		<-ctx.Done() // who failed it cancels this leg next
 		return context.Cause(ctx)
 	}
-	a.orphan.DecodeTook = true
+	a.orphan.KVRead = true
 	a.notePair(stream)
 	a.p.Lease.Answered(stream)
 	return nil
@@ -141,7 +141,7 @@ func (a *attempt) relayStream(ctx context.Context, row *leg, resp *upstream.Resp
 		return err
 	}
 	if !resp.Commit() {
-		return newLegError(row.Phase, row.target, &upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrAbandoned})
+		return newLegError(row.Phase, row.target, &upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrEvicted})
 	}
 	if err := a.take(ctx, true); err != nil {
 		return err

@@ -275,7 +275,7 @@ func TestClientStopsReading(t *testing.T) {
 			}
 		}}
 		w := newWorld(t, setup{engines: []*fakeEngine{e}, config: func(c *config.Config) { c.Server.WriteTimeout = config.Duration(10 * time.Second) }})
-		conn, err := w.public.dial()
+		conn, err := w.public.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,7 @@ func (a *attempt) pullTurn() {
 		x.s.retained.Free(k, 0)
 		return
 	}
-	a.turn, a.c.Turn = k, k.Params()
+	a.turn, a.c.RetainedKV = k, k.Params()
 	x.journal.Note("prefill pulls the KV of the turn before from " + k.Holder().Name())
 	x.journal.RetainedKV("pulled")
 }
@@ -82,11 +82,11 @@ func (x *exchange) takeTurn() *retained.KV {
 // turn can use, it is told to free.
 func (a *attempt) keepTurn(answer []byte) {
 	x := a.x
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok || !a.p.Decode.Spec.Bidirectional {
 		return
 	}
-	kept, ok := keeper.Kept(&a.c, answer)
+	kept, ok := keeper.Retained(&a.c, answer)
 	if !ok {
 		return
 	}
@@ -159,11 +159,11 @@ func (a *attempt) cutKept(whole []byte) []byte {
 	if !a.p.Decode.Spec.Bidirectional || a.p.Prefill.IsZero() || a.c.Trust || !bytes.Contains(whole, []byte(`"kv_transfer_params"`)) {
 		return whole
 	}
-	keeper, ok := a.conn.(connector.Keeper)
+	keeper, ok := a.conn.(connector.Retainer)
 	if !ok {
 		return whole
 	}
-	rest, params := keeper.CutKept(make([]byte, 0, len(whole)), whole)
+	rest, params := keeper.CutRetained(make([]byte, 0, len(whole)), whole)
 	if host, _ := openai.Find(params, "remote_host"); len(params) > 0 {
 		name, _ := openai.String(host)
 		a.x.journal.Fallback("turn_kv", "stream")

@@ -125,7 +125,7 @@ func (h whole) metrics() http.Handler {
 			answers := h.workers.Each(context.Background(), http.MethodGet, fleetMetrics, nil)
 			list := make([]telemetry.Process, len(answers))
 			for i, a := range answers {
-				list[i] = telemetry.Process{Name: a.Name, Text: a.Body, Silent: a.Err != nil || a.Status != http.StatusOK}
+				list[i] = telemetry.Process{Name: a.Name, Text: a.Body, Failed: a.Err != nil || a.Status != http.StatusOK}
 			}
 			return list
 		})

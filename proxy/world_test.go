@@ -24,8 +24,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -36,7 +38,7 @@ type setup struct {
 	engines []*fakeEngine
 	config  func(*config.Config)
 	keys    string            // lines of a keys file; "": none are asked for
-	certs   *Certs            // nil: no TLS
+	certs   *edge.Certs       // nil: no TLS
 	tracer  *telemetry.Tracer // nil: no spans
 	deps    func(*Deps)       // nil: as they are
 	needs   abi.Needs         // of the policies
@@ -54,9 +56,9 @@ type world struct {
 	decider  *nativeDecider
 	prom     *prometheus.Registry
 	policies *fakePolicies
-	front    *Front
-	public   *pipeListener // nil with sockets
-	admin    *pipeListener // nil with sockets
+	front    *edge.Server
+	public   *proxytest.PipeListener // nil with sockets
+	admin    *proxytest.PipeListener // nil with sockets
 	logged   *logBuffer
 	client   *http.Client // of the public side, HTTP/1.1
 	ops      *http.Client // of the admin side
@@ -133,16 +135,14 @@ func newWorld(t *testing.T, o setup) *world {
 // open makes the front: over pipes, or over sockets as in production.
 func (w *world) open(cfg *config.Config, o setup) {
 	w.t.Helper()
-	if o.sockets {
-		var err error
-		if w.front, err = w.Listen(cfg, o.certs, AdminToken{Token: adminToken}, Sockets{}); err != nil {
-			w.t.Fatal(err)
-		}
-	} else {
-		w.public, w.admin = newPipeListener(), newPipeListener()
-		f := newFront(w.Server, w.public, w.admin, o.certs)
-		f.prepare(cfg, w.handler(), AdminToken{Token: adminToken})
-		w.front = f
+	given := edge.Sockets{}
+	if !o.sockets {
+		w.public, w.admin = proxytest.NewPipeListener(), proxytest.NewPipeListener()
+		given = edge.Sockets{Public: w.public, Admin: w.admin}
+	}
+	var err error
+	if w.front, err = w.Listen(cfg, o.certs, AdminToken{Token: adminToken}, given); err != nil {
+		w.t.Fatal(err)
 	}
 	w.client = &http.Client{Transport: w.transport(new(http.Protocols), nil)}
 	w.ops = &http.Client{Transport: &http.Transport{DialContext: w.dialAdmin, DisableCompression: true}}
@@ -159,14 +159,14 @@ func (w *world) transport(p *http.Protocols, conf *tls.Config) *http.Transport {
 
 func (w *world) dialPublic(ctx context.Context, _, _ string) (net.Conn, error) {
 	if w.public != nil {
-		return w.public.dial()
+		return w.public.Dial()
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp", w.front.Addr().String())
 }
 
 func (w *world) dialAdmin(ctx context.Context, _, _ string) (net.Conn, error) {
 	if w.admin != nil {
-		return w.admin.dial()
+		return w.admin.Dial()
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp", w.front.AdminAddr().String())
 }
@@ -178,9 +178,9 @@ func (w *world) start(cfg *config.Config, engines []*fakeEngine) {
 	wg.Go(func() { w.registry.Run(probing) })
 	w.end = cancel
 	go func() {
-		err := w.front.Serve(ctx, Limits{
-			Drain:  func() time.Duration { return time.Duration(cfg.Server.DrainTimeout) },
-			Retire: func() time.Duration { return time.Duration(cfg.Server.TakeoverTimeout) },
+		err := w.front.Serve(ctx, edge.Limits{
+			Drain:     func() time.Duration { return time.Duration(cfg.Server.DrainTimeout) },
+			Remaining: func() time.Duration { return time.Duration(cfg.Server.TakeoverTimeout) },
 		})
 		w.Wait()
 		w.ended <- err
@@ -622,43 +622,3 @@ func (p probes) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	return resp, nil
 }
-
-// pipeListener is a net.Listener whose connections are in memory.
-type pipeListener struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newPipeListener() *pipeListener {
-	return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-func (l *pipeListener) dial() (net.Conn, error) {
-	client, server := net.Pipe()
-	select {
-	case l.conns <- server:
-		return client, nil
-	case <-l.done:
-		return nil, errors.New("connection refused")
-	}
-}
-
-// Accept implements net.Listener.
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return nil
-}
-
-// Addr implements net.Listener.
-func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }

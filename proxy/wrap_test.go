@@ -15,6 +15,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 )
 
 // wrapped is a setup whose handler lies inside wrap.
@@ -87,7 +88,7 @@ func TestWrapPanics(t *testing.T) {
 // Over HTTP/3 the same handler answers, and TCP answers tell of it, also those
 // that a wrapper gives.
 func TestWrapHTTP3(t *testing.T) {
-	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

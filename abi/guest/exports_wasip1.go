@@ -2,11 +2,12 @@ package guest
 
 import "unsafe"
 
-// scratch is where the host writes frames; made of words, so that it is aligned.
+// scratch is the buffer for the host's frames. It consists of words, so that it
+// is aligned.
 var scratch []uint64
 
-// policyList and needsList are kept, for the host reads them after the calls
-// that return them.
+// policyList and needsList stay in memory, because the host reads them after
+// the calls that return them.
 var policyList, needsList string
 
 //go:wasmexport pdproxy_v1_scratch
@@ -32,7 +33,7 @@ func exportPolicyNeeds() uint64 {
 	return textAt(needsList)
 }
 
-// textAt returns address and length of a text as the host takes them.
+// textAt packs the address and length of a text as the host expects them.
 func textAt(s string) uint64 {
 	return uint64(address(unsafe.Pointer(unsafe.StringData(s))))<<32 | uint64(len(s))
 }
@@ -67,8 +68,8 @@ func exportFinish(ptr, size uint32) {
 	onFinish(frame)
 }
 
-// frameAt returns the frame and the room behind it in the scratch buffer; nil
-// for a frame that does not begin there.
+// frameAt returns the frame and the free part of the scratch buffer after it;
+// nil for a frame that does not begin at the start of the buffer.
 func frameAt(ptr, size uint32) (frame, room []byte) {
 	if len(scratch) == 0 || ptr != address(unsafe.Pointer(&scratch[0])) || int(size) > len(scratch)*8 {
 		return nil, nil
@@ -77,6 +78,6 @@ func frameAt(ptr, size uint32) (frame, room []byte) {
 	return memory[:size:size], memory[size:]
 }
 
-// address is a pointer as the host knows it: 32 bits, for that is the width of
-// an address in WebAssembly, whatever the width of Go's pointers.
+// address returns a pointer as the host knows it: 32 bits, because WebAssembly
+// addresses have 32 bits, whatever the width of Go's pointers.
 func address(p unsafe.Pointer) uint32 { return uint32(uintptr(p)) }

@@ -1,5 +1,5 @@
-// Package guest is what the author of a policy in Go imports. A module
-// registers its policies in init functions, and the package exports the hooks:
+// Package guest is for authors of policies in Go. A module registers its
+// policies in init functions, and the package exports the hooks:
 //
 //	package main
 //
@@ -20,14 +20,15 @@
 //
 //	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -o first.wasm
 //
-// and compiles natively too, for tests. Facts and what they point to are good
-// during the call only; nothing here allocates while a policy decides. The state
-// of the module is in package variables, for a guest's exports are functions and
-// its host calls one at a time.
+// and compiles natively too, for tests. The facts, and the memory that they
+// point to, are valid only during the call. The package does not allocate while
+// a policy decides. The state of the module is in package variables, because a
+// guest's exports are functions and the host makes one call at a time.
 //
-// Marker, allocator and configuration callbacks of proxy-wasm are exported too.
-// A module that has them from another SDK, because it is a filter as well, is
-// built with -tags pdproxy_sdk and hands over its configuration with Configured.
+// The package also exports marker, allocator and configuration callbacks of
+// proxy-wasm. A module that gets them from another SDK, because it is a filter
+// as well, is built with -tags pdproxy_sdk and passes its configuration to
+// Configured.
 package guest
 
 import (
@@ -36,7 +37,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// policies are those of one hook, in the order of their registration.
+// policies are the policies of one hook, in the order of their registration.
 type policies[F any] struct {
 	names []string
 	funcs []F
@@ -64,10 +65,10 @@ var (
 	onConfig func(config string) bool
 )
 
-// Plan registers a plan policy. The proxy's configuration calls it plugin/name.
-// That holds for the policies of the other hooks too; a name has no white space,
-// and one may serve several hooks. The needs are the facts that this policy asks
-// for beyond those that are always there: they are computed while it is in use.
+// Plan registers a plan policy. The proxy's configuration calls it plugin/name,
+// as the policies of the other hooks. A name has no white space; policies of
+// several hooks may share a name. The needs are additional facts that this
+// policy uses: the proxy computes them while the policy is in use.
 func Plan(name string, policy func(*abi.PlanFacts) abi.PlanAnswer, needs ...abi.Needs) {
 	plans.add(name, policy, needs)
 }
@@ -77,7 +78,7 @@ func Place(name string, policy func(*abi.PlaceFacts) abi.PlaceDecision, needs ..
 	places.add(name, policy, needs)
 }
 
-// Mint registers a mint policy. It answers 0 when it has no id to give.
+// Mint registers a mint policy. The policy returns 0 when it has no id to give.
 func Mint(name string, policy func(*abi.MintFacts) uint64, needs ...abi.Needs) {
 	mints.add(name, policy, needs)
 }
@@ -92,19 +93,20 @@ func Finish(name string, policy func(*abi.FinishFacts), needs ...abi.Needs) {
 	finishes.add(name, policy, needs)
 }
 
-// Need asks for facts beyond those that are always there, for all policies of
-// the module.
+// Need asks for additional facts for all policies of the module.
 func Need(n abi.Needs) { needs |= n }
 
-// OnConfigure registers what is called with the plugin's configuration text at
-// its start, before any policy; false refuses it, and the plugin is not used.
+// OnConfigure registers a function that receives the plugin's configuration
+// text at its start, before any policy runs. When f returns false, the start
+// fails and the proxy does not use the plugin.
 func OnConfigure(f func(config string) bool) { onConfig = f }
 
-// Config returns the plugin's configuration text; "" before it is known.
+// Config returns the plugin's configuration text, or "" before the host has
+// passed it.
 func Config() string { return config }
 
-// Configured hands over the configuration text. Only a module that is built with
-// another SDK calls it.
+// Configured passes the configuration text to the package. Only a module that
+// is built with another SDK calls it.
 func Configured(text string) (ok bool) {
 	config = text
 	return onConfig == nil || onConfig(text)

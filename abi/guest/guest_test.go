@@ -112,8 +112,8 @@ func TestLeg(t *testing.T) {
 	}
 }
 
-// TestForeignFrames: what is no frame of the hook, or for a policy that is not
-// there, gets the answer that decides nothing.
+// TestForeignFrames: a frame that is not of the hook, or whose policy does not
+// exist, gets the answer that decides nothing.
 func TestForeignFrames(t *testing.T) {
 	mint := abi.AppendMint(nil, &abi.Header{}, &abi.MintFacts{})
 	absent := abi.AppendPlace(nil, &abi.Header{Policy: 2}, &abi.PlaceFacts{Fixed: -1})

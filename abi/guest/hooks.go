@@ -2,7 +2,7 @@ package guest
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// The facts of the call under way. A hook is never called from within a hook.
+// The facts of the current call. A hook never runs inside another hook.
 var (
 	planFacts   abi.PlanFacts
 	placeFacts  abi.PlaceFacts
@@ -13,10 +13,10 @@ var (
 	finishFacts abi.FinishFacts
 )
 
-// none is what place answers to a frame that it cannot read: no row.
+// none is the answer of place to a frame that it cannot read: no row.
 var none = abi.PlaceDecision{Prefill: -1, Decode: -1}.Pack()
 
-// refuse says that a frame cannot be served.
+// refuse logs that a frame cannot be decoded or has no policy.
 func refuse(hook abi.Hook) {
 	Log(LogError, "a frame of the "+hook.String()+" hook is not of version 1, or for a policy that is not there")
 }
@@ -49,7 +49,7 @@ func onMint(frame []byte) uint64 {
 	return mints.funcs[abi.PolicyOf(frame)](&mintFacts)
 }
 
-// onLeg has the room behind the frame for edits.
+// onLeg also receives the free memory after the frame, for the list of edits.
 func onLeg(frame, room []byte) uint64 {
 	if !abi.DecodeLeg(frame, &legFacts) || int(abi.PolicyOf(frame)) >= len(legs.funcs) {
 		refuse(abi.HookLeg)

@@ -13,12 +13,12 @@ const (
 	LogCritical
 )
 
-// Status is what a host function answers, as in proxy-wasm.
+// Status is the answer of a host function, as in proxy-wasm.
 type Status uint32
 
 // The statuses that foreign functions answer.
 const (
 	OK          Status = 0
-	NotFound    Status = 1 // the host has no such function, or the function no such thing
+	NotFound    Status = 1 // the host has no such function, or the function did not find its object
 	BadArgument Status = 2
 )

@@ -5,7 +5,7 @@ package guest
 // Log writes a line into the host's log. Compiled natively it does nothing.
 func Log(Level, string) {}
 
-// Foreign calls a foreign function by its name, one of the abi.Foreign names for
-// example. The result is good until the next call. Compiled natively there is
-// none, and the status is NotFound.
+// Foreign calls a foreign function by its name, for example one of the
+// abi.Foreign names. The result is valid until the next call. In a native build
+// it only returns NotFound.
 func Foreign(string, []byte) (result []byte, status Status) { return nil, NotFound }

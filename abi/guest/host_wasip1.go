@@ -10,15 +10,16 @@ func proxyLog(level uint32, message *byte, size uint32) uint32
 //go:noescape
 func proxyCallForeignFunction(name *byte, nameSize uint32, args *byte, argsSize uint32, result, resultSize *uint32) uint32
 
-// The host gives back bytes by way of the allocator: they are the beginning of
-// received, whose address is the host's to write into given.
+// The host returns bytes through the allocator: they are the beginning of
+// received. The host writes their address and size into given.
 var (
 	received []byte
 	given    struct{ ptr, size uint32 }
 )
 
 // allocate returns size bytes for the host to write to. One buffer is enough: a
-// host function gives back one piece at most, which is used up before the next.
+// host function returns at most one piece, which the caller uses before the
+// next call.
 func allocate(size uint32) *byte {
 	if size == 0 {
 		return nil
@@ -35,9 +36,9 @@ func Log(level Level, message string) {
 	proxyLog(uint32(level), unsafe.StringData(message), uint32(len(message)))
 }
 
-// Foreign calls a foreign function by its name, one of the abi.Foreign names for
-// example. The result is good until the next call. Compiled natively there is
-// none, and the status is NotFound.
+// Foreign calls a foreign function by its name, for example one of the
+// abi.Foreign names. The result is valid until the next call. In a native build
+// it only returns NotFound.
 func Foreign(name string, args []byte) (result []byte, status Status) {
 	given.ptr, given.size = 0, 0
 	status = Status(proxyCallForeignFunction(unsafe.StringData(name), uint32(len(name)),

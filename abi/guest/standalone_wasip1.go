@@ -8,7 +8,7 @@ import "unsafe"
 //go:noescape
 func proxyGetBufferBytes(buffer, start, size uint32, result, resultSize *uint32) uint32
 
-// pluginConfiguration is the buffer PLUGIN_CONFIGURATION.
+// pluginConfiguration is the number of the buffer PLUGIN_CONFIGURATION.
 const pluginConfiguration = 7
 
 //go:wasmexport proxy_abi_version_0_2_1

@@ -13,7 +13,7 @@ type assembler struct {
 	startFunc                            int    // -1: none
 }
 
-// newAssembler has one page of memory, exported.
+// newAssembler returns an assembler with one page of exported memory.
 func newAssembler() *assembler { return &assembler{memoryMin: 1, startFunc: -1} }
 
 // Types are written as in hostFunction: i is i32, I is i64.
@@ -33,15 +33,16 @@ func (a *assembler) typeIndex(params, results string) []byte {
 	return uleb(uint64(len(a.types) - 1))
 }
 
-// importFunc returns the function's index. All imports come before functions.
+// importFunc returns the function's index. All imports must come before the
+// functions.
 func (a *assembler) importFunc(module, name, params, results string) int {
 	a.imports = append(a.imports, join(str(module), str(name), []byte{0}, a.typeIndex(params, results)))
 	a.importCount++
 	return a.importCount - 1
 }
 
-// fn adds a function with two spare i32 locals behind its parameters, exported
-// if it has a name.
+// fn adds a function with two spare i32 locals after its parameters. A function
+// with a name is exported.
 func (a *assembler) fn(export, params, results string, body ...[]byte) int {
 	a.funcs = append(a.funcs, a.typeIndex(params, results))
 	code := join([]byte{1, 2, 0x7f}, join(body...), []byte{0x0b})
@@ -53,8 +54,8 @@ func (a *assembler) fn(export, params, results string, body ...[]byte) int {
 	return index
 }
 
-// marker makes it a module of an ABI version with a bump allocator: address 8
-// holds where the next block begins.
+// marker adds the marker of an ABI version and a bump allocator, which keeps
+// the address of the next block at address 8.
 func (a *assembler) marker(version string) *assembler {
 	a.fn("proxy_abi_version_"+version, "", "")
 	a.data = binary.LittleEndian.AppendUint32(make([]byte, 8), 0x2000)

@@ -1,7 +1,7 @@
 package host
 
-// buffer returns the bytes of a buffer. NotFound: it is not there now.
-// BadArgument: there is no such buffer.
+// buffer returns the bytes of a buffer. NotFound: the buffer is not available
+// now. BadArgument: the kind of buffer is unknown.
 func (vm *VM) buffer(kind BufferKind) ([]byte, Status) {
 	switch kind {
 	case HTTPRequestBody, HTTPResponseBody:
@@ -21,17 +21,18 @@ func (vm *VM) buffer(kind BufferKind) ([]byte, Status) {
 			return *vm.foreign, OK
 		}
 	case DownstreamData, UpstreamData, GRPCCallMessage:
-		// No TCP filters and no gRPC calls here, so they are never there.
+		// This host has no TCP filters and no gRPC calls, so their buffers
+		// never exist.
 	default:
 		return nil, BadArgument
 	}
 	return nil, NotFound
 }
 
-// getBufferBytes implements proxy_get_buffer_bytes: up to max bytes from start
-// on. A start beyond the end is an empty answer, as in Envoy; the specification
-// would have BadArgument. BadArgument: a start beyond the end whose sum with max
-// exceeds 32 bits.
+// getBufferBytes implements proxy_get_buffer_bytes: it returns at most max
+// bytes from start. A start beyond the end gives an empty answer, as in Envoy;
+// the specification asks for BadArgument. BadArgument: the start is beyond the
+// end, and start plus max exceeds 32 bits.
 func getBufferBytes(vm *VM, args []uint64) Status {
 	body, status := vm.buffer(BufferKind(uint32(args[0])))
 	if status != OK {
@@ -47,8 +48,8 @@ func getBufferBytes(vm *VM, args []uint64) Status {
 }
 
 // setBufferBytes implements proxy_set_buffer_bytes: it replaces size bytes from
-// start on; 0 and 0 prepend, a start at or beyond the end appends. BadArgument:
-// a buffer that can only be read.
+// start. Start 0 with size 0 prepends; a start at or beyond the end appends.
+// BadArgument: the buffer is read-only.
 func setBufferBytes(vm *VM, args []uint64) Status {
 	kind := BufferKind(uint32(args[0]))
 	switch kind {
@@ -70,8 +71,8 @@ func setBufferBytes(vm *VM, args []uint64) Status {
 	return vm.stream().SetBody(kind, int(start), int(length), value)
 }
 
-// getBufferStatus implements proxy_get_buffer_status: the size, and flags that
-// are always 0.
+// getBufferStatus implements proxy_get_buffer_status: it returns the size, and
+// flags that are always 0.
 func getBufferStatus(vm *VM, args []uint64) Status {
 	body, status := vm.buffer(BufferKind(uint32(args[0])))
 	if status != OK {

@@ -12,8 +12,8 @@ import (
 // Callback names an export of proxy-wasm that the host calls.
 type Callback uint8
 
-// The callbacks. Those of TCP streams and of gRPC calls are known, so that a
-// module can be described, but this host never has a reason to call them.
+// The callbacks. The host knows those of TCP streams and of gRPC calls so that
+// it can describe a module, but it never calls them.
 const (
 	OnContextCreate Callback = iota
 	OnVMStart
@@ -83,14 +83,14 @@ func callbackNamed(name string) (Callback, bool) {
 	return Callback(max(i, 0)), i >= 0
 }
 
-// checkCallback refuses an export that has a callback's name, or that of a
-// function of the life cycle, and another type.
+// checkCallback rejects an export that has the name of a callback, or of a
+// function of the life cycle, but another type.
 func checkCallback(name string, def api.FunctionDefinition) error {
 	var allowed []string
 	switch c, ok := callbackNamed(name); {
 	case ok && (c == OnRequestHeaders || c == OnResponseHeaders):
 		allowed = []string{"3i", "2i"} // 0.1.0 has no end_of_stream
-	case ok && c < OnNewConnection: // the others are never called
+	case ok && c < OnNewConnection: // the host never calls the others
 		allowed = []string{callbackTypes[c]}
 	case name == "proxy_on_memory_allocate" || name == "malloc":
 		allowed = []string{"1i"}
@@ -107,8 +107,8 @@ func checkCallback(name string, def api.FunctionDefinition) error {
 	return nil
 }
 
-// shortType is a type in the notation of callbackTypes; "" for one that it
-// cannot express.
+// shortType writes a type in the notation of callbackTypes; "" for a type that
+// the notation cannot express.
 func shortType(def api.FunctionDefinition) string {
 	params, results := def.ParamTypes(), def.ResultTypes()
 	for _, t := range slices.Concat(params, results) {
@@ -119,8 +119,8 @@ func shortType(def api.FunctionDefinition) string {
 	return fmt.Sprint(len(params)) + strings.Repeat("i", len(results))
 }
 
-// Has reports whether the guest exports a callback. The method of an absent one
-// costs nothing and gives its default: Continue, true.
+// Has reports whether the guest exports a callback. When the callback is
+// absent, its method costs nothing and returns its default: Continue or true.
 func (vm *VM) Has(c Callback) bool {
 	return c < callbackCount && vm.module.has[c]
 }
@@ -150,7 +150,7 @@ func (vm *VM) callback(ctx context.Context, c Callback, id uint32, params ...uin
 	return uint32(vm.stack[0]), true, nil
 }
 
-// action calls a callback that answers an action.
+// action calls a callback that returns an action.
 func (vm *VM) action(ctx context.Context, c Callback, id uint32, params ...uint64) (Action, error) {
 	result, ok, err := vm.callback(ctx, c, id, params...)
 	if !ok {
@@ -159,7 +159,7 @@ func (vm *VM) action(ctx context.Context, c Callback, id uint32, params ...uint6
 	return Action(result), nil
 }
 
-// truth calls a callback that answers a bool; an absent one is true.
+// truth calls a callback that returns a bool. An absent callback counts as true.
 func (vm *VM) truth(ctx context.Context, c Callback, id uint32, params ...uint64) (bool, error) {
 	result, ok, err := vm.callback(ctx, c, id, params...)
 	if err != nil {
@@ -168,15 +168,15 @@ func (vm *VM) truth(ctx context.Context, c Callback, id uint32, params ...uint64
 	return !ok || result != 0, nil
 }
 
-// nothing calls a callback without an answer.
-func (vm *VM) nothing(ctx context.Context, c Callback, id uint32, params ...uint64) error {
+// notify calls a callback that returns nothing.
+func (vm *VM) notify(ctx context.Context, c Callback, id uint32, params ...uint64) error {
 	_, _, err := vm.callback(ctx, c, id, params...)
 	return err
 }
 
-// ContextCreate makes a context: a root context when parent is 0, else the
-// context of one stream below the root context parent. The id is the owner's
-// choice: never 0, not one that is live.
+// ContextCreate makes a context. With parent 0 it is a root context, else the
+// context of one stream below the root context parent. The owner chooses the
+// id: not 0, and not the id of a live context.
 func (vm *VM) ContextCreate(ctx context.Context, id, parent uint32) error {
 	if vm.failed != nil {
 		return ErrPoisoned
@@ -195,11 +195,11 @@ func (vm *VM) ContextCreate(ctx context.Context, id, parent uint32) error {
 	if parent == 0 && vm.root == 0 {
 		vm.root = id
 	}
-	return vm.nothing(ctx, OnContextCreate, id, uint64(parent))
+	return vm.notify(ctx, OnContextCreate, id, uint64(parent))
 }
 
 // VMStart calls proxy_on_vm_start for a root context with the size of
-// Env.VMConfig. False: do not use the VM.
+// Env.VMConfig. When it returns false, the VM must not be used.
 func (vm *VM) VMStart(ctx context.Context, root uint32) (bool, error) {
 	vm.vmStarting = true
 	ok, err := vm.truth(ctx, OnVMStart, root, uint64(uint32(len(vm.env.VMConfig()))))
@@ -208,24 +208,24 @@ func (vm *VM) VMStart(ctx context.Context, root uint32) (bool, error) {
 }
 
 // Configure calls proxy_on_configure for a root context with the size of
-// Env.PluginConfig. False: do not use the plugin.
+// Env.PluginConfig. When it returns false, the plugin must not be used.
 func (vm *VM) Configure(ctx context.Context, root uint32) (bool, error) {
 	return vm.truth(ctx, OnConfigure, root, uint64(uint32(len(vm.env.PluginConfig()))))
 }
 
 // Tick calls proxy_on_tick for a root context.
 func (vm *VM) Tick(ctx context.Context, root uint32) error {
-	return vm.nothing(ctx, OnTick, root)
+	return vm.notify(ctx, OnTick, root)
 }
 
 // RequestHeaders calls proxy_on_request_headers with the number of header
-// lines; end says that no body follows (a 0.1.0 guest is not told).
+// lines. end says that no body follows; a 0.1.0 guest does not receive it.
 func (vm *VM) RequestHeaders(ctx context.Context, id uint32, lines int, end bool) (Action, error) {
 	return vm.action(ctx, OnRequestHeaders, id, uint64(lines), flag(end))
 }
 
-// RequestBody calls proxy_on_request_body with the number of bytes that the
-// buffer HTTPRequestBody holds; end says that they are the last ones.
+// RequestBody calls proxy_on_request_body with the number of bytes in the
+// buffer HTTPRequestBody. end says that no more bytes follow.
 func (vm *VM) RequestBody(ctx context.Context, id uint32, size int, end bool) (Action, error) {
 	return vm.action(ctx, OnRequestBody, id, uint64(uint32(size)), flag(end))
 }
@@ -250,7 +250,7 @@ func (vm *VM) ResponseTrailers(ctx context.Context, id uint32, lines int) (Actio
 	return vm.action(ctx, OnResponseTrailers, id, uint64(lines))
 }
 
-// callAnswer is the answer of an HTTP call, there while its callback runs.
+// callAnswer is the answer of an HTTP call. It exists while its callback runs.
 type callAnswer struct {
 	headers, trailers readOnlyMap
 	body              []byte
@@ -258,12 +258,12 @@ type callAnswer struct {
 }
 
 // HTTPCallResponse calls proxy_on_http_call_response for the answer of the call
-// with this token. The maps and the body are there only meanwhile, read-only.
-// Empty headers mean that the call failed: the guest is told 0, 0, 0, and
-// proxy_get_status answers 11 and "reset".
+// with this token. The maps and the body are read-only and available only
+// during the callback. Empty headers mean that the call failed: the guest
+// receives 0, 0, 0, and proxy_get_status returns 11 and "reset".
 func (vm *VM) HTTPCallResponse(ctx context.Context, root, token uint32, headers Pairs, body []byte, trailers Pairs) error {
 	vm.answer = &callAnswer{headers: readOnlyMap{headers}, body: body, trailers: readOnlyMap{trailers}, failed: len(headers) == 0}
-	err := vm.nothing(ctx, OnHTTPCallResponse, root, uint64(token),
+	err := vm.notify(ctx, OnHTTPCallResponse, root, uint64(token),
 		uint64(len(headers)), uint64(uint32(len(body))), uint64(len(trailers)))
 	vm.answer = nil
 	return err
@@ -272,32 +272,32 @@ func (vm *VM) HTTPCallResponse(ctx context.Context, root, token uint32, headers 
 // QueueReady calls proxy_on_queue_ready for the root context that registered
 // the queue.
 func (vm *VM) QueueReady(ctx context.Context, root, queue uint32) error {
-	return vm.nothing(ctx, OnQueueReady, root, uint64(queue))
+	return vm.notify(ctx, OnQueueReady, root, uint64(queue))
 }
 
 // ForeignFunction calls proxy_on_foreign_function with an id that the embedder
-// chose; args is the buffer FOREIGN_FUNCTION_ARGUMENTS meanwhile.
+// chose. During the call args is the buffer FOREIGN_FUNCTION_ARGUMENTS.
 func (vm *VM) ForeignFunction(ctx context.Context, root, function uint32, args []byte) error {
 	vm.foreign = &args
-	err := vm.nothing(ctx, OnForeignFunction, root, uint64(function), uint64(uint32(len(args))))
+	err := vm.notify(ctx, OnForeignFunction, root, uint64(function), uint64(uint32(len(args))))
 	vm.foreign = nil
 	return err
 }
 
-// Done calls proxy_on_done. False: the guest still needs the context and will
-// say so by proxy_done, which arrives at Stream.Done.
+// Done calls proxy_on_done. False: the guest still needs the context. It later
+// calls proxy_done, which calls Stream.Done.
 func (vm *VM) Done(ctx context.Context, id uint32) (bool, error) {
 	return vm.truth(ctx, OnDone, id)
 }
 
 // Log calls proxy_on_log.
 func (vm *VM) Log(ctx context.Context, id uint32) error {
-	return vm.nothing(ctx, OnLog, id)
+	return vm.notify(ctx, OnLog, id)
 }
 
 // Delete calls proxy_on_delete and ends the context.
 func (vm *VM) Delete(ctx context.Context, id uint32) error {
-	err := vm.nothing(ctx, OnDelete, id)
+	err := vm.notify(ctx, OnDelete, id)
 	delete(vm.contexts, id)
 	if vm.root == id {
 		vm.root = 0
@@ -305,7 +305,7 @@ func (vm *VM) Delete(ctx context.Context, id uint32) error {
 	return err
 }
 
-// flag is a bool as the guest sees it.
+// flag returns the number that the guest receives for a bool.
 func flag(b bool) uint64 {
 	if b {
 		return 1

@@ -7,7 +7,7 @@ import (
 )
 
 // recorder is a guest that stores the parameters of each callback at 512 and
-// answers a number of its own.
+// returns a different number from each.
 func recorder(answer int32, absent bool) []byte {
 	a := newAssembler().marker("0_2_1")
 	for i, name := range callbackNames {
@@ -28,7 +28,7 @@ func recorder(answer int32, absent bool) []byte {
 	return a.bytes()
 }
 
-// step is a call of a VM method, as a test sees it.
+// step is one call of a VM method in a test.
 type step struct {
 	name string
 	call func(vm *VM) (any, error)
@@ -63,8 +63,8 @@ func steps(ctx context.Context) []step {
 	}
 }
 
-// Every callback gets its parameters and hands on its answer; an absent one
-// answers its default.
+// Every callback gets its parameters and returns its answer; the method of an
+// absent one returns its default.
 func TestCallbacks(t *testing.T) {
 	ctx := t.Context()
 	variants := []struct {
@@ -117,7 +117,7 @@ func TestCallbacks(t *testing.T) {
 	}
 }
 
-// What belongs to one call's answer is there in its callback and nowhere else.
+// The answer of an HTTP call is available only in its callback.
 func TestCallAnswer(t *testing.T) {
 	ctx := t.Context()
 	a := newAssembler()

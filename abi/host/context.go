@@ -2,16 +2,16 @@ package host
 
 import "time"
 
-// RootEnv is what an Env may implement besides, to hear of root contexts whose
-// Done answered false.
+// RootEnv is an optional interface of an Env. It is told when root contexts end
+// whose Done returned false.
 type RootEnv interface {
-	// RootDone says that proxy_done was called for a root context; NotFound when
-	// nothing waited for it.
+	// RootDone reports that the guest called proxy_done for a root context. It
+	// returns NotFound when no Done of that context is pending.
 	RootDone(root uint32) Status
 }
 
-// contextID is the context that host functions act on: the effective one, or
-// the callback's own if that has ended meanwhile.
+// contextID returns the context that host functions act on: the effective one,
+// or the callback's own one if the effective one has ended.
 func (vm *VM) contextID() uint32 {
 	if _, live := vm.contexts[vm.effective]; live {
 		return vm.effective
@@ -19,7 +19,7 @@ func (vm *VM) contextID() uint32 {
 	return vm.current
 }
 
-// rootID is the root context of the context that host functions act on; 0 when
+// rootID returns the root of the context that host functions act on; 0 when
 // there is none.
 func (vm *VM) rootID() uint32 { return vm.contexts[vm.contextID()] }
 
@@ -32,8 +32,9 @@ func (vm *VM) stream() Stream {
 	return vm.env.Stream(id)
 }
 
-// setEffectiveContext implements proxy_set_effective_context, until the running
-// callback returns. BadArgument: not a live context of this VM.
+// setEffectiveContext implements proxy_set_effective_context; it lasts until
+// the running callback returns. BadArgument: the id is not that of a live
+// context of this VM.
 func setEffectiveContext(vm *VM, args []uint64) Status {
 	id := uint32(args[0])
 	if _, live := vm.contexts[id]; !live {
@@ -43,7 +44,7 @@ func setEffectiveContext(vm *VM, args []uint64) Status {
 	return OK
 }
 
-// done implements proxy_done. NotFound: nothing waited for it.
+// done implements proxy_done. NotFound: no Done of the context is pending.
 func done(vm *VM, _ []uint64) Status {
 	if stream := vm.stream(); stream != nil {
 		return stream.Done()

@@ -2,16 +2,17 @@ package host
 
 import "time"
 
-// Env is the world of one VM: what its guest can reach outside its own memory.
-// The embedder implements it; the host functions call it from inside a guest
-// call, so no method may call back into the VM or block. Bytes handed in belong
-// to the guest's memory and must be copied to be kept; bytes handed out are
-// copied into the guest before the next call. An *HTTPCall and a *LocalResponse
-// are the embedder's, but for their bodies, which belong to the guest's memory. Effects on streams (continue,
-// close, local responses) take place after the guest call has returned. An Env
-// that lets root contexts end late implements RootEnv too.
+// Env is the environment of one VM: all that its guest can reach outside its
+// own memory. The embedder implements it. The host functions call it during a
+// guest call, so its methods must not call into the VM and must not block.
+// Bytes passed to a method belong to the guest's memory: the method must copy
+// what it keeps. The host copies returned bytes into the guest before the next
+// call. The embedder may keep an *HTTPCall and a *LocalResponse, but not their
+// bodies, which belong to the guest's memory. Effects on streams (continue,
+// close, local responses) happen after the guest call has returned. An Env
+// whose root contexts may end late also implements RootEnv.
 type Env interface {
-	// Log takes one line of the guest's.
+	// Log takes one line of the guest's log.
 	Log(level LogLevel, message string)
 	// LogLevel is the lowest level that Log keeps.
 	LogLevel() LogLevel
@@ -21,20 +22,22 @@ type Env interface {
 	VMConfig() []byte
 	PluginConfig() []byte
 
-	// SetTickPeriod asks for proxy_on_tick of a root context; 0 stops it.
+	// SetTickPeriod asks for calls of proxy_on_tick for a root context; 0 stops
+	// them.
 	SetTickPeriod(root uint32, period time.Duration)
 
-	// Stream returns the HTTP stream of a context id; nil for a root context and
-	// for one that has ended.
+	// Stream returns the HTTP stream of a context id. It returns nil for a root
+	// context and for a context that has ended.
 	Stream(ctx uint32) Stream
 
-	// Property looks a property up for a context (a root context has no stream's
-	// properties). Values are in Envoy's encoding. NotFound if there is none.
+	// Property looks up a property for a context. A root context has no
+	// properties of a stream. Values are in Envoy's encoding. NotFound: there
+	// is no such property.
 	Property(ctx uint32, path []string) ([]byte, Status)
 	SetProperty(ctx uint32, path []string, value []byte) Status
 
-	// SharedData and SetSharedData reach the data of the VM's vm_id. cas is never
-	// 0 for a value that is there.
+	// SharedData and SetSharedData access the data of the VM's vm_id. The cas
+	// of an existing value is never 0.
 	SharedData(key string) (value []byte, cas uint32, status Status)
 	SetSharedData(key string, value []byte, cas uint32) Status
 
@@ -48,8 +51,8 @@ type Env interface {
 	IncrementMetric(id uint32, delta int64) Status
 	Metric(id uint32) (value uint64, status Status)
 
-	// HTTPCall starts a call for a root context. Its answer comes by
-	// VM.HTTPCallResponse, never from inside HTTPCall.
+	// HTTPCall starts a call for a root context. VM.HTTPCallResponse later
+	// delivers the answer; HTTPCall itself must not call it.
 	HTTPCall(root uint32, call *HTTPCall) (token uint32, status Status)
 
 	// Foreign calls a foreign function by name on behalf of a context.
@@ -75,25 +78,26 @@ type LocalResponse struct {
 }
 
 // Stream is one HTTP request with its answer, as its filter sees it. Maps and
-// buffers are there only in the callbacks that the specification names.
+// buffers are available only in the callbacks that the specification names.
 type Stream interface {
-	// Header returns a map of the stream, nil outside its callbacks. Changes to
-	// it are made through its methods.
+	// Header returns a map of the stream, nil outside its callbacks. Its
+	// methods change the map.
 	Header(kind MapKind) HeaderMap
 	// Body returns a body buffer; NotFound outside its callbacks.
 	Body(kind BufferKind) ([]byte, Status)
-	// SetBody replaces length bytes of a body from start on; both are within it.
+	// SetBody replaces length bytes of a body from start. Both are within the
+	// body.
 	SetBody(kind BufferKind, start, length int, value []byte) Status
 	Continue(kind StreamKind) Status
 	Close(kind StreamKind) Status
 	LocalResponse(r *LocalResponse) Status
-	// Done says that proxy_done was called for the context; NotFound when
-	// nothing waited for it.
+	// Done reports that the guest called proxy_done for the context. It returns
+	// NotFound when no Done of that context is pending.
 	Done() Status
 }
 
-// HeaderMap is a mutable, ordered list of header lines. Names compare without
-// regard to case and are handed out in lower case; pseudo-headers come first.
+// HeaderMap is a mutable, ordered list of header lines. Comparison of names
+// ignores case. The map returns names in lower case and pseudo-headers first.
 type HeaderMap interface {
 	Pairs() Pairs
 	SetPairs(p Pairs) Status

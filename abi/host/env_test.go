@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// world is an Env that remembers.
+// world is an Env that records calls.
 type world struct {
 	level      LogLevel
 	lines      []string // "INFO text"
@@ -25,7 +25,7 @@ type world struct {
 	metricKind []MetricKind
 	calls      []*HTTPCall
 	foreign    func(ctx uint32, name string, args []byte) ([]byte, Status)
-	effects    int // how often anything but a look-up was asked for
+	effects    int // number of calls other than look-ups
 }
 
 func newWorld() *world {
@@ -168,7 +168,7 @@ func (w *world) Foreign(ctx uint32, name string, args []byte) ([]byte, Status) {
 	return w.foreign(ctx, name, args)
 }
 
-// fakeStream is a stream whose maps and bodies are always there.
+// fakeStream is a stream whose maps and bodies are always available.
 type fakeStream struct {
 	world  *world
 	maps   [4]*fakeMap
@@ -247,7 +247,7 @@ func (m *fakeMap) Remove(key string) Status {
 	return OK
 }
 
-// load loads a binary that must be good, until the test ends.
+// load loads a valid binary until the test ends.
 func load(t testing.TB, wasm []byte, opts LoadOptions) *Module {
 	t.Helper()
 	m, err := Load(t.Context(), wasm, opts)

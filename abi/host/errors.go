@@ -8,15 +8,15 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// ErrPoisoned is the answer of every call into a VM that has failed before:
-// its memory may be half-written, so it is only good for Close.
+// ErrPoisoned is the error of every call into a VM that has failed before. Its
+// memory may be half-written, so only Close is allowed.
 var ErrPoisoned = errors.New("vm has failed before")
 
-// ErrBusy is the answer to a call into a VM from inside one of its own calls.
+// ErrBusy is the error of a call into a VM from inside one of its own calls.
 var ErrBusy = errors.New("vm is in a call")
 
-// ErrUnknownContext is the answer to a callback for a context id that
-// ContextCreate has not made or Delete has ended. The guest is not called.
+// ErrUnknownContext is the error of a callback for a context id that
+// ContextCreate has not made or that Delete has ended. The guest is not called.
 var ErrUnknownContext = errors.New("unknown context id")
 
 // Failure says why a call into a guest ended early.
@@ -31,9 +31,9 @@ const (
 	Timeout
 	// Exit: the guest called proc_exit.
 	Exit
-	// OutOfMemory: the guest gave up after memory was refused to it.
+	// OutOfMemory: the guest stopped after a request for memory was refused.
 	OutOfMemory
-	// Forbidden: a host function was called at a time when it may not be, during
+	// Forbidden: the guest called a host function that is not allowed during
 	// start or allocation.
 	Forbidden
 )
@@ -85,12 +85,12 @@ func (e *Error) Unwrap() error { return e.err }
 // forbiddenCall is the panic of a host function called at the wrong time.
 type forbiddenCall struct{ name string }
 
-// Error implements error, so that the engine hands it through unchanged.
+// Error implements error, so that the engine returns the value unchanged.
 func (f *forbiddenCall) Error() string { return f.name + " is not allowed now" }
 
-// callError types what a call into the guest ended with. ended is the error of
-// the call's context, refused whether the guest asked meanwhile for more memory
-// than it may have.
+// callError makes the typed error of a failed call into the guest. ended is the
+// error of the call's context. refused reports whether the guest asked during
+// the call for more memory than it may have.
 func callError(export string, err, ended error, refused bool) *Error {
 	e := &Error{Export: export, Failure: Trap}
 	text, stack, _ := strings.Cut(err.Error(), "\nwasm stack trace:\n")
@@ -113,9 +113,9 @@ func callError(export string, err, ended error, refused bool) *Error {
 	case trapped:
 		e.Reason = trap
 	case strings.Contains(text, "(recovered by wazero)"):
-		// What it panicked with may be the guest's data.
+		// The panic's value may contain the guest's data.
 		e.Reason = "host function panicked"
-	default: // the engine's own words, such as stack overflow
+	default: // the engine's own text, such as stack overflow
 		e.Reason = text
 	}
 	if refused && (e.Failure == Trap || e.Failure == Exit) {
@@ -124,8 +124,8 @@ func callError(export string, err, ended error, refused bool) *Error {
 	return e
 }
 
-// trimStack keeps the guest's frames of a stack trace and drops what follows
-// them, the host's own stack.
+// trimStack keeps the guest's frames of a stack trace and drops the host's
+// frames, which follow them.
 func trimStack(s string) string {
 	s, _, _ = strings.Cut(s, "\n\n")
 	lines := strings.Split(s, "\n")

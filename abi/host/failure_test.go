@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// failing is a module whose tick does the given thing; its delete callback must
-// never run afterwards.
+// failing is a module whose tick runs the given instructions. Its delete
+// callback must never run afterwards.
 func failing(version string, imports func(a *assembler) [][]byte) []byte {
 	a := newAssembler()
 	body := imports(a)
@@ -23,7 +23,7 @@ func TestFailuresPoison(t *testing.T) {
 	body := func(code ...[]byte) func(*assembler) [][]byte {
 		return func(*assembler) [][]byte { return code }
 	}
-	// grow asks for 16 pages and traps when refused.
+	// grow asks for 16 pages and traps when they are refused.
 	grow := join([]byte{0x03, 0x40}, i32(1), growMemory, i32(-1), notEqual, branchIf, endBlock, unreachable)
 	tests := []struct {
 		name    string
@@ -65,7 +65,7 @@ func TestFailuresPoison(t *testing.T) {
 			if !errors.Is(vm.Err(), err) {
 				t.Errorf("Err is %v", vm.Err())
 			}
-			// No call reaches it any more.
+			// No further call enters the VM.
 			if err := vm.Delete(t.Context(), 1); !errors.Is(err, ErrPoisoned) {
 				t.Errorf("delete: %v", err)
 			}
@@ -78,7 +78,7 @@ func TestFailuresPoison(t *testing.T) {
 			if view, ok := vm.View(512, 1); ok && view[0] != 0 {
 				t.Error("the guest was called again")
 			}
-			// Another VM of the module is unhurt.
+			// Another VM of the module still works.
 			if err := start(t, m, newWorld()).Delete(t.Context(), 1); err != nil {
 				t.Error(err)
 			}
@@ -91,7 +91,7 @@ func TestFailuresPoison(t *testing.T) {
 	}
 }
 
-// The end of the context interrupts guarded guests only, also where they sleep.
+// The end of the context interrupts only guarded guests, also while they sleep.
 func TestUnguardedIsNotInterrupted(t *testing.T) {
 	a := newAssembler().marker("0_2_1")
 	a.fn("proxy_on_tick", "i", "")
@@ -122,8 +122,8 @@ func TestTrapNamesFunctions(t *testing.T) {
 	}
 }
 
-// A host function that panics costs the VM, not the process, and what it
-// panicked with stays out of the error.
+// A host function that panics poisons the VM but does not end the process. The
+// error does not contain the panic's value.
 func TestPanickingEnv(t *testing.T) {
 	a := newAssembler()
 	foreign := a.importFunc("env", "proxy_call_foreign_function", "iiiiii", "i")

@@ -1,8 +1,8 @@
 package host
 
-// callForeignFunction implements proxy_call_foreign_function. NotFound: no
-// function of that name. The result is written only if the function answers OK
-// and only where the guest gives an address that is not 0.
+// callForeignFunction implements proxy_call_foreign_function. NotFound: there
+// is no function of that name. The host writes the result only if the function
+// answers OK, and only where the guest gives an address that is not 0.
 func callForeignFunction(vm *VM, args []uint64) Status {
 	name, ok1 := vm.read(args[0], args[1])
 	arguments, ok2 := vm.read(args[2], args[3])
@@ -23,6 +23,7 @@ func callForeignFunction(vm *VM, args []uint64) Status {
 	case sizePtr != 0:
 		return vm.writeU32(args[5], uint32(len(result)))
 	}
-	// An address without a size would be of no use to the guest.
+	// The guest gave no place for the address or for the size, and cannot use
+	// one without the other.
 	return OK
 }

@@ -1,10 +1,10 @@
 package host
 
-// envFunctions is everything in the module env, for every version of the ABI: a
-// function that a version does not have is simply not imported. Each one takes
-// its parameters as the engine has them, whose upper halves are undefined where
-// the type is i32, and answers a Status. Before any effect it checks that what
-// it reads and where it will write lies inside guest memory.
+// envFunctions are all functions in the module env, of every version of the
+// ABI; a guest does not import a function that its version lacks. Each one
+// receives its parameters as the engine passes them: the upper half of an i32
+// is undefined. It returns a Status. Before it has any effect, it checks that
+// the memory that it reads and will write lies inside guest memory.
 var envFunctions = map[string]hostFunction{
 	"proxy_log":                          {params: "iii", until: allocating, call: log},
 	"proxy_get_log_level":                {params: "i", call: getLogLevel},
@@ -53,11 +53,11 @@ var envFunctions = map[string]hostFunction{
 	"pthread_equal":                      {params: "ii", until: allocating, call: pthreadEqual},
 }
 
-// notifyMemoryGrowth implements emscripten_notify_memory_growth: views of guest
-// memory are never kept, so there is nothing to do.
+// notifyMemoryGrowth implements emscripten_notify_memory_growth. It does
+// nothing, because the host never keeps views of guest memory.
 func notifyMemoryGrowth(*VM, []uint64) Status { return OK }
 
-// pthreadEqual implements pthread_equal, the C function.
+// pthreadEqual implements pthread_equal of the C library.
 func pthreadEqual(_ *VM, args []uint64) Status {
 	if uint32(args[0]) == uint32(args[1]) {
 		return 1

@@ -9,8 +9,8 @@ import (
 )
 
 // desk is a VM whose guest forwards calls to every host function, with root
-// contexts 1 and 3, and stream 2 below 1. Texts for the functions are laid at
-// 256 and on, results are at 1024 and on.
+// contexts 1 and 3, and stream 2 below 1. Texts for the functions are at 256
+// and above, results at 1024 and above.
 type desk struct {
 	t  *testing.T
 	w  *world
@@ -74,7 +74,7 @@ func (d *desk) number(at uint32) uint32 {
 	return v
 }
 
-// text is what the guest got: an address at 1024, a size at 1028.
+// text returns the bytes that the guest got: address at 1024, size at 1028.
 func (d *desk) text() string {
 	view, ok := d.vm.View(d.number(1024), d.number(1028))
 	if !ok {
@@ -123,8 +123,8 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// A tick that acts for a stream by the effective context, which is the stream's
-// only until the callback returns.
+// A tick acts for a stream through the effective context, which lasts only
+// until the callback returns.
 func TestEffectiveContext(t *testing.T) {
 	a := newAssembler()
 	effective := a.importFunc("env", "proxy_set_effective_context", "i", "i")
@@ -234,7 +234,7 @@ func TestHeaderMaps(t *testing.T) {
 	if want := (Pairs{{"b", "2"}}); !slices.Equal(d.s.maps[2].pairs, want) {
 		t.Errorf("map %v", d.s.maps[2].pairs)
 	}
-	d.want(d.call(2, "set_header_map_pairs", 2, "\x01\x00\x00\x00"), OK) // what cannot be read is empty
+	d.want(d.call(2, "set_header_map_pairs", 2, "\x01\x00\x00\x00"), OK) // data that cannot be decoded counts as empty
 	if len(d.s.maps[2].pairs) != 0 {
 		t.Errorf("map %v", d.s.maps[2].pairs)
 	}
@@ -345,7 +345,7 @@ func TestStreamFunctions(t *testing.T) {
 	}
 	d.want(d.call(2, "send_local_response", 403, "why", "body", Pairs{{"a", "1"}}, 1<<32-1), OK)
 	r := d.s.local
-	d.vm.memory.WriteString(256, strings.Repeat("x", 64)) // the response is nobody's view
+	d.vm.memory.WriteString(256, strings.Repeat("x", 64)) // the response must not share this memory
 	if r == nil || r.Status != 403 || r.Details != "why" || string(r.Body) != "body" ||
 		!slices.Equal(r.Headers, Pairs{{"a", "1"}}) || r.GRPCStatus != -1 {
 		t.Errorf("response %+v", r)
@@ -365,7 +365,7 @@ func TestHTTPCallFunction(t *testing.T) {
 	if d.number(1024) != 41 || len(d.w.calls) != 1 {
 		t.Fatalf("token %d, %d calls", d.number(1024), len(d.w.calls))
 	}
-	d.vm.memory.WriteString(256, strings.Repeat("x", 128)) // the call is nobody's view
+	d.vm.memory.WriteString(256, strings.Repeat("x", 128)) // the call must not share this memory
 	c := d.w.calls[0]
 	if c.Upstream != "auth" || !slices.Equal(c.Headers, good) || string(c.Body) != "body" ||
 		!slices.Equal(c.Trailers, Pairs{{"t", "1"}}) || c.Timeout != 1500*time.Millisecond {
@@ -486,7 +486,7 @@ func TestABI010(t *testing.T) {
 		t.Errorf("told %v", d.s.told)
 	}
 
-	// Headers have two parameters, and some functions no result.
+	// The header functions have two parameters, and some functions have no result.
 	a := newAssembler()
 	resume := a.importFunc("env", "proxy_continue_request", "", "")
 	config := a.importFunc("env", "proxy_get_configuration", "ii", "i")

@@ -21,15 +21,15 @@ import (
 //
 // The engine starts a goroutine and a channel for each call into a guarded
 // module, to watch the context of the call. The gate is not guarded, so calls
-// through it have no such goroutine. The loops of the guest look whether the
-// instance that was called has been closed: that is the gate. Closing the gate
-// interrupts the guest, from any goroutine, at the guest's next loop.
+// through it have no such goroutine. The guest's loops check whether the called
+// instance, here the gate, has been closed. Closing the gate, from any
+// goroutine, interrupts the guest at its next loop.
 //
 // The two modules have different runtimes, because a runtime guards all of its
 // modules or none. Each runtime numbers the types of functions in the order in
 // which it meets them, and the engine links functions by these numbers. So both
-// runtimes compile the same list of types first. If the numbers differed all the
-// same, linking would fail, and with it the start of every VM.
+// runtimes compile the same list of types first. If the numbers differed
+// anyway, linking and with it the start of every VM would fail.
 type gates struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
@@ -43,8 +43,8 @@ var gateTypes = []struct{ params, results string }{
 	{"", "I"}, {"ii", "I"},
 }
 
-// gateType is the index of a function's type among gateTypes; -1: it is none of
-// them, and the host does not call the function.
+// gateType returns the index of a function's type in gateTypes, or -1. The host
+// does not call a function whose type is not in gateTypes.
 func gateType(def api.FunctionDefinition) int {
 	for i, t := range gateTypes {
 		if sameTypes(def.ParamTypes(), valueTypes(t.params)) && sameTypes(def.ResultTypes(), valueTypes(t.results)) {
@@ -79,9 +79,9 @@ func (g *gates) open(ctx context.Context, guest api.Module) (api.Module, error) 
 	return g.runtime.InstantiateModule(ctx, g.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
 }
 
-// closeGate closes a gate, which interrupts the call that runs through it.
+// closeGate closes a gate. This interrupts the call that runs through it.
 func closeGate(gate api.Module) {
-	// It has no resources whose release could fail.
+	// The gate has no resources whose release could fail.
 	_ = gate.CloseWithExitCode(context.Background(), sys.ExitCodeDeadlineExceeded)
 }
 
@@ -98,7 +98,8 @@ const (
 	opLocalGet, opCall, opEndFun = 0x20, 0x10, 0x0b
 )
 
-// gateBinary is the gate's module; without exports it holds the types only.
+// gateBinary returns the gate's module; without exports it contains only the
+// types.
 func gateBinary(exports map[string]api.FunctionDefinition) []byte {
 	var types, imports, functions, exported, code [][]byte
 	for _, t := range gateTypes {
@@ -127,18 +128,18 @@ func gateBinary(exports map[string]api.FunctionDefinition) []byte {
 		section(sectionExport, exported), section(sectionCode, code))
 }
 
-// section is a section that is a list.
+// section encodes a section that is a list.
 func section(id byte, items [][]byte) []byte {
 	body := append(uvarint(len(items)), slices.Concat(items...)...)
 	return slices.Concat([]byte{id}, uvarint(len(body)), body)
 }
 
-// gateTypeList is a list of value types.
+// gateTypeList encodes a list of value types.
 func gateTypeList(types string) []byte {
 	return append(uvarint(len(types)), strings.NewReplacer("i", string(rune(typeI32)), "I", string(rune(typeI64))).Replace(types)...)
 }
 
-// wasmName is a name with its length.
+// wasmName encodes a name with its length.
 func wasmName(name string) []byte { return append(uvarint(len(name)), name...) }
 
 func uvarint(n int) []byte { return binary.AppendUvarint(nil, uint64(n)) }

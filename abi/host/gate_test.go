@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestInterrupt: a guest that loops is interrupted from another goroutine, and so
-// is the VM that is not in a call; a module that is not guarded is not.
+// TestInterrupt: Interrupt from another goroutine ends a guest that loops, and
+// poisons a VM that is not in a call. It has no effect on a module that is not
+// guarded.
 func TestInterrupt(t *testing.T) {
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return [][]byte{forever} }), LoadOptions{Guarded: true, MemoryPages: 16})
 	vm := start(t, m, newWorld())
@@ -36,7 +37,7 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestDetach: a guest whose call was left reaches nothing any more.
+// TestDetach: a guest whose call was abandoned has no effect on the host.
 func TestDetach(t *testing.T) {
 	a := newAssembler()
 	foreign := a.importFunc("env", "proxy_call_foreign_function", "iiiiii", "i")
@@ -64,8 +65,8 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// TestGuardedCallsDoNotAllocate: a call through the gate has no goroutine and no
-// channel of the engine's.
+// TestGuardedCallsDoNotAllocate: for a call through the gate the engine starts
+// no goroutine and makes no channel.
 func TestGuardedCallsDoNotAllocate(t *testing.T) {
 	vm := start(t, load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{Guarded: true, MemoryPages: 16}), newWorld())
 	tick := func() {

@@ -1,7 +1,7 @@
 package host
 
-// The gRPC functions are there, so that modules that could use them load, and
-// answer Unimplemented once their pointers are found good.
+// The gRPC functions exist so that modules that import them load. Each one
+// checks its pointers and then returns Unimplemented.
 
 // grpcCall implements proxy_grpc_call.
 func grpcCall(vm *VM, args []uint64) Status {
@@ -24,7 +24,8 @@ func grpcSend(vm *VM, args []uint64) Status {
 // grpcEnd implements proxy_grpc_cancel and proxy_grpc_close.
 func grpcEnd(*VM, []uint64) Status { return Unimplemented }
 
-// unimplemented checks pairs of address and size and where the answer would go.
+// unimplemented checks the pairs of address and size, and the address of the
+// result.
 func (vm *VM) unimplemented(ranges []uint64, out uint64) Status {
 	for i := 0; i < len(ranges); i += 2 {
 		if _, ok := vm.read(ranges[i], ranges[i+1]); !ok {

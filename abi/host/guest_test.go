@@ -29,7 +29,7 @@ var builtGuest = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(out)
 })
 
-// guestCache spares the tests compiling the guest each time.
+// guestCache saves the tests from compiling the guest each time.
 var guestCache = sync.OnceValues(func() (*Cache, error) { return NewCache("") })
 
 func goGuest(tb testing.TB) []byte {
@@ -41,8 +41,8 @@ func goGuest(tb testing.TB) []byte {
 	return wasm
 }
 
-// goModule is the Go guest, guarded, with 16 MiB; it is closed after the test,
-// its code stays cached.
+// goModule is the Go guest, guarded, with 16 MiB. It is closed after the test;
+// its code stays in the cache.
 func goModule(t *testing.T) *Module {
 	t.Helper()
 	cache, err := guestCache()
@@ -61,7 +61,7 @@ func goModule(t *testing.T) *Module {
 
 var keepGuest sync.Once
 
-// configured is a VM of the Go guest with root context 1 and a configuration.
+// configured returns a VM of the Go guest with root context 1 and a configuration.
 func configured(t *testing.T, w *world, config string) *VM {
 	t.Helper()
 	w.vmConfig, w.config = "settings", config
@@ -169,7 +169,7 @@ func TestGoGuestFails(t *testing.T) {
 	}
 }
 
-// Each VM has its own clocks and randomness, real ones, and its own memory.
+// Each VM has its own memory, and real clocks and randomness of its own.
 func TestManyVMs(t *testing.T) {
 	m := goModule(t)
 	var group sync.WaitGroup

@@ -2,8 +2,8 @@ package host
 
 import "strings"
 
-// headerMap returns a map. NotFound: it is not there now. BadArgument: there is
-// no such map.
+// headerMap returns a map. NotFound: the map is not available now. BadArgument:
+// the kind of map is unknown.
 func (vm *VM) headerMap(kind MapKind) (HeaderMap, Status) {
 	switch kind {
 	case HTTPRequestHeaders, HTTPRequestTrailers, HTTPResponseHeaders, HTTPResponseTrailers:
@@ -21,15 +21,15 @@ func (vm *VM) headerMap(kind MapKind) (HeaderMap, Status) {
 			return vm.answer.trailers, OK
 		}
 	case GRPCCallInitialMetadata, GRPCCallTrailingMetadata:
-		// No gRPC calls here, so they are never there.
+		// This host has no gRPC calls, so their maps never exist.
 	default:
 		return nil, BadArgument
 	}
 	return nil, NotFound
 }
 
-// changeable returns a map to be changed. BadArgument: there is no such map, or
-// it is not there now.
+// changeable returns a map for a change. BadArgument: the kind of map is
+// unknown, or the map is not available now.
 func (vm *VM) changeable(kind uint64) (HeaderMap, Status) {
 	m, status := vm.headerMap(MapKind(uint32(kind)))
 	if status != OK {
@@ -38,8 +38,8 @@ func (vm *VM) changeable(kind uint64) (HeaderMap, Status) {
 	return m, OK
 }
 
-// getHeaderMapSize implements proxy_get_header_map_size: the bytes of the map
-// serialized, as Envoy answers it.
+// getHeaderMapSize implements proxy_get_header_map_size: it returns the size of
+// the serialized map in bytes, as Envoy does.
 func getHeaderMapSize(vm *VM, args []uint64) Status {
 	m, status := vm.headerMap(MapKind(uint32(args[0])))
 	if status != OK {
@@ -48,8 +48,8 @@ func getHeaderMapSize(vm *VM, args []uint64) Status {
 	return vm.writeU32(args[1], uint32(m.Pairs().EncodedSize()))
 }
 
-// getHeaderMapPairs implements proxy_get_header_map_pairs. An empty map is 0
-// and 0.
+// getHeaderMapPairs implements proxy_get_header_map_pairs. An empty map gives
+// address 0 and size 0.
 func getHeaderMapPairs(vm *VM, args []uint64) Status {
 	m, status := vm.headerMap(MapKind(uint32(args[0])))
 	if status != OK {
@@ -76,8 +76,8 @@ func setHeaderMapPairs(vm *VM, args []uint64) Status {
 	return m.SetPairs(pairs)
 }
 
-// getHeaderMapValue implements proxy_get_header_map_value. NotFound: no such
-// key; a 0.1.0 guest gets OK and an empty value instead.
+// getHeaderMapValue implements proxy_get_header_map_value. NotFound: there is
+// no such key; a 0.1.0 guest gets OK and an empty value instead.
 func getHeaderMapValue(vm *VM, args []uint64) Status {
 	m, status := vm.headerMap(MapKind(uint32(args[0])))
 	if status != OK {
@@ -107,8 +107,8 @@ func replaceHeaderMapValue(vm *VM, args []uint64) Status {
 	return changeValue(vm, args, HeaderMap.Replace)
 }
 
-// changeValue reads a map, a key and a value, and does the change.
-// InternalFailure: key and value are longer than a map may be.
+// changeValue reads a map, a key and a value, and applies the change.
+// InternalFailure: key and value together are longer than a map may be.
 func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value string) Status) Status {
 	m, status := vm.changeable(args[0])
 	if status != OK {
@@ -124,8 +124,8 @@ func changeValue(vm *VM, args []uint64, change func(m HeaderMap, key, value stri
 	return change(m, string(key), string(value))
 }
 
-// removeHeaderMapValue implements proxy_remove_header_map_value. A key that is
-// not there is OK.
+// removeHeaderMapValue implements proxy_remove_header_map_value. Removing an
+// absent key is OK.
 func removeHeaderMapValue(vm *VM, args []uint64) Status {
 	m, status := vm.changeable(args[0])
 	if status != OK {
@@ -141,7 +141,7 @@ func removeHeaderMapValue(vm *VM, args []uint64) Status {
 	return m.Remove(string(key))
 }
 
-// readOnlyMap is the map of a received answer.
+// readOnlyMap is the header map of an HTTP call's answer.
 type readOnlyMap struct{ pairs Pairs }
 
 // Pairs implements HeaderMap.
@@ -157,14 +157,14 @@ func (m readOnlyMap) Value(key string) (value string, ok bool) {
 	return "", false
 }
 
-// SetPairs implements HeaderMap: it cannot be changed.
+// SetPairs implements HeaderMap. The map is read-only.
 func (readOnlyMap) SetPairs(Pairs) Status { return BadArgument }
 
-// Add implements HeaderMap: it cannot be changed.
+// Add implements HeaderMap. The map is read-only.
 func (readOnlyMap) Add(string, string) Status { return BadArgument }
 
-// Replace implements HeaderMap: it cannot be changed.
+// Replace implements HeaderMap. The map is read-only.
 func (readOnlyMap) Replace(string, string) Status { return BadArgument }
 
-// Remove implements HeaderMap: it cannot be changed.
+// Remove implements HeaderMap. The map is read-only.
 func (readOnlyMap) Remove(string) Status { return BadArgument }

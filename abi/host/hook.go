@@ -11,8 +11,8 @@ import (
 // scratchExport gives the host the memory that frames are written to.
 const scratchExport = "pdproxy_v1_scratch"
 
-// Hook is one hook of one VM. It lives as long as the VM and is called under
-// the same rule: by one goroutine at a time.
+// Hook is one hook of one VM. It lives as long as the VM. As for the VM, only
+// one goroutine at a time may call it.
 type Hook struct {
 	vm     *VM
 	name   string
@@ -21,7 +21,8 @@ type Hook struct {
 }
 
 // Hook returns the hook exported under a name such as pdproxy_v1_on_place; ok
-// is false when the guest has none of that name. Keep it: a look-up allocates.
+// is false when the guest does not export it. The caller should keep the Hook,
+// because a look-up allocates.
 func (vm *VM) Hook(name string) (h *Hook, ok bool) {
 	fn := vm.exported(name)
 	if fn == nil || checkHook(name, fn.Definition()) != nil || len(fn.Definition().ParamTypes()) != 2 {
@@ -31,9 +32,10 @@ func (vm *VM) Hook(name string) (h *Hook, ok bool) {
 }
 
 // Call calls the hook with a frame of size bytes at ptr in guest memory and
-// returns its answer, 0 for a hook without one. The current context is the
-// VM's first root context, 0 if there is none. In an unguarded module it does
-// not allocate. Memory may have grown: views taken before are stale after it.
+// returns its answer, 0 for a hook without one. The current context is the VM's
+// first root context, 0 if there is none. In an unguarded module Call does not
+// allocate. The call may grow the guest's memory, which makes earlier views
+// stale.
 func (h *Hook) Call(ctx context.Context, ptr, size uint32) (int64, error) {
 	vm := h.vm
 	vm.stack[0], vm.stack[1] = uint64(ptr), uint64(size)
@@ -43,9 +45,9 @@ func (h *Hook) Call(ctx context.Context, ptr, size uint32) (int64, error) {
 	return int64(vm.stack[0]), nil
 }
 
-// Scratch returns the guest's scratch buffer, at least size bytes long: a view
-// of it and its address. The guest is asked only when the buffer that it gave
-// before is too small; else this costs next to nothing, so take the view again
+// Scratch returns a view of the guest's scratch buffer, at least size bytes
+// long, and its address. It calls the guest only when the existing buffer is
+// too small, and costs next to nothing otherwise. So callers take a new view
 // for each frame and after each hook call.
 func (vm *VM) Scratch(ctx context.Context, size uint32) (view []byte, ptr uint32, err error) {
 	if vm.failed != nil || vm.linear.space == nil {
@@ -92,9 +94,9 @@ func (vm *VM) askScratch(ctx context.Context, size uint32) error {
 	return nil
 }
 
-// View returns size bytes of guest memory at ptr without copying; ok is false
-// when they are not all inside it. It is good until the next call into the VM,
-// or its Close, after which there is none.
+// View returns size bytes of guest memory at ptr without a copy; ok is false
+// when they are not all inside the memory. The view is valid until the next
+// call into the VM. After Close no view may be used.
 func (vm *VM) View(ptr, size uint32) (view []byte, ok bool) {
 	if vm.linear.space == nil {
 		return nil, false
@@ -138,7 +140,7 @@ func (vm *VM) Text(ctx context.Context, export string) (text string, ok bool, er
 	return string(view), true, nil
 }
 
-// checkHook refuses an export of pdproxy's with another type than the
+// checkHook rejects an export of pdproxy's whose type differs from the
 // contract's: hooks take (i32, i32) and return an i64 or nothing.
 func checkHook(name string, def api.FunctionDefinition) error {
 	i32, i64 := api.ValueTypeI32, api.ValueTypeI64

@@ -9,7 +9,8 @@ import (
 func TestHook(t *testing.T) {
 	ctx := t.Context()
 	a := newAssembler()
-	// The next buffer begins where the last one ended; 0 for more than a page.
+	// The next buffer begins at the end of the last one; the address is 0 for
+	// more than a page.
 	a.fn("pdproxy_v1_scratch", "i", "i", i32(64), i32(64), load32, i32(1), add, store32, i32(4096))
 	a.fn("pdproxy_v1_on_mint", "ii", "I", i64(-2))
 	a.fn("pdproxy_v1_on_finish", "ii", "", i32(128), local(1), store32)
@@ -56,7 +57,7 @@ func TestHook(t *testing.T) {
 		t.Error("a text outside memory was read")
 	}
 
-	// The guest is asked once, and again only for more.
+	// The host asks the guest once, and again only for a larger buffer.
 	for _, size := range []uint32{100, 50, 100, 8192, 100} {
 		view, ptr, err := vm.Scratch(ctx, size)
 		if err != nil || ptr != 4096 || uint32(len(view)) < size {
@@ -86,7 +87,7 @@ func TestScratchRefused(t *testing.T) {
 	}
 }
 
-// A view is taken again after the guest's memory has grown and moved.
+// The caller takes a new view after the guest's memory has grown and moved.
 func TestScratchAfterGrowth(t *testing.T) {
 	ctx := t.Context()
 	a := policyModule()
@@ -115,7 +116,7 @@ func TestScratchAfterGrowth(t *testing.T) {
 	}
 }
 
-// decide fills a frame of rows and calls the hook, as a policy's owner does.
+// decide fills a frame of rows and calls the hook, as the owner of a policy does.
 func decide(tb testing.TB, vm *VM, place *Hook, rows int) func() int64 {
 	size := uint32(64 + 64*rows)
 	ctx := tb.Context()
@@ -135,7 +136,7 @@ func decide(tb testing.TB, vm *VM, place *Hook, rows int) func() int64 {
 	}
 }
 
-// A decision costs no allocation, on the host's side or on the guest's.
+// A decision allocates nothing in the host and nothing in the guest.
 func TestDecisionsDoNotAllocate(t *testing.T) {
 	vm := start(t, load(t, goGuest(t), LoadOptions{}), newWorld())
 	place, ok := vm.Hook("pdproxy_v1_on_place")
@@ -173,8 +174,9 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
-// BenchmarkStream is the least that a filter costs a request: a context, one
-// callback that reads a header and adds one, and the context's end.
+// BenchmarkStream measures the minimum that a filter costs a request: a
+// context, one callback that reads a header and adds one, and the end of the
+// context.
 func BenchmarkStream(b *testing.B) {
 	for _, guarded := range []bool{false, true} {
 		name := "trusted"

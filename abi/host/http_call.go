@@ -4,7 +4,8 @@ import "time"
 
 // httpCall implements proxy_http_call for the root of the context. BadArgument:
 // :method, :path or :authority is missing, the upstream's name is longer than
-// MaxName, the timeout is negative, or there is no context. Other statuses are Env's.
+// MaxName, the timeout is negative, or there is no context. Env returns the
+// other statuses.
 func httpCall(vm *VM, args []uint64) Status {
 	upstream, ok1 := vm.read(args[0], args[1])
 	headers, status1 := vm.readPairs(args[2], args[3])
@@ -36,8 +37,8 @@ func httpCall(vm *VM, args []uint64) Status {
 	return vm.writeU32(args[9], token)
 }
 
-// getStatus implements proxy_get_status: of the HTTP call whose callback runs,
-// 0 and nothing, or 11 and "reset" when it failed.
+// getStatus implements proxy_get_status for the HTTP call whose callback runs.
+// It returns 0 and no text, or 11 and "reset" when the call failed.
 func getStatus(vm *VM, args []uint64) Status {
 	if !vm.inside(args[0], args[1], args[2]) {
 		return InvalidMemoryAccess

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// levelNames and slogLevels are in the order of the log levels. What is below
-// slog's debug and above its error is one step away, as slog's own levels are.
+// levelNames and slogLevels are in the order of the log levels. Trace is one
+// step (4) below slog's debug, critical one step above its error.
 var (
 	levelNames = [...]string{"trace", "debug", "info", "warn", "error", "critical"}
 	slogLevels = [...]slog.Level{slog.LevelDebug - 4, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError, slog.LevelError + 4}
@@ -24,12 +24,12 @@ func ParseLogLevel(name string) (LogLevel, error) {
 	return LogLevel(i), nil
 }
 
-// Slog returns the level as package log/slog counts; any above LogCritical is
-// that.
+// Slog returns the level as package log/slog counts. Levels above LogCritical
+// count as LogCritical.
 func (l LogLevel) Slog() slog.Level { return slogLevels[min(l, LogCritical)] }
 
-// LowestLevel returns the lowest level that log keeps, LogCritical if it keeps
-// none.
+// LowestLevel returns the lowest level that log accepts. It returns LogCritical
+// if log accepts none.
 func LowestLevel(log *slog.Logger) LogLevel {
 	for level := LogTrace; level < LogCritical; level++ {
 		if log.Enabled(context.Background(), level.Slog()) {

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// StartBudget is how long embedders should let a module start, all of its VMs
-// together: it bounds what no call's own time limit does. Only guarded modules
-// can be bounded.
+// StartBudget is the time that embedders should allow for the start of a
+// module, all of its VMs together. It also bounds the code that runs outside
+// timed calls. It works only for guarded modules.
 const StartBudget = 10 * time.Second
 
 // Begin makes the first root context of a new VM and starts and configures the
-// plugin in it. An error says which step failed or was answered false.
+// plugin in it. The error names the step that failed or returned false.
 func (vm *VM) Begin(ctx context.Context, root uint32) error {
 	if err := vm.ContextCreate(ctx, root, 0); err != nil {
 		return fmt.Errorf("start plugin: %w", err)

@@ -8,6 +8,7 @@ const (
 	MaxName = 64 << 10
 	// MaxMetricName is the most bytes of a metric's name.
 	MaxMetricName = 200
-	// MaxDetails is the most bytes that are kept of a local response's details.
+	// MaxDetails is the number of bytes of a local response's details that the
+	// host keeps.
 	MaxDetails = 1 << 10
 )

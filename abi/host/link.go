@@ -19,15 +19,15 @@ type hostFunction struct {
 	call   func(vm *VM, args []uint64) Status // of WASI functions, an errno
 }
 
-// The modules that guests import from. Old emscripten guests know WASI by its
-// older name.
+// The modules that guests import from. Old emscripten guests know WASI under
+// its older name.
 const (
 	moduleEnv          = "env"
 	moduleWASI         = "wasi_snapshot_preview1"
 	moduleWASIUnstable = "wasi_unstable"
 )
 
-// hostFunctionNamed finds what a guest imports.
+// hostFunctionNamed finds the function that a guest imports.
 func hostFunctionNamed(module, name string) (f hostFunction, ok bool) {
 	switch module {
 	case moduleEnv:
@@ -42,8 +42,8 @@ func hostFunctionNamed(module, name string) (f hostFunction, ok bool) {
 	return f, ok
 }
 
-// link gives the module the host functions that it imports, and no others.
-// Those that are not allowed are there, too, and refuse.
+// link gives the module the host functions that it imports, and no others. A
+// function that is not allowed is linked too, but returns an error status.
 func (m *Module) link(ctx context.Context, allowed []string) error {
 	builders := map[string]wazero.HostModuleBuilder{}
 	linked := map[string]bool{}
@@ -87,8 +87,8 @@ func (m *Module) link(ctx context.Context, allowed []string) error {
 	return nil
 }
 
-// permitted reports whether a host function is in the allow-list. The functions
-// of a C library in env are no capability.
+// permitted reports whether a host function is in the allow-list. The list does
+// not apply to the functions of a C library in env.
 func permitted(allowed []string, module, name string) bool {
 	return allowed == nil || slices.Contains(allowed, "*") || slices.Contains(allowed, name) ||
 		module == moduleEnv && !isCapability(module, name)
@@ -99,9 +99,9 @@ func isCapability(module, name string) bool {
 	return module == moduleEnv && strings.HasPrefix(name, "proxy_")
 }
 
-// fits reports whether a guest's import has the function's type. The result may
-// be missing: of some 0.1.0 functions the specification has none, and hosts
-// have one.
+// fits reports whether a guest's import has the function's type. The import may
+// lack the result: for some 0.1.0 functions the specification has no result,
+// while hosts have one.
 func (f hostFunction) fits(def api.FunctionDefinition) bool {
 	results := def.ResultTypes()
 	return sameTypes(def.ParamTypes(), valueTypes(f.params)) &&
@@ -137,7 +137,8 @@ func vmOf(ctx context.Context, mod api.Module) *VM {
 	return vm
 }
 
-// refusal is what a function that is not allowed does.
+// refusal returns the body of a function that is not allowed: it only returns
+// an error status.
 func refusal(module string) func(*VM, []uint64) Status {
 	answer := InternalFailure
 	if module != moduleEnv {

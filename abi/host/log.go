@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// maxLine is the length at which a printed line that does not end is logged as
-// it is, and maxMessage where a message of proxy_log is cut.
+// maxLine is the length in bytes at which the host logs a printed line that has
+// not ended yet. maxMessage is the length at which the host cuts a message of
+// proxy_log.
 const (
 	maxLine    = 8 << 10
 	maxMessage = 64 << 10
 )
 
-// log implements proxy_log. BadArgument: no such level.
+// log implements proxy_log. BadArgument: the level is unknown.
 func log(vm *VM, args []uint64) Status {
 	level := LogLevel(uint32(args[0]))
 	if level > LogCritical {
@@ -33,18 +34,19 @@ func getLogLevel(vm *VM, args []uint64) Status {
 	return vm.writeU32(args[0], uint32(vm.env.LogLevel()))
 }
 
-// getCurrentTime implements proxy_get_current_time_nanoseconds, Unix time.
+// getCurrentTime implements proxy_get_current_time_nanoseconds: nanoseconds of
+// Unix time.
 func getCurrentTime(vm *VM, args []uint64) Status {
 	return vm.writeU64(args[0], uint64(time.Now().UnixNano()))
 }
 
-// lineBuffer cuts what a guest prints into lines for its log.
+// lineBuffer splits the text that a guest prints into lines for its log.
 type lineBuffer struct {
 	level LogLevel
-	line  []byte // begun, without its end
+	line  []byte // the current line without its end
 }
 
-// write takes printed bytes and logs the lines that they complete.
+// write takes printed bytes and logs each line that they complete.
 func (b *lineBuffer) write(env Env, p []byte) {
 	for len(p) > 0 {
 		line, rest, ended := bytes.Cut(p, []byte{'\n'})
@@ -59,7 +61,7 @@ func (b *lineBuffer) write(env Env, p []byte) {
 	}
 }
 
-// flush logs the line that was begun.
+// flush logs the current, incomplete line.
 func (b *lineBuffer) flush(env Env) {
 	if len(b.line) > 0 && b.level >= env.LogLevel() {
 		env.Log(b.level, string(b.line))

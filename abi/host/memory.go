@@ -16,7 +16,7 @@ type memoryTotal struct {
 	used  atomic.Uint64
 }
 
-// take counts size bytes more. false: the limit would be exceeded.
+// take counts size more bytes. It returns false when they would exceed the limit.
 func (t *memoryTotal) take(size uint64) bool {
 	if used := t.used.Add(size); t.limit > 0 && used > t.limit {
 		t.give(size)
@@ -27,25 +27,25 @@ func (t *memoryTotal) take(size uint64) bool {
 
 func (t *memoryTotal) give(size uint64) { t.used.Add(-size) }
 
-// linearMemory is a guest's memory, limited. It implements the engine's
-// MemoryAllocator and LinearMemory for one VM. The limit is kept here and not
-// by the engine, because here a refusal is seen.
+// linearMemory is a guest's memory with a limit. It implements the engine's
+// MemoryAllocator and LinearMemory for one VM. It enforces the limit itself,
+// because the engine does not report that it refused memory.
 //
-// The memory is mapped by the host and not by Go: a VM that ends gives it back at
-// once, where the garbage collector would keep the memory of many dead VMs. The
-// address space of the whole limit is reserved at first, so the memory never
-// moves.
+// The host maps the memory outside Go's heap. A VM that ends frees its memory
+// at once, while the garbage collector would keep the memory of many dead VMs.
+// The host reserves the address space of the whole limit at first, so the
+// memory never moves.
 type linearMemory struct {
 	total   *memoryTotal
-	space   []byte // all that is reserved; nil once it is released
+	space   []byte // the whole reserved range; nil after release
 	size    uint64 // bytes that are in use
-	refused bool   // the running call was told that there is no more
+	refused bool   // a request for memory was refused during the running call
 	cleanup runtime.Cleanup
 }
 
 // newLinearMemory reserves a memory of at most limit bytes, of which the first
-// least are in use. It needs a release; a memory that nobody can reach any more is
-// released by the garbage collector.
+// least bytes are in use. The owner must call release. The garbage collector
+// releases a memory that is no longer reachable.
 func newLinearMemory(limit, least uint64, total *memoryTotal) (*linearMemory, error) {
 	space, err := reserve(int(limit))
 	if err != nil {
@@ -54,7 +54,7 @@ func newLinearMemory(limit, least uint64, total *memoryTotal) (*linearMemory, er
 	l := &linearMemory{total: total, space: space}
 	if l.Reallocate(least) == nil {
 		unmap(space)
-		return nil, errors.New("the instances of the module have as much memory as they may")
+		return nil, errors.New("the instances of the module have reached their memory limit")
 	}
 	l.cleanup = runtime.AddCleanup(l, unmap, space)
 	return l, nil
@@ -80,11 +80,12 @@ func (l *linearMemory) Reallocate(size uint64) []byte {
 	return l.space[:size:size]
 }
 
-// Free implements experimental.LinearMemory. The engine calls it when it closes
-// an instance, maybe in the middle of a call: the owner of the VM releases.
+// Free implements experimental.LinearMemory and does nothing. The engine calls
+// it when it closes an instance, perhaps in the middle of a call. The owner of
+// the VM releases the memory later.
 func (l *linearMemory) Free() {}
 
-// release gives the memory back. Nothing may use it any more.
+// release unmaps the memory. No code may use it afterwards.
 func (l *linearMemory) release() {
 	if l.space == nil {
 		return
@@ -95,14 +96,14 @@ func (l *linearMemory) release() {
 	l.space, l.size = nil, 0
 }
 
-// read returns a view of the guest's memory; ok is false when it is not wholly
-// inside, also for an empty one.
+// read returns a view of the guest's memory. ok is false when the range is not
+// wholly inside the memory, also for an empty range.
 func (vm *VM) read(ptr, size uint64) (view []byte, ok bool) {
 	return vm.memory.Read(uint32(ptr), uint32(size))
 }
 
-// readTwo reads two pieces of memory by the first four of args: address and
-// length of each.
+// readTwo reads two pieces of memory. The first four args are the address and
+// the length of each.
 func (vm *VM) readTwo(args []uint64) (first, second []byte, ok bool) {
 	if first, ok = vm.read(args[0], args[1]); ok {
 		second, ok = vm.read(args[2], args[3])
@@ -136,10 +137,11 @@ func (vm *VM) writeU64(ptr uint64, value uint64) Status {
 	return OK
 }
 
-// writeBytes gives the guest a copy of value in memory from its own allocator,
-// and stores address and size at valuePtr and sizePtr. An empty value is 0 and
-// 0, without the allocator: those of the Go SDKs trap on size 0. It runs guest
-// code, so every view taken before is stale afterwards.
+// writeBytes copies value into memory from the guest's own allocator, and
+// stores address and size at valuePtr and sizePtr. For an empty value it stores
+// 0 and 0 without a call of the allocator, because allocators of the Go SDKs
+// trap on size 0. It runs guest code, so every earlier view is stale
+// afterwards.
 func (vm *VM) writeBytes(valuePtr, sizePtr uint64, value []byte) Status {
 	view, status := vm.reserve(valuePtr, sizePtr, uint64(len(value)))
 	copy(view, value)
@@ -153,8 +155,8 @@ func (vm *VM) writeString(valuePtr, sizePtr uint64, value string) Status {
 	return status
 }
 
-// reserve allocates size bytes of guest memory, stores where they are, and
-// returns the view to be filled.
+// reserve allocates size bytes of guest memory, stores their address and size,
+// and returns the view for the caller to fill.
 func (vm *VM) reserve(valuePtr, sizePtr, size uint64) ([]byte, Status) {
 	if !vm.inside(valuePtr, sizePtr) {
 		return nil, InvalidMemoryAccess
@@ -174,8 +176,8 @@ func (vm *VM) reserve(valuePtr, sizePtr, size uint64) ([]byte, Status) {
 	return view, OK
 }
 
-// allocate asks the guest for memory; 0 when it has none. A failure inside the
-// guest ends the outer call too.
+// allocate asks the guest for memory and returns its address, 0 when the guest
+// has none. A failure inside the guest ends the outer call too.
 func (vm *VM) allocate(size uint64) uint32 {
 	if vm.allocator == nil || size >= 1<<32 {
 		return 0
@@ -191,8 +193,8 @@ func (vm *VM) allocate(size uint64) uint32 {
 	return uint32(vm.allocArg[0])
 }
 
-// readPairs decodes a map in guest memory. What cannot be decoded is empty, as
-// everywhere else that plugins run.
+// readPairs decodes a map in guest memory. A map that cannot be decoded counts
+// as empty, as in other proxy-wasm hosts.
 func (vm *VM) readPairs(ptr, size uint64) (Pairs, Status) {
 	data, ok := vm.read(ptr, size)
 	if !ok {
@@ -205,5 +207,5 @@ func (vm *VM) readPairs(ptr, size uint64) (Pairs, Status) {
 	return pairs, OK
 }
 
-// u32 reads a number of a view that is large enough.
+// u32 reads a number from a view. The view must be large enough.
 func u32(view []byte, offset int) uint32 { return binary.LittleEndian.Uint32(view[offset:]) }

@@ -8,5 +8,5 @@ func reserve(size int) ([]byte, error) { return make([]byte, size), nil }
 // commit makes reserved memory usable.
 func commit([]byte) error { return nil }
 
-// unmap leaves what reserve returned to the garbage collector.
+// unmap does nothing: the garbage collector frees what reserve returned.
 func unmap([]byte) {}

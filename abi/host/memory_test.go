@@ -6,10 +6,11 @@ import (
 	"testing"
 )
 
-// TestMemoryOfAllInstances: the instances of a module have a limit together, and
-// what one of them had is there for others as soon as it is closed.
+// TestMemoryOfAllInstances: the instances of a module share a limit, and the
+// memory of a closed instance is available to the others at once.
 func TestMemoryOfAllInstances(t *testing.T) {
-	// The tick takes 10 pages and traps when they are refused; delete takes none.
+	// The tick asks for 10 pages and traps when they are refused; delete asks
+	// for none.
 	grow := join(i32(10), growMemory, i32(-1), notEqual, []byte{0x04, 0x40, 0x05}, unreachable, endBlock)
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return [][]byte{grow} }), LoadOptions{Guarded: true, MemoryPages: 64, TotalMemory: 24 * PageSize})
 	first, second := start(t, m, newWorld()), start(t, m, newWorld())
@@ -43,8 +44,8 @@ func TestMemoryOfAllInstances(t *testing.T) {
 	}
 }
 
-// TestNothingAfterClose: a VM that is closed has no memory, and no call, view or
-// scratch buffer reaches where it was.
+// TestNothingAfterClose: a closed VM has no memory, and no call, view or
+// scratch buffer reaches its old memory.
 func TestNothingAfterClose(t *testing.T) {
 	m := load(t, failing("0_2_1", func(*assembler) [][]byte { return nil }), LoadOptions{Guarded: true, MemoryPages: 16})
 	vm := start(t, m, newWorld())
@@ -70,8 +71,8 @@ func TestNothingAfterClose(t *testing.T) {
 	}
 }
 
-// TestMemoryStartsEmpty: a memory that is mapped where another one was holds
-// nothing of it.
+// TestMemoryStartsEmpty: memory that is mapped at the place of an earlier one
+// contains none of its data.
 func TestMemoryStartsEmpty(t *testing.T) {
 	var total memoryTotal
 	for range 20 {

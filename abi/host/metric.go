@@ -1,7 +1,7 @@
 package host
 
-// defineMetric implements proxy_define_metric. BadArgument: no such type,
-// or a name of more than MaxMetricName bytes.
+// defineMetric implements proxy_define_metric. BadArgument: the type is
+// unknown, or the name is longer than MaxMetricName bytes.
 func defineMetric(vm *VM, args []uint64) Status {
 	kind := MetricKind(uint32(args[0]))
 	if kind > Histogram {
@@ -27,7 +27,7 @@ func recordMetric(vm *VM, args []uint64) Status {
 }
 
 // incrementMetric implements proxy_increment_metric. NotFound: no such metric.
-// BadArgument: its type cannot change by that much.
+// BadArgument: a metric of its type cannot change by that amount.
 func incrementMetric(vm *VM, args []uint64) Status {
 	return vm.env.IncrementMetric(uint32(args[0]), int64(args[1]))
 }

@@ -17,16 +17,16 @@ import (
 // PageSize is the unit of a guest's memory, in bytes.
 const PageSize = 64 << 10
 
-// maxPages is all that 32 bits can address.
+// maxPages is the number of pages that 32 bits can address.
 const maxPages = 1 << 16
 
 // Cache keeps compiled code for all modules of a process and, with a directory,
 // from one process to the next. It is safe for concurrent use.
 type Cache struct{ cache wazero.CompilationCache }
 
-// NewCache returns a cache in dir, which is made if need be; dir "" keeps
-// compiled code in memory only, as long as a module uses it. Whoever can write
-// to dir can run code in this process.
+// NewCache returns a cache in dir. It makes the directory if needed. With dir
+// "" the compiled code stays in memory only, as long as a module uses it.
+// Anyone who can write to dir can run code in this process.
 func NewCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{cache: wazero.NewCompilationCache()}, nil
@@ -38,34 +38,35 @@ func NewCache(dir string) (*Cache, error) {
 	return &Cache{cache: c}, nil
 }
 
-// Close frees the cache. Every module loaded with it must be closed before.
+// Close frees the cache. Close every module that was loaded with it first.
 func (c *Cache) Close(ctx context.Context) error { return c.cache.Close(ctx) }
 
 // LoadOptions is how Load compiles a module.
 type LoadOptions struct {
-	// Guarded compiles checks into the guest's loops, so that the end of a call's
-	// context, or VM.Interrupt, interrupts it. Without it nothing does.
+	// Guarded compiles checks into the guest's loops, so that the end of a
+	// call's context, or VM.Interrupt, interrupts the guest. Without Guarded
+	// nothing can interrupt a call.
 	Guarded bool
 	// MemoryPages is the limit of each VM's memory in pages of 64 KiB; 0: 65536.
 	MemoryPages uint32
 	// TotalMemory is the limit of the memory of all VMs together, in bytes; 0:
-	// none. A VM whose memory cannot grow for it sees the same as at its own
-	// limit; one that cannot start is an error of NewVM.
+	// no limit. A VM that reaches the total sees the same as at its own limit.
+	// NewVM fails when the total leaves no room for a VM's start.
 	TotalMemory uint64
-	// Cache is where compiled code is looked up and kept; nil: nowhere.
+	// Cache is where the host looks up and stores compiled code; nil: no cache.
 	Cache *Cache
 	// HostFunctions are the names of the host functions that the guest may use;
-	// "*" and nil mean all of them. The others answer INTERNAL_FAILURE, those of
-	// WASI NOTCAPABLE (76).
+	// "*" and nil mean all of them. The other functions return
+	// INTERNAL_FAILURE; those of WASI return NOTCAPABLE (76).
 	HostFunctions []string
-	// CompileWorkers is how many goroutines compile; 0: 1.
+	// CompileWorkers is the number of goroutines that compile; 0: 1.
 	CompileWorkers int
 }
 
-// Info is what a module says about itself.
+// Info is the description of a module.
 type Info struct {
-	// ABIVersion is the version of proxy-wasm, 0.1.0, 0.2.0 or 0.2.1, or that of
-	// Higress' SDK, 0.2.100; empty for a module that only has hooks.
+	// ABIVersion is the version of proxy-wasm, 0.1.0, 0.2.0 or 0.2.1, or that
+	// of Higress' SDK, 0.2.100. It is empty for a module that has only hooks.
 	ABIVersion string
 	// Hooks are the exports named pdproxy_v1_on_*, sorted.
 	Hooks []string
@@ -75,13 +76,14 @@ type Info struct {
 	Imports []string
 	// SizeBytes is the size of the binary.
 	SizeBytes int
-	// CompileTime is how long compiling or the look-up in the cache took.
+	// CompileTime is the duration of the compilation, or of the look-up in the
+	// cache.
 	CompileTime time.Duration
 }
 
-// Module is one compiled guest with an engine of its own, so that its limits
-// and its memory are nobody else's. It is safe for concurrent use; its VMs are
-// not.
+// Module is one compiled guest with an engine of its own, so that it shares no
+// limits and no memory with other modules. It is safe for concurrent use; its
+// VMs are not.
 type Module struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
@@ -95,9 +97,9 @@ type Module struct {
 	has      [callbackCount]bool
 }
 
-// Load compiles a module and checks that it can be run: a known marker or at
-// least one hook, an allocator, only imports that exist, callbacks and hooks
-// with the signatures of the specification. The end of ctx does not stop it.
+// Load compiles a module and checks that it can run: a known marker or at least
+// one hook, an allocator, only imports that exist, and callbacks and hooks with
+// the signatures of the specification. The end of ctx does not stop it.
 func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	config := wazero.NewRuntimeConfig().WithCloseOnContextDone(opts.Guarded)
 	if opts.Cache != nil {
@@ -117,10 +119,10 @@ func Load(ctx context.Context, wasm []byte, opts LoadOptions) (*Module, error) {
 	return m, nil
 }
 
-// load fills a module whose runtime is there.
+// load compiles the guest into a module whose runtime exists.
 func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error {
 	ctx = experimental.WithCompilationWorkers(ctx, max(opts.CompileWorkers, 1))
-	if opts.Guarded { // the types of the gate first, see gates
+	if opts.Guarded { // first the types of the gate, see gates
 		types, err := m.runtime.CompileModule(ctx, gateBinary(nil))
 		if err != nil {
 			return fmt.Errorf("compile types of gate: %w", err)
@@ -150,18 +152,19 @@ func (m *Module) load(ctx context.Context, wasm []byte, opts LoadOptions) error 
 	return m.link(ctx, opts.HostFunctions)
 }
 
-// marker is how a module says which proxy-wasm it was built for.
+// marker is the prefix of the export that names the version of proxy-wasm.
 const marker = "proxy_abi_version_"
 
-// higressVersion is the marker of higress-group/proxy-wasm-go-sdk: 0.2.0 and
-// host functions of Higress' own, which are unknown imports here. Most plugins
-// made with it import none of those.
+// higressVersion is the marker of higress-group/proxy-wasm-go-sdk. It means
+// 0.2.0 plus host functions of Higress' own, which are unknown imports here.
+// hookPrefix begins every hook's name.
 const higressVersion = "0.2.100"
 
 // hookPrefix is what every hook's name begins with.
 const hookPrefix = "pdproxy_v1_on_"
 
-// readExports finds marker, callbacks and hooks and checks their types.
+// readExports finds the marker, the callbacks and the hooks and checks their
+// types.
 func (m *Module) readExports() error {
 	var unknown string
 	for _, name := range slices.Sorted(maps.Keys(m.exports)) {
@@ -205,8 +208,7 @@ func (m *Module) readExports() error {
 	return nil
 }
 
-// checkMemory refuses a module whose memory is not its own or larger than the
-// limit.
+// checkMemory rejects a module whose memory is imported or larger than the limit.
 func (m *Module) checkMemory() error {
 	if len(m.compiled.ImportedMemories()) > 0 {
 		return errors.New("load module: memory must be exported, not imported")
@@ -222,8 +224,8 @@ func (m *Module) checkMemory() error {
 	return nil
 }
 
-// allocatorName is the export that gives the host guest memory: the
-// specification's first, malloc in its absence.
+// allocatorName returns the export that allocates guest memory for the host:
+// the specification's one first, else malloc.
 func (m *Module) allocatorName() string {
 	for _, name := range []string{"proxy_on_memory_allocate", "malloc"} {
 		if m.exports[name] != nil {
@@ -233,7 +235,8 @@ func (m *Module) allocatorName() string {
 	return ""
 }
 
-// Info returns what the module says about itself. Its slices are shared.
+// Info returns the description of the module. All calls return the same slices:
+// do not change them.
 func (m *Module) Info() Info { return m.info }
 
 // Close frees the module and every VM of it. No call may be running.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// policyModule has a hook and no marker, as a freestanding C guest would.
+// policyModule has a hook and no marker, like a freestanding C guest.
 func policyModule() *assembler {
 	a := newAssembler()
 	a.fn("pdproxy_v1_scratch", "i", "i", i32(4096))
@@ -92,7 +92,7 @@ func TestInfo(t *testing.T) {
 	a.marker("0_2_0")
 	a.fn("proxy_on_tick", "i", "")
 	a.fn("proxy_on_configure", "ii", "i", i32(1))
-	a.fn("proxy_on_request_metadata", "ii", "i", i32(0)) // emscripten guests have it
+	a.fn("proxy_on_request_metadata", "ii", "i", i32(0)) // emscripten guests export it
 	a.fn("pdproxy_v1_scratch", "i", "i", i32(4096))
 	a.fn("pdproxy_v1_on_plan", "ii", "I", i64(0))
 	a.fn("pdproxy_v1_on_finish", "ii", "")
@@ -117,7 +117,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// Every module closes alone: neither its code nor another's VM is touched.
+// Every module can be closed without an effect on its cached code or on another
+// module's VM.
 func TestCacheIsShared(t *testing.T) {
 	ctx := t.Context()
 	for _, dir := range []string{"", t.TempDir()} {

@@ -24,8 +24,8 @@ func (p Pairs) EncodedSize() int {
 }
 
 // Append appends p serialized: a u32 count, for each pair the u32 lengths of
-// key and value, then for each pair key, NUL, value, NUL; all little-endian. No
-// pairs are no bytes.
+// key and value, then for each pair key, NUL, value, NUL; all little-endian. An
+// empty p appends nothing.
 func (p Pairs) Append(dst []byte) []byte {
 	if len(p) == 0 {
 		return dst
@@ -42,10 +42,10 @@ func (p Pairs) Append(dst []byte) []byte {
 	return dst
 }
 
-// DecodePairs decodes a serialized map; no bytes and one NUL byte are no pairs.
-// The strings share one copy of data. An error names the rule that was broken:
-// more than 1 MiB, more than 1024 pairs, a length beyond the end, a missing NUL,
-// bytes left over.
+// DecodePairs decodes a serialized map. Empty data and one NUL byte both give
+// no pairs. The strings share one copy of data. An error names the violated
+// rule: more than 1 MiB, more than 1024 pairs, a length beyond the end, a
+// missing NUL, bytes left over.
 func DecodePairs(data []byte) (Pairs, error) {
 	if len(data) == 0 || len(data) == 1 && data[0] == 0 {
 		return nil, nil
@@ -65,7 +65,7 @@ func DecodePairs(data []byte) (Pairs, error) {
 		return nil, errors.New("decode pairs: lengths are cut off")
 	}
 	text := string(data[head:])
-	// take cuts one NUL-terminated string of a given length off the text.
+	// take cuts a NUL-terminated string of a given length off the text.
 	take := func(length uint32) (s string, err error) {
 		if uint64(length)+1 > uint64(len(text)) {
 			return "", errors.New("decode pairs: a length is beyond the end")

@@ -15,7 +15,7 @@ func TestPairsGolden(t *testing.T) {
 		hex   string
 	}{
 		{"none", nil, ""},
-		// The example of the specification, its lengths written as they are.
+		// The example of the specification, with its lengths as raw bytes.
 		{"two", Pairs{{"a", "1"}, {"b", "22"}},
 			"02000000" + "01000000" + "01000000" + "01000000" + "02000000" + "6100" + "3100" + "6200" + "323200"},
 		{"empty strings", Pairs{{"", ""}}, "01000000" + "00000000" + "00000000" + "00" + "00"},
@@ -101,8 +101,8 @@ func FuzzDecodePairs(f *testing.F) {
 			}
 			return
 		}
-		// The one byte of an empty map, and a count of zero, are the only other
-		// ways to write something.
+		// One NUL byte and a count of zero both mean an empty map. No other
+		// value has two encodings.
 		if again := pairs.Append(nil); len(pairs) > 0 && !bytes.Equal(again, data) || len(pairs) == 0 && strings.Trim(string(data), "\x00") != "" {
 			t.Fatalf("%x decodes to %q and encodes to %x", data, pairs, again)
 		}

@@ -40,7 +40,7 @@ func result(f hostFunction) string {
 
 // parameters says what each parameter is: p and s an address and a size that is
 // read, o and O an address where 4 or 8 bytes are written, b and n an address
-// and a size where n bytes are written, a number N a good value.
+// and a size where n bytes are written. A number N is a valid value.
 var parameters = map[string]string{
 	"proxy_log":                          "2ps",
 	"proxy_get_log_level":                "o",
@@ -92,7 +92,7 @@ var parameters = map[string]string{
 	"random_get":        "ps",
 }
 
-// badValues are addresses or sizes that cannot be good in one page of memory.
+// badValues are addresses or sizes that are never valid in one page of memory.
 func badValues(kind byte) []uint32 {
 	const end = PageSize
 	switch kind {
@@ -126,8 +126,9 @@ func goodArguments(params string) []uint64 {
 	return args
 }
 
-// Every pointer and every size of every host function, bad in every way: the
-// guest is told so, nothing has happened, and the VM goes on.
+// Every pointer and every size of every host function is invalid in every way.
+// The guest gets an error status, the call has no effect, and the VM keeps
+// working.
 func TestBadPointers(t *testing.T) {
 	modules := []struct {
 		module    string
@@ -226,7 +227,7 @@ func TestUpperHalvesAreIgnored(t *testing.T) {
 	}
 }
 
-// What is not in the allow-list refuses without an effect.
+// A function that is not in the allow-list returns an error and has no effect.
 func TestAllowList(t *testing.T) {
 	allowed := []string{"proxy_log", "proxy_continue_stream", "fd_write"}
 	env := load(t, forwarder("0_2_1", "env", envFunctions), LoadOptions{HostFunctions: allowed})
@@ -263,7 +264,7 @@ func TestAllowList(t *testing.T) {
 			t.Errorf("%s had an effect", tt.name)
 		}
 	}
-	// Refused, proc_exit comes back.
+	// A refused proc_exit returns to the guest.
 	vm := start(t, wasi, newWorld())
 	if _, err := invoke(vm, "call proc_exit", 1, 3); err != nil {
 		t.Errorf("refused proc_exit: %v", err)

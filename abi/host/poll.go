@@ -5,33 +5,34 @@ import (
 	"time"
 )
 
-// maxSubscriptions is how many events one poll_oneoff may wait for.
+// maxSubscriptions is the number of events that one poll_oneoff may wait for.
 const maxSubscriptions = 1024
 
 // eventSize is the size of an event in guest memory.
 const eventSize = 32
 
-// subscriptionLayout is where the fields of a subscription are; of a clock
-// subscription the clock's id, the time-out and the flags.
+// subscriptionLayout holds the offsets of a subscription's fields. The clock's
+// id, the timeout and the flags are those of a clock subscription.
 type subscriptionLayout struct {
 	size, clock, timeout, flags int
 }
 
-// The layouts of WASI and of its older version, which has a field more.
+// The layouts of WASI and of its older version, which has one more field.
 var (
 	pollLayout         = subscriptionLayout{size: 48, clock: 16, timeout: 24, flags: 40}
 	pollLayoutUnstable = subscriptionLayout{size: 56, clock: 24, timeout: 32, flags: 48}
 )
 
-// pollOneoff implements poll_oneoff. Waiting for a clock sleeps, at most until
-// the call's context ends; files answer an error at once.
+// pollOneoff implements poll_oneoff. Waiting for a clock sleeps until the
+// call's context ends at the latest. A subscription to a file returns an error
+// at once.
 func pollOneoff(vm *VM, args []uint64) Status { return vm.poll(args, pollLayout) }
 
 // pollOneoffUnstable is the same for wasi_unstable.
 func pollOneoffUnstable(vm *VM, args []uint64) Status { return vm.poll(args, pollLayoutUnstable) }
 
-// poll waits for the earliest of the subscribed events and writes all that have
-// come.
+// poll waits for the earliest of the subscribed events and writes all events
+// that have occurred.
 func (vm *VM) poll(args []uint64, layout subscriptionLayout) Status {
 	count := uint64(uint32(args[2]))
 	if count == 0 || count > maxSubscriptions {
@@ -42,7 +43,7 @@ func (vm *VM) poll(args []uint64, layout subscriptionLayout) Status {
 	if !ok1 || !ok2 || !vm.inside(args[3]) {
 		return errnoFault
 	}
-	// The first pass finds how long to wait, the second writes.
+	// The first pass finds the time to wait, the second writes the events.
 	waits := make([]time.Duration, count)
 	shortest := time.Duration(1<<63 - 1)
 	for i := range waits {
@@ -71,7 +72,7 @@ const (
 	eventWrite
 )
 
-// wait returns how long a subscription has to wait; files never.
+// wait returns how long a subscription has to wait; a file never waits.
 func (l subscriptionLayout) wait(subscription []byte) (time.Duration, Status) {
 	switch subscription[8] {
 	case eventClock:
@@ -90,8 +91,8 @@ func (l subscriptionLayout) wait(subscription []byte) (time.Duration, Status) {
 	return 0, errnoInval
 }
 
-// appendEvent appends the event of a subscription: its user data, an errno, its
-// kind.
+// appendEvent appends the event of a subscription: its user data, an errno and
+// its kind.
 func appendEvent(events, subscription []byte) []byte {
 	var event [eventSize]byte
 	copy(event[:8], subscription[:8])
@@ -102,7 +103,7 @@ func appendEvent(events, subscription []byte) []byte {
 	return append(events, event[:]...)
 }
 
-// sleep waits, at most until the context of the running call ends.
+// sleep waits for d, or until the context of the running call ends.
 func (vm *VM) sleep(d time.Duration) {
 	if d <= 0 {
 		return

@@ -35,8 +35,8 @@ func setProperty(vm *VM, args []uint64) Status {
 	return vm.env.SetProperty(vm.contextID(), segments, value)
 }
 
-// splitPath splits a path at its NUL bytes. One more at the end, as C++ guests
-// write it, is dropped.
+// splitPath splits a path at its NUL bytes. It drops one NUL at the end, which
+// C++ guests write.
 func splitPath(path []byte) (segments []string, ok bool) {
 	if len(path) == 0 || len(path) > maxPath {
 		return nil, false

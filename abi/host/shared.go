@@ -20,7 +20,7 @@ func getSharedData(vm *VM, args []uint64) Status {
 }
 
 // setSharedData implements proxy_set_shared_data. CASMismatch: cas is not 0 and
-// not the value's. BadArgument: the key is longer than MaxName.
+// differs from the value's. BadArgument: the key is longer than MaxName.
 func setSharedData(vm *VM, args []uint64) Status {
 	key, value, ok := vm.readTwo(args)
 	if !ok {
@@ -79,7 +79,7 @@ func enqueueSharedQueue(vm *VM, args []uint64) Status {
 }
 
 // dequeueSharedQueue implements proxy_dequeue_shared_queue. NotFound: no such
-// queue. Empty: nothing in it.
+// queue. Empty: the queue has no item.
 func dequeueSharedQueue(vm *VM, args []uint64) Status {
 	if !vm.inside(args[1], args[2]) {
 		return InvalidMemoryAccess

@@ -89,7 +89,7 @@ func TestStartSection(t *testing.T) {
 	}
 }
 
-// During start a guest may log, look at clocks and randomness, and no more.
+// During start a guest may log and read clocks and randomness, but nothing else.
 func TestStartIsRestricted(t *testing.T) {
 	tests := []struct {
 		module, name, params string
@@ -123,7 +123,8 @@ func TestStartIsRestricted(t *testing.T) {
 	}
 }
 
-// While the host allocates, the guest may log and use its clocks, and no more.
+// While the host allocates, the guest may log and read its clocks, but nothing
+// else.
 func TestAllocationIsRestricted(t *testing.T) {
 	tests := []struct {
 		module, name, params string
@@ -167,7 +168,7 @@ func TestAllocationIsRestricted(t *testing.T) {
 	}
 }
 
-// A command's _start that ends by exit(0) has done its work.
+// A command whose _start ends with exit(0) has started successfully.
 func TestStartExits(t *testing.T) {
 	for code, good := range map[int32]bool{0: true, 3: false} {
 		a := newAssembler()

@@ -16,9 +16,9 @@ func continueRequest(vm *VM, _ []uint64) Status { return vm.onStream(HTTPRequest
 // continueResponse implements proxy_continue_response of 0.1.0.
 func continueResponse(vm *VM, _ []uint64) Status { return vm.onStream(HTTPResponse, Stream.Continue) }
 
-// onStream does something to one direction of the stream. BadArgument: there is
-// no such direction. Unimplemented: a direction of TCP filters. NotFound: the
-// context has no stream.
+// onStream applies an action to one direction of the stream. BadArgument: there
+// is no such direction. Unimplemented: the direction belongs to TCP filters.
+// NotFound: the context has no stream.
 func (vm *VM) onStream(kind StreamKind, do func(Stream, StreamKind) Status) Status {
 	switch kind {
 	case HTTPRequest, HTTPResponse:
@@ -32,12 +32,13 @@ func (vm *VM) onStream(kind StreamKind, do func(Stream, StreamKind) Status) Stat
 	return BadArgument
 }
 
-// clearRouteCache implements proxy_clear_route_cache of 0.1.0: routes are not
-// chosen before the filters are through, so there is nothing to clear.
+// clearRouteCache implements proxy_clear_route_cache of 0.1.0. It does nothing,
+// because the proxy chooses the route after all filters have run.
 func clearRouteCache(*VM, []uint64) Status { return OK }
 
 // sendLocalResponse implements proxy_send_local_response. NotFound: the context
-// has no stream. Details are cut at MaxDetails. Other statuses are the stream's.
+// has no stream. Details longer than MaxDetails are cut. The stream returns the
+// other statuses.
 func sendLocalResponse(vm *VM, args []uint64) Status {
 	details, ok1 := vm.read(args[1], args[2])
 	body, ok2 := vm.read(args[3], args[4])

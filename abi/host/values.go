@@ -1,14 +1,14 @@
-// Package host runs WebAssembly guests on wazero: it compiles modules, makes
-// instances (VMs), serves the host functions of proxy-wasm 0.1.0, 0.2.0 and
-// 0.2.1 and of WASI, and calls the guests' callbacks and hooks. What a guest
-// reaches beyond its memory is the embedder's Env. Source of every number and
-// signature: proxy-wasm/spec, abi-versions/v0.2.1 and v0.1.0.
+// Package host runs WebAssembly guests on wazero. It compiles modules, makes
+// instances (VMs), provides the host functions of proxy-wasm 0.1.0, 0.2.0 and
+// 0.2.1 and of WASI, and calls the guests' callbacks and hooks. A guest reaches
+// the world outside its memory through the embedder's Env. Source of every
+// number and signature: proxy-wasm/spec, abi-versions/v0.2.1 and v0.1.0.
 package host
 
-// Status is what a host function answers to the guest.
+// Status is the answer of a host function to the guest.
 type Status uint32
 
-// The statuses of proxy-wasm; those not listed are unused by hosts.
+// The statuses of proxy-wasm. Hosts do not use the others.
 const (
 	OK                   Status = 0
 	NotFound             Status = 1
@@ -36,8 +36,8 @@ const (
 	LogCritical
 )
 
-// Action is what a stream callback answers. Numbers above Pause are Envoy's
-// own filter statuses, kept as they come.
+// Action is the answer of a stream callback. Numbers above Pause are Envoy's
+// own filter statuses, which the host passes on unchanged.
 type Action uint32
 
 // The actions of the specification.

@@ -11,18 +11,18 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// phase says which host functions a guest may call now.
+// phase determines which host functions a guest may call.
 type phase uint8
 
 const (
 	serving    phase = iota // all
-	starting                // logging, clocks, randomness and harmless WASI
-	allocating              // logging, clocks and what Go's collector needs
+	starting                // logging, clocks, randomness and WASI functions without effects
+	allocating              // logging, clocks and the functions that Go's collector needs
 )
 
 // VM is one running instance of a module. It is not safe for concurrent use:
-// its owner serialises all calls, also of its hooks. After a failed call (an
-// *Error) it is poisoned and every further call answers ErrPoisoned.
+// its owner serialises all calls, including those of its hooks. A failed call
+// (an *Error) poisons the VM, and every further call returns ErrPoisoned.
 type VM struct {
 	module   *Module
 	env      Env
@@ -33,9 +33,9 @@ type VM struct {
 
 	callbacks [callbackCount]api.Function
 	allocator api.Function
-	scope     callScope  // of calls, used again and again
+	scope     callScope  // of calls, reused
 	running   *callScope // of the call that is running
-	stack     [8]uint64  // parameters and result of the call from outside
+	stack     [8]uint64  // parameters and result of a call from the host
 	allocArg  [1]uint64
 
 	contexts  map[uint32]uint32 // live context id -> its root
@@ -47,7 +47,7 @@ type VM struct {
 	failed    *Error
 
 	interrupted atomic.Bool // Interrupt was called
-	detached    atomic.Bool // host functions refuse, see Detach
+	detached    atomic.Bool // host functions return an error status, see Detach
 
 	answer     *callAnswer // of the HTTP call whose callback runs
 	foreign    *[]byte     // arguments of the foreign function whose callback runs
@@ -58,22 +58,23 @@ type VM struct {
 	scratchPtr, scratchSize uint32
 }
 
-// callScope is the context of a guest call; it brings the VM to the host
-// functions. Values of the caller's context are not handed on.
+// callScope is the context of a guest call. It gives the host functions access
+// to the VM. It does not pass on the values of the caller's context.
 type callScope struct {
 	context.Context
 	vm *VM
 }
 
-// Value implements context.Context. It has none, whatever the outer one holds:
-// guests see nothing of it, and the engine's look-ups stay cheap.
+// Value implements context.Context. It returns nil, whatever the outer context
+// holds, so that the engine's look-ups stay cheap.
 func (*callScope) Value(any) any { return nil }
 
 // NewVM makes an instance and runs its initialisation: _initialize and then
-// main(0, 0) if there is one, or _start when there is no _initialize. During it
-// the guest may only log, read clocks, randomness and its empty environment.
-// ctx bounds it if the module is guarded. The VM has no contexts yet: go on
-// with ContextCreate, VMStart and Configure.
+// main(0, 0) if it is exported, or _start when there is no _initialize. During
+// initialisation the guest may only log, read clocks and randomness, and read
+// its empty environment. ctx bounds the initialisation if the module is
+// guarded. The new VM has no contexts: the next calls are ContextCreate,
+// VMStart and Configure.
 func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	vm := &VM{module: m, env: env, contexts: make(map[uint32]uint32)}
 	var err error
@@ -83,8 +84,8 @@ func (m *Module) NewVM(ctx context.Context, env Env) (*VM, error) {
 	vm.scope.vm = vm
 	vm.out = lineBuffer{level: LogInfo}
 	vm.err = lineBuffer{level: LogError}
-	// The scope is there already for a start function in the binary itself,
-	// which the engine runs while it instantiates.
+	// The scope exists before the instance, for a start function in the binary
+	// itself, which the engine runs while it instantiates.
 	vm.phase = starting
 	scope := &callScope{Context: experimental.WithMemoryAllocator(ctx, vm.linear), vm: vm}
 	instance, err := m.runtime.InstantiateModule(instantiation{scope}, m.compiled,
@@ -130,7 +131,8 @@ func (vm *VM) start(ctx context.Context) error {
 		vm.stack[0], vm.stack[1] = 0, 0
 		err := vm.call(ctx, fn, name, 0, vm.stack[:2])
 		if e := vm.failed; e != nil && name == "_start" && e.Failure == Exit && e.code == 0 {
-			// The C libraries of commands end _start so; the instance is whole.
+			// The C libraries of commands end _start with exit code 0; the
+			// instance remains usable.
 			vm.failed, err = nil, nil
 		}
 		if err != nil {
@@ -140,8 +142,8 @@ func (vm *VM) start(ctx context.Context) error {
 	return nil
 }
 
-// exported returns a function of the guest that the host may call; nil: there is
-// none of that name.
+// exported returns a function of the guest that the host may call; nil when
+// there is none of that name.
 func (vm *VM) exported(name string) api.Function {
 	if vm.gate != nil {
 		return vm.gate.ExportedFunction(name)
@@ -149,8 +151,8 @@ func (vm *VM) exported(name string) api.Function {
 	return vm.instance.ExportedFunction(name)
 }
 
-// call runs a function of the guest with its parameters in stack, where its
-// result will be. id is the current and effective context meanwhile.
+// call runs a function of the guest. stack holds its parameters and receives
+// its result. During the call id is the current and the effective context.
 func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
 	if vm.failed != nil || vm.linear.space == nil {
 		return ErrPoisoned
@@ -166,14 +168,14 @@ func (vm *VM) call(ctx context.Context, fn api.Function, export string, id uint3
 	}
 	stop := context.AfterFunc(ctx, vm.Interrupt)
 	err := vm.run(ctx, fn, export, id, stack)
-	if !stop() && err == nil { // it ended too late to be noticed in the call
+	if !stop() && err == nil { // ctx ended too late for the call to notice
 		vm.Interrupt()
 		err = vm.fail(ctx, export, errInterrupted)
 	}
 	return err
 }
 
-// run is call without a watch over ctx.
+// run is call without a watch on ctx.
 func (vm *VM) run(ctx context.Context, fn api.Function, export string, id uint32, stack []uint64) error {
 	vm.scope.Context = ctx
 	vm.linear.refused = false
@@ -207,24 +209,25 @@ func (vm *VM) fail(ctx context.Context, export string, err error) error {
 	return vm.failed
 }
 
-// Interrupt ends the call that runs, or the next one, with a Timeout: the guest
-// stops at its next loop. The VM is poisoned, also when no call runs. It does
-// nothing to a module that is not guarded. It is safe for concurrent use.
+// Interrupt ends the running call, or the next one, with a Timeout: the guest
+// stops at its next loop. Interrupt poisons the VM even when no call runs. It
+// has no effect on a module that is not guarded. It is safe for concurrent use.
 func (vm *VM) Interrupt() {
 	if vm.gate != nil && vm.interrupted.CompareAndSwap(false, true) {
 		closeGate(vm.gate)
 	}
 }
 
-// Detach has all proxy-wasm functions of the host answer INTERNAL_FAILURE and do
-// nothing from now on, until Attach, also in a call that runs. A function that
-// runs already comes to its end. It is safe for concurrent use.
+// Detach makes all proxy-wasm functions of the host return INTERNAL_FAILURE and
+// do nothing, until Attach. This includes a call that runs now. A host function
+// that is already running completes. Detach is safe for concurrent use.
 func (vm *VM) Detach() { vm.detached.Store(true) }
 
-// Attach ends what Detach began. It is for the owner of the VM, between calls.
+// Attach ends the effect of Detach. Only the owner of the VM calls it, between
+// calls.
 func (vm *VM) Attach() { vm.detached.Store(false) }
 
-// Err returns the failure that poisoned the VM; nil while it is healthy.
+// Err returns the failure that poisoned the VM; nil while the VM is usable.
 func (vm *VM) Err() error {
 	switch {
 	case vm.failed != nil:
@@ -238,9 +241,9 @@ func (vm *VM) Err() error {
 // MemorySize returns the size of the guest's memory in bytes, 0 after Close.
 func (vm *VM) MemorySize() uint32 { return uint32(vm.linear.size) }
 
-// Close ends the VM without a word to the guest and frees it, with its memory. It
-// may be called more than once, and while it is poisoned, but not during a call;
-// every call after it answers ErrPoisoned.
+// Close ends the VM and frees it with its memory. It runs no code of the guest.
+// It may be called more than once, and on a poisoned VM, but not during a call.
+// Every call after it returns ErrPoisoned.
 func (vm *VM) Close(ctx context.Context) error {
 	vm.flush()
 	if vm.gate != nil {
@@ -251,14 +254,14 @@ func (vm *VM) Close(ctx context.Context) error {
 	return err
 }
 
-// flush logs what the guest printed without an end of line.
+// flush logs the guest's last lines that have no end of line.
 func (vm *VM) flush() {
 	vm.out.flush(vm.env)
 	vm.err.flush(vm.env)
 }
 
-// instantiation is the context of instantiating: the scope with the values that
-// the engine itself looks for.
+// instantiation is the context of instantiating: the scope plus the values that
+// the engine itself looks up.
 type instantiation struct{ *callScope }
 
 // Value implements context.Context.

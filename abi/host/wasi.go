@@ -7,7 +7,7 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// The errnos of WASI that are used here.
+// The errnos of WASI that this package uses.
 const (
 	errnoSuccess    = 0
 	errnoBadF       = 8
@@ -31,9 +31,9 @@ const (
 	maxWrite  = 64 << 10 // more is a short write
 )
 
-// wasiFunctions is everything in the module wasi_snapshot_preview1. A guest has
-// clocks, randomness and a log; no environment, no arguments and no files.
-// Source: WebAssembly/WASI, legacy/preview1/docs.md.
+// wasiFunctions are all functions in the module wasi_snapshot_preview1. A guest
+// has clocks, randomness and a log, but no environment, no arguments and no
+// files. Source: WebAssembly/WASI, legacy/preview1/docs.md.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":                {params: "ii", until: starting, call: wasiOK},
 	"args_sizes_get":          {params: "ii", until: starting, call: noSizes},
@@ -83,24 +83,25 @@ var wasiFunctions = map[string]hostFunction{
 	"sock_shutdown":           {params: "ii", until: starting, call: noFile},
 }
 
-// unstableFunctions are those whose data is laid out otherwise in wasi_unstable,
-// the older name that emscripten guests import. All others are the same.
-// Source: WebAssembly/WASI, phases/old/snapshot_0/docs.md.
+// unstableFunctions are the functions whose data has another layout in
+// wasi_unstable, the older name that emscripten guests import. All others are
+// the same. Source: WebAssembly/WASI, phases/old/snapshot_0/docs.md.
 var unstableFunctions = map[string]hostFunction{
 	"fd_filestat_get": {params: "ii", until: starting, call: fdFilestatGetUnstable},
 	"poll_oneoff":     {params: "iiii", until: allocating, call: pollOneoffUnstable},
 }
 
-// wasiOK has nothing to do: no arguments, no environment, no other thread.
+// wasiOK succeeds and does nothing: there are no arguments, no environment and
+// no other thread.
 func wasiOK(*VM, []uint64) Status { return errnoSuccess }
 
 // notSupported implements proc_raise.
 func notSupported(*VM, []uint64) Status { return errnoNotSup }
 
-// badFile is a function on a directory, of which none is open.
+// badFile implements functions on directories. No directory is open.
 func badFile(*VM, []uint64) Status { return errnoBadF }
 
-// noFile is a function that the standard files do not support.
+// noFile implements functions that the standard files do not support.
 func noFile(_ *VM, args []uint64) Status {
 	if uint32(args[0]) > stderr {
 		return errnoBadF
@@ -116,7 +117,7 @@ func notSeekable(_ *VM, args []uint64) Status {
 	return errnoSpipe
 }
 
-// stdOnly is a function that does nothing to the standard files.
+// stdOnly implements functions that have no effect on the standard files.
 func stdOnly(_ *VM, args []uint64) Status {
 	if uint32(args[0]) > stderr {
 		return errnoBadF
@@ -124,7 +125,7 @@ func stdOnly(_ *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// noSizes implements args_sizes_get and environ_sizes_get: none, of no bytes.
+// noSizes implements args_sizes_get and environ_sizes_get: no entries, 0 bytes.
 func noSizes(vm *VM, args []uint64) Status {
 	if !vm.inside(args[0], args[1]) {
 		return errnoFault
@@ -134,7 +135,7 @@ func noSizes(vm *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// processStart is where the monotonic clock begins.
+// processStart is the zero of the monotonic clock.
 var processStart = time.Now()
 
 // wasiClock reads a clock in nanoseconds: 0 is Unix time, 1 is monotonic.
@@ -160,7 +161,7 @@ func clockTimeGet(vm *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// clockResGet implements clock_res_get: a nanosecond.
+// clockResGet implements clock_res_get: one nanosecond.
 func clockResGet(vm *VM, args []uint64) Status {
 	if uint32(args[0]) > 1 {
 		return errnoNotSup
@@ -171,7 +172,7 @@ func clockResGet(vm *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// randomGet implements random_get. Inval: more than 64 KiB at once.
+// randomGet implements random_get. Inval: the guest asks for more than 64 KiB.
 func randomGet(vm *VM, args []uint64) Status {
 	if uint32(args[1]) > maxRandom {
 		return errnoInval
@@ -191,7 +192,7 @@ func procExit(_ *VM, args []uint64) Status {
 	panic(sys.NewExitError(uint32(args[0])))
 }
 
-// fdWrite implements fd_write: lines of stdout go to the log at INFO, those of
+// fdWrite implements fd_write. Lines of stdout go to the log at INFO, lines of
 // stderr at ERROR.
 func fdWrite(vm *VM, args []uint64) Status {
 	out := &vm.out
@@ -224,7 +225,7 @@ func fdWrite(vm *VM, args []uint64) Status {
 	return errnoSuccess
 }
 
-// fdRead implements fd_read: stdin is at its end.
+// fdRead implements fd_read: stdin is always at its end.
 func fdRead(vm *VM, args []uint64) Status {
 	if uint32(args[0]) != stdin {
 		return errnoBadF
@@ -238,8 +239,8 @@ func fdRead(vm *VM, args []uint64) Status {
 // characterDevice is the file type of the standard files.
 const characterDevice = 2
 
-// fdFdstatGet implements fd_fdstat_get, 24 bytes: the type, and the rights to
-// read (bit 1) or write (bit 6).
+// fdFdstatGet implements fd_fdstat_get, 24 bytes: the type, and the right to
+// read (bit 1) or to write (bit 6).
 func fdFdstatGet(vm *VM, args []uint64) Status {
 	fd := uint32(args[0])
 	if fd > stderr {
@@ -264,8 +265,7 @@ func fdFilestatGet(vm *VM, args []uint64) Status { return vm.filestat(args, 64) 
 // fdFilestatGetUnstable is the same with 56 bytes.
 func fdFilestatGetUnstable(vm *VM, args []uint64) Status { return vm.filestat(args, 56) }
 
-// filestat answers the state of a standard file, in which only the type says
-// anything.
+// filestat writes the state of a standard file. Only the type in it has a meaning.
 func (vm *VM) filestat(args []uint64, size uint64) Status {
 	if uint32(args[0]) > stderr {
 		return errnoBadF

@@ -174,7 +174,7 @@ func TestPoll(t *testing.T) {
 			subs   []subscription
 			errno  uint32
 			took   time.Duration
-			events []byte // user data of those that came
+			events []byte // user data of the events that occurred
 		}{
 			{"a clock", []subscription{{timeout: time.Second}}, 0, time.Second, []byte{0}},
 			{"no time", []subscription{{}}, 0, 0, []byte{0}},
@@ -222,7 +222,7 @@ func TestPoll(t *testing.T) {
 	}
 }
 
-// A sleeping guest wakes when its call's time is up, guarded or not.
+// A sleeping guest, guarded or not, wakes when the context of its call ends.
 func TestSleepEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := wasiDesk(t, moduleWASI)

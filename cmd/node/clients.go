@@ -35,7 +35,7 @@ func newClient(cfg *config.Config, spec config.Engine) (upstream.Client, error) 
 		opts.MaxHeadBytes = 64<<10 + connector.MaxTiming
 	}
 	if cfg.Transport.Client == "nethttp" {
-		return upstream.NewStd(opts), nil
+		return upstream.NewNetHTTP(opts), nil
 	}
 	return upstream.New(opts), nil
 }

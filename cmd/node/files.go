@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 	"github.com/pdproxy/pdproxy/proxy/tokens/bpe"
@@ -15,9 +16,9 @@ import (
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys  *proxy.Keys  // nil: clients need no API key
-	certs *proxy.Certs // nil: no TLS
-	token string       // of the admin address; "" for none
+	keys  *proxy.Keys // nil: clients need no API key
+	certs *edge.Certs // nil: no TLS
+	token string      // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
 	workerToken string // of the workers that register; "" for none
@@ -41,7 +42,7 @@ func loadFiles(cfg *config.Config, log *slog.Logger) (*files, error) {
 	f.token, err = config.ReadSecret(cfg.Admin.TokenFile)
 	note("admin.token_file", err)
 	if cfg.Server.TLS.Enabled() {
-		f.certs, err = proxy.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
+		f.certs, err = edge.LoadCerts(cfg.Server.TLS, slog.New(slog.DiscardHandler))
 		note("server.tls", err)
 	}
 	f.trtllm = connector.TRTLLM{Base64IDs: cfg.TRTLLM.Base64IDs, StripHistory: cfg.TRTLLM.StripHistory, PerfMetrics: cfg.TRTLLM.PerfMetrics, Msgpack: cfg.TRTLLM.Msgpack}

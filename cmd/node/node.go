@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/loads"
@@ -50,8 +51,8 @@ type Node struct {
 	plugins  *plugins.Set
 	memory   *buffer.Budget // of the bodies of requests and answers
 	server   *proxy.Server
-	front    *proxy.Front // the public and the admin address
-	certs    *proxy.Certs // nil without TLS
+	front    *edge.Server // the public and the admin address
+	certs    *edge.Certs  // nil without TLS
 	tracer   *telemetry.Tracer
 	token    *admintoken.Token // made by this process for the admin address; nil: a token is configured
 	leader   *leaderSide       // of a coordinator, else nil
@@ -191,7 +192,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	n.server = proxy.New(cfg, f.keys, proxy.Deps{
 		Registry: n.registry, Coordinator: placer, Metrics: n.metrics, Gatherer: prom, Turns: turns, Workers: workers,
-		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, Lanes: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
+		Policies: policyRows{n.plugins}, Wrap: n.plugins.Wrap, Tracer: n.tracer, Tokens: n.tokens, Recorder: exchanges, QUICDir: n.options.Dir, Balance: spread, Memory: n.memory, Log: n.log, Version: n.options.Version,
 	})
 	n.server.SetTRTLLM(f.trtllm)
 	n.askLegs()

@@ -4,9 +4,9 @@ import (
 	"context"
 	"net"
 
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine/discovery"
 	"github.com/pdproxy/pdproxy/proxy/engine/moriio"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
@@ -25,7 +25,7 @@ type Options struct {
 	Dir *privatedir.Dir
 
 	// Open sockets of the public and the admin address.
-	Sockets proxy.Sockets
+	Sockets edge.Sockets
 	// Open sockets of other addresses. The node opens each one that is nil and whose
 	// address is configured.
 	Fleet   net.Listener // fleet.listen

@@ -28,7 +28,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 		}
 		if n.registrar, err = moriio.Listen(moriio.Options{
 			Endpoint: m.Listen, Password: password, OwnHost: m.OwnHost,
-			Listener: n.options.MoRIIO, Roster: registrations.New(n.options.Dir, "zmq", n.log), Log: n.log,
+			Listener: n.options.MoRIIO, Registrations: registrations.New(n.options.Dir, "zmq", n.log), Log: n.log,
 		}); err != nil {
 			return exit.Failed(err)
 		}
@@ -36,7 +36,7 @@ func (n *Node) findEngines(cfg *config.Config, token string) (err error) {
 	}
 	if address, served := discovery.StorageAddress(cfg.Discovery.TRTLLM); served {
 		n.storage, err = discovery.ListenStorage(discovery.StorageOptions{
-			Cluster: cfg.Discovery.TRTLLM, Listener: n.options.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Roster: registrations.New(n.options.Dir, "trtllm", n.log), Log: n.log,
+			Cluster: cfg.Discovery.TRTLLM, Listener: n.options.Storage, Token: token, Hosts: cfg.Admin.InternalHosts(address), Registrations: registrations.New(n.options.Dir, "trtllm", n.log), Log: n.log,
 		})
 		if err != nil {
 			return errors.Join(exit.Failed(err), n.closeRegistrar())
@@ -76,15 +76,15 @@ func (n *Node) registrars() (list []registrar) {
 
 // registrar is a socket at which engines register. A process hands it to its successor.
 type registrar interface {
-	Known() bool // the engines that registered with the predecessor are known
-	Leave()      // returns when another process has the socket
+	Complete() bool // the engines that registered with the predecessor are known
+	Release()       // returns when another process has the socket
 	Listener() net.Listener
 }
 
 // awaitsRegistrations reports whether engines may be running that did not register with
 // this process yet.
 func (n *Node) awaitsRegistrations() bool {
-	return slices.ContainsFunc(n.registrars(), func(r registrar) bool { return !r.Known() })
+	return slices.ContainsFunc(n.registrars(), func(r registrar) bool { return !r.Complete() })
 }
 
 // leaveRegistrations leaves the registrars to another process, and returns when that
@@ -93,7 +93,7 @@ func (n *Node) leaveRegistrations() {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, r := range n.registrars() {
-		wg.Go(r.Leave)
+		wg.Go(r.Release)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
@@ -107,9 +107,9 @@ func (n *Node) serveFront(ctx context.Context) error {
 	if n.options.OnServing != nil {
 		n.options.OnServing()
 	}
-	err := n.front.Serve(ctx, proxy.Limits{
-		Drain:  n.DrainTimeout,
-		Retire: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
+	err := n.front.Serve(ctx, edge.Limits{
+		Drain:     n.DrainTimeout,
+		Remaining: func() time.Duration { return time.Duration(n.cfg.Load().Server.TakeoverTimeout) },
 	})
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = errors.Join(cause, err)
@@ -121,14 +121,14 @@ func (n *Node) serveFront(ctx context.Context) error {
 
 // leaveSockets leaves all sockets of the node to its successor. Requests that run go on.
 func (n *Node) leaveSockets() {
-	n.front.Retire()
+	n.front.StopAccepting()
 	n.fleet.retire()
 	n.leaveRegistrations()
 }
 
 // StopAccepting stops accepting connections at the public and the admin address, which
 // other processes now serve. Serve returns when the remaining requests have ended.
-func (n *Node) StopAccepting() { n.front.Retire() }
+func (n *Node) StopAccepting() { n.front.StopAccepting() }
 
 // awaitReady waits before a worker or a successor accepts connections, because other
 // processes accept them in the meantime. It waits until the node can serve a request, or

@@ -20,7 +20,7 @@ import (
 func (s *supervisor) adopt() error {
 	for _, role := range []node.Role{node.RoleCoordinator, node.RoleWorker} {
 		for slot := range maxSlots {
-			holder, held, err := s.dir.Look(slotFile(role, slot, "lock"))
+			holder, held, err := s.dir.LockHolder(slotFile(role, slot, "lock"))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("look for processes of the last supervisor: %w", err)
 			}

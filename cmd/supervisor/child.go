@@ -234,7 +234,7 @@ func (c *child) report(state string) {
 	if state != "" && c.state != stateRetired {
 		c.state = state
 	}
-	if err := c.lock.Say(c.state); err != nil {
+	if err := c.lock.SetState(c.state); err != nil {
 		c.log.Warn("the supervisor cannot see that this process is alive", "error", err)
 	}
 }

@@ -37,7 +37,7 @@ type position struct {
 func (s *supervisor) checkProcesses() {
 	now := time.Now()
 	s.eachProcess(func(p *process) {
-		holder, held, err := s.dir.Look(slotFile(p.role, p.slot, "lock"))
+		holder, held, err := s.dir.LockHolder(slotFile(p.role, p.slot, "lock"))
 		if !p.lockReadable(err) {
 			s.tolerate(p, err, now)
 			return
@@ -187,7 +187,7 @@ func (s *supervisor) startInFreeSlot(role node.Role) (*process, error) {
 		if taken[slot] {
 			continue
 		}
-		_, held, err := s.dir.Look(slotFile(role, slot, "lock"))
+		_, held, err := s.dir.LockHolder(slotFile(role, slot, "lock"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("look for a free slot: %w", err)
 		}

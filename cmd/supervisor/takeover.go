@@ -51,7 +51,7 @@ func (t *succession) begin(replace bool) error {
 			t.log.Info("taking over", "predecessor", taken.Predecessor)
 			return nil
 		}
-		if !errors.Is(err, takeover.ErrNobody) {
+		if !errors.Is(err, takeover.ErrNoPredecessor) {
 			return fmt.Errorf("take over: %w", err)
 		}
 		t.log.Info("there is no process to take over from")
@@ -149,7 +149,7 @@ func (t *succession) testWrite() error {
 	if t.lock == nil {
 		return nil
 	}
-	return t.lock.Say("")
+	return t.lock.SetState("")
 }
 
 func (t *succession) setServing(serving bool) {

@@ -293,7 +293,7 @@ func await(t *testing.T, what string, ok func() bool) {
 
 // holder is the process of a host that has a lock, 0 for none.
 func (p *proxy) holder(lock string) int {
-	h, held, _ := p.dir.Look(lock) // not there: nobody has it
+	h, held, _ := p.dir.LockHolder(lock) // not there: nobody has it
 	if !held || h.State == "retired" {
 		return 0
 	}

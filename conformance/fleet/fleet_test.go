@@ -19,8 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/surface"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
@@ -106,7 +106,7 @@ func (f *fleet) node(role pdnode.Role, slot int) *node {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	cfg, o := f.cfg, pdnode.Options{Role: role, Slot: slot, Dir: f.dir, Sockets: proxy.Sockets{Admin: admin}}
+	cfg, o := f.cfg, pdnode.Options{Role: role, Slot: slot, Dir: f.dir, Sockets: edge.Sockets{Admin: admin}}
 	if f.socket != nil && role == pdnode.RoleCoordinator {
 		shared, err := f.socket.(*net.TCPListener).File()
 		if err == nil {

@@ -42,7 +42,7 @@ func newSpread(t *testing.T, secure bool) *world {
 	w.eventually("not all workers are ready", func() bool {
 		ready := 0
 		for slot := range w.children("worker") {
-			if h, _, _ := w.dir.Look(fmt.Sprintf("worker-%d.lock", slot)); h.State == "ready" {
+			if h, _, _ := w.dir.LockHolder(fmt.Sprintf("worker-%d.lock", slot)); h.State == "ready" {
 				ready++
 			}
 		}

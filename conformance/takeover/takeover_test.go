@@ -130,7 +130,7 @@ func (w *world) run(flags ...string) {
 
 // holder is the process in office.
 func (w *world) holder() int {
-	h, _, _ := w.dir.Look("office.lock") // not there: nobody has it
+	h, _, _ := w.dir.LockHolder("office.lock") // not there: nobody has it
 	return h.PID
 }
 
@@ -156,7 +156,7 @@ func (w *world) successor(old int, again func()) int {
 func (w *world) children(role string) map[int]int {
 	pids := map[int]int{}
 	for slot := range 256 {
-		if h, held, _ := w.dir.Look(fmt.Sprintf("%s-%d.lock", role, slot)); held && h.PID != 0 && h.State != "retired" {
+		if h, held, _ := w.dir.LockHolder(fmt.Sprintf("%s-%d.lock", role, slot)); held && h.PID != 0 && h.State != "retired" {
 			pids[slot] = h.PID
 		}
 	}

@@ -22,8 +22,8 @@ func place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: fewest(f, abi.RoleDecode, prefill)}
 }
 
-// fewest returns the row with the fewest requests that serves the role, in the
-// group and on another instance than the row that it pairs with.
+// fewest returns the row with the fewest requests that serves the role. A
+// partner's row must be in the same group and on another instance.
 func fewest(f *abi.PlaceFacts, role abi.Role, partner int32) int32 {
 	best := int32(-1)
 	for i := range f.Candidates {

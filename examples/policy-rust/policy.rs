@@ -51,8 +51,8 @@ impl<'a> Table<'a> {
         &self.rows[i as usize * self.stride..]
     }
 
-    /// The row with the fewest requests that serves the role, in the group and on
-    /// another instance than the row that it pairs with; -1 without one.
+    /// The row with the fewest requests that serves the role, or -1. A
+    /// partner's row must be in the same group and on another instance.
     fn fewest(&self, role: u8, partner: i32) -> i32 {
         let pair = if partner >= 0 { Some(self.row(partner)) } else { None };
         let (mut best, mut least) = (-1, 0);
@@ -76,7 +76,7 @@ impl<'a> Table<'a> {
 }
 
 /// # Safety
-/// The host hands over the address and the size of a frame in the scratch buffer.
+/// The host passes the address and the size of a frame in the scratch buffer.
 #[no_mangle]
 pub unsafe extern "C" fn pdproxy_v1_on_place(frame: *const u8, size: usize) -> i64 {
     let frame = core::slice::from_raw_parts(frame, size);

@@ -1,6 +1,6 @@
-// Package budget has the limits of a plugin: Budget counts failures, and the time
-// of calls that timed out, and parks the plugin when there are too many; Host
-// counts what the host holds for the plugin.
+// Package budget holds the limits of a plugin. Budget counts failures, and the
+// time of calls that timed out, and parks the plugin when a limit is exceeded.
+// Host limits the resources that the host spends on the plugin.
 package budget
 
 import (
@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// borneTimeouts is how many timeouts are borne whatever their time: a machine that
-// stalls must not park a plugin.
-const borneTimeouts = 2
+// allowedTimeouts is the number of timeouts that never park a plugin, however
+// long they took: a machine that stalls must not park a plugin.
+const allowedTimeouts = 2
 
-// Budget is how many failures one version of a plugin may still have, and how
-// much time it may still use in calls that time out. It is safe for concurrent
-// use; asking whether it is parked costs one load.
+// Budget counts the failures of one version of a plugin and the time of its
+// calls that timed out. It is safe for concurrent use; Parked costs one atomic
+// load.
 type Budget struct {
 	most   int
 	window time.Duration
@@ -24,25 +24,25 @@ type Budget struct {
 
 	mu       sync.Mutex
 	first    time.Time       // of the first failure; guarded by mu
-	failures []time.Duration // since then, a ring of the last most ones at most; guarded by mu
-	next     int             // where the oldest one stands once the ring is full; guarded by mu
+	failures []time.Duration // times since first, a ring of at most the last most failures; guarded by mu
+	next     int             // index of the oldest failure once the ring is full; guarded by mu
 
-	// The time of calls that timed out, less what has been forgotten since: share
-	// of the time that passes.
+	// The time of calls that timed out. It decreases by share of the elapsed time.
 	burned   time.Duration // guarded by mu
 	burnedAt time.Time     // guarded by mu
-	timeouts int           // since burned was 0; guarded by mu
+	timeouts int           // number since burned was 0; guarded by mu
 }
 
-// New returns a budget that bears most failures within any window of that
-// length; the next one parks. share is that part of one processor's time which
-// calls that time out may use: the third timeout or a later one parks if they
-// have used more than share of a window beyond it. 0: their time does not count.
+// New returns a budget that allows most failures within any window of that
+// length; the next failure parks. share is the part of one processor's time
+// that calls may use which time out. The third timeout or a later one parks if
+// these calls have used more than share of a window beyond that part. With
+// share 0 their time does not count.
 func New(most int, window time.Duration, share float64) *Budget {
 	return &Budget{most: most, window: window, share: share}
 }
 
-// Parked reports whether the budget was exceeded once. It stays so.
+// Parked reports whether the budget was ever exceeded.
 func (b *Budget) Parked() bool { return b.parked.Load() }
 
 // Fail counts a failure at that time and reports whether this one parked the
@@ -71,8 +71,8 @@ func (b *Budget) Fail(now time.Time) (parked bool) {
 	return false
 }
 
-// Timeout counts a call that ended at that time by its time limit, after took. It
-// is Fail for such calls.
+// Timeout counts a call that its time limit ended at time now, after took. Use
+// it instead of Fail for such calls.
 func (b *Budget) Timeout(now time.Time, took time.Duration) (parked bool) {
 	return b.Fail(now) || b.burn(now, took)
 }
@@ -93,7 +93,7 @@ func (b *Budget) burn(now time.Time, took time.Duration) (parked bool) {
 	}
 	b.burned, b.burnedAt = b.burned+took, now
 	b.timeouts++
-	if b.timeouts <= borneTimeouts || float64(b.burned) <= b.share*float64(b.window) {
+	if b.timeouts <= allowedTimeouts || float64(b.burned) <= b.share*float64(b.window) {
 		return false
 	}
 	b.failures = nil

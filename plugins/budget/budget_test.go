@@ -12,8 +12,8 @@ func TestBudget(t *testing.T) {
 	for name, tt := range map[string]struct {
 		most   int
 		window time.Duration
-		fails  []int // ms
-		parks  int   // index of the failure that parks; -1 none
+		fails  []int // times in ms
+		parks  int   // index of the failure that parks; -1: none
 	}{
 		"none is borne":            {0, time.Second, ms(0), 0},
 		"one is borne":             {1, time.Second, ms(0), -1},
@@ -59,8 +59,8 @@ func TestHammerBudget(t *testing.T) {
 	}
 }
 
-// TestTimeouts: time that is used up in calls that time out parks, on machines of
-// any size and with one client, but one stall of the machine does not.
+// TestTimeouts: repeated timeouts park, on machines of any size and with one
+// client, but a single stall of the machine does not.
 func TestTimeouts(t *testing.T) {
 	type call struct{ at, took int } // ms
 	every := func(n, pause, took int) (calls []call) {
@@ -72,7 +72,7 @@ func TestTimeouts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		share float64
 		calls []call
-		parks int // index of the call that parks; -1 none
+		parks int // index of the call that parks; -1: none
 	}{
 		"one client, 1 s each":          {0.1, every(25, 0, 1000), 2},
 		"one client, 20 s each":         {0.1, every(5, 0, 20000), 2},

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// DefaultMemory is the limit of a Host that is made without one, in bytes.
+// DefaultMemory is the limit in bytes of a Host without an explicit limit.
 const DefaultMemory = 64 << 20
 
-// MaxCalls is how many HTTP calls of one plugin may be under way.
+// MaxCalls is the number of HTTP calls of one plugin that may run at the same
+// time.
 const MaxCalls = 1024
 
-// The limit of a plugin's log: logBurst bytes at once, then logRate bytes each
-// second. A line counts lineCost bytes beside its text.
+// The limit of a plugin's log: logBurst bytes at once, then logRate bytes per
+// second. A line costs lineCost bytes in addition to its text.
 const (
 	logBurst = 4 << 20
 	logRate  = 1 << 20
@@ -22,8 +23,8 @@ const (
 
 // The reasons of refusals.
 const (
-	RefusedMemory = "host_memory" // the host holds as much for the plugin as it may
-	RefusedCalls  = "calls"       // too many HTTP calls are under way
+	RefusedMemory = "host_memory" // the host holds too much memory for the plugin
+	RefusedCalls  = "calls"       // too many HTTP calls are running
 	RefusedLog    = "log"         // the plugin logs too much
 )
 
@@ -36,7 +37,7 @@ type Host struct {
 
 	mu     sync.Mutex
 	logged time.Time // of the last line; guarded by mu
-	spent  int64     // bytes of the log's burst that are used up; guarded by mu
+	spent  int64     // used bytes of the log's burst; guarded by mu
 }
 
 // NewHost returns a Host with a limit in bytes; 0 means DefaultMemory. It calls
@@ -47,7 +48,8 @@ func NewHost(limit int64, refused func(reason string)) *Host {
 	return h
 }
 
-// SetLimit changes the limit in bytes; 0 means DefaultMemory. What is held stays.
+// SetLimit changes the limit in bytes; 0 means DefaultMemory. Bytes that are
+// already held stay.
 func (h *Host) SetLimit(limit int64) {
 	if limit <= 0 {
 		limit = DefaultMemory
@@ -55,8 +57,8 @@ func (h *Host) SetLimit(limit int64) {
 	h.limit.Store(limit)
 }
 
-// Take counts n bytes that the host is about to hold. false: the limit would be
-// exceeded, and nothing is counted. Each Take that succeeds needs a Give.
+// Take counts n bytes before the host holds them. It returns false and counts
+// nothing when they would exceed the limit. Each successful Take needs a Give.
 func (h *Host) Take(n int64) bool {
 	for {
 		held := h.held.Load()
@@ -70,14 +72,14 @@ func (h *Host) Take(n int64) bool {
 	}
 }
 
-// Give counts n bytes that the host holds no longer.
+// Give subtracts n bytes that the host no longer holds.
 func (h *Host) Give(n int64) { h.held.Add(-n) }
 
-// Held returns how many bytes the host holds.
+// Held returns the number of bytes that the host holds.
 func (h *Host) Held() int64 { return h.held.Load() }
 
-// BeginCall counts an HTTP call. false: MaxCalls are under way. Each call that
-// began needs an EndCall.
+// BeginCall counts an HTTP call. It returns false when MaxCalls calls are
+// running. Each successful BeginCall needs an EndCall.
 func (h *Host) BeginCall() bool {
 	if h.calls.Add(1) > MaxCalls {
 		h.calls.Add(-1)
@@ -90,7 +92,8 @@ func (h *Host) BeginCall() bool {
 // EndCall ends an HTTP call.
 func (h *Host) EndCall() { h.calls.Add(-1) }
 
-// Log counts a log line of n bytes at that time. false: the line must be dropped.
+// Log counts a log line of n bytes at that time. It returns false when the line
+// must be dropped.
 func (h *Host) Log(now time.Time, n int) bool {
 	h.mu.Lock()
 	passed := max(0, min(now.Sub(h.logged), logBurst/logRate*time.Second))

@@ -20,7 +20,7 @@ func TestHostMemory(t *testing.T) {
 		}
 	}
 	h.Give(60)
-	h.SetLimit(30) // less than is held
+	h.SetLimit(30) // less than the held bytes
 	if h.Take(1) {
 		t.Error("taken beyond a limit that was lowered")
 	}

@@ -1,7 +1,7 @@
 // Package build compiles plugins written in Go to WebAssembly modules, and
-// writes the first files of new ones. It leaves a plugin's folder as it is: what
-// the compiler has to see differently (the host calls of an SDK written for
-// TinyGo) comes to it by an overlay.
+// writes the first files of new ones. It does not change a plugin's folder: an
+// overlay gives the compiler the files that have to differ (the host calls of
+// an SDK written for TinyGo).
 package build
 
 import (
@@ -16,38 +16,39 @@ import (
 	"strings"
 )
 
-// Options say what Build compiles.
+// Options are the options of Build.
 type Options struct {
 	Dir    string    // folder of the plugin's package main
 	Output string    // path of the module; "" = Dir/<folder name>.wasm
 	TinyGo bool      // compile with TinyGo instead of Go
-	Log    io.Writer // takes what the compilers print
+	Log    io.Writer // receives the output of the compilers
 }
 
-// Result is what Build made.
+// Result describes the module that Build made.
 type Result struct {
 	Output    string `json:"output"`
-	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for none that is known
+	SDK       string `json:"sdk"`       // import path of the SDK's module, "" for an unknown SDK
 	Version   string `json:"version"`   // the SDK's version, "" for a folder
 	Toolchain string `json:"toolchain"` // "go1.26.8", "tinygo"
 	SizeBytes int64  `json:"size_bytes"`
 }
 
-// ErrNoGo says that no Go toolchain was found.
+// ErrNoGo reports that no Go toolchain was found.
 var ErrNoGo = errors.New("no Go toolchain: put go 1.24 or later into PATH (https://go.dev/dl)")
 
-// ErrNoTinyGo says that TinyGo was asked for and not found.
+// ErrNoTinyGo reports that TinyGo was requested but not found.
 var ErrNoTinyGo = errors.New("no TinyGo: put tinygo into PATH (https://tinygo.org/getting-started/install), or build without --tinygo")
 
-// ErrLoad says that the folder is no Go package whose imports can all be found;
-// the reasons are in Options.Log.
+// ErrLoad reports that the folder is not a Go package whose imports can all be
+// found. Options.Log has the reasons.
 var ErrLoad = errors.New("the plugin cannot be loaded: a plugin is a folder with a go.mod (here or above) and a package main")
 
-// ErrCompile says that a compiler refused the plugin; the reasons are in Options.Log.
+// ErrCompile reports that the compiler rejected the plugin. Options.Log has the
+// reasons.
 var ErrCompile = errors.New("the plugin does not compile")
 
-// Build compiles the plugin in o.Dir. The module appears under its name only
-// when it is whole, so a proxy that watches the file never reads half of it.
+// Build compiles the plugin in o.Dir. The module gets its name only when it is
+// complete, so a proxy that watches the file never reads half of it.
 func Build(ctx context.Context, o Options) (Result, error) {
 	dir, err := filepath.Abs(o.Dir)
 	if err != nil {
@@ -74,13 +75,14 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 
-	// Beside the output, so that the rename stays within one file system.
+	// In the folder of the output, so that the rename stays within one file
+	// system.
 	half, err := os.CreateTemp(filepath.Dir(output), "."+filepath.Base(output)+".*")
 	if err != nil {
 		return Result{}, fmt.Errorf("create module: %w", err)
 	}
 	half.Close()
-	defer func() { _ = os.Remove(half.Name()) }() // gone already if all went well
+	defer func() { _ = os.Remove(half.Name()) }() // the file has been renamed if all steps succeeded
 
 	r := Result{Output: output, SDK: plugin.sdk.Path, Version: plugin.sdk.version(), Toolchain: tool.version}
 	if o.TinyGo {
@@ -101,7 +103,8 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	return r, os.Rename(half.Name(), output)
 }
 
-// checkModule refuses what no host would load, and returns the file's size.
+// checkModule rejects a module that no host would load, and returns the file's
+// size.
 func checkModule(path string) (int64, error) {
 	module, err := os.ReadFile(path)
 	if err != nil {
@@ -119,8 +122,8 @@ func checkModule(path string) (int64, error) {
 	return 0, errors.New("the module exports neither a marker (proxy_abi_version_...) nor a hook (pdproxy_v1_on_...), so no host would load it: it imports no SDK that exports them, and exports none itself")
 }
 
-// compile runs go build. With an SDK for TinyGo it sees that SDK's host calls
-// and callbacks in the form that Go's compiler understands.
+// compile runs go build. An SDK for TinyGo gets its host calls and callbacks in
+// the form that Go's compiler understands.
 func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string) error {
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-o", output}
 	if p.tiny != nil {
@@ -142,9 +145,9 @@ func (t *toolchain) compile(ctx context.Context, p *plugin, work, output string)
 	return t.run(t.command(ctx, nil, append(args, ".")...))
 }
 
-// compileTinyGo runs tinygo build. A main that does something is where plugins
-// written before reactors register themselves: they are built as commands,
-// whose _start runs it.
+// compileTinyGo runs tinygo build. Plugins written before reactors register
+// themselves in main. If main does something, the plugin is built as a command,
+// whose _start runs main.
 func (t *toolchain) compileTinyGo(ctx context.Context, p *plugin, output string) error {
 	path, err := exec.LookPath("tinygo")
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"testing"
 )
 
-// The SDK of these tests has the form of the SDKs for TinyGo: host calls without
-// body, stubs for other compilers, callbacks under //export. conformance/plugins
-// builds over the real ones.
+// The SDK of these tests has the form of the SDKs for TinyGo: host calls
+// without body, stubs for other compilers, callbacks under //export.
+// conformance/plugins builds plugins with the real SDKs.
 var tinyFiles = map[string]string{
 	"sdk/go.mod": "module example.com/sdk\n\ngo 1.19\n",
 	"sdk/proxywasm/sdk.go": `package proxywasm
@@ -110,7 +110,7 @@ func main() { proxywasm.SetHandler(func() bool { proxywasm.Log("seen"); return l
 `,
 }
 
-// writeFiles makes a folder with those files, some replaced.
+// writeFiles makes a folder with those files; changes replace some of them.
 func writeFiles(t *testing.T, files map[string]string, changes ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -196,7 +196,7 @@ func TestRefusals(t *testing.T) {
 		dir    string
 		change change
 		is     error
-		says   string // in the error or the log
+		says   string // text in the error or the log
 	}{
 		{"compile error", "plugin", change{"plugin/main.go", "package main\n\nfunc main() { undefined() }\n"}, ErrCompile, "main.go:3:15: undefined: undefined"},
 		{"syntax error", "plugin", change{"plugin/main.go", "package main\n\nfunc main( {}\n"}, ErrCompile, "main.go:3"},
@@ -204,7 +204,7 @@ func TestRefusals(t *testing.T) {
 		{"no main", "sdk/proxywasm", nil, nil, "package proxywasm: a plugin is a package main"},
 		{"no Go file", "sdk", nil, ErrLoad, "no Go files"},
 		{"no folder", "absent", nil, fs.ErrNotExist, ""},
-		{"a file", "plugin/main.go", nil, nil, "is no folder"},
+		{"a file", "plugin/main.go", nil, nil, "is not a folder"},
 		{"unknown import", "plugin", change{"plugin/main.go", "package main\n\nimport _ \"example.com/other\"\n\nfunc main() {}\n"}, ErrLoad, "example.com/other"},
 		{"odd host call", "plugin", change{"sdk/proxywasm/internal/calls.go",
 			"//go:build tinygo\n\npackage internal\n\n//export proxy_log\nfunc ProxyLog(m map[string]int)\n"}, nil, "map[string]int"},
@@ -260,7 +260,7 @@ func TestNoToolchain(t *testing.T) {
 	})
 }
 
-// tinyless is a PATH with go and without tinygo.
+// tinyless returns a PATH with go and without tinygo.
 func tinyless(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("go")
@@ -275,8 +275,8 @@ func tinyless(t *testing.T) string {
 	return bin
 }
 
-// TestTinyGoCommand runs a stand-in that keeps its arguments: a main that does
-// something needs _start, an empty one a reactor.
+// TestTinyGoCommand runs a stand-in that records its arguments: a main that
+// does something needs _start, an empty one a reactor.
 func TestTinyGoCommand(t *testing.T) {
 	for _, tt := range []struct{ name, main, want string }{
 		{"main registers", tinyFiles["plugin/main.go"], "-scheduler=none ."},
@@ -305,7 +305,7 @@ func TestTinyGoCommand(t *testing.T) {
 	}
 }
 
-// TestInterrupted stops the compiler with the context.
+// TestInterrupted ends the compiler by the context.
 func TestInterrupted(t *testing.T) {
 	dir := writeFiles(t, tinyFiles)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// glueFile is the name of the file that is added to the SDK's package, and
-// initFile of the one in package main: it sorts last, because Go runs the init
-// functions of a package in the order of its files' names.
+// glueFile is the name of the file that the overlay adds to the SDK's package,
+// and initFile the one in package main. Its name sorts last, because Go runs
+// the init functions of a package in the order of its files' names.
 const (
 	glueFile = "zz_pdproxy_glue.go"
 	initFile = "zzzzzzzz_pdproxy_init.go"
 )
 
-// initSource calls main where a reactor's only start is its init functions.
-// Plugins for TinyGo register themselves in main.
+// initSource calls main from an init function, because a reactor runs nothing
+// else at its start. Plugins for TinyGo register themselves in main.
 const initSource = `package main
 
 func init() { main() }
 `
 
-// glueHead holds the translations between Go's 64-bit pointers and sizes and
-// the 32 bits of the host.
+// glueHead holds the conversions between Go's 64-bit pointers and sizes and the
+// host's 32 bits.
 const glueHead = `
 // pdproxySize is a size for the host. Sizes are 64 bits wide here: "all of it"
 // may be more than the host's 32 bits hold.
@@ -51,8 +51,8 @@ func pdproxyAllocate(n uint32) unsafe.Pointer {
 }
 `
 
-// glue is the Go source that turns the SDK's //export functions into imports
-// and exports of Go's compiler.
+// glue returns the Go source that turns the SDK's //export functions into
+// imports and exports of Go's compiler.
 func (s *tinySDK) glue() (string, error) {
 	var code strings.Builder
 	used := map[string]bool{}
@@ -79,7 +79,7 @@ func (s *tinySDK) glue() (string, error) {
 	return head.String() + glueHead + code.String(), nil
 }
 
-// hostCall is an import and the function of the SDK's name and signature around it.
+// hostCall returns an import, and the SDK's function that wraps it.
 func (s *tinySDK) hostCall(f function) (string, error) {
 	var declared, passed, imported []string
 	var before, after strings.Builder
@@ -105,15 +105,16 @@ func (s *tinySDK) hostCall(f function) (string, error) {
 		name, strings.Join(declared, ", "), result, before.String(), call, after.String()), nil
 }
 
-// argument is how a parameter p<i> of the SDK's function goes to the host.
+// argument describes how a parameter p<i> of the SDK's function is passed to
+// the host.
 type argument struct {
-	expr, kind    string // what is passed, and its type
+	expr, kind    string // the passed expression and its type
 	before, after string // statements around the call
 }
 
-// translate gives the form in which a parameter of that type is passed on; ok is
-// false when there is none. Everything that the SDKs use is here: numbers, also
-// under names of their own, truth values, addresses, and the addresses of
+// translate returns the form in which a parameter of that type is passed to the
+// host; ok is false when there is none. It covers all types that the SDKs use:
+// numbers, also with names of their own, bools, addresses, and the addresses of
 // results, which the host writes with 4 bytes where Go has 8.
 func translate(kind string, i int) (a argument, ok bool) {
 	p, r := fmt.Sprintf("p%d", i), fmt.Sprintf("r%d", i)
@@ -142,8 +143,8 @@ func translate(kind string, i int) (a argument, ok bool) {
 	return argument{expr: p, kind: kind}, true
 }
 
-// callback is an export around a function of the SDK. Imports of the SDK's file
-// that its signature needs are added to used.
+// callback returns an export that wraps a function of the SDK. It adds the
+// imports of the SDK's file that the signature needs to used.
 func (s *tinySDK) callback(f function, used map[string]bool) (string, error) {
 	if f.export == "proxy_on_memory_allocate" || f.export == "malloc" {
 		return fmt.Sprintf("\n//go:wasmexport %s\nfunc pdproxyGuest%s(n uint32) unsafe.Pointer { return pdproxyAllocate(n) }\n",
@@ -174,7 +175,7 @@ func (s *tinySDK) callback(f function, used map[string]bool) (string, error) {
 		f.export, f.decl.Name.Name, strings.Join(declared, ", "), strings.Join(results, ", "), call), nil
 }
 
-// types are the types of a list, one for each name.
+// types returns the types of a list, one for each name.
 func (s *tinySDK) types(list *ast.FieldList) []string {
 	if list == nil {
 		return nil
@@ -188,7 +189,7 @@ func (s *tinySDK) types(list *ast.FieldList) []string {
 	return types
 }
 
-// packages notes the packages that a list's types come from.
+// packages records the packages of a list's types.
 func (s *tinySDK) packages(list *ast.FieldList, used map[string]bool) (err error) {
 	if list == nil {
 		return nil

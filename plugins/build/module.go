@@ -6,13 +6,13 @@ import (
 	"errors"
 )
 
-// errNotWasm says that a file is no WebAssembly module, or a damaged one.
+// errNotWasm reports that a file is not a WebAssembly module, or is damaged.
 var errNotWasm = errors.New("not a WebAssembly module")
 
-// exportSection is the number of a module's list of exports.
+// exportSection is the number of the section of exports.
 const exportSection = 7
 
-// exports are the names that a module exports.
+// exports returns the names that a module exports.
 func exports(module []byte) ([]string, error) {
 	rest, ok := bytes.CutPrefix(module, []byte("\x00asm\x01\x00\x00\x00"))
 	if !ok {
@@ -54,7 +54,7 @@ func exportNames(section []byte) ([]string, error) {
 	return names, nil
 }
 
-// sized splits off bytes that stand behind their number.
+// sized splits off bytes that follow their length.
 func sized(b []byte) (part, rest []byte, ok bool) {
 	size, n := binary.Uvarint(b)
 	if n <= 0 || size > uint64(len(b)-n) {

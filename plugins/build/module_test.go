@@ -22,7 +22,7 @@ func TestExports(t *testing.T) {
 	if got, err := exports(emptyModule); err != nil || len(got) != 0 {
 		t.Errorf("an empty module: %v, error %v", got, err)
 	}
-	for cut := range len(module) - 7 { // what follows is complete without the last section
+	for cut := range len(module) - 7 { // without the last section the rest is a complete module
 		switch cut {
 		case 8, 14, 18, 23: // between two sections
 			continue

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// overlay is what the go command sees differently from the disk.
+// overlay lists the files that the go command sees in place of those on disk.
 type overlay struct {
-	replace map[string]string // path that is asked for -> path that is read
+	replace map[string]string // path in the build -> path that is read
 	flags   []string
 }
 
-// sdkFolder is where the SDK seems to be while the plugin is compiled: the go
-// command refuses an overlay of the module cache, so go.mod gets a replace
-// directive, and a folder that does not exist gets the SDK's files. Its name is
-// in the module's build information: a fixed one keeps the bytes the same.
+// sdkFolder is the path of the SDK while the plugin is compiled. The go command
+// rejects an overlay of the module cache, so go.mod gets a replace directive to
+// this folder, which exists only in the overlay. The path is part of the
+// module's build information, so a fixed one makes builds reproducible.
 const sdkFolder = ".pdproxy-sdk"
 
-// overlayFor writes the files that a plugin over an SDK for TinyGo needs into
-// work, and says where the go command has to see them.
+// overlayFor writes the files that a plugin with an SDK for TinyGo needs into
+// work, and returns where the go command has to see them.
 func (t *toolchain) overlayFor(ctx context.Context, p *plugin, work string) (*overlay, error) {
 	o := &overlay{replace: map[string]string{}}
 	add := func(target, name, text string) error {
@@ -62,11 +62,11 @@ func (t *toolchain) overlayFor(ctx context.Context, p *plugin, work string) (*ov
 	return o, nil
 }
 
-// moveSDK makes the SDK's module appear beside the go.mod (or go.work) that
-// decides where it is, and returns where.
+// moveSDK makes the SDK's module appear next to the go.mod (or go.work) that
+// selects it, and returns its path.
 func (t *toolchain) moveSDK(ctx context.Context, p *plugin, work string, o *overlay) (string, error) {
 	if p.Module == nil || p.Module.GoMod == "" {
-		return "", fmt.Errorf("%s lies in no module", t.dir)
+		return "", fmt.Errorf("%s is not in a module", t.dir)
 	}
 	sdk := p.tiny.pkg.Module
 	decides, edit := p.Module.GoMod, "mod"
@@ -81,7 +81,7 @@ func (t *toolchain) moveSDK(ctx context.Context, p *plugin, work string, o *over
 	if err := os.WriteFile(alternative, text, 0o600); err != nil {
 		return "", err
 	}
-	// Without a version on its left side the directive drops those with one.
+	// Without a version on its left side the directive replaces those with one.
 	cmd := t.command(ctx, []string{"GOWORK=off"}, edit, "edit", "-replace="+sdk.Path+"=./"+sdkFolder, alternative)
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("go %s edit: %w", edit, err)

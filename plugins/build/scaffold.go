@@ -13,7 +13,7 @@ import (
 	"text/template"
 )
 
-// Kind is what a new plugin is.
+// Kind is the kind of a new plugin.
 type Kind string
 
 // The kinds.
@@ -22,30 +22,30 @@ const (
 	Filter Kind = "filter"
 )
 
-// ErrExists says that the folder of a new plugin is there already.
-var ErrExists = errors.New("the folder is there already")
+// ErrExists reports that the folder of a new plugin exists already.
+var ErrExists = errors.New("the folder exists already")
 
 //go:embed scaffold
 var scaffolds embed.FS
 
-// goodName is what a folder, a Go module and a plugin may be called at once.
+// goodName matches names that are valid for a folder, a Go module and a plugin.
 var goodName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 
 // New makes a folder with the first files of a plugin: its source, tests, and a
 // README that says how to build and run it. The last element of dir is the
-// plugin's name. What it makes builds with Go alone and needs no network. With
-// sdk, a folder that holds pdproxy's sources, a policy uses the package
-// abi/guest of it; else its few lines of contract stand in its own source, as a
-// filter's do. It returns the names of the files.
+// plugin's name. The plugin builds with Go alone and needs no network. sdk, if
+// not "", is a folder with pdproxy's sources; a policy then uses the package
+// abi/guest. Otherwise the policy's own source contains the few lines of the
+// contract, as a filter's does. New returns the names of the files.
 func New(dir string, kind Kind, sdk string) ([]string, error) {
 	name := filepath.Base(dir)
 	if !goodName.MatchString(name) {
-		return nil, fmt.Errorf("%q is no name for a plugin: letters, digits, - and _, the first no sign", name)
+		return nil, fmt.Errorf("%q is not a name for a plugin: use letters, digits, - and _, and begin with a letter or a digit", name)
 	}
 	set, goVersion := string(kind), ""
 	switch {
 	case kind != Policy && kind != Filter:
-		return nil, fmt.Errorf("%q is no kind of plugin: policy or filter", kind)
+		return nil, fmt.Errorf("%q is not a kind of plugin: policy or filter", kind)
 	case sdk != "" && kind == Filter:
 		return nil, errors.New("abi/guest is for policies: filters use one of the stock SDKs, or none")
 	case sdk != "":
@@ -92,7 +92,8 @@ func writeScaffold(dir string, templates fs.FS, values map[string]string) ([]str
 }
 
 // findSources returns the absolute path of a folder with pdproxy's sources, and
-// the Go version that its go.mod names: a module that uses it may name no older.
+// the Go version in its go.mod. A module that uses it must not name an older
+// version.
 func findSources(dir string) (path, goVersion string, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", "", err

@@ -17,18 +17,19 @@ import (
 	"strings"
 )
 
-// tinySDK is an SDK written for TinyGo (github.com/tetratelabs/proxy-wasm-go-sdk
-// from v0.3.0 on, and its forks): one package declares the host calls as
-// functions without body and the callbacks as functions with one, both marked
-// with the comment //export NAME, which Go's compiler does not know. For tests
-// off WebAssembly the same package has stubs of the host calls.
+// tinySDK is an SDK written for TinyGo
+// (github.com/tetratelabs/proxy-wasm-go-sdk from v0.3.0 on, and its forks). One
+// package declares the host calls as functions without body and the callbacks
+// as functions with one. Both are marked with the comment //export NAME, which
+// Go's compiler does not know. For native tests the same package has stubs of
+// the host calls.
 type tinySDK struct {
 	pkg       goPackage
 	fset      *token.FileSet
 	hostCalls []function
 	callbacks []function
-	tags      string            // build tags that choose the stubs, "" for none
-	imports   map[string]string // name to path, of the callbacks' files
+	tags      string            // build tags that select the stubs, "" for none
+	imports   map[string]string // name to path, in the callbacks' files
 	stubs     map[string][]byte // file name to its text without the stubs
 }
 
@@ -38,11 +39,11 @@ type function struct {
 	decl   *ast.FuncDecl
 }
 
-// stubTag is the tag with which SDKs before v0.20.0 choose their stubs; later
-// ones choose them whenever the compiler is not TinyGo.
+// stubTag is the tag with which SDKs before v0.20.0 select their stubs. Later
+// ones select them whenever the compiler is not TinyGo.
 const stubTag = "proxytest"
 
-// readTinySDK looks for such a package in pkg; nil if it is none.
+// readTinySDK reads the SDK in pkg; it returns nil if pkg is not one.
 func readTinySDK(pkg *goPackage) (*tinySDK, error) {
 	s := &tinySDK{pkg: *pkg, fset: token.NewFileSet(), imports: map[string]string{}, stubs: map[string][]byte{}}
 	files := map[string]*ast.File{}
@@ -77,10 +78,10 @@ func readTinySDK(pkg *goPackage) (*tinySDK, error) {
 	return s, s.findStubs(files, text)
 }
 
-// declaresHostCalls is a quick look before the parser's.
+// declaresHostCalls is a quick check before the parser runs.
 func declaresHostCalls(src []byte) bool { return bytes.Contains(src, []byte("//export proxy_log\n")) }
 
-// collect takes the exported functions of one file.
+// collect adds the exported functions of one file.
 func (s *tinySDK) collect(file *ast.File) {
 	found := false
 	for _, d := range file.Decls {
@@ -118,8 +119,8 @@ func (s *tinySDK) collect(file *ast.File) {
 	}
 }
 
-// findStubs chooses the build tags and cuts the stubs out of the files that
-// hold them.
+// findStubs selects the build tags and cuts the stubs out of the files that
+// contain them.
 func (s *tinySDK) findStubs(files map[string]*ast.File, text map[string][]byte) error {
 	calls := map[string]bool{}
 	for _, f := range s.hostCalls {
@@ -151,10 +152,10 @@ func (s *tinySDK) findStubs(files map[string]*ast.File, text map[string][]byte) 
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: its host calls cannot be told from its stubs", s.pkg.ImportPath)
+	return fmt.Errorf("%s: its host calls cannot be distinguished from its stubs", s.pkg.ImportPath)
 }
 
-// wasmContext decides which files belong to the build, as the go command will.
+// wasmContext selects the files of the build as the go command will.
 func wasmContext(tags string) *gobuild.Context {
 	c := gobuild.Default
 	c.GOOS, c.GOARCH, c.Compiler, c.CgoEnabled = "wasip1", "wasm", "gc", false
@@ -179,6 +180,6 @@ func blank(code []byte) {
 // source prints a type.
 func (s *tinySDK) source(e ast.Expr) string {
 	var b strings.Builder
-	_ = printer.Fprint(&b, s.fset, e) // a strings.Builder takes everything
+	_ = printer.Fprint(&b, s.fset, e) // a strings.Builder returns no errors
 	return b.String()
 }

@@ -17,13 +17,13 @@ import (
 	"strings"
 )
 
-// toolchain is the go command as it behaves in the plugin's folder.
+// toolchain is the go command that applies in the plugin's folder.
 type toolchain struct {
 	dir      string // of the plugin
 	path     string // of the go command
 	version  string // go1.26.8
 	modCache string // folder whose files an overlay may not replace
-	workFile string // go.work in force, "" for none
+	workFile string // the go.work that applies, "" for none
 	log      io.Writer
 }
 
@@ -35,7 +35,7 @@ func findToolchain(ctx context.Context, dir string, log io.Writer) (*toolchain, 
 	if info, err := os.Stat(dir); err != nil {
 		return nil, err
 	} else if !info.IsDir() {
-		return nil, fmt.Errorf("%s is no folder", dir)
+		return nil, fmt.Errorf("%s is not a folder", dir)
 	}
 	path, err := exec.LookPath("go")
 	if err != nil {
@@ -63,7 +63,7 @@ func findToolchain(ctx context.Context, dir string, log io.Writer) (*toolchain, 
 	return t, nil
 }
 
-// command is a go command in the plugin's folder that targets WebAssembly.
+// command returns a go command in the plugin's folder that targets WebAssembly.
 func (t *toolchain) command(ctx context.Context, env []string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, t.path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, t.log, t.log
@@ -79,7 +79,7 @@ func (t *toolchain) output(cmd *exec.Cmd) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// goPackage and goModule are the fields that are used of go list's answer.
+// goPackage and goModule are the fields of go list's answer that are used.
 type goPackage struct {
 	ImportPath, Name, Dir   string
 	Standard, DepOnly       bool
@@ -92,7 +92,7 @@ type goModule struct {
 	Replace                   *goModule
 }
 
-// version is what is compiled, "" for a folder.
+// version returns the module's version, "" for a folder.
 func (m *goModule) version() string {
 	if m.Replace != nil {
 		return m.Replace.Version
@@ -100,21 +100,21 @@ func (m *goModule) version() string {
 	return m.Version
 }
 
-// plugin is a loaded package main: where it is, and which SDK it stands on.
+// plugin is a loaded package main: its folder, and the SDK that it uses.
 type plugin struct {
 	goPackage
 	sdk  goModule
 	tiny *tinySDK // nil for an SDK that Go's compiler builds as it is
 }
 
-// sdkPackages are the packages by which the SDKs are known that build as they
-// are; an SDK for TinyGo is known by its sources.
+// sdkPackages identify the SDKs that build without changes. An SDK for TinyGo
+// is identified by its sources.
 var sdkPackages = map[string]string{
 	"github.com/pdproxy/pdproxy/abi/guest":              "github.com/pdproxy/pdproxy",
 	"github.com/proxy-wasm/proxy-wasm-go-sdk/proxywasm": "github.com/proxy-wasm/proxy-wasm-go-sdk",
 }
 
-// load asks go list for the plugin's package and everything below it.
+// load asks go list for the plugin's package and all its dependencies.
 func (t *toolchain) load(ctx context.Context) (*plugin, error) {
 	out, err := t.output(t.command(ctx, nil, "list", "-deps",
 		"-json=ImportPath,Name,Dir,Standard,DepOnly,GoFiles,IgnoredGoFiles,Module", "."))
@@ -142,7 +142,7 @@ func (t *toolchain) load(ctx context.Context) (*plugin, error) {
 	return p, nil
 }
 
-// add takes one package of go list's answer.
+// add processes one package of go list's answer.
 func (p *plugin) add(pkg *goPackage) error {
 	if !pkg.DepOnly {
 		p.goPackage = *pkg
@@ -165,7 +165,7 @@ func (p *plugin) add(pkg *goPackage) error {
 	return nil
 }
 
-// mainDoesWork says whether func main has a statement.
+// mainDoesWork reports whether func main has a statement.
 func (p *plugin) mainDoesWork() (bool, error) {
 	for _, name := range p.GoFiles {
 		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)

@@ -9,19 +9,19 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// complaint is what a guest printed about contexts of streams.
+// complaint is the text that a guest printed about contexts of streams.
 type complaint uint8
 
-// Plugins for ticks and queues only have no context for a stream. Modules of the
-// Go SDKs export every callback all the same and panic where such a context is
-// asked for, with one of these texts.
+// A plugin that has only ticks and queues cannot make a context for a stream.
+// Modules of the Go SDKs export every callback anyway, and panic with one of
+// these texts when such a context is requested.
 const (
 	noComplaint complaint = iota
 	noContext             // neither an HTTP nor a TCP context (proxywasm/internal/abi_callback_lifecycle.go)
 	noHTTP                // a TCP context only (proxywasm/internal/abi_callback_l7.go)
 )
 
-// complaintIn finds a complaint in a line that a guest printed.
+// complaintIn finds a complaint in a line printed by a guest.
 func complaintIn(line string) complaint {
 	switch {
 	case strings.Contains(line, "invalid context id on proxy_on_context_create"):
@@ -32,15 +32,15 @@ func complaintIn(line string) complaint {
 	return noComplaint
 }
 
-// probed is the id of the context that probe asks for.
+// probed is the id of the context that probe creates.
 const probed = rootContext + 1
 
-// question asks whether the plugin works in the background only, after it failed
-// on a stream that could have been its first. What the guest printed then, about,
-// may hold bytes of a client's: it only raises the question, once in the life of
-// a version; probe finds the answer. It is asked before the VM is lost, so that
-// other streams of that VM know of it.
-func (p *Plugin) question(about complaint) {
+// suspectBackground starts a probe of whether the plugin works only in the
+// background, after it failed on a stream that could have been its first. The
+// complaint may contain bytes of a client, so it does not decide: it only
+// starts the probe, once in the life of a version. It must be called before the
+// VM is lost, so that other streams of that VM wait for the result.
+func (p *Plugin) suspectBackground(about complaint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.answered != nil || p.stopped {
@@ -57,8 +57,8 @@ func (p *Plugin) question(about complaint) {
 	})
 }
 
-// inBackground waits for the answer to question, and reports whether the plugin
-// works in the background only; until there is an answer it is no.
+// inBackground waits for the result of the probe and reports whether the plugin
+// works only in the background. It returns false while there is no result.
 func (p *Plugin) inBackground(ctx context.Context) bool {
 	p.mu.Lock()
 	answered := p.answered
@@ -76,9 +76,9 @@ func (p *Plugin) inBackground(ctx context.Context) bool {
 	return p.background.Load()
 }
 
-// probe asks a new VM, in which no client's byte has been, for the context of a
-// stream, and reports whether the guest fails with the same complaint about it.
-// The VM serves nothing.
+// probe asks a new VM, which has received no byte of a client, for the context
+// of a stream. It reports whether the guest fails with the same complaint. The
+// VM serves no traffic.
 func (p *Plugin) probe(about complaint) bool {
 	ctx, cancel := context.WithTimeout(p.ctx, host.StartBudget)
 	v, err := p.newVM(ctx, true)
@@ -102,7 +102,7 @@ func (p *Plugin) probe(about complaint) bool {
 	return err != nil && v.complaint == about
 }
 
-// report logs a failure of a guest and returns its reason for the meter.
+// report logs a failure of a guest and returns its reason for the metrics.
 func (p *Plugin) report(err error) (reason string) {
 	var failure *host.Error
 	if !errors.As(err, &failure) {

@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// Lines that guests print, as scripts.
+// Lines that guests print, written as scripts.
 const (
 	saysNoContext = `call proxy_log 4 "panic: invalid context id on proxy_on_context_create"`
 	saysNoHTTP    = `call proxy_log 2 "panic: invalid context on proxy_on_request_headers"`
 )
 
-// TestPluginWithoutStreams: the Go SDKs panic when a plugin that only ticks, or
-// knows TCP only, is asked for a stream's context. That costs no request and is
-// no failure.
+// TestPluginWithoutStreams: the Go SDKs panic when the host asks a plugin that
+// has only ticks or TCP for a stream's context. No request fails because of
+// that, and it does not count as a failure.
 func TestPluginWithoutStreams(t *testing.T) {
 	for name, script := range map[string]string{
 		"no context": "create: " + saysNoContext + "\ncreate: trap",
@@ -27,7 +27,7 @@ func TestPluginWithoutStreams(t *testing.T) {
 			p := w.start(s)
 			srv := w.serve(echo)
 			var wg sync.WaitGroup
-			for range 6 { // the first of them at the same time
+			for range 6 { // all at the same time
 				wg.Go(func() {
 					if resp, body := do(t, srv, "", "x"); resp.StatusCode != 200 || body != "x" {
 						t.Errorf("got %d %q", resp.StatusCode, body)
@@ -42,8 +42,8 @@ func TestPluginWithoutStreams(t *testing.T) {
 	}
 }
 
-// TestGuestsWordsAreNoProof: what a guest prints while it deals with a client
-// does not take a filter that has contexts out of the streams.
+// TestGuestsWordsAreNoProof: text that a guest prints while it processes a
+// client's request does not remove a working filter from the streams.
 func TestGuestsWordsAreNoProof(t *testing.T) {
 	for name, script := range map[string]string{
 		"context":     "[bad]\nrequest_headers: " + saysNoContext + "\nrequest_headers: trap",
@@ -71,8 +71,8 @@ func TestGuestsWordsAreNoProof(t *testing.T) {
 	}
 }
 
-// TestComplaintAfterAStream: once a plugin had a context for a stream, none is a
-// failure like others, and nobody is asked.
+// TestComplaintAfterAStream: after a plugin has made a context for a stream, a
+// complaint is an ordinary failure and starts no probe.
 func TestComplaintAfterAStream(t *testing.T) {
 	w := newWorld(t)
 	p := w.start(spec("f", "[trap]\nrequest_headers: "+saysNoContext+"\nrequest_headers: trap"))

@@ -18,7 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// sink is a ResponseWriter that costs nothing.
+// sinkWriter is a ResponseWriter that costs nothing.
 type sinkWriter struct{ header http.Header }
 
 func (w *sinkWriter) Header() http.Header         { return w.header }
@@ -36,8 +36,8 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkChain is the price of filters that only read headers, per request
-// with its ends in the background.
+// BenchmarkChain measures the cost per request of filters that only read
+// headers, including their last callbacks in the background.
 func BenchmarkChain(b *testing.B) {
 	for _, bb := range []struct {
 		name    string
@@ -56,7 +56,8 @@ func BenchmarkChain(b *testing.B) {
 	}
 }
 
-// readHeaders returns a request through filters that only read headers.
+// readHeaders returns a function that passes a request through filters that
+// only read headers.
 func readHeaders(tb testing.TB, filters int, guarded bool) (serve func()) {
 	var store shared.Store
 	var plugins []*Plugin
@@ -85,8 +86,9 @@ func readHeaders(tb testing.TB, filters int, guarded bool) (serve func()) {
 	}
 }
 
-// TestAllocationsOfFilters: what a chain and each filter in it allocate for a
-// request. Most of it would be the engine's, if guests were entered past the gate.
+// TestAllocationsOfFilters counts the allocations of a chain and of each of its
+// filters per request. Without the gate, the engine's allocations would
+// dominate.
 func TestAllocationsOfFilters(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

@@ -236,7 +236,7 @@ response_body: !eos return 1`))
 			if section == "q" && memory.most.Load() < 64<<10 {
 				t.Errorf("%s: at most %d bytes are counted", section, memory.most.Load())
 			}
-			for range 1000 { // the stream ends behind its answer
+			for range 1000 { // the stream ends after its answer
 				if memory.used.Load() == 0 {
 					break
 				}
@@ -301,7 +301,7 @@ request_trailers: say $size`))
 	if got != "hello[] [] [2]" || resp.Trailer.Get("X-Back") != "2" {
 		t.Errorf("got %q, trailer %v", got, resp.Trailer)
 	}
-	// The end of the body may come with its last bytes or after them.
+	// The end of the body may arrive with its last bytes or after them.
 	g := slices.DeleteFunc(w.callbacks("g"), func(c string) bool { return c == "request_body 0 0" })
 	if !slices.Equal(g, []string{"request_body 5 0", "request_trailers 1"}) {
 		t.Errorf("got  %q", g)

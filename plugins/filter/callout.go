@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// maxCallAnswer is the largest answer to an HTTP call, in bytes; a larger one
-	// is a failure.
+	// maxCallAnswer is the largest answer to an HTTP call, in bytes. A call
+	// with a larger answer fails.
 	maxCallAnswer = 4 << 20
-	// callCost is what an HTTP call counts beside what it sends and receives, in
-	// bytes: a connection, a goroutine, and the head of an answer before it has
-	// been read.
+	// callCost is the cost of an HTTP call in bytes, in addition to the data
+	// that it sends and receives: a connection, a goroutine, and the head of an
+	// answer before it is read.
 	callCost = 32 << 10
-	// defaultCallTimeout is for calls that name none.
+	// defaultCallTimeout is the timeout of calls that set none.
 	defaultCallTimeout = 10 * time.Second
 )
 
 // HTTPCall implements host.Env. BadArgument: the upstream is unknown or not
-// allowed, or a line of the head cannot be sent. InternalFailure: too many calls
-// are under way, or the plugin's budget does not suffice.
+// allowed, or a line of the head cannot be sent. InternalFailure: too many
+// calls are running, or the plugin's budget is too small.
 func (v *vm) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
 	p := v.p
 	base := p.deps.Upstreams[call.Upstream]
@@ -69,8 +69,8 @@ func (v *vm) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
 	return token, host.OK
 }
 
-// newCallRequest makes a call's request. Framing is the host's to write, and an
-// empty :authority means the upstream's own host.
+// newCallRequest makes a call's request. The host writes the headers of
+// framing. An empty :authority means the upstream's own host.
 func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	var method, path, authority string
 	header := make(http.Header)
@@ -93,7 +93,7 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	if !strings.HasPrefix(path, "/") {
 		path = "/" + path
 	}
-	ref, err := url.ParseRequestURI(path) // which takes "//host" for a path, too
+	ref, err := url.ParseRequestURI(path) // which also parses "//host" as a path
 	if err != nil {
 		return nil, err
 	}
@@ -113,11 +113,11 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	}
 	req.Header = header
 	if header.Get("User-Agent") == "" {
-		header["User-Agent"] = nil // none, rather than net/http's
+		header["User-Agent"] = nil // no header, instead of net/http's default
 	}
 	if len(call.Trailers) > 0 {
 		req.Trailer = make(http.Header)
-		req.ContentLength = -1 // trailers need chunks
+		req.ContentLength = -1 // trailers need chunked encoding
 		for _, line := range call.Trailers {
 			if !validName(line.Key) || !validValue(line.Value) {
 				return nil, errBadLine
@@ -128,32 +128,32 @@ func newCallRequest(base *url.URL, call *host.HTTPCall) (*http.Request, error) {
 	return req, nil
 }
 
-// exchange does one HTTP call and hands its answer to the guest, also when the
-// stream that asked is over: exactly one callback for each token, unless the VM
-// is gone. size is what the budget holds for the call.
+// exchange does one HTTP call and passes its answer to the guest, even when the
+// stream that asked is over. Each token gets exactly one callback, unless the
+// VM is gone. size is the number of bytes that the budget holds for the call.
 func (v *vm) exchange(root, token uint32, req *http.Request, size int64, timeout time.Duration) {
 	budget := v.p.deps.Host
 	defer budget.EndCall()
 	ctx, cancel := context.WithTimeout(v.p.ctx, timeout)
 	defer cancel()
 	a := v.p.roundTrip(req.WithContext(ctx))
-	budget.Give(size) // what was sent is held no longer
+	budget.Give(size) // the sent data is no longer in memory
 	defer budget.Give(a.held)
 	_ = v.callRoot(host.OnHTTPCallResponse, func(ctx context.Context) error {
 		return v.guest.HTTPCallResponse(ctx, root, token, a.headers, a.body, a.trailers)
 	})
 }
 
-// callAnswer is the answer to an HTTP call; no headers mean that the call
+// callAnswer is the answer to an HTTP call. Empty headers mean that the call
 // failed.
 type callAnswer struct {
 	headers  host.Pairs
 	body     []byte
 	trailers host.Pairs
-	held     int64 // bytes of it that count in the plugin's budget
+	held     int64 // its bytes that count in the plugin's budget
 }
 
-// roundTrip sends a call and reads its answer whole.
+// roundTrip sends a call and reads its whole answer.
 func (p *Plugin) roundTrip(req *http.Request) (a callAnswer) {
 	transport := p.deps.Transport
 	if transport == nil {
@@ -189,8 +189,8 @@ func (p *Plugin) roundTrip(req *http.Request) (a callAnswer) {
 	return a
 }
 
-// take counts n bytes more of an answer. false: the plugin's budget does not
-// suffice.
+// take counts n more bytes of an answer. It returns false when the plugin's
+// budget is too small.
 func (p *Plugin) take(a *callAnswer, n int64) bool {
 	if !p.deps.Host.Take(n) {
 		return false

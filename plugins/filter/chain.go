@@ -8,24 +8,25 @@ import (
 	"time"
 )
 
-// Limits bounds what a stream may take.
+// Limits are the limits of one stream.
 type Limits struct {
-	// MaxBody is how many bytes of a body a filter may hold, in either direction;
-	// 0: 64 MiB. More is answered with 413 or 500.
+	// MaxBody is the number of bytes of a body that a filter may hold, in
+	// either direction; 0: 64 MiB. A larger request gets 413, a larger answer
+	// becomes 500.
 	MaxBody int64
-	// ReadTimeout is how long a client may take for its body while a filter holds
-	// the request; 0: for ever.
+	// ReadTimeout is the time in which the client must send its body while a
+	// filter holds the request; 0: no limit.
 	ReadTimeout time.Duration
-	// Memory counts the bytes of bodies that filters hold; nil: nobody counts them.
-	// What it has no room for is answered with 503.
+	// Memory counts the bytes of bodies that filters hold; nil: no count. A
+	// stream whose bytes Memory rejects gets 503.
 	Memory Memory
 }
 
 // Memory counts bytes. Its methods are safe for concurrent use.
 type Memory interface {
-	// Take counts n bytes; false: there is no room for them.
+	// Take counts n bytes. It returns false when there is no room for them.
 	Take(n int64) bool
-	// Release gives n bytes back.
+	// Release subtracts n bytes.
 	Release(n int64)
 }
 
@@ -36,20 +37,21 @@ func (l Limits) bodyLimit() int64 {
 	return l.MaxBody
 }
 
-// Chain leads requests and their answers through filters. The zero value has
-// none. It is safe for concurrent use.
+// Chain passes requests and their answers through filters. The zero value has
+// no filters. It is safe for concurrent use.
 type Chain struct {
 	now atomic.Pointer[links]
 }
 
-// links is what a chain consists of; never changed, only replaced.
+// links is the content of a chain. It is never changed, only replaced.
 type links struct {
 	plugins []*Plugin
 	limits  Limits
 }
 
-// Set replaces the filters, in the order of the request; streams that run keep
-// theirs. What is not in the list any more may be closed afterwards.
+// Set replaces the filters. The order is that of the request. Running streams
+// keep their filters. The caller may then close the filters that are no longer
+// in the list.
 func (c *Chain) Set(plugins []*Plugin, limits Limits) {
 	c.now.Store(&links{slices.Clone(plugins), limits})
 }
@@ -62,9 +64,9 @@ func (c *Chain) Plugins() []*Plugin {
 	return nil
 }
 
-// Wrap returns a handler that leads requests through the filters to next, and
-// next's answers back through them in reverse. Without filters next is called as
-// if the chain were not there.
+// Wrap returns a handler that passes requests through the filters to next, and
+// next's answers back through them in reverse order. Without filters it calls
+// next directly.
 func (c *Chain) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		now := c.now.Load()
@@ -84,8 +86,9 @@ func (c *Chain) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// acquire enters a stream into the plugins that take part in streams. false: one
-// of them is closed and has no successor, so the proxy ends.
+// acquire registers a stream with the plugins that process streams. It returns
+// false when one of them is closed and has no successor, because the proxy is
+// shutting down.
 func (c *Chain) acquire() ([]*Plugin, Limits, bool) {
 	for {
 		now := c.now.Load()
@@ -123,12 +126,12 @@ func serve(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Requ
 	}
 	s.finish(header, passed)
 	if s.isCut() {
-		panic(http.ErrAbortHandler) // net/http's way to end a connection mid-answer
+		panic(http.ErrAbortHandler) // net/http closes the connection in the middle of the answer
 	}
 }
 
-// serveNext calls the next handler. If its work has become useless it may end as
-// it likes.
+// serveNext calls the next handler. It ignores a panic of the handler when the
+// stream no longer needs its work.
 func (s *stream) serveNext(next http.Handler, header http.Header) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)

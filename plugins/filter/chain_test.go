@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// every is a script that says which callbacks come.
+// every is a script that logs every callback.
 const every = `
 [%]
 create: say create
@@ -45,7 +45,7 @@ func TestCallbacksOfAStream(t *testing.T) {
 	}
 	for i := range got {
 		if strings.HasPrefix(got[i], "request_headers") {
-			got[i] = want[1] // what Go's client sends is not the point
+			got[i] = want[1] // the headers of Go's client do not matter here
 		}
 	}
 	if !slices.Equal(got, want) {
@@ -99,7 +99,7 @@ log: call proxy_replace_header_map_value 2 ":status" "500"
 	for _, want := range []string{`proxy_get_header_map_value=0 "one"`, `proxy_get_header_map_value=0 "/changed?by=two"`, `proxy_get_header_map_value=0 "201"`} {
 		w.log.wait(t, 1, want)
 	}
-	// What has ended cannot be changed: BAD_ARGUMENT.
+	// The maps of an ended stream are read-only: BAD_ARGUMENT.
 	if got := w.log.wait(t, 2, "|log|"); len(w.log.find("|log|")) < 6 && len(got) == 0 {
 		t.Error(got)
 	}

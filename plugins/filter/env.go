@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// vm implements host.Env. All of these methods are called from inside a guest
-// call, by who holds v.lock.
+// vm implements host.Env. All of these methods run inside a guest call, in the
+// goroutine that holds v.lock.
 var (
 	_ host.Env     = (*vm)(nil)
 	_ host.RootEnv = (*vm)(nil)
@@ -39,7 +39,7 @@ func (v *vm) Stream(ctx uint32) host.Stream {
 	if f := v.stream(ctx); f != nil && !f.dead.Load() {
 		return f
 	}
-	return nil // also where the stream goes on without the filter
+	return nil // also when the stream continues without the filter
 }
 
 func (v *vm) stream(ctx uint32) *filter {
@@ -53,7 +53,7 @@ func (v *vm) SetTickPeriod(_ uint32, period time.Duration) {
 	v.mu.Lock()
 	v.period, v.rearm = period, true
 	v.mu.Unlock()
-	v.stir()
+	v.wakeBackground()
 }
 
 // SharedData implements host.Env.
@@ -66,7 +66,7 @@ func (v *vm) SetSharedData(key string, value []byte, cas uint32) host.Status {
 
 // RegisterQueue implements host.Env.
 func (v *vm) RegisterQueue(_ uint32, name string) uint32 {
-	if v.probing { // items are for those that serve
+	if v.probing { // only VMs that serve may receive items
 		return v.p.space.Queue(name)
 	}
 	return v.p.space.Register(name, v, v.queueReady)

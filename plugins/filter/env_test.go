@@ -19,7 +19,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// u64 is a number as guests get it, as a Go string literal without its quotes.
+// u64 returns a number in the encoding for guests, as a Go string literal
+// without its quotes.
 func u64(n uint64) string {
 	return fmt.Sprintf("%q", binary.LittleEndian.AppendUint64(nil, n))
 }
@@ -28,7 +29,7 @@ func TestProperties(t *testing.T) {
 	w := newWorld(t)
 	tests := []struct{ when, path, want string }{
 		{"configure", "plugin_name", `0 "f"`},
-		{"configure", "plugin_root_id", `0 ""`}, // there, though empty
+		{"configure", "plugin_root_id", `0 ""`}, // it exists and is empty
 		{"configure", "plugin_vm_id", `0 "vm"`},
 		{"configure", `request\x00path`, `1 ""`},
 		{"request_headers", `request\x00path`, `0 "/v1/x?q=1"`},
@@ -293,7 +294,7 @@ request_headers: trap`)
 	if got := w.callbacks("sender")[:3]; !slices.Equal(got, []string{"configure proxy_resolve_shared_queue=1 0", "configure proxy_resolve_shared_queue=1 0", "configure proxy_resolve_shared_queue=0 1"}) {
 		t.Errorf("got %q", got)
 	}
-	// The registration of a VM that is lost passes to the one that replaces it.
+	// A new VM takes over the registration of the VM that it replaces.
 	p.mu.Lock()
 	v := p.live[0]
 	p.mu.Unlock()
@@ -315,8 +316,8 @@ func TestSharedDataOverVMs(t *testing.T) {
 	w.start(other)
 	srv := w.serve(echo)
 	const n = 40
-	// A key that is not there yet is written whatever other guests do meanwhile:
-	// proxy-wasm has no way to write it only if it is missing.
+	// A key that does not exist yet is always written, whatever other guests
+	// do: proxy-wasm cannot write a key only if it is missing.
 	do(t, srv, "s", "")
 	done := make(chan bool)
 	for range n - 1 {
@@ -366,7 +367,7 @@ tick: 5 call proxy_set_tick_period_milliseconds 0`))
 	})
 }
 
-// TestReadTimeout: a client that does not send its body while a filter holds the
+// TestReadTimeout: a client does not send its body while a filter holds the
 // request.
 func TestReadTimeout(t *testing.T) {
 	w := newWorld(t)
@@ -383,7 +384,8 @@ func TestReadTimeout(t *testing.T) {
 	}
 }
 
-// TestResponseController: what the handler asks of the connection reaches it.
+// TestResponseController: the handler's calls of its ResponseController reach
+// the connection.
 func TestResponseController(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", ""))

@@ -40,7 +40,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 					rw.Write(b)
 					rw.Header().Set("X-End", "e")
 				})
-				for range 2 { // the next request meets a fresh VM
+				for range 2 { // the next request gets a new VM
 					req, _ := http.NewRequest("POST", srv.URL, struct{ io.Reader }{strings.NewReader("hello")})
 					req.Header.Set("X-Script", "s")
 					req.Trailer = http.Header{"X-Sum": {"42"}}
@@ -60,7 +60,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 						if resp.StatusCode != 200 || string(b) != "hello" || err != nil {
 							t.Errorf("got %d %q %v", resp.StatusCode, b, err)
 						}
-					case callback == "response_trailers": // the head is out: a visible cut
+					case callback == "response_trailers": // the client has the head, so the connection is cut
 						if err == nil {
 							t.Errorf("got a whole answer: %d %q", resp.StatusCode, b)
 						}
@@ -79,7 +79,7 @@ func TestTrapInEveryCallback(t *testing.T) {
 	}
 }
 
-// TestOtherStreamsOfALostVM: streams in every state meet the end of their VM.
+// TestOtherStreamsOfALostVM: streams are in every state when their VM is lost.
 func TestOtherStreamsOfALostVM(t *testing.T) {
 	for _, open := range []bool{true, false} {
 		t.Run(fmt.Sprintf("fail open %v", open), func(t *testing.T) {
@@ -151,14 +151,15 @@ response_body: say $size`)
 }
 
 // TestLoopsPark: a filter that loops is parked after the third loop, with one
-// client, however few failures that are; instances that are busy are not charged.
+// client, however many failures are allowed. Waiting for a busy instance does
+// not count.
 func TestLoopsPark(t *testing.T) {
 	w := newWorld(t)
 	s := spec("f", "[s]\nrequest_headers: loop\n[fine]\nrequest_headers: say fine")
 	s.Timeout = 50 * time.Millisecond
 	s.FailOpen = true
 	d := w.deps()
-	d.Budget = budget.New(1000, time.Minute, 0.1/60) // two loops are below it
+	d.Budget = budget.New(1000, time.Minute, 0.1/60) // two loops are below the limit
 	p := w.startWith(s, d)
 	srv := w.serve(echo)
 	loops := func() (n int) {
@@ -202,7 +203,8 @@ func TestLoopIsEnded(t *testing.T) {
 	}
 }
 
-// TestBusyVM: who waits too long for a VM fails without harm to it.
+// TestBusyVM: a stream that waits too long for a VM fails, and the VM is not
+// affected.
 func TestBusyVM(t *testing.T) {
 	w := newWorld(t)
 	s := spec("f", "")
@@ -245,7 +247,7 @@ func TestParked(t *testing.T) {
 	}
 }
 
-// TestVMThatDoesNotStartAgain: the guest keeps its state in shared data, so that
+// TestVMThatDoesNotStartAgain: the guest keeps a mark in shared data, so that
 // only its first VM starts.
 func TestVMThatDoesNotStartAgain(t *testing.T) {
 	w := newWorld(t)
@@ -355,14 +357,14 @@ func TestCloseThatCannotWait(t *testing.T) {
 	if err := p.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// A chain of closed plugins lets nobody past them.
+	// A chain of closed plugins lets no request pass.
 	if resp, body := do(t, srv, "s", "x"); resp.StatusCode != 503 || !strings.Contains(body, "draining") {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
 }
 
-// TestManyStreams: a thousand streams on two VMs, some of which trap, pause, or
-// are answered by the guest.
+// TestManyStreams runs a thousand streams on two VMs. Some trap, some pause,
+// some get an answer of the guest.
 func TestManyStreams(t *testing.T) {
 	before := runtime.NumGoroutine()
 	w := newWorld(t)
@@ -398,7 +400,8 @@ response_headers: trap`)
 			}
 			defer resp.Body.Close()
 			b, err := io.ReadAll(resp.Body)
-			// A stream that a trap of another takes the filter from passes, too.
+			// A stream that loses the filter through a trap of another stream
+			// passes, too.
 			got := fmt.Sprintf("%d %s", resp.StatusCode, b)
 			if err != nil || got != "200 hello" && (section != "local" || got != "403 denied") {
 				t.Errorf("%s: got %q %v", section, got, err)
@@ -438,8 +441,8 @@ response_headers: trap`)
 	}
 }
 
-// TestBodyChangedFromATickWhileItGrows: the guest changes a body that it holds
-// between two chunks.
+// TestBodyChangedFromATickWhileItGrows: between two chunks the guest changes a
+// body that it holds.
 func TestBodyChangedFromATickWhileItGrows(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", `[main]
@@ -462,8 +465,8 @@ request_body: !eos return 1`))
 	}
 }
 
-// TestContinueOfTheOtherDirection: a callback of the request lets go of what the
-// answer holds, while the handler is silent.
+// TestContinueOfTheOtherDirection: a callback of the request releases held data
+// of the answer, while the handler writes nothing.
 func TestContinueOfTheOtherDirection(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", `[s]

@@ -17,66 +17,67 @@ const (
 	response
 )
 
-// filter is one plugin's part in one stream: a stream context in one of its VMs.
-// It is the host.Stream of that context.
+// filter is the state of one plugin in one stream: a stream context in one of
+// its VMs. It is the host.Stream of that context.
 type filter struct {
 	s  *stream
 	p  *Plugin
 	v  *vm    // nil until the context is made
 	id uint32 // of the context, 0: none
 
-	dead     atomic.Bool // the guest is not called any more for this stream
-	gone     atomic.Bool // the stream is over
-	released atomic.Bool // the plugin was told so
+	dead     atomic.Bool // the guest is no longer called for this stream
+	gone     atomic.Bool // the stream has ended
+	released atomic.Bool // the plugin no longer counts this stream
 	resumed  [2]atomic.Bool
 
-	held  [3]atomic.Int64 // bytes that the host holds for the guest in this stream, by what they are of
-	freed atomic.Bool     // nothing is held any more
+	held  [3]atomic.Int64 // bytes that the host holds for the guest in this stream, by kind (see ofStream)
+	freed atomic.Bool     // no bytes are held any more, and no more may be
 
-	// What follows is guarded by v.lock.
+	// v.lock guards the following fields.
 	sides    [2]side
-	maps     [host.HTTPResponseTrailers + 1]guestMap // as the guest was handed them
-	called   bool                                    // the stream has to hear what the guest asked for
-	over     bool                                    // done and log run: all maps can be read
+	maps     [host.HTTPResponseTrailers + 1]guestMap // the maps as passed to the guest
+	called   bool                                    // the guest changed something that the stream has to act on
+	over     bool                                    // done and log run: all maps are readable
 	doneSaid bool                                    // proxy_on_done was called
-	waiting  bool                                    // it answered false, and proxy_done has not come
+	waiting  bool                                    // proxy_on_done returned false, and proxy_done has not been called
 }
 
-// side is what the guest may touch of one direction: while one of its callbacks
-// runs and, if that answered Pause, until it goes on.
+// side is the part of one direction that the guest may access: while one of its
+// callbacks runs and, if that returned Pause, until the guest calls Continue.
 type side struct {
 	headers, trailers *headerMap
 	body              *body
-	mayTrail          bool // the last body callback runs: a trailer may be begun
+	mayTrail          bool // the last body callback runs: the guest may create a trailer
 	calling           bool // a callback runs
-	goOn              bool // Continue was called in it
+	goOn              bool // the callback called Continue
 	paused            bool
 }
 
-// body is bytes on their way. While a guest holds them it may look at them and
-// change them from a tick while more of them come: a body is safe for concurrent
-// use. Bytes that were handed out are never written to.
+// body is a part of a message body in transit. While a guest holds it, the
+// guest may read and change it from a tick while more bytes arrive, so a body
+// is safe for concurrent use. Bytes that bytes has returned are never written
+// to.
 type body struct {
 	mu    sync.Mutex
 	b     []byte // guarded by mu
-	owned bool   // else b belongs to who brought it; guarded by mu
+	owned bool   // else b belongs to its producer; guarded by mu
 }
 
-// bytes returns what is there now.
+// bytes returns the current bytes.
 func (b *body) bytes() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b
 }
 
-// keep makes the bytes the body's own, not those of who brought them.
+// keep copies the bytes, unless the body already owns them.
 func (b *body) keep() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.own()
 }
 
-// own is keep for who holds mu.
+// own is keep for a caller that holds mu.
 func (b *body) own() {
 	if !b.owned {
 		b.b, b.owned = append([]byte(nil), b.b...), true
@@ -91,7 +92,7 @@ func (b *body) append(p []byte) {
 	b.b = append(b.b, p...)
 }
 
-// splice replaces length bytes from start on.
+// splice replaces length bytes from start.
 func (b *body) splice(start, length int, value []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,20 +102,20 @@ func (b *body) splice(start, length int, value []byte) {
 	b.b, b.owned = append(out, b.b[start+length:]...), true
 }
 
-// live reports whether the guest takes part in the stream.
+// live reports whether the guest still takes part in the stream.
 func (f *filter) live() bool { return f.id != 0 && !f.dead.Load() }
 
-// has reports whether a callback will be called.
+// has reports whether the guest has this callback and still takes part.
 func (f *filter) has(c host.Callback) bool { return f.live() && f.p.has[c] }
 
-// release lets the plugin go, once.
+// release ends the plugin's count of this stream, once.
 func (f *filter) release() {
 	if f.released.CompareAndSwap(false, true) {
 		f.p.release()
 	}
 }
 
-// lose is called when the VM is lost.
+// lose handles the loss of the VM.
 func (f *filter) lose() {
 	if f.gone.Load() {
 		f.free()
@@ -125,7 +126,7 @@ func (f *filter) lose() {
 	f.s.poke()
 }
 
-// end is called when the stream is over: the guest takes leave of it in the
+// end handles the end of the stream. The guest's last callbacks run in the
 // background.
 func (f *filter) end() {
 	f.gone.Store(true)
@@ -146,7 +147,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	f.v = v
 	began := time.Now()
 	var action host.Action
-	var doubt complaint
+	var suspicion complaint
 	err = v.call(host.OnRequestHeaders, func(ctx context.Context) error {
 		id, ok := v.add(f)
 		if !ok {
@@ -159,9 +160,9 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 			action, err = f.callHeaders(ctx, request, headers, end)
 		}
 		if err != nil && v.complaint != noComplaint && !f.p.served.Load() {
-			doubt, v.doubted = v.complaint, true
-			f.p.question(doubt)
-			v.remove(id) // the stream is not lost with the VM before that is clear
+			suspicion, v.suspected = v.complaint, true
+			f.p.suspectBackground(suspicion)
+			v.remove(id) // remove the stream before the VM is lost: the probe decides first
 			f.id = 0
 		}
 		return err
@@ -172,7 +173,7 @@ func (f *filter) start(headers *headerMap, end bool) (host.Action, error) {
 	case !f.p.served.Load() && f.p.inBackground(f.s.ctx):
 		f.dead.Store(true)
 		return host.Continue, nil
-	case doubt != noComplaint:
+	case suspicion != noComplaint:
 		f.p.failed(host.OnRequestHeaders, f.p.report(err), timeoutOf(err, began))
 	}
 	return action, err
@@ -195,7 +196,7 @@ func (f *filter) headers(d direction, headers *headerMap, end bool) (action host
 	return action, err
 }
 
-// callHeaders is headers for one who is in the guest.
+// callHeaders is headers for a caller that is inside the guest.
 func (f *filter) callHeaders(ctx context.Context, d direction, headers *headerMap, end bool) (host.Action, error) {
 	side := f.enter(d)
 	side.headers = headers
@@ -216,12 +217,12 @@ const (
 	stopDrop      host.Action = 3 // data: stop and do not keep the chunk
 )
 
-// headerAction translates what a header callback answered. Pause holds
-// everything unless the plugin is configured otherwise; Envoy's own statuses
-// are taken as they are, and a number that means nothing is the strongest stop.
+// headerAction translates the answer of a header callback. Pause holds
+// everything unless the plugin is configured otherwise. Envoy's own statuses
+// are used unchanged, and an undefined number is the strongest stop.
 func (f *filter) headerAction(a host.Action) host.Action {
 	switch {
-	case a == host.Continue, a == 2: // 2: go on and end the stream, which nobody asks for here
+	case a == host.Continue, a == 2: // 2: continue and end the stream, which has no use here
 		return host.Continue
 	case a == host.Pause && f.p.spec.HoldHeaders:
 		return stopIteration
@@ -229,9 +230,9 @@ func (f *filter) headerAction(a host.Action) host.Action {
 	return stopAll
 }
 
-// data calls a body callback. While it paused before, visible is all that was
-// held. more is the trailer that the guest began in the last callback of a
-// stream that has none.
+// data calls a body callback. If the guest has paused, visible contains all
+// held bytes. more is the trailer that the guest created in the last callback
+// of a stream without one.
 func (f *filter) data(d direction, visible *body, end bool) (action host.Action, more *headerMap, err error) {
 	c := host.OnRequestBody
 	if d == response {
@@ -256,7 +257,7 @@ func (f *filter) data(d direction, visible *body, end bool) (action host.Action,
 			a = stopIteration
 		}
 		if action = f.leave(side, a); action != host.Continue {
-			visible.keep() // from now on the guest may change it at any time
+			visible.keep() // the guest may change it at any time from now on
 		}
 		return err
 	})
@@ -291,14 +292,15 @@ func (f *filter) trailers(d direction, trailers *headerMap) (action host.Action,
 	return action, err
 }
 
-// enter begins a callback of one direction. v.lock is held.
+// enter begins a callback of one direction. The caller holds v.lock.
 func (f *filter) enter(d direction) *side {
 	side := &f.sides[d]
 	side.calling, side.goOn = true, false
 	return side
 }
 
-// leave ends a callback and returns whether the stream stops. v.lock is held.
+// leave ends a callback and returns whether the stream stops. The caller holds
+// v.lock.
 func (f *filter) leave(side *side, action host.Action) host.Action {
 	side.calling = false
 	if side.goOn {
@@ -311,7 +313,7 @@ func (f *filter) leave(side *side, action host.Action) host.Action {
 	return action
 }
 
-// clear takes everything away from the guest.
+// clear ends the guest's access to the direction.
 func (s *side) clear() { s.headers, s.trailers, s.body, s.paused = nil, nil, nil, false }
 
 // Header implements host.Stream.
@@ -340,7 +342,7 @@ func (f *filter) Header(kind host.MapKind) host.HeaderMap {
 	return &f.maps[kind]
 }
 
-// trailer returns the trailer, or begins one where that is possible.
+// trailer returns the trailer, or creates one where that is possible.
 func (s *side) trailer() *headerMap {
 	if s.trailers == nil && s.mayTrail {
 		s.trailers = &headerMap{plain: true}
@@ -364,22 +366,22 @@ func (f *filter) Body(kind host.BufferKind) ([]byte, host.Status) {
 	return nil, host.NotFound
 }
 
-// SetBody implements host.Stream. InternalFailure: the plugin's budget does not
-// suffice.
+// SetBody implements host.Stream. InternalFailure: the plugin's budget is too
+// small.
 func (f *filter) SetBody(kind host.BufferKind, start, length int, value []byte) host.Status {
 	b := f.sideOf(kind).body
 	if b == nil {
 		return host.NotFound
 	}
-	if !f.hold(direction(kind), int64(len(value)-length)) { // bodies are numbered as the directions
+	if !f.hold(direction(kind), int64(len(value)-length)) { // the numbers of bodies are those of the directions
 		return host.InternalFailure
 	}
 	b.splice(start, length, value)
 	return host.OK
 }
 
-// Continue implements host.Stream. A direction that is not paused is left as it
-// is.
+// Continue implements host.Stream. It has no effect on a direction that is not
+// paused.
 func (f *filter) Continue(kind host.StreamKind) host.Status {
 	d := request
 	if kind == host.HTTPResponse {
@@ -399,7 +401,7 @@ func (f *filter) Continue(kind host.StreamKind) host.Status {
 	return host.OK
 }
 
-// Close implements host.Stream: the stream is cut in both directions.
+// Close implements host.Stream: it cuts the stream in both directions.
 func (f *filter) Close(host.StreamKind) host.Status {
 	if f.over {
 		return host.BadArgument
@@ -409,9 +411,9 @@ func (f *filter) Close(host.StreamKind) host.Status {
 	return host.OK
 }
 
-// LocalResponse implements host.Stream. BadArgument: the status is none, there
-// was a local response before, or the client has seen a head already.
-// InternalFailure: the plugin's budget does not suffice.
+// LocalResponse implements host.Stream. BadArgument: the status is invalid,
+// there was a local response before, or the client has already received a head.
+// InternalFailure: the plugin's budget is too small.
 func (f *filter) LocalResponse(r *host.LocalResponse) host.Status {
 	if f.over || r.Status < 200 || r.Status > 599 {
 		return host.BadArgument
@@ -438,11 +440,11 @@ func (f *filter) Done() host.Status {
 	f.v.mu.Lock()
 	f.v.ended = append(f.v.ended, f)
 	f.v.mu.Unlock()
-	f.v.stir()
+	f.v.wakeBackground()
 	return host.OK
 }
 
-// touch has the stream told of a change when the call has returned.
+// touch makes the stream act on the change after the call has returned.
 func (f *filter) touch() {
 	if !f.called {
 		f.called = true

@@ -8,8 +8,8 @@ import (
 
 // flow is one direction of a stream: headers, data and trailers on their way
 // from a source through hops to a sink. It is a state machine without a
-// goroutine: whoever brings something drives it, under the direction's lock.
-// What a hop stops waits there; resumeAll takes it on.
+// goroutine: the caller that delivers data runs it, under the direction's lock.
+// Data that a hop stops waits there until resumeAll sends it on.
 type flow struct {
 	s    *stream
 	d    direction
@@ -17,14 +17,14 @@ type flow struct {
 	sink sink
 
 	headers  *headerMap
-	trailers *headerMap // nil as long as there are none
+	trailers *headerMap // nil while there are none
 	signal   chan struct{}
 	limit    int64
 	counted  int64 // bytes that limits.Memory counts
 
-	begun  bool // the headers have set out
-	headed bool // they have reached the sink
-	ended  bool // the sink has everything
+	begun  bool // the headers have entered the flow
+	headed bool // the headers have reached the sink
+	ended  bool // the sink has received everything
 }
 
 // sink is where a flow ends.
@@ -34,21 +34,21 @@ type sink interface {
 	trailers(t *headerMap)
 }
 
-// hop is one filter on the way of a flow, and what it holds back.
+// hop is one filter of a flow, and the data that it holds back.
 type hop struct {
 	f       *filter
 	stop    host.Action // Continue, stopIteration or stopAll
-	passed  bool        // the headers are past it
-	headEnd bool        // they were the end of the stream
+	passed  bool        // the headers have passed it
+	headEnd bool        // the headers ended the stream
 	held    *body
-	size    int64 // bytes that came while it held
+	size    int64 // bytes that arrived while the hop held
 	dataEnd bool  // the end of the data is held
 	trailed bool  // the trailers are held
-	told    bool  // the guest has seen them
+	told    bool  // the guest has seen the trailers
 }
 
-// count counts what the flow holds now, and rest more bytes; where there is no
-// memory for that the stream fails.
+// count counts the bytes that the flow holds, plus rest. The stream fails if
+// there is no memory for them.
 func (w *flow) count(rest int) {
 	memory := w.s.limits.Memory
 	if memory == nil {
@@ -70,7 +70,7 @@ func (w *flow) count(rest int) {
 	w.counted = now
 }
 
-// release gives back what is counted, at the end of the stream.
+// release subtracts the counted bytes, at the end of the stream.
 func (w *flow) release() {
 	if w.counted > 0 {
 		w.s.limits.Memory.Release(w.counted)
@@ -78,13 +78,13 @@ func (w *flow) release() {
 	}
 }
 
-// begin sends the headers on their way; end says that nothing follows.
+// begin sends the headers into the flow. end says that no data follows.
 func (w *flow) begin(end bool) {
 	w.begun = true
 	w.headersFrom(0, end)
 }
 
-// failed deals with the error of a hop's callback and reports whether the flow
+// failed handles the error of a hop's callback and reports whether the flow
 // ends here.
 func (w *flow) failed(h *hop, err error) bool {
 	if err != nil {
@@ -93,7 +93,7 @@ func (w *flow) failed(h *hop, err error) bool {
 	return w.s.interrupted()
 }
 
-// headersFrom takes the headers from hop i on.
+// headersFrom passes the headers on, starting at hop i.
 func (w *flow) headersFrom(i int, end bool) {
 	for ; i < len(w.hops); i++ {
 		h := &w.hops[i]
@@ -119,8 +119,8 @@ func (w *flow) callHeaders(f *filter, end bool) (host.Action, error) {
 	return f.headers(response, w.headers, end)
 }
 
-// dataFrom takes a chunk from hop i on. b is only borrowed; end says that it is
-// the last one and that no trailers follow.
+// dataFrom passes a chunk on, starting at hop i. It may use b only during the
+// call. end says that b is the last chunk and that no trailers follow.
 func (w *flow) dataFrom(i int, b []byte, end bool) {
 	chunk := &body{b: b}
 	for ; i < len(w.hops); i++ {
@@ -129,7 +129,7 @@ func (w *flow) dataFrom(i int, b []byte, end bool) {
 			h.keep(chunk, end)
 			return
 		}
-		if h.held != nil { // the guest sees all that is held
+		if h.held != nil { // the guest sees all held data
 			if h.size += int64(len(chunk.bytes())); h.size > w.limit {
 				w.s.tooLarge(w.d)
 				return
@@ -155,7 +155,7 @@ func (w *flow) dataFrom(i int, b []byte, end bool) {
 				}
 			}
 		}
-		if more != nil { // the guest began a trailer: the data ends without the end
+		if more != nil { // the guest created a trailer: the data does not end the stream
 			w.trailers = more
 			if w.dataFrom(i+1, chunk.bytes(), false); !w.s.interrupted() {
 				w.trailersFrom(i + 1)
@@ -178,7 +178,7 @@ func (w *flow) callData(h *hop, chunk *body, end bool) (host.Action, *headerMap,
 	return h.f.data(w.d, chunk, end)
 }
 
-// keep holds a chunk that the guest has not seen.
+// keep adds a chunk that the guest has not seen to the held data.
 func (h *hop) keep(chunk *body, end bool) {
 	if h.held == nil {
 		h.held = &body{owned: true}
@@ -188,7 +188,7 @@ func (h *hop) keep(chunk *body, end bool) {
 	h.dataEnd = h.dataEnd || end
 }
 
-// stopData holds what the guest has stopped.
+// stopData holds the data that the guest has stopped.
 func (w *flow) stopData(h *hop, action host.Action, chunk *body, end bool, more *headerMap) {
 	h.stop = stopIteration
 	if more != nil {
@@ -209,7 +209,7 @@ func (w *flow) stopData(h *hop, action host.Action, chunk *body, end bool, more 
 	}
 }
 
-// trailersFrom takes the trailers from hop i on.
+// trailersFrom passes the trailers on, starting at hop i.
 func (w *flow) trailersFrom(i int) {
 	for ; i < len(w.hops); i++ {
 		h := &w.hops[i]
@@ -225,7 +225,7 @@ func (w *flow) trailersFrom(i int) {
 			h.stop, h.trailed, h.told = stopIteration, true, true
 			return
 		}
-		if h.stop != host.Continue { // it lets go of everything
+		if h.stop != host.Continue { // the hop releases everything
 			h.trailed, h.told = true, true
 			w.resume(i)
 			return
@@ -235,8 +235,8 @@ func (w *flow) trailersFrom(i int) {
 	w.sink.trailers(w.trailers)
 }
 
-// resume takes on what hop i holds. Data that was stopped together with the
-// headers has still to be seen by that hop itself.
+// resume sends on the data that hop i holds. If the data was stopped together
+// with the headers, that hop itself still has to see it.
 func (w *flow) resume(i int) {
 	h := &w.hops[i]
 	was := *h
@@ -268,7 +268,8 @@ func (w *flow) resume(i int) {
 	}
 }
 
-// resumeAll takes on what may go on, and reports whether there was anything.
+// resumeAll sends on all data that may continue, and reports whether there was
+// any.
 func (w *flow) resumeAll() (any bool) {
 	for i := len(w.hops) - 1; i >= 0; i-- {
 		h := &w.hops[i]
@@ -283,7 +284,7 @@ func (w *flow) resumeAll() (any bool) {
 	return any
 }
 
-// stopped reports whether a hop holds something back.
+// stopped reports whether a hop holds data back.
 func (w *flow) stopped() bool {
 	for i := range w.hops {
 		if w.hops[i].stop != host.Continue {
@@ -293,8 +294,8 @@ func (w *flow) stopped() bool {
 	return false
 }
 
-// closed reports whether a hop holds everything and cannot take more: at least
-// room bytes are there already.
+// closed reports whether a hop holds everything and cannot take more, because
+// it already holds at least room bytes.
 func (w *flow) closed(room int64) bool {
 	for i := range w.hops {
 		if w.hops[i].stop == stopAll && w.hops[i].size >= room {
@@ -304,7 +305,7 @@ func (w *flow) closed(room int64) bool {
 	return false
 }
 
-// uses reports whether a hop has a callback.
+// uses reports whether any hop has one of the callbacks.
 func (w *flow) uses(c ...host.Callback) bool {
 	for i := range w.hops {
 		for _, c := range c {
@@ -316,7 +317,7 @@ func (w *flow) uses(c ...host.Callback) bool {
 	return false
 }
 
-// poke wakes who waits for the flow to go on.
+// poke wakes the goroutine that waits for the flow to continue.
 func (w *flow) poke() {
 	select {
 	case w.signal <- struct{}{}:

@@ -19,9 +19,9 @@ var (
 	errBadProto = errors.New("malformed message")
 )
 
-// Foreign implements host.Env. The functions are those of Envoy
-// (source/extensions/common/wasm/foreign.cc) that make sense here, Higress'
-// get_log_level, and pdproxy's own. NotFound: there is no such function.
+// Foreign implements host.Env. The functions are the useful ones of Envoy
+// (source/extensions/common/wasm/foreign.cc), Higress' get_log_level, and
+// pdproxy's own. NotFound: there is no such function.
 func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
 	switch name {
 	case "compress":
@@ -29,7 +29,7 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 	case "uncompress":
 		return v.p.uncompress(args)
 	case "clear_route_cache":
-		return nil, host.OK // routes are chosen after the filters
+		return nil, host.OK // the route is chosen after the filters
 	case "get_log_level":
 		return binary.LittleEndian.AppendUint32(nil, uint32(v.LogLevel())), host.OK
 	case "set_envoy_filter_state":
@@ -53,11 +53,11 @@ func (v *vm) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status)
 	return nil, host.NotFound
 }
 
-// compressCost is what compressing takes beside input and result, in bytes.
+// compressCost is the memory of a compression in bytes, without input and result.
 const compressCost = 1 << 20
 
 // compress is zlib's compress(): a zlib stream at the default level.
-// InternalFailure: the plugin's budget does not suffice.
+// InternalFailure: the plugin's budget is too small.
 func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
 	size := int64(compressCost + 2*len(data)) // the buffer doubles as it grows
 	if !p.deps.Host.Take(size) {
@@ -75,9 +75,9 @@ func (p *Plugin) compress(data []byte) ([]byte, host.Status) {
 	return out.Bytes(), host.OK
 }
 
-// uncompress is zlib's uncompress(). SerializationFailure: that is no zlib
-// stream, or a larger one than maxInflated. InternalFailure: the plugin's budget
-// does not suffice.
+// uncompress is zlib's uncompress(). SerializationFailure: the data is not a
+// zlib stream, or its content is larger than maxInflated. InternalFailure: the
+// plugin's budget is too small.
 func (p *Plugin) uncompress(data []byte) ([]byte, host.Status) {
 	r, err := zlib.NewReader(bytes.NewReader(data))
 	if err != nil {
@@ -94,8 +94,8 @@ func (p *Plugin) uncompress(data []byte) ([]byte, host.Status) {
 	return out, host.OK
 }
 
-// setFilterState keeps a value for the stream under its path, where the property
-// filter_state finds it.
+// setFilterState stores a value for the stream under its path. The property
+// filter_state returns it.
 func (v *vm) setFilterState(ctx uint32, args []byte) host.Status {
 	path, value, err := parseFilterState(args)
 	f := v.stream(ctx)
@@ -110,8 +110,8 @@ func (v *vm) setFilterState(ctx uint32, args []byte) host.Status {
 
 // parseFilterState reads the message SetEnvoyFilterStateArguments: path = 1,
 // value = 2, both strings, span = 3, an enum (Envoy api/envoy/data and
-// source/extensions/common/wasm/ext/set_envoy_filter_state.proto). Values here
-// always last as long as the stream.
+// source/extensions/common/wasm/ext/set_envoy_filter_state.proto). It ignores
+// span: values always last as long as the stream.
 func parseFilterState(b []byte) (path, value string, err error) {
 	for len(b) > 0 {
 		tag, n := binary.Uvarint(b)

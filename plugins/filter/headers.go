@@ -11,28 +11,28 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// headerMap is a header or a trailer on its way through the chain. The filter
-// that holds it changes it, while others may look at it for a property: it is
-// safe for concurrent use. net/http keeps no order among names, so guests see
-// them sorted.
+// headerMap is a header or a trailer in the chain. The filter that holds it
+// changes it while others may read it for a property, so it is safe for
+// concurrent use. net/http keeps no order among names, so guests see them
+// sorted.
 type headerMap struct {
 	mu     sync.Mutex
 	pseudo host.Pairs   // :method, :path, :authority, :scheme or :status; guarded by mu
-	room   [4]host.Pair // where pseudo begins; guarded by mu
+	room   [4]host.Pair // storage for pseudo; guarded by mu
 	lines  http.Header  // canonical names; guarded by mu
-	shared bool         // lines belong to somebody else: copied before a change; guarded by mu
+	shared bool         // lines belong to another owner: copied before a change; guarded by mu
 	plain  bool         // a trailer, which has no pseudo-headers
 
-	// The size of the map, known from a guest's first change on; guarded by mu.
+	// The size of the map, known after the guest's first change; guarded by mu.
 	known bool
 	size  mapSize
 }
 
-// mapSize is the size of header lines.
+// mapSize is the number of header lines and of their bytes.
 type mapSize struct{ lines, bytes int }
 
-// lineCost is what a header line counts beside its text, in bytes: about what
-// the maps of net/http take for it.
+// lineCost is the cost of a header line in bytes, in addition to its text:
+// about the memory of a line in the maps of net/http.
 const lineCost = 128
 
 func (s mapSize) cost() int64 { return int64(s.lines)*lineCost + int64(s.bytes) }
@@ -41,7 +41,7 @@ func (s mapSize) plus(t mapSize) mapSize { return mapSize{s.lines + t.lines, s.b
 
 func (s mapSize) minus(t mapSize) mapSize { return mapSize{s.lines - t.lines, s.bytes - t.bytes} }
 
-// sizeOfLines is the size of all lines of a name.
+// sizeOfLines returns the size of all lines of a name.
 func sizeOfLines(name string, values []string) mapSize {
 	s := mapSize{len(values), len(values) * len(name)}
 	for _, value := range values {
@@ -50,7 +50,7 @@ func sizeOfLines(name string, values []string) mapSize {
 	return s
 }
 
-// sizeOf is the size of pairs.
+// sizeOf returns the size of pairs.
 func sizeOf(pairs host.Pairs) mapSize {
 	s := mapSize{lines: len(pairs)}
 	for i := range pairs {
@@ -59,7 +59,7 @@ func sizeOf(pairs host.Pairs) mapSize {
 	return s
 }
 
-// sizeNow returns the size of the map. m.mu is held.
+// sizeNow returns the size of the map. The caller holds m.mu.
 func (m *headerMap) sizeNow() mapSize {
 	if !m.known {
 		m.known, m.size = true, sizeOf(m.pseudo)
@@ -70,9 +70,9 @@ func (m *headerMap) sizeNow() mapSize {
 	return m.size
 }
 
-// resize counts a change from old to fresh that f's guest makes; the host's own
-// changes have no f. InternalFailure: the map grows beyond what a map may hold,
-// or the plugin's budget does not suffice. m.mu is held.
+// resize counts a change by f's guest from size old to size fresh; f is nil for
+// the host's own changes. InternalFailure: the map exceeds the limit of a map,
+// or the plugin's budget is too small. The caller holds m.mu.
 func (m *headerMap) resize(f *filter, old, fresh mapSize) host.Status {
 	if f == nil {
 		m.known = false
@@ -92,7 +92,7 @@ func (m *headerMap) resize(f *filter, old, fresh mapSize) host.Status {
 	return host.OK
 }
 
-// lowerNames spares the usual names an allocation.
+// lowerNames avoids an allocation for the usual names.
 var lowerNames = func() map[string]string {
 	m := make(map[string]string)
 	for _, name := range []string{
@@ -135,7 +135,7 @@ func (m *headerMap) Pairs() host.Pairs {
 	return pairs
 }
 
-// len is the number of header lines, pseudo-headers included.
+// len returns the number of header lines, including pseudo-headers.
 func (m *headerMap) len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -166,8 +166,8 @@ func (m *headerMap) get(name string) string {
 	return value
 }
 
-// pseudoAt finds a pseudo-header, by its own name or as "host"; -1: none.
-// m.mu is held.
+// pseudoAt finds a pseudo-header by its own name or as "host"; -1: not found.
+// The caller holds m.mu.
 func (m *headerMap) pseudoAt(key string) int {
 	key = pseudoName(key)
 	if key == "" {
@@ -176,7 +176,8 @@ func (m *headerMap) pseudoAt(key string) int {
 	return slices.IndexFunc(m.pseudo, func(p host.Pair) bool { return p.Key == key })
 }
 
-// pseudoName is the pseudo-header that a key means; "" for a line's key.
+// pseudoName returns the pseudo-header that a key means; "" for the key of a
+// normal line.
 func pseudoName(key string) string {
 	switch {
 	case len(key) > 0 && key[0] == ':':
@@ -188,8 +189,8 @@ func pseudoName(key string) string {
 }
 
 // setPairs replaces all lines on behalf of f's guest. BadArgument: one of the
-// lines cannot stand in a header. InternalFailure: see resize. Nothing is changed
-// then.
+// lines is invalid in a header. InternalFailure: see resize. On an error the
+// map does not change.
 func (m *headerMap) setPairs(f *filter, pairs host.Pairs) host.Status {
 	var pseudo host.Pairs
 	lines := make(http.Header, len(pairs))
@@ -214,13 +215,13 @@ func (m *headerMap) setPairs(f *filter, pairs host.Pairs) host.Status {
 	return host.OK
 }
 
-// Add adds a line for the host. BadArgument: the line cannot stand in a header.
+// Add adds a line for the host. BadArgument: the line is invalid in a header.
 func (m *headerMap) Add(key, value string) host.Status { return m.put(nil, key, value, false) }
 
-// Replace is Add of one line instead of all of that name.
+// Replace is Add, but replaces all lines of that name by this one.
 func (m *headerMap) Replace(key, value string) host.Status { return m.put(nil, key, value, true) }
 
-// put adds a line, on behalf of f's guest if there is an f.
+// put adds a line, on behalf of f's guest if f is not nil.
 func (m *headerMap) put(f *filter, key, value string, replace bool) host.Status {
 	name := pseudoName(key)
 	if m.plain {
@@ -231,7 +232,7 @@ func (m *headerMap) put(f *filter, key, value string, replace bool) host.Status 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if name != "" { // there is one of each
+	if name != "" { // each pseudo-header exists once
 		i := m.pseudoAt(name)
 		fresh, old := mapSize{1, len(name) + len(value)}, mapSize{}
 		if i >= 0 {
@@ -264,10 +265,10 @@ func (m *headerMap) put(f *filter, key, value string, replace bool) host.Status 
 	return host.OK
 }
 
-// Remove removes lines for the host. A key that is not there is OK.
+// Remove removes lines for the host. An absent key is OK.
 func (m *headerMap) Remove(key string) host.Status { return m.remove(nil, key) }
 
-// remove removes lines, on behalf of f's guest if there is an f.
+// remove removes lines, on behalf of f's guest if f is not nil.
 func (m *headerMap) remove(f *filter, key string) host.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -285,7 +286,7 @@ func (m *headerMap) remove(f *filter, key string) host.Status {
 	return host.OK
 }
 
-// own makes the lines the map's own. m.mu is held.
+// own copies the lines, unless the map already owns them. The caller holds m.mu.
 func (m *headerMap) own() {
 	if m.shared || m.lines == nil {
 		m.lines = maps.Clone(m.lines)
@@ -296,8 +297,8 @@ func (m *headerMap) own() {
 	}
 }
 
-// take returns the lines for good; the map is not changed any more but may still
-// be read.
+// take returns the lines and gives up their ownership. The map may still be
+// read but must not be changed.
 func (m *headerMap) take() http.Header {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,8 +309,8 @@ func (m *headerMap) take() http.Header {
 	return m.lines
 }
 
-// guestMap is a map as the guest of one filter sees it: what the guest adds
-// counts in its plugin's budget.
+// guestMap is a map as the guest of one filter sees it: data that the guest
+// adds counts in its plugin's budget.
 type guestMap struct {
 	*headerMap
 	f *filter
@@ -321,25 +322,25 @@ func (g *guestMap) SetPairs(p host.Pairs) host.Status { return g.setPairs(g.f, p
 // Add implements host.HeaderMap.
 func (g *guestMap) Add(key, value string) host.Status { return g.put(g.f, key, value, false) }
 
-// Replace implements host.HeaderMap: one line instead of all of that name.
+// Replace implements host.HeaderMap: it replaces all lines of that name by one.
 func (g *guestMap) Replace(key, value string) host.Status { return g.put(g.f, key, value, true) }
 
-// Remove implements host.HeaderMap. A key that is not there is OK.
+// Remove implements host.HeaderMap. An absent key is OK.
 func (g *guestMap) Remove(key string) host.Status { return g.remove(g.f, key) }
 
 // readOnly is a map after its stream has ended.
 type readOnly struct{ *headerMap }
 
-// SetPairs implements host.HeaderMap: it cannot be changed.
+// SetPairs implements host.HeaderMap. The map is read-only.
 func (readOnly) SetPairs(host.Pairs) host.Status { return host.BadArgument }
 
-// Add implements host.HeaderMap: it cannot be changed.
+// Add implements host.HeaderMap. The map is read-only.
 func (readOnly) Add(string, string) host.Status { return host.BadArgument }
 
-// Replace implements host.HeaderMap: it cannot be changed.
+// Replace implements host.HeaderMap. The map is read-only.
 func (readOnly) Replace(string, string) host.Status { return host.BadArgument }
 
-// Remove implements host.HeaderMap: it cannot be changed.
+// Remove implements host.HeaderMap. The map is read-only.
 func (readOnly) Remove(string) host.Status { return host.BadArgument }
 
 // validName reports whether name is a token (RFC 9110 5.6.2).
@@ -353,6 +354,6 @@ func validName(name string) bool {
 	return name != ""
 }
 
-// validValue reports whether value can stand in a header line: no line end and
-// no NUL (RFC 9110 5.5).
+// validValue reports whether value is valid in a header line: it has no line
+// end and no NUL (RFC 9110 5.5).
 func validValue(value string) bool { return !strings.ContainsAny(value, "\r\n\x00") }

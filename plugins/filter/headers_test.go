@@ -39,7 +39,7 @@ func TestHeaderMap(t *testing.T) {
 	}{
 		{"add", m.Add("x-b", "3"), host.OK},
 		{"replace host", m.Replace("host", "h"), host.OK},
-		{"add a pseudo-header", m.Add(":method", "PUT"), host.OK}, // there is one of each
+		{"add a pseudo-header", m.Add(":method", "PUT"), host.OK}, // each pseudo-header exists once
 		{"remove", m.Remove("ACCEPT"), host.OK},
 		{"remove nothing", m.Remove("none"), host.OK},
 		{"bad name", m.Add("a b", "x"), host.BadArgument},

@@ -7,13 +7,14 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// What the bytes are of that the host holds for a guest in a stream: of a body in
-// one direction (those are numbered as the directions), or of anything that lasts
-// as long as the stream.
+// ofStream is the kind of bytes that the host holds for a guest as long as the
+// stream lasts. The other kinds are the bodies of the two directions, with the
+// direction's number.
 const ofStream = 2
 
-// hold counts n bytes more that the host holds for the guest; n below 0 gives
-// back, but no more than was taken. false: the plugin's budget does not suffice.
+// hold counts n more bytes that the host holds for the guest. A negative n
+// subtracts, but no more than was counted. It returns false when the plugin's
+// budget is too small.
 func (f *filter) hold(of direction, n int64) bool {
 	budget := f.p.deps.Host
 	if n <= 0 {
@@ -24,14 +25,14 @@ func (f *filter) hold(of direction, n int64) bool {
 		return false
 	}
 	f.held[of].Add(n)
-	if f.freed.Load() { // a guest that outlives its stream, because nothing can interrupt the guest
+	if f.freed.Load() { // the guest cannot be interrupted and still runs after the stream's end
 		budget.Give(f.held[of].Swap(0))
 		return false
 	}
 	return true
 }
 
-// letGo gives back n bytes, or all that is held.
+// letGo subtracts n bytes, or all held bytes if there are fewer.
 func (f *filter) letGo(of direction, n int64) {
 	for {
 		held := f.held[of].Load()
@@ -46,7 +47,7 @@ func (f *filter) letGo(of direction, n int64) {
 	}
 }
 
-// free gives back all that is held, for good.
+// free subtracts all held bytes; further bytes are refused.
 func (f *filter) free() {
 	f.freed.Store(true)
 	for of := range f.held {
@@ -61,9 +62,9 @@ var (
 	errTooLong = errors.New("it is too long")
 )
 
-// readHeld reads r to its end and counts the capacity of what it returns, also
-// with an error, in budget: the caller gives that back. errTooLong: there are
-// more than most bytes. errNoRoom: the budget does not suffice.
+// readHeld reads r to its end. It counts the capacity of its result in budget,
+// also when it returns an error; the caller subtracts it later. errTooLong: r
+// has more than most bytes. errNoRoom: the budget is too small.
 func readHeld(budget *budget.Host, r io.Reader, most int) (b []byte, err error) {
 	for {
 		if len(b) == cap(b) {

@@ -12,19 +12,19 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// repeated is a line of a script n times.
+// repeated returns a line of a script n times.
 func repeated(n int, line string) string { return strings.Repeat(line+"\n", n) }
 
-// startWithin starts a plugin with that budget in bytes.
+// startWithin starts a plugin with a budget of that many bytes.
 func (w *world) startWithin(bytes int64, script string) (*Plugin, *budget.Host) {
 	d := w.deps()
 	d.Host = budget.NewHost(bytes, func(reason string) { w.meter.Fail(0, reason) })
 	s := spec("f", script)
-	s.Timeout = 20 * time.Second // much is copied, under the race detector too
+	s.Timeout = 20 * time.Second // the test copies much data, also under the race detector
 	return w.startWith(s, d), d.Host
 }
 
-// statuses counts the statuses that a host function answered.
+// statuses counts the statuses that a host function returned.
 func (w *world) statuses(function string) map[string]int {
 	counts := map[string]int{}
 	for _, line := range w.log.find("|" + function + "=") {
@@ -35,7 +35,7 @@ func (w *world) statuses(function string) map[string]int {
 	return counts
 }
 
-// idle waits until nothing is held for the plugin.
+// idle waits until the host holds no bytes for the plugin.
 func (w *world) idle(h *budget.Host) {
 	w.t.Helper()
 	for range 20000 {
@@ -47,8 +47,8 @@ func (w *world) idle(h *budget.Host) {
 	w.t.Errorf("%d bytes are still held", h.Held())
 }
 
-// TestWhatAStreamHolds: a guest that makes the host hold too much is told so, the
-// stream goes on, and the bytes are free when the stream is over.
+// TestWhatAStreamHolds: a guest that makes the host hold too much gets an error
+// status. The stream continues, and its bytes are free when it is over.
 func TestWhatAStreamHolds(t *testing.T) {
 	for _, tt := range []struct {
 		name, script, function string
@@ -90,7 +90,7 @@ func TestWhatAStreamHolds(t *testing.T) {
 	}
 }
 
-// TestLinesOfAMap: however large the budget is, a map has as many lines as the
+// TestLinesOfAMap: with any budget, a map has at most as many lines as the
 // serialized form may have.
 func TestLinesOfAMap(t *testing.T) {
 	w := newWorld(t)
@@ -115,8 +115,8 @@ response_headers: call proxy_replace_header_map_value 2 "x-pair-8" "longer"`)
 	}
 }
 
-// TestLongStreamsGiveBack: what a guest adds to the events of a long stream counts
-// only until the client has it.
+// TestLongStreamsGiveBack: data that a guest adds to the events of a long
+// stream counts only until the client has received it.
 func TestLongStreamsGiveBack(t *testing.T) {
 	w := newWorld(t)
 	_, held := w.startWithin(256<<10, "[s]\nresponse_body: !eos call proxy_set_buffer_bytes 1 0 0 fill:200000")
@@ -138,7 +138,7 @@ func TestLongStreamsGiveBack(t *testing.T) {
 const bigCall = `call proxy_http_call "sink" {:method=POST,:path=/,:authority=x} fill:60000 {} `
 
 // TestCallsAreHeldUntilTheyEnd: the bytes of calls to an upstream that does not
-// answer are the plugin's, and free when the calls time out.
+// answer count for the plugin until the calls time out.
 func TestCallsAreHeldUntilTheyEnd(t *testing.T) {
 	w := newWorld(t)
 	release := make(chan struct{})
@@ -175,8 +175,8 @@ func TestCallsAreHeldUntilTheyEnd(t *testing.T) {
 	t.Errorf("%d bytes are held, %d before the calls that timed out", held.Held(), before)
 }
 
-// TestAnswersOfCallsCount: an answer that the budget does not suffice for is a
-// failed call.
+// TestAnswersOfCallsCount: a call fails when the budget is too small for its
+// answer.
 func TestAnswersOfCallsCount(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -209,7 +209,7 @@ http_call_response: say $size`)
 	}
 }
 
-// TestLogIsBounded: what a guest logs beyond its rate is dropped and counted.
+// TestLogIsBounded: log lines above the plugin's rate are dropped and counted.
 func TestLogIsBounded(t *testing.T) {
 	w := newWorld(t)
 	w.startWithin(0, "[s]\n"+repeated(200, "request_headers: quiet proxy_log 2 fill:65536"))

@@ -15,7 +15,7 @@ const deny = `call proxy_send_local_response 403 "details" "denied" {x-why=rule,
 func TestLocalResponse(t *testing.T) {
 	for _, tt := range []struct {
 		name, script string
-		called       bool // the next handler
+		called       bool // the next handler was called
 	}{
 		{"request headers", "request_headers: " + deny, false},
 		{"request headers, going on", "request_headers: " + deny + "\nrequest_headers: return 0", false},
@@ -46,8 +46,8 @@ func TestLocalResponse(t *testing.T) {
 			if len(called) == 1 != tt.called {
 				t.Errorf("next was called: %v", !tt.called)
 			}
-			// A reply in place of an answer that had set out goes to the client
-			// directly; any other passes the filters that have seen the request.
+			// A reply that replaces a begun answer goes directly to the client.
+			// Any other reply passes the filters that have seen the request.
 			direct := strings.Contains(tt.name, "response") && !strings.Contains(tt.name, "call")
 			if got := resp.Header.Get("X-Before"); got == "1" == direct {
 				t.Errorf("the filter before saw the reply: %q", got)
@@ -98,7 +98,7 @@ func TestLocalResponseIsRefusedWhenLate(t *testing.T) {
 		http.NewResponseController(rw).Flush()
 		io.WriteString(rw, "two")
 	})
-	// The first chunk is seen before the head is out.
+	// The guest sees the first chunk before the head is sent.
 	if resp, body := do(t, srv, "s", ""); resp.StatusCode != 403 || body != "denied" {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
@@ -140,12 +140,12 @@ func TestLocalResponsesOfEveryStatus(t *testing.T) {
 }
 
 // TestLocalResponseWhileNextIsSilent: the guest answers from a tick, long after
-// it let the request go.
+// it let the request continue.
 func TestLocalResponseWhileNextIsSilent(t *testing.T) {
 	w := newWorld(t)
 	w.start(spec("f", ticking+"[s]\nrequest_headers: park "+deny[5:]))
 	srv := w.serve(func(rw http.ResponseWriter, r *http.Request) {
-		<-r.Context().Done() // the chain wants no answer any more
+		<-r.Context().Done() // the chain no longer needs an answer
 		if _, err := io.WriteString(rw, "too late"); err == nil {
 			t.Error("next could write")
 		}
@@ -155,8 +155,8 @@ func TestLocalResponseWhileNextIsSilent(t *testing.T) {
 	}
 }
 
-// TestLocalResponseToABodyThatHangs: next waits for a body that does not come, or
-// does something else when the guest answers.
+// TestLocalResponseToABodyThatHangs: when the guest answers, next waits for a
+// body that does not arrive, or does something else.
 func TestLocalResponseToABodyThatHangs(t *testing.T) {
 	for name, pause := range map[string]func(*http.Request){
 		"next reads":    func(*http.Request) {},
@@ -174,7 +174,7 @@ func TestLocalResponseToABodyThatHangs(t *testing.T) {
 			})
 			body, answers := slowBody(t, srv, "s")
 			defer body.Close()
-			go io.WriteString(body, "begin") // the answer may come before it is taken
+			go io.WriteString(body, "begin") // the answer may come before the body is read
 			resp := <-answers
 			if resp == nil {
 				t.Fatal("no answer")

@@ -22,8 +22,8 @@ func resident(t *testing.T) int {
 	return kib >> 10
 }
 
-// TestDeadInstancesLeaveNothing: instances that ate all of their memory give it
-// back when they end, not when the garbage collector comes by.
+// TestDeadInstancesLeaveNothing: instances that used all of their memory free
+// it when they end, not at the next garbage collection.
 func TestDeadInstancesLeaveNothing(t *testing.T) {
 	w := newWorld(t)
 	s := spec("f", "[s]\nrequest_headers: eat\n[fine]\nrequest_headers: say fine")
@@ -37,7 +37,7 @@ func TestDeadInstancesLeaveNothing(t *testing.T) {
 	for range 10 {
 		do(t, srv, "s", "x")
 	}
-	do(t, srv, "fine", "x") // by the instance that took the last one's place
+	do(t, srv, "fine", "x") // answered by the instance that replaced the last one
 	if after := resident(t); after > before+3*64 {
 		t.Errorf("%d MiB are resident after ten dead instances of 64 MiB, %d before", after, before)
 	}

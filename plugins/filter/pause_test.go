@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// ticking is a script whose guest wakes what was parked, often.
+// ticking is a script whose guest often resumes paused streams.
 const ticking = `
 [main]
 configure: call proxy_set_tick_period_milliseconds 1
@@ -81,7 +81,7 @@ request_headers: return 1
 response_headers: call proxy_get_header_map_value 0 ":path" ret`))
 	srv := w.serve(echo)
 	do(t, srv, "s", "x")
-	// Once the stream goes on, the map is not there any more: NOT_FOUND.
+	// After the stream has continued, the map is no longer available: NOT_FOUND.
 	w.log.wait(t, 2, `proxy_get_header_map_value=1`)
 	w2 := newWorld(t)
 	w2.start(spec("f", ticking+`[s]
@@ -177,7 +177,7 @@ http_call_response: call proxy_get_header_map_value 0 ":path" ret`))
 	w.waitIdle(0)
 	close(release)
 	w.log.wait(t, 1, `main|http_call_response|1|proxy_get_header_map_value=0 "200"`)
-	w.log.wait(t, 1, `proxy_set_effective_context=2`) // the context is gone: BAD_ARGUMENT
+	w.log.wait(t, 1, `proxy_set_effective_context=2`) // the context has ended: BAD_ARGUMENT
 }
 
 // waitIdle waits until no stream uses plugin i: its contexts have ended.
@@ -224,7 +224,7 @@ func TestClientLeavesAPausedStream(t *testing.T) {
 	}
 }
 
-// events writes the events of a stream as the test sends them.
+// events writes events to a stream when the test sends them.
 func events(lines <-chan string) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -239,7 +239,7 @@ func events(lines <-chan string) http.HandlerFunc {
 			var more bool
 			select {
 			case line, more = <-lines:
-			case <-r.Context().Done(): // as the proxy does
+			case <-r.Context().Done(): // the proxy returns then, too
 			}
 			if !more {
 				return
@@ -263,7 +263,7 @@ response_body: 2 call proxy_set_buffer_bytes 1 0 0 "+"`))
 	srv := w.serve(events(lines))
 	req, _ := http.NewRequest("POST", srv.URL, strings.NewReader("hello"))
 	req.Header.Set("X-Script", "s")
-	resp, err := srv.Client().Do(req) // the head comes before any event
+	resp, err := srv.Client().Do(req) // the head arrives before any event
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,8 +284,8 @@ response_body: 2 call proxy_set_buffer_bytes 1 0 0 "+"`))
 	}
 }
 
-// TestHeldEventGoesOnWhileTheEngineIsSilent: nobody writes when the guest lets
-// the event go.
+// TestHeldEventGoesOnWhileTheEngineIsSilent: the guest releases the event while
+// no handler writes.
 func TestHeldEventGoesOnWhileTheEngineIsSilent(t *testing.T) {
 	for _, callback := range []string{"response_headers", "response_body"} {
 		t.Run(callback, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// restartPause is how long a VM that did not start waits before the next
-	// try; it doubles up to restartPauseMax.
+	// restartPause is the wait after a VM did not start, before the next try.
+	// It doubles up to restartPauseMax.
 	restartPause    = 50 * time.Millisecond
 	restartPauseMax = 5 * time.Second
 )
@@ -25,7 +25,7 @@ const (
 var (
 	errParked = errors.New("the plugin is parked: it failed too often")
 	errBusy   = errors.New("no VM was free in time")
-	errStuck  = errors.New("a guest does not come back and cannot be interrupted")
+	errStuck  = errors.New("a guest call does not return and cannot be interrupted")
 )
 
 // Plugin is one version of one filter. Its methods are safe for concurrent use.
@@ -36,34 +36,34 @@ type Plugin struct {
 	space   *shared.Space
 	metrics *shared.MetricTable
 	has     [host.OnForeignFunction + 8]bool // callbacks that the module exports
-	streams bool                             // it has callbacks for streams at all
+	streams bool                             // it has callbacks for streams
 
-	// background is set when the guest has shown that it has nothing for streams:
-	// a plugin of ticks and queues only. See question.
+	// background is set when the probe has shown that the plugin only has ticks
+	// and queues and cannot process streams. See suspectBackground.
 	background atomic.Bool
-	served     atomic.Bool     // a stream's context was made once
+	served     atomic.Bool     // a context of a stream was created successfully
 	allowAll   bool            // spec.Upstreams has "*"
-	allowed    map[string]bool // by the name of the upstream
+	allowed    map[string]bool // by name of the upstream
 
-	ctx    context.Context // of the VMs' goroutines and calls; ends in Close
+	ctx    context.Context // of the VMs' goroutines and calls; Close ends it
 	cancel context.CancelFunc
-	tasks  sync.WaitGroup // background goroutines of VMs, starts of new ones, HTTP calls
+	tasks  sync.WaitGroup // background goroutines of VMs, starts of new VMs, HTTP calls
 
-	next atomic.Uint32 // whose turn it is among the live VMs
+	next atomic.Uint32 // index of the next VM, in rotation
 
 	mu      sync.Mutex
 	live    []*vm         // replaced, never changed; guarded by mu
 	changed chan struct{} // closed when live changes; guarded by mu
 	users   int           // streams that use the version; guarded by mu
 	closed  bool          // guarded by mu
-	stopped bool          // nothing begins in the background any more; guarded by mu
-	// answered is closed when it is known whether the plugin works in the
-	// background only; nil while nobody has asked; guarded by mu.
+	stopped bool          // no background task may begin any more; guarded by mu
+	// answered is closed when the probe has a result; nil while no probe was
+	// started; guarded by mu.
 	answered chan struct{}
-	idle     chan struct{} // closed when closed and no user is left; guarded by mu
+	idle     chan struct{} // closed when the version is closed and has no streams; guarded by mu
 }
 
-// New returns a version that is not started.
+// New returns a version that has not started.
 func New(spec Spec, deps Deps) *Plugin {
 	if spec.VMs <= 0 {
 		spec.VMs = runtime.GOMAXPROCS(0)
@@ -83,9 +83,9 @@ func New(spec Spec, deps Deps) *Plugin {
 	return p
 }
 
-// Start compiles the module and starts and configures its VMs; ctx bounds it. An
-// error means that the version cannot be used; what was begun has been ended
-// then, and Close need not be called.
+// Start compiles the module and starts and configures its VMs; ctx bounds it.
+// When it returns an error, it has released everything and the version cannot
+// be used; Close is not necessary then.
 func (p *Plugin) Start(ctx context.Context) error {
 	module, err := host.Load(ctx, p.spec.Wasm, p.spec.Load)
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 	return nil
 }
 
-// readCallbacks notes which callbacks there are.
+// readCallbacks records which callbacks the module exports.
 func (p *Plugin) readCallbacks() {
 	for c := host.OnContextCreate; c <= host.OnDelete; c++ {
 		p.has[c] = slices.Contains(p.module.Info().Callbacks, c.String())
@@ -131,11 +131,10 @@ func (p *Plugin) readCallbacks() {
 // Name returns the plugin's name.
 func (p *Plugin) Name() string { return p.spec.Name }
 
-// Info returns what the module says about itself. Start has come back without an
-// error before.
+// Info returns the description of the module. Start must have succeeded before.
 func (p *Plugin) Info() host.Info { return p.module.Info() }
 
-// State says what the version is doing.
+// State returns the current state of the version.
 func (p *Plugin) State() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,9 +147,9 @@ func (p *Plugin) State() State {
 	return Serving
 }
 
-// Close lets the running streams finish until ctx ends, takes leave of the
-// guests and frees everything. Streams that still run then are dealt with as if
-// their VM had failed. It may be called more than once, by one goroutine.
+// Close lets the running streams finish until ctx ends, runs the guests' last
+// callbacks and frees everything. Streams that still run then end as if their
+// VM had failed. It may be called more than once, by one goroutine.
 func (p *Plugin) Close(ctx context.Context) error {
 	p.mu.Lock()
 	first := !p.closed
@@ -173,12 +172,13 @@ func (p *Plugin) Close(ctx context.Context) error {
 	p.live = nil
 	p.mu.Unlock()
 	for _, v := range live {
-		v.leave(ctx)
+		v.shutDown(ctx)
 	}
 	p.cancel()
 	for _, v := range live {
 		if !v.kill() {
-			// Its code must stay: it is being run.
+			// The module's code must stay in memory, because a guest still runs
+			// it.
 			return errors.Join(err, fmt.Errorf("close plugin %s: %w", p.spec.Name, errStuck))
 		}
 	}
@@ -190,8 +190,8 @@ func (p *Plugin) Close(ctx context.Context) error {
 	return errors.Join(err, p.module.Close(context.WithoutCancel(ctx)))
 }
 
-// spawn runs f in the background; Close waits for it. Once the VMs are freed
-// nothing begins any more.
+// spawn runs f in the background; Close waits for it. It returns false and does
+// nothing once Close has stopped background tasks.
 func (p *Plugin) spawn(f func()) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,7 +202,8 @@ func (p *Plugin) spawn(f func()) bool {
 	return true
 }
 
-// acquire enters a stream; false: the version is closed, use its successor.
+// acquire registers a stream. It returns false when the version is closed; the
+// caller then uses its successor.
 func (p *Plugin) acquire() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -213,7 +214,8 @@ func (p *Plugin) acquire() bool {
 	return true
 }
 
-// release lets a stream go, after its context in the guest has ended.
+// release ends a stream's use of the plugin, after the stream's context in the
+// guest has ended.
 func (p *Plugin) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,11 +225,11 @@ func (p *Plugin) release() {
 	}
 }
 
-// forStreams reports whether the plugin takes part in streams.
+// forStreams reports whether the plugin processes streams.
 func (p *Plugin) forStreams() bool { return p.streams && !p.background.Load() }
 
-// pick returns the VM for a new stream. When all of them are being replaced it
-// waits, but not longer than for a call.
+// pick returns the VM for a new stream. When all VMs are being replaced, it
+// waits at most as long as a call may take.
 func (p *Plugin) pick(ctx context.Context) (*vm, error) {
 	if p.deps.Budget.Parked() {
 		return nil, errParked
@@ -271,8 +273,8 @@ func (p *Plugin) pickLater(ctx context.Context, changed <-chan struct{}) (*vm, e
 	}
 }
 
-// failed books a failure of the plugin; timeout is how long a call took that used
-// up its time, 0 for any other failure.
+// failed counts a failure of the plugin. timeout is the duration of a call that
+// used up its time, 0 for any other failure.
 func (p *Plugin) failed(c host.Callback, reason string, timeout time.Duration) {
 	if p.deps.Meter != nil {
 		p.deps.Meter.Fail(c, reason)
@@ -291,8 +293,8 @@ func (p *Plugin) failed(c host.Callback, reason string, timeout time.Duration) {
 	}
 }
 
-// timeoutOf is how long a call took that began then, if err says that it used up
-// its time; else 0.
+// timeoutOf returns the duration of a call that started at began, if err says
+// that the call used up its time; else 0.
 func timeoutOf(err error, began time.Time) time.Duration {
 	var failure *host.Error
 	if errors.As(err, &failure) && failure.Failure == host.Timeout {
@@ -301,25 +303,25 @@ func timeoutOf(err error, began time.Time) time.Duration {
 	return 0
 }
 
-// announce wakes who waits for a VM. p.mu is held.
+// announce wakes all goroutines that wait for a VM. The caller holds p.mu.
 func (p *Plugin) announce() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// lost takes a VM out and has another one started in its place.
+// lost removes a VM and starts another one in its place.
 func (p *Plugin) lost(v *vm) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.live, v)
 	if i < 0 {
-		return // the plugin closes, or v never began to serve
+		return // the plugin closes, or v never served
 	}
 	p.live = slices.Concat(p.live[:i], p.live[i+1:])
 	p.tasks.Go(p.replace)
 }
 
-// replace starts a VM, again and again until it serves, the plugin is parked or
+// replace starts a VM, with retries until one serves, the plugin is parked or
 // it closes.
 func (p *Plugin) replace() {
 	for pause := restartPause; !p.deps.Budget.Parked(); pause = min(2*pause, restartPauseMax) {
@@ -343,7 +345,7 @@ func (p *Plugin) replace() {
 		if p.ctx.Err() != nil {
 			return
 		}
-		p.deps.Log.Error("plugin does not start again", "error", err)
+		p.deps.Log.Error("plugin could not be restarted", "error", err)
 		p.failed(host.OnVMStart, "start", timeoutOf(err, began))
 		timer := time.NewTimer(pause)
 		select {

@@ -18,14 +18,14 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// maxState bounds what guests may keep with one stream, in bytes; a property
-// counts stateCost beside its name and its value.
+// maxState is the limit of the properties that guests store in one stream, in
+// bytes. A property costs stateCost in addition to its name and value.
 const (
 	maxState  = 1 << 20
 	stateCost = 128
 )
 
-// state is the properties that guests made in a stream. It is safe for
+// state holds the properties that guests made in a stream. It is safe for
 // concurrent use.
 type state struct {
 	mu     sync.Mutex
@@ -33,8 +33,8 @@ type state struct {
 	size   int               // guarded by mu
 }
 
-// set keeps a copy of value for f's guest. InternalFailure: the stream holds too
-// much, or the plugin's budget does not suffice.
+// set stores a copy of value for f's guest. InternalFailure: the stream holds
+// too much, or the plugin's budget is too small.
 func (s *state) set(f *filter, key string, value []byte) host.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,9 +60,9 @@ func (s *state) get(key string) ([]byte, bool) {
 	return value, ok
 }
 
-// SetProperty implements host.Env: later filters of the stream see the property
-// under the same path, unless the proxy has one there. NotFound: there is no
-// stream.
+// SetProperty implements host.Env. Later filters of the stream see the property
+// under the same path, unless the proxy has a property of that path. NotFound:
+// there is no stream.
 func (v *vm) SetProperty(ctx uint32, path []string, value []byte) host.Status {
 	f := v.stream(ctx)
 	if f == nil {
@@ -71,10 +71,11 @@ func (v *vm) SetProperty(ctx uint32, path []string, value []byte) host.Status {
 	return f.s.state.set(f, strings.Join(path, "\x00"), value)
 }
 
-// Property implements host.Env. The tree is Envoy's (its "attributes" and what
-// its Wasm extension adds) as far as it has a meaning here, and pdproxy's own.
-// Values are encoded as Envoy does: text raw; numbers, times and durations (in
-// nanoseconds) 8 bytes little-endian; bools one byte; string maps as header maps.
+// Property implements host.Env. The tree consists of the properties of Envoy
+// (its "attributes" and those of its Wasm extension) that have a meaning here,
+// and of pdproxy's own. Values are encoded as in Envoy: text raw; numbers,
+// times and durations (in nanoseconds) 8 bytes little-endian; bools one byte;
+// string maps as header maps.
 func (v *vm) Property(ctx uint32, path []string) ([]byte, host.Status) {
 	value, ok := v.property(path)
 	if f := v.stream(ctx); !ok && f != nil {
@@ -88,7 +89,7 @@ func (v *vm) Property(ctx uint32, path []string) ([]byte, host.Status) {
 	return value, host.OK
 }
 
-// property is what holds for all streams of the plugin.
+// property returns a property that is the same for all streams of the plugin.
 func (v *vm) property(path []string) ([]byte, bool) {
 	spec, node := &v.p.spec, &v.p.deps.Node
 	switch strings.Join(path, ".") {
@@ -105,7 +106,7 @@ func (v *vm) property(path []string) ([]byte, bool) {
 	case "node.metadata", "xds.node.metadata":
 		return stringMap(node.Metadata), true
 	case "cluster_name", "xds.cluster_name", "route_name", "xds.route_name", "xds.virtual_host_name":
-		return text("pdproxy") // there is one of each
+		return text("pdproxy") // there is only one route and one cluster
 	case "listener_direction", "xds.listener_direction", "plugin_direction":
 		return number(1) // inbound
 	case "listener.address":
@@ -118,7 +119,7 @@ func (v *vm) property(path []string) ([]byte, bool) {
 	return nil, false
 }
 
-// property is what a stream has.
+// property returns a property of the stream.
 func (s *stream) property(path []string) ([]byte, bool) {
 	if len(path) < 2 {
 		return nil, false
@@ -217,7 +218,7 @@ func (s *stream) responseProperty(path []string) ([]byte, bool) {
 			return text("via_upstream")
 		}
 	case "flags":
-		return number(0) // Envoy's reasons for trouble, none of which exist here
+		return number(0) // Envoy's response flags, none of which exist here
 	case "grpc_status":
 		return nil, false
 	case "size":
@@ -244,7 +245,7 @@ func (s *stream) responseProperty(path []string) ([]byte, bool) {
 	return nil, false
 }
 
-// headerProperty is a whole map, or one line of it by its name.
+// headerProperty returns a whole map, or one line of it by its name.
 func headerProperty(m *headerMap, path []string) ([]byte, bool) {
 	if len(path) == 0 {
 		return m.Pairs().Append(nil), true
@@ -253,7 +254,7 @@ func headerProperty(m *headerMap, path []string) ([]byte, bool) {
 	return []byte(value), ok
 }
 
-// addressProperty is one of the two ends of the client's connection.
+// addressProperty returns one of the two ends of the client's connection.
 func addressProperty(address, name string) ([]byte, bool) {
 	switch name {
 	case "address":
@@ -287,10 +288,10 @@ func (s *stream) connectionProperty(name string) ([]byte, bool) {
 	return text(tlsState.ServerName)
 }
 
-// tlsVersions are Envoy's names.
+// tlsVersions are Envoy's names of TLS versions.
 var tlsVersions = map[uint16]string{tls.VersionTLS10: "TLSv1", tls.VersionTLS11: "TLSv1.1", tls.VersionTLS12: "TLSv1.2", tls.VersionTLS13: "TLSv1.3"}
 
-// certificateProperty is what the client's certificate says.
+// certificateProperty returns a property of the client's certificate.
 func (s *stream) certificateProperty(name string) ([]byte, bool) {
 	if s.r.TLS == nil || len(s.r.TLS.PeerCertificates) == 0 {
 		return nil, false
@@ -317,8 +318,8 @@ func peerProperty(peer *x509.Certificate, name string) ([]byte, bool) {
 	return nil, false
 }
 
-// upstreamProperty is the engine that computes the answer, as soon as it has
-// been chosen.
+// upstreamProperty returns a property of the engine that computes the answer,
+// once it is chosen.
 func (s *stream) upstreamProperty(name string) ([]byte, bool) {
 	facts := s.info.Facts()
 	if facts.Decode.Address == "" {
@@ -333,8 +334,8 @@ func (s *stream) upstreamProperty(name string) ([]byte, bool) {
 	return nil, false
 }
 
-// exchangeProperty is what the proxy knows of the exchange. What it does not
-// know (yet) is not found.
+// exchangeProperty returns a fact of the exchange. A fact that is not known
+// (yet) is not found.
 func (s *stream) exchangeProperty(path []string) ([]byte, bool) {
 	facts := s.info.Facts()
 	switch strings.Join(path, ".") {
@@ -385,7 +386,7 @@ func rank(t abi.StreamTarget) ([]byte, bool) {
 	return number(uint64(t.Rank))
 }
 
-// protocol is the request's protocol in Envoy's words.
+// protocol returns Envoy's name of the request's protocol.
 func protocol(r *http.Request) string {
 	switch r.ProtoMajor {
 	case 3:
@@ -398,7 +399,7 @@ func protocol(r *http.Request) string {
 
 func text(s string) ([]byte, bool) { return []byte(s), true }
 
-// known is text that is not found when it is empty.
+// known returns a text; an empty text counts as not found.
 func known(s string) ([]byte, bool) { return []byte(s), s != "" }
 
 func mapText(m *headerMap, key string) ([]byte, bool) {

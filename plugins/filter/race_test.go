@@ -2,5 +2,5 @@
 
 package filter
 
-// raceEnabled: the race detector allocates, so allocations are not counted.
+// raceEnabled: the race detector allocates, so tests do not count allocations.
 const raceEnabled = true

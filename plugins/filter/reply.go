@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// reply is an answer that does not come from the next handler: a guest's local
-// response, or the error with which a stream ends.
+// reply is an answer that replaces the next handler's: a guest's local
+// response, or the error that ends a stream.
 type reply struct {
 	status  int
 	headers host.Pairs
@@ -21,8 +21,8 @@ type reply struct {
 	details string
 }
 
-// newReply returns a guest's local response. Its gRPC status is left out: no
-// client here speaks gRPC.
+// newReply returns a guest's local response. It ignores the gRPC status,
+// because no client here speaks gRPC.
 func newReply(f *filter, r *host.LocalResponse) *reply {
 	p := &reply{status: int(r.Status), headers: r.Headers, body: slices.Clone(r.Body), details: r.Details}
 	if p.details == "" {
@@ -33,7 +33,7 @@ func newReply(f *filter, r *host.LocalResponse) *reply {
 
 // newFailure returns an error in OpenAI's form.
 func newFailure(status int, kind, code, message string) *reply {
-	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // strings only: it cannot fail
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // strings only, so it cannot fail
 		"message": message, "type": kind, "param": nil, "code": code,
 	}})
 	r := &reply{status: status, body: body, details: code, headers: host.Pairs{{Key: "content-type", Value: "application/json"}}}
@@ -43,7 +43,7 @@ func newFailure(status int, kind, code, message string) *reply {
 	return r
 }
 
-// pluginFailure is the answer where a plugin that may not be left out failed.
+// pluginFailure returns the answer for a failed plugin without fail_open.
 func pluginFailure(name string, err error) *reply {
 	code, message := "plugin_failed", "the plugin "+strconv.Quote(name)+" failed"
 	switch {
@@ -55,14 +55,14 @@ func pluginFailure(name string, err error) *reply {
 	return newFailure(http.StatusServiceUnavailable, "server_error", code, message)
 }
 
-// headerMap returns the reply's headers. Framing is not the guest's to say.
+// headerMap returns the reply's headers. The guest cannot set headers of framing.
 func (r *reply) headerMap(requestID string) *headerMap {
 	m := &headerMap{pseudo: host.Pairs{{Key: ":status", Value: strconv.Itoa(r.status)}}}
 	for _, line := range r.headers {
 		switch name := lowerName(line.Key); {
 		case pseudoName(line.Key) != "", name == "content-length", name == "transfer-encoding":
 		default:
-			m.Add(line.Key, line.Value) // what cannot stand in a header is left out
+			m.Add(line.Key, line.Value) // invalid lines are dropped
 		}
 	}
 	if len(r.body) > 0 {
@@ -77,20 +77,21 @@ func (r *reply) headerMap(requestID string) *headerMap {
 	return m
 }
 
-// replyTimeout is how long a client may take to read a reply over HTTP/2 or HTTP/3.
-// Over HTTP/1.1 the limit of its connection holds.
+// replyTimeout is the time in which a client must read a reply over HTTP/2 or
+// HTTP/3. Over HTTP/1.1 the limit of its connection applies.
 const replyTimeout = time.Minute
 
-// write sends the reply past all filters.
+// write sends the reply to the client without the filters.
 func (r *reply) write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), r.headerMap("").take())
 	w.WriteHeader(r.status)
 	_, _ = w.Write(r.body) // the client may be gone
 }
 
-// reply sends an answer instead of the next handler's. It passes the filters
-// that have seen the request, like any other, unless an answer was on its way to
-// the client already: then it goes there directly. s.out is held.
+// reply sends an answer instead of the next handler's. Like any other answer it
+// passes the filters that have seen the request. If an answer has already begun
+// to go to the client, the reply goes directly to the client. The caller holds
+// s.out.
 func (s *stream) reply(r *reply) {
 	w := &s.resp
 	w.hops = w.hops[:0:0]
@@ -108,7 +109,7 @@ func (s *stream) reply(r *reply) {
 	w.headers, w.trailers, w.headed, w.ended = r.headerMap(s.requestHeaders.get("X-Request-Id")), nil, false, false
 	s.responseHeaders.Store(w.headers)
 	s.dst.wrote, s.dst.closed = true, true
-	if s.r.ProtoMajor >= 2 { // a client may leave the flow control of its stream at 0
+	if s.r.ProtoMajor >= 2 { // a client may keep the flow-control window of its stream at 0
 		s.rc().SetWriteDeadline(time.Now().Add(replyTimeout))
 	}
 	if w.begin(len(r.body) == 0); len(r.body) > 0 && !s.interrupted() {

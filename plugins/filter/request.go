@@ -17,31 +17,31 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// chunkSize is how much of a client's body is read at once, in bytes, where the
-// next handler does not bring a buffer of its own.
+// chunkSize is the size in bytes of one read of a client's body, when the next
+// handler does not bring its own buffer.
 const chunkSize = 32 << 10
 
-// source is the client's body, and what of it has come through for the next
-// handler.
+// source is the client's body, and the part of it that has passed the filters
+// for the next handler.
 type source struct {
 	body    io.ReadCloser
-	done    bool        // nothing is left to be read
-	err     error       // of the last read, but for its end
-	reading atomic.Bool // a read is under way
-	begun   atomic.Bool // the first has been, and the last has not
-	ahead   *readAhead  // a read that is under way, or whose result waits
+	done    bool        // no more bytes can be read
+	err     error       // of the last read, except io.EOF
+	reading atomic.Bool // a read is running
+	begun   atomic.Bool // the first read has started, and the last has not ended
+	ahead   *readAhead  // a read that is running, or whose result waits
 	buf     []byte
 
-	dst  []byte // where the next handler wants the bytes
-	n    int    // how many are there
-	rest []byte // those that came before it asked
+	dst  []byte // buffer of the next handler
+	n    int    // number of bytes in dst
+	rest []byte // bytes that passed before the handler asked
 
 	next *http.Request // as the next handler sees it; nil before it runs
 }
 
 // readAhead is one read of the client's body in a goroutine of its own, while a
-// filter holds the request: what it waits for may come first, and only who reads
-// learns that the client left.
+// filter holds the request. The filter may continue before the read returns,
+// and only a read shows that the client has left.
 type readAhead struct {
 	buf  []byte
 	n    int
@@ -49,7 +49,7 @@ type readAhead struct {
 	done chan struct{}
 }
 
-// setRequest makes an empty map the headers of a request as filters see them.
+// setRequest fills an empty map with the headers of a request as filters see them.
 func (m *headerMap) setRequest(r *http.Request) {
 	scheme := "http"
 	if r.TLS != nil {
@@ -66,8 +66,8 @@ func (m *headerMap) setRequest(r *http.Request) {
 	}
 }
 
-// validID reports whether a client's request id is fit for log lines, by the
-// rule of the proxy, which replaces any other.
+// validID reports whether a client's request id is safe in log lines. The rule
+// is that of the proxy, which replaces any other id.
 func validID(id string) bool {
 	for i := range len(id) {
 		if id[i] <= ' ' || id[i] > '~' {
@@ -83,8 +83,9 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// passHeaders takes the request's headers through the filters; false: the
-// request goes no further. Meanwhile the body is read as far as it may be held.
+// passHeaders passes the request's headers through the filters. It returns
+// false when the request goes no further. Meanwhile it reads as much of the
+// body as filters may hold.
 func (s *stream) passHeaders() bool {
 	s.in.Lock()
 	defer s.in.Unlock()
@@ -109,24 +110,24 @@ func (s *stream) passHeaders() bool {
 		}
 	}
 	if limited {
-		_ = s.rc().SetReadDeadline(time.Time{}) // from here on it is the next handler's
+		_ = s.rc().SetReadDeadline(time.Time{}) // from here on the deadline belongs to the next handler
 		if s.isOver() && s.src.begun.Load() {
-			s.breakRead() // once more: that was stop's
+			s.breakRead() // repeat stop's read deadline, which the line above removed
 		}
 	}
 	s.requestDone.Store(int64(time.Since(s.start)))
 	return !s.interrupted()
 }
 
-// limitRead gives the client the configured time for its body.
+// limitRead sets the configured deadline for the client's body.
 func (s *stream) limitRead() {
 	if t := s.limits.ReadTimeout; t > 0 && s.r.ContentLength != 0 {
 		_ = s.rc().SetReadDeadline(time.Now().Add(t))
 	}
 }
 
-// bodyFailure is the answer to a body that did not come whole while a filter
-// held the request.
+// bodyFailure returns the answer to a body that did not arrive completely while
+// a filter held the request.
 func bodyFailure(err error) *reply {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return newFailure(http.StatusRequestTimeout, "invalid_request_error", "body_timeout", "the request body did not come in time")
@@ -134,9 +135,9 @@ func bodyFailure(err error) *reply {
 	return newFailure(http.StatusBadRequest, "invalid_request_error", "body_incomplete", "the request body could not be read")
 }
 
-// advance does one step: something that was held goes on, a chunk comes, into p
-// if there is one, or it waits for either. false: the stream is over or the
-// client is gone. s.in is held.
+// advance does one step. It sends on held data, or reads a chunk (into p if p
+// is not empty), or waits for either. It returns false when the stream is over
+// or the client is gone. The caller holds s.in.
 func (s *stream) advance(p []byte) bool {
 	src := &s.src
 	switch {
@@ -165,7 +166,7 @@ func (s *stream) advance(p []byte) bool {
 	return true
 }
 
-// advanceAhead waits for a chunk and for what is held at the same time.
+// advanceAhead waits until a chunk arrives or a filter continues.
 func (s *stream) advanceAhead() bool {
 	src := &s.src
 	if src.ahead == nil {
@@ -212,15 +213,16 @@ func (src *source) read(p []byte) (int, error) {
 	return n, err
 }
 
-// breakRead ends reads of the client's body that are of no use any more: before the
-// head of an answer net/http itself reads on in a body that has been begun.
+// breakRead ends reads of the client's body whose result is not needed. Without
+// it, net/http would read the rest of a started body before it sends the head
+// of an answer.
 func (s *stream) breakRead() {
 	if s.rc().SetReadDeadline(time.Unix(1, 0)) != nil {
 		s.src.body.Close()
 	}
 }
 
-// closeSource waits until nobody reads the client's body any more.
+// closeSource waits until no goroutine reads the client's body.
 func (s *stream) closeSource() {
 	s.in.Lock()
 	defer s.in.Unlock()
@@ -229,8 +231,8 @@ func (s *stream) closeSource() {
 	}
 }
 
-// endRead ends the read that is under way, and takes its error: a client that
-// was too slow for its body is told so.
+// endRead ends the running read and keeps its error, so that the proxy can
+// report a body that was too slow.
 func (s *stream) endRead() {
 	a := s.src.ahead
 	if a == nil {
@@ -244,7 +246,7 @@ func (s *stream) endRead() {
 	}
 }
 
-// arrived takes a chunk of the client's body through the filters.
+// arrived passes a chunk of the client's body through the filters.
 func (s *stream) arrived(b []byte, err error) {
 	s.requestBytes.Add(int64(len(b)))
 	src := &s.src
@@ -271,7 +273,7 @@ func (s *stream) arrived(b []byte, err error) {
 	}
 }
 
-// trailerOf returns a trailer that came, nil if there is none.
+// trailerOf returns the received trailer, nil if there is none.
 func trailerOf(h http.Header) *headerMap {
 	lines := make(http.Header)
 	for name, values := range h {
@@ -288,10 +290,11 @@ func trailerOf(h http.Header) *headerMap {
 // requestSink is the next handler's side of the request.
 type requestSink struct{ s *stream }
 
-// headers implements sink; passHeaders goes on when they have come.
+// headers implements sink; passHeaders continues once the headers have arrived
+// here.
 func (requestSink) headers(bool) {}
 
-// data implements sink. b may be what the handler asked to be filled.
+// data implements sink. b may be the handler's own buffer.
 func (k requestSink) data(b []byte, _ bool) {
 	src := &k.s.src
 	if len(src.rest) == 0 && src.n < len(src.dst) && len(b) > 0 {
@@ -313,8 +316,8 @@ func (k requestSink) trailers(t *headerMap) {
 	}
 }
 
-// nextRequest returns the request as the next handler sees it; nil: the filters
-// have made something of it that is no request.
+// nextRequest returns the request as the next handler sees it. It returns nil
+// when the filters have made it invalid.
 func (s *stream) nextRequest(ctx context.Context) *http.Request {
 	s.in.Lock()
 	defer s.in.Unlock()
@@ -329,7 +332,8 @@ func (s *stream) nextRequest(ctx context.Context) *http.Request {
 		next.URL, next.RequestURI = u, path
 	}
 	if !validName(method) || path == "" {
-		// Envoy's answer to a filter that removed what a request needs.
+		// Envoy gives this answer to a filter that removed a required header of
+		// a request.
 		s.fail(newFailure(http.StatusServiceUnavailable, "server_error", "plugin_failed", "a plugin made an invalid request"))
 		return nil
 	}
@@ -343,8 +347,8 @@ func (s *stream) nextRequest(ctx context.Context) *http.Request {
 	return next
 }
 
-// nextBody gives the next handler its body: the client's own where no filter
-// looks at it, else what comes through, with its length if that is known.
+// nextBody sets the body of the next handler: the client's own where no filter
+// looks at it, else the filtered bytes, with their length if it is known.
 func (s *stream) nextBody(next *http.Request) {
 	src := &s.src
 	m := s.requestHeaders
@@ -368,7 +372,7 @@ func (s *stream) nextBody(next *http.Request) {
 	}
 }
 
-// requestBody is the body that the next handler reads: each read takes a chunk
+// requestBody is the body that the next handler reads. Each read passes a chunk
 // through the filters.
 type requestBody struct{ s *stream }
 
@@ -418,7 +422,7 @@ func (b requestBody) Read(p []byte) (int, error) {
 	}
 }
 
-// bodyError is why the body ends early.
+// bodyError returns the reason why the body ends early.
 func (s *stream) bodyError() error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)

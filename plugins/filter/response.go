@@ -11,20 +11,20 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// destination is the answer as the next handler gives it, and what of it has
+// destination is the answer of the next handler, and the part of it that has
 // reached the client.
 type destination struct {
-	wrote    bool  // the next handler has given its head
+	wrote    bool  // the next handler has written its head
 	declared int64 // its Content-Length, -1: none
 	came     int64 // bytes of its body
 	closed   bool  // its body has ended
-	noBody   bool  // the answer has none
+	noBody   bool  // the answer has no body
 	err      error // of the last write to the client
 }
 
-// answerWriter is the http.ResponseWriter of the next handler. Everything
-// written goes through the filters at once; a write waits while one of them
-// holds the whole answer.
+// answerWriter is the http.ResponseWriter of the next handler. All written data
+// goes through the filters at once. A write waits while a filter holds the
+// whole answer.
 type answerWriter struct {
 	s      *stream
 	header http.Header
@@ -33,13 +33,13 @@ type answerWriter struct {
 // Header implements http.ResponseWriter.
 func (w *answerWriter) Header() http.Header { return w.header }
 
-// Unwrap is for http.ResponseController: deadlines and full duplex are the
-// connection's own.
+// Unwrap is for http.ResponseController: deadlines and full duplex are those of
+// the connection.
 func (w *answerWriter) Unwrap() http.ResponseWriter { return w.s.w }
 
-// WriteHeader implements http.ResponseWriter. The head sets out with the first
-// byte or flush, or at the end, when it is known whether a body follows.
-// Informational heads pass by the filters.
+// WriteHeader implements http.ResponseWriter. The head enters the filters with
+// the first byte or flush, or at the end, when it is known whether a body
+// follows. Informational heads bypass the filters.
 func (w *answerWriter) WriteHeader(status int) {
 	s := w.s
 	s.out.Lock()
@@ -57,14 +57,14 @@ func (w *answerWriter) WriteHeader(status int) {
 	s.head(status, w.header)
 }
 
-// head takes the head of the next handler's answer. s.out is held.
+// head receives the head of the next handler's answer. The caller holds s.out.
 func (s *stream) head(status int, header http.Header) {
 	d := &s.dst
 	if d.wrote {
 		return
 	}
 	d.wrote = true
-	if length := header.Get("Content-Length"); length != "" { // the error of an empty one would cost an allocation
+	if length := header.Get("Content-Length"); length != "" { // ParseInt of an empty text would allocate an error
 		if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
 			d.declared = n
 		}
@@ -83,7 +83,7 @@ func (s *stream) head(status int, header http.Header) {
 	s.responseHeaders.Store(s.resp.headers)
 }
 
-// statusText is a status in digits; the usual one costs no allocation.
+// statusText returns a status in digits, for the usual one without an allocation.
 func statusText(status int) string {
 	if status == http.StatusOK {
 		return "200"
@@ -129,7 +129,7 @@ func (w *answerWriter) Write(p []byte) (int, error) {
 	return len(p), d.err
 }
 
-// writeError is why the next handler need not write.
+// writeError returns the reason why the next handler should stop writing.
 func (s *stream) writeError() error {
 	switch {
 	case s.ctx.Err() != nil:
@@ -140,8 +140,8 @@ func (s *stream) writeError() error {
 	return errAnswered
 }
 
-// beginAnswer sends the head through the filters, if that has not been done;
-// end says that no body will come. s.out is held.
+// beginAnswer sends the head through the filters, if that has not been done.
+// end says that no body follows. The caller holds s.out.
 func (s *stream) beginAnswer(end bool) error {
 	if s.settle(); s.isOver() {
 		return s.writeError()
@@ -164,8 +164,8 @@ func (s *stream) beginAnswer(end bool) error {
 // Flush implements http.Flusher.
 func (w *answerWriter) Flush() { _ = w.FlushError() }
 
-// FlushError is for http.ResponseController. What a filter holds is not there to
-// be flushed; it is when the filter lets it go.
+// FlushError is for http.ResponseController. It does not flush data that a
+// filter holds; that data is flushed when the filter releases it.
 func (w *answerWriter) FlushError() error {
 	s := w.s
 	s.out.Lock()
@@ -183,7 +183,7 @@ func (w *answerWriter) FlushError() error {
 	return s.flush()
 }
 
-// flush passes on what the client may see already. s.out is held.
+// flush sends on all data that has passed the filters. The caller holds s.out.
 func (s *stream) flush() error {
 	s.mu.Lock()
 	out := s.headOut && !s.ended
@@ -197,10 +197,10 @@ func (s *stream) flush() error {
 	return nil
 }
 
-// finish brings the answer to its end after the next handler has returned, or
-// was not called: it waits as long as a filter holds something back. What cannot
-// come to its end because the client is gone is cut, so that nobody takes it for
-// whole.
+// finish completes the answer after the next handler has returned, or was not
+// called. It waits as long as a filter holds data back. An answer that cannot
+// be completed because the client is gone is cut, so that it does not look
+// complete.
 func (s *stream) finish(header http.Header, called bool) {
 	s.mu.Lock()
 	s.serving = false
@@ -238,10 +238,10 @@ func (s *stream) closeAnswer(header http.Header) {
 	s.resp.trailersFrom(0)
 }
 
-// nextTrailer returns the trailer that the next handler gave, by either of the
-// ways of net/http; nil if there is none.
+// nextTrailer returns the trailer of the next handler, given in either of
+// net/http's two ways; nil if there is none.
 func nextTrailer(header http.Header) *headerMap {
-	var lines http.Header // most answers have none
+	var lines http.Header // nil, because most answers have no trailer
 	add := func(name string, values []string) {
 		if lines == nil {
 			lines = make(http.Header)
@@ -307,8 +307,9 @@ func (k answerSink) trailers(t *headerMap) {
 	}
 }
 
-// commit sends the head to the client, once, and reports whether it is out. known
-// is the length of the body if all of it is there, -1 if not. s.out is held.
+// commit sends the head to the client, once, and reports whether it was sent.
+// known is the length of the body if all of it is available, else -1. The
+// caller holds s.out.
 func (s *stream) commit(known int64) bool {
 	m := s.resp.headers
 	s.mu.Lock()
@@ -320,7 +321,8 @@ func (s *stream) commit(known int64) bool {
 	s.mu.Unlock()
 	status, err := strconv.Atoi(m.get(":status"))
 	if err != nil || status < 200 || status > 999 {
-		// Envoy's answer to a filter that removed what an answer needs.
+		// Envoy gives this answer to a filter that removed a required header of
+		// an answer.
 		s.fail(newFailure(http.StatusBadGateway, "server_error", "plugin_failed", "a plugin made an invalid answer"))
 		return false
 	}
@@ -335,7 +337,7 @@ func (s *stream) commit(known int64) bool {
 	s.status.Store(int32(status))
 	header := s.w.Header()
 	for name, values := range m.take() {
-		if name != "Transfer-Encoding" { // net/http's to write
+		if name != "Transfer-Encoding" { // net/http writes this one
 			header[name] = values
 		}
 	}
@@ -343,7 +345,7 @@ func (s *stream) commit(known int64) bool {
 	return true
 }
 
-// fixLength makes the Content-Length true where a filter can change the body.
+// fixLength corrects the Content-Length where a filter can change the body.
 func (s *stream) fixLength(known int64) {
 	m := s.resp.headers
 	if m.get("Content-Length") == "" || s.dst.noBody {

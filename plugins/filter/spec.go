@@ -11,54 +11,54 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// DefaultTimeout is the time budget of one call into a guest.
+// DefaultTimeout is the default time limit of one call into a guest.
 const DefaultTimeout = time.Second
 
-// Spec is one version of one filter.
+// Spec describes one version of one filter.
 type Spec struct {
 	Name string
 	Wasm []byte
 	Load host.LoadOptions
 	VMs  int // 0: one for each processor
-	// Compiled, if there is one, is called when the module is compiled and its VMs
-	// begin to start.
+	// Compiled is an optional function. It is called when the module is
+	// compiled and its VMs begin to start.
 	Compiled func()
 
-	Config   string // what the guest reads as plugin configuration
+	Config   string // the plugin configuration for the guest
 	VMConfig string
 	VMID     string // key of shared data and queues
 	RootID   string
 
-	FailOpen bool // streams go on without the filter when it fails; else they end with an error
-	// HoldHeaders makes Pause in a header callback hold the headers only: the
-	// body callbacks are called meanwhile, and Continue from one of them lets the
-	// headers go. Without it Pause holds everything, as in Envoy by default.
+	FailOpen bool // streams continue without the filter when it fails; else they end with an error
+	// HoldHeaders makes Pause in a header callback hold only the headers: the
+	// body callbacks still run, and Continue from one of them releases the
+	// headers. Without it Pause holds everything, which is Envoy's default.
 	HoldHeaders bool
 	Upstreams   []string      // names in Deps.Upstreams that the guest may call; "*": all
 	Timeout     time.Duration // of one call into the guest, and of the wait for its VM; 0: DefaultTimeout
 }
 
-// Deps is what a plugin stands on. Only Host, Transport, Meter and
+// Deps are the dependencies of a plugin. Only Host, Transport, Meter and
 // Metrics may be nil.
 type Deps struct {
 	Shared    *shared.Store
 	Budget    Budget
-	Host      *budget.Host        // nil: one of the version's own
-	Upstreams map[string]*url.URL // by the name that guests call them by
+	Host      *budget.Host        // nil: each version has its own
+	Upstreams map[string]*url.URL // by the name that guests use in calls
 	Transport http.RoundTripper   // for calls to upstreams; nil: http.DefaultTransport
-	Metrics   shared.Metrics      // nil: guests cannot define any
+	Metrics   shared.Metrics      // nil: guests cannot define metrics
 	Meter     Meter
 	Node      Node
 	Log       *slog.Logger
 
-	Conversations shared.Conversations // nil: guests keep nothing of conversations
+	Conversations shared.Conversations // nil: guests cannot store data of conversations
 }
 
-// Node is what the properties node.*, cluster_name, route_name and listener.*
-// say of this process.
+// Node holds the values of the properties node.*, cluster_name, route_name and
+// listener.* of this process.
 type Node struct {
 	ID, Cluster string
-	Listener    string            // address that clients reach
+	Listener    string            // address that clients connect to
 	Metadata    map[string]string // node.metadata
 }
 
@@ -66,12 +66,13 @@ type Node struct {
 type Budget interface {
 	// Fail counts a failure and reports whether this one parked the plugin.
 	Fail(now time.Time) (parked bool)
-	// Timeout is Fail for a call that used up its time.
+	// Timeout is Fail for a call that used up its time; took is the duration of
+	// the call.
 	Timeout(now time.Time, took time.Duration) (parked bool)
 	Parked() bool
 }
 
-// Meter watches the calls into a plugin's guests. It is safe for concurrent use.
+// Meter counts the calls into a plugin's guests. It is safe for concurrent use.
 type Meter interface {
 	Observe(c host.Callback, d time.Duration)
 	// Fail counts a failed call: trap, timeout, exit, out_of_memory, forbidden,
@@ -80,12 +81,12 @@ type Meter interface {
 	Fail(c host.Callback, reason string)
 }
 
-// State is what a plugin is doing.
+// State is the state of a plugin.
 type State string
 
 // The states of a plugin.
 const (
 	Serving State = "serving"
-	Parked  State = "parked" // its budget is spent: it acts as Spec.FailOpen says
+	Parked  State = "parked" // its crash budget is used up: streams get what Spec.FailOpen says
 	Closed  State = "closed" // it takes no new streams
 )

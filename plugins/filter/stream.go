@@ -12,15 +12,14 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Causes with which the next handler's context ends.
+// These errors are the causes with which the next handler's context ends.
 var (
 	errAnswered = errors.New("a filter answered the request")
 	errCut      = errors.New("a filter failed or closed the stream")
 )
 
-// stream is one request with its answer on their way through the chain. The
-// handler's goroutine owns it from open to end. Locks are taken in the order in,
-// out, a VM's, mu.
+// stream is one request with its answer in the chain. The handler's goroutine
+// owns it from open to end. Locks are taken in the order in, out, a VM's, mu.
 type stream struct {
 	limits  Limits
 	w       http.ResponseWriter
@@ -31,11 +30,11 @@ type stream struct {
 	filters []filter // in the order of the request
 	state   state    // properties that guests made
 
-	in  sync.Mutex // what follows is guarded by it
+	in  sync.Mutex // guards the following fields
 	req flow
 	src source
 
-	out  sync.Mutex // what follows is guarded by it
+	out  sync.Mutex // guards the following fields
 	resp flow
 	dst  destination
 
@@ -48,20 +47,21 @@ type stream struct {
 	requestDone, responseDone, headSet atomic.Int64 // when, in nanoseconds since start; 0: not yet
 
 	mu         sync.Mutex
-	pending    *reply                  // to be sent; guarded by mu
+	pending    *reply                  // reply to send; guarded by mu
 	answered   bool                    // a reply was accepted; guarded by mu
 	cutting    bool                    // the client's connection must be cut; guarded by mu
-	headOut    bool                    // the client has seen a head; guarded by mu
+	headOut    bool                    // the client has received a head; guarded by mu
 	serving    bool                    // the next handler runs; guarded by mu
 	ended      bool                    // guarded by mu
 	cancelNext context.CancelCauseFunc // guarded by mu
-	over       chan struct{}           // closed when there is nothing to wait for any more
+	over       chan struct{}           // closed when waits must end
 	stopping   bool                    // over is closed; guarded by mu
-	workers    sync.WaitGroup          // goroutines that poke started
+	workers    sync.WaitGroup          // goroutines that poke starts
 
-	// room has what every stream needs once, so that one allocation makes it.
+	// room holds values that every stream needs, so that one allocation makes
+	// them.
 	room struct {
-		info              abi.StreamInfo // where the context has none
+		info              abi.StreamInfo // used where the context has none
 		request, response headerMap
 		writer            answerWriter
 	}
@@ -70,7 +70,7 @@ type stream struct {
 // rc controls the client's connection.
 func (s *stream) rc() *http.ResponseController { return http.NewResponseController(s.w) }
 
-// open begins a stream through plugins, all of which are acquired.
+// open begins a stream through plugins, which must all be acquired.
 func open(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Request) *stream {
 	s := &stream{
 		limits: limits, w: w, r: r, ctx: r.Context(), start: time.Now(),
@@ -95,8 +95,8 @@ func open(plugins []*Plugin, limits Limits, w http.ResponseWriter, r *http.Reque
 	return s
 }
 
-// end is the only exit of a stream, whatever happened in it: nothing of it runs
-// any more when it returns, and the guests take leave of it in the background.
+// end is the only exit of a stream. When it returns, no goroutine of the stream
+// runs any more. The guests' last callbacks run in the background.
 func (s *stream) end() {
 	s.mu.Lock()
 	s.ended = true
@@ -112,8 +112,8 @@ func (s *stream) end() {
 	}
 }
 
-// interrupted reports whether the flows have to stop where they are, for a reply
-// or because the stream is cut.
+// interrupted reports whether the flows have to stop, for a reply or because
+// the stream is cut.
 func (s *stream) interrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,15 +126,15 @@ func (s *stream) isCut() bool {
 	return s.cutting
 }
 
-// isOver reports whether the next handler's work is not wanted any more.
+// isOver reports whether the next handler's work is no longer needed.
 func (s *stream) isOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stopping || s.pending != nil || s.cutting
 }
 
-// answer accepts a guest's local response, which make makes; false: it is too
-// late, or not the first one.
+// answer accepts a guest's local response, which make returns. It returns false
+// when the response is too late or not the first one.
 func (s *stream) answer(make func() *reply) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,14 +145,15 @@ func (s *stream) answer(make func() *reply) bool {
 	return true
 }
 
-// fail ends the stream with an error, visibly whatever the client has seen.
+// fail ends the stream with an error: r, or a cut connection when the client
+// has already received a head.
 func (s *stream) fail(r *reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failNow(r)
 }
 
-// failNow is fail for who holds s.mu.
+// failNow is fail for a caller that holds s.mu.
 func (s *stream) failNow(r *reply) {
 	switch {
 	case s.ended:
@@ -170,8 +171,9 @@ func (s *stream) cut() {
 	s.cutting = !s.ended
 }
 
-// lost takes a filter out of the stream, which goes on without it or ends. Whoever
-// meets the loss first says so: the filter's own call or its VM's end.
+// lost removes a filter from the stream, which continues without it or ends. It
+// acts once: the filter's own call and the loss of its VM may both report the
+// loss.
 func (s *stream) lost(f *filter, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,8 +183,8 @@ func (s *stream) lost(f *filter, err error) {
 	s.failNow(pluginFailure(f.p.spec.Name, err))
 }
 
-// tooLarge ends a stream of which a filter wanted to see more at once than may
-// be held: 413 for a request, 500 for an answer.
+// tooLarge ends a stream that would hold more for a filter than the limit
+// allows: with 413 for a request, 500 for an answer.
 func (s *stream) tooLarge(d direction) {
 	if d == request {
 		s.fail(newFailure(http.StatusRequestEntityTooLarge, "invalid_request_error", "body_too_large", "the request body is larger than a plugin may hold"))
@@ -191,9 +193,9 @@ func (s *stream) tooLarge(d direction) {
 	}
 }
 
-// poke makes the stream look at what a guest asked for from elsewhere. If the
-// next handler runs, nobody may be waiting: then a goroutine sees to it, which
-// end waits for.
+// poke makes the stream act on a request that a guest made outside the stream's
+// own calls. While the next handler runs, no goroutine of the stream may be
+// waiting, so poke starts one; end waits for it.
 func (s *stream) poke() {
 	s.req.poke()
 	s.resp.poke()
@@ -210,8 +212,8 @@ func (s *stream) poke() {
 	})
 }
 
-// settle carries out what is due: replies first, then what goes on. s.out is
-// held.
+// settle carries out pending replies first, then sends on the data that may
+// continue. The caller holds s.out.
 func (s *stream) settle() {
 	for {
 		s.mu.Lock()
@@ -233,8 +235,9 @@ func (s *stream) settle() {
 	}
 }
 
-// passed gives back what guests have added to the bodies of a direction, if none
-// of that is held any more. The direction's lock is held.
+// passed subtracts the bytes that guests have added to the bodies of a
+// direction, if no hop holds any of them. The caller holds the direction's
+// lock.
 func (s *stream) passed(d direction) {
 	hops := s.resp.hops
 	if d == request {
@@ -253,14 +256,14 @@ func (s *stream) passed(d direction) {
 	}
 }
 
-// respond is settle for one who is not in the response.
+// respond is settle for a caller that does not hold s.out.
 func (s *stream) respond() {
 	s.out.Lock()
 	defer s.out.Unlock()
 	s.settle()
 }
 
-// stop ends the next handler's work: its context, and what it waits for here.
+// stop ends the next handler's work: its context and its waits in this package.
 func (s *stream) stop(cause error) {
 	s.mu.Lock()
 	first := !s.stopping
@@ -279,8 +282,8 @@ func (s *stream) stop(cause error) {
 	}
 }
 
-// wait waits until a flow may go on; false: over is closed, or the client is
-// gone. The flow's lock is not held meanwhile.
+// wait waits until a flow may continue. It returns false when over is closed or
+// the client is gone. It releases the flow's lock while it waits.
 func (s *stream) wait(w *flow, lock *sync.Mutex, over <-chan struct{}) bool {
 	lock.Unlock()
 	defer lock.Lock()

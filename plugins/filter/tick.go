@@ -8,29 +8,30 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// stir wakes the background goroutine.
-func (v *vm) stir() {
+// wakeBackground wakes the background goroutine.
+func (v *vm) wakeBackground() {
 	select {
 	case v.wake <- struct{}{}:
 	default:
 	}
 }
 
-// maxReady is of how many items of one queue a guest is told that have come
-// since it was told of the last one.
+// maxReady is the largest number of items of one queue of which the guest has
+// not been told yet. Further items are not announced.
 const maxReady = 1 << 16
 
-// queueReady is told of an item by the queue, from inside some guest's call.
+// queueReady records a new item. The queue calls it from inside a guest's call.
 func (v *vm) queueReady(queue uint32) {
 	v.mu.Lock()
 	v.ready[queue] = min(v.ready[queue]+1, maxReady)
 	v.mu.Unlock()
-	v.stir()
+	v.wakeBackground()
 }
 
-// background does what comes from no stream: ticks, which are re-armed when the
-// callback has returned, so that they never overlap, news of queues, and the
-// ends of contexts, which no client waits for. It returns when the VM is gone.
+// background runs the callbacks that do not belong to a stream's own calls:
+// ticks, items of queues, and the ends of contexts, which no client waits for.
+// A tick is set again after its callback has returned, so ticks never overlap.
+// background returns when the VM is gone.
 func (v *vm) background() {
 	ticks := time.NewTimer(time.Hour)
 	defer ticks.Stop()
@@ -51,7 +52,7 @@ func (v *vm) background() {
 	}
 }
 
-// rearmTicks sets the timer when the period was set or the tick is over.
+// rearmTicks sets the timer when the guest has set the period or a tick has run.
 func (v *vm) rearmTicks(ticks *time.Timer, ticked bool) {
 	v.mu.Lock()
 	period, set := v.period, v.rearm
@@ -65,8 +66,8 @@ func (v *vm) rearmTicks(ticks *time.Timer, ticked bool) {
 	}
 }
 
-// callRoot enters the guest for its root context however long that takes: it
-// has to happen some time.
+// callRoot enters the guest for its root context. It waits without a limit,
+// because the call must not be skipped.
 func (v *vm) callRoot(c host.Callback, do func(ctx context.Context) error) error {
 	if err := v.enter(false); err != nil {
 		return err
@@ -74,7 +75,7 @@ func (v *vm) callRoot(c host.Callback, do func(ctx context.Context) error) error
 	return v.run(c, do)
 }
 
-// tellQueues calls proxy_on_queue_ready for each item that came.
+// tellQueues calls proxy_on_queue_ready for each new item.
 func (v *vm) tellQueues() {
 	v.mu.Lock()
 	ready := v.ready
@@ -94,7 +95,7 @@ func (v *vm) tellQueues() {
 	}
 }
 
-// end has the context of a stream that is over ended, in the background.
+// end schedules the end of a stream's context in the background.
 func (v *vm) end(f *filter) {
 	v.mu.Lock()
 	if v.streams == nil {
@@ -105,11 +106,11 @@ func (v *vm) end(f *filter) {
 	}
 	v.ended = append(v.ended, f)
 	v.mu.Unlock()
-	v.stir()
+	v.wakeBackground()
 }
 
-// endContexts ends contexts: done, then log and delete, unless the guest still
-// needs the context and says so later.
+// endContexts ends contexts: done, then log and delete. If the guest still
+// needs a context, log and delete wait for its proxy_done.
 func (v *vm) endContexts() {
 	v.mu.Lock()
 	ended := v.ended
@@ -128,8 +129,8 @@ func (v *vm) endContexts() {
 	}
 }
 
-// endContext takes a context through the last callbacks; with force whatever
-// the guest wants. v.lock is held.
+// endContext runs the last callbacks of a context. With force it ignores the
+// guest's wish to keep the context. The caller holds v.lock.
 func (v *vm) endContext(ctx context.Context, f *filter, force bool) error {
 	f.over = true
 	if !f.doneSaid {
@@ -154,10 +155,10 @@ func (v *vm) endContext(ctx context.Context, f *filter, force bool) error {
 	return errors.Join(err, v.guest.Delete(ctx, f.id))
 }
 
-// leave takes leave of the guest: contexts that still wait are ended, then
-// proxy_on_done of the root context, and if the guest wants it so, its
-// proxy_done is waited for until ctx ends; then log and delete.
-func (v *vm) leave(ctx context.Context) {
+// shutDown runs the last callbacks of the guest. It ends the contexts that
+// still wait and calls proxy_on_done of the root context. If the guest returns
+// false, it waits for proxy_done until ctx ends. Then it calls log and delete.
+func (v *vm) shutDown(ctx context.Context) {
 	v.endContexts()
 	v.mu.Lock()
 	rest := make([]*filter, 0, len(v.streams))

@@ -14,46 +14,45 @@ import (
 // rootContext is the id of a VM's root context.
 const rootContext = 1
 
-// maxWaiting is how many contexts of a VM may have ended and wait for
-// proxy_done; more of them are deleted at once.
+// maxWaiting is the limit of ended contexts of a VM that wait for proxy_done.
+// Above the limit a context is deleted at once.
 const maxWaiting = 1024
 
 var errGone = errors.New("the VM has failed")
 
-// vm is one VM of a plugin with its root context. It is the host.Env of its
-// guest.
+// vm is one VM of a plugin with its root context. It is the host.Env of its guest.
 type vm struct {
 	p     *Plugin
 	guest *host.VM
-	lock  chan struct{} // holds a token while somebody is in the guest
-	began atomic.Int64  // when the call that runs began, in nanoseconds; 0: none runs
+	lock  chan struct{} // holds a token while a goroutine is in the guest
+	began atomic.Int64  // start of the running call, in nanoseconds; 0: none runs
 	dead  atomic.Bool
-	gone  chan struct{} // closed with dead
+	gone  chan struct{} // closed when dead is set
 
-	probing bool // it serves nothing, see Plugin.probe
+	probing bool // it serves no traffic, see Plugin.probe
 
-	// What follows up to mu is guarded by lock.
-	limit     *time.Timer // of the call that runs: interrupts the guest
+	// lock guards the following fields up to mu.
+	limit     *time.Timer // of the running call: interrupts the guest
 	lastID    uint32
 	waiting   int       // contexts that wait for proxy_done
-	touched   []*filter // those whose stream has to hear what the guest asked for
-	complaint complaint // what the guest printed about contexts of streams, before the plugin served any
-	doubted   bool      // it failed with one: whoever led the stream to it asks the plugin what that means
+	touched   []*filter // filters whose stream has to act on a request of the guest
+	complaint complaint // text about contexts of streams that the guest printed before the plugin served any
+	suspected   bool      // it failed with a complaint: the stream reports the failure after the probe
 	rootDone  chan struct{}
-	closed    bool // the guest is
+	closed    bool // the guest is closed
 
-	wake chan struct{} // room for one
+	wake chan struct{} // capacity 1
 
 	mu       sync.Mutex
 	streams  map[uint32]*filter // by context id; nil once the VM is lost; guarded by mu
 	period   time.Duration      // of ticks; guarded by mu
 	rearm    bool               // period was set; guarded by mu
-	ready    map[uint32]int     // items to be told of, by queue; guarded by mu
-	ended    []*filter          // contexts to be ended; guarded by mu
+	ready    map[uint32]int     // number of new items by queue; guarded by mu
+	ended    []*filter          // contexts to end; guarded by mu
 	lastCall uint32             // token of the last HTTP call; guarded by mu
 }
 
-// startVM makes a VM that serves, and begins its background work.
+// startVM makes a VM that serves, and starts its background goroutine.
 func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 	v, err := p.newVM(ctx, false)
 	if err == nil {
@@ -62,8 +61,8 @@ func (p *Plugin) startVM(ctx context.Context) (*vm, error) {
 	return v, err
 }
 
-// newVM makes a VM, starts and configures it, which ctx bounds in a guarded
-// module; probing says that it will serve nothing.
+// newVM makes a VM, starts it and configures it. In a guarded module ctx bounds
+// this. probing says that the VM will serve no traffic.
 func (p *Plugin) newVM(ctx context.Context, probing bool) (*vm, error) {
 	v := &vm{
 		p:       p,
@@ -94,11 +93,11 @@ func (v *vm) start(ctx context.Context) (err error) {
 	return v.guest.Begin(ctx, rootContext)
 }
 
-// idle reports whether nobody is in the guest just now.
+// idle reports whether no goroutine is in the guest now.
 func (v *vm) idle() bool { return len(v.lock) == 0 }
 
-// enter waits for the guest to be free, if bounded no longer than one call may
-// take.
+// enter waits until the guest is free. If bounded, it waits at most as long as
+// one call may take.
 func (v *vm) enter(bounded bool) error {
 	select {
 	case v.lock <- struct{}{}:
@@ -127,7 +126,7 @@ func (v *vm) enterLater(bounded bool) error {
 	case <-v.gone:
 		return errGone
 	case <-late:
-		// A guest that cannot be interrupted may never come back.
+		// A guest call that cannot be interrupted may never return.
 		if began := v.began.Load(); began != 0 && time.Since(time.Unix(0, began)) >= v.p.spec.Timeout {
 			v.lose(host.OnVMStart, "timeout", time.Since(time.Unix(0, began)))
 		}
@@ -135,8 +134,8 @@ func (v *vm) enterLater(bounded bool) error {
 	}
 }
 
-// exit lets the next one in. A VM that was given up while somebody was in it is
-// freed by who comes out.
+// exit lets the next goroutine enter. If the VM was lost during the call, exit
+// frees it.
 func (v *vm) exit() {
 	if v.dead.Load() && !v.closed {
 		v.close()
@@ -145,8 +144,8 @@ func (v *vm) exit() {
 }
 
 // call enters the guest for one callback, or for several that belong together,
-// within one time budget; the others are let in when do has returned. Then the
-// streams hear what the guest has asked for meanwhile.
+// within one time limit. Other goroutines may enter when do has returned. Then
+// the streams act on the guest's requests.
 func (v *vm) call(c host.Callback, do func(ctx context.Context) error) error {
 	if err := v.enter(true); err != nil {
 		if errors.Is(err, errBusy) && v.p.deps.Meter != nil {
@@ -157,7 +156,7 @@ func (v *vm) call(c host.Callback, do func(ctx context.Context) error) error {
 	return v.run(c, do)
 }
 
-// run is call for one who has entered.
+// run is call for a caller that has entered.
 func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	began := time.Now()
 	v.began.Store(began.UnixNano())
@@ -185,28 +184,29 @@ func (v *vm) run(c host.Callback, do func(ctx context.Context) error) error {
 	return err
 }
 
-// limited calls do, which enters the guest, and has the guest interrupted when the
-// time of a call is over. v.lock is held.
+// limited calls do, which enters the guest. It interrupts the guest when the
+// time limit of a call is over. The caller holds v.lock.
 func (v *vm) limited(do func(ctx context.Context) error) error {
 	v.limit.Reset(v.p.spec.Timeout)
 	err := do(context.Background())
 	if !v.limit.Stop() {
-		v.guest.Interrupt() // the timer may be about to, and must not meet the next call
+		v.guest.Interrupt() // the timer may fire now, and must not interrupt the next call
 	}
 	return err
 }
 
-// lose gives the VM up: it is replaced, and its streams hear of it. reason is
-// set when the failure is not the guest's own, timeout when it is one.
+// lose gives the VM up: the plugin replaces it, and its streams end or continue
+// without it. reason is "" when the guest itself failed. timeout is the
+// duration of a call that timed out, else 0.
 func (v *vm) lose(c host.Callback, reason string, timeout time.Duration) {
 	if !v.dead.CompareAndSwap(false, true) {
 		return
 	}
 	close(v.gone)
 	p := v.p
-	doubted := reason == "" && v.doubted
+	suspected := reason == "" && v.suspected
 	switch {
-	case doubted: // who asks reports it, if it was a failure
+	case suspected: // filter.start reports it, if it was a failure
 	case reason == "":
 		reason = p.report(v.guest.Err())
 	default:
@@ -214,14 +214,15 @@ func (v *vm) lose(c host.Callback, reason string, timeout time.Duration) {
 	}
 	p.space.Forget(v)
 	p.lost(v)
-	if !doubted {
+	if !suspected {
 		p.failed(c, reason, timeout)
 	}
 	p.spawn(v.abandon)
 }
 
-// abandon tells the streams on a lost VM. They are many perhaps, and whoever
-// lost it drives one of them.
+// abandon tells the streams on a lost VM. It runs in a goroutine of its own,
+// because there may be many streams, and the caller of lose may drive one of
+// them.
 func (v *vm) abandon() {
 	v.mu.Lock()
 	streams := v.streams
@@ -232,9 +233,9 @@ func (v *vm) abandon() {
 	}
 }
 
-// kill frees a VM that no new stream is led to, and reports whether that could
-// be done: not while somebody is in a guest that cannot be interrupted. Streams
-// that are still on it are lost.
+// kill frees a VM that gets no new streams, and reports whether that succeeded.
+// It fails while a guest call runs that cannot be interrupted. Streams that are
+// still on the VM lose it.
 func (v *vm) kill() bool {
 	if v.dead.CompareAndSwap(false, true) {
 		close(v.gone)
@@ -252,16 +253,16 @@ func (v *vm) kill() bool {
 	}
 }
 
-// close frees the guest. v.lock is held.
+// close frees the guest. The caller holds v.lock.
 func (v *vm) close() {
 	v.closed = true
 	if v.guest != nil {
-		// The context is only looked at for values.
+		// Close uses only the values of the context.
 		_ = v.guest.Close(context.WithoutCancel(v.p.ctx))
 	}
 }
 
-// add gives a stream's context an id. v.lock is held.
+// add assigns an id to a stream's context. The caller holds v.lock.
 func (v *vm) add(f *filter) (id uint32, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -22,13 +22,13 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// guests are the modules of the tests, by folder, compiled to machine code once.
+// guests are the modules of the tests by folder, each compiled once.
 var guests = map[string][]byte{}
 
 var compiled *host.Cache
 
-// The scripted guest is that of the conformance tests: what it does is in its
-// configuration.
+// The scripted guest is that of the conformance tests. Its configuration is a
+// script of its actions.
 const scripted, headersOnly = "../../conformance/abi/testdata/filter", "testdata/headers"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -57,7 +57,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// journal is what guests and plugins log, as lines "plugin: message".
+// journal holds the log lines of guests and plugins as "plugin: message".
 type journal struct {
 	mu     sync.Mutex
 	lines  []string
@@ -130,7 +130,7 @@ func (j *journal) wait(t *testing.T, n int, text string) []string {
 	}
 }
 
-// failures is a Meter.
+// failures is a Meter that records failed calls.
 type failures struct {
 	mu      sync.Mutex
 	calls   int
@@ -155,7 +155,7 @@ func (f *failures) all() []string {
 	return slices.Clone(f.reasons)
 }
 
-// world is a chain with what it stands on.
+// world is a chain with its dependencies.
 type world struct {
 	t         *testing.T
 	log       *journal
@@ -187,7 +187,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// spec is a plugin of the scripted guest on one VM.
+// spec describes a plugin of the scripted guest with one VM.
 func spec(name, script string) Spec {
 	return Spec{Name: name, Wasm: guests[scripted], Config: script, VMs: 1, Upstreams: []string{"*"},
 		Load: host.LoadOptions{Guarded: true, Cache: compiled, MemoryPages: 1024}}
@@ -241,7 +241,8 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// do sends a request whose script section is section, and reads the answer.
+// do sends a request that runs the given section of the script, and reads the
+// answer.
 func do(t *testing.T, srv *httptest.Server, section, body string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequest("POST", srv.URL+"/v1/x?q=1", strings.NewReader(body))
@@ -261,7 +262,7 @@ func do(t *testing.T, srv *httptest.Server, section, body string) (*http.Respons
 	return resp, string(b)
 }
 
-// callbacks returns what the journal says of a stream context, without ids.
+// callbacks returns the journal's lines of a stream context, without ids.
 func (w *world) callbacks(plugin string) (names []string) {
 	for _, line := range w.log.find(plugin + ": ") {
 		part := strings.Split(strings.TrimPrefix(line, plugin+": "), "|")
@@ -272,5 +273,5 @@ func (w *world) callbacks(plugin string) (names []string) {
 	return names
 }
 
-// nap is a moment, for states that nothing announces.
+// nap waits for a moment, where a test cannot wait for an event.
 func nap() <-chan time.Time { return time.After(time.Millisecond) }

@@ -12,25 +12,25 @@ import (
 )
 
 // The reasons why a call gives no decision. They are those of the coordinator,
-// but for Closed.
+// except Closed.
 const (
 	Absent   = "absent"   // the policy abstains
 	Late     = "late"     // the time budget was used up
 	Trap     = "trap"     // the guest failed: trap, exit, no memory left
-	Parked   = "parked"   // the policy failed too often and is not asked
+	Parked   = "parked"   // the policy failed too often and is not called
 	Nonsense = "nonsense" // the answer breaks the contract
-	Closed   = "closed"   // the version was replaced: ask the one that replaced it
+	Closed   = "closed"   // the version was replaced: call its replacement
 )
 
-// Policy is one policy of a version: one hook, one name. Its methods decide;
-// they are safe for concurrent use, take the version's budget at most and, in an
-// unguarded module, do not allocate. A reason other than "" says why there is no
-// decision.
+// Policy is one policy of a version: one hook, one name. Its methods return
+// decisions. They are safe for concurrent use, take at most the version's
+// budget and, in an unguarded module, do not allocate. A reason other than ""
+// says why there is no decision.
 type Policy struct {
 	Hook  abi.Hook
-	Name  string    // within the module; "" when the module names none
-	Label string    // in metrics and for operators: the name in the configuration
-	Needs abi.Needs // what it asks to be shown beyond what its module does
+	Name  string    // within the module; "" when the module gives no names
+	Label string    // the name in the configuration, for metrics and operators
+	Needs abi.Needs // needs in addition to those of its module
 
 	version  *Version
 	index    uint32
@@ -42,10 +42,10 @@ type Policy struct {
 // Version is the version whose policy this is.
 func (p *Policy) Version() *Version { return p.version }
 
-// Summary is what the policy's calls have been like.
+// Summary returns the figures of the policy's calls.
 func (p *Policy) Summary() Summary { return p.calls.Summary() }
 
-// Plan asks the plan hook.
+// Plan calls the plan hook.
 func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
@@ -60,8 +60,7 @@ func (p *Policy) Plan(f *abi.PlanFacts) (a abi.PlanAnswer, reason string) {
 	return a, c.end()
 }
 
-// Place asks the place hook. Scores that the policy gives are written into the
-// candidates.
+// Place calls the place hook. It writes the policy's scores into the candidates.
 func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
@@ -81,7 +80,7 @@ func (p *Policy) Place(f *abi.PlaceFacts) (d abi.PlaceDecision, reason string) {
 	return d, c.end()
 }
 
-// Mint asks the mint hook.
+// Mint calls the mint hook.
 func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
@@ -98,8 +97,8 @@ func (p *Policy) Mint(f *abi.MintFacts) (id uint64, reason string) {
 	return id, c.end()
 }
 
-// Leg asks the leg hook. The edits of LegEdited are appended to edits, in the
-// encoding that abi.NextEdit reads; they have been checked.
+// Leg calls the leg hook. It appends the edits of LegEdited to edits, in the
+// encoding that abi.NextEdit reads, after it has checked them.
 func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []byte, reason string) {
 	var c call
 	list = edits
@@ -120,7 +119,7 @@ func (p *Policy) Leg(f *abi.LegFacts, edits []byte) (d abi.LegDecision, list []b
 	return d, list, c.end()
 }
 
-// Finish tells the finish hook.
+// Finish calls the finish hook.
 func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	var c call
 	if c.begin(p, f.FrameSize()) {
@@ -130,7 +129,7 @@ func (p *Policy) Finish(f *abi.FinishFacts) (reason string) {
 	return c.end()
 }
 
-// header is the beginning of the frame of the policy's next decision.
+// header returns the header of the policy's next frame.
 func (p *Policy) header(now time.Time) abi.Header {
 	return abi.Header{
 		Policy: p.index, Sequence: p.sequence.Add(1) - 1, Random: rand.Uint64(),
@@ -138,18 +137,18 @@ func (p *Policy) header(now time.Time) abi.Header {
 	}
 }
 
-// call is one call of a hook, from taking a VM to giving it back.
+// call is one call of a hook, from taking a VM to returning it.
 type call struct {
 	p       *Policy
-	vm      *vm // nil: none was free, or the call was left
+	vm      *vm // nil: none was free, or the request left the call
 	began   time.Time
 	scratch []byte
 	at      uint32 // address of scratch in the guest
 	reason  string
 }
 
-// begin takes a VM with room for a frame; false when there is no decision to
-// come, for the reason in c.
+// begin takes a VM with room for a frame. It returns false when there will be
+// no decision; c.reason says why.
 func (c *call) begin(p *Policy, frame int) bool {
 	v := p.version
 	c.p, c.began = p, time.Now()
@@ -171,7 +170,7 @@ func (c *call) begin(p *Policy, frame int) bool {
 	return true
 }
 
-// room returns the guest's scratch, of size bytes at least.
+// room returns the guest's scratch buffer, at least size bytes long.
 func (c *call) room(size uint32) (scratch []byte, at uint32, err error) {
 	if w := c.vm.worker; w != nil && size > c.vm.room {
 		c.vm.room, w.p, w.room = 0, c.p, size
@@ -180,13 +179,13 @@ func (c *call) room(size uint32) (scratch []byte, at uint32, err error) {
 		}
 		c.vm.room = size
 	}
-	return c.vm.Scratch(context.Background(), size) // guarded guests have it already
+	return c.vm.Scratch(context.Background(), size) // does not call a guarded guest: the buffer is large enough
 }
 
-// until is when the call gives up.
+// until returns the time at which the call gives up.
 func (c *call) until() time.Time { return c.began.Add(c.p.version.opts.Budget) }
 
-// fail notes why there is no decision.
+// fail records why there is no decision.
 func (c *call) fail(err error) {
 	if errors.Is(err, errLeft) {
 		c.reason, c.vm = Late, nil
@@ -195,8 +194,8 @@ func (c *call) fail(err error) {
 	c.reason = reasonOf(err)
 }
 
-// roomFor is the size of the scratch for a frame: powers of two, so that a guest
-// is seldom asked for more.
+// roomFor returns the size of the scratch buffer for a frame. It is a power of
+// two, so that larger buffers are rarely requested.
 func roomFor(frame int) uint32 {
 	size := scratchSize
 	for size < frame {
@@ -205,9 +204,9 @@ func roomFor(frame int) uint32 {
 	return uint32(size)
 }
 
-// run calls the hook with the frame that stands in the scratch.
+// run calls the hook with the frame in the scratch buffer.
 func (c *call) run(frame []byte) (answer int64, ok bool) {
-	c.vm.notes.Take() // of a call that gave no decision
+	c.vm.notes.Take() // drop notes of a call that gave no decision
 	var err error
 	if w := c.vm.worker; w != nil {
 		w.p, w.room, w.at, w.size = c.p, 0, c.at, uint32(len(frame))
@@ -222,11 +221,11 @@ func (c *call) run(frame []byte) (answer int64, ok bool) {
 	return answer, true
 }
 
-// end gives the VM back, or up, and counts.
+// end returns the VM to the pool, or replaces it, and counts the call.
 func (c *call) end() string {
 	p, v := c.p, c.p.version
 	if c.reason == Closed {
-		return Closed // asked again, and counted there
+		return Closed // the caller asks the replacement, which counts the call
 	}
 	took := time.Since(c.began)
 	if c.reason != Parked {
@@ -244,7 +243,7 @@ func (c *call) end() string {
 	}
 	p.calls.Fail()
 	p.meter.Fail(c.reason)
-	if c.vm != nil { // else the load was too high, or the guest is dealt with aside
+	if c.vm != nil { // else no VM was free, or aside handles the VM
 		why := c.vm.Err()
 		if v.blame(p, c.reason, why, c.began); why != nil {
 			v.replace(c.vm)
@@ -255,8 +254,8 @@ func (c *call) end() string {
 	return c.reason
 }
 
-// blame logs a failure of the guest and charges it; why is what poisoned its VM,
-// nil if nothing did.
+// blame logs a failure of the guest and counts it. why is the failure that
+// poisoned its VM, nil if none did.
 func (v *Version) blame(p *Policy, reason string, why error, began time.Time) {
 	attrs := []any{"policy", p.Label, "hook", p.Hook.String(), "reason", reason}
 	if why != nil {
@@ -265,13 +264,13 @@ func (v *Version) blame(p *Policy, reason string, why error, began time.Time) {
 	v.opts.Log.Warn("policy failed; the built-in rule decides", attrs...)
 	var failure *host.Error
 	if errors.As(why, &failure) && failure.Stack != "" {
-		v.opts.Log.Debug("where the guest was", "policy", p.Label, "stack", failure.Stack)
+		v.opts.Log.Debug("stack of the failed guest", "policy", p.Label, "stack", failure.Stack)
 	}
 	v.failed(timeoutOf(why, began))
 }
 
-// edits appends the list of edits that the guest left behind its frame, if it
-// keeps the contract.
+// edits appends the list of edits that the guest left after its frame, if the
+// list keeps the contract.
 func (c *call) edits(frame int, to []byte) ([]byte, bool) {
 	view, ok := c.vm.View(c.at, uint32(len(c.scratch)))
 	if !ok {
@@ -291,7 +290,7 @@ func (c *call) edits(frame int, to []byte) ([]byte, bool) {
 	return append(to, list...), true
 }
 
-// reasonOf names what a call failed with.
+// reasonOf returns the reason for the error of a call.
 func reasonOf(err error) string {
 	var failure *host.Error
 	if errors.As(err, &failure) && failure.Failure == host.Timeout {

@@ -11,32 +11,33 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// World is what the VMs of one policy module reach: beside its configuration and
-// its log a policy has the shared data and the queues of its vm_id and metrics;
-// it has no streams, no ticks and no calls to upstreams, for which there are
-// filters. It is safe for concurrent use: all VMs of a version have the same one.
+// World is the environment that the VMs of one policy module share. A policy
+// has its configuration, its log, metrics, and the shared data and queues of
+// its vm_id. It has no streams, no ticks and no calls to upstreams; filters
+// have those. It is safe for concurrent use: all VMs of a version use the same
+// one.
 type World struct {
 	setting Setting
 	space   *shared.Space
 }
 
-// Setting is what a World is made of. All fields but the texts and those that may
-// be nil are needed.
+// Setting holds the parts of a World. All fields except the texts and those
+// that may be nil are required.
 type Setting struct {
 	Name, Config, VMConfig, VMID, RootID string // as in the configuration of the plugin
 
-	Level   host.LogLevel // the lowest that is kept of the guest's log
+	Level   host.LogLevel // the lowest level of the guest's log that is kept
 	Log     *slog.Logger
 	Store   *shared.Store
 	Metrics *shared.MetricTable
 
 	Conversations shared.Conversations // nil: none
-	Host          *budget.Host         // nil: one of the World's own
+	Host          *budget.Host         // nil: the World makes its own
 }
 
 var _ host.Env = (*World)(nil)
 
-// NewWorld returns a World, which needs a Close.
+// NewWorld returns a World. The caller must call Close.
 func NewWorld(s Setting) *World {
 	if s.Host == nil {
 		s.Host = budget.NewHost(0, nil)
@@ -44,7 +45,7 @@ func NewWorld(s Setting) *World {
 	return &World{setting: s, space: s.Store.Open(s.VMID)}
 }
 
-// Close gives the shared data back, after the last VM has ended.
+// Close releases the shared data, after the last VM has ended.
 func (w *World) Close() { w.space.Release() }
 
 // Log implements host.Env.
@@ -67,7 +68,7 @@ func (w *World) PluginConfig() []byte { return []byte(w.setting.Config) }
 // SetTickPeriod implements host.Env.
 func (w *World) SetTickPeriod(_ uint32, period time.Duration) {
 	if period > 0 {
-		w.setting.Log.Warn("the plugin asks for ticks, which policies do not get")
+		w.setting.Log.Warn("the plugin asks for ticks, but policies get none")
 	}
 }
 
@@ -101,8 +102,8 @@ func (w *World) SetSharedData(key string, value []byte, cas uint32) host.Status 
 	return w.space.Set(key, value, cas)
 }
 
-// RegisterQueue implements host.Env. Policies are not told of items, so that one
-// must not take a queue from a filter that is.
+// RegisterQueue implements host.Env. Policies are not told of items, so a
+// policy must not take a queue from a filter that is told.
 func (w *World) RegisterQueue(_ uint32, name string) uint32 {
 	return w.space.Queue(name)
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// TestWorldForeign: counters are the plugin's metrics; what there is not is
-// answered so, as in other hosts.
+// TestWorldForeign: counters are the plugin's metrics. Functions and objects
+// that do not exist give the same statuses as in other hosts.
 func TestWorldForeign(t *testing.T) {
 	w := NewWorld(Setting{Store: new(shared.Store), Metrics: shared.NewMetricTable(nil)})
 	defer w.Close()
 	for name, want := range map[string]host.Status{
-		abi.ForeignCounter:      host.InternalFailure, // nothing can be defined here
+		abi.ForeignCounter:      host.InternalFailure, // no metric can be defined here
 		"pdproxy.v1.unheard_of": host.NotFound,
 	} {
 		if _, status := w.Foreign(0, name, []byte("12345678turns")); status != want {

@@ -8,26 +8,26 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Notebook is the Env of one VM, and what belongs to the decision under way: its
-// candidates, and the notes that the guest leaves on it. Like its VM it is not
-// safe for concurrent use, but for show.
+// Notebook is the Env of one VM, and holds the data of its current decision:
+// the candidates, and the notes that the guest leaves. Like its VM it is not
+// safe for concurrent use, except for show.
 type Notebook struct {
 	host.Env
 	notes []string
 
 	mu   sync.Mutex
-	rows []abi.Candidate // of a place frame, the request's own; guarded by mu
+	rows []abi.Candidate // of a place frame, owned by the request; guarded by mu
 }
 
 // show gives the guest the candidates of a decision. After show(nil) the guest
-// reads none of those that were given before. It is safe for concurrent use.
+// can read no earlier candidates. It is safe for concurrent use.
 func (n *Notebook) show(rows []abi.Candidate) {
 	n.mu.Lock()
 	n.rows = rows
 	n.mu.Unlock()
 }
 
-// Take returns the notes since it was called last.
+// Take returns the notes since its last call.
 func (n *Notebook) Take() []string {
 	notes := n.notes
 	n.notes = nil
@@ -49,8 +49,9 @@ func (n *Notebook) Foreign(ctx uint32, name string, args []byte) ([]byte, host.S
 	return n.Env.Foreign(ctx, name, args)
 }
 
-// prefixMatch is what the target of a row holds of the request. BadArgument: there
-// is no such row. NotFound: no index knows the target.
+// prefixMatch returns the KV blocks of the request that the target of a row
+// holds. BadArgument: there is no such row. NotFound: no index knows the
+// target.
 func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
 	if len(args) != 4 {
 		return nil, host.BadArgument
@@ -70,7 +71,7 @@ func (n *Notebook) prefixMatch(args []byte) ([]byte, host.Status) {
 	return binary.LittleEndian.AppendUint32(result, c.BlocksDisk), host.OK
 }
 
-// notes takes the notes of the call, under the policy's name.
+// notes returns the notes of the call, prefixed with the policy's name.
 func (c *call) notes() []string {
 	notes := c.vm.notes.Take()
 	for i := range notes {

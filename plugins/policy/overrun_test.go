@@ -12,10 +12,10 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 )
 
-// BenchmarkOverrun is how long a request waits for a policy that loops or eats
-// memory, with a budget of 5 ms, while other goroutines use the processors. The
-// case "timer" is a goroutine that waits for a timer of 5 ms and runs no policy:
-// the part of the wait that is scheduling.
+// BenchmarkOverrun measures how long a request waits for a policy that loops or
+// exhausts its memory, with a budget of 5 ms, while other goroutines use the
+// processors. The case "timer" is a goroutine that waits for a timer of 5 ms
+// and runs no policy. It shows the part of the wait that is scheduling.
 func BenchmarkOverrun(b *testing.B) {
 	const limit = 5 * time.Millisecond
 	for _, busy := range []int{0, 2, 4} {
@@ -51,7 +51,7 @@ func BenchmarkOverrun(b *testing.B) {
 	}
 }
 
-// keepBusy has n goroutines use processors until stop is called.
+// keepBusy starts n goroutines that use processors until stop is called.
 func keepBusy(n int) (stop func()) {
 	var group sync.WaitGroup
 	var over atomic.Bool

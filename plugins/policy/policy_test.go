@@ -105,8 +105,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestFailures: whatever a guest does, the call ends with the reason, and the
-// next one is answered by a healthy VM.
+// TestFailures: after any failure of a guest, the call ends with the reason,
+// and a new VM answers the next call.
 func TestFailures(t *testing.T) {
 	l := newLoading()
 	l.Load.Guarded = true
@@ -153,8 +153,8 @@ func TestLate(t *testing.T) {
 	if _, reason := place.Place(policytest.Pair("loop")); reason != Late {
 		t.Fatalf("a loop: %q", reason)
 	}
-	// Its VM is being replaced: who waits longer than the budget is late too,
-	// without blame.
+	// Its VM is being replaced. A call that waits longer than the budget is
+	// late too, but does not count as a failure of the guest.
 	for {
 		d, reason := place.Place(policytest.Pair(""))
 		if reason == "" {
@@ -251,7 +251,7 @@ func TestLoadFails(t *testing.T) {
 	}
 }
 
-// TestTrial: a version that misbehaves on made-up requests says so, and serves.
+// TestTrial: a version that fails on made-up requests reports it, and serves.
 func TestTrial(t *testing.T) {
 	for config, want := range map[string]string{
 		"":               "",
@@ -280,7 +280,8 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestHammerClose: calls that meet the end of a version are answered or sent on.
+// TestHammerClose: calls during the end of a version get an answer or the
+// reason Closed.
 func TestHammerClose(t *testing.T) {
 	l := newLoading()
 	l.VMs = 3
@@ -354,7 +355,7 @@ func BenchmarkPlace(b *testing.B) {
 	}
 }
 
-// What a guest says of a decision goes with that decision and no other.
+// A guest's notes belong only to the decision during which it left them.
 func TestNotes(t *testing.T) {
 	v := newLoading().load(t)
 	place, plan, leg := hook(t, v, abi.HookPlace), hook(t, v, abi.HookPlan), hook(t, v, abi.HookLeg)

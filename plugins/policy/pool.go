@@ -15,11 +15,11 @@ type vm struct {
 	*host.VM
 	hooks  [abi.HookFinish + 1]*host.Hook // nil: not exported
 	notes  *Notebook
-	worker *worker // nil in an unguarded module, whose guests are trusted to come back
-	room   uint32  // the size of scratch that a guarded guest has given, in bytes
+	worker *worker // nil in an unguarded module, whose guests are trusted to return
+	room   uint32  // size of the scratch buffer of a guarded guest, in bytes
 }
 
-// close frees the VM, outside of any call.
+// close frees the VM. No call may be running.
 func (m *vm) close(ctx context.Context) error {
 	if m.worker != nil {
 		close(m.worker.tasks)
@@ -27,20 +27,21 @@ func (m *vm) close(ctx context.Context) error {
 	return m.Close(ctx)
 }
 
-// slot is one place of the pool, on a cache line of its own.
+// slot is one place of the pool, with a cache line of its own.
 type slot struct {
 	vm atomic.Pointer[vm]
 	_  [56]byte
 }
 
-// pool holds the VMs that nobody uses. Taking one and putting it back are one
-// atomic exchange each; only who finds none waits. The VM that was put back
-// last is likely the first to be taken: its memory is in the cache.
+// pool holds the VMs that are not in use. Taking a VM and putting it back are
+// one atomic exchange each; a caller waits only when it finds no VM. The VM
+// that was put back last is likely to be taken first, because its memory is in
+// the cache.
 type pool struct {
 	slots   []slot
 	waiting atomic.Int32
-	wake    chan struct{} // a token for a waiter to look again
-	closed  chan struct{} // closed when no VM is handed out any more
+	wake    chan struct{} // one token makes one waiter look again
+	closed  chan struct{} // closed when the pool gives out no more VMs
 	timers  sync.Pool     // of *time.Timer, stopped
 }
 
@@ -48,7 +49,7 @@ func newPool(size int) *pool {
 	return &pool{slots: make([]slot, size), wake: make(chan struct{}, size), closed: make(chan struct{})}
 }
 
-// grab takes a VM; nil when none is there.
+// grab takes a VM; nil when none is free.
 func (p *pool) grab() *vm {
 	for i := range p.slots {
 		s := &p.slots[i].vm
@@ -62,8 +63,8 @@ func (p *pool) grab() *vm {
 	return nil
 }
 
-// put gives a VM back. There is always a free slot: the pool never has more
-// VMs than slots.
+// put returns a VM to the pool. There is always a free slot, because the pool
+// never has more VMs than slots.
 func (p *pool) put(v *vm) {
 	for i := 0; ; i = (i + 1) % len(p.slots) {
 		if p.slots[i].vm.CompareAndSwap(nil, v) {
@@ -73,10 +74,11 @@ func (p *pool) put(v *vm) {
 	p.nudge()
 }
 
-// nudge lets a waiter look again.
+// nudge makes one waiter look again.
 func (p *pool) nudge() {
-	// A waiter counts itself before it looks, and a VM is in its slot before
-	// this looks: one of the two sees the other.
+	// A waiter counts itself before it looks, and put fills the slot before
+	// this check. So either the waiter sees the VM or the check sees the
+	// waiter.
 	if p.waiting.Load() > 0 {
 		select {
 		case p.wake <- struct{}{}:
@@ -85,8 +87,8 @@ func (p *pool) nudge() {
 	}
 }
 
-// take takes a VM and waits for one at most so long; nil when none came, or
-// when the pool closed.
+// take takes a VM. It waits for one at most for limit. It returns nil when no
+// VM became free, or when the pool closed.
 func (p *pool) take(limit time.Duration) *vm {
 	if v := p.grab(); v != nil {
 		return v
@@ -117,7 +119,7 @@ func (p *pool) take(limit time.Duration) *vm {
 	}
 }
 
-// isClosed reports whether the pool hands out nothing any more to who waits.
+// isClosed reports whether the pool no longer gives VMs to waiting callers.
 func (p *pool) isClosed() bool {
 	select {
 	case <-p.closed:

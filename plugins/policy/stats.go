@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Calls counts the calls of one policy by their time: bucket i holds those
+// Calls counts the calls of one policy by their duration: bucket i holds those
 // below 2^i ns. It is safe for concurrent use; the zero value is empty.
 type Calls struct {
 	sum      atomic.Int64 // ns
@@ -14,10 +14,10 @@ type Calls struct {
 	buckets  [36]atomic.Uint64
 }
 
-// Summary is what Calls have counted.
+// Summary holds the figures of Calls.
 type Summary struct {
 	Calls, Failures uint64
-	MeanUS, P99US   float64 // P99US is the upper border of its bucket
+	MeanUS, P99US   float64 // P99US is the upper bound of its bucket
 }
 
 // Observe counts one call.
@@ -27,10 +27,10 @@ func (c *Calls) Observe(d time.Duration) {
 	c.buckets[min(bits.Len64(uint64(ns)), len(c.buckets)-1)].Add(1)
 }
 
-// Fail counts one call, observed or not, as failed.
+// Fail counts one call as failed, whether or not Observe counted it.
 func (c *Calls) Fail() { c.failures.Add(1) }
 
-// Summary returns what has been counted so far.
+// Summary returns the figures so far.
 func (c *Calls) Summary() Summary {
 	s := Summary{Failures: c.failures.Load()}
 	var counts [len(c.buckets)]uint64

@@ -10,110 +10,110 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// quiet is the Env of the VM that is tried. Once it is muted the guest reaches
-// nothing that lasts: what it says and counts of made-up requests is lost. Used
-// by one goroutine.
-type quiet struct {
+// trialEnv is the Env of the VM of a trial. After discard is set, the guest's
+// log lines, metrics and other changes for made-up requests are dropped. Only
+// one goroutine uses it.
+type trialEnv struct {
 	host.Env
-	muted bool
+	discard bool
 }
 
 // Log implements host.Env.
-func (q *quiet) Log(level host.LogLevel, message string) {
-	if !q.muted {
-		q.Env.Log(level, message)
+func (e *trialEnv) Log(level host.LogLevel, message string) {
+	if !e.discard {
+		e.Env.Log(level, message)
 	}
 }
 
 // SetTickPeriod implements host.Env.
-func (q *quiet) SetTickPeriod(root uint32, period time.Duration) {
-	if !q.muted {
-		q.Env.SetTickPeriod(root, period)
+func (e *trialEnv) SetTickPeriod(root uint32, period time.Duration) {
+	if !e.discard {
+		e.Env.SetTickPeriod(root, period)
 	}
 }
 
 // SetProperty implements host.Env.
-func (q *quiet) SetProperty(ctx uint32, path []string, value []byte) host.Status {
-	if q.muted {
+func (e *trialEnv) SetProperty(ctx uint32, path []string, value []byte) host.Status {
+	if e.discard {
 		return host.OK
 	}
-	return q.Env.SetProperty(ctx, path, value)
+	return e.Env.SetProperty(ctx, path, value)
 }
 
 // SetSharedData implements host.Env.
-func (q *quiet) SetSharedData(key string, value []byte, cas uint32) host.Status {
-	if q.muted {
+func (e *trialEnv) SetSharedData(key string, value []byte, cas uint32) host.Status {
+	if e.discard {
 		return host.OK
 	}
-	return q.Env.SetSharedData(key, value, cas)
+	return e.Env.SetSharedData(key, value, cas)
 }
 
 // Enqueue implements host.Env.
-func (q *quiet) Enqueue(queue uint32, value []byte) host.Status {
-	if q.muted {
+func (e *trialEnv) Enqueue(queue uint32, value []byte) host.Status {
+	if e.discard {
 		return host.OK
 	}
-	return q.Env.Enqueue(queue, value)
+	return e.Env.Enqueue(queue, value)
 }
 
 // Dequeue implements host.Env.
-func (q *quiet) Dequeue(queue uint32) ([]byte, host.Status) {
-	if q.muted {
+func (e *trialEnv) Dequeue(queue uint32) ([]byte, host.Status) {
+	if e.discard {
 		return nil, host.Empty
 	}
-	return q.Env.Dequeue(queue)
+	return e.Env.Dequeue(queue)
 }
 
 // RecordMetric implements host.Env.
-func (q *quiet) RecordMetric(id uint32, value uint64) host.Status {
-	if q.muted {
+func (e *trialEnv) RecordMetric(id uint32, value uint64) host.Status {
+	if e.discard {
 		return host.OK
 	}
-	return q.Env.RecordMetric(id, value)
+	return e.Env.RecordMetric(id, value)
 }
 
 // IncrementMetric implements host.Env.
-func (q *quiet) IncrementMetric(id uint32, delta int64) host.Status {
-	if q.muted {
+func (e *trialEnv) IncrementMetric(id uint32, delta int64) host.Status {
+	if e.discard {
 		return host.OK
 	}
-	return q.Env.IncrementMetric(id, delta)
+	return e.Env.IncrementMetric(id, delta)
 }
 
 // HTTPCall implements host.Env.
-func (q *quiet) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
-	if q.muted {
+func (e *trialEnv) HTTPCall(root uint32, call *host.HTTPCall) (uint32, host.Status) {
+	if e.discard {
 		return 0, host.InternalFailure
 	}
-	return q.Env.HTTPCall(root, call)
+	return e.Env.HTTPCall(root, call)
 }
 
 // Foreign implements host.Env.
-func (q *quiet) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
-	if q.muted {
+func (e *trialEnv) Foreign(ctx uint32, name string, args []byte) ([]byte, host.Status) {
+	if e.discard {
 		return nil, host.NotFound
 	}
-	return q.Env.Foreign(ctx, name, args)
+	return e.Env.Foreign(ctx, name, args)
 }
 
-// tryOut starts a VM that is used for nothing else, reads from it which policies
-// there are, and shows each of them a few made-up requests. An error means that
-// the module cannot be used. What its hooks do wrong is kept for Trial. A module
-// that nothing can interrupt is only read.
+// tryOut starts a VM that is used for nothing else, reads the list of its
+// policies, and calls each of them with a few made-up requests. An error means
+// that the module cannot be used. Failures of its hooks are kept for Trial. The
+// hooks of a module that cannot be interrupted are not called.
 func (v *Version) tryOut(ctx context.Context) error {
-	env := &quiet{Env: v.opts.NewEnv()}
+	env := &trialEnv{Env: v.opts.NewEnv()}
 	m, err := v.newVM(ctx, env)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = m.close(ctx) }() // what the trial found is returned
+	defer func() { _ = m.close(ctx) }() // the result of the trial is returned instead
 	if err := v.describe(ctx, m); err != nil {
 		return err
 	}
 	if !v.opts.Load.Guarded {
 		return nil
 	}
-	env.muted = true
+	env.discard = true
 	for _, p := range v.policies {
 		if reason := p.tryOn(m); reason != "" && v.trial == nil {
 			v.trial = fmt.Errorf("try policy %s: hook %s: %s", p.Label, p.Hook, reason)
@@ -128,12 +128,12 @@ func (v *Version) tryOut(ctx context.Context) error {
 	return nil
 }
 
-// Trial is what went wrong when the version was shown made-up requests before
-// it served; nil: nothing.
+// Trial returns the failure of a policy on made-up requests before the version
+// served; nil if there was none.
 func (v *Version) Trial() error { return v.trial }
 
-// tryOn shows the policy made-up requests in VM m, which no pool holds, and
-// returns the first reason why there is no decision.
+// tryOn calls the policy with made-up requests in VM m, which no pool holds,
+// and returns the first reason why there is no decision.
 func (p *Policy) tryOn(m *vm) (reason string) {
 	ask := func(frame int, encode func(dst []byte, h *abi.Header) []byte, sound func(answer uint64) bool) {
 		if reason != "" {
@@ -187,11 +187,12 @@ func (p *Policy) tryOn(m *vm) (reason string) {
 	return reason
 }
 
-// trialBudget is how long a made-up request may take at least: the first calls
-// of a guest are its slowest.
+// trialBudget is the least time limit of a made-up request: the first calls of
+// a guest are its slowest.
 const trialBudget = 50 * time.Millisecond
 
-// trialTables are a pair to be placed, one with its prefill fixed, and one leg.
+// trialTables are three placements: a pair, a pair with fixed prefill, and one
+// leg.
 func trialTables(request abi.RequestFacts) []abi.PlaceFacts {
 	var rows []abi.Candidate
 	for i, role := range []abi.Role{abi.RolePrefill, abi.RolePrefill, abi.RoleDecode, abi.RoleDecode} {
@@ -205,5 +206,5 @@ func trialTables(request abi.RequestFacts) []abi.PlaceFacts {
 	}
 }
 
-// errNoHook is what a module without hooks is refused with.
+// errNoHook is the error for a module without hooks.
 var errNoHook = errors.New("load policy: the module exports no hook (pdproxy_v1_on_...)")

@@ -1,8 +1,8 @@
 // Package policy runs one version of a policy module: a pool of VMs, and the
-// calls of their hooks, each of which ends in a decision or in the reason why
-// there is none. A version never fails a request: a guest that traps, loops,
-// grows without end or answers nonsense costs its own VM, which is replaced, and
-// a failure of its crash budget.
+// calls of their hooks. Each call ends in a decision or in the reason why there
+// is none. A version never fails a request: when a guest traps, loops, exceeds
+// its memory or gives an invalid answer, the version replaces its VM and counts
+// a failure in its crash budget.
 package policy
 
 import (
@@ -20,37 +20,37 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/budget"
 )
 
-// scratchSize is what a guest is asked for when its VM starts, in bytes; larger
-// frames make it grow.
+// scratchSize is the size in bytes of the scratch buffer that a guest provides
+// when its VM starts. Larger frames make it grow.
 const scratchSize = 64 << 10
 
-// maxPolicies is how many policies one module may name.
+// maxPolicies is the largest number of policies that one module may list.
 const maxPolicies = 256
 
-// root is the id of the one context that a policy's VM has.
+// root is the id of the only context of a policy's VM.
 const root = 1
 
-// Options is how a version is loaded.
+// Options are the options of Load.
 type Options struct {
-	Name     string // of the plugin; policies without a name of their own have it
+	Name     string // of the plugin; also the name of policies without a name of their own
 	Wasm     []byte
 	Load     host.LoadOptions
-	Budget   time.Duration // of one call, waiting for a VM included
+	Budget   time.Duration // of one call, including the wait for a VM
 	VMs      int           // 0: one for each processor, in guarded modules all but one
 	Failures *budget.Budget
 	Seed     uint32 // in every frame
-	// NewEnv makes the world of one VM; calls of different VMs come at the same
-	// time.
+	// NewEnv returns the environment of one VM. Different VMs call their
+	// environments concurrently.
 	NewEnv func() host.Env
-	// Compiled, if there is one, is called when the module is compiled and its VMs
-	// begin to start.
+	// Compiled is an optional function. It is called when the module is
+	// compiled and its VMs begin to start.
 	Compiled func()
-	// Meter gives what watches one policy.
+	// Meter returns the meter of one policy.
 	Meter func(policy string, hook abi.Hook) Meter
 	Log   *slog.Logger
 }
 
-// Meter watches the calls of one policy. It is safe for concurrent use and does
+// Meter counts the calls of one policy. It is safe for concurrent use and does
 // not allocate.
 type Meter interface {
 	Observe(d time.Duration)
@@ -68,7 +68,7 @@ type Version struct {
 
 	ctx     context.Context // ends when the version closes
 	cancel  context.CancelFunc
-	starts  sync.WaitGroup // of VMs that replace others
+	starts  sync.WaitGroup // starts of VMs that replace others
 	workers sync.WaitGroup // of VMs of a guarded module
 
 	mu     sync.Mutex
@@ -76,8 +76,8 @@ type Version struct {
 	closed bool // guarded by mu
 }
 
-// Load compiles a module, starts and configures its VMs and reads which policies
-// it holds. What it has begun when it fails, it ends.
+// Load compiles a module, starts and configures its VMs and reads the list of
+// its policies. When it fails, it frees everything that it has begun.
 func Load(ctx context.Context, opts Options) (*Version, error) {
 	if opts.VMs <= 0 {
 		opts.VMs = runtime.GOMAXPROCS(0)
@@ -102,7 +102,7 @@ func Load(ctx context.Context, opts Options) (*Version, error) {
 	return v, nil
 }
 
-// start tries the module out and fills the pool.
+// start runs the trial of the module and fills the pool.
 func (v *Version) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, host.StartBudget)
 	defer cancel()
@@ -120,7 +120,7 @@ func (v *Version) start(ctx context.Context) error {
 	return nil
 }
 
-// newVM starts and configures a VM; ctx bounds that in a guarded module.
+// newVM starts and configures a VM. In a guarded module ctx bounds this.
 func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	notes := &Notebook{Env: env}
 	guest, err := v.module.NewVM(ctx, notes)
@@ -137,8 +137,8 @@ func (v *Version) newVM(ctx context.Context, env host.Env) (*vm, error) {
 	return m, nil
 }
 
-// configure goes through the life cycle of proxy-wasm, if the module has one,
-// and takes the scratch buffer and the hooks.
+// configure runs the start callbacks of proxy-wasm, if the module has them, and
+// looks up the scratch buffer and the hooks.
 func (v *Version) configure(ctx context.Context, m *vm) error {
 	if v.module.Info().ABIVersion != "" {
 		if err := m.Begin(ctx, root); err != nil {
@@ -194,7 +194,7 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 		case m.hooks[h] == nil:
 			return fmt.Errorf("read policies: %q without the export %s", line, h.Export())
 		case v.find(h, name) != nil:
-			return fmt.Errorf("read policies: %q stands there twice", line)
+			return fmt.Errorf("read policies: %q is listed twice", line)
 		}
 		v.add(h, name, count[h])
 		count[h]++
@@ -202,7 +202,8 @@ func (v *Version) describe(ctx context.Context, m *vm) error {
 	return v.describeNeeds(ctx, m)
 }
 
-// describeNeeds reads what single policies need beyond what the module does.
+// describeNeeds reads the needs of single policies in addition to those of the
+// module.
 func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 	list, _, err := m.Text(ctx, abi.ExportPolicyNeeds)
 	if err != nil {
@@ -217,7 +218,7 @@ func (v *Version) describeNeeds(ctx context.Context, m *vm) error {
 	return err
 }
 
-// add enters a policy; name is "" for that of an unnamed hook.
+// add registers a policy; name is "" for the policy of an unnamed hook.
 func (v *Version) add(h abi.Hook, name string, index uint32) {
 	p := &Policy{version: v, Hook: h, Name: name, Label: v.opts.Name, index: index}
 	switch {
@@ -239,7 +240,7 @@ func (v *Version) find(h abi.Hook, name string) *Policy {
 	return nil
 }
 
-// Policies are the module's policies, in the module's order.
+// Policies returns the module's policies in the module's order.
 func (v *Version) Policies() []*Policy { return v.policies }
 
 // Find returns the policy of that hook and name. A module without names has one
@@ -249,21 +250,20 @@ func (v *Version) Find(h abi.Hook, name string) (*Policy, bool) {
 	return p, p != nil
 }
 
-// Needs is what the module asks to be shown, for all its policies.
+// Needs returns the needs of the module for all its policies.
 func (v *Version) Needs() abi.Needs { return v.needs }
 
-// Info is what the module says of itself.
+// Info returns the description of the module.
 func (v *Version) Info() host.Info { return v.module.Info() }
 
-// Parked reports whether the version failed too often and is not asked.
+// Parked reports whether the version failed too often and is no longer called.
 func (v *Version) Parked() bool { return v.opts.Failures.Parked() }
 
-// Restart patience: how long after a VM that could not be started the next one
-// is tried.
+// restartPause is the wait after a VM could not be started, before the next try.
 const restartPause = 100 * time.Millisecond
 
-// replace ends a VM that failed and starts another in its place, in the
-// background, unless the version is parked or closed.
+// replace ends a failed VM and starts another in its place, in the background,
+// unless the version is parked or closed.
 func (v *Version) replace(m *vm) {
 	_ = m.close(v.ctx)
 	v.mu.Lock()
@@ -299,14 +299,14 @@ func (v *Version) replace(m *vm) {
 	})
 }
 
-// lose notes that there is one VM less. v.mu is held.
+// lose subtracts one from the number of VMs. The caller holds v.mu.
 func (v *Version) lose() {
 	v.live--
 	v.pool.nudge()
 }
 
-// timeoutOf is how long a call took that began then, if err says that it used up
-// its time; else 0.
+// timeoutOf returns the duration of a call that started at began, if err says
+// that the call used up its time; else 0.
 func timeoutOf(err error, began time.Time) time.Duration {
 	var failure *host.Error
 	if errors.As(err, &failure) && failure.Failure == host.Timeout {
@@ -315,8 +315,9 @@ func timeoutOf(err error, began time.Time) time.Duration {
 	return 0
 }
 
-// failed counts a failure and reports whether the version is parked now; timeout
-// is how long a call took that used up its time, 0 for any other failure.
+// failed counts a failure and reports whether the version is parked now.
+// timeout is the duration of a call that used up its time, 0 for any other
+// failure.
 func (v *Version) failed(timeout time.Duration) bool {
 	parked := false
 	if timeout > 0 {
@@ -330,9 +331,9 @@ func (v *Version) failed(timeout time.Duration) bool {
 	return v.Parked()
 }
 
-// Close lets the calls that run end and frees everything. Calls that come later
-// have the reason Closed. ctx bounds the wait; what is not free by then is left
-// to the garbage collector.
+// Close lets the running calls end and frees everything. Later calls get the
+// reason Closed. ctx bounds the wait; the garbage collector frees what remains
+// then.
 func (v *Version) Close(ctx context.Context) error {
 	v.mu.Lock()
 	if v.closed {

@@ -8,21 +8,21 @@ import (
 )
 
 // worker is the goroutine that runs the guest of one VM of a guarded module, so
-// that a request can leave a call that takes too long: the guest then comes to its
-// end here, and its VM is used again or closed here.
+// that a request can leave a call that takes too long. The guest's call then
+// ends here, and the worker reuses or closes its VM.
 //
-// The request that holds the VM writes the task and wakes the worker, which runs the
-// guest. Each of the two leaves the call once and counts that in exits. If the worker
-// leaves first, the request has the result and keeps the VM. If the request leaves
-// first, it does not touch the VM any more. Then the one that leaves last calls aside,
-// which puts the VM back or closes it.
+// The request that holds the VM writes the task and wakes the worker, which
+// runs the guest. Each of the two leaves the call once and counts that in
+// exits. If the worker leaves first, the request has the result and keeps the
+// VM. If the request leaves first, it must not use the VM any more; the worker,
+// which leaves last, then calls aside to put the VM back or to close it.
 type worker struct {
 	tasks chan struct{} // a task is written; closed with the VM
-	done  chan struct{} // the worker is out first
-	exits atomic.Int32  // how many are out of the call
-	timer *time.Timer   // of the request's wait; who holds the VM uses it
+	done  chan struct{} // the worker left first
+	exits atomic.Int32  // number of parties that have left the call
+	timer *time.Timer   // of the request's wait; the holder of the VM uses it
 
-	// The task, written by who holds the VM.
+	// The task, written by the holder of the VM.
 	p     *Policy
 	room  uint32 // ask the guest for a scratch of this size; 0: call the hook
 	at    uint32 // of the frame
@@ -33,10 +33,10 @@ type worker struct {
 	answer int64
 	err    error
 
-	kill *time.Timer // interrupts a call that was left; nil: none was, or it is interrupted already
+	kill *time.Timer // interrupts a call that the request has left; nil: no such call, or it is interrupted already
 }
 
-// startWorker starts the goroutine of a new VM, which ends when the VM is closed.
+// startWorker starts the goroutine of a new VM. It ends when the VM is closed.
 func (v *Version) startWorker(m *vm) {
 	w := &worker{tasks: make(chan struct{}, 1), done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	w.timer.Stop()
@@ -53,7 +53,7 @@ func (v *Version) startWorker(m *vm) {
 	})
 }
 
-// run does the task.
+// run executes the task.
 func (w *worker) run(m *vm) (answer int64, err error) {
 	ctx := context.Background()
 	if w.room > 0 {
@@ -63,11 +63,11 @@ func (w *worker) run(m *vm) (answer int64, err error) {
 	return m.hooks[w.p.Hook].Call(ctx, w.at, w.size)
 }
 
-// errLeft says that a call was left, with its VM.
+// errLeft reports that the request left the call and its VM.
 var errLeft = errors.New("the call took longer than the request waits")
 
-// do hands the task over and waits for the result until the given time. errLeft:
-// there is none by then, and the VM is gone from the caller.
+// do passes the task to the worker and waits for the result until the given
+// time. With errLeft there is no result, and the caller no longer owns the VM.
 func (w *worker) do(v *Version, m *vm, until time.Time) (answer int64, err error) {
 	w.exits.Store(0)
 	w.began = time.Now()
@@ -79,10 +79,11 @@ func (w *worker) do(v *Version, m *vm, until time.Time) (answer int64, err error
 		return w.answer, w.err
 	case <-w.timer.C:
 	}
-	// What the guest asks for from now on is not part of a decision any more.
+	// From now on, the guest's calls of host functions do not belong to a
+	// decision.
 	m.Detach()
 	m.notes.show(nil)
-	if ran := time.Since(w.began); ran < v.opts.Budget { // the request waited for the VM before
+	if ran := time.Since(w.began); ran < v.opts.Budget { // the request had waited for the VM before the call began
 		w.kill = time.AfterFunc(v.opts.Budget-ran, m.Interrupt)
 	} else {
 		m.Interrupt()
@@ -94,15 +95,16 @@ func (w *worker) do(v *Version, m *vm, until time.Time) (answer int64, err error
 	return 0, errLeft
 }
 
-// aside deals with the VM of a call that the request has left, when the guest is
-// out of it. A guest that used up its time is charged, and its VM replaced. One
-// that began late and ended in time is used again; if that one failed, the cause
-// may be that the host refused its calls, so its VM is replaced without a charge.
+// aside handles the VM of a call that the request has left, after the guest's
+// call has ended. A guest that used up its time counts as failed, and its VM is
+// replaced. If the call began late and ended in time, the VM is reused. If such
+// a call failed, the refused host calls may be the cause, so the VM is replaced
+// without counting a failure.
 func (v *Version) aside(m *vm) {
 	w, innocent := m.worker, false
 	if w.kill != nil {
 		if innocent = w.kill.Stop(); !innocent {
-			m.Interrupt() // the timer may be about to, and must not meet the next call
+			m.Interrupt() // the timer may fire now, and must not interrupt the next call
 		}
 		w.kill = nil
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/policy/policytest"
 )
 
-// gated is a world whose foreign functions wait: a guest that calls one is in the
-// call until the test lets it go on, and nothing can interrupt it there.
+// gated is a world whose foreign functions wait. A guest that calls one stays
+// in the call until the test releases it, and nothing can interrupt it there.
 type gated struct {
 	world
 	entered, release chan struct{}
@@ -51,9 +51,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestRequestLeaves: a request does not wait for a guest that does not come back.
-// The guest is charged and its VM closed when it comes back, and another one
-// serves.
+// TestRequestLeaves: a request does not wait for a guest call that does not
+// return. When the call returns, the failure counts, the VM is closed, and
+// another one serves.
 func TestRequestLeaves(t *testing.T) {
 	g := newGated()
 	v := loadGated(t, g, 10*time.Millisecond)
@@ -65,7 +65,7 @@ func TestRequestLeaves(t *testing.T) {
 	f := policytest.Pair("count")
 	go func() {
 		_, reason := place.Place(f)
-		f.Candidates[0].BlocksGPU++ // the request may use its facts again
+		f.Candidates[0].BlocksGPU++ // the request may reuse its facts
 		reasons <- reason
 	}()
 	<-g.entered
@@ -94,15 +94,15 @@ func TestRequestLeaves(t *testing.T) {
 		t.Errorf("the VM that was left serves again, with %d bytes of memory", m.MemorySize())
 	}
 	v.pool.put(fresh)
-	v.opts.Budget = time.Minute // of a machine that may be busy
+	v.opts.Budget = time.Minute // the machine may be busy
 	if d, reason := place.Place(policytest.Pair("")); reason != "" || d.Decode != 3 {
 		t.Errorf("afterwards: %+v, %q", d, reason)
 	}
 }
 
 // TestLateStart: a request that had to wait for its VM leaves a guest that has
-// used little of its own time. The guest goes on, is not charged, and serves
-// again.
+// used little of its own time. The guest's call continues, does not count as a
+// failure, and the VM serves again.
 func TestLateStart(t *testing.T) {
 	g := newGated()
 	v := loadGated(t, g, time.Hour)
@@ -121,7 +121,7 @@ func TestLateStart(t *testing.T) {
 		left <- err
 	}()
 	<-g.entered
-	m.worker.timer.Reset(0) // the request's time is over
+	m.worker.timer.Reset(0) // the request's time is up
 	if err := <-left; err != errLeft {
 		t.Fatalf("the call was not left: %v", err)
 	}
@@ -140,10 +140,10 @@ func TestLateStart(t *testing.T) {
 	}
 }
 
-// TestMisbehaviourUnderLoad: with policies that loop and eat memory, and with
-// goroutines that use all processors, each request gets its answer or the reason
-// why there is none. The time of the guests that were left parks the version, and
-// nothing of it is left after its end.
+// TestMisbehaviourUnderLoad: policies loop and exhaust their memory while
+// goroutines use all processors. Each request gets its answer or the reason why
+// there is none. The time of the abandoned calls parks the version, and its end
+// leaves nothing over.
 func TestMisbehaviourUnderLoad(t *testing.T) {
 	before := runtime.NumGoroutine()
 	stop := keepBusy(2 * runtime.GOMAXPROCS(0))

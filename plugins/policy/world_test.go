@@ -50,7 +50,7 @@ func guest(t testing.TB) []byte {
 	return guests.wasm
 }
 
-// world is the Env of test VMs; what it does not have is nil.
+// world is the Env of test VMs. Its missing parts are nil.
 type world struct {
 	host.Env
 	config string
@@ -61,7 +61,7 @@ func (w *world) LogLevel() host.LogLevel   { return host.LogInfo }
 func (w *world) VMConfig() []byte          { return nil }
 func (w *world) PluginConfig() []byte      { return []byte(w.config) }
 
-// meter counts what it is told.
+// meter records its calls.
 type meter struct {
 	mu    sync.Mutex
 	calls int
@@ -86,7 +86,8 @@ func (m *meter) failed(reason string) int {
 	return m.fails[reason]
 }
 
-// loading is how tests load the guest; change it before load.
+// loading are the options with which tests load the guest; change them before
+// load.
 type loading struct {
 	Options
 	config string
@@ -97,7 +98,7 @@ func newLoading() *loading {
 	m := &meter{fails: make(map[string]int)}
 	l := &loading{meter: m, Options: Options{
 		Name:     "p",
-		Budget:   time.Minute, // tests judge no times, apart from those that wait for lateness
+		Budget:   time.Minute, // only tests of late calls measure time
 		VMs:      2,
 		Failures: budget.New(1000, time.Hour, 0),
 		Meter:    func(string, abi.Hook) Meter { return m },

@@ -6,16 +6,18 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Conversations is where plugins keep a small value for a conversation, all of
-// them the same one. It is safe for concurrent use.
+// Conversations stores a small value for each conversation. All plugins share
+// it. It is safe for concurrent use.
 type Conversations interface {
-	// Value appends the value that is kept under a key.
+	// Value appends the value of a key to dst.
 	Value(dst []byte, key string) (value []byte, ok bool)
-	// SetValue keeps a copy; the error is that the value is too long.
+	// SetValue stores a copy of value. It returns an error when the value is
+	// too long.
 	SetValue(key string, value []byte) error
 }
 
-// ConversationGet is the foreign function of that name, over c; nil: none.
+// ConversationGet is the foreign function of that name. It reads from c; nil
+// has no values.
 func ConversationGet(c Conversations, args []byte) ([]byte, host.Status) {
 	if c == nil {
 		return nil, host.NotFound
@@ -30,7 +32,8 @@ func ConversationGet(c Conversations, args []byte) ([]byte, host.Status) {
 	return value, host.OK
 }
 
-// ConversationPut is the foreign function of that name, over c; nil: none.
+// ConversationPut is the foreign function of that name. It writes to c; nil
+// stores nothing.
 func ConversationPut(c Conversations, args []byte) ([]byte, host.Status) {
 	if c == nil {
 		return nil, host.NotFound

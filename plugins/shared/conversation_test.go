@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// kept is a Conversations of values up to 3 bytes.
+// kept is a Conversations for values of up to 3 bytes.
 type kept map[string]string
 
 func (k kept) Value(dst []byte, key string) ([]byte, bool) {

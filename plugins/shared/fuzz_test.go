@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// FuzzArguments gives any bytes of a guest to the foreign functions: a value that they
-// take is found again, and a counter never shrinks.
+// FuzzArguments passes any bytes of a guest to the foreign functions. A stored
+// value can be read back, and a counter never decreases.
 func FuzzArguments(f *testing.F) {
 	for _, args := range []string{
 		"\x02\x00\x00\x00abxyz", "\x00\x00\x00\x00v", "\xff\xff\xff\xffab", "\x01\x00\x00",

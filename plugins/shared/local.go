@@ -8,7 +8,7 @@ import (
 )
 
 // LocalMetrics are metrics in memory, for guests outside of a proxy. The zero
-// value has none; it is safe for concurrent use.
+// value is empty. It is safe for concurrent use.
 type LocalMetrics struct {
 	mu     sync.Mutex
 	byName map[string]*LocalMetric // guarded by mu
@@ -40,12 +40,12 @@ func (l *LocalMetrics) Find(kind host.MetricKind, name string) (m *LocalMetric, 
 	return m, m != nil && m.kind == kind
 }
 
-// LocalMetric is one of them.
+// LocalMetric is one metric of LocalMetrics.
 type LocalMetric struct {
 	kind host.MetricKind
 
 	mu      sync.Mutex
-	value   uint64 // of a histogram the sum; guarded by mu
+	value   uint64 // for a histogram the sum; guarded by mu
 	records int    // guarded by mu
 }
 
@@ -67,14 +67,15 @@ func (m *LocalMetric) Record(value uint64) {
 	m.value += value
 }
 
-// Value implements Metric; of a histogram it is the sum of what was recorded.
+// Value implements Metric. The value of a histogram is the sum of the recorded
+// values.
 func (m *LocalMetric) Value() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.value
 }
 
-// Records is how often something was recorded.
+// Records returns how often Record was called.
 func (m *LocalMetric) Records() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

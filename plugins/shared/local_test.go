@@ -19,7 +19,7 @@ func TestLocalMetrics(t *testing.T) {
 		{host.Gauge, "set", []uint64{2}, []uint64{7, 5}, 5},
 		{host.Histogram, "h", nil, []uint64{8, 1}, 9},
 	} {
-		for range 2 { // a later version goes on with the numbers
+		for range 2 { // a later version continues with the values
 			if _, err := l.Define(tt.kind, tt.name); err != nil {
 				t.Fatal(err)
 			}

@@ -8,19 +8,19 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// MaxMetrics is how many metrics a plugin may define, over all its versions.
+// MaxMetrics is the number of metrics that a plugin may define, over all its
+// versions.
 const MaxMetrics = 1000
 
-// ErrTooManyMetrics is the error of Metrics.Define for one more metric than
-// MaxMetrics.
+// ErrTooManyMetrics is the error of Metrics.Define for a metric above MaxMetrics.
 var ErrTooManyMetrics = errors.New("define metric: the plugin has too many")
 
-// Metrics makes the metrics that the guests of one plugin define. It is safe for
-// concurrent use, and gives the same metric for the same kind and name, also to
-// a later version of the plugin.
+// Metrics makes the metrics that the guests of one plugin define. It is safe
+// for concurrent use. It returns the same metric for the same kind and name,
+// also to a later version of the plugin.
 type Metrics interface {
-	// Define answers an error for a name that cannot be had, above all one that
-	// has another kind already.
+	// Define returns an error for a name that is not available, above all one
+	// of a metric of another kind.
 	Define(kind host.MetricKind, name string) (Metric, error)
 }
 
@@ -31,9 +31,9 @@ type Metric interface {
 	Value() uint64       // counters and gauges
 }
 
-// MetricTable is a plugin's metrics by the ids that its guests know them by, the
-// same in all of its VMs. Its methods are those of host.Env; they are safe for
-// concurrent use.
+// MetricTable holds a plugin's metrics by their ids, which are the same in all
+// of its VMs. Its methods are those of host.Env; they are safe for concurrent
+// use.
 type MetricTable struct {
 	maker Metrics
 
@@ -47,15 +47,15 @@ type metricRow struct {
 	metric Metric
 }
 
-// NewMetricTable returns an empty table. Without a maker (nil) nothing can be
-// defined in it.
+// NewMetricTable returns an empty table. With a nil maker no metric can be
+// defined.
 func NewMetricTable(maker Metrics) *MetricTable {
 	return &MetricTable{maker: maker, ids: make(map[string]uint32)}
 }
 
-// Define returns the id of a metric, which is made if need be. BadArgument: the
-// name is longer than host.MaxMetricName, has another kind or cannot be had.
-// InternalFailure: there are too many.
+// Define returns the id of a metric and makes the metric if needed.
+// BadArgument: the name is longer than host.MaxMetricName, belongs to another
+// kind or is not available. InternalFailure: there are too many metrics.
 func (t *MetricTable) Define(kind host.MetricKind, name string) (uint32, host.Status) {
 	if len(name) > host.MaxMetricName {
 		return 0, host.BadArgument
@@ -93,8 +93,8 @@ func (t *MetricTable) row(id uint32) (metricRow, bool) {
 	return t.rows[id-1], true
 }
 
-// Record sets a gauge, lets a histogram observe, or a counter grow. NotFound:
-// there is no such metric.
+// Record sets a gauge, observes a value in a histogram, or increases a counter.
+// NotFound: there is no such metric.
 func (t *MetricTable) Record(id uint32, value uint64) host.Status {
 	row, ok := t.row(id)
 	if !ok {
@@ -105,7 +105,7 @@ func (t *MetricTable) Record(id uint32, value uint64) host.Status {
 }
 
 // Increment adds to a counter or a gauge. NotFound: there is no such metric.
-// BadArgument: a counter would shrink, or it is a histogram.
+// BadArgument: the counter would decrease, or the metric is a histogram.
 func (t *MetricTable) Increment(id uint32, delta int64) host.Status {
 	row, ok := t.row(id)
 	switch {
@@ -119,7 +119,7 @@ func (t *MetricTable) Increment(id uint32, delta int64) host.Status {
 }
 
 // Value reads a counter or a gauge. NotFound: there is no such metric.
-// BadArgument: it is a histogram, which has no value.
+// BadArgument: the metric is a histogram, which has no value.
 func (t *MetricTable) Value(id uint32) (uint64, host.Status) {
 	row, ok := t.row(id)
 	switch {
@@ -131,9 +131,10 @@ func (t *MetricTable) Value(id uint32) (uint64, host.Status) {
 	return row.metric.Value(), host.OK
 }
 
-// Count is the foreign function pdproxy.v1.counter: args is what to add to a
-// counter, an i64, and the counter's name; the result is its value, an i64.
-// BadArgument: args is no such thing, or the counter would shrink.
+// Count is the foreign function pdproxy.v1.counter. args is the amount to add
+// to a counter, an i64, and the counter's name; the result is the counter's
+// value, an i64. BadArgument: args has another form, or the counter would
+// decrease.
 func (t *MetricTable) Count(args []byte) ([]byte, host.Status) {
 	if len(args) < 9 || len(args)-8 > host.MaxMetricName {
 		return nil, host.BadArgument

@@ -103,7 +103,7 @@ func TestCount(t *testing.T) {
 		{add(3, "turns"), 3, host.OK},
 		{add(4, "turns"), 7, host.OK},
 		{add(0, "others"), 0, host.OK},
-		{add(-1, "turns"), 0, host.BadArgument}, // a counter does not shrink
+		{add(-1, "turns"), 0, host.BadArgument}, // a counter does not decrease
 		{add(1, "gauge"), 0, host.BadArgument},
 		{add(1, ""), 0, host.BadArgument},
 		{[]byte("short"), 0, host.BadArgument},

@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// queue is one shared queue: items in the order they came.
+// queue is one shared queue: items in their order of arrival.
 type queue struct {
 	id    uint32
 	space *Space
@@ -15,7 +15,7 @@ type queue struct {
 	mu        sync.Mutex
 	items     [][]byte
 	size      int
-	listeners []listener // the last one is told
+	listeners []listener // the last one is told of new items
 }
 
 // listener is one registration of a queue.
@@ -24,11 +24,12 @@ type listener struct {
 	ready func(queue uint32)
 }
 
-// Register opens the queue of that name, or makes it, and returns its id, which
-// is unique in the store and never 0. From now on ready is called once for each
-// item that comes, until owner forgets the space or another one registers; it
-// must not block nor call the store. A queue that was there keeps its items. The
-// id is 0 when the space holds too many queues, or too many bytes in them.
+// Register opens or makes the queue of that name, and returns its id, which is
+// unique in the store and never 0. From now on the store calls ready once for
+// each new item, until owner is forgotten or another listener registers. ready
+// must not block and must not call the store. An existing queue keeps its
+// items. The id is 0 when the space has too many queues, or too many bytes in
+// them.
 func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint32 {
 	s := sp.store
 	s.mu.Lock()
@@ -44,8 +45,9 @@ func (sp *Space) Register(name string, owner any, ready func(queue uint32)) uint
 	return q.id
 }
 
-// Queue returns the id of the queue of that name, which is made if need be, for
-// one who is not told of its items. It is 0 when the space holds too many queues.
+// Queue returns the id of the queue of that name and makes the queue if needed.
+// The caller is not told of new items. The id is 0 when the space has too many
+// queues.
 func (sp *Space) Queue(name string) uint32 {
 	s := sp.store
 	s.mu.Lock()
@@ -57,8 +59,8 @@ func (sp *Space) Queue(name string) uint32 {
 	return q.id
 }
 
-// queue returns the queue of that name, which is made if need be; nil when there
-// are too many. store.mu is held.
+// queue returns the queue of that name and makes it if needed; nil when there
+// are too many. The caller holds store.mu.
 func (sp *Space) queue(name string) *queue {
 	s := sp.store
 	q := sp.queues[name]
@@ -70,7 +72,8 @@ func (sp *Space) queue(name string) *queue {
 	return q
 }
 
-// take counts n bytes of queues. false: the space would hold too many.
+// take counts n bytes of queues. It returns false when the space would hold too
+// many bytes.
 func (sp *Space) take(n int) bool {
 	if sp.queued.Add(int64(n)) > MaxQueues {
 		sp.queued.Add(-int64(n))
@@ -79,7 +82,7 @@ func (sp *Space) take(n int) bool {
 	return true
 }
 
-// nextQueue returns an id that no queue has. s.mu is held.
+// nextQueue returns an id that no queue has. The caller holds s.mu.
 func (s *Store) nextQueue() uint32 {
 	for {
 		s.lastQueue++
@@ -89,8 +92,8 @@ func (s *Store) nextQueue() uint32 {
 	}
 }
 
-// Forget takes owner's registrations back. Whoever registered before it is told
-// of the items to come.
+// Forget removes owner's registrations. The listener that registered before
+// owner is told of the items to come.
 func (sp *Space) Forget(owner any) {
 	s := sp.store
 	s.mu.Lock()
@@ -123,9 +126,9 @@ func (s *Store) queue(id uint32) *queue {
 	return s.queues[id]
 }
 
-// Enqueue appends a copy of value to a queue and tells its last registrar.
-// NotFound: there is no such queue. InternalFailure: it is full, or all queues
-// of its space together are.
+// Enqueue appends a copy of value to a queue and tells its last listener.
+// NotFound: there is no such queue. InternalFailure: the queue, or all queues
+// of its space together, are full.
 func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	q := s.queue(id)
 	if q == nil {
@@ -144,8 +147,8 @@ func (s *Store) Enqueue(id uint32, value []byte) host.Status {
 	return host.OK
 }
 
-// Dequeue takes the oldest item. NotFound: there is no such queue. Empty: there
-// is nothing in it.
+// Dequeue removes and returns the oldest item. NotFound: there is no such
+// queue. Empty: the queue has no item.
 func (s *Store) Dequeue(id uint32) (value []byte, status host.Status) {
 	q := s.queue(id)
 	if q == nil {

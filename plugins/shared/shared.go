@@ -1,9 +1,9 @@
-// Package shared owns what guests share beyond one VM: with all guests of their
-// vm_id, over all their VMs, plugins and versions in this process, data with
-// compare-and-swap, and queues, as long as somebody uses the vm_id; with the
-// other VMs of their plugin the metrics that they define. Semantics:
-// proxy-wasm/spec 0.2.1 "Shared data", "Shared queues" and "Metrics", and
-// proxy-wasm-cpp-host where it is silent.
+// Package shared owns the data that guests share beyond one VM. The guests of a
+// vm_id, over all their VMs, plugins and versions in this process, share queues
+// and data with compare-and-swap, as long as the vm_id is in use. The VMs of a
+// plugin share the metrics that they define. Semantics: proxy-wasm/spec 0.2.1
+// "Shared data", "Shared queues" and "Metrics", and proxy-wasm-cpp-host where
+// the specification leaves them open.
 package shared
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// The limits of what one vm_id may hold, so that guests cannot exhaust the
-// memory of the process. Keys, names and values count.
+// The limits of one vm_id, so that guests cannot exhaust the memory of the
+// process. Keys, names and values count.
 const (
 	MaxData   = 64 << 20 // bytes of shared data
 	MaxQueue  = 16 << 20 // bytes of the items in one queue
@@ -22,11 +22,12 @@ const (
 	maxNames  = 10000    // keys, and queues
 )
 
-// itemCost is what an entry or an item counts besides its bytes.
+// itemCost is the cost of an entry or an item in bytes, in addition to its own
+// bytes.
 const itemCost = 64
 
-// Store is the shared data and queues of a process. The zero value is empty and
-// ready; it is safe for concurrent use.
+// Store holds the shared data and queues of a process. The zero value is empty
+// and ready for use. It is safe for concurrent use.
 type Store struct {
 	cas atomic.Uint32 // of the last write, over all spaces
 
@@ -36,7 +37,7 @@ type Store struct {
 	lastQueue uint32
 }
 
-// Space is what one vm_id shares. Its methods are safe for concurrent use.
+// Space is the shared data of one vm_id. Its methods are safe for concurrent use.
 type Space struct {
 	store *Store
 	vmID  string
@@ -72,7 +73,7 @@ func (s *Store) Open(vmID string) *Space {
 	return sp
 }
 
-// Release ends one use of the space. With the last one its data and queues go.
+// Release ends one use of the space. The last Release drops its data and queues.
 func (sp *Space) Release() {
 	s := sp.store
 	s.mu.Lock()
@@ -99,9 +100,9 @@ func (sp *Space) Get(key string) (value []byte, cas uint32, status host.Status) 
 	return e.value, e.cas, host.OK
 }
 
-// Set writes a copy of value. A cas of 0 writes always; any other must be that
-// of the value that is there, else CASMismatch; a new key is made whatever the
-// cas. InternalFailure: the space is full.
+// Set stores a copy of value. A cas of 0 always writes. Any other cas must
+// equal that of the existing value, else Set returns CASMismatch. A new key is
+// written with any cas. InternalFailure: the space is full.
 func (sp *Space) Set(key string, value []byte, cas uint32) host.Status {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -121,7 +122,7 @@ func (sp *Space) Set(key string, value []byte, cas uint32) host.Status {
 	return host.OK
 }
 
-// nextCAS counts writes; 0 is left out when the counter comes round.
+// nextCAS counts writes and skips 0 when the counter wraps around.
 func (s *Store) nextCAS() uint32 {
 	for {
 		if cas := s.cas.Add(1); cas != 0 {

@@ -56,7 +56,7 @@ func TestConcurrentIncrementsAreExact(t *testing.T) {
 	const users, rounds = 8, 200
 	keep := s.Open("vm")
 	defer keep.Release()
-	keep.Set("n", make([]byte, 8), 0) // an absent key is written whatever the cas
+	keep.Set("n", make([]byte, 8), 0) // an absent key is written with any cas
 	for range users {
 		wg.Go(func() {
 			sp := s.Open("vm")
@@ -158,7 +158,7 @@ func TestSpaceIsBounded(t *testing.T) {
 	}
 }
 
-// items is how many items a queue has.
+// items returns the number of items in a queue.
 func (s *Store) items(id uint32) int { return len(s.queue(id).items) }
 
 func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
@@ -181,7 +181,7 @@ func TestQueueKeepsOrderAndTellsTheLastRegistrar(t *testing.T) {
 	}
 	item := []byte("one")
 	s.Enqueue(q, item)
-	item[0] = 'X' // the guest's memory changes; the queue's must not
+	item[0] = 'X' // a change of the guest's memory must not change the queue
 	if again := sp.Register("jobs", "b", tell("b")); again != q {
 		t.Fatalf("registering again gave %d, not %d", again, q)
 	}

@@ -1,6 +1,5 @@
-// Package source gets the bytes of a module: from a file or over http(s), of a
-// bounded size, with the digest that they must have, and it notices when a file
-// holds something else than before.
+// Package source reads a module from a file or over http(s), limits its size
+// and checks its digest. It also notices when the content of a file changes.
 package source
 
 import (
@@ -21,36 +20,36 @@ import (
 // has 2 to 4 MiB.
 const MaxSize = 64 << 20
 
-// downloadTimeout bounds getting a module over http(s), as a whole.
+// downloadTimeout is the limit of a whole download over http(s).
 const downloadTimeout = 30 * time.Second
 
-// ErrDigest is what a module with another digest than the pinned one is
-// refused with.
+// ErrDigest reports that the module's digest differs from the pinned one.
 var ErrDigest = errors.New("the module does not have the pinned sha256")
 
-// Source is where a module is. It is a value: two that are equal name the same
-// place and the same pin.
+// Source names the place of a module. Two equal values name the same place and
+// the same pin.
 type Source struct {
 	// Location is a path, or an http or https URL.
 	Location string
-	// SHA256 is the digest that the module must have, 64 hex digits; "" any.
+	// SHA256 is the digest that the module must have, 64 hex digits; "" allows
+	// any.
 	SHA256 string
 }
 
-// Content is a module as it was read.
+// Content is a module that was read.
 type Content struct {
 	Wasm   []byte
 	SHA256 string // of Wasm, 64 lower-case hex digits
 }
 
 // Remote reports whether the module comes over the network. Such a module is
-// read when it is asked for and never watched.
+// read only on request and never watched.
 func (s Source) Remote() bool {
 	return strings.HasPrefix(s.Location, "http://") || strings.HasPrefix(s.Location, "https://")
 }
 
-// Read gets the module and checks its digest. The error never repeats a URL,
-// which may hold a secret.
+// Read reads the module and checks its digest. The error never contains a URL,
+// because a URL may hold a secret.
 func (s Source) Read(ctx context.Context) (Content, error) {
 	wasm, err := s.bytes(ctx)
 	if err != nil {
@@ -77,14 +76,14 @@ func (s Source) bytes(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() { // reading a pipe could block for ever
+	if !info.Mode().IsRegular() { // opening a pipe could block forever
 		return nil, fmt.Errorf("%s is not a regular file", s.Location)
 	}
 	return bounded(f, info.Size())
 }
 
-// download gets the module over http(s). A client of its own, without kept
-// connections, leaves nothing behind.
+// download reads the module over http(s). It uses a client of its own without
+// keep-alive, so that no connection remains.
 func (s Source) download(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()
@@ -96,7 +95,7 @@ func (s Source) download(ctx context.Context) ([]byte, error) {
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	var failed *url.Error
 	switch {
-	case errors.As(err, &failed): // without the URL
+	case errors.As(err, &failed): // the wrapped error, which has no URL
 		return nil, fmt.Errorf("download: %w", failed.Err)
 	case err != nil:
 		return nil, err
@@ -108,8 +107,8 @@ func (s Source) download(ctx context.Context) ([]byte, error) {
 	return bounded(resp.Body, resp.ContentLength)
 }
 
-// bounded reads all of r, up to MaxSize; size is what it says it holds, -1 if
-// it says nothing.
+// bounded reads all of r, up to MaxSize. size is the size that r announces, -1
+// if it announces none.
 func bounded(r io.Reader, size int64) ([]byte, error) {
 	tooLarge := fmt.Errorf("larger than %d bytes", MaxSize)
 	if size > MaxSize {

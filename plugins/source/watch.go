@@ -9,18 +9,18 @@ import (
 )
 
 // Watch notices that a file holds other bytes than those that were loaded. It
-// looks at the bytes, for a file may be replaced by one of the same size and
-// time. For use by one goroutine.
+// compares the bytes, because a new file may have the same size and time. Only
+// one goroutine may use it.
 type Watch struct {
 	path   string
-	known  string // digest of what was loaded, or tried
+	known  string // digest of the content that was loaded or tried
 	before string // digest at the last poll, "" for a file that could not be read
 	hash   hash.Hash
 	buffer []byte
 }
 
-// NewWatch returns a watch over the file of s, which holds what has the digest
-// loaded. A remote source never changes.
+// NewWatch returns a watch on the file of s. loaded is the digest of the
+// content that was loaded. A remote source never changes.
 func NewWatch(s Source, loaded string) *Watch {
 	w := &Watch{known: loaded, hash: sha256.New()}
 	if !s.Remote() {
@@ -29,10 +29,10 @@ func NewWatch(s Source, loaded string) *Watch {
 	return w
 }
 
-// Changed reads the file and reports whether it holds something else than what
-// is known, and has held it at the poll before too: a file that is being
-// written is left alone until it rests. What it reports is known from then on.
-// A file that cannot be read has not changed.
+// Changed reads the file. It reports whether the content differs from the known
+// one and is the same as at the previous poll, so that a file that is still
+// being written is not loaded. A reported content counts as known afterwards. A
+// file that cannot be read has not changed.
 func (w *Watch) Changed() bool {
 	if w.path == "" {
 		return false
@@ -47,8 +47,8 @@ func (w *Watch) Changed() bool {
 	return true
 }
 
-// digest is the SHA-256 of the file, "" if it cannot be read or is no module
-// that Read would take.
+// digest returns the SHA-256 of the file, "" if the file cannot be read or Read
+// would reject it.
 func (w *Watch) digest() string {
 	f, err := os.Open(w.path)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Decisions as they are printed and expected.
+// Decisions in the form in which they are printed and expected.
 
 type planDecision struct {
 	Plan    string `json:"plan"`
@@ -40,7 +40,7 @@ type editJSON struct {
 
 var planNames = [...]string{"pass", "aggregate", "disaggregate", "reject"}
 
-// legNames are by event and answer.
+// legNames are the names of answers by event.
 var legNames = [...][4]string{
 	abi.LegSend:   {"as_is", "edited"},
 	abi.LegFailed: {"built_in_rule", "retry", "place_again", "give_up"},
@@ -51,7 +51,7 @@ var editNames = map[abi.EditOp]string{
 	abi.EditSetField: "set_field", abi.EditRemoveField: "remove_field",
 }
 
-// encode makes the bytes that the guest is shown.
+// encode returns the bytes that the guest receives.
 func (f *Frame) encode(h *abi.Header) []byte {
 	switch f.hook {
 	case abi.HookPlan:
@@ -67,14 +67,14 @@ func (f *Frame) encode(h *abi.Header) []byte {
 	}
 }
 
-// decision reads the answer, which breaks the contract where it is an error.
+// decision reads the answer and returns an error where it breaks the contract.
 // scratch begins with the frame, of that size, as the guest left it.
 func (f *Frame) decision(answer uint64, scratch []byte, size int) (any, error) {
 	switch f.hook {
 	case abi.HookPlan:
 		a, ok := abi.UnpackPlan(answer)
 		if !ok {
-			return nil, fmt.Errorf("the answer %#x is no plan", answer)
+			return nil, fmt.Errorf("the answer %#x is not a plan", answer)
 		}
 		return planDecision{Plan: planNames[a.Decision], Status: a.Status, LimitMS: a.LimitMillis}, nil
 	case abi.HookPlace:
@@ -82,7 +82,7 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int) (any, error) {
 	case abi.HookMint:
 		switch {
 		case answer == 0:
-			return nil, errors.New("the policy has no id to give")
+			return nil, errors.New("the policy returned no id")
 		case answer < abi.MinDisaggID || answer >= abi.MaxDisaggID:
 			return mintDecision{answer}, fmt.Errorf("the id %d is not within [%d, %d)", answer, abi.MinDisaggID, abi.MaxDisaggID)
 		}
@@ -90,7 +90,7 @@ func (f *Frame) decision(answer uint64, scratch []byte, size int) (any, error) {
 	case abi.HookLeg:
 		d, ok := abi.UnpackLeg(answer, f.leg.Event)
 		if !ok {
-			return nil, fmt.Errorf("the answer %#x is no decision on a leg", answer)
+			return nil, fmt.Errorf("the answer %#x is not a decision on a leg", answer)
 		}
 		r := legDecision{Leg: legNames[f.leg.Event][d]}
 		var err error
@@ -127,7 +127,7 @@ func (f *Frame) placed(d abi.PlaceDecision, frame []byte) (any, error) {
 	case d.Decode < 0:
 		return r, errors.New("no row for the decode leg")
 	case aggregated && d.Prefill >= 0:
-		return r, errors.New("an aggregated request is placed by its decode row alone")
+		return r, errors.New("an aggregated request uses only its decode row")
 	case aggregated:
 		return r, nil
 	case d.Prefill < 0:
@@ -139,18 +139,18 @@ func (f *Frame) placed(d abi.PlaceDecision, frame []byte) (any, error) {
 	case rows[d.Decode].Roles&abi.RoleDecode == 0:
 		return r, fmt.Errorf("%s does not serve decode", r.Decode)
 	case rows[d.Prefill].Group != rows[d.Decode].Group:
-		return r, fmt.Errorf("%s and %s are of two groups", r.Prefill, r.Decode)
+		return r, fmt.Errorf("%s and %s are in different groups", r.Prefill, r.Decode)
 	case f.place.Fixed >= 0 && d.Prefill != f.place.Fixed:
 		return r, fmt.Errorf("prefill is fixed at row %d", f.place.Fixed)
 	}
 	return r, nil
 }
 
-// readEdits reads the list of edits that the guest left behind the frame.
+// readEdits reads the list of edits that the guest left after the frame.
 func readEdits(scratch []byte, size int) ([]editJSON, error) {
 	offset, length := abi.EditsOf(scratch)
 	if offset < size || length < 0 || length > len(scratch)-offset {
-		return nil, fmt.Errorf("edits at %d, %d bytes: they are not behind the frame and in the scratch", offset, length)
+		return nil, fmt.Errorf("edits at %d, %d bytes: they do not lie after the frame and within the scratch buffer", offset, length)
 	}
 	var edits []editJSON
 	for list := scratch[offset : offset+length]; len(list) > 0; {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// meets compares a decision with the expected one: of an object only the named
-// members, anything else as a whole.
+// meets compares a decision with the expected one: only the named members of an
+// object, other values as a whole.
 func meets(expect json.RawMessage, decision any) error {
 	if len(expect) == 0 {
 		return nil
@@ -28,7 +28,8 @@ func meets(expect json.RawMessage, decision any) error {
 	return fmt.Errorf("the decision is %s, expected %s", text, expect)
 }
 
-// exactly decodes numbers as their digits: ids have more than a float64 holds.
+// exactly decodes numbers as text, because ids have more digits than a float64
+// holds.
 func exactly(text []byte, into *any) error {
 	dec := json.NewDecoder(strings.NewReader(string(text)))
 	dec.UseNumber()

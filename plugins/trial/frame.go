@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Frame is one recorded call of a hook, or one request for a filter. Exactly one
-// of the facts is there.
+// Frame is one recorded call of a hook, or one request for a filter. Exactly
+// one of the facts is set.
 type Frame struct {
 	frameHead
 	hook   abi.Hook
@@ -17,10 +17,10 @@ type Frame struct {
 	leg    *abi.LegFacts
 	finish *abi.FinishFacts
 	http   *httpFrame // of a filter, hook is none
-	names  []string   // of the rows of place, "engine/rank"
+	names  []string   // of the rows of a place frame, "engine/rank"
 }
 
-// frameHead is what every frame may say.
+// frameHead holds the fields that every frame may have.
 type frameHead struct {
 	Name     string          `json:"name"`
 	Hook     string          `json:"hook"`
@@ -48,7 +48,7 @@ type requestJSON struct {
 	Turn         int32  `json:"turn"`
 }
 
-// plainRequest is a request that says nothing.
+// plainRequest returns a request without optional fields.
 func plainRequest() requestJSON { return requestJSON{MaxTokens: -1, N: 1} }
 
 func (r requestJSON) facts() abi.RequestFacts { return abi.RequestFacts(r) }
@@ -79,8 +79,8 @@ type placeJSON struct {
 	Pairs      []pairJSON      `json:"pairs"`
 }
 
-// candidateJSON is a candidate as explain shows it; its score is the policy's of
-// then, and not read.
+// candidateJSON is a candidate as explain shows it. The score in it is that of
+// the recorded decision, and is not read.
 type candidateJSON struct {
 	Engine   string        `json:"engine"`
 	Instance uint32        `json:"instance"` // 0: by engine, in the order of their names' first rows

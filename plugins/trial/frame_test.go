@@ -104,7 +104,7 @@ func TestBadFrames(t *testing.T) {
 	}
 }
 
-// TestOutcomeNames: frames name outcomes as metrics do.
+// TestOutcomeNames: outcomes have the same names in frames and in metrics.
 func TestOutcomeNames(t *testing.T) {
 	for o := telemetry.OutcomeOK; o <= telemetry.OutcomeInternal; o++ {
 		if got, err := outcomeNamed(o.String()); err != nil || got != abi.Outcome(o) {

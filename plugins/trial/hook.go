@@ -14,14 +14,15 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// scratchSize is what a policy's guest is asked for at its start, in bytes, as
-// by the proxy.
+// scratchSize is the size in bytes of the scratch buffer that a policy's guest
+// provides at its start, as in the proxy.
 const scratchSize = 64 << 10
 
-// root is the id of the one context of the VM.
+// root is the id of the only context of the VM.
 const root = 1
 
-// newNotebook is what a guest meets: a policy's world, with nobody else in it.
+// newNotebook returns the environment of a guest: a policy's world that no
+// other guest uses.
 func newNotebook(log *slog.Logger, config string) (*policy.Notebook, *policy.World) {
 	world := policy.NewWorld(policy.Setting{
 		Name: "trial", Config: config, Level: host.LowestLevel(log), Log: log,
@@ -30,7 +31,7 @@ func newNotebook(log *slog.Logger, config string) (*policy.Notebook, *policy.Wor
 	return &policy.Notebook{Env: world}, world
 }
 
-// hookTrial asks hooks, in one VM after the other.
+// hookTrial calls hooks, in one VM at a time.
 type hookTrial struct {
 	options *Options
 	module  *host.Module
@@ -81,7 +82,7 @@ func (t *hookTrial) start(ctx context.Context) error {
 		return err
 	}
 	names, named, err := vm.Text(ctx, abi.ExportPolicies)
-	if names = strings.TrimSpace(names); named && names != "" { // as by the proxy
+	if names = strings.TrimSpace(names); named && names != "" { // as in the proxy
 		t.lines = strings.Split(names, "\n")
 	}
 	t.vm = vm
@@ -92,7 +93,7 @@ func (t *hookTrial) start(ctx context.Context) error {
 func (t *hookTrial) index(f *Frame) (uint32, error) {
 	if t.lines == nil {
 		if f.Policy != "" {
-			return 0, fmt.Errorf("policy: the module names none, so not %q either", f.Policy)
+			return 0, fmt.Errorf("policy: the module does not name its policies, so %q cannot be found", f.Policy)
 		}
 		return 0, nil
 	}
@@ -113,8 +114,8 @@ func (t *hookTrial) index(f *Frame) (uint32, error) {
 	return 0, fmt.Errorf("policy: %q is not one of the module's for %s: %s", f.Policy, f.hook, strings.Join(names, ", "))
 }
 
-// frame asks the hook, and reads the answer of its last call. A guest that
-// failed is replaced for the next frame.
+// frame calls the hook, and reads the answer of its last call. The next frame
+// replaces a guest that failed.
 func (t *hookTrial) frame(ctx context.Context, f *Frame, r *Result) (err error) {
 	defer func() {
 		r.Notes = t.notes.Take()
@@ -161,7 +162,7 @@ func (t *hookTrial) call(ctx context.Context, hook *host.Hook, frame []byte, spe
 		return 0, err
 	}
 	copy(view, frame)
-	t.notes.Take() // of a call before: those of the last one are shown
+	t.notes.Take() // drop the notes of an earlier call: the last call's are shown
 	began := time.Now()
 	answer, err := hook.Call(ctx, at, uint32(len(frame)))
 	*spent += time.Since(began)

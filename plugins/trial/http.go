@@ -18,8 +18,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/shared"
 )
 
-// httpFrame is a frame for filters: a request of a client, and what the proxy
-// would answer.
+// httpFrame is a frame for filters: a request of a client, and the proxy's
+// answer to it.
 type httpFrame struct {
 	frameHead
 	Request  httpRequest  `json:"request"`
@@ -39,14 +39,14 @@ type httpResponse struct {
 	Body    string            `json:"body"`
 }
 
-// httpDecision is what a filter made of a frame. Names of headers are in lower
-// case; lines of one name are joined.
+// httpDecision is the result of a filter for a frame. Names of headers are in
+// lower case; lines of one name are joined.
 type httpDecision struct {
-	Request  *httpRequest `json:"request"` // as the proxy got it; null if it did not
+	Request  *httpRequest `json:"request"` // as the proxy received it; null if the request did not arrive
 	Response httpResponse `json:"response"`
 }
 
-// String is the decision in a line of text.
+// String returns the decision in one line.
 func (d *httpDecision) String() string {
 	request := "did not reach the proxy"
 	if d.Request != nil {
@@ -95,14 +95,14 @@ func newStreamTrial(ctx context.Context, wasm []byte, o *Options) (*streamTrial,
 	return t, nil
 }
 
-// close waits for what the guest does after the streams.
+// close waits for the guest's callbacks after the end of the streams.
 func (t *streamTrial) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), host.StartBudget)
 	defer cancel()
 	return t.plugin.Close(ctx)
 }
 
-// frame leads one request through the filter. Its time is what was spent in the
+// frame passes one request through the filter. Its time is the time in the
 // guest's callbacks.
 func (t *streamTrial) frame(ctx context.Context, f *httpFrame, repeat int, r *Result) error {
 	var spent time.Duration
@@ -131,7 +131,7 @@ func (t *streamTrial) frame(ctx context.Context, f *httpFrame, repeat int, r *Re
 	return nil
 }
 
-// serve runs the chain around a handler that answers as the frame says.
+// serve runs the chain around a handler that gives the frame's answer.
 func (t *streamTrial) serve(w http.ResponseWriter, req *http.Request, f *httpFrame, d *httpDecision) (cut bool) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -161,7 +161,7 @@ func (j *httpRequest) make(ctx context.Context) (*http.Request, error) {
 	for name, value := range j.Headers {
 		req.Header.Set(name, value)
 	}
-	req.URL.Scheme, req.URL.Host = "", "" // as a server gets it
+	req.URL.Scheme, req.URL.Host = "", "" // as a server receives it
 	req.RequestURI, req.RemoteAddr = j.Path, "192.0.2.1:1234"
 	return req, nil
 }
@@ -194,11 +194,11 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.body.Write(p)
 }
 
-// Flush has nothing to do: what is written is there.
+// Flush does nothing, because written data is available at once.
 func (a *answer) Flush() {}
 
-// meter sums up the calls of one frame. The guest takes leave of a stream
-// in the background, so calls of one frame may be booked to the next.
+// meter sums up the calls of one frame. The guest's last callbacks of a stream
+// run in the background, so they may count for the next frame.
 type meter struct {
 	mu     sync.Mutex
 	sum    time.Duration // guarded by mu

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Inspection is what a module says of itself when it is loaded and started once.
+// Inspection describes a module that was loaded and started once.
 type Inspection struct {
 	ABI       string   `json:"abi"`      // version of proxy-wasm, "" for a module that only has hooks
 	Hooks     []string `json:"hooks"`    // exports that are called
@@ -21,14 +21,14 @@ type Inspection struct {
 	Imports   []string `json:"imports"`
 	Needs     []string `json:"needs"`
 	SizeBytes int      `json:"size_bytes"`
-	// The first run on a machine without anything in its caches.
+	// These are the times of the first run on a machine with empty caches.
 	CompileMS     float64 `json:"compile_ms"`
 	InstantiateUS float64 `json:"instantiate_us"`
 	MemoryBytes   uint32  `json:"memory_bytes"` // of one instance after its start
 }
 
-// Inspect loads a module, guarded, and starts one VM of it that is not
-// configured. log takes what the guest says meanwhile.
+// Inspect loads a module, guarded, and starts one VM without a configuration.
+// log receives the guest's log.
 func Inspect(ctx context.Context, wasm []byte, log *slog.Logger) (_ *Inspection, err error) {
 	module, err := host.Load(ctx, wasm, host.LoadOptions{Guarded: true, CompileWorkers: 2})
 	if err != nil {
@@ -60,7 +60,7 @@ func Inspect(ctx context.Context, wasm []byte, log *slog.Logger) (_ *Inspection,
 	return i, i.ask(limited, vm)
 }
 
-// ask reads what the guest itself says of its policies.
+// ask reads the guest's list of its policies.
 func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
 	needs, _, err := vm.Value(ctx, abi.ExportNeeds)
 	if err != nil {
@@ -80,7 +80,7 @@ func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
 	}
 	i.Needs = append([]string{}, all.Names()...)
 	names, named, err := vm.Text(ctx, abi.ExportPolicies)
-	if err != nil || !named || strings.TrimSpace(names) == "" { // then the hooks are called as they are
+	if err != nil || !named || strings.TrimSpace(names) == "" { // hooks without names are called directly
 		return err
 	}
 	for line := range strings.Lines(names) {
@@ -88,7 +88,7 @@ func (i *Inspection) ask(ctx context.Context, vm *host.VM) error {
 			i.Policies = append(i.Policies, line)
 		}
 	}
-	// An SDK exports all hooks: those without a policy are not called.
+	// An SDK exports all hooks. Those without a policy are not called.
 	i.Hooks = slices.DeleteFunc(i.Hooks, func(export string) bool {
 		return !slices.ContainsFunc(i.Policies, func(line string) bool {
 			word, _, _ := strings.Cut(line, " ")

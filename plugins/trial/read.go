@@ -10,9 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// ReadFrames reads recorded frames: JSON values one after the other, each a
-// frame, a list of frames, or what `pdproxy explain --json` printed.
-// docs/plugins.md has the fields.
+// ReadFrames reads recorded frames: a sequence of JSON values. Each is a frame,
+// a list of frames, or the output of `pdproxy explain --json`. docs/plugins.md
+// has the fields.
 func ReadFrames(r io.Reader) ([]Frame, error) {
 	var frames []Frame
 	for dec := json.NewDecoder(r); ; {
@@ -42,7 +42,7 @@ func ReadFrames(r io.Reader) ([]Frame, error) {
 	return frames, nil
 }
 
-// readFrame reads one frame, or the frame that an explanation tells of.
+// readFrame reads one frame, or makes the frame of an explanation.
 func readFrame(text json.RawMessage) (Frame, error) {
 	var head struct {
 		Hook      string `json:"hook"`
@@ -69,7 +69,7 @@ func readFrame(text json.RawMessage) (Frame, error) {
 	return f, err
 }
 
-// strictly decodes and refuses keys that the frame does not have.
+// strictly decodes a value and rejects unknown keys.
 func strictly(text json.RawMessage, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -96,8 +96,8 @@ func readPlace(text json.RawMessage) (Frame, error) {
 	return j.frame()
 }
 
-// explainedFrame is the place frame of an explanation. What it does not tell of
-// the request is as in a frame that does not say it.
+// explainedFrame returns the place frame of an explanation. Facts of the
+// request that the explanation lacks get the defaults of a frame.
 func explainedFrame(text json.RawMessage) (Frame, error) {
 	var e struct {
 		RequestID  string          `json:"request_id"`
@@ -161,7 +161,7 @@ func (j *placeJSON) frame() (Frame, error) {
 	}
 	rows := int32(len(j.Candidates))
 	if j.Fixed < -1 || j.Fixed >= rows {
-		return f, fmt.Errorf("fixed: %d is no row of %d candidates", j.Fixed, rows)
+		return f, fmt.Errorf("fixed: %d is not a row of %d candidates", j.Fixed, rows)
 	}
 	for i, p := range j.Pairs {
 		state, err := pairNamed(p.State)
@@ -244,7 +244,7 @@ var outcomes = map[string]abi.Outcome{
 func outcomeNamed(s string) (abi.Outcome, error) {
 	o, ok := outcomes[s]
 	if !ok {
-		return o, fmt.Errorf("outcome: %q is none of pdproxy_exchanges_total", s)
+		return o, fmt.Errorf("outcome: %q is not an outcome of pdproxy_exchanges_total", s)
 	}
 	return o, nil
 }

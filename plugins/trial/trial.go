@@ -1,8 +1,8 @@
-// Package trial runs a module against recorded inputs, outside of any proxy, and
-// looks into it: what `pdproxy plugin test` and `inspect` show. Frames of hooks
-// go to a VM of the trial's own, called as the proxy calls policies but with the
-// reason why an answer breaks the contract; frames of http go through the
-// proxy's chain of filters.
+// Package trial runs a module on recorded inputs, outside of a proxy, and
+// describes it: `pdproxy plugin test` and `inspect` show the results. Frames of
+// hooks go to a VM of the trial's own. The trial calls it as the proxy calls
+// policies, but returns the reason why an answer breaks the contract. Frames of
+// http go through the proxy's chain of filters.
 package trial
 
 import (
@@ -15,35 +15,35 @@ import (
 	"github.com/pdproxy/pdproxy/abi/host"
 )
 
-// Options is how a module is run.
+// Options are the options of Run.
 type Options struct {
 	Config    string              // as in [[plugin]] config
-	Upstreams map[string]*url.URL // that a filter may call, by name
+	Upstreams map[string]*url.URL // upstreams that a filter may call, by name
 	Timeout   time.Duration       // of one call, more than 0
 	Repeat    int                 // calls of each frame, at least 1
 	Trusted   bool                // runs in the runtime that cannot interrupt loops
-	Log       *slog.Logger        // takes the guest's log, from its own lowest level on
+	Log       *slog.Logger        // receives the guest's log, from the lowest level that it accepts
 }
 
 func (o *Options) load() host.LoadOptions {
 	return host.LoadOptions{Guarded: !o.Trusted, CompileWorkers: 2}
 }
 
-// Result is what came of one frame.
+// Result is the result of one frame.
 type Result struct {
 	Frame    int      `json:"frame"`
 	Name     string   `json:"name"`
 	Hook     string   `json:"hook"`
 	Policy   string   `json:"policy"`
-	Decision any      `json:"decision"` // nil when there is none; a fmt.Stringer where JSON is long
-	US       float64  `json:"us"`       // mean of its calls, in the guest
+	Decision any      `json:"decision"` // nil when there is none; a fmt.Stringer if its JSON is long
+	US       float64  `json:"us"`       // mean time of its calls in the guest, in µs
 	Error    string   `json:"error"`    // "" when the frame passed
 	Notes    []string `json:"notes,omitempty"`
 	Stack    string   `json:"stack,omitempty"` // of a guest that failed
 }
 
-// Run runs all frames in their order. The error is that of a module that cannot
-// be used at all.
+// Run runs all frames in their order. The error reports a module that cannot be
+// used at all.
 func Run(ctx context.Context, wasm []byte, frames []Frame, o Options) (results []Result, err error) {
 	t := &trial{options: &o, wasm: wasm}
 	defer func() { err = errors.Join(err, t.close(ctx)) }()
@@ -58,8 +58,8 @@ func Run(ctx context.Context, wasm []byte, frames []Frame, o Options) (results [
 	return results, nil
 }
 
-// trial is the module under way: in one VM for hooks, in one filter for http,
-// each made when the first frame needs it.
+// trial holds the loaded module: a VM for hooks and a filter for http, each
+// made when the first frame needs it.
 type trial struct {
 	options *Options
 	wasm    []byte
@@ -94,7 +94,7 @@ func (t *trial) run(ctx context.Context, f *Frame) (Result, error) {
 	return r, nil
 }
 
-// load makes what a frame needs, once.
+// load makes the parts that a frame needs, once.
 func (t *trial) load(ctx context.Context, f *Frame) (err error) {
 	switch {
 	case f.http != nil && t.streams == nil:

@@ -12,7 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/plugins/build"
 )
 
-// naughty is a policy whose frames say by their sequence number how it fails.
+// naughty is a policy that fails in a way that the frame's sequence number
+// selects.
 const naughty = `package main
 
 import (
@@ -100,12 +101,12 @@ func TestRun(t *testing.T) {
 	module := buildNaughty(t)
 	tests := []struct {
 		name, frame     string
-		decision, error string // in what is printed of them
+		decision, error string // parts of their printed text
 	}{
 		{"plan", `{"hook": "plan", "sequence": 2, "expect": {"plan": "disaggregate"}}`, `{"plan":"disaggregate","status":0,"limit_ms":0}`, ""},
 		{"plan with a limit", `{"hook": "plan", "sequence": 858993459201}`, `"limit_ms":200`, ""},
 		{"reject", `{"hook": "plan", "sequence": 28114947, "expect": {"plan": "reject", "status": 429}}`, `"status":429`, ""},
-		{"no plan", `{"hook": "plan", "sequence": 9}`, "null", "0x9 is no plan"},
+		{"no plan", `{"hook": "plan", "sequence": 9}`, "null", "0x9 is not a plan"},
 		{"another plan", `{"hook": "plan", "sequence": 1, "expect": {"plan": "pass"}}`, `"aggregate"`, `expected {"plan": "pass"}`},
 		{"place", `{"hook": "place", "sequence": 1, ` + twoRows + `}`, `{"prefill":"p/0","decode":"d/0","prefill_row":0,"decode_row":1}`, ""},
 		{"row out of range", `{"hook": "place", "sequence": 7, ` + twoRows + `}`, `"decode_row":7`, "rows 0 to 1"},
@@ -117,13 +118,13 @@ func TestRun(t *testing.T) {
 		{"mint abstains", `{"hook": "mint", "sequence": 0}`, "null", "no id"},
 		{"leg", `{"hook": "leg", "phase": "decode", "sequence": 0}`, `{"leg":"as_is"}`, ""},
 		{"leg failed", `{"hook": "leg", "event": "failed", "sequence": 3, "expect": {"leg": "give_up"}}`, `{"leg":"give_up"}`, ""},
-		{"leg unknown", `{"hook": "leg", "sequence": 2}`, "null", "no decision on a leg"},
+		{"leg unknown", `{"hook": "leg", "sequence": 2}`, "null", "not a decision on a leg"},
 		{"edits", `{"hook": "leg", "sequence": 17149707381026848768}`, `{"leg":"edited","edits":[{"op":"set_header","name":"k","value":"vvv"}]}`, ""},
 		{"finish", `{"hook": "finish", "outcome": "cancelled", "expect": {}}`, "{}", ""},
 		{"endless loop", `{"hook": "plan", "sequence": 901}`, "null", "timeout"},
 		{"panic", `{"hook": "plan", "sequence": 902}`, "null", "call pdproxy_v1_on_plan"},
 		{"after a panic", `{"hook": "plan", "sequence": 1}`, `"aggregate"`, ""},
-		{"policy that is not there", `{"hook": "plan", "policy": "x", "sequence": 1}`, "null", "names none"},
+		{"policy that is not there", `{"hook": "plan", "policy": "x", "sequence": 1}`, "null", "does not name its policies"},
 	}
 	var all []string
 	for _, tt := range tests {

@@ -1,6 +1,6 @@
-// Package builtin is the one list of the built-in policies: their names, what
-// they need, their parameters and their code. Both the proxy and the WebAssembly
-// module are made from it.
+// Package builtin is the only list of the built-in policies: their names,
+// needs, parameters and code. The proxy and the WebAssembly module are both
+// made from it.
 package builtin
 
 import (
@@ -32,8 +32,8 @@ type Policy[F any] struct {
 	Decide F
 }
 
-// Policies are all built-in policies with one set of parameters. Setting these
-// is its owner's; while nobody does, it is safe for concurrent use.
+// Policies holds all built-in policies with one set of parameters. Only its
+// owner may set parameters. While none is set, it is safe for concurrent use.
 type Policies struct {
 	pdAuto       pdauto.Params
 	conversation conversation.Params
@@ -88,8 +88,8 @@ func (p *Policies) Mints() []Policy[func(*abi.MintFacts) uint64] {
 	return []Policy[func(*abi.MintFacts) uint64]{{"snowflake", 0, snowflake.Mint}}
 }
 
-// Table returns the parameters of a policy, nil when it has none. What is set in
-// it holds for the policy.
+// Table returns the parameters of a policy, nil when it has none. A value set
+// in the table applies to the policy.
 func (p *Policies) Table(policy string) param.Table {
 	switch policy {
 	case "pd_auto":
@@ -115,8 +115,8 @@ func Configured() []string {
 	return []string{"pd_auto", "conversation", "kv_aware", "pair_aware", "trtllm_kv_cache_aware", "sglang_cache_aware", "dynamo_cost"}
 }
 
-// Set sets one parameter. The error names the policy, and the parameter that is
-// unknown or the bounds that the value breaks.
+// Set sets one parameter. The error names the policy, and the unknown parameter
+// or the bounds that the value exceeds.
 func (p *Policies) Set(policy, name string, value float64) error {
 	t := p.Table(policy)
 	if t == nil {

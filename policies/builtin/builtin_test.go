@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of parameters into the README.md files")
 
-// folders has the folder of each policy.
+// folders are the folders of the policies.
 var folders = map[string]string{
 	"auto": "plan", "always": "plan", "never": "plan", "pd_auto": "pdauto",
 	"round_robin": "roundrobin", "least_load": "leastload", "power_of_two": "poweroftwo",
@@ -38,8 +38,8 @@ func names() []string {
 	return names
 }
 
-// TestREADME: each policy has its README.md, whose table of parameters is that
-// of the code.
+// TestREADME: each policy has a README.md, and its table of parameters equals
+// that of the code.
 func TestREADME(t *testing.T) {
 	table := regexp.MustCompile(`(?s)\| name \| default \| unit \| meaning \|\n\|---\|---\|---\|---\|\n(\|[^\n]*\n)*`)
 	for _, name := range names() {
@@ -67,7 +67,7 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// markdown is the table for a README.md; "" without parameters.
+// markdown returns the table for a README.md; "" without parameters.
 func markdown(t param.Table) string {
 	if len(t) == 0 {
 		return ""
@@ -80,8 +80,8 @@ func markdown(t param.Table) string {
 	return b.String()
 }
 
-// TestTables: names are unique, defaults are within their bounds and are what
-// the policy starts with, and each parameter has a field of its own.
+// TestTables: names are unique, defaults are within their bounds and equal the
+// policy's initial values, and each parameter has a field of its own.
 func TestTables(t *testing.T) {
 	for _, policy := range Configured() {
 		all, seen := New(), map[string]bool{}

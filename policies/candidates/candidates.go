@@ -1,15 +1,16 @@
-// Package candidates is what the place policies share: which rows of the table
-// suit a leg, which of two carries less, and random bits for each row.
+// Package candidates holds the code that the place policies share: which rows
+// of the table suit a leg, which of two rows has less load, and random bits for
+// each row.
 package candidates
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Leg is one leg that is to be placed, as the rows are judged for it. It has few
-// enough fields for the compiler to keep it in registers.
+// Leg is a leg to place, with the conditions for its row. It has few fields, so
+// that the compiler can keep it in registers.
 type Leg struct {
 	roles    abi.Role
-	group    uint64 // the prefill target's in the low half, which of its bits count in the high
-	instance uint64 // the prefill target's; without one, a number that none has
+	group    uint64 // low half: the prefill target's group; high half: a mask of its bits that count
+	instance uint64 // the prefill target's; else a number that no instance has
 	prefill  int    // the row that a decode leg pairs with, or -1
 }
 
@@ -26,26 +27,27 @@ func Decode(rows []abi.Candidate, prefill int32) Leg {
 	return Leg{roles: abi.RoleDecode, group: uint64(p.Group) | all<<32, instance: uint64(p.Instance), prefill: int(prefill)}
 }
 
-// Suits reports whether row i, which is c, can take the leg. This and Grade are
-// small enough to be inlined, for a call costs a guest built by Go more than
-// they do; and what is common goes straight on, for so does each jump.
+// Suits reports whether row i, which is c, can take the leg. Suits and Grade
+// are small enough to be inlined, because in a guest built by Go a call costs
+// more than their work. The common case has no jump, because each jump is
+// expensive there, too.
 func (l Leg) Suits(c *abi.Candidate, i int) bool {
 	return c.Roles&l.roles != 0 && (c.Group^uint32(l.group))&uint32(l.group>>32) == 0 && i != l.prefill
 }
 
-// BestGrade is the highest grade of a row.
+// BestGrade is the highest grade that Grade returns.
 const BestGrade = 4
 
-// Grade says how well a row suits the leg that it can take: better with another
-// instance than prefill's (a transfer inside one instance is the last resort),
-// then better unless its circuit is half open and its trial request is under
-// way. It is 1 to 4.
+// Grade says how well a row suits a leg that it can take, from 1 to 4. An
+// instance other than prefill's is better, because a transfer inside one
+// instance is the last resort. Next, a row is worse if its circuit is half open
+// and its trial request is running.
 func (l Leg) Grade(c *abi.Candidate) int {
 	g := BestGrade
 	if uint64(c.Instance) == l.instance {
 		g = BestGrade - 2
 	}
-	trial, busy := 0, 0 // two selections and no jump
+	trial, busy := 0, 0 // two selections without a jump
 	if c.Trial {
 		trial = 1
 	}
@@ -64,9 +66,9 @@ func Lighter(a, b *abi.Candidate) bool {
 	return a.Requests < b.Requests
 }
 
-// Draw gives 32 random bits to each row of one decision, whose random number
-// all of them share. It is the first half of the generator SplitMix64 (Steele,
-// Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+// Draw returns 32 random bits for each row of one decision. All rows share the
+// decision's random number. It is the first half of the generator SplitMix64
+// (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 func Draw(random uint64, row int) uint64 {
 	x := random + uint64(row)*0x9e3779b97f4a7c15
 	return (x ^ x>>30) * 0xbf58476d1ce4e5b9 >> 32

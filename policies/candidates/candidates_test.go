@@ -7,7 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestDraw: over many decisions each of a few rows draws the lowest number alike.
+// TestDraw: over many decisions each of a few rows draws the lowest number
+// equally often.
 func TestDraw(t *testing.T) {
 	var hits [7]int
 	random := rand.New(rand.NewPCG(1, 2))
@@ -68,7 +69,7 @@ func TestGrade(t *testing.T) {
 	}
 }
 
-// grade is 0 for a row that does not suit the leg.
+// grade returns the grade of a row, 0 if the row does not suit the leg.
 func grade(leg Leg, rows []abi.Candidate, i int) int {
 	if !leg.Suits(&rows[i], i) {
 		return 0

@@ -3,7 +3,7 @@ package candidates
 import "github.com/pdproxy/pdproxy/abi"
 
 // Legs places the legs of a request one after the other. choose returns the row
-// for a leg, or -1; phase is RoleBoth for an aggregated one.
+// for a leg, or -1. phase is RoleBoth for an aggregated leg.
 func Legs(f *abi.PlaceFacts, choose func(leg Leg, phase abi.Role) int32) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return abi.PlaceDecision{Prefill: -1, Decode: choose(Aggregated(), abi.RoleBoth)}
@@ -18,9 +18,9 @@ func Legs(f *abi.PlaceFacts, choose func(leg Leg, phase abi.Role) int32) abi.Pla
 	return abi.PlaceDecision{Prefill: prefill, Decode: choose(Decode(f.Candidates, prefill), abi.RoleDecode)}
 }
 
-// Cheapest returns the row that takes the leg at the lowest cost, among rows of
-// the highest grade, -1 without one; among equals it is the one whose turn it
-// is. The costs are left in the scores of the rows, in their precision.
+// Cheapest returns the row of the highest grade that takes the leg at the
+// lowest cost, -1 without a row. Rows of equal cost take turns. It stores the
+// costs in the scores of the rows, in the precision of a score.
 func Cheapest(rows []abi.Candidate, leg Leg, turn uint64, cost func(*abi.Candidate) float64) int32 {
 	grade, least, n := 0, 0.0, uint64(0)
 	for i := range rows {

@@ -1,6 +1,6 @@
-// Package conversation is the built-in place policy conversation: the first turn
-// of a conversation goes to the next target in turn, later ones go where the
-// conversation is at home.
+// Package conversation is the built-in place policy conversation: the first
+// turn of a conversation goes to the next target in turn, later turns go to the
+// conversation's home.
 package conversation
 
 import (
@@ -10,10 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedConversation
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct {
 	OverloadFactor, OverloadTokens float64
 	SkipFactor, SkipTokens         float64
@@ -30,21 +30,21 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
 	return p
 }
 
-// New returns the policy with the given parameters. It is a pure function of the
-// facts, does not allocate and is safe for concurrent use. An index of -1 where
-// a leg was to be placed means that no candidate fits.
+// New returns the policy with the given parameters. It is a pure function of
+// the facts, does not allocate and is safe for concurrent use. An index of -1
+// for a leg means that no candidate fits.
 func New(p Params) func(*abi.PlaceFacts) abi.PlaceDecision {
 	return p.Place
 }
 
-// Place is the policy. It reads p, which nobody may change meanwhile.
+// Place is the policy. It reads p, which must not change during the call.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return abi.PlaceDecision{Prefill: -1, Decode: p.choose(f, candidates.Aggregated(), abi.RoleBoth)}
@@ -59,8 +59,8 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: p.decode(f, candidates.Decode(f.Candidates, prefill))}
 }
 
-// choose returns the home of the phase, unless there is none or it is
-// overloaded, and the next row in turn then.
+// choose returns the home of the phase. It returns the next row in turn if
+// there is no home or the home is overloaded.
 func (p *Params) choose(f *abi.PlaceFacts, leg candidates.Leg, phase abi.Role) int32 {
 	s := survey(f.Candidates, leg, phase)
 	if p.stays(f, leg, s) {
@@ -73,8 +73,8 @@ func (p *Params) choose(f *abi.PlaceFacts, leg candidates.Leg, phase abi.Role) i
 	return next(f.Candidates, leg, s.grade, limit, f.Sequence%s.n)
 }
 
-// decode is choose for the decode leg. Streams are long and of unequal length,
-// so it is the least loaded row that takes the place of the next in turn.
+// decode is choose for the decode leg. It uses the least loaded row in place of
+// the next one in turn, because streams are long and of unequal length.
 func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	if s := survey(f.Candidates, leg, abi.RoleDecode); p.stays(f, leg, s) {
 		return s.home
@@ -82,9 +82,9 @@ func (p *Params) decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	return leastload.Least(f.Candidates, leg, ^f.Random)
 }
 
-// pool is what the rows that suit a leg have in common.
+// pool summarises the rows that suit a leg.
 type pool struct {
-	home  int32 // the least loaded row that is home to the phase, or -1
+	home  int32 // the least loaded row that is a home of the phase, or -1
 	grade int   // the highest grade
 	n     uint64
 	least int64 // the fewest tokens in flight at one of the n rows of that grade
@@ -113,7 +113,7 @@ func survey(rows []abi.Candidate, leg candidates.Leg, phase abi.Role) pool {
 	return s
 }
 
-// stays reports whether a conversation goes on at its home.
+// stays reports whether a conversation continues at its home.
 func (p *Params) stays(f *abi.PlaceFacts, leg candidates.Leg, s pool) bool {
 	if s.home < 0 || f.Request.Turn == 1 {
 		return false
@@ -126,8 +126,8 @@ func (p *Params) overloaded(home, least int64) bool {
 	return float64(home) > float64(p.OverloadFactor*float64(least)) && float64(home-least) > p.OverloadTokens
 }
 
-// next returns the row whose turn it is among those of that grade, or the first
-// after it, round the table, that carries no more than the limit.
+// next returns a row of that grade whose load is at most the limit. The search
+// starts at the row whose turn it is and wraps around the table.
 func next(rows []abi.Candidate, leg candidates.Leg, grade int, limit float64, turn uint64) int32 {
 	first, at := int32(-1), uint64(0)
 	for i := range rows {

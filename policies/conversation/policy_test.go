@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// fleet is two prefill and two decode instances of two ranks.
+// fleet returns two prefill and two decode instances with two ranks each.
 func fleet() []abi.Candidate {
 	var rows []abi.Candidate
 	for i := range 8 {
@@ -23,7 +23,7 @@ func facts(turn int32, sequence uint64, rows []abi.Candidate) *abi.PlaceFacts {
 	return &abi.PlaceFacts{Request: abi.RequestFacts{Turn: turn}, Flow: abi.FlowPrefillFirst, Fixed: -1, Sequence: sequence, Random: sequence * 0x9e3779b97f4a7c15, Candidates: rows}
 }
 
-// TestFirstTurns: they take turns over all slots.
+// TestFirstTurns: first turns go to all slots in turn.
 func TestFirstTurns(t *testing.T) {
 	p, rows := Defaults(), fleet()
 	for sequence := range uint64(12) {
@@ -49,7 +49,8 @@ func TestFirstTurns(t *testing.T) {
 	}
 }
 
-// TestLaterTurns: they go home, each phase to its own, unless home is overloaded.
+// TestLaterTurns: later turns go home, each phase to its own, unless home is
+// overloaded.
 func TestLaterTurns(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -84,8 +85,7 @@ func TestLaterTurns(t *testing.T) {
 	}
 }
 
-// TestHomeOfTheOtherPhase: where a conversation was decoded is no reason to
-// prefill there.
+// TestHomeOfTheOtherPhase: the home of decode does not attract prefill.
 func TestHomeOfTheOtherPhase(t *testing.T) {
 	var rows []abi.Candidate
 	for i := range 4 {
@@ -103,8 +103,8 @@ func TestHomeOfTheOtherPhase(t *testing.T) {
 	}
 }
 
-// TestBrokenHome: a home whose circuit is half open and tried already is left
-// alone.
+// TestBrokenHome: a home whose circuit is half open with a running trial
+// request is not chosen.
 func TestBrokenHome(t *testing.T) {
 	p, rows := Defaults(), fleet()
 	rows[2].Home, rows[2].Trial, rows[2].Requests = abi.RolePrefill, true, 1

@@ -1,6 +1,7 @@
-// Package dynamocost is the built-in place policy dynamo_cost: the cost by which
-// NVIDIA Dynamo's KV router chooses, for comparison. Source: the default worker
-// selector of lib/kv-router/src/scheduling and its configuration's defaults.
+// Package dynamocost is the built-in place policy dynamo_cost: the cost
+// function of NVIDIA Dynamo's KV router, for comparison. Source: the default
+// worker selector of lib/kv-router/src/scheduling and its configuration's
+// defaults.
 package dynamocost
 
 import (
@@ -9,10 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedBlocks
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct {
 	PrefillLoadScale           float64
 	OverlapCredit              float64
@@ -31,19 +32,19 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
 	return p
 }
 
-// blockTokens is the size of a block where the index knows none.
+// blockTokens is the size of a block that is used when no index knows it.
 const blockTokens = 16
 
 // Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. An index of -1 where a leg was to
-// be placed means that no candidate fits.
+// reads p, which must not change during the call. An index of -1 for a leg
+// means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
@@ -57,9 +58,9 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	})
 }
 
-// cost is in blocks. Of two legs, the router of prefill does not count the
-// blocks of active requests, and that of decode counts nothing else, each prompt
-// as if it shared no block.
+// cost is in blocks. With two legs, the router of prefill does not count the
+// blocks of active requests. The router of decode counts only those, each
+// prompt as if it shared no block.
 func (p *Params) cost(c *abi.Candidate, prompt int64, phase abi.Role) float64 {
 	block := float64(c.BlockTokens)
 	if block == 0 {

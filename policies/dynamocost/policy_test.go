@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestCost has numbers worked out from the formula.
+// TestCost compares with numbers computed from the formula.
 func TestCost(t *testing.T) {
 	c := abi.Candidate{Requests: 3, Tokens: 1600, Queued: 320, BlocksGPU: 4, BlocksCPU: 4, BlocksDisk: 4, BlockTokens: 16}
 	for _, tt := range []struct {

@@ -7,45 +7,47 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Products are converted before they are added, here and wherever the costs are
-// used: the conversion keeps a compiler from fusing the two, which rounds
-// otherwise than WebAssembly does. All costs are in µs.
+// Products are converted before they are added, here and in all code that uses
+// the costs. The conversion prevents a compiler from fusing the two operations,
+// whose rounding would differ from WebAssembly's. All costs are in µs.
 
-// Busy is what each step of a row's grade costs: more than any estimate.
+// Busy is the cost of each step of a row's grade. It is larger than any estimate.
 const Busy = 1e15
 
-// Pool is what the candidates of a leg have in common.
+// Pool holds the values that are common to all candidates of a leg. Many are
+// costs in µs. "Recent" means the placements in Candidate.RecentTokens and
+// RecentRequests.
 type Pool struct {
 	prompt  float64
 	micros  float64 // prefill of one uncached token, over all rows
-	worth   float64 // of patience, for a saved token
-	home    float64 // of patience, for the conversation's home
-	balance float64 // of a token placed on a row of late
-	request float64 // of a request placed there
-	late    float64 // from here on waiting costs more
-	weight  float64 // of what is above that
-	held    float64 // of a µs above that which a request keeps its row from others, for each that came there of late
-	few     float64 // so many that came there do not count
-	even    float64 // so many are added for a row that lacks much of the mean row's work
-	lack    float64 // of that work a row lacks lack - share x its tokens of late: 0 is
-	share   float64 // the lower bound, and 1 the upper one
-	spread  float64 // of being one row off the place for this size; 0: there is none
-	place   float64 // for prompts of this size, counted in rows
+	worth   float64 // patience for a saved token
+	home    float64 // patience for the conversation's home
+	balance float64 // of a recent token on a row
+	request float64 // of a recent request on a row
+	late    float64 // above this estimate waiting costs more
+	weight  float64 // weight of the part above late
+	held    float64 // of a µs above late, for each recent request of the row: the time during which a request blocks its row for others
+	few     float64 // number of recent requests that are not counted
+	even    float64 // number of requests added for a row with much less recent work than the mean row
+	lack    float64 // a row's deficit of recent work is lack - share x its recent tokens, at least 0
+	share   float64 // and at most 1
+	spread  float64 // of a distance of one row from place; 0: there is no place
+	place   float64 // the place for prompts of this size, counted in rows
 }
 
-// enough is how many requests each row had of late, on average, when it is known
-// what sizes prompts have.
+// enough is the mean number of recent requests per row from which the sizes of
+// prompts are known.
 const enough = 4
 
-// The loops over the rows are what a decision costs, and in a guest built by Go a
-// jump costs more than the arithmetic of a row. So what is common goes straight
-// on; what is bounded from below is half the sum of itself and its absolute value,
-// for a comparison of floats is a jump and min and max of them are calls; and
-// divisions are done before.
+// The loops over the rows dominate the cost of a decision, and in a guest built
+// by Go a jump costs more than the arithmetic of a row. So the common case has
+// no jump. A lower bound of 0 is computed as half the sum of a value and its
+// absolute value, because a comparison of floats is a jump and min and max are
+// calls. Divisions are done before the loop.
 
-// Survey looks at all rows that can take the prefill leg, or the one leg of an
-// aggregated request (RoleBoth). It leaves in the score of each how many tokens'
-// worth of prefill it saves, for Prefill.
+// Survey reads all rows that can take the prefill leg, or the one leg of an
+// aggregated request (RoleBoth). It stores in the score of each row the number
+// of prompt tokens whose prefill the row saves. Prefill uses it.
 func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	rows, prompt := f.Candidates, max(1, f.Request.PromptTokens)
 	n, measured, queued, best, other := 0, 0, int64(0), int64(0), uint32(0)
@@ -109,15 +111,15 @@ func (p *Params) Survey(f *abi.PlaceFacts, role abi.Role) Pool {
 	return s
 }
 
-// calm is 1 while the rows have time to spare, and 0 once they are busy, by the
-// sum of how busy they are.
+// calm returns 1 while the rows have spare time and 0 once they are busy. busy
+// is the sum of their Busy values.
 func (p *Params) calm(busy, rows float64) float64 {
 	span := max(0.001, p.BusyTo-p.BusyFrom)
 	return min(1, max(0, (p.BusyTo-busy/max(1, rows))/span))
 }
 
-// tiers does Survey's part where rows hold blocks in slower memory, or where it is
-// not known what they hold.
+// tiers does Survey's part for rows with blocks in slower memory, or with an
+// unknown block size.
 func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (best int64) {
 	for i := range rows {
 		if c := &rows[i]; c.Roles&role != 0 {
@@ -129,7 +131,7 @@ func (p *Params) tiers(rows []abi.Candidate, role abi.Role, prompt float64) (bes
 	return best
 }
 
-// holders counts the rows that save so much.
+// holders counts the rows whose saved tokens are at least enough.
 func holders(rows []abi.Candidate, role abi.Role, enough float32) float64 {
 	n := 0
 	for i := range rows {
@@ -144,17 +146,17 @@ func holders(rows []abi.Candidate, role abi.Role, enough float32) float64 {
 	return float64(n)
 }
 
-// Prefill leaves in the score of each row that Survey has seen what the prompt
-// costs there, in seconds, and returns the cheapest row and the cost of the second
-// one in µs; -1 without a row. The cost is what waits there, what is not saved,
-// what was placed there of late, pressure, inFlight for each token in flight, and
-// how far the row is from the place for prompts of this size, less the patience
-// that its blocks are worth.
+// Prefill stores in the score of each row that Survey has read the cost of the
+// prompt there, in seconds. It returns the cheapest row, -1 without one, and
+// the cost of the second cheapest in µs. The cost consists of the queued
+// tokens, the tokens that are not saved, the recent placements, pressure,
+// inFlight for each token in flight, and the distance of the row from the place
+// for prompts of this size, less the patience for its blocks.
 func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight float64) (best int32, second float64) {
 	rows, best, least, second := f.Candidates, int32(-1), math.MaxFloat64, math.MaxFloat64
 	fast, slow, pressure := 0.5*s.micros, 2*s.micros, p.Pressure()
 	grade := candidates.Prefill()
-	off := 0.5 - s.place // of the row from its place
+	off := 0.5 - s.place // distance of the row from its place
 	held, lateness, spread, worth := 0.25*s.held, 0.5*s.weight, 0.5*s.spread, 0.5*s.worth
 	for i := range rows {
 		c := &rows[i]
@@ -204,8 +206,8 @@ func (p *Params) Prefill(f *abi.PlaceFacts, role abi.Role, s *Pool, inFlight flo
 	return best, second
 }
 
-// Decode leaves in the score of each row that suits the leg what the stream costs
-// there, in seconds, and returns the cheapest row; -1 without one.
+// Decode stores in the score of each row that suits the leg the cost of the
+// stream there, in seconds. It returns the cheapest row, -1 without one.
 func (p *Params) Decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	rows, best, least := f.Candidates, int32(-1), math.MaxFloat64
 	prompt, pressure := f.Request.PromptTokens, p.Pressure()
@@ -228,8 +230,9 @@ func (p *Params) Decode(f *abi.PlaceFacts, leg candidates.Leg) int32 {
 	return best
 }
 
-// saved is how many tokens' worth of prefill the row's blocks save: tokens that
-// it holds, less what loading those of slower tiers costs.
+// saved returns the number of prompt tokens whose prefill the row's blocks
+// save: the tokens that it holds, less the cost of loading those of slower
+// tiers.
 func (p *Params) saved(c *abi.Candidate, prompt float64) int64 {
 	if c.BlockTokens == 0 {
 		if c.Home&abi.RolePrefill != 0 {
@@ -248,22 +251,22 @@ func (p *Params) saved(c *abi.Candidate, prompt float64) int64 {
 	return int64(gpu + float64(cpu*max(0, 1-p.CPUMicros/micros)) + float64(disk*max(0, 1-p.DiskMicros/micros)))
 }
 
-// Stream is what a stream costs at a row, without the transfer: tokens in flight
-// slow each of its steps.
+// Stream returns the cost of a stream at a row, without the transfer: tokens in
+// flight slow each of its steps.
 func (p *Params) Stream(c *abi.Candidate, pressure float64) float64 {
 	over := float64(c.Usage) - p.PressureFrom
 	return float64(p.DecodeMicros*float64(c.Tokens)) + float64(pressure*(over+math.Abs(over)))
 }
 
-// Missing is how many of the prompt's tokens a row does not hold.
+// Missing returns the number of the prompt's tokens that a row does not hold.
 func Missing(c *abi.Candidate, prompt int64) float64 { return float64(max(0, prompt-c.Matched())) }
 
-// Pressure is half of what KV memory in use costs for each share of it above the
+// Pressure returns half the cost of KV memory in use, for each share above the
 // bound.
 func (p *Params) Pressure() float64 { return p.PressureSeconds * 0.5e6 / (1 - p.PressureFrom) }
 
-// Before reports whether row i is before row j, of the same cost: a home, then
-// fewer requests, then by lot.
+// Before reports whether row i precedes row j of the same cost: a home first,
+// then fewer requests, then by a random draw.
 func Before(rows []abi.Candidate, i, j int32, random uint64) bool {
 	return order(&rows[i], i, random) < order(&rows[j], j, random)
 }

@@ -2,7 +2,7 @@ package kvaware
 
 import "github.com/pdproxy/pdproxy/policies/param"
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct {
 	QueueWeight, BalanceWeight         float64
 	LateSeconds                        float64
@@ -56,7 +56,7 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()

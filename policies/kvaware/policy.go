@@ -1,6 +1,6 @@
-// Package kvaware is the built-in place policy kv_aware: each leg goes where it
-// is estimated to be done first, with the work of what a target holds already
-// saved, on one scale of seconds.
+// Package kvaware is the built-in place policy kv_aware: each leg goes to the
+// target that is estimated to finish it first. The estimate, in seconds,
+// subtracts the work that the target's cached blocks save.
 package kvaware
 
 import (
@@ -8,14 +8,14 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedBlocks | abi.NeedConversation
 
 // Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. An index of -1 where a leg was to
-// be placed means that no candidate fits. The scores that it leaves are the
-// estimates in seconds, less is better; a row that could take either leg has
-// that of the second.
+// reads p, which must not change during the call. An index of -1 for a leg
+// means that no candidate fits. It stores its estimates in seconds in the
+// scores; less is better. A row that could take either leg has the estimate of
+// the second leg.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	if f.Flow == abi.FlowAggregated {

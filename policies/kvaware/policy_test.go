@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// prefills are n idle prefill targets of blocks of 512 tokens, and two decode
-// targets behind them.
+// prefills returns n idle prefill targets with blocks of 512 tokens, and two
+// decode targets after them.
 func prefills(n int) []abi.Candidate {
 	var rows []abi.Candidate
 	for i := range n + 2 {
@@ -136,7 +136,7 @@ func TestPrefill(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: tt.prompt, Turn: tt.turn}, Candidates: prefills(4)}
 			tt.change(f.Candidates)
-			f.Candidates[5].Tokens = 1 // decode is not in question
+			f.Candidates[5].Tokens = 1 // decode has only one choice
 			p := Defaults()
 			if tt.params != nil {
 				tt.params(&p)
@@ -148,8 +148,8 @@ func TestPrefill(t *testing.T) {
 	}
 }
 
-// TestSizes: once sizes are known, prompts that match nowhere find their place
-// by size, unless work or queues say otherwise.
+// TestSizes: once sizes are known, prompts without a match go to the place for
+// their size, unless work or queues outweigh it.
 func TestSizes(t *testing.T) {
 	f := &abi.PlaceFacts{Candidates: prefills(8)}
 	f.Candidates[9].Tokens = 1
@@ -200,7 +200,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestAggregated: an aggregated leg weighs cached prefixes and streams.
+// TestAggregated: an aggregated leg considers cached prefixes and streams.
 func TestAggregated(t *testing.T) {
 	rows := []abi.Candidate{
 		{Roles: abi.RoleBoth, Instance: 1, BlockTokens: 16, Tokens: 500_000},
@@ -217,7 +217,7 @@ func TestAggregated(t *testing.T) {
 	}
 }
 
-// TestScores: they are seconds, and the least is that of the row chosen.
+// TestScores: scores are in seconds, and the chosen row has the lowest.
 func TestScores(t *testing.T) {
 	f := &abi.PlaceFacts{Request: abi.RequestFacts{PromptTokens: 10_000}, Candidates: prefills(2)}
 	f.Candidates[0].Queued, f.Candidates[3].Tokens = 5000, 1

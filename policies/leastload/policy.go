@@ -9,9 +9,9 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Place chooses the targets of a request, a pure function of the facts that does
-// not allocate. Equal loads are drawn with f.Random. An index of -1 where a leg
-// was to be placed means that no candidate fits.
+// Place chooses the targets of a request. It is a pure function of the facts
+// and does not allocate. It draws among equal loads with f.Random. An index of
+// -1 for a leg means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return abi.PlaceDecision{Prefill: -1, Decode: Least(f.Candidates, candidates.Aggregated(), f.Random)}
@@ -26,15 +26,15 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return abi.PlaceDecision{Prefill: prefill, Decode: Least(f.Candidates, candidates.Decode(f.Candidates, prefill), ^f.Random)}
 }
 
-// gradeShift puts the grade above the tokens in the number by which rows are
-// compared; lower is better.
+// gradeShift puts the grade above the tokens in the number that is compared;
+// lower is better.
 const gradeShift = 56
 
 // Least returns the row that takes the leg best, -1 without one: the highest
-// grade, then the fewest tokens, then the fewest requests. Among equals each row draws a number
-// from the random one, and the lowest wins: a rule that took the first row would
-// send everything at rest to one target, and turns would move in step with the
-// groups.
+// grade, then the fewest tokens, then the fewest requests. Each of several
+// equal rows draws a number from random, and the lowest wins. Taking the first
+// row would send all requests of an idle fleet to one target, and taking turns
+// would advance in step with the groups.
 func Least(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 	best, first, second := int32(-1), int64(math.MaxInt64), uint64(0)
 	for i := range rows {

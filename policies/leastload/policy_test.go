@@ -51,7 +51,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestEquals: idle candidates get the same share, a busy one nothing.
+// TestEquals: idle candidates get equal shares, a busy one gets nothing.
 func TestEquals(t *testing.T) {
 	rows := make([]abi.Candidate, 5)
 	for i := range rows {

@@ -1,5 +1,6 @@
-// Package pairaware is the built-in place policy pair_aware: prefill and decode
-// are chosen together, by the sum of what each costs and what lies between them.
+// Package pairaware is the built-in place policy pair_aware: it chooses prefill
+// and decode together, by the sum of their costs and of the cost of their
+// connection.
 package pairaware
 
 import (
@@ -11,10 +12,11 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = kvaware.Needs | abi.NeedPairs
 
-// Params is what an operator may change: what kv_aware has, and what pairs cost.
+// Params are the parameters for operators: those of kv_aware, and the costs of
+// pairs.
 type Params struct {
 	KV                           kvaware.Params
 	UnknownMicros, WarmingMicros float64
@@ -29,22 +31,22 @@ func (p *Params) Table() param.Table {
 	)
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
 	return p
 }
 
-// broken is what a broken pair costs, in µs: more than any estimate, and less
+// broken is the cost of a broken pair in µs: more than any estimate, and less
 // than a step of a row's grade.
 const broken = 1e14
 
 // Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. An index of -1 where a leg was to
-// be placed means that no candidate fits. The scores that it leaves are the
-// estimates in seconds, less is better: of a row that takes prefill that of the
-// prefill alone, of any other the least of a pair with it.
+// reads p, which must not change during the call. An index of -1 for a leg
+// means that no candidate fits. It stores its estimates in seconds in the
+// scores; less is better. The score of a prefill row is that of the prefill
+// alone; the score of any other row is that of its cheapest pair.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return p.KV.Place(f)
@@ -71,19 +73,19 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	return s.best
 }
 
-// search is the way to the cheapest pair.
+// search is the state of the search for the cheapest pair.
 type search struct {
 	p     *Params
 	f     *abi.PlaceFacts
 	best  abi.PlaceDecision
 	least float64 // its cost in µs
 
-	// What a token's transfer and the state of a pair cost at the very least, and
-	// what decode with the pair does.
+	// The lowest costs of a token's transfer, of a pair's state, and of decode
+	// together with the pair.
 	transfer, state, floor float64
 }
 
-// pairs finds the bounds of what pairs cost.
+// pairs finds the lower bounds of the costs of pairs.
 func (s *search) pairs() {
 	s.transfer, s.state = s.p.KV.TransferMicros, s.p.UnknownMicros
 	for i := range s.f.Pairs {
@@ -95,17 +97,18 @@ func (s *search) pairs() {
 	}
 }
 
-// cost is what a row that takes prefill costs, in µs, as it was left in its score.
+// cost returns the cost of a prefill row in µs, from its score.
 func cost(c *abi.Candidate, leg candidates.Leg) float64 {
 	return float64(float64(c.Score)*1e6) + kvaware.Busy*float64(candidates.BestGrade-leg.Grade(c))
 }
 
-// tries is how many prefill rows are tried with all decode rows, if there is a
-// pair that is not broken among them.
+// tries is the number of prefill rows that are combined with all decode rows,
+// if that finds a pair that is not broken.
 const tries = 8
 
-// others tries the prefill rows after the first, from the cheapest on. It ends
-// with that which cannot make a better pair than the best so far, which is soon.
+// others tries the prefill rows after the first, the cheapest first. It stops
+// at the first row that cannot improve on the best pair, which usually comes
+// soon.
 func (s *search) others(leg candidates.Leg, first int32) {
 	rows := s.f.Candidates
 	var tried [listed / 64]uint64
@@ -132,12 +135,12 @@ func (s *search) others(leg candidates.Leg, first int32) {
 	}
 }
 
-// listed is how many rows' pairs are known, and how many are tried.
+// listed is the number of rows whose pairs are known, and that are tried.
 const listed = 512
 
-// pair tries a prefill row of the given cost with each decode row: with those whose
-// pairs are unknown, and with those that the table of pairs lists. The first call
-// finds the floor, too.
+// pair combines a prefill row of the given cost with each decode row. Pairs
+// that the table of pairs does not list count as unknown. The first call also
+// finds the floor.
 func (s *search) pair(prefill int32, cost float64) {
 	rows, kv, first := s.f.Candidates, &s.p.KV, s.floor == math.MaxFloat64
 	leg := candidates.Decode(rows, prefill)
@@ -193,7 +196,7 @@ func (s *search) pair(prefill int32, cost float64) {
 	}
 }
 
-// keep remembers a pair of the given cost if it is the best so far.
+// keep stores a pair of the given cost if it is the best so far.
 func (s *search) keep(leg candidates.Leg, prefill, decode int32, v float64) {
 	rows := s.f.Candidates
 	v += kvaware.Busy * float64(candidates.BestGrade-leg.Grade(&rows[decode]))

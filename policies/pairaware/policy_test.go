@@ -80,8 +80,8 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestIsTheBest: on random tables the pair is that of the search through all
-// pairs, as far as at most as many prefill rows as are tried say otherwise.
+// TestIsTheBest: on random tables the pair equals that of a search through all
+// pairs, except where the limit on tried prefill rows excludes it.
 func TestIsTheBest(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 6))
 	p := Defaults()

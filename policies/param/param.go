@@ -1,5 +1,5 @@
-// Package param is how the parameters of a policy are described, set and
-// checked: one table for the configuration, the documents and the policy itself.
+// Package param describes, sets and checks the parameters of a policy. The
+// configuration, the documents and the policy itself use the same table.
 package param
 
 import (
@@ -8,19 +8,18 @@ import (
 	"strings"
 )
 
-// Param is one parameter: a field of a policy's Params and what is to be known
-// of it.
+// Param is one parameter: a field of a policy's Params with its description.
 type Param struct {
 	Name        string
 	Value       *float64 // the field
 	Default     float64
-	Least, Most float64 // what is allowed, both included
+	Least, Most float64 // the bounds, both included
 	Unit        string  // "" for a plain number
 	Meaning     string  // half a sentence for an operator
 }
 
-// Table is the parameters of one policy. It points to the fields of one Params
-// and is theirs alone.
+// Table describes the parameters of one policy. It points to the fields of one
+// Params.
 type Table []Param
 
 // Reset sets every field to its default.
@@ -30,15 +29,15 @@ func (t Table) Reset() {
 	}
 }
 
-// Set sets the field of that name. The error names the parameter that is unknown
-// or the bounds that the value breaks; nothing is changed then.
+// Set sets the field of that name. On an error, which names the unknown
+// parameter or the bounds that the value exceeds, nothing changes.
 func (t Table) Set(name string, value float64) error {
 	for i := range t {
 		p := &t[i]
 		if p.Name != name {
 			continue
 		}
-		if !(value >= p.Least && value <= p.Most) { // false for what is no number too
+		if !(value >= p.Least && value <= p.Most) { // false for NaN, too
 			return errors.New(name + " is " + Format(p.Least) + " to " + Format(p.Most) + ", not " + Format(value))
 		}
 		*p.Value = value

@@ -1,5 +1,5 @@
-// Package pdauto is the built-in plan policy pd_auto: two legs only where they
-// are estimated to give the first token sooner than one.
+// Package pdauto is the built-in plan policy pd_auto: it chooses two legs only
+// where the estimate says that they give the first token sooner than one leg.
 package pdauto
 
 import (
@@ -8,10 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies/plan"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedBlocks
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct {
 	TokenMicros, BothTokenMicros   float64
 	TransferMicros, HandoverMicros float64
@@ -34,7 +34,7 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
@@ -42,8 +42,8 @@ func Defaults() Params {
 }
 
 // Plan is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. Where only one of the two ways can
-// be gone it decides as auto does.
+// reads p, which must not change during the call. If only one leg or only two
+// legs are possible, it decides as auto does.
 func (p *Params) Plan(f *abi.PlanFacts) abi.PlanDecision {
 	if d := plan.Auto(f); d != abi.PlanDisaggregate || f.BothTargets == 0 {
 		return d
@@ -66,15 +66,15 @@ func (p *Params) conditional(f *abi.PlanFacts) abi.PlanDecision {
 	return abi.PlanDisaggregate
 }
 
-// one is the estimate for one leg until its first token, in µs.
+// one returns the estimated time of one leg until its first token, in µs.
 func (p *Params) one(f *abi.PlanFacts) float64 {
 	uncached := float64(max(0, f.Request.PromptTokens-f.BothCached))
 	micros := known(f.BothMicros, likened(f.PrefillMicros, p.TokenMicros, p.BothTokenMicros))
 	return float64((float64(max(0, f.BothQueued))+uncached)*micros) + float64(uncached*p.StreamMicros)
 }
 
-// two is the estimate for two legs. The whole prompt is transferred, cached or
-// not.
+// two returns the same estimate for two legs, in µs. The whole prompt is
+// transferred, cached or not.
 func (p *Params) two(f *abi.PlanFacts) float64 {
 	prompt := float64(max(0, f.Request.PromptTokens))
 	uncached := float64(max(0, f.Request.PromptTokens-f.PrefillCached))
@@ -83,8 +83,9 @@ func (p *Params) two(f *abi.PlanFacts) float64 {
 		float64(prompt*known(f.TransferMicros, p.TransferMicros)) + known(f.HandoverMicros, p.HandoverMicros)
 }
 
-// likened is the parameter of one kind of targets, in the scale that the other
-// kind was measured to have: engines are slow or fast together.
+// likened returns the parameter of one kind of targets, scaled by the ratio of
+// the other kind's measured value to its parameter: an installation's engines
+// are slow or fast together.
 func likened(measured float32, other, parameter float64) float64 {
 	if measured > 0 {
 		return float64(float64(measured)*parameter) / other
@@ -92,7 +93,7 @@ func likened(measured float32, other, parameter float64) float64 {
 	return parameter
 }
 
-// known is what was measured, or else the parameter.
+// known returns the measured value, or the parameter if there is none.
 func known(measured float32, parameter float64) float64 {
 	if measured > 0 {
 		return float64(measured)

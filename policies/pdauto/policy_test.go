@@ -14,7 +14,8 @@ func TestPlan(t *testing.T) {
 		change func(f *abi.PlanFacts, p *Params)
 		want   abi.PlanDecision
 	}{
-		// 175 µs a token against 105 µs and 20 ms: they meet at 286 tokens.
+		// 175 µs a token against 105 µs and 20 ms: the costs are equal at 286
+		// tokens.
 		{"short", 200, nil, one},
 		{"long", 400, nil, two},
 		{"long, but cached", 8000, func(f *abi.PlanFacts, _ *Params) { f.BothCached, f.PrefillCached = 7900, 7900 }, one},

@@ -1,12 +1,12 @@
-// Package plan holds the built-in plan policies: how many legs a request gets.
-// Each is a pure function of the facts.
+// Package plan holds the built-in plan policies. They decide how many legs a
+// request gets. Each is a pure function of the facts.
 package plan
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Auto asks for two legs whenever a prefill and a decode target exist, else for
-// one leg where a target can serve it, and rejects what nothing can serve. A
-// request whose form cannot be carried as two legs gets one.
+// Auto asks for two legs if a prefill and a decode target exist, else for one
+// leg if a target can serve it. Otherwise it rejects the request. A request
+// whose form does not work with two legs gets one.
 func Auto(f *abi.PlanFacts) abi.PlanDecision {
 	switch {
 	case f.PrefillTargets > 0 && f.DecodeTargets > 0 && !f.Request.PairBroken:
@@ -17,8 +17,8 @@ func Auto(f *abi.PlanFacts) abi.PlanDecision {
 	return abi.PlanReject
 }
 
-// Always asks for two legs, whether or not there are targets for them, and
-// rejects a request whose form cannot be carried so.
+// Always asks for two legs, whether or not there are targets for them. It
+// rejects a request whose form does not work with two legs.
 func Always(f *abi.PlanFacts) abi.PlanDecision {
 	if f.Request.PairBroken {
 		return abi.PlanReject

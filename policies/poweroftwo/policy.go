@@ -10,9 +10,9 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Place chooses the targets of a request, a pure function of the facts that does
-// not allocate; it draws with f.Random. An index of -1 where a leg was to be
-// placed means that no candidate fits.
+// Place chooses the targets of a request. It is a pure function of the facts
+// and does not allocate. It draws with f.Random. An index of -1 for a leg means
+// that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	if f.Flow == abi.FlowAggregated {
 		return abi.PlaceDecision{Prefill: -1, Decode: draw(f.Candidates, candidates.Aggregated(), f.Random)}
@@ -30,9 +30,9 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 // gradeShift puts the grade above the 32 bits of a draw.
 const gradeShift = 32
 
-// draw returns the lighter of two rows of the highest grade: each row draws a
-// number, and the two lowest are chosen. A row of a lower grade is chosen only
-// when there is no other.
+// draw returns the row with less load of two rows of the highest grade. Each
+// row draws a number, and the two lowest are compared. A row of a lower grade
+// is chosen only when there is no other.
 func draw(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 	const none = math.MaxInt64
 	drawn, other, first, second := -1, -1, int64(none), int64(none)
@@ -51,7 +51,7 @@ func draw(rows []abi.Candidate, leg candidates.Leg, random uint64) int32 {
 			drawn, first = i, d
 		}
 	}
-	// Draws of one grade share the bits above it.
+	// Draws of one grade have equal bits above gradeShift.
 	if other < 0 || second>>gradeShift != first>>gradeShift || !candidates.Lighter(&rows[other], &rows[drawn]) {
 		return int32(drawn)
 	}

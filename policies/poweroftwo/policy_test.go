@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestNeverTheHeaviest: of two different draws the heaviest of all candidates
-// never wins, and every other one does at times.
+// TestNeverTheHeaviest: the most loaded of all candidates never wins, and every
+// other one wins at times, because the two drawn rows differ.
 func TestNeverTheHeaviest(t *testing.T) {
 	rows := make([]abi.Candidate, 6)
 	for i := range rows {
@@ -27,7 +27,8 @@ func TestNeverTheHeaviest(t *testing.T) {
 	}
 }
 
-// TestPair draws each phase among its own rows and decode inside the group.
+// TestPair: each phase is drawn among its own rows, and decode inside prefill's
+// group.
 func TestPair(t *testing.T) {
 	rows := []abi.Candidate{
 		{Roles: abi.RolePrefill, Group: 1, Instance: 1}, {Roles: abi.RolePrefill, Group: 2, Instance: 2},
@@ -49,7 +50,7 @@ func TestPair(t *testing.T) {
 	}
 }
 
-// TestGrades: a row of a lower grade is not chosen, however light it is.
+// TestGrades: a row of a lower grade is not chosen, whatever its load.
 func TestGrades(t *testing.T) {
 	rows := []abi.Candidate{
 		{Roles: abi.RoleBoth, Instance: 1, Tokens: 500}, {Roles: abi.RoleBoth, Instance: 2, Trial: true, Requests: 1},

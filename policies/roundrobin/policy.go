@@ -1,5 +1,5 @@
 // Package roundrobin is the built-in place policy round_robin: each leg goes to
-// the next candidate in turn, whatever it carries.
+// the next candidate in turn, whatever its load.
 package roundrobin
 
 import (
@@ -7,14 +7,14 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Place chooses the targets of a request, a pure function of the facts that does
-// not allocate; whose turn it is follows from f.Sequence. An index of -1 where a
-// leg was to be placed means that no candidate fits.
+// Place chooses the targets of a request. It is a pure function of the facts
+// and does not allocate. f.Sequence determines whose turn it is. An index of -1
+// for a leg means that no candidate fits.
 //
-// A turn counts candidates, that is slots of instance x rank, never instances
-// and ranks apart: two counters would move in step and strand ranks. Decode's
-// choice is confined to prefill's group, so its turn is the number of prefill
-// legs that the group has had before.
+// A turn counts slots, which are pairs of instance and rank. Two separate
+// counters for instances and ranks would advance in step and never reach some
+// ranks. Decode's choice is limited to prefill's group, so its turn is the
+// number of earlier prefill legs of that group.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	rows := f.Candidates
 	if f.Flow == abi.FlowAggregated {
@@ -35,18 +35,19 @@ func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	}
 	leg := candidates.Decode(rows, prefill)
 	grade, n, _ := best(rows, leg)
-	// Slots whose numbers share a divisor would meet the same slots of the other
-	// phase for ever, some perhaps none: so each time that both are at their
-	// beginnings together decode moves on by one.
+	// If the numbers of slots of the two phases share a divisor, each slot
+	// would always meet the same slots of the other phase, and some slots
+	// perhaps none. So each time that both phases are at their first slot
+	// together, decode advances by one.
 	if d := divisor(lap, n); d > 1 && n > 0 {
 		turn += turn / (lap / d * n)
 	}
 	return abi.PlaceDecision{Prefill: prefill, Decode: nth(rows, leg, grade, n, turn)}
 }
 
-// best returns the highest grade among the rows that suit the leg, how many rows
-// have it, and whether rows of several groups may be among them; 0 and 0 when
-// none suits.
+// best returns the highest grade of the rows that suit the leg, the number of
+// rows of that grade, and whether they may be in several groups; 0 and 0 when
+// no row suits.
 func best(rows []abi.Candidate, leg candidates.Leg) (grade int, n uint64, groups bool) {
 	differ := uint32(0)
 	for i := range rows {
@@ -67,7 +68,7 @@ func best(rows []abi.Candidate, leg candidates.Leg) (grade int, n uint64, groups
 	return grade, n, differ != 0
 }
 
-// nth returns the row whose turn it is among the n rows of that grade; -1 when
+// nth returns the row whose turn it is among the n rows of that grade, -1 when
 // there is none.
 func nth(rows []abi.Candidate, leg candidates.Leg, grade int, n, turn uint64) int32 {
 	if n == 0 {
@@ -87,9 +88,9 @@ func nth(rows []abi.Candidate, leg candidates.Leg, grade int, n, turn uint64) in
 	return -1
 }
 
-// within returns how many turns the group of the chosen row has had before this
-// one, in so many laps through all rows of that grade and the lap under way, and
-// how many it has in a lap.
+// within returns the number of earlier turns of the chosen row's group, and its
+// number of turns in one lap. laps is the number of completed laps through all
+// rows of that grade.
 func within(rows []abi.Candidate, leg candidates.Leg, grade int, chosen int32, laps uint64) (turn, lap uint64) {
 	group, before := rows[chosen].Group, uint64(0)
 	for i := range rows {

@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestTurns: the sequence number says whose turn it is; a prefill that is kept
-// has turns of its own.
+// TestTurns: the sequence number determines the turn. A fixed prefill has turns
+// of its own.
 func TestTurns(t *testing.T) {
 	rows := []abi.Candidate{
 		{Roles: abi.RolePrefill, Group: 1, Instance: 1}, {Roles: abi.RolePrefill, Group: 1, Instance: 2},
@@ -41,8 +41,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestTurnsOfGroups: each group's decode slots take turns of their own, whatever
-// the number of groups.
+// TestTurnsOfGroups: the decode slots of each group take turns of their own,
+// for any number of groups.
 func TestTurnsOfGroups(t *testing.T) {
 	var rows []abi.Candidate
 	for g := range uint32(20) {

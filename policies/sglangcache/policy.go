@@ -1,7 +1,7 @@
 // Package sglangcache is the built-in place policy sglang_cache_aware: the rule
-// by which SGLang's model gateway chooses with policy cache_aware, for
-// comparison. Source: sgl-model-gateway/src/policies/cache_aware.rs and, for the
-// defaults, the gateway's command line.
+// of policy cache_aware of SGLang's model gateway, for comparison. Source:
+// sgl-model-gateway/src/policies/cache_aware.rs and, for the defaults, the
+// gateway's command line.
 package sglangcache
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedBlocks
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct{ CacheThreshold, BalanceAbs, BalanceRel float64 }
 
 // Table describes the parameters; it points into p.
@@ -27,7 +27,7 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
@@ -35,8 +35,8 @@ func Defaults() Params {
 }
 
 // Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. An index of -1 where a leg was to
-// be placed means that no candidate fits.
+// reads p, which must not change during the call. An index of -1 for a leg
+// means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
@@ -54,7 +54,7 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	})
 }
 
-// byMatch reports whether the longest match decides, and not the load.
+// byMatch reports whether the longest match decides rather than the load.
 func (p *Params) byMatch(f *abi.PlaceFacts, leg candidates.Leg) bool {
 	least, most, matched := int32(math.MaxInt32), int32(0), int64(0)
 	for i := range f.Candidates {

@@ -18,8 +18,8 @@ const (
 	milliShift  = nodeShift + 8
 )
 
-// Mint returns the disagg id of f, which is in [abi.MinDisaggID,
-// abi.MaxDisaggID). Bits of f beyond the layout are cut off.
+// Mint returns the disagg id of f, in [abi.MinDisaggID, abi.MaxDisaggID). It
+// cuts off bits of f that exceed the layout.
 func Mint(f *abi.MintFacts) uint64 {
 	raw := uint64(f.UnixMilli-abi.DisaggEpochMilli)&(1<<milliBits-1)<<milliShift |
 		uint64(f.Node)<<nodeShift |

@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestMint holds the vectors published for TensorRT-LLM's layout.
+// TestMint checks the published vectors of TensorRT-LLM's layout.
 func TestMint(t *testing.T) {
 	for _, tt := range []struct {
 		milli        int64

@@ -1,6 +1,6 @@
 // Package trtllmconversation is the built-in place policy trtllm_conversation:
-// the rule by which the router of TensorRT-LLM's trtllm-serve disaggregated
-// chooses with type conversation, for comparison. Source: ConversationRouter of
+// the rule of the router of TensorRT-LLM's trtllm-serve disaggregated with type
+// conversation, for comparison. Source: ConversationRouter of
 // tensorrt_llm/serve/router.py.
 package trtllmconversation
 
@@ -9,17 +9,17 @@ import (
 	"github.com/pdproxy/pdproxy/policies/candidates"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedConversation
 
 // Place is the policy, a pure function of the facts that does not allocate. An
-// index of -1 where a leg was to be placed means that no candidate fits.
+// index of -1 for a leg means that no candidate fits.
 func Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	return candidates.Legs(f, func(leg candidates.Leg, phase abi.Role) int32 {
 		return candidates.Cheapest(f.Candidates, leg, f.Sequence, func(c *abi.Candidate) float64 {
 			switch {
-			case phase == abi.RoleDecode: // the router of the other side is a load_balancing one
+			case phase == abi.RoleDecode: // decode's router has the type load_balancing
 				return float64(c.Requests)
 			case c.Home&phase != 0:
 				return -1

@@ -1,6 +1,6 @@
-// Package trtllmkv is the built-in place policy trtllm_kv_cache_aware: the score
-// by which the router of TensorRT-LLM's trtllm-serve disaggregated chooses with
-// type kv_cache_aware, for comparison. Source: KvCacheAwareRouter of
+// Package trtllmkv is the built-in place policy trtllm_kv_cache_aware: the
+// score of the router of TensorRT-LLM's trtllm-serve disaggregated with type
+// kv_cache_aware, for comparison. Source: KvCacheAwareRouter of
 // tensorrt_llm/serve/router.py.
 package trtllmkv
 
@@ -10,10 +10,10 @@ import (
 	"github.com/pdproxy/pdproxy/policies/param"
 )
 
-// Needs is what the policy asks for beyond the usual facts.
+// Needs are the additional facts that the policy needs.
 const Needs = abi.NeedBlocks
 
-// Params is what an operator may change. Table has names, defaults and bounds.
+// Params are the parameters for operators. Table has names, defaults and bounds.
 type Params struct{ MaxBatchSize float64 }
 
 // Table describes the parameters; it points into p.
@@ -23,7 +23,7 @@ func (p *Params) Table() param.Table {
 	}
 }
 
-// Defaults returns the parameters as they are when nothing is configured.
+// Defaults returns the parameters with their default values.
 func Defaults() Params {
 	var p Params
 	p.Table().Reset()
@@ -31,8 +31,8 @@ func Defaults() Params {
 }
 
 // Place is the policy, a pure function of the facts that does not allocate. It
-// reads p, which nobody may change meanwhile. An index of -1 where a leg was to
-// be placed means that no candidate fits.
+// reads p, which must not change during the call. An index of -1 for a leg
+// means that no candidate fits.
 func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	f.Scored = true
 	return candidates.Legs(f, func(leg candidates.Leg, _ abi.Role) int32 {
@@ -42,8 +42,8 @@ func (p *Params) Place(f *abi.PlaceFacts) abi.PlaceDecision {
 	})
 }
 
-// share is the part of the prompt that matches. The last token of a prompt is in
-// no block, and a last block that is not full counts as a whole one.
+// share returns the matching part of the prompt. No block contains the last
+// token of a prompt, and an incomplete last block counts as a whole one.
 func share(c *abi.Candidate, prompt int64) float64 {
 	block := int64(c.BlockTokens)
 	if block == 0 {

@@ -6,8 +6,9 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// TestScore has numbers worked out from the formula: matched tokens by the tokens
-// of all blocks of the prompt without its last token, less requests by 64.
+// TestScore compares with numbers computed from the formula: the matched tokens
+// divided by the tokens of all blocks of the prompt without its last token,
+// minus the requests divided by 64.
 func TestScore(t *testing.T) {
 	row := func(instance uint32, role abi.Role, requests int32, blocks uint32) abi.Candidate {
 		return abi.Candidate{Roles: role, Group: 1, Instance: instance, Requests: requests, BlocksGPU: blocks, BlockTokens: 32}

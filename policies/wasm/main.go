@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/policies/builtin"
 )
 
-// all is the policies of this instance of the module.
+// all holds the policies of this instance of the module.
 var all = builtin.New()
 
 func init() {

@@ -20,7 +20,7 @@ const PrefillLinger = 2 * time.Second
 // Late is a prefill leg that was given up because its engine does not respond, and what
 // its clean-up needs. It refers to no memory of the request but Body.
 type Late struct {
-	Leg       *upstream.Left
+	Leg       *upstream.Detached
 	Connector connector.Connector
 	Attempt   connector.Attempt // its Request refers to Body
 	Orphan    connector.Orphan
@@ -74,7 +74,7 @@ func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buff
 
 // awaitRecovery returns when t responds again or is gone, or when ctx ends.
 func awaitRecovery(ctx context.Context, t engine.Target) {
-	for t.Silent() && !t.Gone() && ctx.Err() == nil {
+	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
 		sleep(ctx, firstPause)
 	}
 }

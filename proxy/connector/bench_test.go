@@ -15,7 +15,7 @@ const moriioAnswer = `{"id":"chatcmpl-1","object":"chat.completion","created":1,
 	`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[12,13,14]],"remote_engine_id":"10.0.0.5:6301","remote_host":"10.0.0.5",` +
 	`"remote_handshake_port":6301,"remote_notify_port":61005,"remote_dp_rank":0,"remote_dp_size":1,"tp_size":1,"transfer_id":"tx-0123456789abcdef0123456789abcdef"}}`
 
-// answers is what prefill answers, by connector.
+// answers is prefill's answer by connector.
 var answers = map[string]string{
 	"vllm-nixl": `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],` +
 		`"usage":{"prompt_tokens":41,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[12,13,14]],` +
@@ -71,16 +71,16 @@ func BenchmarkLegs(b *testing.B) {
 	}
 }
 
-// TestLegAllocations holds the line: a leg shaped into a reused buffer costs
-// its header slice at most, and for trtllm and MoRI-IO the changed params, which
-// are a value inside another.
+// TestLegAllocations bounds the allocations: a leg built into a reused buffer allocates
+// at most its header slice. For some connectors it also allocates the changed params,
+// which are a value inside another.
 func TestLegAllocations(t *testing.T) {
 	limits := map[string][3]float64{ // aggregated, prefill, decode
 		"vllm-nixl":      {1, 1, 1},
 		"vllm-store":     {1, 1, 1},
-		"vllm-nixl-push": {1, 3, 3}, // the parameters, which bear the transfer's id
-		// The parameters and the request id, which names two addresses; in READ mode
-		// prefill's own besides.
+		"vllm-nixl-push": {1, 3, 3}, // the parameters, which contain the transfer's id
+		// The parameters, and the request id with its two addresses. In READ mode also
+		// prefill's own parameters.
 		"vllm-moriio":      {1, 4, 4},
 		"vllm-moriio-read": {1, 4, 34},
 		"vllm-p2p-nccl":    {1, 2, 2}, // the request id

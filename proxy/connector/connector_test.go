@@ -14,7 +14,7 @@ func TestAll(t *testing.T) {
 	tests := []struct {
 		name       string
 		flow       abi.Flow
-		aggregates abi.Role // besides role both
+		aggregates abi.Role // in addition to role both
 	}{
 		{config.ConnectorVLLMNixl, abi.FlowPrefillFirst, abi.RoleDecode},
 		{config.ConnectorVLLMNixlPush, abi.FlowConcurrent, abi.RoleDecode},
@@ -104,7 +104,7 @@ func TestHealthPath(t *testing.T) {
 	}
 }
 
-// TestNoneHasNoPair shows that connector none refuses all that only a pair has.
+// TestNoneHasNoPair: connector none rejects everything that only a pair has.
 func TestNoneHasNoPair(t *testing.T) {
 	c, _ := ByName("none")
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
@@ -122,9 +122,8 @@ func TestNoneHasNoPair(t *testing.T) {
 	}
 }
 
-// TestDecodeNeedsHandoff shows that the order of the legs is kept: TensorRT-LLM
-// has no decode leg without prefill's params, and NIXL's without them computes
-// the prompt itself.
+// TestDecodeNeedsHandoff: TensorRT-LLM has no decode leg without prefill's params. A
+// NIXL decode leg without them computes the prompt itself.
 func TestDecodeNeedsHandoff(t *testing.T) {
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
 	if _, err := (trtllm{}).Decode(a, nil, nil); err == nil {
@@ -144,7 +143,7 @@ func TestDecodeNeedsHandoff(t *testing.T) {
 	}
 }
 
-// TestTPSizes shows which MoRI-IO engines pair.
+// TestTPSizes lists which MoRI-IO engines pair.
 func TestTPSizes(t *testing.T) {
 	for _, tt := range []struct {
 		p, d int
@@ -157,8 +156,8 @@ func TestTPSizes(t *testing.T) {
 	}
 }
 
-// TestDstIsReused shows that a leg is appended to the buffer it is given, and
-// that one attempt's bodies can share a buffer one after the other.
+// TestDstIsReused: a leg is appended to the given buffer, and the bodies of one attempt
+// can use a buffer one after the other.
 func TestDstIsReused(t *testing.T) {
 	dst := make([]byte, 0, 4096)
 	for _, c := range All()[:7] {
@@ -177,8 +176,7 @@ func TestDstIsReused(t *testing.T) {
 	}
 }
 
-// TestRetryHasItsOwnIDs shows that two attempts share no id by which engines
-// could mix them up.
+// TestRetryHasItsOwnIDs: two attempts share no id by which engines could mix them up.
 func TestRetryHasItsOwnIDs(t *testing.T) {
 	for _, c := range All()[:7] {
 		first := pair(t, "/v1/completions", `{"prompt":"x"}`)
@@ -201,16 +199,16 @@ func legText(l Leg) string {
 	return b.String()
 }
 
-// TestNothingIsHeldOnceDecodeTook: a decode that has begun to answer has read the
-// KV, whatever else is known of the attempt. Prefill's answer is not: it is given
-// up when decode takes over.
+// TestNothingIsHeldOnceDecodeTook: a decode engine that has begun to answer has read
+// the KV, whatever else is known of the attempt. Then there is no clean-up, also if
+// prefill's answer is missing: the prefill leg is dropped when decode takes over.
 func TestNothingIsHeldOnceDecodeTook(t *testing.T) {
 	for _, c := range All() {
 		a := pair(t, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
 		for bits := range 64 {
 			o := Orphan{
-				DecodeTook: true, PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
-				Refused: bits&8 != 0, DecodeEnded: bits&16 != 0, DecodeOver: bits&32 != 0,
+				KVRead: true, PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
+				Refused: bits&8 != 0, DecodeIdle: bits&16 != 0, DecodeFailed: bits&32 != 0,
 			}
 			for _, call := range c.Cleanup(a, o) {
 				if call.How == "engine_timeout" {

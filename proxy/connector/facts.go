@@ -9,7 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// The paths that several engines answer alike.
+// The paths that several kinds of engines answer in the same way.
 const (
 	modelsPath     = "/v1/models"
 	versionPath    = "/version"
@@ -17,8 +17,8 @@ const (
 	healthPath     = "/health"
 )
 
-// served reports whether a path that was asked for facts has them. An engine
-// that does not know the path says nothing, which is no error.
+// served reports whether a path has facts. An engine that does not know the path has
+// none; that is no error.
 func served(path string, status int) (bool, error) {
 	switch {
 	case status/100 == 2:
@@ -29,7 +29,7 @@ func served(path string, status int) (bool, error) {
 	return false, fmt.Errorf("read facts: %s answered with status %d", path, status)
 }
 
-// readModels takes over the ids of an OpenAI list of models.
+// readModels copies the ids of an OpenAI list of models into f.
 func readModels(f *engine.Facts, body []byte) error {
 	data, ok, err := openai.Lookup(body, "data")
 	if err != nil {
@@ -48,7 +48,7 @@ func readModels(f *engine.Facts, body []byte) error {
 	return nil
 }
 
-// readVersion takes over the answer to GET /version.
+// readVersion copies the answer to GET /version into f.
 func readVersion(f *engine.Facts, body []byte) error {
 	version, _, err := openai.Lookup(body, "version")
 	if err != nil {
@@ -58,7 +58,7 @@ func readVersion(f *engine.Facts, body []byte) error {
 	return nil
 }
 
-// text gives a member that is a string, "" for any other.
+// text returns a string member of raw, or "" for any other type.
 func text(raw []byte, key string) string {
 	v, _, err := openai.Lookup(raw, key)
 	if err != nil {
@@ -75,14 +75,14 @@ func memberText(raw []byte, key string) string {
 	return s
 }
 
-// textOf gives a member of o that is a string, "" for any other.
+// textOf returns a string member of o, or "" for any other type.
 func textOf(o *openai.Object, key string) string {
 	v, _ := o.Get(key)
 	s, _ := openai.String(v)
 	return s
 }
 
-// count gives a member of o that is a number of things, 0 for any other.
+// count returns a member of o that is a non-negative number, or 0.
 func count(o *openai.Object, key string) int {
 	v, _ := o.Get(key)
 	n, ok := openai.Int64(v)

@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// factPaths are all paths that a connector asks an engine for facts.
+// factPaths returns all paths that a connector queries for facts.
 func factPaths(c Connector) []string {
 	var paths []string
 	for _, role := range []abi.Role{abi.RolePrefill, abi.RoleDecode, abi.RoleBoth} {
@@ -20,8 +20,8 @@ func factPaths(c Connector) []string {
 	return paths
 }
 
-// FuzzReadFacts feeds any bytes as what an engine says of itself. The error has nothing
-// of the answer, sizes are never negative, and an engine fits itself.
+// FuzzReadFacts reads arbitrary bytes as an engine's facts. The error contains nothing
+// of the answer, sizes are never negative, and an engine is compatible with itself.
 func FuzzReadFacts(f *testing.F) {
 	for _, body := range []string{
 		`{"object":"list","data":[{"id":"m","object":"model"},{"id":7}]}`,

@@ -12,7 +12,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// seeds gives a part of every golden case to a fuzz target.
+// seeds adds a part of every golden case to a fuzz target.
 func seeds(f *testing.F, connector string, part func(*golden)) {
 	f.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", connector, "*.json"))
@@ -32,8 +32,8 @@ func seeds(f *testing.F, connector string, part func(*golden)) {
 	}
 }
 
-// fuzzReadPrefill feeds any bytes as prefill's answer: they are refused, or
-// they make a whole answer or a decode leg that is sound JSON.
+// fuzzReadPrefill reads arbitrary bytes as prefill's answer: they are rejected, or they
+// give a whole answer or a decode leg that is valid JSON.
 func fuzzReadPrefill(f *testing.F, connector string) {
 	c, _ := ByName(connector)
 	seeds(f, connector, func(g *golden) {
@@ -108,8 +108,8 @@ func FuzzReadPrefillP2PNCCL(f *testing.F)  { fuzzReadPrefill(f, "vllm-p2p-nccl")
 func FuzzReadPrefillSGLang(f *testing.F)   { fuzzReadPrefill(f, "sglang") }
 func FuzzReadPrefillTRTLLM(f *testing.F)   { fuzzReadPrefill(f, "trtllm") }
 
-// fuzzLegs feeds any request: every leg that it can have is sound JSON without
-// duplicate keys, and each leg is the same when shaped again.
+// fuzzLegs builds legs from arbitrary requests: every leg is valid JSON without
+// duplicate keys, and building it again gives the same leg.
 func fuzzLegs(f *testing.F, connector string) {
 	c, _ := ByName(connector)
 	seeds(f, connector, func(g *golden) { f.Add([]byte(g.Request), g.API, g.Trust) })

@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// plainest is the plainest request of each API that generates.
+// plainest is the simplest request of each API that generates.
 var plainest = map[openai.API]string{
 	openai.Completions:  `{"model":"m","prompt":"Hi"}`,
 	openai.Chat:         `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`,
@@ -18,9 +18,9 @@ var plainest = map[openai.API]string{
 	openai.VLLMGenerate: `{"model":"m","token_ids":[1],"sampling_params":{}}`,
 }
 
-// TestGoldenCoversEveryMessage shows that there is a golden file for each message
-// of each connector: both legs and prefill's answer for each API that it splits,
-// the one leg of a whole request, and each way in which a clean-up is made.
+// TestGoldenCoversEveryMessage: there is a golden file for each message of each
+// connector: both legs and prefill's answer for each API that it splits, the one leg of
+// an aggregated request, and each kind of clean-up.
 func TestGoldenCoversEveryMessage(t *testing.T) {
 	for _, c := range All() {
 		t.Run(c.Name(), func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestGoldenCoversEveryMessage(t *testing.T) {
 	}
 }
 
-// waysOf lists the ways in which c frees what an attempt of g may leave.
+// waysOf lists the kinds of clean-up that c uses for what an attempt of g may leave.
 func waysOf(t *testing.T, c Connector, g *golden) (hows []string) {
 	a := g.attempt(t, c)
 	var h *Handoff
@@ -86,7 +86,7 @@ func waysOf(t *testing.T, c Connector, g *golden) (hows []string) {
 	for bits := range 64 {
 		o := Orphan{
 			PrefillSent: bits&1 != 0, PrefillDone: bits&2 != 0, DecodeSent: bits&4 != 0,
-			DecodeTook: bits&8 != 0, Refused: bits&16 != 0, DecodeEnded: bits&32 != 0,
+			KVRead: bits&8 != 0, Refused: bits&16 != 0, DecodeIdle: bits&32 != 0,
 		}
 		if o.PrefillDone {
 			o.Handoff = h

@@ -14,10 +14,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// golden is one file of testdata: a client's request, where it was placed, and
-// the bytes of every message that the protocol's documents prescribe for it.
-// Parts that a case is not about are left out and not tested. Bodies are texts,
-// so that white space and escapes in them are exact.
+// golden is one file of testdata: a client's request, its placement, and the bytes of
+// every message that the protocol's documents prescribe for it. Parts that a case does
+// not set are not tested. Bodies are strings, so that white space and escapes in them
+// are exact.
 type golden struct {
 	About        string       // what the case shows
 	API          string       // the client's path
@@ -25,29 +25,29 @@ type golden struct {
 	Trust        bool         // server.trust_pd_fields
 	ID           uint64       // the disagg id
 	LegID        string       `json:"leg_id"`
-	Conversation string       // what the proxy names it by
-	TRTLLM       TRTLLM       // what the operator asks
+	Conversation string       // the proxy's name for the conversation
+	TRTLLM       TRTLLM       // the operator's settings
 	Style        string       // retry.schedule_style; "" is the connector's own order
-	Order        string       // the order that it comes to
+	Order        string       // the resulting order
 	Prefill      *goldenPlace // null: aggregated only
 	Decode       goldenPlace
 
 	Encode        []goldenLeg   // the calls to encoders
-	NotPairable   *string       `json:"not_pairable"` // the field that the refusal names
+	NotPairable   *string       `json:"not_pairable"` // the field that the error names
 	Aggregated    *goldenLeg    // the one leg of an aggregated request
 	PrefillLeg    *goldenLeg    `json:"prefill_leg"`
-	PrefillAnswer *string       `json:"prefill_answer"` // canned
+	PrefillAnswer *string       `json:"prefill_answer"` // fixed
 	Handoff       *goldenHand   // what the answer means
 	DecodeLeg     *goldenLeg    `json:"decode_leg"`
-	Cleanups      []goldenClean // what is owed, by how far the attempt had come
+	Cleanups      []goldenClean // the clean-up calls, by how far the attempt had come
 
-	Turn         string      // the KV of the turn before that prefill is to pull
-	DecodeAnswer string      `json:"decode_answer"` // canned
-	Public       string      // what the client sees of it
-	Kept         *goldenKept // what decode says that it keeps
-	DecodeStream string      `json:"decode_stream"` // whole events, canned
+	Turn         string      // the KV of the turn before, which prefill pulls
+	DecodeAnswer string      `json:"decode_answer"` // fixed
+	Public       string      // the part that the client sees
+	Kept         *goldenKept // the KV that decode retains
+	DecodeStream string      `json:"decode_stream"` // whole events, fixed
 	PublicStream string      `json:"public_stream"`
-	Forget       *goldenCall // how that is freed
+	Forget       *goldenCall // the call that frees the KV
 }
 
 type goldenKept struct {
@@ -99,7 +99,7 @@ type goldenHand struct {
 }
 
 type goldenClean struct {
-	When  string // a word for the case
+	When  string // a name for the case
 	After goldenOrphan
 	Calls []goldenCall
 }
@@ -167,7 +167,7 @@ func (g *golden) attempt(t *testing.T, c Connector) *Attempt {
 	a := &Attempt{
 		Request: request(t, g.API, g.Request),
 		ID:      g.ID, LegID: g.LegID, Trust: g.Trust, Conversation: g.Conversation, TRTLLM: g.TRTLLM,
-		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), Turn: []byte(g.Turn),
+		Prefill: g.Prefill.target(), Decode: g.Decode.target(), Flow: c.Flow(), RetainedKV: []byte(g.Turn),
 	}
 	if g.Order != "" {
 		var reason string
@@ -216,8 +216,8 @@ func (g *golden) run(t *testing.T, c Connector) {
 	for _, want := range g.Cleanups {
 		o := Orphan{
 			PrefillSent: want.After.PrefillSent, PrefillDone: want.After.PrefillDone,
-			DecodeSent: want.After.DecodeSent, DecodeTook: want.After.DecodeTook, DecodeOver: want.After.DecodeOver,
-			Refused: want.After.Refused, DecodeEnded: want.After.DecodeEnded,
+			DecodeSent: want.After.DecodeSent, KVRead: want.After.DecodeTook, DecodeFailed: want.After.DecodeOver,
+			Refused: want.After.Refused, DecodeIdle: want.After.DecodeEnded,
 		}
 		if o.PrefillDone {
 			o.Handoff = h
@@ -226,14 +226,14 @@ func (g *golden) run(t *testing.T, c Connector) {
 	}
 }
 
-// checkKept checks what becomes of decode's answer, of which it keeps the KV.
+// checkKept checks the handling of decode's answer, whose KV decode retains.
 func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 	t.Helper()
 	if g.DecodeAnswer != "" {
 		if got := string(c.Public(a, []byte(g.DecodeAnswer))); got != g.Public {
 			t.Errorf("public answer\n got %s\nwant %s", got, g.Public)
 		}
-		k, ok := c.(Keeper).Kept(a, []byte(g.DecodeAnswer))
+		k, ok := c.(Retainer).Retained(a, []byte(g.DecodeAnswer))
 		if ok != (g.Kept != nil) {
 			t.Fatalf("kept %v", ok)
 		}
@@ -242,11 +242,11 @@ func (g *golden) checkKept(t *testing.T, c Connector, a *Attempt) {
 			t.Errorf("kept\n got %+v\nwant %+v", got, *g.Kept)
 		}
 		if g.Forget != nil {
-			g.checkCalls(t, "kept", []Cleanup{c.(Keeper).Forget(a, k.Params)}, []goldenCall{*g.Forget})
+			g.checkCalls(t, "kept", []Cleanup{c.(Retainer).FreeRetained(a, k.Params)}, []goldenCall{*g.Forget})
 		}
 	}
 	if g.DecodeStream != "" {
-		rest, params := c.(Keeper).CutKept(nil, []byte(g.DecodeStream))
+		rest, params := c.(Retainer).CutRetained(nil, []byte(g.DecodeStream))
 		if string(rest) != g.PublicStream || string(params) != g.Kept.Params {
 			t.Errorf("stream\n got %s\nwant %s\nparams %s", rest, g.PublicStream, params)
 		}
@@ -364,7 +364,7 @@ func request(t testing.TB, path, body string) *openai.Request {
 	return r
 }
 
-// pair is an attempt placed on an instance for each phase.
+// pair returns an attempt placed on one instance for each phase.
 func pair(t testing.TB, path, body string) *Attempt {
 	t.Helper()
 	return &Attempt{

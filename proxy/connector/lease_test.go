@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestHandoffLease: the blocks that prefill keeps are kept for as long as its
-// configuration says, or for vLLM's default.
+// TestHandoffLease: prefill's blocks are held for the configured time, or for vLLM's
+// default.
 func TestHandoffLease(t *testing.T) {
 	const answer = `{"choices":[{}],"kv_transfer_params":{"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"10.0.0.5","remote_port":5600}}`
 	for configured, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 7 * time.Second: 7 * time.Second} {

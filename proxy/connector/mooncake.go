@@ -11,27 +11,27 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// mooncake is vLLM's MooncakeConnector. Both legs run at once: decode looks for
-// prefill's workers at prefill's bootstrap server, by the id of its engine core,
-// and tells them which blocks it has set aside; when the prompt is computed,
-// prefill writes into them. What belongs together is known by the transfer id.
-// Prefill answers nothing about it.
+// mooncake is vLLM's MooncakeConnector. Both legs run at once. Decode asks prefill's
+// bootstrap server for prefill's workers, by the id of prefill's engine core, and tells
+// the workers which blocks it has allocated. When the prompt is computed, prefill
+// writes into these blocks. A transfer id identifies the two legs. Prefill's answer
+// says nothing about the transfer.
 //
 // Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/mooncake/
-// (mooncake_connector.py update_state_after_alloc and request_finished for the
-// fields and for when blocks are freed, mooncake_utils.py for the bootstrap
-// server), examples/disaggregated/mooncake_connector/mooncake_connector_proxy.py.
+// (mooncake_connector.py update_state_after_alloc and request_finished for the fields
+// and for when blocks are freed, mooncake_utils.py for the bootstrap server),
+// examples/disaggregated/mooncake_connector/mooncake_connector_proxy.py.
 type mooncake struct {
-	nixl // the routes and the forms that no vLLM engine splits are the same
+	nixl // same routes and same unpairable forms as every vLLM engine
 }
 
-// queryPath is where a bootstrap server lists the engine cores.
+// queryPath is the path at which a bootstrap server lists the engine cores.
 const queryPath = "/query"
 
 func (mooncake) Name() string   { return "vllm-mooncake" }
 func (mooncake) Flow() abi.Flow { return abi.FlowConcurrent }
 
-// RegistryPath is of the engines that can be prefill.
+// RegistryPath returns a path only for engines that can be prefill.
 func (mooncake) RegistryPath(role abi.Role) string {
 	if role&abi.RolePrefill == 0 {
 		return ""
@@ -39,16 +39,17 @@ func (mooncake) RegistryPath(role abi.Role) string {
 	return queryPath
 }
 
-// RegistryProbed: a leg with the id of an engine core that is gone keeps decode's
-// blocks until its time-out, and in releases before autumn 2026 for ever.
+// RegistryProbed: a leg with the id of an engine core that no longer exists keeps
+// decode's blocks until a time-out, and for ever in releases before autumn 2026.
 func (mooncake) RegistryProbed() bool { return true }
 
 // ReadFacts reads the bootstrap server's list, {"<dp rank>": {"engine_id": …,
-// "worker_addr": {"<tp rank>": {"<pp rank>": …}}}}, besides what every vLLM tells.
-// All of it is the epoch: ids may be configured, the workers' ports never are.
+// "worker_addr": {"<tp rank>": {"<pp rank>": …}}}}, and the facts of every vLLM engine.
+// The whole list is the epoch: ids may be configured, but the workers' ports change
+// with each process.
 func (m mooncake) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
 	if path == metricsPath && status/100 == 2 {
-		f.Epoch = processStart(body) // of prefill the query replaces it
+		f.Epoch = processStart(body) // for prefill the query replaces it
 	}
 	if path != queryPath {
 		return m.nixl.ReadFacts(f, path, status, body)
@@ -93,9 +94,9 @@ func countMembers(raw []byte) (n int) {
 	return n
 }
 
-// Compatible wants equal blocks, and one tensor-parallel size to be a multiple of
-// the other. Sources: mooncake_connector.py _validate_asymmetric_region_lengths
-// and _get_tp_ratio, which both leave decode waiting.
+// Compatible requires equal block sizes and types, and one tensor-parallel size that is
+// a multiple of the other. Otherwise decode would wait for ever. Sources:
+// mooncake_connector.py _validate_asymmetric_region_lengths and _get_tp_ratio.
 func (mooncake) Compatible(p, d *engine.Facts) error {
 	switch {
 	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
@@ -106,13 +107,13 @@ func (mooncake) Compatible(p, d *engine.Facts) error {
 	return moriio{}.Compatible(p, d)
 }
 
-// Defers: prefill waits for a decode that has yet to say where its blocks are
-// until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (mooncake_connector.py).
+// Defers: prefill waits for a decode engine that has not yet named its blocks, until
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT (mooncake_connector.py).
 func (mooncake) Defers() bool { return true }
 
-// Prefill asks for one token, as NIXL's leg does, and must end by the limit of
-// tokens: ended otherwise it keeps no block (request_finished). The rank is said
-// whenever the engine has several, because decode is told of the core of one.
+// Prefill asks for one token, as NIXL's leg does, and must end by the limit of tokens:
+// otherwise prefill keeps no block (request_finished). The rank is sent whenever the
+// engine has several, because decode gets the id of one rank's core.
 func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 160), `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`...)
 	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, m.transferID(a)), '}'))
@@ -121,21 +122,21 @@ func (m mooncake) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// transferID is what both legs of an attempt call the transfer.
+// transferID is the id of the transfer in both legs of an attempt.
 func (mooncake) transferID(a *Attempt) string { return "xfer-" + a.LegID }
 
-// ReadPrefill looks whether prefill has kept its blocks, which it says only by
-// the reason why the text ended.
+// ReadPrefill finds out whether prefill has kept its blocks. The only sign is the
+// reason why the text ended.
 func (mooncake) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if _, err := transferParams(body); err != nil {
 		return Handoff{}, err
 	}
 	reason, found := openai.Find(body, "choices", "0", "finish_reason")
 	if !found {
-		reason, found = openai.Find(body, "stop_reason") // of /v1/messages
+		reason, found = openai.Find(body, "stop_reason") // in an answer of /v1/messages
 	}
 	if !found {
-		reason, found = openai.Find(body, "status") // of /v1/responses, whose reason some releases hide
+		reason, found = openai.Find(body, "status") // in an answer of /v1/responses, whose reason some releases hide
 	}
 	if !found || !openai.IsNull(reason) && reason[0] != '"' {
 		return Handoff{}, badReply("no reason for its end")
@@ -150,8 +151,8 @@ func (mooncake) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{Pinned: true}, nil
 }
 
-// Decode is the client's request, its limit of tokens as it is: decode produces
-// the first token again.
+// Decode is the client's request with its own limit of tokens: decode generates the
+// first token again.
 func (m mooncake) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	params, err := m.decodeParams(a)
 	if err != nil {
@@ -162,8 +163,8 @@ func (m mooncake) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// decodeParams says where prefill is. The address is that of a registered engine
-// or its configuration, never a client's.
+// decodeParams names prefill's address. The address comes from a registered engine or
+// its configuration, never from a client.
 func (m mooncake) decodeParams(a *Attempt) ([]byte, error) {
 	ids := a.Prefill.Facts().EngineIDs
 	if a.Prefill.Rank >= len(ids) {
@@ -180,28 +181,30 @@ func (m mooncake) decodeParams(a *Attempt) ([]byte, error) {
 
 var errNoEngineID = errors.New("prefill's engine id is not known")
 
-// Reclaims: a prefill that is heard out writes what decode waits for, or keeps
-// what Cleanup frees; one that is aborted leaves decode waiting.
+// Reclaims: a prefill leg that is not aborted writes what decode waits for, or keeps
+// blocks that Cleanup frees. An aborted one leaves decode waiting.
 func (mooncake) Reclaims() bool { return true }
 
-// Cleanup has a decode engine refuse a request that names the transfer: prefill
-// is then told that nothing of it is wanted (request_finished,
-// _with_kv_transfer_rejection_cleanup).
+// Cleanup sends a decode engine a request that names the transfer and that the engine
+// rejects. The engine then tells prefill that the blocks are not wanted
+// (request_finished, _with_kv_transfer_rejection_cleanup).
 //
-// That is right only for blocks that prefill is known to hold: a transfer which
-// it does not know of, or not any more, keeps one of its few senders waiting for
-// minutes. So a decode engine that has the leg must be over. Else the engines have
-// it out between themselves: decode, when it is hung up on, calls the transfer off
-// if it was not scheduled, and otherwise takes it. But a decode whose process ends
-// before that leaves prefill's blocks to their time-out: they are freed by the same
-// refused request once decode is seen to be a new process, which cannot be waiting.
-// Where prefill failed nobody writes: what decode then holds ends with its time-out,
-// and is counted as that.
+// The call is correct only for blocks that prefill is known to hold. For a transfer
+// that prefill does not know, or no longer knows, it blocks one of prefill's few
+// senders for minutes. So a decode engine that has the leg must have failed. Otherwise
+// the engines settle the transfer: when its connection closes, decode cancels the
+// transfer if it was not scheduled, and otherwise reads it. If decode's process ends
+// before that, prefill's blocks stay until their time-out. Then the same rejected
+// request frees them as soon as decode is seen to be a new process, which cannot be
+// waiting.
+//
+// If prefill failed, no engine writes the KV: decode's blocks stay until their
+// time-out, which is counted as such.
 func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	held := o.PrefillDone && o.Handoff != nil && o.Handoff.Pinned
-	waits := o.DecodeSent && !o.DecodeOver
+	waits := o.DecodeSent && !o.DecodeFailed
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook:
+	case a.Prefill.IsZero() || o.KVRead:
 		return nil
 	case waits && !held:
 		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}
@@ -223,6 +226,6 @@ func (m mooncake) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return []Cleanup{call}
 }
 
-// mooncakeHold is how long prefill holds blocks that nobody takes: the default of
+// mooncakeHold is how long prefill holds blocks that no engine reads: the default of
 // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. Source: vLLM, envs.py.
 const mooncakeHold = 480 * time.Second

@@ -16,22 +16,20 @@ var (
 	errNoHandoff = errors.New("decode needs what prefill answered")
 )
 
-// moriio is vLLM's MoRIIOConnector. In its WRITE mode, the default, both legs
-// run at once: decode tells prefill which blocks it has set aside, and prefill
-// writes into them layer by layer. In READ mode (read) prefill answers first,
-// and decode reads. The engines find each other by the addresses that the
-// request id of both legs carries, and know what belongs together by the
-// transfer id.
+// moriio is vLLM's MoRIIOConnector. In WRITE mode, the default, both legs run at once:
+// decode tells prefill which blocks it has allocated, and prefill writes into them
+// layer by layer. In READ mode (read) prefill answers first, and decode reads the
+// blocks. The engines find each other by the addresses in the request id of both legs.
+// A transfer id identifies the two legs.
 //
-// A decode engine takes every request for one whose KV comes from elsewhere:
-// there is no decode without a transfer to fall back to.
+// A decode engine treats every request as one with transferred KV, so decode cannot
+// fall back to computing the prompt.
 //
-// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/moriio/
-// (moriio_common.py add_new_req for the fields, moriio_connector.py
-// request_finished for prefill's answer and for when blocks are freed,
-// moriio_engine.py for the notifications).
+// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/moriio/ (moriio_common.py
+// add_new_req for the fields, moriio_connector.py request_finished for prefill's answer
+// and for when blocks are freed, moriio_engine.py for the notifications).
 type moriio struct {
-	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+	nixl // same routes, facts and unpairable forms as every vLLM engine
 	read bool
 }
 
@@ -49,10 +47,10 @@ func (m moriio) Flow() abi.Flow {
 	return abi.FlowConcurrent
 }
 
-// AggregatesOn includes prefill engines in READ mode. In WRITE mode releases
-// before 0.32 end at a request without transfer parameters (KeyError in
-// build_connector_meta), and a decode engine of either mode answers it from
-// memory that nobody wrote, or waits for ever (get_num_new_matched_tokens).
+// AggregatesOn includes prefill engines in READ mode. In WRITE mode, releases before
+// 0.32 crash on a request without transfer parameters (KeyError in
+// build_connector_meta). A decode engine of either mode answers such a request from
+// uninitialized memory, or waits for ever (get_num_new_matched_tokens).
 func (m moriio) AggregatesOn() abi.Role {
 	if m.read {
 		return abi.RolePrefill
@@ -60,12 +58,12 @@ func (m moriio) AggregatesOn() abi.Role {
 	return 0
 }
 
-// BothPairs: an engine is a producer or a consumer, so that one of role both has
-// no KV transfer at all.
+// BothPairs: an engine is either a producer or a consumer, so one of role both has no
+// KV transfer.
 func (moriio) BothPairs() bool { return false }
 
-// Compatible wants one tensor-parallel size to be a multiple of the other.
-// Source: get_moriio_remote_tp_rank.
+// Compatible requires one tensor-parallel size to be a multiple of the other. Source:
+// get_moriio_remote_tp_rank.
 func (moriio) Compatible(p, d *engine.Facts) error {
 	if p.TPSize == 0 || d.TPSize == 0 || p.TPSize%d.TPSize == 0 || d.TPSize%p.TPSize == 0 {
 		return nil
@@ -73,21 +71,22 @@ func (moriio) Compatible(p, d *engine.Facts) error {
 	return errTPSizes
 }
 
-// Prefill asks for one token, as NIXL's leg does, and must end by the limit of
-// tokens: ended otherwise it keeps no block (request_finished).
+// Prefill asks for one token, as NIXL's leg does, and must end by the limit of tokens:
+// otherwise prefill keeps no block (request_finished).
 func (m moriio) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, m.transfer(a, a.Decode, true))
 	leg.Header = m.header(a, a.Prefill)
 	return leg, err
 }
 
-// header gives the lines of a leg to t. The request id is the same on both legs.
+// header returns the header lines of a leg to t. The request id is the same on both
+// legs.
 func (moriio) header(a *Attempt, t engine.Target) []Field {
 	return vllmHeader(moriioRequestID(a), t)
 }
 
-// moriioRequestID tells each engine where the other one is. The patterns that
-// the engines look for are those of get_peer_zmq_from_request_id.
+// moriioRequestID tells each engine the address of the other one. Its form follows the
+// patterns of get_peer_zmq_from_request_id.
 func moriioRequestID(a *Attempt) string {
 	var room [256]byte
 	id := a.Prefill.Facts().KVAddress.Append(append(room[:0], "___prefill_addr_"...))
@@ -95,14 +94,14 @@ func moriioRequestID(a *Attempt) string {
 	return string(append(append(id, '_'), a.LegID...))
 }
 
-// transferID is what both legs of an attempt call the transfer.
+// transferID is the id of the transfer in both legs of an attempt.
 func transferID(a *Attempt) string { return "tx-" + a.LegID }
 
-// transfer gives the parameters of a leg whose peer is at the other target, as
-// far as they are known before prefill answers. Engines take the peer's address
-// from the request id; those before vLLM pull request 39565 from here, and all
-// where they free what a leg left that was never scheduled. remote_port is read
-// by the older ones only, which want it to be there.
+// transfer returns the parameters of a leg whose peer is other, as far as they are
+// known before prefill answers. Engines read the peer's address from the request id.
+// Engines before vLLM pull request 39565 read it from here. All engines read it from
+// here to free what a leg left that was never scheduled. Only older engines read
+// remote_port, and they require it.
 func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 	f := other.Facts()
 	b := make([]byte, 0, 512)
@@ -117,18 +116,18 @@ func (moriio) transfer(a *Attempt, other engine.Target, prefill bool) []byte {
 	b = strconv.AppendInt(append(b, `,"remote_dp_size":`...), int64(other.Spec.Ranks), 10)
 	b = strconv.AppendInt(append(b, `,"remote_tp_size":`...), int64(f.TPSize), 10)
 	if !prefill && other.Spec.Ranks > 1 {
-		// Decode tells this rank of prefill's where its blocks are. That decode's
-		// own rank is the one to tell it must be said: by default only those of
-		// the first host do.
+		// Decode tells this rank of prefill where its blocks are. is_request_leader
+		// makes decode's own rank the one that tells it: by default only ranks of the
+		// first host do.
 		b = strconv.AppendInt(append(b, `,"remote_dp_rank":`...), int64(other.Rank), 10)
 		b = append(b, `,"is_request_leader":true`...)
 	}
 	return append(b, '}')
 }
 
-// ReadPrefill looks whether prefill has kept its blocks. Without its parameters
-// it has not, and decode cannot do without: the leg failed. In READ mode they
-// are what decode gets.
+// ReadPrefill finds out whether prefill has kept its blocks. Without transfer
+// parameters it has not, and decode cannot do without: the leg failed. In READ mode the
+// parameters go to decode.
 func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -153,7 +152,7 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if id, _ := openai.Find(params, "remote_engine_id"); openai.IsNull(id) {
 		return Handoff{}, badReply("kv_transfer_params without an engine")
 	}
-	// decodeParams sees to these.
+	// decodeParams checks the members that are cut here.
 	rest := openai.AppendEdited(nil, params, cut("remote_host"), cut("remote_engine_id"),
 		cut("remote_port"), cut("remote_handshake_port"), cut("remote_notify_port"))
 	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, rest) {
@@ -162,8 +161,8 @@ func (m moriio) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{Params: params, Pinned: true}, nil
 }
 
-// Decode is the client's request, its limit of tokens as it is: decode produces
-// the first token again.
+// Decode is the client's request with its own limit of tokens: decode generates the
+// first token again.
 func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	params, err := m.decodeParams(a, h)
 	if err != nil {
@@ -174,10 +173,10 @@ func (m moriio) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// decodeParams gives the parameters of the decode leg. In READ mode they are
-// what is known of prefill with what prefill answered put in their place:
-// engines before vLLM pull request 34907 answer only some of them. Where prefill is
-// reached is what it registered, if it answers a host where it is not known to be.
+// decodeParams returns the parameters of the decode leg. In READ mode they are those of
+// transfer, overwritten by prefill's answer: engines before vLLM pull request 34907
+// answer only some of them. If the answer names a host at which prefill is not known to
+// be, prefill's address stays the one that it registered.
 func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	known := m.transfer(a, a.Prefill, false)
 	if !m.read {
@@ -196,7 +195,7 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	foreign := m.foreign(a, &said)
 	edits := make([]openai.Edit, 0, 16)
 	for key, value := range base.Members {
-		if foreign && key == "remote_engine_id" { // an engine's id is where its handshake is
+		if foreign && key == "remote_engine_id" { // an engine's id is the address of its handshake
 			at := a.Prefill.Facts().KVAddress
 			id := net.JoinHostPort(at.Host, strconv.Itoa(at.Handshake))
 			edits = append(edits, openai.Edit{Key: key, Value: openai.AppendQuoted(nil, id)})
@@ -206,7 +205,7 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 			edits = append(edits, openai.Edit{Key: key, Value: value})
 			continue
 		}
-		if key == "is_request_leader" { // of WRITE mode
+		if key == "is_request_leader" { // used in WRITE mode only
 			continue
 		}
 		if v, ok := said.Get(key); !ok || openai.IsNull(v) {
@@ -216,8 +215,8 @@ func (m moriio) decodeParams(a *Attempt, h *Handoff) ([]byte, error) {
 	return said.Append(nil, edits...), nil
 }
 
-// foreign reports whether prefill's answer names a host or a port at which it is not
-// known to be.
+// foreign reports whether prefill's answer names a host or a port at which prefill is
+// not known to be.
 func (moriio) foreign(a *Attempt, said *openai.Object) bool {
 	at, handshake, _ := net.SplitHostPort(textOf(said, "remote_engine_id"))
 	for _, host := range [...]string{textOf(said, "remote_host"), at} {
@@ -230,31 +229,31 @@ func (moriio) foreign(a *Attempt, said *openai.Object) bool {
 			return true
 		}
 	}
-	port, _ := strconv.Atoi(handshake) // 0 is nobody's
+	port, _ := strconv.Atoi(handshake) // on an error 0, which no engine owns
 	return handshake != "" && !a.Prefill.OwnsPort(port)
 }
 
-// Defers: in WRITE mode prefill writes when decode has set blocks aside, and gives
-// up after defer_timeout, 60 s (moriio_engine.py).
+// Defers: in WRITE mode prefill writes when decode has allocated blocks. It gives up
+// after defer_timeout, 60 s (moriio_engine.py).
 func (m moriio) Defers() bool { return !m.read }
 
-// Reclaims: in READ mode only the answer says which blocks prefill holds.
+// Reclaims: in READ mode only the answer names the blocks that prefill holds.
 func (m moriio) Reclaims() bool { return m.read }
 
-// Cleanup has a decode engine refuse a request that names the transfer: what
-// was to come from prefill is then given back to it (vLLM pull request 41269;
-// _with_kv_transfer_rejection_cleanup, request_finished). It is refused for its
-// limit of tokens, so that nothing of it is ever scheduled.
+// Cleanup sends a decode engine a request that names the transfer and that the engine
+// rejects. The engine then tells prefill to free the blocks (vLLM pull request 41269;
+// _with_kv_transfer_rejection_cleanup, request_finished). The request is rejected
+// because of its limit of tokens, so no part of it is ever scheduled.
 //
-// In WRITE mode that is right only while no decode engine has the leg: one that
-// has may be waiting for prefill to write into its blocks, and would wait for
-// ever for a transfer that was called off. Then the engines have it out between
-// themselves: decode, when it is hung up on, calls the transfer off if it was
-// not scheduled; else prefill writes and both free. Only where prefill failed
-// nobody writes, and where decode died nobody asks: that is left to time-outs of
-// theirs, and counted as such.
+// In WRITE mode the call is correct only while no decode engine has the leg: a decode
+// engine with the leg may be waiting for prefill to write into its blocks, and would
+// wait for ever for a cancelled transfer. In that case the engines settle the transfer:
+// when its connection closes, decode cancels the transfer if it was not scheduled.
+// Otherwise prefill writes and both engines free their blocks. Only two cases are left
+// to the engines' time-outs, and counted as such: prefill failed, so that no engine
+// writes, or decode died, so that no engine asks.
 func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if a.Prefill.IsZero() || o.DecodeTook {
+	if a.Prefill.IsZero() || o.KVRead {
 		return nil
 	}
 	params := m.transfer(a, a.Prefill, false)
@@ -281,8 +280,8 @@ func (m moriio) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return []Cleanup{refusedDecode(a, params)}
 }
 
-// refusedDecode is a decode leg that is refused for its limit of tokens, so that
-// what its kv_transfer_params name is given back.
+// refusedDecode is a decode leg that the engine rejects because of its limit of tokens,
+// and by that frees what its kv_transfer_params name.
 func refusedDecode(a *Attempt, params []byte) Cleanup {
 	body := append([]byte(`{"prompt":[0],"max_tokens":0,"kv_transfer_params":`), params...)
 	return Cleanup{

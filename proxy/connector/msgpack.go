@@ -10,26 +10,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// HeaderMsgpack says, with the value 1, that a body is MessagePack although its
-// Content-Type is JSON's: so it reaches the worker's own decoder. Source:
-// TensorRT-LLM serve/openai_server.py, _MsgspecRequest.
+// HeaderMsgpack with the value 1 says that a body is MessagePack although its
+// Content-Type says JSON. The Content-Type makes the body reach the worker's own
+// decoder. Source: TensorRT-LLM serve/openai_server.py, _MsgspecRequest.
 const HeaderMsgpack = "X-Trtllm-Msgpack"
 
-// Code points of MessagePack for objects and arrays with a count of 32 bits,
-// which is known only when all of one has been written.
+// Code points of MessagePack for objects and arrays with a 32-bit count. The count is
+// known only at the end of the object or array.
 const (
 	map32   = 0xdf
 	array32 = 0xdd
 )
 
-// maxPackDepth bounds how deep values may lie in each other.
+// maxPackDepth bounds the nesting of values.
 const maxPackDepth = 256
 
 var errNoMsgpack = errors.New("the body has no form in MessagePack")
 
-// AppendMsgpack appends the JSON of a leg's body as MessagePack. An error, after
-// which the body is to be sent as it is: it is no JSON, or has a whole number
-// beyond 64 bits.
+// AppendMsgpack appends the JSON of a leg's body as MessagePack. It returns an error
+// for a body that is not JSON or has an integer beyond 64 bits; the caller then sends
+// the body as it is.
 func AppendMsgpack(dst, body []byte) ([]byte, error) {
 	p := packer{in: body, out: dst}
 	p.value(0)
@@ -39,7 +39,7 @@ func AppendMsgpack(dst, body []byte) ([]byte, error) {
 	return p.out, nil
 }
 
-// packer writes one value as it reads it.
+// packer writes each value while it reads it.
 type packer struct {
 	in  []byte
 	at  int
@@ -53,7 +53,7 @@ func (p *packer) space() {
 	}
 }
 
-// next skips white space and returns what comes; 0 at the end.
+// next skips white space and returns the next byte, without reading it; 0 at the end.
 func (p *packer) next() byte {
 	if p.space(); p.at < len(p.in) {
 		return p.in[p.at]
@@ -61,7 +61,7 @@ func (p *packer) next() byte {
 	return 0
 }
 
-// take reports whether c comes next, and reads it.
+// take reads the next byte if it is c, and reports whether it was.
 func (p *packer) take(c byte) bool {
 	if p.next() != c || c == 0 {
 		return false
@@ -93,7 +93,7 @@ func (p *packer) value(depth int) {
 	}
 }
 
-// members writes an object or an array, and its count when that is known.
+// members writes an object or an array, and fills in the count at its end.
 func (p *packer) members(code, end byte, depth int) {
 	p.at++
 	count := len(p.out) + 1
@@ -118,7 +118,7 @@ func (p *packer) members(code, end byte, depth int) {
 	binary.BigEndian.PutUint32(p.out[count:], n)
 }
 
-// str writes a string, with its escapes resolved.
+// str writes a string with its escapes decoded.
 func (p *packer) str() {
 	start, escaped := p.at, false
 	for p.at++; p.at < len(p.in) && p.in[p.at] != '"'; p.at++ {
@@ -152,8 +152,8 @@ func (p *packer) word(w string) bool {
 	return true
 }
 
-// number writes a whole number as one, of either sign to the full 64 bits, and
-// any other as a float.
+// number writes an integer of up to 64 bits, signed or unsigned, as an integer, and any
+// other number as a float.
 func (p *packer) number() {
 	start, whole := p.at, true
 	for ; p.at < len(p.in); p.at++ {

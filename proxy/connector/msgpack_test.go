@@ -11,7 +11,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// TestAppendMsgpack: the bytes, by the specification of MessagePack.
+// TestAppendMsgpack compares with bytes of MessagePack's specification.
 func TestAppendMsgpack(t *testing.T) {
 	for _, tt := range []struct{ json, want string }{
 		{`{}`, "df00000000"},
@@ -33,7 +33,7 @@ func TestAppendMsgpack(t *testing.T) {
 			n, _ := hex.DecodeString(want[2:])
 			want = hex.EncodeToString(append([]byte{0xa0 | byte(len(n))}, n...))
 		}
-		if tt.json == "2072360727809029" || tt.json == "9223372036854775807" { // either sign's form is right
+		if tt.json == "2072360727809029" || tt.json == "9223372036854775807" { // both the signed and the unsigned form are correct
 			if v, _, err := msgp.ReadIntfBytes(got); err != nil || string(mustJSON(v)) != tt.json {
 				t.Errorf("%s became %x", tt.json, got)
 			}
@@ -52,7 +52,7 @@ func TestAppendMsgpack(t *testing.T) {
 
 func mustJSON(v any) []byte { b, _ := json.Marshal(v); return b }
 
-// FuzzAppendMsgpack: what is JSON comes back as the same values.
+// FuzzAppendMsgpack: JSON converted to MessagePack and back has the same values.
 func FuzzAppendMsgpack(f *testing.F) {
 	for _, text := range []string{
 		`{"model":"m","prompt":[1,2,4294967296],"temperature":0.7,"stop":["\n","\u00e9"],"disaggregated_params":{"ctx_request_id":2072360727809029,"encoded_opaque_state":"AAECAw=="}}`,
@@ -70,7 +70,7 @@ func FuzzAppendMsgpack(f *testing.F) {
 			t.Fatalf("%q became %x: %v", body, packed, err)
 		}
 		if !json.Valid(body) || bytes.ContainsRune(body, '\ufffd') || bytes.Contains(body, []byte(`\`)) {
-			return // surrogates alone, and bytes that are no text, have no equal
+			return // lone surrogates and invalid UTF-8 have no equal form
 		}
 		read := func(b []byte) (v any) {
 			if err := json.Unmarshal(b, &v); err != nil {

@@ -8,27 +8,27 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// nixl is vLLM's NixlConnector in its pull mode (also called
-// NixlPullConnector): prefill answers one token and the address of its KV
-// blocks, decode gets that address with the client's request, reads the blocks
-// and tells prefill to free them.
+// nixl is vLLM's NixlConnector in pull mode (also called NixlPullConnector). Prefill
+// answers one token and the address of its KV blocks. Decode gets that address with the
+// client's request, reads the blocks and tells prefill to free them.
 //
-// Sources, in vLLM: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py
-// (the fields of the prefill leg), distributed/kv_transfer/kv_connector/v1/
-// nixl/pull_scheduler.py (what the engines do with kv_transfer_params, and when
-// blocks are freed), v1/core/sched/utils.py check_stop.
+// Sources, in vLLM: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py (the
+// fields of the prefill leg),
+// distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py (what the engines do
+// with kv_transfer_params, and when blocks are freed), v1/core/sched/utils.py
+// check_stop.
 type nixl struct{}
 
-// nixlPrefill is what makes prefill keep its blocks: do_remote_decode is read,
-// the nulls are customary. Blocks set here would make prefill wait for KV that
-// nobody sends.
+// nixlPrefill makes prefill keep its blocks. Engines read do_remote_decode; the nulls
+// are customary. Block ids in their place would make prefill wait for KV that no engine
+// sends.
 const nixlPrefill = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
 	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
 func (nixl) Name() string   { return "vllm-nixl" }
 func (nixl) Flow() abi.Flow { return abi.FlowPrefillFirst }
 
-// AggregatesOn includes decode engines: without kv_transfer_params one of them
+// AggregatesOn includes decode engines: without kv_transfer_params a decode engine
 // computes the prompt itself.
 func (nixl) AggregatesOn() abi.Role { return abi.RoleDecode }
 
@@ -54,11 +54,11 @@ func (nixl) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 	return readVersion(f, body)
 }
 
-// BothPairs: kv_role kv_both produces and consumes.
+// BothPairs: an engine with kv_role kv_both is producer and consumer.
 func (nixl) BothPairs() bool { return true }
 
-// Compatible: see there. An operator who has switched the engines' own check off
-// switches this one off too (pairs.allow_incompatible).
+// Compatible calls nixlCompatible. An operator who disables the engines' own check also
+// disables this one (pairs.allow_incompatible).
 func (nixl) Compatible(p, d *engine.Facts) error { return nixlCompatible(p, d) }
 
 func (nixl) Pairable(r *openai.Request) error {
@@ -78,13 +78,13 @@ func (nixl) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// Prefill asks for one token, which nobody sees: decode samples the first one
-// again. It must end by the limit of tokens: before vLLM pull request 32553 a
-// first token that stopped the text gave no params, so that the end of text and
-// the client's own stops are taken away from this leg. All that makes the
-// prompt (template, truncation, salt, adapter) stays as the client sent it.
+// Prefill asks for one token, which no client sees: decode samples the first token
+// again. The leg must end by the limit of tokens: before vLLM pull request 32553, a
+// first token that stopped the text gave no params. So the leg ignores the end of text
+// and has none of the client's stops. All that forms the prompt (template, truncation,
+// salt, adapter) stays as the client sent it.
 func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
-	params := a.Turn
+	params := a.RetainedKV
 	if len(params) == 0 {
 		params = literal(nixlPrefill)
 	}
@@ -93,8 +93,8 @@ func (nixl) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// vllmPrefill gives a prefill leg with those kv_transfer_params, or none, less
-// its header.
+// vllmPrefill returns a prefill leg without header. params are its kv_transfer_params;
+// nil for none.
 func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
@@ -102,8 +102,8 @@ func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: params})
 	}
 	edits = append(edits,
-		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers carry no params
-		cut("stream_options"),                               // refused where stream is not true
+		openai.Edit{Key: "stream", Value: literal("false")}, // streamed answers have no params
+		cut("stream_options"),                               // engines reject it if stream is not true
 	)
 	edits, err := appendFirstToken(edits, a, params)
 	if err != nil {
@@ -114,8 +114,8 @@ func vllmPrefill(a *Attempt, dst, params []byte) (Leg, error) {
 	return leg, nil
 }
 
-// appendFirstToken appends the edits that make the leg end after its first
-// token, by the limit alone. transfer is its kv_transfer_params.
+// appendFirstToken appends the edits that make the leg end after its first token, by
+// the limit alone. transfer is the leg's kv_transfer_params.
 func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]openai.Edit, error) {
 	one, yes, no := literal("1"), literal("true"), literal("false")
 	switch a.Request.API {
@@ -129,30 +129,29 @@ func appendFirstToken(edits []openai.Edit, a *Attempt, transfer []byte) ([]opena
 		return append(edits,
 			openai.Edit{Key: "max_output_tokens", Value: one},
 			openai.Edit{Key: "ignore_eos", Value: yes},
-			openai.Edit{Key: "store", Value: no}, // decode's answer is the one to be found again
+			openai.Edit{Key: "store", Value: no}, // clients retrieve decode's answer
 			cut("stop")), nil
 	case openai.Messages:
 		return append(edits, openai.Edit{Key: "max_tokens", Value: one}, cut("stop_sequences")), nil
 	default: // completions and chat
 		edits = append(edits, openai.Edit{Key: "max_tokens", Value: one}, openai.Edit{Key: "ignore_eos", Value: yes})
-		if _, ok := a.Request.Get("max_completion_tokens"); ok { // wins over max_tokens
+		if _, ok := a.Request.Get("max_completion_tokens"); ok { // it takes precedence over max_tokens
 			edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: one})
 		}
 		return append(edits,
 			cut("stop"), cut("stop_token_ids"),
-			cut("min_tokens"), cut("min_completion_tokens")), nil // above the limit: refused
+			cut("min_tokens"), cut("min_completion_tokens")), nil // engines reject a minimum above the limit
 	}
 }
 
-// ReadPrefill takes kv_transfer_params over as they are, if their types are those of
-// an engine.
-// An answer without them is legal: decode then computes the prompt itself, as
-// it does when there is no block to read. It must not be told of a transfer
-// then: an order to read an empty list of blocks ends a vLLM engine.
+// ReadPrefill copies kv_transfer_params unchanged if their types are those of an
+// engine. An answer without them is legal: decode then computes the prompt itself, as
+// it does if there is no block to read. Decode must get no kv_transfer_params in that
+// case: an order to read an empty list of blocks crashes a vLLM engine.
 //
-// Nor is it told of a host, or a port where those are known, at which prefill is not
-// known to be, at whatever depth: decode would connect to whatever an engine, or
-// another that speaks for it, has named.
+// Decode also gets no parameters that contain, at any depth, a host or known port at
+// which prefill is not known to be. Otherwise decode would connect to any address that
+// an engine, or an impostor, names.
 func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -181,13 +180,13 @@ func (nixl) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if !ownHosts(a.Prefill.Instance, a.Decode.Instance, params) {
 		return Handoff{Fallback: ForeignHost}, nil
 	}
-	return Handoff{Params: params}, nil // of another connector beside this one
+	return Handoff{Params: params}, nil // the parameters of another connector beside this one
 }
 
-// addressed reports whether params say where the blocks are. A vLLM 0.32 engine
-// that is sent to read blocks from nowhere waits for ever, and ends when the
-// request is aborted (KeyError in its core). remote_request_id is not asked for:
-// releases before NIXL connector version 2 have none, on either side.
+// addressed reports whether params say where the blocks are. A vLLM 0.32 engine that
+// has no address to read from waits for ever, and crashes when the request is aborted
+// (KeyError in its core). remote_request_id is not required: releases before NIXL
+// connector version 2 have none, on either side.
 func addressed(params []byte) bool {
 	for _, key := range [...]string{"remote_engine_id", "remote_host", "remote_port"} {
 		if v, _ := openai.Find(params, key); openai.IsNull(v) {
@@ -197,9 +196,9 @@ func addressed(params []byte) bool {
 	return true
 }
 
-// Decode is the client's request with prefill's params, or without when there
-// is nothing to transfer. Its limit of tokens is the client's: decode produces
-// the first token again.
+// Decode is the client's request with prefill's params, or without if there is nothing
+// to transfer. It has the client's limit of tokens: decode generates the first token
+// again.
 func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	var params []byte
 	if h != nil {
@@ -210,8 +209,8 @@ func (nixl) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// vllmDecode gives a decode leg with those kv_transfer_params, or none, less its
-// header.
+// vllmDecode returns a decode leg without header. params are its kv_transfer_params;
+// empty for none.
 func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	edits := room[:0]
@@ -231,21 +230,21 @@ func vllmDecode(a *Attempt, dst, params []byte) (Leg, error) {
 	return vllmLeg(a, dst, edits), nil
 }
 
-// Public is the answer less what decode says of the KV that it keeps.
+// Public removes the data about KV that decode retains.
 func (nixl) Public(a *Attempt, answer []byte) []byte { return vllmPublic(a, answer) }
 
-// Reclaims: only the answer says which blocks prefill holds.
+// Reclaims: only the answer names the blocks that prefill holds.
 func (nixl) Reclaims() bool { return true }
 
-// Cleanup frees the blocks that prefill keeps for a decode that did not come. A
-// decode engine tells prefill to free them as soon as a request that names them
-// ends: aborted before it was scheduled it reads nothing, else no more blocks
-// than its own prompt has, which is one. So the request is a token long and has
-// nothing of the client's but the model, and is dropped when its head arrives.
-// The salt keeps what it may have read out of the engine's prefix cache, where
-// it would stand for a prompt that it is not of.
+// Cleanup frees the blocks that prefill keeps for a decode leg that did not come. A
+// decode engine tells prefill to free them as soon as a request that names them ends.
+// If the request is aborted before it was scheduled, it reads nothing. Otherwise it
+// reads no more blocks than its own prompt has, which is one. So the request is one
+// token long, has no data of the client but the model, and is dropped when the head of
+// its answer arrives. The salt keeps the blocks that it may have read out of the
+// engine's prefix cache, where they would be found under a wrong prompt.
 func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if o.Handoff == nil || !o.Handoff.Pinned || o.DecodeTook {
+	if o.Handoff == nil || !o.Handoff.Pinned || o.KVRead {
 		return nil
 	}
 	if id, _ := openai.Find(o.Handoff.Params, "remote_request_id"); openai.IsNull(id) {
@@ -274,11 +273,11 @@ func (n nixl) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	}}
 }
 
-// cleanupByID frees them where the params do not name prefill's request (before
-// vLLM pull request 29665): decode tells prefill of the end of a request with
-// the id of its own, so that it must have the same one and go to the same route.
-// A prompt of another length than prefill's would end such an engine
-// (assert num_local_blocks <= num_remote_blocks); so it is the client's.
+// cleanupByID frees the blocks if the params do not name prefill's request (before vLLM
+// pull request 29665). Decode then tells prefill the end of a request under decode's
+// own id, so the call must have the same id and route as the prefill leg. A prompt of
+// another length would crash such an engine (assert num_local_blocks <=
+// num_remote_blocks), so the prompt is the client's.
 func (nixl) cleanupByID(a *Attempt, params []byte) []Cleanup {
 	var room [editRoom]openai.Edit
 	edits := append(room[:0],

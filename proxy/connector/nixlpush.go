@@ -7,32 +7,33 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// nixlPush is vLLM's NixlPushConnector. Both legs run at once: decode is told
-// who prefill is, from the configuration, and registers the blocks that it has
-// set aside with it; prefill writes into them when it has computed the prompt,
-// and then both free what they hold.
+// nixlPush is vLLM's NixlPushConnector. Both legs run at once. Decode gets prefill's
+// identity from the configuration and registers its allocated blocks with prefill.
+// Prefill writes into them when it has computed the prompt, and then both engines free
+// what they hold.
 //
-// Prefill knows the two legs for one by the id that its engine and decode's give
-// them: the route's prefix and the request id, less a random suffix. So both
-// bear one X-Request-Id and go to one route, and a route that ignores the line
-// cannot be split. Newer engines compare transfer_id first.
+// Prefill matches the two legs by the ids that prefill and decode give them: the
+// route's prefix and the request id, without a random suffix. So both legs have the
+// same X-Request-Id and route. A route that ignores X-Request-Id cannot be split. Newer
+// engines compare transfer_id first.
 //
-// Sources, in vLLM: docs/design/nixl_kv_push_connector.md, distributed/
-// kv_transfer/kv_connector/v1/nixl/push_scheduler.py (what the legs' parameters
-// must have) and push_worker.py (the matching, and who frees what).
+// Sources, in vLLM: docs/design/nixl_kv_push_connector.md,
+// distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py (required parameters
+// of the legs) and push_worker.py (the matching, and which engine frees what).
 type nixlPush struct {
-	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+	nixl // same routes, facts and unpairable forms as every vLLM engine
 }
 
 func (nixlPush) Name() string   { return "vllm-nixl-push" }
 func (nixlPush) Flow() abi.Flow { return abi.FlowConcurrent }
 
-// BothPairs: an engine of role both serves whole requests, so that it needs no
+// BothPairs: an engine of role both serves whole requests only, so it needs no
 // identity.
 func (nixlPush) BothPairs() bool { return false }
 
-// Pairable refuses responses besides: their ids are the engine's own
-// (openai/responses/serving.py), so that prefill finds nothing to write to.
+// Pairable also rejects responses: the engine itself makes their ids
+// (openai/responses/serving.py), so prefill would find no registered blocks to write
+// to.
 func (p nixlPush) Pairable(r *openai.Request) error {
 	if r.API == openai.Responses {
 		return notPairable("", "Responses cannot be split into prefill and decode in push mode, and no engine here serves them whole.")
@@ -47,14 +48,14 @@ func (nixlPush) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// appendTransferID begins an object with the transfer's id.
+// appendTransferID appends the start of an object with the transfer's id.
 func appendTransferID(dst []byte, a *Attempt) []byte {
 	dst = openai.AppendQuoted(append(dst, `{"transfer_id":`...), transferID(a))
 	return append(dst, ',')
 }
 
-// decodeParams tells decode who prefill is. All of it must be there: an engine
-// ends at a registration without one of the remote_* members or tp_size
+// decodeParams tells decode the identity of prefill. All members are required: an
+// engine crashes at a registration without one of the remote_* members or tp_size
 // (KeyError in update_state_after_alloc, add_new_req_to_recv).
 func (nixlPush) decodeParams(a *Attempt) []byte {
 	p := a.Prefill
@@ -70,9 +71,9 @@ func (nixlPush) decodeParams(a *Attempt) []byte {
 	return append(b, '}')
 }
 
-// ReadPrefill looks whether prefill will write. When it holds no blocks, is of
-// pull mode, or is not the engine that decode was told of, it will not, and
-// decode would wait for ever: the leg failed.
+// ReadPrefill finds out whether prefill will write. It will not if it holds no blocks,
+// runs in pull mode, or is not the engine that decode was told of. Decode would then
+// wait for ever, so the leg failed.
 func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	params, err := transferParams(body)
 	switch {
@@ -91,36 +92,35 @@ func (nixlPush) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{Pinned: true}, nil
 }
 
-// Decode is the client's request, its limit of tokens as it is: decode produces
-// the first token again.
+// Decode is the client's request with its own limit of tokens: decode generates the
+// first token again.
 func (p nixlPush) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	leg, err := vllmDecode(a, dst, p.decodeParams(a))
 	leg.Header = vllmHeader(a.LegID, a.Decode)
 	return leg, err
 }
 
-// Defers: prefill keeps its blocks until decode has registered, or their lease is
-// over (push_scheduler.py).
+// Defers: prefill keeps its blocks until decode has registered, or until their lease
+// ends (push_scheduler.py).
 func (nixlPush) Defers() bool { return true }
 
-// Reclaims: there is nothing in prefill's answer by which it could be told to
-// free anything.
+// Reclaims: prefill's answer has nothing by which prefill could be told to free blocks.
 func (nixlPush) Reclaims() bool { return false }
 
-// Cleanup sends the prefill leg again where decode may be waiting and prefill
-// has not computed the prompt. A decode that has registered its blocks holds
-// them, hung up on or not, until they are written to, and has no time-out for
-// that (vLLM issue 46283); the leg's ids are all that prefill needs to know it
-// by, and what it had computed is in its prefix cache. One that has not
-// registered leaves prefill with blocks that its lease frees.
+// Cleanup sends the prefill leg again if decode may be waiting and prefill has not
+// computed the prompt. A decode engine that has registered its blocks holds them until
+// they are written to, even if its connection is closed, and has no time-out for that
+// (vLLM issue 46283). Prefill matches the repeated leg by its ids, and finds computed
+// KV in its prefix cache. If decode has not registered, prefill's lease frees its
+// blocks.
 //
-// Prefill's blocks cannot be freed from outside: whoever registers for them gets
-// them, but a decode that registers for blocks which are gone waits for ever.
+// Prefill's blocks cannot be freed by a call: any engine that registers for them gets
+// them, but a decode engine that registers for blocks that are gone waits for ever.
 func (p nixlPush) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook:
+	case a.Prefill.IsZero() || o.KVRead:
 		return nil
-	case o.DecodeSent && !o.DecodeEnded && !o.PrefillDone:
+	case o.DecodeSent && !o.DecodeIdle && !o.PrefillDone:
 		leg, err := p.Prefill(a, nil)
 		if err != nil {
 			return nil

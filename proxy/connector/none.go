@@ -8,11 +8,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// none is for engines that serve whole requests and transfer nothing. It adds
-// the rank line (the header that vLLM, and SGLang on its OpenAI routes, read)
-// when the instance has several ranks, and a request id of its own per attempt,
-// because an engine that takes the id over would mix up two attempts with the
-// same one.
+// none is for engines that serve whole requests and transfer nothing. It adds the rank
+// line (the header that vLLM, and SGLang on its OpenAI routes, read) if the instance
+// has several ranks. It also adds a separate request id per attempt, because an engine
+// that uses the client's id would mix up two attempts with the same id.
 type none struct{}
 
 func (none) Name() string                   { return "none" }
@@ -21,8 +20,8 @@ func (none) AggregatesOn() abi.Role         { return 0 }
 func (none) Serves(api openai.API) bool     { return api.Path() != "" }
 func (none) Pairable(*openai.Request) error { return nil }
 
-// HealthPath is the list of models: engines of unknown kind have it, and on
-// some of them /health generates a token.
+// HealthPath is the list of models: engines of unknown kind have it, and on some of
+// them /health generates a token.
 func (none) HealthPath(abi.Role) (path string, bootstrap bool) { return modelsPath, false }
 
 func (none) FactPaths(abi.Role) []string { return []string{modelsPath} }
@@ -34,10 +33,10 @@ func (none) ReadFacts(f *engine.Facts, path string, status int, body []byte) err
 	return readModels(f, body)
 }
 
-// BothPairs: nothing pairs.
+// BothPairs: no engine pairs.
 func (none) BothPairs() bool { return false }
 
-// Compatible refuses every pair.
+// Compatible rejects every pair.
 func (none) Compatible(_, _ *engine.Facts) error {
 	return errors.New("connector none transfers no KV")
 }

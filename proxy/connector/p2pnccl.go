@@ -8,37 +8,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// p2pNCCL is vLLM's P2pNcclConnector, which releases up to June 2026 have: prefill
-// sends its KV to the decode engine whose address the request id carries, where it
-// lies in a buffer under that id until decode's request of the same id takes it.
-// No request has transfer parameters, and both engines end at one whose id names
-// no address.
+// p2pNCCL is vLLM's P2pNcclConnector, which releases up to June 2026 have. Prefill
+// sends its KV to the decode engine whose address is in the request id. There a buffer
+// holds the KV under that id until decode's request of the same id reads it. Requests
+// have no transfer parameters, and both engines crash on a request whose id contains no
+// address.
 //
-// Prefill comes first, whatever the engines' send_type: a decode that runs before
-// its KV is there stops its whole engine until it comes (recv_tensor), or answers
-// from memory that nobody wrote (send_type GET).
+// Prefill comes first, whatever the engines' send_type. A decode leg that runs before
+// its KV has arrived blocks its whole engine until the KV comes (recv_tensor), or
+// answers from uninitialized memory (send_type GET).
 //
-// Source: vLLM before pull request 44854, distributed/kv_transfer/kv_connector/v1/
-// p2p/p2p_nccl_connector.py and p2p_nccl_engine.py. The ids of both legs must
-// reach the engines' cores as they are: releases since February 2026 need
-// VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1.
+// Source: vLLM before pull request 44854,
+// distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py and
+// p2p_nccl_engine.py. The ids of both legs must reach the engines' cores unchanged:
+// releases since February 2026 need VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1.
 type p2pNCCL struct {
-	nixl // the facts and the forms that no vLLM engine splits are the same
+	nixl // same facts and unpairable forms as every vLLM engine
 }
 
-// BindsDecode: prefill sends to the address in the request id.
+// BindsDecode: prefill sends the KV to the address in the request id.
 func (p2pNCCL) BindsDecode() {}
 
 func (p2pNCCL) Name() string { return "vllm-p2p-nccl" }
 
-// AggregatesOn: producers and consumers end at a request of one leg.
+// AggregatesOn: producers and consumers crash on an aggregated request.
 func (p2pNCCL) AggregatesOn() abi.Role { return 0 }
 
 // BothPairs: an engine of role both has no KV transfer.
 func (p2pNCCL) BothPairs() bool { return false }
 
-// Serves leaves out responses, whose ids are the engine's own, and the route of
-// token ids.
+// Serves excludes responses, whose ids the engine makes itself, and the route of token
+// ids.
 func (p p2pNCCL) Serves(api openai.API) bool {
 	switch api {
 	case openai.Responses, openai.VLLMGenerate:
@@ -48,8 +48,8 @@ func (p p2pNCCL) Serves(api openai.API) bool {
 	}
 }
 
-// Compatible: both sides' tensors must have the same shape but for the number of
-// blocks (check_tensors_except_dim).
+// Compatible: the tensors of both engines must have the same shape except for the
+// number of blocks (check_tensors_except_dim).
 func (p2pNCCL) Compatible(p, d *engine.Facts) error {
 	switch {
 	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
@@ -62,16 +62,17 @@ func (p2pNCCL) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// Prefill asks for one token. When its answer is there, decode has the KV.
+// Prefill asks for one token. When its answer arrives, decode has the KV.
 func (p2pNCCL) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, nil)
 	leg.Header = []Field{{Name: "X-Request-Id", Value: moriioRequestID(a)}}
 	return leg, err
 }
 
-// ReadPrefill: any answer says that the KV was sent, to this attempt's decode.
+// ReadPrefill: any valid answer says that the KV was sent to this attempt's decode
+// engine.
 func (p2pNCCL) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
-	if _, err := transferParams(body); err != nil { // checks all of the body
+	if _, err := transferParams(body); err != nil { // checks the whole body
 		return Handoff{}, err
 	}
 	key := "choices"
@@ -84,7 +85,7 @@ func (p2pNCCL) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{Pinned: true}, nil
 }
 
-// Decode is the client's request under prefill's id.
+// Decode is the client's request with prefill's id.
 func (p2pNCCL) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	var room [editRoom]openai.Edit
 	leg := vllmLeg(a, dst, room[:0])
@@ -92,17 +93,17 @@ func (p2pNCCL) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// Reclaims: what prefill sends lies in decode's buffer; only its answer says that
-// it is there.
+// Reclaims: the KV lies in decode's buffer, and only prefill's answer says that it has
+// arrived.
 func (p2pNCCL) Reclaims() bool { return true }
 
-// Cleanup has decode run a request of the same id that needs no KV from elsewhere,
-// because its prompt is one token: when it ends, the engine drops what it has
-// under that id (get_finished). No chat is so short, and one that needs KV which
-// is not there stops the engine, so that what a chat left ends with the engine.
+// Cleanup makes decode run a request with the same id and a prompt of one token, which
+// needs no transferred KV. When it ends, the engine drops what it holds under that id
+// (get_finished). No chat prompt is that short, and one that needs missing KV would
+// block the engine. So the KV of a chat stays until the engine ends.
 func (p2pNCCL) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	switch {
-	case a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused:
+	case a.Prefill.IsZero() || o.KVRead || !o.PrefillSent || o.Refused:
 		return nil
 	case a.Request.API != openai.Completions:
 		return []Cleanup{{Phase: abi.Decode, How: "engine_timeout"}}

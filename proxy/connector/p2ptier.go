@@ -10,26 +10,26 @@ import (
 )
 
 // p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. Prefill
-// keeps the prompt's KV in its host memory for a decode that asks for it under the
-// transfer's id; decode is told where, from the configuration, and fetches all
-// whole blocks from there. What does not come it computes.
+// keeps the prompt's KV in its host memory for a decode engine that asks for it under
+// the transfer's id. Decode gets prefill's address from the configuration and fetches
+// all full blocks from there. It computes what does not arrive.
 //
 // Sources, in vLLM: docs/features/kv_offloading_usage.md («Orchestration-Layer
 // Protocol»), v1/kv_offload/tiering/p2p/manager.py (what each key does, and when
-// KV that nobody fetches is given up), tests/v1/kv_offload/tiering/p2p/
-// p2p_connector_proxy.py (the legs).
+// prefill gives up KV that was not fetched),
+// tests/v1/kv_offload/tiering/p2p/p2p_connector_proxy.py (the legs).
 type p2pTier struct {
-	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+	nixl // same routes, facts and unpairable forms as every vLLM engine
 }
 
 func (p2pTier) Name() string { return "vllm-p2p-tier" }
 
-// BothPairs: an engine of role both serves whole requests, so that it needs no
-// side channel.
+// BothPairs: an engine of role both serves whole requests only, so it needs no side
+// channel.
 func (p2pTier) BothPairs() bool { return false }
 
-// Compatible: peers compare a fingerprint of their configuration at connect, which
-// has both in it.
+// Compatible: when they connect, peers compare a fingerprint of their configuration,
+// which contains both values.
 func (p2pTier) Compatible(p, d *engine.Facts) error {
 	switch {
 	case p.KVCacheType != "" && d.KVCacheType != "" && p.KVCacheType != d.KVCacheType:
@@ -40,7 +40,7 @@ func (p2pTier) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// Prefill asks for one token, and has the KV kept under the transfer's id.
+// Prefill asks for one token, and makes prefill keep the KV under the transfer's id.
 func (p2pTier) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	b := append(make([]byte, 0, 96), `{"remote_decoder":{"kv_request_id":`...)
 	leg, err := vllmPrefill(a, dst, append(openai.AppendQuoted(b, transferID(a)), "}}"...))
@@ -48,16 +48,16 @@ func (p2pTier) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// ReadPrefill has nothing to learn but that the prompt was computed: engines say
-// nothing of the transfer.
+// ReadPrefill only checks that the prompt was computed: engines answer nothing about
+// the transfer.
 func (p2pTier) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	h, err := vllmStore{}.ReadPrefill(a, body)
 	h.Pinned = err == nil
 	return h, err
 }
 
-// Decode is the client's request, and where prefill's rank is. The address is that
-// of the configuration, never a client's.
+// Decode is the client's request plus the address of prefill's rank. The address comes
+// from the configuration, never from a client.
 func (p2pTier) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	host, port := a.Prefill.Spec.SideChannelOf(a.Prefill.Rank)
 	b := append(make([]byte, 0, 192), `{"remote_prefiller":{"kv_request_id":`...)
@@ -69,14 +69,14 @@ func (p2pTier) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return leg, err
 }
 
-// Reclaims: nothing in prefill's answer says how to free anything.
+// Reclaims: prefill's answer has nothing by which blocks could be freed.
 func (p2pTier) Reclaims() bool { return false }
 
-// Cleanup: only a decode that fetches every block makes prefill give them up before
-// its time-out (60 s, _UNBOUND_STORE_TIMEOUT_S); one that fetches none tells it
-// nothing (session/client.py, finish).
+// Cleanup sends nothing: prefill gives up the KV before its time-out (60 s,
+// _UNBOUND_STORE_TIMEOUT_S) only for a decode engine that fetches every block. A decode
+// engine that fetches none tells prefill nothing (session/client.py, finish).
 func (p2pTier) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if a.Prefill.IsZero() || o.DecodeTook || !o.PrefillSent || o.Refused {
+	if a.Prefill.IsZero() || o.KVRead || !o.PrefillSent || o.Refused {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}

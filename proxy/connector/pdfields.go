@@ -6,27 +6,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// PD fields are what a proxy tells engines about a transfer. A client that
-// could set them would name hosts that engines then connect to, read another
-// request's KV blocks, or abort another request; so they are cut out of every
-// leg, whatever the engine, unless the client is trusted. The lists, this one and
-// that of [openai.PDField], hold the fields of all engines: which engine a request
-// meets is decided after the client wrote it.
+// PD fields tell engines about a transfer. A client that could set them could name
+// hosts that engines then connect to, read another request's KV blocks, or abort
+// another request. So they are cut out of every leg, for every engine, unless the
+// client is trusted. The lists here and in [openai.PDField] hold the fields of all
+// engines, because the engine is chosen after the client wrote the request.
 
-// PDHeader reports whether a request line of that name belongs to the protocol
-// between proxy and engines, and is therefore not forwarded from a client that
-// is not trusted. Names are compared without regard to case, and an underscore
-// counts as a hyphen: many servers read the two alike. A line that has the name of a
-// PD field of bodies, with or without "X-", is one.
+// PDHeader reports whether a request line of that name belongs to the protocol between
+// proxy and engines. Such a line is not forwarded from an untrusted client. Case does
+// not matter, and an underscore counts as a hyphen, because many servers treat the two
+// alike. A line with the name of a PD field of bodies, with or without "X-", is one
+// too.
 //
 // Sources: vLLM entrypoints/serve/engine/serving.py (X-Request-Id) and
 // entrypoints/generate/base/serving.py (X-data-parallel-rank); SGLang
-// entrypoints/request_headers.py (x-override-*) and
-// entrypoints/openai/serving_base.py (X-Data-Parallel-Rank); TensorRT-LLM
-// serve/openai_client.py and serve/disagg_auth.py (X-TRTLLM-*); the lines by
-// which side-cars beside an engine are told its peers (x-prefiller-*,
-// x-encoder-hosts-ports, x-kv-cache-source-*), its rank (x-data-parallel-*) and
-// that their caller coordinates the phases (EPP-Profile).
+// entrypoints/request_headers.py (x-override-*) and entrypoints/openai/serving_base.py
+// (X-Data-Parallel-Rank); TensorRT-LLM serve/openai_client.py and serve/disagg_auth.py
+// (X-TRTLLM-*); the lines that tell a sidecar beside an engine its peers
+// (x-prefiller-*, x-encoder-hosts-ports, x-kv-cache-source-*), its rank
+// (x-data-parallel-*) and that its caller coordinates the phases (EPP-Profile).
 func PDHeader(name string) bool {
 	for i := range headerFamilies {
 		if prefixFold(name, headerFamilies[i]) {
@@ -59,19 +57,19 @@ func PDHeader(name string) bool {
 	return openai.PDField(unsafe.String(unsafe.SliceData(field), len(field)))
 }
 
-// headerFamilies are the beginnings of names of which every line is of the protocol
-// between proxy and engines.
+// headerFamilies are prefixes. Every line whose name begins with one belongs to the
+// protocol between proxy and engines.
 var headerFamilies = [...]string{
 	"x-override-", "x-data-parallel-", "x-prefiller-", "x-kv-", "x-bootstrap-", "x-disagg-", "x-trtllm-",
 }
 
-// prefixFold reports whether name begins with prefix, which is lower case.
+// prefixFold reports whether name begins with prefix, which must be in lower case.
 func prefixFold(name, prefix string) bool {
 	return len(name) >= len(prefix) && equalFold(name[:len(prefix)], prefix)
 }
 
-// equalFold compares names of lines; low is lower case, has no underscore and is as
-// long as name.
+// equalFold compares names of lines. low must be in lower case, have no underscore and
+// be as long as name.
 func equalFold(name, low string) bool {
 	for i := range len(low) {
 		if lowered(name[i]) != low[i] {
@@ -81,7 +79,8 @@ func equalFold(name, low string) bool {
 	return true
 }
 
-// lowered is a byte of a line's name in lower case, a hyphen for an underscore.
+// lowered returns a byte of a line's name in lower case, and a hyphen for an
+// underscore.
 func lowered(c byte) byte {
 	switch {
 	case c-'A' < 26:
@@ -92,15 +91,15 @@ func lowered(c byte) byte {
 	return c
 }
 
-// PDMember reports whether a top-level member of a leg's body with that value
-// carries, or could carry, the transfer: a PD field, or one that vLLM takes its
-// transfer parameters out of. The value may be empty.
+// PDMember reports whether a top-level member of a leg's body with that value may carry
+// the transfer: a PD field, or a member out of which vLLM reads its transfer
+// parameters. The value may be empty.
 func PDMember(key string, value []byte) bool {
 	return openai.PDField(key) || openai.HoldsPD(key, value)
 }
 
-// cutPD adds to a leg's edits those that cut the client's PD fields out of a's
-// body ([openai.CutPD]); none for a trusted client.
+// cutPD appends the edits that cut the client's PD fields out of a's body
+// ([openai.CutPD]). For a trusted client it appends none.
 func cutPD(edits []openai.Edit, a *Attempt) []openai.Edit {
 	if a.Trust {
 		return edits

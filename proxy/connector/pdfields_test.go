@@ -65,7 +65,7 @@ func TestPDHeader(t *testing.T) {
 	}
 }
 
-// hostile is a body with every PD field that there is.
+// hostile is a body with every PD field.
 func hostile(t *testing.T, extra string) string {
 	t.Helper()
 	fields := []string{
@@ -76,7 +76,7 @@ func hostile(t *testing.T, extra string) string {
 		"positional_embed_overrides", "http_worker_ipc", "kv_hints", "kv_router_hint",
 		"disaggregated_params", "prompt_token_ids_b64",
 	}
-	if n := openai.PDCuts - 3; len(fields) != n { // less the members that hide some
+	if n := openai.PDCuts - 3; len(fields) != n { // without the members that may contain PD fields
 		t.Errorf("%d fields of %d are tried", len(fields), n)
 	}
 	var b strings.Builder
@@ -92,10 +92,9 @@ func hostile(t *testing.T, extra string) string {
 	return b.String()
 }
 
-// TestHostileClient sends every PD field at once: no leg of any connector, nor
-// any call that cleans up after one, has a value of the client's in one, and the
-// list of edits has room for all, on every route and with all that a connector
-// edits itself.
+// TestHostileClient sends every PD field at once. No leg of any connector, and no
+// clean-up call, has a value of the client in a PD field. The list of edits has room
+// for all of them, on every route and with all edits of the connector.
 func TestHostileClient(t *testing.T) {
 	bodies := []struct{ path, extra string }{
 		{"/v1/completions", `"prompt":["x"],"stream":true,"stream_options":{},"max_completion_tokens":3,"min_tokens":1,"stop":"x"`},
@@ -157,8 +156,8 @@ func TestHostileClient(t *testing.T) {
 	}
 }
 
-// TestNestedCuts shows what is cut inside members that vLLM merges into its
-// arguments, and that anything else in them stays as it is.
+// TestNestedCuts: PD fields are cut inside members that vLLM merges into its arguments,
+// and the rest of these members stays unchanged.
 func TestNestedCuts(t *testing.T) {
 	tests := []struct{ name, path, body, want string }{
 		{"xargs", "/v1/completions", `{"prompt":"x","vllm_xargs":{"a":1.0, "kv_transfer_params":{}}}`, `{"prompt":"x","vllm_xargs":{"a":1.0}}`},
@@ -187,7 +186,7 @@ func TestNestedCuts(t *testing.T) {
 	}
 }
 
-// TestManyMembers: nested objects of more members than a body may have are cut like
+// TestManyMembers: nested objects with more members than a body may have are cut like
 // small ones, on every leg, and their other members stay.
 func TestManyMembers(t *testing.T) {
 	pad := func(more string) string {

@@ -9,9 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// place gives a target on an instance that has said facts of itself. The
-// registry alone publishes facts, after probes, so that a test without one
-// reaches into the instance.
+// place returns a target on an instance with the given facts. Only the registry
+// publishes facts, after probes, so this test helper writes the private field.
 func place(spec config.Engine, host string, rank int, facts engine.Facts) engine.Target {
 	inst := &engine.Instance{Spec: spec, Host: host}
 	field := reflect.ValueOf(inst).Elem().FieldByName("facts")

@@ -6,7 +6,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// What a generation worker says of the transfer is not the client's.
+// A generation worker's transfer data does not reach the client.
 func TestPublic(t *testing.T) {
 	const (
 		params = `{"request_type":"generation_only","ctx_request_id":2072360727809029,"encoded_opaque_state":"AAECAw=="}`
@@ -43,7 +43,7 @@ func TestPublic(t *testing.T) {
 	}
 }
 
-// PDMember names what a policy may not edit.
+// PDMember names the members that a policy may not edit.
 func TestPDMember(t *testing.T) {
 	for _, tt := range []struct {
 		key, value string

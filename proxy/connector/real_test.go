@@ -41,7 +41,7 @@ func readCapture(t *testing.T, name string) capture {
 	return c
 }
 
-// members decodes an object, numbers as they are written.
+// members decodes an object and keeps the text of numbers.
 func members(t *testing.T, raw []byte) map[string]any {
 	t.Helper()
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -53,9 +53,9 @@ func members(t *testing.T, raw []byte) map[string]any {
 	return m
 }
 
-// TestRealPairs replays pairs that a real prefill and decode engine answered:
-// the connector sends prefill what was sent there but for what it takes away
-// and puts in by design, and makes the same decode request of the real answer.
+// TestRealPairs replays pairs that a real prefill and decode engine answered. The
+// connector sends prefill what was sent there, except for its own edits, and builds the
+// same decode request from the real answer.
 func TestRealPairs(t *testing.T) {
 	for _, name := range []string{
 		"completions_unary", "completions_stream", "chat_unary", "chat_stream",
@@ -104,15 +104,14 @@ func TestRealPairs(t *testing.T) {
 	}
 }
 
-// TestRealAnswers reads answers of a real prefill engine that are not the usual
-// one.
+// TestRealAnswers reads unusual answers of a real prefill engine.
 func TestRealAnswers(t *testing.T) {
 	a := pair(t, "/v1/completions", `{"prompt":"x"}`)
 	a.Prefill.Host, a.Decode.Host = "127.0.0.1", "127.0.0.1" // where the engines ran
 	if h, err := (nixl{}).ReadPrefill(a, readCapture(t, "completions_short_prefill").answer); err != nil || !h.Pinned {
 		t.Errorf("a prompt shorter than a block: %+v, %v", h, err)
 	}
-	// Streamed, prefill answers no params at all: hence the leg is unary.
+	// A streamed answer of prefill has no params: therefore the leg is unary.
 	if h, err := (nixl{}).ReadPrefill(a, readCapture(t, "completions_stream_on_prefill").answer); err == nil {
 		t.Errorf("an event stream was read as an answer: %+v", h)
 	}
@@ -121,7 +120,7 @@ func TestRealAnswers(t *testing.T) {
 	}
 }
 
-// TestRealFacts reads what a real engine says of itself.
+// TestRealFacts reads the facts of a real engine.
 func TestRealFacts(t *testing.T) {
 	var f engine.Facts
 	for _, name := range []string{"models", "version"} {
@@ -135,8 +134,8 @@ func TestRealFacts(t *testing.T) {
 	}
 }
 
-// TestRealRefusals shows that a prefill leg has none of the forms that a real
-// engine refuses or pins blocks for that nobody can free.
+// TestRealRefusals: a prefill leg has none of the forms that a real engine rejects, or
+// for which it pins blocks that no call can free.
 func TestRealRefusals(t *testing.T) {
 	for _, name := range []string{"stream_options_without_stream", "min_tokens_over_max", "chat_stream_options"} {
 		c := readCapture(t, "refuse_"+name)

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestBootstrapRoom checks the three duties of a room: a signed 64-bit number,
-// the placed rank as its remainder, and no other attempt's room.
+// TestBootstrapRoom checks the three requirements of a room: it fits a signed 64-bit
+// number, its remainder is the placed rank, and it is not another attempt's room.
 func TestBootstrapRoom(t *testing.T) {
 	ids := []uint64{abi.MinDisaggID, abi.MinDisaggID + 1, 2072360727809029, 1<<62 + 12345, abi.MaxDisaggID - 1}
 	for _, dp := range []int{1, 2, 3, 8, 64} {
@@ -35,8 +35,8 @@ func TestBootstrapRoom(t *testing.T) {
 	}
 }
 
-// TestBootstrapRoomOfMixedConfiguration keeps a rank that the engine does not
-// have from taking another id's room.
+// TestBootstrapRoomOfMixedConfiguration: a rank that the engine does not have must not
+// get another id's room.
 func TestBootstrapRoomOfMixedConfiguration(t *testing.T) {
 	at := func(id uint64, rank int) uint64 {
 		return bootstrapRoom(&Attempt{ID: id, Prefill: place(config.Engine{Ranks: 8}, "h", rank, engine.Facts{DPSize: 4})}, 0)
@@ -49,9 +49,9 @@ func TestBootstrapRoomOfMixedConfiguration(t *testing.T) {
 	}
 }
 
-// TestBootstrapRoomsOfBatches: no room of a batch is one of another attempt that
-// may be in flight at the time, whatever place either has in its batch. Ids are
-// 24 bits of node, worker and counter below milliseconds.
+// TestBootstrapRoomsOfBatches: no room of a batch equals one of another attempt that
+// may be in flight at the same time, whatever the positions in the batches. Below the
+// milliseconds, ids have 24 bits of node, worker and counter.
 func TestBootstrapRoomsOfBatches(t *testing.T) {
 	const hour = 3600 * 1000
 	for _, dp := range []int{1, 2, 3, 8, 64} {
@@ -76,8 +76,8 @@ func TestBootstrapRoomsOfBatches(t *testing.T) {
 	}
 }
 
-// TestBootstrapRoomsSpread: where ranks are not placed here, a batch does not
-// meet on one of them.
+// TestBootstrapRoomsSpread: if ranks are not placed here, the sequences of a batch meet
+// on different ranks.
 func TestBootstrapRoomsSpread(t *testing.T) {
 	a := &Attempt{ID: 2072360727809029, Prefill: place(config.Engine{Ranks: 1}, "h", 0, engine.Facts{DPSize: 8})}
 	var on [8]int
@@ -89,7 +89,7 @@ func TestBootstrapRoomsSpread(t *testing.T) {
 	}
 }
 
-// TestBatchIDs: no id of a batch is the beginning of another.
+// TestBatchIDs: no id of a batch is a prefix of another.
 func TestBatchIDs(t *testing.T) {
 	const leg = "0123456789abcdef0123456789abcdef"
 	for i := range maxBatch {

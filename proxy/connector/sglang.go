@@ -9,14 +9,14 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// sglang is SGLang's disaggregation, whatever the transfer backend: prefill and
-// decode get the same request at once, with the address of prefill's bootstrap
-// registry and a room in which they meet. Nothing that prefill answers shapes
-// decode; its answer says that the KV has arrived.
+// sglang is SGLang's disaggregation with any transfer backend. Prefill and decode get
+// the same request at once, with the address of prefill's bootstrap registry and a room
+// in which they meet. Decode's leg does not depend on prefill's answer. The answer says
+// that the KV was transferred.
 //
 // Sources, in SGLang: srt/managers/io_struct.py GenerateReqInput (the fields),
-// srt/disaggregation/common/conn.py (rooms, ranks, what must be equal on both
-// sides), srt/disaggregation/prefill.py and decode.py.
+// srt/disaggregation/common/conn.py (rooms, ranks, and settings that must be equal on
+// both engines), srt/disaggregation/prefill.py and decode.py.
 type sglang struct{}
 
 // sglangBootstrapPort is the default of --disaggregation-bootstrap-port.
@@ -25,12 +25,11 @@ const sglangBootstrapPort = 8998
 func (sglang) Name() string   { return "sglang" }
 func (sglang) Flow() abi.Flow { return abi.FlowConcurrent }
 
-// AggregatesOn adds none to the engines of role both: prefill and decode engines
-// refuse a request without a room.
+// AggregatesOn is empty: prefill and decode engines reject a request without a room.
 func (sglang) AggregatesOn() abi.Role { return 0 }
 
-// Serves is the three routes whose schemas have the fields of the transfer, and
-// those that one engine answers.
+// Serves accepts the three routes whose schemas have the transfer's fields, and the
+// routes that one engine answers.
 func (sglang) Serves(api openai.API) bool {
 	switch api {
 	case openai.Completions, openai.Chat, openai.Generate,
@@ -41,10 +40,9 @@ func (sglang) Serves(api openai.API) bool {
 	}
 }
 
-// Pairable refuses, besides several samples of a prompt, which share a room,
-// prompts of which the engine may see another number than the legs do, and log
-// probabilities of the prompt in a form that cannot be merged: only prefill
-// knows them.
+// Pairable rejects several samples of a prompt, which would share a room. It also
+// rejects prompts that the engine may count differently than the legs do, and log
+// probabilities of the prompt in a form that cannot be merged: only prefill knows them.
 func (sglang) Pairable(r *openai.Request) error {
 	if field := uncounted(r); field != "" {
 		return notPairable(field, "'"+field+"' in this form cannot be split into prefill and decode, and no engine here serves the request whole.")
@@ -60,21 +58,21 @@ func (sglang) Pairable(r *openai.Request) error {
 	return nil
 }
 
-// promptLogprobs names the member that asks for log probabilities of the prompt
-// in such a form, "" for none.
+// promptLogprobs returns the member that asks for log probabilities of the prompt in
+// such a form, or "".
 func promptLogprobs(r *openai.Request) string {
 	switch r.API {
 	case openai.Completions:
 		if echo, _ := r.Get("echo"); string(echo) == "true" && isSet(r, "logprobs") {
 			return "logprobs"
 		}
-	case openai.Generate: // merged, but for the forms that are no lists
+	case openai.Generate: // merged, except for the forms that are not lists
 		for _, key := range [...]string{"return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64"} {
 			if v, _ := r.Get(key); string(v) == "true" {
 				return key
 			}
 		}
-	default: // chat has log probabilities of its answer only
+	default: // chat has log probabilities only of its answer
 	}
 	return ""
 }
@@ -91,11 +89,12 @@ func (sglang) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	return spliced(a, dst, cutPD(room[:1], a)), nil
 }
 
-// Prefill is not streamed, so that a failure has its own status and the answer
-// comes when the transfer has ended; unless the body is to stay as it is.
+// Prefill is not streamed, so that a failure has an HTTP status and the answer comes
+// when the transfer has ended. If the body must stay unchanged, it is streamed as the
+// client asked.
 func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	m := a.meet(true)
-	if byHeader(a, a.Prefill) && !(a.Merging && a.Request.Stream) { // a stream is not merged from
+	if byHeader(a, a.Prefill) && !(a.Merging && a.Request.Stream) { // a stream cannot be merged from
 		leg := m.override(a)
 		leg.Unary = !a.Request.Stream
 		return leg, nil
@@ -105,8 +104,8 @@ func (sglang) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return leg, nil
 }
 
-// ReadPrefill looks whether the engine gave up: an abort without a status of
-// its own comes as a success.
+// ReadPrefill finds out whether the engine aborted the request: an abort without an
+// error status has the status of a success.
 func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	if n := batch(a.Request); n > 0 {
 		return readBatch(a, n, body)
@@ -133,7 +132,7 @@ func (sglang) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return Handoff{}, badReply("no finish reason")
 }
 
-// isAbort reports whether a finish reason says that the engine gave up.
+// isAbort reports whether a finish reason says that the engine aborted the request.
 func isAbort(reason []byte) bool {
 	text, _ := openai.String(reason)
 	return text == "abort"
@@ -147,15 +146,15 @@ func (sglang) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 	return m.splice(a, dst, false), nil
 }
 
-// Reclaims: the abort by rid frees what either engine holds, answered or not.
+// Public returns the answer unchanged: it contains nothing of the transfer.
 func (sglang) Public(_ *Attempt, answer []byte) []byte { return answer }
 
 func (sglang) Reclaims() bool { return false }
 
-// Cleanup aborts by id what each engine that got a leg still has of the
-// attempt. Prefill that has answered has nothing.
+// Cleanup aborts, by id, the legs that may still run. A prefill engine that has
+// answered holds nothing.
 func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {
-	if a.Prefill.IsZero() { // aggregated: the closed connection is the abort
+	if a.Prefill.IsZero() { // aggregated: the engine aborts when the connection closes
 		return nil
 	}
 	var calls []Cleanup
@@ -168,8 +167,8 @@ func (sglang) Cleanup(a *Attempt, o Orphan) []Cleanup {
 	return calls
 }
 
-// abortRID is matched as a prefix by the engine, which the fixed width of ids
-// makes harmless.
+// abortRID: the engine matches rid as a prefix. All ids have the same length, so only
+// this one matches.
 func abortRID(rid string, phase abi.Phase) Cleanup {
 	return Cleanup{
 		Phase: phase,
@@ -184,15 +183,15 @@ func abortRID(rid string, phase abi.Phase) Cleanup {
 	}
 }
 
-// meeting is where the legs of an attempt meet, as one of the two is told.
+// meeting holds where the legs of an attempt meet, as told to one of them.
 type meeting struct {
 	host     string
 	port     int
-	own      int // the rank of the engine itself; -1 where it follows from the room, or is the engine's to choose
-	prefills int // prefill's rank, where neither engine can tell it from the room; else -1
+	own      int // the rank of the called engine; -1 if it follows from the room, or if the engine chooses it
+	prefills int // prefill's rank if the engines cannot derive it from the room; else -1
 }
 
-// meet is what the leg of one phase is told.
+// meet returns the meeting for the leg of one phase.
 func (a *Attempt) meet(prefill bool) meeting {
 	p, d := a.Prefill, a.Decode
 	m := meeting{host: bootstrapHost(p), port: bootstrapPort(p), own: -1, prefills: -1}
@@ -208,7 +207,7 @@ func (a *Attempt) meet(prefill bool) meeting {
 	return m
 }
 
-// splice is the client's request with m in it. Edits without a value change
+// splice returns a leg with the client's request and m. Edits without a value change
 // nothing.
 func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 	var (
@@ -247,8 +246,8 @@ func (m *meeting) splice(a *Attempt, dst []byte, prefill bool) Leg {
 	return spliced(a, dst, cutPD(edits[:9], a))
 }
 
-// bootstrapHost is prefill's registry as decode reaches it. The engines put it
-// before a colon and a port, so that an IPv6 address has brackets.
+// bootstrapHost is the host of prefill's registry, as decode reaches it. The engines
+// put it before a colon and a port, so an IPv6 address gets brackets.
 func bootstrapHost(prefill engine.Target) string {
 	host := prefill.Spec.BootstrapHost
 	if host == "" {
@@ -260,7 +259,7 @@ func bootstrapHost(prefill engine.Target) string {
 	return host
 }
 
-// bootstrapPort is the configured port, else what the engine says.
+// bootstrapPort is the configured port, or else the one that the engine reports.
 func bootstrapPort(prefill engine.Target) int {
 	if port := prefill.Spec.BootstrapPort; port != 0 {
 		return port
@@ -271,12 +270,12 @@ func bootstrapPort(prefill engine.Target) int {
 	return sglangBootstrapPort
 }
 
-// bootstrapRoom maps the disagg id to the room of sequence i: below 2^63, with
-// prefill's rank as its remainder, since both engines take room mod dp size for
-// it. The rooms of a batch lie 2^63/dp/maxBatch apart, and an odd number, so that
-// they spread over ranks that are not placed here. Two ids share a room only when
-// they differ by a multiple of that distance: 18 hours of their time with 64 ranks,
-// 49 days with one. Those in flight lie within six (disaggid.Fresh).
+// bootstrapRoom maps the disagg id to the room of sequence i: a number below 2^63 whose
+// remainder modulo the dp size is prefill's rank, because both engines compute the rank
+// so. The rooms of a batch are 2^63/dp/maxBatch apart, made odd, so that they spread
+// over ranks that are not placed here. Two ids share a room only if they differ by a
+// multiple of that distance: 18 hours of id time with 64 ranks, 49 days with one. Ids
+// in flight differ by less than six hours (disaggid.Fresh).
 func bootstrapRoom(a *Attempt, i int) uint64 {
 	const rooms = 1 << 63
 	dp := max(1, uint64(a.Prefill.Spec.Ranks))

@@ -7,49 +7,49 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// A request with a list of prompts is one leg on each engine whose sequences
-// meet one by one: rooms and ids are lists, in the order of the prompts, while
-// one host and port stand for all of them. Source, in SGLang:
-// srt/managers/io_struct.py GenerateReqInput.normalize_batch_and_arguments.
-// Scalars would do for neither: a room counts up into those of other requests,
-// and an id gets suffixes of unequal length, which /abort_request matches as
-// prefixes.
+// A request with a list of prompts is one leg on each engine. Its sequences meet one by
+// one: rooms and ids are lists in the order of the prompts, while one host and port
+// serve all of them. Source, in SGLang: srt/managers/io_struct.py
+// GenerateReqInput.normalize_batch_and_arguments. Scalars would be wrong: the engine
+// would count a single room up into the rooms of other requests, and add suffixes of
+// different lengths to a single id, which /abort_request matches as prefixes.
 //
-// Several samples of one prompt (n) have no such form. The engine copies the
-// first room into each of them, and into a warm-up request that it sends ahead,
-// so that they wait for each other's KV until a time-out (srt/managers/
-// tokenizer_manager.py _handle_batch_request; sglang pull requests 9224, 24223,
-// 26486, 30723, 40297, none of them merged).
+// Several samples of one prompt (n) have no such form. The engine copies the first room
+// into each of them, and into a warm-up request that it sends first, so they wait for
+// each other's KV until a time-out (srt/managers/tokenizer_manager.py
+// _handle_batch_request; sglang pull requests 9224, 24223, 26486, 30723, 40297, none of
+// them merged).
 
-// maxBatch is how many prompts a pair of legs carries: each has an abort of its
-// own to be sent when the legs fail.
+// maxBatch is the maximum number of prompts in a pair of legs: if the legs fail, each
+// prompt needs its own abort call.
 const maxBatch = 128
 
-// batch is how many sequences the lists of r's legs are for; 0 for a request of
-// one sequence, whose fields are no lists. It reads nothing of the client's body.
+// batch returns the number of sequences in the lists of r's legs. It returns 0 for a
+// request of one sequence, whose fields are not lists. It does not read the client's
+// body.
 func batch(r *openai.Request) int {
 	switch {
 	case r.Prompt != openai.PromptTexts && r.Prompt != openai.PromptTokenLists:
 		return 0
-	case r.API == openai.Completions && r.PromptCount == 1: // meet takes it out of its list
+	case r.API == openai.Completions && r.PromptCount == 1: // meeting.splice takes the prompt out of its list
 		return 0
 	}
 	return r.PromptCount
 }
 
-// carriesBatch reports whether r is a list of prompts that a pair of legs can
-// carry, one sequence for each.
+// carriesBatch reports whether r is a list of prompts that a pair of legs can carry,
+// one sequence for each.
 func carriesBatch(r *openai.Request) bool {
 	n := batch(r)
 	return n > 0 && n <= maxBatch && r.N == 1 && r.BestOf == 1 && !r.BeamSearch &&
 		(r.API == openai.Completions || r.API == openai.Generate)
 }
 
-// uncounted names the member of a request on /generate that may make it a batch
-// of another size for the engine than for its legs, "" for none: the engine would
-// count rooms up into those of other requests. It counts input_embeds where there
-// is nothing else, and texts before token ids (GenerateReqInput's
-// _determine_batch_size), which count here.
+// uncounted returns the member of a request on /generate that may give the engine's
+// batch another size than the legs' lists, or "". The engine would then count rooms up
+// into those of other requests. The engine counts input_embeds if there is nothing
+// else, and texts before token ids (GenerateReqInput's _determine_batch_size), while
+// the proxy counts the ids.
 func uncounted(r *openai.Request) string {
 	if r.API != openai.Generate {
 		return ""
@@ -65,8 +65,8 @@ func uncounted(r *openai.Request) string {
 	return ""
 }
 
-// ridOf is the id of sequence i of n on either engine: of fixed width, so that
-// none is the beginning of another.
+// ridOf returns the id of sequence i of n on either engine. All ids have the same
+// length, so none is a prefix of another.
 func ridOf(legID string, i, n int) string {
 	if n <= 1 {
 		return legID
@@ -75,7 +75,7 @@ func ridOf(legID string, i, n int) string {
 	return legID + "-" + string([]byte{hex[i>>4&15], hex[i&15]})
 }
 
-// ridList is the JSON list of the ids of n sequences.
+// ridList returns the JSON list of the ids of n sequences.
 func ridList(legID string, n int) []byte {
 	list := append(make([]byte, 0, n*(len(legID)+6)+2), '[')
 	for i := range n {
@@ -87,7 +87,7 @@ func ridList(legID string, n int) []byte {
 	return append(list, ']')
 }
 
-// roomList is the JSON list of the rooms of n sequences.
+// roomList returns the JSON list of the rooms of n sequences.
 func roomList(a *Attempt, n int) []byte {
 	list := append(make([]byte, 0, n*20+2), '[')
 	for i := range n {
@@ -99,8 +99,8 @@ func roomList(a *Attempt, n int) []byte {
 	return append(list, ']')
 }
 
-// readBatch judges prefill's answer to n prompts: one for each, and none that
-// the engine gave up.
+// readBatch checks prefill's answer to n prompts: it has one answer for each, and the
+// engine aborted none.
 func readBatch(a *Attempt, n int, body []byte) (Handoff, error) {
 	if _, aborted := openai.AbortStatus(a.Request.API, body); aborted {
 		return Handoff{}, badReply("the engine aborted a request of the batch")
@@ -120,7 +120,7 @@ func readBatch(a *Attempt, n int, body []byte) (Handoff, error) {
 	return Handoff{}, badReply("no finish reason for the last of the batch")
 }
 
-// abortAll is the calls that abort every sequence of a's leg of a phase.
+// abortAll appends the calls that abort every sequence of a's leg of a phase.
 func abortAll(calls []Cleanup, a *Attempt, phase abi.Phase) []Cleanup {
 	n := max(1, batch(a.Request))
 	for i := range n {

@@ -9,14 +9,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// topologyPath is how decode asks prefill's bootstrap registry for the whole
-// engine, before it asks for a rank. Source, in SGLang:
+// topologyPath is the query by which decode asks prefill's bootstrap registry for the
+// whole engine, before it asks for a rank. Source, in SGLang:
 // srt/disaggregation/common/conn.py try_ensure_parallel_info.
 const topologyPath = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 
-// HealthPath never is the API's /health, which generates a token and takes a
-// second. Prefill's registry runs in the engine's own process; the others list
-// their models.
+// HealthPath is never the API's /health, which generates a token and takes a second.
+// Prefill's registry runs in the engine's own process; other engines list their models.
 func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
 	if role == abi.RolePrefill {
 		return healthPath, true
@@ -26,8 +25,8 @@ func (sglang) HealthPath(role abi.Role) (path string, bootstrap bool) {
 
 func (sglang) FactPaths(abi.Role) []string { return []string{serverInfoPath, modelsPath} }
 
-// RegistryPath is asked of prefill: an engine some of whose ranks have not
-// registered is not ready yet.
+// RegistryPath is queried on prefill: an engine is not ready before all of its ranks
+// have registered.
 func (sglang) RegistryPath(role abi.Role) string {
 	if role == abi.RolePrefill {
 		return topologyPath
@@ -35,13 +34,13 @@ func (sglang) RegistryPath(role abi.Role) string {
 	return ""
 }
 
-// RegistryProbed: the health probe goes there already, and the epoch is the
-// API's to tell.
+// RegistryProbed: the health probe already queries the registry, and the epoch comes
+// from the API.
 func (sglang) RegistryProbed() bool { return false }
 
 func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) error {
-	// An older registry is asked in another way, and some are out of our reach: the
-	// health probe minds the registry, where it is to be reached.
+	// An older registry needs another query, and some registries are not reachable for
+	// the proxy. The health probe checks a registry that is reachable.
 	if path == topologyPath && (status == 0 || status == http.StatusBadRequest) {
 		return nil
 	}
@@ -65,7 +64,7 @@ func (sglang) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	return nil
 }
 
-// readServerInfo takes over the engine's arguments. Source:
+// readServerInfo copies the engine's arguments into f. Source:
 // srt/entrypoints/http_server.py server_info.
 func readServerInfo(f *engine.Facts, info *openai.Object) {
 	f.Version = textOf(info, "version")
@@ -76,25 +75,26 @@ func readServerInfo(f *engine.Facts, info *openai.Object) {
 	f.PageSize = count(info, "page_size")
 	f.BootstrapPort = count(info, "disaggregation_bootstrap_port")
 	if f.KVCacheType = textOf(info, "kv_cache_dtype"); f.KVCacheType == "auto" {
-		f.KVCacheType = "" // the scheduler may have put something else in its place
+		f.KVCacheType = "" // the scheduler may have replaced it
 	}
 	mode := textOf(info, "disaggregation_mode")
 	if mode == "prefill" || mode == "decode" {
 		f.Transfer = textOf(info, "disaggregation_transfer_backend")
 	}
-	if times, _ := info.Get("startup_time"); isObject(times) { // how long this process took to start, to the nanosecond
+	if times, _ := info.Get("startup_time"); isObject(times) { // the start-up duration of this process, in nanoseconds
 		f.Epoch = string(times)
 	}
 	if events, _ := info.Get("kv_events"); isObject(events) {
 		f.KVEvents = publisher(events)
 	}
-	// An engine writes what "auto" came to; older ones leave the word.
+	// An engine reports the method that "auto" resolved to; older engines report
+	// "auto".
 	balance := textOf(info, "load_balance_method")
 	f.FollowsRoom = balance == "follow_bootstrap_room" || balance == "auto" && mode == "prefill"
 }
 
-// attentionTP is over how many ranks a sequence's KV is spread: tensor
-// parallelism, less what attention's data and context parallelism take of it.
+// attentionTP returns the number of ranks over which a sequence's KV is spread: the
+// tensor-parallel size, divided by attention's data- and context-parallel sizes.
 func attentionTP(info *openai.Object) int {
 	tp := count(info, "tp_size")
 	if apart, _ := info.Get("enable_dp_attention"); string(apart) == "true" {
@@ -103,8 +103,8 @@ func attentionTP(info *openai.Object) int {
 	return tp / max(1, count(info, "attn_cp_size"))
 }
 
-// readScheduler takes over what the scheduler made of its arguments, which is
-// what decode compares. Source: srt/managers/scheduler.py get_internal_state.
+// readScheduler copies the values that the scheduler derived from its arguments. Decode
+// compares these. Source: srt/managers/scheduler.py get_internal_state.
 func readScheduler(f *engine.Facts, body []byte) {
 	state, ok, err := openai.Lookup(body, "internal_states", "0")
 	var o openai.Object
@@ -119,9 +119,9 @@ func readScheduler(f *engine.Facts, body []byte) {
 	}
 }
 
-// readTopology takes over what decode will be told of a prefill engine, where
-// all of its ranks have registered. Source: srt/disaggregation/common/conn.py
-// PrefillServerInfo.
+// readTopology copies the values that decode will receive about a prefill engine. The
+// registry has them when all of its ranks have registered. Source:
+// srt/disaggregation/common/conn.py PrefillServerInfo.
 func readTopology(f *engine.Facts, o *openai.Object) {
 	f.DPSize = count(o, "dp_size")
 	f.TPSize, f.CPSize, f.PPSize = count(o, "attn_tp_size"), count(o, "attn_cp_size"), count(o, "pp_size")
@@ -135,7 +135,7 @@ func readTopology(f *engine.Facts, o *openai.Object) {
 	f.FollowsRoom = string(follows) == "true"
 }
 
-// publisher reads the announcement of KV events.
+// publisher reads the engine's announcement of KV events.
 func publisher(announced []byte) engine.KVPublisher {
 	var o openai.Object
 	if o.Parse(announced) != nil {
@@ -147,14 +147,13 @@ func publisher(announced []byte) engine.KVPublisher {
 	}
 }
 
-// BothPairs: an engine of role both was started without disaggregation, so that it
-// has no bootstrap server, and answers a decode leg by computing all of it anew.
+// BothPairs: an engine of role both was started without disaggregation. It has no
+// bootstrap server, and would answer a decode leg by computing the whole prompt.
 func (sglang) BothPairs() bool { return false }
 
-// Compatible refuses what decode would refuse at the first request, most of it
-// by the end of its scheduler. What is not known excludes nothing. Source:
-// srt/disaggregation/common/conn.py try_ensure_parallel_info and
-// _resolve_rank_mapping.
+// Compatible rejects pairs that decode would reject at the first request, in most cases
+// with a crash of its scheduler. Unknown values exclude nothing. Source:
+// srt/disaggregation/common/conn.py try_ensure_parallel_info and _resolve_rank_mapping.
 func (sglang) Compatible(p, d *engine.Facts) error {
 	differ := func(a, b int) bool { return a != 0 && b != 0 && a != b }
 	switch {
@@ -174,10 +173,10 @@ func (sglang) Compatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// sameTransfer reports whether two backends can transfer KV to each other. A
-// decode with the backend fake takes none.
+// sameTransfer reports whether two backends can transfer KV to each other. A decode
+// engine with the backend fake receives none.
 func sameTransfer(prefill, decode string) bool {
-	const tcp = "mooncake_tcp" // mooncake, told to use TCP
+	const tcp = "mooncake_tcp" // mooncake over TCP
 	if prefill == tcp {
 		prefill = "mooncake"
 	}

@@ -7,13 +7,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// An engine that takes overrides in header lines gets the client's body as it
-// is, not copied once. Sources, in SGLang: srt/entrypoints/request_headers.py;
-// srt/entrypoints/http_server.py and openai/serving_chat.py, the two routes that
-// read them. They are single values, so that a batch keeps its lists in the body.
+// An engine that accepts overrides in header lines gets the client's body unchanged,
+// without a copy. Sources, in SGLang: srt/entrypoints/request_headers.py;
+// srt/entrypoints/http_server.py and openai/serving_chat.py, the two routes that read
+// them. They are single values, so a batch keeps its lists in the body.
 
-// byHeader reports whether the leg to t can leave the client's body alone: also
-// of what must be cut out of it there is nothing.
+// byHeader reports whether the leg to t can use the client's body unchanged. That
+// requires that no PD field must be cut out.
 func byHeader(a *Attempt, t engine.Target) bool {
 	if !t.Spec.HeaderOverrides || a.Trust || batch(a.Request) > 0 ||
 		a.Request.API != openai.Chat && a.Request.API != openai.Generate {
@@ -23,7 +23,7 @@ func byHeader(a *Attempt, t engine.Target) bool {
 	return len(cutPD(room[:0], a)) == 0
 }
 
-// override is the leg to t with the client's own body, m in header lines.
+// override returns the leg with the client's own body, and with m in header lines.
 func (m *meeting) override(a *Attempt) Leg {
 	leg := Leg{Path: a.Request.API.Path(), Body: a.Request.Raw(), Alias: true}
 	leg.Header = append(make([]Field, 0, 6),
@@ -40,7 +40,7 @@ func (m *meeting) override(a *Attempt) Leg {
 	return leg
 }
 
-// readStream judges prefill's answer to a body that asked for a stream.
+// readStream checks prefill's answer to a body that asked for a stream.
 func readStream(body []byte) error {
 	var events openai.EventScanner
 	events.Feed(body)

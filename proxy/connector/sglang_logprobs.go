@@ -9,11 +9,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Log probabilities of the prompt are prefill's alone: decode answers empty lists
-// where one engine would show them (srt/managers/scheduler_components/
-// output_streamer.py, "Decode server does not send input logprobs"). /generate is
-// the one route whose answers have a place for them, and they are put there, in
-// every event of a stream, as one engine does.
+// Only prefill has the log probabilities of the prompt. Decode answers empty lists in
+// their place (srt/managers/scheduler_components/output_streamer.py, "Decode server
+// does not send input logprobs"). Only answers of /generate have a place for them. The
+// proxy puts them there, in every event of a stream, as one engine does.
 
 // inputLogprobs are the members of meta_info that only prefill can fill
 // (srt/managers/tokenizer_manager.py add_logprob_to_meta_info).
@@ -21,14 +20,14 @@ var inputLogprobs = [...]string{"input_token_logprobs", "input_top_logprobs", "i
 
 var errNoMetaInfo = errors.New("merge log probabilities: an answer without meta_info")
 
-// Merges: /generate with return_logprob, which may be a list, one value for each
-// prompt.
+// Merges: requests on /generate with return_logprob, which may be a list with one value
+// for each prompt.
 func (sglang) Merges(r *openai.Request) bool {
 	v, _ := r.Get("return_logprob")
 	return r.API == openai.Generate && strings.Contains(string(v), "true")
 }
 
-// sglangHandoff is what prefill's good answer means.
+// sglangHandoff returns the Handoff of a valid answer of prefill.
 func sglangHandoff(a *Attempt, body []byte) Handoff {
 	if a.Merging {
 		return Handoff{Extra: body}
@@ -62,8 +61,8 @@ func (sglang) Merge(dst []byte, h *Handoff, answer []byte, events bool) ([]byte,
 	return dst, nil
 }
 
-// answerAt is prefill's answer to the prompt that an event is of: of a batch the
-// event says which.
+// answerAt returns prefill's answer to the prompt that an event belongs to. In a batch
+// the event has an index.
 func answerAt(prefill, event []byte) []byte {
 	if isObject(prefill) {
 		return prefill
@@ -73,7 +72,7 @@ func answerAt(prefill, event []byte) []byte {
 	return one
 }
 
-// mergeAnswers completes a unary answer, or each one of a batch.
+// mergeAnswers completes a unary answer, or each answer of a batch.
 func mergeAnswers(dst, prefill, answer []byte) ([]byte, error) {
 	if isObject(answer) {
 		return mergeOne(dst, prefill, answer)
@@ -97,8 +96,8 @@ func mergeAnswers(dst, prefill, answer []byte) ([]byte, error) {
 	return append(dst, ']'), nil
 }
 
-// mergeOne appends one answer of decode's with the lists of prefill's put before
-// its own. What is no answer (an error event) passes as it is.
+// mergeOne appends one answer of decode, with prefill's lists before decode's own.
+// Anything else, such as an error event, is copied unchanged.
 func mergeOne(dst, prefill, answer []byte) ([]byte, error) {
 	var whole, meta openai.Object
 	if err := whole.Parse(answer); err != nil {
@@ -126,7 +125,7 @@ func mergeOne(dst, prefill, answer []byte) ([]byte, error) {
 	return whole.Append(dst, openai.Edit{Key: "meta_info", Value: meta.Append(nil, edits[:]...)}), nil
 }
 
-// joinLists is the JSON list of a's elements and then b's; b may be null.
+// joinLists returns the JSON list of a's elements followed by b's; b may be null.
 func joinLists(a, b []byte) []byte {
 	switch {
 	case openai.IsNull(b), b[0] != '[', len(bytes.TrimSpace(b[1:len(b)-1])) == 0:

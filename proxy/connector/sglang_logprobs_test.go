@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// What /generate answers with return_logprob, as SGLang's tokenizer manager
-// writes it, merged prefill first.
+// Answers of /generate with return_logprob, in the form of SGLang's tokenizer manager,
+// merged with prefill's lists first.
 func TestMergeLogprobs(t *testing.T) {
 	const (
 		meta    = `{"id":"a","finish_reason":{"type":"length","length":1},"input_token_logprobs":[[null,1,null],[-0.5,2,"b"]],"input_top_logprobs":[null,[[-0.1,9,null]]],"output_token_logprobs":[[-1.25,3,null]]}`
@@ -63,7 +63,7 @@ func TestMerges(t *testing.T) {
 	}
 }
 
-// FuzzMerge: whatever engines answer, what is merged is JSON if it was, and
+// FuzzMerge: for any answers of engines, valid JSON stays valid when merged, and
 // nothing of it is lost.
 func FuzzMerge(f *testing.F) {
 	f.Add(`{"meta_info":{"input_token_logprobs":[[null,1,null]]}}`, `{"text":"x","meta_info":{"input_token_logprobs":[ ]}}`, false)
@@ -72,7 +72,7 @@ func FuzzMerge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, prefill, answer string, events bool) {
 		var p openai.Object
 		if p.Parse([]byte(prefill)) != nil {
-			return // judged by ReadPrefill
+			return // ReadPrefill would have rejected it
 		}
 		got, err := sglang{}.Merge(nil, &Handoff{Extra: []byte(prefill)}, []byte(answer), events)
 		if err != nil {

@@ -8,19 +8,19 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// editRoom is how many edits a leg has room for: up to twelve of a connector's own,
-// and those that cut what a client may not say.
+// editRoom is the number of edits that a leg has room for: up to twelve of the
+// connector's own, and those that cut PD fields.
 const editRoom = 12 + openai.PDCuts
 
-// literal gives the bytes of a constant, for the value of an edit. They are
-// not to be written to.
+// literal returns the bytes of a constant, for the value of an edit. They must not be
+// written to.
 func literal(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
-// cut is the edit that takes a member out.
+// cut returns the edit that removes a member.
 func cut(key string) openai.Edit { return openai.Edit{Key: key, Remove: true} }
 
-// spliced gives the leg of a's body with the edits applied; without edits it is
-// the client's body itself.
+// spliced returns the leg with a's body after the edits. Without edits it is the
+// client's body itself.
 func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	leg := Leg{Path: a.Request.API.Path()}
 	if len(edits) == 0 {
@@ -31,14 +31,14 @@ func spliced(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	return leg
 }
 
-// plain gives the leg that an engine answers by itself: the client's body less
-// its PD fields.
+// plain returns the leg that an engine answers by itself: the client's body without its
+// PD fields.
 func plain(a *Attempt, dst []byte) Leg {
 	var room [editRoom]openai.Edit
 	return spliced(a, dst, cutPD(room[:0], a))
 }
 
-// isObject reports whether raw holds a JSON object, by its first byte.
+// isObject reports whether raw is a JSON object, judging by its first byte.
 func isObject(raw []byte) bool {
 	for _, c := range raw {
 		switch c {
@@ -50,9 +50,8 @@ func isObject(raw []byte) bool {
 	return false
 }
 
-// lone gives the only element of a prompt list of length one. Engines read
-// ["x"] as the batch of one that "x" is, but not all of them where the batch
-// has to carry the fields of a transfer.
+// lone returns the only element of a prompt list of length one. Engines treat ["x"]
+// like "x", but not all of them do so if the batch has to carry transfer fields.
 func lone(r *openai.Request) (prompt []byte, ok bool) {
 	if r.PromptCount != 1 || r.Prompt != openai.PromptTexts && r.Prompt != openai.PromptTokenLists {
 		return nil, false
@@ -61,9 +60,9 @@ func lone(r *openai.Request) (prompt []byte, ok bool) {
 	return prompt, ok && err == nil
 }
 
-// oneSequence refuses the forms of which no protocol can carry more than one
-// sequence over: prefill answers one handoff for a request, so the others'
-// blocks would have no taker. The error is nil, or an *openai.Error.
+// oneSequence rejects requests of more than one sequence: prefill answers one handoff
+// for a request, so the blocks of the other sequences would not be read. The error is
+// nil or an *openai.Error.
 func oneSequence(r *openai.Request) error {
 	switch {
 	case r.API == openai.Embeddings || r.API == openai.Tokenize || r.API == openai.Detokenize:
@@ -82,7 +81,7 @@ func oneSequence(r *openai.Request) error {
 	return nil
 }
 
-// promptField is the member that a list of prompts came in.
+// promptField returns the name of the member with the list of prompts.
 func promptField(r *openai.Request) string {
 	switch {
 	case r.API == openai.Generate && r.Prompt == openai.PromptTexts:
@@ -97,13 +96,13 @@ func severalSequences(field string) *openai.Error {
 	return notPairable(field, "'"+field+"' asks for more than one sequence, which cannot be split into prefill and decode, and no engine here serves it whole.")
 }
 
-// notPairable is the client's error for a form that can only be aggregated.
+// notPairable returns the client's error for a form that can only be aggregated.
 func notPairable(field, message string) *openai.Error {
 	return &openai.Error{Status: http.StatusBadRequest, Code: "not_pairable", Param: field, Message: message}
 }
 
-// rankHeader adds the line by which vLLM, and SGLang on its OpenAI routes, are
-// told the data-parallel rank of an instance with several.
+// rankHeader appends the line with the data-parallel rank, which vLLM and (on its
+// OpenAI routes) SGLang read, if the instance has several ranks.
 func rankHeader(fields []Field, ranks, rank int) []Field {
 	if ranks <= 1 {
 		return fields

@@ -11,40 +11,39 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// What engines answer of a transfer goes to other engines, which act on it: they
-// connect to the hosts and read the blocks that it names, and some end at a value
-// of another type than they expect. So it is judged before.
+// Transfer parameters in an engine's answer go to other engines. These connect to the
+// hosts and read the blocks that the parameters name, and some crash on a value of an
+// unexpected type. So the proxy checks the parameters first.
 
-// paramType is what a member of transfer parameters must be. Null stands for an
-// absent member, but for a paramBool.
+// paramType is the type of a member of transfer parameters. Null stands for an absent
+// member, except for a paramBool.
 type paramType uint8
 
 const (
-	paramAny paramType = iota // a member that is not known here
+	paramAny paramType = iota // a member that this package does not know
 	paramBool
 	paramText
-	paramTexts  // a text, or a list of texts
-	paramCount  // a whole number from 0
-	paramInt    // a whole number
+	paramTexts  // a string, or a list of strings
+	paramCount  // an integer from 0
+	paramInt    // an integer
 	paramNumber // any number
-	paramPort   // a whole number from 1 to 65535
-	paramDigits // that, or a text of it
-	paramInts   // a list of whole numbers
+	paramPort   // an integer from 1 to 65535
+	paramDigits // a port as an integer or a string
+	paramInts   // a list of integers
 	paramList
 	paramObject
 	paramBlocks // see blockIDs
 )
 
-// typeOf gives the type of a member of vLLM's kv_transfer_params or TensorRT-LLM's
-// disaggregated_params, at whatever depth. An engine tests some of them by what
-// Python takes for true, so that any other type may mean anything.
+// typeOf returns the type of a member of vLLM's kv_transfer_params or TensorRT-LLM's
+// disaggregated_params, at any depth. An engine tests some members by Python's truth
+// rules, so a value of another type may mean anything.
 //
-// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/
-// pull_scheduler.py, push_scheduler.py (request_finished) and metadata.py,
-// moriio/moriio_connector.py (request_finished; the ports are texts where they are
-// configured as texts), lmcache_integration/vllm_v1_adapter.py. In TensorRT-LLM:
-// serve/openai_protocol.py, DisaggregatedParams (ctx_info_endpoint is a list in
-// GET /server_info).
+// Sources, in vLLM: distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py,
+// push_scheduler.py (request_finished) and metadata.py, moriio/moriio_connector.py
+// (request_finished; ports are strings if they are configured as strings),
+// lmcache_integration/vllm_v1_adapter.py. In TensorRT-LLM: serve/openai_protocol.py,
+// DisaggregatedParams (ctx_info_endpoint is a list in GET /server_info).
 func typeOf(key string) paramType {
 	switch key {
 	case "do_remote_prefill", "do_remote_decode", "remote_dp_rank_override", "is_request_leader":
@@ -77,8 +76,8 @@ func typeOf(key string) paramType {
 	return paramAny
 }
 
-// fits reports whether a value, which Walk gave as that of a member of the type, is
-// of it; lists is how many arrays of the member it lies in.
+// fits reports whether a value that Walk passed has the type. lists is the number of
+// arrays of the member that contain the value.
 func (t paramType) fits(lists int, value []byte) bool {
 	c := value[0]
 	switch {
@@ -128,7 +127,7 @@ func isInt(value []byte) bool {
 	return true
 }
 
-// portOf gives the port that a value is, as a number or as a text of one; 0 for none.
+// portOf returns the port in value, a number or a string; 0 if it is none.
 func portOf(value []byte) int {
 	if len(value) > 2 && value[0] == '"' {
 		value = value[1 : len(value)-1]
@@ -140,9 +139,9 @@ func portOf(value []byte) int {
 	return int(n)
 }
 
-// blockIDs reports whether raw begins with a list of block ids: whole numbers from 0,
-// flat or in one list for each cache group, or the texts of llm-d's simulator. raw
-// is valid JSON.
+// blockIDs reports whether raw begins with a list of block ids: integers from 0, flat
+// or in one list for each cache group, or the strings of llm-d's simulator. raw must be
+// valid JSON.
 func blockIDs(raw []byte) bool {
 	depth, flat, grouped := 0, false, false
 	for i := 0; i < len(raw); {
@@ -167,7 +166,7 @@ func blockIDs(raw []byte) bool {
 				return !flat || !grouped
 			}
 		case c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r':
-		default: // anything else, and what is left of a number with a fraction
+		default: // anything else, also the rest of a number with a fraction
 			return false
 		}
 		if depth > 2 {
@@ -178,14 +177,14 @@ func blockIDs(raw []byte) bool {
 	return false
 }
 
-// tokenIDs reports whether raw, which is valid JSON, is a list of whole numbers from
-// 0, or of such lists.
+// tokenIDs reports whether raw, which must be valid JSON, is a list of integers from 0,
+// or a list of such lists.
 func tokenIDs(raw []byte) bool {
 	return raw[0] == '[' && blockIDs(raw) && bytes.IndexByte(raw, '"') < 0
 }
 
-// checkParams refuses transfer parameters of which a member has another type than
-// the engines' have. raw has been scanned. The error names the member, never a value.
+// checkParams rejects transfer parameters if a member has another type than engines
+// give it. raw must have been scanned. The error names the member, never a value.
 func checkParams(raw []byte) (err error) {
 	openai.Walk(raw, "", func(key string, lists int, value []byte) bool {
 		t := typeOf(key)
@@ -197,10 +196,11 @@ func checkParams(raw []byte) (err error) {
 	return err
 }
 
-// Hosts visits what may be the host of a connection in a value that has been scanned,
-// at every depth: a text under a key that is about hosts, or one that can only be an
-// address. port is 0 where there is none beside it. A number under such a key may be
-// an address too: its host is "". It reports whether every visit did.
+// Hosts calls visit for each value, at any depth, that may be the host of a connection:
+// a string under a key about hosts, or a string that can only be an address. port is 0
+// if the string has none. A number under such a key may also be an address: its host is
+// "". Hosts reports whether every visit returned true, and stops at the first one that
+// did not. raw must have been scanned.
 func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool {
 	all := true
 	openai.Walk(raw, key, func(key string, _ int, value []byte) bool {
@@ -208,7 +208,7 @@ func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool 
 		case !all:
 		case c == '"':
 			if !aboutHosts(key) && !bytes.ContainsAny(value, `:.\`) {
-				break // no address is written so
+				break // such a string is never an address
 			}
 			text, _ := openai.String(value)
 			if text != "" && (aboutHosts(key) || isAddress(text) || key == "remote_engine_id" && hasPort(text)) {
@@ -222,8 +222,8 @@ func Hosts(key string, raw []byte, visit func(host string, port int) bool) bool 
 	return all
 }
 
-// hasPort reports whether a text ends in a port: MoRI-IO's engines find each other by
-// such an id.
+// hasPort reports whether a string ends in a port: MoRI-IO's engine ids do, and other
+// engines connect to them.
 func hasPort(text string) bool {
 	_, port := hostPort(text)
 	return port > 0
@@ -241,7 +241,7 @@ func aboutHosts(key string) bool {
 	return strings.EqualFold(key, "ip") || len(key) > 3 && prefixFold(key[len(key)-3:], "-ip")
 }
 
-// isAddress reports whether a text is an address wherever it stands.
+// isAddress reports whether a string is an address whatever its key.
 func isAddress(text string) bool {
 	if strings.IndexByte(text, ':') < 0 && strings.IndexByte(text, '.') < 0 {
 		return false
@@ -253,7 +253,7 @@ func isAddress(text string) bool {
 	return err == nil || strings.Contains(text, "://")
 }
 
-// hostPort takes a host, host:port or a URL apart.
+// hostPort splits a host, host:port or URL.
 func hostPort(text string) (host string, port int) {
 	if _, rest, found := strings.Cut(text, "://"); found {
 		text = rest
@@ -272,16 +272,16 @@ func hostPort(text string) (host string, port int) {
 	return strings.Trim(text, "[]"), 0
 }
 
-// Sound reports whether transfer parameters that holder answered, which have been
-// scanned, may go to peer: their types are those of an engine, and their hosts and
-// ports holder's own.
+// Sound reports whether transfer parameters in holder's answer may go to peer: they
+// have an engine's types, and only hosts and ports of holder. params must have been
+// scanned.
 func Sound(holder, peer *engine.Instance, params []byte) bool {
 	return checkParams(params) == nil && ownHosts(holder, peer, params)
 }
 
-// ownHosts reports whether every host in transfer parameters that holder answered,
-// which have been scanned, is one at which peer would reach it, and every port one of
-// its own where those are known.
+// ownHosts reports whether every host in transfer parameters of holder's answer is one
+// at which peer would reach holder, and every port is one of holder's if its ports are
+// known. params must have been scanned.
 func ownHosts(holder, peer *engine.Instance, params []byte) bool {
 	if !Hosts("", params, func(host string, _ int) bool { return holder.Owns(host, peer) }) {
 		return false

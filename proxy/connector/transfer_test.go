@@ -12,8 +12,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// own are parameters with which a prefill at 10.0.0.5 answers; more are members
-// besides, which stand for those of the same name.
+// own returns parameters that a prefill engine at 10.0.0.5 answers. Members in more
+// replace those of the same name.
 func own(more string) string {
 	members := []string{
 		`"do_remote_prefill":true`, `"do_remote_decode":false`, `"remote_block_ids":[[12,13]]`, `"remote_engine_id":"e"`,
@@ -31,13 +31,13 @@ func own(more string) string {
 	return "{" + strings.Join(list, ",") + "}"
 }
 
-// withParams is an answer of prefill with transfer parameters.
+// withParams returns an answer of prefill with transfer parameters.
 func withParams(params string) []byte {
 	return []byte(`{"id":"x","choices":[{"index":0,"text":"x","finish_reason":"length"}],"usage":{"prompt_tokens":1},"kv_transfer_params":` + params + `}`)
 }
 
-// TestParamTypes: parameters of another type than an engine's are a bad answer,
-// whatever the connector; those of each generation of engines are none.
+// TestParamTypes: parameters with other types than an engine's make a bad answer, for
+// every connector. Those of each generation of engines do not.
 func TestParamTypes(t *testing.T) {
 	bad := []string{
 		`"do_remote_prefill":1`, `"do_remote_prefill":"yes"`, `"do_remote_prefill":[0]`, `"do_remote_prefill":{}`, `"do_remote_prefill":null`, `"do_remote_prefill":"true"`,
@@ -75,8 +75,8 @@ func TestParamTypes(t *testing.T) {
 	}
 }
 
-// TestParamHosts: decode is not told of parameters that name a host or a port at
-// which prefill is not known to be, at whatever depth.
+// TestParamHosts: decode gets no parameters that name, at any depth, a host or a port
+// at which prefill is not known to be.
 func TestParamHosts(t *testing.T) {
 	for _, tt := range []struct {
 		more    string
@@ -121,9 +121,8 @@ func TestParamHosts(t *testing.T) {
 	}
 }
 
-// TestTrustedHosts: an engine of the configuration file is believed where it says it
-// is, but not that it has another port than the configured one, nor that it is where
-// decode is.
+// TestTrustedHosts: an engine of the configuration file may name its own host. It may
+// not name another port than the configured one, or decode's host.
 func TestTrustedHosts(t *testing.T) {
 	for more, trusted := range map[string]bool{
 		"": true, `"remote_host":"10.6.6.6"`: true, `"remote_host":"rdma0.far"`: true, `"remote_host":"localhost"`: false,
@@ -139,8 +138,8 @@ func TestTrustedHosts(t *testing.T) {
 	}
 }
 
-// TestMoRIIOHosts: what prefill says of where it is gives way to what it registered;
-// other hosts make a bad answer.
+// TestMoRIIOHosts: prefill's registered address replaces the address in its answer;
+// other foreign hosts make a bad answer.
 func TestMoRIIOHosts(t *testing.T) {
 	for _, tt := range []struct {
 		more string
@@ -224,7 +223,7 @@ func TestTRTLLMTypes(t *testing.T) {
 	}
 }
 
-// TestSGLangReason: a finish reason is a text, however an abort is spelt.
+// TestSGLangReason: a finish reason is a string, however an abort is escaped.
 func TestSGLangReason(t *testing.T) {
 	for reason, good := range map[string]bool{
 		`"length"`: true, `"stop"`: true, `"abort"`: false, `"\u0061bort"`: false, `true`: false, `1`: false, `["abort"]`: false, `{"type":"abort"}`: false,
@@ -236,8 +235,9 @@ func TestSGLangReason(t *testing.T) {
 	}
 }
 
-// FuzzParams holds the judgement of any parameters against encoding/json: what may go
-// to decode names no other host, and has an order and blocks of the right types.
+// FuzzParams compares the check of arbitrary parameters with encoding/json: parameters
+// that may go to decode name no other host, and have flags and blocks of the right
+// types.
 func FuzzParams(f *testing.F) {
 	for _, more := range []string{
 		"", `"remote_block_ids":[1,2]`, `"x":[{"remote_host":"10.6.6.6"}]`, `"do_remote_prefill":1`, `"remote_port":"1"`, `"\u0068ost":"10.6.6.6"`, `"a":[[],{}],"b":"x\"y"`,

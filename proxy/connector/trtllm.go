@@ -10,25 +10,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// trtllm is TensorRT-LLM's disaggregated serving. Context first: prefill (the
-// context worker) answers the first token and the disaggregated_params by which
-// decode (the generation worker) finds the KV, unless that token ended the text.
-// Generation first is in trtllm_first.go.
+// trtllm is TensorRT-LLM's disaggregated serving. In the order context first, prefill
+// (the context worker) answers the first token and the disaggregated_params by which
+// decode (the generation worker) finds the KV, unless that token ended the text. The
+// order generation first is in trtllm_first.go.
 //
-// Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (what
-// the orchestrator sends and when a generation is needed),
-// tensorrt_llm/serve/openai_protocol.py (the fields, which differ between
-// releases and of which a worker refuses those that it does not know).
+// Sources, in TensorRT-LLM: tensorrt_llm/serve/openai_disagg_service.py (what the
+// orchestrator sends and when a generation is needed),
+// tensorrt_llm/serve/openai_protocol.py (the fields; they differ between releases, and
+// a worker rejects unknown ones).
 type trtllm struct{}
 
 func (trtllm) Name() string   { return "trtllm" }
 func (trtllm) Flow() abi.Flow { return abi.FlowPrefillFirst }
 
-// AggregatesOn includes decode engines: upstream's own orchestrator sends them
-// requests without disaggregated_params when prefill does not pay.
+// AggregatesOn includes decode engines: upstream's own orchestrator sends them requests
+// without disaggregated_params when a prefill leg is not worth its cost.
 func (trtllm) AggregatesOn() abi.Role { return abi.RoleDecode }
 
-// Serves includes responses, which workers answer whole: their request has no
+// Serves includes responses, which a worker answers whole: their requests have no
 // disaggregated_params.
 func (trtllm) Serves(api openai.API) bool {
 	return api == openai.Completions || api == openai.Chat || api == openai.Responses || api == openai.Embeddings
@@ -62,17 +62,17 @@ func (trtllm) ReadFacts(f *engine.Facts, path string, status int, body []byte) e
 	f.Rendezvous = rendezvous(&info)
 	if algo, ok := info.Get("kv_cache_hash_algo"); ok {
 		if f.KVHash, _ = openai.String(algo); f.Wire == "" {
-			f.Wire = wireG2 // the first generation says nothing of its cache
+			f.Wire = wireG2 // workers of the first generation do not report their cache
 		}
 	}
 	return nil
 }
 
-// BothPairs: a worker does what each request's request_type says.
+// BothPairs: a worker does what the request_type of each request says.
 func (trtllm) BothPairs() bool { return true }
 
-// Compatible refuses the pair of which decode would refuse prefill's params:
-// those of the first generation and of any later one know different members.
+// Compatible rejects a pair whose decode would reject prefill's params: the first wire
+// generation has other members than the later ones.
 func (trtllm) Compatible(p, d *engine.Facts) error {
 	if p.Wire != "" && d.Wire != "" && (p.Wire == wireG1) != (d.Wire == wireG1) {
 		return fmt.Errorf("wire generations differ: prefill %s, decode %s", p.Wire, d.Wire)
@@ -87,8 +87,8 @@ func (trtllm) Pairable(r *openai.Request) error {
 	return oneSequence(r)
 }
 
-// Aggregated is the client's request, with the model that it may leave out and
-// the worker may not.
+// Aggregated is the client's request. It also has the model, which a client may omit
+// but a worker requires.
 func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	named := conversationNamed(a, a.Decode)
 	if a.Request.HasModel && named.Key == "" {
@@ -98,12 +98,11 @@ func (trtllm) Aggregated(a *Attempt, dst []byte) (Leg, error) {
 	return finished(a, spliced(a, dst, cutPD(edits[:2], a))), nil
 }
 
-// conversationNamed is the edit that names the conversation for the routing of
-// ranks inside the worker, where the client did not. Generation g1 has it among
-// the params only, and refuses what it does not know (openai_protocol.py,
-// ConversationParams).
+// conversationNamed returns the edit that names the conversation if the client did not.
+// Workers route by it to their ranks. Generation g1 has the field only in the params,
+// and rejects unknown members (openai_protocol.py, ConversationParams).
 func conversationNamed(a *Attempt, target engine.Target) openai.Edit {
-	if a.Conversation == "" || wire(target) == wireG1 || a.Request.API == openai.Responses { // no field of it
+	if a.Conversation == "" || wire(target) == wireG1 || a.Request.API == openai.Responses { // has no such field
 		return openai.Edit{}
 	}
 	if v, ok := a.Request.Get("conversation_params"); ok && !openai.IsNull(v) {
@@ -113,8 +112,8 @@ func conversationNamed(a *Attempt, target engine.Target) openai.Edit {
 	return openai.Edit{Key: "conversation_params", Value: value}
 }
 
-// modelNamed is the edit that names the model where the client did not: workers
-// refuse a body without it (openai_protocol.py, model: str).
+// modelNamed returns the edit that names the model if the client did not: workers
+// reject a body without it (openai_protocol.py, model: str).
 func modelNamed(a *Attempt) openai.Edit {
 	models := a.Decode.Models()
 	if a.Request.HasModel || len(models) == 0 {
@@ -123,8 +122,8 @@ func modelNamed(a *Attempt) openai.Edit {
 	return openai.Edit{Key: "model", Value: openai.AppendQuoted(nil, models[0])}
 }
 
-// Prefill is the client's request, with its own limits of tokens: the params
-// alone make it end after the first one.
+// Prefill is the client's request with its own limits of tokens: the params alone make
+// it end after the first token.
 func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	var scratch [128]byte
 	params := append(scratch[:0], `{"request_type":"context_only"`...)
@@ -141,7 +140,7 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	edits := [editRoom]openai.Edit{
 		{Key: "disaggregated_params", Value: params},
 		{Key: "stream", Value: literal("false")},
-		cut("stream_options"), // refused where stream is not true
+		cut("stream_options"), // rejected if stream is not true
 		{Key: "prompt", Value: prompt},
 		modelNamed(a),
 		conversationNamed(a, a.Prefill),
@@ -151,10 +150,10 @@ func (trtllm) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	return finished(a, leg), nil
 }
 
-// ReadPrefill looks at the first choice's finish reason: decode is needed when
-// the text goes on, else prefill's answer is the whole answer. The ids by which
-// decode finds the KV are those of the answer, never those that were sent: a
-// worker may have been given others in between.
+// ReadPrefill reads the first choice's finish reason: if the text goes on, decode is
+// needed; otherwise prefill's answer is the whole answer. Decode finds the KV by the
+// ids of the answer, never by those that were sent: a component in between may have
+// replaced them.
 func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	var answer openai.Object
 	if answer.Parse(body) != nil {
@@ -177,7 +176,7 @@ func (t trtllm) ReadPrefill(a *Attempt, body []byte) (Handoff, error) {
 	return t.done(a, &answer)
 }
 
-// handoff is the case that decode goes on.
+// handoff handles the answer after which decode goes on.
 func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handoff, error) {
 	params, _ := openai.Find(choices, "0", "disaggregated_params")
 	if !isObject(params) {
@@ -214,11 +213,11 @@ func (trtllm) handoff(a *Attempt, answer *openai.Object, choices []byte) (Handof
 	return h, nil
 }
 
-// Decode is the client's request with prefill's params, of which only the
-// members change that say whose turn it is, and with the prompt as prefill read
-// it, so that it is not tokenised again. Prefill's usage goes along: decode
-// reports it as the prompt's. The first token is in the params, and decode
-// emits it. Without params it is the whole request.
+// Decode is the client's request with prefill's params, in which only request_type and
+// its companions change, and with the prompt in prefill's form, so that it is not
+// tokenized again. Prefill's usage is added: decode reports it as the usage of the
+// prompt. The first token is in the params, and decode emits it. Without params decode
+// gets the whole request.
 func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	switch {
 	case a.Flow == abi.FlowDecodeFirst:
@@ -236,7 +235,7 @@ func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	change := [3]openai.Edit{{Key: "request_type", Value: literal(`"generation_only"`)}}
 	if wire(a.Decode) != wireG1 {
 		change[1] = openai.Edit{Key: "schedule_style", Value: literal(style(a))}
-		change[2] = openai.Edit{Key: "ctx_usage", Value: h.Usage} // idle when there is none
+		change[2] = openai.Edit{Key: "ctx_usage", Value: h.Usage} // an edit without a value changes nothing
 	}
 	changed := params.Append(make([]byte, 0, len(h.Params)+len(h.Usage)+128), change[:]...)
 
@@ -257,9 +256,9 @@ func (t trtllm) Decode(a *Attempt, h *Handoff, dst []byte) (Leg, error) {
 	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:6], a)), changed)), nil
 }
 
-// historyStripped is the edit that leaves a chat its last message, where that is
-// asked for and decode has the prompt as token ids. The worker reads the last
-// message only, to know who speaks.
+// historyStripped returns the edit that keeps only the last message of a chat, if the
+// operator wants it and decode has the prompt as token ids. The worker reads only the
+// role of the last message.
 func historyStripped(a *Attempt, h *Handoff) openai.Edit {
 	if !a.TRTLLM.StripHistory || a.Request.API != openai.Chat || len(h.Prompt) == 0 {
 		return openai.Edit{}
@@ -282,20 +281,19 @@ func historyStripped(a *Attempt, h *Handoff) openai.Edit {
 	return openai.Edit{Key: "messages", Value: append(append(value, last...), ']')}
 }
 
-// Reclaims: what prefill has computed is freed by its time-out alone, so a
-// prefill that nobody waits for is best stopped at once.
+// Reclaims: only a time-out frees the KV that prefill has computed. So a prefill leg
+// that is no longer wanted is stopped at once.
 func (trtllm) Reclaims() bool { return false }
 
-// Cleanup can send nothing: no route of a worker frees a context whose
-// generation did not come. Its kv_transfer_timeout_ms does. A prefill that never
-// answered may have come as far as that; one whose generation has begun holds
-// nothing any more.
+// Cleanup sends nothing: no route of a worker frees a context whose generation did not
+// come. Its kv_transfer_timeout_ms does. A prefill leg without answer may hold such a
+// context; one whose generation has begun holds nothing.
 func (trtllm) Cleanup(_ *Attempt, o Orphan) []Cleanup {
 	pinned := o.PrefillSent && !o.Refused
 	if o.Handoff != nil {
 		pinned = o.Handoff.Pinned
 	}
-	if o.DecodeTook || !pinned {
+	if o.KVRead || !pinned {
 		return nil
 	}
 	return []Cleanup{{Phase: abi.Prefill, How: "engine_timeout"}}

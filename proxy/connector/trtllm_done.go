@@ -6,10 +6,9 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// done is the case that prefill's first token ended the text: its answer, less
-// the params, goes to the client. A client that asked for a stream gets one
-// composed of it; upstream's orchestrator sends such a client an empty one,
-// and the token is lost.
+// done handles an answer whose first token ended the text: the client gets the answer
+// without the params. A client that asked for a stream gets a stream composed from it.
+// Upstream's orchestrator sends such a client an empty stream, and the token is lost.
 func (trtllm) done(a *Attempt, answer *openai.Object) (Handoff, error) {
 	choices, _ := answer.Get("choices")
 	list, err := openai.Elements(choices)
@@ -42,8 +41,8 @@ func (trtllm) done(a *Attempt, answer *openai.Object) (Handoff, error) {
 	return h, nil
 }
 
-// Public empties the params that a generation worker echoes in each choice of an
-// unary answer, so that it is what one engine alone would have said.
+// Public clears the params that a generation worker repeats in each choice of a unary
+// answer, so that the answer is like that of one engine.
 func (trtllm) Public(a *Attempt, answer []byte) []byte {
 	if a.Trust || a.Prefill.IsZero() || !bytes.Contains(answer, []byte(`"disaggregated_params"`)) {
 		return answer
@@ -76,7 +75,7 @@ func (trtllm) Public(a *Attempt, answer []byte) []byte {
 	return whole.Append(nil, openai.Edit{Key: "choices", Value: append(changed, ']')})
 }
 
-// unaryAnswer is the answer without the params of its choices.
+// unaryAnswer returns the answer without the params of its choices.
 func unaryAnswer(answer *openai.Object, choices []openai.Object) []byte {
 	list := []byte{'['}
 	for i := range choices {
@@ -88,8 +87,8 @@ func unaryAnswer(answer *openai.Object, choices []openai.Object) []byte {
 	return answer.Append(nil, openai.Edit{Key: "choices", Value: append(list, ']')})
 }
 
-// appendChoiceEvents appends what a worker would have streamed of a choice: its
-// text, then for chat an event of its own that ends it.
+// appendChoiceEvents appends the events that a worker would have streamed of a choice:
+// its text, then for chat a separate final event.
 func appendChoiceEvents(dst []byte, api openai.API, answer, choice *openai.Object) []byte {
 	dst = appendEventHead(dst, api, answer)
 	dst = append(dst, `[{"index":`...)
@@ -133,9 +132,8 @@ func appendEventHead(dst []byte, api openai.API, answer *openai.Object) []byte {
 	return append(dst, `,"choices":`...)
 }
 
-// appendMember appends the raw value of a member, null when there is none. Line
-// breaks would end the event; in JSON they are white space, since a string has
-// none.
+// appendMember appends the raw value of a member, or null if there is none. It drops
+// line breaks, which would end the event; in JSON they are only white space.
 func appendMember(dst []byte, o *openai.Object, key string) []byte {
 	v, ok := o.Get(key)
 	if !ok {

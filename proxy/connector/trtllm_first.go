@@ -9,17 +9,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Generation first: decode's leg is on its way before prefill's is sent. The
-// generation worker opens its receiving side at once, by the address that the
-// context worker publishes in GET /server_info, and the context worker does not
-// begin before it has heard of that. Both read the prompt themselves; the first
-// token and prefill's usage come with the KV, and prefill's answer is thrown
-// away.
+// Generation first: decode's leg is sent before prefill's. The generation worker opens
+// its receiving side at once, at the address that the context worker publishes in GET
+// /server_info. The context worker does not begin before the generation worker has
+// contacted it. Both tokenize the prompt themselves. The first token and prefill's
+// usage are transferred with the KV, and prefill's answer is dropped.
 //
 // Sources, in TensorRT-LLM: serve/openai_disagg_service.py
 // (_send_disagg_request_gen_first, _get_gen_request),
-// _torch/disaggregation/transceiver.py (get_disaggregated_params for what
-// /server_info says, prepare_context_requests for the wait).
+// _torch/disaggregation/transceiver.py (get_disaggregated_params for the content of
+// /server_info, prepare_context_requests for the wait).
 
 // The values of schedule_style, an IntEnum.
 const (
@@ -27,7 +26,7 @@ const (
 	generationFirstStyle = "1"
 )
 
-// style is schedule_style as an attempt's legs say it.
+// style returns the schedule_style of an attempt's legs.
 func style(a *Attempt) string {
 	if a.Flow == abi.FlowDecodeFirst {
 		return generationFirstStyle
@@ -35,9 +34,9 @@ func style(a *Attempt) string {
 	return contextFirstStyle
 }
 
-// Order is generation first where that is wanted, or for "" where the engine
-// can. It cannot with the first generation's fields, nor where prefill publishes
-// no address: the C++ transceiver has none.
+// Order returns generation first if the style asks for it, or with style "" if the
+// engines support it. They do not with the fields of the first wire generation, or if
+// prefill publishes no address: the C++ transceiver has none.
 func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string) {
 	where := a.Prefill.Facts().Rendezvous
 	can := where != "" && wire(a.Prefill) != wireG1 && wire(a.Decode) != wireG1
@@ -54,9 +53,9 @@ func (t trtllm) Order(a *Attempt, style string) (flow abi.Flow, fallback string)
 	return abi.FlowDecodeFirst, ""
 }
 
-// ownEndpoint reports whether an endpoint that a context worker names, or each of
-// a list, is where prefill is known to be. Of its opaque state nothing can be said
-// here: that is what its signature is for.
+// ownEndpoint reports whether the endpoint that a context worker names, or each
+// endpoint of a list, is a host at which prefill is known to be. The opaque state
+// cannot be checked here: its signature protects it.
 func ownEndpoint(a *Attempt, endpoint []byte) bool {
 	if openai.IsNull(endpoint) {
 		return true
@@ -77,9 +76,9 @@ func ownEndpoint(a *Attempt, endpoint []byte) bool {
 	return ok && err == nil && a.Prefill.Owns(host, a.Decode.Instance)
 }
 
-// rendezvous reads the params that a context worker publishes. Of an endpoint,
-// which is a list there, the first one counts, as in upstream's orchestrator;
-// what an orchestrator says of each request is not theirs to say.
+// rendezvous reads the params that a context worker publishes. If an endpoint is a
+// list, the first entry counts, as in upstream's orchestrator. Members that an
+// orchestrator sets for each request are ignored.
 func rendezvous(info *openai.Object) string {
 	raw, _ := info.Get("disaggregated_params")
 	var params openai.Object
@@ -110,9 +109,9 @@ func rendezvous(info *openai.Object) string {
 	return string(members[1:])
 }
 
-// generationFirst shapes the decode leg of an attempt whose prefill has not been
-// sent: the client's request, the id in both of its roles, and where the context
-// will be.
+// generationFirst builds the decode leg of an attempt whose prefill leg has not been
+// sent: the client's request, the id in both of its roles, and the address of the
+// context worker.
 func generationFirst(a *Attempt, dst []byte) Leg {
 	where := a.Prefill.Facts().Rendezvous
 	params := make([]byte, 0, 192+len(where))
@@ -132,8 +131,8 @@ func generationFirst(a *Attempt, dst []byte) Leg {
 	return finished(a, signed(a, spliced(a, dst, cutPD(edits[:4], a)), params))
 }
 
-// readSecond judges prefill's answer where decode runs already: it must be of
-// this transfer, which is under way whatever the finish reason says.
+// readSecond checks prefill's answer when decode is already running: it must belong to
+// this transfer. The transfer is in progress whatever the finish reason says.
 func readSecond(a *Attempt, choices []byte) (Handoff, error) {
 	params, ok, err := openai.Lookup(choices, "0", "disaggregated_params")
 	if err != nil || !ok || !isObject(params) {

@@ -9,19 +9,19 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Timing is what a TensorRT-LLM worker says of how one request went there: four
-// header lines of a whole answer, or the members of an event behind a stream's
-// end, as it wrote them. The zero Timing says nothing.
+// Timing is a TensorRT-LLM worker's timing of one request: four header lines of a whole
+// answer, or the members of an event after the end of a stream, in the worker's text
+// form. The zero Timing is empty.
 //
 // Source: TensorRT-LLM serve/perf_metrics.py.
 type Timing struct {
 	ServerTiming string // durations: server_queue;dur=1.25, server_ttft;dur=8.5, in ms
-	StartEnd     string // moments: server-start;ts=…, server-end;ts=…, in s
+	StartEnd     string // times: server-start;ts=…, server-end;ts=…, in s
 	Steps        string // durations of single steps of the engine
-	Chunks       string // of chunks of the prompt
+	Chunks       string // timing of the prompt's chunks
 }
 
-// The lines' names, the line that asks for them, and the name of the event.
+// The names of the lines, the line that asks for them, and the name of the event.
 const (
 	headerTiming        = "Server-Timing"
 	headerStartEnd      = "X-Trtllm-Start-End-Time"
@@ -31,16 +31,16 @@ const (
 	eventTiming         = "trtllm.perf_metrics"
 )
 
-// MaxTiming is how large a worker lets the lines become, in bytes.
+// MaxTiming is the maximum size of the lines in bytes, as workers limit it.
 const MaxTiming = 80 << 10
 
-// ClockPath is where a worker is told how far its steady clock is from others'
-// (serve/openai_server.py, set_steady_clock_offset). With several front-end
-// processes behind one port it is one of them that hears.
+// ClockPath is the path at which a worker accepts the offset of its steady clock
+// (serve/openai_server.py, set_steady_clock_offset). If several front-end processes
+// share a port, only one of them receives it.
 func (trtllm) ClockPath() string { return "/steady_clock_offset" }
 
-// finished adds to a leg the line that asks for its timing, and has its body sent
-// as MessagePack, if the operator wants that.
+// finished adds to a leg the line that asks for timing, and marks its body for
+// MessagePack, if the operator wants these.
 func finished(a *Attempt, leg Leg) Leg {
 	leg.Msgpack = a.TRTLLM.Msgpack
 	if a.TRTLLM.PerfMetrics {
@@ -49,7 +49,7 @@ func finished(a *Attempt, leg Leg) Leg {
 	return leg
 }
 
-// lines are t's lines in the order in which they are written.
+// lines returns t's lines in the order in which they are written.
 func (t *Timing) lines() [4]struct {
 	name  string
 	value *string
@@ -60,7 +60,7 @@ func (t *Timing) lines() [4]struct {
 	}{{headerTiming, &t.ServerTiming}, {headerStartEnd, &t.StartEnd}, {headerSteps, &t.Steps}, {headerChunks, &t.Chunks}}
 }
 
-// IsZero reports that t says nothing.
+// IsZero reports whether t is empty.
 func (t *Timing) IsZero() bool { return *t == Timing{} }
 
 // TimingHeader reports whether a line of an answer belongs to a Timing.
@@ -69,7 +69,7 @@ func TimingHeader(name string) bool {
 		strings.EqualFold(name, headerSteps) || strings.EqualFold(name, headerChunks)
 }
 
-// ReadTiming reads the lines of an answer; get gives the value of one.
+// ReadTiming reads the lines of an answer; get returns the value of one line.
 func ReadTiming(get func(name string) string) (t Timing) {
 	for _, l := range t.lines() {
 		*l.value = get(l.name)
@@ -77,7 +77,7 @@ func ReadTiming(get func(name string) string) (t Timing) {
 	return t
 }
 
-// CutTiming takes the event with the timing off the end of whole events.
+// CutTiming removes the event with the timing from the end of whole events.
 func CutTiming(events []byte) (rest []byte, t Timing) {
 	const begin = "event: " + eventTiming + "\n"
 	at := bytes.LastIndex(events, literal(begin))
@@ -102,7 +102,7 @@ func CutTiming(events []byte) (rest []byte, t Timing) {
 	return events[:at:at], t
 }
 
-// Header gives t as header lines.
+// Header returns t as header lines.
 func (t *Timing) Header() (fields []Field) {
 	for _, l := range t.lines() {
 		if *l.value != "" {
@@ -112,8 +112,8 @@ func (t *Timing) Header() (fields []Field) {
 	return fields
 }
 
-// AppendEvent appends t as the event behind a stream's end; nothing if t says
-// nothing.
+// AppendEvent appends t as the event after the end of a stream, or nothing if t is
+// empty.
 func (t *Timing) AppendEvent(dst []byte) []byte {
 	if t.IsZero() {
 		return dst
@@ -130,7 +130,7 @@ func (t *Timing) AppendEvent(dst []byte) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// timingName is a line's name as workers write it in the event.
+// timingName is a line's name in the form that workers use in the event.
 func timingName(name string) string {
 	if rest, ok := strings.CutPrefix(name, "X-Trtllm"); ok {
 		return "X-TRTLLM" + rest
@@ -138,8 +138,8 @@ func timingName(name string) string {
 	return name
 }
 
-// Join adds what the worker of a phase says to t, under that phase's name: ctx
-// or gen, as upstream's orchestrator does.
+// Join adds the timing of the worker of a phase to t under the phase's name, ctx or
+// gen, as upstream's orchestrator does.
 func (t *Timing) Join(phase string, worker Timing) {
 	rename := strings.NewReplacer("server_", phase+"_", "server-", phase+"-")
 	from := worker.lines()
@@ -161,17 +161,17 @@ func (t *Timing) AddDuration(name string, ms float64) {
 	t.ServerTiming += name + ";dur=" + strconv.FormatFloat(ms, 'f', 6, 64)
 }
 
-// Millis is one of the worker's durations: queue, ttft, e2e or kv_transfer.
+// Millis returns one of the worker's durations in ms: queue, ttft, e2e or kv_transfer.
 func (t *Timing) Millis(name string) (ms float64, ok bool) {
 	return number(t.ServerTiming, "server_"+name+";dur=")
 }
 
-// Moment is one of the worker's moments, start or end, in s on its clock.
+// Moment returns one of the worker's times, start or end, in s on the worker's clock.
 func (t *Timing) Moment(name string) (s float64, ok bool) {
 	return number(t.StartEnd, "server-"+name+";ts=")
 }
 
-// number is that of the item of a list which begins with a text.
+// number returns the number in the list's item that begins with begin.
 func number(list, begin string) (float64, bool) {
 	for item := range strings.SplitSeq(list, ",") {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(item), begin); ok {

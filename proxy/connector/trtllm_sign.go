@@ -9,25 +9,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// TRTLLM is what an operator asks of the trtllm connector.
+// TRTLLM holds the operator's settings for the trtllm connector.
 type TRTLLM struct {
-	// AuthKey signs, for decode, where the KV is fetched; "" signs nothing.
+	// AuthKey signs, for decode, the address from which the KV is fetched; "" signs
+	// nothing.
 	AuthKey string
-	// Base64IDs has prefill answer a chat's token ids in base64.
+	// Base64IDs makes prefill answer a chat's token ids in base64.
 	Base64IDs bool
-	// StripHistory leaves decode the last message of a chat.
+	// StripHistory removes all messages but the last from decode's leg of a chat.
 	StripHistory bool
-	// PerfMetrics asks workers how each request went there.
+	// PerfMetrics asks workers for the timing of each request.
 	PerfMetrics bool
-	// Msgpack has bodies sent as MessagePack.
+	// Msgpack sends bodies as MessagePack.
 	Msgpack bool
 }
 
 // headerAuth carries the signature. Source: serve/disagg_auth.py.
 const headerAuth = "X-Trtllm-Disagg-Auth"
 
-// signed adds to a decode leg the signature of what its params say of where the
-// KV is fetched, if there is a key and they say it.
+// signed adds to a decode leg the signature of the address in its params from which the
+// KV is fetched, if there is a key and such an address.
 func signed(a *Attempt, leg Leg, params []byte) Leg {
 	if a.TRTLLM.AuthKey == "" {
 		return leg
@@ -41,8 +42,8 @@ func signed(a *Attempt, leg Leg, params []byte) Leg {
 	return leg
 }
 
-// signature is an HMAC over the two members in the form that Python's json.dumps
-// gives them. Source: tensorrt_llm/disagg_auth.py.
+// signature is an HMAC of the two members in the form of Python's json.dumps. Source:
+// tensorrt_llm/disagg_auth.py.
 func signature(key string, endpoint, state []byte) string {
 	text := appendPython([]byte(`{"ctx_info_endpoint":`), endpoint)
 	text = appendPython(append(text, `,"encoded_opaque_state":`...), state)
@@ -51,9 +52,8 @@ func signature(key string, endpoint, state []byte) string {
 	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
 }
 
-// appendPython appends a JSON string, or null for any other value, as json.dumps
-// writes it: short escapes where there are any, \u for the rest of what is not
-// printable ASCII.
+// appendPython appends a JSON string, or null for any other value, as json.dumps writes
+// it: short escapes where they exist, and \u for all else that is not printable ASCII.
 func appendPython(dst, raw []byte) []byte {
 	s, ok := openai.String(raw)
 	if !ok {

@@ -2,7 +2,7 @@ package connector
 
 import "testing"
 
-// Signatures that Python's own json and hmac give, of the two members as JSON.
+// Signatures computed with Python's json and hmac from the two members as JSON.
 func TestSignatureIsPythons(t *testing.T) {
 	for _, tt := range []struct{ key, endpoint, state, want string }{
 		{"unit-test-key", `null`, `"b3BhcXVl"`, "5bb964e820fe330f8c1966e5d34147af5cfe779851c5575643c8fa08651b86f9"},

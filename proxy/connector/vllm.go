@@ -7,16 +7,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// vllmHeader gives the lines of a leg to a vLLM engine: the request id, the
-// same on both legs of an attempt, and the placed rank.
+// vllmHeader returns the header lines of a leg to a vLLM engine: the request id, which
+// both legs of an attempt share, and the placed rank.
 func vllmHeader(legID string, t engine.Target) []Field {
 	fields := make([]Field, 1, 2)
 	fields[0] = Field{Name: "X-Request-Id", Value: legID}
 	return rankHeader(fields, t.Spec.Ranks, t.Rank)
 }
 
-// vllmLeg gives the leg of a's body with the edits applied and the client's PD
-// fields cut out. Messages is the one route that refuses a body without a model
+// vllmLeg returns the leg of a's body with the edits applied and the client's PD fields
+// cut out. Messages is the only route that rejects a body without a model
 // (anthropic/protocol.py).
 func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	if a.Request.API == openai.Messages && !a.Request.HasModel {
@@ -25,21 +25,19 @@ func vllmLeg(a *Attempt, dst []byte, edits []openai.Edit) Leg {
 	return spliced(a, dst, cutPD(edits, a))
 }
 
-// vllmUnsplit names the member of a request that vLLM answers wrongly from two
-// legs, "" for none.
+// vllmUnsplit returns the member of a request that vLLM answers wrongly from two legs,
+// or "".
 //
-//   - prompt_logprobs (and echo with logprobs, which asks for them): decode has
-//     no hidden states of the tokens whose KV it was given, and answers with
-//     memory that nobody wrote (v1/worker/gpu_model_runner.py
-//     _get_prompt_logprobs_dict).
-//   - truncate_prompt_tokens -1 and truncation: the prompt is cut to what
-//     max_tokens leaves of the context, and the legs differ in max_tokens
+//   - prompt_logprobs (and echo with logprobs, which asks for them): decode has no
+//     hidden states of the tokens whose KV it received, and answers from uninitialized
+//     memory (v1/worker/gpu_model_runner.py _get_prompt_logprobs_dict).
+//   - truncate_prompt_tokens -1 and truncation: the prompt is cut to the space that
+//     max_tokens leaves in the context, and the legs differ in max_tokens
 //     (renderers/params.py TokenizeParams).
 //   - prompt_embeds: there are no token ids by which blocks are counted.
-//   - responses that refer to state on an engine, or whose tools the engine
-//     calls itself: every turn after the first would read the blocks again,
-//     which are free by then (openai/responses/serving.py
-//     _generate_with_builtin_tools).
+//   - responses that refer to state on an engine, or whose tools the engine calls
+//     itself: every turn after the first would read the blocks again, which are freed
+//     by then (openai/responses/serving.py _generate_with_builtin_tools).
 func vllmUnsplit(r *openai.Request) string {
 	switch r.API {
 	case openai.Responses:
@@ -83,7 +81,7 @@ func unsplitResponse(r *openai.Request) string {
 	}
 	list, err := openai.Elements(tools)
 	if err != nil {
-		return "" // the engine refuses it
+		return "" // the engine rejects it
 	}
 	for tool := range list {
 		if text(tool, "type") != "function" {
@@ -93,8 +91,8 @@ func unsplitResponse(r *openai.Request) string {
 	return ""
 }
 
-// unsplitGenerate refuses, besides, sampling parameters that are no object:
-// that is where the fields of the transfer go.
+// unsplitGenerate also rejects sampling parameters that are not an object: the
+// transfer's fields go into them.
 func unsplitGenerate(r *openai.Request) string {
 	params, _ := r.Get("sampling_params")
 	if !isObject(params) {
@@ -114,10 +112,10 @@ func isSet(r *openai.Request, key string) bool {
 	return !openai.IsNull(v)
 }
 
-// vllmSamplingParams gives the sampling_params of a tokens-in, tokens-out leg
-// with the transfer's params among its extra_args, which is where the Python
-// server takes them from (it drops those beside it), and with the edits applied;
-// without any where transfer is nil.
+// vllmSamplingParams returns the sampling_params of a tokens-in, tokens-out leg with
+// the edits applied and with transfer in extra_args, from which the Python server reads
+// the transfer's params (it drops those outside). If transfer is nil, the params are
+// left out.
 func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]byte, error) {
 	params, _ := a.Request.Get("sampling_params")
 	args, _ := openai.Find(params, "extra_args")
@@ -141,5 +139,5 @@ func vllmSamplingParams(a *Attempt, transfer []byte, edits ...openai.Edit) ([]by
 	return openai.AppendEdited(nil, params, edits...), nil
 }
 
-// errNoSamplingParams: Pairable refuses such a request.
+// errNoSamplingParams: Pairable rejects such a request.
 var errNoSamplingParams = errors.New("sampling_params and its extra_args must be objects")

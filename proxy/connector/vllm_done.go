@@ -2,10 +2,10 @@ package connector
 
 import "github.com/pdproxy/pdproxy/proxy/openai"
 
-// endedAtOnce is the case that prefill's first token ended the text although the
-// limit of tokens should have: /v1/messages has no ignore_eos, and connectors that
-// keep blocks only for the limit (request_finished) then have nothing for decode.
-// Prefill's answer is the whole answer. ok is false for any other.
+// endedAtOnce handles an answer whose first token ended the text although the limit of
+// tokens should have: /v1/messages has no ignore_eos, and connectors that keep blocks
+// only for the limit (request_finished) then have nothing for decode. Prefill's answer
+// is the whole answer. ok is false for other answers.
 func endedAtOnce(a *Attempt, body []byte) (h Handoff, ok bool) {
 	if a.Request.API != openai.Messages {
 		return h, false
@@ -24,7 +24,7 @@ func endedAtOnce(a *Attempt, body []byte) (h Handoff, ok bool) {
 		h.Answer = answer.Append(nil, kv, ec)
 		return h, true
 	}
-	// What a vLLM engine streams of a text without tokens.
+	// The events that a vLLM engine streams for a text without tokens.
 	h.Answer = append(h.Answer, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":"...)
 	start := answer.Append(nil, kv, ec,
 		openai.Edit{Key: "content", Value: literal("[]")}, openai.Edit{Key: "stop_reason", Value: literal("null")})

@@ -6,20 +6,18 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Encoder is a connector whose engines can take images and sounds that other
-// engines, of role encode, have worked up before. Its method is pure and safe for
-// concurrent use.
+// Encoder is a connector whose engines can use images and sounds that other engines, of
+// role encode, have encoded before. Its method is pure and safe for concurrent use.
 type Encoder interface {
-	// Encode shapes the calls by which encoders work up what a's request holds,
-	// one for each part, to be answered with success before any other leg is
-	// sent; none for a request without such parts. Nothing of their answers is
-	// needed.
+	// Encode builds the calls that make encoders process the images and sounds of a's
+	// request, one call for each part. All of them must succeed before any other leg is
+	// sent. The content of their answers is not needed. A request without such parts
+	// has no calls.
 	Encode(a *Attempt) []Leg
 }
 
-// encoded are the types of message parts that a vLLM encoder takes.
-// Source, in vLLM: examples/disaggregated/disaggregated_encoder/
-// disagg_epd_proxy.py MM_TYPES.
+// encoded reports whether a vLLM encoder processes a message part of this type. Source,
+// in vLLM: examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py MM_TYPES.
 func encoded(part []byte) bool {
 	kind, _ := openai.Find(part, "type")
 	switch string(kind) {
@@ -29,11 +27,11 @@ func encoded(part []byte) bool {
 	return false
 }
 
-// Encode asks for each part by itself, and for one token, should the encoder
-// sample at all. Encoder and prefill must find the same name for a part: each
-// hashes its content and what the request says about its processing, so that all
-// of that goes along as it is, and no name of the proxy's is put in. Prefill then
-// loads what is there under the name (vllm/distributed/ec_transfer).
+// Encode sends each part in a separate call, and asks for one token in case the encoder
+// samples. Encoder and prefill must derive the same name for a part: each hashes its
+// content and the request's processing options. So these are copied unchanged, and the
+// proxy adds no name. Prefill then loads the encoded part under that name
+// (vllm/distributed/ec_transfer).
 func (nixl) Encode(a *Attempt) []Leg {
 	if a.Request.API != openai.Chat {
 		return nil
@@ -61,7 +59,7 @@ func (nixl) Encode(a *Attempt) []Leg {
 	return legs
 }
 
-// encodeLeg is the call for one part, the n-th.
+// encodeLeg returns the call for the n-th part.
 func encodeLeg(a *Attempt, part []byte, n int) Leg {
 	body := make([]byte, 0, len(part)+512)
 	body = append(body, '{')

@@ -9,13 +9,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// metricsPath has the one account that a vLLM server gives of its KV cache over
-// HTTP. An engine without it tells nothing of that, which is no error.
+// metricsPath is the only HTTP route on which a vLLM server describes its KV cache. An
+// engine may lack it; that is no error.
 const metricsPath = "/metrics"
 
-// readCacheConfig takes over block size and type of the KV cache. They are the
-// labels of a gauge (v1/metrics/loggers.py, vllm:cache_config_info). The type
-// auto is whatever the model's is.
+// readCacheConfig copies block size and type of the KV cache. They are labels of a
+// gauge (v1/metrics/loggers.py, vllm:cache_config_info). The type auto means the
+// model's type.
 func readCacheConfig(f *engine.Facts, body []byte) {
 	_, rest, ok := bytes.Cut(body, []byte("\nvllm:cache_config_info{"))
 	if !ok {
@@ -30,8 +30,8 @@ func readCacheConfig(f *engine.Facts, body []byte) {
 	}
 }
 
-// processStart is when the engine's process began, by its metrics; "" where they do
-// not tell. Source: vLLM, v1/metrics/prometheus.py get_prometheus_registry, which is
+// processStart returns the start time of the engine's process from its metrics, or "".
+// Source: vLLM, v1/metrics/prometheus.py get_prometheus_registry, which is
 // prometheus_client's REGISTRY with its ProcessCollector, unless several API servers
 // share a directory of metrics.
 func processStart(body []byte) string {
@@ -46,13 +46,13 @@ func processStart(body []byte) string {
 	return string(line)
 }
 
-// maxProcessStart bounds the text of a time.
+// maxProcessStart bounds the text of a time, in bytes.
 const maxProcessStart = 32
 
-// maxCacheType bounds what is believed to be the name of a type.
+// maxCacheType bounds the name of a type, in bytes.
 const maxCacheType = 32
 
-// label gives the value of a label that needs no escapes, "" for none.
+// label returns the value of a label without escapes, or "".
 func label(line []byte, name string) string {
 	for {
 		_, rest, ok := bytes.Cut(line, []byte(name+`="`))
@@ -60,7 +60,7 @@ func label(line []byte, name string) string {
 			return ""
 		}
 		if before := line[:len(line)-len(rest)-len(name)-2]; len(before) > 0 && before[len(before)-1] != ',' {
-			line = rest // the end of a longer name
+			line = rest // this is the end of a longer name
 			continue
 		}
 		value, _, _ := bytes.Cut(rest, []byte(`"`))
@@ -68,12 +68,12 @@ func label(line []byte, name string) string {
 	}
 }
 
-// nixlCompatible refuses what the engines' own handshake would refuse at the
-// first request (nixl/metadata.py compute_nixl_compatibility_hash, which has the
-// release in it and the type of the KV cache, since vLLM 0.13), and what no block
-// can be copied by (base_worker.py _validate_remote_agent_handshake: prefill's
-// blocks divide decode's). Of the model, the attention back end and the layout no
-// HTTP route tells.
+// nixlCompatible rejects pairs that the engines' own handshake would reject at the
+// first request (nixl/metadata.py compute_nixl_compatibility_hash, which since vLLM
+// 0.13 contains the release and the type of the KV cache), and pairs between which no
+// block can be copied (base_worker.py _validate_remote_agent_handshake: prefill's block
+// size must divide decode's). No HTTP route reports the model's hash, the attention
+// back end or the layout.
 func nixlCompatible(p, d *engine.Facts) error {
 	switch {
 	case p.Version != d.Version && hashesVersion(p.Version) && hashesVersion(d.Version):
@@ -86,15 +86,14 @@ func nixlCompatible(p, d *engine.Facts) error {
 	return nil
 }
 
-// hashesVersion reports whether a vLLM release compares its version with its
-// peer's.
+// hashesVersion reports whether a vLLM release compares its version with its peer's.
 func hashesVersion(version string) bool {
 	major, minor := release(version)
 	return major > 0 || minor >= 13
 }
 
-// release gives the numbers of a vLLM release; 0, 0 for a build that has none
-// (0.1.dev…), which tells nothing, and where the version is not known.
+// release returns the numbers of a vLLM release. It returns 0, 0 if the version is
+// unknown, or for a build without a release number (0.1.dev…).
 func release(version string) (major, minor int) {
 	first, rest, _ := strings.Cut(version, ".")
 	second, _, _ := strings.Cut(rest, ".")

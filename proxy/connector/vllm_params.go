@@ -6,8 +6,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// transferParams gives kv_transfer_params of prefill's answer, nil when it has none.
-// It checks all of the answer on the way, and the types of the parameters.
+// transferParams returns kv_transfer_params of prefill's answer, or nil if it has none.
+// It validates the whole answer and the types of the parameters.
 func transferParams(answer []byte) ([]byte, error) {
 	if !isObject(answer) {
 		return nil, badReply("no JSON object")
@@ -24,9 +24,9 @@ func transferParams(answer []byte) ([]byte, error) {
 	return params, checkParams(params)
 }
 
-// namesBlocks reports whether params name a block that prefill holds. The ids are
-// numbers in vLLM, flat or in one list for each cache group, which may all be
-// empty, and strings in llm-d's simulator.
+// namesBlocks reports whether params name a block that prefill holds. In vLLM the ids
+// are numbers, flat or in one list for each cache group, and all lists may be empty. In
+// llm-d's simulator they are strings.
 func namesBlocks(params []byte) bool {
 	blocks, _ := openai.Find(params, "remote_block_ids")
 	return bytes.ContainsAny(blocks, `0123456789"`)

@@ -5,28 +5,28 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// A prefill leg ends after one token, of which no tool call can be read. Older vLLM
-// releases try to, where the client wants one for certain, and fail the request
-// when its blocks are kept for decode already; the answer is an error (400 or 500),
-// which says nothing of them. What a template makes of the prompt may depend on
-// tool_choice, so that it cannot be left out either.
+// A prefill leg ends after one token, which contains no whole tool call. If the client
+// forces a tool call, older vLLM releases try to parse one and fail the request after
+// its blocks were kept for decode. The answer is an error (400 or 500) that does not
+// name the blocks. tool_choice cannot be left out either, because the template's prompt
+// may depend on it.
 //
-//   - "required": the token is validated as the JSON of calls, up to 0.17
-//     (pull request 36841); in /v1/responses up to 0.18 (37258).
-//   - a function that is named: an assertion fails where a reasoning parser has
-//     taken the token, up to 0.20 (40148).
+//   - "required": the token is validated as the JSON of calls, up to 0.17 (pull request
+//     36841); in /v1/responses up to 0.18 (37258).
+//   - a named function: an assertion fails if a reasoning parser has consumed the
+//     token, up to 0.20 (40148).
 //
 // Sources, in vLLM: entrypoints/openai/engine/serving.py
 // _parse_tool_calls_from_content, parser/abstract_parser.py, anthropic/serving.py
 // _convert_tool_choice; read in 0.17.1, 0.18.0, 0.19.0, 0.20.2 and 0.21.0.
 
-// toolChoice is how firmly a request asks for a tool call.
+// toolChoice says whether a request forces a tool call.
 type toolChoice uint8
 
 const (
-	toolFree     toolChoice = iota // it may
-	toolRequired                   // of any tool
-	toolNamed                      // of that one
+	toolFree     toolChoice = iota // a call is optional
+	toolRequired                   // a call of any tool is required
+	toolNamed                      // a call of one named tool is required
 )
 
 func toolChoiceOf(r *openai.Request) toolChoice {
@@ -50,12 +50,12 @@ func toolChoiceOf(r *openai.Request) toolChoice {
 	return toolFree
 }
 
-// Unfit refuses forced tool calls where prefill's release fails on them, or may. It
-// is sure of "required" and a release that is known.
+// Unfit rejects forced tool calls if prefill's release fails on them, or may fail. It
+// is sure for "required" with a known release.
 func (nixl) Unfit(r *openai.Request, prefill *engine.Facts) (sure bool, err error) {
 	choice := toolChoiceOf(r)
 	major, minor := release(prefill.Version)
-	first := 0 // the first 0.x without the fault
+	first := 0 // the first 0.x without the bug
 	switch {
 	case choice == toolFree || major > 0:
 		return false, nil

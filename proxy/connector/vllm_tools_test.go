@@ -8,7 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// TestUnfit: which releases are sent the prefill leg of a forced tool call.
+// TestUnfit lists the releases that get the prefill leg of a forced tool call.
 func TestUnfit(t *testing.T) {
 	const (
 		chat      = `{"messages":[{"role":"user","content":"x"}],"tool_choice":`
@@ -18,8 +18,8 @@ func TestUnfit(t *testing.T) {
 	)
 	for _, tt := range []struct {
 		path, body string
-		first      string // release that takes it
-		last       string // that does not
+		first      string // first release that gets it
+		last       string // last release that does not
 		sure       bool
 	}{
 		{"/v1/chat/completions", chat + `"required"}`, "0.18.0", "0.17.1", true},
@@ -33,8 +33,8 @@ func TestUnfit(t *testing.T) {
 		{"/v1/chat/completions", chat + `null}`, "0.9.0", "", false},
 		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}]}`, "0.9.0", "", false},
 		{"/v1/messages", messages + `{"type":"auto"}}`, "0.9.0", "", false},
-		{"/v1/messages", messages + `"required"}`, "0.9.0", "", false},                     // refused before it is computed
-		{"/v1/completions", `{"prompt":"x","tool_choice":"required"}`, "0.9.0", "", false}, // no member of it
+		{"/v1/messages", messages + `"required"}`, "0.9.0", "", false},                     // rejected before it is computed
+		{"/v1/completions", `{"prompt":"x","tool_choice":"required"}`, "0.9.0", "", false}, // this API has no such member
 	} {
 		api, _ := openai.APIFor(tt.path)
 		var r openai.Request
@@ -63,7 +63,7 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestDated: every connector of vLLM's two legs sends prefill one token.
+// TestDated: every connector with a one-token prefill leg on vLLM is Dated.
 func TestDated(t *testing.T) {
 	for _, c := range All() {
 		_, dated := c.(Dated)

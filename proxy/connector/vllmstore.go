@@ -2,37 +2,37 @@ package connector
 
 import "github.com/pdproxy/pdproxy/proxy/engine"
 
-// vllmStore is vLLM with a KV cache that its engines share, whichever connector
-// they reach it by: LMCacheConnectorV1 and LMCacheMPConnector, MooncakeStore,
-// ExampleConnector, offloading to a shared tier. Prefill computes the prompt,
-// which puts its KV there; decode is sent the client's request and finds it
-// there, by the tokens. The legs say nothing of a transfer, and engines hold
-// nothing for each other: there is nothing to pair and nothing to free. LMCache's
-// own PD form (enable_pd) is none of these: docs/engines.md says why it has no
-// connector.
+// vllmStore is vLLM with a KV cache that its engines share, by any connector:
+// LMCacheConnectorV1 and LMCacheMPConnector, MooncakeStore, ExampleConnector,
+// offloading to a shared tier. Prefill computes the prompt and thereby stores its KV in
+// the cache. Decode gets the client's request and finds the KV there by the tokens. The
+// legs have no transfer parameters, and engines hold nothing for each other: there is
+// nothing to pair and nothing to free. LMCache's own PD mode (enable_pd) is none of
+// these: docs/engines.md says why it has no connector.
 //
-// Sources, in vLLM: examples/disaggregated/lmcache/disagg_prefill_lmcache_v1/
-// disagg_proxy_server.py, examples/disaggregated/disaggregated_serving/
-// disagg_proxy_demo.py (prefill with one token, then decode as the client asked).
+// Sources, in vLLM:
+// examples/disaggregated/lmcache/disagg_prefill_lmcache_v1/disagg_proxy_server.py,
+// examples/disaggregated/disaggregated_serving/disagg_proxy_demo.py (prefill with one
+// token, then decode as the client asked).
 type vllmStore struct {
-	nixl // the routes, the facts and the forms that no vLLM engine splits are the same
+	nixl // same routes, facts and unpairable forms as every vLLM engine
 }
 
 func (vllmStore) Name() string { return "vllm-store" }
 
-// Compatible: engines that do not fit find nothing of each other's.
+// Compatible accepts every pair: engines that do not match find no KV of each other.
 func (vllmStore) Compatible(_, _ *engine.Facts) error { return nil }
 
-// Prefill asks for one token, which nobody sees.
+// Prefill asks for one token, which no client sees.
 func (vllmStore) Prefill(a *Attempt, dst []byte) (Leg, error) {
 	leg, err := vllmPrefill(a, dst, nil)
 	leg.Header = vllmHeader(a.LegID, a.Prefill)
 	return leg, err
 }
 
-// ReadPrefill has nothing to learn but that the prompt was computed.
+// ReadPrefill only checks that the prompt was computed.
 func (vllmStore) ReadPrefill(_ *Attempt, body []byte) (Handoff, error) {
-	_, err := transferParams(body) // checks all of the body
+	_, err := transferParams(body) // checks the whole body
 	return Handoff{}, err
 }
 
@@ -44,5 +44,5 @@ func (s vllmStore) Decode(a *Attempt, _ *Handoff, dst []byte) (Leg, error) {
 // Reclaims: engines hold nothing for each other.
 func (vllmStore) Reclaims() bool { return false }
 
-// Cleanup: the same.
+// Cleanup sends nothing: engines hold nothing for each other.
 func (vllmStore) Cleanup(*Attempt, Orphan) []Cleanup { return nil }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // A connection begins with a greeting, in which each side proves that it knows the
@@ -72,7 +73,7 @@ type peer struct {
 func (p *peer) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, p.process)
 	dst = binary.LittleEndian.AppendUint64(dst, p.least)
-	dst = appendText(appendUint(appendUint(dst, p.slot), p.pid), p.node)
+	dst = wire.AppendText(wire.AppendUint(wire.AppendUint(dst, p.slot), p.pid), p.node)
 	if p.standby {
 		return append(dst, 1)
 	}
@@ -80,13 +81,13 @@ func (p *peer) append(dst []byte) []byte {
 }
 
 func (p *peer) read(b []byte) error {
-	r := reader{b: b}
-	if b := r.take(16); b != nil {
+	r := newReader(b)
+	if b := r.Bytes(16); b != nil {
 		p.process, p.least = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 	}
-	p.slot, p.pid = int(r.most(1<<31-1)), int(r.most(1<<31-1))
-	p.node, p.standby = string(r.text()), r.most(1) != 0
-	if r.bad || len(r.b) > 0 {
+	p.slot, p.pid = int(r.UintUpTo(1<<31-1)), int(r.UintUpTo(1<<31-1))
+	p.node, p.standby = string(r.Text()), r.UintUpTo(1) != 0
+	if !r.Done() {
 		return errMagic
 	}
 	return nil

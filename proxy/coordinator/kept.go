@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 const (
@@ -65,7 +66,7 @@ func (c *Client) KeepTurn(o conversation.OnShelf[*KeptTurn], now time.Time) bool
 		s.unhand(number, m)
 		return false
 	}
-	m.out = appendUint(m.out[:0], number)
+	m.out = wire.AppendUint(m.out[:0], number)
 	// Whatever comes of this, the coordinator has it, or frees it when the connection
 	// has ended.
 	_, _ = s.hand(context.Background(), kindKept, m)
@@ -80,7 +81,7 @@ func (c *Client) NamesTurn(ctx context.Context, scope, name string) bool {
 	}
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
-	m.out = appendText(appendText(m.out[:0], scope), name)
+	m.out = wire.AppendText(wire.AppendText(m.out[:0], scope), name)
 	named, err := s.hand(ctx, kindNamed, m)
 	return err == nil && named
 }
@@ -96,7 +97,7 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	m := c.scratch.Get().(*scratch)
 	defer c.release(m)
 	number := s.last.Add(1)
-	m.out = appendIDs(appendText(appendText(appendUint(m.out[:0], number), scope), name), ids)
+	m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(m.out[:0], number), scope), name), ids)
 	if err := s.call(ctx, kindTake, m); err != nil {
 		s.unhand(number, m)
 		return nil, TurnAway
@@ -114,7 +115,7 @@ func (c *Client) TakeTurn(ctx context.Context, scope, name string, ids []uint32)
 	case found != TurnTaken:
 		return nil, found
 	}
-	m.out = appendUint(m.out[:0], number)
+	m.out = wire.AppendUint(m.out[:0], number)
 	switch mine, err := s.hand(ctx, kindTook, m); {
 	case err != nil: // nobody can tell whose it is: it is not used
 		return k, TurnAway
@@ -163,7 +164,7 @@ func (s *session) hand(ctx context.Context, kind uint8, m *scratch) (yes bool, e
 // unhand tells the coordinator that a turn that was shown is not taken. It need not
 // hear of it: what is between the two when the connection ends it frees.
 func (s *session) unhand(number uint64, m *scratch) {
-	m.out = appendUint(m.out[:0], number)
+	m.out = wire.AppendUint(m.out[:0], number)
 	s.link.Send(kindUntake, m.out, false)
 }
 
@@ -175,26 +176,26 @@ type passingTurns struct {
 
 // turnCall answers a worker's call about turns.
 func (w *worker) turnCall(number uint32, kind uint8, payload []byte) error {
-	r := reader{b: payload}
+	r := newReader(payload)
 	yes := false
 	switch kind {
 	case kindNamed:
-		scope, name := string(r.text()), string(r.text())
-		yes = !r.bad && w.s.turns.Named(scope, name)
+		scope, name := string(r.Text()), string(r.Text())
+		yes = !r.Failed() && w.s.turns.Named(scope, name)
 	case kindKeep:
 		yes = w.keep(&r)
 	case kindKept:
-		yes = w.kept(r.uint())
+		yes = w.kept(r.Uint())
 	case kindTook:
-		_, yes = w.passed(r.uint())
+		_, yes = w.passed(r.Uint())
 	case kindTake:
 		out := w.take(&r)
-		if r.bad || len(r.b) > 0 {
+		if !r.Done() {
 			return link.Garbage("a call about a turn")
 		}
 		return w.conn.Answer(number, out)
 	}
-	if r.bad || len(r.b) > 0 {
+	if !r.Done() {
 		return link.Garbage("a call about a turn")
 	}
 	if yes {
@@ -207,12 +208,12 @@ func (w *worker) turnCall(number uint32, kind uint8, payload []byte) error {
 // want it.
 func (w *worker) keep(r *reader) bool {
 	number, o := readKeep(r, time.Now())
-	if r.bad {
+	if r.Failed() {
 		return false
 	}
 	k, err := readKept(o.Value, w.s.own())
 	if err != nil {
-		r.spoil()
+		r.Fail()
 		return false
 	}
 	w.mu.Lock()
@@ -243,13 +244,13 @@ func (w *worker) kept(number uint64) bool {
 
 // take answers what there is for a worker to take.
 func (w *worker) take(r *reader) (answer []byte) {
-	number, scope, name := r.uint(), string(r.text()), string(r.text())
+	number, scope, name := r.Uint(), string(r.Text()), string(r.Text())
 	w.ids = r.ids(w.ids[:0])
 	ids := w.ids
 	if cap(w.ids) > keptScratch/4 {
 		w.ids = nil
 	}
-	if r.bad || len(r.b) > 0 {
+	if !r.Done() {
 		return nil
 	}
 	now := time.Now()
@@ -299,7 +300,7 @@ func (w *worker) passed(number uint64) (value []byte, ok bool) {
 // untake ends the passing of a turn. One on its way to the worker is freed; one on
 // its way from it is the worker's.
 func (w *worker) untake(r *reader) {
-	number := r.uint()
+	number := r.Uint()
 	if value, ok := w.passed(number); ok {
 		w.s.forgetTurn(value)
 	}

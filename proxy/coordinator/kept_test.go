@@ -16,6 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // freed counts what has been freed, by the text that does so.
@@ -313,7 +314,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 			if yes, err := s.hand(t.Context(), kindKeep, m); !yes || err != nil {
 				t.Fatal(yes, err)
 			}
-			m.out = appendIDs(appendText(appendText(appendUint(nil, uint64(101)), "m"), ""), []uint32{2})
+			m.out = appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(101)), "m"), ""), []uint32{2})
 			if err := s.call(t.Context(), kindTake, m); err != nil || len(m.in) < 2 || m.in[0] != byte(TurnTaken) {
 				t.Fatal(m.in, err)
 			}
@@ -321,7 +322,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 			lose(w)
 			later(link.Linger)
 			f.want(t, "shown", "kept")
-			m.out = appendUint(m.out[:0], uint64(101))
+			m.out = wire.AppendUint(m.out[:0], uint64(101))
 			if mine, err := s.hand(t.Context(), kindTook, m); mine {
 				t.Error("what was freed is the worker's", err)
 			}
@@ -435,9 +436,9 @@ func FuzzTurns(f *testing.F) {
 	now := time.Now()
 	o := (&wired{world: w}).turnOf(f, "c", "forget", 1, 2)
 	keep, _ := appendKeep(nil, 1, &o, now, numbers)
-	take := appendIDs(appendText(appendText(appendUint(nil, uint64(1)), "m"), "c"), []uint32{1, 2, 3})
-	one := appendUint(nil, uint64(1))
-	named := appendText(appendText(nil, "m"), "c")
+	take := appendIDs(wire.AppendText(wire.AppendText(wire.AppendUint(nil, uint64(1)), "m"), "c"), []uint32{1, 2, 3})
+	one := wire.AppendUint(nil, uint64(1))
+	named := wire.AppendText(wire.AppendText(nil, "m"), "c")
 	for _, seed := range []struct {
 		first  uint8
 		a      []byte
@@ -481,8 +482,8 @@ func FuzzTurns(f *testing.F) {
 			}
 			again := conversation.OnShelf[*KeptTurn]{Value: k, Expires: now}
 			out, ok := appendKeep(nil, 1, &again, now, numbers)
-			r := reader{b: out}
-			if _, o := readKeep(&r, now); !ok || r.bad {
+			r := newReader(out)
+			if _, o := readKeep(&r, now); !ok || r.Failed() {
 				t.Fatalf("%+v has no form", k)
 			} else if back, err := readKept(o.Value, numbers); err != nil || back.Holder != k.Holder || !back.Since.Equal(k.Since) ||
 				back.Host != k.Host || string(back.Params) != string(k.Params) || string(back.Forget) != string(k.Forget) {

@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // ServerOptions is what a Server stands on. Local and Log are needed. The
@@ -279,17 +280,17 @@ func (s *Server) Ask(ctx context.Context, worker int, method, path string, body 
 	if w == nil {
 		return 0, "", nil, fmt.Errorf("ask worker %d: it is not connected", worker)
 	}
-	b, err := w.conn.Call(ctx, kindAsk, append(appendText(appendText(nil, method), path), body...), nil, 0)
+	b, err := w.conn.Call(ctx, kindAsk, append(wire.AppendText(wire.AppendText(nil, method), path), body...), nil, 0)
 	if err != nil {
 		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, err)
 	}
-	r := reader{b: b}
-	status, contentType = int(r.most(999)), string(r.text())
-	if r.bad {
+	r := newReader(b)
+	status, contentType = int(r.UintUpTo(999)), string(r.Text())
+	if r.Failed() {
 		w.conn.Close(link.Garbage("an answer of the admin surface"))
 		return 0, "", nil, fmt.Errorf("ask worker %d: %w", worker, link.ErrGarbage)
 	}
-	return status, contentType, r.b, nil
+	return status, contentType, r.Rest(), nil
 }
 
 // ownNumbers is the Numbers of the process whose instances they are: their ids.

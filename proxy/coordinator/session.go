@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // session is a connection to a coordinator, on the worker's side, and the Handler
@@ -35,7 +36,7 @@ func (s *session) suspect() bool {
 
 // drop tells the coordinator that a lease has ended, or is not wanted.
 func (s *session) drop(lease uint64, m *scratch) {
-	m.out = appendUint(m.out[:0], lease)
+	m.out = wire.AppendUint(m.out[:0], lease)
 	s.link.Send(kindRelease, m.out, false)
 }
 
@@ -71,16 +72,16 @@ func (s *session) Call(number uint32, kind uint8, payload []byte) error {
 	if kind != kindAsk {
 		return link.Garbage("an unknown call")
 	}
-	r := reader{b: payload}
-	method, path := string(r.text()), string(r.text())
-	if r.bad {
+	r := newReader(payload)
+	method, path := string(r.Text()), string(r.Text())
+	if r.Failed() {
 		return link.Garbage("a request to the admin surface")
 	}
 	if s.client.o.Admin == nil || s.asks.Add(1) > mostAsks {
 		s.asks.Add(-1)
-		return s.link.Answer(number, appendText(appendUint(nil, http.StatusServiceUnavailable), ""))
+		return s.link.Answer(number, wire.AppendText(wire.AppendUint(nil, http.StatusServiceUnavailable), ""))
 	}
-	body := bytes.Clone(r.b)
+	body := bytes.Clone(r.Rest())
 	s.asked.Go(func() {
 		defer s.asks.Add(-1)
 		s.link.Answer(number, s.client.admin(s.ctx, method, path, body))
@@ -98,9 +99,9 @@ func (c *Client) admin(ctx context.Context, method, path string, body []byte) []
 	} else {
 		c.o.Admin.ServeHTTP(w, r)
 	}
-	out := appendText(appendUint(nil, w.status), w.header.Get("Content-Type"))
+	out := wire.AppendText(wire.AppendUint(nil, w.status), w.header.Get("Content-Type"))
 	if len(out)+w.body.Len() > link.MostFrame {
-		return appendText(appendUint(nil, http.StatusInsufficientStorage), "")
+		return wire.AppendText(wire.AppendUint(nil, http.StatusInsufficientStorage), "")
 	}
 	return append(out, w.body.Bytes()...)
 }

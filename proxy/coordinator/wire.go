@@ -5,6 +5,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // The kinds of frames between a worker and the coordinator.
@@ -53,20 +54,8 @@ type Numbers interface {
 // varints: unsigned ones as they are, signed ones in zigzag. A target is its
 // instance's number and its rank, no target the number 0 alone.
 
-func appendUint[T ~uint8 | ~uint32 | ~uint64 | ~int](dst []byte, v T) []byte {
-	return binary.AppendUvarint(dst, uint64(v))
-}
-
-func appendInt[T ~int32 | ~int64](dst []byte, v T) []byte {
-	return binary.AppendVarint(dst, int64(v))
-}
-
-func appendText[T string | []byte](dst []byte, v T) []byte {
-	return append(binary.AppendUvarint(dst, uint64(len(v))), v...)
-}
-
 func appendHashes(dst []byte, blocks []kvindex.Hash) []byte {
-	dst = appendUint(dst, len(blocks))
+	dst = wire.AppendUint(dst, len(blocks))
 	for _, h := range blocks {
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(h))
 	}
@@ -82,79 +71,16 @@ func appendTarget(dst []byte, t engine.Target, n Numbers) ([]byte, bool) {
 	if !ok || number == 0 {
 		return append(dst, 0), false
 	}
-	return appendUint(appendUint(dst, number), t.Rank), true
+	return wire.AppendUint(wire.AppendUint(dst, number), t.Rank), true
 }
 
-// reader reads what the functions above appended. What is not there reads as
-// zero, and makes it bad.
-type reader struct {
-	b   []byte
-	bad bool
-}
+// reader reads what the functions above appended.
+type reader struct{ wire.Reader }
 
-// spoil notes that the bytes are not what they should be.
-func (r *reader) spoil() { r.b, r.bad = nil, true }
-
-func (r *reader) uint() uint64 {
-	if len(r.b) > 0 && r.b[0] < 0x80 { // most are
-		v := r.b[0]
-		r.b = r.b[1:]
-		return uint64(v)
-	}
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.spoil()
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) int() int64 {
-	v, n := binary.Varint(r.b)
-	if n <= 0 {
-		r.spoil()
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-// most reads a number that is at most limit.
-func (r *reader) most(limit uint64) uint64 {
-	v := r.uint()
-	if v > limit {
-		r.spoil()
-		return 0
-	}
-	return v
-}
-
-// take reads n bytes, which alias those that are read.
-func (r *reader) take(n uint64) []byte {
-	if n > uint64(len(r.b)) {
-		r.spoil()
-		return nil
-	}
-	b := r.b[:n:n]
-	r.b = r.b[n:]
-	return b
-}
-
-func (r *reader) text() []byte { return r.take(r.uint()) }
-
-// list reads the length of a list each of whose members takes size bytes at least.
-func (r *reader) list(size int) int {
-	n := r.uint()
-	if n > uint64(len(r.b)/size) {
-		r.spoil()
-		return 0
-	}
-	return int(n)
-}
+func newReader(message []byte) reader { return reader{wire.Read(message)} }
 
 func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
-	b := r.take(uint64(r.list(8)) * 8)
+	b := r.Bytes(uint64(r.List(8)) * 8)
 	for ; len(b) >= 8; b = b[8:] {
 		dst = append(dst, kvindex.Hash(binary.LittleEndian.Uint64(b)))
 	}
@@ -164,13 +90,13 @@ func (r *reader) hashes(dst []kvindex.Hash) []kvindex.Hash {
 // target reads a target. known is false when it is none of this side's: its
 // instance has gone, or has fewer ranks here.
 func (r *reader) target(n Numbers) (t engine.Target, known bool) {
-	number := r.most(1<<32 - 1)
+	number := r.UintUpTo(1<<32 - 1)
 	if number == 0 {
 		return engine.Target{}, true
 	}
-	rank := r.most(1<<31 - 1)
+	rank := r.UintUpTo(1<<31 - 1)
 	i := n.Instance(uint32(number))
-	if r.bad || i == nil || rank >= uint64(len(i.Load)) {
+	if r.Failed() || i == nil || rank >= uint64(len(i.Load)) {
 		return engine.Target{}, false
 	}
 	return engine.Target{Instance: i, Rank: int(rank)}, true

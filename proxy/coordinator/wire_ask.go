@@ -9,6 +9,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // What an Ask says on the wire beyond its model and its numbers.
@@ -43,24 +44,24 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 			flags |= 1 << i
 		}
 	}
-	dst = appendUint(appendUint(dst, lease), flags)
-	dst = appendText(dst, a.Model)
+	dst = wire.AppendUint(wire.AppendUint(dst, lease), flags)
+	dst = wire.AppendText(dst, a.Model)
 	r := &a.Request
-	dst = appendInt(appendInt(appendInt(dst, r.PromptTokens), r.MaxTokens), r.N)
-	dst = appendUint(dst, a.Aggregate)
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, r.PromptTokens), r.MaxTokens), r.N)
+	dst = wire.AppendUint(dst, a.Aggregate)
 	if flags&askPrompt != 0 {
-		dst = appendText(dst, r.Prompt)
+		dst = wire.AppendText(dst, r.Prompt)
 	}
 	if dst, ok = a.appendTargets(dst, flags, n); !ok {
 		return dst, false
 	}
-	dst = appendText(dst, a.Key.Conversation.ID)
-	dst = appendUint(dst, chain)
+	dst = wire.AppendText(dst, a.Key.Conversation.ID)
+	dst = wire.AppendUint(dst, chain)
 	if chain == foreignChain {
 		dst = appendHashes(dst, a.Key.Conversation.Chain)
 	}
 	chains := a.chains()
-	dst = appendUint(dst, len(chains))
+	dst = wire.AppendUint(dst, len(chains))
 	for i := range chains {
 		c := &chains[i]
 		dst = appendBlock(dst, c.Form.Block)
@@ -80,16 +81,16 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 // appendEnds appends the ends of a prompt: how many there are, the block from
 // which they are complete, and for each the blocks since the one before it.
 func appendEnds(dst []byte, q *conversation.Query) []byte {
-	dst = appendUint(dst, len(q.Ends))
+	dst = wire.AppendUint(dst, len(q.Ends))
 	if len(q.Ends) == 0 {
 		return dst
 	}
 	blocks := len(q.Chain)
-	dst = appendUint(dst, min(max(q.EndsFrom, 0), blocks))
+	dst = wire.AppendUint(dst, min(max(q.EndsFrom, 0), blocks))
 	before := 0
 	for _, e := range q.Ends {
 		at := min(max(int(e.Blocks), before), blocks)
-		dst = appendUint(dst, at-before)
+		dst = wire.AppendUint(dst, at-before)
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(e.Hash))
 		before = at
 	}
@@ -103,7 +104,7 @@ func (a *Ask) appendTargets(dst []byte, flags uint64, n Numbers) (_ []byte, ok b
 		if dst, ok = appendTarget(dst, a.Prefill, n); !ok {
 			return dst, false
 		}
-		dst = appendUint(dst, a.ID)
+		dst = wire.AppendUint(dst, a.ID)
 	}
 	if flags&askSame != 0 {
 		dst, _ = appendTarget(dst, a.Same.Prefill, n)
@@ -116,7 +117,7 @@ func (a *Ask) appendTargets(dst []byte, flags uint64, n Numbers) (_ []byte, ok b
 			return dst, false
 		}
 	}
-	dst = appendUint(dst, len(a.Excluded))
+	dst = wire.AppendUint(dst, len(a.Excluded))
 	for _, t := range a.Excluded {
 		dst, _ = appendTarget(dst, t, n)
 	}
@@ -124,10 +125,10 @@ func (a *Ask) appendTargets(dst []byte, flags uint64, n Numbers) (_ []byte, ok b
 		if list == nil {
 			continue
 		}
-		dst = appendUint(dst, len(list))
+		dst = wire.AppendUint(dst, len(list))
 		for _, i := range list {
 			number, _ := n.Number(i)
-			dst = appendUint(dst, number)
+			dst = wire.AppendUint(dst, number)
 		}
 	}
 	return dst, true
@@ -173,30 +174,26 @@ const mostChains = 64
 func (h *heard) read(payload []byte, n Numbers, known names) error {
 	excluded, chains := h.Excluded[:0], h.Key.Chains[:0]
 	h.Ask, h.lost = Ask{}, false
-	r := reader{b: payload}
-	h.lease = r.uint()
-	flags := r.most(askFlags - 1)
-	h.Model = known.of(r.text())
+	r := newReader(payload)
+	h.lease = r.Uint()
+	flags := r.UintUpTo(askFlags - 1)
+	h.Model = known.of(r.Text())
 	q := &h.Request
-	q.PromptTokens, q.MaxTokens, q.N = r.int(), r.int(), r.int()
+	q.PromptTokens, q.MaxTokens, q.N = r.Int(), r.Int(), r.Int()
 	q.Stream, q.PairBroken, h.Two = flags&askStream != 0, flags&askBroken != 0, flags&askTwo != 0
-	h.Aggregate = abi.Role(r.most(uint64(abi.RoleBoth)))
+	h.Aggregate = abi.Role(r.UintUpTo(uint64(abi.RoleBoth)))
 	if flags&askPrompt != 0 {
-		q.Prompt = string(r.text())
+		q.Prompt = string(r.Text())
 	}
 	h.readTargets(&r, flags, n, excluded)
 	h.readKey(&r, flags, chains)
 	if flags&askLooked != 0 {
-		turn, rest, ok := conversation.ReadTurn(r.b)
-		if r.b = rest; !ok {
-			r.spoil()
-		}
-		h.turn, h.looked = turn, true
-		q.Turn, q.Conversation = turn.Number, string(turn.Key.AppendText(nil))
+		h.turn, h.looked = conversation.ReadTurn(&r.Reader), true
+		q.Turn, q.Conversation = h.turn.Number, string(h.turn.Key.AppendText(nil))
 	} else {
 		h.readEnds(&r)
 	}
-	if r.bad || len(r.b) > 0 {
+	if !r.Done() {
 		return link.Garbage("a request for a placement")
 	}
 	return nil
@@ -206,13 +203,13 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 	insist := func(to *engine.Target) {
 		t, known := r.target(n)
 		if known && t.IsZero() {
-			r.spoil()
+			r.Fail()
 		}
 		*to, h.lost = t, h.lost || !known
 	}
 	if flags&askFixed != 0 {
 		insist(&h.Prefill)
-		h.ID = r.uint()
+		h.ID = r.Uint()
 	}
 	if flags&askSame != 0 {
 		prefill, one := r.target(n)
@@ -224,7 +221,7 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 		insist(&h.Only.Prefill)
 		insist(&h.Only.Decode)
 	}
-	for range r.list(1) {
+	for range r.List(1) {
 		if t, known := r.target(n); known && !t.IsZero() {
 			excluded = append(excluded, t)
 		}
@@ -238,8 +235,8 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 		if list == nil {
 			list = []*engine.Instance{} // nil would be every instance
 		}
-		for range r.list(1) {
-			if instance := n.Instance(uint32(r.most(1<<32 - 1))); instance != nil {
+		for range r.List(1) {
+			if instance := n.Instance(uint32(r.UintUpTo(1<<32 - 1))); instance != nil {
 				list = append(list, instance)
 			}
 		}
@@ -249,31 +246,31 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 
 func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
 	q := &h.Key.Conversation
-	q.ID, q.First = string(r.text()), flags&askFirst != 0
-	chain := r.most(foreignChain)
+	q.ID, q.First = string(r.Text()), flags&askFirst != 0
+	chain := r.UintUpTo(foreignChain)
 	if (chain == foreignChain) != (flags&askChain != 0) {
-		r.spoil()
+		r.Fail()
 	}
 	h.room(0)
 	if chain == foreignChain {
 		h.blocks[0] = r.hashes(h.blocks[0][:0])
 		q.Chain = h.blocks[0]
 	}
-	n := r.list(3)
+	n := r.List(3)
 	if n > mostChains {
-		r.spoil()
+		r.Fail()
 		n = 0
 	}
 	for i := range n {
 		h.room(i + 1)
-		form := kvindex.Form{Block: int(r.most(mostBlock)), Text: r.most(1) != 0}
+		form := kvindex.Form{Block: int(r.UintUpTo(mostBlock)), Text: r.UintUpTo(1) != 0}
 		h.blocks[i+1] = r.hashes(h.blocks[i+1][:0])
 		chains = append(chains, Chain{Form: form, Blocks: h.blocks[i+1]})
 	}
 	switch {
 	case chain == noChain || chain == foreignChain:
 	case chain > uint64(n):
-		r.spoil()
+		r.Fail()
 	default:
 		q.Chain = chains[chain-1].Blocks
 	}
@@ -283,17 +280,17 @@ func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
 // readEnds reads what appendEnds wrote. The positions of ends lie within the chain.
 func (h *heard) readEnds(r *reader) {
 	q := &h.Key.Conversation
-	n := r.list(9)
+	n := r.List(9)
 	if n == 0 {
 		return
 	}
 	blocks := uint64(len(q.Chain))
-	q.EndsFrom = int(r.most(blocks))
+	q.EndsFrom = int(r.UintUpTo(blocks))
 	ends, at := h.ends[:0], uint64(0)
 	for range n {
-		at += r.most(blocks - at)
-		hash := r.take(8)
-		if r.bad {
+		at += r.UintUpTo(blocks - at)
+		hash := r.Bytes(8)
+		if r.Failed() {
 			return
 		}
 		ends = append(ends, conversation.End{Blocks: int32(at), Hash: kvindex.Hash(binary.LittleEndian.Uint64(hash))})
@@ -335,21 +332,21 @@ func (h *heard) drop() {
 // appendAdoption appends what a coordinator is to know of a lease that it has not
 // made.
 func appendAdoption(dst []byte, lease uint64, a *Adoption, n Numbers, owed []byte) []byte {
-	dst = appendUint(dst, lease)
+	dst = wire.AppendUint(dst, lease)
 	dst, _ = appendTarget(dst, a.Prefill, n)
 	dst, _ = appendTarget(dst, a.Decode, n)
-	dst = appendUint(dst, a.ID)
-	dst = appendInt(appendInt(appendInt(dst, a.Prompt), a.Queued), a.Tokens)
+	dst = wire.AppendUint(dst, a.ID)
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, a.Prompt), a.Queued), a.Tokens)
 	return append(dst, owed...)
 }
 
 func readAdoption(r *reader, n Numbers) (lease uint64, a Adoption, owed []byte) {
-	lease = r.uint()
+	lease = r.Uint()
 	a.Prefill, _ = r.target(n)
 	a.Decode, _ = r.target(n)
-	a.ID = r.uint()
-	a.Prompt, a.Queued, a.Tokens = r.int(), r.int(), r.int()
-	return lease, a, r.b
+	a.ID = r.Uint()
+	a.Prompt, a.Queued, a.Tokens = r.Int(), r.Int(), r.Int()
+	return lease, a, r.Rest()
 }
 
 // Nothing is written that the other side would not believe: it would give up the
@@ -359,16 +356,16 @@ func readAdoption(r *reader, n Numbers) (lease uint64, a Adoption, owed []byte) 
 const mostMicros = int64(24 * time.Hour / time.Microsecond)
 
 func appendDuration(dst []byte, d time.Duration) []byte {
-	return appendUint(dst, uint64(min(max(0, d.Microseconds()), mostMicros)))
+	return wire.AppendUint(dst, uint64(min(max(0, d.Microseconds()), mostMicros)))
 }
 
 func (r *reader) duration() time.Duration {
-	return time.Duration(r.most(uint64(mostMicros))) * time.Microsecond
+	return time.Duration(r.UintUpTo(uint64(mostMicros))) * time.Microsecond
 }
 
 // mostBlock is the largest block that is believed. Its size is the engines' word.
 const mostBlock = 1<<31 - 1
 
 func appendBlock(dst []byte, block int) []byte {
-	return appendUint(dst, min(max(0, block), mostBlock))
+	return wire.AppendUint(dst, min(max(0, block), mostBlock))
 }

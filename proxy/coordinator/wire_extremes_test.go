@@ -139,8 +139,8 @@ func TestExtremes(t *testing.T) {
 	t.Run("adoption", func(t *testing.T) {
 		a := Adoption{Prefill: w.target(t, "p", 1), Decode: w.target(t, "d", 0)}
 		extremes(reflect.ValueOf(&a).Elem(), "adoption", func(what string) {
-			r := reader{b: appendAdoption(nil, math.MaxUint64, &a, numbers, []byte("owed"))}
-			if lease, got, owed := readAdoption(&r, numbers); r.bad || lease != math.MaxUint64 || got != a || string(owed) != "owed" {
+			r := newReader(appendAdoption(nil, math.MaxUint64, &a, numbers, []byte("owed")))
+			if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != math.MaxUint64 || got != a || string(owed) != "owed" {
 				t.Errorf("%s reads as %+v", what, got)
 			}
 		})
@@ -151,11 +151,11 @@ func TestExtremes(t *testing.T) {
 		o := conversation.OnShelf[*KeptTurn]{Scope: "m", Name: "n", IDs: []uint32{1}, Value: k}
 		try := func(what string) {
 			b, ok := appendKeep(nil, math.MaxUint64, &o, now, numbers)
-			r := reader{b: b}
+			r := newReader(b)
 			number, got := readKeep(&r, now)
 			turn, err := readKept(got.Value, numbers)
-			if !ok || r.bad || err != nil || number != math.MaxUint64 {
-				t.Fatalf("%s: %v, bad %v, number %d", what, err, r.bad, number)
+			if !ok || r.Failed() || err != nil || number != math.MaxUint64 {
+				t.Fatalf("%s: %v, bad %v, number %d", what, err, r.Failed(), number)
 			}
 			lasts := o.Expires.Sub(now)
 			if kept := got.Expires.Sub(now); kept < 0 || kept > 24*time.Hour || lasts >= 0 && lasts <= 24*time.Hour && kept != lasts.Truncate(time.Microsecond) {

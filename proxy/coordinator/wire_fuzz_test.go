@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // asks is requests that say everything there is to say.
@@ -71,8 +72,8 @@ func TestAsksAndAdoptions(t *testing.T) {
 		h.drop()
 	}
 	a := Adoption{Prefill: w.target(t, "p", 1), Decode: w.target(t, "d", 0), ID: 7, Prompt: 100, Queued: -1, Tokens: 110}
-	r := reader{b: appendAdoption(nil, 3, &a, numbers, []byte("owed"))}
-	if lease, got, owed := readAdoption(&r, numbers); r.bad || lease != 3 || got != a || string(owed) != "owed" {
+	r := newReader(appendAdoption(nil, 3, &a, numbers, []byte("owed")))
+	if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != 3 || got != a || string(owed) != "owed" {
 		t.Errorf("%d %+v %q", lease, got, owed)
 	}
 }
@@ -110,9 +111,9 @@ func TestWhatIsNotKnown(t *testing.T) {
 	if err := h.read(b, same{w.reg}, make(names)); err != nil || !h.lost {
 		t.Errorf("%v, lost %v", err, h.lost)
 	}
-	beyond := appendUint(appendUint(nil, p.ID), 1)
-	r := reader{b: beyond}
-	if _, known := r.target(same{w.reg}); known || r.bad {
+	beyond := wire.AppendUint(wire.AppendUint(nil, p.ID), 1)
+	r := newReader(beyond)
+	if _, known := r.target(same{w.reg}); known || r.Failed() {
 		t.Error("a rank that the instance does not have is known")
 	}
 }
@@ -169,12 +170,12 @@ func FuzzWorker(f *testing.F) {
 	numbers := same{w.reg}
 	for i, a := range asks(w, f) {
 		b, _ := appendAsk(nil, uint64(i), a, a.looked, numbers)
-		f.Add(uint8(kindPlace), b, uint8(kindRelease), appendUint(nil, uint64(i)))
+		f.Add(uint8(kindPlace), b, uint8(kindRelease), wire.AppendUint(nil, uint64(i)))
 	}
-	done := append(appendUint(appendUint(nil, uint64(1)), uint64(1000)), "owed"...)
+	done := append(wire.AppendUint(wire.AppendUint(nil, uint64(1)), uint64(1000)), "owed"...)
 	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &Adoption{Decode: w.target(f, "d", 0), Queued: 5, Tokens: 9}, numbers, nil), uint8(kindDone), done)
 	f.Add(uint8(kindAdopt), appendAdoption(nil, 1, &Adoption{}, numbers, []byte("owed")), uint8(kindAnswered), done[:3])
-	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(appendUint(appendInt(appendInt(appendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
+	f.Add(uint8(kindAdopt), []byte{}, uint8(kindComputed), appendHashes(wire.AppendUint(wire.AppendInt(wire.AppendInt(wire.AppendUint(nil, uint64(1)), int64(9)), int64(3)), 16), []kvindex.Hash{1}))
 	f.Fuzz(func(t *testing.T, kind uint8, first []byte, then uint8, second []byte) {
 		s := NewServer(ServerOptions{Local: w.Local, Log: quiet()})
 		mine, theirs := net.Pipe()

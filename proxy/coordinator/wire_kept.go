@@ -7,46 +7,47 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // appendKeep appends what is to be kept, under its number; false: the coordinator
 // does not know the holder. How long it is kept is told as a time from now, for the
 // clocks of two hosts differ.
 func appendKeep(dst []byte, number uint64, o *conversation.OnShelf[*KeptTurn], now time.Time, n Numbers) (_ []byte, ok bool) {
-	dst = appendText(appendText(appendUint(dst, number), o.Scope), o.Name)
+	dst = wire.AppendText(wire.AppendText(wire.AppendUint(dst, number), o.Scope), o.Name)
 	dst = appendIDs(appendDuration(dst, o.Expires.Sub(now)), o.IDs)
 	k := o.Value
 	if dst, ok = appendTarget(dst, k.Holder, n); !ok || k.Holder.IsZero() {
 		return dst, false
 	}
-	dst = appendText(appendInt(dst, k.Since.UnixMilli()), k.Host)
-	return appendText(appendText(dst, k.Params), k.Forget), true
+	dst = wire.AppendText(wire.AppendInt(dst, k.Since.UnixMilli()), k.Host)
+	return wire.AppendText(wire.AppendText(dst, k.Params), k.Forget), true
 }
 
 // readKeep reads what appendKeep wrote, and takes all of it. Nothing of it aliases
 // what is read.
 func readKeep(r *reader, now time.Time) (number uint64, o conversation.OnShelf[[]byte]) {
-	number = r.uint()
-	o.Scope, o.Name = string(r.text()), string(r.text())
+	number = r.Uint()
+	o.Scope, o.Name = string(r.Text()), string(r.Text())
 	o.Expires = now.Add(r.duration())
 	o.IDs = r.ids(nil)
-	o.Value, r.b = bytes.Clone(r.b), nil
+	o.Value = bytes.Clone(r.Rest())
 	return number, o
 }
 
 // readKept reads a turn, which aliases b. Its holder is zero if that is not known
 // here.
 func readKept(b []byte, n Numbers) (*KeptTurn, error) {
-	r := reader{b: b}
+	r := newReader(b)
 	k := new(KeptTurn)
 	var known bool
 	if k.Holder, known = r.target(n); known && k.Holder.IsZero() {
-		r.spoil()
+		r.Fail()
 	}
-	k.Since = time.UnixMilli(r.int())
-	k.Host = string(r.text())
-	k.Params, k.Forget = r.text(), r.text()
-	if r.bad || len(r.b) > 0 {
+	k.Since = time.UnixMilli(r.Int())
+	k.Host = string(r.Text())
+	k.Params, k.Forget = r.Text(), r.Text()
+	if !r.Done() {
 		return nil, link.Garbage("a turn")
 	}
 	return k, nil
@@ -70,7 +71,7 @@ func readTaken(b []byte, n Numbers) (k *KeptTurn, found Found, err error) {
 }
 
 func appendIDs(dst []byte, ids []uint32) []byte {
-	dst = appendUint(dst, len(ids))
+	dst = wire.AppendUint(dst, len(ids))
 	for _, id := range ids {
 		dst = binary.LittleEndian.AppendUint32(dst, id)
 	}
@@ -78,7 +79,7 @@ func appendIDs(dst []byte, ids []uint32) []byte {
 }
 
 func (r *reader) ids(dst []uint32) []uint32 {
-	b := r.take(uint64(r.list(4)) * 4)
+	b := r.Bytes(uint64(r.List(4)) * 4)
 	if need := len(b) / 4; cap(dst)-len(dst) < need {
 		dst = append(make([]uint32, 0, len(dst)+need), dst...)
 	}

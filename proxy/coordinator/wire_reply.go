@@ -7,6 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // How a call for a placement ended.
@@ -45,21 +46,21 @@ func appendReply(dst []byte, a *Ask, p *Placement, err error) []byte {
 			dst = append(dst, 0)
 			continue
 		}
-		dst = appendUint(appendUint(dst, t.ID), t.Rank)
+		dst = wire.AppendUint(wire.AppendUint(dst, t.ID), t.Rank)
 	}
-	dst = appendUint(dst, p.ID)
-	dst = appendText(dst, p.Policy)
-	dst = appendInt(dst, p.Matched)
+	dst = wire.AppendUint(dst, p.ID)
+	dst = wire.AppendText(dst, p.Policy)
+	dst = wire.AppendInt(dst, p.Matched)
 	dst = appendDuration(dst, p.FirstByte)
 	b := &p.Lease.burden
-	dst = appendInt(appendInt(appendInt(dst, b.prompt), b.queued), b.tokens)
-	dst = appendUint(dst, len(p.Fallbacks))
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, b.prompt), b.queued), b.tokens)
+	dst = wire.AppendUint(dst, len(p.Fallbacks))
 	for _, f := range p.Fallbacks {
-		dst = appendText(appendText(dst, f.What), f.Reason)
+		dst = wire.AppendText(wire.AppendText(dst, f.What), f.Reason)
 	}
-	dst = appendUint(dst, len(p.Notes))
+	dst = wire.AppendUint(dst, len(p.Notes))
 	for _, note := range p.Notes {
-		dst = appendText(dst, note)
+		dst = wire.AppendText(dst, note)
 	}
 	return abi.AppendRows(dst, p.Facts.Candidates)
 }
@@ -81,7 +82,7 @@ func appendError(dst []byte, err error, flags int) []byte {
 	case errors.Is(err, ErrModelNeeded):
 		return append(dst, replyModelNeeded, byte(flags))
 	case errors.As(err, &rejected):
-		return append(appendUint(append(dst, replyRejected), rejected.Status), byte(flags))
+		return append(wire.AppendUint(append(dst, replyRejected), rejected.Status), byte(flags))
 	case errors.As(err, &none):
 		return append(dst, replyNoTarget, byte(none.Phase), byte(flags))
 	}
@@ -94,8 +95,8 @@ var errAway = errors.New("place request: the coordinator cannot place it")
 // readReply reads what appendReply wrote into g and a. The errors are those of
 // Place; errAway, when it is to be placed here; and garbage.
 func readReply(b []byte, a *Ask, g *grant, n Numbers, known names) error {
-	r := reader{b: b}
-	code := r.most(replyAway)
+	r := newReader(b)
+	code := r.UintUpTo(replyAway)
 	var err error
 	switch code {
 	case replyUnknownModel:
@@ -103,30 +104,28 @@ func readReply(b []byte, a *Ask, g *grant, n Numbers, known names) error {
 	case replyModelNeeded:
 		err = ErrModelNeeded
 	case replyRejected:
-		err = &RejectedError{Status: int(r.most(599))}
+		err = &RejectedError{Status: int(r.UintUpTo(599))}
 	case replyNoTarget:
-		err = &NoTargetError{Phase: abi.Phase(r.most(uint64(abi.Encode))), Model: a.Model}
+		err = &NoTargetError{Phase: abi.Phase(r.UintUpTo(uint64(abi.Encode))), Model: a.Model}
 	case replyAway:
 		err = errAway
 	}
-	flags := r.most(replyFlags - 1)
+	flags := r.UintUpTo(replyFlags - 1)
 	if flags&replyLooked != 0 {
-		turn, rest, ok := conversation.ReadTurn(r.b)
-		if r.b = rest; !ok {
-			r.spoil()
-		} else if !a.looked {
+		turn := conversation.ReadTurn(&r.Reader)
+		if !r.Failed() && !a.looked {
 			a.turn, a.looked = turn, true
 			a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
 		}
 		g.Turn = turn
 	}
-	if err != nil && !r.bad && len(r.b) == 0 {
+	if err != nil && r.Done() {
 		return err
 	}
 	lost := g.readPlaced(&r, n, known)
 	g.Facts.Scored = flags&replyScored != 0
 	switch {
-	case r.bad || err != nil:
+	case r.Failed() || err != nil:
 		return link.Garbage("a placement")
 	case lost:
 		return errAway
@@ -137,26 +136,26 @@ func readReply(b []byte, a *Ask, g *grant, n Numbers, known names) error {
 // readPlaced reads a placement; lost says that it is on an instance that is not
 // known here.
 func (g *grant) readPlaced(r *reader, n Numbers, known names) (lost bool) {
-	g.Flow = abi.Flow(r.most(uint64(abi.FlowDecodeFirst)))
+	g.Flow = abi.Flow(r.UintUpTo(uint64(abi.FlowDecodeFirst)))
 	var one, two bool
 	g.Prefill, one = r.target(n)
 	g.Decode, two = r.target(n)
-	g.ID = r.uint()
-	g.Policy = known.of(r.text())
-	g.Matched = r.int()
+	g.ID = r.Uint()
+	g.Policy = known.of(r.Text())
+	g.Matched = r.Int()
 	g.FirstByte = r.duration()
-	g.lease.burden = burden{prompt: r.int(), queued: r.int(), tokens: r.int()}
-	for range r.list(2) {
-		g.Fallbacks = append(g.Fallbacks, Fallback{What: known.of(r.text()), Reason: known.of(r.text())})
+	g.lease.burden = burden{prompt: r.Int(), queued: r.Int(), tokens: r.Int()}
+	for range r.List(2) {
+		g.Fallbacks = append(g.Fallbacks, Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
 	}
-	for range r.list(1) {
-		g.Notes = append(g.Notes, string(r.text()))
+	for range r.List(1) {
+		g.Notes = append(g.Notes, string(r.Text()))
 	}
-	if len(r.b)%abi.RowSize != 0 {
-		r.spoil()
+	if r.Len()%abi.RowSize != 0 {
+		r.Fail()
 	}
 	t := g.table
-	t.place.Candidates = abi.ReadRows(t.place.Candidates[:0], r.b)
+	t.place.Candidates = abi.ReadRows(t.place.Candidates[:0], r.Rest())
 	t.targets = t.targets[:0]
 	kept := t.place.Candidates[:0]
 	for i := range t.place.Candidates {

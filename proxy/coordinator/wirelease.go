@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // wireLease is what of a worker's lease is the coordinator's. Those that are open
@@ -96,7 +97,7 @@ func (w *wireLease) tell(kind uint8, took time.Duration, owed []byte) {
 	}
 	m := w.client.scratch.Get().(*scratch)
 	defer w.client.scratch.Put(m)
-	m.out = append(appendDuration(appendUint(m.out[:0], w.number), took), owed...)
+	m.out = append(appendDuration(wire.AppendUint(m.out[:0], w.number), took), owed...)
 	w.session.link.Send(kind, m.out, len(owed) > 0)
 }
 
@@ -107,7 +108,7 @@ func (w *wireLease) computed(key *Key, block int, prompt, cached int64, m *scrat
 	if w.session == nil || w.lease.released {
 		return
 	}
-	m.out = appendInt(appendInt(appendUint(m.out[:0], w.number), prompt), cached)
+	m.out = wire.AppendInt(wire.AppendInt(wire.AppendUint(m.out[:0], w.number), prompt), cached)
 	m.out = appendHashes(appendBlock(m.out, block), key.reported(block, cached))
 	w.session.link.Send(kindComputed, m.out, false)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // worker is a worker's connection, on the coordinator's side: the Handler of what
@@ -52,7 +53,7 @@ type forms struct {
 func (l *Local) forms() forms { return forms{l.Needs(), l.state.Index != nil} }
 
 func (f forms) append(dst []byte) []byte {
-	dst = appendUint(dst, uint64(f.needs))
+	dst = wire.AppendUint(dst, uint64(f.needs))
 	if f.index {
 		return append(dst, 1)
 	}
@@ -60,9 +61,9 @@ func (f forms) append(dst []byte) []byte {
 }
 
 func (f *forms) read(b []byte) error {
-	r := reader{b: b}
-	f.needs, f.index = abi.Needs(r.uint()), r.most(1) != 0
-	if r.bad || len(r.b) > 0 {
+	r := newReader(b)
+	f.needs, f.index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
+	if !r.Done() {
 		return link.Garbage("the forms")
 	}
 	return nil
@@ -210,7 +211,7 @@ func (w *worker) end() (owed [][]byte) {
 
 // Message implements link.Handler.
 func (w *worker) Message(kind uint8, payload []byte) error {
-	r := reader{b: payload}
+	r := newReader(payload)
 	var err error
 	switch kind {
 	case kindDone:
@@ -233,18 +234,18 @@ func (w *worker) Message(kind uint8, payload []byte) error {
 	default:
 		return link.Garbage("an unknown message")
 	}
-	if r.bad {
+	if r.Failed() {
 		return link.Garbage("a message about a lease")
 	}
 	return err
 }
 
 func (w *worker) prefillDone(r *reader) {
-	lease, took := r.uint(), r.duration()
+	lease, took := r.Uint(), r.duration()
 	w.mu.Lock()
 	l, ok := w.leases[lease]
-	if ok && len(r.b) > 0 {
-		l.owed = bytes.Clone(r.b)
+	if ok && r.Len() > 0 {
+		l.owed = bytes.Clone(r.Rest())
 		w.leases[lease] = l
 	}
 	w.mu.Unlock()
@@ -254,7 +255,7 @@ func (w *worker) prefillDone(r *reader) {
 }
 
 func (w *worker) answered(r *reader) {
-	lease, took := r.uint(), r.duration()
+	lease, took := r.Uint(), r.duration()
 	w.mu.Lock()
 	l := w.leases[lease]
 	if l.owed != nil {
@@ -268,7 +269,7 @@ func (w *worker) answered(r *reader) {
 }
 
 func (w *worker) release(r *reader) {
-	lease := r.uint()
+	lease := r.Uint()
 	w.mu.Lock()
 	l := w.leases[lease]
 	delete(w.leases, lease)
@@ -280,7 +281,7 @@ func (w *worker) release(r *reader) {
 
 func (w *worker) adopt(r *reader) error {
 	number, a, owed := readAdoption(r, w.s.own())
-	if r.bad {
+	if r.Failed() {
 		return nil
 	}
 	if !w.begin(number) {
@@ -305,8 +306,8 @@ func (w *worker) adopt(r *reader) error {
 // computed compares an engine's word with what was believed, of a lease whose
 // placement was made here.
 func (w *worker) computed(r *reader) {
-	lease, prompt, cached := r.uint(), r.int(), r.int()
-	block := int(r.most(mostBlock))
+	lease, prompt, cached := r.Uint(), r.Int(), r.Int()
+	block := int(r.UintUpTo(mostBlock))
 	h := w.s.asks.Get().(*heard)
 	defer w.s.asks.Put(h)
 	h.room(0)
@@ -314,7 +315,7 @@ func (w *worker) computed(r *reader) {
 	w.mu.Lock()
 	p := w.leases[lease].p
 	w.mu.Unlock()
-	if p != nil && !r.bad {
+	if p != nil && !r.Failed() {
 		w.s.o.Local.computed(p, h.blocks[0], block, prompt, cached)
 	}
 }

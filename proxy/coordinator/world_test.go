@@ -64,9 +64,9 @@ type client struct{}
 func (client) Do(context.Context, *upstream.Request) (*upstream.Response, error) {
 	return nil, errors.New("not in this test")
 }
-func (client) Abandon(any, time.Duration) {}
-func (client) CloseIdle()                 {}
-func (client) Stats() upstream.Stats      { return upstream.Stats{} }
+func (client) EvictIdle(any, time.Duration) {}
+func (client) CloseIdle()                   {}
+func (client) Stats() upstream.Stats        { return upstream.Stats{} }
 
 // counts is an Observer.
 type counts struct {

@@ -159,7 +159,7 @@ func (*fakeClient) Do(context.Context, *upstream.Request) (*upstream.Response, e
 	return nil, errors.New("not in this test")
 }
 
-func (c *fakeClient) Abandon(any, time.Duration) {
+func (c *fakeClient) EvictIdle(any, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.abandoned++

@@ -105,27 +105,27 @@ type Instance struct {
 	// pairs: tokens are prompt tokens.
 	Transfers load.Speed
 
-	protocol Protocol
-	kvHosts  config.KVHosts
-	state    atomic.Uint32
-	since    atomic.Int64 // unix ms of the last state change
-	facts    atomic.Pointer[Facts]
-	asks     *http.Client    // for probes; shares nothing with the data path
-	told     atomic.Int32    // tokens per KV block, by its events; 0 unknown
-	guessed  atomic.Int32    // the same, by its metrics
-	stay     context.Context // ends when the instance is to drain and go
-	part     context.CancelFunc
-	drainFor atomic.Int64  // how long it may then take, in ns
-	fetches  atomic.Int32  // placements whose KV decode has yet to get from here
-	gone     atomic.Bool   // it has left the registry
-	restarts atomic.Uint32 // how often it was found to be a new process
-	asked    atomic.Bool   // once at least, whatever came of it
-	silent   atomic.Bool
-	fell     chan struct{} // tells who leaves calls that it is silent
-	doubt    chan struct{} // asks for a probe soon
-	relearn  atomic.Bool   // the connection of its probes was lost: it may be another process
-	refused  atomic.Bool   // a leg was refused a connection since the last good probe
-	tended   bool          // Run looks after it; guarded by Registry.mu
+	protocol     Protocol
+	kvHosts      config.KVHosts
+	state        atomic.Uint32
+	since        atomic.Int64 // unix ms of the last state change
+	facts        atomic.Pointer[Facts]
+	asks         *http.Client    // for probes; shares nothing with the data path
+	told         atomic.Int32    // tokens per KV block, by its events; 0 unknown
+	guessed      atomic.Int32    // the same, by its metrics
+	stay         context.Context // ends when the instance is to drain and go
+	part         context.CancelFunc
+	drainFor     atomic.Int64  // how long it may then take, in ns
+	fetches      atomic.Int32  // placements whose KV decode has yet to get from here
+	gone         atomic.Bool   // it has left the registry
+	restarts     atomic.Uint32 // how often it was found to be a new process
+	asked        atomic.Bool   // once at least, whatever came of it
+	unresponsive atomic.Bool
+	fell         chan struct{} // tells who leaves calls that it is silent
+	probeNow     chan struct{} // asks for a probe soon
+	relearn      atomic.Bool   // the connection of its probes was lost: it may be another process
+	refused      atomic.Bool   // a leg was refused a connection since the last good probe
+	tended       bool          // Run looks after it; guarded by Registry.mu
 }
 
 // Gone reports that the instance has left the registry.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 const (
@@ -239,7 +240,7 @@ func (i *Instance) mirror(e *member) {
 	i.facts.Store(e.Facts)
 	i.state.Store(uint32(e.State))
 	i.since.Store(e.Since)
-	i.silent.Store(e.Silent)
+	i.unresponsive.Store(e.Silent)
 	i.restarts.Store(e.Restarts)
 }
 
@@ -254,37 +255,37 @@ func (m *Mirror) importLoads(value []byte) error {
 		from                  int // of copies
 	}
 	var (
-		w      = &wire{b: value}
+		w      = &partReader{wire.Read(value)}
 		now    = time.Now()
 		number = m.now.Load()
 		rows   []row
 		copies []load.Copy
 	)
-	if mark := w.uint64(); !w.bad && mark != number.mark {
+	if mark := w.Uint64(); !w.Failed() && mark != number.mark {
 		return nil // of a registry that is not, or no longer, mirrored
 	}
-	for range w.uint32() {
-		x := row{i: number.byNumber[w.uint32()], told: w.int32(), guessed: w.int32()}
-		x.failures, x.left, x.transfers, x.from = uint32(w.int32()), w.uint32(), w.fit(), len(copies)
-		x.ranks = uint32(w.uint16())
+	for range w.Uint32() {
+		x := row{i: number.byNumber[w.Uint32()], told: w.int32(), guessed: w.int32()}
+		x.failures, x.left, x.transfers, x.from = uint32(w.int32()), w.Uint32(), w.fit(), len(copies)
+		x.ranks = uint32(w.Uint16())
 		for range x.ranks {
 			copies = append(copies, load.Copy{
 				Requests: w.int32(), Tokens: w.natural(), Queued: w.natural(), Usage: w.float(),
 				RecentTokens: w.float(), RecentRequests: w.float(), RecentWork: w.float(),
 				Prefill: w.fit(), Output: w.fit(),
 			})
-			if w.bad {
+			if w.Failed() {
 				break
 			}
 		}
-		if w.bad {
+		if w.Failed() {
 			break
 		}
 		if x.i != nil && int(x.ranks) == len(x.i.Load) {
 			rows = append(rows, x)
 		}
 	}
-	if w.bad || len(w.b) > 0 {
+	if !w.Done() {
 		return errors.New("loads are not whole")
 	}
 	for _, x := range rows {
@@ -307,18 +308,18 @@ func (m *Mirror) importPairs(value []byte) error {
 		state          abi.PairState
 		failures, left uint32
 	}
-	w, number := &wire{b: value}, m.now.Load()
-	if mark := w.uint64(); !w.bad && mark != number.mark {
+	w, number := &partReader{wire.Read(value)}, m.now.Load()
+	if mark := w.Uint64(); !w.Failed() && mark != number.mark {
 		return nil
 	}
 	var rows []row
-	for range w.uint32() {
-		rows = append(rows, row{w.pairKey(), w.pairState(), uint32(w.int32()), w.uint32()})
-		if w.bad {
+	for range w.Uint32() {
+		rows = append(rows, row{w.pairKey(), w.pairState(), uint32(w.int32()), w.Uint32()})
+		if w.Failed() {
 			break
 		}
 	}
-	if w.bad || len(w.b) > 0 {
+	if !w.Done() {
 		return errors.New("pairs are not whole")
 	}
 	for _, x := range rows {

@@ -15,6 +15,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/state/load"
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // Part is one part of what a registry exports. A mirror needs the last one of
@@ -91,7 +92,7 @@ func (r *Registry) exportMembers() []byte {
 	out := members{Mark: r.mark}
 	for _, i := range r.Snapshot().Instances {
 		out.Instances = append(out.Instances, member{
-			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Silent(), Since: i.since.Load(),
+			Number: i.ID, Source: i.Source, Spec: i.Spec, APIKey: i.APIKey, State: i.State(), Silent: i.Unresponsive(), Since: i.since.Load(),
 			Restarts: i.restarts.Load(), Facts: i.facts.Load(),
 		})
 	}
@@ -198,60 +199,48 @@ func appendPairKey(b []byte, key pairKey) []byte {
 	return binary.LittleEndian.AppendUint16(b, uint16(key.decodeRank))
 }
 
-// wire reads a binary part. What is not there is 0, and bad says so afterwards.
-type wire struct {
-	b   []byte
-	bad bool
-}
-
-func (w *wire) take(n int) []byte {
-	if len(w.b) < n {
-		w.b, w.bad = nil, true
-		return make([]byte, n)
-	}
-	head := w.b[:n]
-	w.b = w.b[n:]
-	return head
-}
-
-func (w *wire) uint8() uint8   { return w.take(1)[0] }
-func (w *wire) uint16() uint16 { return binary.LittleEndian.Uint16(w.take(2)) }
-func (w *wire) uint32() uint32 { return binary.LittleEndian.Uint32(w.take(4)) }
-func (w *wire) uint64() uint64 { return binary.LittleEndian.Uint64(w.take(8)) }
+// partReader reads a binary part.
+type partReader struct{ wire.Reader }
 
 // float reads a number that is not negative.
-func (w *wire) float() float32 {
-	f := math.Float32frombits(w.uint32())
+func (r *partReader) float() float32 {
+	f := math.Float32frombits(r.Uint32())
 	if f >= 0 && f <= math.MaxFloat32 {
 		return f
 	}
-	w.bad = true
+	r.Fail()
 	return 0
 }
 
 // natural reads a count that is not negative.
-func (w *wire) natural() int64 {
-	n := int64(w.uint64())
-	w.bad = w.bad || n < 0
+func (r *partReader) natural() int64 {
+	n := int64(r.Uint64())
+	if n < 0 {
+		r.Fail()
+	}
 	return max(0, n)
 }
 
 // int32 reads a count that is not negative.
-func (w *wire) int32() int32 {
-	n := int32(w.uint32())
-	w.bad = w.bad || n < 0
+func (r *partReader) int32() int32 {
+	n := int32(r.Uint32())
+	if n < 0 {
+		r.Fail()
+	}
 	return max(0, n)
 }
 
-func (w *wire) fit() load.Fit { return load.Fit{PerToken: w.float(), Fixed: w.float()} }
+func (r *partReader) fit() load.Fit { return load.Fit{PerToken: r.float(), Fixed: r.float()} }
 
-func (w *wire) pairKey() pairKey {
-	return pairKey{prefill: w.uint32(), decode: w.uint32(), prefillRank: int(w.uint16()), decodeRank: int(w.uint16())}
+func (r *partReader) pairKey() pairKey {
+	return pairKey{prefill: r.Uint32(), decode: r.Uint32(), prefillRank: int(r.Uint16()), decodeRank: int(r.Uint16())}
 }
 
 // pairState reads a state that is not told by a circuit.
-func (w *wire) pairState() abi.PairState {
-	s := abi.PairState(w.uint8())
-	w.bad = w.bad || s > abi.PairReady
+func (r *partReader) pairState() abi.PairState {
+	s := abi.PairState(r.Uint8())
+	if s > abi.PairReady {
+		r.Fail()
+	}
 	return s
 }

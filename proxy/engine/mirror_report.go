@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 const (
@@ -180,37 +182,37 @@ type learned struct {
 // reported. An error says that b is no report; what came before the fault counts.
 // What a mirror of another registry tells is ignored.
 func (r *Registry) Learn(mirror int, b []byte) error {
-	w := &wire{b: b}
-	if mark := w.uint64(); !w.bad && mark != r.mark {
+	w := &partReader{wire.Read(b)}
+	if mark := w.Uint64(); !w.Failed() && mark != r.mark {
 		return nil
 	}
 	home := &numbering{byNumber: make(map[uint32]*Instance)}
 	for _, i := range r.Snapshot().Instances {
 		home.byNumber[i.ID] = i
 	}
-	for len(w.b) > 0 && !w.bad {
+	for w.Len() > 0 {
 		r.learnOne(w, mirror, home)
 	}
-	if w.bad {
+	if w.Failed() {
 		return errors.New("read report: it is not whole")
 	}
 	return nil
 }
 
 // learnOne reads one report and applies it.
-func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
-	switch kind := w.uint8(); kind {
+func (r *Registry) learnOne(w *partReader, mirror int, home *numbering) {
+	switch kind := w.Uint8(); kind {
 	case reportFailed, reportWell, reportOutput:
-		t, ok := home.target(w.uint32(), int(w.uint16()))
+		t, ok := home.target(w.Uint32(), int(w.Uint16()))
 		var tokens, micros int64
 		if kind == reportOutput {
 			tokens, micros = w.natural(), w.natural()
 		}
 		switch {
-		case w.bad || !ok:
+		case w.Failed() || !ok:
 		case kind == reportFailed:
 			t.Breaker.Failure()
-			t.Doubt()
+			t.ProbeSoon()
 		case kind == reportWell:
 			t.Breaker.Success()
 		default:
@@ -227,7 +229,7 @@ func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
 			tokens, micros = w.natural(), w.natural()
 		}
 		switch {
-		case w.bad || !ok:
+		case w.Failed() || !ok:
 		case kind == reportMoved:
 			r.MeasurePair(p, d, tokens, duration(micros))
 		default:
@@ -235,24 +237,28 @@ func (r *Registry) learnOne(w *wire, mirror int, home *numbering) {
 		}
 	case reportWarming:
 		now := make(map[pairKey]bool)
-		for range w.uint32() {
-			if now[w.pairKey()] = true; w.bad {
+		for range w.Uint32() {
+			if now[w.pairKey()] = true; w.Failed() {
 				return
 			}
 		}
 		r.warms(mirror, now, home)
 	default:
-		w.bad = true
+		w.Fail()
 	}
 }
 
 // label reads the kind of a failure: lower-case letters, digits and _.
-func (w *wire) label() string {
-	b := w.take(int(w.uint8()))
-	for _, c := range b {
-		w.bad = w.bad || c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9')
+func (r *partReader) label() string {
+	b := r.Bytes(uint64(r.Uint8()))
+	if len(b) == 0 || len(b) > maxKind {
+		r.Fail()
 	}
-	w.bad = w.bad || len(b) == 0 || len(b) > maxKind
+	for _, c := range b {
+		if c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			r.Fail()
+		}
+	}
 	return string(b)
 }
 

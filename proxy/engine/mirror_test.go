@@ -68,7 +68,7 @@ func shape(s *Snapshot, now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, s.Models(), s.Unlearned, s.Ready())
 	for _, i := range s.Instances {
-		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Silent(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
+		fmt.Fprintln(&b, i.Spec, i.APIKey, i.Source, i.State(), i.Unresponsive(), i.Since(), *i.Facts(), i.facts.Load() == nil, i.BlockTokens(),
 			i.Breaker.Circuit(now), i.Breaker.Failures(), i.Transfers.Fit())
 		for r := range i.Load {
 			fmt.Fprintln(&b, r, i.Load[r].View(now).PrefillMicros, i.Load[r].Output.Fit())

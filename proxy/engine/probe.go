@@ -84,7 +84,7 @@ func (p *prober) probeWhile(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-next.C:
-		case <-p.i.doubt:
+		case <-p.i.probeNow:
 			if again := time.Duration(h.SuspectInterval); again > 0 {
 				next.Reset(max(0, again-time.Since(began)))
 			}

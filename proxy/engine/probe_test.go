@@ -437,7 +437,7 @@ func TestProbeWithoutDescriptors(t *testing.T) {
 			if got := a.State(); got != s.want {
 				t.Errorf("step %d: %v, want %v", n, got, s.want)
 			}
-			if a.Silent() {
+			if a.Unresponsive() {
 				t.Errorf("step %d: the engine counts as silent", n)
 			}
 		}

@@ -22,7 +22,7 @@ func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 func (i *Instance) Refused() {
 	i.refused.Store(true)
 	i.Breaker.Trip()
-	i.Doubt()
+	i.ProbeSoon()
 }
 
 // listens closes the circuit that Refused has opened: the instance has answered a
@@ -74,7 +74,7 @@ func (c *probeConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) && time.Since(c.since) > time.Duration(c.r.health.Load().Interval) {
 		c.i.relearn.Store(true)
-		c.i.Doubt()
+		c.i.ProbeSoon()
 	}
 	return n, err
 }

@@ -18,15 +18,15 @@ type unheardError struct{ err error }
 func (e unheardError) Error() string { return e.err.Error() }
 func (e unheardError) Unwrap() error { return e.err }
 
-// Silent reports that the instance is unhealthy because it answers nothing, while
+// Unresponsive reports that the instance is unhealthy because it answers nothing, while
 // others answer: it is stopped or cut off, and what waits for it would wait until
 // it is back. One that is slow, or answers with an error, is not silent.
-func (i *Instance) Silent() bool { return i.silent.Load() }
+func (i *Instance) Unresponsive() bool { return i.unresponsive.Load() }
 
-// Doubt has the instance probed soon, because a leg on it failed: what is dead is
+// ProbeSoon has the instance probed soon, because a leg on it failed: what is dead is
 // then known before the next probe's time. It costs no more than a probe each
 // health.suspect_interval.
-func (i *Instance) Doubt() { signal(i.doubt) }
+func (i *Instance) ProbeSoon() { signal(i.probeNow) }
 
 // listen draws from what a probe heard whether the instance is silent. began is
 // when the probe was sent.
@@ -68,7 +68,7 @@ func (p *prober) pause(h *config.Health, began time.Time) time.Duration {
 
 // silence notes whether i is silent.
 func (r *Registry) silence(i *Instance, silent bool) {
-	if i.silent.Swap(silent) == silent {
+	if i.unresponsive.Swap(silent) == silent {
 		return
 	}
 	signal(r.changed)
@@ -87,11 +87,11 @@ func (r *Registry) leave(ctx context.Context, i *Instance) {
 			return
 		case <-i.fell:
 		}
-		for i.Silent() {
-			i.Client.Abandon(i, time.Duration(r.health.Load().Timeout))
+		for i.Unresponsive() {
+			i.Client.EvictIdle(i, time.Duration(r.health.Load().Timeout))
 			for _, other := range r.Snapshot().Instances { // where KV of its is waited for
 				if other != i {
-					other.Client.Abandon(i, 0)
+					other.Client.EvictIdle(i, 0)
 				}
 			}
 			select {

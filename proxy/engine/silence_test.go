@@ -47,13 +47,13 @@ func TestSilence(t *testing.T) {
 				})
 				time.Sleep(4 * time.Second)
 				synctest.Wait()
-				if a.Silent() || abandons(a)+abandons(b) > 0 {
+				if a.Unresponsive() || abandons(a)+abandons(b) > 0 {
 					t.Fatal("silent after two probes")
 				}
 				time.Sleep(8 * time.Second)
 				synctest.Wait()
-				if a.Silent() != tt.silent || b.Silent() {
-					t.Fatalf("silent: %t and %t, want %t and false", a.Silent(), b.Silent(), tt.silent)
+				if a.Unresponsive() != tt.silent || b.Unresponsive() {
+					t.Fatalf("silent: %t and %t, want %t and false", a.Unresponsive(), b.Unresponsive(), tt.silent)
 				}
 				if (abandons(a) > 10) != tt.silent || (abandons(b) > 10) != tt.silent {
 					t.Error("calls are left though it is not silent, or not again and again")
@@ -72,11 +72,11 @@ func TestSilence(t *testing.T) {
 				still := name == "it is gone when it is back"
 				abandons(a)
 				time.Sleep(time.Second)
-				if synctest.Wait(); a.Silent() != still || (abandons(a) > 0) != still {
-					t.Errorf("silent: %t, want %t", a.Silent(), still)
+				if synctest.Wait(); a.Unresponsive() != still || (abandons(a) > 0) != still {
+					t.Errorf("silent: %t, want %t", a.Unresponsive(), still)
 				}
 				f.must(t, f.Remove("a", time.Hour))
-				if synctest.Wait(); a.Silent() {
+				if synctest.Wait(); a.Unresponsive() {
 					t.Error("silent though nobody asks it any more")
 				}
 			})
@@ -103,8 +103,8 @@ func TestSuspicion(t *testing.T) {
 			t.Errorf("%v too early", a.State())
 		}
 		time.Sleep(2 * time.Millisecond)
-		if synctest.Wait(); a.State() != Unhealthy || !a.Silent() {
-			t.Errorf("%v, silent %t, after %v", a.State(), a.Silent(), known)
+		if synctest.Wait(); a.State() != Unhealthy || !a.Unresponsive() {
+			t.Errorf("%v, silent %t, after %v", a.State(), a.Unresponsive(), known)
 		}
 		before := f.engines.count("a:80/live")
 		time.Sleep(10 * time.Second)
@@ -115,7 +115,7 @@ func TestSuspicion(t *testing.T) {
 		b := f.get(t, "b")
 		before = f.engines.count("b:80/live")
 		for range 1000 { // legs fail for a second
-			b.Doubt()
+			b.ProbeSoon()
 			time.Sleep(time.Millisecond)
 		}
 		if n := f.engines.count("b:80/live") - before; n < 3 || n > 5 {
@@ -126,7 +126,7 @@ func TestSuspicion(t *testing.T) {
 		time.Sleep(2*time.Second + 100*time.Millisecond) // not at the instant of a probe
 		before = f.engines.count("b:80/live")
 		for range 100 {
-			b.Doubt()
+			b.ProbeSoon()
 			time.Sleep(20 * time.Millisecond)
 		}
 		if n := f.engines.count("b:80/live") - before; n != 1 {
@@ -175,15 +175,15 @@ func TestSilenceMirrored(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		a := m.Registry().Snapshot().Instance("a")
-		if !a.Silent() || abandons(a) == 0 {
-			t.Fatalf("silent: %t", a.Silent())
+		if !a.Unresponsive() || abandons(a) == 0 {
+			t.Fatalf("silent: %t", a.Unresponsive())
 		}
 		f.engines.set(func() { f.engines.delay["a:80"] = 0 })
 		time.Sleep(3 * time.Second)
 		abandons(a)
 		time.Sleep(3 * time.Second)
-		if synctest.Wait(); a.Silent() || abandons(a) > 0 {
-			t.Errorf("silent: %t", a.Silent())
+		if synctest.Wait(); a.Unresponsive() || abandons(a) > 0 {
+			t.Errorf("silent: %t", a.Unresponsive())
 		}
 	})
 }

@@ -23,7 +23,7 @@ type Lock struct {
 type Holder struct {
 	PID   int    // 0: it has said nothing yet
 	State string // one word of its own choice; "" after TryLock
-	Beat  uint64 // grows with every Say
+	Beat  uint64 // grows with every SetState
 }
 
 // LockedError is the error of TryLock for a lock that another process holds.
@@ -54,7 +54,7 @@ func (d *Dir) TryLock(name string) (*Lock, error) {
 		h, _ := readHolder(f) // zero: it cannot be told
 		err = &LockedError{Name: name, Holder: h}
 	} else if err == nil {
-		err = l.Say("")
+		err = l.SetState("")
 	}
 	if err != nil {
 		f.Close()
@@ -79,9 +79,9 @@ const (
 	maxHolder = 256
 )
 
-// Say writes a state, one word, beside the process id. Said again and again it
+// SetState writes a state, one word, beside the process id. Said again and again it
 // shows others that the process is alive. One call at a time.
-func (l *Lock) Say(state string) error {
+func (l *Lock) SetState(state string) error {
 	if len(state) > maxState || strings.ContainsAny(state, " \n") {
 		return fmt.Errorf("state %q is not a short word", state)
 	}
@@ -101,10 +101,10 @@ func (l *Lock) Unlock() {
 	}
 }
 
-// Look tells who holds the lock of that name; false when nobody does. An error says
+// LockHolder tells who holds the lock of that name; false when nobody does. An error says
 // that nobody can tell. It is fs.ErrNotExist where there is no such file: then nobody
 // has ever held the lock, or the file has been lost with who holds it.
-func (d *Dir) Look(name string) (h Holder, held bool, err error) {
+func (d *Dir) LockHolder(name string) (h Holder, held bool, err error) {
 	f, err := d.OpenFile(name, os.O_RDONLY)
 	if err != nil {
 		return Holder{}, false, err

@@ -10,21 +10,21 @@ import (
 
 func TestLock(t *testing.T) {
 	d := openDir(t)
-	if _, held, err := d.Look("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
+	if _, held, err := d.LockHolder("a.lock"); held || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("before there is one: %v, %v", held, err)
 	}
 	lock, err := d.TryLock("a.lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h, held, err := d.Look("a.lock"); !held || err != nil || h.PID != os.Getpid() || h.State != "" {
+	if h, held, err := d.LockHolder("a.lock"); !held || err != nil || h.PID != os.Getpid() || h.State != "" {
 		t.Errorf("%+v, %v, %v", h, held, err)
 	}
 	for _, state := range []string{"starting", "ready", "a-state-of-20-letters", "two words"} {
-		err := lock.Say(state)
+		err := lock.SetState(state)
 		if bad := len(state) > maxState || strings.Contains(state, " "); bad != (err != nil) {
 			t.Errorf("%q: %v", state, err)
-		} else if h, held, _ := d.Look("a.lock"); !bad && (h.State != state || !held) {
+		} else if h, held, _ := d.LockHolder("a.lock"); !bad && (h.State != state || !held) {
 			t.Errorf("%+v", h)
 		}
 	}
@@ -33,7 +33,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	lock.Unlock()
-	if _, held, err := d.Look("a.lock"); held || err != nil {
+	if _, held, err := d.LockHolder("a.lock"); held || err != nil {
 		t.Errorf("after its end: %v, %v", held, err)
 	}
 	again, err := d.TryLock("a.lock")
@@ -47,7 +47,7 @@ func TestLock(t *testing.T) {
 	if _, err := d.TryLock("b.lock"); err == nil {
 		t.Error("a link is followed")
 	}
-	if _, held, err := d.Look("b.lock"); held || err == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, held, err := d.LockHolder("b.lock"); held || err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a link: %v, %v", held, err)
 	}
 }

@@ -32,7 +32,7 @@ type KV struct {
 
 // New returns the KV that the decode engine of an attempt says it retains: params for
 // prefill, and the host that they name. job has the fields of a clean-up of the attempt.
-func New(r connector.Keeper, a *connector.Attempt, job cleanup.Job, host string, params []byte) *KV {
+func New(r connector.Retainer, a *connector.Attempt, job cleanup.Job, host string, params []byte) *KV {
 	p, d := a.Prefill, a.Decode
 	k := &KV{params: bytes.Clone(params), host: host, holder: d, since: d.Since()}
 	call := connector.Cleanup{Phase: abi.Decode, How: "engine_timeout"}
@@ -40,7 +40,7 @@ func New(r connector.Keeper, a *connector.Attempt, job cleanup.Job, host string,
 	case !d.Owns(host, p.Instance) || !connector.Sound(d.Instance, p.Instance, params):
 		k.host = ""
 	case p.Spec.Bidirectional:
-		call = r.Forget(a, params)
+		call = r.FreeRetained(a, params)
 	}
 	k.free = cleanup.Retained(job, call, p, d)
 	return k
@@ -144,7 +144,7 @@ func Scope(r *openai.Request) string {
 
 // IDs returns the ids of the tokens whose KV decode retains, or why they are not known,
 // as a reason of a fallback.
-func IDs(k *connector.Kept) (ids []uint32, reason string) {
+func IDs(k *connector.Retained) (ids []uint32, reason string) {
 	if k.Unfit != "" {
 		return nil, k.Unfit
 	}

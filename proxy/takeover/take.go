@@ -27,7 +27,7 @@ func Take(ctx context.Context, dir *privatedir.Dir) (*Taken, error) {
 }
 
 // Copy asks the process that serves a socket of that name for its sockets, which
-// are the caller's to close, and changes nothing. The error is ErrNobody when no
+// are the caller's to close, and changes nothing. The error is ErrNoPredecessor when no
 // process does.
 func Copy(ctx context.Context, dir *privatedir.Dir, name string) (Offer, error) {
 	t, err := ask(ctx, dir, name, sayCopy)
@@ -42,7 +42,7 @@ func ask(ctx context.Context, dir *privatedir.Dir, name, what string) (*Taken, e
 	defer cancel()
 	conn, err := dir.Dial(dialling, "unix", name)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, ErrNobody
+		return nil, ErrNoPredecessor
 	}
 	if err != nil {
 		return nil, err

@@ -53,8 +53,8 @@ type Offer struct {
 }
 
 var (
-	// ErrNobody is the error of Take when no process serves the control socket.
-	ErrNobody = errors.New("no process to take over from")
+	// ErrNoPredecessor is the error of Take when no process serves the control socket.
+	ErrNoPredecessor = errors.New("no process to take over from")
 	// ErrWithdrawn is the error of Ready when the predecessor goes on, or ends
 	// together with its successor.
 	ErrWithdrawn = errors.New("the predecessor has withdrawn its offer")

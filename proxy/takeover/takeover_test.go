@@ -140,7 +140,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	c.Close()
 	answersOn(t, l, addr)
-	if _, err := Take(t.Context(), o.dir); !errors.Is(err, ErrNobody) {
+	if _, err := Take(t.Context(), o.dir); !errors.Is(err, ErrNoPredecessor) {
 		t.Errorf("a second successor: %v", err)
 	}
 }
@@ -207,7 +207,7 @@ func TestCopy(t *testing.T) {
 	if _, err := Take(t.Context(), o.dir); err == nil || !strings.Contains(err.Error(), "refuses") {
 		t.Errorf("take: %v", err)
 	}
-	if _, err := Copy(t.Context(), o.dir, "nobody.sock"); !errors.Is(err, ErrNobody) {
+	if _, err := Copy(t.Context(), o.dir, "nobody.sock"); !errors.Is(err, ErrNoPredecessor) {
 		t.Errorf("nobody: %v", err)
 	}
 }

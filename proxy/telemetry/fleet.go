@@ -25,7 +25,7 @@ const WireFormat = "application/vnd.google.protobuf;proto=io.prometheus.client.M
 type Process struct {
 	Name   string // tells apart what is no sum: the value of the label process
 	Text   []byte // its metrics in WireFormat
-	Silent bool   // it did not answer
+	Failed bool   // it did not answer
 }
 
 // ownProcess is the Name of the process that gathers.
@@ -86,7 +86,7 @@ func (f *Fleet) Gather() ([]*dto.MetricFamily, error) {
 	defer f.mu.Unlock()
 	for _, p := range answers {
 		list, err := decode(p.Text)
-		if p.Silent || err != nil {
+		if p.Failed || err != nil {
 			silent++
 			continue
 		}

@@ -120,7 +120,7 @@ func TestFleet(t *testing.T) {
 		`pdproxy_fleet_workers`: "2", `pdproxy_fleet_silent_workers`: "0",
 	})
 	a.served.WithLabelValues("aggregated").Inc()
-	answers = []Process{{Name: "h/0", Text: a.text(t)}, {Name: "h/1", Silent: true}}
+	answers = []Process{{Name: "h/0", Text: a.text(t)}, {Name: "h/1", Failed: true}}
 	expect(t, f, map[string]string{
 		`pdproxy_served_total{flow="aggregated"}`: "112", `pdproxy_served_total{flow="concurrent"}`: "7", `pdproxy_time_seconds_count`: "3",
 		`pdproxy_guests`: "4", `go_goroutines{process="h/1"}`: "", `pdproxy_fleet_workers`: "2", `pdproxy_fleet_silent_workers`: "1",

@@ -7,7 +7,7 @@ type Dialect uint8
 
 // The dialects.
 const (
-	Silent Dialect = iota // has none
+	NoTokenizer Dialect = iota // has none
 	VLLM
 	SGLang
 	TRTLLM

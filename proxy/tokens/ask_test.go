@@ -52,7 +52,7 @@ func TestQuestionsAreTheClientsBytes(t *testing.T) {
 			[][2]string{{"/_internal/tokenize", `{"model":"m","prompt":"x"}`}}},
 		{"trtllm without special tokens", openai.Completions, TRTLLM, `{"prompt":"x","add_special_tokens":false}`, nil},
 		{"trtllm chat", openai.Chat, TRTLLM, `{"messages":[{"role":"user","content":"x"}]}`, nil},
-		{"silent", openai.Completions, Silent, `{"prompt":"x"}`, nil},
+		{"silent", openai.Completions, NoTokenizer, `{"prompt":"x"}`, nil},
 		{"anthropic messages", openai.Messages, VLLM, `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]}`, nil},
 		{"two prompts", openai.Completions, VLLM, `{"prompt":["x","y"]}`, nil},
 	} {

@@ -240,7 +240,7 @@ func (t *Tokenizer) fromLocal(p Prompt) Result {
 	if encoder == nil || !plain || len(raw) > t.most {
 		return Result{Reason: Unsupported}
 	}
-	dialect := Silent
+	dialect := NoTokenizer
 	if len(p.Instances) > 0 {
 		dialect = p.Instances[0].Dialect
 	}

@@ -83,7 +83,7 @@ func TestSourcesAreTriedInOrder(t *testing.T) {
 		{"engine", nil, Prompt{Request: request(t, openai.Completions, textBody), Instances: vllm}, []uint32{5, 6}, Engine, OK},
 		{"local first", []Source{Local, Engine}, Prompt{Request: request(t, openai.Completions, textBody), Instances: vllm}, []uint32{9}, Local, OK},
 		{"local cannot do messages", []Source{Local}, Prompt{Request: request(t, openai.Chat, chatBody)}, nil, None, Unsupported},
-		{"local stands in", nil, Prompt{Request: request(t, openai.Completions, textBody), Instances: []Instance{{"a", Silent}}}, []uint32{9}, Local, OK},
+		{"local stands in", nil, Prompt{Request: request(t, openai.Completions, textBody), Instances: []Instance{{"a", NoTokenizer}}}, []uint32{9}, Local, OK},
 		{"nothing configured", []Source{}, Prompt{Request: request(t, openai.Completions, textBody), Instances: vllm}, nil, None, Unsupported},
 		{"no engine", []Source{Engine}, Prompt{Request: request(t, openai.Completions, textBody)}, nil, None, NoEngine},
 		{"responses", []Source{Engine}, Prompt{Request: request(t, openai.Responses, `{"input":"hi"}`), Instances: vllm}, nil, None, Unsupported},

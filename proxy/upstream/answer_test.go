@@ -7,21 +7,21 @@ import (
 	"testing"
 )
 
-// answers are exact bytes of engines and what must come of them.
+// answers lists exact bytes of engines and the expected results.
 var answers = []struct {
 	name   string
 	method string // POST when empty
 	wire   string
-	closes bool   // the engine closes behind wire
+	closes bool   // the engine closes the connection after wire
 	extra  int    // bytes at the end of wire that belong to no answer
 	status int    // 0: the call fails
-	body   string // that is read, also before a failure
+	body   string // as read, also before a failure
 	length int64  // Response.ContentLength
 	header string // value of X-A
 	op     string // of the failure
 	err    error  // cause of the failure, nil: any
 	reused bool   // the next call uses the connection
-	laxStd bool   // net/http takes it otherwise
+	laxStd bool   // net/http accepts it or reads it differently
 }{
 	{name: "length", wire: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nx-a: b\r\n\r\nhello", status: 200, body: "hello", length: 5, header: "b", reused: true},
 	{name: "length zero", wire: "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", status: 200, length: 0, reused: true},
@@ -112,7 +112,7 @@ var answers = []struct {
 	{name: "extension too long", wire: "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", maxChunkLine) + "\r\nhello\r\n0\r\n\r\n", status: 200, length: -1, op: OpBody, err: errChunkLine, laxStd: true},
 }
 
-// TestAnswers feeds every answer cut in two at every position.
+// TestAnswers sends every answer in two parts, cut at every position.
 func TestAnswers(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		own := t.Name() == "TestAnswers/own"
@@ -125,7 +125,7 @@ func TestAnswers(t *testing.T) {
 				step := 1 + len(tt.wire)/256
 				last := len(tt.wire)
 				if tt.extra > 0 {
-					last -= tt.extra + 1 // part of the extra must come with the answer
+					last -= tt.extra + 1 // part of the extra bytes must come with the answer
 				}
 				for cut := 0; cut <= last; cut += step {
 					testAnswer(t, newClient, i, cut, own)
@@ -258,7 +258,7 @@ func TestEndlessHeads(t *testing.T) {
 	})
 }
 
-// A Read must bring all events that have arrived, whatever chunks they are in.
+// A Read must return all events that have arrived, in however many chunks.
 func TestReadTakesAllThatArrived(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) {

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// slurp reads requests of size bytes after the head's end, without memory of
-// its own, and calls f behind each.
+// slurp reads requests of size bytes after the end of the head, without allocating, and
+// calls f after each.
 func slurp(br *bufio.Reader, size int, f func() error) {
 	for {
 		for {
@@ -37,27 +37,27 @@ func slurp(br *bufio.Reader, size int, f func() error) {
 	}
 }
 
-// cpu returns the processor time of the process, which a busy machine bends less
-// than the clock's.
+// cpu returns the processor time of the process. A busy machine distorts it less than
+// wall-clock time.
 func cpu() time.Duration {
 	var u syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// reportCPU adds the processor time per operation since start, that of the fake
-// engine in the same process included.
+// reportCPU reports the processor time per operation since start, including that of the
+// fake engine in the same process.
 func reportCPU(b *testing.B, start time.Duration) {
 	b.ReportMetric(float64(cpu()-start)/float64(b.N), "cpu-ns/op")
 }
 
-// agentFields is what a leg carries.
+// agentFields are the header lines of a typical leg.
 var agentFields = []Field{
 	{"Content-Type", "application/json"}, {"Accept", "*/*"}, {"User-Agent", "OpenAI/Python 1.40.0"},
 	{"Authorization", "Bearer none"}, {"X-Request-Id", "0123456789abcdef0123456789abcdef"},
 }
 
-// BenchmarkRequest is one call on a reused connection: body out, 1 KB in.
+// BenchmarkRequest measures one call on a reused connection: body out, 1 KB in.
 func BenchmarkRequest(b *testing.B) {
 	answer := []byte("HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 04:00:00 GMT\r\nserver: uvicorn\r\ncontent-length: 1024\r\ncontent-type: application/json\r\n\r\n")
 	answer = append(answer, bytes.Repeat([]byte("x"), 1024)...)
@@ -99,8 +99,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkEvents is one event on each of 100 streams, all sent before any is
-// read: the processor time is that of 100 events.
+// BenchmarkEvents measures one event on each of 100 streams. All events are sent before
+// any is read: the processor time is that of 100 events.
 func BenchmarkEvents(b *testing.B) {
 	event := []byte("c8\r\n" + string(bytes.Repeat([]byte("x"), 200)) + "\r\n")
 	const streams = 100
@@ -150,8 +150,8 @@ func BenchmarkEvents(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleStream reports the memory of one open stream that waits for its
-// next event: the client's side, and the fake engine's, which is the same.
+// BenchmarkIdleStream reports the memory of one open stream that waits for its next
+// event: the client's side plus that of the fake engine, which is the same.
 func BenchmarkIdleStream(b *testing.B) {
 	for _, k := range kinds {
 		b.Run(k.name, func(b *testing.B) {

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// framing finds the end of a body. The zero value is that of no body.
+// framing finds the end of a body. The zero value stands for no body.
 type framing struct {
 	kind   framingKind
-	left   int64 // byLength: still to come
+	left   int64 // byLength: bytes still to come
 	chunks chunks
 }
 
@@ -30,7 +30,7 @@ func (f *framing) done() bool {
 	return false
 }
 
-// decode takes the framing out of b in place, as chunks.decode does.
+// decode removes the framing from b in place, as chunks.decode does.
 func (f *framing) decode(b []byte) (n, used int, err error) {
 	switch f.kind {
 	case byLength:
@@ -69,9 +69,9 @@ func (c *call) Read(p []byte) (int, error) {
 	return 0, c.err
 }
 
-// tooEarly reports that err ended a read before its time, by the deadline of an
-// earlier one, and sets the right one. Moving a deadline at each event of a
-// stream would cost more than reading it.
+// tooEarly reports whether err is the timeout of a deadline that an earlier read had
+// set, and sets the deadline of the present read. Moving the deadline at each event of
+// a stream would cost more than reading the event.
 func (c *call) tooEarly(err error) bool {
 	if err == nil || !isTimeout(err) {
 		return false
@@ -79,7 +79,7 @@ func (c *call) tooEarly(err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	by := c.readAt.Add(c.idle)
-	if c.conn == nil || c.left || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
+	if c.conn == nil || c.evicted || c.idle == 0 || !c.lingerBy.IsZero() || !c.idleBy.Before(by) {
 		return false
 	}
 	c.idleBy = by
@@ -98,8 +98,8 @@ func (c *call) Close() error {
 	return nil
 }
 
-// begin returns the connection, nil after Close, with the deadline of one Read
-// set.
+// begin returns the connection with the deadline of one Read set. It returns nil after
+// Close.
 func (c *call) begin() (*conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,8 +109,8 @@ func (c *call) begin() (*conn, error) {
 		return nil, ErrClosed
 	case c.ended != nil && c.lingerBy.IsZero():
 		return cn, c.ended
-	case c.left:
-		return cn, ErrAbandoned
+	case c.evicted:
+		return cn, ErrEvicted
 	case cn.buffered() > 0:
 		return cn, nil
 	}
@@ -118,7 +118,7 @@ func (c *call) begin() (*conn, error) {
 	if c.idle > 0 {
 		c.readAt = time.Now()
 		if by.IsZero() && c.idleBy.Sub(c.readAt) >= c.idle-c.idle/16 {
-			return cn, nil // the deadline of an earlier read: tooEarly puts it right
+			return cn, nil // the deadline of an earlier read stands; tooEarly corrects it
 		}
 		if idleBy := c.readAt.Add(c.idle); by.IsZero() || idleBy.Before(by) {
 			by = idleBy
@@ -129,9 +129,9 @@ func (c *call) begin() (*conn, error) {
 	return cn, nil
 }
 
-// fill reads once more than it must for the first byte of data, or for the end:
-// first what is buffered behind the head, then straight into p, where decode
-// takes the framing out.
+// fill reads until it has a byte of data or the end of the body. It takes bytes that
+// are buffered behind the head first, then reads straight into p, where decode removes
+// the framing.
 func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 	for n < len(p) && !c.body.done() {
 		var k int
@@ -146,7 +146,7 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 				k, lostBy = cn.Read(p)
 			}
 			if k > 0 {
-				c.client.calls.hear(&c.seat, time.Now())
+				c.client.calls.noteRead(&c.entry, time.Now())
 			}
 		}
 		m, used, err := c.body.decode(p[n : n+k])
@@ -155,7 +155,7 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 			return n, err
 		}
 		if used < k {
-			c.keep = false // the engine sent more than its answer
+			c.reusable = false // the engine sent bytes after its answer
 		}
 		if lostBy != nil && !c.body.done() {
 			return n, c.connectionEnded(lostBy)
@@ -164,8 +164,8 @@ func (c *call) fill(cn *conn, p []byte) (n int, err error) {
 	return n, nil
 }
 
-// connectionEnded says what the end of the connection means to the body: its
-// regular end if nothing else marks it.
+// connectionEnded interprets the end of the connection inside a body: it is the regular
+// end if neither a length nor chunks mark the end.
 func (c *call) connectionEnded(err error) error {
 	switch {
 	case err == io.EOF && c.body.kind == byClose:

@@ -8,56 +8,57 @@ import (
 	"time"
 )
 
-// phase is how far a call has come; it decides what the end of its context does.
+// phase is the progress of a call. It decides what happens when the call's context
+// ends.
 type phase uint8
 
 const (
 	sending phase = iota // the connection is closed
-	waiting              // or lingers, if the request asks for that
-	reading              // likewise
+	waiting              // the connection is closed, or the call lingers if the request asks for it
+	reading              // as waiting
 )
 
-// maxInformational is how many 1xx answers may precede the final one.
+// maxInformational is the maximum number of 1xx answers before the final one.
 const maxInformational = 16
 
-// call is one request and its answer on one connection. Do's goroutine owns it,
-// then the reader of the body.
+// call is one request and its answer on one connection. It belongs to the goroutine of
+// Do, then to the reader of the body.
 type call struct {
-	resp   Response
-	client *client
-	ctx    context.Context // ended: hangUp
-	stop   func() bool     // undoes that; nil when ctx cannot end
-	idle   time.Duration
-	readAt time.Time // when the read under way began; the reader's
-	idleBy time.Time // the read deadline that is set; the reader's
-	linger time.Duration
-	seat   seat // on the client's list of calls
-	keeps  bool // Request.Keep
-	// keepsLate is Request.KeepLate.
-	keepsLate bool
-	once      bool   // the request must not reach the engine twice
-	told      func() // Request.Sent
-	noBody    bool   // the request was HEAD
-	sent      bool
-	headBy    time.Time // zero: no limit
-	sendBy    time.Time // likewise
+	resp       Response
+	client     *client
+	ctx        context.Context // its end runs hangUp
+	stop       func() bool     // cancels hangUp; nil if ctx cannot end
+	idle       time.Duration
+	readAt     time.Time // when the read in progress began; used by the reader only
+	idleBy     time.Time // the read deadline that is set; used by the reader only
+	linger     time.Duration
+	entry      entry // in the client's list of calls
+	detachable bool  // Request.Detach
+	// detachableLate is Request.KeepLate.
+	detachableLate bool
+	once           bool   // the request must not reach the engine twice
+	sentFunc       func() // Request.Sent
+	noBody         bool   // the request was HEAD
+	sent           bool
+	headBy         time.Time // zero: no limit
+	sendBy         time.Time // zero: no limit
 
-	body framing
-	keep bool  // the connection can be used again after the body
-	err  error // of every further Read
+	body     framing
+	reusable bool  // the connection can be reused after the body
+	err      error // returned by every further Read
 
-	mu       sync.Mutex
-	conn     *conn     // guarded by mu; nil between connections and after the end
-	phase    phase     // guarded by mu
-	follows  bool      // guarded by mu; the socket is locked while a piece is used
-	ended    error     // guarded by mu; why ctx ended
-	left     bool      // guarded by mu; nobody waits for the answer any more
-	undo     func()    // guarded by mu; ends the wait for a connection
-	lingerBy time.Time // guarded by mu; set when the context ended and the call goes on
+	mu         sync.Mutex
+	conn       *conn     // guarded by mu; nil between connections and after the end
+	phase      phase     // guarded by mu
+	follows    bool      // guarded by mu; the socket is locked while Each uses a piece
+	ended      error     // guarded by mu; why ctx ended
+	evicted    bool      // guarded by mu; the call was evicted and must end
+	cancelWait func()    // guarded by mu; ends the wait for a connection
+	lingerBy   time.Time // guarded by mu; set when the context has ended and the call lingers
 }
 
-// run sends m on cn and returns the answer. A reused connection that turns out
-// to be dead is replaced once.
+// run sends m on cn and returns the answer. A reused connection that turns out to be
+// dead is replaced once.
 func (c *call) run(cn *conn, m *message) (*Response, error) {
 	if c.ctx.Done() != nil {
 		c.stop = context.AfterFunc(c.ctx, c.hangUp)
@@ -82,8 +83,8 @@ func (c *call) run(cn *conn, m *message) (*Response, error) {
 	return &c.resp, nil
 }
 
-// exchange sends m on cn and reads the head of the final answer. stale says
-// that the engine had closed cn before it could see the request.
+// exchange sends m on cn and reads the head of the final answer. stale says that the
+// engine had closed cn before it could read the request.
 func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	start := time.Now()
 	if !c.enter(cn, sending) {
@@ -100,8 +101,8 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 		}
 		return h, false, &Error{Op: OpWrite, Err: err}
 	}
-	if c.told != nil {
-		c.told()
+	if c.sentFunc != nil {
+		c.sentFunc()
 	}
 	if !c.enter(cn, waiting) {
 		return h, false, &Error{Op: OpHead}
@@ -113,17 +114,18 @@ func (c *call) exchange(cn *conn, m *message) (h head, stale bool, err error) {
 	return h, false, nil
 }
 
-// stale judges the loss of cn, on which no answer came to the request sent at start.
+// stale reports whether the loss of cn, by err, shows that the engine had closed it
+// before it could read the request sent at start.
 func (c *call) stale(cn *conn, start time.Time, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return cn.served && !(c.once && c.sent) && c.ended == nil && !isTimeout(err) && time.Since(start) < staleWithin
 }
 
-// early looks for the answer of an engine that refused the request before it
-// had read it, and then closed the connection: err is how sending failed.
+// early reads the answer of an engine that rejected the request before it had read all
+// of it, and then closed the connection. err is how sending failed.
 func (c *call) early(cn *conn, err error) (head, bool) {
-	if isTimeout(err) || !c.enter(cn, reading) { // not waiting: nothing to linger for
+	if isTimeout(err) || !c.enter(cn, reading) { // reading, not waiting: a call in this state must not linger
 		return head{}, false
 	}
 	by := time.Now().Add(earlyWithin)
@@ -132,12 +134,12 @@ func (c *call) early(cn *conn, err error) (head, bool) {
 	}
 	cn.readDeadline(by)
 	h, _, err := c.awaitHead(cn)
-	h.keep = false
+	h.keepAlive = false
 	return h, err == nil
 }
 
-// awaitHead reads the head of the final answer; answered says whether any byte
-// of an answer came.
+// awaitHead reads the head of the final answer. answered says whether any byte of an
+// answer came.
 func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 	c.client.lendBuffer(cn)
 	for range maxInformational {
@@ -146,7 +148,7 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 		if err != nil {
 			return h, answered, err
 		}
-		c.client.calls.hear(&c.seat, time.Now())
+		c.client.calls.noteRead(&c.entry, time.Now())
 		if h, err = parseHead(raw); err != nil {
 			return h, true, err
 		}
@@ -163,7 +165,7 @@ func (c *call) awaitHead(cn *conn) (h head, answered bool, err error) {
 // answer fills in the response. An answer without body ends here.
 func (c *call) answer(cn *conn, h *head) {
 	c.resp.Status, c.resp.Header, c.resp.ContentLength = h.status, h.fields, h.length
-	c.keep = h.keep
+	c.reusable = h.keepAlive
 	switch {
 	case c.noBody:
 		c.body = framing{}
@@ -176,21 +178,21 @@ func (c *call) answer(cn *conn, h *head) {
 		c.body = framing{kind: byLength, left: h.length}
 	default:
 		c.body = framing{kind: byClose}
-		c.keep = false
+		c.reusable = false
 	}
 	if c.body.done() {
 		c.finish(cn)
 	}
 }
 
-// enter begins a phase on cn. false: the context has ended, and with it the
-// call, unless it lingers.
+// enter begins a phase on cn. It returns false if the context has ended and the call
+// does not linger, or if the call was evicted.
 func (c *call) enter(cn *conn, ph phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conn, c.phase = cn, ph
 	switch {
-	case c.left && c.ended == nil:
+	case c.evicted && c.ended == nil:
 		return false
 	case c.ended == nil:
 		if ph == sending {
@@ -205,8 +207,8 @@ func (c *call) enter(cn *conn, ph phase) bool {
 	return true
 }
 
-// limitSending sets the deadlines of the write and of the head. mu is held, so
-// that hangUp's come behind them.
+// limitSending sets the deadlines of the write and of the head. mu is held, so that
+// deadlines of hangUp come later and win.
 func (c *call) limitSending() {
 	by := time.Now().Add(c.client.opt.WriteTimeout)
 	if !c.headBy.IsZero() {
@@ -218,8 +220,8 @@ func (c *call) limitSending() {
 	c.conn.deadlines(c.headBy, by)
 }
 
-// limitLinger begins the linger: cn will not be used again, and reading ends in
-// time. mu is held.
+// limitLinger begins the linger: cn will not be reused, and reading ends at lingerBy.
+// mu is held.
 func (c *call) limitLinger() {
 	c.lingerBy = time.Now().Add(c.linger)
 	if c.phase == waiting && !c.headBy.IsZero() {
@@ -228,37 +230,37 @@ func (c *call) limitLinger() {
 	c.conn.readDeadline(c.lingerBy)
 }
 
-// hangUp runs when the context has ended, in a goroutine of its own.
+// hangUp runs in its own goroutine when the context has ended.
 func (c *call) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = contextError(c.ctx)
 	if c.conn != nil {
-		c.linger = c.seat.lingers(c.linger)
+		c.linger = c.entry.lingers(c.linger)
 	}
 	switch {
 	case c.conn == nil:
 	case c.linger == 0:
 		c.abort(c.conn)
 	case c.phase == sending:
-		// A write that is stuck fails. One that had put the request out
-		// succeeds, and the call goes on to linger.
+		// A blocked write fails. A write that has finished succeeds, and the call goes
+		// on to linger.
 		c.conn.SetWriteDeadline(time.Unix(1, 0))
 	default:
 		c.limitLinger()
 	}
 }
 
-// abort closes cn. That waits for a reader which follows it and is using a piece,
-// so the engine is told first. mu is held.
+// abort closes cn. Closing waits for a reader in Each that is using a piece, so abort
+// first shuts down the sending side, which the engine notices at once. mu is held.
 func (c *call) abort(cn *conn) {
 	if half, ok := cn.socket.(interface{ CloseWrite() error }); ok && c.follows {
-		_ = half.CloseWrite() // the close that follows is what counts
+		_ = half.CloseWrite() // the close below is what counts
 	}
 	cn.abort()
 }
 
-// end takes the connection out of the call. It is nil for all but the first
+// end takes the connection out of the call. It returns nil for all but the first
 // caller: Close, or the reader that finished or failed.
 func (c *call) end() (cn *conn, ended error) {
 	c.mu.Lock()
@@ -271,15 +273,15 @@ func (c *call) end() (cn *conn, ended error) {
 	return cn, ended
 }
 
-// forget makes the end of the context, and of the engine, mean nothing from here on.
+// forget stops the effects of the context's end and of EvictIdle on this call.
 func (c *call) forget() {
-	c.client.calls.rise(&c.seat)
+	c.client.calls.remove(&c.entry)
 	if c.stop != nil {
 		c.stop()
 	}
 }
 
-// detach closes a stale connection and keeps its slot.
+// detach closes a stale connection and keeps its slot in the pool.
 func (c *call) detach(cn *conn) {
 	c.mu.Lock()
 	c.conn = nil
@@ -291,13 +293,13 @@ func (c *call) detach(cn *conn) {
 // finish ends the call after the whole answer.
 func (c *call) finish(cn *conn) {
 	c.err = io.EOF
-	clean := cn.buffered() == 0 // else the engine sent what nobody asked for
+	clean := cn.buffered() == 0 // false: the engine sent bytes after its answer
 	c.client.freeBuffer(cn)
 	first, ended := c.end()
 	if first == nil {
 		return
 	}
-	if c.keep && clean && ended == nil {
+	if c.reusable && clean && ended == nil {
 		c.client.pool.give(cn)
 		return
 	}
@@ -305,12 +307,12 @@ func (c *call) finish(cn *conn) {
 	c.client.pool.drop()
 }
 
-// fail ends the call with e, completed by what only the call knows. The cause
-// is the context's when that had ended, whatever it made the connection say.
+// fail ends the call with e, and fills in the fields that only the call knows. If the
+// context has ended, its error is the cause, whatever error the connection returned.
 func (c *call) fail(cn *conn, e *Error) *Error {
 	first, ended := c.end()
 	c.mu.Lock()
-	left, phase := c.left, c.phase
+	left, phase := c.evicted, c.phase
 	c.mu.Unlock()
 	switch {
 	case ended != nil:
@@ -318,11 +320,11 @@ func (c *call) fail(cn *conn, e *Error) *Error {
 	case first == nil:
 		e.Err = ErrClosed
 	case left:
-		e.Err = ErrAbandoned
+		e.Err = ErrEvicted
 	}
 	late := e.Op == OpHead && isTimeout(e.Err)
-	if ended == nil && first != nil && phase == waiting && (left && c.keeps || late && c.keepsLate) {
-		e.Left = &Left{c, first}
+	if ended == nil && first != nil && phase == waiting && (left && c.detachable || late && c.detachableLate) {
+		e.Detached = &Detached{c, first}
 		first = nil
 	} else if cn != nil {
 		c.client.freeBuffer(cn)

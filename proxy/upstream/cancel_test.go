@@ -13,8 +13,8 @@ import (
 
 var errClientGone = errors.New("client gone")
 
-// stages are the points at which a context can end; the engine has no more to
-// say by then.
+// stages are the points at which a context can end. By then the engine has sent all
+// that it sends.
 var stages = []struct {
 	name  string
 	op    string
@@ -35,8 +35,8 @@ var stages = []struct {
 	}},
 }
 
-// TestCancel ends the context at every stage: the call ends at once with the
-// cause, and the engine finds its connection closed.
+// TestCancel ends the context at every stage: the call ends at once with the cause, and
+// the engine finds its connection closed.
 func TestCancel(t *testing.T) {
 	for _, tt := range stages {
 		t.Run(tt.name, func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestEndedContext(t *testing.T) {
 	})
 }
 
-// The end of the context means nothing once the answer is whole: the connection
-// may be another call's by then.
+// The end of the context has no effect once the answer is complete: another call may
+// use the connection by then.
 func TestCancelAfterTheEnd(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		for _, answer := range []string{okAnswer, "HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"} {
@@ -132,8 +132,8 @@ func TestCancelAfterTheEnd(t *testing.T) {
 	})
 }
 
-// Close inside the body aborts: the engine sees the hang-up, a blocked Read
-// returns.
+// Close inside the body aborts: the engine sees the closed connection, and a blocked
+// Read returns.
 func TestClose(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		hungUp := false
@@ -181,8 +181,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// An unread answer that has arrived in full is still an abort: nobody has seen
-// its end.
+// Close of an unread answer that has arrived in full is still an abort, because the
+// reader has not seen its end.
 func TestCloseUnread(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
@@ -199,7 +199,7 @@ func TestCloseUnread(t *testing.T) {
 	})
 }
 
-// What has arrived but was not read when the context ended is not handed out.
+// Bytes that arrived but were not read before the context ended are not returned.
 func TestCancelBeforeRead(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next(); c.say(okAnswer); c.next() })
@@ -233,7 +233,7 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// A cause that is the context's own error in another guise needs no second text.
+// A cause that wraps the context's own error is not joined with it again.
 func TestContextError(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := fmt.Errorf("drain: %w", context.Canceled)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// seconds is an engine that takes a second for each request.
+// seconds is an engine that takes one second for each request.
 func seconds(c *duplex, _ int) {
 	for c.next() != nil {
 		time.Sleep(time.Second)
@@ -30,7 +30,7 @@ func TestCapIsFair(t *testing.T) {
 			go func() {
 				ask(t, cl, get())
 				mu.Lock()
-				order = append(order, i/2) // two finish together
+				order = append(order, i/2) // two calls finish together
 				mu.Unlock()
 			}()
 			synctest.Wait()
@@ -75,7 +75,7 @@ func TestCapTimeout(t *testing.T) {
 	})
 }
 
-// Whatever ends a call, its slot goes to the next one.
+// However a call ends, its slot goes to the next one.
 func TestCapSlotsComeBack(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		fail := true
@@ -121,7 +121,7 @@ func TestCapWithOldIdle(t *testing.T) {
 		ask(t, cl, get())
 		p := &cl.(*client).pool
 		p.mu.Lock()
-		p.sweeper.Stop() // as if it were late
+		p.sweeper.Stop() // as if the sweeper were late
 		p.mu.Unlock()
 		time.Sleep(5 * time.Second)
 		ask(t, cl, &Request{Path: "/", HeadTimeout: time.Second})
@@ -131,8 +131,8 @@ func TestCapWithOldIdle(t *testing.T) {
 	})
 }
 
-// A connection that was handed to a call in the moment in which it gave up goes
-// to the next in the queue.
+// A connection that was given to a call at the moment when the call gave up goes to the
+// next call in the queue.
 func TestCapHandOverToTheGone(t *testing.T) {
 	var p pool
 	p.maxConns, p.idleTimeout, p.maxIdle = 1, time.Hour, 1

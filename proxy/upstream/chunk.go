@@ -3,7 +3,7 @@ package upstream
 import "math"
 
 const (
-	maxChunkLine = 2 << 10  // bytes of the size and extensions of one chunk
+	maxChunkLine = 2 << 10  // bytes of one chunk's size and extensions
 	maxTrailer   = 16 << 10 // bytes of all trailer lines
 )
 
@@ -12,24 +12,24 @@ type chunkState uint8
 
 const (
 	inSize      chunkState = iota // hex digits
-	inSizeSpace                   // white space behind them, which some servers pad with
+	inSizeSpace                   // white space after the digits, with which some servers pad
 	inExtension
 	inSizeLF
 	inData
 	inDataCR
 	inDataLF
-	inTrailer // start of a trailer line, or of the last empty one
+	inTrailer // start of a trailer line, or of the final empty line
 	inTrailerLine
 	inTrailerLF
 	inLastLF
 	inEnd
 )
 
-// chunks decodes a chunked body (RFC 9112, 7.1), wherever reads cut it.
-// Extensions and trailers are dropped. The zero value is ready.
+// chunks decodes a chunked body (RFC 9112, 7.1) that may be cut anywhere. Extensions
+// and trailers are dropped. The zero value is ready for use.
 type chunks struct {
-	left   int64 // data bytes of the chunk still to come
-	line   int   // digits of the size, bytes of the extension, or of the trailer
+	left   int64 // bytes of the chunk's data still to come
+	line   int   // number of size digits, or bytes of the extension or of the trailer
 	state  chunkState
 	failed error
 }
@@ -37,9 +37,9 @@ type chunks struct {
 // done reports whether the body has ended.
 func (d *chunks) done() bool { return d.state == inEnd }
 
-// decode takes the framing out of b in place: b[:n] is data afterwards, used is
-// how much of b belonged to the body. used < len(b) only at the end or with an
-// error, which does not go away.
+// decode removes the framing from b in place. Afterwards b[:n] is data, and used is how
+// many bytes of b belonged to the body. used < len(b) only at the end of the body or
+// with an error. An error is permanent.
 func (d *chunks) decode(b []byte) (n, used int, err error) {
 	for used < len(b) && d.state != inEnd && d.failed == nil {
 		if d.state == inData {
@@ -57,7 +57,7 @@ func (d *chunks) decode(b []byte) (n, used int, err error) {
 	return n, used, d.failed
 }
 
-// step takes one byte of framing.
+// step reads one byte of framing.
 func (d *chunks) step(c byte) error {
 	switch d.state {
 	case inSize, inSizeSpace, inExtension:

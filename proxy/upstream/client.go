@@ -9,29 +9,30 @@ import (
 )
 
 const (
-	readSize = 4 << 10 // bytes of a read buffer: heads, and what comes with them
+	readSize = 4 << 10 // bytes of a read buffer: it holds heads, and the bytes that come with them
 
-	// A request up to joinSize bytes is copied into one buffer, which costs
-	// less than a vectored write; TLS, which cannot write vectors, joins more.
-	joinSize    = 8 << 10
-	joinSizeTLS = 64 << 10
-	keepWrite   = 128 << 10 // largest write buffer that is kept
+	// A request of up to joinSize bytes is copied into one buffer, which costs less
+	// than a vectored write. TLS cannot write vectors, so it copies larger requests
+	// too.
+	joinSize       = 8 << 10
+	joinSizeTLS    = 64 << 10
+	maxPooledWrite = 128 << 10 // largest write buffer that is pooled
 
-	// staleWithin is how soon after its request a reused connection must be
-	// lost to count as one that the engine had closed before it saw the
-	// request. A later loss is the engine dying at its work, and the caller's
-	// to judge.
+	// staleWithin bounds the time from a request to the loss of its reused connection
+	// within which the client assumes that the engine had closed the connection before
+	// it read the request. A later loss counts as a failure of the engine, which the
+	// caller handles.
 	staleWithin = time.Second
-	// earlyWithin is how long a refused request looks for the answer that the
-	// engine gave before it stopped reading.
+	// earlyWithin bounds how long the client, after a failed write, waits for an answer
+	// that the engine sent before it stopped reading.
 	earlyWithin = time.Second
 )
 
-// client is the proxy's own Client. It starts no goroutine: a call runs in its
-// caller's, and a timer closes what has been idle.
+// client is the proxy's own Client. It starts no goroutine: a call runs in its caller's
+// goroutine, and a timer closes idle connections.
 type client struct {
 	opt    Options
-	bad    error // of the options
+	bad    error // why the options are unusable
 	tls    *tls.Config
 	pool   pool
 	calls  callList
@@ -41,7 +42,7 @@ type client struct {
 	dials, reuses, retries atomic.Uint64
 }
 
-// New returns a Client that speaks HTTP/1.1 itself. It opens nothing before the
+// New returns a Client that speaks HTTP/1.1 itself. It opens no connection before the
 // first call.
 func New(o Options) Client {
 	o = o.withDefaults()
@@ -67,8 +68,8 @@ func (cl *client) Stats() Stats {
 
 // message is a request in wire form.
 type message struct {
-	head []byte   // pooled; holds a small body too
-	rest [][]byte // the body when it is not in head: the caller's memory
+	head []byte   // pooled; also holds a small body
+	rest [][]byte // the body if it is not in head: the caller's memory
 }
 
 func (cl *client) newMessage(req *Request) *message {
@@ -91,7 +92,7 @@ func (cl *client) newMessage(req *Request) *message {
 
 func (cl *client) freeMessage(m *message) {
 	m.rest = nil
-	if cap(m.head) <= keepWrite {
+	if cap(m.head) <= maxPooledWrite {
 		cl.writes.Put(m)
 	}
 }
@@ -108,15 +109,15 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 		err := contextError(ctx)
 		return nil, &Error{Op: OpDial, Timeout: isTimeout(err), Err: err}
 	}
-	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, keeps: req.Keep, keepsLate: req.KeepLate, told: req.Sent, noBody: req.Method == "HEAD"}
+	c := &call{client: cl, ctx: ctx, sendBy: req.SendBy, idle: req.IdleTimeout, linger: req.Linger, once: req.Once, detachable: req.Detach, detachableLate: req.KeepLate, sentFunc: req.Sent, noBody: req.Method == "HEAD"}
 	c.resp.body = c
-	cl.calls.sit(&c.seat, c, req.Waiter)
+	cl.calls.add(&c.entry, c, req.Control)
 	cn, err := cl.pool.take(c, untilSent(req.SendBy, req.HeadTimeout))
 	if err != nil {
 		c.forget()
 		return nil, &Error{Op: OpCap, Timeout: isTimeout(err), Err: err}
 	}
-	if req.Waiter != nil && !req.Waiter.Wanted() {
+	if req.Control != nil && !req.Control.Wanted() {
 		if cn != nil {
 			cl.pool.give(cn)
 		} else {
@@ -137,9 +138,8 @@ func (cl *client) Do(ctx context.Context, req *Request) (*Response, error) {
 	return c.run(cn, m)
 }
 
-// living returns a connection that can be used: cn, which comes from the pool,
-// or an older one when that is dead, or a fresh one when cn is nil or all are
-// dead. The slot is gone when it fails.
+// living returns a usable connection: cn from the pool; an older one if cn is dead; a
+// new one if cn is nil or all idle ones are dead. On an error the slot is released.
 func (cl *client) living(c *call, cn *conn) (*conn, error) {
 	for cn != nil {
 		if cn.alive() {
@@ -152,10 +152,11 @@ func (cl *client) living(c *call, cn *conn) (*conn, error) {
 	return cl.dial(c)
 }
 
-// dial opens a connection in a slot that is taken; the slot is gone when it fails.
+// dial opens a connection in a slot that the caller holds. On an error the slot is
+// released.
 func (cl *client) dial(c *call) (*conn, error) {
 	cl.dials.Add(1)
-	ctx, done := c.undoable()
+	ctx, done := c.interruptible()
 	defer done()
 	cn, err := dial(ctx, &cl.opt, cl.tls)
 	if err == nil {
@@ -163,7 +164,7 @@ func (cl *client) dial(c *call) (*conn, error) {
 	}
 	cl.pool.drop()
 	if ctx.Err() != nil {
-		err = c.undone()
+		err = c.waitError()
 	}
 	return nil, &Error{Op: OpDial, Sent: c.sent, Timeout: isTimeout(err), Local: IsLocal(err), Err: err}
 }
@@ -176,7 +177,7 @@ func (cl *client) lendBuffer(cn *conn) {
 	}
 }
 
-// freeBuffer takes it back; what it still held is lost.
+// freeBuffer takes the read buffer back and drops the bytes in it.
 func (cl *client) freeBuffer(cn *conn) {
 	if len(cn.buf) == readSize {
 		cl.reads.Put((*[readSize]byte)(cn.buf))

@@ -11,26 +11,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// conn is one connection to an engine. One call at a time uses it; abort alone
-// may come from elsewhere.
+// conn is one connection to an engine. One call at a time uses it. Only abort may be
+// called by other goroutines.
 type conn struct {
-	net.Conn                 // what is read and written: the socket, or TLS on it
-	socket   net.Conn        // closed without ceremony by abort
-	raw      syscall.RawConn // of the socket; nil when it has no descriptor
+	net.Conn                 // read and written by calls: the socket, or TLS on it
+	socket   net.Conn        // abort closes it directly
+	raw      syscall.RawConn // of the socket; nil if it has no descriptor
 	peek     func(fd uintptr)
-	isQuiet  bool // what peek found
+	isQuiet  bool // result of peek
 
-	served    bool      // has carried a call before this one
+	served    bool      // has carried an earlier call
 	readTimed bool      // a read deadline is set
 	idleSince time.Time // guarded by the pool's mu
 
-	// What has been read and not yet used is buf[r:w]. The buffer belongs to
-	// the client's pool: an idle stream holds none.
+	// buf[r:w] holds bytes that were read and not used yet. The buffer belongs to the
+	// client's pool. An idle stream holds no buffer.
 	buf  []byte
 	r, w int
 
-	vec   net.Buffers // the write under way
-	store [][]byte    // its memory
+	vec   net.Buffers // the write in progress
+	store [][]byte    // memory of vec
 }
 
 func newConn(socket net.Conn) *conn {
@@ -42,7 +42,7 @@ func newConn(socket net.Conn) *conn {
 	return c
 }
 
-// dial opens a connection and speaks TLS on it when cfg is given.
+// dial opens a connection, with TLS if cfg is not nil.
 func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.DialTimeout)
 	defer cancel()
@@ -65,23 +65,23 @@ func dial(ctx context.Context, o *Options, cfg *tls.Config) (*conn, error) {
 
 func (c *conn) secure() bool { return c.Conn != c.socket }
 
-// abort closes the connection at once, also under a blocked Read or Write: TLS
-// would first send an alert, and wait if the engine does not read.
+// abort closes the connection at once, also during a blocked Read or Write. Closing TLS
+// would first send an alert, and would block if the engine does not read.
 func (c *conn) abort() { c.socket.Close() }
 
-// discard is abort for a call that was left: what its engine has not got it never
-// gets. Else TCP would bring the request when the link is back, and who reads KV by
-// it would find other KV there.
+// discard is abort for an evicted call: the engine never receives bytes that it has not
+// acknowledged yet. TCP would otherwise deliver the request when the link is back, and
+// an engine that then reads KV by it would read another request's KV.
 func (c *conn) discard() {
 	if c.raw != nil {
-		withdraw(c.raw)
+		resetUnsent(c.raw)
 	}
 	c.abort()
 }
 
-// alive reports whether an idle connection can carry a request: the engine has
-// neither closed it nor sent what nobody asked for. A read deadline has passed
-// afterwards if the connection is TLS.
+// alive reports whether an idle connection can carry a request: the engine has not
+// closed it and has sent nothing unrequested. On a TLS connection a read deadline in
+// the past is set afterwards.
 func (c *conn) alive() bool {
 	if c.raw != nil {
 		c.isQuiet = false
@@ -92,14 +92,14 @@ func (c *conn) alive() bool {
 	if !c.secure() {
 		return true
 	}
-	// Records that TLS has read ahead are not seen on the socket. It hands
-	// them out whatever the deadline, and reads no further.
+	// The socket does not show records that TLS has read ahead. A read of TLS returns
+	// them whatever the deadline, and reads no further.
 	c.readDeadline(time.Unix(1, 0))
 	n, err := c.Read(make([]byte, 1))
 	return n == 0 && isTimeout(err)
 }
 
-// deadlines sets when reading and writing fail; a zero read means never.
+// deadlines sets the read and write deadlines. A zero read deadline means none.
 func (c *conn) deadlines(read, write time.Time) {
 	if !read.IsZero() && read.Equal(write) {
 		c.readTimed = true
@@ -117,8 +117,8 @@ func (c *conn) readDeadline(t time.Time) {
 	}
 }
 
-// send writes head and body as one. Bytes of a TLS connection count as sent
-// even when TLS did not say so.
+// send writes head and body in one write. On a TLS connection the bytes count as sent
+// even if TLS reports none written.
 func (c *conn) send(m *message) (sent bool, err error) {
 	if len(m.rest) == 0 {
 		n, err := c.Write(m.head)
@@ -132,13 +132,13 @@ func (c *conn) send(m *message) (sent bool, err error) {
 	return n > 0 || c.secure(), err
 }
 
-// fill reads once behind what is buffered.
+// fill reads once and appends to the buffered bytes.
 func (c *conn) fill() error {
 	for {
 		n, err := c.Read(c.buf[c.w:])
 		c.w += n
 		if n > 0 {
-			return nil // an error comes again
+			return nil // the next read returns the error again
 		}
 		if err != nil {
 			return err
@@ -155,8 +155,8 @@ func (c *conn) take(p []byte) int {
 
 func (c *conn) buffered() int { return c.w - c.r }
 
-// readHead reads until the buffer holds a whole head and returns it; answered
-// says whether anything came at all. Bytes behind the head stay buffered.
+// readHead reads until the buffer holds a whole head, and returns the head. answered
+// says whether any byte came. Bytes after the head stay buffered.
 func (c *conn) readHead(limit int) (raw string, answered bool, err error) {
 	searched := c.r
 	for {
@@ -184,7 +184,7 @@ func (c *conn) readHead(limit int) (raw string, answered bool, err error) {
 	}
 }
 
-// grow makes room behind the buffered bytes.
+// grow makes room after the buffered bytes.
 func (c *conn) grow(limit int) {
 	b := c.buf
 	if c.r == 0 {

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// The places where a call can fail: Error.Op.
+// The steps at which a call can fail: Error.Op.
 const (
 	OpCap   = "cap"   // waiting for a connection at MaxConns
 	OpDial  = "dial"  // connecting, TLS handshake included
@@ -18,20 +18,22 @@ const (
 	OpBody  = "body"  // reading the body
 )
 
-// Error is how a call failed. Its text holds nothing of request or answer.
+// Error describes how a call failed. Its text contains nothing of the request or the
+// answer.
 type Error struct {
 	Op      string // one of the Op constants
-	Sent    bool   // some of the request may have reached the engine, on any try
-	Timeout bool   // a deadline passed: an option's, the request's or the context's
-	// Local says that this host could not open a connection, for want of a
-	// descriptor, a port or memory: the engine has had no part in that.
+	Sent    bool   // some of the request may have reached the engine, in any try
+	Timeout bool   // a deadline of an option, the request or the context has passed
+	// Local says that this host could not open a connection because it has no
+	// descriptor, port or memory left. The engine is not to blame.
 	Local bool
-	// Err is the cause. When the context ended, both its Err and its Cause are
-	// found by errors.Is. A connection that was lost before the end of a body
-	// is io.ErrUnexpectedEOF.
+	// Err is the cause. If the context ended, errors.Is finds both its Err and its
+	// Cause. A connection that was lost before the end of a body is
+	// io.ErrUnexpectedEOF.
 	Err error
-	// Left is what goes on of a call that was left; nil: nothing.
-	Left *Left
+	// Detached is the rest of an evicted call whose answer may still come; nil if there
+	// is none.
+	Detached *Detached
 }
 
 // Error implements error.
@@ -82,7 +84,7 @@ var (
 	errTrailerBytes = errors.New("trailer is too large")
 )
 
-// contextError is why ctx ended: its Err, and its Cause where that says more.
+// contextError returns why ctx ended: its Err, joined with its Cause if that says more.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if errors.Is(cause, err) {
@@ -91,7 +93,7 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// isTimeout reports whether err is a deadline that passed.
+// isTimeout reports whether err means that a deadline passed.
 func isTimeout(err error) bool {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -100,8 +102,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// lost makes err, by which a connection ended inside an answer, an
-// io.ErrUnexpectedEOF, and keeps what else it says.
+// lost wraps err, with which a connection ended inside an answer, in
+// io.ErrUnexpectedEOF.
 func lost(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return io.ErrUnexpectedEOF

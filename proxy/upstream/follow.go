@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// lookAgain is how long a body that is followed may be silent before its socket
-// is read once more unasked: the end of a connection that comes together with
-// data wakes nobody a second time. What comes after that look does.
-const lookAgain = time.Second
+// secondLook is how long Each waits in the poller for a next piece before it reads the
+// socket once more. If the peer's close comes together with data, the poller wakes the
+// reader only once. After the second look the poller reports everything that comes.
+const secondLook = time.Second
 
-// Each reads what is left of the body into p, as Read does, and calls use with
-// each piece, then with the error that ends them, until use returns false. On a
-// bare socket it waits for a piece without looking first whether it is there,
-// which saves a system call. Close and the end of the context tell the engine at
-// once, but wait for a use under way; use must not call Close.
+// Each reads the rest of the body into p, as Read does. It calls use with each piece,
+// then with the error that ends the body, until use returns false. On a plain TCP
+// socket Each waits for a piece without a read that finds the socket empty, which saves
+// a system call. Close and the end of the context tell the engine at once, but wait for
+// a use in progress; use must not call Close.
 func (r *Response) Each(p []byte, use func(n int, err error) bool) { r.body.each(p, use) }
 
-func (c *stdCall) each(p []byte, use func(n int, err error) bool) {
+func (c *netHTTPCall) each(p []byte, use func(n int, err error) bool) {
 	for {
 		if n, err := c.Read(p); !use(n, err) || err != nil {
 			return
@@ -37,11 +37,11 @@ func (c *call) each(p []byte, use func(n int, err error) bool) {
 	}
 }
 
-// follow calls use for the pieces of a chunked body as they come on a bare
-// socket. What ends the body is left to Read, but for the n last bytes of it;
-// not ok: use wants no more.
+// follow calls use for the pieces of a chunked body as they arrive on a plain TCP
+// socket. The end of the body is left to Read, except the last n bytes. ok is false if
+// use returned false.
 func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool) {
-	var failed error // to read or to decode
+	var failed error // error of reading or decoding
 	stopped, looked := false, false
 	read := func(fd uintptr) bool {
 		for {
@@ -56,19 +56,19 @@ func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool
 			var used int
 			n, used, failed = c.body.decode(p[:k])
 			if used < k {
-				c.keep = false // the engine sent more than its answer
+				c.reusable = false // the engine sent bytes after its answer
 			}
 			if failed != nil || c.body.done() {
 				return true
 			}
 			c.readAt = time.Now()
-			c.client.calls.hear(&c.seat, c.readAt)
+			c.client.calls.noteRead(&c.entry, c.readAt)
 			if n > 0 && !use(n, nil) {
 				stopped = true
 				return true
 			}
-			if n = 0; k < len(p) { // nothing more is there
-				return looked // then the next look is to be set
+			if n = 0; k < len(p) { // the socket is empty
+				return looked // true: the caller sets the deadline of the second look
 			}
 		}
 	}
@@ -101,8 +101,8 @@ func (c *call) follow(p []byte, use func(n int, err error) bool) (n int, ok bool
 	}
 }
 
-// followed returns the connection if its body can be followed, with the deadline
-// set: that of the next look, once looked that of the next piece.
+// followed returns the connection if its body can be followed, with a read deadline:
+// that of the second look, or, after the second look, that of the next piece.
 func (c *call) followed(looked bool) *conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,11 +115,11 @@ func (c *call) followed(looked bool) *conn {
 	if c.idle > 0 {
 		by = c.readAt.Add(c.idle)
 	}
-	if look := time.Now().Add(lookAgain); !looked && (by.IsZero() || look.Before(by)) {
+	if look := time.Now().Add(secondLook); !looked && (by.IsZero() || look.Before(by)) {
 		by = look
 	}
 	c.follows = true
-	c.idleBy = time.Time{} // not the one that Read has set
+	c.idleBy = time.Time{} // the deadline is not the one that Read has set
 	cn.readDeadline(by)
 	return cn
 }

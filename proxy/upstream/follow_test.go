@@ -13,7 +13,7 @@ import (
 
 const chunkedHead = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-// each reads a body by Each and returns it with the error that ended it.
+// each reads a body by Each. It returns the body and the error that ended it.
 func each(resp *Response) (string, error) {
 	var got strings.Builder
 	var end error
@@ -26,8 +26,8 @@ func each(resp *Response) (string, error) {
 	return got.String(), end
 }
 
-// The pieces come as they are sent, wherever writes cut the framing, and the
-// connection can be used again.
+// The pieces come as they are sent, wherever writes cut the framing, and the connection
+// can be reused.
 func TestEach(t *testing.T) {
 	wire := "1\r\na\r\n2;x=y\r\nbc\r\n100\r\n" + strings.Repeat("d", 256) + "\r\n1\r\ne\r\n0\r\nTrailer: x\r\n\r\n"
 	want := "abc" + strings.Repeat("d", 256) + "e"
@@ -62,13 +62,13 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// Each stops when it is told to, and a body without chunks can be read by it too.
+// Each stops when use returns false, and also reads a body without chunks.
 func TestEachStops(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
 			for readRequest(br) {
 				io.WriteString(c, chunkedHead+"1\r\na\r\n")
-				time.Sleep(time.Millisecond) // makes it likely that the next is followed
+				time.Sleep(time.Millisecond) // makes it likely that the next chunk is followed
 				io.WriteString(c, "1\r\nb\r\n")
 			}
 		})
@@ -90,8 +90,8 @@ func TestEachStops(t *testing.T) {
 	})
 }
 
-// What ends a followed body before its time is an error, also when the end of
-// the connection came while a piece was in use, together with data.
+// A followed body that ends too early is an error, also if the connection's end came
+// together with data while a piece was in use.
 func TestEachBreaks(t *testing.T) {
 	for name, end := range map[string]string{"between chunks": "1\r\nb\r\n", "inside a chunk": "5\r\nb", "bad framing": "x\r\n"} {
 		both(t, func(t *testing.T, newClient func(Options) Client) {
@@ -136,7 +136,7 @@ func TestEachBreaks(t *testing.T) {
 	}
 }
 
-// A followed body that falls silent times out.
+// A followed body times out if no bytes come.
 func TestEachIdle(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
@@ -147,7 +147,7 @@ func TestEachIdle(t *testing.T) {
 		cl := newClient(o)
 		defer cl.CloseIdle()
 		req := get()
-		req.IdleTimeout = 1200 * time.Millisecond // more than lookAgain
+		req.IdleTimeout = 1200 * time.Millisecond // more than secondLook
 		resp, err := cl.Do(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)

@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// FuzzAnswer feeds bytes as an engine's answer. What the client takes as whole
-// net/http must take too, and find the same in it: then no third party on the
-// way can have framed it otherwise.
+// FuzzAnswer uses arbitrary bytes as an engine's answer. If the client accepts an
+// answer as complete, net/http must accept it too and read the same. So no host between
+// proxy and engine can have framed it differently.
 func FuzzAnswer(f *testing.F) {
 	for i := range answers {
 		f.Add([]byte(answers[i].wire), byte(i), answers[i].method == "HEAD")
 	}
 	f.Fuzz(func(t *testing.T, wire []byte, cut byte, isHead bool) {
 		if len(wire) > 8<<10 {
-			return // net/http bounds the share of chunk framing beyond
+			return // beyond this net/http limits the share of chunk framing
 		}
 		method := "POST"
 		if isHead {
@@ -61,8 +61,8 @@ func FuzzAnswer(f *testing.F) {
 
 var framingField = map[string]bool{"content-length": true, "transfer-encoding": true, "connection": true}
 
-// reference is net/http's view: the first final answer, and what can be read of
-// its body.
+// reference returns net/http's reading: the first final answer, and the readable part
+// of its body.
 func reference(wire []byte, method string) (*http.Response, []byte) {
 	br := bufio.NewReader(bytes.NewReader(wire))
 	for {
@@ -77,7 +77,7 @@ func reference(wire []byte, method string) (*http.Response, []byte) {
 	}
 }
 
-// tape is a connection that takes any request and plays an answer.
+// tape is a connection that accepts any request and plays back an answer.
 type tape struct {
 	left []byte
 	step int
@@ -100,8 +100,8 @@ func (c *tape) SetDeadline(time.Time) error      { return nil }
 func (c *tape) SetReadDeadline(time.Time) error  { return nil }
 func (c *tape) SetWriteDeadline(time.Time) error { return nil }
 
-// FuzzChunks decodes a chunked body cut into equal pieces: the cuts must not
-// matter, and a whole body must be net/http's.
+// FuzzChunks decodes a chunked body cut into equal pieces: the cuts must not matter,
+// and a complete body must be the one that net/http reads.
 func FuzzChunks(f *testing.F) {
 	f.Add([]byte("5\r\nhello\r\n0\r\n\r\n"), byte(1))
 	f.Add([]byte("5;a=b\r\nhello\r\nA \r\n0123456789\r\n0\r\nX-A: b\r\n\r\nrest"), byte(3))
@@ -127,7 +127,7 @@ func FuzzChunks(f *testing.F) {
 	})
 }
 
-// decodeChunks returns io.EOF for a whole body and nil for one that goes on.
+// decodeChunks returns io.EOF for a complete body and nil for an incomplete one.
 func decodeChunks(wire []byte, step int) (data []byte, used int, err error) {
 	var d chunks
 	for len(wire) > used && err == nil && !d.done() {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestHammer mixes whole, abandoned and cancelled calls at a cap and checks that
-// no answer ever reaches another call and that every slot comes back.
+// TestHammer mixes complete, closed and cancelled calls at a cap. It checks that no
+// answer reaches another call and that every slot is returned.
 func TestHammer(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

@@ -8,18 +8,17 @@ import (
 
 // head is the parsed head of an answer.
 type head struct {
-	status  int
-	fields  []Field // in order, as sent; they share the head's memory
-	length  int64   // Content-Length, -1 without one
-	chunked bool
-	keep    bool // the engine will keep the connection
+	status    int
+	fields    []Field // in the order of the answer; they share the head's memory
+	length    int64   // Content-Length, -1 without one
+	chunked   bool
+	keepAlive bool // the engine keeps the connection open
 
-	closeSaid, keepSaid bool // by Connection
+	sawClose, sawKeepAlive bool // options in Connection
 }
 
-// headEnd returns the size of the head at the start of b, the empty line
-// included, or 0 when b does not hold it whole. The first from bytes have been
-// searched before.
+// headEnd returns the size of the head at the start of b, including the empty line, or
+// 0 if b does not hold all of it. The first from bytes have been searched before.
 func headEnd(b []byte, from int) int {
 	for i := max(from-2, 0); ; i++ {
 		j := bytes.IndexByte(b[i:], '\n')
@@ -35,9 +34,9 @@ func headEnd(b []byte, from int) int {
 	}
 }
 
-// parseHead reads the head of an answer: raw ends with its empty line. Where the
-// standard leaves a choice it refuses what two readers could frame differently.
-// A line may end with LF alone, as RFC 9112, 2.2 permits.
+// parseHead parses the head of an answer. raw ends with the empty line. If the standard
+// leaves a choice, parseHead rejects a head that two parsers could frame differently. A
+// line may end with LF alone, as RFC 9112, 2.2 permits.
 func parseHead(raw string) (head, error) {
 	h := head{length: -1, fields: make([]Field, 0, max(strings.Count(raw, "\n")-2, 0))}
 	line, rest := cutLine(raw)
@@ -59,11 +58,11 @@ func parseHead(raw string) (head, error) {
 	if h.chunked && minor == '0' {
 		return h, errCoding
 	}
-	h.keep = !h.closeSaid && (minor != '0' || h.keepSaid)
+	h.keepAlive = !h.sawClose && (minor != '0' || h.sawKeepAlive)
 	return h, nil
 }
 
-// parseStatus reads "HTTP/1.1 200 OK" and returns the minor version.
+// parseStatus parses "HTTP/1.1 200 OK" and returns the minor version.
 func (h *head) parseStatus(line string) (minor byte, ok bool) {
 	const version = "HTTP/1."
 	if len(line) < len("HTTP/1.1 200") || line[:len(version)] != version {
@@ -104,8 +103,8 @@ func (h *head) parseField(line string) error {
 	case sameName(f.Name, "Connection"):
 		for option := range strings.SplitSeq(f.Value, ",") {
 			option = strings.Trim(option, " \t")
-			h.closeSaid = h.closeSaid || sameName(option, "close")
-			h.keepSaid = h.keepSaid || sameName(option, "keep-alive")
+			h.sawClose = h.sawClose || sameName(option, "close")
+			h.sawKeepAlive = h.sawKeepAlive || sameName(option, "keep-alive")
 		}
 	}
 	return nil
@@ -130,11 +129,11 @@ func (h *head) setLength(value string) error {
 	return nil
 }
 
-// cutLine splits s, which has a line end, behind it; line is without CR LF.
+// cutLine splits s after its first line end. line has no CR LF.
 func cutLine(s string) (line, rest string) {
 	i := strings.IndexByte(s, '\n')
 	return strings.TrimSuffix(s[:i], "\r"), s[i+1:]
 }
 
-// sameName compares two names of fields or options in any case.
+// sameName compares two field names or options, ignoring case.
 func sameName(a, b string) bool { return len(a) == len(b) && strings.EqualFold(a, b) }

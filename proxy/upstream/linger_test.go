@@ -13,14 +13,14 @@ import (
 
 const lingerFor = 2 * time.Second
 
-// lingers cancels a call one second after it began and describes what the
+// lingers lists calls that are cancelled one second after they began, and what the
 // engine does then.
 var lingers = []struct {
 	name    string
 	serve   func(c *duplex)
-	answers bool          // Do returns the answer
-	body    string        // that is read
-	bodyErr bool          // the body does not end
+	answers bool          // Do returns an answer
+	body    string        // as read
+	bodyErr bool          // the body does not end regularly
 	took    time.Duration // until the end of the body or the error
 }{
 	{
@@ -126,8 +126,8 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// The engine's connection stays whole until the linger is over: a server that
-// reads the end of it throws away the answer that is under way.
+// The connection stays open in both directions until the linger is over: a server that
+// reads the end of the client's side drops its answer.
 func TestLingerLeavesTheConnectionWhole(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		start := time.Now()
@@ -151,7 +151,8 @@ func TestLingerLeavesTheConnectionWhole(t *testing.T) {
 	})
 }
 
-// Nothing lingers before the request is out: the engine need not see it at all.
+// A call does not linger before all of the request is sent: the engine need not see the
+// request.
 func TestNoLingerBeforeTheRequest(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { io.ReadFull(c, make([]byte, 10)); time.Sleep(time.Hour) })
@@ -167,8 +168,8 @@ func TestNoLingerBeforeTheRequest(t *testing.T) {
 	})
 }
 
-// A call whose waiter hears nothing in lingering is hung up on at once. Neither is one
-// asked that has got its answer.
+// A call whose control does not want to linger ends at once. A call that has its answer
+// is not asked.
 func TestLingerIsAsked(t *testing.T) {
 	for _, hangsUp := range []bool{false, true} {
 		bubbles(t, func(t *testing.T, newClient func(Options) Client) {
@@ -177,7 +178,7 @@ func TestLingerIsAsked(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			start := time.Now()
-			resp, err := cl.Do(ctx, &Request{Path: "/", Linger: lingerFor, Waiter: &asked{hangsUp: hangsUp}})
+			resp, err := cl.Do(ctx, &Request{Path: "/", Linger: lingerFor, Control: &fakeControl{hangsUp: hangsUp}})
 			if err == nil {
 				resp.Close()
 			}
@@ -192,8 +193,8 @@ func TestLingerIsAsked(t *testing.T) {
 	}
 }
 
-// A request that is not wanted any more when its turn for a connection has come never
-// reaches the engine, and the connection is free for the next one.
+// A request that is no longer wanted when it gets a connection never reaches the
+// engine, and the connection is free for the next call.
 func TestUnwanted(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		var seen atomic.Int32
@@ -208,7 +209,7 @@ func TestUnwanted(t *testing.T) {
 		first := waits(t, cl, get())
 		var unwanted atomic.Bool
 		req := get()
-		req.Waiter = &asked{unwanted: unwanted.Load}
+		req.Control = &fakeControl{unwanted: unwanted.Load}
 		second := waits(t, cl, req)
 		unwanted.Store(true)
 		var ue *Error

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// IsLocal reports whether err, of a dial, is a failure of this host, which has no
+// IsLocal reports whether err, from a dial, is a failure of this host: it has no
 // descriptor, port or memory left for a connection.
 func IsLocal(err error) bool {
 	for _, errno := range [...]syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
@@ -17,8 +17,8 @@ func IsLocal(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) && !toIPv6(err)
 }
 
-// toIPv6 reports whether err is of a connection to an IPv6 address. A host without
-// IPv6 has no address for one either, and never will.
+// toIPv6 reports whether err comes from a dial to an IPv6 address. A host without IPv6
+// always fails there with EADDRNOTAVAIL, so that is no lack of ports.
 func toIPv6(err error) bool {
 	var oe *net.OpError
 	if !errors.As(err, &oe) {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A connection that this host could not open is told from one that the engine did
-// not take, by both clients.
+// Both clients distinguish a connection that this host could not open from one that the
+// engine refused.
 func TestLocalFailure(t *testing.T) {
 	dialing := func(ip string, err error) error {
 		return &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 80}, Err: os.NewSyscallError("connect", err)}
@@ -26,7 +26,7 @@ func TestLocalFailure(t *testing.T) {
 		{dialing("10.0.0.1", syscall.ENOBUFS), true},
 		{dialing("::1", syscall.ENOMEM), true},
 		{dialing("10.0.0.1", syscall.EADDRNOTAVAIL), true},
-		{dialing("::1", syscall.EADDRNOTAVAIL), false}, // this host has no IPv6, and no engine there
+		{dialing("::1", syscall.EADDRNOTAVAIL), false}, // this host has no IPv6, so no engine is there
 		{fmt.Errorf("lookup engine: %w", syscall.EMFILE), true},
 		{dialing("10.0.0.1", syscall.ECONNREFUSED), false},
 		{dialing("10.0.0.1", syscall.EHOSTUNREACH), false},
@@ -35,7 +35,7 @@ func TestLocalFailure(t *testing.T) {
 	u := &url.URL{Scheme: "http", Host: "engine.test"}
 	for _, tt := range tests {
 		o := Options{URL: u, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, tt.err }}
-		for name, c := range map[string]Client{"own": New(o), "nethttp": NewStd(o)} {
+		for name, c := range map[string]Client{"own": New(o), "nethttp": NewNetHTTP(o)} {
 			_, err := c.Do(t.Context(), &Request{Path: "/"})
 			var ue *Error
 			if !errors.As(err, &ue) || ue.Op != OpDial || ue.Sent || ue.Local != tt.want {

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withdraw makes the close that follows a reset, where some of what was sent has not
-// been acknowledged by the peer's host: that then never gets it. Nothing can be done
-// about a failure, nor need be of a socket that is already closed.
-func withdraw(c syscall.RawConn) {
+// resetUnsent makes the following close send a reset if the peer's host has not
+// acknowledged all sent bytes, so that it never receives the rest. A failure is
+// ignored: nothing can be done about it, and a closed socket needs nothing.
+func resetUnsent(c syscall.RawConn) {
 	_ = c.Control(func(fd uintptr) {
 		if queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err == nil && queued > 0 {
 			_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
@@ -18,8 +18,8 @@ func withdraw(c syscall.RawConn) {
 	})
 }
 
-// giveUpAfter has a socket fail when its peer's host acknowledges nothing for so
-// long: the system's own limit is a quarter of an hour.
+// giveUpAfter makes a socket fail when the peer's host acknowledges nothing for limit.
+// The system's own limit is a quarter of an hour.
 func giveUpAfter(c syscall.RawConn, limit time.Duration) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// withdraw stands for what there is not.
+// resetUnsent does nothing: this system has no such option.
 func withdraw(syscall.RawConn) {}
 
-// giveUpAfter stands for what there is not: probes alone tell of a host that has
-// gone.
+// giveUpAfter does nothing: on this system only probes detect a host that has gone.
 func giveUpAfter(syscall.RawConn, time.Duration) error { return nil }

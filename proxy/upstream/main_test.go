@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// TestMain fails the package when its tests leave a goroutine or a descriptor
-// behind.
+// TestMain fails the package if its tests leave a goroutine or a descriptor behind.
 func TestMain(m *testing.M) {
 	goroutines, files := runtime.NumGoroutine(), openFiles()
 	code := m.Run()
-	fuzzing := flag.Lookup("test.fuzz").Value.String() != "" // brings its own goroutines
+	fuzzing := flag.Lookup("test.fuzz").Value.String() != "" // the fuzzer starts its own goroutines
 	if code == 0 && !fuzzing && !settles(goroutines, files) {
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// settles waits for what is on its way out: connections closed a moment ago.
+// settles waits for connections that were closed a moment ago.
 func settles(goroutines, files int) bool {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		g, f := runtime.NumGoroutine(), openFiles()
@@ -37,7 +36,7 @@ func settles(goroutines, files int) bool {
 	}
 }
 
-// openFiles counts the open sockets; other descriptors are the runtime's own.
+// openFiles counts the open sockets. Other descriptors belong to the runtime.
 func openFiles() int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

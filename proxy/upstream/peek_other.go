@@ -2,7 +2,8 @@
 
 package upstream
 
-// quiet cannot be told here: a dead connection is found by using it.
+// quiet cannot look at the socket on this system: a dead connection fails when it is
+// used.
 func quiet(uintptr) bool { return true }
 
 const canFollow = false

@@ -9,8 +9,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/socket"
 )
 
-// quiet reports whether nothing waits to be read on the socket: no data that
-// nobody asked for, no end of the stream, no error. It does not block.
+// quiet reports whether the socket has nothing to read: no unrequested data, no end of
+// the stream, no error. It does not block.
 func quiet(fd uintptr) bool {
 	var b [1]byte
 	for {
@@ -23,7 +23,8 @@ func quiet(fd uintptr) bool {
 
 const canFollow = true
 
-// readNow reads what is there; again: nothing is. The end is io.EOF.
+// readNow reads the bytes that are there. again is true if there are none. The end is
+// io.EOF.
 func readNow(fd uintptr, p []byte) (n int, again bool, err error) {
 	for {
 		n, err = socket.ReadNow(fd, p)

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// kinds are the implementations that every shared test runs over.
+// kinds are the implementations that every shared test runs with.
 var kinds = []struct {
 	name string
 	new  func(Options) Client
 }{
 	{"own", New},
-	{"std", NewStd},
+	{"std", NewNetHTTP},
 }
 
 // both runs f as a subtest for each implementation.
@@ -32,8 +32,8 @@ func both(t *testing.T, f func(t *testing.T, newClient func(Options) Client)) {
 
 var pipeURL = &url.URL{Scheme: "http", Host: "engine:8000"}
 
-// engine is a fake engine whose connections are in memory: each write is one
-// read at the client, a write waits for it, and either side can be closed alone.
+// engine is a fake engine whose connections are in memory. Each write is one read at
+// the client and waits for it, and each direction can be closed alone.
 type engine struct {
 	serve func(c *duplex, nth int) // called for each connection, the first is 1
 	wg    sync.WaitGroup
@@ -41,7 +41,7 @@ type engine struct {
 	conns []*duplex
 }
 
-// newEngine returns an engine and waits for its connections' end in Cleanup.
+// newEngine returns an engine. Cleanup waits for the end of its connections.
 func newEngine(t *testing.T, serve func(c *duplex, nth int)) *engine {
 	e := &engine{serve: serve}
 	t.Cleanup(e.stop)
@@ -111,7 +111,8 @@ func (d *duplex) SetDeadline(t time.Time) error {
 	return errors.Join(d.in.SetDeadline(t), d.out.SetDeadline(t))
 }
 
-// next reads one request whole. nil means that the client has hung up.
+// next reads one complete request. It returns nil when the client has closed the
+// connection.
 func (d *duplex) next() *http.Request {
 	r, err := http.ReadRequest(d.br)
 	if err != nil {
@@ -136,9 +137,9 @@ func (s *sliceReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// say writes an answer's bytes.
+// say writes the bytes of an answer.
 func (d *duplex) say(s string) {
-	if s != "" { // a pipe would wait for a reader of nothing
+	if s != "" { // a pipe would block on an empty write until a read
 		io.WriteString(d, s)
 	}
 }
@@ -158,7 +159,7 @@ func post(body string) *Request {
 	return &Request{Method: "POST", Path: "/v1/completions", Body: [][]byte{[]byte(body)}}
 }
 
-// ask makes one call and reads its answer whole. Any goroutine may.
+// ask makes one call and reads its whole answer. Any goroutine may call it.
 func ask(t *testing.T, c Client, req *Request) (*Response, string) {
 	t.Helper()
 	resp, err := c.Do(t.Context(), req)
@@ -174,7 +175,7 @@ func ask(t *testing.T, c Client, req *Request) (*Response, string) {
 	return resp, string(body)
 }
 
-// fault returns err as an *Error and checks its place.
+// fault returns err as an *Error and checks its Op.
 func fault(t *testing.T, err error, op string) *Error {
 	t.Helper()
 	var e *Error
@@ -187,7 +188,7 @@ func fault(t *testing.T, err error, op string) *Error {
 	return e
 }
 
-// bubbles runs f for each implementation where time is fake.
+// bubbles runs f for each implementation in simulated time.
 func bubbles(t *testing.T, f func(t *testing.T, newClient func(Options) Client)) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -196,7 +197,8 @@ func bubbles(t *testing.T, f func(t *testing.T, newClient func(Options) Client))
 	}
 }
 
-// client returns a Client of e whose idle connections end with the test.
+// client returns a Client of e whose idle connections are closed at the end of the
+// test.
 func (e *engine) client(t *testing.T, newClient func(Options) Client, edit func(*Options)) Client {
 	o := e.options()
 	if edit != nil {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// pool counts the connections to one engine and keeps the idle ones, newest
-// last: the one used last is used next, so that the rest can age and go. At the
-// cap, calls wait in the order in which they came. A connection or the right to
-// open one is a slot.
+// pool counts the connections to one engine and keeps the idle ones, newest last. A
+// call takes the newest one, so that the others can age and be closed. At the cap,
+// calls wait in the order of their arrival. A slot is a connection, or the right to
+// open one.
 type pool struct {
 	maxConns, maxIdle int
 	idleTimeout       time.Duration
@@ -17,13 +17,13 @@ type pool struct {
 	mu      sync.Mutex
 	open    int         // guarded by mu; slots taken
 	idle    []*conn     // guarded by mu
-	waiters list.List   // guarded by mu; chan *conn, not empty only when idle is
+	waiters list.List   // guarded by mu; chan *conn; not empty only if idle is empty
 	sweeper *time.Timer // guarded by mu
 	armed   bool        // guarded by mu; sweeper will fire
 }
 
-// take returns an idle connection, or nil with a slot to open one. At the cap
-// it waits until the call ends or, when limit is not 0, for limit at most.
+// take returns an idle connection, or nil and a slot to open one. At the cap it waits
+// until the call ends, or at most for limit if that is not 0.
 func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 	p.mu.Lock()
 	c, old := p.pop()
@@ -35,11 +35,11 @@ func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 		closeAll(old)
 		return c, nil
 	}
-	ready := make(chan *conn, 1) // gets a connection, or nil: a slot
+	ready := make(chan *conn, 1) // receives a connection, or nil for a slot
 	place := p.waiters.PushBack(ready)
 	p.mu.Unlock()
 
-	ctx, done := call.undoable()
+	ctx, done := call.interruptible()
 	defer done()
 	var late <-chan time.Time
 	if limit > 0 {
@@ -52,14 +52,15 @@ func (p *pool) take(call *call, limit time.Duration) (*conn, error) {
 		return c, nil
 	case <-ctx.Done():
 		p.leave(place)
-		return nil, call.undone()
+		return nil, call.waitError()
 	case <-late:
 		p.leave(place)
 		return nil, errTimeout
 	}
 }
 
-// leave gives up a place in the queue; what it was given meanwhile goes on.
+// leave gives up a place in the queue, and returns a connection or slot that the place
+// has received meanwhile.
 func (p *pool) leave(place *list.Element) {
 	p.mu.Lock()
 	ready := p.waiters.Remove(place).(chan *conn)
@@ -75,8 +76,8 @@ func (p *pool) leave(place *list.Element) {
 	}
 }
 
-// swap gives up a slot for an idle connection if there is one; else it returns
-// nil and the slot stays the caller's.
+// swap exchanges a slot for an idle connection if there is one. Otherwise it returns
+// nil and the caller keeps the slot.
 func (p *pool) swap() *conn {
 	p.mu.Lock()
 	c, old := p.pop()
@@ -88,7 +89,7 @@ func (p *pool) swap() *conn {
 	return c
 }
 
-// give returns a connection that can carry another request.
+// give returns a connection that can carry another request to the pool.
 func (p *pool) give(c *conn) {
 	c.served = true
 	p.mu.Lock()
@@ -111,7 +112,7 @@ func (p *pool) give(c *conn) {
 	p.mu.Unlock()
 }
 
-// drop returns a slot whose connection is closed or was never opened.
+// drop returns a slot whose connection is closed or was never opened to the pool.
 func (p *pool) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,8 +123,9 @@ func (p *pool) drop() {
 	p.open--
 }
 
-// first removes and returns the channel of the call that came first, or nil.
-// It is sent to under mu, so that leave cannot miss it. mu is held.
+// first removes and returns the channel of the call that has waited longest, or nil.
+// The caller sends on it before it releases mu, so that leave finds the value. mu is
+// held.
 func (p *pool) first() chan *conn {
 	place := p.waiters.Front()
 	if place == nil {
@@ -132,8 +134,8 @@ func (p *pool) first() chan *conn {
 	return p.waiters.Remove(place).(chan *conn)
 }
 
-// pop removes and returns the newest idle connection. If that is too old all
-// are: old are then out of the pool and the caller's to close. mu is held.
+// pop removes and returns the newest idle connection. If that one is too old, all are:
+// pop then returns all as old, and the caller closes them. mu is held.
 func (p *pool) pop() (c *conn, old []*conn) {
 	n := len(p.idle) - 1
 	if n < 0 {
@@ -158,8 +160,8 @@ func (p *pool) arm(d time.Duration) {
 	p.sweeper.Reset(d)
 }
 
-// sweep closes the connections that have been idle for too long. One timer
-// serves the pool; it rests while nothing is idle.
+// sweep closes the connections that have been idle for too long. The pool has one
+// timer, which is stopped while no connection is idle.
 func (p *pool) sweep() {
 	p.mu.Lock()
 	now, n := time.Now(), 0
@@ -185,7 +187,7 @@ func (p *pool) closeIdle() {
 	closeAll(old)
 }
 
-// shed takes the n oldest idle connections out of the pool. mu is held.
+// shed removes the n oldest idle connections from the pool. mu is held.
 func (p *pool) shed(n int) []*conn {
 	old := append([]*conn(nil), p.idle[:n]...)
 	m := copy(p.idle, p.idle[n:])

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// check refuses what could not be written without changing its meaning.
+// check rejects a request that could not be written without changing its meaning.
 func (r *Request) check() error {
 	if r.Method != "" && !isToken(r.Method) {
 		return errBadMethod
@@ -27,8 +27,8 @@ func (r *Request) check() error {
 	return nil
 }
 
-// untilSent is limit, 0 for none, or the time that is left until by (Request.SendBy)
-// if that is less.
+// untilSent returns limit (0: none), or the time left until by (Request.SendBy) if that
+// is less.
 func untilSent(by time.Time, limit time.Duration) time.Duration {
 	if by.IsZero() {
 		return limit
@@ -40,8 +40,8 @@ func untilSent(by time.Time, limit time.Duration) time.Duration {
 	return left
 }
 
-// ValidField reports whether a header field can be written as it is: its name is a
-// token and its value has no control character but tab.
+// ValidField reports whether a header field can be written unchanged: its name is a
+// token, and its value has no control character but tab.
 func ValidField(f Field) bool { return isToken(f.Name) && isFieldValue(f.Value) }
 
 func (r *Request) method() string {
@@ -51,7 +51,7 @@ func (r *Request) method() string {
 	return r.Method
 }
 
-// bodySize is the length of the whole body in bytes.
+// bodySize returns the length of the whole body in bytes.
 func (r *Request) bodySize() int {
 	n := 0
 	for _, b := range r.Body {
@@ -60,8 +60,8 @@ func (r *Request) bodySize() int {
 	return n
 }
 
-// appendHead appends the request's head as it goes on the wire. The request has
-// been checked.
+// appendHead appends the request's head in wire form. The request must have passed
+// check.
 func (r *Request) appendHead(b []byte, host string, size int) []byte {
 	b = append(b, r.method()...)
 	b = append(b, ' ')
@@ -87,8 +87,8 @@ func (r *Request) appendHead(b []byte, host string, size int) []byte {
 	return append(b, "\r\n"...)
 }
 
-// sendsLength reports whether the head has a Content-Length: always with a
-// body, and without one where a server expects a body (RFC 9110, 8.6).
+// sendsLength reports whether the head has a Content-Length: always with a body;
+// without one only for methods with which servers expect a body (RFC 9110, 8.6).
 func (r *Request) sendsLength(size int) bool {
 	return size > 0 || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch
 }
@@ -123,7 +123,7 @@ func isFieldValue(s string) bool {
 	return true
 }
 
-// isPath reports whether s can stand in a request line.
+// isPath reports whether s is valid in a request line.
 func isPath(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c <= ' ' || c == 0x7f {

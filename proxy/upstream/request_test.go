@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 )
 
-// The own client's bytes on the wire are fixed: order, case, one Content-Length.
+// The bytes that the own client sends are fixed: order, case, one Content-Length.
 func TestWireBytes(t *testing.T) {
 	tests := []struct {
 		name string
@@ -47,7 +47,7 @@ func TestWireBytes(t *testing.T) {
 	}
 }
 
-// What the engine understands is the same from both.
+// Engines read the same request from both clients.
 func TestRequestArrives(t *testing.T) {
 	big := make([]byte, 300<<10)
 	rand.Read(big)
@@ -158,8 +158,8 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// An engine that refuses a body before it has read it closes while the request
-// is still being sent. Its answer counts, not the failed write.
+// An engine that rejects a body before it has read all of it closes the connection
+// while the request is being sent. Its answer counts, not the failed write.
 func TestEarlyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, func(c *duplex, _ int) {
@@ -178,8 +178,9 @@ func TestEarlyAnswer(t *testing.T) {
 	})
 }
 
-// Body memory belongs to the caller again once Do has returned, also where the
-// transport is still sending: the engine must get the request or none.
+// Body memory belongs to the caller again once Do has returned, even if the transport
+// is still sending: the engine must receive the whole request or an incomplete one,
+// never changed bytes.
 func TestBodyReleased(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		var got bytes.Buffer

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Response is an engine's answer: the head, and the body to be read. One
-// goroutine reads it; Close may come from any.
+// Response is an engine's answer: the head, and the body to be read. One goroutine
+// reads it. Close may be called by any goroutine.
 type Response struct {
 	Status int
-	// Header is in order and as sent, framing and hop-by-hop lines included.
-	// It stays valid after Close.
+	// Header has the lines as sent and in order, including framing and hop-by-hop
+	// lines. It stays valid after Close.
 	Header []Field
-	// ContentLength is the length of the body, -1 when the engine did not say;
-	// for HEAD, of the body that GET would have.
+	// ContentLength is the length of the body in bytes, or -1 if the engine did not
+	// send it. For HEAD it is the length of the body that GET would return.
 	ContentLength int64
 
 	body body
 }
 
-// body is what a call of either client gives its Response.
+// body is the side of a call that its Response uses, for both clients.
 type body interface {
 	io.ReadCloser
 	setIdle(d time.Duration)
@@ -28,30 +28,29 @@ type body interface {
 	each(p []byte, use func(n int, err error) bool)
 }
 
-// SetIdleTimeout bounds the wait of each further Read, in place of the
-// request's IdleTimeout: the first event of a stream may take longer than the
-// next. 0: none. The reader calls it.
+// SetIdleTimeout bounds the wait of each further Read, in place of the request's
+// IdleTimeout: the first event of a stream may take longer than the next ones. 0: no
+// limit. Only the reader may call it.
 func (r *Response) SetIdleTimeout(d time.Duration) { r.body.setIdle(d) }
 
 func (c *call) setIdle(d time.Duration) { c.idle, c.idleBy = d, time.Time{} }
 
-func (c *stdCall) setIdle(d time.Duration) { c.idle = d }
+func (c *netHTTPCall) setIdle(d time.Duration) { c.idle = d }
 
-// Commit says that the answer is wanted from here on, however silent the engine
-// falls: it is past being got elsewhere. False: the call has been left already.
-// The reader calls it.
+// Commit protects the call from eviction from now on, because the caller has begun to
+// use the answer. It returns false if the call was evicted before. Only the reader may
+// call it.
 func (r *Response) Commit() bool { return r.body.commit() }
 
-// Ended reports whether the next Read ends without waiting, at the end of the
-// body or with an error. False also where that is not known. The reader calls
-// it.
+// Ended reports whether the next Read returns the end of the body or an error without
+// waiting. It returns false if that is not known. Only the reader may call it.
 func (r *Response) Ended() bool { return r.body.atEnd() }
 
 func (c *call) atEnd() bool { return c.err != nil }
 
-func (c *stdCall) atEnd() bool { return false }
+func (c *netHTTPCall) atEnd() bool { return false }
 
-// Get returns the value of the first header line of that name, in any case, or "".
+// Get returns the value of the first header line of that name, ignoring case, or "".
 func (r *Response) Get(name string) string {
 	for i := range r.Header {
 		if sameName(r.Header[i].Name, name) {
@@ -61,14 +60,14 @@ func (r *Response) Get(name string) string {
 	return ""
 }
 
-// Read blocks until there is at least one byte of the body and takes what else
-// has arrived, over chunk borders; framing is gone. All of p may be used as
-// scratch space. io.EOF means that the answer was whole; every other error is
-// an *Error and stays.
+// Read blocks until at least one byte of the body is there, and returns all bytes that
+// have arrived, across chunk borders and without framing. It may use all of p as
+// scratch space. io.EOF means that the answer was complete. Every other error is an
+// *Error, and all later reads return it.
 func (r *Response) Read(p []byte) (int, error) { return r.body.Read(p) }
 
-// Close ends the call. After the end of the body it does nothing, the
-// connection is back in the pool by then; before, it closes the connection,
-// which is what tells the engine to abort. It returns nil, also when repeated,
-// and makes a Read under way fail with ErrClosed.
+// Close ends the call. Before the end of the body it closes the connection, which makes
+// the engine abort. After the end of the body it does nothing: the connection is back
+// in the pool. It always returns nil, also when repeated, and makes a Read in progress
+// fail with ErrClosed.
 func (r *Response) Close() error { return r.body.Close() }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// stale is what an engine does with the second request of a connection, and
-// whether the call may be repeated on another.
+// stale lists what an engine does with the second request of a connection, and whether
+// the call may be repeated on another connection.
 var stale = []struct {
 	name    string
 	serve   func(c *duplex)
@@ -46,7 +46,7 @@ func TestStaleConnection(t *testing.T) {
 					}
 					c.next()
 					c.say(okAnswer)
-					time.Sleep(10 * time.Millisecond) // a FIN would be noticed in the pool
+					time.Sleep(10 * time.Millisecond) // the pool would notice a FIN
 					tt.serve(c)
 				})
 				cl := e.client(t, newClient, nil)
@@ -74,12 +74,12 @@ func TestStaleConnection(t *testing.T) {
 	}
 }
 
-// A request that must not reach the engine twice is not repeated once it may
-// have left, also where another would be.
+// A request that must not reach the engine twice is not repeated once it may have been
+// sent, in cases where another request would be.
 func TestOnceIsNotRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		idem     bool // the client sent an Idempotency-Key of its own
+		idem     bool // the client sent its own Idempotency-Key
 		serve    func(c *duplex)
 		repeated bool
 	}{
@@ -125,7 +125,7 @@ func TestOnceIsNotRepeated(t *testing.T) {
 	}
 }
 
-// The repeated request is the whole one.
+// The repeated request is complete.
 func TestRetrySendsAllAgain(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		var got []byte
@@ -147,7 +147,7 @@ func TestRetrySendsAllAgain(t *testing.T) {
 	})
 }
 
-// A fresh connection that fails is the engine's failure: nothing is repeated.
+// A failure of a new connection is the engine's failure: nothing is repeated.
 func TestFreshConnectionIsNotRetried(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) { c.next() })
@@ -158,8 +158,8 @@ func TestFreshConnectionIsNotRetried(t *testing.T) {
 	})
 }
 
-// After a first try that may have reached the engine, a failed dial must not
-// look as if nothing had been sent.
+// If a first try may have reached the engine and the second dial fails, the error says
+// that the request was sent.
 func TestSentOutlivesTheRetry(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) {
@@ -244,7 +244,7 @@ func TestNewestIdleFirst(t *testing.T) {
 			go ask(t, cl, get())
 			synctest.Wait()
 		}
-		time.Sleep(3 * time.Second) // the third comes back last
+		time.Sleep(3 * time.Second) // the third connection returns last
 		synctest.Wait()
 		ask(t, cl, get())
 		if a, b, c := served[1].Load(), served[2].Load(), served[3].Load(); a != 1 || b != 1 || c != 2 {
@@ -266,7 +266,7 @@ func TestIdleConnectionsExpire(t *testing.T) {
 			go ask(t, cl, get())
 		}
 		time.Sleep(2 * time.Second) // idle for 1 s
-		ask(t, cl, get())           // one of them until 3 s
+		ask(t, cl, get())           // one of them is idle until 3 s
 		time.Sleep(2500 * time.Millisecond)
 		synctest.Wait()
 		if s := cl.Stats(); s.Open != 1 {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Sent comes when the engine has taken the whole request, before it answers, and
-// not for a request that never left.
+// Sent is called when the whole request was written and before the answer. It is not
+// called for a request that was never sent.
 func TestSent(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		synctest.Test(t, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestSent(t *testing.T) {
 	})
 }
 
-// TestSendBy: an engine gets a request in time or not at all, and has its time to
-// answer.
+// TestSendBy: an engine receives the request in time or not at all. The time for its
+// answer is not affected.
 func TestSendBy(t *testing.T) {
 	const by = 2 * time.Second
 	for _, tt := range []struct {
@@ -60,7 +60,7 @@ func TestSendBy(t *testing.T) {
 		busy  bool // another call has the only connection
 		op    string
 		sent  bool
-		own   bool // NewStd differs there
+		own   bool // NewNetHTTP differs there
 		after time.Duration
 	}{
 		{name: "sent in time", serve: func(c *duplex, _ int) { c.next(); time.Sleep(by + time.Second); c.say(okAnswer) }, after: by + time.Second},
@@ -88,7 +88,7 @@ func TestSendBy(t *testing.T) {
 					go cl.Do(ctx, get())
 					synctest.Wait()
 				}
-				if _, std := cl.(*stdClient); std && tt.own {
+				if _, std := cl.(*netHTTPClient); std && tt.own {
 					return
 				}
 				start := time.Now()

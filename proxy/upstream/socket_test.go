@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// listen serves each connection to a real socket in a goroutine of its own. The
-// test's end closes what is left and waits.
+// listen serves each connection of a real socket in its own goroutine. The end of the
+// test closes the open connections and waits.
 func listen(t testing.TB, serve func(c *net.TCPConn, br *bufio.Reader, nth int)) Options {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,7 +55,7 @@ func listen(t testing.TB, serve func(c *net.TCPConn, br *bufio.Reader, nth int))
 	return Options{URL: mustURL("http://" + ln.Addr().String())}
 }
 
-// readRequest reads one request whole.
+// readRequest reads one complete request.
 func readRequest(br *bufio.Reader) bool {
 	r, err := http.ReadRequest(br)
 	if err != nil {
@@ -125,7 +125,7 @@ func TestReset(t *testing.T) {
 			o := listen(t, func(c *net.TCPConn, br *bufio.Reader, _ int) {
 				readRequest(br)
 				io.WriteString(c, answer)
-				<-read // data behind a reset is lost
+				<-read // data before a reset may be lost
 				c.SetLinger(0)
 			})
 			cl := newClient(o)
@@ -147,8 +147,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// The FIN that comes with the last byte belongs behind the answer; the next call
-// finds it in the pool.
+// A FIN that comes with the last byte is not part of the answer. The next call finds
+// the connection closed in the pool.
 func TestFINWithData(t *testing.T) {
 	both(t, func(t *testing.T, newClient func(Options) Client) {
 		closed := make(chan bool, 100)
@@ -170,8 +170,8 @@ func TestFINWithData(t *testing.T) {
 	})
 }
 
-// An engine that restarts leaves nothing but dead connections: all are noticed
-// before one is used.
+// After an engine's restart all idle connections are dead: the client notices each
+// before it uses it.
 func TestDeadIdleConnectionsAreNoticed(t *testing.T) {
 	const calls = 3
 	restart := make(chan bool)
@@ -207,7 +207,8 @@ func TestDeadIdleConnectionsAreNoticed(t *testing.T) {
 	}
 }
 
-// What an engine sends unasked must never be the answer to the next request.
+// Data that an engine sends without a request must never become the answer to the next
+// request.
 func TestUnaskedData(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprint("tls ", secure), func(t *testing.T) {
@@ -248,8 +249,8 @@ func TestUnaskedData(t *testing.T) {
 	}
 }
 
-// TLS may have read a further record together with the answer's last one: the
-// socket is silent then.
+// TLS may have read a further record together with the last one of the answer. The
+// socket then shows no data.
 func TestUnaskedDataReadAhead(t *testing.T) {
 	cert := httptest.NewUnstartedServer(nil)
 	cert.StartTLS()
@@ -280,7 +281,7 @@ func TestUnaskedDataReadAhead(t *testing.T) {
 	}
 }
 
-// holdWrites collects what is written while hold is set.
+// holdWrites collects writes while hold is set.
 type holdWrites struct {
 	net.Conn
 	hold bool
@@ -348,8 +349,8 @@ func TestRefusedDial(t *testing.T) {
 	})
 }
 
-// A hang-up must end the context of a Go server's handler; a lingering call must
-// not, as long as it may bring an answer.
+// Closing the connection must end the context of a Go server's handler. A lingering
+// call must not end it while an answer may come.
 func TestServerNoticesHangUp(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, answer := range []bool{false, true} {
@@ -366,12 +367,12 @@ func hangUp(t *testing.T, newClient func(Options) Client, secure, answer bool) {
 	left := make(chan bool, 1)
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
-		time.AfterFunc(50*time.Millisecond, cancel) // by then both transports know that the request is out
+		time.AfterFunc(50*time.Millisecond, cancel) // by then both transports know that the request is sent
 		if answer {
 			<-ctx.Done()
 			select {
 			case <-r.Context().Done():
-			case <-time.After(50 * time.Millisecond): // a hang-up would be here
+			case <-time.After(50 * time.Millisecond): // a closed connection would be noticed by now
 			}
 			left <- r.Context().Err() != nil
 			io.WriteString(w, "late")

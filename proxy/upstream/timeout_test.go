@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// hold keeps a connection open, reading nothing, until the client closes it.
+// hold keeps a connection open, without reading requests, until the client closes it.
 func hold(c *duplex) { io.Copy(io.Discard, c) }
 
 func hungDial(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -17,8 +17,8 @@ func hungDial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, ctx.Err()
 }
 
-// slow is each way in which an engine can keep a call waiting, and when the
-// call must give up.
+// slow lists each way in which an engine can keep a call waiting, and when the call
+// must give up.
 var slow = []struct {
 	name  string
 	serve func(c *duplex, nth int)
@@ -143,7 +143,7 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// No limit of one call may outlive it on its connection.
+// A deadline of one call must not affect the next call on its connection.
 func TestLimitsEndWithTheirCall(t *testing.T) {
 	bubbles(t, func(t *testing.T, newClient func(Options) Client) {
 		e := newEngine(t, func(c *duplex, _ int) {

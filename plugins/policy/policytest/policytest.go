@@ -1,5 +1,5 @@
-// Package policytest has the guest that the tests of policies run
-// (plugins/policy/testdata/guest), and what it is asked.
+// Package policytest provides the guest that the tests of policies run
+// (plugins/policy/testdata/guest), and the frames for it.
 package policytest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Build compiles the guest to a file, with the go command.
+// Build compiles the guest into a file with the go command.
 func Build(file string) error {
 	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file,
 		"github.com/pdproxy/pdproxy/plugins/policy/testdata/guest")
@@ -22,8 +22,8 @@ func Build(file string) error {
 	return nil
 }
 
-// CacheDir is the folder for compiled guests: the product's own, since under the
-// race detector compiling takes a minute, else one below dir.
+// CacheDir returns the directory for compiled guests: the product's own one,
+// because under the race detector compiling takes a minute, else one below dir.
 func CacheDir(dir string) string {
 	if cache, err := os.UserCacheDir(); err == nil {
 		return filepath.Join(cache, "pdproxy")
@@ -31,8 +31,8 @@ func CacheDir(dir string) string {
 	return filepath.Join(dir, "cache")
 }
 
-// Pair is a frame with two prefill and two decode rows; do, if not "", tells the
-// guest what to do, by the request's model.
+// Pair returns facts with two prefill and two decode rows. do, if not "", tells
+// the guest what to do, through the request's model.
 func Pair(do string) *abi.PlaceFacts {
 	f := &abi.PlaceFacts{Flow: abi.FlowPrefillFirst, Fixed: -1}
 	if do != "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// BenchmarkReadBatch is what the lane adds to reading one's own packets, eight at a
-// time.
+// BenchmarkReadBatch measures the cost that quicshare adds to reading a member's own
+// packets, in batches of eight.
 func BenchmarkReadBatch(b *testing.B) {
 	type reader interface {
 		ReadBatch([]ipv4.Message, int) (int, error)
@@ -30,7 +30,7 @@ func BenchmarkReadBatch(b *testing.B) {
 	for _, r := range []struct {
 		name string
 		reader
-	}{{"plain", c.batch}, {"lane", c}} {
+	}{{"plain", c.batch}, {"member", c}} {
 		b.Run(r.name, func(b *testing.B) {
 			ms := make([]ipv4.Message, 8)
 			for i := range ms {
@@ -57,8 +57,8 @@ func BenchmarkReadBatch(b *testing.B) {
 	}
 }
 
-// BenchmarkForward is what eight packets of another lane cost both processes: two
-// system calls, two copies, and the reader's waking.
+// BenchmarkForward measures what eight forwarded packets cost both processes: two
+// system calls, two copies, and waking the reader.
 func BenchmarkForward(b *testing.B) {
 	dir := privatedirtest.Open(b)
 	from, err := Listen(dir, "127.0.0.1:0")
@@ -76,13 +76,13 @@ func BenchmarkForward(b *testing.B) {
 	defer to.Close()
 	ms, got := make([]ipv4.Message, 8), make([]ipv4.Message, 8)
 	for i := range ms {
-		ms[i] = message("127.0.0.1:1", long([]byte{to.lane.number, 2, 3, 4, 5, 6, 7}), nil)
+		ms[i] = message("127.0.0.1:1", long([]byte{to.member.number, 2, 3, 4, 5, 6, 7}), nil)
 		got[i] = room()
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if from.sort(ms, nil) != 0 {
-			b.Fatal("kept what is another lane's")
+		if from.keepOwn(ms, nil) != 0 {
+			b.Fatal("kept what is another member's")
 		}
 		for n := 0; n < len(ms); {
 			k, err := to.ReadBatch(got, 0)

@@ -17,25 +17,25 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 )
 
-// Conn is a UDP socket of a shared port together with a lane. It is read as
-// quic-go reads a *net.UDPConn, in batches, and written as one, and shows only
-// packets of its own lane and of new clients. ReadBatch belongs to one goroutine;
-// the other methods are safe for concurrent use.
+// Conn is a UDP socket of a shared port. Its process is one member of the port. quic-go
+// reads it in batches, as a *net.UDPConn, and writes to it as to one. Reads return only
+// the member's own packets and packets of new clients. ReadBatch must be called by one
+// goroutine; the other methods are safe for concurrent use.
 type Conn struct {
 	*net.UDPConn
-	batch *ipv4.PacketConn
-	lane  *lane
+	batch  *ipv4.PacketConn
+	member *member
 
 	inbox   inbox
-	waiting atomic.Bool // the reader is, or will soon be, in the UDP socket
+	waiting atomic.Bool // the reader is in a read of the UDP socket, or about to start one
 	mu      sync.Mutex  // held while the read deadline or the state changes
 	ended   bool        // quic-go set a deadline, to stop reading; guarded by mu
 	drained bool        // guarded by mu
-	serving atomic.Bool // new clients are this lane's; changes with mu held
+	serving atomic.Bool // this member accepts new clients; changes with mu held
 
-	known recent // of the reader
-	out   outlet // of the reader
-	hops  [batchMost]uint8
+	known     recent    // used only by the reader
+	forwarder forwarder // used only by the reader
+	hops      [batchMost]uint8
 
 	forwarded, received, dropped atomic.Uint64
 }
@@ -45,50 +45,50 @@ const batchMost = 16
 
 var (
 	_ quic.OOBCapablePacketConn  = (*Conn)(nil)
-	_ quic.ConnectionIDGenerator = (*lane)(nil)
+	_ quic.ConnectionIDGenerator = (*member)(nil)
 )
 
-// Listen takes the lowest free lane of dir and opens the UDP address, host:port,
-// next to the sockets that other lanes have open there; one that somebody else has
-// is refused. From then on the kernel deals packets of running connections of
-// theirs here too, so that the transport's reading and Run must begin at once. New
-// clients go to lanes that serve, if there are any, until Serve.
+// Listen joins dir as the lowest free member number and opens the UDP address,
+// host:port. Other members may have the address open; Listen fails if any other socket
+// has it. The kernel then also delivers packets of the other members' connections here,
+// so the caller must start Run and the transport's reading at once. Until Serve, new
+// clients go to members that serve, if there are any.
 func Listen(dir *privatedir.Dir, addr string) (*Conn, error) {
-	l, err := takeLane(dir)
+	l, err := join(dir)
 	if err != nil {
 		return nil, err
 	}
-	udp, err := l.open(addr)
+	udp, err := l.openPort(addr)
 	if err != nil {
 		return nil, errors.Join(err, l.close())
 	}
-	c := &Conn{UDPConn: udp, lane: l, known: newRecent(), batch: ipv4.NewPacketConn(udp)}
-	if c.out.socket, err = l.inlet.SyscallConn(); err != nil {
+	c := &Conn{UDPConn: udp, member: l, known: newRecent(), batch: ipv4.NewPacketConn(udp)}
+	if c.forwarder.socket, err = l.forwardSocket.SyscallConn(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	c.out.lane = l
+	c.forwarder.member = l
 	return c, nil
 }
 
-// Transport returns a transport over c, with connection ids of the lane and with
-// the keys that all lanes of the directory share: whoever gets a packet of a
-// connection whose process died tells its client so by a stateless reset.
+// Transport returns a transport over c. Its connection ids name the member. Its keys
+// are shared by all members of the directory, so that any member can send a stateless
+// reset for a connection whose process died.
 func (c *Conn) Transport() (*quic.Transport, error) {
-	reset, err := c.lane.key("stateless reset")
+	reset, err := c.member.key("stateless reset")
 	if err != nil {
 		return nil, fmt.Errorf("derive the reset key: %w", err)
 	}
-	token, err := c.lane.key("address token")
+	token, err := c.member.key("address token")
 	if err != nil {
 		return nil, fmt.Errorf("derive the token key: %w", err)
 	}
 	return &quic.Transport{
-		Conn: c, ConnectionIDGenerator: c.lane,
+		Conn: c, ConnectionIDGenerator: c.member,
 		StatelessResetKey: (*quic.StatelessResetKey)(&reset), TokenGeneratorKey: (*quic.TokenGeneratorKey)(&token),
 	}, nil
 }
 
-// Run takes in what other lanes forward, until Close.
+// Run receives the packets that other members forward, until Close.
 func (c *Conn) Run() {
 	buf := make([]byte, 64<<10)
 	put := func(p *packet) {
@@ -99,7 +99,7 @@ func (c *Conn) Run() {
 		}
 	}
 	for {
-		n, err := c.lane.inlet.Read(buf)
+		n, err := c.member.forwardSocket.Read(buf)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -113,18 +113,18 @@ func (c *Conn) Run() {
 	}
 }
 
-// past is a read deadline that is over.
+// past is a read deadline that has expired.
 var past = time.Unix(1, 0)
 
-// wake makes a read of the UDP socket return.
+// wake interrupts a read of the UDP socket.
 func (c *Conn) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_ = c.UDPConn.SetReadDeadline(past) // of a closed socket: nobody reads it
+	_ = c.UDPConn.SetReadDeadline(past) // fails only on a closed socket, which has no reader
 }
 
-// woken reports whether a read that failed by err was only woken, and lets the next
-// one wait again.
+// woken reports whether err comes from wake. It then clears the deadline, so that the
+// next read waits again.
 func (c *Conn) woken(err error) bool {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
@@ -134,8 +134,8 @@ func (c *Conn) woken(err error) bool {
 	return !c.ended && c.UDPConn.SetReadDeadline(time.Time{}) == nil
 }
 
-// SetReadDeadline is how quic-go ends its reading: with a deadline set, reads fail
-// from then on; without one they go on.
+// SetReadDeadline stops quic-go's reading: while a deadline is set, reads fail. The
+// zero time lets reads go on.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,13 +143,14 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.UDPConn.SetReadDeadline(t)
 }
 
-// ReadBatch fills ms with packets that are this lane's, and returns how many; those
-// of other lanes it forwards. Forwarded packets come before the socket's.
+// ReadBatch fills ms with packets of this member and returns their number. It forwards
+// packets of other members. It returns packets from other members before those of its
+// own socket.
 func (c *Conn) ReadBatch(ms []ipv4.Message, flags int) (int, error) {
 	ms = ms[:min(len(ms), batchMost)]
 	for {
 		if n := c.inbox.take(ms, c.hops[:]); n > 0 {
-			if n = c.sort(ms[:n], c.hops[:n]); n > 0 {
+			if n = c.keepOwn(ms[:n], c.hops[:n]); n > 0 {
 				return n, nil
 			}
 			continue
@@ -167,31 +168,31 @@ func (c *Conn) ReadBatch(ms []ipv4.Message, flags int) (int, error) {
 			}
 			return n, err
 		}
-		if n = c.sort(ms[:n], nil); n > 0 {
+		if n = c.keepOwn(ms[:n], nil); n > 0 {
 			return n, nil
 		}
 	}
 }
 
-// sort forwards the messages that are not this lane's and moves the others to the
-// front, whose number it returns. quic-go ties the memory of a message to its
-// place, so that only bytes can move; that happens only behind a forwarded one.
-// hops is nil for messages of the UDP socket.
-func (c *Conn) sort(ms []ipv4.Message, hops []uint8) int {
+// keepOwn forwards the messages of other members, moves this member's messages to the
+// front and returns their number. quic-go binds the memory of a message to its index,
+// so keepOwn copies bytes. It copies only behind a forwarded message. hops is nil for
+// messages of the UDP socket.
+func (c *Conn) keepOwn(ms []ipv4.Message, hops []uint8) int {
 	for i := range ms {
-		if !c.mine(&ms[i], hops, i) {
-			return c.forward(ms, hops, i)
+		if !c.isOwn(&ms[i], hops, i) {
+			return c.forwardFrom(ms, hops, i)
 		}
 	}
 	return len(ms)
 }
 
-// mine reports whether message i is for this process, and remembers new clients.
-func (c *Conn) mine(m *ipv4.Message, hops []uint8, i int) bool {
+// isOwn reports whether message i is for this process. It remembers new clients.
+func (c *Conn) isOwn(m *ipv4.Message, hops []uint8, i int) bool {
 	id, by := destination(m.Buffers[0][:m.N])
 	switch {
-	case by == byLane:
-		return id[0] == c.lane.number || hops != nil // nobody forwards what is a lane's twice
+	case by == byMember:
+		return id[0] == c.member.number || hops != nil // a packet with a member's id is forwarded at most once
 	case by == unknown:
 		return true
 	case c.serving.Load():
@@ -201,40 +202,40 @@ func (c *Conn) mine(m *ipv4.Message, hops []uint8, i int) bool {
 	return c.known.has(id) || hops != nil && hops[i] == maxHops
 }
 
-// route is where a packet goes.
+// route is the destination of a packet.
 type route struct {
-	lane byte
-	hops uint8 // 0: it stays
+	member byte
+	hops   uint8 // 0: the packet stays here
 }
 
-// routeOf is where message i goes.
+// routeOf returns the destination of message i.
 func (c *Conn) routeOf(m *ipv4.Message, hops []uint8, i int) route {
-	if c.mine(m, hops, i) {
+	if c.isOwn(m, hops, i) {
 		return route{}
 	}
 	id, by := destination(m.Buffers[0][:m.N])
-	if by == byLane {
-		return route{lane: id[0], hops: 1}
+	if by == byMember {
+		return route{member: id[0], hops: 1}
 	}
-	heir, ok := c.out.heir(id)
+	successor, ok := c.forwarder.successorOf(id)
 	switch {
 	case !ok:
 		return route{}
 	case hops == nil:
-		return route{lane: heir, hops: 1}
+		return route{member: successor, hops: 1}
 	}
-	return route{lane: heir, hops: hops[i] + 1}
+	return route{member: successor, hops: hops[i] + 1}
 }
 
-// forward is sort from message first on, which is another's.
-func (c *Conn) forward(ms []ipv4.Message, hops []uint8, first int) int {
+// forwardFrom is keepOwn from message first on, which belongs to another member.
+func (c *Conn) forwardFrom(ms []ipv4.Message, hops []uint8, first int) int {
 	var to [batchMost]route
 	var gone [batchMost]bool
 	for i := first; i < len(ms); i++ {
 		to[i] = c.routeOf(&ms[i], hops, i)
 	}
 	for i := first; i < len(ms); i++ {
-		for !gone[i] && to[i].hops > 0 { // once more when an heir took nothing
+		for !gone[i] && to[i].hops > 0 { // repeated if the chosen successor was not reachable
 			c.send(ms, hops, to[:len(ms)], gone[:], i)
 		}
 	}
@@ -251,27 +252,27 @@ func (c *Conn) forward(ms []ipv4.Message, hops []uint8, first int) int {
 	return kept
 }
 
-// send sends message i, and those behind it that go the same way, as one datagram.
+// send sends message i, and the later messages with the same route, as one datagram.
 func (c *Conn) send(ms []ipv4.Message, hops []uint8, to []route, gone []bool, i int) {
 	way := to[i]
-	c.out.begin(way.hops)
+	c.forwarder.begin(way.hops)
 	var in [batchMost]bool
 	for j := i; j < len(ms); j++ {
 		if to[j] != way {
 			continue
 		}
-		if in[j] = c.out.add(&ms[j]); !in[j] {
+		if in[j] = c.forwarder.add(&ms[j]); !in[j] {
 			to[j] = route{}
 		}
 	}
-	if c.out.packets() == 0 {
+	if c.forwarder.packets() == 0 {
 		return
 	}
-	err := c.out.send(way.lane)
+	err := c.forwarder.send(way.member)
 	if err == nil {
-		c.forwarded.Add(uint64(c.out.packets()))
+		c.forwarded.Add(uint64(c.forwarder.packets()))
 	} else {
-		c.out.disown(way.lane)
+		c.forwarder.dropSuccessor(way.member)
 	}
 	for j := i; j < len(ms); j++ {
 		if !in[j] {
@@ -283,8 +284,8 @@ func (c *Conn) send(ms []ipv4.Message, hops []uint8, to []route, gone []bool, i 
 			gone[j] = true
 		case by == byClient:
 			to[j] = c.routeOf(&ms[j], hops, j)
-		case errors.Is(err, errGone):
-			to[j] = route{} // quic-go answers with a reset
+		case errors.Is(err, errNoMember):
+			to[j] = route{} // quic-go answers it with a stateless reset
 		default:
 			gone[j] = true
 			c.dropped.Add(1)
@@ -299,7 +300,7 @@ func move(to, from *ipv4.Message) {
 	to.Flags, to.Addr = from.Flags, from.Addr
 }
 
-// Serve makes new clients this lane's, unless it drains already.
+// Serve makes this member accept new clients, unless Drain was called before.
 func (c *Conn) Serve() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,40 +308,41 @@ func (c *Conn) Serve() error {
 		return nil
 	}
 	c.serving.Store(true)
-	return c.lane.say(serving)
+	return c.member.setState(serving)
 }
 
-// Drain hands new clients to lanes that serve from now on; those that this one has
-// met stay. Without another lane all goes on as it was.
+// Drain makes new clients go to other members that serve. Clients whose handshake began
+// here stay. If no other member serves, this one keeps accepting new clients.
 func (c *Conn) Drain() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.drained = true
-	err := c.lane.say(draining)
+	err := c.member.setState(draining)
 	c.serving.Store(false)
 	return err
 }
 
-// Counts is how many packets were forwarded to other lanes, came from others, and
-// were dropped on either way.
+// Counts returns how many packets were forwarded to other members, how many came from
+// other members, and how many were dropped in either direction.
 func (c *Conn) Counts() (forwarded, received, dropped uint64) {
 	return c.forwarded.Load(), c.received.Load(), c.dropped.Load()
 }
 
-// leaveTime bounds how long Close reads on.
-const leaveTime = 100 * time.Millisecond
+// detachTime bounds how long Close keeps reading.
+const detachTime = 100 * time.Millisecond
 
-// Close gives the socket and the lane back; nobody may read any more. What the
-// kernel still holds for others is forwarded. Run returns.
+// Close closes the socket and frees the member number; no read may be in progress. It
+// first forwards the packets that the kernel still holds for other members. Run
+// returns.
 func (c *Conn) Close() error {
-	c.leave()
-	return errors.Join(c.lane.close(), c.UDPConn.Close())
+	c.detach()
+	return errors.Join(c.member.close(), c.UDPConn.Close())
 }
 
-// leave makes the kernel choose other sockets and forwards what it had put into
-// this one: a socket that is connected to some address gets only what comes from
-// there.
-func (c *Conn) leave() {
+// detach makes the kernel deliver to other sockets, and forwards the packets that it
+// had already put into this one. It connects the socket to an unused address: a
+// connected socket receives only packets from that address.
+func (c *Conn) detach() {
 	c.mu.Lock()
 	c.serving.Store(false)
 	c.mu.Unlock()
@@ -348,18 +350,18 @@ func (c *Conn) leave() {
 	if err != nil {
 		return
 	}
-	var nobody unix.Sockaddr = &unix.SockaddrInet6{Addr: [16]byte(net.IPv6loopback), Port: 9}
+	var discard unix.Sockaddr = &unix.SockaddrInet6{Addr: [16]byte(net.IPv6loopback), Port: 9}
 	if c.LocalAddr().(*net.UDPAddr).IP.To4() != nil {
-		nobody = &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 9}
+		discard = &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 9}
 	}
-	if ctlErr := raw.Control(func(fd uintptr) { err = unix.Connect(int(fd), nobody) }); ctlErr != nil || err != nil {
-		return // clients send again what is lost
+	if ctlErr := raw.Control(func(fd uintptr) { err = unix.Connect(int(fd), discard) }); ctlErr != nil || err != nil {
+		return // clients retransmit lost packets
 	}
 	ms := make([]ipv4.Message, batchMost)
 	for i := range ms {
 		ms[i].Buffers, ms[i].OOB = [][]byte{make([]byte, maxPacket)}, make([]byte, maxControl)
 	}
-	if c.UDPConn.SetReadDeadline(time.Now().Add(leaveTime)) != nil {
+	if c.UDPConn.SetReadDeadline(time.Now().Add(detachTime)) != nil {
 		return
 	}
 	for readable(raw) {
@@ -367,13 +369,13 @@ func (c *Conn) leave() {
 		if err != nil {
 			return
 		}
-		c.sort(ms[:n], nil)
+		c.keepOwn(ms[:n], nil)
 	}
 }
 
-// readable reports whether a packet waits in the socket.
+// readable reports whether the socket holds a packet.
 func readable(raw syscall.RawConn) (yes bool) {
-	_ = raw.Control(func(fd uintptr) { // of a closed one: nothing waits
+	_ = raw.Control(func(fd uintptr) { // on a closed socket no packet waits
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		yes = n > 0 && err == nil
 	})

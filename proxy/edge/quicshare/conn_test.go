@@ -16,16 +16,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/privatedir/privatedirtest"
 )
 
-// member is a Conn of a port with its reader.
-type member struct {
+// peer is a Conn of a shared port together with its reader.
+type peer struct {
 	*Conn
 	got             chan ipv4.Message
 	running, reader sync.WaitGroup
 	once            sync.Once
 }
 
-// join opens a lane of dir on addr, reads it and makes it serve.
-func join(t *testing.T, dir *privatedir.Dir, addr string) *member {
+// joinPeer joins dir on addr, starts reading and serves.
+func joinPeer(t *testing.T, dir *privatedir.Dir, addr string) *peer {
 	t.Helper()
 	m := start(t, dir, addr)
 	if err := m.Serve(); err != nil {
@@ -34,22 +34,22 @@ func join(t *testing.T, dir *privatedir.Dir, addr string) *member {
 	return m
 }
 
-// start is join of a lane that does not serve yet.
-func start(t *testing.T, dir *privatedir.Dir, addr string) *member {
+// start is joinPeer for a member that does not serve yet.
+func start(t *testing.T, dir *privatedir.Dir, addr string) *peer {
 	t.Helper()
 	c, err := Listen(dir, addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &member{Conn: c, got: make(chan ipv4.Message, 100)}
+	m := &peer{Conn: c, got: make(chan ipv4.Message, 100)}
 	m.running.Go(c.Run)
 	m.reader.Go(m.read)
 	t.Cleanup(m.leave)
 	return m
 }
 
-// read reads as quic-go does: batches of 8, until it set a deadline.
-func (m *member) read() {
+// read reads as quic-go does: in batches of 8, until quic-go sets a deadline.
+func (m *peer) read() {
 	for {
 		ms := make([]ipv4.Message, 8)
 		for i := range ms {
@@ -65,8 +65,9 @@ func (m *member) read() {
 	}
 }
 
-// leave ends the reader, then the lane, as a transport and its owner do.
-func (m *member) leave() {
+// leave stops the reader and then closes the Conn, as quic-go's transport and its owner
+// do.
+func (m *peer) leave() {
 	m.once.Do(func() {
 		m.SetReadDeadline(time.Now())
 		m.reader.Wait()
@@ -76,18 +77,18 @@ func (m *member) leave() {
 	})
 }
 
-func (m *member) next(t *testing.T) ipv4.Message {
+func (m *peer) next(t *testing.T) ipv4.Message {
 	t.Helper()
 	select {
 	case one := <-m.got:
 		return one
 	case <-time.After(10 * time.Second):
-		t.Fatalf("lane %d got nothing", m.lane.number)
+		t.Fatalf("member %d got nothing", m.member.number)
 		panic("unreachable")
 	}
 }
 
-// client sends from an address of its own.
+// client returns a socket with its own address, connected to to.
 func client(t *testing.T, to net.Addr) *net.UDPConn {
 	t.Helper()
 	c, err := net.DialUDP("udp", nil, to.(*net.UDPAddr))
@@ -98,37 +99,38 @@ func client(t *testing.T, to net.Addr) *net.UDPConn {
 	return c
 }
 
-// A packet reaches the lane of its id whichever socket the kernel chose, once and
-// with its source; packets of new clients stay where they came.
+// A packet reaches the member that its connection id names, whichever socket the kernel
+// chose. It arrives once and with its source address. Packets of new clients stay at
+// the socket that got them.
 func TestForwarding(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	members := []*member{join(t, dir, "127.0.0.1:0")}
+	members := []*peer{joinPeer(t, dir, "127.0.0.1:0")}
 	addr := members[0].LocalAddr().String()
-	members = append(members, join(t, dir, addr), join(t, dir, addr))
+	members = append(members, joinPeer(t, dir, addr), joinPeer(t, dir, addr))
 	const clients = 30
 	for i := range clients {
 		c := client(t, members[0].LocalAddr())
-		for lane, m := range members {
-			want := short([]byte{byte(lane), 2, 3, 4, 5, byte(i), 7})
-			if lane == 1 {
-				want = long([]byte{byte(lane), 2, 3, 4, 5, byte(i), 7})
+		for number, m := range members {
+			want := short([]byte{byte(number), 2, 3, 4, 5, byte(i), 7})
+			if number == 1 {
+				want = long([]byte{byte(number), 2, 3, 4, 5, byte(i), 7})
 			}
 			if _, err := c.Write(want); err != nil {
 				t.Fatal(err)
 			}
 			got := m.next(t)
 			if !slices.Equal(got.Buffers[0][:got.N], want) || got.Addr.String() != c.LocalAddr().String() {
-				t.Fatalf("lane %d got %d bytes from %v, want %d from %v", lane, got.N, got.Addr, len(want), c.LocalAddr())
+				t.Fatalf("member %d got %d bytes from %v, want %d from %v", number, got.N, got.Addr, len(want), c.LocalAddr())
 			}
 		}
 	}
 	var out, in uint64
 	for _, m := range members {
-		m.leave() // then it has counted
+		m.leave() // the counters are final after this
 		forwarded, received, dropped := m.Counts()
 		out, in = out+forwarded, in+received
 		if dropped > 0 || len(m.got) > 0 {
-			t.Errorf("lane %d: %d dropped, %d too many", m.lane.number, dropped, len(m.got))
+			t.Errorf("member %d: %d dropped, %d too many", m.member.number, dropped, len(m.got))
 		}
 	}
 	if out != in || out == 0 || out == clients*3 {
@@ -136,14 +138,15 @@ func TestForwarding(t *testing.T) {
 	}
 }
 
-// A packet of a lane that nobody has stays where it came: quic-go resets it.
-func TestGoneLane(t *testing.T) {
+// A packet for an unused member number stays at the socket that got it: quic-go answers
+// with a reset.
+func TestGoneMember(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a := join(t, dir, "127.0.0.1:0")
-	b := join(t, dir, a.LocalAddr().String())
+	a := joinPeer(t, dir, "127.0.0.1:0")
+	b := joinPeer(t, dir, a.LocalAddr().String())
 	c := client(t, a.LocalAddr())
 	dead := short([]byte{1, 2, 3, 4, 5, 6, 7})
-	b.inletDies(t)
+	b.kill(t)
 	for _, want := range [][]byte{dead, short([]byte{99, 2, 3, 4, 5, 6, 7}), long([]byte{99, 2, 3, 4, 5, 6, 7})} {
 		if _, err := c.Write(want); err != nil {
 			t.Fatal(err)
@@ -154,27 +157,27 @@ func TestGoneLane(t *testing.T) {
 	}
 }
 
-// inletDies ends m as a kill would: files stay, sockets close.
-func (m *member) inletDies(t *testing.T) {
+// kill ends m as a kill would: the files stay, the sockets close.
+func (m *peer) kill(t *testing.T) {
 	t.Helper()
 	m.once.Do(func() {
-		m.lane.inlet.Close()
+		m.member.forwardSocket.Close()
 		m.UDPConn.Close()
 		m.reader.Wait()
 		m.running.Wait()
-		m.lane.lock.Close()
+		m.member.lock.Close()
 	})
-	if _, err := os.Stat(m.lane.dir.Path(sockName(m.lane.number))); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(m.member.dir.Path(sockName(m.member.number))); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
 
-// A draining lane hands on clients that it has not met, each with all its packets
-// to one heir; those that it knows stay. A second one that begins to drain hands
-// on what it gets.
+// A draining member forwards clients that it has not met. All packets of such a client
+// go to one successor. Clients that it knows stay. A successor that begins to drain
+// forwards the packets that it receives.
 func TestDrain(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a := join(t, dir, "127.0.0.1:0")
+	a := joinPeer(t, dir, "127.0.0.1:0")
 	addr := a.LocalAddr().String()
 	known := client(t, a.LocalAddr())
 	send := func(c *net.UDPConn, id byte) {
@@ -188,13 +191,13 @@ func TestDrain(t *testing.T) {
 	if err := a.Drain(); err != nil {
 		t.Fatal(err)
 	}
-	send(known, 2) // nobody else is there
+	send(known, 2) // a is the only member
 	a.next(t)
 
-	b := join(t, dir, addr)
-	time.Sleep(heirsAge + 10*time.Millisecond) // the list that had none is used that long
-	var lane0 []*net.UDPConn                   // clients whose packets the kernel gives to a
-	for id := byte(10); len(lane0) < 4; id++ {
+	b := joinPeer(t, dir, addr)
+	time.Sleep(successorsAge + 10*time.Millisecond) // for this time a uses its old list, which has no successor
+	var atA []*net.UDPConn                          // clients whose packets the kernel delivers to a
+	for id := byte(10); len(atA) < 4; id++ {
 		c := client(t, a.LocalAddr())
 		before, _, _ := a.Counts()
 		send(c, id)
@@ -202,18 +205,18 @@ func TestDrain(t *testing.T) {
 			t.Fatalf("from %v, want %v", m.Addr, c.LocalAddr())
 		}
 		if after, _, _ := a.Counts(); after > before {
-			lane0 = append(lane0, c)
+			atA = append(atA, c)
 		}
 	}
 	if len(a.got) > 0 {
-		t.Errorf("the draining lane kept %d", len(a.got))
+		t.Errorf("the draining member kept %d", len(a.got))
 	}
 
 	if err := b.Drain(); err != nil {
 		t.Fatal(err)
 	}
-	last := join(t, dir, addr) // a knows b as its heir still
-	for i, c := range lane0 {
+	last := joinPeer(t, dir, addr) // a still has b in its list of successors
+	for i, c := range atA {
 		send(c, byte(100+i))
 		last.next(t)
 	}
@@ -222,8 +225,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A lane that does not serve yet hands new clients to one that does, and keeps those
-// that nobody takes.
+// A member that does not serve yet forwards new clients to one that serves. It keeps a
+// new client if no member serves.
 func TestStart(t *testing.T) {
 	dir := privatedirtest.Open(t)
 	a := start(t, dir, "127.0.0.1:0")
@@ -259,11 +262,11 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// quic-go's deadline ends a reader however busy the inbox is.
+// quic-go's deadline ends a reader even if the inbox is never empty.
 func TestReaderEnds(t *testing.T) {
 	for range 50 {
 		dir := privatedirtest.Open(t)
-		a := join(t, dir, "127.0.0.1:0")
+		a := joinPeer(t, dir, "127.0.0.1:0")
 		to, err := dir.Dial(t.Context(), "unixgram", sockName(0))
 		if err != nil {
 			t.Fatal(err)
@@ -279,10 +282,10 @@ func TestReaderEnds(t *testing.T) {
 	}
 }
 
-// Garbage on the lane's socket is dropped and ends nothing.
+// Garbage on the Unix socket is dropped, and Run goes on.
 func TestGarbage(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a := join(t, dir, "127.0.0.1:0")
+	a := joinPeer(t, dir, "127.0.0.1:0")
 	to, err := dir.Dial(t.Context(), "unixgram", sockName(0))
 	if err != nil {
 		t.Fatal(err)
@@ -302,23 +305,23 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// A batch keeps its own packets in order, moved to the front; one that is all own
-// is not touched, and costs no memory.
-func TestSort(t *testing.T) {
+// keepOwn moves a batch's own packets to the front, in order. If all packets are its
+// own, it moves nothing and allocates nothing.
+func TestKeepOwn(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a, b := join(t, dir, "127.0.0.1:0"), join(t, dir, "127.0.0.1:0")
-	c := &Conn{lane: a.lane, known: newRecent()}
-	c.out = outlet{lane: a.lane, socket: a.out.socket}
+	a, b := joinPeer(t, dir, "127.0.0.1:0"), joinPeer(t, dir, "127.0.0.1:0")
+	c := &Conn{member: a.member, known: newRecent()}
+	c.forwarder = forwarder{member: a.member, socket: a.forwarder.socket}
 	own := func(i byte) ipv4.Message { return message("127.0.0.1:1", short([]byte{0, 0, 0, 0, 0, 0, i}), nil) }
-	theirs := func(lane, i byte) ipv4.Message {
-		return message("127.0.0.1:2", short([]byte{lane, 0, 0, 0, 0, 0, i}), nil)
+	others := func(number, i byte) ipv4.Message {
+		return message("127.0.0.1:2", short([]byte{number, 0, 0, 0, 0, 0, i}), nil)
 	}
-	ms := []ipv4.Message{own(0), theirs(1, 1), own(2), theirs(1, 3), theirs(9, 4), own(5), theirs(9, 6), theirs(1, 7)}
+	ms := []ipv4.Message{own(0), others(1, 1), own(2), others(1, 3), others(9, 4), own(5), others(9, 6), others(1, 7)}
 	buffers := make([]*byte, len(ms))
 	for i := range ms {
 		buffers[i] = &ms[i].Buffers[0][0]
 	}
-	n := c.sort(ms, nil)
+	n := c.keepOwn(ms, nil)
 	var kept []byte
 	for i := range n {
 		kept = append(kept, ms[i].Buffers[0][7])
@@ -327,7 +330,7 @@ func TestSort(t *testing.T) {
 		}
 	}
 	if !slices.Equal(kept, []byte{0, 2, 4, 5, 6}) {
-		t.Errorf("kept %v; 4 and 6 are of a lane that nobody has", kept)
+		t.Errorf("kept %v; 4 and 6 are of an unused member number", kept)
 	}
 	for _, want := range []byte{1, 3, 7} {
 		if got := b.next(t); got.Buffers[0][7] != want {
@@ -336,7 +339,7 @@ func TestSort(t *testing.T) {
 	}
 
 	ms = []ipv4.Message{own(0), own(1), own(2), own(3), own(4), own(5), own(6), own(7)}
-	if allocs := testing.AllocsPerRun(100, func() { c.sort(ms, nil) }); allocs > 0 {
+	if allocs := testing.AllocsPerRun(100, func() { c.keepOwn(ms, nil) }); allocs > 0 {
 		t.Errorf("%v allocations a batch", allocs)
 	}
 	for i := range ms {
@@ -346,11 +349,11 @@ func TestSort(t *testing.T) {
 	}
 }
 
-// What the kernel had put into a socket that closes goes to who is left.
-func TestLeave(t *testing.T) {
+// Packets that the kernel had put into a closing socket reach the other member.
+func TestDetach(t *testing.T) {
 	dir := privatedirtest.Open(t)
-	a := join(t, dir, "127.0.0.1:0")
-	b, err := Listen(dir, a.LocalAddr().String()) // read by nobody
+	a := joinPeer(t, dir, "127.0.0.1:0")
+	b, err := Listen(dir, a.LocalAddr().String()) // has no reader
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,27 +394,27 @@ func TestListenFails(t *testing.T) {
 		c.Close()
 		t.Error("opened")
 	}
-	a := join(t, dir, "127.0.0.1:0")
-	if a.lane.number != 0 {
-		t.Errorf("lane %d: the failed one kept its own", a.lane.number)
+	a := joinPeer(t, dir, "127.0.0.1:0")
+	if a.member.number != 0 {
+		t.Errorf("member %d: the failed one kept its own", a.member.number)
 	}
 	addr := a.LocalAddr().String()
 	if c, err := Listen(privatedirtest.Open(t), addr); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("a port of another directory's lanes: %v, %v", c, err)
+		t.Errorf("a port of the members of another directory: %v, %v", c, err)
 	}
-	b := join(t, dir, addr)
+	b := joinPeer(t, dir, addr)
 	a.leave()
-	join(t, dir, addr) // next to b
+	joinPeer(t, dir, addr) // beside b
 	b.leave()
 }
 
-// A lane that was told to drain before it served does not serve.
+// A member that was told to drain before it served does not serve.
 func TestServeAfterDrain(t *testing.T) {
 	a := start(t, privatedirtest.Open(t), "127.0.0.1:0")
 	if err := errors.Join(a.Drain(), a.Serve()); err != nil {
 		t.Fatal(err)
 	}
-	if its, port := state(a.lane.dir, 0); its != draining || port != a.LocalAddr().(*net.UDPAddr).Port || a.serving.Load() {
+	if its, port := state(a.member.dir, 0); its != draining || port != a.LocalAddr().(*net.UDPAddr).Port || a.serving.Load() {
 		t.Errorf("%s, port %d", its, port)
 	}
 }

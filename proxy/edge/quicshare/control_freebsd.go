@@ -2,5 +2,6 @@ package quicshare
 
 import "golang.org/x/sys/unix"
 
-// localAddress is the kind of control message that has the address a client sent to.
+// localAddress is the type of the control message that carries the packet's destination
+// address.
 const localAddress = unix.IP_RECVDSTADDR

@@ -11,34 +11,35 @@ import (
 
 // A forwarded datagram carries one or more packets:
 //
-//	1 byte   form, 1
+//	1 byte   format version, 1
 //	1 byte   hops: how often these packets were forwarded
 //	then for each packet
 //	1 byte   length of the source's IP address, 4 or 16, and that address
-//	2 bytes  its port
-//	1 byte   length of its zone, and the zone's name
-//	1 byte   length of the control messages, and those as the kernel gave them:
+//	2 bytes  source port
+//	1 byte   length of the source's zone, and the zone's name
+//	1 byte   length of the control messages, and the messages as the kernel gave them:
 //	         ECN bits, the address that the client sent to
 //	2 bytes  length of the packet, and the packet
 //
-// Numbers are big-endian; the control messages never leave the host.
+// Numbers are big-endian. The control messages keep the kernel's native form, because
+// they never leave the host.
 const (
-	form       = 1
-	headLen    = 2
-	maxZone    = 15  // IFNAMSIZ less its end
-	maxControl = 128 // what quic-go has room for
-	maxPacket  = 1452
-	maxMeta    = 1 + 16 + 2 + 1 + maxZone + 1 + maxControl + 2
+	formatVersion = 1
+	headLen       = 2
+	maxZone       = 15  // IFNAMSIZ without the final zero byte
+	maxControl    = 128 // the space that quic-go provides
+	maxPacket     = 1452
+	maxMeta       = 1 + 16 + 2 + 1 + maxZone + 1 + maxControl + 2
 
-	// maxHops bounds how often a packet is forwarded: from a draining process to
-	// one that began to drain since.
+	// maxHops bounds how often a packet is forwarded. A packet takes more than one hop
+	// when its receiver has begun to drain in the meantime.
 	maxHops = 3
 )
 
-// errForwarded says that what came in is not of this package's making.
+// errForwarded says that a received datagram does not have this package's format.
 var errForwarded = errors.New("not a forwarded datagram")
 
-// appendMeta appends what precedes the bytes of packet m. ok is false for one that
+// appendMeta appends the fields that precede the bytes of packet m. ok is false if m
 // cannot be forwarded.
 func appendMeta(b []byte, m *ipv4.Message) (_ []byte, ok bool) {
 	from, isUDP := m.Addr.(*net.UDPAddr)
@@ -53,17 +54,17 @@ func appendMeta(b []byte, m *ipv4.Message) (_ []byte, ok bool) {
 	return binary.BigEndian.AppendUint16(b, uint16(m.N)), true
 }
 
-// packet is one forwarded packet; its slices are parts of the datagram.
+// packet is one forwarded packet. Its slices point into the datagram.
 type packet struct {
 	ip, zone, control, data []byte
 	port                    uint16
 	hops                    uint8
 }
 
-// decode gives put every packet of datagram d, or none and an error if not all of
-// it is as it must be.
+// decode passes every packet of datagram d to put. If any part of d is malformed,
+// decode passes none and returns an error.
 func decode(d []byte, put func(*packet)) error {
-	if len(d) < headLen || d[0] != form || d[1] == 0 || d[1] > maxHops {
+	if len(d) < headLen || d[0] != formatVersion || d[1] == 0 || d[1] > maxHops {
 		return errForwarded
 	}
 	hops := d[1]
@@ -84,16 +85,16 @@ func decode(d []byte, put func(*packet)) error {
 	}
 }
 
-// read takes one packet off b.
+// read decodes one packet from the start of b.
 func (p *packet) read(b []byte) (rest []byte, ok bool) {
-	if p.ip, b, ok = part(b, 16); !ok || len(p.ip) != 4 && len(p.ip) != 16 || len(b) < 2 {
+	if p.ip, b, ok = splitPrefixed(b, 16); !ok || len(p.ip) != 4 && len(p.ip) != 16 || len(b) < 2 {
 		return nil, false
 	}
 	p.port, b = binary.BigEndian.Uint16(b), b[2:]
-	if p.zone, b, ok = part(b, maxZone); !ok {
+	if p.zone, b, ok = splitPrefixed(b, maxZone); !ok {
 		return nil, false
 	}
-	if p.control, b, ok = part(b, maxControl); !ok || !controlFits(p.control) || len(b) < 2 {
+	if p.control, b, ok = splitPrefixed(b, maxControl); !ok || !controlFits(p.control) || len(b) < 2 {
 		return nil, false
 	}
 	n := int(binary.BigEndian.Uint16(b))
@@ -104,8 +105,8 @@ func (p *packet) read(b []byte) (rest []byte, ok bool) {
 	return b[n:], true
 }
 
-// part takes off b a part behind its length of one byte.
-func part(b []byte, most int) (p, rest []byte, ok bool) {
+// splitPrefixed splits off a field that follows its length of one byte.
+func splitPrefixed(b []byte, most int) (p, rest []byte, ok bool) {
 	if len(b) == 0 || int(b[0]) > most || len(b) < 1+int(b[0]) {
 		return nil, nil, false
 	}
@@ -113,11 +114,11 @@ func part(b []byte, most int) (p, rest []byte, ok bool) {
 	return b[1:n], b[n:], true
 }
 
-// controlFits reports whether quic-go can read these control messages; those that
-// it cannot would end its reading, and the header of a cut one it would read from
-// what lies behind.
+// controlFits reports whether quic-go can parse these control messages. quic-go stops
+// reading at a message that it cannot parse, and reads past the end of a message that
+// was cut short.
 func controlFits(b []byte) bool {
-	const word = unix.SizeofCmsghdr - 8 // the length is one; level and type have 4 bytes
+	const word = unix.SizeofCmsghdr - 8 // cmsghdr has a length of one word, and 4 bytes each of level and type
 	for len(b) > 0 {
 		if len(b) < unix.CmsgLen(0) {
 			return false
@@ -141,7 +142,7 @@ func controlFits(b []byte) bool {
 	return true
 }
 
-// message puts p into m, which has room, as the socket itself would.
+// message copies p into m as a read of the socket would fill it. m must have room.
 func (p *packet) message(m *ipv4.Message) {
 	m.N = copy(m.Buffers[0], p.data)
 	m.NN = copy(m.OOB, p.control)

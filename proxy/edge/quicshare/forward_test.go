@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// message is a packet as the socket gives it.
+// message returns a packet as a read of the socket returns it.
 func message(from string, data, control []byte) ipv4.Message {
 	addr, err := net.ResolveUDPAddr("udp", from)
 	if err != nil {
@@ -21,15 +21,15 @@ func message(from string, data, control []byte) ipv4.Message {
 	return m
 }
 
-// room is a message to be filled.
+// room returns an empty message to read into.
 func room() ipv4.Message {
 	return ipv4.Message{Buffers: [][]byte{make([]byte, maxPacket)}, OOB: make([]byte, maxControl)}
 }
 
-// datagram is what an outlet sends for ms.
+// datagram returns the datagram that a forwarder sends for ms.
 func datagram(t testing.TB, hops uint8, ms ...ipv4.Message) []byte {
 	t.Helper()
-	var o outlet
+	var o forwarder
 	o.begin(hops)
 	for i := range ms {
 		if !o.add(&ms[i]) {
@@ -48,7 +48,7 @@ func sameMessage(a, b *ipv4.Message) bool {
 		bytes.Equal(a.OOB[:a.NN], b.OOB[:b.NN]) && string(x.IP) == string(y.IP) && x.Port == y.Port && x.Zone == y.Zone
 }
 
-// controls are control messages that the kernel gives.
+// controls returns control messages in the kernel's form.
 func controls() [][]byte {
 	v4 := ipv4.ControlMessage{Src: net.IPv4(192, 0, 2, 1), IfIndex: 3}
 	v6 := ipv6.ControlMessage{Src: net.ParseIP("2001:db8::1"), IfIndex: 4}
@@ -56,7 +56,7 @@ func controls() [][]byte {
 	return [][]byte{nil, v4.Marshal(), v6.Marshal(), v6class.Marshal()}
 }
 
-// What one lane sends is what another reads, addresses in the same form.
+// A member decodes the packets that another one encoded. Addresses keep their form.
 func TestForwarded(t *testing.T) {
 	c := controls()
 	sent := []ipv4.Message{
@@ -71,7 +71,7 @@ func TestForwarded(t *testing.T) {
 	if err := decode(d, func(p *packet) { box.put(p) }); err != nil {
 		t.Fatal(err)
 	}
-	clear(d) // the inbox has its own copies
+	clear(d) // the inbox has copied the packets
 	got := []ipv4.Message{room(), room(), room(), room(), room()}
 	hops := make([]uint8, len(got))
 	if n := box.take(got, hops); n != len(sent) {
@@ -122,10 +122,10 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// A control message that quic-go would stop at is refused.
+// A control message that would stop quic-go's reading is rejected.
 func TestControlFits(t *testing.T) {
 	bad := controls()[3]
-	bad[0]-- // its length: three bytes of traffic class
+	bad[0]-- // the length: leaves three bytes of traffic class
 	if controlFits(bad) || !controlFits(controls()[3]) || !controlFits(nil) || controlFits([]byte{1, 2, 3}) {
 		t.Error("wrong")
 	}
@@ -138,14 +138,14 @@ func TestNotForwardable(t *testing.T) {
 		"long zone":      {Addr: &net.UDPAddr{IP: net.IPv6loopback, Zone: "sixteen letters."}, Buffers: [][]byte{{1}}, N: 1},
 		"nothing in it":  {Addr: &net.UDPAddr{IP: net.IPv6loopback}, Buffers: [][]byte{{1}}},
 	} {
-		var o outlet
+		var o forwarder
 		if o.begin(1); o.add(&m) || o.packets() != 0 {
 			t.Errorf("%s: taken", name)
 		}
 	}
 }
 
-// A full inbox takes no more, and goes round.
+// A full inbox accepts no packet. The ring wraps around.
 func TestInboxFull(t *testing.T) {
 	var box inbox
 	ms, hops := []ipv4.Message{room(), room(), room()}, make([]uint8, 3)
@@ -171,10 +171,10 @@ func FuzzDecode(f *testing.F) {
 	for _, c := range controls() {
 		f.Add(datagram(f, 1, message("127.0.0.1:1", short(make([]byte, 7)), c), message("[fe80::1%lo]:2", long(make([]byte, 9)), nil)))
 	}
-	f.Add([]byte{form, 1})
-	f.Add([]byte{form, 1, 4, 1, 2, 3, 4, 0, 1, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 9})
+	f.Add([]byte{formatVersion, 1})
+	f.Add([]byte{formatVersion, 1, 4, 1, 2, 3, 4, 0, 1, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 9})
 	f.Fuzz(func(t *testing.T, d []byte) {
-		var o outlet
+		var o forwarder
 		again := []byte{}
 		var box inbox
 		err := decode(d, func(p *packet) {

@@ -7,26 +7,26 @@ import (
 	"golang.org/x/net/ipv4"
 )
 
-// inboxPackets is how many forwarded packets wait for the reader at most; more are
-// dropped, as a full socket buffer would.
+// inboxPackets is the maximum number of forwarded packets that wait for the reader.
+// Further packets are dropped, as at a full socket buffer.
 const inboxPackets = 512
 
-// inbox is the packets that other lanes handed in and that were not read yet. One
-// goroutine puts, another takes.
+// inbox holds the packets from other members that the reader has not read yet. One
+// goroutine calls put, another calls take.
 type inbox struct {
-	filled atomic.Int32 // of ring, also when mu is not held
+	filled atomic.Int32 // packets in ring; may be read without mu
 	mu     sync.Mutex
-	ring   [inboxPackets]*held // made when first needed; guarded by mu
-	first  int                 // guarded by mu
+	ring   [inboxPackets]*storedPacket // slots are allocated on first use; guarded by mu
+	first  int                         // guarded by mu
 }
 
-// held is a packet in memory of its own.
-type held struct {
+// storedPacket is a packet with its own memory.
+type storedPacket struct {
 	packet
 	memory [16 + maxZone + maxControl + maxPacket]byte
 }
 
-// put keeps a copy of p; false: there is no room.
+// put stores a copy of p. It returns false if the inbox is full.
 func (b *inbox) put(p *packet) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -36,7 +36,7 @@ func (b *inbox) put(p *packet) bool {
 	}
 	slot := &b.ring[(b.first+n)%inboxPackets]
 	if *slot == nil {
-		*slot = new(held)
+		*slot = new(storedPacket)
 	}
 	h := *slot
 	rest := h.memory[:0]
@@ -50,8 +50,8 @@ func (b *inbox) put(p *packet) bool {
 	return true
 }
 
-// take fills ms with packets and hops with how often each was forwarded, and
-// returns how many.
+// take fills ms with packets, and hops with how often each packet was forwarded. It
+// returns the number of packets.
 func (b *inbox) take(ms []ipv4.Message, hops []uint8) int {
 	if b.filled.Load() == 0 {
 		return 0

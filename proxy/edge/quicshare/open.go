@@ -13,10 +13,10 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/takeover"
 )
 
-// open opens the UDP address, which other lanes of the directory may have open,
-// and nobody else: the kernel would share it with any process of the user, which
-// knows nothing of lanes.
-func (l *lane) open(addr string) (*net.UDPConn, error) {
+// openPort opens the UDP address. Other members of the directory may have it open; any
+// other socket makes openPort fail. Without that check the kernel would share the port
+// with any process of the same user, also with one that does not forward packets.
+func (l *member) openPort(addr string) (*net.UDPConn, error) {
 	at, err := net.ResolveUDPAddr("udp", addr)
 	if err != nil {
 		return nil, err
@@ -26,12 +26,12 @@ func (l *lane) open(addr string) (*net.UDPConn, error) {
 		return nil, fmt.Errorf("lock the port: %w", err)
 	}
 	defer lock.Close()
-	if !l.shares(at.Port) {
-		alone, err := net.ListenUDP("udp", at)
+	if !l.sharesPort(at.Port) {
+		exclusive, err := net.ListenUDP("udp", at)
 		if err != nil {
 			return nil, err
 		}
-		alone.Close()
+		exclusive.Close()
 	}
 	c, err := takeover.Shared().ListenPacket(context.Background(), "udp", at.String())
 	if err != nil {
@@ -39,16 +39,16 @@ func (l *lane) open(addr string) (*net.UDPConn, error) {
 	}
 	udp := c.(*net.UDPConn)
 	l.port = udp.LocalAddr().(*net.UDPAddr).Port
-	if err := l.say(starting); err != nil {
+	if err := l.setState(starting); err != nil {
 		udp.Close()
 		return nil, err
 	}
 	return udp, nil
 }
 
-// lockPort waits until no other lane is opening its port: that takes microseconds,
-// unless a process was stopped in the middle.
-func (l *lane) lockPort() (*os.File, error) {
+// lockPort waits until no other member is opening its port. That takes microseconds,
+// unless a process was stopped while it held the lock.
+func (l *member) lockPort() (*os.File, error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		f, err := lockFile(l.dir, "lanes.lock")
 		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {

@@ -1,16 +1,17 @@
 package quicshare
 
-// maker is who made the destination connection id of a packet.
-type maker uint8
+// idOrigin tells which side created the destination connection id of a packet.
+type idOrigin uint8
 
 const (
-	// unknown is no id of ours nor a first one of a client: garbage, which
-	// quic-go knows how to refuse.
-	unknown maker = iota
-	// byLane is a process of this port; the id names its lane.
-	byLane
-	// byClient is a client that has not heard of us yet: the id is of an Initial
-	// or comes with early data.
+	// unknown is neither an id of a member nor a client's first id: garbage, which
+	// quic-go rejects.
+	unknown idOrigin = iota
+	// byMember: a process of this port created the id, which contains its member
+	// number.
+	byMember
+	// byClient: a client created the id and has no answer from this host yet. The
+	// packet is an Initial or carries early data.
 	byClient
 )
 
@@ -21,36 +22,36 @@ const (
 	clientIDMax = 20
 )
 
-// destination reads the destination connection id of packet b and who made it. id
-// is a part of b.
-func destination(b []byte) (id []byte, by maker) {
+// destination returns the destination connection id of packet b, and which side created
+// it. id points into b.
+func destination(b []byte) (id []byte, by idOrigin) {
 	if len(b) <= idLen {
 		return nil, unknown
 	}
-	if b[0]&0x80 == 0 { // short header (RFC 9000, 17.3): the id has our length
+	if b[0]&0x80 == 0 { // short header (RFC 9000, 17.3): the id has idLen bytes
 		if b[0]&0x40 == 0 {
 			return nil, unknown
 		}
-		return b[1 : 1+idLen], byLane
+		return b[1 : 1+idLen], byMember
 	}
-	// Long header (RFC 8999, 5.1): flags, version, then the id behind its length.
+	// Long header (RFC 8999, 5.1): flags, version, length of the id, id.
 	n := int(b[5])
 	if len(b) < 6+n {
 		return nil, unknown
 	}
 	switch id = b[6 : 6+n]; {
 	case n == idLen:
-		return id, byLane
+		return id, byMember
 	case n >= clientIDMin && n <= clientIDMax:
 		return id, byClient
 	}
 	return nil, unknown
 }
 
-// recent remembers the first ids of clients whose handshakes may still run: the
-// last 4096 to 8192 of them. Only the reader of the packets uses it.
+// recent remembers the first ids of clients whose handshakes may still be in progress:
+// the last 4096 to 8192 ids. Only the reader of the packets uses it.
 type recent struct {
-	now, before map[clientID]struct{}
+	current, previous map[clientID]struct{}
 }
 
 type clientID struct {
@@ -61,7 +62,7 @@ type clientID struct {
 const recentIDs = 4096
 
 func newRecent() recent {
-	return recent{now: make(map[clientID]struct{}), before: make(map[clientID]struct{})}
+	return recent{current: make(map[clientID]struct{}), previous: make(map[clientID]struct{})}
 }
 
 func (r *recent) key(id []byte) (k clientID) {
@@ -70,16 +71,16 @@ func (r *recent) key(id []byte) (k clientID) {
 }
 
 func (r *recent) add(id []byte) {
-	if len(r.now) == recentIDs {
-		r.now, r.before = r.before, r.now
-		clear(r.now)
+	if len(r.current) == recentIDs {
+		r.current, r.previous = r.previous, r.current
+		clear(r.current)
 	}
-	r.now[r.key(id)] = struct{}{}
+	r.current[r.key(id)] = struct{}{}
 }
 
 func (r *recent) has(id []byte) bool {
 	k := r.key(id)
-	_, now := r.now[k]
-	_, before := r.before[k]
+	_, now := r.current[k]
+	_, before := r.previous[k]
 	return now || before
 }

@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// long is a packet with a long header, version 1, and that destination id.
+// long returns a packet with a long header, version 1, and that destination id.
 func long(id []byte) []byte {
 	b := append([]byte{0xc3, 0, 0, 0, 1, byte(len(id))}, id...)
 	return append(b, make([]byte, 1200-len(b))...)
 }
 
-// short is a packet with a short header.
+// short returns a packet with a short header.
 func short(id []byte) []byte { return append(append([]byte{0x41}, id...), make([]byte, 40)...) }
 
 func TestDestination(t *testing.T) {
@@ -21,13 +21,13 @@ func TestDestination(t *testing.T) {
 		name   string
 		packet []byte
 		id     []byte
-		by     maker
+		by     idOrigin
 	}{
-		{"short header", short(ours), ours, byLane},
-		{"short header, nothing behind", short(ours)[:8], ours, byLane},
+		{"short header", short(ours), ours, byMember},
+		{"short header, nothing behind", short(ours)[:8], ours, byMember},
 		{"short header, cut", short(ours)[:7], nil, unknown},
 		{"not QUIC", append([]byte{0x01}, short(ours)[1:]...), nil, unknown},
-		{"handshake", long(ours), ours, byLane},
+		{"handshake", long(ours), ours, byMember},
 		{"initial", long(client), client, byClient},
 		{"initial, longest id", long(make([]byte, 20)), make([]byte, 20), byClient},
 		{"id too long", long(make([]byte, 21)), nil, unknown},
@@ -54,7 +54,7 @@ func FuzzDestination(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, by := destination(b)
 		switch {
-		case by == unknown && id != nil, by == byLane && len(id) != idLen,
+		case by == unknown && id != nil, by == byMember && len(id) != idLen,
 			by == byClient && (len(id) < clientIDMin || len(id) > clientIDMax || b[0]&0x80 == 0):
 			t.Fatalf("id %x of %d", id, by)
 		}
@@ -81,7 +81,7 @@ func TestRecent(t *testing.T) {
 	if r.has(id(0)) || r.has(id(n)) || r.has(id(n - 1)[:7]) {
 		t.Error("knows whom it never met or should have forgotten")
 	}
-	if len(r.now)+len(r.before) > 2*recentIDs {
-		t.Errorf("%d ids", len(r.now)+len(r.before))
+	if len(r.current)+len(r.previous) > 2*recentIDs {
+		t.Errorf("%d ids", len(r.current)+len(r.previous))
 	}
 }

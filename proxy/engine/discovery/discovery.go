@@ -103,8 +103,8 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 	return m, nil
 }
 
-// Told reports whether every source has given a list since Run began.
-func (m *Manager) Told() bool { return m.untold.Load() == 0 }
+// Reported reports whether every source has given a list since Run began.
+func (m *Manager) Reported() bool { return m.untold.Load() == 0 }
 
 // Run looks for engines until ctx ends. When it returns, no source runs.
 func (m *Manager) Run(ctx context.Context) {

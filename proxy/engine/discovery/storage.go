@@ -45,14 +45,14 @@ const (
 // Source: TensorRT-LLM serve/cluster_storage.py (HttpClusterStorageServer),
 // serve/disagg_auto_scaling.py (the keys, the heartbeat).
 type Storage struct {
-	listener net.Listener
-	guard    httpguard.Guard
-	prefix   string // of the workers' keys
-	changed  chan struct{}
-	roster   *registrations.Store
-	own      context.Context // ends when the store is left to a successor
-	leave    context.CancelFunc
-	left     chan struct{} // closed when it is
+	listener      net.Listener
+	guard         httpguard.Guard
+	prefix        string // of the workers' keys
+	changed       chan struct{}
+	registrations *registrations.Store
+	own           context.Context // ends when the store is left to a successor
+	release       context.CancelFunc
+	released      chan struct{} // closed when it is
 
 	mu    sync.Mutex
 	items map[string]item // guarded by mu
@@ -82,7 +82,7 @@ type StorageOptions struct {
 	// Hosts are the names by which workers without a token may call.
 	Hosts []string
 	// Roster is where others know the keys from; one without a directory: nowhere.
-	Roster *registrations.Store
+	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -101,8 +101,8 @@ func ListenStorage(o StorageOptions) (*Storage, error) {
 	}
 	s := newStorage(o.Cluster.ClusterName, o.Token, o.Log)
 	s.guard.Hosts = o.Hosts
-	if o.Roster != nil {
-		s.roster = o.Roster
+	if o.Registrations != nil {
+		s.registrations = o.Registrations
 	}
 	if s.listener = o.Listener; s.listener == nil {
 		l, err := net.Listen("tcp", address)
@@ -127,10 +127,10 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 			},
 		},
 		prefix: workersPrefix(cluster), changed: make(chan struct{}, 1),
-		roster: registrations.New(nil, "", log), left: make(chan struct{}),
+		registrations: registrations.New(nil, "", log), released: make(chan struct{}),
 		items: map[string]item{}, swept: time.Now(), book: newBook("trtllm", log),
 	}
-	s.own, s.leave = context.WithCancel(context.Background())
+	s.own, s.release = context.WithCancel(context.Background())
 	s.read, s.same = readWorker, func(e config.Engine) string { return e.URL }
 	return s
 }
@@ -141,25 +141,25 @@ func (s *Storage) Addr() net.Addr { return s.listener.Addr() }
 // Listener is the socket, for a successor.
 func (s *Storage) Listener() net.Listener { return s.listener }
 
-// Known reports whether the workers are known that had registered before this
+// Complete reports whether the workers are known that had registered before this
 // process began.
-func (s *Storage) Known() bool { return s.roster.Known() }
+func (s *Storage) Complete() bool { return s.registrations.Complete() }
 
 // Close closes a socket that Run was not called for.
 func (s *Storage) Close() error { return s.listener.Close() }
 
-// Leave leaves the store to a successor: when it returns nothing is answered here
+// Release leaves the store to a successor: when it returns nothing is answered here
 // any more, and the successor can know all that was stored. Run goes on with the
 // workers that that has.
-func (s *Storage) Leave() {
-	s.leave()
-	<-s.left
+func (s *Storage) Release() {
+	s.release()
+	<-s.released
 }
 
 // Run serves the store until ctx ends, and then closes the socket and every
 // connection. It calls found, from its own goroutine, with all workers that are
 // there as often as that changes. While another process serves the store, before it
-// is this one's turn and after Leave, they are those that it has.
+// is this one's turn and after Release, they are those that it has.
 func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 	var last []config.Engine
 	told := false
@@ -174,8 +174,8 @@ func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 		tell()
 	}
 	s.take(ctx, shown, tell)
-	close(s.left)
-	s.roster.Follow(ctx, shown)
+	close(s.released)
+	s.registrations.Follow(ctx, shown)
 }
 
 // take serves the store, when that is its turn, until it is left to another or ctx
@@ -185,16 +185,16 @@ func (s *Storage) take(ctx context.Context, shown func([]registrations.Entry), t
 	defer stop()
 	defer context.AfterFunc(s.own, stop)()
 	defer s.listener.Close()
-	entries, ok := s.roster.Take(ctx, shown)
+	entries, ok := s.registrations.Acquire(ctx, shown)
 	if !ok {
 		return
 	}
 	s.restore(entries)
-	if len(entries) > 0 || s.Known() {
+	if len(entries) > 0 || s.Complete() {
 		tell()
 	}
 	s.serve(ctx, tell)
-	s.roster.Leave(s.entries())
+	s.registrations.Release(s.entries())
 }
 
 // serve answers requests until ctx ends.
@@ -229,7 +229,7 @@ func (s *Storage) serve(ctx context.Context, tell func()) {
 			return
 		case now := <-tick.C:
 			s.sweep(now)
-			s.roster.Write(s.entries())
+			s.registrations.Write(s.entries())
 		case <-s.changed:
 			tell()
 		}

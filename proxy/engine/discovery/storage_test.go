@@ -252,7 +252,7 @@ func TestStorageSuccessor(t *testing.T) {
 	start := func(l net.Listener) (s *Storage, lists chan []config.Engine) {
 		log := slog.New(slog.DiscardHandler)
 		s, err := ListenStorage(StorageOptions{
-			Cluster: config.DiscoveryTRTLLM{ClusterURI: "http://127.0.0.1:0", ClusterName: "blue"}, Listener: l, Roster: registrations.New(dir, "trtllm", log), Log: log,
+			Cluster: config.DiscoveryTRTLLM{ClusterURI: "http://127.0.0.1:0", ClusterName: "blue"}, Listener: l, Registrations: registrations.New(dir, "trtllm", log), Log: log,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -319,7 +319,7 @@ func TestStorageSuccessor(t *testing.T) {
 	}
 	again := strings.Replace(contextW, "0123", "0999", 1)
 	post(again)
-	first.Leave()
+	first.Release()
 	if list := <-lists; len(list) != 1 || list[0].Name != again {
 		t.Errorf("%+v", list)
 	}

@@ -53,7 +53,7 @@ type Options struct {
 	// Listener is the socket, if it is already open.
 	Listener net.Listener
 	// Roster is where others know the engines from; one without a directory: nowhere.
-	Roster *registrations.Store
+	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -67,8 +67,8 @@ type Registrar struct {
 	places   chan struct{} // one for each connection
 	messages chan message
 	own      context.Context // ends when the registrations are left to a successor
-	leave    context.CancelFunc
-	left     chan struct{} // closed when they are
+	release  context.CancelFunc
+	released chan struct{} // closed when they are
 }
 
 // message is what one peer said.
@@ -104,11 +104,11 @@ func Listen(o Options) (*Registrar, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Roster == nil {
-		o.Roster = registrations.New(nil, "", o.Log)
+	if o.Registrations == nil {
+		o.Registrations = registrations.New(nil, "", o.Log)
 	}
-	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), left: make(chan struct{})}
-	r.own, r.leave = context.WithCancel(context.Background())
+	r := &Registrar{o: o, listener: o.Listener, log: o.Log, places: make(chan struct{}, maxConnections), messages: make(chan message), released: make(chan struct{})}
+	r.own, r.release = context.WithCancel(context.Background())
 	return r, nil
 }
 
@@ -121,16 +121,16 @@ func (r *Registrar) Addr() net.Addr { return r.listener.Addr() }
 // Listener is the socket, for a successor.
 func (r *Registrar) Listener() net.Listener { return r.listener }
 
-// Known reports whether the engines are known that had registered before this
+// Complete reports whether the engines are known that had registered before this
 // process began.
-func (r *Registrar) Known() bool { return r.o.Roster.Known() }
+func (r *Registrar) Complete() bool { return r.o.Registrations.Complete() }
 
-// Leave leaves the registrations to a successor: when it returns none is accepted
+// Release leaves the registrations to a successor: when it returns none is accepted
 // here any more, and the successor can know all that were. Run goes on with what
 // that has.
-func (r *Registrar) Leave() {
-	r.leave()
-	<-r.left
+func (r *Registrar) Release() {
+	r.release()
+	<-r.released
 }
 
 // Close closes a socket that Run was not called for.
@@ -139,7 +139,7 @@ func (r *Registrar) Close() error { return r.listener.Close() }
 // Run takes registrations until ctx ends, and then closes the socket and every
 // connection. It calls found, from its own goroutine, with all engines that are
 // there as often as that changes. While another process takes registrations, before
-// it is this one's turn and after Leave, the engines are those that it has.
+// it is this one's turn and after Release, the engines are those that it has.
 func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	b := newBook(r.log, r.o.OwnHost)
 	var last []config.Engine
@@ -154,28 +154,28 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 		b.restore(entries, time.Now())
 		tell()
 	}
-	r.take(ctx, b, shown, tell)
-	close(r.left)
-	r.o.Roster.Follow(ctx, shown)
+	r.runOwner(ctx, b, shown, tell)
+	close(r.released)
+	r.o.Registrations.Follow(ctx, shown)
 }
 
-// take takes registrations, when that is its turn, until they are left to another
+// runOwner takes registrations, when that is its turn, until they are left to another
 // or ctx ends.
-func (r *Registrar) take(ctx context.Context, b *book, shown func([]registrations.Entry), tell func()) {
+func (r *Registrar) runOwner(ctx context.Context, b *book, shown func([]registrations.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(r.own, stop)()
 	defer r.listener.Close()
-	entries, ok := r.o.Roster.Take(ctx, shown)
+	entries, ok := r.o.Registrations.Acquire(ctx, shown)
 	if !ok {
 		return
 	}
 	b.restore(entries, time.Now())
-	if len(entries) > 0 || r.Known() {
+	if len(entries) > 0 || r.Complete() {
 		tell()
 	}
 	r.accepting(ctx, b, tell)
-	r.o.Roster.Leave(b.roster(time.Now()))
+	r.o.Registrations.Release(b.roster(time.Now()))
 }
 
 // accepting takes the registrations of those who connect, until ctx ends and every
@@ -196,7 +196,7 @@ func (r *Registrar) accepting(ctx context.Context, b *book, tell func()) {
 			changed = b.take(m, time.Now())
 		case <-tick.C:
 			changed = b.expire(time.Now())
-			r.o.Roster.Write(b.roster(time.Now()))
+			r.o.Registrations.Write(b.roster(time.Now()))
 		}
 		if changed {
 			tell()

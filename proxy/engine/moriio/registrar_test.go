@@ -20,8 +20,8 @@ import (
 func start(t *testing.T, o Options) (*Registrar, <-chan []config.Engine) {
 	t.Helper()
 	o.Endpoint = "tcp://127.0.0.1:0"
-	if o.Roster == nil {
-		o.Roster = registrations.New(privatedirtest.Open(t), "zmq", slog.New(slog.DiscardHandler))
+	if o.Registrations == nil {
+		o.Registrations = registrations.New(privatedirtest.Open(t), "zmq", slog.New(slog.DiscardHandler))
 	}
 	r, err := Listen(o)
 	if err != nil {
@@ -183,13 +183,13 @@ func TestForeignBytes(t *testing.T) {
 // them itself when that leaves, on the same socket.
 func TestSuccessor(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
-	first, seenByFirst := start(t, Options{Roster: registrations.New(dir, "zmq", log)})
+	first, seenByFirst := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})
 	p := dealer(t, first)
 	if err := p.Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seenByFirst)
-	second, seen := start(t, Options{Roster: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
+	second, seen := start(t, Options{Registrations: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
 	if list := next(t, seen); len(list) != 1 || list[0].Role != config.RolePrefill {
 		t.Fatalf("%+v", list)
 	}
@@ -202,7 +202,7 @@ func TestSuccessor(t *testing.T) {
 	if list := next(t, seenByFirst); len(list) != 2 {
 		t.Fatalf("%+v", list)
 	}
-	first.Leave()
+	first.Release()
 	if _, err := p.Receive(0); err == nil {
 		t.Error("the predecessor keeps its connections")
 	}
@@ -223,13 +223,13 @@ func TestSuccessor(t *testing.T) {
 // A process that goes before it is its turn leaves the registrations to whom they are.
 func TestSuccessorGoes(t *testing.T) {
 	dir, log := privatedirtest.Open(t), slog.New(slog.DiscardHandler)
-	first, seen := start(t, Options{Roster: registrations.New(dir, "zmq", log)})
+	first, seen := start(t, Options{Registrations: registrations.New(dir, "zmq", log)})
 	if err := dealer(t, first).Send(bytesOf(t, newP)); err != nil {
 		t.Fatal(err)
 	}
 	next(t, seen)
 	for _, leave := range []bool{false, true} {
-		second, err := Listen(Options{Endpoint: "tcp://127.0.0.1:0", Roster: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
+		second, err := Listen(Options{Endpoint: "tcp://127.0.0.1:0", Registrations: registrations.New(dir, "zmq", log), Listener: copyOf(t, first)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +241,7 @@ func TestSuccessorGoes(t *testing.T) {
 		}()
 		next(t, lists)
 		if leave {
-			second.Leave()
+			second.Release()
 		}
 		cancel()
 		<-done

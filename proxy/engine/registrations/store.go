@@ -26,24 +26,24 @@ import (
 const (
 	// WriteEvery is how often who takes registrations calls Write.
 	WriteEvery = time.Second
-	// lookEvery is how often others look at the file and the lock.
-	lookEvery = 20 * time.Millisecond
+	// readEvery is how often others look at the file and the lock.
+	readEvery = 20 * time.Millisecond
 	// allAfter is the time in which all register who are there: they say so every few
 	// seconds. An older file may lack some, and so may one that was begun later.
-	allAfter = 5 * time.Second
+	completeAfter = 5 * time.Second
 )
 
 // Store is one process's part in the registrations of one kind. Its methods but
-// Known are called by one goroutine.
+// Complete are called by one goroutine.
 type Store struct {
-	dir   *privatedir.Dir
-	name  string
-	log   *slog.Logger
-	lock  *privatedir.Lock // nil: another has it
-	since time.Time        // when it became this one's
-	known atomic.Bool
-	last  []byte // the file as it was read last
-	said  string // the problem that was logged last
+	dir         *privatedir.Dir
+	name        string
+	log         *slog.Logger
+	lock        *privatedir.Lock // nil: another has it
+	since       time.Time        // when it became this one's
+	complete    atomic.Bool
+	last        []byte // the file as it was read last
+	lastProblem string // the problem that was logged last
 }
 
 // New returns the store of the registrations of a kind in a directory, nil for none: it has no file then,
@@ -52,18 +52,18 @@ func New(dir *privatedir.Dir, kind string, log *slog.Logger) *Store {
 	return &Store{dir: dir, name: "registered-" + kind, log: log}
 }
 
-// Known reports whether all who are there are known, as far as anybody can know: by
+// Complete reports whether all who are there are known, as far as anybody can know: by
 // the file, or because there was time for them to register. Safe for concurrent use.
-func (r *Store) Known() bool { return r.known.Load() }
+func (r *Store) Complete() bool { return r.complete.Load() }
 
-// Take waits until this process is the one that takes registrations and returns
+// Acquire waits until this process is the one that takes registrations and returns
 // what was registered until then and has not run out; false when ctx ends before.
 // Meanwhile shown is called with what another has, as often as that changes.
-func (r *Store) Take(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
+func (r *Store) Acquire(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
 	if r.dir == nil {
 		return nil, ctx.Err() == nil
 	}
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(readEvery)
 	defer tick.Stop()
 	for {
 		if ctx.Err() != nil {
@@ -72,7 +72,7 @@ func (r *Store) Take(ctx context.Context, shown func([]Entry)) (entries []Entry,
 		if r.tryLock() {
 			break
 		}
-		r.look(shown)
+		r.readChanged(shown)
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
@@ -80,7 +80,7 @@ func (r *Store) Take(ctx context.Context, shown func([]Entry)) (entries []Entry,
 	}
 	now := time.Now()
 	r.last, r.since = nil, now
-	r.look(func(list []Entry) { entries = slices.DeleteFunc(list, func(e Entry) bool { return e.Left(now) <= 0 }) })
+	r.readChanged(func(list []Entry) { entries = slices.DeleteFunc(list, func(e Entry) bool { return e.Left(now) <= 0 }) })
 	return entries, true
 }
 
@@ -98,7 +98,7 @@ func (r *Store) Follow(ctx context.Context, shown func([]Entry)) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.look(shown)
+			r.readChanged(shown)
 		}
 	}
 }
@@ -108,10 +108,10 @@ func (r *Store) Write(entries []Entry) {
 	if r.lock == nil {
 		return
 	}
-	if time.Since(r.since) >= allAfter {
-		r.known.Store(true)
+	if time.Since(r.since) >= completeAfter {
+		r.complete.Store(true)
 	}
-	b, left := encode(entries, r.Known(), time.Now())
+	b, left := encode(entries, r.Complete(), time.Now())
 	err := r.dir.WriteFileNoSync(r.name+".json", b)
 	if err == nil && left > 0 {
 		err = errors.New("there are too many")
@@ -119,8 +119,8 @@ func (r *Store) Write(entries []Entry) {
 	r.note(err)
 }
 
-// Leave writes the entries and lets another process take registrations.
-func (r *Store) Leave(entries []Entry) {
+// Release writes the entries and lets another process take registrations.
+func (r *Store) Release(entries []Entry) {
 	r.Write(entries)
 	r.lock.Unlock()
 	r.lock = nil
@@ -128,7 +128,7 @@ func (r *Store) Leave(entries []Entry) {
 
 // tryLock reports whether the lock is this process's.
 func (r *Store) tryLock() bool {
-	if _, held, _ := r.dir.Look(r.name + ".lock"); held { // an error is TryLock's too
+	if _, held, _ := r.dir.LockHolder(r.name + ".lock"); held { // an error is TryLock's too
 		return false
 	}
 	lock, err := r.dir.TryLock(r.name + ".lock")
@@ -141,7 +141,7 @@ func (r *Store) tryLock() bool {
 }
 
 // look reads the file, and calls shown if it has changed and can be used.
-func (r *Store) look(shown func([]Entry)) {
+func (r *Store) readChanged(shown func([]Entry)) {
 	b, err := r.read()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && r.last != nil && bytes.Equal(b, r.last) {
 		return
@@ -155,7 +155,7 @@ func (r *Store) look(shown func([]Entry)) {
 		return
 	}
 	age := time.Since(time.UnixMilli(f.Written))
-	r.known.Store(f.Whole && age > -allAfter && age < allAfter)
+	r.complete.Store(f.Whole && age > -completeAfter && age < completeAfter)
 	shown(f.Entries)
 }
 
@@ -174,8 +174,8 @@ func (r *Store) note(err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	if text != r.said && err != nil {
+	if text != r.lastProblem && err != nil {
 		r.log.Warn("registrations may not outlive this process, or are not known from the one before", "file", r.name, "error", err)
 	}
-	r.said = text
+	r.lastProblem = text
 }

@@ -37,7 +37,7 @@ func (p *place) store() *Store {
 // take is Take of one that need not wait.
 func (p *place) take(r *Store) []Entry {
 	p.Helper()
-	entries, ok := r.Take(p.Context(), func([]Entry) { p.Error("another takes registrations") })
+	entries, ok := r.Acquire(p.Context(), func([]Entry) { p.Error("another takes registrations") })
 	if !ok {
 		p.Fatal("it does not take registrations")
 	}
@@ -66,7 +66,7 @@ func TestTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlace(t)
 		first, second := p.store(), p.store()
-		if entries := p.take(first); len(entries) != 0 || first.Known() {
+		if entries := p.take(first); len(entries) != 0 || first.Complete() {
 			t.Errorf("%v are known of nobody", entries)
 		}
 		first.Write([]Entry{entry("a", time.Minute)})
@@ -75,11 +75,11 @@ func TestTakeTurns(t *testing.T) {
 		done := make(chan bool)
 		go func() {
 			var ok bool
-			had, ok = second.Take(t.Context(), func(entries []Entry) { seen = append(seen, keys(entries)) })
+			had, ok = second.Acquire(t.Context(), func(entries []Entry) { seen = append(seen, keys(entries)) })
 			done <- ok
 		}()
 		time.Sleep(time.Second)
-		if second.Known() {
+		if second.Complete() {
 			t.Error("all are known a second after the first has begun")
 		}
 		a, b := entry("a", 2*time.Second), entry("b", 0)
@@ -87,7 +87,7 @@ func TestTakeTurns(t *testing.T) {
 			time.Sleep(WriteEvery)
 			first.Write([]Entry{a, b})
 		}
-		if !first.Known() || !second.Known() {
+		if !first.Complete() || !second.Complete() {
 			t.Error("not all are known after ten seconds")
 		}
 		select {
@@ -96,7 +96,7 @@ func TestTakeTurns(t *testing.T) {
 		default:
 		}
 		c := entry("c", time.Minute)
-		first.Leave([]Entry{a, b, c})
+		first.Release([]Entry{a, b, c})
 		if !<-done || !reflect.DeepEqual(had, []Entry{b, c}) {
 			t.Errorf("the second has %v", had)
 		}
@@ -118,7 +118,7 @@ func TestTakeTurns(t *testing.T) {
 		if last != "c" {
 			t.Errorf("the first saw %q", last)
 		}
-		second.Leave(nil)
+		second.Release(nil)
 		if p.log.Len() > 0 {
 			t.Error(p.log.String())
 		}
@@ -147,8 +147,8 @@ func TestCrash(t *testing.T) {
 				time.Sleep(tt.lived)
 				a, b := entry("a", 3*time.Second), entry("b", 0)
 				r.Write([]Entry{a, b})
-				if r.Known() != tt.before {
-					t.Errorf("known: %v", r.Known())
+				if r.Complete() != tt.before {
+					t.Errorf("known: %v", r.Complete())
 				}
 				r.lock.Unlock() // as the system does
 				if tt.gone < 0 {
@@ -162,15 +162,15 @@ func TestCrash(t *testing.T) {
 				}
 				next := p.store()
 				entries := p.take(next)
-				if keys(entries) != tt.want || next.Known() != tt.known {
-					t.Errorf("%s, all: %v; want %s, %v", keys(entries), next.Known(), tt.want, tt.known)
+				if keys(entries) != tt.want || next.Complete() != tt.known {
+					t.Errorf("%s, all: %v; want %s, %v", keys(entries), next.Complete(), tt.want, tt.known)
 				}
 				for _, e := range entries {
 					if e.Key == "a" && e.Left(time.Now()) > 3*time.Second {
 						t.Errorf("it stays for %s", e.Left(time.Now()))
 					}
 				}
-				next.Leave(entries)
+				next.Release(entries)
 			})
 		})
 	}
@@ -198,18 +198,18 @@ func TestForeignFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := p.store()
-			if entries := p.take(r); len(entries) > 0 || r.Known() {
+			if entries := p.take(r); len(entries) > 0 || r.Complete() {
 				t.Errorf("%v", entries)
 			}
 			if n := strings.Count(p.log.String(), "\n"); n != 1 {
 				t.Errorf("logged: %s", p.log.String())
 			}
-			r.Leave([]Entry{entry("b", 0)})
+			r.Release([]Entry{entry("b", 0)})
 			next := p.store()
 			if entries := p.take(next); keys(entries) != "b" {
 				t.Errorf("%v", entries)
 			}
-			next.Leave(nil)
+			next.Release(nil)
 			info, err := os.Stat(p.dir.Path("registered-x.json"))
 			if err != nil || info.Mode().Perm() != 0o600 {
 				t.Errorf("%v, %v", info, err)
@@ -232,7 +232,7 @@ func TestLinks(t *testing.T) {
 	}
 	r := p.store()
 	p.take(r)
-	r.Leave([]Entry{entry("a", 0)})
+	r.Release([]Entry{entry("a", 0)})
 	if b, err := os.ReadFile(precious); string(b) != "x" {
 		t.Errorf("%q, %v", b, err)
 	}
@@ -241,15 +241,15 @@ func TestLinks(t *testing.T) {
 // Without a directory there is nobody else.
 func TestNoDirectory(t *testing.T) {
 	r := New(nil, "x", slog.New(slog.DiscardHandler))
-	if entries, ok := r.Take(t.Context(), nil); !ok || len(entries) > 0 || r.Known() {
+	if entries, ok := r.Acquire(t.Context(), nil); !ok || len(entries) > 0 || r.Complete() {
 		t.Error(entries, ok)
 	}
 	r.Write([]Entry{entry("a", 0)})
-	r.Leave(nil)
+	r.Release(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r.Follow(ctx, nil)
-	if _, ok := r.Take(ctx, nil); ok {
+	if _, ok := r.Acquire(ctx, nil); ok {
 		t.Error("its time is over")
 	}
 }
@@ -267,13 +267,13 @@ func TestTooMany(t *testing.T) {
 		many = append(many, e)
 	}
 	many = append(many, Entry{Key: "long", Value: make([]byte, maxEntry)})
-	r.Leave(many)
+	r.Release(many)
 	next := p.store()
 	entries := p.take(next)
 	if len(entries) < room-1 || len(entries) > room {
 		t.Errorf("%d of %d", len(entries), len(many))
 	}
-	next.Leave(nil)
+	next.Release(nil)
 	if !strings.Contains(p.log.String(), "too many") {
 		t.Error(p.log.String())
 	}

@@ -8,13 +8,22 @@ import "math/bits"
 // told apart by the entries; counts of theirs are added up, which costs a needless
 // look. The cells are twice as many as what is ever in them.
 type index struct {
-	cells []uint64
-	shift uint // of a spread hash down to the number of its cell
+	cells []uint64 // one empty cell until something is added
+	shift uint     // of a spread hash down to the number of its cell
+	width int      // 1<<width cells are needed for all that may ever be added
 }
 
+// newIndex returns an index for up to most numbers. The cells are allocated when the first
+// number is added, because a proxy may never need some of its indexes.
 func newIndex(most int) index {
-	width := max(bits.Len(uint(2*most-1)), 1)
-	return index{cells: make([]uint64, 1<<width), shift: uint(64 - width)}
+	return index{cells: make([]uint64, 1), shift: 64, width: max(bits.Len(uint(2*most-1)), 1)}
+}
+
+// allocate makes all cells, unless they are there.
+func (x *index) allocate() {
+	if len(x.cells) == 1 {
+		x.cells, x.shift = make([]uint64, 1<<x.width), uint(64-x.width)
+	}
 }
 
 // spread makes any numbers differ in their upper bits.
@@ -24,6 +33,7 @@ func (x *index) step(i uint64) uint64 { return (i + 1) & uint64(len(x.cells)-1) 
 
 // put adds a number.
 func (x *index) put(hash uint64, n uint32) {
+	x.allocate()
 	h := spread(hash)
 	i := h >> x.shift
 	for x.cells[i] != 0 {
@@ -59,6 +69,7 @@ func (x *index) has(hash uint64) bool { return x.cells[x.count(hash)] != 0 }
 func (x *index) times(hash uint64) uint32 { return uint32(x.cells[x.count(hash)]) }
 
 func (x *index) add(hash uint64) {
+	x.allocate()
 	i := x.count(hash)
 	if x.cells[i] == 0 {
 		x.cells[i] = spread(hash) >> 32 << 32

@@ -1,6 +1,10 @@
 package conversation
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/pdproxy/pdproxy/proxy/wire"
+)
 
 // turnSize is how many bytes a Turn takes.
 const turnSize = 8 + 4 + 2*8 + 8 + 4*8 + 1
@@ -34,11 +38,12 @@ func (turn *Turn) Append(dst []byte) []byte {
 	return append(dst, flags)
 }
 
-// ReadTurn reads a turn from the front of b and returns what follows it; ok is
-// false when b does not begin with one.
-func ReadTurn(b []byte) (turn Turn, rest []byte, ok bool) {
-	if len(b) < turnSize || b[turnSize-1] >= turnContinues<<1 {
-		return Turn{}, b, false
+// ReadTurn reads a turn that Append wrote. r fails when there is none.
+func ReadTurn(r *wire.Reader) Turn {
+	b := r.Bytes(turnSize)
+	if b == nil || b[turnSize-1] >= turnContinues<<1 {
+		r.Fail()
+		return Turn{}
 	}
 	le := binary.LittleEndian
 	home := func(b []byte) Target {
@@ -50,5 +55,5 @@ func ReadTurn(b []byte) (turn Turn, rest []byte, ok bool) {
 		Prefill: home(b[12:]), Decode: home(b[20:]), LastUse: int64(le.Uint64(b[28:])),
 		hash: le.Uint64(b[36:]), block: le.Uint64(b[44:]), mark: le.Uint64(b[52:]), parent: le.Uint64(b[60:]),
 		kept: flags&turnKept != 0, byID: flags&turnByID != 0, continues: flags&turnContinues != 0,
-	}, b[turnSize:], true
+	}
 }

@@ -3,6 +3,8 @@ package conversation
 import (
 	"bytes"
 	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
 // TestTurnsTravel: a turn that has been through bytes is recorded as the original.
@@ -14,8 +16,9 @@ func TestTurnsTravel(t *testing.T) {
 	} {
 		turn := here.Look(q)
 		b := turn.Append([]byte("before"))
-		got, rest, ok := ReadTurn(append(b, "after"...)[len("before"):])
-		if !ok || got != turn || string(rest) != "after" {
+		r := wire.Read(append(b, "after"...)[len("before"):])
+		got := ReadTurn(&r)
+		if rest := r.Rest(); r.Failed() || got != turn || string(rest) != "after" {
 			t.Fatalf("turn %d: %+v, want %+v; rest %q", i, got, turn, rest)
 		}
 		here.Record(turn, at(1), at(2), epoch)
@@ -24,7 +27,7 @@ func TestTurnsTravel(t *testing.T) {
 			t.Errorf("turn %d is remembered as %+v and %+v", i, a, b)
 		}
 		for n := len("before"); n < len(b); n++ {
-			if _, _, ok := ReadTurn(b[len("before"):n]); ok {
+			if r := wire.Read(b[len("before"):n]); ReadTurn(&r) != (Turn{}) || !r.Failed() {
 				t.Errorf("a part of a turn reads as one")
 			}
 		}
@@ -36,8 +39,9 @@ func FuzzReadTurn(f *testing.F) {
 	f.Add(turn.Append(nil))
 	f.Add([]byte("x"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		turn, rest, ok := ReadTurn(b)
-		if ok && !bytes.Equal(append(turn.Append(nil), rest...), b) {
+		r := wire.Read(b)
+		turn := ReadTurn(&r)
+		if !r.Failed() && !bytes.Equal(append(turn.Append(nil), r.Rest()...), b) {
 			t.Errorf("%x reads as %+v", b, turn)
 		}
 	})

@@ -1,5 +1,5 @@
 // Command guest is a proxy-wasm 0.2.1 guest and a policy in one, in plain Go
-// without an SDK: what an ordinary Go module does to its host.
+// without an SDK. It uses the host as an ordinary Go module does.
 package main
 
 import (
@@ -35,7 +35,8 @@ func log(message string) {
 	proxyLog(2, unsafe.Pointer(unsafe.StringData(message)), uint32(len(message)))
 }
 
-// given is the memory that the host was given last, kept from the collector.
+// given is the memory that the host received last; the variable keeps it from
+// the garbage collector.
 var given []byte
 
 //go:wasmexport proxy_abi_version_0_2_1
@@ -47,7 +48,7 @@ func allocate(size uint32) unsafe.Pointer {
 	return unsafe.Pointer(&given[0])
 }
 
-// answer turns what the host wrote into bytes.
+// answer returns the bytes that the host wrote.
 func answer(ptr, size uint32) []byte {
 	if size == 0 {
 		return nil
@@ -104,7 +105,7 @@ func requestBody(id, size, end uint32) uint32 {
 
 var keep [][]byte
 
-// onTick does what the configuration says.
+// onTick acts as the configuration says.
 //
 //go:wasmexport proxy_on_tick
 func onTick(root uint32) {
@@ -146,7 +147,7 @@ func onTick(root uint32) {
 	}
 }
 
-// scratch is in whole words, so that it is aligned to 8.
+// scratch consists of whole words, so that it is aligned to 8.
 var scratch []uint64
 
 //go:wasmexport pdproxy_v1_scratch
@@ -165,8 +166,8 @@ func policies() uint64 {
 //go:wasmexport pdproxy_v1_needs
 func needs() uint64 { return 5 }
 
-// place reads rows of 64 bytes behind a header of 64 and chooses the one with
-// the smallest i64 at 24, the way that a load is compared.
+// place reads rows of 64 bytes after a header of 64 and chooses the row with
+// the smallest i64 at offset 24, as a policy compares loads.
 //
 //go:wasmexport pdproxy_v1_on_place
 func place(ptr, size uint32) uint64 {

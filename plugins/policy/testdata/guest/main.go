@@ -1,6 +1,6 @@
-// Command guest is a policy module that does what it is told, for tests: its
-// configuration says what each hook does, as "place=loop leg=edit", and the
-// model "do:loop" makes any hook do that for one request.
+// Command guest is a policy module for tests that does what it is told. Its
+// configuration says what each hook does, as "place=loop leg=edit". The model
+// "do:loop" makes any hook do that for one request.
 package main
 
 import (
@@ -51,7 +51,7 @@ func vmStart(_, _ uint32) uint32 { return 1 }
 //go:wasmexport proxy_on_configure
 func configure(_, size uint32) uint32 {
 	if size > 0 {
-		var data, n uint32 // data is the address of what allocate gave
+		var data, n uint32 // data is the address that allocate returned
 		if bufferBytes(pluginConfiguration, 0, size, &data, &n) != 0 {
 			return 0
 		}
@@ -82,7 +82,8 @@ func room(size uint32) *uint64 {
 	return &scratch[0]
 }
 
-// told is what a hook is to do: by the request's model, or the configuration.
+// told returns what a hook shall do, from the request's model or the
+// configuration.
 func told(hook, model string) string {
 	if do, ok := strings.CutPrefix(model, "do:"); ok {
 		return do
@@ -100,7 +101,7 @@ var (
 	turns int
 )
 
-// misbehave does what no policy should.
+// misbehave does something that no policy should do.
 func misbehave(do string) {
 	turns++
 	switch do {
@@ -175,7 +176,7 @@ func onPlace(ptr *byte, size uint32) uint64 {
 		}
 		abi.StoreScores(b, f)
 	}
-	// The last row of each phase; of the policy at index 1 the first.
+	// The last row of each phase, or the first for the policy at index 1.
 	d := abi.PlaceDecision{Prefill: -1, Decode: -1}
 	for i, c := range f.Candidates {
 		if f.Flow != abi.FlowAggregated && c.Roles == abi.RolePrefill && (header.Policy == 0 || d.Prefill < 0) {
@@ -185,7 +186,7 @@ func onPlace(ptr *byte, size uint32) uint64 {
 			d.Decode = int32(i)
 		}
 	}
-	if do == "scribble" { // over the whole frame, the flag of scores too
+	if do == "scribble" { // over the whole frame, including the flag of scores
 		for i := range b {
 			b[i] = 0xff
 		}

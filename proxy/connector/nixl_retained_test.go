@@ -1,0 +1,63 @@
+package connector
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+)
+
+// bidirectional returns an attempt whose decode engine retains its KV.
+func bidirectional(t testing.TB, path, body string) *Attempt {
+	a := pair(t, path, body)
+	a.Decode = place(config.Engine{Ranks: 1, Bidirectional: true}, "10.0.1.7", 0, engine.Facts{PageSize: 16})
+	return a
+}
+
+// A trusted client gets an engine's answer unchanged, and alone uses the blocks. The
+// same holds for the client of an aggregated request.
+func TestKeptIsForOneUser(t *testing.T) {
+	answer := []byte(`{"choices":[{"token_ids":[1]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1]],"remote_num_tokens":2,` +
+		`"remote_engine_id":"d","remote_request_id":"r","remote_host":"h","remote_port":1}}`)
+	a := bidirectional(t, "/v1/completions", `{"prompt":"x"}`)
+	if _, ok := (nixl{}).Retained(a, answer); !ok {
+		t.Error("not kept")
+	}
+	a.Trust = true
+	if _, ok := (nixl{}).Retained(a, answer); ok || string(vllmPublic(a, answer)) != string(answer) || asksIDs(a) {
+		t.Error("a trusted client's blocks are taken from it")
+	}
+	a.Trust, a.Prefill = false, engine.Target{}
+	if _, ok := (nixl{}).Retained(a, answer); ok || asksIDs(a) {
+		t.Error("kept without a prefill")
+	}
+}
+
+// FuzzKept: no answer of an engine causes a failure, and JSON stays valid JSON, without
+// transfer parameters, for the client.
+func FuzzKept(f *testing.F) {
+	for _, s := range []string{
+		`{"choices":[{"index":0,"token_ids":[1],"prompt_token_ids":[2]}],"kv_transfer_params":{"do_remote_decode":true,"remote_block_ids":[[1],[2]]}}`,
+		`{"choices":[],"kv_transfer_params":{}}`, `{"choices":[1]}`, `{"choices":{}}`, `{}`, `x`, ``, `{"kv_transfer_params":[1]}`,
+		"data: {\"kv_transfer_params\":{}}\n\ndata: {\"response\":{\"kv_transfer_params\":1}}", "data: \"kv_transfer_params\"\n\n",
+	} {
+		f.Add([]byte(s))
+	}
+	a := bidirectional(f, "/v1/completions", `{"prompt":"x"}`)
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		k, ok := nixl{}.Retained(a, answer)
+		if ok && len(k.Params) == 0 {
+			t.Error("kept, but not how")
+		}
+		public := vllmPublic(a, answer)
+		if json.Valid(answer) && !json.Valid(public) {
+			t.Errorf("%s became %s", answer, public)
+		}
+		rest, params := nixl{}.CutRetained(nil, answer)
+		if params == nil && bytes.Count(rest, []byte("\n\n")) != bytes.Count(answer, []byte("\n\n")) {
+			t.Errorf("%q became %q", answer, rest)
+		}
+	})
+}

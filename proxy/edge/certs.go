@@ -1,0 +1,181 @@
+package edge
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// certCheck is the time between two checks of the certificate files.
+const certCheck = 2 * time.Second
+
+// Certs holds the TLS configuration of the public address and replaces it when the files
+// change. A handshake uses the configuration that is in force when it begins. Safe for
+// concurrent use.
+type Certs struct {
+	cfg     config.TLS
+	own     []tls.Certificate // the self-signed certificate, made once; empty if files are used
+	log     *slog.Logger
+	current atomic.Pointer[tls.Config]
+	mu      sync.Mutex
+	sum     [sha256.Size]byte // of the loaded files; guarded by mu
+}
+
+// LoadCerts reads the files that cfg names, or makes a self-signed certificate. Errors
+// name the configuration key.
+func LoadCerts(cfg config.TLS, log *slog.Logger) (*Certs, error) {
+	c := &Certs{cfg: cfg, log: log}
+	if cfg.SelfSigned {
+		cert, err := selfSigned()
+		if err != nil {
+			return nil, err
+		}
+		c.own = []tls.Certificate{cert}
+	}
+	if err := c.Reload(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Reload reads the files again. After an error the old certificates stay in use.
+func (c *Certs) Reload() error {
+	_, err := c.refresh()
+	return err
+}
+
+// refresh loads the files and reports whether their content has changed.
+func (c *Certs) refresh() (changed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	conf, sum, err := c.load()
+	if err != nil || c.current.Load() != nil && sum == c.sum {
+		return false, err
+	}
+	c.current.Store(conf)
+	c.sum = sum
+	return true, nil
+}
+
+// Run checks the files every two seconds and loads them again when their content has
+// changed. It returns when ctx ends, and starts no goroutine.
+func (c *Certs) Run(ctx context.Context) {
+	tick := time.NewTicker(certCheck)
+	defer tick.Stop()
+	failures := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		changed, err := c.refresh()
+		if err == nil {
+			failures = 0
+		} else if failures++; failures == 2 { // at the first failure a file may be half written
+			c.log.Warn("certificate files cannot be used, the old ones stay", "error", err)
+		}
+		if changed {
+			c.log.Info("certificate files changed, loaded again")
+		}
+	}
+}
+
+// config returns the configuration of one listener. It reads the current certificates for
+// each handshake.
+func (c *Certs) config(protos ...string) *tls.Config {
+	type derived struct{ from, conf *tls.Config }
+	var last atomic.Pointer[derived] // reusing the configuration keeps session tickets valid
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: protos,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			from := c.current.Load()
+			if d := last.Load(); d != nil && d.from == from {
+				return d.conf, nil
+			}
+			conf := from.Clone()
+			conf.NextProtos = protos
+			last.Store(&derived{from, conf})
+			return conf, nil
+		},
+	}
+}
+
+func (c *Certs) load() (*tls.Config, [sha256.Size]byte, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: c.own}
+	var files []byte
+	if !c.cfg.SelfSigned {
+		certPEM, err := os.ReadFile(c.cfg.Cert)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.cert: %w", err)
+		}
+		keyPEM, err := os.ReadFile(c.cfg.Key)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.key: %w", err)
+		}
+		cert, err := tls.X509KeyPair(certPEM, keyPEM)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls: %w", err)
+		}
+		conf.Certificates = []tls.Certificate{cert}
+		files = append(certPEM, keyPEM...)
+	}
+	if c.cfg.ClientCA != "" {
+		pem, err := os.ReadFile(c.cfg.ClientCA)
+		if err != nil {
+			return nil, [sha256.Size]byte{}, fmt.Errorf("server.tls.client_ca: %w", err)
+		}
+		conf.ClientCAs = x509.NewCertPool()
+		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
+			return nil, [sha256.Size]byte{}, errors.New("server.tls.client_ca: no certificate in the file")
+		}
+		conf.ClientAuth = tls.RequireAndVerifyClientCert
+		files = append(files, pem...)
+	}
+	return conf, sha256.Sum256(files), nil
+}
+
+// selfSigned makes a certificate for localhost that is valid for a year.
+func selfSigned() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	host, _ := os.Hostname()
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "pdproxy self-signed"},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().AddDate(1, 0, 0),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:     []string{"localhost", host},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}

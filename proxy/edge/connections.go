@@ -1,0 +1,336 @@
+package edge
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/balance"
+)
+
+// transport is the protocol below a client's connection.
+type transport uint8
+
+const (
+	carriedByTCP transport = iota
+	carriedByQUIC
+	transports // the number of transports
+)
+
+// Reasons to refuse a connection: labels of pdproxy_connections_refused_total.
+const (
+	refusedAll     = "max_connections"
+	refusedAddress = "max_connections_per_address"
+)
+
+// settleTime is how long a QUIC connection must have had no request before the proxy may
+// close it to make room. Its last answer must have arrived by then, because closing drops
+// unacknowledged bytes. On a TCP connection the kernel delivers them after the close.
+const settleTime = time.Second
+
+// connections counts open connections, in total and by address, and makes room for new
+// ones. At a limit it closes the connection that has had no request for the longest time.
+// If all connections are busy it refuses the new one. Safe for concurrent use.
+type connections struct {
+	// limits returns how many connections may be open in total, and how many from one
+	// address, where 0 means no limit. It is called with mu held.
+	limits func() (all, perAddress int)
+
+	mu      sync.Mutex
+	open    [transports]int                 // guarded by mu
+	from    map[netip.Prefix]*clientAddress // addresses with connections; guarded by mu
+	idle    idleList                        // of all addresses; guarded by mu
+	tcp     map[*tcpConn]struct{}           // guarded by mu
+	refused map[string]uint64               // by reason; guarded by mu
+	evicted uint64                          // closed to make room; guarded by mu
+
+	watch   stallWatch
+	balance *balance.Worker // learns of each connection; may be nil
+}
+
+// clientAddress counts the connections of one client address.
+type clientAddress struct {
+	open int
+	idle idleList
+}
+
+func newConnections(limits func() (all, perAddress int)) *connections {
+	c := &connections{
+		limits: limits, from: make(map[netip.Prefix]*clientAddress), tcp: make(map[*tcpConn]struct{}),
+		refused: map[string]uint64{refusedAll: 0, refusedAddress: 0},
+	}
+	c.watch.tick.Store(1)
+	return c
+}
+
+// connection is one counted connection. Safe for concurrent use.
+type connection struct {
+	all      *connections
+	over     transport
+	prefix   netip.Prefix   // invalid: the address is unknown
+	address  *clientAddress // nil: the address is unknown
+	end      func()         // closes the connection; nil until ready, and then it is not idle; guarded by all.mu
+	requests int            // of QUIC: running streams; guarded by all.mu
+	rested   time.Time      // of QUIC: end of the last stream; guarded by all.mu
+	idle     bool           // the connection is in both lists; guarded by all.mu
+	gone     bool           // the place has been given back; guarded by all.mu
+	links    [idleLists]link
+}
+
+// take counts a new connection of a client. It returns nil if there is no place for it.
+func (c *connections) take(client net.Addr, over transport) *connection {
+	k := &connection{all: c, over: over, prefix: prefixOf(client)}
+	c.mu.Lock()
+	victims, reason := c.makeRoom(k.prefix)
+	if reason == "" {
+		c.add(k)
+	} else {
+		c.refused[reason]++
+	}
+	c.mu.Unlock()
+	for _, v := range victims {
+		go v() // closing may take a moment
+	}
+	if reason != "" {
+		return nil
+	}
+	return k
+}
+
+// makeRoom removes the idle connections whose places a new connection takes. It returns
+// functions that close them, or the reason to refuse the new one. c.mu is held.
+func (c *connections) makeRoom(prefix netip.Prefix) (ends []func(), reason string) {
+	all, perAddress := c.limits()
+	if a := c.from[prefix]; a != nil && perAddress > 0 && a.open >= perAddress {
+		v := a.idle.longest(byAddress)
+		if v == nil {
+			return nil, refusedAddress
+		}
+		ends = append(ends, c.evict(v))
+	}
+	if c.count() >= all {
+		v := c.idle.longest(byAll)
+		if v == nil {
+			return ends, refusedAll
+		}
+		ends = append(ends, c.evict(v))
+	}
+	return ends, ""
+}
+
+// evict removes a connection and returns the function that closes it. c.mu is held.
+func (c *connections) evict(v *connection) func() {
+	c.evicted++
+	end := v.end
+	c.remove(v)
+	return end
+}
+
+// spare closes the connection that has been idle for the longest time. It returns false
+// if no connection is idle.
+func (c *connections) spare() bool {
+	c.mu.Lock()
+	v := c.idle.longest(byAll)
+	var end func()
+	if v != nil {
+		end = c.evict(v)
+	}
+	c.mu.Unlock()
+	if end == nil {
+		return false
+	}
+	end()
+	return true
+}
+
+// count returns how many connections are open. c.mu is held.
+func (c *connections) count() int { return c.open[carriedByTCP] + c.open[carriedByQUIC] }
+
+// mostUnproven bounds the running QUIC handshakes of clients that have not proven their
+// address.
+const mostUnproven = 64
+
+// unproven returns how many QUIC handshakes may run whose clients have not proven their
+// address.
+func (c *connections) unproven() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, perAddress := c.limits()
+	if perAddress > 0 {
+		all = perAddress
+	}
+	return min(all/2, mostUnproven)
+}
+
+// add counts k. c.mu is held.
+func (c *connections) add(k *connection) {
+	c.open[k.over]++
+	c.balance.Connection(1)
+	if !k.prefix.IsValid() {
+		return
+	}
+	k.address = c.from[k.prefix]
+	if k.address == nil {
+		k.address = new(clientAddress)
+		c.from[k.prefix] = k.address
+	}
+	k.address.open++
+}
+
+// remove gives the place of k back. c.mu is held.
+func (c *connections) remove(k *connection) {
+	if k.gone {
+		return
+	}
+	k.gone = true
+	k.unlist()
+	c.open[k.over]--
+	c.balance.Connection(-1)
+	if k.address == nil {
+		return
+	}
+	if k.address.open--; k.address.open == 0 {
+		delete(c.from, k.prefix)
+	}
+}
+
+// leave gives the place back. It may be called more than once.
+func (k *connection) leave() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.all.remove(k)
+}
+
+// ready sets the function that closes the connection. From now on the connection may be
+// closed to make room while it has no request.
+func (k *connection) ready(end func()) {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.end, k.rested = end, time.Now()
+	k.list()
+}
+
+// busy records that a request runs on a TCP connection.
+func (k *connection) busy() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.unlist()
+}
+
+// rest records that no request runs on a TCP connection.
+func (k *connection) rest() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.list()
+}
+
+// begin records a new stream of a QUIC connection.
+func (k *connection) begin() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	k.requests++
+	k.unlist()
+}
+
+// done records the end of a stream of a QUIC connection.
+func (k *connection) done() {
+	k.all.mu.Lock()
+	defer k.all.mu.Unlock()
+	if k.requests--; k.requests == 0 {
+		k.rested = time.Now()
+		k.list()
+	}
+}
+
+// list puts k at the end of the idle lists. all.mu is held.
+func (k *connection) list() {
+	if k.idle || k.gone || k.end == nil {
+		return
+	}
+	k.idle = true
+	k.all.idle.push(k, byAll)
+	if k.address != nil {
+		k.address.idle.push(k, byAddress)
+	}
+}
+
+// unlist removes k from the idle lists. all.mu is held.
+func (k *connection) unlist() {
+	if !k.idle {
+		return
+	}
+	k.idle = false
+	k.all.idle.remove(k, byAll)
+	if k.address != nil {
+		k.address.idle.remove(k, byAddress)
+	}
+}
+
+// The idle lists of a connection.
+const (
+	byAll = iota
+	byAddress
+	idleLists // the number of lists
+)
+
+// idleList is a list of idle connections, the longest idle first. The zero value is empty.
+type idleList struct{ first, last *connection }
+
+// link is the place of a connection in one list.
+type link struct{ prev, next *connection }
+
+func (l *idleList) push(k *connection, list int) {
+	k.links[list] = link{prev: l.last}
+	if l.last != nil {
+		l.last.links[list].next = k
+	} else {
+		l.first = k
+	}
+	l.last = k
+}
+
+func (l *idleList) remove(k *connection, list int) {
+	at := k.links[list]
+	if at.prev != nil {
+		at.prev.links[list].next = at.next
+	} else {
+		l.first = at.next
+	}
+	if at.next != nil {
+		at.next.links[list].prev = at.prev
+	} else {
+		l.last = at.prev
+	}
+	k.links[list] = link{}
+}
+
+// longest returns the connection that has been idle for the longest time and may be
+// closed, nil if there is none.
+func (l *idleList) longest(list int) *connection {
+	for k := l.first; k != nil; k = k.links[list].next {
+		if k.over == carriedByTCP || time.Since(k.rested) >= settleTime {
+			return k
+		}
+	}
+	return nil
+}
+
+// prefixOf returns the network that counts as one client address: one IPv4 address, or the
+// IPv6 /64 of one host. It is invalid for other kinds of addresses.
+func prefixOf(a net.Addr) netip.Prefix {
+	var ip netip.Addr
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ip = a.AddrPort().Addr()
+	case *net.UDPAddr:
+		ip = a.AddrPort().Addr()
+	}
+	ip = ip.Unmap().WithZone("")
+	bits := 64
+	if ip.Is4() {
+		bits = 32
+	}
+	p, _ := ip.Prefix(bits) // of an invalid address: invalid
+	return p
+}

@@ -1,0 +1,111 @@
+package edge
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+// FuzzFraming drives net/http's server with a connection of any bytes, behind
+// the guard and without it. The handler gets the same requests until the first
+// one whose framing is in doubt, and nothing from there on; a connection without
+// such a request is answered byte for byte the same.
+func FuzzFraming(f *testing.F) {
+	for _, s := range framingStreams {
+		_, all, _ := parseFramingStream(s.bytes)
+		if s.name != "HTTP/2" {
+			f.Add([]byte(all), uint16(len(all)/2), uint16(len(all)))
+		}
+	}
+	f.Fuzz(func(t *testing.T, in []byte, cut, cut2 uint16) {
+		if bytes.HasPrefix(in, []byte(http2Preface)) || len(in) > 16<<10 {
+			return // HTTP/2 has frames of its own
+		}
+		clear, doubtful := framings(in)
+		synctest.Test(t, func(t *testing.T) {
+			cuts := []int{int(min(cut, cut2)), int(max(cut, cut2))}
+			got, sent := serveStream(string(in), true, cuts...)
+			want, answers := serveStream(string(in), false, cuts...)
+			if !doubtful {
+				if fmt.Sprint(got) != fmt.Sprint(want) || sent != answers {
+					t.Fatalf("the handler got %q, without the guard %q;\nthe client %q, without %q", got, want, sent, answers)
+				}
+				return
+			}
+			if len(got) > clear {
+				t.Fatalf("the handler got %q, of which only the first %d may pass", got, clear)
+			}
+			if fmt.Sprint(got) != fmt.Sprint(want[:min(len(got), len(want))]) {
+				t.Fatalf("the handler got %q, without the guard %q", got, want)
+			}
+		})
+	})
+}
+
+// framings reads a connection as net/http does and looks at each raw head.
+// doubtful says that one of the requests must not pass, or is cut where net/http
+// might go on; clear is how many come before it.
+func framings(in []byte) (clear int, doubtful bool) {
+	src := bytes.NewReader(in)
+	br := bufio.NewReaderSize(src, 4<<10)
+	for {
+		for { // as net/http's server, and more
+			b, err := br.Peek(1)
+			if err != nil {
+				return clear, false
+			}
+			if b[0] != '\r' && b[0] != '\n' {
+				break
+			}
+			br.Discard(1)
+		}
+		begin := len(in) - src.Len() - br.Buffered()
+		r, err := http.ReadRequest(br)
+		end := len(in) - src.Len() - br.Buffered()
+		if doubtfulHead(in[begin:end]) {
+			return clear, true
+		}
+		if err != nil {
+			// It is refused; the guard may cut before the reason is read.
+			return clear, bytes.Contains(bytes.ToLower(in[begin:]), []byte("content-length")) || bytes.Contains(bytes.ToLower(in[begin:]), []byte("transfer-encoding"))
+		}
+		_, err = io.Copy(io.Discard, r.Body)
+		if err != nil {
+			return clear + 1, len(r.TransferEncoding) > 0 // perhaps a chunk of an impossible size
+		}
+		clear++
+	}
+}
+
+// doubtfulHead finds, by rules of its own, a head with both framings or with one
+// that servers read differently.
+func doubtfulHead(head []byte) bool {
+	lines := strings.Split(string(head), "\n")
+	var lengths []string
+	codings, folded := 0, false
+	for i, line := range lines[1:] {
+		name, value, _ := strings.Cut(line, ":")
+		switch {
+		case strings.HasPrefix(line, " "), strings.HasPrefix(line, "\t"):
+			before, _, _ := strings.Cut(lines[i], ":")
+			folded = folded || strings.EqualFold(before, "content-length") || strings.EqualFold(before, "transfer-encoding")
+		case strings.EqualFold(name, "content-length"):
+			lengths = append(lengths, strings.TrimSpace(value))
+			folded = folded || len(line) > len(framing{}.line)
+		case strings.EqualFold(name, "transfer-encoding"):
+			codings++
+		}
+	}
+	old := !strings.HasSuffix(strings.TrimSuffix(lines[0], "\r"), "HTTP/1.1")
+	for _, l := range lengths {
+		if l != lengths[0] || strings.Trim(l, "0123456789") != "" || l == "" {
+			return true
+		}
+	}
+	return folded || codings > 0 && (old || len(lengths) > 0)
+}

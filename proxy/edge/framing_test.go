@@ -1,0 +1,298 @@
+package edge
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// framingStreams are streams of one connection. Where «!» stands, nothing more
+// may pass and the head is made malformed; where «|» stands, nothing more may
+// pass.
+var framingStreams = []struct{ name, bytes string }{
+	{"length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"no body", "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"},
+	{"chunked", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"chunk extensions", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b;c=\"d\"\r\nhello\r\n1 \t\r\nx\r\n0;e\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"long chunk extension", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;" + strings.Repeat("x", 300) + "\r\nhello\r\n0\r\n\r\n"},
+	{"trailers", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: 1\r\nContent-Length: 7\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"body that looks like a head", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 57\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: x\r\n\r\n\r\n"},
+	{"line ends without CR", "POST / HTTP/1.1\nHost: a\nContent-Length: 5\n\nhello"},
+	{"line ends before a request", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"huge header line", "GET / HTTP/1.1\r\nHost: a\r\nX-A: " + strings.Repeat("content-length:", 500) + "\r\n\r\n"},
+	{"huge request line", "GET /" + strings.Repeat("transfer-encoding: chunked", 300) + " HTTP/1.1\r\nHost: a\r\n\r\n"},
+	{"lookalikes", "GET / HTTP/1.1\r\nHost: a\r\nX-Content-Length: 5\r\nContent-Length-X: 5\r\nTransfer-Encodings: chunked\r\n\r\n"},
+	{"HTTP/1.0 with a length", "POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"},
+	{"the same length twice", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello"},
+	{"folded line of another name", "GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n content-length: 5\r\n\r\n"},
+	{"HTTP/2", http2Preface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"},
+
+	{"length then coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"coding then length", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nX-A: b\r\nContent-Length: 5\r\n!\r\n0\r\n\r\n"},
+	{"other case", "POST / HTTP/1.1\r\nHost: a\r\ncONTENT-lENGTH:5\r\nTRANSFER-ENCODING:CHUNKED\r\n!\r\n0\r\n\r\n"},
+	{"tabs and spaces", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\t 5 \t\r\nTransfer-Encoding: \t chunked\t\r\n!\r\n0\r\n\r\n"},
+	{"unknown coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: identity\r\n!\r\nhello"},
+	{"length of nothing", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n!\r\n0\r\n\r\n"},
+	{"without CR", "POST / HTTP/1.1\nHost: a\nContent-Length: 5\nTransfer-Encoding: chunked\n!\n0\n\n"},
+	{"GET", "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"good then bad", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"chunked then bad", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-B: c\r\n\r\nPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"differing lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n!\r\nhello"},
+	{"signed length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n!\r\nhello"},
+	{"list of lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n!\r\nhello"},
+	{"empty length then coding", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n!Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+	{"folded length", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n 0\r\n!\r\nhello"},
+	{"length in a folded line", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n! 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+	{"folded coding", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding:\r\n\tchunked\r\n!\r\n0\r\n\r\n"},
+	{"length past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:" + strings.Repeat(" ", 60) + "5\r\n!Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+	{"zeros past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + strings.Repeat("0", 60) + "5\r\n!\r\nhello"},
+	{"coding in HTTP/1.0", "POST / HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n!\r\nA /;x HTTP/1.1\r\n\r\n"},
+	{"coding in HTTP/1.0 behind a long target", "POST /" + strings.Repeat("HTTP/1.1", 20) + " HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"preface with a header line", "PRI * HTTP/2.0\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"preface as the second request", "GET / HTTP/1.1\r\nHost: a\r\n\r\n" + http2Preface + "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+	{"carriage returns before a request", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx\r\r\nPOST / HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n!\r\n0\r\n\r\n"},
+
+	{"chunk size of no digits", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n|hello"},
+	{"signed chunk size", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n+5\r\n|hello"},
+	{"empty chunk size", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n|hello"},
+	{"chunk size past all numbers", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n|"},
+	{"chunk size past the line buffer", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + strings.Repeat("0", 65) + "5\r\n|hello"},
+}
+
+// parseFramingStream takes the marks out: what may pass, and all.
+func parseFramingStream(s string) (pass, all, refusal string) {
+	for _, mark := range []string{"!", "|"} {
+		if i := strings.Index(s, mark); i >= 0 {
+			if mark == "!" {
+				refusal = malformedLine
+			}
+			return s[:i], s[:i] + s[i+1:], refusal
+		}
+	}
+	return s, s, ""
+}
+
+// pieces is a connection that gives its bytes in the pieces that a test wants.
+type pieces struct {
+	net.Conn
+	left [][]byte
+}
+
+func (c *pieces) Read(p []byte) (int, error) {
+	if len(c.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.left[0])
+	if c.left[0] = c.left[0][n:]; len(c.left[0]) == 0 {
+		c.left = c.left[1:]
+	}
+	return n, nil
+}
+
+// readFramed reads a whole connection behind the guard, whose reads end at the
+// cuts, into a buffer of room bytes.
+func readFramed(t *testing.T, all string, room int, cuts ...int) string {
+	t.Helper()
+	c := &framingConn{Conn: &pieces{left: split(all, cuts...)}, conns: new(clientConns)}
+	var got bytes.Buffer
+	buf := make([]byte, room)
+	for {
+		n, err := c.Read(buf)
+		got.Write(buf[:n])
+		if err == io.EOF {
+			return got.String()
+		}
+		if n == 0 && err == nil {
+			t.Fatal("a Read gave nothing and no error")
+		}
+	}
+}
+
+func split(s string, cuts ...int) [][]byte {
+	var list [][]byte
+	last := 0
+	for _, c := range append(cuts, len(s)) {
+		if c = min(c, len(s)); c > last {
+			list = append(list, []byte(s[last:c]))
+			last = c
+		}
+	}
+	return list
+}
+
+// Whatever the reads are, the same bytes pass.
+func TestFramingAtEverySplit(t *testing.T) {
+	for _, tt := range framingStreams {
+		t.Run(tt.name, func(t *testing.T) {
+			pass, all, refusal := parseFramingStream(tt.bytes)
+			want := pass + refusal
+			check := func(how, got string) {
+				t.Helper()
+				if got != want {
+					t.Fatalf("%s: passed\n%q, want\n%q", how, got, want)
+				}
+			}
+			check("whole", readFramed(t, all, 1<<16))
+			check("byte by byte", readFramed(t, all, 1))
+			for i := range all {
+				check(fmt.Sprintf("cut at %d", i), readFramed(t, all, 1<<16, i))
+				check(fmt.Sprintf("cut at %d and %d", i, i+2), readFramed(t, all, 1<<16, i, i+2))
+			}
+		})
+	}
+}
+
+// handled is what a handler behind net/http got of one request.
+type handled struct {
+	method, uri, proto, body string
+	err                      string
+}
+
+// serveStream runs net/http's server on one connection that gives all in pieces
+// and then ends, behind the guard or not, and returns what the handler got and
+// what the client was sent.
+func serveStream(all string, guard bool, cuts ...int) (got []handled, sent string) {
+	var mu sync.Mutex
+	conn := newScript(split(all, cuts...))
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	closed := make(chan struct{})
+	srv := &http.Server{
+		Protocols: &protocols,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			h := handled{method: r.Method, uri: r.RequestURI, proto: r.Proto, body: string(body)}
+			if err != nil {
+				h.err = "broken"
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, h)
+			w.Header()["Date"] = nil
+			w.Write([]byte("handled"))
+		}),
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateClosed {
+				close(closed)
+			}
+		},
+	}
+	var l net.Listener = &oneConn{conn: conn, done: make(chan struct{})}
+	if guard {
+		l = framingListener{l, new(clientConns)}
+	}
+	served := make(chan struct{})
+	go func() {
+		srv.Serve(l)
+		close(served)
+	}()
+	<-closed
+	srv.Close()
+	<-served
+	return got, conn.sent()
+}
+
+// oneConn is a listener of one connection.
+type oneConn struct {
+	conn net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	if c := l.conn; c != nil {
+		l.conn = nil
+		return c, nil
+	}
+	<-l.done
+	return nil, net.ErrClosed
+}
+
+func (l *oneConn) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
+
+// script is a connection that gives its pieces, then the end, and keeps what is
+// written.
+type script struct {
+	mu   sync.Mutex
+	in   pieces
+	out  bytes.Buffer
+	once sync.Once
+	done chan struct{}
+}
+
+func newScript(in [][]byte) *script { return &script{in: pieces{left: in}, done: make(chan struct{})} }
+
+func (c *script) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.in.Read(p)
+}
+
+func (c *script) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.Write(p)
+}
+
+func (c *script) sent() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.String()
+}
+
+func (c *script) Close() error {
+	c.once.Do(func() { close(c.done) })
+	return nil
+}
+
+func (c *script) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *script) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *script) SetDeadline(time.Time) error      { return nil }
+func (c *script) SetReadDeadline(time.Time) error  { return nil }
+func (c *script) SetWriteDeadline(time.Time) error { return nil }
+
+// Behind the guard net/http answers what it would have let pass with 400, and
+// never hands it to the handler; all else is as without the guard.
+func TestFramingBelowServer(t *testing.T) {
+	for _, tt := range framingStreams {
+		if tt.name == "HTTP/2" {
+			continue // TestFrontProtocols has real frames
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				pass, all, refusal := parseFramingStream(tt.bytes)
+				got, sent := serveStream(all, true)
+				switch {
+				case refusal != "":
+					// net/http closes after a preface that it does not take for one.
+					preface := len(got) > 0 && got[len(got)-1].method == "PRI" && strings.HasSuffix(sent, "Connection: close\r\n\r\nhandled")
+					if !preface && !strings.HasSuffix(sent, "400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request") {
+						t.Errorf("the client was sent %q", sent)
+					}
+					before, _ := serveStream(pass, false)
+					if fmt.Sprint(got) != fmt.Sprint(before) {
+						t.Errorf("the handler got %+v, want %+v", got, before)
+					}
+				default:
+					want, answers := serveStream(all, false)
+					if fmt.Sprint(got) != fmt.Sprint(want) || sent != answers {
+						t.Errorf("the handler got %+v, without the guard %+v;\nthe client %q, without %q", got, want, sent, answers)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,275 @@
+package edge
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/quicvarint"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// serveHTTP3 starts a server with HTTP/3 on a socket of its own.
+func serveHTTP3(t *testing.T, h http.HandlerFunc, change func(*config.Config)) *served {
+	t.Helper()
+	certs, err := LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(t, h, func(c *config.Config, o *Options) {
+		c.Server.HTTP3, o.Certs = anyPort, certs
+		change(c)
+	})
+}
+
+// dialQUIC opens a connection to w. It has no HTTP/3 of its own.
+func dialQUIC(t *testing.T, s *served, conf *quic.Config) (*quic.Conn, error) {
+	t.Helper()
+	c, err := quic.DialAddr(t.Context(), s.HTTP3Addr().String(),
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, conf)
+	if err == nil {
+		t.Cleanup(func() { c.CloseWithError(0, "") })
+	}
+	return c, err
+}
+
+func mustDialQUIC(t *testing.T, s *served) *quic.Conn {
+	t.Helper()
+	c, err := dialQUIC(t, s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// openStream opens a stream and sends p on it.
+func openStream(t *testing.T, c *quic.Conn, p []byte) *quic.Stream {
+	t.Helper()
+	s, err := c.OpenStreamSync(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write(p); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// A request head that does not come whole ends its stream, not the connection, and a
+// body may take longer than a head.
+func TestHTTP3HeadLimit(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	echo := func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }
+	w := serveHTTP3(t, echo, func(c *config.Config) { c.Server.ReadHeaderTimeout = config.Duration(limit) })
+	c := mustDialQUIC(t, w)
+	frame := quicvarint.Append(quicvarint.Append(nil, 1), 60000) // HEADERS
+	for _, sent := range [][]byte{frame[:1], frame[:2], frame, append(frame, 0)} {
+		s := openStream(t, c, sent)
+		var reset *quic.StreamError
+		if _, err := io.ReadAll(s); !errors.As(err, &reset) || reset.ErrorCode != quic.StreamErrorCode(http3.ErrCodeRequestIncomplete) {
+			t.Errorf("after %x: %v", sent, err)
+		}
+	}
+
+	tr := &http3.Transport{}
+	defer tr.Close()
+	body, late := io.Pipe()
+	go func() {
+		time.Sleep(2 * limit)
+		io.WriteString(late, "late")
+		late.Close()
+	}()
+	r, err := http.NewRequestWithContext(t.Context(), "POST", "https://proxy"+"/", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := tr.NewClientConn(c).RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "late" {
+		t.Errorf("a late body got %d, %q, %v", resp.StatusCode, got, err)
+	}
+}
+
+// A connection without a request ends after idle_timeout, although it is kept alive,
+// also when it had streams that were no requests.
+func TestHTTP3Idle(t *testing.T) {
+	w := serveHTTP3(t, nil, func(c *config.Config) {
+		c.Server.ReadHeaderTimeout = config.Duration(200 * time.Millisecond)
+		c.Server.IdleTimeout = config.Duration(200 * time.Millisecond)
+	})
+	for _, streams := range []int{0, 3} {
+		c, err := dialQUIC(t, w, &quic.Config{KeepAlivePeriod: 10 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range streams {
+			openStream(t, c, []byte{1})
+		}
+		<-c.Context().Done()
+		var closed *quic.ApplicationError
+		if err := context.Cause(c.Context()); !errors.As(err, &closed) || closed.ErrorCode != quic.ApplicationErrorCode(http3.ErrCodeNoError) {
+			t.Errorf("%d streams: %v", streams, err)
+		}
+	}
+}
+
+// Streams of one connection are limited.
+func TestHTTP3Streams(t *testing.T) {
+	w := serveHTTP3(t, nil, func(*config.Config) {})
+	c := mustDialQUIC(t, w)
+	for i := range streamsPerConn {
+		if _, err := c.OpenStream(); err != nil {
+			t.Fatalf("stream %d: %v", i, err)
+		}
+	}
+	if _, err := c.OpenStream(); !errors.As(err, new(*quic.StreamLimitReachedError)) {
+		t.Errorf("one more: %v", err)
+	}
+	for range controlStreams {
+		if _, err := c.OpenUniStream(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.OpenUniStream(); !errors.As(err, new(*quic.StreamLimitReachedError)) {
+		t.Errorf("one more without a request: %v", err)
+	}
+}
+
+// A connection that has no place is refused before its handshake; one that is idle
+// gives way. Places come back.
+func TestHTTP3MaxConnections(t *testing.T) {
+	release := make(chan struct{})
+	w := serveHTTP3(t, func(http.ResponseWriter, *http.Request) { <-release }, func(c *config.Config) { c.Limits.MaxConnections = 1 })
+	c := mustDialQUIC(t, w)
+	tr := &http3.Transport{}
+	defer tr.Close()
+	conn := tr.NewClientConn(c)
+	answered := make(chan error, 1)
+	go func() {
+		r, err := http.NewRequest("POST", "https://proxy"+"/", http.NoBody)
+		if err == nil {
+			var resp *http.Response
+			if resp, err = conn.RoundTrip(r); err == nil {
+				err = resp.Body.Close()
+			}
+		}
+		answered <- err
+	}()
+	for w.running.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	var refused *quic.TransportError
+	if _, err := dialQUIC(t, w, nil); !errors.As(err, &refused) || refused.ErrorCode != quic.ConnectionRefused {
+		t.Errorf("the second connection: %v", err)
+	}
+	close(release)
+	if err := <-answered; err != nil {
+		t.Errorf("the first connection: %v", err)
+	}
+	for { // the first one has to settle
+		second, err := dialQUIC(t, w, nil)
+		if err == nil {
+			<-c.Context().Done()
+			second.CloseWithError(0, "")
+			break
+		}
+		if !errors.As(err, &refused) {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for openPlaces(w.places) != 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// While many handshakes run, clients have to prove their address.
+func TestHTTP3Retry(t *testing.T) {
+	for _, tt := range []struct {
+		all, perAddress, handshaking int
+		want                         bool
+	}{
+		{1000, 250, mostUnproven - 1, false}, {1000, 250, mostUnproven, true},
+		{1000, 10, 4, false}, {1000, 10, 5, true}, {1, 1, 0, true}, {10, 0, 4, false}, {10, 0, 5, true},
+	} {
+		h, transport := new(http3Conns), new(quic.Transport)
+		h.limit(transport, newConnections(func() (all, perAddress int) { return tt.all, tt.perAddress }))
+		h.handshaking.Store(int64(tt.handshaking))
+		if got := transport.VerifySourceAddress(nil); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+	w := serveHTTP3(t, nil, func(c *config.Config) { c.Limits.MaxConnectionsPerAddress = 1 })
+	c := mustDialQUIC(t, w) // by a Retry
+	if n := openPlaces(w.places); n != 1 {
+		t.Errorf("%d connections are open", n)
+	}
+	c.CloseWithError(0, "")
+}
+
+// GOAWAY is on the control stream and names the first request that is not served;
+// later ones are refused as never begun.
+func TestHTTP3GoAway(t *testing.T) {
+	w := serveHTTP3(t, nil, func(*config.Config) {})
+	c := mustDialQUIC(t, w)
+	openStream(t, c, []byte{1}) // keeps the connection open
+	control, err := c.AcceptUniStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := quicvarint.NewReader(control)
+	number := func() uint64 {
+		n, err := quicvarint.Read(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if kind, frame := number(), number(); kind != 0 || frame != 4 {
+		t.Fatalf("the first stream is of type %d and begins with frame %d, want SETTINGS on the control stream", kind, frame)
+	}
+	if _, err := io.CopyN(io.Discard, r, int64(number())); err != nil {
+		t.Fatal(err)
+	}
+	for w.places.requests() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.stop() }()
+	if frame, length, next := number(), number(), number(); frame != 7 || length != 1 || next != 4 {
+		t.Errorf("frame %d of %d bytes, next stream %d; want GOAWAY for stream 4", frame, length, next)
+	}
+	s := openStream(t, c, []byte{1})
+	var reset *quic.StreamError
+	if _, err := io.ReadAll(s); !errors.As(err, &reset) || reset.ErrorCode != quic.StreamErrorCode(http3.ErrCodeRequestRejected) {
+		t.Errorf("a later request: %v", err)
+	}
+	c.CloseWithError(0, "")
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+// requests returns how many QUIC connections have a request.
+func (c *connections) requests() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.open[carriedByQUIC]
+	for k := c.idle.first; k != nil; k = k.links[byAll].next {
+		if k.over == carriedByQUIC {
+			n--
+		}
+	}
+	return n
+}

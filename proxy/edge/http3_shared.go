@@ -1,0 +1,138 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/pdproxy/pdproxy/proxy/edge/quicshare"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+)
+
+const (
+	// handshakesLeast is the shortest wait of a draining member for running handshakes.
+	// A first packet may still be in a queue of quic-go.
+	handshakesLeast = 100 * time.Millisecond
+	// handshakesMost is the longest wait. By then a client has sent the second packet of
+	// its first flight three times.
+	handshakesMost = 3 * time.Second
+	// lingerTime is how long connections without a request may stay after GOAWAY.
+	// Clients close them when they have read the last answers.
+	lingerTime = 5 * time.Second
+)
+
+// sharedPort is this process's membership in a UDP port that several processes share. It
+// drains in an order in which no request fails:
+//
+//  1. New clients go to other members that serve.
+//  2. Running handshakes end, and this process accepts their connections.
+//  3. All connections get GOAWAY. Requests below its limit are served. Later requests are
+//     refused as not processed (H3_REQUEST_REJECTED), so that clients send them on a new
+//     connection, to another member.
+//  4. A connection ends when its client closes it, or when no request has run on any
+//     connection for lingerTime.
+type sharedPort struct {
+	conn      *quicshare.Conn
+	transport *quic.Transport
+	running   atomic.Int64 // requests
+	draining  atomic.Bool
+	receiving sync.WaitGroup // conn.Run
+	accepted  chan struct{}  // closed when no more connections are accepted
+}
+
+// openShared opens addr together with the other members of dir. As soon as its transport
+// listens, it forwards the packets of other members, until close. It answers new clients
+// only after conn.Serve.
+func openShared(dir *privatedir.Dir, addr string) (*sharedPort, error) {
+	p := &sharedPort{accepted: make(chan struct{})}
+	var err error
+	if p.conn, err = quicshare.Listen(dir, addr); err != nil {
+		return nil, err
+	}
+	if p.transport, err = p.conn.Transport(); err != nil {
+		p.conn.Close()
+		return nil, err
+	}
+	p.receiving.Go(p.conn.Run)
+	return p, nil
+}
+
+// count counts the running requests.
+func (p *sharedPort) count(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.running.Add(1)
+		defer p.running.Add(-1)
+		h.ServeHTTP(w, r)
+	})
+}
+
+// shutdown drains until ctx ends. Call it after serve. A second call only ends the first
+// one when its own ctx ends.
+func (p *sharedPort) shutdown(ctx context.Context, q *quicListener) error {
+	if p.draining.Swap(true) {
+		return q.conns.shutdown(ctx)
+	}
+	err := p.conn.Drain() // after an error other members do not know, and new clients still come
+	waitHandshakes(ctx, &q.conns.handshaking)
+	_ = q.listener.Close() // never fails
+	<-p.accepted
+	lingering, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer cancel()
+		p.waitQuiet(lingering)
+	})
+	serr := q.conns.shutdown(lingering)
+	if ctx.Err() == nil {
+		serr = nil // only idle connections were closed
+	}
+	cancel()
+	wg.Wait()
+	return errors.Join(err, serr)
+}
+
+// waitHandshakes waits until no handshake runs whose connection would be lost.
+func waitHandshakes(ctx context.Context, handshaking *atomic.Int64) {
+	ctx, cancel := context.WithTimeout(ctx, handshakesMost)
+	defer cancel()
+	tick := time.NewTicker(handshakesLeast)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if handshaking.Load() == 0 {
+				return
+			}
+		}
+	}
+}
+
+// waitQuiet waits until no request has run for lingerTime.
+func (p *sharedPort) waitQuiet(ctx context.Context) {
+	const ticks = 10
+	tick := time.NewTicker(lingerTime / ticks)
+	defer tick.Stop()
+	for quiet := 0; quiet < ticks; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if quiet++; p.running.Load() > 0 {
+				quiet = 0
+			}
+		}
+	}
+}
+
+// close leaves the port. The transport must be closed before.
+func (p *sharedPort) close() {
+	p.conn.Close()
+	p.receiving.Wait()
+}

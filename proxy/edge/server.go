@@ -1,0 +1,244 @@
+// Package edge owns the sockets of clients and of operators. It accepts connections over
+// TCP, TLS and QUIC, limits them, checks the framing of HTTP/1.1, and serves HTTP/1.1,
+// HTTP/2 and HTTP/3. It drains its connections or leaves its sockets to a successor. What
+// the requests mean is the business of two http.Handlers.
+package edge
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/balance"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
+	"github.com/pdproxy/pdproxy/proxy/privatedir"
+	"github.com/pdproxy/pdproxy/proxy/socket"
+)
+
+// Sockets are listeners that are already open. A process gets them from the process that
+// has started it, or from its predecessor.
+type Sockets struct {
+	Public net.Listener // nil: Listen opens server.listen
+	Admin  net.Listener // nil: Listen opens admin.listen
+	// Only makes Listen open no TCP socket itself: a worker has no admin address, a
+	// coordinator no public one.
+	Only bool
+}
+
+// Options configure a Server. Sockets may be its zero value; fields that may be nil say
+// so.
+type Options struct {
+	Sockets Sockets
+	Certs   *Certs // nil: no TLS
+	// Limits returns the limits that are in force, for each new connection. Safe for
+	// concurrent use.
+	Limits func() *config.Limits
+	// Running returns how many requests run. Safe for concurrent use.
+	Running func() int
+	// OnDrain is called when the server begins to drain.
+	OnDrain func()
+	// CutGrace is how long handlers have to tell their clients when the drain's limit has
+	// ended the contexts of the requests, with the cause downstream.ErrDraining.
+	CutGrace time.Duration
+	// QUICDir is the directory of the processes that share the UDP port of HTTP/3. nil:
+	// this process has the port alone.
+	QUICDir *privatedir.Dir
+	// Balance learns of each connection of a client. nil: no other worker has the public
+	// socket.
+	Balance *balance.Worker
+	Log     *slog.Logger
+}
+
+// Server is the open sockets of a process: public TCP, public QUIC, admin. It is a
+// prometheus.Collector.
+type Server struct {
+	options Options
+	log     *slog.Logger
+	cfg     *config.Config
+	public  net.Listener // nil: no clients are served
+	admin   net.Listener // nil: no operators are served
+	certs   *Certs
+	quic    *quicListener // nil without HTTP/3
+	servers []*http.Server
+	tcp     net.Listener // public, and counted; nil with TLS
+	tls     *tlsListener // nil without TLS
+
+	base      context.Context // parent of every public request
+	cancel    context.CancelCauseFunc
+	stopping  atomic.Bool
+	stopped   chan struct{}  // closed by StopAccepting
+	conns     inflight.Group // of clients, over TCP
+	clients   clientConns
+	notifying sync.WaitGroup // clients that get GOAWAY for a successor
+
+	places    *connections // of clients, over TCP and QUIC
+	operators *connections // of the admin address
+	stall     stallLimits
+	watchers  sync.WaitGroup
+}
+
+// Listen opens the sockets that cfg names and o.Sockets has not. It serves nothing yet.
+// Errors name the configuration key.
+func Listen(cfg *config.Config, o Options) (*Server, error) {
+	s := newServer(cfg, o)
+	var err error
+	if s.public == nil && !o.Sockets.Only {
+		if s.public, err = net.Listen("tcp", cfg.Server.Listen); err != nil {
+			return nil, fmt.Errorf("server.listen: %w", err)
+		}
+	}
+	if s.admin == nil && !o.Sockets.Only {
+		if s.admin, err = net.Listen("tcp", cfg.Admin.Listen); err != nil {
+			s.closeListeners()
+			return nil, fmt.Errorf("admin.listen: %w", err)
+		}
+	}
+	if cfg.Server.HTTP3 != "" && s.public != nil {
+		if s.quic, err = listenQUIC(cfg, o, s.base, s.places); err != nil {
+			s.closeListeners()
+			return nil, fmt.Errorf("server.http3: %w", err)
+		}
+	}
+	return s, nil
+}
+
+func newServer(cfg *config.Config, o Options) *Server {
+	s := &Server{
+		options: o, log: o.Log, cfg: cfg, public: o.Sockets.Public, admin: o.Sockets.Admin, certs: o.Certs,
+		stopped: make(chan struct{}),
+		stall:   stallLimits{head: time.Duration(cfg.Server.ReadHeaderTimeout), write: time.Duration(cfg.Server.WriteTimeout)},
+	}
+	s.base, s.cancel = context.WithCancelCause(context.Background())
+	d := descriptorShares()
+	d.warnTooMany(o.Limits(), s.log)
+	s.places = newConnections(func() (all, perAddress int) { return connectionLimits(o.Limits(), d) })
+	s.places.balance = o.Balance
+	s.operators = newConnections(func() (all, perAddress int) { return d.operators, 0 })
+	return s
+}
+
+func (s *Server) closeListeners() {
+	for _, l := range []net.Listener{s.public, s.admin} {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// Handle sets the handlers of clients' and of operators' requests. Call it once, before
+// Serve.
+func (s *Server) Handle(public, admin http.Handler) {
+	if s.quic != nil {
+		s.quic.handle(public)
+		public = s.quic.advertise(public)
+	}
+	s.prepare(s.closeAfterReply(public), s.closeAfterReply(admin))
+}
+
+// prepare makes the HTTP servers of the TCP listeners: those of clients, then
+// that of operators.
+func (s *Server) prepare(public, admin http.Handler) {
+	switch {
+	case s.public == nil:
+	case s.certs == nil:
+		s.tcp = tcpListener{socket.Listener(s.public), s.places, true}
+		var protocols http.Protocols
+		protocols.SetHTTP1(true)
+		protocols.SetUnencryptedHTTP2(true)
+		s.addServer(public, &protocols)
+	default:
+		s.tls = newTLSListener(tcpListener{socket.Listener(s.public), s.places, false}, s.certs.config("h2", "http/1.1"), s.stall.head)
+		var h1, h2 http.Protocols
+		h1.SetHTTP1(true)
+		h2.SetUnencryptedHTTP2(true) // the TLS listener has removed TLS
+		public = withTLSState(public)
+		s.addServer(public, &h1)
+		s.addServer(public, &h2)
+	}
+	for _, srv := range s.servers {
+		srv.BaseContext = func(net.Listener) context.Context { return s.base }
+		srv.ConnState = s.connState
+	}
+	s.addServer(admin, nil).ConnState = placeState
+}
+
+func (s *Server) addServer(h http.Handler, p *http.Protocols) *http.Server {
+	srv := &http.Server{
+		Handler:           h,
+		Protocols:         p,
+		ReadHeaderTimeout: s.stall.head,
+		IdleTimeout:       time.Duration(s.cfg.Server.IdleTimeout),
+		MaxHeaderBytes:    int(s.cfg.Server.MaxHeader),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          streamsPerConn,
+			MaxReceiveBufferPerConnection: receiveWindow,
+			MaxReceiveBufferPerStream:     receiveWindow,
+			MaxReadFrameSize:              16 << 10, // net/http allocates a whole frame when its head has come
+		},
+		ConnContext: connContext,
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	s.servers = append(s.servers, srv)
+	return srv
+}
+
+// connState follows the connections of clients over TCP.
+func (s *Server) connState(c net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		s.conns.Add()
+	case http.StateClosed, http.StateHijacked:
+		s.conns.Done()
+	}
+	if fc, ok := c.(*framingConn); ok && fc.tcp != nil {
+		placeState(fc.tcp, state)
+	}
+}
+
+// placeState is the http.Server.ConnState of connections that are counted.
+func placeState(c net.Conn, state http.ConnState) {
+	t, ok := c.(*tcpConn)
+	switch {
+	case !ok:
+	case state == http.StateActive:
+		t.busy()
+	case state == http.StateIdle:
+		t.rest()
+	}
+}
+
+// Addr is the public TCP address, nil without one.
+func (s *Server) Addr() net.Addr { return addrOf(s.public) }
+
+// AdminAddr is the admin address, nil without one.
+func (s *Server) AdminAddr() net.Addr { return addrOf(s.admin) }
+
+func addrOf(l net.Listener) net.Addr {
+	if l == nil {
+		return nil
+	}
+	return l.Addr()
+}
+
+// HTTP3Addr is the public UDP address, nil without HTTP/3.
+func (s *Server) HTTP3Addr() net.Addr {
+	if s.quic == nil {
+		return nil
+	}
+	return s.quic.conn.LocalAddr()
+}
+
+// Opened returns the TCP sockets of the server, for a successor.
+func (s *Server) Opened() Sockets { return Sockets{Public: s.public, Admin: s.admin} }
+
+// Close closes the sockets of a server that does not serve.
+func (s *Server) Close() {
+	s.closeListeners()
+	s.quic.close()
+}

@@ -1,0 +1,79 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// errSuccessor ends a server that has served its remaining connections.
+var errSuccessor = errors.New("a successor serves")
+
+// StopAccepting leaves the sockets to a successor that also has them. When it returns,
+// this server accepts no new connection. It serves its open connections until their
+// clients close them or Limits.Remaining has passed. The server asks clients to open a new
+// connection: over HTTP/2 and HTTP/3 by GOAWAY at once, over HTTP/1.1 by Connection: close
+// with the next answer.
+//
+// The server does not close an idle connection at once, because its client may just be
+// writing a request that it could not safely send again. An idle connection ends after
+// server.idle_timeout, as always.
+func (s *Server) StopAccepting() {
+	if !s.stopping.CompareAndSwap(false, true) {
+		return
+	}
+	s.closeListeners()
+	s.clients.sendGoAway(&s.notifying)
+	close(s.stopped)
+}
+
+// serveRemaining serves the open connections until none is left. The wait for HTTP/3
+// connections runs in all until shutdown ends it.
+func (s *Server) serveRemaining(ctx context.Context, all, accepting *sync.WaitGroup, failed <-chan error, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSuccessor)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	none, noQUIC := make(chan struct{}), make(chan struct{})
+	all.Go(func() {
+		defer close(noQUIC)
+		_ = s.quic.shutdown(context.Background()) // an error does not keep other connections from being served
+	})
+	wg.Go(func() {
+		defer close(none)
+		if s.tls != nil {
+			s.tls.finish()
+		}
+		accepting.Wait() // every accepted connection is counted now
+		for _, done := range []<-chan struct{}{s.conns.Idle(), noQUIC} {
+			select {
+			case <-done:
+			case <-ctx.Done():
+			}
+		}
+	})
+	select {
+	case <-none:
+		return errSuccessor
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		if context.Cause(ctx) == errSuccessor {
+			return errSuccessor
+		}
+		return nil
+	}
+}
+
+// closeAfterReply adds Connection: close to the answers over HTTP/1.1 after
+// StopAccepting. Over HTTP/2 that header would send the GOAWAY of net/http.
+func (s *Server) closeAfterReply(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.stopping.Load() && r.ProtoMajor < 2 {
+			w.Header().Set("Connection", "close")
+		}
+		h.ServeHTTP(w, r)
+	})
+}

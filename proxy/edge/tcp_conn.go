@@ -1,0 +1,125 @@
+package edge
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"syscall"
+	"time"
+)
+
+// tcpListener counts the connections that it accepts, and refuses a connection for which
+// there is no place. If the process has no descriptor left it closes an idle connection.
+type tcpListener struct {
+	net.Listener
+	conns *connections
+	plain bool // refused clients get an HTTP/1.1 answer
+}
+
+// Accept implements net.Listener.
+func (l tcpListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if outOfDescriptors(err) && l.conns.spare() {
+			time.Sleep(acceptPause) // until the kernel has closed it
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if t := l.conns.adopt(c); t != nil {
+			return t, nil
+		}
+		l.refuse(c)
+	}
+}
+
+// acceptPause is the wait after a temporary error of Accept.
+const acceptPause = 5 * time.Millisecond
+
+func outOfDescriptors(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
+// busyAnswer is the answer to a client for whose connection there is no place.
+const busyAnswer = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n" +
+	"Connection: close\r\nContent-Length: 127\r\n\r\n" +
+	`{"error":{"message":"too many connections are open","type":"overloaded_error","param":null,"code":"too_many_connections"}}     `
+
+// refuse answers and closes a connection. The write does not block, because the send
+// buffer of a new connection is empty.
+func (l tcpListener) refuse(c net.Conn) {
+	if l.plain && c.SetWriteDeadline(time.Now().Add(acceptPause)) == nil {
+		_, _ = c.Write([]byte(busyAnswer)) // the client may be gone
+	}
+	c.Close()
+}
+
+// adopt counts an accepted connection. It returns nil if there is no place for it.
+func (c *connections) adopt(nc net.Conn) *tcpConn {
+	k := c.take(nc.RemoteAddr(), carriedByTCP)
+	if k == nil {
+		return nil
+	}
+	t := &tcpConn{Conn: nc, connection: k}
+	c.mu.Lock()
+	c.tcp[t] = struct{}{}
+	c.mu.Unlock()
+	k.ready(func() { t.Close() })
+	return t
+}
+
+// tcpConn is a client's connection over TCP, below TLS.
+type tcpConn struct {
+	net.Conn
+	*connection
+	writing waiting // a write
+	head    waiting // a request head of HTTP/2
+}
+
+// Write implements net.Conn. One write runs at a time.
+func (t *tcpConn) Write(p []byte) (int, error) {
+	t.writing.begin(&t.all.watch)
+	n, err := t.Conn.Write(p)
+	t.writing.end()
+	return n, err
+}
+
+// Close implements net.Conn.
+func (t *tcpConn) Close() error {
+	t.all.mu.Lock()
+	delete(t.all.tcp, t)
+	t.all.remove(t.connection)
+	t.all.mu.Unlock()
+	return t.Conn.Close()
+}
+
+// abort closes the connection of a client that does not read. The kernel drops the unsent
+// bytes; otherwise it would keep them until the client reads them.
+func (t *tcpConn) abort() {
+	if s, ok := t.Conn.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { // after an error the kernel keeps the bytes for some minutes
+				_ = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1})
+			})
+		}
+	}
+	t.Close()
+}
+
+// CloseWrite closes the sending side. net/http and crypto/tls call it.
+func (t *tcpConn) CloseWrite() error {
+	if w, ok := t.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return nil
+}
+
+// tcpOf returns the tcpConn below c, nil without one.
+func tcpOf(c net.Conn) *tcpConn {
+	if tc, ok := c.(*tls.Conn); ok {
+		c = tc.NetConn()
+	}
+	t, _ := c.(*tcpConn)
+	return t
+}

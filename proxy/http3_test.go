@@ -1,0 +1,53 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/edge"
+)
+
+const anyPort = "127.0.0.1:0"
+
+// A client over HTTP/3 that stops reading has its stream reset.
+func TestHTTP3Unread(t *testing.T) {
+	e := &fakeEngine{serve: func(c *engineConn, _ int) {
+		c.json(200, fmt.Sprintf(`{"id":"1","choices":[],"x":%q}`, strings.Repeat("x", 4<<20)))
+	}}
+	certs, err := edge.LoadCerts(config.TLS{SelfSigned: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, setup{sockets: true, certs: certs, engines: []*fakeEngine{e}, config: func(c *config.Config) {
+		c.Server.HTTP3 = anyPort
+		c.Server.WriteTimeout = config.Duration(300 * time.Millisecond)
+	}})
+	tr := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer tr.Close()
+	r, err := http.NewRequest("POST", "https://"+w.front.HTTP3Addr().String()+completionsPath, strings.NewReader(completions(false)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := tr.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for w.books.Running.Len() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	var reset *http3.Error
+	if _, err := io.ReadAll(resp.Body); !errors.As(err, &reset) {
+		t.Errorf("the client that reads at last: %v", err)
+	}
+}
