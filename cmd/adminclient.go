@@ -29,7 +29,7 @@ type adminFlags struct{ address, tokenFile string }
 
 func (f *adminFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.address, "admin", "127.0.0.1:9090", "admin address of the proxy")
-	c.Flags().StringVar(&f.tokenFile, "token-file", "", "file with the admin token (default $"+adminTokenVariable+", else the file that a proxy of this user on this machine has made)")
+	c.Flags().StringVar(&f.tokenFile, "token-file", "", "file with the admin token (default $"+adminTokenVariable+", else the token file of a proxy of this user on this machine)")
 }
 
 // adminTarget is an admin address with the token for it.

@@ -24,15 +24,16 @@ func (a *app) benchCommand() *cobra.Command {
 	var keyFile string
 	cmd := &cobra.Command{
 		Use:   "bench --url URL",
-		Short: "Send load to an OpenAI endpoint and measure what clients see",
-		Long: `Send load to an OpenAI endpoint and measure what clients see: time to first
-token (TTFT), the time between events with text (ITL; an event may hold several
-tokens), whole answers, throughput.
+		Short: "Send load to an OpenAI endpoint and measure the latency for clients",
+		Long: `Send load to an OpenAI endpoint and measure time to first token (TTFT), time
+between events with text (ITL; an event may contain several tokens), time of whole
+answers, and throughput.
 
-All requests ask for streams. With --rate they come at random times, however many
-are open; else --concurrency of them are always open. The same flags send the same
-prompts. Times are of good answers alone; the exit code is 1 if there is none. An
-interrupt ends the run and prints what was measured until then.`,
+All requests ask for streams. With --rate, requests start at random times, whatever
+the number of open requests. Without --rate, --concurrency requests are always open.
+The same flags send the same prompts. The times cover only successful answers; the
+exit code is 1 if there are none. An interrupt ends the run and prints the results
+so far.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := checkBench(&c); err != nil {
@@ -46,17 +47,17 @@ interrupt ends the run and prints what was measured until then.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.URL, "url", "", "the endpoint without a route, http://host:port")
+	f.StringVar(&c.URL, "url", "", "endpoint without a route, http://host:port")
 	f.StringVar(&c.API, "api", load.APIChat, load.APIChat+" or "+load.APICompletions)
 	f.StringVar(&c.Model, "model", "", "model to name; default the first of /v1/models")
 	f.StringVar(&keyFile, "key-file", "", "file with the API key")
 	f.IntVar(&c.Requests, "requests", 100, "requests to send")
-	f.IntVar(&c.Concurrency, "concurrency", 8, "requests that are open at a time")
-	f.Float64Var(&c.Rate, "rate", 0, "requests a second at random times, instead of --concurrency")
+	f.IntVar(&c.Concurrency, "concurrency", 8, "concurrent requests")
+	f.Float64Var(&c.Rate, "rate", 0, "requests per second at random times, instead of --concurrency")
 	f.IntVar(&c.PromptWords, "prompt-words", 256, "words of a prompt, each about a token")
-	f.IntVar(&c.Shared, "shared-words", 0, "words that all prompts begin with")
-	f.IntVar(&c.MaxTokens, "max-tokens", 64, "tokens of an answer, at most")
-	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of --max-tokens (vLLM, SGLang)")
+	f.IntVar(&c.Shared, "shared-words", 0, "words at the beginning of all prompts")
+	f.IntVar(&c.MaxTokens, "max-tokens", 64, "most tokens of an answer")
+	f.BoolVar(&c.IgnoreEOS, "ignore-eos", false, "ask for answers of exactly --max-tokens (vLLM, SGLang)")
 	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "limit of one request")
 	f.Uint64Var(&c.Seed, "seed", 1, "seed of the prompts and the times")
 	return cmd

@@ -14,7 +14,7 @@ import (
 func (a *app) checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check config.toml",
-		Short: "Validate a configuration and start its plugins; probes nothing",
+		Short: "Validate a configuration and start its plugins, without calls to engines",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.check(args[0]) },
 	}

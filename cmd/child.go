@@ -35,8 +35,8 @@ func (a *app) childCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&role, "role", "", "coordinator or worker")
-	c.Flags().StringVar(&dir, "dir", "", "the fleet's directory")
-	c.Flags().IntVar(&slot, "slot", 0, "the number among its role's")
+	c.Flags().StringVar(&dir, "dir", "", "directory of the fleet")
+	c.Flags().IntVar(&slot, "slot", 0, "number of the process among those of its role")
 	return c
 }
 

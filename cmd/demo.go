@@ -24,7 +24,7 @@ func (a *app) demoCommand() *cobra.Command {
 	var d demoFlags
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Simulated engines, the proxy and the built-in policies in one process",
+		Short: "Run simulated engines, the proxy and the built-in policies in one process",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log, err := a.logger()

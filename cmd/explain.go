@@ -21,7 +21,7 @@ func (a *app) explainCommand() *cobra.Command {
 	var admin adminFlags
 	c := &cobra.Command{
 		Use:   "explain REQUEST_ID",
-		Short: "Why a request went where it went",
+		Short: "Show why each leg of a request ran on its engine",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.explain(args[0], admin) },
 	}

@@ -15,9 +15,9 @@ import (
 func (a *app) importCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import",
-		Short: "Make a configuration from that of another router",
-		Long: "Prints a config.toml that does what another router's configuration does, with a comment for each thing\n" +
-			"that has no equal. Warnings go to standard error. Secrets are never printed.",
+		Short: "Convert the configuration of another router",
+		Long: "Print a config.toml that does the same as the configuration of another router. A comment names each\n" +
+			"setting without an equivalent. Warnings go to standard error. The output contains no secrets.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("import: want trtllm, vllm-router or sglang-router, and a file")
@@ -34,7 +34,7 @@ func (a *app) importTRTLLM() *cobra.Command {
 	timeout := int(importer.DefaultRequestTimeout / time.Second)
 	c := &cobra.Command{
 		Use:   "trtllm disagg_config.yaml [metadata_config.yaml]",
-		Short: "From the files of trtllm-serve disaggregated",
+		Short: "Convert the files of trtllm-serve disaggregated",
 		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 2 && metadata != "" {
@@ -59,17 +59,17 @@ func (a *app) importTRTLLM() *cobra.Command {
 			return a.printImport(in.Import())
 		},
 	}
-	c.Flags().StringVarP(&metadata, "metadata-server-config-file", "m", "", "the metadata server's file, as for trtllm-serve")
-	c.Flags().IntVarP(&timeout, "request-timeout", "r", timeout, "the --request_timeout that trtllm-serve is started with, in seconds")
+	c.Flags().StringVarP(&metadata, "metadata-server-config-file", "m", "", "file of the metadata server, as for trtllm-serve")
+	c.Flags().IntVarP(&timeout, "request-timeout", "r", timeout, "--request_timeout of trtllm-serve, in seconds")
 	return c
 }
 
 func (a *app) importFlags(name, of string, read func(importer.File) (importer.Result, error)) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " FLAGFILE",
-		Short: "From the flags " + of,
-		Long: "FLAGFILE holds the flags " + of + ": one command line, which may be continued by backslashes,\n" +
-			"or one flag a line.",
+		Short: "Convert the flags " + of,
+		Long: "FLAGFILE holds the flags " + of + ": one command line, with backslashes\n" +
+			"at line ends if it has several lines, or one flag per line.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, err := importFile(args[0])

@@ -19,7 +19,7 @@ import (
 func (a *app) pluginCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
-		Short: "Write, build, look into and try plugins",
+		Short: "Create, build, inspect and test plugins",
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return errors.Join(c.Usage(), errNoSubcommand) },
 	}
@@ -36,9 +36,9 @@ func (a *app) pluginBuildCommand() *cobra.Command {
 		Short: "Compile a plugin written in Go to WebAssembly",
 		Long: `Compile the package main in DIR to a WebAssembly module, with the go command.
 
-Plugins over github.com/tetratelabs/proxy-wasm-go-sdk, over
-github.com/proxy-wasm/proxy-wasm-go-sdk, over pdproxy's abi/guest and over no
-SDK at all are built as they are; their folders are not changed.`,
+The plugin may use github.com/tetratelabs/proxy-wasm-go-sdk,
+github.com/proxy-wasm/proxy-wasm-go-sdk, pdproxy's abi/guest, or no SDK. The
+source needs no change, and the command does not change its folder.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o.Dir, o.Log = args[0], a.err
@@ -90,16 +90,16 @@ func (a *app) pluginNewCommand() *cobra.Command {
 	var kind, sdk string
 	c := &cobra.Command{
 		Use:   "new NAME",
-		Short: "Start a plugin: a folder with source, frames to test it on, and a README",
-		Long: `Make the folder NAME with a plugin that builds and runs as it is.
+		Short: "Create a plugin: a folder with source, test frames and a README",
+		Long: `Create the folder NAME with a plugin that builds and runs without changes.
 
-It needs Go and nothing else. With --sdk-dir a policy is written over the package
-abi/guest in pdproxy's sources, which is shorter and tests natively.`,
+The build needs only Go. With --sdk-dir the policy uses the package abi/guest of
+pdproxy's sources: it is shorter, and "go test" can test it.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return a.pluginNew(args[0], build.Kind(kind), sdk) },
 	}
 	c.Flags().StringVar(&kind, "kind", string(build.Policy), "policy or filter")
-	c.Flags().StringVar(&sdk, "sdk-dir", "", "folder with pdproxy's sources, for a policy over abi/guest")
+	c.Flags().StringVar(&sdk, "sdk-dir", "", "folder with pdproxy's sources, for a policy that uses abi/guest")
 	return c
 }
 

@@ -17,7 +17,7 @@ import (
 func (a *app) pluginInspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show what a module is: ABI, hooks, callbacks, imports, needs, size, start",
+		Short: "Show ABI, hooks, callbacks, imports, needs, size and start time of a module",
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(_ *cobra.Command, args []string) error { return a.pluginInspect(args[0]) },
 	}

@@ -27,12 +27,12 @@ func (a *app) pluginTestCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "test MODULE FRAMES.json",
 		Short: "Run a module on recorded frames; print decisions and cost",
-		Long: `Run a policy's hooks on recorded facts, or a filter on recorded requests, and
-print what was decided and what it cost.
+		Long: `Run the hooks of a policy on recorded facts, or a filter on recorded requests.
+Print each decision and its cost.
 
-FRAMES.json holds frames (see docs/plugins.md), or what "pdproxy explain --json"
-printed. The exit code is 1 when a frame failed: the guest trapped or was late,
-its answer breaks the contract, or it is not the one that the frame expects.`,
+FRAMES.json holds frames (see docs/plugins.md), or the output of "pdproxy explain
+--json". The exit code is 1 if a frame failed: the guest trapped or was late, its
+answer breaks the contract, or the frame expects another answer.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if o.Repeat < 1 || o.Timeout <= 0 {
@@ -51,9 +51,9 @@ its answer breaks the contract, or it is not the one that the frame expects.`,
 	}
 	c.Flags().StringVar(&o.Config, "config", "", "the plugin's configuration, as in [[plugin]] config")
 	c.Flags().StringToStringVar(&upstreams, "upstream", nil, "NAME=URL of an upstream that a filter may call, as in [[upstream]]")
-	c.Flags().DurationVar(&o.Timeout, "timeout", time.Second, "longest time of a call (in a proxy 5ms for policies and 1s for filters, by default)")
-	c.Flags().IntVar(&o.Repeat, "repeat", 1, "calls of each frame; the time shown is their mean")
-	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: faster code that nothing interrupts")
+	c.Flags().DurationVar(&o.Timeout, "timeout", time.Second, "limit of one call (the defaults of the proxy are 5ms for policies and 1s for filters)")
+	c.Flags().IntVar(&o.Repeat, "repeat", 1, "calls of each frame; the output shows their mean time")
+	c.Flags().BoolVar(&o.Trusted, "trusted", false, "as with trusted = true: faster code that cannot be interrupted")
 	c.Flags().StringVar(&level, "guest-log", "info", "lowest level of the guest's log: trace, debug, info, warn, error or critical")
 	return c
 }

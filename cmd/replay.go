@@ -43,33 +43,34 @@ func (a *app) replayCommand() *cobra.Command {
 		Long: `Measure place policies on a recorded trace against a simulated fleet, faster
 than real time.
 
-A trace has one JSON object a line: timestamp (ms), input_length, output_length
-(tokens) and hash_ids, one id for each block of the prompt that names the block
-and all before it; and conversation, if the client named it. That is the form of
-the Mooncake traces and of what pdproxy run records.
+A trace has one JSON object per line: timestamp (ms), input_length, output_length
+(tokens), hash_ids, and conversation if the client named it. Each of the hash_ids
+identifies one block of the prompt together with all blocks before it. Mooncake's
+traces and the recordings of pdproxy run have this form.
 
-Arrivals are scaled once for all policies, so that the trace's prefill work would
-use --load of the fleet's prefill capacity if all prompts shared one cache without
-bounds. The same flags give the same result, but for the decisions per second.`,
+The command scales the arrival times once for all policies. With the scaled times
+and one unlimited cache for all prompts, the prefill work of the trace would use
+--load of the fleet's prefill capacity. The same flags give the same result,
+except for the decisions per second.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.replay(&r) },
 	}
 	f := c.Flags()
-	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, but with --json")
-	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME where the module has several; repeatable; default all built-in ones")
-	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, as kv_aware.patience=16; repeatable")
-	f.StringVar(&r.runtime, "runtime", "wasm", "how built-in policies run: wasm or native")
+	f.StringArrayVar(&r.traces, "trace", nil, "file with a trace; repeatable, except with --json")
+	f.StringArrayVar(&r.policies, "policy", nil, "built-in place policy, FILE.wasm, or FILE.wasm/NAME for a module with several policies; repeatable; default all built-in policies")
+	f.StringArrayVar(&r.params, "param", nil, "parameter of a built-in policy, such as kv_aware.patience=16; repeatable")
+	f.StringVar(&r.runtime, "runtime", "wasm", "runtime of the built-in policies: wasm or native")
 	f.IntVar(&r.fleet.Prefill, "prefill", 4, "prefill instances")
 	f.IntVar(&r.fleet.Ranks, "ranks", 4, "ranks of each prefill instance")
 	f.IntVar(&r.fleet.Decode, "decode", 4, "decode instances")
 	f.IntVar(&r.fleet.BlocksPerRank, "blocks-per-rank", 4000, "KV blocks of each prefill rank")
-	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens of a block of the trace")
+	f.IntVar(&r.fleet.BlockTokens, "block-tokens", 512, "tokens in one block of the trace")
 	f.Float64Var(&r.fleet.Load, "load", 0.9, "share of the prefill capacity that the trace would use with the ideal hit ratio")
 	f.StringVar(&r.preset, "preset", replay.Presets()[0], "speed and memory of the engines: "+strings.Join(replay.Presets(), " or "))
-	f.StringVar(&r.model, "model-file", "", "TOML file of the same keys instead of a preset")
-	f.DurationVar(&r.ttft, "slo-ttft", 0, "time to the first token of a good request; 0: as the preset has it")
-	f.DurationVar(&r.itl, "slo-itl", 0, "mean time between tokens of a good request; 0: as the preset has it")
-	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers that policies are given")
+	f.StringVar(&r.model, "model-file", "", "TOML file with the keys of a preset, instead of --preset")
+	f.DurationVar(&r.ttft, "slo-ttft", 0, "limit of a good request for the time to first token; 0: as in the preset")
+	f.DurationVar(&r.itl, "slo-itl", 0, "limit of a good request for the mean time between tokens; 0: as in the preset")
+	f.Uint64Var(&r.fleet.Seed, "seed", 1, "seed of the random numbers for policies")
 	f.StringVar(&r.html, "html", "", "file for a report with plots")
 	return c
 }

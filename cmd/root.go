@@ -60,7 +60,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pdproxy",
-		Short:         "Coordinates prefill and decode in front of LLM serving engines",
+		Short:         "Coordinate prefill and decode in front of LLM serving engines",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}

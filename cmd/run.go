@@ -16,7 +16,7 @@ func (a *app) runCommand() *cobra.Command {
 	takeover := false
 	c := &cobra.Command{
 		Use:   "run config.toml",
-		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads, SIGUSR2 hands over to the program as it is now on disk",
+		Short: "Serve until SIGINT or SIGTERM, then drain; SIGHUP reloads, SIGUSR2 starts the program that is now on disk, which takes over",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			log, err := a.logger()
@@ -26,7 +26,7 @@ func (a *app) runCommand() *cobra.Command {
 			return a.run(args[0], takeover, log)
 		},
 	}
-	c.Flags().BoolVar(&takeover, takeoverFlag[2:], false, "take the sockets of the process that runs this configuration, which then serves only what it has")
+	c.Flags().BoolVar(&takeover, takeoverFlag[2:], false, "take the sockets over from the process that runs this configuration; that process finishes its requests and ends")
 	return c
 }
 

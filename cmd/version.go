@@ -64,6 +64,6 @@ func (a *app) versionCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&licenses, "licenses", false, "print the modules of others that the program contains, with the texts of their licences")
+	c.Flags().BoolVar(&licenses, "licenses", false, "print the third-party modules in the program, with the texts of their licences")
 	return c
 }

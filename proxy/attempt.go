@@ -223,7 +223,7 @@ func (a *attempt) prefillFirst() error {
 			return err
 		}
 		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || downstream.OwnFault(err) || maybeSent(err) || binds(a.conn) || a.leaseOver() {
+		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
 			return err
 		}
 		if a.judge(err); afresh(err) || !a.moveDecode(err) {
@@ -250,12 +250,6 @@ func (a *attempt) noteLease() {
 // leaseOver reports that decode must not be sent to prefill's blocks any more.
 func (a *attempt) leaseOver() bool { return !a.readBy.IsZero() && !time.Now().Before(a.readBy) }
 
-// binds reports whether no other decode engine can take the leg over.
-func binds(c connector.Connector) bool {
-	_, bound := c.(connector.Bound)
-	return bound
-}
-
 // afresh reports whether the leg hook wants another attempt, or none, instead of
 // another decode for the same blocks.
 func afresh(err error) bool {
@@ -268,9 +262,7 @@ func afresh(err error) bool {
 func (a *attempt) moveDecode(err error) bool {
 	x := a.x
 	x.exclude(err)
-	if x.side.sc != nil {
-		x.widen()
-	}
+	x.route.Relax()
 	p, placeErr := a.placeDecode()
 	if placeErr != nil {
 		return false
@@ -411,6 +403,21 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 
 // legSlack is the room that a connector's own fields usually need.
 const legSlack = 2 << 10
+
+// pick lets the picker of a sidecar choose decode for a prefill that has answered.
+// Without a usable answer decode stays the engine of the place policy.
+func (a *attempt) pick() {
+	x := a.x
+	if !x.route.Pick(a.p.Decode.Instance) {
+		return
+	}
+	p, err := a.placeDecode()
+	if err != nil {
+		x.route.DropPick()
+		return
+	}
+	a.move(p)
+}
 
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {

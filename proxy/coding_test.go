@@ -70,6 +70,8 @@ func TestContentEncoding(t *testing.T) {
 		{"brotli", "br", plain, 415},
 		{"two codings", "gzip, zstd", plain, 415},
 		{"twice the same", "gzip, gzip", gzipped(gzipped(plain)), 415},
+		{"gzip, a byte more than the limit", "gzip", gzipped(plain + strings.Repeat(" ", limit+1-len(plain))), 413},
+		{"zstd, a byte more than the limit", "zstd", zstdOf(t, plain+strings.Repeat(" ", limit+1-len(plain))), 413},
 		{"gzip bomb", "gzip", gzipped(strings.Repeat(" ", 20*limit)), 413},
 		{"zstd bomb", "zstd", zstdOf(t, strings.Repeat(" ", 20*limit)), 413},
 		{"zstd bomb that says so", "zstd", zstdWhole(t, strings.Repeat(" ", 20*limit)), 413},

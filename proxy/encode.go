@@ -67,7 +67,7 @@ func (x *exchange) encoders(pool *engine.Pool, connector string) []engine.Target
 	var good, bad []engine.Target
 	for _, r := range pool.Encode {
 		switch {
-		case r.Spec.Connector != connector || len(x.side.encode) > 0 && !slices.Contains(x.side.encode, r.Instance):
+		case r.Spec.Connector != connector || !x.route.AllowsEncoder(r.Instance):
 		case slices.Contains(x.ask.Excluded, r.Target) || !r.Breaker.Allow():
 			bad = append(bad, r.Target)
 		default:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -52,7 +53,7 @@ func (a *attempt) decodeWaits() bool {
 	if a.together() || takesKV(t, now) || a.forced && up(t) {
 		return true
 	}
-	if binds(a.conn) {
+	if connector.PinsDecode(a.conn) {
 		return false
 	}
 	known := a.x.s.deps.Registry.Snapshot()

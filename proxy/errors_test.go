@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -42,11 +43,11 @@ func TestPublicError(t *testing.T) {
 		retryAfter        bool
 	}{
 		{"request is at fault", &openai.Error{Status: 400, Code: "invalid_type", Param: "model", Message: "m"}, 400, "invalid_request_error", "invalid_type", "m", "model", telemetry.OutcomeClientError, false},
-		{"no key", errNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
+		{"no key", admission.ErrNoKey, 401, "authentication_error", "invalid_api_key", "Bearer", "", telemetry.OutcomeClientError, false},
 		{"not carried", errNotCarried("sglang", openai.VLLMGenerate), 501, "invalid_request_error", "not_implemented", "sglang", "", telemetry.OutcomeClientError, false},
-		{"queue full", errQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
-		{"queue time", errQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
-		{"client's share", errClientCap, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
+		{"queue full", admission.ErrQueueFull, 429, "rate_limit_error", "queue_full", "too many", "", telemetry.OutcomeShed, true},
+		{"queue time", admission.ErrQueueTimeout, 503, "overloaded_error", "queue_timeout", "in time", "", telemetry.OutcomeShed, true},
+		{"client's share", admission.ErrClientLimit, 429, "rate_limit_error", "client_limit", "client", "", telemetry.OutcomeShed, true},
 		{"no target", &coordinator.NoTargetError{Phase: abi.Prefill, Model: "m"}, 503, "overloaded_error", "no_target", "prefill", "", telemetry.OutcomeNoTarget, true},
 		{"rejected", &coordinator.RejectedError{}, 503, "overloaded_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},
 		{"rejected as too much", &coordinator.RejectedError{Status: 429}, 429, "rate_limit_error", "rejected_by_policy", "policy", "", telemetry.OutcomeNoTarget, true},

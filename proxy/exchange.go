@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -16,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
@@ -39,7 +41,7 @@ type exchange struct {
 	key       string              // name of the client's API key; "" without keys
 	tries     [abi.Encode + 1]int // legs sent, by phase
 	encoded   bool                // encoders have done their part
-	side      coordination
+	route     sidecar.Route
 	journal   journal.Journal
 	legs      legs
 	line      recording.Line // of the recording
@@ -91,14 +93,14 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 // that run.
 func (x *exchange) serve(r *http.Request, api openai.API) error {
 	x.req.API = api // errors have its form from here on
-	r, err := x.s.authenticate(r)
+	r, err := x.s.keys.Load().Authenticate(r)
 	if err != nil {
 		return err
 	}
-	x.key = keyName(r)
+	x.key = admission.KeyName(r)
 	x.journal.Client(x.key)
-	client := clientOf(r)
-	if err := x.heed(); err != nil {
+	client := admission.Client(r)
+	if err := x.readRoute(); err != nil {
 		return err
 	}
 	x.client.CountFor(client)
@@ -113,12 +115,12 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 			return err
 		}
 	}
-	if err := x.checkParams(); err != nil {
+	if err := x.route.Check(); err != nil {
 		return err
 	}
-	leave, err := x.s.admission.enter(x.ctx, client, x.cfg.Limits)
+	leave, err := x.s.queue.Enter(x.ctx, client, x.cfg.Limits)
 	if err != nil {
-		x.journal.Shed(shedReason(err))
+		x.journal.Shed(admission.Reason(err))
 		return err
 	}
 	defer leave()
@@ -128,11 +130,18 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	return x.run()
 }
 
+// readRoute reads the headers that are for a sidecar.
+func (x *exchange) readRoute() error {
+	return x.route.Read(x.s.sidecar.Load(), sidecar.Request{
+		Context: x.ctx, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.cfg.Retry.ScheduleStyle,
+	}, x.client.Header(), x.client.RemoteAddr())
+}
+
 // prepare turns the scanned request into what is asked of the coordinator.
 func (x *exchange) prepare() error {
 	x.base = x.client.AppendFields(x.base[:0], x.key == "", x.cfg.Server.TrustPDFields)
-	if x.side.sc != nil {
-		x.base = x.side.sc.strip(x.base)
+	if sc := x.route.Sidecar(); sc != nil {
+		x.base = sc.Strip(x.base)
 	}
 	x.journal.Inject(func(name, value string) {
 		x.base = append(downstream.Without(x.base, name), upstream.Field{Name: name, Value: value})
@@ -276,7 +285,7 @@ func (x *exchange) reset() {
 	x.key, x.warm, x.tries = "", false, [abi.Encode + 1]int{}
 	x.encoded, x.turned = false, false
 	x.prompt.Reset()
-	x.side.reset()
+	x.route.Reset()
 	x.line = recording.Line{}
 	x.req.Reset()
 	x.legs.reset()
@@ -289,7 +298,7 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 		conn: x.s.connector(p.Decode.Spec.Connector),
 		c: connector.Attempt{
 			Request: &x.req, ID: p.ID, LegID: x.s.legID(),
-			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields || x.side.phase != "",
+			Prefill: p.Prefill, Decode: p.Decode, Trust: x.cfg.Server.TrustPDFields || x.route.CallerCoordinates(),
 			TRTLLM: *x.s.trtllm.Load(), Conversation: prompt.Conversation(&x.ask),
 		},
 	}

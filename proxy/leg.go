@@ -194,7 +194,7 @@ func (a *attempt) send(ctx context.Context, row *leg, l connector.Leg, w waits) 
 	row.request = upstream.Request{
 		Method: "POST", Path: t.Prefix + l.Path, Header: row.fields, Body: row.body[:],
 		SendBy: w.sendBy, HeadTimeout: w.head, IdleTimeout: w.idle, Linger: w.linger,
-		Once: !a.p.Prefill.IsZero() || x.side.phase != "", KeepLate: w.keepLate,
+		Once: !a.p.Prefill.IsZero() || x.route.CallerCoordinates(), KeepLate: w.keepLate,
 	}
 	if row.Phase != abi.Encode {
 		row.a = a

@@ -12,16 +12,25 @@ import (
 // place asks for a placement.
 func (x *exchange) place() (*coordinator.Placement, error) {
 	x.journal.Placing()
-	if x.side.sc != nil {
-		return x.coordinate()
+	if x.route.Sidecar() == nil {
+		return x.PlaceOnce()
 	}
-	return x.placeOnce()
+	x.encoded = x.encoded || x.route.CallerCoordinates()
+	return x.route.Place()
 }
 
-// placeOnce asks for a placement that the request's form allows. What its
+// Coordinated implements sidecar.Exchange.
+func (x *exchange) Coordinated(policy string) {
+	x.journal.Coordinated(policy)
+}
+
+// Fallback implements sidecar.Exchange.
+func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, reason) }
+
+// PlaceOnce implements sidecar.Exchange. It asks for a placement that the request's form allows. What its
 // connector cannot pair, or not with this prefill, goes to one engine that answers
 // it alone, if there is one; that is counted.
-func (x *exchange) placeOnce() (*coordinator.Placement, error) {
+func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	serves := func(_ *coordinator.Placement, c connector.Connector) error {
 		if !c.Serves(x.req.API) {
 			return errNotCarried(c.Name(), x.req.API)

@@ -4,13 +4,11 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -277,36 +275,6 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 		time.Sleep(2 * unreadWait) // for the second request
 		if strings.Count(string(text), "HTTP/1.1 ") != 1 || !strings.HasPrefix(string(text), "HTTP/1.1 404 ") {
 			t.Errorf("%q", text)
-		}
-	})
-}
-
-// The client's share holds by default, and so does the queue's. Small limits have none.
-func TestHalfOfTheQueue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var a admission
-		l := config.Default().Limits
-		l.MaxExchanges, l.Queue = 1, 200
-		leave := mustEnter(t, &a, "x", l)
-		var waiting sync.WaitGroup
-		ctx, cancel := context.WithCancel(t.Context())
-		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
-			waiting.Go(func() {
-				if _, err := a.enter(ctx, client, l); !errors.Is(err, context.Canceled) {
-					t.Errorf("%s: %v", client, err)
-				}
-			})
-		}
-		synctest.Wait()
-		if _, err := a.enter(ctx, "a", l); err != errClientCap {
-			t.Errorf("one more than half of the places: %v", err)
-		}
-		cancel()
-		waiting.Wait()
-		leave()
-		a.empty(t)
-		if l.Queue = 4; l.QueueShare() < l.Queue {
-			t.Errorf("one client may use %d of %d places", l.QueueShare(), l.Queue)
 		}
 	})
 }

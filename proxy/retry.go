@@ -86,7 +86,7 @@ func (x *exchange) mayRetry(err error) bool {
 	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
 		return false
 	}
-	if x.side.phase != "" && maybeSent(err) { // the blocks it names may have been read, and be free
+	if x.route.CallerCoordinates() && maybeSent(err) { // the blocks it names may have been read, and be free
 		return false
 	}
 	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {

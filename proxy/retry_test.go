@@ -26,7 +26,8 @@ func TestRetryBudget(t *testing.T) {
 		{"taken ones count", map[int]int{0: 10}, map[int]int{0: 2}, 0, 0.2, 3, 3},
 		{"the last window counts half", map[int]int{0: 10}, nil, 1, 0.2, 0, 1},
 		{"so do its retries", map[int]int{0: 10}, map[int]int{0: 4}, 1, 0.5, 0, 0},
-		{"older ones do not count", map[int]int{0: 10}, map[int]int{0: 4}, 2, 0.5, 3, 3},
+		{"older ones do not count", map[int]int{0: 10}, nil, 2, 0.5, 3, 3},
+		{"nor do older retries", map[int]int{0: 10}, map[int]int{0: 10}, 2, 0.5, 3, 3},
 		{"each window adds", map[int]int{0: 10, 1: 5}, nil, 1, 1, 0, 10},
 	}
 	for _, tt := range tests {
@@ -48,6 +49,10 @@ func TestRetryBudget(t *testing.T) {
 			}
 			if got != tt.want {
 				t.Errorf("%d retries, want %d", got, tt.want)
+			}
+			taken := b.retries.Load()
+			if b.allow(step(tt.ask), tt.share, tt.floor); b.retries.Load() != taken {
+				t.Error("a refused retry is counted")
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/cleanup"
@@ -30,6 +31,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
 	"github.com/pdproxy/pdproxy/proxy/retained"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
@@ -91,10 +93,10 @@ type PolicyRow struct {
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
-	cfg        atomic.Pointer[config.Config] // replaced as a whole by Reload
-	keys       atomic.Pointer[Keys]          // nil: everybody may call
+	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
+	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
 	connectors map[string]connector.Connector
-	admission  admission
+	queue      admission.Queue
 	budget     retryBudget
 	cleanups   *cleanup.Runner
 	books      *journal.Books
@@ -107,7 +109,7 @@ type Server struct {
 	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar] // nil: no engine is beside the proxy
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
 	retained   retained.Store
 	memory     *buffer.Budget // of the bodies and answers that are held
 	bodies     *downstream.Bodies
@@ -115,7 +117,7 @@ type Server struct {
 
 // New returns a server with that configuration; keys is nil when none are asked
 // for. It starts nothing.
-func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
+func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
 		log:        deps.Log,
@@ -128,7 +130,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 	if s.memory == nil {
 		s.memory = new(buffer.Budget)
 	}
-	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, clientOf)
+	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
 	deps.Metrics.WatchBuffers(s.memory.Used)
 	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
 	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
@@ -148,7 +150,7 @@ func New(cfg *config.Config, keys *Keys, deps Deps) *Server {
 
 // Reload makes new exchanges use cfg and keys; those that run keep theirs. The
 // listeners' addresses do not change.
-func (s *Server) Reload(cfg *config.Config, keys *Keys) {
+func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
 	s.prompts.SetIDSources(openai.NewIDSources(c.Fields, c.Headers, c.LateFields))
@@ -159,9 +161,9 @@ func (s *Server) Reload(cfg *config.Config, keys *Keys) {
 	}
 	s.memory.SetLimit(limit)
 	old := s.sidecar.Load()
-	next := newSidecar(cfg, old)
+	next := sidecar.New(cfg, s.deps.Registry, old)
 	if s.sidecar.Store(next); next != old {
-		old.close()
+		old.Close()
 	}
 }
 
@@ -193,7 +195,7 @@ func (s *Server) Wait() {
 	s.books.Running.Wait(ctx)
 	s.retained.Clear(time.Now())
 	s.cleanups.Wait(limit)
-	s.sidecar.Load().close()
+	s.sidecar.Load().Close()
 }
 
 // AdminHandler is the operators' routes without a listener and without any check of
@@ -203,7 +205,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
-		return s.ready(sc)
+		return sc.Ready()
 	}
 	return s.deps.Coordinator.Ready()
 }
@@ -297,7 +299,7 @@ type model struct {
 // serveModels lists the models of all engines that are ready, or shows the one
 // that the path names.
 func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.authenticate(r); err != nil {
+	if _, err := s.keys.Load().Authenticate(r); err != nil {
 		downstream.Error(w, publicError(err))
 		return
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
 // SidecarRow is the answer of GET /v1/sidecar.
@@ -22,7 +23,7 @@ const maxOrderBody = 4 << 10
 
 // sidecarOf gives the handler the sidecar; there is nothing to see on a proxy
 // that is none.
-func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar)) http.HandlerFunc {
+func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar.Sidecar)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		sc := s.sidecar.Load()
 		if sc == nil {
@@ -33,16 +34,17 @@ func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar))
 	}
 }
 
-func (s *Server) adminSidecar(w http.ResponseWriter, _ *http.Request, sc *sidecar) {
+func (s *Server) adminSidecar(w http.ResponseWriter, _ *http.Request, sc *sidecar.Sidecar) {
+	cfg := sc.Config()
 	downstream.JSON(w, 200, SidecarRow{
-		Engine: sc.local, Role: sc.cfg.Role, Connector: sc.cfg.Connector,
-		Policies: *sc.order.Load(), Configured: sc.cfg.Order(),
+		Engine: sc.LocalName(), Role: cfg.Role, Connector: cfg.Connector,
+		Policies: sc.Order(), Configured: cfg.Order(),
 	})
 }
 
 // adminOrder makes requests from now on try the coordination policies in the
 // given order, those that it leaves out not at all.
-func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar) {
+func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
 	var body struct {
 		Policies []string `json:"policies"`
 	}
@@ -50,18 +52,17 @@ func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar)
 	d.DisallowUnknownFields()
 	err := d.Decode(&body)
 	if err == nil {
-		err = sc.cfg.CheckOrder(body.Policies)
+		err = sc.SetOrder(body.Policies)
 	}
 	if err != nil {
 		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "policies", Message: "policies: " + err.Error()})
 		return
 	}
-	sc.order.Store(&body.Policies)
 	s.log.Info("coordination policies changed", "policies", body.Policies)
 	s.adminSidecar(w, r, sc)
 }
 
-func (s *Server) adminOrderReset(w http.ResponseWriter, r *http.Request, sc *sidecar) {
-	sc.configured()
+func (s *Server) adminOrderReset(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
+	sc.ResetOrder()
 	s.adminSidecar(w, r, sc)
 }

@@ -28,7 +28,7 @@ func (l *leg) Evict(silent any) bool {
 	if a.verdict.Load() == decodeTook { // nobody waits for prefill's answer
 		return true
 	}
-	if side := &x.side; side.phase != "" || side.sc != nil && (len(side.named) > 0 || from.Instance == side.home[0]) {
+	if x.route.Fixes(from.Instance) {
 		return l.expired(silent) // the caller says where it runs
 	}
 	if l.try >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {

@@ -45,13 +45,13 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		case <-timer.C:
 		}
 		cfg := s.cfg.Load()
-		home, all := s.home()
-		if !cfg.Pairs.WarmUp || home == nil && !all {
+		local, all := s.localEngine()
+		if !cfg.Pairs.WarmUp || local == nil && !all {
 			timer.Reset(warmRest)
 			continue
 		}
 		now := time.Now()
-		model, p, d, ok := s.deps.Registry.ClaimFresh(now, home, func(i *engine.Instance) bool {
+		model, p, d, ok := s.deps.Registry.ClaimFresh(now, local, func(i *engine.Instance) bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return !taken[i] && i.Free(now)
@@ -76,6 +76,16 @@ func (s *Server) WarmPairs(ctx context.Context) {
 		})
 		timer.Reset(time.Duration(cfg.Pairs.WarmUpInterval))
 	}
+}
+
+// localEngine returns the engine beside the proxy, nil while it is being replaced. All is
+// set on a proxy that is no sidecar: it may pair any two engines.
+func (s *Server) localEngine() (i *engine.Instance, all bool) {
+	sc := s.sidecar.Load()
+	if sc == nil {
+		return nil, true
+	}
+	return sc.Local(), false
 }
 
 // warmPair sends the request through the pair of p and d. Like a client's it has

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
@@ -112,10 +113,10 @@ func newWorld(t *testing.T, o setup) *world {
 	metrics := telemetry.New(w.prom)
 	w.decider = &nativeDecider{needs: o.needs}
 	w.local = coordinator.NewLocal(w.registry, w.decider, w.decider, o.known, ids, metrics)
-	var keys *Keys
+	var keys *admission.Keys
 	if o.keys != "" {
 		cfg.Server.Auth.KeysFile = "keys"
-		if keys, err = ParseKeys([]byte(o.keys)); err != nil {
+		if keys, err = admission.ParseKeys([]byte(o.keys)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,10 +231,13 @@ func (w *world) settled() {
 	if n := w.memory.Used(); n != 0 {
 		w.t.Errorf("%d bytes of requests and answers are held", n)
 	}
-	w.admission.mu.Lock()
-	defer w.admission.mu.Unlock()
-	if a := &w.admission; a.running != 0 || len(a.waiting) != 0 || len(a.clients) != 0 {
-		w.t.Errorf("admission: %d running, %d waiting, %d clients", a.running, len(a.waiting), len(a.clients))
+	for _, client := range []string{"pipe", "127.0.0.1"} { // as the only request of all, and of a client
+		leave, err := w.queue.Enter(context.Background(), client, config.Limits{MaxExchanges: 1, PerClient: 1})
+		if err != nil {
+			w.t.Errorf("a place of a request was not given back: %v", err)
+			continue
+		}
+		leave()
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/edge"
@@ -16,9 +16,9 @@ import (
 
 // files holds the content of the files that a configuration names.
 type files struct {
-	keys  *proxy.Keys // nil: clients need no API key
-	certs *edge.Certs // nil: no TLS
-	token string      // of the admin address; "" for none
+	keys  *admission.Keys // nil: clients need no API key
+	certs *edge.Certs     // nil: no TLS
+	token string          // of the admin address; "" for none
 
 	trtllm      connector.TRTLLM
 	workerToken string // of the workers that register; "" for none
@@ -81,7 +81,7 @@ func loadTokenizer(path string) (tokens.Encoder, error) {
 }
 
 // loadKeys reads the API keys; nil if clients need none.
-func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
+func loadKeys(cfg *config.Config) (*admission.Keys, error) {
 	if cfg.Server.Auth.KeysFile == "" {
 		return nil, nil
 	}
@@ -89,5 +89,5 @@ func loadKeys(cfg *config.Config) (*proxy.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proxy.ParseKeys(text)
+	return admission.ParseKeys(text)
 }

@@ -32,12 +32,12 @@ const (
 	RolePrefill = "prefill"
 	RoleDecode  = "decode"
 	RoleBoth    = "both"
-	// RoleEncode is a vLLM encoder, which works up images and sounds.
+	// RoleEncode is a vLLM encoder, which processes images and sounds.
 	RoleEncode = "encode"
 )
 
-// Config is everything that shapes one simulated engine. The zero value of a
-// field means its default.
+// Config holds all settings of one simulated engine. The zero value of a field
+// means its default.
 type Config struct {
 	// Connector is one of the Connector constants; default "none".
 	Connector string
@@ -83,10 +83,10 @@ type Config struct {
 	// MaxRunning is the number of sequences that a rank computes at once;
 	// default 256.
 	MaxRunning int
-	// SSEKeepAlive is vLLM's --sse-keep-alive-interval: a stream that is silent
-	// for so long gets a comment. 0, the default: never.
+	// SSEKeepAlive is vLLM's --sse-keep-alive-interval: a stream without events
+	// for that long gets a comment. 0, the default: never.
 	SSEKeepAlive time.Duration
-	// Fail is "RATE:KIND": the share of requests (0..1) that meet the fault
+	// Fail is "RATE:KIND": the share of requests (0..1) that get the fault
 	// KIND; see faults.go. Empty: none.
 	Fail string
 	// DieAfter kills the engine abruptly when request number DieAfter+1
@@ -99,22 +99,24 @@ type Config struct {
 	Seed uint64
 	// KVEvents says how the changes of the prefix cache are published.
 	KVEvents KVEventsConfig
-	// Etcd is where the engine registers, "http://HOST:PORT": a trtllm worker as
-	// such, any other engine by a record for pdproxy. Empty: nowhere.
+	// Etcd is the etcd in which the engine registers, "http://HOST:PORT". A
+	// trtllm worker registers as trtllm-serve does, any other engine as a
+	// record for pdproxy. Empty: no registration.
 	Etcd string
-	// ECDir is the directory through which vLLM's encoders hand on what they have
-	// worked up; empty: every engine encodes by itself.
+	// ECDir is the directory in which vLLM's encoders store their results for
+	// other engines. Empty: every engine encodes by itself.
 	ECDir string
-	// WrongTokens makes the tokenize endpoints answer other ids than the engine
-	// computes for the same request.
+	// WrongTokens makes the tokenize endpoints return ids that differ from
+	// those that the engine computes for the same request.
 	WrongTokens bool
 	// Store is the directory that vllm-store engines share; "" for none.
 	Store string
-	// Version is the release of vLLM; default "0.32.0+sim". One before 0.21 fails on
-	// forced tool calls that are cut off after a token, one of 0.1 does not.
+	// Version is the release of vLLM; default "0.32.0+sim". Releases before
+	// 0.21 fail on forced tool calls whose text is cut off after one token; a
+	// version 0.1 does not.
 	Version string
-	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are what only those connectors
-	// have.
+	// Nixl, SGLang, TRTLLM, MoRIIO and Mooncake are the settings of those
+	// connectors alone.
 	Nixl     NixlConfig
 	SGLang   SGLangConfig
 	MoRIIO   MoRIIOConfig
@@ -127,7 +129,7 @@ type Config struct {
 }
 
 // withDefaults returns the config with every zero field set, or an error that
-// names the field which cannot be used.
+// names the invalid field.
 func (c Config) withDefaults() (Config, error) {
 	text := func(field *string, def string) {
 		if *field == "" {

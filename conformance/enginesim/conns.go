@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// connSet is the open HTTP connections of an engine. Safe for concurrent use.
+// connSet holds the open HTTP connections of an engine. It is safe for
+// concurrent use.
 type connSet struct {
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -49,8 +50,8 @@ func closeConn(conn net.Conn, abrupt bool) {
 	conn.Close()
 }
 
-// faultyListener accepts connections that hang before they are read when the
-// engine's fault says so.
+// faultyListener accepts connections. When the engine's fault says so, a
+// connection hangs before it is read.
 type faultyListener struct {
 	net.Listener
 	e *Engine

@@ -16,9 +16,9 @@ import (
 // errEnded is the cause of contexts that end with the engine.
 var errEnded = errors.New("engine ended")
 
-// Engine is one simulated engine. New, then Start (or Run), then Close or Kill;
-// an ended engine is not started again: a restart is a New one, which has
-// another engine id. Safe for concurrent use.
+// Engine is one simulated engine. Call New, then Start (or Run), then Close or
+// Kill. An ended engine cannot be started again: a restart is another New, with
+// another engine id. It is safe for concurrent use.
 type Engine struct {
 	cfg     Config
 	id      string // as the real engine's engine_id: a fresh uuid
@@ -30,27 +30,27 @@ type Engine struct {
 	ranks   []*rank
 	conns   *connSet
 	server  *http.Server
-	// kvSink takes the changes of the ranks' prefix caches; publishers is that of
-	// an engine that has a publisher.
+	// kvSink receives the changes of the ranks' prefix caches. publishers is
+	// the kvSink of an engine that has a publisher.
 	kvSink     kvSink
 	publishers *publishers
 	kvFault    *kvFault
 	peers      zmtpPeers
-	// wrongTokens makes the tokenize endpoints answer other ids than the engine
-	// computes.
+	// wrongTokens makes the tokenize endpoints return ids that differ from
+	// those that the engine computes.
 	wrongTokens atomic.Bool
 	// step is the time of one decoded token, in nanoseconds; it can change.
 	step atomic.Int64
 
 	ctx    context.Context // ends with the engine
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // everything spawned
+	wg     sync.WaitGroup // all goroutines of spawn
 
 	mu       sync.Mutex
 	listener net.Listener
 	started  bool
 	ended    bool
-	next     int            // rank of the next request that names none
+	next     int            // rank of the next request that does not name one
 	inFlight map[string]int // request ids in flight
 	died     chan struct{}  // closed by Kill
 }
@@ -170,7 +170,7 @@ func (e *Engine) ID() string { return e.id }
 // Died is closed when the engine has been killed, by Kill or by a fault.
 func (e *Engine) Died() <-chan struct{} { return e.died }
 
-// closeGrace is how long Close lets running requests finish.
+// closeGrace is the time that Close gives running requests to finish.
 const closeGrace = 5 * time.Second
 
 // Close stops accepting, lets running requests finish for a few seconds, ends
@@ -184,18 +184,17 @@ func (e *Engine) Close() {
 	e.wg.Wait()
 }
 
-// Kill ends the engine as kill -9 would: every connection is reset, all memory
-// is gone. It returns when that is done, without waiting for goroutines; Close
-// does.
+// Kill ends the engine as kill -9 would: it resets every connection and drops
+// all memory. It does not wait for goroutines; Close does.
 func (e *Engine) Kill() {
 	e.end(true)
 }
 
-// crashDelay is what passes between an engine core's failure and the process's
-// exit: the request that caused it still gets its 500.
+// crashDelay is the time between an engine core's failure and the process's
+// exit. The request that caused the failure still gets its 500.
 const crashDelay = 100 * time.Millisecond
 
-// crash is the death of the engine core by an assertion: the process exits soon.
+// crash ends the engine core by an assertion: the process exits soon.
 func (e *Engine) crash(reason string) {
 	e.cfg.Log.Error("engine core died", "reason", reason)
 	e.spawn(func(ctx context.Context) {
@@ -255,8 +254,8 @@ func (e *Engine) spawn(fn func(ctx context.Context)) {
 	e.wg.Go(func() { fn(e.ctx) })
 }
 
-// begin counts a handler among what Close waits for; false after the end. The
-// caller ends it with e.wg.Done, and may spawn until then.
+// begin counts a handler that Close waits for. It returns false after the end.
+// The caller ends it with e.wg.Done, and may spawn until then.
 func (e *Engine) begin() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -267,8 +266,8 @@ func (e *Engine) begin() bool {
 	return true
 }
 
-// hasEnded reports whether the engine was closed or killed; while that is being
-// done it waits.
+// hasEnded reports whether the engine was closed or killed. It waits while
+// either is in progress.
 func (e *Engine) hasEnded() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -299,8 +298,8 @@ func (e *Engine) pickRank(want int) *rank {
 	return best
 }
 
-// enter records a request id as in flight and reports whether it was so
-// already; leave ends it.
+// enter records a request id as in flight and reports whether it already was;
+// leave removes it.
 func (e *Engine) enter(id string) (duplicate bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

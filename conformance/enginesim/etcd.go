@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// etcdStore is etcd as a store, by the JSON routes of its own gateway (etcd 3.4
-// or newer). Each registration has a lease of its own.
+// etcdStore is etcd as a store, through the JSON routes of etcd's own gateway
+// (etcd 3.4 or newer). Each registration has a lease of its own.
 type etcdStore struct {
 	url   string
 	ttl   time.Duration
@@ -49,7 +49,7 @@ func (s *etcdStore) delete(ctx context.Context, key string) {
 	s.call(ctx, "/v3/kv/deleterange", obj("key", base64.StdEncoding.EncodeToString([]byte(key))), &struct{}{})
 }
 
-// call makes one call and reports whether it was answered with success.
+// call makes one call and reports whether it succeeded.
 func (s *etcdStore) call(ctx context.Context, path string, body object, answer any) bool {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()

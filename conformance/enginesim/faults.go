@@ -14,7 +14,7 @@ import (
 
 // Kinds of fault that Config.Fail names.
 const (
-	fail500      = "500"               // status 500 before the body is looked at
+	fail500      = "500"               // status 500 before the body is read
 	fail503      = "503"               // status 503
 	fail429      = "429"               // status 429
 	fail400      = "400"               // status 400
@@ -42,11 +42,11 @@ const (
 
 var hangPhases = []string{hangPrefill, hangDecode, hangHead, hangStream, hangConnect}
 
-// streamEventsBeforeFault is how many events of a stream pass before cut,
-// sse-error and a stream hang.
+// streamEventsBeforeFault is the number of events of a stream before the faults
+// cut, sse-error and stream hang.
 const streamEventsBeforeFault = 3
 
-// faults decides which requests meet a fault. Safe for concurrent use.
+// faults decides which requests get a fault. It is safe for concurrent use.
 type faults struct {
 	hangs atomic.Value // string, the phase that hangs
 
@@ -56,10 +56,10 @@ type faults struct {
 	dieAfter int
 	seen     int
 	rng      *rand.Rand
-	stopped  chan struct{} // guarded by mu; closed when the engine goes on; nil: it runs
+	stopped  chan struct{} // guarded by mu; closed when the engine continues; nil: it runs
 }
 
-// stop has the engine stop, or go on.
+// stop makes the engine stop, or continue.
 func (f *faults) stop(stopped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,8 +72,8 @@ func (f *faults) stop(stopped bool) {
 	}
 }
 
-// await waits until the engine runs, whatever becomes of the request: one that is
-// stopped notices nothing.
+// await waits until the engine runs, even if the request ends in the meantime:
+// a stopped engine notices nothing.
 func (f *faults) await() {
 	f.mu.Lock()
 	stopped := f.stopped
@@ -113,7 +113,7 @@ func (f *faults) set(fail string, dieAfter int, hang string) error {
 	return nil
 }
 
-// draw counts a request and returns the fault that it meets ("" for none) and
+// draw counts a request. It returns the fault of the request ("" for none) and
 // whether the engine dies of it.
 func (f *faults) draw() (kind string, die bool) {
 	f.mu.Lock()
@@ -131,7 +131,8 @@ func (f *faults) draw() (kind string, die bool) {
 // hanging reports whether the phase hangs now.
 func (f *faults) hanging(phase string) bool { return f.hangs.Load() == phase }
 
-// hang blocks until ctx ends when the phase hangs, after the engine has been awaited.
+// hang waits until the engine runs. Then, if the phase hangs, it blocks until
+// ctx ends.
 func (f *faults) hang(ctx context.Context, phase string) error {
 	f.await()
 	if !f.hanging(phase) {

@@ -57,7 +57,7 @@ func TestFaultRate(t *testing.T) {
 	}
 }
 
-// TestFaultAnswers looks at each kind from outside, unary and streaming.
+// TestFaultAnswers checks the answers of each kind of fault, unary and streaming.
 func TestFaultAnswers(t *testing.T) {
 	e := startEngine(t, Config{})
 	url := e.URL() + routeCompletions
@@ -172,8 +172,8 @@ func TestFaultLoadAndNoParams(t *testing.T) {
 	}
 }
 
-// TestHangs: a request hangs in its phase until the client leaves, and leaves
-// nothing behind.
+// TestHangs: a request hangs in its phase until the client leaves. Then nothing
+// of it remains.
 func TestHangs(t *testing.T) {
 	for _, phase := range []string{hangPrefill, hangDecode, hangHead, hangStream} {
 		t.Run(phase, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestHangs(t *testing.T) {
 	})
 }
 
-// TestDieAfter: the engine dies of a request, with all its connections.
+// TestDieAfter: a request kills the engine with all its connections.
 func TestDieAfter(t *testing.T) {
 	e := startEngine(t, Config{DieAfter: 2, DecodeUsPerToken: 20000})
 	ended := make(chan error, 1)

@@ -51,12 +51,12 @@ type kvCache struct {
 	size   int // tokens in a block
 	blocks []block
 	free   int     // idle blocks, cached or not
-	head   blockID // idle list: next to be taken
+	head   blockID // idle list: the next block to use
 	tail   blockID
 	byHash map[blockHash]blockID
 	pins   map[string]*pin
-	noise  uint64 // source of the content of blocks that hold nothing
-	log    *kvLog // of what enters and leaves byHash; nil: none
+	noise  uint64 // source of the content of unused blocks
+	log    *kvLog // changes of byHash; nil: no log
 }
 
 func newKVCache(blocks, size int, noise uint64) *kvCache {
@@ -86,7 +86,7 @@ func (c *kvCache) scramble(b *block) {
 }
 
 // pushIdle appends a block to the idle list, or puts it first so that it is
-// taken next.
+// used next.
 func (c *kvCache) pushIdle(id blockID, first bool) {
 	b := &c.blocks[id]
 	b.idle, b.prev, b.next = true, -1, -1
@@ -151,7 +151,8 @@ func (c *kvCache) root(salt string) link {
 }
 
 // match returns the cached blocks of the longest prefix of tokens in whole
-// blocks, always leaving at least one token to compute. It takes no reference.
+// blocks. At least one token always remains to be computed. It takes no
+// reference.
 func (c *kvCache) match(salt string, tokens []token) []blockID {
 	var hit []blockID
 	parent := c.rootHash(salt)
@@ -178,7 +179,7 @@ func (c *kvCache) fits(hit []blockID, want int) bool {
 	return want-len(hit) <= c.free-idleHits
 }
 
-// take references the hit blocks and as many fresh ones as make up want. The
+// take references the hit blocks and enough new ones to make want blocks. The
 // caller has checked fits.
 func (c *kvCache) take(hit []blockID, want int) []blockID {
 	ids := make([]blockID, 0, want)
@@ -213,7 +214,7 @@ func (c *kvCache) forget(id blockID) {
 	}
 }
 
-// clear forgets the whole prefix cache, unless blocks are in use.
+// clear empties the whole prefix cache, unless blocks are in use.
 func (c *kvCache) clear() bool {
 	if c.free < len(c.blocks) {
 		return false
@@ -229,9 +230,9 @@ func (c *kvCache) clear() bool {
 	return true
 }
 
-// drop gives back one reference of each block. Blocks that nobody references
-// any more become idle: those with a hash stay readable for prefix hits, the
-// others are scrambled. Later blocks are reused before earlier ones.
+// drop releases one reference of each block. Blocks without references become
+// idle: those with a hash stay readable for prefix hits, the others are
+// scrambled. Later blocks are reused before earlier ones.
 func (c *kvCache) drop(ids []blockID) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		b := &c.blocks[ids[i]]
@@ -249,9 +250,10 @@ func (c *kvCache) drop(ids []blockID) {
 }
 
 // publish makes the full blocks of tokens, whose KV is in ids, available for
-// prefix hits. from is the number of leading blocks that are published already
-// and parent the last of them; it returns both for the next call. If that one
-// was another sequence's copy and is gone since, this sequence's are entered.
+// prefix hits. from is the number of leading blocks that are already published,
+// and parent is the last of them; publish returns both for the next call. If
+// parent was another sequence's copy that has been evicted, publish enters this
+// sequence's copies.
 func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent link) (int, link) {
 	if _, there := c.byHash[parent.hash]; from > 0 && !there {
 		from, parent = 0, c.root(parent.salt)
@@ -262,8 +264,8 @@ func (c *kvCache) publish(ids []blockID, tokens []token, from int, parent link) 
 	return from, parent
 }
 
-// publishTail enters the block behind the full ones, which holds the rest of
-// tokens. It is never hit.
+// publishTail enters the block after the full ones, which holds the rest of
+// tokens. It never gives a prefix hit.
 func (c *kvCache) publishTail(ids []blockID, tokens []token, from int, parent link) {
 	from, parent = c.publish(ids, tokens, from, parent)
 	if rest := tokens[from*c.size:]; len(rest) > 0 {
@@ -271,8 +273,8 @@ func (c *kvCache) publishTail(ids []blockID, tokens []token, from int, parent li
 	}
 }
 
-// enter makes a block available under its hash, unless one with the same hash is
-// so already, and returns its link.
+// enter makes a block available under its hash, unless a block with the same
+// hash already is, and returns its link.
 func (c *kvCache) enter(id blockID, parent link, first bool, tokens []token) link {
 	l := link{hash: c.chain(parent.hash, tokens), salt: parent.salt}
 	if c.log != nil {
@@ -290,11 +292,11 @@ func (c *kvCache) enter(id blockID, parent link, first bool, tokens []token) lin
 	return l
 }
 
-// at is the KV of token i of a sequence that holds ids.
+// at returns the KV of token i of a sequence that holds ids.
 func (c *kvCache) at(ids []blockID, i int) *kv { return &c.blocks[ids[i/c.size]].data[i%c.size] }
 
-// read is the content of ids as bytes, for a transfer. Blocks that nobody
-// references and, unless live, all blocks read as noise.
+// read returns the content of ids as bytes, for a transfer. Blocks without
+// references read as noise; if live is false, all blocks do.
 func (c *kvCache) read(ids []blockID, live bool) []byte {
 	out := make([]byte, 0, len(ids)*c.size*bytesPerKV)
 	for _, id := range ids {

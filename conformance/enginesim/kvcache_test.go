@@ -79,7 +79,7 @@ func TestKVCacheEviction(t *testing.T) {
 	checkAccounting(t, testRank(c))
 }
 
-// TestKVCacheContent: what is freed or reused cannot be read again.
+// TestKVCacheContent: freed or reused blocks cannot be read again.
 func TestKVCacheContent(t *testing.T) {
 	c := newKVCache(4, 2, 1)
 	ids := c.take(nil, 2)

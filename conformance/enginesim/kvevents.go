@@ -8,16 +8,16 @@ import (
 	"sync"
 )
 
-// blockName is a block's hash as the engine's KV events give it. Each engine
-// puts its own digest there: it never equals the cache's own blockHash.
+// blockName is a block's hash in the engine's KV events. Each engine uses its
+// own digest, which differs from the cache's own blockHash.
 type blockName [32]byte
 
 // naming is how an engine names blocks in its events.
 type naming interface {
 	// root is the name before the first block of a salt's prefix chains.
 	root(salt string) blockName
-	// next is the name of a block of tokens after the one named parent; first
-	// says that there is none before it. hash is the cache's own.
+	// next returns the name of a block of tokens after the block named parent.
+	// first says that there is no block before it. hash is the cache's own.
 	next(parent blockName, first bool, salt string, tokens []token, hash blockHash) blockName
 }
 
@@ -28,15 +28,16 @@ const (
 	kvStored kvEventKind = iota
 	kvRemoved
 	kvCleared
-	kvCreated // a cache's begin, of TensorRT-LLM only
+	kvCreated // the creation of a cache, only of TensorRT-LLM
 )
 
 // kvEvent is one change of a rank's prefix cache.
 type kvEvent struct {
 	kind  kvEventKind
 	names []blockName
-	// The rest is of kvStored: tokens are those of all blocks in order, size each
-	// one's tokens; parent is the block before the first unless root.
+	// The other fields belong to kvStored. tokens are those of all blocks in
+	// order; size is the number of tokens of one block. parent is the block
+	// before the first one, unless root is set.
 	parent blockName
 	root   bool
 	tokens []token
@@ -48,13 +49,12 @@ type kvEvent struct {
 // It belongs to the cache and is guarded as that is.
 type kvLog struct {
 	naming
-	// hits says that a sequence's prefix hits are logged as stored again.
+	// hits says that the prefix hits of a sequence are logged again as stored.
 	hits   bool
 	events []kvEvent
 }
 
-// stored logs a block; blocks of one chain that follow each other share an
-// event.
+// stored logs a block. Consecutive blocks of one chain share an event.
 func (l *kvLog) stored(parent, b link, root bool, tokens []token) {
 	if n := len(l.events); n > 0 {
 		last := &l.events[n-1]
@@ -80,13 +80,13 @@ func (l *kvLog) removed(name blockName) {
 	l.events = append(l.events, kvEvent{kind: kvRemoved, names: []blockName{name}})
 }
 
-// kvSink takes what a rank's prefix cache went through in one step of the
+// kvSink receives the changes of a rank's prefix cache after each step of the
 // scheduler. It is called with the rank's mutex held and does not block.
 type kvSink interface {
 	publish(rank int, events []kvEvent)
 }
 
-// announce publishes what the cache went through. mu is held.
+// announce publishes the changes of the cache. The caller holds mu.
 func (r *rank) announce() {
 	if l := r.cache.log; l != nil && len(l.events) > 0 {
 		r.e.kvSink.publish(r.index, l.events)
@@ -94,8 +94,7 @@ func (r *rank) announce() {
 	}
 }
 
-// logKV has the changes of every rank's prefix cache published through sink,
-// from now on.
+// logKV starts to publish the changes of every rank's prefix cache through sink.
 func (e *Engine) logKV(sink kvSink, names naming, hits bool) {
 	e.kvSink = sink
 	for _, r := range e.ranks {
@@ -103,8 +102,8 @@ func (e *Engine) logKV(sink kvSink, names naming, hits bool) {
 	}
 }
 
-// resetCache forgets the prefix cache of every rank; false when blocks are in
-// use on one: that rank keeps its cache.
+// resetCache empties the prefix cache of every rank. It returns false when a
+// rank has blocks in use: that rank keeps its cache.
 func (e *Engine) resetCache() bool {
 	done := true
 	for _, r := range e.ranks {
@@ -116,35 +115,35 @@ func (e *Engine) resetCache() bool {
 	return done
 }
 
-// Kinds of fault that batches of KV events meet, for Engine.SetKVEventFault.
+// The faults for batches of KV events, see Engine.SetKVEventFault.
 const (
-	// KVEventsDrop keeps a batch from the subscribers; a replay has it.
+	// KVEventsDrop does not send a batch to the subscribers; a replay contains it.
 	KVEventsDrop = "drop"
-	// KVEventsLose keeps a batch from subscribers and replays.
+	// KVEventsLose keeps a batch from subscribers and from replays.
 	KVEventsLose = "lose"
 	// KVEventsReorder delivers a batch after the one that follows it.
 	KVEventsReorder = "reorder"
-	// KVEventsGarbage delivers bytes that are no batch in a batch's place.
+	// KVEventsGarbage delivers malformed bytes in place of a batch.
 	KVEventsGarbage = "garbage"
-	// KVEventsStop delivers nothing and answers no replay; what was held back
-	// comes when the fault ends.
+	// KVEventsStop delivers nothing and answers no replay. The held batches are
+	// sent when the fault ends.
 	KVEventsStop = "stop"
 )
 
 var kvEventFaults = []string{KVEventsDrop, KVEventsLose, KVEventsReorder, KVEventsGarbage, KVEventsStop}
 
-// kvFault is the fault that the next batches meet. Safe for concurrent use.
+// kvFault is the fault of the next batches. It is safe for concurrent use.
 type kvFault struct {
 	mu   sync.Mutex
 	kind string
-	left int // batches; negative: all
+	left int // number of batches; negative: all
 }
 
-// SetKVEventFault makes the next batches of KV events meet a fault, one of the
-// KVEvents constants, and ends the fault before it; negative batches: until the
-// next call. An empty kind: none. [KVEventsStop] lasts until the next call. A
-// batch is what one step of the scheduler brought; of trtllm, garbage is a
-// whole poll.
+// SetKVEventFault sets the fault of the next batches of KV events, one of the
+// KVEvents constants, and ends the previous fault. Negative batches: until the
+// next call. An empty kind: no fault. [KVEventsStop] always lasts until the
+// next call. A batch holds the changes of one step of the scheduler. For
+// trtllm, garbage applies to a whole poll.
 func (e *Engine) SetKVEventFault(kind string, batches int) error {
 	if err := checkKVEventFault(kind); err != nil {
 		return err
@@ -179,8 +178,8 @@ func parseKVEventFault(text string) (kind string, batches int, err error) {
 	return kind, batches, nil
 }
 
-// draw is the fault of the next batch; empty for none, and for one that is only
-// held up.
+// draw returns the fault of the next batch. It is empty without a fault, and
+// for a batch that is only delayed.
 func (f *kvFault) draw() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -196,8 +195,8 @@ func (f *kvFault) draw() string {
 	return f.kind
 }
 
-// garbles reports whether the answer of a poll is garbage, which counts as a
-// batch of its own.
+// garbles reports whether the answer of a poll is garbage. Such a poll counts
+// as one batch.
 func (f *kvFault) garbles() bool {
 	f.mu.Lock()
 	polled := f.kind == KVEventsGarbage
@@ -205,7 +204,7 @@ func (f *kvFault) garbles() bool {
 	return polled && f.draw() == KVEventsGarbage
 }
 
-// stopped reports whether nothing is delivered now.
+// stopped reports whether deliveries are stopped now.
 func (f *kvFault) stopped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

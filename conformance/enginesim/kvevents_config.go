@@ -7,21 +7,23 @@ import (
 	"strings"
 )
 
-// KVEventsConfig says how an engine publishes the events of its prefix cache:
-// what --kv-events-config says to vLLM and SGLang. TensorRT-LLM answers
-// POST /kv_cache_events whatever it says.
+// KVEventsConfig says how an engine publishes the events of its prefix cache,
+// as --kv-events-config does for vLLM and SGLang. TensorRT-LLM always answers
+// POST /kv_cache_events.
 type KVEventsConfig struct {
-	// Endpoint is where rank 0's PUB socket listens: "tcp://host:port" or
-	// "tcp://*:port"; rank r listens on port+r. Port 0 takes ephemeral ones, in a
-	// row. Empty, the default: nothing is published. Unlike the real engines,
-	// which connect to a host that is no wildcard, the simulator always listens.
+	// Endpoint is the address of rank 0's PUB socket: "tcp://host:port" or
+	// "tcp://*:port"; rank r listens on port+r. Port 0 takes consecutive
+	// ephemeral ports. Empty, the default: nothing is published. The real
+	// engines connect to a host that is not a wildcard; the simulator always
+	// listens.
 	Endpoint string
-	// Replay is where rank 0's ROUTER socket for replays listens, likewise.
+	// Replay is the address of rank 0's ROUTER socket for replays, in the same
+	// form.
 	Replay string
 	// Topic is the first frame of every batch.
 	Topic string
-	// Arrays makes vLLM's events arrays, as before 2026-06-09; else they are maps.
-	// SGLang's are always arrays.
+	// Arrays makes vLLM's events arrays, as before 2026-06-09, and not maps.
+	// SGLang's events are always arrays.
 	Arrays bool
 	// DigestHashes is VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0: vLLM's block hashes
 	// are digests of 32 bytes instead of integers.
@@ -31,7 +33,7 @@ type KVEventsConfig struct {
 	PlainReplay bool
 }
 
-// check refuses endpoints that nothing can listen on.
+// check rejects endpoints on which it is impossible to listen.
 func (c KVEventsConfig) check(connector string) error {
 	if c.Replay != "" && c.Endpoint == "" {
 		return fmt.Errorf("config kv events: a replay without an endpoint")
@@ -50,8 +52,8 @@ func (c KVEventsConfig) check(connector string) error {
 	return nil
 }
 
-// splitEndpoint is the host and port of a tcp endpoint; the host of a wildcard
-// is empty.
+// splitEndpoint returns the host and port of a tcp endpoint. The host of a
+// wildcard is empty.
 func splitEndpoint(endpoint string) (host string, port int, err error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
@@ -70,10 +72,10 @@ func splitEndpoint(endpoint string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// listenAttempts is how often ephemeral ports in a row are tried for.
+// listenAttempts is the number of tries to find consecutive ephemeral ports.
 const listenAttempts = 64
 
-// listenRow listens on n ports in a row, the first of which the endpoint names.
+// listenRow listens on n consecutive ports. The endpoint names the first one.
 func listenRow(endpoint string, n int) ([]net.Listener, error) {
 	host, port, err := splitEndpoint(endpoint)
 	if err != nil {

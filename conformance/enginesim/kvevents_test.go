@@ -106,8 +106,8 @@ func unpackMap(b []byte, n int) (any, []byte, error) {
 	return m, b, nil
 }
 
-// goldenEvents are written by every wire: two blocks at a salt's root, one
-// behind the first, both removed, all cleared.
+// goldenEvents are events for every wire: two blocks, one at a salt's root and
+// one after it; both removed; all cleared.
 func goldenEvents() []kvEvent {
 	var one, two blockName
 	for i := range one {
@@ -146,8 +146,8 @@ func TestKVEventWires(t *testing.T) {
 	}
 }
 
-// TestKVEventNames: hashes that were computed from the engines' documents by
-// other means.
+// TestKVEventNames compares with hashes that other programs computed from the
+// engines' documents.
 func TestKVEventNames(t *testing.T) {
 	chain := func(n naming, salt string, from, count, size int) []blockName {
 		c := newKVCache(8, size, 1)
@@ -180,14 +180,14 @@ func TestKVEventNames(t *testing.T) {
 			t.Errorf("trtllm %q: %d, want %d", salt, got, want)
 		}
 	}
-	// vLLM's depend on the process.
+	// vLLM's hashes depend on the process.
 	one, other := chain(vllmNaming{"a"}, "", 1, 8, 4), chain(vllmNaming{"b"}, "", 1, 8, 4)
 	if one[0] == other[0] || one[0] == one[1] || !slices.Equal(one, chain(vllmNaming{"a"}, "", 1, 8, 4)) {
 		t.Errorf("vllm: %x and %x", one, other)
 	}
 }
 
-// mirror is what a reader knows of a prefix cache.
+// mirror is a reader's copy of a prefix cache.
 type mirror map[blockName]bool
 
 func (m mirror) apply(t *testing.T, events []kvEvent) {
@@ -214,7 +214,7 @@ func (m mirror) apply(t *testing.T, events []kvEvent) {
 	}
 }
 
-// cached are the names of the blocks in a cache.
+// cached returns the names of the blocks in a cache.
 func cached(c *kvCache) mirror {
 	m := mirror{}
 	for _, id := range c.byHash {
@@ -223,8 +223,8 @@ func cached(c *kvCache) mirror {
 	return m
 }
 
-// TestKVEventsMirrorTheCache: whatever happens to a cache, its events tell
-// exactly which blocks are in it.
+// TestKVEventsMirrorTheCache: after any operations on a cache, its events give
+// exactly the blocks in it.
 func TestKVEventsMirrorTheCache(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 7))

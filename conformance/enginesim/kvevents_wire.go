@@ -8,14 +8,14 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// mediumGPU is the tier of the events: the simulator has no other.
+// mediumGPU is the only memory tier of the simulator's events.
 const mediumGPU = "GPU"
 
 // kvWire writes a batch of events as an engine does.
 type kvWire func(at time.Time, rank int, events []kvEvent) []byte
 
 // vllmNaming names blocks as an engine without PYTHONHASHSEED: with digests
-// that no one else can compute, other ones after each start.
+// that no other process can compute and that change with each start.
 type vllmNaming struct{ seed string }
 
 func (vllmNaming) root(string) blockName { return blockName{} }
@@ -25,8 +25,8 @@ func (n vllmNaming) next(_ blockName, _ bool, _ string, _ []token, hash blockHas
 }
 
 // vllmWire is vLLM's EventBatch (vllm/distributed/kv_events.py): an array of
-// time, events and rank. Events are maps with the key "type", or arrays; fields
-// with their default values are left out, of arrays at the end only.
+// time, events and rank. Events are maps with the key "type", or arrays. Maps
+// omit fields with default values; arrays omit them only at the end.
 type vllmWire struct{ arrays, digests bool }
 
 func (w vllmWire) batch(at time.Time, rank int, events []kvEvent) []byte {
@@ -46,7 +46,7 @@ func (w vllmWire) batch(at time.Time, rank int, events []kvEvent) []byte {
 // seconds is a time as Python's time.time().
 func seconds(at time.Time) float64 { return float64(at.UnixNano()) / 1e9 }
 
-// count is the number of vLLM's events: every block is removed by its own.
+// count returns the number of vLLM's events: each removed block has its own event.
 func (vllmWire) count(e kvEvent) int {
 	if e.kind == kvRemoved {
 		return len(e.names)
@@ -106,7 +106,7 @@ func (w vllmWire) hashes(b []byte, names []blockName) []byte {
 	return b
 }
 
-// hash is a digest, or its last 8 bytes as an unsigned integer
+// hash writes a digest, or its last 8 bytes as an unsigned integer
 // (maybe_convert_block_hash in vllm/v1/core/kv_cache_utils.py).
 func (w vllmWire) hash(b []byte, name blockName) []byte {
 	if w.digests {
@@ -115,8 +115,8 @@ func (w vllmWire) hash(b []byte, name blockName) []byte {
 	return msgp.AppendUint64(b, binary.BigEndian.Uint64(name[24:]))
 }
 
-// extraKeys has an entry for each block: the salt for the first of a chain, nil
-// for all others.
+// extraKeys writes an entry for each block: the salt for the first block of a
+// chain, nil for all others.
 func (vllmWire) extraKeys(b []byte, e kvEvent) []byte {
 	b = msgp.AppendArrayHeader(b, uint32(len(e.names)))
 	for i := range e.names {
@@ -146,8 +146,8 @@ func appendTokens(b []byte, tokens []token) []byte {
 	return b
 }
 
-// sglangNaming is SGLang's page hash: SHA-256 over the digest before it, absent
-// for the first page, and each token as 4 little-endian bytes
+// sglangNaming is SGLang's page hash: SHA-256 over the previous digest, absent
+// for the first page, and over each token as 4 little-endian bytes
 // (srt/mem_cache/utils.py, get_hash_str; compute_node_event_hash_values for
 // salts).
 type sglangNaming struct{}
@@ -170,9 +170,9 @@ func (sglangNaming) next(parent blockName, first bool, salt string, tokens []tok
 	return sha256.Sum256(b)
 }
 
-// sglangWire is SGLang's EventBatch (srt/disaggregation/kv_events.py): arrays
-// throughout, none shortened. A salted event has a trailing map more. Hashes
-// are the first 8 bytes of the digest as a signed integer.
+// sglangWire is SGLang's EventBatch (srt/disaggregation/kv_events.py): all
+// values are arrays, none shortened. An event with a salt has an additional map
+// at its end. Hashes are the first 8 bytes of the digest as a signed integer.
 func sglangWire(at time.Time, rank int, events []kvEvent) []byte {
 	b := msgp.AppendArrayHeader(nil, 3)
 	b = msgp.AppendFloat64(b, seconds(at))

@@ -15,7 +15,7 @@ import (
 //	1<<16 | b0<<8 | b1    two bytes
 //	1<<24 | b0<<16 | …    three bytes
 //
-// Every text has one encoding and every encoding gives back its text.
+// Every text has one encoding, and decoding it returns the same text.
 type token int32
 
 const (
@@ -74,9 +74,10 @@ func (t token) text() string {
 	return wordText(int(t - tokenWord))
 }
 
-// tokenize encodes text: known words become one token, all other runs tokens
-// of up to three bytes. Runs end before each space, tab or newline, so the
-// encoding of a text that ends before one does not change when text is added.
+// tokenize encodes text. A known word becomes one token; other runs become
+// tokens of up to three bytes. Runs end before each space, tab or newline. So
+// the encoding of a text that ends before one of these does not change when
+// text is added.
 func tokenize(text string) []token {
 	tokens := make([]token, 0, len(text)/3+1)
 	for len(text) > 0 {
@@ -119,8 +120,8 @@ func detokenize(tokens []token) string {
 	return b.String()
 }
 
-// weights are what the model's parameters are to a real engine: engines of one
-// model name compute the same KV and the same text.
+// weights stand for the model's parameters of a real engine: engines with the
+// same model name compute the same KV and the same text.
 type weights uint64
 
 func newWeights(model string) weights {
@@ -144,8 +145,8 @@ type kv uint64
 // bytesPerKV is the size of one token's KV on the wire.
 const bytesPerKV = 8
 
-// next is the KV of token t after a token whose KV is prev (root for the first):
-// it depends on every token so far.
+// next returns the KV of token t after a token whose KV is prev (root for the
+// first). It depends on every token so far.
 func (w weights) next(prev kv, t token) kv {
 	return kv(mix(uint64(prev) ^ mix(uint64(t)+uint64(w))))
 }
@@ -153,16 +154,16 @@ func (w weights) next(prev kv, t token) kv {
 // root is the KV before the first token.
 func (w weights) root() kv { return kv(w) }
 
-// attention summarises all KV that a sequence holds, in order; one wrong entry
-// changes everything that follows.
+// attention summarises all KV that a sequence holds, in order. One wrong entry
+// changes all following text.
 type attention uint64
 
 func (a attention) add(v kv) attention {
 	return attention(mix(uint64(a)*0x9e3779b97f4a7c15 + uint64(v)))
 }
 
-// sample picks the next token from the KV in sight. choice separates the n
-// samples of one prompt, seed is the request's.
+// sample picks the next token from the KV that the sequence holds. choice
+// separates the n samples of one prompt; seed is the request's.
 func (a attention) sample(seed uint64, choice int) token {
 	h := mix(uint64(a) ^ mix(seed) ^ uint64(choice)*0xd6e8feb86659fd93)
 	return tokenWord + token(h%uint64(len(wordTokens)))
@@ -184,8 +185,8 @@ func eosMark(prompt string) int {
 	return n
 }
 
-// naturalLength is how many tokens an answer without a token limit has: 48 to
-// 111, by the prompt alone.
+// naturalLength returns the number of tokens of an answer without a token
+// limit: 48 to 111. It depends only on the prompt.
 func naturalLength(prompt []token) int {
 	var h uint64
 	for _, t := range prompt {
@@ -194,8 +195,8 @@ func naturalLength(prompt []token) int {
 	return 48 + int(h%64)
 }
 
-// wholeRunes is the length of the longest prefix of s that does not end within
-// a UTF-8 sequence.
+// wholeRunes returns the length of the longest prefix of s that does not end
+// inside a UTF-8 sequence.
 func wholeRunes(s []byte) int {
 	for i := 1; i <= 3 && i <= len(s); i++ {
 		b := s[len(s)-i]

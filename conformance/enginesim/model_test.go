@@ -53,8 +53,8 @@ func TestTokenize(t *testing.T) {
 	}
 }
 
-// FuzzTokenize: every text comes back, and the encoding of a history does not
-// change when a turn is added.
+// FuzzTokenize: decoding an encoded text gives the same text, and the encoding
+// of a history does not change when a turn is added.
 func FuzzTokenize(f *testing.F) {
 	f.Add("", "")
 	f.Add("hello  world\n", " baban 世界\t\xff")

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// mooncake is vLLM's MooncakeConnector. Decode learns from prefill's bootstrap
-// server where its workers are and tells one of them which blocks it has set
-// aside; prefill writes into them when it has computed the whole prompt. A
-// prefill engine is a producer, a decode engine a consumer, one of role both
-// either (kv_both). The bootstrap server and the workers' sockets are real; only
-// the RDMA write is a message of the side channel.
+// mooncake is vLLM's MooncakeConnector. Decode asks prefill's bootstrap server
+// for the addresses of its workers, and tells one of them which blocks it has
+// reserved. Prefill writes into them when it has computed the whole prompt. A
+// prefill engine is a producer, a decode engine a consumer, an engine of role
+// both either (kv_both). The bootstrap server and the workers' sockets are
+// real. Only the RDMA write is a message of the side channel.
 //
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/mooncake/, of a release
-// that reports a load which failed. Releases of summer 2026 and before did not:
-// there the request and its blocks stay for ever.
+// that reports a failed load. Releases of summer 2026 and before did not report
+// it: there the request and its blocks stay forever.
 type mooncake struct {
 	e         *Engine
 	produces  bool
@@ -26,22 +26,22 @@ type mooncake struct {
 	bootstrap *mooncakeBootstrap // nil for a consumer
 
 	mu sync.Mutex
-	// agents are the workers of producers by engine id, as their bootstrap servers
-	// said when the engine was first met.
+	// agents are the workers of producers by engine id, as their bootstrap
+	// servers reported them at the first contact.
 	agents map[string]string
-	// sending are a producer's transfers. receiving are a consumer's, by the id of
-	// its request.
+	// sending are a producer's transfers. receiving are a consumer's transfers,
+	// by the id of its request.
 	sending   map[moriioKey]*mooncakeSending
 	receiving map[string]bool
 }
 
-// mooncakeSending is a transfer of which a producer has heard, from prefill or
-// from the consumer.
+// mooncakeSending is a transfer that prefill or the consumer has announced to a
+// producer.
 type mooncakeSending struct {
 	request string        // prefill's; "" until it has begun
 	blocks  []blockID     // of the prompt
 	ready   chan struct{} // closed when they hold its KV
-	writing int           // it does not expire meanwhile
+	writing int           // number of running writes; it does not expire during them
 	lost    bool          // the fault "lost-notification"
 	expiry  *time.Timer
 }
@@ -51,10 +51,10 @@ type mooncakeLeg struct {
 	remoteDecode, remotePrefill bool
 	transfer                    string
 	bootstrap, engine           string // remote_bootstrap_addr, remote_engine_id
-	whole                       bool   // all that a consumer needs is there
+	whole                       bool   // all parameters that a consumer needs are present
 }
 
-// errKeys is the end of an engine core that looks for a parameter in vain.
+// errKeys is the error of an engine core that does not find a required parameter.
 const errKeys = "KeyError in add_new_req"
 
 func newMooncake(e *Engine) *mooncake {
@@ -112,8 +112,8 @@ func (m *mooncake) parse(params fields, _ string) any {
 	return leg
 }
 
-// run is the life of a sequence whose rank is chosen. A request without
-// parameters is computed, on an engine of any role.
+// run runs a sequence whose rank is chosen. A request without parameters is
+// computed, on an engine of any role.
 func (m *mooncake) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
 	leg, _ := parsed.(*mooncakeLeg)
 	switch {
@@ -148,7 +148,7 @@ func (m *mooncake) run(ctx context.Context, s *sequence, parsed any, emit func(t
 	return err
 }
 
-// sendingOf returns the transfer of key, new if it was not known; mu is held.
+// sendingOf returns the transfer of key, and makes it if needed; mu is held.
 func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
 	t := m.sending[key]
 	if t == nil {
@@ -158,8 +158,8 @@ func (m *mooncake) sendingOf(key moriioKey) *mooncakeSending {
 	return t
 }
 
-// begin notes that prefill of a transfer has its blocks. The consumer may have
-// asked for it before.
+// begin records that prefill of a transfer has its blocks. The consumer may
+// have asked for it before.
 func (m *mooncake) begin(key moriioKey, request string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -171,8 +171,9 @@ func (m *mooncake) begin(key moriioKey, request string) {
 	t.request = request
 }
 
-// finish keeps the blocks of a prefill that its limit of tokens ended. Ended
-// otherwise it keeps none, and a consumer that has asked waits in vain.
+// finish keeps the blocks of a prefill that ended at its limit of tokens. After
+// any other end it keeps none, and a consumer that has asked waits until its
+// timeout.
 func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
 	kept := err == nil && s.finish == "length"
 	var ids []blockID
@@ -192,7 +193,7 @@ func (m *mooncake) finish(key moriioKey, s *sequence, err error) {
 	close(t.ready)
 }
 
-// expire frees what no consumer has taken.
+// expire frees blocks that no consumer has taken.
 func (m *mooncake) expire(key moriioKey, t *mooncakeSending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,8 +210,8 @@ func (m *mooncake) expire(key moriioKey, t *mooncakeSending) {
 	}
 }
 
-// message takes what a producer writes. RDMA refuses nothing: a write for which
-// nobody waits lands in memory that may be another request's.
+// message receives a producer's write. RDMA rejects nothing: a write without a
+// waiting request goes into memory that may belong to another request.
 func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	if op.Op != mooncakeWrite {
 		return sideMessage{}, errors.New("unknown message")
@@ -231,11 +232,12 @@ func (m *mooncake) message(r *rank, op sideMessage) (sideMessage, error) {
 	return sideMessage{Op: op.Op}, nil
 }
 
-// MooncakeConfig is what only a simulated vLLM engine with the MooncakeConnector
-// has.
+// MooncakeConfig holds the settings of a simulated vLLM engine with the
+// MooncakeConnector.
 type MooncakeConfig struct {
-	// AbortTimeout is how long prefill holds blocks that nobody takes, and waits
-	// for a prefill that decode has asked for; decode waits an eighth longer.
-	// Default the lease, else 480 s, as VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
+	// AbortTimeout is the time that prefill holds blocks without a reader, and
+	// waits for a prefill that decode has asked for. Decode waits an eighth
+	// longer. Default: the lease, else 480 s, as
+	// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT.
 	AbortTimeout time.Duration
 }

@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// mooncakeBootstrap is the bootstrap server of a producer: workers register, and
-// decode engines and proxies ask who is there. Plain HTTP, without
-// authentication. Source: vLLM mooncake_utils.py MooncakeBootstrapServer.
+// mooncakeBootstrap is the bootstrap server of a producer. Workers register,
+// and decode engines and proxies ask for the list of workers. It is plain HTTP
+// without authentication. Source: vLLM mooncake_utils.py
+// MooncakeBootstrapServer.
 type mooncakeBootstrap struct {
 	e        *Engine
 	server   *http.Server
@@ -68,7 +69,7 @@ func (b *mooncakeBootstrap) start(host string) error {
 	return nil
 }
 
-// port is the port it listens on; the configured one before start.
+// port returns the port on which it listens; before start the configured one.
 func (b *mooncakeBootstrap) port() int {
 	if b.listener == nil {
 		return b.e.cfg.BootstrapPort
@@ -76,8 +77,8 @@ func (b *mooncakeBootstrap) port() int {
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
 
-// register notes a worker; one engine id for each rank, each place once. What is
-// wrong with it is "" when nothing is.
+// register records a worker. Each rank has one engine id, and each place one
+// worker. problem is "" if the worker is valid.
 func (b *mooncakeBootstrap) register(w mooncakeWorker) (problem string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// mooncakePair is a prefill and a decode engine, and one that is both.
+// mooncakePair is a prefill engine, a decode engine, and an engine that is both.
 type mooncakePair struct {
 	p, d, both *Engine
 	serial     int
@@ -30,7 +30,7 @@ func startMooncake(t *testing.T, change ...func(*Config)) *mooncakePair {
 	return &mooncakePair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
 }
 
-// engineID is what p's bootstrap server says of a rank.
+// engineID returns the engine id of a rank from p's bootstrap server.
 func (pd *mooncakePair) engineID(t *testing.T, rank int) string {
 	t.Helper()
 	resp, err := http.Get(pd.bootstrap() + "/query")
@@ -93,7 +93,7 @@ func TestMooncakeEqualsDirect(t *testing.T) {
 		}
 	})
 	transfers := int64(0)
-	for round := range 2 { // the second finds prefixes in both caches
+	for round := range 2 { // the second round finds prefixes in both caches
 		for _, n := range lengths {
 			prompt := words(n, n)
 			p, got := pd.concurrent(t, prompt, n%2)
@@ -126,8 +126,8 @@ func TestMooncakePlain(t *testing.T) {
 	pd.settled(t)
 }
 
-// Only the limit of tokens makes prefill keep its blocks. Decode waits in vain
-// for those of a text that ended.
+// Prefill keeps its blocks only when it ended at its limit of tokens. For a
+// text that ended otherwise decode waits until its timeout.
 func TestMooncakeOnlyTheLimitKeepsBlocks(t *testing.T) {
 	pd := startMooncake(t, func(c *Config) { c.Mooncake.AbortTimeout = 300 * time.Millisecond })
 	p, d := pd.concurrent(t, "<eos1> now", 0)
@@ -140,8 +140,8 @@ func TestMooncakeOnlyTheLimitKeepsBlocks(t *testing.T) {
 	}
 }
 
-// One leg alone holds its blocks until its time-out, whether or not its client
-// stays.
+// A leg without its partner holds its blocks until its timeout, whether or not
+// its client stays.
 func TestMooncakeLegAlone(t *testing.T) {
 	pd := startMooncake(t, func(c *Config) { c.Mooncake.AbortTimeout = 400 * time.Millisecond })
 	prefill, decode := pd.legs(t, 0)
@@ -153,15 +153,15 @@ func TestMooncakeLegAlone(t *testing.T) {
 	if s := pd.p.State(); s.LeasesExpired != 1 {
 		t.Errorf("prefill: %+v", s)
 	}
-	// What has expired nobody can have.
+	// Expired blocks are not available any more.
 	if a := post(t, pd.d.URL()+routeCompletions, completion(words(5, 100), decode)); a.status != http.StatusInternalServerError {
 		t.Errorf("decode: status %d", a.status)
 	}
 	pd.settled(t)
 }
 
-// A decode leg that is refused, and one whose client leaves before it got blocks,
-// give prefill's back.
+// A rejected decode leg, and one whose client leaves before it has blocks, free
+// prefill's blocks.
 func TestMooncakeRefusedLegReleases(t *testing.T) {
 	pd := startMooncake(t)
 	prefill, decode := pd.legs(t, 0)
@@ -175,8 +175,8 @@ func TestMooncakeRefusedLegReleases(t *testing.T) {
 	}
 }
 
-// An engine id that the bootstrap server does not know is a failed load; one that
-// decode knew is looked for where it was.
+// An engine id that the bootstrap server does not know is a failed load. Decode
+// looks for a known engine id at its earlier address.
 func TestMooncakeOtherEngine(t *testing.T) {
 	pd := startMooncake(t)
 	_, decode := pd.legs(t, 0)
@@ -187,8 +187,8 @@ func TestMooncakeOtherEngine(t *testing.T) {
 	pd.settled(t)
 }
 
-// A leg for the other role, or a refused one that does not say whose blocks it
-// would have had, ends the engine.
+// A leg for the other role ends the engine. So does a rejected leg that does
+// not name the prefill engine.
 func TestMooncakeEnds(t *testing.T) {
 	for name, leg := range map[string]struct{ role, body string }{
 		"decode's at prefill": {RolePrefill, `"kv_transfer_params":{"do_remote_prefill":true,"transfer_id":"x","remote_engine_id":"e","remote_bootstrap_addr":"http://127.0.0.1:1"}`},
@@ -211,7 +211,7 @@ func TestMooncakeEnds(t *testing.T) {
 	}
 }
 
-// The bootstrap server's words are those of the real one.
+// The texts of the bootstrap server are those of the real one.
 func TestMooncakeBootstrap(t *testing.T) {
 	pd := startMooncake(t)
 	for _, tt := range []struct {
@@ -243,7 +243,7 @@ func TestMooncakeBootstrap(t *testing.T) {
 	}
 }
 
-// The bytes are what Python's msgpack makes of a MooncakeXferMetadata.
+// The bytes are Python msgpack's encoding of a MooncakeXferMetadata.
 func TestMooncakeAsk(t *testing.T) {
 	// {"remote_hostname": "10.0.1.7", "remote_port": 15000, "remote_tp_size": 1,
 	// "remote_tp_rank": 0, "req_blocks": {"cmpl-a-0-1": ("xfer-a", [[3, 4, 300]])},

@@ -14,7 +14,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// mooncakeWrite is the side channel word that stands for
+// mooncakeWrite is the side channel operation that stands for
 // batch_transfer_sync_write.
 const mooncakeWrite = "mooncake-write"
 
@@ -24,13 +24,13 @@ const (
 	mooncakeError  = 2
 )
 
-// mooncakeAsk is what a consumer's worker asks a producer's for
-// (MooncakeXferMetadata), of one request.
+// mooncakeAsk is the request of a consumer's worker to a producer's worker
+// (MooncakeXferMetadata), for one request.
 type mooncakeAsk struct {
 	host              string // of the consumer's memory
 	port              int
 	request, transfer string
-	blocks            []blockID // none: nothing is wanted, the producer may free
+	blocks            []blockID // none: the consumer wants nothing, and the producer may free
 	blockLen          int
 }
 
@@ -58,7 +58,7 @@ func (a mooncakeAsk) encode() []byte {
 	return b
 }
 
-// decodeAsk reads a message as strictly as a struct of msgspec is read.
+// decodeAsk reads a message as strictly as msgspec reads a struct.
 func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 	m, err := readMessage(message)
 	if err != nil {
@@ -104,7 +104,7 @@ func decodeAsk(message []byte) (a mooncakeAsk, err error) {
 	return a, nil
 }
 
-// mooncakeReply is a worker's answer. ok and failed are ids of requests.
+// mooncakeReply encodes a worker's answer. ok and failed are ids of requests.
 func mooncakeReply(status int, ok, failed, problem string) []byte {
 	pairs := 1
 	b := appendInt(msgp.AppendString(nil, "status"), int64(status))
@@ -122,7 +122,7 @@ func mooncakeReply(status int, ok, failed, problem string) []byte {
 	return append(msgp.AppendMapHeader(nil, uint32(pairs)), b...)
 }
 
-// serveWorker answers consumers. Each opens a connection for each request.
+// serveWorker answers consumers. A consumer opens a connection for each request.
 func (m *mooncake) serveWorker(r *rank) func(context.Context, *zmtpConn) {
 	return func(ctx context.Context, c *zmtpConn) {
 		for {
@@ -138,8 +138,8 @@ func (m *mooncake) serveWorker(r *rank) func(context.Context, *zmtpConn) {
 	}
 }
 
-// serve does what a consumer asks for, when prefill is ready, and returns the
-// answer; nil when that is lost.
+// serve handles a consumer's request when prefill is ready, and returns the
+// answer; nil when the answer is lost.
 func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
 	ask, err := decodeAsk(message)
 	if err != nil {
@@ -190,8 +190,8 @@ func (m *mooncake) serve(ctx context.Context, r *rank, message []byte) []byte {
 	return mooncakeReply(mooncakeFinish, ask.request, "", "")
 }
 
-// write puts a prompt's KV into the consumer's blocks: its end, where the
-// consumer has the beginning.
+// write writes a prompt's KV into the consumer's blocks. If the consumer
+// already has the beginning, it writes only the end.
 func (m *mooncake) write(ctx context.Context, r *rank, t *mooncakeSending, ask mooncakeAsk) error {
 	if len(ask.blocks) == 0 {
 		return nil
@@ -212,9 +212,9 @@ func (m *mooncake) write(ctx context.Context, r *rank, t *mooncakeSending, ask m
 	return err
 }
 
-// await is a consumer's wait for a producer's write. It returns with the
-// sequence's blocks reserved and no slot held. They are held until the producer
-// has answered, or the time is up, whether or not the client is still there.
+// await waits as a consumer for a producer's write. It returns with the
+// sequence's blocks reserved and no slot held. The blocks are held until the
+// producer has answered or the time is up, even if the client has left.
 func (m *mooncake) await(ctx context.Context, s *sequence, leg *mooncakeLeg) error {
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
 		m.dismiss(leg)
@@ -258,8 +258,9 @@ func (m *mooncake) expect(request string, waits bool) {
 	}
 }
 
-// pull asks a producer to write into blocks and waits until it has. A socket of
-// ZMQ keeps trying to reach the producer, and never learns of its end.
+// pull asks a producer to write into blocks and waits until it has. A ZMQ
+// socket keeps trying to reach the producer, and does not learn of the
+// producer's end.
 func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request string, blocks []blockID) error {
 	addr, err := m.worker(ctx, leg)
 	if err != nil {
@@ -294,12 +295,12 @@ func (m *mooncake) pull(ctx context.Context, r *rank, leg *mooncakeLeg, request 
 	case known && (status == mooncakeError || reply["err_reqs"] != nil):
 		return errors.New("pull: " + problem)
 	}
-	<-ctx.Done() // no answer, or one that does not name the request
+	<-ctx.Done() // no answer, or an answer that does not name the request
 	return errNeverWritten
 }
 
-// worker returns the address of the producer's worker. An engine id that is not
-// known yet is looked for in the bootstrap server's answer.
+// worker returns the address of the producer's worker. It looks up an unknown
+// engine id in the bootstrap server's answer.
 func (m *mooncake) worker(ctx context.Context, leg *mooncakeLeg) (string, error) {
 	m.mu.Lock()
 	addr := m.agents[leg.engine]
@@ -334,7 +335,7 @@ func (m *mooncake) worker(ctx context.Context, leg *mooncakeLeg) (string, error)
 	return addr, nil
 }
 
-// dismiss tells the producer that nobody will take the KV.
+// dismiss tells the producer that its KV will not be read.
 func (m *mooncake) dismiss(leg *mooncakeLeg) {
 	switch {
 	case leg.transfer == "":
@@ -349,7 +350,7 @@ func (m *mooncake) dismiss(leg *mooncakeLeg) {
 	}
 }
 
-// rejected is called for a leg that the serving layer refused.
+// rejected is called for a leg that the serving layer has rejected.
 func (m *mooncake) rejected(parsed any) {
 	leg, _ := parsed.(*mooncakeLeg)
 	switch {

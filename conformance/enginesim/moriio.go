@@ -9,10 +9,10 @@ import (
 )
 
 // moriio is vLLM's MoRIIOConnector in one of its modes. A prefill engine is a
-// producer, a decode engine a consumer; an engine of role both has none. The
-// handshake and the notifications go over real ZMTP sockets in the engines' own
-// words; only the RDMA operations are messages of the side channel, whose
-// address the handshake tells.
+// producer, a decode engine a consumer. An engine of role both does not use the
+// connector. The handshake and the notifications use real ZMTP sockets and the
+// engines' own messages. Only the RDMA operations are messages of the side
+// channel, whose address the handshake contains.
 //
 // Source: vLLM 0.32, distributed/kv_transfer/kv_connector/v1/moriio/.
 type moriio struct {
@@ -24,10 +24,10 @@ type moriio struct {
 	handshake int    // rank 0's ports
 	notify    int
 
-	peers *zmtpPeering // notifications go out on them
+	peers *zmtpPeering // connections for notifications to peers
 
 	mu sync.Mutex
-	// sessions are the engines with which a handshake was made, by address.
+	// sessions are the engines with which a handshake has completed, by address.
 	sessions map[string]moriioSession
 	// sending are a producer's transfers, receiving a consumer's.
 	sending   map[moriioKey]*moriioSending
@@ -40,21 +40,21 @@ type moriioKey struct {
 	transfer string
 }
 
-// moriioSession is what a handshake told of a rank of a peer.
+// moriioSession is the result of a handshake with a rank of a peer.
 type moriioSession struct {
 	engine string
 	side   string // address of the side channel
 }
 
-// moriioSending is a transfer of which a producer has heard.
+// moriioSending is a transfer that a producer knows.
 type moriioSending struct {
 	leg      *moriioLeg // nil until prefill has computed the prompt
 	blocks   []blockID
 	lost     bool      // the fault "lost-notification"
-	remote   []blockID // consumer's blocks, nil until it has said them
+	remote   []blockID // the consumer's blocks, nil until the consumer has named them
 	peerRank int
-	peerGone <-chan struct{} // closed when the consumer has ended that said them
-	released bool            // the consumer takes nothing, or has taken it
+	peerGone <-chan struct{} // closed when the consumer that named the blocks has ended
+	released bool            // the consumer has finished reading, or will not read
 }
 
 // moriioReceiving is a consumer's wait for a producer's write.
@@ -102,9 +102,9 @@ func (m *moriio) start() error {
 	return nil
 }
 
-// KVAddress is where peers reach the KV transfer of an engine with the
-// MoRIIOConnector or the P2pNcclConnector, as it registers it; empty for others. It may be called when
-// the engine has started.
+// KVAddress returns the address of the KV transfer of an engine with the
+// MoRIIOConnector or the P2pNcclConnector, as the engine registers it. It is
+// empty for other engines. Call it after the engine has started.
 func (e *Engine) KVAddress() string {
 	if v, ok := e.proto.(*vllm); ok {
 		switch m := v.connector.(type) {
@@ -121,7 +121,7 @@ func (m *moriio) address() string {
 	return fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.host, m.handshake, m.notify)
 }
 
-// run is the life of a sequence whose rank is chosen.
+// run runs a sequence whose rank is chosen.
 func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
 	leg, _ := parsed.(*moriioLeg)
 	if leg != nil && leg.problem != "" {
@@ -155,7 +155,7 @@ func (m *moriio) run(ctx context.Context, s *sequence, parsed any, emit func(tok
 	return nil
 }
 
-// acquireUnheld waits for a running slot, unless the sequence has one.
+// acquireUnheld waits for a running slot, unless the sequence already has one.
 func (r *rank) acquireUnheld(ctx context.Context, s *sequence) error {
 	r.mu.Lock()
 	held := s.slot
@@ -167,7 +167,7 @@ func (r *rank) acquireUnheld(ctx context.Context, s *sequence) error {
 }
 
 // hold keeps a finished prefill's blocks and returns the parameters of its
-// answer. Only a sequence that its limit of tokens ended has any.
+// answer. Only a sequence that ended at its limit of tokens has parameters.
 func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
 	if s.req.fault == failNoParams || s.finish != "length" {
 		return nil
@@ -191,7 +191,7 @@ func (m *moriio) hold(s *sequence, leg *moriioLeg) any {
 	)
 }
 
-// sendingOf returns the transfer of key, new if it was not known; mu is held.
+// sendingOf returns the transfer of key, and makes it if needed; mu is held.
 func (m *moriio) sendingOf(key moriioKey) *moriioSending {
 	t := m.sending[key]
 	if t == nil {
@@ -201,7 +201,7 @@ func (m *moriio) sendingOf(key moriioKey) *moriioSending {
 	return t
 }
 
-// advance does with a transfer what can be done by now; mu is held.
+// advance does the next possible steps of a transfer; mu is held.
 func (m *moriio) advance(key moriioKey, t *moriioSending) {
 	r := m.e.ranks[key.rank]
 	switch {
@@ -219,8 +219,8 @@ func (m *moriio) advance(key moriioKey, t *moriioSending) {
 	}
 }
 
-// write puts a prompt's KV into the consumer's blocks, tells it so and frees the
-// producer's, whether or not that went well.
+// write writes a prompt's KV into the consumer's blocks, notifies the consumer
+// and frees the producer's blocks, whether or not the write succeeded.
 func (m *moriio) write(ctx context.Context, r *rank, transfer string, t *moriioSending) {
 	defer r.unpin(transfer)
 	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
@@ -242,5 +242,5 @@ func (m *moriio) write(ctx context.Context, r *rank, transfer string, t *moriioS
 	}
 }
 
-// errNeverWritten is that a producer has not written in time.
+// errNeverWritten reports that a producer has not written in time.
 var errNeverWritten = errors.New("KV write timed out")

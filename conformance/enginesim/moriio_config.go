@@ -2,14 +2,15 @@ package enginesim
 
 import "time"
 
-// MoRIIOConfig is what only a simulated vLLM engine with the MoRIIOConnector
-// has. The zero value of a field means its default, which is the real engine's
-// unless said otherwise.
+// MoRIIOConfig holds the settings of a simulated vLLM engine with the
+// MoRIIOConnector. The zero value of a field means its default, which is the
+// real engine's unless stated otherwise.
 type MoRIIOConfig struct {
-	// HandshakePort and NotifyPort are rank 0's, rank r has that and r; default
-	// any.
+	// HandshakePort and NotifyPort are rank 0's ports; rank r adds r. Default:
+	// any port.
 	HandshakePort, NotifyPort int
-	// Register is where the engine registers, "tcp://HOST:PORT"; empty: nowhere.
+	// Register is the address where the engine registers, "tcp://HOST:PORT";
+	// empty: no registration.
 	Register string
 	// OldRegistration registers in the form from before vLLM pull request 39565.
 	OldRegistration bool
@@ -17,12 +18,13 @@ type MoRIIOConfig struct {
 	PingInterval time.Duration
 	// TPSize is the tensor-parallel size that the engine announces; default 1.
 	TPSize int
-	// DeferTimeout is how long prefill holds blocks that nobody takes; default
-	// 60 s.
+	// DeferTimeout is the time that prefill holds blocks without a reader;
+	// default 60 s.
 	DeferTimeout time.Duration
-	// ReceiveTimeout is how long decode holds blocks that nobody writes into;
-	// default 120 s. vLLM 0.32 has that limit (recv_abort_timeout) in READ mode
-	// only: in WRITE mode the blocks of a request whose writer failed stay held.
+	// ReceiveTimeout is the time that decode holds blocks without a writer;
+	// default 120 s. vLLM 0.32 has that limit (recv_abort_timeout) only in READ
+	// mode: in WRITE mode the blocks of a request whose writer failed stay
+	// held.
 	ReceiveTimeout time.Duration
 }
 

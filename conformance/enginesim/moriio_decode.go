@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// await is a consumer's wait for a producer's write. It returns with the
-// sequence's blocks reserved and no slot held. Once the producer has been told
-// of the blocks they are held until it has written, or the time is up, whether
-// or not the client is still there.
+// await waits as a consumer for a producer's write. It returns with the
+// sequence's blocks reserved and no slot held. After the producer has received
+// the block ids, the blocks are held until the producer has written or the time
+// is up, even if the client has left.
 func (m *moriio) await(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
 		m.release(leg)
@@ -57,14 +57,15 @@ func (m *moriio) await(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	return nil
 }
 
-// arrived notes that the KV of all but the prompt's last token is there.
+// arrived records that the KV has arrived for the whole prompt except its last
+// token.
 func (m *moriio) arrived(s *sequence) {
 	s.rank.loaded(s, len(s.prompt)-1)
 	s.cached = len(s.prompt) - 1
 }
 
-// expect makes a wait known to the producer's messages; false for a transfer
-// that is under way already.
+// expect registers a wait for the producer's messages. It returns false if the
+// transfer is already running.
 func (m *moriio) expect(key moriioKey, wait *moriioReceiving) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,9 +77,9 @@ func (m *moriio) expect(key moriioKey, wait *moriioReceiving) bool {
 	return true
 }
 
-// pull is a consumer's read. A request without parameters, or without blocks, is
-// one whose KV is there already for all that the connector knows: it goes on
-// with whatever its memory holds.
+// pull is a consumer's read. The connector assumes that the KV of a request
+// without parameters, or without blocks, is already there. The request
+// continues with the present content of its memory.
 func (m *moriio) pull(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	remote := leg != nil && leg.remotePrefill && len(leg.blocks) > 0
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
@@ -129,7 +130,7 @@ func (m *moriio) pull(ctx context.Context, s *sequence, leg *moriioLeg) error {
 	return nil
 }
 
-// noise is the content of memory that nobody wrote.
+// noise returns the content of unwritten memory.
 func (r *rank) noise(ids []blockID) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,8 +142,9 @@ func (m *moriio) release(leg *moriioLeg) {
 	m.tell(m.e.ctx, leg.peer, leg.rank, packMap("type", "release", "transfer_id", leg.transfer, "consumer_tp_size", m.e.cfg.MoRIIO.TPSize))
 }
 
-// rejected is called for a leg that the serving layer refused. The engine core
-// does not know the request's id then: only the parameters name the producer.
+// rejected is called for a leg that the serving layer has rejected. The engine
+// core does not know the request's id then: only the parameters name the
+// producer.
 func (m *moriio) rejected(parsed any) {
 	leg, _ := parsed.(*moriioLeg)
 	switch {
@@ -158,5 +160,5 @@ func (m *moriio) rejected(parsed any) {
 	}
 }
 
-// errNoSession is that a peer's handshake brought nothing.
+// errNoSession reports that a peer's handshake gave no valid metadata.
 var errNoSession = errors.New("handshake: not the metadata of an engine")

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// register tells the proxy every few seconds that the engine is there, and
-// connects again when the connection ends.
+// register sends the engine's registration to the proxy every few seconds, and
+// reconnects when the connection ends.
 func (m *moriio) register(ctx context.Context) {
 	addr := strings.TrimPrefix(m.e.cfg.MoRIIO.Register, "tcp://")
-	proxy := newZMTPPeering(m.e) // its trouble keeps no transfer waiting
+	proxy := newZMTPPeering(m.e) // separate, so that its failures do not delay transfers
 	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		proxy.send(ctx, addr, m.registration(n)) // what is lost of it is said again
+		proxy.send(ctx, addr, m.registration(n)) // a lost registration is repeated
 		select {
 		case <-ctx.Done():
 			return

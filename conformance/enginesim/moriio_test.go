@@ -31,8 +31,8 @@ func startMoRIIO(t *testing.T, connector string, change ...func(*Config)) *morii
 	return &moriioPair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
 }
 
-// legs are the two legs of a new transfer, as a proxy sends them: a request id
-// that names both engines, and parameters.
+// legs returns the two legs of a new transfer, as a proxy sends them: a request
+// id that names both engines, and parameters.
 func (pd *moriioPair) legs() (id string, prefill, decode string) {
 	pd.serial++
 	id = fmt.Sprintf("___prefill_addr_%s___decode_addr_%s_%032x", pd.p.KVAddress(), pd.d.KVAddress(), pd.serial)
@@ -59,7 +59,7 @@ var lengths = []int{1, 2, 15, 16, 17, 31, 32, 33, 200}
 
 func TestWriteEqualsDirect(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIO)
-	for round := range 2 { // the second finds prefixes in both caches
+	for round := range 2 { // the second round finds prefixes in both caches
 		for _, n := range lengths {
 			prompt := words(n, n)
 			_, got := pd.write(t, prompt)
@@ -90,7 +90,7 @@ func TestReadEqualsDirect(t *testing.T) {
 		}
 		eventually(t, "prefill is told", func() bool { return pd.p.State().BlocksUsed == 0 })
 	}
-	// Changed parameters are another engine's.
+	// Changed parameters belong to another engine.
 	id, prefill, _ := pd.legs()
 	p := post(t, pd.p.URL()+routeCompletions, completion(words(1, 40), `"max_tokens":1,`+prefill), "X-Request-Id", id)
 	params := strings.Replace(p.params(t), `é/<&>`, `e`, 1)
@@ -99,8 +99,8 @@ func TestReadEqualsDirect(t *testing.T) {
 	}
 }
 
-// Without a transfer a consumer in READ mode answers from memory that nobody
-// wrote; one in WRITE mode, and any producer, computes.
+// Without a transfer a consumer in READ mode answers from unwritten memory. A
+// consumer in WRITE mode, and any producer, computes.
 func TestPlainRequest(t *testing.T) {
 	for connector, wrong := range map[string]bool{ConnectorVLLMMoRIIO: false, ConnectorVLLMMoRIIORead: true} {
 		pd := startMoRIIO(t, connector)
@@ -115,7 +115,7 @@ func TestPlainRequest(t *testing.T) {
 	}
 }
 
-// A first token that stops the text keeps no blocks.
+// A prefill whose first token ends the text keeps no blocks.
 func TestOnlyTheLimitKeepsBlocks(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIORead)
 	id, prefill, _ := pd.legs()
@@ -125,8 +125,8 @@ func TestOnlyTheLimitKeepsBlocks(t *testing.T) {
 	}
 }
 
-// One leg alone holds its blocks until its time-out, whether or not its client
-// stays.
+// A leg without its partner holds its blocks until its timeout, whether or not
+// its client stays.
 func TestLegAlone(t *testing.T) {
 	short := func(c *Config) {
 		c.MoRIIO.DeferTimeout, c.MoRIIO.ReceiveTimeout = 300*time.Millisecond, 300*time.Millisecond
@@ -163,7 +163,8 @@ func TestLegAlone(t *testing.T) {
 	eventually(t, "decode gives them up", func() bool { return pd.d.State().BlocksUsed == 0 })
 }
 
-// A refused decode leg gives prefill's blocks back, if the parameters say where.
+// A rejected decode leg frees prefill's blocks, if the parameters name the
+// prefill engine.
 func TestRefusedLegReleases(t *testing.T) {
 	for _, connector := range []string{ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead} {
 		t.Run(connector, func(t *testing.T) {
@@ -187,8 +188,8 @@ func TestRefusedLegReleases(t *testing.T) {
 	}
 }
 
-// What makes the scheduler or the notification listener of vLLM raise ends the
-// engine.
+// A message that makes the scheduler or the notification listener of vLLM raise
+// ends the engine.
 func TestMoRIIOEnds(t *testing.T) {
 	notified := func(bytes string) func(*testing.T, *moriioPair) *Engine {
 		return func(t *testing.T, pd *moriioPair) *Engine {
@@ -230,7 +231,8 @@ func TestMoRIIOEnds(t *testing.T) {
 	}
 }
 
-// A release from before prefill has finished frees its blocks when it has.
+// A release that arrives before prefill has finished frees its blocks when
+// prefill finishes.
 func TestReleaseBeforePrefillEnds(t *testing.T) {
 	pd := startMoRIIO(t, ConnectorVLLMMoRIIO, func(c *Config) { c.PrefillUsPerToken = 2000 })
 	id, prefill, _ := pd.legs()

@@ -13,13 +13,14 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Side channel words that stand for RDMA operations.
+// Side channel operations that stand for RDMA operations.
 const (
 	moriioRead  = "moriio-read"
 	moriioWrite = "moriio-write"
 )
 
-// moriioPeer is where an engine's sockets are: the ports of its rank 0.
+// moriioPeer is the address of an engine's sockets: the host and the ports of
+// its rank 0.
 type moriioPeer struct {
 	host              string
 	handshake, notify int
@@ -36,7 +37,7 @@ type moriioLeg struct {
 	leader                      *bool // is_request_leader
 	override                    bool  // remote_dp_rank_override
 	epoch, tag                  string
-	// problem is what makes the scheduler raise; "" for none.
+	// problem is the reason for which the scheduler raises; "" for none.
 	problem string
 }
 
@@ -105,8 +106,8 @@ func (m *moriio) parse(params fields, id string) any {
 	return leg
 }
 
-// tells reports whether the consumer's rank is the one to tell the producer of
-// its blocks.
+// tells reports whether this rank of the consumer sends the block ids to the
+// producer.
 func (leg *moriioLeg) tells(rank int) bool {
 	switch {
 	case leg.leader != nil:
@@ -166,7 +167,7 @@ func blockList(ids []blockID) []int {
 	return list
 }
 
-// whole is a number of an unpacked message.
+// whole returns a number of an unpacked message.
 func whole(v any) (int, bool) {
 	switch n := v.(type) {
 	case int64:
@@ -200,7 +201,7 @@ func (m *moriio) serveHandshake(r *rank) func(context.Context, *zmtpConn) {
 	}
 }
 
-// session makes the handshake with a rank of a peer, unless there was one.
+// session does the handshake with a rank of a peer, unless it was done before.
 func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriioSession, error) {
 	addr := net.JoinHostPort(peer.host, strconv.Itoa(peer.handshake+rank))
 	m.mu.Lock()
@@ -247,8 +248,9 @@ func (m *moriio) session(ctx context.Context, peer moriioPeer, rank int) (moriio
 	return s, nil
 }
 
-// transfer does an RDMA operation on a rank of a peer. A session with an engine
-// that has restarted since is made anew, but not for blocks of one that is gone.
+// transfer does an RDMA operation on a rank of a peer. If the engine has
+// restarted, it makes a new session, but not for blocks of an engine that is
+// gone.
 func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank int, gone <-chan struct{}, op sideMessage) (sideMessage, error) {
 	for first := true; ; first = false {
 		s, err := m.session(ctx, peer, rank)
@@ -274,9 +276,9 @@ func (m *moriio) transfer(ctx context.Context, r *rank, peer moriioPeer, rank in
 	}
 }
 
-// message does what a peer's RDMA operation asks for. Nothing of it is refused,
-// as RDMA refuses nothing: a write for which nobody waits lands in memory that
-// may be another request's.
+// message handles a peer's RDMA operation. It rejects nothing, as RDMA rejects
+// nothing: a write without a waiting request goes into memory that may belong
+// to another request.
 func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	for _, id := range op.Blocks {
 		if id < 0 || int(id) >= m.e.cfg.KVBlocks {
@@ -305,7 +307,7 @@ func (m *moriio) message(r *rank, op sideMessage) (sideMessage, error) {
 	return answer, nil
 }
 
-// serveNotify takes notifications for a rank. One that it cannot use ends the
+// serveNotify receives notifications for a rank. An invalid one ends the
 // engine's listener, and with it the engine.
 func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
 	return func(_ context.Context, c *zmtpConn) {
@@ -324,7 +326,7 @@ func (m *moriio) serveNotify(r *rank) func(context.Context, *zmtpConn) {
 	}
 }
 
-// notified takes a notification of a peer that is there until gone is closed.
+// notified handles a notification of a peer. gone is closed when the peer ends.
 func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
 	data, err := readMessage(message)
 	if err != nil {
@@ -373,7 +375,7 @@ func (m *moriio) notified(r *rank, gone <-chan struct{}, message []byte) error {
 	return nil
 }
 
-// forget drops a release that no prefill came for.
+// forget drops a release without a prefill.
 func (m *moriio) forget(key moriioKey, t *moriioSending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// NixlConfig is what only a simulated vLLM engine with a NIXL connector has. The
-// zero value of a field means its default, which is the real engine's unless
-// said otherwise.
+// NixlConfig holds the settings of a simulated vLLM engine with a NIXL
+// connector. The zero value of a field means its default, which is the real
+// engine's unless stated otherwise.
 type NixlConfig struct {
 	// EngineID is the engine's id (--kv-transfer-config engine_id); with several
 	// ranks, rank r's in push mode is that and _dpR. Default: a random one.
@@ -16,33 +16,33 @@ type NixlConfig struct {
 	// Wire is the generation of kv_transfer_params in pull mode, one of the
 	// NixlWire constants; default the newest.
 	Wire int
-	// Recompute is kv_load_failure_policy "recompute": decode computes itself what
-	// it could not load. Default "fail": the request fails.
+	// Recompute is kv_load_failure_policy "recompute": decode computes the KV
+	// that it could not load. Default "fail": the request fails.
 	Recompute bool
-	// TPSize and PPSize are the sizes that the engine announces; default 1. Each
-	// rank of a wider decode tells prefill that it has read.
+	// TPSize and PPSize are the sizes that the engine announces; default 1.
+	// Each rank of a wider decode reports its read to prefill.
 	TPSize, PPSize int
-	// Bidirectional is bidirectional_kv_xfer, in pull mode: decode keeps the blocks
-	// of what it has answered, and prefill pulls blocks that are named to it.
+	// Bidirectional is bidirectional_kv_xfer, in pull mode: decode keeps the
+	// blocks of its answers, and prefill pulls blocks that a request names.
 	Bidirectional bool
 	// KeepFor is decoder_kv_blocks_ttl; default 480 s.
 	KeepFor time.Duration
-	// RecomputeThreshold is kv_recompute_threshold: fewer tokens than that prefill
-	// computes rather than pulls. Default 64; -1 is none.
+	// RecomputeThreshold is kv_recompute_threshold: prefill computes fewer
+	// tokens than that itself and does not pull them. Default 64; -1 is none.
 	RecomputeThreshold int
-	// Lookahead has decode set memory aside for one token more than it comes to, and
-	// name that too.
+	// Lookahead makes decode reserve memory for one token more than it uses,
+	// and name that memory too.
 	Lookahead bool
 	// StreamParams ends streams with kv_transfer_params (vLLM pull request 40186).
 	StreamParams bool
-	// ReclaimAfter is how long decode in push mode holds the blocks of a request
-	// whose client has left and that nobody has written into; a write that comes
-	// later is refused. Default 0, for ever: vLLM issue 46283.
+	// ReclaimAfter is the time that decode in push mode holds the blocks of a
+	// request whose client has left, if no prefill has written into them. A
+	// later write is rejected. Default 0, forever: vLLM issue 46283.
 	ReclaimAfter time.Duration
 }
 
 // withDefaults returns the config with every zero field set, or an error that
-// names the field which cannot be used.
+// names the invalid field.
 func (c NixlConfig) withDefaults() (NixlConfig, error) {
 	for name, field := range map[string]*int{"tp size": &c.TPSize, "pp size": &c.PPSize} {
 		if *field < 0 {

@@ -15,11 +15,11 @@ import (
 // request is one client request after the engine's checks, in the terms that
 // all engines share.
 type request struct {
-	// Route is the path it came by.
+	// Route is the path of the request.
 	Route string
-	// Chat says that the answer has chat's shape.
+	// Chat says that the answer has the form of a chat answer.
 	Chat bool
-	// ID is the request id as the client knows it; protocols set it.
+	// ID is the request id that the client knows; protocols set it.
 	ID    string
 	Model string
 	// Created is the answer's Unix time.
@@ -31,7 +31,7 @@ type request struct {
 	Rank int
 
 	Stream bool
-	// IncludeUsage and ContinuousUsage are of stream_options.
+	// IncludeUsage and ContinuousUsage come from stream_options.
 	IncludeUsage, ContinuousUsage bool
 
 	// Limited says that there is a token limit, MaxTokens; without one the
@@ -43,7 +43,7 @@ type request struct {
 	StopTokenIDs []token
 	IgnoreEOS    bool
 	Seed         uint64
-	// Temperature and TopP are checked by the protocols and change nothing.
+	// Temperature and TopP are checked by the protocols and have no effect.
 	Temperature, TopP float64
 	Echo              bool
 	CacheSalt         string
@@ -56,10 +56,10 @@ type request struct {
 
 	response *responseState // of a /v1/responses request
 
-	fault string // the fault kind that the request meets; empty for none
+	fault string // the fault of the request; empty for none
 }
 
-// apiError is an answer other than 200, before the dialect gives it its form.
+// apiError is an answer other than 200, before the dialect formats it.
 type apiError struct {
 	Status  int
 	Type    string
@@ -78,12 +78,12 @@ func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{Status: http.StatusBadRequest, Type: "BadRequestError", Message: fmt.Sprintf(format, args...), Param: param}
 }
 
-// errTooLarge refuses a sequence that the rank's cache can never hold.
+// errTooLarge rejects a sequence that never fits into the rank's cache.
 var errTooLarge = &apiError{Status: http.StatusBadRequest, Type: "BadRequestError",
 	Message: "This model's maximum context length is smaller than the requested number of tokens."}
 
-// fields are the top-level fields of a JSON object. A repeated key has its last
-// value, as in Python.
+// fields are the top-level fields of a JSON object. The last value of a
+// repeated key counts, as in Python.
 type fields map[string]json.RawMessage
 
 // fieldError is an ill-typed field, as pydantic reports it.
@@ -93,8 +93,8 @@ type fieldError struct {
 
 func (e *fieldError) Error() string { return e.Field + ": " + e.Message }
 
-// decodeFields splits a body; the error is pydantic's for a body that is not a
-// JSON object: of broken JSON its field is the place.
+// decodeFields splits a body. For a body that is not a JSON object, the error
+// is pydantic's; for invalid JSON its field is the position.
 func decodeFields(body []byte) (fields, *fieldError) {
 	var f fields
 	err := json.Unmarshal(body, &f)
@@ -103,7 +103,7 @@ func decodeFields(body []byte) (fields, *fieldError) {
 	case errors.As(err, &broken):
 		at := broken.Offset
 		if at < int64(len(body)) {
-			at-- // the offset is behind the byte at fault
+			at-- // the offset is after the invalid byte
 		}
 		return nil, &fieldError{strconv.FormatInt(at, 10), "json_invalid", "JSON decode error"}
 	case err != nil || f == nil:
@@ -112,14 +112,14 @@ func decodeFields(body []byte) (fields, *fieldError) {
 	return f, nil
 }
 
-// has reports whether a field is there and not null.
+// has reports whether a field is present and not null.
 func (f fields) has(name string) bool {
 	raw, ok := f[name]
 	return ok && len(raw) > 0 && !bytes.Equal(raw, []byte("null"))
 }
 
 // integer reads a field as pydantic's lax int does: whole floats, digit strings
-// and booleans count. def is returned for absent and null.
+// and booleans are accepted. It returns def for an absent field and for null.
 func (f fields) integer(name string, def int64) (int64, *fieldError) {
 	if !f.has(name) {
 		return def, nil
@@ -211,8 +211,8 @@ func (f fields) object(name string) (fields, *fieldError) {
 	return o, nil
 }
 
-// unknown returns a field that is in f and not in allowed, in sorted order;
-// empty when there is none.
+// unknown returns the first field of f, in sorted order, that is not in
+// allowed; empty when there is none.
 func (f fields) unknown(allowed []string) string {
 	var extra []string
 	for name := range f {

@@ -10,7 +10,7 @@ import (
 
 // parseOpenAI reads the fields of /v1/completions and /v1/chat/completions that
 // all engines share, with pydantic's types. A fieldError is an ill-typed or
-// missing field; the protocol gives it its form and checks ranges itself.
+// missing field. The protocol formats it, and checks ranges itself.
 func parseOpenAI(route string, h http.Header, f fields) (*request, *fieldError) {
 	req := &request{
 		Route: route, Chat: route == routeChat, Created: time.Now().Unix(),
@@ -166,10 +166,10 @@ type chatMessage struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// chatText renders messages as a prompt, after the tools: a turn's rendering does
-// not depend on the turns after it, so that histories share prefixes. Unless
-// add_generation_prompt is false the assistant's turn is opened; with
-// continue_final_message the last turn stays open instead.
+// chatText renders messages as a prompt, after the tools. The rendering of a
+// turn does not depend on later turns, so histories share prefixes. Unless
+// add_generation_prompt is false, the assistant's turn is opened at the end.
+// With continue_final_message the last turn stays open instead.
 func chatText(f fields) (string, *fieldError) {
 	if !f.has("messages") {
 		return "", &fieldError{"messages", "missing", "Field required"}
@@ -208,8 +208,8 @@ func chatText(f fields) (string, *fieldError) {
 	return b.String(), nil
 }
 
-// contentText is the text of a message's content: a string, null, or parts, of
-// which those that are not text count with their raw bytes.
+// contentText returns the text of a message's content: a string, null, or
+// parts. Parts that are not text contribute their raw bytes.
 func contentText(raw json.RawMessage) (string, bool) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return "", true

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzParse: whatever the body, the parser gives a request that the core can
-// run or an answer in the engine's form.
+// FuzzParse: for any body, the parser returns a request that the core can run,
+// or an answer in the engine's form.
 func FuzzParse(f *testing.F) {
 	routes := []string{routeCompletions, routeChat, routeResponses, routeMessages, routeTokens}
 	for _, body := range []string{
@@ -32,7 +32,7 @@ func FuzzParse(f *testing.F) {
 	if err := e.Start(); err != nil {
 		f.Fatal(err)
 	}
-	e.Close() // clean-ups go nowhere
+	e.Close() // so that clean-ups are not sent
 	f.Fuzz(func(t *testing.T, body string, route uint8) {
 		req, refusal := e.proto.parse(routes[int(route)%len(routes)], http.Header{}, []byte(body))
 		if refusal != nil {
@@ -54,7 +54,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzAppendString: the encoder's strings are what encoding/json reads back.
+// FuzzAppendString: encoding/json decodes the encoder's strings to the same text.
 func FuzzAppendString(f *testing.F) {
 	for _, s := range []string{"", "a\"b\\c", "\x00\x1f\x7f", "é世🙂", "\xff\xc3", "</script>&", "\u2028"} {
 		f.Add(s)

@@ -12,13 +12,15 @@ import (
 )
 
 // p2pNCCL is vLLM's P2pNcclConnector with send_type PUT_ASYNC. A producer sends
-// the KV of a prompt to the consumer whose address the request id carries, before
-// it answers; the consumer keeps it in a buffer under the id until its own request
-// of that id ends. The announcements go over real ZMTP in the engines' own words;
-// what NCCL does is a message of the side channel, whose address the unique id is.
+// the KV of a prompt, before it answers, to the consumer whose address is in
+// the request id. The consumer keeps the KV in a buffer under the id until its
+// own request of that id ends. The announcements use real ZMTP and the engines'
+// own messages. NCCL's operations are messages of the side channel, whose
+// address is the unique id.
 //
-// The ids are those of the serving layer: it is an engine that adds nothing to
-// them (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION, or a release before them).
+// The ids are those of the serving layer: the simulated engine adds nothing to
+// them (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION, or a release without random
+// suffixes).
 //
 // Source: vLLM before pull request 44854, distributed/kv_transfer/kv_connector/v1/
 // p2p/.
@@ -29,35 +31,37 @@ type p2pNCCL struct {
 	peers    *zmtpPeering
 
 	mu sync.Mutex
-	// sending is what peers may fetch, buffer what has come, both by request id.
+	// sending holds the KV that peers may fetch, buffer the received KV, both
+	// by request id.
 	sending map[string]*p2pSending
 	buffer  map[string]*p2pReceived
 }
 
-// p2pSending is KV that a consumer is to receive.
+// p2pSending is KV for a consumer.
 type p2pSending struct {
 	payload []byte
-	fetched chan struct{} // closed when it was
+	fetched chan struct{} // closed when it was fetched
 }
 
 // p2pReceived is the KV of a request in a consumer's buffer.
 type p2pReceived struct {
-	here    chan struct{} // closed when it has come
+	here    chan struct{} // closed when the KV has arrived
 	payload []byte
 	blocks  int
 	expiry  *time.Timer
 }
 
-// p2pFetch is the side channel word that stands for ncclSend and ncclRecv.
+// p2pFetch is the side channel operation that stands for ncclSend and ncclRecv.
 const p2pFetch = "p2p-fetch"
 
-// P2PNCCLConfig is what only a simulated vLLM engine with the P2pNcclConnector has.
+// P2PNCCLConfig holds the settings of a simulated vLLM engine with the
+// P2pNcclConnector.
 type P2PNCCLConfig struct {
 	// Port is kv_port; default any.
 	Port int
-	// BufferTimeout is how long decode keeps KV that no request takes, and waits
-	// for KV that nobody sends. Default 0: for ever, as the real one, whose other
-	// requests wait with it.
+	// BufferTimeout is the time that decode keeps KV that no request takes, and
+	// waits for KV that does not arrive. Default 0: forever, as in the real
+	// engine, whose other requests wait, too.
 	BufferTimeout time.Duration
 }
 
@@ -88,14 +92,14 @@ func (m *p2pNCCL) start() error {
 	return nil
 }
 
-// register tells the proxy every few seconds that the engine is there.
+// register sends the engine's registration to the proxy every few seconds.
 func (m *p2pNCCL) register(ctx context.Context) {
 	kind := "D"
 	if m.producer {
 		kind = "P"
 	}
 	message := packMap("type", kind, "http_address", m.e.Addr(), "zmq_address", m.address)
-	proxy := newZMTPPeering(m.e) // its trouble keeps no transfer waiting
+	proxy := newZMTPPeering(m.e) // separate, so that its failures do not delay transfers
 	tick := time.NewTicker(m.e.cfg.MoRIIO.PingInterval)
 	defer tick.Stop()
 	for {
@@ -108,13 +112,13 @@ func (m *p2pNCCL) register(ctx context.Context) {
 	}
 }
 
-// The patterns of parse_request_id, by the role of the engine that looks.
+// The patterns of parse_request_id, by the role of the engine that parses.
 var (
 	p2pDecodeAddress  = regexp.MustCompile(`___decode_addr_(.*):(\d+)`)
 	p2pPrefillAddress = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
 )
 
-// parse: the connector has no parameters; what it needs is in the id.
+// parse returns the addresses in the id: the connector has no parameters.
 func (m *p2pNCCL) parse(_ fields, id string) any {
 	pattern := p2pPrefillAddress
 	if m.producer {
@@ -126,14 +130,14 @@ func (m *p2pNCCL) parse(_ fields, id string) any {
 	return ""
 }
 
-// rejected: nobody is told.
+// rejected does nothing: the connector informs no peer.
 func (m *p2pNCCL) rejected(any) {}
 
-// run is the life of a sequence whose rank is chosen. A request whose id names no
-// address ends the engine, unless it needs no KV.
+// run runs a sequence whose rank is chosen. A request whose id names no address
+// ends the engine, unless it needs no KV.
 func (m *p2pNCCL) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
 	peer, _ := parsed.(string)
-	id := s.id[:len(s.id)-len("-01234567")] // as the serving layer has it
+	id := s.id[:len(s.id)-len("-01234567")] // the id of the serving layer
 	if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
 		m.drop(id)
 		return err
@@ -161,7 +165,7 @@ func (m *p2pNCCL) run(ctx context.Context, s *sequence, parsed any, emit func(to
 	return s.rank.decode(ctx, s, emit)
 }
 
-// put sends a prompt's KV to a consumer and waits until it is there.
+// put sends a prompt's KV to a consumer and waits until the consumer has it.
 func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 	ids := s.blocks[:s.rank.cache.blocksFor(len(s.prompt))]
 	t := &p2pSending{payload: s.rank.content(ids), fetched: make(chan struct{})}
@@ -188,7 +192,7 @@ func (m *p2pNCCL) put(s *sequence, id, peer string) error {
 	}
 }
 
-// limit bounds what would take for ever.
+// limit returns the time limit of waits, which the real engine does not have.
 func (m *p2pNCCL) limit() time.Duration {
 	if d := m.e.cfg.P2PNCCL.BufferTimeout; d > 0 {
 		return d
@@ -244,7 +248,7 @@ func (m *p2pNCCL) receive(ctx context.Context, r *rank, side, id string, blocks 
 	if r.side.setUp(limit, side, "") != nil {
 		return
 	}
-	// It lies there before the producer can have answered.
+	// The KV is in the buffer before the producer can have answered.
 	m.mu.Lock()
 	b := m.entry(id)
 	m.mu.Unlock()
@@ -252,7 +256,7 @@ func (m *p2pNCCL) receive(ctx context.Context, r *rank, side, id string, blocks 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.buffer[id] != b {
-		return // its time was up
+		return // its time is up
 	}
 	if err != nil {
 		m.e.cfg.Log.Error("KV was not received", "request", id, "error", err)
@@ -265,7 +269,7 @@ func (m *p2pNCCL) receive(ctx context.Context, r *rank, side, id string, blocks 
 	}
 }
 
-// entry returns the buffer's entry of a request, new if there was none; mu is
+// entry returns the buffer's entry of a request, and makes it if needed; mu is
 // held.
 func (m *p2pNCCL) entry(id string) *p2pReceived {
 	b := m.buffer[id]
@@ -283,8 +287,8 @@ func (m *p2pNCCL) entry(id string) *p2pReceived {
 	return b
 }
 
-// take puts the KV of a request from the buffer into its blocks. The real engine
-// stops until it is there; this one fails when its time is up.
+// take moves the KV of a request from the buffer into its blocks. The real
+// engine stops until the KV is there. This one fails when the time is up.
 func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 	m.mu.Lock()
 	b := m.entry(id)
@@ -323,7 +327,7 @@ func (m *p2pNCCL) take(ctx context.Context, s *sequence, id string) error {
 	return nil
 }
 
-// drop forgets what is in the buffer under the id of a request that has ended.
+// drop removes the buffer's content of a request that has ended.
 func (m *p2pNCCL) drop(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -333,7 +337,7 @@ func (m *p2pNCCL) drop(id string) {
 	}
 }
 
-// held is how many blocks' KV lies in the buffer.
+// held returns the number of blocks whose KV is in the buffer.
 func (m *p2pNCCL) held() (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -346,7 +350,7 @@ func (m *p2pNCCL) held() (n int) {
 	return n
 }
 
-// message gives a consumer the KV that it was told of.
+// message returns KV that was announced to a consumer.
 func (m *p2pNCCL) message(_ *rank, op sideMessage) (sideMessage, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -33,7 +33,7 @@ func (pd *p2pPair) id() string {
 
 func TestP2PEqualsDirect(t *testing.T) {
 	pd := startP2P(t)
-	for round := range 2 { // the second finds prefixes in both caches
+	for round := range 2 { // the second round finds prefixes in both caches
 		for _, n := range lengths {
 			prompt, id := words(n, n), pd.id()
 			p := post(t, pd.p.URL()+routeCompletions, completion(prompt, `"max_tokens":1`), "X-Request-Id", id)
@@ -54,7 +54,7 @@ func TestP2PEqualsDirect(t *testing.T) {
 	}
 }
 
-// A request of the same id that needs no KV drops what lies there.
+// A request of the same id that needs no KV drops the KV in the buffer.
 func TestP2PSameID(t *testing.T) {
 	pd := startP2P(t)
 	id := pd.id()
@@ -66,8 +66,8 @@ func TestP2PSameID(t *testing.T) {
 	eventually(t, "decode holds nothing", func() bool { return pd.d.State().BlocksUsed == 0 })
 }
 
-// Decode waits for KV that nobody sends, and prefill for a decode that is not
-// there.
+// Decode waits for KV that is never sent, and prefill for a decode that does
+// not exist.
 func TestP2PLegAlone(t *testing.T) {
 	pd := startP2P(t, func(c *Config) { c.P2PNCCL.BufferTimeout = 300 * time.Millisecond })
 	if a := post(t, pd.d.URL()+routeCompletions, completion(words(5, 100), ""), "X-Request-Id", pd.id()); a.status != http.StatusInternalServerError {

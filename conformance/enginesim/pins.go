@@ -2,10 +2,10 @@ package enginesim
 
 import "time"
 
-// pin moves a sequence's blocks to a pinned set under key: they stay until
-// unpin, or until lease passes without a renewal (0: for ever). The sequence
-// keeps its slot until release. A set under the same key is given back first. An
-// engine that has ended pins nothing: release gives the blocks back.
+// pin moves a sequence's blocks to a pinned set under key. They stay until
+// unpin, or until lease passes without a renewal (0: forever). The sequence
+// keeps its slot until release. A previous set under the same key is released
+// first. An engine that has ended pins nothing: release frees the blocks.
 func (r *rank) pin(s *sequence, key string, lease time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -25,7 +25,7 @@ func (r *rank) pin(s *sequence, key string, lease time.Duration) {
 	}
 }
 
-// expire gives back a pinned set whose lease has ended.
+// expire releases a pinned set whose lease has ended.
 func (r *rank) expire(p *pin) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,7 +57,7 @@ func (r *rank) renew(key string, d time.Duration) bool {
 	return true
 }
 
-// unpin gives back a pinned set and reports whether there was one.
+// unpin releases a pinned set and reports whether there was one.
 func (r *rank) unpin(key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +93,7 @@ func (r *rank) dropPin(key string) bool {
 	return true
 }
 
-// unpinAll gives back every pinned set, at the engine's end.
+// unpinAll releases every pinned set, at the engine's end.
 func (r *rank) unpinAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,8 +102,8 @@ func (r *rank) unpinAll() {
 	}
 }
 
-// readPinned is the content of blocks as a peer reads it over the side channel.
-// Reading is never refused, as RDMA does not refuse it: without a pinned set
+// readPinned returns the content of blocks for a peer's read over the side
+// channel. It never rejects a read, as RDMA does not: without a pinned set
 // under key the memory counts as reused and the bytes are noise.
 func (r *rank) readPinned(key string, ids []blockID) []byte {
 	r.mu.Lock()
@@ -117,8 +117,8 @@ func (r *rank) readPinned(key string, ids []blockID) []byte {
 	return r.cache.read(ids, live)
 }
 
-// content is the bytes of blocks that the caller holds (a sequence's own), for
-// a protocol that writes them to a peer.
+// content returns the bytes of blocks that the caller holds (a sequence's own),
+// for a protocol that writes them to a peer.
 func (r *rank) content(ids []blockID) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -6,20 +6,20 @@ import (
 	"net/http"
 )
 
-// protocol is what one engine kind adds to the core. One value belongs to one
-// Engine; its methods are called by many goroutines.
+// protocol adds one kind of engine to the core. One value belongs to one
+// Engine; many goroutines call its methods.
 type protocol interface {
 	// routes adds the protocol's own HTTP routes. The core serves
 	// /v1/completions, /v1/chat/completions, /v1/models, /health, /version,
-	// /metrics and /sim/*; a protocol's route of the same path takes the place of
-	// the core's. A further generating route is added as
-	// mux.HandleFunc("POST /generate", e.generating("/generate")): it comes back
-	// through parse, generate and the dialect with request.Route set.
+	// /metrics and /sim/*; a protocol's route of the same path replaces the
+	// core's. Another generating route is added as mux.HandleFunc("POST
+	// /generate", e.generating("/generate")): its requests pass parse, generate
+	// and the dialect with request.Route set.
 	routes(mux *http.ServeMux)
 
-	// start opens what the protocol listens on besides the HTTP port and the
-	// side channels. Work that outlives the call is started with e.spawn, whose
-	// context ends at Close and Kill; listeners are closed when it ends.
+	// start opens the protocol's listeners in addition to the HTTP port and the
+	// side channels. Work that outlives the call runs in e.spawn, whose context
+	// ends at Close and Kill; listeners must be closed when it ends.
 	start() error
 
 	// parse checks a body as strictly as the engine does and returns the request,
@@ -27,11 +27,11 @@ type protocol interface {
 	parse(route string, h http.Header, body []byte) (*request, *apiError)
 
 	// generate runs one admitted sequence from the queue to its last token with
-	// the primitives of rank (scheduler.go), and has given its blocks back, or
-	// pinned them, when it returns. It calls emit once for each token, in order,
-	// from its own goroutine. ctx ends when the client's connection does. An
-	// error that is an *apiError is answered in the dialect; context errors are
-	// counted as aborts; any other error is an internal server error.
+	// the primitives of rank (scheduler.go). When it returns, it has released
+	// its blocks or pinned them. It calls emit once for each token, in order,
+	// from its own goroutine. ctx ends when the client's connection does. The
+	// dialect formats an error that is an *apiError; context errors are counted
+	// as aborts; any other error is an internal server error.
 	generate(ctx context.Context, s *sequence, emit func(token)) error
 
 	// message answers a side channel message from another engine for rank r.
@@ -41,24 +41,24 @@ type protocol interface {
 	dialect
 }
 
-// headerProtocol is a protocol whose every answer bears headers of its own.
+// headerProtocol is a protocol with headers of its own on every answer.
 type headerProtocol interface {
 	// answerHeader sets headers of an answer to a request with header in.
 	answerHeader(in, out http.Header)
 }
 
-// greetingProtocol is a protocol whose streams begin before there is a token.
+// greetingProtocol is a protocol whose streams begin before the first token.
 type greetingProtocol interface {
-	// greeting are the events that follow the head of a stream at once, before
-	// the first sequence runs; nil for none.
+	// greeting returns the events that directly follow the head of a stream,
+	// before the first sequence runs; nil for none.
 	greeting(req *request, seqs []*sequence) []any
 }
 
-// measuringProtocol is a protocol whose answers may tell how the request went.
+// measuringProtocol is a protocol whose answers may contain measured times.
 type measuringProtocol interface {
-	// unaryHeader adds headers to a whole answer.
+	// unaryHeader adds headers to an unary answer.
 	unaryHeader(req *request, h http.Header)
-	// afterDone are events behind the end of a stream.
+	// afterDone returns the events after the end of a stream.
 	afterDone(req *request) []any
 }
 
@@ -73,27 +73,28 @@ type dialect interface {
 	// unary is the whole body of a non-streaming answer; the sequences are
 	// finished and in choice order.
 	unary(req *request, seqs []*sequence) any
-	// opening are the events before a sequence's first token (chat's role
+	// opening returns the events before a sequence's first token (chat's role
 	// chunk in vLLM); nil for none.
 	opening(req *request, s *sequence) []any
-	// event is the event of new text; p.Finish is set on the last one.
+	// event returns the event of new text; p.Finish is set on the last one.
 	event(req *request, s *sequence, p piece) any
-	// closing are the events after the last sequence ended (usage); nil for none.
+	// closing returns the events after the last sequence ended (usage); nil for
+	// none.
 	closing(req *request, seqs []*sequence) []any
 	// streamOptions says how the engine frames its streams.
 	streamOptions(req *request) streamOptions
 }
 
-// streamOptions are the differences between the engines' streams that are not
-// visible in a single event.
+// streamOptions are the differences between the engines' streams that a single
+// event does not show.
 type streamOptions struct {
 	// HoldHead delays the 200 head until the first token or error, so that an
 	// error before the first token has its own status.
 	HoldHead bool
 	// HeldErrors makes an error before the first token an event of a 200 stream
-	// all the same.
+	// anyway.
 	HeldErrors bool
-	// NoDone leaves out the "[DONE]" at the end of a stream.
+	// NoDone omits the "[DONE]" at the end of a stream.
 	NoDone bool
 	// ErrorDone sends "[DONE]" after an error event.
 	ErrorDone bool
@@ -101,15 +102,16 @@ type streamOptions struct {
 
 // piece is new text of one sequence in a stream.
 type piece struct {
-	// Text may be empty: the engine holds back what could become a stop string.
+	// Text may be empty: the engine holds back text that could become a stop
+	// string.
 	Text string
-	// Tokens are the tokens that were decoded since the piece before.
+	// Tokens are the tokens that were decoded since the previous piece.
 	Tokens []token
 	// Finish is the finish reason ("length", "stop"…) on the last piece.
 	Finish string
 }
 
-// newProtocol returns the protocol that the engine's config names.
+// newProtocol returns the protocol of the engine's config.
 func newProtocol(e *Engine) (protocol, error) {
 	switch e.cfg.Connector {
 	case ConnectorVLLMNixl, ConnectorVLLMNixlPush, ConnectorVLLMStore, ConnectorVLLMMoRIIO, ConnectorVLLMMoRIIORead, ConnectorVLLMMooncake, ConnectorVLLMP2PNCCL, ConnectorVLLMP2PTier, ConnectorNone:

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// eventBuffer is how many batches are kept for replays, and for subscribers
-// that read slowly: the engines' buffer_steps.
+// eventBuffer is the number of batches that are kept for replays, and for slow
+// subscribers: the engines' buffer_steps.
 const eventBuffer = 10_000
 
 // publisher is the ZmqEventPublisher of one rank: a PUB socket whose messages
@@ -32,9 +32,9 @@ type publisher struct {
 	seq    uint64
 	kept   []batchMessage // for replays
 	sent   []batchMessage // for subscribers
-	first  uint64         // number of sent[0] among all that were ever sent
-	held   *batchMessage  // goes out after the next one
-	change chan struct{}  // closed when something is new
+	first  uint64         // number of sent[0] among all messages ever sent
+	held   *batchMessage  // to be sent after the next one
+	change chan struct{}  // closed when there is a new message
 	// subscribers are the connections that have subscribed to something.
 	subscribers int
 }
@@ -44,11 +44,11 @@ type batchMessage struct {
 	payload []byte
 }
 
-// publishers are those of all ranks.
+// publishers are the publishers of all ranks.
 type publishers struct{ list []*publisher }
 
-// newPublishers builds the publishers of an engine, or nil if it is to have
-// none.
+// newPublishers builds the publishers of an engine, or returns nil if the
+// config has none.
 func newPublishers(e *Engine, wire kvWire, plain bool) *publishers {
 	if e.cfg.KVEvents.Endpoint == "" {
 		return nil
@@ -91,7 +91,7 @@ func (p *publishers) start(e *Engine) error {
 // publish implements kvSink.
 func (p *publishers) publish(rank int, events []kvEvent) { p.list[rank].publish(events) }
 
-// publish numbers a batch and has it delivered.
+// publish numbers a batch and delivers it.
 func (p *publisher) publish(events []kvEvent) {
 	payload := p.wire(time.Now(), p.rank, events)
 	fault := p.fault.draw()
@@ -137,8 +137,8 @@ func (p *publisher) wakeLocked() {
 	p.change = make(chan struct{})
 }
 
-// subscribe counts a subscriber and returns the number of the message that it
-// gets first: the next one.
+// subscribe counts a subscriber and returns the number of its first message:
+// the next one.
 func (p *publisher) subscribe() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,12 +152,12 @@ func (p *publisher) unsubscribe() {
 	p.subscribers--
 }
 
-// after returns the messages from number at on, waiting until there are some.
+// after returns the messages from number at. It waits until there are some.
 func (p *publisher) after(ctx context.Context, at uint64) ([]batchMessage, uint64) {
 	for {
 		p.mu.Lock()
 		change := p.change
-		at = max(at, p.first) // a subscriber that lags behind misses messages
+		at = max(at, p.first) // a slow subscriber misses messages
 		list := slices.Clone(p.sent[at-p.first:])
 		p.mu.Unlock()
 		if len(list) > 0 && !p.fault.stopped() {
@@ -171,8 +171,8 @@ func (p *publisher) after(ctx context.Context, at uint64) ([]batchMessage, uint6
 	}
 }
 
-// serveSubscriber sends what is published from the first subscription on. What
-// was published before does not come.
+// serveSubscriber sends all messages published after the first subscription. It
+// does not send earlier ones.
 func (p *publisher) serveSubscriber(ctx context.Context, c *zmtpConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -218,7 +218,7 @@ type topicSet struct {
 	list []string
 }
 
-// message takes a subscription (1 and a prefix) or its end (0 and a prefix).
+// message handles a subscription (1 and a prefix) or its end (0 and a prefix).
 func (t *topicSet) message(m []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -263,7 +263,8 @@ func (p *publisher) serveReplay(ctx context.Context, c *zmtpConn) {
 	}
 }
 
-// untilGoing waits while the fault stops all deliveries; false when ctx ended.
+// untilGoing waits while the fault stops all deliveries. It returns false when
+// ctx ended.
 func (p *publisher) untilGoing(ctx context.Context) bool {
 	for {
 		p.mu.Lock()
@@ -316,9 +317,9 @@ func (p *publishers) subscriberCount() int {
 	return n
 }
 
-// KVEventsEndpoint is where rank 0 publishes its KV events, "tcp://host:port",
-// and KVEventsReplay where it replays them; empty when it does not, or before
-// Start.
+// KVEventsEndpoint returns the endpoint where rank 0 publishes its KV events,
+// "tcp://host:port", and KVEventsReplay the endpoint of its replays. They are
+// empty without KV events or replays, and before Start.
 func (e *Engine) KVEventsEndpoint() string {
 	if e.publishers == nil {
 		return ""
@@ -334,7 +335,7 @@ func (e *Engine) KVEventsReplay() string {
 	return endpointOf(e.publishers.list[0].replay)
 }
 
-// endpointOf is how a listener of this machine is reached.
+// endpointOf returns the address of a listener of this machine.
 func endpointOf(l net.Listener) string {
 	if l == nil {
 		return ""

@@ -32,7 +32,7 @@ func readPublished(t *testing.T, topic, seq, raw []byte) published {
 	p := published{topic: string(topic), seq: binary.BigEndian.Uint64(seq), raw: raw}
 	v, rest, err := unpack(raw)
 	if err != nil || len(rest) > 0 {
-		return p // events stay nil
+		return p // events remains nil
 	}
 	batch := v.([]any)
 	if len(batch) != 3 {
@@ -42,7 +42,7 @@ func readPublished(t *testing.T, topic, seq, raw []byte) published {
 	return p
 }
 
-// dial connects another implementation of ZMTP.
+// dial connects with an independent implementation of ZMTP.
 func dial(t *testing.T, endpoint string, kind zmtp.Socket) *zmtp.Conn {
 	t.Helper()
 	c, err := zmtp.Dial(t.Context(), endpoint, zmtp.Options{Socket: kind, MaxMessage: 1 << 20, MaxFrames: 4, ReadBuffer: 4 << 10})
@@ -81,7 +81,7 @@ func subscriber(t *testing.T, e *Engine, endpoint, topic string) <-chan publishe
 	return messages
 }
 
-// next is the next message.
+// next returns the next message.
 func next(t *testing.T, messages <-chan published) published {
 	t.Helper()
 	select {
@@ -114,7 +114,7 @@ func eventMember(event any, name string) any {
 	return nil
 }
 
-// ids turns an event's token ids, or an answer's, to tokens.
+// ids converts the token ids of an event, or of an answer, to tokens.
 func ids(t *testing.T, list any) []token {
 	t.Helper()
 	var tokens []token
@@ -137,8 +137,8 @@ func kvEngine(t *testing.T, cfg Config) *Engine {
 	return startEngine(t, cfg)
 }
 
-// TestVLLMPublishes: a prompt's blocks with its own ids, blocks of the answer,
-// hits again, evictions and resets, in both encodings.
+// TestVLLMPublishes checks the events of a prompt's blocks with its own ids, of
+// the answer's blocks, of hits, evictions and resets, in both encodings.
 func TestVLLMPublishes(t *testing.T) {
 	for _, arrays := range []bool{false, true} {
 		t.Run(fmt.Sprintf("arrays %v", arrays), func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestVLLMPublishes(t *testing.T) {
 				t.Fatalf("hit %+v", p)
 			}
 			post(t, e.URL()+routeCompletions, completion(words(2, 16*11), `"max_tokens":1`)).text(t)
-			p = next(t, messages) // room is made from the end of the chain, one event a block
+			p = next(t, messages) // blocks are evicted from the end of the chain, one event for each
 			for i, removed := range p.events {
 				if eventTag(removed) != "BlockRemoved" || len(eventMember(removed, "block_hashes").([]any)) != 1 || i == 2 && eventMember(removed, "block_hashes").([]any)[0] != hashes[0] {
 					t.Fatalf("removed %v", p.events)
@@ -202,8 +202,9 @@ func TestVLLMSaltInEvents(t *testing.T) {
 	}
 }
 
-// TestSGLangPublishes: announced in /server_info, stored once, none of a hit,
-// salts behind the event, resets, and none of decode.
+// TestSGLangPublishes: /server_info announces the publisher. A block is stored
+// once, and a hit has no event. Salts are at the end of the event. A reset has
+// an event, decode has none.
 func TestSGLangPublishes(t *testing.T) {
 	e := kvEngine(t, Config{Connector: ConnectorSGLang, BlockSize: 8, Ranks: 2})
 	info := get(t, e.URL()+"/server_info")
@@ -232,7 +233,7 @@ func TestSGLangPublishes(t *testing.T) {
 	}
 	ask("")
 	ask(`,"cache_salt":"s"`)
-	p = next(t, one) // nothing of the hit
+	p = next(t, one) // the hit has no event
 	if stored := p.events[0].([]any); p.seq != 1 || len(stored) != 8 || stored[7].(map[string]any)["cache_salt"] != "s" {
 		t.Fatalf("salted %v", p)
 	}
@@ -253,7 +254,7 @@ func TestSGLangPublishes(t *testing.T) {
 	}
 }
 
-// TestFlushCacheWhileBusy: blocks in use stay.
+// TestFlushCacheWhileBusy: blocks in use stay in the cache.
 func TestFlushCacheWhileBusy(t *testing.T) {
 	e := kvEngine(t, Config{Connector: ConnectorSGLang})
 	e.SetFault("", 0, "decode")
@@ -266,7 +267,7 @@ func TestFlushCacheWhileBusy(t *testing.T) {
 	<-answered
 }
 
-// replays asks for the batches from a number on, as a DEALER does.
+// replays asks for the batches from a number on, as a DEALER socket does.
 func replays(t *testing.T, endpoint string, from uint64) [][][]byte {
 	t.Helper()
 	dealer := dial(t, endpoint, zmtp.Dealer)
@@ -299,7 +300,8 @@ func replays(t *testing.T, endpoint string, from uint64) [][][]byte {
 	}
 }
 
-// TestReplay: every kept batch from a number on, with the topic or without.
+// TestReplay: a replay has every kept batch from a number on, with the topic or
+// without.
 func TestReplay(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -334,7 +336,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestKVEventFaults: what a subscriber and a replay get of six batches.
+// TestKVEventFaults checks which of six batches a subscriber and a replay receive.
 func TestKVEventFaults(t *testing.T) {
 	for _, tt := range []struct {
 		kind       string
@@ -362,7 +364,7 @@ func TestKVEventFaults(t *testing.T) {
 			}
 			for i := range 6 {
 				if i == 1 {
-					collect(1) // before the fault holds it back
+					collect(1) // before the fault delays it
 					if err := e.SetKVEventFault(tt.kind, 2); err != nil {
 						t.Fatal(err)
 					}
@@ -392,8 +394,9 @@ func TestKVEventFaults(t *testing.T) {
 	}
 }
 
-// TestKVEventsAfterKill: a new engine at the same endpoints begins at 0, with
-// another digest for the same block, and its subscribers' connections broke.
+// TestKVEventsAfterKill: a new engine at the same endpoints starts at 0 and has
+// another digest for the same block. The old engine's subscribers lose their
+// connections.
 func TestKVEventsAfterKill(t *testing.T) {
 	e := kvEngine(t, Config{Ranks: 2})
 	cfg := KVEventsConfig{Endpoint: e.KVEventsEndpoint(), Replay: e.KVEventsReplay()}
@@ -409,7 +412,7 @@ func TestKVEventsAfterKill(t *testing.T) {
 	}
 	defer conn.Close()
 	e.Kill()
-	io.Copy(io.Discard, conn) // it ends
+	io.Copy(io.Discard, conn) // until the connection ends
 	again := startEngine(t, Config{Ranks: 2, KVEvents: cfg})
 	if again.KVEventsEndpoint() != cfg.Endpoint || again.KVEventsReplay() != cfg.Replay {
 		t.Fatalf("endpoints %s and %s", again.KVEventsEndpoint(), again.KVEventsReplay())
@@ -423,8 +426,8 @@ func TestKVEventsAfterKill(t *testing.T) {
 	}
 }
 
-// TestSubscriptions: a topic that does not fit and an ended subscription bring
-// nothing; broken peers are let go of.
+// TestSubscriptions: a topic that does not match and an ended subscription
+// deliver nothing. The connections of invalid peers are closed.
 func TestSubscriptions(t *testing.T) {
 	e := kvEngine(t, Config{KVEvents: KVEventsConfig{Topic: "kv"}})
 	other := subscriber(t, e, e.KVEventsEndpoint(), "other")
@@ -460,7 +463,8 @@ func TestSubscriptions(t *testing.T) {
 	}
 }
 
-// TestSlowSubscriber: one that lags by more than the buffer misses the oldest.
+// TestSlowSubscriber: a subscriber that is more than the buffer behind misses
+// the oldest batches.
 func TestSlowSubscriber(t *testing.T) {
 	e := kvEngine(t, Config{})
 	p := e.publishers.list[0]
@@ -475,7 +479,7 @@ func TestSlowSubscriber(t *testing.T) {
 	p.unsubscribe()
 }
 
-// TestPing: a peer's heartbeat is answered with its context.
+// TestPing: a peer's heartbeat gets an answer with its context.
 func TestPing(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -509,8 +513,8 @@ func (c *scriptedConn) Read(p []byte) (int, error)  { return c.in.Read(p) }
 func (c *scriptedConn) Write(p []byte) (int, error) { return len(p), nil }
 func (c *scriptedConn) SetDeadline(time.Time) error { return nil }
 
-// FuzzPeer: whatever a peer sends, messages are whole and bounded, and reading
-// ends with the connection.
+// FuzzPeer: for any bytes of a peer, messages are complete and bounded, and
+// reading ends with the connection.
 func FuzzPeer(f *testing.F) {
 	hello := "\xff" + strings.Repeat("\x00", 8) + "\x7f\x03\x00NULL" + strings.Repeat("\x00", 48) + "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 	f.Add([]byte(hello + "\x00\x01\x01"))

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// store is where engines register: a key that is there for as long as it is
-// refreshed in time.
+// store is a registry of engines. A key stays as long as it is refreshed in time.
 type store interface {
-	// set stores the key if it is not there, and reports whether it has.
+	// set stores the key if it is absent, and reports whether it did.
 	set(ctx context.Context, key, value string) bool
-	// refresh begins the key's time anew; false: it is not there any more.
+	// refresh restarts the key's time. It returns false when the key no longer
+	// exists.
 	refresh(ctx context.Context, key string) bool
 	delete(ctx context.Context, key string)
 	close()
@@ -20,19 +20,20 @@ type store interface {
 const (
 	// storeTimeout is the limit for one call of a store.
 	storeTimeout = 5 * time.Second
-	// registerAgain is the time until a registration that failed is tried again.
+	// registerAgain is the time after which a failed registration is repeated.
 	registerAgain = 5 * time.Second
 )
 
-// registerIn keeps the engine in a store until it ends, as trtllm-serve does
-// (serve/disagg_auto_scaling.py, DisaggClusterWorker): it sets its key where it
-// is not there yet, then refreshes it, and registers again when that fails. An
-// engine that is stopped in order deletes its key; one that dies leaves it.
+// registerIn keeps the engine registered in a store until the engine ends, as
+// trtllm-serve does (serve/disagg_auto_scaling.py, DisaggClusterWorker). It
+// sets the key if it is absent, then refreshes it, and registers again when
+// that fails. An engine that is closed deletes its key; an engine that dies
+// does not.
 func (e *Engine) registerIn(ctx context.Context, s store, key, value string, heartbeat time.Duration) {
 	defer s.close()
 	for ctx.Err() == nil {
 		if !s.set(ctx, key, value) {
-			_ = sleep(ctx, min(heartbeat, registerAgain)) // the loop looks at ctx
+			_ = sleep(ctx, min(heartbeat, registerAgain)) // the loop checks ctx
 			continue
 		}
 		for sleep(ctx, heartbeat) == nil && s.refresh(ctx, key) {
@@ -43,8 +44,8 @@ func (e *Engine) registerIn(ctx context.Context, s store, key, value string, hea
 	}
 }
 
-// registration is the engine's key and value, and where it registers; an empty
-// key: nowhere.
+// registration returns the engine's key and value, and the store; an empty key
+// means no registration.
 func (e *Engine) registration() (s store, key, value string) {
 	t, cfg := (*trtllm)(nil), &e.cfg.TRTLLM
 	if p, ok := e.proto.(*trtllm); ok {
@@ -72,8 +73,8 @@ func (e *Engine) registration() (s store, key, value string) {
 // recordPrefix is where pdproxy looks for records of engines in etcd.
 const recordPrefix = "/pdproxy/engines/"
 
-// record is the engine's key and value as pdproxy reads them: an entry of its
-// list of engines.
+// record returns the engine's key and value as pdproxy reads them: an entry of
+// its list of engines.
 func (e *Engine) record() (key, value string) {
 	name := e.cfg.Role + "@" + e.Addr()
 	if e.cfg.Name != e.cfg.Connector+"-"+e.cfg.Role {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// sequence is one prompt being answered: a request has len(prompts) * n of
-// them. Its fields belong to the goroutine that runs generate, except where a
-// comment says otherwise.
+// sequence is one prompt in work: a request has len(prompts) * n sequences. Its
+// fields belong to the goroutine that runs generate, except where a comment
+// says otherwise.
 type sequence struct {
 	req *request
 	// choice is the index of the answer's choice; prompt p, sample j has
@@ -23,12 +23,12 @@ type sequence struct {
 
 	// blocks hold the KV; set by reserve, guarded by rank.mu.
 	blocks []blockID
-	// computed is the number of leading tokens whose KV is in blocks. A protocol
-	// that brought KV by a transfer raises it (see rank.loaded).
+	// computed is the number of leading tokens whose KV is in blocks. A
+	// protocol raises it after a transfer (see rank.loaded).
 	computed int
-	// cachedLocal is the prefix hit in tokens, external what transfers brought
-	// (set by loaded), cached what usage reports as cached_tokens: reserve sets
-	// it to the hit, a protocol may change it.
+	// cachedLocal is the prefix hit in tokens, external the tokens that
+	// transfers brought (set by loaded), cached the cached_tokens of usage:
+	// reserve sets it to the hit, and a protocol may change it.
 	cachedLocal, external, cached int
 	// limit is the number of output tokens after which decode stops with
 	// "length"; from the request, lowered by a protocol for a prefill leg.
@@ -47,13 +47,13 @@ type sequence struct {
 	ecParams any
 
 	eosAt     int  // output token number that is the end of sequence; 0: none
-	published int  // blocks offered to the prefix cache
+	published int  // number of blocks in the prefix cache
 	parent    link // the last of them
 	slot      bool // holds a running slot; guarded by rank.mu
 	text      textBuffer
 }
 
-// tokens is the prompt followed by what was decoded.
+// tokens returns the prompt followed by the decoded tokens.
 func (s *sequence) tokens() []token { return slices.Concat(s.prompt, s.output) }
 
 // waiter is a sequence in a rank's queue.
@@ -74,12 +74,12 @@ type rank struct {
 	mu      sync.Mutex
 	cache   *kvCache
 	queue   []*waiter // in order of arrival
-	resume  []*waiter // hold their blocks already and want a slot; served first
+	resume  []*waiter // hold their blocks and want only a slot; served first
 	running int
 	loading int // sequences that wait for a transfer
 }
 
-// pump grants what can be granted, in order. mu is held.
+// pump grants all possible waits, in order. The caller holds mu.
 func (r *rank) pump() {
 	r.grant()
 	r.announce()
@@ -121,8 +121,7 @@ func (r *rank) grant() {
 }
 
 // wait queues w and blocks until it is granted or ctx ends. When ctx ends the
-// sequence is out of the queue; what it was granted meanwhile is given back by
-// release.
+// sequence leaves the queue; release frees a grant of the meantime.
 func (r *rank) wait(ctx context.Context, list *[]*waiter, w *waiter) error {
 	r.mu.Lock()
 	*list = append(*list, w)
@@ -142,12 +141,12 @@ func (r *rank) wait(ctx context.Context, list *[]*waiter, w *waiter) error {
 	return context.Cause(ctx)
 }
 
-// reserve is preceded by `defer r.release(s)`: a grant may cross the client's
-// leaving. It waits until blocks for tokens (prompt and answer) fit, gives them to
-// the sequence, and with slot also a running slot. Leading blocks may be prefix
-// hits: s.computed says how far. A sequence that can never fit is refused with
-// errTooLarge. Blocks for the whole answer are taken at once, so that a running
-// sequence never has to be preempted.
+// reserve waits until blocks for tokens (prompt and answer) are free and gives
+// them to the sequence; with slot it also takes a running slot. The caller must
+// `defer r.release(s)` first, because the grant and the client's leaving may
+// coincide. Leading blocks may be prefix hits: s.computed is their number of
+// tokens. A sequence that never fits gets errTooLarge. reserve takes blocks for
+// the whole answer at once, so that a running sequence is never preempted.
 func (r *rank) reserve(ctx context.Context, s *sequence, tokens int, slot bool) error {
 	if r.cache.blocksFor(tokens) > len(r.cache.blocks) {
 		return errTooLarge
@@ -161,8 +160,8 @@ func (r *rank) acquireSlot(ctx context.Context, s *sequence) error {
 	return r.wait(ctx, &r.resume, &waiter{s: s, slot: true, granted: make(chan struct{})})
 }
 
-// releaseSlot gives the running slot back and keeps the blocks. It does nothing
-// when there is none.
+// releaseSlot releases the running slot and keeps the blocks. Without a slot it
+// does nothing.
 func (r *rank) releaseSlot(s *sequence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,8 +172,8 @@ func (r *rank) releaseSlot(s *sequence) {
 	}
 }
 
-// release gives back the slot and the blocks of a sequence; what it computed
-// stays in the prefix cache. It may be called again.
+// release frees the slot and the blocks of a sequence. Its computed blocks stay
+// in the prefix cache. It may be called again.
 func (r *rank) release(s *sequence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,7 +187,7 @@ func (r *rank) release(s *sequence) {
 }
 
 // waitLoading runs fn, which waits for a transfer, and counts the sequence as
-// waiting meanwhile.
+// waiting during it.
 func (r *rank) waitLoading(fn func() error) error {
 	r.mu.Lock()
 	r.loading++
@@ -212,9 +211,9 @@ func (r *rank) loaded(s *sequence, computed int) {
 	r.announce()
 }
 
-// prefill computes the KV of the prompt from s.computed on, taking
-// PrefillUsPerToken for each token. Ranks prefill any number of sequences side
-// by side.
+// prefill computes the KV of the prompt after the first computed tokens. Each
+// token takes PrefillUsPerToken. A rank prefills any number of sequences in
+// parallel.
 func (r *rank) prefill(ctx context.Context, s *sequence) error {
 	if err := r.e.faults.hang(ctx, hangPrefill); err != nil {
 		return err
@@ -237,8 +236,9 @@ func (r *rank) prefill(ctx context.Context, s *sequence) error {
 	return nil
 }
 
-// decode produces tokens until the sequence finishes: emit is called for each.
-// The KV of the whole prompt is in the blocks (s.computed == len(s.prompt)).
+// decode produces tokens until the sequence finishes and calls emit for each.
+// The KV of the whole prompt must be in the blocks (s.computed ==
+// len(s.prompt)).
 func (r *rank) decode(ctx context.Context, s *sequence, emit func(token)) error {
 	r.mu.Lock()
 	var sight attention
@@ -254,7 +254,7 @@ func (r *rank) decode(ctx context.Context, s *sequence, emit func(token)) error 
 		}
 		step := time.Duration(r.e.step.Load())
 		if due = due.Add(step); step == 0 {
-			due = time.Now() // what has been waited for before is no debt
+			due = time.Now() // earlier waits do not count
 		}
 		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// newBare builds an engine that is not started: its ranks and its protocol work
+// newBare builds an engine without starting it: its ranks and its protocol work
 // without a socket, so that time can be simulated.
 func newBare(t *testing.T, cfg Config) *Engine {
 	t.Helper()
@@ -62,8 +62,8 @@ func TestTimes(t *testing.T) {
 	})
 }
 
-// TestQueue: slots and blocks are given in order of arrival; leaving frees at
-// once, at every stage.
+// TestQueue: slots and blocks are granted in order of arrival. A request that
+// leaves frees them at once, at every stage.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newBare(t, Config{KVBlocks: 10, MaxRunning: 2, PrefillUsPerToken: 1000, DecodeUsPerToken: 1000})
@@ -90,9 +90,9 @@ func TestQueue(t *testing.T) {
 		}
 		a := start(1, 64, 17) // 80 tokens of KV: 5 blocks
 		expect("first", 5, 1, 0)
-		b := start(2, 100, 1) // 7 blocks: do not fit beside
+		b := start(2, 100, 1) // 7 blocks: not enough are free
 		expect("second", 5, 1, 1)
-		c := start(3, 10, 1) // would fit, but not before its turn
+		c := start(3, 10, 1) // fits, but must wait for its turn
 		expect("third", 5, 1, 2)
 		b.leave()
 		expect("second left the queue", 6, 2, 0)
@@ -101,7 +101,7 @@ func TestQueue(t *testing.T) {
 		if !b.done || !errors.Is(b.err, context.Canceled) {
 			t.Errorf("second: %v %v", b.done, b.err)
 		}
-		time.Sleep(11 * time.Millisecond) // third is through
+		time.Sleep(11 * time.Millisecond) // third has finished
 		expect("third ended", 6, 2, 0)
 		a.leave() // while it prefills
 		expect("first left in prefill", 1, 1, 0)
@@ -178,7 +178,7 @@ func TestLeaseTimes(t *testing.T) {
 		hold("d", 0)
 		time.Sleep(time.Hour)
 		pinned(3, 1)
-		hold("d", time.Second) // the same key again
+		hold("d", time.Second) // the same key once more
 		pinned(3, 1)
 		time.Sleep(time.Second)
 		pinned(0, 2)
@@ -186,8 +186,8 @@ func TestLeaseTimes(t *testing.T) {
 	})
 }
 
-// TestHammer runs and leaves requests at random points of simulated time and
-// finds every block again.
+// TestHammer runs and abandons requests at random points of simulated time and
+// then finds every block free.
 func TestHammer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newBare(t, Config{
@@ -237,8 +237,8 @@ func TestHammer(t *testing.T) {
 	})
 }
 
-// TestContinuation: an answer's tokens appended to the prompt are continued as
-// the same answer would have been.
+// TestContinuation: when an answer's tokens are appended to the prompt, the
+// continuation equals that of the same answer.
 func TestContinuation(t *testing.T) {
 	e := newBare(t, Config{})
 	prompt := words(9, 30)

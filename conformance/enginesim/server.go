@@ -19,11 +19,11 @@ const (
 // maxBody bounds a request body.
 const maxBody = 64 << 20
 
-// slowAdmission is what the fault "slow" adds before a request is admitted.
+// slowAdmission is the delay of the fault "slow" before a request is admitted.
 const slowAdmission = 500 * time.Millisecond
 
-// handler builds the HTTP face: the protocol's routes, and the core's where the
-// protocol has none of its own.
+// handler builds the HTTP routes: the protocol's own, and the core's where the
+// protocol has none.
 func (e *Engine) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+routeCompletions, e.generating(routeCompletions))
@@ -57,7 +57,7 @@ func (e *Engine) handler() http.Handler {
 	})
 }
 
-// fastAPIError gives the mux's own 404 and 405 the body that FastAPI has.
+// fastAPIError gives the mux's own 404 and 405 the body of FastAPI.
 type fastAPIError struct{ http.ResponseWriter }
 
 func (w *fastAPIError) WriteHeader(status int) {
@@ -92,7 +92,8 @@ func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 	)}))
 }
 
-// maxModelLen is the longest sequence in tokens: what one rank's cache holds.
+// maxModelLen returns the longest sequence in tokens: the size of one rank's
+// cache.
 func (e *Engine) maxModelLen() int { return e.cfg.KVBlocks * e.cfg.BlockSize }
 
 // setFault answers POST /sim/fault {"fail","die_after","hang","kv_events",
@@ -132,24 +133,24 @@ func (e *Engine) setFault(w http.ResponseWriter, r *http.Request) {
 		"kv_events", f.KVEvents, "wrong_tokens", f.WrongTokens))
 }
 
-// SetFault replaces all faults, in the terms of Config's Fail, DieAfter
+// SetFault replaces all faults. The values are those of Config's Fail, DieAfter
 // (counted from now) and Hang.
 func (e *Engine) SetFault(fail string, dieAfter int, hang string) error {
 	return e.faults.set(fail, dieAfter, hang)
 }
 
-// SetDecodeUsPerToken replaces Config.DecodeUsPerToken, also for requests that are
-// being decoded.
+// SetDecodeUsPerToken replaces Config.DecodeUsPerToken, also for requests that
+// are decoding.
 func (e *Engine) SetDecodeUsPerToken(micros int) {
 	e.step.Store(int64(time.Duration(micros) * time.Microsecond))
 }
 
-// Stop has the engine stop, as SIGSTOP does, and with false go on: what comes over
-// HTTP is not answered, no step of a computation begins, and the end of a connection
-// is not noticed. What peers fetch or send goes on.
+// Stop makes the engine stop, as SIGSTOP does, or, with false, continue. A
+// stopped engine answers nothing over HTTP, begins no step of a computation,
+// and does not notice the end of a connection. Transfers with peers continue.
 func (e *Engine) Stop(stopped bool) { e.faults.stop(stopped) }
 
-// generating is the handler of a route that produces tokens.
+// generating returns the handler of a route that produces tokens.
 func (e *Engine) generating(route string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !e.begin() {
@@ -181,7 +182,7 @@ func (e *Engine) generating(route string) http.HandlerFunc {
 			return
 		}
 		if kind == failSlow && sleep(r.Context(), slowAdmission) != nil {
-			panic(http.ErrAbortHandler) // the engine core never hears of the request
+			panic(http.ErrAbortHandler) // the engine core does not receive the request
 		}
 		req.fault = kind
 		e.answer(w, r, req)
@@ -202,7 +203,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 }
 
-// failEarly acts out the faults that need no request body and reports whether
+// failEarly applies the faults that need no request body and reports whether
 // the request is answered.
 func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) bool {
 	refuse := func(status int, kind, message string) bool {
@@ -235,7 +236,7 @@ func (e *Engine) failEarly(w http.ResponseWriter, r *http.Request, kind string) 
 	return false
 }
 
-// checkTokens refuses prompts that no engine takes.
+// checkTokens rejects prompts that no engine accepts.
 func (e *Engine) checkTokens(req *request) *apiError {
 	if len(req.Prompts) == 0 {
 		return badRequest("prompt", "The prompt cannot be empty.")
@@ -267,7 +268,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		}
 		if g, ok := e.proto.(greetingProtocol); ok {
 			st.send(g.greeting(req, seqs)...)
-			st.events = 0 // faults wait for the answer's own
+			st.events = 0 // faults count only the events of the answer itself
 		}
 		st.keep(e.cfg.SSEKeepAlive)
 		defer st.finish()
@@ -283,7 +284,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 		err = e.closeStream(ctx, st, req, seqs)
 	}
 	if st != nil {
-		st.finish() // what follows is the last that is written
+		st.finish() // only this goroutine writes from here on
 	}
 	switch {
 	case err == nil && st != nil:
@@ -292,16 +293,16 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req *request) {
 	case errors.Is(err, errCut):
 		abortConn(w)
 	case errors.Is(err, context.Canceled), errors.Is(err, errEnded):
-		// A client that closed only its writing side gets nothing either, as from
-		// uvicorn.
+		// A client that closed only its writing side also gets no answer, as
+		// with uvicorn.
 		panic(http.ErrAbortHandler)
 	default:
 		e.writeFailure(w, st, req, err)
 	}
 }
 
-// closeStream ends a stream that went well; a fault of a stream that was too
-// short for it comes here.
+// closeStream ends a successful stream. It also applies a stream fault if the
+// stream was too short for it before.
 func (e *Engine) closeStream(ctx context.Context, st *eventStream, req *request, seqs []*sequence) error {
 	if err := e.streamFault(ctx, req, streamEventsBeforeFault); err != nil {
 		return err
@@ -340,7 +341,8 @@ func (e *Engine) newSequences(req *request) []*sequence {
 	return seqs
 }
 
-// runSequence runs one sequence; a failure ends its siblings through cancel.
+// runSequence runs one sequence. Its failure ends the other sequences through
+// cancel.
 func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc, s *sequence, st *eventStream) {
 	e.stats.requests.Add(1)
 	opened := false
@@ -378,7 +380,7 @@ func (e *Engine) runSequence(ctx context.Context, cancel context.CancelCauseFunc
 	}
 }
 
-// writeUnary writes a whole answer, through the faults that spoil one.
+// writeUnary writes an unary answer, through the faults that damage it.
 func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequence) {
 	switch req.fault {
 	case failSSEError:
@@ -399,7 +401,7 @@ func (e *Engine) writeUnary(w http.ResponseWriter, req *request, seqs []*sequenc
 	writeJSON(w, http.StatusOK, e.proto.unary(req, seqs))
 }
 
-// writeFailure answers with an engine's error: a status when no head is out,
+// writeFailure answers with an engine's error: a status when no head was sent,
 // else events of the stream.
 func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *request, err error) {
 	var failure *apiError
@@ -422,7 +424,7 @@ func (e *Engine) writeFailure(w http.ResponseWriter, st *eventStream, req *reque
 	}
 }
 
-// errSimulated is the failure of the fault "sse-error"; errCut that of "cut".
+// errSimulated is the failure of the fault "sse-error", errCut that of "cut".
 var (
 	errSimulated = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "simulated failure"}
 	errCut       = errors.New("stream cut")
@@ -431,7 +433,7 @@ var (
 // isFault reports whether a stream's error is one that streamFault made.
 func isFault(err error) bool { return errors.Is(err, errCut) || errors.Is(err, errSimulated) }
 
-// streamFault acts out the faults of a stream before its next event.
+// streamFault applies the faults of a stream before its next event.
 func (e *Engine) streamFault(ctx context.Context, req *request, events int) error {
 	if events < streamEventsBeforeFault {
 		return nil

@@ -16,7 +16,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestStreamEqualsUnary for stop strings, several prompts and samples.
+// TestStreamEqualsUnary compares streams with unary answers, for stop strings,
+// several prompts and samples.
 func TestStreamEqualsUnary(t *testing.T) {
 	e := startEngine(t, Config{})
 	plain := post(t, e.URL()+routeCompletions, completion("once upon", `"max_tokens":30`)).text(t)
@@ -98,7 +99,7 @@ func TestChatWithoutLimit(t *testing.T) {
 	}
 }
 
-// TestRefusals are vLLM's answers to bad bodies.
+// TestRefusals checks vLLM's answers to invalid bodies.
 func TestRefusals(t *testing.T) {
 	e := startEngine(t, Config{})
 	tests := []struct {
@@ -182,7 +183,7 @@ func TestPromptForms(t *testing.T) {
 }
 
 // TestPrefixCache: the second turn of a conversation computes only its new
-// tokens, another salt computes all, and the answers do not differ.
+// tokens, another salt computes all, and the answers are equal.
 func TestPrefixCache(t *testing.T) {
 	e := startEngine(t, Config{})
 	turn := func(salt string, messages ...string) answer {
@@ -209,7 +210,7 @@ func TestPrefixCache(t *testing.T) {
 	}
 }
 
-// TestLeaving: a client that leaves is noticed at every stage over HTTP.
+// TestLeaving: the engine notices at every stage over HTTP that a client has left.
 func TestLeaving(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -298,7 +299,8 @@ func TestInformation(t *testing.T) {
 	}
 }
 
-// TestManyStreams: hundreds of streams at once, over few slots, all whole.
+// TestManyStreams: hundreds of simultaneous streams over few slots are all
+// complete.
 func TestManyStreams(t *testing.T) {
 	e := startEngine(t, Config{MaxRunning: 100, DecodeUsPerToken: 200, KVBlocks: 600})
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 300}}
@@ -357,7 +359,7 @@ func TestKeepAlive(t *testing.T) {
 	until(br, ": keep-alive")
 }
 
-// TestHalfClose: a client that closes its writing side has left.
+// TestHalfClose: a client that closes its writing side counts as gone.
 func TestHalfClose(t *testing.T) {
 	e := startEngine(t, Config{Hang: hangDecode})
 	conn, err := net.Dial("tcp", e.Addr())

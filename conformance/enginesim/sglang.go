@@ -23,11 +23,12 @@ const fakeBootstrapHost = "2.2.2.2"
 // routeGenerate is SGLang's native route.
 const routeGenerate = "/generate"
 
-// sglang is the SGLang engine. Its prefill and decode legs of one request run
-// at the same time and meet by the bootstrap room: decode learns the prefill's
-// ranks from the bootstrap registry (sglang_bootstrap.go), reserves its blocks
-// and sends their indices to the prefill's rank; prefill computes only then,
-// pushes the KV with the first token, and answers after the transfer.
+// sglang is the SGLang engine. The prefill and decode legs of one request run
+// at the same time and find each other by the bootstrap room. Decode gets the
+// prefill's ranks from the bootstrap registry (sglang_bootstrap.go), reserves
+// its blocks and sends their indices to the prefill's rank. Only then prefill
+// computes. It pushes the KV with the first token, and answers after the
+// transfer.
 type sglang struct {
 	sglangDialect
 	e    *Engine
@@ -45,20 +46,20 @@ type sglang struct {
 	live map[string]*sglangLeg
 	// rooms are prefill's rooms: with legs, with decode's indices, or both.
 	rooms map[int64]*sglangRoom
-	// receivers are decode's legs that wait for KV; of two with one room the
-	// newer is here.
+	// receivers are decode's legs that wait for KV. Of two legs with one room,
+	// the newer one is here.
 	receivers map[int64]*sglangReceiver
-	// prefills are what decode has learned, by bootstrap address.
+	// prefills are the prefill engines that decode knows, by bootstrap address.
 	prefills map[string]*sglangPrefill
 }
 
 // sglangQueues are the lengths of one rank's PD queues, and its last transfer.
 type sglangQueues struct {
 	bootstrap, inflight, prealloc, transfer atomic.Int64
-	// ready counts those of prealloc that wait for nothing but memory.
+	// ready counts the sequences in prealloc that wait only for memory.
 	ready atomic.Int64
-	// movedBytes and movedIn are the KV that prefill sent last, and the
-	// nanoseconds that it took.
+	// movedBytes and movedIn are the size of prefill's last KV transfer and its
+	// duration in nanoseconds.
 	movedBytes, movedIn atomic.Int64
 }
 
@@ -69,7 +70,7 @@ type sglangLeg struct {
 	cancel context.CancelCauseFunc
 }
 
-// errAbortReq is the cause of legs that /abort_request ended, in SGLang's words.
+// errAbortReq is the cause of legs that /abort_request ended, with SGLang's text.
 var errAbortReq = errors.New("Aborted by AbortReq.") //lint:ignore ST1005 the engine says so
 
 // transferFailure is the cause of legs whose KV transfer failed elsewhere.
@@ -122,7 +123,7 @@ func (g *sglang) generate(ctx context.Context, s *sequence, emit func(token)) er
 	return err
 }
 
-// run runs a leg as the engine's mode says.
+// run runs a leg in the engine's mode.
 func (g *sglang) run(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
 	if !g.enter(leg) {
 		return g.duplicateID(leg.rid)
@@ -150,7 +151,7 @@ func (g *sglang) run(ctx context.Context, s *sequence, leg *sglangLeg, emit func
 }
 
 // ended turns the end of a running sequence by /abort_request into an answer of
-// status 200 whose finish reason is "abort"; other errors stay.
+// status 200 whose finish reason is "abort". It returns other errors unchanged.
 func (g *sglang) ended(s *sequence, err error, emit func(token)) error {
 	if !errors.Is(err, errAbortReq) {
 		return err
@@ -189,9 +190,9 @@ func (g *sglang) duplicateID(rid string) *apiError {
 	return badRequest("rid", "Duplicate request ID detected: %s", rid)
 }
 
-// abort answers POST /abort_request. The HTTP process knows whole rids only and
-// drops an unknown one; the scheduler behind it matches prefixes, so a rid that
-// is the beginning of others ends them too.
+// abort answers POST /abort_request. The HTTP process knows only whole rids and
+// drops an unknown one. The scheduler behind it matches prefixes, so a rid that
+// is a prefix of others ends them too.
 func (g *sglang) abort(w http.ResponseWriter, r *http.Request) {
 	body, err := readBody(w, r)
 	if err != nil {
@@ -219,7 +220,7 @@ func (g *sglang) abort(w http.ResponseWriter, r *http.Request) {
 
 // kvError is the abort of a leg whose transfer failed in the named phase
 // ("Prefill bootstrap", "Prefill transfer", "Decode handshake" or "Decode
-// transfer"), in the engine's words.
+// transfer"), with the engine's text.
 func kvError(phase string, leg *sglangLeg, reason string) *apiError {
 	req := "req"
 	if phase == phaseDecodeHandshake || phase == phaseDecodeTransfer {
@@ -237,8 +238,9 @@ const (
 	phaseDecodeTransfer   = "Decode transfer"
 )
 
-// interrupted is the error of a leg whose ctx ended in the named phase: an abort
-// or a failed transfer is the engine's 500, a client that left stays what it is.
+// interrupted returns the error of a leg whose ctx ended in the named phase. An
+// abort or a failed transfer becomes the engine's 500; the error of a client
+// that left stays unchanged.
 func (g *sglang) interrupted(ctx context.Context, phase string, leg *sglangLeg) error {
 	cause := context.Cause(ctx)
 	var failure *transferFailure

@@ -22,8 +22,8 @@ func sglangError(err *apiError, kind string) object {
 	return obj("object", "error", "message", err.Message, "type", kind, "param", nil, "code", err.Status)
 }
 
-// errorEvents: an abort is the last chunk of a native stream and an error event
-// of an OpenAI one, whose type is the status's name.
+// errorEvents: an abort is the last chunk of a native stream, and an error
+// event of an OpenAI stream. The error's type is the name of the status.
 func (sglangDialect) errorEvents(req *request, err *apiError) []any {
 	if req.Route == routeGenerate {
 		abort := obj("type", "abort", "message", err.Message, "status_code", err.Status, "err_type", nil)
@@ -33,8 +33,8 @@ func (sglangDialect) errorEvents(req *request, err *apiError) []any {
 	return []any{obj("error", sglangError(err, name))}
 }
 
-// streamOptions: the OpenAI routes pull the first chunk before they send the
-// head, but an abort is a chunk like any other.
+// streamOptions: the OpenAI routes wait for the first chunk before they send
+// the head. An abort counts as a chunk.
 func (sglangDialect) streamOptions(req *request) streamOptions {
 	return streamOptions{HoldHead: req.Route != routeGenerate, HeldErrors: true, ErrorDone: true}
 }
@@ -50,8 +50,8 @@ func sglangObject(req *request) string {
 	return "text_completion"
 }
 
-// sglangUsage is OpenAI's usage as with --enable-cache-report: decode reports the
-// cached tokens that it heard of from prefill.
+// sglangUsage is OpenAI's usage with --enable-cache-report: decode reports the
+// cached tokens that prefill sent.
 func sglangUsage(seqs []*sequence) object {
 	prompt, output, cached := 0, 0, 0
 	for _, s := range seqs {
@@ -117,8 +117,8 @@ func nativeFinish(s *sequence) any {
 	return obj("type", "stop", "matched", matchedStop(s))
 }
 
-// matchedStop is the stop string or token id that ended a sequence, null when
-// it ended otherwise.
+// matchedStop is the stop string or token id that ended a sequence, null for
+// another end.
 func matchedStop(s *sequence) any {
 	if s.finish == "stop" && s.stopReason == nil {
 		return tokenEOS
@@ -126,7 +126,7 @@ func matchedStop(s *sequence) any {
 	return s.stopReason
 }
 
-// chunk is an OpenAI stream event around choices.
+// chunk returns an OpenAI stream event with choices.
 func (sglangDialect) chunk(req *request, s *sequence, choices ...any) object {
 	if choices == nil {
 		choices = []any{}

@@ -13,7 +13,7 @@ import (
 
 // bootstrapRegistry is the bootstrap server of a prefill engine: plain HTTP,
 // without authentication, in memory (CommonKVBootstrapServer in
-// disaggregation/common/conn.py). Safe for concurrent use.
+// disaggregation/common/conn.py). It is safe for concurrent use.
 type bootstrapRegistry struct {
 	g        *sglang
 	server   *http.Server
@@ -24,20 +24,20 @@ type bootstrapRegistry struct {
 	rooms map[int64]roomRank
 }
 
-// rankAddress is where a prefill rank takes decode's messages.
+// rankAddress is the address where a prefill rank receives decode's messages.
 type rankAddress struct {
 	IP   string `json:"rank_ip"`
 	Port int    `json:"rank_port"`
 }
 
-// roomRank is the prefill rank of a room, when the room does not say it.
+// roomRank is the prefill rank of a room, for rooms that do not determine it.
 type roomRank struct {
 	rank  int
 	since time.Time
 }
 
-// prefillTopology is the registry's answer to the sentinel query; the null
-// fields are filled in by decode on its own side.
+// prefillTopology is the registry's answer to the sentinel query. Decode fills
+// in the null fields itself.
 type prefillTopology struct {
 	AttnTPSize           int    `json:"attn_tp_size"`
 	AttnCPSize           int    `json:"attn_cp_size"`
@@ -95,7 +95,7 @@ func (b *bootstrapRegistry) start() error {
 	return nil
 }
 
-// port is the port it listens on; the configured one before start.
+// port returns the port on which it listens; before start the configured one.
 func (b *bootstrapRegistry) port() int {
 	if b.listener == nil {
 		return b.g.e.cfg.BootstrapPort
@@ -103,8 +103,9 @@ func (b *bootstrapRegistry) port() int {
 	return b.listener.Addr().(*net.TCPAddr).Port
 }
 
-// BootstrapPort is the port of the bootstrap server of a started engine that has
-// one, sglang's prefill and vllm-mooncake's, 0 for every other engine.
+// BootstrapPort returns the port of the bootstrap server of a started engine
+// that has one (sglang's prefill and vllm-mooncake's), and 0 for every other
+// engine.
 func (e *Engine) BootstrapPort() int {
 	switch p := e.proto.(type) {
 	case *sglang:
@@ -125,8 +126,8 @@ func plainText(w http.ResponseWriter, status int, text string) {
 	w.Write([]byte(text))
 }
 
-// route answers GET /route: with four times -1 the topology, else one rank's
-// address.
+// route answers GET /route: with -1 for all four values the topology, else the
+// address of one rank.
 func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
 	var ranks [4]int
 	sentinel := true
@@ -166,7 +167,8 @@ func (b *bootstrapRegistry) route(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// putRoute answers PUT /route: whoever reaches it replaces a rank's address.
+// putRoute answers PUT /route. Any host that can reach it can replace a rank's
+// address.
 func (b *bootstrapRegistry) putRoute(w http.ResponseWriter, r *http.Request) {
 	var m struct {
 		SystemDPSize int    `json:"system_dp_size"`
@@ -199,7 +201,7 @@ func (b *bootstrapRegistry) registerRank(w http.ResponseWriter, r *http.Request)
 	}
 }
 
-// register remembers a room's rank and forgets those that have expired.
+// register stores a room's rank and removes expired rooms.
 func (b *bootstrapRegistry) register(room int64, rank int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -231,7 +233,7 @@ func (b *bootstrapRegistry) queryRanks(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, found)
 }
 
-// decode reads a JSON body; on a bad one it answers as aiohttp does for an
+// decode reads a JSON body. An invalid body gets aiohttp's answer to an
 // uncaught exception.
 func (b *bootstrapRegistry) decode(w http.ResponseWriter, r *http.Request, v any) bool {
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(v); err != nil {

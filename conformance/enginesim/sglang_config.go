@@ -2,29 +2,30 @@ package enginesim
 
 import "time"
 
-// SGLangConfig is what only a simulated SGLang engine has. The zero value of a
-// field means its default, which is the real engine's.
+// SGLangConfig holds the settings of a simulated SGLang engine. The zero value
+// of a field means its default, which is the real engine's.
 type SGLangConfig struct {
-	// LoadBalance is --load-balance-method; default "follow_bootstrap_room" on a
-	// prefill engine, else "round_robin" (what "auto" resolves to).
+	// LoadBalance is --load-balance-method; default "follow_bootstrap_room" on
+	// a prefill engine, else "round_robin" (the meaning of "auto").
 	LoadBalance string
-	// ForceQueryRank is SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK: a rank
-	// that contradicts the room is registered instead of refused, and decode asks
-	// the bootstrap registry for every rank.
+	// ForceQueryRank is SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK: a
+	// rank that contradicts the room is registered, not rejected, and decode
+	// asks the bootstrap registry for every rank.
 	ForceQueryRank bool
 	// HeaderOverrides is SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES: x-override-*
 	// headers replace body fields on /generate and chat.
 	HeaderOverrides bool
 	// KVCacheDtype is --kv-cache-dtype; default "auto". A pair must agree on it.
 	KVCacheDtype string
-	// TPSize and PPSize are --tp-size and --pp-size; default 1 each. The simulator
-	// computes on one rank all the same: they only decide who can be paired.
+	// TPSize and PPSize are --tp-size and --pp-size; default 1 each. The
+	// simulator always computes on one rank. The sizes only decide which
+	// engines can be paired.
 	TPSize, PPSize int
 	// TransferBackend is --disaggregation-transfer-backend; default "mooncake".
-	// Engines of unlike backends do not understand each other.
+	// Engines with different backends cannot transfer KV.
 	TransferBackend string
-	// BootstrapTimeout is how long prefill waits for decode's indices, and
-	// WaitingTimeout how long decode waits for the KV; default 300 s each.
+	// BootstrapTimeout is the time that prefill waits for decode's indices, and
+	// WaitingTimeout the time that decode waits for the KV; default 300 s each.
 	BootstrapTimeout, WaitingTimeout time.Duration
 	// HandshakeInterval and HandshakeAttempts say how decode asks a bootstrap
 	// registry for the topology; default 15 times, 1 s apart.
@@ -34,20 +35,21 @@ type SGLangConfig struct {
 	// registry; default every 5 s, lost after 2 misses in a row.
 	HeartbeatInterval time.Duration
 	HeartbeatFailures int
-	// HealthPoll is the grain of the health generation's wait, and so the least
-	// time of a GET /health; default 1 s. HealthTimeout is its limit, default 20 s.
+	// HealthPoll is the polling interval of the health generation, and so the
+	// least time of a GET /health; default 1 s. HealthTimeout is its limit,
+	// default 20 s.
 	HealthPoll, HealthTimeout time.Duration
-	// RoomExpiry is how long the registry keeps a room's rank; default 120 s.
+	// RoomExpiry is the time that the registry keeps a room's rank; default 120 s.
 	RoomExpiry time.Duration
 }
 
-// Load balance methods with a meaning of their own here.
+// Load balance methods with a special meaning here.
 const (
 	balanceFollowRoom = "follow_bootstrap_room"
 	balanceRoundRobin = "round_robin"
 )
 
-// defaultBootstrapPort is what decode uses when a request names no port.
+// defaultBootstrapPort is decode's port for requests without one.
 const defaultBootstrapPort = 8998
 
 // withDefaults returns the config with every zero field set.

@@ -14,38 +14,38 @@ import (
 	"time"
 )
 
-// sglangReceiver is a decode leg whose blocks are reserved and whose indices
-// have been sent.
+// sglangReceiver is a decode leg that has reserved its blocks and sent their
+// indices.
 type sglangReceiver struct {
 	leg    *sglangLeg
 	rank   *rank
 	addr   string // the prefill's bootstrap registry
 	blocks []blockID
 	refuse bool // the fault "load"
-	// done is closed when the KV and the metadata are there.
+	// done is closed when the KV and the metadata have arrived.
 	done chan struct{}
 	meta transferMetadata
 }
 
-// transferMetadata is the buffer that comes with the KV.
+// transferMetadata is the buffer that is sent with the KV.
 type transferMetadata struct {
 	room   int64
 	first  token
 	cached int
 }
 
-// sglangPrefill is what decode knows of a prefill engine.
+// sglangPrefill is decode's knowledge of a prefill engine.
 type sglangPrefill struct {
 	topology prefillTopology
 	ranks    map[int]string // side channel addresses, by rank
-	misses   int            // heartbeats in a row
+	misses   int            // consecutive missed heartbeats
 }
 
 // rankPoll is the pause between two /query_dp_ranks calls.
 const rankPoll = 20 * time.Millisecond
 
-// decode runs the decode leg: learn the prefill, reserve, send the indices, wait
-// for the KV, then decode on from the first token.
+// decode runs the decode leg: find the prefill, reserve, send the indices, wait
+// for the KV, then continue decoding after the first token.
 func (g *sglang) decode(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
 	r := g.e.pickRank(s.req.Rank)
 	s.rank = r
@@ -54,7 +54,7 @@ func (g *sglang) decode(ctx context.Context, s *sequence, leg *sglangLeg, emit f
 		if err := r.reserve(ctx, s, room(s), true); err != nil {
 			return g.ended(s, err, emit)
 		}
-		s.computed = len(s.prompt) // whatever the blocks hold
+		s.computed = len(s.prompt) // whatever the content of the blocks
 		return g.ended(s, r.decode(ctx, s, emit), emit)
 	}
 	if err := g.transfer(ctx, r, s, leg); err != nil {
@@ -67,7 +67,7 @@ func (g *sglang) decode(ctx context.Context, s *sequence, leg *sglangLeg, emit f
 	return g.ended(s, err, emit)
 }
 
-// transfer brings the prompt's KV and the first token to the sequence.
+// transfer gets the prompt's KV and the first token for the sequence.
 func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglangLeg) error {
 	q := &g.queues[r.index]
 	q.prealloc.Add(1)
@@ -108,8 +108,8 @@ func (g *sglang) transfer(ctx context.Context, r *rank, s *sequence, leg *sglang
 	return nil
 }
 
-// expect makes a receiver known to the peer's messages; of two with one room the
-// newer gets the KV.
+// expect registers a receiver for the peer's messages. Of two receivers with
+// one room, the newer gets the KV.
 func (g *sglang) expect(recv *sglangReceiver) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -127,9 +127,9 @@ func (g *sglang) unexpect(recv *sglangReceiver) {
 	}
 }
 
-// awaitKV sends the indices to the prefill rank at peer, which never refuses
-// them, and waits for the KV. An abort that comes meanwhile follows the indices,
-// as on the engine's one socket to that rank.
+// awaitKV sends the indices to the prefill rank at peer, which never rejects
+// them, and waits for the KV. An abort of the meantime is sent after the
+// indices, as on the engine's only socket to that rank.
 func (g *sglang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string) error {
 	host, port := recv.rank.side.hostPort()
 	g.notify(recv.rank, peer, sideMessage{
@@ -149,7 +149,7 @@ func (g *sglang) awaitKV(ctx context.Context, recv *sglangReceiver, peer string)
 	}
 }
 
-// receive stores what a prefill pushes for a room.
+// receive stores the KV that a prefill pushes for a room.
 func (g *sglang) receive(room int64, m sideMessage) error {
 	first, err1 := strconv.Atoi(m.Fields["first_token"])
 	cached, err2 := strconv.Atoi(m.Fields["cached_tokens"])
@@ -179,8 +179,9 @@ func (g *sglang) receive(room int64, m sideMessage) error {
 	return nil
 }
 
-// handshake finds the side channel address of the prefill rank that has the
-// room: the topology once for each registry, then the rank, then its address.
+// handshake finds the side channel address of the prefill rank of the room. It
+// asks each registry once for the topology, then for the rank, then for its
+// address.
 func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer string, err error) {
 	port := leg.port
 	if port == 0 {
@@ -194,7 +195,7 @@ func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer stri
 		return addr, "", err
 	}
 	if a, b := max(g.cfg.TPSize, topology.AttnTPSize), min(g.cfg.TPSize, topology.AttnTPSize); a%b != 0 {
-		// Whole division maps some of decode's ranks to none of prefill's.
+		// Integer division maps some of decode's ranks to no rank of prefill.
 		return addr, "", kvError(phaseDecodeHandshake, leg, fmt.Sprintf(
 			"Could not fetch bootstrap info for: prefill_dp_rank: 0 prefill_cp_rank: 0 target_tp_rank: %d and target_pp_rank 0", b))
 	}
@@ -218,8 +219,8 @@ func (g *sglang) handshake(ctx context.Context, leg *sglangLeg) (addr, peer stri
 	return addr, peer, nil
 }
 
-// topology is the registry's sentinel answer, cached. A pair that does not fit
-// kills the engine, as the exception in its scheduler does.
+// topology returns the registry's sentinel answer, cached. An incompatible pair
+// ends the engine, as the exception in its scheduler does.
 func (g *sglang) topology(ctx context.Context, addr string, leg *sglangLeg) (prefillTopology, error) {
 	for attempt := 1; ; attempt++ {
 		g.mu.Lock()
@@ -251,8 +252,8 @@ func (g *sglang) topology(ctx context.Context, addr string, leg *sglangLeg) (pre
 	}
 }
 
-// fits is what decode's scheduler checks of a prefill, and ends by when it does
-// not hold: the sizes of _resolve_rank_mapping included.
+// fits does the checks of a prefill in decode's scheduler, which ends when one
+// fails. They include the sizes of _resolve_rank_mapping.
 func (g *sglang) fits(t prefillTopology) bool {
 	return t.PageSize == g.e.cfg.BlockSize && t.KVCacheDtype == g.cfg.KVCacheDtype &&
 		(g.cfg.PPSize == t.PPSize || g.cfg.PPSize == 1)
@@ -274,8 +275,8 @@ func (g *sglang) queryRank(ctx context.Context, addr string, room int64) (int, e
 	}
 }
 
-// rankAddress is the side channel of a prefill rank, cached for as long as the
-// registry answers heartbeats.
+// rankAddress returns the side channel address of a prefill rank. It is cached
+// while the registry answers heartbeats.
 func (g *sglang) rankAddress(ctx context.Context, addr string, rank int) (string, error) {
 	g.mu.Lock()
 	if p := g.prefills[addr]; p != nil && p.ranks[rank] != "" {
@@ -323,9 +324,9 @@ func (g *sglang) ask(ctx context.Context, method, url string, body []byte, v any
 	return json.NewDecoder(resp.Body).Decode(v)
 }
 
-// heartbeat watches every registry that decode knows. One that misses too often
-// is forgotten, so that a restarted prefill is learned anew, and the legs that
-// wait for it fail.
+// heartbeat watches every registry that decode knows. A registry that misses
+// too many heartbeats is forgotten, so that decode contacts a restarted prefill
+// anew, and the legs that wait for it fail.
 func (g *sglang) heartbeat(ctx context.Context) {
 	for sleep(ctx, g.cfg.HeartbeatInterval) == nil {
 		g.mu.Lock()
@@ -335,13 +336,13 @@ func (g *sglang) heartbeat(ctx context.Context) {
 		}
 		g.mu.Unlock()
 		for _, addr := range addrs {
-			g.heard(addr, g.ask(ctx, http.MethodGet, "http://"+addr+"/health", nil, nil) == nil)
+			g.noteHeartbeat(addr, g.ask(ctx, http.MethodGet, "http://"+addr+"/health", nil, nil) == nil)
 		}
 	}
 }
 
-// heard takes the result of one heartbeat.
-func (g *sglang) heard(addr string, alive bool) {
+// noteHeartbeat records the result of one heartbeat.
+func (g *sglang) noteHeartbeat(addr string, alive bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p := g.prefills[addr]

@@ -46,8 +46,8 @@ func (g *sglang) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /metrics", g.metrics)
 }
 
-// serverInfo answers GET /server_info: the server arguments that a router reads,
-// flat, with the scheduler's limits.
+// serverInfo answers GET /server_info: the server arguments that a router
+// reads, as one flat object, with the scheduler's limits.
 func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 	cfg := g.e.cfg
 	port := any(defaultBootstrapPort)
@@ -75,8 +75,8 @@ func (g *sglang) serverInfo(w http.ResponseWriter, _ *http.Request) {
 }
 
 // describePublisher is ServerArgs.describe_kv_events_publisher: rank 0's
-// endpoint as it was configured; null without a publisher. An ephemeral port is
-// known after start.
+// endpoint as configured, null without a publisher. An ephemeral port is known
+// only after start.
 func (g *sglang) describePublisher() any {
 	if g.e.publishers == nil {
 		return nil
@@ -90,7 +90,7 @@ func (g *sglang) describePublisher() any {
 		"topic", g.e.cfg.KVEvents.Topic, "block_size", g.e.cfg.BlockSize, "dp_size", g.e.cfg.Ranks)
 }
 
-// flushCache answers /flush_cache, which fails while requests run or wait.
+// flushCache answers /flush_cache. It fails while requests run or wait.
 func (g *sglang) flushCache(w http.ResponseWriter, _ *http.Request) {
 	status := http.StatusOK
 	if !g.e.resetCache() {
@@ -173,11 +173,12 @@ func (g *sglang) rankLoads(rk *rank, now time.Time, has func(string) bool) objec
 	return o
 }
 
-// gigabyte is the engine's, of 2^30 bytes.
+// gigabyte is the engine's unit of 2^30 bytes.
 const gigabyte = 1 << 30
 
-// lastTransfer is the speed, in gigabytes a second, and the milliseconds of the
-// last transfer (srt/disaggregation/prefill.py); 0 before there was one.
+// lastTransfer returns the speed of the last transfer in gigabytes per second
+// and its duration in milliseconds (srt/disaggregation/prefill.py); 0 before
+// the first one.
 func (q *sglangQueues) lastTransfer() (speed, millis float64) {
 	took := float64(q.movedIn.Load())
 	if took <= 0 {
@@ -186,15 +187,15 @@ func (q *sglangQueues) lastTransfer() (speed, millis float64) {
 	return float64(q.movedBytes.Load()) / gigabyte / (took / 1e9), took / 1e6
 }
 
-// waiting is the number of a rank's requests that wait in whatever queue, and
-// the tokens that prefill has to compute for them: of decode none
+// waiting returns the number of a rank's requests in all queues, and the tokens
+// that prefill has to compute for them, which is 0 for decode
 // (srt/managers/scheduler_components/load_inquirer.py).
 func (g *sglang) waiting(rk *rank, l rankLoad) (requests, uncached int) {
 	q := &g.queues[rk.index]
 	switch g.mode {
 	case modePrefill:
 		return l.waiting + int(q.bootstrap.Load()), l.uncachedTokens
-	case modeDecode: // those without blocks are in the prealloc queue
+	case modeDecode: // requests without blocks are in the prealloc queue
 		return l.waiting - l.queued + int(q.prealloc.Load()+q.transfer.Load()), 0
 	}
 	return l.waiting, l.uncachedTokens
@@ -241,9 +242,9 @@ func (g *sglang) httpPort() int {
 	return n
 }
 
-// serveHealth answers GET /health and /health_generate: one token is generated,
-// on a PD engine with a fake transfer, and its output awaited by polling, so
-// that even a healthy answer takes HealthPoll.
+// serveHealth answers GET /health and /health_generate. It generates one token,
+// on a PD engine with a fake transfer, and polls for the output. So even a
+// healthy answer takes HealthPoll.
 func (g *sglang) serveHealth(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.cfg.HealthTimeout)
 	defer cancel()

@@ -5,20 +5,21 @@ import (
 	"strings"
 )
 
-// sglangLogprobs is what one sequence of a /generate request asks for
-// (return_logprob and its like). The zero value asks for nothing.
+// sglangLogprobs are the log probabilities that one sequence of a /generate
+// request asks for (return_logprob and related members). The zero value asks
+// for none.
 type sglangLogprobs struct {
 	wanted bool
-	// start is the prompt's first token to be judged, -1 for none.
+	// start is the first token of the prompt with a log probability, -1 for none.
 	start int
-	// top is the number of the likeliest tokens at each place.
+	// top is the number of the most likely tokens at each position.
 	top int
 	// text adds the tokens' texts.
 	text bool
 }
 
-// parseLogprobs reads the members of /generate that ask for log probabilities;
-// each is one value, or a list with one for each prompt.
+// parseLogprobs reads the members of /generate that ask for log probabilities.
+// Each is one value, or a list with one value for each prompt.
 func parseLogprobs(f fields, prompts, n int) ([]sglangLogprobs, *fieldError) {
 	list := make([]sglangLogprobs, prompts*n)
 	for i := range list {
@@ -48,8 +49,8 @@ func parseLogprobs(f fields, prompts, n int) ([]sglangLogprobs, *fieldError) {
 	return list, nil
 }
 
-// elementOf is a member of f that may be a list with one value for each prompt,
-// less the list.
+// elementOf returns the fields with the i-th element of a member that may be a
+// list with one value for each prompt.
 func elementOf(f fields, name string, prompts, i int) (fields, *fieldError) {
 	raw := f[name]
 	var list []json.RawMessage
@@ -62,8 +63,8 @@ func elementOf(f fields, name string, prompts, i int) (fields, *fieldError) {
 	return fields{name: list[i]}, nil
 }
 
-// logprobs adds a sequence's log probabilities to meta_info. A decode engine does
-// not have those of the prompt.
+// logprobs adds a sequence's log probabilities to meta_info. A decode engine
+// has none for the prompt.
 func (g *sglang) logprobs(meta object, s *sequence) object {
 	ext := s.req.Ext.(*sglangRequest)
 	if len(ext.logprobs) == 0 || !ext.logprobs[s.choice].wanted {
@@ -84,8 +85,8 @@ func (g *sglang) logprobs(meta object, s *sequence) object {
 	return meta
 }
 
-// lists are the log probabilities of the tokens from up to to: what the model
-// gave each after those before it. The first token of a prompt's has none.
+// lists returns the log probabilities of the tokens in [from, to): each token's
+// probability after the tokens before it. The first token of a prompt has none.
 func (ask sglangLogprobs) lists(all []token, from, to int, prompt bool) (chosen, top []any) {
 	chosen, top = []any{}, []any{}
 	for i := from; i < to; i++ {
@@ -103,7 +104,7 @@ func (ask sglangLogprobs) lists(all []token, from, to int, prompt bool) (chosen,
 	return chosen, top
 }
 
-// entry is the triple of token t at place i.
+// entry returns the triple of token t at position i.
 func (ask sglangLogprobs) entry(all []token, i int, t token) any {
 	h := uint64(i)*0x9e3779b97f4a7c15 ^ uint64(t)<<20
 	if i > 0 {

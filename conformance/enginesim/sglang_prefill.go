@@ -8,31 +8,31 @@ import (
 	"time"
 )
 
-// sglangRoom is a bootstrap room on the prefill side. Its fields are guarded by
-// sglang.mu. Legs with one room share it, as they share the room's state in the
-// engine: a duplicate of a live room sends its KV to the same decode.
+// sglangRoom is a bootstrap room on the prefill side. sglang.mu guards its
+// fields. Legs with one room share it, as they share the room's state in the
+// real engine: a duplicate of a live room sends its KV to the same decode.
 type sglangRoom struct {
 	id   int64
 	legs map[*sglangLeg]bool
-	// info is what decode has sent; ready is closed when it is there.
+	// info is decode's message; ready is closed when it has arrived.
 	info  *decodeInfo
 	ready chan struct{}
 	// sent says that one leg's KV has arrived.
 	sent bool
 }
 
-// decodeInfo is where a room's KV goes.
+// decodeInfo is the destination of a room's KV.
 type decodeInfo struct {
 	session string // decode's engine id
 	addr    string // its rank's side channel
 	blocks  []blockID
 }
 
-// Words of the side channel between SGLang engines, in place of its ZMQ frames
-// and RDMA writes.
+// Operations of the side channel between SGLang engines. They replace its ZMQ
+// frames and RDMA writes.
 const (
-	opIndices = "indices" // decode to prefill: the blocks that are reserved
-	opAbort   = "abort"   // decode to prefill: the room is given up
+	opIndices = "indices" // decode to prefill: the reserved blocks
+	opAbort   = "abort"   // decode to prefill: decode has given up the room
 	opKV      = "kv"      // prefill to decode: blocks, first token, success
 	opFailed  = "failed"  // prefill to decode: the transfer has failed
 )
@@ -40,11 +40,11 @@ const (
 // notifyTimeout bounds a one-way message (SGLANG_DISAGGREGATION_ZMQ_SEND_TIMEOUT).
 const notifyTimeout = time.Second
 
-// errPrefillDead is what decode hears of a prefill leg that failed.
+// errPrefillDead is the message to decode about a failed prefill leg.
 const errPrefillDead = "Failed to get kvcache from prefill instance, it might be dead"
 
-// prefill runs the prefill leg: wait for decode's indices, compute, push the KV,
-// then answer one token.
+// prefill runs the prefill leg: wait for decode's indices, compute, push the
+// KV, then answer with one token.
 func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit func(token)) error {
 	r := g.prefillRank(s.req.Rank, leg.room)
 	s.rank = r
@@ -87,8 +87,8 @@ func (g *sglang) prefill(ctx context.Context, s *sequence, leg *sglangLeg, emit 
 	return nil
 }
 
-// prefillRank dispatches a request: to the rank that it names, else by the room
-// or in turn.
+// prefillRank selects a request's rank: the named one, else by the room or in
+// turn.
 func (g *sglang) prefillRank(want int, room int64) *rank {
 	if want < 0 && g.cfg.LoadBalance == balanceFollowRoom {
 		want = int(uint64(room) % uint64(len(g.e.ranks)))
@@ -96,8 +96,8 @@ func (g *sglang) prefillRank(want int, room int64) *rank {
 	return g.e.pickRank(want)
 }
 
-// claimRank tells decode which rank has the room, unless decode can derive it
-// or was told by the request; a rank that contradicts the room fails
+// claimRank registers the rank of the room for decode, unless decode can derive
+// it or the request named it. A rank that contradicts the room fails
 // (CommonKVSender.__init__).
 func (g *sglang) claimRank(leg *sglangLeg, rank int) error {
 	size := len(g.e.ranks)
@@ -139,16 +139,16 @@ func (g *sglang) joinRoom(leg *sglangLeg) *sglangRoom {
 	return rm
 }
 
-// leaveRoom ends a leg in its room; the last one clears the room and, when no KV
-// has been sent, tells a decode that is already waiting.
+// leaveRoom ends a leg in its room. The last leg clears the room and, when no
+// KV has been sent, informs a decode that is already waiting.
 func (g *sglang) leaveRoom(rm *sglangRoom, leg *sglangLeg) {
 	if info := g.clearRoom(rm, leg); info != nil {
 		g.notify(g.e.ranks[0], info.addr, sideMessage{Op: opFailed, Engine: info.session, Key: roomKey(rm.id)})
 	}
 }
 
-// clearRoom takes a leg out of its room and returns the decode that has to hear
-// of its failure, nil for none.
+// clearRoom removes a leg from its room. It returns the decode that must be
+// told of the failure, nil for none.
 func (g *sglang) clearRoom(rm *sglangRoom, leg *sglangLeg) *decodeInfo {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,8 +167,8 @@ func (g *sglang) clearRoom(rm *sglangRoom, leg *sglangLeg) *decodeInfo {
 
 func roomKey(room int64) string { return strconv.FormatInt(room, 10) }
 
-// notify sends a message whose answer says nothing, for notifyTimeout at most.
-// An engine that is ending sends none.
+// notify sends a message whose answer is ignored. It takes at most
+// notifyTimeout. An engine that is ending sends none.
 func (g *sglang) notify(r *rank, addr string, m sideMessage) {
 	if g.e.hasEnded() {
 		return
@@ -180,8 +180,8 @@ func (g *sglang) notify(r *rank, addr string, m sideMessage) {
 	}
 }
 
-// awaitIndices parks a leg in the bootstrap queue until decode's indices are
-// there.
+// awaitIndices holds a leg in the bootstrap queue until decode's indices have
+// arrived.
 func (g *sglang) awaitIndices(ctx context.Context, r *rank, rm *sglangRoom, leg *sglangLeg) error {
 	q := &g.queues[r.index]
 	q.bootstrap.Add(1)
@@ -202,8 +202,8 @@ func (g *sglang) awaitIndices(ctx context.Context, r *rank, rm *sglangRoom, leg 
 }
 
 // push sends the KV of the prompt and the metadata buffer: first token, cached
-// tokens and the room, by which decode checks that the buffer is its own. With
-// more blocks here than reserved there, the rest stays behind.
+// tokens and the room, by which decode checks that the buffer is its own. If
+// prefill has more blocks than decode has reserved, it does not send the rest.
 func (g *sglang) push(ctx context.Context, r *rank, rm *sglangRoom, s *sequence, leg *sglangLeg) error {
 	g.mu.Lock()
 	info := rm.info
@@ -240,7 +240,7 @@ func (g *sglang) push(ctx context.Context, r *rank, rm *sglangRoom, s *sequence,
 	return kvError(phasePrefillTransfer, leg, fmt.Sprintf("Decode instance could be dead, remote mooncake session %s is not alive", info.session))
 }
 
-// message answers a peer engine. Room messages arrive at any rank of it.
+// message answers a peer engine. Messages of a room may arrive at any rank.
 func (g *sglang) message(_ context.Context, _ *rank, m sideMessage) (sideMessage, error) {
 	room, err := strconv.ParseInt(m.Key, 10, 64)
 	if err != nil {
@@ -265,14 +265,13 @@ func (g *sglang) message(_ context.Context, _ *rank, m sideMessage) (sideMessage
 	return sideMessage{Op: m.Op}, err
 }
 
-// indices takes decode's blocks for a room, whether or not its prefill leg is
-// here already.
+// indices records decode's blocks for a room. The prefill leg may not be here yet.
 func (g *sglang) indices(room int64, m sideMessage) error {
 	addr := net.JoinHostPort(m.Fields["host"], m.Fields["port"])
 	if g.mode != modePrefill {
 		return fmt.Errorf("indices: not a prefill engine")
 	}
-	if m.Fields["backend"] != g.cfg.TransferBackend { // not understood, and so never answered
+	if m.Fields["backend"] != g.cfg.TransferBackend { // no engine understands it, so none answers
 		return fmt.Errorf("indices: of backend %q", m.Fields["backend"])
 	}
 	g.mu.Lock()
@@ -287,7 +286,7 @@ func (g *sglang) indices(room int64, m sideMessage) error {
 }
 
 // roomGivenUp ends the legs of a room that decode has aborted. Indices without
-// a prefill leg are forgotten: a leg that comes later waits for its time-out.
+// a prefill leg are dropped: a later leg waits for its timeout.
 func (g *sglang) roomGivenUp(room int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,22 +10,23 @@ import (
 	"time"
 )
 
-// sglangRequest is what SGLang keeps of a request.
+// sglangRequest is SGLang's state of a request.
 type sglangRequest struct {
 	// batch says that a native answer is a list.
 	batch bool
 	// items are the sequences' own fields, in choice order.
 	items []sglangItem
-	// logprobs are the sequences' wishes on /generate, in choice order.
+	// logprobs are the log probabilities that the sequences of /generate ask
+	// for, in choice order.
 	logprobs []sglangLogprobs
 }
 
-// sglangItem is the part of a request that each of its sequences has for itself
-// (GenerateReqInput in managers/io_struct.py).
+// sglangItem holds the fields of a request that each of its sequences has of
+// its own (GenerateReqInput in managers/io_struct.py).
 type sglangItem struct {
 	rid string
-	// host and port are the prefill's bootstrap registry as decode sees it; port
-	// 0 is decode's own default.
+	// host and port are the address of the prefill's bootstrap registry for
+	// decode; port 0 means decode's default.
 	host string
 	port int
 	// room is the transfer's id, if hasRoom.
@@ -38,7 +39,7 @@ type sglangItem struct {
 // nativeError marks errors of /generate, which have a form of their own.
 const nativeError = "native"
 
-// sglangFieldError is SGLang's answer to a body that its request models refuse.
+// sglangFieldError is SGLang's answer to a body that its request models reject.
 func sglangFieldError(route string, err *fieldError) *apiError {
 	kind := "Bad Request"
 	if route == routeGenerate {
@@ -81,7 +82,7 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 	req.Ext = ext
 	req.ID = items[0].rid
 	if g.mode == modeDecode {
-		// Decode has a chunk cache: nothing of it is reused by other requests.
+		// Decode has a chunk cache: other requests reuse none of it.
 		req.CacheSalt = "chunk cache " + newUUID()
 	}
 	if refusal := g.check(req); refusal != nil {
@@ -93,7 +94,7 @@ func (g *sglang) parse(route string, h http.Header, body []byte) (*request, *api
 	return req, nil
 }
 
-// check is what the tokenizer manager refuses.
+// check does the checks of the tokenizer manager.
 func (g *sglang) check(req *request) *apiError {
 	if req.N < 1 {
 		return badRequest("n", "n must be at least 1, got %d.", req.N)
@@ -156,8 +157,8 @@ func parseGenerate(h http.Header, f fields) (*request, bool, *fieldError) {
 	return req, req.N > 1 || batchPrompt(prompt), nil
 }
 
-// embedded gives the token ids that stand for input_embeds, one for each vector:
-// vectors are one prompt, lists of them a batch.
+// embedded returns the token ids that stand for input_embeds, one for each
+// vector. A list of vectors is one prompt, a list of such lists a batch.
 func embedded(f fields) (json.RawMessage, *fieldError) {
 	if !f.has("input_embeds") {
 		return nil, &fieldError{"text", "value_error", "Either text, input_ids or input_embeds should be provided."}
@@ -202,7 +203,7 @@ func batchPrompt(raw json.RawMessage) bool {
 }
 
 // listOrOne reads a field that is one value or, for a batch, a list with one
-// value for each prompt; nil for null. one reports the former.
+// value for each prompt; nil for null. one reports a single value.
 func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fieldError) {
 	if !f.has(name) {
 		return nil, false, nil
@@ -216,14 +217,15 @@ func listOrOne(f fields, name string) (list []json.RawMessage, one bool, err *fi
 	return []json.RawMessage{f[name]}, true, nil
 }
 
-// parseItems spreads rid and the bootstrap fields over the sequences of a
-// request. As _normalize_batch_and_arguments does: one host or port is repeated,
-// one room counts up, one rid gets the suffixes _0, _1…. The samples of n > 1
-// are copies of their prompt's first, with random rids but its room, as in
-// _handle_batch_request: on a PD engine they wait for each other's KV.
+// parseItems distributes rid and the bootstrap fields over the sequences of a
+// request. As in _normalize_batch_and_arguments, one host or port is repeated,
+// one room counts up, and one rid gets the suffixes _0, _1…. As in
+// _handle_batch_request, the samples of n > 1 are copies of their prompt's
+// first sample, with random rids but the same room: on a PD engine they wait
+// for each other's KV.
 func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError) {
 	if n < 1 || prompts < 1 {
-		return []sglangItem{{}}, nil // check refuses it
+		return []sglangItem{{}}, nil // check rejects it
 	}
 	items := make([]sglangItem, prompts*n)
 	p := fieldReader{f: f}
@@ -259,8 +261,8 @@ func parseItems(f fields, prompts, n int, batch bool) ([]sglangItem, *fieldError
 	return items, nil
 }
 
-// set reads one field of an item; counted says that a single value stands for
-// the batch and at is the item's place in it.
+// set reads one field of an item. counted says that a single value stands for
+// the batch; at is the item's position in the batch.
 func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, samples bool) *fieldError {
 	null := raw == nil || string(raw) == "null"
 	f := fields{name: raw}
@@ -296,8 +298,9 @@ func (item *sglangItem) set(name string, raw json.RawMessage, at int, counted, s
 	return err
 }
 
-// parseRank reads the wanted rank of this engine: routed_dp_rank, its old name
-// data_parallel_rank, or on the OpenAI routes the header, which wins.
+// parseRank reads the requested rank of this engine: routed_dp_rank, its old
+// name data_parallel_rank, or on the OpenAI routes the header, which has
+// priority.
 func (g *sglang) parseRank(route string, req *request) *fieldError {
 	p := fieldReader{f: req.Fields}
 	rank := p.integer("data_parallel_rank", int64(req.Rank))
@@ -325,8 +328,9 @@ func (g *sglang) parseRank(route string, req *request) *fieldError {
 	return nil
 }
 
-// overrideItems applies the x-override-* headers (entrypoints/request_headers.py).
-// They carry single values, so a batch is refused.
+// overrideItems applies the x-override-* headers
+// (entrypoints/request_headers.py). They hold single values, so a batch is
+// rejected.
 func overrideItems(h http.Header, req *request, items []sglangItem) *fieldError {
 	for header, name := range map[string]string{
 		"X-Override-Rid": "rid", "X-Override-Bootstrap-Host": "bootstrap_host",

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// startEngine starts an engine that ends with the test, which fails if blocks
-// are still referenced when no request and no lease is left.
+// startEngine starts an engine that ends with the test. The test fails if
+// blocks are still referenced after the last request and lease.
 func startEngine(t *testing.T, cfg Config) *Engine {
 	t.Helper()
 	e, err := New(cfg)
@@ -71,14 +71,14 @@ func checkAccounting(t *testing.T, r *rank) {
 	}
 }
 
-// answer is an answer of an engine, whole.
+// answer is a complete answer of an engine.
 type answer struct {
 	status int
 	body   []byte
 	header http.Header
 }
 
-// field walks into the answer's JSON: "choices", 0, "text".
+// field returns a value of the answer's JSON by its path: "choices", 0, "text".
 func (a answer) field(t *testing.T, path ...any) any {
 	t.Helper()
 	var v any
@@ -106,7 +106,7 @@ func (a answer) field(t *testing.T, path ...any) any {
 	return v
 }
 
-// text is the first choice's text, of either route.
+// text returns the first choice's text, of either route.
 func (a answer) text(t *testing.T) string {
 	t.Helper()
 	if a.status != http.StatusOK {
@@ -180,7 +180,7 @@ func stream(t *testing.T, url, body string) []string {
 	return events
 }
 
-// eventually waits for a state that other goroutines bring about.
+// eventually waits until other goroutines have reached a state.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -211,10 +211,10 @@ func words(seed, n int) string {
 	return b.String()
 }
 
-// prefillParams is what a proxy puts into a prefill leg.
+// prefillParams are a proxy's parameters for a prefill leg.
 const prefillParams = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
-// openStream posts a streaming request and returns when the head is there;
+// openStream posts a streaming request and returns when the head has arrived.
 // events reads the rest.
 func openStream(t *testing.T, url, body string) (events func() ([]string, error), leave func()) {
 	t.Helper()

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// textBuffer is the detokenizer of one sequence: it finds stop strings and
-// holds back what may become one.
+// textBuffer is the detokenizer of one sequence. It finds stop strings and
+// holds back text that may become one.
 type textBuffer struct {
 	text []byte // all output text, cut at a stop string
 	sent int    // bytes already given to the stream
-	// tokens decoded since the last piece.
+	// tokens were decoded since the last piece.
 	tokens []token
 }
 
-// finished takes the newest output token into the text and sets s.finish when
-// it ends the sequence.
+// finished adds the newest output token to the text, and sets s.finish when the
+// token ends the sequence.
 func (s *sequence) finished(t token) {
 	s.text.tokens = append(s.text.tokens, t)
 	n := len(s.output)
@@ -50,8 +50,8 @@ func (s *sequence) finished(t token) {
 	}
 }
 
-// take is the new text that may leave for the client: until the sequence ends,
-// the tail that could begin a stop string stays back.
+// take returns the new text for the client. Until the sequence ends, it holds
+// back a tail that could begin a stop string.
 func (s *sequence) take() piece {
 	ready := len(s.text.text)
 	if s.finish == "" {
@@ -79,19 +79,19 @@ type eventStream struct {
 	mu     sync.Mutex
 	w      http.ResponseWriter
 	rc     *http.ResponseController
-	head   bool // the 200 head is out
+	head   bool // the 200 head was sent
 	events int
-	// before is called with the number of events already written, before each
-	// event; an error ends the stream (faults).
+	// before is called before each event with the number of events already
+	// written. An error ends the stream (faults).
 	before func(events int) error
 	err    error
-	// idle sends a comment when the stream has been silent for keepAlive; nil
-	// without keep-alives.
+	// idle sends a comment when the stream was idle for keepAlive; nil without
+	// keep-alives.
 	idle      *time.Timer
 	keepAlive time.Duration
 }
 
-// keepAliveComment is what vLLM sends into silent streams.
+// keepAliveComment is vLLM's comment in idle streams.
 const keepAliveComment = ": keep-alive\n\n"
 
 // keep starts the keep-alives; finish ends them.
@@ -116,7 +116,7 @@ func (st *eventStream) keep(every time.Duration) {
 	})
 }
 
-// finish returns when no keep-alive can be sent any more.
+// finish ends the keep-alives and waits until none can be sent any more.
 func (st *eventStream) finish() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -185,7 +185,7 @@ func (st *eventStream) write(v any) error {
 	return err
 }
 
-// rawEvent is an event that is written as it stands.
+// rawEvent is an event that is written unchanged.
 type rawEvent []byte
 
 // namedEvent is an event with an event line.

@@ -7,14 +7,14 @@ import (
 	"sync/atomic"
 )
 
-// State is what an engine holds and has counted: the JSON of GET /sim/state.
+// State holds the resources and counters of an engine: the JSON of GET /sim/state.
 type State struct {
 	// BlocksTotal counts the KV blocks of all ranks.
 	BlocksTotal int `json:"blocks_total"`
 	// BlocksUsed are blocks that a sequence or a pinned set references; idle
 	// prefix-cached blocks are not.
 	BlocksUsed int `json:"blocks_used"`
-	// BlocksPinned are blocks held for a transfer that has not come.
+	// BlocksPinned are blocks held for a transfer that has not happened yet.
 	BlocksPinned int `json:"blocks_pinned"`
 	// RequestsRunning hold a slot.
 	RequestsRunning int `json:"requests_running"`
@@ -22,10 +22,10 @@ type State struct {
 	RequestsWaiting int `json:"requests_waiting"`
 	// Requests counts sequences that reached the engine.
 	Requests int64 `json:"requests"`
-	// Transfers counts KV reads served to, or pushed to, peers, and those done
-	// by this engine: each transfer counts on both sides.
+	// Transfers counts KV transfers that this engine served to peers, pushed to
+	// peers or received. Each transfer counts on both sides.
 	Transfers int64 `json:"transfers"`
-	// Aborted counts sequences whose client left.
+	// Aborted counts sequences whose client left before the end.
 	Aborted int64 `json:"aborted"`
 	// Errors counts sequences that failed inside the engine.
 	Errors int64 `json:"errors"`
@@ -44,12 +44,12 @@ type State struct {
 	DuplicateIDs int64 `json:"duplicate_ids"`
 	// PackedBodies counts requests whose body was MessagePack.
 	PackedBodies int64 `json:"packed_bodies"`
-	// PeerConnections counts the connections to ranks of peers that were set up,
-	// ConnectionWaits the transfers that waited for one.
+	// PeerConnections counts the connections to ranks of peers that were
+	// opened, ConnectionWaits the transfers that waited for one.
 	PeerConnections int64 `json:"peer_connections"`
 	ConnectionWaits int64 `json:"connection_waits"`
-	// Encoded counts images and sounds that this engine worked up, EncoderHits
-	// those that it found worked up by an encoder.
+	// Encoded counts images and sounds that this engine encoded, EncoderHits
+	// those whose encoding it found.
 	Encoded     int64 `json:"encoded"`
 	EncoderHits int64 `json:"encoder_hits"`
 	// ConnectionsOpen are HTTP connections.
@@ -59,7 +59,7 @@ type State struct {
 	KVSubscribers int `json:"kv_subscribers"`
 }
 
-// counters are the monotonous part of State.
+// counters are the part of State that only increases.
 type counters struct {
 	requests, transfers, aborted, errors, rejected atomic.Int64
 	promptTokens, cachedTokens, outputTokens       atomic.Int64
@@ -70,7 +70,7 @@ type counters struct {
 	externalTokens                                 atomic.Int64 // received by transfer
 }
 
-// State is a snapshot. A killed engine holds nothing.
+// State returns a snapshot. A killed engine holds nothing.
 func (e *Engine) State() State {
 	s := State{
 		Requests: e.stats.requests.Load(), Transfers: e.stats.transfers.Load(), Aborted: e.stats.aborted.Load(),
@@ -92,7 +92,7 @@ func (e *Engine) State() State {
 		r.mu.Unlock()
 	}
 	if v, ok := e.proto.(*vllm); ok {
-		if m, ok := v.connector.(interface{ held() int }); ok { // in a buffer of its own
+		if m, ok := v.connector.(interface{ held() int }); ok { // in a buffer of the connector
 			s.BlocksPinned += m.held()
 			s.BlocksUsed += m.held()
 		}
@@ -100,15 +100,15 @@ func (e *Engine) State() State {
 	return s
 }
 
-// rankLoad is what one rank is doing.
+// rankLoad is the current load of one rank.
 type rankLoad struct {
-	// running hold a slot, waiting wait for blocks or a slot, loading for a
-	// transfer; those of queued have no blocks yet.
+	// running hold a slot, waiting wait for blocks or a slot, loading wait for
+	// a transfer, queued wait and have no blocks yet.
 	running, waiting, loading, queued int
-	// queuedTokens are those of queued prompts, uncachedTokens of them those that
-	// the prefix cache has not.
+	// queuedTokens are the tokens of queued prompts; uncachedTokens are those
+	// of them that are not in the prefix cache.
 	queuedTokens, uncachedTokens int
-	usedTokens, totalTokens      int // of KV
+	usedTokens, totalTokens      int // tokens of KV
 }
 
 func (r *rank) load() rankLoad {
@@ -126,7 +126,7 @@ func (r *rank) load() rankLoad {
 	return l
 }
 
-// hitRate is the share of all prompt tokens that the prefix cache had.
+// hitRate returns the share of all prompt tokens that were in the prefix cache.
 func (e *Engine) hitRate() float64 {
 	prompt := e.stats.promptTokens.Load()
 	if prompt == 0 {
@@ -144,8 +144,9 @@ func (e *Engine) metrics(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprintf(&b, "vllm:%s{engine=\"%d\",model_name=%q%s} %v\n", name, r.index, e.cfg.Model, more, value(r.load()))
 		}
 	}
-	// Of prometheus_client's ProcessCollector, which is in the registry that vLLM
-	// exposes. Source: vLLM, v1/metrics/prometheus.py get_prometheus_registry.
+	// This gauge comes from prometheus_client's ProcessCollector, which is in
+	// the registry that vLLM exposes. Source: vLLM, v1/metrics/prometheus.py
+	// get_prometheus_registry.
 	fmt.Fprintf(&b, "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.13e\n", float64(e.born.UnixNano())/1e9)
 	head := func(name string) { fmt.Fprintf(&b, "# TYPE vllm:%s gauge\n", name) }
 	head("num_requests_running")

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLoads: with one request running and one waiting, half of whose prompt is
-// cached, every engine's own endpoint says so.
+// TestLoads: one request runs and one waits, and half of the waiting one's
+// prompt is cached. Every engine's own load endpoint reports that.
 func TestLoads(t *testing.T) {
 	tests := []struct {
 		connector string
@@ -67,13 +67,14 @@ func TestLoads(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.connector, func(t *testing.T) {
 			e := startEngine(t, Config{Connector: tt.connector, BlockSize: 8, KVBlocks: 64, MaxRunning: 1, TRTLLM: TRTLLMConfig{DisconnectPoll: 1}})
-			// The first's 24 prompt tokens and 8 of the answer take 4 blocks.
+			// The first request's 24 prompt tokens and 8 answer tokens take 4
+			// blocks.
 			e.SetFault("", 0, "decode")
 			for i, prompt := range []string{words(1, 24), words(1, 16) + words(2, 16)} {
 				answered, leave := postAside(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":9`))
 				defer func() { leave(); <-answered }()
 				eventually(t, "the request", func() bool { s := e.State(); return s.RequestsRunning+s.RequestsWaiting == i+1 })
-				if i == 0 { // its prompt is computed before the other one comes
+				if i == 0 { // the first prompt must be computed before the second request arrives
 					eventually(t, "its blocks", func() bool {
 						r := e.ranks[0]
 						r.mu.Lock()

@@ -5,15 +5,15 @@ import (
 	"net/http"
 )
 
-// tokenWrong is what stands before the ids of a tokenize endpoint that answers
-// wrongly: as with another chat template, no block is the same.
+// tokenWrong is prefixed to the ids of a wrong tokenize endpoint. As with
+// another chat template, every block differs.
 const tokenWrong token = 1
 
-// SetWrongTokens makes the tokenize endpoints answer other ids than the engine
-// computes for the same request, or ends that.
+// SetWrongTokens makes the tokenize endpoints return ids that differ from those
+// that the engine computes for the same request, or ends that.
 func (e *Engine) SetWrongTokens(wrong bool) { e.wrongTokens.Store(wrong) }
 
-// answered are ids as a tokenize endpoint answers them.
+// answered returns ids as a tokenize endpoint returns them.
 func (e *Engine) answered(ids []token) []token {
 	if e.wrongTokens.Load() {
 		return append([]token{tokenWrong}, ids...)
@@ -21,7 +21,7 @@ func (e *Engine) answered(ids []token) []token {
 	return ids
 }
 
-// smallBody reads a body that is an object; on an ill one the error is
+// smallBody reads a body that is an object. For an invalid body the error is
 // pydantic's.
 func smallBody(w http.ResponseWriter, r *http.Request) (fields, *fieldError) {
 	body, err := readBody(w, r)
@@ -31,9 +31,9 @@ func smallBody(w http.ResponseWriter, r *http.Request) (fields, *fieldError) {
 	return decodeFields(body)
 }
 
-// tokenize answers POST /tokenize for a prompt or messages: as the request
-// models of vllm/entrypoints/serve/tokenize/protocol.py take them, with unknown
-// fields ignored.
+// tokenize answers POST /tokenize for a prompt or messages, as the request
+// models of vllm/entrypoints/serve/tokenize/protocol.py accept them. Unknown
+// fields are ignored.
 func (v *vllm) tokenize(w http.ResponseWriter, r *http.Request) {
 	f, ferr := smallBody(w, r)
 	var ids []token
@@ -60,7 +60,7 @@ func (v *vllm) tokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, obj("count", len(ids), "max_model_len", v.e.maxModelLen(), "tokens", ids, "token_strs", texts))
 }
 
-// tokenizeVLLM are the ids of a /tokenize body.
+// tokenizeVLLM returns the ids of a /tokenize body.
 func tokenizeVLLM(f fields) ([]token, *fieldError) {
 	p := fieldReader{f: f}
 	p.str("model", "")
@@ -81,7 +81,7 @@ func tokenizeVLLM(f fields) ([]token, *fieldError) {
 	return tokenize(text), p.err
 }
 
-// fieldText is a field's string; empty when it has none.
+// fieldText returns the string of a field, "" without one.
 func fieldText(f fields, name string) string {
 	text, _ := f.str(name, "")
 	return text
@@ -199,7 +199,7 @@ func (g *sglang) tokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, obj("tokens", tokens, "count", count, "max_model_len", g.e.maxModelLen()))
 }
 
-// tokenizeSGLang are the ids of each prompt of a tokenize body.
+// tokenizeSGLang returns the ids of each prompt of a tokenize body.
 func tokenizeSGLang(h http.Header, f fields) ([][]token, *fieldError) {
 	p := fieldReader{f: f}
 	p.str("model", "")
@@ -256,9 +256,9 @@ func (g *sglang) detokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, obj("text", validText(detokenize(ids))))
 }
 
-// tokenize answers POST /_internal/tokenize: a prompt, which is all that its
-// request model knows besides the model's name
-// (TokenizeRequest in tensorrt_llm/serve/openai_protocol.py).
+// tokenize answers POST /_internal/tokenize. Its request model knows only a
+// prompt and the model's name (TokenizeRequest in
+// tensorrt_llm/serve/openai_protocol.py).
 func (t *trtllm) tokenize(w http.ResponseWriter, r *http.Request) {
 	f, ferr := smallBody(w, r)
 	if ferr == nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestTokenizeIsWhatIsComputed: the ids of each endpoint are those under which
-// the same request's blocks are cached.
+// TestTokenizeIsWhatIsComputed: each endpoint returns the ids under which the
+// same request's blocks are cached.
 func TestTokenizeIsWhatIsComputed(t *testing.T) {
 	const chat = `"messages":[{"role":"system","content":"You are terse. Answer in one word, and never in two."},{"role":"user","content":[{"type":"text","text":"What is the capital of France?"}]}]`
 	tools := `,"tools":[{"type":"function", "function":{"name":"look_up","parameters":{"type":"object"}}}]`
@@ -63,12 +63,13 @@ func TestTokenizeIsWhatIsComputed(t *testing.T) {
 	}
 }
 
-// TestTokenizeIsStrict: what the engines' request models refuse, and take.
+// TestTokenizeIsStrict checks which bodies the engines' request models reject
+// and accept.
 func TestTokenizeIsStrict(t *testing.T) {
 	tests := []struct {
 		connector, path, body string
 		status                int
-		want                  string // the answer; empty: not looked at
+		want                  string // the answer; empty: not checked
 	}{
 		{ConnectorVLLMNixl, "/tokenize", `{"prompt":"ab","unknown":1,"return_token_strs":true}`, 200, `{"count":1,"max_model_len":65536,"tokens":[90466],"token_strs":["ab"]}`},
 		{ConnectorVLLMNixl, "/tokenize", `{"model":"other","prompt":"ab"}`, 404, ""},

@@ -19,10 +19,10 @@ import (
 // big-endian length of the JSON head, the head, a 4-byte length of the payload
 // and the payload.
 type sideMessage struct {
-	// Op is the protocol's word for the message.
+	// Op is the protocol's name of the message.
 	Op string `json:"op"`
-	// Engine is the engine id that the sender believes to talk to; a channel of
-	// another engine refuses (the peer has restarted). Empty: do not check.
+	// Engine is the engine id that the sender expects. A channel of another
+	// engine rejects the message (the peer has restarted). Empty: no check.
 	Engine string `json:"engine,omitempty"`
 	// Key names the pinned set or the transfer.
 	Key string `json:"key,omitempty"`
@@ -30,7 +30,7 @@ type sideMessage struct {
 	Blocks []blockID `json:"blocks,omitempty"`
 	// Fields are the protocol's own.
 	Fields map[string]string `json:"fields,omitempty"`
-	// Error is set in an answer that refuses.
+	// Error is set in an answer that rejects a message.
 	Error string `json:"error,omitempty"`
 	// Payload is KV content.
 	Payload []byte `json:"-"`
@@ -39,7 +39,7 @@ type sideMessage struct {
 // maxSideFrame bounds either part of a frame.
 const maxSideFrame = 1 << 28
 
-// errPeer is a refusal by the peer engine.
+// errPeer reports that the peer engine rejected a message.
 var errPeer = errors.New("peer refused")
 
 // sideChannel is the side channel of one rank: it answers peers and calls them.
@@ -50,7 +50,7 @@ type sideChannel struct {
 	mu    sync.Mutex
 	idle  map[string][]*sideConn // connections to peers, by address
 	conns map[net.Conn]struct{}  // all open ones, both directions
-	begun map[string]time.Time   // when the set-up of the connection to a peer began
+	begun map[string]time.Time   // when the set-up of the connection to a peer began, by address and engine
 	ended bool
 }
 
@@ -81,7 +81,8 @@ func (c *sideChannel) hostPort() (string, int) {
 	return a.IP.String(), a.Port
 }
 
-// track remembers a connection until forget; false when the channel has ended.
+// track registers a connection until forget. It returns false when the channel
+// has ended.
 func (c *sideChannel) track(conn net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +137,7 @@ func (c *sideChannel) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// answer has the protocol handle a message that is meant for this engine.
+// answer lets the protocol handle a message if it is for this engine.
 func (c *sideChannel) answer(ctx context.Context, m sideMessage) (sideMessage, error) {
 	if m.Engine != "" && m.Engine != c.r.e.id {
 		return sideMessage{}, errors.New("engine id mismatch")
@@ -145,8 +146,8 @@ func (c *sideChannel) answer(ctx context.Context, m sideMessage) (sideMessage, e
 }
 
 // call sends m to the peer at addr and waits for its answer. The error wraps
-// errPeer when the peer refused, else it is the network's or ctx's. A pooled
-// connection that turns out dead is replaced once.
+// errPeer when the peer rejected the message, else it is the network's or
+// ctx's. A dead pooled connection is replaced once.
 func (c *sideChannel) call(ctx context.Context, addr string, m sideMessage) (sideMessage, error) {
 	for {
 		conn, reused, err := c.dial(ctx, addr)
@@ -178,8 +179,8 @@ func (c *sideChannel) call(ctx context.Context, addr string, m sideMessage) (sid
 	}
 }
 
-// setUp waits until the connection to a rank of a peer is there, which takes
-// ConnectDelay from the first transfer on. A peer that has restarted is another.
+// setUp waits until the connection to a rank of a peer is set up: ConnectDelay
+// after the first transfer. A restarted peer counts as another peer.
 func (c *sideChannel) setUp(ctx context.Context, addr, engine string) error {
 	delay := c.r.e.cfg.ConnectDelay
 	if delay <= 0 {
@@ -265,7 +266,7 @@ func readPart(br *bufio.Reader) ([]byte, error) {
 	if n > maxSideFrame {
 		return nil, fmt.Errorf("side message part of %d bytes", n)
 	}
-	part, err := io.ReadAll(io.LimitReader(br, int64(n))) // memory grows with what really comes
+	part, err := io.ReadAll(io.LimitReader(br, int64(n))) // memory grows only with received data
 	if err == nil && len(part) < int(n) {
 		err = io.ErrUnexpectedEOF
 	}

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// FuzzReadSide: broken frames are errors, whole ones come back.
+// FuzzReadSide: a broken frame gives an error; a valid frame is read as it was
+// written.
 func FuzzReadSide(f *testing.F) {
 	var whole bytes.Buffer
 	writeSide(&whole, sideMessage{Op: nixlRead, Engine: "e", Key: "k", Blocks: []blockID{1, 2}, Fields: map[string]string{"a": "b"}, Payload: []byte{1, 2, 3}})
@@ -35,8 +36,8 @@ func FuzzReadSide(f *testing.F) {
 	})
 }
 
-// TestSideChannelCalls: connections are reused, refusals keep them, a peer's end
-// is an error, and a caller can leave a call that hangs.
+// TestSideChannelCalls: connections are reused, also after a rejection. A
+// peer's end is an error. A caller can leave a call that hangs.
 func TestSideChannelCalls(t *testing.T) {
 	pd := startPair(t)
 	from := pd.d.ranks[0].side

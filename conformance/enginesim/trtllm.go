@@ -12,9 +12,10 @@ import (
 )
 
 // trtllm is a trtllm-serve worker. Any role serves any request type. A context
-// leg computes the prompt and one token and answers where its KV can be fetched;
-// nothing but the fetch or a time-out frees it. A generation leg fetches it,
-// under the id that the context answered, and replays the first tokens itself.
+// leg computes the prompt and one token, and its answer says where its KV can
+// be fetched. Only the fetch or a timeout frees the KV. A generation leg
+// fetches it, under the id in the context's answer, and replays the first
+// tokens itself.
 type trtllm struct {
 	trtDialect
 	e      *Engine
@@ -26,16 +27,16 @@ type trtllm struct {
 	localID atomic.Int64
 
 	mu sync.Mutex
-	// contexts are the transfers of this worker's KV, by id: ready ones, and ones
-	// that a generation already waits for.
+	// contexts are the transfers of this worker's KV by id: ready ones, and
+	// ones for which a generation already waits.
 	contexts map[int64]*trtContext
 }
 
 // trtContext is one transfer on the context side. Its fields are guarded by
 // trtllm.mu.
 type trtContext struct {
-	// wanted is closed when a generation has asked for the transfer (its receive
-	// session), ready when the KV can be read.
+	// wanted is closed when a generation has asked for the transfer (its
+	// receive session), ready when the KV can be read.
 	wanted, ready chan struct{}
 	asked, filled bool
 	rank          *rank
@@ -79,8 +80,9 @@ func (t *trtllm) generate(ctx context.Context, s *sequence, emit func(token)) er
 	return err
 }
 
-// noticing is ctx as the worker sees it: that the client has left shows at the
-// next poll, the first of which is now. The engine's own end shows at once.
+// noticing returns ctx as the worker sees it. The worker notices a client that
+// has left only at the next poll; the first poll is now. It notices the
+// engine's own end at once.
 func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
 	if ctx.Err() != nil {
 		return ctx, func() {}
@@ -98,9 +100,9 @@ func (t *trtllm) noticing(ctx context.Context) (context.Context, func()) {
 	return seen, func() { unhook(); cancel(nil) }
 }
 
-// context runs a context leg: prefill and one token, then the blocks stay until
-// they are fetched or the transfer times out. A first token that ends the answer
-// leaves nothing to fetch.
+// context runs a context leg: prefill and one token. Then the blocks stay until
+// they are fetched or the transfer times out. If the first token ends the
+// answer, nothing is left to fetch.
 func (t *trtllm) context(ctx context.Context, s *sequence, p *trtParams, emit func(token)) error {
 	var id int64
 	if p.disaggID != nil {
@@ -156,7 +158,7 @@ func (t *trtllm) publish(s *sequence, id int64) {
 
 func contextKey(id int64) string { return strconv.FormatInt(id, 10) }
 
-// transfer returns the transfer of an id, made on first use; mu is held.
+// transfer returns the transfer of an id, and makes it if needed; mu is held.
 func (t *trtllm) transfer(id int64) *trtContext {
 	c := t.contexts[id]
 	if c == nil {
@@ -188,7 +190,7 @@ func (t *trtllm) awaitSession(ctx context.Context, r *rank, id int64) error {
 	})
 }
 
-// forget removes a transfer that came to nothing.
+// forget removes a transfer that did not happen.
 func (t *trtllm) forget(id int64, c *trtContext) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,8 +203,8 @@ func trtTransferError(format string, args ...any) *apiError {
 	return &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "KV cache transfer failed: " + fmt.Sprintf(format, args...)}
 }
 
-// message answers a generation worker that fetches a context: it waits until
-// the context is ready. An id that never comes is given up after the time-out.
+// message answers a generation worker that fetches a context. It waits until
+// the context is ready. For an unknown id it gives up after the timeout.
 func (t *trtllm) message(ctx context.Context, _ *rank, m sideMessage) (sideMessage, error) {
 	id, err := strconv.ParseInt(m.Key, 10, 64)
 	if err != nil || m.Op != opContext {
@@ -249,7 +251,7 @@ func (t *trtllm) serve(id int64, c *trtContext) (sideMessage, error) {
 }
 
 // generation runs a generation leg: reserve, fetch the context's KV, replay its
-// first tokens, decode on.
+// first tokens, continue decoding.
 func (t *trtllm) generation(ctx context.Context, s *sequence, p *trtParams, emit func(token)) error {
 	r := s.rank
 	if err := r.reserve(ctx, s, room(s), false); err != nil {
@@ -277,17 +279,17 @@ func (t *trtllm) generation(ctx context.Context, s *sequence, p *trtParams, emit
 	return r.decode(ctx, s, emit)
 }
 
-// fetchPause is the time between two tries to reach a context worker.
+// fetchPause is the wait between two tries to reach a context worker.
 const fetchPause = 50 * time.Millisecond
 
 // fetch asks the context worker for the KV until it answers or the transfer
-// times out. A worker that has restarted, a wrong id and a context that has
-// timed out all look alike: nothing comes.
+// times out. A restarted worker, a wrong id and an expired context all look the
+// same: no answer.
 func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage, error) {
 	limit, cancel := context.WithTimeout(ctx, t.cfg.KVTransferTimeout)
 	defer cancel()
 	addr, engine := p.source()
-	r.side.setUp(limit, addr, engine) // in vain when the time is up, which is seen below
+	r.side.setUp(limit, addr, engine) // the check below notices a timeout
 	for {
 		m, err := r.side.call(limit, addr, sideMessage{Op: opContext, Engine: engine, Key: contextKey(*p.key())})
 		if err == nil {
@@ -303,8 +305,8 @@ func (t *trtllm) fetch(ctx context.Context, r *rank, p *trtParams) (sideMessage,
 	}
 }
 
-// load stores the fetched KV behind what the local prefix cache already holds
-// and returns the first tokens.
+// load stores the fetched KV after the blocks of the local prefix cache, and
+// returns the first tokens.
 func (t *trtllm) load(s *sequence, p *trtParams, m sideMessage) ([]token, *apiError) {
 	if s.req.fault == failLoad {
 		return nil, trtTransferError("simulated")

@@ -1,11 +1,11 @@
 package enginesim
 
 // trtDialect renders answers as trtllm-serve does: unary answers and completion
-// chunks with every field, chat chunks without null ones
+// chunks with every field, chat chunks without null fields
 // (serve/postprocess_handlers.py).
 type trtDialect struct{}
 
-// errorBody: what the request models refuse has a form of its own.
+// errorBody: an error of the request models has a form of its own.
 func (trtDialect) errorBody(err *apiError) any {
 	if err.Type == validationError {
 		return obj("error", err.Message)
@@ -13,13 +13,13 @@ func (trtDialect) errorBody(err *apiError) any {
 	return obj("object", "error", "message", err.Message, "type", err.Type, "param", nil, "code", err.Status)
 }
 
-// errorEvents: the connection of a stream that fails just ends.
+// errorEvents: a stream that fails ends with its connection.
 func (trtDialect) errorEvents(*request, *apiError) []any { return nil }
 
 func (trtDialect) streamOptions(*request) streamOptions { return streamOptions{} }
 
-// answerParams are the disaggregated_params of an answer's choice. done says
-// that the first token ended the answer: then there is nothing to fetch.
+// answerParams returns the disaggregated_params of an answer's choice. done
+// says that the first token ended the answer: then nothing is left to fetch.
 func (t *trtllm) answerParams(s *sequence, p *trtParams, id int64, done bool) any {
 	o := obj("request_type", p.kind)
 	first := s.output
@@ -52,13 +52,13 @@ func (t *trtllm) answerParams(s *sequence, p *trtParams, id int64, done bool) an
 	return o
 }
 
-// state is the opaque state of a rank, for one request or (0) for all.
+// state returns the opaque state of a rank, for one request or (id 0) for all.
 func (t *trtllm) state(r *rank, id int64) string {
 	return trtState{Engine: t.e.id, Addr: r.side.listener.Addr().String(), Rank: r.index, Request: id}.encode()
 }
 
-// trtUsageOf is the answer's usage: a generation reports its context's prompt
-// and cached tokens when the request brought them.
+// trtUsageOf returns the answer's usage. A generation reports its context's
+// prompt and cached tokens if the request contains them.
 func trtUsageOf(req *request, seqs []*sequence) object {
 	prompt, output, cached := 0, 0, 0
 	for _, s := range seqs {
@@ -75,8 +75,8 @@ func trtUsageOf(req *request, seqs []*sequence) object {
 		"prompt_tokens_details", obj("cached_tokens", cached))
 }
 
-// trtFinish is a choice's finish reason: the first generation's contexts say
-// "not_finished" when the client's own limit was not reached.
+// trtFinish returns a choice's finish reason. A context reports "not_finished"
+// when the client's own limit was not reached.
 func trtFinish(s *sequence) string {
 	q := s.req.Ext.(*trtRequest)
 	if q.is(typeContext) && s.finish == "length" && q.wire == TRTLLMWireG1 && s.req.MaxTokens != 1 {
@@ -85,7 +85,7 @@ func trtFinish(s *sequence) string {
 	return s.finish
 }
 
-// trtParamsOf are the params of a choice, null on plain requests.
+// trtParamsOf returns the params of a choice, null for plain requests.
 func trtParamsOf(s *sequence) any {
 	if s.ext == nil {
 		return nil
@@ -138,7 +138,7 @@ func trtPromptIDs(req *request, answer object) object {
 	return answer
 }
 
-// chunk is a stream event around choices.
+// chunk returns a stream event with choices.
 func (trtDialect) chunk(req *request, choices ...any) object {
 	name, id := "text_completion", "cmpl-"
 	if req.Chat {
@@ -150,7 +150,7 @@ func (trtDialect) chunk(req *request, choices ...any) object {
 	return obj("id", id+req.ID, "object", name, "created", req.Created, "model", req.Model, "choices", choices)
 }
 
-// opening is chat's role chunk, which upstream frames with a blank before the
+// opening returns chat's role chunk. Upstream writes it with a blank before the
 // line end.
 func (d trtDialect) opening(req *request, s *sequence) []any {
 	if !req.Chat {

@@ -12,30 +12,31 @@ const (
 	TRTLLMWireG3 = 3
 )
 
-// TRTLLMConfig is what only a simulated TensorRT-LLM worker has. The zero value
-// of a field means its default.
+// TRTLLMConfig holds the settings of a simulated TensorRT-LLM worker. The zero
+// value of a field means its default.
 type TRTLLMConfig struct {
 	// Wire is one of the TRTLLMWire constants; default TRTLLMWireG2.
 	Wire int
-	// KVTransferTimeout is cache_transceiver_config.kv_transfer_timeout_ms: how
-	// long a context's blocks wait to be fetched, and how long a generation waits
-	// for them; default Config.Lease if that is set, else 60 s.
+	// KVTransferTimeout is cache_transceiver_config.kv_transfer_timeout_ms: the
+	// time that a context's blocks wait for the fetch, and that a generation
+	// waits for them. Default: Config.Lease if that is set, else 60 s.
 	KVTransferTimeout time.Duration
-	// DisconnectPoll is the grain in which the worker notices that its client has
-	// left; default 1 s.
+	// DisconnectPoll is the interval in which the worker checks whether its
+	// client has left; default 1 s.
 	DisconnectPoll time.Duration
-	// AuthKey is internal_request_auth_key: with it, requests that carry an opaque
-	// state or a context endpoint must be signed with it. Default none.
+	// AuthKey is internal_request_auth_key: requests with an opaque state or a
+	// context endpoint must be signed with it. Default: no key.
 	AuthKey string
-	// PerfMetrics is return_perf_metrics: requests that ask for their metrics get
-	// them.
+	// PerfMetrics is return_perf_metrics: requests that ask for their metrics
+	// get them.
 	PerfMetrics bool
-	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: bodies may be MessagePack, where a
+	// Msgpack is TRTLLM_SERVE_ENABLE_MSGSPEC: a body may be MessagePack if a
 	// header says so.
 	Msgpack bool
 	// ClusterURI is the cluster storage where the worker registers,
-	// "http://HOST:PORT" or "etcd://HOST:PORT"; ClusterName is disagg_cluster.cluster_name, ClusterToken
-	// the bearer token that the storage asks for. Empty: nowhere.
+	// "http://HOST:PORT" or "etcd://HOST:PORT"; empty: no registration.
+	// ClusterName is disagg_cluster.cluster_name, ClusterToken the bearer token
+	// that the storage requires.
 	ClusterURI, ClusterName, ClusterToken string
 	// Heartbeat and InactiveTimeout are disagg_cluster's heartbeat_interval_sec
 	// and inactive_timeout_sec, and those of Config.Etcd; default 5 s and 10 s.

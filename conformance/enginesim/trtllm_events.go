@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// trtEventBuffer is kv_cache_config.event_buffer_max_size, and trtEventTokens how
-// many tokens may be in the events that wait.
+// trtEventBuffer is kv_cache_config.event_buffer_max_size. trtEventTokens is
+// the largest number of tokens in waiting events.
 const (
 	trtEventBuffer = 1 << 14
 	trtEventTokens = 1 << 22
@@ -22,9 +22,9 @@ const trtPriority = 35
 // trtHashAlgo names the hash of trtNaming.
 const trtHashAlgo = "v1_block_key"
 
-// trtEvents are the events of a worker's caches until POST /kv_cache_events
-// takes them. They are there for one reader: what one has got no other gets.
-// Safe for concurrent use.
+// trtEvents holds the events of a worker's caches until POST /kv_cache_events
+// takes them. They are for one reader: another reader does not get them again.
+// It is safe for concurrent use.
 type trtEvents struct {
 	wire, window, blocks int
 	fault                *kvFault
@@ -33,17 +33,18 @@ type trtEvents struct {
 	next   []int64 // the next event_id of each rank
 	queue  []trtEvent
 	tokens int        // in queue
-	held   []trtEvent // goes after the next batch
+	held   []trtEvent // sent after the next batch
 }
 
-// trtEvent is one event that waits.
+// trtEvent is one waiting event.
 type trtEvent struct {
 	rank int
 	id   int64
 	kvEvent
 }
 
-// newTRTEvents: the first event of a rank says how many blocks it has.
+// newTRTEvents returns the events of an engine. The first event of a rank gives
+// its number of blocks.
 func newTRTEvents(e *Engine) *trtEvents {
 	q := &trtEvents{
 		wire: e.cfg.TRTLLM.Wire, window: e.maxModelLen(), blocks: e.cfg.KVBlocks, fault: e.kvFault,
@@ -55,7 +56,7 @@ func newTRTEvents(e *Engine) *trtEvents {
 	return q
 }
 
-// number gives events their ids.
+// number assigns ids to events.
 func (q *trtEvents) number(rank int, events []kvEvent) []trtEvent {
 	list := make([]trtEvent, 0, len(events))
 	for _, e := range events {
@@ -65,7 +66,7 @@ func (q *trtEvents) number(rank int, events []kvEvent) []trtEvent {
 	return list
 }
 
-// add queues events; the oldest make room.
+// add queues events and drops the oldest ones if there is no room.
 func (q *trtEvents) add(list []trtEvent) {
 	for _, e := range list {
 		q.queue = append(q.queue, e)
@@ -96,7 +97,7 @@ func (q *trtEvents) publish(rank int, events []kvEvent) {
 	q.held = nil
 }
 
-// render is an event as the worker answers it.
+// render returns an event in the worker's form.
 func (q *trtEvents) render(e trtEvent) object {
 	o := obj("event_id", e.id, "window_size", q.window)
 	if len(q.next) > 1 {
@@ -137,7 +138,7 @@ func trtEventData(e kvEvent) object {
 	return obj("type", "stored", "parent_hash", parent, "blocks", blocks)
 }
 
-// drain answers POST /kv_cache_events with all events since the last time.
+// drain answers POST /kv_cache_events with all events since the previous call.
 func (q *trtEvents) drain(w http.ResponseWriter, _ *http.Request) {
 	if q.fault.stopped() {
 		writeJSON(w, http.StatusOK, []any{})
@@ -160,8 +161,8 @@ func (q *trtEvents) drain(w http.ResponseWriter, _ *http.Request) {
 }
 
 // trtNaming is the block hash "v1_block_key" of TensorRT-LLM
-// (cpp/tensorrt_llm/batch_manager/blockKey.cpp): 64 bits, which stand at the
-// front of the name.
+// (cpp/tensorrt_llm/batch_manager/blockKey.cpp): 64 bits, at the beginning of
+// the name.
 type trtNaming struct{}
 
 func (trtNaming) root(string) blockName { return blockName{} }
@@ -198,9 +199,9 @@ func trtMix64(v, h uint64) uint64 {
 	return h ^ (v + 0x9e3779b9 + h<<6 + h>>2)
 }
 
-// storeTail stores a finished sequence's last block, which is not full: unlike
-// the other engines, TensorRT-LLM keeps it (releaseBlocks in
-// kvCacheManager.cpp, with allowPartial). The last token has no KV.
+// storeTail stores a finished sequence's last, incomplete block. Unlike the
+// other engines, TensorRT-LLM keeps it (releaseBlocks in kvCacheManager.cpp,
+// with allowPartial). The last token has no KV.
 func (r *rank) storeTail(s *sequence) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -43,8 +43,9 @@ func drainEvents(t *testing.T, e *Engine) []trtEventJSON {
 	return list
 }
 
-// TestTRTLLMEvents: created, stored with the tokens of each block, the last of
-// which is not full, and removed; what was taken does not come again.
+// TestTRTLLMEvents checks the events of creation, of storage with the tokens of
+// each block, the last of which is not full, and of removal. Events that were
+// read do not appear again.
 func TestTRTLLMEvents(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, KVBlocks: 8, BlockSize: 4})
 	first := drainEvents(t, e)
@@ -59,7 +60,7 @@ func TestTRTLLMEvents(t *testing.T) {
 		return post(t, e.URL()+routeCompletions, completion(prompt, `"max_tokens":2,"ignore_eos":true`+extra))
 	}
 	ask(prompt, "").text(t)
-	// 9 of the prompt and the first of the answer: 4, 4 and 2.
+	// 9 tokens of the prompt and the first of the answer: blocks of 4, 4 and 2.
 	var tokens []token
 	var hashes []uint64
 	for i, event := range drainEvents(t, e) {
@@ -101,8 +102,8 @@ func TestTRTLLMEvents(t *testing.T) {
 	}
 }
 
-// TestTRTLLMEventRanks: each rank has its own numbers; without ranks none is
-// named. A context's tail is stored when it is pinned.
+// TestTRTLLMEventRanks: each rank has its own numbers. An engine with one rank
+// names none. A context's tail is stored when it is pinned.
 func TestTRTLLMEventRanks(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, Ranks: 2, BlockSize: 4})
 	for range 4 {
@@ -137,8 +138,8 @@ func TestTRTLLMEventRanks(t *testing.T) {
 	ctx.ranks[0].unpinAll()
 }
 
-// TestTRTLLMEventFaults: events that are lost leave a gap in the numbers, and a
-// garbled answer loses its events.
+// TestTRTLLMEventFaults: lost events leave a gap in the numbers, and a garbled
+// answer loses its events.
 func TestTRTLLMEventFaults(t *testing.T) {
 	for _, tt := range []struct {
 		kind string
@@ -184,8 +185,8 @@ func TestTRTLLMEventFaults(t *testing.T) {
 	}
 }
 
-// TestTRTLLMEventQueue: nobody has to take the events; the oldest go, by number
-// and by tokens. Workers before hash_algo leave it out.
+// TestTRTLLMEventQueue: without a reader the oldest events are dropped, by
+// number and by tokens. Workers before hash_algo omit that field.
 func TestTRTLLMEventQueue(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{Wire: TRTLLMWireG1}})
 	q := e.proto.(*trtllm).events

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// TestTRTLLMFields: which fields each wire generation's models have.
+// TestTRTLLMFields checks the fields of each wire generation's models.
 func TestTRTLLMFields(t *testing.T) {
 	const legs = `"disaggregated_params":{"request_type":"context_only"`
 	tests := []struct {
 		name, route, fields string
-		wires               string // the generations that take it
+		wires               string // the generations that accept it
 	}{
 		{"plain", routeCompletions, `"ignore_eos":true,"top_k":1,"detokenize":true,"priority":0.5`, "123"},
 		{"unknown", routeCompletions, `"rid":"x"`, ""},
@@ -100,8 +100,8 @@ func TestTRTLLMErrors(t *testing.T) {
 	}
 }
 
-// TestTRTLLMStreamForm: chat chunks leave out what is null, completion chunks do
-// not; the role chunk has a blank before its line end.
+// TestTRTLLMStreamForm: chat chunks omit null fields, completion chunks do not.
+// The role chunk has a blank before its line end.
 func TestTRTLLMStreamForm(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM})
 	tests := []struct{ name, route, body, want string }{
@@ -167,7 +167,8 @@ func TestTRTLLMInfo(t *testing.T) {
 	}
 }
 
-// TestTRTLLMAuth: the signature's vector and what a worker with a key takes.
+// TestTRTLLMAuth checks the signature's vector and the requests that a worker
+// with a key accepts.
 func TestTRTLLMAuth(t *testing.T) {
 	const key = "unit-test-key"
 	ctx, gen := trtPair(t, TRTLLMConfig{AuthKey: key})
@@ -206,7 +207,7 @@ func TestTRTLLMAuth(t *testing.T) {
 	}
 }
 
-// FuzzTRTLLMParse: any body is refused with 400 or becomes a request.
+// FuzzTRTLLMParse: any body gives a 400 or a request.
 func FuzzTRTLLMParse(f *testing.F) {
 	epoch, layout := futureFields(trtID)
 	state := trtState{Engine: "e", Addr: "a", Request: trtID}.encode()
@@ -255,7 +256,7 @@ func FuzzTRTLLMParse(f *testing.F) {
 	})
 }
 
-// FuzzTRTLLMState: an opaque state is read back as it was, or refused.
+// FuzzTRTLLMState: an opaque state is read as it was written, or rejected.
 func FuzzTRTLLMState(f *testing.F) {
 	f.Add(trtState{Engine: "e", Addr: "127.0.0.1:1", Rank: 3, Request: trtID}.encode())
 	f.Add("AAECAw==")
@@ -272,7 +273,7 @@ func FuzzTRTLLMState(f *testing.F) {
 	})
 }
 
-// TestProtocolConfigDefaults: the protocols' own settings.
+// TestProtocolConfigDefaults checks the protocols' own settings.
 func TestProtocolConfigDefaults(t *testing.T) {
 	s := SGLangConfig{LoadBalance: "auto"}.withDefaults(RolePrefill)
 	if s.LoadBalance != balanceFollowRoom || s.BootstrapTimeout != 300*time.Second || s.WaitingTimeout != 300*time.Second || s.HealthPoll != time.Second || s.HandshakeAttempts != 15 || s.HeartbeatFailures != 2 {
@@ -292,8 +293,9 @@ func TestProtocolConfigDefaults(t *testing.T) {
 	}
 }
 
-// TestTRTLLMMetrics: who asks gets the metrics of the request, in headers or in
-// an event behind the stream's end, on the clock that an orchestrator has set.
+// TestTRTLLMMetrics: a client that asks for them gets the metrics of the
+// request, in headers or in an event after the stream's end, on the clock that
+// an orchestrator has set.
 func TestTRTLLMMetrics(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorTRTLLM, TRTLLM: TRTLLMConfig{PerfMetrics: true}})
 	silent := startEngine(t, Config{Connector: ConnectorTRTLLM})

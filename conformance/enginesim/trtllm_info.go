@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// trtVersions are the versions that the worker reports, by wire generation.
+// trtVersions are the versions that workers report, by wire generation.
 var trtVersions = map[int]string{TRTLLMWireG1: "1.1.0", TRTLLMWireG2: "1.3.0rc24", TRTLLMWireG3: "1.4.0"}
 
 func (t *trtllm) routes(mux *http.ServeMux) {
@@ -22,7 +22,7 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /metrics", t.iterationStats)
 	mux.HandleFunc("GET /health_generate", t.healthGenerate)
 	mux.HandleFunc("GET /perf_metrics", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, []any{}) // without return_perf_metrics it is empty
+		writeJSON(w, http.StatusOK, []any{}) // it is empty without return_perf_metrics
 	})
 	mux.HandleFunc("POST /kv_cache_events", t.events.drain)
 	if t.cfg.Wire >= TRTLLMWireG2 {
@@ -31,11 +31,11 @@ func (t *trtllm) routes(mux *http.ServeMux) {
 	t.clockRoutes(mux)
 }
 
-// serverInfo answers GET /server_info. The params are what a generation_first
-// orchestrator overlays on its generation leg, as the Python transceiver gives
-// them (_torch/disaggregation/transceiver.py, get_disaggregated_params): the
-// endpoint is a list here and a string there, and with several ranks none of
-// them is named.
+// serverInfo answers GET /server_info. The params are those that a
+// generation_first orchestrator adds to its generation leg, in the form of the
+// Python transceiver (_torch/disaggregation/transceiver.py,
+// get_disaggregated_params): the endpoint is a list here and a string there,
+// and with several ranks none of them is named.
 func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
 	if t.cfg.Wire == TRTLLMWireG1 {
 		writeJSON(w, http.StatusOK, obj("disaggregated_params", nil))
@@ -54,9 +54,9 @@ func (t *trtllm) serverInfo(w http.ResponseWriter, _ *http.Request) {
 	))
 }
 
-// iterationStats answers GET /metrics: a list of iterations, here the present
-// one, with a row for each rank. The queue belongs to all and stands in rank 0's
-// (_torch/pyexecutor/adp_iter_stats.py).
+// iterationStats answers GET /metrics: a list of iterations, here only the
+// present one, with a row for each rank. All ranks share the queue, which is in
+// rank 0's row (_torch/pyexecutor/adp_iter_stats.py).
 func (t *trtllm) iterationStats(w http.ResponseWriter, _ *http.Request) {
 	var loads []rankLoad
 	active, queued, queuedTokens := 0, 0, 0

@@ -17,14 +17,14 @@ const (
 	eventMetrics        = "trtllm.perf_metrics"
 )
 
-// steadyClock is the worker's own clock: seconds since some moment, and what an
-// orchestrator has said must be added to them.
+// steadyClock is the worker's own clock: seconds since some moment, plus an
+// offset that an orchestrator has set.
 type steadyClock struct {
 	epoch  time.Time
 	offset atomic.Pointer[float64]
 }
 
-// raw is t on the clock alone, aligned with the orchestrator's correction.
+// raw returns t on the clock without the offset, aligned with it.
 func (c *steadyClock) raw(t time.Time) float64 { return t.Sub(c.epoch).Seconds() + 1e5 }
 
 func (c *steadyClock) aligned(t time.Time) float64 {
@@ -50,10 +50,10 @@ func (t *trtllm) clockRoutes(mux *http.ServeMux) {
 	})
 }
 
-// trtTimes are the moments of a request's first sequence.
+// trtTimes are the times of a request's first sequence.
 type trtTimes struct{ arrival, first, last time.Time }
 
-// timed notes the moments of a sequence's tokens.
+// timed records the times of a sequence's tokens.
 func (t *trtllm) timed(s *sequence, emit func(token)) func(token) {
 	q := s.req.Ext.(*trtRequest)
 	if s.choice != 0 {
@@ -69,7 +69,7 @@ func (t *trtllm) timed(s *sequence, emit func(token)) func(token) {
 	}
 }
 
-// metricsOf are the metrics of a request that asked for them; nil for others.
+// metricsOf returns the metrics of a request that asked for them; nil for others.
 func (t *trtllm) metricsOf(req *request) object {
 	times := &req.Ext.(*trtRequest).times
 	if !t.cfg.PerfMetrics || req.Header.Get(headerReturnMetrics) != "1" || times.last.IsZero() {
@@ -90,8 +90,8 @@ func (t *trtllm) unaryHeader(req *request, h http.Header) {
 	}
 }
 
-// afterDone implements measuringProtocol: the metrics of a stream come behind
-// its [DONE].
+// afterDone implements measuringProtocol: the metrics of a stream follow its
+// [DONE].
 func (t *trtllm) afterDone(req *request) []any {
 	if m := t.metricsOf(req); m != nil {
 		return []any{namedEvent{eventMetrics, m}}

@@ -49,8 +49,8 @@ type trtParams struct {
 // endpointScheme begins a ctx_info_endpoint.
 const endpointScheme = "tcp://"
 
-// source is where the KV is fetched, and from which engine where that is known:
-// from the context that has answered, or from whoever is at the endpoint.
+// source returns the address of the KV, and its engine if it is known: from the
+// context's answer, or from the engine that is at the endpoint.
 func (p *trtParams) source() (addr, engine string) {
 	if p.state != nil {
 		return p.state.Addr, p.state.Engine
@@ -61,7 +61,7 @@ func (p *trtParams) source() (addr, engine string) {
 // trtUsage is ctx_usage.
 type trtUsage struct{ prompt, cached int }
 
-// key is the transfer's id: the disagg id when there is one.
+// key returns the transfer's id: the disagg id if there is one.
 func (p *trtParams) key() *int64 {
 	if p.disaggID != nil {
 		return p.disaggID
@@ -69,8 +69,8 @@ func (p *trtParams) key() *int64 {
 	return p.ctxID
 }
 
-// trtState is what a context worker packs into encoded_opaque_state: where its
-// KV is fetched. Orchestrators relay it byte for byte.
+// trtState is the content of encoded_opaque_state: the address of a context
+// worker's KV. Orchestrators forward it byte for byte.
 type trtState struct {
 	Engine string `json:"engine"`
 	Addr   string `json:"addr"`
@@ -79,7 +79,7 @@ type trtState struct {
 	Request int64 `json:"request,omitempty"`
 }
 
-// encode packs the state behind a checksum.
+// encode packs the state after a checksum.
 func (st trtState) encode() string {
 	body, _ := json.Marshal(st)
 	return base64.StdEncoding.EncodeToString(append(binary.LittleEndian.AppendUint32(nil, crc32.ChecksumIEEE(body)), body...))
@@ -100,16 +100,16 @@ func decodeTRTState(text string) (*trtState, error) {
 	return &st, nil
 }
 
-// Fields of disaggregated_params that this worker's build has beyond the
-// published models: a context answers them and a generation wants them back as
-// they were. Orchestrators that copy only what they know lose them.
+// Fields of disaggregated_params that this worker's build has in addition to
+// the published models. A context returns them, and a generation requires them
+// unchanged. Orchestrators that copy only known fields lose them.
 const (
 	futureEpoch  = "kv_epoch"
 	futureLayout = "kv_layout"
 )
 
-// futureFields are their values for a transfer: an integer beyond 2^53 and a
-// nested object.
+// futureFields returns their values for a transfer: an integer beyond 2^53 and
+// a nested object.
 func futureFields(id int64) (epoch int64, layout json.RawMessage) {
 	h := mix(uint64(id))
 	epoch = int64(h>>1 | 1<<61 | 1)
@@ -117,7 +117,7 @@ func futureFields(id int64) (epoch int64, layout json.RawMessage) {
 	return epoch, layout
 }
 
-// checkFuture refuses params whose future fields are not those of the context.
+// checkFuture rejects params whose future fields differ from those of the context.
 func checkFuture(f fields, id int64) *apiError {
 	epoch, layout := futureFields(id)
 	for name, want := range map[string]string{futureEpoch: fmt.Sprint(epoch), futureLayout: string(layout)} {
@@ -128,7 +128,7 @@ func checkFuture(f fields, id int64) *apiError {
 	return nil
 }
 
-// sameJSON compares values with their numbers as written.
+// sameJSON compares values; numbers must have the same text.
 func sameJSON(a, b json.RawMessage) bool {
 	read := func(raw json.RawMessage) (v any) {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -157,8 +157,8 @@ func trtParamFields(wire int) []string {
 }
 
 // parseTRTParams reads disaggregated_params; nil when the request has none. A
-// fieldError is what pydantic refuses, an apiError what the worker refuses after
-// it.
+// fieldError is an error of pydantic, an apiError an error of the worker's
+// later checks.
 func parseTRTParams(wire int, body fields) (*trtParams, *fieldError, *apiError) {
 	f, ferr := body.object("disaggregated_params")
 	if ferr != nil || f == nil {
@@ -199,7 +199,7 @@ func parseTRTParams(wire int, body fields) (*trtParams, *fieldError, *apiError) 
 	return p, nil, p.complete(state, f.has("encoded_opaque_state"))
 }
 
-// complete does what the worker does with params that pydantic has accepted.
+// complete does the worker's checks of params that pydantic has accepted.
 func (p *trtParams) complete(state string, hasState bool) *apiError {
 	if !slices.Contains([]string{typeContext, typeGeneration, typeBoth}, p.kind) {
 		return trtBadRequest("Unknown request type: %s. Must be context_only, generation_only or context_and_generation", p.kind)
@@ -218,7 +218,7 @@ func (p *trtParams) complete(state string, hasState bool) *apiError {
 	return nil
 }
 
-// optionalID reads an id as written, without passing through a float.
+// optionalID reads an id without conversion to a float.
 func (p *fieldReader) optionalID(name string) *int64 {
 	if !p.f.has(name) {
 		return nil

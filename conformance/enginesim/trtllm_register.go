@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// record is the worker's key and value (serve/disagg_auto_scaling.py).
+// record returns the worker's key and value (serve/disagg_auto_scaling.py).
 func (t *trtllm) record() (key, value string) {
 	host, port, _ := net.SplitHostPort(t.e.Addr())
 	number, _ := strconv.Atoi(port)
@@ -26,8 +26,8 @@ func (t *trtllm) record() (key, value string) {
 	return "/trtllm-disagg/" + t.cfg.ClusterName + "/workers/" + id, string(text)
 }
 
-// clusterStorage is an orchestrator's cluster storage over HTTP, called as
-// HttpClusterStorageClient calls it (serve/cluster_storage.py).
+// clusterStorage is an orchestrator's cluster storage over HTTP. It is called
+// as HttpClusterStorageClient does (serve/cluster_storage.py).
 type clusterStorage struct {
 	uri, token string
 	ttl        time.Duration
@@ -51,7 +51,7 @@ func (c *clusterStorage) delete(ctx context.Context, key string) {
 	c.call(ctx, http.MethodDelete, "/delete?"+url.Values{"key": {key}}.Encode(), nil)
 }
 
-// call reports whether the storage answered with success.
+// call reports whether the storage reported success.
 func (c *clusterStorage) call(ctx context.Context, method, path string, body []byte) bool {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// trtRequest is what TensorRT-LLM keeps of a request.
+// trtRequest is TensorRT-LLM's state of a request.
 type trtRequest struct {
 	params *trtParams // nil: a plain request
 	wire   int        // the worker's wire generation
@@ -43,7 +43,7 @@ func trtFieldError(err *fieldError) *apiError {
 		Message: fmt.Sprintf("[{'type': '%s', 'loc': (%s), 'msg': '%s'}]", err.Kind, at, err.Message)}
 }
 
-// trtBadRequest is the worker's answer to a request that its models accept and
+// trtBadRequest is the worker's answer to a request that its models accept but
 // that it cannot run (create_error_response in serve/openai_server.py).
 func trtBadRequest(format string, args ...any) *apiError {
 	return badRequest("", format, args...)
@@ -121,12 +121,12 @@ func (t *trtllm) parse(route string, h http.Header, body []byte) (*request, *api
 	return req, nil
 }
 
-// headerMsgpack says that a body is MessagePack (serve/openai_server.py,
-// _MsgspecRequest), whatever its Content-Type, which must be JSON's.
+// headerMsgpack says that a body is MessagePack, whatever its Content-Type,
+// which must be JSON's (serve/openai_server.py, _MsgspecRequest).
 const headerMsgpack = "X-Trtllm-Msgpack"
 
-// unpacked is the JSON of a body; one that this worker cannot read as it is said
-// to be is returned as it is, and then is no JSON.
+// unpacked returns the JSON of a body. A body that is not valid in its declared
+// form is returned unchanged, and is then not valid JSON.
 func (t *trtllm) unpacked(h http.Header, body []byte) []byte {
 	if !t.cfg.Msgpack || h.Get(headerMsgpack) != "1" || !strings.HasPrefix(h.Get("Content-Type"), "application/json") {
 		return body
@@ -143,8 +143,8 @@ func (t *trtllm) unpacked(h http.Header, body []byte) []byte {
 	return text
 }
 
-// pythonFloats writes the floats in v as Python does, so that whole ones stay
-// floats.
+// pythonFloats formats the floats in v as Python does, so that whole numbers
+// stay floats.
 func pythonFloats(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -165,7 +165,7 @@ func pythonFloats(v any) any {
 	return v
 }
 
-// checkFields does the models' checks that parseOpenAI does not know.
+// checkFields does the checks of the models that parseOpenAI does not do.
 func (t *trtllm) checkFields(f fields) *fieldError {
 	if !f.has("model") {
 		return &fieldError{"model", "missing", "Field required"}
@@ -194,9 +194,9 @@ func (t *trtllm) checkFields(f fields) *fieldError {
 	return nil
 }
 
-// completeRequest puts in what differs from the other engines' defaults: no
-// token limit unless one was sent, usage in streams with stream_options unless
-// switched off, and chat prompts as token ids.
+// completeRequest sets the defaults that differ from the other engines': no
+// token limit unless the request has one, usage in streams with stream_options
+// unless it is switched off, and chat prompts as token ids.
 func (t *trtllm) completeRequest(req *request, q *trtRequest) *fieldError {
 	if req.Route == routeResponses {
 		completeResponse(req)
@@ -252,7 +252,7 @@ func packIDs(ids []token) string {
 	return base64.StdEncoding.EncodeToString(raw)
 }
 
-// check is what the worker refuses before it starts an answer.
+// check does the worker's checks before it starts an answer.
 func (t *trtllm) check(req *request, q *trtRequest) *apiError {
 	switch {
 	case req.N < 1:
@@ -287,7 +287,7 @@ func (t *trtllm) check(req *request, q *trtRequest) *apiError {
 	return t.checkGeneration(q)
 }
 
-// checkGeneration refuses a generation that cannot find its context.
+// checkGeneration rejects a generation that cannot find its context.
 func (t *trtllm) checkGeneration(q *trtRequest) *apiError {
 	p := q.params
 	switch {
@@ -310,8 +310,9 @@ func (t *trtllm) checkGeneration(q *trtRequest) *apiError {
 // headerDisaggAuth carries the signature of the protected fields.
 const headerDisaggAuth = "X-Trtllm-Disagg-Auth"
 
-// checkAuth verifies the signature of a request that says where KV is fetched
-// (serve/disagg_auth.py). A worker without a key takes such requests unsigned.
+// checkAuth verifies the signature of a request that names an address of KV
+// (serve/disagg_auth.py). A worker without a key accepts such requests
+// unsigned.
 func (t *trtllm) checkAuth(req *request, p *trtParams) *apiError {
 	hasState, hasEndpoint := p.raw.has("encoded_opaque_state"), p.raw.has("ctx_info_endpoint")
 	if t.cfg.AuthKey == "" || !hasState && !hasEndpoint {

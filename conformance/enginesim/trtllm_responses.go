@@ -2,21 +2,21 @@ package enginesim
 
 import "strings"
 
-// The worker's own /v1/responses knows no disaggregated_params: each is served
-// whole (ResponsesRequest in serve/openai_protocol.py).
+// The worker's own /v1/responses has no disaggregated_params: one worker serves
+// the whole request (ResponsesRequest in serve/openai_protocol.py).
 
-// trtResponseFields are the members of its request; all others are refused.
+// trtResponseFields are the members of its request; all others are rejected.
 var trtResponseFields = strings.Fields(`background include input instructions max_output_tokens max_tool_calls metadata
 	model parallel_tool_calls previous_response_id prompt reasoning thinking_token_budget service_tier store stream
 	temperature text tool_choice tools top_logprobs top_p truncation user request_id`)
 
-// completeResponse puts in what parseResponses does not know.
+// completeResponse sets fields that parseResponses does not know.
 func completeResponse(req *request) {
 	req.ID = strings.ReplaceAll(newUUID(), "-", "")
 	req.response = &responseState{item: randomID()}
 }
 
-// trtResponse is the answer, before or after the sequence ran.
+// trtResponse returns the answer, before or after the sequence ran.
 func trtResponse(req *request, s *sequence, done bool) object {
 	status, output, u := "in_progress", []any{}, any(nil)
 	if done {
@@ -43,7 +43,7 @@ func trtResponseFrame(req *request, s *sequence, name string, done bool) any {
 	return responseEvent(req, name, obj("response", trtResponse(req, s, done)))
 }
 
-// greeting: a response is announced before anything of it is there.
+// greeting returns the event that announces a response before its first part.
 func (t *trtllm) greeting(req *request, seqs []*sequence) []any {
 	if req.Route != routeResponses {
 		return nil

@@ -148,7 +148,7 @@ func TestTRTLLMTextEqualsBoth(t *testing.T) {
 	}
 }
 
-// TestTRTLLMContextForm compares a whole context answer with its form.
+// TestTRTLLMContextForm compares an unary context answer with the expected form.
 func TestTRTLLMContextForm(t *testing.T) {
 	ctx, _ := trtPair(t, TRTLLMConfig{KVTransferTimeout: time.Millisecond})
 	epoch, layout := futureFields(trtID)
@@ -180,7 +180,7 @@ func TestTRTLLMContextForm(t *testing.T) {
 	}
 }
 
-// TestTRTLLMUsage: a generation reports what its context counted.
+// TestTRTLLMUsage: a generation reports the counts of its context.
 func TestTRTLLMUsage(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	body := completion(words(1, 40), `"max_tokens":5`)
@@ -210,7 +210,7 @@ func TestTRTLLMUsage(t *testing.T) {
 	})
 }
 
-// TestTRTLLMEarlyEnd: a first token that ends the answer leaves nothing behind.
+// TestTRTLLMEarlyEnd: when the first token ends the answer, nothing is held.
 func TestTRTLLMEarlyEnd(t *testing.T) {
 	ctx, _ := trtPair(t, TRTLLMConfig{})
 	one := startEngine(t, Config{Connector: ConnectorTRTLLM})
@@ -234,7 +234,7 @@ func TestTRTLLMEarlyEnd(t *testing.T) {
 			}
 		})
 	}
-	// One token that the client's limit ends is not an early end.
+	// An answer of one token by the client's limit is not an early end.
 	a := contextLeg(t, ctx, routeCompletions, completion("go", `"max_tokens":1`), trtID)
 	if a.field(t, "choices", 0, "finish_reason") != "length" || ctx.State().BlocksPinned != 1 {
 		t.Errorf("max_tokens 1: %s", a.body)
@@ -245,8 +245,8 @@ func TestTRTLLMEarlyEnd(t *testing.T) {
 	releaseContexts(t, ctx)
 }
 
-// releaseContexts gives back contexts that a test leaves behind, as their
-// time-out would.
+// releaseContexts frees contexts that a test leaves behind, as their timeout
+// would.
 func releaseContexts(t *testing.T, e *Engine) {
 	t.Helper()
 	for _, r := range e.ranks {
@@ -349,7 +349,7 @@ func TestTRTLLMHandoffIsChecked(t *testing.T) {
 	eventually(t, "all contexts freed", func() bool { return ctx.State().BlocksUsed == 0 })
 }
 
-// TestTRTLLMPinned: only the fetch and the time-out free a context.
+// TestTRTLLMPinned: only the fetch and the timeout free a context.
 func TestTRTLLMPinned(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 200 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
@@ -403,8 +403,8 @@ func TestTRTLLMClientLeaves(t *testing.T) {
 	})
 }
 
-// TestTRTLLMGenerationWaits: a generation whose context does not come holds its
-// blocks as pinned until the time-out or until its client leaves.
+// TestTRTLLMGenerationWaits: a generation whose context does not arrive holds
+// its blocks as pinned until the timeout, or until its client leaves.
 func TestTRTLLMGenerationWaits(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{DisconnectPoll: 10 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
@@ -422,8 +422,8 @@ func TestTRTLLMGenerationWaits(t *testing.T) {
 	releaseContexts(t, ctx)
 }
 
-// TestTRTLLMContextDies: a generation of a context worker that is gone waits out
-// its time-out.
+// TestTRTLLMContextDies: a generation whose context worker is gone waits until
+// its timeout.
 func TestTRTLLMContextDies(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{KVTransferTimeout: 200 * time.Millisecond})
 	body := completion(words(1, 40), `"max_tokens":5`)
@@ -434,8 +434,8 @@ func TestTRTLLMContextDies(t *testing.T) {
 	}
 }
 
-// TestTRTLLMDuplicateID: the newer context of a live id takes the place of the
-// older one, whose generation then gets the wrong KV.
+// TestTRTLLMDuplicateID: the newer context of a live id replaces the older one,
+// whose generation then gets the wrong KV.
 func TestTRTLLMDuplicateID(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	right, wrong := completion(words(1, 40), `"max_tokens":5`), completion(words(2, 40), `"max_tokens":5`)
@@ -445,8 +445,8 @@ func TestTRTLLMDuplicateID(t *testing.T) {
 	if s := ctx.State(); s.DuplicateIDs != 1 || s.BlocksPinned != 3 {
 		t.Errorf("%+v", s)
 	}
-	// The generation worker has answered the right prompt itself: only what it
-	// does not hold is fetched, and that is wrong.
+	// The generation worker has answered the right prompt itself. It fetches
+	// only the missing blocks, and these are wrong.
 	if ga := post(t, gen.URL()+routeCompletions, generationBody(t, right, ca, nil)); ga.text(t) == want {
 		t.Error("the right text from the wrong KV")
 	}
@@ -475,7 +475,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 				ctx: withFields(strings.Replace(body, `,"stream":true`, "", 1), fmt.Sprintf(`"disaggregated_params":{"request_type":"context_only","disagg_request_id":%d,"schedule_style":1}`, id)),
 				gen: withFields(body, fmt.Sprintf(`"disaggregated_params":{"request_type":"generation_only","ctx_request_id":%d,"disagg_request_id":%[1]d,"schedule_style":1,"ctx_dp_rank":0,"ctx_info_endpoint":%q}`, id, endpoint)),
 			}
-			// The context leg waits for the generation's.
+			// The context leg waits for the generation leg.
 			ca, _ := postAside(t, ctx.URL()+routeCompletions, legs[ctx])
 			eventually(t, "the context waiting", func() bool { return ctx.State().RequestsWaiting == 1 })
 			ga := post(t, gen.URL()+routeCompletions, legs[gen])
@@ -517,7 +517,7 @@ func TestTRTLLMFaults(t *testing.T) {
 	}
 }
 
-// TestTRTLLMConcurrent: many pairs at once, then nothing is held.
+// TestTRTLLMConcurrent: after many simultaneous pairs nothing is held.
 func TestTRTLLMConcurrent(t *testing.T) {
 	ctx, gen := trtPair(t, TRTLLMConfig{})
 	one := startEngine(t, Config{Connector: ConnectorTRTLLM})

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestReportedCachedTokens: a prompt that prefill has computed before is
-// reported as cached by its prefill leg and by its decode leg, streamed or not,
-// on every route that has a usage.
+// TestReportedCachedTokens: if prefill has computed a prompt before, its
+// prefill leg and its decode leg report the prompt as cached, streamed or not,
+// on every route with a usage.
 func TestReportedCachedTokens(t *testing.T) {
 	prompt := words(1, 40) // 32 of them in whole blocks
 	cachedOf := func(t *testing.T, a answer) {

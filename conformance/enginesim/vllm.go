@@ -14,7 +14,7 @@ import (
 
 // vllm is the vLLM engine: with the NixlConnector in pull mode when nixl is
 // set, in push mode when push is, else with connector, or without any. Roles do
-// not change what it serves: as in vLLM, kv_transfer_params alone make a request
+// not change its behaviour: as in vLLM, only kv_transfer_params make a request
 // a prefill or a decode leg.
 type vllm struct {
 	vllmDialect
@@ -22,16 +22,17 @@ type vllm struct {
 	nixl bool
 	// push is the NixlPushConnector, nil for engines without it.
 	push *nixlPush
-	// connector is nil for engines without one, and those with NIXL's.
+	// connector is nil for engines without a connector and for those with a
+	// NIXL connector.
 	connector vllmConnector
 
 	mu sync.Mutex
-	// beats are the remote requests whose leases this engine keeps alive, by
-	// the prefill's side channel address.
+	// beats are the remote requests whose leases this engine renews, by the
+	// prefill's side channel address.
 	beats map[string]map[string]int
-	// known are the remote engine ids with which a handshake was made.
+	// known are the remote engine ids with which a handshake has completed.
 	known map[string]bool
-	// done counts, by request, the ranks of decode that have read it.
+	// done counts, by request, the ranks of decode that have read its blocks.
 	done map[string]int
 }
 
@@ -39,13 +40,13 @@ type vllm struct {
 type vllmConnector interface {
 	// start opens the connector's sockets. The engine's mutex is held.
 	start() error
-	// parse reads kv_transfer_params, nil where there are none, of a request with
-	// that external id, without judging them. Its answer, which may be nil, is
-	// what run and rejected get.
+	// parse reads the kv_transfer_params, nil if there are none, of a request
+	// with that external id. It does not check them. run and rejected receive
+	// its result, which may be nil.
 	parse(params fields, id string) any
-	// run is the life of a sequence whose rank is chosen.
+	// run runs a sequence whose rank is chosen.
 	run(ctx context.Context, s *sequence, leg any, emit func(token)) error
-	// rejected is called for a leg that the serving layer refused.
+	// rejected is called for a leg that the serving layer has rejected.
 	rejected(leg any)
 	// message answers a peer's side channel message for rank r.
 	message(r *rank, m sideMessage) (sideMessage, error)
@@ -63,7 +64,7 @@ func newVLLM(e *Engine) *vllm {
 	}
 	switch c := e.cfg.Connector; {
 	case e.cfg.Role == RoleEncode: // it transfers no KV
-	case (c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead) && e.cfg.Role != RoleBoth: // which has none
+	case (c == ConnectorVLLMMoRIIO || c == ConnectorVLLMMoRIIORead) && e.cfg.Role != RoleBoth: // role both has no connector
 		v.connector = newMoRIIO(e, c == ConnectorVLLMMoRIIORead)
 	case c == ConnectorVLLMMooncake:
 		v.connector = newMooncake(e)
@@ -71,7 +72,7 @@ func newVLLM(e *Engine) *vllm {
 		v.connector = &kvStore{v, e.cfg.Store}
 	case c == ConnectorVLLMP2PNCCL && e.cfg.Role != RoleBoth: // the same
 		v.connector = newP2PNCCL(e)
-	case c == ConnectorVLLMP2PTier && e.cfg.Role != RoleBoth: // which works alone
+	case c == ConnectorVLLMP2PTier && e.cfg.Role != RoleBoth: // role both works alone
 		v.connector = &p2pTier{v: v, supplies: make(map[string]*p2pSupply)}
 	case c == ConnectorVLLMNixlPush:
 		v.push = newNixlPush(v)
@@ -95,7 +96,7 @@ func (v *vllm) routes(mux *http.ServeMux) {
 	}
 	mux.HandleFunc("/ping", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /load", func(w http.ResponseWriter, _ *http.Request) {
-		// Without --enable-server-load-tracking the answer is constant.
+		// The answer is constant without --enable-server-load-tracking.
 		writeJSON(w, http.StatusOK, obj("server_load", 0))
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
@@ -105,12 +106,13 @@ func (v *vllm) routes(mux *http.ServeMux) {
 	for _, route := range []string{routeChat, routeCompletions} {
 		mux.HandleFunc("POST "+route+"/render", v.render(route))
 	}
-	// Of the development mode; 200 whether or not blocks are in use.
+	// This route belongs to the development mode. It answers 200 even when
+	// blocks are in use.
 	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { v.e.resetCache() })
 	mux.HandleFunc("POST /detokenize", v.detokenize)
 }
 
-// answerHeader: the request's id comes back, as with --enable-request-id-headers.
+// answerHeader returns the request's id, as with --enable-request-id-headers.
 func (v *vllm) answerHeader(in, out http.Header) {
 	id := in.Get("X-Request-Id")
 	if id == "" {
@@ -121,12 +123,12 @@ func (v *vllm) answerHeader(in, out http.Header) {
 	out.Set("Vary", "Origin")
 }
 
-// pydanticType is the type of an error that the request models made. It has the
-// OpenAI form on every route.
+// pydanticType is the type of an error of the request models. It has the OpenAI
+// form on every route.
 const pydanticType = "Bad Request"
 
-// pydanticError is vLLM's answer to a body f that its request models refuse.
-// The engine core never hears of such a request.
+// pydanticError is vLLM's answer to a body f that its request models reject.
+// The engine core does not receive such a request.
 func pydanticError(err *fieldError, f fields) *apiError {
 	input, more := pythonRepr(f[err.Field]), ""
 	switch err.Kind {
@@ -145,7 +147,7 @@ func pydanticError(err *fieldError, f fields) *apiError {
 	}
 }
 
-// pythonRepr is a JSON value as Python prints it, near enough.
+// pythonRepr formats a JSON value approximately as Python prints it.
 func pythonRepr(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) == nil && len(raw) > 0 && raw[0] == '"' {
@@ -161,8 +163,8 @@ func badValue(param string, value any, format string, args ...any) *apiError {
 	return err
 }
 
-// parse refuses in two stages, as vLLM does: what the request models refuse
-// leaves no trace; what the serving layer refuses tells the prefill engine that
+// parse rejects in two stages, as vLLM does. A rejection by the request models
+// has no effect. A rejection by the serving layer tells the prefill engine that
 // its blocks will not be read.
 func (v *vllm) parse(route string, h http.Header, body []byte) (*request, *apiError) {
 	req, refusal := v.parseRoute(route, h, body)
@@ -210,7 +212,7 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 		return nil, pydanticError(ferr, f)
 	}
 	if route == routeResponses {
-		req.ID, req.response = randomID(), &responseState{item: randomID()} // no header names a response
+		req.ID, req.response = randomID(), &responseState{item: randomID()} // no header sets the id of a response
 		if req.Model == "" {
 			req.Model = v.e.cfg.Model
 		}
@@ -234,8 +236,8 @@ func (v *vllm) parseRoute(route string, h http.Header, body []byte) (*request, *
 	return req, nil
 }
 
-// refused has the connector give up the transfer of a request that the serving
-// layer refused.
+// refused makes the connector give up the transfer of a request that the
+// serving layer has rejected.
 func (v *vllm) refused(ext *vllmRequest) {
 	switch {
 	case v.connector != nil:
@@ -247,9 +249,9 @@ func (v *vllm) refused(ext *vllmRequest) {
 	}
 }
 
-// vllmRequest is what vLLM keeps of a request.
+// vllmRequest is vLLM's state of a request.
 type vllmRequest struct {
-	received bool     // its KV comes from elsewhere, and with it what encoders did
+	received bool     // another engine computes its KV, and has used the encoders' results
 	leg      *nixlLeg // nil: no kv_transfer_params
 	other    any      // of another connector
 }
@@ -276,7 +278,7 @@ func randomID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// checkModel refuses a model that is not served; empty is the served one.
+// checkModel rejects a model that is not served; "" means the served one.
 func (v *vllm) checkModel(name string) *apiError {
 	if name == "" || name == v.e.cfg.Model {
 		return nil
@@ -290,8 +292,8 @@ func (v *vllm) checkModel(name string) *apiError {
 // maxSamples is the default of VLLM_MAX_N_SEQUENCES.
 const maxSamples = 16384
 
-// check is the serving layer's and the sampling parameters' part of validation.
-// It cuts the token limit to what the model's length leaves.
+// check does the serving layer's checks and those of the sampling parameters.
+// It limits the token limit to the rest of the model's length.
 func (v *vllm) check(req *request) *apiError {
 	if refusal := v.checkModel(req.Model); refusal != nil {
 		return refusal
@@ -336,7 +338,7 @@ func (v *vllm) check(req *request) *apiError {
 	return nil
 }
 
-// baseID is the request id as the answer shows it.
+// baseID is the request id in the answer.
 func baseID(req *request) string {
 	switch {
 	case req.Route == routeResponses:
@@ -349,7 +351,7 @@ func baseID(req *request) string {
 	return "cmpl-" + req.ID
 }
 
-// internalID is the engine core's id of a sequence: the external one, for
+// internalID returns the engine core's id of a sequence: the external id, for
 // completions with the prompt's index, for responses with the turn's, for n > 1
 // with the sample's, and always with 8 random hex digits.
 func internalID(s *sequence) string {
@@ -380,7 +382,7 @@ func (v *vllm) generate(ctx context.Context, s *sequence, emit func(token)) erro
 	return err
 }
 
-// run is the life of a sequence in the engine core.
+// run runs a sequence in the engine core.
 func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	s.id = internalID(s)
 	if v.nixl && v.wire() < NixlWireRequestID {
@@ -422,8 +424,8 @@ func (v *vllm) run(ctx context.Context, s *sequence, emit func(token)) error {
 	return nil
 }
 
-// admit returns with the sequence's blocks reserved, a slot held and the KV there
-// that comes from elsewhere.
+// admit returns when the sequence's blocks are reserved, it holds a slot, and
+// its KV from other engines has arrived.
 func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	var err error
 	switch {
@@ -435,7 +437,7 @@ func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
 		err = v.loadTurn(ctx, s, leg)
 	case leg != nil && leg.remoteDecode && len(leg.blocks) > 0 && v.push == nil:
 		// Without bidirectional transfers the scheduler waits for a load that
-		// nobody starts.
+		// never starts.
 		return s.rank.waitLoading(func() error { <-ctx.Done(); return context.Cause(ctx) })
 	default:
 		return s.rank.reserve(ctx, s, room(s), true)
@@ -446,6 +448,6 @@ func (v *vllm) admit(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	return s.rank.acquireSlot(ctx, s)
 }
 
-// room is the number of tokens whose KV a sequence may come to hold: the last
-// output token's is never computed.
+// room returns the number of tokens whose KV a sequence may hold. The KV of the
+// last output token is never computed.
 func room(s *sequence) int { return len(s.prompt) + s.limit - 1 }

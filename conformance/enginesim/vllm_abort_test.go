@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRejectedDecodeLeg: what the serving layer refuses frees the prefill's
-// blocks, what the body models refuse does not.
+// TestRejectedDecodeLeg: a rejection by the serving layer frees the prefill's
+// blocks, a rejection by the body models does not.
 func TestRejectedDecodeLeg(t *testing.T) {
 	tests := []struct {
 		name, extra string
@@ -44,8 +44,8 @@ func TestRejectedDecodeLeg(t *testing.T) {
 	}
 }
 
-// TestAbortDecodeLeg: a decode leg that is left while it waits frees the
-// prefill's blocks with an empty read; one left before admission does not.
+// TestAbortDecodeLeg: when its client leaves, a waiting decode leg frees the
+// prefill's blocks with an empty read. A leg before its admission does not.
 func TestAbortDecodeLeg(t *testing.T) {
 	t.Run("waiting for blocks", func(t *testing.T) {
 		pd := startPair(t, func(c *Config) { c.Lease = time.Hour })
@@ -107,7 +107,7 @@ func TestAbortDecodeLeg(t *testing.T) {
 	})
 }
 
-// TestHeartbeat: the lease of a request that waits on decode does not end.
+// TestHeartbeat: the lease of a request that waits on decode is renewed.
 func TestHeartbeat(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Lease = time.Second })
 	pd.d.SetFault("", 0, hangDecode)
@@ -118,7 +118,7 @@ func TestHeartbeat(t *testing.T) {
 	events, _ := openStream(t, pd.d.URL()+routeCompletions, completion(kept, `"max_tokens":5,"stream":true,"kv_transfer_params":`+params))
 	eventually(t, "a waiting request", func() bool { return pd.d.State().RequestsWaiting == 1 })
 	for n := range int64(2) {
-		pd.prefill(t, left) // nobody comes for these: their leases measure time
+		pd.prefill(t, left) // never read: the expiry of their leases measures time
 		eventually(t, "an ended lease", func() bool { return pd.p.State().LeasesExpired == n+1 })
 	}
 	if s := pd.p.State(); s.BlocksPinned != 10 {

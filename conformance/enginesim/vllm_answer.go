@@ -13,7 +13,7 @@ func (vllmDialect) errorBody(err *apiError) any {
 	return obj("error", obj("message", err.Message, "type", err.Type, "param", orNull(err.Param), "code", err.Status))
 }
 
-// orNull is s, or null when it is empty.
+// orNull returns s, or null when it is empty.
 func orNull(s string) any {
 	if s == "" {
 		return nil
@@ -21,7 +21,7 @@ func orNull(s string) any {
 	return s
 }
 
-// errorEvents: unlike all other events, errors are printed with spaces.
+// errorEvents: errors, unlike all other events, are printed with spaces.
 func (d vllmDialect) errorEvents(_ *request, err *apiError) []any {
 	event := append(rawEvent(`data: {"error": {"message": `), appendString(nil, err.Message)...)
 	event = append(append(event, `, "type": `...), appendString(nil, err.Type)...)
@@ -65,12 +65,13 @@ func (d vllmDialect) unary(req *request, seqs []*sequence) any {
 	if req.Chat {
 		answer = answer.with("prompt_logprobs", nil).with("prompt_token_ids", ids(seqs[0].prompt)).with("prompt_text", nil)
 	}
-	// Of several sequences one's parameters come back: the last sample's of the
-	// first prompt.
+	// With several sequences the answer has the parameters of one: the last
+	// sample of the first prompt.
 	return answer.with("kv_transfer_params", seqs[req.N-1].ext).with("ec_transfer_params", seqs[0].ecParams).with("metrics", nil)
 }
 
-// objectName is the answer's "object"; suffix is chat's for stream events.
+// objectName returns the answer's "object"; suffix is that of chat's stream
+// events.
 func objectName(req *request, suffix string) string {
 	if req.Chat {
 		return "chat.completion" + suffix
@@ -86,7 +87,7 @@ func modelName(req *request, seqs []*sequence) string {
 	return seqs[0].rank.e.cfg.Model
 }
 
-// echoed is the prompt's text when the request wants it back.
+// echoed returns the prompt's text when the request asks for it.
 func echoed(s *sequence) string {
 	if s.req.Chat || !s.req.Echo {
 		return ""
@@ -94,11 +95,12 @@ func echoed(s *sequence) string {
 	return validText(detokenize(s.prompt))
 }
 
-// tokenUsage sums a request's sequences: prompts once, outputs over all samples.
+// tokenUsage sums a request's sequences: each prompt once, outputs over all
+// samples.
 type tokenUsage struct {
 	prompt, output int
-	// cached is what was not computed for this request, created what it put into
-	// the prefix cache.
+	// cached are the tokens that were not computed for this request, created
+	// those that it added to the prefix cache.
 	cached, created int
 }
 
@@ -121,7 +123,7 @@ func (u tokenUsage) object(details object) object {
 	return obj("prompt_tokens", u.prompt, "total_tokens", u.prompt+u.output, "completion_tokens", u.output, "prompt_tokens_details", details)
 }
 
-// createdFor is created_cache_tokens, which only chat answers have.
+// createdFor returns created_cache_tokens, which only chat answers have.
 func (u tokenUsage) createdFor(req *request) any {
 	if req.Chat {
 		return u.created
@@ -129,13 +131,13 @@ func (u tokenUsage) createdFor(req *request) any {
 	return nil
 }
 
-// usage is the usage of an answer in its plainest form.
+// usage returns the usage of an answer in its simplest form.
 func usage(seqs []*sequence) object {
 	u := sumUsage(seqs)
 	return u.object(obj("cached_tokens", u.cached))
 }
 
-// streamUsage is usage as stream events have it.
+// streamUsage returns the usage in stream events.
 func streamUsage(req *request, seqs []*sequence) object {
 	if !req.Chat {
 		return usage(seqs)
@@ -144,7 +146,7 @@ func streamUsage(req *request, seqs []*sequence) object {
 	return u.object(obj("cached_tokens", u.cached, "created_cache_tokens", u.created))
 }
 
-// chunk is a stream event around choices.
+// chunk returns a stream event with choices.
 func (vllmDialect) chunk(req *request, seqs []*sequence, choices ...any) object {
 	if choices == nil {
 		choices = []any{}

@@ -10,14 +10,15 @@ import (
 	"path/filepath"
 )
 
-// The encoder's side of E-P-D, with the ECExampleConnector: encoders write what
-// they have worked up into a directory, under the hash of a part and of what the
-// request says about its processing, and the other engines load it from there, or
-// encode by themselves what is not there (vllm/distributed/ec_transfer/
-// ec_connector/example_connector.py). Only an engine of role encode stops before
-// it samples (v1/core/sched/scheduler.py is_encoder_only).
+// The encoder's side of E-P-D, with the ECExampleConnector. Encoders write
+// their results into a directory, under the hash of a part and of the request's
+// processing options. The other engines load a result from there, or encode the
+// part themselves if it is absent
+// (vllm/distributed/ec_transfer/ec_connector/example_connector.py). Only an
+// engine of role encode stops before it samples (v1/core/sched/scheduler.py
+// is_encoder_only).
 
-// ecFile is what the connector calls a part's file.
+// ecFile is the connector's file name for a part.
 const ecFile = "encoder_cache.safetensors"
 
 // ecItem is one image or sound of a request.
@@ -26,7 +27,7 @@ type ecItem struct {
 	data []byte // stands for the embeddings
 }
 
-// ecItems lists the parts of a chat request that an encoder works up.
+// ecItems lists the parts of a chat request that an encoder processes.
 func ecItems(req *request) []ecItem {
 	var messages []struct{ Content json.RawMessage }
 	if json.Unmarshal(req.Fields["messages"], &messages) != nil {
@@ -54,8 +55,8 @@ func ecItems(req *request) []ecItem {
 	return items
 }
 
-// encode works up a request's parts: an encoder writes them, any other engine
-// loads those that are there.
+// encode processes a request's parts: an encoder writes their results, any
+// other engine loads the existing ones.
 func (v *vllm) encode(req *request) []ecItem {
 	items := ecItems(req)
 	for _, item := range items {
@@ -76,7 +77,7 @@ func (v *vllm) encode(req *request) []ecItem {
 	return items
 }
 
-// writeWhole writes a file that no reader sees half.
+// writeWhole writes a file so that no reader sees an incomplete one.
 func writeWhole(file string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
 		return err
@@ -95,8 +96,8 @@ func writeWhole(file string, data []byte) error {
 	return err
 }
 
-// runEncoder is the life of a sequence in an encoder: the prompt is consumed, and
-// nothing sampled.
+// runEncoder runs a sequence in an encoder: it processes the prompt and samples
+// nothing.
 func (v *vllm) runEncoder(ctx context.Context, s *sequence) error {
 	if err := s.rank.reserve(ctx, s, len(s.prompt), true); err != nil {
 		return err

@@ -51,8 +51,8 @@ func headerOf(head, name string) string {
 	return m[1]
 }
 
-// shape is a JSON value with its members in order and its scalars replaced by
-// their kinds; equal neighbours in a list count once.
+// shape returns a JSON value with its members in order and with the kinds of
+// its scalars. Equal neighbours in a list appear once.
 func shape(t *testing.T, raw []byte) string {
 	t.Helper()
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -93,8 +93,8 @@ func shape(t *testing.T, raw []byte) string {
 // future are the keys that the simulator adds to the transfer parameters.
 var future = regexp.MustCompile(`,"remote_agent_epoch":\d+,"remote_agent_tag":"(?:\\.|[^"\\])*","remote_regions":\[[^]]*\]`)
 
-// shapes is the shape of a whole answer: of a stream, the name and shape of
-// each event, where events of one shape in a row count once.
+// shapes returns the shape of an answer. For a stream it returns the name and
+// shape of each event; consecutive events of one shape appear once.
 func shapes(t *testing.T, contentType, body string) []string {
 	t.Helper()
 	body = future.ReplaceAllString(body, "")
@@ -116,7 +116,7 @@ func shapes(t *testing.T, contentType, body string) []string {
 }
 
 // TestLikeRealEngine sends the requests that were recorded with real engines
-// and compares the answers' statuses, types and shapes.
+// and compares the statuses, types and shapes of the answers.
 func TestLikeRealEngine(t *testing.T) {
 	pd := startPair(t, func(c *Config) { c.Model, c.BlockSize, c.KVBlocks = "tiny", 32, 128 })
 	compare := func(t *testing.T, g golden, a answer) {
@@ -177,10 +177,10 @@ func TestLikeRealEngine(t *testing.T) {
 			compare(t, g, answer{resp.StatusCode, b.Bytes(), resp.Header})
 		})
 	}
-	pd.p.ranks[0].unpinAll() // the recorded requests leave sets that nobody reads
+	pd.p.ranks[0].unpinAll() // the recorded requests leave pinned sets without a reader
 }
 
-// TestRefusalsLikeRealEngine: refusals are equal to the last byte.
+// TestRefusalsLikeRealEngine: rejections are equal byte for byte.
 func TestRefusalsLikeRealEngine(t *testing.T) {
 	e := startEngine(t, Config{Connector: ConnectorVLLMNixl, Role: RolePrefill, Model: "tiny", BlockSize: 32, KVBlocks: 128})
 	files, err := filepath.Glob(filepath.Join("..", "real", "golden", "refuse_*.txt"))

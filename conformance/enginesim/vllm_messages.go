@@ -30,7 +30,7 @@ func messagesStop(s *sequence) (reason string, sequence any) {
 	return "end_turn", nil
 }
 
-// messagesAnswer is the unary answer: absent members are left out.
+// messagesAnswer is the unary answer. It omits absent members.
 func messagesAnswer(req *request, s *sequence) any {
 	reason, stop := messagesStop(s)
 	answer := obj("id", baseID(req), "type", "message", "role", "assistant", "content", []any{obj("type", "text", "text", s.answerText())},

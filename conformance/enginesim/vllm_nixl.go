@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Side channel words of the NixlConnector's pull mode. The real engine uses a
-// ZMQ handshake, NIXL reads and NIXL notifications for the same.
+// Side channel operations of the NixlConnector's pull mode. The real engine
+// uses a ZMQ handshake, NIXL reads and NIXL notifications instead.
 const (
 	nixlHandshake = "nixl-handshake"
 	nixlRead      = "nixl-read"
@@ -23,36 +23,37 @@ const (
 	nixlHeartbeat = "nixl-heartbeat"
 )
 
-// nixlReadTimeout bounds a read of blocks.
+// nixlReadTimeout is the limit of a read of blocks.
 const nixlReadTimeout = 30 * time.Second
 
-// nixlLeg is a request's kv_transfer_params as the connector reads them: keys
-// that it does not know are ignored, except the two that stand for fields of
-// future releases and must come back as the prefill engine sent them.
+// nixlLeg holds a request's kv_transfer_params as the connector reads them. It
+// ignores unknown keys, except the two that stand for fields of future
+// releases: they must have the values that the prefill engine sent.
 type nixlLeg struct {
 	remoteDecode, remotePrefill bool
 	engine, request, host       string
 	port                        int
 	blocks                      []blockID
-	// tpSize and ppSize are what prefill is said to have; 0 and 1 when it is not
-	// said.
+	// tpSize and ppSize are prefill's sizes according to the request; 0 and 1
+	// when it has none.
 	tpSize, ppSize int
 	// missing says that one of the remote_* keys is absent or null.
 	missing bool
 	tokens  int         // remote_num_tokens
-	until   float64     // remote_blocks_expiry_time; 0: not said
+	until   float64     // remote_blocks_expiry_time; 0: absent
 	epoch   json.Number // remote_agent_epoch
 	tag     string      // remote_agent_tag
-	// cached is remote_prefill_cached_tokens: the prefix hit that usage reports;
-	// -1 when the prefill engine did not say.
+	// cached is remote_prefill_cached_tokens: the prefix hit that usage
+	// reports; -1 when it is absent.
 	cached int
 	// reading serialises the n samples of a request, which all read the same
-	// remote blocks: those after the first read memory that is freed already.
+	// remote blocks: the samples after the first read memory that is already
+	// freed.
 	reading sync.Mutex
 }
 
-// parseNixl reads kv_transfer_params of a generation without judging them: the
-// real server takes any object.
+// parseNixl reads the kv_transfer_params of a generation without checks: the
+// real server accepts any object.
 func parseNixl(params fields, wire int) *nixlLeg {
 	leg := &nixlLeg{}
 	truthy := func(name string) bool {
@@ -95,7 +96,7 @@ func parseNixl(params fields, wire int) *nixlLeg {
 }
 
 // transferParams finds kv_transfer_params: nil when absent or null. The token
-// route takes them among the sampling parameters too.
+// route also accepts them among the sampling parameters.
 func transferParams(route string, f fields) (fields, *fieldError) {
 	params, err := f.object("kv_transfer_params")
 	if err != nil || params != nil || route != routeTokens {
@@ -113,7 +114,7 @@ func transferParams(route string, f fields) (fields, *fieldError) {
 }
 
 // parseBlockIDs reads remote_block_ids: a list of lists, one for each KV cache
-// group, of which the simulator has one; older releases sent a flat list.
+// group, of which the simulator has one. Older releases sent a flat list.
 func parseBlockIDs(raw json.RawMessage) []blockID {
 	var groups [][]blockID
 	if json.Unmarshal(raw, &groups) == nil {
@@ -129,17 +130,17 @@ func parseBlockIDs(raw json.RawMessage) []blockID {
 	return nil
 }
 
-// address is the prefill's side channel.
+// address is the address of prefill's side channel.
 func (leg *nixlLeg) address() string { return net.JoinHostPort(leg.host, strconv.Itoa(leg.port)) }
 
-// fields are what the prefill engine checks of a leg.
+// fields returns the values of a leg that the prefill engine checks.
 func (leg *nixlLeg) fields() map[string]string {
 	return map[string]string{"epoch": leg.epoch.String(), "tag": leg.tag}
 }
 
-// epochOf and tagOf are the values of the two keys without a meaning that every
-// answer of a prefill carries: a 64-bit integer that no float64 holds, and a
-// string full of characters that JSON encoders like to rewrite.
+// epochOf and tagOf return the values of the two keys for future fields in
+// every prefill answer: a 64-bit integer that no float64 can represent, and a
+// string with many characters that JSON encoders often rewrite.
 func (e *Engine) epochOf(request string) json.Number {
 	h := fnv.New64a()
 	h.Write([]byte(e.id + request))
@@ -162,19 +163,20 @@ func (v *vllm) hold(s *sequence) any {
 // errLoad is the load failure under the default policy "fail".
 var errLoad = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError", Message: "Internal server error"}
 
-// errEngineCore is the answer to the request that an engine core dies of.
+// errEngineCore is the answer to the request that ends the engine core.
 var errEngineCore = &apiError{
 	Status: http.StatusInternalServerError, Type: "InternalServerError",
 	Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
 }
 
-// loadRemote brings the prompt's KV from the prefill engine, all but the last
-// token's, which decode computes again to sample from it. It returns with the
-// sequence's blocks reserved and no slot held. When the client leaves before
-// the blocks are there, the prefill engine is told that they will not be read;
-// a read that has begun is always finished. Parameters that no prefill engine
-// sends end the engine, as they do with vLLM 0.32: without blocks at once,
-// without one of the remote_* keys when the request, which hangs, is aborted.
+// loadRemote gets the prompt's KV from the prefill engine. It excludes the last
+// token's KV, which decode computes again to sample from it. It returns with
+// the sequence's blocks reserved and no slot held. If the client leaves before
+// the blocks are reserved, the prefill engine is told that they will not be
+// read. A read that has begun always completes. Parameters that no prefill
+// engine sends end the engine, as in vLLM 0.32: parameters without blocks at
+// once; parameters without one of the remote_* keys when the request, which
+// hangs, is aborted.
 func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if len(leg.blocks) == 0 {
 		v.e.crash("assertion num_external_tokens == 0")
@@ -183,13 +185,13 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 	if leg.missing {
 		v.e.cfg.Log.Warn("invalid KVTransferParams", "request", s.id)
 		return s.rank.waitLoading(func() error {
-			<-ctx.Done() // nobody starts the load
+			<-ctx.Done() // the load never starts
 			v.e.crash("KeyError in the clean-up of an aborted request")
 			return context.Cause(ctx)
 		})
 	}
 	if v.wire() < NixlWireRequestID {
-		leg.request = s.id // that of prefill's leg, if the proxy gave both the same
+		leg.request = s.id // equals the id of prefill's leg if the proxy gave both legs the same id
 	}
 	if v.wire() >= NixlWireLease {
 		v.beat(leg, 1)
@@ -221,8 +223,8 @@ func (v *vllm) loadRemote(ctx context.Context, s *sequence, leg *nixlLeg) error 
 	return ctx.Err()
 }
 
-// loadFailed is what becomes of a request whose KV could not be loaded: an error,
-// or nil when the engine computes it.
+// loadFailed returns the result of a request whose KV could not be loaded: an
+// error, or nil when the engine computes the KV.
 func (v *vllm) loadFailed(ctx context.Context) error {
 	if v.e.cfg.Nixl.Recompute {
 		return ctx.Err()
@@ -230,7 +232,7 @@ func (v *vllm) loadFailed(ctx context.Context) error {
 	return errLoad
 }
 
-// shakeHands makes the handshake with a remote engine that is not known yet.
+// shakeHands does the handshake with an unknown remote engine.
 func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
 	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()
@@ -261,19 +263,19 @@ func (v *vllm) shakeHands(r *rank, leg *nixlLeg) error {
 	return nil
 }
 
-// compatibility is what both engines of a pair must agree on.
+// compatibility returns the values on which both engines of a pair must agree.
 func (v *vllm) compatibility() string {
 	return fmt.Sprintf("%x-%d-%d", v.e.weights, v.e.cfg.BlockSize, v.wire())
 }
 
-// pull reads the blocks that are not in the local prefix cache and frees them on
-// the prefill engine. With a local hit only the tail of the remote blocks is
-// read; remote blocks that are missing leave the local ones as they are.
+// pull reads the blocks that are not in the local prefix cache and frees them
+// on the prefill engine. After a local hit it reads only the tail of the remote
+// blocks. Missing remote blocks leave the local ones unchanged.
 //
-// A request that was aborted while its blocks were on their way (ctx has ended)
-// frees them when they are there, and they never come into the prefix cache
-// (scheduler.py, _update_from_kv_xfer_finished): they may have been read from
-// memory that the prefill engine had given to somebody else.
+// A request that was aborted during the read (ctx has ended) frees the blocks
+// when they have arrived. They never enter the prefix cache (scheduler.py,
+// _update_from_kv_xfer_finished), because the prefill engine may have given
+// their memory to another request.
 func (v *vllm) pull(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	hit := s.computed / s.rank.cache.size
 	local := s.blocks[hit:s.rank.cache.blocksFor(len(s.prompt))]
@@ -302,13 +304,13 @@ func (v *vllm) pull(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	return nil
 }
 
-// notifyDone tells the prefill engine that it may free the blocks: after a read,
-// or as an empty read when there will be none.
+// notifyDone tells the prefill engine that it may free the blocks: after a
+// read, or, as an empty read, when no read will happen.
 func (v *vllm) notifyDone(leg *nixlLeg) {
 	ctx, cancel := context.WithTimeout(v.e.ctx, v.e.cfg.HandshakeTimeout)
 	defer cancel()
 	world := v.e.cfg.Nixl.TPSize
-	for range max(1, world/max(1, leg.tpSize)) { // the ranks that read from one of prefill's
+	for range max(1, world/max(1, leg.tpSize)) { // the ranks that read from one rank of prefill
 		_, err := v.e.ranks[0].side.call(ctx, leg.address(), sideMessage{
 			Op: nixlDone, Engine: leg.engine, Key: leg.request, Fields: map[string]string{"world": strconv.Itoa(world)},
 		})
@@ -318,8 +320,8 @@ func (v *vllm) notifyDone(leg *nixlLeg) {
 	}
 }
 
-// doneBy counts the decode ranks that have read a request's blocks, of as many
-// as decode has, and frees them when all have.
+// doneBy counts the decode ranks that have read a request's blocks. It frees
+// the blocks when all of decode's ranks have.
 func (v *vllm) doneBy(r *rank, m sideMessage) {
 	if r.pinned(m.Key) == nil {
 		v.e.cfg.Log.Warn("potentially invalid KV blocks: a request that is not known was read", "request", m.Key)
@@ -338,8 +340,8 @@ func (v *vllm) doneBy(r *rank, m sideMessage) {
 	}
 }
 
-// rejected is called for a leg that the serving layer refused: a request that is
-// aborted before it runs frees the prefill's blocks.
+// rejected is called for a leg that the serving layer has rejected: a request
+// that is aborted before it runs frees the prefill's blocks.
 func (v *vllm) rejected(leg *nixlLeg) {
 	switch {
 	case leg == nil || !leg.remotePrefill || v.wire() < NixlWireLease:
@@ -350,7 +352,7 @@ func (v *vllm) rejected(leg *nixlLeg) {
 	}
 }
 
-// beat adds (1) or removes (-1) a remote request whose lease is kept alive.
+// beat adds (1) or removes (-1) a remote request whose lease is renewed.
 func (v *vllm) beat(leg *nixlLeg, delta int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -367,7 +369,7 @@ func (v *vllm) beat(leg *nixlLeg, delta int) {
 	}
 }
 
-// heartbeat sends one message to each prefill engine every sixth of a lease.
+// heartbeat sends a message to each prefill engine six times per lease.
 func (v *vllm) heartbeat(ctx context.Context) {
 	tick := time.NewTicker(max(v.e.cfg.Lease/6, time.Millisecond))
 	defer tick.Stop()

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Side channel words of the NixlConnector's push mode. The real engines send
-// the registration and the notice of a write as NIXL notifications.
+// Side channel operations of the NixlConnector's push mode. The real engines
+// send the registration and the notice of a write as NIXL notifications.
 const (
 	pushRegister = "nixl-push-reg"
 	pushWrite    = "nixl-push-write"
 )
 
-// nixlPush is vLLM's NixlPushConnector: decode registers the blocks that it has
-// set aside with prefill, and prefill writes into them when it has computed the
-// prompt, whichever of the two comes first. They are matched by the engine's ids
-// of the two requests, less the random suffix.
+// nixlPush is vLLM's NixlPushConnector. Decode registers its reserved blocks
+// with prefill. Prefill writes into them when it has computed the prompt.
+// Either may come first. Both requests' engine ids, without the random suffix,
+// identify the transfer.
 //
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/nixl/push_scheduler.py
 // and push_worker.py.
@@ -29,11 +29,12 @@ type nixlPush struct {
 	v *vllm
 
 	mu sync.Mutex
-	// finished are prefill's prompts that no decode has asked for, registered the
-	// decodes whose prompt is not there, both by rank and the engine's own id.
+	// finished are prefill's prompts for which no decode has registered.
+	// registered are the decodes whose prompt is not computed yet. Both are
+	// indexed by rank and the engine's own id.
 	finished   map[pushKey][]blockID
 	registered map[pushKey]pushRegistration
-	// receiving are decode's requests that wait to be written to.
+	// receiving are decode's requests that wait for a write.
 	receiving map[pushKey]chan struct{}
 }
 
@@ -43,7 +44,7 @@ type pushKey struct {
 	request string
 }
 
-// pushRegistration is where a decode engine wants a prompt's KV.
+// pushRegistration is the destination of a prompt's KV in a decode engine.
 type pushRegistration struct {
 	engine, address, request string
 	blocks                   []blockID
@@ -59,12 +60,12 @@ func newNixlPush(v *vllm) *nixlPush {
 // randomSuffix is what an engine adds to the id of a request.
 var randomSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
-// same reports whether two requests are the legs of one.
+// same reports whether two requests are the legs of one exchange.
 func (k pushKey) same(o pushKey) bool {
 	return k.rank == o.rank && randomSuffix.ReplaceAllString(k.request, "") == randomSuffix.ReplaceAllString(o.request, "")
 }
 
-// engineID is the id of a rank: each is an engine of its own.
+// engineID returns the id of a rank: each rank is an engine of its own.
 func (p *nixlPush) engineID(r *rank) string {
 	if len(p.v.e.ranks) == 1 {
 		return p.v.e.id
@@ -73,15 +74,15 @@ func (p *nixlPush) engineID(r *rank) string {
 }
 
 // await registers a request's blocks with prefill and waits until they are
-// written. It returns with them reserved and no slot held. They are held until
-// then whether or not the client is still there, and nothing bounds that.
+// written. It returns with them reserved and no slot held. They stay reserved
+// until the write, even if the client has left, and no limit bounds that.
 func (p *nixlPush) await(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if leg.missing || leg.tpSize == 0 {
 		p.v.e.crash("KeyError in the registration of a request")
 		return errEngineCore
 	}
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
-		return err // prefill hears nothing of it
+		return err // prefill is not informed
 	}
 	key := pushKey{s.rank.index, s.id}
 	written := make(chan struct{})
@@ -115,8 +116,8 @@ func (p *nixlPush) await(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	return nil
 }
 
-// waitWritten waits until prefill has written; when the client has left, no
-// longer than ReclaimAfter.
+// waitWritten waits until prefill has written. After the client has left, it
+// waits at most ReclaimAfter.
 func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) error {
 	select {
 	case <-written:
@@ -142,8 +143,8 @@ func (p *nixlPush) waitWritten(ctx context.Context, written <-chan struct{}) err
 	}
 }
 
-// register makes the handshake with the prefill engine that the request names
-// and tells it of the blocks that are not in the local prefix cache.
+// register does the handshake with the prefill engine that the request names,
+// and sends it the blocks that are not in the local prefix cache.
 func (p *nixlPush) register(s *sequence, leg *nixlLeg) error {
 	ctx, cancel := context.WithTimeout(p.v.e.ctx, p.v.e.cfg.HandshakeTimeout)
 	defer cancel()
@@ -168,15 +169,14 @@ func (p *nixlPush) register(s *sequence, leg *nixlLeg) error {
 	}})
 }
 
-// handshake asks a peer for its metadata. The sizes are those that it is
-// believed to have.
+// handshake asks a peer for its metadata. The sizes are the expected ones.
 func (p *nixlPush) handshake(engine string, tp, pp int) sideMessage {
 	return sideMessage{Op: nixlHandshake, Fields: map[string]string{
 		"engine": engine, "hash": p.v.compatibility(), "tp": strconv.Itoa(tp), "pp": strconv.Itoa(pp),
 	}}
 }
 
-// hold keeps a finished prefill's blocks, for the time of a lease, and returns
+// hold keeps a finished prefill's blocks for the time of a lease, and returns
 // the parameters of its answer.
 func (p *nixlPush) hold(s *sequence) any {
 	if s.req.fault == failNoParams {
@@ -211,9 +211,9 @@ func (p *nixlPush) start(r *rank, key pushKey, reg pushRegistration) {
 	p.v.e.spawn(func(ctx context.Context) { p.write(ctx, r, key.request, blocks, reg) })
 }
 
-// write puts a prompt's KV into decode's blocks, which are its last ones, and
-// frees prefill's. When it cannot, the lease frees them, and decode hears
-// nothing.
+// write writes a prompt's KV into decode's blocks, which are the last ones of
+// the prompt, and frees prefill's. If the write fails, the lease frees the
+// blocks, and decode is not informed.
 func (p *nixlPush) write(ctx context.Context, r *rank, request string, blocks []blockID, reg pushRegistration) {
 	ctx, cancel := context.WithTimeout(ctx, nixlReadTimeout)
 	defer cancel()
@@ -241,7 +241,7 @@ func (p *nixlPush) message(r *rank, m sideMessage) (sideMessage, error) {
 	answer := sideMessage{Op: m.Op}
 	switch m.Op {
 	case nixlHandshake:
-		return answer, p.judge(r, m.Fields)
+		return answer, p.checkPeer(r, m.Fields)
 	case pushRegister:
 		return answer, p.registration(r, m)
 	case pushWrite:
@@ -250,9 +250,9 @@ func (p *nixlPush) message(r *rank, m sideMessage) (sideMessage, error) {
 	return answer, errors.New("unknown message")
 }
 
-// judge refuses a peer that takes this rank for another engine, or is not like
-// it. Sizes of 0 are not known to the peer.
-func (p *nixlPush) judge(r *rank, f map[string]string) error {
+// checkPeer rejects a peer that expects another engine, or that is not
+// compatible. The peer does not know sizes of 0.
+func (p *nixlPush) checkPeer(r *rank, f map[string]string) error {
 	c := p.v.e.cfg.Nixl
 	switch tp, pp := f["tp"], f["pp"]; {
 	case f["engine"] != p.engineID(r):
@@ -265,8 +265,8 @@ func (p *nixlPush) judge(r *rank, f map[string]string) error {
 	return nil
 }
 
-// registration takes a decode's, and writes when the prompt is there. A prompt
-// whose lease has ended is gone.
+// registration records a decode's registration, and writes when the prompt is
+// computed. A prompt whose lease has ended is gone.
 func (p *nixlPush) registration(r *rank, m sideMessage) error {
 	if m.Fields["remote_engine_id"] != p.engineID(r) {
 		return errors.New("engine id mismatch")
@@ -293,7 +293,7 @@ func (p *nixlPush) registration(r *rank, m sideMessage) error {
 	return nil
 }
 
-// written takes the KV that prefill has written, unless the blocks were reclaimed.
+// written handles prefill's notice of a write, unless the blocks were reclaimed.
 func (p *nixlPush) written(r *rank, m sideMessage) error {
 	for _, id := range m.Blocks {
 		if id < 0 || int(id) >= p.v.e.cfg.KVBlocks {
@@ -314,20 +314,20 @@ func (p *nixlPush) written(r *rank, m sideMessage) error {
 	return nil
 }
 
-// rejected is called for a leg that the serving layer refused: prefill hears
-// nothing of it.
+// rejected is called for a leg that the serving layer has rejected: prefill is
+// not informed.
 func (p *nixlPush) rejected(leg *nixlLeg) {
 	if leg != nil && leg.remotePrefill && leg.missing {
 		p.v.e.crash("KeyError in the clean-up of a rejected request")
 	}
 }
 
-// SideAddress is where peers reach the engine's rank 0 by the side channel, and
-// EngineID the id that they know it by. It may be called when it has started.
+// SideAddress returns the address of the side channel of rank 0. Call it after
+// the engine has started.
 func (e *Engine) SideAddress() string {
 	host, port := e.ranks[0].side.hostPort()
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// EngineID is the id by which peers know the engine.
+// EngineID returns the id by which peers know the engine.
 func (e *Engine) EngineID() string { return e.id }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// pushPair is a prefill and a decode engine in push mode, and a third that does
-// both.
+// pushPair is a prefill and a decode engine in push mode, and a third engine
+// with both roles.
 type pushPair struct {
 	p, d, both *Engine
 	serial     int
@@ -30,7 +30,7 @@ func startPush(t *testing.T, change ...func(*Config)) *pushPair {
 	return &pushPair{p: start(RolePrefill), d: start(RoleDecode), both: start(RoleBoth)}
 }
 
-// legs are the id and the parameters of the two legs of a new request.
+// legs returns the id and the parameters of the two legs of a new request.
 func (pd *pushPair) legs() (id, prefill, decode string) {
 	pd.serial++
 	id = fmt.Sprintf("%032x", pd.serial)
@@ -39,8 +39,8 @@ func (pd *pushPair) legs() (id, prefill, decode string) {
 		`"remote_host":%q,"remote_port":%s,"tp_size":1,"pp_size":1,"remote_request_id":%q}`, pd.p.EngineID(), host, port, id)
 }
 
-// write runs both legs of a prompt; with late, decode's is sent after prefill's
-// has been answered.
+// write runs both legs of a prompt. With late, decode's leg is sent after the
+// answer of prefill's.
 func (pd *pushPair) write(t *testing.T, prompt string, late bool) (p, d answer) {
 	t.Helper()
 	id, prefill, decode := pd.legs()
@@ -58,7 +58,7 @@ func (pd *pushPair) write(t *testing.T, prompt string, late bool) (p, d answer) 
 
 func TestPushEqualsDirect(t *testing.T) {
 	pd := startPush(t)
-	for round, late := range []bool{false, true, false} { // after the first, prefixes are in both caches
+	for round, late := range []bool{false, true, false} { // after the first round, both caches have prefixes
 		for _, n := range lengths {
 			prompt := words(n+100*round*(1-round/2), n)
 			_, got := pd.write(t, prompt, late)
@@ -92,8 +92,8 @@ func TestPushToARank(t *testing.T) {
 	}
 }
 
-// TestPushMismatch: a decode leg that names prefill wrongly fails; one whose id
-// or route is not prefill's waits until its client leaves.
+// TestPushMismatch: a decode leg that names prefill wrongly fails. A decode leg
+// with another id or route than prefill's waits until its client leaves.
 func TestPushMismatch(t *testing.T) {
 	short := func(c *Config) {
 		c.HandshakeTimeout, c.Nixl.ReclaimAfter, c.Lease = 100*time.Millisecond, 100*time.Millisecond, 200*time.Millisecond
@@ -142,8 +142,8 @@ func TestPushMismatch(t *testing.T) {
 	}
 }
 
-// A decode that was hung up on holds its blocks until prefill has written into
-// them; a prefill leg of the same id, sent again, does.
+// A decode whose client has left holds its blocks until prefill has written
+// into them. Another prefill leg of the same id does that.
 func TestPrefillAgainFreesDecode(t *testing.T) {
 	pd := startPush(t)
 	id, prefill, decode := pd.legs()
@@ -172,7 +172,7 @@ func TestPrefillAgainFreesDecode(t *testing.T) {
 	}
 }
 
-// What makes the scheduler of vLLM raise ends the engine.
+// A message that makes the scheduler of vLLM raise ends the engine.
 func TestPushEnds(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"} {
 		t.Run(key, func(t *testing.T) {

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// keep pins what decode has answered, prompt and all, for the conversation's next
-// turn, and returns the kv_transfer_params of its answer. A text that a stop
-// string ended was aborted in the engine core, which keeps nothing.
+// keep pins the blocks of decode's answer, including the prompt, for the
+// conversation's next turn. It returns the kv_transfer_params of the answer.
+// The engine core has aborted a text that a stop string ended, and keeps
+// nothing of it.
 func (v *vllm) keep(s *sequence) any {
 	if _, text := s.stopReason.(string); text {
 		return nil
@@ -23,16 +24,16 @@ func (v *vllm) keep(s *sequence) any {
 	return v.heldParams(s, ids, true, float64(time.Now().Add(ttl).UnixMilli())/1000)
 }
 
-// turnMargin is how long before their end prefill takes blocks for lost
-// (pull_worker.py, _KV_BLOCKS_EXPIRY_SAFETY_MARGIN).
+// turnMargin is the time before their expiry from which prefill treats blocks
+// as lost (pull_worker.py, _KV_BLOCKS_EXPIRY_SAFETY_MARGIN).
 const turnMargin = 5 * time.Second
 
 var errExpired = errors.New("declining an expired remote read")
 
-// loadTurn brings the KV that decode kept of the turn before, of as many tokens
-// as it says it has, and frees it there. What those tokens were it does not
-// know. Where there is little to bring, it only frees. It returns with the
-// sequence's blocks reserved and no slot held.
+// loadTurn gets the KV that decode kept of the previous turn and frees it
+// there. Decode reports the number of tokens; prefill does not know which
+// tokens they were. If there are few tokens to read, it only frees them. It
+// returns with the sequence's blocks reserved and no slot held.
 func (v *vllm) loadTurn(ctx context.Context, s *sequence, leg *nixlLeg) error {
 	if err := s.rank.reserve(ctx, s, room(s), false); err != nil {
 		return err
@@ -73,8 +74,8 @@ func (v *vllm) loadTurn(ctx context.Context, s *sequence, leg *nixlLeg) error {
 }
 
 // pullTurn reads the blocks of the first known tokens that are not in the local
-// prefix cache: the last ones that the peer has named, as many as are missing
-// (base_worker.py, _apply_prefix_caching).
+// prefix cache: of the blocks that the peer has named, the last ones, as many
+// as are missing (base_worker.py, _apply_prefix_caching).
 func (v *vllm) pullTurn(ctx context.Context, s *sequence, leg *nixlLeg, known int) error {
 	local := s.blocks[s.computed/s.rank.cache.size : s.rank.cache.blocksFor(known)]
 	if len(local) > len(leg.blocks) {

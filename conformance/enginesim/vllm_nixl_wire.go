@@ -6,8 +6,9 @@ import "fmt"
 // what is new in each.
 const (
 	// NixlWireFlat, since 2025-06 (vLLM pull request 19413): one flat list of
-	// blocks, tp_size. Requests have the id that the proxy gave them, and decode
-	// tells prefill of a read by its own request's: both legs must have the same.
+	// blocks, tp_size. Requests have the id that the proxy gave them, and
+	// decode notifies prefill of a read by its own request's id: both legs must
+	// have the same id.
 	NixlWireFlat = 1 + iota
 	// NixlWireRequestID, since 2025-12 (29665, 27987): remote_request_id, since
 	// the engines add a random suffix to ids.
@@ -15,9 +16,9 @@ const (
 	// NixlWireGroups, since 2026-03 (35758): a list of blocks for each KV cache
 	// group.
 	NixlWireGroups
-	// NixlWireLease, since 2026-05 (32553, 41269, 41383, 47021): a first token that
-	// stops the text keeps the blocks too, leases that decode renews, refused
-	// requests give their blocks back; remote_num_tokens and
+	// NixlWireLease, since 2026-05 (32553, 41269, 41383, 47021): the blocks are
+	// also kept when the first token ends the text; decode renews leases;
+	// rejected requests free their blocks; remote_num_tokens and
 	// remote_blocks_expiry_time.
 	NixlWireLease
 	// NixlWireMode, since 2026-08 (50620): transfer_mode.
@@ -29,10 +30,10 @@ const (
 // wire is the generation that the engine speaks.
 func (v *vllm) wire() int { return v.e.cfg.Nixl.Wire }
 
-// heldParams are the kv_transfer_params of an answer whose engine holds blocks:
-// prefill's, or decode's, which says until when.
-// Behind those of its generation are members that no release has: a proxy
-// carries what it does not know.
+// heldParams returns the kv_transfer_params of an answer whose engine holds
+// blocks: prefill's, or decode's, which includes the expiry time. After the
+// members of its generation come two that no release has, because a proxy must
+// pass on unknown members.
 func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) object {
 	w, c := v.wire(), v.e.cfg.Nixl
 	host, port := s.rank.side.hostPort()
@@ -61,7 +62,7 @@ func (v *vllm) heldParams(s *sequence, ids []blockID, decode bool, until any) ob
 		with("remote_regions", []any{obj("stride", 4096, "ratio", 0.5), nil})
 }
 
-// checkWire refuses a generation that there is none of.
+// checkWire rejects an unknown generation.
 func (c NixlConfig) checkWire() error {
 	if c.Wire < NixlWireFlat || c.Wire > NixlWireSizes {
 		return fmt.Errorf("config nixl wire: %d is not from %d to %d", c.Wire, NixlWireFlat, NixlWireSizes)

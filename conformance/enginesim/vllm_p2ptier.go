@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p: a
+// p2pTier is vLLM's OffloadingConnector with a secondary tier of type p2p. A
 // producer keeps copies of a prompt's whole blocks in its host memory until a
-// consumer has fetched them under the transfer's id, by their hashes. A consumer
-// computes what it does not get. What the control sockets and RDMA do is a message
-// of the side channel.
+// consumer has fetched them by their hashes, under the transfer's id. A
+// consumer computes the blocks that it does not get. The side channel replaces
+// the control sockets and RDMA.
 //
 // Source: vLLM, v1/kv_offload/tiering/p2p/.
 type p2pTier struct {
@@ -24,17 +24,18 @@ type p2pTier struct {
 	supplies map[string]*p2pSupply // by kv_request_id
 }
 
-// p2pSupply is what is, or will be, there of a request.
+// p2pSupply holds the blocks of a request, also before they are computed.
 type p2pSupply struct {
-	stored chan struct{} // closed when the blocks are there
+	stored chan struct{} // closed when the blocks are stored
 	blocks map[blockHash][]byte
 }
 
-// P2PTierConfig is what only a simulated vLLM engine with the P2P tier has.
+// P2PTierConfig holds the settings of a simulated vLLM engine with the P2P tier.
 type P2PTierConfig struct {
-	// UnboundTimeout is how long a producer keeps what nobody fetches; default 60 s.
+	// UnboundTimeout is the time that a producer keeps blocks that no consumer
+	// fetches; default 60 s.
 	UnboundTimeout time.Duration
-	// LoadTimeout is how long a consumer waits for blocks; default 30 s.
+	// LoadTimeout is the time that a consumer waits for blocks; default 30 s.
 	LoadTimeout time.Duration
 }
 
@@ -48,11 +49,11 @@ func (c P2PTierConfig) withDefaults() P2PTierConfig {
 	return c
 }
 
-// p2pTierFetch is the side channel word that stands for FetchMsg, the NIXL write
-// and TransferDone.
+// p2pTierFetch is the side channel operation that stands for FetchMsg, the NIXL
+// write and TransferDone.
 const p2pTierFetch = "p2p-tier-fetch"
 
-// p2pTierLeg is the roles that a request's parameters give the engine.
+// p2pTierLeg holds the roles of the engine according to a request's parameters.
 type p2pTierLeg struct {
 	decoder            string // kv_request_id of remote_decoder; "" without one
 	prefiller, address string // of remote_prefiller
@@ -63,7 +64,8 @@ var errNoSupply = errors.New("the blocks are not there")
 
 func (p *p2pTier) start() error { return nil }
 
-// parse: a role without its id or its address is none (_parse_source, _parse_dest).
+// parse reads the roles. A role without its id or its address is ignored
+// (_parse_source, _parse_dest).
 func (p *p2pTier) parse(params fields, _ string) any {
 	leg := &p2pTierLeg{}
 	text := func(f fields, name string) string {
@@ -87,10 +89,10 @@ func (p *p2pTier) parse(params fields, _ string) any {
 	return leg
 }
 
-// rejected: nobody is told.
+// rejected does nothing: the connector informs no peer.
 func (p *p2pTier) rejected(any) {}
 
-// run is the life of a sequence whose rank is chosen.
+// run runs a sequence whose rank is chosen.
 func (p *p2pTier) run(ctx context.Context, s *sequence, parsed any, emit func(token)) error {
 	leg := parsed.(*p2pTierLeg)
 	if leg.forbidden {
@@ -139,7 +141,7 @@ func (p *p2pTier) load(ctx context.Context, s *sequence, leg *p2pTierLeg) error 
 		return true
 	})
 	if len(keys) == 0 {
-		return nil // nothing is asked for
+		return nil // no block is missing
 	}
 	answer, err := s.rank.side.call(limit, leg.address, sideMessage{
 		Op: p2pTierFetch, Key: leg.prefiller, Fields: map[string]string{"keys": strings.Join(keys, ","), "weights": p.v.compatibility()},
@@ -174,7 +176,7 @@ func (p *p2pTier) park(s *sequence, id string) {
 	}
 }
 
-// supply returns that of a request, new if there was none; mu is held.
+// supply returns the supply of a request, and makes it if needed; mu is held.
 func (p *p2pTier) supply(id string) *p2pSupply {
 	if p.supplies[id] == nil {
 		p.supplies[id] = &p2pSupply{stored: make(chan struct{})}
@@ -182,7 +184,7 @@ func (p *p2pTier) supply(id string) *p2pSupply {
 	return p.supplies[id]
 }
 
-// give gives a request's blocks up.
+// give removes a request's blocks.
 func (p *p2pTier) give(id string, supply *p2pSupply) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,8 +193,8 @@ func (p *p2pTier) give(id string, supply *p2pSupply) {
 	}
 }
 
-// message gives a consumer the blocks that it wants, when they are there, and
-// gives them up.
+// message gives a consumer the requested blocks when they are stored, and
+// removes them.
 func (p *p2pTier) message(_ *rank, m sideMessage) (sideMessage, error) {
 	if m.Op != p2pTierFetch || m.Fields["weights"] != p.v.compatibility() {
 		return sideMessage{}, errors.New("config fingerprint mismatch")
@@ -222,7 +224,7 @@ func (p *p2pTier) message(_ *rank, m sideMessage) (sideMessage, error) {
 	return answer, nil
 }
 
-// held is how many blocks are kept for consumers.
+// held returns the number of blocks that are kept for consumers.
 func (p *p2pTier) held() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

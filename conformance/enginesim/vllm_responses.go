@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// pyFloat is a float as Python's JSON has it: always with a fraction.
+// pyFloat formats a float as Python's JSON does: always with a fraction.
 func pyFloat(v float64) json.RawMessage {
 	text := strconv.FormatFloat(v, 'g', -1, 64)
 	if !strings.ContainsAny(text, ".e") {
@@ -15,19 +15,19 @@ func pyFloat(v float64) json.RawMessage {
 	return json.RawMessage(text)
 }
 
-// responseState is what a /v1/responses request keeps: the id of its one message
-// and the number of its stream's events so far.
+// responseState is the state of a /v1/responses request: the id of its only
+// message and the number of its stream's events so far.
 type responseState struct {
 	item   string
 	events int
 }
 
-// responseItem is the id of the answer's one message.
+// responseItem returns the id of the answer's only message.
 func responseItem(req *request) string { return req.response.item }
 
-// responseEvent is one event of a /v1/responses stream: its members stand in
-// alphabetical order, body those before the sequence number and tail those
-// between it and the type.
+// responseEvent returns one event of a /v1/responses stream. Its members are in
+// alphabetical order: body contains those before the sequence number, tail
+// those between it and the type.
 func responseEvent(req *request, name string, body object, tail ...member) any {
 	event := append(body.with("sequence_number", req.response.events), tail...).with("type", name)
 	req.response.events++
@@ -83,8 +83,8 @@ func responseFrame(req *request, s *sequence, name string, done bool) any {
 		with("ec_transfer_params", nil).with("input_messages", nil).with("output_messages", nil)))
 }
 
-// responseGreeting are the events that come before the engine has looked at the
-// request.
+// responseGreeting returns the events that are sent before the engine processes
+// the request.
 func responseGreeting(req *request, s *sequence) []any {
 	return []any{
 		responseFrame(req, s, "response.created", false),
@@ -115,7 +115,7 @@ func responseClosing(req *request, s *sequence) []any {
 	return append(responseEnd(req, s), responseFrame(req, s, "response.completed", true))
 }
 
-// responseEnd are those of them that end the message.
+// responseEnd returns the events that end the message.
 func responseEnd(req *request, s *sequence) []any {
 	text, item := s.answerText(), "msg_"+responseItem(req)
 	return []any{

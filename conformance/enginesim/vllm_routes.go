@@ -15,7 +15,7 @@ const (
 )
 
 // parseRewritten parses f as a chat request after change has translated a
-// dialect's fields into chat's; the request keeps f.
+// dialect's fields into chat's. The request keeps f.
 func parseRewritten(route string, h http.Header, f fields, change func(chat fields) *fieldError) (*request, *fieldError) {
 	chat := maps.Clone(f)
 	delete(chat, "n")
@@ -49,15 +49,15 @@ func parseResponses(h http.Header, f fields) (*request, *fieldError) {
 		}
 		chat["messages"], _ = json.Marshal(messages)
 		for _, name := range []string{"max_tokens", "min_tokens", "stop_token_ids"} {
-			delete(chat, name) // no fields of this route
+			delete(chat, name) // this route does not have these fields
 		}
 		chat["max_completion_tokens"] = f["max_output_tokens"]
 		return nil
 	})
 }
 
-// messagesFields are the members of an Anthropic request that say what to
-// generate; all others are ignored.
+// messagesFields are the members of an Anthropic request that affect the
+// generation; all others are ignored.
 var messagesFields = []string{"model", "messages", "max_tokens", "stream", "temperature", "top_p", "top_k"}
 
 // parseMessages reads an Anthropic /v1/messages body.
@@ -113,7 +113,7 @@ func parseTokens(h http.Header, f fields) (*request, *fieldError) {
 	case slices.Min(ids) < 0:
 		return nil, &fieldError{"token_ids", "value_error", "Value error, token_ids must not contain negative values"}
 	}
-	// The limits and stops are read of sampling_params alone.
+	// The limits and stops come only from sampling_params.
 	merged := maps.Clone(sampling)
 	for _, name := range []string{"model", "stream", "stream_options", "cache_salt"} {
 		delete(merged, name)
@@ -151,7 +151,7 @@ func (v *vllm) unary(req *request, seqs []*sequence) any {
 	return v.vllmDialect.unary(req, seqs)
 }
 
-// greeting: a response is announced before anything of it is there.
+// greeting returns the event that announces a response before its first part.
 func (v *vllm) greeting(req *request, seqs []*sequence) []any {
 	if req.Route == routeResponses {
 		return responseGreeting(req, seqs[0])
@@ -219,7 +219,7 @@ func (v *vllm) errorEvents(req *request, err *apiError) []any {
 	case routeMessages:
 		return []any{namedEvent{"error", messagesError(err)}}
 	case routeResponses:
-		return nil // the error has no form among the route's events: the stream breaks off
+		return nil // the route has no error event: the stream breaks off
 	}
 	return v.vllmDialect.errorEvents(req, err)
 }

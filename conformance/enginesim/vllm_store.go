@@ -8,11 +8,12 @@ import (
 	"path/filepath"
 )
 
-// kvStore is a KV cache that several vLLM engines share, such as LMCache's: each
-// puts the blocks of the prompts that it has computed there, and looks there for
-// those that it lacks. Engines know nothing of each other, and requests say
-// nothing of it. It is a directory with a file for each block; only whole blocks
-// are kept, and never the last token's, which every engine computes.
+// kvStore is a KV cache that several vLLM engines share, such as LMCache's.
+// Each engine stores the blocks of the prompts that it has computed, and loads
+// the blocks that it lacks. The engines do not know each other, and requests
+// have no parameters for it. It is a directory with a file for each block. It
+// keeps only whole blocks, and never the last token's, which every engine
+// computes.
 //
 // Source: vLLM, distributed/kv_transfer/kv_connector/v1/example_connector.py and
 // lmcache_connector.py; examples/disaggregated/lmcache/.
@@ -21,13 +22,13 @@ type kvStore struct {
 	dir string
 }
 
-// file is where a block is kept: its content depends on the weights.
+// file returns the path of a block. Its content depends on the weights.
 func (k *kvStore) file(h blockHash) string {
 	return filepath.Join(k.dir, fmt.Sprintf("%s-%016x.kv", k.v.compatibility(), uint64(h)))
 }
 
-// wholeBlocks calls visit for those of a sequence's prompt in order, until it
-// returns false.
+// wholeBlocks calls visit for the whole blocks of a sequence's prompt in order,
+// until visit returns false.
 func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
 	c := s.rank.cache
 	h := c.rootHash(s.req.CacheSalt)
@@ -39,8 +40,8 @@ func wholeBlocks(s *sequence, visit func(n int, h blockHash) bool) {
 	}
 }
 
-// load fills a sequence's blocks, behind those of the local prefix cache, with
-// what the store has of them.
+// load fills a sequence's blocks, after those of the local prefix cache, with
+// the blocks in the store.
 func (k *kvStore) load(ctx context.Context, s *sequence) error {
 	if err := s.rank.side.setUp(ctx, "store", k.dir); err != nil {
 		return err
@@ -69,8 +70,8 @@ func (k *kvStore) load(ctx context.Context, s *sequence) error {
 	return nil
 }
 
-// save puts those of a sequence's blocks into the store that are not there. The
-// prompt has been computed.
+// save stores the blocks of a sequence that the store lacks. The prompt must be
+// computed.
 func (k *kvStore) save(s *sequence) error {
 	names := make(map[string]blockID)
 	wholeBlocks(s, func(n int, h blockHash) bool {
@@ -88,7 +89,7 @@ func (k *kvStore) save(s *sequence) error {
 	return nil
 }
 
-// write makes a file that others see whole or not at all.
+// write makes a file that others see complete or not at all.
 func (k *kvStore) write(name string, data []byte) error {
 	f, err := os.CreateTemp(k.dir, "*.part")
 	if err != nil {
@@ -104,7 +105,7 @@ func (k *kvStore) write(name string, data []byte) error {
 	return nil
 }
 
-// The rest of vllmConnector: requests and peers have nothing to say to it.
+// The rest of vllmConnector. Requests and peers send no messages to the store.
 
 func (k *kvStore) start() error { return nil }
 
@@ -116,7 +117,7 @@ func (k *kvStore) message(*rank, sideMessage) (sideMessage, error) {
 	return sideMessage{}, errors.New("no KV transfer")
 }
 
-// run is the life of a sequence whose rank is chosen.
+// run runs a sequence whose rank is chosen.
 func (k *kvStore) run(ctx context.Context, s *sequence, _ any, emit func(token)) error {
 	if err := s.rank.reserve(ctx, s, room(s), true); err != nil {
 		return err

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The errors of the releases that look for a forced tool call in what was cut off
-// after its first token.
+// The errors of releases that search for a forced tool call in a text that was
+// cut off after its first token.
 var (
 	errToolJSON = &apiError{
 		Status: http.StatusBadRequest, Type: "BadRequestError",
@@ -16,11 +16,11 @@ var (
 	errToolAssertion = &apiError{Status: http.StatusInternalServerError, Type: "InternalServerError"}
 )
 
-// parseTools is what the serving layer makes of a whole answer whose request forces a
-// tool call. The engine core has ended the request by then, and holds what it is
-// to hold: releases before 0.18 ("required"), 0.19 (that in a response) and 0.21 (a
-// named function, with a reasoning parser, which the engine has) fail the request
-// all the same.
+// parseTools is the serving layer's parsing of an unary answer whose request
+// forces a tool call. The engine core has ended the request by then and holds
+// its blocks. Some releases fail the request anyway: before 0.18 ("required"),
+// before 0.19 ("required" in a response), and before 0.21 (a named function,
+// with a reasoning parser, which the engine has).
 func (v *vllm) parseTools(s *sequence) error {
 	if s.req.Stream || len(s.output) != 1 || s.finish != "length" {
 		return nil
@@ -28,12 +28,12 @@ func (v *vllm) parseTools(s *sequence) error {
 	_, rest, _ := strings.Cut(v.e.cfg.Version, ".")
 	digits, _, _ := strings.Cut(rest, ".")
 	minor, _ := strconv.Atoi(digits)
-	if minor <= 1 { // a build of today's that has no number
+	if minor <= 1 { // a current build without a release number
 		return nil
 	}
 	word, err := s.req.Fields.str("tool_choice", "")
 	kind := ""
-	if err != nil { // an object
+	if err != nil { // the value is an object
 		choice, _ := s.req.Fields.object("tool_choice")
 		kind, _ = choice.str("type", "")
 	}

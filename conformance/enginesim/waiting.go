@@ -1,8 +1,8 @@
 package enginesim
 
 // awaitKV counts the blocks of a sequence as pinned: they are reserved for KV
-// that a peer has yet to send. receivedKV ends it, before the blocks are used or
-// given back.
+// that a peer will send. receivedKV ends this before the blocks are used or
+// freed.
 func (r *rank) awaitKV(s *sequence) { r.countPins(s, 1) }
 
 func (r *rank) receivedKV(s *sequence) { r.countPins(s, -1) }

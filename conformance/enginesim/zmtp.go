@@ -14,8 +14,8 @@ import (
 )
 
 // The listening side of ZMTP 3.0 with the NULL mechanism
-// (https://rfc.zeromq.org/spec/23/), as far as PUB and ROUTER need it: of a
-// subscriber of that version subscriptions come as messages.
+// (https://rfc.zeromq.org/spec/23/), as far as PUB and ROUTER need it. In that
+// version subscriptions arrive as messages.
 
 // Flags of a frame.
 const (
@@ -24,18 +24,18 @@ const (
 	frameCommand = 4
 )
 
-// maxPeerFrame bounds what a peer may send in a frame, maxPeerFrames how many
-// frames a message.
+// maxPeerFrame is the largest frame of a peer in bytes, maxPeerFrames the
+// largest number of frames of a message.
 const (
 	maxPeerFrame  = 64 << 10
 	maxPeerFrames = 16
 )
 
-// greetTimeout bounds the handshake.
+// greetTimeout is the limit of the handshake.
 const greetTimeout = 10 * time.Second
 
-// zmtpConn is one connection of a peer. Messages are read by one goroutine and
-// written by any.
+// zmtpConn is one connection of a peer. One goroutine reads messages; any
+// goroutine may write.
 type zmtpConn struct {
 	net.Conn
 	br *bufio.Reader
@@ -46,7 +46,7 @@ func newZMTPConn(conn net.Conn) *zmtpConn {
 	return &zmtpConn{Conn: conn, br: bufio.NewReader(conn)}
 }
 
-// greetPeer makes the handshake as a socket of the kind.
+// greetPeer does the handshake as a socket of the given kind.
 func greetPeer(conn net.Conn, kind string) (*zmtpConn, error) {
 	c := newZMTPConn(conn)
 	if err := conn.SetDeadline(time.Now().Add(greetTimeout)); err != nil {
@@ -105,7 +105,7 @@ func (c *zmtpConn) frame() (flags byte, body []byte, err error) {
 	return flags, body, err
 }
 
-// receive reads one message. Pings are answered on the way.
+// receive reads one message and answers the pings before it.
 func (c *zmtpConn) receive() ([][]byte, error) {
 	var frames [][]byte
 	for {
@@ -114,7 +114,8 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 			return nil, err
 		}
 		if flags&frameCommand != 0 {
-			// PING is its name, two bytes of time to live and a context.
+			// The body of PING is its name, two bytes of time to live and a
+			// context.
 			if len(body) >= 7 && string(body[:5]) == "\x04PING" {
 				if err := c.command(append([]byte("\x04PONG"), body[7:]...)); err != nil {
 					return nil, err
@@ -168,8 +169,8 @@ type zmtpPeers struct {
 	conns     *connSet
 }
 
-// close ends them all; abrupt resets the connections. The engine's mutex is
-// held.
+// close ends all of them; with abrupt it resets the connections. The caller
+// holds the engine's mutex.
 func (p *zmtpPeers) close(abrupt bool) {
 	for _, l := range p.listeners {
 		l.Close()
@@ -177,8 +178,9 @@ func (p *zmtpPeers) close(abrupt bool) {
 	p.conns.close(abrupt)
 }
 
-// servePeers accepts connections until the listener closes, and serves each
-// after its handshake as a socket of the kind, until the connection closes.
+// servePeers accepts connections until the listener closes. It serves each one,
+// after its handshake as a socket of the given kind, until the connection
+// closes.
 func (e *Engine) servePeers(l net.Listener, kind string, serve func(context.Context, *zmtpConn)) {
 	e.spawn(func(context.Context) {
 		for {
@@ -191,7 +193,7 @@ func (e *Engine) servePeers(l net.Listener, kind string, serve func(context.Cont
 				defer e.peers.conns.state(conn, http.StateClosed)
 				defer conn.Close()
 				if e.hasEnded() {
-					return // it came too late to be closed with the others
+					return // too late for close, which has closed the others
 				}
 				if c, err := greetPeer(conn, kind); err == nil {
 					serve(ctx, c)

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// zmtpPeering is the DEALER connections on which an engine tells its peers
-// something, one for each address, kept open.
+// zmtpPeering holds the DEALER connections on which an engine sends
+// notifications to its peers: one for each address, kept open.
 type zmtpPeering struct {
 	e     *Engine
 	sends sync.Mutex // one message at a time, so that they keep their order
@@ -21,7 +21,7 @@ func newZMTPPeering(e *Engine) *zmtpPeering {
 	return &zmtpPeering{e: e, conns: make(map[string]*zmtpConn)}
 }
 
-// send sends a message to an address. What is lost is logged.
+// send sends a message to an address. A lost message is logged.
 func (p *zmtpPeering) send(ctx context.Context, addr string, message []byte) {
 	p.sends.Lock()
 	defer p.sends.Unlock()
@@ -36,7 +36,7 @@ func (p *zmtpPeering) send(ctx context.Context, addr string, message []byte) {
 	p.e.cfg.Log.Warn("notification failed", "address", addr)
 }
 
-// conn returns the connection to an address. What comes on it is not looked at.
+// conn returns the connection to an address. Received messages are ignored.
 func (p *zmtpPeering) conn(ctx context.Context, addr string) (*zmtpConn, error) {
 	p.mu.Lock()
 	c := p.conns[addr]
@@ -51,7 +51,7 @@ func (p *zmtpPeering) conn(ctx context.Context, addr string) (*zmtpConn, error) 
 	p.mu.Lock()
 	p.conns[addr] = c
 	p.mu.Unlock()
-	p.e.spawn(func(context.Context) { // what ends the connection is seen by reading
+	p.e.spawn(func(context.Context) { // only a read notices the end of the connection
 		for {
 			if _, err := c.receive(); err != nil {
 				break

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/cmd/node"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -158,28 +158,14 @@ func (r *registry) try(url string) string {
 	return a.Choices[0].Text
 }
 
-// quietAddrs are addresses that engines can leave and take again: their ports are
-// below those that the system gives to outgoing connections.
-func quietAddrs(t *testing.T, n int) []string {
+// quietAddrs returns addresses that engines can leave and take again.
+func quietAddrs(t *testing.T, n int) (addrs []string) {
 	t.Helper()
-	for range 1000 {
-		first := 12000 + rand.IntN(20000)
-		var addrs []string
-		for len(addrs) < n {
-			addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(first+len(addrs)))
-			l, err := net.Listen("tcp", addr)
-			if err != nil {
-				break
-			}
-			l.Close()
-			addrs = append(addrs, addr)
-		}
-		if len(addrs) == n {
-			return addrs
-		}
+	first := testbed.Ports(t, n)
+	for i := range n {
+		addrs = append(addrs, net.JoinHostPort("127.0.0.1", strconv.Itoa(first+i)))
 	}
-	t.Fatal("no free ports")
-	return nil
+	return addrs
 }
 
 // portOf is the port of an address, 0 of none.

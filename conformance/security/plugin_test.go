@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/pdproxy/pdproxy/conformance/testbed"
 )
 
 var buildBomb = sync.OnceValues(func() (string, error) {
@@ -138,12 +140,7 @@ func TestPluginBudgetEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := newFakeEngine(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") // refuses after the first look: every call fails at once
-	if err != nil {
-		t.Fatal(err)
-	}
-	sink := l.Addr().String()
-	l.Close()
+	sink := testbed.FreeAddr(t) // refuses: every call fails at once
 	p := startProxy(t, setup{sections: e.section("both", "none") + fmt.Sprintf(
 		"[[upstream]]\nname = \"sink\"\nurl = \"http://%s\"\n[[plugin]]\nname = \"bomb\"\npath = %q\nphase = \"filter\"\nfail = \"open\"\n", sink, module)})
 	c := p.client(1, hostile)

@@ -133,3 +133,23 @@ func BenchmarkEncode(b *testing.B) {
 		}
 	}
 }
+
+// TestJobIsRead: a job that is read back is for the ranks that it names, and does not change when
+// the memory of the message is used again.
+func TestJobIsRead(t *testing.T) {
+	known := known()
+	known.Instance("p").Load, known.Instance("d").Load = make([]load.Counter, 3), make([]load.Counter, 2)
+	job := orphanJob(t, 3)
+	want := &job.calls[0]
+	want.target.Rank, want.holder.Rank = 1, 2
+	body := string(want.Leg.Body)
+	message := job.Encode()
+	read, err := readComplete(message, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(message, slices.Repeat([]byte{'#'}, len(message)))
+	if got := read.calls[0]; got.target.Rank != 1 || got.holder.Rank != 2 || string(got.Leg.Body) != body {
+		t.Errorf("ranks %d and %d, body %s", got.target.Rank, got.holder.Rank, got.Leg.Body)
+	}
+}

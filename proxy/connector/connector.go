@@ -216,6 +216,12 @@ type Bound interface {
 	BindsDecode()
 }
 
+// PinsDecode reports whether c is a Bound.
+func PinsDecode(c Connector) bool {
+	_, pins := c.(Bound)
+	return pins
+}
+
 // ErrBadReply is wrapped by errors of ReadPrefill: an engine answered with success, but
 // against its protocol. The error texts contain nothing of the answer.
 var ErrBadReply = errors.New("bad prefill answer")

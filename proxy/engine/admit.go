@@ -16,8 +16,8 @@ import (
 
 // newInstance builds an instance from its spec; r.mu is held.
 func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, error) {
-	i := &Instance{Spec: spec, Source: source, fell: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
-	i.stay, i.part = context.WithCancel(context.Background())
+	i := &Instance{Spec: spec, Source: source, evictNow: make(chan struct{}, 1), probeNow: make(chan struct{}, 1)}
+	i.staying, i.cancel = context.WithCancel(context.Background())
 	u, err := url.Parse(spec.URL)
 	if err != nil || u.Hostname() == "" {
 		return nil, errors.New("url is not an http address")
@@ -56,12 +56,12 @@ func (r *Registry) newInstance(source string, spec config.Engine) (*Instance, er
 	i.since.Store(time.Now().UnixMilli())
 	i.Breaker.arm(&r.circuit)
 	if r.reports != nil {
-		i.Breaker.tell = func(failed bool) { r.reports.breaker(i, failed) }
+		i.Breaker.report = func(failed bool) { r.reports.breaker(i, failed) }
 	}
 	return i, nil
 }
 
-// connect gives new instances their clients and the transports of their probes.
+// connect creates the clients of new instances and the transports of their probes.
 func (r *Registry) connect(come []*Instance) error {
 	for _, i := range come {
 		var err error
@@ -79,7 +79,7 @@ func (r *Registry) connect(come []*Instance) error {
 	return nil
 }
 
-// admit publishes new instances and has Run look after them; r.mu is held.
+// admit publishes new instances and makes Run probe them; r.mu is held.
 func (r *Registry) admit(come []*Instance) {
 	for _, i := range come {
 		r.number(i)
@@ -89,14 +89,14 @@ func (r *Registry) admit(come []*Instance) {
 	signal(r.wake)
 }
 
-// untended returns the instances that Run has yet to look after, once.
-func (r *Registry) untended() []*Instance {
+// unwatched returns, once, the instances for which Run has not started a prober yet.
+func (r *Registry) unwatched() []*Instance {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []*Instance
 	for _, i := range r.instances {
-		if !i.tended {
-			i.tended = true
+		if !i.watched {
+			i.watched = true
 			list = append(list, i)
 		}
 	}

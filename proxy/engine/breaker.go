@@ -7,7 +7,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Circuit is whether a Breaker lets requests through.
+// Circuit says whether a Breaker lets requests through.
 type Circuit uint8
 
 // The circuits.
@@ -17,26 +17,26 @@ const (
 	CircuitOpen                    // none should pass
 )
 
-// Breaker is the passive health of an instance or a pair: so many failures in a
-// row open the circuit; after a while one trial request may pass, and any
-// success closes it. A trial that ends without a word (its client left) is
-// followed by another after the same while. All methods are lock-free and safe
-// for concurrent use. The zero Breaker never opens.
+// Breaker is the passive health of an instance or a pair. Consecutive failures open the
+// circuit. After a time, one trial request may pass, and any success closes the
+// circuit. If a trial ends without a result (its client left), another one may pass
+// after the same time. All methods are lock-free and safe for concurrent use. The zero
+// Breaker never opens.
 type Breaker struct {
 	config   *atomic.Pointer[config.Circuit] // shared with the registry, which replaces it on reload
-	tell     func(failed bool)               // where this is a mirror: hears of each failure, and of a success that changes something
-	base     time.Time                       // until counts from here, on the monotonic clock
+	report   func(failed bool)               // in a mirror: called for each failure, and for a success that changes something
+	base     time.Time                       // origin of until, on the monotonic clock
 	failures atomic.Int32                    // in a row
 	until    atomic.Int64                    // ns since base at which an open circuit is half open; 0: closed
 }
 
-// arm makes the breaker open by the rule that c holds at the time.
+// arm connects the breaker to its configuration, which c holds.
 func (b *Breaker) arm(c *atomic.Pointer[config.Circuit]) {
-	// A second back, so that no time since base is 0, which means closed.
+	// One second back, so that no time since base is 0, which means closed.
 	b.config, b.base = c, time.Now().Add(-time.Second)
 }
 
-// Circuit returns the circuit as it stands at now.
+// Circuit returns the circuit at now.
 func (b *Breaker) Circuit(now time.Time) Circuit {
 	switch until := b.until.Load(); {
 	case until == 0:
@@ -47,8 +47,8 @@ func (b *Breaker) Circuit(now time.Time) Circuit {
 	return CircuitHalfOpen
 }
 
-// Allow asks to send a request now and takes the trial when the circuit is half
-// open. The outcome is told by Success or Failure.
+// Allow reports whether a request may be sent now, and takes the trial of a half-open
+// circuit. The caller reports the outcome by Success or Failure.
 func (b *Breaker) Allow() bool {
 	until := b.until.Load()
 	if until == 0 {
@@ -69,25 +69,25 @@ func (b *Breaker) Success() {
 		b.until.Store(0)
 		news = true
 	}
-	if news && b.tell != nil {
-		b.tell(false)
+	if news && b.report != nil {
+		b.report(false)
 	}
 }
 
-// Failure notes that a leg failed by the engine's fault. In an open circuit it
-// changes nothing: legs begun before it opened fail late, and a trial has set
-// its own time already.
+// Failure notes that a leg failed by the engine's fault. It changes nothing in an open
+// circuit: legs that began earlier fail late, and a trial has already set its own time.
 func (b *Breaker) Failure() { b.fail(false) }
 
-// Trip notes a failure that opens the circuit by itself, however few came before.
+// Trip notes a failure that opens the circuit at once, whatever the number of earlier
+// failures.
 func (b *Breaker) Trip() { b.fail(true) }
 
 func (b *Breaker) fail(trip bool) {
 	if b.config == nil {
 		return
 	}
-	if b.tell != nil {
-		b.tell(true)
+	if b.report != nil {
+		b.report(true)
 	}
 	n := b.failures.Add(1)
 	until, now := b.until.Load(), b.now()

@@ -13,16 +13,16 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Clocked is a protocol whose engines can be told how far their clock is from
-// others'. ClockPath is where: a GET answers receive_ts and transmit_ts, in
-// seconds on a clock of the engine's own, and a POST of {"offset": …} makes the
-// engine add that to the times that it tells.
+// Clocked is a protocol whose engines accept an offset for their clock. ClockPath is
+// the route: a GET answers receive_ts and transmit_ts, in seconds on the engine's own
+// clock. A POST of {"offset": …} makes the engine add the offset to the times that it
+// reports.
 type Clocked interface{ ClockPath() string }
 
-// syncClock sets the engine's clock to Unix time, so that those that several
-// proxies set agree, by the rule of NTP: the way there and the way back are taken
-// to be equally long. It is nobody's duty: an engine that does not know the path,
-// or fails, tells times of its own.
+// syncClock sets the engine's clock to Unix time, so that the offsets set by several
+// proxies agree. Like NTP it assumes that both directions take equally long. Setting
+// the clock is optional: an engine that does not know the path, or fails, reports its
+// own times.
 func (p *prober) syncClock(ctx context.Context, h *config.Health) {
 	c, ok := p.i.protocol.(Clocked)
 	if !ok || p.r.o.SyncClocks == nil || !p.r.o.SyncClocks() {

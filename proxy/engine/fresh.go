@@ -6,15 +6,15 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// A pair whose warm-up failed gets another after warmAgain, then after twice
-// that, and so on up to warmAtLast.
+// A pair whose warm-up failed gets another after warmAgain, then after twice that time,
+// and so on up to warmAtLast.
 const (
 	warmAgain  = 2 * time.Second
 	warmAtLast = 2 * time.Minute
 )
 
-// Free reports that nothing is in flight on any rank of the instance, by our
-// count and by its own.
+// Free reports whether no rank of the instance has a request in flight, by the proxy's
+// count and by the engine's own.
 func (i *Instance) Free(now time.Time) bool {
 	for rank := range i.Load {
 		if i.Load[rank].View(now).Requests != 0 {
@@ -24,10 +24,9 @@ func (i *Instance) Free(now time.Time) bool {
 	return true
 }
 
-// ClaimFresh returns a pair of ready targets through which nothing has come yet,
-// both of whose instances are free, and a model that they serve. One of the
-// instances is home, unless that is nil. The pair is not returned again for a
-// while.
+// ClaimFresh returns a pair of ready targets over which no KV has come yet and whose
+// instances are both free, and a model that they serve. If home is not nil, it is one
+// of the two instances. The pair is not returned again for a while.
 func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance) bool) (model string, p, d Target, ok bool) {
 	s := r.Snapshot()
 	for _, model := range s.models {
@@ -42,7 +41,7 @@ func (r *Registry) ClaimFresh(now time.Time, home *Instance, free func(*Instance
 	return "", Target{}, Target{}, false
 }
 
-// claimFresh is ClaimFresh in one group.
+// claimFresh does ClaimFresh for one group.
 func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free func(*Instance) bool) (p, d Target, ok bool) {
 	for i := range rows {
 		if rows[i].Facts.Roles&abi.RolePrefill == 0 || !free(rows[i].Instance) {
@@ -62,8 +61,8 @@ func (r *Registry) claimFresh(rows []Row, now time.Time, home *Instance, free fu
 	return p, d, false
 }
 
-// claim reports whether the pair may be warmed up at now, and notes that it is.
-// Pairs that the table has no room for are left alone.
+// claim reports whether the pair may be warmed up at now, and records the warm-up. It
+// returns false for a pair for which the table has no room.
 func (t *pairTable) claim(p, d Target, now time.Time) bool {
 	t.mu.RLock()
 	full := len(t.pairs) >= maxPairs

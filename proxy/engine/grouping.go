@@ -2,24 +2,24 @@ package engine
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// grouping sorts the instances of one model into groups within which every
-// prefill may be paired with every decode: the same connector, and facts that
-// the connector calls compatible. An instance joins the first group where it
-// fits every member that it would be paired with, and has a possible partner in
-// common with every other; one that tells nothing of itself fits any. Instances
-// whose connector has no pairs are of group 0.
+// grouping sorts the instances of one model into groups. Within a group every prefill
+// may be paired with every decode: they have the same connector, and facts that the
+// connector calls compatible. An instance joins the first group in which it is
+// compatible with every possible partner, and has a common possible partner with every
+// other member. An instance without facts is compatible with all. Instances whose
+// connector has no pairs are in group 0.
 type grouping struct {
 	lax    bool        // pairs.allow_incompatible
-	all    []*Instance // the candidates for a partner in common
+	all    []*Instance // the candidates for a common partner
 	groups []group
 }
 
 type group struct {
 	connector string
-	members   []*Instance // one for all that tell the same and have the same role
+	members   []*Instance // one for all instances with the same facts and role
 }
 
-// factKey is what two instances may differ in when they are paired.
+// factKey holds the facts that decide whether two instances can be paired.
 type factKey struct {
 	version, wire, kvType         string
 	dpSize, bootstrapPort, pageSz int
@@ -32,7 +32,7 @@ func (f *Facts) key() factKey {
 	return factKey{f.Version, f.Wire, f.KVCacheType, f.DPSize, f.BootstrapPort, f.PageSize, f.TPSize, f.PPSize, f.CPSize, f.Transfer, f.FollowsRoom}
 }
 
-// group returns the number of i's group, from 1, and makes i a member.
+// group returns the number of i's group, from 1, and adds i to it.
 func (g *grouping) group(i *Instance) uint32 {
 	if !i.pairs() {
 		return 0
@@ -46,7 +46,7 @@ func (g *grouping) group(i *Instance) uint32 {
 	return uint32(len(g.groups))
 }
 
-// join makes i a member of to if it fits, and reports whether it does.
+// join adds i to the group if it fits, and reports whether it did.
 func (g *grouping) join(to *group, i *Instance) bool {
 	if to.connector != i.Spec.Connector {
 		return false
@@ -68,7 +68,7 @@ func (g *grouping) join(to *group, i *Instance) bool {
 	return true
 }
 
-// fits reports whether a and b, of one connector, may be of one group.
+// fits reports whether a and b, which have the same connector, may be in one group.
 func (g *grouping) fits(a, b *Instance) bool {
 	switch {
 	case a.leads(b) || b.leads(a):
@@ -84,19 +84,19 @@ func (g *grouping) fits(a, b *Instance) bool {
 	return false
 }
 
-// pairs reports whether i can take one leg of two.
+// pairs reports whether i can take one leg of a pair.
 func (i *Instance) pairs() bool {
 	return i.Flow != abi.FlowAggregated && i.Flow != abi.FlowNone && (i.Role != abi.RoleBoth || i.protocol.BothPairs())
 }
 
-// leads reports whether a prefill leg on i may be followed by a decode leg on d,
-// by their roles.
+// leads reports whether, by their roles, a prefill leg on i may be followed by a decode
+// leg on d.
 func (i *Instance) leads(d *Instance) bool {
 	return i.Role&abi.RolePrefill != 0 && d.Role&abi.RoleDecode != 0
 }
 
-// unpairable reports why a prefill leg on p cannot be followed by a decode leg
-// on d, or the other way round; nil where a role excludes it.
+// unpairable returns why a prefill leg on p cannot be followed by a decode leg on d, or
+// the other way round. It returns nil for directions that the roles exclude.
 func unpairable(p, d *Instance) error {
 	var err error
 	if p.leads(d) {

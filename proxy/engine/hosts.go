@@ -10,13 +10,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Owns reports whether host, an address or a name without port, is one at which
-// the instance is known to be: that of its URL, or what that name stands for, one
-// that is configured, or that it registered. What an engine says of itself is not
-// enough, because its peers will call what it names; an instance of the
-// configuration file without kv_hosts is trusted with any host that is not the
-// caller's own. peer is the instance that would call: over the loopback it reaches
-// what is on its own host, so that this is the instance's only for one beside it.
+// Owns reports whether host, an address or a name without port, is one at which the
+// instance is known to be: the host of its URL, an address of that host, a configured
+// host, or one that the instance registered. A host that only the engine's own answer
+// names does not count, because its peers will connect to it. One exception: an
+// instance of the configuration file without kv_hosts may name any host but the
+// caller's own. peer is the instance that would connect. A loopback address reaches
+// peer's own host, so it belongs to the instance only if both are on one host.
 func (i *Instance) Owns(host string, peer *Instance) bool {
 	if host == "" {
 		return false
@@ -41,13 +41,13 @@ func (i *Instance) Owns(host string, peer *Instance) bool {
 	return strings.EqualFold(host, i.Host) || err == nil && slices.Contains(i.Facts().Addresses, ip)
 }
 
-// trusted reports whether the instance is believed where it says it is: the operator
-// wrote it into the configuration, and did not say where else it may be.
+// trusted reports whether the instance may name its own hosts: the operator wrote it
+// into the configuration and listed no kv_hosts.
 func (i *Instance) trusted() bool { return i.Source == SourceStatic && i.Spec.KVHosts == "" }
 
-// OwnsPort reports whether port can be one of the instance's side channels: true
-// where they are not known. Each rank has a port of its own, counted from the one
-// that is configured or registered.
+// OwnsPort reports whether port can be one of the instance's side channels. It returns
+// true if they are not known. Each rank has its own port, counted from the configured
+// or registered one.
 func (i *Instance) OwnsPort(port int) bool {
 	f := i.Facts()
 	ranks := max(1, i.Spec.Ranks, f.DPSize) * max(1, i.Spec.TPSize, f.TPSize)
@@ -64,14 +64,14 @@ func (i *Instance) OwnsPort(port int) bool {
 	return !known
 }
 
-// beside reports whether two engines are on one host: their URLs name the same, or
-// both this machine.
+// beside reports whether two engines are on one host: their URLs name the same host, or
+// both name this machine.
 func (i *Instance) beside(peer *Instance) bool {
 	return strings.EqualFold(i.Host, peer.Host) || i.local() && peer.on(i) || peer.local() && i.on(peer)
 }
 
-// local reports whether the instance is called as what is on this machine. Another
-// address of the loopback's network may be anything, a tunnel to elsewhere too.
+// local reports whether the instance's URL names this machine by its loopback. Other
+// loopback addresses do not count: they may be tunnels to other hosts.
 func (i *Instance) local() bool {
 	switch strings.ToLower(i.Host) {
 	case "localhost", "127.0.0.1", "::1":
@@ -80,8 +80,8 @@ func (i *Instance) local() bool {
 	return false
 }
 
-// on reports whether the instance is on the machine of a local one, whose addresses
-// are all that the machine has.
+// on reports whether the instance is on the machine of a local instance, whose
+// addresses are all addresses of the machine.
 func (i *Instance) on(local *Instance) bool {
 	if i.local() {
 		return true
@@ -92,8 +92,8 @@ func (i *Instance) on(local *Instance) bool {
 	})
 }
 
-// addresses is what the host of the instance's URL stands for; what it did before
-// where that cannot be found out.
+// addresses resolves the host of the instance's URL. On a failure it returns the
+// earlier addresses.
 func (p *prober) addresses(ctx context.Context, h *config.Health) []netip.Addr {
 	var before []netip.Addr
 	if old := p.i.facts.Load(); old != nil {

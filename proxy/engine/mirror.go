@@ -17,40 +17,40 @@ import (
 )
 
 const (
-	// mirroredEvery makes what a mirror was told of loads count whole for twice as
-	// long, and less and less until six times as long after it was told.
+	// mirroredEvery sets the weight of mirrored loads: they count in full for twice
+	// this time after the report, and less and less until six times this time.
 	mirroredEvery = 2 * time.Second
 	// maxRanks bounds the ranks of all mirrored instances together.
 	maxRanks = 1 << 16
 )
 
-// Mirror is a Registry that probes nothing: its instances are those that another
-// process's registry exports. It stays as it is while nothing is imported, so
-// that requests can go on by what was known last. An instance that is not
-// exported any more drains by its loads here and leaves.
+// Mirror is a Registry without probes: its instances are those that another process's
+// registry exports. While nothing is imported it stays unchanged, so that requests can
+// go on with the last known state. An instance that is no longer exported drains, by
+// its loads here, and leaves.
 //
-// Loads held here are those of this process; of what is imported they are taken
-// off, so that a View is right in both. Safe for concurrent use.
+// The loads held here are this process's own. They are subtracted from the imported
+// ones, so that a View is correct in both processes. Mirror is safe for concurrent use.
 type Mirror struct {
 	registry *Registry
 	drainFor func() time.Duration
 
-	mu      sync.Mutex                // of importing
-	refused map[uint32]bool           // numbers of instances said to be of no use here; guarded by mu
-	last    [Pairs + 1][]byte         // of loads and pairs; guarded by mu
-	now     atomic.Pointer[numbering] // never changed, but replaced
+	mu      sync.Mutex                // serializes imports
+	refused map[uint32]bool           // numbers of instances that could not be created here; guarded by mu
+	last    [Pairs + 1][]byte         // last loads and pairs; guarded by mu
+	now     atomic.Pointer[numbering] // replaced, never changed
 }
 
-// numbering is the numbers of one registry's instances, and those here.
+// numbering maps the instance numbers of one registry to the instances here.
 type numbering struct {
 	mark       uint64
 	byNumber   map[uint32]*Instance
 	byInstance map[*Instance]uint32
 }
 
-// NewMirror returns an empty mirror that starts nothing. Of o, what is for probes
-// and keys is not used, nor OnState: an instance's key is imported. drainFor is how
-// long an instance that is gone elsewhere may still have requests here.
+// NewMirror returns an empty mirror and starts nothing. It ignores OnState and the
+// fields of o for probes and keys: an instance's key is imported. drainFor bounds how
+// long an instance that the other registry has removed may still have requests here.
 func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 	o.APIKey, o.OnState = nil, nil
 	r := New(o)
@@ -61,21 +61,21 @@ func NewMirror(o Options, drainFor func() time.Duration) *Mirror {
 	return m
 }
 
-// Registry is what the mirror shows. Its Run lets instances go that have drained.
+// Registry returns the registry with the mirror's instances. Its Run removes instances
+// that have drained.
 func (m *Mirror) Registry() *Registry { return m.registry }
 
-// Number returns the number that i has where it is exported; false when it has
-// none.
+// Number returns the number of i in the exporting registry; false if it has none.
 func (m *Mirror) Number(i *Instance) (uint32, bool) {
 	number, ok := m.now.Load().byInstance[i]
 	return number, ok
 }
 
-// Instance returns the instance of that number; nil when there is none.
+// Instance returns the instance with that number, or nil.
 func (m *Mirror) Instance(number uint32) *Instance { return m.now.Load().byNumber[number] }
 
-// Import takes over a part as Export has published it, and does not keep value. On
-// an error, of bytes that are no such part, nothing has changed.
+// Import applies a part that Export has published, and does not keep value. If value is
+// malformed it returns an error and changes nothing.
 func (m *Mirror) Import(part Part, value []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,16 +89,16 @@ func (m *Mirror) Import(part Part, value []byte) error {
 		m.last[part] = append(m.last[part][:0], value...)
 		return nil
 	}
-	// The others may have come first, with numbers that were not known yet.
+	// Loads and pairs may have come first, with numbers that were not known yet.
 	return errors.Join(m.take(Loads, m.last[Loads]), m.take(Pairs, m.last[Pairs]))
 }
 
-// take is Import of one part; m.mu is held.
+// take imports one part; m.mu is held.
 func (m *Mirror) take(part Part, value []byte) error {
 	switch {
 	case part == Members:
 		return m.importMembers(value)
-	case value == nil: // not yet come
+	case value == nil: // not received yet
 		return nil
 	case part == Loads:
 		return m.importLoads(value)
@@ -106,7 +106,7 @@ func (m *Mirror) take(part Part, value []byte) error {
 	return m.importPairs(value)
 }
 
-// importMembers makes the instances those of the first part; m.mu is held.
+// importMembers applies the Members part; m.mu is held.
 func (m *Mirror) importMembers(value []byte) error {
 	var in members
 	if err := json.Unmarshal(value, &in); err != nil {
@@ -144,7 +144,7 @@ func (m *Mirror) importMembers(value []byte) error {
 		if _, stays := next.byInstance[i]; !stays {
 			i.setState(Draining)
 			i.drainFor.Store(int64(m.drainFor()))
-			i.part()
+			i.cancel()
 			list = append(list, i)
 		}
 	}
@@ -155,17 +155,17 @@ func (m *Mirror) importMembers(value []byte) error {
 	for _, i := range restarted {
 		r.restarted(i)
 	}
-	for _, i := range silent { // behind publish: it shows who is there instead
-		signal(i.fell)
+	for _, i := range silent { // after publish: the snapshot then shows the other instances
+		signal(i.evictNow)
 	}
 	signal(r.wake)
 	if in.Mark != old.mark {
-		r.reports.again(r.readyPairs())
+		r.reports.resend(r.readyPairs())
 	}
 	return nil
 }
 
-// check reports what a registry never exports.
+// check rejects members that a registry never exports.
 func (in *members) check() error {
 	seen, ranks := make(map[uint32]bool), 0
 	for n := range in.Instances {
@@ -184,9 +184,9 @@ func (in *members) check() error {
 	return nil
 }
 
-// known returns the instance that e is here, or nil: of the same registry that of
-// its number, else the one that has the same spec and key; m.mu and the registry's
-// are held.
+// known returns the instance here that e describes, or nil. From the same registry it
+// is the one with e's number, otherwise the one with the same spec and key. m.mu and
+// the registry's mu are held.
 func (m *Mirror) known(e *member, old, next *numbering) *Instance {
 	same := func(i *Instance) bool { return i != nil && i.Spec == e.Spec && i.APIKey == e.APIKey }
 	if next.mark == old.mark {
@@ -197,15 +197,15 @@ func (m *Mirror) known(e *member, old, next *numbering) *Instance {
 	}
 	for _, i := range m.registry.instances {
 		_, taken := next.byInstance[i]
-		if !taken && same(i) && i.stay.Err() == nil && (i.State() == Draining) == (e.State == Draining) {
+		if !taken && same(i) && i.staying.Err() == nil && (i.State() == Draining) == (e.State == Draining) {
 			return i
 		}
 	}
 	return nil
 }
 
-// admit makes a new instance for e, or says once why that cannot be and returns
-// nil; m.mu and the registry's are held.
+// admit creates an instance for e. On a failure it logs once and returns nil. m.mu and
+// the registry's mu are held.
 func (m *Mirror) admit(e *member) *Instance {
 	r := m.registry
 	i, err := r.newInstance(e.Source, e.Spec)
@@ -225,8 +225,8 @@ func (m *Mirror) admit(e *member) *Instance {
 	return i
 }
 
-// isRestarted reports whether e says that i is another process than it was. sameHome
-// says that both come of one registry, which has counted.
+// isRestarted reports whether e describes a new process of i. sameHome says that i and
+// e come from one registry, whose counts of restarts can be compared.
 func (i *Instance) isRestarted(e *member, sameHome bool) bool {
 	if sameHome {
 		return i.restarts.Load() != e.Restarts
@@ -235,7 +235,7 @@ func (i *Instance) isRestarted(e *member, sameHome bool) bool {
 	return f != nil && e.Facts != nil && f.Epoch != "" && e.Facts.Epoch != "" && f.Epoch != e.Facts.Epoch
 }
 
-// mirror makes i what e says; the registry's mu is held.
+// mirror copies e to i; the registry's mu is held.
 func (i *Instance) mirror(e *member) {
 	i.facts.Store(e.Facts)
 	i.state.Store(uint32(e.State))
@@ -244,15 +244,15 @@ func (i *Instance) mirror(e *member) {
 	i.restarts.Store(e.Restarts)
 }
 
-// importLoads takes over the second part; m.mu is held. What is said of a number
-// that is not known is passed over.
+// importLoads applies the Loads part; m.mu is held. Rows of unknown numbers are
+// ignored.
 func (m *Mirror) importLoads(value []byte) error {
 	type row struct {
 		i                     *Instance
 		told, guessed         int32
 		failures, left, ranks uint32
 		transfers             load.Fit
-		from                  int // of copies
+		from                  int // index in copies
 	}
 	var (
 		w      = &partReader{wire.Read(value)}
@@ -262,7 +262,7 @@ func (m *Mirror) importLoads(value []byte) error {
 		copies []load.Copy
 	)
 	if mark := w.Uint64(); !w.Failed() && mark != number.mark {
-		return nil // of a registry that is not, or no longer, mirrored
+		return nil // the registry is not mirrored, or no longer
 	}
 	for range w.Uint32() {
 		x := row{i: number.byNumber[w.Uint32()], told: w.int32(), guessed: w.int32()}
@@ -289,8 +289,8 @@ func (m *Mirror) importLoads(value []byte) error {
 		return errors.New("loads are not whole")
 	}
 	for _, x := range rows {
-		x.i.told.Store(min(x.told, maxBlockTokens))
-		x.i.guessed.Store(min(x.guessed, maxBlockTokens))
+		x.i.eventBlockTokens.Store(min(x.told, maxBlockTokens))
+		x.i.metricBlockTokens.Store(min(x.guessed, maxBlockTokens))
 		x.i.Breaker.follow(x.failures, x.left)
 		x.i.Transfers.Follow(x.transfers)
 		for rank := range x.i.Load {
@@ -300,8 +300,8 @@ func (m *Mirror) importLoads(value []byte) error {
 	return nil
 }
 
-// importPairs takes over the third part; m.mu is held. Pairs that it does not have
-// stay: who exports it may know less.
+// importPairs applies the Pairs part; m.mu is held. Pairs that are missing in it stay:
+// the exporting process may know less.
 func (m *Mirror) importPairs(value []byte) error {
 	type row struct {
 		key            pairKey
@@ -330,7 +330,7 @@ func (m *Mirror) importPairs(value []byte) error {
 	return nil
 }
 
-// targets returns those of a pair by the numbers of its instances.
+// targets returns the targets of a pair by its instances' numbers.
 func (n *numbering) targets(key pairKey) (p, d Target, ok bool) {
 	if p, ok = n.target(key.prefill, key.prefillRank); ok {
 		d, ok = n.target(key.decode, key.decodeRank)
@@ -343,10 +343,10 @@ func (n *numbering) target(number uint32, rank int) (Target, bool) {
 	return Target{Instance: i, Rank: rank}, i != nil && rank < len(i.Load)
 }
 
-// follow makes the pair what another process says of it.
+// follow sets the pair to the state in another process.
 func (p *Pair) follow(state abi.PairState, failures, left uint32) {
 	p.mu.Lock()
-	if state != abi.PairReady { // whether one is warming here is known here
+	if state != abi.PairReady { // only this process knows whether the pair is warming here
 		state = abi.PairUnknown
 		if p.under > 0 {
 			state = abi.PairWarming
@@ -368,9 +368,9 @@ func (r *Registry) readyPairs() []*Pair {
 	return slices.DeleteFunc(pairs, func(p *Pair) bool { return p.State() != abi.PairReady })
 }
 
-// Run hands send what this process learns of the instances, for Learn of the
-// registry that is mirrored, until ctx ends: what opens or closes a circuit at
-// once, the rest ten times a second. send may drop it: it is advice.
+// Run passes this process's observations of the instances to send, for Learn of the
+// mirrored registry, until ctx ends. It sends changes of circuits at once, and other
+// observations ten times a second. send may drop a report.
 func (m *Mirror) Run(ctx context.Context, send func(report []byte)) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()

@@ -18,43 +18,43 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
 
-// Part is one part of what a registry exports. A mirror needs the last one of
-// each, Members first: the others name instances by the numbers that it gives.
+// Part is one part of an exported registry. A mirror needs the latest value of each
+// part, Members first: the other parts refer to instances by the numbers in it.
 type Part uint8
 
 // The parts.
 const (
-	Members Part = iota // which instances there are and what they say: JSON
-	Loads               // what they carry, how fast and how well they are: binary
-	Pairs               // what is known of the pairs: binary
+	Members Part = iota // the instances and their facts: JSON
+	Loads               // load, speed and health of the instances: binary
+	Pairs               // state of the pairs: binary
 )
 
-// exportEvery is how often loads and pairs are looked at. The members are told when
-// they change.
+// exportEvery is how often loads and pairs are exported. Members are exported when they
+// change.
 const exportEvery = 250 * time.Millisecond
 
-// members is the first part.
+// members is the Members part.
 type members struct {
-	Mark      uint64 // of the registry whose numbers these are
+	Mark      uint64 // identifies the registry with these numbers
 	Instances []member
 }
 
-// member is one instance of it.
+// member is one instance in it.
 type member struct {
-	Number   uint32 // Instance.ID at home
+	Number   uint32 // Instance.ID in the exporting registry
 	Source   string
 	Spec     config.Engine
 	APIKey   string
 	State    State
-	Silent   bool  // Instance.Silent
+	Silent   bool  // Instance.Unresponsive
 	Since    int64 // Unix ms
 	Restarts uint32
-	Facts    *Facts // nil: it has not told any
+	Facts    *Facts // nil: not known yet
 }
 
-// Export hands publish what the registry knows, each part at first and when it
-// has changed, until ctx ends. publish keeps what it is given and must not block.
-// One at a time may run.
+// Export passes the registry's parts to publish, first all of them and then each one
+// that has changed, until ctx ends. publish may keep the value and must not block. Only
+// one Export may run at a time.
 func (r *Registry) Export(ctx context.Context, publish func(part Part, value []byte)) {
 	var (
 		loads, lastLoads []byte
@@ -87,7 +87,7 @@ func (r *Registry) Export(ctx context.Context, publish func(part Part, value []b
 	}
 }
 
-// exportMembers encodes the first part.
+// exportMembers encodes the Members part.
 func (r *Registry) exportMembers() []byte {
 	out := members{Mark: r.mark}
 	for _, i := range r.Snapshot().Instances {
@@ -98,35 +98,38 @@ func (r *Registry) exportMembers() []byte {
 	}
 	b, err := json.Marshal(out)
 	if err != nil {
-		panic(fmt.Sprintf("encode members: %v", err)) // every type of theirs can be
+		panic(fmt.Sprintf("encode members: %v", err)) // all its types can be encoded
 	}
 	return b
 }
 
-// String names the part in a log.
+// String returns the name of the part for logs.
 func (p Part) String() string {
 	return [...]string{"members", "loads", "pairs", "unknown part"}[min(p, Pairs+1)]
 }
 
-// The binary parts begin with the mark of their registry and the number of rows;
-// all numbers are little-endian. Loads, a row: number, tokens a block by events
-// and by metrics (uint32 each), circuit, speed of transfers, ranks (uint16), and
-// for each rank requests (uint32), tokens and queued (uint64), usage, recent
-// tokens, requests and work (float32), speeds of prefill and of output. Pairs, a
-// row: number of prefill and of decode (uint32), their ranks (uint16), state
-// (uint8), circuit. A circuit: failures in a row, and milliseconds until it is
-// half open and one more, 0 closed (uint32). A speed: µs a token, and fixed
-// (float32).
+// The binary parts begin with the mark of their registry and the number of rows. All
+// numbers are little-endian.
+//
+//	Loads, a row: number, tokens a block by events and by metrics (uint32 each),
+//	  circuit, speed of transfers, ranks (uint16), and for each rank requests (uint32),
+//	  tokens and queued (uint64), usage, recent tokens, requests and work (float32),
+//	  speeds of prefill and of output
+//	Pairs, a row: number of prefill and of decode (uint32), their ranks (uint16),
+//	  state (uint8), circuit
+//	A circuit: failures in a row, and one more than the milliseconds until it is
+//	  half open, 0 for closed (uint32)
+//	A speed: µs a token, and fixed µs (float32)
 
-// appendLoads appends the second part.
+// appendLoads encodes the Loads part.
 func (r *Registry) appendLoads(b []byte, now time.Time) []byte {
 	instances := r.Snapshot().Instances
 	b = binary.LittleEndian.AppendUint64(b, r.mark)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(instances)))
 	for _, i := range instances {
 		b = binary.LittleEndian.AppendUint32(b, i.ID)
-		b = binary.LittleEndian.AppendUint32(b, uint32(i.told.Load()))
-		b = binary.LittleEndian.AppendUint32(b, uint32(i.guessed.Load()))
+		b = binary.LittleEndian.AppendUint32(b, uint32(i.eventBlockTokens.Load()))
+		b = binary.LittleEndian.AppendUint32(b, uint32(i.metricBlockTokens.Load()))
 		b = i.Breaker.append(b, now)
 		b = appendFit(b, i.Transfers.Fit())
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(i.Load)))
@@ -159,8 +162,8 @@ func (b *Breaker) append(to []byte, now time.Time) []byte {
 	return binary.LittleEndian.AppendUint32(to, left)
 }
 
-// follow makes the circuit what another process says of it: so many failures, and
-// left as append writes it.
+// follow sets the circuit to the state in another process. failures and left are values
+// that append has written.
 func (b *Breaker) follow(failures, left uint32) {
 	b.failures.Store(int32(failures))
 	if left == 0 {
@@ -170,7 +173,7 @@ func (b *Breaker) follow(failures, left uint32) {
 	}
 }
 
-// exportPairs encodes the third part.
+// exportPairs encodes the Pairs part.
 func (r *Registry) exportPairs() []byte {
 	now := time.Now()
 	r.pairs.mu.RLock()
@@ -202,7 +205,7 @@ func appendPairKey(b []byte, key pairKey) []byte {
 // partReader reads a binary part.
 type partReader struct{ wire.Reader }
 
-// float reads a number that is not negative.
+// float reads a non-negative number.
 func (r *partReader) float() float32 {
 	f := math.Float32frombits(r.Uint32())
 	if f >= 0 && f <= math.MaxFloat32 {
@@ -212,7 +215,7 @@ func (r *partReader) float() float32 {
 	return 0
 }
 
-// natural reads a count that is not negative.
+// natural reads a non-negative count.
 func (r *partReader) natural() int64 {
 	n := int64(r.Uint64())
 	if n < 0 {
@@ -221,7 +224,7 @@ func (r *partReader) natural() int64 {
 	return max(0, n)
 }
 
-// int32 reads a count that is not negative.
+// int32 reads a non-negative count.
 func (r *partReader) int32() int32 {
 	n := int32(r.Uint32())
 	if n < 0 {
@@ -236,7 +239,7 @@ func (r *partReader) pairKey() pairKey {
 	return pairKey{prefill: r.Uint32(), decode: r.Uint32(), prefillRank: int(r.Uint16()), decodeRank: int(r.Uint16())}
 }
 
-// pairState reads a state that is not told by a circuit.
+// pairState reads a state other than broken, which the circuit tells.
 func (r *partReader) pairState() abi.PairState {
 	s := abi.PairState(r.Uint8())
 	if s > abi.PairReady {

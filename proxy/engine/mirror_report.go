@@ -10,43 +10,43 @@ import (
 )
 
 const (
-	// reportEvery is how often a mirror tells what is not urgent.
+	// reportEvery is how often a mirror sends reports that are not urgent.
 	reportEvery = 100 * time.Millisecond
-	// maxReports bounds what waits to be told. What comes beyond is dropped:
-	// others measure too, and what fails will fail again.
+	// maxReports bounds the number of unsent reports. Further ones are dropped: other
+	// processes measure too, and a failing engine will fail again.
 	maxReports = 4096
-	// maxKind bounds the kind of a failure.
+	// maxKind bounds the kind of a failure, in bytes.
 	maxKind = 64
 )
 
-// The kinds of reports, each followed on the wire by what it is about.
+// The kinds of reports. On the wire the kind is followed by the listed fields.
 const (
-	reportFailed  = iota + 1 // target: a leg failed by its fault
-	reportWell               // target: a leg was served when one had failed before
-	reportCame               // pair: KV came over
+	reportFailed  = iota + 1 // target: a leg failed by the engine's fault
+	reportWell               // target: a leg was served after failures
+	reportCame               // pair: KV has come
 	reportMissed             // pair, kind (uint8 length): a transfer failed
-	reportMoved              // pair, tokens, µs: a transfer's time
-	reportOutput             // target, tokens, µs: a stream's time
-	reportWarming            // count (uint32), pairs: all on which attempts wait for the handshake
+	reportMoved              // pair, tokens, µs: duration of a transfer
+	reportOutput             // target, tokens, µs: duration of a stream
+	reportWarming            // count (uint32), pairs: all pairs on which attempts wait for the handshake
 )
 
-// report is one thing that a mirror's process has learned.
+// report is one observation in a mirror's process.
 type report struct {
 	kind   byte
-	p, d   Target // of a target: p alone
+	p, d   Target // a report about a target has only p
 	tokens int64
 	took   time.Duration
 	label  string
 }
 
-// reports is what has not been told yet.
+// reports holds the unsent reports.
 type reports struct {
 	urgent chan struct{}
 
 	mu      sync.Mutex
 	waiting []report      // guarded by mu
-	warming map[*Pair]int // attempts that wait for the handshake; guarded by mu
-	news    bool          // warming is not what was told last; guarded by mu
+	warming map[*Pair]int // number of attempts that wait for the handshake; guarded by mu
+	changed bool          // warming has changed since the last report; guarded by mu
 }
 
 func newReports() *reports {
@@ -76,7 +76,7 @@ func (r *reports) breaker(i *Instance, failed bool) {
 	signal(r.urgent)
 }
 
-// transfer notes the end of a transfer, kind as of Pair.set.
+// transfer notes the end of a transfer. kind is that of Pair.set.
 func (r *reports) transfer(p *Pair, kind string) {
 	x := report{kind: reportCame, p: p.Prefill, d: p.Decode}
 	if kind != "" {
@@ -86,7 +86,7 @@ func (r *reports) transfer(p *Pair, kind string) {
 	signal(r.urgent)
 }
 
-// warms notes that so many attempts more wait for the pair's handshake.
+// warms adds more to the number of attempts that wait for the pair's handshake.
 func (r *reports) warms(p *Pair, more int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,26 +94,25 @@ func (r *reports) warms(p *Pair, more int) {
 	if r.warming[p] = was + more; was+more <= 0 {
 		delete(r.warming, p)
 	}
-	r.news = r.news || was == 0 || was+more <= 0
+	r.changed = r.changed || was == 0 || was+more <= 0
 }
 
-// again queues what a registry does not know that has not heard of this process
-// yet.
-func (r *reports) again(ready []*Pair) {
+// resend queues the reports that a new registry needs from this process.
+func (r *reports) resend(ready []*Pair) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.news = len(r.warming) > 0
+	r.changed = len(r.warming) > 0
 	for _, p := range ready {
 		r.add(report{kind: reportCame, p: p.Prefill, d: p.Decode})
 	}
 }
 
-// encode takes what waits, by the numbers of the registry that is mirrored; nil
-// when nothing does. What that registry does not know is left out.
+// encode takes the unsent reports and encodes them with the numbers of the mirrored
+// registry; nil if there are none. It leaves out instances without a number.
 func (r *reports) encode(n *numbering) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n.mark == 0 || len(r.waiting) == 0 && !r.news {
+	if n.mark == 0 || len(r.waiting) == 0 && !r.changed {
 		return nil
 	}
 	b := binary.LittleEndian.AppendUint64(nil, n.mark)
@@ -122,8 +121,8 @@ func (r *reports) encode(n *numbering) []byte {
 	}
 	clear(r.waiting)
 	r.waiting = r.waiting[:0]
-	if r.news {
-		r.news = false
+	if r.changed {
+		r.changed = false
 		b = append(b, reportWarming)
 		count, at := uint32(0), len(b)
 		b = binary.LittleEndian.AppendUint32(b, 0)
@@ -138,13 +137,13 @@ func (r *reports) encode(n *numbering) []byte {
 	return b
 }
 
-// pair is the key of a pair by the numbers.
+// pair returns the key of a pair by its instances' numbers.
 func (n *numbering) pair(p, d Target) (key pairKey, ok bool) {
 	key = pairKey{n.byInstance[p.Instance], n.byInstance[d.Instance], p.Rank, d.Rank}
 	return key, key.prefill != 0 && key.decode != 0
 }
 
-// append appends the report, or nothing if it is of an instance without number.
+// append appends the report, or nothing if its instance has no number.
 func (x *report) append(b []byte, n *numbering) []byte {
 	switch x.kind {
 	case reportFailed, reportWell, reportOutput:
@@ -172,15 +171,15 @@ func (x *report) append(b []byte, n *numbering) []byte {
 	return b
 }
 
-// learned is what mirrors have told of attempts under way.
+// learned holds the mirrors' reports about attempts in progress.
 type learned struct {
 	mu      sync.Mutex
-	warming map[int]map[pairKey]*Pair // by the mirror; guarded by mu
+	warming map[int]map[pairKey]*Pair // by mirror; guarded by mu
 }
 
-// Learn takes over what the mirror of that number, its owner's choice, has
-// reported. An error says that b is no report; what came before the fault counts.
-// What a mirror of another registry tells is ignored.
+// Learn applies a report of a mirror. mirror is a number that its owner chose. An error
+// says that b is malformed; the reports before the malformed one are applied. Learn
+// ignores a report for another registry.
 func (r *Registry) Learn(mirror int, b []byte) error {
 	w := &partReader{wire.Read(b)}
 	if mark := w.Uint64(); !w.Failed() && mark != r.mark {
@@ -199,7 +198,7 @@ func (r *Registry) Learn(mirror int, b []byte) error {
 	return nil
 }
 
-// learnOne reads one report and applies it.
+// learnOne reads and applies one report.
 func (r *Registry) learnOne(w *partReader, mirror int, home *numbering) {
 	switch kind := w.Uint8(); kind {
 	case reportFailed, reportWell, reportOutput:
@@ -262,12 +261,12 @@ func (r *partReader) label() string {
 	return string(b)
 }
 
-// duration is so many µs, at most a day.
+// duration converts µs, at most a day.
 func duration(micros int64) time.Duration {
 	return time.Duration(min(micros, 24*int64(time.Hour/time.Microsecond))) * time.Microsecond
 }
 
-// warms makes the pairs that warm by a mirror's word those of now.
+// warms sets the pairs that a mirror reports as warming to those in now.
 func (r *Registry) warms(mirror int, now map[pairKey]bool, home *numbering) {
 	r.learned.mu.Lock()
 	defer r.learned.mu.Unlock()
@@ -296,5 +295,6 @@ func (r *Registry) warms(mirror int, now map[pairKey]bool, home *numbering) {
 	}
 }
 
-// Unlearn forgets what a mirror has said of attempts under way: it is gone.
+// Unlearn forgets a mirror's reports about attempts in progress, because the mirror is
+// gone.
 func (r *Registry) Unlearn(mirror int) { r.warms(mirror, nil, nil) }

@@ -12,40 +12,39 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// maxPairs bounds the pair table. Past it a new pair takes the place of one
-// that is not broken.
+// maxPairs bounds the pair table. If it is full, a new pair replaces one that is not
+// broken.
 const maxPairs = 1 << 16
 
-// Pair is what is known of the connection between a prefill and a decode
-// target: what the handshake brought, and whether transfers work. It has a
-// circuit of its own, because a failure that only the pair explains (decode
-// could not load the KV) says nothing about either engine. Safe for concurrent
-// use.
+// Pair is the state of the connection between a prefill and a decode target: the
+// measured handshake, and whether transfers work. It has its own circuit, because a
+// failure of the pair alone (decode could not load the KV) says nothing about either
+// engine. Safe for concurrent use.
 type Pair struct {
 	Prefill, Decode Target
 
 	table    *pairTable
-	transfer load.Speed // of the pair's transfers: tokens are prompt tokens
+	transfer load.Speed // of the pair's transfers; tokens are prompt tokens
 	circuit  Breaker
 	mu       sync.Mutex
-	state    abi.PairState // unknown, warming or ready; broken is the circuit's to say; guarded by mu
-	failures int           // since the pair is known; guarded by mu
+	state    abi.PairState // unknown, warming or ready; the circuit tells broken; guarded by mu
+	failures int           // since the pair was created; guarded by mu
 	last     string        // kind of the last failure; guarded by mu
-	since    time.Time     // of the last change of state; guarded by mu
-	under    int           // attempts under way that began before it was ready; guarded by mu
-	warmUps  int           // since the pair is known; guarded by mu
-	next     time.Time     // when it may be warmed up again; guarded by mu
+	since    time.Time     // time of the last change of state; guarded by mu
+	under    int           // attempts in progress that began before the pair was ready; guarded by mu
+	warmUps  int           // since the pair was created; guarded by mu
+	next     time.Time     // time from which it may be warmed up again; guarded by mu
 }
 
-// State returns what the pair is now.
+// State returns the pair's present state.
 func (p *Pair) State() abi.PairState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stateAt(time.Now())
 }
 
-// stateAt is State; p.mu is held. A pair whose circuit is half open is unknown
-// again until its trial tells.
+// stateAt is State at now; p.mu is held. A pair with a half-open circuit is unknown
+// until its trial ends.
 func (p *Pair) stateAt(now time.Time) abi.PairState {
 	switch p.circuit.Circuit(now) {
 	case CircuitOpen:
@@ -56,9 +55,9 @@ func (p *Pair) stateAt(now time.Time) abi.PairState {
 	return p.state
 }
 
-// Begin notes that an attempt begins on the pair. fresh says that nothing has come
-// over it yet, so that the attempt has to wait for the engines' handshake; the
-// pair is warming until it has, or until the last such attempt has called End.
+// Begin notes that an attempt begins on the pair. fresh says that no KV has come over
+// it yet, so the attempt has to wait for the engines' handshake. The pair is warming
+// until KV has come, or until the last such attempt has called End.
 func (p *Pair) Begin() (fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +72,7 @@ func (p *Pair) Begin() (fresh bool) {
 	return true
 }
 
-// End notes that an attempt has ended for which Begin was true.
+// End notes the end of an attempt for which Begin returned true.
 func (p *Pair) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +84,7 @@ func (p *Pair) End() {
 	}
 }
 
-// become changes what the state is while the circuit is closed; p.mu is held.
+// become sets the state that holds while the circuit is closed; p.mu is held.
 func (p *Pair) become(state abi.PairState) {
 	now := time.Now()
 	before := p.stateAt(now)
@@ -95,15 +94,15 @@ func (p *Pair) become(state abi.PairState) {
 	p.table.version.Add(1)
 }
 
-// Success notes that KV came over, and closes the pair's circuit.
+// Success notes that KV has come, and closes the pair's circuit.
 func (p *Pair) Success() { p.set("") }
 
-// Failure notes that a transfer failed by no fault of one engine alone. kind is
-// a label, never text of an answer.
+// Failure notes that a transfer failed and that neither engine alone is to blame. kind
+// is a label, never text of an answer.
 func (p *Pair) Failure(kind string) { p.set(kind) }
 
-// set applies the end of a transfer: a failure of the given kind, or, with kind
-// "", success. A pair whose circuit opens has to show anew that it works.
+// set applies the end of a transfer: success for kind "", or else a failure of that
+// kind. A pair whose circuit opens must prove again that it works.
 func (p *Pair) set(kind string) {
 	now := time.Now()
 	p.mu.Lock()
@@ -133,8 +132,8 @@ func (p *Pair) set(kind string) {
 	}
 }
 
-// allow reports whether a request may use the pair and takes the trial of a
-// half-open circuit.
+// allow reports whether a request may use the pair, and takes the trial of a half-open
+// circuit.
 func (p *Pair) allow() bool { return p.circuit.Allow() }
 
 // PairRow is one pair as GET /v1/pairs shows it.
@@ -144,14 +143,14 @@ type PairRow struct {
 	Decode      string `json:"decode"`
 	DecodeRank  int    `json:"decode_rank"`
 	State       string `json:"state"`
-	// Refused is why no request ever meets the pair: what in the two engines'
-	// facts excludes a transfer. The state is then broken.
+	// Refused is the reason, from the two engines' facts, why no request uses the pair.
+	// The state is then broken.
 	Refused   string    `json:"refused,omitempty"`
 	Failures  int       `json:"failures"`
 	LastError string    `json:"last_error"`
 	Since     time.Time `json:"since"`
-	// The measured transfer: µs per prompt token, and fixed µs besides, of the pair,
-	// else of all that its prefill sends; 0 before there is a measurement.
+	// The measured transfer: µs per prompt token, and additional fixed µs, of the pair,
+	// or else of all transfers of its prefill; 0 before there is a measurement.
 	TransferMicros float32 `json:"transfer_micros"`
 	HandoverMicros float32 `json:"handover_micros"`
 }
@@ -168,8 +167,8 @@ func (p *Pair) row(now time.Time) PairRow {
 	}
 }
 
-// speed is that of the pair's transfers, where it was measured, else that of all
-// of its prefill's.
+// speed returns the measured speed of the pair's transfers, or else that of all
+// transfers of its prefill.
 func (p *Pair) speed() *load.Speed {
 	if p.transfer.PerToken() > 0 {
 		return &p.transfer
@@ -184,12 +183,12 @@ type pairKey struct {
 
 func keyOf(p, d Target) pairKey { return pairKey{p.ID, d.ID, p.Rank, d.Rank} }
 
-// pairTable holds the pairs that have been used. Placement asks it only which
-// pairs are in trouble: those few are published apart, read without a lock.
+// pairTable holds the pairs that have been used. Placement needs only the few pairs
+// whose circuit is not closed: these are published separately and read without a lock.
 type pairTable struct {
 	circuit *atomic.Pointer[config.Circuit]
-	reports *reports      // nil: this is no mirror
-	version atomic.Uint64 // changes with what a mirror is told
+	reports *reports      // nil: this is not a mirror
+	version atomic.Uint64 // changes with everything that a mirror receives
 
 	mu      sync.RWMutex
 	pairs   map[pairKey]*Pair // guarded by mu
@@ -200,8 +199,8 @@ func (t *pairTable) init(circuit *atomic.Pointer[config.Circuit]) {
 	t.circuit, t.pairs = circuit, make(map[pairKey]*Pair)
 }
 
-// get returns the pair of p and d, new if it was not known. That of an instance
-// which has left is not kept.
+// get returns the pair of p and d, and creates it if needed. A pair with an instance
+// that has left is not stored.
 func (t *pairTable) get(p, d Target) *Pair {
 	key := keyOf(p, d)
 	t.mu.RLock()
@@ -243,7 +242,7 @@ func (t *pairTable) evict() {
 	}
 }
 
-// note publishes whether pair is in trouble, after a change of its circuit.
+// note publishes whether pair's circuit is closed, after a change.
 func (t *pairTable) note(pair *Pair) {
 	key := keyOf(pair.Prefill, pair.Decode)
 	bad := pair.circuit.until.Load() != 0
@@ -252,7 +251,7 @@ func (t *pairTable) note(pair *Pair) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.pairs[key] != pair { // dropped since
+	if t.pairs[key] != pair { // dropped in the meantime
 		return
 	}
 	if pair.circuit.until.Load() != 0 {
@@ -262,8 +261,8 @@ func (t *pairTable) note(pair *Pair) {
 	}
 }
 
-// publish replaces the map of pairs in trouble with one where key is pair, or
-// absent for nil; t.mu is held.
+// publish replaces the published map. The new map has pair under key, or no entry for
+// key if pair is nil; t.mu is held.
 func (t *pairTable) publish(key pairKey, pair *Pair) {
 	next := make(map[pairKey]*Pair)
 	if m := t.trouble.Load(); m != nil {
@@ -288,7 +287,7 @@ func (t *pairTable) troubled(key pairKey) *Pair {
 	return nil
 }
 
-// drop forgets every pair with instance id: what was agreed with it is void.
+// drop removes every pair with instance id: its handshakes are no longer valid.
 func (t *pairTable) drop(id uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -303,7 +302,7 @@ func (t *pairTable) drop(id uint32) {
 	}
 }
 
-// rows gives the row of each pair.
+// rows returns the row of each pair.
 func (t *pairTable) rows() map[pairKey]PairRow {
 	t.mu.RLock()
 	pairs := maps.Clone(t.pairs)
@@ -322,12 +321,11 @@ func comparePairs(a, b PairRow) int {
 		cmp.Compare(a.Decode, b.Decode), a.DecodeRank-b.DecodeRank)
 }
 
-// Pair returns what is known of the pair of prefill target p and decode target
-// d, for the outcome of a transfer to be noted.
+// Pair returns the pair of prefill target p and decode target d, so that the caller can
+// note the outcome of a transfer. It creates the pair if needed.
 func (r *Registry) Pair(p, d Target) *Pair { return r.pairs.get(p, d) }
 
-// PairState returns what the pair of p and d is now, and makes none that was not
-// known.
+// PairState returns the present state of the pair of p and d. It creates no pair.
 func (r *Registry) PairState(p, d Target) abi.PairState {
 	r.pairs.mu.RLock()
 	pair := r.pairs.pairs[keyOf(p, d)]
@@ -338,9 +336,8 @@ func (r *Registry) PairState(p, d Target) abi.PairState {
 	return pair.State()
 }
 
-// MeasurePair notes how long it took until decode target d could go on with the
-// KV of a prompt of so many tokens that prefill target p had computed: from the
-// moment when prefill was done and decode was told, to decode's first token.
+// MeasurePair notes the time from the end of prefill on p, when decode was told, to the
+// first token of d, for a prompt of so many tokens.
 func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Duration) {
 	r.pairs.get(p, d).transfer.Measure(promptTokens, took)
 	p.Transfers.Measure(promptTokens, took)
@@ -349,8 +346,8 @@ func (r *Registry) MeasurePair(p, d Target, promptTokens int64, took time.Durati
 	}
 }
 
-// MeasureOutput notes how long it took until decode target d had sent so many
-// tokens of one stream after the first.
+// MeasureOutput notes how long decode target d took for so many tokens of one stream
+// after the first.
 func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	d.Load[d.Rank].Output.Measure(tokens, took)
 	if r.reports != nil {
@@ -358,10 +355,9 @@ func (r *Registry) MeasureOutput(d Target, tokens int64, took time.Duration) {
 	}
 }
 
-// PairFacts returns what the pair of p and d is now, and its measured transfer
-// in µs per prompt token and fixed µs besides; where it has none, that of all
-// pairs of p, and 0 where that is not known either. It makes no pair that was
-// not known.
+// PairFacts returns the present state of the pair of p and d, and its measured
+// transfer: µs per prompt token and additional fixed µs. Without a measurement of the
+// pair it returns that of all pairs of p, or 0. It creates no pair.
 func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed float32) {
 	r.pairs.mu.RLock()
 	pair := r.pairs.pairs[keyOf(p, d)]
@@ -373,15 +369,14 @@ func (r *Registry) PairFacts(p, d Target) (state abi.PairState, perToken, fixed 
 	return state, speed.PerToken(), speed.Fixed()
 }
 
-// PairBlocked reports whether the circuit of the pair is open at now. It is
-// free of locks.
+// PairBlocked reports whether the circuit of the pair is open at now. It takes no lock.
 func (r *Registry) PairBlocked(p, d Target, now time.Time) bool {
 	pair := r.pairs.troubled(keyOf(p, d))
 	return pair != nil && pair.circuit.Circuit(now) == CircuitOpen
 }
 
-// AllowPair reports whether a request may use the pair now, and takes the trial
-// of a half-open circuit. It is free of locks.
+// AllowPair reports whether a request may use the pair now, and takes the trial of a
+// half-open circuit. It takes no lock.
 func (r *Registry) AllowPair(p, d Target) bool {
 	pair := r.pairs.troubled(keyOf(p, d))
 	return pair == nil || pair.allow()

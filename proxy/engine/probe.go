@@ -21,47 +21,46 @@ import (
 )
 
 const (
-	// maxProbeAnswer bounds what is read of an answer to a probe, in bytes.
+	// maxProbeAnswer bounds the answer to a probe, in bytes.
 	maxProbeAnswer = 4 << 20
-	// relearnEvery is after how many good probes a ready instance is asked for
-	// its facts anew: adapters come and go, and an engine may have been replaced
-	// between two probes.
+	// relearnEvery is the number of successful probes after which the facts of a ready
+	// instance are read again: adapters come and go, and an engine may have been
+	// replaced between two probes.
 	relearnEvery = 15
-	// drainPoll is how often a draining instance's load is looked at.
+	// drainPoll is how often the load of a draining instance is checked.
 	drainPoll = 50 * time.Millisecond
 )
 
-// prober tends one instance: it probes it, moves it between its states, and
-// lets it go when it has drained. One goroutine owns it.
+// prober watches one instance: it probes it, changes its state, and removes it when it
+// has drained. One goroutine owns it.
 type prober struct {
-	r     *Registry
-	i     *Instance
-	good  int       // probes in a row
-	bad   int       // probes in a row
-	fresh int       // good probes since the facts were learned
-	mute  int       // probes in a row that got no answer at all
-	since time.Time // when the first of them was sent
-	lost  bool      // since the last good probe one failed otherwise than by waiting
-	gone  bool      // the last probe was refused a connection
-	said  string    // the last problem that was logged
+	r               *Registry
+	i               *Instance
+	good            int       // successful probes in a row
+	bad             int       // failed probes in a row
+	fresh           int       // successful probes since the facts were read
+	unanswered      int       // probes in a row without any answer
+	unansweredSince time.Time // when the first probe of unanswered was sent
+	lost            bool      // since the last successful probe, one failed otherwise than by a time-out
+	gone            bool      // the connection of the last probe was refused
+	lastProblem     string    // the problem that was logged last
 }
 
-// tend looks after i until it has left or ctx ends. No probe is in flight when
-// it returns.
-func (r *Registry) tend(ctx context.Context, i *Instance) {
+// watch probes i until it has left or ctx ends. No probe is in flight when it returns.
+func (r *Registry) watch(ctx context.Context, i *Instance) {
 	p := &prober{r: r, i: i}
 	defer i.asks.CloseIdleConnections()
-	left, stop := context.WithCancel(ctx)
+	evicting, stop := context.WithCancel(ctx)
 	var leaving sync.WaitGroup
-	leaving.Go(func() { r.leave(left, i) })
+	leaving.Go(func() { r.evictCalls(evicting, i) })
 	defer leaving.Wait()
 	defer stop()
 	if r.reports == nil {
 		p.probeWhile(ctx)
-	} else { // a mirror is told
+	} else { // a mirror gets the states by Import
 		select {
 		case <-ctx.Done():
-		case <-i.stay.Done():
+		case <-i.staying.Done():
 		}
 	}
 	if ctx.Err() == nil {
@@ -69,12 +68,12 @@ func (r *Registry) tend(ctx context.Context, i *Instance) {
 	}
 }
 
-// probeWhile probes at once and then every interval, sooner when the instance is
-// suspected, until it is to leave or ctx ends.
+// probeWhile probes at once and then every interval, sooner if the instance is suspect,
+// until the instance drains or ctx ends.
 func (p *prober) probeWhile(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(p.i.stay, stop)()
+	defer context.AfterFunc(p.i.staying, stop)()
 	for ctx.Err() == nil {
 		h, began := p.r.health.Load(), time.Now()
 		if p.probe(ctx, h); ctx.Err() == nil {
@@ -97,10 +96,10 @@ func (p *prober) probeWhile(ctx context.Context) {
 	}
 }
 
-// drain waits until nothing is in flight, or the instance's time is up, and
-// takes it out.
+// drain waits until nothing is in flight or the instance's time is up, and removes the
+// instance.
 func (p *prober) drain(ctx context.Context) {
-	p.r.silence(p.i, false) // nobody asks it any more
+	p.r.setUnresponsive(p.i, false) // it is not probed any more
 	p.r.announce(p.i, Draining)
 	limit := time.NewTimer(time.Duration(p.i.drainFor.Load()))
 	defer limit.Stop()
@@ -119,19 +118,19 @@ func (p *prober) drain(ctx context.Context) {
 	p.r.forget(p.i)
 }
 
-// probe asks once how the instance is and draws the consequence.
+// probe makes one probe and applies its result.
 func (p *prober) probe(ctx context.Context, h *config.Health) {
 	began := time.Now()
 	epoch, err := p.health(ctx, h)
 	if ctx.Err() != nil || errors.Is(err, errLate) || p.ownFault(err) {
 		return
 	}
-	defer p.listen(h, began, err) // once the state is what follows from it
+	defer p.noteAnswer(h, began, err) // runs after the state has changed
 	if err != nil {
 		p.failed(h, err)
 		return
 	}
-	p.listens()
+	p.connAccepted()
 	failedBefore := p.bad > 0
 	p.good++
 	if p.fresh++; p.i.relearn.Swap(false) {
@@ -155,18 +154,18 @@ func (p *prober) probe(ctx context.Context, h *config.Health) {
 		}
 		return
 	}
-	p.bad, p.fresh, p.lost, p.gone, p.said = 0, 0, false, false, ""
+	p.bad, p.fresh, p.lost, p.gone, p.lastProblem = 0, 0, false, false, ""
 	p.syncClock(ctx, h)
 }
 
 // ownFault reports whether a probe failed because this host could not open a
-// connection. Such a probe says nothing of the engine.
+// connection. Such a probe says nothing about the engine.
 func (p *prober) ownFault(err error) bool {
 	if !upstream.IsLocal(err) {
 		return false
 	}
-	if text := err.Error(); text != p.said {
-		p.said = text
+	if text := err.Error(); text != p.lastProblem {
+		p.lastProblem = text
 		p.r.log.Warn("engine not probed: this host cannot open a connection", "engine", p.i.Spec.Name, "error", err)
 	}
 	return true
@@ -179,8 +178,8 @@ func (p *prober) failed(h *config.Health, err error) {
 	p.bad++
 	p.lost = p.lost || !timedOut(err)
 	p.gone = IsRefused(err)
-	if text := err.Error(); text != p.said {
-		p.said = text
+	if text := err.Error(); text != p.lastProblem {
+		p.lastProblem = text
 		p.r.log.Warn("probe failed", "engine", p.i.Spec.Name, "state", p.i.State().String(), "error", err)
 	}
 	if p.i.State() == Ready && (p.bad >= h.UnhealthyAfter || p.gone) {
@@ -188,8 +187,8 @@ func (p *prober) failed(h *config.Health, err error) {
 	}
 }
 
-// health makes the health probe. epoch is what the answer says of the engine's
-// process, "" when it says nothing.
+// health makes the health probe. epoch is the epoch of the engine's process in the
+// answer, or "".
 func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, err error) {
 	path, bootstrap := p.i.protocol.HealthPath(p.i.Role)
 	if p.i.Spec.HealthPath != "" {
@@ -198,7 +197,7 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 	base := p.i.Spec.URL
 	if bootstrap {
 		f := p.i.Facts()
-		if p.i.Spec.BootstrapPort == 0 && p.i.State() != Ready { // the facts name it, anew after a restart
+		if p.i.Spec.BootstrapPort == 0 && p.i.State() != Ready { // the facts contain the port, which may change after a restart
 			if f, err = p.ask(ctx, h); err != nil {
 				return "", err
 			}
@@ -227,8 +226,8 @@ func (p *prober) health(ctx context.Context, h *config.Health) (epoch string, er
 	return "", nil
 }
 
-// learn asks for the facts, publishes them and makes the instance ready. A new
-// process behind the same address voids all that was known of the old one.
+// learn reads the facts, publishes them and makes the instance ready. A new process at
+// the same address invalidates all that was known of the old one.
 func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	f, err := p.ask(ctx, h)
 	if err != nil {
@@ -253,17 +252,17 @@ func (p *prober) learn(ctx context.Context, h *config.Health) error {
 	return nil
 }
 
-// restarted reports whether the facts f come from another process than old.
-// Where the engine names no epoch, one that had been away counts as new. One
-// whose probes have only timed out had not: a starved machine answers late, while
-// a process that ends refuses connections until the next one listens, which takes
-// engines longer than a probe's interval.
+// restarted reports whether the facts f come from another process than old. For an
+// engine without epoch, one that was away counts as new. An instance whose probes only
+// timed out was not away: an overloaded machine answers late. A process that ends
+// refuses connections until the next one listens, and engines take longer for that than
+// a probe's interval.
 func restarted(old, f *Facts, away bool) bool {
 	if old.Epoch != "" && f.Epoch != "" {
 		return old.Epoch != f.Epoch
 	}
 	was, is := old.key(), f.key()
-	if was.pageSz == 0 || is.pageSz == 0 { // one of the two was not heard
+	if was.pageSz == 0 || is.pageSz == 0 { // one of the two is not known
 		was.pageSz = is.pageSz
 	}
 	if was.kvType == "" || is.kvType == "" {
@@ -272,7 +271,7 @@ func restarted(old, f *Facts, away bool) bool {
 	return away || was != is
 }
 
-// timedOut reports whether a probe failed by waiting in vain.
+// timedOut reports whether a probe failed by a time-out.
 func timedOut(err error) bool {
 	var ne net.Error
 	return errors.As(err, &ne) && ne.Timeout()
@@ -295,19 +294,19 @@ func (r *Registry) restarted(i *Instance) {
 	}
 }
 
-// ask gets the facts. The configuration wins where it says something.
+// ask reads the facts. Configured values take precedence.
 func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	f := p.i.published()
 	for _, path := range p.i.protocol.FactPaths(p.i.Role) {
-		status, body, unheard := p.get(ctx, h, p.i.Spec.URL, path)
-		if unheard != nil {
+		status, body, noAnswer := p.get(ctx, h, p.i.Spec.URL, path)
+		if noAnswer != nil {
 			status, body = 0, nil
-			if old := p.i.facts.Load(); old != nil { // what it said there before still stands
+			if old := p.i.facts.Load(); old != nil { // its earlier answer stays valid
 				f.PageSize, f.KVCacheType = old.PageSize, old.KVCacheType
 			}
 		}
 		if err := p.i.protocol.ReadFacts(f, path, status, body); err != nil {
-			return nil, cmp.Or(unheard, err)
+			return nil, cmp.Or(noAnswer, err)
 		}
 	}
 	if err := p.askRegistry(ctx, h, f); err != nil {
@@ -326,7 +325,7 @@ func (p *prober) ask(ctx context.Context, h *config.Health) (*Facts, error) {
 	return f, nil
 }
 
-// askRegistry adds what the instance's own registry knows to f, where there is
+// askRegistry adds the facts in the instance's bootstrap registry to f, if there is
 // one.
 func (p *prober) askRegistry(ctx context.Context, h *config.Health, f *Facts) error {
 	r, ok := p.i.protocol.(RegistryProtocol)
@@ -337,27 +336,27 @@ func (p *prober) askRegistry(ctx context.Context, h *config.Health, f *Facts) er
 	if path == "" {
 		return nil
 	}
-	status, body, unheard := p.get(ctx, h, p.i.registry(f), path)
-	if unheard != nil {
+	status, body, noAnswer := p.get(ctx, h, p.i.registry(f), path)
+	if noAnswer != nil {
 		status, body = 0, nil
-		if old := p.i.facts.Load(); old != nil { // what it said there before still stands
+		if old := p.i.facts.Load(); old != nil { // its earlier answer stays valid
 			f.DPSize, f.TPSize, f.PPSize, f.CPSize = old.DPSize, old.TPSize, old.PPSize, old.CPSize
 			f.PageSize, f.KVCacheType, f.FollowsRoom = old.PageSize, old.KVCacheType, old.FollowsRoom
 		}
 	}
 	if err := r.ReadFacts(f, path, status, body); err != nil {
-		return cmp.Or(unheard, err)
+		return cmp.Or(noAnswer, err)
 	}
 	return nil
 }
 
-// registry is the base URL of the instance's bootstrap server by the facts f.
+// registry returns the base URL of the instance's bootstrap server, by the facts f.
 func (i *Instance) registry(f *Facts) string {
 	host, port := i.bootstrap(f)
 	return "http://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 }
 
-// warn logs what the facts say against the configuration.
+// warn logs facts that contradict the configuration.
 func (p *prober) warn(f *Facts) {
 	if f.DPSize > 0 && f.DPSize != len(p.i.Load) {
 		p.r.log.Warn("engine has another number of ranks than configured",
@@ -365,7 +364,7 @@ func (p *prober) warn(f *Facts) {
 	}
 }
 
-// get makes one GET within the time of a probe and reads the answer.
+// get makes one GET within a probe's time-out and reads the answer.
 func (p *prober) get(ctx context.Context, h *config.Health, base, path string) (status int, body []byte, err error) {
 	limit, began := time.Duration(h.Timeout), time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -374,14 +373,14 @@ func (p *prober) get(ctx context.Context, h *config.Health, base, path string) (
 	if status, err = p.i.get(ctx, base, path, &answer); late(limit, time.Since(began), err) {
 		err = errLate
 	} else if err != nil {
-		err = unheardError{err}
+		err = noAnswerError{err}
 	}
 	return status, answer.Bytes(), err
 }
 
-// Get makes one GET of a path below the instance's URL, with the instance's key,
-// on the connections of its probes, and appends the answer to buf, cut at
-// 4 MiB. ctx bounds all of it. An error holds nothing of the answer.
+// Get makes one GET of a path below the instance's URL, with the instance's key, on the
+// connections of its probes. It appends the answer to buf, cut at 4 MiB. ctx bounds the
+// whole call. An error contains nothing of the answer.
 func (i *Instance) Get(ctx context.Context, path string, buf *bytes.Buffer) (status int, err error) {
 	return i.get(ctx, i.Spec.URL, path, buf)
 }
@@ -394,7 +393,7 @@ func (i *Instance) get(ctx context.Context, base, path string, buf *bytes.Buffer
 	if i.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+i.APIKey)
 	}
-	// An engine's process has better to do than to compress its metrics.
+	// Compressing its metrics would cost the engine's process time.
 	req.Header.Set("Accept-Encoding", "identity")
 	resp, err := i.asks.Do(req)
 	if err != nil {
@@ -407,7 +406,7 @@ func (i *Instance) get(ctx context.Context, base, path string, buf *bytes.Buffer
 	return resp.StatusCode, nil
 }
 
-// bare takes the URL off an error, which may hold credentials.
+// bare removes the URL, which may contain credentials, from an error.
 func bare(err error) error {
 	var ue *url.Error
 	if errors.As(err, &ue) {

@@ -2,39 +2,38 @@ package engine
 
 import "github.com/pdproxy/pdproxy/abi"
 
-// Protocol is what the registry must know of a connector to probe its engines.
-// Declared here because it is called here; package connector implements it. Its
-// methods are pure: the registry does the I/O.
+// Protocol is the part of a connector that the registry needs to probe engines. Package
+// connector implements it. The methods are pure: the registry does the I/O.
 type Protocol interface {
-	// Flow is the order of the two legs; aggregated says that the protocol has
-	// only one.
+	// Flow is the order of the two legs; aggregated means that the protocol has only
+	// one.
 	Flow() abi.Flow
-	// BothPairs reports whether an instance of role both can take one leg of a pair;
-	// else it serves whole requests only.
+	// BothPairs reports whether an instance of role both can take one leg of a pair. If
+	// not, it serves whole requests only.
 	BothPairs() bool
-	// HealthPath is a GET that costs the engine nothing and answers 2xx when it
-	// is well. bootstrap says that it goes to the instance's bootstrap port
-	// instead of its URL (sglang prefill).
+	// HealthPath is the path of a GET that costs the engine nothing and answers 2xx if
+	// the engine is healthy. bootstrap says that the GET goes to the instance's
+	// bootstrap port instead of its URL (sglang prefill).
 	HealthPath(role abi.Role) (path string, bootstrap bool)
-	// FactPaths are GETs asked each time an instance turns ready.
+	// FactPaths are the paths that are read each time an instance becomes ready.
 	FactPaths(role abi.Role) []string
-	// ReadFacts adds what the answer to one of FactPaths says. An error means
-	// the instance cannot be used with this connector; a path that an old engine
-	// does not serve (404) is not an error. Status 0 is no answer: nil then says
+	// ReadFacts adds the facts in the answer to one of FactPaths. An error means that
+	// the instance cannot be used with this connector. A path that an old engine does
+	// not serve (404) is not an error. Status 0 means no answer: a nil error then says
 	// that the instance can be used without it.
 	ReadFacts(f *Facts, path string, status int, body []byte) error
-	// Compatible reports why prefill p and decode d cannot be paired, or nil.
+	// Compatible returns why prefill p and decode d cannot be paired, or nil.
 	Compatible(p, d *Facts) error
 }
 
-// RegistryProtocol is a Protocol whose engines have a registry of their own on
-// their bootstrap port, which knows facts of them as well.
+// RegistryProtocol is a Protocol whose engines have a registry on their bootstrap port,
+// which has further facts.
 type RegistryProtocol interface {
 	Protocol
-	// RegistryPath is a GET asked of the bootstrap port behind FactPaths; "" for
+	// RegistryPath is the path of a GET to the bootstrap port after FactPaths; "" for
 	// none. Its answer goes to ReadFacts.
 	RegistryPath(role abi.Role) string
-	// RegistryProbed reports that it is asked with every health probe as well: what
-	// it says ends with the engine's process (Facts.Epoch).
+	// RegistryProbed reports whether RegistryPath is also read with every health probe,
+	// because its answer changes with the engine's process (Facts.Epoch).
 	RegistryProbed() bool
 }

@@ -11,18 +11,19 @@ import (
 )
 
 const (
-	// lastIncompatible is the kind of failure of a refused pair.
+	// lastIncompatible is the failure kind of an incompatible pair.
 	lastIncompatible = "incompatible"
-	// maxRefusals bounds how many refused pairs are listed.
+	// maxRefusals bounds the number of listed incompatible pairs.
 	maxRefusals = 1 << 12
-	// maxNamed is how many engines a log line of refused pairs names for a reason.
+	// maxNamed bounds the number of engines that a log line about incompatible pairs
+	// names for one reason.
 	maxNamed = 8
 )
 
-// refused calls yield for each pair of ready instances, one of them i if that is
-// not nil, that serve a model together and whose facts exclude a transfer, until
-// it returns false. No request meets such a pair: the two are of different
-// groups.
+// refused calls yield for each pair of ready instances that serve a model together and
+// whose facts exclude a transfer, until yield returns false. If i is not nil, only
+// pairs with i are visited. No request uses such a pair, because the two are in
+// different groups.
 func (s *Snapshot) refused(i *Instance, yield func(p, d *Instance, reason error) bool) {
 	for _, model := range slices.Sorted(maps.Keys(s.pools)) {
 		ready := s.pools[model].instances()
@@ -39,7 +40,7 @@ func (s *Snapshot) refused(i *Instance, yield func(p, d *Instance, reason error)
 	}
 }
 
-// instances lists the ready instances that can take one leg of two.
+// instances lists the ready instances that can take one leg of a pair.
 func (p *Pool) instances() []*Instance {
 	var list []*Instance
 	for i := range p.Ready {
@@ -50,8 +51,8 @@ func (p *Pool) instances() []*Instance {
 	return list
 }
 
-// refusedRows gives a row for each pair of ranks that is refused, once. There is
-// none while pairs.allow_incompatible is set.
+// refusedRows returns one row for each incompatible pair of ranks. With
+// pairs.allow_incompatible there are none.
 func (r *Registry) refusedRows() map[pairKey]PairRow {
 	rows := make(map[pairKey]PairRow)
 	if r.lax.Load() {
@@ -75,30 +76,30 @@ func (r *Registry) refusedRows() map[pairKey]PairRow {
 	return rows
 }
 
-// Pairs lists by name and rank the pairs that have been used, and those that are
-// refused because the facts of the two engines exclude a transfer.
+// Pairs lists, by name and rank, the pairs that have been used, and those that are
+// never used because the facts of the two engines exclude a transfer.
 func (r *Registry) Pairs() []PairRow {
 	rows := r.refusedRows()
 	for key, row := range r.pairs.rows() {
-		if no, ok := rows[key]; ok { // used before it was refused, or the other way round
+		if no, ok := rows[key]; ok { // used before the facts changed, or the other way round
 			row.State, row.LastError, row.Refused = no.State, no.LastError, no.Refused
 		}
 		rows[key] = row
 	}
-	list := slices.AppendSeq(make([]PairRow, 0, len(rows)), maps.Values(rows)) // never nil: it is shown as JSON
+	list := slices.AppendSeq(make([]PairRow, 0, len(rows)), maps.Values(rows)) // never nil, so that JSON shows a list
 	slices.SortFunc(list, comparePairs)
 	return list
 }
 
-// refusals is what has been logged of refused pairs: the reason, by the ids of
+// refusals holds the reasons that were logged for incompatible pairs, by the ids of
 // prefill and decode.
 type refusals struct {
-	mu   sync.Mutex
-	said map[[2]uint32]string // guarded by mu
+	mu     sync.Mutex
+	logged map[[2]uint32]string // guarded by mu
 }
 
-// refusalNews says which ready instances i cannot be paired with, by the reason, as far as
-// it has not been said; "" when there is nothing new.
+// refusalNews names the ready instances that i cannot be paired with, by reason,
+// without those that were logged before; "" if there is nothing new.
 func (r *Registry) refusalNews(i *Instance) string {
 	now := make(map[[2]uint32]string)
 	reasons := make(map[string][]string)
@@ -107,10 +108,10 @@ func (r *Registry) refusalNews(i *Instance) string {
 	if !r.lax.Load() {
 		r.Snapshot().refused(i, func(p, d *Instance, reason error) bool {
 			key, text := [2]uint32{p.ID, d.ID}, reason.Error()
-			if now[key] != "" { // of another model
+			if now[key] != "" { // seen with another model
 				return true
 			}
-			if now[key] = text; r.refusals.said[key] != text {
+			if now[key] = text; r.refusals.logged[key] != text {
 				other := d
 				if i == d {
 					other = p
@@ -120,8 +121,8 @@ func (r *Registry) refusalNews(i *Instance) string {
 			return true
 		})
 	}
-	maps.DeleteFunc(r.refusals.said, func(key [2]uint32, _ string) bool { return key[0] == i.ID || key[1] == i.ID })
-	maps.Copy(r.refusals.said, now)
+	maps.DeleteFunc(r.refusals.logged, func(key [2]uint32, _ string) bool { return key[0] == i.ID || key[1] == i.ID })
+	maps.Copy(r.refusals.logged, now)
 	var text []string
 	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
 		names := slices.Sorted(slices.Values(reasons[reason]))
@@ -133,9 +134,9 @@ func (r *Registry) refusalNews(i *Instance) string {
 	return strings.Join(text, "; ")
 }
 
-// forget drops what was said of an instance that has left.
+// forget drops the logged reasons of an instance that has left.
 func (r *refusals) forget(id uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.said, func(key [2]uint32, _ string) bool { return key[0] == id || key[1] == id })
+	maps.DeleteFunc(r.logged, func(key [2]uint32, _ string) bool { return key[0] == id || key[1] == id })
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// IsRefused reports whether err, of a dial, says that no process listens at the
-// address. A busy engine does not refuse: its kernel lets the dial wait.
+// IsRefused reports whether err, from a dial, says that no process listens at the
+// address. A busy engine does not refuse: its kernel queues the connection.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Refused notes that a leg was refused a connection: no process listens there. The
+// Refused notes that a leg's connection was refused: no process listens there. The
 // circuit opens at once, and the registry probes the instance soon. If the probe is
 // refused too, the instance becomes unhealthy. If the engine answers the probe, the
 // circuit closes again. A mirror opens its own circuit and reports a failure to the
@@ -25,9 +25,10 @@ func (i *Instance) Refused() {
 	i.ProbeSoon()
 }
 
-// listens closes the circuit that Refused has opened: the instance has answered a
-// probe. A probe of a bootstrap server says nothing of the instance's own port.
-func (p *prober) listens() {
+// connAccepted closes the circuit that Refused has opened, because the instance has
+// answered a probe. A probe of a bootstrap server does not count: it says nothing about
+// the instance's own port.
+func (p *prober) connAccepted() {
 	if _, bootstrap := p.i.protocol.HealthPath(p.i.Role); bootstrap && p.i.Spec.HealthPath == "" {
 		return
 	}
@@ -36,10 +37,9 @@ func (p *prober) listens() {
 	}
 }
 
-// watchProbes has i probed as soon as the engine closes the connection of its probes.
-// The connections of an engine's process end with the process, so a dead engine is
-// known before a request meets it, and no request pays for that. Other transports
-// than net/http's are left as they are.
+// watchProbes makes the registry probe i as soon as the engine closes the connection of
+// its probes. A process's connections end with the process, so a dead engine is known
+// before a request reaches it. Transports other than net/http's are not changed.
 func (r *Registry) watchProbes(i *Instance) {
 	t, ok := i.asks.Transport.(*http.Transport)
 	if !ok {
@@ -66,10 +66,9 @@ type probeConn struct {
 	since time.Time
 }
 
-// Read implements net.Conn. That the engine has closed the connection says something
-// only of one that has lived from one probe to the next: some servers close each
-// connection after their answer. Another process may listen by then, so the next
-// probe asks for the facts too.
+// Read implements net.Conn. The close of a connection counts only if it was open from
+// one probe to the next: some servers close each connection after their answer. Another
+// process may listen by now, so the next probe also reads the facts.
 func (c *probeConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) && time.Since(c.since) > time.Duration(c.r.health.Load().Interval) {

@@ -22,13 +22,13 @@ import (
 const (
 	SourceStatic = "static" // the configuration
 	SourceAdmin  = "admin"  // POST /v1/engines
-	SourceZMQ    = "zmq"    // vLLM MoRI-IO engines that register
+	SourceZMQ    = "zmq"    // vLLM MoRI-IO engines that register themselves
 )
 
 // ErrUnknown says that no instance has the name.
 var ErrUnknown = errors.New("no such engine")
 
-// SpecError says why one engine of a list cannot be an instance.
+// SpecError says why one engine of a list cannot become an instance.
 type SpecError struct {
 	Name  string
 	Cause error
@@ -40,8 +40,7 @@ func (e *SpecError) Error() string { return fmt.Sprintf("add engine %q: %v", e.N
 // Unwrap returns the cause.
 func (e *SpecError) Unwrap() error { return e.Cause }
 
-// Options is what a Registry stands on. NewProbe, APIKey, Index, Log and the
-// hooks may be nil.
+// Options configures a Registry. NewProbe, APIKey, Index, Log and the hooks may be nil.
 type Options struct {
 	Health  config.Health
 	Circuit config.Circuit
@@ -50,33 +49,32 @@ type Options struct {
 	Protocols func(name string) (Protocol, bool)
 	// NewClient returns the pooled client of an instance.
 	NewClient func(spec config.Engine) (upstream.Client, error)
-	// NewProbe returns the transport of an instance's probes; it shares nothing
-	// with the data path. Nil: a small one without special TLS.
+	// NewProbe returns the transport of an instance's probes. It must share nothing
+	// with the client. Nil: a small transport without special TLS.
 	NewProbe func(spec config.Engine) (http.RoundTripper, error)
-	// Resolve returns the addresses at which a host may be named. Nil: none but its
-	// own name is known.
+	// Resolve returns the addresses of a host. Nil: only the host's name is known.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
-	// APIKey returns the key that is sent to an instance, "" for none.
+	// APIKey returns the key that is sent to an instance, or "".
 	APIKey func(spec config.Engine) (string, error)
-	// Index knows which blocks the instances hold. Each rank has a slot in it,
-	// emptied when the instance restarts.
+	// Index knows which blocks the instances hold. Each rank has a slot in it, which is
+	// cleared when the instance restarts.
 	Index *kvindex.Index
 	Log   *slog.Logger
-	// SyncClocks reports whether the clocks of engines that tell times are to be
-	// set; nil: no.
+	// SyncClocks reports whether the registry sets the clocks of engines that report
+	// times; nil: no.
 	SyncClocks func() bool
-	// OnState is called after each change of an instance's state, and when a
-	// ready one has new facts; OnRestart when an instance is found to be a new
-	// process, so that what was known of its KV is void; OnGone when one has left
-	// the registry. Run calls them, for one instance in order, for several at
-	// once; they must not block.
+	// OnState is called after each change of an instance's state, and when a ready one
+	// has new facts. OnRestart is called when an instance is found to be a new process,
+	// so that its known KV is invalid. OnGone is called when an instance has left the
+	// registry. Run calls them, for one instance in order, for several concurrently.
+	// They must not block.
 	OnState   func(*Instance, State)
 	OnRestart func(*Instance)
 	OnGone    func(*Instance)
 }
 
-// Registry knows the instances. Its methods are safe for concurrent use; what
-// the request path asks of it takes no lock.
+// Registry knows the instances. Its methods are safe for concurrent use. Those that the
+// request path calls take no lock.
 type Registry struct {
 	o        Options
 	log      *slog.Logger
@@ -86,13 +84,13 @@ type Registry struct {
 	refusals refusals
 	snap     atomic.Pointer[Snapshot]
 	pairs    pairTable
-	wake     chan struct{} // tells Run that instances have come
-	changed  chan struct{} // tells Export that what it shows has changed
-	mark     uint64        // random: whose instance ids a mirror's numbers are
-	reports  *reports      // nil: this is no mirror
+	wake     chan struct{} // wakes Run when there are new instances
+	changed  chan struct{} // wakes Export when something exported has changed
+	mark     uint64        // random: identifies the registry whose instance ids a mirror uses
+	reports  *reports      // nil: this is not a mirror
 	learned  learned       // from mirrors of this one
-	born     time.Time     // what answered counts from
-	answered atomic.Int64  // when the last probe was sent that any instance answered
+	born     time.Time     // origin of answered
+	answered atomic.Int64  // send time of the latest probe that any instance answered
 
 	mu        sync.Mutex
 	instances []*Instance // by age, draining ones included; guarded by mu
@@ -106,14 +104,14 @@ func New(o Options) *Registry {
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	r.pairs.init(&r.circuit)
-	r.refusals.said = make(map[[2]uint32]string)
+	r.refusals.logged = make(map[[2]uint32]string)
 	r.learned.warming = make(map[int]map[pairKey]*Pair)
 	r.Configure(o.Health, o.Circuit, o.Pairs)
 	return r
 }
 
-// Configure replaces the rules of probes, circuits and pairs, from the next
-// probe, failure or placement on.
+// Configure replaces the configuration of probes, circuits and pairs. It applies from
+// the next probe, failure or placement on.
 func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,23 +121,23 @@ func (r *Registry) Configure(h config.Health, c config.Circuit, p config.Pairs) 
 	r.publish()
 }
 
-// Snapshot returns what is known now; never nil.
+// Snapshot returns the present state; never nil.
 func (r *Registry) Snapshot() *Snapshot { return r.snap.Load() }
 
-// Settle returns when the snapshot shows every state that an instance showed before:
-// who is told of a ready instance may count on it.
+// Settle returns when the snapshot shows every state that an instance had before the
+// call. After it, a caller that knows of a ready instance finds it in the snapshot.
 func (r *Registry) Settle() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 }
 
-// Apply makes the instances of a source those of specs. One whose spec and key
-// are unchanged stays as it is, with its load, its connections and its health;
-// one that is missing drains for at most drainFor and leaves; a changed one is
-// a new instance, and the old one drains. A name belongs to the source that has it,
-// but for SourceStatic, which takes it over: the instance of the other source drains,
-// because what an engine is trusted with depends on its source. On any error nothing is changed; those
-// that are due to single engines are each a SpecError.
+// Apply sets the instances of a source to those of specs. An instance with unchanged
+// spec and key stays, with its load, connections and health. One that is missing drains
+// for at most drainFor and leaves. A changed one becomes a new instance, and the old
+// one drains. A name belongs to the source that has it. Only SourceStatic takes a name
+// over from another source: that source's instance drains, because the trust in an
+// engine depends on its source. On any error Apply changes nothing; errors of single
+// engines are each a SpecError.
 func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,14 +178,14 @@ func (r *Registry) Apply(source string, specs []config.Engine, drainFor time.Dur
 	}
 	for _, i := range r.instances {
 		if i.Source == source && !keep[i] || slices.Contains(taken, i) {
-			part(i, drainFor)
+			beginDrain(i, drainFor)
 		}
 	}
 	r.admit(come)
 	return nil
 }
 
-// Add adds one instance on an operator's word.
+// Add adds one instance of SourceAdmin.
 func (r *Registry) Add(spec config.Engine) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,10 +204,10 @@ func (r *Registry) Add(spec config.Engine) error {
 	return nil
 }
 
-// Remove makes the instance of that name drain: it gets no new requests, and
-// leaves when nothing is in flight on it any more or drainFor has passed. Remove
-// returns at once, with ErrUnknown if there is no such instance or it drains
-// already; Run does the waiting.
+// Remove makes the instance of that name drain: it gets no new requests, and leaves
+// when nothing is in flight or drainFor has passed. Remove returns at once; Run waits
+// for the end. The error is ErrUnknown if there is no such instance or it drains
+// already.
 func (r *Registry) Remove(name string, drainFor time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,19 +215,18 @@ func (r *Registry) Remove(name string, drainFor time.Duration) error {
 	if i == nil {
 		return fmt.Errorf("remove engine %q: %w", name, ErrUnknown)
 	}
-	part(i, drainFor)
+	beginDrain(i, drainFor)
 	r.publish()
 	return nil
 }
 
-// Run probes the instances until ctx ends. When it returns, no probe is in
-// flight.
+// Run probes the instances until ctx ends. When it returns, no probe is in flight.
 func (r *Registry) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		for _, i := range r.untended() {
-			wg.Go(func() { r.tend(ctx, i) })
+		for _, i := range r.unwatched() {
+			wg.Go(func() { r.watch(ctx, i) })
 		}
 		select {
 		case <-ctx.Done():
@@ -239,7 +236,7 @@ func (r *Registry) Run(ctx context.Context) {
 	}
 }
 
-// Settled reports whether every instance has been asked how it is.
+// Settled reports whether every instance has been probed at least once.
 func (r *Registry) Settled() bool {
 	return !slices.ContainsFunc(r.Snapshot().Instances, func(i *Instance) bool {
 		return !i.asked.Load() && i.State() != Draining
@@ -253,7 +250,7 @@ func (r *Registry) Close() {
 	}
 }
 
-// number gives a new instance its id and its slots in the index; r.mu is held.
+// number assigns an id and slots in the index to a new instance; r.mu is held.
 func (r *Registry) number(i *Instance) {
 	r.lastID++
 	i.ID = r.lastID
@@ -265,7 +262,7 @@ func (r *Registry) number(i *Instance) {
 	}
 }
 
-// signal wakes who waits for c, or will.
+// signal wakes the receiver of c, now or at its next receive.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -273,8 +270,7 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// named returns the instance of that name that does not drain, or nil; r.mu is
-// held.
+// named returns the instance of that name that is not draining, or nil; r.mu is held.
 func (r *Registry) named(name string) *Instance {
 	for _, i := range r.instances {
 		if i.Spec.Name == name && i.State() != Draining {
@@ -284,23 +280,23 @@ func (r *Registry) named(name string) *Instance {
 	return nil
 }
 
-// part makes i drain, if it does not already; the registry's mu is held.
-func part(i *Instance, drainFor time.Duration) {
+// beginDrain makes i drain unless it already does; the registry's mu is held.
+func beginDrain(i *Instance, drainFor time.Duration) {
 	if i.State() == Draining {
 		return
 	}
 	i.setState(Draining)
 	i.drainFor.Store(int64(drainFor))
-	i.part()
+	i.cancel()
 }
 
-// publish makes a snapshot of the present; r.mu is held.
+// publish publishes a new snapshot; r.mu is held.
 func (r *Registry) publish() {
 	r.snap.Store(newSnapshot(slices.Clone(r.instances), r.lax.Load()))
 	signal(r.changed)
 }
 
-// become moves i to a state and publishes it, unless it drains.
+// become sets i's state and publishes it, unless i drains.
 func (r *Registry) become(i *Instance, s State) {
 	r.mu.Lock()
 	if i.State() == Draining {
@@ -313,9 +309,9 @@ func (r *Registry) become(i *Instance, s State) {
 	r.announce(i, s)
 }
 
-// announce tells that i has come to a state. Only the goroutine that tends i
-// calls it, so that the hooks hear of states in order, and without r.mu, so that
-// they may call the registry.
+// announce logs a new state of i and calls OnState. Only the goroutine that watches i
+// calls it, so that the hooks see the states in order. r.mu is not held, so that hooks
+// may call the registry.
 func (r *Registry) announce(i *Instance, s State) {
 	r.log.Info("engine is "+s.String(), "engine", i.Spec.Name, "url", i.Spec.URL)
 	if r.o.OnState != nil {
@@ -323,7 +319,7 @@ func (r *Registry) announce(i *Instance, s State) {
 	}
 }
 
-// forget takes a drained instance out.
+// forget removes a drained instance.
 func (r *Registry) forget(i *Instance) {
 	r.mu.Lock()
 	i.gone.Store(true)
@@ -336,12 +332,12 @@ func (r *Registry) forget(i *Instance) {
 	if r.o.OnGone != nil {
 		r.o.OnGone(i)
 	}
-	for _, slot := range i.KV { // last: OnGone may end those who write there
+	for _, slot := range i.KV { // last: OnGone may stop the goroutines that write to the slots
 		r.o.Index.Drop(slot)
 	}
 }
 
-// setState notes a state and since when it is.
+// setState sets a state and its time.
 func (i *Instance) setState(s State) {
 	if State(i.state.Swap(uint32(s))) != s {
 		i.since.Store(time.Now().UnixMilli())

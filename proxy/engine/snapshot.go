@@ -6,28 +6,26 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// Snapshot is what the registry knew at one moment. It is immutable but for the
+// Snapshot is the registry's state at one moment. It is immutable except for the
 // atomics of its instances, and read without a lock.
 type Snapshot struct {
-	// Instances holds every instance by age, draining ones included. While one
-	// drains, another may already have its name.
+	// Instances holds every instance by age, including draining ones. While one drains,
+	// another may already have its name.
 	Instances []*Instance
-	// Unlearned says that an instance has yet to tell which models it serves.
+	// Unlearned says that the models of some instance are not known yet.
 	Unlearned bool
 
 	pools  map[string]*Pool
-	models []string // of the pools that have a ready target, sorted
+	models []string // models of pools that have a ready target, sorted
 }
 
-// Pool returns the pool of a model; ok is false for a model that no instance is
-// known to serve.
+// Pool returns the pool of a model. ok is false if no known instance serves the model.
 func (s *Snapshot) Pool(model string) (p *Pool, ok bool) {
 	p, ok = s.pools[model]
 	return p, ok
 }
 
-// Only returns the pool when there is exactly one, else nil, and how many there
-// are.
+// Only returns the pool if there is exactly one, else nil, and the number of pools.
 func (s *Snapshot) Only() (p *Pool, count int) {
 	if len(s.pools) == 1 {
 		for _, p = range s.pools {
@@ -36,8 +34,8 @@ func (s *Snapshot) Only() (p *Pool, count int) {
 	return p, len(s.pools)
 }
 
-// Models lists the models of the instances that are ready, sorted. The caller
-// must not change the slice.
+// Models lists the models of the ready instances, sorted. The caller must not change
+// the slice.
 func (s *Snapshot) Models() []string { return s.models }
 
 // Ready reports whether some model could be served now.
@@ -50,8 +48,8 @@ func (s *Snapshot) Ready() bool {
 	return false
 }
 
-// Instance returns the instance of that name that does not drain, else one that
-// does, else nil.
+// Instance returns the instance of that name that is not draining, else a draining one,
+// else nil.
 func (s *Snapshot) Instance(name string) *Instance {
 	var found *Instance
 	for _, i := range s.Instances {
@@ -62,9 +60,9 @@ func (s *Snapshot) Instance(name string) *Instance {
 	return found
 }
 
-// Peer returns a ready target of the given phase that could have been paired in
-// t's place, none of those tried, for calls that any engine of a group can
-// take; the zero Target when there is none.
+// Peer returns a ready target of the given phase that could have been paired in t's
+// place and is none of tried; the zero Target if there is none. It serves calls that
+// any engine of a group can take.
 func (s *Snapshot) Peer(t Target, phase abi.Phase, tried []Target) Target {
 	role := abi.RolePrefill
 	if phase == abi.Decode {
@@ -89,49 +87,49 @@ func (s *Snapshot) Peer(t Target, phase abi.Phase, tried []Target) Target {
 	return Target{}
 }
 
-// Row is one target of a pool, with the facts of it that do not change within
-// a snapshot.
+// Row is one target of a pool, with those of its facts that do not change within a
+// snapshot.
 type Row struct {
 	Target
 	Facts abi.Candidate // loads are zero
 }
 
-// Pool is what can be placed for one model. Group numbers are its own: two
+// Pool is the set of targets for one model. Group numbers are local to the pool: two
 // targets of one group can be paired, two of different groups cannot.
 type Pool struct {
 	Model string
-	// Ready holds every ready target, the targets of a group together.
+	// Ready holds every ready target. Targets of a group are adjacent.
 	Ready []Row
-	// Both holds those of role both: they take aggregated legs.
+	// Both holds the targets of role both: they take aggregated legs.
 	Both []Row
-	// Paired holds those that have a partner on another instance, a group
-	// together. A role without a partner is not among the roles of a row.
+	// Paired holds the targets that have a partner on another instance, those of a
+	// group adjacent. A row's roles contain only roles with a partner.
 	Paired []Row
-	// Groups says where each group of Paired ends.
+	// Groups holds the end index of each group in Paired.
 	Groups []int
-	// Encode holds the ready encoders; Encoders says that there are any, ready or
-	// not. They are in none of the above.
+	// Encode holds the ready encoders. Encoders says that there are encoders, ready or
+	// not. They are not in the other lists.
 	Encode   []Row
 	Encoders bool
 	// Plan counts targets for the plan policy.
 	Plan Counts
-	// Configured counts the instances of each role that serve or did serve the
-	// model, whatever their state.
+	// Configured counts, by role, the instances that serve or have served the model,
+	// whatever their state.
 	Configured Counts
-	// Pairs says that the connector of some of them has two legs.
+	// Pairs says that the connector of some targets has two legs.
 	Pairs bool
 
-	away []Row // not ready, but they may hold blocks that a transfer is to read
+	unready []Row // not ready, but they may hold blocks that a transfer will read
 }
 
-// Counts is a number for each way to be used: in a pair as prefill, in a pair as
-// decode, for both phases of an aggregated request.
+// Counts is a number for each use: prefill of a pair, decode of a pair, both phases of
+// an aggregated request.
 type Counts struct{ Prefill, Decode, Both int32 }
 
-// Group returns the group of a target that is ready, or was and may still serve
-// transfers.
+// Group returns the group of a target that is ready, or that was ready and may still
+// serve transfers.
 func (p *Pool) Group(t Target) (group uint32, ok bool) {
-	for _, rows := range [][]Row{p.Ready, p.away} {
+	for _, rows := range [][]Row{p.Ready, p.unready} {
 		for i := range rows {
 			if rows[i].Target == t {
 				return rows[i].Facts.Group, true
@@ -141,8 +139,8 @@ func (p *Pool) Group(t Target) (group uint32, ok bool) {
 	return 0, false
 }
 
-// newSnapshot builds the snapshot of the instances, which are in order of age.
-// lax pairs also those whose facts exclude it.
+// newSnapshot builds the snapshot of the instances, which must be in order of age. lax
+// also pairs instances whose facts exclude it.
 func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 	s := &Snapshot{Instances: instances, pools: make(map[string]*Pool)}
 	members := make(map[string][]*Instance)
@@ -150,7 +148,7 @@ func newSnapshot(instances []*Instance, lax bool) *Snapshot {
 		models := i.Models()
 		s.Unlearned = s.Unlearned || models == nil
 		for _, m := range models {
-			if of := members[m]; len(of) == 0 || of[len(of)-1] != i { // once, if it lists m twice
+			if of := members[m]; len(of) == 0 || of[len(of)-1] != i { // only once, even if it lists m twice
 				members[m] = append(of, i)
 			}
 		}
@@ -186,10 +184,11 @@ func newPool(model string, of []*Instance, lax bool) *Pool {
 			p.Ready = appendRanks(p.Ready, i, g.group(i))
 		}
 	}
-	// Those away come last, so that they do not shape the groups of the rest.
+	// Unready instances come last, so that they do not influence the groups of the
+	// others.
 	for _, i := range of {
 		if s := i.State(); s == Draining || s == Unhealthy {
-			p.away = appendRanks(p.away, i, g.group(i))
+			p.unready = appendRanks(p.unready, i, g.group(i))
 		}
 	}
 	slices.SortStableFunc(p.Ready, func(a, b Row) int { return int(a.Facts.Group) - int(b.Facts.Group) })
@@ -219,10 +218,10 @@ func (p *Pool) pair() {
 			decode.add(r, abi.RoleDecode)
 		}
 		for _, r := range rows {
-			if !decode.besides(r) {
+			if !decode.other(r) {
 				r.Facts.Roles &^= abi.RolePrefill
 			}
-			if !prefill.besides(r) {
+			if !prefill.other(r) {
 				r.Facts.Roles &^= abi.RoleDecode
 			}
 			if r.Facts.Roles != 0 {
@@ -237,7 +236,7 @@ func (p *Pool) pair() {
 	}
 }
 
-// holders is the instances that serve a phase: none, one, or several.
+// holders records which instances serve a phase: none, one, or several.
 type holders struct {
 	first   *Instance
 	several bool
@@ -253,8 +252,8 @@ func (h *holders) add(r Row, phase abi.Role) {
 	}
 }
 
-// besides reports whether there is one on another instance than r's.
-func (h *holders) besides(r Row) bool {
+// other reports whether there is one on another instance than r's.
+func (h *holders) other(r Row) bool {
 	return h.several || h.first != nil && h.first != r.Instance
 }
 

@@ -12,13 +12,13 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// allowList says where found engines may be. The empty one allows everything.
+// allowList holds the permitted addresses of found engines. The empty list allows all.
 type allowList struct {
 	networks []netip.Prefix
-	names    []string // in lower case; one that begins with a dot means those below
+	names    []string // in lower case; a name that begins with a dot means all names below it
 }
 
-// newAllowList reads discovery.allow, which is checked.
+// newAllowList parses discovery.allow, which has been validated.
 func newAllowList(entries []string) allowList {
 	var a allowList
 	for _, entry := range entries {
@@ -33,8 +33,8 @@ func newAllowList(entries []string) allowList {
 	return a
 }
 
-// check returns why an engine is not allowed: one of the hosts that it would
-// have the proxy, or other engines, call.
+// check returns why an engine is not allowed: a host that the proxy or other engines
+// would connect to is not in the list.
 func (a allowList) check(e config.Engine) error {
 	if len(a.networks)+len(a.names) == 0 {
 		return nil
@@ -55,7 +55,7 @@ func (a allowList) check(e config.Engine) error {
 		}
 	}
 	for entry := range strings.SplitSeq(e.KVHosts, ",") {
-		if entry = strings.TrimSpace(entry); entry != "" && !a.host(entry) { // networks are none of its entries
+		if entry = strings.TrimSpace(entry); entry != "" && !a.host(entry) { // kv_hosts cannot contain networks
 			return errors.New("a host of kv_hosts is not in discovery.allow")
 		}
 	}
@@ -68,8 +68,8 @@ func (a allowList) check(e config.Engine) error {
 	return nil
 }
 
-// host reports whether a host is allowed. A name is never looked up: it must be
-// listed itself.
+// host reports whether a host is allowed. Names are not resolved: a name must be listed
+// itself.
 func (a allowList) host(host string) bool {
 	if ip, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
 		ip = ip.Unmap().WithZone("")
@@ -81,5 +81,5 @@ func (a allowList) host(host string) bool {
 	})
 }
 
-// canonical is a host name in lower case and without the dot of the root.
+// canonical returns a host name in lower case without the final dot.
 func canonical(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }

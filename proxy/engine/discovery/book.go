@@ -15,35 +15,35 @@ import (
 // maxRecord bounds one record, and its key, in bytes.
 const maxRecord = 64 << 10
 
-// errSkip says that a record is not of an engine that can be served.
+// errSkip says that a record does not describe an engine that can be served.
 var errSkip = errors.New("not an engine that is served here")
 
-// book is the records of engines that register by key in a store, and what they
-// say. One goroutine owns it.
+// book holds the records of engines that register by key in a store. One goroutine owns
+// it.
 type book struct {
 	name string
-	// read makes an engine of a record, or errSkip.
+	// read converts a record to an engine. It returns errSkip for other records.
 	read func(key string, value []byte) (config.Engine, error)
-	// same names what an engine is: of several records with one answer, the
-	// youngest counts.
+	// same returns the identity of an engine: of several records with the same
+	// identity, the youngest counts.
 	same func(config.Engine) string
 	log  *slog.Logger
 
 	records map[string]record // by key
-	said    map[string]string // what is wrong with records, as logged, by key
+	logged  map[string]string // the logged problems of records, by key
 }
 
 // record is one key that was read.
 type record struct {
 	spec    config.Engine
-	created int64     // grows from one key to the next; 0 for a lost one
-	until   time.Time // when a lost one is given up; zero for others
+	created int64     // increases from key to key; 0 for a lost one
+	until   time.Time // when a lost record is removed; zero for others
 }
 
-// newBook returns a book of engines that are told apart by their names.
+// newBook returns a book in which engines are identified by their names.
 func newBook(name string, log *slog.Logger) book {
 	return book{
-		name: name, log: log, records: map[string]record{}, said: map[string]string{},
+		name: name, log: log, records: map[string]record{}, logged: map[string]string{},
 		same: func(e config.Engine) string { return e.Name },
 	}
 }
@@ -51,8 +51,7 @@ func newBook(name string, log *slog.Logger) book {
 // Name is the source of these engines in the registry.
 func (b *book) Name() string { return b.name }
 
-// note takes a record in. Of one that cannot be read, the last good version
-// stays.
+// note stores a record. If it cannot be read, the last valid version stays.
 func (b *book) note(key string, value []byte, created int64) {
 	var spec config.Engine
 	err := errors.New("the record is too long")
@@ -61,31 +60,31 @@ func (b *book) note(key string, value []byte, created int64) {
 	}
 	if err == nil {
 		b.records[key] = record{spec: spec, created: created}
-		delete(b.said, key)
+		delete(b.logged, key)
 		return
 	}
-	if b.said[key] != err.Error() {
-		b.said[key] = err.Error()
+	if b.logged[key] != err.Error() {
+		b.logged[key] = err.Error()
 		level := slog.LevelError
 		if errors.Is(err, errSkip) {
 			level = slog.LevelInfo
 		}
 		b.log.Log(context.Background(), level, "registration refused", "source", b.name, "key", key, "error", err)
 	}
-	if r, known := b.records[key]; known { // it is no lost one any more
+	if r, known := b.records[key]; known { // it is not lost any more
 		b.records[key] = record{spec: r.spec, created: created}
 	}
 }
 
-// drop forgets a key.
+// drop removes a key.
 func (b *book) drop(key string) {
 	delete(b.records, key)
-	delete(b.said, key)
+	delete(b.logged, key)
 }
 
-// engines lists what the records say, by key, each engine once.
+// engines lists the engines in the records, sorted by key, each engine once.
 func (b *book) engines() []config.Engine {
-	best := map[string]string{} // the key that counts of each engine
+	best := map[string]string{} // the key that counts for each engine
 	keys := slices.Sorted(maps.Keys(b.records))
 	for _, key := range keys {
 		is := b.same(b.records[key].spec)

@@ -14,38 +14,37 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// Roles of TensorRT-LLM workers as they register, of ServerRole in
-// tensorrt_llm/llmapi/disagg_utils.py; others (encoders, image generation) are
-// not served.
+// Roles in the registrations of TensorRT-LLM workers: ServerRole in
+// tensorrt_llm/llmapi/disagg_utils.py. Other roles (encoders, image generation) are not
+// served.
 const (
 	workerContext    = 0
 	workerGeneration = 1
 )
 
-// newCluster is the workers of a TensorRT-LLM cluster in etcd: trtllm-serve
-// with disagg_cluster puts a record below /trtllm-disagg/NAME/workers/ and
+// newCluster returns the source for workers of a TensorRT-LLM cluster in etcd:
+// trtllm-serve with disagg_cluster puts a record below /trtllm-disagg/NAME/workers/ and
 // keeps its lease alive (tensorrt_llm/serve/disagg_auto_scaling.py).
 func newCluster(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
 	s := newEtcd("trtllm", etcdEndpoints(cfg.ClusterURI), workersPrefix(cfg.ClusterName), log)
 	s.read = readWorker
-	// A worker that was started anew has another id at the same address, and
-	// the lease of the one before may not be over.
+	// A restarted worker has another id at the same address, and the lease of the old
+	// one may still run.
 	s.same = func(e config.Engine) string { return e.URL }
 	return s
 }
 
-// workersPrefix begins the keys of a cluster's workers.
+// workersPrefix returns the key prefix of a cluster's workers.
 func workersPrefix(cluster string) string { return "/trtllm-disagg/" + cluster + "/workers/" }
 
-// unspecified reports whether a host stands for every address of its machine.
+// unspecified reports whether a host means every address of its machine.
 func unspecified(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.IsUnspecified()
 }
 
-// readWorker makes an engine of a worker's record. The worker's id, the end of
-// its key, is the instance's name: a worker that was started anew is another
-// instance.
+// readWorker converts a worker's record to an engine. The worker's id, at the end of
+// the key, is the instance's name: a restarted worker is another instance.
 func readWorker(key string, value []byte) (config.Engine, error) {
 	var w struct {
 		Host string `json:"host"`

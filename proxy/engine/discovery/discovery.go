@@ -1,11 +1,12 @@
-// Package discovery finds engines beyond those of the configuration: in a file,
-// in DNS, in etcd, behind Kubernetes Services. Each source hands whole lists to the registry, which keeps
-// what is unchanged, lets what is missing drain, and probes what is new.
+// Package discovery finds engines beyond those of the configuration: in a file, in DNS,
+// in etcd, behind Kubernetes Services. Each source passes complete lists to the
+// registry. The registry keeps unchanged engines, drains missing ones, and probes new
+// ones.
 //
-// One rule holds for all of them: trouble changes nothing. A file that cannot
-// be read, a name server that does not answer, an etcd that is away leave the
-// engines as they were; only a good answer without an engine takes it out. And
-// one bad entry of a list is left out, and said, without harm to the others.
+// One rule holds for all sources: a failure changes nothing. An unreadable file, a name
+// server that does not answer or an unreachable etcd leave the engines as they were.
+// Only a valid answer without an engine removes it. A bad entry of a list is skipped
+// and logged, and does not affect the others.
 package discovery
 
 import (
@@ -26,45 +27,45 @@ import (
 type Source interface {
 	// Name is the source of its engines in the registry.
 	Name() string
-	// Run looks until ctx ends. It calls found, from its own goroutine, with
-	// the whole list as often as that may have changed; until the first call
-	// nothing is known.
+	// Run searches until ctx ends. It calls found, from its own goroutine, with the
+	// complete list whenever that may have changed. Before the first call nothing is
+	// known.
 	Run(ctx context.Context, found func([]config.Engine))
 }
 
-// Registry is what takes the lists; *engine.Registry is one.
+// Registry receives the lists; *engine.Registry implements it.
 type Registry interface {
 	Apply(source string, specs []config.Engine, drainFor time.Duration) error
 }
 
 var _ Registry = (*engine.Registry)(nil)
 
-// Options is what a Manager stands on.
+// Options configures a Manager.
 type Options struct {
 	Registry Registry
-	// DrainFor is how long an engine that is gone from its source may finish
-	// what it has.
+	// DrainFor returns how long an engine that disappeared from its source may take to
+	// finish its requests.
 	DrainFor func() time.Duration
-	// More are sources besides those of the configuration that New can build.
+	// More holds sources in addition to those that New builds from the configuration.
 	More []Source
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// retryRefused is the time until an engine that the registry refused is offered
-// again: the name that it wants may be free by then.
+// retryRefused is the time until an engine that the registry rejected is offered again:
+// its name may be free by then.
 const retryRefused = 2 * time.Second
 
 // Manager runs the sources of a configuration.
 type Manager struct {
-	o       Options
-	allow   allowList
-	sources []Source
-	untold  atomic.Int32 // sources that have given no list yet
+	o          Options
+	allow      allowList
+	sources    []Source
+	unreported atomic.Int32 // number of sources without a list so far
 }
 
-// New returns a manager of what cfg, which is checked, turns on. It starts
-// nothing, and opens nothing but files that hold keys.
+// New returns a manager of the sources that cfg enables. cfg must have been validated.
+// New starts nothing, and opens only files with keys.
 func New(cfg config.Discovery, o Options) (*Manager, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -93,20 +94,20 @@ func New(cfg config.Discovery, o Options) (*Manager, error) {
 		}
 		m.sources = append(m.sources, s)
 	}
-	if strings.HasPrefix(cfg.TRTLLM.ClusterURI, "etcd://") { // else it is served: ListenStorage
+	if strings.HasPrefix(cfg.TRTLLM.ClusterURI, "etcd://") { // otherwise the proxy serves the store: ListenStorage
 		m.sources = append(m.sources, newCluster(cfg.TRTLLM, o.Log))
 	}
 	if cfg.TRTLLM.MetadataURI != "" {
 		m.sources = append(m.sources, newMetadata(cfg.TRTLLM, o.Log))
 	}
-	m.untold.Store(int32(len(m.sources)))
+	m.unreported.Store(int32(len(m.sources)))
 	return m, nil
 }
 
 // Reported reports whether every source has given a list since Run began.
-func (m *Manager) Reported() bool { return m.untold.Load() == 0 }
+func (m *Manager) Reported() bool { return m.unreported.Load() == 0 }
 
-// Run looks for engines until ctx ends. When it returns, no source runs.
+// Run searches for engines until ctx ends. When it returns, no source is running.
 func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -115,7 +116,7 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// follow takes the lists of one source to the registry.
+// follow passes the lists of one source to the registry.
 func (m *Manager) follow(ctx context.Context, s Source) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -128,7 +129,7 @@ func (m *Manager) follow(ctx context.Context, s Source) {
 			}
 		})
 	})
-	t := &taker{m: m, source: s.Name(), taken: map[string]config.Engine{}, said: map[string]string{}}
+	t := &taker{m: m, source: s.Name(), taken: map[string]config.Engine{}, logged: map[string]string{}}
 	retry := time.NewTicker(retryRefused)
 	defer retry.Stop()
 	var latest []config.Engine
@@ -139,7 +140,7 @@ func (m *Manager) follow(ctx context.Context, s Source) {
 		case latest = <-lists:
 			if refused = t.take(latest); !told {
 				told = true
-				m.untold.Add(-1)
+				m.unreported.Add(-1)
 			}
 		case <-retry.C:
 			if refused {
@@ -149,17 +150,16 @@ func (m *Manager) follow(ctx context.Context, s Source) {
 	}
 }
 
-// taker hands the lists of one source to the registry. One goroutine owns it.
+// taker passes the lists of one source to the registry. One goroutine owns it.
 type taker struct {
 	m      *Manager
 	source string
-	taken  map[string]config.Engine // what the registry took, by name
-	said   map[string]string        // why engines are left out, as logged
+	taken  map[string]config.Engine // the engines that the registry accepted, by name
+	logged map[string]string        // why engines are left out, as logged
 }
 
-// take makes the instances of the source those of the list and reports whether
-// the registry refused any. Of one that it refuses, the version that it took
-// before stays.
+// take applies the list to the registry and reports whether the registry rejected any
+// engine. Of a rejected engine the accepted earlier version stays.
 func (t *taker) take(list []config.Engine) (refused bool) {
 	reasons := map[string]string{}
 	var offer []config.Engine
@@ -190,12 +190,12 @@ func (t *taker) take(list []config.Engine) (refused bool) {
 	for _, e := range offer {
 		t.taken[e.Name] = e
 	}
-	t.say(reasons)
+	t.logRefused(reasons)
 	return refused
 }
 
-// withdraw puts the version that was taken before in the place of an engine, or
-// takes the engine out if that is no other one.
+// withdraw replaces an engine by its accepted earlier version. If that is the same, or
+// there is none, it removes the engine.
 func (t *taker) withdraw(offer []config.Engine, name string) []config.Engine {
 	n := slices.IndexFunc(offer, func(e config.Engine) bool { return e.Name == name })
 	if n < 0 {
@@ -208,17 +208,17 @@ func (t *taker) withdraw(offer []config.Engine, name string) []config.Engine {
 	return slices.Delete(offer, n, n+1)
 }
 
-// say logs why engines are left out, once for each reason.
-func (t *taker) say(reasons map[string]string) {
+// logRefused logs why engines are left out, once for each reason.
+func (t *taker) logRefused(reasons map[string]string) {
 	for name, reason := range reasons {
-		if t.said[name] != reason {
+		if t.logged[name] != reason {
 			t.m.o.Log.Error("found engine refused", "source", t.source, "engine", name, "error", reason)
 		}
 	}
-	t.said = reasons
+	t.logged = reasons
 }
 
-// specErrors returns the engines at fault in an error of Registry.Apply.
+// specErrors returns the errors of single engines in an error of Registry.Apply.
 func specErrors(err error) (list []*engine.SpecError) {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range several.Unwrap() {
@@ -232,14 +232,14 @@ func specErrors(err error) (list []*engine.SpecError) {
 	return list
 }
 
-// trouble logs what goes wrong in a source, once until it changes or is over.
+// trouble logs a failure of a source once, until it changes or ends.
 type trouble struct {
 	log    *slog.Logger
 	source string
 	last   string
 }
 
-// note takes the outcome of an attempt; nil means that all is well.
+// note records the result of an attempt; nil means success.
 func (t *trouble) note(err error) {
 	switch {
 	case err == nil && t.last != "":
@@ -251,7 +251,7 @@ func (t *trouble) note(err error) {
 	}
 }
 
-// pause waits, or returns false if ctx ends first.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

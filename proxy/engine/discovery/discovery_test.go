@@ -113,7 +113,7 @@ func TestRegistryFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &taker{m: m, source: "x", taken: map[string]config.Engine{}, said: map[string]string{}}
+	k := &taker{m: m, source: "x", taken: map[string]config.Engine{}, logged: map[string]string{}}
 	if !k.take([]config.Engine{spec("a", "http://a")}) || !strings.Contains(l.take(), "nothing changes") {
 		t.Error("it is not said")
 	}

@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	// lookupTimeout bounds one lookup, all servers and tries of it included.
+	// lookupTimeout bounds one lookup, including all servers and tries.
 	lookupTimeout = 10 * time.Second
-	// missesBorne is how many good answers in a row may lack an engine that was
-	// found before it is taken out: name servers may answer with a part of what
-	// they have, and say that a name is unknown while they start.
-	missesBorne = 2
+	// maxMisses is the number of consecutive valid answers that may lack a found engine
+	// before it is removed: name servers may answer with a part of their records, and
+	// report an unknown name while they start.
+	maxMisses = 2
 )
 
-// dnsSource is names whose addresses are engines.
+// dnsSource looks up names whose addresses are engines.
 type dnsSource struct {
 	resolver *net.Resolver
 	interval time.Duration
-	networks []string // families of addresses, as LookupIP wants them
+	networks []string // address families, in the form of LookupIP
 	names    []*dnsName
 	log      *slog.Logger
 }
 
-// dnsName is one name and what is known behind it.
+// dnsName is one name and the engines found for it.
 type dnsName struct {
 	pattern config.Engine
 	url     *url.URL
@@ -45,7 +45,7 @@ type dnsName struct {
 // dnsEngine is one engine that was found.
 type dnsEngine struct {
 	spec   config.Engine
-	misses int // good answers in a row that lacked it
+	misses int // consecutive valid answers without it
 }
 
 func newDNS(cfg config.DiscoveryDNS, log *slog.Logger) *dnsSource {
@@ -62,7 +62,7 @@ func newDNS(cfg config.DiscoveryDNS, log *slog.Logger) *dnsSource {
 	}
 	for _, e := range cfg.Engines {
 		u, err := url.Parse(e.URL)
-		if err != nil { // cfg is checked
+		if err != nil { // cannot happen: cfg was validated
 			continue
 		}
 		s.names = append(s.names, &dnsName{
@@ -75,7 +75,7 @@ func newDNS(cfg config.DiscoveryDNS, log *slog.Logger) *dnsSource {
 // Name is the source of these engines in the registry.
 func (*dnsSource) Name() string { return "dns" }
 
-// Run looks every name up again and again.
+// Run looks up every name periodically.
 func (s *dnsSource) Run(ctx context.Context, found func([]config.Engine)) {
 	for {
 		var wg sync.WaitGroup
@@ -111,8 +111,8 @@ func (s *dnsSource) refresh(ctx context.Context, n *dnsName) {
 	}
 }
 
-// lookup returns the host and port, as a URL has them, of each engine behind a
-// name. That a name does not exist is a good answer.
+// lookup returns the host and port, in URL form, of each engine of a name. The answer
+// that a name does not exist is valid.
 func (s *dnsSource) lookup(ctx context.Context, n *dnsName) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
@@ -139,7 +139,7 @@ func (s *dnsSource) lookup(ctx context.Context, n *dnsName) ([]string, error) {
 	return hosts, nil
 }
 
-// lookupSRV returns the engines behind a service's name.
+// lookupSRV returns the engines of a service name.
 func (s *dnsSource) lookupSRV(ctx context.Context, name string) ([]string, error) {
 	_, records, err := s.resolver.LookupSRV(ctx, "", "", name)
 	if err != nil && !notFound(err) && len(records) == 0 {
@@ -148,12 +148,12 @@ func (s *dnsSource) lookupSRV(ctx context.Context, name string) ([]string, error
 	return services(records), nil
 }
 
-// services returns the targets of SRV records, whatever their priority and
-// weight: who gets which request is for the place policy to say.
+// services returns the targets of SRV records. Priority and weight are ignored: the
+// place policy distributes requests.
 func services(records []*net.SRV) (hosts []string) {
 	for _, r := range records {
 		target := strings.TrimSuffix(r.Target, ".")
-		if target == "" || r.Port == 0 { // RFC 2782: the service is decidedly not there
+		if target == "" || r.Port == 0 { // RFC 2782: the service is explicitly not available
 			continue
 		}
 		hosts = append(hosts, net.JoinHostPort(target, strconv.Itoa(int(r.Port))))
@@ -167,12 +167,12 @@ func notFound(err error) bool {
 	return errors.As(err, &e) && e.IsNotFound
 }
 
-// update takes a good answer in.
+// update applies a valid answer.
 func (s *dnsSource) update(n *dnsName, hosts []string) {
 	for host, e := range n.found {
 		if slices.Contains(hosts, host) {
 			e.misses = 0
-		} else if e.misses++; e.misses > missesBorne {
+		} else if e.misses++; e.misses > maxMisses {
 			delete(n.found, host)
 		}
 	}
@@ -189,19 +189,19 @@ func (s *dnsSource) update(n *dnsName, hosts []string) {
 	}
 }
 
-// engineAt is the pattern with a found host and port.
+// engineAt returns the pattern with a found host and port.
 func (n *dnsName) engineAt(host string) config.Engine {
 	e, found := atHost(n.pattern, n.url, host)
 	at := found.Hostname()
-	if n.url.Port() == "" && found.Port() != "" { // SRV: one host may have several
+	if n.url.Port() == "" && found.Port() != "" { // SRV: a host may have several engines
 		at += ":" + found.Port()
 	}
 	e.Name = n.pattern.Name + "@" + at
 	return e
 }
 
-// atHost is a pattern, whose URL is at, with a found host, and port if it has
-// one, in its addresses; and its URL.
+// atHost returns a pattern whose addresses contain a found host, and its port if there
+// is one, and the pattern's new URL. at is the pattern's URL.
 func atHost(pattern config.Engine, at *url.URL, host string) (config.Engine, *url.URL) {
 	u := *at
 	u.Host = host

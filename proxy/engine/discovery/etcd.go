@@ -14,26 +14,25 @@ import (
 )
 
 const (
-	// listEvery is the time between two listings of all keys while a watch
-	// runs: a watch that went on where another store's history ended would be
-	// silent for ever.
+	// listEvery is the time between two listings of all keys while a watch runs: a
+	// watch that continues in another store's history would never report anything.
 	listEvery = 10 * time.Second
-	// listAgain is the time until a listing that failed is tried again.
+	// listAgain is the pause after a failed listing.
 	listAgain = time.Second
-	// keepLost is how long engines stay that a store has lost with its data:
-	// they have yet to find out that their leases are gone.
+	// keepLost is how long engines stay after a store has lost its data: the engines
+	// need time to notice that their leases are gone.
 	keepLost = 30 * time.Second
 )
 
-// etcdSource is engines that register under a prefix in etcd, each with a lease
-// of its own: the key is gone when the lease is.
+// etcdSource finds engines that register under a prefix in etcd. Each has its own
+// lease: the key disappears with the lease.
 type etcdSource struct {
 	book
 	etcd   clientv3.Config
 	prefix string
 	every  time.Duration // between two listings
 
-	cluster  uint64 // of the last listing, with the revision it was made at
+	cluster  uint64 // cluster and revision of the last listing
 	revision int64
 }
 
@@ -44,12 +43,12 @@ func newEtcd(name string, endpoints []string, prefix string, log *slog.Logger) *
 	}
 }
 
-// Run lists the records, then follows what happens to them.
+// Run lists the records and then watches their changes.
 func (s *etcdSource) Run(ctx context.Context, found func([]config.Engine)) {
 	t := trouble{log: s.log, source: s.name}
 	s.etcd.Context = ctx
 	for ctx.Err() == nil {
-		// With a password it asks for a token, which fails while etcd is away.
+		// With a password, New requests a token, which fails while etcd is unreachable.
 		client, err := clientv3.New(s.etcd)
 		if err == nil {
 			s.follow(ctx, client, &t, found)
@@ -78,7 +77,7 @@ func (s *etcdSource) follow(ctx context.Context, client *clientv3.Client, t *tro
 	}
 }
 
-// list makes the records those of the store.
+// list replaces the records by those of the store.
 func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, etcd.Timeout)
 	defer cancel()
@@ -90,9 +89,9 @@ func (s *etcdSource) list(ctx context.Context, client *clientv3.Client) error {
 	return nil
 }
 
-// takeAll makes the records those of one listing.
+// takeAll replaces the records by those of one listing.
 func (s *etcdSource) takeAll(head *etcdserverpb.ResponseHeader, kvs []*mvccpb.KeyValue, now time.Time) {
-	// A store's revisions only grow: one that has fewer has other data.
+	// A store's revisions only grow: a lower one means other data.
 	lost := s.cluster != 0 && (head.ClusterId != s.cluster || head.Revision < s.revision)
 	s.cluster, s.revision = head.ClusterId, head.Revision
 	there := make(map[string]bool, len(kvs))
@@ -112,9 +111,9 @@ func (s *etcdSource) takeAll(head *etcdserverpb.ResponseHeader, kvs []*mvccpb.Ke
 	}
 }
 
-// watch takes in what happens after the last listing, until it is time for the
-// next one, or an error says why there must be one. What was compacted away is
-// none: the next listing has it.
+// watch applies changes after the last listing until the next listing is due. An error
+// says why a listing is needed now. Compacted changes are not an error: the next
+// listing has them.
 func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found func([]config.Engine)) error {
 	return etcd.Follow(ctx, client, s.prefix, s.revision, s.every, func(batch clientv3.WatchResponse) {
 		for _, e := range batch.Events {
@@ -129,5 +128,5 @@ func (s *etcdSource) watch(ctx context.Context, client *clientv3.Client, found f
 	}, clientv3.WithPrefix())
 }
 
-// put takes a record in.
+// put stores a record.
 func (s *etcdSource) put(kv *mvccpb.KeyValue) { s.note(string(kv.Key), kv.Value, kv.CreateRevision) }

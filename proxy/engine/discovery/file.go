@@ -14,15 +14,14 @@ import (
 )
 
 const (
-	// lookAtFile is the time between two looks at the file. New content is
-	// taken when two looks in a row have seen it, so that a file that is just
-	// being written is not.
-	lookAtFile = 500 * time.Millisecond
+	// readFileEvery is the time between two reads of the file. New content is applied
+	// when two consecutive reads have found it, so that a partly written file is not.
+	readFileEvery = 500 * time.Millisecond
 	// maxFile bounds the file, in bytes.
 	maxFile = 4 << 20
 )
 
-// fileSource is a list of engines in a file that is watched by its content.
+// fileSource is a list of engines in a file. It detects changes by the content.
 type fileSource struct {
 	path string
 	log  *slog.Logger
@@ -31,7 +30,7 @@ type fileSource struct {
 // Name is the source of these engines in the registry.
 func (*fileSource) Name() string { return "file" }
 
-// Run reads the file again and again.
+// Run reads the file periodically.
 func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
 	t := trouble{log: s.log, source: s.Name()}
 	var seen, settled []byte
@@ -51,13 +50,13 @@ func (s *fileSource) Run(ctx context.Context, found func([]config.Engine)) {
 			}
 		}
 		seen = text
-		if !pause(ctx, lookAtFile) {
+		if !pause(ctx, readFileEvery) {
 			return
 		}
 	}
 }
 
-// read returns what is in the file.
+// read returns the content of the file.
 func (s *fileSource) read() ([]byte, error) {
 	f, err := os.Open(s.path)
 	if err != nil {
@@ -71,7 +70,7 @@ func (s *fileSource) read() ([]byte, error) {
 	return text, err
 }
 
-// refuse logs what is wrong with the file.
+// refuse logs the problems of the file.
 func (s *fileSource) refuse(err error) {
 	var problems config.Problems
 	if !errors.As(err, &problems) {

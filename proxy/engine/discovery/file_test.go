@@ -161,9 +161,9 @@ func TestMissingFile(t *testing.T) {
 func TestFileBeingWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFile(t, "engines.toml", fileA+fileB)
-		time.Sleep(lookAtFile - time.Millisecond)
+		time.Sleep(readFileEvery - time.Millisecond)
 		f.put(fileA) // seen once
-		time.Sleep(lookAtFile / 2)
+		time.Sleep(readFileEvery / 2)
 		f.put(fileA + fileB)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()

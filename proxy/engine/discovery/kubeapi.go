@@ -22,37 +22,36 @@ import (
 const (
 	// kubeListTimeout bounds one listing.
 	kubeListTimeout = 30 * time.Second
-	// kubeWatchFor is how long the API server is asked to keep a watch open; one
-	// that is silent for kubeGrace longer is given up.
+	// kubeWatchFor is the time-out that a watch asks of the API server. A watch that is
+	// open for kubeGrace longer is closed.
 	kubeWatchFor = 5 * time.Minute
 	kubeGrace    = 15 * time.Second
-	// kubeListEvery is when a watch is not resumed but begun with a listing: from
-	// a version that the server has yet to come to, because its store was set
-	// back, a watch is silent.
+	// kubeListEvery is the time after which a watch begins with a new listing: if the
+	// server's store was set back, a watch from a future version reports nothing.
 	kubeListEvery = 10 * time.Minute
-	// maxKubeList bounds one listing, maxKubeEvent one event of a watch, in
-	// bytes. etcd takes no object beyond 1.5 MB.
+	// maxKubeList bounds one listing, maxKubeEvent one event of a watch, in bytes. etcd
+	// stores no object above 1.5 MB.
 	maxKubeList  = 256 << 20
 	maxKubeEvent = 8 << 20
 )
 
-// serviceAccount is where a pod finds the token, the CA and the namespace of its
+// serviceAccount is the directory with the token, the CA and the namespace of a pod's
 // service account.
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// errGone says that the history to be read is gone: list anew.
+// errGone says that the requested history no longer exists: a new listing is needed.
 var errGone = errors.New("what happened since the last listing is not kept any more")
 
-// kubeAPI speaks to an API server. Its methods are safe for concurrent use.
+// kubeAPI is a client of an API server. Its methods are safe for concurrent use.
 type kubeAPI struct {
-	base      string // without a slash at the end
-	namespace string // of Services that name none; "" unknown
-	tokenFile string // read for each request: tokens are renewed
+	base      string // without a final slash
+	namespace string // namespace of Services without one; "" unknown
+	tokenFile string // read for each request, because tokens are renewed
 	client    *http.Client
 }
 
-// newKubeAPI reads how the API server is reached: as configured, else as the pod
-// of this process is told.
+// newKubeAPI reads the address and credentials of the API server: from the
+// configuration, or else from the pod's service account.
 func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(string) string) (*kubeAPI, error) {
 	a := &kubeAPI{base: strings.TrimSuffix(cfg.API, "/"), namespace: cfg.Namespace, tokenFile: cfg.TokenFile}
 	ca := cfg.CA
@@ -69,7 +68,7 @@ func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(stri
 			ca = filepath.Join(account, "ca.crt")
 		}
 		if a.namespace == "" {
-			name, _ := os.ReadFile(filepath.Join(account, "namespace")) // without it, Services must name theirs
+			name, _ := os.ReadFile(filepath.Join(account, "namespace")) // without it, Services must name their namespace
 			a.namespace = strings.TrimSpace(string(name))
 		}
 	}
@@ -80,7 +79,7 @@ func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(stri
 		ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout: 10 * time.Second, ResponseHeaderTimeout: kubeListTimeout, IdleConnTimeout: time.Minute,
 		DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 10 * time.Second}).DialContext,
-		// A server whose host is gone answers nothing, not even a reset.
+		// Pings detect a server whose host is gone, which sends no reset.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 	}
 	if ca != "" {
@@ -91,7 +90,7 @@ func newKubeAPI(cfg config.DiscoveryKubernetes, account string, getenv func(stri
 	}
 	a.client = &http.Client{
 		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token must not be sent elsewhere
 	}
 	return a, nil
 }
@@ -109,7 +108,7 @@ func readCAs(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// get asks for a path. An answer other than 200 is an error, errGone for 410.
+// get makes a GET of a path. An answer other than 200 is an error, errGone for 410.
 func (a *kubeAPI) get(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path+"?"+query.Encode(), nil)
 	if err != nil {
@@ -126,7 +125,7 @@ func (a *kubeAPI) get(ctx context.Context, path string, query url.Values) (io.Re
 	req.Header.Set("User-Agent", "pdproxy")
 	resp, err := a.client.Do(req)
 	if err != nil {
-		if u := (*url.Error)(nil); errors.As(err, &u) { // whose text has the whole query
+		if u := (*url.Error)(nil); errors.As(err, &u) { // its text contains the whole query
 			err = fmt.Errorf("get %s: %w", path, u.Err)
 		}
 		return nil, err
@@ -140,11 +139,11 @@ func (a *kubeAPI) get(ctx context.Context, path string, query url.Values) (io.Re
 	}
 	var s kubeStatus
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	_ = json.Unmarshal(text, &s) // a proxy on the way says it otherwise
+	_ = json.Unmarshal(text, &s) // a proxy in between may send another body
 	return nil, fmt.Errorf("get %s: status %d %s", path, resp.StatusCode, clip(s.Message))
 }
 
-// clip bounds what is logged of another's text.
+// clip bounds the length of foreign text in a log.
 func clip(text string) string {
 	const most = 300
 	if len(text) > most {
@@ -153,8 +152,8 @@ func clip(text string) string {
 	return text
 }
 
-// list returns the objects of a path that a label selector takes, and the
-// version to watch from.
+// list returns the objects of a path that match a label selector, and the version to
+// watch from.
 func (a *kubeAPI) list(ctx context.Context, path, selector string) (list kubeList, err error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeListTimeout)
 	defer cancel()
@@ -176,8 +175,8 @@ func (a *kubeAPI) list(ctx context.Context, path, selector string) (list kubeLis
 	return list, nil
 }
 
-// watch calls event with what happens after a version, in order, until the
-// server ends the watch, which is nil, or something goes wrong.
+// watch calls event with the changes after a version, in order, until the server ends
+// the watch (nil) or there is an error.
 func (a *kubeAPI) watch(ctx context.Context, path, selector, version string, event func(kind string, o kubeObject)) error {
 	ctx, cancel := context.WithTimeout(ctx, kubeWatchFor+kubeGrace)
 	defer cancel()

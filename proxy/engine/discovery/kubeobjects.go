@@ -7,8 +7,8 @@ import (
 	"net/http"
 )
 
-// kubeObject is what is read of an EndpointSlice (discovery.k8s.io/v1) or, its
-// metadata alone, of a Pod.
+// kubeObject holds the needed members of an EndpointSlice (discovery.k8s.io/v1), or the
+// metadata of a Pod.
 type kubeObject struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -27,14 +27,14 @@ type kubeObject struct {
 	} `json:"ports"`
 }
 
-// key tells objects of one kind apart.
+// key identifies an object among those of its kind.
 func (o *kubeObject) key() string { return o.Metadata.Namespace + "/" + o.Metadata.Name }
 
-// kubeEndpoint is one backend of a Service. Its addresses all lead to it.
+// kubeEndpoint is one backend of a Service. All its addresses lead to the same backend.
 type kubeEndpoint struct {
 	Addresses  []string `json:"addresses"`
 	Conditions struct {
-		Ready       *bool `json:"ready"` // absent: it is
+		Ready       *bool `json:"ready"` // absent means true
 		Terminating *bool `json:"terminating"`
 	} `json:"conditions"`
 	TargetRef *struct {
@@ -45,10 +45,10 @@ type kubeEndpoint struct {
 	} `json:"targetRef"`
 }
 
-// takesRequests reports whether new requests may go there. The third condition,
-// serving, is readiness without regard to termination: it says what a draining
-// engine still can, and a draining engine gets nothing new in any case. With
-// publishNotReadyAddresses a terminating endpoint says that it is ready.
+// takesRequests reports whether new requests may go to the endpoint. The third
+// condition, serving, is readiness regardless of termination. It is not used, because a
+// draining engine gets no new requests. With publishNotReadyAddresses a terminating
+// endpoint reports that it is ready.
 func (e *kubeEndpoint) takesRequests() bool {
 	c := e.Conditions
 	return (c.Ready == nil || *c.Ready) && (c.Terminating == nil || !*c.Terminating) && len(e.Addresses) > 0
@@ -62,7 +62,7 @@ type kubeList struct {
 	Items []kubeObject `json:"items"`
 }
 
-// kubeStatus says what went wrong.
+// kubeStatus is an error answer.
 type kubeStatus struct {
 	Message string `json:"message"`
 	Code    int    `json:"code"`
@@ -73,7 +73,7 @@ const (
 	kubeAdded    = "ADDED"
 	kubeModified = "MODIFIED"
 	kubeDeleted  = "DELETED"
-	kubeBookmark = "BOOKMARK" // its object has a version alone
+	kubeBookmark = "BOOKMARK" // its object has only a version
 	kubeError    = "ERROR"    // its object is a kubeStatus
 )
 
@@ -83,7 +83,7 @@ type kubeEvent struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// take hands the event's object on; an error ends the watch.
+// take passes the event's object on. An error ends the watch.
 func (e *kubeEvent) take(event func(kind string, o kubeObject)) error {
 	switch e.Type {
 	case kubeAdded, kubeModified, kubeDeleted, kubeBookmark:

@@ -17,26 +17,26 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// What pods, or the EndpointSlices with the labels of their Service, say of an
-// engine.
+// Facts about an engine on its pod, or on the EndpointSlices, which have the labels of
+// their Service.
 const (
 	// labelRole and labelEngine are llm-d's. Sources: llm-d-router,
 	// scheduling/filter/bylabel/roles.go, and its core-metrics-extractor.
 	labelRole   = "llm-d.ai/role"
 	labelEngine = "llm-d.ai/engine-type"
-	// annotationBootstrap is where SGLang's prefill listens for decode. Source:
-	// sgl-model-gateway, src/service_discovery.rs.
+	// annotationBootstrap is the port on which SGLang's prefill listens for decode.
+	// Source: sgl-model-gateway, src/service_discovery.rs.
 	annotationBootstrap = "sglang.ai/bootstrap-port"
 )
 
-// kubeSource is the EndpointSlices of Services: each endpoint that takes
-// requests is an engine.
+// kubeSource follows the EndpointSlices of Services: each endpoint that takes requests
+// is an engine.
 type kubeSource struct {
 	services []*kubeService
 	watches  []*kubeWatch
-	changes  chan struct{} // holds one when the objects are not those of the last list
+	changes  chan struct{} // has room for one: objects have changed since the last list
 	log      *slog.Logger
-	said     map[string]string // what is wrong with endpoints, as logged; owned by Run
+	logged   map[string]string // the logged problems of endpoints; used by Run only
 }
 
 // kubeService is one pattern.
@@ -44,10 +44,10 @@ type kubeService struct {
 	pattern config.Engine
 	url     *url.URL
 	slices  *kubeWatch
-	pods    *kubeWatch // nil: they are not read
+	pods    *kubeWatch // nil: pods are not read
 }
 
-// newKubernetes reads the files that cfg names and opens nothing else.
+// newKubernetes reads the files that cfg names, and opens nothing else.
 func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSource, error) {
 	api, err := newKubeAPI(cfg, serviceAccount, os.Getenv)
 	if err != nil {
@@ -57,11 +57,11 @@ func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSourc
 	pods := map[string]*kubeWatch{} // by namespace
 	for i, e := range cfg.Engines {
 		u, err := url.Parse(e.URL)
-		if err != nil { // cfg is checked
+		if err != nil { // cannot happen: cfg was validated
 			continue
 		}
 		service, rest, _ := strings.Cut(u.Hostname(), ".")
-		namespace, _, _ := strings.Cut(rest, ".") // what may follow is svc.cluster.local
+		namespace, _, _ := strings.Cut(rest, ".") // svc.cluster.local may follow
 		namespace = cmp.Or(namespace, api.namespace)
 		if namespace == "" {
 			return nil, config.Problems{{Key: fmt.Sprintf("discovery.kubernetes.engine[%d].url", i), Message: "needs SERVICE.NAMESPACE as its host, or discovery.kubernetes.namespace"}}
@@ -79,7 +79,7 @@ func newKubernetes(cfg config.DiscoveryKubernetes, log *slog.Logger) (*kubeSourc
 	return s, nil
 }
 
-// watch adds what is to be followed.
+// watch adds a watch of the objects at path that match selector.
 func (s *kubeSource) watch(api *kubeAPI, path, selector string) *kubeWatch {
 	w := &kubeWatch{
 		api: api, path: path, selector: selector, trouble: trouble{log: s.log, source: s.Name() + " " + path},
@@ -114,19 +114,20 @@ func (s *kubeSource) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// engines lists what takes requests, by name, each engine once.
+// engines lists the endpoints that take requests, sorted by name, each engine once.
 func (s *kubeSource) engines() (list []config.Engine) {
 	problems := map[string]string{}
 	for _, k := range s.services {
 		k.engines(func(e config.Engine, err error) {
 			switch {
 			case err == nil && slices.ContainsFunc(list, func(o config.Engine) bool { return o.Name == e.Name }):
-				// It is in two slices while it moves, or has addresses of two families.
+				// An endpoint is in two slices while it moves, or if it has addresses
+				// of two families.
 			case err == nil:
 				list = append(list, e)
 			default:
 				problems[e.Name] = err.Error()
-				if s.said[e.Name] != err.Error() {
+				if s.logged[e.Name] != err.Error() {
 					level := slog.LevelError
 					if errors.Is(err, errSkip) {
 						level = slog.LevelInfo
@@ -136,13 +137,13 @@ func (s *kubeSource) engines() (list []config.Engine) {
 			}
 		})
 	}
-	s.said = problems
+	s.logged = problems
 	slices.SortFunc(list, func(a, b config.Engine) int { return cmp.Compare(a.Name, b.Name) })
 	return list
 }
 
-// engines calls each with the endpoints that take requests. A pod whose labels
-// are to be read and are not known yet is left out until they are.
+// engines calls each for the endpoints that take requests. If the labels of a pod are
+// needed, its endpoint is left out until they are known.
 func (k *kubeService) engines(each func(config.Engine, error)) {
 	all, _ := k.slices.now()
 	slices.SortFunc(all, func(a, b *kubeObject) int {
@@ -166,8 +167,8 @@ func (k *kubeService) engines(each func(config.Engine, error)) {
 	}
 }
 
-// engine makes an engine of an endpoint; pod is nil where it is not read. With
-// an error, the engine has its name alone.
+// engine converts an endpoint to an engine; pod is nil if pods are not read. On an
+// error the engine has only its name.
 func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObject) (config.Engine, error) {
 	says := func(of func(*kubeObject) map[string]string, key string) string {
 		if pod != nil && of(pod)[key] != "" {
@@ -206,7 +207,7 @@ func (k *kubeService) engine(slice *kubeObject, at *kubeEndpoint, pod *kubeObjec
 	return e, nil
 }
 
-// port is the pattern's, else that of the slice: the only one, or the one named
+// port is the pattern's port, or else that of the slice: the only one, or the one named
 // http.
 func (k *kubeService) port(slice *kubeObject) (string, error) {
 	if port := k.url.Port(); port != "" {
@@ -220,8 +221,8 @@ func (k *kubeService) port(slice *kubeObject) (string, error) {
 	return "", fmt.Errorf("EndpointSlice %s has neither one port nor one named http: give the url a port", slice.key())
 }
 
-// roleOf is the role that llm-d's label gives an engine; without the label, the
-// one that it has. Encoders are served for vLLM alone.
+// roleOf returns the role in llm-d's label; without a label, e's own role. Encoders are
+// supported only for vLLM.
 func roleOf(label string, e *config.Engine) (string, error) {
 	switch label {
 	case "":
@@ -242,8 +243,7 @@ func roleOf(label string, e *config.Engine) (string, error) {
 	}
 }
 
-// fits reports whether llm-d's name of an engine is one that a connector speaks
-// to.
+// fits reports whether llm-d's name of an engine matches the connector.
 func fits(engine, connector string) bool {
 	switch connector {
 	case config.ConnectorSGLang:

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// kubeWatch is the objects of one path that a label selector takes, followed:
-// they are listed, then watched from the version of the list on.
+// kubeWatch follows the objects of one path that match a label selector. It lists them,
+// and then watches from the version of the list on.
 type kubeWatch struct {
 	api            *kubeAPI
 	path, selector string
@@ -16,8 +16,8 @@ type kubeWatch struct {
 	changed        func() // called after each change
 
 	mu      sync.Mutex
-	objects map[string]*kubeObject // by key; nil until they were listed; immutable each
-	version string                 // of the last that was heard; owned by run
+	objects map[string]*kubeObject // by key; nil before the first listing; each object is immutable
+	version string                 // the last version received; used by run only
 }
 
 // run follows the objects until ctx ends.
@@ -29,7 +29,7 @@ func (w *kubeWatch) run(ctx context.Context) {
 			w.trouble.note(nil)
 			began := time.Now()
 			err = w.api.watch(ctx, w.path, w.selector, w.version, w.take)
-			if err == nil && time.Since(began) < listAgain { // nothing that serves does so
+			if err == nil && time.Since(began) < listAgain { // a working server does not end a watch so early
 				pause(ctx, listAgain)
 			}
 		}
@@ -40,7 +40,7 @@ func (w *kubeWatch) run(ctx context.Context) {
 	}
 }
 
-// list makes the objects those that there are.
+// list replaces the objects by those of a new listing.
 func (w *kubeWatch) list(ctx context.Context) error {
 	list, err := w.api.list(ctx, w.path, w.selector)
 	if err != nil {
@@ -58,8 +58,8 @@ func (w *kubeWatch) list(ctx context.Context) error {
 	return nil
 }
 
-// take takes one event in. An object whose labels do not fit the selector any
-// more comes as deleted.
+// take applies one event. An object whose labels no longer match the selector is
+// reported as deleted.
 func (w *kubeWatch) take(kind string, o kubeObject) {
 	w.version = o.Metadata.ResourceVersion
 	if kind == kubeBookmark {
@@ -75,7 +75,7 @@ func (w *kubeWatch) take(kind string, o kubeObject) {
 	w.changed()
 }
 
-// now returns the objects; listed is false until they were listed once.
+// now returns the objects. listed is false before the first listing.
 func (w *kubeWatch) now() (objects []*kubeObject, listed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +85,7 @@ func (w *kubeWatch) now() (objects []*kubeObject, listed bool) {
 	return objects, w.objects != nil
 }
 
-// object returns the object of a name; nil if it is not there.
+// object returns the object of that name, or nil.
 func (w *kubeWatch) object(namespace, name string) *kubeObject {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -12,21 +12,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// newMetadata is the workers of TensorRT-LLM that register in the older way, at
-// a metadata server: a key trtllm/ID in etcd, without a lease
-// (tensorrt_llm/serve/metadata_server.py). A worker that dies leaves its key,
-// and upstream's orchestrator then deletes it; here its probes fail, and other
-// processes' keys are left alone.
+// newMetadata returns the source for TensorRT-LLM workers that register in the older
+// way, at a metadata server: a key trtllm/ID in etcd, without a lease
+// (tensorrt_llm/serve/metadata_server.py). A worker that dies leaves its key.
+// Upstream's orchestrator then deletes the key. Here the worker's probes fail, and the
+// proxy does not delete keys of other processes.
 func newMetadata(cfg config.DiscoveryTRTLLM, log *slog.Logger) *etcdSource {
 	s := newEtcd("trtllm-metadata", etcdEndpoints(cfg.MetadataURI), "trtllm/", log)
 	s.read, s.every = readMetadata, time.Duration(cfg.RefreshInterval)
-	// One that was started anew has another key at the same address, and nobody
-	// has deleted the one before.
+	// A restarted worker has another key at the same address, and the old key may still
+	// exist.
 	s.same = func(e config.Engine) string { return e.URL }
 	return s
 }
 
-// etcdEndpoints are the addresses of a list of etcd://host:port.
+// etcdEndpoints returns the addresses of a list of etcd://host:port.
 func etcdEndpoints(uris string) (endpoints []string) {
 	for uri := range strings.SplitSeq(uris, ",") {
 		endpoints = append(endpoints, "http://"+strings.TrimPrefix(strings.TrimSpace(uri), "etcd://"))
@@ -34,8 +34,8 @@ func etcdEndpoints(uris string) (endpoints []string) {
 	return endpoints
 }
 
-// readMetadata makes an engine of a worker's record. Its id is the engine's name,
-// with what names cannot have replaced.
+// readMetadata converts a worker's record to an engine. Its id is the engine's name,
+// with invalid characters replaced.
 func readMetadata(key string, value []byte) (config.Engine, error) {
 	_, id, _ := strings.Cut(key, "/")
 	if strings.Contains(id, "/") {
@@ -71,7 +71,7 @@ func readMetadata(key string, value []byte) (config.Engine, error) {
 	return e, nil
 }
 
-// nameable is r, or - where the names of engines have no r.
+// nameable returns r, or - if r is not valid in engine names.
 func nameable(r rune) rune {
 	if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.:@", r) {
 		return r

@@ -7,8 +7,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/etcd"
 )
 
-// newRecords is pdproxy's own records in etcd: each key below the prefix holds
-// the JSON of an [[engine]].
+// newRecords returns the source for pdproxy's own records in etcd: each key below the
+// prefix holds the JSON of an [[engine]].
 func newRecords(cfg config.DiscoveryEtcd, log *slog.Logger) (*etcdSource, error) {
 	s := newEtcd("etcd", cfg.Endpoints, cfg.Prefix, log)
 	s.read = readRecord
@@ -19,8 +19,8 @@ func newRecords(cfg config.DiscoveryEtcd, log *slog.Logger) (*etcdSource, error)
 	return s, nil
 }
 
-// readRecord makes an engine of one record. Whoever may write to etcd must not
-// thereby be able to have local files read and sent, nor to widen trust.
+// readRecord converts one record to an engine. It rejects fields with which a writer to
+// etcd could make the proxy read and send local files, or trust more hosts.
 func readRecord(_ string, value []byte) (config.Engine, error) {
 	e, err := config.EngineFromJSON(value)
 	if err == nil {

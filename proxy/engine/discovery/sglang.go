@@ -18,25 +18,25 @@ import (
 )
 
 const (
-	// registryTimeout bounds one question to a registry.
+	// registryTimeout bounds one request to a registry.
 	registryTimeout = 5 * time.Second
-	// maxTopology bounds what is read of an answer, in bytes.
+	// maxTopology bounds an answer, in bytes.
 	maxTopology = 64 << 10
 	// sglangBootstrapPort is the default of --disaggregation-bootstrap-port.
 	sglangBootstrapPort = "8998"
 )
 
-// sglangSource is bootstrap registries of SGLang's prefill engines. One that
-// answers is an engine, which says itself where its API is and how many ranks it
-// has; one that does not changes nothing, because the registry is a part of the
-// engine's process, and whether that is well the probes know.
+// sglangSource queries bootstrap registries of SGLang's prefill engines. A registry
+// that answers is an engine, and reports the port of its API and the number of its
+// ranks. A registry that does not answer changes nothing: it is a part of the engine's
+// process, whose health the probes check.
 type sglangSource struct {
 	interval   time.Duration
 	registries []*sglangRegistry
 	http       http.Client
 }
 
-// sglangRegistry is one registry and the engine that it made known.
+// sglangRegistry is one registry and the engine that it reported.
 type sglangRegistry struct {
 	pattern    config.Engine
 	url        *url.URL
@@ -54,7 +54,7 @@ func newSGLang(cfg config.DiscoverySGLang, log *slog.Logger) *sglangSource {
 	}
 	for _, e := range cfg.Engines {
 		u, err := url.Parse(e.URL)
-		if err != nil { // cfg is checked
+		if err != nil { // cannot happen: cfg was validated
 			continue
 		}
 		r := &sglangRegistry{pattern: e, url: u, host: u.Hostname(), port: u.Port()}
@@ -70,7 +70,7 @@ func newSGLang(cfg config.DiscoverySGLang, log *slog.Logger) *sglangSource {
 // Name is the source of these engines in the registry.
 func (*sglangSource) Name() string { return "sglang" }
 
-// Run asks the registries again and again.
+// Run queries the registries periodically.
 func (s *sglangSource) Run(ctx context.Context, found func([]config.Engine)) {
 	for {
 		var wg sync.WaitGroup
@@ -94,7 +94,7 @@ func (s *sglangSource) Run(ctx context.Context, found func([]config.Engine)) {
 	}
 }
 
-// refresh asks one registry.
+// refresh queries one registry.
 func (s *sglangSource) refresh(ctx context.Context, r *sglangRegistry) {
 	topology, err := s.ask(ctx, r)
 	if ctx.Err() != nil {
@@ -109,14 +109,14 @@ func (s *sglangSource) refresh(ctx context.Context, r *sglangRegistry) {
 	r.trouble.note(err)
 }
 
-// sglangTopology is what of a registry's answer finds the engine. Source, in
-// SGLang: srt/disaggregation/common/conn.py PrefillServerInfo.
+// sglangTopology holds the members of a registry's answer that locate the engine.
+// Source, in SGLang: srt/disaggregation/common/conn.py PrefillServerInfo.
 type sglangTopology struct {
 	DPSize   int `json:"dp_size"`
 	HTTPPort int `json:"prefill_http_port"`
 }
 
-// ask gets the topology of the engine that a registry is part of.
+// ask returns the topology of the engine to which a registry belongs.
 func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopology, err error) {
 	at := "http://" + net.JoinHostPort(r.host, r.port) + "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
@@ -149,7 +149,7 @@ func (s *sglangSource) ask(ctx context.Context, r *sglangRegistry) (t sglangTopo
 	return t, nil
 }
 
-// engine is the pattern with what the registry tells.
+// engine returns the pattern with the registry's values.
 func (r *sglangRegistry) engine(t sglangTopology) config.Engine {
 	e, _ := atHost(r.pattern, r.url, net.JoinHostPort(r.host, strconv.Itoa(t.HTTPPort)))
 	e.Ranks = max(1, t.DPSize)

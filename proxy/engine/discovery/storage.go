@@ -19,28 +19,27 @@ import (
 )
 
 const (
-	// sweepEvery is how often expired keys are looked for.
+	// sweepEvery is how often expired keys are removed.
 	sweepEvery = registrations.WriteEvery
-	// maxKeys bounds the keys that are stored, maxTexts their bytes with their
-	// values: a worker has some 200.
+	// maxKeys bounds the number of stored keys, maxTexts the bytes of keys and values:
+	// a worker has about 200.
 	maxKeys, maxTexts = 8192, 8 << 20
-	// leaveLimit is how long requests that have come may take to be answered when the
-	// store is left to another process.
-	leaveLimit = time.Second
-	// storageTimeout bounds the reading of one request; workers give one 5 s in
-	// all (HttpClusterStorageClient).
+	// drainLimit bounds the answering of received requests when another process takes
+	// over the store.
+	drainLimit = time.Second
+	// storageTimeout bounds the reading of one request. Workers allow 5 s for a whole
+	// request (HttpClusterStorageClient).
 	storageTimeout = 5 * time.Second
-	// storageIdle is how long a worker's connection may be idle: more than the
-	// time between two heartbeats.
+	// storageIdle is how long a worker's connection may be idle: longer than the time
+	// between two heartbeats.
 	storageIdle = time.Minute
 )
 
-// Storage is the store of TensorRT-LLM's disagg_cluster, kept in memory and
-// served over HTTP: the five routes by which trtllm-serve workers register where
-// their cluster_uri is an http address. It is a Source of the workers of one
-// cluster. Where no roster has them from the process before, a proxy that was
-// started anew knows nobody until the next heartbeats, which fail and are followed by
-// registrations.
+// Storage is the store of TensorRT-LLM's disagg_cluster, kept in memory and served over
+// HTTP: the five routes with which trtllm-serve workers register if their cluster_uri
+// is an http address. It is a Source of the workers of one cluster. Without the
+// registrations of a previous process, a restarted proxy knows no worker until the next
+// heartbeats, which fail and are followed by registrations.
 //
 // Source: TensorRT-LLM serve/cluster_storage.py (HttpClusterStorageServer),
 // serve/disagg_auto_scaling.py (the keys, the heartbeat).
@@ -50,50 +49,52 @@ type Storage struct {
 	prefix        string // of the workers' keys
 	changed       chan struct{}
 	registrations *registrations.Store
-	own           context.Context // ends when the store is left to a successor
+	own           context.Context // ends when a successor takes over the store
 	release       context.CancelFunc
-	released      chan struct{} // closed when it is
+	released      chan struct{} // closed after the release
 
 	mu    sync.Mutex
 	items map[string]item // guarded by mu
 	texts int             // bytes of the items; guarded by mu
-	born  int64           // counts the keys that came; guarded by mu
+	born  int64           // counter of new keys; guarded by mu
 	swept time.Time       // guarded by mu
-	book                  // of the workers among the items; guarded by mu
+	book                  // the workers among the items; guarded by mu
 }
 
 // item is one key.
 type item struct {
 	value string
-	peer  string        // who set it
-	born  int64         // grows from one to the next
-	ttl   time.Duration // from the last heartbeat on; 0: for ever
-	until time.Time     // zero: for ever
+	peer  string        // address of the client that set it
+	born  int64         // increases from item to item
+	ttl   time.Duration // counted from the last heartbeat; 0: no expiry
+	until time.Time     // zero: no expiry
 }
 
-// StorageOptions says where a store is and who may use it.
+// StorageOptions configures a store.
 type StorageOptions struct {
-	// Cluster has a ClusterURI that is an http address.
+	// Cluster must have a ClusterURI that is an http address.
 	Cluster config.DiscoveryTRTLLM
-	// Listener is the socket there, if it is already open.
+	// Listener is the open socket at that address, or nil.
 	Listener net.Listener
-	// Token is what each request must bear, "" for nothing.
+	// Token is required in each request, unless it is "".
 	Token string
-	// Hosts are the names by which workers without a token may call.
+	// Hosts are the host names that a request without token may use.
 	Hosts []string
-	// Roster is where others know the keys from; one without a directory: nowhere.
+	// Registrations keeps the keys for other processes; a store without a directory
+	// keeps none.
 	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// StorageAddress is where the store of a cluster listens, as host:port; false: it is
-// none that is served here.
+// StorageAddress returns the address at which the store of a cluster listens, as
+// host:port. ok is false if the proxy does not serve the store.
 func StorageAddress(cfg config.DiscoveryTRTLLM) (address string, ok bool) {
 	return strings.CutPrefix(cfg.ClusterURI, "http://")
 }
 
-// ListenStorage opens the socket of the store, if it is not open. It starts nothing.
+// ListenStorage opens the socket of the store unless it is already open. It starts
+// nothing.
 func ListenStorage(o StorageOptions) (*Storage, error) {
 	address, ok := StorageAddress(o.Cluster)
 	if !ok {
@@ -135,31 +136,31 @@ func newStorage(cluster, token string, log *slog.Logger) *Storage {
 	return s
 }
 
-// Addr is where workers register.
+// Addr returns the address at which workers register.
 func (s *Storage) Addr() net.Addr { return s.listener.Addr() }
 
-// Listener is the socket, for a successor.
+// Listener returns the socket, for a successor.
 func (s *Storage) Listener() net.Listener { return s.listener }
 
-// Complete reports whether the workers are known that had registered before this
-// process began.
+// Complete reports whether the workers that registered before this process began are
+// known.
 func (s *Storage) Complete() bool { return s.registrations.Complete() }
 
-// Close closes a socket that Run was not called for.
+// Close closes the socket. It is for a Storage whose Run is not called.
 func (s *Storage) Close() error { return s.listener.Close() }
 
-// Release leaves the store to a successor: when it returns nothing is answered here
-// any more, and the successor can know all that was stored. Run goes on with the
-// workers that that has.
+// Release gives the store to a successor. When it returns, this process answers no more
+// requests, and the successor can read all stored keys. Run goes on with the
+// successor's workers.
 func (s *Storage) Release() {
 	s.release()
 	<-s.released
 }
 
-// Run serves the store until ctx ends, and then closes the socket and every
-// connection. It calls found, from its own goroutine, with all workers that are
-// there as often as that changes. While another process serves the store, before it
-// is this one's turn and after Release, they are those that it has.
+// Run serves the store until ctx ends, and then closes the socket and every connection.
+// It calls found, from its own goroutine, with all workers whenever they change. While
+// another process serves the store, before this one's turn and after Release, they are
+// that process's workers.
 func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 	var last []config.Engine
 	told := false
@@ -173,14 +174,13 @@ func (s *Storage) Run(ctx context.Context, found func([]config.Engine)) {
 		s.restore(entries)
 		tell()
 	}
-	s.take(ctx, shown, tell)
+	s.runOwner(ctx, shown, tell)
 	close(s.released)
 	s.registrations.Follow(ctx, shown)
 }
 
-// take serves the store, when that is its turn, until it is left to another or ctx
-// ends.
-func (s *Storage) take(ctx context.Context, shown func([]registrations.Entry), tell func()) {
+// runOwner waits for its turn and serves the store, until Release or the end of ctx.
+func (s *Storage) runOwner(ctx context.Context, shown func([]registrations.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(s.own, stop)()
@@ -199,9 +199,9 @@ func (s *Storage) take(ctx context.Context, shown func([]registrations.Entry), t
 
 // serve answers requests until ctx ends.
 func (s *Storage) serve(ctx context.Context, tell func()) {
-	d, limit := &door{}, httpguard.NewConns()
+	d, limit := &drainer{}, httpguard.NewConns()
 	server := &http.Server{
-		Handler: d.lastAnswers(s.routes()),
+		Handler: d.closeAfterReply(s.routes()),
 		ConnState: func(c net.Conn, state http.ConnState) {
 			limit.Follow(c, state)
 			d.follow(c, state)
@@ -218,7 +218,7 @@ func (s *Storage) serve(ctx context.Context, tell func()) {
 	defer func() {
 		s.listener.Close()
 		<-served
-		d.close(leaveLimit)
+		d.drain(drainLimit)
 		server.Close()
 	}()
 	tick := time.NewTicker(sweepEvery)
@@ -236,7 +236,7 @@ func (s *Storage) serve(ctx context.Context, tell func()) {
 	}
 }
 
-// restore makes the items those of entries that another store has made.
+// restore replaces the items by the entries of another store.
 func (s *Storage) restore(entries []registrations.Entry) {
 	now := time.Now()
 	s.mu.Lock()
@@ -256,7 +256,7 @@ func (s *Storage) restore(entries []registrations.Entry) {
 	}
 }
 
-// entries are what restore makes the same items of.
+// entries returns the items in the form that restore reads.
 func (s *Storage) entries() []registrations.Entry {
 	now := time.Now()
 	s.mu.Lock()
@@ -279,8 +279,8 @@ func (s *Storage) workers() []config.Engine {
 	return s.engines()
 }
 
-// sweep drops what has expired. Time that the proxy itself was stopped for is
-// not charged to the workers, whose heartbeats wait in its socket.
+// sweep removes expired items. Time for which the proxy itself was stopped does not
+// count, because the workers' heartbeats wait in its socket.
 func (s *Storage) sweep(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,8 +298,8 @@ func (s *Storage) sweep(now time.Time) {
 	}
 }
 
-// set stores a value, for ttl if that is positive; false: the key is there and is
-// to stay, or there are too many. peer is the address of who sets it.
+// set stores a value, for ttl if that is positive. It returns false if the key exists
+// and must not be overwritten, or if there are too many. peer is the client's address.
 func (s *Storage) set(key, value string, ttl time.Duration, overwrite bool, peer string) bool {
 	now := time.Now()
 	s.mu.Lock()
@@ -329,12 +329,12 @@ func (s *Storage) put(key string, it item) {
 	s.texts += len(key) + len(it.value)
 	if strings.HasPrefix(key, s.prefix) {
 		s.note(key, reachable([]byte(it.value), it.peer), it.born)
-		s.tell()
+		s.notify()
 	}
 }
 
-// reachable is a worker's record with the worker's own address for a host of
-// 0.0.0.0 or [::], which it was told to listen on and which is nobody's.
+// reachable returns a worker's record in which the worker's own address replaces a host
+// of 0.0.0.0 or [::], to which no peer can connect.
 func reachable(value []byte, peer string) []byte {
 	var w map[string]any
 	if json.Unmarshal(value, &w) != nil || peer == "" {
@@ -350,7 +350,7 @@ func reachable(value []byte, peer string) []byte {
 	return value
 }
 
-// expire gives a key ttl from now on; false: it is not there.
+// expire gives a key ttl from now on. It returns false if there is no such key.
 func (s *Storage) expire(key string, ttl time.Duration) bool {
 	now := time.Now()
 	s.mu.Lock()
@@ -363,7 +363,7 @@ func (s *Storage) expire(key string, ttl time.Duration) bool {
 	return there
 }
 
-// remove takes a key out; false: it was not there. s.mu is held.
+// remove deletes a key. It returns false if there is no such key. s.mu is held.
 func (s *Storage) remove(key string) bool {
 	it, there := s.items[key]
 	if !there {
@@ -373,7 +373,7 @@ func (s *Storage) remove(key string) bool {
 	s.texts -= len(key) + len(it.value)
 	if strings.HasPrefix(key, s.prefix) {
 		s.drop(key)
-		s.tell()
+		s.notify()
 	}
 	return true
 }
@@ -388,8 +388,8 @@ func (s *Storage) live(key string, now time.Time) (item, bool) {
 	return it, there
 }
 
-// tell says that the workers have changed.
-func (s *Storage) tell() {
+// notify signals that the workers have changed.
+func (s *Storage) notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default:

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// routes are the five routes of the store, for requests that its guard lets through.
-// Each answers {"result": …}, with status 400 where the result is false, null or
-// empty, as the workers' client expects it, and 422 to what is no such request.
-// GET /expire changes something: that is TensorRT-LLM's protocol.
+// routes returns the five routes of the store, for requests that have passed its guard.
+// Each answers {"result": …}, with status 400 if the result is false, null or empty, as
+// the workers' client expects. A malformed request gets 422. GET /expire changes state:
+// that is TensorRT-LLM's protocol.
 func (s *Storage) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /set", s.serveSet)
@@ -32,7 +32,7 @@ func (s *Storage) serveSet(w http.ResponseWriter, r *http.Request) {
 	var q struct {
 		Key       *string `json:"key"`
 		Value     *string `json:"value"`
-		TTL       *int64  `json:"ttl"` // seconds; none when not positive
+		TTL       *int64  `json:"ttl"` // seconds; none if not positive
 		Overwrite bool    `json:"overwrite_if_exists"`
 	}
 	if json.NewDecoder(r.Body).Decode(&q) != nil || q.Key == nil || q.Value == nil {
@@ -47,7 +47,7 @@ func (s *Storage) serveSet(w http.ResponseWriter, r *http.Request) {
 	result(w, s.set(*q.Key, *q.Value, lasting(ttl), q.Overwrite, peer))
 }
 
-// serveExpire is the heartbeat.
+// serveExpire handles the heartbeat.
 func (s *Storage) serveExpire(w http.ResponseWriter, r *http.Request) {
 	ttl, err := strconv.ParseInt(r.FormValue("ttl"), 10, 64)
 	if err != nil || !r.Form.Has("key") {
@@ -113,7 +113,7 @@ func (s *Storage) serveDelete(w http.ResponseWriter, r *http.Request) {
 	result(w, there)
 }
 
-// lasting is a time in seconds, within what can be counted.
+// lasting converts seconds to a duration, within a bound.
 func lasting(seconds int64) time.Duration {
 	const most = 1 << 31
 	return time.Duration(max(-1, min(seconds, most))) * time.Second
@@ -136,5 +136,5 @@ func result(w http.ResponseWriter, ok bool) {
 func answer(w http.ResponseWriter, status int, key string, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]any{key: value}) // the worker may be gone
+	_ = json.NewEncoder(w).Encode(map[string]any{key: value}) // the worker may have closed the connection
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Endpoint returns the endpoint of one rank, if that of rank 0 is
-// "tcp://host:port": each rank has the port after that of the rank before it.
+// Endpoint returns the endpoint of a rank. base is that of rank 0, "tcp://host:port";
+// each rank has the next higher port.
 func Endpoint(base string, rank int) (string, error) {
 	address, ok := strings.CutPrefix(base, "tcp://")
 	if !ok {
@@ -25,11 +25,10 @@ func Endpoint(base string, rank int) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(int(port)+rank)), nil
 }
 
-// Announced returns the endpoint of rank 0 of an engine that announces its
-// publisher, as SGLang does: host may be a wildcard, for which the host stands
-// where the engine itself is reached. It is "" if there is no such endpoint.
-// Source: SGLang GET /server_info, kv_events.endpoint_host and
-// endpoint_port_base.
+// Announced returns the endpoint of rank 0 of an engine that announces its publisher,
+// as SGLang does. If host is a wildcard, engine, the host of the engine itself, takes
+// its place. It returns "" if there is no such endpoint. Source: SGLang GET
+// /server_info, kv_events.endpoint_host and endpoint_port_base.
 func Announced(host string, port int, engine string) string {
 	switch host {
 	case "", "*", "0.0.0.0", "::", "[::]":

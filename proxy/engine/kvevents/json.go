@@ -6,16 +6,16 @@ import (
 	"strconv"
 )
 
-// cursor reads JSON values one after the other, in place. What it cannot read
-// sets bad, and from then on it stands still and reads zeroes. It checks only
-// what it needs to find its way, for the text is read once and thrown away.
+// cursor reads JSON values one after the other, in place. A value that it cannot read
+// sets bad; from then on it reads zeroes and does not advance. It validates only what
+// it needs to find its position, because the text is read only once.
 type cursor struct {
 	text []byte
 	at   int
 	bad  bool
 }
 
-// peek is the first byte of the next value, 0 at the end.
+// peek returns the first byte of the next value, 0 at the end.
 func (c *cursor) peek() byte {
 	for ; c.at < len(c.text); c.at++ {
 		switch b := c.text[c.at]; b {
@@ -27,7 +27,7 @@ func (c *cursor) peek() byte {
 	return 0
 }
 
-// open steps into an array or object.
+// open enters an array or object.
 func (c *cursor) open(bracket byte) {
 	if c.bad || c.peek() != bracket {
 		c.bad = true
@@ -36,8 +36,8 @@ func (c *cursor) open(bracket byte) {
 	c.at++
 }
 
-// next steps to the next element of the array or object that ends with the
-// bracket, and out of it if there is none.
+// next moves to the next element of the array or object that ends with bracket. If
+// there is none it leaves the array or object and returns false.
 func (c *cursor) next(bracket byte) bool {
 	b := c.peek()
 	switch {
@@ -54,7 +54,7 @@ func (c *cursor) next(bracket byte) bool {
 	return !c.bad
 }
 
-// key reads the name of an object's member. It stands until the next read.
+// key reads the name of an object's member. It is valid until the next read.
 func (c *cursor) key() []byte {
 	name := c.quoted()
 	if c.peek() != ':' {
@@ -65,7 +65,7 @@ func (c *cursor) key() []byte {
 	return name
 }
 
-// quoted reads a string as it is written, without its quotes.
+// quoted reads a string in its raw form, without its quotes.
 func (c *cursor) quoted() []byte {
 	if c.bad || c.peek() != '"' {
 		c.bad = true
@@ -85,7 +85,7 @@ func (c *cursor) quoted() []byte {
 	return nil
 }
 
-// str reads a string. It is the same one as last if it reads the same.
+// str reads a string. It reuses *last if the text is the same.
 func (c *cursor) str(last *string) string {
 	raw := c.quoted()
 	if bytes.IndexByte(raw, '\\') < 0 {
@@ -97,7 +97,7 @@ func (c *cursor) str(last *string) string {
 	return *last
 }
 
-// integer reads a whole number of 64 bits, signed or not, as its bits.
+// integer reads a 64-bit integer, signed or unsigned, and returns its bits.
 func (c *cursor) integer() uint64 {
 	negative := c.peek() == '-'
 	if negative {
@@ -128,7 +128,7 @@ func (c *cursor) integer() uint64 {
 	return n
 }
 
-// null steps over a null, if the next value is one.
+// null skips a null and reports whether the next value was one.
 func (c *cursor) null() bool {
 	if c.peek() != 'n' {
 		return false
@@ -137,7 +137,7 @@ func (c *cursor) null() bool {
 	return true
 }
 
-// skip steps over a value and returns it as it is written.
+// skip skips a value and returns its raw text.
 func (c *cursor) skip() []byte {
 	first := c.peek()
 	from := c.at

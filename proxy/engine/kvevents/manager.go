@@ -16,7 +16,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
 )
 
-// Kind is how the events of an instance are had.
+// Kind says how the events of an instance are received.
 type Kind uint8
 
 // The kinds.
@@ -27,30 +27,30 @@ const (
 	Poll
 )
 
-// Source says where the events of one instance come from, and whose they are.
+// Source describes the events of one instance.
 type Source struct {
-	// Name is the instance's, for metrics and logs.
+	// Name is the instance's name, for metrics and logs.
 	Name string
 	Kind Kind
-	// Model seeds the hashes: the name by which requests for the instance are
-	// hashed.
+	// Model is the model name under which requests for the instance are hashed: it
+	// seeds the hashes.
 	Model string
-	// Targets are the slots of its ranks, in order. They belong to the source
-	// until Forget has returned.
+	// Targets are the index slots of the instance's ranks, in order. They belong to the
+	// source until Forget has returned.
 	Targets []kvindex.Target
-	// Events is "tcp://host:port" of rank 0's publisher, or the base URL of a
-	// polled instance.
+	// Events is "tcp://host:port" of rank 0's publisher, or the base URL of a polled
+	// instance.
 	Events string
 	// Replay is "tcp://host:port" of rank 0's replay endpoint; "" for none.
 	Replay string
-	// BlockTokens is the length of a block if it is known; 0 is to learn it.
+	// BlockTokens is the length of a block in tokens if it is known; 0 to learn it.
 	BlockTokens int
-	// Transport carries the polls; APIKey goes with them if it is not empty.
+	// Transport carries the polls. APIKey is sent with them unless it is empty.
 	Transport http.RoundTripper
 	APIKey    string
 }
 
-// Options are what a Manager needs.
+// Options configures a Manager.
 type Options struct {
 	Index *kvindex.Index
 	// Log may be nil.
@@ -58,8 +58,8 @@ type Options struct {
 	Hooks Hooks
 }
 
-// Manager runs the subscribers and pollers of all instances that are followed.
-// It is safe for concurrent use.
+// Manager runs the subscribers and pollers of all followed instances. It is safe for
+// concurrent use.
 type Manager struct {
 	index *kvindex.Index
 	log   *slog.Logger
@@ -67,10 +67,10 @@ type Manager struct {
 
 	mu        sync.Mutex
 	followers map[string]*follower // guarded by mu
-	ctx       context.Context      // that of Run; nil while it does not run; guarded by mu
+	ctx       context.Context      // Run's context; nil while Run is not running; guarded by mu
 }
 
-// New returns a manager that follows nothing yet.
+// New returns a manager that follows no instance.
 func New(o Options) *Manager {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -78,8 +78,8 @@ func New(o Options) *Manager {
 	return &Manager{index: o.Index, log: o.Log, hooks: o.Hooks, followers: map[string]*follower{}}
 }
 
-// Run follows the sources until ctx ends. When it returns, all goroutines of
-// the manager have ended. It is called once.
+// Run follows the sources until ctx ends. When it returns, all goroutines of the
+// manager have ended. It may be called once.
 func (m *Manager) Run(ctx context.Context) error {
 	m.mu.Lock()
 	m.ctx = ctx
@@ -97,8 +97,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Follow takes in the events of an instance from now on, or from when Run is
-// called. A source of the same name is forgotten first.
+// Follow applies the events of an instance from now on, or from the call of Run. It
+// first calls Forget for a source of the same name.
 func (m *Manager) Follow(s Source) error {
 	f, err := m.follower(s)
 	if err != nil {
@@ -117,9 +117,9 @@ func (m *Manager) Follow(s Source) error {
 	return nil
 }
 
-// Forget ends following an instance. When it returns, nothing touches its
-// targets any more; their blocks are still there. It does nothing if the
-// instance is not followed.
+// Forget stops following an instance. When it returns, its targets are no longer
+// changed; their blocks are still there. It does nothing if the instance is not
+// followed.
 func (m *Manager) Forget(name string) {
 	m.mu.Lock()
 	f := m.followers[name]
@@ -131,8 +131,8 @@ func (m *Manager) Forget(name string) {
 	}
 }
 
-// Restarted says that an instance has restarted, as its probe found: its blocks
-// go at once, and its events are followed from the start.
+// Restarted reports a restart of an instance that its probe found. The instance's
+// blocks are removed at once, and its events are followed from the start.
 func (m *Manager) Restarted(name string) {
 	if f := m.find(name); f != nil {
 		for _, w := range f.workers {
@@ -141,8 +141,9 @@ func (m *Manager) Restarted(name string) {
 	}
 }
 
-// Nudge polls an instance soon: a request to it has just finished, so events are
-// likely. It costs next to nothing, and does nothing for one that publishes.
+// Nudge makes the manager poll an instance soon. It is called when a request has
+// finished, because events are then likely. It is cheap, and does nothing for an
+// instance that publishes.
 func (m *Manager) Nudge(name string) {
 	if f := m.find(name); f != nil && f.nudge != nil {
 		select {
@@ -152,8 +153,8 @@ func (m *Manager) Nudge(name string) {
 	}
 }
 
-// States returns what is known of the events of an instance, one a rank; nil if
-// it is not followed.
+// States returns the state of an instance's events, one for each rank; nil if the
+// instance is not followed.
 func (m *Manager) States(name string) []State {
 	f := m.find(name)
 	if f == nil {
@@ -209,7 +210,7 @@ func (m *Manager) subscribers(f *follower, s Source) error {
 		}
 		sub := &subscriber{rank: f.ranks[i], events: events, replay: replay, block: s.BlockTokens, idle: replayIdle}
 		sub.batches.to = kvindex.NewFeed(m.index, t, s.Model)
-		sub.batches.sieve = sieve{block: s.BlockTokens, fixed: s.BlockTokens > 0}
+		sub.batches.filter = eventFilter{block: s.BlockTokens, fixed: s.BlockTokens > 0}
 		f.workers = append(f.workers, &worker{session: sub.session, restarted: sub.restarted, down: sub.rank.connect})
 	}
 	return nil
@@ -232,7 +233,7 @@ func (m *Manager) poller(f *follower, s Source) error {
 	}
 	for _, t := range s.Targets {
 		p.events.ranks = append(p.events.ranks, drainedRank{
-			to: kvindex.NewFeed(m.index, t, s.Model), sieve: sieve{block: s.BlockTokens, fixed: s.BlockTokens > 0},
+			to: kvindex.NewFeed(m.index, t, s.Model), filter: eventFilter{block: s.BlockTokens, fixed: s.BlockTokens > 0},
 		})
 	}
 	f.workers = []*worker{{session: p.session, restarted: p.restarted, down: func(error) {}}}
@@ -247,7 +248,8 @@ func (f *follower) start(ctx context.Context) {
 	}
 }
 
-// end and wait do nothing for a follower that was never started.
+// end stops the workers. It does nothing for a follower that was never started; the
+// same holds for wait.
 func (f *follower) end() {
 	if f.cancel != nil {
 		f.cancel()
@@ -256,21 +258,21 @@ func (f *follower) end() {
 
 func (f *follower) wait() { f.started.Wait() }
 
-// worker keeps one session going: a subscriber's or a poller's.
+// worker runs the sessions of a subscriber or a poller, one after the other.
 type worker struct {
 	session   func(context.Context) error
 	restarted func(reason string)
 	down      func(error)
 
-	told   atomic.Bool // the engine restarted
-	mu     sync.Mutex
-	cancel context.CancelFunc // of the session; guarded by mu
+	engineRestarted atomic.Bool // the engine has restarted
+	mu              sync.Mutex
+	cancel          context.CancelFunc // cancels the session; guarded by mu
 }
 
-// reset ends the session and begins a new one with nothing known. The session's
-// own goroutine clears its feed, for a feed belongs to one.
+// reset ends the session. The next one begins with nothing known. The worker's own
+// goroutine clears the feed, because a feed belongs to one goroutine.
 func (w *worker) reset() {
-	w.told.Store(true)
+	w.engineRestarted.Store(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.cancel != nil {
@@ -278,8 +280,7 @@ func (w *worker) reset() {
 	}
 }
 
-// run holds sessions until ctx ends, with growing pauses between those that
-// fail at once.
+// run runs sessions until ctx ends. The pause between sessions that fail at once grows.
 func (w *worker) run(ctx context.Context) {
 	wait := retryMin
 	for ctx.Err() == nil {
@@ -287,7 +288,7 @@ func (w *worker) run(ctx context.Context) {
 		w.mu.Lock()
 		w.cancel = cancel
 		w.mu.Unlock()
-		if w.told.Swap(false) {
+		if w.engineRestarted.Swap(false) {
 			w.restarted(ResyncTold)
 		}
 		begin := time.Now()
@@ -310,7 +311,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// Followed returns the names of the instances that are followed, sorted.
+// Followed returns the names of the followed instances, sorted.
 func (m *Manager) Followed() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

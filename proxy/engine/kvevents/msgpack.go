@@ -16,32 +16,31 @@ var (
 	errField = errors.New("read event: a field has another type")
 )
 
-// batches reads the payloads that vLLM and SGLang publish, and hands their
-// events to one target's feed. All its memory is reused: it allocates only
-// while an event is longer than any before, or has another LoRA or salt than
-// the last. Source: vLLM vllm/distributed/kv_events.py, SGLang
-// srt/disaggregation/kv_events.py.
+// batches decodes the payloads that vLLM and SGLang publish, and passes their events to
+// one target's feed. It reuses all its memory: it allocates only if an event is longer
+// than all before, or has another LoRA or salt than the last one. Source: vLLM
+// vllm/distributed/kv_events.py, SGLang srt/disaggregation/kv_events.py.
 type batches struct {
-	to    feed
-	sieve sieve
+	to     feed
+	filter eventFilter
 
 	blocks    int // blocks stored, removed or moved so far
 	malformed int // events that could not be read so far
 
 	e    event
-	lora string // the last ones, so that they need not be allocated again
+	lora string // the last LoRA and salt, to avoid an allocation
 	salt string
 }
 
-// event is one event as it is read.
+// event is one decoded event.
 type event struct {
 	tag       tag
 	stored    kvindex.Stored
 	group     group
-	remote    bool   // not in the engine itself
-	mooncake  bool   // of vLLM's MooncakeStoreConnector
-	loraID    uint64 // of engines that do not send the name; 0 none
-	extraKeys []byte // not read yet: what they mean depends on other fields
+	remote    bool   // the blocks are not in the engine itself
+	mooncake  bool   // from vLLM's MooncakeStoreConnector
+	loraID    uint64 // from engines that do not send the name; 0 none
+	extraKeys []byte // raw: their meaning depends on other fields
 }
 
 type tag uint8
@@ -65,11 +64,10 @@ func tagOf(name []byte) tag {
 	return tagUnknown
 }
 
-// decode applies a batch: [ts, events, rank] or the same as a map. The rank is
-// not looked at, for each rank has a socket of its own. An event that cannot
-// be read is left out and counted. An error means that the batch ended too
-// early, or may have removed blocks that nobody knows of; what came before it
-// is applied.
+// decode applies a batch: [ts, events, rank], or a map with the same members. It
+// ignores the rank, because each rank has its own socket. An event that cannot be read
+// is skipped and counted. An error means that the batch ended too early, or may have
+// removed unknown blocks. The events before the error are applied.
 func (d *batches) decode(b []byte) (err error) {
 	var n uint32
 	switch msgp.NextType(b) {
@@ -124,7 +122,7 @@ func (d *batches) events(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// The fields of an event, by the place that they have in the array forms.
+// The fields of an event, in the order of the array forms.
 type field uint8
 
 const (
@@ -178,10 +176,10 @@ func fieldOf(key []byte) field {
 	return fieldOther
 }
 
-// event reads one event into d.e.
+// event decodes one event into d.e.
 func (d *batches) event(b []byte) ([]byte, error) {
 	s := &d.e.stored
-	d.e = event{group: group{noGroup, meritUntold}, stored: kvindex.Stored{Hashes: s.Hashes[:0], Tokens: s.Tokens[:0]}}
+	d.e = event{group: group{noGroup, meritUnknown}, stored: kvindex.Stored{Hashes: s.Hashes[:0], Tokens: s.Tokens[:0]}}
 	switch msgp.NextType(b) {
 	case msgp.ArrayType:
 		return d.arrayEvent(b)
@@ -233,8 +231,7 @@ func (d *batches) mapEvent(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// metadata reads the map that SGLang puts after the last field of a block that
-// has a salt.
+// metadata reads the map that SGLang appends to the fields of a block with a salt.
 func (d *batches) metadata(b []byte) ([]byte, error) {
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	for ; n > 0 && err == nil; n-- {
@@ -253,7 +250,7 @@ func (d *batches) metadata(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// field reads one field. Nil is the same as absent.
+// field reads one field. Nil means absent.
 func (d *batches) field(f field, b []byte) (rest []byte, err error) {
 	if msgp.IsNil(b) {
 		return msgp.ReadNilBytes(b)
@@ -307,7 +304,7 @@ func (d *batches) field(f field, b []byte) (rest []byte, err error) {
 	return rest, err
 }
 
-// apply hands the event to the feed if it counts.
+// apply passes the event to the feed if it counts.
 func (d *batches) apply() {
 	e, s := &d.e, &d.e.stored
 	if e.remote {
@@ -317,7 +314,7 @@ func (d *batches) apply() {
 	case tagStored:
 		d.store()
 	case tagRemoved:
-		if d.sieve.counts(e.group.id) && len(s.Hashes) > 0 {
+		if d.filter.counts(e.group.id) && len(s.Hashes) > 0 {
 			d.to.Removed(s.Tier, s.Hashes)
 			d.blocks += len(s.Hashes)
 		}
@@ -332,8 +329,8 @@ func (d *batches) store() {
 		s.Lora = intern(&d.lora, strconv.AppendUint([]byte("lora id "), e.loraID, 10))
 	}
 	if e.mooncake && !s.HasParent {
-		// It names no parent for the first block that it stores at a time,
-		// wherever in the prompt that is; the engine's own events have told.
+		// MooncakeStoreConnector names no parent for the first block of a store,
+		// wherever in the prompt the block is. The engine's own events have named it.
 		s.Tokens, s.BlockTokens = s.Tokens[:0], 0
 	}
 	n, err := d.plain(e.extraKeys, len(s.Hashes))
@@ -342,26 +339,25 @@ func (d *batches) store() {
 		return
 	}
 	if len(s.Tokens) > 0 {
-		// Fewer hashes than blocks of tokens: some blocks are left out, as they
-		// are behind a sliding window, and nothing says which.
+		// If there are fewer hashes than blocks of tokens, some blocks are missing, as
+		// behind a sliding window, and the event does not say which.
 		if s.BlockTokens <= 0 || s.BlockTokens > len(s.Tokens) || len(s.Hashes)*s.BlockTokens != len(s.Tokens) {
 			return
 		}
 		s.Tokens = s.Tokens[:n*s.BlockTokens]
 	}
 	s.Hashes = s.Hashes[:n]
-	if n > 0 && d.sieve.admit(e.group, s, d.to) {
+	if n > 0 && d.filter.admit(e.group, s, d.to) {
 		d.to.Stored(s)
 		d.blocks += n
 	}
 }
 
-// plain reads vLLM's extra keys, one entry a block, which is nil or a list of:
-// the LoRA's name, the images and the like that the block is part of (name and
-// offset; only the name before 2026-03), the salt if the block is the prompt's
-// first, the digest of embeddings. It returns how many of the n blocks, from
-// the first on, are their tokens and nothing more: what an image put there,
-// tokens do not tell. Source: vLLM v1/core/kv_cache_utils.py
+// plain reads vLLM's extra keys. There is one entry for each block: nil, or a list of
+// the LoRA's name, the images and similar inputs in the block (name and offset; only
+// the name before 2026-03), the salt if the block is the prompt's first, and the digest
+// of embeddings. It returns how many of the n blocks, from the first on, are determined
+// by their tokens alone. Source: vLLM v1/core/kv_cache_utils.py
 // generate_block_hash_extra_keys.
 func (d *batches) plain(keys []byte, n int) (int, error) {
 	if keys == nil {
@@ -409,10 +405,10 @@ func (d *batches) plainBlock(b []byte, first bool) (plain bool, rest []byte, err
 	return plain, b, err
 }
 
-// The merits of a group, by what its layers need of a prefix: all of it, that
-// is not told, or only the end of it.
+// The merits of a group, by how much of a prefix its layers need: only the end of it,
+// unknown, or all of it.
 const (
 	meritPart uint32 = iota
-	meritUntold
+	meritUnknown
 	meritAll
 )

@@ -192,7 +192,7 @@ func TestBatchesReuse(t *testing.T) {
 		97 ab "BlockStored" 91 01 c0 91 07 01 c0 a3 "GPU"
 		92 ac "BlockRemoved" 91 04`)
 	var n notes
-	d := batches{to: &n, sieve: sieve{block: 1}}
+	d := batches{to: &n, filter: eventFilter{block: 1}}
 	for range 2 {
 		if err := d.decode(first); err != nil {
 			t.Fatal(err)

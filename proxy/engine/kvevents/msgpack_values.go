@@ -25,9 +25,9 @@ func appendHashes(dst []uint64, b []byte) (hashes []uint64, rest []byte, err err
 	return dst, b, nil
 }
 
-// readHash reads a block hash: an unsigned or signed integer of 64 bits, or a
-// digest, of which the last eight bytes count, as vLLM itself makes a number of
-// it. Source: vLLM v1/core/kv_cache_utils.py maybe_convert_block_hash.
+// readHash reads a block hash: a signed or unsigned 64-bit integer, or a digest, of
+// which the last eight bytes count, as in vLLM's own conversion. Source: vLLM
+// v1/core/kv_cache_utils.py maybe_convert_block_hash.
 func readHash(b []byte) (h uint64, rest []byte, err error) {
 	switch msgp.NextType(b) {
 	case msgp.IntType:
@@ -48,7 +48,7 @@ func readHash(b []byte) (h uint64, rest []byte, err error) {
 	return 0, b, errField
 }
 
-// fold is the number of a digest: its last eight bytes.
+// fold converts a digest to a number: its last eight bytes.
 func fold(digest []byte) uint64 {
 	if len(digest) >= 8 {
 		return binary.BigEndian.Uint64(digest[len(digest)-8:])
@@ -60,8 +60,8 @@ func fold(digest []byte) uint64 {
 	return h
 }
 
-// appendTokens reads a list of token ids. SGLang gives pairs of neighbours for
-// models that speculate by EAGLE: the first of each is the token.
+// appendTokens reads a list of token ids. For models with EAGLE speculation SGLang
+// sends pairs of neighbours: the first of each pair is the token.
 func appendTokens(dst []uint32, b []byte) (tokens []uint32, rest []byte, err error) {
 	n, b, err := msgp.ReadArrayHeaderBytes(b)
 	if err != nil {
@@ -99,21 +99,21 @@ func readPair(b []byte) (first int64, rest []byte, err error) {
 	return first, b, err
 }
 
-// meritOf ranks vLLM's kinds of attention. Source: vLLM v1/kv_cache_interface.py
-// KVCacheSpecKind.
+// meritOf returns the merit of vLLM's kinds of attention. Source: vLLM
+// v1/kv_cache_interface.py KVCacheSpecKind.
 func meritOf(kind []byte) uint32 {
 	switch string(kind) {
 	case "full_attention", "mla_attention", "sink_full_attention":
 		return meritAll
 	case "", "unknown":
-		return meritUntold
+		return meritUnknown
 	}
 	return meritPart
 }
 
-// tierOf is the tier of a medium: GPU; CPU, cpu, CPU_PINNED; all else, such as
-// STORAGE, DISK, OBJ or EXTERNAL, is behind the host's memory. No medium is the
-// GPU: that was before there were others.
+// tierOf returns the tier of a medium: GPU; CPU, cpu, CPU_PINNED; all others, such as
+// STORAGE, DISK, OBJ or EXTERNAL, are below the host's memory. No medium means GPU, as
+// in engines without other media.
 func tierOf(medium []byte) kvindex.Tier {
 	switch {
 	case len(medium) == 0 || bytes.EqualFold(medium, []byte("GPU")):
@@ -124,7 +124,7 @@ func tierOf(medium []byte) kvindex.Tier {
 	return kvindex.Disk
 }
 
-// intern returns text as a string, the last one if it is the same.
+// intern returns text as a string, and reuses *last if it is the same.
 func intern(last *string, text []byte) string {
 	if *last != string(text) {
 		*last = string(text)

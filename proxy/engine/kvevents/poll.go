@@ -12,30 +12,30 @@ import (
 )
 
 const (
-	// pollMin is the wait after a poll that brought events, pollMax that of an
-	// engine which is idle, pollFailed that of one which does not answer.
+	// pollMin is the pause after a poll with events, pollMax the longest pause for an
+	// idle engine, pollFailed the pause after an engine did not answer.
 	pollMin    = 50 * time.Millisecond
 	pollMax    = time.Second
 	pollFailed = 5 * time.Second
-	// pollTimeout bounds one poll. An engine with nothing to say may take its
-	// time: older ones wait for 2 s.
+	// pollTimeout bounds one poll. An engine without events may answer late: older ones
+	// wait for 2 s.
 	pollTimeout = 15 * time.Second
-	// maxAnswer bounds an answer in bytes. An engine's queue may hold all of
-	// its blocks, at about 70 bytes a token.
+	// maxAnswer bounds an answer in bytes. An engine's queue may hold all of its
+	// blocks, at about 70 bytes for each token.
 	maxAnswer = 256 << 20
-	// keepAnswer is how much memory for an answer is kept for the next.
+	// keepAnswer bounds the answer buffer that is kept for the next answer, in bytes.
 	keepAnswer = 4 << 20
 )
 
-// poller drains the event queue of one TensorRT-LLM instance, all of its ranks
-// at once. An answer empties the queue, so nobody else may ask. Source:
-// TensorRT-LLM serve/openai_server.py get_kv_cache_events.
+// poller drains the event queue of one TensorRT-LLM instance, for all of its ranks. An
+// answer empties the queue, so no other client may read it. Source: TensorRT-LLM
+// serve/openai_server.py get_kv_cache_events.
 type poller struct {
 	ranks     []*rank
 	url       string // of /kv_cache_events
-	key       string // "" none
+	key       string // "" for none
 	transport http.RoundTripper
-	nudge     chan struct{} // holds one: poll soon
+	nudge     chan struct{} // has room for one: poll soon
 	events    drained
 	answer    bytes.Buffer
 	block     int // tokens of a block if configured, else 0
@@ -73,7 +73,7 @@ func (p *poller) session(ctx context.Context) error {
 	}
 }
 
-// poll asks once and applies what it is told. It returns the number of events.
+// poll makes one poll and applies its events. It returns the number of events.
 func (p *poller) poll(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
@@ -87,7 +87,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 	resp, err := p.transport.RoundTrip(req)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			p.restarted(ResyncRestart) // nobody is there: what comes will be a new one
+			p.restarted(ResyncRestart) // no process listens: the next one will be new
 		}
 		return 0, err
 	}
@@ -103,7 +103,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 		err = fmt.Errorf("more than %d bytes", maxAnswer)
 	}
 	if err != nil {
-		p.lost() // what was drained does not come again
+		p.lost() // the drained events do not come again
 		return 0, fmt.Errorf("poll %s: %w", p.url, err)
 	}
 	return p.apply()
@@ -111,7 +111,7 @@ func (p *poller) poll(ctx context.Context) (int, error) {
 
 func (p *poller) apply() (int, error) {
 	e := &p.events
-	e.blocks, e.malformed, e.strangers = 0, 0, 0
+	e.blocks, e.malformed, e.unknownRanks = 0, 0, 0
 	n, err := e.decode(p.answer.Bytes())
 	if err != nil {
 		e.malformed++
@@ -122,15 +122,15 @@ func (p *poller) apply() (int, error) {
 	}
 	for i, r := range p.ranks {
 		blocks, malformed := 0, 0
-		if i == 0 { // the counters are the engine's, not a rank's
-			blocks, malformed = e.blocks, e.malformed+e.strangers
+		if i == 0 { // the counters belong to the engine, not to a rank
+			blocks, malformed = e.blocks, e.malformed+e.unknownRanks
 		}
-		r.applied(blocks, malformed, e.ranks[i].sieve.block)
+		r.applied(blocks, malformed, e.ranks[i].filter.block)
 	}
 	return n, err
 }
 
-// lost clears the feeds: an answer was drained, but is not known.
+// lost clears the feeds: an answer was drained but could not be read.
 func (p *poller) lost() {
 	for i := range p.ranks {
 		if r := &p.events.ranks[i]; r.known {
@@ -140,14 +140,13 @@ func (p *poller) lost() {
 	}
 }
 
-// restarted clears the feeds and all that was learned: the engine is another
-// one.
+// restarted clears the feeds and all learned values: the engine is a new process.
 func (p *poller) restarted(reason string) {
 	for i := range p.ranks {
 		if r := &p.events.ranks[i]; r.known {
 			r.to.Cleared()
 			p.ranks[i].resync(reason)
-			*r = drainedRank{to: r.to, sieve: sieve{block: p.block, fixed: p.block > 0}}
+			*r = drainedRank{to: r.to, filter: eventFilter{block: p.block, fixed: p.block > 0}}
 		}
 	}
 }

@@ -6,57 +6,56 @@ import (
 	"time"
 )
 
-// Why a feed was cleared.
+// The reasons why a feed is cleared.
 const (
-	ResyncGap        = "gap"        // batches or events were lost, and no replay had them
-	ResyncRestart    = "restart"    // the engine counts from the start again, or is not there
-	ResyncReconnect  = "reconnect"  // the connection was lost, and maybe batches with it
-	ResyncUnreadable = "unreadable" // a batch or an event may have removed blocks, but could not be read
+	ResyncGap        = "gap"        // batches or events were lost, and no replay returned them
+	ResyncRestart    = "restart"    // the engine's numbers start again, or the engine is gone
+	ResyncReconnect  = "reconnect"  // the connection was lost, and perhaps batches with it
+	ResyncUnreadable = "unreadable" // an unreadable batch or event may have removed blocks
 	ResyncTold       = "told"       // Manager.Restarted
 )
 
-// How a replay ended.
+// The results of a replay.
 const (
-	ReplayComplete = "complete" // the end marker came
-	ReplayFailed   = "failed"   // it did not, or nobody answered
+	ReplayComplete = "complete" // the end marker arrived
+	ReplayFailed   = "failed"   // the end marker did not arrive, or there was no answer
 )
 
-// Hooks are called as things happen, from the goroutine that they happen in;
-// they must not block. A nil one is not called.
+// Hooks are called by the goroutine in which the event happens. They must not block. A
+// nil hook is not called.
 type Hooks struct {
-	// Applied counts blocks that were stored, removed or moved by events.
+	// Applied counts blocks that events have stored, removed or moved.
 	Applied func(engine string, blocks int)
 	// Gap counts jumps in the numbers of batches or events.
 	Gap func(engine string)
-	// Replay counts replays that were asked for, by how they ended.
+	// Replay counts requested replays by result.
 	Replay func(engine, outcome string)
-	// Resync counts feeds that were cleared, by the reason.
+	// Resync counts cleared feeds by reason.
 	Resync func(engine, reason string)
-	// BlockTokens tells the length of an engine's blocks when it is learned from
-	// the events, and when it turns out to be another.
+	// BlockTokens reports the length of an engine's blocks in tokens when it is learned
+	// from events, and when it changes.
 	BlockTokens func(engine string, tokens int)
-	// Malformed counts messages, batches and events that could not be read.
+	// Malformed counts unreadable messages, batches and events.
 	Malformed func(engine string, n int)
 }
 
-// State is what is known of the events of one rank.
+// State is the state of one rank's events.
 type State struct {
-	// Connected says that the engine's publisher is connected, or answered the
-	// last poll.
+	// Connected says that the engine's publisher is connected, or that the last poll
+	// was answered.
 	Connected bool
-	// Error is why it is not, if that is known.
+	// Error is the reason if Connected is false, if known.
 	Error string
-	// Last is when events came last; zero if never.
+	// Last is the time of the last events; zero if there were none.
 	Last time.Time
-	// BlockTokens is the length of the engine's blocks as learned from its
-	// events; 0 before.
+	// BlockTokens is the length of the engine's blocks, in tokens, as learned from its
+	// events; 0 if unknown.
 	BlockTokens int
-	// Resyncs counts how often the feed was cleared for want of knowledge.
+	// Resyncs counts how often the feed was cleared because events were missing.
 	Resyncs uint64
 }
 
-// rank reports on one rank's events, to the hooks, the log and whoever asks for
-// the state.
+// rank reports one rank's events to the hooks, to the log and to States.
 type rank struct {
 	engine string
 	n      int
@@ -81,7 +80,7 @@ func (r *rank) state() State {
 	return s
 }
 
-// applied notes what events did.
+// applied notes the results of events.
 func (r *rank) applied(blocks, malformed, blockTokens int) {
 	r.last.Store(time.Now().UnixNano())
 	if r.blockTokens.Swap(int64(blockTokens)) != int64(blockTokens) && blockTokens > 0 && r.hooks.BlockTokens != nil {
@@ -130,7 +129,7 @@ const (
 	linkDown
 )
 
-// connect notes that events can come, or cannot and why.
+// connect notes that events can arrive, or by err why they cannot.
 func (r *rank) connect(err error) {
 	now := linkUp
 	if err != nil {

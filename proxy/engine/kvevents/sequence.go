@@ -2,40 +2,39 @@ package kvevents
 
 import "github.com/zeebo/xxh3"
 
-// remembered is how many of the last batches a sequence can tell again.
+// remembered is the number of recent batches that a sequence recognizes.
 const remembered = 256
 
-// sequence follows the numbers of one publisher's batches: from 0 with the
-// engine's start, one more for each. It holds the digests of the last batches,
-// for the number alone does not tell a batch that came twice from one of an
-// engine that started again. The zero value knows nothing yet.
+// sequence follows the numbers of one publisher's batches: 0 at the engine's start,
+// then one more for each. It holds the digests of the recent batches, because the
+// number alone does not distinguish a repeated batch from one of a restarted engine.
+// The zero value knows no batch.
 type sequence struct {
-	next   uint64 // the number after the last one taken
+	next   uint64 // one more than the last applied number
 	known  bool
-	recent [remembered]digest // that of batch n at n modulo remembered
+	recent [remembered]digest // digest of batch n at index n modulo remembered
 }
 
-// digest is of a batch with its number; 0 if that batch never came.
+// digest is the digest of a batch with its number; 0 if that batch never arrived.
 type digest uint64
 
 func digestOf(seq uint64, payload []byte) digest {
 	return digest(xxh3.HashSeed(payload, seq) | 1)
 }
 
-// verdict is what a batch's number says.
-type verdict uint8
+// order is the position of a batch in the sequence.
+type order uint8
 
 const (
-	inOrder verdict = iota // the next one, or the first ever
+	inOrder order = iota // the next batch, or the first one
 	seenBefore
 	ahead  // batches are missing before it
-	behind // the engine started again
+	behind // the engine has restarted
 )
 
-// judge says what to do with a batch. A number below the next one is that of a
-// batch that was taken before, of one that was given up as lost and comes late,
-// or of an engine that counts again from the start.
-func (s *sequence) judge(seq uint64, payload []byte) verdict {
+// classify returns the position of a batch. A number below the next one belongs to an
+// applied batch, to a late batch that was counted as lost, or to a restarted engine.
+func (s *sequence) classify(seq uint64, payload []byte) order {
 	switch {
 	case !s.known || seq == s.next:
 		return inOrder
@@ -51,8 +50,7 @@ func (s *sequence) judge(seq uint64, payload []byte) verdict {
 	return behind
 }
 
-// take notes that the batch was taken. The ones that its number passes over are
-// lost.
+// take notes that the batch was applied. The skipped numbers are lost.
 func (s *sequence) take(seq uint64, payload []byte) {
 	if !s.known || seq < s.next || seq-s.next >= remembered {
 		clear(s.recent[:])
@@ -65,11 +63,11 @@ func (s *sequence) take(seq uint64, payload []byte) {
 	s.next, s.known = seq+1, true
 }
 
-// last reports whether the batch is the last one that was taken: then its
-// sender is the engine of before.
+// last reports whether the batch is the one that was applied last: then its sender is
+// the same engine process.
 func (s *sequence) last(seq uint64, payload []byte) bool {
 	return s.known && seq+1 == s.next && s.recent[seq%remembered] == digestOf(seq, payload)
 }
 
-// forget makes the next batch the first ever.
+// forget makes the next batch count as the first.
 func (s *sequence) forget() { s.known = false }

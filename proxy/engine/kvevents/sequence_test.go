@@ -11,7 +11,7 @@ func TestSequence(t *testing.T) {
 	type step struct {
 		seq  uint64
 		life byte
-		want verdict
+		want order
 	}
 	many := func(n int) (steps []step) {
 		for i := range n {
@@ -38,7 +38,7 @@ func TestSequence(t *testing.T) {
 			var s sequence
 			for i, step := range tt.steps {
 				payload := fmt.Append(nil, step.seq, step.life)
-				got := s.judge(step.seq, payload)
+				got := s.classify(step.seq, payload)
 				if got != step.want {
 					t.Fatalf("step %d, batch %d: verdict %d, want %d", i, step.seq, got, step.want)
 				}

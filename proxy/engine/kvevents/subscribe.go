@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// retryMin and retryMax bound the wait between two attempts to connect.
+	// retryMin and retryMax bound the pause between two attempts to connect.
 	retryMin = 50 * time.Millisecond
 	retryMax = time.Second
-	// replayIdle is how long a replay may be silent. The engine looks for
-	// requests between two batches, and every 100 ms.
+	// replayIdle is the maximum time without a message in a replay. The engine looks
+	// for replay requests between two batches, and every 100 ms.
 	replayIdle = 5 * time.Second
-	// replayPause is how long a replay endpoint that was silent is left alone.
+	// replayPause is how long a replay endpoint that did not answer is not asked again.
 	replayPause = 10 * time.Second
-	// replayPatience is how long a replay endpoint may refuse connections after
-	// the publisher takes them: an engine that starts opens it a little later.
+	// replayPatience is how long a replay endpoint may refuse connections after the
+	// publisher has accepted one: a starting engine opens it a little later.
 	replayPatience = 2 * time.Second
-	// endOfReplay is the number in the message that ends a replay.
+	// endOfReplay is the number in the final message of a replay.
 	endOfReplay = 1<<64 - 1
-	// maxMessage limits a message in bytes: a batch of 2 million token ids has
-	// about 10 MB.
+	// maxMessage bounds a message in bytes: a batch of 2 million token ids has about 10
+	// MB.
 	maxMessage = 32 << 20
-	// maxFrames limits the frames of a message; the longest known have four.
+	// maxFrames bounds the frames of a message; the longest known messages have four.
 	maxFrames = 16
 )
 
@@ -36,23 +36,23 @@ func connect(ctx context.Context, endpoint string, kind zmtp.Socket) (*zmtp.Conn
 	return zmtp.Dial(ctx, endpoint, zmtp.Options{Socket: kind, MaxMessage: maxMessage, MaxFrames: maxFrames, ReadBuffer: 64 << 10})
 }
 
-// subscriber takes in what one rank publishes: messages of topic, number and
-// batch by PUB, and missed ones by ROUTER on request. Source: vLLM
+// subscriber applies the batches that one rank publishes: messages of topic, number and
+// batch from PUB, and missed ones from ROUTER on request. Source: vLLM
 // vllm/distributed/kv_events.py ZmqEventPublisher; SGLang's is the same.
 type subscriber struct {
-	rank    *rank
-	events  string // endpoint of the publisher
-	replay  string // endpoint of the replay; "" none
-	batches batches
-	seq     sequence
-	block   int           // tokens of a block if configured, else 0
-	idle    time.Duration // replayIdle
-	silent  time.Time     // when a replay endpoint did not answer last
-	begun   time.Time     // when the session was connected
+	rank       *rank
+	events     string // endpoint of the publisher
+	replay     string // endpoint of the replay; "" none
+	batches    batches
+	seq        sequence
+	block      int           // tokens of a block if configured, else 0
+	idle       time.Duration // replayIdle
+	noReplayAt time.Time     // when a replay endpoint last failed to answer
+	begun      time.Time     // when the session was connected
 }
 
-// session connects to the publisher and takes in its batches until the context
-// or the connection ends. It never returns nil.
+// session connects to the publisher and applies its batches until the context or the
+// connection ends. It never returns nil.
 func (s *subscriber) session(ctx context.Context) error {
 	c, err := connect(ctx, s.events, zmtp.Sub)
 	if err != nil {
@@ -77,10 +77,10 @@ func (s *subscriber) session(ctx context.Context) error {
 	}
 }
 
-// catchUp takes in what was published before the connection stood. If there was
-// a connection before, the engine may have restarted since, or only have been
-// out of reach: it is the same one if the batch that came last is in its
-// buffer.
+// catchUp applies the batches that were published before the connection was made. If
+// there was an earlier connection, the engine may have restarted since, or may only
+// have been unreachable. It is the same process if its buffer has the batch that was
+// applied last.
 func (s *subscriber) catchUp(ctx context.Context) {
 	if s.seq.known {
 		if s.resume(ctx) {
@@ -91,8 +91,8 @@ func (s *subscriber) catchUp(ctx context.Context) {
 	s.fill(ctx, 0)
 }
 
-// resume asks for the last batch and those after it, and reports whether it was
-// the same one.
+// resume requests the last batch and those after it. It reports whether the last batch
+// was the same.
 func (s *subscriber) resume(ctx context.Context) bool {
 	first, same := true, false
 	s.ask(ctx, s.seq.next-1, func(seq uint64, batch []byte) bool {
@@ -106,7 +106,7 @@ func (s *subscriber) resume(ctx context.Context) bool {
 	return same
 }
 
-// fill takes in the buffered batches with the number from and above.
+// fill applies the buffered batches with the number from and above.
 func (s *subscriber) fill(ctx context.Context, from uint64) {
 	s.ask(ctx, from, func(seq uint64, batch []byte) bool {
 		s.late(seq, batch)
@@ -114,11 +114,11 @@ func (s *subscriber) fill(ctx context.Context, from uint64) {
 	})
 }
 
-// late takes in one batch of a replay. If batches are missing even there, the
-// buffer does not reach back far enough: what is left of it is the start of a
-// new picture.
+// late applies one batch of a replay. If batches are missing even there, the buffer
+// does not reach back far enough: the feed is cleared, and the remaining batches start
+// a new state.
 func (s *subscriber) late(seq uint64, batch []byte) {
-	switch s.seq.judge(seq, batch) {
+	switch s.seq.classify(seq, batch) {
 	case seenBefore:
 		return
 	case ahead:
@@ -129,14 +129,14 @@ func (s *subscriber) late(seq uint64, batch []byte) {
 	s.take(seq, batch)
 }
 
-// message takes in one message of the publisher.
+// message handles one message of the publisher.
 func (s *subscriber) message(ctx context.Context, frames [][]byte) {
 	seq, batch, ok := parse(frames)
 	if !ok || seq == endOfReplay {
 		s.rank.malformed(1)
 		return
 	}
-	switch s.seq.judge(seq, batch) {
+	switch s.seq.classify(seq, batch) {
 	case inOrder:
 		if !s.seq.known && seq > 0 {
 			s.fill(ctx, 0)
@@ -153,8 +153,7 @@ func (s *subscriber) message(ctx context.Context, frames [][]byte) {
 	s.late(seq, batch)
 }
 
-// take applies a batch. One that cannot be read to its end may have removed
-// blocks.
+// take applies a batch. If it cannot be read to its end, it may have removed blocks.
 func (s *subscriber) take(seq uint64, batch []byte) {
 	b := &s.batches
 	b.blocks, b.malformed = 0, 0
@@ -163,28 +162,27 @@ func (s *subscriber) take(seq uint64, batch []byte) {
 		b.malformed = max(b.malformed, 1)
 		s.lost(ResyncUnreadable)
 	}
-	s.rank.applied(b.blocks, b.malformed, b.sieve.block)
+	s.rank.applied(b.blocks, b.malformed, b.filter.block)
 }
 
-// lost clears the feed: events are missing.
+// lost clears the feed, because events are missing.
 func (s *subscriber) lost(reason string) {
 	s.batches.to.Cleared()
 	s.rank.resync(reason)
 }
 
-// restarted clears the feed and all that was learned: the engine is another
-// one.
+// restarted clears the feed and all learned values: the engine is a new process.
 func (s *subscriber) restarted(reason string) {
 	s.lost(reason)
 	s.seq.forget()
-	s.batches.sieve = sieve{block: s.block, fixed: s.block > 0}
+	s.batches.filter = eventFilter{block: s.block, fixed: s.block > 0}
 }
 
-// ask requests a replay from a number on, and hands each batch to take until it
-// returns false. A replay that broke off is no error here: the gap that it
-// leaves is found by the next batch.
+// ask requests a replay from a number on, and passes each batch to take until take
+// returns false. An interrupted replay is not an error here: the next batch shows the
+// gap.
 func (s *subscriber) ask(ctx context.Context, from uint64, take func(seq uint64, batch []byte) bool) {
-	if s.replay == "" || time.Since(s.silent) < replayPause {
+	if s.replay == "" || time.Since(s.noReplayAt) < replayPause {
 		return
 	}
 	c, err := s.reach(ctx)
@@ -197,14 +195,14 @@ func (s *subscriber) ask(ctx context.Context, from uint64, take func(seq uint64,
 		return
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		s.silent = time.Now()
+		s.noReplayAt = time.Now()
 	}
 	s.rank.log.Debug("replay of KV events failed", "engine", s.rank.engine, "rank", s.rank.n, "error", err)
 	s.rank.replayed(ReplayFailed)
 }
 
-// reach connects to the replay endpoint. It has patience with an engine that has
-// only just begun.
+// reach connects to the replay endpoint. It retries for a while if the engine has just
+// started.
 func (s *subscriber) reach(ctx context.Context) (*zmtp.Conn, error) {
 	for {
 		c, err := connect(ctx, s.replay, zmtp.Dealer)
@@ -219,9 +217,9 @@ func (s *subscriber) reach(ctx context.Context) (*zmtp.Conn, error) {
 	}
 }
 
-// request is one exchange with the replay endpoint: an empty frame and the
-// number, as from a REQ socket; then one message a batch, and one with the
-// number of the end.
+// request makes one exchange with the replay endpoint. It sends an empty frame and the
+// number, as a REQ socket does. The answer is one message for each batch, and one with
+// endOfReplay.
 func (s *subscriber) request(c *zmtp.Conn, from uint64, take func(seq uint64, batch []byte) bool) error {
 	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return err
@@ -243,9 +241,9 @@ func (s *subscriber) request(c *zmtp.Conn, from uint64, take func(seq uint64, ba
 	}
 }
 
-// parse finds a batch and its number in a message: they are its last two
-// frames. Before them stands a topic from the publisher; an empty frame and,
-// since vLLM of 2026-07, a topic from the replay.
+// parse finds a batch and its number in a message: they are its last two frames. In a
+// message of the publisher a topic precedes them. In a message of a replay an empty
+// frame precedes them and, since vLLM of 2026-07, a topic.
 func parse(frames [][]byte) (seq uint64, batch []byte, ok bool) {
 	n := len(frames)
 	if n < 2 || n > 4 || len(frames[n-2]) != 8 {

@@ -9,40 +9,38 @@ import (
 
 var errEvents = errors.New("read events: not a list of TensorRT-LLM's KV cache events")
 
-// drained reads what POST /kv_cache_events of TensorRT-LLM answers: a list of
-// events of all its ranks. All its memory is reused. Source: TensorRT-LLM
-// tensorrt_llm/_utils.py KVCacheEventSerializer.
+// drained decodes TensorRT-LLM's answer to POST /kv_cache_events: a list of events of
+// all its ranks. It reuses all its memory. Source: TensorRT-LLM tensorrt_llm/_utils.py
+// KVCacheEventSerializer.
 type drained struct {
 	ranks  []drainedRank
 	resync func(rank int, reason string) // called after a feed was cleared
 
-	blocks    int // blocks stored, removed or moved so far
-	malformed int // events that could not be read so far
-	strangers int // events of ranks that are not followed so far
+	blocks       int // blocks stored, removed or moved so far
+	malformed    int // events that could not be read so far
+	unknownRanks int // events of ranks that are not followed
 
 	s    kvindex.Stored
 	salt string
 }
 
-// drainedRank is what is known of one rank: its events are numbered by
-// themselves.
+// drainedRank is the state of one rank. Each rank numbers its own events.
 type drainedRank struct {
-	to    feed
-	sieve sieve
-	next  uint64 // the number of its next event, if known
-	known bool
-	lower bool // it has held blocks in other tiers than the GPU
+	to     feed
+	filter eventFilter
+	next   uint64 // the number of its next event, if known
+	known  bool
+	lower  bool // it has held blocks in other tiers than the GPU
 }
 
-// envelope is what stands around the data of an event.
+// envelope holds the members of an event around its data.
 type envelope struct {
 	id, rank, window, layers uint64
 	data                     []byte
 }
 
-// decode applies the events of one answer and returns how many there were. Of an
-// event that cannot be read it is not known what it took away. An error means
-// that the list ended too early.
+// decode applies the events of one answer and returns their number. An unreadable event
+// may have removed unknown blocks. An error means that the list ended too early.
 func (d *drained) decode(body []byte) (n int, err error) {
 	c := cursor{text: body}
 	for c.open('['); c.next(']'); n++ {
@@ -89,7 +87,7 @@ func (d *drained) event(raw []byte) bool {
 		return false
 	}
 	if e.rank >= uint64(len(d.ranks)) {
-		d.strangers++
+		d.unknownRanks++
 		return true
 	}
 	d.number(int(e.rank), e.id)
@@ -102,9 +100,9 @@ func (d *drained) event(raw []byte) bool {
 	return true
 }
 
-// number follows the numbers of a rank's events. They start at 0 with the
-// engine and leave none out: one that is missing was thrown away by a queue
-// that ran full, or drained by somebody else.
+// number checks the numbers of a rank's events. They start at 0 with the engine and
+// have no gaps: a missing event was dropped by a full queue, or drained by another
+// client.
 func (d *drained) number(rank int, id uint64) {
 	r := &d.ranks[rank]
 	switch {
@@ -118,7 +116,7 @@ func (d *drained) number(rank int, id uint64) {
 	r.next, r.known = id+1, true
 }
 
-// members are the members of an event's data, of whatever type it is.
+// members holds the members of an event's data, of any type.
 type members struct {
 	kind                           string
 	parent, blocks, hashes, id, to []byte
@@ -152,7 +150,7 @@ func (d *drained) data(r *drainedRank, e *envelope) bool {
 	g := group{id: e.window<<16 | e.layers&0xffff, merit: uint32(min(e.window, 1<<32-1))}
 	switch m.kind {
 	case "created":
-		if _, turned := r.sieve.elect(g); turned {
+		if _, turned := r.filter.choose(g); turned {
 			r.to.Cleared()
 		}
 	case "stored":
@@ -165,7 +163,7 @@ func (d *drained) data(r *drainedRank, e *envelope) bool {
 	return true
 }
 
-// typeOf names a type without an allocation, "" if it is not known.
+// typeOf returns a type's name without an allocation, "" if it is unknown.
 func typeOf(text []byte) string {
 	for _, kind := range [...]string{"created", "stored", "removed", "updated"} {
 		if string(text) == kind {
@@ -175,9 +173,9 @@ func typeOf(text []byte) string {
 	return ""
 }
 
-// stored reads the blocks of a store event. One event's blocks follow each
-// other, but may lie in several tiers, and the last may be cut short: each run
-// of the same tier and length goes to the feed by itself.
+// stored decodes the blocks of a store event. They follow each other, but may lie in
+// several tiers, and the last may be partial: each run of blocks with the same tier and
+// length goes to the feed separately.
 func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 	d.s = kvindex.Stored{Hashes: d.s.Hashes[:0], Tokens: d.s.Tokens[:0]}
 	if c := (cursor{text: m.parent}); m.parent != nil && !c.null() {
@@ -207,16 +205,16 @@ func (d *drained) stored(r *drainedRank, g group, m *members) bool {
 	return !c.bad
 }
 
-// flush hands the run of blocks, which has n tokens, to the feed, and starts
-// the next one after it. TensorRT-LLM's blocks have a power of two of tokens;
-// what has not is the partial end of a prompt.
+// flush passes the run of blocks, which has n tokens, to the feed, and starts the next
+// run. TensorRT-LLM's full blocks have a power of two of tokens; another length is the
+// partial end of a prompt.
 func (d *drained) flush(r *drainedRank, g group, n int) {
 	if len(d.s.Hashes) == 0 {
 		return
 	}
 	all := d.s.Tokens
 	d.s.Tokens = all[:n]
-	if d.s.BlockTokens&(d.s.BlockTokens-1) == 0 && n > 0 && r.sieve.admit(g, &d.s, r.to) {
+	if d.s.BlockTokens&(d.s.BlockTokens-1) == 0 && n > 0 && r.filter.admit(g, &d.s, r.to) {
 		r.to.Stored(&d.s)
 		d.blocks += len(d.s.Hashes)
 		r.lower = r.lower || d.s.Tier != kvindex.GPU
@@ -226,15 +224,15 @@ func (d *drained) flush(r *drainedRank, g group, n int) {
 	d.s.Tokens = all[:copy(all, all[n:])]
 }
 
-// block is one stored block as it is read.
+// block is one decoded block.
 type block struct {
 	hash   uint64
 	tier   kvindex.Tier
 	salt   string
-	opaque bool // it holds more than its tokens tell: an image, a prompt table, a LoRA
+	opaque bool // it depends on more than its tokens: an image, a prompt table, a LoRA
 }
 
-// block reads one block and appends its tokens to those of the run.
+// block decodes one block and appends its tokens to those of the run.
 func (d *drained) block(c *cursor, b *block) {
 	hashed := false
 	for c.open('{'); c.next('}'); {
@@ -278,7 +276,7 @@ func (d *drained) token(c *cursor, b *block) {
 	for c.open('{'); c.next('}'); {
 		switch string(c.key()) {
 		case "token_id":
-			if c.peek() == '"' { // the digest of something that is not text
+			if c.peek() == '"' { // the digest of an input that is not text
 				b.opaque = true
 				c.skip()
 				continue
@@ -295,14 +293,14 @@ func (d *drained) token(c *cursor, b *block) {
 	d.s.Tokens = append(d.s.Tokens, uint32(id))
 }
 
-// removed reads which blocks the engine has let go from all of its tiers.
+// removed decodes the blocks that the engine has removed from all of its tiers.
 func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
 	d.s.Hashes = d.s.Hashes[:0]
 	c := cursor{text: hashes}
 	for c.open('['); c.next(']'); {
 		d.s.Hashes = append(d.s.Hashes, c.hash())
 	}
-	if c.bad || len(d.s.Hashes) == 0 || !r.sieve.counts(g.id) {
+	if c.bad || len(d.s.Hashes) == 0 || !r.filter.counts(g.id) {
 		return !c.bad
 	}
 	r.to.Removed(kvindex.GPU, d.s.Hashes)
@@ -314,8 +312,8 @@ func (d *drained) removed(r *drainedRank, g group, hashes []byte) bool {
 	return true
 }
 
-// updated reads that a block went from one tier to another. Its priority does
-// not matter.
+// updated decodes the move of a block from one tier to another. A changed priority is
+// ignored.
 func (d *drained) updated(r *drainedRank, g group, m *members) bool {
 	c := cursor{text: m.to}
 	if m.to == nil || c.null() {
@@ -334,7 +332,7 @@ func (d *drained) updated(r *drainedRank, g group, m *members) bool {
 	}
 	id := cursor{text: m.id}
 	d.s.Hashes = append(d.s.Hashes[:0], id.hash())
-	if c.bad || id.bad || !r.sieve.counts(g.id) {
+	if c.bad || id.bad || !r.filter.counts(g.id) {
 		return !c.bad && !id.bad
 	}
 	r.lower = true
@@ -343,14 +341,14 @@ func (d *drained) updated(r *drainedRank, g group, m *members) bool {
 	return true
 }
 
-// levelTier is the tier of a cache level: 0 is the GPU, 1 the host's memory,
-// what is above is behind it.
+// levelTier returns the tier of a cache level: 0 is the GPU, 1 the host's memory,
+// higher levels are below it.
 func levelTier(level uint64) kvindex.Tier {
 	return kvindex.Tier(min(level, uint64(kvindex.Disk)))
 }
 
-// hash reads a block hash: a number, or the hexadecimal digits of a digest, of
-// which the first sixteen count, as in v2_sha256_64.
+// hash reads a block hash: a number, or the hexadecimal digits of a digest, of which
+// the first sixteen count, as in v2_sha256_64.
 func (c *cursor) hash() uint64 {
 	if c.peek() != '"' {
 		return c.integer()

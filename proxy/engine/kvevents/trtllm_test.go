@@ -130,8 +130,8 @@ func TestDrained(t *testing.T) {
 			}
 			zero.expect(t, tt.want...)
 			one.expect(t, tt.other...)
-			if !slices.Equal(resyncs, tt.resyncs) || d.malformed != tt.malformed || d.strangers != tt.strangers {
-				t.Errorf("resyncs %q, %d malformed, %d strangers", resyncs, d.malformed, d.strangers)
+			if !slices.Equal(resyncs, tt.resyncs) || d.malformed != tt.malformed || d.unknownRanks != tt.strangers {
+				t.Errorf("resyncs %q, %d malformed, %d strangers", resyncs, d.malformed, d.unknownRanks)
 			}
 		})
 	}

@@ -9,31 +9,31 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// Answer is what an engine says of its load.
+// Answer is an engine's report of its load.
 type Answer struct {
-	Ranks       []Rank // of those that it says something of, each once
-	BlockTokens int    // tokens per KV block; 0 when it does not say
+	Ranks       []Rank // ranks in the report, each once
+	BlockTokens int    // tokens per KV block; 0 if not reported
 }
 
-// Rank is what an engine says of one data-parallel rank; the times of the
-// report are not set.
+// Rank is an engine's report about one data-parallel rank. The times of the report are
+// not set.
 type Rank struct {
 	Rank int // Whole, or from 0 to below maxRanks
 	load.Report
 	Moved   int64         // tokens of the KV that it sent last; 0 unknown
-	MovedIn time.Duration // how long that took
+	MovedIn time.Duration // duration of that transfer
 }
 
-// Whole stands for a rank where the engine speaks of all its ranks at once.
+// Whole is the rank of a report about all ranks together.
 const Whole = -1
 
-// maxRanks bounds the ranks that are believed.
+// maxRanks bounds the rank numbers that are accepted.
 const maxRanks = 4096
 
-// errSilent says that an answer has nothing of load.
-var errSilent = errors.New("the engine does not tell")
+// errNoLoad says that an answer contains no load.
+var errNoLoad = errors.New("the engine does not tell")
 
-// statusError says that an engine answered with a status that is no answer.
+// statusError says that an engine answered with an error status.
 type statusError struct {
 	path   string
 	status int
@@ -43,8 +43,8 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("%s answered with status %d", e.path, e.status)
 }
 
-// rank returns the entry of a rank, a new one if there is none; nil for a rank
-// that cannot be.
+// rank returns the entry of a rank and creates it if needed; nil for an impossible
+// rank.
 func (a *Answer) rank(n int) *Rank {
 	for i := range a.Ranks {
 		if a.Ranks[i].Rank == n {
@@ -76,7 +76,7 @@ func sum(ranks []Rank) load.Report {
 	return all
 }
 
-// share is rank n's part of what is said of all of so many ranks.
+// share returns rank n's part of a report about all of so many ranks.
 func (r Rank) share(n, ranks int) load.Report {
 	part := r.Report
 	part.Running = int32(piece(int64(r.Running), n, ranks))
@@ -89,7 +89,7 @@ func (r Rank) share(n, ranks int) load.Report {
 	return part
 }
 
-// piece is the n-th of so many nearly equal parts of total.
+// piece returns the n-th of so many nearly equal parts of total.
 func piece(total int64, n, parts int) int64 {
 	p := total / int64(parts)
 	if int64(n) < total%int64(parts) {
@@ -98,17 +98,17 @@ func piece(total int64, n, parts int) int64 {
 	return p
 }
 
-// requests makes a count of requests of what an engine calls one. That of all
-// ranks still fits.
+// requests converts an engine's number of requests, bounded so that the sum of all
+// ranks fits.
 func requests(x float64) int32 { return int32(bounded(x, 1<<18)) }
 
-// tokens makes a count of tokens.
+// tokens converts a number of tokens.
 func tokens(x float64) int64 { return int64(bounded(x, 1<<40)) }
 
-// portion makes a share from 0 to 1.
+// portion converts a share from 0 to 1.
 func portion(x float64) float32 { return float32(bounded(x, 1)) }
 
-// bounded keeps a number from 0 to most, and what is no number at 0.
+// bounded limits a number to 0 to most, and converts NaN to 0.
 func bounded(x, most float64) float64 {
 	if math.IsNaN(x) {
 		return 0

@@ -1,7 +1,7 @@
-// Package loads asks engines what load they have, off the request path, and
-// hands it to the counters of their targets. Nothing depends on an answer: an
-// engine that says nothing, or something that cannot be read, is as well as
-// before, and what it said earlier fades.
+// Package loads polls engines for their load, off the request path, and passes it to
+// the counters of their targets. Nothing requires an answer: an engine without an
+// answer, or with an unreadable one, stays as healthy as before, and its earlier
+// reports lose weight with time.
 package loads
 
 import (
@@ -19,21 +19,20 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
-// restFor is how long an engine that says nothing of its load on any path is
-// left alone.
+// restFor is how long an engine that reports no load on any path is not polled.
 const restFor = time.Minute
 
-// Poller asks the ready instances of a registry, every one at most once at a
-// time.
+// Poller polls the ready instances of a registry. Each instance has at most one poll in
+// progress.
 type Poller struct {
 	registry *engine.Registry
 	log      *slog.Logger
 	health   atomic.Pointer[config.Health]
-	wake     chan struct{} // tells Run of a new configuration
+	wake     chan struct{} // wakes Run after a new configuration
 }
 
-// New returns a poller by h.LoadInterval and h.Timeout. It starts nothing. log
-// may be nil.
+// New returns a poller with the intervals in h (LoadInterval, Timeout). It starts
+// nothing. log may be nil.
 func New(registry *engine.Registry, h config.Health, log *slog.Logger) *Poller {
 	p := &Poller{registry: registry, log: log, wake: make(chan struct{}, 1)}
 	if p.log == nil {
@@ -43,8 +42,8 @@ func New(registry *engine.Registry, h config.Health, log *slog.Logger) *Poller {
 	return p
 }
 
-// Configure replaces the interval and the limit of a poll, from the next poll
-// on. It is safe for concurrent use.
+// Configure replaces the interval and the time-out of a poll, from the next poll on. It
+// is safe for concurrent use.
 func (p *Poller) Configure(h config.Health) {
 	p.health.Store(&h)
 	select {
@@ -57,7 +56,7 @@ func (p *Poller) Configure(h config.Health) {
 func (p *Poller) Run(ctx context.Context) {
 	var polls sync.WaitGroup
 	defer polls.Wait()
-	asked := make(map[*engine.Instance]*asking)
+	asked := make(map[*engine.Instance]*pollState)
 	tick := time.NewTicker(time.Hour)
 	tick.Stop()
 	defer tick.Stop()
@@ -82,8 +81,8 @@ func (p *Poller) Run(ctx context.Context) {
 	}
 }
 
-// round begins a poll of each ready instance that is not being polled.
-func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.Instance]*asking, polls *sync.WaitGroup) {
+// round starts a poll of each ready instance that is not being polled.
+func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.Instance]*pollState, polls *sync.WaitGroup) {
 	now := time.Now()
 	for _, i := range p.registry.Snapshot().Instances {
 		if i.State() != engine.Ready {
@@ -91,7 +90,7 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 		}
 		a := asked[i]
 		if a == nil {
-			a = &asking{i: i, sources: sourcesOf(i.Spec.Connector)}
+			a = &pollState{i: i, sources: sourcesOf(i.Spec.Connector)}
 			asked[i] = a
 		}
 		if !a.busy.CompareAndSwap(false, true) {
@@ -113,28 +112,28 @@ func (p *Poller) round(ctx context.Context, h *config.Health, asked map[*engine.
 	}
 }
 
-// asking is what is known of asking one instance. While it is busy its poll
-// alone may touch it.
-type asking struct {
-	i       *engine.Instance
-	sources []source
-	busy    atomic.Bool
-	next    int       // which source is asked
-	rest    time.Time // until when none is
-	said    string    // the last problem that was logged
-	answer  bytes.Buffer
-	marks   []load.Mark
-	moved   []Rank // the last transfers that were measured, by rank
+// pollState is the state of polling one instance. While busy is set only the poll may
+// access it.
+type pollState struct {
+	i           *engine.Instance
+	sources     []source
+	busy        atomic.Bool
+	next        int       // index of the source to poll
+	rest        time.Time // no poll before this time
+	lastProblem string    // the problem that was logged last
+	answer      bytes.Buffer
+	marks       []load.Mark
+	moved       []Rank // the last measured transfers, by rank
 }
 
-// source is one way to ask.
+// source is one route for the load.
 type source struct {
 	path string
 	read func(body []byte) (Answer, error)
 }
 
-// sourcesOf lists the ways to ask an engine behind a connector, the best first.
-// An engine of a kind that is not told is known by how it answers.
+// sourcesOf lists the routes for the load of a connector's engines, the best first. The
+// engines of a connector without a fixed kind are recognized by their answers.
 func sourcesOf(connector string) []source {
 	switch connector {
 	case config.ConnectorSGLang:
@@ -147,8 +146,7 @@ func sourcesOf(connector string) []source {
 	return []source{{metricsPath, ReadMetrics}}
 }
 
-// The paths that are asked. SGLang: srt/entrypoints/v1_loads.py and
-// http_server.py.
+// The polled paths. SGLang: srt/entrypoints/v1_loads.py and http_server.py.
 const (
 	metricsPath   = "/metrics"
 	loadsPath     = "/v1/loads?include=core,disagg,queues,memory"
@@ -156,11 +154,11 @@ const (
 	legacyPath    = "/get_load"
 )
 
-// keepAnswer is the largest buffer that is kept for the next answer.
+// keepAnswer is the largest answer buffer that is kept for the next answer, in bytes.
 const keepAnswer = 1 << 20
 
-// poll asks once and hands on what the answer says.
-func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
+// poll makes one poll and passes the report on.
+func (a *pollState) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
 	limited, cancel := context.WithTimeout(ctx, time.Duration(h.Timeout))
 	defer cancel()
 	a.marks = a.marks[:0]
@@ -174,8 +172,8 @@ func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
 	switch {
 	case err != nil:
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented,
-		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // also of a section that it does not know
-		err = errSilent
+		status == http.StatusBadRequest, status == http.StatusUnprocessableEntity: // also the answer to an unknown section
+		err = errNoLoad
 	case status/100 != 2:
 		err = &statusError{from.path, status}
 	default:
@@ -191,31 +189,30 @@ func (a *asking) poll(ctx context.Context, h *config.Health, log *slog.Logger) {
 		a.failed(err, log)
 		return
 	}
-	a.said = ""
+	a.lastProblem = ""
 	a.i.GuessBlockTokens(answer.BlockTokens)
 	a.measure(answer.Ranks)
 	a.report(answer.Ranks, time.Now(), time.Duration(h.LoadInterval))
 }
 
-// failed notes why an answer could not be used, and goes on to the next source
-// if it is of no use at all.
-func (a *asking) failed(err error, log *slog.Logger) {
-	if err == errSilent {
+// failed notes why an answer could not be used. If it contained no load it selects the
+// next source.
+func (a *pollState) failed(err error, log *slog.Logger) {
+	if err == errNoLoad {
 		if a.next++; a.next < len(a.sources) {
 			return
 		}
 		a.next, a.rest = 0, time.Now().Add(restFor)
 	}
-	if text := err.Error(); text != a.said {
-		a.said = text
+	if text := err.Error(); text != a.lastProblem {
+		a.lastProblem = text
 		log.Info("engine's load is not known", "engine", a.i.Spec.Name, "error", err)
 	}
 }
 
-// measure takes the transfers that are new since the last poll as measurements of
-// how fast the instance's KV travels. With legs side by side only the engines see
-// when a transfer begins.
-func (a *asking) measure(ranks []Rank) {
+// measure uses the transfers since the last poll as measurements of the speed of the
+// instance's KV. With concurrent legs only the engines know when a transfer begins.
+func (a *pollState) measure(ranks []Rank) {
 	for _, r := range ranks {
 		if r.Moved == 0 || r.Rank == Whole {
 			continue
@@ -233,12 +230,12 @@ func (a *asking) measure(ranks []Rank) {
 	}
 }
 
-// report hands what was said of each rank to its counter. An instance that is
-// one target gets the sum of its ranks; what is said of the whole instance is
-// shared by its ranks. Where there are as many ranks as counters, they are those
-// in order: vLLM behind a hybrid load balancer numbers its engines over all
-// nodes, and counts the ranks that it takes requests for from 0.
-func (a *asking) report(ranks []Rank, at time.Time, every time.Duration) {
+// report passes the report about each rank to its counter. An instance with one target
+// gets the sum of its ranks. A report about the whole instance is divided among its
+// ranks. If there are as many ranks as counters, they correspond in order: vLLM behind
+// a hybrid load balancer numbers its engines over all nodes, but counts the ranks that
+// it accepts requests for from 0.
+func (a *pollState) report(ranks []Rank, at time.Time, every time.Duration) {
 	counters := a.i.Load
 	if len(counters) == 1 && len(ranks) > 0 {
 		r := sum(ranks)

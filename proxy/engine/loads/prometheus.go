@@ -7,12 +7,11 @@ import (
 )
 
 // ReadMetrics reads GET /metrics of vLLM, or of SGLang with --enable-metrics, in
-// Prometheus' text format; a body that is a JSON list is one of TensorRT-LLM.
+// Prometheus' text format. A body that is a JSON list comes from TensorRT-LLM.
 //
-// Of the thousands of samples, histograms for the most part, a handful is
-// wanted: a scanner that passes over the rest without building anything takes a
-// small part of the time of a whole parser of the format, and a line that it
-// cannot read costs that line only.
+// Only a few of the thousands of samples, most of which are histograms, are needed. A
+// scanner that skips the others without building values takes a small part of the time
+// of a full parser, and an unreadable line costs only that line.
 //
 // Sources: vLLM v1/metrics/loggers.py (label engine is the data-parallel rank;
 // gpu_cache_usage_perc is the old name of kv_cache_usage_perc, both from 0 to 1);
@@ -24,7 +23,7 @@ func ReadMetrics(body []byte) (Answer, error) {
 	var (
 		answer   Answer
 		capacity int64                   // of each rank
-		old      = make(map[int]float32) // usage under its old name
+		old      = make(map[int]float32) // usage under the old name
 	)
 	for len(body) > 0 {
 		var line []byte
@@ -56,7 +55,7 @@ func ReadMetrics(body []byte) (Answer, error) {
 		}
 	}
 	if len(answer.Ranks) == 0 {
-		return Answer{}, errSilent
+		return Answer{}, errNoLoad
 	}
 	for i := range answer.Ranks {
 		r := &answer.Ranks[i]
@@ -70,7 +69,7 @@ func ReadMetrics(body []byte) (Answer, error) {
 	return answer, nil
 }
 
-// sample is one line of the format, of one of the names that are wanted.
+// sample is one line of the format with a needed name.
 type sample struct {
 	name     string
 	rank     int
@@ -79,8 +78,8 @@ type sample struct {
 	capacity int64 // cache_config_info: tokens of KV
 }
 
-// wanted reads a line if it is a sample of a wanted name and of a whole
-// instance's or rank's share: what other workers of a rank say is the same again.
+// wanted reads a line if it is a sample with a needed name that describes a whole
+// instance or a rank. Other workers of a rank report the same values again.
 func wanted(line []byte) (s sample, ok bool) {
 	if !bytes.HasPrefix(line, []byte("vllm:")) && !bytes.HasPrefix(line, []byte("sglang:")) {
 		return s, false
@@ -98,13 +97,13 @@ func wanted(line []byte) (s sample, ok bool) {
 			return s, false
 		}
 	}
-	text, _, _ := bytes.Cut(bytes.TrimLeft(line, " \t"), []byte(" ")) // a time may follow
+	text, _, _ := bytes.Cut(bytes.TrimLeft(line, " \t"), []byte(" ")) // a timestamp may follow
 	value, err := strconv.ParseFloat(string(bytes.TrimRight(text, "\t\r")), 64)
 	s.value = value
 	return s, err == nil && !math.IsNaN(value) && !math.IsInf(value, 0)
 }
 
-// gauge returns the name if it is wanted.
+// gauge returns the name if it is needed.
 func gauge(name []byte) (string, bool) {
 	for _, known := range [...]string{
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
@@ -156,7 +155,7 @@ func (s *sample) labels(b []byte) (rest []byte, ok bool) {
 	}
 }
 
-// natural reads a whole number up to most, 0 for anything else.
+// natural reads an integer from 0 to most, and returns 0 for anything else.
 func natural(text []byte, most int64) int64 {
 	n, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil || n < 0 || n > most {
@@ -165,7 +164,7 @@ func natural(text []byte, most int64) int64 {
 	return n
 }
 
-// closing is where the label value that b begins with ends; -1: it does not.
+// closing returns the end of the label value at the start of b; -1 if it has none.
 func closing(b []byte) int {
 	for i := 0; i < len(b); i++ {
 		switch b[i] {

@@ -100,7 +100,7 @@ sglang:num_used_tokens{dp_rank="1",engine_type="unified",model_name="m",pp_rank=
 	}
 	for _, silent := range []string{"", "\n\n", "# nothing\nprocess_cpu_seconds_total 1\n", "<html>404</html>",
 		`vllm:cache_config_info{block_size="16"} 1`} {
-		if _, err := ReadMetrics([]byte(silent)); !errors.Is(err, errSilent) {
+		if _, err := ReadMetrics([]byte(silent)); !errors.Is(err, errNoLoad) {
 			t.Errorf("%q: %v", silent, err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestReadSGLang(t *testing.T) {
 	}
 
 	for _, body := range []string{`{}`, `{"loads":[]}`} {
-		if _, err := ReadSGLang([]byte(body)); !errors.Is(err, errSilent) {
+		if _, err := ReadSGLang([]byte(body)); !errors.Is(err, errNoLoad) {
 			t.Errorf("%s: %v", body, err)
 		}
 	}

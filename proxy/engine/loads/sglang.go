@@ -7,20 +7,20 @@ import (
 )
 
 // ReadSGLang reads GET /v1/loads of SGLang. Source: srt/entrypoints/v1_loads.py,
-// srt/managers/load_snapshot.py: num_total_tokens is the KV in use and the
-// prompts that wait; num_waiting_uncached_tokens counts what is not computed of a
-// prompt in chunks, too.
+// srt/managers/load_snapshot.py: num_total_tokens is the KV in use plus the waiting
+// prompts; num_waiting_uncached_tokens includes the uncomputed rest of a chunked
+// prompt.
 //
-// A decode on which requests wait for nothing but memory, or were put off for
-// want of it, has none left, whatever its token_usage: part of the memory is
-// reserved for what runs.
+// If requests on a decode engine wait only for memory, or were retracted for lack of
+// it, the engine has no free memory, whatever its token_usage: part of the memory is
+// reserved for running requests.
 func ReadSGLang(body []byte) (Answer, error) {
 	list, ok, err := openai.Lookup(body, "loads")
 	if err != nil {
 		return Answer{}, err
 	}
 	if !ok {
-		return Answer{}, errSilent
+		return Answer{}, errNoLoad
 	}
 	return readList(list, func(r *Rank, o *openai.Object) {
 		r.Running = requests(number(o, "num_running_reqs"))
@@ -37,9 +37,9 @@ func ReadSGLang(body []byte) (Answer, error) {
 	})
 }
 
-// lastTransfer is the tokens of the KV that a prefill rank sent last, and how
-// long that took. The engine tells speed and time; what a token has is the whole
-// memory by the tokens that it holds (both in the same unit of 2^30 bytes).
+// lastTransfer returns the tokens of the KV that a prefill rank sent last, and the
+// duration. The engine reports speed and time. The size of a token is the total memory
+// divided by its token capacity (speed and memory have the same unit of 2^30 bytes).
 func lastTransfer(o, disagg *openai.Object) (tokens int64, took time.Duration) {
 	memory := member(o, "memory")
 	speed, millis := number(disagg, "kv_transfer_speed_gb_s"), number(disagg, "kv_transfer_latency_ms")
@@ -51,7 +51,7 @@ func lastTransfer(o, disagg *openai.Object) (tokens int64, took time.Duration) {
 	return int64(bounded(speed*took.Seconds()/size*capacity, 1<<40)), took
 }
 
-// member is a member of o that is an object; an empty one where it is none.
+// member returns a member of o that is an object, or an empty object.
 func member(o *openai.Object, key string) openai.Object {
 	var inner openai.Object
 	if v, ok := o.Get(key); ok && inner.Parse(v) != nil {
@@ -71,8 +71,8 @@ func ReadSGLangLegacy(body []byte) (Answer, error) {
 	})
 }
 
-// readList reads a JSON list with an object for each rank. One without a rank
-// speaks of all.
+// readList reads a JSON list with an object for each rank. An object without a rank
+// describes all ranks.
 func readList(list []byte, read func(*Rank, *openai.Object)) (Answer, error) {
 	elements, err := openai.Elements(list)
 	if err != nil {
@@ -97,7 +97,7 @@ func readList(list []byte, read func(*Rank, *openai.Object)) (Answer, error) {
 		}
 	}
 	if len(answer.Ranks) == 0 {
-		return Answer{}, errSilent
+		return Answer{}, errNoLoad
 	}
 	return answer, nil
 }

@@ -6,22 +6,21 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// ReadTRTLLM reads GET /metrics of TensorRT-LLM: a JSON list with the statistics
-// of each iteration since it was last asked for, by whomever. The list is empty
-// while no iteration ends, and always without enable_iter_perf_stats; then
-// nothing is said.
+// ReadTRTLLM reads GET /metrics of TensorRT-LLM: a JSON list with the statistics of
+// each iteration since the last GET of any client. The list is empty if no iteration
+// has ended, and always without enable_iter_perf_stats. Then there is no report.
 //
-// With attention data parallelism there is a row for each rank. It has the
-// rank's own counts of scheduled and paused requests; the queue, which belongs to
-// all, is in that of rank 0; numActiveRequests and the blocks may be rank 0's in
-// all of them. Source: _torch/pyexecutor/adp_iter_stats.py,
-// executor/base_worker.py _stats_serializer.
+// With attention data parallelism there is a row for each rank. It has the rank's own
+// counts of scheduled and paused requests. The queue is shared by all ranks and is in
+// the row of rank 0. numActiveRequests and the blocks may be those of rank 0 in all
+// rows. Source: _torch/pyexecutor/adp_iter_stats.py, executor/base_worker.py
+// _stats_serializer.
 func ReadTRTLLM(body []byte) (Answer, error) {
 	rows, err := openai.Elements(body)
 	if err != nil {
 		return Answer{}, err
 	}
-	last := make(map[int][]byte) // row of a rank
+	last := make(map[int][]byte) // last row of each rank
 	ranks := 0
 	for raw := range rows {
 		n := 0
@@ -69,11 +68,11 @@ func ReadTRTLLM(body []byte) (Answer, error) {
 	return answer, nil
 }
 
-// row is the statistics of one iteration.
+// row holds the statistics of one iteration.
 type row struct {
 	active, queued            float64 // requests
 	scheduled, paused         float64 // requests
-	queuedTokens              int64   // prompt tokens of queued requests; -1 when not told
+	queuedTokens              int64   // prompt tokens of queued requests; -1 if not reported
 	used, blocks, blockTokens float64 // of KV
 }
 
@@ -95,7 +94,7 @@ func readRow(raw []byte) (r row, ok bool) {
 	return r, true
 }
 
-// number gives a member that is a number, 0 for any other.
+// number returns a numeric member, or 0.
 func number(o *openai.Object, key string) float64 {
 	v, _ := o.Get(key)
 	if len(v) == 0 || v[0] != '-' && (v[0] < '0' || v[0] > '9') {
@@ -105,7 +104,7 @@ func number(o *openai.Object, key string) float64 {
 	return x
 }
 
-// optional gives a count of tokens, -1 where the engine does not tell.
+// optional returns a count of tokens, or -1 if the engine does not report it.
 func optional(o *openai.Object, key string) int64 {
 	if v, ok := o.Get(key); !ok || openai.IsNull(v) {
 		return -1

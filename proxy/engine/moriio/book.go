@@ -14,31 +14,31 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine/registrations"
 )
 
-// maxEngines bounds the engines that are registered at a time.
+// maxEngines bounds the number of registered engines.
 const maxEngines = 4096
 
-// book is who is registered. One goroutine owns it.
+// book holds the registered engines. One goroutine owns it.
 type book struct {
 	log     *slog.Logger
-	ownHost bool              // an engine is registered from its own host alone
+	ownHost bool              // an engine may register only its own host
 	entries map[string]*entry // by URL
 	refused map[string]bool   // problems that were logged
 }
 
 type entry struct {
 	engine config.Engine
-	last   time.Time // of its registrations
-	said   message   // one that made it what it is
+	last   time.Time // time of its last registration
+	said   message   // a registration with its present values
 }
 
 func newBook(log *slog.Logger, ownHost bool) *book {
 	return &book{log: log, ownHost: ownHost, entries: make(map[string]*entry), refused: make(map[string]bool)}
 }
 
-// take notes a message that came at now and reports whether that changed the
-// engines. An engine is known by its address: with other ports, sizes or another
-// role it takes the place of what was there.
-func (b *book) take(m message, now time.Time) bool {
+// register applies a message that arrived at now, and reports whether the engines
+// changed. An engine is identified by its address: with other ports, sizes or another
+// role it replaces the old entry.
+func (b *book) register(m message, now time.Time) bool {
 	e, ok := b.read(m)
 	if !ok {
 		return false
@@ -57,7 +57,7 @@ func (b *book) take(m message, now time.Time) bool {
 	return true
 }
 
-// read makes an engine of a message; false if it is of none that may register.
+// read converts a message to an engine; false if the engine may not register.
 func (b *book) read(m message) (e config.Engine, ok bool) {
 	reg, err := readRegistration(m.text)
 	if err == nil && !reg.notARegister {
@@ -75,8 +75,7 @@ func (b *book) read(m message) (e config.Engine, ok bool) {
 	return e, err == nil && !reg.notARegister
 }
 
-// restore makes the engines those of entries that another book has made at now or
-// before.
+// restore replaces the engines by entries that another book exported at now or before.
 func (b *book) restore(entries []registrations.Entry, now time.Time) {
 	clear(b.entries)
 	for _, r := range entries {
@@ -87,8 +86,8 @@ func (b *book) restore(entries []registrations.Entry, now time.Time) {
 	}
 }
 
-// roster is what restore makes the same engines of.
-func (b *book) roster(now time.Time) []registrations.Entry {
+// export returns the engines in the form that restore reads.
+func (b *book) export(now time.Time) []registrations.Entry {
 	list := make([]registrations.Entry, 0, len(b.entries))
 	for _, e := range b.entries {
 		r := registrations.Entry{Value: e.said.text, Peer: e.said.from}
@@ -98,8 +97,8 @@ func (b *book) roster(now time.Time) []registrations.Entry {
 	return list
 }
 
-// isOwn reports whether both addresses of an engine, of its API and of its KV
-// transfer, are on the host from. A name is never looked up.
+// isOwn reports whether both addresses of an engine, of its API and of its KV transfer,
+// are on the host from. Names are not resolved.
 func isOwn(e config.Engine, from string) bool {
 	u, err := url.Parse(e.URL)
 	kv, err2 := config.ParseKVAddress(e.KVAddress)
@@ -115,11 +114,11 @@ func isOwn(e config.Engine, from string) bool {
 	return true
 }
 
-// refuse logs why a registration cannot be used, once for each reason: it comes
-// again every few seconds.
+// refuse logs why a registration is rejected, once for each reason, because
+// registrations repeat every few seconds.
 func (b *book) refuse(err error) {
 	if text := err.Error(); !b.refused[text] {
-		if len(b.refused) >= maxEngines { // what is refused is another's word
+		if len(b.refused) >= maxEngines { // peers determine the texts, so their number is bounded
 			clear(b.refused)
 		}
 		b.refused[text] = true
@@ -127,8 +126,8 @@ func (b *book) refuse(err error) {
 	}
 }
 
-// expire takes out who has been silent for too long at now and reports whether
-// anyone was.
+// expire removes the engines that have not registered for Expiry, and reports whether
+// there were any.
 func (b *book) expire(now time.Time) bool {
 	gone := false
 	for url, e := range b.entries {
@@ -141,7 +140,7 @@ func (b *book) expire(now time.Time) bool {
 	return gone
 }
 
-// engines lists who is registered, by name.
+// engines lists the registered engines, sorted by name.
 func (b *book) engines() []config.Engine {
 	list := make([]config.Engine, 0, len(b.entries))
 	for _, e := range b.entries {

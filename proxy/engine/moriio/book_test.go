@@ -24,22 +24,22 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 	b, _ := newTestBook()
 	now := time.Now()
 	first := bytesOf(t, oldD)
-	if !b.take(message{text: first}, now) {
+	if !b.register(message{text: first}, now) {
 		t.Fatal("the first one changed nothing")
 	}
 	again := bytes.Replace(first, []byte("\xa217"), []byte("\xa218"), 1) // its index
-	if bytes.Equal(first, again) || b.take(message{text: again}, now) {
+	if bytes.Equal(first, again) || b.register(message{text: again}, now) {
 		t.Error("the same engine again changed something")
 	}
 	moved := bytes.Replace(first, []byte("\xcd\x18\x9d"), []byte("\xcd\x18\x9e"), 1) // its handshake port
-	if bytes.Equal(first, moved) || !b.take(message{text: moved}, now) {
+	if bytes.Equal(first, moved) || !b.register(message{text: moved}, now) {
 		t.Error("another port changed nothing")
 	}
 	list := b.engines()
 	if len(list) != 1 || list[0].KVAddress != "host:10.0.1.7,handshake:6302,notify:61005" {
 		t.Errorf("%+v", list)
 	}
-	if b.take(message{text: bytesOf(t, hello)}, now) || b.take(message{text: bytesOf(t, other)}, now) || b.take(message{text: []byte{0xc1}}, now) {
+	if b.register(message{text: bytesOf(t, hello)}, now) || b.register(message{text: bytesOf(t, other)}, now) || b.register(message{text: []byte{0xc1}}, now) {
 		t.Error("what is no registration changed something")
 	}
 }
@@ -48,8 +48,8 @@ func TestSameAddressIsOneEngine(t *testing.T) {
 // none of them harms the other.
 func TestModesMix(t *testing.T) {
 	b, _ := newTestBook()
-	b.take(message{text: bytesOf(t, newP)}, time.Now())
-	b.take(message{text: bytesOf(t, oldD)}, time.Now())
+	b.register(message{text: bytesOf(t, newP)}, time.Now())
+	b.register(message{text: bytesOf(t, oldD)}, time.Now())
 	list := b.engines()
 	if len(list) != 2 || list[0].Connector != "vllm-moriio-read" || list[1].Connector != "vllm-moriio" {
 		t.Errorf("%+v", list)
@@ -60,9 +60,9 @@ func TestModesMix(t *testing.T) {
 func TestSilentEngineLeaves(t *testing.T) {
 	b, out := newTestBook()
 	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
-	b.take(message{text: bytesOf(t, newP)}, start)
-	b.take(message{text: bytesOf(t, oldD)}, start)
-	b.take(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three of the other's are lost
+	b.register(message{text: bytesOf(t, newP)}, start)
+	b.register(message{text: bytesOf(t, oldD)}, start)
+	b.register(message{text: bytesOf(t, newP)}, start.Add(9*time.Second)) // three of the other's are lost
 	if b.expire(start.Add(Expiry)) {
 		t.Error("an engine was taken out too early")
 	}
@@ -72,7 +72,7 @@ func TestSilentEngineLeaves(t *testing.T) {
 	if text := out.String(); !strings.Contains(text, "decode@10.0.1.7:8200") || !strings.Contains(text, "silent_for=10.5s") {
 		t.Errorf("logged: %s", text)
 	}
-	if !b.take(message{text: bytesOf(t, oldD)}, start.Add(time.Minute)) || len(b.engines()) != 2 {
+	if !b.register(message{text: bytesOf(t, oldD)}, start.Add(time.Minute)) || len(b.engines()) != 2 {
 		t.Error("it did not come back")
 	}
 }
@@ -81,7 +81,7 @@ func TestSilentEngineLeaves(t *testing.T) {
 func TestRefusalIsSaidOnce(t *testing.T) {
 	b, out := newTestBook()
 	for range 3 {
-		b.take(message{text: bytesOf(t, other)}, time.Now())
+		b.register(message{text: bytesOf(t, other)}, time.Now())
 	}
 	if n := strings.Count(out.String(), "refused"); n != 1 {
 		t.Errorf("%d lines: %s", n, out)
@@ -105,7 +105,7 @@ func TestOwnHost(t *testing.T) {
 			b, out := newTestBook()
 			b.ownHost = true
 			for range 2 {
-				b.take(message{text: bytesOf(t, tt.text), from: tt.from}, time.Now())
+				b.register(message{text: bytesOf(t, tt.text), from: tt.from}, time.Now())
 			}
 			if len(b.engines()) == 1 != tt.taken {
 				t.Errorf("got %v", b.engines())
@@ -118,7 +118,7 @@ func TestOwnHost(t *testing.T) {
 	b, _ := newTestBook()
 	b.ownHost = true
 	elsewhere := bytes.Replace(bytesOf(t, newP), []byte("host:10.0.0.5"), []byte("host:10.0.0.6"), 1)
-	if b.take(message{text: elsewhere, from: "10.0.0.5"}, time.Now()); len(b.engines()) != 0 {
+	if b.register(message{text: elsewhere, from: "10.0.0.5"}, time.Now()); len(b.engines()) != 0 {
 		t.Error("the KV address was another's")
 	}
 }
@@ -129,7 +129,7 @@ func TestRefusedPeers(t *testing.T) {
 	b, out := newTestBook()
 	for n := range 3 * maxEngines {
 		m := message{from: fmt.Sprint("10.0.0.", n/4), refused: zmtp.ErrPassword}
-		if b.take(m, time.Now()) {
+		if b.register(m, time.Now()) {
 			t.Fatal("a refused peer changed something")
 		}
 	}
@@ -143,17 +143,17 @@ func TestRefusedPeers(t *testing.T) {
 func TestRestoredBook(t *testing.T) {
 	start := time.Date(2026, 3, 25, 12, 0, 0, 0, time.UTC)
 	first, _ := newTestBook()
-	first.take(message{text: bytesOf(t, newP), from: "10.0.0.5"}, start)
-	first.take(message{text: bytesOf(t, oldD), from: "10.0.0.9"}, start.Add(4*time.Second))
+	first.register(message{text: bytesOf(t, newP), from: "10.0.0.5"}, start)
+	first.register(message{text: bytesOf(t, oldD), from: "10.0.0.9"}, start.Add(4*time.Second))
 	now := start.Add(5 * time.Second)
-	entries := first.roster(now)
+	entries := first.export(now)
 
 	b, out := newTestBook()
 	b.restore(entries, now)
 	if got, want := b.engines(), first.engines(); !slices.Equal(got, want) || len(got) != 2 {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if b.take(message{text: bytesOf(t, oldD)}, now) || out.Len() > 0 {
+	if b.register(message{text: bytesOf(t, oldD)}, now) || out.Len() > 0 {
 		t.Errorf("the engine that is known changed something: %s", out)
 	}
 	if b.expire(start.Add(Expiry)) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
-// maxRanks and maxTP bound the sizes that are believed.
+// maxRanks and maxTP bound the sizes that are accepted.
 const (
 	maxRanks = 1024
 	maxTP    = 1 << 16
@@ -27,14 +27,13 @@ var (
 	errSize    = errors.New("read registration: a size that cannot be")
 )
 
-// registration is what an engine says of itself.
+// registration is the content of an engine's message.
 //
-// Since vLLM pull request 39565: type "P" or "D", http_address "ip:port",
-// zmq_address "host:IP,handshake:PORT,notify:PORT". Before: type "register",
-// role "P" or "D", request_address "http://ip:port/v1/completions",
-// handshake_port, notify_port, and an index that counts. Both: dp_size, tp_size,
-// transfer_mode "READ" or "WRITE". Source: vLLM moriio_connector.py
-// _start_heartbeat, and _ping before it.
+// Since vLLM pull request 39565: type "P" or "D", http_address "ip:port", zmq_address
+// "host:IP,handshake:PORT,notify:PORT". Before: type "register", role "P" or "D",
+// request_address "http://ip:port/v1/completions", handshake_port, notify_port, and a
+// counter index. Both: dp_size, tp_size, transfer_mode "READ" or "WRITE". Source: vLLM
+// moriio_connector.py _start_heartbeat, and _ping before it.
 type registration struct {
 	kind, role             string // type, role
 	http, request          string // http_address, request_address
@@ -44,8 +43,8 @@ type registration struct {
 	hasRanks, notARegister bool
 }
 
-// readRegistration reads a message. notARegister is set, and nothing else
-// certain, when it is one of another kind.
+// readRegistration decodes a message. For a message of another kind it sets
+// notARegister, and the other members are not meaningful.
 func readRegistration(b []byte) (reg registration, err error) {
 	if msgp.NextType(b) != msgp.MapType {
 		return reg, errMessage
@@ -67,13 +66,13 @@ func readRegistration(b []byte) (reg registration, err error) {
 	case "P", "D":
 		reg.role = reg.kind
 	case "register":
-	default: // "HELLO", and what may come
+	default: // "HELLO", and unknown types
 		reg.notARegister = true
 	}
 	return reg, nil
 }
 
-// member takes over one member of the map and returns what follows it.
+// member decodes one member of the map and returns the rest.
 func (r *registration) member(key string, b []byte) ([]byte, error) {
 	texts := map[string]*string{
 		"type": &r.kind, "role": &r.role, "http_address": &r.http, "request_address": &r.request,
@@ -93,7 +92,7 @@ func (r *registration) member(key string, b []byte) ([]byte, error) {
 		n, rest, err := msgp.ReadInt64Bytes(b)
 		*number = int(min(max(n, -1), 1<<31-1))
 		return rest, err
-	case number != nil && kind == msgp.StrType: // ports that were configured as text
+	case number != nil && kind == msgp.StrType: // ports that are configured as text
 		s, rest, err := msgp.ReadStringBytes(b)
 		if err == nil {
 			if *number, err = strconv.Atoi(s); err != nil {
@@ -105,7 +104,7 @@ func (r *registration) member(key string, b []byte) ([]byte, error) {
 	return msgp.Skip(b)
 }
 
-// engine gives the instance that the registration describes.
+// engine returns the engine that the registration describes.
 func (r *registration) engine() (config.Engine, error) {
 	e := config.DefaultEngine()
 	switch r.role {
@@ -152,7 +151,7 @@ func (r *registration) engine() (config.Engine, error) {
 	return e, nil
 }
 
-// address is the host and port of the engine's API.
+// address returns the host and port of the engine's API.
 func (r *registration) address() (string, error) {
 	address := r.http
 	if address == "" {
@@ -174,7 +173,7 @@ func (r *registration) address() (string, error) {
 	if err != nil {
 		return "", errAddress
 	}
-	// What can stand in the one address can stand in the other.
+	// Both addresses accept the same hosts and ports.
 	at, err := config.ParseKVAddress(config.KVAddress{Host: host, Handshake: n, Notify: n}.String())
 	if err != nil {
 		return "", errAddress
@@ -182,7 +181,7 @@ func (r *registration) address() (string, error) {
 	return net.JoinHostPort(at.Host, strconv.Itoa(at.Handshake)), nil
 }
 
-// kvAddress is where peers reach the KV transfer of the engine at address.
+// kvAddress returns the address of the KV transfer of the engine at address.
 func (r *registration) kvAddress(address string) (config.KVAddress, error) {
 	text := r.zmq
 	if r.kind == "register" {

@@ -1,11 +1,11 @@
-// Package moriio is where vLLM engines with the MoRIIOConnector say that they
-// are there: a ZMQ ROUTER socket that takes the map which such an engine sends
-// every three seconds, in either of its two forms, and makes instances of it.
+// Package moriio accepts the registrations of vLLM engines with the MoRIIOConnector: a
+// ZMQ ROUTER socket receives the map that such an engine sends every three seconds, in
+// either of its two forms, and makes instances of it.
 //
-// The engines themselves show nothing that says who they are; Options can ask
-// for a password all the same, or for registrations of the peer's own host alone.
-// What comes in is bounded, and checked like a configuration; nothing of it is
-// sent to any other engine before its own probe has succeeded.
+// The engines do not authenticate. Options can nevertheless require a password, or
+// accept only registrations of the peer's own host. All input is bounded, and validated
+// like a configuration. No other engine receives any of it before the registering
+// engine's own probe has succeeded.
 package moriio
 
 import (
@@ -26,59 +26,59 @@ import (
 )
 
 const (
-	// Expiry is how long an engine is believed to be there after its last
-	// registration: three go missing, and a bit. Source: vLLM moriio_common.py,
-	// PING_INTERVAL.
+	// Expiry is how long an engine stays after its last registration: a little longer
+	// than three missed ones. Source: vLLM moriio_common.py, PING_INTERVAL.
 	Expiry = 10 * time.Second
-	// checkEvery is how often silent engines are looked for.
+	// checkEvery is how often expired engines are removed.
 	checkEvery = registrations.WriteEvery
-	// maxConnections bounds the connections of engines, each of which has one.
+	// maxConnections bounds the connections of engines. Each engine has one.
 	maxConnections = 4096
-	// idleTimeout is how long a connection may take for its next registration.
+	// idleTimeout is how long a connection may wait for its next registration.
 	idleTimeout = time.Minute
-	// maxMessage limits a registration in bytes: it has some 200.
+	// maxMessage bounds a registration in bytes: it has about 200.
 	maxMessage = 16 << 10
-	// maxFrames limits its frames: a REQ puts an empty one first.
+	// maxFrames bounds its frames: a REQ socket puts an empty one first.
 	maxFrames = 4
 )
 
-// Options says where the socket is and who may register there.
+// Options configures a Registrar.
 type Options struct {
 	// Endpoint is tcp://host:port, where host may be "*".
 	Endpoint string
-	// Password is what peers must show, by PLAIN security. "": they must not.
+	// Password is required of peers, by PLAIN security. "": none.
 	Password string
-	// OwnHost lets a peer register the host that it calls from and no other.
+	// OwnHost allows a peer to register only the host from which it connects.
 	OwnHost bool
-	// Listener is the socket, if it is already open.
+	// Listener is the open socket, or nil.
 	Listener net.Listener
-	// Roster is where others know the engines from; one without a directory: nowhere.
+	// Registrations keeps the engines for other processes; a store without a directory
+	// keeps none.
 	Registrations *registrations.Store
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Registrar is the registry's socket. Run may be called once, and Close instead of
-// it; the other methods any time.
+// Registrar is the socket for registrations. Either Run or Close may be called, once.
+// The other methods may be called at any time.
 type Registrar struct {
 	o        Options
 	listener net.Listener
 	log      *slog.Logger
-	places   chan struct{} // one for each connection
+	places   chan struct{} // one slot for each connection
 	messages chan message
-	own      context.Context // ends when the registrations are left to a successor
+	own      context.Context // ends when a successor takes over the registrations
 	release  context.CancelFunc
-	released chan struct{} // closed when they are
+	released chan struct{} // closed after the release
 }
 
-// message is what one peer said.
+// message is one message of a peer.
 type message struct {
-	from    string // its address, without a port
+	from    string // address of the peer, without port
 	text    []byte
-	refused error // why it could not say anything
+	refused error // why the peer's connection was rejected
 }
 
-// Address is where an endpoint listens, as host:port.
+// Address returns the address of an endpoint as host:port.
 func Address(endpoint string) (string, error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
@@ -90,7 +90,7 @@ func Address(endpoint string) (string, error) {
 	return address, nil
 }
 
-// Listen opens the socket, if it is not open. It starts nothing.
+// Listen opens the socket unless it is already open. It starts nothing.
 func Listen(o Options) (*Registrar, error) {
 	address, err := Address(o.Endpoint)
 	if err == nil && o.Listener == nil {
@@ -115,31 +115,31 @@ func Listen(o Options) (*Registrar, error) {
 // Name is the source of the engines in the registry.
 func (r *Registrar) Name() string { return "zmq" }
 
-// Addr is where engines register.
+// Addr returns the address at which engines register.
 func (r *Registrar) Addr() net.Addr { return r.listener.Addr() }
 
-// Listener is the socket, for a successor.
+// Listener returns the socket, for a successor.
 func (r *Registrar) Listener() net.Listener { return r.listener }
 
-// Complete reports whether the engines are known that had registered before this
-// process began.
+// Complete reports whether the engines that registered before this process began are
+// known.
 func (r *Registrar) Complete() bool { return r.o.Registrations.Complete() }
 
-// Release leaves the registrations to a successor: when it returns none is accepted
-// here any more, and the successor can know all that were. Run goes on with what
-// that has.
+// Release gives the registrations to a successor. When it returns, this process accepts
+// no more registrations, and the successor can read all of them. Run goes on with the
+// successor's engines.
 func (r *Registrar) Release() {
 	r.release()
 	<-r.released
 }
 
-// Close closes a socket that Run was not called for.
+// Close closes the socket. It is for a Registrar whose Run is not called.
 func (r *Registrar) Close() error { return r.listener.Close() }
 
-// Run takes registrations until ctx ends, and then closes the socket and every
-// connection. It calls found, from its own goroutine, with all engines that are
-// there as often as that changes. While another process takes registrations, before
-// it is this one's turn and after Release, the engines are those that it has.
+// Run accepts registrations until ctx ends, and then closes the socket and every
+// connection. It calls found, from its own goroutine, with all engines whenever they
+// change. While another process accepts registrations, before this one's turn and after
+// Release, they are that process's engines.
 func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	b := newBook(r.log, r.o.OwnHost)
 	var last []config.Engine
@@ -159,8 +159,8 @@ func (r *Registrar) Run(ctx context.Context, found func([]config.Engine)) {
 	r.o.Registrations.Follow(ctx, shown)
 }
 
-// runOwner takes registrations, when that is its turn, until they are left to another
-// or ctx ends.
+// runOwner waits for its turn and accepts registrations, until Release or the end of
+// ctx.
 func (r *Registrar) runOwner(ctx context.Context, b *book, shown func([]registrations.Entry), tell func()) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -174,13 +174,13 @@ func (r *Registrar) runOwner(ctx context.Context, b *book, shown func([]registra
 	if len(entries) > 0 || r.Complete() {
 		tell()
 	}
-	r.accepting(ctx, b, tell)
-	r.o.Registrations.Release(b.roster(time.Now()))
+	r.registerAll(ctx, b, tell)
+	r.o.Registrations.Release(b.export(time.Now()))
 }
 
-// accepting takes the registrations of those who connect, until ctx ends and every
+// registerAll applies the registrations of all connections, until ctx ends and every
 // connection is closed.
-func (r *Registrar) accepting(ctx context.Context, b *book, tell func()) {
+func (r *Registrar) registerAll(ctx context.Context, b *book, tell func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { r.accept(ctx, &wg) })
@@ -193,10 +193,10 @@ func (r *Registrar) accepting(ctx context.Context, b *book, tell func()) {
 			r.listener.Close()
 			return
 		case m := <-r.messages:
-			changed = b.take(m, time.Now())
+			changed = b.register(m, time.Now())
 		case <-tick.C:
 			changed = b.expire(time.Now())
-			r.o.Registrations.Write(b.roster(time.Now()))
+			r.o.Registrations.Write(b.export(time.Now()))
 		}
 		if changed {
 			tell()
@@ -209,7 +209,7 @@ func (r *Registrar) accept(ctx context.Context, wg *sync.WaitGroup) {
 	for ctx.Err() == nil {
 		conn, err := r.listener.Accept()
 		if err != nil {
-			if ctx.Err() == nil { // out of descriptors, for the moment
+			if ctx.Err() == nil { // temporarily out of descriptors
 				r.log.Warn("a registration was not accepted", "error", err)
 				wait(ctx, checkEvery)
 			}
@@ -228,8 +228,8 @@ func (r *Registrar) accept(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// serve hands on the messages of one connection until it ends or ctx ends, and
-// closes the connection.
+// serve passes on the messages of one connection until it or ctx ends, and closes the
+// connection.
 func (r *Registrar) serve(ctx context.Context, conn net.Conn) {
 	peer := conn.RemoteAddr().String()
 	from, _, _ := net.SplitHostPort(peer)

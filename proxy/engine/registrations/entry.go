@@ -10,35 +10,35 @@ import (
 	"time"
 )
 
-// version is that of the file.
+// version is the version of the file's format.
 const version = 1
 
 // Limits of the file.
 const (
 	maxEntries = 16 << 10
-	maxEntry   = 80 << 10 // the texts of one, in bytes
+	maxEntry   = 80 << 10 // the strings of one entry, in bytes
 	maxFile    = 32 << 20
 )
 
-// Entry is one registration, as it came.
+// Entry is one registration as received.
 type Entry struct {
-	Key   string `json:"key,omitempty"` // where it has one
+	Key   string `json:"key,omitempty"` // if the registration has one
 	Value []byte `json:"value"`
-	Peer  string `json:"peer,omitempty"` // the address that it came from
-	Born  int64  `json:"born,omitempty"` // grows from one to the next, where that matters
-	// TTL is how long it lasts without being renewed and Until when it ends, both in
-	// milliseconds, Until since 1970. 0: for ever.
+	Peer  string `json:"peer,omitempty"` // address of the registering peer
+	Born  int64  `json:"born,omitempty"` // increases from entry to entry, if the order matters
+	// TTL is the time that an entry lasts without renewal, and Until its end, both in
+	// milliseconds, Until since 1970. 0: no end.
 	TTL   int64 `json:"ttl,omitempty"`
 	Until int64 `json:"until,omitempty"`
 }
 
-// End sets what an entry lasts: ttl in all, and left from now on.
+// End sets an entry's times: ttl is its whole time, left the rest from now on.
 func (e *Entry) End(now time.Time, ttl, left time.Duration) {
 	e.TTL, e.Until = max(1, ttl.Milliseconds()), max(1, now.Add(left).UnixMilli())
 }
 
-// Left is how long an entry still lasts: not longer than it may at all, whatever
-// has become of the clock. It is not positive when it has run out.
+// Left returns the remaining time of an entry. It is at most TTL, whatever happened to
+// the clock. It is not positive after the end.
 func (e Entry) Left(now time.Time) time.Duration {
 	if e.Until == 0 {
 		return math.MaxInt64
@@ -48,19 +48,19 @@ func (e Entry) Left(now time.Time) time.Duration {
 
 func (e Entry) size() int { return len(e.Key) + len(e.Value) + len(e.Peer) }
 
-// written is at most what an entry takes of the file: a character may become six,
-// three bytes become four.
+// written bounds the size of an entry in the file: a character may become six bytes,
+// and three bytes become four.
 func (e Entry) written() int { return 6*(len(e.Key)+len(e.Peer)) + 4*len(e.Value)/3 + 200 }
 
-// file is what is written.
+// file is the content of the file.
 type file struct {
 	Version int     `json:"version"`
 	Written int64   `json:"written"` // milliseconds since 1970
-	Whole   bool    `json:"whole"`   // there has been time for all to register
+	Whole   bool    `json:"whole"`   // all engines had time to register
 	Entries []Entry `json:"entries"`
 }
 
-// encode makes the file, and tells how many entries it has no room for.
+// encode encodes the file, and returns the number of entries for which it has no room.
 func encode(entries []Entry, whole bool, now time.Time) (b []byte, left int) {
 	f := file{Version: version, Written: now.UnixMilli(), Whole: whole, Entries: []Entry{}}
 	room := maxFile - 200
@@ -72,7 +72,7 @@ func encode(entries []Entry, whole bool, now time.Time) (b []byte, left int) {
 		room -= e.written()
 		f.Entries = append(f.Entries, e)
 	}
-	b, _ = json.Marshal(f) // nothing in it can fail
+	b, _ = json.Marshal(f) // cannot fail for these types
 	return b, left
 }
 
@@ -84,7 +84,7 @@ func readAll(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// decode reads a file.
+// decode decodes a file.
 func decode(b []byte) (file, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -94,7 +94,7 @@ func decode(b []byte) (file, error) {
 		return file{}, errors.New("read registrations: not a file of this version")
 	}
 	for n, e := range f.Entries {
-		// A time of at most 2^31 s, as those who register can ask for.
+		// Registrations may ask for at most 2^31 s.
 		const longest = int64(1<<31) * 1000
 		if e.size() > maxEntry || e.Born < 0 || e.Until < 0 || e.TTL < 0 || e.TTL > longest || (e.TTL == 0) != (e.Until == 0) {
 			return file{}, fmt.Errorf("read registrations: entry %d is none", n)

@@ -1,11 +1,12 @@
-// Package registrations keeps who has registered with a process in a file, so that the
-// next one knows them at once: a successor, or who comes after a crash.
+// Package registrations keeps the registrations that a process has received in a file,
+// so that the next process knows them at once: a successor, or a new process after a
+// crash.
 //
-// In a directory one process at a time takes registrations, the one that holds the
-// lock of their kind. It writes the file every second and a last time when it
-// leaves. Others read it meanwhile, and judge nothing by themselves: a record that
-// has run out in the file may have been renewed since. Who gets the lock goes on
-// from what the file said last, and each record ends when it would have ended
+// In a directory one process at a time accepts registrations of a kind: the one that
+// holds the lock of the kind. It writes the file every second, and a last time when it
+// releases the lock. Other processes read the file meanwhile, and expire nothing: an
+// entry that has ended in the file may have been renewed since. The process that gets
+// the lock continues from the last file, and each entry ends when it would have ended
 // there.
 package registrations
 
@@ -24,41 +25,41 @@ import (
 )
 
 const (
-	// WriteEvery is how often who takes registrations calls Write.
+	// WriteEvery is how often the process that accepts registrations calls Write.
 	WriteEvery = time.Second
-	// readEvery is how often others look at the file and the lock.
+	// readEvery is how often other processes read the file and the lock.
 	readEvery = 20 * time.Millisecond
-	// allAfter is the time in which all register who are there: they say so every few
-	// seconds. An older file may lack some, and so may one that was begun later.
+	// completeAfter is the time in which all present engines register: they do so every
+	// few seconds. A file that is older, or was begun later, may lack some.
 	completeAfter = 5 * time.Second
 )
 
-// Store is one process's part in the registrations of one kind. Its methods but
-// Complete are called by one goroutine.
+// Store is one process's access to the registrations of one kind. All methods except
+// Complete must be called by one goroutine.
 type Store struct {
 	dir         *privatedir.Dir
 	name        string
 	log         *slog.Logger
-	lock        *privatedir.Lock // nil: another has it
-	since       time.Time        // when it became this one's
+	lock        *privatedir.Lock // nil: another process has it
+	since       time.Time        // when this process got the lock
 	complete    atomic.Bool
-	last        []byte // the file as it was read last
+	last        []byte // the file as last read
 	lastProblem string // the problem that was logged last
 }
 
-// New returns the store of the registrations of a kind in a directory, nil for none: it has no file then,
-// and no others. It opens nothing.
+// New returns the store of the registrations of a kind in a directory. Without a
+// directory (nil) there is no file and no other process. New opens nothing.
 func New(dir *privatedir.Dir, kind string, log *slog.Logger) *Store {
 	return &Store{dir: dir, name: "registered-" + kind, log: log}
 }
 
-// Complete reports whether all who are there are known, as far as anybody can know: by
-// the file, or because there was time for them to register. Safe for concurrent use.
+// Complete reports whether all present engines are known, by the file, or because they
+// had time to register. It is safe for concurrent use.
 func (r *Store) Complete() bool { return r.complete.Load() }
 
-// Acquire waits until this process is the one that takes registrations and returns
-// what was registered until then and has not run out; false when ctx ends before.
-// Meanwhile shown is called with what another has, as often as that changes.
+// Acquire waits until this process accepts the registrations, and returns the ones that
+// have not ended; false if ctx ends before. Meanwhile it calls shown with another
+// process's registrations whenever they change.
 func (r *Store) Acquire(ctx context.Context, shown func([]Entry)) (entries []Entry, ok bool) {
 	if r.dir == nil {
 		return nil, ctx.Err() == nil
@@ -84,8 +85,8 @@ func (r *Store) Acquire(ctx context.Context, shown func([]Entry)) (entries []Ent
 	return entries, true
 }
 
-// Follow calls shown with what another has, as often as that changes, until ctx
-// ends.
+// Follow calls shown with another process's registrations whenever they change, until
+// ctx ends.
 func (r *Store) Follow(ctx context.Context, shown func([]Entry)) {
 	if r.dir == nil {
 		<-ctx.Done()
@@ -103,7 +104,8 @@ func (r *Store) Follow(ctx context.Context, shown func([]Entry)) {
 	}
 }
 
-// Write keeps the entries in the file. Only who has taken registrations may.
+// Write writes the entries to the file. Only the process that has the lock may write;
+// for others Write does nothing.
 func (r *Store) Write(entries []Entry) {
 	if r.lock == nil {
 		return
@@ -119,16 +121,16 @@ func (r *Store) Write(entries []Entry) {
 	r.note(err)
 }
 
-// Release writes the entries and lets another process take registrations.
+// Release writes the entries and lets another process accept registrations.
 func (r *Store) Release(entries []Entry) {
 	r.Write(entries)
 	r.lock.Unlock()
 	r.lock = nil
 }
 
-// tryLock reports whether the lock is this process's.
+// tryLock reports whether this process has the lock.
 func (r *Store) tryLock() bool {
-	if _, held, _ := r.dir.LockHolder(r.name + ".lock"); held { // an error is TryLock's too
+	if _, held, _ := r.dir.LockHolder(r.name + ".lock"); held { // TryLock returns the same error
 		return false
 	}
 	lock, err := r.dir.TryLock(r.name + ".lock")
@@ -140,7 +142,7 @@ func (r *Store) tryLock() bool {
 	return err == nil
 }
 
-// look reads the file, and calls shown if it has changed and can be used.
+// readChanged reads the file, and calls shown if it has changed and is valid.
 func (r *Store) readChanged(shown func([]Entry)) {
 	b, err := r.read()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && r.last != nil && bytes.Equal(b, r.last) {
@@ -168,7 +170,7 @@ func (r *Store) read() ([]byte, error) {
 	return readAll(f)
 }
 
-// note logs what goes wrong, once until it changes or is over.
+// note logs a problem once, until it changes or ends.
 func (r *Store) note(err error) {
 	text := ""
 	if err != nil {

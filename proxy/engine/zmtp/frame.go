@@ -125,17 +125,17 @@ func (c *Conn) answer(body []byte) error {
 	if !isPing || len(rest) < 2 || len(body) > maxPing {
 		return nil
 	}
-	return c.say("PONG", rest[2:])
+	return c.sendCommand("PONG", rest[2:])
 }
 
-// say sends a command. Source: RFC 23, section Commands.
-func (c *Conn) say(name string, data []byte) error {
+// sendCommand sends a command. Source: RFC 23, section Commands.
+func (c *Conn) sendCommand(name string, data []byte) error {
 	body := append(append([]byte{byte(len(name))}, name...), data...)
 	c.out = appendFrame(c.out[:0], flagCommand, body)
 	return c.flush()
 }
 
-// message is the frames of a message one behind the other.
+// message holds the frames of a message, one after the other.
 type message struct {
 	bytes  []byte
 	ends   []int // of each frame in bytes

@@ -56,7 +56,7 @@ func (c *Conn) handshake(password string) error {
 	if password != "" {
 		return c.plain(password)
 	}
-	if err := c.say("READY", c.metadata()); err != nil {
+	if err := c.sendCommand("READY", c.metadata()); err != nil {
 		return err
 	}
 	theirs, err := c.expect("READY")
@@ -100,10 +100,10 @@ func (c *Conn) plain(password string) error {
 		return errHello
 	}
 	if subtle.ConstantTimeCompare(shown, []byte(password)) != 1 {
-		_ = c.say("ERROR", []byte("\x0ewrong password")) // a peer that has left does not change the reason
+		_ = c.sendCommand("ERROR", []byte("\x0ewrong password")) // a peer that has left does not change the reason
 		return ErrPassword
 	}
-	if err := c.say("WELCOME", nil); err != nil {
+	if err := c.sendCommand("WELCOME", nil); err != nil {
 		return err
 	}
 	initiate, err := c.expect("INITIATE")
@@ -113,7 +113,7 @@ func (c *Conn) plain(password string) error {
 	if err := c.checkMetadata(initiate); err != nil {
 		return err
 	}
-	return c.say("READY", c.metadata())
+	return c.sendCommand("READY", c.metadata())
 }
 
 // cutText cuts off a text that follows its length in one byte.
@@ -149,7 +149,7 @@ func (c *Conn) expect(name string) ([]byte, error) {
 	return nil, fmt.Errorf("greet peer: another command than %s", name)
 }
 
-// metadata is what this side says of itself.
+// metadata returns the properties of this side.
 func (c *Conn) metadata() []byte {
 	const name = "Socket-Type"
 	b := append([]byte{byte(len(name))}, name...)

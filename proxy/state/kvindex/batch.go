@@ -1,25 +1,25 @@
 package kvindex
 
-// batch is a run of changes of one target, whose mutex is held from batch to
+// batch is a run of changes of one target. The target's mutex is held from batch to
 // end.
 type batch struct {
 	x     *Index
 	tg    *target
 	room  int64 // pairs that may still be added
-	added int64 // pairs added since the last count, less those removed
-	tried bool  // room was made already
+	added int64 // pairs added since the last count, minus removed ones
+	tried bool  // makeRoom was called already
 }
 
 // batch begins a run of changes. The caller holds tg.mu until after end.
 func (x *Index) batch(tg *target) batch {
 	b := batch{x: x, tg: tg, room: x.maxEntries - x.entries.Load()}
 	if tg.gone || tg.id == noHolder {
-		b.room, b.tried = 0, true // nothing is held, nothing may be
+		b.room, b.tried = 0, true // the target holds nothing and must store nothing
 	}
 	return b
 }
 
-// end counts what the batch did.
+// end adds the batch's changes to the counts.
 func (b *batch) end() {
 	if b.added != 0 {
 		b.x.entries.Add(b.added)
@@ -28,7 +28,7 @@ func (b *batch) end() {
 	}
 }
 
-// change is Index.change for the target, with room for a new pair or not.
+// change is Index.change for the target. It adds a new pair only if there is room.
 func (b *batch) change(h Hash, c change) (before, after uint64) {
 	if b.tg.gone || b.tg.id == noHolder {
 		return 0, 0
@@ -53,8 +53,8 @@ func (b *batch) change(h Hash, c change) (before, after uint64) {
 	return before, after
 }
 
-// store sets the flag of a tier, and returns the flags before and whether the
-// block is held now.
+// store sets the flag of a tier. It returns the flags before, and whether the block is
+// held now.
 func (b *batch) store(h Hash, flag uint64) (before uint64, ok bool) {
 	c := change{set: flag}
 	if flag == flagGPU {
@@ -81,7 +81,7 @@ func (b *batch) remove(h Hash, flag uint64) {
 	}
 }
 
-// makeRoom does what the package comment says about the bound and returns how
+// makeRoom frees entries at the bound as the package comment describes, and returns how
 // many pairs may be added. The caller holds tg.mu.
 func (x *Index) makeRoom(tg *target) int64 {
 	if x.dead.Load() > 0 && x.sweeping.TryLock() {
@@ -100,7 +100,7 @@ func (x *Index) makeRoom(tg *target) int64 {
 	}
 	x.mu.Unlock()
 	if most != tg {
-		// Its holder may wait for ours: do not wait for it.
+		// Do not block: a goroutine that holds most.mu may wait for tg.mu.
 		if !most.mu.TryLock() {
 			return 0
 		}
@@ -110,8 +110,8 @@ func (x *Index) makeRoom(tg *target) int64 {
 	return x.maxEntries - x.entries.Load()
 }
 
-// sweep takes the entries of targets that left out of all segments. The caller
-// holds x.sweeping.
+// sweep removes the entries of dropped targets from all segments. The caller holds
+// x.sweeping.
 func (x *Index) sweep() {
 	x.mu.Lock()
 	gone := append([]uint64(nil), x.gone...)
@@ -137,7 +137,7 @@ func (x *Index) sweep() {
 	}
 }
 
-// nonzero says whether a bit set has a bit.
+// nonzero reports whether a bit set has a bit.
 func nonzero(set []uint64) bool {
 	for _, w := range set {
 		if w != 0 {

@@ -5,15 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// change is what is to become of the flags that one holder has at a block.
+// change describes a change of the flags that one holder has at a block.
 type change struct {
 	set, clear uint64
-	unless     uint64 // nothing, if the holder has one of these
-	known      bool   // nothing, if the holder does not have the block
+	unless     uint64 // no change if the holder has one of these
+	known      bool   // no change if the holder does not have the block
 }
 
-// change applies c to a holder's flags at a block and returns them as they
-// were and as they are.
+// change applies c to a holder's flags at a block. It returns the flags before and
+// after.
 func (x *Index) change(holder uint64, h Hash, c change) (before, after uint64) {
 	s := &x.segments[h>>segmentShift]
 	s.mu.Lock()
@@ -64,16 +64,16 @@ func (s *segment) change(x *Index, key, holder uint64, c change) (before, after 
 
 // put replaces the word in a slot.
 func (s *segment) put(slot int, w uint64) {
-	// Tag and mark are those of the word before it.
+	// Tag and mark stay those of the old word.
 	atomic.StoreUint64(&s.table.Load().slots[slot], w)
 }
 
-// changeOwner gives a block with one holder a second, or another in place of
-// one that left.
+// changeOwner adds a second holder to a block with one holder, or replaces a holder
+// that was dropped.
 func (s *segment) changeOwner(x *Index, w uint64, slot int, holder, flags uint64) bool {
 	tag := w >> restBits << restBits
 	entry := holder<<flagBits | flags
-	// The roster is read after the word: a holder that is not in it has left.
+	// The roster is read after the word: a holder that is not in it was dropped.
 	if r := x.roster.Load(); !r.live(holderOf(w)) {
 		r.holders[holderOf(w)].leave(x, 1)
 		s.put(slot, tag|entry)
@@ -88,8 +88,8 @@ func (s *segment) changeOwner(x *Index, w uint64, slot int, holder, flags uint64
 	return true
 }
 
-// changeRecord changes a holder's flags in a record, which may move to one of
-// another form or make way for a single holder.
+// changeRecord changes a holder's flags in a record. The record may move to another
+// form, or be replaced by a single holder.
 func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, after uint64) bool {
 	form := formOf(w)
 	rec := s.table.Load().record(w)
@@ -113,8 +113,8 @@ func (s *segment) changeRecord(x *Index, w uint64, slot int, holder, before, aft
 	return true
 }
 
-// narrow gives a block with few holders left the smallest form for them, and
-// erases its word if there are none. It returns whether it did that.
+// narrow moves a block with few remaining holders to the smallest form, or erases its
+// word if no holder remains. It reports whether it erased the word.
 func (s *segment) narrow(w uint64, slot int) bool {
 	form := formOf(w)
 	entries, n := few(form, s.table.Load().record(w))
@@ -150,8 +150,8 @@ func (s *segment) narrow(w uint64, slot int) bool {
 	return false
 }
 
-// sweep takes the holders in gone out of a segment, counts in left how many
-// entries each had, and lets go of memory that is then too much.
+// sweep removes the holders in gone from a segment, adds the number of removed entries
+// of each to left, and frees memory that is no longer needed.
 func (s *segment) sweep(gone []uint64, left []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *segment) sweep(gone []uint64, left []int) {
 		return
 	}
 	for slot := 0; slot < len(t.slots); {
-		// An erased word may have made way for another.
+		// Erasing may move another word into this slot.
 		if slot%bucket == 0 || !s.sweepSlot(t.slots[slot], slot, gone, left) {
 			slot++
 		}
@@ -174,8 +174,7 @@ func (s *segment) sweep(gone []uint64, left []int) {
 	}
 }
 
-// sweepSlot is sweep for the word in one slot. It returns whether the word was
-// erased.
+// sweepSlot is sweep for the word in one slot. It reports whether the word was erased.
 func (s *segment) sweepSlot(w uint64, slot int, gone []uint64, left []int) bool {
 	if w == 0 {
 		return false
@@ -215,7 +214,7 @@ func (s *segment) sweepSlot(w uint64, slot int, gone []uint64, left []int) bool 
 	return found && s.narrow(w, slot)
 }
 
-// has says whether a bit set has a bit.
+// has reports whether a bit set has a bit.
 func has(set []uint64, bit uint64) bool {
 	return bit/64 < uint64(len(set)) && set[bit/64]>>(bit%64)&1 != 0
 }

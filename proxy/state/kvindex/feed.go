@@ -1,34 +1,34 @@
 package kvindex
 
-// Stored says that an engine stored blocks, as its event has it.
+// Stored is an engine's event that blocks were stored.
 type Stored struct {
-	// Hashes are the engine's own, one for each block in order.
+	// Hashes are the engine's own hashes, one for each block, in order.
 	Hashes []uint64
-	// Parent is the engine's hash of the block before the first, if
-	// HasParent; else the first is the first of a prompt.
+	// Parent is the engine's hash of the block before the first one, if HasParent is
+	// true. Otherwise the first block begins a prompt.
 	Parent    uint64
 	HasParent bool
-	// Tokens are those of all blocks. None: the blocks are known already, and
-	// are now in Tier too (vLLM's offloading says it so).
+	// Tokens are the tokens of all blocks. Empty: the blocks are known already and are
+	// now also in Tier (vLLM's offloading reports it so).
 	Tokens []uint32
-	// BlockTokens is the length of a block.
+	// BlockTokens is the length of a block in tokens.
 	BlockTokens int
-	// Lora and Salt are of the prompt; they matter for its first block alone,
-	// since later ones go on from their parent.
+	// Lora and Salt belong to the prompt. They matter only for its first block, because
+	// later blocks continue from their parent.
 	Lora, Salt string
 	Tier       Tier
 }
 
-// Feed takes in the exact events of one target: it maps the engine's own block
-// hashes to ours by the tokens of the events. It is not safe for concurrent
-// use, and a target has one feed at a time: what it learned is the target's
-// and goes with Clear and Drop, whoever calls them.
+// Feed applies the exact events of one target. It maps the engine's block hashes to the
+// index's hashes by the events' tokens. It is not safe for concurrent use, and a target
+// may have only one feed at a time. What it has learned belongs to the target, and is
+// removed by Clear and Drop.
 type Feed struct {
 	x     *Index
 	tg    *target
 	model string
 	root  root
-	chain []Hash // of the event at hand
+	chain []Hash // of the current event
 }
 
 // root is the seed of the last event's prompt.
@@ -37,8 +37,8 @@ type root struct {
 	seed       Hash
 }
 
-// NewFeed returns the feed of a target that serves the model. The model is the
-// same text as in the Seed of requests.
+// NewFeed returns the feed of a target that serves the model. model must be the text
+// that requests pass to Seed.
 func NewFeed(x *Index, t Target, model string) *Feed {
 	tg := x.at(t)
 	if tg == nil {
@@ -47,11 +47,11 @@ func NewFeed(x *Index, t Target, model string) *Feed {
 	return &Feed{x: x, tg: tg, model: model, root: root{seed: Seed(model, "", "")}}
 }
 
-// Stored takes in a store event, which may repeat what is known. Blocks that
-// cannot be placed are counted and left out: those whose parent was never
-// seen, and those of an event with fewer hashes than blocks (vLLM's sliding
-// windows), since nobody says which block a hash is of. So is a partial block
-// at the end, and one shorter than the engine's others.
+// Stored applies a store event, which may repeat known blocks. Blocks that cannot be
+// placed are counted and skipped: blocks with an unknown parent, blocks of an event
+// with fewer hashes than blocks (vLLM's sliding windows, where it is unknown which
+// block a hash belongs to), a partial last block, and blocks shorter than the engine's
+// other blocks.
 func (f *Feed) Stored(e *Stored) {
 	tg := f.tg
 	tg.mu.Lock()
@@ -85,7 +85,7 @@ func (f *Feed) Stored(e *Stored) {
 		tg.engine.fetch(e.Hashes[at : at+len(hashes)])
 		for i, h := range hashes {
 			if !f.place(&b, e.Hashes[at+i], h, e.Tier) {
-				// What comes after would have no parent.
+				// The following blocks would have no parent.
 				tg.count(countRefused, len(f.chain)-at-i-1)
 				b.end()
 				return
@@ -95,10 +95,10 @@ func (f *Feed) Stored(e *Stored) {
 	b.end()
 }
 
-// cut says whether an event has a hash for each block, the last one partial or
-// not, and blocks of the engine's length; it learns that length. A block is
-// never longer than the engine's, so that the longest is right: blocks learned
-// from shorter ones were parts.
+// cut reports whether an event has a hash for each block, with or without a partial
+// last block, and blocks of the engine's length. It learns that length: no block is
+// longer than the engine's length, so the longest one seen is correct, and blocks of a
+// shorter length were partial.
 func (f *Feed) cut(e *Stored) bool {
 	if e.BlockTokens <= 0 {
 		return false
@@ -120,7 +120,7 @@ func (f *Feed) cut(e *Stored) bool {
 	return true
 }
 
-// seed is the hash before the first block of a prompt.
+// seed returns the hash before the first block of a prompt.
 func (f *Feed) seed(lora, salt string) Hash {
 	if lora != f.root.lora || salt != f.root.salt {
 		f.root = root{lora, salt, Seed(f.model, lora, salt)}
@@ -128,8 +128,8 @@ func (f *Feed) seed(lora, salt string) Hash {
 	return f.root.seed
 }
 
-// place enters one block under the engine's hash and ours. It returns false if
-// there was no room.
+// place stores one block under the engine's hash and the index's hash. It returns false
+// if there was no room.
 func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
 	flag := uint64(1) << tier
 	old := f.tg.engine.get(engine)
@@ -146,7 +146,7 @@ func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
 		return false
 	}
 	if before&flag != 0 {
-		// Another engine hash has the same tokens: images, for one.
+		// Two engine hashes may have the same tokens, for example because of images.
 		if f.tg.twins == nil {
 			f.tg.twins = make(map[uint64]uint32)
 		}
@@ -156,7 +156,7 @@ func (f *Feed) place(b *batch, engine uint64, h Hash, tier Tier) bool {
 	return true
 }
 
-// drop takes tiers of a block away that the engine's hash has with value.
+// drop removes those tiers of a block in flags that the engine's hash has in value.
 func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 	for tier := range Tier(tiers) {
 		flag := uint64(1) << tier
@@ -180,7 +180,7 @@ func (f *Feed) drop(b *batch, engine, value, flags uint64) {
 	}
 }
 
-// known enters blocks that the feed knows into one more tier.
+// known adds blocks that the feed already knows to another tier.
 func (f *Feed) known(e *Stored) {
 	if e.BlockTokens > 0 && e.BlockTokens != f.BlockTokens() {
 		f.tg.count(countIgnored, len(e.Hashes))
@@ -197,19 +197,19 @@ func (f *Feed) known(e *Stored) {
 	b.end()
 }
 
-// Removed takes in that the engine removed blocks from a tier.
+// Removed applies the engine's removal of blocks from a tier.
 func (f *Feed) Removed(tier Tier, hashes []uint64) { f.leave(tier, tiers, hashes) }
 
-// Moved takes in that the engine moved blocks from one tier to another
-// (TensorRT-LLM's updated events).
+// Moved applies the engine's move of blocks from one tier to another (TensorRT-LLM's
+// updated events).
 func (f *Feed) Moved(from, to Tier, hashes []uint64) {
 	if to < tiers && from != to {
 		f.leave(from, to, hashes)
 	}
 }
 
-// leave takes blocks out of a tier, after it put those that were there into
-// another if that is one.
+// leave removes blocks from a tier. If to is a tier, it first adds the blocks that were
+// in from to it.
 func (f *Feed) leave(from, to Tier, hashes []uint64) {
 	tg := f.tg
 	tg.mu.Lock()
@@ -238,7 +238,7 @@ func (f *Feed) leave(from, to Tier, hashes []uint64) {
 	b.end()
 }
 
-// fetch asks for the memory of known blocks, of at most chunk.
+// fetch prefetches the memory of at most chunk known blocks.
 func (f *Feed) fetch(engine []uint64) {
 	f.tg.engine.fetch(engine)
 	f.chain = f.chain[:0]
@@ -250,14 +250,14 @@ func (f *Feed) fetch(engine []uint64) {
 	f.x.fetch(f.chain)
 }
 
-// Cleared takes in that the engine has no blocks left, or that nothing is
-// known of it any more: it restarted, or events were lost for good.
+// Cleared removes all blocks, because the engine has none left or because its state is
+// unknown: it restarted, or events were lost.
 func (f *Feed) Cleared() {
 	f.tg.mu.Lock()
 	f.x.clear(f.tg)
 	f.tg.mu.Unlock()
 }
 
-// BlockTokens is the length of the engine's blocks as learned from its events,
-// 0 before the first. It is safe for concurrent use.
+// BlockTokens returns the length of the engine's blocks in tokens, as learned from its
+// events; 0 before the first event. It is safe for concurrent use.
 func (f *Feed) BlockTokens() int { return int(f.tg.tokens.Load()) }

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Limits bound what is expected at one target.
+// Limits bounds the expected blocks of one target.
 type Limits struct {
-	// TTL is how long an expected block is believed without an event; 0 keeps
-	// Options.GuessTTL. It holds for what is expected from then on.
+	// TTL is how long an expected block counts as held without an event; 0 keeps
+	// Options.GuessTTL. It applies to later calls of Expect.
 	TTL time.Duration
-	// Blocks is the capacity of a target without events: of more expected
-	// blocks the least recently expected leave, of one prompt the last ones
-	// first. 0 means no such bound.
+	// Blocks is the capacity of a target without events. If there are more expected
+	// blocks, the least recently expected ones are removed, of one prompt the last
+	// blocks first. 0 means no limit.
 	Blocks int
 }
 
-// Limit sets the limits of what is expected at t.
+// Limit sets the limits of t's expected blocks.
 func (x *Index) Limit(t Target, l Limits) {
 	tg := x.at(t)
 	if tg == nil {
@@ -31,10 +31,10 @@ func (x *Index) Limit(t Target, l Limits) {
 	tg.guesses.capacity = max(l.Blocks, 0)
 }
 
-// Expect says that a request with these blocks was sent to t at now: it will
-// hold them soon. They count as held in the GPU until the target's TTL has
-// passed without another Expect, or until an event has its word about them.
-// Blocks that events vouch for already are left alone.
+// Expect notes that a request with these blocks was sent to t at now, so that t will
+// hold them soon. They count as held in the GPU until the target's TTL has passed
+// without another Expect, or until an event reports them. Blocks that events have
+// already reported are not changed.
 func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
 	tg := x.at(t)
 	if tg == nil {
@@ -45,7 +45,7 @@ func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
 	x.expire(tg, now)
 	g, b := &tg.guesses, x.batch(tg)
 	due := now.Add(g.ttl).UnixMilli()
-	// The last block is entered first: it is the first to leave, as in engines.
+	// The last block is stored first, so that it is removed first, as in engines.
 	for len(blocks) > 0 {
 		part := blocks[max(len(blocks)-chunk, 0):]
 		blocks = blocks[:len(blocks)-len(part)]
@@ -68,9 +68,8 @@ func (x *Index) Expect(t Target, blocks []Hash, now time.Time) {
 	}
 }
 
-// Unexpect takes back one Expect of the same blocks: the leg failed, or its
-// answer said otherwise. Blocks that an event or another Expect vouches for
-// stay.
+// Unexpect undoes one Expect of the same blocks, because the leg failed or its answer
+// contradicts it. Blocks of an event or of another Expect stay.
 func (x *Index) Unexpect(t Target, blocks []Hash) {
 	tg := x.at(t)
 	if tg == nil {
@@ -87,9 +86,8 @@ func (x *Index) Unexpect(t Target, blocks []Hash) {
 	b.end()
 }
 
-// Tend does what is due at now: it forgets guesses whose time ran out, and
-// frees the memory of blocks that left with their target. Its owner calls it
-// about once a second.
+// Tend removes guesses whose time has passed at now, and frees the memory of blocks of
+// dropped targets. The owner calls it about once a second.
 func (x *Index) Tend(now time.Time) {
 	for t := range Target(x.Targets()) {
 		if tg := x.at(t); tg != nil {
@@ -103,23 +101,22 @@ func (x *Index) Tend(now time.Time) {
 	x.sweep()
 }
 
-// expire forgets the guesses of a target that are due at now. The caller holds
-// tg.mu.
+// expire removes the guesses of a target that are due at now. The caller holds tg.mu.
 func (x *Index) expire(tg *target, now time.Time) {
 	n := tg.guesses.due(now.UnixMilli())
 	x.forget(tg, n)
 	tg.count(countExpired, n)
 }
 
-// evict forgets the n least recently expected guesses of a target. The caller
-// holds tg.mu.
+// evict removes the n least recently expected guesses of a target. The caller holds
+// tg.mu.
 func (x *Index) evict(tg *target, n int) {
 	n = min(n, tg.guesses.len())
 	x.forget(tg, n)
 	tg.count(countEvicted, n)
 }
 
-// forget drops the n guesses at the end of a target's list.
+// forget removes the n guesses at the end of a target's list.
 func (x *Index) forget(tg *target, n int) {
 	b := x.batch(tg)
 	for range n {
@@ -128,11 +125,11 @@ func (x *Index) forget(tg *target, n int) {
 	b.end()
 }
 
-// guess is a block that is expected at a target, in a ring by last use.
+// guess is a block that is expected at a target, in a ring ordered by last use.
 type guess struct {
 	hash       Hash
-	next, last uint32 // node used before this one, and the one used after it
-	due        int64  // Unix milliseconds << expectBits | how often expected
+	next, last uint32 // the node used before this one, and the one used after it
+	due        int64  // Unix milliseconds << expectBits | number of expectations
 }
 
 const (
@@ -140,17 +137,17 @@ const (
 	expectMax  = 1<<expectBits - 1
 )
 
-// guesses are those of one target: exactly the blocks with flagGuess. A list
-// from the most to the least recently expected runs through nodes, whose
-// first is its anchor; places has the number of each block's node at a slot
-// given by its hash. Guarded by the target's mu.
+// guesses holds the guesses of one target: exactly the blocks with flagGuess. The nodes
+// form a list from the most to the least recently expected one, with nodes[0] as its
+// anchor. places maps a slot, given by a block's hash, to its node. Guarded by the
+// target's mu.
 type guesses struct {
 	ttl      time.Duration
 	capacity int
 	nodes    []guess
 	free     uint32 // first free node, 0 if none; linked by next
 	places   []uint32
-	count    atomic.Int32 // guesses now; others may read it
+	count    atomic.Int32 // number of guesses; may be read without mu
 }
 
 func (g *guesses) len() int { return int(g.count.Load()) }
@@ -160,14 +157,13 @@ func (g *guesses) clear() {
 	g.count.Store(0)
 }
 
-// home is the slot of places where a hash belongs.
+// home returns the preferred slot of a hash in places.
 func (g *guesses) home(h Hash) int {
 	hi, _ := bits.Mul64(uint64(h)*mixer, uint64(len(g.places)))
 	return int(hi)
 }
 
-// find returns the node of a block, 0 if it has none, and its slot or the one
-// where it would be.
+// find returns the node of a block, or 0, and its slot, or the slot where it would be.
 func (g *guesses) find(h Hash) (node uint32, slot int) {
 	if len(g.places) == 0 {
 		return 0, 0
@@ -183,7 +179,7 @@ func (g *guesses) find(h Hash) (node uint32, slot int) {
 	}
 }
 
-// add enters a block that has no guess yet.
+// add adds a block that has no guess yet.
 func (g *guesses) add(h Hash, due int64) {
 	n := g.len()
 	if n*5 >= len(g.places)*4 {
@@ -224,8 +220,8 @@ func (g *guesses) renew(h Hash, due int64) {
 	g.link(node)
 }
 
-// take takes one expectation of a block back and says whether it was the last:
-// then the block is no guess any more.
+// take undoes one expectation of a block. It reports whether that was the last one:
+// then the block is no longer a guess.
 func (g *guesses) take(h Hash) bool {
 	node, _ := g.find(h)
 	if node == 0 {
@@ -235,7 +231,7 @@ func (g *guesses) take(h Hash) bool {
 	case 1:
 		g.remove(h)
 		return true
-	case expectMax: // or more often: only its time takes it
+	case expectMax: // the count is saturated: only time removes the guess
 	default:
 		n.due--
 	}
@@ -252,7 +248,7 @@ func (g *guesses) remove(h Hash) {
 	g.nodes[node] = guess{next: g.free}
 	g.free = node
 	g.count.Add(-1)
-	// Move up what would not be found past an empty slot.
+	// Move up entries that a search would not find past an empty slot.
 	for at := slot; ; {
 		if at++; at == len(g.places) {
 			at = 0
@@ -270,14 +266,14 @@ func (g *guesses) remove(h Hash) {
 	g.places[slot] = 0
 }
 
-// pop drops the least recently expected guess and returns its block.
+// pop removes the least recently expected guess and returns its block.
 func (g *guesses) pop() Hash {
 	h := g.nodes[g.nodes[0].last].hash
 	g.remove(h)
 	return h
 }
 
-// due is how many guesses at the end of the list have no time left.
+// due returns the number of guesses at the end of the list whose time has passed.
 func (g *guesses) due(now int64) int {
 	n := 0
 	if g.len() > 0 {

@@ -6,29 +6,28 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hash names a block and all blocks before it: the hash of the block's tokens
-// (or text), seeded with the hash of the block before it. Its low three bits
-// are zero. It is a routing hint: 61 bits are not proof against an adversary.
+// Hash identifies a block and all blocks before it: the hash of the block's tokens (or
+// text), seeded with the hash of the block before it. Its low three bits are zero. It
+// is a routing hint: 61 bits do not protect against an adversary.
 type Hash uint64
 
-// hashMask clears the bits that a Hash leaves free: feeds keep tiers there.
+// hashMask clears the low bits, which a Hash does not use: feeds keep tiers there.
 const hashMask = ^uint64(7)
 
-// textSeed keeps the chains of text and of tokens apart.
+// textSeed makes the hash chains of text differ from those of tokens.
 const textSeed = 0x7465787420636861
 
-// Seed is the hash before the first block of a prompt for a model, a LoRA
-// adapter ("" for none) and a cache salt ("" for none). Prompts that differ in
-// one of them share no blocks.
+// Seed returns the hash before the first block of a prompt for a model, a LoRA adapter
+// ("" for none) and a cache salt ("" for none). Prompts that differ in one of them
+// share no blocks.
 func Seed(model, lora, salt string) Hash {
 	h := xxh3.HashStringSeed(model, 1)
 	h = xxh3.HashStringSeed(lora, h)
 	return Hash(xxh3.HashStringSeed(salt, h) & hashMask)
 }
 
-// AppendTokens appends to dst the hashes of the whole blocks of a prompt, each
-// of block tokens; the rest of the prompt has none. It returns dst unchanged
-// if block is not positive.
+// AppendTokens appends the hashes of a prompt's full blocks of block tokens each. A
+// partial last block has no hash. If block is not positive it returns dst unchanged.
 func AppendTokens(dst []Hash, seed Hash, tokens []uint32, block int) []Hash {
 	if block <= 0 {
 		return dst
@@ -40,14 +39,14 @@ func AppendTokens(dst []Hash, seed Hash, tokens []uint32, block int) []Hash {
 	return dst
 }
 
-// hashTokens is the hash of one block, which is not empty, after the one with
-// the hash seed: xxh3 over the tokens as they are in memory, four bytes each.
+// hashTokens returns the hash of one non-empty block after the block with the hash
+// seed: xxh3 over the tokens in memory, four bytes each.
 func hashTokens(seed Hash, tokens []uint32) Hash {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&tokens[0])), 4*len(tokens))
 	return Hash(xxh3.HashSeed(bytes, uint64(seed)) & hashMask)
 }
 
-// AppendText is AppendTokens for a prompt as text, in blocks of block bytes:
+// AppendText is AppendTokens for a prompt as text, in blocks of block bytes. It is used
 // for engines whose tokens are not known.
 func AppendText(dst []Hash, seed Hash, text []byte, block int) []Hash {
 	if block <= 0 {

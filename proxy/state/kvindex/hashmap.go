@@ -2,14 +2,14 @@ package kvindex
 
 import "math/bits"
 
-// mixer spreads the bits of a hash of foreign make.
+// mixer spreads the bits of a foreign hash.
 const mixer = 0x9e3779b97f4a7c15
 
-// hashMap maps an engine's block hashes to ours. The low bits of a value, which
-// a Hash leaves free, have the tiers as 1<<Tier; a pair without tiers is not
-// in the map. It is cut into parts of open-addressing slots, in buckets of a
-// cache line, that grow by a quarter one by one, so that memory never doubles.
-// The zero value is empty. Not safe for concurrent use.
+// hashMap maps an engine's block hashes to the index's hashes. The low bits of a value,
+// which a Hash does not use, hold the tiers as 1<<Tier; a pair without tiers is not in
+// the map. It consists of parts with open addressing, in buckets of one cache line.
+// Each part grows by a quarter independently, so that memory never doubles. The zero
+// value is empty. Not safe for concurrent use.
 type hashMap struct {
 	parts []hashPart // nil or mapParts
 	n     int
@@ -22,26 +22,26 @@ const (
 
 type pair struct{ key, value uint64 }
 
-// hashPart is one part. As in table, a pair that has no room in its own bucket
-// is in the next one with room.
+// hashPart is one part. As in table, a pair that does not fit into its own bucket is in
+// the next bucket with room.
 type hashPart struct {
 	pairs []pair
 	used  int
 }
 
-// spot returns the part of a key and, for one with buckets, the key's own.
+// spot returns the part of a key and, if the part has buckets, the key's bucket.
 func (m *hashMap) spot(key uint64) (*hashPart, int) {
 	p := &m.parts[scatter(key)>>(64-6)]
 	return p, p.home(key)
 }
 
-// scatter makes a well-spread number of a key: some engines, and tests, count.
+// scatter spreads a key's bits well: some engines and tests use counters as hashes.
 func scatter(key uint64) uint64 {
 	hi, lo := bits.Mul64(key^0xa0761d6478bd642f, mixer)
 	return (hi ^ lo) * mixer
 }
 
-// home is the bucket where a key belongs.
+// home returns the preferred bucket of a key.
 func (p *hashPart) home(key uint64) int {
 	return int(scatter(key) >> 6 & (1<<32 - 1) * uint64(len(p.pairs)/line) >> 32)
 }
@@ -58,7 +58,7 @@ func (m *hashMap) get(key uint64) uint64 {
 	return 0
 }
 
-// set gives a key a value, which is not 0.
+// set sets the value of a key; value must not be 0.
 func (m *hashMap) set(key, value uint64) {
 	if m.parts == nil {
 		m.parts = make([]hashPart, mapParts)
@@ -89,7 +89,7 @@ func (m *hashMap) remove(key uint64) {
 	}
 }
 
-// bytes is the memory of the map.
+// bytes returns the memory of the map.
 func (m *hashMap) bytes() int {
 	n := 32 * len(m.parts)
 	for i := range m.parts {
@@ -98,7 +98,7 @@ func (m *hashMap) bytes() int {
 	return n
 }
 
-// find returns the place of a key whose own bucket is b, or -1.
+// find returns the index of a key whose own bucket is b, or -1.
 func (p *hashPart) find(key uint64, b int) int {
 	n := len(p.pairs)
 	for i, turns := b*line, n/line; turns > 0; turns-- {
@@ -149,8 +149,8 @@ func (p *hashPart) grow() {
 	}
 }
 
-// erase empties a place and moves pairs of later buckets up, for a search ends
-// at the first bucket with a free place.
+// erase empties a slot and moves pairs of later buckets up, because a search ends at
+// the first bucket with a free slot.
 func (p *hashPart) erase(hole int) {
 	for p.full(hole / line) {
 		from := p.displaced(hole / line)
@@ -163,7 +163,7 @@ func (p *hashPart) erase(hole int) {
 	p.pairs[hole] = pair{}
 }
 
-// full says whether no place of a bucket is free.
+// full reports whether a bucket has no free slot.
 func (p *hashPart) full(b int) bool {
 	for _, e := range p.pairs[b*line : (b+1)*line] {
 		if e.value == 0 {
@@ -173,8 +173,8 @@ func (p *hashPart) full(b int) bool {
 	return true
 }
 
-// displaced returns the place of a pair in a bucket after b that would be in b
-// or before it, had there been room; -1 if there is none.
+// displaced returns the index of a pair in a bucket after b that belongs into b or
+// before it; -1 if there is none.
 func (p *hashPart) displaced(b int) int {
 	n := len(p.pairs) / line
 	for far := 1; far < n; far++ {

@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// The records of a segment: the holders of blocks that have several. Forms 1
-// to 4 are lists of 1, 2, 4 and 8 words with three entries each, an entry
-// being holder 16 | flags 4 as in a word, 0 if free. Forms 5 to 15 are bit
-// sets, 64 holders wide for form 5 and twice as wide for each one after it:
-// four planes of width/64 words, one for each flag.
+// The records of a segment hold the holders of blocks with several holders. Forms 1 to
+// 4 are lists of 1, 2, 4 and 8 words with three entries each. An entry is holder 16 |
+// flags 4 as in a word, and 0 if free. Forms 5 to 15 are bit sets, 64 holders wide for
+// form 5 and twice as wide for each further form: four planes of width/64 words, one
+// for each flag.
 const (
 	formList  = 1
 	formLists = 4
@@ -20,7 +20,7 @@ const (
 	perWord   = 3
 )
 
-// recordWords is the length of a record of a form in words.
+// recordWords returns the length of a record of a form in words.
 func recordWords(form uint64) int {
 	if form < formSet {
 		return 1 << (form - formList)
@@ -28,15 +28,15 @@ func recordWords(form uint64) int {
 	return 4 << (form - formSet)
 }
 
-// places says which records of a segment are taken. Guarded by its mu.
+// places tracks which records of a segment are in use. Guarded by the segment's mu.
 type places struct {
-	used uint32        // words ever taken
-	free [forms]uint32 // first free record of a form, plus 1; its first word has the next
+	used uint32        // words ever used
+	free [forms]uint32 // first free record of a form, plus 1; its first word contains the next one
 }
 
-// record returns the words of the record that a word refers to, to change
-// under the segment's mu or to read between two looks at seq. It is nil if the
-// reader was overtaken.
+// record returns the words of the record that a word refers to. They may be changed
+// under the segment's mu, or read between two reads of seq. It is nil if a writer has
+// changed the table in the meantime.
 func (t *table) record(w uint64) []uint64 {
 	from := int(w & refMask)
 	to := from + recordWords(formOf(w))
@@ -46,15 +46,15 @@ func (t *table) record(w uint64) []uint64 {
 	return t.records[from:to:to]
 }
 
-// take returns a cleared record of a form and the rest of a word that refers
-// to it, or nil if the segment has no place left. The table may be another
-// afterwards, with the same slots. The caller holds mu.
+// take returns a cleared record of a form, and the rest of a word that refers to it;
+// nil if the segment is full. It may replace the table by one with the same slots. The
+// caller holds mu.
 func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	if s.places == nil {
 		s.places = new(places)
 	}
 	p, t, n := s.places, s.table.Load(), recordWords(form)
-	align := uint32(min(n, bucket)) // so that it is in no more cache lines than it must
+	align := uint32(min(n, bucket)) // a record then spans the minimum of cache lines
 	from := (p.used + align - 1) &^ (align - 1)
 	switch {
 	case p.free[form] != 0:
@@ -72,7 +72,7 @@ func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 			t = &wider
 			s.table.Store(t)
 		}
-		for ; gap < from; gap++ { // room for the shortest lists
+		for ; gap < from; gap++ { // the gap is used for the shortest lists
 			t.records[gap], p.free[formList] = uint64(p.free[formList]), gap+1
 		}
 	}
@@ -83,8 +83,8 @@ func (s *segment) take(form uint64) (rec []uint64, rest uint64) {
 	return rec, form<<formShift | uint64(from)
 }
 
-// give takes back the record that a word refers to. A reader may still look at
-// it: the caller encloses this and the change of the word by begin and end.
+// give frees the record that a word refers to. A reader may still be reading it, so the
+// caller encloses this and the change of the word in begin and end.
 func (s *segment) give(w uint64) {
 	first := &s.table.Load().record(w)[0]
 	free := &s.places.free[formOf(w)]
@@ -115,8 +115,8 @@ func flagsIn(form uint64, rec []uint64, holder uint64) uint64 {
 	return 0
 }
 
-// setIn sets the flags of a holder in a record; it returns false if the record
-// has no room for it.
+// setIn sets the flags of a holder in a record. It returns false if the record has no
+// room for it.
 func setIn(form uint64, rec []uint64, holder, before, after uint64) bool {
 	if form >= formSet {
 		n := uint64(len(rec) / flagBits)
@@ -149,8 +149,7 @@ func setIn(form uint64, rec []uint64, holder, before, after uint64) bool {
 	return false
 }
 
-// few returns the entries of a record if there are at most three, and how many
-// there are.
+// few returns the entries of a record if there are at most three, and their number.
 func few(form uint64, rec []uint64) (entries [perWord]uint64, n int) {
 	put := func(e uint64) {
 		if n < perWord {
@@ -181,8 +180,8 @@ func few(form uint64, rec []uint64) (entries [perWord]uint64, n int) {
 	return entries, n
 }
 
-// wider is the form for a record of form that has no room for a holder: the
-// next list while that is smaller than a bit set of width words, else that.
+// wider returns the form that replaces form if it has no room for a holder: the next
+// list if that is smaller than a bit set of width words, else the bit set.
 func wider(form uint64, width int) uint64 {
 	if form < formLists && recordWords(form+1) < flagBits*width {
 		return form + 1
@@ -190,7 +189,7 @@ func wider(form uint64, width int) uint64 {
 	return formSet + uint64(bits.Len(uint(width-1)))
 }
 
-// widen copies a record into a roomier one.
+// widen copies a record into a larger one.
 func widen(form uint64, rec []uint64, wide uint64, into []uint64) {
 	switch {
 	case wide < formSet:

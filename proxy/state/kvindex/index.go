@@ -1,26 +1,24 @@
-// Package kvindex owns the knowledge of which target holds which prefix blocks
-// of the KV cache, in which tier, and matches a prompt against all targets in
-// one walk. It does no I/O and has no clock.
+// Package kvindex knows which target holds which prefix blocks of the KV cache, in
+// which tier, and matches a prompt against all targets in one walk. It does no I/O and
+// reads no clock.
 //
-// Blocks are named by hash chains of our own (hash.go). What a target holds is
-// learned in two ways: exactly, from the engine's events (feed.go), and by
-// guess, from the requests that were sent there (guess.go).
+// Blocks are identified by the package's own hash chains (hash.go). What a target holds
+// is learned in two ways: exactly, from the engine's events (feed.go), and by guess,
+// from the requests that were sent to it (guess.go).
 //
 // # Memory
 //
-// A block with one holder costs a word of 8 bytes and a mark of one, in tables
-// that are 70 to 87 % full: 10 to 13 bytes. Further holders of a block cost
-// between 8 bytes and 4 bits each. A feed remembers the engine's hash with
-// ours, in 16 bytes at the same fullness: 18 to 23 bytes for each of its
-// blocks. A (block, target) pair known from events so costs 28 to 36 bytes, 31
-// on the whole at the 10 million pairs of BenchmarkIndex; a guess costs about
-// 45 (the feed has no part in it).
+// A block with one holder costs a word of 8 bytes and a mark of one byte, in tables
+// that are 70 to 87 % full: 10 to 13 bytes. Each further holder of a block costs
+// between 8 bytes and 4 bits. A feed stores the engine's hash with the index's hash, in
+// 16 bytes at the same fullness: 18 to 23 bytes for each of its blocks. So a (block,
+// target) pair from events costs 28 to 36 bytes, on average 31 at the 10 million pairs
+// of BenchmarkIndex. A guess costs about 45 bytes (it has no entry in a feed).
 //
-// Options.MaxEntries bounds the pairs. At the bound, targets that left are
-// swept out first; then the guesses of the target that has the most of them
-// leave, the least recently expected ones first; then no more blocks are taken
-// in (Counts.Refused). What events said is never given up: a chain with holes
-// is worth nothing.
+// Options.MaxEntries bounds the pairs. At the bound, dropped targets are swept out
+// first. Then the target with the most guesses loses guesses, the least recently
+// expected ones first. Then no more blocks are accepted (Counts.Refused). Blocks from
+// events are never removed, because a chain with holes is useless.
 package kvindex
 
 import (
@@ -30,15 +28,15 @@ import (
 	"time"
 )
 
-// Form is how the blocks of a target are cut.
+// Form describes how the blocks of a target are cut.
 type Form struct {
-	// Block is the length of a block: tokens, or bytes if Text.
+	// Block is the length of a block: in tokens, or in bytes if Text is set.
 	Block int
 	// Text says that blocks are cut from the prompt's text.
 	Text bool
 }
 
-// Target is the slot of one target: an instance, or one rank of it.
+// Target is the slot of one target: an instance or one of its ranks.
 type Target uint32
 
 // Tier is the kind of memory that holds a block. Lower is better.
@@ -52,13 +50,13 @@ const (
 	tiers = 3
 )
 
-// Options are the limits of an Index.
+// Options configures an Index.
 type Options struct {
-	// MaxEntries bounds the (block, target) pairs; the package comment says
-	// what happens at the bound. 0 means 16 Mi.
+	// MaxEntries bounds the (block, target) pairs. The package comment describes what
+	// happens at the bound. 0 means 16 Mi.
 	MaxEntries int
-	// GuessTTL is how long an expected block is believed without an event,
-	// for targets without Limits of their own. 0 means 30 s.
+	// GuessTTL is how long an expected block counts as held without an event, for
+	// targets without their own Limits. 0 means 30 s.
 	GuessTTL time.Duration
 }
 
@@ -66,8 +64,8 @@ const (
 	defaultMaxEntries = 16 << 20
 	defaultGuessTTL   = 30 * time.Second
 
-	// noHolder is the number of a target that found none free: it holds
-	// nothing. There are as many numbers as a word has room for.
+	// noHolder is the holder number of a target for which no number was free: it holds
+	// nothing. The numbers are limited by the space in a word.
 	noHolder = 1 << 16
 )
 
@@ -75,20 +73,20 @@ const (
 type Index struct {
 	segments   *[segmentCount]segment
 	roster     atomic.Pointer[roster]
-	entries    atomic.Int64 // (block, target) pairs, those of targets that left included
-	dead       atomic.Int64 // of them, those of targets that left
+	entries    atomic.Int64 // (block, target) pairs, including those of dropped targets
+	dead       atomic.Int64 // the pairs of dropped targets
 	maxEntries int64
 	guessTTL   time.Duration
-	sweeping   sync.Mutex    // held by the one who sweeps; taken before mu
+	sweeping   sync.Mutex    // held during a sweep; taken before mu
 	walks      sync.Pool     // of *walk
-	leaps      atomic.Uint32 // matches that leapt
-	cautious   atomic.Int64  // how many matches look at every block
+	leaps      atomic.Uint32 // number of leaping matches
+	cautious   atomic.Int64  // number of following matches that look at every block
 
-	mu      sync.Mutex // guards what follows, and changes of roster
+	mu      sync.Mutex // guards the following fields, and changes of roster
 	targets []*target  // by slot; nil if free
-	spare   []uint64   // bit for each holder number that is free
-	gone    []uint64   // bit for each holder number that awaits a sweep
-	past    Counts     // of targets that left
+	spare   []uint64   // a bit for each free holder number
+	gone    []uint64   // a bit for each holder number that must be swept
+	past    Counts     // counts of dropped targets
 }
 
 // New returns an empty index.
@@ -109,14 +107,13 @@ func New(o Options) *Index {
 	return x
 }
 
-// A target's blocks are not entered under its slot but under a holder number,
-// which is replaced when the target restarts: that takes all its blocks out of
-// sight at once. Entries of the old number are swept out later, then the
-// number is used again.
+// A target's blocks are not stored under its slot but under a holder number, which is
+// replaced when the target restarts. That hides all its blocks at once. Entries of the
+// old number are swept out later, and then the number is reused.
 
-// roster says who is who. It is replaced, never changed.
+// roster maps holder numbers to targets and back. It is replaced, never changed.
 type roster struct {
-	alive   []uint64  // bit for each holder number that a target has now
+	alive   []uint64  // a bit for each holder number that a target has now
 	target  []Target  // by holder number
 	holder  []int32   // by slot; -1 if free
 	holders []*holder // by holder number
@@ -125,31 +122,32 @@ type roster struct {
 // holder counts the entries of one holder number.
 type holder struct{ entries atomic.Int64 }
 
-// leave takes n entries of a holder that left out of the counts.
+// leave subtracts n entries of a dropped holder from the counts.
 func (h *holder) leave(x *Index, n int) {
 	h.entries.Add(-int64(n))
 	x.entries.Add(-int64(n))
 	x.dead.Add(-int64(n))
 }
 
-// live says whether a target has the holder number now.
+// live reports whether a target has the holder number now.
 func (r *roster) live(h uint64) bool { return has(r.alive, h) }
 
-// width is how many words, a power of two, hold a bit for each holder number.
+// width returns the number of words, a power of two, that have a bit for each holder
+// number.
 func (r *roster) width() int { return 1 << bits.Len(uint(len(r.alive)-1)) }
 
-// target is one target. Its mutex is taken before that of a segment, and makes
-// the writers of one target take turns.
+// target is one target. Its mutex is locked before that of a segment, and serializes
+// the writers of one target.
 type target struct {
 	slot Target
 	mu   sync.Mutex
-	gone bool // dropped: nothing is stored any more
+	gone bool // dropped: stores nothing more
 	id   uint64
 	counts
 	guesses guesses
-	engine  hashMap           // engine's hash -> ours and its tiers, for the feed
-	twins   map[uint64]uint32 // ours and a tier -> how many more engine hashes have it
-	tokens  atomic.Int64      // length of the engine's blocks, 0 before the first
+	engine  hashMap           // engine's hash -> the index's hash and its tiers, for the feed
+	twins   map[uint64]uint32 // the index's hash and a tier -> number of additional engine hashes with it
+	tokens  atomic.Int64      // length of the engine's blocks in tokens, 0 before the first event
 }
 
 // Add returns a new target with no blocks. It takes the lowest free slot.
@@ -171,8 +169,8 @@ func (x *Index) Add() Target {
 	return t.slot
 }
 
-// Drop removes a target and all its blocks at once. Its slot is used again by
-// a later Add; feeds of the old target then do nothing.
+// Drop removes a target and all its blocks at once. A later Add reuses its slot. Feeds
+// of the old target then do nothing.
 func (x *Index) Drop(t Target) {
 	tg := x.at(t)
 	if tg == nil {
@@ -196,8 +194,8 @@ func (x *Index) Drop(t Target) {
 	tg.forget()
 }
 
-// Clear removes all blocks of a target at once: it restarted, or said so. No
-// Match that starts afterwards sees them.
+// Clear removes all blocks of a target at once, because it restarted or reported that
+// it is empty. No Match that starts afterwards finds them.
 func (x *Index) Clear(t Target) {
 	if tg := x.at(t); tg != nil {
 		tg.mu.Lock()
@@ -219,14 +217,14 @@ func (x *Index) clear(tg *target) {
 	tg.forget()
 }
 
-// forget frees what a target without blocks does not need.
+// forget frees the memory that a target without blocks does not need.
 func (t *target) forget() {
 	t.engine = hashMap{}
 	t.twins = nil
 	t.guesses.clear()
 }
 
-// expel takes a target's holder number away. The caller holds both mutexes.
+// expel removes a target's holder number. The caller holds both mutexes.
 func (x *Index) expel(tg *target) {
 	h := x.roster.Load().holders[tg.id]
 	if n := h.entries.Load(); n > 0 {
@@ -237,7 +235,8 @@ func (x *Index) expel(tg *target) {
 	x.spare[tg.id/64] |= 1 << (tg.id % 64)
 }
 
-// tidy sweeps if too many holder numbers await it: each makes bit sets wider.
+// tidy sweeps if too many holder numbers wait for it, because each makes bit sets
+// wider.
 func (x *Index) tidy() {
 	x.mu.Lock()
 	many := len(x.roster.Load().holders) >= 2*len(x.targets)+64 && !nonzero(x.spare)
@@ -249,8 +248,8 @@ func (x *Index) tidy() {
 	}
 }
 
-// enrol gives a target a holder number of its own and publishes the roster.
-// The caller holds both mutexes, or the target is new.
+// enrol assigns a free holder number to a target and publishes the roster. The caller
+// holds both mutexes, or the target is new.
 func (x *Index) enrol(tg *target) {
 	tg.id = noHolder
 	for i, w := range x.spare {
@@ -271,7 +270,7 @@ func (x *Index) enrol(tg *target) {
 	x.publish()
 }
 
-// publish makes a roster of the targets. The caller holds x.mu.
+// publish publishes a new roster. The caller holds x.mu.
 func (x *Index) publish() {
 	old := x.roster.Load()
 	r := &roster{
@@ -296,7 +295,7 @@ func (x *Index) publish() {
 	x.roster.Store(r)
 }
 
-// at is the target in a slot, or nil.
+// at returns the target in a slot, or nil.
 func (x *Index) at(t Target) *target {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -306,10 +305,10 @@ func (x *Index) at(t Target) *target {
 	return x.targets[t]
 }
 
-// Targets is the number of slots in use: the length that Match's out needs.
+// Targets returns the number of slots in use: the length that Match's out needs.
 func (x *Index) Targets() int { return len(x.roster.Load().holder) }
 
-// Store says that t holds the blocks in a tier.
+// Store notes that t holds the blocks in a tier.
 func (x *Index) Store(t Target, tier Tier, blocks []Hash) {
 	tg := x.at(t)
 	if tg == nil || tier >= tiers {
@@ -324,7 +323,7 @@ func (x *Index) Store(t Target, tier Tier, blocks []Hash) {
 	b.end()
 }
 
-// Remove says that t holds the blocks in a tier no longer.
+// Remove notes that t no longer holds the blocks in a tier.
 func (x *Index) Remove(t Target, tier Tier, blocks []Hash) {
 	tg := x.at(t)
 	if tg == nil || tier >= tiers {

@@ -2,31 +2,32 @@ package kvindex
 
 import "slices"
 
-// Whoever holds a block of a prompt holds those before it: engines give up the
-// end of a prompt before its beginning. So of a long prompt Match looks at the
-// last block of each group, and where its holders are those of the group before,
-// with the same flags, takes it that the blocks between are no different. The
-// groups in which something changes are walked over block by block.
+// A target that holds a block of a prompt also holds the blocks before it, because
+// engines evict the end of a prompt before its beginning. So for a long prompt Match
+// looks only at the last block of each group. If its holders and their flags are those
+// of the previous group, Match assumes that the blocks between are the same. It walks
+// block by block over groups in which something changes.
 //
-// An engine that gives up the middle of a prompt, or whose events were lost, leaves
-// a hole that a leap may cross, and what is behind it would count. So one match in
-// some is made again in full. If that differs, the next matches all are.
+// If an engine evicts the middle of a prompt, or its events were lost, there is a hole
+// that a leap may skip, and the blocks after it would count. So a fraction of the
+// matches is repeated in full. If the results differ, the following matches are all
+// made in full.
 const (
-	// stride is how many blocks a group has.
+	// stride is the number of blocks in a group.
 	stride = 8
-	// leapFrom is how many blocks a prompt has at least that leaps are worth
-	// it for.
+	// leapFrom is the minimum number of blocks of a prompt for which leaps are worth
+	// their cost.
 	leapFrom = 128
-	// checkEvery is how many matches there are to one that is made again in full.
+	// checkEvery: one match of so many is repeated in full.
 	checkEvery = 64
-	// waryFor is how many matches are made in full after a hole.
+	// waryFor is the number of full matches after a hole was found.
 	waryFor = 4096
 )
 
-// wary reports whether a hole was found lately, and counts the match.
+// wary reports whether a hole was found recently, and counts the match.
 func (x *Index) wary() bool { return x.cautious.Load() > 0 && x.cautious.Add(-1) >= 0 }
 
-// matchLeaping is Match that looks at one block of each group.
+// matchLeaping is Match with a look at one block of each group.
 func (x *Index) matchLeaping(blocks []Hash, out []Match) {
 	w := x.beginWalk(out)
 	w.ends = w.ends[:0]
@@ -40,8 +41,8 @@ func (x *Index) matchLeaping(blocks []Hash, out []Match) {
 	x.endWalk(w, len(blocks))
 }
 
-// leap walks on over at most chunk groups whose last blocks were looked up, of
-// which the first is number at.
+// leap continues the walk over at most chunk groups whose last blocks were looked up.
+// at is the number of the first group.
 func (x *Index) leap(w *walk, blocks []Hash, at int, found *looked) {
 	for i := range min(chunk, len(w.ends)-at) {
 		if x.unchanged(w, w.ends[at+i], found, i) {
@@ -58,8 +59,8 @@ func (x *Index) leap(w *walk, blocks []Hash, at int, found *looked) {
 	}
 }
 
-// unchanged reports whether the block that was looked up as number i has the
-// holders of the block before the group.
+// unchanged reports whether block, which was looked up as number i, has the same
+// holders as the block before its group.
 func (x *Index) unchanged(w *walk, block Hash, found *looked, i int) bool {
 	if rest := found.words[i] & (1<<restBits - 1); rest == w.same && rest != 0 {
 		return true
@@ -68,8 +69,8 @@ func (x *Index) unchanged(w *walk, block Hash, found *looked, i int) bool {
 	return rec != nil && w.again(rec) && seq&1 == 0 && x.segments[block>>segmentShift].seq.Load() == seq
 }
 
-// lookForHoles makes the match again in full. One that differs from two that
-// leapt tells of a hole; what changed meanwhile does not.
+// lookForHoles repeats the match in full. If it differs from two leaping matches, there
+// is a hole. A concurrent change does not count.
 func (x *Index) lookForHoles(blocks []Hash, out []Match) {
 	w := x.walks.Get().(*walk)
 	defer x.walks.Put(w)

@@ -2,9 +2,9 @@ package kvindex
 
 import "unsafe"
 
-// lookUp looks the blocks up, chunk by chunk, and has each chunk walked over, of
-// which the first is number at. While the words of one chunk are looked up, the
-// memory of the next one's is on its way; so it is with the records.
+// lookUp looks the blocks up in chunks, and calls over for each chunk. at is the number
+// of the chunk's first block. While the words of one chunk are looked up, the memory of
+// the next chunk's words is being fetched; the same holds for the records.
 func (x *Index) lookUp(w *walk, blocks []Hash, over func(at int, found *looked)) {
 	x.aim(blocks, &w.found[0])
 	for n, at := 0, 0; at < len(blocks)+chunk && w.alive > 0; n, at = n+1, at+chunk {
@@ -20,8 +20,8 @@ func (x *Index) lookUp(w *walk, blocks []Hash, over func(at int, found *looked))
 	}
 }
 
-// looked are the tables and buckets of a chunk of blocks, what seq was before
-// each was read, their words there and the records of those that have one.
+// looked holds, for a chunk of blocks, the tables and buckets, seq before each read,
+// the words, and the records of words that have one.
 type looked struct {
 	seqs    [chunk]uint32
 	tables  [chunk]*table
@@ -30,7 +30,7 @@ type looked struct {
 	records [chunk][]uint64
 }
 
-// aim finds where at most chunk blocks belong and asks for that memory.
+// aim computes the buckets of at most chunk blocks and prefetches their memory.
 func (x *Index) aim(blocks []Hash, found *looked) {
 	var at lines
 	n := 0
@@ -48,9 +48,9 @@ func (x *Index) aim(blocks []Hash, found *looked) {
 	prefetch(&at, n)
 }
 
-// look looks at most chunk blocks up and asks for the memory of their records.
-// A record is sought in the table that is there once its word is read: one that
-// was there before may be without it.
+// look looks up at most chunk blocks and prefetches their records. It uses the table
+// that is current after the read of the word, because an earlier one may lack the
+// record.
 func (x *Index) look(blocks []Hash, found *looked) {
 	var at lines
 	n := 0

@@ -7,29 +7,29 @@ import (
 	"sync/atomic"
 )
 
-// Match is what one target holds of a prompt: of the leading blocks that it
-// holds in any tier, how many have which tier as their best. A block that is
-// only expected counts as GPU.
+// Match is what one target holds of a prompt: for the leading blocks that it holds in
+// any tier, the number of blocks by best tier. A block that is only expected counts as
+// GPU.
 type Match struct{ GPU, CPU, Disk uint32 }
 
-// Blocks is the length of the matched prefix in blocks.
+// Blocks returns the length of the matched prefix in blocks.
 func (m Match) Blocks() uint32 { return m.GPU + m.CPU + m.Disk }
 
 const (
-	// chunk is how many blocks are looked up at once, so that the processor
-	// fetches their memory at once.
+	// chunk is the number of blocks that are looked up together, so that the processor
+	// fetches their memory in parallel.
 	chunk = 32
-	// stages is how many chunks are at work at once: one is aimed at, one looked
-	// up, one walked over.
+	// stages is the number of chunks in progress: one aimed at, one looked up, one
+	// walked over.
 	stages = 3
-	// patience is how often a reader looks again before it waits for the
-	// writers of a segment.
+	// patience is how often a reader retries before it waits for the writers of a
+	// segment.
 	patience = 64
 )
 
-// Match fills out[t], for every slot t < len(out), with what t holds of the
-// prompt whose blocks are given. It takes no lock and, in the long run,
-// allocates nothing. Of a long prompt not every block is looked at (leap.go).
+// Match sets out[t], for every slot t < len(out), to what t holds of the prompt with
+// the given blocks. It takes no lock and, in the steady state, allocates nothing. For a
+// long prompt it does not look at every block (leap.go).
 func (x *Index) Match(blocks []Hash, out []Match) {
 	if len(blocks) < leapFrom || x.wary() {
 		x.matchAll(blocks, out)
@@ -41,7 +41,7 @@ func (x *Index) Match(blocks []Hash, out []Match) {
 	}
 }
 
-// matchAll is Match that looks at every block.
+// matchAll is Match with a look at every block.
 func (x *Index) matchAll(blocks []Hash, out []Match) {
 	w := x.beginWalk(out)
 	x.lookUp(w, blocks, func(at int, found *looked) { x.step(w, blocks[at:], found, uint32(at)) })
@@ -65,8 +65,8 @@ func (x *Index) endWalk(w *walk, n int) {
 	x.walks.Put(w)
 }
 
-// step walks on over at most chunk blocks that were looked up, of which the
-// first is number at.
+// step continues the walk over at most chunk blocks that were looked up. at is the
+// number of the first one.
 func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 	for i, h := range blocks[:min(chunk, len(blocks))] {
 		word, n := found.words[i], at+uint32(i)
@@ -109,27 +109,27 @@ func (x *Index) step(w *walk, blocks []Hash, found *looked, at uint32) {
 type walk struct {
 	roster *roster
 	out    []Match
-	alive  int // holders that have all blocks so far
-	// A block with the same holders as the one before it changes nothing. Of
-	// that one, same is the rest of its word if it has one holder, else 0, and
-	// last its record, else empty.
+	alive  int // number of holders that have all blocks so far
+	// A block with the same holders as the previous block changes nothing. For the
+	// previous block, same is the rest of its word if it has one holder, else 0, and
+	// last is its record, else empty.
 	same uint64
 	last []uint64
-	// Bit sets by holder number: those alive, and for each tier those that had
-	// it as their best for the last block.
+	// Bit sets by holder number: the holders that are still alive, and for each tier
+	// those whose best tier was that one for the previous block.
 	live   []uint64
 	in     [tiers][]uint64
-	copied []uint64 // room for a record
+	copied []uint64 // memory for a copied record
 	found  [stages]looked
 
-	// Of walks that leap: the last block of each group, those of one that is walked
-	// over, and room for looking again.
+	// For leaping walks: the last block of each group, the group that is being walked
+	// over, and memory for comparisons.
 	ends     []Hash
 	group    looked
 	compared [2][]Match
 }
 
-// begin makes all targets live that out has room for.
+// begin marks all targets for which out has room as live.
 func (w *walk) begin(r *roster, out []Match) {
 	w.roster, w.out, w.alive = r, out, 0
 	w.same, w.last = 0, w.last[:0]
@@ -152,7 +152,7 @@ func (w *walk) begin(r *roster, out []Match) {
 	}
 }
 
-// sized is a slice of n words, in place of one of another length.
+// sized returns a slice of n words, reusing s if it is large enough.
 func sized(s []uint64, n int) []uint64 {
 	if n > cap(s) {
 		return make([]uint64, n)
@@ -160,15 +160,14 @@ func sized(s []uint64, n int) []uint64 {
 	return s[:n]
 }
 
-// end takes all holders out of the walk before block n.
+// end removes all holders from the walk before block n.
 func (w *walk) end(n uint32) {
 	for i := range w.live {
 		w.lose(i, w.live[i], n)
 	}
 }
 
-// lose takes the holders with the bits m of word i out of the walk before
-// block n.
+// lose removes the holders with the bits m of word i from the walk before block n.
 func (w *walk) lose(i int, m uint64, n uint32) {
 	w.alive -= bits.OnesCount64(m)
 	w.live[i] &^= m
@@ -177,9 +176,9 @@ func (w *walk) lose(i int, m uint64, n uint32) {
 	}
 }
 
-// turn notes that from block n on the best tier of a holder is another. What
-// a tier has is added up as the numbers of the blocks at which runs in it end,
-// less those at which they begin.
+// turn notes that the best tier of a holder changes at block n. The count of a tier is
+// the sum of the block numbers at which runs in it end, minus the sum of those at which
+// they begin.
 func (w *walk) turn(h uint64, tier Tier, n uint32) {
 	m := &w.out[w.roster.target[h]]
 	counts := [tiers]*uint32{&m.GPU, &m.CPU, &m.Disk}
@@ -196,7 +195,7 @@ func (w *walk) turn(h uint64, tier Tier, n uint32) {
 	}
 }
 
-// best is the best tier of a holder with these flags.
+// best returns the best tier of a holder with these flags.
 func best(flags uint64) Tier {
 	switch {
 	case flags&(flagGPU|flagGuess) != 0:
@@ -207,14 +206,14 @@ func best(flags uint64) Tier {
 	return Disk
 }
 
-// keep says that a live holder has block n, with these flags.
+// keep notes that a live holder has block n, with these flags.
 func (w *walk) keep(h, flags uint64, n uint32) {
 	if tier := best(flags); !has(w.in[tier], h) {
 		w.turn(h, tier, n)
 	}
 }
 
-// single goes on with block n, which has one holder.
+// single continues with block n, which has one holder.
 func (w *walk) single(h, flags uint64, n uint32) {
 	if !has(w.live, h) {
 		w.end(n)
@@ -233,7 +232,7 @@ func (w *walk) single(h, flags uint64, n uint32) {
 	w.same = h<<flagBits | flags
 }
 
-// list goes on with block n, whose holders are in a list.
+// list continues with block n, whose holders are in a list.
 func (w *walk) list(rec []uint64, n uint32) {
 	found := 0
 	for _, e := range rec {
@@ -260,7 +259,7 @@ func (w *walk) list(rec []uint64, n uint32) {
 	}
 }
 
-// set goes on with block n, whose holders are a bit set.
+// set continues with block n, whose holders are a bit set.
 func (w *walk) set(rec []uint64, n uint32) {
 	width := len(rec) / flagBits
 	for i, live := range w.live {
@@ -284,7 +283,7 @@ func (w *walk) set(rec []uint64, n uint32) {
 	}
 }
 
-// again reports whether a record is the last one once more.
+// again reports whether a record is equal to the last one.
 func (w *walk) again(rec []uint64) bool {
 	if len(rec) != len(w.last) {
 		return false
@@ -297,8 +296,8 @@ func (w *walk) again(rec []uint64) bool {
 	return true
 }
 
-// read copies the record of a word, if it has one. It is nil if a writer
-// overtook the reader.
+// read copies the record of a word, if it has one. It returns nil if a writer has
+// changed the table in the meantime.
 func (w *walk) read(s *segment, word uint64) []uint64 {
 	if formOf(word) == 0 {
 		return nil
@@ -306,7 +305,7 @@ func (w *walk) read(s *segment, word uint64) []uint64 {
 	return w.copy(s.table.Load().record(word))
 }
 
-// copy copies a record, which a writer may change meanwhile.
+// copy copies a record, which a writer may be changing.
 func (w *walk) copy(rec []uint64) []uint64 {
 	if rec == nil {
 		return nil
@@ -318,13 +317,13 @@ func (w *walk) copy(rec []uint64) []uint64 {
 	return w.copied
 }
 
-// settle reads a word and its record again until no writer comes between.
+// settle reads a word and its record until no writer has interfered.
 func (w *walk) settle(s *segment, key uint64) (word uint64, rec []uint64) {
 	for tries := range patience {
 		seq := s.seq.Load()
 		if seq&1 != 0 {
 			if tries > patience/2 {
-				runtime.Gosched() // the writer may wait for our processor
+				runtime.Gosched() // the writer may need this processor
 			}
 			continue
 		}
@@ -340,8 +339,8 @@ func (w *walk) settle(s *segment, key uint64) (word uint64, rec []uint64) {
 	return word, w.read(s, word)
 }
 
-// recheck takes back what was found for targets that restarted or left during
-// the walk: their holder numbers may be another's by now.
+// recheck clears the results of targets that restarted or were dropped during the walk:
+// their holder numbers may belong to other targets now.
 func (w *walk) recheck(now *roster) {
 	for t := range w.out {
 		if t >= len(now.holder) || t >= len(w.roster.holder) || now.holder[t] != w.roster.holder[t] {

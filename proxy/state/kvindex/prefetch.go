@@ -2,15 +2,14 @@ package kvindex
 
 import "unsafe"
 
-// Tables are far larger than a processor's caches: a look-up mostly waits for
-// memory. So whoever looks many blocks up asks for their memory first, all at
-// once, and then has other work to do while it comes: twice as fast as to look
-// them up one after the other.
+// Tables are far larger than a processor's caches, so a look-up mostly waits for
+// memory. Code that looks many blocks up therefore first prefetches all of their
+// memory, and does other work meanwhile. That is twice as fast as separate look-ups.
 
-// lines are addresses to fetch.
+// lines holds addresses to prefetch.
 type lines [chunk]unsafe.Pointer
 
-// fetch asks for the table memory of at most chunk blocks.
+// fetch prefetches the table memory of at most chunk blocks.
 func (x *Index) fetch(blocks []Hash) {
 	var at lines
 	n := 0
@@ -23,7 +22,7 @@ func (x *Index) fetch(blocks []Hash) {
 	prefetch(&at, n)
 }
 
-// fetch asks for the memory of at most chunk keys.
+// fetch prefetches the memory of at most chunk keys.
 func (m *hashMap) fetch(keys []uint64) {
 	if m.n == 0 {
 		return

@@ -2,5 +2,5 @@
 
 package kvindex
 
-// prefetch does nothing: look-ups wait for memory one after the other.
+// prefetch does nothing on this architecture: each look-up waits for memory.
 func prefetch(*lines, int) {}

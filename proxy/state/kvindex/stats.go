@@ -5,26 +5,26 @@ import (
 	"unsafe"
 )
 
-// Stats are the figures of an Index, all targets together.
+// Stats holds the figures of an Index, for all targets together.
 type Stats struct {
-	Blocks  int   // different blocks in the tables, those not yet swept out included
-	Entries int   // (block, target) pairs of targets in place
-	Guesses int   // of them, those known from Expect only
+	Blocks  int   // different blocks in the tables, including those not yet swept out
+	Entries int   // (block, target) pairs of present targets
+	Guesses int   // the pairs known only from Expect
 	Bytes   int64 // memory of tables, feeds and guesses
-	Counts        // targets that left included
+	Counts        // including dropped targets
 }
 
-// Counts are what happened since a target was added.
+// Counts counts events since a target was added.
 type Counts struct {
-	Stored   uint64 // blocks that came into a tier by events
-	Removed  uint64 // blocks that left a tier by events
-	Orphans  uint64 // stored blocks whose parent, or which themselves, are not known
-	Ignored  uint64 // stored blocks that cannot be placed: partial, of another length, fewer hashes than blocks
-	Replaced uint64 // engine hashes stored again for other tokens
-	Strays   uint64 // removed blocks that were not known
+	Stored   uint64 // blocks that events have added to a tier
+	Removed  uint64 // blocks that events have removed from a tier
+	Orphans  uint64 // stored blocks that are unknown themselves, or whose parent is unknown
+	Ignored  uint64 // stored blocks that cannot be placed: partial, of another length, or fewer hashes than blocks
+	Replaced uint64 // engine hashes that were stored again for other tokens
+	Strays   uint64 // removed blocks that were unknown
 	Refused  uint64 // blocks for which Options.MaxEntries left no room
-	Evicted  uint64 // guesses that left for want of room
-	Expired  uint64 // guesses whose time ran out
+	Evicted  uint64 // guesses removed for lack of room
+	Expired  uint64 // guesses whose time has passed
 }
 
 // The numbers of Counts' fields in counts.
@@ -41,7 +41,7 @@ const (
 	countKinds
 )
 
-// counts is Counts while they grow. It is safe for concurrent use.
+// counts is Counts while the fields grow. It is safe for concurrent use.
 type counts [countKinds]atomic.Uint64
 
 // count adds n to one of the counts.
@@ -77,7 +77,7 @@ func (c *Counts) add(d Counts) {
 	c.Expired += d.Expired
 }
 
-// Stats returns the figures of now. It walks over all tables: for metrics, not
+// Stats returns the present figures. It walks over all tables: use it for metrics, not
 // for requests.
 func (x *Index) Stats() Stats {
 	var s Stats
@@ -108,7 +108,7 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
-// bytes is the memory of a segment's tables. The caller holds mu.
+// bytes returns the memory of a segment's tables. The caller holds mu.
 func (s *segment) bytes() int {
 	n := 0
 	if t := s.table.Load(); t != nil {
@@ -124,7 +124,7 @@ func (g *guesses) bytes() int {
 	return cap(g.nodes)*int(unsafe.Sizeof(guess{})) + 4*cap(g.places)
 }
 
-// Held is the number of blocks that t holds, guesses included.
+// Held returns the number of blocks that t holds, including guesses.
 func (x *Index) Held(t Target) int {
 	r := x.roster.Load()
 	if int(t) >= len(r.holder) || r.holder[t] < 0 {
@@ -133,7 +133,7 @@ func (x *Index) Held(t Target) int {
 	return int(r.holders[r.holder[t]].entries.Load())
 }
 
-// Counts returns what happened at t since it was added.
+// Counts returns the counts of t since it was added.
 func (x *Index) Counts(t Target) Counts {
 	if tg := x.at(t); tg != nil {
 		return tg.counts.read()

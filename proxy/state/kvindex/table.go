@@ -6,26 +6,23 @@ import (
 	"sync/atomic"
 )
 
-// The index is cut into segments by the first bits of a block's hash. A
-// segment is an open-addressing table of words, one for each block, in buckets
-// of a cache line:
+// The index is divided into segments by the first bits of a block's hash. A segment is
+// an open-addressing table of words, one for each block, in buckets of one cache line:
 //
 //	tag 40 | form 4 | rest 20
 //
-// The tag is the next 40 bits of the hash. With form 0 the block has one
-// holder, and rest is its number (16 bits) and its flags (4). Other forms say
-// that rest is the place of a record of holders (holders.go).
+// The tag is the next 40 bits of the hash. With form 0 the block has one holder, and
+// rest is the holder's number (16 bits) and flags (4). With other forms rest is the
+// position of a record of holders (holders.go).
 //
-// The first word of a bucket has a mark for each of its seven others in a
-// byte: 0 for a free one, else the next seven bits of the hash with the top bit
-// set. One look at the marks tells which word to look at. So 55 bits of a hash
-// tell blocks apart: among 10 million, one look-up in some thousand million
-// finds another's.
+// The first word of a bucket has a byte, the mark, for each of the seven other words: 0
+// for a free word, else the next seven bits of the hash with the top bit set. Comparing
+// the marks shows which word to read. So 55 bits of a hash identify a block: among 10
+// million blocks, one look-up in several thousand million finds a wrong one.
 //
-// Writers of a segment take turns by its mutex. Readers take no lock: a word
-// is read at once, and whoever reads more than one word compares seq before
-// and after. Tables grow by a quarter, segment by segment, so that memory
-// never doubles.
+// Writers of a segment are serialized by its mutex. Readers take no lock: reading one
+// word is atomic, and a reader of more than one word compares seq before and after.
+// Tables grow by a quarter, segment by segment, so that memory never doubles.
 const (
 	segmentBits  = 8
 	segmentShift = 64 - segmentBits
@@ -39,14 +36,14 @@ const (
 	formShift    = 20
 	formMask     = 15
 	refMask      = 1<<formShift - 1
-	bucket       = 8          // words of a bucket, the marks included
+	bucket       = 8          // words of a bucket, including the marks
 	perBucket    = bucket - 1 // blocks of a bucket
 	marksTaken   = 1<<7 | 1<<15 | 1<<23 | 1<<31 | 1<<39 | 1<<47 | 1<<55
 	marksOne     = marksTaken >> 7
 )
 
-// The flags of a holder: the tiers that hold the block, as 1<<Tier, and
-// whether it is only expected there.
+// The flags of a holder: the tiers that hold the block, as 1<<Tier, and whether the
+// block is only expected there.
 const (
 	flagGPU   = 1 << GPU
 	flagGuess = 8
@@ -54,31 +51,31 @@ const (
 	flagMask  = 1<<flagBits - 1
 )
 
-// keyOf is the part of a block's hash that a segment knows it by: tag 40 |
-// mark 7.
+// keyOf returns the part of a block's hash by which a segment identifies the block: tag
+// 40 | mark 7.
 func keyOf(h Hash) uint64 { return uint64(h) >> keyShift & keyMask }
 
-// markOf is the mark of a key.
+// markOf returns the mark of a key.
 func markOf(key uint64) uint64 { return key&(1<<markBits-1) | 1<<markBits }
 
-// formOf is the form of a word, 0 for a single holder.
+// formOf returns the form of a word, 0 for a single holder.
 func formOf(w uint64) uint64 { return w >> formShift & formMask }
 
-// holderOf is the holder in a word or list entry, below its flags' shift.
+// holderOf returns the holder in a word or a list entry.
 func holderOf(e uint64) uint64 { return e >> flagBits & 0xffff }
 
-// segment is one part of the index, on a cache line of its own.
+// segment is one part of the index, on its own cache line.
 type segment struct {
 	mu     sync.Mutex            // held by writers
 	seq    atomic.Uint32         // odd while words move or records change owner
 	used   int32                 // words in the table; guarded by mu
-	table  atomic.Pointer[table] // nil while there never was a block
-	places *places               // nil while there never was a record; guarded by mu
+	table  atomic.Pointer[table] // nil before the first block
+	places *places               // nil before the first record; guarded by mu
 	_      [32]byte
 }
 
-// table is the words of a segment. A block that has no room in its own bucket
-// is in the next one with room: every bucket from its own on to there is full.
+// table holds the words of a segment. A block that does not fit into its own bucket is
+// in the next bucket with room: all buckets from its own to that one are full.
 type table struct {
 	buckets uint64
 	slots   []uint64
@@ -89,15 +86,15 @@ type table struct {
 func newTable(words int) *table {
 	n := (words*8/7/perBucket + 1) * bucket
 	slots := append([]uint64(nil), make([]uint64, n)...)
-	slots = slots[:cap(slots)/bucket*bucket] // the allocator's rounding is room too
+	slots = slots[:cap(slots)/bucket*bucket] // use the memory that the allocator has rounded up to
 	clear(slots[n:])
 	return &table{buckets: uint64(len(slots) / bucket), slots: slots}
 }
 
-// room is how many words the table may have: some stay free to end a search.
+// room returns the maximum number of words: some stay free to end a search.
 func (t *table) room() int { return int(t.buckets) * perBucket * 7 / 8 }
 
-// home is the first slot of the bucket where a key belongs.
+// home returns the first slot of a key's own bucket.
 func (t *table) home(key uint64) uint64 {
 	return (key >> (keyBits - 32) * t.buckets) >> 32 * bucket
 }
@@ -119,8 +116,8 @@ func (t *table) findFrom(home, key uint64) (w uint64, slot int) {
 	for b, turns := home, t.buckets; turns > 0; turns-- {
 		line := (*[bucket]uint64)(t.slots[b:])
 		marks := atomic.LoadUint64(&line[0])
-		// The top bit of each byte that is equal is set, and perhaps that of
-		// the byte above it.
+		// The top bit of each equal byte is set, and possibly that of the byte above
+		// it.
 		x := marks ^ mark
 		for m := (x - marksOne) &^ x & marksTaken; m != 0; m &= m - 1 {
 			i := bits.TrailingZeros64(m)/8 + 1
@@ -138,7 +135,7 @@ func (t *table) findFrom(home, key uint64) (w uint64, slot int) {
 	return 0, 0
 }
 
-// add puts a word of a new key into the table, which has room.
+// add adds a word of a new key to the table, which must have room.
 func (t *table) add(w, mark uint64) {
 	for b := t.homeOf(w); ; {
 		marks := t.slots[b]
@@ -152,7 +149,7 @@ func (t *table) add(w, mark uint64) {
 	}
 }
 
-// put gives a slot a word and its mark, or 0 and 0.
+// put sets the word and the mark of a slot. 0 and 0 empty it.
 func (t *table) put(slot int, w, mark uint64) {
 	if w != 0 {
 		atomic.StoreUint64(&t.slots[slot], w)
@@ -171,8 +168,7 @@ func (t *table) mark(slot int) uint64 {
 	return t.slots[slot&^(bucket-1)] >> (uint(slot&(bucket-1)-1) * 8) & 0xff
 }
 
-// begin and end enclose a change that a reader of several words must not see
-// by halves.
+// begin and end enclose a change that readers of several words must not see partially.
 func (s *segment) begin() { s.seq.Add(1) }
 func (s *segment) end()   { s.seq.Add(1) }
 
@@ -186,8 +182,8 @@ func (s *segment) insert(w, mark uint64) {
 	s.used++
 }
 
-// resize moves all words to a table with room for at least so many. Readers of
-// the old one see what was. The caller holds mu.
+// resize moves all words to a table with room for at least so many words. Readers of
+// the old table see the old state. The caller holds mu.
 func (s *segment) resize(words int) *table {
 	t := newTable(words)
 	if old := s.table.Load(); old != nil {
@@ -202,12 +198,12 @@ func (s *segment) resize(words int) *table {
 	return t
 }
 
-// erase empties a slot and moves words of later buckets up, for a search ends
-// at the first bucket with a free slot. The caller holds mu.
+// erase empties a slot and moves words of later buckets up, because a search ends at
+// the first bucket with a free slot. The caller holds mu.
 func (s *segment) erase(slot int) {
 	t := s.table.Load()
 	s.used--
-	hole := slot // keeps its word until the end, and so counts as taken
+	hole := slot // keeps its word until the end, so it counts as used
 	for t.full(hole / bucket) {
 		from := t.displaced(hole / bucket)
 		if from < 0 {
@@ -225,11 +221,11 @@ func (s *segment) erase(slot int) {
 	}
 }
 
-// full says whether no slot of a bucket is free.
+// full reports whether a bucket has no free slot.
 func (t *table) full(b int) bool { return t.slots[b*bucket]&marksTaken == marksTaken }
 
-// displaced returns the slot of a word in a bucket after b that would be in b
-// or before it, had there been room; -1 if there is none.
+// displaced returns the slot of a word in a bucket after b that belongs into b or
+// before it; -1 if there is none.
 func (t *table) displaced(b int) int {
 	n := int(t.buckets)
 	for far := 1; far < n; far++ {

@@ -1,8 +1,9 @@
 package kvindex
 
-// Translate appends to dst our hashes of the blocks at the beginning of a prompt
-// that engine names by the engines' own hashes, up to the first that no one of
-// the targets has told of: the targets must hash alike. No tokens are needed.
+// Translate appends the index's hashes of the first blocks of a prompt. engine holds
+// the engines' own hashes of these blocks. It stops at the first block that none of the
+// targets has reported. The targets must use the same hash function. No tokens are
+// needed.
 func (x *Index) Translate(dst []Hash, engine []uint64, targets []Target) []Hash {
 	known := make([]*target, 0, len(targets))
 	for _, t := range targets {
@@ -11,7 +12,7 @@ func (x *Index) Translate(dst []Hash, engine []uint64, targets []Target) []Hash 
 		}
 	}
 	from := len(dst)
-	for range known { // each round takes at least one block further
+	for range known { // each round adds at least one block
 		start := len(dst)
 		for _, tg := range known {
 			dst = tg.translate(dst, engine[len(dst)-from:])
@@ -23,8 +24,8 @@ func (x *Index) Translate(dst []Hash, engine []uint64, targets []Target) []Hash 
 	return dst
 }
 
-// translate appends ours of the first engine hashes, as many as the target knows
-// without a gap.
+// translate appends the index's hashes of the first engine hashes, up to the first one
+// that the target does not know.
 func (t *target) translate(dst []Hash, engine []uint64) []Hash {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,8 +1,8 @@
 package kvindex
 
-// Vouched is how many of the leading blocks t holds by the word of its events,
-// in any tier; what is only expected does not count. It takes a lock for each
-// block: it is not for the path of a request.
+// Vouched returns how many of the leading blocks t holds according to its events, in
+// any tier. Blocks that are only expected do not count. It takes a lock for each block,
+// so it is not for the request path.
 func (x *Index) Vouched(t Target, blocks []Hash) int {
 	tg := x.at(t)
 	if tg == nil {

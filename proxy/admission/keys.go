@@ -1,4 +1,6 @@
-package proxy
+// Package admission decides who may send a request, and when: it checks API keys, queues
+// requests, and limits the open requests of each client.
+package admission
 
 import (
 	"context"
@@ -15,15 +17,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
 
-// Keys is the set of API keys that may call: names with the SHA-256 of the key.
-// The zero value lets everybody in.
+// Keys is the set of valid API keys: names with the SHA-256 of each key. A nil *Keys accepts
+// every client. Safe for concurrent use.
 type Keys struct {
 	names  []string
 	hashes [][sha256.Size]byte
 }
 
-// ParseKeys reads lines of «name sha256hex»; empty lines and lines that begin
-// with # are skipped. Errors name the line, never its content.
+// ParseKeys reads lines of «name sha256hex». It skips empty lines and lines that begin with
+// #. Errors name the number of the line, never its content.
 func ParseKeys(text []byte) (*Keys, error) {
 	k := &Keys{}
 	n := 0
@@ -47,8 +49,8 @@ func ParseKeys(text []byte) (*Keys, error) {
 	return k, nil
 }
 
-// name returns whose key it is. Every entry is compared, each in constant time,
-// so that the time tells nothing of the keys.
+// name returns the name of a key. It compares every entry, each in constant time, so that
+// the time does not depend on the keys.
 func (k *Keys) name(key string) (string, bool) {
 	sum := sha256.Sum256([]byte(key))
 	found := -1
@@ -63,31 +65,32 @@ func (k *Keys) name(key string) (string, bool) {
 	return k.names[found], true
 }
 
-var errNoKey = &openai.Error{Status: 401, Type: "authentication_error", Code: "invalid_api_key", Message: "a valid API key is needed: Authorization: Bearer KEY"}
+// ErrNoKey is the error of Authenticate.
+var ErrNoKey = &openai.Error{Status: 401, Type: "authentication_error", Code: "invalid_api_key", Message: "a valid API key is needed: Authorization: Bearer KEY"}
 
 type clientKey struct{}
 
-// authenticate finds out who calls: the holder of a key when keys are asked for.
-func (s *Server) authenticate(r *http.Request) (*http.Request, error) {
-	keys := s.keys.Load()
-	if keys == nil {
+// Authenticate checks the API key of a request. It returns the request with the name of
+// the key in its context, for Client and KeyName. The error is ErrNoKey.
+func (k *Keys) Authenticate(r *http.Request) (*http.Request, error) {
+	if k == nil {
 		return r, nil
 	}
 	scheme, key, ok := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !ok || !strings.EqualFold(scheme, "Bearer") {
-		key = r.Header.Get("X-Api-Key") // what Anthropic clients send
+		key = r.Header.Get("X-Api-Key") // the header of Anthropic clients
 	}
-	name, ok := keys.name(key)
+	name, ok := k.name(key)
 	if !ok {
-		return nil, errNoKey
+		return nil, ErrNoKey
 	}
 	return r.WithContext(context.WithValue(r.Context(), clientKey{}, name)), nil
 }
 
-// clientOf names the client for limits: its key's name, else its address. One
-// client has a whole IPv6 network of 64 bits.
-func clientOf(r *http.Request) string {
-	if name := keyName(r); name != "" {
+// Client returns the name of the client for limits: the name of its key, else its address.
+// All addresses of an IPv6 /64 network are one client.
+func Client(r *http.Request) string {
+	if name := KeyName(r); name != "" {
 		return name
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
@@ -100,8 +103,8 @@ func clientOf(r *http.Request) string {
 	return host
 }
 
-// networkOf is the network of 64 bits of an IPv6 address; an IPv4 address in the
-// form of IPv6 stays one address.
+// networkOf returns the /64 network of an IPv6 address. An IPv4-mapped address stays one
+// address.
 func networkOf(host string) string {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
@@ -113,9 +116,9 @@ func networkOf(host string) string {
 	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
-// keyName is the name of the client's API key; "" when none is asked for. It
-// labels metrics, where an address must not.
-func keyName(r *http.Request) string {
+// KeyName returns the name of the client's API key, "" if the proxy asks for none. Metrics
+// have it as a label; addresses must not be labels.
+func KeyName(r *http.Request) string {
 	name, _ := r.Context().Value(clientKey{}).(string)
 	return name
 }

@@ -1,10 +1,11 @@
-package proxy
+package admission
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,7 +22,7 @@ func limits(places int) config.Limits {
 }
 
 // empty asserts that no place is taken and nobody waits.
-func (a *admission) empty(t *testing.T) {
+func (a *Queue) empty(t *testing.T) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -30,9 +31,9 @@ func (a *admission) empty(t *testing.T) {
 	}
 }
 
-func mustEnter(t *testing.T, a *admission, client string, l config.Limits) (leave func()) {
+func mustEnter(t *testing.T, a *Queue, client string, l config.Limits) (leave func()) {
 	t.Helper()
-	leave, err := a.enter(t.Context(), client, l)
+	leave, err := a.Enter(t.Context(), client, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,12 +42,12 @@ func mustEnter(t *testing.T, a *admission, client string, l config.Limits) (leav
 
 func TestAdmissionInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a admission
+		var a Queue
 		leave := mustEnter(t, &a, "a", limits(1))
 		order := make(chan int, 5)
 		for i := range 5 {
 			go func() {
-				leave, err := a.enter(t.Context(), "b", limits(1))
+				leave, err := a.Enter(t.Context(), "b", limits(1))
 				if err != nil {
 					t.Error(err)
 					return
@@ -72,47 +73,47 @@ func TestAdmissionRefuses(t *testing.T) {
 	tests := []struct {
 		name   string
 		limits config.Limits
-		run    func(ctx context.Context, a *admission, l config.Limits) error
+		run    func(ctx context.Context, a *Queue, l config.Limits) error
 		want   error
 		after  time.Duration
 		reason string
 	}{
-		{"queue is full", config.Limits{MaxExchanges: 1}, func(ctx context.Context, a *admission, l config.Limits) error {
-			_, err := a.enter(ctx, "b", l)
+		{"queue is full", config.Limits{MaxExchanges: 1}, func(ctx context.Context, a *Queue, l config.Limits) error {
+			_, err := a.Enter(ctx, "b", l)
 			return err
-		}, errQueueFull, 0, "queue_full"},
-		{"time is up", limits(1), func(ctx context.Context, a *admission, l config.Limits) error {
-			_, err := a.enter(ctx, "b", l)
+		}, ErrQueueFull, 0, "queue_full"},
+		{"time is up", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
+			_, err := a.Enter(ctx, "b", l)
 			return err
-		}, errQueueTimeout, 10 * time.Second, "queue_timeout"},
-		{"client leaves", limits(1), func(ctx context.Context, a *admission, l config.Limits) error {
+		}, ErrQueueTimeout, 10 * time.Second, "queue_timeout"},
+		{"client leaves", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
 			ctx, cancel := context.WithCancelCause(ctx)
 			time.AfterFunc(3*time.Second, func() { cancel(errLeft) })
-			_, err := a.enter(ctx, "b", l)
+			_, err := a.Enter(ctx, "b", l)
 			return err
 		}, errLeft, 3 * time.Second, "left"},
-		{"proxy drains", limits(1), func(ctx context.Context, a *admission, l config.Limits) error {
+		{"proxy drains", limits(1), func(ctx context.Context, a *Queue, l config.Limits) error {
 			ctx, cancel := context.WithCancelCause(ctx)
 			cancel(downstream.ErrDraining)
-			_, err := a.enter(ctx, "b", l)
+			_, err := a.Enter(ctx, "b", l)
 			return err
 		}, downstream.ErrDraining, 0, "draining"},
-		{"client has its share", config.Limits{MaxExchanges: 2, PerClient: 1}, func(ctx context.Context, a *admission, l config.Limits) error {
-			_, err := a.enter(ctx, "a", l)
+		{"client has its share", config.Limits{MaxExchanges: 2, PerClient: 1}, func(ctx context.Context, a *Queue, l config.Limits) error {
+			_, err := a.Enter(ctx, "a", l)
 			return err
-		}, errClientCap, 0, "client_limit"},
+		}, ErrClientLimit, 0, "client_limit"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var a admission
+				var a Queue
 				leave := mustEnter(t, &a, "a", tt.limits)
 				begin := time.Now()
 				err := tt.run(t.Context(), &a, tt.limits)
 				if !errors.Is(err, tt.want) || time.Since(begin) != tt.after {
 					t.Errorf("%v after %v, want %v after %v", err, time.Since(begin), tt.want, tt.after)
 				}
-				if r := shedReason(err); r != tt.reason {
+				if r := Reason(err); r != tt.reason {
 					t.Errorf("shed for %q, want %q", r, tt.reason)
 				}
 				leave()
@@ -127,12 +128,12 @@ func TestAdmissionRefuses(t *testing.T) {
 // the place back or got it; nobody keeps it from the next.
 func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 	for range 200 {
-		var a admission
+		var a Queue
 		leave := mustEnter(t, &a, "a", limits(1))
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan error, 1)
 		go func() {
-			leave, err := a.enter(ctx, "b", limits(1))
+			leave, err := a.Enter(ctx, "b", limits(1))
 			if err == nil {
 				leave()
 			}
@@ -156,7 +157,7 @@ func TestAdmissionLeftAtTheMomentOfAdmission(t *testing.T) {
 
 // The admission that has happened counts: a ticket cannot be given back then.
 func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
-	var a admission
+	var a Queue
 	leave := mustEnter(t, &a, "a", limits(1))
 	mine := &ticket{admitted: make(chan struct{})}
 	a.waiting = append(a.waiting, mine)
@@ -171,14 +172,14 @@ func TestAdmissionKeepsAnAdmittedTicket(t *testing.T) {
 
 func TestAdmissionCapCountsTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a admission
+		var a Queue
 		l := limits(1)
 		l.PerClient = 2
 		leave := mustEnter(t, &a, "a", l)
 		queued := make(chan func(), 2)
 		for range 2 {
 			go func() {
-				leave, err := a.enter(t.Context(), "b", l)
+				leave, err := a.Enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 				}
@@ -186,7 +187,7 @@ func TestAdmissionCapCountsTheQueue(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		if _, err := a.enter(t.Context(), "b", l); err != errClientCap {
+		if _, err := a.Enter(t.Context(), "b", l); err != ErrClientLimit {
 			t.Errorf("a third one waits: %v", err)
 		}
 		leave()
@@ -201,7 +202,7 @@ func TestAdmissionCapCountsTheQueue(t *testing.T) {
 // higher one lets those that wait begin at the next request.
 func TestAdmissionReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a admission
+		var a Queue
 		var leaves []func()
 		for range 3 {
 			leaves = append(leaves, mustEnter(t, &a, "a", limits(3)))
@@ -209,7 +210,7 @@ func TestAdmissionReload(t *testing.T) {
 		admitted := make(chan func(), 10)
 		wait := func(l config.Limits) {
 			go func() {
-				leave, err := a.enter(t.Context(), "b", l)
+				leave, err := a.Enter(t.Context(), "b", l)
 				if err != nil {
 					t.Error(err)
 					return
@@ -237,7 +238,7 @@ func TestAdmissionReload(t *testing.T) {
 }
 
 func TestAdmissionHammer(t *testing.T) {
-	var a admission
+	var a Queue
 	var most sync.Map
 	var wg sync.WaitGroup
 	for i := range 16 {
@@ -249,7 +250,7 @@ func TestAdmissionHammer(t *testing.T) {
 					go cancel()
 				}
 				l := config.Limits{MaxExchanges: 3 + rand.N(3), Queue: 20, QueueTimeout: config.Duration(rand.N(time.Millisecond) + 1), PerClient: rand.N(2) * 3}
-				if leave, err := a.enter(ctx, client, l); err == nil {
+				if leave, err := a.Enter(ctx, client, l); err == nil {
 					a.mu.Lock()
 					if a.running > 5 {
 						most.Store(a.running, true)
@@ -264,4 +265,34 @@ func TestAdmissionHammer(t *testing.T) {
 	wg.Wait()
 	most.Range(func(n, _ any) bool { t.Errorf("%v ran at a time", n); return true })
 	a.empty(t)
+}
+
+// The client's share holds by default, and so does the queue's. Small limits have none.
+func TestHalfOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a Queue
+		l := config.Default().Limits
+		l.MaxExchanges, l.Queue = 1, 200
+		leave := mustEnter(t, &a, "x", l)
+		var waiting sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, client := range append(slices.Repeat([]string{"a"}, 100), "b") {
+			waiting.Go(func() {
+				if _, err := a.Enter(ctx, client, l); !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: %v", client, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if _, err := a.Enter(ctx, "a", l); err != ErrClientLimit {
+			t.Errorf("one more than half of the places: %v", err)
+		}
+		cancel()
+		waiting.Wait()
+		leave()
+		a.empty(t)
+		if l.Queue = 4; l.QueueShare() < l.Queue {
+			t.Errorf("one client may use %d of %d places", l.QueueShare(), l.Queue)
+		}
+	})
 }

@@ -1,4 +1,4 @@
-package proxy
+package sidecar
 
 import (
 	"testing"
@@ -8,8 +8,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// TestForeign: whatever may be a host in transfer parameters must be one of the
-// engines'.
+// TestForeign: every text in transfer parameters that may be a host must be the host of
+// an engine.
 func TestForeign(t *testing.T) {
 	instances := []*engine.Instance{
 		{Host: "10.0.0.5"}, {Host: "P1.llm"}, {Host: "fd00::5"},
@@ -46,7 +46,7 @@ func TestForeign(t *testing.T) {
 		`{"remote_block_ids":[{"remote_host":"evil"}]}`:        true,
 		`{"\u0068ost":"evil"}`:                                 true,
 	} {
-		known := func(host string, _ int) bool { return knownHost(instances, host) }
+		known := func(host string, _ int) bool { return hasHost(instances, host) }
 		if got := !connector.Hosts("kv_transfer_params", []byte(text), known); got != want {
 			t.Errorf("%s: %v", text, got)
 		}

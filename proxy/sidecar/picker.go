@@ -1,4 +1,4 @@
-package proxy
+package sidecar
 
 import (
 	"bytes"
@@ -16,15 +16,15 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
-// destinationHeader is where an endpoint picker of the Gateway API's inference
-// extension says its choice: host:port, or several with commas, best first.
+// destinationHeader is the header in which an endpoint picker of the Gateway API's
+// inference extension returns its choice: host:port, or several with commas, best first.
 const destinationHeader = "X-Gateway-Destination-Endpoint"
 
-// maxPick bounds a picker's answer.
+// maxPick bounds a picker's answer, in bytes.
 const maxPick = 64 << 10
 
-// picker asks an external endpoint picker which engine decodes. Safe for
-// concurrent use.
+// picker is the client of an external endpoint picker, which chooses the decode engine.
+// Safe for concurrent use.
 type picker struct {
 	url     string
 	timeout time.Duration
@@ -38,7 +38,7 @@ func newPicker(cfg config.Sidecar) *picker {
 	}}
 }
 
-// pickRequest is what the picker is told: nothing of the prompt but its length.
+// pickRequest is the request to the picker. Of the prompt it has only the length.
 type pickRequest struct {
 	RequestID    string   `json:"request_id"`
 	Model        string   `json:"model"`
@@ -50,18 +50,18 @@ type pickRequest struct {
 	Candidates   []string `json:"candidates"` // host:port of engines that could decode
 }
 
-// pickAnswer is what it may answer where it does not use the header.
+// pickAnswer is the body of the picker's answer, for pickers that do not use the header.
 type pickAnswer struct {
 	Endpoint  string   `json:"endpoint"`
 	Endpoints []string `json:"endpoints"`
 }
 
-// ask returns the addresses that the picker names, best first, or the reason why
-// there are none, a label of pdproxy_fallbacks_total.
+// ask returns the addresses that the picker names, best first, or the reason why there
+// are none. The reason is a label of pdproxy_fallbacks_total.
 func (p *picker) ask(ctx context.Context, q *pickRequest) (addresses []string, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	body, _ := json.Marshal(q) // of strings and numbers
+	body, _ := json.Marshal(q) // strings and numbers never fail
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(body))
 	if err != nil {
 		return nil, "failed"
@@ -103,34 +103,34 @@ func pickFailure(err error) string {
 	return "failed"
 }
 
-// askPicker returns the engine that the picker chooses to decode, or the reason
-// why there is none. Only an engine that is known, can take the phase, is ready
-// and has not failed this exchange is taken.
-func (x *exchange) askPicker() (*engine.Instance, string) {
-	sc, home := x.side.sc, x.side.home[0]
+// pick returns the engine that the picker chooses for decode, or the reason why there is
+// none. The engine must be known, able to take the phase, ready, and must not have failed
+// in this exchange.
+func (r *Route) pick() (*engine.Instance, string) {
+	sc, local := r.sc, r.local[0]
 	if sc.picker == nil {
-		return nil, "failed" // an operator's order outlived it
+		return nil, "failed" // the order of an operator may name decode_picked without a picker
 	}
 	q := &pickRequest{
-		RequestID: x.journal.ID(), Model: x.req.Model, Phase: abi.Decode.String(),
-		PromptTokens: x.ask.Request.PromptTokens, MaxTokens: x.req.MaxTokens, Stream: x.req.Stream,
-		Prefill: home.Spec.Address(), Candidates: []string{},
+		RequestID: r.ID, Model: r.Body.Model, Phase: abi.Decode.String(),
+		PromptTokens: r.Ask.Request.PromptTokens, MaxTokens: r.Body.MaxTokens, Stream: r.Body.Stream,
+		Prefill: local.Spec.Address(), Candidates: []string{},
 	}
-	snapshot := x.s.deps.Registry.Snapshot()
+	snapshot := sc.registry.Snapshot()
 	for _, i := range snapshot.Instances {
-		if i.State() == engine.Ready && partners(home, i, abi.RoleDecode) && !x.failedOn(i) {
+		if i.State() == engine.Ready && isPeer(local, i, abi.RoleDecode) && !r.failedOn(i) {
 			q.Candidates = append(q.Candidates, i.Spec.Address())
 		}
 	}
-	addresses, reason := sc.picker.ask(x.ctx, q)
+	addresses, reason := sc.picker.ask(r.Context, q)
 	for _, address := range addresses {
 		i := sc.find(snapshot, strings.TrimSpace(address))
 		switch {
-		case i == nil || !partners(home, i, abi.RoleDecode):
+		case i == nil || !isPeer(local, i, abi.RoleDecode):
 			reason = "not_allowed"
 		case i.State() != engine.Ready:
 			reason = "not_ready"
-		case x.failedOn(i):
+		case r.failedOn(i):
 			reason = "has_failed"
 		default:
 			return i, ""

@@ -1,4 +1,4 @@
-package proxy
+package admission
 
 import (
 	"crypto/sha256"
@@ -8,9 +8,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
-
-	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
 // keyLine is the line of a keys file for a key.
@@ -97,72 +94,34 @@ func TestAuthenticate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{}
-	s.keys.Store(keys)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := httptest.NewRequest("POST", completionsPath, nil)
+			r := httptest.NewRequest("POST", "/v1/completions", nil)
 			for i := 0; i < len(tt.header); i += 2 {
 				r.Header.Set(tt.header[i], tt.header[i+1])
 			}
-			got, err := s.authenticate(r)
+			got, err := keys.Authenticate(r)
 			if tt.client == "" {
-				if err != errNoKey {
+				if err != ErrNoKey {
 					t.Errorf("let in: %v", err)
 				}
 				return
 			}
-			if err != nil || keyName(got) != tt.client || clientOf(got) != tt.client {
-				t.Errorf("client %q, error %v", keyName(got), err)
+			if err != nil || KeyName(got) != tt.client || Client(got) != tt.client {
+				t.Errorf("client %q, error %v", KeyName(got), err)
 			}
 		})
 	}
 }
 
-func TestClientOfWithoutKeys(t *testing.T) {
+func TestClientWithoutKeys(t *testing.T) {
 	for addr, want := range map[string]string{"10.0.0.1:4711": "10.0.0.1", "[::1]:80": "::1", "pipe": "pipe",
 		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[2001:db8:1:2::9]:81": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64", "[::ffff:10.0.0.1]:1": "10.0.0.1"} {
 		r := &http.Request{RemoteAddr: addr}
-		if got := clientOf(r); got != want || keyName(r) != "" {
+		if got := Client(r); got != want || KeyName(r) != "" {
 			t.Errorf("%s: client %q, want %q", addr, got, want)
 		}
 	}
-}
-
-// Keys that a reload brings or takes count from the next request on.
-func TestKeysReload(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}
-		w := newWorld(t, setup{engines: []*fakeEngine{e}, keys: keyLine("old", "old-key")})
-		try := func(key string) int {
-			return w.post(completionsPath, completions(false), "Authorization", "Bearer "+key).status
-		}
-		if a, b := try("old-key"), try("new-key"); a != 200 || b != 401 {
-			t.Fatalf("before: %d and %d", a, b)
-		}
-		keys, err := ParseKeys([]byte(keyLine("new", "new-key")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.Reload(w.cfg.Load(), keys)
-		if a, b := try("old-key"), try("new-key"); a != 401 || b != 200 {
-			t.Fatalf("after: %d and %d", a, b)
-		}
-		open := *w.cfg.Load()
-		open.Server.Auth = config.Auth{}
-		w.Reload(&open, nil)
-		if a := try(""); a != 200 {
-			t.Fatalf("without keys: %d", a)
-		}
-		for _, client := range []string{"old", "new"} {
-			if n := w.metric("pdproxy_client_exchanges_total", client, "ok"); n != 1 {
-				t.Errorf("client %s has %v exchanges, want 1", client, n)
-			}
-		}
-		if strings.Contains(w.logged.String(), "new-key") {
-			t.Error("a key is in the log")
-		}
-	})
 }
 
 // FuzzParseKeys: a file of keys is refused, by an error that has nothing of it, or it

@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// keeping is a world whose decode keeps the KV of each turn.
+type keeping struct {
+	*world
+	mu        sync.Mutex
+	forgotten []time.Time // when prefill was asked to have decode free a turn; guarded by mu
+	together  int         // decode answers when it has this number of legs
+	pulls     bool        // prefill hangs up on a leg that pulls the turn before
+}
+
+func newKeeping(t *testing.T, together int) *keeping {
+	k := &keeping{together: together}
+	var legs sync.WaitGroup
+	legs.Add(together)
+	prefill := func(c *engineConn, _ int) {
+		switch {
+		case strings.HasSuffix(c.leg.header.Get("X-Request-Id"), "-forget"):
+			k.mu.Lock()
+			k.forgotten = append(k.forgotten, time.Now())
+			k.mu.Unlock()
+			c.say(streamHead)
+			c.chunks("data: {\"choices\":[{\"text\":\"x\"}]}\n\n")
+			c.hold()
+		case strings.Contains(c.leg.body, `"remote_engine_id":"d"`):
+			k.pulls = true
+			c.hangUp()
+		default:
+			c.json(200, namedAnswer)
+		}
+	}
+	decode := func(c *engineConn, nth int) {
+		if nth <= together {
+			legs.Done()
+			legs.Wait()
+		}
+		_, rest, _ := strings.Cut(c.leg.body, `"prompt":`)
+		prompt, _, _ := strings.Cut(rest, "]")
+		c.json(200, fmt.Sprintf(`{"choices":[{"text":"x","finish_reason":"length","prompt_token_ids":%s],"token_ids":[9]}],"kv_transfer_params":{`+
+			`"do_remote_decode":true,"do_remote_prefill":false,"remote_block_ids":[[1]],"remote_num_tokens":3,"remote_engine_id":"d",`+
+			`"remote_request_id":"r","remote_host":"d.test","remote_port":1}}`, prompt))
+	}
+	k.world = newWorld(t, setup{engines: []*fakeEngine{
+		{name: "p", role: "prefill", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: prefill},
+		{name: "d", role: "decode", connector: "vllm-nixl", bidirectional: true, blocks: 16, serve: decode},
+	}, config: func(c *config.Config) { c.Retry.Attempts = 1 }})
+	return k
+}
+
+// says sends one turn of a conversation.
+func (k *keeping) says(prompt string) answer {
+	return k.post(completionsPath, fmt.Sprintf(`{"model":"m","session_id":"c","prompt":%s,"max_tokens":5}`, prompt))
+}
+
+// freed returns when the blocks of turns were freed.
+func (k *keeping) freed() []time.Time {
+	synctest.Wait()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return append([]time.Time(nil), k.forgotten...)
+}
+
+// TestTurnsAreFreed: decode frees a turn that no later turn can use.
+func TestTurnsAreFreed(t *testing.T) {
+	t.Run("another turn takes its place", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 2)
+			var asked sync.WaitGroup
+			for _, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+				asked.Go(func() {
+					if a := k.says(prompt); a.status != 200 {
+						t.Errorf("status %d: %s", a.status, a.body)
+					}
+				})
+			}
+			asked.Wait()
+			if n := k.metric("pdproxy_turn_kv_total", "kept"); n != 2 || len(k.freed()) != 1 {
+				t.Errorf("%v turns were kept, %d are freed", n, len(k.freed()))
+			}
+		})
+	})
+	t.Run("the conversation is another one", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeping(t, 0)
+			for freed, prompt := range []string{"[1,2,3]", "[4,5,6]"} {
+				if a := k.says(prompt); a.status != 200 || len(k.freed()) != freed {
+					t.Errorf("status %d: %s; %d turns are freed, want %d", a.status, a.body, len(k.freed()), freed)
+				}
+			}
+		})
+	})
+}
+
+// TestTurnsThatPrefillReads: a turn is not freed while a prefill that has failed may read
+// it.
+func TestTurnsThatPrefillReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKeeping(t, 0)
+		if a := k.says("[1,2,3]"); a.status != 200 {
+			t.Fatalf("status %d: %s", a.status, a.body)
+		}
+		a := k.says("[1,2,3,9,7]")
+		failed := time.Now()
+		time.Sleep(10 * cleanup.Yield)
+		freed := k.freed()
+		if a.status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanup.Yield {
+			t.Errorf("status %d, pulled %v; the turn was freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
+		}
+	})
+}
