@@ -1,0 +1,94 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/config"
+)
+
+// TestAdmissionForgetsTheRefused: a request that was refused does not count as one that
+// its client has open.
+func TestAdmissionForgetsTheRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a Queue
+		l := config.Limits{MaxExchanges: 1, Queue: 1, QueueTimeout: config.Duration(time.Second), PerClient: 2}
+		leave := mustEnter(t, &a, "a", l)
+		late := make(chan error)
+		go func() {
+			_, err := a.Enter(t.Context(), "b", l)
+			late <- err
+		}()
+		synctest.Wait()
+		for range 3 * l.PerClient {
+			if _, err := a.Enter(t.Context(), "c", l); !errors.Is(err, ErrQueueFull) {
+				t.Errorf("with the queue full: %v", err)
+			}
+		}
+		if err := <-late; !errors.Is(err, ErrQueueTimeout) {
+			t.Errorf("after the time in the queue: %v", err)
+		}
+		leave()
+		a.empty(t)
+	})
+}
+
+// leavingContext is the context of a client that leaves: before that is noted, the function runs.
+type leavingContext struct {
+	context.Context
+	gone <-chan struct{}
+	run  func()
+}
+
+func (c leavingContext) Done() <-chan struct{} { return c.gone }
+
+func (c leavingContext) Err() error {
+	c.run()
+	return context.Canceled
+}
+
+// TestAdmissionAtTheMomentOfLeaving: a place that comes after the client has left, and
+// before its ticket is out of the queue, is not lost.
+func TestAdmissionAtTheMomentOfLeaving(t *testing.T) {
+	var a Queue
+	gone := make(chan struct{})
+	close(gone)
+	first := mustEnter(t, &a, "a", limits(1))
+	leave, err := a.Enter(leavingContext{context.Background(), gone, sync.OnceFunc(first)}, "b", limits(1))
+	if err != nil {
+		t.Fatalf("the place is given back, but nobody did so: %v", err)
+	}
+	leave()
+	a.empty(t)
+}
+
+// TestAdmissionCountsWaiting: a request that is admitted waits no longer, so that its
+// client may have others wait, one after another.
+func TestAdmissionCountsWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a Queue
+		l := config.Limits{MaxExchanges: 1, Queue: 4, QueueTimeout: config.Duration(time.Second), PerClient: 3}
+		leave := mustEnter(t, &a, "b", l)
+		for range 3 * l.PerClient {
+			next := make(chan func(), 1)
+			go func() {
+				leave, err := a.Enter(t.Context(), "b", l)
+				if err != nil {
+					t.Error(err)
+				}
+				next <- leave
+			}()
+			synctest.Wait()
+			leave()
+			if leave = <-next; leave == nil {
+				return
+			}
+		}
+		leave()
+		a.empty(t)
+	})
+}
