@@ -1,0 +1,350 @@
+package journal
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+)
+
+var origin = time.UnixMilli(1_700_000_000_000)
+
+func targetNamed(name string) engine.Target {
+	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
+}
+
+func at(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
+
+// fullRecord is a record with something in every field: a prefill that failed
+// and was placed again, and a decode.
+func fullRecord(id string) *record {
+	r := &record{}
+	r.open(id, origin)
+	r.Model, r.Stream = "m", true
+	r.Placing = at(1)
+	p0, p1, d0 := targetNamed("p0"), targetNamed("p1"), targetNamed("d0")
+	d0.Rank = 2
+	r.place(&coordinator.Placement{
+		Flow: abi.FlowPrefillFirst, Prefill: p1, Decode: d0, ID: 1<<53 + 1, Policy: "least_load",
+		Facts: abi.PlaceFacts{Scored: true, Candidates: []abi.Candidate{
+			{Roles: abi.RolePrefill, Requests: 1, Tokens: 20, Score: -0.5}, {Roles: abi.RolePrefill, Score: float32(math.NaN())},
+			{Roles: abi.RoleDecode, Rank: 2, Trial: true},
+		}},
+		Targets: []engine.Target{p0, p1, d0},
+	})
+	r.fallback("mint", "late")
+	r.Placed = at(2)
+	decode := r.leg(abi.Decode, d0, 1, "leg-b") // begun by another goroutine before prefill's row
+	failed := r.leg(abi.Prefill, p0, 1, "leg-a")
+	good := r.leg(abi.Prefill, p1, 2, "leg-b")
+	failed.Start, good.Start, decode.Start = at(3), at(5), at(10)
+	failed.answered(at(4), 500)
+	failed.end(at(4), "status_500")
+	good.answered(at(8), 200)
+	good.end(at(9), "")
+	decode.answered(at(11), 200)
+	r.firstByte(decode, at(12))
+	decode.end(at(30), "")
+	r.fallback("retry", "budget")
+	r.Status = 200
+	r.End, r.Outcome, r.Usage = at(31), telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1}
+	return r
+}
+
+// The shape is that of the documented interface, to the last name.
+func TestExplainJSON(t *testing.T) {
+	s := new(Ring)
+	s.put(fullRecord("r1"))
+	e, ok := s.Get("r1")
+	if !ok {
+		t.Fatal("not found")
+	}
+	got, err := json.MarshalIndent(e, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{
+ "request_id": "r1",
+ "disagg_id": 9007199254740993,
+ "arrival": 1700000000,
+ "model": "m",
+ "flow": "prefill_first",
+ "policy": "least_load",
+ "outcome": "ok",
+ "status": 200,
+ "duration_ms": 31,
+ "candidates": [
+  {
+   "engine": "p0",
+   "rank": 0,
+   "score": -0.5,
+   "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
+    "busy": 0,
+    "group": 0,
+    "home": "none",
+    "pair": "unknown",
+    "queued": 0,
+    "recent_requests": 0,
+    "recent_tokens": 0,
+    "requests": 1,
+    "role": "prefill",
+    "token_us": 0,
+    "tokens": 20,
+    "trial": false,
+    "usage": 0
+   }
+  },
+  {
+   "engine": "p1",
+   "rank": 0,
+   "score": null,
+   "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
+    "busy": 0,
+    "group": 0,
+    "home": "none",
+    "pair": "unknown",
+    "queued": 0,
+    "recent_requests": 0,
+    "recent_tokens": 0,
+    "requests": 0,
+    "role": "prefill",
+    "token_us": 0,
+    "tokens": 0,
+    "trial": false,
+    "usage": 0
+   }
+  },
+  {
+   "engine": "d0",
+   "rank": 2,
+   "score": 0,
+   "facts": {
+    "block_tokens": 0,
+    "blocks_cpu": 0,
+    "blocks_disk": 0,
+    "blocks_gpu": 0,
+    "busy": 0,
+    "group": 0,
+    "home": "none",
+    "pair": "unknown",
+    "queued": 0,
+    "recent_requests": 0,
+    "recent_tokens": 0,
+    "requests": 0,
+    "role": "decode",
+    "token_us": 0,
+    "tokens": 0,
+    "trial": true,
+    "usage": 0
+   }
+  }
+ ],
+ "legs": [
+  {
+   "id": "leg-a",
+   "phase": "prefill",
+   "engine": "p0",
+   "rank": 0,
+   "attempt": 1,
+   "start_ms": 3,
+   "first_byte_ms": 4,
+   "end_ms": 4,
+   "status": 500,
+   "error": "status_500"
+  },
+  {
+   "id": "leg-b",
+   "phase": "prefill",
+   "engine": "p1",
+   "rank": 0,
+   "attempt": 2,
+   "start_ms": 5,
+   "first_byte_ms": 8,
+   "end_ms": 9,
+   "status": 200,
+   "error": ""
+  },
+  {
+   "id": "leg-b",
+   "phase": "decode",
+   "engine": "d0",
+   "rank": 2,
+   "attempt": 1,
+   "start_ms": 10,
+   "first_byte_ms": 12,
+   "end_ms": 30,
+   "status": 200,
+   "error": ""
+  }
+ ],
+ "fallbacks": [
+  {
+   "what": "mint",
+   "reason": "late"
+  },
+  {
+   "what": "retry",
+   "reason": "budget"
+  }
+ ]
+}`
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// An exchange that got nowhere has empty lists, not null ones, and null times.
+func TestExplainEmpty(t *testing.T) {
+	s := new(Ring)
+	r := &record{}
+	r.open("r", origin)
+	r.leg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
+	r.End, r.Outcome = at(5), telemetry.OutcomeCancelled
+	s.put(r)
+	e, _ := s.Get("r")
+	got, _ := json.Marshal(e)
+	const want = `{"request_id":"r","disagg_id":0,"arrival":1700000000,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
+		`"candidates":[],"legs":[{"id":"","phase":"decode","engine":"d","rank":0,"attempt":1,"start_ms":1,"first_byte_ms":null,"end_ms":null,"status":0,"error":""}],"fallbacks":[]}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestPerfRows(t *testing.T) {
+	s := new(Ring)
+	s.put(fullRecord("r1"))
+	only := fullRecord("r2") // whose decode never came
+	only.rows[0].Phase, only.rows[0].Start = abi.Prefill, time.Time{}
+	only.FirstByte = time.Time{}
+	s.put(only)
+	got, err := json.Marshal(s.PerfRows())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `[{"request_id":"r1","ctx_request_id":"9007199254740993","ctx_server":"p1","gen_server":"d0",` +
+		`"disagg_server_arrival_time":1700000000,"ctx_dispatch_time":1700000000.005,"ctx_done_time":1700000000.009,"gen_dispatch_time":1700000000.01,` +
+		`"disagg_server_first_token_time":1700000000.012,"disagg_server_end_time":1700000000.031,"outcome":"ok","prompt_tokens":7,"output_tokens":5,"cached_tokens":0},`
+	if !strings.HasPrefix(string(got), want) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if !strings.Contains(string(got)[len(want):], `"gen_dispatch_time":0,"disagg_server_first_token_time":0`) {
+		t.Errorf("a leg that never was has a time: %s", got)
+	}
+}
+
+// The ring forgets the oldest, and an id that was seen twice names the later.
+func TestExplainRing(t *testing.T) {
+	s := new(Ring)
+	put := func(id string, disagg uint64) {
+		r := &record{DisaggID: disagg}
+		r.open(id, origin)
+		s.put(r)
+	}
+	put("twice", 1)
+	put("once", 2)
+	put("twice", 3)
+	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
+		t.Errorf("twice: %d, %v", e.DisaggID, ok)
+	}
+	for i := range ringSize - 2 { // overwrites the first two slots, not the third
+		put(fmt.Sprint("n", i), 9)
+		if e, ok := s.Get("twice"); i < ringSize-3 && (!ok || e.DisaggID != 3) {
+			t.Fatalf("after %d more the later one is lost", i+1)
+		}
+	}
+	if _, ok := s.Get("once"); !ok {
+		t.Error("the second slot was overwritten too early")
+	}
+	put("more", 9)
+	if _, ok := s.Get("once"); ok {
+		t.Error("the overwritten one is still there")
+	}
+	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
+		t.Error("the later one went with the slot of the earlier")
+	}
+	put("more2", 9)
+	if _, ok := s.Get("twice"); ok {
+		t.Error("the later one outlives its slot")
+	}
+	rows := s.PerfRows()
+	if len(rows) != ringSize || rows[0].RequestID != "n0" || rows[ringSize-1].RequestID != "more2" {
+		t.Errorf("%d rows from %s to %s", len(rows), rows[0].RequestID, rows[len(rows)-1].RequestID)
+	}
+}
+
+// What is kept shares no memory with the exchange, which goes on to the next
+// request with it.
+func TestExplainCopies(t *testing.T) {
+	s := new(Ring)
+	r := fullRecord("r1")
+	s.put(r)
+	before, _ := s.Get("r1")
+	want, _ := json.Marshal(before)
+	r.reset()
+	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
+		t.Errorf("reset left %d legs, %d candidates, %d fallbacks", r.legs, len(r.candidates), len(r.fallbacks))
+	}
+	r.open("r2", at(1000))
+	for range 3 {
+		row := r.leg(abi.Decode, targetNamed("other"), 9, "other")
+		row.end(at(2000), "other")
+	}
+	r.fallback("other", "other")
+	r.candidates = append(r.candidates, candidate{engine: "other"})
+	after, _ := s.Get("r1")
+	if got, _ := json.Marshal(after); string(got) != string(want) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestExplainHammer(t *testing.T) {
+	s := new(Ring)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 500 {
+				id := fmt.Sprint(i, "-", n%50)
+				s.put(fullRecord(id))
+				if e, ok := s.Get(id); !ok || e.RequestID != id || len(e.Legs) != 3 {
+					t.Errorf("%s: %+v", id, e)
+				}
+				if n%100 == 0 {
+					s.PerfRows()
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestExpose(t *testing.T) {
+	h := http.Header{}
+	fullRecord("r").expose(h)
+	if h.Get("X-Pdproxy-Prefill") != "p1" || h.Get("X-Pdproxy-Decode") != "d0" || h.Get("X-Pdproxy-Flow") != "prefill_first" {
+		t.Errorf("header %v", h)
+	}
+	h = http.Header{}
+	(&record{Flow: abi.FlowAggregated, decode: "e"}).expose(h)
+	if _, ok := h["X-Pdproxy-Prefill"]; ok || h.Get("X-Pdproxy-Decode") != "e" || h.Get("X-Pdproxy-Flow") != "aggregated" {
+		t.Errorf("header %v", h)
+	}
+}

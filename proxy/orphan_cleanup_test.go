@@ -1,0 +1,189 @@
+package proxy
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/proxytest"
+	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
+)
+
+// shared is the Numbers of a worker that shares its coordinator's registry.
+type shared struct{ *engine.Registry }
+
+func (shared) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+func (s shared) Instance(n uint32) *engine.Instance {
+	for _, i := range s.Snapshot().Instances {
+		if i.ID == n {
+			return i
+		}
+	}
+	return nil
+}
+
+// remote puts a wire between a world's exchanges and their coordinator. The
+// exchanges' process dies, as far as the coordinator can tell, by cut.
+type remote struct {
+	client *fleet.Client
+	server *fleet.Server
+	cut    func()
+	stop   func() // waits for both
+}
+
+func newRemote(t *testing.T, d *Deps, orphan func([]byte)) *remote {
+	t.Helper()
+	ids, err := disaggid.New(1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	native := &nativeDecider{}
+	l := proxytest.NewPipeListener()
+	var mu sync.Mutex
+	var conns []net.Conn
+	dead := false
+	r := &remote{
+		server: fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, OnOrphan: orphan}),
+		client: fleet.NewClient(fleet.ClientOptions{
+			Dial: func(context.Context) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if dead {
+					return nil, net.ErrClosed
+				}
+				c, err := l.Dial()
+				conns = append(conns, c)
+				return c, err
+			},
+			Fallback: coordinator.NewLocal(d.Registry, native, native, coordinator.State{}, ids, d.Metrics),
+			Mirror:   shared{d.Registry}, Log: d.Log, Observer: d.Metrics,
+		}),
+	}
+	d.Coordinator = r.client
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.client.Run(ctx) })
+	running.Go(func() {
+		if err := r.server.Serve(ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	r.cut = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		dead = true
+		for _, c := range conns {
+			c.Close()
+		}
+	}
+	r.stop = func() { cancel(); running.Wait() }
+	return r
+}
+
+// TestADeadProcessOwesNothing: a process that dies between prefill's answer and
+// decode's read leaves blocks that the coordinator frees in its stead; one that
+// dies at any other time leaves nothing to do.
+func TestADeadProcessOwesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		decodeBegins bool
+		frees        int
+	}{{"before decode's answer", false, 1}, {"while decode streams", true, 0}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var r *remote
+				var w *world
+				decode := &fakeEngine{name: "d", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, nth int) {
+					switch {
+					case nth > 1:
+						c.say(streamHead) // of the call that is aborted at once
+						c.hold()
+					case tt.decodeBegins:
+						c.say(streamHead)
+						c.chunks(`data: {"choices":[{"text":"x"}]}` + "\n\n")
+						c.hold()
+					default:
+						c.hold()
+					}
+				}}
+				w = newWorld(t, setup{
+					engines: []*fakeEngine{
+						{name: "p", role: "prefill", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, nixlAnswer) }},
+						decode,
+					},
+					deps: func(d *Deps) {
+						r = newRemote(t, d, func(owed []byte) {
+							if err := w.CleanUp(owed); err != nil {
+								t.Error(err)
+							}
+						})
+					},
+				})
+				defer r.stop()
+				synctest.Wait()
+				ctx, hangUp := context.WithCancel(t.Context())
+				var asked sync.WaitGroup
+				asked.Go(func() {
+					ask(ctx, w.client, "POST", "http://proxy"+completionsPath, completions(true))
+				})
+				time.Sleep(time.Second)
+				if n := len(decode.seen()); n != 1 || w.local.Open() != 1 {
+					t.Fatalf("%d decode legs, %d leases", n, w.local.Open())
+				}
+				r.cut()
+				time.Sleep(5 * time.Second)
+				legs := decode.seen()
+				if len(legs)-1 != tt.frees || w.local.Open() != 0 {
+					t.Fatalf("the coordinator has made %d calls and holds %d leases, want %d and none", len(legs)-1, w.local.Open(), tt.frees)
+				}
+				if tt.frees == 1 && !strings.Contains(legs[1].body, `"remote_block_ids":[1]`) {
+					t.Errorf("what is to be freed: %s", legs[1].body)
+				}
+				if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != float64(tt.frees) {
+					t.Errorf("%v clean-ups are counted", n)
+				}
+				hangUp()
+				asked.Wait()
+			})
+		})
+	}
+}
+
+// TestCleanUp: what another process owed its engines is done here, on the engines
+// of those names.
+func TestCleanUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &fakeEngine{name: "p0", role: "prefill", connector: "vllm-nixl", serve: prefillAnswers}
+		d := &fakeEngine{name: "d0", role: "decode", connector: "vllm-nixl", key: "secret", serve: func(c *engineConn, _ int) { c.json(200, unary) }}
+		w := newWorld(t, setup{engines: []*fakeEngine{p, d}})
+		target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
+		call := connector.Cleanup{
+			Phase: abi.Decode, AnyTarget: true, Hosts: []string{"p0.test"}, Until: connector.UntilHead, How: "abort_decode",
+			Leg: connector.Leg{Path: "/v1/completions", Header: []connector.Field{{Name: "X-Request-Id", Value: "leg-cleanup"}}, Body: []byte(`{"prompt":[0]}`)},
+		}
+		job := &cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}
+		job.Add([]connector.Cleanup{call}, target("p0"), target("d0"))
+		if err := w.CleanUp(job.Encode()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if legs := d.seen(); len(legs) != 1 || legs[0].path != "/v1/completions" || legs[0].body != `{"prompt":[0]}` ||
+			legs[0].header.Get("X-Request-Id") != "leg-cleanup" || legs[0].header.Get("Authorization") != "Bearer secret" {
+			t.Errorf("decode got %+v", legs)
+		}
+		if n := w.metric("pdproxy_kv_cleanups_total", "vllm-nixl", "abort_decode"); n != 1 {
+			t.Errorf("%v clean-ups", n)
+		}
+	})
+}
