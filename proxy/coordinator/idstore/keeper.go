@@ -42,7 +42,7 @@ const patience = 3 * time.Second
 // every second, as long as that is true.
 type Keeper struct {
 	store  Store
-	grants *disaggid.Grants
+	ranges *disaggid.Ranges
 	own    *disaggid.Source
 	log    *slog.Logger
 	low    chan struct{} // 1; something has been granted
@@ -55,7 +55,7 @@ type Keeper struct {
 // in a test. It has nothing to grant before the first Tend.
 func NewKeeper(store Store, width time.Duration, log *slog.Logger) *Keeper {
 	return &Keeper{
-		store: store, grants: disaggid.NewGrants(width), own: disaggid.NewSource(),
+		store: store, ranges: disaggid.NewRanges(width), own: disaggid.NewSource(),
 		log: log, low: make(chan struct{}, 1),
 	}
 }
@@ -66,7 +66,7 @@ func (k *Keeper) Source() *disaggid.Source { return k.own }
 // Grant is what a worker that asks gets; false when nothing is left until the
 // Store answers again: it will ask again.
 func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
-	r, ok := k.grants.Grant(a)
+	r, ok := k.ranges.Grant(a)
 	select {
 	case k.low <- struct{}{}:
 	default:
@@ -75,7 +75,7 @@ func (k *Keeper) Grant(a disaggid.Ask) (disaggid.Range, bool) {
 }
 
 // Table is what was granted last to each worker, for all of them.
-func (k *Keeper) Table() []byte { return k.grants.AppendTable(nil) }
+func (k *Keeper) Table() []byte { return k.ranges.AppendTable(nil) }
 
 // Tend reserves ids if there are few left, and gives the own Source its range. An
 // error says that the Store failed and takes nothing away.
@@ -84,7 +84,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	defer k.mu.Unlock()
 	err := k.reserve(ctx, now)
 	if ask, few := k.own.Ask(); few {
-		if r, ok := k.grants.Grant(ask); ok {
+		if r, ok := k.ranges.Grant(ask); ok {
 			k.own.Extend(r)
 		}
 	}
@@ -100,7 +100,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 
 // reserve asks the Store if more is needed; k.mu is held.
 func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
-	width := k.grants.Lacks(now)
+	width := k.ranges.Lacks(now)
 	if width == 0 {
 		return nil
 	}
@@ -110,7 +110,7 @@ func (k *Keeper) reserve(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("reserve ids: %w", err)
 	}
-	k.grants.Add(b)
+	k.ranges.Add(b)
 	return nil
 }
 

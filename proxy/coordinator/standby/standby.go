@@ -39,7 +39,7 @@ type Instances interface {
 // access.Credentials.Dial.
 type Dialer func(ctx context.Context, address string) (net.Conn, error)
 
-// Options is what an Office stands on. All but Token, Appear and Succeed are needed.
+// Options is what an Member stands on. All but Token, ClaimSocket and Succeed are needed.
 type Options struct {
 	Election  Election
 	Server    *fleet.Server // created with ServerOptions.Standby
@@ -51,44 +51,44 @@ type Options struct {
 	Dial      Dialer // to the coordinator that leads
 	Node      string
 	Log       *slog.Logger
-	// Appear is called when this coordinator begins to lead: workers that come from
+	// ClaimSocket is called when this coordinator begins to lead: workers that come from
 	// now on are its own. Nil: nothing is to be done for that.
-	Appear func()
+	ClaimSocket func()
 	// Succeed is called when there is no leader to follow, or none any more. It is for
 	// coordinators that no election calls: election.Alone.Succeed.
 	Succeed func()
 }
 
-// Office is a coordinator's part in who leads.
-type Office struct {
-	o     Options
-	doors []*door
-	leads atomic.Bool
-	using sync.RWMutex // of the leader's table, by Leading
+// Member is a coordinator's part in who leads.
+type Member struct {
+	o         Options
+	listeners []*gatedListener
+	leads     atomic.Bool
+	using     sync.RWMutex // of the leader's table, by Leading
 }
 
 // New returns an office; it starts nothing.
-func New(o Options) *Office {
-	office := &Office{o: o}
+func New(o Options) *Member {
+	m := &Member{o: o}
 	for _, l := range o.Listeners {
-		office.doors = append(office.doors, newDoor(l))
+		m.listeners = append(m.listeners, newGatedListener(l))
 	}
-	return office
+	return m
 }
 
 // Ready reports whether this coordinator leads, or would at once know all that the
 // one that leads does: a predecessor may go.
-func (o *Office) Ready() bool { return o.leads.Load() || o.o.Copy.InStep() }
+func (m *Member) Ready() bool { return m.leads.Load() || m.o.Copy.InStep() }
 
 // Leads reports whether this coordinator leads.
-func (o *Office) Leads() bool { return o.leads.Load() }
+func (m *Member) Leads() bool { return m.leads.Load() }
 
 // Leading runs do while this coordinator leads: it does not follow another one before
 // do has returned. False: it does not lead, and do has not been run.
-func (o *Office) Leading(do func()) bool {
-	o.using.RLock()
-	defer o.using.RUnlock()
-	if !o.leads.Load() {
+func (m *Member) Leading(do func()) bool {
+	m.using.RLock()
+	defer m.using.RUnlock()
+	if !m.leads.Load() {
 		return false
 	}
 	do()
@@ -99,58 +99,58 @@ func (o *Office) Leading(do func()) bool {
 // the one that leads while not, until ctx ends. Then it steps down in order: first
 // the workers are left, then the standbys get what they do not know, then the
 // election calls the next.
-func (o *Office) Run(ctx context.Context) error {
+func (m *Member) Run(ctx context.Context) error {
 	// These go on until it has stepped down.
 	beyond, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { o.o.Election.Run(beyond) })
-	failed := make([]error, len(o.doors))
-	for i, d := range o.doors {
+	wg.Go(func() { m.o.Election.Run(beyond) })
+	failed := make([]error, len(m.listeners))
+	for i, d := range m.listeners {
 		wg.Go(func() {
-			if failed[i] = o.o.Server.Serve(beyond, d); failed[i] != nil {
+			if failed[i] = m.o.Server.Serve(beyond, d); failed[i] != nil {
 				stop()
 			}
 		})
 	}
-	o.o.Copy.Follow(o.o.Instances.Name)
-	if s, _ := o.o.Election.Standing(); o.o.Succeed != nil && s.Leader.Epoch == 0 {
-		o.o.Succeed()
+	m.o.Copy.Follow(m.o.Instances.Name)
+	if s, _ := m.o.Election.Standing(); m.o.Succeed != nil && s.Leader.Epoch == 0 {
+		m.o.Succeed()
 	}
 	for ctx.Err() == nil {
-		o.hold(ctx)
+		m.hold(ctx)
 	}
-	o.shut()
-	o.stepDown()
-	o.o.Election.Resign()
+	m.shut()
+	m.stepDown()
+	m.o.Election.Resign()
 	end()
 	wg.Wait()
 	return errors.Join(failed...)
 }
 
 // hold does what the standing asks for, until it changes or ctx ends.
-func (o *Office) hold(ctx context.Context) {
-	s, changed := o.o.Election.Standing()
+func (m *Member) hold(ctx context.Context) {
+	s, changed := m.o.Election.Standing()
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
 	if s.Leads {
-		o.takeUp(s.Leader.Epoch)
+		m.lead(s.Leader.Epoch)
 	} else {
 		// Who comes to a standby is told so by the end of the connection; but where
 		// the one that leads is at the same address they come to the same socket.
-		if s.Leader.Epoch == 0 || s.Leader.Address == o.o.Address {
-			o.shut()
+		if s.Leader.Epoch == 0 || s.Leader.Address == m.o.Address {
+			m.shut()
 		}
-		o.stepDown()
+		m.stepDown()
 		if s.Leader.Epoch != 0 {
-			following.Go(func() { o.follow(ctx, s.Leader) })
+			following.Go(func() { m.follow(ctx, s.Leader) })
 		}
-		if s.Leader.Epoch != 0 && s.Leader.Address != o.o.Address {
-			o.open()
+		if s.Leader.Epoch != 0 && s.Leader.Address != m.o.Address {
+			m.open()
 		}
 	}
 	select {
@@ -159,64 +159,64 @@ func (o *Office) hold(ctx context.Context) {
 	}
 }
 
-func (o *Office) open() {
-	for _, d := range o.doors {
+func (m *Member) open() {
+	for _, d := range m.listeners {
 		d.open()
 	}
 }
 
-func (o *Office) shut() {
-	for _, d := range o.doors {
+func (m *Member) shut() {
+	for _, d := range m.listeners {
 		d.shut()
 	}
 }
 
-// takeUp begins to lead, or goes on, by an epoch.
-func (o *Office) takeUp(epoch uint64) {
-	if !o.leads.Load() {
-		o.o.Copy.Lead(o.o.Instances.Number)
-		if o.o.Appear != nil {
-			o.o.Appear()
+// lead begins to lead, or goes on, by an epoch.
+func (m *Member) lead(epoch uint64) {
+	if !m.leads.Load() {
+		m.o.Copy.Lead(m.o.Instances.Number)
+		if m.o.ClaimSocket != nil {
+			m.o.ClaimSocket()
 		}
 	}
-	o.o.Server.Lead(epoch)
-	o.leads.Store(true)
-	o.open()
+	m.o.Server.Lead(epoch)
+	m.leads.Store(true)
+	m.open()
 }
 
 // stepDown ends leading.
-func (o *Office) stepDown() {
-	if !o.leads.Load() {
+func (m *Member) stepDown() {
+	if !m.leads.Load() {
 		return
 	}
-	o.o.Server.StandBy()
-	o.using.Lock() // what has begun as the leader's ends before
-	o.leads.Store(false)
-	o.using.Unlock()
-	o.o.Copy.Follow(o.o.Instances.Name)
-	o.o.Log.Info("this coordinator has stepped down")
+	m.o.Server.StandBy()
+	m.using.Lock() // what has begun as the leader's ends before
+	m.leads.Store(false)
+	m.using.Unlock()
+	m.o.Copy.Follow(m.o.Instances.Name)
+	m.o.Log.Info("this coordinator has stepped down")
 }
 
 // follow has the leader's conversation homes until ctx ends.
-func (o *Office) follow(ctx context.Context, leader election.Leader) {
+func (m *Member) follow(ctx context.Context, leader election.Leader) {
 	said := false
 	for ctx.Err() == nil {
 		err := fleet.Follow(ctx, fleet.FollowOptions{
-			Dial:  func(ctx context.Context) (net.Conn, error) { return o.o.Dial(ctx, leader.Address) },
-			Token: o.o.Token, Node: o.o.Node, Epoch: leader.Epoch,
+			Dial:  func(ctx context.Context) (net.Conn, error) { return m.o.Dial(ctx, leader.Address) },
+			Token: m.o.Token, Node: m.o.Node, Epoch: leader.Epoch,
 		}, func(ctx context.Context, ask func(context.Context, []byte) ([]byte, error)) {
 			said = false
-			o.o.Copy.Run(ctx, ask, func(err error) { o.o.Log.Warn("this standby falls behind", "leader", leader.Address, "error", err) })
+			m.o.Copy.Run(ctx, ask, func(err error) { m.o.Log.Warn("this standby falls behind", "leader", leader.Address, "error", err) })
 		})
 		if ctx.Err() != nil {
 			return
 		}
 		if !said {
-			o.o.Log.Info("the leader is not followed any more", "leader", leader.Address, "reason", err)
+			m.o.Log.Info("the leader is not followed any more", "leader", leader.Address, "reason", err)
 			said = true
 		}
-		if o.o.Succeed != nil {
-			o.o.Succeed()
+		if m.o.Succeed != nil {
+			m.o.Succeed()
 			return
 		}
 		pause(ctx, again)
