@@ -71,7 +71,7 @@ type committed struct {
 
 // Place decides and commits a placement. In steady state it allocates only the placement,
 // if placements are recycled.
-// //
+//
 // Targets with an open circuit, and excluded targets, are not candidates as long as the
 // phase has others. If it has none, they are: a request to an engine that failed before
 // may succeed. The exception is decode with an open circuit: prefill would compute and

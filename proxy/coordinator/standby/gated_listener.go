@@ -8,15 +8,14 @@ import (
 	"time"
 )
 
-// Listener is a listener whose Accept can be interrupted, as those of TCP and of
-// Unix sockets can.
+// Listener is a listener whose Accept a deadline interrupts: TCP or a Unix socket.
 type Listener interface {
 	net.Listener
 	SetDeadline(time.Time) error
 }
 
-// gatedListener is a listener that does not accept while it is shut: connections wait for
-// another process that has the same socket, or for it to open.
+// gatedListener is a listener that accepts only while it is open. While it is shut,
+// connections wait until it opens, or go to another process with the same socket.
 type gatedListener struct {
 	Listener
 
@@ -27,7 +26,7 @@ type gatedListener struct {
 	once   sync.Once
 }
 
-// newGatedListener returns a gatedListener that is shut.
+// newGatedListener returns a listener that is shut.
 func newGatedListener(l Listener) *gatedListener {
 	return &gatedListener{Listener: l, opened: make(chan struct{}), closed: make(chan struct{})}
 }
@@ -42,7 +41,7 @@ func (l *gatedListener) open() {
 	}
 }
 
-// shut makes Accept wait, one that runs too.
+// shut makes Accept wait, also an Accept that is running.
 func (l *gatedListener) shut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package standby makes several coordinators one: each leads or stands by, as the
-// election has it, with the conversation homes of the one that leads, and workers
-// find that one.
+// Package standby makes several coordinators act as one. The election decides which of
+// them leads. The others stand by with a copy of the leader's conversation homes. Workers
+// find the leader by a Finder.
 package standby
 
 import (
@@ -17,29 +17,30 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 )
 
-// again is the time until a leader that could not be followed is dialled once more.
+// again is the pause before a leader that could not be followed is dialled again.
 const again = 300 * time.Millisecond
 
-// Election is who leads: election.Election or election.Alone.
+// Election tells which coordinator leads: election.Election or election.Alone.
 type Election interface {
 	Standing() (s election.Standing, changed <-chan struct{})
 	Resign()
 	Run(ctx context.Context)
 }
 
-// Instances are the engines as this process numbers them.
+// Instances translates between the names of engines and this process's numbers for them.
 type Instances interface {
-	// Name is the name of an instance, "" for one that is gone.
+	// Name returns the name of an instance; "": it is gone.
 	Name(number uint32) string
-	// Number is that of the instance that has a name, 0 if none has.
+	// Number returns the number of the instance of that name; 0: there is none.
 	Number(name string) uint32
 }
 
-// Dialer connects to an address of a fleet, host:port or unix:path:
+// Dialer connects to an address of a fleet, host:port or unix:path; see
 // access.Credentials.Dial.
 type Dialer func(ctx context.Context, address string) (net.Conn, error)
 
-// Options is what an Member stands on. All but Token, ClaimSocket and Succeed are needed.
+// Options configures a Member. All fields except Token, ClaimSocket and Succeed are
+// required.
 type Options struct {
 	Election  Election
 	Server    *fleet.Server // created with ServerOptions.Standby
@@ -51,15 +52,16 @@ type Options struct {
 	Dial      Dialer // to the coordinator that leads
 	Node      string
 	Log       *slog.Logger
-	// ClaimSocket is called when this coordinator begins to lead: workers that come from
-	// now on are its own. Nil: nothing is to be done for that.
+	// ClaimSocket is called when this coordinator begins to lead, so that workers connect
+	// to it from then on. Nil: it is not needed.
 	ClaimSocket func()
-	// Succeed is called when there is no leader to follow, or none any more. It is for
-	// coordinators that no election calls: election.Alone.Succeed.
+	// Succeed is called when there is no leader to follow. It is set if no election
+	// appoints the leader: election.Alone.Succeed.
 	Succeed func()
 }
 
-// Member is a coordinator's part in who leads.
+// Member is a coordinator's part in a group of coordinators: it leads or follows the
+// leader.
 type Member struct {
 	o         Options
 	listeners []*gatedListener
@@ -67,7 +69,7 @@ type Member struct {
 	using     sync.RWMutex // of the leader's table, by Leading
 }
 
-// New returns an office; it starts nothing.
+// New returns a member. Run starts it.
 func New(o Options) *Member {
 	m := &Member{o: o}
 	for _, l := range o.Listeners {
@@ -76,15 +78,15 @@ func New(o Options) *Member {
 	return m
 }
 
-// Ready reports whether this coordinator leads, or would at once know all that the
-// one that leads does: a predecessor may go.
+// Ready reports whether this coordinator leads, or has all homes of the leader, so that a
+// predecessor may end.
 func (m *Member) Ready() bool { return m.leads.Load() || m.o.Copy.InStep() }
 
 // Leads reports whether this coordinator leads.
 func (m *Member) Leads() bool { return m.leads.Load() }
 
-// Leading runs do while this coordinator leads: it does not follow another one before
-// do has returned. False: it does not lead, and do has not been run.
+// Leading runs do while this coordinator leads; the coordinator follows no other before do
+// has returned. False: it does not lead, and do was not called.
 func (m *Member) Leading(do func()) bool {
 	m.using.RLock()
 	defer m.using.RUnlock()
@@ -95,12 +97,12 @@ func (m *Member) Leading(do func()) bool {
 	return true
 }
 
-// Run stands for election, serves workers while this coordinator leads and follows
-// the one that leads while not, until ctx ends. Then it steps down in order: first
-// the workers are left, then the standbys get what they do not know, then the
-// election calls the next.
+// Run takes part in the election until ctx ends. It serves workers while this coordinator
+// leads, and follows the leader otherwise. In the end it steps down in this order: it ends
+// the workers' connections, lets the standbys fetch the last changes, and resigns from the
+// election.
 func (m *Member) Run(ctx context.Context) error {
-	// These go on until it has stepped down.
+	// The election and the server go on until this coordinator has stepped down.
 	beyond, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	ctx, stop := context.WithCancel(ctx)
@@ -130,7 +132,7 @@ func (m *Member) Run(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// hold does what the standing asks for, until it changes or ctx ends.
+// hold leads or follows until the standing changes or ctx ends.
 func (m *Member) hold(ctx context.Context) {
 	s, changed := m.o.Election.Standing()
 	ctx, cancel := context.WithCancel(ctx)
@@ -140,8 +142,9 @@ func (m *Member) hold(ctx context.Context) {
 	if s.Leads {
 		m.lead(s.Leader.Epoch)
 	} else {
-		// Who comes to a standby is told so by the end of the connection; but where
-		// the one that leads is at the same address they come to the same socket.
+		// A standby closes the connections of workers, which then look for the leader. But
+		// if the leader has the same address, they would reach this socket again, so it
+		// stays shut.
 		if s.Leader.Epoch == 0 || s.Leader.Address == m.o.Address {
 			m.shut()
 		}
@@ -171,7 +174,7 @@ func (m *Member) shut() {
 	}
 }
 
-// lead begins to lead, or goes on, by an epoch.
+// lead begins a term with an epoch, or goes on with it.
 func (m *Member) lead(epoch uint64) {
 	if !m.leads.Load() {
 		m.o.Copy.Lead(m.o.Instances.Number)
@@ -184,20 +187,20 @@ func (m *Member) lead(epoch uint64) {
 	m.open()
 }
 
-// stepDown ends leading.
+// stepDown ends the term, if there is one.
 func (m *Member) stepDown() {
 	if !m.leads.Load() {
 		return
 	}
 	m.o.Server.StandBy()
-	m.using.Lock() // what has begun as the leader's ends before
+	m.using.Lock() // waits for Leading
 	m.leads.Store(false)
 	m.using.Unlock()
 	m.o.Copy.Follow(m.o.Instances.Name)
 	m.o.Log.Info("this coordinator has stepped down")
 }
 
-// follow has the leader's conversation homes until ctx ends.
+// follow copies the leader's conversation homes until ctx ends.
 func (m *Member) follow(ctx context.Context, leader election.Leader) {
 	said := false
 	for ctx.Err() == nil {
@@ -223,7 +226,7 @@ func (m *Member) follow(ctx context.Context, leader election.Leader) {
 	}
 }
 
-// Finder finds the coordinator that leads, for a worker.
+// Finder finds the leading coordinator, for a worker.
 type Finder struct {
 	election   *election.Election
 	dial       Dialer
@@ -231,17 +234,16 @@ type Finder struct {
 	dialled    atomic.Pointer[string]
 }
 
-// NewFinder returns a finder by an election that this process only follows; dial
-// connects to the coordinator that it finds. near is
-// where the coordinator of the same host is dialled, which the election calls same:
-// while that leads and while nobody is known to. Both are "" where there is none.
+// NewFinder returns a finder that follows e and connects by dial. near is the address of
+// the coordinator on the same host, which the election calls same. The finder dials near
+// while that coordinator leads or no leader is known. Both are "" if there is none.
 func NewFinder(e *election.Election, dial Dialer, near, same string) *Finder {
 	return &Finder{election: e, dial: dial, near: near, same: same}
 }
 
 var errNobody = errors.New("no coordinator is known to lead")
 
-// Dial connects to the one that leads, as far as it is known.
+// Dial connects to the leader, as far as it is known.
 func (f *Finder) Dial(ctx context.Context) (net.Conn, error) {
 	address := f.address()
 	f.dialled.Store(&address)
@@ -259,8 +261,8 @@ func (f *Finder) address() string {
 	return s.Leader.Address
 }
 
-// Run follows the election until ctx ends. redial is called when the one that
-// leads is at another address than the one dialled last.
+// Run follows the election until ctx ends. It calls redial when the leader's address is
+// not the one that was dialled last.
 func (f *Finder) Run(ctx context.Context, redial func()) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
