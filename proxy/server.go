@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
@@ -41,7 +42,7 @@ type Deps struct {
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
 	Gatherer    prometheus.Gatherer // what GET /metrics shows
-	Policies    Policies
+	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
 	Tokens      *tokens.Tokenizer // nil: only the client has token ids
 	// Wrap puts filters around the handler of the public endpoints but /health,
@@ -50,7 +51,7 @@ type Deps struct {
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
 	Turns    *coordinator.Client
-	Workers  Workers             // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
@@ -63,27 +64,6 @@ type Deps struct {
 	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
-}
-
-// Policies is what operators see and do of the policies.
-type Policies interface {
-	List() []PolicyRow
-	// Reload loads the policy of that name again; on an error the old version
-	// stays.
-	Reload(name string) error
-}
-
-// PolicyRow is one row of GET /v1/policies.
-type PolicyRow struct {
-	Name          string  `json:"name"`
-	Phase         string  `json:"phase"`
-	VersionSHA256 string  `json:"version_sha256"`
-	Runtime       string  `json:"runtime"`
-	State         string  `json:"state"`
-	Calls         uint64  `json:"calls"`
-	Failures      uint64  `json:"failures"`
-	MeanUS        float64 `json:"mean_us"`
-	P99US         float64 `json:"p99_us"`
 }
 
 // Server serves the public and the admin endpoints. Its methods are safe for
@@ -189,10 +169,6 @@ func (s *Server) Wait() {
 	s.janitor.wait(limit)
 	s.sidecar.Load().Close()
 }
-
-// AdminHandler is the operators' routes without a listener and without any check of
-// who calls: for the coordinator of this worker.
-func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 
 // Ready reports whether one request could be served now.
 func (s *Server) Ready() bool {

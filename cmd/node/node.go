@@ -18,6 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/plugins"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/admintoken"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
@@ -182,11 +183,11 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 		return err
 	}
 	spread := n.joinWorkers()
-	var workers proxy.Workers
+	var workers admin.Workers
 	var turns *coordinator.Client
 	switch {
 	case n.leader != nil:
-		workers = proxy.NewWorkers(n.leader.workers)
+		workers = admin.NewWorkers(n.leader.workers)
 	case n.worker != nil:
 		turns = n.worker.client
 	}

@@ -1,9 +1,8 @@
-package proxy
+package admin
 
 import (
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -12,73 +11,8 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/httpguard"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 )
-
-// adminRoutes are the operators' routes. Those that change something have another
-// method than GET.
-func (s *Server) adminRoutes() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {
-		downstream.JSON(w, 200, map[string]string{"status": "ok"})
-	})
-	mux.HandleFunc("GET "+readyzPath, s.serveHealth)
-	whole := whole{s, s.deps.Workers}
-	mux.Handle("GET /metrics", whole.metrics())
-	mux.HandleFunc("GET /v1/engines", s.adminEngines)
-	mux.HandleFunc("POST /v1/engines", s.adminAddEngine)
-	mux.HandleFunc("DELETE /v1/engines/{name}", s.adminRemoveEngine)
-	mux.HandleFunc("GET /v1/pairs", s.adminPairs)
-	mux.HandleFunc("GET /v1/policies", whole.policies)
-	mux.HandleFunc("POST /v1/policies/{name}/reload", whole.reload)
-	mux.HandleFunc("GET /v1/exchanges", whole.exchanges)
-	mux.HandleFunc("GET /v1/explain/{id}", whole.explain)
-	mux.HandleFunc("GET /perf_metrics", whole.perfMetrics)
-	mux.HandleFunc("GET /v1/sidecar", s.sidecarOf(s.adminSidecar))
-	mux.HandleFunc("PUT /v1/sidecar/policies", s.sidecarOf(s.adminOrder))
-	mux.HandleFunc("DELETE /v1/sidecar/policies", s.sidecarOf(s.adminOrderReset))
-	mux.HandleFunc("POST /v1/drain", whole.drain)
-	if s.deps.Workers != nil {
-		mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
-			downstream.JSON(w, 200, s.deps.Workers.List())
-		})
-	}
-	return mux
-}
-
-// The routes of probes, which have no token.
-const (
-	healthzPath = "/healthz"
-	readyzPath  = "/readyz"
-)
-
-// AdminToken is the bearer token of the admin address.
-type AdminToken struct {
-	// Token is never empty at an admin address.
-	Token string
-	// Made says that the proxy has made the token itself. Requests on loopback that
-	// only read do without such a token.
-	Made bool
-}
-
-// adminHandler is the operators' routes at an address, behind a guard. /healthz and
-// /readyz need no token.
-func (s *Server) adminHandler(cfg *config.Config, address net.Addr, token AdminToken) http.Handler {
-	reading := token.Made && httpguard.Loopback(address)
-	return httpguard.Guard{
-		Name: "admin.listen", Address: address, Hosts: cfg.Admin.InternalHosts(cfg.Admin.Listen), Token: token.Token,
-		Types: []string{"application/json"}, Log: s.log,
-		Open: func(r *http.Request) bool {
-			get := r.Method == http.MethodGet || r.Method == http.MethodHead
-			return get && (reading || r.URL.Path == healthzPath || r.URL.Path == readyzPath)
-		},
-		Refuse: func(w http.ResponseWriter, _ *http.Request, status int, text string) {
-			code := map[int]string{401: "invalid_token", 403: "forbidden", 415: "unsupported_media_type"}[status]
-			downstream.Error(w, &openai.Error{Status: status, Code: code, Message: text})
-		},
-	}.Wrap(s.adminRoutes())
-}
 
 // EngineRow is one row of GET /v1/engines.
 type EngineRow struct {
@@ -93,8 +27,8 @@ type EngineRow struct {
 	Facts     FactsRow  `json:"facts"`
 }
 
-// FactsRow is what the engine publishes of itself, as far as it is known: by this
-// pairs are judged.
+// FactsRow has the known facts that the engine publishes about itself. They decide whether
+// two engines can be paired.
 type FactsRow struct {
 	Version       string       `json:"version,omitempty"`
 	Wire          string       `json:"wire,omitempty"`         // trtllm
@@ -131,9 +65,12 @@ type RankRow struct {
 	Tokens   int64 `json:"tokens"`
 }
 
-func (s *Server) adminEngines(w http.ResponseWriter, _ *http.Request) {
+// engines has the handlers of /v1/engines and /v1/pairs.
+type engines struct{ o Options }
+
+func (e engines) list(w http.ResponseWriter, _ *http.Request) {
 	rows := []EngineRow{}
-	for _, i := range s.deps.Registry.Snapshot().Instances {
+	for _, i := range e.o.Registry.Snapshot().Instances {
 		row := EngineRow{
 			Name: i.Spec.Name, URL: i.Spec.URL, Role: i.Role.String(), Connector: i.Spec.Connector,
 			State: i.State().String(), Model: i.Spec.Model, Source: i.Source, Ranks: []RankRow{}, Facts: factsRow(i),
@@ -146,20 +83,20 @@ func (s *Server) adminEngines(w http.ResponseWriter, _ *http.Request) {
 		}
 		rows = append(rows, row)
 	}
-	s.deps.Registry.Settle()
+	e.o.Registry.Settle()
 	downstream.JSON(w, 200, rows)
 }
 
 // maxEngineBody bounds the body of POST /v1/engines.
 const maxEngineBody = 64 << 10
 
-func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
+func (e engines) add(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEngineBody))
 	var spec config.Engine
 	if err == nil {
 		spec, err = config.EngineFromJSON(body)
 	}
-	if err == nil && !s.cfg.Load().Admin.TrustAddedEngines {
+	if err == nil && !e.o.Config().Admin.TrustAddedEngines {
 		err = spec.CheckAdded()
 	}
 	if err != nil {
@@ -171,11 +108,11 @@ func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
 		downstream.Error(w, refusal)
 		return
 	}
-	if err := s.deps.Registry.Add(spec); err != nil {
+	if err := e.o.Registry.Add(spec); err != nil {
 		text := err.Error()
 		if spec.APIKeyFile != "" || spec.CA != "" {
-			s.log.Error("an added engine cannot be used", "error", err)
-			text = "the engine cannot be used; the log of the proxy has the reason" // which tells about local files
+			e.o.Log.Error("an added engine cannot be used", "error", err)
+			text = "the engine cannot be used; the log of the proxy has the reason" // the error tells about local files
 		}
 		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_engine", Message: text})
 		return
@@ -183,7 +120,7 @@ func (s *Server) adminAddEngine(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 201, map[string]string{"name": spec.Name})
 }
 
-func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
+func (e engines) remove(w http.ResponseWriter, r *http.Request) {
 	drain := 60 * time.Second
 	if v := r.URL.Query().Get("drain"); v != "" {
 		d, err := time.ParseDuration(v)
@@ -193,7 +130,7 @@ func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
 		}
 		drain = d
 	}
-	if err := s.deps.Registry.Remove(r.PathValue("name"), drain); err != nil {
+	if err := e.o.Registry.Remove(r.PathValue("name"), drain); err != nil {
 		status := 400
 		if errors.Is(err, engine.ErrUnknown) {
 			status = 404
@@ -204,9 +141,6 @@ func (s *Server) adminRemoveEngine(w http.ResponseWriter, r *http.Request) {
 	downstream.JSON(w, 202, map[string]string{"name": r.PathValue("name"), "state": "draining"})
 }
 
-func (s *Server) adminPairs(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, s.deps.Registry.Pairs())
+func (e engines) pairs(w http.ResponseWriter, _ *http.Request) {
+	downstream.JSON(w, 200, e.o.Registry.Pairs())
 }
-
-// ErrUnknownPolicy is the error of Policies.Reload for a name that nothing has.
-var ErrUnknownPolicy = errors.New("no policy or plugin of that name")

@@ -1,4 +1,4 @@
-package proxy
+package admin
 
 import (
 	"encoding/json"
@@ -14,18 +14,20 @@ type SidecarRow struct {
 	Engine     string   `json:"engine"` // the local engine's name
 	Role       string   `json:"role"`
 	Connector  string   `json:"connector"`
-	Policies   []string `json:"policies"`   // in the order in which they are tried now
-	Configured []string `json:"configured"` // as the configuration has them
+	Policies   []string `json:"policies"`   // in the current order
+	Configured []string `json:"configured"` // in the order of the configuration
 }
 
 // maxOrderBody bounds the body of PUT /v1/sidecar/policies.
 const maxOrderBody = 4 << 10
 
-// sidecarOf gives the handler the sidecar; there is nothing to see on a proxy
-// that is none.
-func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar.Sidecar)) http.HandlerFunc {
+// sidecarRoutes has the handlers of /v1/sidecar.
+type sidecarRoutes struct{ o Options }
+
+// with calls h with the sidecar. It answers 404 if the process is no sidecar.
+func (s sidecarRoutes) with(h func(http.ResponseWriter, *http.Request, *sidecar.Sidecar)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		sc := s.sidecar.Load()
+		sc := s.o.Sidecar()
 		if sc == nil {
 			downstream.Error(w, &openai.Error{Status: 404, Code: "no_sidecar", Message: "this proxy is no sidecar: sidecar.local is not set"})
 			return
@@ -34,7 +36,7 @@ func (s *Server) sidecarOf(h func(http.ResponseWriter, *http.Request, *sidecar.S
 	}
 }
 
-func (s *Server) adminSidecar(w http.ResponseWriter, _ *http.Request, sc *sidecar.Sidecar) {
+func (s sidecarRoutes) show(w http.ResponseWriter, _ *http.Request, sc *sidecar.Sidecar) {
 	cfg := sc.Config()
 	downstream.JSON(w, 200, SidecarRow{
 		Engine: sc.LocalName(), Role: cfg.Role, Connector: cfg.Connector,
@@ -42,9 +44,9 @@ func (s *Server) adminSidecar(w http.ResponseWriter, _ *http.Request, sc *sideca
 	})
 }
 
-// adminOrder makes requests from now on try the coordination policies in the
-// given order, those that it leaves out not at all.
-func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
+// setOrder makes later requests try the coordination policies in the given order. They do
+// not try a policy that the list leaves out.
+func (s sidecarRoutes) setOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
 	var body struct {
 		Policies []string `json:"policies"`
 	}
@@ -58,11 +60,11 @@ func (s *Server) adminOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.
 		downstream.Error(w, &openai.Error{Status: 400, Code: "bad_value", Param: "policies", Message: "policies: " + err.Error()})
 		return
 	}
-	s.log.Info("coordination policies changed", "policies", body.Policies)
-	s.adminSidecar(w, r, sc)
+	s.o.Log.Info("coordination policies changed", "policies", body.Policies)
+	s.show(w, r, sc)
 }
 
-func (s *Server) adminOrderReset(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
+func (s sidecarRoutes) resetOrder(w http.ResponseWriter, r *http.Request, sc *sidecar.Sidecar) {
 	sc.ResetOrder()
-	s.adminSidecar(w, r, sc)
+	s.show(w, r, sc)
 }
