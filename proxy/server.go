@@ -23,6 +23,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -50,7 +51,7 @@ type Deps struct {
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
-	Turns    *coordinator.Client
+	Turns    *fleet.Client
 	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
@@ -114,7 +115,7 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	if deps.Turns != nil {
 		s.turns = &fleetTurns{s, deps.Turns}
 	} else {
-		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](coordinator.MostTurns, coordinator.MostTurnIDs)}
+		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](fleet.MostTurns, fleet.MostTurnIDs)}
 	}
 	s.live.shown = deps.Balance
 	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)

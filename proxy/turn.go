@@ -8,6 +8,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -94,15 +95,15 @@ func (x *exchange) takeTurn() *keptTurn {
 	}
 	k, found := s.turns.take(x.ctx, scope, name, ids, now)
 	switch {
-	case found == coordinator.TurnTaken:
+	case found == fleet.TurnTaken:
 		return k
-	case found == coordinator.NothingKept && named:
+	case found == fleet.NothingKept && named:
 		reason = "expired"
-	case found == coordinator.TurnLost:
+	case found == fleet.TurnLost:
 		reason = "engine_gone"
-	case found == coordinator.TurnAway:
+	case found == fleet.TurnAway:
 		reason = coordinator.ReasonCoordinator
-	case found == coordinator.NothingKept:
+	case found == fleet.NothingKept:
 		return nil
 	}
 	x.fallback("turn_kv", reason)

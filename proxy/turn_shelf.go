@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 )
 
@@ -17,7 +17,7 @@ type turnShelf interface {
 	named(ctx context.Context, scope, name string) bool
 	// take takes the turn of most of the leading ids. Where there is none it frees that
 	// of the name, unless that is "".
-	take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*keptTurn, coordinator.Found)
+	take(ctx context.Context, scope, name string, ids []uint32, now time.Time) (*keptTurn, fleet.Found)
 	// put keeps a turn; false: it is the caller's to free.
 	put(o conversation.OnShelf[*keptTurn], now time.Time) bool
 	// clear frees all that only this process knows of.
@@ -36,19 +36,19 @@ func (t *ownTurns) named(_ context.Context, scope, name string) bool {
 	return t.shelf.Named(scope, name)
 }
 
-func (t *ownTurns) take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*keptTurn, coordinator.Found) {
+func (t *ownTurns) take(_ context.Context, scope, name string, ids []uint32, now time.Time) (*keptTurn, fleet.Found) {
 	if k, ok := t.shelf.Take(scope, ids, now); ok {
-		return k, coordinator.TurnTaken
+		return k, fleet.TurnTaken
 	}
 	if name == "" {
-		return nil, coordinator.NothingKept
+		return nil, fleet.NothingKept
 	}
 	old, ok := t.shelf.TakeNamed(scope, name, now)
 	if !ok {
-		return nil, coordinator.NothingKept
+		return nil, fleet.NothingKept
 	}
 	t.s.forgetTurn(old, 0)
-	return nil, coordinator.TurnForgotten
+	return nil, fleet.TurnForgotten
 }
 
 func (t *ownTurns) put(o conversation.OnShelf[*keptTurn], now time.Time) bool {
@@ -67,7 +67,7 @@ func (t *ownTurns) clear(now time.Time) {
 // fleetTurns is the turns of a fleet, which its coordinator has.
 type fleetTurns struct {
 	s      *Server
-	client *coordinator.Client
+	client *fleet.Client
 }
 
 func (t *fleetTurns) empty() bool { return !t.client.Connected() }
@@ -76,16 +76,16 @@ func (t *fleetTurns) named(ctx context.Context, scope, name string) bool {
 	return t.client.NamesTurn(ctx, scope, name)
 }
 
-func (t *fleetTurns) take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*keptTurn, coordinator.Found) {
+func (t *fleetTurns) take(ctx context.Context, scope, name string, ids []uint32, _ time.Time) (*keptTurn, fleet.Found) {
 	told, found := t.client.TakeTurn(ctx, scope, name, ids)
 	if told == nil {
 		return nil, found
 	}
 	k, err := t.s.readTurn(told)
 	if err != nil { // so that it cannot be freed either
-		return nil, coordinator.TurnLost
+		return nil, fleet.TurnLost
 	}
-	if found != coordinator.TurnTaken {
+	if found != fleet.TurnTaken {
 		t.s.forgetTurn(k, 0)
 		return nil, found
 	}
@@ -93,7 +93,7 @@ func (t *fleetTurns) take(ctx context.Context, scope, name string, ids []uint32,
 }
 
 func (t *fleetTurns) put(o conversation.OnShelf[*keptTurn], now time.Time) bool {
-	return t.client.KeepTurn(conversation.OnShelf[*coordinator.KeptTurn]{
+	return t.client.KeepTurn(conversation.OnShelf[*fleet.KeptTurn]{
 		Scope: o.Scope, Name: o.Name, IDs: o.IDs, Expires: o.Expires, Value: o.Value.tell(),
 	}, now)
 }
@@ -101,12 +101,12 @@ func (t *fleetTurns) put(o conversation.OnShelf[*keptTurn], now time.Time) bool 
 func (*fleetTurns) clear(time.Time) {}
 
 // tell is the turn for another process of the fleet.
-func (k *keptTurn) tell() *coordinator.KeptTurn {
-	return &coordinator.KeptTurn{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.forget.append(nil)}
+func (k *keptTurn) tell() *fleet.KeptTurn {
+	return &fleet.KeptTurn{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.forget.append(nil)}
 }
 
 // readTurn is a turn that another process of the fleet knew.
-func (s *Server) readTurn(told *coordinator.KeptTurn) (*keptTurn, error) {
+func (s *Server) readTurn(told *fleet.KeptTurn) (*keptTurn, error) {
 	job, _, err := readJob(told.Forget, s.deps.Registry.Snapshot())
 	if err == nil && len(job.calls) != 1 {
 		err = errOwed
@@ -127,7 +127,7 @@ func (s *Server) readTurn(told *coordinator.KeptTurn) (*keptTurn, error) {
 
 // ForgetTurn has the holder of a turn free it, in the background: no exchange of the
 // fleet will use it.
-func (s *Server) ForgetTurn(told *coordinator.KeptTurn) error {
+func (s *Server) ForgetTurn(told *fleet.KeptTurn) error {
 	k, err := s.readTurn(told)
 	if err == nil {
 		s.forgetTurn(k, 0)
