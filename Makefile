@@ -9,10 +9,11 @@ COMMIT       := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS      := -s -w -X github.com/pdproxy/pdproxy/cmd.Version=$(VERSION) -X github.com/pdproxy/pdproxy/cmd.commit=$(COMMIT)
 PACKAGES     := ./...
 FUZZTIME     ?= 30s
-# The race detector watches all code but that which compiles Wasm guests: with it there, a
-# guest takes ten times as long to compile. These packages use no sync.Map and no other
-# generic code of package sync: the linker keeps one copy of such code for the program,
-# and a copy that the detector does not see makes it report races that are none.
+# The race detector watches all code except the packages that compile Wasm
+# guests: with it there, a guest takes ten times as long to compile. These
+# packages use no sync.Map and no other generic code of package sync. The linker
+# keeps one copy of such code for the program, and a copy without the detector
+# makes it report races that do not exist.
 WAZEVO       := github.com/tetratelabs/wazero/internal/engine/wazevo
 RACE         := -race $(foreach p,backend/... frontend ssa,-gcflags=$(WAZEVO)/$p=-race=false) -shuffle=on
 SUITE        := $(GO) run ./conformance/suite
