@@ -82,7 +82,7 @@ clients: build ## OpenAI clients for Go, Node and Python, curl, Chromium over HT
 cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target; fails below $(COVERAGE_MIN) %
 	@mkdir -p build
 	$(GO) test -cover -coverprofile=build/cover-own.out ./abi/... ./plugins/... ./proxy/...
-	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi
+	$(GO) test -coverpkg=./abi/...,./plugins/...,./proxy/... -coverprofile=build/cover-others.out ./cmd/... ./conformance/abi ./proxy
 	$(GO) run ./conformance/coverage -min $(COVERAGE_MIN) -profiles build/cover-own.out,build/cover-others.out abi plugins proxy
 
 .PHONY: fuzz

@@ -101,7 +101,7 @@ func TestAnnouncedBodies(t *testing.T) {
 			var held holder
 			defer held.release()
 			held.announce(p.attacker(), major, 200, size)
-			time.Sleep(300 * time.Millisecond) // so that the proxy has read the heads
+			time.Sleep(300 * time.Millisecond) // for the proxy to read the heads; no metric counts them
 		}
 		p.serves("before the announcements")
 		for _, major := range p.majors() {
@@ -161,7 +161,7 @@ func TestStreamsOfOneConnection(t *testing.T) {
 	var held holder
 	p.wantGrowth("10,000 streams of one connection", 100, func() {
 		held.announce(p.attacker(), 3, 10000, 100)
-		time.Sleep(time.Second) // so that the proxy has read all the heads
+		time.Sleep(time.Second) // for the proxy to read the heads; no metric counts them
 		p.serves("beside 10,000 streams of one connection")
 	})
 	held.release()
