@@ -52,13 +52,13 @@ const (
 // Why a connection ended or a call failed.
 var (
 	ErrLeft   = errors.New("link: the peer has left")
-	ErrGone   = errors.New("link: the peer has gone without a word") // the peer has died: a live peer says that it leaves
-	ErrSilent = errors.New("link: the peer is silent")
+	ErrGone   = errors.New("link: the peer closed the connection without a farewell") // the peer has died: a live peer says that it leaves
+	ErrSilent = errors.New("link: the peer sends no sign of life")
 	ErrBehind = errors.New("link: the peer does not read")
 	ErrLate   = errors.New("link: no answer in time") // of a call; the connection stays
 	ErrSize   = errors.New("link: frame too large")   // of what was to be sent; the connection stays
 	// ErrGarbage matches every error of malformed bytes.
-	ErrGarbage = errors.New("link: garbage")
+	ErrGarbage = errors.New("link: malformed bytes")
 )
 
 // Handler handles the peer's frames, one at a time. Nothing else is read in the meantime.

@@ -101,7 +101,7 @@ func (c *Conn) handBack() {
 
 // errKicked says that the reader must check whether it still should read: the deadline of
 // reads has passed, or frames are no longer handled.
-var errKicked = errors.New("link: somebody else is to read")
+var errKicked = errors.New("link: the reader must stop")
 
 // readOnce reads once and handles the complete frames. If one is refused, it tells the
 // peer that this side leaves, and handles no more frames.
