@@ -55,7 +55,7 @@ func parse(value []byte) (Leader, error) {
 		return Leader{}, errors.New("read leader's record: it is too long")
 	}
 	if err := json.Unmarshal(value, &l); err != nil {
-		return Leader{}, errors.New("read leader's record: it is no JSON of one")
+		return Leader{}, errors.New("read leader's record: it is not valid JSON")
 	}
 	if l.Address == "" || l.Epoch == 0 {
 		return Leader{}, errors.New("read leader's record: it names no leader")

@@ -101,7 +101,7 @@ func (c *Client) Run(ctx context.Context) {
 		}
 		var refused *dialError
 		if !errors.As(err, &refused) || !said {
-			c.o.Log.Warn("no coordinator: requests are placed by what is known here", "error", err)
+			c.o.Log.Warn("no coordinator answers: this worker places requests itself", "error", err)
 		}
 		said = errors.As(err, &refused)
 		if time.Since(began) > most { // a short connection does not reset the pause
@@ -182,7 +182,7 @@ func (c *Client) Redial() {
 	}
 }
 
-var errRedial = errors.New("another coordinator is to be asked")
+var errRedial = errors.New("the worker connects to another coordinator")
 
 // Connected reports whether a coordinator answers.
 func (c *Client) Connected() bool {

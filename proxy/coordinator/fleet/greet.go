@@ -280,8 +280,8 @@ func (e *dialError) Error() string { return "connect to coordinator: " + e.err.E
 func (e *dialError) Unwrap() error { return e.err }
 
 var (
-	errFenced = errors.New("its term is over: there is a later one")
-	errEnded  = errors.New("the coordinator ended the greeting: it has another token, or does not lead any more")
+	errFenced = errors.New("its term has ended: a later coordinator leads")
+	errEnded  = errors.New("the coordinator ended the greeting: it has another token, or no longer leads")
 )
 
 // dialCoordinator connects to a coordinator whose epoch is at least self.least. Every

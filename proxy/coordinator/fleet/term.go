@@ -22,7 +22,7 @@ type term struct {
 	frozen   atomic.Bool // the last worker is gone, so the next answers to standbys are final
 }
 
-var errStoodDown = errors.New("the coordinator does not lead any more")
+var errStoodDown = errors.New("the coordinator no longer leads")
 
 // settling is the time that a coordinator gives its standbys to fetch its last changes
 // when it steps down.

@@ -57,7 +57,7 @@ func NewEtcd(etcd clientv3.Config, prefix, name string) *Etcd {
 }
 
 // errLost says that another coordinator has this node or has raised its mark.
-var errLost = errors.New("another came before")
+var errLost = errors.New("another coordinator was faster")
 
 // Reserve implements Store.
 func (e *Etcd) Reserve(ctx context.Context, now time.Time, width time.Duration) (disaggid.Block, error) {

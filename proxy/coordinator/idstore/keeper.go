@@ -89,7 +89,7 @@ func (k *Keeper) Tend(ctx context.Context, now time.Time) error {
 	}
 	switch {
 	case err != nil && !k.away:
-		k.log.Warn("no ids can be reserved; those reserved before are used meanwhile", "error", err)
+		k.log.Warn("ids cannot be reserved; the ids that were reserved before stay in use", "error", err)
 	case err == nil && k.away:
 		k.log.Info("ids can be reserved again")
 	}
@@ -119,7 +119,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tendEvery)
 		defer cancel()
 		if err := k.store.Close(last); err != nil {
-			k.log.Warn("the node number of the ids stays taken for a while", "error", err)
+			k.log.Warn("the node number of the ids could not be released; it stays taken until its lease ends", "error", err)
 		}
 	}()
 	tick := time.NewTicker(tendEvery)

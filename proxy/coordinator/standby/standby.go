@@ -215,7 +215,7 @@ func (m *Member) follow(ctx context.Context, leader election.Leader) {
 			return
 		}
 		if !said {
-			m.o.Log.Info("the leader is not followed any more", "leader", leader.Address, "reason", err)
+			m.o.Log.Info("the standby lost its connection to the leader", "leader", leader.Address, "reason", err)
 			said = true
 		}
 		if m.o.Succeed != nil {
@@ -241,7 +241,7 @@ func NewFinder(e *election.Election, dial Dialer, near, same string) *Finder {
 	return &Finder{election: e, dial: dial, near: near, same: same}
 }
 
-var errNobody = errors.New("no coordinator is known to lead")
+var errNobody = errors.New("no leading coordinator is known")
 
 // Dial connects to the leader, as far as it is known.
 func (f *Finder) Dial(ctx context.Context) (net.Conn, error) {

@@ -7,35 +7,33 @@ import (
 	"time"
 )
 
-// Width is how much id-time an issuer reserves, and a holder is granted, at a
-// time: 614 million ids of each line. A worker asks when half of that is left,
-// which lasts for eight hours of 10,000 ids a second if nobody answers. Whoever
-// dies takes the rest along, so that wider is not better: a process that starts
-// every five seconds would use up the id-time there is, until 2042, in 47 days.
+// Width is the id-time of a reserved block and of a granted range: 614 million ids of each
+// line. A worker asks for the next range when half is left; this half lasts for 8 hours at
+// 10,000 ids a second. A process that dies loses its rest, so a larger width would be
+// worse: a process that starts every five seconds would use up all id-time until 2042 in
+// 47 days.
 const Width = 10 * time.Minute
 
-// Fresh is how long a range is used and a block granted from, if others can be
-// had, however much is left of them. So the ids in flight lie within hours of each
-// other, which those count on who make more numbers of one id (SGLang's rooms).
+// Fresh is how long a range is used, and a block granted from, while others are available.
+// So all ids in flight lie within hours of each other. Engines that derive several numbers
+// from one id need this (SGLang's rooms).
 const Fresh = 6 * time.Hour
 
-// Block is what an issuer may grant from: an id-time of From or later and before
-// Until on Lines lines of a node, which begin with the worker number First.
-// Whoever keeps the mark below which id-time has been reserved raises it to Until
-// before the block is used, so that no two blocks share an id.
+// Block is id-time that an issuer may grant: from From until before Until, on Lines lines
+// of a node, which begin with worker number First. Before a block is used, the mark below
+// which id-time is reserved is raised to Until, so that no two blocks share an id.
 type Block struct {
 	Node         uint8
 	First, Lines uint8 // at most 64 in all
 	From, Until  int64 // Unix ms
 }
 
-// maxRows is how many holders are remembered: more than a node has lines, so
-// that none is forgotten while it waits for its grant.
+// maxRows bounds the remembered holders. There are more than a node has lines, so that
+// none is forgotten while it waits for its grant.
 const maxRows = 4 << workerBits
 
-// Ranges splits what an issuer has reserved into ranges for those that mint. It
-// does not know where its blocks come from, and needs no memory of what earlier
-// issuers granted: their blocks were others. Safe for concurrent use.
+// Ranges splits reserved blocks into ranges for Sources. It needs no memory of the grants
+// of earlier issuers, because their blocks were different. Safe for concurrent use.
 type Ranges struct {
 	width time.Duration
 
@@ -46,18 +44,17 @@ type Ranges struct {
 	rows  []row                // guarded by mu; those granted last are last
 }
 
-// row is what one holder was granted last.
+// row is the last grant of one holder.
 type row struct {
 	ask Ask
 	r   Range
 }
 
-// NewRanges returns an issuer of ranges of the given width, with nothing to grant
-// yet.
+// NewRanges returns an issuer of ranges of the given width, without a block.
 func NewRanges(width time.Duration) *Ranges { return &Ranges{width: width} }
 
-// Add takes in a reserved block. Of an older one only what the new one follows
-// without a gap goes on being granted.
+// Add adds a reserved block. Of the block before it, only id-time that the new block
+// follows without a gap is still granted.
 func (g *Ranges) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -72,8 +69,8 @@ func (g *Ranges) Add(b Block) {
 	}
 }
 
-// Lacks is the width of the block that is to be reserved now, 0 as long as the
-// last one is fresh and half of the lines' ranges are left.
+// Lacks returns the width of the block that must be reserved now; 0 while the last block
+// is fresh and half of its ranges are left.
 func (g *Ranges) Lacks(now time.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,9 +84,8 @@ func (g *Ranges) Lacks(now time.Time) time.Duration {
 	return g.width
 }
 
-// Grant is the next range of the holder that asks, or the one that it was granted
-// when it asked the same before: that has not arrived. False when nothing is left
-// to be granted.
+// Grant returns the next range for the holder. If the holder repeats its last request, the
+// answer has not arrived, and Grant returns the same range again. False: nothing is left.
 func (g *Ranges) Grant(a Ask) (Range, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -97,7 +93,7 @@ func (g *Ranges) Grant(a Ask) (Range, bool) {
 	if at >= 0 && g.rows[at].ask == a {
 		return g.rows[at].r, true
 	}
-	line := uint8(0) // the one with the most left
+	line := uint8(0) // the line with the most id-time left
 	for l := range g.block.Lines {
 		if g.next[l] < g.next[line] {
 			line = l
@@ -121,8 +117,8 @@ func (g *Ranges) Grant(a Ask) (Range, bool) {
 	return r, true
 }
 
-// AppendTable appends what each holder was granted last, for Source.ExtendBy: the
-// same bytes may go to all of them.
+// AppendTable appends the last grant of each holder, for Source.ExtendBy. All holders can
+// get the same bytes.
 func (g *Ranges) AppendTable(b []byte) []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()
