@@ -86,7 +86,7 @@ cover: ## coverage of abi, plugins and proxy, and the seeds of each fuzz target;
 fuzz: ## every fuzz target for FUZZTIME
 	@for pkg in $$($(GO) list $(PACKAGES)); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 50x $$pkg || exit 1; \
 	  done; done
 
 .PHONY: soak
