@@ -8,8 +8,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -201,105 +199,4 @@ func (s *Server) sayForeign(prefill engine.Target) {
 		s.log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
 			"engine", prefill.Name())
 	}
-}
-
-// ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The deadline holds for handlers that read a part of the body, too. ReadBody
-	// lifts it at the body's end.
-	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	if !s.servePath(w, r) {
-		w.Header().Set("X-Request-Id", downstream.RequestID(r))
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
-	}
-}
-
-// servePath serves r if its path is one of the public endpoints.
-func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
-	api, ok := openai.APIFor(r.URL.Path)
-	if ok && r.Method == http.MethodPost {
-		s.serveExchange(w, r, api)
-		return true
-	}
-	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
-	if ok {
-		methodNotAllowed(w, r, "POST")
-		return true
-	}
-	var serve func(http.ResponseWriter, *http.Request)
-	switch path := r.URL.Path; {
-	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
-		serve = s.serveModels
-	case path == healthPath:
-		serve = s.serveHealth
-	case path == "/version":
-		serve = s.serveVersion
-	default:
-		return false
-	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		methodNotAllowed(w, r, "GET")
-		return true
-	}
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	serve(w, r)
-	return true
-}
-
-func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
-	w.Header().Set("Allow", allow)
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
-}
-
-const (
-	modelsPath = "/v1/models"
-	healthPath = "/health"
-)
-
-// model is one row of the list of models, in OpenAI's form.
-type model struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	OwnedBy string `json:"owned_by"`
-}
-
-// serveModels lists the models of all engines that are ready, or shows the one
-// that the path names.
-func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.keys.Load().Authenticate(r); err != nil {
-		downstream.Error(w, publicError(err))
-		return
-	}
-	rows := []model{}
-	for _, id := range s.deps.Registry.Snapshot().Models() {
-		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
-	}
-	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
-	if !one {
-		downstream.JSON(w, 200, struct {
-			Object string  `json:"object"`
-			Data   []model `json:"data"`
-		}{"list", rows})
-		return
-	}
-	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
-	if i < 0 {
-		downstream.Error(w, publicError(coordinator.ErrUnknownModel))
-		return
-	}
-	downstream.JSON(w, 200, rows[i])
-}
-
-// serveHealth answers 200 when one request could be served now.
-func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if s.draining.Load() || !s.Ready() {
-		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
-		return
-	}
-	downstream.JSON(w, 200, map[string]string{"status": "ok"})
-}
-
-func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
 }
