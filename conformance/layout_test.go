@@ -10,8 +10,8 @@ import (
 
 const module = "github.com/pdproxy/pdproxy/"
 
-// mayImport is the house: what each package may import of this module. A name
-// that ends in /... stands for all below it.
+// mayImport lists the packages of this module that each package may import. A
+// name that ends in /... stands for all packages below it.
 var mayImport = map[string][]string{
 	"abi":                         {},
 	"abi/guest":                   {"abi"},
@@ -132,7 +132,8 @@ func TestImportsPointDownwards(t *testing.T) {
 	}
 }
 
-// rule returns what pkg may import: its own line, or that of the folder above.
+// rule returns what pkg may import, according to its own row or that of the
+// folder above.
 func rule(pkg string) ([]string, bool) {
 	if allowed, ok := mayImport[pkg]; ok {
 		return allowed, true
@@ -155,8 +156,9 @@ func matches(names []string, pkg string) bool {
 	return false
 }
 
-// TestUnwatchedPackages: the packages that the Makefile keeps from the race detector
-// use no generic code that synchronizes: the detector would see races that are none.
+// TestUnwatchedPackages: the packages that the Makefile excludes from the race
+// detector use no generic code that synchronizes. For such code the detector
+// would report races that do not exist.
 func TestUnwatchedPackages(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {

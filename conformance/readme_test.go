@@ -48,7 +48,7 @@ func TestConfigurationsInDocuments(t *testing.T) {
 	}
 }
 
-// The commands that README names are targets of the Makefile.
+// The commands in README are targets of the Makefile.
 func TestCommandsInReadme(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
