@@ -14,6 +14,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
@@ -39,7 +40,7 @@ type attempt struct {
 	// timed says that the engines have been asked how the legs went there.
 	timed bool
 	// timing is the row of the leg whose stream ends with that; nil: none does.
-	timing *legRow
+	timing *leg
 	// decodeSent is closed when all of the decode leg has been sent, where prefill
 	// waits for that; else nil.
 	decodeSent chan struct{}
@@ -56,7 +57,7 @@ type attempt struct {
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
 	merge    merge                      // of decode's answer with prefill's
 	held     int                        // bytes of the budget for parts of events
-	turn     *keptTurn                  // that prefill pulls; nil: none
+	turn     *retained.KV               // that prefill pulls; nil: none
 	left     *upstream.Detached         // of prefill's leg, if that was left and may yet be answered
 }
 
@@ -140,7 +141,7 @@ func (a *attempt) order() {
 // would meet the old attempt again) has been awaited when it returns.
 func (a *attempt) end(err error) {
 	if err != nil {
-		a.cleanup(err)
+		a.cleanUp(err)
 		a.giveUpTurn(err)
 	}
 	if a.left != nil { // decode has what it said
@@ -204,12 +205,10 @@ func (a *attempt) prefillFirst() error {
 	if err = a.prefillAlone(leg, body); err != nil {
 		return err
 	}
-	a.owe()
+	a.setOrphanCleanup()
 	a.handed = time.Now()
 	a.noteLease()
-	if a.x.info != nil {
-		a.x.informPrefill()
-	}
+	a.x.journal.PrefillDone()
 	if a.handoff.Done {
 		return a.replyHandoff()
 	}
@@ -303,7 +302,7 @@ func (a *attempt) move(p *coordinator.Placement) {
 	}
 	a.joinPair()
 	a.x.placed(p)
-	a.owe()
+	a.setOrphanCleanup()
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
@@ -370,7 +369,7 @@ func (a *attempt) countFallback() {
 	if reason == "" {
 		return
 	}
-	a.x.fallback("kv_transfer", reason)
+	a.x.journal.Fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
@@ -423,9 +422,9 @@ func (a *attempt) pick() {
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
-	x.firstByte(nil)
+	x.journal.FirstByte(nil)
 	if u, ok := openai.ParseUsage(a.answer.B); ok {
-		x.usage = u
+		x.journal.Used(u)
 	}
 	h := x.client.AnswerHeader()
 	h.Set("Content-Type", "application/json")

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -39,10 +43,9 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 // process.
 func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
-	a := &attempt{
-		x: &exchange{s: &Server{log: slog.New(slog.NewTextHandler(logged, nil))}}, // no configuration: the leg panics
-		p: &coordinator.Placement{},
-	}
+	x := &exchange{} // no configuration: the leg panics
+	x.journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
+	a := &attempt{x: x, p: &coordinator.Placement{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	if err := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(err, errPanicked) {

@@ -57,7 +57,7 @@ func (a *attempt) concurrent() error {
 		stop(errPeerLeg)
 		perr := <-done
 		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
-			a.cleanup(errAnswered)
+			a.cleanUp(errAnswered)
 			return a.replyHandoff()
 		}
 		// Either may be at fault: each waits for the other, and tells the other of
@@ -90,7 +90,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
-			a.x.logPanic(v)
+			a.x.journal.Panic(v)
 			err = errPanicked
 		}
 		switch {
@@ -102,9 +102,7 @@ func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *bu
 			a.prefillAnswered()
 			a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
-			if a.x.info != nil {
-				a.x.informPrefill()
-			}
+			a.x.journal.PrefillDone()
 		case a.verdict.CompareAndSwap(0, prefillFailed):
 			cancel(err)
 		}
@@ -167,6 +165,6 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	case <-t.C:
 		stop(errPeerLeg)
 		<-done
-		a.x.s.janitor.start(job)
+		a.x.s.cleanups.Start(job)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -34,7 +35,7 @@ func (a *attempt) encode() error {
 	if len(legs) > 0 {
 		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
 		if len(targets) == 0 {
-			x.fallback("encode", "no_target")
+			x.journal.Fallback("encode", "no_target")
 		} else if err := a.encodeAll(legs, targets); err != nil {
 			return err
 		}
@@ -92,7 +93,7 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	var calls sync.WaitGroup
 	for i, l := range legs {
 		room <- struct{}{}
-		row := x.rec.leg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
+		row := x.beginLeg(abi.Encode, targets[i%len(targets)], a.c.LegID)
 		calls.Go(func() {
 			defer func() { <-room }()
 			if errs[i] = a.encodeLeg(ctx, row, l); errs[i] != nil {
@@ -120,11 +121,11 @@ func firstLegError(errs []error) (first error) {
 
 // encodeLeg makes one call and reads its whole answer, of which nothing but the
 // status counts.
-func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (err error) {
+func (a *attempt) encodeLeg(ctx context.Context, row *leg, l connector.Leg) (err error) {
 	x := a.x
 	defer func() {
 		if v := recover(); v != nil {
-			x.logPanic(v)
+			x.journal.Panic(v)
 			err = errPanicked
 		}
 	}()
@@ -134,7 +135,7 @@ func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(limit))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:

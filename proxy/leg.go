@@ -10,27 +10,13 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
-)
-
-const (
-	// maxAnswer bounds an answer that is held whole, in bytes: token ids of a
-	// very long prompt and an opaque state fit.
-	maxAnswer = 64 << 20
-	// maxErrorAnswer bounds the first event of a stream that may be an error, and
-	// the answer to a clean-up.
-	maxErrorAnswer = 64 << 10
-	// prefillLinger is how long a prefill leg goes on after its client has left, where
-	// the answer is what lets its blocks be freed and prefill may be near its end: a
-	// prefill of one step cannot be stopped, and a vLLM that finishes it unheard holds
-	// the blocks for its whole lease (8 to 23 % of short prompts,
-	// conformance/real/README.md).
-	prefillLinger = 2 * time.Second
 )
 
 var (
@@ -43,7 +29,7 @@ var (
 func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 	x, t := a.x, a.p.Prefill
 	x.tries[abi.Prefill]++
-	row := x.rec.leg(abi.Prefill, t, x.tries[abi.Prefill], a.c.LegID)
+	row := x.beginLeg(abi.Prefill, t, a.c.LegID)
 	var limit time.Duration
 	limit, row.short = a.within(time.Duration(x.cfg.Timeouts.Prefill))
 	w, by := waits{head: limit, idle: limit}, row.Start.Add(limit)
@@ -51,18 +37,18 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 		// An answer that comes after the limit, or after the client has left, names
 		// blocks that the clean-up frees. After the limit the clean-up waits for the
 		// answer, beside the next attempt.
-		w.linger, w.keepLate = prefillLinger, true
+		w.linger, w.keepLate = cleanup.PrefillLinger, true
 	}
 	resp, err := a.send(ctx, row, l, w)
 	if errors.Is(err, upstream.ErrUnwanted) {
-		row.end(time.Now(), "no_decode")
+		x.journal.LegEnded(row.Leg, "no_decode")
 		return &coordinator.NoTargetError{Phase: abi.Decode, Model: x.ask.Model}
 	}
 	if err != nil {
 		return x.legEnded(ctx, row, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, by)
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, by)
 	switch {
 	case err != nil:
 		err = newLegError(abi.Prefill, t, err)
@@ -85,7 +71,7 @@ func (a *attempt) prefillLeg(ctx context.Context, l connector.Leg) error {
 
 // streamError is the failure that the first event of a prefill's answer tells
 // of, where that is a stream; nil for none.
-func (x *exchange) streamError(row *legRow, resp *upstream.Response, answer []byte) error {
+func (x *exchange) streamError(row *leg, resp *upstream.Response, answer []byte) error {
 	if !isStream(resp) {
 		return nil
 	}
@@ -112,7 +98,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	a.orphan.DecodeSent = true
 	x.tries[abi.Decode]++
-	row := x.rec.leg(abi.Decode, t, x.tries[abi.Decode], a.c.LegID)
+	row := x.beginLeg(abi.Decode, t, a.c.LegID)
 	a.limit, a.kvBound = time.Duration(x.cfg.Timeouts.FirstByte), false
 	if a.p.Flow == abi.FlowPrefillFirst && x.req.Stream && a.kvLimit() < a.limit {
 		a.limit, a.kvBound = a.kvLimit(), true
@@ -127,7 +113,7 @@ func (a *attempt) answerLeg(ctx context.Context, l connector.Leg) error {
 	}
 	defer resp.Close()
 	if resp.Status/100 != 2 {
-		answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.limit)) // refusals may quote the prompt
+		answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(a.limit)) // refusals may quote the prompt
 		le := newLegError(abi.Decode, t, err)
 		if err == nil {
 			le = x.statusError(abi.Decode, t, resp, answer)
@@ -175,7 +161,7 @@ type waits struct {
 }
 
 // send writes one leg and waits for the head of its answer.
-func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w waits) (*upstream.Response, error) {
+func (a *attempt) send(ctx context.Context, row *leg, l connector.Leg, w waits) (*upstream.Response, error) {
 	x, t := a.x, row.target
 	fields := append(row.fields[:0], x.base...)
 	if t.APIKey != "" {
@@ -226,9 +212,9 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 		}
 		return nil, newLegError(row.Phase, t, err)
 	}
-	row.head(time.Now(), resp.Status)
+	x.journal.LegAnswered(row.Leg, resp.Status)
 	if a.timed {
-		x.rec.timed(row, connector.ReadTiming(resp.Get))
+		x.journal.LegTimed(row.Leg, connector.ReadTiming(resp.Get))
 	}
 	return resp, nil
 }
@@ -237,42 +223,39 @@ func (a *attempt) send(ctx context.Context, row *legRow, l connector.Leg, w wait
 // is nobody's failure: the cause comes back instead. One that failed by itself
 // has, also when its context ended since: with concurrent legs the failure of
 // one reaches the other through the engines as well.
-func (x *exchange) legEnded(ctx context.Context, row *legRow, err error) error {
+func (x *exchange) legEnded(ctx context.Context, row *leg, err error) error {
 	var le *legError
 	failed := errors.As(err, &le)
 	var late *legError // the leg was ended because its KV did not come
 	if ctx.Err() != nil && errors.As(context.Cause(ctx), &late) && errors.Is(late, errKVLate) {
-		row.end(time.Now(), late.reason)
 		late.elapsed = time.Since(row.Start)
-		x.legFailed(late)
+		x.legFailed(row, late)
 		return late
 	}
 	if ctx.Err() != nil && (!failed || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-		row.end(time.Now(), "cancelled")
-		x.s.deps.Metrics.Cancelled(row.Phase)
+		x.journal.LegCancelled(row.Leg)
 		return context.Cause(ctx)
 	}
 	if !failed { // the client's side failed, not the engine
-		row.end(time.Now(), "client")
+		x.journal.LegEnded(row.Leg, "client")
 		return err
 	}
-	now := time.Now()
-	le.elapsed, le.spared = now.Sub(row.Start), le.spared || row.short && le.code == 504
+	le.elapsed, le.spared = time.Since(row.Start), le.spared || row.short && le.code == 504
 	if le.granted = row.grant; row.starved && !le.silent.IsZero() {
 		le.reason, le.silent = reasonKVSilent, row.a.p.Prefill
 	}
-	row.end(now, le.reason)
-	x.legFailed(le)
+	x.legFailed(row, le)
 	return le
 }
 
 // legFailed counts a failed leg against its engine, unless the request itself, the
 // proxy or the plan policy's limit was at fault.
-func (x *exchange) legFailed(le *legError) {
+func (x *exchange) legFailed(row *leg, le *legError) {
 	if downstream.OwnFault(le) {
+		x.journal.LegEnded(row.Leg, le.reason)
 		return
 	}
-	x.s.deps.Metrics.LegError(le.phase, le.target.Name(), le.reason)
+	x.journal.LegFailed(row.Leg, le.reason)
 	if le.status == 0 && le.silent.IsZero() {
 		le.target.ProbeSoon()
 	}
@@ -291,14 +274,9 @@ func (x *exchange) legFailed(le *legError) {
 	}
 }
 
-func (x *exchange) legSucceeded(row *legRow) {
-	now := time.Now()
-	row.end(now, "")
+func (x *exchange) legSucceeded(row *leg) {
 	row.target.Breaker.Success()
-	if x.warm { // most of its time was the engines' handshake
-		return
-	}
-	x.s.deps.Metrics.Leg(row.Phase, row.target.Spec.Connector, now.Sub(row.Start))
+	x.journal.LegSucceeded(row.Leg, row.target.Spec.Connector)
 }
 
 // statusError classifies an answer that is no success. A 4xx is the request's

@@ -75,13 +75,13 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 // askLeg asks the leg hook; without a usable answer it is the built-in rule.
 func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	d, list, reason := x.legPolicy.Leg(x.ctx, f, nil)
-	x.rec.notes = append(x.rec.notes, f.Notes...)
+	x.journal.Note(f.Notes...)
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":
-		x.fallback("leg", reason)
+		x.journal.Fallback("leg", reason)
 	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
-		x.fallback("leg", coordinator.ReasonNonsense)
+		x.journal.Fallback("leg", coordinator.ReasonNonsense)
 	default:
 		return d, list
 	}
@@ -108,7 +108,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	}
 	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
-		a.x.fallback("leg", coordinator.ReasonNonsense)
+		a.x.journal.Fallback("leg", coordinator.ReasonNonsense)
 		return l, nil
 	}
 	a.edits[phase] = headers
@@ -208,35 +208,9 @@ func (a *attempt) judge(err error) {
 	}
 }
 
-// finish tells the finish hook what the record holds.
+// finish tells the finish hook how the exchange ended.
 func (x *exchange) finish() {
-	r := &x.rec
-	f := abi.FinishFacts{
-		Request: x.ask.Request, Outcome: abi.Outcome(x.outcome), Flow: r.Flow, Status: uint32(r.Status),
-		ID: r.DisaggID, FirstByte: -1, Total: r.End.Sub(r.Start).Microseconds(), Attempts: uint32(r.legs),
-		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
-	}
-	f.Request.Model, f.Request.Prompt = r.Model, "" // the body may be gone
-	if d := x.last.Decode; !d.IsZero() {
-		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
-		f.Placed = r.Placed.Sub(r.Start).Microseconds()
-	}
-	if p := x.last.Prefill; !p.IsZero() {
-		f.Prefill, f.PrefillRank = p.ID, int32(p.Rank)
-	}
-	if !r.FirstByte.IsZero() {
-		f.FirstByte = r.FirstByte.Sub(r.Start).Microseconds()
-	}
-	if x.usage != (openai.Usage{}) { // all zero: there was none
-		f.PromptTokens, f.CachedTokens, f.OutputTokens = x.usage.Prompt, x.usage.Cached, x.usage.Completion
-	}
-	if n := r.legs; n > 0 && f.Outcome != abi.OutcomeOK {
-		for _, l := range r.rows[:n] {
-			if l.Error != "" && l.Error != "cancelled" {
-				f.Failed, f.Reason = l.Phase, l.Error
-			}
-		}
-	}
+	f := x.journal.Finish(x.ask.Request)
 	x.legPolicy.Finish(&f)
 }
 

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/proxy/admin"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 )
 
 // cutGrace is how long exchanges have to tell their clients that they are cut. A prefill
 // leg may first wait for the answer of its engine.
-const cutGrace = prefillLinger + time.Second
+const cutGrace = cleanup.PrefillLinger + time.Second
 
 // Listen opens the sockets that cfg names and given has not. certs is nil without TLS.
 // token protects the admin endpoints.
@@ -20,7 +21,7 @@ func (s *Server) Listen(cfg *config.Config, certs *edge.Certs, token admin.Token
 	e, err := edge.Listen(cfg, edge.Options{
 		Sockets: given, Certs: certs,
 		Limits:  func() *config.Limits { return &s.cfg.Load().Limits },
-		Running: s.live.len, OnDrain: s.Drain,
+		Running: s.books.Running.Len, OnDrain: s.Drain,
 		CutGrace: cutGrace,
 		QUICDir:  s.deps.QUICDir, Balance: s.deps.Balance, Log: s.log,
 	})
@@ -43,7 +44,7 @@ func (s *Server) AdminHandler() http.Handler { return s.guard(s.adminRoutes()) }
 func (s *Server) adminRoutes() http.Handler {
 	return admin.Handler(admin.Options{
 		Config: s.cfg.Load, Registry: s.deps.Registry, Gatherer: s.deps.Gatherer, Policies: s.deps.Policies, Workers: s.deps.Workers,
-		Ready: s.serveHealth, Drain: s.Drain, Running: s.runningRows, Explain: s.explanation, Perf: s.perfRows, Sidecar: s.sidecar.Load,
+		Ready: s.serveHealth, Drain: s.Drain, Running: &s.books.Running, Ended: &s.books.Ended, Sidecar: s.sidecar.Load,
 		Log: s.log,
 	})
 }

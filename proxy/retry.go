@@ -93,12 +93,11 @@ func (x *exchange) mayRetry(err error) bool {
 		return false
 	}
 	if !le.granted && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
-		x.fallback("retry", "budget")
+		x.journal.Fallback("retry", "budget")
 		le.refused = true
 		return false
 	}
-	x.s.deps.Metrics.Retry(le.phase, le.reason)
-	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
+	x.journal.Retry(le.phase, le.target.Name(), le.reason)
 	return true
 }
 

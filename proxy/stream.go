@@ -31,7 +31,7 @@ var (
 
 // relay gives the client a 2xx answer: streams as they come, all else when it
 // is whole, so that an engine that dies inside it can be replaced.
-func (a *attempt) relay(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relay(ctx context.Context, row *leg, resp *upstream.Response) error {
 	if a.x.req.Stream && isStream(resp) {
 		return a.relayStream(ctx, row, resp)
 	}
@@ -44,9 +44,9 @@ func isStream(resp *upstream.Response) bool {
 }
 
 // relayWhole reads the answer to its end, then writes it.
-func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relayWhole(ctx context.Context, row *leg, resp *upstream.Response) error {
 	x := a.x
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.wholeLimit()))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(a.wholeLimit()))
 	defer func() { answer.Free() }()
 	if err != nil {
 		return newLegError(row.Phase, row.target, err)
@@ -70,9 +70,10 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 	if err := a.take(ctx, false); err != nil {
 		return err
 	}
-	x.firstByte(row)
+	row.short = false
+	x.journal.FirstByte(row.Leg)
 	if u, ok := openai.ParseUsage(answer.B); ok {
-		x.usage = u
+		x.journal.Used(u)
 		if a.p.Flow == abi.FlowAggregated {
 			a.computed(answer.B)
 		}
@@ -126,7 +127,7 @@ func (a *attempt) notePair(stream bool) {
 // relayStream writes whole events as they come, one flush per read. Until the
 // first event that carries data the client has seen nothing: an error event
 // there is a failed leg, which may be retried.
-func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relayStream(ctx context.Context, row *leg, resp *upstream.Response) error {
 	x := a.x
 	buf, err := x.s.memory.Get(streamBuffer)
 	if err != nil {
@@ -146,22 +147,23 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 		return err
 	}
 	a.releaseRequest()
-	x.firstByte(row)
+	row.short = false
+	x.journal.FirstByte(row.Leg)
 	x.client.CopyHeader(resp)
 	x.commit(resp.Status)
 	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
 
 	var events openai.EventScanner
 	if a.merge.merger != nil {
-		events.Limit = maxAnswer // they can be completed only whole
+		events.Limit = buffer.MaxAnswer // they can be completed only whole
 	}
 	if a.timed {
 		a.timing = row
 	}
 	err = a.pump(resp, buf, &events)
 	if u, ok := events.Usage(); ok {
-		x.usage = u
-		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.rec.FirstByte))
+		x.journal.Used(u)
+		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.journal.AnswerBegan()))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
 		err = a.endStream(&events) // all was said before the connection broke
@@ -182,7 +184,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 	case errors.Is(err, errNoEnd):
 		le.reason = "no_end"
 	case downstream.OwnFault(err):
-		x.s.deps.Metrics.Shed(publicError(err).Code)
+		x.journal.Shed(publicError(err).Code)
 	case errors.Is(err, errMerge):
 		le.reason = "bad_answer"
 	}
@@ -193,7 +195,7 @@ func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.R
 // readFirstEvent reads until an event with data is there, which must come within
 // limit of the leg's start whatever comments come before. An error event is a
 // failed leg with the engine's own status.
-func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer.Buffer, limit time.Duration) error {
+func (x *exchange) readFirstEvent(row *leg, resp *upstream.Response, buf *buffer.Buffer, limit time.Duration) error {
 	for {
 		left := limit - time.Since(row.Start)
 		if left <= 0 {
@@ -201,10 +203,10 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= maxErrorAnswer {
+			if len(buf.B) >= buffer.MaxErrorAnswer {
 				return nil // an event as large as that is no error
 			}
-			if err := buf.Grow(0, 2*maxErrorAnswer); err != nil {
+			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
 				return newLegError(row.Phase, row.target, downstream.ErrMemory)
 			}
 		}
@@ -228,7 +230,7 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 // engineError is a leg that failed inside a 200: vLLM and SGLang report what
 // happens before a stream's first token as an event with the status in it, and
 // SGLang some aborts as a finish reason.
-func (x *exchange) engineError(row *legRow, reason string, status int, data []byte) *legError {
+func (x *exchange) engineError(row *leg, reason string, status int, data []byte) *legError {
 	e := &legError{phase: row.Phase, target: row.target, reason: reason, status: status, code: 502, sent: true}
 	if status/100 == 4 {
 		e.final = upstream.RequestAtFault(status)
@@ -247,7 +249,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	// written; so it outlives the idle time-out, which tells the client.
 	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
 	limit := max(time.Duration(x.cfg.Server.WriteTimeout), idle+2*writeCheck)
-	last := x.rec.FirstByte
+	last := x.journal.AnswerBegan()
 	renewed, lastEvent, seen := last, last, int64(0)
 	x.client.LimitWrites(limit)
 	out := x.client.Events(resp.Status, first.B[:cap(first.B)])
@@ -293,7 +295,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	resp.Each(out.Space(), func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
-			x.intervals.Observe(now.Sub(last))
+			x.journal.Read(now.Sub(last))
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
@@ -336,8 +338,8 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 		}
 	}
 	if events.Failed {
-		x.outcome = telemetry.OutcomeBroken
-		x.s.deps.Metrics.BrokenStream("error_event")
+		x.journal.Ends(telemetry.OutcomeBroken)
+		x.journal.Broken("error_event", nil)
 	}
 	return nil
 }
@@ -345,7 +347,7 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 // breakStream tells the client that the stream is broken: an error event on an
 // event border, or, inside an event that is half out, a cut connection.
 func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner, le *legError) {
-	x.outcome = telemetry.OutcomeBroken
+	x.journal.Ends(telemetry.OutcomeBroken)
 	if x.client.Gone() {
 		return
 	}
@@ -354,8 +356,7 @@ func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner,
 	if errors.Is(le, errAborted) {
 		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
 	}
-	x.s.deps.Metrics.BrokenStream(kind)
-	x.s.log.Warn("stream broke off", x.logAttrs("error", le)...)
+	x.journal.Broken(kind, le)
 	if events.MidEvent() {
 		x.client.Cut()
 		return

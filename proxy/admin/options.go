@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"encoding/json"
 	"log/slog"
 	"net/http"
 
@@ -9,6 +8,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
 )
 
@@ -22,11 +22,8 @@ type Options struct {
 	Workers  Workers          // of a coordinator; nil: the process has none
 	Ready    http.HandlerFunc // answers GET /readyz
 	Drain    func()           // makes balancers send no more requests
-	Running  func() []RunningRow
-	// Explain returns the explanation of the last ended request with that id, false if
-	// there is none.
-	Explain func(id string) (explanation any, ok bool)
-	Perf    func() []json.RawMessage // rows of GET /perf_metrics, the oldest first
-	Sidecar func() *sidecar.Sidecar  // returns nil if the process is no sidecar
-	Log     *slog.Logger
+	Running  *journal.Running
+	Ended    *journal.Ring
+	Sidecar  func() *sidecar.Sidecar // returns nil if the process is no sidecar
+	Log      *slog.Logger
 }
