@@ -22,6 +22,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
@@ -50,7 +51,7 @@ type Deps struct {
 	// client's connection or stream by panicking with http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
 	// Turns has what decode engines keep for the next turns; nil: this process has it.
-	Turns    *coordinator.Client
+	Turns    *fleet.Client
 	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
 	Recorder *recording.Recorder // nil: nothing is recorded
@@ -157,7 +158,7 @@ func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job)
 
 // ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
 // the background: no request of the fleet will use it.
-func (s *Server) ForgetTurn(t *coordinator.KeptTurn) error {
+func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
 	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
 }
 

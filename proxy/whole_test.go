@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 )
@@ -43,9 +44,9 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 	if err != nil {
 		t.Fatal(err)
 	}
-	var server *coordinator.Server
+	var server *fleet.Server
 	front = newWorld(t, setup{deps: func(d *Deps) {
-		server = coordinator.NewServer(coordinator.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
+		server = fleet.NewServer(fleet.ServerOptions{Local: d.Coordinator.(*coordinator.Local), Log: d.Log, Epoch: 1})
 		d.Workers = admin.NewWorkers(server)
 		if change != nil {
 			d.Workers = change(d.Workers)
@@ -61,7 +62,7 @@ func wholeFleet(t *testing.T, workers int, change func(admin.Workers) admin.Work
 	})
 	for slot := range workers {
 		w := newWorld(t, setup{engines: []*fakeEngine{{serve: func(c *engineConn, _ int) { c.json(200, `{}`) }}}})
-		c := coordinator.NewClient(coordinator.ClientOptions{
+		c := fleet.NewClient(fleet.ClientOptions{
 			Dial:     func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
 			Fallback: w.local, Mirror: nobody{}, Admin: w.AdminHandler(), Slot: slot, Node: "h", Log: slog.New(slog.DiscardHandler),
 		})
@@ -128,7 +129,7 @@ func TestWhole(t *testing.T) {
 	if front.into(&rows, "/v1/policies"); len(rows) != 1 || rows[0].Calls != 12 || rows[0].MeanUS != 0.5 || rows[0].P99US != 2 {
 		t.Errorf("%+v", rows)
 	}
-	var workers []coordinator.WorkerRow
+	var workers []fleet.WorkerRow
 	if front.into(&workers, "/v1/workers"); len(workers) != 3 || workers[2].Slot != 2 || workers[2].Node != "h" {
 		t.Errorf("%+v", workers)
 	}

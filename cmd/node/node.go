@@ -25,6 +25,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/idstore"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -184,7 +185,7 @@ func (n *Node) serveWith(cfg *config.Config, f *files, prom *prometheus.Registry
 	}
 	spread := n.joinWorkers()
 	var workers admin.Workers
-	var turns *coordinator.Client
+	var turns *fleet.Client
 	switch {
 	case n.leader != nil:
 		workers = admin.NewWorkers(n.leader.workers)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { proxytest.Main(m) }
 type workers []WorkerAnswer
 
 func (w workers) Each(context.Context, string, string, []byte) []WorkerAnswer { return slices.Clone(w) }
-func (workers) List() []coordinator.WorkerRow                                 { return nil }
+func (workers) List() []fleet.WorkerRow                                       { return nil }
 
 // policies has one policy, auto.
 type policies struct{}

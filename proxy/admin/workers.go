@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 )
 
 // Workers is the worker processes of a coordinator. Safe for concurrent use.
@@ -16,7 +16,7 @@ type Workers interface {
 	// returns the answers in the order of List. A worker that does not answer in time has
 	// an Err.
 	Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer
-	List() []coordinator.WorkerRow
+	List() []fleet.WorkerRow
 }
 
 // WorkerAnswer is the answer of one worker.
@@ -35,13 +35,13 @@ const (
 )
 
 // connectedWorkers are the workers that are connected to a coordinator.
-type connectedWorkers struct{ server *coordinator.Server }
+type connectedWorkers struct{ server *fleet.Server }
 
 // NewWorkers returns the workers that are connected to s.
-func NewWorkers(s *coordinator.Server) Workers { return connectedWorkers{s} }
+func NewWorkers(s *fleet.Server) Workers { return connectedWorkers{s} }
 
 // List implements Workers.
-func (w connectedWorkers) List() []coordinator.WorkerRow { return w.server.Workers() }
+func (w connectedWorkers) List() []fleet.WorkerRow { return w.server.Workers() }
 
 // Each implements Workers.
 func (w connectedWorkers) Each(ctx context.Context, method, path string, body []byte) []WorkerAnswer {

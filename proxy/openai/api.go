@@ -71,13 +71,6 @@ func (a API) Path() string {
 	return routes[a].path
 }
 
-// EndsWithDone reports whether a complete stream of this API ends with a "data: [DONE]"
-// event. Streams of the two APIs with typed events end with a typed event instead
-// (response.completed, message_stop).
-func (a API) EndsWithDone() bool {
-	return a != Responses && a != Messages
-}
-
 // Generates reports whether answers of this API are text that an engine
 // produces token by token.
 func (a API) Generates() bool {

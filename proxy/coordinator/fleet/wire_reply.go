@@ -1,9 +1,10 @@
-package coordinator
+package fleet
 
 import (
 	"errors"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -28,9 +29,9 @@ const (
 )
 
 // appendReply appends what became of a; p is nil when err is not.
-func appendReply(dst []byte, a *Ask, p *Placement, err error) []byte {
+func appendReply(dst []byte, a *coordinator.Ask, p *coordinator.Placement, err error) []byte {
 	flags := 0
-	if a.looked {
+	if a.Lookup.Done {
 		flags |= replyLooked
 	}
 	if err != nil {
@@ -52,8 +53,8 @@ func appendReply(dst []byte, a *Ask, p *Placement, err error) []byte {
 	dst = wire.AppendText(dst, p.Policy)
 	dst = wire.AppendInt(dst, p.Matched)
 	dst = appendDuration(dst, p.FirstByte)
-	b := &p.Lease.burden
-	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, b.prompt), b.queued), b.tokens)
+	b := p.Lease.Charge()
+	dst = wire.AppendInt(wire.AppendInt(wire.AppendInt(dst, b.Prompt), b.Queued), b.Tokens)
 	dst = wire.AppendUint(dst, len(p.Fallbacks))
 	for _, f := range p.Fallbacks {
 		dst = wire.AppendText(wire.AppendText(dst, f.What), f.Reason)
@@ -65,21 +66,21 @@ func appendReply(dst []byte, a *Ask, p *Placement, err error) []byte {
 	return abi.AppendRows(dst, p.Facts.Candidates)
 }
 
-func appendTurn(dst []byte, a *Ask) []byte {
-	if a.looked {
-		return a.turn.Append(dst)
+func appendTurn(dst []byte, a *coordinator.Ask) []byte {
+	if a.Lookup.Done {
+		return a.Lookup.Turn.Append(dst)
 	}
 	return dst
 }
 
 // appendError appends one of the errors of Place.
 func appendError(dst []byte, err error, flags int) []byte {
-	var rejected *RejectedError
-	var none *NoTargetError
+	var rejected *coordinator.RejectedError
+	var none *coordinator.NoTargetError
 	switch {
-	case errors.Is(err, ErrUnknownModel):
+	case errors.Is(err, coordinator.ErrUnknownModel):
 		return append(dst, replyUnknownModel, byte(flags))
-	case errors.Is(err, ErrModelNeeded):
+	case errors.Is(err, coordinator.ErrModelNeeded):
 		return append(dst, replyModelNeeded, byte(flags))
 	case errors.As(err, &rejected):
 		return append(wire.AppendUint(append(dst, replyRejected), rejected.Status), byte(flags))
@@ -94,28 +95,27 @@ var errAway = errors.New("place request: the coordinator cannot place it")
 
 // readReply reads what appendReply wrote into g and a. The errors are those of
 // Place; errAway, when it is to be placed here; and garbage.
-func readReply(b []byte, a *Ask, g *grant, n Numbers, known names) error {
+func readReply(b []byte, a *coordinator.Ask, g *granted, n Numbers, known names) error {
 	r := newReader(b)
 	code := r.UintUpTo(replyAway)
 	var err error
 	switch code {
 	case replyUnknownModel:
-		err = ErrUnknownModel
+		err = coordinator.ErrUnknownModel
 	case replyModelNeeded:
-		err = ErrModelNeeded
+		err = coordinator.ErrModelNeeded
 	case replyRejected:
-		err = &RejectedError{Status: int(r.UintUpTo(599))}
+		err = &coordinator.RejectedError{Status: int(r.UintUpTo(599))}
 	case replyNoTarget:
-		err = &NoTargetError{Phase: abi.Phase(r.UintUpTo(uint64(abi.Encode))), Model: a.Model}
+		err = &coordinator.NoTargetError{Phase: abi.Phase(r.UintUpTo(uint64(abi.Encode))), Model: a.Model}
 	case replyAway:
 		err = errAway
 	}
 	flags := r.UintUpTo(replyFlags - 1)
 	if flags&replyLooked != 0 {
 		turn := conversation.ReadTurn(&r.Reader)
-		if !r.Failed() && !a.looked {
-			a.turn, a.looked = turn, true
-			a.Request.Turn, a.Request.Conversation = turn.Number, string(turn.Key.AppendText(nil))
+		if !r.Failed() && !a.Lookup.Done {
+			a.Found(turn)
 		}
 		g.Turn = turn
 	}
@@ -135,7 +135,7 @@ func readReply(b []byte, a *Ask, g *grant, n Numbers, known names) error {
 
 // readPlaced reads a placement; lost says that it is on an instance that is not
 // known here.
-func (g *grant) readPlaced(r *reader, n Numbers, known names) (lost bool) {
+func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	g.Flow = abi.Flow(r.UintUpTo(uint64(abi.FlowDecodeFirst)))
 	var one, two bool
 	g.Prefill, one = r.target(n)
@@ -144,9 +144,9 @@ func (g *grant) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	g.Policy = known.of(r.Text())
 	g.Matched = r.Int()
 	g.FirstByte = r.duration()
-	g.lease.burden = burden{prompt: r.Int(), queued: r.Int(), tokens: r.Int()}
+	g.charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
 	for range r.List(2) {
-		g.Fallbacks = append(g.Fallbacks, Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
+		g.Fallbacks = append(g.Fallbacks, coordinator.Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
 	}
 	for range r.List(1) {
 		g.Notes = append(g.Notes, string(r.Text()))
@@ -154,19 +154,15 @@ func (g *grant) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	if r.Len()%abi.RowSize != 0 {
 		r.Fail()
 	}
-	t := g.table
-	t.place.Candidates = abi.ReadRows(t.place.Candidates[:0], r.Rest())
-	t.targets = t.targets[:0]
-	kept := t.place.Candidates[:0]
-	for i := range t.place.Candidates {
-		c := t.place.Candidates[i]
+	rows := abi.ReadRows(g.Facts.Candidates[:0], r.Rest())
+	g.Facts.Candidates, g.Targets = rows[:0], g.Targets[:0]
+	for _, c := range rows {
 		if instance := n.Instance(c.Instance); instance != nil {
 			c.Instance = instance.ID
-			kept = append(kept, c)
-			t.targets = append(t.targets, engine.Target{Instance: instance, Rank: int(c.Rank)})
+			g.Facts.Candidates = append(g.Facts.Candidates, c)
+			g.Targets = append(g.Targets, engine.Target{Instance: instance, Rank: int(c.Rank)})
 		}
 	}
-	t.place.Candidates = kept
 	return !one || !two || g.Decode.IsZero()
 }
 

@@ -1,24 +1,27 @@
-package coordinator
+package coordinator_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
-// TestTurnsOfTwoModels: two models that come alternately, and two shapes of
+// TestSequencesOfTwoModels: two models that come alternately, and two shapes of
 // legs, use every target alike under round_robin.
-func TestTurnsOfTwoModels(t *testing.T) {
+func TestSequencesOfTwoModels(t *testing.T) {
 	w := newWorld(t, "a=a both two 2", "b=b both two 2", "p=c prefill two 2", "d=c decode two 2", "e=c both two 2")
-	w.SetDecider(builtin(t, "auto", "round_robin"))
+	w.SetDecider(placetest.Builtin(t, "auto", "round_robin"))
 	hits := map[string]int{}
 	for i := range 240 {
-		a := ask()
+		a := placetest.NewAsk()
 		a.Model = []string{"a", "b", "c", "c"}[i%4]
 		if i%4 == 3 {
 			a.Aggregate = abi.RoleBoth
 		}
-		p := w.must(t, a)
+		p := w.Must(t, a)
 		if p.Facts.Request.Model != a.Model {
 			t.Fatalf("model %q is shown as %q", a.Model, p.Facts.Request.Model)
 		}
@@ -41,22 +44,22 @@ func TestTurnsOfTwoModels(t *testing.T) {
 			t.Errorf("decode on %s: %v of 60 placements, want %v", target, n, want)
 		}
 	}
-	w.idle(t)
+	w.Idle(t)
 }
 
-// TestTurnsAreForgotten: the counters of a model that no instance serves any
+// TestSequencesAreForgotten: the counters of a model that no instance serves any
 // more are dropped, those of the others stay.
-func TestTurnsAreForgotten(t *testing.T) {
+func TestSequencesAreForgotten(t *testing.T) {
 	w := newWorld(t, "a=a both", "b=b both")
-	s := w.reg.Snapshot()
+	s := w.Reg.Snapshot()
 	pool, _ := s.Pool("a")
-	var table turnTable
-	a := table.of(pool, s)
-	(*table.models.Load())["gone"] = &turns{}
+	var table coordinator.SequenceTable
+	a := table.Of(pool, s)
+	table.Add("gone")
 	pool, _ = s.Pool("b")
-	table.of(pool, s)
+	table.Of(pool, s)
 	pool, _ = s.Pool("a")
-	if models := *table.models.Load(); len(models) != 2 || models["gone"] != nil || table.of(pool, s) != a {
+	if models := table.Models(); !slices.Equal(models, []string{"a", "b"}) || table.Of(pool, s) != a {
 		t.Errorf("models %v", models)
 	}
 }
@@ -66,7 +69,7 @@ func TestEachPlacementDraws(t *testing.T) {
 	w := newWorld(t, "b both")
 	seen := map[uint64]bool{}
 	for i := range uint64(50) {
-		p := w.must(t, ask())
+		p := w.Must(t, placetest.NewAsk())
 		if p.Facts.Sequence != i || seen[p.Facts.Random] {
 			t.Fatalf("placement %d: sequence %d, random %d", i, p.Facts.Sequence, p.Facts.Random)
 		}

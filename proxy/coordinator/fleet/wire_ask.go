@@ -1,10 +1,11 @@
-package coordinator
+package fleet
 
 import (
 	"encoding/binary"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
@@ -32,8 +33,8 @@ const (
 
 // appendAsk appends an Ask under the number of its lease; false: it names an
 // instance that it cannot do without, and that the coordinator does not know.
-func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []byte, ok bool) {
-	chain := a.chain()
+func appendAsk(dst []byte, lease uint64, a *coordinator.Ask, looked bool, n Numbers) (_ []byte, ok bool) {
+	chain := chainOf(a)
 	flags := uint64(0)
 	for i, set := range [...]bool{
 		a.Request.Stream, a.Request.PairBroken, a.Two, !a.Prefill.IsZero(), !a.Same.Decode.IsZero(), !a.Only.Decode.IsZero(),
@@ -52,7 +53,7 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 	if flags&askPrompt != 0 {
 		dst = wire.AppendText(dst, r.Prompt)
 	}
-	if dst, ok = a.appendTargets(dst, flags, n); !ok {
+	if dst, ok = appendTargets(dst, a, flags, n); !ok {
 		return dst, false
 	}
 	dst = wire.AppendText(dst, a.Key.Conversation.ID)
@@ -60,7 +61,7 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 	if chain == foreignChain {
 		dst = appendHashes(dst, a.Key.Conversation.Chain)
 	}
-	chains := a.chains()
+	chains := chainsOf(a)
 	dst = wire.AppendUint(dst, len(chains))
 	for i := range chains {
 		c := &chains[i]
@@ -73,7 +74,7 @@ func appendAsk(dst []byte, lease uint64, a *Ask, looked bool, n Numbers) (_ []by
 		dst = appendHashes(dst, c.Blocks)
 	}
 	if looked {
-		return a.turn.Append(dst), true
+		return a.Lookup.Turn.Append(dst), true
 	}
 	return appendEnds(dst, &a.Key.Conversation), true
 }
@@ -99,7 +100,7 @@ func appendEnds(dst []byte, q *conversation.Query) []byte {
 
 // appendTargets appends the targets that an Ask names. What it would rather not
 // have, or would like again, may be missing; what it insists on may not.
-func (a *Ask) appendTargets(dst []byte, flags uint64, n Numbers) (_ []byte, ok bool) {
+func appendTargets(dst []byte, a *coordinator.Ask, flags uint64, n Numbers) (_ []byte, ok bool) {
 	if flags&askFixed != 0 {
 		if dst, ok = appendTarget(dst, a.Prefill, n); !ok {
 			return dst, false
@@ -140,15 +141,17 @@ const (
 	foreignChain = 1<<32 - 1
 )
 
-// chains is those of the key that are told.
-func (a *Ask) chains() []Chain { return a.Key.Chains[:min(len(a.Key.Chains), mostChains)] }
+// chainsOf is those of the key that are told.
+func chainsOf(a *coordinator.Ask) []coordinator.Chain {
+	return a.Key.Chains[:min(len(a.Key.Chains), mostChains)]
+}
 
-func (a *Ask) chain() uint32 {
+func chainOf(a *coordinator.Ask) uint32 {
 	q := a.Key.Conversation.Chain
 	if len(q) == 0 {
 		return noChain
 	}
-	for i, c := range a.chains() {
+	for i, c := range chainsOf(a) {
 		if b := c.Blocks; len(b) == len(q) && &b[0] == &q[0] {
 			return uint32(i) + 1
 		}
@@ -158,7 +161,7 @@ func (a *Ask) chain() uint32 {
 
 // heard is an Ask that came over the wire, and the memory that it lies in.
 type heard struct {
-	Ask
+	coordinator.Ask
 	lease  uint64
 	lost   bool // a target that it insists on is not known here
 	blocks [][]kvindex.Hash
@@ -173,7 +176,7 @@ const mostChains = 64
 // read reads what appendAsk wrote.
 func (h *heard) read(payload []byte, n Numbers, known names) error {
 	excluded, chains := h.Excluded[:0], h.Key.Chains[:0]
-	h.Ask, h.lost = Ask{}, false
+	h.Ask, h.lost = coordinator.Ask{}, false
 	r := newReader(payload)
 	h.lease = r.Uint()
 	flags := r.UintUpTo(askFlags - 1)
@@ -188,8 +191,7 @@ func (h *heard) read(payload []byte, n Numbers, known names) error {
 	h.readTargets(&r, flags, n, excluded)
 	h.readKey(&r, flags, chains)
 	if flags&askLooked != 0 {
-		h.turn, h.looked = conversation.ReadTurn(&r.Reader), true
-		q.Turn, q.Conversation = h.turn.Number, string(h.turn.Key.AppendText(nil))
+		h.Found(conversation.ReadTurn(&r.Reader))
 	} else {
 		h.readEnds(&r)
 	}
@@ -214,7 +216,7 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 	if flags&askSame != 0 {
 		prefill, one := r.target(n)
 		if decode, two := r.target(n); one && two {
-			h.Same = Pair{Prefill: prefill, Decode: decode}
+			h.Same = coordinator.Pair{Prefill: prefill, Decode: decode}
 		}
 	}
 	if flags&askOnly != 0 {
@@ -244,7 +246,7 @@ func (h *heard) readTargets(r *reader, flags uint64, n Numbers, excluded []engin
 	}
 }
 
-func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
+func (h *heard) readKey(r *reader, flags uint64, chains []coordinator.Chain) {
 	q := &h.Key.Conversation
 	q.ID, q.First = string(r.Text()), flags&askFirst != 0
 	chain := r.UintUpTo(foreignChain)
@@ -265,7 +267,7 @@ func (h *heard) readKey(r *reader, flags uint64, chains []Chain) {
 		h.room(i + 1)
 		form := kvindex.Form{Block: int(r.UintUpTo(mostBlock)), Text: r.UintUpTo(1) != 0}
 		h.blocks[i+1] = r.hashes(h.blocks[i+1][:0])
-		chains = append(chains, Chain{Form: form, Blocks: h.blocks[i+1]})
+		chains = append(chains, coordinator.Chain{Form: form, Blocks: h.blocks[i+1]})
 	}
 	switch {
 	case chain == noChain || chain == foreignChain:
@@ -326,12 +328,12 @@ func (h *heard) drop() {
 		clear(list)
 	}
 	clear(h.Key.Chains)
-	h.Ask = Ask{Excluded: h.Excluded[:0], Key: Key{Chains: h.Key.Chains[:0]}}
+	h.Ask = coordinator.Ask{Excluded: h.Excluded[:0], Key: coordinator.Key{Chains: h.Key.Chains[:0]}}
 }
 
 // appendAdoption appends what a coordinator is to know of a lease that it has not
 // made.
-func appendAdoption(dst []byte, lease uint64, a *Adoption, n Numbers, owed []byte) []byte {
+func appendAdoption(dst []byte, lease uint64, a *coordinator.Adoption, n Numbers, owed []byte) []byte {
 	dst = wire.AppendUint(dst, lease)
 	dst, _ = appendTarget(dst, a.Prefill, n)
 	dst, _ = appendTarget(dst, a.Decode, n)
@@ -340,7 +342,7 @@ func appendAdoption(dst []byte, lease uint64, a *Adoption, n Numbers, owed []byt
 	return append(dst, owed...)
 }
 
-func readAdoption(r *reader, n Numbers) (lease uint64, a Adoption, owed []byte) {
+func readAdoption(r *reader, n Numbers) (lease uint64, a coordinator.Adoption, owed []byte) {
 	lease = r.Uint()
 	a.Prefill, _ = r.target(n)
 	a.Decode, _ = r.target(n)

@@ -1,4 +1,7 @@
-package coordinator
+// Package fleet is the protocol between worker processes and the coordinator that
+// places for all of them: the coordinator's Server, a worker's Client, and Follow for a
+// coordinator that stands by.
+package fleet
 
 import (
 	"context"
@@ -11,12 +14,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 )
-
-// ReasonCoordinator is why a worker placed by itself what the coordinator should
-// have: it was not there, or too late.
-const ReasonCoordinator = "coordinator"
 
 // DefaultPatience is how long a worker waits for a placement.
 const DefaultPatience = 50 * time.Millisecond
@@ -29,7 +29,7 @@ type ClientOptions struct {
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Fallback places while there is no coordinator, by what Mirror knows, and holds
 	// what this worker's exchanges load the instances of Mirror with.
-	Fallback *Local
+	Fallback Substitute
 	Mirror   Numbers
 	// OnTopic gets what the coordinator publishes, in the order in which it answers:
 	// a placement that names a new instance comes when OnTopic has returned. So it
@@ -43,29 +43,35 @@ type ClientOptions struct {
 	Token []byte // see ServerOptions.Token
 	Log   *slog.Logger
 	// Observer hears of the fallbacks of placements that failed.
-	Observer Observer
+	Observer coordinator.Observer
 	Patience time.Duration // 0: DefaultPatience
+}
+
+// Substitute is the part of a coordinator.Local that a Client uses.
+type Substitute interface {
+	coordinator.Coordinator
+	CutFor(c *coordinator.Cut, model string, d coordinator.Demand)
+	Adopt(lease *coordinator.Lease, a coordinator.Adoption)
+	Lend(p *coordinator.Placement)
 }
 
 // Client is the Coordinator of a worker: it asks a Server in another process, and
 // its own Fallback while that does not answer. Safe for concurrent use.
 type Client struct {
 	o       ClientOptions
-	self    peer                    // Run's; its least epoch is the highest that this worker has known
-	session atomic.Pointer[session] // nil: not connected
-	forms   atomic.Pointer[forms]   // nil: no coordinator has told yet
-	tables  sync.Pool               // of *table
-	scratch sync.Pool               // of *scratch
-	bare    bool                    // the instances are the coordinator's own: it alone counts their load
+	self    peer                               // Run's; its least epoch is the highest that this worker has known
+	session atomic.Pointer[session]            // nil: not connected
+	forms   atomic.Pointer[coordinator.Demand] // nil: no coordinator has told yet
+	scratch sync.Pool                          // of *scratch
 
 	redial chan struct{} // 1; another coordinator is to be dialled
 
 	mu    sync.Mutex
-	open  *wireLease // the first of all that are not released; guarded by mu
-	leave func()     // the coordinator that is dialled or connected; guarded by mu
+	open  *remoteLease // the first of all that are not released; guarded by mu
+	leave func()       // the coordinator that is dialled or connected; guarded by mu
 }
 
-var _ Coordinator = (*Client)(nil)
+var _ coordinator.Coordinator = (*Client)(nil)
 
 // scratch is the memory of a call.
 type scratch struct {
@@ -79,7 +85,6 @@ func NewClient(o ClientOptions) *Client {
 		o.Patience = DefaultPatience
 	}
 	c := &Client{o: o, self: newPeer(o.Slot, o.Node), redial: make(chan struct{}, 1)}
-	c.tables.New = func() any { return &table{pool: &c.tables} }
 	c.scratch.New = func() any { return &scratch{names: make(names)} }
 	return c
 }
@@ -158,7 +163,7 @@ func (c *Client) enter(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for w := c.open; w != nil; w = w.next {
-		w.lease.move(s)
+		w.move(s)
 	}
 	c.session.Store(s)
 }
@@ -197,39 +202,38 @@ func (c *Client) Ready() bool { return c.o.Fallback.Ready() }
 // Needs implements Coordinator.
 func (c *Client) Needs() abi.Needs {
 	if f := c.forms.Load(); f != nil {
-		return f.needs
+		return f.Needs
 	}
 	return c.o.Fallback.Needs()
 }
 
 // Cut implements Coordinator.
-func (c *Client) Cut(to *Cut, model string) {
+func (c *Client) Cut(to *coordinator.Cut, model string) {
 	if f := c.forms.Load(); f != nil {
-		c.o.Fallback.cut(to, model, f.needs, f.index)
+		c.o.Fallback.CutFor(to, model, *f)
 		return
 	}
 	c.o.Fallback.Cut(to, model)
 }
 
 // Computed implements Coordinator.
-func (c *Client) Computed(p *Placement, key *Key, prompt, cached int64) {
-	if p.Matched < 0 || p.Lease == nil || p.Lease.wire == nil {
-		return
+func (c *Client) Computed(p *coordinator.Placement, key *coordinator.Key, prompt, cached int64) {
+	if p.Matched >= 0 && p.Lease != nil {
+		p.Lease.Computed(p.CacheReport(key, prompt, cached))
 	}
-	m := c.scratch.Get().(*scratch)
-	defer c.scratch.Put(m)
-	p.Lease.wire.computed(key, p.computer().BlockTokens(), prompt, cached, m)
 }
 
-// wireGrant is a placement with its lease, in one piece of memory.
-type wireGrant struct {
-	grant
-	wire wireLease
+// granted is a placement with its lease, in one piece of memory.
+type granted struct {
+	coordinator.Placement
+	lease  coordinator.Lease
+	remote remoteLease
+	charge coordinator.Charge
 }
 
 // Place implements Coordinator. What the coordinator does not answer within the
 // patience, or at all, is placed here.
-func (c *Client) Place(ctx context.Context, a *Ask) (*Placement, error) {
+func (c *Client) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -250,13 +254,13 @@ func (c *Client) Place(ctx context.Context, a *Ask) (*Placement, error) {
 }
 
 // ask has the coordinator place a request. errAway: it does not.
-func (c *Client) ask(ctx context.Context, s *session, a *Ask, m *scratch) (*wireGrant, error) {
-	if a.looked && a.asked != s.process {
-		a.turn, a.asked = unlooked(a.turn), s.process
+func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scratch) (*granted, error) {
+	if a.Lookup.Done && a.Lookup.Process != s.process {
+		a.Lookup.Turn, a.Lookup.Process = unlooked(a.Lookup.Turn), s.process
 	}
 	lease := s.last.Add(1)
 	var ok bool
-	if m.out, ok = appendAsk(m.out[:0], lease, a, a.looked, c.o.Mirror); !ok {
+	if m.out, ok = appendAsk(m.out[:0], lease, a, a.Lookup.Done, c.o.Mirror); !ok {
 		return nil, errAway
 	}
 	var err error
@@ -274,12 +278,11 @@ func (c *Client) ask(ctx context.Context, s *session, a *Ask, m *scratch) (*wire
 		s.drop(lease, m)
 		return nil, err
 	}
-	g := &wireGrant{}
-	t := c.tables.Get().(*table)
-	g.table = t
-	looked := a.looked
-	if err := readReply(m.in, a, &g.grant, c.o.Mirror, m.names); err != nil {
-		t.recycle()
+	g := &granted{}
+	c.o.Fallback.Lend(&g.Placement)
+	looked := a.Lookup.Done
+	if err := readReply(m.in, a, g, c.o.Mirror, m.names); err != nil {
+		g.Recycle()
 		if errors.Is(err, link.ErrGarbage) {
 			s.link.Close(err)
 			return nil, errAway
@@ -289,35 +292,32 @@ func (c *Client) ask(ctx context.Context, s *session, a *Ask, m *scratch) (*wire
 		}
 		return nil, err
 	}
-	if a.looked && !looked {
-		a.asked = s.process
+	if a.Lookup.Done && !looked {
+		a.Lookup.Process = s.process
 	}
 	if c.session.Load() != s { // its numbers may be another's by now
-		t.recycle()
+		g.Recycle()
 		return nil, errAway
 	}
-	g.Facts.Candidates, g.Targets = t.place.Candidates, t.targets
 	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request
 	g.Lease = &g.lease
-	g.lease.wire = &g.wire
-	g.lease.since = time.Now()
-	if !c.bare {
-		c.o.Fallback.hold(&g.lease, g.Prefill, g.Decode, g.ID, g.lease.burden)
-	}
-	c.keep(&g.wire, wireLease{client: c, lease: &g.lease, prefill: g.Prefill, decode: g.Decode, id: g.ID, session: s, number: lease})
+	placed := coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: g.charge}
+	g.lease.Attach(&g.remote)
+	c.o.Fallback.Adopt(&g.lease, placed)
+	c.keep(&g.remote, remoteLease{client: c, lease: &g.lease, placed: placed, session: s, number: lease})
 	return g, nil
 }
 
 // placeHere places a request without the coordinator, which is told of it.
-func (c *Client) placeHere(ctx context.Context, a *Ask, s *session) (*Placement, error) {
+func (c *Client) placeHere(ctx context.Context, a *coordinator.Ask, s *session) (*coordinator.Placement, error) {
 	p, err := c.o.Fallback.Place(ctx, a)
 	if err != nil {
-		c.o.Observer.Fallback("place", ReasonCoordinator)
+		c.o.Observer.Fallback("place", coordinator.ReasonCoordinator)
 		return nil, err
 	}
-	p.Fallbacks = append(p.Fallbacks, Fallback{What: "place", Reason: ReasonCoordinator})
-	w := &wireLease{}
-	p.Lease.wire = w
-	c.keep(w, wireLease{client: c, lease: p.Lease, prefill: p.Prefill, decode: p.Decode, id: p.ID})
+	p.Fallbacks = append(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
+	w := &remoteLease{}
+	p.Lease.Attach(w)
+	c.keep(w, remoteLease{client: c, lease: p.Lease, placed: coordinator.Adoption{Prefill: p.Prefill, Decode: p.Decode, ID: p.ID}})
 	return p, nil
 }

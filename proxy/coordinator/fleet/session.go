@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"bytes"
@@ -52,11 +52,11 @@ func (s *session) Message(kind uint8, payload []byte) error {
 		}
 		return nil
 	}
-	f := new(forms)
-	if err := f.read(value); err != nil {
+	d, err := readDemand(value)
+	if err != nil {
 		return err
 	}
-	s.client.forms.Store(f)
+	s.client.forms.Store(&d)
 	if !s.entered { // it has been told everything, the numbers of instances too
 		s.entered = true
 		s.client.enter(s)

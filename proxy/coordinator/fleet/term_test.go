@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/replica"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -23,13 +25,13 @@ type leaders struct {
 	*world
 	ctx     context.Context
 	running sync.WaitGroup
-	dialled atomic.Pointer[coordinator] // the one that the worker dials
-	dials   atomic.Int64                // that began
+	dialled atomic.Pointer[leader] // the one that the worker dials
+	dials   atomic.Int64           // that began
 }
 
-// coordinator is one of them.
-type coordinator struct {
-	*Local
+// leader is one of them.
+type leader struct {
+	*coordinator.Local
 	*Server
 	path  string
 	table *conversation.Table
@@ -48,7 +50,7 @@ func newLeaders(t *testing.T) *leaders {
 }
 
 func (w *leaders) name(n uint32) string {
-	for _, i := range w.reg.Snapshot().Instances {
+	for _, i := range w.Reg.Snapshot().Instances {
 		if i.ID == n {
 			return i.Spec.Name
 		}
@@ -56,15 +58,15 @@ func (w *leaders) name(n uint32) string {
 	return ""
 }
 
-func (w *leaders) coordinator(t *testing.T) *coordinator {
+func (w *leaders) coordinator(t *testing.T) *leader {
 	t.Helper()
-	c := &coordinator{path: filepath.Join(t.TempDir(), "s"), table: conversation.New(100)}
+	c := &leader{path: filepath.Join(t.TempDir(), "s"), table: conversation.New(100)}
 	mint, err := disaggid.New(1, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Local = NewLocal(w.reg, stub{needs: abi.NeedConversation}, builtin(t, "auto", "least_load"), State{Conversations: c.table}, mint, w.counts)
-	c.Server = NewServer(ServerOptions{Local: c.Local, Log: quiet(), Standby: true, Homes: replica.NewSource(c.table, w.name).Answer})
+	c.Local = coordinator.NewLocal(w.Reg, placetest.Stub{Wants: abi.NeedConversation}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{Conversations: c.table}, mint, w.Counts)
+	c.Server = NewServer(ServerOptions{Local: c.Local, Log: placetest.Quiet(), Standby: true, Homes: replica.NewSource(c.table, w.name).Answer})
 	l, err := net.Listen("unix", c.path)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +82,7 @@ func (w *leaders) coordinator(t *testing.T) *coordinator {
 // worker starts the worker.
 func (w *leaders) worker(t *testing.T) *Client {
 	t.Helper()
-	w.client = w.newClient(t, "unix", "")
+	w.use(w.newClient(t, "unix", ""))
 	w.client.o.Dial = func(ctx context.Context) (net.Conn, error) {
 		w.dials.Add(1)
 		var d net.Dialer
@@ -91,8 +93,8 @@ func (w *leaders) worker(t *testing.T) *Client {
 }
 
 // turn is a request of a conversation.
-func turn(id string) *Ask {
-	a := ask()
+func turn(id string) *coordinator.Ask {
+	a := placetest.NewAsk()
 	a.Key.Conversation = conversation.Query{ID: id}
 	return a
 }
@@ -105,16 +107,16 @@ func TestTerms(t *testing.T) {
 	w.dialled.Store(first)
 	client := w.worker(t)
 
-	early := w.must(t, turn("early"))
-	if len(early.Fallbacks) != 1 || early.Fallbacks[0] != (Fallback{"place", ReasonCoordinator}) {
+	early := w.Must(t, turn("early"))
+	if len(early.Fallbacks) != 1 || early.Fallbacks[0] != (coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator}) {
 		t.Fatalf("nobody leads, and it was placed by %v", early.Fallbacks)
 	}
 	first.Lead(5)
 	w.connected(t)
 	for first.Open() != 1 {
-		pause(t)
+		placetest.Pause(t)
 	}
-	held := w.must(t, turn("c"))
+	held := w.Must(t, turn("c"))
 	if len(held.Fallbacks) != 0 || first.Open() != 2 {
 		t.Fatalf("%v, %d leases", held.Fallbacks, first.Open())
 	}
@@ -132,9 +134,9 @@ func TestTerms(t *testing.T) {
 		})
 	}()
 	for !shadow.InStep() {
-		pause(t)
+		placetest.Pause(t)
 	}
-	w.must(t, turn("last")).Lease.Release()
+	w.Must(t, turn("last")).Lease.Release()
 	if rows := first.Workers(); len(rows) != 1 {
 		t.Errorf("a standby is a worker: %+v", rows)
 	}
@@ -145,9 +147,9 @@ func TestTerms(t *testing.T) {
 	if n := first.Open(); n != 0 {
 		t.Errorf("%d leases of one that does not lead", n)
 	}
-	shadow.Lead(func(name string) uint32 { return w.reg.Snapshot().Instance(name).ID })
+	shadow.Lead(func(name string) uint32 { return w.Reg.Snapshot().Instance(name).ID })
 	for _, id := range []string{"c", "last"} {
-		if got := second.table.Look(conversation.Query{Scope: kvindex.Seed("m", "", ""), ID: id}); got.Number != 2 || got.Decode.Instance != w.target(t, "d", 0).ID {
+		if got := second.table.Look(conversation.Query{Scope: kvindex.Seed("m", "", ""), ID: id}); got.Number != 2 || got.Decode.Instance != w.Target(t, "d", 0).ID {
 			t.Errorf("the home of %s: %+v", id, got)
 		}
 	}
@@ -156,18 +158,18 @@ func TestTerms(t *testing.T) {
 	second.Lead(6)
 	w.connected(t)
 	for second.Open() != 2 {
-		pause(t)
+		placetest.Pause(t)
 	}
-	p := w.must(t, turn("c"))
+	p := w.Must(t, turn("c"))
 	if p.Turn.Number != 2 || len(p.Fallbacks) != 0 {
 		t.Errorf("turn %d of the conversation, %v", p.Turn.Number, p.Fallbacks)
 	}
-	for _, p := range []*Placement{p, held, early} {
+	for _, p := range []*coordinator.Placement{p, held, early} {
 		p.Lease.Release()
 	}
-	w.arrived()
-	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.Open() != 0 {
-		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.Open())
+	w.Arrived()
+	if second.Open() != 0 || first.Open() != 0 || client.o.Fallback.(placetest.Uncounted).Open() != 0 {
+		t.Errorf("%d, %d and %d leases are left", first.Open(), second.Open(), client.o.Fallback.(placetest.Uncounted).Open())
 	}
 }
 
@@ -182,18 +184,18 @@ func TestSplit(t *testing.T) {
 	w.dialled.Store(old)
 	client := w.worker(t)
 	w.connected(t)
-	held := w.must(t, ask())
+	held := w.Must(t, placetest.NewAsk())
 	w.dialled.Store(late)
 	client.Redial()
 	for late.Open() != 1 || old.Open() != 0 || len(old.Workers()) != 0 {
-		pause(t)
+		placetest.Pause(t)
 	}
 	w.dialled.Store(old)
 	client.Redial()
 	for client.Connected() {
-		pause(t)
+		placetest.Pause(t)
 	}
-	if _, err := w.Place(t.Context(), ask()); err != nil { // by itself
+	if _, err := w.Place(t.Context(), placetest.NewAsk()); err != nil { // by itself
 		t.Error(err)
 	}
 	err := Follow(t.Context(), FollowOptions{Dial: client.o.Dial, Epoch: 6}, func(context.Context, func(context.Context, []byte) ([]byte, error)) {
@@ -206,15 +208,15 @@ func TestSplit(t *testing.T) {
 		if old.Open() != 0 || len(old.Workers()) != 0 {
 			t.Fatal("it has gone back")
 		}
-		pause(t)
+		placetest.Pause(t)
 	}
 	w.dialled.Store(late)
 	w.connected(t)
 	for late.Open() != 2 {
-		pause(t)
+		placetest.Pause(t)
 	}
 	held.Lease.Release()
-	w.arrived()
+	w.Arrived()
 	if late.Open() != 1 {
 		t.Errorf("%d leases", late.Open())
 	}

@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 const (
@@ -42,9 +43,9 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
-// remote is a coordinator that workers reach over TCP. It publishes members with an
+// host is a coordinator that workers reach over TCP. It publishes members with an
 // engine's key.
-type remote struct {
+type host struct {
 	*world
 	address string
 	log     *lines
@@ -53,9 +54,9 @@ type remote struct {
 	refused map[string]int // guarded by mu
 }
 
-func newRemote(t *testing.T, token string) *remote {
+func newHost(t *testing.T, token string) *host {
 	t.Helper()
-	r := &remote{world: newWorld(t, "b both one"), log: &lines{}, refused: map[string]int{}}
+	r := &host{world: newWorld(t, "b both one"), log: &lines{}, refused: map[string]int{}}
 	log := slog.New(slog.NewTextHandler(r.log, nil))
 	certs, err := access.NewCredentials(access.Options{})
 	if err != nil {
@@ -85,7 +86,7 @@ func newRemote(t *testing.T, token string) *remote {
 	return r
 }
 
-func (r *remote) count(reason string) int {
+func (r *host) count(reason string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.refused[reason]
@@ -100,7 +101,7 @@ type apart struct {
 }
 
 // worker starts a worker that dials an address.
-func (r *remote) worker(t *testing.T, address, token string) *apart {
+func (r *host) worker(t *testing.T, address, token string) *apart {
 	t.Helper()
 	w := &apart{Client: r.newClient(t, "tcp", address), log: &lines{}, told: make(chan struct{})}
 	w.o.Token, w.o.Log = []byte(token), slog.New(slog.NewTextHandler(w.log, nil))
@@ -123,7 +124,7 @@ func (r *remote) worker(t *testing.T, address, token string) *apart {
 // until waits for a condition; its bound is no claim about speed.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); pause(t) {
+	for end := time.Now().Add(30 * time.Second); !ok(); placetest.Pause(t) {
 		if time.Now().After(end) {
 			t.Fatal("never")
 		}
@@ -149,7 +150,7 @@ func newRelay(t *testing.T, to string, open func(worker, coordinator net.Conn) (
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := access.Accept(ctx, l, quiet(), func(worker net.Conn) {
+		if err := access.Accept(ctx, l, placetest.Quiet(), func(worker net.Conn) {
 			defer worker.Close()
 			coordinator, err := net.Dial("tcp", to)
 			if err != nil {
@@ -197,7 +198,7 @@ func TestTokenOverTCP(t *testing.T) {
 		{"wrong", testToken, testToken + "."}, {"missing", testToken, ""}, {"not wanted", "", testToken},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRemote(t, tt.coordinator)
+			r := newHost(t, tt.coordinator)
 			w := r.worker(t, r.address, tt.worker)
 			if tt.coordinator == tt.worker {
 				<-w.told
@@ -215,10 +216,10 @@ func TestTokenOverTCP(t *testing.T) {
 }
 
 // connected places a request through the coordinator.
-func (w *apart) connected(t *testing.T, r *remote) {
+func (w *apart) connected(t *testing.T, r *host) {
 	t.Helper()
 	until(t, w.Connected)
-	p, err := w.Place(t.Context(), ask())
+	p, err := w.Place(t.Context(), placetest.NewAsk())
 	if err != nil || here(p) {
 		t.Fatalf("%v, %v", p, err)
 	}
@@ -229,7 +230,7 @@ func (w *apart) connected(t *testing.T, r *remote) {
 // TestNothingIsReadOnTheWay: whoever passes the bytes on sees neither token nor keys,
 // and no frame.
 func TestNothingIsReadOnTheWay(t *testing.T) {
-	r := newRemote(t, testToken)
+	r := newHost(t, testToken)
 	relay := newRelay(t, r.address, func(worker, coordinator net.Conn) (net.Conn, net.Conn, error) { return worker, coordinator, nil })
 	w := r.worker(t, relay.address, testToken)
 	<-w.told
@@ -249,7 +250,7 @@ func TestNothingIsReadOnTheWay(t *testing.T) {
 // TestRelayCannotPass: one who speaks TLS with both sides and passes on what they say
 // gets no worker in, and gets nothing out of the coordinator but a nonce.
 func TestRelayCannotPass(t *testing.T) {
-	r := newRemote(t, testToken)
+	r := newHost(t, testToken)
 	certs, err := access.NewCredentials(access.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +274,7 @@ func TestRelayCannotPass(t *testing.T) {
 // TestStrangersGetNothingToGuessBy: whatever one says that does not know the token,
 // the coordinator sends its nonce at most.
 func TestStrangersGetNothingToGuessBy(t *testing.T) {
-	r := newRemote(t, testToken)
+	r := newHost(t, testToken)
 	own := newPeer(1, "stranger")
 	says := own.append(nil)
 	claim := append(append([]byte{byte(len(says)), 0}, says...), make([]byte, proofSize)...)
@@ -309,7 +310,7 @@ func TestStrangersGetNothingToGuessBy(t *testing.T) {
 // TestRefusalsAreOneLine: an address fills no log, and all of its refusals are
 // counted.
 func TestRefusalsAreOneLine(t *testing.T) {
-	r := newRemote(t, testToken)
+	r := newHost(t, testToken)
 	for range 500 {
 		nc, err := net.Dial("tcp", r.address)
 		if err != nil {
@@ -328,7 +329,7 @@ func TestRefusalsAreOneLine(t *testing.T) {
 // TestEarlierProtocol: processes of the version without TLS and of this one refuse
 // each other, and say so.
 func TestEarlierProtocol(t *testing.T) {
-	r := newRemote(t, testToken)
+	r := newHost(t, testToken)
 	nc, err := net.Dial("tcp", r.address)
 	if err != nil {
 		t.Fatal(err)
@@ -365,7 +366,7 @@ func TestEarlierProtocol(t *testing.T) {
 
 // TestNoClearGreetings over a network, on either side.
 func TestNoClearGreetings(t *testing.T) {
-	r := newRemote(t, "")
+	r := newHost(t, "")
 	w := r.newClient(t, "tcp", r.address)
 	var d net.Dialer
 	w.o.Dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", r.address) }

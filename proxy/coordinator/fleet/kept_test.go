@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -13,7 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/wire"
@@ -71,14 +73,13 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 	}
 	o := ClientOptions{
 		Dial:     w.pipes.dial,
-		Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),
-		Mirror:   same{w.reg}, Log: quiet(), Observer: w.counts, Slot: 4, Node: "here",
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: 4, Node: "here",
 	}
 	if change != nil {
 		change(&o)
 	}
 	c := NewClient(o)
-	c.bare = true
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { c.Run(ctx) })
@@ -94,7 +95,7 @@ func (w *wired) another(t *testing.T, change func(*ClientOptions)) *Client {
 func (w *wired) turnOf(t testing.TB, name, forget string, ids ...uint32) conversation.OnShelf[*KeptTurn] {
 	return conversation.OnShelf[*KeptTurn]{
 		Scope: "m", Name: name, IDs: ids, Expires: time.Now().Add(time.Minute),
-		Value: &KeptTurn{Holder: w.target(t, "d", 0), Since: time.UnixMilli(77), Host: "h", Params: []byte(`{"p":1}`), Forget: []byte(forget)},
+		Value: &KeptTurn{Holder: w.Target(t, "d", 0), Since: time.UnixMilli(77), Host: "h", Params: []byte(`{"p":1}`), Forget: []byte(forget)},
 	}
 }
 
@@ -125,7 +126,7 @@ func TestTurnsOfAFleet(t *testing.T) {
 		}
 		w.finds(t, other, "", []uint32{1, 2, 4}, NothingKept, "")
 		k, found := other.TakeTurn(t.Context(), "m", "c", []uint32{1, 2, 3, 4})
-		if found != TurnTaken || k.Holder != w.target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
+		if found != TurnTaken || k.Holder != w.Target(t, "d", 0) || !k.Since.Equal(time.UnixMilli(77)) || k.Host != "h" || string(k.Params) != `{"p":1}` {
 			t.Fatalf("found %d: %+v", found, k)
 		}
 		w.finds(t, w.client, "c", []uint32{1, 2, 3, 4}, NothingKept, "")
@@ -179,7 +180,7 @@ func TestTurnsOfTheGone(t *testing.T) {
 		}
 	})
 	turnsBubble(t, "to the coordinator", func(t *testing.T, w *wired, f *freed) {
-		d := w.target(t, "d", 0)
+		d := w.Target(t, "d", 0)
 		wrong := w.another(t, func(o *ClientOptions) { o.Mirror = numbersOf{d.Instance: 999} })
 		if wrong.KeepTurn(w.turnOf(t, "c", "1", 1, 2), time.Now()) {
 			t.Error("a turn of nobody is kept")
@@ -336,7 +337,7 @@ func TestTurnsOnTheWay(t *testing.T) {
 func TestTurnsHammer(t *testing.T) {
 	w := newWorld(t, "p prefill", "d decode")
 	f := new(freed)
-	s := NewServer(ServerOptions{Local: w.Local, Log: quiet(), OnForget: f.forget, Epoch: 1})
+	s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: f.forget, Epoch: 1})
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -358,8 +359,8 @@ func TestTurnsHammer(t *testing.T) {
 		}
 		c := NewClient(ClientOptions{
 			Dial:     func(context.Context) (net.Conn, error) { return net.Dial("unix", path) },
-			Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),
-			Mirror:   same{w.reg}, Log: quiet(), Observer: w.counts, Slot: slot, Patience: time.Second,
+			Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+			Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: slot, Patience: time.Second,
 		})
 		clients = append(clients, c)
 		running.Go(func() { c.Run(workers) })
@@ -432,7 +433,7 @@ func TestTurnsHammer(t *testing.T) {
 // in the end, and an answer reads as it was written.
 func FuzzTurns(f *testing.F) {
 	w := newWorld(f, "p prefill", "d decode")
-	numbers := same{w.reg}
+	numbers := placetest.Same{Reg: w.Reg}
 	now := time.Now()
 	o := (&wired{world: w}).turnOf(f, "c", "forget", 1, 2)
 	keep, _ := appendKeep(nil, 1, &o, now, numbers)
@@ -450,7 +451,7 @@ func FuzzTurns(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, first uint8, a []byte, second uint8, b []byte) {
 		freed := new(freed)
-		s := NewServer(ServerOptions{Local: w.Local, Log: quiet(), OnForget: freed.forget})
+		s := NewServer(ServerOptions{Local: w.Local, Log: placetest.Quiet(), OnForget: freed.forget})
 		mine, theirs := net.Pipe()
 		defer mine.Close()
 		defer theirs.Close()

@@ -1,10 +1,13 @@
-package coordinator
+// Package placetest has engines, policies and a coordinator for tests of package
+// coordinator and of what is built on it.
+package placetest
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -14,6 +17,7 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/policies"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
@@ -22,7 +26,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-var _ Decider = (*policies.Native)(nil)
+var _ coordinator.Decider = (*policies.Native)(nil)
 
 // protocol is a connector for tests. Every engine serves model m, and two of
 // them pair if their names end in the same digit, or both in none.
@@ -68,68 +72,67 @@ func (client) EvictIdle(any, time.Duration) {}
 func (client) CloseIdle()                   {}
 func (client) Stats() upstream.Stats        { return upstream.Stats{} }
 
-// counts is an Observer.
-type counts struct {
+// Counts is an Observer.
+type Counts struct {
 	mu        sync.Mutex
-	fallbacks map[Fallback]int
-	minted    map[string]int
+	Fallbacks map[coordinator.Fallback]int
+	IDs       map[string]int
 }
 
-func (c *counts) Fallback(what, reason string) {
+func (c *Counts) Fallback(what, reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fallbacks[Fallback{what, reason}]++
+	c.Fallbacks[coordinator.Fallback{What: what, Reason: reason}]++
 }
 
-func (c *counts) Minted(policy string) {
+func (c *Counts) Minted(policy string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.minted[policy]++
+	c.IDs[policy]++
 }
 
-// world is a registry of ready instances and a Local over it.
-type world struct {
-	*Local
-	client   *Client // nil, but where a test runs over the wire
-	server   *Server
-	reg      *engine.Registry
-	counts   *counts
-	known    State
-	verdicts []indexcheck.Verdict
+// World is a registry of ready instances and a Local over it.
+type World struct {
+	*coordinator.Local
+	Remote   coordinator.Coordinator // asked instead of Local, which is behind it; nil: Local is asked
+	Reg      *engine.Registry
+	Counts   *Counts
+	Known    coordinator.State
+	Verdicts []indexcheck.Verdict // of Known.Trust
 }
 
-// stub is a Decider whose nil hooks are absent.
-type stub struct {
-	plan  func(*abi.PlanFacts) (abi.PlanAnswer, string, bool)
-	place func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool)
-	mint  func(*abi.MintFacts) (uint64, string, bool)
-	needs abi.Needs
+// Stub is a Decider whose nil hooks are absent.
+type Stub struct {
+	OnPlan  func(*abi.PlanFacts) (abi.PlanAnswer, string, bool)
+	OnPlace func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool)
+	OnMint  func(*abi.MintFacts) (uint64, string, bool)
+	Wants   abi.Needs
 }
 
-func (s stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
-	if s.plan == nil {
-		return abi.PlanAnswer{}, ReasonAbsent, false
+func (s Stub) Plan(_ context.Context, f *abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+	if s.OnPlan == nil {
+		return abi.PlanAnswer{}, coordinator.ReasonAbsent, false
 	}
-	return s.plan(f)
+	return s.OnPlan(f)
 }
 
-func (s stub) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
-	if s.place == nil {
-		return abi.PlaceDecision{}, ReasonAbsent, false
+func (s Stub) Place(_ context.Context, f *abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+	if s.OnPlace == nil {
+		return abi.PlaceDecision{}, coordinator.ReasonAbsent, false
 	}
-	return s.place(f)
+	return s.OnPlace(f)
 }
 
-func (s stub) Needs() abi.Needs { return s.needs }
+func (s Stub) Needs() abi.Needs { return s.Wants }
 
-func (s stub) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
-	if s.mint == nil {
-		return 0, ReasonAbsent, false
+func (s Stub) Mint(_ context.Context, f *abi.MintFacts) (uint64, string, bool) {
+	if s.OnMint == nil {
+		return 0, coordinator.ReasonAbsent, false
 	}
-	return s.mint(f)
+	return s.OnMint(f)
 }
 
-func builtin(t testing.TB, plan, place string) *policies.Native {
+func Builtin(t testing.TB, plan, place string) *policies.Native {
 	t.Helper()
 	n, err := policies.NewNative(policies.Names{Plan: plan, Place: place, Mint: "snowflake"})
 	if err != nil {
@@ -138,20 +141,20 @@ func builtin(t testing.TB, plan, place string) *policies.Native {
 	return n
 }
 
-// newWorld returns a world of the instances of specs, each "name role
+// NewWorld returns a world of the instances of specs, each "name role
 // connector ranks" with the last two optional (two, 1). name=model sets the
 // model. All but those whose name begins with "down" are ready. Connector two
 // has two legs, one has one.
-func newWorld(t testing.TB, specs ...string) *world {
+func NewWorld(t testing.TB, specs ...string) *World {
 	t.Helper()
 	ready := make(chan struct{}, 2*len(specs))
-	w := &world{counts: &counts{fallbacks: map[Fallback]int{}, minted: map[string]int{}}}
-	w.known = State{
+	w := &World{Counts: &Counts{Fallbacks: map[coordinator.Fallback]int{}, IDs: map[string]int{}}}
+	w.Known = coordinator.State{
 		Index: kvindex.New(kvindex.Options{}), Conversations: conversation.New(100),
-		Trust: indexcheck.New(func(v indexcheck.Verdict) { w.verdicts = append(w.verdicts, v) }),
+		Trust: indexcheck.New(func(v indexcheck.Verdict) { w.Verdicts = append(w.Verdicts, v) }),
 	}
-	w.reg = engine.New(engine.Options{
-		Index:   w.known.Index,
+	w.Reg = engine.New(engine.Options{
+		Index:   w.Known.Index,
 		Health:  config.Health{Interval: config.Duration(time.Hour), Timeout: config.Duration(time.Minute), UnhealthyAfter: 1, HealthyAfter: 1},
 		Circuit: config.Circuit{Failures: 3, OpenFor: config.Duration(time.Hour)},
 		Protocols: func(name string) (engine.Protocol, bool) {
@@ -181,12 +184,12 @@ func newWorld(t testing.TB, specs ...string) *world {
 		}
 		engines = append(engines, e)
 	}
-	if err := w.reg.Apply(engine.SourceStatic, engines, time.Hour); err != nil {
+	if err := w.Reg.Apply(engine.SourceStatic, engines, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); w.reg.Run(ctx) }()
+	go func() { defer close(done); w.Reg.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	for range up {
 		<-ready
@@ -195,16 +198,13 @@ func newWorld(t testing.TB, specs ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Local = NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), w.known, mint, w.counts)
-	if strings.HasPrefix(t.Name(), overTheWire) {
-		w.connect(t)
-	}
+	w.Local = coordinator.NewLocal(w.Reg, Stub{}, Builtin(t, "auto", "least_load"), w.Known, mint, w.Counts)
 	return w
 }
 
-func (w *world) target(t testing.TB, name string, rank int) engine.Target {
+func (w *World) Target(t testing.TB, name string, rank int) engine.Target {
 	t.Helper()
-	i := w.reg.Snapshot().Instance(name)
+	i := w.Reg.Snapshot().Instance(name)
 	if i == nil {
 		t.Fatalf("no instance %q", name)
 	}
@@ -212,17 +212,17 @@ func (w *world) target(t testing.TB, name string, rank int) engine.Target {
 }
 
 // open opens the circuit of an instance.
-func (w *world) breakCircuit(t testing.TB, names ...string) {
+func (w *World) BreakCircuit(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		for range 3 {
-			w.target(t, name, 0).Breaker.Failure()
+			w.Target(t, name, 0).Breaker.Failure()
 		}
 	}
 }
 
 // must places a or fails the test.
-func (w *world) must(t testing.TB, a *Ask) *Placement {
+func (w *World) Must(t testing.TB, a *coordinator.Ask) *coordinator.Placement {
 	t.Helper()
 	p, err := w.Place(context.Background(), a)
 	if err != nil {
@@ -232,10 +232,10 @@ func (w *world) must(t testing.TB, a *Ask) *Placement {
 }
 
 // idle fails the test if anything is still held.
-func (w *world) idle(t testing.TB) {
+func (w *World) Idle(t testing.TB) {
 	t.Helper()
-	w.arrived()
-	for _, i := range w.reg.Snapshot().Instances {
+	w.Arrived()
+	for _, i := range w.Reg.Snapshot().Instances {
 		for r := range i.Load {
 			if i.Load[r].Requests() != 0 || i.Load[r].Tokens() != 0 {
 				t.Errorf("%s rank %d still carries %d requests, %d tokens", i.Spec.Name, r, i.Load[r].Requests(), i.Load[r].Tokens())
@@ -248,14 +248,64 @@ func (w *world) idle(t testing.TB) {
 }
 
 // ask is a request of 100 prompt tokens and at most 10 more.
-func ask() *Ask {
-	return &Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
+func NewAsk() *coordinator.Ask {
+	return &coordinator.Ask{Model: "m", Request: abi.RequestFacts{PromptTokens: 100, MaxTokens: 10, N: 1}}
 }
 
-func show(fallbacks []Fallback) string {
+func Show(fallbacks []coordinator.Fallback) string {
 	var s []string
 	for _, f := range fallbacks {
 		s = append(s, f.What+"/"+f.Reason)
 	}
 	return strings.Join(s, " ")
+}
+
+// Quiet is a log that nobody reads.
+func Quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// Same is the Numbers of a worker that has the coordinator's own instances.
+type Same struct{ Reg *engine.Registry }
+
+func (Same) Number(i *engine.Instance) (uint32, bool) { return i.ID, true }
+func (s Same) Instance(n uint32) *engine.Instance {
+	for _, i := range s.Reg.Snapshot().Instances {
+		if i.ID == n {
+			return i
+		}
+	}
+	return nil
+}
+
+// Pause lets others work, while a test waits for what it does not hear of.
+func Pause(t testing.TB) {
+	t.Helper()
+	select {
+	case <-t.Context().Done():
+		t.Fatal("waited in vain")
+	case <-time.After(time.Millisecond):
+	}
+}
+
+// Uncounted is a Local whose Adopt takes no load. It is the Fallback of a Client that
+// has the very instances of its Server, which counts their load already.
+type Uncounted struct{ *coordinator.Local }
+
+// Adopt takes a lease without its targets.
+func (u Uncounted) Adopt(lease *coordinator.Lease, a coordinator.Adoption) {
+	u.Local.Adopt(lease, coordinator.Adoption{Charge: a.Charge})
+}
+
+// Place places by the coordinator that the test is about.
+func (w *World) Place(ctx context.Context, a *coordinator.Ask) (*coordinator.Placement, error) {
+	if w.Remote != nil {
+		return w.Remote.Place(ctx, a)
+	}
+	return w.Local.Place(ctx, a)
+}
+
+// Arrived returns when the coordinator has received all that was sent before.
+func (w *World) Arrived() {
+	if w.Remote != nil {
+		w.Remote.Place(context.Background(), &coordinator.Ask{Model: "not served"})
+	}
 }

@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/wire"
 )
@@ -29,8 +30,8 @@ type worker struct {
 	began time.Time
 
 	formsMu sync.Mutex
-	forms   forms // that the worker has been told last; guarded by formsMu
-	told    bool  // that it has been told any; guarded by formsMu
+	forms   coordinator.Demand // that the worker has been told last; guarded by formsMu
+	told    bool               // that it has been told any; guarded by formsMu
 
 	mu      sync.Mutex
 	leases  map[uint64]lent // by the worker's number; nil when the connection has ended; guarded by mu
@@ -39,34 +40,26 @@ type worker struct {
 
 // lent is a lease of a worker's.
 type lent struct {
-	lease *Lease     // nil: it is being placed
-	p     *Placement // nil of one that was adopted
-	owed  []byte     // until its answer has begun
+	lease *coordinator.Lease     // nil: it is being placed
+	p     *coordinator.Placement // nil of one that was adopted
+	owed  []byte                 // until its answer has begun
 }
 
-// forms is what the coordinator's policies are to be shown.
-type forms struct {
-	needs abi.Needs
-	index bool
-}
-
-func (l *Local) forms() forms { return forms{l.Needs(), l.state.Index != nil} }
-
-func (f forms) append(dst []byte) []byte {
-	dst = wire.AppendUint(dst, uint64(f.needs))
-	if f.index {
+func appendDemand(dst []byte, d coordinator.Demand) []byte {
+	dst = wire.AppendUint(dst, uint64(d.Needs))
+	if d.Index {
 		return append(dst, 1)
 	}
 	return append(dst, 0)
 }
 
-func (f *forms) read(b []byte) error {
+func readDemand(b []byte) (d coordinator.Demand, err error) {
 	r := newReader(b)
-	f.needs, f.index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
+	d.Needs, d.Index = abi.Needs(r.Uint()), r.UintUpTo(1) != 0
 	if !r.Done() {
-		return link.Garbage("the forms")
+		return d, link.Garbage("the demand of a coordinator")
 	}
-	return nil
+	return d, nil
 }
 
 func (w *worker) row() WorkerRow {
@@ -79,13 +72,13 @@ func (w *worker) tell(topic Topic, value []byte) error {
 	return w.conn.Send(kindTopic, append([]byte{byte(topic)}, value...), true)
 }
 
-// tellForms tells the worker of forms that it does not know of.
-func (w *worker) tellForms(f forms) {
+// tellForms tells the worker od Demand that it does not know of.
+func (w *worker) tellForms(d coordinator.Demand) {
 	w.formsMu.Lock()
 	defer w.formsMu.Unlock()
-	if !w.told || f != w.forms {
-		w.forms, w.told = f, true
-		w.tell(TopicForms, f.append(nil))
+	if !w.told || d != w.forms {
+		w.forms, w.told = d, true
+		w.tell(TopicForms, appendDemand(nil, d))
 	}
 }
 
@@ -137,7 +130,7 @@ func (w *worker) slow() bool {
 // place answers a call for a placement.
 func (w *worker) place(number uint32, h *heard) {
 	p, err := w.decide(h)
-	w.tellForms(w.s.o.Local.forms())
+	w.tellForms(w.s.o.Local.Demand())
 	h.out = appendReply(h.out[:0], &h.Ask, p, err)
 	if p != nil {
 		p.Recycle()
@@ -150,14 +143,14 @@ func (w *worker) place(number uint32, h *heard) {
 	w.s.asks.Put(h)
 }
 
-func (w *worker) decide(h *heard) (p *Placement, err error) {
+func (w *worker) decide(h *heard) (p *coordinator.Placement, err error) {
 	switch {
 	case !h.lost:
 		p, err = w.s.o.Local.Place(w.ctx, &h.Ask)
 	case h.Only.Decode.IsZero() && h.Only.Prefill.IsZero():
-		err = &NoTargetError{Phase: abi.Prefill}
+		err = &coordinator.NoTargetError{Phase: abi.Prefill}
 	default:
-		err = &NoTargetError{}
+		err = &coordinator.NoTargetError{}
 	}
 	if err != nil {
 		w.mu.Lock()
@@ -180,7 +173,7 @@ func (w *worker) begin(lease uint64) bool {
 
 // placed gives a lease to the worker; false: it does not want it any more, or has
 // gone.
-func (w *worker) placed(lease uint64, p *Placement) bool {
+func (w *worker) placed(lease uint64, p *coordinator.Placement) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, wanted := w.leases[lease]; !wanted {
@@ -250,7 +243,7 @@ func (w *worker) prefillDone(r *reader) {
 	}
 	w.mu.Unlock()
 	if l.lease != nil {
-		l.lease.prefillDone(took)
+		l.lease.PrefillDoneAfter(took)
 	}
 }
 
@@ -264,7 +257,7 @@ func (w *worker) answered(r *reader) {
 	}
 	w.mu.Unlock()
 	if l.lease != nil {
-		l.lease.answer(took)
+		l.lease.AnsweredAfter(took)
 	}
 }
 
@@ -287,7 +280,8 @@ func (w *worker) adopt(r *reader) error {
 	if !w.begin(number) {
 		return link.Garbage("a lease that there is")
 	}
-	l := lent{lease: w.s.o.Local.Adopt(a)}
+	l := lent{lease: new(coordinator.Lease)}
+	w.s.o.Local.Adopt(l.lease, a)
 	if len(owed) > 0 {
 		l.owed = bytes.Clone(owed)
 	}
@@ -316,6 +310,6 @@ func (w *worker) computed(r *reader) {
 	p := w.leases[lease].p
 	w.mu.Unlock()
 	if p != nil && !r.Failed() {
-		w.s.o.Local.computed(p, h.blocks[0], block, prompt, cached)
+		w.s.o.Local.Compare(p, coordinator.CacheReport{Block: block, Blocks: h.blocks[0], Prompt: prompt, Cached: cached})
 	}
 }

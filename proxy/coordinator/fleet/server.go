@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -21,7 +22,7 @@ import (
 // ServerOptions is what a Server stands on. Local and Log are needed. The
 // functions are called by many goroutines and must not block; nil: not called.
 type ServerOptions struct {
-	Local *Local
+	Local *coordinator.Local
 	Log   *slog.Logger
 	// Gate lets workers in. Nil: it lets in those that come over a Unix socket.
 	Gate *access.Gate
@@ -57,12 +58,12 @@ type Server struct {
 	others  *access.Queue
 	turns   *conversation.Shelf[[]byte] // that decode engines keep, in the form of the wire
 
-	mu      sync.Mutex
-	last    int // number of the last worker; guarded by mu
-	workers map[int]*worker
-	mourned map[*worker]bool // that seem to have died, and have not been seen since; guarded by mu
-	term    *term            // nil: it stands by; guarded by mu
-	topics  [topics][]byte   // the latest of each; guarded by mu
+	mu           sync.Mutex
+	last         int // number of the last worker; guarded by mu
+	workers      map[int]*worker
+	disconnected map[*worker]bool // processes that may reconnect within reconnectGrace; guarded by mu
+	term         *term            // nil: it stands by; guarded by mu
+	topics       [topics][]byte   // the latest of each; guarded by mu
 }
 
 // WorkerRow is a worker as an operator sees it.
@@ -80,7 +81,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.Gate == nil {
 		o.Gate = access.NewGate(access.GateOptions{Log: o.Log})
 	}
-	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), mourned: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
+	s := &Server{o: o, process: newProcess(), workers: make(map[int]*worker), disconnected: make(map[*worker]bool), others: access.NewQueue(), turns: conversation.NewShelf[[]byte](MostTurns, MostTurnIDs)}
 	s.asks.New = func() any { return new(heard) }
 	if !o.Standby {
 		s.Lead(o.Epoch)
@@ -129,9 +130,9 @@ func (s *Server) serve(ctx context.Context, nc net.Conn) {
 	nc = v.Conn
 	if !who.standby {
 		w, orphans := s.attend(working, nc, who)
-		done() // who mourns holds up no step-down
+		done() // a step-down does not wait for the clean-ups
 		if len(orphans) > 0 {
-			s.bury(working, w, orphans, overNetwork(nc))
+			s.runOrphanCleanups(working, w, orphans, overNetwork(nc))
 		}
 		return
 	}
@@ -156,14 +157,14 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 	err := w.conn.Run(ctx)
 	w.beside.Wait()
 	orphans = w.end()
-	mourn := errors.Is(err, link.ErrGone) && len(orphans) > 0
+	died := errors.Is(err, link.ErrGone) && len(orphans) > 0
 	s.mu.Lock()
 	delete(s.workers, w.number)
 	for _, o := range s.workers {
-		mourn = mourn && o.process != w.process
+		died = died && o.process != w.process
 	}
-	if mourn {
-		s.mourned[w] = true
+	if died {
+		s.disconnected[w] = true
 	}
 	s.mu.Unlock()
 	if s.o.OnWorker != nil {
@@ -174,7 +175,7 @@ func (s *Server) attend(ctx context.Context, nc net.Conn, who peer) (w *worker, 
 		level = slog.LevelInfo
 	}
 	s.o.Log.Log(ctx, level, "worker disconnected", "worker", w.number, "slot", w.slot, "node", w.node, "pid", w.pid, "reason", err)
-	if !mourn {
+	if !died {
 		return w, nil
 	}
 	return w, orphans
@@ -193,9 +194,9 @@ func (s *Server) join(w *worker) {
 		}
 	}
 	s.workers[w.number] = w
-	for o := range s.mourned {
+	for o := range s.disconnected {
 		if o.process == w.process {
-			delete(s.mourned, o)
+			delete(s.disconnected, o)
 		}
 	}
 	for topic, value := range s.topics {
@@ -203,7 +204,7 @@ func (s *Server) join(w *worker) {
 			w.tell(Topic(topic), value)
 		}
 	}
-	w.tellForms(s.o.Local.forms())
+	w.tellForms(s.o.Local.Demand())
 	s.mu.Unlock()
 	for _, o := range old {
 		o.conn.Close(errReplaced)
@@ -213,24 +214,33 @@ func (s *Server) join(w *worker) {
 
 var errReplaced = errors.New("the worker has connected again")
 
-// mourning is how long a worker that seems to have died may take to show that it
-// lives: longer than a Client pauses between two dials.
-const mourning = 2 * time.Second
+// reconnectGrace is the time in which a worker whose connection broke may reconnect
+// before it counts as dead. It is longer than the longest pause of a Client between two
+// dials.
+const reconnectGrace = 2 * time.Second
 
 // overNetwork reports whether a connection can end although both its ends live.
 func overNetwork(nc net.Conn) bool { return nc.RemoteAddr().Network() == "tcp" }
 
-// bury has the clean-ups of a dead worker run, unless it has connected again since:
-// then it lives, or has died later, and had told of what it still owed. When the term
-// ends before, by ctx, it may be with another coordinator: those of one whose
-// connection the network may have ended are then left to the engines' own time-outs.
-func (s *Server) bury(ctx context.Context, w *worker, orphans [][]byte, network bool) {
-	time.Sleep(mourning) // Serve waits for it
+// runOrphanCleanups calls OnOrphan for the clean-ups of a worker whose connection broke,
+// unless its process reconnects within reconnectGrace: then the process lives, or has
+// registered its clean-ups again before it died. The end of ctx, which is the end of the
+// term, ends the wait: the worker may by then be connected to another coordinator. A
+// connection between processes of one host only breaks when a process dies, so the
+// clean-ups run at once. A connection over a network may break while both processes
+// live, so the engines' own time-outs free the blocks.
+func (s *Server) runOrphanCleanups(ctx context.Context, w *worker, orphans [][]byte, network bool) {
+	grace := time.NewTimer(reconnectGrace)
+	defer grace.Stop()
+	select {
+	case <-grace.C:
+	case <-ctx.Done():
+	}
 	s.mu.Lock()
-	mourned := s.mourned[w]
-	delete(s.mourned, w)
+	died := s.disconnected[w]
+	delete(s.disconnected, w)
 	s.mu.Unlock()
-	if !mourned || network && ctx.Err() != nil {
+	if !died || network && ctx.Err() != nil {
 		return
 	}
 	for _, cleanup := range orphans {
@@ -249,14 +259,6 @@ func (s *Server) Publish(topic Topic, value []byte) {
 	for _, w := range s.workers {
 		w.tell(topic, value)
 	}
-}
-
-// Tell tells one worker of a topic whose value is its own; false: it has gone.
-func (s *Server) Tell(worker int, topic Topic, value []byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.workers[worker]
-	return w != nil && w.tell(topic, value) == nil
 }
 
 // Workers lists the workers that are connected, by number.
@@ -301,7 +303,7 @@ type ownNumbers struct {
 
 // own returns the numbers of the instances that there are now.
 func (s *Server) own() *ownNumbers {
-	now := s.o.Local.registry.Snapshot()
+	now := s.o.Local.Snapshot()
 	if n := s.numbers.Load(); n != nil && n.of == now {
 		return n
 	}

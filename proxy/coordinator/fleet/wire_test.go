@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -16,13 +16,15 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // here reports whether a placement was made without the coordinator.
-func here(p *Placement) bool {
-	return slices.Contains(p.Fallbacks, Fallback{"place", ReasonCoordinator})
+func here(p *coordinator.Placement) bool {
+	return slices.Contains(p.Fallbacks, coordinator.Fallback{What: "place", Reason: coordinator.ReasonCoordinator})
 }
 
 // holds fails the test unless the coordinator has so many leases.
@@ -47,7 +49,7 @@ func TestConnectionLost(t *testing.T) {
 		"thrown": func(w *wired) { w.server.workers[1].conn.Close(errors.New("away with it")) },
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			computing, streaming, ended := w.must(t, ask()), w.must(t, ask()), w.must(t, ask())
+			computing, streaming, ended := w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk()), w.Must(t, placetest.NewAsk())
 			streaming.Lease.PrefillDone()
 			later(link.Linger)
 			w.holds(t, 3)
@@ -63,7 +65,7 @@ func TestConnectionLost(t *testing.T) {
 				t.Errorf("%d and %d requests, %d ids are left", p.Requests(), d.Requests(), w.LiveIDs())
 			}
 			ended.Lease.Release()
-			alone := w.must(t, ask())
+			alone := w.Must(t, placetest.NewAsk())
 			if !here(alone) {
 				t.Error("placed by nobody knows whom")
 			}
@@ -76,16 +78,16 @@ func TestConnectionLost(t *testing.T) {
 			if w.LiveIDs() != 3 {
 				t.Errorf("%d ids in flight", w.LiveIDs())
 			}
-			next := w.must(t, ask())
+			next := w.Must(t, placetest.NewAsk())
 			if here(next) {
 				t.Error("the coordinator is back, and is not asked")
 			}
-			for _, p := range []*Placement{computing, streaming, ended, alone, next} {
+			for _, p := range []*coordinator.Placement{computing, streaming, ended, alone, next} {
 				p.Lease.PrefillDone()
 				p.Lease.Release()
 			}
 			later(link.Linger)
-			w.idle(t)
+			w.Idle(t)
 		})
 	}
 }
@@ -93,7 +95,7 @@ func TestConnectionLost(t *testing.T) {
 // TestPhaseOfAnAdoption: a prompt that has been computed is not waited for again.
 func TestPhaseOfAnAdoption(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.must(t, ask())
+		p := w.Must(t, placetest.NewAsk())
 		counter := &p.Prefill.Load[0]
 		for round := range 3 {
 			if round == 1 {
@@ -112,20 +114,27 @@ func TestPhaseOfAnAdoption(t *testing.T) {
 		}
 		p.Lease.Release()
 		later(time.Second)
-		w.idle(t)
+		w.Idle(t)
 	})
 }
+
+// listed is a remoteLease that its Lease leaves in the client's list.
+type listed struct{ *remoteLease }
+
+func (listed) Forget() {}
 
 // TestReleaseDuringReconnect: a new coordinator is not told of a lease that is released
 // but still in the client's list.
 func TestReleaseDuringReconnect(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		p := w.must(t, ask())
-		p.Lease.release()
+		p := w.Must(t, placetest.NewAsk())
+		remote := listed{w.client.open}
+		p.Lease.Attach(remote)
+		p.Lease.Release()
 		w.client.Redial()
 		later(time.Second)
-		w.idle(t)
-		w.client.forget(p.Lease)
+		w.Idle(t)
+		remote.remoteLease.Forget()
 	})
 }
 
@@ -135,42 +144,42 @@ func TestLateAnswers(t *testing.T) {
 	bubble(t, "slow policy", nil, func(t *testing.T, w *wired) {
 		var slow atomic.Bool
 		slow.Store(true)
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			if slow.Load() {
 				time.Sleep(300 * time.Millisecond)
 			}
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
 		began := time.Now()
-		first := w.must(t, ask())
+		first := w.Must(t, placetest.NewAsk())
 		took := time.Since(began)
 		if !here(first) || took < DefaultPatience || took > DefaultPatience+2*link.Linger {
 			t.Errorf("placed by %v after %v", first.Fallbacks, took)
 		}
 		began = time.Now()
-		second := w.must(t, ask())
+		second := w.Must(t, placetest.NewAsk())
 		if !here(second) || time.Since(began) != 0 {
 			t.Errorf("the second waited %v, fallbacks %v", time.Since(began), second.Fallbacks)
 		}
 		slow.Store(false)
 		later(time.Second) // the answer is a sign of life
 		w.holds(t, 2)      // the two that the worker placed; the late one has been given back
-		third := w.must(t, ask())
+		third := w.Must(t, placetest.NewAsk())
 		if here(third) || third.Policy != "slow" {
 			t.Errorf("after a sign of life: %v by %q", third.Fallbacks, third.Policy)
 		}
-		for _, p := range []*Placement{first, second, third} {
+		for _, p := range []*coordinator.Placement{first, second, third} {
 			p.Lease.Release()
 		}
 		later(time.Second)
-		w.idle(t)
+		w.Idle(t)
 	})
 	bubble(t, "silence", nil, func(t *testing.T, w *wired) {
 		c := w.pipes.last()
 		c.hold()
 		began := time.Now()
 		for n := range 100 {
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			defer p.Lease.Release()
 			if n > 0 && !here(p) { // the first answer was waited for before the line went dead
 				t.Fatal("answered by one who cannot be heard")
@@ -193,29 +202,29 @@ func TestLateAnswers(t *testing.T) {
 // leaves nothing.
 func TestCancelledPlace(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			time.Sleep(20 * time.Millisecond)
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		left := errors.New("left")
 		time.AfterFunc(10*time.Millisecond, func() { cancel(left) })
-		if _, err := w.client.Place(ctx, ask()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
 			t.Error(err)
 		}
-		if _, err := w.client.Place(ctx, ask()); !errors.Is(err, left) {
+		if _, err := w.client.Place(ctx, placetest.NewAsk()); !errors.Is(err, left) {
 			t.Error(err)
 		}
 		later(time.Second)
 		w.holds(t, 0)
-		w.idle(t)
+		w.Idle(t)
 	})
 }
 
 // TestSlowPlacementsHoldUpNobody: what comes with a slow one is placed beside it.
 func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 	bubble(t, "pair", func(_ *ServerOptions, co *ClientOptions) { co.Patience = time.Hour }, func(t *testing.T, w *wired) {
-		w.SetDecider(stub{place: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlace: func(*abi.PlaceFacts) (abi.PlaceDecision, string, bool) {
 			time.Sleep(10 * time.Millisecond)
 			return abi.PlaceDecision{Prefill: 0, Decode: 1}, "slow", true
 		}})
@@ -223,7 +232,7 @@ func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 		began := time.Now()
 		for range 50 {
 			placing.Go(func() {
-				p, err := w.client.Place(t.Context(), ask())
+				p, err := w.client.Place(t.Context(), placetest.NewAsk())
 				if err != nil {
 					t.Error(err)
 					return
@@ -236,7 +245,7 @@ func TestSlowPlacementsHoldUpNobody(t *testing.T) {
 			t.Errorf("fifty at once took %v", took)
 		}
 		later(time.Second)
-		w.idle(t)
+		w.Idle(t)
 	})
 }
 
@@ -250,14 +259,14 @@ func TestEpochs(t *testing.T) {
 			w.server.StandBy()
 			w.server.Lead(tt.epoch)
 			later(2 * time.Second)
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) == tt.follow {
 				t.Errorf("epoch %d: fallbacks %v", tt.epoch, p.Fallbacks)
 			}
 			p.Lease.Release()
 		}
 		later(time.Second)
-		w.idle(t)
+		w.Idle(t)
 	})
 }
 
@@ -342,11 +351,11 @@ func TestGarbageFromAWorker(t *testing.T) {
 		"an empty ask":     func(s *session) { s.link.Call(context.Background(), kindPlace, nil, nil, 0) },
 		"a broken release": func(s *session) { s.link.Send(kindRelease, long, true) },
 		"a lease again": func(s *session) {
-			s.link.Send(kindAdopt, appendAdoption(nil, 1, &Adoption{}, same{}, nil), true)
+			s.link.Send(kindAdopt, appendAdoption(nil, 1, &coordinator.Adoption{}, placetest.Same{}, nil), true)
 		},
 	} {
 		bubble(t, name, nil, func(t *testing.T, w *wired) {
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			w.pipes.fall(true)
 			send(w.client.session.Load())
 			later(2 * link.Linger) // nobody reads all the time
@@ -388,10 +397,6 @@ func TestTopics(t *testing.T) {
 		w.server.Publish(TopicLoads, []byte("b"))
 		w.server.Publish(TopicMembership, []byte("c"))
 		expect("published", &heard, "1 a", "2 b", "1 c")
-		if !w.server.Tell(1, TopicIDs, []byte("mine")) || w.server.Tell(2, TopicIDs, []byte("whose")) {
-			t.Error("told the wrong worker")
-		}
-		expect("told", &heard, fmt.Sprintf("%d mine", TopicIDs))
 		if !w.client.Report([]byte("x")) || !w.client.Report([]byte("y")) {
 			t.Error("nobody to report to")
 		}
@@ -423,7 +428,7 @@ func TestTopics(t *testing.T) {
 		strange.Store(true)
 		w.server.Publish(TopicMembership, []byte("?"))
 		later(10 * time.Second)
-		if p := w.must(t, ask()); !here(p) || w.client.Connected() {
+		if p := w.Must(t, placetest.NewAsk()); !here(p) || w.client.Connected() {
 			t.Errorf("fallbacks %v, connected %v", p.Fallbacks, w.client.Connected())
 		} else {
 			p.Lease.Release()
@@ -433,21 +438,21 @@ func TestTopics(t *testing.T) {
 		}
 		strange.Store(false)
 		later(2 * time.Second)
-		p := w.must(t, ask())
+		p := w.Must(t, placetest.NewAsk())
 		if here(p) {
 			t.Error("the worker does not come back")
 		}
 		p.Lease.Release()
 		later(2 * link.Linger)
-		w.idle(t)
+		w.Idle(t)
 	})
 	bubble(t, "needs", nil, func(t *testing.T, w *wired) {
 		if w.client.Needs() != 0 {
 			t.Errorf("needs %v", w.client.Needs())
 		}
-		w.knowing(abi.NeedBlocks | abi.NeedConversation)
-		w.must(t, ask()).Lease.Release() // is told with the answer
-		var c, own Cut
+		w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+		w.Must(t, placetest.NewAsk()).Lease.Release() // is told with the answer
+		var c, own coordinator.Cut
 		w.client.Cut(&c, "m")
 		w.Local.Cut(&own, "m")
 		if w.client.Needs() != abi.NeedBlocks|abi.NeedConversation || len(c.Forms) != 1 || !slices.Equal(c.Forms, own.Forms) || c.Model != own.Model {
@@ -513,20 +518,20 @@ func TestAsk(t *testing.T) {
 func TestOrphans(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		life func(w *wired, p *Placement)
+		life func(w *wired, p *coordinator.Placement)
 		end  func(w *wired)
 		want string
 	}{
 		{"died between the legs", nil, (*wired).die, "free it"},
-		{"died later", func(_ *wired, p *Placement) { p.Lease.Answered(true) }, (*wired).die, ""},
-		{"had ended", func(_ *wired, p *Placement) { p.Lease.Release() }, (*wired).die, ""},
+		{"died later", func(_ *wired, p *coordinator.Placement) { p.Lease.Answered(true) }, (*wired).die, ""},
+		{"had ended", func(_ *wired, p *coordinator.Placement) { p.Lease.Release() }, (*wired).die, ""},
 		{"left", nil, func(w *wired) { w.stop(); w.gone.Wait() }, ""},
 		{"was cut off", nil, func(w *wired) { w.pipes.last().cut() }, ""},
-		{"was cut off, came back and died", func(w *wired, _ *Placement) {
+		{"was cut off, came back and died", func(w *wired, _ *coordinator.Placement) {
 			w.pipes.last().cut()
 			later(2 * time.Second)
 		}, (*wired).die, "free it"},
-		{"was cut off after its answer had begun, came back and died", func(w *wired, p *Placement) {
+		{"was cut off after its answer had begun, came back and died", func(w *wired, p *coordinator.Placement) {
 			p.Lease.Answered(true)
 			w.pipes.last().cut()
 			later(2 * time.Second)
@@ -549,7 +554,9 @@ func TestOrphans(t *testing.T) {
 		}, ""},
 		{"does not understand", nil, func(w *wired) {
 			w.pipes.fall(true)
-			w.server.Tell(1, topics, nil)
+			w.server.mu.Lock()
+			defer w.server.mu.Unlock()
+			w.server.workers[1].tell(topics, nil)
 		}, ""},
 		{"is not understood", nil, func(w *wired) {
 			w.pipes.fall(true)
@@ -561,7 +568,7 @@ func TestOrphans(t *testing.T) {
 			w.stepDown(t)
 		}, "free it"},
 		{"was left by a coordinator that stepped down", nil, func(w *wired) { w.stepDown(t) }, ""},
-		{"of another host was cut off just before that", func(w *wired, _ *Placement) {
+		{"of another host was cut off just before that", func(w *wired, _ *coordinator.Placement) {
 			w.pipes.move()
 			w.client.Redial()
 			later(time.Second)
@@ -570,14 +577,14 @@ func TestOrphans(t *testing.T) {
 			later(100 * time.Millisecond)
 			w.stepDown(t)
 		}, ""},
-		{"of another host died", func(w *wired, _ *Placement) {
+		{"of another host died", func(w *wired, _ *coordinator.Placement) {
 			w.pipes.move()
 			w.client.Redial()
 			later(time.Second)
 		}, (*wired).die, "free it"},
 	} {
 		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			if !p.Lease.Owes() {
 				t.Fatal("nobody would pay")
 			}
@@ -589,7 +596,7 @@ func TestOrphans(t *testing.T) {
 				later(link.Linger)
 			}
 			tt.end(w)
-			later(2 * mourning)
+			later(2 * reconnectGrace)
 			got := ""
 			select {
 			case got = <-w.orphans:
@@ -602,7 +609,7 @@ func TestOrphans(t *testing.T) {
 	}
 	t.Run("of one process", func(t *testing.T) {
 		w := newWorld(t, "p prefill", "d decode")
-		p := w.must(t, ask())
+		p := w.Must(t, placetest.NewAsk())
 		if p.Lease.Owes() {
 			t.Error("who would pay?")
 		}
@@ -611,7 +618,39 @@ func TestOrphans(t *testing.T) {
 	})
 }
 
-// stepDown ends the coordinator's term, which nobody who mourns holds up.
+// TestStopAfterADeath: a coordinator that stops does not wait until a worker that died
+// can no longer reconnect.
+func TestStopAfterADeath(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		host func(w *wired)
+		want int // clean-ups
+	}{
+		{"of this host", func(*wired) {}, 1},
+		{"of another host", func(w *wired) {
+			w.pipes.move()
+			w.client.Redial()
+			later(time.Second)
+		}, 0},
+	} {
+		bubble(t, tt.name, nil, func(t *testing.T, w *wired) {
+			tt.host(w)
+			p := w.Must(t, placetest.NewAsk())
+			p.Lease.Owe([]byte("free it"))
+			p.Lease.PrefillDone()
+			later(link.Linger)
+			w.die()
+			later(100 * time.Millisecond)
+			began := time.Now()
+			w.stopServing()
+			if took := time.Since(began); took > 0 || len(w.orphans) != tt.want {
+				t.Errorf("%v and %d clean-ups, want 0s and %d", took, len(w.orphans), tt.want)
+			}
+		})
+	}
+}
+
+// stepDown ends the coordinator's term, which does not wait for clean-ups.
 func (w *wired) stepDown(t *testing.T) {
 	began := time.Now()
 	if w.server.StandBy(); time.Since(began) >= settling {
@@ -630,7 +669,7 @@ func (w *wired) die() {
 func TestLeasesUnderFire(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode two 2", "e decode")
 	w.connect(t)
-	w.SetDecider(builtin(t, "auto", "power_of_two"))
+	w.SetDecider(placetest.Builtin(t, "auto", "power_of_two"))
 	stop := make(chan struct{})
 	var cutting, placing sync.WaitGroup
 	cutting.Go(func() {
@@ -655,7 +694,7 @@ func TestLeasesUnderFire(t *testing.T) {
 		placing.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(g)))
 			for range 300 {
-				a := ask()
+				a := placetest.NewAsk()
 				p, err := w.client.Place(context.Background(), a)
 				if err != nil {
 					t.Error(err)
@@ -684,11 +723,11 @@ func TestLeasesUnderFire(t *testing.T) {
 	close(stop)
 	cutting.Wait()
 	w.connected(t)
-	w.idle(t)
+	w.Idle(t)
 	if w.client.open != nil {
 		t.Error("the worker keeps leases that have ended")
 	}
-	if n := w.client.o.Fallback.Open(); n != 0 {
+	if n := w.client.o.Fallback.(placetest.Uncounted).Open(); n != 0 {
 		t.Errorf("the worker's own books have %d leases", n)
 	}
 }

@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 )
 
@@ -183,6 +185,8 @@ type wired struct {
 	orphans chan string
 	stop    context.CancelFunc // of the worker
 	gone    sync.WaitGroup     // the worker
+	// stopServing ends Serve and waits for it.
+	stopServing func()
 }
 
 // newWired returns a world over the wire, in a bubble; change is for its options.
@@ -194,19 +198,19 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 		t.Fatal(err)
 	}
 	so := ServerOptions{
-		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: quiet()}),
-		Local: w.Local, Log: quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
+		Gate:  access.NewGate(access.GateOptions{Credentials: w.pipes.certs, Log: placetest.Quiet()}),
+		Local: w.Local, Log: placetest.Quiet(), Epoch: 5, OnOrphan: func(b []byte) { w.orphans <- string(b) },
 	}
 	co := ClientOptions{
 		Dial:     w.pipes.dial,
-		Fallback: NewLocal(w.reg, stub{}, builtin(t, "auto", "least_load"), State{}, mint, w.counts),
-		Mirror:   same{w.reg}, Log: quiet(), Observer: w.counts, Slot: 3, Node: "here",
+		Fallback: placetest.Uncounted{Local: coordinator.NewLocal(w.Reg, placetest.Stub{}, placetest.Builtin(t, "auto", "least_load"), coordinator.State{}, mint, w.Counts)},
+		Mirror:   placetest.Same{Reg: w.Reg}, Log: placetest.Quiet(), Observer: w.Counts, Slot: 3, Node: "here",
 	}
 	if change != nil {
 		change(&so, &co)
 	}
-	w.server, w.client = NewServer(so), NewClient(co)
-	w.client.bare = true
+	w.server = NewServer(so)
+	w.use(NewClient(co))
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -214,14 +218,17 @@ func newWired(t *testing.T, change func(*ServerOptions, *ClientOptions), specs .
 			t.Error(err)
 		}
 	})
+	w.stopServing = func() {
+		cancel()
+		serving.Wait()
+	}
 	of, stop := context.WithCancel(context.Background())
 	w.stop = stop
 	w.gone.Go(func() { w.client.Run(of) })
 	t.Cleanup(func() {
 		stop()
 		w.gone.Wait()
-		cancel()
-		serving.Wait()
+		w.stopServing()
 	})
 	synctest.Wait()
 	return w

@@ -1,6 +1,6 @@
 //go:build linux
 
-package coordinator
+package fleet
 
 import (
 	"bufio"
@@ -19,7 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/access"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 )
 
 // These benchmarks have the coordinator in a process of its own, this test binary
@@ -46,7 +48,7 @@ func TestCoordinatorProcess(t *testing.T) {
 	}
 	network, address, fleet := where[0], where[1], where[2]
 	w := newWorld(t, benchFleets[fleet]...)
-	w.SetDecider(builtin(t, "auto", "least_load"))
+	w.SetDecider(placetest.Builtin(t, "auto", "least_load"))
 	l, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
@@ -61,8 +63,8 @@ func TestCoordinatorProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: quiet()})
-	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
+	gate := access.NewGate(access.GateOptions{Credentials: certs, Log: placetest.Quiet()})
+	if err := NewServer(ServerOptions{Gate: gate, Local: w.Local, Log: placetest.Quiet(), Epoch: 1}).Serve(ctx, l); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -128,21 +130,21 @@ func benchClient(b *testing.B, fleet, network, address string) *Client {
 	b.Helper()
 	w := newWorld(b, benchFleets[fleet]...)
 	c := w.newClient(b, network, address)
-	c.bare = false
+	c.o.Fallback = c.o.Fallback.(placetest.Uncounted).Local
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); c.Run(ctx) }()
 	b.Cleanup(func() { cancel(); <-done })
-	w.client = c
+	w.use(c)
 	w.connected(b)
 	return c
 }
 
 // placers are what places in the benchmarks, here and over there.
-func placers(b *testing.B, fleet string, run func(b *testing.B, c Coordinator, cpu func() time.Duration)) {
+func placers(b *testing.B, fleet string, run func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration)) {
 	b.Run(fleet+"/local", func(b *testing.B) {
 		w := newWorld(b, benchFleets[fleet]...)
-		w.SetDecider(builtin(b, "auto", "least_load"))
+		w.SetDecider(placetest.Builtin(b, "auto", "least_load"))
 		run(b, w.Local, ownCPU)
 	})
 	for name, network := range map[string]string{"wire": "unix", "tcp": "tcp"} {
@@ -154,7 +156,7 @@ func placers(b *testing.B, fleet string, run func(b *testing.B, c Coordinator, c
 }
 
 // placeOnce is what an exchange with one leg, or two, asks of its coordinator.
-func placeOnce(b *testing.B, c Coordinator, a *Ask) {
+func placeOnce(b *testing.B, c coordinator.Coordinator, a *coordinator.Ask) {
 	p, err := c.Place(context.Background(), a)
 	if err != nil {
 		b.Error(err)
@@ -175,8 +177,8 @@ func placeOnce(b *testing.B, c Coordinator, a *Ask) {
 // and two or three messages.
 func BenchmarkWireAlone(b *testing.B) {
 	for _, fleet := range []string{"aggregated", "pair"} {
-		placers(b, fleet, func(b *testing.B, c Coordinator, cpu func() time.Duration) {
-			a := ask()
+		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
+			a := placetest.NewAsk()
 			before := cpu()
 			b.ReportAllocs()
 			for b.Loop() {
@@ -191,13 +193,13 @@ func BenchmarkWireAlone(b *testing.B) {
 func BenchmarkWirePaced(b *testing.B) {
 	const callers, each = 8, 625
 	for _, fleet := range []string{"aggregated", "pair"} {
-		placers(b, fleet, func(b *testing.B, c Coordinator, cpu func() time.Duration) {
+		placers(b, fleet, func(b *testing.B, c coordinator.Coordinator, cpu func() time.Duration) {
 			took := make([][]time.Duration, callers)
 			var running sync.WaitGroup
 			before, began := cpu(), time.Now()
 			for i := range callers {
 				running.Go(func() {
-					a := ask()
+					a := placetest.NewAsk()
 					for n := i; n < b.N; n += callers {
 						at := began.Add(time.Duration(n) * time.Second / (callers * each))
 						time.Sleep(time.Until(at))
@@ -244,7 +246,7 @@ func benchWorkers(b *testing.B, network string) {
 	var running sync.WaitGroup
 	for i := range workers * each {
 		running.Go(func() {
-			a := ask()
+			a := placetest.NewAsk()
 			for range b.N / (workers * each) {
 				placeOnce(b, clients[i%workers], a)
 			}

@@ -1,4 +1,4 @@
-package coordinator
+package fleet
 
 import (
 	"bytes"
@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/link"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/placetest"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
@@ -63,20 +65,20 @@ func extremes(v reflect.Value, path string, try func(what string)) {
 // other side: it would leave, come back, and be written the same again.
 func TestExtremes(t *testing.T) {
 	w := newWorld(t, "p prefill two 2", "q prefill", "d decode")
-	w.knowing(abi.NeedBlocks | abi.NeedConversation)
-	numbers := same{w.reg}
-	var many []Chain
+	w.SetDecider(placetest.Stub{Wants: abi.NeedBlocks | abi.NeedConversation})
+	numbers := placetest.Same{Reg: w.Reg}
+	var many []coordinator.Chain
 	for i := range mostChains + 2 {
-		many = append(many, Chain{Form: kvindex.Form{Block: i + 1}, Blocks: []kvindex.Hash{kvindex.Hash(i)}})
+		many = append(many, coordinator.Chain{Form: kvindex.Form{Block: i + 1}, Blocks: []kvindex.Hash{kvindex.Hash(i)}})
 	}
 	t.Run("ask", func(t *testing.T) {
 		h := new(heard)
 		for i, a := range append(asks(w, t),
-			&Ask{Key: Key{Chains: many, Conversation: conversation.Query{Chain: many[0].Blocks}}},
-			&Ask{Key: Key{Chains: many, Conversation: conversation.Query{Chain: many[mostChains].Blocks}}},
+			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[0].Blocks}}},
+			&coordinator.Ask{Key: coordinator.Key{Chains: many, Conversation: conversation.Query{Chain: many[mostChains].Blocks}}},
 		) {
 			extremes(reflect.ValueOf(a).Elem(), fmt.Sprint(i), func(what string) {
-				b, ok := appendAsk(nil, math.MaxUint64, a, a.looked, numbers)
+				b, ok := appendAsk(nil, math.MaxUint64, a, a.Lookup.Done, numbers)
 				if !ok {
 					t.Fatal("an ask has no form")
 				}
@@ -94,18 +96,17 @@ func TestExtremes(t *testing.T) {
 		}
 	})
 	t.Run("reply", func(t *testing.T) {
-		a := ask()
-		p := w.must(t, a)
+		a := placetest.NewAsk()
+		p := w.Must(t, a)
 		defer p.Lease.Release()
-		p.Notes, p.Fallbacks = []string{"note"}, []Fallback{{"place", "late"}}
-		read := func(what string, a *Ask) {
-			g := &grant{}
-			g.table = &table{}
-			if err := readReply(appendReply(nil, a, p, nil), ask(), g, numbers, make(names)); err != nil {
+		p.Notes, p.Fallbacks = []string{"note"}, []coordinator.Fallback{{What: "place", Reason: "late"}}
+		read := func(what string, a *coordinator.Ask) {
+			g := &granted{}
+			if err := readReply(appendReply(nil, a, p, nil), placetest.NewAsk(), g, numbers, make(names)); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
-			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || g.lease.burden != p.Lease.burden || g.Turn != a.turn ||
+			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || g.charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
 				!long && g.FirstByte != p.FirstByte.Truncate(time.Microsecond) || g.FirstByte < 0 || g.FirstByte > 24*time.Hour ||
 				!slices.Equal(g.Notes, p.Notes) || !slices.Equal(g.Fallbacks, p.Fallbacks) {
 				t.Errorf("%s reads as %+v", what, &g.Placement)
@@ -116,28 +117,30 @@ func TestExtremes(t *testing.T) {
 		for _, a := range append(asks(w, t), a) {
 			extremes(reflect.ValueOf(p).Elem(), "placement", func(what string) { read(what, a) })
 			for _, n := range []int64{math.MinInt64, -1, math.MaxInt64} {
-				own := p.Lease.burden
-				p.Lease.burden = burden{prompt: n, queued: n, tokens: n}
-				read(fmt.Sprintf("burden %d", n), a)
-				p.Lease.burden = own
+				own := p.Lease
+				p.Lease = new(coordinator.Lease)
+				w.Local.Adopt(p.Lease, coordinator.Adoption{Charge: coordinator.Charge{Prompt: n, Queued: n, Tokens: n}})
+				read(fmt.Sprintf("charge %d", n), a)
+				p.Lease.Release()
+				p.Lease = own
 			}
 		}
 		for flow := range abi.FlowDecodeFirst + 1 {
 			p.Flow = flow
 			read(fmt.Sprintf("flow %v", flow), a)
 		}
-		errs := []error{&RejectedError{}, &RejectedError{Status: 400}, &RejectedError{Status: 599}}
+		errs := []error{&coordinator.RejectedError{}, &coordinator.RejectedError{Status: 400}, &coordinator.RejectedError{Status: 599}}
 		for phase := range abi.Encode + 1 {
-			errs = append(errs, &NoTargetError{Phase: phase, Model: "m"})
+			errs = append(errs, &coordinator.NoTargetError{Phase: phase, Model: "m"})
 		}
 		for _, want := range errs {
-			if err := readReply(appendReply(nil, a, nil, want), ask(), &grant{}, numbers, make(names)); !reflect.DeepEqual(err, want) {
+			if err := readReply(appendReply(nil, a, nil, want), placetest.NewAsk(), &granted{}, numbers, make(names)); !reflect.DeepEqual(err, want) {
 				t.Errorf("%v became %v", want, err)
 			}
 		}
 	})
 	t.Run("adoption", func(t *testing.T) {
-		a := Adoption{Prefill: w.target(t, "p", 1), Decode: w.target(t, "d", 0)}
+		a := coordinator.Adoption{Prefill: w.Target(t, "p", 1), Decode: w.Target(t, "d", 0)}
 		extremes(reflect.ValueOf(&a).Elem(), "adoption", func(what string) {
 			r := newReader(appendAdoption(nil, math.MaxUint64, &a, numbers, []byte("owed")))
 			if lease, got, owed := readAdoption(&r, numbers); r.Failed() || lease != math.MaxUint64 || got != a || string(owed) != "owed" {
@@ -147,7 +150,7 @@ func TestExtremes(t *testing.T) {
 	})
 	t.Run("turn", func(t *testing.T) {
 		now := time.UnixMilli(1 << 40)
-		k := &KeptTurn{Holder: w.target(t, "d", 0), Since: now, Host: "host"}
+		k := &KeptTurn{Holder: w.Target(t, "d", 0), Since: now, Host: "host"}
 		o := conversation.OnShelf[*KeptTurn]{Scope: "m", Name: "n", IDs: []uint32{1}, Value: k}
 		try := func(what string) {
 			b, ok := appendKeep(nil, math.MaxUint64, &o, now, numbers)
@@ -186,9 +189,8 @@ func TestExtremes(t *testing.T) {
 				t.Errorf("%+v reads as %+v: %v", p, got, err)
 			}
 		}
-		for _, want := range []forms{{}, {needs: math.MaxUint32, index: true}} {
-			var got forms
-			if err := got.read(want.append(nil)); err != nil || got != want {
+		for _, want := range []coordinator.Demand{{}, {Needs: math.MaxUint32, Index: true}} {
+			if got, err := readDemand(appendDemand(nil, want)); err != nil || got != want {
 				t.Errorf("%+v reads as %+v: %v", want, got, err)
 			}
 		}
@@ -199,17 +201,17 @@ func TestExtremes(t *testing.T) {
 // took and whatever the engines say.
 func TestExtremeMessages(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		key := &Key{Chains: []Chain{{Form: kvindex.Form{Block: 16}, Blocks: []kvindex.Hash{1, 2}}}}
+		blocks := []kvindex.Hash{1, 2}
 		for _, n := range []int64{math.MinInt64, -1, 0, 1, 1 << 31, math.MaxInt64} {
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) {
 				t.Fatalf("%d: placed without the coordinator", n)
 			}
-			p.Lease.wire.computed(key, int(n), n, n, &scratch{})
-			p.Lease.wire.computed(key, 16, n, n, &scratch{})
+			p.Lease.Computed(coordinator.CacheReport{Block: int(n), Prompt: n, Cached: n})
+			p.Lease.Computed(coordinator.CacheReport{Block: 16, Blocks: blocks, Prompt: n, Cached: n})
 			p.Lease.Owe([]byte("owed"))
-			p.Lease.prefillDone(time.Duration(n))
-			p.Lease.answer(time.Duration(n))
+			p.Lease.PrefillDoneAfter(time.Duration(n))
+			p.Lease.AnsweredAfter(time.Duration(n))
 			later(2 * link.Linger)
 			w.holds(t, 1)
 			p.Lease.Release()
@@ -226,11 +228,11 @@ func TestExtremeMessages(t *testing.T) {
 // its coordinator.
 func TestLimitOfAPlan(t *testing.T) {
 	bubble(t, "pair", nil, func(t *testing.T, w *wired) {
-		w.SetDecider(stub{plan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
+		w.SetDecider(placetest.Stub{OnPlan: func(*abi.PlanFacts) (abi.PlanAnswer, string, bool) {
 			return abi.PlanAnswer{Decision: abi.PlanDisaggregate, LimitMillis: math.MaxUint32}, "patient", true
 		}})
 		for range 3 {
-			p := w.must(t, ask())
+			p := w.Must(t, placetest.NewAsk())
 			if here(p) || p.FirstByte != 24*time.Hour || !w.client.Connected() {
 				t.Errorf("fallbacks %v, limit %v, connected %v", p.Fallbacks, p.FirstByte, w.client.Connected())
 			}
