@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"errors"
 	"slices"
 	"time"
 
@@ -15,11 +14,11 @@ import (
 // concurrent legs it returns after the engines have answered their aborts, because the
 // legs of a retry must not meet those of this attempt.
 func (a *attempt) cleanUp(err error) {
-	if a.left != nil && !a.orphan.KVRead {
+	if a.prefill.left != nil && !a.orphan.KVRead {
 		a.awaitLate()
 		return
 	}
-	if !maybeSent(err) && a.orphan.Handoff == nil && !a.together() {
+	if !maybeSent(err) && a.orphan.Handoff == nil && !a.isConcurrent() {
 		return
 	}
 	calls := a.conn.Cleanup(&a.c, a.orphan)
@@ -27,18 +26,18 @@ func (a *attempt) cleanUp(err error) {
 		return
 	}
 	job := a.cleanupJob(calls)
-	var le *legError
-	if errors.As(err, &le) {
-		job.Avoid(le.target)
+	failed := asLegError(err)
+	if failed != nil {
+		job.Avoid(failed.target)
 	}
-	if le := silentLeg(err); le != nil {
-		job.Hold(le.target)
+	if e := unresponsiveLeg(err); e != nil {
+		job.Hold(e.target)
 	}
-	if a.orphan.DecodeSent && (le == nil || le.status == 0) && a.p.Flow == abi.FlowPrefillFirst {
+	if a.orphan.DecodeSent && (failed == nil || failed.status == 0) && a.p.Flow == abi.FlowPrefillFirst {
 		job.Delay(cleanup.Yield)
 	}
 	tried := a.x.s.cleanups.Start(job)
-	if !a.together() || a.x.client.Begun() || job.Slow() {
+	if !a.isConcurrent() || a.x.client.Begun() || job.Slow() {
 		return
 	}
 	select {
@@ -63,7 +62,7 @@ func (a *attempt) newJob() cleanup.Job {
 		Limit:     time.Duration(a.x.cfg.Timeouts.Cleanup),
 		Prompt:    time.Duration(a.x.cfg.Timeouts.Prefill),
 		Decode:    a.p.Decode.Instance,
-		Restarts:  a.restarts,
+		Restarts:  a.began.restarts,
 	}
 	if a.x.key == "" {
 		j.Auth = a.x.client.Header().Get("Authorization")
@@ -86,8 +85,8 @@ func (a *attempt) setOrphanCleanup() {
 // awaitLate gives the prefill leg, whose engine does not respond, to the clean-up. That
 // waits for the engine's answer and frees the blocks afterwards.
 func (a *attempt) awaitLate() {
-	x, left := a.x, a.left
-	a.left = nil
+	x, left := a.x, a.prefill.left
+	a.prefill.left = nil
 	req := new(openai.Request) // the request of the exchange ends with it
 	body := x.client.HoldBody()
 	if err := openai.ParseRequest(x.req.API, body.B, req); err != nil { // cannot happen: it was parsed before

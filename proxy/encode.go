@@ -93,10 +93,10 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	var calls sync.WaitGroup
 	for i, l := range legs {
 		room <- struct{}{}
-		row := x.beginLeg(abi.Encode, targets[i%len(targets)], a.c.LegID)
+		one := x.beginLeg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
 		calls.Go(func() {
 			defer func() { <-room }()
-			if errs[i] = a.encodeLeg(ctx, row, l); errs[i] != nil {
+			if errs[i] = a.encodeLeg(ctx, one, l); errs[i] != nil {
 				cancel(errEncode)
 			}
 		})
@@ -105,23 +105,9 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	return firstLegError(errs)
 }
 
-// firstLegError gives the first failure of a leg, else the first error of all.
-func firstLegError(errs []error) (first error) {
-	for _, err := range errs {
-		var le *legError
-		if errors.As(err, &le) {
-			return err
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
 // encodeLeg makes one call and reads its whole answer, of which nothing but the
 // status counts.
-func (a *attempt) encodeLeg(ctx context.Context, row *leg, l connector.Leg) (err error) {
+func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (err error) {
 	x := a.x
 	defer func() {
 		if v := recover(); v != nil {
@@ -130,21 +116,21 @@ func (a *attempt) encodeLeg(ctx context.Context, row *leg, l connector.Leg) (err
 		}
 	}()
 	limit := time.Duration(x.cfg.Timeouts.Prefill)
-	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
+	resp, err := a.send(ctx, l, shaped, waits{head: limit, idle: limit})
 	if err != nil {
-		return x.legEnded(ctx, row, err)
+		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, row.Start.Add(limit))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:
-		err = newLegError(abi.Encode, row.target, err)
+		err = l.failed(err)
 	case resp.Status/100 != 2:
-		err = x.statusError(abi.Encode, row.target, resp, answer)
+		err = a.rejected(l, resp, answer.B, false)
 	default:
-		x.legSucceeded(row)
+		a.legSucceeded(l)
 		return nil
 	}
-	return x.legEnded(ctx, row, err)
+	return a.legEnded(ctx, l, err)
 }

@@ -18,9 +18,7 @@ const speedDoubt = 2
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only those fields of the exchange that no leg changes.
 func (l *leg) Lingers() bool {
-	a := l.a
-	tokens := a.x.ask.Request.PromptTokens - max(0, a.p.Matched)
-	return nearEnd(time.Since(l.Start), tokens, l.target.Load[l.target.Rank].Prefill.PerToken())
+	return nearEnd(time.Since(l.Start), l.watched.compute, l.target.Load[l.target.Rank].Prefill.PerToken())
 }
 
 // nearEnd reports whether a prefill of so many tokens that began so long ago may end
@@ -50,7 +48,7 @@ func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits()
 // computes. With concurrent legs the failure of decode's own leg tells that.
 func (a *attempt) decodeWaits() bool {
 	now, t := time.Now(), a.p.Decode
-	if a.together() || takesKV(t, now) || a.forced && up(t) {
+	if a.isConcurrent() || takesKV(t, now) || a.began.forced && up(t) {
 		return true
 	}
 	if connector.PinsDecode(a.conn) {

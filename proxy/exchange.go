@@ -47,6 +47,7 @@ type exchange struct {
 	line      recording.Line // of the recording
 	legPolicy LegPolicy      // nil: none
 	warm      bool           // a warm-up: no client asked for it
+	denied    *legError      // the failure for which the retry budget had no retry
 	turned    bool           // the KV of the turn before has been looked for
 }
 
@@ -186,30 +187,30 @@ func (x *exchange) run() error {
 		if err != nil {
 			return firstError(x.ctx, last, err)
 		}
-		err = x.try(p)
+		hook, err := x.try(p)
 		if err == nil {
 			return nil
 		}
 		if errors.Is(err, coordinator.ErrNoTarget) && x.tries[abi.Prefill] < x.cfg.Retry.Attempts {
 			continue // nothing was sent: the last decode of the group went away before
 		}
-		if !x.mayRetry(err) {
+		if !x.mayRetry(err, hook) {
 			return err
 		}
-		x.exclude(err)
+		x.exclude(err, hook)
 		last = err
 	}
 }
 
 // try runs one attempt at the placement p. Whatever happens in it, it ends.
-func (x *exchange) try(p *coordinator.Placement) (err error) {
+func (x *exchange) try(p *coordinator.Placement) (hook hookAnswer, err error) {
 	a := x.newAttempt(p)
 	err = errPanicked
 	defer func() { a.end(err) }()
 	if err = a.run(); err != nil {
-		a.judge(err)
+		hook = a.askHook(err)
 	}
-	return err
+	return hook, err
 }
 
 // fail answers the client with err, if it has seen nothing yet, and settles the
@@ -283,7 +284,7 @@ func (x *exchange) reset() {
 	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
 	x.s, x.cfg, x.ctx, x.held, x.legPolicy = nil, nil, nil, nil, nil
 	x.key, x.warm, x.tries = "", false, [abi.Encode + 1]int{}
-	x.encoded, x.turned = false, false
+	x.encoded, x.turned, x.denied = false, false, nil
 	x.prompt.Reset()
 	x.route.Reset()
 	x.line = recording.Line{}
@@ -302,9 +303,8 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 			TRTLLM: *x.s.trtllm.Load(), Conversation: prompt.Conversation(&x.ask),
 		},
 	}
-	a.timed = a.c.TRTLLM.PerfMetrics && p.Decode.Spec.Connector == config.ConnectorTRTLLM
-	a.restarts, a.forced = p.Decode.Restarts(), p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen
-	a.order()
+	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
+	a.chooseFlow()
 	x.placed(p)
 	a.joinPair()
 	if p.FirstByte > 0 {
@@ -319,7 +319,7 @@ func outcomeOf(err error) telemetry.Outcome {
 	if downstream.OwnFault(err) {
 		return telemetry.OutcomeShed
 	}
-	if errors.As(err, &le) && !le.final {
+	if errors.As(err, &le) && !le.permanent {
 		if le.code == 504 {
 			return telemetry.OutcomeTimeout
 		}
@@ -343,7 +343,7 @@ func outcomeOf(err error) telemetry.Outcome {
 // reply answers the client with err. Nothing has been sent before.
 func (x *exchange) reply(err error) {
 	var le *legError
-	if errors.As(err, &le) && le.relay {
+	if errors.As(err, &le) && le.reply != nil {
 		x.replyEngineError(le)
 		return
 	}
@@ -355,13 +355,13 @@ func (x *exchange) reply(err error) {
 // replyEngineError relays an engine's own 4xx as it wrote it.
 func (x *exchange) replyEngineError(le *legError) {
 	h := x.client.AnswerHeader()
-	if le.ctype != "" {
-		h.Set("Content-Type", le.ctype)
+	if le.reply.contentType != "" {
+		h.Set("Content-Type", le.reply.contentType)
 	}
-	if le.retryAfter != "" {
-		h.Set("Retry-After", le.retryAfter)
+	if le.reply.retryAfter != "" {
+		h.Set("Retry-After", le.reply.retryAfter)
 	}
-	_ = x.writeWhole(le.status, le.body) // the client may be gone
+	_ = x.writeWhole(le.status, le.reply.body) // the client may be gone
 }
 
 // commit sends the head of the answer. From here on nothing is retried.

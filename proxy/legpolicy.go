@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"time"
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -191,37 +190,37 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	return fields
 }
 
-// judge asks the leg hook, once, what is to follow a leg that failed before the
-// client's first byte, and notes it in the error.
-func (a *attempt) judge(err error) {
+// hookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
+// rule.
+type hookAnswer struct {
+	failed   *legError // about which the hook was asked; nil: about none
+	decision abi.LegDecision
+	same     coordinator.Pair // of a retry on the same targets
+}
+
+// askHook asks the leg hook, once, what is to follow a leg that failed before the client's
+// first byte.
+func (a *attempt) askHook(err error) hookAnswer {
 	x := a.x
-	var le *legError
-	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
-		return
+	var e *legError
+	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &e) || e.phase == abi.Encode {
+		a.hook = hookAnswer{}
+		return a.hook
 	}
-	le.judged = true
-	f := a.legFacts(abi.LegFailed, le.phase, le.target, x.tries[le.phase])
-	f.Status, f.Elapsed, f.Reason = uint32(le.status), le.elapsed.Microseconds(), le.reason
-	le.verdict, _ = x.askLeg(&f)
-	if le.verdict == abi.LegRetry {
-		le.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	if a.hook.failed == e {
+		return a.hook
 	}
+	f := a.legFacts(abi.LegFailed, e.phase, e.target, x.tries[e.phase])
+	f.Status, f.Elapsed, f.Reason = uint32(e.status), e.elapsed.Microseconds(), e.reason
+	a.hook = hookAnswer{failed: e}
+	if a.hook.decision, _ = x.askLeg(&f); a.hook.decision == abi.LegRetry {
+		a.hook.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	}
+	return a.hook
 }
 
 // finish tells the finish hook how the exchange ended.
 func (x *exchange) finish() {
 	f := x.journal.Finish(x.ask.Request)
 	x.legPolicy.Finish(&f)
-}
-
-// within is what is left of a limit in this attempt, and whether the plan
-// policy's limit is the shorter one.
-func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
-	if a.deadline.IsZero() {
-		return limit, false
-	}
-	if left := max(time.Until(a.deadline), time.Millisecond); left < limit {
-		return left, true
-	}
-	return limit, false
 }

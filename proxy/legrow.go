@@ -15,12 +15,16 @@ import (
 type leg struct {
 	*journal.Leg
 	target  engine.Target
-	try     int       // of its phase, counted from 1
-	a       *attempt  // whose leg it is, if the leg can be given up
-	grant   bool      // the retry budget has reserved a retry for the moment when the leg is given up
-	mute    time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list
-	starved bool      // it was given up because prefill, which has its KV, does not respond
-	short   bool      // the plan policy's limit bounds its first byte
+	try     int           // of its phase, counted from 1
+	limit   time.Duration // until the first byte of a decode leg
+	kvBound bool          // limit is that of the transfer
+	short   bool          // the plan policy's limit bounds its first byte
+	watched watched       // what Evict and Lingers read from other goroutines
+	a       *attempt      // whose leg it is; for Wanted, which the leg's own goroutine calls
+
+	reserved bool      // the retry budget has reserved a retry for the moment when the leg is given up
+	silence  time.Time // start of the silence while no other engine could take the leg; guarded by upstream's call list
+	starved  bool      // it was given up because prefill, which has its KV, does not respond
 
 	// The request under way; its memory is reused.
 	request upstream.Request
@@ -61,10 +65,10 @@ func (l *legs) reset() {
 	l.used = 0
 }
 
-// beginLeg begins the next leg of a phase, on t.
-func (x *exchange) beginLeg(phase abi.Phase, t engine.Target, id string) *leg {
+// beginLeg begins a leg on t, the given try of its phase.
+func (x *exchange) beginLeg(phase abi.Phase, t engine.Target, try int, id string) *leg {
 	l := x.legs.take()
-	l.target, l.try = t, x.tries[phase]
-	l.Leg = x.journal.BeginLeg(phase, t, l.try, id)
+	l.target, l.try = t, try
+	l.Leg = x.journal.BeginLeg(phase, t, try, id)
 	return l
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
@@ -10,29 +11,34 @@ import (
 // prefill's, when decode is through before prefill has said that it is.
 const timingPatience = time.Second
 
-// cutTiming takes the timing off the end of a stream's events, which are whole
-// and of which one has closed the stream.
-func (a *attempt) cutTiming(whole []byte) []byte {
+// timed reports whether the engines have been asked for the timing of their legs.
+func (a *attempt) timed() bool {
+	return a.c.TRTLLM.PerfMetrics && a.p.Decode.Spec.Connector == config.ConnectorTRTLLM
+}
+
+// cutTiming cuts the timing of a leg off the end of the last events of its stream.
+func (a *attempt) cutTiming(l *leg, whole []byte) []byte {
 	rest, t := connector.CutTiming(whole)
-	a.x.journal.LegTimed(a.timing.Leg, t)
+	a.x.journal.LegTimed(l.Leg, t)
 	return rest
 }
 
 // asksTiming reports whether the client wants to know how its request went, and
 // the engines have been asked.
 func (a *attempt) asksTiming() bool {
-	return a.timed && a.x.client.Header().Get(connector.HeaderReturnMetrics) == "1"
+	return a.timed() && a.x.client.Header().Get(connector.HeaderReturnMetrics) == "1"
 }
 
 // awaitTiming waits for prefill to say how it went, where both legs are under way.
 func (a *attempt) awaitTiming() {
-	if a.prefillOver == nil {
+	if a.both == nil || a.both.over {
 		return
 	}
 	limit := time.NewTimer(timingPatience)
 	defer limit.Stop()
 	select {
-	case <-a.prefillOver:
+	case r := <-a.both.prefill:
+		a.takePrefill(r)
 	case <-limit.C:
 	case <-a.x.ctx.Done():
 	}
@@ -41,7 +47,7 @@ func (a *attempt) awaitTiming() {
 // tellTiming takes the engine's lines out of the answer's header, and puts those
 // of all legs in for a client that asks.
 func (a *attempt) tellTiming() {
-	if !a.timed {
+	if !a.timed() {
 		return
 	}
 	h := a.x.client.AnswerHeader()

@@ -137,20 +137,10 @@ func (a *attempt) giveUpTurn(err error) {
 	if a.orphan.PrefillSent {
 		yield = cleanup.Yield
 	}
-	if le := silentLeg(err); le != nil && le.silent == a.p.Prefill {
-		a.turn.Hold(le.silent)
+	if e := unresponsiveLeg(err); e != nil && e.unresponsive == a.p.Prefill {
+		a.turn.Hold(e.unresponsive)
 	}
 	a.x.s.retained.Free(a.turn, yield)
-}
-
-// spare keeps prefill from being blamed where it may be that decode did not hand
-// out the KV of the turn before.
-func (a *attempt) spare(e *legError) *legError {
-	if a.turn != nil && e.status/100 == 5 {
-		e.spared = true
-		a.x.journal.Fallback("turn_kv", "pull_failed")
-	}
-	return e
 }
 
 // cutKept takes out of whole events of decode's stream what they say of the KV

@@ -148,7 +148,7 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 		return errors.Join(errWarmBusy, err)
 	}
 	x.held = placement.Lease
-	if err := x.try(placement); err != nil {
+	if _, err := x.try(placement); err != nil {
 		return err
 	}
 	if s.deps.Registry.PairState(p, d) != abi.PairReady {

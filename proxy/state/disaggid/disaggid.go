@@ -1,5 +1,5 @@
 // Package disaggid issues the raw material of disagg ids and knows which ids
-// are in flight. An issuer (Grants) splits what it has reserved into ranges, each
+// are in flight. An issuer (Ranges) splits what it has reserved into ranges, each
 // for one Source, which counts through it. It does no I/O and is safe for
 // concurrent use.
 package disaggid

@@ -69,7 +69,7 @@ func readRange(b []byte) Range {
 	}
 }
 
-// Holder is one Source of a process among all that ask the same Grants: a number
+// Holder is one Source of a process among all that ask the same Ranges: a number
 // drawn when it was made, so that what was granted to a process is not taken for
 // the grant of the one that follows it in its place.
 type Holder uint64
@@ -100,9 +100,9 @@ func ReadAsk(b []byte) (Ask, error) {
 	return Ask{Holder: Holder(binary.LittleEndian.Uint64(b)), Taken: binary.LittleEndian.Uint32(b[8:])}, nil
 }
 
-// FindGrant is the range that an encoded table of Grants has for holder; false
+// FindRange is the range that an encoded table of Ranges has for holder; false
 // without one.
-func FindGrant(table []byte, holder Holder) (Range, bool, error) {
+func FindRange(table []byte, holder Holder) (Range, bool, error) {
 	if len(table)%rowSize != 0 {
 		return Range{}, false, fmt.Errorf("read id grants: %d bytes are no multiple of %d", len(table), rowSize)
 	}

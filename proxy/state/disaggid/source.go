@@ -145,9 +145,9 @@ func (s *Source) Ask() (Ask, bool) {
 	return Ask{Holder: s.holder, Taken: s.count}, 2*left <= s.size || s.stale()
 }
 
-// ExtendBy gives the source what an encoded table of Grants has for it.
+// ExtendBy gives the source what an encoded table of Ranges has for it.
 func (s *Source) ExtendBy(table []byte) error {
-	r, ok, err := FindGrant(table, s.holder)
+	r, ok, err := FindRange(table, s.holder)
 	if ok && err == nil {
 		s.Extend(r)
 	}

@@ -33,10 +33,10 @@ type Block struct {
 // that none is forgotten while it waits for its grant.
 const maxRows = 4 << workerBits
 
-// Grants splits what an issuer has reserved into ranges for those that mint. It
+// Ranges splits what an issuer has reserved into ranges for those that mint. It
 // does not know where its blocks come from, and needs no memory of what earlier
 // issuers granted: their blocks were others. Safe for concurrent use.
-type Grants struct {
+type Ranges struct {
 	width time.Duration
 
 	mu    sync.Mutex
@@ -52,13 +52,13 @@ type row struct {
 	r   Range
 }
 
-// NewGrants returns an issuer of ranges of the given width, with nothing to grant
+// NewRanges returns an issuer of ranges of the given width, with nothing to grant
 // yet.
-func NewGrants(width time.Duration) *Grants { return &Grants{width: width} }
+func NewRanges(width time.Duration) *Ranges { return &Ranges{width: width} }
 
 // Add takes in a reserved block. Of an older one only what the new one follows
 // without a gap goes on being granted.
-func (g *Grants) Add(b Block) {
+func (g *Ranges) Add(b Block) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.began = b.From
@@ -74,7 +74,7 @@ func (g *Grants) Add(b Block) {
 
 // Lacks is the width of the block that is to be reserved now, 0 as long as the
 // last one is fresh and half of the lines' ranges are left.
-func (g *Grants) Lacks(now time.Time) time.Duration {
+func (g *Ranges) Lacks(now time.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var left int64
@@ -90,7 +90,7 @@ func (g *Grants) Lacks(now time.Time) time.Duration {
 // Grant is the next range of the holder that asks, or the one that it was granted
 // when it asked the same before: that has not arrived. False when nothing is left
 // to be granted.
-func (g *Grants) Grant(a Ask) (Range, bool) {
+func (g *Ranges) Grant(a Ask) (Range, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	at := slices.IndexFunc(g.rows, func(r row) bool { return r.ask.Holder == a.Holder })
@@ -123,7 +123,7 @@ func (g *Grants) Grant(a Ask) (Range, bool) {
 
 // AppendTable appends what each holder was granted last, for Source.ExtendBy: the
 // same bytes may go to all of them.
-func (g *Grants) AppendTable(b []byte) []byte {
+func (g *Ranges) AppendTable(b []byte) []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range g.rows {
