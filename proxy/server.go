@@ -49,7 +49,8 @@ type Deps struct {
 	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
 	// connection or stream with a panic of http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
-	// Turns has what decode engines keep for the next turns; nil: this process has it.
+	// Turns connects to the coordinator, which stores the KV that decode engines retain for
+	// the next turns of the fleet. nil: this process stores it.
 	Turns    *fleet.Client
 	Workers  admin.Workers       // of a coordinator, which also answers operators for them; nil: none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
