@@ -228,8 +228,7 @@ func (c *Client) Computed(p *coordinator.Placement, key *coordinator.Key, prompt
 type granted struct {
 	coordinator.Placement
 	lease  coordinator.Lease
-	remote remoteLease
-	charge coordinator.Charge
+	remote remoteLease // readReply sets placed.Charge
 }
 
 // Place implements Coordinator. If the coordinator does not answer within the patience,
@@ -302,7 +301,7 @@ func (c *Client) ask(ctx context.Context, s *session, a *coordinator.Ask, m *scr
 	}
 	g.Facts.Flow, g.Facts.Request = g.Flow, a.Request
 	g.Lease = &g.lease
-	placed := coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: g.charge}
+	placed := coordinator.Adoption{Prefill: g.Prefill, Decode: g.Decode, ID: g.ID, Charge: g.remote.placed.Charge}
 	g.lease.Attach(&g.remote)
 	c.o.Fallback.Adopt(&g.lease, placed)
 	c.keep(&g.remote, remoteLease{client: c, lease: &g.lease, placed: placed, session: s, number: lease})

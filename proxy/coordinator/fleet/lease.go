@@ -12,7 +12,7 @@ import (
 type remoteLease struct {
 	client *Client
 	lease  *coordinator.Lease
-	placed coordinator.Adoption // without what is left of its charge
+	placed coordinator.Adoption // as it was placed; zero Charge if the Fallback placed it
 
 	// Guarded by the lease's mutex.
 	session *session // whose coordinator has the lease; nil: no coordinator has it

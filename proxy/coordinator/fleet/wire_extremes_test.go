@@ -106,7 +106,7 @@ func TestExtremes(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 			long := p.FirstByte < 0 || p.FirstByte > 24*time.Hour
-			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || g.charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
+			if g.ID != p.ID || g.Policy != p.Policy || g.Matched != p.Matched || g.remote.placed.Charge != p.Lease.Charge() || g.Turn != a.Lookup.Turn ||
 				!long && g.FirstByte != p.FirstByte.Truncate(time.Microsecond) || g.FirstByte < 0 || g.FirstByte > 24*time.Hour ||
 				!slices.Equal(g.Notes, p.Notes) || !slices.Equal(g.Fallbacks, p.Fallbacks) {
 				t.Errorf("%s reads as %+v", what, &g.Placement)

@@ -157,7 +157,7 @@ func TestRepliesAreWhole(t *testing.T) {
 	g := &granted{}
 	if err := readReply(b, placetest.NewAsk(), g, placetest.Same{Reg: w.Reg}, make(names)); err != nil || g.Prefill != p.Prefill || g.Decode != p.Decode || g.ID != p.ID ||
 		!reflect.DeepEqual(g.Facts.Candidates, p.Facts.Candidates) || !reflect.DeepEqual(g.Targets, p.Targets) ||
-		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.charge != p.Lease.Charge() {
+		!reflect.DeepEqual(g.Notes, p.Notes) || !reflect.DeepEqual(g.Fallbacks, p.Fallbacks) || g.remote.placed.Charge != p.Lease.Charge() {
 		t.Errorf("%v: %+v", err, g.Placement)
 	}
 	for _, want := range []error{coordinator.ErrUnknownModel, coordinator.ErrModelNeeded, &coordinator.RejectedError{Status: 429}, &coordinator.NoTargetError{Phase: abi.Decode, Model: "m"}, errAway} {

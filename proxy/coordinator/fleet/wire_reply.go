@@ -143,7 +143,7 @@ func (g *granted) readPlaced(r *reader, n Numbers, known names) (lost bool) {
 	g.Policy = known.of(r.Text())
 	g.Matched = r.Int()
 	g.FirstByte = r.duration()
-	g.charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
+	g.remote.placed.Charge = coordinator.Charge{Prompt: r.Int(), Queued: r.Int(), Tokens: r.Int()}
 	for range r.List(2) {
 		g.Fallbacks = append(g.Fallbacks, coordinator.Fallback{What: known.of(r.Text()), Reason: known.of(r.Text())})
 	}
