@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdproxy/pdproxy/cmd/exit"
-	"github.com/pdproxy/pdproxy/proxy"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 func (a *app) explainCommand() *cobra.Command {
@@ -53,14 +53,14 @@ func (a *app) explain(id string, admin adminFlags) error {
 		_, err := a.out.Write(body)
 		return exit.Failed(err)
 	}
-	var e proxy.Explanation
+	var e journal.Explanation
 	if err := json.Unmarshal(body, &e); err != nil {
 		return exit.Failed(err)
 	}
 	return exit.Failed(a.printExplanation(&e))
 }
 
-func (a *app) printExplanation(e *proxy.Explanation) error {
+func (a *app) printExplanation(e *journal.Explanation) error {
 	fmt.Fprintf(a.out, "request %s: %s (status %d) in %.1f ms, flow %s, policy %s, disagg id %d\n",
 		e.RequestID, e.Outcome, e.Status, e.DurationMS, e.Flow, e.Policy, e.DisaggID)
 	if e.Coordination != "" {

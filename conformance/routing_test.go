@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // knowing describes a fleet whose engines publish their KV blocks, and a proxy
@@ -52,16 +52,16 @@ func prompt(first, n int) string {
 const completionsPath = "/v1/completions"
 
 // explained sends a request with that body and returns the proxy's explanation.
-func (f *fleet) explained(id, body string) proxy.Explanation {
+func (f *fleet) explained(id, body string) journal.Explanation {
 	f.t.Helper()
 	a := f.post(context.Background(), f.url, completionsPath, body, "X-Request-Id", id)
 	if a.status != 200 {
 		f.t.Fatalf("status %d: %s", a.status, a.body)
 	}
 	f.right(a, completionsPath, body)
-	var e proxy.Explanation
+	var e journal.Explanation
 	f.eventually("the request is explained", func() bool {
-		e = proxy.Explanation{}
+		e = journal.Explanation{}
 		f.admin("/v1/explain/"+id, &e)
 		return e.RequestID == id
 	})
@@ -70,7 +70,7 @@ func (f *fleet) explained(id, body string) proxy.Explanation {
 
 // held returns the number of leading tokens of the request that the proxy
 // assumed on each prefill engine.
-func held(e proxy.Explanation) map[string]int {
+func held(e journal.Explanation) map[string]int {
 	tokens := make(map[string]int)
 	for _, c := range e.Candidates {
 		if c.Facts["role"] == "prefill" {
@@ -82,7 +82,7 @@ func held(e proxy.Explanation) map[string]int {
 }
 
 // prefilledBy returns the engine that computed the request's prompt.
-func prefilledBy(e proxy.Explanation) string {
+func prefilledBy(e journal.Explanation) string {
 	for _, l := range e.Legs {
 		if l.Phase == "prefill" && l.Error == "" {
 			return l.Engine

@@ -18,10 +18,10 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
 	"github.com/pdproxy/pdproxy/conformance/testbed"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/admin"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	pd "github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 const prefillerHeader = "x-prefiller-host-port"
@@ -86,7 +86,7 @@ func (f *fleet) tell(body string, header ...string) answer {
 func (f *fleet) coordination(a answer) (policy string, fallbacks []string) {
 	f.t.Helper()
 	id := a.header.Get("X-Request-Id")
-	var e proxy.Explanation
+	var e journal.Explanation
 	f.eventually("the request is explained", func() bool {
 		f.admin("/v1/explain/"+id, &e)
 		return e.RequestID == id

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // TestGenerationIsSentFirst: decode's leg is sent before prefill's, with each
@@ -77,7 +77,7 @@ func TestGenerationIsSentFirst(t *testing.T) {
 				if a.status != 200 || a.text != "whole" || a.header.Get("X-Pdproxy-Flow") != "decode_first" {
 					t.Fatalf("status %d, flow %q: %s", a.status, a.header.Get("X-Pdproxy-Flow"), a.body)
 				}
-				var e proxy.Explanation
+				var e journal.Explanation
 				f.eventually("the request is explained", func() bool {
 					f.admin("/v1/explain/first", &e)
 					return e.RequestID != ""

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/pdproxy/pdproxy/conformance/enginesim"
-	"github.com/pdproxy/pdproxy/proxy"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // TestTRTLLMPerfMetrics: operators see the engines' metrics of a request. A
@@ -65,7 +65,7 @@ func TestTRTLLMPerfMetrics(t *testing.T) {
 // that these lie within the request: the clocks are aligned.
 func (f *fleet) timed(id string) {
 	f.t.Helper()
-	var e proxy.Explanation
+	var e journal.Explanation
 	f.eventually("the request is explained", func() bool {
 		f.admin("/v1/explain/"+id, &e)
 		return e.RequestID != ""
@@ -81,7 +81,7 @@ func (f *fleet) timed(id string) {
 			f.t.Errorf("%s leg ran from %v to %v ms of %v", l.Phase, *tm.StartMS, *tm.EndMS, e.DurationMS)
 		}
 	}
-	var rows []proxy.PerfRow
+	var rows []journal.PerfRow
 	f.admin("/perf_metrics", &rows)
 	if last := rows[len(rows)-1]; last.CtxTiming == nil || last.GenTiming == nil {
 		f.t.Errorf("perf row %+v", last)

@@ -2,114 +2,66 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
 )
 
-// attempt is one placement of an exchange and what its legs have done. Once
-// prefill has registered the disagg id, no step of the attempt changes it: a
-// retry is another attempt with another id. The exchange's goroutine owns it.
+// attempt is one placement of an exchange and what its legs have done. Once prefill has
+// registered the disagg id, no step of the attempt changes it: a retry is another attempt
+// with another id. The goroutine of the exchange owns it. The goroutine of a concurrent
+// prefill leg only reads what does not change meanwhile, and hands over a prefillResult.
 type attempt struct {
 	x       *exchange
 	p       *coordinator.Placement
 	conn    connector.Connector
 	c       connector.Attempt
 	orphan  connector.Orphan
-	handoff connector.Handoff
-	answer  *buffer.Buffer // prefill's answer; handoff aliases it
-	verdict atomic.Uint32  // of concurrent legs: who settled the attempt first
+	prefill prefillResult
 	legBody *buffer.Buffer // body of the leg that answers the client
 	pair    *engine.Pair   // of the two targets; nil with one leg
-	fresh   bool           // nothing had come over it when the attempt began
+	fresh   bool           // nothing had come over the pair when the attempt began
 
-	restarts uint32 // of the decode engine when the attempt began
-	forced   bool   // decode was placed with an open circuit: as a trial
-
-	// timed says that the engines have been asked how the legs went there.
-	timed bool
-	// timing is the row of the leg whose stream ends with that; nil: none does.
-	timing *legRow
-	// decodeSent is closed when all of the decode leg has been sent, where prefill
-	// waits for that; else nil.
-	decodeSent chan struct{}
-	// prefillOver is closed when the prefill leg beside decode's has ended, where
-	// the client wants to know how it went; else nil.
-	prefillOver chan struct{}
-
-	handed   time.Time                  // when decode could begin; zero: not known
-	readBy   time.Time                  // decode must have its leg by then to find prefill's blocks; zero: any time
+	began    decodeState                // of the decode engine when the attempt began
 	deadline time.Time                  // for the client's first byte, by the plan policy; zero: none
-	limit    time.Duration              // of the wait for decode's first event
-	kvBound  bool                       // it is that of the transfer
-	late     *time.Timer                // ends concurrent legs whose KV does not come over
 	edits    [abi.Encode + 1][]abi.Edit // of header lines, by phase
-	merge    merge                      // of decode's answer with prefill's
-	held     int                        // bytes of the budget for parts of events
-	turn     *keptTurn                  // that prefill pulls; nil: none
-	left     *upstream.Detached         // of prefill's leg, if that was left and may yet be answered
+	turn     *retained.KV               // that prefill pulls; nil: none
+	both     *concurrent                // nil unless both legs run at the same time
+	hook     hookAnswer                 // for the leg that failed last
 }
 
-// The verdicts of concurrent legs. Once decode has taken over it has the KV,
-// and a failure of prefill's late answer no longer ends it.
-const (
-	decodeTook    = 1
-	prefillFailed = 2
-	kvLate        = 3 // prefill has answered, but decode has not got the KV in time
-)
-
-// reasonKVLate is the kind of failure of a transfer that did not come in time.
-const reasonKVLate = "kv_timeout"
-
-// reasonKVSilent is that of a leg whose KV is with an engine that has fallen silent.
-const reasonKVSilent = "kv_silent"
-
-// reasonKVLease is that of a leg that would have come when prefill's blocks are gone.
-const reasonKVLease = "kv_lease"
-
-var errKVLate = errors.New("the KV did not come over in time")
-
-// kvLimit is how long decode may take, from when prefill has answered, until it
-// has the prompt's KV and begins its stream. A whole answer begins when all of it
-// is there, which says nothing of the KV: only timeouts.first_byte bounds it.
-func (a *attempt) kvLimit() time.Duration {
-	t := &a.x.cfg.Timeouts
-	limit := t.Transfer
-	if a.fresh {
-		limit += t.Handshake
-	}
-	if d, ok := a.conn.(connector.Deferrer); ok && d.Defers() {
-		limit += t.DeferredWrite
-	}
-	return time.Duration(limit)
+// decodeState is the state of a decode engine at one moment.
+type decodeState struct {
+	restarts uint32
+	forced   bool // its circuit was open: the leg is a trial
 }
 
-// awaitKV ends decode, by cancel, if it has not got the KV in time. Prefill has
-// answered, and its goroutine calls; the timer must be stopped.
-func (a *attempt) awaitKV(cancel context.CancelCauseFunc) {
-	if !a.x.req.Stream {
-		return
-	}
-	late := &legError{phase: abi.Decode, target: a.p.Decode, reason: reasonKVLate, code: 504, sent: true, pair: a.pair, err: errKVLate}
-	a.late = time.AfterFunc(a.kvLimit(), func() {
-		if a.verdict.CompareAndSwap(0, kvLate) {
-			cancel(late)
-		}
-	})
+// prefillResult is what the prefill leg has left.
+type prefillResult struct {
+	answer  *buffer.Buffer     // the whole answer; nil: none
+	handoff connector.Handoff  // refers to answer
+	handed  time.Time          // when decode could begin; zero: decode did not wait for prefill
+	left    *upstream.Detached // the leg, if it was given up and may yet be answered; nil: it was not
+
+	begun    bool        // the leg counts as a try
+	sent     bool        // the leg may have reached the engine
+	done     bool        // answer is whole
+	read     bool        // handoff is valid
+	rejected bool        // the engine answered with an error status
+	late     *time.Timer // of a concurrent leg: ends decode if the KV does not come over; nil: none
+	err      error
 }
 
-// run sends the legs in the order of the flow; nil means that the client has
-// the whole answer.
+// run sends the legs in the order of the flow; nil means that the client has the whole
+// answer.
 func (a *attempt) run() error {
 	if err := a.encode(); err != nil {
 		return err
@@ -124,8 +76,8 @@ func (a *attempt) run() error {
 	}
 }
 
-// order settles the order of the legs where the connector has several.
-func (a *attempt) order() {
+// chooseFlow chooses the order of the legs if the connector has several.
+func (a *attempt) chooseFlow() {
 	if o, ok := a.conn.(connector.Ordered); ok && !a.p.Prefill.IsZero() {
 		var fallback string
 		if a.p.Flow, fallback = o.Order(&a.c, a.x.cfg.Retry.ScheduleStyle); fallback != "" {
@@ -135,22 +87,22 @@ func (a *attempt) order() {
 	a.c.Flow = a.p.Flow
 }
 
-// end frees what a failed attempt left on the engines, releases the lease and
-// gives the buffers back. Clean-up that must come before a retry (the engines
-// would meet the old attempt again) has been awaited when it returns.
+// end frees what a failed attempt left on the engines, releases the lease and gives the
+// buffers back. When it returns, a clean-up that must come before a retry has been made:
+// the engines would otherwise meet the old attempt again.
 func (a *attempt) end(err error) {
 	if err != nil {
-		a.cleanup(err)
+		a.cleanUp(err)
 		a.giveUpTurn(err)
 	}
-	if a.left != nil { // decode has what it said
-		a.left.Close()
+	if a.prefill.left != nil { // decode has what prefill's answer would say
+		a.prefill.left.Close()
 	}
 	a.p.Lease.Release()
 	a.leavePair()
-	a.answer.Free()
+	a.prefill.answer.Free()
 	a.legBody.Free()
-	a.handoff = connector.Handoff{}
+	a.prefill = prefillResult{}
 }
 
 // joinPair notes that the attempt begins on its pair of targets.
@@ -168,15 +120,21 @@ func (a *attempt) leavePair() {
 	a.pair, a.fresh = nil, false
 }
 
-// releaseRequest gives back what an open stream no longer needs: the request as
-// it came and as it was sent, and prefill's answer.
+// isConcurrent reports whether prefill's answer does not shape the decode leg, so that both
+// legs run at the same time.
+func (a *attempt) isConcurrent() bool {
+	return a.p.Flow == abi.FlowConcurrent || a.p.Flow == abi.FlowDecodeFirst
+}
+
+// releaseRequest gives back what an open stream does not need any more: the request as it
+// came and as it was sent, and prefill's answer.
 func (a *attempt) releaseRequest() {
 	a.x.releaseBody()
 	a.legBody.Free()
 	a.legBody = nil
-	if !a.together() { // there it may only now be coming
-		a.answer.Free()
-		a.answer, a.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
+	if !a.isConcurrent() { // a concurrent prefill may only now be answering
+		a.prefill.answer.Free()
+		a.prefill.answer, a.prefill.handoff, a.orphan.Handoff = nil, connector.Handoff{}, nil
 	}
 }
 
@@ -186,124 +144,39 @@ func (a *attempt) aggregated() error {
 	if err != nil {
 		return err
 	}
-	leg, err := a.conn.Aggregated(&a.c, body)
+	shaped, err := a.conn.Aggregated(&a.c, body)
 	if err != nil {
 		return err
 	}
-	return a.answerLeg(a.x.ctx, leg)
+	return a.answerLeg(a.x.ctx, shaped)
 }
 
-// prefillFirst waits for prefill's answer and lets it shape the decode leg. As
-// long as no decode engine can have read the blocks, another decode gets them.
-func (a *attempt) prefillFirst() error {
-	a.pullTurn()
-	leg, body, err := a.shapePrefill()
-	if err != nil {
-		return err
+// runPrefill sends the prefill leg and reads its answer into r. Only the caller may read r
+// until runPrefill has returned.
+func (a *attempt) runPrefill(ctx context.Context, shaped connector.Leg, r *prefillResult) {
+	r.sent = true
+	if r.err = a.prefillLeg(ctx, shaped, r); r.err != nil {
+		r.sent, r.rejected = maybeSent(r.err), answeredWithError(r.err)
+		return
 	}
-	if err = a.prefillAlone(leg, body); err != nil {
-		return err
-	}
-	a.owe()
-	a.handed = time.Now()
-	a.noteLease()
-	if a.x.info != nil {
-		a.x.informPrefill()
-	}
-	if a.handoff.Done {
-		return a.replyHandoff()
-	}
-	a.pick()
-	for {
-		body, err := a.bodyBuffer()
-		if err != nil {
-			return err
-		}
-		leg, err := a.conn.Decode(&a.c, &a.handoff, body)
-		if err != nil {
-			return err
-		}
-		err = a.answerLeg(a.x.ctx, leg)
-		if err == nil || downstream.OwnFault(err) || maybeSent(err) || connector.PinsDecode(a.conn) || a.leaseOver() {
-			return err
-		}
-		if a.judge(err); afresh(err) || !a.moveDecode(err) {
-			return err
-		}
+	r.read = true
+	a.reportCached(r.answer.B)
+	a.countFallback(&r.handoff)
+	if ctx.Err() != nil { // the answer came while the client was leaving
+		r.err = context.Cause(ctx)
 	}
 }
 
-// prefillAlone runs the prefill leg, whose body nobody needs afterwards.
-func (a *attempt) prefillAlone(leg connector.Leg, body *buffer.Buffer) error {
-	defer body.Free()
-	return a.prefill(a.x.ctx, leg)
-}
-
-// noteLease sets readBy. Half of prefill's lease is decode's, to meet prefill and to
-// renew it.
-func (a *attempt) noteLease() {
-	a.readBy = time.Time{}
-	if lease := a.handoff.Lease; lease > 0 {
-		a.readBy = a.handed.Add(lease / 2)
+// prefillEnded takes over what prefill has left.
+func (a *attempt) prefillEnded(r prefillResult) {
+	a.prefill = r
+	a.orphan.PrefillSent, a.orphan.PrefillDone, a.orphan.Refused = r.sent, r.done, r.rejected
+	if r.read {
+		a.orphan.Handoff = &a.prefill.handoff
 	}
-}
-
-// leaseOver reports that decode must not be sent to prefill's blocks any more.
-func (a *attempt) leaseOver() bool { return !a.readBy.IsZero() && !time.Now().Before(a.readBy) }
-
-// afresh reports whether the leg hook wants another attempt, or none, instead of
-// another decode for the same blocks.
-func afresh(err error) bool {
-	var le *legError
-	return errors.As(err, &le) && (le.verdict == abi.LegRetry || le.verdict == abi.LegGiveUp)
-}
-
-// moveDecode places the decode leg, which failed with err, anew, with the
-// prefill target and the disagg id as they are. False: it stays failed.
-func (a *attempt) moveDecode(err error) bool {
-	x := a.x
-	x.exclude(err)
-	x.route.Relax()
-	p, placeErr := a.placeDecode()
-	if placeErr != nil {
-		return false
+	if r.begun {
+		a.x.tries[abi.Prefill]++
 	}
-	if !x.mayRetry(err) {
-		p.Lease.Release()
-		return false
-	}
-	a.move(p)
-	return true
-}
-
-// placeDecode asks for another decode target for the prefill target and the
-// disagg id that there are.
-func (a *attempt) placeDecode() (*coordinator.Placement, error) {
-	ask := &a.x.ask
-	ask.Prefill, ask.ID = a.p.Prefill, a.p.ID
-	p, err := a.x.s.deps.Coordinator.Place(a.x.ctx, ask)
-	ask.Prefill, ask.ID = engine.Target{}, 0
-	return p, err
-}
-
-// move makes p, which differs in the decode target, the attempt's placement. Where
-// prefill's answer sends decode may be right for the one and foreign to the other:
-// it is judged again.
-func (a *attempt) move(p *coordinator.Placement) {
-	a.p.Lease.Release()
-	a.leavePair()
-	a.p, a.c.Decode = p, p.Decode
-	a.restarts = p.Decode.Restarts()
-	before := a.handoff.Fallback
-	if h, err := a.conn.ReadPrefill(&a.c, a.answer.B); err == nil { // as it was the first time
-		if a.handoff = h; h.Fallback != before {
-			a.countFallback()
-		}
-		a.noteLease()
-	}
-	a.joinPair()
-	a.x.placed(p)
-	a.owe()
 }
 
 // shapePrefill returns the prefill leg and the buffer that holds its body.
@@ -312,34 +185,34 @@ func (a *attempt) shapePrefill() (connector.Leg, *buffer.Buffer, error) {
 	if err != nil {
 		return connector.Leg{}, nil, err
 	}
-	shaped := false
+	done := false
 	defer func() { // also after a panic
-		if !shaped {
+		if !done {
 			body.Free()
 		}
 	}()
-	leg, err := a.conn.Prefill(&a.c, body.B)
+	shaped, err := a.conn.Prefill(&a.c, body.B)
 	if err != nil {
-		return leg, nil, err
+		return shaped, nil, err
 	}
-	if leg.Alias { // an open stream gives the client's body back while the leg may still be sent
+	if shaped.Alias { // an open stream gives the client's body back while the leg may still be sent
 		body.Free()
 		body = a.x.client.HoldBody()
 	} else {
-		body.Set(leg.Body)
+		body.Set(shaped.Body)
 	}
 	if a.x.legPolicy != nil {
-		if leg, err = a.edited(abi.Prefill, leg, &body); err != nil {
-			return leg, nil, err
+		if shaped, err = a.edited(abi.Prefill, shaped, &body); err != nil {
+			return shaped, nil, err
 		}
 	}
-	shaped = true
-	return leg, body, nil
+	done = true
+	return shaped, body, nil
 }
 
-// computed compares what was believed of the engine that computed the prompt with
-// what its answer says.
-func (a *attempt) computed(answer []byte) {
+// reportCached tells the coordinator how many tokens of the prompt the engine had cached, by
+// its answer, so that the coordinator can compare that with what it believed.
+func (a *attempt) reportCached(answer []byte) {
 	if a.p.Matched < 0 {
 		return
 	}
@@ -348,51 +221,20 @@ func (a *attempt) computed(answer []byte) {
 	}
 }
 
-// prefill sends the prefill leg and reads its whole answer into the handoff.
-func (a *attempt) prefill(ctx context.Context, leg connector.Leg) error {
-	a.orphan.PrefillSent = true
-	if err := a.prefillLeg(ctx, leg); err != nil {
-		a.orphan.PrefillSent, a.orphan.Refused = maybeSent(err), refused(err)
-		return err
-	}
-	a.orphan.Handoff = &a.handoff
-	a.computed(a.answer.B)
-	a.countFallback()
-	if ctx.Err() != nil { // the answer came while the client was leaving
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
 // countFallback counts that decode works without the transferred KV, if it does.
-func (a *attempt) countFallback() {
-	reason := a.handoff.Fallback
+func (a *attempt) countFallback(h *connector.Handoff) {
+	reason := h.Fallback
 	if reason == "" {
 		return
 	}
-	a.x.fallback("kv_transfer", reason)
+	a.x.journal.Fallback("kv_transfer", reason)
 	if reason == connector.ForeignHost {
 		a.x.s.sayForeign(a.p.Prefill)
 	}
 }
 
-// maybeSent reports whether a failed leg may have reached its engine.
-func maybeSent(err error) bool {
-	var le *legError
-	if errors.As(err, &le) {
-		return le.sent
-	}
-	return !errors.Is(err, coordinator.ErrNoTarget)
-}
-
-// refused reports whether the engine answered a failed leg with an error status.
-func refused(err error) bool {
-	var le *legError
-	return errors.As(err, &le) && le.status != 0
-}
-
-// bodyBuffer returns an empty slice to append the body to of the leg that answers
-// the client; legBody owns it.
+// bodyBuffer returns an empty slice to append the body to of the leg that answers the
+// client; legBody owns it.
 func (a *attempt) bodyBuffer() (b []byte, err error) {
 	if a.legBody == nil {
 		if a.legBody, err = a.x.client.Buffer(len(a.x.client.Body()) + legSlack); err != nil {
@@ -402,30 +244,15 @@ func (a *attempt) bodyBuffer() (b []byte, err error) {
 	return a.legBody.B[:0], nil
 }
 
-// legSlack is the room that a connector's own fields usually need.
+// legSlack is the room, in bytes, that a connector's own fields usually need.
 const legSlack = 2 << 10
-
-// pick lets the picker of a sidecar choose decode for a prefill that has answered.
-// Without a usable answer decode stays the engine of the place policy.
-func (a *attempt) pick() {
-	x := a.x
-	if !x.route.Pick(a.p.Decode.Instance) {
-		return
-	}
-	p, err := a.placeDecode()
-	if err != nil {
-		x.route.DropPick()
-		return
-	}
-	a.move(p)
-}
 
 // replyHandoff answers with prefill's answer, which was the whole text.
 func (a *attempt) replyHandoff() error {
 	x := a.x
-	x.firstByte(nil)
-	if u, ok := openai.ParseUsage(a.answer.B); ok {
-		x.usage = u
+	x.journal.FirstByte(nil)
+	if u, ok := openai.ParseUsage(a.prefill.answer.B); ok {
+		x.journal.Used(u)
 	}
 	h := x.client.AnswerHeader()
 	h.Set("Content-Type", "application/json")
@@ -434,5 +261,5 @@ func (a *attempt) replyHandoff() error {
 	} else {
 		a.tellTiming()
 	}
-	return x.writeWhole(http.StatusOK, a.handoff.Answer)
+	return x.writeWhole(http.StatusOK, a.prefill.handoff.Answer)
 }

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
@@ -23,10 +27,10 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := &legError{reason: "reset"}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		a := &attempt{}
-		a.verdict.Store(prefillFailed)
+		a := &attempt{both: &concurrent{}}
+		a.both.winner.Store(prefillFailed)
 		time.AfterFunc(time.Second, func() { cancel(failure) })
-		if err := a.take(ctx, true); !errors.Is(err, failure) {
+		if err := a.claimAnswer(ctx, true); !errors.Is(err, failure) {
 			t.Errorf("take: %v", err)
 		}
 		if a.orphan.KVRead {
@@ -39,17 +43,16 @@ func TestTakeTellsPrefillsFailure(t *testing.T) {
 // process.
 func TestPanicBesideDecodeEndsTheAttempt(t *testing.T) {
 	logged := &lines{}
-	a := &attempt{
-		x: &exchange{s: &Server{log: slog.New(slog.NewTextHandler(logged, nil))}}, // no configuration: the leg panics
-		p: &coordinator.Placement{},
-	}
+	x := &exchange{} // no configuration: the leg panics
+	x.journal.Open(journal.NewBooks(telemetry.New(prometheus.NewRegistry()), nil, slog.New(slog.NewTextHandler(logged, nil)), nil), t.Context(), http.Header{}, "r")
+	a := &attempt{x: x, p: &coordinator.Placement{}, both: &concurrent{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	if err := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(err, errPanicked) {
-		t.Errorf("prefillBeside: %v", err)
+	if r := a.prefillBeside(t.Context(), connector.Leg{}, buffer.Get(1), cancel); !errors.Is(r.err, errPanicked) {
+		t.Errorf("prefillBeside: %v", r.err)
 	}
-	if !errors.Is(context.Cause(ctx), errPanicked) || a.verdict.Load() != prefillFailed {
-		t.Errorf("decode goes on: cause %v, verdict %d", context.Cause(ctx), a.verdict.Load())
+	if !errors.Is(context.Cause(ctx), errPanicked) || a.both.winner.Load() != prefillFailed {
+		t.Errorf("decode goes on: cause %v, verdict %d", context.Cause(ctx), a.both.winner.Load())
 	}
 	if len(logged.text) == 0 {
 		t.Error("the panic is not logged")

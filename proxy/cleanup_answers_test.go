@@ -2,12 +2,12 @@ package proxy
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -44,9 +44,9 @@ func TestCleanupsAreRepeated(t *testing.T) {
 				}}
 				w := newWorld(t, setup{engines: []*fakeEngine{d, {name: "p", role: "prefill", connector: "vllm-nixl"}}})
 				target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
-				job := &cleanupJob{connector: "vllm-nixl", limit: time.Second}
-				job.add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, Until: tt.until, How: "test"}}, target("p"), target("d"))
-				w.janitor.start(job)
+				job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+				job.Add([]connector.Cleanup{{Phase: abi.Decode, Leg: connector.Leg{Path: "/x"}, Until: tt.until, How: "test"}}, target("p"), target("d"))
+				w.cleanups.Start(job)
 				time.Sleep(time.Minute)
 				if n, calls := w.cleaned("test"), len(d.seen()); n != 1 || calls != len(tt.answers) {
 					t.Errorf("%v clean-ups after %d calls, want one after %d", n, calls, len(tt.answers))
@@ -70,7 +70,7 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 			t.Errorf("status %d: %s", a.status, a.body)
 		}
 		defer p.stop()()
-		time.Sleep(cleanupPatience / 2)
+		time.Sleep(minPatience / 2)
 		if n := w.cleaned("engine_gone"); n != 1 {
 			t.Errorf("%v clean-ups end because the engine is gone, after %d calls", n, len(d.seen())-1)
 		}
@@ -80,25 +80,4 @@ func TestCleanupOfAnUnhealthyEngine(t *testing.T) {
 			t.Errorf("%d calls follow", n-calls)
 		}
 	})
-}
-
-// TestOwedIsRead: a clean-up that another process has told is for the ranks that it
-// names, and stays as it is when the memory of the message is used again.
-func TestOwedIsRead(t *testing.T) {
-	w := newWorld(t, setup{engines: []*fakeEngine{
-		{name: "p", role: "prefill", connector: "vllm-nixl", ranks: 3}, {name: "d", role: "decode", connector: "vllm-nixl", ranks: 2},
-	}})
-	job := owingJob(t, 3)
-	want := &job.calls[0]
-	want.target.Rank, want.holder.Rank = 1, 2
-	body := string(want.Leg.Body)
-	message := job.owed()
-	read, err := readOwed(message, w.registry.Snapshot())
-	if err != nil {
-		t.Fatal(err)
-	}
-	copy(message, slices.Repeat([]byte{'#'}, len(message)))
-	if got := read.calls[0]; got.target.Rank != 1 || got.holder.Rank != 2 || string(got.Leg.Body) != body {
-		t.Errorf("ranks %d and %d, body %s", got.target.Rank, got.holder.Rank, got.Leg.Body)
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
@@ -93,7 +94,7 @@ func TestDecodeThatWasHungUpOnHasTime(t *testing.T) {
 		left := time.Now()
 		leave()
 		asked.Wait()
-		if waited := (<-freed).Sub(left); waited < cleanupYield || waited > 2*cleanupYield {
+		if waited := (<-freed).Sub(left); waited < cleanup.Yield || waited > 2*cleanup.Yield {
 			t.Errorf("the clean-up came %v after the client had left", waited)
 		}
 		synctest.Wait()
@@ -190,10 +191,10 @@ func TestCleanupIsRepeated(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			job := &cleanupJob{connector: "sglang", limit: time.Second}
-			job.add([]connector.Cleanup{{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x"}, How: "abort_rid"}}, target, target)
-			w.janitor.start(job)
-			time.Sleep(cleanupPatience)
+			job := &cleanup.Job{Connector: "sglang", Limit: time.Second}
+			job.Add([]connector.Cleanup{{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x"}, How: "abort_rid"}}, target, target)
+			w.cleanups.Start(job)
+			time.Sleep(minPatience)
 			synctest.Wait()
 			if n := w.cleaned("abort_rid"); n != 1 || len(p.seen()) != 3 {
 				t.Errorf("draining %v: %v clean-ups after %d calls", draining, n, len(p.seen()))

@@ -2,12 +2,14 @@ package proxy
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -22,7 +24,15 @@ type leaving struct {
 	most    int // of them at once; guarded by mu
 }
 
-const leavingPrefill = cleanupPatience + 10*time.Second
+const (
+	minPatience = 30 * time.Second // for which a clean-up is repeated at least
+	maxPrompts  = 4                // clean-ups that compute a prompt at the same time
+	// The memory of the clean-ups that wait for that, and the least that one counts for.
+	maxQueued = 256 << 20
+	minQueued = 64 << 10
+)
+
+const leavingPrefill = minPatience + 10*time.Second
 
 func newLeaving(t *testing.T, clients int) *leaving {
 	l := &leaving{}
@@ -65,7 +75,7 @@ func (w *world) cleaned(how string) float64 { return w.metric("pdproxy_kv_cleanu
 // TestPromptsAgainHaveTheirTime: a prompt that is computed again may take longer than
 // other clean-ups are tried for, and so may its turn be in coming.
 func TestPromptsAgainHaveTheirTime(t *testing.T) {
-	for name, clients := range map[string]int{"one": 1, "more than may run": 3 * cleanupPrompts} {
+	for name, clients := range map[string]int{"one": 1, "more than may run": 3 * maxPrompts} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLeaving(t, clients)
@@ -73,8 +83,8 @@ func TestPromptsAgainHaveTheirTime(t *testing.T) {
 				if n := l.cleaned("prefill_again"); n != float64(clients) || l.cleaned("engine_timeout") != 0 {
 					t.Errorf("%v of %d are freed; %v are left to the engine", n, clients, l.cleaned("engine_timeout"))
 				}
-				if most, held := l.count(0), l.janitor.queued.Load(); most > cleanupPrompts || held != 0 {
-					t.Errorf("%d prompts at once, %d bytes are held", most, held)
+				if most := l.count(0); most > maxPrompts {
+					t.Errorf("%d prompts at once", most)
 				}
 			})
 		})
@@ -85,48 +95,52 @@ func TestPromptsAgainHaveTheirTime(t *testing.T) {
 // turn do not outlive it.
 func TestPromptsAgainEndWithTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLeaving(t, 3*cleanupPrompts)
+		l := newLeaving(t, 3*maxPrompts)
 		time.Sleep(5 * time.Second)
 		began, limit := time.Now(), time.Duration(l.cfg.Load().Timeouts.Cleanup)
 		l.Wait()
 		if took := time.Since(began); took > limit {
 			t.Errorf("it has taken %v, more than %v", took, limit)
 		}
-		if n := l.cleaned("engine_timeout"); n != 3*cleanupPrompts {
+		if n := l.cleaned("engine_timeout"); n != 3*maxPrompts {
 			t.Errorf("%v are left to the engine", n)
 		}
 	})
 }
 
-// TestPromptsAgainAreBounded: what would wait in more memory than is set aside for
-// it is left to the engine at once; other clean-ups are not concerned.
+// TestPromptsAgainAreBounded: the clean-ups that wait to compute a prompt have a limited
+// memory. What exceeds it is left to the engine at once; other clean-ups have no part in
+// that, and the memory is free again afterwards.
 func TestPromptsAgainAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", role: "prefill", connector: "vllm-nixl-push", serve: func(c *engineConn, _ int) {
 			c.json(200, nixlAnswer)
 		}}}})
-		w.janitor.queued.Store(cleanupQueue - cleanupFloor)
 		p := engine.Target{Instance: w.registry.Snapshot().Instance("p")}
-		for _, tt := range []struct {
-			body int
-			slow bool
-			how  string
-		}{{1, true, "slow"}, {cleanupFloor + 1, true, "engine_timeout"}, {cleanupFloor + 1, false, "plain"}} {
-			call := connector.Cleanup{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x", Body: make([]byte, tt.body)}, How: tt.how}
-			if tt.how == "engine_timeout" {
-				call.How = "too much"
-			}
-			if tt.slow {
-				call.Until = connector.UntilServed
-			}
-			job := &cleanupJob{connector: "vllm-nixl-push", limit: time.Second, whole: time.Second}
-			job.add([]connector.Cleanup{call}, p, p)
-			<-w.janitor.start(job)
-			synctest.Wait()
-			if w.cleaned(tt.how) != 1 {
-				t.Errorf("%s: %v", tt.how, w.cleaned(tt.how))
+		start := func(calls int, c connector.Cleanup) {
+			job := &cleanup.Job{Connector: "vllm-nixl-push", Limit: time.Second, Prompt: time.Second}
+			job.Add(slices.Repeat([]connector.Cleanup{c}, calls), p, p)
+			w.cleanups.Start(job)
+		}
+		call := func(how string, body int, until connector.Until) connector.Cleanup {
+			return connector.Cleanup{Phase: abi.Prefill, Leg: connector.Leg{Path: "/x", Body: make([]byte, body)}, How: how, Until: until}
+		}
+		// These calls hold memory until they are made, after a second.
+		start(maxQueued/minQueued-1, connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "filler"})
+		start(1, call("too large", minQueued+1, connector.UntilServed))
+		start(1, call("fits", 1, connector.UntilServed))
+		start(1, call("too many", 1, connector.UntilServed))
+		start(1, call("plain", minQueued+1, 0))
+		if n := w.cleaned("engine_timeout"); n != 2 {
+			t.Errorf("%v are left to the engine at once", n)
+		}
+		time.Sleep(time.Minute)
+		start(maxQueued/minQueued, connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "all of it"})
+		time.Sleep(time.Minute)
+		for how, want := range map[string]float64{"filler": maxQueued/minQueued - 1, "fits": 1, "plain": 1, "all of it": maxQueued / minQueued, "engine_timeout": 2} {
+			if n := w.cleaned(how); n != want {
+				t.Errorf("%s: %v, want %v", how, n, want)
 			}
 		}
-		w.janitor.queued.Store(0)
 	})
 }

@@ -2,7 +2,7 @@ package proxy
 
 import (
 	"context"
-	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -10,65 +10,66 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/connector"
 )
 
-// together reports whether prefill's answer shapes nothing, so that both legs
-// are under way at the same time.
-func (a *attempt) together() bool {
-	return a.p.Flow == abi.FlowConcurrent || a.p.Flow == abi.FlowDecodeFirst
+// concurrent is the state of two legs that run at the same time.
+type concurrent struct {
+	winner  atomic.Uint32      // what settled the attempt first: one of the constants below
+	sent    chan struct{}      // closed when all of the decode leg has been sent, if prefill waits for that; else nil
+	prefill chan prefillResult // gets one result, when the prefill leg has ended
+	over    bool               // the result has been taken; the goroutine of the exchange owns it
+	merger  connector.Merger   // completes decode's answer from prefill's; nil: nothing does
+	merged  []byte             // memory of merged events
 }
 
-// concurrent sends both legs at once, or prefill's when all of decode's has been
-// sent. The first that fails ends the other; the cause of that is what the
-// client is told.
+// What settles concurrent legs. Once decode has taken over it has the KV, and a failure of
+// prefill's late answer does not end decode any more.
+const (
+	decodeTook    = 1
+	prefillFailed = 2
+	kvLate        = 3 // prefill has answered, but decode has not got the KV in time
+)
+
+// concurrent sends both legs at the same time, or prefill's when all of decode's has been
+// sent. The leg that fails first ends the other one; its error is what the client is told.
 func (a *attempt) concurrent() error {
 	ctx, cancel := context.WithCancelCause(a.x.ctx)
 	defer cancel(nil)
 	pctx, stop := context.WithCancelCause(a.x.ctx)
 	defer stop(nil)
-	pleg, pbody, err := a.shapePrefill() // here: an open stream gives the client's body back
+	shaped, body, err := a.shapePrefill() // here, because an open stream gives the client's body back
 	if err != nil {
 		return err
 	}
+	a.both = &concurrent{prefill: make(chan prefillResult, 1)}
 	if a.p.Flow == abi.FlowDecodeFirst {
-		a.decodeSent = make(chan struct{})
+		a.both.sent = make(chan struct{})
 	}
 	a.prepareMerge()
-	done := make(chan error, 1)
-	if a.asksTiming() {
-		a.prefillOver = make(chan struct{})
-	}
-	go func() {
-		defer close(done)
-		if a.prefillOver != nil {
-			defer close(a.prefillOver)
-		}
-		done <- a.prefillBeside(pctx, pleg, pbody, cancel)
-	}()
-	defer func() { // also after a panic nothing of the leg outlives the attempt
+	go func() { a.both.prefill <- a.prefillBeside(pctx, shaped, body, cancel) }() // awaitPrefillEnd waits for it
+	defer func() {                                                                // also after a panic nothing of the leg outlives the attempt
 		stop(errPeerLeg)
-		for range done {
-		}
-		if a.late != nil {
-			a.late.Stop()
+		a.awaitPrefillEnd()
+		if a.prefill.late != nil {
+			a.prefill.late.Stop()
 		}
 	}()
-	err = a.decodeBeside(ctx)
-	if err != nil {
-		a.orphan.DecodeFailed = decodeOver(err)
-		stop(errPeerLeg)
-		perr := <-done
-		if perr == nil && a.orphan.PrefillDone && a.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
-			a.cleanup(errAnswered)
-			return a.replyHandoff()
-		}
-		// Either may be at fault: each waits for the other, and tells the other of
-		// its failure; who is heard first is chance.
-		if timedOut(err) && !a.orphan.PrefillDone && silentLeg(err) == nil || refused(err) || refused(perr) {
-			a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
-		}
-		return peerError(err, perr)
+	if err = a.decodeBeside(ctx); err == nil {
+		a.settlePrefill(stop)
+		return nil
 	}
-	a.settlePrefill(done, stop)
-	return nil
+	a.orphan.DecodeFailed = decodeIsOver(err)
+	stop(errPeerLeg)
+	a.awaitPrefillEnd()
+	perr := a.prefill.err
+	if perr == nil && a.prefill.done && a.prefill.handoff.Done && !a.orphan.KVRead && a.x.ctx.Err() == nil {
+		a.cleanUp(errAnswered)
+		return a.replyHandoff()
+	}
+	// Either engine may be at fault: each waits for the other and tells the other of its
+	// failure. Which failure the proxy sees first is chance.
+	if timedOut(err) && !a.prefill.done && unresponsiveLeg(err) == nil || answeredWithError(err) || answeredWithError(perr) {
+		a.x.ask.Excluded = append(a.x.ask.Excluded, a.p.Prefill, a.p.Decode)
+	}
+	return firstCause(err, perr)
 }
 
 // decodeBeside shapes the decode leg and runs it.
@@ -77,85 +78,91 @@ func (a *attempt) decodeBeside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	leg, err := a.conn.Decode(&a.c, nil, body)
+	shaped, err := a.conn.Decode(&a.c, nil, body)
 	if err != nil {
 		return err
 	}
-	return a.answerLeg(ctx, leg)
+	return a.answerLeg(ctx, shaped)
 }
 
-// prefillBeside runs the prefill leg beside the decode leg. Its failure ends
-// decode with that cause, unless decode has taken over.
-func (a *attempt) prefillBeside(ctx context.Context, leg connector.Leg, body *buffer.Buffer, cancel context.CancelCauseFunc) (err error) {
+// prefillBeside runs the prefill leg at the same time as the decode leg, in a goroutine of its
+// own, and returns what the leg has left. Its failure ends decode with that cause, unless
+// decode has taken over.
+func (a *attempt) prefillBeside(ctx context.Context, shaped connector.Leg, body *buffer.Buffer, cancel context.CancelCauseFunc) (r prefillResult) {
 	defer body.Free()
 	defer func() {
 		if v := recover(); v != nil {
-			a.x.logPanic(v)
-			err = errPanicked
+			a.x.journal.Panic(v)
+			r.err = errPanicked
 		}
 		switch {
-		case err == nil && a.handoff.Done:
-			if a.verdict.CompareAndSwap(0, prefillFailed) {
+		case r.err == nil && r.handoff.Done:
+			if a.both.winner.CompareAndSwap(0, prefillFailed) {
 				cancel(errAnswered)
 			}
-		case err == nil:
-			a.prefillAnswered()
-			a.awaitKV(cancel)
+		case r.err == nil:
+			r.late = a.awaitKV(cancel)
 			a.p.Lease.PrefillDone()
-			if a.x.info != nil {
-				a.x.informPrefill()
-			}
-		case a.verdict.CompareAndSwap(0, prefillFailed):
-			cancel(err)
+			a.x.journal.PrefillDone()
+		case a.both.winner.CompareAndSwap(0, prefillFailed):
+			cancel(r.err)
 		}
 	}()
-	if a.decodeSent != nil {
+	if a.both.sent != nil {
 		select {
-		case <-a.decodeSent:
+		case <-a.both.sent:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			r.err = context.Cause(ctx)
+			return r
 		}
 	}
-	return a.prefill(ctx, leg)
+	a.runPrefill(ctx, shaped, &r)
+	return r
 }
 
-// peerError tells which of two failed legs was the cause. Prefill's failure
-// reaches decode through the engines, often before we cancel it; so decode is
-// to blame only when its connection failed, or prefill did not.
-func peerError(decode, prefill error) error {
-	var p, d *legError
-	if !errors.As(prefill, &p) || errors.As(decode, &d) && d.status == 0 && !timedOut(d) {
-		return decode
+// takePrefill takes over the result of the prefill leg.
+func (a *attempt) takePrefill(r prefillResult) {
+	a.both.over = true
+	a.prefillEnded(r)
+}
+
+// awaitPrefillEnd returns when the prefill leg has ended.
+func (a *attempt) awaitPrefillEnd() {
+	if !a.both.over {
+		a.takePrefill(<-a.both.prefill)
 	}
-	return prefill
 }
 
-// decodeOver reports whether the decode leg failed in a way that leaves its engine
-// nothing to do: its connection broke, or it answered with a failure of its own.
-func decodeOver(err error) bool {
-	var le *legError
-	return errors.As(err, &le) && le.phase == abi.Decode && le.sent && le.code == 502 && le.status/100 != 4
+// claimAnswer settles that decode has the KV; stream says that its answer has only begun. The
+// error is prefill's: prefill had failed first.
+func (a *attempt) claimAnswer(ctx context.Context, stream bool) error {
+	if a.both != nil && !a.both.winner.CompareAndSwap(0, decodeTook) {
+		<-ctx.Done() // the winner cancels this leg next
+		return context.Cause(ctx)
+	}
+	a.orphan.KVRead = true
+	a.notePair(stream)
+	a.p.Lease.Answered(stream)
+	return nil
 }
 
-// timedOut reports whether a leg failed by waiting in vain.
-func timedOut(err error) bool {
-	var le *legError
-	return errors.As(err, &le) && le.code == 504
-}
-
-// settlePrefill ends the prefill leg of an exchange whose decode is done: it
-// has answered or is about to, since the KV has arrived. The client does not
-// wait for it; past the clean-up limit it is cut off and aborted.
-func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc) {
+// settlePrefill ends the prefill leg of an exchange whose decode is done: prefill has answered
+// or is about to, because the KV has arrived. The client does not wait for it. After the limit
+// of clean-ups the leg is cancelled and aborted.
+func (a *attempt) settlePrefill(stop context.CancelCauseFunc) {
+	if a.both.over {
+		return
+	}
 	select {
-	case <-done:
+	case r := <-a.both.prefill:
+		a.takePrefill(r)
 		return
 	default:
 	}
 	calls := a.conn.Cleanup(&a.c, connector.Orphan{PrefillSent: true})
 	job := a.cleanupJob(calls)
-	// The leg still uses the attempt's record and buffers: wait here, after
-	// the answer has been flushed, so that close finds nothing running.
+	// The leg still uses the exchange's record and buffers. So wait here, after the answer has
+	// been sent, and close finds nothing running.
 	limit := time.Duration(a.x.cfg.Timeouts.Cleanup)
 	a.x.client.Flush()
 	// Over HTTP/2 the deadline of that write would reset the stream meanwhile.
@@ -163,10 +170,11 @@ func (a *attempt) settlePrefill(done <-chan error, stop context.CancelCauseFunc)
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
-	case <-done:
+	case r := <-a.both.prefill:
+		a.takePrefill(r)
 	case <-t.C:
 		stop(errPeerLeg)
-		<-done
-		a.x.s.janitor.start(job)
+		a.awaitPrefillEnd()
+		a.x.s.cleanups.Start(job)
 	}
 }

@@ -26,7 +26,7 @@ func TestLegFailedBeside(t *testing.T) {
 			if tt.blamesPrefill {
 				want = tt.prefill
 			}
-			if got := peerError(tt.decode, tt.prefill); got != want {
+			if got := firstCause(tt.decode, tt.prefill); got != want {
 				t.Errorf("blamed is %v", got)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -34,7 +35,7 @@ func (a *attempt) encode() error {
 	if len(legs) > 0 {
 		targets := x.encoders(pool, a.p.Decode.Spec.Connector)
 		if len(targets) == 0 {
-			x.fallback("encode", "no_target")
+			x.journal.Fallback("encode", "no_target")
 		} else if err := a.encodeAll(legs, targets); err != nil {
 			return err
 		}
@@ -92,10 +93,10 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	var calls sync.WaitGroup
 	for i, l := range legs {
 		room <- struct{}{}
-		row := x.rec.leg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
+		one := x.beginLeg(abi.Encode, targets[i%len(targets)], x.tries[abi.Encode], a.c.LegID)
 		calls.Go(func() {
 			defer func() { <-room }()
-			if errs[i] = a.encodeLeg(ctx, row, l); errs[i] != nil {
+			if errs[i] = a.encodeLeg(ctx, one, l); errs[i] != nil {
 				cancel(errEncode)
 			}
 		})
@@ -104,46 +105,32 @@ func (a *attempt) encodeAll(legs []connector.Leg, targets []engine.Target) error
 	return firstLegError(errs)
 }
 
-// firstLegError gives the first failure of a leg, else the first error of all.
-func firstLegError(errs []error) (first error) {
-	for _, err := range errs {
-		var le *legError
-		if errors.As(err, &le) {
-			return err
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
 // encodeLeg makes one call and reads its whole answer, of which nothing but the
 // status counts.
-func (a *attempt) encodeLeg(ctx context.Context, row *legRow, l connector.Leg) (err error) {
+func (a *attempt) encodeLeg(ctx context.Context, l *leg, shaped connector.Leg) (err error) {
 	x := a.x
 	defer func() {
 		if v := recover(); v != nil {
-			x.logPanic(v)
+			x.journal.Panic(v)
 			err = errPanicked
 		}
 	}()
 	limit := time.Duration(x.cfg.Timeouts.Prefill)
-	resp, err := a.send(ctx, row, l, waits{head: limit, idle: limit})
+	resp, err := a.send(ctx, l, shaped, waits{head: limit, idle: limit})
 	if err != nil {
-		return x.legEnded(ctx, row, err)
+		return a.legEnded(ctx, l, err)
 	}
 	defer resp.Close()
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(limit))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(limit))
 	defer answer.Free()
 	switch {
 	case err != nil:
-		err = newLegError(abi.Encode, row.target, err)
+		err = l.failed(err)
 	case resp.Status/100 != 2:
-		err = x.statusError(abi.Encode, row.target, resp, answer)
+		err = a.rejected(l, resp, answer.B, false)
 	default:
-		x.legSucceeded(row)
+		a.legSucceeded(l)
 		return nil
 	}
-	return x.legEnded(ctx, row, err)
+	return a.legEnded(ctx, l, err)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -16,15 +17,13 @@ const speedDoubt = 2
 // of a prefill leg after the client has left, or after the decode leg has failed. The
 // proxy waits only if prefill may be near its end; otherwise it closes the connection at
 // once. Lingers reads only those fields of the exchange that no leg changes.
-func (l *legRow) Lingers() bool {
-	a := l.a
-	tokens := a.x.ask.Request.PromptTokens - max(0, a.p.Matched)
-	return nearEnd(time.Since(l.Start), tokens, l.target.Load[l.target.Rank].Prefill.PerToken())
+func (l *leg) Lingers() bool {
+	return nearEnd(time.Since(l.Start), l.watched.compute, l.target.Load[l.target.Rank].Prefill.PerToken())
 }
 
 // nearEnd reports whether a prefill of so many tokens that began so long ago may end
-// within prefillLinger. Micros is the measured time per token in µs; 0 means that the
-// time is not known. If prefill ends later, no answer comes within prefillLinger. The
+// within cleanup.PrefillLinger. Micros is the measured time per token in µs; 0 means that the
+// time is not known. If prefill ends later, no answer comes within cleanup.PrefillLinger. The
 // proxy then closes the connection, and the engine frees the blocks itself: an engine
 // keeps the blocks only of a prefill that finishes. Other requests in the queue only
 // delay the end of prefill, so their tokens do not count.
@@ -38,18 +37,18 @@ func nearEnd(elapsed time.Duration, tokens int64, micros float32) bool {
 		return true
 	}
 	least := float64(tokens) * float64(micros) / speedDoubt * float64(time.Microsecond)
-	return least <= float64(elapsed+prefillLinger)
+	return least <= float64(elapsed+cleanup.PrefillLinger)
 }
 
 // Wanted implements upstream.CallControl: a prefill leg that has waited for a connection is
 // not sent when no decode may take the KV over any more.
-func (l *legRow) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
+func (l *leg) Wanted() bool { return l.Phase != abi.Prefill || l.a.decodeWaits() }
 
 // decodeWaits reports whether there is a decode engine that may take over what prefill
 // computes. With concurrent legs the failure of decode's own leg tells that.
 func (a *attempt) decodeWaits() bool {
 	now, t := time.Now(), a.p.Decode
-	if a.together() || takesKV(t, now) || a.forced && up(t) {
+	if a.isConcurrent() || takesKV(t, now) || a.began.forced && up(t) {
 		return true
 	}
 	if connector.PinsDecode(a.conn) {

@@ -18,6 +18,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/upstream"
@@ -117,7 +118,7 @@ func TestNewLegError(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			e := newLegError(abi.Prefill, targetNamed("p0"), tt.err)
+			e := (&leg{Leg: &journal.Leg{Phase: abi.Prefill}, target: targetNamed("p0")}).failed(tt.err)
 			if e.reason != tt.reason || e.code != tt.code || e.sent != tt.sent || maybeSent(e) != tt.sent {
 				t.Errorf("reason %s, code %d, sent %v", e.reason, e.code, e.sent)
 			}

@@ -3,9 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -15,6 +13,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
@@ -37,24 +36,19 @@ type exchange struct {
 	base   []upstream.Field // the client's lines that every leg carries
 	ask    coordinator.Ask
 	prompt prompt.Prompt
-	last   coordinator.Pair   // of the last placement
 	held   *coordinator.Lease // of the last placement; released here too if a panic kept the attempt from it
 
-	view      liveView
 	key       string              // name of the client's API key; "" without keys
 	tries     [abi.Encode + 1]int // legs sent, by phase
 	encoded   bool                // encoders have done their part
 	route     sidecar.Route
-	outcome   telemetry.Outcome
-	usage     openai.Usage
-	intervals telemetry.Intervals
-	span      *telemetry.Span
-	rec       record
-	line      recording.Line  // of the recording
-	legPolicy LegPolicy       // nil: none
-	info      *abi.StreamInfo // nil: no filter asks
-	warm      bool            // a warm-up: no client asked for it
-	turned    bool            // the KV of the turn before has been looked for
+	journal   journal.Journal
+	legs      legs
+	line      recording.Line // of the recording
+	legPolicy LegPolicy      // nil: none
+	warm      bool           // a warm-up: no client asked for it
+	denied    *legError      // the failure for which the retry budget had no retry
+	turned    bool           // the KV of the turn before has been looked for
 }
 
 // serveExchange runs one generating request.
@@ -76,14 +70,10 @@ func (x *exchange) recovered() {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		x.outcome = telemetry.OutcomeInternal
-		x.logPanic(v)
+		x.journal.Ends(telemetry.OutcomeInternal)
+		x.journal.Panic(v)
 	}
 	panic(http.ErrAbortHandler)
-}
-
-func (x *exchange) logPanic(v any) {
-	x.s.log.Error("panic in an exchange", x.logAttrs("panic", v, "stack", string(debug.Stack()))...)
 }
 
 // open begins the exchange: request id, span, start of the clock.
@@ -91,16 +81,10 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) *exchange {
 	x := s.exchanges.Get().(*exchange)
 	x.s, x.cfg, x.ctx = s, s.cfg.Load(), r.Context()
 	x.client.Open(s.bodies, x.cfg, w, r)
-	x.rec.open(downstream.RequestID(r), time.Now())
-	w.Header().Set("X-Request-Id", x.rec.RequestID)
-	x.span = s.deps.Tracer.Start(r.Header, x.rec.Start)
-	x.view.requestID, x.view.start = x.rec.RequestID, x.rec.Start
-	s.live.add(&x.view)
-	s.budget.exchange(x.rec.Start)
+	x.journal.Open(s.books, x.ctx, r.Header, downstream.RequestID(r))
+	w.Header().Set("X-Request-Id", x.journal.ID())
+	s.budget.exchange(x.journal.Began())
 	x.legPolicy = s.legPolicyNow()
-	if x.info = abi.StreamInfoFrom(x.ctx); x.info != nil {
-		x.informOpen()
-	}
 	return x
 }
 
@@ -115,6 +99,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 		return err
 	}
 	x.key = admission.KeyName(r)
+	x.journal.Client(x.key)
 	client := admission.Client(r)
 	if err := x.readRoute(); err != nil {
 		return err
@@ -136,7 +121,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 	}
 	leave, err := x.s.queue.Enter(x.ctx, client, x.cfg.Limits)
 	if err != nil {
-		x.s.deps.Metrics.Shed(admission.Reason(err))
+		x.journal.Shed(admission.Reason(err))
 		return err
 	}
 	defer leave()
@@ -149,7 +134,7 @@ func (x *exchange) serve(r *http.Request, api openai.API) error {
 // readRoute reads the headers that are for a sidecar.
 func (x *exchange) readRoute() error {
 	return x.route.Read(x.s.sidecar.Load(), sidecar.Request{
-		Context: x.ctx, ID: x.rec.RequestID, Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.cfg.Retry.ScheduleStyle,
+		Context: x.ctx, ID: x.journal.ID(), Body: &x.req, Ask: &x.ask, Exchange: x, ScheduleStyle: x.cfg.Retry.ScheduleStyle,
 	}, x.client.Header(), x.client.RemoteAddr())
 }
 
@@ -159,7 +144,7 @@ func (x *exchange) prepare() error {
 	if sc := x.route.Sidecar(); sc != nil {
 		x.base = sc.Strip(x.base)
 	}
-	x.span.Inject(func(name, value string) {
+	x.journal.Inject(func(name, value string) {
 		x.base = append(downstream.Without(x.base, name), upstream.Field{Name: name, Value: value})
 	})
 	x.ask.Model = x.req.Model
@@ -179,22 +164,18 @@ func (x *exchange) prepare() error {
 		return err
 	}
 	if r := x.s.deps.Recorder; r != nil && x.req.API.Generates() {
-		x.line = r.Note(x.rec.Start, &x.req, x.prompt.TokenIDs(), x.s.prompts.ClientID(x.source()))
+		x.line = r.Note(x.journal.Began(), &x.req, x.prompt.TokenIDs(), x.s.prompts.ClientID(x.source()))
 	}
 	if !x.req.API.Generates() {
 		x.ask.Aggregate = abi.RoleDecode // any engine answers it; prefill is left to prompts
 	}
-	x.rec.Model = x.req.Model
-	x.rec.Stream = x.req.Stream
-	if x.info != nil {
-		x.informRequest()
-	}
+	x.journal.Described(&x.req)
 	return nil
 }
 
 // source is where the prompt of the exchange comes from.
 func (x *exchange) source() prompt.Source {
-	return prompt.Source{Request: &x.req, Header: x.client.Header(), RequestID: x.rec.RequestID, Memory: &x.client}
+	return prompt.Source{Request: &x.req, Header: x.client.Header(), RequestID: x.journal.ID(), Memory: &x.client}
 }
 
 // run places the request and runs attempts until one ends it. Retries happen
@@ -206,56 +187,56 @@ func (x *exchange) run() error {
 		if err != nil {
 			return firstError(x.ctx, last, err)
 		}
-		err = x.try(p)
+		hook, err := x.try(p)
 		if err == nil {
 			return nil
 		}
 		if errors.Is(err, coordinator.ErrNoTarget) && x.tries[abi.Prefill] < x.cfg.Retry.Attempts {
 			continue // nothing was sent: the last decode of the group went away before
 		}
-		if !x.mayRetry(err) {
+		if !x.mayRetry(err, hook) {
 			return err
 		}
-		x.exclude(err)
+		x.exclude(err, hook)
 		last = err
 	}
 }
 
 // try runs one attempt at the placement p. Whatever happens in it, it ends.
-func (x *exchange) try(p *coordinator.Placement) (err error) {
+func (x *exchange) try(p *coordinator.Placement) (hook hookAnswer, err error) {
 	a := x.newAttempt(p)
 	err = errPanicked
 	defer func() { a.end(err) }()
 	if err = a.run(); err != nil {
-		a.judge(err)
+		hook = a.askHook(err)
 	}
-	return err
+	return hook, err
 }
 
 // fail answers the client with err, if it has seen nothing yet, and settles the
 // outcome. A nil err is success.
 func (x *exchange) fail(err error) {
 	if err == nil {
-		if x.outcome == telemetry.OutcomeNone {
-			x.outcome = telemetry.OutcomeOK
+		if x.journal.Ending() == telemetry.OutcomeNone {
+			x.journal.Ends(telemetry.OutcomeOK)
 		}
 		return
 	}
 	if x.client.Gone() && !downstream.BodyStopped(err) || errors.Is(err, downstream.ErrWrite) {
-		x.outcome = telemetry.OutcomeCancelled
-		x.rec.Status = 499
+		x.journal.Ends(telemetry.OutcomeCancelled)
+		x.journal.Answered(499)
 		x.client.Cut() // to return in silence would make it an empty 200, or a stream that looks whole
 		return
 	}
 	if x.client.Begun() { // a stream that broke off has said so
 		return
 	}
-	x.outcome = outcomeOf(err)
+	x.journal.Ends(outcomeOf(err))
 	if downstream.OwnFault(err) || errors.Is(err, downstream.ErrReading) {
-		x.s.deps.Metrics.Shed(publicError(err).Code)
+		x.journal.Shed(publicError(err).Code)
 	}
-	if x.outcome == telemetry.OutcomeEngineError || x.outcome == telemetry.OutcomeTimeout {
-		x.s.log.Warn("request failed", x.logAttrs("error", err)...) // names phase and engine, never bodies
+	if o := x.journal.Ending(); o == telemetry.OutcomeEngineError || o == telemetry.OutcomeTimeout {
+		x.journal.Warn("request failed", "error", err) // names phase and engine, never bodies
 	}
 	x.reply(err)
 }
@@ -266,12 +247,11 @@ func (x *exchange) close() {
 	if x.held != nil {
 		x.held.Release()
 	}
-	now := time.Now()
-	x.rec.close(now, x.outcome, x.usage)
+	x.journal.End()
 	if !x.warm {
-		x.settle(now)
+		x.settle()
 	}
-	x.s.live.remove(&x.view)
+	x.journal.Close()
 	x.releaseBody()
 	x.client.Close()
 	s := x.s
@@ -279,34 +259,14 @@ func (x *exchange) close() {
 	s.exchanges.Put(x)
 }
 
-// settle tells everybody who keeps books what became of the exchange.
-func (x *exchange) settle(now time.Time) {
-	m := x.s.deps.Metrics
-	m.Exchange(x.rec.Flow, x.outcome, now.Sub(x.rec.Start))
-	m.MergeIntervals(&x.intervals)
-	m.Tokens(x.usage.Prompt, x.usage.Completion, x.usage.Cached)
-	if x.key != "" {
-		m.Client(x.key, x.outcome)
-	}
-	x.trace(now)
-	if r := x.s.deps.Recorder; r != nil && x.outcome == telemetry.OutcomeOK {
-		r.Write(&x.line, x.usage, x.ask.Request.PromptTokens, x.intervals.Count())
-	}
-	if x.s.log.Enabled(context.Background(), slog.LevelDebug) {
-		for _, l := range x.rec.rows[:x.rec.legs] {
-			x.s.log.Debug("leg", x.logAttrs("leg_id", l.ID, "phase", l.Phase.String(), "engine", l.Engine, "rank", l.Rank,
-				"attempt", l.Attempt, "status", l.Status, "error", l.Error, "ms", l.End.Sub(l.Start).Milliseconds())...)
-		}
-		x.s.log.Debug("exchange", x.logAttrs("flow", x.rec.Flow.String(), "outcome", x.outcome.String(),
-			"status", x.rec.Status, "ms", now.Sub(x.rec.Start).Milliseconds())...)
-	}
-	if x.info != nil {
-		x.informEnd()
+// settle tells the recorder and the finish hook how the exchange ended.
+func (x *exchange) settle() {
+	if r := x.s.deps.Recorder; r != nil && x.journal.Ending() == telemetry.OutcomeOK {
+		r.Write(&x.line, x.journal.Reported(), x.ask.Request.PromptTokens, x.journal.Reads())
 	}
 	if x.legPolicy != nil {
 		x.finish()
 	}
-	x.s.explain.put(&x.rec)
 }
 
 // releaseBody gives the request's bytes back, and what was made of them; nothing may
@@ -322,21 +282,14 @@ func (x *exchange) reset() {
 	clear(x.base)
 	clear(x.ask.Excluded)
 	x.base, x.ask = x.base[:0], coordinator.Ask{Excluded: x.ask.Excluded[:0]}
-	x.s, x.cfg, x.ctx, x.span, x.held = nil, nil, nil, nil, nil
-	x.view.placed.Store(nil)
-	x.last, x.legPolicy, x.info = coordinator.Pair{}, nil, nil
-	x.key, x.warm, x.tries, x.outcome = "", false, [abi.Encode + 1]int{}, telemetry.OutcomeNone
-	x.encoded, x.turned = false, false
-	x.usage, x.intervals = openai.Usage{}, telemetry.Intervals{}
+	x.s, x.cfg, x.ctx, x.held, x.legPolicy = nil, nil, nil, nil, nil
+	x.key, x.warm, x.tries = "", false, [abi.Encode + 1]int{}
+	x.encoded, x.turned, x.denied = false, false, nil
 	x.prompt.Reset()
 	x.route.Reset()
 	x.line = recording.Line{}
 	x.req.Reset()
-	x.rec.reset()
-}
-
-func (x *exchange) logAttrs(more ...any) []any {
-	return append([]any{"request_id", x.rec.RequestID}, more...)
+	x.legs.reset()
 }
 
 // newAttempt readies one attempt at the placement p.
@@ -350,9 +303,8 @@ func (x *exchange) newAttempt(p *coordinator.Placement) *attempt {
 			TRTLLM: *x.s.trtllm.Load(), Conversation: prompt.Conversation(&x.ask),
 		},
 	}
-	a.timed = a.c.TRTLLM.PerfMetrics && p.Decode.Spec.Connector == config.ConnectorTRTLLM
-	a.restarts, a.forced = p.Decode.Restarts(), p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen
-	a.order()
+	a.began = decodeState{restarts: p.Decode.Restarts(), forced: p.Decode.Breaker.Circuit(time.Now()) == engine.CircuitOpen}
+	a.chooseFlow()
 	x.placed(p)
 	a.joinPair()
 	if p.FirstByte > 0 {
@@ -367,7 +319,7 @@ func outcomeOf(err error) telemetry.Outcome {
 	if downstream.OwnFault(err) {
 		return telemetry.OutcomeShed
 	}
-	if errors.As(err, &le) && !le.final {
+	if errors.As(err, &le) && !le.permanent {
 		if le.code == 504 {
 			return telemetry.OutcomeTimeout
 		}
@@ -391,25 +343,25 @@ func outcomeOf(err error) telemetry.Outcome {
 // reply answers the client with err. Nothing has been sent before.
 func (x *exchange) reply(err error) {
 	var le *legError
-	if errors.As(err, &le) && le.relay {
+	if errors.As(err, &le) && le.reply != nil {
 		x.replyEngineError(le)
 		return
 	}
 	oe := publicError(err)
-	x.rec.Status = oe.Status
+	x.journal.Answered(oe.Status)
 	x.client.Error(x.req.API, oe)
 }
 
 // replyEngineError relays an engine's own 4xx as it wrote it.
 func (x *exchange) replyEngineError(le *legError) {
 	h := x.client.AnswerHeader()
-	if le.ctype != "" {
-		h.Set("Content-Type", le.ctype)
+	if le.reply.contentType != "" {
+		h.Set("Content-Type", le.reply.contentType)
 	}
-	if le.retryAfter != "" {
-		h.Set("Retry-After", le.retryAfter)
+	if le.reply.retryAfter != "" {
+		h.Set("Retry-After", le.reply.retryAfter)
 	}
-	_ = x.writeWhole(le.status, le.body) // the client may be gone
+	_ = x.writeWhole(le.status, le.reply.body) // the client may be gone
 }
 
 // commit sends the head of the answer. From here on nothing is retried.
@@ -427,8 +379,8 @@ func (x *exchange) writeWhole(status int, body []byte) error {
 // noteStatus records the status of the answer, and puts the placement into its header
 // where the configuration asks for that.
 func (x *exchange) noteStatus(status int) {
-	x.rec.Status = status
+	x.journal.Answered(status)
 	if x.cfg.Server.ExposePlacement {
-		x.rec.expose(x.client.AnswerHeader())
+		x.journal.Expose(x.client.AnswerHeader())
 	}
 }

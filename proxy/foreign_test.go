@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
@@ -39,8 +40,8 @@ func TestMovedDecodeIsSentToPrefillOnly(t *testing.T) {
 					t.Fatalf("status %d: %s", a.status, a.body)
 				}
 			}
-			for _, row := range w.explain.perfRows() {
-				e, _ := w.explain.get(row.RequestID)
+			for _, row := range w.books.Ended.PerfRows() {
+				e, _ := w.books.Ended.Get(row.RequestID)
 				for _, l := range e.Legs {
 					if l.Engine == "d1" {
 						moved++
@@ -73,11 +74,11 @@ func TestCleanupsAreSentToPrefillOnly(t *testing.T) {
 				d2 := &fakeEngine{name: "d2", at: "10.0.0.6:80", role: "decode", connector: "vllm-nixl", serve: func(c *engineConn, _ int) { c.json(200, doneAnswer) }}
 				w := newWorld(t, setup{engines: []*fakeEngine{{name: "p", at: "10.0.0.5:80", role: "prefill", connector: "vllm-nixl", kvHosts: "10.0.0.5"}, d1, d2}})
 				target := func(name string) engine.Target { return engine.Target{Instance: w.registry.Snapshot().Instance(name)} }
-				job := &cleanupJob{connector: "vllm-nixl", limit: time.Second}
-				job.add([]connector.Cleanup{{
+				job := &cleanup.Job{Connector: "vllm-nixl", Limit: time.Second}
+				job.Add([]connector.Cleanup{{
 					Phase: abi.Decode, AnyTarget: true, Hosts: []string{host}, Until: connector.UntilHead, How: "test", Leg: connector.Leg{Path: "/x"},
 				}}, target("p"), target("d1"))
-				w.janitor.start(job)
+				w.cleanups.Start(job)
 				time.Sleep(time.Minute)
 				if n := len(d2.seen()); n != peers || w.cleaned("test") != float64(peers) {
 					t.Errorf("d2 was called %d times, want %d", n, peers)

@@ -25,7 +25,7 @@ func TestFramingOverSocket(t *testing.T) {
 			t.Errorf("cut at %d: got %q, %v", cut, answer, err)
 		}
 	}
-	if n := len(w.explain.perfRows()); n != 0 {
+	if n := len(w.books.Ended.PerfRows()); n != 0 {
 		t.Errorf("%d exchanges were opened", n)
 	}
 }

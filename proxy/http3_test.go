@@ -43,7 +43,7 @@ func TestHTTP3Unread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for w.live.len() > 0 {
+	for w.books.Running.Len() > 0 {
 		time.Sleep(time.Millisecond)
 	}
 	var reset *http3.Error

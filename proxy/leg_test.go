@@ -9,7 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/buffer"
 	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 )
 
@@ -45,11 +47,11 @@ func TestUnaryAnswers(t *testing.T) {
 		{"empty", false, say("200 OK\r\nContent-Length: 0", ""), 200, unary, "application/json", "empty_answer"},
 		{"aborted", false, func(c *engineConn, _ int) { c.json(200, `{"choices":[{"finish_reason":"abort"}]}`) }, 200, unary, "application/json", "aborted"},
 		{"cut in the middle", false, say("200 OK\r\nContent-Length: 500", unary), 200, unary, "application/json", "body"},
-		{"larger than the limit", false, say(fmt.Sprintf("200 OK\r\nContent-Length: %d", maxAnswer+1), ""), 200, unary, "application/json", "reset"},
+		{"larger than the limit", false, say(fmt.Sprintf("200 OK\r\nContent-Length: %d", buffer.MaxAnswer+1), ""), 200, unary, "application/json", "reset"},
 		{"grows past the limit", false, func(c *engineConn, _ int) {
 			c.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 			piece := strings.Repeat("x", 1<<20)
-			for range maxAnswer>>20 + 1 {
+			for range buffer.MaxAnswer>>20 + 1 {
 				c.chunks(piece)
 			}
 			c.hangUp()
@@ -88,7 +90,7 @@ func TestUnaryAnswers(t *testing.T) {
 					t.Errorf("%v retries for %s, %d requests on the other engine", n, tt.retried, len(good.seen()))
 				}
 				if strings.HasPrefix(a.body, `{"choices":[{"text"`) {
-					if row := w.explain.perfRows()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
+					if row := w.books.Ended.PerfRows()[0]; row.PromptTokens != 2 || row.OutputTokens != 2 {
 						t.Errorf("usage %+v", row)
 					}
 				}
@@ -261,7 +263,7 @@ func TestPrefillAnswers(t *testing.T) {
 					t.Fatalf("status %d: %s", a.status, a.body)
 				}
 				e := w.explained()
-				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != ExplainedFallback{"kv_transfer", tt.fallback} || w.metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
+				if tt.fallback != "" && (len(e.Fallbacks) != 1 || e.Fallbacks[0] != journal.ExplainedFallback{What: "kv_transfer", Reason: tt.fallback} || w.metric("pdproxy_fallbacks_total", "kv_transfer", tt.fallback) != 1) {
 					t.Errorf("fallbacks %+v", e.Fallbacks)
 				}
 				if e.Legs[0].Error != tt.reason {

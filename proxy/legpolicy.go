@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"time"
 	"unicode/utf8"
 
 	"github.com/pdproxy/pdproxy/abi"
@@ -75,13 +74,13 @@ func (a *attempt) legFacts(event abi.LegEvent, phase abi.Phase, t engine.Target,
 // askLeg asks the leg hook; without a usable answer it is the built-in rule.
 func (x *exchange) askLeg(f *abi.LegFacts) (abi.LegDecision, []byte) {
 	d, list, reason := x.legPolicy.Leg(x.ctx, f, nil)
-	x.rec.notes = append(x.rec.notes, f.Notes...)
+	x.journal.Note(f.Notes...)
 	switch {
 	case reason == coordinator.ReasonAbsent:
 	case reason != "":
-		x.fallback("leg", reason)
+		x.journal.Fallback("leg", reason)
 	case f.Event == abi.LegSend && d > abi.LegEdited || d > abi.LegGiveUp:
-		x.fallback("leg", coordinator.ReasonNonsense)
+		x.journal.Fallback("leg", coordinator.ReasonNonsense)
 	default:
 		return d, list
 	}
@@ -108,7 +107,7 @@ func (a *attempt) edited(phase abi.Phase, l connector.Leg, slot **buffer.Buffer)
 	}
 	headers, members, ok := readEdits(list, &a.x.req.Object, &body)
 	if !ok || len(members) > 0 && body.Raw() == nil {
-		a.x.fallback("leg", coordinator.ReasonNonsense)
+		a.x.journal.Fallback("leg", coordinator.ReasonNonsense)
 		return l, nil
 	}
 	a.edits[phase] = headers
@@ -191,63 +190,37 @@ func editFields(fields []upstream.Field, edits []abi.Edit) []upstream.Field {
 	return fields
 }
 
-// judge asks the leg hook, once, what is to follow a leg that failed before the
-// client's first byte, and notes it in the error.
-func (a *attempt) judge(err error) {
+// hookAnswer is what the leg hook wants to follow a failed leg. The zero value is the built-in
+// rule.
+type hookAnswer struct {
+	failed   *legError // about which the hook was asked; nil: about none
+	decision abi.LegDecision
+	same     coordinator.Pair // of a retry on the same targets
+}
+
+// askHook asks the leg hook, once, what is to follow a leg that failed before the client's
+// first byte.
+func (a *attempt) askHook(err error) hookAnswer {
 	x := a.x
-	var le *legError
-	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || le.judged || le.phase == abi.Encode {
-		return
+	var e *legError
+	if x.legPolicy == nil || x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &e) || e.phase == abi.Encode {
+		a.hook = hookAnswer{}
+		return a.hook
 	}
-	le.judged = true
-	f := a.legFacts(abi.LegFailed, le.phase, le.target, x.tries[le.phase])
-	f.Status, f.Elapsed, f.Reason = uint32(le.status), le.elapsed.Microseconds(), le.reason
-	le.verdict, _ = x.askLeg(&f)
-	if le.verdict == abi.LegRetry {
-		le.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	if a.hook.failed == e {
+		return a.hook
 	}
+	f := a.legFacts(abi.LegFailed, e.phase, e.target, x.tries[e.phase])
+	f.Status, f.Elapsed, f.Reason = uint32(e.status), e.elapsed.Microseconds(), e.reason
+	a.hook = hookAnswer{failed: e}
+	if a.hook.decision, _ = x.askLeg(&f); a.hook.decision == abi.LegRetry {
+		a.hook.same = coordinator.Pair{Prefill: a.p.Prefill, Decode: a.p.Decode}
+	}
+	return a.hook
 }
 
-// finish tells the finish hook what the record holds.
+// finish tells the finish hook how the exchange ended.
 func (x *exchange) finish() {
-	r := &x.rec
-	f := abi.FinishFacts{
-		Request: x.ask.Request, Outcome: abi.Outcome(x.outcome), Flow: r.Flow, Status: uint32(r.Status),
-		ID: r.DisaggID, FirstByte: -1, Total: r.End.Sub(r.Start).Microseconds(), Attempts: uint32(r.legs),
-		PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
-	}
-	f.Request.Model, f.Request.Prompt = r.Model, "" // the body may be gone
-	if d := x.last.Decode; !d.IsZero() {
-		f.Decode, f.DecodeRank = d.ID, int32(d.Rank)
-		f.Placed = r.Placed.Sub(r.Start).Microseconds()
-	}
-	if p := x.last.Prefill; !p.IsZero() {
-		f.Prefill, f.PrefillRank = p.ID, int32(p.Rank)
-	}
-	if !r.FirstByte.IsZero() {
-		f.FirstByte = r.FirstByte.Sub(r.Start).Microseconds()
-	}
-	if x.usage != (openai.Usage{}) { // all zero: there was none
-		f.PromptTokens, f.CachedTokens, f.OutputTokens = x.usage.Prompt, x.usage.Cached, x.usage.Completion
-	}
-	if n := r.legs; n > 0 && f.Outcome != abi.OutcomeOK {
-		for _, l := range r.rows[:n] {
-			if l.Error != "" && l.Error != "cancelled" {
-				f.Failed, f.Reason = l.Phase, l.Error
-			}
-		}
-	}
+	f := x.journal.Finish(x.ask.Request)
 	x.legPolicy.Finish(&f)
-}
-
-// within is what is left of a limit in this attempt, and whether the plan
-// policy's limit is the shorter one.
-func (a *attempt) within(limit time.Duration) (time.Duration, bool) {
-	if a.deadline.IsZero() {
-		return limit, false
-	}
-	if left := max(time.Until(a.deadline), time.Millisecond); left < limit {
-		return left, true
-	}
-	return limit, false
 }

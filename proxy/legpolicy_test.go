@@ -659,16 +659,6 @@ func (s headSpy) WriteHeader(status int) { s.before(); s.ResponseWriter.WriteHea
 // Unwrap serves http.ResponseController.
 func (s headSpy) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-func TestAddress(t *testing.T) {
-	for url, want := range map[string]string{
-		"http://e:8000/base": "e:8000", "https://e": "e:443", "http://[::1]": "[::1]:80", "://": "",
-	} {
-		if got := address(url); got != want {
-			t.Errorf("%s: %q, want %q", url, got, want)
-		}
-	}
-}
-
 // The prompt is shown to policies that ask for it, as raw JSON, and to no others.
 func TestPromptOnRequest(t *testing.T) {
 	for _, tt := range []struct {

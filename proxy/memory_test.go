@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -194,8 +195,8 @@ func TestAnswerTakesNoMoreThanItMay(t *testing.T) {
 		if a := w.post(completionsPath, completions(false)); a.status != 502 {
 			t.Errorf("status %d: %.300s", a.status, a.body)
 		}
-		if most := most.Load(); most > maxAnswer+maxAnswer/2+1<<20 { // with the copy of a half of it
-			t.Errorf("an answer of at most %d bytes took %d", maxAnswer, most)
+		if most := most.Load(); most > buffer.MaxAnswer+buffer.MaxAnswer/2+1<<20 { // with the copy of a half of it
+			t.Errorf("an answer of at most %d bytes took %d", buffer.MaxAnswer, most)
 		}
 	})
 }
@@ -250,7 +251,7 @@ func TestWholeAnswerThatDrips(t *testing.T) {
 				begin := time.Now()
 				a := w.post(completionsPath, completions(tt.stream))
 				took := time.Since(begin)
-				if a.status != 504 || took < tt.limit || took > tt.limit+prefillLinger+time.Second {
+				if a.status != 504 || took < tt.limit || took > tt.limit+cleanup.PrefillLinger+time.Second {
 					t.Errorf("status %d after %v, want 504 after %v: %s", a.status, took, tt.limit, a.body)
 				}
 			})

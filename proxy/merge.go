@@ -11,44 +11,39 @@ import (
 // errMerge is a decode answer that cannot be completed from prefill's.
 var errMerge = errors.New("complete the answer from prefill's")
 
-// merge is the completing of decode's answer from prefill's. The zero value
-// completes nothing.
-type merge struct {
-	merger   connector.Merger
-	answered chan struct{} // closed when prefill has answered well
-	buf      []byte        // of the events
-}
-
-// prepareMerge readies the attempt for a request whose answer needs both legs'.
+// prepareMerge readies the attempt for a request whose answer needs that of both legs.
 func (a *attempt) prepareMerge() {
 	if m, ok := a.conn.(connector.Merger); ok && m.Merges(&a.x.req) {
-		a.merge = merge{merger: m, answered: make(chan struct{})}
+		a.both.merger = m
 		a.c.Merging = true
 	}
 }
 
-// prefillAnswered lets awaitPrefill go on.
-func (a *attempt) prefillAnswered() {
-	if a.merge.merger != nil {
-		close(a.merge.answered)
-	}
-}
+// merges reports whether decode's answer is completed from prefill's.
+func (a *attempt) merges() bool { return a.both != nil && a.both.merger != nil }
 
-// awaitPrefill returns when all is there that decode's answer needs of prefill.
-// A prefill that fails or hangs ends ctx, with that cause.
+// awaitPrefill returns when all that decode's answer needs of prefill is there. A prefill that
+// fails or hangs ends ctx with that cause.
 func (a *attempt) awaitPrefill(ctx context.Context) error {
-	if a.merge.merger == nil {
+	if !a.merges() {
 		return nil
 	}
-	select {
-	case <-a.merge.answered:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if !a.both.over {
+		select {
+		case r := <-a.both.prefill:
+			a.takePrefill(r)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
+	if a.prefill.err == nil && !a.prefill.handoff.Done {
+		return nil
+	}
+	<-ctx.Done() // prefill's goroutine has ended it
+	return context.Cause(ctx)
 }
 
-// public is decode's whole answer as the client gets it. The error is downstream.ErrMemory or
+// public returns decode's whole answer as the client gets it. The error is downstream.ErrMemory or
 // an errMerge.
 func (a *attempt) public(answer []byte) ([]byte, error) {
 	public := a.conn.Public(&a.c, answer)
@@ -56,8 +51,8 @@ func (a *attempt) public(answer []byte) ([]byte, error) {
 	if len(public) != len(answer) { // it is a copy
 		room = len(public)
 	}
-	if a.merge.merger != nil {
-		room += len(public) + len(a.answer.B)
+	if a.merges() {
+		room += len(public) + len(a.prefill.answer.B)
 	}
 	if err := a.x.client.Reserve(room); err != nil {
 		return nil, err
@@ -65,27 +60,27 @@ func (a *attempt) public(answer []byte) ([]byte, error) {
 	return a.completed(public)
 }
 
-// completed gives decode's whole answer completed from prefill's.
+// completed returns decode's whole answer, completed from prefill's.
 func (a *attempt) completed(answer []byte) ([]byte, error) {
-	if a.merge.merger == nil {
+	if !a.merges() {
 		return answer, nil
 	}
-	whole, err := a.merge.merger.Merge(nil, &a.handoff, answer, false)
+	whole, err := a.both.merger.Merge(nil, &a.prefill.handoff, answer, false)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errMerge, err)
 	}
 	return whole, nil
 }
 
-// completedEvents gives whole events completed from prefill's answer, in memory
-// that is good until the next call.
+// completedEvents returns whole events, completed from prefill's answer. They are valid until
+// the next call.
 func (a *attempt) completedEvents(events []byte) ([]byte, error) {
-	if a.merge.merger == nil || len(events) == 0 {
+	if !a.merges() || len(events) == 0 {
 		return events, nil
 	}
 	var err error
-	if a.merge.buf, err = a.merge.merger.Merge(a.merge.buf[:0], &a.handoff, events, true); err != nil {
+	if a.both.merged, err = a.both.merger.Merge(a.both.merged[:0], &a.prefill.handoff, events, true); err != nil {
 		return nil, fmt.Errorf("%w: %w", errMerge, err)
 	}
-	return a.merge.buf, nil
+	return a.both.merged, nil
 }

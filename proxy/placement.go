@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"slices"
-	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/connector"
@@ -12,7 +11,7 @@ import (
 
 // place asks for a placement.
 func (x *exchange) place() (*coordinator.Placement, error) {
-	x.rec.placing(time.Now())
+	x.journal.Placing()
 	if x.route.Sidecar() == nil {
 		return x.PlaceOnce()
 	}
@@ -22,12 +21,11 @@ func (x *exchange) place() (*coordinator.Placement, error) {
 
 // Coordinated implements sidecar.Exchange.
 func (x *exchange) Coordinated(policy string) {
-	x.rec.coordination = policy
-	x.s.deps.Metrics.Coordinated(policy)
+	x.journal.Coordinated(policy)
 }
 
 // Fallback implements sidecar.Exchange.
-func (x *exchange) Fallback(policy, reason string) { x.fallback(policy, reason) }
+func (x *exchange) Fallback(policy, reason string) { x.journal.Fallback(policy, reason) }
 
 // PlaceOnce implements sidecar.Exchange. It asks for a placement that the request's form allows. What its
 // connector cannot pair, or not with this prefill, goes to one engine that answers
@@ -59,7 +57,7 @@ func (x *exchange) PlaceOnce() (*coordinator.Placement, error) {
 	})
 	switch {
 	case err == nil:
-		x.fallback("aggregated", reason)
+		x.journal.Fallback("aggregated", reason)
 	case sure:
 		return nil, unpairable
 	default:
@@ -122,17 +120,5 @@ func (x *exchange) excludeConnector(name string) bool {
 
 // placed books a placement.
 func (x *exchange) placed(p *coordinator.Placement) {
-	x.rec.place(p)
-	p.Recycle()
-	x.last = coordinator.Pair{Prefill: p.Prefill, Decode: p.Decode}
-	if x.info != nil {
-		x.informPlaced(p)
-	}
-	x.view.placed.Store(p)
-	if p.Matched >= 0 {
-		x.s.deps.Metrics.Matched(p.Matched, x.ask.Request.PromptTokens)
-	}
-	for _, f := range p.Fallbacks {
-		x.fallback(f.What, f.Reason)
-	}
+	x.journal.Placed(p, x.ask.Request.PromptTokens)
 }

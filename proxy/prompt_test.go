@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdproxy/pdproxy/abi"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/state/kvindex"
@@ -38,9 +39,9 @@ func knowing(t *testing.T, serve func(c *engineConn, nth int)) *world {
 }
 
 // of is what is known of the request of that id.
-func (w *world) of(id string) Explanation {
+func (w *world) of(id string) journal.Explanation {
 	w.t.Helper()
-	e, ok := w.explain.get(id)
+	e, ok := w.books.Ended.Get(id)
 	if !ok {
 		w.t.Fatalf("nothing is known of %s", id)
 	}

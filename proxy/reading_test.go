@@ -150,7 +150,7 @@ func TestFloodOfAnnouncedBodies(t *testing.T) {
 		}
 		cancel()
 		flood.Wait()
-		for w.live.len() > 0 {
+		for w.books.Running.Len() > 0 {
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -171,7 +171,7 @@ func TestBodyRateOverSockets(t *testing.T) {
 		if took := time.Since(begin); took < rateGrace {
 			t.Errorf("answered after %v, in the time of grace", took)
 		}
-		for w.live.len() > 0 {
+		for w.books.Running.Len() > 0 {
 			time.Sleep(time.Millisecond)
 		}
 		w.outcome(telemetry.OutcomeClientError)

@@ -78,47 +78,46 @@ func firstError(ctx context.Context, leg, place error) error {
 
 // mayRetry reports whether a failed leg may be tried again elsewhere, takes it
 // from the budget and counts it.
-func (x *exchange) mayRetry(err error) bool {
+func (x *exchange) mayRetry(err error, hook hookAnswer) bool {
 	var le *legError
 	if x.client.Begun() || x.ctx.Err() != nil || !errors.As(err, &le) || downstream.OwnFault(err) {
 		return false
 	}
-	if le.final && le.verdict == abi.LegPass || le.verdict == abi.LegGiveUp {
+	if le.permanent && hook.decision == abi.LegPass || hook.decision == abi.LegGiveUp {
 		return false
 	}
 	if x.route.CallerCoordinates() && maybeSent(err) { // the blocks it names may have been read, and be free
 		return false
 	}
-	if le.refused || x.tries[le.phase] >= x.cfg.Retry.Attempts {
+	if x.denied == le || x.tries[le.phase] >= x.cfg.Retry.Attempts {
 		return false
 	}
-	if !le.granted && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
-		x.fallback("retry", "budget")
-		le.refused = true
+	if !le.reserved && !x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget) {
+		x.journal.Fallback("retry", "budget")
+		x.denied = le
 		return false
 	}
-	x.s.deps.Metrics.Retry(le.phase, le.reason)
-	x.s.log.Warn("leg failed, trying again", x.logAttrs("phase", le.phase.String(), "engine", le.target.Name(), "reason", le.reason)...)
+	x.journal.Retry(le.phase, le.target.Name(), le.reason)
 	return true
 }
 
 // exclude keeps the target of a failed leg from the next placement of this
 // exchange, as long as there are others, unless the leg hook wants the same
 // again. Where the pair failed, either side may be at fault.
-func (x *exchange) exclude(err error) {
+func (x *exchange) exclude(err error, hook hookAnswer) {
 	var le *legError
 	if !errors.As(err, &le) {
 		return
 	}
-	if x.ask.Same = le.same; le.verdict == abi.LegRetry {
+	if x.ask.Same = hook.same; hook.decision == abi.LegRetry {
 		x.ask.Excluded = slices.DeleteFunc(x.ask.Excluded, func(t engine.Target) bool {
-			return t == le.same.Prefill || t == le.same.Decode
+			return t == hook.same.Prefill || t == hook.same.Decode
 		})
 		return
 	}
 	failed := le.target
-	if !le.silent.IsZero() { // it may be the one whose KV the target needed
-		failed = le.silent
+	if !le.unresponsive.IsZero() { // it may be the engine whose KV the target needed
+		failed = le.unresponsive
 	}
 	x.ask.Excluded = append(x.ask.Excluded, failed)
 	if le.pair != nil {

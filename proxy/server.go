@@ -1,15 +1,13 @@
-// Package proxy is the data path: it takes clients' requests on its listeners,
-// runs each as one exchange with its legs on engines, and shows operators what
-// it does. Who decides where a leg runs is behind coordinator.Coordinator, how
-// it is shaped behind connector.Connector.
+// Package proxy assembles the data path from the packages below it: edge accepts the
+// requests of clients, each request runs as one exchange with legs on engines, and admin
+// shows operators what the proxy does. coordinator.Coordinator decides on which engine a
+// leg runs, connector.Connector decides how the leg looks.
 package proxy
 
 import (
 	"context"
 	"log/slog"
 	"net/http"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,66 +18,66 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/admission"
 	"github.com/pdproxy/pdproxy/proxy/balance"
 	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/privatedir"
 	"github.com/pdproxy/pdproxy/proxy/prompt"
 	"github.com/pdproxy/pdproxy/proxy/recording"
+	"github.com/pdproxy/pdproxy/proxy/retained"
 	"github.com/pdproxy/pdproxy/proxy/sidecar"
-	"github.com/pdproxy/pdproxy/proxy/state/conversation"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
 	"github.com/pdproxy/pdproxy/proxy/tokens"
 )
 
-// Deps is what a Server stands on. All fields but those that may be nil are
-// needed.
+// Deps are the parts that a Server uses. Fields that may be nil say so.
 type Deps struct {
 	Registry    *engine.Registry
 	Coordinator coordinator.Coordinator
 	Metrics     *telemetry.Metrics
-	Gatherer    prometheus.Gatherer // what GET /metrics shows
+	Gatherer    prometheus.Gatherer // of GET /metrics
 	Policies    admin.Policies
 	Tracer      *telemetry.Tracer // nil: no spans
-	Tokens      *tokens.Tokenizer // nil: only the client has token ids
-	// Wrap puts filters around the handler of the public endpoints but /health,
-	// before routing, for all protocols; it is called once. nil: none. A wrapper ends a
-	// client's connection or stream by panicking with http.ErrAbortHandler.
+	Tokens      *tokens.Tokenizer // nil: the proxy computes no token ids
+	// Wrap puts filters around the handler of the public endpoints, except /health. It is
+	// called once, and filters see all protocols. nil: no filters. A filter ends a client's
+	// connection or stream with a panic of http.ErrAbortHandler.
 	Wrap func(http.Handler) http.Handler
-	// Turns has what decode engines keep for the next turns; nil: this process has it.
+	// Turns connects to the coordinator, which stores the KV that decode engines retain for
+	// the next turns of the fleet. nil: this process stores it.
 	Turns    *fleet.Client
-	Workers  admin.Workers       // of a coordinator, whose answers to operators are theirs too; nil: there are none
+	Workers  admin.Workers       // of a coordinator, which also answers operators for them; nil: none
 	Legs     LegPolicy           // nil: no leg or finish hook; SetLegs replaces it
-	Recorder *recording.Recorder // nil: nothing is recorded
+	Recorder *recording.Recorder // nil: no recording
 	// QUICDir is the directory of the processes that share the UDP port of HTTP/3: the
 	// processes of a fleet, or a process and its successor. nil: this process has the
 	// port alone.
 	QUICDir *privatedir.Dir
-	// Balance is the part of a worker whose public socket other workers have, too. nil: no
-	// others have it.
+	// Balance spreads the connections of the public socket over the workers that share
+	// it. nil: this process shares no socket.
 	Balance *balance.Worker
-	Memory  *buffer.Budget // counts what is held of requests and answers; nil: the server makes one
+	Memory  *buffer.Budget // limits the memory of requests and answers; nil: the server makes one
 	Log     *slog.Logger
 	Version string
 }
 
-// Server serves the public and the admin endpoints. Its methods are safe for
-// concurrent use.
+// Server serves the public and the admin endpoints. Safe for concurrent use.
 type Server struct {
 	deps       Deps
 	log        *slog.Logger
 	cfg        atomic.Pointer[config.Config]  // replaced as a whole by Reload
-	keys       atomic.Pointer[admission.Keys] // nil: everybody may call
+	keys       atomic.Pointer[admission.Keys] // nil: clients need no key
 	connectors map[string]connector.Connector
 	queue      admission.Queue
 	budget     retryBudget
-	janitor    janitor
-	explain    *explainStore
-	live       liveSet
+	cleanups   *cleanup.Runner
+	books      *journal.Books
 	exchanges  sync.Pool
 	process    string // 16 hex digits, random: the first half of leg ids
 	legs       atomic.Uint64
@@ -89,20 +87,20 @@ type Server struct {
 	prompts    *prompt.Matcher
 	foreign    sync.Map // ids of the prefill engines that sayForeign has spoken of
 	trtllm     atomic.Pointer[connector.TRTLLM]
-	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: no engine is beside the proxy
-	turns      turnShelf
-	memory     *buffer.Budget // of the bodies and answers that are held
+	sidecar    atomic.Pointer[sidecar.Sidecar] // nil: the process is no sidecar
+	retained   retained.Store
+	memory     *buffer.Budget // of bodies and answers
 	bodies     *downstream.Bodies
 }
 
-// New returns a server with that configuration; keys is nil when none are asked
-// for. It starts nothing.
+// New returns a server with that configuration. keys is nil if clients need no API key. New
+// starts nothing.
 func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	s := &Server{
 		deps:       deps,
 		log:        deps.Log,
 		connectors: make(map[string]connector.Connector),
-		explain:    new(explainStore),
+		books:      journal.NewBooks(deps.Metrics, deps.Tracer, deps.Log, deps.Balance),
 		process:    downstream.RandomHex(8),
 		prompts:    prompt.New(prompt.Options{Coordinator: deps.Coordinator, Registry: deps.Registry, Metrics: deps.Metrics, Log: deps.Log, Tokens: deps.Tokens}),
 		memory:     deps.Memory,
@@ -112,15 +110,12 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	}
 	s.bodies = downstream.NewBodies(s.memory, s.cfg.Load, admission.Client)
 	deps.Metrics.WatchBuffers(s.memory.Used)
+	s.cleanups = cleanup.New(cleanup.Options{Registry: deps.Registry, Memory: s.memory, Metrics: deps.Metrics, Log: deps.Log})
+	free := retained.Freer{Registry: deps.Registry, Cleanups: s.cleanups}
+	s.retained = retained.NewLocal(free)
 	if deps.Turns != nil {
-		s.turns = &fleetTurns{s, deps.Turns}
-	} else {
-		s.turns = &ownTurns{s, conversation.NewShelf[*keptTurn](fleet.MostTurns, fleet.MostTurnIDs)}
+		s.retained = retained.NewFleet(free, deps.Turns)
 	}
-	s.live.shown = deps.Balance
-	s.janitor.s, s.janitor.slow = s, make(chan struct{}, cleanupPrompts)
-	s.janitor.afterRestarts.leaving = make(chan struct{})
-	s.janitor.ctx, s.janitor.cancel = context.WithCancel(context.Background())
 	s.exchanges.New = func() any { return new(exchange) }
 	for _, c := range connector.All() {
 		s.connectors[c.Name()] = c
@@ -131,8 +126,8 @@ func New(cfg *config.Config, keys *admission.Keys, deps Deps) *Server {
 	return s
 }
 
-// Reload makes new exchanges use cfg and keys; those that run keep theirs. The
-// listeners' addresses do not change.
+// Reload makes later exchanges use cfg and keys. Running exchanges keep the old ones. The
+// addresses of the listeners do not change.
 func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 	s.keys.Store(keys)
 	c := &cfg.Conversation
@@ -153,25 +148,34 @@ func (s *Server) Reload(cfg *config.Config, keys *admission.Keys) {
 // SetTRTLLM makes attempts from now on ask o of the trtllm connector.
 func (s *Server) SetTRTLLM(o connector.TRTLLM) { s.trtllm.Store(&o) }
 
-// Drain makes /readyz and /health answer 503, so that balancers turn away.
+// Drain makes /readyz and /health answer 503, so that balancers send no more requests.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Wait returns when no exchange runs any more, nor a clean-up of a dead one, each
-// after timeouts.cleanup at most. Call it when nobody gives this server anything to
-// do any more: after the listeners have ended, which cut what runs but do not wait for
-// it, and, of a coordinator, after it has left its workers. Clean-ups that come when
-// it has returned may be cut at once.
+// CleanUp makes the calls that another process of the same deployment gave to
+// Lease.Owe before it died, in the background.
+func (s *Server) CleanUp(job []byte) error { return s.cleanups.StartEncoded(job) }
+
+// ForgetTurn makes the holder of KV that another process of the fleet knew free it, in
+// the background: no request of the fleet will use it.
+func (s *Server) ForgetTurn(t *fleet.KeptTurn) error {
+	return retained.Freer{Registry: s.deps.Registry, Cleanups: s.cleanups}.FreeEncoded(t)
+}
+
+// Wait waits until no exchange and no clean-up runs, each for timeouts.cleanup at most.
+// Call it when no new work can come: after edge.Server.Serve has returned, which cancels
+// running exchanges but does not wait for them, and in a coordinator after it has left its
+// workers. A clean-up that starts after Wait has returned may be cancelled at once.
 func (s *Server) Wait() {
 	limit := time.Duration(s.cfg.Load().Timeouts.Cleanup)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	s.live.wait(ctx)
-	s.turns.clear(time.Now())
-	s.janitor.wait(limit)
+	s.books.Running.Wait(ctx)
+	s.retained.Clear(time.Now())
+	s.cleanups.Wait(limit)
 	s.sidecar.Load().Close()
 }
 
-// Ready reports whether one request could be served now.
+// Ready reports whether a request could be served now.
 func (s *Server) Ready() bool {
 	if sc := s.sidecar.Load(); sc != nil {
 		return sc.Ready()
@@ -202,105 +206,4 @@ func (s *Server) sayForeign(prefill engine.Target) {
 		s.log.Warn("prefill names a host where it is not known to be; decode is not sent there and computes prompts itself (engine.kv_hosts says where else an engine is)",
 			"engine", prefill.Name())
 	}
-}
-
-// ServeHTTP is the public surface, the same for HTTP/1.1, HTTP/2 and HTTP/3.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// The deadline holds for handlers that read a part of the body, too. ReadBody
-	// lifts it at the body's end.
-	downstream.LimitBody(r, time.Duration(s.cfg.Load().Server.ReadTimeout))
-	if !s.servePath(w, r) {
-		w.Header().Set("X-Request-Id", downstream.RequestID(r))
-		downstream.Error(w, &openai.Error{Status: 404, Code: "not_found", Message: "there is no such endpoint"})
-	}
-}
-
-// servePath serves r if its path is one of the public endpoints.
-func (s *Server) servePath(w http.ResponseWriter, r *http.Request) bool {
-	api, ok := openai.APIFor(r.URL.Path)
-	if ok && r.Method == http.MethodPost {
-		s.serveExchange(w, r, api)
-		return true
-	}
-	downstream.LimitWrites(w, r, time.Duration(s.cfg.Load().Server.WriteTimeout))
-	if ok {
-		methodNotAllowed(w, r, "POST")
-		return true
-	}
-	var serve func(http.ResponseWriter, *http.Request)
-	switch path := r.URL.Path; {
-	case path == modelsPath || strings.HasPrefix(path, modelsPath+"/"):
-		serve = s.serveModels
-	case path == healthPath:
-		serve = s.serveHealth
-	case path == "/version":
-		serve = s.serveVersion
-	default:
-		return false
-	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		methodNotAllowed(w, r, "GET")
-		return true
-	}
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	serve(w, r)
-	return true
-}
-
-func methodNotAllowed(w http.ResponseWriter, r *http.Request, allow string) {
-	w.Header().Set("Allow", allow)
-	w.Header().Set("X-Request-Id", downstream.RequestID(r))
-	downstream.Error(w, &openai.Error{Status: 405, Code: "method_not_allowed", Message: "this endpoint takes " + allow})
-}
-
-const (
-	modelsPath = "/v1/models"
-	healthPath = "/health"
-)
-
-// model is one row of the list of models, in OpenAI's form.
-type model struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	OwnedBy string `json:"owned_by"`
-}
-
-// serveModels lists the models of all engines that are ready, or shows the one
-// that the path names.
-func (s *Server) serveModels(w http.ResponseWriter, r *http.Request) {
-	if _, err := s.keys.Load().Authenticate(r); err != nil {
-		downstream.Error(w, publicError(err))
-		return
-	}
-	rows := []model{}
-	for _, id := range s.deps.Registry.Snapshot().Models() {
-		rows = append(rows, model{ID: id, Object: "model", OwnedBy: "pdproxy"})
-	}
-	name, one := strings.CutPrefix(r.URL.Path, modelsPath+"/")
-	if !one {
-		downstream.JSON(w, 200, struct {
-			Object string  `json:"object"`
-			Data   []model `json:"data"`
-		}{"list", rows})
-		return
-	}
-	i := slices.IndexFunc(rows, func(m model) bool { return m.ID == name })
-	if i < 0 {
-		downstream.Error(w, publicError(coordinator.ErrUnknownModel))
-		return
-	}
-	downstream.JSON(w, 200, rows[i])
-}
-
-// serveHealth answers 200 when one request could be served now.
-func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	if s.draining.Load() || !s.Ready() {
-		downstream.Error(w, &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: "no request could be served now"})
-		return
-	}
-	downstream.JSON(w, 200, map[string]string{"status": "ok"})
-}
-
-func (s *Server) serveVersion(w http.ResponseWriter, _ *http.Request) {
-	downstream.JSON(w, 200, map[string]string{"version": s.deps.Version})
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -213,7 +214,7 @@ func TestSilentEngineIsLeft(t *testing.T) {
 					if n := len(h.calls()); n != tt.freed {
 						t.Fatalf("%d clean-ups, want %d", n, tt.freed)
 					}
-					if tt.phase == "decode" && tt.back && tt.connector == "vllm-nixl" && h.calls()[0].Sub(back) < cleanupYield {
+					if tt.phase == "decode" && tt.back && tt.connector == "vllm-nixl" && h.calls()[0].Sub(back) < cleanup.Yield {
 						t.Error("its own abort has not been waited for")
 					}
 				})

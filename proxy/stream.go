@@ -31,11 +31,11 @@ var (
 
 // relay gives the client a 2xx answer: streams as they come, all else when it
 // is whole, so that an engine that dies inside it can be replaced.
-func (a *attempt) relay(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relay(ctx context.Context, l *leg, resp *upstream.Response) error {
 	if a.x.req.Stream && isStream(resp) {
-		return a.relayStream(ctx, row, resp)
+		return a.relayStream(ctx, l, resp)
 	}
-	return a.relayWhole(ctx, row, resp)
+	return a.relayWhole(ctx, l, resp)
 }
 
 // isStream reports whether an answer is a stream of events.
@@ -44,37 +44,38 @@ func isStream(resp *upstream.Response) bool {
 }
 
 // relayWhole reads the answer to its end, then writes it.
-func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relayWhole(ctx context.Context, l *leg, resp *upstream.Response) error {
 	x := a.x
-	answer, err := readAnswer(x.s.memory, resp, maxAnswer, row.Start.Add(a.wholeLimit()))
+	answer, err := readAnswer(x.s.memory, resp, buffer.MaxAnswer, l.Start.Add(a.wholeLimit(l)))
 	defer func() { answer.Free() }()
 	if err != nil {
-		return newLegError(row.Phase, row.target, err)
+		return l.failed(err)
 	}
 	if len(answer.B) == 0 {
-		return &legError{phase: row.Phase, target: row.target, reason: "empty_answer", code: 502, sent: true}
+		return l.failedBy("empty_answer", 502, nil)
 	}
 	if status, ok := openai.AbortStatus(x.req.API, answer.B); ok {
-		return x.engineError(row, "aborted", status, answer.B)
+		return a.failedInside(l, "aborted", status, answer.B, nil)
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
 	public, err := a.public(answer.B)
 	if downstream.OwnFault(err) {
-		return newLegError(row.Phase, row.target, err)
+		return l.failed(err)
 	}
 	if err != nil {
-		return &legError{phase: row.Phase, target: row.target, reason: "bad_answer", code: 502, sent: true, err: err}
+		return l.failedBy("bad_answer", 502, err)
 	}
-	if err := a.take(ctx, false); err != nil {
+	if err := a.claimAnswer(ctx, false); err != nil {
 		return err
 	}
-	x.firstByte(row)
+	l.short = false
+	x.journal.FirstByte(l.Leg)
 	if u, ok := openai.ParseUsage(answer.B); ok {
-		x.usage = u
+		x.journal.Used(u)
 		if a.p.Flow == abi.FlowAggregated {
-			a.computed(answer.B)
+			a.reportCached(answer.B)
 		}
 	}
 	x.client.CopyHeader(resp)
@@ -85,25 +86,12 @@ func (a *attempt) relayWhole(ctx context.Context, row *legRow, resp *upstream.Re
 
 // wholeLimit bounds the whole of an answer that is no stream, from the start of its
 // leg. The limit of a transfer is none for that.
-func (a *attempt) wholeLimit() time.Duration {
-	if !a.kvBound {
-		return a.limit
+func (a *attempt) wholeLimit(l *leg) time.Duration {
+	if !l.kvBound {
+		return l.limit
 	}
 	limit, _ := a.within(time.Duration(a.x.cfg.Timeouts.FirstByte))
 	return limit
-}
-
-// take settles that decode has the KV; stream says that its answer has only
-// begun. The error is prefill's: it had failed first.
-func (a *attempt) take(ctx context.Context, stream bool) error {
-	if !a.verdict.CompareAndSwap(0, decodeTook) {
-		<-ctx.Done() // who failed it cancels this leg next
-		return context.Cause(ctx)
-	}
-	a.orphan.KVRead = true
-	a.notePair(stream)
-	a.p.Lease.Answered(stream)
-	return nil
 }
 
 // notePair notes what decode's answer says of the pair, and how long the transfer
@@ -112,13 +100,13 @@ func (a *attempt) take(ctx context.Context, stream bool) error {
 func (a *attempt) notePair(stream bool) {
 	switch {
 	case a.pair == nil:
-	case a.p.Flow == abi.FlowPrefillFirst && a.handoff.Fallback == connector.ForeignHost:
+	case a.p.Flow == abi.FlowPrefillFirst && a.prefill.handoff.Fallback == connector.ForeignHost:
 		a.pair.Failure(connector.ForeignHost)
-	case a.p.Flow == abi.FlowPrefillFirst && a.handoff.Fallback != "":
+	case a.p.Flow == abi.FlowPrefillFirst && a.prefill.handoff.Fallback != "":
 	default:
 		a.pair.Success()
-		if stream && !a.handed.IsZero() && !a.fresh { // else the handshake's time is in it
-			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.handed))
+		if stream && !a.prefill.handed.IsZero() && !a.fresh { // else the handshake's time is in it
+			a.x.s.deps.Registry.MeasurePair(a.p.Prefill, a.p.Decode, a.x.ask.Request.PromptTokens, time.Since(a.prefill.handed))
 		}
 	}
 }
@@ -126,86 +114,87 @@ func (a *attempt) notePair(stream bool) {
 // relayStream writes whole events as they come, one flush per read. Until the
 // first event that carries data the client has seen nothing: an error event
 // there is a failed leg, which may be retried.
-func (a *attempt) relayStream(ctx context.Context, row *legRow, resp *upstream.Response) error {
+func (a *attempt) relayStream(ctx context.Context, l *leg, resp *upstream.Response) error {
 	x := a.x
 	buf, err := x.s.memory.Get(streamBuffer)
 	if err != nil {
-		return newLegError(row.Phase, row.target, downstream.ErrMemory)
+		return l.failed(downstream.ErrMemory)
 	}
 	defer buf.Free()
-	if err := x.readFirstEvent(row, resp, buf, a.limit); err != nil {
+	if err := a.readFirstEvent(l, resp, buf); err != nil {
 		return err
 	}
 	if err := a.awaitPrefill(ctx); err != nil {
 		return err
 	}
 	if !resp.Commit() {
-		return newLegError(row.Phase, row.target, &upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrEvicted})
+		return l.failed(&upstream.Error{Op: upstream.OpBody, Sent: true, Err: upstream.ErrEvicted})
 	}
-	if err := a.take(ctx, true); err != nil {
+	if err := a.claimAnswer(ctx, true); err != nil {
 		return err
 	}
 	a.releaseRequest()
-	x.firstByte(row)
+	l.short = false
+	x.journal.FirstByte(l.Leg)
 	x.client.CopyHeader(resp)
 	x.commit(resp.Status)
 	resp.SetIdleTimeout(time.Duration(x.cfg.Timeouts.StreamIdle))
 
 	var events openai.EventScanner
-	if a.merge.merger != nil {
-		events.Limit = maxAnswer // they can be completed only whole
+	if a.merges() {
+		events.Limit = buffer.MaxAnswer // they can be completed only whole
 	}
-	if a.timed {
-		a.timing = row
-	}
-	err = a.pump(resp, buf, &events)
+	out := stream{a: a, l: l, timed: a.timed(), events: &events}
+	err = out.pump(resp, buf)
 	if u, ok := events.Usage(); ok {
-		x.usage = u
-		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.rec.FirstByte))
+		x.journal.Used(u)
+		x.s.deps.Registry.MeasureOutput(a.p.Decode, u.Completion-1, time.Since(x.journal.AnswerBegan()))
 	}
 	if err == nil || events.Done && !events.MidEvent() && !errors.Is(err, downstream.ErrWrite) {
-		err = a.endStream(&events) // all was said before the connection broke
+		err = out.end() // all was said before the connection broke
 	}
 	switch {
 	case err == nil && events.Failed: // the client has been told
-		return x.engineError(row, "error_event", events.Status, nil)
+		return a.failedInside(l, "error_event", events.Status, nil, nil)
 	case err == nil:
 		return a.timingEvent()
 	case errors.Is(err, downstream.ErrWrite):
 		return err
 	}
-	le := newLegError(row.Phase, row.target, err)
+	var f *legFailure
 	switch {
 	case errors.Is(err, errAborted):
-		le = x.engineError(row, "aborted", events.Status, nil)
-		le.err = err
+		f = a.failedInside(l, "aborted", events.Status, nil, err)
 	case errors.Is(err, errNoEnd):
-		le.reason = "no_end"
+		f = l.failedBy("no_end", 502, err)
 	case downstream.OwnFault(err):
-		x.s.deps.Metrics.Shed(publicError(err).Code)
+		f = l.failed(err)
+		x.journal.Shed(f.reason)
 	case errors.Is(err, errMerge):
-		le.reason = "bad_answer"
+		f = l.failedBy("bad_answer", 502, err)
+	default:
+		f = l.failed(err)
 	}
-	x.breakStream(ctx, &events, le)
-	return le
+	a.breakStream(ctx, &events, f)
+	return f
 }
 
 // readFirstEvent reads until an event with data is there, which must come within
-// limit of the leg's start whatever comments come before. An error event is a
+// the limit of the leg even if comments come before. An error event is a
 // failed leg with the engine's own status.
-func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buffer.Buffer, limit time.Duration) error {
+func (a *attempt) readFirstEvent(l *leg, resp *upstream.Response, buf *buffer.Buffer) error {
 	for {
-		left := limit - time.Since(row.Start)
+		left := l.limit - time.Since(l.Start)
 		if left <= 0 {
-			return &legError{phase: row.Phase, target: row.target, reason: "timeout", code: 504, sent: true}
+			return l.failedBy("timeout", 504, nil)
 		}
 		resp.SetIdleTimeout(left)
 		if len(buf.B) == cap(buf.B) {
-			if len(buf.B) >= maxErrorAnswer {
+			if len(buf.B) >= buffer.MaxErrorAnswer {
 				return nil // an event as large as that is no error
 			}
-			if err := buf.Grow(0, 2*maxErrorAnswer); err != nil {
-				return newLegError(row.Phase, row.target, downstream.ErrMemory)
+			if err := buf.Grow(0, 2*buffer.MaxErrorAnswer); err != nil {
+				return l.failed(downstream.ErrMemory)
 			}
 		}
 		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
@@ -214,47 +203,43 @@ func (x *exchange) readFirstEvent(row *legRow, resp *upstream.Response, buf *buf
 		case openai.DataEvent:
 			return nil
 		case openai.ErrorEvent:
-			return x.engineError(row, "error_event", f.Status, f.Data)
+			return a.failedInside(l, "error_event", f.Status, f.Data, nil)
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			return newLegError(row.Phase, row.target, err)
+			return l.failed(err)
 		}
 	}
 }
 
-// engineError is a leg that failed inside a 200: vLLM and SGLang report what
-// happens before a stream's first token as an event with the status in it, and
-// SGLang some aborts as a finish reason.
-func (x *exchange) engineError(row *legRow, reason string, status int, data []byte) *legError {
-	e := &legError{phase: row.Phase, target: row.target, reason: reason, status: status, code: 502, sent: true}
-	if status/100 == 4 {
-		e.final = upstream.RequestAtFault(status)
-		e.ctype = "application/json"
-		x.relayed(e, data)
-	}
-	return e
+// stream is the relay of one stream, once its first event is there.
+type stream struct {
+	a      *attempt
+	l      *leg
+	events *openai.EventScanner
+	timed  bool // the stream ends with the engine's timing
+	held   int  // bytes of the budget for parts of events
 }
 
 // pump moves the stream: what is there is read, whole events are written, one
 // flush per read. first holds what has been read already, and is the buffer
 // for all that follows.
-func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *openai.EventScanner) error {
-	x := a.x
+func (s *stream) pump(resp *upstream.Response, first *buffer.Buffer) error {
+	a, x, events := s.a, s.a.x, s.events
 	// Over HTTP/2 a passed deadline resets the stream even when nothing is being
 	// written; so it outlives the idle time-out, which tells the client.
 	idle := time.Duration(x.cfg.Timeouts.StreamIdle)
 	limit := max(time.Duration(x.cfg.Server.WriteTimeout), idle+2*writeCheck)
-	last := x.rec.FirstByte
+	last := x.journal.AnswerBegan()
 	renewed, lastEvent, seen := last, last, int64(0)
 	x.client.LimitWrites(limit)
 	out := x.client.Events(resp.Status, first.B[:cap(first.B)])
 	var failed error
 	use := func(chunk []byte, err error) (more bool) {
 		whole := events.Feed(chunk)
-		if failed = a.holdEvents(events); failed != nil {
+		if failed = s.hold(); failed != nil {
 			return false
 		}
 		if events.Aborted {
@@ -265,8 +250,8 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 			failed = merr
 			return false
 		}
-		if a.timing != nil && events.Done {
-			whole = a.cutTiming(whole)
+		if s.timed && events.Done {
+			whole = a.cutTiming(s.l, whole)
 		}
 		whole = a.cutKept(whole)
 		if len(whole) > 0 {
@@ -293,7 +278,7 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	resp.Each(out.Space(), func(n int, err error) bool {
 		now := time.Now()
 		if n > 0 {
-			x.intervals.Observe(now.Sub(last))
+			x.journal.Read(now.Sub(last))
 			last = now
 		}
 		if now.Sub(renewed) > writeCheck {
@@ -305,22 +290,24 @@ func (a *attempt) pump(resp *upstream.Response, first *buffer.Buffer, events *op
 	return failed
 }
 
-// holdEvents counts the memory that takes part of an event, or its completion.
-func (a *attempt) holdEvents(events *openai.EventScanner) error {
-	n := events.Held() + cap(a.merge.buf)
-	if n <= a.held {
+// hold counts the memory of a part of an event, or of merged events.
+func (s *stream) hold() error {
+	n := s.events.Held()
+	if s.a.both != nil {
+		n += cap(s.a.both.merged)
+	}
+	if n <= s.held {
 		return nil
 	}
-	more := n - a.held
-	a.held = n
-	return a.x.client.Reserve(more)
+	more := n - s.held
+	s.held = n
+	return s.a.x.client.Reserve(more)
 }
 
-// endStream closes a stream whose framing ended in order. One that lacks its
-// closing event was cut off all the same, and half an event behind the whole
-// ones is of no use to the client.
-func (a *attempt) endStream(events *openai.EventScanner) error {
-	x := a.x
+// end closes a stream whose framing ended in order. A stream that lacks its closing event was
+// cut off all the same. A part of an event behind the whole ones is of no use to the client.
+func (s *stream) end() error {
+	a, x, events := s.a, s.a.x, s.events
 	rest := events.Finish()
 	switch {
 	case events.Aborted:
@@ -336,26 +323,26 @@ func (a *attempt) endStream(events *openai.EventScanner) error {
 		}
 	}
 	if events.Failed {
-		x.outcome = telemetry.OutcomeBroken
-		x.s.deps.Metrics.BrokenStream("error_event")
+		x.journal.Ends(telemetry.OutcomeBroken)
+		x.journal.Broken("error_event", nil)
 	}
 	return nil
 }
 
 // breakStream tells the client that the stream is broken: an error event on an
 // event border, or, inside an event that is half out, a cut connection.
-func (x *exchange) breakStream(ctx context.Context, events *openai.EventScanner, le *legError) {
-	x.outcome = telemetry.OutcomeBroken
+func (a *attempt) breakStream(ctx context.Context, events *openai.EventScanner, f *legFailure) {
+	x := a.x
+	x.journal.Ends(telemetry.OutcomeBroken)
 	if x.client.Gone() {
 		return
 	}
 	e := &openai.Error{Status: 502, Type: "upstream_error", Code: "stream_broken", Message: "the engine's stream broke off; the answer is not complete"}
 	kind := "leg"
-	if errors.Is(le, errAborted) {
+	if errors.Is(f, errAborted) {
 		kind, e.Message = "aborted", "the engine aborted the request; the answer is not complete"
 	}
-	x.s.deps.Metrics.BrokenStream(kind)
-	x.s.log.Warn("stream broke off", x.logAttrs("error", le)...)
+	x.journal.Broken(kind, f)
 	if events.MidEvent() {
 		x.client.Cut()
 		return

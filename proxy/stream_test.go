@@ -211,7 +211,7 @@ func TestStreamUsage(t *testing.T) {
 				if a := w.post(completionsPath, completions(true)); a.body != strings.Join(pieces, "") {
 					t.Fatalf("got %q", a.body)
 				}
-				row := w.explain.perfRows()[0]
+				row := w.books.Ended.PerfRows()[0]
 				if got := [3]int64{row.PromptTokens, row.OutputTokens, row.CachedTokens}; got != tt.want {
 					t.Errorf("prompt, output, cached: %v, want %v", got, tt.want)
 				}

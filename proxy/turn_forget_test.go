@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/config"
 )
 
@@ -112,9 +113,9 @@ func TestTurnsThatPrefillReads(t *testing.T) {
 		}
 		a := k.says("[1,2,3,9,7]")
 		failed := time.Now()
-		time.Sleep(10 * cleanupYield)
+		time.Sleep(10 * cleanup.Yield)
 		freed := k.freed()
-		if a.status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanupYield {
+		if a.status != 502 || !k.pulls || len(freed) != 1 || freed[0].Sub(failed) < cleanup.Yield {
 			t.Errorf("status %d, pulled %v; the turn was freed at %v, prefill failed at %v", a.status, k.pulls, freed, failed)
 		}
 	})

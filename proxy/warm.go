@@ -119,10 +119,11 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	}
 	x := s.open(nowhere{make(http.Header)}, r)
 	x.warm, x.legPolicy = true, nil
+	x.journal.WarmUp()
 	defer x.close()
 	defer func() {
 		if v := recover(); v != nil {
-			x.logPanic(v)
+			x.journal.Panic(v)
 			err = errPanicked
 		}
 	}()
@@ -138,7 +139,8 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 	if err := openai.ParseRequest(openai.Completions, x.client.Body(), &x.req); err != nil {
 		return err
 	}
-	x.ask.Model, x.rec.Model = model, model
+	x.ask.Model = model
+	x.journal.Described(&x.req)
 	x.ask.Request = abi.RequestFacts{PromptTokens: x.req.PromptTokens, MaxTokens: 1, N: 1}
 	x.ask.Only = coordinator.Pair{Prefill: p, Decode: d}
 	placement, err := s.deps.Coordinator.Place(ctx, &x.ask)
@@ -146,7 +148,7 @@ func (s *Server) warmUp(ctx context.Context, model string, p, d engine.Target) (
 		return errors.Join(errWarmBusy, err)
 	}
 	x.held = placement.Lease
-	if err := x.try(placement); err != nil {
+	if _, err := x.try(placement); err != nil {
 		return err
 	}
 	if s.deps.Registry.PairState(p, d) != abi.PairReady {

@@ -19,6 +19,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 )
 
 // nobody is the Numbers of a worker that knows no instances of the coordinator.
@@ -105,7 +106,7 @@ func (w *world) shows(lines ...string) {
 func TestWhole(t *testing.T) {
 	front, behind := wholeFleet(t, 3, nil)
 	for slot := range behind {
-		var e Explanation
+		var e journal.Explanation
 		if front.into(&e, fmt.Sprint("/v1/explain/request-", slot)); e.RequestID != fmt.Sprint("request-", slot) || len(e.Legs) != 1 || e.Arrival == 0 {
 			t.Errorf("explained as %+v", e)
 		}
@@ -115,11 +116,11 @@ func TestWhole(t *testing.T) {
 	}
 	behind[2].post("/v1/completions", `{"prompt":"x"}`, "X-Request-Id", "request-0")
 	behind[2].settled()
-	var last Explanation
-	var all []PerfRow
+	var last journal.Explanation
+	var all []journal.PerfRow
 	front.into(&last, "/v1/explain/request-0")
 	front.into(&all, "/perf_metrics")
-	slices.SortFunc(all, func(a, b PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
+	slices.SortFunc(all, func(a, b journal.PerfRow) int { return int((a.Arrival - b.Arrival) * 1e6) })
 	if len(all) != 4 || all[3].RequestID != "request-0" || last.Arrival != all[3].Arrival {
 		t.Errorf("request-0 came last at %v; all: %+v", last.Arrival, all)
 	}
@@ -152,7 +153,7 @@ func TestWhole(t *testing.T) {
 // be silent; what was to reach all of them is then no success.
 func TestWholeSilent(t *testing.T) {
 	front, _ := wholeFleet(t, 1, func(w admin.Workers) admin.Workers { return mute{w} })
-	var e Explanation
+	var e journal.Explanation
 	front.into(&e, "/v1/explain/request-0")
 	front.shows(`pdproxy_exchanges_total{flow="aggregated",outcome="ok"} 1`, "pdproxy_fleet_workers 2", "pdproxy_fleet_silent_workers 1")
 	if a := front.operate("GET", "/v1/explain/none", ""); a.status != 404 || !strings.Contains(a.body, "1 workers did not answer") {

@@ -28,6 +28,7 @@ import (
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/edge"
 	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/journal"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
 	"github.com/pdproxy/pdproxy/proxy/telemetry"
@@ -222,7 +223,7 @@ func (w *world) settled() {
 	if n := w.local.Open(); n != 0 {
 		w.t.Errorf("%d leases are open", n)
 	}
-	if n := w.live.len(); n != 0 {
+	if n := w.books.Running.Len(); n != 0 {
 		w.t.Errorf("%d exchanges are live", n)
 	}
 	if n := w.bodies.Reading(); n != 0 {
@@ -338,13 +339,13 @@ func (w *world) metric(name string, labels ...string) float64 {
 }
 
 // explained returns what is known of the only ended exchange.
-func (w *world) explained() Explanation {
+func (w *world) explained() journal.Explanation {
 	w.t.Helper()
-	rows := w.explain.perfRows()
+	rows := w.books.Ended.PerfRows()
 	if len(rows) != 1 {
 		w.t.Fatalf("%d exchanges have ended, want one", len(rows))
 	}
-	e, _ := w.explain.get(rows[0].RequestID)
+	e, _ := w.books.Ended.Get(rows[0].RequestID)
 	return e
 }
 

@@ -8,6 +8,12 @@ import (
 )
 
 const (
+	// MaxAnswer limits an answer of an engine that is held whole, in bytes: the token ids
+	// of a very long prompt and an opaque state fit.
+	MaxAnswer = 64 << 20
+	// MaxErrorAnswer limits the first event of a stream that may be an error, and the
+	// answer to a clean-up, in bytes.
+	MaxErrorAnswer = 64 << 10
 	// FirstRead is the memory in bytes that a body gets before its bytes have arrived,
 	// if its sender announces more than WholeRead.
 	FirstRead = 16 << 10

@@ -1,4 +1,4 @@
-package proxy
+package journal
 
 import (
 	"time"
@@ -8,33 +8,33 @@ import (
 	"github.com/pdproxy/pdproxy/abi"
 )
 
-// trace ends the exchange's span with the children that its record holds: wait
+// trace ends the span of the request, with the children that the record holds: wait
 // (until the first placement), prefill, transfer (estimate: from prefill's
 // answer to decode's first event), decode_first_token and decode.
-func (x *exchange) trace(now time.Time) {
-	if x.span == nil {
+func (j *Journal) trace() {
+	if j.span == nil {
 		return
 	}
-	r := &x.rec
-	x.span.Child("wait", r.Start, r.Placed)
+	r := &j.rec
+	j.span.Child("wait", r.Start, r.Placed)
 	var prefillEnd time.Time
 	for _, l := range r.rows[:r.legs] {
 		attrs := []attribute.KeyValue{
-			attribute.String("pdproxy.engine", l.Engine), attribute.Int("pdproxy.rank", l.Rank),
-			attribute.Int("pdproxy.attempt", l.Attempt), attribute.String("pdproxy.error", l.Error),
+			attribute.String("pdproxy.engine", l.engine), attribute.Int("pdproxy.rank", l.rank),
+			attribute.Int("pdproxy.attempt", l.attempt), attribute.String("pdproxy.error", l.reason),
 		}
 		if l.Phase == abi.Prefill {
-			x.span.Child("prefill", l.Start, l.End, attrs...)
-			prefillEnd = l.End
+			j.span.Child("prefill", l.Start, l.ended, attrs...)
+			prefillEnd = l.ended
 			continue
 		}
 		if !prefillEnd.IsZero() {
-			x.span.Child("transfer", prefillEnd, l.FirstByte)
+			j.span.Child("transfer", prefillEnd, l.firstByte)
 		}
-		x.span.Child("decode_first_token", l.Start, l.FirstByte, attrs...)
-		x.span.Child("decode", l.Start, l.End, attrs...)
+		j.span.Child("decode_first_token", l.Start, l.firstByte, attrs...)
+		j.span.Child("decode", l.Start, l.ended, attrs...)
 	}
-	x.span.End(now, x.outcome,
+	j.span.End(r.End, r.Outcome,
 		attribute.String("pdproxy.request_id", r.RequestID), attribute.String("pdproxy.flow", r.Flow.String()),
 		attribute.String("gen_ai.request.model", r.Model), attribute.Int("http.response.status_code", r.Status),
 		attribute.Int64("gen_ai.usage.input_tokens", max(0, r.Usage.Prompt)), attribute.Int64("gen_ai.usage.output_tokens", max(0, r.Usage.Completion)))

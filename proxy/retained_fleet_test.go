@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 )
 
@@ -42,21 +44,9 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 					Phase: abi.Prefill, Until: connector.UntilEvent, How: "forget_turn",
 					Leg: connector.Leg{Path: "/v1/completions", Body: []byte(`{"prompt":[0]}`)},
 				}
-				k := &keptTurn{
-					params: []byte(`{"remote_host":"d0"}`), host: holder.Host, holder: holder, since: holder.Since(),
-					forget: &cleanupJob{
-						requestID: "r", connector: "vllm-nixl", limit: time.Second, slow: true,
-						calls: []cleanupCall{{Cleanup: forget, target: prefill, holder: targetNamed("of that name")}},
-					},
-				}
-				told := k.tell()
-				got, err := w.readTurn(told)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if string(got.params) != string(k.params) || got.host != k.host || got.holder != holder || !got.since.Equal(k.since) ||
-					got.forget.calls[0].holder != holder || !got.forget.slow {
-					t.Errorf("%+v", got)
+				job := cleanup.Retained(cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}, forget, prefill, targetNamed("of that name"))
+				told := &fleet.KeptTurn{
+					Holder: holder, Since: holder.Since(), Host: holder.Host, Params: []byte(`{"remote_host":"d0"}`), Forget: job.Append(nil),
 				}
 				if err := w.ForgetTurn(told); err != nil {
 					t.Fatal(err)
@@ -75,8 +65,9 @@ func TestTurnOfAnotherProcess(t *testing.T) {
 						t.Fatalf("%d of %d bytes are taken for a clean-up", n, len(told.Forget))
 					}
 				}
-				k.forget.calls = append(k.forget.calls, k.forget.calls[0])
-				if w.ForgetTurn(k.tell()) == nil {
+				job.Add([]connector.Cleanup{forget}, prefill, holder)
+				told.Forget = job.Append(nil)
+				if w.ForgetTurn(told) == nil {
 					t.Error("two clean-ups are taken for that of a turn")
 				}
 			})

@@ -1,4 +1,4 @@
-package proxy
+package cleanup
 
 import (
 	"sync"
@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// maxRestartCleanups limits the clean-ups that wait for the restart of an engine. Each is
-	// below 2 KiB. A new one replaces the oldest.
+	// maxRestartCleanups limits the clean-ups that wait for the restart of an engine. Each
+	// takes less than 2 KiB. A new one replaces the oldest.
 	maxRestartCleanups = 1024
-	// restartPoll is how often the engines of these clean-ups are looked at.
+	// restartPoll is how often watchRestarts looks at the engines of these clean-ups.
 	restartPoll = 100 * time.Millisecond
 )
 
@@ -26,12 +26,12 @@ type restartCleanups struct {
 	leaving chan struct{}
 }
 
-// restartCleanup is one of them.
+// restartCleanup is one call that waits for a restart.
 type restartCleanup struct {
-	job      *cleanupJob
+	job      *Job
 	process  *engine.Instance
-	restarts uint32 // of process when the attempt began
-	until    time.Time
+	restarts uint32    // of process when the attempt began
+	until    time.Time // the engine has freed the blocks itself by then
 }
 
 // due reports whether the call can be made now. over reports whether the call is no
@@ -41,39 +41,39 @@ func (d *restartCleanup) due(now time.Time) (due, over bool) {
 }
 
 // afterRestart keeps c until the decode engine of the attempt is another process.
-func (j *janitor) afterRestart(job *cleanupJob, c *cleanupCall) {
-	call := *c
-	call.Restarted = false
+func (r *Runner) afterRestart(job *Job, c *call) {
+	again := *c
+	again.Restarted = false
 	one := *job
-	one.calls, one.yield = []cleanupCall{call}, 0
-	j.afterRestarts.mu.Lock()
-	defer j.afterRestarts.mu.Unlock()
-	if j.afterRestarts.closed {
+	one.calls, one.delay = []call{again}, 0
+	r.afterRestarts.mu.Lock()
+	defer r.afterRestarts.mu.Unlock()
+	if r.afterRestarts.closed {
 		return
 	}
-	if len(j.afterRestarts.list) >= maxRestartCleanups {
-		j.afterRestarts.list = append(j.afterRestarts.list[:0], j.afterRestarts.list[1:]...)
+	if len(r.afterRestarts.list) >= maxRestartCleanups {
+		r.afterRestarts.list = append(r.afterRestarts.list[:0], r.afterRestarts.list[1:]...)
 	}
-	j.afterRestarts.list = append(j.afterRestarts.list, restartCleanup{job: &one, process: job.decode, restarts: job.restarts, until: time.Now().Add(c.patience())})
-	if !j.afterRestarts.watched {
-		j.afterRestarts.watched = true
-		j.wg.Go(j.watchRestarts)
+	r.afterRestarts.list = append(r.afterRestarts.list, restartCleanup{job: &one, process: job.Decode, restarts: job.Restarts, until: time.Now().Add(c.patience())})
+	if !r.afterRestarts.watched {
+		r.afterRestarts.watched = true
+		r.running.Go(r.watchRestarts)
 	}
 }
 
-// watchRestarts starts the calls whose time has come, until there is none left.
-func (j *janitor) watchRestarts() {
+// watchRestarts starts the calls that are due, until none is left.
+func (r *Runner) watchRestarts() {
 	poll := time.NewTicker(restartPoll)
 	defer poll.Stop()
 	for {
 		select {
-		case <-j.afterRestarts.leaving:
+		case <-r.afterRestarts.leaving:
 			return
 		case <-poll.C:
 		}
-		due, left := j.afterRestarts.take(time.Now())
+		due, left := r.afterRestarts.take(time.Now())
 		for _, job := range due {
-			j.start(job)
+			r.Start(job)
 		}
 		if !left {
 			return
@@ -81,9 +81,9 @@ func (j *janitor) watchRestarts() {
 	}
 }
 
-// take removes what is due and what is over. left is false, and the list is watched
-// no more, when nothing remains.
-func (d *restartCleanups) take(now time.Time) (due []*cleanupJob, left bool) {
+// take removes the calls that are due and those that are over. left is false if no call
+// remains; then nobody watches the list any more.
+func (d *restartCleanups) take(now time.Time) (due []*Job, left bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	keep := d.list[:0]
@@ -101,7 +101,7 @@ func (d *restartCleanups) take(now time.Time) (due []*cleanupJob, left bool) {
 	return due, d.watched
 }
 
-// close gives all of them up: the engines' own time-outs free.
+// close drops all calls: the engines free the blocks by their own timeouts.
 func (d *restartCleanups) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

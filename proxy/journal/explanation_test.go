@@ -1,4 +1,4 @@
-package proxy
+package journal
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/config"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/engine"
 	"github.com/pdproxy/pdproxy/proxy/openai"
@@ -18,6 +19,10 @@ import (
 )
 
 var origin = time.UnixMilli(1_700_000_000_000)
+
+func targetNamed(name string) engine.Target {
+	return engine.Target{Instance: &engine.Instance{Spec: config.Engine{Name: name}}}
+}
 
 func at(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
 
@@ -27,7 +32,7 @@ func fullRecord(id string) *record {
 	r := &record{}
 	r.open(id, origin)
 	r.Model, r.Stream = "m", true
-	r.placing(at(1))
+	r.Placing = at(1)
 	p0, p1, d0 := targetNamed("p0"), targetNamed("p1"), targetNamed("d0")
 	d0.Rank = 2
 	r.place(&coordinator.Placement{
@@ -44,24 +49,24 @@ func fullRecord(id string) *record {
 	failed := r.leg(abi.Prefill, p0, 1, "leg-a")
 	good := r.leg(abi.Prefill, p1, 2, "leg-b")
 	failed.Start, good.Start, decode.Start = at(3), at(5), at(10)
-	failed.head(at(4), 500)
+	failed.answered(at(4), 500)
 	failed.end(at(4), "status_500")
-	good.head(at(8), 200)
+	good.answered(at(8), 200)
 	good.end(at(9), "")
-	decode.head(at(11), 200)
+	decode.answered(at(11), 200)
 	r.firstByte(decode, at(12))
 	decode.end(at(30), "")
 	r.fallback("retry", "budget")
 	r.Status = 200
-	r.close(at(31), telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1})
+	r.End, r.Outcome, r.Usage = at(31), telemetry.OutcomeOK, openai.Usage{Prompt: 7, Completion: 5, Cached: -1}
 	return r
 }
 
 // The shape is that of the documented interface, to the last name.
 func TestExplainJSON(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	s.put(fullRecord("r1"))
-	e, ok := s.get("r1")
+	e, ok := s.Get("r1")
 	if !ok {
 		t.Fatal("not found")
 	}
@@ -209,13 +214,13 @@ func TestExplainJSON(t *testing.T) {
 
 // An exchange that got nowhere has empty lists, not null ones, and null times.
 func TestExplainEmpty(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	r := &record{}
 	r.open("r", origin)
 	r.leg(abi.Decode, targetNamed("d"), 1, "").Start = at(1)
-	r.close(at(5), telemetry.OutcomeCancelled, openai.Usage{})
+	r.End, r.Outcome = at(5), telemetry.OutcomeCancelled
 	s.put(r)
-	e, _ := s.get("r")
+	e, _ := s.Get("r")
 	got, _ := json.Marshal(e)
 	const want = `{"request_id":"r","disagg_id":0,"arrival":1700000000,"model":"","flow":"none","policy":"","outcome":"cancelled","status":0,"duration_ms":5,` +
 		`"candidates":[],"legs":[{"id":"","phase":"decode","engine":"d","rank":0,"attempt":1,"start_ms":1,"first_byte_ms":null,"end_ms":null,"status":0,"error":""}],"fallbacks":[]}`
@@ -225,13 +230,13 @@ func TestExplainEmpty(t *testing.T) {
 }
 
 func TestPerfRows(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	s.put(fullRecord("r1"))
 	only := fullRecord("r2") // whose decode never came
 	only.rows[0].Phase, only.rows[0].Start = abi.Prefill, time.Time{}
 	only.FirstByte = time.Time{}
 	s.put(only)
-	got, err := json.Marshal(s.perfRows())
+	got, err := json.Marshal(s.PerfRows())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +253,7 @@ func TestPerfRows(t *testing.T) {
 
 // The ring forgets the oldest, and an id that was seen twice names the later.
 func TestExplainRing(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	put := func(id string, disagg uint64) {
 		r := &record{DisaggID: disagg}
 		r.open(id, origin)
@@ -257,31 +262,31 @@ func TestExplainRing(t *testing.T) {
 	put("twice", 1)
 	put("once", 2)
 	put("twice", 3)
-	if e, ok := s.get("twice"); !ok || e.DisaggID != 3 {
+	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Errorf("twice: %d, %v", e.DisaggID, ok)
 	}
-	for i := range explainSize - 2 { // overwrites the first two slots, not the third
+	for i := range ringSize - 2 { // overwrites the first two slots, not the third
 		put(fmt.Sprint("n", i), 9)
-		if e, ok := s.get("twice"); i < explainSize-3 && (!ok || e.DisaggID != 3) {
+		if e, ok := s.Get("twice"); i < ringSize-3 && (!ok || e.DisaggID != 3) {
 			t.Fatalf("after %d more the later one is lost", i+1)
 		}
 	}
-	if _, ok := s.get("once"); !ok {
+	if _, ok := s.Get("once"); !ok {
 		t.Error("the second slot was overwritten too early")
 	}
 	put("more", 9)
-	if _, ok := s.get("once"); ok {
+	if _, ok := s.Get("once"); ok {
 		t.Error("the overwritten one is still there")
 	}
-	if e, ok := s.get("twice"); !ok || e.DisaggID != 3 {
+	if e, ok := s.Get("twice"); !ok || e.DisaggID != 3 {
 		t.Error("the later one went with the slot of the earlier")
 	}
 	put("more2", 9)
-	if _, ok := s.get("twice"); ok {
+	if _, ok := s.Get("twice"); ok {
 		t.Error("the later one outlives its slot")
 	}
-	rows := s.perfRows()
-	if len(rows) != explainSize || rows[0].RequestID != "n0" || rows[explainSize-1].RequestID != "more2" {
+	rows := s.PerfRows()
+	if len(rows) != ringSize || rows[0].RequestID != "n0" || rows[ringSize-1].RequestID != "more2" {
 		t.Errorf("%d rows from %s to %s", len(rows), rows[0].RequestID, rows[len(rows)-1].RequestID)
 	}
 }
@@ -289,10 +294,10 @@ func TestExplainRing(t *testing.T) {
 // What is kept shares no memory with the exchange, which goes on to the next
 // request with it.
 func TestExplainCopies(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	r := fullRecord("r1")
 	s.put(r)
-	before, _ := s.get("r1")
+	before, _ := s.Get("r1")
 	want, _ := json.Marshal(before)
 	r.reset()
 	if r.legs != 0 || len(r.candidates) != 0 || len(r.fallbacks) != 0 || r.RequestID != "" {
@@ -305,31 +310,25 @@ func TestExplainCopies(t *testing.T) {
 	}
 	r.fallback("other", "other")
 	r.candidates = append(r.candidates, candidate{engine: "other"})
-	after, _ := s.get("r1")
+	after, _ := s.Get("r1")
 	if got, _ := json.Marshal(after); string(got) != string(want) {
 		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	s.put(r)
-	for _, row := range s.ring[0].rows {
-		if row.target.Instance != nil {
-			t.Error("an ended exchange keeps an engine alive")
-		}
 	}
 }
 
 func TestExplainHammer(t *testing.T) {
-	s := new(explainStore)
+	s := new(Ring)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
 			for n := range 500 {
 				id := fmt.Sprint(i, "-", n%50)
 				s.put(fullRecord(id))
-				if e, ok := s.get(id); !ok || e.RequestID != id || len(e.Legs) != 3 {
+				if e, ok := s.Get(id); !ok || e.RequestID != id || len(e.Legs) != 3 {
 					t.Errorf("%s: %+v", id, e)
 				}
 				if n%100 == 0 {
-					s.perfRows()
+					s.PerfRows()
 				}
 			}
 		})

@@ -1,4 +1,4 @@
-package proxy
+package cleanup
 
 import (
 	"testing"
@@ -12,7 +12,7 @@ import (
 func TestRestartCleanups(t *testing.T) {
 	now := time.Now()
 	i := new(engine.Instance)
-	due, waits, over := new(cleanupJob), new(cleanupJob), new(cleanupJob)
+	due, waits, over := new(Job), new(Job), new(Job)
 	d := &restartCleanups{watched: true, list: []restartCleanup{
 		{job: due, process: i, restarts: 7, until: now.Add(time.Hour)}, // the process has had none
 		{job: waits, process: i, until: now.Add(time.Hour)},
@@ -29,21 +29,21 @@ func TestRestartCleanups(t *testing.T) {
 
 // TestRestartCleanupsAreBounded: the oldest makes room, and none is kept after the end.
 func TestRestartCleanupsAreBounded(t *testing.T) {
-	j := &janitor{}
+	j := &Runner{}
 	j.afterRestarts.leaving = make(chan struct{})
 	i := new(engine.Instance)
 	for n := range maxRestartCleanups + 5 {
-		j.afterRestart(&cleanupJob{decode: i, limit: time.Duration(n)}, &cleanupCall{})
+		j.afterRestart(&Job{Decode: i, Limit: time.Duration(n)}, &call{})
 	}
 	j.afterRestarts.mu.Lock()
-	if n := len(j.afterRestarts.list); n != maxRestartCleanups || j.afterRestarts.list[0].job.limit != 5 {
-		t.Errorf("%d clean-ups, the first is number %d", n, j.afterRestarts.list[0].job.limit)
+	if n := len(j.afterRestarts.list); n != maxRestartCleanups || j.afterRestarts.list[0].job.Limit != 5 {
+		t.Errorf("%d clean-ups, the first is number %d", n, j.afterRestarts.list[0].job.Limit)
 	}
 	j.afterRestarts.mu.Unlock()
 	j.afterRestarts.close()
 	j.afterRestarts.close()
-	j.wg.Wait() // nobody watches any more
-	j.afterRestart(&cleanupJob{decode: i}, &cleanupCall{})
+	j.running.Wait() // nobody watches any more
+	j.afterRestart(&Job{Decode: i}, &call{})
 	if len(j.afterRestarts.list) != 0 {
 		t.Error("a clean-up is kept after the end")
 	}

@@ -3,8 +3,6 @@ package proxy
 import (
 	"context"
 	"net"
-	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,16 +10,13 @@ import (
 	"time"
 
 	"github.com/pdproxy/pdproxy/abi"
-	"github.com/pdproxy/pdproxy/proxy/config"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
 	"github.com/pdproxy/pdproxy/proxy/connector"
 	"github.com/pdproxy/pdproxy/proxy/coordinator"
 	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
-	"github.com/pdproxy/pdproxy/proxy/downstream"
 	"github.com/pdproxy/pdproxy/proxy/engine"
-	"github.com/pdproxy/pdproxy/proxy/openai"
 	"github.com/pdproxy/pdproxy/proxy/proxytest"
 	"github.com/pdproxy/pdproxy/proxy/state/disaggid"
-	"github.com/pdproxy/pdproxy/proxy/state/load"
 )
 
 // shared is the Numbers of a worker that shares its coordinator's registry.
@@ -176,8 +171,9 @@ func TestCleanUp(t *testing.T) {
 			Phase: abi.Decode, AnyTarget: true, Hosts: []string{"p0.test"}, Until: connector.UntilHead, How: "abort_decode",
 			Leg: connector.Leg{Path: "/v1/completions", Header: []connector.Field{{Name: "X-Request-Id", Value: "leg-cleanup"}}, Body: []byte(`{"prompt":[0]}`)},
 		}
-		job := &cleanupJob{requestID: "r", connector: "vllm-nixl", limit: time.Second, calls: []cleanupCall{{Cleanup: call, target: target("d0"), holder: target("p0")}}}
-		if err := w.CleanUp(job.owed()); err != nil {
+		job := &cleanup.Job{RequestID: "r", Connector: "vllm-nixl", Limit: time.Second}
+		job.Add([]connector.Cleanup{call}, target("p0"), target("d0"))
+		if err := w.CleanUp(job.Encode()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
@@ -190,119 +186,4 @@ func TestCleanUp(t *testing.T) {
 			t.Errorf("%v clean-ups", n)
 		}
 	})
-}
-
-// owing is a request whose prefill holds so many blocks.
-func owing(t testing.TB, blocks int) (connector.Connector, []connector.Cleanup) {
-	t.Helper()
-	conn, _ := connector.ByName("vllm-nixl")
-	req := new(openai.Request)
-	if err := openai.ParseRequest(openai.Completions, []byte(completions(true)), req); err != nil {
-		t.Fatal(err)
-	}
-	prefill := targetNamed("p")
-	prefill.Host = "p.test"
-	a := connector.Attempt{Request: req, ID: abi.MinDisaggID, LegID: strings.Repeat("0", 32), Prefill: prefill, Decode: targetNamed("d"), Flow: abi.FlowPrefillFirst}
-	h, err := conn.ReadPrefill(&a, []byte(strings.Replace(nixlAnswer, "[1]", "["+strings.Repeat("123456,", blocks)+"1]", 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := conn.Cleanup(&a, connector.Orphan{PrefillSent: true, PrefillDone: true, Handoff: &h})
-	if len(calls) == 0 {
-		t.Fatal("nothing is owed")
-	}
-	return conn, calls
-}
-
-// owingJob is the job of what is owed.
-func owingJob(t testing.TB, blocks int) *cleanupJob {
-	t.Helper()
-	conn, calls := owing(t, blocks)
-	cfg := config.Default()
-	x := &exchange{cfg: &cfg}
-	r := httptest.NewRequest("POST", completionsPath, nil)
-	r.Header.Set("Authorization", "Bearer x")
-	x.client.Open(downstream.NewBodies(nil, nil, nil), &cfg, httptest.NewRecorder(), r)
-	x.rec.RequestID = "r"
-	a := &attempt{x: x, conn: conn, p: &coordinator.Placement{Prefill: targetNamed("p"), Decode: targetNamed("d")}}
-	return a.cleanupJob(calls)
-}
-
-// TestOwedIsReadBack: what a job says comes back whole, or not at all.
-func TestOwedIsReadBack(t *testing.T) {
-	w := newWorld(t, setup{engines: []*fakeEngine{
-		{name: "p", role: "prefill", connector: "vllm-nixl"}, {name: "d", role: "decode", connector: "vllm-nixl"},
-	}})
-	known := w.registry.Snapshot()
-	job := owingJob(t, 3)
-	job.calls = append(job.calls, cleanupCall{
-		Cleanup: connector.Cleanup{Phase: abi.Prefill, Until: connector.UntilServed, How: "test", Leg: connector.Leg{Path: "/x"}},
-		target:  job.calls[0].holder, holder: job.calls[0].target,
-	})
-	b := job.owed()
-	got, err := readOwed(b, known)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.requestID != "r" || got.connector != "vllm-nixl" || got.auth != "Bearer x" || got.limit != job.limit || !got.slow || len(got.calls) != len(job.calls) {
-		t.Errorf("%+v", got)
-	}
-	for i, c := range got.calls {
-		want := job.calls[i]
-		if c.Phase != want.Phase || c.Until != want.Until || c.AnyTarget != want.AnyTarget || c.How != want.How || c.Leg.Path != want.Leg.Path ||
-			string(c.Leg.Body) != string(want.Leg.Body) || !slices.Equal(c.Leg.Header, want.Leg.Header) || !slices.Equal(c.Hosts, want.Hosts) ||
-			c.target.Name() != want.target.Name() || c.holder.Name() != want.holder.Name() {
-			t.Errorf("call %d: %+v, want %+v", i, c, want)
-		}
-	}
-	for n := range b {
-		if err := w.CleanUp(b[:n]); err == nil {
-			t.Fatalf("%d of %d bytes are taken for a clean-up", n, len(b))
-		}
-	}
-	if err := w.CleanUp(append(b, 0)); err == nil {
-		t.Error("a clean-up with something behind it is taken")
-	}
-	for _, change := range []func(c *cleanupCall){
-		func(c *cleanupCall) { c.target = targetNamed("gone") },
-		func(c *cleanupCall) { c.holder.Rank = 7 },
-	} {
-		job := owingJob(t, 3)
-		change(&job.calls[0])
-		if err := w.CleanUp(job.owed()); err == nil {
-			t.Error("a clean-up of an engine that there is not is taken")
-		}
-	}
-	if owingJob(t, maxOwed).owed() != nil {
-		t.Error("a clean-up of any length is told beforehand")
-	}
-}
-
-func FuzzReadOwed(f *testing.F) {
-	f.Add(owingJob(f, 3).owed())
-	f.Add([]byte{0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0xff})
-	known := &engine.Snapshot{Instances: []*engine.Instance{targetNamed("p").Instance, targetNamed("d").Instance}}
-	for _, i := range known.Instances {
-		i.Load = make([]load.Counter, 1)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		job, err := readOwed(b, known)
-		if err != nil {
-			return
-		}
-		if again, err := readOwed(job.owed(), known); err == nil && len(again.calls) != len(job.calls) {
-			t.Errorf("%d calls become %d", len(job.calls), len(again.calls))
-		}
-	})
-}
-
-// BenchmarkOwe is what it costs a request that its clean-up is told beforehand.
-func BenchmarkOwe(b *testing.B) {
-	job := owingJob(b, 64)
-	b.ReportAllocs()
-	for b.Loop() {
-		if job.owed() == nil {
-			b.Fatal("too long")
-		}
-	}
 }

@@ -1,0 +1,91 @@
+package cleanup
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// PrefillLinger is how long the proxy waits for the answer of a prefill whose client has
+// left, if that answer is what lets its blocks be freed and prefill may be near its end.
+// A prefill of one step cannot be stopped. A vLLM that finishes it after the connection
+// was closed holds the blocks for its whole lease (8 to 23 % of short prompts,
+// conformance/real/README.md).
+const PrefillLinger = 2 * time.Second
+
+// Late is a prefill leg that was given up because its engine does not respond, and what
+// its clean-up needs. It refers to no memory of the request but Body.
+type Late struct {
+	Leg       *upstream.Detached
+	Connector connector.Connector
+	Attempt   connector.Attempt // its Request refers to Body
+	Orphan    connector.Orphan
+	Body      *buffer.Buffer // AwaitLate frees it
+	Job       *Job           // without calls
+}
+
+// AwaitLate waits in the background for the answer that the engine gives when it responds
+// again. Then it makes the engines free the blocks that they hold.
+func (r *Runner) AwaitLate(l *Late) {
+	r.running.Go(func() {
+		defer l.Body.Free()
+		ctx, cancel := context.WithTimeout(r.ctx, max(l.Job.Prompt, 2*PrefillLinger)) // the engine may answer soon, even if timeouts.prefill is short
+		defer cancel()
+		failed := l.Job.Since
+		if d, ok := l.Connector.(connector.Deferrer); !ok || !d.Defers() {
+			r.running.Go(func() { // waits as long as for a leg whose client has left: the engine aborts the request
+				awaitRecovery(ctx, l.Attempt.Prefill)
+				// TCP resends lost packets after up to as long as the link was cut.
+				sleep(ctx, PrefillLinger+time.Since(failed))
+				cancel()
+			})
+		}
+		if resp, err := l.Leg.Await(ctx); err == nil {
+			answer := l.read(r.Memory, resp)
+			defer answer.Free()
+		}
+		l.Job.Since = time.Now() // no block could be freed before
+		l.Job.Add(l.Connector.Cleanup(&l.Attempt, l.Orphan), l.Attempt.Prefill, l.Attempt.Decode)
+		if !l.Job.Empty() {
+			r.Start(l.Job)
+		}
+	})
+}
+
+// read reads the answer. Orphan refers to its memory afterwards.
+func (l *Late) read(memory *buffer.Budget, resp *upstream.Response) *buffer.Buffer {
+	defer resp.Close()
+	answer, err := memory.ReadAll(resp, resp.ContentLength, buffer.MaxAnswer, time.Time{}) // ctx limits the time
+	switch {
+	case err != nil:
+	case resp.Status/100 != 2:
+		l.Orphan.Refused = true
+	default:
+		if handoff, err := l.Connector.ReadPrefill(&l.Attempt, answer.B); err == nil {
+			l.Orphan.PrefillDone, l.Orphan.Handoff = true, &handoff
+		}
+	}
+	return answer
+}
+
+// awaitRecovery returns when t responds again or is gone, or when ctx ends.
+func awaitRecovery(ctx context.Context, t engine.Target) {
+	for t.Unresponsive() && !t.Gone() && ctx.Err() == nil {
+		sleep(ctx, firstPause)
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,298 @@
+// Package cleanup makes engines free the KV blocks that failed attempts left behind. A
+// Job holds the calls of one attempt; the Runner makes them in the background, after the
+// request itself has ended.
+package cleanup
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdproxy/pdproxy/proxy/buffer"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/inflight"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/telemetry"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// Yield is how long a clean-up waits after the proxy has closed the connection to a
+// decode engine. The engine's own abort frees prefill's blocks. If a second engine freed
+// them while the first still reads, the first would read another request's memory.
+const Yield = time.Second
+
+const (
+	// minPatience is the shortest time for which a clean-up is repeated: vLLM's default
+	// lease (kv_lease_duration), after which the engine has freed the blocks itself. A
+	// call whose engine holds the blocks longer says so (connector.Cleanup.Hold). A
+	// prefill that is run again only to free decode's blocks has no lease. Its limit
+	// starts when it leaves the queue and covers at least one try.
+	minPatience = 30 * time.Second
+	// firstPause is the first pause between two rounds of a call. The pause doubles up to
+	// longestPause, so that blocks are free soon after their only decode engine is back.
+	firstPause   = 50 * time.Millisecond
+	longestPause = time.Second
+	// maxPrompts is how many clean-ups compute a prompt at the same time. They serve no
+	// client, and they come when engines are in trouble.
+	maxPrompts = 4
+	// maxQueued limits the memory of the clean-ups that wait to compute a prompt, in
+	// bytes: all clients of a gateway may leave at once.
+	maxQueued = 256 << 20
+	// minQueued is the least that one of these clean-ups counts for, in bytes.
+	minQueued = 64 << 10
+)
+
+// Options is what a Runner needs. All fields are needed.
+type Options struct {
+	Registry *engine.Registry
+	Memory   *buffer.Budget // counts the answers that are held
+	Metrics  *telemetry.Metrics
+	Log      *slog.Logger
+}
+
+// Runner makes the calls of clean-up jobs. A job outlives its request but not the
+// Runner. Its methods are safe for concurrent use.
+type Runner struct {
+	Options
+	running       inflight.Group
+	prompts       chan struct{} // one token for each job that computes a prompt now
+	queued        atomic.Int64  // bytes that jobs hold, by queueCost
+	afterRestarts restartCleanups
+	ctx           context.Context // ends when Wait has waited long enough
+	cancel        context.CancelFunc
+}
+
+// New returns a Runner. Wait ends it.
+func New(o Options) *Runner {
+	r := &Runner{Options: o, prompts: make(chan struct{}, maxPrompts)}
+	r.afterRestarts.leaving = make(chan struct{})
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// Start runs the calls of the job in the background, all at the same time. The channel
+// is closed when each call has been tried once, with or without success, so that an
+// unreachable engine delays the caller by one try only. The caller must not change the
+// job any more.
+func (r *Runner) Start(job *Job) (tried <-chan struct{}) {
+	each := make(chan struct{})
+	cost := job.queueCost()
+	if r.queued.Add(cost) > maxQueued && cost > 0 {
+		r.queued.Add(-cost)
+		for i := range job.calls {
+			r.giveUp(job, &job.calls[i])
+		}
+		close(each)
+		return each
+	}
+	r.running.Go(func() {
+		defer r.queued.Add(-cost)
+		ctx, cancel := context.WithTimeout(r.ctx, job.patience())
+		defer cancel()
+		sleep(ctx, job.delay)
+		var first, all sync.WaitGroup
+		first.Add(len(job.calls))
+		for i := range job.calls {
+			all.Go(func() { r.call(ctx, job, &job.calls[i], first.Done) })
+		}
+		first.Wait()
+		close(each)
+		all.Wait()
+	})
+	return each
+}
+
+// StartEncoded starts, in the background, the job that another process of the same
+// deployment encoded (Job.Encode) before it died. The error says that b is no such job,
+// or that an engine of the job is not known here.
+func (r *Runner) StartEncoded(b []byte) error {
+	job, err := readComplete(b, r.Registry.Snapshot())
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	r.Start(job)
+	return nil
+}
+
+// giveUp counts a call that is not made any more: the engine frees the blocks by its own
+// timeout.
+func (r *Runner) giveUp(job *Job, c *call) {
+	r.Metrics.Cleanup(job.Connector, engineTimeout, 0)
+	r.Log.Warn("clean-up reached no engine; its own time-out frees the KV blocks",
+		"request_id", job.RequestID, "engine", c.target.Name(), "how", c.How)
+}
+
+// Wait returns when no job runs any more, after limit at most. What an engine has not
+// freed by then, it frees by its own timeout. Wait also waits for jobs that start
+// meanwhile.
+func (r *Runner) Wait(limit time.Duration) {
+	r.afterRestarts.close()
+	t := time.AfterFunc(limit, r.cancel)
+	defer t.Stop()
+	r.running.Wait()
+}
+
+// engineTimeout is the label of a clean-up that is left to the engine's own timeout.
+const engineTimeout = "engine_timeout"
+
+// call repeats one call until it has done its work: on its target, on another engine of
+// the group if any engine will do, and again after a pause. It calls tried after the
+// first round. A call without success is counted as left to the engine's own timeout.
+func (r *Runner) call(ctx context.Context, job *Job, c *call, tried func()) {
+	if c.Leg.Path == "" {
+		tried()
+		r.Metrics.Cleanup(job.Connector, c.How, 0)
+		return
+	}
+	if c.Restarted {
+		tried()
+		r.afterRestart(job, c)
+		return
+	}
+	if !c.waitFor.IsZero() {
+		tried()
+		tried = func() {}
+		awaitRecovery(ctx, c.waitFor)
+		sleep(ctx, Yield)
+	}
+	if c.Until == connector.UntilServed {
+		ctx = r.ctx // a try that has begun has its own limit
+	}
+	patience := ctx
+	if job.slow {
+		select {
+		case r.prompts <- struct{}{}:
+			defer func() { <-r.prompts }()
+		case <-ctx.Done():
+		}
+	}
+	if c.Until == connector.UntilServed {
+		var cancel context.CancelFunc
+		patience, cancel = context.WithTimeout(r.ctx, max(minPatience, job.Limit))
+		defer cancel()
+	}
+	switch how := r.repeat(ctx, patience, job, c, tried); how {
+	case "":
+		r.giveUp(job, c)
+	case engineTimeout:
+		r.Metrics.Cleanup(job.Connector, how, 0)
+	default:
+		r.Metrics.Cleanup(job.Connector, how, time.Since(job.Since))
+	}
+}
+
+// repeat makes the call until it has done its work. It returns the label to count:
+// "engine_gone" if there is nothing left to free, engineTimeout if no call can free the
+// blocks, "" if patience has ended.
+func (r *Runner) repeat(ctx, patience context.Context, job *Job, c *call, tried func()) (how string) {
+	if job.slow && c.gone() {
+		tried()
+		return "engine_gone"
+	}
+	done := r.tryAll(ctx, job, c)
+	tried()
+	for pause := firstPause; !done; pause = min(2*pause, longestPause) {
+		if c.gone() {
+			return "engine_gone"
+		}
+		select {
+		case <-patience.Done():
+			return ""
+		case <-time.After(pause):
+		}
+		done = r.tryAll(ctx, job, c)
+	}
+	if c.pointless {
+		return engineTimeout
+	}
+	return c.How
+}
+
+// tryAll tries the target of the call, then the target's peers, each once.
+func (r *Runner) tryAll(ctx context.Context, job *Job, c *call) bool {
+	if c.substitute != nil && c.target.State() != engine.Ready { // the state may change after the first round
+		if i := c.substitute(); i != nil {
+			c.target = engine.Target{Instance: i}
+		}
+	}
+	if !c.AnyTarget {
+		return r.try(ctx, c.target, job, c)
+	}
+	tried := []engine.Target{c.target}
+	if c.lastChoice.IsZero() && c.reaches(c.target) && r.try(ctx, c.target, job, c) {
+		return true
+	}
+	for ctx.Err() == nil {
+		t := r.Registry.Snapshot().Peer(c.target, c.Phase, tried)
+		if t.IsZero() {
+			break
+		}
+		if c.reaches(t) && r.try(ctx, t, job, c) {
+			return true
+		}
+		tried = append(tried, t)
+	}
+	return !c.lastChoice.IsZero() && c.reaches(c.lastChoice) && r.try(ctx, c.lastChoice, job, c)
+}
+
+// try makes the call once, on target t. It reports whether the call is finished: it did
+// its work, or another try is pointless.
+func (r *Runner) try(ctx context.Context, t engine.Target, job *Job, c *call) bool {
+	ctx, cancel := context.WithTimeout(ctx, job.Limit)
+	defer cancel()
+	resp, err := t.Client.Do(ctx, &upstream.Request{
+		Method: "POST", Path: t.Prefix + c.Leg.Path, Header: job.header(t, c.Leg.Header), Body: [][]byte{c.Leg.Body},
+	})
+	if err != nil {
+		c.pointless = c.Until == connector.UntilServed // the engine has forgotten its decode, or is as slow again
+		return c.pointless
+	}
+	defer resp.Close()
+	limit := buffer.MaxErrorAnswer
+	switch c.Until {
+	case connector.UntilRefused:
+		return resp.Status/100 == 4
+	case connector.UntilServed:
+		limit = buffer.MaxAnswer
+		if c.pointless = upstream.RequestAtFault(resp.Status); c.pointless {
+			return true
+		}
+	}
+	if resp.Status/100 != 2 {
+		return false
+	}
+	if c.Until == connector.UntilHead {
+		return true // the engine aborts the request when the connection closes
+	}
+	if c.Until == connector.UntilEvent {
+		return hasBegun(resp)
+	}
+	answer, err := r.Memory.ReadAll(resp, resp.ContentLength, limit, time.Time{}) // ctx limits the time
+	answer.Free()
+	return err == nil
+}
+
+// hasBegun reports whether the first event of a stream arrives and is no error event.
+// The limit of the try bounds the wait.
+func hasBegun(resp *upstream.Response) bool {
+	buf := buffer.Get(4 << 10)
+	defer func() { buf.Free() }()
+	for len(buf.B) < cap(buf.B) {
+		n, err := resp.Read(buf.B[len(buf.B):cap(buf.B)])
+		buf.B = buf.B[:len(buf.B)+n]
+		switch openai.ReadFirstEvent(buf.B).Verdict {
+		case openai.DataEvent:
+			return true
+		case openai.ErrorEvent:
+			return false
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return false
+}

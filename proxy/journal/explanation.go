@@ -1,0 +1,118 @@
+package journal
+
+import (
+	"math"
+	"slices"
+)
+
+// Explanation is why a request went where it went: the answer of
+// GET /v1/explain/{request_id}. Times are milliseconds since the request came.
+type Explanation struct {
+	RequestID string `json:"request_id"`
+	DisaggID  uint64 `json:"disagg_id"`
+	// Arrival is when the request came, in seconds since the Unix epoch.
+	Arrival float64 `json:"arrival"`
+	Model   string  `json:"model"`
+	Flow    string  `json:"flow"`
+	Policy  string  `json:"policy"`
+	// Coordination is the sidecar's policy that placed the request.
+	Coordination string               `json:"coordination,omitempty"`
+	Outcome      string               `json:"outcome"`
+	Status       int                  `json:"status"`
+	DurationMS   float64              `json:"duration_ms"`
+	Candidates   []ExplainedCandidate `json:"candidates"`
+	Legs         []ExplainedLeg       `json:"legs"`
+	Fallbacks    []ExplainedFallback  `json:"fallbacks"`
+	Notes        []string             `json:"notes,omitempty"` // what policies and filters left
+	// Key and turn of the conversation, where a policy needs conversations.
+	Conversation string `json:"conversation,omitempty"`
+	Turn         int32  `json:"turn,omitempty"`
+}
+
+// ExplainedCandidate is one target that the policy could choose. Score is null
+// where the policy gave none.
+type ExplainedCandidate struct {
+	Engine string         `json:"engine"`
+	Rank   int            `json:"rank"`
+	Score  *float64       `json:"score"`
+	Facts  map[string]any `json:"facts"`
+}
+
+// ExplainedLeg is one leg, in the order of their starts. A time that never came
+// is null.
+type ExplainedLeg struct {
+	ID          string   `json:"id"`
+	Phase       string   `json:"phase"`
+	Engine      string   `json:"engine"`
+	Rank        int      `json:"rank"`
+	Attempt     int      `json:"attempt"`
+	StartMS     float64  `json:"start_ms"`
+	FirstByteMS *float64 `json:"first_byte_ms"`
+	EndMS       *float64 `json:"end_ms"`
+	Status      int      `json:"status"`
+	Error       string   `json:"error"`
+
+	Timing *ExplainedTiming `json:"engine_timing,omitempty"`
+}
+
+// ExplainedFallback is one counted deviation from what was configured.
+type ExplainedFallback struct {
+	What   string `json:"what"`
+	Reason string `json:"reason"`
+}
+
+func (r *record) explain() Explanation {
+	e := Explanation{
+		RequestID: r.RequestID, DisaggID: r.DisaggID, Arrival: unix(r.Start), Model: r.Model, Flow: r.Flow.String(),
+		Policy: r.Policy, Coordination: r.coordination, Outcome: r.Outcome.String(), Status: r.Status, DurationMS: millis(r.End.Sub(r.Start)),
+		Candidates: make([]ExplainedCandidate, 0, len(r.candidates)),
+		Legs:       make([]ExplainedLeg, 0, r.legs),
+		Fallbacks:  make([]ExplainedFallback, 0, len(r.fallbacks)),
+		Notes:      r.notes,
+
+		Conversation: string(r.turn.Key.AppendText(nil)), Turn: r.turn.Number,
+	}
+	for _, c := range r.candidates {
+		e.Candidates = append(e.Candidates, ExplainedCandidate{Engine: c.engine, Rank: c.rank, Score: r.score(c), Facts: map[string]any{
+			"role": c.facts.Roles.String(), "requests": c.facts.Requests, "tokens": c.facts.Tokens, "trial": c.facts.Trial,
+			"group": c.facts.Group, "pair": c.facts.Pair.String(), "home": c.facts.Home.String(), "queued": c.facts.Queued,
+			"blocks_gpu": c.facts.BlocksGPU, "blocks_cpu": c.facts.BlocksCPU, "blocks_disk": c.facts.BlocksDisk,
+			"block_tokens": c.facts.BlockTokens, "usage": c.facts.Usage, "token_us": c.facts.TokenMicros,
+			"recent_tokens": c.facts.RecentTokens, "recent_requests": c.facts.RecentRequests, "busy": c.facts.Busy,
+		}})
+	}
+	for _, l := range r.rows[:r.legs] {
+		first := l.firstByte
+		if first.IsZero() {
+			first = l.head // a leg whose answer is held whole has no events
+		}
+		e.Legs = append(e.Legs, ExplainedLeg{
+			ID: l.id, Phase: l.Phase.String(), Engine: l.engine, Rank: l.rank, Attempt: l.attempt,
+			StartMS: millis(l.Start.Sub(r.Start)), FirstByteMS: since(r.Start, first), EndMS: since(r.Start, l.ended),
+			Status: l.status, Error: l.reason, Timing: r.explainTiming(l),
+		})
+	}
+	slices.SortStableFunc(e.Legs, func(a, b ExplainedLeg) int {
+		switch {
+		case a.StartMS < b.StartMS:
+			return -1
+		case a.StartMS > b.StartMS:
+			return 1
+		}
+		return 0
+	})
+	for _, f := range r.fallbacks {
+		e.Fallbacks = append(e.Fallbacks, ExplainedFallback{What: f.What, Reason: f.Reason})
+	}
+	return e
+}
+
+// score returns the score that the policy gave c; nil: none, or one that JSON cannot
+// express.
+func (r *record) score(c candidate) *float64 {
+	score := float64(c.facts.Score)
+	if !r.scored || math.IsNaN(score) || math.IsInf(score, 0) {
+		return nil
+	}
+	return &score
+}

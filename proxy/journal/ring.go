@@ -1,0 +1,67 @@
+package journal
+
+import "sync"
+
+// ringSize is how many ended requests can be explained and appear in /perf_metrics.
+const ringSize = 4096
+
+// Ring keeps the records of the requests that ended last. It reuses its memory. The zero
+// value is empty. It is safe for concurrent use.
+type Ring struct {
+	mu   sync.Mutex
+	ring [ringSize]record // guarded by mu
+	next int              // guarded by mu
+}
+
+// put copies the record of a request that has ended.
+func (s *Ring) put(r *record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ring[s.next].copyFrom(r)
+	s.next = (s.next + 1) % ringSize
+}
+
+// copyFrom copies o into the memory of r.
+func (r *record) copyFrom(o *record) {
+	rows, candidates, fallbacks := r.rows, r.candidates[:0], r.fallbacks[:0]
+	*r = record{
+		RequestID: o.RequestID, DisaggID: o.DisaggID, Model: o.Model, Stream: o.Stream, Flow: o.Flow,
+		Policy: o.Policy, Start: o.Start, Placing: o.Placing, Placed: o.Placed, FirstByte: o.FirstByte,
+		End: o.End, Status: o.Status, Outcome: o.Outcome, Usage: o.Usage, coordination: o.coordination, turn: o.turn, prefill: o.prefill, decode: o.decode,
+		candidates: append(candidates, o.candidates...), rows: rows, legs: o.legs,
+		fallbacks: append(fallbacks, o.fallbacks...), scored: o.scored, notes: o.notes,
+	}
+	for len(r.rows) < o.legs {
+		r.rows = append(r.rows, new(Leg))
+	}
+	for i, row := range o.rows[:o.legs] {
+		*r.rows[i] = *row
+		r.rows[i].keepTiming()
+	}
+}
+
+// Get explains the request of that id: the last one, if several had it. Get looks at all
+// records, because an index would cost every request more than the few lookups do.
+func (s *Ring) Get(id string) (Explanation, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.ring {
+		if r := &s.ring[(s.next+ringSize-1-i)%ringSize]; r.RequestID == id && id != "" {
+			return r.explain(), true
+		}
+	}
+	return Explanation{}, false
+}
+
+// PerfRows returns a row of each request, oldest first.
+func (s *Ring) PerfRows() []PerfRow {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows := []PerfRow{}
+	for i := range s.ring {
+		if r := &s.ring[(s.next+i)%ringSize]; r.RequestID != "" {
+			rows = append(rows, r.perfRow())
+		}
+	}
+	return rows
+}

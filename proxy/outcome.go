@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/pdproxy/pdproxy/proxy/coordinator"
+	"github.com/pdproxy/pdproxy/proxy/downstream"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+)
+
+func errNotCarried(connector string, api openai.API) error {
+	return &openai.Error{Status: 501, Type: "invalid_request_error", Code: "not_implemented",
+		Message: fmt.Sprintf("%s is not carried by the %s protocol", api.Path(), connector)}
+}
+
+// rejectedError is the plan policy's refusal with the status that it chose.
+func rejectedError(status int) *openai.Error {
+	e := &openai.Error{Status: status, Type: "overloaded_error", Code: "rejected_by_policy", Message: "the plan policy rejected the request"}
+	switch {
+	case status == 0:
+		e.Status = 503
+	case status == 429:
+		e.Type = "rate_limit_error"
+	case status < 500:
+		e.Type = "invalid_request_error"
+	}
+	return e
+}
+
+// publicError maps any error of an exchange to what the client is told.
+func publicError(err error) *openai.Error {
+	var (
+		oe *openai.Error
+		le *legError
+		nt *coordinator.NoTargetError
+		re *coordinator.RejectedError
+	)
+	switch {
+	case errors.As(err, &oe):
+		return oe
+	case errors.As(err, &le):
+		return le.public()
+	case errors.As(err, &nt):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_target", Message: nt.Error()}
+	case errors.Is(err, coordinator.ErrNoID):
+		return &openai.Error{Status: 503, Type: "overloaded_error", Code: "no_id", Message: "no disagg id is left for the request; the coordinator grants none"}
+	case errors.Is(err, coordinator.ErrUnknownModel):
+		return &openai.Error{Status: 404, Type: "invalid_request_error", Code: "model_not_found", Param: "model", Message: "the model does not exist or no engine serves it"}
+	case errors.Is(err, coordinator.ErrModelNeeded):
+		return &openai.Error{Status: 400, Type: "invalid_request_error", Code: "missing_field", Param: "model", Message: "model is needed: the engines serve more than one"}
+	case errors.As(err, &re):
+		return rejectedError(re.Status)
+	case errors.Is(err, downstream.ErrDraining), errors.Is(err, context.Canceled):
+		return downstream.Draining
+	}
+	return &openai.Error{Status: 500, Type: "internal_error", Code: "internal", Message: "internal error"}
+}

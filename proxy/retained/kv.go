@@ -1,0 +1,199 @@
+// Package retained keeps track of the KV that decode engines retain after a turn of a
+// conversation, so that prefill can pull it at the next turn instead of computing the
+// prompt again. KV that no turn can use is freed.
+package retained
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/cleanup"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/coordinator/fleet"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/openai"
+	"github.com/pdproxy/pdproxy/proxy/tokens"
+)
+
+// margin is the time before decode frees retained KV in which no turn uses it any more:
+// the request may queue on prefill, which stops 5 s before.
+const margin = 30 * time.Second
+
+// KV is what one decode engine retains of one turn. It is used once: decode frees what
+// prefill has pulled.
+type KV struct {
+	params []byte
+	host   string // where prefill would look for the KV; "" if the holder is not known to be there
+	holder engine.Target
+	since  time.Time // start of the holder's state; another one says that the holder may have restarted
+	free   *cleanup.Job
+}
+
+// New returns the KV that the decode engine of an attempt says it retains: params for
+// prefill, and the host that they name. job has the fields of a clean-up of the attempt.
+func New(r connector.Retainer, a *connector.Attempt, job cleanup.Job, host string, params []byte) *KV {
+	p, d := a.Prefill, a.Decode
+	k := &KV{params: bytes.Clone(params), host: host, holder: d, since: d.Since()}
+	call := connector.Cleanup{Phase: abi.Decode, How: "engine_timeout"}
+	switch {
+	case !d.Owns(host, p.Instance) || !connector.Sound(d.Instance, p.Instance, params):
+		k.host = ""
+	case p.Spec.Bidirectional:
+		call = r.FreeRetained(a, params)
+	}
+	k.free = cleanup.Retained(job, call, p, d)
+	return k
+}
+
+// Params are the parameters with which prefill pulls the KV.
+func (k *KV) Params() []byte { return k.params }
+
+// Holder is the decode engine that retains the KV.
+func (k *KV) Holder() engine.Target { return k.holder }
+
+// Foreign reports whether decode named a host at which it is not known to be. No engine
+// is sent there.
+func (k *KV) Foreign() bool { return k.host == "" }
+
+// Unusable returns why prefill cannot pull the KV, as a reason of a fallback; "" if it
+// can.
+func (k *KV) Unusable(prefill engine.Target, conn connector.Connector) string {
+	d := k.holder
+	state := d.State()
+	switch {
+	case d.Gone() || state != engine.Ready && state != engine.Draining || !d.Since().Equal(k.since):
+		return HolderGone
+	case prefill.BlockTokens() != d.BlockTokens() || conn.Compatible(prefill.Facts(), d.Facts()) != nil:
+		return "incompatible"
+	case !connector.Sound(d.Instance, prefill.Instance, k.params):
+		return connector.ForeignHost
+	}
+	return ""
+}
+
+// HolderGone is the reason of a fallback: the KV is lost with the engine that retained
+// it, so nobody has to free it.
+const HolderGone = "engine_gone"
+
+// Hold delays the freeing of the KV until t, which is unresponsive and may still read
+// the KV, answers again.
+func (k *KV) Hold(t engine.Target) { k.free.WaitFor(t) }
+
+// Expires returns when KV that d retains from now on is not used any more.
+func Expires(d engine.Target, now time.Time) time.Time { return now.Add(d.Spec.KeepsFor() - margin) }
+
+// Freer frees retained KV. It is safe for concurrent use.
+type Freer struct {
+	Registry *engine.Registry
+	Cleanups *cleanup.Runner
+}
+
+// Free makes the holder of k free it, in the background, after delay. The prefill engine
+// of that turn makes the call, or another one if that is not ready.
+func (f Freer) Free(k *KV, delay time.Duration) {
+	k.free.Free(delay, func() *engine.Instance { return f.via(k) })
+	f.Cleanups.Start(k.free)
+}
+
+// via finds a prefill engine that can tell the holder of k to free it; it may return
+// nil.
+func (f Freer) via(k *KV) *engine.Instance {
+	d := k.holder
+	conn := connector.Of(d.Instance)
+	for _, p := range f.Registry.Snapshot().Instances {
+		if p.Spec.Bidirectional && p.Role == abi.RolePrefill && p.State() == engine.Ready &&
+			p.BlockTokens() == d.BlockTokens() && conn.Compatible(p.Facts(), d.Facts()) == nil && d.Owns(k.host, p) && connector.Sound(d.Instance, p, k.params) {
+			return p
+		}
+	}
+	return nil
+}
+
+// FreeEncoded frees KV that another process of the fleet knew and that no request will
+// use, in the background.
+func (f Freer) FreeEncoded(t *fleet.KeptTurn) error {
+	k, err := f.read(t)
+	if err == nil {
+		f.Free(k, 0)
+	}
+	return err
+}
+
+// encode returns k for another process of the fleet.
+func (k *KV) encode() *fleet.KeptTurn {
+	return &fleet.KeptTurn{Holder: k.holder, Since: k.since, Host: k.host, Params: k.params, Forget: k.free.Append(nil)}
+}
+
+// read reads KV that another process of the fleet encoded.
+func (f Freer) read(t *fleet.KeptTurn) (*KV, error) {
+	k := &KV{params: t.Params, host: t.Host, holder: t.Holder, since: t.Since}
+	var err error
+	k.free, err = cleanup.ReadRetained(t.Forget, f.Registry.Snapshot(), t.Holder, func() *engine.Instance { return f.via(k) })
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// Scope returns what KV depends on besides the token ids, and what separates the caches
+// of clients.
+func Scope(r *openai.Request) string {
+	return r.Model + "\x00" + r.LoRA() + "\x00" + r.CacheSalt()
+}
+
+// IDs returns the ids of the tokens whose KV decode retains, or why they are not known,
+// as a reason of a fallback.
+func IDs(k *connector.Retained) (ids []uint32, reason string) {
+	if k.Unfit != "" {
+		return nil, k.Unfit
+	}
+	ids, err := tokens.AppendIDs(make([]uint32, 0, k.Tokens+1), k.Prompt)
+	if err == nil {
+		ids, err = tokens.AppendIDs(ids, k.Answer)
+	}
+	switch {
+	case err != nil:
+		return nil, "no_token_ids"
+	case k.Tokens > len(ids): // decode had begun with more
+		return nil, "kv_ahead"
+	}
+	return ids[:k.Tokens], ""
+}
+
+// TextOnly reports whether the KV of a request's prompt depends on nothing but its token
+// ids. The ids of an image stand for any other image as well.
+func TextOnly(r *openai.Request) bool {
+	for _, key := range [...]string{"prompt_embeds", "features", "content_parts"} {
+		if v, _ := r.Get(key); !openai.IsNull(v) {
+			return false
+		}
+	}
+	switch r.API {
+	case openai.Completions, openai.VLLMGenerate:
+		return true
+	case openai.Chat:
+	default:
+		return false
+	}
+	messages, err := openai.Elements(r.PromptRaw())
+	if err != nil {
+		return false
+	}
+	for message := range messages {
+		content, _ := openai.Find(message, "content")
+		if len(content) == 0 || content[0] != '[' {
+			continue
+		}
+		parts, err := openai.Elements(content)
+		if err != nil {
+			return false
+		}
+		for part := range parts {
+			if kind, _ := openai.Find(part, "type"); string(kind) != `"text"` {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/pdproxy/pdproxy/abi"
+	"github.com/pdproxy/pdproxy/proxy/connector"
+	"github.com/pdproxy/pdproxy/proxy/engine"
+	"github.com/pdproxy/pdproxy/proxy/upstream"
+)
+
+// watched is what other goroutines need to know of a leg that runs: those that probe engines
+// and give up calls. It does not change while the leg runs.
+type watched struct {
+	x       *exchange
+	both    *concurrent   // nil unless both legs run at the same time
+	prefill engine.Target // of the attempt
+	fetches bool          // the leg may be waiting for prefill's KV
+	handed  time.Time     // when decode could begin; zero: not known
+	readBy  time.Time     // decode must have read prefill's blocks by then; zero: any time
+	lease   time.Duration // of prefill's blocks
+	compute int64         // tokens that prefill computes
+}
+
+// watch readies a leg for the goroutines that may give it up.
+func (a *attempt) watch(l *leg) {
+	h := &a.prefill.handoff
+	first := a.p.Flow == abi.FlowPrefillFirst && l.Phase == abi.Decode
+	l.a = a
+	l.watched = watched{
+		x: a.x, both: a.both, prefill: a.p.Prefill,
+		compute: a.x.ask.Request.PromptTokens - max(0, a.p.Matched),
+	}
+	if first {
+		// A whole answer tells nothing of the KV before all of it is there.
+		l.watched.fetches = a.x.req.Stream && h.Pinned
+		l.watched.handed, l.watched.readBy, l.watched.lease = a.prefill.handed, a.readBy(), h.Lease
+	}
+}
+
+// Evict implements upstream.CallControl. An engine does not respond: the leg's own, or the one
+// whose KV the leg needs. The leg is given up only to be tried elsewhere. If no other engine
+// is there, or no try is left, or the budget has no retry, it waits until the engine responds
+// again, unless that is too late for prefill's blocks (expired). The retry is taken from the
+// budget here.
+func (l *leg) Evict(unresponsive any) bool {
+	w, x := &l.watched, l.watched.x
+	from, phase := l.target, l.Phase
+	switch {
+	case unresponsive == from.Instance:
+	case unresponsive == w.prefill.Instance && w.fetches:
+		from, phase = w.prefill, abi.Prefill
+	default:
+		return false
+	}
+	if w.both != nil && w.both.winner.Load() == decodeTook { // nobody waits for prefill's answer
+		return true
+	}
+	if x.route.Fixes(from.Instance) {
+		return l.expired(unresponsive) // the caller says where it runs
+	}
+	if l.try >= x.cfg.Retry.Attempts || x.s.deps.Registry.Snapshot().Peer(from, phase, nil).IsZero() {
+		return l.expired(unresponsive)
+	}
+	l.reserved = x.s.budget.allow(time.Now(), x.cfg.Retry.Budget, x.cfg.Retry.MinBudget)
+	l.starved = l.reserved && from != l.target
+	return l.reserved || l.expired(unresponsive)
+}
+
+// expired reports whether prefill's blocks may be gone when the unresponsive engine, the leg's
+// own, responds again and reads them: it has renewed their lease for the last time. No answer
+// is better than one from the memory of another request.
+//
+// A vLLM decode renews the lease every sixth of it, each time by two thirds from then. At
+// least half of the lease is left when decode stops, and half of that is for the probes to
+// notice.
+// Source: nixl/base_worker.py _lease_extension, nixl/base_scheduler.py.
+func (l *leg) expired(unresponsive any) bool {
+	w, now := &l.watched, time.Now()
+	if w.readBy.IsZero() || unresponsive != l.target.Instance {
+		return false
+	}
+	if l.silence.IsZero() {
+		l.silence = now
+	}
+	quarter := w.lease / 4
+	return now.Sub(w.handed) >= 3*quarter && now.Sub(l.silence) >= quarter
+}
+
+// waitsForLateAnswer reports whether the proxy keeps the connection of a prefill that is given
+// up: its answer lets its blocks be freed, or prefill is going to write what a decode waits
+// for, which holds its own blocks until then.
+func waitsForLateAnswer(c connector.Connector) bool {
+	d, ok := c.(connector.Deferrer)
+	return c.Reclaims() || ok && d.Defers()
+}
+
+var _ upstream.CallControl = (*leg)(nil)
